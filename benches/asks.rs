@@ -47,7 +47,7 @@ fn shards_cpu() -> Duration {
     tasks.filter(is_shard).map(|task| spent(task).expect("the shard runs")).sum()
 }
 
-/// What shards are told to do: a number of questions, with so many in flight.
+/// What shards are told to do: a number of questions, with a number in flight.
 #[derive(Clone, Copy)]
 struct Order {
     count: u64,

@@ -1,4 +1,4 @@
-//! A framing of one's own: frames with the 9-byte header of HTTP/2 (RFC 9113, section 4.1).
+//! Your own framing: frames with the 9-byte header of HTTP/2 (RFC 9113, section 4.1).
 //!
 //!     cargo run --release --example custom_framing
 //!     printf '\0\0\10\6\0\0\0\0\0pingpong' | nc -N 127.0.0.1 7000 | od -c

@@ -201,7 +201,7 @@ impl Framing for Checked {
     fn decode(&self, bytes: &[u8], scanned: usize) -> Result<Decode, FrameError> {
         assert!(bytes.len() <= self.frame_bytes_max, "decode was shown more than the limit");
         assert!(scanned <= bytes.len() && !bytes.is_empty(), "decode was shown nothing");
-        // In a block of its own, so that AddressSanitizer sees a byte read beyond the end. What is longer is a lease
+        // In a separate block, so that AddressSanitizer sees a byte read beyond the end. What is longer is a lease
         // often enough, and copying it for each of its frames would take most of the time.
         let exact: Box<[u8]> = bytes[..bytes.len().min(EXACT_MAX)].into();
         let shown = if bytes.len() <= EXACT_MAX { &exact } else { bytes };

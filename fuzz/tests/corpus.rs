@@ -71,7 +71,7 @@ fn switching_corpus() {
 
 #[test]
 fn switching_of_drawn_streams() {
-    // A generator of its own, so that the replay needs no crate.
+    // A separate generator, so that the replay needs no crate.
     let mut state = 1u64;
     let mut draw = move |below: u64| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -218,7 +218,7 @@ fn framing_that_panics_within_a_frame_keeps_the_accounts() {
         client.write(&[0xEE; 3000]);
         assert_eq!(client.end(), End::Reset);
         lab.closed_for(PANICKED, n);
-        // Anybody who holds half a frame would now be closed for what was counted wrong.
+        // A peer that holds half a frame would now be closed for what was counted wrong.
         canary.write(b"e");
         echoes_half(&mut canary);
     }

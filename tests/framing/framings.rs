@@ -1,5 +1,5 @@
 //! Framings on a server: what is no frame is named, what lies in one buffer is not copied, and codecs and framings
-//! of one's own work as they are documented to.
+//! of users work as they are documented to.
 
 mod codecs;
 #[allow(dead_code)]

@@ -21,7 +21,7 @@ const OWNED_BYTES_MIN: usize = 32 << 10;
 /// Of a block for a lease.
 const BLOCK_BYTES_MAX: usize = 128;
 
-/// Answers each byte with bytes of its own.
+/// Answers each byte with bytes that the reply owns.
 struct Body {
     body: Bytes,
     /// They are written between others.

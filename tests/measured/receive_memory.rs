@@ -118,7 +118,7 @@ fn buffers_come_to_each_peer_before_any_gets_many() {
     lever.let_go();
     eventually("everything came", 3 * SOON, || noted.lock().unwrap().len() == FRAMES * CONNECTIONS);
 
-    // When the first one has got all it wanted, everyone else was nearly there.
+    // When the first one has got all it wanted, every other one was nearly there.
     let mut served = HashMap::new();
     for connection in noted.lock().unwrap().iter() {
         let count = served.entry(*connection).or_insert(0);

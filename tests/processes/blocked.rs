@@ -1,10 +1,11 @@
-//! Servers where io_uring is blocked: epoll serves instead and the log says why, and who demands io_uring is told
-//! the cause and the fix.
+//! Servers where io_uring is blocked: epoll serves instead and the log says why, and a server that demands io_uring gets
+//! the cause and the fix as an error. Under the profile of `deploy/`, which allows io_uring, rings serve.
 //!
 //! Each case is a process apart, since a seccomp filter stays. The sysctl cases hold for the whole system, so
 //! they run only with `RINGSERVE_TEST_SYSCTL=1`, as root, and not beside other tests:
 //! `RINGSERVE_TEST_SYSCTL=1 cargo test -p ringserve-tests --test processes blocked::`.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,6 +16,8 @@ use ringserve_tests::{Lab, On, no_time_limits, order, pattern};
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+use serde::Deserialize;
+use serde_json::{Value, json};
 
 /// Tells the process what to block; its name is also how it is asked to be that process.
 const BLOCK: &str = "RINGSERVE_TEST_BLOCK";
@@ -73,6 +76,22 @@ fn rings_can_be_made_but_nothing_registered() {
     for errno in [Errno::PERM, Errno::NOSYS] {
         without(REGISTER, errno).names(&["file table is", "seccomp", "io_uring_register in it"]);
     }
+}
+
+#[test]
+fn profile_of_deploy_allows_io_uring() {
+    let _alone = alone();
+    let found = child("profile");
+    assert!(found.log.contains("driver: io_uring (it works here)"), "{found:?}");
+    assert_eq!(found.demanded, "started");
+}
+
+#[test]
+fn profile_without_its_ring_calls_leaves_epoll() {
+    let _alone = alone();
+    let found = child("profile without rings");
+    found.on_epoll();
+    found.names(&["io_uring_setup is blocked", "seccomp", "allow io_uring_setup"]);
 }
 
 #[test]
@@ -175,6 +194,12 @@ fn a_server_in_a_process_where_something_is_blocked() {
     match block.as_str() {
         "nothing" => {}
         "privileges" => drop_privileges(),
+        "profile" => confine(&profile()),
+        "profile without rings" => {
+            let mut profile = profile();
+            profile.retain(|rule| !rule.names.iter().any(|name| name.starts_with("io_uring")));
+            confine(&profile);
+        }
         call => {
             let (call, errno) = call.split_once(' ').unwrap();
             forbid(call.parse().unwrap(), errno.parse().unwrap());
@@ -225,6 +250,89 @@ fn forbid(call: i64, errno: i32) {
         std::env::consts::ARCH.try_into().expect("an architecture that seccomp knows"),
     );
     let program: BpfProgram = filter.unwrap().try_into().unwrap();
+    seccompiler::apply_filter(&program).expect("every process may filter itself");
+}
+
+/// A rule of a profile as container runtimes read it.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Rule {
+    names: Vec<String>,
+    action: String,
+    #[serde(default)]
+    errno_ret: u32,
+    #[serde(default)]
+    args: Vec<Arg>,
+}
+
+/// What an argument of the call must be: `value` has the bits that are compared with `value_two`.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Arg {
+    index: u8,
+    value: u64,
+    value_two: u64,
+    op: String,
+}
+
+fn profile() -> Vec<Rule> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Profile {
+        default_action: String,
+        default_errno_ret: u32,
+        syscalls: Vec<Rule>,
+    }
+    let text = include_str!("../../deploy/seccomp.json");
+    let profile: Profile = serde_json::from_str(text).expect("a profile");
+    assert_eq!((&*profile.default_action, profile.default_errno_ret), ("SCMP_ACT_ERRNO", 1));
+    profile.syscalls
+}
+
+/// Loads a profile on the calling thread and those it starts, for good. Where filters disagree on an error the one that was
+/// loaded last decides, so the rules that name an error follow those that allow.
+fn confine(profile: &[Rule]) {
+    let (mut allowed, mut errors) = (Vec::new(), BTreeMap::<u32, Vec<Value>>::new());
+    for rule in profile {
+        let args: Vec<Value> = rule.args.iter().map(condition).collect();
+        for name in rule.names.iter().filter(|name| is_known(name)) {
+            let call = match &args[..] {
+                [] => json!({ "syscall": name }),
+                args => json!({ "syscall": name, "args": args }),
+            };
+            match &*rule.action {
+                "SCMP_ACT_ALLOW" => allowed.push(call),
+                "SCMP_ACT_ERRNO" => errors.entry(rule.errno_ret).or_default().push(call),
+                other => panic!("the action {other}"),
+            }
+        }
+    }
+    assert!(allowed.len() > 100, "the calls of this architecture are known");
+    load(&json!({ "errno": 1 }), &json!("allow"), allowed);
+    for (errno, calls) in errors {
+        load(&json!("allow"), &json!({ "errno": errno }), calls);
+    }
+}
+
+fn condition(arg: &Arg) -> Value {
+    assert_eq!(arg.op, "SCMP_CMP_MASKED_EQ");
+    json!({ "index": arg.index, "type": "qword", "op": { "masked_eq": arg.value }, "val": arg.value_two })
+}
+
+/// False for a call that another architecture has.
+fn is_known(name: &str) -> bool {
+    compiled(&json!("allow"), &json!({ "errno": 1 }), vec![json!({ "syscall": name })]).is_ok()
+}
+
+fn compiled(otherwise: &Value, matching: &Value, calls: Vec<Value>) -> Result<BpfProgram, seccompiler::Error> {
+    let filter = json!({ "all": { "mismatch_action": otherwise, "match_action": matching, "filter": calls } });
+    let arch = std::env::consts::ARCH.try_into().expect("an architecture that seccomp knows");
+    let mut programs = seccompiler::compile_from_json(filter.to_string().as_bytes(), arch)?;
+    Ok(programs.remove("all").expect("the filter that was named"))
+}
+
+fn load(otherwise: &Value, matching: &Value, calls: Vec<Value>) {
+    let program = compiled(otherwise, matching, calls).expect("a filter");
     seccompiler::apply_filter(&program).expect("every process may filter itself");
 }
 

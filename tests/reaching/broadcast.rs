@@ -15,9 +15,9 @@ const TEXTS: usize = 20;
 
 /// Sends every frame to all who were there.
 #[derive(Default)]
-struct Everybody(RefCell<Vec<LocalHandle>>);
+struct Broadcast(RefCell<Vec<LocalHandle>>);
 
-impl Service for Everybody {
+impl Service for Broadcast {
     type Session = ();
     type Error = Infallible;
 
@@ -37,7 +37,7 @@ impl Service for Everybody {
 #[test]
 fn broadcast_beyond_the_submission_queue_reaches_all_in_order() {
     let server = On::default().server(no_time_limits()).framing(LengthPrefix::default());
-    let running = server.start(|_| Everybody::default()).unwrap();
+    let running = server.start(|_| Broadcast::default()).unwrap();
     let addr = running.local_addrs()[0];
     let mut members: Vec<Client> = (0..MEMBERS).map(|_| Client::connect(addr)).collect();
     eventually("all are there", SOON, || running.stats().connections == MEMBERS);

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{SOON, eventually};
 
-/// Builds an example like this test, and returns where it is: one of the root package, or a package of its own.
+/// Builds an example like this test, and returns where it is: one of the root package, or a separate package.
 pub fn build(name: &str) -> PathBuf {
     // This test is `<target directory>/[<triple>/]<profile>/deps/<name>-<hash>`.
     let own = std::env::current_exe().unwrap();

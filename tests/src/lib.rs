@@ -123,8 +123,14 @@ mod guide {
     #[doc = include_str!("../../docs/guide/choosing.md")]
     struct Choosing;
 
+    #[doc = include_str!("../../docs/guide/coming_from.md")]
+    struct ComingFrom;
+
     #[doc = include_str!("../../docs/guide/databases.md")]
     struct Databases;
+
+    #[doc = include_str!("../../docs/guide/deployment.md")]
+    struct Deployment;
 
     #[doc = include_str!("../../docs/guide/replies.md")]
     struct Replies;

@@ -354,7 +354,7 @@ fn halves_that_live_in_other_tasks_hear_of_a_reset() {
                 also_says.send(error.kind()).unwrap();
             });
             let says = says.clone();
-            // It writes more than anybody takes, and waits for room.
+            // It writes more than the peer takes, and waits for room.
             shard.spawn(async move {
                 let error = loop {
                     if let Err(error) = write.write_all(&[0; 10_000]).await {

@@ -186,7 +186,7 @@ fn a_connection_that_is_refused_leaves_no_descriptor() {
     watch::finish(running);
 }
 
-/// An upstream may have bytes and FIN ready before anybody looks.
+/// An upstream may have bytes and FIN ready before the server looks.
 #[test]
 fn bytes_that_come_with_the_connection_are_read() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,5 +1,5 @@
-//! No files of a crate import each other in a circle (that no crates do is for cargo to see), public types can grow, and the
-//! links of pages lead somewhere.
+//! No files of a crate import each other in a circle (that no crates do is for cargo to see), public types can grow, the links
+//! of pages lead somewhere, and texts and names do without refused words.
 //!
 //! An import leads to the file that defines what is imported, whichever modules pass it on with `pub use`. A module and its
 //! parts are one subject, so a part may name the module that it is a part of. A parent's `mod x;` imports nothing, and
@@ -8,6 +8,7 @@
 mod evolving;
 mod pages;
 mod tree;
+mod words;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::fmt::Write;

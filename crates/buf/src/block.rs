@@ -81,7 +81,7 @@ impl Block {
     /// `count` bytes were written behind those that are there.
     ///
     /// # Panics
-    /// If there is no room for so many.
+    /// If there is no room for them.
     pub fn advance(&mut self, count: usize) {
         assert!(count <= self.room(), "block with room for {} bytes advanced by {count}", self.room());
         self.len += count;

@@ -1,6 +1,6 @@
 //! A counted allocation of a head and a body whose type its holders may forget.
 //!
-//! A shard's table holds connections of several services, each with a session of its own type. `Rc<dyn Any>` costs each
+//! A shard's table holds connections of several services, each with its own type of session. `Rc<dyn Any>` costs each
 //! holder a second word, and a box around the session costs each connection a second allocation. Here the body's type stands
 //! behind the counts, once, and a holder is one thin pointer.
 //!

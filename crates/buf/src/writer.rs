@@ -23,7 +23,7 @@ pub struct Tail<'a> {
 }
 
 /// Writes one reply, in place: it is a [`BufMut`], a [`fmt::Write`] and, in programs, an `std::io::Write` over what the peer is
-/// sent next. Numbers, formatted text, and what serde or prost encode need no buffer of their own.
+/// sent next. Numbers, formatted text, and what serde or prost encode need no separate buffer.
 ///
 /// `write!` works without an import. What was written can be looked at no more, but [patched](ReplyWriter::patch).
 ///

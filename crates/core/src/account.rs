@@ -1,4 +1,4 @@
-//! What is counted of single connections, for services that ask for it.
+//! Counts of single connections, for services that ask for them.
 
 use core::cell::RefCell;
 use core::time::Duration;
@@ -6,19 +6,19 @@ use core::time::Duration;
 use crate::Time;
 use crate::chunked::Chunked;
 
-/// What was counted of one connection.
+/// The counts of one connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Account {
-    /// From being accepted to the end.
+    /// Time from the accept to the end.
     pub duration: Duration,
-    /// Bytes that were received of it.
+    /// Bytes received.
     pub bytes_received: u64,
-    /// Bytes that the kernel took for it.
+    /// Bytes that the kernel took.
     pub bytes_sent: u64,
     /// Frames that were handed to the service.
     pub frames_received: u64,
-    /// Frames that were queued: replies and pushes. What was written as it is counts in `bytes_sent` alone.
+    /// Frames that were queued: replies and pushes. Bytes written without a frame count only in `bytes_sent`.
     pub frames_sent: u64,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct Accounts {
 }
 
 impl Accounts {
-    /// A new account. False if the system has no memory for it.
+    /// Opens an account. False if the system has no memory for it.
     pub(crate) fn open(&self, slot: u32, now: Time) -> bool {
         let mut entries = self.entries.borrow_mut();
         let Some(entry) = entries.entry(slot) else { return false };
@@ -49,7 +49,7 @@ impl Accounts {
         }
     }
 
-    /// What was counted until `now`.
+    /// The counts until `now`.
     pub(crate) fn at(&self, slot: u32, now: Time) -> Option<Account> {
         let entries = self.entries.borrow();
         let entry = entries.get(slot)?;

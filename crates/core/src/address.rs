@@ -1,12 +1,12 @@
-//! Where a server listens, or connects to.
+//! Addresses to listen at, or to connect to.
 
 use alloc::boxed::Box;
 use alloc::string::String;
 use core::fmt;
 use core::net::SocketAddr;
 
-/// Where a server listens, or connects to. As text an IP address with its port, as `[::1]:7000`, or `unix:` and the path, as
-/// `unix:/run/app.sock`; with an abstract name `unix:@app`.
+/// An address to listen at, or to connect to. Its text is an IP address with its port, such as `[::1]:7000`, or `unix:` and a
+/// path, such as `unix:/run/app.sock`; with an abstract name `unix:@app`.
 ///
 /// ```
 /// use ringserve::net::Address;
@@ -18,7 +18,7 @@ use core::net::SocketAddr;
 pub enum Address {
     /// An IP address and a port.
     Ip(SocketAddr),
-    /// A Unix domain socket's path, of 1 to 107 bytes. One that begins with a zero byte is an abstract name.
+    /// The path of a Unix domain socket, of 1 to 107 bytes. A path that begins with a zero byte is an abstract name.
     Unix(Box<[u8]>),
 }
 
@@ -32,7 +32,7 @@ impl Address {
         Address::Unix(path)
     }
 
-    /// The IP address and port, if it is one.
+    /// The IP address and port, if it has one.
     pub fn as_ip(&self) -> Option<SocketAddr> {
         match self {
             Address::Ip(addr) => Some(*addr),
@@ -40,7 +40,7 @@ impl Address {
         }
     }
 
-    /// The bytes of the Unix socket's path, if it is one; those of an abstract name behind a zero byte.
+    /// The bytes of the Unix socket's path, if it has one; those of an abstract name follow a zero byte.
     pub fn as_unix(&self) -> Option<&[u8]> {
         match self {
             Address::Ip(_) => None,

@@ -219,7 +219,7 @@ pub(crate) struct Conn {
     pub opened: Opened,
     /// A whole frame arrived.
     pub frame_seen: bool,
-    /// It has limits of its own.
+    /// It has its own limits.
     pub limited: bool,
     /// As many calls wait as may.
     pub calls_full: bool,

@@ -1,11 +1,11 @@
-//! What a shard counted.
+//! Counters of a shard.
 
 use core::ops::AddAssign;
 
 use crate::CloseReason;
 use crate::reason::NAMES;
 
-/// What a shard counted since it started. Counts never fall.
+/// Counters of a shard since its start. They never fall.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ConnStats {
@@ -15,8 +15,8 @@ pub struct ConnStats {
     pub refused: u64,
     /// Connections that waited because `connections_max` was reached.
     pub waited: u64,
-    /// Connections this shard accepted and passed on to another one: its own table was full, or, of those
-    /// from a Unix socket, it had more than the other one.
+    /// Connections that this shard accepted and handed to another one: its own table was full, or, at a Unix socket, it had
+    /// more than the other one.
     pub handed_off: u64,
     /// Times accepting stopped because of a limit: connections, descriptors, system files.
     pub accept_paused: u64,
@@ -34,18 +34,19 @@ pub struct ConnStats {
     pub sends: u64,
     /// Times receiving was paused because a connection held too much.
     pub receives_paused: u64,
-    /// Frames copied because receive memory was short, or because they would have pinned much more than themselves for a call.
+    /// Frames copied because receive memory was short, or because they would have pinned much more than their own bytes for a
+    /// call.
     pub frames_copied: u64,
-    /// Handshakes of transports that began, and those of them that were done, failed, or took longer than
+    /// Handshakes of transports that began. Each is then done, failed, or took longer than
     /// [`Limits::handshake_timeout`](crate::Limits::handshake_timeout).
     pub handshakes_started: u64,
-    /// See `handshakes_started`.
+    /// Handshakes that were completed.
     pub handshakes_done: u64,
-    /// See `handshakes_started`.
+    /// Handshakes that failed.
     pub handshakes_failed: u64,
-    /// See `handshakes_started`.
+    /// Handshakes that took longer than [`Limits::handshake_timeout`](crate::Limits::handshake_timeout).
     pub handshakes_timed_out: u64,
-    /// Handshakes of which a step waits now. The only one here that falls.
+    /// Handshakes with a step that waits now. The only value here that falls.
     pub handshakes_waiting: u64,
     /// Connections that ended, by [`CloseReason::index`].
     pub(crate) closed_by_reason: ByReason,
@@ -62,12 +63,12 @@ impl Default for ByReason {
 }
 
 impl ConnStats {
-    /// Connections that ended for this reason. The error inside a reason does not matter.
+    /// Connections that ended for this reason. An error inside the reason does not matter.
     pub fn closed_for(&self, reason: CloseReason) -> u64 {
         self.closed_by_reason.0[reason.index()]
     }
 
-    /// Reasons for which a connection ended, with how many did.
+    /// The reasons that occurred, each with its number of connections.
     pub fn reasons(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         NAMES.into_iter().zip(self.closed_by_reason.0).filter(|(_, count)| *count > 0)
     }

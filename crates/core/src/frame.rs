@@ -6,12 +6,12 @@ use core::ops::Deref;
 use bytes::Bytes;
 use ringserve_buf::Lease;
 
-/// A frame as it was received: an owned lease that derefs to the payload.
+/// A received frame: an owned lease that derefs to the payload.
 ///
-/// It may be kept across awaits and in the session, but does not leave its core (`!Send`); what has to leave
-/// is copied, with [`to_bytes`](Frame::to_bytes). While it lives it pins the receive buffer it lies in.
+/// It may be kept across awaits and in the session, but does not leave its core (`!Send`): copy bytes that have to leave, with
+/// [`to_bytes`](Frame::to_bytes). As long as it lives it pins the receive buffer that it lies in.
 ///
-/// `H` is what its framing [found](crate::framing::TypedFraming::Head) beside it.
+/// `H` is the [head](crate::framing::TypedFraming::Head) that its framing handed over.
 #[derive(Clone, Default)]
 pub struct Frame<H = ()> {
     wire: Lease,
@@ -31,7 +31,7 @@ impl Frame {
         Frame { wire, skip: skip as u32, len: len as u32, head: () }
     }
 
-    /// The same with what a framing found beside it.
+    /// The same frame with a head.
     #[inline]
     pub fn with_head<H>(self, head: H) -> Frame<H> {
         Frame { wire: self.wire, skip: self.skip, len: self.len, head }
@@ -39,26 +39,26 @@ impl Frame {
 }
 
 impl<H> Frame<H> {
-    /// The same, of a payload that was seen to lie inside.
+    /// A frame whose payload is known to lie inside.
     #[inline]
     pub(crate) fn sound(wire: Lease, skip: usize, len: usize, head: H) -> Frame<H> {
         debug_assert!(skip + len <= wire.len());
         Frame { wire, skip: skip as u32, len: len as u32, head }
     }
 
-    /// What the framing found beside it.
+    /// The head of the frame.
     #[inline]
     pub fn head(&self) -> &H {
         &self.head
     }
 
-    /// The frame, and what the framing found beside it.
+    /// The frame and its head.
     #[inline]
     pub fn into_parts(self) -> (Frame, H) {
         (Frame { wire: self.wire, skip: self.skip, len: self.len, head: () }, self.head)
     }
 
-    /// All bytes of the frame, with what the framing put around the payload.
+    /// All bytes of the frame, with those that the framing put around the payload.
     #[inline]
     pub fn wire(&self) -> &[u8] {
         &self.wire

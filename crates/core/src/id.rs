@@ -1,8 +1,8 @@
-//! Which connection: slot and generation.
+//! Names of connections: slot and generation.
 
 use core::fmt;
 
-/// Names a connection of one shard: the slot it lives in, and how often that slot was used before it.
+/// Names a connection of one shard by its slot and by the number of the slot's earlier uses.
 ///
 /// It is 60 bits wide, so that a driver has 4 bits left of a 64-bit `user_data` for the kind of operation.
 /// A slot that is reused 100 000 times a second repeats a generation after a week; a stale completion cannot
@@ -35,7 +35,7 @@ impl ConnId {
         self.0 as u32 & (Self::SLOTS_MAX - 1)
     }
 
-    /// How often the slot was used before.
+    /// The number of the slot's earlier uses.
     #[inline]
     pub fn generation(self) -> u64 {
         self.0 >> Self::SLOT_BITS
@@ -72,13 +72,13 @@ impl fmt::Display for ConnId {
     }
 }
 
-/// One of a shard's lanes: connections of one sort, as those of a service, or those to upstreams. Lanes are numbered in the order
-/// in which they were added.
+/// A lane of a shard: connections of one kind, such as those of a service, or those to upstreams. Lanes are numbered in the
+/// order in which they were added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneId(u8);
 
 impl LaneId {
-    /// The one that a shard has from the start.
+    /// The lane that a shard has from the start.
     pub const FIRST: LaneId = LaneId(0);
 
     /// The lane with a number, counted from 0.
@@ -86,7 +86,7 @@ impl LaneId {
         LaneId(number)
     }
 
-    /// The same as an index.
+    /// The number of the lane, as an index.
     #[inline]
     pub const fn index(self) -> usize {
         self.0 as usize

@@ -14,12 +14,12 @@ use crate::outbox::{OWNED_BYTES_MIN, Outbox, Owned};
 const HEADER_ROOM_MAX: usize = 32;
 
 /// A payload that user code wrote at the end of an outbox, of which
-/// [`Framing::encode_written`](crate::framing::Framing::encode_written) makes a frame: with room before it for a header, which is
-/// written last, since it may tell the length.
+/// [`Framing::encode_written`](crate::framing::Framing::encode_written) makes a frame. Before it is room for a header, which is
+/// written last, since it may hold the length.
 #[derive(Debug)]
 pub struct InPlace<'a> {
     batch: &'a mut Batch,
-    /// Where the header begins among the copied bytes.
+    /// The begin of the header among the copied bytes.
     from: usize,
     /// The first lease of the payload.
     lent_from: usize,
@@ -29,9 +29,9 @@ pub struct InPlace<'a> {
     is_headed: bool,
 }
 
-/// What is returned by user code that writes a reply: nothing, or a result. An error says that nothing is to be sent.
+/// The result of user code that writes a reply: nothing, or a `Result`. With an error nothing is sent.
 pub trait Written {
-    /// What is returned where nothing is written, since the connection takes nothing any more.
+    /// The result if nothing is written because the connection takes no more bytes.
     fn unsent() -> Self;
 
     /// False if nothing is to be sent.
@@ -63,7 +63,7 @@ impl<'a> InPlace<'a> {
         let (from, lent_from) = (batch.copied.len(), batch.lent.len());
         match room {
             0 => {}
-            // That of most headers apart, so that the compiler knows how much it writes.
+            // A branch for most headers, so that the compiler knows how much it writes.
             4 => batch.put(&[0; 4]),
             _ => batch.put(&[0; HEADER_ROOM_MAX][..room.min(HEADER_ROOM_MAX)]),
         }
@@ -71,7 +71,7 @@ impl<'a> InPlace<'a> {
         InPlace { batch, from, lent_from, header, payload_len: 0, is_headed: false }
     }
 
-    /// Has `write` write the payload.
+    /// Calls `write` to write the payload.
     pub(crate) fn write<R>(&mut self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
         let before = self.batch.len();
         let Batch { copied, lent, refused, release, .. } = &mut *self.batch;
@@ -92,7 +92,7 @@ impl<'a> InPlace<'a> {
         self.payload_len
     }
 
-    /// The payload: where it lies, or a copy if a part of it leaves without one.
+    /// The payload: in its place, or a copy if a part of it leaves without one.
     pub fn payload(&self) -> Cow<'_, [u8]> {
         let mut from = self.from + self.header;
         let copied = &self.batch.copied;
@@ -111,7 +111,7 @@ impl<'a> InPlace<'a> {
         Cow::Owned(whole)
     }
 
-    /// Writes what stands before the payload: into the room that was left for it, or else by moving the payload.
+    /// Writes the bytes before the payload: into the room that was left for them, or by moving the payload.
     #[inline]
     pub fn set_header(&mut self, header: &[u8]) {
         self.is_headed = true;
@@ -142,12 +142,12 @@ impl<'a> InPlace<'a> {
         true
     }
 
-    /// Writes what stands behind the payload, after what was put there before.
+    /// Appends bytes behind the payload.
     pub fn put_end(&mut self, bytes: &[u8]) {
         self.batch.put(bytes);
     }
 
-    /// Takes the payload away, so that nothing of the frame is written yet, and gives the outbox to write it by copying.
+    /// Takes the payload away, so that nothing of the frame is written, and returns the outbox to write it by copying.
     pub fn take(&mut self) -> (Vec<u8>, Outbox<'_>) {
         let payload = self.payload().into_owned();
         self.batch.copied.truncate(self.from);
@@ -157,7 +157,7 @@ impl<'a> InPlace<'a> {
         (payload, Outbox::new(self.batch, false))
     }
 
-    /// Room for a header that was not written goes.
+    /// Removes unused room for a header.
     pub(crate) fn finish(mut self) {
         if !self.is_headed && self.header > 0 {
             self.set_header(b"");

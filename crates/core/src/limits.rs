@@ -1,13 +1,13 @@
-//! Bounds, with their checks.
+//! Limits of services, connections and servers, with their checks.
 
 use core::fmt;
 use core::time::Duration;
 
 use crate::wheel::STEP;
 
-/// The bounds of a service and of each of its connections. Each has a default that is safe on the open Internet;
-/// [`check`](Limits::check) refuses sets that contradict each other, and [`fitted`](Limits::fitted) lowers those that cost
-/// memory. What all services of a server have together is in [`ServerLimits`].
+/// Limits of a service and of each of its connections. Every default is safe on the open Internet. [`check`](Limits::check)
+/// refuses sets that contradict each other; [`fitted`](Limits::fitted) lowers those that cost memory. Limits that all services
+/// of a server share are in [`ServerLimits`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -20,85 +20,85 @@ use crate::wheel::STEP;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Bytes of one frame on the wire, 1 to 1 GiB. Default 1 MiB. A connection can make the server hold this
-    /// much before its first frame is whole. The memory doubles as bytes come; a block that is used again for a frame, of
-    /// which 32 KiB came, may be twice as large as the frame.
+    /// Bytes of one frame on the wire, 1 to 1 GiB. Default 1 MiB. A peer can make the server hold this much before its first
+    /// frame is whole. The memory doubles as bytes arrive. A block that is reused for a frame, once 32 KiB of it arrived, may
+    /// be twice as large as the frame.
     pub frame_bytes_max: usize,
-    /// Bytes queued and not yet taken by the kernel, for one connection, at which its frames are no longer
-    /// handed to the service. Default 256 KiB.
+    /// Bytes queued for one connection and not yet taken by the kernel, at which the service gets no more of its frames.
+    /// Default 256 KiB.
     pub outbox_bytes_high: usize,
-    /// Bytes queued at which they are handed on again; below `outbox_bytes_high`. Default 64 KiB.
+    /// Bytes queued at which the service gets frames again; below `outbox_bytes_high`. Default 64 KiB.
     pub outbox_bytes_low: usize,
-    /// Bytes queued at which a connection is closed, since its service produces without end; at least
-    /// `outbox_bytes_high`. Default 64 MiB.
+    /// Bytes queued at which a connection is closed because its service produces without end; at least `outbox_bytes_high`.
+    /// Default 64 MiB.
     pub outbox_bytes_max: usize,
-    /// Bytes received and not yet handed to the service, for one connection, at which receiving stops. What is
-    /// on the way then still arrives: at most one turn's worth, 1 MiB. Default 64 KiB.
+    /// Bytes received for one connection and not yet handed to the service, at which receiving stops. Bytes already on their
+    /// way still arrive: at most 1 MiB. Default 64 KiB.
     pub inbox_bytes_high: usize,
-    /// Time from being accepted, or from the end of an [`open`](Limits::open_timeout) that waited, to the first whole frame.
+    /// Time until the first whole frame, from the accept, or from the end of an [`open`](Limits::open_timeout) that waited.
     /// Default 30 s: a mobile client on a bad line needs seconds, an attacker wants forever.
     pub first_frame_timeout: Option<Duration>,
-    /// Time in which nothing happens that [`idle_counts`](Limits::idle_counts), while no call waits; then the connection is
-    /// closed, after the replies that were queued. The end of a call that waited counts as something that happens. Default
-    /// 10 min, above the 5 min of common client pools, so that clients close first.
+    /// How long a connection may be idle before it is closed. Queued replies are sent first.
+    /// [`idle_counts`](Limits::idle_counts) says which bytes end idleness; a connection with a pending call is not idle, and
+    /// the end of that call starts the time again. Default 10 min, above the 5 min of common client pools, so that clients
+    /// close first.
     pub idle_timeout: Option<Duration>,
-    /// What keeps a connection from being idle: bytes either way, or only those that the peer sends, or takes. Default either.
+    /// Which bytes keep a connection from being idle: received, sent or either. Default either.
     pub idle_counts: IdleCounts,
-    /// Time in which the peer takes no byte of what is being sent. Default 30 s.
+    /// How long the peer may take no byte of queued data before its connection is reset. Default 30 s.
     pub write_stall_timeout: Option<Duration>,
-    /// Bytes a second that a peer takes at least while something is being sent to it, 0 to 1 GiB, measured over 10 s, or over
-    /// `write_stall_timeout` if that is shorter; 0 is no bound. A peer that takes everything that it is sent is never too
-    /// slow, and time in which nothing is queued does not count. One that takes nothing has until `write_stall_timeout`, or, if
-    /// that is off, 10 s. Default 240: slower than any modem, and it ends a peer that takes a little now and then to keep
-    /// its connection and outbox for ever.
+    /// Bytes a second that a peer must take while data is queued for it, 0 to 1 GiB, measured over 10 s, or over
+    /// `write_stall_timeout` if that is shorter; 0 switches the limit off. A peer that takes everything is never too slow, and
+    /// time with nothing queued does not count. A peer that takes nothing has until `write_stall_timeout`, or 10 s if that is
+    /// off. Default 240: slower than any modem. It ends a peer that takes a few bytes now and then to keep its connection and
+    /// outbox forever.
     pub write_bytes_per_second_min: usize,
-    /// Bytes a second that a peer sends at least while a frame is half received, measured over 10 s; 0 is no bound.
-    /// Time in which the server itself holds the connection back does not count. Default 240: slower than any modem,
-    /// and it ends a peer that sends a byte now and then to keep a connection and its half frame for ever.
+    /// Bytes a second that a peer must send while a frame is half received, measured over 10 s; 0 switches the limit off. Time
+    /// in which the server holds the connection back does not count. Default 240: slower than any modem. It ends a peer that
+    /// sends a byte now and then to keep its connection and half a frame forever.
     pub read_bytes_per_second_min: usize,
-    /// Time that a call may wait: then it is dropped and its connection closed, after the replies that were queued. Each of
-    /// several calls in flight has that time. Default 60 s, as proxies give their upstreams.
+    /// How long a call may stay pending before its connection is closed. Queued replies are sent first. Each of several calls
+    /// in flight has this time. Default 60 s, as proxies give their upstreams.
     pub handler_timeout: Option<Duration>,
-    /// Time that [`Service::open`] may wait: then it is dropped and its connection closed, after what it had queued.
-    /// `first_frame_timeout` begins when it is done. Default 10 s: what a peer waits for before it may speak, such as a look-up
-    /// of its address, takes less or fails.
+    /// How long [`Service::open`] may stay pending before its connection is closed. Queued replies are sent first.
+    /// `first_frame_timeout` begins when `open` returns. Default 10 s: a look-up of the peer's address takes less, or fails.
     ///
     /// [`Service::open`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
     pub open_timeout: Option<Duration>,
-    /// Time from being accepted to the last byte of the PROXY header, at a listener that expects one; at least 3 s, the time
-    /// after which a SYN/ACK that was lost twice is there, and at most `handshake_timeout`. Default 5 s: a proxy sends it
-    /// with its first packet.
+    /// Time from the accept to the last byte of the PROXY header, at a listener that expects one; at least 3 s, after which a
+    /// SYN/ACK that was lost twice has arrived, and at most `handshake_timeout`. Default 5 s: a proxy sends the header with its
+    /// first packet.
     pub proxy_header_timeout: Option<Duration>,
-    /// Time from being accepted to being open, with everything that comes before [`Service::open`] is called: the PROXY header,
-    /// and the handshake of a transport. The first byte does not end it. Default 10 s.
+    /// Time from the accept to the call of [`Service::open`]: the PROXY header and the handshake of a transport are inside it.
+    /// The first byte does not end it. Default 10 s.
     ///
     /// [`Service::open`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
     pub handshake_timeout: Option<Duration>,
-    /// Time without a byte from the peer after which [`Service::heartbeat`] asks for a sign of life. Default off, since
-    /// only a service knows how its protocol asks.
+    /// Silence of the peer after which [`Service::heartbeat`] asks for a sign of life. Default off, since only a service knows
+    /// how its protocol asks.
     ///
     /// [`Service::heartbeat`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
     pub heartbeat_interval: Option<Duration>,
-    /// Heartbeats that may stay without an answer, 1 to 255; when the time after the last one is over the connection
-    /// is closed. Any byte is an answer. Default 3.
+    /// Unanswered heartbeats, 1 to 255, after which the connection is closed: one `heartbeat_interval` after the last of them.
+    /// Any byte is an answer. Default 3.
     pub heartbeats_missed_max: u8,
-    /// Calls of one connection that may wait at once, 1 to 65535. Default 1: a connection's replies come in the order
-    /// of its frames. More suits protocols whose replies carry the number of their request.
+    /// Calls of one connection that may be pending at once, 1 to 65535. Default 1: replies keep the order of the frames. A
+    /// higher value suits protocols whose replies carry the number of their request.
     pub calls_in_flight_max: u16,
-    /// Tasks of one connection ([`Cx::spawn_on_connection`]) at once, 1 to 65535; a further one is refused. Each holds its
+    /// Tasks of one connection ([`Cx::spawn_on_connection`]) at once, 1 to 65535; further ones are refused. Each holds its
     /// future, which [`ServerLimits::held_bytes_max`] does not count. Default 64.
     ///
     /// [`Cx::spawn_on_connection`]: https://docs.rs/ringserve/latest/ringserve/struct.Cx.html
     pub connection_tasks_max: u16,
-    /// Time that a closed connection's peer gets to close too, while its input is thrown away: closing earlier
-    /// could destroy the last reply on its way. Default 2 s.
+    /// How long a closing connection waits for the peer to close too; its input is dropped meanwhile. Closing earlier could
+    /// destroy the last reply on its way. Default 2 s.
     pub linger_timeout: Duration,
 }
 
-/// The bounds of a server, whatever its services: connections, memory, upstreams and the end. Each has a default that is safe on
-/// the open Internet. [`check`](ServerLimits::check) refuses values out of range, [`check_service`](ServerLimits::check_service)
-/// a service that could not live within them. A server that is given none [fits](ServerLimits::fitted) the defaults into the
-/// memory that it may use.
+/// Limits that all services of a server share: connections, memory, upstreams and the shutdown. Every default is safe on the
+/// open Internet. [`check`](ServerLimits::check) refuses values out of range, [`check_service`](ServerLimits::check_service) a
+/// service that cannot live within them. A server without limits of its program takes the defaults,
+/// [fitted](ServerLimits::fitted) into the memory that the process may use.
 ///
 /// ```
 /// use std::time::Duration;
@@ -111,63 +111,59 @@ pub struct Limits {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerLimits {
-    /// Connections of the whole server at once, 1 to 16 million for each shard. Each shard takes its equal
-    /// share. At the limit accepting pauses and the backlog pushes back; no peer is dropped. Default 1 000 000,
-    /// less where the driver holds fewer. Costs nothing until they come.
+    /// Connections of the whole server at once, 1 to 16 million for each shard, shared equally by the shards. At the limit
+    /// accepting pauses and new connections wait in the backlog; no peer is dropped. Default 1 000 000, less where the driver
+    /// holds fewer. Unused room costs nothing.
     pub connections_max: usize,
-    /// Connections of each shard that are not open yet, since what comes before [`Service::open`] is not whole, as a PROXY
-    /// header or a handshake; 1 to 16 million. At the limit accepting pauses. Default 4096: with
-    /// [`Limits::handshake_timeout`] no source gets more of the table than that by saying nothing.
-    ///
-    /// [`Service::open`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
+    /// Connections of each shard that are not open yet because their PROXY header or handshake is not whole; 1 to 16 million.
+    /// At the limit accepting pauses. Default 4096: with [`Limits::handshake_timeout`] a source that sends nothing gets no more
+    /// of the table than that.
     pub handshakes_max: usize,
-    /// Bytes that all connections of one shard hold together in outboxes, in frames that are not handed out, in calls that
-    /// wait and in the buffers of HTTP. Beyond, those that hold most are closed until the rest is below: in the order of the
-    /// powers of two of what they hold, and of connections that hold less than 4 KiB in one of these only if no other is there.
-    /// From three quarters of it on a connection of which a call waits begins no other, and one that takes no frames is not
-    /// received from. At least `outbox_bytes_max`, `frame_bytes_max` and `inbox_bytes_high`. Default 1 GiB.
+    /// Bytes that all connections of one shard hold together in outboxes, unread frames, pending calls and HTTP buffers.
+    /// Default 1 GiB; at least `outbox_bytes_max`, `frame_bytes_max` and `inbox_bytes_high`.
     ///
-    /// A call that waits counts with the size of its future, about 300 bytes, and with its frame if that is on the heap.
-    /// What a handler allocates is not counted, nor are receive buffers, which have `receive_bytes_max`. Memory of large frames and
-    /// replies that is kept for the next ones comes on top: a sixteenth of this for each, and 32 and 16 MiB at most.
+    /// From three quarters of the limit on, a connection with a pending call begins no other, and one whose frames are not
+    /// taken is not received from. Above the limit connections are closed until the rest fits: those that hold most first,
+    /// compared by powers of two. A connection that holds less than 4 KiB in one of these places goes only if no other is left.
+    ///
+    /// A pending call counts with the size of its future, about 300 bytes, and with its frame if that is on the heap. Memory
+    /// that a handler allocates is not counted; receive buffers have `receive_bytes_max`. Blocks kept for the next large frames
+    /// and replies come on top: a sixteenth of this limit for each kind, at most 32 and 16 MiB.
     pub held_bytes_max: usize,
-    /// Receive buffers of one shard together, at least one buffer and at most 32768 of them. They are taken in
-    /// steps of 1 MiB as they are needed. Default 64 MiB. When frames kept by handlers pin half of it, frames
-    /// are copied before they are handed out.
+    /// Receive buffers of one shard together, at least one buffer and at most 32768 of them, allocated in steps of 1 MiB as
+    /// needed. Default 64 MiB. When frames kept by handlers pin half of them, further frames are copied before the service gets
+    /// them.
     pub receive_bytes_max: usize,
     /// Bytes of one receive buffer, 64 to 16 MiB. Default 16 KiB.
     pub receive_buffer_bytes: usize,
-    /// Time to make a connection to an upstream ([`Shard::connect`]). Without it the kernel tries for about
-    /// two minutes. Default 10 s.
+    /// Time to connect to an upstream ([`Shard::connect`]). If it is off, the kernel tries for about two minutes. Default 10 s.
     ///
     /// [`Shard::connect`]: https://docs.rs/ringserve/latest/ringserve/struct.Shard.html
     pub connect_timeout: Option<Duration>,
-    /// Connections to upstreams that each shard may have at once, beside those it accepts. The ring's table has a place
-    /// for each, 8 bytes of kernel memory, and is bound by `RLIMIT_NOFILE`: where both together exceed that, these get
-    /// half of it at most. Default 1024.
+    /// Connections to upstreams that each shard may have at once, in addition to accepted ones. Each takes an entry of the
+    /// ring's table, 8 bytes of kernel memory, and `RLIMIT_NOFILE` bounds that table: where both together exceed it, upstreams
+    /// get at most half. Default 1024.
     pub upstreams_max: usize,
-    /// Threads for calls that block ([`Shard::spawn_blocking`]), 1 to 1024 for the whole server. Default 64: such calls mostly
-    /// wait, for a disk or another server. None is started before it is needed, and one that was idle for 10 s ends. Each has a
-    /// stack of 2 MiB, of which the memory that it touches is used.
+    /// Threads for blocking calls ([`Shard::spawn_blocking`]), 1 to 1024 for the whole server. Default 64: such calls mostly
+    /// wait for a disk or another server. A thread starts when it is needed and ends after 10 s without work. Each has a stack
+    /// of 2 MiB, of which only touched pages take memory.
     ///
     /// [`Shard::spawn_blocking`]: https://docs.rs/ringserve/latest/ringserve/struct.Shard.html
     pub blocking_threads_max: usize,
-    /// Calls that block and wait for one of these threads, 0 to 1 million for the whole server; further ones are refused.
-    /// Default 1024: with 64 threads and 10 ms for a call the last one waits 160 ms. Each costs what its function holds.
+    /// Blocking calls that may wait for a thread, 0 to 1 million for the whole server; further ones are refused. Default 1024:
+    /// with 64 threads and 10 ms for a call the last one waits 160 ms. Each costs what its function holds.
     pub blocking_queue_max: usize,
-    /// Time that the factories of all services may take at the start, the futures of [`starting`] among them. Beyond, the start
-    /// ends with an error that names the service and the shard that are waited for. 17 ms to a year. Off by default: a line
-    /// of the log names them after 10 s.
+    /// Time that the factories of all services may take at startup, futures of [`starting`] included. Above it the start fails
+    /// with an error that names the service and the shard. 17 ms to a year. Off by default: a log line names both after 10 s.
     ///
     /// [`starting`]: https://docs.rs/ringserve/latest/ringserve/fn.starting.html
     pub start_timeout: Option<Duration>,
-    /// Time that connections get to finish when the server shuts down; what is left then is reset. Default 25 s: Kubernetes
-    /// kills after 30 s, and what does not end even when it is reset is given up 5 s later.
+    /// How long connections may take to finish when the server shuts down; the rest is reset. Default 25 s: Kubernetes kills
+    /// after 30 s, and 5 s are for connections that do not even end by a reset.
     pub drain_timeout: Duration,
-    /// Time after the order to shut down in which the server goes on as before, 0 to a year, while
-    /// [`Shard::is_draining`] already says so: for load balancers that learn from a readiness probe that no more
-    /// connections are to come, and need a few probes for it. `drain_timeout` begins after it, so both together with 5 s should be
-    /// below the time after which the process is killed. Default 0.
+    /// How long the server goes on as before after the order to shut down, 0 to a year, while [`Shard::is_draining`] already
+    /// returns true: load balancers need a few readiness probes before they stop sending connections. `drain_timeout` begins
+    /// after it, so both together plus 5 s must be below the time after which the supervisor kills the process. Default 0.
     ///
     /// [`Shard::is_draining`]: https://docs.rs/ringserve/latest/ringserve/struct.Shard.html
     pub drain_delay: Duration,
@@ -176,29 +172,30 @@ pub struct ServerLimits {
 /// A server with two shards and nothing to do: 6 MiB resident.
 const FIXED_BYTES: u64 = 8 << 20;
 
-/// An idle connection takes 256 bytes of the process, and of the kernel 3.8 KB for its socket and 0.9 KB for its receive.
+/// Memory of an idle connection: 256 bytes of the process; of the kernel 3.8 KB for the socket and 0.9 KB for the receive.
 const CONNECTION_BYTES: usize = 5 << 10;
 
-/// Below these no frame of a few KiB would pass.
+/// Lower values would leave no room for a frame of a few KiB.
 const HELD_MIN: usize = 256 << 10;
 const RECEIVE_BUFFERS_MIN: usize = 16;
 
-/// What keeps a connection from being idle. Neither costs anything for a frame: the time is noted for each completion.
+/// Which bytes keep a connection from being idle. No choice costs anything for a frame: the time is noted for each completion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum IdleCounts {
-    /// Bytes from the peer and bytes that it took. A peer that only listens stays for as long as the server has something for it,
-    /// which [`Limits::write_stall_timeout`] sees it take. The limit rests while bytes are being sent.
+    /// Bytes that the peer sends, and bytes that it takes. A peer that only listens stays as long as the server has data for it
+    /// and [`Limits::write_stall_timeout`] sees the peer take it. The limit rests while bytes are being sent.
     #[default]
     Either,
-    /// Bytes from the peer alone. One that listens must say something within [`Limits::idle_timeout`], if only the answer to
-    /// [`Service::heartbeat`], whatever it is sent. Time in which the server itself holds its input back does not count.
+    /// Only bytes that the peer sends. A peer that listens must say something within [`Limits::idle_timeout`], if only the
+    /// answer to [`Service::heartbeat`], whatever the server sends to it. Time in which the server holds its input back does
+    /// not count.
     ///
     /// [`Service::heartbeat`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
     Received,
-    /// Bytes that the peer took, and the end of a call that waited. A peer whose frames bring it nothing, such as pings without an
-    /// answer, does not stay by sending them. The limit rests while bytes are being sent, of which
-    /// [`Limits::write_stall_timeout`] sees whether the peer takes any.
+    /// Only bytes that the peer takes, and the end of a pending call. A peer whose frames get no reply, such as pings without
+    /// an answer, cannot stay by sending them. The limit rests while bytes are being sent; [`Limits::write_stall_timeout`] sees
+    /// whether the peer takes any.
     Sent,
 }
 
@@ -248,8 +245,8 @@ impl Default for ServerLimits {
     }
 }
 
-/// Limits of one connection that differ from those of its service, for as long as it lives or until others are set. What is not
-/// set is as the service's [`Limits`] say.
+/// Limits of one connection that differ from those of its service, until it ends or others are set. A limit that is not set
+/// here keeps the value of the service's [`Limits`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -274,8 +271,8 @@ pub struct ConnLimits {
 }
 
 impl ConnLimits {
-    /// As [`Limits::frame_bytes_max`], from the next frame on, also of those that were received already. A frame that was begun and is
-    /// beyond it already is too large.
+    /// As [`Limits::frame_bytes_max`], from the next frame on, even if it was received already. A frame that was begun and
+    /// already exceeds it is too large.
     #[must_use]
     pub fn frame_bytes_max(self, bytes: usize) -> ConnLimits {
         ConnLimits { frame_bytes_max: Some(bytes), ..self }
@@ -293,7 +290,7 @@ impl ConnLimits {
         ConnLimits { idle_counts: Some(counts), ..self }
     }
 
-    /// As [`Limits::handler_timeout`], also for calls that wait already; `None` is off.
+    /// As [`Limits::handler_timeout`], also for calls that are pending already; `None` is off.
     #[must_use]
     pub fn handler_timeout(self, time: impl Into<Option<Duration>>) -> ConnLimits {
         ConnLimits { handler_timeout: Some(time.into()), ..self }
@@ -305,7 +302,7 @@ impl ConnLimits {
         ConnLimits { heartbeat_interval: Some(time.into()), ..self }
     }
 
-    /// What holds for a connection of a service with such limits.
+    /// The limits that hold for a connection of a service with `service`.
     pub(crate) fn over(&self, service: &Limits) -> Limits {
         Limits {
             frame_bytes_max: self.frame_bytes_max.unwrap_or(service.frame_bytes_max),
@@ -318,7 +315,7 @@ impl ConnLimits {
     }
 }
 
-/// Which limit is wrong.
+/// A limit that is wrong, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LimitError {
@@ -337,11 +334,11 @@ pub enum LimitError {
     Order {
         /// The limit that must be the smaller one.
         small: &'static str,
-        /// Its value.
+        /// The value of `small`.
         small_value: u64,
         /// The limit that must be the larger one.
         large: &'static str,
-        /// Its value.
+        /// The value of `large`.
         large_value: u64,
     },
 }
@@ -362,10 +359,10 @@ impl fmt::Display for LimitError {
 impl core::error::Error for LimitError {}
 
 impl Limits {
-    /// Refuses values out of range and sets that contradict each other, naming both.
+    /// Refuses values out of range, and pairs that contradict each other.
     ///
     /// # Errors
-    /// The first thing found.
+    /// The first fault found, with names and values.
     pub fn check(&self) -> Result<(), LimitError> {
         let gib = 1u64 << 30;
         let bytes = [
@@ -410,10 +407,10 @@ impl Limits {
         ordered("outbox_bytes_high", self.outbox_bytes_high, "outbox_bytes_max", self.outbox_bytes_max)
     }
 
-    /// These limits, lowered so that an outbox or a frame may have half of what a shard of such a server may hold. None is
-    /// raised.
+    /// These limits, lowered so that one outbox or one frame takes at most half of what a shard of such a server may hold.
+    /// Nothing is raised.
     ///
-    /// A service whose program sets no limits has the defaults, fitted into those of its server.
+    /// A service without limits of its program takes the defaults, fitted into those of its server.
     pub fn fitted(self, server: &ServerLimits) -> Limits {
         let most = server.held_bytes_max / 2;
         let outbox_bytes_max = self.outbox_bytes_max.min(most);
@@ -428,7 +425,7 @@ impl Limits {
         }
     }
 
-    /// The limits that a shard's [`held_bytes_max`](ServerLimits::held_bytes_max) must not be below.
+    /// The limits that [`held_bytes_max`](ServerLimits::held_bytes_max) of a shard must not be below.
     fn held_bytes(&self) -> [(&'static str, usize); 3] {
         [
             ("outbox_bytes_max", self.outbox_bytes_max),
@@ -456,7 +453,7 @@ impl ServerLimits {
     /// Refuses values out of range.
     ///
     /// # Errors
-    /// The first thing found.
+    /// The first fault found.
     pub fn check(&self) -> Result<(), LimitError> {
         in_range("connections_max", self.connections_max as u64, 1, u64::MAX)?;
         in_range("handshakes_max", self.handshakes_max as u64, 1, 1 << 24)?;
@@ -475,10 +472,10 @@ impl ServerLimits {
         in_range("drain_delay", millis(self.drain_delay), 0, YEAR)
     }
 
-    /// Refuses a service of which one connection may hold more than all together.
+    /// Refuses a service of which one connection may hold more than the whole shard.
     ///
     /// # Errors
-    /// The first contradiction found, and what [`Limits::check`] finds.
+    /// The first contradiction found, or a fault that [`Limits::check`] finds.
     pub fn check_service(&self, service: &Limits) -> Result<(), LimitError> {
         service.check()?;
         service
@@ -487,19 +484,19 @@ impl ServerLimits {
             .try_for_each(|(name, bytes)| ordered(name, bytes, "held_bytes_max", self.held_bytes_max))
     }
 
-    /// These limits, lowered so that a server of `shards` shards fits into `memory_bytes`: connections, receive memory, and what
-    /// outboxes and unfinished frames hold. None is raised, and all are as small as they may be where nothing fits.
+    /// These limits, lowered so that a server of `shards` shards fits into `memory_bytes`: connections, receive memory,
+    /// outboxes and unfinished frames. Nothing is raised; where nothing fits, all are as small as they may be.
     ///
-    /// 8 MiB are left for code, stacks and rings, and of the rest:
+    /// 8 MiB are left for code, stacks and rings. The rest is divided:
     ///
     /// | part | for |
     /// |---|---|
     /// | 1/4 | connections, at 5 KiB each: their state, and the kernel's socket |
     /// | 1/8 | [`receive_bytes_max`](ServerLimits::receive_bytes_max) of all shards |
     /// | 1/4 | [`held_bytes_max`](ServerLimits::held_bytes_max) of all shards; an outbox or a frame may have half of a shard's |
-    /// | 3/8 | nothing: what sockets buffer, the allocator's loss, what calls build before it counts, the service |
+    /// | 3/8 | a reserve: socket buffers, the allocator's loss, memory of calls before it counts, the service |
     ///
-    /// A server whose program sets no limits has the defaults, fitted into what the process may use.
+    /// A server without limits of its program takes the defaults, fitted into the memory that the process may use.
     ///
     /// ```
     /// use ringserve_core::{Limits, ServerLimits};
@@ -521,20 +518,20 @@ impl ServerLimits {
         }
     }
 
-    /// These limits, raised so that a shard may hold what one connection of the service may.
+    /// These limits, raised so that a shard may hold as much as one connection of the service may.
     pub fn with_room_for(self, service: &Limits) -> ServerLimits {
         let held_bytes_max = service.held_bytes().iter().fold(self.held_bytes_max, |most, of| most.max(of.1));
         ServerLimits { held_bytes_max, ..self }
     }
 
-    /// The most memory that all of `shards` shards hold by these limits in receive buffers, outboxes and unfinished frames.
+    /// The most memory that `shards` shards together hold by these limits in receive buffers, outboxes and unfinished frames.
     pub fn memory_bytes(&self, shards: usize) -> u64 {
         (self.held_bytes_max as u64)
             .saturating_add(self.receive_bytes_max as u64)
             .saturating_mul(shards as u64)
     }
 
-    /// Receive buffers a shard may have.
+    /// The most receive buffers of a shard.
     pub fn receive_buffers_max(&self) -> usize {
         self.receive_bytes_max / self.receive_buffer_bytes
     }
@@ -551,7 +548,7 @@ impl ServerLimits {
     }
 }
 
-/// A method for each field, so that users change defaults without the struct's literal, which could get no field more.
+/// A method for each field: users change defaults without a struct literal, so fields can be added.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! setters {
@@ -575,7 +572,7 @@ macro_rules! setters {
     };
 }
 
-/// [`Limits::proxy_header_timeout`] at least: TCP sends a SYN/ACK again after 1 s and 3 s.
+/// The lowest [`Limits::proxy_header_timeout`]: TCP sends a SYN/ACK again after 1 s and 3 s.
 const PROXY_HEADER_MIN: Duration = Duration::from_secs(3);
 
 /// In milliseconds.

@@ -1,4 +1,4 @@
-//! What is queued for one peer.
+//! Bytes queued for one peer.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -19,10 +19,11 @@ const LEND_BYTES_MIN: usize = 4096;
 /// A lease pins its whole buffer, so a frame is lent only if it covers at least this part of it.
 const LEND_SHARE_MIN: usize = 4;
 
-/// Owned bytes below this are copied: measured on both drivers, what a lease and a gathered send add is a copy of 16 to 32 KiB.
+/// Owned bytes below this size are copied: measured on both drivers, a lease and a gathered send cost as much as a copy of 16
+/// to 32 KiB.
 pub const OWNED_BYTES_MIN: usize = 32 * 1024;
 
-/// The bytes waiting for a connection's next send; a framing writes into it.
+/// The bytes that wait for a connection's next send; a framing writes into it.
 pub struct Outbox<'a> {
     pub(crate) batch: &'a mut Batch,
     /// False when receive memory is short: then nothing is lent.
@@ -36,7 +37,7 @@ impl<'a> Outbox<'a> {
         Outbox { batch, lend }
     }
 
-    /// Bytes that wait.
+    /// Bytes waiting.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.batch.len()
@@ -48,8 +49,8 @@ impl<'a> Outbox<'a> {
         self.batch.put(bytes);
     }
 
-    /// Appends a payload: copied when small, lent when it is a frame of 4 KiB or more that covers at least a
-    /// quarter of its receive buffer, or owned bytes of 32 KiB or more.
+    /// Appends a payload. It is copied when small, and lent when it is a frame of 4 KiB or more that covers at least a quarter
+    /// of its receive buffer, or owned bytes of 32 KiB or more.
     #[inline(always)]
     pub fn payload(&mut self, payload: Payload<'_>) {
         let bytes = payload.bytes();
@@ -60,7 +61,7 @@ impl<'a> Outbox<'a> {
         }
     }
 
-    /// The same with `end`, of a few bytes, behind it.
+    /// Appends a payload, with `end`, of a few bytes, behind it.
     #[inline(always)]
     pub(crate) fn payload_and(&mut self, payload: Payload<'_>, end: &[u8]) {
         let bytes = payload.bytes();
@@ -72,7 +73,7 @@ impl<'a> Outbox<'a> {
         }
     }
 
-    /// Appends bytes that others hold too.
+    /// Appends bytes that others share.
     pub(crate) fn shared(&mut self, bytes: &Bytes) {
         if bytes.len() < OWNED_BYTES_MIN {
             self.batch.put(bytes);
@@ -106,7 +107,7 @@ impl<'a> Outbox<'a> {
     }
 }
 
-/// The lease of a frame, if it may be lent: it is worth what it pins.
+/// The lease of a frame, if the frame is worth the buffer that it pins.
 fn lendable(frame: Frame, lend: bool) -> Result<Lease, Lease> {
     let lease = frame.into_lease();
     let is_lent =
@@ -114,10 +115,10 @@ fn lendable(frame: Frame, lend: bool) -> Result<Lease, Lease> {
     if is_lent { Ok(lease) } else { Err(lease) }
 }
 
-/// What a reply says: bytes to copy, or bytes that may leave without a copy.
+/// The content of a reply: bytes to copy, or bytes that may leave without a copy.
 ///
-/// Owned bytes, as [`Bytes`], `Vec<u8>`, `String` and `Arc<[u8]>`, leave without a copy from 32 KiB on: they are kept until they
-/// are sent, and count as queued meanwhile. Below, a copy costs less.
+/// Owned bytes, such as [`Bytes`], `Vec<u8>`, `String` and `Arc<[u8]>`, leave without a copy from 32 KiB on: they are kept
+/// until they are sent, and count as queued meanwhile. Below that size a copy costs less.
 #[derive(Debug)]
 pub enum Payload<'a> {
     /// Bytes that are copied.
@@ -128,7 +129,7 @@ pub enum Payload<'a> {
     Owned(Owned),
 }
 
-/// Bytes of a [`Payload`] that it owns, alone or with others.
+/// Bytes that a [`Payload`] owns, alone or shared.
 #[derive(Debug)]
 pub struct Owned(Owner);
 
@@ -150,7 +151,7 @@ impl Owned {
         }
     }
 
-    /// A lease on the bytes. `None` if the system has no memory for what that adds, or they are 4 GiB and more, which no limit
+    /// A lease on the bytes. `None` if the system has no memory for the lease, or the bytes are 4 GiB and more, which no limit
     /// lets into an outbox.
     pub(crate) fn into_lease(self, release: fn(Bytes)) -> Option<Lease> {
         u32::try_from(self.bytes().len()).ok()?;
@@ -203,7 +204,7 @@ impl Payload<'_> {
         }
     }
 
-    /// Writes it as a part of a reply, as [`Outbox::payload`] does.
+    /// Writes the payload as a part of a reply, as [`Outbox::payload`] does.
     #[inline]
     pub(crate) fn write_to(self, out: &mut ReplyWriter<'_>, lend: bool) {
         match self {

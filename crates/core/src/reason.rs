@@ -1,27 +1,27 @@
-//! Why a connection ended, and who ended it.
+//! Reasons why connections end, and the side on whose account they end.
 
 use core::fmt;
 
 use crate::framing::FrameError;
 use crate::proxy::HeaderError;
 
-/// Who ended a connection.
+/// The side that ended a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ClosedBy {
-    /// The other end.
+    /// The peer.
     Peer,
-    /// The user's code.
+    /// The code of the user.
     Service,
     /// A limit or the shutdown of this server.
     Server,
-    /// A server that this one connected to.
+    /// A server that this server connected to.
     Upstream,
     /// The kernel.
     System,
 }
 
-/// Why a connection ended. Every connection has exactly one.
+/// The reason why a connection ended. Every connection has exactly one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CloseReason {
@@ -31,7 +31,7 @@ pub enum CloseReason {
     PeerClosedMidFrame,
     /// The peer, or the network between, reset the connection.
     PeerReset,
-    /// The peer sent what is not a frame, or a frame that is too large.
+    /// The peer sent bytes that are not a frame, or a frame that is too large.
     BadFrame(FrameError),
     /// The peer sent no whole frame within [`Limits::first_frame_timeout`](crate::Limits::first_frame_timeout).
     FirstFrameTimeout,
@@ -39,7 +39,7 @@ pub enum CloseReason {
     IdleTimeout,
     /// The peer took no byte for [`Limits::write_stall_timeout`](crate::Limits::write_stall_timeout).
     WriteStallTimeout,
-    /// The peer took what was sent more slowly than
+    /// The peer took replies more slowly than
     /// [`Limits::write_bytes_per_second_min`](crate::Limits::write_bytes_per_second_min).
     WriteTooSlow,
     /// The peer sent a frame more slowly than
@@ -48,36 +48,36 @@ pub enum CloseReason {
     /// The peer answered none of
     /// [`Limits::heartbeats_missed_max`](crate::Limits::heartbeats_missed_max) heartbeats.
     HeartbeatLost,
-    /// A call waited for longer than [`Limits::handler_timeout`](crate::Limits::handler_timeout).
+    /// A call was pending for longer than [`Limits::handler_timeout`](crate::Limits::handler_timeout).
     HandlerTimeout,
-    /// [`Service::open`] waited for longer than [`Limits::open_timeout`](crate::Limits::open_timeout).
+    /// [`Service::open`] was pending for longer than [`Limits::open_timeout`](crate::Limits::open_timeout).
     ///
     /// [`Service::open`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
     OpenTimeout,
-    /// The listener expects a PROXY header, and the connection came from no network whose headers are trusted.
+    /// The listener expects a PROXY header, and the source is in no network whose headers are trusted.
     ProxyUntrusted,
-    /// What a trusted source sent first is no PROXY header.
+    /// The first bytes of a trusted source are no PROXY header.
     ProxyBadHeader(HeaderError),
-    /// The PROXY header did not come within [`Limits::proxy_header_timeout`](crate::Limits::proxy_header_timeout), or
+    /// The PROXY header was not whole within [`Limits::proxy_header_timeout`](crate::Limits::proxy_header_timeout), or
     /// [`Limits::handshake_timeout`](crate::Limits::handshake_timeout).
     ProxyTimeout,
-    /// The peer sent FIN before the first byte of a PROXY header, as load balancers do that only look whether the port is open.
+    /// The peer sent FIN before the first byte of a PROXY header, as load balancers do to check whether the port is open.
     ProxyNoHeader,
-    /// The service closed it, after its replies.
+    /// The service closed the connection, after its replies.
     Closed,
-    /// The service aborted it.
+    /// The service aborted the connection.
     Aborted,
-    /// [`Service::open`] refused it.
+    /// [`Service::open`] refused the connection.
     ///
     /// [`Service::open`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
     Refused,
     /// A handler returned an error.
     HandlerError,
-    /// The service closed it since the upstream it needed refused, stalled or broke.
+    /// The service closed the connection because an upstream that it needed refused, stalled or broke.
     UpstreamFailed,
-    /// A connection of the server's own, to an upstream, could not be made: an `errno`.
+    /// A connection to an upstream could not be made: an `errno`.
     ConnectFailed(i32),
-    /// A connection was not made within [`ServerLimits::connect_timeout`](crate::ServerLimits::connect_timeout).
+    /// A connection to an upstream was not made within [`ServerLimits::connect_timeout`](crate::ServerLimits::connect_timeout).
     ConnectTimeout,
     /// A handler or other user code panicked.
     HandlerPanicked,
@@ -90,28 +90,29 @@ pub enum CloseReason {
     MemoryLimit,
     /// The server shut down, after the replies.
     Shutdown,
-    /// The server shut down and the connection was not done within [`ServerLimits::drain_timeout`](crate::ServerLimits::drain_timeout).
+    /// The server shut down and the connection was not done within
+    /// [`ServerLimits::drain_timeout`](crate::ServerLimits::drain_timeout).
     DrainTimeout,
-    /// The server was told to stop at once.
+    /// The server was aborted.
     ServerAborted,
-    /// The kernel reported an error, as its `errno`.
+    /// The kernel reported an error: its `errno`.
     System(i32),
     /// The handshake of a transport was not done within [`Limits::handshake_timeout`](crate::Limits::handshake_timeout).
     HandshakeTimeout,
-    /// The handshake of TLS failed. The alert that the peer was sent for it.
+    /// The handshake of TLS failed, with the alert that was sent to the peer.
     TlsHandshakeFailed(u8),
-    /// The peer sent what is no record of TLS, or one that was altered on its way.
+    /// The peer sent bytes that are no record of TLS, or a record that was altered on its way.
     TlsBadRecord,
-    /// The peer sent an alert of TLS that is fatal.
+    /// The peer sent a fatal alert of TLS.
     TlsAlertReceived(u8),
-    /// The peer sent FIN without a `close_notify` before it, where that is required.
+    /// The peer sent FIN without a `close_notify`, where that is required.
     TlsTruncated,
 }
 
 impl CloseReason {
     pub(crate) const COUNT: usize = 36;
 
-    /// Who ended the connection.
+    /// The side that ended the connection.
     pub fn closed_by(self) -> ClosedBy {
         use CloseReason::*;
         match self {
@@ -140,7 +141,7 @@ impl CloseReason {
         NAMES[self.index()]
     }
 
-    /// The place of this reason in an array of all.
+    /// The place of this reason in an array of all reasons.
     #[doc(hidden)]
     pub fn index(self) -> usize {
         use CloseReason::*;
@@ -184,9 +185,9 @@ impl CloseReason {
         }
     }
 
-    /// What an `errno` on the socket means.
+    /// The reason for an `errno` on the socket.
     pub(crate) fn of_errno(errno: i32) -> CloseReason {
-        // ECONNRESET, EPIPE, ETIMEDOUT, ECONNABORTED, EHOSTUNREACH: the same on every Linux but for alpha, mips
+        // ECONNRESET, EPIPE, ETIMEDOUT, ECONNABORTED, EHOSTUNREACH: the same numbers on every Linux but for alpha, mips
         // and sparc, where they are named by number instead.
         match errno {
             104 | 32 | 110 | 103 | 113 => CloseReason::PeerReset,

@@ -38,7 +38,7 @@ pub struct LaneShared {
     pub(crate) idle: u32,
     pub(crate) write_look: u32,
     pub(crate) moved: Moved,
-    /// For connections that set some of their own.
+    /// For connections that set some themselves.
     limits: Limits,
     accounts: Accounts,
     headers: Headers,

@@ -11,16 +11,16 @@ use crate::Batch;
 use crate::outbox::{Outbox, Payload};
 use crate::shared::LaneShared;
 
-/// A payload for many connections of a shard. It is encoded when the first connection of a service is sent it, and not again: each
-/// further one gets a copy of that frame, or from 32 KiB on a share in it.
+/// A payload for many connections of a shard. It is encoded for the first connection of a service, and not again: each further
+/// connection gets a copy of that frame, or from 32 KiB on shares it.
 pub struct SharedPayload {
     payload: Bytes,
-    /// The frame for each lane that was sent it, `None` if there is none. Mostly one lane.
+    /// The frame for each lane that sent it, `None` if it has no frame there. Mostly one lane.
     wires: RefCell<Vec<(Rc<LaneShared>, Option<Bytes>)>>,
 }
 
 impl SharedPayload {
-    /// A payload that was not encoded yet.
+    /// A payload that is not encoded yet.
     pub fn new(payload: impl Into<Bytes>) -> SharedPayload {
         SharedPayload { payload: payload.into(), wires: RefCell::default() }
     }
@@ -30,8 +30,8 @@ impl SharedPayload {
         &self.payload
     }
 
-    /// The frame as connections of `lane` are sent it. `None` if the payload has no frame there, or the system no memory for it: `out`
-    /// is refused then.
+    /// The frame for connections of `lane`. `None` if the payload has no frame there, or the system no memory for it: `out` is
+    /// refused then.
     pub(crate) fn wire_for(&self, lane: &Rc<LaneShared>, out: &mut Outbox<'_>) -> Option<Bytes> {
         let known = |wires: &[(Rc<LaneShared>, Option<Bytes>)]| {
             wires.iter().find(|(of, _)| Rc::ptr_eq(of, lane)).map(|(_, wire)| wire.clone())

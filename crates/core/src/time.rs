@@ -3,8 +3,8 @@
 use core::ops::{Add, Sub};
 use core::time::Duration;
 
-/// A point in time on a shard's clock, which never goes back: nanoseconds since its server started. Two of them are
-/// subtracted, and a [`Duration`] is added.
+/// A point in time on a shard's clock, which never goes back: nanoseconds since the start of its server. Subtract two of them,
+/// or add a [`Duration`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(u64);
 

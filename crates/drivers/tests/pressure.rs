@@ -25,7 +25,7 @@ fn an_empty_pool_parks_connections_and_no_byte_is_lost() {
         writers.into_iter().for_each(|writer| writer.join().unwrap());
         let stats = rig.driver.stats();
         assert!(stats.receives_parked > 0, "{stats:?}");
-        // Each arming has a buffer of its own: at most one for each buffer that was filled, and the first ones.
+        // Each arming has its own buffer: at most one for each buffer that was filled, and the first ones.
         let filled = (8 * len / 512 + 8 * len / 400) as u64;
         assert!(stats.receives_armed < filled + 8, "{stats:?}");
         ids.iter().for_each(|id| rig.close(*id, CloseHow::Orderly));

@@ -1,4 +1,4 @@
-//! What a service is told of a failure, and of the end of a connection.
+//! Failures of calls and ends of connections, as a service is told of them.
 
 use std::fmt;
 
@@ -6,15 +6,15 @@ use ringserve_core::{Account, CloseReason, ConnId, Outlet};
 
 use crate::peer::Peer;
 
-/// Why a call ends its connection, for [`Service::failed`](crate::Service::failed).
+/// The reason why a call ends its connection, for [`Service::failed`](crate::Service::failed).
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Failure<'a, E> {
-    /// It returned an error.
+    /// The call returned an error.
     Error(&'a E),
-    /// It waited for longer than [`Limits::handler_timeout`](crate::Limits::handler_timeout).
+    /// The call was pending for longer than [`Limits::handler_timeout`](crate::Limits::handler_timeout).
     TimedOut,
-    /// It panicked, or the framing did, with this message.
+    /// The call or the framing panicked, with this message.
     Panicked(&'a str),
 }
 
@@ -28,7 +28,7 @@ impl<E: fmt::Display> fmt::Display for Failure<'_, E> {
     }
 }
 
-/// A connection that ended. Nothing can be sent to it any more.
+/// A connection that ended and takes no more bytes.
 pub struct Closed<'a, S> {
     session: &'a S,
     outlet: &'a Outlet,
@@ -46,14 +46,14 @@ impl<'a, S> Closed<'a, S> {
         Closed { session, outlet, reason, account }
     }
 
-    /// The same end with another session, and for another reason.
+    /// The same end with another session and reason.
     #[cfg(feature = "codec")]
     pub(crate) fn with<T>(&self, session: &'a T, reason: CloseReason) -> Closed<'a, T> {
         Closed { session, outlet: self.outlet, reason, account: self.account }
     }
 
-    /// The same end with a part of the session, for a service inside whose session that part is, as
-    /// [`Cx::project`](crate::Cx::project) is of a connection.
+    /// The same end with a part of the session, for a wrapped service; as [`Cx::project`](crate::Cx::project) for an open
+    /// connection.
     pub fn project<T>(&self, part: impl FnOnce(&'a S) -> &'a T) -> Closed<'a, T> {
         Closed {
             session: part(self.session),
@@ -63,27 +63,27 @@ impl<'a, S> Closed<'a, S> {
         }
     }
 
-    /// The connection's state.
+    /// The session of the connection.
     pub fn session(&self) -> &'a S {
         self.session
     }
 
-    /// The name that the connection had on its shard. The next one in its place has another.
+    /// The id that the connection had on its shard. A connection that takes its place has another.
     pub fn id(&self) -> ConnId {
         self.outlet.id()
     }
 
-    /// Who was on the other end.
+    /// The other end of the connection.
     pub fn peer(&self) -> Peer {
         Peer::of(self.outlet)
     }
 
-    /// What was counted of it, for a service that asks for [accounts](crate::Service::ACCOUNTS).
+    /// The counts of the connection, if its service keeps [accounts](crate::Service::ACCOUNTS).
     pub fn account(&self) -> Option<Account> {
         self.account
     }
 
-    /// Why it ended. [`CloseReason::closed_by`] says who ended it.
+    /// The reason of the end. [`CloseReason::closed_by`] names the side that ended the connection.
     pub fn reason(&self) -> CloseReason {
         self.reason
     }

@@ -1,11 +1,11 @@
-//! User code may panic; the shard may not.
+//! Guards against panics of user code, which must not end a shard.
 
 use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
 
-/// What a panic said: one word, so that code which does not panic pays nothing for it.
+/// The message of a panic. One word, so that code which does not panic pays nothing for it.
 #[derive(Debug)]
 pub(crate) struct Panicked(Box<Message>);
 
@@ -31,7 +31,7 @@ impl Panicked {
     }
 }
 
-/// What a panic said.
+/// The message that a panic carried.
 pub(crate) fn message_of(panic: Box<dyn Any + Send>) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
@@ -39,15 +39,14 @@ pub(crate) fn message_of(panic: Box<dyn Any + Send>) -> String {
     text.unwrap_or_else(|| "no message".to_owned())
 }
 
-/// Runs user code; what it said if it panicked. What the code shares with the shard is written only through `Cell`s and
-/// short `RefCell` borrows that hold no user code, so a panic leaves it whole; the connection it came from is
-/// ended by the caller.
+/// Runs user code, and returns its message if it panicked. State that the code shares with the shard is written only through
+/// `Cell`s and short `RefCell` borrows that hold no user code, so a panic leaves it whole; the caller ends the connection.
 #[inline]
 pub(crate) fn guard<T>(code: impl FnOnce() -> T) -> Result<T, Panicked> {
     catch_unwind(AssertUnwindSafe(code)).map_err(Panicked::new)
 }
 
-/// Drops what a panic carried, which is user code too.
+/// Drops the value that a panic carried, which is user code too.
 #[cold]
 fn discard_panic(panic: Box<dyn Any + Send>) {
     if let Err(again) = catch_unwind(AssertUnwindSafe(move || drop(panic))) {
@@ -55,13 +54,13 @@ fn discard_panic(panic: Box<dyn Any + Send>) {
     }
 }
 
-/// Wakes a task. A waker is user code; if it panicked the task may not have been woken.
+/// Wakes a task. A waker is user code: if it panicked, the task may not have been woken.
 #[inline]
 pub(crate) fn wake(waker: Waker) -> Result<(), Panicked> {
     guard(move || waker.wake())
 }
 
-/// Drops a waker, which is user code too, where a panic would meet another one or leave something half done.
+/// Drops a waker, which is user code too, where a panic would meet another panic or leave something half done.
 #[inline]
 pub(crate) fn discard(waker: Option<Waker>) {
     if waker.is_some() {

@@ -1,4 +1,4 @@
-//! Reaching a connection from outside of its own calls.
+//! Handles that reach a connection from outside of its calls.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -16,15 +16,14 @@ use crate::shard::handle::Shard;
 use crate::shard::inbox::{Letter, RemoteShard};
 use crate::shard::notice::notice;
 
-/// Reaches a connection from any thread, as long as it lives: from its own shard, from another one, from a thread that
-/// is no shard. A clone costs two reference counts. It keeps neither the connection open nor its slot: once the
-/// connection ended, and whatever came in its place, the handle answers [`PushError::Gone`].
+/// Reaches a connection from any thread: from its own shard, another shard, or a thread beside them. A clone costs two
+/// reference counts. The handle keeps neither the connection open nor its slot: once the connection has ended, the handle
+/// answers [`PushError::Gone`], whatever connection took its place.
 ///
-/// What one thread pushes arrives in order. A push takes a lock for a few instructions, and wakes the shard if it
-/// sleeps.
+/// Pushes of one thread arrive in order. A push takes a lock for a few instructions, and wakes the shard if it sleeps.
 ///
-/// Handles of one connection are equal. As the key of a map a handle is safe, since it is told from others by what never changes,
-/// which clippy's `mutable_key_type` does not see; `(handle.shard(), handle.id())` is a key too, and smaller.
+/// Handles of one connection are equal. A handle is safe as the key of a map, since the part that is compared never changes;
+/// clippy's `mutable_key_type` does not see that. `(handle.shard(), handle.id())` is a key too, and a smaller one.
 #[derive(Clone)]
 pub struct ConnHandle {
     id: ConnId,
@@ -39,37 +38,36 @@ impl ConnHandle {
         ConnHandle { id: outlet.id(), gate: outlet.gate(), remote, shard: shard.index() as u32 }
     }
 
-    /// The connection's name on its shard.
+    /// The id of the connection, unique on its shard.
     pub fn id(&self) -> ConnId {
         self.id
     }
 
-    /// The [index](Shard::index) of its shard. Together with [`id`](ConnHandle::id) it names the connection in its server.
+    /// The [index](Shard::index) of the connection's shard. With [`id`](ConnHandle::id) it names the connection in its server.
     pub fn shard(&self) -> usize {
         self.shard as usize
     }
 
-    /// True once the connection ended, or its end was asked for, here or anywhere else: it takes no push any more.
+    /// True once the connection ended, or its end was requested anywhere: it takes no more pushes.
     pub fn is_gone(&self) -> bool {
         self.gate.is_gone()
     }
 
     /// Queues one frame, encoded by the service's framing on the connection's own shard. The same `Bytes` may go to many
-    /// connections without a copy until then, and from 32 KiB on they leave without one.
+    /// connections without a copy until then, and from 32 KiB on they are sent without one.
     ///
-    /// `Ok` means that it was queued while the connection lived, not that the peer got it.
+    /// `Ok` means that the frame was queued while the connection lived, not that the peer got it.
     ///
     /// # Errors
-    /// [`PushError::Full`] if the outbox, with what is on the way to it, is over
-    /// [`Limits::outbox_bytes_high`](crate::Limits::outbox_bytes_high), since the peer reads too slowly: the frame is not
-    /// queued, and it is yours to drop it or to close the connection. [`PushError::Gone`] if the connection ended, or is to
-    /// end.
+    /// [`PushError::Full`] if the outbox, with everything on the way to it, is over
+    /// [`Limits::outbox_bytes_high`](crate::Limits::outbox_bytes_high) because the peer reads too slowly. The frame is not
+    /// queued; the caller drops it or closes the connection. [`PushError::Gone`] if the connection ended, or is about to.
     pub fn push(&self, payload: impl Into<Bytes>) -> Result<(), PushError> {
         self.send(payload.into(), true)
     }
 
-    /// The same for bytes that leave as they are, as by [`Cx::write`](crate::Cx::write): frames that were encoded
-    /// before, once for many connections. They come whole between two frames.
+    /// Queues bytes as they are, as [`Cx::write`](crate::Cx::write) does: frames that were encoded before, once for many
+    /// connections. They arrive whole, between two frames.
     ///
     /// # Errors
     /// As [`push`](ConnHandle::push).
@@ -92,12 +90,12 @@ impl ConnHandle {
         })
     }
 
-    /// Waits until a push is not [full](PushError::Full): at once if there is room, and if the connection is gone. Otherwise the
-    /// outbox has to fall to [`Limits::outbox_bytes_low`](crate::Limits::outbox_bytes_low). Pushes of others may fill it
-    /// again before the caller's own: push in a loop.
+    /// Waits until a push finds room; returns at once if there is room or the connection is gone. Otherwise the outbox has to
+    /// fall to [`Limits::outbox_bytes_low`](crate::Limits::outbox_bytes_low). Other pushes may fill it again before the
+    /// caller's own, so push in a loop.
     ///
-    /// Any executor may await it, on any thread. It costs an allocation and a message to the shard where it waits. Dropping
-    /// it is free.
+    /// Any executor may await it, on any thread. A wait costs an allocation and a message to the connection's shard. Dropping
+    /// the future is free.
     pub async fn ready(&self) {
         while !self.gate.is_gone() && self.gate.is_full() {
             wait(&self.remote, self.id, Until::Ready).await;
@@ -105,25 +103,25 @@ impl ConnHandle {
     }
 
     /// Waits until the connection ended and its service, if it was opened, returned from
-    /// [`Service::close`](crate::Service::close). That is later than [`is_gone`](ConnHandle::is_gone) by the time that queued
-    /// replies take to leave. A shard that ends, ends its connections.
+    /// [`Service::close`](crate::Service::close). That is later than [`is_gone`](ConnHandle::is_gone), by the time that queued
+    /// replies take to leave. The end of a shard ends its connections.
     ///
-    /// As [`ready`](ConnHandle::ready) it may be awaited anywhere.
+    /// Any executor may await it, as [`ready`](ConnHandle::ready).
     pub async fn closed(&self) {
         wait(&self.remote, self.id, Until::Closed).await;
     }
 
-    /// Closes the connection after what is queued has left; a handler that waits is dropped then. Pushes find it gone at
-    /// once. The connection's shard hears of it at its next turn, also when it is this thread's: frames that came before
-    /// may still be handed over. [`Cx::close`](crate::Cx::close) closes at once.
+    /// Closes the connection after its queued replies; a pending call is dropped then. Pushes find it gone at once. Its shard
+    /// learns of the order in its next turn, even if the caller runs on that shard: frames that came before may still be handed
+    /// over. [`Cx::close`](crate::Cx::close) closes at once.
     pub fn close(&self) {
-        // Asking again and again must not fill the shard's mail.
+        // A request that is repeated must not fill the shard's inbox.
         if self.gate.ask_close() {
             let _ = self.remote.send(Letter::Close { id: self.id });
         }
     }
 
-    /// Resets the connection, at its shard's next turn. Pushes find it gone at once.
+    /// Resets the connection in its shard's next turn. Pushes find it gone at once.
     pub fn abort(&self) {
         if self.gate.ask_abort() {
             let _ = self.remote.send(Letter::Abort { id: self.id });
@@ -151,17 +149,17 @@ impl fmt::Debug for ConnHandle {
     }
 }
 
-/// Waits until that has happened to a connection, or its shard ended.
+/// Waits until `until` has happened to a connection, or its shard ended.
 async fn wait(remote: &RemoteShard, id: ConnId, until: Until) {
     let (noticed, notify) = notice();
-    // Where the shard ended the letter comes back, and its notice is given when it is dropped.
+    // If the shard ended, the letter comes back, and its drop gives the notice.
     let _ = remote.send(Letter::Await { id, until, notify });
     noticed.await;
 }
 
-/// Reaches a [`Stream`](crate::Stream) from any thread, as [`ConnHandle`] reaches a connection of frames. It pushes nothing:
-/// a stream has no frames, so bytes from elsewhere could land in the middle of what its owner writes. Bytes for a stream go
-/// to its owner, through a channel or [`Mesh`](crate::sync::Mesh), and the owner writes them between two messages.
+/// Reaches a [`Stream`](crate::Stream) from any thread, as [`ConnHandle`] reaches a connection of frames. It cannot push: a
+/// stream has no frames, so pushed bytes could land in the middle of a message that its owner writes. Send bytes for a stream
+/// to its owner, through a channel or a [`Mesh`](crate::sync::Mesh); the owner writes them between two messages.
 ///
 /// ```compile_fail,E0599
 /// fn push(handle: ringserve_server::StreamHandle) {
@@ -176,32 +174,33 @@ impl StreamHandle {
         StreamHandle(ConnHandle::new(outlet, shard))
     }
 
-    /// The connection's name on its shard.
+    /// The id of the connection, unique on its shard.
     pub fn id(&self) -> ConnId {
         self.0.id()
     }
 
-    /// As [`ConnHandle::shard`].
+    /// The shard of the connection, as [`ConnHandle::shard`].
     pub fn shard(&self) -> usize {
         self.0.shard()
     }
 
-    /// As [`ConnHandle::closed`].
+    /// Waits for the end, as [`ConnHandle::closed`].
     pub async fn closed(&self) {
         self.0.closed().await;
     }
 
-    /// As [`ConnHandle::is_gone`].
+    /// True once the connection is ending, as [`ConnHandle::is_gone`].
     pub fn is_gone(&self) -> bool {
         self.0.is_gone()
     }
 
-    /// As [`ConnHandle::close`]: after what is queued, and not after what the stream's owner has yet to write.
+    /// Closes the connection after its queued bytes, as [`ConnHandle::close`]. Bytes that the stream's owner has yet to write
+    /// are not waited for.
     pub fn close(&self) {
         self.0.close();
     }
 
-    /// As [`ConnHandle::abort`].
+    /// Resets the connection, as [`ConnHandle::abort`].
     pub fn abort(&self) {
         self.0.abort();
     }
@@ -213,8 +212,8 @@ impl fmt::Debug for StreamHandle {
     }
 }
 
-/// Reaches a connection from elsewhere on its shard, as long as it lives. It keeps the connection's memory
-/// (about 200 bytes and the session's size) from being used again, but not the connection open.
+/// Reaches a connection from other code on its own shard. The handle keeps the connection's memory, about 200 bytes and the
+/// session, from being reused, but does not keep the connection open.
 #[derive(Clone)]
 pub struct LocalHandle {
     id: ConnId,
@@ -227,17 +226,17 @@ impl LocalHandle {
         LocalHandle { id: shared.id(), shared: shared.downgrade(), shard: shard.clone() }
     }
 
-    /// The connection's name on its shard.
+    /// The id of the connection, unique on its shard.
     pub fn id(&self) -> ConnId {
         self.id
     }
 
-    /// The [index](Shard::index) of its shard, which is that of the caller.
+    /// The [index](Shard::index) of the connection's shard, which is the caller's.
     pub fn shard(&self) -> usize {
         self.shard.index()
     }
 
-    /// True once the connection ended, or its end was asked for, here or anywhere else: it takes no push any more.
+    /// True once the connection ended, or its end was requested anywhere: it takes no more pushes.
     pub fn is_gone(&self) -> bool {
         self.shared.upgrade().is_none_or(|shared| shared.is_ending())
     }
@@ -245,18 +244,18 @@ impl LocalHandle {
     /// Queues one frame, encoded by the service's framing.
     ///
     /// # Errors
-    /// [`PushError::Full`] if the outbox is over its high mark, since the peer reads too slowly: the frame is
-    /// not queued, and it is yours to drop it or to close the connection. [`PushError::Gone`] if the connection
-    /// ended, or is to end.
+    /// [`PushError::Full`] if the outbox is over its high mark because the peer reads too slowly. The frame is not queued; the
+    /// caller drops it or closes the connection. [`PushError::Gone`] if the connection ended, or is about to.
     pub fn push<'p>(&self, payload: impl Into<Payload<'p>>) -> Result<(), PushError> {
         self.room()?.reply(payload.into());
         Ok(())
     }
 
-    /// Queues one frame whose payload `write` writes in place, as by [`Cx::reply_with`](crate::Cx::reply_with).
+    /// Queues one frame whose payload `write` writes in place, as in [`Cx::reply_with`](crate::Cx::reply_with). The `Ok` holds
+    /// the result of `write`, its own error included.
     ///
     /// # Errors
-    /// As [`push`](LocalHandle::push): `write` is not called then. What `write` returns is the `Ok`, `write`'s own error among it.
+    /// As [`push`](LocalHandle::push); `write` is not called then.
     pub fn push_with<R: Written>(
         &self,
         write: impl FnOnce(&mut ReplyWriter<'_>) -> R,
@@ -264,7 +263,7 @@ impl LocalHandle {
         Ok(self.room()?.reply_with(write))
     }
 
-    /// Queues one frame whose payload comes in parts, as by [`Cx::reply_parts`](crate::Cx::reply_parts).
+    /// Queues one frame whose payload comes in parts, as in [`Cx::reply_parts`](crate::Cx::reply_parts).
     ///
     /// # Errors
     /// As [`push`](LocalHandle::push).
@@ -276,7 +275,7 @@ impl LocalHandle {
         Ok(())
     }
 
-    /// Queues one frame that other connections of this shard are sent too: it is encoded once for all those of a service.
+    /// Queues one frame that other connections of this shard get too. It is encoded once for all connections of a service.
     ///
     /// # Errors
     /// As [`push`](LocalHandle::push).
@@ -285,7 +284,7 @@ impl LocalHandle {
         Ok(())
     }
 
-    /// Queues bytes that leave as they are, as by [`Cx::write`](crate::Cx::write).
+    /// Queues bytes as they are, as [`Cx::write`](crate::Cx::write) does.
     ///
     /// # Errors
     /// As [`push`](LocalHandle::push).
@@ -294,20 +293,20 @@ impl LocalHandle {
         Ok(())
     }
 
-    /// Whether a push would be taken now.
+    /// Checks whether a push would find room now.
     #[cfg(feature = "codec")]
     pub(crate) fn check(&self) -> Result<(), PushError> {
         self.room().map(drop)
     }
 
-    /// The connection, if it takes a push.
+    /// The connection's outlet, if a push would find room.
     fn room(&self) -> Result<CountedHead<Outlet>, PushError> {
         let shared = self.shared.upgrade().filter(|shared| !shared.is_ending()).ok_or(PushError::Gone)?;
         if shared.is_full() { Err(PushError::Full) } else { Ok(shared) }
     }
 
-    /// Waits until a push is not [full](PushError::Full): at once if there is room, and if the connection is gone. Otherwise the
-    /// outbox has to fall to [`Limits::outbox_bytes_low`](crate::Limits::outbox_bytes_low).
+    /// Waits until a push finds room; returns at once if there is room or the connection is gone. Otherwise the outbox has to
+    /// fall to [`Limits::outbox_bytes_low`](crate::Limits::outbox_bytes_low).
     pub async fn ready(&self) {
         poll_fn(|task| match self.shared.upgrade() {
             Some(shared) if shared.is_full() && !shared.is_ending() => {
@@ -320,13 +319,13 @@ impl LocalHandle {
     }
 
     /// Waits until the connection ended and its service, if it was opened, returned from
-    /// [`Service::close`](crate::Service::close). That is later than [`is_gone`](LocalHandle::is_gone) by the time that queued
+    /// [`Service::close`](crate::Service::close). That is later than [`is_gone`](LocalHandle::is_gone), by the time that queued
     /// replies take to leave.
     pub async fn closed(&self) {
         wait(self.shard.remote(), self.id, Until::Closed).await;
     }
 
-    /// Closes the connection after what is queued has left; a handler that waits is dropped then.
+    /// Closes the connection after its queued replies; a pending call is dropped then.
     pub fn close(&self) {
         if let Some(shared) = self.shared.upgrade() {
             shared.close();
@@ -361,12 +360,12 @@ impl fmt::Debug for LocalHandle {
     }
 }
 
-/// Why a push was not queued.
+/// The reason why a push was not queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PushError {
     /// The peer reads too slowly.
     Full,
-    /// The connection ended, or its end was asked for.
+    /// The connection ended, or its end was requested.
     Gone,
 }
 

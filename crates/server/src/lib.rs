@@ -58,19 +58,19 @@ pub use shard::handle::Shard;
 pub use stream::byte_stream::Stream;
 pub use stream::service::{StreamService, stream};
 
-/// What the factory of a server may return: a service, or what it has to wait for.
+/// Values that the factory of a server may return: a service, or a future that makes one.
 pub mod factory {
     pub use crate::service::{Made, Making, NoService, Starting};
 }
 
-/// How bytes become frames, and replies become bytes.
+/// Framings: bytes to frames, and replies to bytes.
 pub mod framing {
     pub use crate::parts::{Kept, Parts, Span};
     pub use ringserve_core::Outbox;
     pub use ringserve_core::framing::*;
 }
 
-/// Where the services of a server are reached ([`Server::service`](crate::Server::service)).
+/// Endpoints of the services of a server ([`Server::service`](crate::Server::service)).
 pub mod listen {
     pub use crate::server::listen::endpoint::{
         Endpoint, Endpoints, IntoEndpoints, activated, adopt, endpoints, tcp, unix,
@@ -79,15 +79,15 @@ pub mod listen {
     pub use ringserve_core::proxy::{HeaderError, ProxiedSsl, Tlvs};
 }
 
-/// What may stand between a socket and the framing of its connections: encryption, or another layer that changes bytes.
+/// Layers between a socket and the framing of its connections: encryption, or another layer that changes bytes.
 ///
-/// A listener has a [`Transport`](transport::Transport) ([`Endpoint::transport`](crate::listen::Endpoint::transport),
-/// [`Server::transport`]), or none. Each of its connections has a [`Channel`](transport::Channel) then, which goes through a
-/// handshake before [`Service::open`], and makes clear what is received and seals what is sent from there on. Services, streams, HTTP and
-/// codecs do not notice. What the handshake found out is asked for by its type: [`Cx::facts`], [`Opening::facts`], [`Stream::facts`].
+/// A listener may have a [`Transport`](transport::Transport) ([`Endpoint::transport`](crate::listen::Endpoint::transport),
+/// [`Server::transport`]). Each of its connections then has a [`Channel`](transport::Channel), which completes a handshake
+/// before [`Service::open`], and from there on opens received bytes and seals sent ones. Services, streams, HTTP and codecs do
+/// not change. Facts of the handshake are read by their type: [`Cx::facts`], [`Opening::facts`], [`Stream::facts`].
 ///
-/// A panic of a transport or of a channel ends one connection ([`CloseReason::HandlerPanicked`]), with a line in the log. What the call
-/// that panicked appended does not leave, and the channel is dropped at once. For this each channel has 24 bytes of memory beside its own.
+/// A panic of a transport or of a channel ends one connection ([`CloseReason::HandlerPanicked`]), with a line in the log. Bytes
+/// that the panicked call appended do not leave, and the channel is dropped at once. Each channel costs 24 bytes for this.
 ///
 /// ```
 /// use ringserve::transport::{Batch, Channel, Fault, LeaseMut, Transport, Unsealed};
@@ -159,13 +159,13 @@ pub mod transport {
     pub use ringserve_core::{Batch, Channel, Fault, Transport, Unsealed};
 }
 
-/// Bounds of a server, beside those of a service ([`Limits`]), and the memory that it may use.
+/// Limits of a server, in addition to those of a service ([`Limits`]), and the memory that it may use.
 pub mod limits {
     pub use crate::server::memory::{UsableMemory, usable_memory};
     pub use ringserve_core::{ConnLimits, IdleCounts, LimitError, ServerLimits};
 }
 
-/// Addresses, what the kernel is told about sockets, and connections to other servers.
+/// Addresses, socket options, and connections to other servers.
 pub mod net {
     pub use crate::server::socket_options::apply::SocketOptionWarning;
     pub use crate::server::socket_options::check::SocketOptionError;
@@ -181,20 +181,19 @@ pub mod net {
     pub use ringserve_core::{Address, PeerCredentials};
 }
 
-/// Handles on tasks of a shard, and on calls that block beside the shards.
+/// Handles of tasks of a shard, and of blocking calls beside the shards.
 pub mod task {
     pub use crate::shard::blocking::{Blocking, BlockingError};
     pub use crate::shard::join::{JoinError, JoinHandle, SpawnError};
 }
 
-/// The time on the shards' clock, and the futures of [`Cx::sleep`](crate::Cx::sleep) and [`Cx::timeout`](crate::Cx::timeout).
+/// The clock of the shards, and the futures of [`Cx::sleep`](crate::Cx::sleep) and [`Cx::timeout`](crate::Cx::timeout).
 pub mod time {
     pub use crate::shard::timers::{Elapsed, Interval, Sleep, Timeout};
     pub use ringserve_core::Time;
 }
 
-/// Runs a shard, or a whole server, over drivers of the caller's. For benchmarks and tests of this workspace, not for
-/// users.
+/// Runs a shard, or a whole server, over drivers of the caller. For benchmarks and tests of this workspace, not for users.
 #[doc(hidden)]
 pub mod internals {
     pub use crate::server::driven::{Drivers, start_on, start_several_on};

@@ -1,4 +1,4 @@
-//! The beginning of a connection: how its service makes a session, or refuses it.
+//! A connection that was accepted: its service makes a session, or refuses it.
 
 use std::fmt;
 use std::future::Future;
@@ -16,8 +16,9 @@ use crate::shard::handle::Shard;
 use crate::shard::join::{JoinHandle, SpawnError};
 use crate::shard::timers::{Sleep, Timeout};
 
-/// What a service keeps for a connection. Every type that is `Default` is one, and [`Service::open`](crate::Service::open) makes it
-/// by default. A type that is not `Default`, since it takes the peer to make one, says that it is one, and `open` makes it:
+/// State that a service keeps for one connection. Every type that is `Default` is a session, and
+/// [`Service::open`](crate::Service::open) makes it by default. A type that is not `Default`, because it is made from the peer,
+/// implements this trait, and `open` makes it:
 ///
 /// ```
 /// use ringserve::{Cx, Frame, Opening, Refusal, Service, Session};
@@ -52,7 +53,7 @@ use crate::shard::timers::{Sleep, Timeout};
     note = "write `impl Session for {Self} {{}}`, and make it in `Service::open`"
 )]
 pub trait Session: Sized + 'static {
-    /// What makes one without a look at the connection, where there is such a thing.
+    /// Makes a session without the connection, if the type is `Default`.
     const DEFAULT: Option<fn() -> Self> = None;
 }
 
@@ -60,7 +61,7 @@ impl<T: Default + 'static> Session for T {
     const DEFAULT: Option<fn() -> T> = Some(T::default);
 }
 
-/// A session made without a look at the connection.
+/// A session made without the connection.
 pub(crate) fn by_default<S: Session>() -> Result<S, Refusal> {
     match S::DEFAULT {
         Some(make) => Ok(make()),
@@ -68,12 +69,12 @@ pub(crate) fn by_default<S: Session>() -> Result<S, Refusal> {
     }
 }
 
-/// Why [`Service::open`](crate::Service::open) refuses a connection; it goes to the log.
+/// The reason why [`Service::open`](crate::Service::open) refuses a connection, for the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal(String);
 
 impl Refusal {
-    /// A refusal with its reason.
+    /// Makes a refusal with its reason.
     pub fn new(reason: impl Into<String>) -> Refusal {
         Refusal(reason.into())
     }
@@ -85,10 +86,10 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// A connection that was accepted, and that [`Service::open`](crate::Service::open) may take or refuse. It replies,
-/// waits, and gives handles as a [`Cx`](crate::Cx) does. It has no session: that is what is made here.
+/// A connection that was accepted and that [`Service::open`](crate::Service::open) may take or refuse. It replies, waits and
+/// gives handles as a [`Cx`](crate::Cx) does, but has no session yet.
 ///
-/// What is queued here leaves before the replies to the first frame, and as last words if the connection is refused.
+/// Replies queued here leave before those to the first frame, and as last words if the connection is refused.
 pub struct Opening<'a> {
     head: &'a ConnHead,
     shard: &'a Shard,
@@ -103,33 +104,33 @@ impl<'a> Opening<'a> {
         self.head
     }
 
-    /// Who wants to connect.
+    /// The peer that wants to connect.
     pub fn peer(&self) -> Peer {
         Peer::of(self.head)
     }
 
-    /// What the proxy said of the peer beside its address, if it came through one and
+    /// Fields that the proxy sent about the peer beside its address, if the peer came through one and
     /// [`ProxyProtocol::keep_tlvs`](crate::listen::ProxyProtocol::keep_tlvs) is on.
     pub fn tlvs(&self) -> Option<Tlvs> {
         self.head.tlvs()
     }
 
-    /// What the connection's [transport](crate::transport) found out in its handshake, if that is a `T`.
+    /// Facts from the handshake of the connection's [transport](crate::transport), if they are a `T`.
     pub fn facts<T: 'static>(&self) -> Option<Rc<T>> {
         self.head.facts()?.downcast().ok()
     }
 
-    /// The connection's name on its shard.
+    /// The id of the connection, unique on its shard.
     pub fn id(&self) -> ConnId {
         self.head.id()
     }
 
-    /// The shard that accepted it.
+    /// The shard that accepted the connection.
     pub fn shard(&self) -> &'a Shard {
         self.shard
     }
 
-    /// Queues one frame, encoded by the service's framing: a greeting, or last words. As [`Cx::reply`](crate::Cx::reply).
+    /// Queues a greeting or last words as one frame, encoded by the service's framing. As [`Cx::reply`](crate::Cx::reply).
     pub fn reply<'p>(&self, payload: impl Into<Payload<'p>>) {
         self.head.reply(payload.into());
     }
@@ -159,18 +160,18 @@ impl<'a> Opening<'a> {
         self.head.write_with(write)
     }
 
-    /// A handle that can be kept and sent to other threads. What is pushed through it leaves at once, also before the
-    /// connection is open. It allocates.
+    /// A handle that may be kept and sent to other threads. Pushes through it leave at once, even before the connection is
+    /// open. It allocates.
     pub fn handle(&self) -> ConnHandle {
         ConnHandle::new(self.head, self.shard)
     }
 
-    /// A handle for use on this shard alone, which allocates nothing.
+    /// A handle for this shard alone. It does not allocate.
     pub fn local_handle(&self) -> LocalHandle {
         LocalHandle::new(self.head, self.shard)
     }
 
-    /// As [`Cx::spawn_on_connection`](crate::Cx::spawn_on_connection). The task of a connection that is refused ends with it.
+    /// As [`Cx::spawn_on_connection`](crate::Cx::spawn_on_connection). If the connection is refused, the task ends with it.
     ///
     /// # Errors
     /// Those of [`Cx::spawn_on_connection`](crate::Cx::spawn_on_connection).
@@ -189,7 +190,7 @@ impl<'a> Opening<'a> {
     /// As [`Cx::set_limits`](crate::Cx::set_limits).
     ///
     /// # Errors
-    /// A value out of its range, or one that contradicts another limit: nothing is changed then.
+    /// A value out of its range, or one that contradicts another limit. Nothing is changed then.
     pub fn set_limits(&self, limits: &ConnLimits) -> Result<(), LimitError> {
         self.head.set_limits(limits)
     }
@@ -204,11 +205,11 @@ impl<'a> Opening<'a> {
         self.shard.sleep(time)
     }
 
-    /// Runs a future for `time` at most, and drops it then. The whole of `open` has
-    /// [`Limits::open_timeout`](crate::Limits::open_timeout).
+    /// Runs a future for at most `time`, then drops it. [`Limits::open_timeout`](crate::Limits::open_timeout) bounds `open` as
+    /// a whole.
     ///
     /// # Errors
-    /// [`Elapsed`](crate::time::Elapsed) if the time was over first.
+    /// [`Elapsed`](crate::time::Elapsed) if `time` was over first.
     pub fn timeout<F: Future>(&self, time: Duration, future: F) -> Timeout<'a, F> {
         self.shard.timeout(time, future)
     }

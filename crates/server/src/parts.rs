@@ -1,18 +1,18 @@
-//! Where the parts of a message lie, and parts that are kept.
+//! Parts of a message by their places, and parts that are kept.
 
 use std::fmt;
 use std::ops::Deref;
 
 use ringserve_core::Frame;
 
-/// From this size on a part that was received in its own block is kept in it.
+/// The size from which a part that fills its own block is kept in that block.
 const KEPT_BYTES_MIN: usize = 16 << 10;
 
-/// Where a part begins and ends.
+/// Begin and end of a part.
 pub type Span = (u32, u32);
 
-/// The parts of a message: the arguments of a request, the fields of a record. What a framing finds while it looks for the end of a
-/// frame can go on as spans in the [head](crate::framing::TypedFraming::Head), and be read as this.
+/// The parts of a message: the arguments of a request, the fields of a record. A framing that finds them while it looks for the
+/// end of a frame may hand them over as spans in the [head](crate::framing::TypedFraming::Head); this reads them.
 ///
 /// ```
 /// use ringserve::framing::Parts;
@@ -26,18 +26,18 @@ pub type Span = (u32, u32);
 pub struct Parts<'a> {
     bytes: &'a [u8],
     spans: &'a [Span],
-    /// The frame whose payload these bytes are.
+    /// The frame whose payload `bytes` is, if it is one.
     frame: Option<&'a Frame>,
 }
 
 impl<'a> Parts<'a> {
-    /// Those at `spans` in `bytes`. [`get`](Parts::get) panics for one that lies outside.
+    /// The parts at `spans` in `bytes`. [`get`](Parts::get) panics for a span outside of `bytes`.
     #[inline]
     pub fn new(bytes: &'a [u8], spans: &'a [Span]) -> Parts<'a> {
         Parts { bytes, spans, frame: None }
     }
 
-    /// Those at `spans` in the payload of a frame, which can be [kept](Parts::keep) without a copy.
+    /// The parts at `spans` in the payload of a frame, which can be [kept](Parts::keep) without a copy.
     #[inline]
     pub fn of_frame(frame: &'a Frame, spans: &'a [Span]) -> Parts<'a> {
         Parts { bytes: frame, spans, frame: Some(frame) }
@@ -52,42 +52,42 @@ impl<'a> Parts<'a> {
         Parts { spans, ..self }
     }
 
-    /// How many there are.
+    /// The number of parts.
     #[inline]
     pub fn len(&self) -> usize {
         self.spans.len()
     }
 
-    /// True if there is none.
+    /// True if there are no parts.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.spans.is_empty()
     }
 
-    /// Where they lie.
+    /// The places of the parts.
     #[inline]
     pub fn spans(&self) -> &'a [Span] {
         self.spans
     }
 
-    /// One of them, empty if it is not there.
+    /// Part `n`, empty if there is none.
     #[inline]
     pub fn get(&self, n: usize) -> &'a [u8] {
         let (from, to) = self.spans.get(n).copied().unwrap_or_default();
         &self.bytes[from as usize..to as usize]
     }
 
-    /// Those from one on.
+    /// The parts from `n` on.
     pub fn from(self, n: usize) -> impl ExactSizeIterator<Item = &'a [u8]> {
         (n.min(self.len())..self.len()).map(move |n| self.get(n))
     }
 
-    /// One of them in small letters, to be compared or told. What is no UTF-8 is replaced.
+    /// Part `n` in lower case, to compare or to print. Bytes that are not UTF-8 are replaced.
     pub fn word(&self, n: usize) -> String {
         String::from_utf8_lossy(self.get(n)).to_ascii_lowercase()
     }
 
-    /// One of them for longer than its frame lives.
+    /// Keeps part `n` for longer than its frame lives.
     #[inline]
     pub fn keep(&self, n: usize) -> Kept {
         let bytes = self.get(n);
@@ -107,10 +107,11 @@ impl fmt::Debug for Parts<'_> {
     }
 }
 
-/// Bytes that are kept, as the value of a key: a copy, or the block that they were received in, so that a large one is never copied.
+/// Bytes that outlive their frame, such as the value of a key: a copy, or the block in which they were received, so that a
+/// large value is never copied.
 ///
-/// A block is kept from 16 KiB on, if it is none of the receive buffers and at most a quarter larger than what lies in it. A frame
-/// that is larger than a receive buffer has such a block.
+/// A block is kept from 16 KiB on if it is not a receive buffer and at most a quarter larger than the part in it. A frame that
+/// is larger than a receive buffer has such a block.
 ///
 /// ```
 /// use ringserve::framing::{Kept, Parts};
@@ -127,7 +128,7 @@ enum Held {
 }
 
 impl Kept {
-    /// Takes a part in place of what was kept. A copy goes into the memory of the last one where that is not much too large.
+    /// Takes part `n` in place of the old bytes. A copy goes into the old memory if that is not much too large.
     #[inline]
     pub fn replace(&mut self, parts: Parts<'_>, n: usize) {
         let bytes = parts.get(n);
@@ -143,7 +144,7 @@ impl Kept {
         }
     }
 
-    /// To change it. Bytes in a block are copied out before.
+    /// The bytes, to be changed. Bytes in a block are copied out first.
     #[inline]
     pub fn to_mut(&mut self) -> &mut Vec<u8> {
         if let Held::Block(frame) = &self.0 {
@@ -155,7 +156,7 @@ impl Kept {
         }
     }
 
-    /// The block that it lies in, to be [lent](crate::ReplyWriter::lend).
+    /// The block of the bytes, to be [lent](crate::ReplyWriter::lend).
     #[inline]
     pub fn block(&self) -> Option<&Frame> {
         match &self.0 {

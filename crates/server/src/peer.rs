@@ -1,4 +1,4 @@
-//! Who is at the other end of a connection.
+//! The other end of a connection.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -24,43 +24,43 @@ impl Peer {
         Peer { addr: outlet.peer(), via, is_proxy: false, listener: outlet.listener(), asked }
     }
 
-    /// One of which nothing else is known yet.
+    /// A peer of which only address and listener are known.
     pub(crate) fn new(addr: Option<SocketAddr>, listener: u16) -> Peer {
         Peer { addr, via: None, is_proxy: false, listener, asked: Asked::default() }
     }
 
-    /// Its address: behind a proxy the client's. `None` on a Unix socket, for a peer that was gone before it could be asked, and where
-    /// [`SocketOptions::peer_address`](crate::net::SocketOptions::peer_address) is off.
+    /// The address of the peer, behind a proxy that of the client. `None` on a Unix socket, for a peer that was gone before the
+    /// kernel was asked, and where [`SocketOptions::peer_address`](crate::net::SocketOptions::peer_address) is off.
     pub fn addr(&self) -> Option<SocketAddr> {
         self.addr
     }
 
-    /// The proxy through which it came, where [`addr`](Peer::addr) is what that said in the header of the PROXY protocol. `None` for
-    /// a peer that came directly, for a proxy that speaks for itself, and for one without an address, at a Unix socket.
+    /// The proxy through which the peer came, where [`addr`](Peer::addr) is taken from its PROXY header. `None` for a peer that
+    /// came directly, for a proxy that speaks for itself, and for a proxy at a Unix socket, which has no address.
     pub fn via(&self) -> Option<SocketAddr> {
         self.via
     }
 
-    /// True of a proxy that has not said for whom it comes, as [`Server::admit`](crate::Server::admit) sees it first: a policy on the
+    /// True for a proxy whose header has not been read, as [`Server::admit`](crate::Server::admit) sees it first. A policy on
     /// addresses of clients waits for the second call.
     pub fn is_proxy(&self) -> bool {
         self.is_proxy
     }
 
-    /// Which address it connected to: one of this host, or of the proxy through which it came. `None` on a Unix socket, and of
-    /// those who came directly where [`SocketOptions::local_address`](crate::net::SocketOptions::local_address) is off, as it is by
-    /// default.
+    /// The local address that the peer connected to: of this host, or of the proxy through which it came. `None` on a Unix
+    /// socket, and for peers that came directly while
+    /// [`SocketOptions::local_address`](crate::net::SocketOptions::local_address) is off, as it is by default.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.asked.local
     }
 
-    /// The process at the other end of a Unix socket, which may be a proxy: see [`via`](Peer::via). `None` for all others, and where
+    /// The process at the other end of a Unix socket, which may be a proxy: see [`via`](Peer::via). `None` for TCP, and while
     /// [`SocketOptions::peer_credentials`](crate::net::SocketOptions::peer_credentials) is off, as it is by default.
     pub fn credentials(&self) -> Option<PeerCredentials> {
         self.asked.credentials
     }
 
-    /// Which of the server's listeners it connected to, in the order of
+    /// The listener that the peer connected to, counted in the order of
     /// [`ServerHandle::listeners`](crate::ServerHandle::listeners).
     pub fn listener(&self) -> usize {
         usize::from(self.listener)

@@ -1,4 +1,4 @@
-//! What a user writes.
+//! Services: the trait that users implement, and what a factory may return.
 
 use std::error::Error;
 use std::fmt;
@@ -13,11 +13,10 @@ use crate::cx::Cx;
 use crate::opening::{Opening, Refusal, Session, by_default};
 use crate::shard::handle::Shard;
 
-/// What a server does with frames.
+/// Handles the frames of a server.
 ///
-/// There is one value for each shard, made on that shard's thread by the factory given to
-/// [`Server::serve`](crate::Server::serve). All calls come from that thread, so a service need not be `Send`
-/// and keeps per-core state in `Cell` and `RefCell`.
+/// Each shard has one value, made on the shard's thread by the factory given to [`Server::serve`](crate::Server::serve). All
+/// calls come from that thread, so a service need not be `Send` and keeps state in `Cell` and `RefCell`.
 ///
 /// ```
 /// use ringserve::{Cx, Frame, Service};
@@ -35,32 +34,31 @@ use crate::shard::handle::Shard;
 /// }
 /// ```
 ///
-/// `H` is what its framing hands over with each frame ([`TypedFraming::Head`]): nothing, for most. A service of frames with a head is
-/// given to the server by [`with_heads`].
+/// `H` is the head that the framing hands over with each frame ([`TypedFraming::Head`]); most framings have none. A service of
+/// frames with heads is given to the server by [`with_heads`].
 pub trait Service<H = ()>: Sized + 'static {
-    /// State of one connection, made by [`open`](Service::open). It is shared (`Cell` and `RefCell` inside, like the service
-    /// itself), so that it can be reached from several places at once.
+    /// State of one connection, made by [`open`](Service::open). Several calls may use it at once, so it is shared, with `Cell`
+    /// and `RefCell` inside as in the service itself.
     type Session: Session;
 
     /// Why a call failed. The connection is closed after its queued replies, and the error is logged once.
     type Error: fmt::Display;
 
-    /// Whether each connection has an [account](Closed::account), for logs of accesses and for bills: 56 bytes for each, in
-    /// chunks of 256, and a few instructions for each frame. Without it neither.
+    /// Keeps an [account](Closed::account) of each connection, for access logs and bills. It costs 56 bytes for each
+    /// connection, in chunks of 256 connections, and a few instructions for each frame. Off by default, at no cost.
     const ACCOUNTS: bool = false;
 
-    /// A connection was accepted: makes its session, of what is known of its peer. It may be greeted here, or refused: what was
-    /// queued until then still leaves. By default the session is made by `Default`; a service whose session is not `Default`
-    /// does not compile without a method of its own.
+    /// Makes the session of a connection that was accepted, or refuses it. A greeting or last words may be queued here. By
+    /// default the session is made by `Default`; a service whose session is not `Default` has to write this method.
     ///
-    /// This may wait, for a look-up or an authentication. Frames are received meanwhile and wait, up to
-    /// [`Limits::inbox_bytes_high`]. A future that does not wait is never stored and allocates nothing. One that waits is
-    /// dropped, and [`close`](Service::close) is not called, if [`Limits::open_timeout`] is over, the peer resets the
-    /// connection, or the server ends it. A drain closes a connection that waits here and has sent nothing yet, and answers the
-    /// frames of one that has. The peer's FIN alone ends nothing: the peer may have sent what it wants to be answered.
+    /// `open` may wait, for a look-up or an authentication. Meanwhile frames are received and wait, up to
+    /// [`Limits::inbox_bytes_high`]. A future that does not wait is never stored and allocates nothing. A pending future is
+    /// dropped, without a call of [`close`](Service::close), when [`Limits::open_timeout`] is over, the peer resets the
+    /// connection, or the server ends it. A drain closes a connection whose `open` is pending if the peer has sent nothing yet,
+    /// and otherwise answers its frames. The peer's FIN alone ends nothing: requests may stand before it.
     ///
     /// # Errors
-    /// A [`Refusal`] closes the connection after what was queued; [`close`](Service::close) is not called then.
+    /// A [`Refusal`] closes the connection after the queued replies, without a call of [`close`](Service::close).
     fn open(&self, opening: &Opening<'_>) -> impl Future<Output = Result<Self::Session, Refusal>> {
         const {
             assert!(
@@ -72,61 +70,59 @@ pub trait Service<H = ()>: Sized + 'static {
         ready(by_default())
     }
 
-    /// A frame arrived. The next frame of the same connection is handed over when this future is done; other
-    /// connections go on meanwhile. A future that never waits is never stored: it runs straight from the
-    /// completion, without allocation.
+    /// Handles one frame. The connection's next frame is handed over when this future is done; other connections go on
+    /// meanwhile. A future that never waits is never stored: it runs straight from the completion, without an allocation.
     ///
-    /// When the connection ends while the future waits, it is dropped.
+    /// The end of the connection drops a pending future.
     ///
     /// # Errors
-    /// Closes this connection after its queued replies.
+    /// An error closes this connection after its queued replies.
     fn call(
         &self,
         cx: &Cx<'_, Self::Session>,
         frame: Frame<H>,
     ) -> impl Future<Output = Result<(), Self::Error>>;
 
-    /// The peer broke the framing. Last words may be written; then the connection is closed.
+    /// The peer broke the framing. Last words may be queued; then the connection is closed.
     fn malformed(&self, cx: &Cx<'_, Self::Session>, error: &FrameError) {
         let _ = (cx, error);
     }
 
-    /// A call fails: by its error, by [`Limits::handler_timeout`], or by a panic. Last words may be queued, after which the
-    /// connection is closed. A panic resets the connection, unless something is queued here. The service need not log it: the
-    /// server does. Called for the first failure of a connection.
+    /// A call failed: by its error, by [`Limits::handler_timeout`], or by a panic. Last words may be queued; then the
+    /// connection is closed. A panic resets the connection, unless last words are queued here. The server logs the failure, so
+    /// the service need not. Called for the first failure of a connection.
     fn failed(&self, cx: &Cx<'_, Self::Session>, failure: &Failure<'_, Self::Error>) {
         let _ = (cx, failure);
     }
 
-    /// The server begins to shut down: a moment for a goodbye. Called once for each connection that is open, before
-    /// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout) cuts it, and for one that opens later, right after that. A server with many connections tells some of
-    /// them in each turn.
+    /// The server begins to shut down: a moment for a goodbye. Called once for each open connection, before
+    /// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout) cuts it, and for a connection that opens
+    /// later right after its `open`. A server with many connections calls it for some of them in each turn.
     fn draining(&self, cx: &Cx<'_, Self::Session>) {
         let _ = cx;
     }
 
-    /// The peer was silent for [`Limits::heartbeat_interval`](crate::Limits::heartbeat_interval): what this queues asks it for a sign of
-    /// life. Any byte is an answer; after [`Limits::heartbeats_missed_max`](crate::Limits::heartbeats_missed_max) without
-    /// one the connection is closed. Not called while the outbox is over its high mark.
+    /// The peer was silent for [`Limits::heartbeat_interval`](crate::Limits::heartbeat_interval): queue a question for a sign
+    /// of life here. Any byte is an answer; after [`Limits::heartbeats_missed_max`](crate::Limits::heartbeats_missed_max)
+    /// heartbeats without one the connection is closed. Not called while the outbox is over its high mark.
     fn heartbeat(&self, cx: &Cx<'_, Self::Session>) {
         let _ = cx;
     }
 
-    /// The peer sent its last byte, every frame was handed over, and the connection is [held
-    /// open](Cx::hold_open): it is for the service to close it.
+    /// The peer sent FIN, all its frames were handed over, and the connection is [held open](Cx::hold_open): the service closes
+    /// it, now or later.
     fn input_ended(&self, cx: &Cx<'_, Self::Session>) {
         cx.close();
     }
 
-    /// The connection ended. Called once for each successful [`open`](Service::open), when no future of the
-    /// connection is left.
+    /// The connection ended. Called once for each successful [`open`](Service::open), when no future of the connection is left.
     fn close(&self, closed: &Closed<'_, Self::Session>) {
         let _ = closed;
     }
 }
 
-/// What the factory of a server with the framing `F` returns: a [`Service`], [`with_heads`], [`stream`](crate::stream()), `http`, a
-/// `Result` with one of them, or [`starting`] with a future of any of these.
+/// A value that a factory may return for a server with the framing `F`: a [`Service`], [`with_heads`],
+/// [`stream`](crate::stream()), `http`, a `Result` with one of them, or [`starting`] with a future of any of these.
 #[diagnostic::on_unimplemented(
     message = "a factory returns a `Service`, `stream(..)`, `http(..)`, a `Result` with one, or `starting(..)` with a future of \
                one, and not `{Self}`",
@@ -137,19 +133,19 @@ pub trait IntoService<F: TypedFraming> {
     /// The service.
     type Service: Service<F::Head, Session: HoldsState<F::State>>;
 
-    /// The service, or what has to be waited for. If there is none the server does not start.
+    /// Gives the service, or the future that makes it. Without a service the server does not start.
     ///
     /// # Errors
-    /// Those of the factory, and of what it returned.
+    /// Those of the factory and of the future.
     fn into_service(self, shard: &Shard) -> Result<Made<Self::Service>, NoService>;
 
-    /// What it speaks, by the names that TLS has for protocols (ALPN), the preferred one first.
+    /// The names of the protocols that the service speaks, as TLS knows them (ALPN), the preferred one first.
     #[doc(hidden)]
     fn protocols() -> &'static [&'static str] {
         &[]
     }
 
-    /// Switches off the limits that cannot hold for such a service.
+    /// Switches off the limits that do not apply to such a service.
     #[doc(hidden)]
     fn adjust(limits: &mut Limits) {
         let _ = limits;
@@ -182,7 +178,7 @@ impl<S: IntoService<F>, F: TypedFraming, E: Into<Box<dyn Error + Send + Sync>>> 
     }
 }
 
-/// A service of frames with a head, for a framing that hands one over: what the factory of a server returns.
+/// Makes a service of frames with heads out of `service`, for a framing that hands heads over.
 ///
 /// ```
 /// use ringserve::framing::{Cut, EncodeError, FrameError, Outbox, Payload, TypedFraming};
@@ -238,7 +234,7 @@ pub fn with_heads<S>(service: S) -> WithHeads<S> {
     WithHeads(service)
 }
 
-/// What [`with_heads`] returns.
+/// A service of frames with heads, made by [`with_heads`].
 #[derive(Clone, Debug)]
 pub struct WithHeads<S>(S);
 
@@ -254,26 +250,26 @@ where
     }
 }
 
-/// Why a factory made no service.
+/// The reason why a factory made no service.
 pub type NoService = Box<dyn Error + Send + Sync>;
 
-/// What a factory made.
+/// The result of a factory.
 #[non_exhaustive]
 pub enum Made<S, E = NoService> {
-    /// It is there.
+    /// A service.
     Now(S),
-    /// It will be there once this future is done, or will not.
+    /// A future that makes the service.
     Later(Making<S, E>),
 }
 
-/// A service that is being made, on its shard.
+/// A future that makes a service, on its shard.
 pub type Making<S, E = NoService> = Pin<Box<dyn Future<Output = Result<S, E>>>>;
 
 impl<S: 'static, E: 'static> Made<S, E> {
-    /// What `then` makes of the service, or of the error, once one of them is there.
+    /// Applies `then` to the service or the error: now if it is there, else once the future is done.
     ///
     /// # Errors
-    /// Those of `then`, if it is there now.
+    /// Those of `then`, if it runs now.
     pub(crate) fn map<T, G>(
         self,
         then: impl FnOnce(Result<S, E>) -> Result<T, G> + 'static,
@@ -294,8 +290,8 @@ impl<S, E> fmt::Debug for Made<S, E> {
     }
 }
 
-/// What a factory returns whose service has to wait for something: for a pool that connects, a file that is read, another
-/// server. The future's output is what a factory returns that need not wait: a service, or a `Result` with one.
+/// Lets a factory wait: for a pool that connects, a file, another server. The future's output is anything that a factory may
+/// return at once: a service, or a `Result` with one.
 ///
 /// ```no_run
 /// use ringserve::{Cx, Frame, Server, Service, Shard, Stream, framing::Lines, starting};
@@ -321,21 +317,21 @@ impl<S, E> fmt::Debug for Made<S, E> {
 /// # }
 /// ```
 ///
-/// The future runs on the shard's own loop, or in its [runtime](crate::Server::runtime), and may do what a task of the shard may:
-/// connect, sleep, [spawn](Shard::spawn), [block elsewhere](Shard::spawn_blocking). It is polled once the factory was called
-/// for every service on every shard: so a [`Mesh`](crate::sync::Mesh) that is registered in the factory, and not in the future, has
-/// all shards by then. A shard that has not registered is [gone](crate::sync::AskError::Gone) for those that ask it.
+/// The future runs on the shard's own loop, or in its [runtime](crate::Server::runtime), and may do what a task of the shard
+/// may: connect, sleep, [spawn](Shard::spawn), [block elsewhere](Shard::spawn_blocking). It is first polled after the factories
+/// of every service on every shard have returned. So a [`Mesh`](crate::sync::Mesh) that is registered in the factory, and not
+/// in the future, has all shards by then; a shard that has not registered is [gone](crate::sync::AskError::Gone) for questions.
 ///
-/// No shard accepts a connection before all services of all shards are there: peers wait in the kernel's queue. The first
-/// error, or panic, ends the start, and every other future is dropped. So does the order to stop: SIGINT and SIGTERM in
+/// No shard accepts a connection before all services of all shards are there: peers wait in the kernel's queue. The first error
+/// or panic ends the start and drops every other future. So does the order to stop: SIGINT and SIGTERM in
 /// [`serve`](crate::Server::serve), the future of [`run_until`](crate::Server::run_until),
-/// [`ServerControl::shutdown`](crate::ServerControl::shutdown). What is waited for after 10 s is named in the log, once, and
-/// [`ServerLimits::start_timeout`](crate::limits::ServerLimits::start_timeout) bounds it.
+/// [`ServerControl::shutdown`](crate::ServerControl::shutdown). After 10 s a log line names the services that the start waits
+/// for; [`ServerLimits::start_timeout`](crate::limits::ServerLimits::start_timeout) bounds the wait.
 pub fn starting<Fut: Future>(future: Fut) -> Starting<Fut> {
     Starting(future)
 }
 
-/// What [`starting`] makes of a future.
+/// A future that makes a service, wrapped by [`starting`].
 #[derive(Debug)]
 pub struct Starting<Fut>(Fut);
 
@@ -366,7 +362,7 @@ where
     }
 }
 
-/// The methods of a service that know nothing of its error, all handed to the field `service`.
+/// The methods of a service that do not depend on its error, all handed to the field `service`.
 macro_rules! delegate_to_service {
     ($service:ty, $head:ty) => {
         const ACCOUNTS: bool = <$service as $crate::Service<$head>>::ACCOUNTS;

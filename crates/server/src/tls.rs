@@ -1,4 +1,4 @@
-//! TLS below a service. With the feature `tls`, which is off by default.
+//! TLS below a service; with the feature `tls`, which is off by default.
 //!
 //! ```no_run
 //! use ringserve::tls::{Pem, Tls};
@@ -20,13 +20,13 @@
 //! # }
 //! ```
 //!
-//! The service does not change: frames, streams, codecs and HTTP lie above TLS, [`Service::open`](crate::Service::open) is called once
-//! the handshake is through, and all limits hold. [`Cx::tls`](crate::Cx::tls), [`Opening::tls`](crate::Opening::tls) and
-//! [`Stream::tls`](crate::Stream::tls) say what it found out. [A page](https://docs.rs/ringserve/latest/ringserve/guide/tls/index.html)
-//! of the guide has the rest.
+//! The service does not change: frames, streams, codecs and HTTP lie above TLS, [`Service::open`](crate::Service::open) is
+//! called after the handshake, and all limits hold. [`Cx::tls`](crate::Cx::tls), [`Opening::tls`](crate::Opening::tls) and
+//! [`Stream::tls`](crate::Stream::tls) return the facts of the handshake. [A
+//! page](https://docs.rs/ringserve/latest/ringserve/guide/tls/index.html) of the guide has the rest.
 //!
-//! The feature `tls` brings no cryptography: that is one of `tls-ring`, `tls-graviola` and `tls-aws-lc-rs`, or a provider of rustls'
-//! that the program gives ([`Tls::provider`]).
+//! The feature `tls` brings no cryptography. Choose one of `tls-ring`, `tls-graviola` and `tls-aws-lc-rs`, or give a provider
+//! of rustls ([`Tls::provider`]).
 
 use std::rc::Rc;
 
@@ -44,15 +44,17 @@ use crate::server::listen::endpoint::Endpoint;
 use crate::stream::byte_stream::Stream;
 
 impl<F: TypedFraming + Clone + Send> Server<F> {
-    /// All connections have TLS: a [`Tls`], or a [`TlsListener`] of which the program keeps a clone, to replace it. A
-    /// server that is also reached without it is one of [several endpoints](Server::new), of which some [have it](Endpoint::tls).
+    /// Puts TLS below all connections. `tls` is a [`Tls`], or a [`TlsListener`] of which the program keeps a clone to replace
+    /// its certificates. For a server with plain listeners beside it, use [several endpoints](Server::new), of which some [have
+    /// TLS](Endpoint::tls).
     pub fn tls(self, tls: impl Into<TlsListener>) -> Server<F> {
         self.with_binds(|binds| binds.tls(tls.into()))
     }
 }
 
 impl Endpoint {
-    /// Its connections have TLS: a [`Tls`], or a [`TlsListener`] of which the program keeps a clone, to replace it.
+    /// Puts TLS below the connections of this endpoint. `tls` is a [`Tls`], or a [`TlsListener`] of which the program keeps a
+    /// clone to replace its certificates.
     ///
     /// ```no_run
     /// use ringserve::listen::{endpoints, tcp};
@@ -81,14 +83,14 @@ impl Endpoint {
 }
 
 impl<S: 'static> Cx<'_, S> {
-    /// What the handshake of the connection found out; `None` without TLS.
+    /// The facts of the connection's handshake; `None` without TLS.
     pub fn tls(&self) -> Option<Rc<TlsInfo>> {
         self.facts()
     }
 }
 
 impl Opening<'_> {
-    /// What the handshake of the connection found out; `None` without TLS.
+    /// The facts of the connection's handshake; `None` without TLS.
     ///
     /// ```
     /// use ringserve::{Cx, Frame, Opening, Refusal, Service};
@@ -117,7 +119,7 @@ impl Opening<'_> {
 }
 
 impl Stream {
-    /// What the handshake of the connection found out; `None` without TLS.
+    /// The facts of the connection's handshake; `None` without TLS.
     pub fn tls(&self) -> Option<Rc<TlsInfo>> {
         self.facts()
     }

@@ -1,14 +1,14 @@
-//! Publish and subscribe: which connections of a shard hear what, and messages that wait for those that read slowly.
+//! Publish and subscribe: subscriptions of a shard's connections, and queues for subscribers that read slowly.
 //!
 //! ```text
 //!   publish ──▶ one message to each shard ──▶ Topics of the shard ──▶ each subscriber, encoded once
 //!               (Mesh, or a Scatter)              topic: subscribers       └─▶ or its queue, until it has read
 //! ```
 //!
-//! Each shard has its [`Topics`], and knows its own subscribers alone. What is published goes to all shards by a
-//! [`Mesh`](crate::sync::Mesh) or a [`Scatter`](crate::scatter::Scatter), once to each, and is encoded there once for all
-//! that hear it. Messages from one connection reach a subscriber in their order, and none is left out: those that a peer reads
-//! too slowly wait, and one for which too much waits is reset.
+//! Each shard has its [`Topics`], with its own subscribers alone. A message is published to all shards through a
+//! [`Mesh`](crate::sync::Mesh) or a [`Scatter`](crate::scatter::Scatter), once to each, and encoded once on each for all
+//! subscribers there. Messages of one connection reach a subscriber in order and without gaps: messages that a peer reads too
+//! slowly wait, and a connection with too many of them is reset.
 //!
 //! ```no_run
 //! use std::convert::Infallible;
@@ -69,12 +69,12 @@ use ringserve_core::SharedPayload;
 use crate::handle::{LocalHandle, PushError};
 use crate::shard::handle::Shard;
 
-/// What a message that waits counts for beside its bytes.
+/// Bytes that a waiting message counts for in addition to its own.
 const MESSAGE_BYTES: usize = 64;
 
-/// The subscribers of one shard, by what they hear. Cloned, it is the same.
+/// The subscribers of one shard, by topic. Clones share them.
 ///
-/// A topic `T` costs memory while it has a subscriber. `F` is the form in which a subscriber is sent messages, where there are
+/// A topic `T` costs memory while it has a subscriber. `F` is the form in which a subscriber gets messages, where there are
 /// several: a version of a protocol, a language.
 pub struct Topics<T, F = ()>(Rc<Shared<T, F>>);
 
@@ -84,10 +84,10 @@ struct Shared<T, F> {
     topics: RefCell<BTreeMap<T, Listeners<T, F>>>,
 }
 
-/// Those that hear a topic.
+/// The subscribers of a topic.
 type Listeners<T, F> = Vec<Rc<Listener<T, F>>>;
 
-/// A connection that hears what is published. Dropped, as with its session, it hears nothing any more.
+/// A connection with its subscriptions. Its drop, as with the session that holds it, ends them.
 pub struct Subscriber<T: Ord, F = ()> {
     listener: Rc<Listener<T, F>>,
     shared: Rc<Shared<T, F>>,
@@ -95,29 +95,30 @@ pub struct Subscriber<T: Ord, F = ()> {
 
 struct Listener<T, F> {
     handle: LocalHandle,
-    /// The topics that it hears, each with its place among the listeners.
+    /// The topics of this subscriber, each with its place among the topic's listeners.
     hears: RefCell<BTreeMap<T, usize>>,
     form: Cell<F>,
-    /// Messages that wait until the peer has read others, and what they count for.
+    /// Messages that wait until the peer has read earlier ones, with the bytes that they count for.
     waiting: RefCell<VecDeque<Rc<SharedPayload>>>,
     waiting_bytes: Cell<usize>,
 }
 
 impl<T: Ord + Clone + 'static, F: Copy + PartialEq + 'static> Topics<T, F> {
-    /// Of a shard, without a subscriber. Messages of `waiting_bytes_max` bytes, each with 64 more, may wait for a peer that reads
-    /// slowly, beside its outbox; with more its connection is reset. They are shared by all for which they wait.
+    /// The topics of a shard, without a subscriber. Up to `waiting_bytes_max` bytes of messages, each counted with 64 more, may
+    /// wait for a slow peer in addition to its outbox; above that its connection is reset. Waiting messages are shared by all
+    /// subscribers.
     pub fn new(shard: &Shard, waiting_bytes_max: usize) -> Topics<T, F> {
         Topics(Rc::new(Shared { shard: shard.clone(), waiting_bytes_max, topics: RefCell::default() }))
     }
 
-    /// A connection that can hear something, in this form.
+    /// Makes a connection a subscriber, in this form, without a topic yet.
     pub fn subscriber(&self, handle: LocalHandle, form: F) -> Subscriber<T, F> {
         let (hears, waiting, waiting_bytes) = Default::default();
         let listener = Rc::new(Listener { handle, hears, form: Cell::new(form), waiting, waiting_bytes });
         Subscriber { listener, shared: self.0.clone() }
     }
 
-    /// Sends the subscribers of a topic on this shard a message, and tells how many they are. `message` makes it once for each
+    /// Sends a message to the subscribers of a topic on this shard, and returns their number. `message` makes it once for each
     /// form.
     ///
     /// # Panics
@@ -126,8 +127,8 @@ impl<T: Ord + Clone + 'static, F: Copy + PartialEq + 'static> Topics<T, F> {
         self.publish_where(topic..=topic, |_| true, |_, form| message(form))
     }
 
-    /// The same to the subscribers of all topics of a range that are wanted, as for topics that are patterns. A subscriber
-    /// of several of them is sent a message for each.
+    /// Sends a message to the subscribers of all topics in a range that `wanted` selects, for topics that are patterns. A
+    /// subscriber of several of them gets a message for each.
     ///
     /// # Panics
     /// As [`publish`](Topics::publish).
@@ -159,18 +160,18 @@ impl<T: Ord + Clone + 'static, F: Copy + PartialEq + 'static> Topics<T, F> {
 }
 
 impl<T: Ord + Clone, F: Copy> Subscriber<T, F> {
-    /// The form in which it is sent messages.
+    /// The form in which this subscriber gets messages.
     #[inline]
     pub fn form(&self) -> F {
         self.listener.form.get()
     }
 
-    /// Has it sent further messages in another form.
+    /// Changes the form of further messages.
     pub fn set_form(&self, form: F) {
         self.listener.form.set(form);
     }
 
-    /// Has it hear a topic. False if it does already.
+    /// Subscribes to a topic. False if it was subscribed already.
     pub fn subscribe(&self, topic: T) -> bool {
         let mut hears = self.listener.hears.borrow_mut();
         if hears.contains_key(&topic) {
@@ -183,7 +184,7 @@ impl<T: Ord + Clone, F: Copy> Subscriber<T, F> {
         true
     }
 
-    /// Has it hear a topic no more. False if it did not.
+    /// Unsubscribes from a topic. False if it was not subscribed.
     pub fn unsubscribe(&self, topic: &T) -> bool {
         let place = self.listener.hears.borrow_mut().remove(topic);
         if let Some(place) = place {
@@ -192,24 +193,24 @@ impl<T: Ord + Clone, F: Copy> Subscriber<T, F> {
         place.is_some()
     }
 
-    /// Has it hear nothing any more.
+    /// Unsubscribes from all topics.
     pub fn unsubscribe_all(&self) {
         self.shared.forget_all(&self.listener);
     }
 
-    /// How many topics it hears.
+    /// The number of topics.
     pub fn count(&self) -> usize {
         self.listener.hears.borrow().len()
     }
 
-    /// The topics that it hears, in their order.
+    /// The topics, in their order.
     pub fn topics(&self) -> Vec<T> {
         self.listener.hears.borrow().keys().cloned().collect()
     }
 }
 
 impl<T: Ord, F> Shared<T, F> {
-    /// Takes the listener at this place of a topic away; the last one has the place then.
+    /// Removes the listener at `place` of a topic; the last listener takes the place.
     fn forget(&self, topic: &T, place: usize) {
         let mut topics = self.topics.borrow_mut();
         let Some(listeners) = topics.get_mut(topic) else { return };
@@ -235,7 +236,7 @@ fn waiting_bytes(message: &SharedPayload) -> usize {
 }
 
 impl<T: 'static, F: 'static> Listener<T, F> {
-    /// Sends a message, after those that wait until the peer has read others.
+    /// Sends a message behind those that wait already.
     fn send(self: &Rc<Self>, message: &Rc<SharedPayload>, shard: &Shard, waiting_bytes_max: usize) {
         let mut waiting = self.waiting.borrow_mut();
         if waiting.is_empty() && self.handle.push_shared(message) != Err(PushError::Full) {
@@ -252,7 +253,7 @@ impl<T: 'static, F: 'static> Listener<T, F> {
         }
     }
 
-    /// Sends what waits, as the peer reads.
+    /// Sends waiting messages as the peer reads.
     async fn catch_up(self: Rc<Self>) {
         while !self.waiting.borrow().is_empty() {
             self.handle.ready().await;

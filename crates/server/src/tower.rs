@@ -1,8 +1,7 @@
-//! Services of tower as services of this crate, for stacks that exist already. With the feature `tower`, which is off by
+//! Services of tower as services of this crate, for stacks that exist already; with the feature `tower`, which is off by
 //! default.
 //!
-//! [`Tower`] makes a [`Service`] of any [`tower_service::Service`] that takes a [`Request`] and answers
-//! with something to [reply](IntoReply):
+//! [`Tower`] makes a [`Service`] of any [`tower_service::Service`] that takes a [`Request`] and returns a [reply](IntoReply):
 //!
 //! ```no_run
 //! use std::convert::Infallible;
@@ -22,27 +21,26 @@
 //!
 //! # Ready, then called
 //!
-//! `poll_ready` is asked before each `call`, and no other call gets in between. Calls that find the service not ready wait, first
-//! in, first out; only the first one polls, as tower's contract wants it.
+//! `poll_ready` is called before each `call`, with no other call in between. Calls that find the service not ready wait, first
+//! in, first out; only the first of them polls, as tower's contract demands.
 //!
 //! # No clones
 //!
-//! A tower service is called by `&mut`, and servers mostly clone it for each connection or request. Here a shard has one
-//! value and clones it never, so it need not be `Clone`, nor `Send`. What clones of a layer share, as the permits of
-//! tower's `ConcurrencyLimit`, then counts for the shard. To share it among all shards, make one service outside of the
-//! factory and give each shard a clone; such a service must be `Send + Sync`, to be cloned there.
+//! A tower service is called by `&mut`, and servers mostly clone it for each connection or request. Here a shard has one value
+//! and never clones it, so it need not be `Clone` or `Send`. A value that clones of a layer would share, such as the permits of
+//! tower's `ConcurrencyLimit`, then counts for the shard. To share it among all shards, make one service outside of the factory
+//! and give each shard a clone; such a service must be `Send + Sync`.
 //!
 //! # Layers that need a runtime
 //!
 //! `tower::timeout`, `limit::RateLimit`, `retry` with a back-off and `buffer` use tokio's timer or spawn on tokio: on a shard
-//! that is not hosted by tokio they panic when they are first used. [`TimeLimit`](crate::middleware::TimeLimit) is on the
-//! shard's own timers. `limit::ConcurrencyLimit`, `load_shed`, `filter`, `util` (maps, boxes, `service_fn`) and `steer` work
-//! anywhere.
+//! outside of tokio they panic at their first use. [`TimeLimit`](crate::middleware::TimeLimit) uses the shard's own timers.
+//! `limit::ConcurrencyLimit`, `load_shed`, `filter`, `util` (maps, boxes, `service_fn`) and `steer` work anywhere.
 //!
 //! # Errors
 //!
-//! An error of `poll_ready` or of the response's future is the call's: it is logged, and closes the connection. A service that wants
-//! to answer with it instead, as to requests that `load_shed` turns away, maps it to a response, with `ServiceExt::map_result`.
+//! An error of `poll_ready` or of the response's future is an error of the call: it is logged, and closes the connection. To
+//! answer with it instead, as for requests that `load_shed` rejects, map it to a response by `ServiceExt::map_result`.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -57,22 +55,22 @@ use crate::middleware::permits::Permits;
 use crate::peer::Peer;
 use crate::service::Service;
 
-/// A frame and where it came from.
+/// A frame with its origin.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Request {
-    /// The frame. It does not leave its core, see [`Frame`]; layers that want `Send` get a copy, by `map_request`.
+    /// The frame. It does not leave its core, see [`Frame`]; for layers that need `Send`, copy it by `map_request`.
     pub frame: Frame,
-    /// Who sent it.
+    /// The sender.
     pub peer: Peer,
-    /// The connection's name on its shard.
+    /// The id of the connection, unique on its shard.
     pub id: ConnId,
 }
 
 /// A tower service as a service. See the [module](self).
 pub struct Tower<T> {
     service: RefCell<T>,
-    /// The right to ask the service whether it is ready, and to call it then.
+    /// The right to poll the service for readiness, and to call it then.
     turn: Permits,
 }
 
@@ -82,7 +80,7 @@ impl<T> Tower<T> {
         Tower { service: RefCell::new(service), turn: Permits::new(1) }
     }
 
-    /// The tower service. Not to be called from within it.
+    /// Uses the tower service. Not to be called from within it.
     ///
     /// # Panics
     /// If the service is being called.
@@ -129,10 +127,10 @@ impl<T: fmt::Debug> fmt::Debug for Tower<T> {
     }
 }
 
-/// What a tower service may answer with. One that wants more of the connection than replies is a
+/// A response of a tower service that becomes replies. A service that wants more of the connection than replies is a
 /// [`Service`] by itself.
 pub trait IntoReply {
-    /// Queues it, if there is something to queue.
+    /// Queues the replies, if there are any.
     fn reply<S: 'static>(self, cx: &Cx<'_, S>);
 }
 
@@ -150,7 +148,7 @@ impl<T: IntoReply> IntoReply for Option<T> {
     }
 }
 
-/// As many replies as there are.
+/// Several replies.
 impl<T: IntoReply, const N: usize> IntoReply for [T; N] {
     fn reply<S: 'static>(self, cx: &Cx<'_, S>) {
         self.into_iter().for_each(|reply| reply.reply(cx));

@@ -15,7 +15,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const WAITING_BYTES_MAX: usize = 1 << 20;
 
 /// `+topic` subscribes, `-topic` ends it, `-` ends all, `loud` has messages come in capital letters, `topic text` publishes, `*t text`
-/// to each topic that begins so, `empty topic` a thousand messages without a byte. `crowd count` has so many subscribers hear one topic,
+/// to each topic that begins so, `empty topic` a thousand messages without a byte. `crowd count` subscribes that number of connections to one topic,
 /// and leave one by one.
 struct News {
     topics: Topics<String, bool>,

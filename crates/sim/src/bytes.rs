@@ -16,7 +16,7 @@ use ringserve_core::{Outbox, Payload};
 
 use crate::rng::Rng;
 
-/// Tags that have bytes of their own.
+/// Tags that have their own bytes.
 const CLASSES: usize = 16;
 /// Bytes of each class; 16 of these lie above the control characters.
 const LETTERS: u64 = 13;
@@ -140,7 +140,7 @@ thread_local! {
     static FUSE: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// Encodes a frame for a connection with a framing that panics after it wrote `bytes` bytes of its own, which are nowhere
+/// Encodes a frame for a connection with a framing that panics after it wrote `bytes` bytes itself, which are nowhere
 /// owed: they must neither leave nor count.
 pub fn panic_in_encode(bytes: usize, reply: impl FnOnce()) {
     FUSE.set(Some(bytes));

@@ -69,7 +69,7 @@ impl Service for Who {
             opening.sleep(Duration::from_millis(5)).await;
         }
         opening.reply(format!("hello {name}").as_str());
-        if name == "nobody" { Err(Refusal::new("nobody")) } else { Ok(name) }
+        if name == "refused" { Err(Refusal::new("refused")) } else { Ok(name) }
     }
 
     async fn call(&self, cx: &Cx<'_, String>, frame: Frame) -> Result<(), Infallible> {
@@ -147,13 +147,13 @@ fn who_is_asked_when() {
         let server = server(toy(sim, &Alive::default())).admit(admit);
         let server = server.proxy_protocol(ProxyProtocol::from(["10.128.0.0/9"]));
         let server = sim.start(server, |_shard| Who).unwrap();
-        for name in ["somebody", "nobody"] {
+        for name in ["welcome", "refused"] {
             sim.client(name, async move |net| {
                 let mut me = connect(&net, name).await?;
                 me.begins_with(LINE.as_bytes());
                 me.send("one\n").await?;
                 assert_eq!(me.line().await?, Some(format!("hello {name}")));
-                if name == "nobody" {
+                if name == "refused" {
                     assert_eq!(me.closed().await?, b"", "it was refused");
                     return Ok(());
                 }

@@ -129,7 +129,7 @@ impl SimKernel {
                 self.ring.completions.post(RawCqe::new(kind.with(id.bits()), res, 0), Vec::new());
                 return false;
             }
-            // The buffer is chosen before anybody looks what there is to receive.
+            // The buffer is chosen before the kernel knows what there is to receive.
             if self.ring.buffers.is_empty() || self.faults.strike(Fault::NoBuffers) {
                 return self.end_receive(id, libc::ENOBUFS);
             }

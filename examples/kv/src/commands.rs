@@ -47,7 +47,7 @@ pub struct Command {
 }
 
 impl Command {
-    /// True if a request of so many arguments, the name included, is whole.
+    /// True if a request of that number of arguments, the name included, is whole.
     #[inline]
     pub fn fits(&self, args: usize) -> bool {
         let is_whole = if self.arity < 0 { args as i64 >= -self.arity } else { args as i64 == self.arity };

@@ -14,7 +14,7 @@
 //! | `get` | `key` | the value, or null |
 //! | `wait` | `millis` | as many milliseconds later the same number |
 //!
-//! Each user has keys of its own. A stranger sends small frames, has 10 s for its login, and its first error ends its connection;
+//! Each user has separate keys. A stranger sends small frames, has 10 s for its login, and its first error ends its connection;
 //! a user's errors are replies. A query whose request is `too late` runs to its end all the same.
 //!
 //! Queries block, so they run beside the shards: on one thread with one connection to SQLite, which has one writer at a time anyway.

@@ -9,17 +9,17 @@ use super::{
 use crate::outbox::Outbox;
 use crate::{LimitError, Limits};
 
-/// The longest delimiter: arbitrary, far above any in use. It bounds what is searched again when a frame goes on.
+/// The longest delimiter: arbitrary, far above any in use. It bounds the bytes that are searched again when a frame goes on.
 const DELIMITER_BYTES_MAX: usize = 255;
 
 const HOLDS_DELIMITER: EncodeError = EncodeError("the payload holds the delimiter");
 
-/// Bytes up to a delimiter, which is not part of the payload. The first one in the stream ends the frame, also
-/// where it could be read in two ways.
+/// Bytes up to a delimiter, which is not part of the payload. The first delimiter in the stream ends the frame, even if the
+/// bytes could be read in two ways.
 ///
-/// A reply that would be read as more than one frame, since it holds the delimiter or forms one together with the
-/// delimiter that follows it, closes the connection
-/// ([`CloseReason::ReplyNotFramed`](crate::CloseReason::ReplyNotFramed)).
+/// A reply that the peer would read as more than one frame closes the connection
+/// ([`CloseReason::ReplyNotFramed`](crate::CloseReason::ReplyNotFramed)): the delimiter is in it, or its end and the delimiter
+/// behind it form another one.
 ///
 /// ```
 /// use ringserve::framing::{Decode, Delimiter, Framing};
@@ -34,12 +34,12 @@ const HOLDS_DELIMITER: EncodeError = EncodeError("the payload holds the delimite
 pub struct Delimiter {
     finder: Finder<'static>,
     bytes_max: usize,
-    /// Its end is also its beginning, as in `\r\n.\r\n`: the end of a payload may begin a delimiter.
+    /// True if its end is also its beginning, as in `\r\n.\r\n`: the end of a payload may begin a delimiter.
     overlaps: bool,
 }
 
 impl Delimiter {
-    /// Frames that end in these bytes.
+    /// Makes the framing for frames that end in these bytes.
     ///
     /// # Panics
     /// If there are none, or more than 255.
@@ -53,9 +53,9 @@ impl Delimiter {
         }
     }
 
-    /// The most bytes of a received frame with its delimiter, from the delimiter's own length to
-    /// [`Limits::frame_bytes_max`], which is what bounds it otherwise. A longer one closes the connection
-    /// ([`FrameError::OverBytesMax`]). The server does not start with another value. Replies are not bounded.
+    /// Sets the largest received frame with its delimiter, from the delimiter's own length to [`Limits::frame_bytes_max`],
+    /// which bounds it otherwise. A longer frame closes the connection ([`FrameError::OverBytesMax`]). With a value out of
+    /// range the server does not start. Replies are not bounded.
     pub fn bytes_max(self, bytes_max: usize) -> Delimiter {
         Delimiter { bytes_max, ..self }
     }
@@ -64,7 +64,7 @@ impl Delimiter {
         self.finder.needle()
     }
 
-    /// True if the first delimiter in `payload` and the delimiter behind it is not that one.
+    /// True if a delimiter begins in `payload` and ends in the one behind it.
     fn ends_early(&self, payload: &[u8]) -> bool {
         if self.finder.find(payload).is_some() {
             return true;
@@ -77,7 +77,7 @@ impl Delimiter {
     }
 }
 
-/// True if the bytes from `shift` on are those they begin with.
+/// True if the bytes from `shift` on equal the first ones.
 fn is_shifted(bytes: &[u8], shift: usize) -> bool {
     bytes.starts_with(&bytes[shift..])
 }
@@ -86,7 +86,7 @@ impl Framing for Delimiter {
     #[inline]
     fn decode(&self, bytes: &[u8], scanned: usize) -> Result<Decode, FrameError> {
         let width = self.bytes().len();
-        // One that began in what was seen before may end behind it.
+        // A delimiter may begin in bytes that were seen before.
         let from = scanned.saturating_sub(width - 1);
         let seen = bytes.len().min(self.bytes_max);
         let Some(found) = self.finder.find(&bytes[from..seen]) else {

@@ -10,16 +10,17 @@ use crate::{LimitError, Limits};
 
 /// Lines, and texts that end at a line with a dot alone: commands and messages of SMTP, commands and articles of NNTP.
 ///
-/// A connection begins with lines. A call switches to a text, [`Cx::switch`](../struct.Cx.html#method.switch) with
-/// [`DotState::TEXT`], and its end is followed by lines again. A text comes in pieces as it arrives, so a large one takes no memory. The
-/// dots that were put before others at the start of a line are left out without a copy, since a piece begins behind each.
+/// A connection begins with lines. A call switches to a text by [`Cx::switch`](../struct.Cx.html#method.switch) with
+/// [`DotState::TEXT`]; lines follow the end of the text again. A text comes in pieces as it arrives, so a large one takes no
+/// memory. Dots that the sender put before other dots at the start of a line are left out without a copy, since a piece begins
+/// behind each.
 ///
-/// Only `\r\n` ends a line of a text, and nothing but `\r\n.\r\n` ends the text (the first `\r\n` may be that of the line before it). A
-/// server that took `\n.\n` for an end too would let a peer smuggle a second message past one that does not.
+/// Only `\r\n` ends a line of a text, and only `\r\n.\r\n` ends the text (the first `\r\n` may end the line before it). A
+/// server that took `\n.\n` for an end too would let a peer smuggle a second message past a server that does not.
 ///
-/// A session holds the state as any [`FramingState`]; one that is a pair of it and of what else there is to keep does so already.
+/// The session holds the state in a [`FramingState`], or is a pair of that and the rest of the session.
 ///
-/// A piece has at most [`Limits::frame_bytes_max`] bytes, and a text any number: the service counts them.
+/// A piece has at most [`Limits::frame_bytes_max`] bytes. A text may have any number; the service counts them.
 ///
 /// ```
 /// use ringserve::framing::{Cut, DotPart, DotState, DotStuffed, Lines, TypedFraming};
@@ -44,13 +45,13 @@ pub struct DotStuffed {
     lines: Lines,
 }
 
-/// What the next bytes of a [`DotStuffed`] connection are.
+/// The state of a [`DotStuffed`] connection: the meaning of its next bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DotState {
     /// A line.
     #[default]
     Line,
-    /// More of a text.
+    /// The rest of a text.
     Text {
         /// True if they begin a line.
         line_begins: bool,
@@ -58,11 +59,11 @@ pub enum DotState {
 }
 
 impl DotState {
-    /// A text begins.
+    /// The begin of a text.
     pub const TEXT: DotState = DotState::Text { line_begins: true };
 }
 
-/// What a frame of [`DotStuffed`] is.
+/// The kind of a [`DotStuffed`] frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DotPart {
     /// A line, without its end.
@@ -75,7 +76,7 @@ pub enum DotPart {
 }
 
 impl DotStuffed {
-    /// With lines of this sort. Replies are written as they write them.
+    /// Makes the framing with these lines. Replies are written as `lines` writes them.
     pub const fn new(lines: Lines) -> DotStuffed {
         DotStuffed { lines }
     }
@@ -96,7 +97,7 @@ impl TypedFraming for DotStuffed {
             return Ok(Cut::More(1));
         }
         let skip = usize::from(line_begins && bytes.starts_with(b"."));
-        // Up to a line that begins with a dot; what may be the first half of a line's end waits for the other.
+        // A piece ends before a line that begins with a dot. The possible first half of a line end waits for the other half.
         let dot = memmem::find(&bytes[skip..], b"\r\n.").map(|at| skip + at + 2);
         let consumed = dot.unwrap_or(bytes.len() - usize::from(bytes.ends_with(b"\r")));
         if consumed == 0 {
@@ -119,7 +120,7 @@ impl TypedFraming for DotStuffed {
     }
 }
 
-/// The state beside what else a session has.
+/// A session of the state and another value.
 impl<S> HoldsState<DotState> for (FramingState<DotState>, S) {
     fn framing_state(&self) -> &FramingState<DotState> {
         &self.0
@@ -138,7 +139,7 @@ mod tests {
 
     const SMTP: DotStuffed = DotStuffed::new(Lines::crlf());
 
-    /// All pieces of a text, of which `step` bytes more are shown each time, and how many bytes it took.
+    /// All pieces of a text that arrives `step` bytes at a time, and the bytes that it took.
     fn received(sent: &[u8], step: usize) -> (Vec<u8>, usize) {
         let (mut state, mut text, mut at, mut end) = (DotState::TEXT, Vec::new(), 0, 0);
         while end < sent.len() {

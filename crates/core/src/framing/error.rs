@@ -1,21 +1,21 @@
 use core::fmt;
 
-/// Why bytes are not a frame. The connection is closed for
-/// [`CloseReason::BadFrame`](crate::CloseReason::BadFrame), which carries it.
+/// The reason why bytes are not a frame. The connection is closed with [`CloseReason::BadFrame`](crate::CloseReason::BadFrame),
+/// which carries it.
 ///
-/// | framing | what it refuses, beside [`TooLarge`](FrameError::TooLarge) |
+/// | framing | refuses, in addition to [`TooLarge`](FrameError::TooLarge) |
 /// |---|---|
 /// | [`Raw`](super::Raw), [`Fixed`](super::Fixed), [`LengthPrefix`](super::LengthPrefix) | nothing |
 /// | [`Lines`](super::Lines), [`Delimiter`](super::Delimiter) | [`OverBytesMax`](FrameError::OverBytesMax) |
 /// | [`LengthField`](super::LengthField) | [`NegativeLength`](FrameError::NegativeLength) |
 /// | [`LengthField::varint`](super::LengthField::varint) | also [`VarintOverflow`](FrameError::VarintOverflow) and [`VarintOverlong`](FrameError::VarintOverlong) |
-/// | one's own | [`Malformed`](FrameError::Malformed), [`Coded`](FrameError::Coded) |
+/// | your own | [`Malformed`](FrameError::Malformed), [`Coded`](FrameError::Coded) |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FrameError {
     /// The frame is, or claims to be, larger than [`Limits::frame_bytes_max`](crate::Limits::frame_bytes_max).
     TooLarge {
-        /// Bytes it has at least, or claims.
+        /// Bytes of the frame so far, or the number that it claims.
         bytes: usize,
         /// The limit.
         max: usize,
@@ -29,38 +29,38 @@ pub enum FrameError {
     NegativeLength {
         /// The length as it was received.
         length: u64,
-        /// What the framing adds to it.
+        /// The number that the framing adds to it.
         adjust: i64,
     },
     /// A varint goes on after 10 bytes, or says 2^64 or more.
     VarintOverflow,
-    /// A varint has more bytes than its value needs. One value has one form, so that no reader is told two
-    /// things by the same bytes.
+    /// A varint has more bytes than its value needs. A value has one form, so that no two readers take the same bytes for
+    /// different values.
     VarintOverlong {
         /// Bytes it has.
         bytes: usize,
         /// Bytes that suffice.
         needed: usize,
     },
-    /// The bytes break the rules of the framing, which says how.
+    /// The bytes break the framing's rules, as this text says.
     Malformed(&'static str),
-    /// The same with the number that the protocol has for it, or the byte that is wrong.
+    /// The bytes break the framing's rules, with a number of the protocol for it, or the byte that is wrong.
     Coded {
         /// The number.
         code: u32,
-        /// What is wrong.
+        /// The broken rule.
         what: &'static str,
     },
 }
 
 impl FrameError {
-    /// Bytes that break the rules of the framing, with a number that
-    /// [`Service::malformed`](../trait.Service.html#method.malformed) may answer with.
+    /// Bytes that break the framing's rules, with a number for the answer of
+    /// [`Service::malformed`](../trait.Service.html#method.malformed).
     pub const fn coded(code: u32, what: &'static str) -> FrameError {
         FrameError::Coded { code, what }
     }
 
-    /// The number that the framing gave it.
+    /// The number of the error, if the framing gave one.
     pub const fn code(self) -> Option<u32> {
         match self {
             FrameError::Coded { code, .. } => Some(code),
@@ -107,11 +107,11 @@ impl fmt::Display for FrameError {
 
 impl core::error::Error for FrameError {}
 
-/// Why a payload cannot be written as a frame. It closes the connection: a reply that was left out would
-/// shift every later one.
+/// The reason why a payload cannot be written as a frame. It closes the connection: a reply that was left out would shift every
+/// later one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EncodeError(
-    /// What is wrong with the payload.
+    /// The fault of the payload.
     pub &'static str,
 );
 

@@ -6,11 +6,11 @@ use super::{frame_or_more, not_above_frame_bytes_max};
 use crate::outbox::Outbox;
 use crate::{LimitError, Limits};
 
-/// Room for a varint before a payload that is written in place: that of most payloads from 128 bytes on. A shorter one is moved by
-/// one byte, which costs next to nothing.
+/// Room for a varint before a payload that is written in place: it fits most payloads from 128 bytes on. A shorter payload is
+/// moved by one byte, which costs next to nothing.
 const VARINT_ROOM: usize = 2;
 
-/// A length that is written, placed or counted otherwise than a [`LengthPrefix`], which it is made from.
+/// A length that is written, placed or counted otherwise than a [`LengthPrefix`]. It is made from one.
 ///
 /// ```text
 ///   offset     1, 2, 3, 4, 8, or a varint        length + adjust
@@ -69,9 +69,9 @@ impl LengthField {
         LengthField { width: Some(prefix), ..LengthField::varint() }
     }
 
-    /// A length as Protocol Buffers write it (LEB128): 7 bits in each byte, least significant first, the top bit
-    /// set in all but the last; 1 to 10 bytes. More bytes than needed are refused, and so are values beyond 64
-    /// bits ([`FrameError::VarintOverlong`], [`FrameError::VarintOverflow`]).
+    /// A length as Protocol Buffers write it (LEB128): 7 bits in each byte, least significant first, the top bit set in all but
+    /// the last; 1 to 10 bytes. Superfluous bytes and values beyond 64 bits are refused ([`FrameError::VarintOverlong`],
+    /// [`FrameError::VarintOverflow`]).
     ///
     /// ```
     /// use ringserve::framing::{Decode, Framing, LengthField};
@@ -83,7 +83,7 @@ impl LengthField {
         LengthField { width: None, offset: 0, keep_header: false, adjust: 0 }
     }
 
-    /// The same with another byte order.
+    /// Sets the byte order.
     ///
     /// # Panics
     /// For a varint, which has one order.
@@ -92,27 +92,26 @@ impl LengthField {
         LengthField { width: Some(prefix.order(order)), ..self }
     }
 
-    /// The length stands behind `bytes` bytes, which it does not count. If there are any the header is kept, as
-    /// with [`keep_header`](LengthField::keep_header): they mean something, and only the service knows what to
-    /// write there in a reply.
+    /// Places the length behind `bytes` bytes, which it does not count. If there are any, the header is kept as by
+    /// [`keep_header`](LengthField::keep_header): they mean something, and only the service knows what to write there in a
+    /// reply.
     pub const fn offset(self, bytes: u8) -> LengthField {
         LengthField { offset: bytes, keep_header: self.keep_header || bytes > 0, ..self }
     }
 
-    /// What follows the length has `adjust` bytes more than the length says: above 0 if more of a header follows that
-    /// the length does not count, below 0 if the length counts itself or what is before it. A received length
-    /// below 0 after that closes the connection ([`FrameError::NegativeLength`]), and so does a reply shorter than
-    /// `adjust`.
+    /// Adds `adjust` to each length: above 0 if more of a header follows that the length does not count, below 0 if the length
+    /// counts itself or bytes before it. A received length that falls below 0 closes the connection
+    /// ([`FrameError::NegativeLength`]), and so does a reply shorter than `adjust`.
     pub const fn adjust(self, adjust: i32) -> LengthField {
         LengthField { adjust, ..self }
     }
 
-    /// Whether the payload of a frame begins with the header: what is before the length, and the length. Then the
-    /// payload of a reply must too, and its length must be right; otherwise it closes the connection
+    /// Leaves the header in the payload of a frame: the bytes before the length, and the length. The payload of a reply must
+    /// then begin with it, with the right length; otherwise it closes the connection
     /// ([`CloseReason::ReplyNotFramed`](crate::CloseReason::ReplyNotFramed)).
     ///
     /// # Panics
-    /// If the header is not to be kept and there is an [`offset`](LengthField::offset).
+    /// If it is switched off while there is an [`offset`](LengthField::offset).
     pub const fn keep_header(self, keep_header: bool) -> LengthField {
         assert!(keep_header || self.offset == 0, "with an offset the header is kept");
         LengthField { keep_header, ..self }
@@ -123,7 +122,7 @@ impl LengthField {
         usize::from(self.offset) + self.width.map_or(1, LengthPrefix::width)
     }
 
-    /// The length that stands before a payload of `bytes` bytes.
+    /// The length before a payload of `bytes` bytes.
     fn length_of(self, bytes: usize) -> Result<u64, EncodeError> {
         u64::try_from(bytes as i128 - i128::from(self.adjust))
             .map_err(|_| EncodeError("shorter than what is added to each length"))

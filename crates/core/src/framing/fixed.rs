@@ -6,7 +6,7 @@ use super::{
 use crate::outbox::Outbox;
 use crate::{LimitError, Limits};
 
-/// Frames that all have the same size. A reply must have it too: any other closes the connection
+/// Frames of one size. A reply of another size closes the connection
 /// ([`CloseReason::ReplyNotFramed`](crate::CloseReason::ReplyNotFramed)).
 ///
 /// ```
@@ -22,10 +22,10 @@ pub struct Fixed {
 }
 
 impl Fixed {
-    /// Frames of `bytes` bytes, at most [`Limits::frame_bytes_max`].
+    /// Makes the framing for frames of `bytes` bytes, at most [`Limits::frame_bytes_max`].
     ///
     /// # Panics
-    /// If that is 0: there would be no end of frames in any bytes.
+    /// If `bytes` is 0: such frames would never end.
     pub const fn bytes(bytes: usize) -> Fixed {
         assert!(bytes > 0, "a frame of a fixed size has at least 1 byte");
         Fixed { bytes }

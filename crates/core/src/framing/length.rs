@@ -5,7 +5,7 @@ use super::{frame_or_more, not_above_frame_bytes_max};
 use crate::outbox::Outbox;
 use crate::{LimitError, Limits};
 
-/// In which order the bytes of a length stand.
+/// The order of the bytes of a length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ByteOrder {
     /// Most significant first, as on the network.
@@ -15,11 +15,11 @@ pub enum ByteOrder {
     Little,
 }
 
-/// A length of 1, 2, 3, 4 or 8 bytes, then as many bytes of payload. The length does not count itself.
+/// A length of 1, 2, 3, 4 or 8 bytes, then that many bytes of payload. The length does not count itself.
 ///
 /// [`varint`](LengthPrefix::varint), [`offset`](LengthPrefix::offset), [`adjust`](LengthPrefix::adjust) and
-/// [`keep_header`](LengthPrefix::keep_header) make a [`LengthField`](super::LengthField) of it, for lengths that are written or count
-/// otherwise.
+/// [`keep_header`](LengthPrefix::keep_header) make a [`LengthField`](super::LengthField) of it, for lengths that are written or
+/// counted otherwise.
 ///
 /// ```
 /// use ringserve::framing::{Decode, Framing, LengthPrefix};
@@ -42,7 +42,7 @@ impl Default for LengthPrefix {
 }
 
 impl LengthPrefix {
-    /// A length of `width` bytes, most significant first.
+    /// Makes the framing with a length of `width` bytes, most significant first.
     ///
     /// # Panics
     /// If `width` is not 1, 2, 3, 4 or 8.
@@ -51,7 +51,7 @@ impl LengthPrefix {
         LengthPrefix { width, order: ByteOrder::Big }
     }
 
-    /// The same with another byte order.
+    /// Sets the byte order.
     pub const fn order(self, order: ByteOrder) -> LengthPrefix {
         LengthPrefix { order, ..self }
     }
@@ -64,7 +64,7 @@ impl LengthPrefix {
     /// The length at the start of `bytes`, if it is there.
     #[inline(always)]
     pub(super) fn read(self, bytes: &[u8]) -> Option<u64> {
-        // Each width apart, so that the compiler knows how much it reads.
+        // A branch for each width, so that the compiler knows how much it reads.
         match self.width {
             1 => self.read_wide::<1>(bytes),
             2 => self.read_wide::<2>(bytes),
@@ -97,7 +97,7 @@ impl LengthPrefix {
         Ok(())
     }
 
-    /// The same before a payload that is there already.
+    /// Writes a length before a payload that is there already.
     #[inline]
     pub(super) fn write_before(self, length: u64, written: &mut InPlace<'_>) -> Result<(), EncodeError> {
         self.fits(length)?;
@@ -108,7 +108,7 @@ impl LengthPrefix {
     #[inline(always)]
     fn with_bytes(self, length: u64, put: impl FnOnce(&[u8])) {
         match (self.order, self.width) {
-            // The usual one apart, so that the compiler knows how much it copies.
+            // A branch for the usual one, so that the compiler knows how much it copies.
             (ByteOrder::Big, 4) => put(&(length as u32).to_be_bytes()),
             (ByteOrder::Big, _) => put(&length.to_be_bytes()[8 - self.width()..]),
             (ByteOrder::Little, _) => put(&length.to_le_bytes()[..self.width()]),

@@ -9,9 +9,8 @@ use crate::{LimitError, Limits};
 /// Lines that end in `\n`. A `\r` before it is not part of the payload. Replies end in `\n`, or in `\r\n`
 /// after [`crlf`](Lines::crlf).
 ///
-/// A reply is not searched: one that holds `\n` is several lines to the peer, which is how an answer of several
-/// lines is written. Do not reply with text of strangers before taking `\n` out of it.
-/// [`Delimiter`](super::Delimiter) refuses such replies.
+/// A reply is not searched: the peer reads a reply with `\n` in it as several lines, which is how an answer of several lines is
+/// written. Remove `\n` from text of strangers before replying with it. [`Delimiter`](super::Delimiter) refuses such replies.
 ///
 /// ```
 /// use ringserve::framing::{Decode, FrameError, Framing, Lines};
@@ -31,7 +30,7 @@ pub struct Lines {
 }
 
 impl Default for Lines {
-    /// Replies end in `\n`; a line is bounded by [`Limits::frame_bytes_max`] alone.
+    /// Lines whose replies end in `\n`, bounded only by [`Limits::frame_bytes_max`].
     fn default() -> Lines {
         Lines::lf()
     }
@@ -43,14 +42,14 @@ impl Lines {
         Lines { crlf: false, bytes_max: usize::MAX }
     }
 
-    /// Lines whose replies end in `\r\n`, as in SMTP or Redis. Both endings are read either way.
+    /// Lines whose replies end in `\r\n`, as in SMTP or Redis. Both line ends are read either way.
     pub const fn crlf() -> Lines {
         Lines { crlf: true, ..Lines::lf() }
     }
 
-    /// The most bytes of a received line with its ending, 1 to [`Limits::frame_bytes_max`], which is what bounds
-    /// it otherwise. A longer one closes the connection ([`FrameError::OverBytesMax`]). The server does not start
-    /// with another value. Replies are not bounded.
+    /// Sets the longest received line with its end, 1 to [`Limits::frame_bytes_max`], which bounds it otherwise. A longer line
+    /// closes the connection ([`FrameError::OverBytesMax`]). With a value out of range the server does not start. Replies are
+    /// not bounded.
     pub const fn bytes_max(self, bytes_max: usize) -> Lines {
         Lines { bytes_max, ..self }
     }
@@ -70,7 +69,7 @@ impl Framing for Lines {
 
     #[inline]
     fn encode(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
-        // Two calls, so that each copies an end whose length the compiler knows.
+        // Two calls, so that each copies an end of a length that the compiler knows.
         if self.crlf {
             out.payload_and(payload, b"\r\n");
         } else {
@@ -93,15 +92,15 @@ impl Framing for Lines {
     }
 }
 
-/// By the instructions that every processor of the architecture has: this search is inlined. `memchr` calls the one that suits the
-/// processor through a pointer, where it looks for that at all (its feature `std`).
+/// Finds a line end with the instructions that every processor of the architecture has, so that the search is inlined. `memchr`
+/// calls the variant that suits the processor through a pointer, where it looks for that at all (its feature `std`).
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn find_end(bytes: &[u8]) -> Option<usize> {
     memchr::arch::x86_64::sse2::memchr::One::new(b'\n')?.find(bytes)
 }
 
-/// Elsewhere it is inlined as it is.
+/// On other architectures `memchr` is inlined as it is.
 #[cfg(not(target_arch = "x86_64"))]
 #[inline]
 fn find_end(bytes: &[u8]) -> Option<usize> {

@@ -1,21 +1,20 @@
-//! Where a frame ends, and how a reply is written.
+//! Framings: the ends of frames, and the form of replies.
 //!
 //! | framing | a frame is | a reply gets |
 //! |---|---|---|
-//! | [`Raw`] | whatever arrived | nothing |
+//! | [`Raw`] | a piece of received bytes | nothing |
 //! | [`Lines`] | bytes up to `\n`, without it and without a `\r` before it | `\n`, or `\r\n` |
 //! | [`Delimiter`] | bytes up to a delimiter of 1 to 255 bytes, without it | the delimiter |
 //! | [`Fixed`] | a fixed number of bytes | nothing, and must have the size |
 //! | [`LengthPrefix`] | as many bytes as the number before it says | the same number |
 //! | [`LengthField`] | the same, with the number written, placed or counted otherwise | the same number, or nothing |
-//! | [`DotStuffed`] | a line, and a text up to a line with a dot alone, in pieces | what its lines get |
+//! | [`DotStuffed`] | a line, and a text up to a line with a dot alone, in pieces | the end of its lines |
 //!
-//! A frame that lies in one receive buffer is never copied; one that spans buffers is copied once, to put it
-//! together. What can be wrong with received bytes has a name in [`FrameError`], with what a reply cannot be in
-//! [`EncodeError`].
+//! A frame inside one receive buffer is never copied; a frame that spans buffers is copied once, to put it together.
+//! [`FrameError`] has the faults of received bytes, [`EncodeError`] those of replies.
 //!
-//! Writing one's own is one small trait: [`Framing`]. One whose rule a call may switch, which hands over what it found, or whose
-//! frames come in pieces is a [`TypedFraming`].
+//! To write your own, implement one small trait: [`Framing`]. If calls switch its rule, if it hands over facts that it found,
+//! or if its frames come in pieces, implement [`TypedFraming`].
 
 mod delimiter;
 mod dot_stuffed;
@@ -48,11 +47,11 @@ pub use typed::{Cut, FramingState, HoldsState, TypedFraming, Writes};
 pub use crate::in_place::{InPlace, Written};
 pub use crate::outbox::Payload;
 
-/// What [`Framing::decode`] found.
+/// The result of [`Framing::decode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decode {
-    /// No whole frame yet: at least this many bytes more are needed (1 if unknown, never 0). The larger the
-    /// number, the fewer times `decode` is called again.
+    /// No whole frame yet: at least this many bytes are missing (1 if unknown, never 0). A larger number saves further calls of
+    /// `decode`.
     More(usize),
     /// A frame.
     Frame {
@@ -60,15 +59,15 @@ pub enum Decode {
         skip: usize,
         /// Bytes of payload.
         len: usize,
-        /// Bytes of the whole frame: `skip`, the payload, and what follows it. At least 1.
+        /// Bytes of the whole frame: `skip`, the payload, and bytes behind it. At least 1.
         consumed: usize,
     },
 }
 
 /// Finds frames in a stream of bytes, and writes them.
 ///
-/// A framing keeps no state of a connection: `decode` sees all bytes of the frame from its start. A value is
-/// shared by all connections of a shard. A protocol that needs more is a [`TypedFraming`].
+/// A framing keeps no state of a connection: `decode` sees all bytes of the frame from its start. All connections of a shard
+/// share one value. A protocol that needs more implements [`TypedFraming`].
 ///
 /// ```
 /// use ringserve::framing::{Decode, EncodeError, FrameError, Framing};
@@ -98,15 +97,14 @@ pub enum Decode {
 /// assert_eq!(Short.decode(b"\x02hi!", 0), Ok(Decode::Frame { skip: 1, len: 2, consumed: 3 }));
 /// ```
 pub trait Framing: 'static {
-    /// Looks for a frame at the start of `bytes`. The first `scanned` bytes were seen by an earlier call that
-    /// answered [`Decode::More`], so a search for a delimiter can go on behind them.
+    /// Looks for a frame at the start of `bytes`. An earlier call that answered [`Decode::More`] has seen the first `scanned`
+    /// bytes, so a search for a delimiter can go on behind them.
     ///
-    /// It never sees more than [`Limits::frame_bytes_max`](crate::Limits::frame_bytes_max) bytes: what has not
-    /// become a frame by then is too large, and a length that leads beyond is refused before anything is
-    /// allocated for it.
+    /// It never sees more than [`Limits::frame_bytes_max`](crate::Limits::frame_bytes_max) bytes: longer frames are too large,
+    /// and a length that leads beyond is refused before anything is allocated for it.
     ///
     /// # Errors
-    /// If the bytes can never become a frame. The service hears of it and the connection is closed.
+    /// If the bytes can never become a frame. The service is told, and the connection is closed.
     fn decode(&self, bytes: &[u8], scanned: usize) -> Result<Decode, FrameError>;
 
     /// Writes one frame with this payload.
@@ -115,15 +113,15 @@ pub trait Framing: 'static {
     /// If the payload has no frame. The connection is closed; nothing of the frame may be written then.
     fn encode(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError>;
 
-    /// Bytes that are left free, up to 32, before a payload that is written in place
-    /// ([`Cx::reply_with`](https://docs.rs/ringserve/latest/ringserve/struct.Cx.html#method.reply_with)), since what stands there
-    /// may tell its length. A header of another size moves the payload.
+    /// Bytes, up to 32, left free before a payload that is written in place
+    /// ([`Cx::reply_with`](https://docs.rs/ringserve/latest/ringserve/struct.Cx.html#method.reply_with)), since the header
+    /// there may hold its length. A header of another size moves the payload.
     fn header_room(&self) -> usize {
         0
     }
 
-    /// Makes a frame of a payload that was written in place, as [`encode`](Framing::encode) makes one of a payload that lies
-    /// elsewhere. By default the payload is copied out and given to `encode`.
+    /// Makes a frame of a payload that was written in place, as [`encode`](Framing::encode) does for a payload elsewhere. By
+    /// default the payload is copied out and given to `encode`.
     ///
     /// # Errors
     /// If the payload has no frame. The connection is closed, and nothing of the frame leaves.
@@ -132,19 +130,19 @@ pub trait Framing: 'static {
         self.encode(Payload::Bytes(&payload), &mut out)
     }
 
-    /// Refuses limits with which this framing cannot work, naming both sides. Called when the server starts, which
-    /// then does not.
+    /// Refuses limits with which this framing cannot work, naming both sides. Called at the start of the server, which then
+    /// fails.
     ///
     /// # Errors
-    /// The first thing found. By default there is none.
+    /// The first fault found. By default there is none.
     fn check(&self, limits: &Limits) -> Result<(), LimitError> {
         let _ = limits;
         Ok(())
     }
 
-    /// How the shard encodes replies. The framings of this crate answer with themselves, so that a reply costs no indirect call;
-    /// others are called through a pointer, which is what this default does. A framing that writes as one of this crate does
-    /// answers with [`Encoding::of`] that one, and costs no more than it.
+    /// The encoding of replies. The framings of this crate return themselves, so that a reply costs no indirect call; others
+    /// are called through a pointer, which is the default. A framing that writes as one of this crate does returns
+    /// [`Encoding::of`] that one, and costs no more.
     ///
     /// ```
     /// use std::rc::Rc;
@@ -191,7 +189,7 @@ pub trait Framing: 'static {
     }
 }
 
-/// One frame with this payload, as a server sends it. Copied, and apart from any connection: for tests of a framing.
+/// Encodes one payload as a server sends it, in a copy and without a connection: for tests of a framing.
 ///
 /// ```
 /// use ringserve::framing::{LengthPrefix, encode_to_vec};
@@ -204,7 +202,7 @@ pub trait Framing: 'static {
 /// The framing's.
 ///
 /// # Panics
-/// If the framing refuses after it wrote something, which it must not.
+/// If the framing returns an error after it wrote something, which it must not.
 pub fn encode_to_vec(framing: &impl TypedFraming, payload: &[u8]) -> Result<Vec<u8>, EncodeError> {
     let mut batch = Batch::new();
     let encoded = framing.write(Payload::Bytes(payload), &mut Outbox::new(&mut batch, false));
@@ -212,7 +210,7 @@ pub fn encode_to_vec(framing: &impl TypedFraming, payload: &[u8]) -> Result<Vec<
     encoded.map(|()| batch.into_bytes())
 }
 
-/// A framing's writing half, known to everything a shard shares. See [`Framing::encoding`].
+/// The writing half of a framing, in a form that all parts of a shard know. See [`Framing::encoding`].
 #[derive(Clone)]
 pub enum Encoding {
     /// [`Raw`].
@@ -233,13 +231,13 @@ pub enum Encoding {
     /// [`Delimiter`].
     #[doc(hidden)]
     Delimiter(Rc<Delimiter>),
-    /// Any other.
+    /// Any other framing.
     #[doc(hidden)]
     Custom(Rc<dyn Writes>),
 }
 
 impl Encoding {
-    /// That of a framing.
+    /// The encoding of a framing.
     pub fn of<F: TypedFraming + Clone>(framing: &F) -> Encoding {
         Rc::new(framing.clone()).reply_encoding()
     }
@@ -253,7 +251,7 @@ impl Encoding {
         }
     }
 
-    /// Apart, so that the two above stay small where they are inlined.
+    /// A function apart, so that the two above stay small where they are inlined.
     #[inline(never)]
     fn encode_other(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
         match self {
@@ -307,7 +305,7 @@ impl fmt::Debug for Encoding {
     }
 }
 
-/// A frame of which `have` bytes are there, and `follows` come behind its header.
+/// A frame of which `have` bytes are there, with `follows` bytes behind its header.
 #[inline(always)]
 fn frame_or_more(skip: usize, header: usize, follows: usize, have: usize) -> Decode {
     // A length beyond the address space saturates; the limit on frames refuses it.
@@ -318,13 +316,13 @@ fn frame_or_more(skip: usize, header: usize, follows: usize, have: usize) -> Dec
     }
 }
 
-/// What a framing that searches answers when there is no end in `bytes` bytes, or in the first `bytes_max` of them.
+/// The answer of a searching framing without an end in `bytes` bytes, or in the first `bytes_max` of them.
 #[inline]
 fn unended(bytes: usize, bytes_max: usize) -> Result<Decode, FrameError> {
     if bytes < bytes_max { Ok(Decode::More(1)) } else { Err(FrameError::OverBytesMax { max: bytes_max }) }
 }
 
-/// Checks the `bytes_max` of a framing that searches: `usize::MAX` says that there is none.
+/// Checks the `bytes_max` of a searching framing; `usize::MAX` means none.
 fn bytes_max_in_range(
     name: &'static str,
     bytes_max: usize,

@@ -1,4 +1,4 @@
-//! What holds for every framing that ships, with every option.
+//! Properties of every framing that ships, with every option.
 
 mod errors;
 mod shapes;
@@ -109,7 +109,7 @@ proptest! {
         }
     }
 
-    /// Parts that are lent among those that are copied, by the framing itself and by the way of those that copy it out.
+    /// Parts that are lent among copied ones, by the framing itself and by the path of framings that copy the payload out.
     #[test]
     fn a_reply_written_in_place_is_the_encoded_one(
         shape in any_shape(),
@@ -215,7 +215,7 @@ proptest! {
         prop_assert_eq!(found, expected);
     }
 
-    /// The stream below is garbage for most framings; cut or not, it comes to the same end.
+    /// The stream below is garbage for most framings; cut or not, it ends in the same error.
     #[test]
     fn garbage_is_refused_whole_or_in_pieces_and_never_panics(
         shape in any_shape(),

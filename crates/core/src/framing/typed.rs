@@ -1,4 +1,4 @@
-//! Framings with types of their own: a state for each connection, a head for each frame, frames in pieces.
+//! Framings with types: a state for each connection, a head for each frame, frames in pieces.
 
 use alloc::boxed::Box;
 use alloc::rc::Rc;
@@ -9,7 +9,7 @@ use super::{Decode, EncodeError, Encoding, FrameError, Framing, InPlace, Payload
 use crate::outbox::Outbox;
 use crate::{LimitError, Limits};
 
-/// What [`TypedFraming::cut`] found.
+/// The result of [`TypedFraming::cut`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut<H = ()> {
     /// No whole frame yet. See [`Decode::More`].
@@ -20,13 +20,13 @@ pub enum Cut<H = ()> {
         skip: usize,
         /// Bytes of payload.
         len: usize,
-        /// Bytes of the whole frame: `skip`, the payload, and what follows it. At least 1.
+        /// Bytes of the whole frame: `skip`, the payload, and bytes behind it. At least 1.
         consumed: usize,
-        /// What else was found, for [`Frame::head`](crate::Frame::head).
+        /// Facts that the framing found, for [`Frame::head`](crate::Frame::head).
         head: H,
     },
-    /// The same of a piece of a frame that goes on. Until its last piece, which is a [`Cut::Frame`], the connection is in the
-    /// middle of a frame: the peer owes bytes at [`Limits::read_bytes_per_second_min`], and its end is
+    /// A piece of a frame that goes on. Until its last piece, which is a [`Cut::Frame`], the connection is in the middle of a
+    /// frame: the peer owes bytes at [`Limits::read_bytes_per_second_min`], and its FIN is
     /// [`CloseReason::PeerClosedMidFrame`](crate::CloseReason::PeerClosedMidFrame).
     Piece {
         /// Bytes before the payload.
@@ -35,13 +35,13 @@ pub enum Cut<H = ()> {
         len: usize,
         /// Bytes of the piece. At least 1.
         consumed: usize,
-        /// What else was found.
+        /// Facts that the framing found.
         head: H,
     },
 }
 
 impl Decode {
-    /// The same with a head: for a framing around one that has none.
+    /// The same result with a head, for a framing around one without heads.
     #[inline(always)]
     pub fn with_head<H>(self, head: H) -> Cut<H> {
         match self {
@@ -51,8 +51,8 @@ impl Decode {
     }
 }
 
-/// A framing with its types: a state of each connection that a call may switch, a head that is handed over with each
-/// frame, frames that come in pieces. Every [`Framing`] is one that has none of them. *A framing with a state* in the guide goes through one.
+/// A framing with types: a state of each connection that calls may switch, a head that is handed over with each frame, frames
+/// in pieces. Every [`Framing`] is one with none of these. *A framing with a state* in the guide goes through an example.
 ///
 /// ```
 /// use ringserve::framing::{Cut, EncodeError, FrameError, Framing, Lines, Outbox, Payload, TypedFraming};
@@ -93,18 +93,18 @@ impl Decode {
 /// assert!(matches!(next, Next::Line));
 /// ```
 pub trait TypedFraming: 'static {
-    /// What it keeps for a connection, in the session ([`HoldsState`]); `()` for nothing. Each connection begins with the one
+    /// The framing's state for a connection, in the session ([`HoldsState`]); `()` for none. A connection begins with the state
     /// that its session was made with.
     type State: Copy + 'static;
 
-    /// What it hands over with each frame; `()` for nothing. A service of frames with a head is a
-    /// `Service<Head>`. The default value stands where a frame was taken from, and should hold no memory.
+    /// The value handed over with each frame; `()` for none. A service of frames with a head is a `Service<Head>`. The default
+    /// value stands where a frame was taken from, and should hold no memory.
     type Head: Default + 'static;
 
-    /// Looks for a frame at the start of `bytes`, as [`Framing::decode`] does, by the rule that `state` says. What it makes of
-    /// `state` is kept if it answers with a frame or a piece, and dropped otherwise.
+    /// Looks for a frame at the start of `bytes`, as [`Framing::decode`] does, by the rule in `state`. Changes of `state` are
+    /// kept with a frame or a piece, and dropped otherwise.
     ///
-    /// The bytes behind a frame are looked at when its call is done, or waits and others may be in flight: by the rule that the
+    /// Bytes behind a frame are cut when its call is done, or when it waits and others may be in flight: by the rule that the
     /// call has switched to by then.
     ///
     /// # Errors
@@ -122,7 +122,7 @@ pub trait TypedFraming: 'static {
     /// If the payload has no frame.
     fn write(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError>;
 
-    /// Bytes that are left free before a payload that is written in place. See [`Framing::header_room`].
+    /// Bytes left free before a payload that is written in place. See [`Framing::header_room`].
     fn room_before(&self) -> usize {
         0
     }
@@ -139,13 +139,13 @@ pub trait TypedFraming: 'static {
     /// Refuses limits with which this framing cannot work. See [`Framing::check`].
     ///
     /// # Errors
-    /// The first thing found. By default there is none.
+    /// The first fault found. By default there is none.
     fn check_limits(&self, limits: &Limits) -> Result<(), LimitError> {
         let _ = limits;
         Ok(())
     }
 
-    /// How the shard writes replies. See [`Framing::encoding`].
+    /// The encoding of replies. See [`Framing::encoding`].
     fn reply_encoding(self: &Rc<Self>) -> Encoding
     where
         Self: Sized,
@@ -185,7 +185,7 @@ impl<F: Framing> TypedFraming for F {
     }
 }
 
-/// The writing half of a framing, whatever its types: each as the method of [`TypedFraming`] that it is called after.
+/// The writing half of a framing of any type: each method as that of [`TypedFraming`] with the same name.
 #[doc(hidden)]
 #[allow(missing_docs, clippy::missing_errors_doc)]
 pub trait Writes {
@@ -208,7 +208,7 @@ impl<F: TypedFraming> Writes for F {
     }
 }
 
-/// The state of a connection's framing, as its session holds it. [`Cx::switch`](../struct.Cx.html#method.switch) changes it.
+/// The state of a connection's framing, in its session. [`Cx::switch`](../struct.Cx.html#method.switch) changes it.
 #[derive(Default)]
 pub struct FramingState<T>(Cell<T>);
 
@@ -218,13 +218,13 @@ impl<T: Copy> FramingState<T> {
         FramingState(Cell::new(state))
     }
 
-    /// The rule by which the next bytes are cut.
+    /// The rule for the next bytes.
     #[inline]
     pub fn get(&self) -> T {
         self.0.get()
     }
 
-    /// For what tells the connection's shard, too.
+    /// Sets the rule, for code that tells the connection's shard too.
     #[doc(hidden)]
     #[inline]
     pub fn set(&self, state: T) {
@@ -266,7 +266,7 @@ impl<T: Copy + fmt::Debug> fmt::Debug for FramingState<T> {
     note = "give it a field of the type `FramingState<{T}>`, and `impl HoldsState<{T}> for {Self}`"
 )]
 pub trait HoldsState<T> {
-    /// Where it is.
+    /// The place of the state.
     fn framing_state(&self) -> &FramingState<T>;
 }
 

@@ -6,7 +6,7 @@ use crate::outbox::Outbox;
 /// 64 bits, 7 in each byte.
 const VARINT_BYTES_MAX: usize = 10;
 
-/// The number at the start of `bytes` and how many bytes it has. `None` if it goes on behind them.
+/// The number at the start of `bytes`, with its length in bytes. `None` if it goes on behind them.
 pub(super) fn read_varint(bytes: &[u8]) -> Result<Option<(u64, usize)>, FrameError> {
     let mut value = 0;
     for (place, &byte) in bytes.iter().take(VARINT_BYTES_MAX).enumerate() {
@@ -41,7 +41,7 @@ pub(super) fn with_varint(mut value: u64, write: impl FnOnce(&[u8])) {
     write(&bytes[..width]);
 }
 
-/// How many bytes a number has in its shortest form: 1 to 10.
+/// The length of a number in its shortest form: 1 to 10 bytes.
 fn varint_bytes(value: u64) -> usize {
     (u64::BITS - (value | 1).leading_zeros()).div_ceil(7) as usize
 }

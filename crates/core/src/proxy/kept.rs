@@ -1,4 +1,4 @@
-//! What is kept of the headers of a lane's connections.
+//! Facts from the headers of a lane's connections.
 
 use core::cell::RefCell;
 use core::net::SocketAddr;
@@ -7,31 +7,32 @@ use super::Tlvs;
 use crate::ConnId;
 use crate::chunked::Chunked;
 
-/// What the PROXY header of a connection said beside the client's address.
+/// Facts from the PROXY header of a connection, in addition to the client's address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Proxied {
-    /// The proxy, where the connection is a client's.
+    /// The proxy, if the connection is a client's.
     pub via: Option<SocketAddr>,
-    /// Where the client connected to.
+    /// The address that the client connected to.
     pub destination: Option<SocketAddr>,
 }
 
 #[derive(Debug, Default)]
 struct Entry {
-    /// The connection that the rest is of.
+    /// The connection that the other fields belong to.
     id: Option<ConnId>,
     proxied: Proxied,
     tlvs: Option<Tlvs>,
 }
 
-/// By slot, so that a connection that did not come through a proxy has no entry and no mark. Holds no memory until there is one.
+/// By slot: a connection that did not come through a proxy has no entry and no mark. Holds no memory until there is one.
 #[derive(Debug, Default)]
 pub(crate) struct Headers {
     entries: RefCell<Chunked<Entry>>,
 }
 
 impl Headers {
-    /// Keeps what a connection's header said, in the place of what its slot had. False if the system has no memory for it.
+    /// Keeps the facts of a connection's header, in place of its slot's former ones. False if the system has no memory for
+    /// them.
     pub(crate) fn keep(&self, id: ConnId, proxied: Proxied, tlvs: Option<Tlvs>) -> bool {
         let mut entries = self.entries.borrow_mut();
         let Some(entry) = entries.entry(id.slot()) else { return false };
@@ -47,7 +48,7 @@ impl Headers {
         self.look(id, |entry| entry.tlvs.clone()).flatten()
     }
 
-    /// The connection is gone.
+    /// Removes the facts of a connection that is gone.
     pub(crate) fn forget(&self, id: ConnId) {
         let mut entries = self.entries.borrow_mut();
         if let Some(entry) = entries.get_mut(id.slot()).filter(|entry| entry.id == Some(id)) {

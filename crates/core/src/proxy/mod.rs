@@ -1,5 +1,4 @@
-//! The header of the PROXY protocol, by which a proxy says for whom it connects: the line of version 1 and the block of
-//! version 2.
+//! The header of the PROXY protocol, in which a proxy names its client: the line of version 1 and the block of version 2.
 //!
 //! ```text
 //!   PROXY TCP4 192.0.2.1 198.51.100.7 56324 443\r\n
@@ -9,7 +8,7 @@
 //!                     command   transport
 //! ```
 //!
-//! Nothing is guessed: what is not a header to the letter is refused as soon as a byte says so.
+//! Nothing is guessed: bytes that are not a header to the letter are refused as soon as a byte shows it.
 
 mod kept;
 mod tlvs;
@@ -32,10 +31,10 @@ pub use write::{CommandV2, write_v1, write_v2};
 /// The longest line of version 1, with its end.
 const LINE_MAX: usize = 107;
 
-/// What all lines of version 1 begin with.
+/// The begin of all lines of version 1.
 const LINE_BEGIN: &[u8] = b"PROXY ";
 
-/// What all blocks of version 2 begin with.
+/// The begin of all blocks of version 2.
 const SIGNATURE: &[u8; 12] = b"\r\n\r\n\0\r\nQUIT\n";
 
 /// Both ends of the connection that a proxy accepted.
@@ -43,43 +42,43 @@ const SIGNATURE: &[u8; 12] = b"\r\n\r\n\0\r\nQUIT\n";
 pub struct Ends {
     /// The client.
     pub source: SocketAddr,
-    /// Where it connected to.
+    /// The address that the client connected to.
     pub destination: SocketAddr,
 }
 
 /// A header that was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Bytes of it. What is behind them is the connection's.
+    /// Bytes of the header. Bytes behind them belong to the connection.
     pub len: usize,
-    /// `None` where the proxy speaks for itself, as in a health check, or for a client without an IP address.
+    /// `None` if the proxy speaks for itself, as in a health check, or for a client without an IP address.
     pub ends: Option<Ends>,
-    /// Where its further fields lie, of version 2.
+    /// The place of the further fields of version 2.
     pub tlvs: Range<usize>,
 }
 
-/// Why bytes are no PROXY header. The connection is closed for [`CloseReason::ProxyBadHeader`](crate::CloseReason::ProxyBadHeader),
-/// which carries it.
+/// The reason why bytes are no PROXY header. The connection is closed with
+/// [`CloseReason::ProxyBadHeader`](crate::CloseReason::ProxyBadHeader), which carries it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HeaderError {
-    /// The connection does not begin with a header: its peer is no proxy, or one that was not told to send it.
+    /// The connection does not begin with a header: its peer is no proxy, or a proxy without the setting to send it.
     NotProxy,
-    /// The header is, or claims to be, larger than it may be: 107 bytes of version 1, of version 2
+    /// The header is, or claims to be, larger than allowed: 107 bytes in version 1, in version 2
     /// [`ProxyProtocol::header_bytes_max`].
     ///
     /// [`ProxyProtocol::header_bytes_max`]: https://docs.rs/ringserve/latest/ringserve/listen/struct.ProxyProtocol.html
     TooLarge {
-        /// Bytes it has at least, or claims.
+        /// Bytes of the header so far, or the number that it claims.
         bytes: u32,
         /// The limit.
         max: u32,
     },
-    /// It breaks this rule of the protocol. A reference to the text, since each connection keeps room for a reason.
+    /// The header breaks this rule of the protocol. A reference to the text, since each connection keeps room for a reason.
     Malformed(&'static &'static str),
-    /// It is not what its checksum was made of.
+    /// The header does not match its checksum.
     Checksum,
-    /// The proxy sent FIN in the middle of it.
+    /// The proxy sent FIN in the middle of the header.
     Unfinished,
 }
 
@@ -106,11 +105,11 @@ impl fmt::Display for HeaderError {
 
 impl core::error::Error for HeaderError {}
 
-/// Reads the header that a connection begins with, from all that came of it. `None` if it is not whole yet. `bytes_max` bounds
-/// one of version 2.
+/// Reads the header at the start of a connection, from all bytes received so far. `None` if it is not whole yet. `bytes_max`
+/// bounds a header of version 2.
 ///
 /// # Errors
-/// Those that no further byte can mend.
+/// Errors that no further byte can mend.
 pub fn read(bytes: &[u8], bytes_max: usize) -> Result<Option<Header>, HeaderError> {
     match bytes.first() {
         None => Ok(None),
@@ -119,12 +118,12 @@ pub fn read(bytes: &[u8], bytes_max: usize) -> Result<Option<Header>, HeaderErro
     }
 }
 
-/// What the connections of a listener begin with.
+/// The header that connections of a listener begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expected {
-    /// Bytes of a header of version 2.
+    /// The most bytes of a header of version 2.
     pub bytes_max: usize,
-    /// Its further fields are kept.
+    /// True if its further fields are kept.
     pub keeps_tlvs: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What a block of version 2 says beside the addresses: type, length, value.
+//! Fields of a block of version 2 behind the addresses: type, length, value.
 
 use alloc::rc::Rc;
 use core::fmt;
@@ -16,7 +16,7 @@ const NETNS: u8 = 0x30;
 /// The part of an SSL field before the fields inside.
 const SSL_FIXED: usize = 5;
 
-/// The fields that lie in `bytes`; `None`, and nothing behind it, for one that goes beyond them.
+/// The fields in `bytes`; ends with `None` at a field that goes beyond them.
 pub(super) fn fields(bytes: &[u8]) -> impl Iterator<Item = Option<(u8, &[u8])>> {
     let mut left = bytes;
     core::iter::from_fn(move || {
@@ -29,34 +29,35 @@ pub(super) fn fields(bytes: &[u8]) -> impl Iterator<Item = Option<(u8, &[u8])>> 
     })
 }
 
-/// The first field, and what is behind it.
+/// The first field, and the bytes behind it.
 fn first(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (&[kind, high, low], rest) = bytes.split_first_chunk::<3>()?;
     let (value, behind) = rest.split_at_checked(u16::from_be_bytes([high, low]).into())?;
     Some((kind, value, behind))
 }
 
-/// True if all fields inside an SSL field lie inside.
+/// True if all fields inside an SSL field end inside.
 pub(super) fn is_ssl(value: &[u8]) -> bool {
     value.get(SSL_FIXED..).is_some_and(|inside| fields(inside).all(|field| field.is_some()))
 }
 
-/// What a proxy said of a client beside its address, in version 2 of the PROXY protocol. Cloning it copies nothing.
+/// Facts that a proxy sent about a client in addition to its address, in version 2 of the PROXY protocol. A clone copies
+/// nothing.
 ///
-/// All of it is as true as the proxy, and no more: the networks of `ProxyProtocol` say which are believed.
+/// They are as true as the proxy is: the networks of `ProxyProtocol` say which proxies are believed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Tlvs {
     bytes: Rc<[u8]>,
 }
 
 impl Tlvs {
-    /// Those that lie in these bytes, one behind the other. What goes beyond them is not there.
+    /// The fields in these bytes, one behind the other. A field that goes beyond them is left out.
     pub fn of(bytes: &[u8]) -> Tlvs {
         Tlvs { bytes: bytes.into() }
     }
 
-    /// All fields in their order: the number of the type, and the value. Those of vendors are here too, as `0xEA` of AWS, `0xEE`
-    /// of Azure and `0xE0` of Google.
+    /// All fields in their order: the number of the type, and the value. Fields of vendors are included, such as `0xEA` of AWS,
+    /// `0xEE` of Azure and `0xE0` of Google.
     pub fn iter(&self) -> impl Iterator<Item = (u8, &[u8])> {
         fields(&self.bytes).flatten()
     }
@@ -66,27 +67,27 @@ impl Tlvs {
         self.iter().find(|field| field.0 == kind).map(|field| field.1)
     }
 
-    /// The protocol that the client and the proxy agreed on, as `h2`.
+    /// The protocol that client and proxy agreed on, such as `h2`.
     pub fn alpn(&self) -> Option<&[u8]> {
         self.value(ALPN)
     }
 
-    /// The name that the client asked for (SNI). `None` also for one that is not UTF-8.
+    /// The name that the client asked for (SNI). `None` also if it is not UTF-8.
     pub fn authority(&self) -> Option<&str> {
         text(self.value(AUTHORITY)?)
     }
 
-    /// The proxy's name for the connection, 128 bytes at most: the same in its log.
+    /// The proxy's name for the connection, at most 128 bytes, as in the proxy's log.
     pub fn unique_id(&self) -> Option<&[u8]> {
         self.value(UNIQUE_ID)
     }
 
-    /// The network namespace that the proxy accepted the connection in.
+    /// The network namespace in which the proxy accepted the connection.
     pub fn network_namespace(&self) -> Option<&str> {
         text(self.value(NETNS)?)
     }
 
-    /// How the client is connected to the proxy, if that said so.
+    /// The client's TLS towards the proxy, if the proxy sent it.
     pub fn ssl(&self) -> Option<ProxiedSsl<'_>> {
         self.value(SSL).filter(|value| is_ssl(value)).map(|value| ProxiedSsl { value })
     }
@@ -102,30 +103,30 @@ fn text(value: &[u8]) -> Option<&str> {
     core::str::from_utf8(value).ok()
 }
 
-/// How a client is connected to its proxy.
+/// The connection of a client to its proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProxiedSsl<'a> {
-    /// Of [`SSL_FIXED`] bytes and more.
+    /// At least [`SSL_FIXED`] bytes.
     value: &'a [u8],
 }
 
 impl<'a> ProxiedSsl<'a> {
-    /// True if it is connected by TLS.
+    /// True if the client is connected by TLS.
     pub fn is_tls(&self) -> bool {
         self.client(1)
     }
 
-    /// True if the client showed a certificate, in this connection or, with a session that it resumed, in an earlier one.
+    /// True if the client showed a certificate, in this connection or in an earlier one whose session it resumed.
     pub fn has_certificate(&self) -> bool {
         self.client(2 | 4)
     }
 
-    /// True if it showed a certificate, and the proxy found that right.
+    /// True if the client showed a certificate that the proxy verified.
     pub fn is_verified(&self) -> bool {
         self.has_certificate() && self.value[1..SSL_FIXED] == [0; 4]
     }
 
-    /// The version of TLS, as `TLSv1.3`.
+    /// The version of TLS, such as `TLSv1.3`.
     pub fn version(&self) -> Option<&'a str> {
         self.text(SSL_VERSION)
     }
@@ -135,7 +136,7 @@ impl<'a> ProxiedSsl<'a> {
         self.text(SSL_CN)
     }
 
-    /// The cipher, as `TLS_AES_256_GCM_SHA384`.
+    /// The cipher, such as `TLS_AES_256_GCM_SHA384`.
     pub fn cipher(&self) -> Option<&'a str> {
         self.text(SSL_CIPHER)
     }

@@ -22,7 +22,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Option<Header>, HeaderError> {
 }
 
 fn ends(line: &[u8]) -> Result<Option<Ends>, HeaderError> {
-    // Whatever follows: it is not to be looked at.
+    // The rest of the line is not to be looked at.
     if line == b"UNKNOWN" || line.starts_with(b"UNKNOWN ") {
         return Ok(None);
     }

@@ -1,4 +1,4 @@
-//! The header that a server sends to its upstream.
+//! Headers that a server sends to its upstreams.
 
 use alloc::vec::Vec;
 use core::fmt::{self, Write};
@@ -8,16 +8,16 @@ use super::tlvs::CRC32C;
 use super::v2::{FIXED, crc32c_without};
 use super::{Ends, LINE_BEGIN, SIGNATURE};
 
-/// For whom a connection is made.
+/// The client of a connection to an upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandV2 {
-    /// The server itself, as for a health check.
+    /// None: the connection is the server's own, such as a health check.
     Local,
     /// A client, with its ends if it has any.
     Proxy(Option<Ends>),
 }
 
-/// ASCII behind what is there.
+/// ASCII appended to bytes.
 struct Text<'a>(&'a mut Vec<u8>);
 
 impl Write for Text<'_> {
@@ -27,7 +27,7 @@ impl Write for Text<'_> {
     }
 }
 
-/// Both addresses in one family, the smaller one where that holds both.
+/// Both addresses in one family, the smaller family that holds both.
 fn in_one_family(ends: Ends) -> (IpAddr, IpAddr) {
     let (source, destination) = (ends.source.ip().to_canonical(), ends.destination.ip().to_canonical());
     match (source, destination) {
@@ -37,7 +37,7 @@ fn in_one_family(ends: Ends) -> (IpAddr, IpAddr) {
     }
 }
 
-/// Writes a line of version 1: of a client without an IP address `UNKNOWN`.
+/// Writes a line of version 1; `UNKNOWN` for a client without an IP address.
 pub fn write_v1(out: &mut Vec<u8>, ends: Option<Ends>) {
     out.extend_from_slice(LINE_BEGIN);
     match ends {
@@ -75,7 +75,7 @@ pub fn write_v2<'a>(out: &mut Vec<u8>, command: CommandV2, fields: impl IntoIter
         }
     }
     let sum_bytes = 3 + 4;
-    // The sum of another block, as those of a header that is passed on have one, is none of this.
+    // The checksum of another block, as in a header that is passed on, does not belong here.
     for (kind, value) in fields.into_iter().filter(|(kind, _)| *kind != CRC32C) {
         let len = out.len() - begin - FIXED + 3 + value.len() + sum_bytes;
         if let (Ok(bytes), Ok(_)) = (u16::try_from(value.len()), u16::try_from(len)) {

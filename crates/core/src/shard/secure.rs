@@ -168,7 +168,7 @@ impl<O: Observer> Shard<O> {
         conn.aside.seal();
         conn.opened = Opened::Handshake;
         self.lanes[conn.lane].counters.handshakes_started += 1;
-        // Those that the server makes have a bound of their own.
+        // Those that the server makes have a separate bound.
         if !self.lanes[conn.lane].is_outbound {
             self.accepting.starting += 1;
         }

@@ -150,7 +150,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Panics unless so many connections are counted.
+    /// Panics unless `starting` connections are counted.
     pub(super) fn check_starting(&self, starting: usize) {
         assert_eq!(starting, self.accepting.starting, "connections whose header or handshake is awaited");
     }

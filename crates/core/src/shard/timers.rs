@@ -26,7 +26,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// A connection has limits of its own, which may be nearer than those before.
+    /// A connection has its own limits, which may be nearer than those before.
     #[cold]
     pub(super) fn limits_set(&mut self, id: ConnId) {
         if let Some(conn) = self.conns.get_mut(id) {
@@ -93,9 +93,9 @@ impl<O: Observer> Shard<O> {
                 Due::Heartbeat => {
                     conn.missed_heartbeats += 1;
                     // The peer has its whole time from now on, also where this one came late: a process that was stopped
-                    // for long would otherwise ask again and again at once, and close before anybody could answer.
+                    // for long would otherwise ask again and again at once, and close before the peer could answer.
                     conn.heard_at = self.stamp;
-                    // One that does not read would not see it, and has a limit of its own.
+                    // One that does not read would not see it, and has a separate limit.
                     if conn.outlet().is_some_and(|outlet| !outlet.is_full()) {
                         self.events.push_back(Event::Heartbeat(id));
                     }

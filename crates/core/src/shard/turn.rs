@@ -306,7 +306,7 @@ impl<O: Observer> Shard<O> {
     fn changed(&mut self, completion: Completion) {
         match completion {
             Completion::Sent { id, batch, end } => self.sent(id, batch, end),
-            Completion::Received { .. } => debug_assert!(false, "bytes have a way of their own"),
+            Completion::Received { .. } => debug_assert!(false, "bytes have another way"),
             Completion::Accepted { listener, socket, peer } => self.accepted(listener, socket, peer),
             Completion::AcceptEnded { listener, end } => self.accept_ended(listener, end),
             Completion::Connected { id, result } => self.connected(id, result),

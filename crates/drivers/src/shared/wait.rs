@@ -3,7 +3,7 @@
 //! A time given with `io_uring_enter` or `epoll_wait` sets a timer of the kernel's and clears it again, in every call
 //! that blocks: measured, half a microsecond, 6 % of a turn with one request in it. The deadlines of a server are mostly
 //! far away, and move away. So one timer (a timeout operation, a timerfd) stays with the kernel until it goes off, and
-//! waits that end behind it need no time of their own. It is set again for a wait that ends sooner. It may go off when
+//! waits that end behind it need no separate time. It is set again for a wait that ends sooner. It may go off when
 //! nothing is due any more, once; a wait may end early, and up to a millisecond late.
 
 use std::io;

@@ -23,7 +23,7 @@ pub struct UringConfig {
     pub pool: PoolConfig,
     /// Lets one buffer take the bytes of several receives, one behind the other (Linux 6.12, prudent from
     /// 6.14). Buffers should be large then (1 MiB), and leases must not be held beyond a turn. Without it,
-    /// and where the kernel refuses it, each receive uses a buffer of its own.
+    /// and where the kernel refuses it, each receive uses its own buffer.
     pub incremental: bool,
     /// Restricts the ring to the operations the driver uses, so that code that gets hold of the process cannot
     /// use it for others. Dropped with a line in the debug log where the kernel refuses.
@@ -33,7 +33,7 @@ pub struct UringConfig {
     /// for every older operation on the table, so one idle connection's receive holds back the FIN of all
     /// others (liburing#1192). [`probe`](crate::probe()) finds out.
     pub plain_descriptors: bool,
-    /// Asks for the peer's address of each accepted connection, which is a system call of its own here. On by default.
+    /// Asks for the peer's address of each accepted connection, which is a separate system call here. On by default.
     pub peer_addresses: bool,
     /// What is done to a socket before it connects.
     pub before_connect: BeforeConnect,

@@ -352,7 +352,7 @@ pub trait Kernel {
         None
     }
 
-    /// Takes the oldest send that fitted and has no completion of its own. None is told of before every completion
+    /// Takes the oldest send that fitted and has no completion itself. None is told of before every completion
     /// was reaped.
     fn reap_quiet(&mut self) -> Option<SentQuietly>;
 

@@ -1,4 +1,4 @@
-//! A driver on a listener of its own, and bounded waits for completions.
+//! A driver on its own listener, and bounded waits for completions.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 

@@ -146,7 +146,7 @@ fn accepting_keeps_to_the_budget_and_loses_no_peer() {
     rig.settled();
 }
 
-/// The limit is the process's, so this test runs itself once more in a process of its own.
+/// The limit is the process's, so this test runs itself once more in a separate process.
 #[test]
 fn at_the_descriptor_limit_accepting_ends_and_the_queued_connection_survives() {
     const CHILD: &str = "RINGSERVE_EPOLL_DESCRIPTORS";

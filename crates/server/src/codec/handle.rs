@@ -1,4 +1,4 @@
-//! Items from elsewhere on the shard.
+//! Pushing items from other code on the shard.
 
 use std::cell::{OnceCell, RefCell};
 use std::fmt;
@@ -10,10 +10,10 @@ use tokio_util::codec::Encoder;
 use super::spare::Spare;
 use crate::handle::{LocalHandle, PushError};
 
-/// The codec of a connection, once it was asked for.
+/// The codec of a connection, once it was made.
 pub(super) struct Place<C> {
     codec: RefCell<Option<C>>,
-    /// It moved here when the first handle was made.
+    /// The codec, moved here when the first handle is made.
     shared: OnceCell<Rc<RefCell<C>>>,
 }
 
@@ -38,12 +38,12 @@ impl<C> Place<C> {
     }
 }
 
-/// Pushes items to a connection from elsewhere on its shard, encoded by its codec. The first one for a connection allocates, and
-/// a push does not.
+/// Pushes items to a connection from other code on its shard, encoded by the connection's codec. The first handle of a
+/// connection allocates; a push does not.
 ///
 /// Another thread pushes bytes: it encodes the item by its own codec and gives the bytes to
-/// [`ConnHandle::push_raw`](crate::ConnHandle::push_raw), once for many connections. A codec whose encoder keeps state for a
-/// connection is reached by sending the item to the shard, as through a [`Mesh`](crate::sync::Mesh).
+/// [`ConnHandle::push_raw`](crate::ConnHandle::push_raw), once for many connections. If the encoder keeps state for a
+/// connection, send the item to the shard instead, through a [`Mesh`](crate::sync::Mesh).
 pub struct CodecHandle<C> {
     handle: LocalHandle,
     codec: Rc<RefCell<C>>,
@@ -58,10 +58,10 @@ impl<C> CodecHandle<C> {
     /// Queues one item.
     ///
     /// # Errors
-    /// Those of [`LocalHandle::push`], where the item was not encoded, and the encoder's, where nothing is queued.
+    /// Those of [`LocalHandle::push`], before the item is encoded, and the encoder's. Nothing is queued then.
     ///
     /// # Panics
-    /// If it is called while the codec of this connection is used, as in [`CodecCx::with_codec`](super::CodecCx::with_codec).
+    /// If the codec of this connection is in use, as inside [`CodecCx::with_codec`](super::CodecCx::with_codec).
     pub fn push<I>(&self, item: I) -> Result<(), CodecPushError<C::Error>>
     where
         C: Encoder<I>,
@@ -72,7 +72,7 @@ impl<C> CodecHandle<C> {
         self.spare.encoded(encode, push).map_err(CodecPushError::Encoder)?.map_err(CodecPushError::Push)
     }
 
-    /// The handle for everything else: whether the connection is gone, waiting for room, its end.
+    /// The handle of the connection, to check whether it is gone, to wait for room or for its end.
     pub fn connection(&self) -> &LocalHandle {
         &self.handle
     }
@@ -90,11 +90,11 @@ impl<C> fmt::Debug for CodecHandle<C> {
     }
 }
 
-/// Why [`CodecHandle::push`] queued nothing.
+/// The reason why [`CodecHandle::push`] queued nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CodecPushError<E> {
-    /// The connection takes no push.
+    /// The connection takes no push now.
     Push(PushError),
     /// The encoder refused the item.
     Encoder(E),

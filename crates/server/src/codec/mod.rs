@@ -1,8 +1,8 @@
-//! Services over the codecs of [`tokio_util::codec`], so that codecs which exist can be used as they are. With the
-//! feature `codec`, which is off by default.
+//! Services over the codecs of [`tokio_util::codec`], so that existing codecs can be used as they are; with the feature
+//! `codec`, which is off by default.
 //!
-//! A [`CodecService`] says which codec and what happens to an item; [`WithCodec`] makes a [`Service`] of it. The
-//! server keeps its default framing, [`Raw`](ringserve_core::framing::Raw): the codec finds the boundaries.
+//! A [`CodecService`] names the codec and handles items; [`WithCodec`] makes a [`Service`] of it. The server keeps its default
+//! framing, [`Raw`](ringserve_core::framing::Raw): the codec finds the boundaries.
 //!
 //! ```no_run
 //! use ringserve::Server;
@@ -32,36 +32,35 @@
 //!
 //! # What it costs
 //!
-//! Received bytes are copied once, into the `BytesMut` that a decoder takes from, and encoded replies once, into
-//! the outbox: nothing is lent. What the codec itself copies and allocates comes on top, as a `String` for each
-//! line above. A framing of this crate, or [one's own](ringserve_core::framing::Framing), does without all that.
+//! Received bytes are copied once, into the `BytesMut` that a decoder takes from, and encoded replies once, into the outbox.
+//! Copies and allocations of the codec itself come on top, such as a `String` for each line above. A framing of this crate, or
+//! [your own](ringserve_core::framing::Framing), avoids all of that.
 //!
-//! A connection that waits between two items holds no buffer, but the codec.
+//! A connection between two items holds no buffer, only its codec.
 //!
 //! # What is bounded, and what ends a connection
 //!
 //! Bytes that are not an item yet are bounded by [`WithCodec::bytes_max`], and count towards
-//! [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max) from 4 KiB on. A codec that makes room for what a peer claims, as
-//! `LengthDelimitedCodec` does, allocates before the bound can act: set the codec's own limit too.
+//! [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max) from 4 KiB on. A codec that allocates what a
+//! peer claims, as `LengthDelimitedCodec` does, allocates before this bound can act: set the codec's own limit too.
 //!
-//! An error of the decoder, or too many bytes, goes to [`CodecService::malformed`] for last words, then the
-//! connection is closed for [`CloseReason::HandlerError`]: for the server the codec is part of the service.
+//! A decoder's error, or too many bytes, goes to [`CodecService::malformed`] for last words. Then the connection is closed with
+//! [`CloseReason::HandlerError`], since for the server the codec is part of the service.
 //!
-//! When the peer has sent FIN and its items are answered, `Decoder::decode_eof` is called until it has no further item: a last line
-//! without its end is an item of `LinesCodec`. An error of it goes to [`CodecService::malformed`] as
-//! [`CodecError::Unfinished`]. What is left is dropped, and [`CodecService::close`] hears of [`CloseReason::PeerClosedMidFrame`].
-//! A drain does not wait for that.
+//! After the peer's FIN, when its items are answered, `Decoder::decode_eof` is called until it returns no further item: a last
+//! line without its end is an item of `LinesCodec`. Its error goes to [`CodecService::malformed`] as
+//! [`CodecError::Unfinished`], remaining bytes are dropped, and [`CodecService::close`] gets
+//! [`CloseReason::PeerClosedMidFrame`]. A drain does not wait for that.
 //!
 //! # Around it
 //!
-//! [`middleware`](crate::middleware) around a [`WithCodec`] sees calls for what is received together, and one without a byte at the
-//! peer's end.
+//! [`middleware`](crate::middleware) around a [`WithCodec`] sees a call for each piece of received bytes, and a call without a
+//! byte for the peer's FIN.
 //!
-//! For time limits whatever arrives is a frame: the first byte ends [`Limits::first_frame_timeout`], and each one starts
-//! [`Limits::idle_timeout`] again.
+//! For time limits each piece of received bytes is a frame: the first byte ends [`Limits::first_frame_timeout`], and each piece
+//! starts [`Limits::idle_timeout`] again.
 //!
-//! Between two items of one piece of input replies are given time to leave, so that what
-//! [`Limits`] say about outboxes holds for items too.
+//! Between two items of one piece replies get time to leave, so that [`Limits`] on outboxes hold for items too.
 
 mod handle;
 mod spare;
@@ -87,13 +86,13 @@ use crate::cx::Cx;
 use crate::opening::{Opening, Refusal, Session, by_default};
 use crate::service::Service;
 
-/// The start of an item is copied out of the shard's buffer up to this size, and waits in a block of its own: that is
-/// cheap, and the buffer, which is larger as a rule, serves others.
+/// The start of an item is copied out of the shard's buffer up to this size and waits in a separate block. That is cheap, and
+/// frees the buffer, which is usually larger, for others.
 const SMALL_BYTES_MAX: usize = 4 * 1024;
 
-/// What a server does with the items of a codec. Like [`Service`], of which each method is explained there.
+/// Handles the items of a codec. As [`Service`], whose docs explain each method.
 pub trait CodecService: Sized + 'static {
-    /// Makes items of bytes, and bytes of items. Each connection has its own.
+    /// The codec. Each connection has its own.
     type Codec: Decoder<Error: fmt::Display> + 'static;
 
     /// State of one connection.
@@ -102,16 +101,17 @@ pub trait CodecService: Sized + 'static {
     /// Why a call failed. The connection is closed after its queued replies, and the error is logged once.
     type Error: fmt::Display;
 
-    /// Whether each connection has an account, whose frames are what is received together. As [`Service::ACCOUNTS`].
+    /// Keeps an account of each connection, in which each piece of received bytes is a frame. As [`Service::ACCOUNTS`].
     const ACCOUNTS: bool = false;
 
-    /// A codec for one connection. It is asked for when the first bytes come or the first reply is made.
+    /// Makes the codec of one connection, when the first bytes arrive or the first reply is made.
     fn codec(&self) -> Self::Codec;
 
-    /// A connection was accepted. By default its session is made by `Default`; one that is not `Default` is made here.
+    /// Makes the session of a connection that was accepted, by default through `Default`; a session that is not `Default` is
+    /// made here.
     ///
     /// # Errors
-    /// A [`Refusal`] closes it.
+    /// A [`Refusal`] closes the connection.
     fn open(&self, opening: &CodecOpening<'_, Self>) -> impl Future<Output = Result<Self::Session, Refusal>> {
         const {
             assert!(
@@ -123,28 +123,28 @@ pub trait CodecService: Sized + 'static {
         ready(by_default())
     }
 
-    /// An item arrived. The next one of the same connection is handed over when this future is done. Items that were
-    /// received before the connection was told to end are dropped.
+    /// Handles one item. The connection's next item is handed over when this future is done. Items received before an order to
+    /// close are dropped.
     ///
-    /// With [`Limits::calls_in_flight_max`](crate::Limits::calls_in_flight_max) above 1, bytes that arrive while this future waits go on
-    /// to the decoder, and their items are handed over meanwhile, with those that were left of earlier bytes: in their order, as many at
-    /// once as that limit. What a later item replies then may overtake what an earlier one does, so that peers have to tell replies
-    /// apart by what is in them, as by ids. Items that arrived in one piece wait for each other until more bytes come.
+    /// With [`Limits::calls_in_flight_max`](crate::Limits::calls_in_flight_max) above 1, bytes that arrive while this future is
+    /// pending go on to the decoder, and their items are handed over behind those that are left of earlier bytes: in order, up
+    /// to that limit at once. Replies to later items may overtake those to earlier ones, so peers must tell replies apart by
+    /// their content, such as an id. Items that arrived in one piece wait for each other until more bytes come.
     ///
     /// # Errors
-    /// Closes this connection after its queued replies.
+    /// An error closes this connection after its queued replies.
     fn call(
         &self,
         cx: &CodecCx<'_, Self>,
         item: <Self::Codec as Decoder>::Item,
     ) -> impl Future<Output = Result<(), Self::Error>>;
 
-    /// The peer sent what is no item. Last words may be written; then the connection is closed.
+    /// The peer sent bytes that are no item. Last words may be queued; then the connection is closed.
     fn malformed(&self, cx: &CodecCx<'_, Self>, error: &CodecError<<Self::Codec as Decoder>::Error>) {
         let _ = (cx, error);
     }
 
-    /// A call fails. Last words may be written, after which the connection is closed.
+    /// A call failed. Last words may be queued; then the connection is closed.
     fn failed(&self, cx: &CodecCx<'_, Self>, failure: &Failure<'_, Self::Error>) {
         let _ = (cx, failure);
     }
@@ -154,29 +154,29 @@ pub trait CodecService: Sized + 'static {
         let _ = cx;
     }
 
-    /// The peer was silent for [`Limits::heartbeat_interval`]: what this queues asks it for a sign of life.
+    /// The peer was silent for [`Limits::heartbeat_interval`]: queue a question for a sign of life here.
     fn heartbeat(&self, cx: &CodecCx<'_, Self>) {
         let _ = cx;
     }
 
-    /// The peer sent its last byte, every item was handed over, and the connection is [held open](Cx::hold_open): it is for the
-    /// service to close it.
+    /// The peer sent FIN, every item was handed over, and the connection is [held open](Cx::hold_open): the service closes it,
+    /// now or later.
     fn input_ended(&self, cx: &CodecCx<'_, Self>) {
         cx.close();
     }
 
-    /// The connection ended. If the peer ended it in the middle of an item the reason is
-    /// [`CloseReason::PeerClosedMidFrame`], which counters and log, who know no items, show as `peer_closed`.
+    /// The connection ended. If the peer ended it in the middle of an item, the reason is [`CloseReason::PeerClosedMidFrame`];
+    /// counters and log, which do not see items, show it as `peer_closed`.
     fn close(&self, closed: &Closed<'_, Self::Session>) {
         let _ = closed;
     }
 }
 
-/// Why bytes are not an item.
+/// The reason why bytes are not an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CodecError<E> {
-    /// More bytes than [`WithCodec::bytes_max`] wait to become an item.
+    /// More bytes than [`WithCodec::bytes_max`] wait for the rest of their item.
     TooLarge {
         /// Bytes that wait.
         bytes: usize,
@@ -185,7 +185,7 @@ pub enum CodecError<E> {
     },
     /// The decoder refused them.
     Malformed(E),
-    /// The peer ended, and the decoder refused what it left.
+    /// The peer sent FIN, and the decoder refused the remaining bytes.
     Unfinished(E),
 }
 
@@ -203,13 +203,13 @@ impl<E: fmt::Display> fmt::Display for CodecError<E> {
 
 impl<E: fmt::Debug + fmt::Display> std::error::Error for CodecError<E> {}
 
-/// Why a call of [`WithCodec`] failed. `E` is the error of the [`CodecService`], `D` that of the decoder.
+/// The reason why a call of [`WithCodec`] failed. `E` is the error of the [`CodecService`], `D` that of the decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WithCodecError<E, D> {
     /// The service failed.
     Service(E),
-    /// The peer sent what is no item.
+    /// The peer sent bytes that are no item.
     Codec(CodecError<D>),
 }
 
@@ -226,14 +226,15 @@ impl<E: fmt::Display, D: fmt::Display> fmt::Display for WithCodecError<E, D> {
 pub struct WithCodec<S> {
     service: S,
     bytes_max: usize,
-    /// For what is received.
+    /// Spare buffers for received bytes.
     spare_in: Spare,
-    /// For what is encoded.
+    /// Spare buffers for encoded replies.
     spare_out: Rc<Spare>,
 }
 
 impl<S: CodecService> WithCodec<S> {
-    /// With at most as many bytes for an item as [`Limits::frame_bytes_max`] has by default, 1 MiB.
+    /// Makes a service of a codec service, with [`bytes_max`](WithCodec::bytes_max) at 1 MiB, the default of
+    /// [`Limits::frame_bytes_max`].
     pub fn new(service: S) -> WithCodec<S> {
         WithCodec {
             service,
@@ -243,18 +244,17 @@ impl<S: CodecService> WithCodec<S> {
         }
     }
 
-    /// The most bytes of a connection that wait to become an item. A connection can make the server hold this much,
-    /// and up to twice as much memory. What is received together, a buffer as a rule, comes on top for a moment.
+    /// Sets the most bytes of a connection that wait to become an item. A peer can make the server hold this much, and up to
+    /// twice as much memory. A received piece, usually a buffer, comes on top for a moment.
     ///
     /// # Panics
-    /// If it is 0: then nothing could ever wait.
+    /// If `bytes_max` is 0, since no item could ever wait.
     pub fn bytes_max(self, bytes_max: usize) -> WithCodec<S> {
         assert!(bytes_max > 0, "bytes_max is 0; it must be at least 1");
         WithCodec { bytes_max, ..self }
     }
 
-    /// The next item of what was received. If there is none, the buffer goes back to the shard, unless much waits
-    /// in it.
+    /// The next item of received bytes. If there is none, the buffer goes back to the shard, unless many bytes wait in it.
     fn next(&self, state: &CodecSession<S>, ended: bool) -> Decoded<S::Codec> {
         let mut bytes = state.bytes.borrow_mut();
         let found = state.with_codec(&self.service, |codec| match ended {
@@ -290,12 +290,12 @@ impl<S: CodecService> Service for WithCodec<S> {
 
     async fn call(&self, cx: &Cx<'_, CodecSession<S>>, frame: Frame) -> Result<(), Self::Error> {
         let state = cx.session();
-        // It comes for the end of the input: there is no other one without a byte.
+        // An empty frame marks the end of the input; no other frame is empty.
         let ended = frame.wire().is_empty();
         if !ended {
             state.take_in(&frame, &self.spare_in);
         }
-        // A call that waits pins no receive buffer.
+        // A pending call pins no receive buffer.
         drop(frame);
         let cx = &CodecCx { cx, with: self };
         loop {
@@ -305,7 +305,7 @@ impl<S: CodecService> Service for WithCodec<S> {
                     state.count_held(cx.head());
                     return Ok(());
                 }
-                // The connection ends for that anyway.
+                // The connection ends for that reason anyway.
                 Err(error @ CodecError::Unfinished(_)) => {
                     self.service.malformed(cx, &error);
                     return Ok(());
@@ -316,7 +316,7 @@ impl<S: CodecService> Service for WithCodec<S> {
                 }
             }
             if cx.head().is_ending() {
-                // What was received with the item at hand is not for the service any more.
+                // Bytes received behind the item at hand are no longer for the service.
                 state.bytes.borrow_mut().clear();
                 return Ok(());
             }
@@ -327,7 +327,7 @@ impl<S: CodecService> Service for WithCodec<S> {
     fn failed(&self, cx: &Cx<'_, CodecSession<S>>, failure: &Failure<'_, Self::Error>) {
         let failure = match failure {
             Failure::Error(WithCodecError::Service(error)) => Failure::Error(error),
-            // The service heard of it, as malformed.
+            // The service was told by `malformed`.
             Failure::Error(WithCodecError::Codec(_)) => return,
             Failure::TimedOut => Failure::TimedOut,
             Failure::Panicked(message) => Failure::Panicked(message),
@@ -361,13 +361,13 @@ impl<S: fmt::Debug> fmt::Debug for WithCodec<S> {
     }
 }
 
-/// What [`WithCodec`] keeps for a connection: the codec, what is not an item yet, and the user's session.
+/// State of [`WithCodec`] for a connection: the codec, bytes that are not an item yet, and the user's session.
 pub struct CodecSession<S: CodecService> {
     user: S::Session,
     codec: Place<S::Codec>,
-    /// Received and not decoded. Between two calls in a block of its own, or none.
+    /// Bytes that were received and not decoded. Between two calls in a separate block, or none.
     bytes: RefCell<BytesMut>,
-    /// What the shard was told that is held here.
+    /// Bytes that the shard counts as held here.
     counted_bytes: Cell<usize>,
 }
 
@@ -380,7 +380,7 @@ impl<S: CodecService> CodecSession<S> {
         self.codec.with(|| service.codec(), work)
     }
 
-    /// Tells the shard what waits here, unless it is little.
+    /// Counts waiting bytes as held, unless they are few.
     fn count_held(&self, head: &ConnHead) {
         let bytes = self.bytes.borrow();
         let held = if bytes.len() <= SMALL_BYTES_MAX { 0 } else { bytes.capacity() };
@@ -389,7 +389,7 @@ impl<S: CodecService> CodecSession<S> {
         }
     }
 
-    /// Adds received bytes to those that wait.
+    /// Appends received bytes to those that wait.
     fn take_in(&self, received: &[u8], spare: &Spare) {
         let mut bytes = self.bytes.borrow_mut();
         if bytes.len() <= SMALL_BYTES_MAX {
@@ -409,10 +409,10 @@ impl<S: CodecService> fmt::Debug for CodecSession<S> {
     }
 }
 
-/// The connection a call is for: a [`Cx`] whose replies are items, with everything else a `Cx` has.
+/// The connection of a call: a [`Cx`] whose replies are items.
 ///
-/// Items are pushed from elsewhere on the shard through [`item_handle`](CodecCx::item_handle). What is pushed through
-/// [`handle`](Cx::handle) is not encoded: push the encoded bytes.
+/// Push items from other code on the shard through [`item_handle`](CodecCx::item_handle). Bytes pushed through
+/// [`handle`](Cx::handle) are not encoded: encode them first.
 pub struct CodecCx<'a, S: CodecService> {
     cx: &'a Cx<'a, CodecSession<S>>,
     with: &'a WithCodec<S>,
@@ -431,7 +431,7 @@ impl<'a, S: CodecService> CodecCx<'a, S> {
         self.with.spare_out.encoded(encode, |bytes| self.cx.head().write(bytes))
     }
 
-    /// Reaches the connection's codec, to change how it goes on.
+    /// Uses the connection's codec, to change how it goes on.
     ///
     /// # Panics
     /// If `work` uses the codec of this connection in another way, as [`reply`](CodecCx::reply) does.
@@ -439,13 +439,13 @@ impl<'a, S: CodecService> CodecCx<'a, S> {
         self.cx.session().with_codec(&self.with.service, work)
     }
 
-    /// A handle that pushes items from elsewhere on this shard. The first one for a connection allocates.
+    /// A handle that pushes items from other code on this shard. The first one of a connection allocates.
     pub fn item_handle(&self) -> CodecHandle<S::Codec> {
         let codec = self.cx.session().codec.share(|| self.with.service.codec());
         CodecHandle::new(self.cx.local_handle(), codec, self.with.spare_out.clone())
     }
 
-    /// The connection's state.
+    /// The session of the connection.
     pub fn session(&self) -> &'a S::Session {
         &self.cx.session().user
     }
@@ -465,11 +465,11 @@ impl<S: CodecService> fmt::Debug for CodecCx<'_, S> {
     }
 }
 
-/// A connection that was accepted: an [`Opening`] whose replies are items, with everything else an `Opening` has.
+/// A connection that was accepted: an [`Opening`] whose replies are items.
 pub struct CodecOpening<'a, S: CodecService> {
     opening: &'a Opening<'a>,
     with: &'a WithCodec<S>,
-    /// The connection's, once it was asked for.
+    /// The connection's codec, once it was made.
     codec: Place<S::Codec>,
 }
 
@@ -486,7 +486,7 @@ impl<S: CodecService> CodecOpening<'_, S> {
         self.with.spare_out.encoded(encode, |bytes| self.opening.write(bytes))
     }
 
-    /// Reaches the connection's codec, to change how it begins.
+    /// Uses the connection's codec, to change how it begins.
     ///
     /// # Panics
     /// If `work` uses the codec of this connection in another way, as [`reply`](CodecOpening::reply) does.

@@ -41,7 +41,7 @@
 //!
 //! # When more is wanted
 //!
-//! [`Http::serve`] serves a stream with a service of its own: for one that wants to know its peer, or for streams that are
+//! [`Http::serve`] serves a stream with its own service: for one that wants to know its peer, or for streams that are
 //! not all HTTP.
 //!
 //! ```no_run
@@ -66,7 +66,7 @@
 //! # }
 //! ```
 //!
-//! Below that are [`ShardExecutor`] and [`ShardTimer`], for a builder of hyper's with settings of one's own; a
+//! Below that are [`ShardExecutor`] and [`ShardTimer`], for a builder of hyper's with your own settings; a
 //! [`Stream`](crate::Stream) is what such a builder serves, as it implements hyper's `Read` and `Write`. The bounds behind the head of a request
 //! ([`HttpOptions::response_timeout`], `request`, `body_bytes_per_second_min`, `http2_idle`) are those of [`Http`] alone.
 

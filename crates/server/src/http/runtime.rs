@@ -1,6 +1,6 @@
 //! How hyper spawns and sleeps.
 //!
-//! hyper wants timers that are `Send`, and a shard's are not. So these are a wheel of their own behind a lock, which only
+//! hyper wants timers that are `Send`, and a shard's are not. So these are a separate wheel behind a lock, which only
 //! the shard's thread takes as long as no code carries a sleep away, and a task of the shard sleeps for all of them:
 //!
 //! ```text

@@ -14,15 +14,15 @@ use crate::log::LineLimit;
 use crate::service::Service;
 use ringserve_core::{Frame, Time};
 
-/// Counts and logs the calls of a server, for [`Observe`](super::Observe). Clones are the same: one is kept to be read,
-/// from any thread at any time, one goes into the factory.
+/// Counts and logs the calls of a server, for [`Observe`](super::Observe). Clones share the counts: keep one to read, from any
+/// thread at any time, and move one into the factory.
 ///
-/// Each shard counts for itself, so counting costs a few stores to memory that no other core writes. The clock is read for
-/// slow calls only, if [`slower_than`](Calls::slower_than) asks for them, and for one call in a given number, if
+/// Each shard counts for itself, so counting costs a few stores to memory that no other core writes. The clock is read only for
+/// slow calls, if [`slower_than`](Calls::slower_than) asks for them, and for one call in `n`, if
 /// [`time_one_in`](Calls::time_one_in) does.
 ///
-/// To the log go: each call that ends, at trace level; failures and drops at debug level (the server logs a failure as a
-/// warning anyway, since it closes the connection); slow ones as warnings, at most ten a second for each shard.
+/// The log gets each end of a call at level trace; failures and drops at level debug (the server logs a failure as a warning
+/// anyway, since it closes the connection); slow calls as warnings, at most ten a second for each shard.
 #[derive(Clone, Debug, Default)]
 pub struct Calls {
     shards: Arc<Mutex<Vec<Arc<Counters>>>>,
@@ -30,37 +30,37 @@ pub struct Calls {
     one_in: u32,
 }
 
-/// What was counted. All but [`in_flight`](CallStats::in_flight) since the start.
+/// Counts of calls. All but [`in_flight`](CallStats::in_flight) are totals since the start.
 ///
-/// Read while the shards go on, so the numbers are of slightly different moments.
+/// The shards go on while they are read, so the numbers are of slightly different moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CallStats {
     /// Calls that began.
     pub begun: u64,
-    /// Those that ended well.
+    /// Calls that succeeded.
     pub done: u64,
-    /// Those that ended with an error.
+    /// Calls that returned an error.
     pub failed: u64,
-    /// Those that were dropped: their connection ended, a limit was over, or they panicked.
+    /// Calls that were dropped: their connection ended, a limit was exceeded, or they panicked.
     pub dropped: u64,
-    /// Calls that were not done at once and had to wait.
+    /// Calls that did not finish at once and had to wait.
     pub waited: u64,
-    /// Those of them that waited longer than [`Calls::slower_than`] says.
+    /// Waiting calls that took longer than [`Calls::slower_than`].
     pub slow: u64,
     /// Calls whose whole time was taken, see [`Calls::time_one_in`].
     pub timed: u64,
-    /// Their times, all together.
+    /// The sum of the timed calls' times.
     pub timed_sum: Duration,
 }
 
 impl CallStats {
-    /// Calls under way.
+    /// Calls in progress.
     pub fn in_flight(&self) -> u64 {
         self.begun.saturating_sub(self.done + self.failed + self.dropped)
     }
 
-    /// The mean time of those that were timed, if there are any.
+    /// The mean time of the timed calls, if there are any.
     pub fn mean_time(&self) -> Option<Duration> {
         let timed = u32::try_from(self.timed).ok().filter(|timed| *timed > 0);
         match timed {
@@ -72,19 +72,19 @@ impl CallStats {
 }
 
 impl Calls {
-    /// Counts and logs calls that wait longer than this, measured from when they begin to wait: those that are done at
-    /// once cost no look at the clock. To be called before [`on_shard`](Calls::on_shard).
+    /// Counts and logs calls that wait longer than `time`, measured from the moment at which they begin to wait: a call that
+    /// finishes at once costs no clock read. Call this before [`on_shard`](Calls::on_shard).
     pub fn slower_than(self, time: Duration) -> Calls {
         Calls { slower_than: Some(time), ..self }
     }
 
-    /// Takes the whole time of one call in `calls` of each shard, beginning with the first; of all with 1, of none with 0,
-    /// as is the default. Each costs two looks at the clock. To be called before [`on_shard`](Calls::on_shard).
+    /// Times one call in `calls` of each shard, beginning with the first: every call with 1, none with 0, which is the default.
+    /// Each costs two clock reads. Call this before [`on_shard`](Calls::on_shard).
     pub fn time_one_in(self, calls: u32) -> Calls {
         Calls { one_in: calls, ..self }
     }
 
-    /// The observer for one shard, to be made in the factory.
+    /// The observer for one shard; made in the factory.
     pub fn on_shard(&self) -> ShardCalls {
         let counters = Arc::new(Counters::default());
         self.shards.lock().unwrap_or_else(PoisonError::into_inner).push(counters.clone());
@@ -97,7 +97,7 @@ impl Calls {
         }
     }
 
-    /// What all shards counted together.
+    /// The sum of all shards' counts.
     pub fn counts(&self) -> CallStats {
         let mut sum = CallStats::default();
         for counts in self.each() {
@@ -113,7 +113,7 @@ impl Calls {
         sum
     }
 
-    /// What each [`on_shard`](Calls::on_shard) counted, in the order in which they were made.
+    /// The counts of each [`on_shard`](Calls::on_shard), in the order in which they were made.
     pub fn each(&self) -> Vec<CallStats> {
         let shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
         shards.iter().map(|counters| counters.read()).collect()
@@ -129,8 +129,8 @@ pub struct ShardCalls {
     lines: RefCell<LineLimit>,
 }
 
-/// Written by one thread, read by any. On lines of its own, so that no other shard's writes slow it down: 128 bytes, since
-/// processors fetch lines of 64 in pairs.
+/// Written by one thread, read by any. On separate cache lines, so that writes of other shards do not slow it down: 128
+/// bytes, since processors fetch lines of 64 in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Counters {
@@ -145,7 +145,7 @@ struct Counters {
 }
 
 impl Counters {
-    /// The ends are read before the beginnings: no call seems to end that did not begin.
+    /// Ends are read before beginnings, so that no call seems to end which did not begin.
     fn read(&self) -> CallStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Acquire);
         let (done, failed, dropped) = (read(&self.done), read(&self.failed), read(&self.dropped));
@@ -168,7 +168,7 @@ fn add(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Release);
 }
 
-/// What is remembered of a call under way.
+/// The times of a call in progress.
 #[derive(Debug)]
 pub struct Times {
     begun: Option<Time>,

@@ -6,11 +6,11 @@ use crate::cx::Cx;
 use crate::service::{Service, delegate_to_service};
 use ringserve_core::Frame;
 
-/// Lets a number of calls of a shard be in flight at once; further ones wait, first in, first out.
+/// Bounds the calls in flight of a shard; further calls wait, first in, first out.
 ///
-/// It is for what a shard has few of: memory for a large piece of work, places in a pool of connections. A call that waits
-/// holds up its connection as any call does that waits, and its time counts to
-/// [`Limits::handler_timeout`](crate::Limits::handler_timeout). When its connection ends meanwhile it leaves the queue.
+/// For scarce things of a shard: memory for a large piece of work, places in a pool of connections. A waiting call holds up its
+/// connection as any pending call does, and its time counts towards
+/// [`Limits::handler_timeout`](crate::Limits::handler_timeout). If its connection ends meanwhile, the call leaves the queue.
 #[derive(Debug)]
 pub struct ConcurrencyLimit<S> {
     service: S,
@@ -19,10 +19,10 @@ pub struct ConcurrencyLimit<S> {
 }
 
 impl<S> ConcurrencyLimit<S> {
-    /// At most `max` calls of `service` are in flight on the shard this value is made on.
+    /// Bounds the calls of `service` in flight to `max`, on the shard on which this value is made.
     ///
     /// # Panics
-    /// If `max` is 0, which no call could pass.
+    /// If `max` is 0, since no call could ever run.
     #[track_caller]
     pub fn new(service: S, max: usize) -> ConcurrencyLimit<S> {
         assert!(max > 0, "a concurrency limit of 0 lets no call pass; it must be 1 or more");
@@ -34,7 +34,7 @@ impl<S> ConcurrencyLimit<S> {
         &self.service
     }
 
-    /// Calls in flight now, those that wait for their turn not counted.
+    /// Calls in flight now, without those that wait for their turn.
     pub fn in_flight(&self) -> usize {
         self.max - self.permits.free()
     }

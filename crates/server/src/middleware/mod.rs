@@ -29,19 +29,19 @@
 //! # Ok::<(), ringserve::Error>(())
 //! ```
 //!
-//! The outer one sees the calls first: here the time that a call waits for its turn counts to its timeout, and what is
-//! observed is the whole.
+//! The outer middleware sees a call first: here the wait for a turn counts towards the timeout, and the observer sees the
+//! whole.
 //!
-//! There is one of each for each shard, as there is one service. A call that is done at once goes through them without
-//! allocation, lock or look at the clock.
+//! Each shard has its own, as it has its own service. A call that finishes at once passes through them without an allocation, a
+//! lock or a clock read.
 //!
-//! To write one, wrap a service and delegate every method of the trait: one that is not delegated does what its default
-//! does, and the inner service never hears of it.
+//! To write a middleware, wrap a service and delegate every method of the trait: a method that is left out does what its
+//! default does, and the inner service never sees the call.
 //!
 //! # With a session
 //!
-//! A layer that keeps something for each connection has a session around that of the service inside. Its `open` makes both, and
-//! all other methods hand on a [`Cx`](crate::Cx::project) or a [`Closed`](crate::Closed::project) of the inner session:
+//! A middleware with state for each connection has a session around that of the inner service. Its `open` makes both, and all
+//! other methods hand on a [`Cx`](crate::Cx::project) or a [`Closed`](crate::Closed::project) of the inner session:
 //!
 //! ```
 //! use std::cell::Cell;
@@ -124,12 +124,12 @@
 //! # assert!(conn.is_closed());
 //! ```
 //!
-//! Both sessions lie in the connection's one block, so the layer costs each connection the bytes of its own part and no
-//! allocation. A call that waits keeps the projected `Cx`, three pointers, for each layer.
+//! Both sessions lie in the connection's one block, so the middleware costs each connection the bytes of its part and no
+//! allocation. A pending call keeps the projected `Cx`, three pointers, for each middleware.
 //!
 //! # Around streams
 //!
-//! What [`stream`](crate::stream()) takes is a function, so what wraps it is one too:
+//! [`stream`](crate::stream()) takes a function, so a function around it is its middleware:
 //!
 //! ```no_run
 //! use std::io;
@@ -163,8 +163,8 @@
 //!
 //! # Around HTTP
 //!
-//! What `http` takes is a service of hyper's, so tower's and others' layers fit, by `hyper_util::service::TowerToHyperService`,
-//! and a function around one is one:
+//! `http` takes a service of hyper's, so layers of tower and others fit, by `hyper_util::service::TowerToHyperService`. A
+//! function around one is a layer too:
 //!
 //! ```no_run
 //! # use std::convert::Infallible;

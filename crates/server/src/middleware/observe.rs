@@ -1,4 +1,4 @@
-//! Telling an observer of calls.
+//! Observing calls.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -9,9 +9,9 @@ use crate::cx::Cx;
 use crate::service::{Service, delegate_to_service};
 use ringserve_core::Frame;
 
-/// Tells `observer` of each call of a service: when it begins, when it has to wait, and how it ends.
+/// Tells `observer` of each call of a service: its begin, its wait if it has one, and its end.
 ///
-/// [`Calls`](super::Calls) counts and logs. Else it is a closure that is told of ends,
+/// [`Calls`](super::Calls) counts and logs. A closure sees the ends,
 ///
 /// ```
 /// use ringserve::{Cx, Service, middleware::{CallEnd, Observe}};
@@ -35,8 +35,8 @@ use ringserve_core::Frame;
 /// # is_service(service);
 /// ```
 ///
-/// or a [`CallObserver`] of one's own, which decides for each call what it remembers: a time, a number, nothing. By itself
-/// this neither reads the clock nor allocates.
+/// and a [`CallObserver`] of your own decides for each call what it remembers: a time, a number, nothing. `Observe` itself
+/// neither reads the clock nor allocates.
 #[derive(Clone, Debug)]
 pub struct Observe<S, O> {
     service: S,
@@ -54,27 +54,27 @@ impl<S, O> Observe<S, O> {
         &self.service
     }
 
-    /// Who is told.
+    /// The observer.
     pub fn observer(&self) -> &O {
         &self.observer
     }
 }
 
-/// Who is told of the calls of a service `S`. All methods run on the shard, in the call, so they must not block.
+/// Observes the calls of a service `S`. All methods run on the shard, inside the call, so they must not block.
 pub trait CallObserver<S: Service<H>, H = ()>: 'static {
-    /// What is remembered while a call is under way: `()`, or an `Option<Instant>` for those whose time is of interest.
+    /// State of a call in progress: `()`, or an `Option<Instant>` where its time matters.
     type Call;
 
     /// A call begins.
     fn begins(&self, cx: &Cx<'_, S::Session>, frame: &Frame<H>) -> Self::Call;
 
-    /// A call is not done at once. Told once for each that waits: the moment to read the clock, if only those that wait
-    /// are of interest.
+    /// A call is not done at once. Called once for each pending call: the moment to read the clock, if only pending calls
+    /// matter.
     fn waits(&self, cx: &Cx<'_, S::Session>, call: &mut Self::Call) {
         let _ = (cx, call);
     }
 
-    /// A call ended. Told once for each that began.
+    /// A call ended. Called once for each call that began.
     fn ends(&self, cx: &Cx<'_, S::Session>, call: Self::Call, end: CallEnd<'_, S::Error>);
 }
 
@@ -92,15 +92,15 @@ where
     }
 }
 
-/// How a call ended.
+/// The end of a call.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum CallEnd<'a, E> {
-    /// Well.
+    /// The call succeeded.
     Done,
-    /// With an error, which closes its connection.
+    /// The call returned an error, which closes its connection.
     Failed(&'a E),
-    /// It was dropped before it was done: its connection ended, a limit around it was over, or it panicked.
+    /// The call was dropped before it was done: its connection ended, a limit around it was exceeded, or it panicked.
     Dropped,
 }
 
@@ -154,7 +154,7 @@ impl<S: Service<H>, H: 'static, O: CallObserver<S, H>> Service<H> for Observe<S,
     delegate_to_service!(S, H);
 }
 
-/// Tells of the end of a call in any case.
+/// Tells the observer of the end of a call, however it ends.
 struct UnderWay<'a, S: Service<H>, H, O: CallObserver<S, H>> {
     observer: &'a O,
     cx: &'a Cx<'a, S::Session>,

@@ -10,12 +10,12 @@ use crate::guard::{discard, wake};
 
 /// A bound on how many calls hold a permit at once.
 ///
-/// Invariant: while a call waits, no permit is free. A permit that comes back goes to the first call that waits, by taking it
-/// off the list; a call that finds itself off the list has one.
+/// Invariant: while a call waits, no permit is free. A returned permit goes to the first waiting call by taking that off the
+/// list; a call that finds itself off the list has a permit.
 #[derive(Debug)]
 pub(crate) struct Permits {
     free: Cell<usize>,
-    /// Who waits, by a number that only grows: a dropped one leaves without a search through the others.
+    /// Waiting calls, by a number that only grows: a dropped call leaves without a search through the others.
     waiting: RefCell<BTreeMap<u64, Waker>>,
     next: Cell<u64>,
 }
@@ -54,10 +54,10 @@ impl Permits {
     }
 }
 
-/// Waits for a permit. Dropped, it leaves the list, and a permit that it was given and did not take goes on.
+/// Waits for a permit. A drop leaves the list, and passes on a permit that was given and not taken.
 pub(crate) struct Acquire<'a> {
     permits: &'a Permits,
-    /// Its number while it waits, or has a permit without knowing.
+    /// The number while it waits, or has a permit without knowing it.
     number: Option<u64>,
 }
 
@@ -121,7 +121,7 @@ impl Drop for Acquire<'_> {
     }
 }
 
-/// The right to go on. It comes back when it is dropped.
+/// The right to go on. Its drop returns the permit.
 pub(crate) struct Permit<'a> {
     permits: &'a Permits,
 }
@@ -157,7 +157,7 @@ mod tests {
         assert!(poll(&mut second, &woken[1]).is_none() && poll(&mut third, &woken[2]).is_none());
         drop(held);
         assert_eq!((woken[1].count(), woken[2].count()), (1, 0));
-        // It is the second one's already: a new call does not get in between.
+        // The permit belongs to the second call already: a new call does not get in between.
         let mut late = permits.acquire();
         assert!(poll(&mut late, &woken[0]).is_none());
         drop(poll(&mut second, &woken[1]).expect("it was given one"));

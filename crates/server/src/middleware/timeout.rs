@@ -8,13 +8,14 @@ use crate::cx::Cx;
 use crate::service::{Service, delegate_to_service};
 use ringserve_core::Frame;
 
-/// Gives each call so much time, and drops it then, which closes its connection with a [`TimeLimitError::Elapsed`].
+/// Bounds the time of each call. A call that takes longer is dropped, and its connection closed with a
+/// [`TimeLimitError::Elapsed`].
 ///
-/// [`Limits::handler_timeout`](crate::Limits::handler_timeout) bounds all calls of a server in the same way, to about 16 ms; this one is to
-/// about a millisecond, is for one service or a part of a stack, and tells in the log how long the call was given. A call
-/// that is done at once costs no timer and no look at the clock.
+/// [`Limits::handler_timeout`](crate::Limits::handler_timeout) bounds all calls of a server in the same way, to about 16 ms.
+/// This bound is exact to about 1 ms, belongs to one service or a part of a stack, and logs the time that the call had. A call
+/// that finishes at once costs no timer and no clock read.
 ///
-/// A service that wants to answer a call which takes too long, instead of closing, uses [`Cx::timeout`] inside.
+/// To answer a slow call instead of closing its connection, use [`Cx::timeout`] inside the service.
 #[derive(Clone, Debug)]
 pub struct TimeLimit<S> {
     service: S,
@@ -58,13 +59,13 @@ impl<S: Service<H>, H: 'static> Service<H> for TimeLimit<S> {
     delegate_to_service!(S, H);
 }
 
-/// Why a call through [`TimeLimit`] failed.
+/// The reason why a call through [`TimeLimit`] failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TimeLimitError<E> {
-    /// It was not done within this time.
+    /// The call was not done within this time.
     Elapsed(Duration),
-    /// The service inside failed.
+    /// The inner service failed.
     Service(E),
 }
 
@@ -81,7 +82,7 @@ impl<E: std::error::Error + 'static> std::error::Error for TimeLimitError<E> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             TimeLimitError::Elapsed(_) => None,
-            // It is shown as it is, so its cause is the next one.
+            // The service's error is shown as it is, so its cause is the next one.
             TimeLimitError::Service(error) => error.source(),
         }
     }

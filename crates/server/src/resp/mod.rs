@@ -1,5 +1,5 @@
-//! The protocol of Redis, RESP, for servers: requests as frames, replies in both versions. With the feature `resp`, which is off by
-//! default.
+//! The protocol of Redis, RESP, for servers: requests as frames, replies in both versions; with the feature `resp`, which is
+//! off by default.
 //!
 //! ```text
 //!   *2\r\n $3\r\nGET\r\n $3\r\nkey\r\n      an array of strings, as every client library sends
@@ -8,12 +8,12 @@
 //!
 //! | | |
 //! |---|---|
-//! | [`Resp`], [`Request`] | the framing, and what it hands over with each request: where the arguments lie |
+//! | [`Resp`], [`Request`] | the framing, and the places of the arguments, handed over with each request |
 //! | [`Parts`](crate::framing::Parts) | the arguments |
-//! | [`Writer`], [`Version`] | replies, written in place; what version 2 has no type for is written as Redis does |
-//! | [`Merged`] | one reply made of those of several shards |
+//! | [`Writer`], [`Version`] | replies, written in place; types that version 2 lacks are written as Redis does |
+//! | [`Merged`] | one reply merged from those of several shards |
 //! | [`Names`] | the commands of a server by their names; [`unknown_command`], [`unknown_subcommand`] for all others |
-//! | [`number`], [`write_number`], [`matches()`], [`hash_tag`] | what commands of Redis have in common: numbers, patterns, keys that stay together |
+//! | [`number`], [`write_number`], [`matches()`], [`hash_tag`] | numbers, patterns, keys that stay together |
 //!
 //! ```no_run
 //! use std::convert::Infallible;
@@ -64,19 +64,19 @@ pub use names::{Names, unknown_command, unknown_subcommand};
 pub use reply::{Merged, Replied, Version, Writer};
 pub use request::{Request, Resp};
 
-/// Reads a number the way Redis does: only as it would be written, so neither `01` nor `+1`.
+/// Reads a number as Redis does: only in the form in which it would be written, so neither `01` nor `+1`.
 pub fn number(text: &[u8]) -> Option<i64> {
     let value = std::str::from_utf8(text).ok()?.parse().ok()?;
     (itoa::Buffer::new().format(value).as_bytes() == text).then_some(value)
 }
 
-/// Writes a number as it is [read](number), to the end of `text`.
+/// Appends a number to `text` in the form that [`number`] reads.
 pub fn write_number(value: i64, text: &mut Vec<u8>) {
     text.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
 }
 
-/// What of a key decides on which shard it lies: the text in the first `{}` if there is some, so that keys with the same text are
-/// together, as in a cluster of Redis; or all of it.
+/// The part of a key that decides on its shard: the text in the first `{}` if there is some, so that keys with the same text
+/// stay together, as in a cluster of Redis; else the whole key.
 #[inline]
 pub fn hash_tag(key: &[u8]) -> &[u8] {
     let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {

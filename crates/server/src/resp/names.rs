@@ -6,10 +6,10 @@ use foldhash::fast::FixedState;
 
 use crate::parts::Parts;
 
-/// Letters of an unknown command, and of its arguments, that are told back.
+/// Letters of an unknown command, and of its arguments, that the error repeats.
 const TOLD_MAX: usize = 128;
 
-/// What has names of 1 to 16 letters, found by them in small or capital letters: the commands of a server.
+/// Values with names of 1 to 16 letters, found in small or capital letters: the commands of a server.
 ///
 /// ```
 /// use ringserve::resp::Names;
@@ -23,10 +23,10 @@ pub struct Names<T> {
 }
 
 impl<T: Copy> Names<T> {
-    /// With these names.
+    /// Makes the table.
     ///
     /// # Panics
-    /// If one is there twice, is longer, or has something else than letters in it.
+    /// If a name is there twice, is longer than 16 letters, or has other characters.
     pub fn new(all: impl IntoIterator<Item = (&'static str, T)>) -> Names<T> {
         let mut by_word = HashMap::default();
         for (name, what) in all {
@@ -39,21 +39,21 @@ impl<T: Copy> Names<T> {
         Names { by_word }
     }
 
-    /// What has this name.
+    /// The value with this name.
     #[inline]
     pub fn get(&self, name: &[u8]) -> Option<T> {
-        // A space or a zero before a name looks like nothing in a word, and the end of a long one is not seen.
+        // A space or a zero before a name looks like nothing in a word, and a word does not hold the end of a long name.
         self.by_word.get(&word(name)).filter(|(len, _)| *len == name.len()).map(|(_, what)| *what)
     }
 }
 
-/// A name as a number, in which small and capital letters are the same. What is behind 16 bytes is left out.
+/// A name as a number, the same for small and capital letters. Bytes behind the 16th are left out.
 #[inline]
 fn word(name: &[u8]) -> u128 {
     name.iter().take(16).fold(0, |word, byte| word << 8 | u128::from(byte & 0xDF))
 }
 
-/// What Redis says of a command that it does not know, with the first of its arguments: an [error](super::Writer::error).
+/// The [error](super::Writer::error) of Redis for an unknown command, with the first of its arguments.
 pub fn unknown_command(args: Parts<'_>) -> String {
     let text = |n| String::from_utf8_lossy(args.get(n)).chars().take(TOLD_MAX).collect::<String>();
     let (name, all) = (text(0), (1..args.len().min(TOLD_MAX)).map(|n| format!("'{}' ", text(n))));
@@ -61,7 +61,7 @@ pub fn unknown_command(args: Parts<'_>) -> String {
     format!("ERR unknown command '{name}', with args beginning with: {told}")
 }
 
-/// What Redis says of a command that has no such subcommand, or not with that many arguments.
+/// The error of Redis for a command without such a subcommand, or not with that many arguments.
 pub fn unknown_subcommand(args: Parts<'_>) -> String {
     let (name, given) = (args.word(0).to_uppercase(), String::from_utf8_lossy(args.get(1)));
     format!("ERR unknown subcommand '{given}'. Try {name} HELP.")

@@ -16,12 +16,12 @@ pub enum Version {
     /// Strings, numbers, errors, arrays.
     #[default]
     Two,
-    /// Types for all that a reply can be, and for messages that were not asked for.
+    /// Types for everything that a reply can be, and for messages that no request asked for.
     Three,
 }
 
-/// What becomes of a command: a reply was written, or the text of the error that is its reply is to be, which
-/// [`Writer::reply`] writes. No other method of [`Writer`] gives an error; each gives this so that it can be the last thing of a command.
+/// The result of a command: a reply was written, or the text of an error that [`Writer::reply`] has to write. No other method
+/// of [`Writer`] returns an error; each returns this type so that it can be the last expression of a command.
 ///
 /// ```
 /// use ringserve::framing::Parts;
@@ -40,14 +40,14 @@ pub enum Version {
 /// ```
 pub type Replied = Result<(), Cow<'static, str>>;
 
-/// Where a reply goes.
+/// The target of a reply.
 enum To<'a, 'b> {
     Peer(&'a mut ReplyWriter<'b>),
     Vec(&'a mut Vec<u8>),
 }
 
-/// Writes replies, in the version that the client speaks. An array, a map or a push is its length, and then its elements one after
-/// the other.
+/// Writes replies, in the version that the client speaks. An array, a map or a push is written as its length, followed by its
+/// elements one after the other.
 ///
 /// ```
 /// use ringserve::resp::{Version, Writer};
@@ -74,18 +74,18 @@ impl<'a, 'b> Writer<'a, 'b> {
         Writer { to: To::Peer(to), version }
     }
 
-    /// Writes to the end of bytes that go to another shard, or to several clients.
+    /// Appends to bytes that go to another shard, or to several clients.
     #[inline]
     pub fn to_vec(to: &'a mut Vec<u8>, version: Version) -> Writer<'a, 'b> {
         Writer { to: To::Vec(to), version }
     }
 
-    /// What the client speaks.
+    /// The version that the client speaks.
     pub fn version(&self) -> Version {
         self.version
     }
 
-    /// What follows is in this version: for the reply to HELLO.
+    /// Sets the version of everything that follows: for the reply to HELLO.
     pub fn set_version(&mut self, version: Version) {
         self.version = version;
     }
@@ -109,13 +109,14 @@ impl<'a, 'b> Writer<'a, 'b> {
         self.line(kind, itoa::Buffer::new().format(count).as_bytes())
     }
 
-    /// Writes a type that version 3 has, and otherwise the one that stands for it in version 2.
+    /// Writes a type of version 3, or the one that stands for it in version 2.
     #[inline]
     fn typed(&mut self, three: &[u8], two: &[u8], text: &[u8]) -> Replied {
         self.line(if self.version == Version::Three { three } else { two }, text)
     }
 
-    /// The reply to a command: what it writes, or the error that it gives. A command has to give it before it writes.
+    /// Writes the reply to a command: the bytes that it writes, or its error. A command has to return an error before it
+    /// writes.
     #[inline]
     pub fn reply(&mut self, command: impl FnOnce(&mut Self) -> Replied) {
         if let Err(error) = command(self) {
@@ -123,31 +124,31 @@ impl<'a, 'b> Writer<'a, 'b> {
         }
     }
 
-    /// `OK`.
+    /// Writes `OK`.
     #[inline]
     pub fn ok(&mut self) -> Replied {
         self.simple("OK")
     }
 
-    /// A simple string, of the server's words: it must have no line's end in it.
+    /// Writes a simple string of the server's words, without a line end.
     #[inline]
     pub fn simple(&mut self, text: &str) -> Replied {
         debug_assert!(!text.contains(['\r', '\n']), "{text:?} is more than a line");
         self.line(b"+", text.as_bytes())
     }
 
-    /// An error, whose first word is its kind: `ERR`, `WRONGTYPE`. It stays one line, whatever the client sent.
+    /// Writes an error, whose first word is its kind: `ERR`, `WRONGTYPE`. It stays one line, whatever the client sent.
     pub fn error(&mut self, text: &str) -> Replied {
         self.line(b"-", text.replace(['\r', '\n'], " ").as_bytes())
     }
 
-    /// A number; true is 1.
+    /// Writes a number; true is 1.
     #[inline]
     pub fn integer(&mut self, value: impl Into<i64>) -> Replied {
         self.line(b":", itoa::Buffer::new().format(value.into()).as_bytes())
     }
 
-    /// A string of any bytes.
+    /// Writes a string of any bytes.
     #[inline]
     pub fn bulk(&mut self, bytes: impl AsRef<[u8]>) -> Replied {
         let bytes = bytes.as_ref();
@@ -155,7 +156,7 @@ impl<'a, 'b> Writer<'a, 'b> {
         self.line(bytes, b"")
     }
 
-    /// A string, or [nothing](Writer::null).
+    /// Writes a string, or [nothing](Writer::null).
     #[inline]
     pub fn bulk_or_null(&mut self, bytes: Option<impl AsRef<[u8]>>) -> Replied {
         match bytes {
@@ -164,12 +165,12 @@ impl<'a, 'b> Writer<'a, 'b> {
         }
     }
 
-    /// A number as a string.
+    /// Writes a number as a string.
     pub fn bulk_integer(&mut self, value: i64) -> Replied {
         self.bulk(itoa::Buffer::new().format(value))
     }
 
-    /// A string that was kept. One in a block leaves without a copy, if it goes to a client of this shard.
+    /// Writes a string that was kept. If it lies in a block, it leaves without a copy to a client of this shard.
     #[inline]
     pub fn bulk_kept(&mut self, kept: &Kept) -> Replied {
         match (&mut self.to, kept.block()) {
@@ -184,18 +185,18 @@ impl<'a, 'b> Writer<'a, 'b> {
         }
     }
 
-    /// Nothing: no such key, no such element.
+    /// Writes nothing: no such key, no such element.
     #[inline]
     pub fn null(&mut self) -> Replied {
         if self.version == Version::Three { self.line(b"_", b"") } else { self.line(b"$", b"-1") }
     }
 
-    /// Nothing in place of an array, as where a time limit is over.
+    /// Writes nothing in place of an array, as after a time limit.
     pub fn null_array(&mut self) -> Replied {
         if self.version == Version::Three { self.line(b"_", b"") } else { self.line(b"*", b"-1") }
     }
 
-    /// True or false. In version 2 the number 1 or 0.
+    /// Writes true or false. In version 2 the number 1 or 0.
     pub fn boolean(&mut self, value: bool) -> Replied {
         match self.version {
             Version::Two => self.integer(value),
@@ -203,19 +204,19 @@ impl<'a, 'b> Writer<'a, 'b> {
         }
     }
 
-    /// A number with a fraction, in as many digits as it takes to read it back. In version 2 a string.
+    /// Writes a number with a fraction, in as many digits as it takes to read it back. In version 2 a string.
     pub fn double(&mut self, value: f64) -> Replied {
         let mut text = String::new();
         let _ = match value {
             _ if value.is_nan() => write!(text, "nan"),
-            // Digits alone, as long as there are few.
+            // Plain digits, as long as they are few.
             _ if value == 0.0 || (1e-5..1e17).contains(&value.abs()) => write!(text, "{value}"),
             _ => write!(text, "{value:e}"),
         };
         if self.version == Version::Three { self.line(b",", text.as_bytes()) } else { self.bulk(text) }
     }
 
-    /// A text with its format, three letters as `txt` or `mkd`. In version 2 a string.
+    /// Writes a text with its format, three letters such as `txt` or `mkd`. In version 2 a string.
     ///
     /// # Panics
     /// If the format has another length.
@@ -230,28 +231,28 @@ impl<'a, 'b> Writer<'a, 'b> {
         self.line(b":", text)
     }
 
-    /// The start of this many elements.
+    /// Writes the start of an array of this many elements.
     #[inline]
     pub fn array(&mut self, len: usize) -> Replied {
         self.count(b"*", len)
     }
 
-    /// The start of this many pairs. In version 2 an array of twice as many elements.
+    /// Writes the start of a map of this many pairs. In version 2 an array of twice as many elements.
     pub fn map(&mut self, len: usize) -> Replied {
         if self.version == Version::Three { self.count(b"%", len) } else { self.array(2 * len) }
     }
 
-    /// The start of this many elements that differ. In version 2 an array.
+    /// Writes the start of a set of this many elements that differ. In version 2 an array.
     pub fn set(&mut self, len: usize) -> Replied {
         self.typed(b"~", b"*", itoa::Buffer::new().format(len).as_bytes())
     }
 
-    /// The start of a message of this many elements which no request asked for. In version 2 an array.
+    /// Writes the start of a message of this many elements that no request asked for. In version 2 an array.
     pub fn push(&mut self, len: usize) -> Replied {
         self.typed(b">", b"*", itoa::Buffer::new().format(len).as_bytes())
     }
 
-    /// An array of strings.
+    /// Writes an array of strings.
     pub fn bulks(
         &mut self,
         all: impl IntoIterator<Item = impl AsRef<[u8]>, IntoIter: ExactSizeIterator>,
@@ -262,9 +263,9 @@ impl<'a, 'b> Writer<'a, 'b> {
     }
 }
 
-/// One reply made of those of several shards: the sum of numbers, an array of all elements, the last `OK` or other string, or the
-/// first error. A null in place of an array adds no element, and is the reply if no shard has an array. Of replies that differ in
-/// kind the last kind counts.
+/// Merges the replies of several shards into one: the sum of numbers, an array of all elements, the last `OK` or other string,
+/// or the first error. A null in place of an array adds no element, and is the reply if no shard has an array. If replies
+/// differ in kind, the last kind counts.
 ///
 /// ```
 /// use ringserve::resp::Merged;

@@ -1,4 +1,4 @@
-//! Requests: where they end, and where their arguments lie.
+//! Requests: their ends, and the places of their arguments.
 
 use std::borrow::Cow;
 use std::rc::Rc;
@@ -9,46 +9,46 @@ use smallvec::SmallVec;
 
 use crate::parts::{Parts, Span};
 
-/// Arguments of one request at most, as in Redis until 7.
+/// The most arguments of one request, as in Redis until 7.
 const ARGS_MAX: usize = 1 << 20;
-/// Bytes of a line at most, as `PROTO_INLINE_MAX_SIZE` of Redis.
+/// The most bytes of a line, as `PROTO_INLINE_MAX_SIZE` of Redis.
 const LINE_BYTES_MAX: usize = 64 << 10;
 /// Bytes of the shortest argument, `$0\r\n\r\n`.
 const ARG_BYTES_MIN: usize = 6;
-/// From this size on a request that lacks many arguments is walked again only when it has grown by a part of [`GROWTH`]: so one
-/// that trickles in is walked about 16 times its length, and not the square of it.
+/// From this size on a request that lacks many arguments is walked again only when it has grown by a part of [`GROWTH`]: a
+/// request that trickles in is walked about 16 times its length, and not the square of it.
 const PATIENT_FROM_BYTES: usize = 1024;
 const GROWTH: usize = 16;
 
 const BAD_COUNT: &str = "invalid multibulk length";
 const BAD_LENGTH: &str = "invalid bulk length";
 
-/// Why bytes are no request.
+/// The reason why bytes are no request.
 type Bad = Cow<'static, str>;
 
-/// The framing of requests: arrays of strings, and lines with words, in which quotes stand as in a shell. Each comes with a
-/// [`Request`]. Replies leave as they are written, so a service writes them with a [`Writer`](super::Writer).
+/// The framing of requests: arrays of strings, and lines of words with quotes as in a shell. Each comes with a [`Request`].
+/// Replies leave as they are written, so a service writes them with a [`Writer`](super::Writer).
 ///
-/// Bytes that are no request are handed over too, as one with an [`error`](Request::error): Redis answers all that came before, says
-/// why, and closes.
+/// Bytes that are no request are handed over too, as a request with an [`error`](Request::error): Redis answers all earlier
+/// requests, says the reason, and closes.
 ///
-/// A request has at most 1 048 576 arguments, a line at most 64 KiB. Beside its bytes, a request of more than four arguments takes
-/// memory for 8 bytes an argument; a line that is one takes its bytes twice. Both are given back when its call is done with it.
+/// A request has at most 1 048 576 arguments, a line at most 64 KiB. In addition to its bytes, a request of more than four
+/// arguments takes 8 bytes an argument; a line takes its bytes twice. Both are freed at the end of its call.
 #[derive(Clone, Copy, Debug)]
 pub struct Resp {
     request_bytes_max: usize,
 }
 
 impl Resp {
-    /// With at most `request_bytes_max` bytes in a request, 1 KiB to 4 GiB - 1 and not above [`Limits::frame_bytes_max`]. One
-    /// that says that it is larger is no request.
+    /// Makes the framing with at most `request_bytes_max` bytes in a request, 1 KiB to 4 GiB - 1 and not above
+    /// [`Limits::frame_bytes_max`]. A request that announces more is none.
     pub fn new(request_bytes_max: usize) -> Resp {
         Resp { request_bytes_max }
     }
 }
 
-/// Where the arguments of a request lie: in its frame, or in a copy of its words where it is a line. An empty one, which Redis leaves
-/// without a reply, has none.
+/// The places of a request's arguments: in its frame, or in a copy of its words if it is a line. An empty request, to which
+/// Redis does not reply, has no argument.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     spans: SmallVec<[Span; 4]>,
@@ -57,7 +57,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// The arguments, the name of the command first. `frame` is the one that this came with.
+    /// The arguments, the name of the command first. `frame` is the frame of this request.
     #[inline]
     pub fn args<'a>(&'a self, frame: &'a Frame) -> Parts<'a> {
         match &self.words {
@@ -66,7 +66,7 @@ impl Request {
         }
     }
 
-    /// Why what was received is no request, in the words of Redis. Nothing that follows can be read: reply, and close.
+    /// The reason why the bytes are no request, in the words of Redis. Nothing behind them can be read: reply, and close.
     #[inline]
     pub fn error(&self) -> Option<&str> {
         self.error.as_deref()
@@ -112,10 +112,11 @@ impl TypedFraming for Resp {
     }
 }
 
-/// Walks over the arguments. Like Redis it takes any two bytes for the `\r\n` behind one, and a negative count for none.
+/// Walks over the arguments. Like Redis it takes any two bytes for the `\r\n` behind an argument, and a negative count for
+/// none.
 #[inline]
 fn array(bytes: &[u8], max: usize) -> Result<Cut<Request>, Bad> {
-    // What is missing to judge further, and how many arguments come then.
+    // The bytes that are missing to judge further, and the number of arguments that follow.
     let more = |missing, left: usize| {
         let patience = if bytes.len() < PATIENT_FROM_BYTES { 0 } else { bytes.len() / GROWTH };
         Ok(Cut::More(missing + patience.min(left * ARG_BYTES_MIN)))
@@ -143,8 +144,8 @@ fn array(bytes: &[u8], max: usize) -> Result<Cut<Request>, Bad> {
     Ok(Cut::Frame { skip: 0, len: at, consumed: at, head: Request { spans, ..Request::default() } })
 }
 
-/// The number in a line behind its first byte, and the bytes of that line; `None` if it is not whole. A byte that has no place in a
-/// number is refused as soon as it is seen.
+/// The number in a line behind its first byte, and the length of that line; `None` if it is not whole. A byte that has no place
+/// in a number is refused as soon as it is seen.
 #[inline]
 fn length(line: &[u8], max: usize, refused: &'static str) -> Result<Option<(usize, usize)>, Bad> {
     let mut value = 0;
@@ -202,7 +203,7 @@ pub(super) fn words(line: &[u8]) -> Option<Request> {
     }
 }
 
-/// What stands behind a backslash: `\x41` is an A, `\n` a line feed, and most bytes are themselves.
+/// The byte behind a backslash: `\x41` is an A, `\n` a line feed, and most bytes are themselves.
 fn escaped(bytes: &mut (impl Iterator<Item = u8> + Clone)) -> Option<u8> {
     let escape = bytes.next()?;
     let mut ahead = bytes.clone();

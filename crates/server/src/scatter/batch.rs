@@ -6,27 +6,27 @@ use super::Answers;
 use crate::parts::{Parts, Span};
 use crate::sync::AskError;
 
-/// Bytes of answers that one shard sends another at once, beyond which at most one more goes with them. The rest is asked for when
-/// these are written, so this is what a connection of a slow reader keeps in memory for each shard.
+/// Bytes of answers that one shard sends another at once; at most one more answer goes with them. The rest is asked for when
+/// these are written, so a connection with a slow reader keeps this much in memory for each shard.
 pub(super) const ANSWER_BYTES_MAX: usize = 256 << 10;
 /// Bytes of a batch that are kept for the next one.
 pub(super) const SPARE_BYTES_MAX: usize = 16 << 10;
 
-/// What one shard asks another at once, and what it is answered: the message of a [`Scatter`](super::Scatter)'s mesh.
+/// The questions of one shard to another and their answers: the message of a [`Scatter`](super::Scatter)'s mesh.
 pub struct Batch<Q> {
-    /// Parts of questions, and where they lie.
+    /// Parts of questions, with their places.
     bytes: Vec<u8>,
     spans: Vec<Span>,
-    /// Questions without an answer, each with the count of its parts, and where these begin.
+    /// Unanswered questions, each with the number of its parts and the place of the first.
     asked: VecDeque<(Q, usize)>,
     at: usize,
-    /// Answers, the length of each that is not read, and where they begin.
+    /// Answers, with the length of each unread one and the place of the first.
     answers: Vec<u8>,
     lens: VecDeque<usize>,
     read: usize,
 }
 
-/// Takes back what an answer wrote before it panicked.
+/// Takes back the bytes that an answer wrote before it panicked.
 struct Kept<'a> {
     answers: &'a mut Vec<u8>,
     len: usize,
@@ -46,7 +46,7 @@ impl<Q> Default for Batch<Q> {
 }
 
 impl<Q: Copy> Batch<Q> {
-    /// Adds a question, and tells how many bytes it takes.
+    /// Adds a question, and returns the bytes that it takes.
     pub(super) fn ask(&mut self, question: Q, parts: Parts<'_>) -> usize {
         let before = self.question_bytes();
         for part in parts.from(0) {
@@ -68,7 +68,7 @@ impl<Q: Copy> Batch<Q> {
         self.lens.push_back(self.answers.len() - before);
     }
 
-    /// Answers as many questions as one answer holds.
+    /// Answers questions until an answer is full.
     pub(super) fn answer<A: Answers<Question = Q>>(&mut self, shard: &A) {
         while self.has_room()
             && let Some((question, count)) = self.asked.pop_front()
@@ -80,7 +80,7 @@ impl<Q: Copy> Batch<Q> {
         }
     }
 
-    /// Stands for the answers of a shard that gave none to this many questions.
+    /// Adds substitutes for the answers of a shard that failed this many questions.
     pub(super) fn failed<A: Answers<Question = Q>>(
         here: &A,
         asked: usize,
@@ -96,12 +96,12 @@ impl<Q: Copy> Batch<Q> {
         batch
     }
 
-    /// Questions without an answer.
+    /// The number of unanswered questions.
     pub(super) fn left(&self) -> usize {
         self.asked.len()
     }
 
-    /// True if answers were not read.
+    /// True if there are unread answers.
     pub(super) fn is_answered(&self) -> bool {
         !self.lens.is_empty()
     }
@@ -110,7 +110,7 @@ impl<Q: Copy> Batch<Q> {
         self.answers.len() <= ANSWER_BYTES_MAX
     }
 
-    /// What the questions without an answer, and the parts of all, take in memory.
+    /// Memory of the unanswered questions and of all parts.
     pub(super) fn question_bytes(&self) -> usize {
         self.bytes.len() + self.spans.len() * size_of::<Span>() + self.asked.len() * size_of::<(Q, usize)>()
     }
@@ -122,7 +122,7 @@ impl<Q: Copy> Batch<Q> {
         Some(&self.answers[from..self.read])
     }
 
-    /// Forgets the answers, which were read.
+    /// Removes the answers, which were read.
     pub(super) fn ask_on(&mut self) {
         self.answers.clear();
         self.read = 0;
@@ -136,7 +136,7 @@ impl<Q: Copy> Batch<Q> {
             + self.lens.capacity() * size_of::<usize>()
     }
 
-    /// Forgets all, and keeps its memory unless that is large.
+    /// Removes everything, and keeps its memory unless that is large.
     pub(super) fn clear(&mut self) {
         if self.memory_bytes() > SPARE_BYTES_MAX {
             return *self = Batch::default();

@@ -1,5 +1,5 @@
-//! Pipelined requests whose answers lie on several shards: one question to each shard for all that a connection has pipelined, and
-//! replies in the order of the requests.
+//! Pipelined requests whose answers lie on several shards: one question to each shard for all pipelined requests of a
+//! connection, and replies in the order of the requests.
 //!
 //! ```text
 //!   get a, get b, mget a c ──▶ Replies ──▶ batch to shard 0: a, a ──┐
@@ -8,26 +8,26 @@
 //!          a, b, [a c]  ◀── in order ◀── answers ◀──────────────────┘
 //! ```
 //!
-//! * What a shard is asked and what it answers is [`Answers`]: a question is a small value with [parts](Parts) in bytes beside it, and
-//!   an answer is bytes as they leave, frames and all.
+//! * [`Answers`] handles questions and makes answers. A question is a small value with [parts](Parts) in bytes; an answer is
+//!   bytes that are ready to be sent, frames included.
 //! * Each shard makes a [`Scatter`]; the session of a connection has its [`Replies`].
 //! * [`Scatter::in_turn`] begins a request when its turn has come, [`Scatter::asking`] asks what it is about.
 //!
-//! A batch is one message of a [`Mesh`], however many questions are in it, and the batches of a connection to all shards are under way
-//! at the same time. Of the questions to the connection's own shard those are answered at once that no earlier one waits before. A
-//! question costs no allocation once the memory of as many is there; a batch costs a few.
+//! A batch is one message of a [`Mesh`], whatever number of questions is in it, and the batches of a connection to all shards
+//! are under way at the same time. Questions to the connection's own shard are answered at once unless an earlier one waits
+//! before them. A question costs no allocation once memory for as many exists; a batch costs a few.
 //!
 //! # What is bounded
 //!
-//! Of one connection at most 256 KiB and one request wait before others begin: questions that were not asked, texts, and 16 bytes
-//! for each text and each answer that is due. A question counts with its size, 8 bytes, and its parts with 8 bytes each. An answer to
-//! a batch has 256 KiB and one reply at most; the rest is asked for when that is written. Replies are written as the peer takes them.
-//! So a connection whose peer does not read keeps about 512 KiB for each shard, and the shards stay free for others.
+//! At most 256 KiB and one request of a connection wait before others begin: unsent questions, texts, and 16 bytes for each
+//! text and each answer that is due. A question counts with its size, 8 bytes, and its parts with 8 bytes each. An answer to a
+//! batch has at most 256 KiB and one reply; the rest is asked for when that is written. Replies are written as the peer takes
+//! them. So a connection whose peer does not read keeps about 512 KiB for each shard, and the shards stay free for others.
 //!
 //! # What goes wrong
 //!
-//! A shard that is full, that ended or whose answer panicked fails its questions alone ([`Answers::failed`]), and the others are answered. A
-//! call that is dropped while it carries replies, as by a middleware's time limit, takes them along: close the connection then.
+//! A shard that is full, that ended or whose answer panicked fails only its own questions ([`Answers::failed`]). A call that
+//! carries replies takes them along when it is dropped, as by the time limit of a middleware: close the connection then.
 //!
 //! ```no_run
 //! use std::cell::RefCell;
@@ -111,15 +111,15 @@ use crate::parts::Parts;
 use crate::shard::handle::Shard;
 use crate::sync::{AskError, Mesh};
 
-/// Long replies go out in pieces of this size, and wait for the peer between them.
+/// Long replies are written in pieces of this size, and wait for the peer between them.
 const PIECE_BYTES: usize = 64 << 10;
-/// Queues that a shard keeps while no connection needs them.
+/// The most queues that a shard keeps for later connections.
 const SPARE_MAX: usize = 64;
 
-/// The way of questions between the shards of a server: made before it starts, cloned into its factory.
+/// The questions between the shards of a server: made before its start, cloned into its factory.
 pub type Questions<Q> = Mesh<Batch<Q>, Batch<Q>>;
 
-/// The rest of a request, which [`Scatter::in_turn`] could not do at once: nothing, as for most, or something to wait for.
+/// The rest of a request that [`Scatter::in_turn`] could not finish at once: mostly nothing, else a future.
 #[must_use = "it does nothing unless it is awaited"]
 pub struct Rest<F>(Option<Pin<Box<F>>>);
 
@@ -146,23 +146,24 @@ impl<F> fmt::Debug for Rest<F> {
     }
 }
 
-/// What a shard answers.
+/// The answers of a shard.
 pub trait Answers: 'static {
-    /// What is asked, beside parts in bytes: which command, in which version of a protocol.
+    /// A question without its parts: a command, in a version of a protocol.
     type Question: Copy + Send + 'static;
-    /// Makes one reply of several answers; [`Vec<u8>`] to put them together as they are.
+    /// Merges several answers into one reply; [`Vec<u8>`] joins them as they are.
     type Merged: Merge;
 
     /// Adds the answer to `out`, behind those to others.
     fn answer(&self, question: Self::Question, parts: Parts<'_>, out: &mut Vec<u8>);
 
-    /// Adds what stands for the answer that a shard did not give. On the shard of the connection, once for each question.
+    /// Adds a substitute for an answer that a shard did not give. Called on the shard of the connection, once for each
+    /// question.
     fn failed(&self, shard: usize, why: AskError, out: &mut Vec<u8>);
 }
 
 /// One reply made of several answers.
 pub trait Merge: Default + 'static {
-    /// Takes an answer, in the order in which they were asked for.
+    /// Takes an answer, in the order of the questions.
     fn add(&mut self, answer: &[u8]);
 
     /// Adds the reply to `out`, once all answers were taken.
@@ -179,7 +180,7 @@ impl Merge for Vec<u8> {
     }
 }
 
-/// One shard's way to ask all of them. Cloned, it is the same.
+/// Asks all shards, on behalf of one. Clones share it.
 pub struct Scatter<A: Answers> {
     inner: Rc<Inner<A>>,
 }
@@ -192,7 +193,8 @@ struct Inner<A: Answers> {
 }
 
 impl<A: Answers> Scatter<A> {
-    /// In the factory of a server: from now on this shard answers with `answers` what others ask it through `questions`.
+    /// Registers a shard, in the factory of a server: from now on it answers by `answers` the questions that others ask through
+    /// `questions`.
     ///
     /// # Panics
     /// As [`Mesh::register`].
@@ -206,20 +208,20 @@ impl<A: Answers> Scatter<A> {
         Scatter { inner: Rc::new(Inner { answers, shard, questions, spare }) }
     }
 
-    /// How many shards there are.
+    /// The number of shards.
     #[inline]
     pub fn shards(&self) -> usize {
         self.inner.shard.count()
     }
 
-    /// Begins a request in its turn: `begin` is called at once, or when all replies before it are written. A request that does nothing
-    /// but [ask](Scatter::asking), as `asks` says, begins at once also while such ones before it wait, so that its questions go with
-    /// theirs; one that replies by itself waits for them, and what follows waits for it. One that waits does not begin if the connection
-    /// was closed meanwhile.
+    /// Begins a request in its turn: `begin` is called at once, or when all earlier replies are written. A request that only
+    /// [asks](Scatter::asking), as `asks` says, also begins while such requests before it wait, so that its questions go with
+    /// theirs; a request that replies by itself waits for them, and later requests wait for it. A waiting request does not
+    /// begin if the connection was closed meanwhile.
     ///
-    /// The rest is for the call to await. It waits for the turn, or it carries the replies of this request and of those
-    /// that begin meanwhile. So [`Limits::calls_in_flight_max`](crate::Limits::calls_in_flight_max) has to be 2 or more for
-    /// pipelined requests to go together.
+    /// The call awaits the rest, which waits for the turn, or carries the replies of this request and of those that begin
+    /// meanwhile. So [`Limits::calls_in_flight_max`](crate::Limits::calls_in_flight_max) has to be 2 or more for pipelined
+    /// requests to go together.
     #[inline]
     pub fn in_turn<S: 'static>(
         &self,
@@ -256,16 +258,16 @@ impl<A: Answers> Scatter<A> {
                 }
                 begin();
             }
-            // Other calls go first, so that what else was pipelined goes along.
+            // Other calls go first, so that their pipelined requests go along.
             None => drop(cx.spawn(async {}).await),
         }
         self.carry(cx, replies).await;
     }
 
-    /// Asks for the reply to a request whose turn it is, from within the `begin` of [`in_turn`](Scatter::in_turn).
+    /// Begins the reply to a request, from within the `begin` of [`in_turn`](Scatter::in_turn).
     ///
     /// # Panics
-    /// While another one of the same connection lives.
+    /// If another `Asking` of the same connection lives.
     pub fn asking<'a>(&'a self, replies: &'a Replies<A>) -> Asking<'a, A> {
         let mut queue = replies.queue.borrow_mut();
         if !queue.is_carried() {
@@ -316,8 +318,8 @@ impl<A: Answers> Scatter<A> {
     }
 }
 
-/// A queue that a call carries. Dropped before its end, as by a time limit, that leaves nothing behind which later requests would
-/// wait for.
+/// A queue that a call carries. If a time limit drops it before its end, it leaves nothing behind for later requests to wait
+/// for.
 struct Carried<'a, A: Answers>(&'a RefCell<Queue<A>>);
 
 impl<A: Answers> Drop for Carried<'_, A> {
@@ -340,20 +342,20 @@ impl<A: Answers> fmt::Debug for Scatter<A> {
     }
 }
 
-/// The replies of one connection: a part of its session, or all of it. It takes a few words while none is waited for.
+/// The replies of one connection: its session, or a part of it. It takes a few words while no reply is due.
 pub struct Replies<A: Answers> {
     queue: RefCell<Queue<A>>,
     turns: Turns,
 }
 
 impl<A: Answers> Replies<A> {
-    /// True if no request waits, and no reply: one that needs no other shard can be written at once.
+    /// True if no request and no reply waits: a reply that needs no other shard can be written at once.
     #[inline]
     pub fn is_idle(&self) -> bool {
         self.turns.is_free()
     }
 
-    /// True if a request may ask while others before it wait.
+    /// True if a request may ask while earlier ones wait.
     fn takes_questions(&self) -> bool {
         !self.turns.has_waiting() && self.queue.borrow().has_room()
     }
@@ -378,12 +380,12 @@ pub struct Asking<'a, A: Answers> {
 }
 
 impl<A: Answers> Asking<'_, A> {
-    /// The reply goes on with these bytes.
+    /// Adds these bytes to the reply.
     pub fn put(&mut self, bytes: &[u8]) {
         self.queue.put(bytes);
     }
 
-    /// The reply goes on with what a shard answers.
+    /// Adds the answer of a shard to the reply.
     ///
     /// # Panics
     /// If there is no such shard.
@@ -391,7 +393,7 @@ impl<A: Answers> Asking<'_, A> {
         self.queue.ask(shard, question, parts, (&*self.inner.answers, self.inner.shard.index()));
     }
 
-    /// The reply goes on with what is [merged](Merge) of the next `answers` answers, which have to be asked for next.
+    /// Adds one [merged](Merge) answer to the reply, made of the next `answers` answers, which have to be asked for next.
     pub fn merge(&mut self, answers: usize) {
         self.queue.merge(answers);
     }

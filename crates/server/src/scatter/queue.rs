@@ -7,21 +7,20 @@ use super::batch::{ANSWER_BYTES_MAX, Batch, SPARE_BYTES_MAX};
 use super::{Answers, Merge};
 use crate::parts::Parts;
 
-/// Bytes of what waits of one connection, beyond which it begins no other request: questions that were not asked, texts, and what is
-/// due.
+/// Bytes that may wait for one connection before it begins no other request: unsent questions, texts, and due answers.
 const QUEUE_BYTES_MAX: usize = 256 << 10;
 
-/// What is due, in this order.
+/// Parts of replies that are due, in this order.
 enum Due {
-    /// As many bytes of the texts.
+    /// This many bytes of the texts.
     Text(usize),
-    /// What that shard answers.
+    /// The next answer of that shard.
     Answer(usize),
     /// One reply made of this many answers.
     Merged(usize),
 }
 
-/// What one shard is asked and answers now, and what it is asked then.
+/// The batch of one shard on its way, and the next one.
 struct Way<Q> {
     now: Batch<Q>,
     next: Batch<Q>,
@@ -30,14 +29,14 @@ struct Way<Q> {
 /// The replies that a connection waits for.
 pub(super) struct Queue<A: Answers> {
     due: VecDeque<Due>,
-    /// One for each shard. None while no call carries the queue.
+    /// One for each shard; empty while no call carries the queue.
     ways: Vec<Way<A::Question>>,
-    /// What questions take in memory that were not asked.
+    /// Memory of unsent questions.
     bytes: usize,
     texts: VecDeque<u8>,
-    /// What is being merged, and of how many answers more.
+    /// The merge in progress, with the number of answers that it lacks.
     merged: Option<(A::Merged, usize)>,
-    /// What is written, for the next time.
+    /// Written bytes, whose memory is kept for the next time.
     written: Vec<u8>,
 }
 
@@ -76,8 +75,7 @@ impl<A: Answers> Queue<A> {
         self.due.push_back(Due::Merged(answers));
     }
 
-    /// Asks a shard. `here` is this one and its index: it answers at once, as long as its answers
-    /// have room.
+    /// Asks a shard. `here` is this shard with its index: it answers at once, as long as its answers have room.
     pub(super) fn ask(&mut self, shard: usize, question: A::Question, parts: Parts<'_>, here: (&A, usize)) {
         let Way { now, next } = &mut self.ways[shard];
         if shard == here.1 && now.has_room() {
@@ -89,7 +87,7 @@ impl<A: Answers> Queue<A> {
         self.due.push_back(Due::Answer(shard));
     }
 
-    /// What is to be asked now, each with its shard.
+    /// The batches to be sent now, each with its shard.
     pub(super) fn take(&mut self) -> impl Iterator<Item = (usize, Batch<A::Question>)> {
         let Queue { ways, bytes, .. } = self;
         ways.iter_mut().enumerate().filter_map(|(shard, Way { now, next })| {
@@ -97,7 +95,7 @@ impl<A: Answers> Queue<A> {
                 return None;
             }
             if now.left() > 0 {
-                // What did not fit into the answer comes first.
+                // Questions that did not fit into the last answer come first.
                 now.ask_on();
             } else {
                 now.clear();
@@ -112,7 +110,7 @@ impl<A: Answers> Queue<A> {
         self.ways[shard].now = batch;
     }
 
-    /// What is due and answered: this many bytes and one reply at most. Its memory comes back by [`wrote`](Queue::wrote).
+    /// Due replies that are answered: up to this many bytes and one reply. Their memory comes back by [`wrote`](Queue::wrote).
     pub(super) fn write(&mut self) -> Vec<u8> {
         let mut text = mem::take(&mut self.written);
         while text.len() < ANSWER_BYTES_MAX
@@ -145,13 +143,13 @@ impl<A: Answers> Queue<A> {
         self.written = text;
     }
 
-    /// Nothing is due: memory that is large is given back.
+    /// Gives large memory back when nothing is due.
     pub(super) fn rest(mut self) -> Queue<A> {
         for Way { now, next } in &mut self.ways {
             now.clear();
             next.clear();
         }
-        // A request that panicked, or that asked for less than it merges, leaves it behind.
+        // A request that panicked, or asked for fewer answers than it merges, leaves the merge behind.
         self.merged = None;
         if self.due.capacity() * size_of::<Due>() > SPARE_BYTES_MAX {
             self.due = VecDeque::new();

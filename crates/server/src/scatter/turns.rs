@@ -5,17 +5,17 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
 
-/// Whose turn it is, and who waits for the next one, in order.
+/// The call that has its turn, and the calls that wait for the next one, in order.
 #[derive(Default)]
 pub(super) struct Turns {
     /// The first one has its turn. Numbers grow.
     line: RefCell<VecDeque<(u64, Option<Waker>)>>,
     last: Cell<u64>,
-    /// Those in the line that did not begin.
+    /// Calls in the line that did not begin.
     waiting: Cell<usize>,
 }
 
-/// A place in the line. Dropped, the next one has its turn.
+/// A place in the line. Its drop gives the turn to the next one.
 pub(super) struct Turn<'a> {
     turns: &'a Turns,
     number: u64,
@@ -29,7 +29,7 @@ impl Turns {
         self.line.borrow().is_empty()
     }
 
-    /// True if one waits, or has its turn and did not begin.
+    /// True if a call waits, or has its turn and did not begin.
     pub(super) fn has_waiting(&self) -> bool {
         self.waiting.get() > 0
     }
@@ -55,7 +55,7 @@ impl Turns {
 }
 
 impl Turn<'_> {
-    /// Waits until it is this one's turn.
+    /// Waits for the turn.
     pub(super) async fn begin(&self) {
         poll_fn(|task| {
             let mut line = self.turns.line.borrow_mut();

@@ -1,4 +1,4 @@
-//! What any thread needs to watch a server and to shut it down.
+//! Watching and stopping a server from any thread.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use crate::shard::clock::Deadline;
 use crate::shard::inbox::{Command, RemoteShard};
 use crate::stats::ServerStats;
 
-/// How long [`ServerControl::stats`] waits for shards that are blocked: a shard answers at the end of its turn, which takes
-/// milliseconds, and a page of figures may wait a moment for one that does not.
+/// How long [`ServerControl::stats`] waits for blocked shards: a shard answers at the end of its turn, which takes
+/// milliseconds, and a page of figures may wait a moment for a slow one.
 const REPORT_WITHIN: Duration = Duration::from_millis(250);
 
-/// Watches a server and shuts it down, from any thread, its shards' too ([`Shard::server`](crate::Shard::server)). Clones are
-/// handles on the same server; dropping one does nothing to it.
+/// Watches a server and shuts it down, from any thread, shards included ([`Shard::server`](crate::Shard::server)). Clones
+/// control the same server; a drop does nothing to it.
 #[derive(Clone)]
 pub struct ServerControl {
     remotes: Arc<[Arc<RemoteShard>]>,
@@ -46,7 +46,7 @@ impl ServerControl {
         ServerControl { tls, ..self }
     }
 
-    /// The TLS of all addresses that have it, to be replaced.
+    /// The TLS of all addresses that have it, to replace its certificates.
     #[cfg(feature = "tls")]
     pub fn tls(&self) -> &ringserve_tls::ServerTls {
         &self.tls
@@ -56,7 +56,7 @@ impl ServerControl {
         &self.blocking
     }
 
-    /// Has shards that wait for each other look up.
+    /// Wakes shards that wait for each other.
     pub(crate) fn rouse(&self) {
         self.remotes.iter().for_each(|remote| remote.command(Command::Serve));
     }
@@ -65,18 +65,18 @@ impl ServerControl {
         &self.remotes
     }
 
-    /// As [`ServerHandle::listeners`](crate::ServerHandle::listeners).
+    /// The addresses of the server, as [`ServerHandle::listeners`](crate::ServerHandle::listeners).
     pub fn listeners(&self) -> &[Address] {
         &self.listeners
     }
 
-    /// What the server did so far and what it holds. Each shard is asked to answer at the end of its turn. One that does not
-    /// within 250 ms, because a handler blocks it, is there with what it said the last time, and
-    /// [marked as stale](crate::stats::ShardStats::stale). So every shard is in every report, and counters never fall. Those of a shard that
-    /// ended are its last ones.
+    /// Figures of the server: totals since its start, and its present state. Each shard answers at the end of its turn. A shard
+    /// that does not answer within 250 ms, because a handler blocks it, is reported with its last figures and [marked as
+    /// stale](crate::stats::ShardStats::stale). So every shard is in every report, and counters never fall. A shard that ended
+    /// is reported with its last figures too.
     ///
-    /// On a shard's own thread, in a handler or a task, it does not wait: every shard is asked, and the figures are the last
-    /// ones there are. Called again a moment later it returns those that were asked for.
+    /// On a shard's own thread, in a handler or a task, it does not wait: it asks every shard and returns the last figures.
+    /// Called again a moment later, it returns the answers.
     pub fn stats(&self) -> ServerStats {
         let deadline = Deadline::within(REPORT_WITHIN);
         let mut report = ServerStats::default();
@@ -88,12 +88,12 @@ impl ServerControl {
         report
     }
 
-    /// As [`ServerHandle::shutdown`](crate::ServerHandle::shutdown).
+    /// Begins to shut down, as [`ServerHandle::shutdown`](crate::ServerHandle::shutdown).
     pub fn shutdown(&self) {
         self.remotes.iter().for_each(|remote| remote.command(Command::Drain));
     }
 
-    /// As [`ServerHandle::abort`](crate::ServerHandle::abort).
+    /// Stops at once, as [`ServerHandle::abort`](crate::ServerHandle::abort).
     pub fn abort(&self) {
         self.remotes.iter().for_each(|remote| remote.command(Command::Force));
     }

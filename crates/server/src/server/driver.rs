@@ -1,4 +1,4 @@
-//! Which driver a server runs on.
+//! The driver of a server.
 
 use std::env;
 use std::fmt;
@@ -15,21 +15,20 @@ use socket2::SockRef;
 use super::error::Error;
 use super::socket_options::options::SocketOptions;
 
-/// The environment variable by which an operator decides where the program leaves it to [`Driver::Auto`].
+/// The environment variable by which an operator chooses, where the program says [`Driver::Auto`].
 const VARIABLE: &str = "RINGSERVE_DRIVER";
 
-/// Which driver a server runs on. Services cannot tell them apart.
+/// The driver of a server. Services behave the same on each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Driver {
-    /// io_uring where it works, found out by trying, else epoll. The environment variable `RINGSERVE_DRIVER` set to
-    /// `io_uring` or `epoll` decides instead.
+    /// io_uring where it works, which is tried at the start, else epoll. The environment variable `RINGSERVE_DRIVER`, set to
+    /// `io_uring` or `epoll`, decides instead.
     #[default]
     Auto,
-    /// io_uring, or the server does not start and says why.
+    /// io_uring. If it cannot be used the server does not start, and the error says why.
     IoUring,
-    /// epoll, for hosts that block io_uring. There each connection costs a descriptor, so `RLIMIT_NOFILE` bounds
-    /// them.
+    /// epoll, for hosts that block io_uring. Each connection costs a descriptor there, so `RLIMIT_NOFILE` bounds them.
     Epoll,
 }
 
@@ -64,14 +63,14 @@ pub(crate) struct Chosen {
     sizes: Sizes,
 }
 
-/// How many connections there may be.
+/// Numbers of connections.
 #[derive(Clone, Copy)]
 struct Sizes {
-    /// Of a shard, accepted.
+    /// Accepted connections of a shard.
     connections: usize,
-    /// The same to upstreams, which have slots of the same table.
+    /// Upstreams of a shard, which have slots of the same table.
     upstreams: usize,
-    /// Of all shards together, accepted.
+    /// Accepted connections of all shards together.
     connections_max: usize,
 }
 
@@ -87,7 +86,7 @@ pub(crate) enum ChosenKind {
     Epoll(EpollConfig),
 }
 
-/// What the choice depends on.
+/// The settings on which the choice depends.
 pub(crate) struct Wanted<'a> {
     pub(crate) driver: Driver,
     pub(crate) incremental: bool,
@@ -95,7 +94,7 @@ pub(crate) struct Wanted<'a> {
     /// The soft limit on descriptors.
     pub(crate) descriptors: u64,
     pub(crate) limits: &'a ServerLimits,
-    /// Of connections that the server makes.
+    /// Socket options of upstreams.
     pub(crate) sockets: &'a SocketOptions,
     /// Some service asks for its peers' addresses.
     pub(crate) peer_addresses: bool,
@@ -131,7 +130,7 @@ impl Wanted<'_> {
     fn uring(&self, why: &str) -> Result<Chosen, Error> {
         let found = probe().map_err(Error::Driver)?;
         let (config, sizes) = self.uring_config(found.direct_descriptors);
-        // It was tried with small queues.
+        // The trial had small queues.
         let queues = format!("queues {}/{}", config.submission_entries, config.completion_entries);
         let found = found.description.split(", ").skip(2).collect::<Vec<_>>().join(", ");
         self.try_all(&config)?;
@@ -139,14 +138,14 @@ impl Wanted<'_> {
         Ok(Chosen { kind: ChosenKind::Uring(config), reason, sizes })
     }
 
-    /// For drivers of the caller's: what a ring would have, whether or not there are rings here.
+    /// The ring's settings for drivers of the caller, whether or not this machine has rings.
     pub(crate) fn driven(&self) -> (UringConfig, Chosen) {
         let (config, sizes) = self.uring_config(true);
         let kind = ChosenKind::Uring(config.clone());
         (config, Chosen { kind, reason: "given by the program".to_owned(), sizes })
     }
 
-    /// A shard's ring, and how many connections there may be.
+    /// The settings of a shard's ring, and the numbers of connections.
     fn uring_config(&self, direct_descriptors: bool) -> (UringConfig, Sizes) {
         let sizes = if direct_descriptors { self.in_tables() } else { self.in_descriptors() };
         let config = UringConfig {
@@ -161,8 +160,8 @@ impl Wanted<'_> {
         (config, sizes)
     }
 
-    /// Where each shard has a table. It may be as large as the limit on descriptors, and costs 8 bytes of kernel memory an
-    /// entry from the start. The kernel spreads connections evenly, so four times a shard's share is room enough.
+    /// Numbers where each shard has a table. The limit on descriptors bounds its length, and an entry costs 8 bytes of kernel
+    /// memory from the start. The kernel spreads connections evenly, so four times a shard's share is room enough.
     fn in_tables(&self) -> Sizes {
         let max = self.limits.connections_max;
         let table = usize::try_from(self.descriptors).unwrap_or(usize::MAX).min(TABLE_MAX);
@@ -172,7 +171,7 @@ impl Wanted<'_> {
         Sizes { connections, upstreams, connections_max: max.min(most.saturating_mul(self.shards)) }
     }
 
-    /// Where each connection costs a descriptor of the process; one shard may come to hold them all.
+    /// Numbers where each connection costs a descriptor of the process; one shard may come to hold them all.
     fn in_descriptors(&self) -> Sizes {
         let own = DESCRIPTORS_PER_SHARD * self.shards as u64;
         let spare = usize::try_from(self.descriptors.saturating_sub(own)).unwrap_or(usize::MAX);
@@ -190,7 +189,7 @@ impl Wanted<'_> {
         })
     }
 
-    /// Where little memory may be locked, makes the rings of all shards once: what was tried was smaller.
+    /// Makes the rings of all shards once where little memory may be locked, since the trial was smaller.
     fn try_all(&self, config: &UringConfig) -> Result<(), Error> {
         let enough = |limit| limit >= LOCKED_BYTES * self.shards as u64;
         if ResourceLimit::of(Resource::LockedMemory).is_ok_and(|limit| limit.soft.is_none_or(enough)) {

@@ -1,4 +1,4 @@
-//! Why a server does not start, or ended.
+//! Reasons why a server does not start, or ended by itself.
 
 use std::fmt;
 use std::fs;
@@ -11,23 +11,23 @@ use rustix::io::Errno;
 
 use super::socket_options::check::SocketOptionError;
 
-/// Why a server does not start, or ended. The text names the cause and, where there is one, the fix; `Debug`
-/// prints the same text, so that `fn main() -> Result<(), ringserve::Error>` reads well.
+/// The reason why a server does not start, or ended by itself. The text names the cause and, where there is one, the fix;
+/// `Debug` prints the same text, so that `fn main() -> Result<(), ringserve::Error>` reads well.
 #[non_exhaustive]
 pub enum Error {
-    /// An address given to [`Server::bind`](crate::Server::bind) or [`Server::listen`](crate::Server::listen) is none, what was
-    /// [adopted](crate::listen::adopt) is no socket that listens, or one is given twice.
+    /// An address given to [`Server::bind`](crate::Server::bind) or [`Server::listen`](crate::Server::listen) is not valid, an
+    /// [adopted](crate::listen::adopt) descriptor is not a listening socket, or an address is given twice.
     Address(io::Error),
-    /// The services cannot be as the server was told: there is none or too many, two have one name, one is reached nowhere.
+    /// The services contradict each other: none or too many, two with one name, or one without an endpoint.
     Services(String),
-    /// One of several services cannot be.
+    /// One of several services cannot be started.
     Service {
         /// Its name.
         name: String,
-        /// Why.
+        /// The reason.
         error: Box<Error>,
     },
-    /// TLS cannot be as the server was told ([`Server::tls`](crate::Server::tls)).
+    /// The TLS of the server cannot be set up ([`Server::tls`](crate::Server::tls)).
     #[cfg(feature = "tls")]
     Tls(ringserve_tls::TlsError),
     /// A limit is out of range, or two contradict each other.
@@ -40,14 +40,14 @@ pub enum Error {
     AddressInUse {
         /// The address.
         addr: Address,
-        /// Who, if it could be found out.
+        /// The process, if it could be found out.
         holder: Option<String>,
     },
     /// A listener cannot be made.
     Listen {
         /// The address.
         addr: Address,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
     /// `RLIMIT_NOFILE` is too low for this many shards.
@@ -57,41 +57,41 @@ pub enum Error {
         /// Descriptors needed at least.
         needed: u64,
     },
-    /// The driver asked for cannot be used.
+    /// The driver that was asked for cannot be used.
     Driver(SetupError),
     /// Neither driver can be used.
     NoDriver {
-        /// Why not io_uring.
+        /// Why io_uring cannot be used.
         uring: SetupError,
-        /// Why not epoll.
+        /// Why epoll cannot be used.
         epoll: SetupError,
     },
     /// `RINGSERVE_DRIVER` names no driver.
     NoSuchDriver(String),
     /// The factory did not make a service.
     Factory {
-        /// The shard it was for.
+        /// The shard of the factory.
         shard: usize,
-        /// What it returned.
+        /// The error of the factory.
         error: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The factory panicked, or what makes a [transport](crate::transport).
+    /// The factory panicked, or the closure that makes a [transport](crate::transport).
     FactoryPanicked {
-        /// The shard it was for.
+        /// The shard of the factory.
         shard: usize,
     },
     /// The factory was not done within [`ServerLimits::start_timeout`](crate::limits::ServerLimits::start_timeout).
     StartTimeout {
-        /// The first shard whose factory it was.
+        /// The first shard whose factory was not done.
         shard: usize,
         /// The limit.
         time: Duration,
     },
     /// The runtime of a shard cannot be made ([`Server::runtime`](crate::Server::runtime)).
     Runtime {
-        /// The shard it was for.
+        /// The shard of the runtime.
         shard: usize,
-        /// What the runtime said.
+        /// The runtime's error.
         error: io::Error,
     },
     /// A thread cannot be started.
@@ -102,24 +102,24 @@ pub enum Error {
     Broken {
         /// The shard.
         shard: usize,
-        /// What the kernel said.
+        /// The driver's error.
         error: io::Error,
     },
     /// A shard panicked, which is a bug in this framework.
     ShardPanicked {
         /// The shard.
         shard: usize,
-        /// What the panic said.
+        /// The message of the panic.
         message: String,
     },
-    /// The server was told to stop before every shard was ready: by SIGINT or SIGTERM, a
-    /// [`ServerControl`](crate::ServerControl), or the future of `run_until`. [`Server::serve`](crate::Server::serve) and
-    /// [`Server::run_until`](crate::Server::run_until) return `Ok` then.
+    /// The order to stop came before every shard was ready: by SIGINT or SIGTERM, a [`ServerControl`](crate::ServerControl), or
+    /// the future of `run_until`. [`Server::serve`](crate::Server::serve) and [`Server::run_until`](crate::Server::run_until)
+    /// return `Ok` then.
     Interrupted,
 }
 
 impl Error {
-    /// The same, of the service with this name if there are several.
+    /// The same error, of the service with this name if there are several.
     pub(crate) fn of_service(self, name: Option<&String>) -> Error {
         match name {
             Some(name) => Error::Service { name: name.clone(), error: Box::new(self) },
@@ -158,7 +158,7 @@ impl fmt::Display for Error {
             }
             Error::Listen { addr, error } => {
                 write!(f, "cannot listen on {addr}: {error}")?;
-                // Other calls that are refused, as by a sandbox, say so themselves.
+                // Errors of other refused calls, as in a sandbox, carry their own text.
                 let denied = error.raw_os_error() == Some(Errno::ACCESS.raw_os_error());
                 if denied && addr.as_ip().is_some_and(|addr| is_privileged(addr.port())) {
                     write!(f, "; ports below net.ipv4.ip_unprivileged_port_start need CAP_NET_BIND_SERVICE")?;

@@ -1,4 +1,4 @@
-//! How much memory the process may use: its control groups' limits, its address space, and what the machine has left.
+//! The memory that the process may use: limits of its control groups and address space, and the memory that is available.
 
 use std::fmt;
 use std::fs;
@@ -8,11 +8,11 @@ use ringserve_core::{Limits, ServerLimits};
 use ringserve_drivers::{Resource, ResourceLimit};
 use tracing::{info, warn};
 
-/// Values of a control group's limit from here on are none: those of the first version say so by the largest multiple of a
-/// page that a number holds.
+/// From this value on a control group has no limit: the first version says so by the largest multiple of a page that a number
+/// holds.
 const NO_LIMIT: u64 = 1 << 62;
 
-/// Memory that the process may use, and what says so.
+/// The memory that the process may use, with its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UsableMemory {
@@ -28,9 +28,9 @@ impl fmt::Display for UsableMemory {
     }
 }
 
-/// The least of: the limits of the process's control groups, those above them too (`memory.max` and `memory.high`, or
-/// `memory.limit_in_bytes` of the first version); `RLIMIT_AS`; the memory that the machine has available now. `None` if none of
-/// them can be found out. What others in the same control group use is not taken off.
+/// Finds the memory that the process may use: the least of the limits of its control groups and all groups above (`memory.max`
+/// and `memory.high`, or `memory.limit_in_bytes` of the first version), `RLIMIT_AS`, and the memory that the machine has
+/// available now. `None` if none of them can be read. Memory that others in the same control group use is not subtracted.
 ///
 /// ```no_run
 /// use ringserve_server::limits::{ServerLimits, usable_memory};
@@ -51,8 +51,8 @@ pub fn usable_memory() -> Option<UsableMemory> {
     found.into_iter().min_by_key(|memory| memory.bytes)
 }
 
-/// All limits of the control groups in the text of `/proc/self/cgroup`, whose file systems are below `root`. In a container the
-/// paths may be those of the host, of which only the root is there.
+/// All limits of the control groups in the text of `/proc/self/cgroup`, with file systems below `root`. In a container the
+/// paths may be those of the host, of which only the root exists.
 fn of_groups(groups: &str, root: &Path) -> Vec<UsableMemory> {
     let mut found = Vec::new();
     for line in groups.lines() {
@@ -90,8 +90,8 @@ fn available(meminfo: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// Fits limits that were left alone into the memory that the process may use. Those of the program stay, and are warned of where they
-/// exceed it: those of the server if they are `given`, and those of each service that are said to be so.
+/// Fits default limits into the memory that the process may use. Limits of the program stay, with a warning if they exceed that
+/// memory: those of the server if they are `given`, and those of each service marked so.
 pub(super) fn fit(
     server: &mut ServerLimits,
     given: bool,

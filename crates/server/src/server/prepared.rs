@@ -230,7 +230,7 @@ impl<S: Serves + Send + 'static> Prepared<S> {
         serve_until(running, until)
     }
 
-    /// Starts all shards, on threads of their own; not to the end if `until` is done while a factory waits.
+    /// Starts all shards, on their own threads; not to the end if `until` is done while a factory waits.
     pub(super) fn start(mut self, starting: Starting, until: Until<'_>) -> Result<ServerHandle, Error> {
         let mut checked = self.check(|| thread::available_parallelism().map_or(1, usize::from))?;
         self.settings.runtime.check()?;

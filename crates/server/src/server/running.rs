@@ -1,4 +1,4 @@
-//! A server that runs.
+//! A running server.
 
 use std::fmt;
 use std::io;
@@ -15,15 +15,15 @@ use super::socket_options::apply::SocketOptionWarning;
 use crate::guard::message_of;
 use crate::stats::{ServerStats, ShardStats};
 
-/// How a shard ended: what it did, or why it ended by itself.
+/// The end of a shard: its figures, or the reason why it ended by itself.
 pub(crate) type ShardEnd = Result<ShardStats, ShardDeath>;
 
-/// Why a shard ended by itself.
+/// The reason why a shard ended by itself.
 #[derive(Debug)]
 pub(crate) enum ShardDeath {
     /// The `errno` of its driver.
     Driver(i32),
-    /// What its loop panicked with.
+    /// The message of its loop's panic.
     Panicked(String),
 }
 
@@ -36,12 +36,12 @@ impl ShardDeath {
     }
 }
 
-/// A server that runs on threads of its own. Dropping it stops the server at once and waits for its threads.
+/// A server that runs on its own threads. Its drop stops the server at once and waits for its threads.
 #[must_use = "dropping it stops the server"]
 pub struct ServerHandle {
     control: ServerControl,
     threads: Vec<JoinHandle<ShardEnd>>,
-    /// Dropped after the threads ended: then the files of Unix sockets go.
+    /// Dropped after the threads ended, which removes the files of Unix sockets.
     listening: Listening,
 }
 
@@ -54,8 +54,8 @@ impl ServerHandle {
         ServerHandle { control, threads, listening }
     }
 
-    /// Where the server listens, with the real ports: each address and each Unix socket, in the order in which they were
-    /// given. [`Peer::listener`](crate::Peer::listener) counts in this list.
+    /// The addresses of the server, with the real ports: each address and each Unix socket, in the order in which they were
+    /// given. [`Peer::listener`](crate::Peer::listener) is an index of this list.
     pub fn listeners(&self) -> &[Address] {
         &self.listening.addrs
     }
@@ -65,15 +65,15 @@ impl ServerHandle {
         &self.listening.ips
     }
 
-    /// Socket options that have not the effect they were set for, as [`SocketOptions`](crate::net::SocketOptions) says. The log
-    /// has them at warning level.
+    /// Socket options without the effect they were set for, see [`SocketOptions`](crate::net::SocketOptions). The log has them
+    /// as warnings.
     pub fn socket_option_warnings(&self) -> &[SocketOptionWarning] {
         &self.listening.warnings
     }
 
-    /// What waits to be accepted at each IP address, in the order of [`local_addrs`](ServerHandle::local_addrs), and what the
-    /// kernel dropped there. Unix sockets are not in it: the kernel tells nothing of their queues, and nothing is lost
-    /// there, since a peer that finds one full waits in `connect`, or is told `EAGAIN` if it does not want to wait.
+    /// The accept queues of each IP address, in the order of [`local_addrs`](ServerHandle::local_addrs), with the connections
+    /// that the kernel dropped there. Unix sockets are left out: the kernel does not report their queues and drops nothing
+    /// there, since a peer that finds a queue full waits in `connect`, or gets `EAGAIN` from a non-blocking one.
     ///
     /// # Errors
     /// If `/proc/net` cannot be read.
@@ -81,40 +81,42 @@ impl ServerHandle {
         self.listening.ips.iter().map(|addr| AcceptQueueStats::of(*addr)).collect()
     }
 
-    /// Begins to shut down, after [`ServerLimits::drain_delay`](crate::limits::ServerLimits::drain_delay): the listeners are closed, frames that
-    /// had arrived whole are answered, no further call begins, and connections are closed as soon as nothing is owed. Half a
-    /// frame is not waited for. Connections that are held open, streams among them, end by themselves. After
-    /// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout) the rest is reset. Returns at once; [`wait`](ServerHandle::wait) waits for the end.
+    /// Begins to shut down, after [`ServerLimits::drain_delay`](crate::limits::ServerLimits::drain_delay): the listeners are
+    /// closed, frames that had arrived whole are answered, no further call begins, and connections are closed as soon as they
+    /// owe nothing. Half a frame is not waited for. Connections that are held open, streams among them, end by themselves.
+    /// After [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout) the rest is reset. Returns at once;
+    /// [`wait`](ServerHandle::wait) waits for the end.
     pub fn shutdown(&self) {
         self.control.shutdown();
     }
 
-    /// Resets every connection and stops. What the kernel does not end within 5 s is left behind, and said in the log.
+    /// Resets every connection and stops. Sockets that the kernel does not end within 5 s are left behind, with a line in the
+    /// log.
     pub fn abort(&self) {
         self.control.abort();
     }
 
-    /// What the server did so far and what it holds. See [`ServerControl::stats`].
+    /// Figures of the server: totals since its start, and its present state. See [`ServerControl::stats`].
     pub fn stats(&self) -> ServerStats {
         self.control.stats()
     }
 
-    /// The TLS of all addresses that have it, to be replaced.
+    /// The TLS of all addresses that have it, to replace its certificates.
     #[cfg(feature = "tls")]
     pub fn tls(&self) -> &ringserve_tls::ServerTls {
         self.control.tls()
     }
 
-    /// What another thread needs to watch the server and to shut it down.
+    /// A control for other threads, to watch the server and to shut it down.
     pub fn control(&self) -> ServerControl {
         self.control.clone()
     }
 
-    /// Waits until the server has shut down. Calls that [block](crate::Shard::spawn_blocking) and still run then have 5 s.
+    /// Waits until the server has shut down. [Blocking calls](crate::Shard::spawn_blocking) that still run then have 5 s more.
     ///
     /// # Errors
     /// If a shard ended by itself: its driver broke, or its loop panicked. That is logged when it happens, the other shards
-    /// drain, and the error is returned once they are done.
+    /// drain, and the error is returned at their end.
     pub fn wait(mut self) -> Result<ServerStats, Error> {
         let mut report = ServerStats::default();
         let mut failed = None;

@@ -1,4 +1,4 @@
-//! The runtime that a shard runs in.
+//! The runtime of a shard.
 
 use std::fmt;
 #[cfg(feature = "runtime-tokio")]
@@ -10,24 +10,24 @@ use ringserve_drivers::probe_ring;
 
 use super::error::Error;
 
-/// The runtime that the shards of a server run in.
+/// The runtime inside which the shards of a server run.
 ///
-/// A runtime costs something for each turn: measured, CPU time for a request grows by some per cent under load, and by more
+/// A runtime costs something for each turn. Measured, CPU time for a request grows by some per cent under load, and by more
 /// where a turn brings a single request (docs/PERFORMANCE.md). Services and their handlers are the same on each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Runtime {
-    /// Nothing: the shard waits in its driver. What needs tokio does not work in handlers; what needs a waker alone, such as
-    /// tokio's channels and locks, does.
+    /// None: the shard waits in its driver. Code that needs tokio's runtime does not work in handlers; code that needs only a
+    /// waker, such as tokio's channels and locks, does.
     #[default]
     Own,
-    /// A current-thread runtime of tokio's for each shard, on the shard's thread, with time and I/O enabled. In the factory,
-    /// in handlers and in tasks of the shard everything of tokio's works: `tokio::time`, `tokio::net`, `spawn`,
-    /// `spawn_local`, `spawn_blocking`, and what stands on them, as clients of databases do. Cargo feature `runtime-tokio`.
+    /// A current-thread runtime of tokio's for each shard, on the shard's thread, with time and I/O enabled. In factories,
+    /// handlers and tasks of the shard all of tokio works: `tokio::time`, `tokio::net`, `spawn`, `spawn_local`,
+    /// `spawn_blocking`, and crates above them, such as clients of databases. Cargo feature `runtime-tokio`.
     #[cfg(feature = "runtime-tokio")]
     Tokio,
-    /// The runtime of tokio-uring for each shard, which is one of tokio's too: its files work in handlers. It has a ring of
-    /// its own, so it needs io_uring, also where the server runs on epoll. Cargo feature `runtime-tokio-uring`.
+    /// A runtime of tokio-uring for each shard, which is one of tokio's too: its files work in handlers. It has a ring of its
+    /// own, so it needs io_uring even if the server runs on epoll. Cargo feature `runtime-tokio-uring`.
     #[cfg(feature = "runtime-tokio-uring")]
     TokioUring,
 }
@@ -41,7 +41,7 @@ impl Runtime {
         Runtime::TokioUring,
     ];
 
-    /// Refuses what cannot be made here.
+    /// Refuses a runtime that cannot be made here.
     ///
     /// # Errors
     /// Names the cause and the fix.
@@ -54,7 +54,7 @@ impl Runtime {
         Ok(())
     }
 
-    /// Runs a future that the closure makes, both inside the runtime, until it is done.
+    /// Runs the future that `make` returns to its end, both inside the runtime.
     #[cfg(feature = "runtime-tokio")]
     pub(crate) fn run<T, Fut: Future<Output = T>>(self, make: impl FnOnce() -> Fut) -> io::Result<T> {
         #[cfg(feature = "runtime-tokio-uring")]
@@ -65,7 +65,7 @@ impl Runtime {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let local = tokio::task::LocalSet::new();
         let done = local.block_on(&runtime, async { make().await });
-        // Tasks are dropped inside the runtime; what blocks a thread of its is not waited for.
+        // Tasks are dropped inside the runtime; its blocking threads are not waited for.
         {
             let _inside = runtime.enter();
             drop(local);

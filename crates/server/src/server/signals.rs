@@ -1,4 +1,4 @@
-//! SIGINT and SIGTERM while a server runs in [`serve`](crate::Server::serve), and as they were before and after.
+//! SIGINT and SIGTERM during [`serve`](crate::Server::serve), and their former effect before and after.
 
 use std::fs;
 use std::io;
@@ -18,12 +18,12 @@ use crate::guard::guard;
 
 const SIGNALS: [i32; 2] = [SIGINT, SIGTERM];
 
-/// Servers in [`serve`](crate::Server::serve) in this process. A handler of the process cannot be taken out again, so ours stays
-/// when the last one returns, and then does what the signal did before: it ends the process, unless the program handled the
-/// signal itself when the first one began. A signal that was ignored then is left alone.
+/// The servers in [`serve`](crate::Server::serve) in this process. A handler of the process cannot be removed, so ours stays
+/// when the last server returns, and then does what the signal did before: it ends the process, unless the program handled the
+/// signal itself when the first server began. An ignored signal is left alone.
 struct Serving {
     servers: usize,
-    /// What is known since the first one.
+    /// Set when the first server begins.
     known: Option<Known>,
 }
 
@@ -43,10 +43,10 @@ pub(super) struct StopSignals {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Whom a signal is for.
+/// The receiver of a signal.
 enum Stage {
     Starting(Interrupter),
-    /// It was interrupted.
+    /// The start was interrupted.
     Interrupted,
     Running {
         handle: ServerControl,
@@ -57,7 +57,7 @@ enum Stage {
 
 impl StopSignals {
     pub(super) fn take(interrupter: Interrupter) -> Result<StopSignals, Error> {
-        // In this order: a signal always has either what it did before or this server.
+        // The order matters: a signal always has either its former effect or this server.
         let wanted = signals_to_take().map_err(Error::Signals)?;
         let mut signals = Signals::new(wanted).map_err(Error::Signals)?;
         begin_serving();
@@ -72,7 +72,7 @@ impl StopSignals {
         Ok(StopSignals { stage, handle, thread: Some(thread) })
     }
 
-    /// From now on signals are for this server, and so is one that came before.
+    /// Sends signals to this server from now on, and a signal that came before.
     pub(super) fn stop(&self, running: &ServerHandle) {
         let stage = &mut *stage_of(&self.stage);
         let again = matches!(stage, Stage::Interrupted);
@@ -87,7 +87,7 @@ impl Drop for StopSignals {
     fn drop(&mut self) {
         end_serving();
         self.handle.close();
-        // It does not panic: what it logs is guarded.
+        // The thread does not panic: its logging is guarded.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
@@ -96,7 +96,7 @@ fn stage_of(stage: &Mutex<Stage>) -> MutexGuard<'_, Stage> {
     stage.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// First what the signal is for: where the log has no reader any more, writing to it may panic.
+/// The effect of the signal comes first: where the log has no reader any more, writing to it may panic.
 fn obey(stage: &mut Stage, name: &str) {
     match stage {
         Stage::Starting(interrupter) => {
@@ -122,7 +122,7 @@ fn serving() -> MutexGuard<'static, Serving> {
     SERVING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The signals that a server takes. The first call sees to what they do once no server is there.
+/// The signals that a server takes. The first call arranges their effect after the last server.
 fn signals_to_take() -> io::Result<Vec<i32>> {
     let mut serving = serving();
     if let Some(known) = &serving.known {
@@ -163,14 +163,14 @@ impl Serving {
     }
 }
 
-/// What a signal does to the process.
+/// The effect of a signal on the process.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Disposition {
-    /// It ends it.
+    /// The signal ends the process.
     Default,
-    /// Nothing, as below `nohup`.
+    /// The signal does nothing, as below `nohup`.
     Ignored,
-    /// The program's own handler is called; also where `/proc` does not tell.
+    /// The signal calls the program's own handler; also the value where `/proc` does not tell.
     Handled,
 }
 

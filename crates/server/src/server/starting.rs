@@ -1,5 +1,5 @@
-//! The start of a server, from the first shard's thread to the last service: what each shard says of its factories, what it
-//! waits for, and what ends the wait.
+//! The start of a server, from the first shard's thread to the last service: the progress of each shard's factories, the
+//! futures that the start waits for, and the events that end the wait.
 //!
 //! ```text
 //!            the factories of all          the services of all
@@ -9,7 +9,7 @@
 //!     └── no service has to be waited for ─────────────────────────┘
 //! ```
 //!
-//! A failure and the order to stop open the gate as well: then each shard finds that it was told to end.
+//! A failure and the order to stop open the gate as well: each shard then finds that it has to end.
 
 use std::any::Any;
 use std::fmt::Write as _;
@@ -29,29 +29,29 @@ use crate::shard::clock::{Clock, Deadline};
 /// A start that takes longer is explained in the log, once: by then an operator looks there.
 const EXPLAINED_AFTER: Duration = Duration::from_secs(10);
 
-/// Services and shards that the line names. The rest is counted.
+/// The most services and shards that the line names. Further ones are counted.
 const EXPLAINED_MAX: usize = 8;
 
-/// Longer than any start is left without a look.
+/// A wait that outlasts any start.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// What ends a start early, where the program says so.
+/// A future that ends a start early, if the program gave one.
 pub(super) type Until<'a> = Option<Pin<&'a mut dyn Future<Output = ()>>>;
 
 /// The wait for all shards.
 pub(crate) struct Starting {
     shared: Arc<Shared>,
-    /// Known once the shards are.
+    /// Set once the shards are known.
     terms: Option<Terms>,
     explained: bool,
 }
 
-/// What a start goes by.
+/// The terms of a start.
 struct Terms {
     clock: Clock,
     begun: Time,
     timeout: Option<Duration>,
-    /// Of the services, in their order.
+    /// The names of the services, in their order.
     names: Vec<String>,
 }
 
@@ -65,25 +65,25 @@ struct Shared {
 struct State {
     shards: Vec<Progress>,
     gate: Gate,
-    /// The first one.
+    /// The first error.
     failed: Option<Error>,
-    /// Something is to be looked at.
+    /// True if a shard reported something new.
     is_new: bool,
 }
 
-/// How far the start came. Shards are held back at first, so that the first future finds every factory done.
+/// The progress of the start. Shards are held back at first, so that the first future finds every factory done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Gate {
     /// Factories are being called.
     #[default]
     Closed,
-    /// Some service has to be waited for.
+    /// Some services are pending.
     Open,
     /// All services are there.
     Serving,
 }
 
-/// One shard's. Services are bits.
+/// The progress of one shard. Services are bits.
 #[derive(Default)]
 struct Progress {
     stage: Stage,
@@ -93,18 +93,18 @@ struct Progress {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Stage {
-    /// Its factories are being called.
+    /// The shard's factories are being called.
     #[default]
     Calls,
-    /// Its factories returned, and some of its services are not there.
+    /// The factories returned, and some services are pending.
     Waits,
-    /// Its services are there.
+    /// All services of the shard are there.
     Ready,
-    /// It will have none, and its thread ends.
+    /// The shard has no services, and its thread ends.
     Failed,
 }
 
-/// One shard's side of it.
+/// One shard's side of the start.
 #[derive(Clone)]
 pub(crate) struct ShardStart {
     shard: usize,
@@ -116,21 +116,21 @@ pub(super) struct Interrupter {
     shared: Arc<Shared>,
 }
 
-/// How the start goes on.
+/// The next step of the start.
 #[derive(Debug)]
 pub(crate) enum Look {
-    /// All services are there. True if shards waited for that in their loops, from which they are to be roused.
+    /// All services are there. True if shards waited for that in their loops, from which they are to be woken.
     Ready(bool),
-    /// It ended.
+    /// The start failed.
     Failed(Error),
-    /// It is to be looked at again after that time, or once something changed.
+    /// Nothing to do until that time has passed, or something changed.
     Waits(Option<Duration>),
 }
 
-/// Why a start ended.
+/// The failure of a start.
 pub(super) struct Ended {
     pub(super) error: Error,
-    /// By shard: true if its thread ends once it is told to. A factory that blocks may never return.
+    /// By shard: true if its thread ends after the order to. A factory that blocks may never return.
     pub(super) heard: Vec<bool>,
     /// The program's own future panicked.
     pub(super) panic: Option<Box<dyn Any + Send>>,
@@ -141,7 +141,7 @@ impl Starting {
         Starting { shared: Arc::default(), terms: None, explained: false }
     }
 
-    /// The shards are about to be made, with services of these names.
+    /// Begins the start of shards with services of these names.
     pub(crate) fn begin(
         &mut self,
         shards: usize,
@@ -162,7 +162,7 @@ impl Starting {
         Interrupter { shared: self.shared.clone() }
     }
 
-    /// How it goes on now. Not to be called again once it ended.
+    /// The next step now. Not to be called again after a failure.
     pub(crate) fn look(&mut self) -> Look {
         let mut state = self.shared.state();
         let all = |state: &State, is: fn(Stage) -> bool| state.shards.iter().all(|shard| is(shard.stage));
@@ -193,28 +193,28 @@ impl Starting {
         }
         drop(state);
         if let Some(waits_for) = waits_for {
-            // A subscriber may wake what ends the start, which takes the lock.
+            // A subscriber may wake the future that ends the start, which takes the lock.
             guarded(|| warn!("still starting after {EXPLAINED_AFTER:?}: waiting for {waits_for}"));
         }
         Look::Waits(next)
     }
 
-    /// The start failed, and every shard was told to end: those that are held back go on to do so.
+    /// The start failed, and every shard was told to end: shards that are held back go on to do so.
     pub(crate) fn give_up(&self) {
         self.shared.set_gate(&mut self.shared.state(), Gate::Open);
     }
 
-    /// What it waits for, as a line of text.
+    /// The pending factories, as text.
     #[cfg(feature = "testing")]
     pub(crate) fn waits_for(&self) -> String {
         self.terms.as_ref().map_or_else(String::new, |terms| terms.waits_for(&self.shared.state()))
     }
 
-    /// Waits until every shard is ready, and polls `until` meanwhile once there is nothing but futures to wait for. True if shards
-    /// wait in their loops, from which they are to be roused.
+    /// Waits until every shard is ready; polls `until` meanwhile, once only futures are pending. True if shards wait in their
+    /// loops, from which they are to be woken.
     ///
     /// # Errors
-    /// The first shard's that fails, [`Error::StartTimeout`], or [`Error::Interrupted`].
+    /// The error of the first shard that fails, [`Error::StartTimeout`], or [`Error::Interrupted`].
     pub(super) fn wait(&mut self, mut until: Until<'_>) -> Result<bool, Box<Ended>> {
         let waker = Waker::from(self.shared.clone());
         let mut panic = None;
@@ -249,8 +249,8 @@ impl Starting {
 }
 
 impl Terms {
-    /// Each service that is waited for, with its shard: of a shard that calls factories the one that is called. While one does,
-    /// the others' futures are held back.
+    /// Each pending service with its shard; of a shard that still calls factories, the one that is being called. As long as a
+    /// shard calls factories, the futures of others are held back.
     fn waiting<'a>(&'a self, state: &'a State) -> impl Iterator<Item = (usize, Option<&'a String>)> {
         state.shards.iter().enumerate().flat_map(|(shard, progress)| {
             let not_made = match progress.stage {
@@ -259,7 +259,7 @@ impl Terms {
                 Stage::Waits | Stage::Ready | Stage::Failed => 0,
             };
             let services = self.names.iter().enumerate().filter(move |(n, _)| not_made >> n & 1 == 1);
-            // Before its first factory a shard makes its driver.
+            // A shard makes its driver before its first factory.
             let none = (progress.stage == Stage::Calls && not_made == 0).then_some((shard, None));
             services.map(move |(_, name)| (shard, Some(name))).chain(none)
         })
@@ -303,7 +303,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Nothing happens if it ended before, one way or the other.
+    /// Fails the start, unless it ended before.
     fn fail(&self, error: Error) {
         let mut state = self.state();
         if state.gate != Gate::Serving && state.failed.is_none() {
@@ -329,7 +329,7 @@ impl ShardStart {
         self.shared.notify(&mut state);
     }
 
-    /// The factory of this service is called now.
+    /// The factory of this service is being called.
     pub(crate) fn calls(&self, service: usize) {
         self.progress(|progress| progress.called |= 1 << service);
     }
@@ -339,7 +339,7 @@ impl ShardStart {
         self.progress(|progress| progress.made |= 1 << service);
     }
 
-    /// The factories returned, and some services have to be waited for.
+    /// The factories returned, and some services are pending.
     pub(crate) fn waits(&self) {
         self.progress(|progress| progress.stage = Stage::Waits);
     }
@@ -349,18 +349,18 @@ impl ShardStart {
         self.progress(|progress| progress.stage = Stage::Ready);
     }
 
-    /// The shard ends. Nothing happens if every shard was ready before.
+    /// The shard ends. Does nothing if every shard was ready before.
     pub(crate) fn failed(&self, error: Error) {
         self.progress(|progress| progress.stage = Stage::Failed);
         self.shared.fail(error);
     }
 
-    /// The shard ends, since what made its services panicked.
+    /// The shard ends because one of its factories panicked.
     pub(crate) fn panicked(&self) {
         self.failed(Error::FactoryPanicked { shard: self.shard });
     }
 
-    /// On the shard: holds it back until the factories of all shards returned, or the start failed.
+    /// Holds the shard back until the factories of all shards returned, or the start failed.
     pub(crate) fn pass(&self) -> Gate {
         let mut state = self.shared.state();
         while state.gate == Gate::Closed {
@@ -376,7 +376,7 @@ impl ShardStart {
 }
 
 impl Interrupter {
-    /// Nothing happens if every shard is ready.
+    /// Interrupts the start, unless every shard is ready.
     pub(super) fn interrupt(&self) {
         self.shared.fail(Error::Interrupted);
     }

@@ -22,7 +22,7 @@ impl Wake for Caller {
     }
 }
 
-/// Shuts the server down, also where the future panics: the threads of the server are waited for then.
+/// Shuts the server down at its drop, even if the future panics: the threads of the server are waited for then.
 struct ShutsDown(ServerControl);
 
 impl Drop for ShutsDown {
@@ -34,7 +34,7 @@ impl Drop for ShutsDown {
     }
 }
 
-/// Polls `future` on this thread until it is done or the server ended by itself, then has the server drain.
+/// Polls `future` on this thread until it is done or the server ended by itself, then drains the server.
 ///
 /// # Errors
 /// Those of [`ServerHandle::wait`].
@@ -43,7 +43,7 @@ pub(super) fn serve_until(running: ServerHandle, future: impl Future) -> Result<
     let waker = Waker::from(Arc::new(Caller(thread::current())));
     let has_ended = AtomicBool::new(false);
     thread::scope(|scope| {
-        // Before the thread is made: if that fails, `running` is dropped, which stops the server.
+        // Set before the thread is made: if that fails, the drop of `running` stops the server.
         let shuts_down = ShutsDown(control);
         let (ended, woken) = (&has_ended, &waker);
         let waits = thread::Builder::new().name("ringserve-waits".into()).spawn_scoped(scope, move || {

@@ -1,4 +1,4 @@
-//! Questions to other shards, and the way of their answers.
+//! Questions to other shards, and their answers.
 //!
 //! ```text
 //!   Mesh::ask ──▶ slot of the asker ──▶ letter with its ticket ──▶ mailbox of the other shard
@@ -8,12 +8,11 @@
 //!      └──── woken ◀───────┘
 //! ```
 //!
-//! * An answer is no message: it has its slot since the question was asked, and no mailbox can be too full for it.
-//! * Many answers that come between two turns of the asker are one wake-up, one lock and one swap there.
-//! * A ticket names slot and serial. The slot of an [`Ask`] that was dropped serves the next one, and the late answer is
-//!   dropped where it arrives.
-//! * A shard that ends says so to all askers, behind the answers that it gave. So questions end whatever became of them there,
-//!   also those that user code leaked.
+//! * An answer is not a message: its slot was taken when the question was asked, so no mailbox can be too full for it.
+//! * Several answers between two turns of the asker are one wake-up, one lock and one swap there.
+//! * A ticket names slot and serial. When an [`Ask`] is dropped its slot serves the next one, and the late answer is dropped
+//!   where it arrives.
+//! * A shard that ends says so to all askers, behind its answers. So each question ends, even if user code leaked it there.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -24,22 +23,22 @@ use std::task::{Context, Poll, Waker};
 use super::inbox::RemoteShard;
 use crate::guard::{discard, guard, wake};
 
-/// Slots that are kept while none is in use. Beyond, the memory of a burst is given back.
+/// The most unused slots that are kept. The memory of a burst above it is given back.
 const SPARE_MAX: usize = 1024;
 
-/// Names a question among those of its asker.
+/// The name of a question among those of its asker.
 #[derive(Clone, Copy)]
 pub(super) struct Ticket {
     slot: u32,
-    /// No other question of the asker has it.
+    /// Unique among the questions of the asker.
     serial: NonZeroU64,
 }
 
-/// What an asker is told.
+/// News for an asker.
 enum News<A> {
     /// The end of one question.
     Outcome(Ticket, Result<A, AskError>),
-    /// A shard ended: it gives no answer any more.
+    /// A shard ended and gives no more answers.
     Ended(u32),
 }
 
@@ -47,13 +46,13 @@ enum News<A> {
 pub(super) struct Asker<A> {
     /// Mostly used by the shard's own thread.
     slots: Mutex<Slots<A>>,
-    /// `None` for threads that are no shard: those who bring news settle them.
+    /// `None` for threads that are no shard: their news are settled by the thread that brings them.
     shard: OnceLock<Arc<RemoteShard>>,
     /// Written by all shards that answer.
     news: Apart<Mutex<Newsbox<A>>>,
 }
 
-/// In cache lines apart from what one thread uses alone.
+/// Kept on cache lines apart from data of a single thread.
 #[repr(align(64))]
 struct Apart<T>(T);
 
@@ -62,7 +61,7 @@ struct Newsbox<A> {
     closed: bool,
 }
 
-/// What a shard keeps to read its news, for its room.
+/// The room in which a shard reads its news.
 pub(super) struct Brought<A> {
     news: Vec<News<A>>,
     late: Vec<Result<A, AskError>>,
@@ -83,28 +82,28 @@ impl<A> Asker<A> {
         }
     }
 
-    /// From now on this shard reads the news in its turns.
+    /// Lets this shard read the news in its turns from now on.
     pub(super) fn belongs_to(&self, shard: Arc<RemoteShard>) {
         let _ = self.shard.set(shard);
     }
 
-    /// A slot for a question to a shard. `None` if the asker ended.
+    /// Takes a slot for a question to a shard. `None` if the asker ended.
     pub(super) fn begin(&self, to: u32) -> Option<Ticket> {
         self.slots().begin(to)
     }
 
-    /// The question was not sent.
+    /// Frees the slot of a question that was not sent.
     pub(super) fn give_up(&self, ticket: Ticket) {
         let state = self.slots().release(ticket);
         drop(state);
     }
 
-    /// From any thread: the end of a question.
+    /// Ends one question, from any thread.
     pub(super) fn bring(&self, ticket: Ticket, outcome: Result<A, AskError>) {
         self.tell(News::Outcome(ticket, outcome));
     }
 
-    /// From any thread: a shard ended.
+    /// Notes that a shard ended, from any thread.
     pub(super) fn shard_ended(&self, shard: u32) {
         self.tell(News::Ended(shard));
     }
@@ -121,19 +120,19 @@ impl<A> Asker<A> {
         let mut newsbox = self.newsbox();
         if newsbox.closed {
             drop(newsbox);
-            // Its value is user code.
+            // The value is user code.
             return drop(news);
         }
         newsbox.news.push(news);
         let first = newsbox.news.len() == 1;
         drop(newsbox);
-        // Who brought the first one has told the shard, or is about to.
+        // The thread that brought the first news has told the shard, or is about to.
         if first {
             shard.announce_messages();
         }
     }
 
-    /// On the shard: settles the questions that news came for. Those who wait for them are added to `woken`.
+    /// Settles the questions with news, on the shard. Their wakers are added to `woken`.
     pub(super) fn read(&self, brought: &mut Brought<A>, woken: &mut Vec<Waker>) {
         let mut newsbox = self.newsbox();
         if newsbox.news.is_empty() {
@@ -151,7 +150,7 @@ impl<A> Asker<A> {
         }
     }
 
-    /// The shard ended, and reads no news any more: whatever still waits for it gets none.
+    /// Ends the asker with its shard: pending questions get no answer.
     pub(super) fn close(&self) {
         let mut newsbox = self.newsbox();
         newsbox.closed = true;
@@ -214,10 +213,10 @@ impl<A> Asker<A> {
     }
 }
 
-/// Wakes all of them, also if one panics.
+/// Wakes all of them, even if one panics.
 ///
 /// # Panics
-/// With what the first one said, once all are woken.
+/// With the message of the first panic, after all were woken.
 pub(super) fn wake_all(wakers: &mut Vec<Waker>) {
     let mut panicked = None;
     for waker in wakers.drain(..) {
@@ -226,16 +225,16 @@ pub(super) fn wake_all(wakers: &mut Vec<Waker>) {
         }
     }
     if let Some(said) = panicked {
-        // The hook has seen it.
+        // The panic hook has seen it.
         std::panic::resume_unwind(Box::new(said.to_string()));
     }
 }
 
 struct Slots<A> {
     all: Vec<Slot<A>>,
-    /// Last in, first out.
+    /// The last slot freed is the first taken.
     free: Vec<u32>,
-    /// How many questions there were.
+    /// The number of questions so far.
     asked: u64,
     /// The asker ended.
     closed: bool,
@@ -289,7 +288,7 @@ impl<A> Slots<A> {
         }
     }
 
-    /// No answer comes from these shards any more.
+    /// Fails the questions to these shards, which give no more answers.
     fn lose(&mut self, ended: impl Fn(u32) -> bool, woken: &mut Vec<Waker>) {
         for slot in self.all.iter_mut().filter(|slot| ended(slot.to)) {
             if let State::Waits(waker) = &mut slot.state {
@@ -305,7 +304,7 @@ impl<A> Slots<A> {
         &mut slot.state
     }
 
-    /// Frees a slot. What was in it is to be dropped once nothing is locked.
+    /// Frees a slot. The caller drops its former state when nothing is locked.
     fn release(&mut self, ticket: Ticket) -> State<A> {
         let state = std::mem::replace(self.state(ticket), State::Free);
         self.free.push(ticket.slot);
@@ -318,10 +317,10 @@ impl<A> Slots<A> {
 
 /// Waits for the answer of another shard: [`Mesh::ask`](crate::sync::Mesh::ask). It may be moved to another thread.
 ///
-/// Dropping it gives the question up: its message is handled all the same, and the answer is dropped.
+/// Its drop gives up the answer: the message is handled all the same.
 ///
 /// # Panics
-/// If it is polled after it gave the answer.
+/// If it is polled after it returned the answer.
 #[must_use = "the answer is dropped if it is not awaited"]
 pub struct Ask<A> {
     state: AskState<A>,
@@ -377,7 +376,7 @@ impl<A> fmt::Debug for Ask<A> {
     }
 }
 
-/// The answers of all shards, each behind that of the shard before it: [`Mesh::on_all`](crate::sync::Mesh::on_all).
+/// Waits for the answers of all shards, in order: [`Mesh::on_all`](crate::sync::Mesh::on_all).
 #[must_use = "the answers are dropped if it is not awaited"]
 pub struct OnAll<A> {
     asks: Vec<Ask<A>>,
@@ -415,15 +414,15 @@ impl<A> fmt::Debug for OnAll<A> {
     }
 }
 
-/// The way back of a message that was asked, from the shard that handles it or any other thread.
+/// The way back of a question, from the shard that handles it or from any other thread.
 ///
-/// The answer may come at any time. Dropping a reply without an answer ends the question with
-/// [`AskError::Unanswered`]. A message that was only sent has one too, whose answer goes nowhere.
+/// The answer may come at any time. A reply that is dropped without an answer ends the question with [`AskError::Unanswered`].
+/// A message without a question has a reply too, whose answer goes nowhere.
 pub struct Reply<A> {
-    /// Each shard has a copy, whose count of references no other one writes.
+    /// Each shard has a copy, so that no other shard writes its count of references.
     askers: Arc<[Arc<Asker<A>>]>,
     from: u32,
-    /// `None` once it is answered, and if it was not asked.
+    /// `None` once it is answered, and for a message without a question.
     ticket: Option<Ticket>,
 }
 
@@ -432,7 +431,7 @@ impl<A> Reply<A> {
         Reply { askers, from, ticket }
     }
 
-    /// Gives the answer. It is dropped if the question was given up meanwhile.
+    /// Answers. If the question was given up meanwhile, the answer is dropped.
     pub fn answer(mut self, answer: A) {
         if let Some(ticket) = self.ticket.take() {
             self.askers[self.from as usize].bring(ticket, Ok(answer));
@@ -454,13 +453,13 @@ impl<A> fmt::Debug for Reply<A> {
     }
 }
 
-/// Why a question has no answer.
+/// The reason why a question has no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AskError {
     /// Too many messages wait for the shard. The question was not handled.
     Full,
-    /// The shard had ended, or there is none of that number. The question was not handled.
+    /// The shard had ended, or no shard has that number. The question was not handled.
     Gone,
     /// The shard dropped the question or the reply, panicked, or ended; or the asking shard ended. The question may have been
     /// handled.

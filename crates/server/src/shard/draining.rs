@@ -1,4 +1,4 @@
-//! Who waits for the server's shutdown.
+//! Waiting for the server's shutdown.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 
 use crate::guard::{Panicked, discard, wake};
 
-/// Whether a shard drains, and whom to tell. Clones are handles on the same.
+/// The state of the drain, with the tasks that wait for it. Clones share it.
 #[derive(Clone, Default)]
 pub(crate) struct DrainFlag {
     inner: Rc<Inner>,
@@ -32,12 +32,12 @@ impl DrainFlag {
         self.inner.begun.get()
     }
 
-    /// Wakes every task that waits for it. If a waker panicked the others were woken.
+    /// Wakes every task that waits for the drain. If a waker panicked, the others were woken.
     pub(crate) fn begin(&self) -> Result<(), Panicked> {
         self.inner.begun.set(true);
         let (mut number, mut all) = (0, Ok(()));
         loop {
-            // One after the other, and nothing is borrowed meanwhile: a waker is user code.
+            // One after the other, with nothing borrowed meanwhile: a waker is user code.
             let waker = match self.inner.waiters.borrow_mut().wakers.get_mut(number) {
                 Some(waker) => waker.take(),
                 None => return all,
@@ -70,7 +70,7 @@ impl Future for Draining {
             return Poll::Ready(());
         }
         let waiters = &this.draining.inner.waiters;
-        // Mostly it is the same task again.
+        // Mostly the same task polls again.
         if let Some(number) = this.number
             && let Some(known) = &waiters.borrow().wakers[number as usize]
             && known.will_wake(task.waker())

@@ -278,7 +278,7 @@ impl Shard {
     /// A random number, of which all 64 bits are as likely set as not. It costs some nanoseconds and no system call. Not for
     /// keys and other secrets: who sees one number can tell the next.
     ///
-    /// Each shard has numbers of its own. In a simulation the seed decides them.
+    /// Each shard has its own numbers. In a simulation the seed decides them.
     pub fn random(&self) -> u64 {
         self.inner.random.next()
     }

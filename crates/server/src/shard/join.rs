@@ -1,4 +1,4 @@
-//! Handles on tasks of a shard.
+//! Handles of a shard's tasks.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -8,11 +8,10 @@ use std::task::{Context, Poll};
 use super::records::Outcome;
 use super::spawned::{LocalTasks, Recorded};
 
-/// A task of a shard. Awaiting it gives the task's output, or why there is none.
+/// A task of a shard. Awaiting it returns the task's output, or the reason why there is none.
 ///
-/// Dropping it detaches the task, which goes on. It is bound to the shard's thread, as the task is. A task with a handle
-/// that is dropped before the task ends costs no allocation beside the task's own; an output that is not fetched stays in the
-/// task's memory until the handle is dropped.
+/// Its drop detaches the task, which goes on. A handle stays on the shard's thread, as the task does. If it is dropped before
+/// the task ends, it costs no allocation; an output that is not fetched stays in the task's memory until the handle is dropped.
 ///
 /// ```
 /// # use ringserve::{Cx, task::JoinError};
@@ -24,7 +23,7 @@ use super::spawned::{LocalTasks, Recorded};
 /// ```
 ///
 /// # Panics
-/// If it is polled again after it gave its result. A task that awaits its own handle waits until it is aborted.
+/// If it is polled again after its result. A task that awaits its own handle waits until it is aborted.
 pub struct JoinHandle<T> {
     tasks: LocalTasks,
     recorded: Recorded,
@@ -36,13 +35,13 @@ impl<T> JoinHandle<T> {
         JoinHandle { tasks, recorded, output: PhantomData }
     }
 
-    /// Drops the task's future: now, or, if it is being polled, once that is over. The handle answers
-    /// [`JoinError::Aborted`] then. A task that ended keeps its result.
+    /// Drops the task's future: now, or, if it is being polled, right after that. The handle then returns
+    /// [`JoinError::Aborted`]. A task that ended keeps its result.
     pub fn abort(&self) {
         self.tasks.abort(self.recorded.task);
     }
 
-    /// True once the task ended, however it did.
+    /// True once the task ended, in any way.
     pub fn is_finished(&self) -> bool {
         self.tasks.has_ended(self.recorded.record)
     }
@@ -79,17 +78,17 @@ impl<T> fmt::Debug for JoinHandle<T> {
     }
 }
 
-/// Why a task has no output.
+/// The reason why a task has no output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum JoinError {
     /// [`JoinHandle::abort`] was called.
     Aborted,
-    /// It panicked, with this message.
+    /// The task panicked, with this message.
     Panicked(String),
-    /// It was a task of a connection, which ended first.
+    /// The task belonged to a connection, which ended first.
     ConnectionEnded,
-    /// Its shard ended first.
+    /// The shard of the task ended first.
     ShardEnded,
 }
 
@@ -106,13 +105,13 @@ impl fmt::Display for JoinError {
 
 impl std::error::Error for JoinError {}
 
-/// Why a connection takes no further task.
+/// The reason why a connection takes no further task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SpawnError {
-    /// It has [`Limits::connection_tasks_max`](crate::Limits::connection_tasks_max) already.
+    /// The connection has [`Limits::connection_tasks_max`](crate::Limits::connection_tasks_max) tasks already.
     Full,
-    /// It ended, or ends once its queued replies have left.
+    /// The connection ended, or ends after its queued replies.
     Gone,
 }
 

@@ -11,25 +11,25 @@ use super::inbox::{OnEnd, this_shard};
 use super::mailbox::{Letter, Mailbox, SendError, Sending};
 use crate::guard::{guard, wake};
 
-/// Messages that may wait for one shard, unless [`Mesh::with_capacity`] says otherwise: enough for a burst of a
+/// The most messages that wait for one shard, unless [`Mesh::with_capacity`] says otherwise: enough for a burst of a
 /// millisecond from dozens of shards, and 64 K messages of a few words are a few MiB.
 const CAPACITY: usize = 65_536;
 
-/// Messages that a shard handles in a turn; the rest is for the next one, after the driver was asked for news.
+/// The most messages that a shard handles in a turn; the rest waits for the next turn, after the driver brought its news.
 const MESSAGES_IN_A_TURN: usize = 1024;
 
 /// A way from any thread to the shards of a server, for services that keep a part of their state on each: messages `M`, and
-/// answers `A` to those that are asked.
+/// answers `A` to questions.
 ///
-/// Made before the server starts, cloned into its factory, where each shard [registers](Mesh::register) with what it does
-/// with a message. Messages from one sender to one shard arrive in order. A message costs a lock held for a few
-/// instructions, and a wake-up only if the shard sleeps.
+/// Make it before the server starts and clone it into the factory, where each shard [registers](Mesh::register) a handler.
+/// Messages from one sender to one shard arrive in order. A message costs a lock held for a few instructions, and a wake-up
+/// only if the shard sleeps.
 ///
-/// | | is the message handled? | without room |
+/// | method | is the message handled? | without room |
 /// |---|---|---|
 /// | [`ask`](Mesh::ask), [`on_all`](Mesh::on_all) | its answer says so | [`AskError::Full`] |
-/// | [`send`](Mesh::send) | not told | waits |
-/// | [`try_send`](Mesh::try_send) | not told | [`SendError::Full`] |
+/// | [`send`](Mesh::send) | unknown | waits |
+/// | [`try_send`](Mesh::try_send) | unknown | [`SendError::Full`] |
 ///
 /// ```no_run
 /// use std::{cell::RefCell, collections::HashMap, rc::Rc};
@@ -63,8 +63,8 @@ const MESSAGES_IN_A_TURN: usize = 1024;
 /// # }
 /// ```
 ///
-/// A question costs no allocation once as many were under way before. It is bounded by the mailbox of the shard that is
-/// asked, and from there on by those who wait for an answer: each holds a slot of some words and of the size of `A`.
+/// A question costs no allocation once as many were under way before. The mailbox of the asked shard bounds questions, and from
+/// there on the callers that wait for an answer: each holds a slot of some words and of the size of `A`.
 pub struct Mesh<M, A = ()> {
     inner: Arc<Inner<M, A>>,
 }
@@ -75,9 +75,9 @@ struct Inner<M, A> {
 }
 
 struct Shards<M, A> {
-    /// A place for each shard, which it fills when it registers.
+    /// A place for each shard, filled when it registers.
     members: Box<[Place<M, A>]>,
-    /// Of each shard, and last that of all threads that are none.
+    /// The asker of each shard, and last that of all other threads.
     askers: Box<[Arc<Asker<A>>]>,
 }
 
@@ -89,7 +89,7 @@ type Found<'a, M, A> = (&'a Shards<M, A>, &'a Member<M, A>);
 struct Member<M, A> {
     index: u32,
     mailbox: Arc<Mailbox<M>>,
-    /// Those of the mesh, in a copy for this shard.
+    /// The askers of the mesh, in a copy for this shard.
     askers: Arc<[Arc<Asker<A>>]>,
 }
 
@@ -100,20 +100,20 @@ impl<M, A> Member<M, A> {
 }
 
 impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
-    /// With room for 65 536 messages to each shard.
+    /// Makes a mesh with room for 65 536 messages to each shard.
     pub fn new() -> Mesh<M, A> {
         Mesh::with_capacity(CAPACITY)
     }
 
-    /// With room for `messages` messages to each shard, at least 1. Memory is taken as messages wait, not before. As many more
-    /// may be with the shard that handles them.
+    /// Makes a mesh with room for `messages` messages to each shard, at least 1. Memory is taken as messages wait, not before.
+    /// As many more may be in the hands of the shard that handles them.
     pub fn with_capacity(messages: usize) -> Mesh<M, A> {
         Mesh { inner: Arc::new(Inner { capacity: messages.max(1), shards: OnceLock::new() }) }
     }
 
-    /// On a shard's thread, in the server's factory: from now on `handle` is called there for each message, with the shard
-    /// that sent it, `None` if it was another thread. What it returns is the answer, if the message was [asked](Mesh::ask).
-    /// The server accepts connections once every shard's factory has returned, so a service always finds the others there.
+    /// Registers this shard, in the server's factory: from now on `handle` is called on its thread for each message, with the
+    /// shard that sent it, or `None` for another thread. Its result is the answer, if the message was a [question](Mesh::ask).
+    /// The server accepts connections after every shard's factory returned, so a service always finds all shards registered.
     ///
     /// A panic in `handle` is logged, the question ends with [`AskError::Unanswered`], and the next message is handled.
     ///
@@ -123,7 +123,7 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
         self.register_with_reply(shard, move |from, message, reply| reply.answer(handle(from, message)));
     }
 
-    /// As [`register`](Mesh::register), for answers that take their time: the [`Reply`] may be kept, and given to a task.
+    /// Registers this shard with answers that take their time: the [`Reply`] may be kept, and given to a task.
     ///
     /// ```
     /// use ringserve::{Shard, sync::Mesh};
@@ -168,7 +168,7 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
             member.asker().read(&mut brought, &mut woken);
             wake_all(&mut woken);
             for _ in 0..MESSAGES_IN_A_TURN {
-                // What the last turn left over, also by a panic, comes before what was left here since.
+                // Messages left over by the last turn, also by a panic, come before later ones.
                 if taken.is_empty() {
                     member.mailbox.take(&mut taken, &mut woken);
                     wake_all(&mut woken);
@@ -182,13 +182,13 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
         }));
     }
 
-    /// Asks a shard, which may be this one, and waits for its answer. From any thread, as often as one likes at the same time.
+    /// Asks a shard, which may be this one, and waits for its answer. From any thread, with any number of questions at once.
     ///
     /// The question is on its way when this returns, so several can be asked before the first answer is awaited.
     ///
     /// # Errors
-    /// The [`AskError`] tells why there is no answer. There is always one or the other, as long as the shard keeps the question
-    /// or its [`Reply`] no longer than it lives.
+    /// The [`AskError`] says why there is no answer. One or the other always comes, as long as the asked shard keeps the
+    /// question or its [`Reply`] no longer than it lives.
     pub fn ask(&self, to: usize, message: M) -> Ask<A> {
         let Some((shards, member)) = self.member(to) else { return Ask::failed(AskError::Gone) };
         let from = shards.this_one();
@@ -208,18 +208,18 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
     }
 
     /// Asks all shards, this one too, and waits for their answers: one for each shard, in order, with errors in their places.
-    /// `message` makes the question to the shard of that number; a large one is best an [`Arc`] that is cloned.
+    /// `message` makes the question for the shard of that number; share a large one in an [`Arc`].
     ///
     /// The questions are on their way when this returns.
     pub fn on_all(&self, mut message: impl FnMut(usize) -> M) -> OnAll<A> {
         OnAll::new((0..self.count()).map(|to| self.ask(to, message(to))).collect())
     }
 
-    /// Leaves a message for a shard, from any thread, and waits for room if too many wait there. The message has its place in
-    /// the order when this returns, and has room when it was awaited; room is given to the first of those that wait.
+    /// Sends a message to a shard, from any thread, and waits for room if too many wait there. Its place in the order is taken
+    /// when this returns; it has room when the future is done. Room goes to the first sender that waits.
     ///
     /// # Errors
-    /// The message comes back: [`SendError::Gone`] if the shard ended, or there is none of that number.
+    /// The message comes back: [`SendError::Gone`] if the shard ended or no shard has that number.
     pub fn send(&self, to: usize, message: M) -> Sending<M> {
         match self.member(to) {
             Some((shards, member)) => {
@@ -230,11 +230,11 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
         }
     }
 
-    /// Leaves a message for a shard, from any thread. It never waits.
+    /// Sends a message to a shard, from any thread, without waiting.
     ///
     /// # Errors
-    /// The message comes back: [`SendError::Full`] if too many wait there, also for room; [`SendError::Gone`] if the shard ended
-    /// or there is none of that number.
+    /// The message comes back: [`SendError::Full`] if too many wait there, or other senders wait for room; [`SendError::Gone`]
+    /// if the shard ended or no shard has that number.
     pub fn try_send(&self, to: usize, message: M) -> Result<(), SendError<M>> {
         let Some((shards, member)) = self.member(to) else { return Err(SendError::Gone(message)) };
         let from = shards.this_one() as u32;
@@ -242,7 +242,7 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
         put.map_err(|error| error.map(|letter| letter.message))
     }
 
-    /// How many shards there are; 0 before the first one registered.
+    /// The number of shards; 0 before the first one registered.
     pub fn count(&self) -> usize {
         self.inner.shards.get().map_or(0, |shards| shards.members.len())
     }
@@ -254,7 +254,7 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
 }
 
 impl<M, A> Shards<M, A> {
-    /// The shard of this thread, or behind the last one if it is none of this server.
+    /// The index of this thread's shard, or one behind the last for a thread that is no shard of this server.
     fn this_one(&self) -> usize {
         let here = this_shard().filter(|(index, remote)| {
             let member = self.members.get(*index).and_then(OnceLock::get);
@@ -267,7 +267,7 @@ impl<M, A> Shards<M, A> {
 impl<M: Send, A: Send> OnEnd for Member<M, A> {
     fn shard_ended(&self) {
         let left = self.mailbox.close();
-        // From here on no question comes, and those that came get no other answer.
+        // No question comes from here on, and earlier ones get no other answer.
         for asker in self.askers.iter() {
             let _ = guard(|| asker.shard_ended(self.index));
         }

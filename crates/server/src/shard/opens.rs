@@ -1,5 +1,5 @@
 //! Futures of [`Service::open`], in recycled slots, as those of [calls](super::calls): one that does not wait allocates
-//! nothing. They have a table of their own, so that a call knows nothing of them.
+//! nothing. They have a separate table, so that a call knows nothing of them.
 
 use std::cell::Cell;
 use std::future::poll_fn;

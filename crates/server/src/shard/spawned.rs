@@ -182,7 +182,7 @@ impl LocalTasks {
             let Some((wake, waker)) = &slot.wake else { return };
             wake.taken();
             let taken = slot.future.take().map(|future| (future, waker.clone()));
-            // A task that is polled may have another one polled, by a waker of its own.
+            // A task that is polled may have another one polled, by its own waker.
             taken.map(|(future, waker)| (future, waker, inner.current.replace(task)))
         };
         let Some((mut future, waker, before)) = taken else { return };

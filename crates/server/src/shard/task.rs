@@ -1,4 +1,4 @@
-//! A future as a task of a shard: what the shard polls, and what it leaves for its handle.
+//! Tasks of a shard: the shard polls them, and their handles take the output.
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 
 use pin_project_lite::pin_project;
 
-/// What a shard polls.
+/// A future that the shard polls.
 pub(crate) trait Task {
     /// Polls the future, which must not be done.
     fn run(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<()>;
@@ -17,7 +17,7 @@ pub(crate) trait Task {
         let _ = output;
     }
 
-    /// What its spawner calls it.
+    /// The name that the spawner gave.
     fn name(&self) -> Option<&str> {
         None
     }
@@ -32,7 +32,7 @@ impl<F: Future<Output = ()>> Task for F {
     }
 }
 
-/// A task whose output is for its handle. Not named, it takes no byte for a name.
+/// A task whose output is for its handle. Without a name it takes no byte for one.
 pub(crate) fn boxed<F: Future<Output: 'static> + 'static>(
     name: Option<Cow<'static, str>>,
     future: F,
@@ -44,7 +44,7 @@ pub(crate) fn boxed<F: Future<Output: 'static> + 'static>(
     }
 }
 
-/// What a task is called, if it is.
+/// The name of a task, if it has one.
 trait Name {
     fn as_str(&self) -> Option<&str>;
 }

@@ -1,7 +1,7 @@
-//! Sleeping and deadlines in handlers and tasks.
+//! Sleeps and timeouts in handlers and tasks.
 //!
-//! A wheel of its own, finer than that of the connections' limits: a step is 2^20 ns, about a millisecond. A timer goes
-//! off up to one step late and never early.
+//! Their wheel is finer than that of the connections' limits: a step is 2^20 ns, about a millisecond. A timer goes off up to
+//! one step late and never early.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -20,7 +20,7 @@ use crate::guard::{Panicked, discard, wake};
 
 const STEP_SHIFT: u32 = 20;
 
-/// A shard's timers. Clones are handles on the same ones.
+/// A shard's timers. Clones share them.
 #[derive(Clone)]
 pub(crate) struct Timers {
     inner: Rc<Shared>,
@@ -28,7 +28,7 @@ pub(crate) struct Timers {
 }
 
 struct Shared {
-    /// What [`Alarms::next`] says, so that a turn need not ask.
+    /// The value of [`Alarms::next`], so that a turn need not compute it.
     next: Cell<Option<Time>>,
     state: RefCell<Inner>,
 }
@@ -52,7 +52,7 @@ impl Timers {
         Timers { inner: Rc::new(Shared { next: Cell::new(None), state }), clock }
     }
 
-    /// The time on the shard's clock, which is read.
+    /// Reads the time on the shard's clock.
     #[inline]
     pub(crate) fn now(&self) -> Time {
         self.clock.now()
@@ -63,7 +63,7 @@ impl Timers {
         &self.clock
     }
 
-    /// From now on this one is woken when a task begins to sleep: for a shard whose user code also runs outside of its turns.
+    /// Wakes this waker from now on when a task begins to sleep: for a shard whose user code also runs outside of its turns.
     #[cfg(feature = "runtime-tokio")]
     pub(crate) fn wake_when_set(&self, waker: Waker) {
         self.inner.state.borrow_mut().on_sleep = Some(waker);
@@ -77,7 +77,7 @@ impl Timers {
     /// Wakes the tasks that slept until `now`.
     ///
     /// # Errors
-    /// A waker panicked; the others were woken.
+    /// The panic of a waker; the others were woken.
     #[inline]
     pub(crate) fn fire(&self, now: Time) -> Result<(), Panicked> {
         if self.next().is_none_or(|next| now < next) { Ok(()) } else { self.fire_due(now) }
@@ -92,7 +92,7 @@ impl Timers {
         for number in fired.drain(..) {
             let waker = inner.alarms.take(number);
             if let Some(waker) = waker {
-                // A waker is anybody's code.
+                // A waker is user code.
                 drop(inner);
                 all = all.and(wake(waker));
                 inner = self.inner.state.borrow_mut();
@@ -117,7 +117,7 @@ impl Timers {
     }
 }
 
-/// Wakers, and when they are to be woken. Each has a number, for as long as a task sleeps.
+/// Wakers with the times at which they are due. Each has a number as long as its task sleeps.
 pub(crate) struct Alarms {
     wheel: Wheel,
     /// By number; `None` if the number is free, or the timer went off.
@@ -139,19 +139,19 @@ impl Alarms {
         if self.is_empty() { None } else { self.wheel.next() }
     }
 
-    /// Puts the numbers whose time came into `fired`.
+    /// Moves the numbers that are due into `fired`.
     pub(crate) fn advance(&mut self, now: Time, fired: &mut Vec<u32>) {
         if !self.is_empty() {
             self.wheel.advance(now, fired);
         }
     }
 
-    /// The waker of a number whose time came. The number stays taken until it is [cleared](Alarms::clear).
+    /// The waker of a number that is due. The number stays taken until it is [cleared](Alarms::clear).
     pub(crate) fn take(&mut self, number: u32) -> Option<Waker> {
         self.wakers[number as usize].take()
     }
 
-    /// Has `waker` woken when `until` has passed, and gives out a number if there is none yet.
+    /// Wakes `waker` when `until` has passed, under `number`, or a new number if there is none yet.
     pub(crate) fn set(&mut self, number: &mut Option<u32>, until: Time, waker: Waker) -> Setting {
         let number = *number.get_or_insert_with(|| {
             self.free.pop().unwrap_or_else(|| {
@@ -159,14 +159,14 @@ impl Alarms {
                 self.wakers.len() as u32 - 1
             })
         });
-        // Rounded up, so that it is never early.
+        // Rounded up, so that no timer is early.
         let step = self.wheel.step_at(until).saturating_add(1);
         let set = self.wheel.set_earlier(number, step);
         let old = self.wakers[number as usize].replace(waker);
         Setting { old, set }
     }
 
-    /// True if this number's timer is set and has this waker woken.
+    /// True if this number's timer is set and wakes this waker.
     #[cfg(feature = "http")]
     pub(crate) fn is_set_for(&self, number: u32, waker: &Waker) -> bool {
         self.wakers[number as usize].as_ref().is_some_and(|known| known.will_wake(waker))
@@ -180,7 +180,7 @@ impl Alarms {
     }
 }
 
-/// What [`Alarms::set`] leaves to be done once nothing is borrowed: wakers are user code.
+/// The rest of [`Alarms::set`], for a moment at which nothing is borrowed: wakers are user code.
 #[must_use]
 pub(crate) struct Setting {
     old: Option<Waker>,
@@ -188,8 +188,8 @@ pub(crate) struct Setting {
 }
 
 impl Setting {
-    /// Drops the waker that was there before. `waker` is woken at once if there was no memory for its timer: looking again
-    /// each turn keeps the promise.
+    /// Drops the former waker. If there was no memory for the timer, `waker` is woken at once: a check in each turn keeps the
+    /// promise.
     pub(crate) fn finish(self, waker: &Waker) {
         drop(self.old);
         if !self.set {
@@ -253,16 +253,17 @@ pub struct Interval {
     period: Duration,
     /// Ends at the next tick.
     sleep: Sleep,
-    /// Others had a turn since the last tick, or it is the first one.
+    /// True if other tasks had a turn since the last tick, and before the first tick.
     waited: bool,
 }
 
 impl Interval {
-    /// Waits for the next tick, and returns when it was due. It comes up to about a millisecond late and never early.
+    /// Waits for the next tick, and returns the time at which it was due. It comes up to about a millisecond late and never
+    /// early.
     ///
-    /// If ticks were missed it returns the first one of them, and the next one is due at the next whole period. Others of the
-    /// shard have their turn before a tick that is late, so that one whose work takes longer than its period
-    /// does not keep the shard to itself. A call that is dropped loses no tick.
+    /// If ticks were missed it returns the first of them, and the next tick is due at the next whole period. Before a late tick
+    /// other tasks of the shard have their turn, so a task whose work takes longer than its period does not keep the shard to
+    /// itself. Dropping the future loses no tick.
     pub async fn tick(&mut self) -> Time {
         poll_fn(|task| self.poll_tick(task)).await
     }
@@ -301,8 +302,7 @@ impl fmt::Debug for Interval {
 }
 
 pin_project! {
-    /// A future that has to be done within a time. See [`Cx::timeout`](crate::Cx::timeout).
-    // A struct of its own and not an `async fn`, which would move the future twice before its first poll.
+    /// A future with a time limit. See [`Cx::timeout`](crate::Cx::timeout).
     #[must_use = "a future does nothing until it is awaited"]
     pub struct Timeout<'a, F> {
         #[pin]
@@ -329,7 +329,7 @@ impl<F: Future> Future for Timeout<'_, F> {
         if let Poll::Ready(output) = this.future.poll(task) {
             return Poll::Ready(Ok(output));
         }
-        // Only one that waits needs a timer, and only then is the clock read.
+        // Only a pending future needs a timer, and only then is the clock read.
         let sleep = this.sleep.get_or_insert_with(|| this.timers.sleep(*this.time));
         Pin::new(sleep).poll(task).map(|()| Err(Elapsed))
     }
@@ -341,7 +341,7 @@ impl<F> fmt::Debug for Timeout<'_, F> {
     }
 }
 
-/// The time given to [`Cx::timeout`](crate::Cx::timeout) was over first.
+/// The time given to [`Cx::timeout`](crate::Cx::timeout) was over before the future was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Elapsed;

@@ -8,7 +8,7 @@
 //!      └─ reads: as with an accepted stream, the task that reads is polled in the completion
 //! ```
 //!
-//! They have limits and counters of their own, and share everything else: slots, timers, the bound on a turn's work and on what
+//! They have separate limits and counters, and share everything else: slots, timers, the bound on a turn's work and on what
 //! is held.
 
 use std::collections::HashMap;

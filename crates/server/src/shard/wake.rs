@@ -41,7 +41,7 @@ impl Attention {
     pub(crate) const COMMAND: Attention = Attention(1 << 3);
     /// A report is asked for.
     pub(crate) const REPORT: Attention = Attention(1 << 4);
-    /// User code changed something of its own shard outside of a turn.
+    /// User code changed something on its shard outside of a turn.
     #[cfg(feature = "runtime-tokio")]
     pub(crate) const TOUCHED: Attention = Attention(1 << 5);
     /// User code of the shard asked for something of its upstreams.

@@ -1,4 +1,4 @@
-//! A connection as a stream of bytes, as its owner holds it.
+//! A connection as a stream of bytes.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -21,32 +21,31 @@ use crate::shard::session::Session;
 
 /// A connection as a stream of bytes, for a handler of [`stream`](crate::stream()).
 ///
-/// With the cargo feature `tokio` it is an `AsyncRead` and an `AsyncWrite` of tokio's, so whatever speaks a protocol over
-/// those runs on a shard: hyper, tungstenite, tonic. It needs no tokio runtime and is not `Send`.
+/// With the cargo feature `tokio` it is an `AsyncRead` and an `AsyncWrite` of tokio's, so crates that speak a protocol over
+/// those run on a shard: hyper, tungstenite, tonic. It needs no tokio runtime and is not `Send`.
 ///
-/// An idle stream costs about 340 bytes beside what every connection costs, and what its future holds: mostly its buffers.
+/// An idle stream costs about 340 bytes more than an idle connection of a service, plus its future, which is mostly buffers.
 ///
 /// # Reading
 ///
-/// [`read_frame`](Stream::read_frame) gives what arrived, without a copy; `AsyncRead` copies. Both end with the peer's
-/// FIN, after which writing goes on. A reader that does not read holds up at most one received frame; what comes behind
-/// it is received up to [`Limits::inbox_bytes_high`](crate::Limits::inbox_bytes_high), and then TCP holds the peer back.
+/// [`read_frame`](Stream::read_frame) returns received bytes without a copy; `AsyncRead` copies. Both end at the peer's FIN,
+/// after which writing goes on. A reader that stops reading holds at most one received frame; further bytes are received up to
+/// [`Limits::inbox_bytes_high`](crate::Limits::inbox_bytes_high), and then TCP holds the peer back.
 ///
 /// # Writing
 ///
-/// Bytes are queued, and all of a turn leave together in one send; nothing has to be flushed, and `poll_flush` is ready
-/// at once: it does not wait for the peer. `AsyncWrite`, [`write_all`](Stream::write_all) and
-/// [`ready`](Stream::ready) wait while the outbox is over
-/// [`Limits::outbox_bytes_high`](crate::Limits::outbox_bytes_high), until it is below
-/// [`outbox_bytes_low`](crate::Limits::outbox_bytes_low). Unlike with a [`Service`](crate::Service), reading goes on
-/// meanwhile: the two directions are independent. Nothing but its owner writes to a stream: a [`StreamHandle`] pushes nothing.
+/// Bytes are queued, and all bytes of a turn leave in one send. Nothing has to be flushed: `poll_flush` is ready at once and
+/// does not wait for the peer. `AsyncWrite`, [`write_all`](Stream::write_all) and [`ready`](Stream::ready) wait while the
+/// outbox is over [`Limits::outbox_bytes_high`](crate::Limits::outbox_bytes_high), until it is below
+/// [`outbox_bytes_low`](crate::Limits::outbox_bytes_low). Unlike with a [`Service`](crate::Service), reading goes on meanwhile:
+/// the two directions are independent. Only the owner writes to a stream: a [`StreamHandle`] cannot push.
 ///
 /// # The end
 ///
-/// Dropping the stream closes the connection once what is queued has left. [`end_writing`](Stream::end_writing), and
-/// `poll_shutdown`, send FIN and leave reading open. When the connection ends otherwise (a reset, a limit, the end of
-/// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout)) its future is polled once more, so that it sees the error, and dropped if it
-/// waits again. A stream that was moved elsewhere stays: reads and writes give the error.
+/// Dropping the stream closes the connection after its queued bytes. [`end_writing`](Stream::end_writing) and `poll_shutdown`
+/// send FIN and leave reading open. When the connection ends otherwise (a reset, a limit, the end of
+/// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout)), its future is polled once more to see the
+/// error, and dropped if it waits again. A stream that was moved elsewhere stays: reads and writes return the error.
 pub struct Stream {
     pub(super) shared: ConnShared<Session>,
     pub(super) shard: Shard,
@@ -57,19 +56,18 @@ impl Stream {
         Stream { shared, shard }
     }
 
-    /// What arrived and was not read: up to a receive buffer as it lies there, or more if the reader was slow. `None`
+    /// The received bytes that were not read: up to a receive buffer without a copy, or more if the reader was slow. `None`
     /// after the peer's last byte.
     ///
     /// A frame that is kept pins its receive buffer; see [`Frame`].
     ///
     /// # Errors
-    /// If the connection ended: `ConnectionReset` if the peer, `TimedOut` if a time limit, `ConnectionAborted` if
-    /// other code did it.
+    /// If the connection ended: `ConnectionReset` by the peer, `TimedOut` by a time limit, `ConnectionAborted` by other code.
     pub async fn read_frame(&mut self) -> io::Result<Option<Frame>> {
         poll_fn(|task| self.poll_next_frame(task)).await
     }
 
-    /// As [`read_frame`](Stream::read_frame). The task that polled last is woken.
+    /// Polls for received bytes, as [`read_frame`](Stream::read_frame). The task that polled last is woken.
     ///
     /// # Errors
     /// Those of [`read_frame`](Stream::read_frame).
@@ -87,22 +85,22 @@ impl Stream {
         })
     }
 
-    /// Queues bytes, whatever is queued already. It never waits and never fails: what is queued for a connection that
-    /// ended goes nowhere, as what was queued just before does. A [`Frame`] of 4 KiB or more is lent, and owned bytes of 32 KiB
-    /// or more are kept until they are sent: not copied.
+    /// Queues bytes, without waiting and without failing: bytes for a connection that ended go nowhere, as bytes queued just
+    /// before its end do. A [`Frame`] of 4 KiB or more and owned bytes of 32 KiB or more are kept until they are sent, without
+    /// a copy.
     ///
-    /// More than [`Limits::outbox_bytes_max`](crate::Limits::outbox_bytes_max) queued closes the connection, so code that
-    /// writes without end awaits [`ready`](Stream::ready) in between.
+    /// Above [`Limits::outbox_bytes_max`](crate::Limits::outbox_bytes_max) the connection is closed, so code that writes
+    /// without end awaits [`ready`](Stream::ready) in between.
     pub fn queue<'p>(&self, bytes: impl Into<Payload<'p>>) {
         self.shared.reply(bytes.into());
     }
 
-    /// Queues what `write` writes in place, as [`Cx::write_with`](crate::Cx::write_with) does.
+    /// Queues bytes that `write` writes in place, as [`Cx::write_with`](crate::Cx::write_with) does.
     pub fn queue_with<R: Written>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
         self.shared.write_with(write)
     }
 
-    /// Queues all of `bytes`, piece by piece as there is room.
+    /// Queues all of `bytes`, piece by piece as room appears.
     ///
     /// # Errors
     /// `BrokenPipe` if the connection ended, or [`end_writing`](Stream::end_writing) was called.
@@ -114,7 +112,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Waits until the outbox is below its high mark; at once if it is.
+    /// Waits until the outbox is below its high mark; returns at once if it is.
     ///
     /// # Errors
     /// `BrokenPipe` if the connection ended, or [`end_writing`](Stream::end_writing) was called.
@@ -122,7 +120,7 @@ impl Stream {
         poll_fn(|task| self.poll_room(task).map_ok(|_| ())).await
     }
 
-    /// The bytes there is room for, at least 1.
+    /// The room in the outbox, at least 1 byte.
     pub(super) fn poll_room(&self, task: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let outlet = &*self.shared;
         if outlet.writing_ended() {
@@ -146,8 +144,8 @@ impl Stream {
         })
     }
 
-    /// The same with several pieces. Those that `share` finds the owner of are not copied, and may end beyond the high mark if they
-    /// begin below it, each with up to `owned_room` bytes: their memory is held anyway.
+    /// Queues as much of several pieces as there is room for. Pieces whose owner `share` finds are not copied, and may end
+    /// beyond the high mark if they begin below it, each with up to `owned_room` bytes: their memory is held anyway.
     #[cfg(any(feature = "http", feature = "tokio"))]
     pub(crate) fn poll_put_all(
         &self,
@@ -182,44 +180,44 @@ impl Stream {
         })
     }
 
-    /// Sends FIN after what is queued. Reading goes on.
+    /// Sends FIN behind the queued bytes. Reading goes on.
     pub fn end_writing(&self) {
         self.shared.end_writing();
     }
 
-    /// Resets the connection. What is queued is dropped.
+    /// Resets the connection and drops its queued bytes.
     pub fn abort(&self) {
         self.shared.abort();
     }
 
-    /// Closes the connection after what is queued, since an upstream that it needs refused, stalled or broke: it is counted as
-    /// [`CloseReason::UpstreamFailed`](crate::CloseReason::UpstreamFailed). With [`abort`](Stream::abort) after it the
-    /// connection is reset instead, for the same reason: so that the client does not take what came so far for all of it.
+    /// Closes the connection after its queued bytes because an upstream that it needs refused, stalled or broke; counted as
+    /// [`CloseReason::UpstreamFailed`](crate::CloseReason::UpstreamFailed). Call [`abort`](Stream::abort) next to reset it for
+    /// the same reason, so that the client does not take a part for the whole.
     pub fn upstream_failed(&self) {
         self.shared.upstream_failed();
     }
 
-    /// Who is on the other end, and which of the server's addresses it connected to.
+    /// The other end of the connection, with the address of the server that it connected to.
     pub fn peer(&self) -> Peer {
         Peer::of(&self.shared)
     }
 
-    /// What the proxy said of the peer beside its address, as [`Cx::tlvs`](crate::Cx::tlvs).
+    /// Fields that the proxy sent about the peer beside its address, as [`Cx::tlvs`](crate::Cx::tlvs).
     pub fn tlvs(&self) -> Option<Tlvs> {
         self.shared.tlvs()
     }
 
-    /// What the connection's [transport](crate::transport) found out in its handshake, if that is a `T`.
+    /// Facts from the handshake of the connection's [transport](crate::transport), if they are a `T`.
     pub fn facts<T: 'static>(&self) -> Option<Rc<T>> {
         self.shared.facts()?.downcast().ok()
     }
 
-    /// The connection's name on its shard.
+    /// The id of the connection, unique on its shard.
     pub fn id(&self) -> ConnId {
         self.shared.id()
     }
 
-    /// The shard this connection lives on: to spawn, to sleep.
+    /// The shard of this connection, to spawn and to sleep.
     pub fn shard(&self) -> &Shard {
         &self.shard
     }
@@ -230,7 +228,8 @@ impl Stream {
     }
 
     /// Waits until the server shuts down. The drain waits for this connection until the stream is dropped, up to
-    /// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout): so one that may have nothing to do for long watches this, and ends.
+    /// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout): a stream that may be idle for long watches
+    /// this, and ends.
     pub fn draining(&self) -> Draining {
         self.shard.draining()
     }
@@ -240,7 +239,7 @@ impl Stream {
         self.shared.outbox_bytes()
     }
 
-    /// A handle to end this connection from anywhere. The first call for a connection allocates.
+    /// A handle that ends this connection from any thread. The first one of a connection allocates.
     pub fn handle(&self) -> StreamHandle {
         StreamHandle::new(&self.shared, &self.shard)
     }

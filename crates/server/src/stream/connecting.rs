@@ -1,4 +1,4 @@
-//! From a wish to be connected to an upstream to its stream.
+//! Connecting to upstreams.
 
 use std::fmt;
 use std::io;
@@ -21,27 +21,27 @@ use crate::shard::handle::Shard;
 use crate::shard::session::Session;
 use crate::shard::timers::Sleep;
 
-/// The least time that one of several addresses of a name gets, where so much is left: a SYN that is lost is sent again after a
-/// second.
+/// The least time for one of several addresses of a name, while that much is left: a lost SYN is repeated after a second.
 const ATTEMPT_MIN: Duration = Duration::from_secs(2);
 
 impl Shard {
-    /// Connects to an upstream, over the shard's own driver. The connection is a [`Stream`](crate::Stream) like an accepted one, and
-    /// dropping it closes it. The attempt begins, and its time, when the future is polled first.
+    /// Connects to an upstream, over the shard's own driver. The connection is a [`Stream`](crate::Stream) like an accepted
+    /// one, and its drop closes it. The attempt and its time begin at the first poll of the future.
     ///
-    /// A [`Destination`] is an IP address with a port, a name with a port as `"db.internal:5432"`, or a Unix socket
+    /// A [`Destination`] is an IP address with a port, a name with a port such as `"db.internal:5432"`, or a Unix socket
     /// ([`Address::unix`], or `"unix:/run/db.sock"`). A name is resolved by `getaddrinfo` on a thread beside the shards
-    /// ([`spawn_blocking`](Shard::spawn_blocking)), for each connection: nothing is remembered but what the system remembers. Its addresses are
-    /// tried one after the other. [`ServerLimits::connect_timeout`](crate::limits::ServerLimits::connect_timeout) is for all of this together:
-    /// each address gets an equal part of what is left, and 2 s where there is so much. A lookup that is given up runs to its end on its thread.
+    /// ([`spawn_blocking`](Shard::spawn_blocking)), for each connection, without a cache other than the system's. Its addresses
+    /// are tried one after the other. [`ServerLimits::connect_timeout`](crate::limits::ServerLimits::connect_timeout) bounds
+    /// all of this together: each address gets an equal part of the remaining time, and at least 2 s while that much is left. A
+    /// look-up that is given up runs to its end on its thread.
     ///
     /// Socket options are those of accepted connections ([`SocketOptions`](crate::net::SocketOptions)). Of the
-    /// [`Limits`](crate::Limits) those of outboxes, `inbox_bytes_high`, `write_stall_timeout`, `write_bytes_per_second_min` and `linger_timeout` hold for each, with
-    /// counters of their own, and `held_bytes_max` for all connections of the shard together; there is no limit on how long an
-    /// upstream may be silent.
+    /// [`Limits`](crate::Limits) those on outboxes, `inbox_bytes_high`, `write_stall_timeout`, `write_bytes_per_second_min` and
+    /// `linger_timeout` hold for each upstream, with separate counters, and `held_bytes_max` for all connections of the shard
+    /// together. An upstream may be silent without a limit.
     ///
-    /// When the server shuts down, connections to upstreams stay until the last accepted one is closed; then what is queued
-    /// for them leaves, and they are closed.
+    /// When the server shuts down, connections to upstreams stay until the last accepted connection is closed; then their
+    /// queued bytes leave, and they are closed.
     ///
     /// ```no_run
     /// use std::net::SocketAddr;
@@ -60,17 +60,19 @@ impl Shard {
     /// ```
     ///
     /// # Errors
-    /// The kernel's, as `ConnectionRefused`; `TimedOut` after [`ServerLimits::connect_timeout`](crate::limits::ServerLimits::connect_timeout); `ResourceBusy` if
-    /// the shard has [`ServerLimits::upstreams_max`](crate::limits::ServerLimits::upstreams_max) of them, or no thread is free to resolve a name; `InvalidInput` for a
-    /// text without a port, or where the future was polled before it was told of a [header](Connecting::proxy_header) or a
-    /// [transport](Connecting::transport). Where a name was given the error names it, and the address that was tried last.
+    /// The kernel's error, such as `ConnectionRefused`; `TimedOut` after
+    /// [`ServerLimits::connect_timeout`](crate::limits::ServerLimits::connect_timeout); `ResourceBusy` if the shard has
+    /// [`ServerLimits::upstreams_max`](crate::limits::ServerLimits::upstreams_max) upstreams, or no thread is free to resolve a
+    /// name; `InvalidInput` for a text without a port, or if a [header](Connecting::proxy_header) or a
+    /// [transport](Connecting::transport) was set after the first poll. For a name, the error has the name and the address that
+    /// was tried last.
     pub fn connect(&self, to: impl Into<Destination>) -> Connecting {
         let stage = Stage::Asked(to.into().0);
         Connecting { stage, shard: self.clone(), header: Box::default(), transport: None }
     }
 }
 
-/// Where [`Shard::connect`] connects to: an [`Address`], or a name with a port.
+/// The destination of [`Shard::connect`]: an [`Address`], or a name with a port.
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -160,46 +162,48 @@ impl fmt::Display for Name {
     }
 }
 
-/// Waits for a connection to an upstream. See [`Shard::connect`]. Dropping it gives the attempt up.
+/// Waits for a connection to an upstream. See [`Shard::connect`]. Its drop gives the attempt up.
 #[must_use = "a future does nothing until it is awaited"]
 pub struct Connecting {
     stage: Stage,
     shard: Shard,
-    /// What the connection begins with; mostly nothing.
+    /// The first bytes of the connection; mostly none.
     header: Box<[u8]>,
-    /// What stands between the socket and the stream, if that is something.
+    /// The layer between the socket and the stream, if there is one.
     transport: Option<Rc<dyn Transport>>,
 }
 
 impl Connecting {
-    /// Has the connection begin with a header that tells the upstream who the client is. For a connection that serves one
-    /// client, not for one of a pool. It is said before the first poll: behind that the future fails with `InvalidInput`.
+    /// Begins the connection with a header that names the client to the upstream. For a connection that serves one client, not
+    /// for one of a pool. Set it before the first poll; afterwards the future fails with `InvalidInput`.
     pub fn proxy_header(mut self, header: ProxyHeader) -> Connecting {
         self.header = header.encode(self.shard.server().listeners()).into();
         self.told()
     }
 
-    /// Has the stream stand on a [transport](crate::transport), of which the connection has the end of a client. The stream is there once
-    /// its handshake is done, which comes behind the [header](Connecting::proxy_header). It is said before the first poll: behind that the
-    /// future fails with `InvalidInput`, and no stream without the transport comes of it.
+    /// Puts a [transport](crate::transport) below the stream, with this connection as its client. The stream is returned after
+    /// the handshake, which follows the [header](Connecting::proxy_header). Set it before the first poll; afterwards the future
+    /// fails with `InvalidInput`, and returns no stream without the transport.
     ///
-    /// The handshake may take [`Limits::handshake_timeout`](crate::Limits::handshake_timeout). To an IP address or a Unix socket that
-    /// begins once it is connected, beside [`ServerLimits::connect_timeout`](crate::limits::ServerLimits::connect_timeout). To a name
-    /// `connect_timeout` is for the handshake too: the part of it that an address gets ends the attempt at that address, and a handshake
-    /// that fails leads to the next address.
+    /// The handshake may take [`Limits::handshake_timeout`](crate::Limits::handshake_timeout). To an IP address or a Unix
+    /// socket that time begins at the connection, after
+    /// [`ServerLimits::connect_timeout`](crate::limits::ServerLimits::connect_timeout). To a name `connect_timeout` covers the
+    /// handshake too: the end of an address's part ends the attempt at that address, and a handshake that fails leads to the
+    /// next address.
     ///
     /// # Errors
-    /// Where the handshake fails: `InvalidData` if one of the two breaks its rules or refuses the other
+    /// If the handshake fails: `InvalidData` if one of the two breaks its rules or refuses the other
     /// ([`TlsHandshakeFailed`](crate::CloseReason::TlsHandshakeFailed), [`TlsBadRecord`](crate::CloseReason::TlsBadRecord),
-    /// [`TlsAlertReceived`](crate::CloseReason::TlsAlertReceived)); `TimedOut` when its time is over; `ConnectionReset` if the upstream
-    /// resets the connection; `UnexpectedEof` if it ends that within the handshake; `ConnectionAborted` if it ends that before it said
-    /// anything or says too much, if the transport panics, and if the shard has no memory for it or ends. An error of the system is itself.
+    /// [`TlsAlertReceived`](crate::CloseReason::TlsAlertReceived)); `TimedOut` after its time; `ConnectionReset` if the
+    /// upstream resets the connection; `UnexpectedEof` if the upstream ends it within the handshake; `ConnectionAborted` if the
+    /// upstream ends it before it sent anything or sends too much, if the transport panics, and if the shard has no memory for
+    /// it or ends. An error of the system is returned as it is.
     pub fn transport(mut self, transport: Rc<dyn Transport>) -> Connecting {
         self.transport = Some(transport);
         self.told()
     }
 
-    /// What was begun without it is given up.
+    /// Gives up an attempt that began without the setting.
     fn told(mut self) -> Connecting {
         if !matches!(self.stage, Stage::Asked(_)) {
             self.stage = Stage::Late;
@@ -226,7 +230,7 @@ impl Connecting {
     }
 }
 
-/// A transport behind a header that is none of its bytes.
+/// A transport behind a header, which is not a part of its bytes.
 struct Behind {
     header: Box<[u8]>,
     transport: GuardedTransport,
@@ -240,12 +244,12 @@ impl Transport for Behind {
 }
 
 enum Stage {
-    /// It was not polled yet.
+    /// Not polled yet.
     Asked(Place),
     Address(Attempting),
     Name(Box<Named>),
     Unclear(Box<str>),
-    /// It was told how to connect once it was polled.
+    /// Set up after the first poll.
     Late,
 }
 
@@ -271,7 +275,7 @@ impl Future for Connecting {
             }
         };
         connected.map_ok(|shared| {
-            // One before a transport is said by that.
+            // A header before a transport is sent by the transport.
             if !header.is_empty() {
                 shared.write(header);
             }
@@ -319,20 +323,20 @@ impl Drop for Attempting {
                 self.shard.upstream_requests().give_up(id);
                 self.shard.remote().announce_upstreams();
             }
-            // No task will ever read or write it.
+            // No task will ever read or write the stream.
             Progress::Done(Ok(shared)) => shared.close(),
             _ => {}
         }
     }
 }
 
-/// The way from a name to a connection.
+/// The steps from a name to a connection.
 struct Named {
     name: Name,
-    /// How long all of it may take, and until when.
+    /// The time for all steps, and its end.
     time: Option<(Duration, Time)>,
     step: Step,
-    /// Until when this step may take.
+    /// The end of this step.
     sleep: Option<Sleep>,
     transport: Option<Rc<dyn Transport>>,
 }
@@ -395,7 +399,7 @@ impl Named {
         }
     }
 
-    /// Tries an address, which may take its part of the time that is left.
+    /// Tries an address, within its part of the remaining time.
     fn attempt(&mut self, shard: &Shard, addr: SocketAddr, rest: vec::IntoIter<SocketAddr>) {
         self.sleep = self.time.map(|(_, until)| {
             let left = until - shard.now();

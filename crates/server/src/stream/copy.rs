@@ -1,4 +1,4 @@
-//! Bytes both ways between two streams.
+//! Copying bytes both ways between two streams.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -10,20 +10,20 @@ use ringserve_core::Frame;
 
 use super::byte_stream::Stream;
 
-/// What is read at once from a stream that needs a buffer for it: as much as a receive buffer holds by default.
+/// Bytes of one read from a stream that needs a buffer: the default size of a receive buffer.
 #[cfg(feature = "tokio")]
 const BUFFER_BYTES: usize = 16 << 10;
 
-/// Copies what each of two streams receives to the other, until both have ended. The end of one direction is passed on as
-/// FIN, and the other direction goes on. An end that reads slowly slows the other one down.
+/// Copies between two streams, in both directions, until both have ended. The end of one direction is passed on as FIN while
+/// the other goes on. A slow reader slows its writer down.
 ///
-/// Each is a [`Stream`], or, with the cargo feature `tokio`, an [`AnyStream`] around an `AsyncRead` and `AsyncWrite`, such as a stream of TLS.
-/// Between two [`Stream`]s bytes are copied into the outbox, or lent to the send where 4 KiB or more arrived together; there is
-/// no buffer in between. An `AnyStream` is read into a buffer of 16 KiB. Returns the bytes that went from `first` to
-/// `second`, and back.
+/// Each is a [`Stream`], or, with the cargo feature `tokio`, an [`AnyStream`] around an `AsyncRead` and `AsyncWrite`, such as a
+/// stream of TLS. Between two [`Stream`]s bytes are copied into the outbox, or lent to the send where 4 KiB or more arrived
+/// together, without a buffer in between. An `AnyStream` is read into a buffer of 16 KiB. Returns the bytes that went from
+/// `first` to `second`, and back.
 ///
 /// # Errors
-/// If either stream broke, and which, with the bytes that went until then.
+/// If a stream broke: which of the two, with the bytes that went until then.
 pub async fn copy_bidirectional<A: CopyStream, B: CopyStream>(
     first: &mut A,
     second: &mut B,
@@ -50,7 +50,7 @@ pub async fn copy_bidirectional<A: CopyStream, B: CopyStream>(
     .await
 }
 
-/// Which of the two streams of [`copy_bidirectional`] broke.
+/// One of the two streams of [`copy_bidirectional`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopySide {
     /// The first argument.
@@ -59,16 +59,16 @@ pub enum CopySide {
     Second,
 }
 
-/// Why [`copy_bidirectional`] ended before both streams had.
+/// The reason why [`copy_bidirectional`] ended before both streams had.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct CopyError {
-    /// Which of the two broke.
+    /// The stream that broke.
     pub side: CopySide,
-    /// How.
+    /// Its error.
     pub error: io::Error,
-    /// The bytes that the second stream had taken from the first one, and the first one from the second. What a
-    /// [`Stream`] has taken is queued, and may not have left.
+    /// The bytes that the second stream had taken from the first, and the first from the second. Bytes that a [`Stream`] has
+    /// taken are queued, and may not have left.
     pub copied: (u64, u64),
 }
 
@@ -89,23 +89,23 @@ impl std::error::Error for CopyError {
     }
 }
 
-/// What [`copy_bidirectional`] copies between: a [`Stream`], or an [`AnyStream`].
+/// A side of [`copy_bidirectional`]: a [`Stream`], or an [`AnyStream`].
 pub trait CopyStream: Ends {}
 
 impl CopyStream for Stream {}
 
 /// The two directions of a stream.
 pub trait Ends {
-    /// Puts what arrived into `chunk`, which is empty. False at the end.
+    /// Puts received bytes into `chunk`, which is empty. False at the end.
     fn poll_fill(&mut self, task: &mut Context<'_>, chunk: &mut Chunk) -> Poll<io::Result<bool>>;
 
-    /// Ready if there is room for a chunk, or only an attempt to write it tells.
+    /// Ready if there is room for a chunk, or if only an attempt to write can tell.
     fn poll_room(&mut self, task: &mut Context<'_>) -> Poll<io::Result<()>>;
 
     /// Takes bytes off `chunk`, which has some. Returns how many.
     fn poll_take(&mut self, task: &mut Context<'_>, chunk: &mut Chunk) -> Poll<io::Result<usize>>;
 
-    /// Sees to it that what was taken leaves though nothing follows.
+    /// Sends taken bytes, even if nothing follows.
     fn poll_flush(&mut self, task: &mut Context<'_>) -> Poll<io::Result<()>>;
 
     /// Tells the peer that nothing follows.
@@ -152,11 +152,11 @@ impl Ends for Stream {
 /// Bytes on their way from one stream to the other.
 #[derive(Default)]
 pub struct Chunk {
-    /// As they were received, if a [`Stream`] did.
+    /// The bytes as a [`Stream`] received them.
     frame: Option<Frame>,
-    /// Where they lie else; empty until the first read.
+    /// The bytes of another stream; empty until the first read.
     buffer: Box<[u8]>,
-    /// Those of the frame or the buffer that were not taken yet.
+    /// The part of the frame or the buffer that was not taken yet.
     left: Range<usize>,
 }
 
@@ -192,15 +192,15 @@ struct Direction {
 enum Progress {
     #[default]
     Copying,
-    /// Everything was taken, and may wait for more behind it.
+    /// Everything was taken, and more may follow.
     Flushing,
-    /// Everything was taken, and the end is to be told.
+    /// Everything was taken, and the end is to be passed on.
     Ending,
     Ended,
 }
 
 impl Direction {
-    /// Ready once it has ended. An error says whether it came from the reading end.
+    /// Ready after the end. An error says whether it came from the reading side.
     fn poll(
         &mut self,
         task: &mut Context<'_>,
@@ -239,7 +239,7 @@ impl Direction {
                     self.progress = Progress::Ended;
                 }
                 Progress::Copying | Progress::Flushing => {
-                    // What there is no room for stays where it is, where it holds the sender back.
+                    // Without room the bytes stay where they are, which holds the sender back.
                     ready!(to.poll_room(task)).map_err(writer)?;
                     match from.poll_fill(task, &mut self.chunk).map_err(reader)? {
                         Poll::Ready(true) => {}

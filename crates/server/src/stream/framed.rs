@@ -1,4 +1,4 @@
-//! Frames over a stream, for clients.
+//! Streams of frames, for clients.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -12,11 +12,11 @@ use ringserve_core::{Frame, FrameReader, LimitError, Payload, ReadError};
 use super::byte_stream::Stream;
 use super::halves::{ReadHalf, WriteHalf};
 
-/// The start of a frame counts as held memory from this size on: below it, counting costs more than it is about.
+/// The start of a frame counts as held memory from this size on: below it, counting costs more than it is worth.
 const COUNTED_BYTES_MIN: usize = 4096;
 
 impl Stream {
-    /// The stream as frames, cut and written by `framing`: for clients of protocols that have one. It costs two allocations.
+    /// Makes a stream of frames, cut and written by `framing`: for clients of protocols of frames. It costs two allocations.
     ///
     /// ```no_run
     /// use ringserve::framing::LengthPrefix;
@@ -50,19 +50,18 @@ impl Stream {
 ///
 /// # Reading
 ///
-/// Frames are cut as those of a service are: one that lies in what was received together is not copied, one that spans receives is
-/// copied once. A frame that is kept pins its receive buffer; see [`Frame`]. What is not read holds the peer back, as with a
-/// stream.
+/// Frames are cut as those of a service: a frame inside one received piece is not copied, a frame that spans pieces is copied
+/// once. A kept frame pins its receive buffer; see [`Frame`]. Unread frames hold the peer back, as with a stream.
 ///
 /// # Writing
 ///
-/// Frames are queued, and all of a turn leave together in one send. [`send`](Framed::send) waits while the outbox is over
+/// Frames are queued, and all frames of a turn leave in one send. [`send`](Framed::send) waits while the outbox is over
 /// [`Limits::outbox_bytes_high`](crate::Limits::outbox_bytes_high), so at most that and one frame are queued.
 ///
 /// # Several questions at once
 ///
-/// Nothing here tells which answer belongs to which question. A client that asks one question at a time keeps a `Framed` for each
-/// caller, or a pool of them; one that does not [splits](Framed::split) it, and matches answers by their ids or their order.
+/// A `Framed` does not match answers to questions. A client that asks one question at a time keeps a `Framed` for each caller,
+/// or a pool of them; other clients [split](Framed::split) it, and match answers by their ids or their order.
 #[derive(Debug)]
 pub struct Framed<F> {
     reader: FramedReader<F>,
@@ -70,16 +69,16 @@ pub struct Framed<F> {
 }
 
 impl<F: Framing> Framed<F> {
-    /// The most bytes of a received frame, with its header. By default it is that of the connection's
-    /// [`Limits::frame_bytes_max`](crate::Limits::frame_bytes_max): upstreams have those of the server's first service. The peer can
-    /// have the shard hold this much for a frame that it does not end; it counts as
+    /// Sets the largest received frame, with its header. By default it is
+    /// [`Limits::frame_bytes_max`](crate::Limits::frame_bytes_max) of the connection: upstreams have the limit of the server's
+    /// first service. A peer can make the shard hold this much for a frame that it does not end; it counts as
     /// [held](crate::limits::ServerLimits::held_bytes_max).
     pub fn frame_bytes_max(mut self, bytes: usize) -> Framed<F> {
         self.reader.frame_bytes_max = bytes;
         self
     }
 
-    /// As [`FramedReader::next`].
+    /// The next frame, as [`FramedReader::next`].
     ///
     /// # Errors
     /// Those of [`FramedReader::next`].
@@ -87,12 +86,12 @@ impl<F: Framing> Framed<F> {
         self.reader.next().await
     }
 
-    /// As [`FramedReader::poll_next`].
+    /// Polls for the next frame, as [`FramedReader::poll_next`].
     pub fn poll_next(&mut self, task: &mut Context<'_>) -> Poll<Option<Result<Frame, FramedError>>> {
         self.reader.poll_next(task)
     }
 
-    /// As [`FramedWriter::send`].
+    /// Queues one frame when there is room, as [`FramedWriter::send`].
     ///
     /// # Errors
     /// Those of [`FramedWriter::send`].
@@ -100,7 +99,7 @@ impl<F: Framing> Framed<F> {
         self.writer.send(payload).await
     }
 
-    /// As [`FramedWriter::queue`].
+    /// Queues one frame, as [`FramedWriter::queue`].
     ///
     /// # Errors
     /// Those of [`FramedWriter::queue`].
@@ -108,49 +107,49 @@ impl<F: Framing> Framed<F> {
         self.writer.queue(payload)
     }
 
-    /// Splits it into its two directions, for two tasks. Dropping the half that writes sends FIN; once both are dropped the
-    /// connection is closed.
+    /// Splits it into its two directions, for two tasks. The drop of the writing half sends FIN; the drop of both closes the
+    /// connection.
     pub fn split(self) -> (FramedReader<F>, FramedWriter<F>) {
         (self.reader, self.writer)
     }
 
-    /// The stream below: its peer, its shard, its end.
+    /// The stream below, for its peer, its shard and its end.
     pub fn stream(&self) -> &Stream {
         self.reader.stream()
     }
 }
 
-/// The half of a [`Framed`] that reads.
+/// The reading half of a [`Framed`].
 pub struct FramedReader<F> {
     half: ReadHalf,
     framing: Rc<F>,
     frames: FrameReader,
     frame_bytes_max: usize,
-    /// What the shard was told that is held here.
+    /// Bytes that the shard counts as held here.
     counted_bytes: usize,
     stage: Stage,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// The framing was not asked whether it can work with the limit.
+    /// The framing was not asked yet whether it fits the limit.
     New,
     Reading,
-    /// The end, or an error, was told.
+    /// The end or an error was returned.
     Over,
 }
 
 impl<F: Framing> FramedReader<F> {
-    /// The next frame. `None` after the peer's last one, and after an error. Dropping the future loses nothing.
+    /// The next frame. `None` after the peer's last frame, and after an error. Dropping the future loses nothing.
     ///
     /// # Errors
-    /// If the peer sent what is no frame, or ended in the middle of one, and if the connection ended. Frames before that were given
-    /// out. The connection stays as it is until both halves are dropped.
+    /// If the peer sent bytes that are no frame, or ended in the middle of a frame, and if the connection ended. Frames before
+    /// that are returned first. The connection stays as it is until both halves are dropped.
     pub async fn next(&mut self) -> Option<Result<Frame, FramedError>> {
         poll_fn(|task| self.poll_next(task)).await
     }
 
-    /// As [`next`](FramedReader::next). The task that polled last is woken.
+    /// Polls for the next frame, as [`next`](FramedReader::next). The task that polled last is woken.
     pub fn poll_next(&mut self, task: &mut Context<'_>) -> Poll<Option<Result<Frame, FramedError>>> {
         match self.stage {
             Stage::Reading => {}
@@ -194,7 +193,7 @@ impl<F: Framing> FramedReader<F> {
         Poll::Ready(error.map(Err))
     }
 
-    /// Tells the shard what the start of a frame holds.
+    /// Counts the start of a frame as held by the shard.
     #[inline]
     fn count_held(&mut self) {
         let held = self.frames.held_bytes();
@@ -205,7 +204,7 @@ impl<F: Framing> FramedReader<F> {
         }
     }
 
-    /// The stream of both halves: its peer, its shard, its end.
+    /// The stream of both halves, for its peer, its shard and its end.
     pub fn stream(&self) -> &Stream {
         self.half.stream()
     }
@@ -225,7 +224,7 @@ impl<F> Drop for FramedReader<F> {
     }
 }
 
-/// The half of a [`Framed`] that writes. Several tasks may share one.
+/// The writing half of a [`Framed`]. Several tasks may share it.
 pub struct FramedWriter<F> {
     half: WriteHalf,
     framing: Rc<F>,
@@ -235,22 +234,21 @@ impl<F: Framing> FramedWriter<F> {
     /// Queues one frame, once the outbox is below its high mark. A dropped future has queued nothing.
     ///
     /// # Errors
-    /// If the connection ended, and if `payload` has no frame: then nothing is queued, and the connection stays as it is.
+    /// If the connection ended, or if `payload` has no frame. Nothing is queued then, and the connection stays as it is.
     pub async fn send<'p>(&self, payload: impl Into<Payload<'p>>) -> Result<(), FramedError> {
         self.ready().await.map_err(FramedError::Connection)?;
         self.queue(payload).map_err(FramedError::Payload)
     }
 
-    /// Queues one frame, whatever is queued already, as [`Stream::queue`] does. What is queued for a connection that ended goes
-    /// nowhere.
+    /// Queues one frame at once, as [`Stream::queue`] does. A frame for a connection that ended goes nowhere.
     ///
     /// # Errors
-    /// If `payload` has no frame: then nothing is queued, and the connection stays as it is.
+    /// If `payload` has no frame. Nothing is queued then, and the connection stays as it is.
     pub fn queue<'p>(&self, payload: impl Into<Payload<'p>>) -> Result<(), EncodeError> {
         self.half.stream().shared.reply_by(&*self.framing, payload.into())
     }
 
-    /// As [`Stream::ready`].
+    /// Waits until the outbox is below its high mark, as [`Stream::ready`].
     ///
     /// # Errors
     /// Those of [`Stream::ready`].
@@ -258,7 +256,7 @@ impl<F: Framing> FramedWriter<F> {
         self.half.ready().await
     }
 
-    /// The stream of both halves: its peer, its shard, its end.
+    /// The stream of both halves, for its peer, its shard and its end.
     pub fn stream(&self) -> &Stream {
         self.half.stream()
     }
@@ -270,21 +268,20 @@ impl<F> fmt::Debug for FramedWriter<F> {
     }
 }
 
-/// Why a [`Framed`] read or wrote no frame.
+/// The reason why a [`Framed`] read or wrote no frame.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum FramedError {
-    /// The connection ended otherwise than by the peer's FIN, or takes nothing more to send. As from a
-    /// [`Stream`].
+    /// The connection ended otherwise than by the peer's FIN, or takes no more bytes. As from a [`Stream`].
     Connection(io::Error),
-    /// The peer sent what is no frame, or too large a one.
+    /// The peer sent bytes that are no frame, or too large a frame.
     Malformed(FrameError),
     /// The peer sent FIN in the middle of a frame.
     Unfinished {
-        /// Bytes of that frame that came.
+        /// The bytes of that frame that arrived.
         bytes: usize,
     },
-    /// What was to be sent has no frame.
+    /// The payload to be sent has no frame.
     Payload(EncodeError),
     /// The framing cannot work with the limit on frames.
     Limits(LimitError),
@@ -307,7 +304,7 @@ impl fmt::Display for FramedError {
 impl std::error::Error for FramedError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            // The others say all of it.
+            // The other texts are complete.
             FramedError::Connection(error) => error.source(),
             _ => None,
         }

@@ -12,8 +12,8 @@ use ringserve_core::{Frame, Payload};
 use super::byte_stream::Stream;
 
 impl Stream {
-    /// Splits the stream into its two directions, for two tasks or two futures of one. Dropping the half that writes sends FIN, as
-    /// [`end_writing`](Stream::end_writing) does; once both are dropped the connection is closed. It costs one allocation.
+    /// Splits the stream into its two directions, for two tasks or two futures of one task. The drop of the writing half sends
+    /// FIN, as [`end_writing`](Stream::end_writing) does; the drop of both closes the connection. It costs one allocation.
     ///
     /// ```no_run
     /// use ringserve::{Server, Stream, stream};
@@ -39,16 +39,16 @@ impl Stream {
     }
 }
 
-/// The half of a [`Stream`] that reads. See [`Stream::split`]. With the cargo feature `tokio` it is an `AsyncRead`.
+/// The reading half of a [`Stream`]. See [`Stream::split`]. With the cargo feature `tokio` it is an `AsyncRead`.
 #[derive(Debug)]
 pub struct ReadHalf(pub(super) Rc<Stream>);
 
-/// The half of a [`Stream`] that writes. See [`Stream::split`]. With the cargo feature `tokio` it is an `AsyncWrite`.
+/// The writing half of a [`Stream`]. See [`Stream::split`]. With the cargo feature `tokio` it is an `AsyncWrite`.
 #[derive(Debug)]
 pub struct WriteHalf(pub(super) Rc<Stream>);
 
 impl ReadHalf {
-    /// As [`Stream::read_frame`].
+    /// The received bytes, as [`Stream::read_frame`].
     ///
     /// # Errors
     /// Those of [`Stream::read_frame`].
@@ -56,7 +56,7 @@ impl ReadHalf {
         poll_fn(|task| self.0.poll_next_frame(task)).await
     }
 
-    /// As [`Stream::poll_read_frame`].
+    /// Polls for received bytes, as [`Stream::poll_read_frame`].
     ///
     /// # Errors
     /// Those of [`Stream::read_frame`].
@@ -64,24 +64,24 @@ impl ReadHalf {
         self.0.poll_next_frame(task)
     }
 
-    /// The stream of both halves: its peer, its shard, its end.
+    /// The stream of both halves, for its peer, its shard and its end.
     pub fn stream(&self) -> &Stream {
         &self.0
     }
 }
 
 impl WriteHalf {
-    /// As [`Stream::queue`].
+    /// Queues bytes, as [`Stream::queue`].
     pub fn queue<'p>(&self, bytes: impl Into<Payload<'p>>) {
         self.0.queue(bytes);
     }
 
-    /// As [`Stream::queue_with`].
+    /// Queues bytes written in place, as [`Stream::queue_with`].
     pub fn queue_with<R: Written>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
         self.0.queue_with(write)
     }
 
-    /// As [`Stream::write_all`].
+    /// Queues all of `bytes`, as [`Stream::write_all`].
     ///
     /// # Errors
     /// Those of [`Stream::write_all`].
@@ -93,7 +93,7 @@ impl WriteHalf {
         Ok(())
     }
 
-    /// As [`Stream::ready`].
+    /// Waits for room, as [`Stream::ready`].
     ///
     /// # Errors
     /// Those of [`Stream::ready`].
@@ -101,7 +101,7 @@ impl WriteHalf {
         self.0.ready().await
     }
 
-    /// The stream of both halves: its peer, its shard, its end.
+    /// The stream of both halves, for its peer, its shard and its end.
     pub fn stream(&self) -> &Stream {
         &self.0
     }

@@ -29,7 +29,7 @@ impl Read for Stream {
 }
 
 impl Stream {
-    /// Shows what can be read, nothing at the end, to `look`, which says how much of it it took.
+    /// Shows the readable bytes, none at the end, to `look`, which returns how many of them it took.
     pub(crate) fn poll_peek(
         &self,
         task: &mut Context<'_>,
@@ -44,7 +44,7 @@ impl Stream {
         self.shared.owned_room(window)
     }
 
-    /// What becomes of the connection, for code that gives the stream away.
+    /// The state of the connection, for code that gives the stream away.
     pub(crate) fn fate(&self) -> Fate {
         Fate { shared: self.shared.clone() }
     }
@@ -67,12 +67,12 @@ impl Write for Stream {
         true
     }
 
-    /// Ready at once: what was written leaves at the end of the turn.
+    /// Ready at once: written bytes leave at the end of the turn.
     fn poll_flush(self: Pin<&mut Self>, _task: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
-    /// Ready at once: FIN leaves after what was written.
+    /// Ready at once: FIN leaves behind the written bytes.
     fn poll_shutdown(self: Pin<&mut Self>, _task: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.end_writing();
         Poll::Ready(Ok(()))
@@ -85,7 +85,7 @@ pub(crate) struct Fate {
 }
 
 impl Fate {
-    /// True if nothing more comes from the peer: it sent its last byte, or the connection ended.
+    /// True if the peer sends nothing more: it sent FIN, or the connection ended.
     pub(crate) fn nothing_comes(&self) -> bool {
         self.shared.body().nothing_comes()
     }
@@ -100,7 +100,7 @@ impl Fate {
         self.shared.outbox_bytes()
     }
 
-    /// As [`Stream::abort`].
+    /// Resets the connection, as [`Stream::abort`].
     pub(crate) fn abort(&self) {
         self.shared.abort();
     }

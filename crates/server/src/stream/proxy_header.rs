@@ -1,4 +1,4 @@
-//! For whom a connection to an upstream is made.
+//! PROXY headers towards upstreams.
 
 use std::net::SocketAddr;
 
@@ -7,12 +7,12 @@ use ringserve_core::proxy::{CommandV2, Ends, write_v1, write_v2};
 
 use crate::peer::Peer;
 
-/// The header of the PROXY protocol that a connection to an upstream begins with, for
-/// [`Connecting::proxy_header`](crate::net::Connecting::proxy_header): it tells that who the client is.
+/// The header of the PROXY protocol at the begin of a connection to an upstream, for
+/// [`Connecting::proxy_header`](crate::net::Connecting::proxy_header): it names the client to the upstream.
 ///
-/// It says where the client connected to as well: [`Peer::local_addr`] if that is known, or else the address of the listener,
-/// which of `0.0.0.0` tells the port alone. Of a client without an IP address it says `UNKNOWN`. An IPv4 address in the form of
-/// IPv6 is written as IPv4 where both are.
+/// It also says which address the client connected to: [`Peer::local_addr`] if that is known, else the address of the listener,
+/// which says only the port if it is `0.0.0.0`. For a client without an IP address it says `UNKNOWN`. An IPv4 address in the
+/// form of IPv6 is written as IPv4 if both addresses are.
 ///
 /// ```no_run
 /// use ringserve::net::{ProxyHeader, copy_bidirectional};
@@ -46,7 +46,7 @@ impl ProxyHeader {
         ProxyHeader { version, tlvs: Vec::new() }
     }
 
-    /// A line of version 1, for upstreams that read no other.
+    /// A line of version 1, for upstreams that read nothing else.
     pub fn v1(client: &Peer) -> ProxyHeader {
         ProxyHeader::of(Version::One(*client))
     }
@@ -56,20 +56,21 @@ impl ProxyHeader {
         ProxyHeader::of(Version::Two(*client))
     }
 
-    /// A block of version 2 that says `LOCAL`: the connection is the server's own, as a health check is.
+    /// A block of version 2 that says `LOCAL`: the connection is the server's own, such as a health check.
     pub fn local() -> ProxyHeader {
         ProxyHeader::of(Version::Local)
     }
 
-    /// Adds a field to a block of version 2, as those that [`Tlvs::iter`](crate::listen::Tlvs::iter) gives: 0x02 is the name that the
-    /// client asked for, 0x05 a name for the connection. Of version 1 it does nothing; beyond 64 KiB together fields are left out.
+    /// Adds a field to a block of version 2, such as those of [`Tlvs::iter`](crate::listen::Tlvs::iter): 0x02 is the name that
+    /// the client asked for, 0x05 a name for the connection. It does nothing in version 1; fields beyond 64 KiB together are
+    /// left out.
     #[must_use]
     pub fn tlv(mut self, kind: u8, value: impl AsRef<[u8]>) -> ProxyHeader {
         self.tlvs.push((kind, value.as_ref().into()));
         self
     }
 
-    /// As it is sent by a server with these listeners.
+    /// The bytes that a server with these listeners sends.
     pub(super) fn encode(&self, listeners: &[Address]) -> Vec<u8> {
         let mut out = Vec::new();
         let fields = self.tlvs.iter().map(|(kind, value)| (*kind, &**value));

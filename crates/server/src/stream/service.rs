@@ -1,4 +1,4 @@
-//! The service beneath a stream, and what its future may return.
+//! The service below a stream, and the results of its future.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -21,10 +21,10 @@ use crate::shard::handle::Shard;
 use crate::shard::session::Session;
 use crate::shard::spawned::ResetsOnPanic;
 
-/// What the future of a [`Stream`](crate::Stream) may return: nothing, or a `Result` whose error is logged and closes the
-/// connection as [`HandlerError`](crate::CloseReason::HandlerError).
+/// The result of a [`Stream`](crate::Stream) handler: nothing, or a `Result` whose error is logged and closes the connection as
+/// [`HandlerError`](crate::CloseReason::HandlerError).
 pub trait StreamResult {
-    /// Why it failed.
+    /// The error of a handler.
     type Error: fmt::Display;
 
     /// The error, if there is one.
@@ -47,14 +47,14 @@ impl<T, E: fmt::Display> StreamResult for Result<T, E> {
     }
 }
 
-/// Serves connections as streams of bytes instead of frames: what a factory returns. `handler` is called for each connection of the
-/// shard, and its future runs on that shard and need not be `Send`.
+/// Serves connections as streams of bytes instead of frames. A factory returns it. `handler` is called for each connection of
+/// the shard; its future runs on that shard and need not be `Send`.
 ///
-/// All [`Limits`] apply but [`Limits::handler_timeout`] and [`Limits::calls_in_flight_max`]: how long a stream may take is its
-/// own affair. To [`Limits::first_frame_timeout`] the first byte counts. A panic resets its connection alone.
+/// All [`Limits`] apply but [`Limits::handler_timeout`] and [`Limits::calls_in_flight_max`]: a stream may take as long as it
+/// likes. For [`Limits::first_frame_timeout`] the first byte counts. A panic resets only its connection.
 ///
-/// A handler may end with `()` or a `Result` of any error that can be displayed. Where it ends with a bare `Ok(())` after a
-/// `?`, the compiler cannot tell the error's type and asks for annotations: write `std::io::Result::Ok(())`.
+/// A handler may return `()` or a `Result` of any error that can be displayed. If it ends with a bare `Ok(())` after a `?`, the
+/// compiler cannot infer the error's type: write `std::io::Result::Ok(())`.
 ///
 /// ```no_run
 /// use ringserve::{Server, Stream, stream};
@@ -79,7 +79,7 @@ where
     StreamService(handler)
 }
 
-/// What [`stream`] makes of a handler.
+/// A handler of streams as a service, made by [`stream`].
 pub struct StreamService<H>(H);
 
 impl<H, R> IntoService<Raw> for StreamService<H>
@@ -116,18 +116,18 @@ impl<H> fmt::Debug for StreamService<H> {
     }
 }
 
-/// A call waits here as long as its bytes are unread, which may be for ever, and keeps their order.
+/// A call waits here as long as its bytes are unread, which may be forever, and keeps their order.
 pub(crate) fn adjust(limits: &mut Limits) {
     limits.handler_timeout = None;
     limits.calls_in_flight_max = 1;
 }
 
-/// What a shard does with each of its connections.
+/// The handler of a shard's streams.
 pub trait HandleStream: 'static {
-    /// What comes of a connection.
+    /// The result of one connection.
     type Result: StreamResult;
 
-    /// Serves one, to its end.
+    /// Serves one connection to its end.
     fn handle(&self, stream: Stream) -> impl Future<Output = Self::Result>;
 }
 
@@ -189,7 +189,7 @@ impl<H: HandleStream> Service for Streams<H> {
         session.set_ended(closed.reason());
         let task = session.task.take();
         if let Some(task) = task {
-            // A last look, which shows it the error.
+            // One last poll shows the handler the error.
             self.shard.tasks().poll(task);
             self.shard.tasks().abort(task);
         }
@@ -197,7 +197,7 @@ impl<H: HandleStream> Service for Streams<H> {
     }
 }
 
-/// Runs a stream's handler. `head` is that of its connection, whose session is there by the time this is polled.
+/// Runs a stream's handler. `head` is that of its connection, whose session is made before this is polled.
 async fn run<H: HandleStream>(handler: Rc<Handler<H>>, head: ConnHead, shard: Shard) {
     let Ok(shared) = head.clone().downcast::<Session>() else { return };
     let _resets = ResetsOnPanic::new(head.clone(), shard.tasks().clone());

@@ -62,12 +62,12 @@ impl AsyncWrite for Stream {
         true
     }
 
-    /// Ready at once: what was written leaves at the end of the turn.
+    /// Ready at once: written bytes leave at the end of the turn.
     fn poll_flush(self: Pin<&mut Self>, _task: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
-    /// Ready at once: FIN leaves after what was written.
+    /// Ready at once: FIN leaves behind the written bytes.
     fn poll_shutdown(self: Pin<&mut Self>, _task: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.end_writing();
         Poll::Ready(Ok(()))
@@ -91,12 +91,12 @@ impl AsyncWrite for WriteHalf {
         true
     }
 
-    /// Ready at once: what was written leaves at the end of the turn.
+    /// Ready at once: written bytes leave at the end of the turn.
     fn poll_flush(self: Pin<&mut Self>, _task: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
-    /// Ready at once: FIN leaves after what was written.
+    /// Ready at once: FIN leaves behind the written bytes.
     fn poll_shutdown(self: Pin<&mut Self>, _task: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.0.end_writing();
         Poll::Ready(Ok(()))

@@ -1,4 +1,4 @@
-//! Clients: what a test's peers have of the simulated network.
+//! Clients of a simulation.
 
 use std::cell::Cell;
 use std::error::Error;
@@ -17,10 +17,10 @@ use super::trace::Place;
 use super::watch::shown;
 use super::world::{Code, WaitsFor, World};
 
-/// How a client of a simulation ends: an error says why it gave up.
+/// The result of a client: an error says why it gave up.
 pub type ClientResult = Result<(), Box<dyn Error>>;
 
-/// The network, clock and chance of one client. Clones are the same client's.
+/// The network, clock and randomness of one client. Clones belong to the same client.
 #[derive(Clone)]
 pub struct Net {
     world: Rc<World>,
@@ -43,7 +43,7 @@ impl Net {
         });
     }
 
-    /// Connects to an address. It takes as long as the network does: faults delay it, and a partition holds it back.
+    /// Connects to an address. It takes the time that the network takes: faults delay it, and a partition holds it back.
     ///
     /// # Errors
     /// `ConnectionRefused` if no server listens there.
@@ -61,7 +61,7 @@ impl Net {
         Ok(self.stream(socket))
     }
 
-    /// Listens, as a server to which the servers under test connect. Port 0 finds a free one.
+    /// Listens, as an upstream of the servers under test. Port 0 finds a free one.
     ///
     /// # Errors
     /// `AddrInUse`.
@@ -70,7 +70,7 @@ impl Net {
         Ok(ClientListener { listener, net: self.clone() })
     }
 
-    /// Runs more code of this client beside what called this. The run does not wait for its end.
+    /// Runs more code of this client, beside the caller. The run does not wait for its end.
     pub fn spawn(&self, code: impl Future<Output = ()> + 'static) {
         Net::run(&self.world, &self.name, self.host, false, false, async move |_| {
             code.await;
@@ -83,7 +83,7 @@ impl Net {
         ClientSleep { net: self.clone(), until: self.now().saturating_add(time), timer: None }
     }
 
-    /// Runs a future for `time` at most, and drops it then.
+    /// Runs a future for at most `time`, then drops it.
     ///
     /// # Errors
     /// `TimedOut`.
@@ -105,12 +105,12 @@ impl Net {
         self.world.now()
     }
 
-    /// A number that the seed decides.
+    /// A random number, decided by the seed.
     pub fn random(&self) -> u64 {
         self.world.random()
     }
 
-    /// The client's host.
+    /// The address of the client's host.
     pub fn host(&self) -> IpAddr {
         self.host
     }
@@ -121,7 +121,7 @@ impl Net {
     }
 
     fn stream(&self, socket: Socket) -> ClientStream {
-        // Where servers see it, whichever side connected.
+        // The address that servers see, whichever side connected.
         let shown_as = socket.local_addr();
         ClientStream {
             socket: Some(socket),
@@ -148,7 +148,7 @@ fn first(addr: impl ToSocketAddrs) -> io::Result<SocketAddr> {
     addr.to_socket_addrs()?.next().ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
-/// Waits in virtual time. What [`Net::sleep`] returns.
+/// Sleeps in virtual time. Made by [`Net::sleep`].
 #[must_use = "a future does nothing until it is awaited"]
 pub struct ClientSleep {
     net: Net,
@@ -187,7 +187,7 @@ impl fmt::Debug for ClientSleep {
     }
 }
 
-/// Where a client listens. What [`Net::listen`] returns.
+/// A listener of a client. Made by [`Net::listen`].
 #[derive(Debug)]
 pub struct ClientListener {
     listener: SocketListener,
@@ -203,31 +203,31 @@ impl ClientListener {
         self.net.stream(socket)
     }
 
-    /// Where it listens, with the real port.
+    /// The address of the listener, with the real port.
     pub fn local_addr(&self) -> SocketAddr {
         self.listener.local_addr()
     }
 }
 
-/// A client's connection. Dropping it closes it: with FIN, or with a reset if bytes that arrived were not read.
+/// A client's connection. Its drop closes it: with FIN, or with a reset if received bytes were not read.
 ///
 /// With the feature `tokio` it is tokio's `AsyncRead` and `AsyncWrite`.
 pub struct ClientStream {
     /// Until it is closed.
     socket: Option<Socket>,
     net: Net,
-    /// Bytes that were received and not asked for.
+    /// Bytes that were received and not returned.
     unread: Vec<u8>,
     shown_as: Option<SocketAddr>,
-    /// The end was told.
+    /// The end was returned.
     is_ended: Cell<bool>,
 }
 
-/// What a look at the socket brings at most.
+/// The most bytes of one read.
 const READ_BYTES: usize = 4 << 10;
 
 impl ClientStream {
-    /// Sends all of it, which waits while the peer reads too slowly.
+    /// Sends all bytes; waits while the peer reads too slowly.
     ///
     /// # Errors
     /// `ConnectionReset` or `BrokenPipe` if the connection is gone.
@@ -241,8 +241,7 @@ impl ClientStream {
         Ok(())
     }
 
-    /// Reads up to and with the next `\n` and returns what stands before it, without a `\r` at its end. `None` at the end of
-    /// the stream.
+    /// Reads a line up to the next `\n`, and returns it without `\n` and `\r\n`. `None` at the end of the stream.
     ///
     /// # Errors
     /// `UnexpectedEof` if the stream ends within a line, `InvalidData` if it is no UTF-8, or `ConnectionReset`.
@@ -285,7 +284,7 @@ impl ClientStream {
         Ok(bytes)
     }
 
-    /// Reads what is there, and waits for something if there is nothing. Empty at the end of the stream.
+    /// Reads the bytes that are there, and waits if there are none. Empty at the end of the stream.
     ///
     /// # Errors
     /// `ConnectionReset`.
@@ -298,7 +297,7 @@ impl ClientStream {
         Ok(bytes)
     }
 
-    /// Waits until the peer sends FIN, and returns what came before that.
+    /// Waits until the peer sends FIN, and returns all bytes before it.
     ///
     /// # Errors
     /// `ConnectionReset`: the peer, a fault or the test reset the connection.
@@ -316,7 +315,7 @@ impl ClientStream {
         self.socket()?.shutdown()
     }
 
-    /// Closes it with a reset. What the peer did not take in by then is gone.
+    /// Closes the connection with a reset. Bytes that the peer did not take by then are lost.
     pub fn reset(mut self) {
         self.event(|| "resets".to_owned());
         if let Some(socket) = self.socket.take() {
@@ -324,17 +323,17 @@ impl ClientStream {
         }
     }
 
-    /// Has nothing arrive on it, in either direction, until it is [released](ClientStream::release).
+    /// Holds back everything on this connection, in both directions, until it is [released](ClientStream::release).
     pub fn hold(&self) {
         self.with_connection(|network, connection| network.hold(connection));
     }
 
-    /// Ends a [hold](ClientStream::hold): what was on the way arrives.
+    /// Ends a [hold](ClientStream::hold): held bytes arrive.
     pub fn release(&self) {
         self.with_connection(|network, connection| network.release(connection));
     }
 
-    /// Its own address, which the server knows as the peer's.
+    /// The client's address, which the server knows as the peer's.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.socket.as_ref()?.local_addr()
     }
@@ -357,7 +356,7 @@ impl ClientStream {
         self.socket.as_mut().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// Takes in what has arrived; 0 at the end.
+    /// Reads received bytes; 0 at the end.
     async fn fill(&mut self, what: &'static str) -> io::Result<usize> {
         self.net.waits_for.set(WaitsFor::Of(what, self.shown_as));
         poll_fn(|task| {

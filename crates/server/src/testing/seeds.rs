@@ -1,4 +1,4 @@
-//! Many seeds of one test: what each draws, what is checked, and how a failure is told.
+//! Many seeds of one test: draws, checks, and the report of a failure.
 
 use std::env;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,22 +16,22 @@ use super::world::{SeedFailed, Settings, World};
 use crate::guard::message_of;
 use crate::shard::clock::VirtualTime;
 
-/// The environment variable by which one seed is run again, with its trace.
+/// The environment variable that runs one seed again, with its trace.
 const VARIABLE: &str = "RINGSERVE_SEED";
 
-/// The environment variable that says how many seeds each test runs.
+/// The environment variable that sets the seeds of each test.
 const COUNT_VARIABLE: &str = "RINGSERVE_SEEDS";
 
-/// Of as many seeds one is run twice, and must do the same.
+/// One of this many seeds is run twice, and must do the same.
 const TWICE_EVERY: u64 = 100;
 
-/// Steps of a run at most: some seconds of real time, and a thousand times what most tests take.
+/// The most steps of a run: some seconds of real time, and a thousand times what most tests take.
 const STEPS_MAX: u64 = 5_000_000;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
 impl Sim {
-    /// A test of the seeds from 0, this many of them.
+    /// A test with this many seeds, from 0 on.
     pub fn seeds(count: u64) -> Seeds {
         Seeds {
             from: 0,
@@ -56,7 +56,7 @@ pub struct Seeds {
     allowed: Rc<dyn Fn(&str) -> bool>,
 }
 
-/// What a seed that held did.
+/// A summary of a seed that held.
 #[doc(hidden)]
 #[derive(Clone, Debug)]
 pub struct SeedOutcome {
@@ -68,7 +68,7 @@ pub struct SeedOutcome {
     clients: (u64, u64),
 }
 
-/// Which rule a seed broke, and the last events.
+/// The rule that a seed broke, and the last events.
 #[doc(hidden)]
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -78,43 +78,43 @@ pub struct SeedFailure {
 }
 
 impl Seeds {
-    /// What goes wrong, by rate: nothing by default. Each seed draws a mix of its own from these
-    /// ([`Faults::drawn`]). One in 16 has none.
+    /// Sets the faults, by rate; none by default. Each seed draws its own mix of them ([`Faults::drawn`]). One seed in 16 has
+    /// none.
     pub fn faults(self, faults: Faults) -> Seeds {
         Seeds { faults, ..self }
     }
 
-    /// The first seed; 0 by default.
+    /// Sets the first seed; 0 by default.
     pub fn from(self, from: u64) -> Seeds {
         Seeds { from, ..self }
     }
 
-    /// What the servers' clocks show at the start. By default each seed draws it: zero, some time after 30 days, or a second
+    /// Sets the servers' clocks at the start. By default each seed draws them: zero, some time after 30 days, or a second
     /// before a timer wheel wraps.
     pub fn clock_at(self, age: Duration) -> Seeds {
         Seeds { age: Some(age), ..self }
     }
 
-    /// Steps of a run at most, where a step is a round of a shard's loop or a poll of a client. A run of more fails, as one
-    /// that never ends. 5 million by default, some seconds of real time.
+    /// Sets the most steps of a run, where a step is a round of a shard's loop or a poll of a client. A run of more steps fails
+    /// as one that never ends. 5 million by default, some seconds of real time.
     pub fn steps_max(self, steps: u64) -> Seeds {
         Seeds { steps_max: steps, ..self }
     }
 
-    /// Panics of user code in shards that are a part of the test: those whose message satisfies `allowed`. Any other one fails
-    /// the run.
+    /// Allows panics of user code in shards that are a part of the test: those whose message satisfies `allowed`. Any other
+    /// panic fails the run.
     pub fn allow_panics(self, allowed: impl Fn(&str) -> bool + 'static) -> Seeds {
         Seeds { allowed: Rc::new(allowed), ..self }
     }
 
     /// Runs the test once for each seed, and each hundredth seed twice. With the environment variable `RINGSERVE_SEED` only
-    /// that seed is run, and every event is printed. With `RINGSERVE_SEEDS` every test runs that many, from the same first
-    /// one on.
+    /// that seed is run, and every event is printed. With `RINGSERVE_SEEDS` every test runs that many, from the same first seed
+    /// on.
     ///
     /// At the end of each run the servers are [drained](Sim::finish).
     ///
     /// # Panics
-    /// At the first seed that fails, with what it broke, its last events and the command that runs it again.
+    /// At the first seed that fails, with the broken rule, the last events and the command that runs the seed again.
     #[track_caller]
     pub fn run(self, test: impl Fn(&Sim)) {
         if let Some(seed) = number_of(VARIABLE) {
@@ -148,7 +148,7 @@ impl Seeds {
         self.run_seed(seed, Keeps::Prints, test)
     }
 
-    /// Runs one seed; each hundredth twice, and one that fails again, to tell what led there.
+    /// Runs one seed; each hundredth twice, and a failed seed again, to record the events before the failure.
     #[doc(hidden)]
     pub fn check(&self, seed: u64, test: &dyn Fn(&Sim)) -> Result<SeedOutcome, SeedFailure> {
         let first = match self.run_seed(seed, Keeps::Hash, test) {
@@ -201,14 +201,14 @@ impl Seeds {
             Err(panic) => panics::take().pop().unwrap_or_else(|| message_of(panic)),
         };
         let chart = world.trace.chart();
-        // Whatever is left may panic once more.
+        // The remaining values may panic once more.
         let _ = catch_unwind(AssertUnwindSafe(|| world.drop_clients()));
         let _ = catch_unwind(AssertUnwindSafe(|| world.drop_servers()));
         Err(SeedFailure { what, chart })
     }
 }
 
-/// Drops everything, and sees that nothing is left.
+/// Drops everything, and checks that nothing is left.
 fn close(world: &World) {
     world.drop_clients();
     world.drop_servers();
@@ -217,7 +217,7 @@ fn close(world: &World) {
         world.fail(broken);
     }
     let mut leaks = world.network.leaks();
-    // Frames that a service keeps are counted once the service was dropped too.
+    // Frames that a service keeps are counted after the service was dropped too.
     leaks.retain(|leak| !leak.ends_with("leased buffers"));
     if world.may_leave_behind() {
         leaks.retain(|leak| !leak.starts_with("ring "));
@@ -227,19 +227,19 @@ fn close(world: &World) {
     }
 }
 
-/// What a variable of the environment says, if it is set.
+/// The number in an environment variable, if it is set.
 #[track_caller]
 fn number_of(variable: &str) -> Option<u64> {
     let text = env::var(variable).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{variable}={text} is no number")))
 }
 
-/// What two runs of a seed that differ most likely come from.
+/// The most likely cause of a difference between two runs of a seed.
 fn unlike(differ: &str) -> String {
     format!(
         "a second run of the same seed did something else ({differ}): what the test or the service does depends on more \
          than the seed, most likely on the order of a hash map, on the system's clock (ask Shard::now and Net::now), on \
-         chance of its own (ask Shard::random and Net::random) or on a thread"
+         other random numbers (ask Shard::random and Net::random) or on a thread"
     )
 }
 
@@ -252,7 +252,7 @@ fn fail(seed: u64, failure: &SeedFailure) -> ! {
     panic!("seed {seed}: {what}\n{chart}again: {VARIABLE}={seed} cargo test{name}");
 }
 
-/// What a seed's clocks show at the start.
+/// The clocks of a seed at the start.
 fn drawn_age(seed: u64) -> Duration {
     let mut rng = Rng::new(seed ^ 0x6167_6521);
     match rng.below(4) {

@@ -1,4 +1,4 @@
-//! What a test has of the world: servers, clients, time, and what it does to them by hand.
+//! The world of a test: servers, clients, time, and faults by hand.
 
 use std::cell::Cell;
 use std::fmt;
@@ -25,13 +25,13 @@ use crate::shard::inbox::Command;
 use crate::shard::services::Services;
 use crate::stats::ServerStats;
 
-/// The most virtual time in which clients and servers have to come to their end.
+/// The most virtual time for clients and servers to come to their end.
 const ENDS_WITHIN: Duration = Duration::from_secs(400 * 24 * 3600);
 
 /// One run: a network, a clock, servers and clients, all on the test's thread. See the [module](crate::testing).
 pub struct Sim {
     world: Rc<World>,
-    /// What the servers' clocks show at the start.
+    /// The servers' clocks at the start.
     age: Duration,
     clients: Cell<u32>,
 }
@@ -43,11 +43,11 @@ impl Sim {
 
     /// Starts a server, with one shard unless it says how many, and returns the first address at which it listens.
     ///
-    /// What the server was told of its driver, of socket options and of pinning has no effect. Unix sockets and
-    /// [runtimes](crate::Server::runtime) are not simulated.
+    /// Driver, socket options and pinning of the server have no effect. Unix sockets and [runtimes](crate::Server::runtime) are
+    /// not simulated.
     ///
     /// # Panics
-    /// If it does not start. [`start`](Sim::start) returns the error.
+    /// If the server does not start. [`start`](Sim::start) returns the error.
     #[track_caller]
     pub fn serve<F, Make>(&self, server: Server<F>, factory: impl Fn(&Shard) -> Make + 'static) -> SocketAddr
     where
@@ -60,7 +60,7 @@ impl Sim {
         }
     }
 
-    /// As [`serve`](Sim::serve), for more than its address.
+    /// Starts a server as [`serve`](Sim::serve), and returns a handle of it.
     ///
     /// # Errors
     /// Those of [`Server::start`](crate::Server::start).
@@ -77,11 +77,11 @@ impl Sim {
         self.start_prepared(server.with(move |shard: &Shard| watches.over(factory(shard)))?)
     }
 
-    /// As [`serve`](Sim::serve), for a server of [several services](crate::Server::new). Returns where they are reached, in the order in
-    /// which the server was told of their endpoints.
+    /// Starts a server of [several services](crate::Server::new), as [`serve`](Sim::serve). Returns its addresses, in the order
+    /// of the endpoints.
     ///
     /// # Panics
-    /// If it does not start. [`start_several`](Sim::start_several) returns the error.
+    /// If the server does not start. [`start_several`](Sim::start_several) returns the error.
     #[track_caller]
     pub fn serve_several(&self, server: Server<Several>) -> Vec<SocketAddr> {
         match self.start_several(server) {
@@ -90,7 +90,7 @@ impl Sim {
         }
     }
 
-    /// As [`serve_several`](Sim::serve_several), for more than its addresses.
+    /// Starts a server of several services as [`serve_several`](Sim::serve_several), and returns a handle of it.
     ///
     /// # Errors
     /// Those of [`Server::start`](crate::Server::start).
@@ -145,10 +145,10 @@ impl Sim {
         }
     }
 
-    /// Starts a client: code that runs beside the servers and all other clients, on a host with an address of its own,
-    /// which is returned. The run waits for its end.
+    /// Starts a client, on a host with its own address, which is returned. It runs beside the servers and all other clients;
+    /// the run waits for its end.
     ///
-    /// A client that panics fails the run. One that ends with an error fails it too, unless the run has faults that cost
+    /// A client that panics fails the run. A client that returns an error fails it too, unless the run has faults that cost
     /// connections, or the test did something by hand that does.
     pub fn client<C>(&self, name: impl AsRef<str>, code: C) -> IpAddr
     where
@@ -157,7 +157,8 @@ impl Sim {
         self.add_client(name.as_ref(), true, code)
     }
 
-    /// As [`client`](Sim::client), for one that may run for ever, such as an upstream: it is dropped at the end.
+    /// Starts a client that may run forever, such as an upstream; otherwise as [`client`](Sim::client). It is dropped at the
+    /// end.
     pub fn background<C>(&self, name: impl AsRef<str>, code: C) -> IpAddr
     where
         C: AsyncFnOnce(Net) -> ClientResult + 'static,
@@ -177,16 +178,16 @@ impl Sim {
         host
     }
 
-    /// From now on connections from a host, as [`client`](Sim::client) returns it, have these credentials, as those of a Unix
-    /// socket do ([`Peer::credentials`](crate::Peer::credentials)); they are told where
+    /// Gives later connections from a host, as [`client`](Sim::client) returns it, the credentials of a process, as those of a
+    /// Unix socket have ([`Peer::credentials`](crate::Peer::credentials)). A server sees them if
     /// [`SocketOptions::peer_credentials`](crate::net::SocketOptions::peer_credentials) is on.
     pub fn credentials(&self, host: IpAddr, credentials: PeerCredentials) {
         self.world.event(|| format!("{host} has {credentials:?}"));
         self.world.network.set_credentials(host, credentials);
     }
 
-    /// Gives a name addresses, to which [`Shard::connect`](crate::Shard::connect) then connects; none of them resolves to nothing. A name that the test
-    /// does not give does not resolve. The latest call counts.
+    /// Gives a name addresses, to which [`Shard::connect`](crate::Shard::connect) then connects; an empty list resolves to
+    /// nothing. A name that the test does not give does not resolve. The latest call counts.
     ///
     /// ```
     /// # ringserve::testing::Sim::seeds(1).run(|sim| {
@@ -207,13 +208,13 @@ impl Sim {
         self.world.names.set(name, Some(addrs));
     }
 
-    /// Has a name resolve no more.
+    /// Removes a name, so that it does not resolve.
     pub fn forget_name(&self, name: &str) {
         self.world.event(|| format!("{name} is forgotten"));
         self.world.names.set(name, None);
     }
 
-    /// Has each later look-up of a name, known or not, take that long, instead of a time that the seed draws.
+    /// Makes each later look-up of a name, known or not, take that long, instead of a time that the seed draws.
     pub fn name_takes(&self, name: &str, time: Duration) {
         self.world.names.set_takes(name, time);
     }
@@ -224,12 +225,12 @@ impl Sim {
         self.world.run(Some(until), |_| false);
     }
 
-    /// Lets time pass until every client came to its end. Fails if nothing can happen any more and one still waits.
+    /// Lets time pass until every client has ended. Fails if a client waits and nothing can happen any more.
     pub fn run_until_done(&self) {
         self.run_until_or_fail("a client still waits", World::all_clients_done);
     }
 
-    /// Lets time pass until `over` says so, `time` at most. True if it did.
+    /// Lets at most `time` pass, until `over` returns true. True if it did.
     pub fn run_until(&self, time: Duration, over: impl Fn() -> bool) -> bool {
         let until = self.world.now().saturating_add(time);
         self.world.run(Some(until), |_| over()) == Ran::Over
@@ -237,7 +238,7 @@ impl Sim {
 
     fn run_until_or_fail(&self, otherwise: &str, over: impl Fn(&World) -> bool) {
         let until = self.world.now().saturating_add(ENDS_WITHIN);
-        // Without an end, so that a world in which nothing can happen is told from a long wait.
+        // The wait has no end, so that a world in which nothing can happen differs from a long wait.
         let ran = self.world.run(None, |world| world.now() > until || over(world));
         let why = match ran {
             Ran::Over if self.world.now() > until => {
@@ -268,8 +269,7 @@ impl Sim {
         }
     }
 
-    /// Shuts all servers down and lets time pass until all shards and all clients came to their end. The end of the test
-    /// does this too.
+    /// Shuts all servers down and lets time pass until all shards and clients have ended. The end of the test does this too.
     pub fn finish(&self) {
         self.drain();
         self.run_until_or_fail("a shard still runs", World::all_shards_ended);
@@ -286,26 +286,26 @@ impl Sim {
         self.world.seed
     }
 
-    /// A number that the seed decides.
+    /// A random number, decided by the seed.
     pub fn random(&self) -> u64 {
         self.world.random()
     }
 
-    /// Stops the clock's observers, as when a machine sleeps: nothing runs, and then the clock is `time` later.
+    /// Stops the world for `time`, as a machine that sleeps: nothing runs, and then the clock is `time` later.
     pub fn suspend(&self, time: Duration) {
         self.world.event(|| format!("the machine sleeps for {time:?}"));
         self.world.rests(time);
         self.world.jump(self.world.now().saturating_add(time));
     }
 
-    /// Has nothing arrive between two hosts, until they are [healed](Sim::heal). Connections live on.
+    /// Holds back everything between two hosts, until they are [healed](Sim::heal). Connections live on.
     pub fn partition(&self, a: IpAddr, b: IpAddr) {
         self.world.event(|| format!("{a} and {b} are parted"));
         self.world.is_disturbed.set(true);
         self.world.network.partition(a, b);
     }
 
-    /// Ends a partition. What was on the way arrives.
+    /// Ends a partition. Held bytes arrive.
     pub fn heal(&self, a: IpAddr, b: IpAddr) {
         self.world.event(|| format!("{a} and {b} are healed"));
         self.world.network.heal(a, b);
@@ -322,7 +322,7 @@ impl Sim {
         }
     }
 
-    /// From here on clients may end with an error: the test does something that costs connections, as limits that bite.
+    /// Lets clients end with an error from here on, because the test costs connections, as limits that bite do.
     pub fn expect_losses(&self) {
         self.world.is_disturbed.set(true);
     }
@@ -372,27 +372,27 @@ pub struct SimServer {
 }
 
 impl SimServer {
-    /// The first address at which it listens.
+    /// The first address of the server.
     pub fn addr(&self) -> SocketAddr {
         self.addrs[0]
     }
 
-    /// Where it listens, with the real ports.
+    /// The addresses of the server, with the real ports.
     pub fn local_addrs(&self) -> &[SocketAddr] {
         &self.addrs
     }
 
-    /// What it did so far and what it holds, as it is.
+    /// Figures of the server: totals since its start, and its present state.
     pub fn stats(&self) -> ServerStats {
         self.world.with_server(self.number, SteppedServer::stats)
     }
 
-    /// Begins to shut it down, as SIGTERM does. Returns at once.
+    /// Begins to shut the server down, as SIGTERM does. Returns at once.
     pub fn drain(&self) {
         self.world.command(self.number, Command::Drain);
     }
 
-    /// Stops it at once, with resets. Returns at once.
+    /// Stops the server at once, with resets. Returns at once.
     pub fn abort(&self) {
         self.world.command(self.number, Command::Force);
     }

@@ -1,4 +1,4 @@
-//! Calls of a service, one at a time, without a network to be seen.
+//! Single calls of a service, without a visible network.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -39,8 +39,8 @@ pub fn frame(payload: impl AsRef<[u8]>) -> Frame {
 
 /// A connection to a service, whose calls are made one at a time, for plain unit tests.
 ///
-/// A call may wait: for [`Cx::sleep`](crate::Cx::sleep), whose time passes at once, for tasks that it spawns, for anything
-/// on its shard.
+/// A call may wait: for [`Cx::sleep`](crate::Cx::sleep), whose time passes at once, for tasks that it spawns, for anything on
+/// its shard.
 ///
 /// ```
 /// use ringserve::testing::TestConn;
@@ -62,7 +62,7 @@ pub fn frame(payload: impl AsRef<[u8]>) -> Frame {
 /// assert!(!conn.is_closed());
 /// ```
 ///
-/// A service of frames with a head `H` is opened by [`with_heads`](crate::with_heads), and its calls are made by
+/// Open a service of frames with a head `H` by [`with_heads`](crate::with_heads), and make its calls by
 /// [`call_with_head`](TestConn::call_with_head).
 pub struct TestConn<S: Service<H>, H: Default + 'static = ()> {
     world: Rc<World>,
@@ -71,30 +71,30 @@ pub struct TestConn<S: Service<H>, H: Default + 'static = ()> {
     received: Vec<u8>,
 }
 
-/// What a call came to.
+/// The outcome of a call.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Called<E> {
-    /// What it returned.
+    /// The result that the call returned.
     pub result: Result<(), E>,
-    /// Each [`reply`](crate::Cx::reply) since the last call, and bytes [written](crate::Cx::write) as they are: those between two
-    /// replies are one.
+    /// Each [`reply`](crate::Cx::reply) since the last call, and [written](crate::Cx::write) bytes: those between two replies
+    /// are one element.
     pub replies: Vec<Vec<u8>>,
 }
 
-/// What a service did.
+/// The results of a service's methods.
 struct Seen<S: Service<H>, H> {
-    /// `None` while `open` waits.
+    /// `None` while `open` is pending.
     opened: Cell<Option<bool>>,
-    /// Of the frame that is on its way.
+    /// The head of the frame on its way.
     head: Cell<H>,
     result: RefCell<Option<Result<(), S::Error>>>,
     closed: Cell<Option<CloseReason>>,
 }
 
 impl<S: Service<H>, H: Default + 'static> TestConn<S, H> {
-    /// Opens a connection to the service that the factory makes, and greets it with nothing. An [`open`](Service::open) that waits
-    /// is waited for; one that never ends is dropped at [`Limits::open_timeout`].
+    /// Opens a connection to the service that the factory makes. A pending [`open`](Service::open) is awaited; it is dropped at
+    /// [`Limits::open_timeout`].
     ///
     /// # Panics
     /// If the factory fails, or the service panics.
@@ -102,7 +102,7 @@ impl<S: Service<H>, H: Default + 'static> TestConn<S, H> {
     where
         Make: IntoService<Replies<H>, Service = S>,
     {
-        /// The first port, as of any server.
+        /// The first port of any server.
         const ADDR: (Ipv4Addr, u16) = (Ipv4Addr::new(10, 0, 0, 1), 7000);
         let time = VirtualTime::start();
         let trace = Trace::new(time.clone(), Keeps::Events);
@@ -135,12 +135,12 @@ impl<S: Service<H>, H: Default + 'static> TestConn<S, H> {
     /// Hands a frame to the service and waits until its call is done.
     ///
     /// # Panics
-    /// If the service panics, the connection is closed already, or the call waits and nothing can happen any more.
+    /// If the service panics, the connection is closed already, or the call is pending and nothing can happen any more.
     pub fn call(&mut self, frame: impl AsRef<[u8]>) -> Called<S::Error> {
         self.call_with_head(frame, H::default())
     }
 
-    /// As [`call`](TestConn::call), with the head that the framing hands over with the frame.
+    /// Hands a frame with a head to the service, as [`call`](TestConn::call).
     ///
     /// ```
     /// use ringserve::testing::TestConn;
@@ -198,7 +198,7 @@ impl<S: Service<H>, H: Default + 'static> TestConn<S, H> {
         })
     }
 
-    /// Replies since the last look: those of [`open`](Service::open), of tasks, of other connections.
+    /// Replies since the last call of this: those of [`open`](Service::open), of tasks, of other connections.
     pub fn replies(&mut self) -> Vec<Vec<u8>> {
         let mut bytes = [0; 4096];
         while let Some(socket) = &mut self.socket {
@@ -226,18 +226,18 @@ impl<S: Service<H>, H: Default + 'static> TestConn<S, H> {
         self.seen.closed.get().is_some() || self.seen.opened.get() == Some(false)
     }
 
-    /// Why it is closed; `None` while it is open, and if [`open`](Service::open) refused it or was dropped.
+    /// The reason of the close; `None` while the connection is open, and if [`open`](Service::open) refused it or was dropped.
     pub fn close_reason(&self) -> Option<CloseReason> {
         self.seen.closed.get()
     }
 
-    /// Runs what is due now.
+    /// Runs everything that is due now.
     fn settle(&self) {
         let now = self.world.now();
         self.world.run(Some(now), |_| false);
     }
 
-    /// Has a panic of the service be one of the test.
+    /// Turns a panic of the service into one of the test.
     fn guarded<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> T {
         let kept = panics::Kept::begin();
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| act(self)));
@@ -256,7 +256,7 @@ impl<S: Service<H>, H: Default + 'static> TestConn<S, H> {
 impl<S: Service<H>, H: Default + 'static> Drop for TestConn<S, H> {
     fn drop(&mut self) {
         drop(self.socket.take());
-        // What the service says at its end is no longer of interest.
+        // Panics of the service at its end are no longer of interest.
         let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.world.drop_servers()));
     }
 }
@@ -267,11 +267,11 @@ impl<S: Service<H>, H: Default + 'static> fmt::Debug for TestConn<S, H> {
     }
 }
 
-/// What stands before each reply: bytes that no service writes by chance.
+/// The bytes before each reply, which no service writes by chance.
 const MARK: [u8; 8] = [0xF7, 0x1C, 0xE2, 0x93, 0x0B, 0xD8, 0x65, 0xAA];
 
-/// The framing below a [`TestConn`]: each reply can be told from what was written beside it. What is sent through it has no head,
-/// which is put at each frame before the service sees it.
+/// The framing below a [`TestConn`]: it tells each reply from written bytes. Frames that are sent have no head; the head is put
+/// to each frame before the service sees it.
 #[doc(hidden)]
 pub struct Replies<H>(PhantomData<fn() -> H>);
 
@@ -302,7 +302,7 @@ impl<H: Default + 'static> TypedFraming for Replies<H> {
     }
 }
 
-/// What a service wrote, reply by reply.
+/// The written bytes of a service, reply by reply.
 fn split(mut bytes: &[u8]) -> Vec<Vec<u8>> {
     let mut replies = Vec::new();
     while !bytes.is_empty() {
@@ -320,7 +320,7 @@ fn split(mut bytes: &[u8]) -> Vec<Vec<u8>> {
     replies
 }
 
-/// What the factory of a [`TestConn`] returns.
+/// The factory's result for a [`TestConn`].
 struct Record<M, S: Service<H>, H> {
     made: M,
     seen: Rc<Seen<S, H>>,
@@ -347,13 +347,13 @@ where
     }
 }
 
-/// A service that remembers what its calls returned.
+/// A service that records the results of its calls.
 struct Recorded<S: Service<H>, H> {
     service: S,
     seen: Rc<Seen<S, H>>,
 }
 
-/// What `open` came to, also if it was dropped.
+/// The result of `open`, also if it was dropped.
 struct OpenAnswer<'a> {
     seen: &'a Cell<Option<bool>>,
     is_open: bool,

@@ -93,7 +93,7 @@ pub struct State {
     pub cover: Coverage,
     /// Depends on everything that was reaped.
     pub hash: u64,
-    /// The last lines, if anybody wants to read them.
+    /// The last lines, if a reader wants them.
     pub trace: Option<VecDeque<String>>,
     /// Every connection there ever is.
     pub socks: Vec<Sock>,
@@ -204,7 +204,7 @@ impl State {
         }
     }
 
-    /// Notes what happens, if anybody wants to read it.
+    /// Notes an event, if a reader wants it.
     #[inline]
     pub fn log(&mut self, line: impl FnOnce() -> String) {
         if let Some(trace) = &mut self.trace {

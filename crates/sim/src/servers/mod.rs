@@ -7,7 +7,7 @@
 //!   service    what user code does, panics included
 //!   proxied    clients behind proxies, and intruders
 //!   layered    clients through the toy transport, and peers that break it
-//!   rules      rules of framing that are switched, frames in pieces, codecs: a service and a client of its own for each
+//!   rules      rules of framing that are switched, frames in pieces, codecs: a separate service and client for each
 //!   start      what factories wait for
 //!   meshes     what shards ask of each other
 //!   cover      what has to happen in a campaign, and how often it did

@@ -195,7 +195,7 @@ fn commands_do_what_they_say() {
             asks(&mut me, "/who", &format!("* {longest} is in {longest}")).await?;
             asks(&mut me, "/name Zoë_1-2  \r", "* you are called Zoë_1-2 now").await?;
             asks(&mut me, "/leave", "* you are in lobby now").await?;
-            // A member hears none of its own lines, and an empty one is none.
+            // A member hears no line that it said, and an empty one is none.
             asks(&mut me, "hello\n\n\r\n/who ", "* Zoë_1-2 is in lobby").await?;
             asks(&mut me, "/join lobby", "* you are in lobby now").await?;
             asks(&mut me, "/who", "* Zoë_1-2 is in lobby").await?;

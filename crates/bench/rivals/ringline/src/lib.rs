@@ -15,7 +15,7 @@ const SEND_BUFFERS: u16 = 4096;
 /// Connections at a time: what the library's own benchmark sets. Their state is allocated at the start.
 const CONNECTIONS_MAX: u32 = 16 * 1024;
 
-/// Runs one worker, which does everything but accept: that is the work of a thread of its own.
+/// Runs one worker, which does everything but accept: that is the work of a separate thread.
 pub fn run<H: AsyncEventHandler>(address: SocketAddr) -> io::Result<()> {
     let config = ConfigBuilder::new()
         .workers(1)

@@ -1,4 +1,4 @@
-//! Where a service is reached, and what holds for it there.
+//! Endpoints of a service, with their options.
 
 use std::fmt;
 use std::net::ToSocketAddrs;
@@ -17,8 +17,8 @@ use crate::peer::Peer;
 use crate::server::socket_options::options::SocketOptions;
 use crate::shard::state::Admit;
 
-/// A TCP address, on every address it resolves to. Port 0 finds a free port. One that cannot be resolved is reported at the
-/// start. `[::]` and IPv4 go together as with [`Server::listen`](crate::Server::listen).
+/// A TCP address, on every address that it resolves to. Port 0 finds a free port. An address that cannot be resolved is an
+/// error of the start. `[::]` and IPv4 go together as in [`Server::listen`](crate::Server::listen).
 pub fn tcp(addr: impl ToSocketAddrs) -> Endpoint {
     Endpoint(Binds::default().ip(addr))
 }
@@ -29,21 +29,21 @@ pub fn unix(path: impl Into<PathBuf>) -> Endpoint {
 }
 
 /// A socket that listens already: a [`TcpListener`](std::net::TcpListener) or a
-/// [`UnixListener`](std::os::unix::net::UnixListener) of the standard library, or a descriptor of such a socket. One that is
-/// none, or does not listen, is reported at the start ([`Error::Address`](crate::Error::Address)).
+/// [`UnixListener`](std::os::unix::net::UnixListener) of the standard library, or a descriptor of such a socket. Another
+/// descriptor is an error of the start ([`Error::Address`](crate::Error::Address)).
 ///
 /// The socket may have other owners: the service manager that made it, the next instance of this program, a duplicate in this
-/// process. Nothing is done to it that keeps them from accepting. A shutdown stops accepting and closes this server's
-/// descriptors: what was accepted by then is served, what is queued or comes later waits for the next owner that accepts, and the
-/// file of a Unix socket stays. If this server was the last owner, the kernel then resets what is queued, which a server that
-/// binds the address itself [does not let happen](crate::ServerHandle::shutdown).
+/// process. The server does nothing to it that keeps them from accepting. A shutdown stops accepting and closes this server's
+/// descriptors: accepted connections are served, queued and later ones wait for the next owner, and the file of a Unix socket
+/// stays. If this server was the last owner, the kernel then resets the queue, which a server that binds the address itself
+/// [does not let happen](crate::ServerHandle::shutdown).
 ///
 /// * All shards accept from its one queue, as from that of a Unix socket. A shard that pauses at
-///   [`connections_max`](crate::limits::ServerLimits::connections_max) may take one connection more, for which the kernel may have woken
-///   it in the place of another owner; without room on another shard it waits there for a place.
-/// * It is made non-blocking, for every owner: between the wake-up and the accept another owner may have taken the connection.
+///   [`connections_max`](crate::limits::ServerLimits::connections_max) may take one connection more, for which the kernel may
+///   have woken it in the place of another owner; if no other shard has room, the connection waits there for a place.
+/// * It is made non-blocking, for every owner: between wake-up and accept another owner may have taken the connection.
 /// * Of [`SocketOptions`] those are set that an accepted connection inherits, for every owner's connections. `backlog`,
-///   `fast_open`, `defer_accept`, `incoming_cpu` and `unix_mode` are its maker's and stay as they are.
+///   `fast_open`, `defer_accept`, `incoming_cpu` and `unix_mode` are left to the socket's maker.
 ///
 /// ```no_run
 /// use std::net::TcpListener;
@@ -72,13 +72,13 @@ pub fn adopt(listener: impl Into<OwnedFd>) -> Endpoint {
     Endpoint(Binds::default().adopted(listener.into()))
 }
 
-/// The sockets with this name that a service manager handed to the process, as systemd does by socket activation
-/// (`sd_listen_fds(3)`): they are [adopted](adopt). `None` if there are none, or they were taken before, so that a program can
+/// Takes the sockets with this name that a service manager handed to the process, as systemd does by socket activation
+/// (`sd_listen_fds(3)`), and [adopts](adopt) them. `None` if there are none, or they were taken before, so that a program can
 /// be started both ways.
 ///
-/// The name is that of `FileDescriptorName=`, by default the socket unit's (`app.socket`), and `unknown` where the manager gives
-/// none. The first call reads `LISTEN_PID`, `LISTEN_FDS` and `LISTEN_FDNAMES`, and makes all sockets that were handed over
-/// close-on-exec; the variables stay, and mean nothing to child processes, which have another number than `LISTEN_PID`.
+/// The name is that of `FileDescriptorName=`, by default that of the socket unit (`app.socket`), and `unknown` where the
+/// manager gives none. The first call reads `LISTEN_PID`, `LISTEN_FDS` and `LISTEN_FDNAMES`, and makes all these sockets
+/// close-on-exec. The variables stay, and mean nothing to child processes, whose number is not `LISTEN_PID`.
 ///
 /// ```no_run
 /// use ringserve::listen::{activated, tcp};
@@ -91,24 +91,24 @@ pub fn activated(name: &str) -> Option<Endpoint> {
     (!sockets.is_empty()).then(|| Endpoint(all(sockets)))
 }
 
-/// Several endpoints of one service, of which more is to be said. A list that is told nothing goes to
+/// Several endpoints of one service, to set framing, name or limits for them. A list without settings goes to
 /// [`Server::service`](crate::Server::service) as it is.
 pub fn endpoints(list: impl IntoEndpoints<Framing = Raw>) -> Endpoints<Raw> {
     list.into_endpoints()
 }
 
-/// Where a service is reached: made by [`tcp`], [`unix`], [`adopt`] and [`activated`].
+/// An endpoint of a service, made by [`tcp`], [`unix`], [`adopt`] and [`activated`].
 #[derive(Debug)]
 pub struct Endpoint(pub(crate) Binds);
 
 impl Endpoint {
-    /// Proxies connect here: each connection begins with a header of the PROXY protocol, which says who the client is.
+    /// Expects a header of the PROXY protocol at the begin of each connection, which names the client.
     pub fn proxy_protocol(self, protocol: ProxyProtocol) -> Endpoint {
         Endpoint(self.0.proxy_protocol(protocol))
     }
 
-    /// Its connections have a [transport](crate::transport) between socket and framing, for which there is one value of `make` on each
-    /// shard, made at the start. The handshake comes behind the header of the [PROXY protocol](Endpoint::proxy_protocol), and before
+    /// Puts a [transport](crate::transport) between socket and framing of its connections. `make` makes one value on each
+    /// shard, at the start. The handshake follows the [PROXY header](Endpoint::proxy_protocol), and comes before
     /// [`Service::open`](crate::Service::open).
     pub fn transport<T: Transport>(self, make: impl Fn() -> T + Send + Sync + 'static) -> Endpoint {
         Endpoint(self.0.transport(MakeTransport::new(make)))
@@ -140,7 +140,7 @@ impl Endpoint {
     }
 }
 
-/// The endpoints of one service, and what holds for its connections. What is not said here is as the server was told:
+/// The endpoints of one service, with settings for its connections. A setting that is left out is taken from the server:
 /// [`Server::limits`](crate::Server::limits), [`Server::sockets`](crate::Server::sockets),
 /// [`Server::admit`](crate::Server::admit).
 pub struct Endpoints<F = Raw> {
@@ -153,7 +153,7 @@ pub struct Endpoints<F = Raw> {
 }
 
 impl<F> Endpoints<F> {
-    /// How bytes become frames. Without it each frame is whatever arrived together.
+    /// Sets how bytes become frames. Without a framing each frame is a piece of received bytes.
     pub fn framing<G: TypedFraming + Clone + Send>(self, framing: G) -> Endpoints<G> {
         Endpoints {
             framing,
@@ -165,18 +165,18 @@ impl<F> Endpoints<F> {
         }
     }
 
-    /// The name of the service in [figures](crate::stats::ServiceStats), in the log and in errors. By default it is the first
-    /// address. Two services may not have one name.
+    /// Names the service in [figures](crate::stats::ServiceStats), in the log and in errors. By default it has its first
+    /// address for a name. Two services may not have one name.
     pub fn name(self, name: impl Into<String>) -> Endpoints<F> {
         Endpoints { name: Some(name.into()), ..self }
     }
 
-    /// The limits of its connections.
+    /// Sets the limits of its connections.
     pub fn limits(self, limits: Limits) -> Endpoints<F> {
         Endpoints { limits: Some(limits), ..self }
     }
 
-    /// What the kernel is told about its sockets.
+    /// Sets the options of its sockets.
     pub fn sockets(self, sockets: SocketOptions) -> Endpoints<F> {
         Endpoints { sockets: Some(sockets), ..self }
     }
@@ -196,10 +196,10 @@ impl<F> fmt::Debug for Endpoints<F> {
     }
 }
 
-/// What [`Server::service`](crate::Server::service) takes: an [`Endpoint`], an array, a `Vec` or a tuple of up to four of them, or
-/// [`Endpoints`].
+/// Endpoints that [`Server::service`](crate::Server::service) takes: an [`Endpoint`], an array, a `Vec`, a tuple of up to four
+/// of them, or [`Endpoints`].
 pub trait IntoEndpoints {
-    /// How the bytes of their connections become frames.
+    /// The framing of their connections.
     type Framing: TypedFraming + Clone + Send;
 
     /// All of them.

@@ -15,7 +15,7 @@ pub(super) const RETRY_FOR: Duration = Duration::from_millis(250);
 pub(super) const RETRY_EVERY: Duration = Duration::from_millis(10);
 
 /// `SO_REUSEPORT` lets a second server bind the same port without a word and take half of the connections. A
-/// bind without it fails if anybody listens there.
+/// bind without it fails if a process listens there.
 pub(super) fn refuse_second_instance(addr: SocketAddr, v6_only: bool) -> Result<(), Error> {
     let deadline = Deadline::within(RETRY_FOR);
     loop {

@@ -1,4 +1,4 @@
-//! Where a server listens: the addresses it is given, and a socket for each shard and address.
+//! Listening sockets: the addresses of a server, and a socket for each shard and address.
 
 pub(crate) mod addr;
 mod adopted;

@@ -1,4 +1,4 @@
-//! Listeners that proxies connect to.
+//! Listeners for connections that come through proxies.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -8,18 +8,18 @@ use ipnet::IpNet;
 use ringserve_core::Address;
 use ringserve_core::proxy::Expected;
 
-/// Bytes of a header of version 2 that may be allowed: what every receiver has to take, and all that the length in it can say.
+/// The range of `header_bytes_max`: the size that every receiver has to take, and the largest that the length field can say.
 const HEADER_BYTES: (usize, usize) = (536, 16 + 65_535);
 
-/// The PROXY protocol at a listener: whose headers are believed, and how much of them. For [`Endpoint::proxy_protocol`] and
-/// [`Server::proxy_protocol`].
+/// The PROXY protocol at a listener: the sources whose headers are believed, and the largest header. For
+/// [`Endpoint::proxy_protocol`] and [`Server::proxy_protocol`].
 ///
-/// Each connection begins with a header, of version 1 or 2, or it is closed: whether one comes is never guessed from what was
-/// received, since a client that is let in without one could as well send one, and claim any address. Clients that come directly
-/// have another listener of the same service. [`Service::open`] and everything behind it see the client:
-/// [`Peer::addr`], [`Peer::local_addr`], and the proxy in [`Peer::via`].
+/// Each connection begins with a header of version 1 or 2, or it is closed. The server never guesses from received bytes
+/// whether a header is there: a client that got in without one could as well send one, and claim any address. Clients that
+/// connect directly have another listener of the same service. [`Service::open`] and everything behind it see the client in
+/// [`Peer::addr`] and [`Peer::local_addr`], and the proxy in [`Peer::via`].
 ///
-/// | what comes | what happens |
+/// | received | outcome |
 /// |---|---|
 /// | a header for `TCP4`, `TCP6` | the client is the peer |
 /// | `UNKNOWN`, `LOCAL`, no or a Unix address | the proxy is the peer, as in its health checks |
@@ -28,8 +28,8 @@ const HEADER_BYTES: (usize, usize) = (536, 16 + 65_535);
 /// | half a header, or nothing, for [`Limits::proxy_header_timeout`](crate::Limits::proxy_header_timeout) | closed, [`ProxyTimeout`](crate::CloseReason::ProxyTimeout) |
 /// | FIN before the first byte | closed, [`ProxyNoHeader`](crate::CloseReason::ProxyNoHeader) |
 ///
-/// A header costs no allocation, and about 100 bytes for each slot of the connection table once a connection came through a
-/// proxy, in pieces of 256 slots.
+/// A header costs no allocation. From the first connection through a proxy on, each slot of the connection table costs about
+/// 100 bytes, in pieces of 256 slots.
 ///
 /// ```no_run
 /// use ringserve::listen::{ProxyProtocol, endpoints, tcp};
@@ -64,37 +64,37 @@ const HEADER_BYTES: (usize, usize) = (536, 16 + 65_535);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProxyProtocol {
     networks: Vec<IpNet>,
-    /// The first one that is none.
+    /// The first network that could not be parsed.
     unclear: Option<String>,
     header_bytes_max: usize,
     keeps_tlvs: bool,
 }
 
 impl Default for ProxyProtocol {
-    /// Believes every peer of a Unix socket, whose permissions say which may connect. At a TCP address it would believe none, which the
-    /// start refuses.
+    /// Believes every peer of a Unix socket, whose permissions say which may connect. At a TCP address it would believe none,
+    /// which the start refuses.
     fn default() -> ProxyProtocol {
         ProxyProtocol { networks: Vec::new(), unclear: None, header_bytes_max: 4096, keeps_tlvs: false }
     }
 }
 
 impl ProxyProtocol {
-    /// Bytes that a header of version 2 may have, 536 to 65551. Default 4096: one with the certificate of a client may need
-    /// more. A connection holds that much at most before it is open.
+    /// Sets the largest header of version 2, 536 to 65551 bytes. Default 4096: a header with the certificate of a client may
+    /// need more. A connection holds at most that much before it is open.
     #[must_use]
     pub fn header_bytes_max(self, bytes: usize) -> ProxyProtocol {
         ProxyProtocol { header_bytes_max: bytes, ..self }
     }
 
-    /// Keeps what headers of version 2 say beside addresses, for [`Cx::tlvs`](crate::Cx::tlvs) and
+    /// Keeps fields of version 2 in addition to the addresses, for [`Cx::tlvs`](crate::Cx::tlvs) and
     /// [`Opening::tlvs`](crate::Opening::tlvs): the name that the client asked for, its certificate, the proxy's name for the
-    /// connection. One allocation of as many bytes for each connection that brings some. Off by default.
+    /// connection. One allocation for each connection that brings some, of their size. Off by default.
     #[must_use]
     pub fn keep_tlvs(self) -> ProxyProtocol {
         ProxyProtocol { keeps_tlvs: true, ..self }
     }
 
-    /// Refuses what can hold for no listener, or not for the one at `addr`.
+    /// Refuses settings that fit no listener, or not the one at `addr`.
     pub(super) fn check(&self, addr: &Address) -> io::Result<()> {
         let wrong = |text: String| Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         if let Some(text) = &self.unclear {
@@ -121,7 +121,7 @@ fn network(text: &str) -> Option<IpNet> {
     network.or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))
 }
 
-/// From the networks whose headers are believed, each an address with the bits that count, as `10.0.0.0/8`, or an address alone.
+/// Networks whose headers are believed, each an address with a prefix length, such as `10.0.0.0/8`, or an address alone.
 impl<T: AsRef<str>> FromIterator<T> for ProxyProtocol {
     fn from_iter<I: IntoIterator<Item = T>>(networks: I) -> ProxyProtocol {
         let mut protocol = ProxyProtocol::default();
@@ -147,15 +147,15 @@ impl<T: AsRef<str>> From<Vec<T>> for ProxyProtocol {
     }
 }
 
-/// What proxies at one listener are believed.
+/// The proxies that one listener believes.
 pub(crate) struct Trust {
     protocol: ProxyProtocol,
-    /// Its permissions say who may connect.
+    /// A Unix socket, whose permissions say which peers may connect.
     is_unix: bool,
 }
 
 impl Trust {
-    /// True if a header from there is believed.
+    /// True if a header from `source` is believed.
     pub(crate) fn includes(&self, source: Option<SocketAddr>) -> bool {
         let Some(source) = source.filter(|_| !self.is_unix) else { return self.is_unix };
         let ip = source.ip().to_canonical();
@@ -168,7 +168,7 @@ impl Trust {
 pub(crate) struct Proxies(Arc<[Option<Trust>]>);
 
 impl Proxies {
-    /// Of the listeners in their order, each with what it expects of proxies, if it does.
+    /// The settings of the listeners in their order, each with the proxies that it believes, if any.
     pub(crate) fn of<'a>(
         listeners: impl Iterator<Item = (&'a Address, Option<&'a ProxyProtocol>)>,
     ) -> Proxies {
@@ -180,12 +180,12 @@ impl Proxies {
         if all.iter().any(Option::is_some) { Proxies(all) } else { Proxies::default() }
     }
 
-    /// What a listener's connections begin with.
+    /// The proxies of a listener, if it expects headers.
     pub(crate) fn at(&self, listener: u16) -> Option<&Trust> {
         self.0.get(usize::from(listener))?.as_ref()
     }
 
-    /// Those that expect one.
+    /// The listeners that expect headers.
     pub(crate) fn expected(&self) -> impl Iterator<Item = (u16, Expected)> {
         self.0.iter().enumerate().filter_map(|(listener, trust)| {
             let ProxyProtocol { header_bytes_max, keeps_tlvs, .. } = trust.as_ref()?.protocol;

@@ -137,7 +137,7 @@ impl Listen<'_> {
     }
 }
 
-/// `[::]` takes IPv4 as well, unless the same server has a listener of its own for it.
+/// `[::]` takes IPv4 as well, unless the same server has a separate listener for it.
 fn is_v6_only(addr: SocketAddr, all: &[&Address]) -> bool {
     let is_own_v4 = |other: &SocketAddr| other.is_ipv4() && other.port() == addr.port() && addr.port() != 0;
     matches!(addr.ip(), IpAddr::V6(ip) if ip.is_unspecified())

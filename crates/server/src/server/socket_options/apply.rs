@@ -1,7 +1,6 @@
-//! Setting options, and looking at what became of them.
+//! Setting options and reading them back.
 //!
-//! Each option is set and read back. What the kernel refuses is an error; what it gives in another measure is a warning,
-//! once, however many listeners get the same.
+//! A refusal of the kernel is an error; a value in another measure is a warning, once, however many listeners get the same.
 
 use std::fmt;
 use std::fs;
@@ -15,7 +14,7 @@ use socket2::{Socket, TcpKeepalive};
 use super::check::SocketOptionError;
 use super::options::{KeepAlive, SocketOptions};
 
-/// A socket option that has not the effect it was set for. As text the cause and, where there is one, the fix, as
+/// A socket option without the effect it was set for. Its text has the cause and, where there is one, the fix, such as
 /// `send_buffer_bytes 8388608 was cut to 4194304 by net.core.wmem_max; raise that to have more`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SocketOptionWarning {
@@ -30,7 +29,7 @@ impl SocketOptionWarning {
         self.name
     }
 
-    /// The value the kernel gave, if it gave another one than was asked for.
+    /// The value that the kernel gave, if it differs from the one asked for.
     pub fn given(&self) -> Option<&str> {
         self.given.as_deref()
     }
@@ -42,7 +41,7 @@ impl fmt::Display for SocketOptionWarning {
     }
 }
 
-/// Those of one start, each once.
+/// The warnings of one start, each once.
 #[derive(Default)]
 pub(crate) struct Warnings(Vec<SocketOptionWarning>);
 
@@ -58,7 +57,7 @@ impl Warnings {
         }
     }
 
-    /// The kernel gave another value. `wanted` is what the text calls it, with its value.
+    /// Warns of another value. `wanted` is the name in the text, with its value.
     fn differs(
         &mut self,
         name: &'static str,
@@ -75,9 +74,9 @@ impl Warnings {
         self.add(name, Some(given.to_string()), text);
     }
 
-    /// What becomes of connections that are being made as one of two servers on a port closes its listeners.
+    /// Warns of connections that are being made while one of two servers on a port closes its listeners.
     pub(crate) fn shared_port(&mut self) {
-        // Not there before Linux 5.14.
+        // The sysctl is there from Linux 5.14 on.
         let migrates = sysctl("net.ipv4.tcp_migrate_req").is_some_and(|value| value != "0");
         if !migrates {
             let text = "share_port: net.ipv4.tcp_migrate_req is off, so a connection whose handshake takes longer than a \
@@ -96,16 +95,16 @@ impl Warnings {
     }
 }
 
-/// Why a value is another one than was asked for.
+/// The reason why a value differs from the one asked for.
 enum Cause {
     CutBy(&'static str),
     Rounds(&'static str),
 }
 
-/// One listener that gets its options.
+/// A listener that gets its options.
 struct Setting<'a> {
     socket: &'a Socket,
-    /// Where differences go, if anybody wants to know.
+    /// Differences, if the caller collects them.
     warnings: Option<&'a mut Warnings>,
 }
 
@@ -121,7 +120,7 @@ impl Setting<'_> {
     ) -> Result<(), SocketOptionError> {
         set(self.socket, &wanted).map_err(|error| SocketOptionError::refused(name, wanted.shown(), error))?;
         let Some(warnings) = &mut self.warnings else { return Ok(()) };
-        // What cannot be read, as in some sandboxes, is believed.
+        // A value that cannot be read, as in some sandboxes, is believed.
         if let Ok(given) = get(self.socket)
             && given != wanted
         {
@@ -132,7 +131,7 @@ impl Setting<'_> {
     }
 }
 
-/// How a value is written in the log.
+/// The form of a value in the log.
 trait Shown {
     fn shown(&self) -> String;
 }
@@ -162,7 +161,7 @@ impl Shown for Duration {
 }
 
 impl SocketOptions {
-    /// Sets all but the backlog on a listener of TCP. `cpu` is that of its shard.
+    /// Sets all options but the backlog on a TCP listener. `cpu` is that of its shard.
     pub(crate) fn set_on_tcp(
         &self,
         listener: &Socket,
@@ -180,7 +179,7 @@ impl SocketOptions {
         Ok(())
     }
 
-    /// Sets what a connection inherits on a listener that was adopted.
+    /// Sets the options that a connection inherits on an adopted listener.
     pub(crate) fn set_on_adopted(
         &self,
         listener: &Socket,
@@ -206,7 +205,7 @@ impl SocketOptions {
         }
     }
 
-    /// Sets what a connection inherits on a socket that is to connect. What the kernel makes of it was said at the start.
+    /// Sets the options that a connection inherits on a socket before it connects. The start warned of differences already.
     pub(crate) fn set_before_connect(&self, socket: &Socket) -> Result<(), SocketOptionError> {
         self.set_for_connection(&mut Setting { socket, warnings: None })
     }
@@ -238,7 +237,7 @@ impl SocketOptions {
                 false => Cause::Rounds("the kernel takes no less"),
             }
         };
-        // The kernel doubles the number and tells the double.
+        // The kernel doubles the number and returns the double.
         let halved =
             |bytes: io::Result<usize>| bytes.map(|bytes| u32::try_from(bytes / 2).unwrap_or(u32::MAX));
         if let Some(bytes) = self.send_buffer_bytes {
@@ -273,7 +272,7 @@ impl SocketOptions {
         }
         if let Some(time) = self.defer_accept {
             let set = |socket: &Socket, time: &Duration| {
-                // Never less than was asked for.
+                // Never less than the option asks for.
                 let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
                 TcpOption::DeferAccept.set(socket, u32::try_from(seconds).unwrap_or(u32::MAX))
             };
@@ -292,7 +291,7 @@ impl SocketOptions {
         let Some(name) = self.congestion.clone() else { return Ok(()) };
         let set = |socket: &Socket, name: &String| socket.set_tcp_congestion(name.as_bytes());
         let get = |socket: &Socket| {
-            // It comes with the zeroes behind it.
+            // The value comes with trailing zeroes.
             let bytes = socket.tcp_congestion()?;
             let name = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
             Ok(String::from_utf8_lossy(name).into_owned())
@@ -312,7 +311,7 @@ impl SocketOptions {
         i32::try_from(self.backlog).unwrap_or(i32::MAX)
     }
 
-    /// What can be told before there is a listener. `pinned` is true if the shards are.
+    /// Warns of options that can be judged before there is a listener. `pinned` is true if the shards are.
     pub(crate) fn warn_beforehand(&self, pinned: bool, warnings: &mut Warnings) {
         let somaxconn = sysctl("net.core.somaxconn").and_then(|max| max.parse::<u32>().ok());
         if let Some(max) = somaxconn.filter(|max| *max < self.backlog) {
@@ -336,7 +335,7 @@ impl SocketOptions {
         }
     }
 
-    /// Options that a Unix socket has, but does not hand on.
+    /// Warns of options that a Unix socket has but does not hand on.
     pub(crate) fn warn_of_unix(&self, warnings: &mut Warnings) {
         let options = [
             ("send_buffer_bytes", self.send_buffer_bytes, "net.core.wmem_default"),
@@ -350,8 +349,8 @@ impl SocketOptions {
         }
     }
 
-    /// Unanswered probes after which `user_timeout` gives a silent peer up, if both are set. The kernel looks when the
-    /// next probe is due.
+    /// Unanswered probes after which `user_timeout` gives a silent peer up, if both are set. The kernel looks when the next
+    /// probe is due.
     fn probes_in_time(&self) -> Option<u32> {
         let KeepAlive { idle, interval, .. } = self.keep_alive?;
         let left = self.user_timeout?.saturating_sub(idle).as_secs_f64();
@@ -372,7 +371,7 @@ fn set_keep_alive(to: &mut Setting<'_>, keep_alive: KeepAlive) -> Result<(), Soc
     to.set("keep_alive.probes", probes, set, Socket::tcp_keepalive_retries, kernel)
 }
 
-/// A setting of the kernel by its name, as `net.core.somaxconn`.
+/// A setting of the kernel by its name, such as `net.core.somaxconn`.
 fn sysctl(name: &str) -> Option<String> {
     let text = fs::read_to_string(format!("/proc/sys/{}", name.replace('.', "/"))).ok()?;
     Some(text.trim().to_owned())

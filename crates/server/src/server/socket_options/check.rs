@@ -1,4 +1,4 @@
-//! Values out of range, and what the kernel refuses.
+//! Values out of range, and values that the kernel refuses.
 
 use std::fmt;
 use std::io;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::options::{KeepAlive, SocketOptions};
 
-/// Which option is wrong, or was refused by the kernel.
+/// A socket option out of range, or refused by the kernel.
 #[derive(Debug)]
 pub struct SocketOptionError {
     name: &'static str,
@@ -19,7 +19,7 @@ enum Why {
     Range(&'static str),
     Refused {
         error: io::Error,
-        /// What would not be refused.
+        /// A value that would be accepted.
         hint: Option<String>,
     },
 }
@@ -119,7 +119,7 @@ impl SocketOptions {
     /// Refuses values out of range.
     ///
     /// # Errors
-    /// The first one found.
+    /// The first fault found.
     pub fn check(&self) -> Result<(), SocketOptionError> {
         positive("backlog", Some(self.backlog))?;
         if let Some(KeepAlive { idle, interval, probes }) = self.keep_alive {
@@ -139,7 +139,7 @@ impl SocketOptions {
             seconds("defer_accept", time)?;
         }
         if let Some(name) = &self.congestion {
-            // Longer ones are cut by the kernel, which may then know them.
+            // The kernel cuts longer names, and may then know them.
             let ok = (1..=15).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic());
             fits("congestion", ok, format_args!("{name:?}"), "1 to 15 ASCII letters")?;
         }

@@ -1,4 +1,4 @@
-//! What the kernel is told about listening and accepted sockets.
+//! Options of listening and accepted sockets.
 
 pub(crate) mod apply;
 pub(crate) mod check;

@@ -1,4 +1,4 @@
-//! Functions that block, beside the shards: what waits for one, and what runs them.
+//! Blocking functions beside the shards: the futures that wait for them, and the pool that runs them.
 //!
 //! ```text
 //!   Shard::spawn_blocking ──▶ Work ──▶ Pool: queue ──▶ a thread of its, or a simulation's clock
@@ -18,7 +18,7 @@ use std::task::{Context, Poll, Waker};
 
 use crate::guard::{discard, guard, wake};
 
-/// Hands a function to a pool. It looks `name` up, if that is there.
+/// Hands a function to a pool. The function resolves `name`, if there is one.
 pub(crate) fn submit<T: Send + 'static>(
     pool: &dyn Pool,
     function: impl FnOnce() -> T + Send + 'static,
@@ -35,12 +35,12 @@ pub(crate) fn resolve(pool: &Arc<dyn Pool>, host: &str, port: u16) -> Blocking<i
     submit(&**pool, move || resolver.look_up(&of, port), Some(host))
 }
 
-/// Why there is no result of a [blocking call](crate::Shard::spawn_blocking).
+/// The reason why a [blocking call](crate::Shard::spawn_blocking) has no result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BlockingError {
-    /// All threads are busy, and as many functions wait as
-    /// [`ServerLimits::blocking_queue_max`](crate::limits::ServerLimits::blocking_queue_max) allows. The function was dropped.
+    /// All threads are busy, and [`ServerLimits::blocking_queue_max`](crate::limits::ServerLimits::blocking_queue_max)
+    /// functions wait already. The function was dropped.
     Full,
     /// The function panicked, with this message.
     Panicked(String),
@@ -67,7 +67,7 @@ impl fmt::Display for BlockingError {
 
 impl std::error::Error for BlockingError {}
 
-/// Waits for the result of a [blocking call](crate::Shard::spawn_blocking). Dropping it stops nothing.
+/// Waits for the result of a [blocking call](crate::Shard::spawn_blocking). Its drop stops nothing.
 #[must_use = "the result, and whether there is one, shows when it is awaited"]
 pub struct Blocking<T> {
     slot: Arc<Slot<T>>,
@@ -110,13 +110,13 @@ impl<T> fmt::Debug for Blocking<T> {
     }
 }
 
-/// What a future and its function share.
+/// State shared by a future and its function.
 struct Slot<T> {
     state: Mutex<State<T>>,
 }
 
 enum State<T> {
-    /// For the function; with what waits for it.
+    /// The function has not ended; with the waker of its future.
     Waits(Option<Waker>),
     Done(Result<T, BlockingError>),
     /// The future has the result, or is gone.
@@ -140,18 +140,18 @@ impl<T> Slot<T> {
         *state = State::Done(result);
         drop(state);
         if let Some(waker) = waker {
-            // If it panics, its task is not woken; the result is dropped with the future.
+            // If the waker panics, its task is not woken; the result is dropped with the future.
             let _ = wake(waker);
         }
     }
 }
 
-/// A function on its way to a thread, whatever it returns. Each one is run or refused.
+/// A function on its way to a thread, of any result. It is run or refused.
 pub(crate) trait Work: Send {
-    /// Runs it, and delivers its result after `ended` was told whether it panicked.
+    /// Runs it, and delivers its result after `ended` was called with whether it panicked.
     fn run(self: Box<Self>, ended: &mut dyn FnMut(bool));
 
-    /// Drops it, and says why.
+    /// Drops it, and reports the reason.
     fn refuse(self: Box<Self>, why: BlockingError);
 }
 
@@ -175,32 +175,32 @@ impl<T: Send + 'static, F: FnOnce() -> T + Send> Work for Call<F, T> {
     }
 }
 
-/// What runs functions that block, for all shards of a server.
+/// Runs blocking functions for all shards of a server.
 pub(crate) trait Pool: Send + Sync {
-    /// Takes a function, or refuses it. It looks `name` up, if that is there.
+    /// Takes a function, or refuses it. The function resolves `name`, if there is one.
     fn submit(&self, work: Box<dyn Work>, name: Option<&str>);
 
-    /// The addresses of a name; it may block.
+    /// Resolves a name; it may block.
     ///
     /// # Errors
-    /// If it has none, or cannot be asked for.
+    /// If the name has no address, or the look-up fails.
     fn look_up(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>>;
 
-    /// What it did so far.
+    /// Its figures so far.
     fn stats(&self) -> BlockingStats;
 
-    /// The server ended. What waits is refused, and so is what comes; what runs is waited for, within a bound.
+    /// Ends the pool with the server. Waiting and later functions are refused; running ones are waited for, within a bound.
     fn end(&self);
 }
 
-/// What the threads of [blocking calls](crate::Shard::spawn_blocking) do and did, for all shards together; names that were
-/// resolved for [`connect`](crate::Shard::connect) are among them.
+/// Figures of the threads for [blocking calls](crate::Shard::spawn_blocking), for all shards together. Look-ups of names for
+/// [`connect`](crate::Shard::connect) are among them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BlockingStats {
-    /// Threads now, those that wait for something to run included.
+    /// Threads now, idle ones included.
     pub threads: usize,
-    /// Functions that run now.
+    /// Functions running now.
     pub running: usize,
     /// Functions that wait for a thread now.
     pub queued: usize,

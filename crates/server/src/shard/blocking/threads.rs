@@ -1,5 +1,5 @@
-//! Threads for functions that block. Crates of thread pools have a fixed number of threads (`rayon-core`, `threadpool`), or threads for
-//! the whole process and a queue without a bound (`blocking`), so this one stands on std's threads.
+//! Threads for blocking functions. Crates of thread pools have a fixed number of threads (`rayon-core`, `threadpool`), or
+//! threads for the whole process and an unbounded queue (`blocking`), so this pool stands on std's threads.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,10 +16,10 @@ use crate::log::guarded;
 use crate::server::cpu;
 use crate::shard::clock::Deadline;
 
-/// How long a thread waits for its next function before it ends: as in tokio's pool, long beside what a new thread costs.
+/// How long an idle thread waits before it ends: as in tokio's pool, and long compared with the cost of a new thread.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// How long functions that run are waited for at the end of the server: as long as connections that the kernel does not end.
+/// How long the end of the server waits for running functions: as long as for connections that the kernel does not end.
 const END: Duration = Duration::from_secs(5);
 
 /// The threads of a server.
@@ -29,15 +29,15 @@ pub(crate) struct Threads {
 
 struct Shared {
     state: Mutex<State>,
-    /// There is something to run, or nothing more to come.
+    /// Signals work, or the end.
     called: Condvar,
-    /// The last thread ended.
+    /// Signals the end of the last thread.
     empty: Condvar,
     threads_max: usize,
     queue_max: usize,
-    /// Where threads may run: a shard that starts one may be pinned.
+    /// The CPUs on which threads may run: a shard that starts one may be pinned.
     cpus: Vec<usize>,
-    /// [`IDLE`] and [`END`], but in tests.
+    /// [`IDLE`] and [`END`], shorter in tests.
     idle: Duration,
     end: Duration,
 }
@@ -46,7 +46,7 @@ struct Shared {
 struct State {
     queue: VecDeque<Box<dyn Work>>,
     threads: usize,
-    /// Threads that take something from the queue as soon as they run.
+    /// Threads that take work from the queue as soon as they run.
     free: usize,
     ended: bool,
     running: usize,
@@ -56,7 +56,7 @@ struct State {
 }
 
 impl Threads {
-    /// Those of a server. None is started yet.
+    /// The pool of a server, without a thread yet.
     pub(crate) fn new(limits: &ServerLimits) -> Threads {
         Threads::within(IDLE, END, limits)
     }
@@ -75,7 +75,8 @@ impl Threads {
         Threads { shared: Arc::new(shared) }
     }
 
-    /// Starts a thread, which is counted as free already. If none can be started and there is no other, what waits is refused.
+    /// Starts a thread, which is counted as free already. If none can be started and there is no other, waiting functions are
+    /// refused.
     fn start_thread(&self) {
         let shared = self.shared.clone();
         let builder = thread::Builder::new().name("ringserve-blocking".to_owned());
@@ -169,7 +170,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A thread's life.
+    /// The loop of a thread.
     fn serve(&self) {
         if !self.cpus.is_empty()
             && let Err(error) = cpu::run_on(&self.cpus)

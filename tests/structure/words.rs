@@ -1,0 +1,139 @@
+//! Words that pages, comments and names do without: each had a plainer or more exact one.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Phrases that no text has, with the reason or what to write instead.
+const PHRASES: &[(&str, &str)] = &[
+    ("nobody", "name the subject: the peer, the client, the service"),
+    ("whoever", "name the subject"),
+    ("whomever", "name the subject"),
+    ("somebody", "name the subject"),
+    ("someone", "name the subject"),
+    ("anybody", "name the subject"),
+    ("anyone", "name the subject"),
+    ("everybody", "name the subjects"),
+    ("everyone", "name the subjects"),
+    ("anew", "again"),
+    ("so many", "name the parameter, in backticks"),
+    ("so long", "name the parameter, in backticks"),
+    ("inside of", "inside"),
+    ("of its own", "its own, or separate"),
+    ("of their own", "their own, or separate"),
+    ("of one's own", "your own"),
+    ("work off", "dispatch"),
+    ("given away", "handed off"),
+    ("pass on to another shard", "hand off"),
+    ("seam", "kernel interface"),
+    ("actor", "the side, or the component: an actor is of the actor model"),
+];
+
+/// Names that were replaced, with their successors.
+const NAMES: &[(&str, &str)] = &[
+    ("Actor", "ClosedBy"),
+    ("AHEAD", "HAND_OFF_LEAD"),
+    ("BufferCounts", "BufferStats"),
+    ("CallCounts", "CallStats"),
+    ("DeadlineElapsed", "Elapsed"),
+    ("DrainBegins", "Draining"),
+    ("Host", "Runtime: a host is a machine"),
+    ("ListenAddr", "Address"),
+    ("OptionError", "SocketOptionError"),
+    ("OptionWarning", "SocketOptionWarning"),
+    ("Stopper", "ShutdownHandle, ServerControl"),
+    ("drain_begins", "draining"),
+    ("given_away", "handed_off"),
+    ("meet_others", "Peers"),
+    ("pass_on", "hand_off"),
+    ("room_made", "slot_freed"),
+    ("serve_http", "serve, of http(..)"),
+    ("serve_stream", "serve, of stream(..)"),
+    ("serve_waiting", "retry_accepts"),
+    ("start_http", "start, of http(..)"),
+    ("start_stream", "start, of stream(..)"),
+    ("work_off", "dispatch"),
+];
+
+/// Characters of a test's name at most: more do not fit a line of `cargo test`.
+const TEST_NAME_MAX: usize = 60;
+
+/// A line for each place of a text where a refused word is.
+fn refused(file: &Path, text: &str) -> String {
+    let mut found = String::new();
+    let is_source = file.extension().is_some_and(|extension| extension == "rs");
+    let mut is_test = false;
+    for (number, line) in (1..).zip(text.lines()) {
+        let mut complain = |word: &str, instead: &str| {
+            let _ = writeln!(found, "  {}:{number}: {word}: {instead}", file.display());
+        };
+        let lower = line.to_ascii_lowercase();
+        for (phrase, instead) in PHRASES.iter().filter(|(phrase, _)| has_word(&lower, phrase)) {
+            complain(phrase, instead);
+        }
+        let trimmed = line.trim_start();
+        if ["/// ...", "//! ..."].iter().any(|begin| trimmed.starts_with(begin)) {
+            complain("...", "a line of documentation stands alone");
+        }
+        if !is_source || trimmed.starts_with("//") {
+            continue;
+        }
+        for (name, instead) in NAMES.iter().filter(|(name, _)| has_word(line, name)) {
+            complain(name, instead);
+        }
+        let name = trimmed.strip_prefix("async ").unwrap_or(trimmed).strip_prefix("fn ");
+        if let Some((name, _)) = name.filter(|_| is_test).and_then(|rest| rest.split_once('('))
+            && name.chars().count() > TEST_NAME_MAX
+        {
+            complain(name, "a test's name has 60 characters at most");
+        }
+        is_test = trimmed.starts_with("#[test]") || is_test && trimmed.starts_with("#[");
+    }
+    found
+}
+
+/// True if `text` has `word`, and no letter, digit or underscore beside it.
+fn has_word(text: &str, word: &str) -> bool {
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    text.match_indices(word).any(|(at, _)| {
+        let (before, behind) = (&text[..at], &text[at + word.len()..]);
+        !before.chars().next_back().is_some_and(is_part) && !behind.chars().next().is_some_and(is_part)
+    })
+}
+
+fn collect(folder: &Path, texts: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("a folder can be read").flatten() {
+        let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+        if path.is_dir() && !matches!(&*name, "target" | "corpus" | ".git" | "artifacts") {
+            collect(&path, texts);
+        } else if [".rs", ".md", ".toml", ".yaml", ".patch", ".service", ".socket"]
+            .iter()
+            .any(|ending| name.ends_with(ending))
+        {
+            texts.push(path);
+        }
+    }
+}
+
+#[test]
+fn refused_words_do_not_occur() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this package is in the workspace");
+    let mut texts = Vec::new();
+    collect(root, &mut texts);
+    assert!(texts.len() > 300, "the texts are there");
+    let mut found = String::new();
+    for file in texts.iter().filter(|file| !file.ends_with("tests/structure/words.rs")) {
+        let text = fs::read_to_string(file).expect("text");
+        found += &refused(file.strip_prefix(root).expect("it is below"), &text);
+    }
+    assert!(found.is_empty(), "words that say less than others, each with what to write:\n{found}");
+}
+
+#[test]
+fn planted_refused_words_are_found() {
+    let text = "// Nobody reads this.\nfn f() { pass_on(hosts) }\n#[test]\n#[ignore]\nfn a23456789_123456789_123456789_123456789_123456789_123456789_() {}\n/// ... and goes on\n// seamless, Hosts";
+    let found = refused(Path::new("a.rs"), text);
+    let places: Vec<&str> = found.lines().map(|line| line.split(": ").next().unwrap_or("").trim()).collect();
+    assert_eq!(places, ["a.rs:1", "a.rs:2", "a.rs:5", "a.rs:6"]);
+    assert_eq!(refused(Path::new("a.md"), "pass_on is not looked for in pages"), "");
+}
