@@ -11,7 +11,7 @@ use bytes::Bytes;
 use ringserve_buf::ReplyWriter;
 use ringserve_core::framing::Written;
 use ringserve_core::proxy::Tlvs;
-use ringserve_core::{ConnId, ConnShared, Frame, Payload};
+use ringserve_core::{ConnId, ConnShared, Frame, Payload, facts_as};
 
 use crate::handle::StreamHandle;
 use crate::peer::Peer;
@@ -209,7 +209,7 @@ impl Stream {
 
     /// Facts from the handshake of the connection's [transport](crate::transport), if they are a `T`.
     pub fn facts<T: 'static>(&self) -> Option<Rc<T>> {
-        self.shared.facts()?.downcast().ok()
+        facts_as(self.shared.facts()?)
     }
 
     /// The id of the connection, unique on its shard.
