@@ -25,75 +25,74 @@
 //!
 //! # What happens
 //!
-//! Each *shard* is a thread with its own listener, ring, connections and service value; by default there is one for
-//! each CPU. Nothing is shared between shards, so a service keeps its state in `Cell` and `RefCell`.
+//! Each *shard* is a thread with its own listener, ring, connections and service value; by default each CPU has one. Shards
+//! share nothing, so a service keeps its state in `Cell` and `RefCell`.
 //!
-//! Bytes that arrive are cut into *frames* by the server's [`framing`]. Each frame is handed to
-//! [`Service::call`], one after the other for a connection. A call that never waits runs straight from the
-//! completion, without allocation. One that waits is set aside, and other connections go on.
+//! The server's [`framing`] cuts received bytes into *frames*. Each frame is handed to [`Service::call`], one after the other
+//! for a connection. A call that never waits runs straight from the completion, without an allocation. A pending call is set
+//! aside, and other connections go on.
 //!
 //! [`Cx::reply`] never waits: it queues, and all replies of a turn of the shard's loop leave in one send. When a peer
-//! reads too slowly its next frames are held back, then receiving stops and TCP slows it down.
-//! [`Cx::ready`] lets a handler that streams wait for room; a [`ConnHandle`] pushes to a connection from any thread
-//! and says when it is full.
+//! reads too slowly its next frames are held back, then receiving stops and TCP slows the peer down. A handler that streams
+//! awaits [`Cx::ready`]; a [`ConnHandle`] pushes to a connection from any thread, and reports a full outbox.
 //!
-//! # What a frame is
+//! # Framings
 //!
-//! [`framing`] has lines, delimiters, fixed sizes, lengths of every kind and raw bytes. Another one is a trait with two
-//! methods: [a page](guide::framing) of the [guide] writes one, and `examples/custom_framing.rs` is a server with it. With the
-//! feature `codec`, which is off by default, the module `codec` takes codecs of `tokio_util` as they are.
+//! [`framing`] has lines, delimiters, fixed sizes, lengths of every kind and raw bytes. Your own is a trait with two methods:
+//! [a page](guide::framing) of the [guide] writes one, and `examples/custom_framing.rs` is a server with it. With the feature
+//! `codec` the module `codec` takes codecs of `tokio_util` as they are.
 //!
-//! # Waiting, and others
+//! # Waiting and tasks
 //!
-//! A call may await whatever it likes: [`Cx::sleep`], [`Cx::timeout`] around any future, a channel that another thread
-//! feeds. The next frame of its connection waits until it is done, unless [`Limits::calls_in_flight_max`] allows more at
-//! once. [`Cx::spawn`] starts what does not belong to a connection, [`Cx::spawn_on_connection`] what ends with it; the
-//! [handle](task::JoinHandle) of a task gives its value and aborts it. [`Shard::interval`] ticks. With the feature `sync` there are
-//! channels and locks in [`sync`].
+//! A call may await anything: [`Cx::sleep`], [`Cx::timeout`] around any future, a channel fed by another thread. The next frame
+//! of its connection waits until it is done, unless [`Limits::calls_in_flight_max`] allows more at once. [`Cx::spawn`] starts a
+//! task that is independent of connections, [`Cx::spawn_on_connection`] one that ends with its connection; the
+//! [handle](task::JoinHandle) of a task returns its value, and aborts it. [`Shard::interval`] ticks. With the feature `sync`
+//! there are channels and locks in [`sync`].
 //!
-//! [`ConnHandle`] reaches a connection from anywhere; [`LocalHandle`] does so on its own shard and costs less. State that is
-//! split over the shards is reached by messages: [`sync::Mesh`].
+//! [`ConnHandle`] reaches a connection from any thread; [`LocalHandle`] reaches it on its own shard and costs less. Messages
+//! reach state on other shards: [`sync::Mesh`].
 //!
-//! # Protocols that exist
+//! # Existing protocols
 //!
 //! With [`stream()`] a factory serves connections as [`Stream`]s of bytes. With the cargo feature `tokio` they are tokio's
-//! `AsyncRead` and `AsyncWrite`, so hyper and other protocol crates run on a shard, without a tokio runtime. Where a crate
-//! wants to spawn, [`Shard::spawn`] is the executor.
+//! `AsyncRead` and `AsyncWrite`, so hyper and other protocol crates run on a shard, without a tokio runtime. For crates that
+//! spawn, [`Shard::spawn`] is the executor.
 //!
-//! HTTP is there already: with the feature `http`, `http(..)` serves HTTP/1.1 and HTTP/2 with a service of hyper's;
-//! the module `http` has its bounds and its parts.
+//! With the feature `http`, `http(..)` serves HTTP/1.1 and HTTP/2 with a service of hyper's; the module `http` has its bounds
+//! and its parts.
 //!
-//! # Around a service
+//! # Middleware
 //!
-//! [`middleware`] has structs that wrap a service and are one: a time limit, a bound on the calls in flight, counts. With the
-//! feature `tower` the module `tower` takes stacks of tower's layers.
+//! [`middleware`] has structs that wrap a service and are services: a time limit, a bound on the calls in flight, counts. With
+//! the feature `tower` the module `tower` takes stacks of tower's layers.
 //!
 //! # Upstreams
 //!
-//! [`Shard::connect`] makes a connection to another server, over the shard's own driver, for any service: it is a [`Stream`].
-//! [`net::copy_bidirectional`] passes bytes between two of them, so a proxy is ten lines. [`Stream::framed`] makes a client of frames
-//! of it: [a page](guide::upstreams) of the guide has one.
+//! [`Shard::connect`] connects to another server, over the shard's own driver, in any service, and returns a [`Stream`].
+//! [`net::copy_bidirectional`] copies bytes between two of them, so a proxy is ten lines. [`Stream::framed`] makes a client of
+//! frames of it: [a page](guide::upstreams) of the guide has one.
 //!
-//! # What can be bounded
+//! # Limits
 //!
-//! [`Limits`] has every bound of a service with its default, its reason and its cost: frame size, bytes held for a connection,
-//! time to the first frame, slow senders, silent peers, waiting calls, idle time, stalled writes.
+//! [`Limits`] has every limit of a service with its default, its reason and its cost: frame size, bytes held for a connection,
+//! time to the first frame, slow senders, silent peers, pending calls, idle time, stalled writes.
 //! [`ServerLimits`](limits::ServerLimits) has those of the server: connections, bytes held by a shard, receive memory, upstreams,
-//! drain. They are checked against each other at the start. [`net::SocketOptions`] has what the kernel is
-//! told: keep-alive, user timeout, buffers, backlog, fast open and more, each read back at the start.
+//! drain. They are checked against each other at the start. [`net::SocketOptions`] has the options of sockets: keep-alive, user
+//! timeout, buffers, backlog, fast open and more, each read back at the start.
 //!
-//! # How a connection ends
+//! # The end of a connection
 //!
-//! With exactly one [`CloseReason`], which [`Service::close`] is told and the [`stats::ConnStats`] count. Its
-//! [`closed_by`](CloseReason::closed_by) says who it was: the peer, the service, the server, the system.
+//! Each connection ends with exactly one [`CloseReason`], for [`Service::close`] and the counters of [`stats::ConnStats`]. Its
+//! [`closed_by`](CloseReason::closed_by) names the side: the peer, the service, the server, an upstream, the system.
 //!
-//! # How a server ends
+//! # The end of a server
 //!
-//! [`Server::serve`] handles SIGINT and SIGTERM: after [`ServerLimits::drain_delay`](limits::ServerLimits::drain_delay), which is none unless it is set, the listeners
-//! are closed; frames that had arrived whole are answered, no further call begins, and connections are closed when nothing
-//! is owed; after [`ServerLimits::drain_timeout`](limits::ServerLimits::drain_timeout) the rest is reset. A second signal stops at once.
-//! [`Server::start`] leaves signals alone and returns a [`ServerHandle`] with the addresses, the [`stats`], and the same
-//! two ways to stop.
+//! [`Server::serve`] handles SIGINT and SIGTERM. After [`ServerLimits::drain_delay`](limits::ServerLimits::drain_delay), 0 by
+//! default, the listeners are closed; frames that had arrived whole are answered, no further call begins, and connections are
+//! closed when they owe nothing; after [`ServerLimits::drain_timeout`](limits::ServerLimits::drain_timeout) the rest is reset. A
+//! second signal stops at once. [`Server::start`] leaves signals alone and returns a [`ServerHandle`] with the addresses, the
+//! [`stats`], and the same two ways to stop.
 //!
 //! # Cargo features
 //!
@@ -106,38 +105,38 @@
 //! | `resp` | the module `resp`: the protocol of Redis, requests as frames and replies in both versions |
 //! | `sync` | in the module [`sync`] channels and locks: tokio's, which need no runtime |
 //! | `testing` | the module `testing`: whole servers by seed, in virtual time, for tests |
-//! | `tls` | the module `tls`: TLS below any service, by rustls, without cryptography |
-//! | `tls-ring`, `tls-graviola`, `tls-aws-lc-rs` | the same with that cryptography |
+//! | `tls` | the module `tls`: TLS below any service, by rustls; without cryptography |
+//! | `tls-ring`, `tls-graviola`, `tls-aws-lc-rs` | `tls` with that cryptography |
 //! | `tokio` | tokio's `AsyncRead` and `AsyncWrite` for [`Stream`], without a runtime |
 //! | `tower` | the module `tower`: services of tower |
 //! | `websocket` | the module `websocket`: WebSocket below any service, and the function `ws`: services of whole messages |
 //! | `runtime-tokio` | `Runtime::Tokio`: shards inside a runtime of tokio's |
 //! | `runtime-tokio-uring` | `Runtime::TokioUring`: shards inside a runtime of tokio-uring's, which is there as `tokio_uring` |
 //!
-//! # Where things are
+//! # Modules
 //!
-//! | module | what is in it |
+//! | module | contents |
 //! |---|---|
-//! | the root | what a first program needs: services, the server, its handles, connections, [`Limits`], [`CloseReason`] |
-//! | [`guide`] | pages for people who write a server: which kind, state, waiting, ends, tests |
-//! | [`factory`] | what the factory of a server may return |
-//! | [`framing`] | how bytes become frames |
-//! | [`listen`] | where several services are reached |
-//! | [`limits`] | the server's own [`ServerLimits`](limits::ServerLimits), what belongs to both: errors, the memory that may be used |
+//! | the root | the first program: services, the server, its handles, connections, [`Limits`], [`CloseReason`] |
+//! | [`guide`] | pages for people who write a server: a first hour, which kind, state, waiting, ends, tests, deployment |
+//! | [`factory`] | values that the factory of a server may return |
+//! | [`framing`] | bytes to frames, and replies to bytes |
+//! | [`listen`] | endpoints of several services |
+//! | [`limits`] | limits of the server ([`ServerLimits`](limits::ServerLimits)), errors of limits, usable memory |
 //! | [`middleware`] | services that wrap services |
 //! | [`net`] | addresses, socket options, connections to other servers |
 //! | [`scatter`] | pipelined requests whose answers lie on several shards |
-//! | [`stats`] | what a server counts and holds |
+//! | [`stats`] | counters and state of a server |
 //! | [`sync`] | messages between shards, the begin of a drain; with the feature `sync` channels and locks |
-//! | [`task`] | handles on tasks, and on calls that block |
-//! | [`time`] | the time on a shard's clock, intervals, the futures of [`Cx::sleep`] and [`Cx::timeout`] |
+//! | [`task`] | handles of tasks and of blocking calls |
+//! | [`time`] | a shard's clock, intervals, the futures of [`Cx::sleep`] and [`Cx::timeout`] |
 //! | [`topics`] | publish and subscribe |
-//! | [`transport`] | what may stand between a socket and its framing |
+//! | [`transport`] | layers between a socket and its framing |
 //! | `codec`, `http`, `resp`, `testing`, `tls`, `tower`, `websocket` | with the feature of that name |
 //!
-//! # What it does not do
+//! # Limitations
 //!
-//! Yet: metrics export, UDP. It runs on Linux only.
+//! Not built in: metrics export, UDP. It runs on Linux only.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -1,4 +1,4 @@
-//! Blocks on the heap that large frames are put together in, and those of them that are kept for the next ones.
+//! Blocks on the heap in which large frames are put together, and spare blocks for later ones.
 
 use alloc::rc::Rc;
 use alloc::vec::Vec;
@@ -10,15 +10,14 @@ use core::ops::Deref;
 use crate::fallible::try_zeroed;
 use crate::lease::Lease;
 
-/// Blocks of at least this size are kept. The system gives smaller ones without a page fault for each 4 KiB.
+/// The least size of a block that is kept. The system gives smaller ones without a page fault for each 4 KiB.
 const KEPT_FROM: usize = 64 * 1024;
 
-/// Bytes that come piece by piece, in one block that grows with them.
+/// Bytes that arrive piece by piece, in one block that grows with them.
 ///
-/// It doubles at most: memory follows the bytes that came, and not the number that was announced. All of it is
-/// initialised, also what lies behind the bytes, so that others may write there: [`spare`](Block::spare) lends that,
-/// [`advance`](Block::advance) counts what they wrote. Dropped, or with the last lease on it, a large block goes back to
-/// those that are kept ([`Blocks`]).
+/// It at most doubles: memory follows the arrived bytes, not the announced number. All of it is initialised, the part behind
+/// the bytes too, so that others may write there: [`spare`](Block::spare) lends that part, [`advance`](Block::advance) counts
+/// the written bytes. At its drop, or with the last lease on it, a large block goes back to the spare ones ([`Blocks`]).
 #[derive(Default)]
 pub struct Block {
     /// As long as it is large.
@@ -34,14 +33,14 @@ impl Block {
         self.memory.len()
     }
 
-    /// Bytes there is room for behind those that are there.
+    /// Bytes of room behind those that are there.
     #[inline]
     pub fn room(&self) -> usize {
         self.memory.len() - self.len
     }
 
-    /// Makes room for `more` bytes, and for some of the `expected` ones that come at least: for as many as are there already.
-    /// False if the system has no memory for that; then all is as before.
+    /// Makes room for `more` bytes, and for a part of the `expected` ones: up to the number of bytes that are there. False if
+    /// the system has no memory for that; everything is as before then.
     #[must_use]
     pub fn make_room(&mut self, more: usize, expected: usize) -> bool {
         if more <= self.room() {
@@ -61,7 +60,7 @@ impl Block {
         true
     }
 
-    /// Appends a copy of `bytes`, of at least `expected` that come together. False if the system has no memory for them.
+    /// Appends a copy of `bytes`; at least `expected` arrive together. False if the system has no memory for them.
     #[must_use]
     pub fn put(&mut self, bytes: &[u8], expected: usize) -> bool {
         if !self.make_room(bytes.len(), expected) {
@@ -72,13 +71,13 @@ impl Block {
         true
     }
 
-    /// The room behind the bytes, `most` of it at most.
+    /// The room behind the bytes, at most `most` of it.
     pub fn spare(&mut self, most: usize) -> &mut [u8] {
         let most = most.min(self.room());
         &mut self.memory[self.len..][..most]
     }
 
-    /// `count` bytes were written behind those that are there.
+    /// Counts `count` bytes that were written behind the others.
     ///
     /// # Panics
     /// If there is no room for them.
@@ -98,7 +97,7 @@ impl Block {
         mem::replace(self, Block { memory: Vec::new(), len: 0, home })
     }
 
-    /// A lease on the bytes. `None` if the system has no memory for what that adds.
+    /// A lease on the bytes. `None` if the system has no memory for the lease.
     ///
     /// # Panics
     /// If there are 4 GiB or more.
@@ -136,7 +135,7 @@ impl fmt::Debug for Block {
     }
 }
 
-/// Blocks of 64 KiB and more of one core that are not used, within a bound. A new one costs a page fault for each 4 KiB.
+/// Spare blocks of 64 KiB and more of one core, within a bound. A new block costs a page fault for each 4 KiB.
 ///
 /// ```
 /// use ringserve_buf::Blocks;
@@ -155,7 +154,7 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// Keeps at most `bytes_max` bytes.
+    /// Makes a store of at most `bytes_max` bytes.
     pub fn new(bytes_max: usize) -> Blocks {
         Blocks { kept: Rc::new(Kept { bytes_max, ..Kept::default() }) }
     }
@@ -165,12 +164,12 @@ impl Blocks {
         Block { memory: Vec::new(), len: 0, home: Some(self.kept.clone()) }
     }
 
-    /// Bytes that are kept.
+    /// Bytes of spare blocks.
     pub fn kept_bytes(&self) -> usize {
         self.kept.bytes.get()
     }
 
-    /// Frees what is kept.
+    /// Frees the spare blocks.
     pub fn drop_kept(&self) {
         self.kept.bytes.set(0);
         drop(self.kept.blocks.take());
@@ -185,8 +184,8 @@ struct Kept {
 }
 
 impl Kept {
-    /// One of at least `size` bytes, which may be as few as that where `wanted` would do, and are no more than twice as many: the
-    /// last that came of those with enough, or else the largest.
+    /// A block of at least `size` bytes, if possible of `wanted`, and at most twice that: the most recent one with enough, or
+    /// else the largest.
     #[cold]
     fn take(&self, size: usize, wanted: usize) -> Option<Vec<u8>> {
         let mut blocks = self.blocks.borrow_mut();
@@ -208,7 +207,7 @@ impl Kept {
         }
     }
 
-    /// Keeps a block in the place of those that were not used for longest.
+    /// Keeps a block, in place of those that were not used for longest.
     #[cold]
     fn keep_large(&self, memory: Vec<u8>) {
         let mut blocks = self.blocks.borrow_mut();

@@ -1,4 +1,4 @@
-//! How user code writes a reply where it is sent from.
+//! Writing a reply in place, where it is sent from.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -14,33 +14,33 @@ pub struct Tail<'a> {
     pub copied: &'a mut Vec<u8>,
     /// Each lease leaves right before the copied byte at its position.
     pub lent: &'a mut Vec<(usize, Lease)>,
-    /// Set where the system has no memory for something: it is missing then.
+    /// Set if the system has no memory for a part, which is then missing.
     pub refused: &'a mut bool,
-    /// The most leases there may be: what comes behind them is copied.
+    /// The most leases: later bytes are copied.
     pub lent_max: usize,
-    /// Makes a lease of owned bytes, `None` if there is no memory for one; or gives them back, to be copied.
+    /// Makes a lease of owned bytes, `None` if there is no memory for one; or gives the bytes back, to be copied.
     pub lend: &'a dyn Fn(Bytes) -> Result<Option<Lease>, Bytes>,
 }
 
-/// Writes one reply, in place: it is a [`BufMut`], a [`fmt::Write`] and, in programs, an `std::io::Write` over what the peer is
-/// sent next. Numbers, formatted text, and what serde or prost encode need no separate buffer.
+/// Writes one reply in place: it is a [`BufMut`], a [`fmt::Write`] and, in programs, an `std::io::Write` over the bytes that
+/// are sent next. Numbers, formatted text, and output of serde or prost need no separate buffer.
 ///
-/// `write!` works without an import. What was written can be looked at no more, but [patched](ReplyWriter::patch).
+/// `write!` works without an import. Written bytes cannot be read again, only [patched](ReplyWriter::patch).
 ///
-/// It never fails but for memory: then `fmt::Write` and `io::Write` say so, and the connection is reset as by any reply for which
-/// there is none.
+/// Only a lack of memory makes it fail: `fmt::Write` and `io::Write` then return an error, and the connection is reset as by
+/// any reply without memory.
 pub struct ReplyWriter<'a> {
     tail: Tail<'a>,
-    /// Where the reply begins among the copied bytes and among the leases.
+    /// The begin of the reply among the copied bytes and among the leases.
     copied_from: usize,
     lent_from: usize,
 }
 
-/// Bytes of room in a chunk at least: as what a `Vec` takes first.
+/// The least room in a chunk: the first size of a `Vec`.
 const CHUNK_BYTES_MIN: usize = 64;
 
 impl<'a> ReplyWriter<'a> {
-    /// Writes a reply behind what is there.
+    /// Writes a reply behind the bytes that are there.
     pub fn new(tail: Tail<'a>) -> ReplyWriter<'a> {
         let (copied_from, lent_from) = (tail.copied.len(), tail.lent.len());
         ReplyWriter { tail, copied_from, lent_from }
@@ -77,10 +77,10 @@ impl<'a> ReplyWriter<'a> {
         }
     }
 
-    /// Writes over bytes that were written before, as a length that is known by now: from byte `at` of the reply on.
+    /// Overwrites written bytes, such as a length that is known by now, from byte `at` of the reply on.
     ///
     /// # Panics
-    /// If they lie beyond what was written, or in bytes that leave without a copy.
+    /// If the bytes lie beyond the written ones, or in bytes that leave without a copy.
     pub fn patch(&mut self, at: usize, bytes: &[u8]) {
         let mut from = self.copied_from + at;
         for (position, lease) in &self.tail.lent[self.lent_from..] {
@@ -102,7 +102,7 @@ impl<'a> ReplyWriter<'a> {
         place.copy_from_slice(bytes);
     }
 
-    /// What `write!` calls.
+    /// Formats text, for `write!`.
     ///
     /// # Errors
     /// If the system has no memory, or a value's own formatting fails.
@@ -110,7 +110,7 @@ impl<'a> ReplyWriter<'a> {
         fmt::Write::write_fmt(self, text)
     }
 
-    /// True if `bytes` more have room. If not, the reply lacks something and does not leave.
+    /// True if `bytes` more have room. If not, the reply is incomplete and does not leave.
     #[inline]
     fn reserve(&mut self, bytes: usize) -> bool {
         if bytes > self.tail.copied.capacity() - self.tail.copied.len()
@@ -188,7 +188,7 @@ impl std::io::Write for ReplyWriter<'_> {
         self.write(bytes).map(|_| ())
     }
 
-    /// It leaves at the end of the turn.
+    /// The bytes leave at the end of the turn.
     fn flush(&mut self) -> std::io::Result<()> {
         Ok(())
     }

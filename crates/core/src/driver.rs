@@ -1,44 +1,43 @@
 //! The driver boundary: operations go out, completions come in.
 //!
-//! What a driver must supply, all of it and nothing else, so that one body of tests can hold every driver to it. A
-//! driver owns the sockets and the tables that belong to them; `core` knows them by [`ConnId`] and [`Socket`].
+//! Everything that a driver must supply, and nothing else, so that one body of tests can hold every driver to it. A driver owns
+//! the sockets and their tables; `core` knows them by [`ConnId`] and [`Socket`].
 //!
-//! | operation | completions it leads to |
+//! | operation | completions |
 //! |---|---|
 //! | [`Op::Accept`] | any number of [`Completion::Accepted`], then one [`Completion::AcceptEnded`] |
-//! | [`Op::AcceptStop`] | makes the above end with [`AcceptEnd::Stopped`], if it has not ended yet |
+//! | [`Op::AcceptStop`] | ends the accept with [`AcceptEnd::Stopped`], if it has not ended yet |
 //! | [`Op::StopListening`] | any number of [`Completion::Accepted`], then one [`Completion::AcceptEnded`] with [`AcceptEnd::Closed`] |
 //! | [`Op::Adopt`], [`Op::Refuse`] | none |
 //! | [`Op::Connect`] | one [`Completion::Connected`] |
-//! | [`Op::ConnectStop`] | makes the above come soon, if it has not come yet, mostly with `ECANCELED` |
+//! | [`Op::ConnectStop`] | ends the connect soon, if it has not ended yet, mostly with `ECANCELED` |
 //! | [`Op::Receive`] | any number of [`Completion::Received`], then one [`Completion::ReceiveEnded`] |
 //! | [`Op::ReceiveOnce`] | at most one [`Completion::Received`], then one [`Completion::ReceiveEnded`] |
 //! | [`Op::ReceiveInto`] | one [`Completion::Filled`], as soon as bytes came, at the end, on an error, or stopped |
-//! | [`Op::ReceiveStop`] | makes one of the above end with [`ReceiveEnd::Stopped`], if it has not ended yet |
-//! | [`Op::ShutdownInput`] | makes one of the above end soon, in any way, if it has not ended yet |
+//! | [`Op::ReceiveStop`] | ends one of the receives with [`ReceiveEnd::Stopped`], if it has not ended yet |
+//! | [`Op::ShutdownInput`] | ends one of the receives soon, in any way, if it has not ended yet |
 //! | [`Op::Probe`] | none |
-//! | [`Op::Send`] | one [`Completion::Sent`], when all is sent, on an error, or stopped |
-//! | [`Op::SendStop`] | makes the above come with [`SendEnd::Stopped`], if it has not come yet |
+//! | [`Op::Send`] | one [`Completion::Sent`], after all bytes, on an error, or stopped |
+//! | [`Op::SendStop`] | ends the send with [`SendEnd::Stopped`], if it has not ended yet |
 //! | [`Op::Shutdown`] | one [`Completion::ShutDown`] |
 //! | [`Op::Close`] | one [`Completion::Closed`]; the slot's next [`Op::Adopt`] or [`Op::Connect`] may come after it |
 //!
-//! Rules for the submitting shard: one receive, of whichever kind, one send, one shutdown in flight on a connection, and none of them before it
-//! is connected; a `Stop` only while its operation is in flight, and once; `ShutdownInput` takes the place of a
-//! `ReceiveStop`, and nothing but stops and the close follow it; `Close` only when nothing is in flight;
-//! everything for an id lies between its `Adopt` or `Connect` and its `Closed`. A connection that could not be made is
-//! closed too. `StopListening` comes once for a listener, whether or not an accept is in flight there, also after an
-//! `AcceptStop`; no `Accept` follows it. An accept in flight ends with it, unless its own end is on the way
-//! already and comes first: only [`AcceptEnd::Closed`] says that the socket is closed.
+//! Rules for the submitting shard: at most one receive of any kind, one send and one shutdown are in flight on a connection,
+//! and none of them before it is connected; a `Stop` comes only while its operation is in flight, and once; `ShutdownInput`
+//! takes the place of a `ReceiveStop`, and only stops and the close follow it; `Close` comes only when nothing is in flight;
+//! everything for an id lies between its `Adopt` or `Connect` and its `Closed`. A connection that could not be made is closed
+//! too. `StopListening` comes once for a listener, whether or not an accept is in flight there, even after an `AcceptStop`; no
+//! `Accept` follows it. An accept in flight ends with it, unless its own end is already on the way and comes first: only
+//! [`AcceptEnd::Closed`] says that the socket is closed.
 //!
-//! A listener may be adopted: others own its socket too, and accept from its queue, now or later. A driver accepts from it as
-//! from any other one. With `StopListening` it does nothing to the socket but to close its own descriptor of it: newcomers
-//! are not turned away, and what is queued stays for the other owners, but for what an accept in flight took.
+//! A listener may be adopted: its socket has other owners, which accept from its queue, now or later. A driver accepts from it
+//! as from any other one. At `StopListening` it only closes its own descriptor: newcomers are not turned away, and the queue
+//! stays for the other owners, except a connection that an accept in flight took.
 //!
-//! Rules for a driver: bytes of one connection arrive in order and none is lost, also when a receive is
-//! stopped while bytes are on the way; every buffer, batch and block comes back exactly once, a block not before nothing can
-//! write to it any more, nor is it moved until then, whatever becomes of its connection; an empty pool, a full
-//! queue, an interrupted call or a multishot that ended by itself is the driver's own affair and shows only in
-//! [`DriverStats`].
+//! Rules for a driver: bytes of one connection arrive in order and none is lost, even if a receive is stopped while bytes are
+//! on the way; every buffer, batch and block comes back exactly once. A block comes back, and is moved, only when nothing can
+//! write to it any more, whatever becomes of its connection. An empty pool, a full queue, an interrupted call and a multishot
+//! that ended by itself are handled inside the driver and show only in [`DriverStats`].
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -50,15 +49,15 @@ use ringserve_buf::{Block, LeaseMut, Pool};
 
 use crate::{Address, Batch, ConnId};
 
-/// An accepted socket that is not a connection yet: what to call it is the driver's affair. Each one goes
-/// back in exactly one [`Op::Adopt`], [`Op::Refuse`] or [`Driver::hand_over`].
+/// An accepted socket that is not a connection yet, by a number of the driver's choice. Each one goes back in exactly one
+/// [`Op::Adopt`], [`Op::Refuse`] or [`Driver::hand_over`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Socket(pub u64);
 
 /// The process at the other end of a Unix socket, as it was when it connected (`SO_PEERCRED`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PeerCredentials {
-    /// Its number; `None` if it cannot be seen from this process namespace.
+    /// The process number; `None` if it cannot be seen from this process namespace.
     pub pid: Option<u32>,
     /// Its effective user.
     pub uid: u32,
@@ -66,7 +65,7 @@ pub struct PeerCredentials {
     pub gid: u32,
 }
 
-/// What is asked of a driver.
+/// A request to a driver.
 #[derive(Debug)]
 pub enum Op {
     /// Accept on listener number `listener` until told to stop.
@@ -79,8 +78,8 @@ pub enum Op {
         /// The listener that accepts.
         listener: u16,
     },
-    /// Turn newcomers away, take what is queued at the listener, and close the listening socket. One that was adopted is closed
-    /// alone, and its queue stays.
+    /// Turn newcomers away, take in the listener's queue, and close the listening socket. An adopted socket is only closed, and
+    /// its queue stays.
     StopListening {
         /// The listener that is closed.
         listener: u16,
@@ -89,19 +88,19 @@ pub enum Op {
     Adopt {
         /// The new connection.
         id: ConnId,
-        /// What was accepted.
+        /// The accepted socket.
         socket: Socket,
     },
     /// Close a socket that becomes no connection.
     Refuse {
-        /// What was accepted.
+        /// The accepted socket.
         socket: Socket,
     },
-    /// Connection `id` is made from now on, to a listener elsewhere.
+    /// Make connection `id`, to a remote listener.
     Connect {
         /// The new connection.
         id: ConnId,
-        /// Where to.
+        /// The address to connect to.
         address: Box<Address>,
     },
     /// Give up the connect in flight.
@@ -114,32 +113,32 @@ pub enum Op {
         /// The connection.
         id: ConnId,
     },
-    /// Receive once, what is there or comes first: then the receive ends as if it had been told to stop.
+    /// Receive once, present or next bytes: then the receive ends as if it had been told to stop.
     ReceiveOnce {
         /// The connection.
         id: ConnId,
     },
-    /// Receive once, behind the bytes of a block. It is the driver's until the completion.
+    /// Receive once, behind the bytes of a block, which belongs to the driver until the completion.
     ReceiveInto {
         /// The connection.
         id: ConnId,
-        /// Where to.
+        /// The block to receive into.
         block: Box<Block>,
-        /// Bytes at most: no more than the block has room for, and at least 1.
+        /// The most bytes: no more than the block has room for, and at least 1.
         most: u32,
     },
-    /// Stop receiving. What arrived before is delivered first.
+    /// Stop receiving. Bytes that arrived before are delivered first.
     ReceiveStop {
         /// The connection.
         id: ConnId,
     },
-    /// Receive no more, since the connection is to be closed. What arrives from here on is lost.
+    /// Receive no more, since the connection is to be closed. Later bytes are lost.
     ShutdownInput {
         /// The connection.
         id: ConnId,
     },
-    /// See whether the receive in flight, which brought nothing for long, would tell if there were anything. If not, the
-    /// driver makes it do so.
+    /// Check whether the receive in flight, which brought nothing for long, would report available bytes. If not, the driver
+    /// repairs that.
     Probe {
         /// The connection.
         id: ConnId,
@@ -148,15 +147,15 @@ pub enum Op {
     Send {
         /// The connection.
         id: ConnId,
-        /// What to send; never empty.
+        /// The bytes to send; never empty.
         batch: Box<Batch>,
     },
-    /// Give up the send in flight; its completion tells what left.
+    /// Give up the send in flight; its completion says how much was sent.
     SendStop {
         /// The connection.
         id: ConnId,
     },
-    /// Send FIN after what was sent; receiving goes on.
+    /// Send FIN behind the sent bytes; receiving goes on.
     Shutdown {
         /// The connection.
         id: ConnId,
@@ -165,17 +164,17 @@ pub enum Op {
     Close {
         /// The connection.
         id: ConnId,
-        /// With FIN or with RST.
+        /// Closes with FIN or with RST.
         how: CloseHow,
     },
 }
 
-/// How a socket is closed.
+/// The way in which a socket is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CloseHow {
-    /// The kernel goes on sending what it holds, then FIN. Input that was not read turns it into a reset.
+    /// The kernel goes on sending its bytes, then FIN. Unread input turns it into a reset.
     Orderly,
-    /// RST at once; what was not sent is dropped.
+    /// RST at once; unsent bytes are dropped.
     Abort,
 }
 
@@ -184,7 +183,7 @@ pub enum CloseHow {
 pub enum Completion {
     /// A new socket, to be adopted or refused.
     Accepted {
-        /// Where it was accepted.
+        /// The listener.
         listener: u16,
         /// The socket.
         socket: Socket,
@@ -193,50 +192,50 @@ pub enum Completion {
     },
     /// Accepting ended; no queued connection is lost.
     AcceptEnded {
-        /// Where.
+        /// The listener.
         listener: u16,
-        /// Why.
+        /// The reason.
         end: AcceptEnd,
     },
     /// A connect ended.
     Connected {
         /// The connection.
         id: ConnId,
-        /// Or the `errno`: there is no connection, and the id is to be closed.
+        /// Or the `errno`: there is no connection, and the id has to be closed.
         result: Result<(), i32>,
     },
     /// Bytes arrived; never empty.
     Received {
         /// The connection.
         id: ConnId,
-        /// The bytes, which are nowhere else.
+        /// The bytes, which no other lease shows.
         lease: LeaseMut,
     },
     /// A receive into a block ended.
     Filled {
         /// The connection.
         id: ConnId,
-        /// The block, with the bytes behind those that it had.
+        /// The block, with the new bytes behind its former ones.
         block: Box<Block>,
-        /// How many came: 0 unless the end is [`ReceiveEnd::Stopped`].
+        /// The number of new bytes: 0 unless the end is [`ReceiveEnd::Stopped`].
         bytes: usize,
-        /// Why it ended; [`ReceiveEnd::Stopped`] also where bytes came.
+        /// The reason of the end; [`ReceiveEnd::Stopped`] also if bytes came.
         end: ReceiveEnd,
     },
     /// Receiving ended.
     ReceiveEnded {
         /// The connection.
         id: ConnId,
-        /// Why.
+        /// The reason.
         end: ReceiveEnd,
     },
     /// A send ended.
     Sent {
         /// The connection.
         id: ConnId,
-        /// The batch, advanced by what was sent; empty if all was.
+        /// The batch, advanced by the sent bytes; empty if all of them were sent.
         batch: Box<Batch>,
-        /// Why it ended.
+        /// The reason of the end.
         end: SendEnd,
     },
     /// A shutdown was carried out, or the connection was gone before.
@@ -246,13 +245,13 @@ pub enum Completion {
     },
     /// The socket is closed and its slot may be adopted again.
     Closed {
-        /// The connection that was.
+        /// The former connection.
         id: ConnId,
     },
 }
 
 impl Completion {
-    /// The connection it is about, if it is about one.
+    /// The connection of this completion, if it has one.
     #[inline]
     pub fn id(&self) -> Option<ConnId> {
         match self {
@@ -268,12 +267,12 @@ impl Completion {
     }
 }
 
-/// Why accepting ended.
+/// The reason why accepting ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AcceptEnd {
-    /// It was told to.
+    /// It was stopped.
     Stopped,
-    /// The listening socket is closed, as [`Op::StopListening`] told: the listener accepts no more.
+    /// The listening socket is closed, by [`Op::StopListening`]: the listener accepts no more.
     Closed,
     /// The process has as many descriptors as it may (`EMFILE`).
     Descriptors,
@@ -283,10 +282,10 @@ pub enum AcceptEnd {
     Error(i32),
 }
 
-/// Why receiving ended.
+/// The reason why receiving ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReceiveEnd {
-    /// It was told to, or was for once.
+    /// It was stopped, or was for once.
     Stopped,
     /// The peer sent FIN.
     Eof,
@@ -294,30 +293,30 @@ pub enum ReceiveEnd {
     Error(i32),
 }
 
-/// Why a send ended.
+/// The reason why a send ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendEnd {
     /// All was sent.
     Done,
-    /// It was told to.
+    /// It was stopped.
     Stopped,
     /// An error, as its `errno`: the connection is broken.
     Error(i32),
 }
 
-/// How long a turn may block for the first completion.
+/// The longest wait of a turn for its first completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Not at all.
+    /// None.
     No,
-    /// At most this long.
+    /// At most this time.
     For(Duration),
     /// Until something happens.
     Forever,
 }
 
-/// The most one turn takes from the driver, so that one busy peer cannot hold up the others. What is left
-/// comes in the next turn, in order.
+/// The most that one turn takes from the driver, so that one busy peer cannot hold up the others. The rest comes in the next
+/// turn, in order.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
     /// Completions.
@@ -333,7 +332,7 @@ impl Default for Budget {
     }
 }
 
-/// What [`Driver::give_back`] came to.
+/// The result of [`Driver::give_back`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GivesBack {
     /// The kernel holds no more buffers than at the start, or takes no more than that in the next turn.
@@ -344,7 +343,7 @@ pub enum GivesBack {
     Refused,
 }
 
-/// What a driver counted since it started. Counts never fall.
+/// Counters of a driver since its start. They never fall.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DriverStats {
@@ -360,12 +359,12 @@ pub struct DriverStats {
     pub receives_armed: u64,
     /// Sends that did not fit at once and were finished later.
     pub sends_short: u64,
-    /// Operations that the kernel was told to cancel, by io_uring: it looks for each among all that the ring waits for, so
-    /// its cost grows with the connections.
+    /// Cancels by io_uring. The kernel searches for each operation among all that the ring waits for, so the cost grows with
+    /// the connections.
     pub cancels: u64,
-    /// Times a stop did not find the operation it was for, which was in flight, and was made again.
+    /// Stops that did not find their operation, which was in flight, and were repeated.
     pub cancels_missed: u64,
-    /// Receives that brought nothing for long and were looked at, by io_uring.
+    /// Probes of receives that brought nothing for long, by io_uring.
     pub probes: u64,
     /// Times the completion queue overflowed.
     pub overflows: u64,
@@ -374,11 +373,11 @@ pub struct DriverStats {
 }
 
 /// The owner of a ring, of an epoll instance, or of a simulated kernel. It belongs to one shard, and is called on that shard's
-/// thread; its [`waker`](Driver::waker) alone goes to other threads.
+/// thread; only its [`waker`](Driver::waker) goes to other threads.
 ///
-/// A shard calls [`turn`](Driver::turn), which may block. One that runs inside an event loop of another kind watches
-/// [`readiness`](Driver::readiness) there instead. The order in which nothing is missed: the loop clears that the descriptor
-/// was readable, then takes a turn with [`Wait::No`], then sleeps once [`begin`](Driver::begin) says that nothing is left.
+/// A shard calls [`turn`](Driver::turn), which may block. A shard inside an event loop of another kind watches
+/// [`readiness`](Driver::readiness) instead. In this order nothing is missed: the loop clears the readiness of the descriptor,
+/// takes a turn with [`Wait::No`], and sleeps once [`begin`](Driver::begin) says that nothing is left.
 pub trait Driver {
     /// An open descriptor that is on its way out of the driver or into it, and closes when it is dropped: an `OwnedFd`, which
     /// this crate cannot name.
@@ -387,54 +386,55 @@ pub trait Driver {
     /// Takes an operation. It may be carried out now or in the next [`turn`](Driver::turn).
     fn submit(&mut self, op: Op);
 
-    /// Submits what is queued, waits as told (not at all if something is there already) and appends what
-    /// happened, within the budget.
+    /// Submits queued operations, waits for at most `wait` (not at all if a completion is there already) and appends
+    /// completions, within the budget.
     ///
     /// # Errors
     /// Only when the driver itself is broken, as the `errno`; the shard then ends.
     fn turn(&mut self, wait: Wait, budget: Budget, completions: &mut Vec<Completion>) -> Result<(), i32>;
 
-    /// No task waits for the [`Completion::Sent`] of what is submitted until the next turn and fits at once: it
-    /// may come with the next other completion instead of ending that turn's wait. Holds for one turn.
+    /// Says that no task waits for the [`Completion::Sent`] of sends that are submitted until the next turn and fit at once:
+    /// they may come with the next other completion instead of ending that turn's wait. Holds for one turn.
     ///
-    /// It halves the system calls of an echo to a single connection. Not to be called while something
-    /// depends on a send: a close or shutdown after it, a handler that waits for room, a paused receive.
+    /// It halves the system calls of an echo to a single connection. Not to be called while something depends on a send: a
+    /// close or shutdown after it, a handler that waits for room, a paused receive.
     fn defer_sent(&mut self) {}
 
-    /// Begins to take buffers back that the kernel holds and that no receive is armed for, so that
-    /// [`Pool::trim`](ringserve_buf::Pool::trim) can give them back to the system. For a shard that is quiet: receives that
-    /// are submitted before this is done are armed once it is, within 0.1 s. Call it again in the next turn while it answers
+    /// Begins to take back buffers that the kernel holds without an armed receive, so that
+    /// [`Pool::trim`](ringserve_buf::Pool::trim) can give them back to the system. For a quiet shard: receives that are
+    /// submitted meanwhile are armed when it is done, within 0.1 s. Call it again in the next turn as long as it returns
     /// [`GivesBack::Waits`].
     fn give_back(&mut self) -> GivesBack {
         GivesBack::Done
     }
 
-    /// The memory that received bytes lie in.
+    /// The memory of received bytes.
     fn pool(&self) -> &Pool;
 
-    /// False if a lease held beyond the turn pins so much (incremental buffers) that frames are to be copied before
-    /// they are handed out.
+    /// False if a lease that is held beyond the turn pins such large memory (incremental buffers) that frames should be copied
+    /// before they are handed out.
     fn may_lend_beyond_turn(&self) -> bool {
         true
     }
 
-    /// Counters.
+    /// The counters.
     fn stats(&self) -> DriverStats;
 
     /// Connections this driver can hold at once.
     fn connections_max(&self) -> usize;
 
-    /// Makes a turn return, from any thread. If none blocks, the next one that would block returns at once. What the waking
-    /// thread did before is seen after that turn. Several wakes before a turn sees them may count as one.
+    /// A waker that makes a turn return, from any thread. If none blocks, the next one that would block returns at once. Writes
+    /// of the waking thread before the wake are visible after that turn. Several wakes before a turn sees them may count as
+    /// one.
     fn waker(&self) -> Waker;
 
-    /// Which address of this host a peer connected to. The socket was accepted, and is not adopted or refused yet. `None` for
-    /// Unix sockets, and where the driver cannot tell.
+    /// The local address that a peer connected to. The socket was accepted, and is not adopted or refused yet. `None` for Unix
+    /// sockets, and if the driver cannot tell.
     fn local_of(&mut self, _socket: Socket) -> Option<SocketAddr> {
         None
     }
 
-    /// The process at the other end of a Unix socket, which is neither adopted nor refused yet. `None` for all others.
+    /// The process at the other end of a Unix socket that is neither adopted nor refused yet. `None` for TCP.
     fn credentials_of(&mut self, _socket: Socket) -> Option<PeerCredentials> {
         None
     }

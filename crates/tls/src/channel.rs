@@ -1,4 +1,4 @@
-//! One connection: bytes in, plaintext out, and back.
+//! One connection of TLS: ciphertext in, plaintext out, and back.
 //!
 //! ```text
 //!   Handshake ── work: rustls is done ──▶ Open ── close_notify ──▶ Closed
@@ -20,19 +20,19 @@ use crate::TlsInfo;
 use crate::connection::{self, Connection, Found};
 use crate::records::{self, Extent, Scan};
 
-/// The most bytes of a handshake that is not through. rustls takes messages of 64 KiB at most.
+/// The most bytes of an unfinished handshake. rustls takes messages of at most 64 KiB.
 const HANDSHAKE_BYTES_MAX: usize = 64 * 1024;
 
-/// The most bytes of messages behind the handshake that began and have not ended: tickets and new keys, which take one record.
+/// The most bytes of unfinished messages behind the handshake: tickets and new keys, which take one record.
 const KEPT_BYTES_MAX: usize = 32 * 1024;
 
-/// What the channels of a shard have in common.
+/// State that the channels of a shard share.
 pub(crate) struct Common {
-    /// Where the pieces of a record are gathered.
+    /// The buffer in which the pieces of a record are gathered.
     gathered: RefCell<Vec<u8>>,
-    /// A connection that ends without `close_notify` was cut off.
+    /// Treats a connection that ends without `close_notify` as cut off.
     pub(crate) require_close_notify: bool,
-    /// What decides about clients, again where they resume a session.
+    /// Verifies certificates of clients, again when they resume a session.
     clients: Option<Arc<dyn ClientCertVerifier>>,
 }
 
@@ -55,12 +55,12 @@ impl Common {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// `encrypted` once what looks like a message may be encrypted.
+    /// `encrypted` once bytes that look like a message may be encrypted.
     Handshake {
         encrypted: bool,
     },
     Open,
-    /// The peer said that nothing more will come.
+    /// The peer announced its end.
     Closed,
     Failed,
 }
@@ -70,22 +70,22 @@ pub(crate) struct TlsChannel<C> {
     connection: C,
     common: Rc<Common>,
     phase: Phase,
-    /// What came and is not done with: `kept` bytes that rustls has seen and wants to see again, then what it has not seen. Without
-    /// memory where all records came whole.
+    /// Received bytes that are not done: `kept` bytes that rustls has seen and wants to see again, then unseen ones. It has no
+    /// memory if all records arrived whole.
     held: Vec<u8>,
     kept: usize,
-    /// How far a message of the handshake was looked at, behind the `kept` bytes.
+    /// The progress through a handshake message, behind the `kept` bytes.
     scan: Scan,
-    /// Plaintext that came with the last step of the handshake.
+    /// Plaintext that arrived with the last step of the handshake.
     early: Vec<u8>,
-    /// What the client asked for. rustls does not tell this of an unbuffered connection.
+    /// The name that the client asked for, which rustls does not return for an unbuffered connection.
     server_name: Option<Rc<str>>,
-    /// The last that was said was an alert or `close_notify`.
+    /// The last message sent was an alert or `close_notify`.
     finished: bool,
 }
 
 impl<C: Connection> TlsChannel<C> {
-    /// `out` gets what a client says first.
+    /// Makes a channel. `out` gets the first bytes of a client.
     pub(crate) fn new(connection: C, common: Rc<Common>, out: &mut Vec<u8>) -> TlsChannel<C> {
         let mut channel = TlsChannel {
             connection,
@@ -98,7 +98,7 @@ impl<C: Connection> TlsChannel<C> {
             server_name: None,
             finished: false,
         };
-        // A server has nothing to say yet, and a client cannot fail here but at the next step.
+        // A server sends nothing yet, and a client cannot fail before the next step.
         let _ = connection::process(&mut channel.connection, &mut [], out);
         channel
     }
@@ -112,12 +112,12 @@ impl<C: Connection> TlsChannel<C> {
         self.held.extend_from_slice(wire);
         wire.advance(count);
         if records::extent(&self.held[self.kept..]) == Extent::Broken {
-            // No cryptography: rustls says at once what it thinks of it.
+            // No cryptography: rustls judges the bytes at once.
             return self.step(out);
         }
         let encrypted = encrypted || self.kept > 0;
         if self.scan.calls_for_a_step(&self.held[self.kept..], encrypted) {
-            // The peer may speak right behind its last flight. The shard stops receiving from one of which much waits for its step.
+            // The peer may send bytes right behind its last flight. The shard stops receiving if many bytes wait for the step.
             return Unsealed::Work;
         }
         if self.held.len() > HANDSHAKE_BYTES_MAX {
@@ -126,7 +126,7 @@ impl<C: Connection> TlsChannel<C> {
         Unsealed::More
     }
 
-    /// Shows all that is held to rustls.
+    /// Shows all held bytes to rustls.
     fn step(&mut self, out: &mut Vec<u8>) -> Unsealed {
         let Phase::Handshake { encrypted } = self.phase else {
             return self.open(&mut LeaseMut::default(), out);
@@ -142,7 +142,7 @@ impl<C: Connection> TlsChannel<C> {
         let is_closed = matches!(found, Ok(Found::Closed));
         match found {
             Ok(Found::Plain) => {
-                // Only one record was looked at behind the handshake, and what rustls wants to see again it wants whole.
+                // Behind the handshake only one record was looked at, and rustls wants to see the kept bytes again as a whole.
                 self.kept = 0;
                 let early = &mut self.early;
                 connection::take_plain(&mut self.connection, |plain| early.extend_from_slice(plain));
@@ -154,19 +154,19 @@ impl<C: Connection> TlsChannel<C> {
             return if is_closed { self.closed() } else { Unsealed::More };
         }
         if let Err(error) = self.common.verify_again(self.connection.state()) {
-            // The unbuffered connections of rustls send no alert on behalf of their user.
+            // The unbuffered connections of rustls send no alert for their user.
             self.finish(out);
             return self.refused(error, out);
         }
         self.phase = Phase::Open;
         if is_closed {
-            // The service hears of the end behind its beginning: from the next `open`.
+            // The service is told of the end after its beginning: by the next `open`.
             self.closed();
         }
         Unsealed::Ready
     }
 
-    /// Drops `done` bytes from the front of what is held, of which rustls has seen `seen`.
+    /// Drops `done` bytes from the front of the held bytes, of which rustls has seen `seen`.
     fn discard(&mut self, done: usize, seen: usize) {
         self.held.drain(..done);
         self.kept = seen.saturating_sub(done);
@@ -176,7 +176,7 @@ impl<C: Connection> TlsChannel<C> {
         }
     }
 
-    /// One record of `wire`, or of what is held with as much of `wire` as it lacks.
+    /// Opens one record of `wire`, or of the held bytes with the part of `wire` that they lack.
     fn open_record(&mut self, wire: &mut LeaseMut, out: &mut Vec<u8>) -> Unsealed {
         loop {
             if self.held.is_empty() {
@@ -211,8 +211,8 @@ impl<C: Connection> TlsChannel<C> {
         }
     }
 
-    /// Moves bytes of `wire` to what is held, as far as its first record goes. There is no memory before there are bytes: what is held
-    /// doubles, up to the size of the record. False if the system has none.
+    /// Moves bytes of `wire` to the held ones, up to the end of the first record. Memory follows the bytes: it doubles, up to
+    /// the size of the record. False if the system has none.
     fn hold(&mut self, wire: &mut LeaseMut) -> bool {
         let begun = self.held.len() - self.kept;
         let size = match records::extent(&self.held[self.kept..]) {
@@ -235,13 +235,13 @@ impl<C: Connection> TlsChannel<C> {
         true
     }
 
-    /// Decrypts `record` where it lies. `None` if nothing came of it.
+    /// Decrypts `record` in place. `None` if it gave nothing.
     fn decrypt(&mut self, mut record: LeaseMut, out: &mut Vec<u8>) -> Option<Unsealed> {
         let (done, found) = connection::process(&mut self.connection, &mut record, out);
         match found {
             Ok(Found::Plain) => Some(self.plain_in(record)),
             Ok(Found::Nothing) => {
-                // The start of a message. It is to be shown again, in front of its other records.
+                // The start of a message, to be shown again in front of its other records.
                 if done < record.len() {
                     record.advance(done);
                     if self.held.try_reserve(record.len()).is_err() {
@@ -257,7 +257,7 @@ impl<C: Connection> TlsChannel<C> {
         }
     }
 
-    /// The plaintext that rustls has, in the place of the record that it came from.
+    /// The plaintext of rustls, in the place of its record.
     fn plain_in(&mut self, mut record: LeaseMut) -> Unsealed {
         let mut size = 0;
         connection::take_plain(&mut self.connection, |plain| {
@@ -268,7 +268,7 @@ impl<C: Connection> TlsChannel<C> {
         Unsealed::Plain(record)
     }
 
-    /// Decrypts the first record that is held and was not seen.
+    /// Decrypts the first held record that was not seen.
     fn decrypt_held(&mut self, out: &mut Vec<u8>) -> Option<Unsealed> {
         let first = match records::extent(&self.held[self.kept..]) {
             Extent::Record(size) => self.kept + size,
@@ -284,7 +284,7 @@ impl<C: Connection> TlsChannel<C> {
                     None => Some(self.fail(CloseReason::MemoryLimit, out)),
                 }
             }
-            // Only behind a handshake, with which more than one record came.
+            // Only behind a handshake whose bytes arrived with more than one record.
             Ok(Found::Plain) => {
                 let record = LeaseMut::try_copy_of(&self.held[..first]);
                 self.discard(first, first);
@@ -302,7 +302,7 @@ impl<C: Connection> TlsChannel<C> {
         }
     }
 
-    /// A fault, if a message has more records than any that is of use.
+    /// A fault, if a message has more records than any useful one.
     fn kept_too_much(&mut self, out: &mut Vec<u8>) -> Option<Unsealed> {
         (self.kept > KEPT_BYTES_MAX).then(|| self.fail(CloseReason::TlsBadRecord, out))
     }
@@ -326,7 +326,7 @@ impl<C: Connection> TlsChannel<C> {
         self.fail(reason, out)
     }
 
-    /// Nothing more comes of this connection. What is to be said was said.
+    /// Ends the channel: nothing more comes of this connection. Alerts were sent before.
     fn fail(&mut self, reason: CloseReason, out: &mut Vec<u8>) -> Unsealed {
         if !self.finished {
             connection::last_words(&mut self.connection, out);
@@ -341,7 +341,7 @@ impl<C: Connection> TlsChannel<C> {
         (self.held, self.kept, self.early) = (Vec::new(), 0, Vec::new());
     }
 
-    /// Seals `plain`, in records of 16 KiB at most.
+    /// Seals `plain`, in records of at most 16 KiB.
     fn seal_piece(&mut self, plain: &[u8], out: &mut Vec<u8>) -> bool {
         let kept = &mut self.held[..self.kept];
         plain.chunks(records::PLAIN_MAX).all(|part| connection::seal(&mut self.connection, part, kept, out))
@@ -356,7 +356,7 @@ impl<C: Connection> TlsChannel<C> {
         gathered.clear();
         for mut piece in plain.pieces() {
             while !piece.is_empty() {
-                // Whole records out of a large piece are sealed as they lie.
+                // Whole records of a large piece are sealed without gathering.
                 if gathered.is_empty() && piece.len() >= records::PLAIN_MAX {
                     let (whole, rest) = piece.split_at(piece.len() - piece.len() % records::PLAIN_MAX);
                     piece = rest;
@@ -404,7 +404,7 @@ impl<C: Connection> Channel for TlsChannel<C> {
     }
 
     fn seal(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), Fault> {
-        // A record is 128 bytes larger than its plaintext at most.
+        // A record is at most 128 bytes larger than its plaintext.
         let records = plain.len().div_ceil(records::PLAIN_MAX);
         if out.try_reserve(plain.len() + 128 * records).is_err() {
             return Err(Fault(CloseReason::MemoryLimit));
@@ -443,7 +443,7 @@ impl<C: Connection> Channel for TlsChannel<C> {
     }
 }
 
-/// The alert that rustls sends because of an error, where it was encrypted.
+/// The alert that rustls sends for an error, if it was encrypted.
 fn alert_of(error: &Error) -> AlertDescription {
     match error {
         Error::InvalidCertificate(error) => error.clone().into(),

@@ -12,8 +12,8 @@ use rustls::{ClientConfig, RootCertStore};
 use crate::channel::{Common, TlsChannel};
 use crate::{Pem, Tls, TlsError, provider};
 
-/// TLS of the connections that a server makes: which authorities it believes, and which certificate it shows. Clones share sessions
-/// that are resumed.
+/// TLS of connections to upstreams: the trusted authorities, and the certificate to show. Clones share the sessions that are
+/// resumed.
 ///
 /// ```no_run
 /// use ringserve_tls::{Pem, Tls};
@@ -30,19 +30,19 @@ pub struct TlsClient {
 }
 
 impl Tls {
-    /// TLS towards other servers, whose certificates must be of an authority in `authorities`. `/etc/ssl/certs/ca-certificates.crt` has
-    /// those that Debian believes.
+    /// Makes TLS towards servers whose certificates must be of an authority in `authorities`.
+    /// `/etc/ssl/certs/ca-certificates.crt` has those that Debian trusts.
     ///
     /// # Errors
-    /// If one of them is none, or there is no cryptography.
+    /// If a text is not PEM of that kind, or there is no cryptography.
     pub fn client(authorities: Pem) -> Result<TlsClient, TlsError> {
         Tls::client_of(authorities, None)
     }
 
-    /// The same, where the server asks for a certificate: its chain and its key.
+    /// Makes TLS as [`client`](Tls::client), with a chain and a key for servers that ask for a certificate.
     ///
     /// # Errors
-    /// If one of them is none, they do not fit, or there is no cryptography.
+    /// If a text is not PEM of that kind, key and certificate do not fit, or there is no cryptography.
     pub fn client_with(authorities: Pem, chain: Pem, key: Pem) -> Result<TlsClient, TlsError> {
         Tls::client_of(authorities, Some((chain, key)))
     }
@@ -68,7 +68,7 @@ impl Tls {
     }
 }
 
-/// All that rustls can.
+/// Uses everything that rustls can do.
 impl From<Arc<ClientConfig>> for TlsClient {
     fn from(config: Arc<ClientConfig>) -> TlsClient {
         TlsClient { config }
@@ -76,10 +76,10 @@ impl From<Arc<ClientConfig>> for TlsClient {
 }
 
 impl TlsClient {
-    /// The transport of connections to the server with this name, which its certificate must have: a name, or an IP address.
+    /// The transport of connections to the server with this name, a DNS name or an IP address, which its certificate must have.
     ///
     /// # Errors
-    /// If it is neither.
+    /// If `name` is neither.
     pub fn to(&self, name: &str) -> Result<Rc<TlsClientTransport>, TlsError> {
         let name = ServerName::try_from(name.to_owned())
             .map_err(|_| TlsError::new(format_args!("`{name}` is no name of a server")))?;

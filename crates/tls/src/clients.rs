@@ -1,4 +1,4 @@
-//! Which clients a server believes.
+//! Certificates of clients.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use rustls::server::danger::ClientCertVerifier;
 
 use crate::{Pem, TlsError};
 
-/// Certificates of clients: whose are believed, and whether each client must have one.
+/// Certificates of clients: trusted authorities, and whether each client must have a certificate.
 ///
 /// ```no_run
 /// use ringserve_tls::{Clients, Tls};
@@ -28,15 +28,15 @@ pub struct Clients {
 }
 
 impl Clients {
-    /// Each client must show a certificate of an authority in the PEM file `authorities`.
+    /// Requires a certificate of an authority in the PEM file `authorities` from each client.
     ///
     /// # Errors
-    /// If the file cannot be read. What is in it is looked at when the server starts.
+    /// If the file cannot be read. Its content is checked when the server starts.
     pub fn required(authorities: impl Into<PathBuf>) -> Result<Clients, TlsError> {
         Ok(Clients::of(Pem::file(authorities)?, true))
     }
 
-    /// A client may show one. One that is not of an authority in the file is refused.
+    /// Lets clients show a certificate. One that is not of an authority in the file is refused.
     ///
     /// # Errors
     /// If the file cannot be read.
@@ -44,13 +44,12 @@ impl Clients {
         Ok(Clients::of(Pem::file(authorities)?, false))
     }
 
-    /// The same, of a text.
+    /// Takes authorities from a text; `required` as in [`required`](Clients::required) and [`optional`](Clients::optional).
     pub fn of(authorities: Pem, required: bool) -> Clients {
         Clients { authorities, revoked: Vec::new(), required }
     }
 
-    /// Certificates in these lists (PEM) are refused, and those of authorities that gave none too. A list that is over its time
-    /// still counts.
+    /// Refuses certificates in these lists (PEM), and certificates of authorities without a list. An expired list still counts.
     ///
     /// # Errors
     /// If the file cannot be read.
@@ -58,7 +57,7 @@ impl Clients {
         Ok(self.revoked_by(Pem::file(lists)?))
     }
 
-    /// The same, of a text.
+    /// Takes revocation lists from a text, as [`revoked`](Clients::revoked).
     pub fn revoked_by(mut self, lists: Pem) -> Clients {
         self.revoked.push(lists);
         self
@@ -73,7 +72,7 @@ impl Clients {
         [&self.authorities].into_iter().chain(&self.revoked)
     }
 
-    /// What decides.
+    /// Makes the verifier.
     pub(crate) fn verifier(&self, provider: &Arc<CryptoProvider>) -> Result<Verifier, TlsError> {
         let mut decides_by = vec![vec![u8::from(self.required)]];
         let mut roots = RootCertStore::empty();
@@ -102,9 +101,9 @@ impl Clients {
     }
 }
 
-/// What decides about clients.
+/// The verifier of clients.
 pub(crate) struct Verifier {
     pub(crate) verifier: Arc<dyn ClientCertVerifier>,
-    /// Where this changes, a session of before must not be resumed.
+    /// A change of this ends the sessions made before.
     pub(crate) decides_by: Vec<Vec<u8>>,
 }

@@ -1,4 +1,4 @@
-//! What a listener's TLS is to be.
+//! Configurations of a listener's TLS.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -18,8 +18,7 @@ use crate::pem::Stamp;
 use crate::tickets::{self, Ticketer};
 use crate::{Clients, Pem, Tickets, TlsError, provider};
 
-/// TLS of a listener, version 1.2 and 1.3: certificates, and what else differs from the defaults. It is looked at when the server
-/// starts.
+/// TLS of a listener, versions 1.2 and 1.3: certificates and other settings. They are checked when the server starts.
 ///
 /// ```no_run
 /// use ringserve_tls::{Clients, Pem, Tickets, Tls};
@@ -58,17 +57,17 @@ struct Own {
 }
 
 impl Tls {
-    /// TLS of a server, to which certificates are added.
+    /// TLS of a server, without a certificate yet.
     pub fn server() -> Tls {
         Tls { source: Source::Own(Own::default()), require_close_notify: false, watch: None }
     }
 
-    /// All that rustls can: `config` is used as it is, with its tickets, its storage of sessions and its key log. What else is said
-    /// here of a configuration does nothing then, but for [`require_close_notify`](Tls::require_close_notify). One that takes early
-    /// data is refused when the server starts, as one of which rustls makes no connection.
+    /// Uses everything that rustls can do: `config` is taken as it is, with its tickets, session storage and key log. Other
+    /// settings of this value then have no effect, except [`require_close_notify`](Tls::require_close_notify). A configuration
+    /// with early data is refused when the server starts, since rustls makes no unbuffered connection of it.
     ///
-    /// A client that resumes a session of `config` is not verified again: not against other authorities, and not against the time.
-    /// So where configurations differ in which clients they believe, their tickets must have different keys; ours have.
+    /// A client that resumes a session of `config` is not verified again: neither against new authorities nor against the time.
+    /// So if configurations trust different clients, their tickets must have different keys; ours do.
     pub fn from_config(config: Arc<ServerConfig>) -> Tls {
         Tls { source: Source::Given(config), require_close_notify: false, watch: None }
     }
@@ -80,27 +79,27 @@ impl Tls {
         self
     }
 
-    /// The certificate for clients that ask for no name, or for one for which there is none. `chain` is the server's certificate and
-    /// those between it and its authority, in this order; `key` is its private key. Called twice, as for an ECDSA and an RSA key, a
-    /// client is shown the first that it can use.
+    /// Adds the certificate for clients that ask for no name, or for one without a certificate. `chain` is the server's
+    /// certificate followed by those between it and its authority; `key` is its private key. If it is called twice, for an
+    /// ECDSA and an RSA key, a client gets the first that it can use.
     pub fn certificate(self, chain: Pem, key: Pem) -> Tls {
         self.own(|own| own.certificates.push((None, chain, key)))
     }
 
-    /// A certificate for clients that ask for `name`: `www.example.org`, or `*.example.org` for all names with one more label. A name
-    /// given in full goes before one with a star.
+    /// Adds a certificate for clients that ask for `name`: `www.example.org`, or `*.example.org` for all names with one more
+    /// label. A full name goes before one with a star.
     pub fn certificate_for(self, name: impl Into<String>, chain: Pem, key: Pem) -> Tls {
         self.own(|own| own.certificates.push((Some(name.into()), chain, key)))
     }
 
-    /// The protocols that are spoken (ALPN), the preferred one first. A client that offers others alone is refused; one that offers
+    /// Sets the protocols (ALPN), the preferred one first. A client that offers only others is refused; a client that offers
     /// none is not. HTTP services set `h2` and `http/1.1` themselves.
     pub fn alpn<P: Into<Vec<u8>>>(self, protocols: impl IntoIterator<Item = P>) -> Tls {
         self.own(|own| own.alpn = Some(protocols.into_iter().map(Into::into).collect()))
     }
 
-    /// Looks at the files of certificates, keys and authorities every `interval`, and reads them again where one changed. What cannot
-    /// be used then is named in the log, and the old one stays. 0 s is taken for 1.
+    /// Checks the files of certificates, keys and authorities every `interval`, and reads them again when one changes. If they
+    /// cannot be used, the log names the file and the old certificate stays. 0 s is taken for 1 s.
     pub fn watch_files(mut self, interval: Duration) -> Tls {
         self.watch = Some(if interval.is_zero() { Duration::from_secs(1) } else { interval });
         self
@@ -110,23 +109,24 @@ impl Tls {
         self.watch
     }
 
-    /// What tickets are sealed with. Without it they are good until the process ends.
+    /// Sets the secret of tickets. Without it tickets are good until the process ends.
     pub fn tickets(self, tickets: Tickets) -> Tls {
         self.own(|own| own.tickets = tickets)
     }
 
-    /// Tickets that are sent after a full handshake of TLS 1.3: 2 by default. Each costs some 250 bytes. With 0 no client resumes.
+    /// Sets the number of tickets after a full handshake of TLS 1.3; 2 by default. Each costs some 250 bytes. With 0 no client
+    /// resumes.
     pub fn tickets_sent(self, count: usize) -> Tls {
         self.own(|own| own.tickets_sent = Some(count))
     }
 
-    /// Clients are asked for certificates.
+    /// Asks clients for certificates.
     pub fn clients(self, clients: Clients) -> Tls {
         self.own(|own| own.clients = Some(clients))
     }
 
-    /// Appends the secrets of all connections to a file, so that what was recorded of them can be read, as by Wireshark. For finding
-    /// faults alone.
+    /// Appends the secrets of all connections to a file, so that recorded traffic can be read, by Wireshark for example. For
+    /// finding faults only.
     pub fn key_log(self, file: impl Into<PathBuf>) -> Tls {
         self.own(|own| own.key_log = Some(file.into()))
     }
@@ -139,20 +139,20 @@ impl Tls {
         }
     }
 
-    /// The cryptography, instead of what the features have.
+    /// Sets the cryptography, instead of that of the features.
     pub fn provider(self, provider: Arc<CryptoProvider>) -> Tls {
         self.own(|own| own.provider = Some(provider))
     }
 
-    /// A peer that ends its side without saying so by TLS (`close_notify`) was cut off, and the connection ends with
-    /// [`TlsTruncated`](ringserve_core::CloseReason::TlsTruncated). Off by default: many peers do that, and most framings show where a
-    /// frame is cut.
+    /// Treats a peer that ends without `close_notify` as cut off: the connection ends with
+    /// [`TlsTruncated`](ringserve_core::CloseReason::TlsTruncated). Off by default: many peers omit it, and most framings show
+    /// where a frame is cut.
     pub fn require_close_notify(mut self, require: bool) -> Tls {
         self.require_close_notify = require;
         self
     }
 
-    /// The same with all files read again.
+    /// The same settings with all files read again.
     ///
     /// # Errors
     /// If one cannot be read.
@@ -167,12 +167,12 @@ impl Tls {
         Ok(again)
     }
 
-    /// The files that it was read from.
+    /// The files of these settings.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         self.pems().filter_map(|pem| pem.path().map(Into::into)).collect()
     }
 
-    /// What shows whether they changed since.
+    /// Values that change with the files.
     pub(crate) fn stamps(&self) -> Vec<Stamp> {
         self.pems().filter_map(Pem::stamp).collect()
     }
@@ -188,8 +188,8 @@ impl Tls {
         })
     }
 
-    /// As rustls has it. `secret` is what tickets are sealed with if the program has given none; it is set where it is first needed.
-    /// `before` is what is in use.
+    /// Makes a configuration of rustls. `secret` seals tickets if the program has given none; it is set at its first use.
+    /// `before` is the configuration in use.
     pub(crate) fn build(
         &self,
         secret: &mut Option<Arc<[u8]>>,
@@ -209,7 +209,7 @@ impl Tls {
                 "the configuration takes early data, which can be replayed: set `max_early_data_size` to 0",
             ));
         }
-        // What rustls refuses it refuses for each connection.
+        // A refusal of rustls here would be one for each connection.
         UnbufferedServerConnection::new(config.clone()).map_err(TlsError::new)?;
         let Times { warnings, .. } = times;
         Ok(Built {
@@ -229,15 +229,15 @@ impl Tls {
     }
 }
 
-/// A configuration that was looked at.
+/// A configuration that was checked.
 pub(crate) struct Built {
     pub(crate) config: Arc<ServerConfig>,
-    /// What decides about clients, where they are asked for certificates.
+    /// The verifier of clients, if they are asked for certificates.
     pub(crate) clients: Option<Arc<dyn ClientCertVerifier>>,
-    /// The program said nothing of protocols.
+    /// The program set no protocols.
     pub(crate) alpn_by_service: bool,
     pub(crate) require_close_notify: bool,
-    /// What is wrong and was so before.
+    /// Faults that were there before.
     pub(crate) warnings: Vec<TlsError>,
 }
 

@@ -1,7 +1,7 @@
-//! The connections of rustls, behind the few things that are asked of them.
+//! The connections of rustls, behind a small interface.
 //!
-//! rustls keeps no bytes that are not whole: they stay with the caller, who shows them again with those that follow. What it has
-//! decrypted it holds in its own block until that is taken.
+//! rustls keeps no incomplete bytes: they stay with the caller, who shows them again with later ones. It holds decrypted bytes
+//! in its own block until they are taken.
 
 use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
 use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
@@ -15,7 +15,7 @@ use rustls::{CommonState, Error};
 pub(crate) trait Connection: 'static {
     type Data;
 
-    /// What can be asked of it.
+    /// The state of the connection.
     fn state(&self) -> &CommonState;
 
     fn process_tls_records<'c, 'i>(
@@ -54,18 +54,18 @@ impl Connection for UnbufferedClientConnection {
     }
 }
 
-/// What rustls made of some bytes.
+/// The result of showing bytes to rustls.
 pub(crate) enum Found {
     /// Plaintext, which [`take_plain`] fetches.
     Plain,
-    /// All that is whole was taken, and nothing came of it.
+    /// Whole records were taken, without plaintext.
     Nothing,
     /// The peer will send nothing more.
     Closed,
 }
 
-/// Shows `bytes` to rustls, which decrypts them where they lie, up to the first plaintext. What is to be sent goes to `out`. The first
-/// figure is how many bytes are done with; the rest must be shown again.
+/// Shows `bytes` to rustls, which decrypts them in place, up to the first plaintext. Bytes to be sent go to `out`. The first
+/// figure is the number of bytes that are done; the rest must be shown again.
 pub(crate) fn process<C: Connection>(
     connection: &mut C,
     bytes: &mut [u8],
@@ -99,7 +99,7 @@ pub(crate) fn process<C: Connection>(
     }
 }
 
-/// Has `take` look at the plaintext of one record.
+/// Calls `take` with the plaintext of one record.
 pub(crate) fn take_plain<C: Connection>(connection: &mut C, take: impl FnOnce(&[u8])) {
     if let Ok(ConnectionState::ReadTraffic(mut traffic)) = connection.process_tls_records(&mut []).state
         && let Some(Ok(record)) = traffic.next_record()
@@ -108,10 +108,10 @@ pub(crate) fn take_plain<C: Connection>(connection: &mut C, take: impl FnOnce(&[
     }
 }
 
-/// Appends what rustls has to say last: alerts. Nothing can be done with the connection then.
+/// Appends the last messages of rustls: alerts. The connection cannot be used afterwards.
 pub(crate) fn last_words<C: Connection>(connection: &mut C, out: &mut Vec<u8>) {
     while connection.state().wants_write() {
-        // Messages come before bytes are looked at, and here are none.
+        // Messages come before bytes are looked at, and there are none here.
         match connection.process_tls_records(&mut []).state {
             Ok(ConnectionState::EncodeTlsData(message)) => encode(message, out),
             _ => return,
@@ -119,10 +119,10 @@ pub(crate) fn last_words<C: Connection>(connection: &mut C, out: &mut Vec<u8>) {
     }
 }
 
-/// Bytes that a record may have more than its plaintext, and a message of rustls' before it.
+/// The most bytes that a record has more than its plaintext, with a message of rustls before it.
 const ROOM: usize = 128;
 
-/// Appends `plain`, of 16 KiB at most, as a record. `kept` is what rustls wants to see again. False if it can seal nothing more.
+/// Appends `plain`, of at most 16 KiB, as a record. rustls wants to see `kept` again. False if it can seal nothing more.
 pub(crate) fn seal<C: Connection>(
     connection: &mut C,
     plain: &[u8],
@@ -132,12 +132,12 @@ pub(crate) fn seal<C: Connection>(
     write(connection, kept, out, plain.len(), |traffic, room| traffic.encrypt(plain, room))
 }
 
-/// Appends `close_notify`. Nothing, where the handshake is not through.
+/// Appends `close_notify`. Does nothing before the end of the handshake.
 pub(crate) fn close_notify<C: Connection>(connection: &mut C, kept: &mut [u8], out: &mut Vec<u8>) {
     write(connection, kept, out, 0, |traffic, room| traffic.queue_close_notify(room));
 }
 
-/// Appends what `put` writes, for which `size` bytes and some more are needed. What rustls has to say before that comes first.
+/// Appends bytes that `put` writes, with room for `size` and some more. Earlier messages of rustls come first.
 fn write<C: Connection>(
     connection: &mut C,
     kept: &mut [u8],

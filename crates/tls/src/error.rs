@@ -1,9 +1,9 @@
-//! What is wrong with a configuration.
+//! Faults of a configuration.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Why TLS cannot be as it was asked for: one line that names the file, where there is one, and the cause.
+/// The reason why a TLS configuration cannot be used: one line with the cause and, if there is one, the file.
 #[derive(Clone)]
 pub struct TlsError {
     file: Option<PathBuf>,
@@ -19,7 +19,7 @@ impl TlsError {
         TlsError { file: file.map(Path::to_owned), cause: cause.to_string() }
     }
 
-    /// The file that is to blame.
+    /// The file with the fault.
     pub fn file(&self) -> Option<&Path> {
         self.file.as_deref()
     }

@@ -1,4 +1,4 @@
-//! What a handshake found out.
+//! Facts of a handshake.
 
 use std::fmt;
 use std::rc::Rc;
@@ -6,7 +6,7 @@ use std::rc::Rc;
 use rustls::pki_types::CertificateDer;
 use rustls::{CommonState, HandshakeKind, ProtocolVersion};
 
-/// What the handshake of a connection found out.
+/// The facts of a connection's handshake.
 #[derive(Clone)]
 pub struct TlsInfo {
     pub(crate) version: ProtocolVersion,
@@ -18,7 +18,7 @@ pub struct TlsInfo {
 }
 
 impl TlsInfo {
-    /// Of a connection that is through with its handshake.
+    /// The facts of a connection whose handshake is done.
     pub(crate) fn of(state: &CommonState, server_name: Option<Rc<str>>) -> Option<TlsInfo> {
         Some(TlsInfo {
             version: state.protocol_version()?,
@@ -35,12 +35,12 @@ impl TlsInfo {
         self.version.as_str().unwrap_or("unknown")
     }
 
-    /// As rustls writes it: `TLS13_AES_256_GCM_SHA384`.
+    /// The name of the cipher suite in rustls: `TLS13_AES_256_GCM_SHA384`.
     pub fn cipher_suite(&self) -> &'static str {
         self.cipher_suite.as_str().unwrap_or("unknown")
     }
 
-    /// The protocol that both ends chose (ALPN): `b"h2"`.
+    /// The protocol that both ends agreed on (ALPN): `b"h2"`.
     pub fn alpn(&self) -> Option<&[u8]> {
         self.alpn.as_deref()
     }
@@ -50,12 +50,12 @@ impl TlsInfo {
         self.server_name.as_deref()
     }
 
-    /// True if the client resumed a session that it had before. The certificates are those that it showed then.
+    /// True if the client resumed an earlier session. The certificates are those that it showed then.
     pub fn is_resumed(&self) -> bool {
         self.resumed
     }
 
-    /// The certificate of the peer, which was verified. At a server only where [`Clients`](crate::Clients) are asked for theirs.
+    /// The verified certificate of the peer. At a server only if [`Clients`](crate::Clients) are asked for theirs.
     pub fn identity(&self) -> Option<&Identity> {
         self.identity.as_ref()
     }
@@ -74,7 +74,7 @@ impl fmt::Debug for TlsInfo {
     }
 }
 
-/// The certificate of a peer, with those that its authority gave along.
+/// The certificate of a peer, with those of its chain.
 #[derive(Clone)]
 pub struct Identity(Box<[CertificateDer<'static>]>);
 
@@ -84,14 +84,14 @@ impl Identity {
         self.0.iter().map(|certificate| &**certificate)
     }
 
-    /// The names in it (`subjectAltName`, DNS), as `client.example.org`.
+    /// The DNS names in the certificate (`subjectAltName`), such as `client.example.org`.
     pub fn dns_names(&self) -> impl Iterator<Item = &str> {
         self.certificate()
             .into_iter()
             .flat_map(|certificate| certificate.valid_dns_names().collect::<Vec<_>>())
     }
 
-    /// The URIs in it (`subjectAltName`, URI), as `spiffe://example.org/billing`.
+    /// The URIs in the certificate (`subjectAltName`), such as `spiffe://example.org/billing`.
     pub fn uris(&self) -> impl Iterator<Item = &str> {
         self.certificate()
             .into_iter()

@@ -1,4 +1,4 @@
-//! The secrets of connections, for those who look at what was recorded.
+//! Secrets of connections, to read recorded traffic.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};

@@ -1,14 +1,14 @@
 //! TLS below the services of [ringserve](https://docs.rs/ringserve), by rustls.
 //!
-//! A listener has a [`Tls`], which says what certificates clients are shown; each of its connections is a channel of
-//! `ringserve-core`: ciphertext in, plaintext out, and back. It calls no kernel and starts no thread.
+//! A listener has a [`Tls`] with its certificates; each of its connections is a channel of `ringserve-core`: ciphertext in,
+//! plaintext out, and back. It calls no kernel and starts no thread.
 //!
 //! ```text
 //!   Tls ── TlsListener::new: looked at ──▶ TlsListener ── transport(): one a shard ──▶ TlsTransport ── begin ──▶ a channel
 //! ```
 //!
-//! Not here: early data of TLS 1.3 (0-RTT), which can be replayed; TLS in the kernel (kTLS); versions before 1.2; renegotiation. What
-//! was received lies in receive buffers as plaintext until they are used again.
+//! Not supported: early data of TLS 1.3 (0-RTT), which can be replayed; TLS in the kernel (kTLS); versions before 1.2;
+//! renegotiation. Receive buffers hold plaintext until they are used again.
 
 mod channel;
 mod client;

@@ -1,4 +1,4 @@
-//! The TLS of a listener on all shards, which may be replaced while it is in use.
+//! The TLS of a listener on all shards, which may be replaced in use.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -18,7 +18,7 @@ use crate::config::Built;
 use crate::pem::Stamp;
 use crate::{Tls, TlsError};
 
-/// The TLS of a listener, while it is in use. Clones are the same one: a program that keeps one can replace what the server has.
+/// The TLS of a listener in use. Clones share it: a program that keeps one can replace the server's certificates.
 ///
 /// ```no_run
 /// # use ringserve_tls::{Pem, Tls, TlsListener};
@@ -37,26 +37,26 @@ pub struct TlsListener {
 }
 
 struct Shared {
-    /// Grows with each replacement. A shard looks at it for each connection, and at what follows only if it grew.
+    /// Grows with each replacement. A shard reads it for each connection, and the fields below only if it grew.
     version: AtomicU64,
     /// Shards take this lock too, so no file is read under it.
     current: Mutex<Current>,
-    /// Held while a replacement is made, by which its makers wait for each other. What tickets are sealed with where the program
-    /// gave nothing: the same after a replacement.
+    /// Held during a replacement, so that replacements wait for each other. The secret that seals tickets if the program gave
+    /// none: it stays the same after a replacement.
     secret: Mutex<Option<Arc<[u8]>>>,
-    /// Where warnings go.
+    /// The receiver of warnings.
     warn: OnceLock<fn(fmt::Arguments<'_>)>,
-    /// Its files are watched.
+    /// True once its files are watched.
     is_watched: AtomicBool,
 }
 
 struct Current {
     tls: Tls,
-    /// `None` until it was looked at.
+    /// `None` until it was checked.
     built: Option<Arc<Built>>,
 }
 
-/// It is looked at when the server starts.
+/// It is checked when the server starts.
 impl From<Tls> for TlsListener {
     fn from(tls: Tls) -> TlsListener {
         TlsListener {
@@ -72,17 +72,17 @@ impl From<Tls> for TlsListener {
 }
 
 impl TlsListener {
-    /// One that was looked at.
+    /// Checks a configuration.
     ///
     /// # Errors
-    /// If a file holds what it should not, a key does not fit its certificate, or a certificate is not within its time.
+    /// If a file has wrong content, a key does not fit its certificate, or a certificate is not within its time.
     pub fn new(tls: Tls) -> Result<TlsListener, TlsError> {
         let listener = TlsListener::from(tls);
         listener.prepare()?;
         Ok(listener)
     }
 
-    /// Looks at it, unless that was done.
+    /// Checks the configuration, unless that was done.
     ///
     /// # Errors
     /// Those of [`new`](TlsListener::new).
@@ -114,19 +114,19 @@ impl TlsListener {
         Ok(())
     }
 
-    /// New connections have `tls` from now on. Those that are there keep what they have.
+    /// Gives new connections `tls` from now on. Open connections keep their certificates.
     ///
     /// # Errors
-    /// If it cannot be used: then the old one stays.
+    /// If `tls` cannot be used. The old one stays then.
     pub fn replace(&self, tls: Tls) -> Result<(), TlsError> {
         self.set(&mut self.writing(), tls)
     }
 
-    /// Reads all files of certificates, keys and authorities again. It waits for the disk, and for another replacement: call it on a
-    /// thread that is no shard's.
+    /// Reads all files of certificates, keys and authorities again. It waits for the disk, and for another replacement: call it
+    /// on a thread that is not a shard.
     ///
     /// # Errors
-    /// If what they hold now cannot be used: then the old one stays. A certificate that is in use may be over its time.
+    /// If their content cannot be used. The old one stays then. A certificate in use may have expired.
     pub fn reload(&self) -> Result<(), TlsError> {
         let secret = &mut *self.writing();
         let tls = self.current().tls.clone();
@@ -144,17 +144,18 @@ impl TlsListener {
         self.current().tls.key_log_file().map(Into::into)
     }
 
-    /// What is dangerous or over its time after a replacement is told to the first `warn` that was given.
+    /// Sends warnings after a replacement, about dangerous settings and expired certificates, to the first `warn` that is
+    /// given.
     #[doc(hidden)]
     pub fn warn_by(&self, warn: fn(fmt::Arguments<'_>)) {
         let _ = self.shared.warn.set(warn);
     }
 
-    /// Starts to watch its files, where the program wants that ([`Tls::watch_files`]), on a thread that ends with the last clone of
-    /// this. `report` is told of each time that they were read again. Does nothing where that thread is there.
+    /// Starts to watch its files, if the program wants that ([`Tls::watch_files`]), on a thread that ends with the last clone
+    /// of this. `report` is called after each reading. Does nothing if that thread is there already.
     ///
     /// # Errors
-    /// If there can be no thread.
+    /// If no thread can be started.
     #[doc(hidden)]
     pub fn watch(&self, report: fn(Result<(), TlsError>)) -> io::Result<()> {
         let Some(interval) = self.current().tls.watch_interval() else { return Ok(()) };
@@ -179,26 +180,26 @@ impl TlsListener {
         })
     }
 
-    /// What rustls has of it now.
+    /// The configuration of rustls now.
     ///
     /// # Panics
-    /// If it was made from a [`Tls`] and no server has looked at it.
+    /// If it was made from a [`Tls`] and no server has checked it.
     pub fn config(&self) -> Arc<ServerConfig> {
         self.built().config.clone()
     }
 
-    /// What the connections of one shard have in common.
+    /// The state that the connections of one shard share.
     ///
     /// # Panics
-    /// If it was made from a [`Tls`] and no server has looked at it.
+    /// If it was made from a [`Tls`] and no server has checked it.
     pub fn transport(&self) -> TlsTransport {
         self.transport_for(&[])
     }
 
-    /// The same, of a service that speaks `protocols` (ALPN) if the program says nothing else. Services may share a listener.
+    /// The same state for a service that speaks `protocols` (ALPN) if the program sets none. Services may share a listener.
     ///
     /// # Panics
-    /// If it was made from a [`Tls`] and no server has looked at it.
+    /// If it was made from a [`Tls`] and no server has checked it.
     #[doc(hidden)]
     pub fn transport_for(&self, protocols: &'static [&'static str]) -> TlsTransport {
         let version = self.shared.version.load(Ordering::Acquire);
@@ -212,7 +213,7 @@ impl TlsListener {
     }
 
     /// # Panics
-    /// If it was not looked at.
+    /// If it was not checked.
     fn built(&self) -> Arc<Built> {
         self.current().built.clone().expect("TLS that was looked at")
     }
@@ -235,14 +236,14 @@ impl fmt::Debug for TlsListener {
 /// TLS of a listener on one shard.
 pub struct TlsTransport {
     listener: TlsListener,
-    /// Those of the service behind it.
+    /// The protocols of the service behind it.
     protocols: &'static [&'static str],
     version: Cell<u64>,
     kept: RefCell<Kept>,
 }
 
 struct Kept {
-    /// A copy, since the count of the shared one would be written by all shards.
+    /// A copy, since all shards would write the count of a shared one.
     config: Arc<ServerConfig>,
     common: Rc<Common>,
 }

@@ -1,4 +1,4 @@
-//! Which certificate a client is shown.
+//! Certificates by the names that clients ask for.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,7 +12,7 @@ use rustls::sign::CertifiedKey;
 
 use crate::{Pem, TlsError};
 
-/// Certificates by the name that a client asks for: as it is, with its first label replaced by `*`, or whatever the name.
+/// Certificates by name: the full name, the name with its first label replaced by `*`, or any name.
 ///
 /// ```text
 ///   www.example.org ──▶ "www.example.org" ──▶ "*.example.org" ──▶ the default
@@ -23,17 +23,17 @@ pub(crate) struct Names {
     default: Vec<Arc<CertifiedKey>>,
 }
 
-/// How the time of certificates is looked at.
+/// Checks of the times of certificates.
 #[derive(Default)]
 pub(crate) struct Times {
-    /// Certificates that are in use. To refuse one of them would keep what is new of the others.
+    /// Certificates in use. Refusing one of them would keep the others from being renewed.
     pub(crate) in_use: Vec<CertificateDer<'static>>,
-    /// What is wrong with these.
+    /// Faults of certificates in use.
     pub(crate) warnings: Vec<TlsError>,
 }
 
 impl Names {
-    /// A further certificate for `name`, or for whatever name. Of several for one, the first is taken with which the client can.
+    /// Adds a certificate for `name`, or for any name. Of several for one name, the first that the client can use is taken.
     pub(crate) fn add(
         &mut self,
         name: Option<&str>,
@@ -94,7 +94,7 @@ fn normal(name: &str) -> Result<String, TlsError> {
     }
 }
 
-/// A chain with its key, which fit, and of which the first certificate is within its time.
+/// A chain with its key. They fit, and the first certificate is within its time.
 fn certified(
     chain: &Pem,
     key: &Pem,
@@ -121,7 +121,7 @@ fn check_time(pem: &Pem, certificate: &CertificateDer<'_>) -> Result<(), TlsErro
         .map_err(|error| pem.error(format_args!("has a certificate that cannot be read: {error}")))?;
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let now = UnixTime::since_unix_epoch(now);
-    // Its time is looked at first. That there is no authority to believe it is no matter here.
+    // Its time is checked first. That no authority vouches for it does not matter here.
     match certificate.verify_for_usage(&[], &[], &[], now, webpki::KeyUsage::server_auth(), None, None) {
         Err(webpki::Error::CertExpired { time, not_after }) => {
             let days = (time.as_secs() - not_after.as_secs()) / 86_400;

@@ -18,7 +18,7 @@ pub struct Pem {
     text: Arc<[u8]>,
 }
 
-/// What shows that a file changed: its time and its size. `None` where there is none.
+/// The time and size of a file, which change with it. `None` if there is no file.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Stamp(Option<(SystemTime, u64)>);
 
@@ -29,20 +29,20 @@ impl Stamp {
 }
 
 impl Pem {
-    /// What is in `file` now.
+    /// Reads `file`.
     ///
     /// # Errors
-    /// If it cannot be read.
+    /// If the file cannot be read.
     pub fn file(file: impl Into<PathBuf>) -> Result<Pem, TlsError> {
         let file = file.into();
-        // Before it is read, so that a change beside that is seen.
+        // Taken before the file is read, so that a change meanwhile is seen.
         let stamp = Stamp::of(&file);
         let text = fs::read(&file)
             .map_err(|error| TlsError::of(Some(&file), format_args!("cannot be read: {error}")))?;
         Ok(Pem { file: Some((file, stamp)), text: text.into() })
     }
 
-    /// The same file, read again; a text that came from none as it is.
+    /// The same file, read again; a text without a file as it is.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -53,12 +53,12 @@ impl Pem {
         }
     }
 
-    /// Where it was read.
+    /// The file that it was read from.
     pub(crate) fn path(&self) -> Option<&Path> {
         self.file.as_ref().map(|(file, _)| &**file)
     }
 
-    /// The file as it was when it was read.
+    /// The stamp of the file when it was read.
     pub(crate) fn stamp(&self) -> Option<Stamp> {
         self.file.as_ref().map(|(_, stamp)| stamp.clone())
     }
@@ -67,7 +67,7 @@ impl Pem {
         TlsError::of(self.path(), cause)
     }
 
-    /// All certificates in it, at least one.
+    /// All certificates in the text, at least one.
     pub(crate) fn certificates(&self) -> Result<Vec<CertificateDer<'static>>, TlsError> {
         let all: Vec<_> = CertificateDer::pem_slice_iter(&self.text)
             .collect::<Result<_, _>>()
@@ -78,7 +78,7 @@ impl Pem {
         Ok(all)
     }
 
-    /// The first private key in it.
+    /// The first private key in the text.
     pub(crate) fn key(&self) -> Result<PrivateKeyDer<'static>, TlsError> {
         PrivateKeyDer::from_pem_slice(&self.text).map_err(|error| match error {
             pem::Error::NoItemsFound => self.error("has no private key"),
@@ -86,7 +86,7 @@ impl Pem {
         })
     }
 
-    /// All revocation lists in it, at least one.
+    /// All revocation lists in the text, at least one.
     pub(crate) fn revocation_lists(&self) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsError> {
         let all: Vec<_> = CertificateRevocationListDer::pem_slice_iter(&self.text)
             .collect::<Result<_, _>>()

@@ -1,4 +1,4 @@
-//! Which cryptography rustls uses.
+//! The cryptography of rustls.
 
 use std::sync::Arc;
 
@@ -6,8 +6,8 @@ use rustls::crypto::CryptoProvider;
 
 use crate::TlsError;
 
-/// The first of: aws-lc-rs, graviola where the processor can, ring, as far as the features have them, and what the program
-/// installed for the process.
+/// The first of: aws-lc-rs, graviola if the processor supports it, ring, as far as the features have them, and the provider
+/// that the program installed for the process.
 ///
 /// # Errors
 /// If there is none.
@@ -32,7 +32,7 @@ fn built_in() -> Option<CryptoProvider> {
     None
 }
 
-/// True if this processor has what graviola's assembler needs.
+/// True if this processor has the instructions that graviola needs.
 #[cfg(all(feature = "graviola", target_arch = "x86_64"))]
 fn graviola_runs() -> bool {
     use std::arch::is_x86_feature_detected as has;

@@ -1,4 +1,4 @@
-//! Where records and handshake messages end: what can be seen of them from outside.
+//! Ends of records and handshake messages, as far as they are visible from outside.
 //!
 //! ```text
 //!   type: 1 byte │ version: 2 │ length: 2 │ ...                         a record
@@ -7,13 +7,13 @@
 
 use std::borrow::Cow;
 
-/// Bytes of a record before what it holds.
+/// Bytes of a record before its content.
 pub(crate) const HEADER: usize = 5;
 
 /// The most bytes of plaintext in a record.
 pub(crate) const PLAIN_MAX: usize = 16 * 1024;
 
-/// The most that a record may hold: what TLS 1.2 allows a cipher to add.
+/// The most content of a record: what TLS 1.2 allows a cipher to add.
 const BODY_MAX: usize = PLAIN_MAX + 2048;
 
 const CHANGE_CIPHER_SPEC: u8 = 20;
@@ -21,18 +21,18 @@ const ALERT: u8 = 21;
 const HANDSHAKE: u8 = 22;
 const APPLICATION_DATA: u8 = 23;
 
-/// How far the first record of some bytes goes.
+/// The extent of the first record of some bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// Of this many bytes, header included. They may not be there yet.
+    /// It has this many bytes, header included. They may not have arrived yet.
     Record(usize),
     /// The header is not whole.
     Unknown,
-    /// This is no record.
+    /// The bytes are no record.
     Broken,
 }
 
-/// Looks at the header of the first record.
+/// Reads the header of the first record.
 pub(crate) fn extent(bytes: &[u8]) -> Extent {
     match *bytes {
         [kind, ..] if !(CHANGE_CIPHER_SPEC..=APPLICATION_DATA).contains(&kind) => Extent::Broken,
@@ -44,7 +44,7 @@ pub(crate) fn extent(bytes: &[u8]) -> Extent {
     }
 }
 
-/// The whole records at the front of `bytes`, and then what is no record, with the rest.
+/// The whole records at the front of `bytes`, then the rest, which is no record.
 pub(crate) fn whole(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut left = bytes;
     std::iter::from_fn(move || {
@@ -64,19 +64,19 @@ pub(crate) fn whole_bytes(bytes: &[u8]) -> usize {
     whole(bytes).map(<[u8]>::len).sum()
 }
 
-/// True if one of them tells that what follows is encrypted.
+/// True if one of them announces that later bytes are encrypted.
 pub(crate) fn changes_cipher(bytes: &[u8]) -> bool {
     whole(bytes).any(|record| record[0] == CHANGE_CIPHER_SPEC)
 }
 
-/// How far the records of a message were looked at that is not whole, so that each is looked at once.
+/// The progress through the records of an unfinished message, so that each is looked at once.
 #[derive(Debug, Default)]
 pub(crate) struct Scan {
-    /// Bytes of the records that were looked at.
+    /// Bytes of the records looked at.
     end: usize,
-    /// Bytes of the message that they hold.
+    /// Bytes of the message in them.
     gathered: usize,
-    /// The header of the message, as far as it is there.
+    /// The part of the message's header that arrived.
     header: u32,
     encrypted: bool,
     /// A step is to be made.
@@ -84,10 +84,10 @@ pub(crate) struct Scan {
 }
 
 impl Scan {
-    /// True if there is something to do: a whole message of a handshake, or a record that is none. `bytes` begins with those that
-    /// were there before.
+    /// True if there is something to do: a whole message of a handshake, or a record that is none. `bytes` begins with the
+    /// bytes of earlier calls.
     ///
-    /// `encrypted` means that what looks like a handshake may be encrypted, so that each record is to be looked at.
+    /// `encrypted` means that bytes that look like a handshake may be encrypted, so that each record is looked at.
     pub(crate) fn calls_for_a_step(&mut self, bytes: &[u8], encrypted: bool) -> bool {
         self.encrypted |= encrypted;
         let mut new = whole(&bytes[self.end..]);
@@ -141,7 +141,7 @@ fn cut_message(bytes: &[u8]) -> Option<&[u8]> {
     bytes.get(..4 + length)
 }
 
-/// The name that a ClientHello asks for. rustls parses it too, and refuses a hello that is malformed: what is returned of one does
+/// The name that a ClientHello asks for. rustls parses it too, and refuses a malformed hello: the result for such a hello does
 /// not matter.
 pub(crate) fn server_name(bytes: &[u8]) -> Option<Box<str>> {
     let hello = first_message(bytes)?;
@@ -160,7 +160,7 @@ pub(crate) fn server_name(bytes: &[u8]) -> Option<Box<str>> {
                 if kind == [0] {
                     let name = std::str::from_utf8(name).ok()?;
                     let name = name.strip_suffix('.').unwrap_or(name);
-                    // An address is not a name: rustls takes none for one either.
+                    // An address is not a name, for rustls either.
                     return (name.parse::<std::net::IpAddr>().is_err())
                         .then(|| name.to_ascii_lowercase().into());
                 }
@@ -179,7 +179,7 @@ impl<'a> Reader<'a> {
         Some(taken)
     }
 
-    /// What a length of `N` bytes before it bounds.
+    /// The bytes behind a length of `N` bytes.
     fn sized<const N: usize>(&mut self) -> Option<&'a [u8]> {
         let length = self.take(N)?.iter().fold(0, |length, byte| length << 8 | usize::from(*byte));
         self.take(length)

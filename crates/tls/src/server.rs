@@ -12,20 +12,20 @@ pub struct ServerTls {
 }
 
 impl ServerTls {
-    /// New connections have `tls` from now on, at every address that has TLS. Those that are there keep what they have. Where
-    /// addresses have different ones, keep a [`TlsListener`] of each instead.
+    /// Gives new connections `tls` from now on, at every address that has TLS. Open connections keep their certificates. If
+    /// addresses have different certificates, keep a [`TlsListener`] of each instead.
     ///
     /// # Errors
-    /// If it cannot be used: then the old one stays.
+    /// If `tls` cannot be used. The old one stays then.
     pub fn replace(&self, tls: Tls) -> Result<(), TlsError> {
         self.listeners.iter().try_for_each(|listener| listener.replace(tls.clone()))
     }
 
-    /// Reads the files of certificates, keys and authorities again, of every address that has TLS. It waits for the disk: call it
-    /// on a thread that is no shard's.
+    /// Reads the files of certificates, keys and authorities again, of every address that has TLS. It waits for the disk: call
+    /// it on a thread that is not a shard.
     ///
     /// # Errors
-    /// Of the first whose files cannot be used: its old one stays, as those of the addresses behind it.
+    /// The first address whose files cannot be used: its old certificates stay, and so do those of the addresses behind it.
     pub fn reload(&self) -> Result<(), TlsError> {
         self.listeners.iter().try_for_each(TlsListener::reload)
     }

@@ -1,4 +1,4 @@
-//! Tickets, by which a client resumes a session without a full handshake.
+//! Tickets, with which a client resumes a session without a full handshake.
 
 use std::fmt;
 use std::fs;
@@ -16,38 +16,38 @@ use rustls::{ContentType, ProtocolVersion, SupportedCipherSuite, Tls13CipherSuit
 
 use crate::TlsError;
 
-/// Seconds for which one key makes tickets. It opens them for as long again.
+/// Seconds for which one key makes tickets. It opens them for the same time again.
 const EPOCH: u64 = 6 * 60 * 60;
 
-/// The fewest bytes of a secret: as many as the key has that is derived from it.
+/// The fewest bytes of a secret: the length of the key that is derived from it.
 const SECRET_BYTES_MIN: usize = 32;
 
-/// The most bytes of a session in a ticket. It holds the chain of certificates of the client; the ciphers take one record.
+/// The most bytes of a session in a ticket. It holds the client's chain of certificates; the ciphers take one record.
 const SESSION_BYTES_MAX: usize = 15 * 1024;
 
-/// What the tickets of a server are sealed with. The keys follow from a secret, the time and the configuration, and change every 6
-/// hours, so all shards make and open tickets without asking each other. Clients are told that a ticket is good for 6 hours; the
-/// server opens it for 6 to 12, by when it was made. A client that resumes gets new tickets, and its certificates are verified again.
+/// The secret of a server's tickets. Keys are derived from the secret, the time and the configuration, and change every 6
+/// hours, so all shards make and open tickets without asking each other. A ticket is announced as good for 6 hours; the server
+/// accepts it for 6 to 12 hours, by its age. A client that resumes gets new tickets, and its certificates are verified again.
 #[derive(Clone, Default)]
 pub struct Tickets {
     pub(crate) secret: Option<Arc<[u8]>>,
 }
 
 impl Tickets {
-    /// By a secret of this process: tickets are good on all its shards, until it ends. The default.
+    /// A secret of this process: tickets are good on all its shards, until it ends. The default.
     pub fn random() -> Tickets {
         Tickets { secret: None }
     }
 
-    /// By the bytes of `file`, of which there must be 32 at least: tickets are good after a restart too, and at all servers with the
-    /// same file and the same configuration. Who has the file can read what was sent on TLS 1.2 connections that were recorded.
+    /// A secret of at least 32 bytes from `file`: tickets are good after a restart too, and at all servers with the same file
+    /// and the same configuration. A reader of the file can decrypt recorded TLS 1.2 connections.
     ///
     /// ```sh
     /// head -c 48 /dev/urandom > tickets.key && chmod 600 tickets.key
     /// ```
     ///
     /// # Errors
-    /// If it cannot be read or is too short.
+    /// If the file cannot be read or is too short.
     pub fn from_file(file: impl Into<PathBuf>) -> Result<Tickets, TlsError> {
         let file = file.into();
         let secret = fs::read(&file)
@@ -78,7 +78,7 @@ pub(crate) fn random_secret(provider: &CryptoProvider) -> Result<Arc<[u8]>, TlsE
     Ok(Arc::new(secret))
 }
 
-/// Seals and opens tickets, without a lock: what it knows never changes.
+/// Seals and opens tickets, without a lock: its state never changes.
 ///
 /// ```text
 ///   epoch: 4 bytes │ nonce: 12 │ the session, sealed with HKDF(secret, configuration, epoch)
@@ -88,14 +88,14 @@ pub(crate) struct Ticketer {
     expander: Box<dyn HkdfExpander>,
     suite: &'static Tls13CipherSuite,
     random: &'static dyn SecureRandom,
-    /// A hash of what a session depends on.
+    /// A hash of everything that a session depends on.
     configuration: Vec<u8>,
     /// Seconds since 1970.
     now: fn() -> u64,
 }
 
 impl Ticketer {
-    /// `depends_on` is what must be the same for a session to be resumed.
+    /// A session is resumed only if `depends_on` is unchanged.
     pub(crate) fn new(
         provider: &CryptoProvider,
         secret: &[u8],
