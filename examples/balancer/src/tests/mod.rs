@@ -35,7 +35,10 @@ impl Running {
         let args = Args::try_parse_from(given.iter().chain(options)).unwrap();
         let balancer = Arc::new(Balancer::new(args).unwrap());
         let server = server(&balancer).unwrap().shards(1 + sim.seed() as usize % 4);
-        Running { balancer, server: sim.start_several(server).unwrap() }
+        let server = sim.start_several(server).unwrap();
+        // The upstreams of the test begin to listen.
+        sim.run_for(SECOND);
+        Running { balancer, server }
     }
 
     fn addr(&self) -> SocketAddr {
