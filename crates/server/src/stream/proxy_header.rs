@@ -38,6 +38,7 @@ pub struct ProxyHeader {
 enum Version {
     One(Peer),
     Two(Peer),
+    LocalOne,
     Local,
 }
 
@@ -61,6 +62,12 @@ impl ProxyHeader {
         ProxyHeader::of(Version::Local)
     }
 
+    /// A line of version 1 that says `UNKNOWN`, for the server's own connections: version 1 has no `LOCAL`. The receiver takes the
+    /// server for the peer.
+    pub fn local_v1() -> ProxyHeader {
+        ProxyHeader::of(Version::LocalOne)
+    }
+
     /// Adds a field to a block of version 2, such as those of [`Tlvs::iter`](crate::listen::Tlvs::iter): 0x02 is the name that
     /// the client asked for, 0x05 a name for the connection. It does nothing in version 1; fields beyond 64 KiB together are
     /// left out.
@@ -77,6 +84,7 @@ impl ProxyHeader {
         match &self.version {
             Version::One(client) => write_v1(&mut out, ends(client, listeners)),
             Version::Two(client) => write_v2(&mut out, CommandV2::Proxy(ends(client, listeners)), fields),
+            Version::LocalOne => write_v1(&mut out, None),
             Version::Local => write_v2(&mut out, CommandV2::Local, fields),
         }
         out
@@ -103,6 +111,12 @@ mod tests {
         client.asked.local = Some(([198, 51, 100, 7], 443).into());
         assert_eq!(line(&client), "PROXY TCP4 192.0.2.1 198.51.100.7 7 443\r\n");
         assert_eq!(line(&Peer::new(None, 1)), "PROXY UNKNOWN\r\n");
+    }
+
+    #[test]
+    fn line_of_the_servers_own_names_no_client() {
+        let line = ProxyHeader::local_v1().tlv(0x05, "seven").encode(&[Address::unix("a")]);
+        assert_eq!(line, b"PROXY UNKNOWN\r\n");
     }
 
     #[test]

@@ -1,0 +1,66 @@
+//! The state by HTTP: GET / as text, and /json; POST to /drain/HOST:PORT and /undrain/HOST:PORT, from this host.
+
+use std::future::ready;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use ringserve::framing::Raw;
+use ringserve::http::hyper::header::{CONTENT_TYPE, ORIGIN};
+use ringserve::http::hyper::{Method, Request, Response, body::Incoming};
+use ringserve::http::hyper::{http::Error, service::service_fn};
+use ringserve::http::{Http, HttpOptions};
+use ringserve::{IntoService, Peer, Shard, Stream, stream};
+use serde_json::json;
+use tracing::info;
+
+use crate::balancer::{Balancer, Upstream};
+
+/// The service of a shard, whose answers depend on the peer.
+pub fn service(shard: &Shard, balancer: Arc<Balancer>) -> impl IntoService<Raw> + use<> {
+    let http = Http::new(shard, &HttpOptions::default());
+    stream(async move |stream: Stream| {
+        let (peer, balancer) = (stream.peer(), balancer.clone());
+        let answer = move |request: Request<Incoming>| ready(answer(&request, &peer, &balancer));
+        http.serve(stream, service_fn(answer)).await
+    })
+}
+
+fn answer(request: &Request<Incoming>, peer: &Peer, balancer: &Balancer) -> Result<Response<String>, Error> {
+    let path = request.uri().path().trim_start_matches('/');
+    let (what, name) = path.split_once('/').unwrap_or((path, ""));
+    let upstream = balancer.upstreams.iter().find(|upstream| upstream.name == name);
+    let (status, kind, body) = match (request.method(), what, upstream) {
+        (&Method::GET, "", None) => (200, "text/plain", text(balancer)),
+        (&Method::GET, "json", None) => (200, "application/json", json!(balancer).to_string()),
+        (&Method::POST, "drain" | "undrain", Some(_)) if !may_drain(request, peer) => {
+            (403, "text/plain", "only a program of this host may\n".into())
+        }
+        (&Method::POST, "drain" | "undrain", Some(upstream)) => {
+            upstream.drained.store(what == "drain", Relaxed);
+            info!("upstream {name} is {what}ed by {peer}");
+            (200, "text/plain", line(upstream))
+        }
+        _ => (404, "text/plain", "GET / or /json, POST /drain/HOST:PORT or /undrain/HOST:PORT\n".into()),
+    };
+    Response::builder().status(status).header(CONTENT_TYPE, kind).body(body)
+}
+
+/// Any page that a browser of this host shows can come from there too, but says its origin.
+fn may_drain(request: &Request<Incoming>, peer: &Peer) -> bool {
+    let is_local = peer.addr().is_some_and(|addr| addr.ip().to_canonical().is_loopback());
+    is_local && !request.headers().contains_key(ORIGIN)
+}
+
+fn text(Balancer { upstreams, retries, refused, .. }: &Balancer) -> String {
+    let lines: String = upstreams.iter().map(line).collect();
+    format!("{lines}{retries:?} retries, {refused:?} clients refused\n")
+}
+
+fn line(upstream: &Upstream) -> String {
+    let Upstream { name, connections, clients, failed, broken, .. } = upstream;
+    let counts = format!("{connections:?} connections of {clients:?}, {failed:?} failed, {broken:?} broken");
+    let (there, back) = (&upstream.bytes_there, &upstream.bytes_back);
+    let state = if upstream.down.load(Relaxed) { "down" } else { "up" };
+    let drained = if upstream.drained.load(Relaxed) { ", drained" } else { "" };
+    format!("{name} {state}{drained}: {counts}, {there:?} bytes there and {back:?} back\n")
+}

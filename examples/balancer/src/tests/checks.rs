@@ -1,0 +1,154 @@
+//! Checks, PROXY headers, and the state by HTTP.
+
+use super::*;
+
+/// When upstream 0 was seen to be this, within a minute.
+fn seconds_until(sim: &Sim, running: &Running, is_down: bool) -> u64 {
+    let begun = sim.now();
+    assert!(sim.run_until(60 * SECOND, || running.is_down(0) == is_down), "it never is");
+    (sim.now() - begun).as_secs()
+}
+
+#[test]
+fn upstream_is_down_after_three_checks_and_up_after_two() {
+    Sim::seeds(20).run(|sim| {
+        let (echoing, running) = starts(sim, &["--check-interval", "4"]);
+        sim.run_for(5 * SECOND);
+        echoing[0].mode.set(Mode::Refuses);
+        // The next check comes within 4 s, and two more after it.
+        let fell = seconds_until(sim, &running, true);
+        assert!((8..=12).contains(&fell), "after {fell} s");
+        echoing[0].mode.set(Mode::Echoes);
+        let rose = seconds_until(sim, &running, false);
+        assert!((4..=8).contains(&rose), "after {rose} s");
+        assert!(!running.is_down(1) && !running.is_down(2));
+        // A single failure is none.
+        echoing[0].mode.set(Mode::Refuses);
+        sim.run_for(5 * SECOND);
+        echoing[0].mode.set(Mode::Echoes);
+        assert!(!sim.run_until(60 * SECOND, || running.is_down(0)));
+    });
+}
+
+#[test]
+fn upstream_that_comes_back_gets_clients_again() {
+    Sim::seeds(20).faults(Faults::harmless()).run(|sim| {
+        let (echoing, running) = starts(sim, &[]);
+        let addr = running.addr();
+        echoing[0].mode.set(Mode::Refuses);
+        let begun = sim.now();
+        assert!(sim.run_until(300 * SECOND, || running.is_down(0)));
+        let known = sim.now() - begun;
+        for (name, wait) in [("during", Duration::ZERO), ("after", 100 * SECOND)] {
+            for n in 0..6 {
+                sim.client(format!("{name}{n}"), async move |net| {
+                    net.sleep(wait).await;
+                    let mut me = net.connect(addr).await?;
+                    for _ in 0..5 {
+                        echoes(&mut me).await?;
+                        net.sleep(10 * SECOND).await;
+                    }
+                    Ok(())
+                });
+            }
+        }
+        sim.run_for(30 * SECOND);
+        assert_eq!(running.connections(), [0, 3, 3], "down since {known:?}");
+        assert_eq!(running.balancer.retries.load(Relaxed), 0, "one that is down is not tried");
+        echoing[0].mode.set(Mode::Echoes);
+        sim.run_for(100 * SECOND);
+        assert_eq!(running.connections(), [2, 2, 2]);
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn silent_upstream_is_down_where_an_answer_is_expected() {
+    Sim::seeds(20).run(|sim| {
+        let (echoing, asking) = starts(sim, &["--check-send", "are you well", "--check-expect", "you well"]);
+        sim.run_for(20 * SECOND);
+        assert!((0..3).all(|number| !asking.is_down(number)), "they echo");
+        echoing[0].mode.set(Mode::Silent);
+        sim.run_for(20 * SECOND);
+        assert_eq!([0, 1, 2].map(|number| asking.is_down(number)), [true, false, false]);
+    });
+    Sim::seeds(5).run(|sim| {
+        let (_echoes, asking) = starts(sim, &["--check-send", "are you ill", "--check-expect", "well"]);
+        sim.run_for(20 * SECOND);
+        assert!((0..3).all(|number| asking.is_down(number)), "another answer");
+    });
+}
+
+#[test]
+fn upstreams_hear_by_the_proxy_protocol_who_the_client_is() {
+    Sim::seeds(20).run(|sim| {
+        let echoing = Echo::start(sim, ADDRS[0]);
+        echoing.reads_line.set(true);
+        let options = ["--upstream", ADDRS[0], "--send-proxy", "1", "--trust", "10.128.0.0/16"];
+        let addr = Running::start(sim, &options).addr();
+        sim.client("proxy", async move |net| {
+            let mut me = net.connect(addr).await?;
+            me.send("PROXY TCP4 192.0.2.1 198.51.100.7 5678 443\r\nhello").await?;
+            assert_eq!(me.exactly(5).await?, b"hello");
+            Ok(())
+        });
+        sim.run_until_done();
+        sim.run_for(5 * SECOND);
+        let lines = echoing.lines.borrow();
+        assert!(lines.iter().any(|line| line == "PROXY TCP4 192.0.2.1 198.51.100.7 5678 443"), "{lines:?}");
+        assert!(lines.iter().any(|line| line == "PROXY UNKNOWN"), "of a check: {lines:?}");
+    });
+}
+
+/// What a request is answered: the status, and the body.
+async fn asks(net: &Net, request: &str) -> std::io::Result<(String, String)> {
+    let mut me = net.connect("10.0.0.1:9000").await?;
+    me.send(format!("{request} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")).await?;
+    let answer = String::from_utf8(me.closed().await?).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    Ok((head.split(' ').nth(1).unwrap().to_owned(), body.to_owned()))
+}
+
+#[test]
+fn state_is_told_by_http_and_changed_from_this_host_alone() {
+    Sim::seeds(10).run(|sim| {
+        let (echoing, running) = starts(sim, &[]);
+        let addr = running.addr();
+        echoing[2].mode.set(Mode::Refuses);
+        sim.run_for(20 * SECOND);
+        running.upstream(1).drained.store(true, Relaxed);
+        let drained = running.clone();
+        sim.client("c", async move |net| {
+            let mut me = net.connect(addr).await?;
+            echoes(&mut me).await?;
+            let (status, text) = asks(&net, "GET /").await?;
+            let wanted = "10.0.0.11:80 up: 1 connections of 1, 0 failed, 0 broken, 0 bytes there and 0 back\n\
+                10.0.0.12:80 up, drained: 0 connections of 0, 0 failed, 0 broken, 0 bytes there and 0 back\n\
+                10.0.0.13:80 down: 0 connections of 0, 0 failed, 0 broken, 0 bytes there and 0 back\n\
+                0 retries, 0 clients refused\n";
+            assert_eq!((&*status, &*text), ("200", wanted));
+            let (status, text) = asks(&net, "GET /json").await?;
+            let state: serde_json::Value = serde_json::from_str(&text)?;
+            let upstream = &state["upstreams"][1];
+            assert_eq!(
+                (&*status, &upstream["name"], &upstream["drained"]),
+                ("200", &"10.0.0.12:80".into(), &true.into())
+            );
+            assert_eq!((&state["retries"], &state["upstreams"][2]["down"]), (&0.into(), &true.into()));
+            // It is another host's.
+            for (request, wanted) in [
+                ("POST /drain/10.0.0.11:80", "403"),
+                ("POST /undrain/10.0.0.12:80", "403"),
+                ("POST /drain/10.0.0.14:80", "404"),
+                ("POST /", "404"),
+                ("GET /drain/10.0.0.11:80", "404"),
+                ("GET /other", "404"),
+            ] {
+                assert_eq!(asks(&net, request).await?.0, wanted, "{request}");
+            }
+            assert!(!drained.upstream(0).drained.load(Relaxed) && drained.upstream(1).drained.load(Relaxed));
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
