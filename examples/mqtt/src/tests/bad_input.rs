@@ -130,10 +130,9 @@ fn packet_that_is_wrong_ends_the_connection_with_its_code() {
         assert_eq!(answer[answer.len() - 3..], [0xE0, 1, code], "{what}");
         assert_eq!(answer.len(), usize::from(answer[1]) + 2 + 3, "{what}: CONNACK, DISCONNECT, and no more");
         // 3.1.1 has no code: the connection ends.
-        let answer = answer_to([connect(4), bytes].concat());
-        let is_sound = ["topic alias", "properties that are cut", "property of CONNECT", "id of a subscription"];
-        if !is_sound.contains(&what) && !what.starts_with("SUBSCRIBE") {
-            assert_eq!(answer, [0x20, 2, 0, 0], "{what}");
+        let is_sound = ["properties that are cut", "property of CONNECT", "id of a subscription"].contains(&what);
+        if !is_sound && !what.starts_with("SUBSCRIBE") {
+            assert_eq!(answer_to([connect(4), bytes].concat()), [0x20, 2, 0, 0], "{what}");
         }
     }
 }

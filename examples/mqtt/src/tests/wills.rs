@@ -17,6 +17,9 @@ fn will_is_published_where_a_client_is_lost_and_nowhere_else() {
         sim.client("all", async move |net| {
             let mut heir = heir(&net, addr).await?;
             for (n, flags) in [(0, 0), (1, 8), (2, 0x28), (3, 0), (4, 0), (5, 0)] {
+                if n == 5 && version == 4 {
+                    continue;
+                }
                 let hello = Hello::new(version, &n.to_string()).will(flags, 0, &format!("wills/{n}"), "lost");
                 let (mut me, _) = hello.connects(&net, addr).await?;
                 match n {
@@ -32,11 +35,11 @@ fn will_is_published_where_a_client_is_lost_and_nowhere_else() {
                         let _ = me.stream.closed().await;
                     }
                     4 => me.disconnects().await?,
-                    _ if version == 5 => {
+                    // Disconnect with the will.
+                    _ => {
                         me.stream.send([0xE0, 1, 4]).await?;
                         me.stream.closed().await?;
                     }
-                    _ => continue,
                 }
                 if n != 4 {
                     let heard = heir.hears().await?;
