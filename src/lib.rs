@@ -110,6 +110,7 @@
 //! | `tls-ring`, `tls-graviola`, `tls-aws-lc-rs` | the same with that cryptography |
 //! | `tokio` | tokio's `AsyncRead` and `AsyncWrite` for [`Stream`], without a runtime |
 //! | `tower` | the module `tower`: services of tower |
+//! | `websocket` | the module `websocket`: WebSocket below any service, and the function `ws`: services of whole messages |
 //! | `runtime-tokio` | `Runtime::Tokio`: shards inside a runtime of tokio's |
 //! | `runtime-tokio-uring` | `Runtime::TokioUring`: shards inside a runtime of tokio-uring's, which is there as `tokio_uring` |
 //!
@@ -132,7 +133,7 @@
 //! | [`time`] | the time on a shard's clock, intervals, the futures of [`Cx::sleep`] and [`Cx::timeout`] |
 //! | [`topics`] | publish and subscribe |
 //! | [`transport`] | what may stand between a socket and its framing |
-//! | `codec`, `http`, `resp`, `testing`, `tls`, `tower` | with the feature of that name |
+//! | `codec`, `http`, `resp`, `testing`, `tls`, `tower`, `websocket` | with the feature of that name |
 //!
 //! # What it does not do
 //!
@@ -154,6 +155,8 @@ pub use ringserve_server::tls;
 pub use ringserve_server::tokio_uring;
 #[cfg(feature = "tower")]
 pub use ringserve_server::tower;
+#[cfg(feature = "websocket")]
+pub use ringserve_server::{websocket, ws};
 pub use ringserve_server::{
     CloseReason, Closed, ClosedBy, ConnHandle, ConnId, Cx, Driver, Error, Failure, Frame, IntoService,
     Limits, LocalHandle, Opening, Peer, PushError, Refusal, ReplyWriter, Runtime, Server, ServerControl,

@@ -8,9 +8,13 @@ use ringserve_buf::Lease;
 
 use crate::stamp::Stamp;
 
-/// The most leases in one batch: with the copied bytes between them at most 129 pieces, far below the
-/// kernel's 1024. What comes after is copied.
+/// The most leases in one batch, but for what is put before it: with the copied bytes between them at most some 130 pieces, far
+/// below the kernel's 1024. What comes after is copied.
 pub(crate) const LENT_MAX: usize = 64;
+
+/// As many copied bytes are moved for what is [put before](Batch::prepend) them: a copy of 4 KiB is where one begins to show beside a
+/// send, and a second piece costs as much.
+const MOVED_BYTES_MAX: usize = 4096;
 
 /// A recycled batch keeps at most this much room for copied bytes: one receive buffer's worth of replies.
 pub(crate) const KEPT_BYTES_MAX: usize = 64 * 1024;
@@ -136,6 +140,33 @@ impl Batch {
         debug_assert_eq!(self.sent, 0, "bytes left meanwhile");
         self.lent_bytes = self.lent.iter().map(|(_, lease)| lease.len()).sum();
         self.left = self.copied.len() + self.lent_bytes;
+    }
+
+    /// Puts a copy of `bytes` before all else. What was copied is moved for that where it is little, so that all stays in one piece.
+    /// Where the system has no memory nothing changes, and the batch [is refused](Batch::is_refused). Only of a batch of which
+    /// nothing was sent.
+    pub fn prepend(&mut self, bytes: &[u8]) {
+        debug_assert_eq!(self.sent, 0, "what was sent is before it");
+        let (more, len) = (bytes.len(), self.copied.len());
+        if more == 0 {
+            return;
+        }
+        if len > MOVED_BYTES_MAX {
+            let lease = Lease::try_copy_of(bytes).filter(|_| self.lent.try_reserve(1).is_ok());
+            let Some(lease) = lease else { return self.refused = true };
+            self.lent.insert(0, (0, lease));
+            self.lent_bytes += more;
+        } else if self.copied.try_reserve(more).is_ok() {
+            self.copied.resize(len + more, 0);
+            self.copied.copy_within(..len, more);
+            self.copied[..more].copy_from_slice(bytes);
+            for (position, _) in &mut self.lent {
+                *position += more;
+            }
+        } else {
+            return self.refused = true;
+        }
+        self.left += more;
     }
 
     /// The bytes that have not left yet.
@@ -325,6 +356,30 @@ mod tests {
             batch.invariants();
             let left: Vec<u8> = batch.pieces().flatten().copied().collect();
             prop_assert_eq!(left, expected);
+        }
+
+        #[test]
+        fn what_is_put_before_a_batch_leaves_first(
+            parts in prop::collection::vec((any::<bool>(), prop::collection::vec(any::<u8>(), 0..400)), 0..70),
+            before in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..3),
+            sent in 0.0..=1.0f64,
+        ) {
+            let mut batch = Batch::new();
+            let mut expected = Vec::new();
+            for (lend, bytes) in &parts {
+                if *lend { batch.lend(Lease::copy_of(bytes)) } else { batch.put(bytes) }
+                expected.extend_from_slice(bytes);
+            }
+            for bytes in &before {
+                batch.prepend(bytes);
+                expected.splice(0..0, bytes.iter().copied());
+            }
+            batch.invariants();
+            let cut = (expected.len() as f64 * sent) as usize;
+            batch.advance(cut);
+            batch.invariants();
+            let left: Vec<u8> = batch.pieces().flatten().copied().collect();
+            prop_assert_eq!(&left[..], &expected[cut..]);
         }
     }
 

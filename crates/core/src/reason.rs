@@ -106,10 +106,12 @@ pub enum CloseReason {
     TlsAlertReceived(u8),
     /// The peer sent FIN without a `close_notify` before it, where that is required.
     TlsTruncated,
+    /// What the peer sent first is no request of WebSocket. The status of HTTP that it was answered with.
+    UpgradeRefused(u16),
 }
 
 impl CloseReason {
-    pub(crate) const COUNT: usize = 36;
+    pub(crate) const COUNT: usize = 37;
 
     /// Who ended the connection.
     pub fn closed_by(self) -> ClosedBy {
@@ -124,7 +126,8 @@ impl CloseReason {
             | TlsHandshakeFailed(_)
             | TlsBadRecord
             | TlsAlertReceived(_)
-            | TlsTruncated => ClosedBy::Peer,
+            | TlsTruncated
+            | UpgradeRefused(_) => ClosedBy::Peer,
             FirstFrameTimeout | IdleTimeout | WriteStallTimeout | WriteTooSlow | ReadTooSlow
             | HeartbeatLost | ProxyUntrusted | ProxyTimeout | HandshakeTimeout | MemoryLimit | Shutdown
             | DrainTimeout | ServerAborted => ClosedBy::Server,
@@ -181,6 +184,7 @@ impl CloseReason {
             TlsBadRecord => 33,
             TlsAlertReceived(_) => 34,
             TlsTruncated => 35,
+            UpgradeRefused(_) => 36,
         }
     }
 
@@ -233,6 +237,7 @@ pub(crate) const NAMES: [&str; CloseReason::COUNT] = [
     "tls_bad_record",
     "tls_alert_received",
     "tls_truncated",
+    "upgrade_refused",
 ];
 
 impl fmt::Display for CloseReason {
@@ -242,6 +247,7 @@ impl fmt::Display for CloseReason {
             CloseReason::ProxyBadHeader(error) => write!(f, "proxy_bad_header ({error})"),
             CloseReason::TlsHandshakeFailed(alert) => write!(f, "tls_handshake_failed (alert {alert})"),
             CloseReason::TlsAlertReceived(alert) => write!(f, "tls_alert_received (alert {alert})"),
+            CloseReason::UpgradeRefused(status) => write!(f, "upgrade_refused (status {status})"),
             CloseReason::System(errno) => write!(f, "system (errno {errno})"),
             CloseReason::ConnectFailed(errno) => write!(f, "connect_failed (errno {errno})"),
             other => f.write_str(other.name()),

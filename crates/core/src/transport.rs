@@ -41,11 +41,37 @@ pub trait Channel: 'static {
     /// connection at a time, when the shard has time for a step that costs as much as hundreds of frames.
     fn work(&mut self, out: &mut Vec<u8>) -> Unsealed;
 
+    /// Puts into `plain`, [before](Batch::prepend) all else, what a peer needs to read it, and answers true if it leaves as it is
+    /// then, without a copy. Called before [`seal`](Channel::seal), which is called if the answer is false; `plain` is not changed
+    /// then, unless that is of avail to `seal`. By default it is false.
+    fn wrap(&mut self, plain: &mut Batch) -> bool {
+        let _ = plain;
+        false
+    }
+
     /// Appends `plain`, sealed, to `out`. Called once for what leaves in one send, and never again for the same bytes.
     ///
     /// # Errors
     /// Where nothing more can be sent. The connection is closed with the fault's reason, once `out` has left.
     fn seal(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), Fault>;
+
+    /// Appends what it has to say by itself, once it has answered [`Speaks`](Unsealed::Speaks) or [asks](Channel::asks), and
+    /// nothing is in flight. So what is owed again and again is said once, however slowly the peer takes it.
+    fn speak(&mut self, out: &mut Vec<u8>) {
+        let _ = out;
+    }
+
+    /// The peer was silent for [`Limits::heartbeat_interval`](crate::Limits::heartbeat_interval): true if the channel will ask for a
+    /// sign of life when it [speaks](Channel::speak), as it is about to. By default the service is asked to.
+    fn asks(&mut self) -> bool {
+        false
+    }
+
+    /// The connection ends for this reason. Called before [`finish`](Channel::finish), which may tell the peer; not where only writing
+    /// ends.
+    fn ends(&mut self, reason: CloseReason) {
+        let _ = reason;
+    }
 
     /// Appends what tells the peer that nothing more will come. Called once at most, behind all replies, and only of a channel
     /// that was [`Ready`](Unsealed::Ready) and has answered no fault.
@@ -80,6 +106,8 @@ pub enum Unsealed {
     Ready,
     /// [`Channel::work`] is to be called. What `wire` held was taken.
     Work,
+    /// [`Channel::speak`] is to be called, as soon as nothing is in flight. Only after [`Ready`](Unsealed::Ready). Meanwhile it goes on.
+    Speaks,
     /// The peer said that nothing more will come. What `wire` still holds is ignored.
     Closed,
     /// The peer broke the rules: the connection is closed once `out` has left.

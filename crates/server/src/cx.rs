@@ -10,7 +10,9 @@ use std::time::Duration;
 use ringserve_buf::ReplyWriter;
 use ringserve_core::framing::{HoldsState, Written};
 use ringserve_core::proxy::Tlvs;
-use ringserve_core::{ConnHead, ConnId, ConnLimits, ConnShared, LimitError, Payload, SharedPayload};
+use ringserve_core::{
+    ConnHead, ConnId, ConnLimits, ConnShared, LimitError, Payload, SharedPayload, facts_as,
+};
 
 use crate::handle::{ConnHandle, LocalHandle};
 use crate::peer::Peer;
@@ -40,7 +42,7 @@ impl<'a, S: 'static> Cx<'a, S> {
         Cx { head: shared.head(), session: shared.body(), shard }
     }
 
-    #[cfg(feature = "codec")]
+    #[cfg(any(feature = "codec", feature = "websocket"))]
     pub(crate) fn head(&self) -> &'a ConnHead {
         self.head
     }
@@ -179,7 +181,7 @@ impl<'a, S: 'static> Cx<'a, S> {
 
     /// What the connection's [transport](crate::transport) found out in its handshake, if that is a `T`.
     pub fn facts<T: 'static>(&self) -> Option<Rc<T>> {
-        self.head.facts()?.downcast().ok()
+        facts_as(self.head.facts()?)
     }
 
     /// The connection's name on its shard.

@@ -300,8 +300,14 @@ impl LocalHandle {
         self.room().map(drop)
     }
 
+    /// As [`Cx::facts`](crate::Cx::facts), of a connection that lives.
+    #[cfg(feature = "websocket")]
+    pub(crate) fn facts<T: 'static>(&self) -> Option<std::rc::Rc<T>> {
+        ringserve_core::facts_as(self.shared.upgrade()?.facts()?)
+    }
+
     /// The connection, if it takes a push.
-    fn room(&self) -> Result<CountedHead<Outlet>, PushError> {
+    pub(crate) fn room(&self) -> Result<CountedHead<Outlet>, PushError> {
         let shared = self.shared.upgrade().filter(|shared| !shared.is_ending()).ok_or(PushError::Gone)?;
         if shared.is_full() { Err(PushError::Full) } else { Ok(shared) }
     }

@@ -32,6 +32,8 @@ pub mod tls;
 pub mod topics;
 #[cfg(feature = "tower")]
 pub mod tower;
+#[cfg(feature = "websocket")]
+pub mod websocket;
 
 #[cfg(feature = "runtime-tokio-uring")]
 pub use tokio_uring;
@@ -57,6 +59,8 @@ pub use service::{IntoService, Service, WithHeads, starting, with_heads};
 pub use shard::handle::Shard;
 pub use stream::byte_stream::Stream;
 pub use stream::service::{StreamService, stream};
+#[cfg(feature = "websocket")]
+pub use websocket::ws;
 
 /// What the factory of a server may return: a service, or what it has to wait for.
 pub mod factory {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use ringserve_buf::ReplyWriter;
 use ringserve_core::framing::Written;
 use ringserve_core::proxy::Tlvs;
-use ringserve_core::{ConnHead, ConnId, ConnLimits, LimitError, Payload, SharedPayload};
+use ringserve_core::{ConnHead, ConnId, ConnLimits, LimitError, Payload, SharedPayload, facts_as};
 
 use crate::handle::{ConnHandle, LocalHandle};
 use crate::peer::Peer;
@@ -116,7 +116,7 @@ impl<'a> Opening<'a> {
 
     /// What the connection's [transport](crate::transport) found out in its handshake, if that is a `T`.
     pub fn facts<T: 'static>(&self) -> Option<Rc<T>> {
-        self.head.facts()?.downcast().ok()
+        facts_as(self.head.facts()?)
     }
 
     /// The connection's name on its shard.

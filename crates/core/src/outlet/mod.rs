@@ -207,6 +207,15 @@ impl Outlet {
         });
     }
 
+    /// The same behind a header, as one frame: for what frames its replies one by one.
+    pub fn write_headed(&self, header: &[u8], payload: Payload<'_>) {
+        self.append::<1>(|out| {
+            out.put(header);
+            out.payload(payload);
+            Appended::Whole
+        });
+    }
+
     /// As [`reply_with`](Outlet::reply_with), for bytes that leave as they are.
     pub fn write_with<R: Written>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
         let mut result = R::unsent();

@@ -15,8 +15,10 @@ const ADDED_BYTES: usize = 512;
 impl<O: Observer> Shard<O> {
     /// True if a connection has to send beside what is queued: what its channel says itself, or the end of that.
     pub(super) fn owes_sealed(&self, id: ConnId, draining: bool) -> bool {
-        let owes =
-            |sealed: &Sealed| !sealed.out.is_empty() || (draining && sealed.is_ready && !sealed.is_finished);
+        let owes = |sealed: &Sealed| {
+            let may_say = sealed.is_ready && !sealed.is_finished;
+            !sealed.out.is_empty() || (may_say && (draining || sealed.speaks))
+        };
         self.channels.get(id).is_some_and(owes)
     }
 
@@ -28,17 +30,21 @@ impl<O: Observer> Shard<O> {
         let Some(shared) = conn.shared.clone() else { return };
         let Some(sealed) = self.channels.get_mut(id) else { return };
         let is_draining = conn.state == State::Draining;
+        let reason = conn.reason.as_deref().copied();
         let half_closes = shared.half_closes();
         let seals = sealed.is_ready && !sealed.is_finished;
-        let plain = if seals { shared.take_pending() } else { None };
+        let speaks = seals && sealed.speaks;
+        let mut plain = if seals { shared.take_pending() } else { None };
         let ends = seals && (is_draining || half_closes);
-        if plain.is_none() && sealed.out.is_empty() && !ends {
+        if plain.is_none() && sealed.out.is_empty() && !ends && !speaks {
             if half_closes {
                 self.end_writing(id);
             }
             return;
         }
-        let plain_bytes = plain.as_ref().map_or(0, |plain| plain.len());
+        // What is wrapped leaves as it is; the rest of it is short.
+        let is_wrapped = plain.as_mut().is_some_and(|plain| sealed.channel.wrap(plain));
+        let plain_bytes = plain.as_ref().filter(|_| !is_wrapped).map_or(0, |plain| plain.len());
         let room = sealed.out.len() + plain_bytes + plain_bytes / ADDED_PART + ADDED_BYTES;
         let batch = self.shared.begin_batch(id, true).map(|(batch, _)| batch);
         let with_room = batch.and_then(|mut batch| {
@@ -48,14 +54,36 @@ impl<O: Observer> Shard<O> {
         let Some(mut batch) = with_room else { return self.abort(id, CloseReason::MemoryLimit) };
         batch.copied.append(&mut core::mem::take(&mut sealed.out));
         self.shared.release(core::mem::take(&mut sealed.counted));
+        if speaks {
+            sealed.speaks = false;
+            sealed.channel.speak(&mut batch.copied);
+        }
         let mut fault = None;
-        if let Some(plain) = plain {
-            fault = sealed.channel.seal(&plain, &mut batch.copied).err();
-            self.shared.recycle(plain);
+        match plain {
+            Some(mut plain) if is_wrapped => {
+                plain.prepend(&batch.copied);
+                self.shared.recycle(core::mem::replace(&mut batch, plain));
+            }
+            Some(plain) => {
+                fault = sealed.channel.seal(&plain, &mut batch.copied).err();
+                self.shared.recycle(plain);
+            }
+            None => {}
         }
         if ends && fault.is_none() {
             sealed.is_finished = true;
-            sealed.channel.finish(&mut batch.copied);
+            if let Some(reason) = reason {
+                sealed.channel.ends(reason);
+            }
+            if batch.copied.try_reserve(ADDED_BYTES).is_err() {
+                batch.refused = true;
+            } else {
+                sealed.channel.finish(&mut batch.copied);
+            }
+        }
+        if batch.is_refused() {
+            self.shared.recycle(batch);
+            return self.abort(id, CloseReason::MemoryLimit);
         }
         batch.recount();
         if batch.room() > KEPT_BYTES_MAX {

@@ -41,6 +41,8 @@ pub(super) struct Sealed {
     pub counted: usize,
     /// Bytes received before it was ready.
     came: usize,
+    /// It has something to say once nothing is in flight.
+    pub speaks: bool,
     /// The handshake is done.
     pub is_ready: bool,
     /// Nothing is to be sealed any more: it said its last word.
@@ -155,6 +157,7 @@ impl<O: Observer> Shard<O> {
                 out,
                 counted: 0,
                 came: 0,
+                speaks: false,
                 is_ready: false,
                 is_finished: false,
                 is_closed: false,
@@ -205,6 +208,26 @@ impl<O: Observer> Shard<O> {
         if len >= LISTED_BYTES {
             self.watch(id);
         }
+    }
+
+    /// A connection's channel has something to say once nothing is in flight.
+    pub(super) fn will_speak(&mut self, id: ConnId) {
+        let Some(sealed) = self.channels.get_mut(id).filter(|sealed| !sealed.is_finished) else { return };
+        debug_assert!(sealed.is_ready, "the channel of {id} speaks before its handshake is done");
+        sealed.speaks = true;
+        if let Some(outlet) = self.conns.get(id).and_then(|conn| conn.outlet()) {
+            outlet.mark_dirty();
+        }
+    }
+
+    /// The peer was silent for long. True if its channel asks it for a sign of life.
+    pub(super) fn channel_asks(&mut self, id: ConnId) -> bool {
+        let is_open = |sealed: &&mut Sealed| sealed.is_ready && !sealed.is_finished;
+        if !self.channels.get_mut(id).filter(is_open).is_some_and(|sealed| sealed.channel.asks()) {
+            return false;
+        }
+        self.will_speak(id);
+        true
     }
 
     /// Bytes came of a connection whose handshake is not done.
@@ -355,7 +378,8 @@ impl<O: Observer> Shard<O> {
         let sealed = self.channels.get(id).unwrap_or_else(|| panic!("no channel: {}", text()));
         assert_eq!(sealed.counted, sealed.out.len(), "sealed bytes are not counted: {}", text());
         assert_eq!(conn.opened == Opened::Handshake, !sealed.is_ready, "{}", text());
-        let leaves = sealed.out.is_empty() || conn.send.is_on() || self.shared.has_dirty();
+        let says = !sealed.out.is_empty() || (sealed.speaks && !sealed.is_finished);
+        let leaves = !says || conn.send.is_on() || self.shared.has_dirty();
         assert!(leaves, "sealed bytes wait for nothing: {}", text());
         assert!(conn.bulk == 0, "records are received into a frame: {}", text());
         let waits = conn.queued.is_in(Queued::WORKING);

@@ -96,7 +96,8 @@ impl<O: Observer> Shard<O> {
                     // for long would otherwise ask again and again at once, and close before anybody could answer.
                     conn.heard_at = self.stamp;
                     // One that does not read would not see it, and has a limit of its own.
-                    if conn.outlet().is_some_and(|outlet| !outlet.is_full()) {
+                    let sees = conn.outlet().is_some_and(|outlet| !outlet.is_full());
+                    if sees && !(conn.has_channel() && self.channel_asks(id)) {
                         self.events.push_back(Event::Heartbeat(id));
                     }
                     self.arm(id);

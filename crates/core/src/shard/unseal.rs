@@ -90,6 +90,7 @@ impl<O: Observer> Shard<O> {
                     self.want_step(id);
                     break Some(came);
                 }
+                Unsealed::Speaks => self.will_speak(id),
                 Unsealed::Closed => {
                     self.input_closed(id);
                     break Some(came);

@@ -1,5 +1,6 @@
 //! Building and starting a server.
 
+use std::any::TypeId;
 use std::future::Future;
 use std::net::ToSocketAddrs;
 use std::path::PathBuf;
@@ -11,9 +12,7 @@ use ringserve_core::{Limits, ServerLimits, Transport};
 use super::control::ServerControl;
 use super::driver::Driver;
 use super::error::Error;
-#[cfg(feature = "tls")]
-use super::listen::addr::Bind;
-use super::listen::addr::Binds;
+use super::listen::addr::{Bind, Binds};
 use super::listen::endpoint::{Endpoints, IntoEndpoints};
 use super::listen::proxy_protocol::ProxyProtocol;
 use super::listen::transport::MakeTransport;
@@ -67,6 +66,8 @@ struct Declared {
     hosted: Box<dyn FnOnce(Option<Admit>) -> Box<dyn Hosted> + Send>,
     /// What the service speaks, for TLS to say.
     protocols: &'static [&'static str],
+    /// The type of its framing, by which a transport may go.
+    framing: TypeId,
 }
 
 impl Server<Raw> {
@@ -139,6 +140,7 @@ impl Server<Several> {
             adjust: Make::adjust,
             hosted: Box::new(hosted),
             protocols: Make::protocols(),
+            framing: TypeId::of::<E::Framing>(),
         });
         self
     }
@@ -171,13 +173,11 @@ impl Server<Several> {
 
     pub(crate) fn prepared(self) -> Result<Prepared<AllOf>, Error> {
         let (mut services, mut all) = (Vec::new(), Vec::new());
-        for Declared { endpoints, adjust, hosted, protocols } in self.framing.services {
-            #[cfg(not(feature = "tls"))]
-            let _ = protocols;
+        for Declared { endpoints, adjust, hosted, protocols, framing } in self.framing.services {
             let Endpoints { binds, name, limits, sockets, admit, .. } = endpoints;
             let binds = binds.all().map_err(|error| Error::Address(error).of_service(name.as_ref()))?;
-            #[cfg(feature = "tls")]
-            let binds = prepared(binds, protocols).map_err(|error| error.of_service(name.as_ref()))?;
+            let binds =
+                prepared(binds, protocols, framing).map_err(|error| error.of_service(name.as_ref()))?;
             let limits = limits.or_else(|| self.settings.limits.clone());
             let (limits_given, mut limits) = (limits.is_some(), limits.unwrap_or_default());
             adjust(&mut limits);
@@ -190,10 +190,17 @@ impl Server<Several> {
     }
 }
 
-/// With what TLS is made from, looked at.
-#[cfg(feature = "tls")]
-fn prepared(mut binds: Vec<Bind>, protocols: &'static [&'static str]) -> Result<Vec<Bind>, Error> {
+/// With the transports that TLS and WebSocket are, for a service with this framing that speaks `protocols`.
+#[cfg_attr(not(any(feature = "tls", feature = "websocket")), allow(unused_mut, unused_variables))]
+fn prepared(
+    mut binds: Vec<Bind>,
+    protocols: &'static [&'static str],
+    framing: TypeId,
+) -> Result<Vec<Bind>, Error> {
+    #[cfg(feature = "tls")]
     super::listen::tls::prepare(&mut binds, protocols)?;
+    #[cfg(feature = "websocket")]
+    super::listen::websocket::prepare(&mut binds, framing)?;
     Ok(binds)
 }
 
@@ -331,7 +338,7 @@ impl<F: TypedFraming + Clone + Send> Server<F> {
         self.with(factory)?.serve_until(future)
     }
 
-    #[cfg(feature = "tls")]
+    #[cfg(any(feature = "tls", feature = "websocket"))]
     pub(crate) fn with_binds(self, change: impl FnOnce(Binds) -> Binds) -> Server<F> {
         Server { binds: change(self.binds), ..self }
     }
@@ -344,8 +351,7 @@ impl<F: TypedFraming + Clone + Send> Server<F> {
     {
         let Server { binds, framing, settings } = self;
         let binds = binds.all().map_err(Error::Address)?;
-        #[cfg(feature = "tls")]
-        let binds = prepared(binds, Make::protocols())?;
+        let binds = prepared(binds, Make::protocols(), TypeId::of::<F>())?;
         let (limits_given, mut limits) =
             (settings.limits.is_some(), settings.limits.clone().unwrap_or_default());
         Make::adjust(&mut limits);

@@ -102,6 +102,23 @@ impl Channel for GuardedChannel {
         self.ask_out(out, |channel, out| channel.seal(plain, out)).unwrap_or(Err(PANICKED))
     }
 
+    fn wrap(&mut self, plain: &mut Batch) -> bool {
+        // One that panicked seals nothing, which says so.
+        self.ask(|channel| channel.wrap(plain)).unwrap_or(false)
+    }
+
+    fn speak(&mut self, out: &mut Vec<u8>) {
+        self.ask_out(out, |channel, out| channel.speak(out));
+    }
+
+    fn asks(&mut self) -> bool {
+        self.ask(|channel| channel.asks()).unwrap_or(false)
+    }
+
+    fn ends(&mut self, reason: CloseReason) {
+        self.ask(|channel| channel.ends(reason));
+    }
+
     fn finish(&mut self, out: &mut Vec<u8>) {
         self.ask_out(out, |channel, out| channel.finish(out));
     }

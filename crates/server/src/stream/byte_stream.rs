@@ -11,7 +11,7 @@ use bytes::Bytes;
 use ringserve_buf::ReplyWriter;
 use ringserve_core::framing::Written;
 use ringserve_core::proxy::Tlvs;
-use ringserve_core::{ConnId, ConnShared, Frame, Payload};
+use ringserve_core::{ConnId, ConnShared, Frame, Payload, facts_as};
 
 use crate::handle::StreamHandle;
 use crate::peer::Peer;
@@ -211,7 +211,7 @@ impl Stream {
 
     /// What the connection's [transport](crate::transport) found out in its handshake, if that is a `T`.
     pub fn facts<T: 'static>(&self) -> Option<Rc<T>> {
-        self.shared.facts()?.downcast().ok()
+        facts_as(self.shared.facts()?)
     }
 
     /// The connection's name on its shard.

@@ -29,6 +29,9 @@ pub(crate) struct Bind {
     /// What that is made from, if it is TLS.
     #[cfg(feature = "tls")]
     pub(crate) tls: Option<ringserve_tls::TlsListener>,
+    /// What lies above both, if it is WebSocket.
+    #[cfg(feature = "websocket")]
+    pub(crate) websocket: Option<ringserve_websocket::WebSocketOptions>,
 }
 
 impl Bind {
@@ -40,6 +43,8 @@ impl Bind {
             transport: None,
             #[cfg(feature = "tls")]
             tls: None,
+            #[cfg(feature = "websocket")]
+            websocket: None,
         }
     }
 }
@@ -55,6 +60,8 @@ pub(crate) struct Binds {
     transport: Option<MakeTransport>,
     #[cfg(feature = "tls")]
     tls: Option<ringserve_tls::TlsListener>,
+    #[cfg(feature = "websocket")]
+    websocket: Option<ringserve_websocket::WebSocketOptions>,
 }
 
 impl Binds {
@@ -117,11 +124,20 @@ impl Binds {
         self
     }
 
+    /// All of them speak WebSocket.
+    #[cfg(feature = "websocket")]
+    pub(crate) fn websocket(mut self, options: ringserve_websocket::WebSocketOptions) -> Binds {
+        self.websocket = Some(options);
+        self
+    }
+
     /// Each with what holds for all.
     fn each(&mut self) -> Vec<Bind> {
         let (proxy, transport) = (self.proxy.take(), self.transport.take());
         #[cfg(feature = "tls")]
         let tls = self.tls.take();
+        #[cfg(feature = "websocket")]
+        let websocket = self.websocket.take();
         let mut binds = std::mem::take(&mut self.binds);
         for bind in &mut binds {
             bind.proxy = bind.proxy.take().or_else(|| proxy.clone());
@@ -129,6 +145,10 @@ impl Binds {
             #[cfg(feature = "tls")]
             {
                 bind.tls = bind.tls.take().or_else(|| tls.clone());
+            }
+            #[cfg(feature = "websocket")]
+            {
+                bind.websocket = bind.websocket.take().or_else(|| websocket.clone());
             }
         }
         binds

@@ -10,3 +10,5 @@ pub(crate) mod sockets;
 pub(crate) mod tls;
 pub(crate) mod transport;
 mod unix;
+#[cfg(feature = "websocket")]
+pub(crate) mod websocket;

@@ -4,6 +4,8 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
+#[cfg(feature = "websocket")]
+use ringserve_core::Stack;
 use ringserve_core::Transport;
 
 /// Makes the transport of a listener on each shard.
@@ -13,6 +15,13 @@ pub(crate) struct MakeTransport(Arc<dyn Fn() -> Rc<dyn Transport> + Send + Sync>
 impl MakeTransport {
     pub(crate) fn new<T: Transport>(make: impl Fn() -> T + Send + Sync + 'static) -> MakeTransport {
         MakeTransport(Arc::new(move || Rc::new(make())))
+    }
+
+    /// The same above another one, if there is one.
+    #[cfg(feature = "websocket")]
+    pub(crate) fn above(self, lower: Option<MakeTransport>) -> MakeTransport {
+        let Some(lower) = lower else { return self };
+        MakeTransport::new(move || Stack::new((lower.0)(), (self.0)()))
     }
 }
 

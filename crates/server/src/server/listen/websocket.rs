@@ -1,0 +1,30 @@
+//! Listeners that speak WebSocket.
+
+use std::any::TypeId;
+
+use ringserve_websocket::{Messages, WebSocketTransport};
+
+use super::addr::Bind;
+use super::transport::MakeTransport;
+use crate::server::error::Error;
+
+/// Puts WebSocket above what the listeners of a service with this framing have else. One of whole messages is reached by nothing
+/// else.
+pub(crate) fn prepare(binds: &mut [Bind], framing: TypeId) -> Result<(), Error> {
+    let takes_messages = framing == TypeId::of::<Messages>();
+    for bind in binds {
+        let Some(options) = bind.websocket.clone() else {
+            if takes_messages {
+                let text = format!("{} takes messages of WebSocket, and does not speak it", bind.addr);
+                return Err(Error::Services(text));
+            }
+            continue;
+        };
+        let make = move || match takes_messages {
+            true => WebSocketTransport::messages(&options),
+            false => WebSocketTransport::stream(&options),
+        };
+        bind.transport = Some(MakeTransport::new(make).above(bind.transport.take()));
+    }
+    Ok(())
+}

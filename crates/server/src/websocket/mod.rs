@@ -1,0 +1,134 @@
+//! WebSocket below a service, and services of whole messages. With the feature `websocket`, which is off by default.
+//!
+//! Any service is reached by browsers when its listener speaks WebSocket. The payloads of all messages are its stream of bytes, however
+//! a client cuts them, and the replies of a turn leave as one message of bytes:
+//!
+//! ```no_run
+//! use ringserve::listen::{endpoints, tcp};
+//! use ringserve::{Cx, Frame, Server, Service, framing::Lines};
+//! # struct Echo;
+//! # impl Service for Echo {
+//! #     type Session = ();
+//! #     type Error = std::convert::Infallible;
+//! #     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Self::Error> {
+//! #         cx.reply(frame);
+//! #         Ok(())
+//! #     }
+//! # }
+//!
+//! # fn main() -> Result<(), ringserve::Error> {
+//! let both = endpoints((tcp("0.0.0.0:7000"), tcp("0.0.0.0:7080").websocket()));
+//! Server::new().service(both.framing(Lines::default()), |_shard| Echo).serve()
+//! # }
+//! ```
+//!
+//! A service that is made for WebSocket hears of [messages](Message), each of text or of bytes, and answers with such: a
+//! [`WebSocket`], served by [`ws`] above the framing [`Messages`].
+//!
+//! ```no_run
+//! use std::convert::Infallible;
+//!
+//! use ringserve::websocket::{Message, Messages, WebSocket, WsCx};
+//! use ringserve::{Server, ws};
+//!
+//! struct Echo;
+//!
+//! impl WebSocket for Echo {
+//!     type Session = ();
+//!     type Error = Infallible;
+//!
+//!     async fn message(&self, cx: &WsCx<'_, ()>, message: Message) -> Result<(), Infallible> {
+//!         cx.send(message);
+//!         Ok(())
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), ringserve::Error> {
+//! Server::bind("0.0.0.0:7080").websocket().framing(Messages::text()).serve(|_shard| ws(Echo))
+//! # }
+//! ```
+//!
+//! TLS lies below where both are asked for, in either order: `tcp(..).tls(tls).websocket()` is reached by `wss://`.
+//!
+//! # What it takes care of
+//!
+//! * The request is answered before [`Service::open`](crate::Service::open) is called, within
+//!   [`Limits::handshake_timeout`](crate::Limits::handshake_timeout): heads of 16 KiB at most, 400, 426 or 431 for what is no request of
+//!   WebSocket. [`WebSocketOptions`] say which pages may ask, which protocols are spoken, and look at each request.
+//! * What breaks the rules closes its connection with the code that RFC 6455 has for it. Text is checked, piece by piece.
+//! * Pings are answered, the latest of those that came while the peer took nothing.
+//!   [`Limits::heartbeat_interval`](crate::Limits::heartbeat_interval) asks silent peers for a sign of life by a ping, in the place of
+//!   [`Service::heartbeat`](crate::Service::heartbeat).
+//! * When the server shuts down, the code is 1001; when a call fails 1011; where the peer breaks a limit 1008.
+//!
+//! [A page](https://docs.rs/ringserve/latest/ringserve/guide/websocket/index.html) of the guide has the rest.
+
+mod message;
+mod service;
+
+use std::rc::Rc;
+
+use ringserve_core::framing::TypedFraming;
+
+pub use message::{Message, Outgoing, Text};
+pub use ringserve_websocket::{
+    Accept, Extension, InflateError, Kind, Messages, Reject, Upgrade, WebSocketInfo, WebSocketOptions, close,
+};
+pub use service::{WebSocket, Ws, WsCx, WsHandle, WsLocalHandle, WsService, ws};
+
+use crate::cx::Cx;
+use crate::opening::Opening;
+use crate::server::builder::Server;
+use crate::server::listen::endpoint::Endpoint;
+use crate::stream::byte_stream::Stream;
+
+impl<F: TypedFraming + Clone + Send> Server<F> {
+    /// All connections speak WebSocket, every page may ask for one. A server that is also reached without it is one of
+    /// [several endpoints](Server::new), of which some [speak it](Endpoint::websocket).
+    pub fn websocket(self) -> Server<F> {
+        self.websocket_with(WebSocketOptions::new())
+    }
+
+    /// The same with options.
+    pub fn websocket_with(self, options: WebSocketOptions) -> Server<F> {
+        self.with_binds(|binds| binds.websocket(options))
+    }
+}
+
+impl Endpoint {
+    /// Its connections speak WebSocket, every page may ask for one.
+    pub fn websocket(self) -> Endpoint {
+        self.websocket_with(WebSocketOptions::new())
+    }
+
+    /// The same with options.
+    pub fn websocket_with(self, options: WebSocketOptions) -> Endpoint {
+        Endpoint(self.0.websocket(options))
+    }
+}
+
+impl<S: 'static> Cx<'_, S> {
+    /// What is known of the connection's request; `None` without WebSocket.
+    pub fn websocket(&self) -> Option<Rc<WebSocketInfo>> {
+        self.facts()
+    }
+}
+
+impl Opening<'_> {
+    /// What is known of the connection's request; `None` without WebSocket.
+    pub fn websocket(&self) -> Option<Rc<WebSocketInfo>> {
+        self.facts()
+    }
+
+    /// Queues one message, for a service of whole messages ([`ws`]): a greeting, or last words. As [`WsCx::send`].
+    pub fn send<'p>(&self, message: impl Into<Outgoing<'p>>) {
+        message.into().write(self.head());
+    }
+}
+
+impl Stream {
+    /// What is known of the connection's request; `None` without WebSocket.
+    pub fn websocket(&self) -> Option<Rc<WebSocketInfo>> {
+        self.facts()
+    }
+}

@@ -1,0 +1,635 @@
+//! One connection: bytes in, messages out, and back.
+//!
+//! ```text
+//!   Head ── the request is answered ──▶ Open ── a close frame ──▶ Over
+//!     └── refused ──────────────────────┴── what breaks the rules ──▶ Over
+//! ```
+//!
+//! Messages that lie whole in what was received are unmasked where they lie, and handed on together. What a connection holds beside
+//! that is in [`Busy`], and only while it is in the middle of something.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::mem;
+use std::rc::Rc;
+
+use ringserve_buf::{LeaseMut, try_box};
+use ringserve_core::{Batch, Channel, CloseReason, Fault, Transport, Unsealed};
+
+use crate::extension::{Extension, TOO_LARGE};
+use crate::frame::{CONTROL_BYTES_MAX, Decoded, HEADER_BYTES_MAX, Header, Opcode, Violation, put};
+use crate::info::WebSocketInfo;
+use crate::messages::{Kind, MARK_BYTES, mark};
+use crate::options::WebSocketOptions;
+use crate::upgrade::{self, Reject};
+use crate::utf8::{self, Utf8};
+use crate::{close, mask};
+
+/// Messages up to this size are moved, so that they are handed on together with those before: that costs less than to hand one on.
+const MOVED_BYTES_MAX: usize = 512;
+
+/// A text that is none.
+const NO_TEXT: Violation = Violation { code: close::INVALID_DATA, what: "a text that is no UTF-8" };
+
+/// Puts WebSocket between the sockets of a listener and its service. One value a shard.
+pub struct WebSocketTransport {
+    common: Rc<Common>,
+}
+
+/// What the channels of a shard have in common.
+struct Common {
+    options: WebSocketOptions,
+    /// Each message has a mark before it.
+    marks: bool,
+    extension: RefCell<Option<Box<dyn Extension>>>,
+}
+
+impl WebSocketTransport {
+    /// The payload bytes of all messages are a stream, as a socket's are, and what is sent together is a message.
+    pub fn stream(options: &WebSocketOptions) -> WebSocketTransport {
+        WebSocketTransport::new(options, false)
+    }
+
+    /// For the framing [`Messages`](crate::Messages): each message is a frame, and each reply.
+    pub fn messages(options: &WebSocketOptions) -> WebSocketTransport {
+        WebSocketTransport::new(options, true)
+    }
+
+    fn new(options: &WebSocketOptions, marks: bool) -> WebSocketTransport {
+        let extension = RefCell::new(options.make_extension());
+        WebSocketTransport { common: Rc::new(Common { options: options.clone(), marks, extension }) }
+    }
+}
+
+impl Transport for WebSocketTransport {
+    fn begin(&self, _out: &mut Vec<u8>) -> Option<Box<dyn Channel>> {
+        let common = self.common.clone();
+        let channel =
+            WebSocketChannel { common, info: None, busy: None, stage: Stage::Head, compresses: false };
+        try_box(channel).map(|channel| channel as Box<dyn Channel>)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Head,
+    Open,
+    /// Nothing that comes is looked at any more.
+    Over,
+}
+
+/// A connection of WebSocket.
+struct WebSocketChannel {
+    common: Rc<Common>,
+    /// Once it is open.
+    info: Option<Rc<WebSocketInfo>>,
+    busy: Option<Box<Busy>>,
+    stage: Stage,
+    compresses: bool,
+}
+
+/// What a connection holds in the middle of something.
+struct Busy {
+    /// The start of a header, or of a control frame.
+    kept: [u8; HEADER_BYTES_MAX + CONTROL_BYTES_MAX],
+    kept_len: u8,
+    /// The frame of a message whose payload has not all come.
+    frame: Option<Rest>,
+    message: Option<Message>,
+    /// The head of the request, or a message that is put together: with room for its mark.
+    gathered: Vec<u8>,
+    /// What the latest ping asked to be answered with, until that is said.
+    pong: Option<Vec<u8>>,
+    /// A ping is to be sent.
+    asks: bool,
+}
+
+/// What is to come of a frame.
+#[derive(Clone, Copy)]
+struct Rest {
+    left: u64,
+    /// As it goes on.
+    mask: [u8; 4],
+    fin: bool,
+}
+
+/// A message that began and has not ended.
+#[derive(Clone, Copy)]
+struct Message {
+    kind: Kind,
+    is_compressed: bool,
+    /// It is handed on as it comes, and not put together first.
+    passes: bool,
+    /// Bytes of its frames, of the last one too.
+    bytes: u64,
+    text: Utf8,
+}
+
+/// What became of a look at received bytes. `None` if there is nothing to hand on, and the next bytes are to be looked at.
+type Step = Result<Option<Unsealed>, Fault>;
+
+const NO_MEMORY: Fault = Fault(CloseReason::MemoryLimit);
+
+impl Busy {
+    fn new() -> Option<Box<Busy>> {
+        try_box(Busy {
+            kept: [0; HEADER_BYTES_MAX + CONTROL_BYTES_MAX],
+            kept_len: 0,
+            frame: None,
+            message: None,
+            gathered: Vec::new(),
+            pong: None,
+            asks: false,
+        })
+    }
+
+    fn kept(&self) -> &[u8] {
+        &self.kept[..usize::from(self.kept_len)]
+    }
+
+    /// Keeps bytes from the front of `wire` until there are `until`. False if there are fewer.
+    fn keep(&mut self, wire: &mut LeaseMut, until: usize) -> bool {
+        let have = usize::from(self.kept_len);
+        let count = until.saturating_sub(have).min(wire.len());
+        self.kept[have..have + count].copy_from_slice(&wire[..count]);
+        wire.advance(count);
+        // At most 139.
+        self.kept_len += count as u8;
+        have + count >= until
+    }
+
+    /// True if it need not be kept.
+    fn is_over(&self) -> bool {
+        self.kept_len == 0
+            && self.frame.is_none()
+            && self.message.is_none()
+            && self.gathered.is_empty()
+            && self.pong.is_none()
+            && !self.asks
+    }
+}
+
+impl WebSocketChannel {
+    fn busy(&mut self) -> Result<&mut Busy, Fault> {
+        if self.busy.is_none() {
+            self.busy = Busy::new();
+        }
+        self.busy.as_deref_mut().ok_or(NO_MEMORY)
+    }
+
+    /// Looks for the head of the request.
+    fn upgrade(&mut self, wire: &mut LeaseMut, out: &mut Vec<u8>) -> Unsealed {
+        let gathers = self.busy.as_ref().is_some_and(|busy| !busy.gathered.is_empty());
+        if wire.is_empty() {
+            return Unsealed::More;
+        }
+        if !gathers {
+            match upgrade::find_end(wire, 0) {
+                Ok(Some(end)) => {
+                    let head = wire.split_to(end);
+                    return self.answer(&head, out);
+                }
+                Ok(None) => {}
+                Err(reject) => return self.refuse(&reject, false, out),
+            }
+        }
+        let Ok(busy) = self.busy() else { return Unsealed::Fault(NO_MEMORY) };
+        let before = busy.gathered.len();
+        if busy.gathered.try_reserve(wire.len()).is_err() {
+            return Unsealed::Fault(NO_MEMORY);
+        }
+        busy.gathered.extend_from_slice(wire);
+        match upgrade::find_end(&busy.gathered, before) {
+            Ok(Some(end)) => {
+                // It was not there before.
+                wire.advance(end - before);
+                let mut head = mem::take(&mut busy.gathered);
+                self.busy = None;
+                head.truncate(end);
+                self.answer(&head, out)
+            }
+            Ok(None) => {
+                wire.advance(wire.len());
+                Unsealed::More
+            }
+            Err(reject) => self.refuse(&reject, false, out),
+        }
+    }
+
+    /// Decides about the request with this head.
+    fn answer(&mut self, head: &[u8], out: &mut Vec<u8>) -> Unsealed {
+        let common = self.common.clone();
+        let mut is_decided = false;
+        let answered = upgrade::read(head, |upgrade, key| {
+            is_decided = true;
+            let accept = common.options.decide(upgrade)?;
+            let extension = common.extension.borrow();
+            let agreed = extension.as_ref().and_then(|extension| {
+                let offers: Vec<&str> = upgrade.headers("sec-websocket-extensions").collect();
+                extension.negotiate(&offers.join(", ")).filter(|_| !offers.is_empty())
+            });
+            accept.write(key, agreed.as_deref(), out);
+            Ok((WebSocketInfo::new(upgrade, &accept), agreed.is_some()))
+        });
+        match answered {
+            Ok((info, compresses)) => {
+                (self.stage, self.compresses) = (Stage::Open, compresses);
+                self.info = Some(Rc::new(info));
+                Unsealed::Ready
+            }
+            Err(reject) => self.refuse(&reject, is_decided, out),
+        }
+    }
+
+    fn refuse(&mut self, reject: &Reject, is_decided: bool, out: &mut Vec<u8>) -> Unsealed {
+        (self.stage, self.busy) = (Stage::Over, None);
+        reject.write(out);
+        Unsealed::Fault(Fault(match is_decided {
+            true => CloseReason::Refused,
+            false => CloseReason::UpgradeRefused(reject.status()),
+        }))
+    }
+
+    /// The next step with what was received, which is not nothing unless a frame that has begun may lack nothing.
+    fn step(&mut self, wire: &mut LeaseMut) -> Step {
+        if let Some(busy) = &mut self.busy {
+            if let Some(rest) = busy.frame {
+                return self.go_on(rest, wire);
+            }
+            if busy.kept_len > 0 {
+                return self.begin_kept(wire);
+            }
+        }
+        let (header, size) = match Header::decode(wire)? {
+            Decoded::Header(header, size) => (header, size),
+            Decoded::Needs(_) => return self.keep_all(wire),
+        };
+        let mask = header.check_client(self.compresses)?;
+        if header.opcode.is_control() {
+            // At most 125.
+            let end = size + header.len as usize;
+            if wire.len() < end {
+                return self.keep_all(wire);
+            }
+            let mut frame = wire.split_to(end);
+            mask::apply(&mut frame[size..], mask);
+            return self.control(header.opcode, &frame[size..]);
+        }
+        let is_message =
+            header.fin && header.rsv == 0 && self.busy.as_ref().is_none_or(|busy| busy.message.is_none());
+        let has_all = (wire.len() - size) as u64 >= header.len;
+        if is_message && has_all && header.opcode != Opcode::Continuation {
+            return self.whole(header, size, wire);
+        }
+        self.begin(header, mask, Some(size), wire)
+    }
+
+    /// Keeps what was received until there is more.
+    fn keep_all(&mut self, wire: &mut LeaseMut) -> Step {
+        let count = wire.len();
+        self.busy()?.keep(wire, count);
+        Ok(None)
+    }
+
+    /// Goes on with a header, or a control frame, of which the start is kept.
+    fn begin_kept(&mut self, wire: &mut LeaseMut) -> Step {
+        let compresses = self.compresses;
+        let busy = self.busy()?;
+        let (header, size) = loop {
+            match Header::decode(busy.kept())? {
+                Decoded::Header(header, size) => break (header, size),
+                Decoded::Needs(until) if busy.keep(wire, until) => {}
+                Decoded::Needs(_) => return Ok(None),
+            }
+        };
+        let mask = header.check_client(compresses)?;
+        if !header.opcode.is_control() {
+            busy.kept_len = 0;
+            return self.begin(header, mask, None, wire);
+        }
+        // At most 139.
+        let end = size + header.len as usize;
+        if !busy.keep(wire, end) {
+            return Ok(None);
+        }
+        let mut payload = [0; CONTROL_BYTES_MAX];
+        let payload = &mut payload[..end - size];
+        payload.copy_from_slice(&busy.kept[size..end]);
+        busy.kept_len = 0;
+        mask::apply(payload, mask);
+        self.control(header.opcode, payload)
+    }
+
+    /// Takes the message that lies whole at the front of `wire`, with small ones behind it.
+    fn whole(&mut self, first: Header, size: usize, wire: &mut LeaseMut) -> Step {
+        let marks = self.common.marks;
+        let most = self.common.options.message_bytes_max as u64;
+        if first.len > most {
+            return Err(TOO_LARGE.into());
+        }
+        let room = if marks { MARK_BYTES } else { 0 };
+        // It lies in the buffer.
+        let end = size + first.len as usize;
+        let kind = kind_of(first.opcode);
+        let bytes = &mut wire[..];
+        mask::apply(&mut bytes[size..end], first.mask.unwrap_or_default());
+        if kind == Kind::Text && !utf8::is_text(&bytes[size..end]) {
+            return Err(NO_TEXT.into());
+        }
+        let begins = size - room;
+        if marks {
+            bytes[begins..size].copy_from_slice(&mark(kind, end - size));
+        }
+        let (mut taken, mut written) = (end, end);
+        // What is no such message is looked at next, with all that can be wrong with it.
+        while let Ok(Decoded::Header(next, size)) = Header::decode(&bytes[taken..])
+            && let Ok(mask) = next.check_client(false)
+            && next.fin
+            && matches!(next.opcode, Opcode::Text | Opcode::Binary)
+            && next.len <= most.min(MOVED_BYTES_MAX as u64)
+            && (bytes.len() - taken - size) as u64 >= next.len
+        {
+            let from = taken + size;
+            let end = from + next.len as usize;
+            let kind = kind_of(next.opcode);
+            mask::apply(&mut bytes[from..end], mask);
+            if kind == Kind::Text && !utf8::is_text(&bytes[from..end]) {
+                mask::apply(&mut bytes[from..end], mask);
+                break;
+            }
+            if marks {
+                bytes[written..written + room].copy_from_slice(&mark(kind, end - from));
+            }
+            bytes.copy_within(from..end, written + room);
+            (taken, written) = (end, written + room + (end - from));
+        }
+        let mut plain = wire.split_to(taken);
+        plain.truncate(written);
+        plain.advance(begins);
+        Ok((!plain.is_empty()).then_some(Unsealed::Plain(plain)))
+    }
+
+    /// Begins a frame of a message that is not whole, by its header: `size` bytes at the front of `wire`, or what was kept.
+    fn begin(&mut self, header: Header, mask: [u8; 4], size: Option<usize>, wire: &mut LeaseMut) -> Step {
+        let (marks, most) = (self.common.marks, self.common.options.message_bytes_max as u64);
+        let busy = self.busy()?;
+        let is_first = header.opcode != Opcode::Continuation;
+        let mut message = match (busy.message, is_first) {
+            (Some(message), false) => message,
+            (Some(_), true) => return Err(Violation::protocol("a message in the middle of another").into()),
+            (None, false) => return Err(Violation::protocol("the continuation of no message").into()),
+            (None, true) => {
+                let is_compressed = header.rsv != 0;
+                let passes = !is_compressed && (header.fin || !marks);
+                let kind = kind_of(header.opcode);
+                Message { kind, is_compressed, passes, bytes: 0, text: Utf8::default() }
+            }
+        };
+        message.bytes = message.bytes.saturating_add(header.len);
+        if message.bytes > most {
+            return Err(TOO_LARGE.into());
+        }
+        let rest = Rest { left: header.len, mask, fin: header.fin };
+        (busy.message, busy.frame) = (Some(message), Some(rest));
+        if !(message.passes && marks) {
+            if !message.passes && !message.is_compressed && marks && busy.gathered.is_empty() {
+                busy.gathered.try_reserve(MARK_BYTES).map_err(|_| NO_MEMORY)?;
+                busy.gathered.extend_from_slice(&[0; MARK_BYTES]);
+            }
+            wire.advance(size.unwrap_or(0));
+            return Ok(None);
+        }
+        // At most 1 GiB.
+        let mark = mark(message.kind, header.len as usize);
+        let Some(size) = size else {
+            // There is no room for it where the header was.
+            let plain = LeaseMut::try_copy_of(&mark).ok_or(NO_MEMORY)?;
+            return Ok(Some(Unsealed::Plain(plain)));
+        };
+        let mut plain = wire.split_to(size);
+        plain.advance(size - MARK_BYTES);
+        plain.copy_from_slice(&mark);
+        Ok(Some(Unsealed::Plain(plain)))
+    }
+
+    /// Takes what came of a frame.
+    fn go_on(&mut self, mut rest: Rest, wire: &mut LeaseMut) -> Step {
+        let most = self.common.options.message_bytes_max;
+        let busy = self.busy()?;
+        let Some(mut message) = busy.message else {
+            busy.frame = None;
+            return Ok(None);
+        };
+        // As much as was received.
+        let count = rest.left.min(wire.len() as u64) as usize;
+        let mut plain = wire.split_to(count);
+        mask::apply(&mut plain, rest.mask);
+        rest.left -= count as u64;
+        rest.mask = mask::from(rest.mask, count);
+        let is_over = rest.left == 0 && rest.fin;
+        if message.kind == Kind::Text
+            && !message.is_compressed
+            && (!message.text.takes(&plain) || (is_over && !message.text.is_whole()))
+        {
+            return Err(NO_TEXT.into());
+        }
+        busy.frame = Some(rest).filter(|rest| rest.left > 0);
+        busy.message = Some(message).filter(|_| !is_over);
+        if message.passes {
+            return Ok((!plain.is_empty()).then_some(Unsealed::Plain(plain)));
+        }
+        busy.gathered.try_reserve(plain.len()).map_err(|_| NO_MEMORY)?;
+        busy.gathered.extend_from_slice(&plain);
+        drop(plain);
+        if !is_over {
+            return Ok(None);
+        }
+        let mut gathered = mem::take(&mut busy.gathered);
+        let room = if self.common.marks { MARK_BYTES } else { 0 };
+        if message.is_compressed {
+            gathered = self.inflate(message.kind, &gathered, most)?;
+        }
+        // At most 1 GiB.
+        let mark = mark(message.kind, gathered.len() - room);
+        gathered[..room].copy_from_slice(&mark[..room]);
+        let plain = LeaseMut::try_from_vec(gathered).ok_or(NO_MEMORY)?;
+        Ok((!plain.is_empty()).then_some(Unsealed::Plain(plain)))
+    }
+
+    /// What a compressed message says, behind room for a mark.
+    fn inflate(&self, kind: Kind, payload: &[u8], most: usize) -> Result<Vec<u8>, Fault> {
+        let mut inflated = Vec::new();
+        let room = if self.common.marks { MARK_BYTES } else { 0 };
+        inflated.try_reserve(room).map_err(|_| NO_MEMORY)?;
+        inflated.resize(room, 0);
+        let mut extension = self.common.extension.borrow_mut();
+        let Some(extension) = &mut *extension else { return Ok(inflated) };
+        if let Err(error) = extension.inflate(payload, most, &mut inflated) {
+            return Err(error.violation().map_or(NO_MEMORY, Fault::from));
+        }
+        if kind == Kind::Text && !utf8::is_text(&inflated[room..]) {
+            return Err(NO_TEXT.into());
+        }
+        Ok(inflated)
+    }
+
+    /// Takes a control frame.
+    fn control(&mut self, opcode: Opcode, payload: &[u8]) -> Step {
+        match opcode {
+            Opcode::Ping => {
+                let busy = self.busy()?;
+                let owed = busy.pong.get_or_insert_default();
+                owed.clear();
+                owed.try_reserve(payload.len()).map_err(|_| NO_MEMORY)?;
+                owed.extend_from_slice(payload);
+                Ok(Some(Unsealed::Speaks))
+            }
+            Opcode::Close => {
+                let said = close::parse(payload)?;
+                if let Some(info) = &self.info {
+                    info.peer_closed(said);
+                }
+                (self.stage, self.busy) = (Stage::Over, None);
+                Ok(Some(Unsealed::Closed))
+            }
+            // Any byte says that the peer is there.
+            _ => Ok(None),
+        }
+    }
+
+    /// The connection ends by what the peer did: it is told so, if it broke a rule.
+    fn fault(&mut self, fault: Fault, out: &mut Vec<u8>) -> Unsealed {
+        (self.stage, self.busy) = (Stage::Over, None);
+        close::write(Some(close::code_of(fault.0)), "", out);
+        Unsealed::Fault(fault)
+    }
+}
+
+fn kind_of(opcode: Opcode) -> Kind {
+    if opcode == Opcode::Text { Kind::Text } else { Kind::Binary }
+}
+
+impl Channel for WebSocketChannel {
+    fn open(&mut self, wire: &mut LeaseMut, out: &mut Vec<u8>) -> Unsealed {
+        match self.stage {
+            Stage::Head => return self.upgrade(wire, out),
+            Stage::Over => *wire = LeaseMut::empty(),
+            Stage::Open => {}
+        }
+        loop {
+            // An empty frame that has begun ends without a byte.
+            let lacks_nothing = |busy: &Busy| busy.frame.is_some_and(|rest| rest.left == 0);
+            if wire.is_empty() && !self.busy.as_deref().is_some_and(lacks_nothing) {
+                self.busy.take_if(|busy| busy.is_over());
+                return Unsealed::More;
+            }
+            match self.step(wire) {
+                Ok(Some(unsealed)) => return unsealed,
+                Ok(None) => {}
+                Err(fault) => return self.fault(fault, out),
+            }
+        }
+    }
+
+    fn work(&mut self, _out: &mut Vec<u8>) -> Unsealed {
+        Unsealed::More
+    }
+
+    fn wrap(&mut self, plain: &mut Batch) -> bool {
+        if self.compresses {
+            return false;
+        }
+        if !self.common.marks {
+            plain.prepend(&self.replies().header(plain.len()));
+        }
+        true
+    }
+
+    fn seal(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), Fault> {
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(plain.len()).map_err(|_| NO_MEMORY)?;
+        plain.pieces().for_each(|piece| bytes.extend_from_slice(piece));
+        let mut extension = self.common.extension.borrow_mut();
+        let mut put_message = |opcode: Opcode, payload: &[u8]| {
+            let compressed =
+                extension.as_mut().filter(|_| self.compresses).and_then(|of| of.compress(payload));
+            let (rsv, payload) = compressed.map_or((0, payload), |compressed| (4, compressed));
+            let header = Header { rsv, ..Header::whole(opcode, payload.len() as u64) };
+            out.extend_from_slice(&header.encode());
+            out.extend_from_slice(payload);
+        };
+        if !self.common.marks {
+            put_message(self.replies().opcode(), &bytes);
+            return Ok(());
+        }
+        // Each reply is a frame already.
+        let mut rest = &bytes[..];
+        while let Ok(Decoded::Header(header, size)) = Header::decode(rest)
+            && matches!(header.opcode, Opcode::Text | Opcode::Binary)
+            && header.fin
+            && (rest.len() - size) as u64 >= header.len
+        {
+            let (frame, more) = rest.split_at(size + header.len as usize);
+            put_message(header.opcode, &frame[size..]);
+            rest = more;
+        }
+        // What the service wrote by itself.
+        out.extend_from_slice(rest);
+        Ok(())
+    }
+
+    fn speak(&mut self, out: &mut Vec<u8>) {
+        let Some(busy) = &mut self.busy else { return };
+        if mem::take(&mut busy.asks) {
+            put(Opcode::Ping, &[], out);
+        }
+        if let Some(pong) = busy.pong.take() {
+            put(Opcode::Pong, &pong, out);
+        }
+        self.busy.take_if(|busy| busy.is_over());
+    }
+
+    fn asks(&mut self) -> bool {
+        // Without memory for it the peer is asked next time.
+        if let Ok(busy) = self.busy() {
+            busy.asks = true;
+        }
+        true
+    }
+
+    fn ends(&mut self, reason: CloseReason) {
+        if let Some(info) = &self.info {
+            info.ends_by(close::code_of(reason));
+        }
+    }
+
+    fn finish(&mut self, out: &mut Vec<u8>) {
+        if let Some(info) = &self.info {
+            info.write_close(out);
+        }
+    }
+
+    fn held_bytes(&self) -> usize {
+        self.busy.as_ref().map_or(0, |busy| busy.gathered.capacity())
+    }
+
+    fn is_mid_record(&self) -> bool {
+        let is_mid = |busy: &Busy| busy.kept_len > 0 || busy.message.is_some_and(|message| !message.passes);
+        self.busy.as_deref().is_some_and(|busy| is_mid(busy) || !busy.gathered.is_empty())
+    }
+
+    fn cut_off(&self) -> Option<CloseReason> {
+        let is_mid = self.busy.as_ref().is_some_and(|busy| busy.message.is_some());
+        is_mid.then_some(CloseReason::PeerClosedMidFrame)
+    }
+
+    fn facts(&self) -> Option<Rc<dyn Any>> {
+        self.info.clone().map(|info| info as Rc<dyn Any>)
+    }
+}
+
+impl WebSocketChannel {
+    fn replies(&self) -> Kind {
+        if self.common.options.text { Kind::Text } else { Kind::Binary }
+    }
+}

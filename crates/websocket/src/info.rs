@@ -1,0 +1,135 @@
+//! What is known of a connection of WebSocket.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use crate::close;
+use crate::upgrade::{Accept, Upgrade};
+
+/// What the request of a connection of WebSocket said, and how the connection ends. 72 bytes and the target of the request, if that is
+/// not `/`.
+pub struct WebSocketInfo {
+    target: Box<str>,
+    protocol: Option<Arc<str>>,
+    data: Option<Rc<dyn Any>>,
+    /// The code of the peer's close frame; 0 before it, 1005 if it has none.
+    peer_code: Cell<u16>,
+    /// The code with which the service closes it; 0 if it names none.
+    code: Cell<u16>,
+    /// Of either, where there is one.
+    reasons: RefCell<Option<Box<Reasons>>>,
+}
+
+#[derive(Default)]
+struct Reasons {
+    peer: Box<str>,
+    own: Box<str>,
+}
+
+/// Stands for a close frame without a code, and is never sent.
+const NO_CODE: u16 = 1005;
+
+impl WebSocketInfo {
+    pub(crate) fn new(upgrade: &Upgrade<'_>, accept: &Accept) -> WebSocketInfo {
+        let target = if upgrade.target() == "/" { "" } else { upgrade.target() };
+        WebSocketInfo {
+            target: target.into(),
+            protocol: accept.protocol.clone(),
+            data: accept.data.clone(),
+            peer_code: Cell::new(0),
+            code: Cell::new(0),
+            reasons: RefCell::new(None),
+        }
+    }
+
+    /// Path and query of the request, as they were sent.
+    pub fn target(&self) -> &str {
+        if self.target.is_empty() { "/" } else { &self.target }
+    }
+
+    /// The path of the request: `/chat` of `/chat?room=1`.
+    pub fn path(&self) -> &str {
+        self.target().split_once('?').map_or(self.target(), |(path, _)| path)
+    }
+
+    /// What is behind the `?` of the request.
+    pub fn query(&self) -> Option<&str> {
+        self.target().split_once('?').map(|(_, query)| query)
+    }
+
+    /// What is spoken above WebSocket, if that was agreed upon.
+    pub fn protocol(&self) -> Option<&str> {
+        self.protocol.as_deref()
+    }
+
+    /// What was kept for the service when the client was [let in](Accept::data), if it is a `T`.
+    pub fn data<T: 'static>(&self) -> Option<Rc<T>> {
+        self.data.clone()?.downcast().ok()
+    }
+
+    /// The code of the peer's close frame: 1005 if it has none, `None` as long as it has not come.
+    pub fn peer_code(&self) -> Option<u16> {
+        Some(self.peer_code.get()).filter(|code| *code != 0)
+    }
+
+    /// The reason in the peer's close frame; empty if it has none.
+    pub fn peer_reason(&self) -> String {
+        self.reasons.borrow().as_ref().map_or_else(String::new, |reasons| reasons.peer.to_string())
+    }
+
+    /// Has the connection end with this code and reason, once it is closed. The first code that is named holds.
+    ///
+    /// # Panics
+    /// If no close frame may carry the code ([`close::is_valid`]), or the reason is longer than 123 bytes.
+    pub fn end_with(&self, code: u16, reason: &str) {
+        assert!(close::is_valid(code), "no close frame may carry the code {code}");
+        assert!(close::is_reason(reason.as_bytes()), "the reason of a close frame has at most 123 bytes");
+        if self.code.get() == 0 {
+            self.code.set(code);
+            if !reason.is_empty() {
+                self.reasons.borrow_mut().get_or_insert_default().own = reason.into();
+            }
+        }
+    }
+
+    /// The peer's close frame came.
+    pub(crate) fn peer_closed(&self, said: Option<(u16, &str)>) {
+        self.peer_code.set(said.map_or(NO_CODE, |(code, _)| code));
+        if let Some((_, reason)) = said.filter(|(_, reason)| !reason.is_empty()) {
+            self.reasons.borrow_mut().get_or_insert_default().peer = reason.into();
+        }
+    }
+
+    /// The connection ends with this code, unless the service named one.
+    pub(crate) fn ends_by(&self, code: u16) {
+        if self.code.get() == 0 {
+            self.code.set(code);
+        }
+    }
+
+    /// Appends the connection's close frame to `out`. That of the peer is answered with its own code.
+    pub(crate) fn write_close(&self, out: &mut Vec<u8>) {
+        let reasons = self.reasons.borrow();
+        match (self.peer_code.get(), self.code.get()) {
+            (NO_CODE, _) => close::write(None, "", out),
+            (0, 0) => close::write(Some(close::NORMAL), "", out),
+            (0, own) => {
+                close::write(Some(own), reasons.as_ref().map_or("", |reasons| &*reasons.own), out);
+            }
+            (peer, _) => close::write(Some(peer), "", out),
+        }
+    }
+}
+
+impl fmt::Debug for WebSocketInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WebSocketInfo")
+            .field("target", &self.target())
+            .field("protocol", &self.protocol)
+            .field("peer_code", &self.peer_code())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,32 @@
+//! WebSocket (RFC 6455) below the services of [ringserve](https://docs.rs/ringserve).
+//!
+//! A listener has [`WebSocketOptions`]; each of its connections is a channel of `ringserve-core`: what the peer sends goes in, the
+//! payloads of its messages come out, and back. It calls no kernel and reads no clock.
+//!
+//! ```text
+//!   the request ── upgrade::read ──▶ Upgrade ── WebSocketOptions::upgrade ──▶ Accept or Reject
+//!   frames ── frame::Header ── mask ── utf8 ──▶ payloads, with marks for Messages
+//! ```
+//!
+//! Two kinds of services stand above it. One of bytes, whatever its framing, hears of no message: the payloads are a stream
+//! ([`WebSocketTransport::stream`]). One of whole messages has the framing [`Messages`] ([`WebSocketTransport::messages`]).
+//!
+//! Not here: WebSocket over HTTP/2 (RFC 8441), and clients.
+
+mod channel;
+pub mod close;
+mod extension;
+pub mod frame;
+mod info;
+pub mod mask;
+mod messages;
+mod options;
+pub mod upgrade;
+pub mod utf8;
+
+pub use channel::WebSocketTransport;
+pub use extension::{Extension, InflateError};
+pub use info::WebSocketInfo;
+pub use messages::{Kind, MARK_BYTES, Messages};
+pub use options::WebSocketOptions;
+pub use upgrade::{Accept, Reject, Upgrade};

@@ -1,0 +1,145 @@
+//! What holds for the connections of a listener.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::extension::Extension;
+use crate::upgrade::{Accept, Reject, Upgrade};
+
+/// Bytes of a message by default.
+const MESSAGE_BYTES_MAX: usize = 1 << 20;
+
+/// Bytes of a message at most.
+const MESSAGE_BYTES_LIMIT: usize = 1 << 30;
+
+type Decide = dyn Fn(&Upgrade<'_>) -> Result<Accept, Reject> + Send + Sync;
+type MakeExtension = dyn Fn() -> Box<dyn Extension> + Send + Sync;
+
+/// What holds for the connections of WebSocket that come to a listener. A clone costs a few reference counts.
+///
+/// ```
+/// use ringserve_websocket::{Accept, Reject, WebSocketOptions};
+///
+/// let options = WebSocketOptions::new()
+///     .origins(["https://example.org"])
+///     .protocols(["chat.v2", "chat.v1"])
+///     .message_bytes_max(64 << 10)
+///     .upgrade(|upgrade| match (upgrade.path(), upgrade.cookie("session")) {
+///         ("/chat", Some(session)) => Ok(Accept::new().data(session.to_owned())),
+///         ("/chat", None) => Err(Reject::new(401)),
+///         _ => Err(Reject::new(404)),
+///     });
+/// ```
+#[derive(Clone)]
+pub struct WebSocketOptions {
+    pub(crate) message_bytes_max: usize,
+    pub(crate) text: bool,
+    protocols: Arc<[Arc<str>]>,
+    origins: Option<Arc<[String]>>,
+    decide: Option<Arc<Decide>>,
+    extension: Option<Arc<MakeExtension>>,
+}
+
+impl WebSocketOptions {
+    /// Messages of 1 MiB at most, every origin, no protocol.
+    pub fn new() -> WebSocketOptions {
+        WebSocketOptions {
+            message_bytes_max: MESSAGE_BYTES_MAX,
+            text: false,
+            protocols: Arc::new([]),
+            origins: None,
+            decide: None,
+            extension: None,
+        }
+    }
+
+    /// Bytes of a message that a peer may send, up to 1 GiB. A larger one ends its connection by the code 1009, as soon as its length is
+    /// known. A message in fragments, or a compressed one, is put together and held up to here; of others the framing holds what it
+    /// needs. Default 1 MiB.
+    ///
+    /// # Panics
+    /// If it is 0, or above 1 GiB.
+    #[must_use]
+    pub fn message_bytes_max(self, bytes: usize) -> WebSocketOptions {
+        let is_sound = (1..=MESSAGE_BYTES_LIMIT).contains(&bytes);
+        assert!(is_sound, "message_bytes_max is {bytes}, and has to be from 1 to {MESSAGE_BYTES_LIMIT}");
+        WebSocketOptions { message_bytes_max: bytes, ..self }
+    }
+
+    /// Replies leave as messages of text, which they have to be: nothing checks that here, and a client ends the connection where they
+    /// are not. By default they leave as messages of bytes. A service of whole messages says it of each one itself.
+    #[must_use]
+    pub fn text(self) -> WebSocketOptions {
+        WebSocketOptions { text: true, ..self }
+    }
+
+    /// What may be spoken above WebSocket: the first of these that a client offers is chosen. A client that offers none of them is let
+    /// in without.
+    #[must_use]
+    pub fn protocols<P: Into<Arc<str>>>(self, protocols: impl IntoIterator<Item = P>) -> WebSocketOptions {
+        WebSocketOptions { protocols: protocols.into_iter().map(Into::into).collect(), ..self }
+    }
+
+    /// The pages that may ask, as `https://example.org`: a browser that shows another one is answered with 403. Clients that say no
+    /// origin are let in, since they are no browsers. By default all are, which is safe only where nothing that a browser sends by
+    /// itself, as a cookie, tells who the user is.
+    #[must_use]
+    pub fn origins<O: Into<String>>(self, origins: impl IntoIterator<Item = O>) -> WebSocketOptions {
+        WebSocketOptions { origins: Some(origins.into_iter().map(Into::into).collect()), ..self }
+    }
+
+    /// Has `decide` look at each request: it lets the client in, or refuses it with an answer of HTTP. Comes behind the look at its
+    /// [origin](WebSocketOptions::origins). It may not wait; who has to look something up does so in the service's `open`.
+    #[must_use]
+    pub fn upgrade(
+        self,
+        decide: impl Fn(&Upgrade<'_>) -> Result<Accept, Reject> + Send + Sync + 'static,
+    ) -> WebSocketOptions {
+        WebSocketOptions { decide: Some(Arc::new(decide)), ..self }
+    }
+
+    /// Has messages compressed by one value of `make` on each shard, for clients that offer it.
+    #[must_use]
+    pub fn extension<E: Extension>(self, make: impl Fn() -> E + Send + Sync + 'static) -> WebSocketOptions {
+        WebSocketOptions { extension: Some(Arc::new(move || Box::new(make()))), ..self }
+    }
+
+    pub(crate) fn make_extension(&self) -> Option<Box<dyn Extension>> {
+        self.extension.as_ref().map(|make| make())
+    }
+
+    /// Decides about a request.
+    pub(crate) fn decide(&self, upgrade: &Upgrade<'_>) -> Result<Accept, Reject> {
+        if let (Some(origins), Some(origin)) = (&self.origins, upgrade.origin())
+            && !origins.iter().any(|allowed| allowed.eq_ignore_ascii_case(origin))
+        {
+            return Err(Reject::new(403).text("pages of this origin may not ask"));
+        }
+        let mut accept = self.decide.as_ref().map_or_else(|| Ok(Accept::new()), |decide| decide(upgrade))?;
+        match &accept.protocol {
+            Some(chosen) if !upgrade.offers(chosen) => accept.protocol = None,
+            Some(_) => {}
+            None => {
+                accept.protocol = self.protocols.iter().find(|protocol| upgrade.offers(protocol)).cloned();
+            }
+        }
+        Ok(accept)
+    }
+}
+
+impl Default for WebSocketOptions {
+    fn default() -> WebSocketOptions {
+        WebSocketOptions::new()
+    }
+}
+
+impl fmt::Debug for WebSocketOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WebSocketOptions")
+            .field("message_bytes_max", &self.message_bytes_max)
+            .field("text", &self.text)
+            .field("protocols", &self.protocols)
+            .field("origins", &self.origins)
+            .finish_non_exhaustive()
+    }
+}

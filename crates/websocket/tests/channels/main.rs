@@ -1,0 +1,6 @@
+//! Channels of WebSocket, as a shard calls them.
+
+mod messages;
+mod rules;
+mod side;
+mod upgrades;

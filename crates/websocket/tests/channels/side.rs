@@ -1,0 +1,154 @@
+//! A channel, and a client beside it that writes frames by hand.
+
+use std::rc::Rc;
+
+use ringserve_buf::LeaseMut;
+use ringserve_core::{Batch, Channel, CloseReason, Fault, Transport, Unsealed};
+use ringserve_websocket::frame::{Decoded, Header, Opcode, put_masked};
+use ringserve_websocket::{WebSocketInfo, WebSocketOptions, WebSocketTransport};
+
+pub const MASK: [u8; 4] = [0x12, 0x34, 0x56, 0x78];
+
+/// A request with these further fields.
+pub fn request(target: &str, fields: &str) -> Vec<u8> {
+    let head = format!(
+        "GET {target} HTTP/1.1\r\nHost: example.org\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+         Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n{fields}\r\n"
+    );
+    head.into_bytes()
+}
+
+/// A frame of the client.
+pub fn frame(fin: bool, opcode: Opcode, payload: &[u8]) -> Vec<u8> {
+    let mut wire = Vec::new();
+    put_masked(fin, 0, opcode, payload, MASK, &mut wire);
+    wire
+}
+
+/// The server's side of a connection.
+pub struct Side {
+    pub channel: Box<dyn Channel>,
+    /// What it says, and has not been read.
+    pub out: Vec<u8>,
+    /// What it made clear, of all pieces.
+    pub plain: Vec<u8>,
+    pub pieces: usize,
+    pub is_ready: bool,
+    pub is_closed: bool,
+    pub speaks: usize,
+    pub fault: Option<CloseReason>,
+}
+
+impl Side {
+    pub fn new(transport: &WebSocketTransport) -> Side {
+        let mut out = Vec::new();
+        let channel = transport.begin(&mut out).unwrap();
+        Side {
+            channel,
+            out,
+            plain: Vec::new(),
+            pieces: 0,
+            is_ready: false,
+            is_closed: false,
+            speaks: 0,
+            fault: None,
+        }
+    }
+
+    /// One that is open, and whose answer was read.
+    pub fn open(transport: &WebSocketTransport) -> Side {
+        let mut side = Side::new(transport);
+        side.takes(&request("/", ""));
+        assert!(side.is_ready && side.fault.is_none());
+        side.out.clear();
+        side
+    }
+
+    pub fn stream() -> Side {
+        Side::open(&WebSocketTransport::stream(&WebSocketOptions::new()))
+    }
+
+    pub fn messages() -> Side {
+        Side::open(&WebSocketTransport::messages(&WebSocketOptions::new()))
+    }
+
+    /// Bytes come together.
+    pub fn takes(&mut self, bytes: &[u8]) {
+        let mut wire = LeaseMut::try_copy_of(bytes).unwrap();
+        while self.fault.is_none() && !self.is_closed {
+            match self.channel.open(&mut wire, &mut self.out) {
+                Unsealed::Plain(plain) => {
+                    assert!(self.is_ready && !plain.is_empty());
+                    self.plain.extend_from_slice(&plain);
+                    self.pieces += 1;
+                }
+                Unsealed::More => {
+                    assert!(wire.is_empty());
+                    break;
+                }
+                Unsealed::Ready => assert!(!std::mem::replace(&mut self.is_ready, true)),
+                Unsealed::Speaks => self.speaks += 1,
+                Unsealed::Closed => self.is_closed = true,
+                Unsealed::Fault(Fault(reason)) => self.fault = Some(reason),
+                Unsealed::Work => panic!("there is no step"),
+            }
+        }
+    }
+
+    /// Bytes come one by one.
+    pub fn takes_each(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.takes(&[*byte]));
+    }
+
+    /// What `plain` is on the wire.
+    pub fn sends(&mut self, plain: &[u8]) -> Vec<u8> {
+        let mut batch = Batch::new();
+        batch.put(plain);
+        if self.channel.wrap(&mut batch) {
+            return batch.pieces().flatten().copied().collect();
+        }
+        let mut out = Vec::new();
+        self.channel.seal(&batch, &mut out).unwrap();
+        out
+    }
+
+    /// What it says by itself.
+    pub fn says(&mut self) -> Vec<u8> {
+        let mut said = Vec::new();
+        self.channel.speak(&mut said);
+        said
+    }
+
+    /// What it says at the end.
+    pub fn ends(&mut self, reason: CloseReason) -> Vec<u8> {
+        let mut said = Vec::new();
+        self.channel.ends(reason);
+        self.channel.finish(&mut said);
+        said
+    }
+
+    pub fn info(&self) -> Rc<WebSocketInfo> {
+        self.channel.facts().unwrap().downcast().unwrap()
+    }
+
+    /// The code of the close frame that it said, and what is behind that code.
+    pub fn close_code(&self) -> Option<u16> {
+        close_code(&self.out)
+    }
+
+    /// The code of the violation by which it ended.
+    pub fn violation(&self) -> Option<u32> {
+        match self.fault? {
+            CloseReason::BadFrame(error) => error.code(),
+            other => panic!("{other}"),
+        }
+    }
+}
+
+/// The code of the one close frame that these bytes are.
+pub fn close_code(bytes: &[u8]) -> Option<u16> {
+    let Ok(Decoded::Header(header, size)) = Header::decode(bytes) else { return None };
+    assert_eq!((header.opcode, header.fin, header.rsv, header.mask), (Opcode::Close, true, 0, None));
+    assert_eq!(header.len as usize, bytes.len() - size);
+    bytes[size..].first_chunk().map(|code| u16::from_be_bytes(*code))
+}
