@@ -1,8 +1,12 @@
-//! A broker of MQTT 3.1.1 and 5, over all shards, on TCP, TLS and WebSocket.
+//! A broker of MQTT 3.1.1 and 5, over all shards, on TCP, TLS and WebSocket, all by one service.
 //!
 //!     cargo run --release -p example-mqtt
 //!     mosquitto_sub -p 1883 -v -t 'rooms/+/light'
 //!     mosquitto_pub -p 1883 -t rooms/kitchen/light -m on
+//!
+//! With TLS, and for browsers, beside plain TCP:
+//!
+//!     cargo run --release -p example-mqtt -- --cert cert.pem --key key.pem --tls [::]:8883 --ws [::]:8080 --wss [::]:8081
 //!
 //! Packets are frames ([`packet`]). A message goes to each shard once, where the filters of its clients are a tree ([`topics`]), and is
 //! encoded there once for all that take it in one form ([`node`]). The session of a client, with what it did not acknowledge, lies on
@@ -28,13 +32,13 @@ use std::error::Error;
 use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Duration;
 
-use clap::{Parser, value_parser};
+use clap::Parser;
 use ringserve::limits::ServerLimits;
 use ringserve::listen::{Endpoint, endpoints, tcp};
 use ringserve::sync::Mesh;
 use ringserve::tls::{Pem, Tls};
+use ringserve::websocket::WebSocketOptions;
 use ringserve::{Driver, Limits, Server, Several, with_heads};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
@@ -53,9 +57,15 @@ struct Args {
     #[arg(long, default_value = "127.0.0.1:1883", value_name = "ADDR:PORT")]
     listen: SocketAddr,
     /// Address and port for TLS; without it there is none.
-    #[arg(long, value_name = "ADDR:PORT")]
+    #[arg(long, requires = "cert", value_name = "ADDR:PORT")]
     tls: Option<SocketAddr>,
-    /// The certificate and those between it and its authority, as PEM. Without it the broker makes one, for localhost.
+    /// Address and port for WebSocket; without it there is none.
+    #[arg(long, value_name = "ADDR:PORT")]
+    ws: Option<SocketAddr>,
+    /// Address and port for WebSocket over TLS; without it there is none.
+    #[arg(long, requires = "cert", value_name = "ADDR:PORT")]
+    wss: Option<SocketAddr>,
+    /// The certificate and those between it and its authority, as PEM.
     #[arg(long, requires = "key", value_name = "FILE")]
     cert: Option<PathBuf>,
     /// Its private key, as PEM.
@@ -67,80 +77,39 @@ struct Args {
     /// auto, io_uring or epoll.
     #[arg(long, default_value_t, value_name = "NAME")]
     driver: Driver,
-    /// Bytes of a packet at most.
-    #[arg(long, default_value_t = 256 << 10, value_name = "BYTES", value_parser = value_parser!(u32).range(1024..=(256 << 20)))]
-    packet_bytes_max: u32,
-    /// Sessions of each shard at most, of clients that are connected or were.
-    #[arg(long, default_value_t = 100_000, value_name = "N")]
-    sessions_max: usize,
-    /// Seconds for which a session outlives its connection at most.
-    #[arg(long, default_value_t = 86_400, value_name = "SECONDS", value_parser = value_parser!(u32).range(..=86_400))]
-    session_expiry_max: u32,
-    /// Bytes of messages that wait for a client at most, each with 128 more. One may always wait.
-    #[arg(long, default_value_t = 1 << 20, value_name = "BYTES")]
-    session_bytes_max: usize,
-    /// Bytes of messages that wait for all clients whose home a shard is.
-    #[arg(long, default_value_t = 256 << 20, value_name = "BYTES")]
-    sessions_bytes_max: usize,
-    /// Filters of a client at most.
-    #[arg(long, default_value_t = 100, value_name = "N")]
-    filters_max: usize,
-    /// Bytes of retained messages, each with 128 more.
-    #[arg(long, default_value_t = 64 << 20, value_name = "BYTES")]
-    retained_bytes_max: usize,
+    #[command(flatten)]
+    bounds: Bounds,
 }
 
 impl Args {
-    fn bounds(&self) -> Bounds {
-        Bounds {
-            sessions_max: self.sessions_max,
-            session_bytes_max: self.session_bytes_max,
-            sessions_bytes_max: self.sessions_bytes_max,
-            filters_max: self.filters_max,
-            retained_bytes_max: self.retained_bytes_max,
-            expiry_max: Duration::from_secs(self.session_expiry_max.into()),
-            packet_bytes_max: self.packet_bytes_max as usize,
-        }
-    }
-
     /// The broker at these endpoints, without what chooses the machine's part: driver and shards.
     fn server(&self, endpoints_of_all: Vec<Endpoint>) -> Server<Several> {
         let (limits, of_server, packet) =
-            (Limits::default(), ServerLimits::default(), self.packet_bytes_max as usize);
+            (Limits::default(), ServerLimits::default(), self.bounds.packet_bytes_max as usize);
         let outbox = limits.outbox_bytes_max.max(2 * packet);
         let held = of_server.held_bytes_max.max(4 * packet);
         let limits = limits.frame_bytes_max(packet).outbox_bytes_max(outbox);
-        let (bounds, mesh) = (self.bounds(), Mesh::with_capacity(MESSAGES_MAX));
+        let (bounds, mesh) = (self.bounds.clone(), Mesh::with_capacity(MESSAGES_MAX));
         let service = endpoints(endpoints_of_all).framing(Mqtt).limits(limits).name("mqtt");
         Server::new()
             .server_limits(of_server.held_bytes_max(held))
             .service(service, move |shard| with_heads(Broker(Node::new(shard, &mesh, bounds.clone()))))
     }
 
-    fn encryption(&self) -> Result<Tls, Box<dyn Error>> {
-        let (cert, key) = match (&self.cert, &self.key) {
-            (Some(cert), Some(key)) => (Pem::file(cert)?, Pem::file(key)?),
-            _ => self_signed()?,
-        };
-        Ok(Tls::server().certificate(cert, key))
-    }
-
     fn endpoints(&self) -> Result<Vec<Endpoint>, Box<dyn Error>> {
+        let tls = match (&self.cert, &self.key) {
+            (Some(cert), Some(key)) => Some(Tls::server().certificate(Pem::file(cert)?, Pem::file(key)?)),
+            _ => None,
+        };
+        let encrypted = |addr| tls.clone().map(|tls| tcp(addr).tls(tls));
+        let websocket = WebSocketOptions::new().protocols(["mqtt"]);
+        let websocket = websocket.message_bytes_max((self.bounds.packet_bytes_max as usize).max(1 << 20));
         let mut all = vec![tcp(self.listen)];
-        if let Some(addr) = self.tls {
-            all.push(tcp(addr).tls(self.encryption()?));
-        }
+        all.extend(self.tls.and_then(encrypted));
+        all.extend(self.ws.map(|addr| tcp(addr).websocket_with(websocket.clone())));
+        all.extend(self.wss.and_then(encrypted).map(|tls| tls.websocket_with(websocket)));
         Ok(all)
     }
-}
-
-/// A certificate for localhost, which no authority has signed.
-fn self_signed() -> Result<(Pem, Pem), Box<dyn Error>> {
-    let made = rcgen::generate_simple_self_signed(["localhost".into()])?;
-    let file = std::env::temp_dir().join("ringserve-mqtt.pem");
-    std::fs::write(&file, made.cert.pem())?;
-    println!("made a certificate for localhost; clients believe it with {}", file.display());
-    Ok((made.cert.pem().into(), made.signing_key.serialize_pem().into()))
 }
 
 fn main() -> Result<(), Box<dyn Error>> {

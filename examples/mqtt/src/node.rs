@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use clap::{Args, value_parser};
 use ringserve::sync::{AskError, Mesh, SendError};
 use ringserve::{ConnId, LocalHandle, PushError, Shard};
 
@@ -49,27 +50,41 @@ pub enum Message {
     Evict(ConnId),
 }
 
-pub enum Answer {
-    Done,
-    Refused(Reason),
-    /// Whether the session was there, and its filters.
-    Attached(bool, Vec<(Arc<str>, Options)>),
+/// What a home answers; of all this what was asked for.
+#[derive(Default)]
+pub struct Answer {
+    pub is_present: bool,
+    pub filters: Vec<(Arc<str>, Options)>,
     /// The code of each filter, and whether it is new.
-    Subscribed(Vec<(u8, bool)>),
-    Unsubscribed(Vec<u8>),
-    Retained(Option<Bytes>),
+    pub codes: Vec<(u8, bool)>,
+    /// Behind which topic there may be more retained messages.
+    pub next: Option<Bytes>,
 }
 
 /// What one shard keeps at most.
-#[derive(Clone)]
+#[derive(Args, Clone)]
 pub struct Bounds {
+    /// Bytes of a packet at most.
+    #[arg(long, default_value_t = 256 << 10, value_name = "BYTES", value_parser = value_parser!(u32).range(1024..=(256 << 20)))]
+    pub packet_bytes_max: u32,
+    /// Sessions of each shard at most, of clients that are connected or were.
+    #[arg(long, default_value_t = 100_000, value_name = "N")]
     pub sessions_max: usize,
+    /// Seconds for which a session outlives its connection at most, up to a day.
+    #[arg(long, default_value_t = 86_400, value_name = "SECONDS", value_parser = value_parser!(u32).range(..=86_400))]
+    pub session_expiry_max: u32,
+    /// Bytes of messages that wait for a client at most, each with 128 more. One may always wait.
+    #[arg(long, default_value_t = 1 << 20, value_name = "BYTES")]
     pub session_bytes_max: usize,
+    /// Bytes of messages that wait for all clients whose sessions a shard has.
+    #[arg(long, default_value_t = 256 << 20, value_name = "BYTES")]
     pub sessions_bytes_max: usize,
+    /// Filters of a client at most.
+    #[arg(long, default_value_t = 100, value_name = "N")]
     pub filters_max: usize,
+    /// Bytes of retained messages, each with 128 more.
+    #[arg(long, default_value_t = 64 << 20, value_name = "BYTES")]
     pub retained_bytes_max: usize,
-    pub expiry_max: Duration,
-    pub packet_bytes_max: usize,
 }
 
 /// A connection, from its CONNECT on.
@@ -126,10 +141,16 @@ impl Client {
         self.is_busy.set(false);
     }
 
-    /// Closes the connection, after the code that version 5 has for the reason.
+    /// Closes the connection, after the code that version 5 has for the reason, and its name.
     pub fn disconnect(&self, reason: Reason) {
         if self.is_welcome.get() && self.version == Version::Five {
-            let _ = self.handle.push_raw(&packet(0xE0, &[reason as u8]));
+            let name = format!("{reason:?}");
+            let mut body =
+                [&[reason as u8, name.len() as u8 + 3, 0x1F, 0, name.len() as u8], name.as_bytes()].concat();
+            if body.len() + 2 > self.packet_bytes_max {
+                body.truncate(1);
+            }
+            let _full_or_gone = self.handle.push_raw(packet(0xE0, &body));
         }
         self.handle.close();
     }
@@ -138,7 +159,7 @@ impl Client {
 pub struct Node {
     pub shard: Shard,
     pub bounds: Bounds,
-    mesh: Mesh<Message, Answer>,
+    mesh: Mesh<Message, Read<Answer>>,
     pub clients: RefCell<BTreeMap<ConnId, Rc<Client>>>,
     /// Filters of the clients that are connected here.
     pub filters: RefCell<Filters<ConnId, (Rc<Client>, Options)>>,
@@ -153,7 +174,7 @@ pub struct Node {
 }
 
 impl Node {
-    pub fn new(shard: &Shard, mesh: &Mesh<Message, Answer>, bounds: Bounds) -> Rc<Node> {
+    pub fn new(shard: &Shard, mesh: &Mesh<Message, Read<Answer>>, bounds: Bounds) -> Rc<Node> {
         let (clients, filters, sessions, kept, kept_bytes, retained, published, encoded) = Default::default();
         let (shard, mesh) = (shard.clone(), mesh.clone());
         let node = Rc::new(Node {
@@ -175,7 +196,7 @@ impl Node {
         node
     }
 
-    fn handle(self: &Rc<Self>, from: usize, message: Message) -> Answer {
+    fn handle(self: &Rc<Self>, from: usize, message: Message) -> Read<Answer> {
         match message {
             Message::Publish(publication, stamp) => self.route(&publication, stamp),
             Message::Attach(attach) => return self.attach(from, *attach),
@@ -197,7 +218,7 @@ impl Node {
                 }
             }
         }
-        Answer::Done
+        Ok(Answer::default())
     }
 
     fn client(&self, connection: ConnId) -> Option<Rc<Client>> {
@@ -208,8 +229,7 @@ impl Node {
     pub async fn ask(&self, shard: usize, message: Message) -> Read<Answer> {
         loop {
             match self.mesh.ask(shard, message.clone()).await {
-                Ok(Answer::Refused(reason)) => return Err(reason),
-                Ok(answer) => return Ok(answer),
+                Ok(answer) => return answer,
                 Err(AskError::Full) => self.shard.sleep(PAUSE).await,
                 Err(_) => return Err(Reason::ServerBusy),
             }
@@ -219,7 +239,7 @@ impl Node {
     /// Tells a shard, once it has room.
     pub async fn tell(self: &Rc<Self>, shard: usize, message: Message) {
         if shard == self.shard.index() {
-            self.handle(shard, message);
+            let _done = self.handle(shard, message);
         } else {
             let _ended = self.mesh.send(shard, message).await;
         }
@@ -228,7 +248,7 @@ impl Node {
     /// Tells a shard without waiting: for what sessions and connections bound.
     pub fn post(self: &Rc<Self>, shard: usize, message: Message) {
         if shard == self.shard.index() {
-            self.handle(shard, message);
+            let _done = self.handle(shard, message);
         } else if let Err(SendError::Full(message)) = self.mesh.try_send(shard, message) {
             self.shard.spawn(self.mesh.send(shard, message));
         }
@@ -299,14 +319,17 @@ impl Node {
                 next = self.retained.borrow().matching(&filter, after, |publication| {
                     publication.qos.min(qos) > 0 || self.send(&client, publication, true)
                 });
-                self.shard.sleep(PAUSE).await;
+                if next.is_some() {
+                    self.shard.sleep(PAUSE).await;
+                }
             }
             next = (qos > 0).then(Bytes::new);
             while let Some(after) = next {
                 let message = Message::Retained(client.id.clone(), client.handle.id(), filter.clone(), after);
-                let Ok(Answer::Retained(more)) = self.ask(client.home, message).await else { return };
-                next = more;
-                self.shard.sleep(PAUSE).await;
+                next = self.ask(client.home, message).await.unwrap_or_default().next;
+                if next.is_some() {
+                    self.shard.sleep(PAUSE).await;
+                }
             }
         }
     }

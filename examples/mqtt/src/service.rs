@@ -10,7 +10,7 @@ use ringserve::framing::FrameError;
 use ringserve::limits::{ConnLimits, IdleCounts};
 use ringserve::{Closed, Cx, Failure, Frame, Service};
 
-use crate::node::{Answer, Client, Message, Node};
+use crate::node::{Client, Message, Node};
 use crate::packet::{Connect, Publication, Read, Reader, Reason, Version, packet};
 use crate::sessions::{Attach, Goodbye};
 use crate::topics::{Options, is_filter};
@@ -123,7 +123,7 @@ impl Broker {
         // The same on all shards.
         let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(&id);
         let home = (hash % node.shard.count() as u64) as usize;
-        let expiry = Duration::from_secs(connect.expiry.into()).min(node.bounds.expiry_max);
+        let expiry = Duration::from_secs(connect.expiry.min(node.bounds.session_expiry_max).into());
         let packet_max = connect.packet_max as usize;
         let client =
             Client::new((id.clone(), home), version, cx.local_handle(), packet_max, !expiry.is_zero());
@@ -136,18 +136,15 @@ impl Broker {
         let (connection, is_clean, will) = (cx.id(), connect.is_clean, connect.will);
         let in_flight_max = connect.receive_max as usize;
         let attach = Attach { id: id.clone(), connection, is_clean, expiry, in_flight_max, will };
-        let Answer::Attached(is_present, filters) = node.ask(home, Message::Attach(Box::new(attach))).await?
-        else {
-            return Err(Reason::Unspecified);
-        };
-        for (filter, options) in filters {
+        let answer = node.ask(home, Message::Attach(Box::new(attach))).await?;
+        for (filter, options) in answer.filters {
             node.listen(&client, filter, options);
         }
-        let mut connack = vec![u8::from(is_present), 0];
+        let mut connack = vec![u8::from(answer.is_present), 0];
         if version == Version::Five {
             // At most QoS 1, no ids of subscriptions, no shared ones, and the largest packet.
             let mut properties = vec![0x24, 1, 0x29, 0, 0x2A, 0, 0x27];
-            properties.extend_from_slice(&(node.bounds.packet_bytes_max as u32).to_be_bytes());
+            properties.extend_from_slice(&node.bounds.packet_bytes_max.to_be_bytes());
             if expiry.as_secs() != connect.expiry.into() {
                 properties.push(0x11);
                 properties.extend_from_slice(&(expiry.as_secs() as u32).to_be_bytes());
@@ -212,9 +209,7 @@ impl Broker {
             });
         }
         let message = Message::Subscribe(client.id.clone(), cx.id(), asked.clone());
-        let Answer::Subscribed(answers) = node.ask(client.home, message).await? else {
-            return Err(Reason::Unspecified);
-        };
+        let answers = node.ask(client.home, message).await?.codes;
         let (mut granted, mut wanted) = (asked.into_iter().zip(answers), Vec::new());
         reply.extend((client.version == Version::Five).then_some(0));
         for checked in checked {
@@ -253,12 +248,10 @@ impl Broker {
             node.filters.borrow_mut().remove(filter.as_bytes(), &cx.id());
         }
         let message = Message::Unsubscribe(client.id.clone(), cx.id(), filters);
-        let Answer::Unsubscribed(codes) = node.ask(client.home, message).await? else {
-            return Err(Reason::Unspecified);
-        };
+        let codes = node.ask(client.home, message).await?.codes;
         if client.version == Version::Five {
             reply.push(0);
-            reply.extend(codes);
+            reply.extend(codes.iter().map(|(code, _)| code));
         }
         cx.write(packet(0xB0, &reply));
         Ok(())
@@ -266,6 +259,9 @@ impl Broker {
 
     fn disconnect(&self, cx: &Cx<'_, Connection>, client: &Client, frame: &[u8]) -> Read<()> {
         let (mut rest, mut expiry) = (Reader(frame), None);
+        if client.version == Version::Three {
+            rest.end()?;
+        }
         let code = if frame.is_empty() { 0 } else { rest.number(1)? };
         if !rest.0.is_empty() {
             rest.properties(client.version, &[0x11, 0x1F, 0x26], |id, seconds, _| {
@@ -276,7 +272,8 @@ impl Broker {
         if expiry.is_some_and(|expiry| !expiry.is_zero()) && !client.outlives {
             return Err(Reason::ProtocolError);
         }
-        let expiry = expiry.map(|expiry| expiry.min(self.0.bounds.expiry_max));
+        let expiry =
+            expiry.map(|expiry| expiry.min(Duration::from_secs(self.0.bounds.session_expiry_max.into())));
         cx.session().goodbye.set(Goodbye { drops_will: code == 0, expiry });
         cx.close();
         Ok(())

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use ringserve::{ConnId, task::JoinHandle};
 
 use crate::node::{Answer, Message, Node};
-use crate::packet::{Publication, Reason, Will};
+use crate::packet::{Publication, Read, Reason, Will};
 use crate::topics::Options;
 
 /// Messages of QoS 1 that a client is sent before it acknowledges the first, if it takes that many.
@@ -73,7 +73,7 @@ pub struct Goodbye {
 }
 
 impl Node {
-    pub fn attach(self: &Rc<Self>, shard: usize, attach: Attach) -> Answer {
+    pub fn attach(self: &Rc<Self>, shard: usize, attach: Attach) -> Read<Answer> {
         let mut old = self.sessions.borrow().get(&attach.id).cloned();
         if let Some(session) = &old {
             let (before, will, ends) = {
@@ -95,7 +95,7 @@ impl Node {
         }
         let is_present = old.is_some();
         if !is_present && self.sessions.borrow().len() >= self.bounds.sessions_max {
-            return Answer::Refused(Reason::QuotaExceeded);
+            return Err(Reason::QuotaExceeded);
         }
         let session =
             old.unwrap_or_else(|| Rc::new(Session { id: attach.id.clone(), state: RefCell::default() }));
@@ -112,7 +112,7 @@ impl Node {
             state.filters.iter().map(|(filter, options)| (filter.clone(), *options)).collect()
         };
         self.send_waiting(&session);
-        Answer::Attached(is_present, filters)
+        Ok(Answer { is_present, filters, ..Answer::default() })
     }
 
     pub fn detach(self: &Rc<Self>, id: &Arc<str>, from: Place, goodbye: Goodbye) {
@@ -164,8 +164,8 @@ impl Node {
     }
 
     /// Answers each filter with its code, and whether it is a new one.
-    pub fn subscribe(&self, id: &Arc<str>, from: Place, filters: Vec<(Arc<str>, Options)>) -> Answer {
-        let Some(session) = self.session(id, from) else { return Answer::Refused(Reason::TakenOver) };
+    pub fn subscribe(&self, id: &Arc<str>, from: Place, filters: Vec<(Arc<str>, Options)>) -> Read<Answer> {
+        let Some(session) = self.session(id, from) else { return Err(Reason::TakenOver) };
         let mut state = session.state.borrow_mut();
         let subscribe = |(filter, options): (Arc<str>, Options)| {
             if !state.filters.contains_key(&filter) && state.filters.len() >= self.bounds.filters_max {
@@ -177,26 +177,32 @@ impl Node {
             }
             (options.qos(), state.filters.insert(filter, options).is_none())
         };
-        Answer::Subscribed(filters.into_iter().map(subscribe).collect())
+        Ok(Answer { codes: filters.into_iter().map(subscribe).collect(), ..Answer::default() })
     }
 
-    pub fn unsubscribe(&self, id: &Arc<str>, from: Place, filters: &[Arc<str>]) -> Answer {
-        let Some(session) = self.session(id, from) else { return Answer::Refused(Reason::TakenOver) };
+    pub fn unsubscribe(&self, id: &Arc<str>, from: Place, filters: &[Arc<str>]) -> Read<Answer> {
+        let Some(session) = self.session(id, from) else { return Err(Reason::TakenOver) };
         let unsubscribe = |filter: &Arc<str>| {
             self.kept.borrow_mut().remove(filter.as_bytes(), id);
             // "No subscription existed" is a success.
-            if session.state.borrow_mut().filters.remove(filter).is_some() { 0 } else { 0x11 }
+            (if session.state.borrow_mut().filters.remove(filter).is_some() { 0 } else { 0x11 }, false)
         };
-        Answer::Unsubscribed(filters.iter().map(unsubscribe).collect())
+        Ok(Answer { codes: filters.iter().map(unsubscribe).collect(), ..Answer::default() })
     }
 
     /// Has a session be sent retained messages of QoS 1 behind a topic. Says behind which one to go on once it has room.
-    pub fn send_retained(self: &Rc<Self>, id: &Arc<str>, from: Place, filter: &str, after: Bytes) -> Answer {
-        let Some(session) = self.session(id, from) else { return Answer::Refused(Reason::TakenOver) };
+    pub fn send_retained(
+        self: &Rc<Self>,
+        id: &Arc<str>,
+        from: Place,
+        filter: &str,
+        after: Bytes,
+    ) -> Read<Answer> {
+        let Some(session) = self.session(id, from) else { return Err(Reason::TakenOver) };
         let next = self.retained.borrow().matching(filter, after, |publication| {
             publication.qos == 0 || self.keep(&session, publication, true)
         });
-        Answer::Retained(next)
+        Ok(Answer { next, ..Answer::default() })
     }
 
     /// Keeps a message of QoS 1 for a client, and sends it if that may be. False if too many wait: then it is dropped.

@@ -10,7 +10,10 @@ fn filters_beyond_the_bound_are_refused() {
             for (version, refused) in [(5, 0x97), (4, 0x80)] {
                 let (mut me, _) = Hello::new(version, &version.to_string()).connects(&net, addr).await?;
                 assert_eq!(me.subscribes(&[("a", 0), ("b", 1)]).await?, [0, 1]);
-                assert_eq!(me.subscribes(&[("c", 1), ("d", 0), ("a", 1), ("e", 1)]).await?, [1, refused, 1, refused]);
+                assert_eq!(
+                    me.subscribes(&[("c", 1), ("d", 0), ("a", 1), ("e", 1)]).await?,
+                    [1, refused, 1, refused]
+                );
                 me.unsubscribes("b").await?;
                 assert_eq!(me.subscribes(&[("d", 0), ("e", 0)]).await?, [0, refused]);
                 me.publishes(2, "e", "unheard").await?;
@@ -62,7 +65,7 @@ fn retained_messages_beyond_the_bound_are_refused() {
             assert_eq!(me.publishes(3, "c", &payload).await?, 0);
             // Without an acknowledgement the connection ends.
             me.publishes(1, "e", &"x".repeat(1000)).await?;
-            assert_eq!(me.answer(0xE0).await?, [0x97]);
+            assert_eq!(me.answer(0xE0).await?[0], 0x97);
             let (mut me, _) = Hello::new(4, "three").connects(&net, addr).await?;
             let body = me.message("e", &"x".repeat(1000), 1, &[]);
             me.stream.send(packet(0x33, &body)).await?;
@@ -165,7 +168,8 @@ fn client_is_sent_no_packet_larger_than_it_takes() {
         let addr = starts(sim, &[]).addr();
         sim.client("all", async move |net| {
             let properties = b"\x27\0\0\0\x32".to_vec();
-            let (mut reader, _) = Hello { properties, ..Hello::new(5, "reader") }.connects(&net, addr).await?;
+            let (mut reader, _) =
+                Hello { properties, ..Hello::new(5, "reader") }.connects(&net, addr).await?;
             reader.subscribes(&[("t", 1)]).await?;
             let (mut writer, _) = Hello::new(4, "writer").connects(&net, addr).await?;
             for n in 0..200 {
@@ -178,6 +182,12 @@ fn client_is_sent_no_packet_larger_than_it_takes() {
                 heard += 1;
             }
             assert_eq!(heard, 20);
+            reader.stream.send([0x20, 0]).await?;
+            assert_eq!(reader.answer(0xE0).await?[..], b"\x82\x10\x1F\0\x0DProtocolError"[..]);
+            let properties = b"\x27\0\0\0\x10".to_vec();
+            let (mut short, _) = Hello { properties, ..Hello::new(5, "short") }.connects(&net, addr).await?;
+            short.stream.send([0x20, 0]).await?;
+            assert_eq!(short.answer(0xE0).await?, [0x82], "without its name");
             Ok(())
         });
         sim.run_until_done();
@@ -198,8 +208,8 @@ fn clients_are_told_that_the_server_ends_and_no_will_is_published() {
                 let (mut me, _) = hello.connects(&net, addr).await?;
                 me.subscribes(&[("wills", 1)]).await?;
                 connected.done();
-                let expected = if version == 5 { &[0xE0, 1, 0x8B][..] } else { b"" };
-                assert_eq!(me.stream.closed().await?, expected);
+                let goodbye = me.stream.closed().await?;
+                assert_eq!(goodbye.get(2), (version == 5).then_some(&0x8B));
                 Ok(())
             });
         }

@@ -33,7 +33,8 @@ fn each_subscriber_on_every_shard_hears_each_message_in_order() {
         for n in 0..publishers {
             let subscribed = subscribed.clone();
             sim.client(format!("p{n}"), async move |net| {
-                let (mut me, _) = Hello::new(if n == 0 { 4 } else { 5 }, &format!("p{n}")).connects(&net, addr).await?;
+                let (mut me, _) =
+                    Hello::new(if n == 0 { 4 } else { 5 }, &format!("p{n}")).connects(&net, addr).await?;
                 subscribed.reach(&net, subscribers).await;
                 for message in 0..MESSAGES {
                     let flags = if net.random().is_multiple_of(2) { 0 } else { 2 };
@@ -55,9 +56,14 @@ fn retained_message_comes_to_each_later_subscriber_once() {
         let addr = starts(sim, &[]).addr();
         sim.client("all", async move |net| {
             let (mut writer, _) = Hello::new(4, "writer").connects(&net, addr).await?;
-            for (flags, topic, payload) in
-                [(3, "a/x", "1"), (3, "a/x", "2"), (1, "a/y", "zero"), (3, "a/z", "gone"), (3, "a/z", ""), (2, "a/n", "no")]
-            {
+            for (flags, topic, payload) in [
+                (3, "a/x", "1"),
+                (3, "a/x", "2"),
+                (1, "a/y", "zero"),
+                (3, "a/z", "gone"),
+                (3, "a/z", ""),
+                (2, "a/n", "no"),
+            ] {
                 writer.publishes(flags, topic, payload).await?;
             }
             writer.pings().await?;
@@ -81,7 +87,8 @@ fn retained_message_comes_to_each_later_subscriber_once() {
                         heard.push((next.topic, next.payload, next.qos));
                     }
                     heard.sort();
-                    let heard: Vec<_> = heard.iter().map(|(topic, text, qos)| (&**topic, &**text, *qos)).collect();
+                    let heard: Vec<_> =
+                        heard.iter().map(|(topic, text, qos)| (&**topic, &**text, *qos)).collect();
                     assert_eq!(heard, expected, "round {round} with options {options:#x}");
                 }
                 net.sleep(SECOND).await;
@@ -109,7 +116,8 @@ fn retained_messages_agree_on_all_shards_at_last() {
             sim.client(format!("w{n}"), async move |net| {
                 let (mut me, _) = Hello::new(4, &format!("w{n}")).connects(&net, addr).await?;
                 for step in 0..20 {
-                    let payload = if net.random().is_multiple_of(3) { String::new() } else { format!("{n} {step}") };
+                    let payload =
+                        if net.random().is_multiple_of(3) { String::new() } else { format!("{n} {step}") };
                     me.publishes(1 | 2 * (net.random() % 2) as u8, "last", &payload).await?;
                 }
                 me.pings().await?;

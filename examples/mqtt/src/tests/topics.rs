@@ -14,7 +14,9 @@ fn matches(filter: &str, topic: &str) -> bool {
         match (filter, topic) {
             (["#"], _) => true,
             ([], []) => true,
-            ([level, filter @ ..], [name, topic @ ..]) => (level == name || *level == "+") && rest(filter, topic),
+            ([level, filter @ ..], [name, topic @ ..]) => {
+                (level == name || *level == "+") && rest(filter, topic)
+            }
             _ => false,
         }
     }
@@ -49,7 +51,10 @@ fn filters_match_as_the_specification_says() {
     let mut kept = Retained::default();
     for (n, topic) in topics.iter().enumerate() {
         let (topic, payload) = (Bytes::from(topic.clone()), Bytes::from_static(b"x"));
-        kept.set((Time::ZERO, n as u64, 0), &Arc::new(Publication { topic, payload, ..Publication::default() }));
+        kept.set(
+            (Time::ZERO, n as u64, 0),
+            &Arc::new(Publication { topic, payload, ..Publication::default() }),
+        );
     }
     for topic in &topics {
         let mut found = Vec::new();
@@ -93,7 +98,13 @@ fn later_retained_message_stays_in_whatever_order_they_come() {
         Arc::new(Publication { topic, payload, ..Publication::default() })
     };
     // The first is published first; an empty one clears. A tie is decided by the count, then by the shard.
-    let published = [((at(1), 1, 0), ""), ((at(1), 1, 1), "a"), ((at(1), 2, 0), "b"), ((at(2), 0, 0), ""), ((at(3), 9, 1), "c")];
+    let published = [
+        ((at(1), 1, 0), ""),
+        ((at(1), 1, 1), "a"),
+        ((at(1), 2, 0), "b"),
+        ((at(2), 0, 0), ""),
+        ((at(3), 9, 1), "c"),
+    ];
     for last in 1..published.len() {
         for first in 0..last {
             let mut kept = Retained::default();
@@ -106,7 +117,8 @@ fn later_retained_message_stays_in_whatever_order_they_come() {
                 true
             });
             let payloads: Vec<_> = found.iter().map(|kept| kept.payload.clone()).collect();
-            let expected: Vec<_> = Some(published[last].1).filter(|text| !text.is_empty()).into_iter().collect();
+            let expected: Vec<_> =
+                Some(published[last].1).filter(|text| !text.is_empty()).into_iter().collect();
             assert_eq!(payloads, expected, "{first} comes after {last}");
         }
     }

@@ -6,6 +6,8 @@ use super::*;
 async fn heir(net: &Net, addr: SocketAddr) -> io::Result<Client> {
     let (mut heir, _) = Hello::new(5, "heir").connects(net, addr).await?;
     heir.subscribes(&[("wills/#", 1)]).await?;
+    // Retained messages that come between are sent twice.
+    net.sleep(SECOND).await;
     Ok(heir)
 }
 
