@@ -1,0 +1,221 @@
+//! What a broker keeps at most, and the end of a server.
+
+use super::*;
+
+#[test]
+fn filters_beyond_the_bound_are_refused() {
+    Sim::seeds(20).faults(Faults::harmless()).run(|sim| {
+        let addr = starts(sim, &["--filters-max", "3"]).addr();
+        sim.client("all", async move |net| {
+            for (version, refused) in [(5, 0x97), (4, 0x80)] {
+                let (mut me, _) = Hello::new(version, &version.to_string()).connects(&net, addr).await?;
+                assert_eq!(me.subscribes(&[("a", 0), ("b", 1)]).await?, [0, 1]);
+                assert_eq!(
+                    me.subscribes(&[("c", 1), ("d", 0), ("a", 1), ("e", 1)]).await?,
+                    [1, refused, 1, refused]
+                );
+                me.unsubscribes("b").await?;
+                assert_eq!(me.subscribes(&[("d", 0), ("e", 0)]).await?, [0, refused]);
+                me.publishes(2, "e", "unheard").await?;
+                me.publishes(2, "d", "heard").await?;
+                assert_eq!(me.hears().await?.payload, "heard");
+                me.disconnects().await?;
+            }
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn huge_subscription_harms_none() {
+    Sim::seeds(5).faults(Faults::harmless()).run(|sim| {
+        let addr = starts(sim, &[]).addr();
+        sim.client("all", async move |net| {
+            let filters: Vec<String> = (0..4000).map(|n| format!("{}/{n}", "+/".repeat(20))).collect();
+            let asked: Vec<_> = filters.iter().map(|filter| (&**filter, 1)).collect();
+            let (mut me, _) = Hello::new(5, "huge").connects(&net, addr).await?;
+            let codes = me.subscribes(&asked).await?;
+            assert_eq!(codes.iter().filter(|code| **code == 1).count(), 100);
+            assert_eq!(codes.iter().filter(|code| **code == 0x97).count(), 3900);
+            let (mut other, _) = Hello::new(4, "other").connects(&net, addr).await?;
+            other.publishes(2, &format!("{}/99", "x/".repeat(20)), "deep").await?;
+            assert_eq!(me.hears().await?.payload, "deep");
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn retained_messages_beyond_the_bound_are_refused() {
+    Sim::seeds(20).faults(Faults::harmless()).run(|sim| {
+        let addr = starts(sim, &["--retained-bytes-max", "1000"]).addr();
+        sim.client("all", async move |net| {
+            let (mut me, _) = Hello::new(5, "five").connects(&net, addr).await?;
+            let payload = "x".repeat(300);
+            for (topic, code) in [("a", 0), ("b", 0), ("c", 0x97), ("a", 0), ("c", 0x97)] {
+                assert_eq!(me.publishes(3, topic, &payload).await?, code, "{topic}");
+            }
+            // Others are handed out, and one that is cleared makes room after a while.
+            assert_eq!(me.publishes(2, "c", &payload).await?, 0);
+            me.publishes(3, "a", "").await?;
+            net.sleep(100 * SECOND).await;
+            assert_eq!(me.publishes(3, "b", "short").await?, 0);
+            assert_eq!(me.publishes(3, "c", &payload).await?, 0);
+            // Without an acknowledgement the connection ends.
+            me.publishes(1, "e", &"x".repeat(1000)).await?;
+            assert_eq!(me.answer(0xE0).await?[0], 0x97);
+            let (mut me, _) = Hello::new(4, "three").connects(&net, addr).await?;
+            let body = me.message("e", &"x".repeat(1000), 1, &[]);
+            me.stream.send(packet(0x33, &body)).await?;
+            assert_eq!(me.stream.closed().await?, b"");
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn sessions_beyond_the_bound_are_refused() {
+    Sim::seeds(20).faults(Faults::harmless()).run(|sim| {
+        let addr = starts(sim, &["--sessions-max", "2"]).addr();
+        sim.client("all", async move |net| {
+            let (mut there, mut refused) = (Vec::new(), 0);
+            for n in 0..30 {
+                let mut stream = net.connect(addr).await?;
+                let version = if n % 2 == 0 { 4 } else { 5 };
+                stream.send(Hello::new(version, &format!("c{n}")).bytes()).await?;
+                let head = stream.exactly(2).await?;
+                let body = stream.exactly(head[1].into()).await?;
+                match (version, body[1]) {
+                    (_, 0) => there.push(stream),
+                    (4, 3) | (5, 0x97) => {
+                        refused += 1;
+                        assert_eq!(stream.closed().await?, b"");
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+            assert!(there.len() >= 2 && refused >= 30 - 4 * 2, "{} are there", there.len());
+            drop(there);
+            net.sleep(60 * SECOND).await;
+            Hello::new(5, "later").connects(&net, addr).await?;
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn messages_that_wait_are_bounded_and_the_first_ones_stay() {
+    Sim::seeds(20).faults(Faults::harmless()).run(|sim| {
+        let addr = starts(sim, &["--session-bytes-max", "2000"]).addr();
+        sim.client("all", async move |net| {
+            let hello = Hello::new(4, "reader").kept();
+            let (mut reader, _) = hello.connects(&net, addr).await?;
+            reader.subscribes(&[("t", 1)]).await?;
+            reader.disconnects().await?;
+            net.sleep(SECOND).await;
+            let (mut writer, _) = Hello::new(4, "writer").connects(&net, addr).await?;
+            for n in 0..30 {
+                assert_eq!(writer.publishes(2, "t", &format!("{n:100}")).await?, 0);
+            }
+            let (mut reader, _) = hello.connects(&net, addr).await?;
+            // Each has a topic of 1 byte, a payload of 100, and 128 more.
+            for n in 0..8 {
+                assert_eq!(reader.hears().await?.payload.trim(), n.to_string());
+            }
+            net.sleep(SECOND).await;
+            // There is room again.
+            writer.publishes(2, "t", "later").await?;
+            assert_eq!(reader.hears().await?.payload, "later");
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn many_retained_messages_come_as_the_client_acknowledges() {
+    Sim::seeds(10).faults(Faults::harmless()).run(|sim| {
+        let addr = starts(sim, &["--session-bytes-max", "4000"]).addr();
+        sim.client("all", async move |net| {
+            const MESSAGES: usize = 300;
+            let (mut writer, _) = Hello::new(4, "writer").connects(&net, addr).await?;
+            for n in 0..MESSAGES {
+                writer.publishes(3 - 2 * (n % 2) as u8, &format!("t/{n:04}"), &"x".repeat(100)).await?;
+            }
+            writer.pings().await?;
+            net.sleep(10 * SECOND).await;
+            let (mut reader, _) = Hello::new(5, "reader").connects(&net, addr).await?;
+            reader.subscribes(&[("t/+", 1)]).await?;
+            let mut topics = Vec::new();
+            for _ in 0..MESSAGES {
+                topics.push(reader.hears().await?.topic);
+            }
+            topics.sort();
+            assert_eq!(topics, (0..MESSAGES).map(|n| format!("t/{n:04}")).collect::<Vec<_>>());
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn client_is_sent_no_packet_larger_than_it_takes() {
+    Sim::seeds(20).faults(Faults::harmless()).run(|sim| {
+        let addr = starts(sim, &[]).addr();
+        sim.client("all", async move |net| {
+            let properties = b"\x27\0\0\0\x32".to_vec();
+            let (mut reader, _) =
+                Hello { properties, ..Hello::new(5, "reader") }.connects(&net, addr).await?;
+            reader.subscribes(&[("t", 1)]).await?;
+            let (mut writer, _) = Hello::new(4, "writer").connects(&net, addr).await?;
+            for n in 0..200 {
+                let payload = if n % 10 == 0 { n.to_string() } else { "x".repeat(60) };
+                writer.publishes(2 * (n % 3 == 0) as u8, "t", &payload).await?;
+            }
+            writer.publishes(2, "t", "end").await?;
+            let mut heard = 0;
+            while reader.hears().await?.payload != "end" {
+                heard += 1;
+            }
+            assert_eq!(heard, 20);
+            reader.stream.send([0x20, 0]).await?;
+            assert_eq!(reader.answer(0xE0).await?[..], b"\x82\x10\x1F\0\x0DProtocolError"[..]);
+            let properties = b"\x27\0\0\0\x10".to_vec();
+            let (mut short, _) = Hello { properties, ..Hello::new(5, "short") }.connects(&net, addr).await?;
+            short.stream.send([0x20, 0]).await?;
+            assert_eq!(short.answer(0xE0).await?, [0x82], "without its name");
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn clients_are_told_that_the_server_ends_and_no_will_is_published() {
+    Sim::seeds(40).faults(Faults::harmless()).run(|sim| {
+        let server = starts(sim, &[]);
+        let addr = server.addr();
+        let connected = Steps::default();
+        for n in 0..6 {
+            let connected = connected.clone();
+            sim.client(format!("c{n}"), async move |net| {
+                let version = 4 + n % 2;
+                let hello = Hello::new(version, &format!("c{n}")).will(8, 0, "wills", "lost");
+                let (mut me, _) = hello.connects(&net, addr).await?;
+                me.subscribes(&[("wills", 1)]).await?;
+                connected.done();
+                let goodbye = me.stream.closed().await?;
+                assert_eq!(goodbye.get(2), (version == 5).then_some(&0x8B));
+                Ok(())
+            });
+        }
+        assert!(sim.run_until(600 * SECOND, || connected.0.get() == 6), "all connect");
+        sim.drain();
+        sim.run_until_done();
+        assert!(sim.run_until(60 * SECOND, || server.is_done()), "all shards end");
+    });
+}
