@@ -5,3 +5,4 @@ mod grpc;
 mod over_streams;
 mod server;
 mod timer;
+mod websocket;

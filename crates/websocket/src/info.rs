@@ -96,7 +96,7 @@ impl WebSocketInfo {
     }
 
     /// The peer's close frame came.
-    pub(crate) fn peer_closed(&self, said: Option<(u16, &str)>) {
+    pub fn peer_closed(&self, said: Option<(u16, &str)>) {
         self.peer_code.set(said.map_or(NO_CODE, |(code, _)| code));
         if let Some((_, reason)) = said.filter(|(_, reason)| !reason.is_empty()) {
             self.reasons.borrow_mut().get_or_insert_default().peer = reason.into();

@@ -15,16 +15,22 @@
 
 mod channel;
 pub mod close;
+#[cfg(feature = "deflate")]
+mod deflate;
 mod extension;
 pub mod frame;
+pub mod in_http;
 mod info;
 pub mod mask;
 mod messages;
 mod options;
+pub mod reader;
 pub mod upgrade;
 pub mod utf8;
 
 pub use channel::WebSocketTransport;
+#[cfg(feature = "deflate")]
+pub use deflate::{Deflate, PerMessageDeflate};
 pub use extension::{Extension, InflateError};
 pub use info::WebSocketInfo;
 pub use messages::{Kind, MARK_BYTES, Messages};

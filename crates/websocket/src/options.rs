@@ -104,8 +104,14 @@ impl WebSocketOptions {
         WebSocketOptions { extension: Some(Arc::new(move || Box::new(make()))), ..self }
     }
 
-    pub(crate) fn make_extension(&self) -> Option<Box<dyn Extension>> {
+    /// What compresses messages, for a shard.
+    pub fn make_extension(&self) -> Option<Box<dyn Extension>> {
         self.extension.as_ref().map(|make| make())
+    }
+
+    /// The limit of a message.
+    pub fn largest_message(&self) -> usize {
+        self.message_bytes_max
     }
 
     /// Decides about a request.

@@ -44,8 +44,8 @@ pub fn find_end(bytes: &[u8], scanned: usize) -> Result<Option<usize>, Reject> {
 /// cookies has to look at the [origin](Upgrade::origin).
 #[derive(Clone, Copy)]
 pub struct Upgrade<'a> {
-    target: &'a str,
-    headers: &'a [httparse::Header<'a>],
+    pub(crate) target: &'a str,
+    pub(crate) headers: &'a [httparse::Header<'a>],
 }
 
 impl<'a> Upgrade<'a> {
@@ -119,7 +119,7 @@ impl<'a> Upgrade<'a> {
     }
 
     /// The key, which has to come back hashed.
-    fn key(&self) -> Result<&'a [u8], Reject> {
+    pub(crate) fn key(&self) -> Result<&'a [u8], Reject> {
         let refused = || Reject::new(400).text("no Sec-WebSocket-Key of 16 bytes in base64");
         let mut keys = self.values("sec-websocket-key");
         let (Some(key), None) = (keys.next(), keys.next()) else { return Err(refused()) };
@@ -129,7 +129,7 @@ impl<'a> Upgrade<'a> {
     }
 
     /// Refuses what asks for something else than WebSocket, or for another version.
-    fn check(&self) -> Result<(), Reject> {
+    pub(crate) fn check(&self) -> Result<(), Reject> {
         if !self.has_item("upgrade", "websocket") || !self.has_item("connection", "upgrade") {
             let reject = Reject::new(426).text("only WebSocket is spoken here");
             return Err(reject.header("Upgrade", "websocket"));
@@ -210,7 +210,7 @@ fn base64(hash: [u8; 20]) -> [u8; 28] {
 pub struct Accept {
     pub(crate) protocol: Option<Arc<str>>,
     pub(crate) data: Option<Rc<dyn Any>>,
-    headers: String,
+    pub(crate) headers: String,
 }
 
 impl Accept {
@@ -272,7 +272,7 @@ impl fmt::Debug for Accept {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reject {
     status: u16,
-    headers: String,
+    pub(crate) headers: String,
     text: String,
 }
 

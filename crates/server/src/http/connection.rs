@@ -90,14 +90,20 @@ impl Http {
                 .await
                 .map_err(Cause::FirstBytes)?,
         };
-        let service = Watched::new(service, watch.clone());
+        let service = Watched::new(service, watch.clone(), &shard);
         let watched = WatchedConnection { watch: &watch, fate, timer: &self.timer, tick: self.bounds.tick };
         match (detected, versions) {
             (Detected::Nothing, _) => Ok(()),
             (Detected::Other, HttpVersions::Http2) => Err(Cause::NotHttp2),
             (Detected::Other, _) => {
-                let connection = pin!(self.http1.serve_connection(stream, service));
-                watched.run(connection, drain, http1::Connection::graceful_shutdown).await
+                let mut connection = self.http1.serve_connection(stream, service);
+                watched.run(Pin::new(&mut connection), drain, http1::Connection::graceful_shutdown).await?;
+                #[cfg(feature = "websocket")]
+                if let Some(begin) = watch.take_upgrade() {
+                    let parts = connection.into_parts();
+                    begin(parts.io.into_stream(), parts.read_buf).await;
+                }
+                Ok(())
             }
             (Detected::Http2, _) => {
                 watch.set_http2();

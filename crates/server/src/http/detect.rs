@@ -101,6 +101,13 @@ impl Replayed {
         Replayed { stream, watch, replay: &[] }
     }
 
+    /// The stream, where nothing that was read is to be given out again.
+    #[cfg(feature = "websocket")]
+    pub(super) fn into_stream(self) -> Stream {
+        debug_assert!(self.replay.is_empty(), "hyper read what showed that it is HTTP/1.1");
+        self.stream
+    }
+
     fn count(&self, written: &Poll<io::Result<usize>>) {
         if let Poll::Ready(Ok(bytes)) = written {
             self.watch.written(*bytes);

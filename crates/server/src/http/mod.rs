@@ -75,8 +75,14 @@ mod detect;
 mod options;
 mod runtime;
 mod serve;
+#[cfg(feature = "websocket")]
+pub(crate) mod socket;
+#[cfg(feature = "websocket")]
+pub(crate) mod upgrade;
 mod watch;
 mod watched;
+#[cfg(feature = "websocket")]
+pub(crate) mod websocket;
 
 pub use connection::{Http, HttpError};
 pub use hyper;

@@ -116,6 +116,10 @@ pub struct HttpOptions {
     /// Streams of a connection of HTTP/2 that the server reset because of the peer's errors. More close the connection.
     /// Default 1024, as hyper has it.
     pub error_resets_max: usize,
+    /// Whether a client of HTTP/2 may open a WebSocket on a stream (RFC 8441), with an extended CONNECT that the service is asked:
+    /// one that takes CONNECT answers it as any other, and must not say 200 to it. Without it browsers open a connection of
+    /// HTTP/1.1 for it. Default true with the feature `websocket`.
+    pub websocket_streams: bool,
     /// Whether responses have a `date` header. Default true. In a simulation they have none: hyper takes it from the system's
     /// clock, which no seed decides.
     pub date: bool,
@@ -147,6 +151,7 @@ impl Default for HttpOptions {
             http2_idle_timeout: Some(Duration::from_secs(600)),
             pending_resets_max: 20,
             error_resets_max: 1024,
+            websocket_streams: cfg!(feature = "websocket"),
             date: true,
         }
     }
@@ -195,7 +200,7 @@ impl HttpOptions {
             buffer_bytes_max: usize, streams_max: u32, stream_window_bytes: u32,
             connection_window_bytes: u32, send_bytes_max: usize, connection_send_bytes_max: usize,
             ping_timeout: Duration, body_bytes_per_second_min: usize, rate_window: Duration,
-            pending_resets_max: usize, error_resets_max: usize, date: bool,
+            pending_resets_max: usize, error_resets_max: usize, websocket_streams: bool, date: bool,
         }
         options {
             header_timeout: Duration, ping_interval: Duration, response_timeout: Duration,
@@ -248,6 +253,9 @@ impl HttpOptions {
             .keep_alive_interval(self.ping_interval)
             .keep_alive_timeout(self.ping_timeout)
             .auto_date_header(has_date);
+        if self.websocket_streams {
+            builder.enable_connect_protocol();
+        }
         builder
     }
 

@@ -21,6 +21,8 @@ use std::time::Duration;
 use hyper::body::Bytes;
 
 use super::options::HttpOptions;
+#[cfg(feature = "websocket")]
+use super::upgrade::Begin;
 use crate::stream::hyper_io::Fate;
 
 /// Ticks in the window of a rate: a peer is seen to be too slow at most a fifth of the window late.
@@ -189,6 +191,12 @@ pub(super) struct Watch {
     idle: Cell<u32>,
     /// What the last request beyond its bounds exceeded.
     found: Cell<Option<Excess>>,
+    /// Bytes held of what came on streams that speak something else than HTTP.
+    #[cfg(feature = "websocket")]
+    upgraded_held: Cell<usize>,
+    /// What the connection is to become when hyper leaves it.
+    #[cfg(feature = "websocket")]
+    upgrade: RefCell<Option<Begin>>,
 }
 
 /// One request.
@@ -212,6 +220,8 @@ pub(super) struct Watching {
     held_back: Cell<bool>,
     rate: Cell<Rate>,
     excess: Cell<Option<Excess>>,
+    /// The stream speaks something else, as long as it likes.
+    upgraded: Cell<bool>,
 }
 
 impl Watch {
@@ -238,6 +248,10 @@ impl Watch {
             output: Cell::default(),
             idle: Cell::default(),
             found: Cell::default(),
+            #[cfg(feature = "websocket")]
+            upgraded_held: Cell::default(),
+            #[cfg(feature = "websocket")]
+            upgrade: RefCell::default(),
         })
     }
 
@@ -294,7 +308,10 @@ impl Watch {
 
     /// Counts what hyper holds for the connection, rounded up.
     fn count(&self) {
-        let held = (self.received_held() as usize + self.held.get()).next_multiple_of(COUNT_STEP);
+        let held = self.received_held() as usize + self.held.get();
+        #[cfg(feature = "websocket")]
+        let held = held + self.upgraded_held.get();
+        let held = held.next_multiple_of(COUNT_STEP);
         if held != self.counted.replace(held)
             && let Some(fate) = &self.fate
         {
@@ -330,6 +347,7 @@ impl Watch {
             held_back: Cell::default(),
             rate: Cell::default(),
             excess: Cell::default(),
+            upgraded: Cell::default(),
         });
         if http2 {
             self.next.set(Some(watching.clone()));
@@ -360,6 +378,24 @@ impl Watch {
     /// True if a request began since this was last asked, for which a timer has to run.
     pub(super) fn take_began(&self) -> bool {
         self.began.take()
+    }
+
+    /// Has the connection become something else when hyper leaves it, or not.
+    #[cfg(feature = "websocket")]
+    pub(super) fn set_upgrade(&self, begin: Option<Begin>) {
+        // Its drop is user code.
+        let before = self.upgrade.replace(begin);
+        drop(before);
+    }
+
+    /// What the connection becomes, now that hyper left it and holds nothing of it.
+    #[cfg(feature = "websocket")]
+    pub(super) fn take_upgrade(&self) -> Option<Begin> {
+        let begin = self.upgrade.take()?;
+        if let Some(fate) = &self.fate {
+            fate.set_held(0);
+        }
+        Some(begin)
     }
 
     /// What a request of HTTP/1.1 exceeded, if one did.
@@ -433,7 +469,7 @@ impl Watch {
             ticks.set(ticks.get().saturating_add(1));
             ticks.get()
         };
-        if count(&request.age) > bounds.request {
+        if !request.upgraded.get() && count(&request.age) > bounds.request {
             return Some(Excess::Request);
         }
         if !request.answered.get() && !uploads && count(&request.answering) > bounds.answer {
@@ -483,6 +519,29 @@ impl Watching {
     pub(super) fn keep_waker(&self, waker: &Waker) {
         let kept = self.waker.take().filter(|kept| kept.will_wake(waker));
         self.waker.set(Some(kept.unwrap_or_else(|| waker.clone())));
+    }
+
+    /// The stream speaks something else than HTTP.
+    #[cfg(feature = "websocket")]
+    pub(super) fn set_upgraded(&self) {
+        self.upgraded.set(true);
+    }
+
+    /// The answer is not what an upgrade begins with.
+    #[cfg(feature = "websocket")]
+    pub(super) fn forget_upgrade(&self) {
+        if let Some(connection) = self.connection.upgrade() {
+            connection.set_upgrade(None);
+        }
+    }
+
+    /// What is held of what came on this stream changes.
+    #[cfg(feature = "websocket")]
+    pub(super) fn hold_received(&self, before: usize, bytes: usize) {
+        if let Some(connection) = self.connection.upgrade() {
+            connection.upgraded_held.set(connection.upgraded_held.get() - before + bytes);
+            connection.count();
+        }
     }
 
     /// True if the body has to wait, since hyper holds too much for its connection and some of that is its own. Its task is

@@ -10,22 +10,37 @@ use hyper::body::{Body, Buf, Bytes, Frame, Incoming, SizeHint};
 use hyper::header::{CONNECTION, HeaderValue};
 use hyper::rt::Executor;
 use hyper::service::Service;
-use hyper::{Request, Response, StatusCode};
+use hyper::{Request, Response, StatusCode, Version};
 use pin_project_lite::pin_project;
 use ringserve_core::internals::OWNED_BYTES_MIN;
 
+#[cfg(feature = "websocket")]
+use super::upgrade::{self, Offered};
 use super::watch::{Excess, Watch, Watching};
+
+/// There are no upgrades.
+#[cfg(not(feature = "websocket"))]
+enum Offered {}
+
 use crate::shard::handle::Shard;
 
 /// A service each of whose requests is watched.
 pub(super) struct Watched<S> {
     service: S,
     watch: Rc<Watch>,
+    #[cfg(feature = "websocket")]
+    shard: Shard,
 }
 
 impl<S> Watched<S> {
-    pub(super) fn new(service: S, watch: Rc<Watch>) -> Watched<S> {
-        Watched { service, watch }
+    #[cfg_attr(not(feature = "websocket"), expect(unused_variables, reason = "upgrades need it"))]
+    pub(super) fn new(service: S, watch: Rc<Watch>, shard: &Shard) -> Watched<S> {
+        Watched {
+            service,
+            watch,
+            #[cfg(feature = "websocket")]
+            shard: shard.clone(),
+        }
     }
 }
 
@@ -38,9 +53,17 @@ where
     type Error = S::Error;
     type Future = Answering<S::Future>;
 
-    fn call(&self, request: Request<Incoming>) -> Answering<S::Future> {
-        let watching = self.watch.begin(!request.body().is_end_stream());
-        Answering { future: self.service.call(request), watching }
+    #[cfg_attr(not(feature = "websocket"), expect(unused_mut, reason = "upgrades change it"))]
+    fn call(&self, mut request: Request<Incoming>) -> Answering<S::Future> {
+        // hyper extends a request that asks for something else than HTTP, whose bytes may come then.
+        let upgrades = cfg!(feature = "websocket") && !request.extensions().is_empty();
+        let streams = upgrades && request.version() == Version::HTTP_2;
+        let watching = self.watch.begin(!request.body().is_end_stream() || streams);
+        #[cfg(feature = "websocket")]
+        let offered = upgrades.then(|| upgrade::offer(&mut request, &self.shard, &self.watch, &watching));
+        #[cfg(not(feature = "websocket"))]
+        let offered = None;
+        Answering { future: self.service.call(request), watching, offered }
     }
 }
 
@@ -50,6 +73,7 @@ pin_project! {
         #[pin]
         future: F,
         watching: Rc<Watching>,
+        offered: Option<Offered>,
     }
 }
 
@@ -67,6 +91,10 @@ where
         }
         let response = ready!(this.future.poll(task))?;
         this.watching.set_answered();
+        #[cfg(feature = "websocket")]
+        if this.offered.take().is_some() && response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            this.watching.forget_upgrade();
+        }
         let watching = this.watching.clone();
         Poll::Ready(Ok(response.map(|body| Tracked::Of { body, watching })))
     }

@@ -121,7 +121,7 @@ impl Stream {
     }
 
     /// The room in the outbox, at least 1 byte.
-    pub(super) fn poll_room(&self, task: &mut Context<'_>) -> Poll<io::Result<usize>> {
+    pub(crate) fn poll_room(&self, task: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let outlet = &*self.shared;
         if outlet.writing_ended() {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
@@ -136,7 +136,7 @@ impl Stream {
     }
 
     /// Queues as much as there is room for, at least one byte.
-    pub(super) fn poll_put(&self, task: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    pub(crate) fn poll_put(&self, task: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_room(task).map_ok(|room| {
             let len = bytes.len().min(room);
             self.shared.write(&bytes[..len]);

@@ -17,7 +17,7 @@ pub enum Message {
 }
 
 impl Message {
-    pub(super) fn new(frame: Frame<Kind>) -> Message {
+    pub(crate) fn new(frame: Frame<Kind>) -> Message {
         match frame.into_parts() {
             (frame, Kind::Text) => Message::Text(Text(frame)),
             (frame, Kind::Binary) => Message::Binary(frame),
@@ -105,6 +105,12 @@ impl<'a> Outgoing<'a> {
     /// connection where it is none.
     pub fn text_unchecked(payload: impl Into<Payload<'a>>) -> Outgoing<'a> {
         Outgoing { kind: Kind::Text, payload: payload.into() }
+    }
+
+    /// Its kind and its payload.
+    #[cfg(feature = "http")]
+    pub(crate) fn into_parts(self) -> (Kind, Payload<'a>) {
+        (self.kind, self.payload)
     }
 
     /// Queues it for a connection.

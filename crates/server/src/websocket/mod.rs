@@ -74,9 +74,15 @@ pub use message::{Message, Outgoing, Text};
 pub use ringserve_websocket::{
     Accept, Extension, InflateError, Kind, Messages, Reject, Upgrade, WebSocketInfo, WebSocketOptions, close,
 };
+#[cfg(feature = "websocket-deflate")]
+pub use ringserve_websocket::{Deflate, PerMessageDeflate};
 pub use service::{WebSocket, Ws, WsCx, WsHandle, WsLocalHandle, WsService, ws};
 
 use crate::cx::Cx;
+#[cfg(feature = "http")]
+pub use crate::http::socket::{Socket, SocketError};
+#[cfg(feature = "http")]
+pub use crate::http::websocket::{Upgrades, upgrade};
 use crate::opening::Opening;
 use crate::server::builder::Server;
 use crate::server::listen::endpoint::Endpoint;

@@ -1,0 +1,367 @@
+//! Frames of a client as messages in memory that is theirs: for connections that are no listener's, as those inside HTTP.
+
+use core::fmt;
+
+use crate::close;
+use crate::extension::{Extension, InflateError, TOO_LARGE};
+use crate::frame::{Decoded, HEADER_BYTES_MAX, Header, Opcode, Violation};
+use crate::mask;
+use crate::messages::Kind;
+use crate::utf8::Utf8;
+
+/// What a client sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// A message. That of kind text was checked.
+    Message(Kind, Vec<u8>),
+    /// Asks for a pong that says the same.
+    Ping(Vec<u8>),
+    /// Answers a ping.
+    Pong,
+    /// Nothing more will come: the code and the reason, if it names them.
+    Close(Option<(u16, String)>),
+}
+
+/// Why nothing more can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadError {
+    /// The client broke the rules.
+    Violation(Violation),
+    /// The system has no memory for a message.
+    NoMemory,
+}
+
+impl From<Violation> for ReadError {
+    fn from(violation: Violation) -> ReadError {
+        ReadError::Violation(violation)
+    }
+}
+
+impl fmt::Display for ReadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ReadError::Violation(violation) => violation.fmt(f),
+            ReadError::NoMemory => f.write_str("the system has no memory for a message"),
+        }
+    }
+}
+
+impl std::error::Error for ReadError {}
+
+/// Reads the frames of a client. Holds a message of at most `message_bytes_max`, as far as it came, and nothing between messages.
+#[derive(Debug)]
+pub struct Reader {
+    bytes_max: usize,
+    compresses: bool,
+    /// The start of a header.
+    header: [u8; HEADER_BYTES_MAX],
+    have: usize,
+    /// The frame whose payload comes.
+    frame: Option<Begun>,
+    /// The message of which a frame began.
+    message: Option<Message>,
+    control: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Begun {
+    header: Header,
+    mask: [u8; 4],
+    /// Bytes of the payload that came.
+    done: u64,
+}
+
+#[derive(Debug)]
+struct Message {
+    kind: Kind,
+    compressed: bool,
+    text: Utf8,
+    payload: Vec<u8>,
+}
+
+impl Reader {
+    /// Of a connection whose messages have at most `message_bytes_max` bytes, and may come compressed if it `compresses`.
+    pub fn new(message_bytes_max: usize, compresses: bool) -> Reader {
+        Reader {
+            bytes_max: message_bytes_max,
+            compresses,
+            header: [0; HEADER_BYTES_MAX],
+            have: 0,
+            frame: None,
+            message: None,
+            control: Vec::new(),
+        }
+    }
+
+    /// Bytes of memory that an unfinished message takes.
+    pub fn held_bytes(&self) -> usize {
+        self.message.as_ref().map_or(0, |message| message.payload.capacity())
+    }
+
+    /// Takes bytes from the front, up to the end of what it then returns, or all of them. `extension` is that of the shard, if the
+    /// connection compresses.
+    ///
+    /// # Errors
+    /// Where the client broke the rules, and where the system has no memory. Then nothing more may be read.
+    pub fn take(
+        &mut self,
+        bytes: &mut &[u8],
+        mut extension: Option<&mut dyn Extension>,
+    ) -> Result<Option<Received>, ReadError> {
+        loop {
+            if self.frame.is_none() {
+                let Some(header) = self.take_header(bytes)? else { return Ok(None) };
+                self.begin(header)?;
+            }
+            let Some(frame) = &mut self.frame else { return Ok(None) };
+            let left = frame.header.len - frame.done;
+            let len = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len());
+            let (payload, rest) = bytes.split_at(len);
+            *bytes = rest;
+            let is_control = frame.header.opcode.is_control();
+            let into = match &mut self.message {
+                Some(message) if !is_control => &mut message.payload,
+                _ => &mut self.control,
+            };
+            let at = into.len();
+            into.try_reserve(len).map_err(|_| ReadError::NoMemory)?;
+            into.extend_from_slice(payload);
+            // At most 3.
+            mask::apply(&mut into[at..], mask::from(frame.mask, (frame.done % 4) as usize));
+            if !is_control
+                && let Some(message) = &mut self.message
+                && message.kind == Kind::Text
+                && !message.compressed
+                && !message.text.takes(&message.payload[at..])
+            {
+                return Err(NO_TEXT.into());
+            }
+            frame.done += len as u64;
+            if frame.done < frame.header.len {
+                return Ok(None);
+            }
+            let (opcode, fin) = (frame.header.opcode, frame.header.fin);
+            self.frame = None;
+            if is_control {
+                return self.control(opcode).map(Some);
+            }
+            if fin && let Some(message) = self.message.take() {
+                let extension = extension.take();
+                return message.finish(self.bytes_max, extension).map(Some);
+            }
+        }
+    }
+
+    fn take_header(&mut self, bytes: &mut &[u8]) -> Result<Option<Header>, Violation> {
+        loop {
+            match Header::decode(&self.header[..self.have])? {
+                Decoded::Header(header, _) => {
+                    self.have = 0;
+                    return Ok(Some(header));
+                }
+                Decoded::Needs(all) => {
+                    let (taken, rest) = bytes.split_at((all - self.have).min(bytes.len()));
+                    if taken.is_empty() {
+                        return Ok(None);
+                    }
+                    self.header[self.have..self.have + taken.len()].copy_from_slice(taken);
+                    self.have += taken.len();
+                    *bytes = rest;
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self, header: Header) -> Result<(), Violation> {
+        let mask = header.check_client(self.compresses)?;
+        let kind = match header.opcode {
+            Opcode::Text => Some(Kind::Text),
+            Opcode::Binary => Some(Kind::Binary),
+            _ => None,
+        };
+        match (kind, &self.message) {
+            (Some(_), Some(_)) => {
+                return Err(Violation::protocol("a message that begins before another one ended"));
+            }
+            (Some(kind), None) => {
+                let compressed = header.rsv != 0;
+                let (text, payload) = Default::default();
+                self.message = Some(Message { kind, compressed, text, payload });
+            }
+            (None, None) if header.opcode == Opcode::Continuation => {
+                return Err(Violation::protocol("a fragment of no message"));
+            }
+            (None, _) => {}
+        }
+        if !header.opcode.is_control()
+            && let Some(message) = &self.message
+            && header.len > (self.bytes_max - message.payload.len()) as u64
+        {
+            return Err(TOO_LARGE);
+        }
+        self.frame = Some(Begun { header, mask, done: 0 });
+        Ok(())
+    }
+
+    fn control(&mut self, opcode: Opcode) -> Result<Received, ReadError> {
+        let payload = std::mem::take(&mut self.control);
+        Ok(match opcode {
+            Opcode::Ping => Received::Ping(payload),
+            Opcode::Close => {
+                Received::Close(close::parse(&payload)?.map(|(code, reason)| (code, reason.to_owned())))
+            }
+            _ => Received::Pong,
+        })
+    }
+}
+
+const NO_TEXT: Violation = Violation { code: close::INVALID_DATA, what: "a text that is no UTF-8" };
+
+impl Message {
+    fn finish(self, bytes_max: usize, extension: Option<&mut dyn Extension>) -> Result<Received, ReadError> {
+        if !self.compressed {
+            if self.kind == Kind::Text && !self.text.is_whole() {
+                return Err(NO_TEXT.into());
+            }
+            return Ok(Received::Message(self.kind, self.payload));
+        }
+        let malformed = Violation::protocol("a bit of an extension that was not negotiated");
+        let Some(extension) = extension else { return Err(malformed.into()) };
+        let mut payload = Vec::new();
+        extension
+            .inflate(&self.payload, bytes_max, &mut payload)
+            .map_err(|error: InflateError| error.violation().map_or(ReadError::NoMemory, ReadError::Violation))?;
+        if self.kind == Kind::Text && !crate::utf8::is_text(&payload) {
+            return Err(NO_TEXT.into());
+        }
+        Ok(Received::Message(self.kind, payload))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::put_masked;
+    use proptest::prelude::*;
+
+    /// All that is read of `bytes`, which come in pieces of `step`.
+    fn read(reader: &mut Reader, bytes: &[u8], step: usize) -> Result<Vec<Received>, ReadError> {
+        let mut all = Vec::new();
+        for mut piece in bytes.chunks(step) {
+            while let Some(received) = reader.take(&mut piece, None)? {
+                all.push(received);
+            }
+            assert!(piece.is_empty());
+        }
+        Ok(all)
+    }
+
+    fn frames(frames: &[(bool, Opcode, &[u8])]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for (fin, opcode, payload) in frames {
+            put_masked(*fin, 0, *opcode, payload, [1, 2, 3, 0xf4], &mut bytes);
+        }
+        bytes
+    }
+
+    #[test]
+    fn messages_are_the_same_in_any_pieces() {
+        let long = "grüße".repeat(20_000);
+        let (head, tail) = "grüße".as_bytes().split_at(3);
+        let bytes = frames(&[
+            (true, Opcode::Text, b""),
+            (false, Opcode::Text, head),
+            (true, Opcode::Ping, b"there?"),
+            (false, Opcode::Continuation, b""),
+            (true, Opcode::Pong, b""),
+            (true, Opcode::Continuation, tail),
+            (true, Opcode::Binary, long.as_bytes()),
+            (true, Opcode::Close, b"\x03\xe8bye"),
+        ]);
+        let expected = [
+            Received::Message(Kind::Text, Vec::new()),
+            Received::Ping(b"there?".to_vec()),
+            Received::Pong,
+            Received::Message(Kind::Text, "grüße".into()),
+            Received::Message(Kind::Binary, long.clone().into_bytes()),
+            Received::Close(Some((1000, "bye".into()))),
+        ];
+        for step in [1, 2, 3, 7, 1000, bytes.len()] {
+            let mut reader = Reader::new(long.len(), false);
+            assert!(read(&mut reader, &bytes, step).unwrap() == expected, "{step}");
+            assert_eq!(reader.held_bytes(), 0);
+        }
+    }
+
+    #[test]
+    fn what_breaks_the_rules_ends_with_its_code() {
+        let violations: [(&[(bool, Opcode, &[u8])], u16); 8] = [
+            (&[(true, Opcode::Continuation, b"x")], 1002),
+            (&[(false, Opcode::Text, b"x"), (true, Opcode::Text, b"y")], 1002),
+            (&[(true, Opcode::Text, b"\xff")], 1007),
+            (&[(false, Opcode::Text, b"\xc3"), (true, Opcode::Continuation, b"")], 1007),
+            (&[(true, Opcode::Binary, b"12345678901")], 1009),
+            (&[(false, Opcode::Binary, b"123456"), (true, Opcode::Continuation, b"78901")], 1009),
+            (&[(true, Opcode::Close, b"\x03")], 1002),
+            (&[(true, Opcode::Close, b"\x03\xe8\xff")], 1007),
+        ];
+        for (sent, code) in violations {
+            for step in [1, 1000] {
+                match read(&mut Reader::new(10, false), &frames(sent), step) {
+                    Err(ReadError::Violation(violation)) => assert_eq!(violation.code, code, "{sent:?}"),
+                    other => panic!("{sent:?}: {other:?}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn bad_text_is_found_in_its_fragment() {
+        let bytes = frames(&[(false, Opcode::Text, b"\xed\xa0")]);
+        assert!(read(&mut Reader::new(10, false), &bytes, bytes.len()).is_err());
+    }
+
+    #[test]
+    fn control_frames_between_fragments_take_nothing_of_the_message() {
+        let mut reader = Reader::new(10, false);
+        let mut bytes = &frames(&[(false, Opcode::Binary, b"12345"), (true, Opcode::Ping, &[0; 125])])[..];
+        assert_eq!(reader.take(&mut bytes, None), Ok(Some(Received::Ping(vec![0; 125]))));
+        let mut bytes = &frames(&[(true, Opcode::Continuation, b"67890")])[..];
+        let whole = Received::Message(Kind::Binary, b"1234567890".to_vec());
+        assert_eq!(reader.take(&mut bytes, None), Ok(Some(whole)));
+    }
+
+    #[cfg(feature = "deflate")]
+    #[test]
+    fn compressed_messages_are_inflated_up_to_the_limit() {
+        use crate::deflate::{Deflate, PerMessageDeflate};
+        let mut shard = PerMessageDeflate::new(Deflate::default());
+        let message = "grüße ".repeat(1000);
+        let compressed = shard.compress(message.as_bytes()).unwrap().to_vec();
+        let (head, tail) = compressed.split_at(10);
+        let mut bytes = Vec::new();
+        put_masked(false, 4, Opcode::Text, head, [9; 4], &mut bytes);
+        put_masked(true, 0, Opcode::Continuation, tail, [7; 4], &mut bytes);
+        for (limit, whole) in [(message.len(), true), (message.len() - 1, false)] {
+            let mut reader = Reader::new(limit, true);
+            let received = reader.take(&mut &bytes[..], Some(&mut shard));
+            match received {
+                Ok(received) => {
+                    assert!(whole);
+                    assert!(received == Some(Received::Message(Kind::Text, message.clone().into_bytes())));
+                }
+                Err(error) => assert_eq!((error, whole), (ReadError::Violation(TOO_LARGE), false)),
+            }
+        }
+        assert!(Reader::new(10_000, false).take(&mut &bytes[..], None).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), step in 1usize..50) {
+            let mut reader = Reader::new(100, false);
+            let _ = read(&mut reader, &bytes, step);
+            prop_assert!(reader.held_bytes() <= 200);
+        }
+    }
+}
