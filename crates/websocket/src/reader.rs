@@ -228,9 +228,9 @@ impl Message {
         let malformed = Violation::protocol("a bit of an extension that was not negotiated");
         let Some(extension) = extension else { return Err(malformed.into()) };
         let mut payload = Vec::new();
-        extension
-            .inflate(&self.payload, bytes_max, &mut payload)
-            .map_err(|error: InflateError| error.violation().map_or(ReadError::NoMemory, ReadError::Violation))?;
+        extension.inflate(&self.payload, bytes_max, &mut payload).map_err(|error: InflateError| {
+            error.violation().map_or(ReadError::NoMemory, ReadError::Violation)
+        })?;
         if self.kind == Kind::Text && !crate::utf8::is_text(&payload) {
             return Err(NO_TEXT.into());
         }

@@ -381,7 +381,7 @@ impl PeerStream {
                     break;
                 }
                 Unsealed::Fault(_) => panic!("the server breaks the rules of the transport"),
-                Unsealed::Work => unreachable!("a client needs no permit"),
+                Unsealed::Work | Unsealed::Speaks => unreachable!("a client needs no permit"),
             }
         }
         Ok(len)
