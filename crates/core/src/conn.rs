@@ -101,7 +101,7 @@ pub(crate) enum Opened {
 /// No handler is parked.
 pub(crate) const NO_HANDLER: u32 = u32::MAX;
 
-/// What a limit that is over leads to.
+/// The consequence of a limit that is exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
     /// The peer had its time to close too.
@@ -156,7 +156,7 @@ impl Queued {
     }
 }
 
-/// What keeps a connection's bytes and replies from the short ways. In one byte, so that these look once.
+/// Reasons that keep a connection's bytes and replies from the short paths. In one byte, so that these check once.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Aside(u8);
 
@@ -192,7 +192,7 @@ impl Aside {
     }
 }
 
-/// What a shard knows of a connection beside its [`ConnHead`].
+/// The shard's state of a connection, apart from its [`ConnHead`].
 pub(crate) struct Conn {
     /// The lane that it belongs to.
     pub lane: LaneId,
@@ -203,7 +203,7 @@ pub(crate) struct Conn {
     /// Why it ends: set exactly while Draining. Boxed, since most connections are not.
     pub reason: Option<Box<CloseReason>>,
     pub state: State,
-    /// Of a connection that the server makes.
+    /// The connect of an upstream.
     pub connect: Flight,
     pub receive: Flight,
     /// Receives that still end after what they bring first, since a large frame came not long ago; above 0 in the middle of one.

@@ -1,4 +1,4 @@
-//! What a kernel or a network may do at any time and seldom does, drawn by chance.
+//! Rare events of a kernel or a network, drawn by chance.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ macro_rules! faults {
             /// Each fault once.
             pub const ALL: &[Fault] = &[$(Fault::$name),*];
 
-            /// Of how many occasions [`Faults::all`] spoils one; 0 for none.
+            /// [`Faults::all`] spoils one in this many occasions; 0 for none.
             const ONCE_IN: [u32; Fault::ALL.len()] = [$($once_in),*];
 
             /// The faults that cost no connection and no shard.
@@ -47,7 +47,7 @@ faults! {
     SendShort 4 true,
     /// A send that is not to wait finds no room (`EAGAIN`).
     NoRoom 16 true,
-    /// What is to be cancelled goes on just before.
+    /// The operation to be cancelled goes on just before.
     CancelRace 2 true,
     /// Connections come though newcomers are turned away.
     NewcomersLate 2 true,
@@ -78,7 +78,7 @@ faults! {
 /// How often each [`Fault`] strikes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Faults {
-    /// Of how many occasions one is spoiled; 0 for none.
+    /// One in this many occasions is spoiled; 0 for none.
     once_in: [u32; Fault::ALL.len()],
     latency_max: Duration,
 }
@@ -126,7 +126,7 @@ impl Faults {
         self
     }
 
-    /// Of how many occasions this fault spoils one; 0 for none.
+    /// This fault spoils one in this many occasions; 0 for none.
     pub fn once_in(&self, fault: Fault) -> u32 {
         self.once_in[fault as usize]
     }
@@ -178,7 +178,7 @@ impl fmt::Display for Injected {
     }
 }
 
-/// What a network's rings and connections draw from.
+/// The draws of a network's rings and connections.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) faults: Faults,

@@ -1,4 +1,4 @@
-//! What is said when something goes wrong: why a driver cannot be used, and lines for the log.
+//! Reports of faults: why a driver cannot be used, and lines for the log.
 //!
 //! A subscriber of the log may panic, as `tracing_subscriber` does when stdout and stderr are closed. A driver writes a line
 //! in the middle of its bookkeeping, so what the subscriber does must not unwind from there.
@@ -32,7 +32,7 @@ pub enum SetupError {
     Disabled(u8),
     /// A system call or operation is filtered: seccomp, or a kernel without io_uring.
     Blocked {
-        /// What was refused.
+        /// The refused call or operation.
         what: &'static str,
         /// With which error.
         error: io::Error,
@@ -46,7 +46,7 @@ pub enum SetupError {
     },
     /// The kernel lacks something.
     TooOld {
-        /// What is missing.
+        /// The missing call or operation.
         missing: &'static str,
         /// The first kernel that has it.
         since: &'static str,
@@ -55,7 +55,7 @@ pub enum SetupError {
     },
     /// No memory, most likely `RLIMIT_MEMLOCK`.
     Memory {
-        /// What was refused.
+        /// The refused call or operation.
         what: &'static str,
         /// The soft limit in bytes; `None` if there is none.
         limit: Option<u64>,
@@ -69,14 +69,14 @@ pub enum SetupError {
     },
     /// The process or the system has no descriptor left.
     Descriptors {
-        /// What was refused.
+        /// The refused call or operation.
         what: &'static str,
         /// With which error.
         error: io::Error,
     },
     /// Anything else.
     Failed {
-        /// What failed.
+        /// The failed call or operation.
         what: &'static str,
         /// How.
         error: io::Error,
@@ -85,7 +85,7 @@ pub enum SetupError {
     Trial {
         /// The step.
         step: &'static str,
-        /// What was seen instead.
+        /// The result that was seen instead.
         seen: String,
     },
 }
@@ -116,7 +116,7 @@ impl SetupError {
     }
 }
 
-/// What `kernel.io_uring_disabled` says; 0 where the kernel does not know it (before 6.6).
+/// The value of `kernel.io_uring_disabled`; 0 where the kernel does not know it (before 6.6).
 fn disabled_by_sysctl() -> u8 {
     let text = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default();
     text.trim().parse().unwrap_or(0)

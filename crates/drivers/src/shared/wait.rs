@@ -1,4 +1,4 @@
-//! What ends a wait: a wake from another thread, by an eventfd, or a timer that is set once for many waits.
+//! Ends of waits: a wake from another thread, by an eventfd, or a timer that is set once for many waits.
 //!
 //! A time given with `io_uring_enter` or `epoll_wait` sets a timer of the kernel's and clears it again, in every call
 //! that blocks: measured, half a microsecond, 6 % of a turn with one request in it. The deadlines of a server are mostly
@@ -100,7 +100,7 @@ pub(crate) fn now() -> Duration {
     Duration::from_nanos(monotonic_nanos())
 }
 
-/// What is known of the kernel's timer. In nanoseconds of the monotonic clock: each turn looks here.
+/// The state of the kernel's timer, in nanoseconds of the monotonic clock: each turn reads it.
 #[derive(Default)]
 pub(crate) struct Timer {
     /// When it goes off.
@@ -109,7 +109,7 @@ pub(crate) struct Timer {
     read: u64,
 }
 
-/// What ends a wait.
+/// The event that ends a wait.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Bound {
     /// The timer, which is set.

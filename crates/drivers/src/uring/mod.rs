@@ -60,7 +60,7 @@ pub struct Uring<K: Kernel> {
     buffers: Buffers,
     ports: Ports,
     listeners: Vec<Listening>,
-    /// How many of them are being emptied, to be closed.
+    /// The number of them that are being emptied, to be closed.
     emptying: usize,
     /// Cancels that did not find what they were for, and those of receives that may tell by themselves.
     later: Later,
@@ -73,7 +73,7 @@ pub struct Uring<K: Kernel> {
     rest: Rest,
     /// Operations the kernel half was not given yet, in order.
     queue: Vec<RawOp>,
-    /// Those before them that the submission queue had no room for, in order.
+    /// Earlier operations for which the submission queue had no room, in order.
     delayed: VecDeque<RawOp>,
     /// Some of the sends there may have been told to stop.
     stops_sends: bool,

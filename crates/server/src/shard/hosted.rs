@@ -36,7 +36,7 @@ const TURNS: usize = 4;
 /// One timer serves all waits that end behind it by no more than this.
 const SLACK: Duration = Duration::from_millis(1);
 
-/// What a shard waits at.
+/// The descriptors at which a shard waits.
 struct Waits {
     readiness: AsyncFd<OwnedFd>,
     sleep: Pin<Box<Sleep>>,

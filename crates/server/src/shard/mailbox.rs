@@ -32,7 +32,7 @@ pub(super) struct Letter<M> {
     pub(super) ticket: Option<Ticket>,
 }
 
-/// What comes for one shard.
+/// Messages for one shard.
 pub(super) struct Mailbox<M> {
     capacity: usize,
     remote: Arc<RemoteShard>,
@@ -43,7 +43,7 @@ struct Inside<M> {
     letters: VecDeque<Letter<M>>,
     /// By number, in order.
     waiting: BTreeMap<u64, Waiting<M>>,
-    /// How many waited so far.
+    /// The number of messages that waited so far.
     waited: u64,
     closed: bool,
 }
@@ -53,10 +53,10 @@ struct Waiting<M> {
     waker: Option<Waker>,
 }
 
-/// What a mailbox held when it was closed.
+/// The content of a mailbox when it was closed.
 pub(super) struct Left<M> {
     pub(super) letters: VecDeque<Letter<M>>,
-    /// Of those who waited for room.
+    /// The senders that waited for room.
     pub(super) senders: Vec<Waker>,
 }
 
@@ -66,7 +66,7 @@ impl<M> Mailbox<M> {
         Mailbox { capacity, remote, inside: Mutex::new(inside) }
     }
 
-    /// Whose it is.
+    /// The shard of this mailbox.
     pub(super) fn remote(&self) -> &Arc<RemoteShard> {
         &self.remote
     }

@@ -1,4 +1,4 @@
-//! What a shard keeps of a task for its handle and its connection, beside the slot in which the task runs.
+//! Records of tasks for their handles and connections, beside the slots in which the tasks run.
 
 use std::task::Waker;
 
@@ -31,7 +31,7 @@ struct Record {
     has_handle: bool,
     /// `None` while it runs.
     outcome: Option<Outcome>,
-    /// What awaits the handle.
+    /// The waiter of the handle.
     waiter: Option<Waker>,
     /// The connection with which it ends, while it runs.
     owner: Option<ConnId>,
@@ -44,7 +44,7 @@ pub(crate) struct Records {
     free: Vec<u32>,
 }
 
-/// What is left to be done once nothing is borrowed: all of it may be user code.
+/// Work that is left until nothing is borrowed: all of it may be user code.
 #[must_use]
 #[derive(Default)]
 pub(crate) struct Left {

@@ -1,4 +1,4 @@
-//! What a stream and its service share of a connection.
+//! State that a stream and its service share for a connection.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -14,12 +14,12 @@ use super::spawned::{LocalTasks, TaskId};
 const KEPT_BYTES_MIN: usize = 4096;
 const KEPT_SHARE_MIN: usize = 4;
 
-/// What a stream and its service share of a connection.
+/// State that a stream and its service share for a connection.
 #[derive(Default)]
 pub struct Session {
-    /// What was received last and not read yet.
+    /// The last received bytes, unread.
     unread: Cell<Lease>,
-    /// Who reads, if that is a task of the shard and nothing in between: it is polled without a waker.
+    /// The reader, if it is a task of the shard with nothing in between: it is polled without a waker.
     reader_task: Cell<Option<TaskId>>,
     /// The waker of a reader that is no task of the shard. Kept after it was woken, since it is mostly the same one again.
     reader: RefCell<Option<Waker>>,

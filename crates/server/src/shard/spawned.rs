@@ -69,9 +69,9 @@ struct Inner {
 }
 
 struct Slot {
-    /// How many tasks were here before.
+    /// The number of earlier tasks in this slot.
     generation: u32,
-    /// What is kept of the task for others, or [`NONE`].
+    /// The record of the task, or [`NONE`].
     record: u32,
     /// `None` while it is polled, so that it may spawn, and in a free slot.
     future: Option<Boxed>,
@@ -290,7 +290,7 @@ impl LocalTasks {
         self.finish(future, left);
     }
 
-    /// What is left to be done for a task that ended: all of it is user code.
+    /// The rest of the work for a task that ended: all of it is user code.
     fn finish(&self, future: Option<Boxed>, left: Left) {
         let Left { waiter, outcome } = left;
         let _ = guard(move || drop(future));

@@ -46,7 +46,7 @@ pub(crate) fn add_upstreams(core: &mut Core, limits: &Limits, max: usize) -> Lan
     core.add_outbound(limits, max, Rc::new(Raw).encoding())
 }
 
-/// What stands above a shard's connections to upstreams: attempts, and the readers of streams.
+/// The lane of a shard's connections to upstreams: attempts, and the readers of streams.
 pub(super) struct UpstreamLane {
     lane: LaneId,
     shard: Shard,
@@ -58,7 +58,7 @@ pub(super) struct UpstreamLane {
 struct Reader {
     wake: Arc<TaskWaker>,
     waker: Waker,
-    /// What the state machine counts for what is not read.
+    /// Bytes that the state machine counts for an unread lease.
     parked: Parked,
 }
 
@@ -180,7 +180,7 @@ impl UpstreamLane {
         woken
     }
 
-    /// What wakes [`read`](UpstreamLane::read) for a slot.
+    /// The waker that calls [`read`](UpstreamLane::read) for a slot.
     fn reader(&mut self, slot: u32) -> Waker {
         let reader = self.readers.entry(slot).or_insert_with(|| {
             let wake = TaskWaker::new(self.shard.remote(), slot | UPSTREAM);

@@ -24,7 +24,7 @@ use super::sync::{AtomicBool, AtomicU8, Mutex, MutexGuard, Ordering, PoisonError
 /// The shard waits in its driver: a call has to reach it there.
 const ASLEEP: u8 = 1 << 7;
 
-/// What a shard has to look at in its turn: a set of the constants.
+/// The work of a shard's turn: a set of the constants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Attention(u8);
 
@@ -54,13 +54,13 @@ impl Attention {
     }
 }
 
-/// What other threads bring to a shard. `L` is a letter.
+/// Requests of other threads to a shard. `L` is a letter.
 pub(crate) struct ShardInbox<L> {
     word: AtomicU8,
     brought: Mutex<Brought<L>>,
 }
 
-/// What was brought since the shard last looked.
+/// Requests since the shard last looked.
 pub(crate) struct Brought<L> {
     /// Tasks to poll.
     pub(crate) tasks: Vec<u32>,

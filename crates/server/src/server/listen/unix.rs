@@ -75,7 +75,7 @@ struct Place<'a> {
     path: &'a Path,
 }
 
-/// Who is at a socket file.
+/// The owner of a socket file.
 enum Found {
     Free,
     Holder(Option<String>),
