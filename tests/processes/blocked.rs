@@ -324,8 +324,13 @@ fn is_known(name: &str) -> bool {
     compiled(&json!("allow"), &json!({ "errno": 1 }), vec![json!({ "syscall": name })]).is_ok()
 }
 
-fn compiled(otherwise: &Value, matching: &Value, calls: Vec<Value>) -> Result<BpfProgram, seccompiler::Error> {
-    let filter = json!({ "all": { "mismatch_action": otherwise, "match_action": matching, "filter": calls } });
+fn compiled(
+    otherwise: &Value,
+    matching: &Value,
+    calls: Vec<Value>,
+) -> Result<BpfProgram, seccompiler::Error> {
+    let filter =
+        json!({ "all": { "mismatch_action": otherwise, "match_action": matching, "filter": calls } });
     let arch = std::env::consts::ARCH.try_into().expect("an architecture that seccomp knows");
     let mut programs = seccompiler::compile_from_json(filter.to_string().as_bytes(), arch)?;
     Ok(programs.remove("all").expect("the filter that was named"))
