@@ -194,7 +194,7 @@ impl Emptying {
         if over {
             log::warn!(
                 listener,
-                "a listener is closed, and what is in its queue reset: connections came faster than it was emptied"
+                "a listener is closed, and its queue is reset: connections came faster than they could be taken in"
             );
         }
         over

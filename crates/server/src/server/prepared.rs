@@ -120,7 +120,7 @@ impl<S: Serves> Prepared<S> {
     fn check_services(&self) -> Result<(), Error> {
         let wrong = |text: String| Err(Error::Services(text));
         if self.services.is_empty() {
-            return wrong("there is none: tell the server of one by Server::service".to_owned());
+            return wrong("there is none: add one by Server::service".to_owned());
         }
         if self.services.len() > SERVICES_MAX {
             return wrong(format!("there are {}; {SERVICES_MAX} is the most", self.services.len()));

@@ -195,7 +195,7 @@ impl SteppedServer {
             (!died || counters.opened == counters.closed, "a dead shard closed what it opened"),
         ] {
             if !holds {
-                return Err(format!("at the end of shard {shard} it is not so that {rule}: {kept:?}"));
+                return Err(format!("at the end of shard {shard} this does not hold: {rule}: {kept:?}"));
             }
         }
         Ok(())
@@ -228,7 +228,7 @@ impl SteppedServer {
             (buffers.total == buffers.free + buffers.with_kernel + buffers.leased, "receive buffers add up"),
         ] {
             if !holds {
-                return Err(format!("at the end of shard {shard} it is not so that {rule}: {stats:?}"));
+                return Err(format!("at the end of shard {shard} this does not hold: {rule}: {stats:?}"));
             }
         }
         Ok(())

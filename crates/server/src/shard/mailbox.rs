@@ -222,7 +222,7 @@ impl<M> fmt::Debug for Sending<M> {
 pub enum SendError<M> {
     /// Too many messages wait there, or wait for room there.
     Full(M),
-    /// The shard ended, or there is none of that number.
+    /// The shard ended, or no shard has that number.
     Gone(M),
 }
 
@@ -255,7 +255,7 @@ impl<M> fmt::Display for SendError<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             SendError::Full(_) => "too many messages wait for the shard",
-            SendError::Gone(_) => "the shard ended, or there is none of that number",
+            SendError::Gone(_) => "the shard ended, or no shard has that number",
         })
     }
 }

@@ -38,7 +38,7 @@ impl Adopted {
             (Ok(domain), Ok(kind)) => (domain, kind),
             (Err(error), _) | (_, Err(error)) if error.kind() == ErrorKind::Unsupported => {
                 return wrong(format!(
-                    "what it is cannot be found out: {error}; allow getsockopt in the sandbox"
+                    "its kind cannot be read: {error}; allow getsockopt in the sandbox"
                 ));
             }
             (Err(error), _) | (_, Err(error)) => {

@@ -183,7 +183,7 @@ impl Place<'_> {
             ErrorKind::NotFound => format!("{error}: there is no directory {dir}"),
             ErrorKind::NotADirectory => format!("{error}: {dir} is no directory"),
             ErrorKind::PermissionDenied => format!(
-                "{error}: user {} may not make the socket in {dir}, or not see who is at it",
+                "{error}: user {} may not make the socket in {dir}, or may not look for its owner",
                 geteuid().as_raw()
             ),
             _ => return error,
