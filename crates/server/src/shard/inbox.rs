@@ -1,4 +1,4 @@
-//! A shard as other threads see it: what they leave for it, what it was told to do, what it last said of itself.
+//! A shard for other threads: requests to it, its order, and its last report.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use super::wake::{Attention, Brought, Called, Queued, ShardInbox};
 use crate::guard::guard;
 use crate::stats::ShardStats;
 
-/// A shard by its number, and by what no shard of another server has.
+/// The number of a shard, with an identity that no shard of another server has.
 type ThisShard = (usize, *const RemoteShard);
 
 thread_local! {
@@ -62,7 +62,7 @@ pub(crate) enum Command {
 pub(crate) enum Letter {
     /// One frame for a connection, or bytes as they are.
     Push { id: ConnId, gate: Arc<RemoteGate>, payload: Bytes, is_framed: bool },
-    /// The end of a connection, after what is queued.
+    /// The end of a connection, after its queued replies.
     Close { id: ConnId },
     /// The end of a connection, at once.
     Abort { id: ConnId },
@@ -184,7 +184,7 @@ impl RemoteShard {
         self.reported.notify_all();
     }
 
-    /// On the shard: its last report, for those who still wait and those who will ask.
+    /// The last report, for callers that still wait and later ones. Called on the shard.
     pub(crate) fn last_report(&self, report: ShardStats) {
         let mut reports = self.reports();
         reports.answered = u64::MAX;

@@ -89,7 +89,7 @@ impl Records {
         Left { waiter: record.waiter.take(), ..Left::default() }
     }
 
-    /// The shard ended, and with it each task that runs. Returns what awaits their handles.
+    /// Ends each running task with its shard. Returns the waiters of their handles.
     pub(crate) fn end_all(&mut self) -> Vec<Waker> {
         let mut waiters = Vec::new();
         for record in &mut self.all {
@@ -110,7 +110,7 @@ impl Records {
         outcome.is_some().then(|| outcome.replace(Outcome::Taken)).flatten()
     }
 
-    /// True if `waker` is what awaits the handle.
+    /// True if `waker` is the waiter of the handle.
     pub(crate) fn is_awaited_by(&self, number: u32, waker: &Waker) -> bool {
         self.all[number as usize].waiter.as_ref().is_some_and(|known| known.will_wake(waker))
     }

@@ -112,13 +112,13 @@ impl Session {
         unread
     }
 
-    /// Gives what is there to `read`, which says how many bytes it took.
+    /// Shows the bytes to `read`, which returns how many it took.
     #[cfg(any(feature = "http", feature = "tokio"))]
     pub(crate) fn read_with(&self, read: impl FnOnce(&[u8]) -> usize) {
         self.take_from(|unread| unread.advance(read(unread)));
     }
 
-    /// Gives what is there to `take`, which takes bytes off its front.
+    /// Hands the bytes to `take`, which removes bytes from the front.
     pub(crate) fn take_from<T>(&self, take: impl FnOnce(&mut Lease) -> T) -> T {
         let mut unread = self.unread.take();
         let taken = take(&mut unread);
@@ -143,7 +143,7 @@ impl Session {
         self.unread.set(lease);
     }
 
-    /// The reader is not done with what is there: it shall not pin more than it should.
+    /// The reader is not done with the bytes: they must not pin more than they should.
     pub(crate) fn spill(&self) {
         let unread = self.unread.take();
         let pinned = unread.pinned_bytes();
@@ -182,7 +182,7 @@ impl Session {
         self.is_cut_off.set(true);
     }
 
-    /// The connection is gone, and what was not read with it.
+    /// The connection is gone, with its unread bytes.
     pub(crate) fn set_ended(&self, reason: CloseReason) {
         self.ended.set(Some(reason));
         drop(self.unread.take());

@@ -55,7 +55,7 @@ pub(crate) struct Parts<D: Driver> {
 /// The shards of the server, this one too, for one that passes connections on.
 pub(crate) type Others = Arc<[Arc<RemoteShard>]>;
 
-/// A shard at work: the state machine, and what stands above and below it.
+/// A working shard: the state machine, with the parts above and below it.
 pub(crate) struct ShardLoop<D: Driver, V> {
     pub(super) core: Core,
     pub(super) lane: ShardLane<D, V>,

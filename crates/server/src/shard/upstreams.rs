@@ -51,7 +51,7 @@ pub(super) struct UpstreamLane {
     lane: LaneId,
     shard: Shard,
     attempts: HashMap<ConnId, Rc<Attempt>>,
-    /// By slot: what goes on once everything was read.
+    /// By slot: code that goes on after everything was read.
     readers: HashMap<u32, Reader>,
 }
 
@@ -80,7 +80,7 @@ impl UpstreamLane {
         UpstreamStats { counters: core.counters(self.lane), connections: core.connections(self.lane) }
     }
 
-    /// Begins what was asked for, and gives up attempts that no future waits for.
+    /// Begins requested connects, and gives up attempts that no future waits for.
     #[cold]
     pub(super) fn serve(&mut self, core: &mut Core) {
         let (asked, given_up) = self.shard.upstream_requests().take();
@@ -125,7 +125,7 @@ impl UpstreamLane {
         }
     }
 
-    /// Connected, and what stands on that is ready.
+    /// Connected, with its transport ready.
     pub(super) fn secured(&mut self, core: &mut Core, id: ConnId) {
         let Some(shared) = session_of(core, id) else { return };
         shared.hold_open();
@@ -136,7 +136,7 @@ impl UpstreamLane {
         }
     }
 
-    /// Hands what arrived to the reader, piece by piece, until that is not done with one.
+    /// Hands received bytes to the reader, piece by piece, until the reader is not done with one.
     pub(super) fn frames(&mut self, frames: &mut Frames<'_, LogObserver>) {
         let id = frames.id();
         let Some(shared) = frames.shared().downcast_ref::<Session>() else { return };

@@ -1,4 +1,4 @@
-//! Listening sockets that the program was handed: what they must be, and what is done to them.
+//! Listening sockets that the program was handed: checks, and preparation.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -82,7 +82,7 @@ impl Adopted {
         Ok(())
     }
 
-    /// Sets what connections inherit. What is the listener's alone stays as its owner wants it.
+    /// Sets the options that connections inherit. The listener's own options stay as its owner wants them.
     pub(super) fn set(
         &self,
         options: &SocketOptions,
