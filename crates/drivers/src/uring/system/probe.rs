@@ -1,5 +1,5 @@
-//! Does io_uring work here? Found out by doing, since versions do not tell: hosts filter system calls and operations, and
-//! kernels have features taken out or brought in.
+//! Tries whether io_uring works here. Versions do not tell: hosts filter system calls and operations, and kernels have
+//! features removed or backported.
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
