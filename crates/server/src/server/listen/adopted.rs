@@ -37,9 +37,7 @@ impl Adopted {
         let (domain, kind) = match (socket.domain(), socket.r#type()) {
             (Ok(domain), Ok(kind)) => (domain, kind),
             (Err(error), _) | (_, Err(error)) if error.kind() == ErrorKind::Unsupported => {
-                return wrong(format!(
-                    "its kind cannot be read: {error}; allow getsockopt in the sandbox"
-                ));
+                return wrong(format!("its kind cannot be read: {error}; allow getsockopt in the sandbox"));
             }
             (Err(error), _) | (_, Err(error)) => {
                 return wrong(format!("it is no socket ({error}): adopt a TCP or Unix socket that listens"));
