@@ -61,7 +61,7 @@ impl Flight {
     }
 }
 
-/// How far the end of what is written is.
+/// The state of the sending half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Write {
     /// More may be sent.
@@ -72,25 +72,25 @@ pub(crate) enum Write {
     Shut,
 }
 
-/// Whether what arrives is still looked at.
+/// The treatment of received bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Intake {
-    /// It is.
+    /// They are used.
     On,
-    /// It is, for a moment: it came when the shard had begun to drain.
+    /// They are used for a moment longer: the connection came when the shard had begun to drain.
     Brief,
-    /// The shard drains: what arrives is thrown away, and the connection is closed as soon as nothing is owed.
+    /// The shard drains: bytes are dropped, and the connection is closed as soon as it owes nothing.
     Cut,
 }
 
-/// How far the service is with a connection.
+/// The service's part in opening a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Opened {
-    /// It was not asked, or has refused.
+    /// It was not called, or has refused.
     No,
-    /// It is asked once the PROXY header is there, of which what came is kept.
+    /// It is called once the PROXY header is there; the start of the header is kept.
     Header,
-    /// It is asked once the handshake of the connection's channel is done.
+    /// It is called once the handshake of the connection's channel is done.
     Handshake,
     /// Its `open` waits: bytes are received and kept, and no frame is handed out.
     Waits,
