@@ -1,7 +1,7 @@
 //! Reports of faults: why a driver cannot be used, and lines for the log.
 //!
-//! A subscriber of the log may panic, as `tracing_subscriber` does when stdout and stderr are closed. A driver writes a line
-//! in the middle of its bookkeeping, so what the subscriber does must not unwind from there.
+//! A subscriber may panic (`tracing_subscriber` does when stdout and stderr are closed). Catch it: a driver logs in the middle
+//! of its bookkeeping, and logging must never kill a shard.
 
 use std::fmt;
 use std::io;
@@ -11,7 +11,7 @@ use ringserve_buf::PoolError;
 
 use crate::shared::process::{Resource, ResourceLimit};
 
-/// Why a ring could not be set up, or does not work.
+/// The reason why a ring could not be set up, or does not work.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum SetupError {
@@ -34,14 +34,14 @@ pub enum SetupError {
     Blocked {
         /// The refused call or operation.
         what: &'static str,
-        /// With which error.
+        /// The error of the call.
         error: io::Error,
     },
     /// A system call that epoll needs is filtered, or not in the kernel.
     Epoll {
         /// The call.
         call: &'static str,
-        /// With which error.
+        /// The error of the call.
         error: io::Error,
     },
     /// The kernel lacks something.
@@ -78,7 +78,7 @@ pub enum SetupError {
     Failed {
         /// The failed call or operation.
         what: &'static str,
-        /// How.
+        /// The error.
         error: io::Error,
     },
     /// The set-up worked, but a trial of the driver did not do what it must.
@@ -220,15 +220,15 @@ impl From<PoolError> for SetupError {
     }
 }
 
-/// Writes a line to the log, and catches what the subscriber panics with.
+/// Writes a line to the log, and catches a panic of the subscriber.
 ///
 /// ```
 /// ringserve_drivers::guarded(|| tracing::info!("a shard goes on whatever becomes of this line"));
 /// ```
 pub fn guarded(write: impl FnOnce()) {
-    // The line is lost, and so is what could be said about it.
+    // The line is lost, and so is any report of that.
     if let Err(panic) = catch_unwind(AssertUnwindSafe(write)) {
-        // What a panic carries may panic when it is dropped.
+        // The value of a panic may panic when it is dropped.
         std::mem::forget(panic);
     }
 }

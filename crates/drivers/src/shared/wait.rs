@@ -17,7 +17,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 /// Makes a turn return, from any thread. Clones wake the same shard.
 ///
-/// What was done before [`wake`](Waker::wake) is seen by the shard after the turn that it ended.
+/// Writes before [`wake`](Waker::wake) are visible to the shard after the turn that it ended.
 #[derive(Clone, Debug)]
 pub struct Waker {
     inner: Arc<Inner>,
@@ -59,13 +59,13 @@ impl Waker {
         self.inner.wake_by_ref();
     }
 
-    /// For the kernel half of a driver: the shard saw the wake, and its eventfd was read. What the waking threads did
-    /// before is visible from here on.
+    /// Notes, for the kernel half of a driver, that the shard saw the wake and its eventfd was read. Writes of the waking
+    /// threads before the wake are visible from here on.
     pub fn seen(&self) {
         self.inner.pending.swap(false, Ordering::AcqRel);
     }
 
-    /// The same for those who know no driver.
+    /// The waker as a task's waker.
     pub fn to_task(&self) -> task::Waker {
         task::Waker::from(self.inner.clone())
     }
