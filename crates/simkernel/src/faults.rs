@@ -9,7 +9,7 @@ use crate::rng::Rng;
 
 macro_rules! faults {
     ($($(#[doc = $doc:literal])+ $name:ident $once_in:literal $harmless:literal,)*) => {
-        /// Something that a kernel or a network does seldom.
+        /// A rare event of a kernel or a network.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[non_exhaustive]
         #[repr(usize)]
@@ -41,7 +41,7 @@ faults! {
     ReceiveShort 4 true,
     /// A receive ends as if there were no buffers (`ENOBUFS`).
     NoBuffers 16 true,
-    /// A receive ends without a reason (`EINTR`).
+    /// A receive ends without a cause (`EINTR`).
     ReceiveInterrupted 16 true,
     /// A send takes fewer bytes than it could.
     SendShort 4 true,
@@ -51,9 +51,9 @@ faults! {
     CancelRace 2 true,
     /// Connections come though newcomers are turned away.
     NewcomersLate 2 true,
-    /// There is no descriptor for a connection that is taken out of a listener's queue (`EMFILE`).
+    /// There is no descriptor for a connection in a listener's queue (`EMFILE`).
     TakeNoDescriptor 4 true,
-    /// A cancel does not find what is to be cancelled, which lives (`ENOENT`).
+    /// A cancel misses an operation that lives (`ENOENT`).
     CancelMisses 2 true,
     /// A completion is left for the next enter.
     Delay 8 true,
@@ -61,13 +61,13 @@ faults! {
     Reorder 4 true,
     /// Bytes, FIN, a reset or a handshake arrive later: in virtual time only.
     Latency 4 true,
-    /// A shard does not run for a while, as on a busy machine: for what steps shards in virtual time to draw.
+    /// A shard does not run for a while, as on a busy machine; drawn where shards are stepped in virtual time.
     ShardStalls 1024 true,
     /// An accept ends for want of a descriptor (`EMFILE`).
     AcceptNoDescriptor 32 false,
     /// An accept ends since the system has too many files (`ENFILE`).
     AcceptNoFile 32 false,
-    /// An accept ends since the peer left before (`ECONNABORTED`), which finds a reset.
+    /// An accept ends since the peer left before (`ECONNABORTED`); the peer finds a reset.
     AcceptAborted 64 false,
     /// A connection breaks in the middle of a write: both ends find a reset. In virtual time only.
     ConnectionResets 512 false,
@@ -75,7 +75,7 @@ faults! {
     RingBreaks 0 false,
 }
 
-/// How often each [`Fault`] strikes.
+/// The rate of each [`Fault`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Faults {
     /// One in this many occasions is spoiled; 0 for none.
@@ -92,7 +92,7 @@ impl Faults {
         Faults { once_in: [0; Fault::ALL.len()], latency_max: LATENCY_MAX }
     }
 
-    /// What neither a client nor a service can tell from a slow network: short receives and sends, multishots that end,
+    /// Faults that a client or a service cannot tell from a slow network: short receives and sends, multishots that end,
     /// cancels that miss, delays. No connection is lost.
     pub fn harmless() -> Faults {
         let mut faults = Faults::all();
