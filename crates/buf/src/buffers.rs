@@ -36,7 +36,7 @@ pub(crate) const WITH_KERNEL: u32 = 1 << 31;
 pub(crate) struct Header {
     /// `WITH_KERNEL`, plus the number of leases.
     pub state: Cell<u32>,
-    /// How many bytes from the start were received since the buffer was lent.
+    /// The number of bytes, from the start, that were received since the buffer was lent.
     pub filled: Cell<u32>,
     /// The pool; null for a heap block.
     pool: *const Inner,
@@ -44,7 +44,7 @@ pub(crate) struct Header {
     pub id: u16,
 }
 
-/// What every heap block begins with, whatever owns its bytes.
+/// The start of every heap block, whatever owns its bytes.
 #[repr(C)]
 struct HeapHead {
     /// First, so that a pointer to it is one to the block.
@@ -206,7 +206,7 @@ pub(crate) struct Inner {
     pub free: RefCell<Vec<u16>>,
     pub total: Cell<usize>,
     pub with_kernel: Cell<usize>,
-    /// What is to be done when a buffer is freed, beside freeing it: one test for all of it.
+    /// Work to be done when a buffer is freed, apart from freeing it: one test for all of it.
     pub care: Cell<u8>,
     pub waker: RefCell<Option<Waker>>,
 }
@@ -226,7 +226,7 @@ impl Inner {
         Some((NonNull::from(header), data))
     }
 
-    /// How many buffers chunk `n` has: the last one may be cut short by `buffers_max`.
+    /// The number of buffers of chunk `n`: `buffers_max` may cut the last one short.
     fn chunk_buffers(&self, chunk: usize) -> usize {
         (self.config.buffers_max - chunk * CHUNK_BUFFERS).min(CHUNK_BUFFERS)
     }

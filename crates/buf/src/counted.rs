@@ -24,9 +24,9 @@ use core::ptr::{self, NonNull};
 
 /// The type of a block: how it is dropped and freed without its body's type.
 struct Kind {
-    /// Of the body.
+    /// The type of the body.
     type_id: fn() -> TypeId,
-    /// Of the block.
+    /// The layout of the block.
     layout: Layout,
     /// Drops head and body of a block of this kind.
     drop: unsafe fn(NonNull<Counts>),
@@ -61,7 +61,7 @@ impl<H: 'static, B: 'static> Block<H, B> {
     const KIND: &'static Kind =
         &Kind { type_id: TypeId::of::<B>, layout: Layout::new::<Block<H, B>>(), drop: Self::drop_contents };
 
-    /// Of a block whose body is not there yet.
+    /// The kind of a block without its body.
     const UNFILLED: &'static Kind = &Kind {
         type_id: TypeId::of::<Unfilled<B>>,
         layout: Layout::new::<Block<H, B>>(),
@@ -138,7 +138,7 @@ pub struct Counted<H, B> {
 /// A [`Counted`] whose body's type was forgotten.
 #[repr(transparent)]
 pub struct CountedHead<H> {
-    /// Of a whole [`Block`].
+    /// A pointer to a whole [`Block`].
     block: NonNull<Headed<H>>,
 }
 

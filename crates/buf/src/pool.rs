@@ -34,7 +34,7 @@ impl fmt::Display for PoolError {
 
 impl core::error::Error for PoolError {}
 
-/// Where the buffers of a pool are. `total == free + with_kernel + leased` always.
+/// The places of a pool's buffers. `total == free + with_kernel + leased` always.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BufferStats {
@@ -85,7 +85,7 @@ impl Pool {
         self.inner.config.buffers_max
     }
 
-    /// Where the buffers are, in constant time.
+    /// The places of the buffers, in constant time.
     #[inline]
     pub fn counts(&self) -> BufferStats {
         let (total, free) = (self.inner.total.get(), self.inner.free.borrow().len());
@@ -105,7 +105,7 @@ impl Pool {
         self.inner.total.get()
     }
 
-    /// How many buffers could be lent now: free ones and those not yet taken from the system.
+    /// The number of buffers that could be lent now: free ones and those not yet taken from the system.
     pub fn available(&self) -> usize {
         let counts = self.counts();
         counts.free + self.inner.config.buffers_max - counts.total

@@ -8,7 +8,7 @@ const PAGE: usize = 4096;
 
 /// A page-aligned stretch of zeroed memory, given back when dropped.
 pub(crate) struct Region {
-    /// What the allocator returned.
+    /// The pointer that the allocator returned.
     allocation: NonNull<u8>,
     layout: Layout,
     /// The first page boundary in it.

@@ -204,7 +204,7 @@ impl fmt::Debug for ReplyWriter<'_> {
 mod tests {
     use super::*;
 
-    /// What `write` appends to `before`, as it leaves.
+    /// The bytes that `write` appends to `before`, as they leave.
     fn written(before: &[u8], write: impl FnOnce(&mut ReplyWriter<'_>)) -> Vec<u8> {
         let (mut copied, mut lent, mut refused) = (before.to_vec(), Vec::new(), false);
         let lend = |bytes: Bytes| if bytes.len() < 4 { Err(bytes) } else { Ok(Some(Lease::copy_of(&bytes))) };

@@ -1,4 +1,4 @@
-//! What leaves in one send.
+//! The bytes of one send.
 
 use alloc::vec::Vec;
 use core::fmt;

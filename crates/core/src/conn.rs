@@ -61,7 +61,7 @@ impl Flight {
     }
 }
 
-/// How far the end of what is written is.
+/// The state of the sending half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Write {
     /// More may be sent.
@@ -72,25 +72,25 @@ pub(crate) enum Write {
     Shut,
 }
 
-/// Whether what arrives is still looked at.
+/// The treatment of received bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Intake {
-    /// It is.
+    /// They are used.
     On,
-    /// It is, for a moment: it came when the shard had begun to drain.
+    /// They are used for a moment longer: the connection came when the shard had begun to drain.
     Brief,
-    /// The shard drains: what arrives is thrown away, and the connection is closed as soon as nothing is owed.
+    /// The shard drains: bytes are dropped, and the connection is closed as soon as it owes nothing.
     Cut,
 }
 
-/// How far the service is with a connection.
+/// The service's part in opening a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Opened {
-    /// It was not asked, or has refused.
+    /// It was not called, or has refused.
     No,
-    /// It is asked once the PROXY header is there, of which what came is kept.
+    /// It is called once the PROXY header is there; the start of the header is kept.
     Header,
-    /// It is asked once the handshake of the connection's channel is done.
+    /// It is called once the handshake of the connection's channel is done.
     Handshake,
     /// Its `open` waits: bytes are received and kept, and no frame is handed out.
     Waits,
@@ -101,7 +101,7 @@ pub(crate) enum Opened {
 /// No handler is parked.
 pub(crate) const NO_HANDLER: u32 = u32::MAX;
 
-/// What a limit that is over leads to.
+/// The consequence of a limit that is exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
     /// The peer had its time to close too.
@@ -156,7 +156,7 @@ impl Queued {
     }
 }
 
-/// What keeps a connection's bytes and replies from the short ways. In one byte, so that these look once.
+/// Reasons that keep a connection's bytes and replies from the short paths. In one byte, so that these check once.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Aside(u8);
 
@@ -192,7 +192,7 @@ impl Aside {
     }
 }
 
-/// What a shard knows of a connection beside its [`ConnHead`].
+/// The shard's state of a connection, apart from its [`ConnHead`].
 pub(crate) struct Conn {
     /// The lane that it belongs to.
     pub lane: LaneId,
@@ -203,7 +203,7 @@ pub(crate) struct Conn {
     /// Why it ends: set exactly while Draining. Boxed, since most connections are not.
     pub reason: Option<Box<CloseReason>>,
     pub state: State,
-    /// Of a connection that the server makes.
+    /// The connect of an upstream.
     pub connect: Flight,
     pub receive: Flight,
     /// Receives that still end after what they bring first, since a large frame came not long ago; above 0 in the middle of one.

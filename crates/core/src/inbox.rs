@@ -32,7 +32,7 @@ const ROOM_BYTES_MIN: usize = 16 * 1024;
 /// Bytes of one receive straight into a frame, at most: what a turn takes from a driver, so that one peer does not hold up others.
 const INTO_BYTES_MAX: usize = 1 << 20;
 
-/// What a connection received and no frame holds yet.
+/// Received bytes of a connection that are not frames yet.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     partial: Block,
@@ -66,7 +66,7 @@ pub(crate) struct Inbox {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct NoMemory;
 
-/// What a look at received bytes found.
+/// The result of a look at received bytes.
 #[derive(Debug)]
 pub(crate) enum Found<H = ()> {
     /// A frame, cut off the front.

@@ -1,4 +1,4 @@
-//! What other threads may know of a connection.
+//! The state of a connection for other threads.
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 

@@ -26,7 +26,7 @@ fn spare_batches_max(limits: &ServerLimits) -> usize {
     (limits.held_bytes_max / 16 / KEPT_BYTES_MAX).clamp(1, 256)
 }
 
-/// What the connections of one lane share.
+/// State that the connections of one lane share.
 pub struct LaneShared {
     shard: Rc<ShardShared>,
     encoding: Encoding,
@@ -34,7 +34,7 @@ pub struct LaneShared {
     outbox_bytes_max: usize,
     connection_tasks_max: u16,
     pub(crate) frame_bytes_max: usize,
-    /// Of the lane's times, in steps of the wheel.
+    /// The lane's times, in steps of the wheel.
     pub(crate) idle: u32,
     pub(crate) write_look: u32,
     pub(crate) moved: Moved,
@@ -69,12 +69,12 @@ impl Count {
     }
 }
 
-/// What the connections of one shard share.
+/// State that the connections of one shard share.
 pub struct ShardShared {
     queues: RefCell<Queues>,
     /// Bytes that all connections hold: in inboxes and outboxes, in flight, by calls that wait, by services.
     held_bytes: Cell<usize>,
-    /// What a service holds for a connection grew since the turn began.
+    /// A service came to hold more for a connection since the turn began.
     service_grew: Cell<bool>,
     spare_batches_max: usize,
     held_bytes_max: usize,
@@ -144,13 +144,13 @@ impl LaneShared {
         self.connection_tasks_max.into()
     }
 
-    /// What all connections of the shard share.
+    /// State that all connections of the shard share.
     #[inline]
     pub fn shard(&self) -> &ShardShared {
         &self.shard
     }
 
-    /// What bounds them.
+    /// Their limits.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -159,12 +159,12 @@ impl LaneShared {
         &self.accounts
     }
 
-    /// What the PROXY headers of its connections said.
+    /// Facts from the PROXY headers of its connections.
     pub(crate) fn headers(&self) -> &Headers {
         &self.headers
     }
 
-    /// What the handshakes of its connections found out.
+    /// Facts from the handshakes of its connections.
     pub(crate) fn facts(&self) -> &Facts {
         &self.facts
     }

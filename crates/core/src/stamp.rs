@@ -42,7 +42,7 @@ impl Stamp {
 pub(crate) struct Timer(u32);
 
 impl Timer {
-    /// Of a timer that is not set.
+    /// A timer that is not set.
     pub(crate) const UNSET: Timer = Timer(NEVER);
 
     /// Of one that goes off `ahead` steps after `now`, or one earlier: one step in 2^32 has the name of `UNSET`.

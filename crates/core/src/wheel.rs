@@ -86,7 +86,7 @@ pub struct Wheel {
     earliest: [[u64; BUCKETS]; LEVELS],
     /// Every step up to this one has fired.
     now: u64,
-    /// What [`next`](Wheel::next) found last, if nothing changed that since, else 0.
+    /// The last result of [`next`](Wheel::next), if nothing changed it since, else 0.
     next: Cell<u64>,
     /// A step is two to the power of this many nanoseconds.
     step_shift: u32,

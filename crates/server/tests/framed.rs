@@ -411,7 +411,7 @@ fn errors_say_what_happened() {
     let errors: [(FramedError, &str, ErrorKind); 2] = [
         (
             FramedError::Unfinished { bytes: 3 },
-            "the peer ended in the middle of a frame, of which 3 bytes came",
+            "the peer sent FIN in the middle of a frame, after 3 bytes of it",
             ErrorKind::UnexpectedEof,
         ),
         (

@@ -1,4 +1,4 @@
-//! What a shard's thread is woken by: an eventfd in real time, a flag in virtual time.
+//! Wakes a shard's thread: by an eventfd in real time, by a flag in virtual time.
 
 use std::io;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! A TCP connection as values: two streams of bytes, and an end of it on each side.
 //!
-//! What Linux does on loopback, as far as a peer or a server can tell:
+//! The behaviour of Linux on loopback, as far as a peer or a server can tell:
 //!
 //! * A stream holds what its sender's socket holds and what its receiver's does. Only the latter has arrived.
 //! * FIN comes behind all bytes. A reset does not: what has not arrived is gone, what has arrived is read first, then
@@ -41,7 +41,7 @@ pub(crate) struct File {
     pub(crate) side: Side,
 }
 
-/// What an end tells the other.
+/// A message from one end to the other.
 #[derive(Clone, Copy, Debug)]
 enum News {
     Bytes(usize),
@@ -53,9 +53,9 @@ enum News {
 #[derive(Debug)]
 struct Stream {
     bytes: VecDeque<u8>,
-    /// How many of them, at the end, are on the way.
+    /// The number of them, at the end, that are on the way.
     late: usize,
-    /// What is on the way, and when each arrives if it is the first.
+    /// Messages on the way, and the arrival of each if it is the first.
     on_the_way: VecDeque<(Duration, News)>,
     /// Bytes that the receiving socket holds; those behind them are with the sender.
     receive_room: usize,
@@ -96,7 +96,7 @@ struct End {
     wakers: [Option<Waker>; 2],
 }
 
-/// What a waker waits for.
+/// The event that a waker waits for.
 #[derive(Clone, Copy)]
 pub(crate) enum Direction {
     Read,
@@ -114,7 +114,7 @@ impl Agenda {
     }
 }
 
-/// Of a connection in virtual time.
+/// The times of a connection in virtual time.
 #[derive(Debug)]
 struct Pace {
     number: u32,
@@ -277,7 +277,7 @@ impl Connection {
         }
     }
 
-    /// Those who wait at this end.
+    /// The waiters at this end.
     pub(crate) fn take_wakers(&mut self, side: Side) -> impl Iterator<Item = Waker> + use<'_> {
         self.ends[side as usize].wakers.iter_mut().filter_map(Option::take)
     }

@@ -1,4 +1,4 @@
-//! What a kernel or a network may do at any time and seldom does, drawn by chance.
+//! Rare events of a kernel or a network, drawn by chance.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::rng::Rng;
 
 macro_rules! faults {
     ($($(#[doc = $doc:literal])+ $name:ident $once_in:literal $harmless:literal,)*) => {
-        /// Something that a kernel or a network does seldom.
+        /// A rare event of a kernel or a network.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[non_exhaustive]
         #[repr(usize)]
@@ -19,7 +19,7 @@ macro_rules! faults {
             /// Each fault once.
             pub const ALL: &[Fault] = &[$(Fault::$name),*];
 
-            /// Of how many occasions [`Faults::all`] spoils one; 0 for none.
+            /// [`Faults::all`] spoils one in this many occasions; 0 for none.
             const ONCE_IN: [u32; Fault::ALL.len()] = [$($once_in),*];
 
             /// The faults that cost no connection and no shard.
@@ -41,19 +41,19 @@ faults! {
     ReceiveShort 4 true,
     /// A receive ends as if there were no buffers (`ENOBUFS`).
     NoBuffers 16 true,
-    /// A receive ends without a reason (`EINTR`).
+    /// A receive ends without a cause (`EINTR`).
     ReceiveInterrupted 16 true,
     /// A send takes fewer bytes than it could.
     SendShort 4 true,
     /// A send that is not to wait finds no room (`EAGAIN`).
     NoRoom 16 true,
-    /// What is to be cancelled goes on just before.
+    /// The operation to be cancelled goes on just before.
     CancelRace 2 true,
     /// Connections come though newcomers are turned away.
     NewcomersLate 2 true,
-    /// There is no descriptor for a connection that is taken out of a listener's queue (`EMFILE`).
+    /// There is no descriptor for a connection in a listener's queue (`EMFILE`).
     TakeNoDescriptor 4 true,
-    /// A cancel does not find what is to be cancelled, which lives (`ENOENT`).
+    /// A cancel misses an operation that lives (`ENOENT`).
     CancelMisses 2 true,
     /// A completion is left for the next enter.
     Delay 8 true,
@@ -61,13 +61,13 @@ faults! {
     Reorder 4 true,
     /// Bytes, FIN, a reset or a handshake arrive later: in virtual time only.
     Latency 4 true,
-    /// A shard does not run for a while, as on a busy machine: for what steps shards in virtual time to draw.
+    /// A shard does not run for a while, as on a busy machine; drawn where shards are stepped in virtual time.
     ShardStalls 1024 true,
     /// An accept ends for want of a descriptor (`EMFILE`).
     AcceptNoDescriptor 32 false,
     /// An accept ends since the system has too many files (`ENFILE`).
     AcceptNoFile 32 false,
-    /// An accept ends since the peer left before (`ECONNABORTED`), which finds a reset.
+    /// An accept ends since the peer left before (`ECONNABORTED`); the peer finds a reset.
     AcceptAborted 64 false,
     /// A connection breaks in the middle of a write: both ends find a reset. In virtual time only.
     ConnectionResets 512 false,
@@ -75,10 +75,10 @@ faults! {
     RingBreaks 0 false,
 }
 
-/// How often each [`Fault`] strikes.
+/// The rate of each [`Fault`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Faults {
-    /// Of how many occasions one is spoiled; 0 for none.
+    /// One in this many occasions is spoiled; 0 for none.
     once_in: [u32; Fault::ALL.len()],
     latency_max: Duration,
 }
@@ -92,7 +92,7 @@ impl Faults {
         Faults { once_in: [0; Fault::ALL.len()], latency_max: LATENCY_MAX }
     }
 
-    /// What neither a client nor a service can tell from a slow network: short receives and sends, multishots that end,
+    /// Faults that a client or a service cannot tell from a slow network: short receives and sends, multishots that end,
     /// cancels that miss, delays. No connection is lost.
     pub fn harmless() -> Faults {
         let mut faults = Faults::all();
@@ -126,7 +126,7 @@ impl Faults {
         self
     }
 
-    /// Of how many occasions this fault spoils one; 0 for none.
+    /// This fault spoils one in this many occasions; 0 for none.
     pub fn once_in(&self, fault: Fault) -> u32 {
         self.once_in[fault as usize]
     }
@@ -178,7 +178,7 @@ impl fmt::Display for Injected {
     }
 }
 
-/// What a network's rings and connections draw from.
+/// The draws of a network's rings and connections.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) faults: Faults,

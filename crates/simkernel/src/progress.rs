@@ -1,4 +1,4 @@
-//! What becomes ready: connections to accept, bytes to receive, room to send.
+//! Readiness: connections to accept, bytes to receive, room to send.
 
 use ringserve_core::ConnId;
 use ringserve_drivers::kernel::{F_MORE, Kind, RawCqe};

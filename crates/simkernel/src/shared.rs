@@ -17,7 +17,7 @@ pub(crate) struct Shared {
     pub(crate) plan: Arc<Plan>,
     state: Mutex<State>,
     changed: Condvar,
-    /// Of all that happened, in virtual time.
+    /// A hash of all events, in virtual time.
     hash: AtomicU64,
 }
 

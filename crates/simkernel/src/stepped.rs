@@ -8,7 +8,7 @@ use ringserve_core::PeerCredentials;
 
 use crate::{ConnectionId, Faults, Network, RingId, Socket, SocketListener};
 
-/// Of a network in virtual time. One thread steps what is on it:
+/// The steps of a network in virtual time. One thread steps everything on it:
 ///
 /// 1. A ring takes a turn while [`wakes_at`](Network::wakes_at) is not after [`now`](Network::now), and a client's task is
 ///    polled while it is woken, in any order.

@@ -16,7 +16,7 @@ pub struct BlockingStream {
     end: Arc<ClientEnd>,
 }
 
-/// What clones have in common.
+/// State that clones share.
 struct ClientEnd {
     shared: Arc<Shared>,
     number: u32,

@@ -51,7 +51,7 @@ impl Tls {
         let mut roots = RootCertStore::empty();
         for authority in authorities.certificates()? {
             roots.add(authority).map_err(|error| {
-                authorities.error(format_args!("has a certificate that is none: {error}"))
+                authorities.error(format_args!("has a certificate that cannot be parsed: {error}"))
             })?;
         }
         let config = ClientConfig::builder_with_provider(provider::provider()?)

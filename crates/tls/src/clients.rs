@@ -79,7 +79,7 @@ impl Clients {
         for authority in self.authorities.certificates()? {
             decides_by.push(authority.to_vec());
             roots.add(authority).map_err(|error| {
-                self.authorities.error(format_args!("has a certificate that is none: {error}"))
+                self.authorities.error(format_args!("has a certificate that cannot be parsed: {error}"))
             })?;
         }
         let mut verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone());
@@ -87,7 +87,7 @@ impl Clients {
             let lists = pem.revocation_lists()?;
             for list in &lists {
                 webpki::BorrowedCertRevocationList::from_der(list).map_err(|error| {
-                    pem.error(format_args!("has a revocation list that is none: {error}"))
+                    pem.error(format_args!("has a revocation list that cannot be parsed: {error}"))
                 })?;
                 decides_by.push(list.to_vec());
             }

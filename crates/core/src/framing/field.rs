@@ -125,7 +125,7 @@ impl LengthField {
     /// The length before a payload of `bytes` bytes.
     fn length_of(self, bytes: usize) -> Result<u64, EncodeError> {
         u64::try_from(bytes as i128 - i128::from(self.adjust))
-            .map_err(|_| EncodeError("shorter than what is added to each length"))
+            .map_err(|_| EncodeError("shorter than the bytes added to each length"))
     }
 
     /// Checks a payload that begins with its header.

@@ -14,7 +14,7 @@ use crate::proxy::{Ends, Proxied, Tlvs};
 use crate::times::Times;
 use crate::{Account, CloseReason, ConnLimits, LimitError, PeerCredentials, RemoteGate, Time};
 
-/// What few connections have.
+/// Fields that few connections need.
 #[derive(Default)]
 pub(super) struct Extra {
     /// Woken when the outbox falls below its low mark.
@@ -30,7 +30,7 @@ pub(super) struct Extra {
     limits: Option<Box<OwnLimits>>,
 }
 
-/// What the kernel was asked for when the connection was accepted.
+/// Facts that the kernel was asked for when the connection was accepted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Asked {
     /// The address that the peer connected to.
@@ -39,7 +39,7 @@ pub struct Asked {
     pub credentials: Option<PeerCredentials>,
 }
 
-/// What a connection with its own limits is bounded by, instead of what its lane says.
+/// The limits of a connection that has its own, instead of its lane's.
 #[derive(Clone, Copy)]
 pub(crate) struct OwnLimits {
     pub frame_bytes_max: usize,

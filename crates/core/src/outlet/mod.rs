@@ -1,4 +1,4 @@
-//! What user code and the state machine share of a connection.
+//! State that user code and the state machine share for a connection.
 //!
 //! User code runs while the state machine waits, and never holds a reference into it: it writes into the
 //! connection's [`Outlet`] and puts the connection on the list of dirty ones in [`ShardShared`](crate::ShardShared).
@@ -38,11 +38,11 @@ const NOT_FRAMED: u16 = 8;
 const GONE: u16 = 16;
 /// A task waits for the outbox to fall below its low mark.
 const AWAITED: u16 = 32;
-/// The service holds the connection open beyond the peer's FIN.
+/// The service holds the connection open after the peer's FIN.
 const HELD_OPEN: u16 = 64;
 /// Other threads may look at its [`RemoteGate`].
 const GATED: u16 = 128;
-/// User code has written its last byte: FIN follows what is queued.
+/// User code has written its last byte: FIN follows the queued bytes.
 const WRITING_ENDED: u16 = 256;
 /// Frames are handed out even while the outbox is over its high mark.
 const READS_ON: u16 = 512;
@@ -51,7 +51,7 @@ const READS_ON: u16 = 512;
 const NO_MEMORY: u16 = 1024;
 /// The outbox came to be over its high mark, and may still be.
 const OVER_HIGH: u16 = 2048;
-/// What it sends and receives is counted.
+/// Its bytes and frames are counted.
 const ACCOUNTED: u16 = 4096;
 /// It has its own limits. Its frames and replies take the slower ways, which look at them.
 const LIMITED: u16 = 8192;
@@ -60,14 +60,14 @@ const SWITCHED: u16 = 16384;
 /// The service is called once more behind the peer's last byte, with an empty frame.
 const HEARS_END: u16 = 32768;
 
-/// What changes nothing about how its replies are sent.
+/// Flags that change nothing about sending its replies.
 const UNOBTRUSIVE: u16 = HELD_OPEN | READS_ON | ACCOUNTED | HEARS_END;
 
 /// An owned piece may be this many times the high mark of the outbox. A body of 1 MiB in sends of 256 KiB costs up to half as much
 /// again as in one; of a larger piece it would be hidden for longer how much the peer took.
 const OWNED_PIECE_MARKS: usize = 4;
 
-/// What became of a reply in an outbox.
+/// The outcome of a reply in an outbox.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Appended {
     Whole,
@@ -104,7 +104,7 @@ impl Outlet {
         }
     }
 
-    /// The connection's name on its shard.
+    /// The id of the connection, unique on its shard.
     #[inline]
     pub fn id(&self) -> ConnId {
         self.id
@@ -120,13 +120,13 @@ impl Outlet {
         self.listener
     }
 
-    /// What the connections of its lane share.
+    /// State that the connections of its lane share.
     #[inline]
     pub fn lane(&self) -> &LaneShared {
         &self.lane
     }
 
-    /// True once the connection takes nothing any more.
+    /// True once the connection takes no more bytes.
     #[inline]
     pub fn is_gone(&self) -> bool {
         self.has(GONE)
@@ -199,7 +199,7 @@ impl Outlet {
         });
     }
 
-    /// The same with bytes that may leave without a copy.
+    /// Queues bytes as they are, without a copy where that is possible.
     pub fn write_payload(&self, payload: Payload<'_>) {
         self.append::<0>(|out| {
             out.payload(payload);
@@ -216,7 +216,7 @@ impl Outlet {
         });
     }
 
-    /// As [`reply_with`](Outlet::reply_with), for bytes that leave as they are.
+    /// Queues bytes that `write` writes in place, as they are; otherwise as [`reply_with`](Outlet::reply_with).
     pub fn write_with<R: Written>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
         let mut result = R::unsent();
         self.append::<0>(|out| {
@@ -226,7 +226,7 @@ impl Outlet {
         result
     }
 
-    /// Queues one frame that other connections of the shard are sent too: encoded at the first push of each lane.
+    /// Queues one frame that other connections of the shard get too: encoded at the first push of each lane.
     pub fn reply_shared(&self, shared: &SharedPayload) {
         self.append::<1>(|out| match shared.wire_for(&self.lane, out) {
             Some(wire) => {
@@ -301,30 +301,30 @@ impl Outlet {
         self.mark_dirty();
     }
 
-    /// Closes after what is queued has left.
+    /// Closes after the queued bytes.
     pub fn close(&self) {
         self.set(CLOSE);
         self.update_gate();
         self.mark_dirty();
     }
 
-    /// Resets the connection; what is queued is dropped.
+    /// Resets the connection and drops its queued bytes.
     pub fn abort(&self) {
         self.set(ABORT);
         self.update_gate();
         self.mark_dirty();
     }
 
-    /// Closes after what is queued has left, because user code failed.
+    /// Closes after the queued bytes, because user code failed.
     pub fn fail(&self) {
-        // It may have said more than that.
+        // Another reason may be set already.
         self.with_extra(|extra| {
             extra.reason.get_or_insert(CloseReason::HandlerError);
         });
         self.close();
     }
 
-    /// Closes after what is queued has left, because an upstream failed.
+    /// Closes after the queued bytes, because an upstream failed.
     pub fn upstream_failed(&self) {
         self.with_extra(|extra| {
             if extra.reason != Some(CloseReason::HandlerPanicked) {
@@ -340,7 +340,7 @@ impl Outlet {
         self.abort();
     }
 
-    /// Why user code ends it, where `otherwise` does not say it all.
+    /// The reason why user code ends it, if there is a more exact one than `otherwise`.
     pub(crate) fn end_reason(&self, otherwise: CloseReason) -> CloseReason {
         if self.has(NO_MEMORY) {
             return CloseReason::MemoryLimit;
@@ -351,13 +351,13 @@ impl Outlet {
         reason.unwrap_or(otherwise)
     }
 
-    /// Sends FIN after what is queued, and takes nothing more to send. Receiving goes on.
+    /// Sends FIN behind the queued bytes, and takes no more. Receiving goes on.
     pub fn end_writing(&self) {
         self.set(WRITING_ENDED);
         self.mark_dirty();
     }
 
-    /// True once nothing more is taken to be sent.
+    /// True once no more bytes are taken.
     #[inline]
     pub fn writing_ended(&self) -> bool {
         self.has(WRITING_ENDED | GONE)
@@ -511,7 +511,7 @@ impl Outlet {
         Some(batch)
     }
 
-    /// What was taken to be sent next leaves sealed, in `bytes` bytes.
+    /// The bytes taken for the next send leave sealed, in `bytes` bytes.
     pub(crate) fn sealed(&self, bytes: usize) {
         let before = self.in_flight.replace(bytes as u32);
         self.lane.shard().release(before as usize);
@@ -522,7 +522,7 @@ impl Outlet {
         self.update_gate();
     }
 
-    /// Drops what is queued and not in flight.
+    /// Drops queued bytes that are not in flight.
     pub(crate) fn drop_pending(&self) {
         if let Some(batch) = self.pending.take() {
             self.lane.shard().release(batch.len());
@@ -540,7 +540,7 @@ impl Outlet {
         self.update_gate();
     }
 
-    /// Takes nothing from now on; what is queued still leaves.
+    /// Takes no more bytes from now on; queued ones still leave.
     pub(crate) fn seal(&self) {
         self.set(GONE);
         self.update_gate();

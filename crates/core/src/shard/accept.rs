@@ -37,9 +37,9 @@ pub(super) struct Accepting {
     listeners: Vec<Listener>,
     /// What all shards of the server may hold together.
     quota: Option<Arc<Quota>>,
-    /// Another shard has room.
+    /// True if another shard has room.
     others_have_room: bool,
-    /// Sockets that were on the way when the limit was reached, first in, first out.
+    /// Sockets that were on their way when the limit was reached, first in, first out.
     waiting: VecDeque<(u16, Socket, Option<SocketAddr>)>,
     /// Connections handed out as [`Event::Accepted`] and not answered yet.
     asked: usize,
@@ -56,13 +56,13 @@ pub(super) struct Accepting {
 
 #[derive(Clone, Copy)]
 struct Listener {
-    /// Of what is accepted there.
+    /// The lane of accepted connections.
     lane: LaneId,
     armed: bool,
     stopping: bool,
     /// Its socket is closed, for good.
     closed: bool,
-    /// What its connections begin with, if that is not a frame.
+    /// The header that its connections begin with, if there is one.
     header: Option<Expected>,
 }
 
@@ -97,25 +97,25 @@ impl Accepting {
         self.listeners.get(usize::from(listener)).map_or(LaneId::FIRST, |listener| listener.lane)
     }
 
-    /// What the connections of a listener begin with, if that is not a frame.
+    /// The header that connections of a listener begin with, if there is one.
     pub(super) fn expected(&self, listener: u16) -> Option<Expected> {
         self.listeners.get(usize::from(listener))?.header
     }
 
-    /// Has the connections of a listener begin with it.
+    /// Expects this header on connections of a listener.
     pub(super) fn expect(&mut self, listener: u16, header: Expected) {
         if let Some(listener) = self.listeners.get_mut(usize::from(listener)) {
             listener.header = Some(header);
         }
     }
 
-    /// When to look again: accepting rests after an error, and this shard is not told that another one has room.
+    /// The time to check again: accepting rests after an error, and no other shard reports that it has room.
     pub(super) fn retry_at(&self, now: Time) -> Option<Time> {
         let held_by_others = self.paused && self.quota.is_some();
         self.retry_at.or(held_by_others.then(|| now + RETRY))
     }
 
-    /// A connection or a socket that was asked about is gone.
+    /// Returns the place of a connection or a socket that is gone.
     pub(super) fn give_back(&self) {
         if let Some(quota) = &self.quota {
             quota.used.fetch_sub(1, Ordering::Relaxed);
@@ -144,7 +144,7 @@ impl Accepting {
 }
 
 impl<O: Observer> Shard<O> {
-    /// The lane of what a listener accepts.
+    /// The lane of connections that a listener accepts.
     pub fn lane_of_listener(&self, listener: u16) -> LaneId {
         self.accepting.lane_of(listener)
     }
@@ -158,7 +158,7 @@ impl<O: Observer> Shard<O> {
         self.place(listener, socket, peer);
     }
 
-    /// A socket that another shard accepted and had no room for.
+    /// Takes a socket that another shard accepted and had no room for.
     pub fn take_handed_off(&mut self, listener: u16, socket: Socket, peer: Option<SocketAddr>) {
         self.place(listener, socket, peer);
     }
@@ -168,7 +168,7 @@ impl<O: Observer> Shard<O> {
             return;
         }
         if self.has_stopped() {
-            // It would wait for a place that is not coming.
+            // It would wait for a place that does not come.
             self.counters_at(listener).refused += 1;
             self.ops.push(Op::Refuse { socket });
             return;
@@ -183,7 +183,7 @@ impl<O: Observer> Shard<O> {
 
     /// False if there is no room.
     fn ask(&mut self, listener: u16, socket: Socket, peer: Option<SocketAddr>) -> bool {
-        // A drain lets in what waits, and soon cuts those whose header does not come.
+        // A drain lets in waiting sockets, and soon cuts those without a header.
         let is_held = self.is_full_of_starts() && !self.has_stopped();
         if is_held || !self.has_slot() || !self.accepting.take_quota() {
             return false;
@@ -193,7 +193,7 @@ impl<O: Observer> Shard<O> {
         true
     }
 
-    /// False if it stays here, since there is no room elsewhere, or there is some here.
+    /// False if it stays here, since no other shard has room, or this one has.
     fn hand_off(&mut self, listener: u16, socket: Socket, peer: Option<SocketAddr>) -> bool {
         let hands_off = self.hands_off();
         if hands_off {
@@ -216,7 +216,7 @@ impl<O: Observer> Shard<O> {
         self.has_slot() && self.accepting.quota_left()
     }
 
-    /// True if what is accepted now goes to another shard.
+    /// True if newly accepted sockets go to another shard.
     fn hands_off(&self) -> bool {
         !self.has_stopped()
             && !self.has_slot()
@@ -239,7 +239,7 @@ impl<O: Observer> Shard<O> {
         self.accepting.withheld = false;
     }
 
-    /// Whether another shard has room for what this one accepts beyond its own table. Goes on from the next turn.
+    /// Sets whether another shard has room for sockets beyond this one's table. Accepting goes on from the next turn.
     pub fn set_others_have_room(&mut self, room: bool) {
         self.accepting.others_have_room = room;
     }
@@ -288,8 +288,8 @@ impl<O: Observer> Shard<O> {
         self.retry_accepts();
     }
 
-    /// A socket that `listener` accepted goes to another shard, which has fewer connections, instead of being admitted or refused
-    /// here.
+    /// Counts a socket that `listener` accepted and that goes to a shard with fewer connections, instead of being admitted or
+    /// refused here.
     pub fn handed_off(&mut self, listener: u16) {
         self.accepting.asked -= 1;
         self.accepting.give_back();
@@ -318,7 +318,7 @@ impl<O: Observer> Shard<O> {
         self.sync_accept();
     }
 
-    /// A slot is free, or a descriptor may be.
+    /// A slot is free, or perhaps a descriptor.
     pub(super) fn slot_freed(&mut self) {
         if let Some(retry_at) = &mut self.accepting.retry_at {
             *retry_at = (*retry_at).min(self.now + RETRY / 10);
@@ -326,7 +326,7 @@ impl<O: Observer> Shard<O> {
         self.retry_accepts();
     }
 
-    /// At the start of a turn: whatever is not as it mostly is may have changed since the last one, also on other shards.
+    /// Checks, at the start of a turn, everything that may have changed since the last one, on other shards too.
     #[inline]
     pub(super) fn check_accepting(&mut self) {
         let accepting = &self.accepting;
@@ -346,7 +346,7 @@ impl<O: Observer> Shard<O> {
             break;
         }
         if self.has_stopped() {
-            // For those who still wait there is no room, and there will be no time.
+            // Waiting sockets find no room, and will have no time.
             self.refuse_waiting();
         }
         self.sync_accept();
@@ -388,7 +388,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Takes what is queued at the listeners, and closes them.
+    /// Takes in the queues of the listeners, and closes them.
     pub(super) fn stop_listening(&mut self) {
         for listener in 0..self.accepting.listeners.len() as u16 {
             self.ops.push(Op::StopListening { listener });
@@ -398,7 +398,7 @@ impl<O: Observer> Shard<O> {
         self.accepting.paused = false;
     }
 
-    /// No socket that waits becomes a connection any more.
+    /// Refuses waiting sockets: none becomes a connection any more.
     pub(super) fn refuse_waiting(&mut self) {
         while let Some((listener, socket, _)) = self.accepting.waiting.pop_front() {
             self.counters_at(listener).refused += 1;
@@ -406,7 +406,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Closes a connection that `open` refused, after what it was told.
+    /// Closes a connection that `open` refused, after its queued replies.
     pub fn refused(&mut self, id: ConnId) {
         if let Some(lane) = self.lane_of(id) {
             self.lanes[lane].counters.refused += 1;

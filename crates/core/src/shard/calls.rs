@@ -1,10 +1,10 @@
-//! Calls that wait, as the state machine counts them.
+//! Pending calls, as the state machine counts them.
 
 use super::Shard;
 use crate::conn::{NO_HANDLER, Opened};
 use crate::{CloseReason, ConnId, Observer, Stamp};
 
-/// What [`Shard::call_parked`] answers.
+/// The result of [`Shard::call_parked`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Parked {
     /// The connection's former first call, behind which the caller lists this one.
@@ -16,10 +16,10 @@ pub struct Parked {
 }
 
 impl<O: Observer> Shard<O> {
-    /// A call of a connection waits, and holds `bytes` of memory. Once as many do as may
-    /// ([`Limits::calls_in_flight_max`](crate::Limits::calls_in_flight_max)), or memory is tight, no frame is handed out until
-    /// [`call_done`](Shard::call_done). `handler` is the caller's name for the call. [`Ended`](crate::Ended) brings the name of
-    /// the first one back.
+    /// Notes a pending call of a connection, which holds `bytes` of memory. At
+    /// [`Limits::calls_in_flight_max`](crate::Limits::calls_in_flight_max) pending calls, or if memory is tight, no frame is
+    /// handed out until [`call_done`](Shard::call_done). `handler` is the caller's name for the call. [`Ended`](crate::Ended)
+    /// returns the name of the first one.
     pub fn call_parked(&mut self, id: ConnId, handler: u32, bytes: usize) -> Parked {
         let mut bytes = bytes;
         let index = id.slot();
@@ -52,10 +52,10 @@ impl<O: Observer> Shard<O> {
         Parked { next, bytes, since: self.stamp }
     }
 
-    /// A call that waited is done: [`run_frames`](Shard::run_frames) hands out further frames. `parked` is what
-    /// [`call_parked`](Shard::call_parked) answered, with the call listed behind it now as `next`, which is the first one now if
-    /// this was. `before` is the `since` of the call listed before it, if there is one: of the oldest one from now on, if this
-    /// was the last of the list.
+    /// Notes the end of a pending call: [`run_frames`](Shard::run_frames) hands out further frames. `parked` is the result of
+    /// [`call_parked`](Shard::call_parked), with the call that is now listed behind it as `next`, which becomes the first one
+    /// if this was. `before` is the `since` of the call listed before it, if there is one: that of the oldest call from now on,
+    /// if this was the last of the list.
     pub fn call_done(&mut self, id: ConnId, handler: u32, parked: Parked, before: Option<Stamp>) {
         let Parked { next, bytes, .. } = parked;
         let now = self.stamp;
@@ -78,11 +78,11 @@ impl<O: Observer> Shard<O> {
         self.arm(id);
     }
 
-    /// The `open` of a connection that was [admitted](Shard::admit) waits, and holds `bytes` of memory. Bytes are received from
-    /// now on and kept, up to [`Limits::inbox_bytes_high`](crate::Limits::inbox_bytes_high), and no frame is handed out until
-    /// [`open_done`](Shard::open_done). `open` is the caller's name for it, which [`Ended`](crate::Ended) brings back if the
-    /// connection ends before: at [`Limits::open_timeout`](crate::Limits::open_timeout), by the peer, in a drain unless something
-    /// was received, by an abort. Returns the bytes that were counted for it.
+    /// Notes that the `open` of an [admitted](Shard::admit) connection is pending, and holds `bytes` of memory. Bytes are
+    /// received and kept, up to [`Limits::inbox_bytes_high`](crate::Limits::inbox_bytes_high), and no frame is handed out until
+    /// [`open_done`](Shard::open_done). `open` is the caller's name for it, which [`Ended`](crate::Ended) returns if the
+    /// connection ends before: at [`Limits::open_timeout`](crate::Limits::open_timeout), by the peer, in a drain unless bytes
+    /// were received, by an abort. Returns the bytes that were counted for it.
     pub fn open_parked(&mut self, id: ConnId, open: u32, bytes: usize) -> usize {
         let Some(conn) = self.conns.get_mut(id) else { return 0 };
         conn.opened = Opened::Waits;
@@ -91,26 +91,26 @@ impl<O: Observer> Shard<O> {
         parked.bytes
     }
 
-    /// An `open` that waited is done. The next call for the connection is [`opened`](Shard::opened), also if it is ending
-    /// already, [`refused`](Shard::refused) or [`abort`](Shard::abort). `bytes` is what [`open_parked`](Shard::open_parked)
-    /// answered.
+    /// Notes the end of a pending `open`. The next call for the connection is [`opened`](Shard::opened), even if it is ending
+    /// already, [`refused`](Shard::refused) or [`abort`](Shard::abort). `bytes` is the result of
+    /// [`open_parked`](Shard::open_parked).
     pub fn open_done(&mut self, id: ConnId, open: u32, bytes: usize) {
         self.call_done(id, open, Parked { next: None, bytes, since: self.stamp }, None);
         if let Some(conn) = self.conns.get_mut(id) {
             conn.opened = Opened::No;
-            // A peer that was let in now has its whole time until it is asked for a sign of life.
+            // A peer that was let in just now has its whole time until it is asked for a sign of life.
             conn.heard_at = self.stamp;
         }
     }
 
-    /// True if the turn has room for another call beside frames: one that waited, or a task. It counts; what finds no room
-    /// is for the next turn, which must come without a wait.
+    /// True if the turn has room for another call apart from frames: a resumed call or a task. It counts. Calls without room
+    /// are left to the next turn, which must come without a wait.
     #[inline]
     pub fn take_call(&mut self) -> bool {
         self.work.take_call()
     }
 
-    /// True if no other call of a connection may begin before one that waits is done.
+    /// True if no other call of a connection may begin before a pending one is done.
     pub fn calls_are_full(&self, id: ConnId) -> bool {
         self.conns.get(id).is_some_and(|conn| conn.calls_full)
     }

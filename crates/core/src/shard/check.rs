@@ -1,4 +1,4 @@
-//! What must hold after every turn.
+//! Conditions that hold after every turn.
 
 use super::Shard;
 use crate::Observer;

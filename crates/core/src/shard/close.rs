@@ -13,8 +13,8 @@ use crate::conn::{NO_HANDLER, Opened, State, Write};
 use crate::{CloseHow, CloseReason, ConnId, Observer, Op};
 
 impl<O: Observer> Shard<O> {
-    /// Ends a connection after its queued replies have left. No further frame is handed out and nothing more
-    /// is queued; a parked handler is dropped when the replies are gone.
+    /// Ends a connection after its queued replies. No further frame is handed out and no reply is taken; a pending call is
+    /// dropped when the replies are gone.
     pub fn finish(&mut self, id: ConnId, reason: CloseReason) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         if !conn.is_open() {
@@ -38,7 +38,7 @@ impl<O: Observer> Shard<O> {
         self.begin_close(id, reason);
     }
 
-    /// The first stage: what is queued leaves, and nothing is added.
+    /// The first stage: queued replies leave, and none is added.
     fn begin_drain(&mut self, id: ConnId, reason: CloseReason) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         conn.state = State::Draining;
@@ -52,7 +52,7 @@ impl<O: Observer> Shard<O> {
         self.drained(id);
     }
 
-    /// Goes on to the next stage if everything queued has left.
+    /// Goes on to the next stage if all queued replies have left.
     pub(super) fn drained(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         if conn.state == State::Draining
@@ -69,7 +69,7 @@ impl<O: Observer> Shard<O> {
         let Some(shared) = conn.shared.take() else { return };
         self.shared.release(self.holders.forget(id.slot()));
         let Some(conn) = self.conns.get_mut(id) else { return };
-        // What waits for room may be a task, which is not dropped with the connection.
+        // A waiter for room may be a task, which is not dropped with the connection.
         shared.take_ready(|waker| self.events.push_back(Event::Wake(id, waker)));
         shared.end();
         conn.state = State::Closing;
@@ -102,7 +102,7 @@ impl<O: Observer> Shard<O> {
         self.join(id);
     }
 
-    /// The third stage: FIN is sent, the peer has its time to close too, and what is in flight is stopped and awaited.
+    /// The third stage: FIN is sent, the peer has its time to close too, and operations in flight are stopped and awaited.
     pub(super) fn join(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         debug_assert_eq!(conn.state, State::Closing);
@@ -132,7 +132,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// The fourth stage: nothing is in flight, and the socket goes.
+    /// The fourth stage: nothing is in flight, and the socket is closed.
     fn close_socket(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         conn.close_sent = true;
@@ -152,7 +152,7 @@ impl<O: Observer> Shard<O> {
         if self.lanes.remove(conn.lane) {
             self.accepting.give_back();
         }
-        // Its descriptor may be another's that waits.
+        // Its descriptor may serve another connection that waits.
         self.slot_freed();
     }
 

@@ -1,4 +1,4 @@
-//! Connections that the server makes, to upstreams.
+//! Connections to upstreams.
 
 use alloc::boxed::Box;
 
@@ -9,9 +9,10 @@ use crate::outlet::{ConnShared, Outlet};
 use crate::{Address, CloseReason, ConnId, LaneId, Observer, Op};
 
 impl<O: Observer> Shard<O> {
-    /// Begins to connect. [`Lane::connected`](crate::Lane::connected) says that the connection is there, [`Lane::ended`](crate::Lane::ended) that it will not be;
-    /// nothing may be queued for it before. `None` if the [outbound](Shard::add_outbound) lane is full, there is no memory, or the
-    /// shard drains and every accepted connection is gone.
+    /// Begins to connect. [`Lane::connected`](crate::Lane::connected) reports the connection,
+    /// [`Lane::ended`](crate::Lane::ended) a failure; queue nothing for it before. `None` if the
+    /// [outbound](Shard::add_outbound) lane is full, there is no memory, or the shard drains and every accepted connection is
+    /// gone.
     pub fn connect<S: 'static>(&mut self, lane: LaneId, address: Address, session: S) -> Option<ConnId> {
         if self.has_closed_outbound() || self.connections_left(lane) == 0 {
             return None;

@@ -1,4 +1,4 @@
-//! The end of a whole shard.
+//! The drain of a shard.
 //!
 //! ```text
 //!   the order ──▶ Delayed ──▶ Looking ────────────▶ Finishing ──▶ Aborted ──▶ given up
@@ -7,23 +7,23 @@
 //!                             taken in
 //! ```
 //!
-//! * Each connection is told at the start, some in each turn ([`TOLD_IN_A_TURN`]), and none is cut before all were.
-//! * *Delayed*, for [`ServerLimits::drain_delay`](crate::ServerLimits::drain_delay): nothing changes but what
-//!   [`ShardShared::is_draining`](crate::ShardShared::is_draining) says.
-//! * *Looking*: the listeners are closed, and what had arrived is received. It is over once a turn brings nothing, or after
-//!   [`LOOKS_MIN`] turns and one more for every [`CONNECTIONS_A_LOOK`] connections: the driver brings what was there first
-//!   before what came later, 256 completions in a turn.
-//! * *Finishing*: then every connection is cut. What arrives from now on is thrown away, so that no call begins for it, and no
-//!   byte of it waits in the kernel, where it would make a reset of a close. Frames that were received whole are
-//!   answered, calls that wait are waited for, what is queued leaves; then FIN. A service that holds a connection open is
-//!   not interfered with.
-//! * A connection that was queued at a listener comes later than the others, and is cut [`NEWCOMER`] after the turn that
-//!   admitted it. One that was accepted less than that ago, and has not brought a frame, has as much time.
+//! * Each connection gets `draining` at the start, some in each turn ([`TOLD_IN_A_TURN`]), and none is cut before all had it.
+//! * *Delayed*, for [`ServerLimits::drain_delay`](crate::ServerLimits::drain_delay): only
+//!   [`ShardShared::is_draining`](crate::ShardShared::is_draining) changes.
+//! * *Looking*: the listeners are closed, and bytes that had arrived are received. It is over when a turn brings nothing, or
+//!   after [`LOOKS_MIN`] turns and one more for every [`CONNECTIONS_A_LOOK`] connections: the driver brings earlier completions
+//!   first, 256 in a turn.
+//! * *Finishing*: every connection is cut. Later bytes are dropped, so that no call begins for them, and none of them waits in
+//!   the kernel, where it would turn the close into a reset. Frames that were received whole are answered, pending calls are
+//!   awaited, queued replies leave; then FIN. A connection that its service holds open is left alone.
+//! * A connection from the queue of a listener comes later than the others, and is cut [`NEWCOMER`] after the turn that
+//!   admitted it. One that was accepted less than that ago, and has not brought a frame, has the same time.
 //! * A connection whose PROXY header is not whole by then, or whose handshake is not done, is closed.
-//! * Connections that the server made stay until the last accepted one is gone, since that one may need them. Then what is
-//!   queued for them leaves, and they are closed.
-//! * *Aborted*, when [`ServerLimits::drain_timeout`](crate::ServerLimits::drain_timeout) is over or at the order: every connection is reset.
-//! * What is there [`GIVE_UP`] and [`LAST_LOOKS`] later is left behind: a completion of the driver did not come.
+//! * Connections to upstreams stay until the last accepted one is gone, since that one may need them. Then their queued bytes
+//!   leave, and they are closed.
+//! * *Aborted*, after [`ServerLimits::drain_timeout`](crate::ServerLimits::drain_timeout) or at the order: every connection is
+//!   reset.
+//! * Connections that are left [`GIVE_UP`] and [`LAST_LOOKS`] later are left behind: a completion of the driver did not come.
 
 use alloc::collections::VecDeque;
 use core::time::Duration;
@@ -33,40 +33,40 @@ use super::turn::Event;
 use crate::conn::{Conn, Intake, Opened};
 use crate::{CloseReason, ConnId, Observer, Time};
 
-/// Turns that bring bytes until connections are cut: the few that the first of 256 completions may need while others come
-/// in between. A client that asks again as soon as it is answered gets an answer more for each of them.
+/// Turns that bring bytes until connections are cut: the few that the first of 256 completions may need while others come in
+/// between. A client that sends its next request with each answer gets one more answer for each of them.
 const LOOKS_MIN: u32 = 16;
 
-/// One look more is granted for each group of this many connections: a turn takes 256 completions, and a connection may have
-/// had several.
+/// Connections for each of which one more look is granted: a turn takes 256 completions, and a connection may have had several.
 const CONNECTIONS_A_LOOK: u32 = 8;
 
-/// How long a connection that was queued at a listener is looked at: its socket has to become one of the driver's, whose
-/// receive has to be armed. Together with what it takes to close a listener it is answered or closed within 100 ms.
+/// Time that a connection from a listener's queue has for its request: its socket has to become one of the driver's, and its
+/// receive has to be armed. Together with the time to close a listener it is answered or closed within 100 ms.
 const NEWCOMER: Duration = Duration::from_millis(30);
 
-/// How long the driver may take to end what was aborted, and how much longer once the shard has looked at what came in that
-/// time: a machine that slept finds all of it there. Together what is left of the 30 s after which Kubernetes kills, with the
-/// default of `ServerLimits::drain_timeout`. A kernel that ends nothing in that time does not do so later.
+/// Time that the driver has to end aborted connections, and more time once the shard has looked at completions of that time: a
+/// machine that slept finds all of them there. Together the rest of the 30 s after which Kubernetes kills, with the default of
+/// `ServerLimits::drain_timeout`. A kernel that ends nothing in that time does not do so later.
 const GIVE_UP: Duration = Duration::from_secs(4);
 const LAST_LOOKS: Duration = Duration::from_secs(1);
 
-/// Connections that a turn tells of the drain, so that a crowd of them keeps none waiting for long: at a microsecond each half a
+/// Connections that get `draining` in a turn, so that a crowd of them keeps none waiting for long: at a microsecond each half a
 /// millisecond.
 const TOLD_IN_A_TURN: u32 = 512;
 
-/// All slots were told.
+/// All connections had `draining`.
 const ALL_TOLD: u32 = u32::MAX;
 
-/// The shard shuts down.
+/// The drain of the shard.
 pub(super) struct Drain {
     stage: Stage,
-    /// The slot whose connection is told next, [`ALL_TOLD`] behind the last. A connection before it that opens is told then.
+    /// The slot whose connection gets `draining` next, [`ALL_TOLD`] behind the last. A connection before it that opens gets it
+    /// then.
     told: u32,
-    /// Connections admitted since it began or right before, and when they are cut: `None` until the turn after the one that
-    /// admitted them begins.
+    /// Connections admitted since the begin or right before, with the time at which they are cut: `None` until the turn after
+    /// the one that admitted them begins.
     newcomers: VecDeque<(Option<Time>, ConnId)>,
-    /// Connections that the server made are being closed, and it makes no more.
+    /// Connections to upstreams are being closed, and none is made any more.
     outbound_closed: bool,
 }
 
@@ -76,19 +76,19 @@ enum Stage {
         until: Time,
     },
     Looking {
-        /// When what is left is aborted.
+        /// The time at which remaining connections are aborted.
         deadline: Time,
         turns_left: u32,
-        /// True until the first turn that began after it did has brought what it could.
+        /// True until the first turn that began after it has brought everything it could.
         first_turn: bool,
     },
     Finishing {
         deadline: Time,
     },
     Aborted {
-        /// When what is left is left behind.
+        /// The time at which remaining connections are left behind.
         until: Time,
-        /// The driver had its time, and brings what ended meanwhile.
+        /// The driver had its time, and brings completions of that time.
         last_looks: bool,
     },
     GivenUp,
@@ -104,7 +104,7 @@ impl Drain {
         matches!(self.stage, Stage::Looking { .. })
     }
 
-    /// When it has something to do.
+    /// The time at which the drain has something to do.
     pub(super) fn next(&self) -> Option<Time> {
         let stage = match self.stage {
             Stage::Delayed { until } | Stage::Aborted { until, .. } => Some(until),
@@ -114,7 +114,7 @@ impl Drain {
         if self.told != ALL_TOLD {
             return Some(Time::ZERO);
         }
-        // One without a time has a turn at once. The last ones are those without.
+        // A newcomer without a time has a turn at once. The last ones are those without.
         let untimed = self.newcomers.back().is_some_and(|(at, _)| at.is_none());
         let newcomer =
             if untimed { Some(Time::ZERO) } else { self.newcomers.front().and_then(|(at, _)| *at) };
@@ -128,8 +128,8 @@ impl Drain {
 }
 
 impl<O: Observer> Shard<O> {
-    /// Begins to shut down, at once or after [`ServerLimits::drain_delay`](crate::ServerLimits::drain_delay): listeners are closed, what
-    /// was received is answered, and connections are closed as soon as nothing is owed; after
+    /// Begins to shut down, at once or after [`ServerLimits::drain_delay`](crate::ServerLimits::drain_delay): listeners are
+    /// closed, received frames are answered, and connections are closed when they owe nothing; after
     /// [`ServerLimits::drain_timeout`](crate::ServerLimits::drain_timeout) the rest is aborted.
     pub fn drain(&mut self) {
         if self.drain.is_some() {
@@ -150,7 +150,7 @@ impl<O: Observer> Shard<O> {
         self.abort_all(CloseReason::ServerAborted);
     }
 
-    /// At the end of a turn: once no accepted connection is left, those that the server made are closed after what is queued.
+    /// Closes connections to upstreams after their queued bytes, at the end of a turn, once no accepted connection is left.
     #[cold]
     pub(super) fn close_outbound(&mut self) {
         let is_due = self.lanes.inbound() == 0 && self.has_stopped() && self.accepting.is_stopped();
@@ -165,12 +165,12 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// True once the server makes no connection any more.
+    /// True once connections to upstreams are being closed.
     pub(super) fn has_closed_outbound(&self) -> bool {
         self.drain.as_ref().is_some_and(|drain| drain.outbound_closed)
     }
 
-    /// The delay is over: nothing new from here on.
+    /// Ends the delay: nothing new from here on.
     fn stop(&mut self) {
         if self.has_stopped() {
             return;
@@ -198,7 +198,7 @@ impl<O: Observer> Shard<O> {
         !matches!(stage, Some(Stage::Aborted { .. } | Stage::GivenUp))
     }
 
-    /// A connection is new, and is cut a little later than the others.
+    /// Notes a new connection, which is cut a little later than the others.
     pub(super) fn note_newcomer(&mut self, id: ConnId) {
         let Some(drain) = self.drain.as_mut().filter(|drain| drain.has_stopped()) else { return };
         drain.newcomers.push_back((None, id));
@@ -207,7 +207,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Tells some of those connections of the drain that were not.
+    /// Sends `draining` to some connections that did not have it.
     fn tell_draining(&mut self) {
         let Some(drain) = self.drain.as_mut().filter(|drain| drain.told != ALL_TOLD) else { return };
         let used = self.conns.used();
@@ -222,7 +222,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// A connection was opened: one that opens in a drain, behind the others, is told of that too.
+    /// Notes an opened connection. One that opens in a drain, behind the others, gets `draining` too.
     pub(super) fn tell_opened(&mut self, id: ConnId) {
         let is_behind = self.drain.as_ref().is_some_and(|drain| id.slot() < drain.told);
         let is_served = self.lane_of(id).is_some_and(|lane| !self.lanes[lane].is_outbound);
@@ -264,7 +264,7 @@ impl<O: Observer> Shard<O> {
         self.cut_newcomers();
     }
 
-    /// Cuts every connection, but for those that are so young that the request may be on its way for which they were made.
+    /// Cuts every connection, except young ones whose first request may be on its way.
     fn cut_all(&mut self) {
         for index in 0..self.conns.used() {
             let Some(id) = self.conns.id_at(index) else { continue };
@@ -281,7 +281,7 @@ impl<O: Observer> Shard<O> {
         let now = self.now;
         if let Some(drain) = &mut self.drain {
             let untimed = drain.newcomers.iter_mut().rev().take_while(|(at, _)| at.is_none());
-            // From here on, since the turn that admitted them may have lasted longer than they get.
+            // Their time begins here, since the turn that admitted them may have lasted longer.
             untimed.for_each(|(at, _)| *at = Some(now + NEWCOMER));
         }
         while let Some(drain) = &mut self.drain
@@ -293,12 +293,12 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// From now on what arrives is thrown away. What is there of a frame that is not whole goes with it.
+    /// Drops later bytes from now on, with the start of a frame that is not whole.
     fn cut(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         conn.intake = Intake::Cut;
         if conn.is_starting() {
-            // A peer that did not say for whom it comes did not ask for anything.
+            // A peer whose header or handshake is not done did not ask for anything.
             return self.finish(id, CloseReason::Shutdown);
         }
         if !conn.is_open() || !conn.is_cut() {
@@ -322,7 +322,7 @@ impl<O: Observer> Shard<O> {
         if let Some(drain) = &mut self.drain
             && !matches!(drain.stage, Stage::Aborted { .. } | Stage::GivenUp)
         {
-            // Once is enough: what is left is with the driver.
+            // Once is enough: the rest is up to the driver.
             drain.stage = Stage::Aborted { until: self.now + GIVE_UP, last_looks: false };
             drain.newcomers.clear();
             drain.told = ALL_TOLD;
@@ -331,7 +331,7 @@ impl<O: Observer> Shard<O> {
         self.refuse_waiting();
     }
 
-    /// While draining, closes a connection that is owed nothing.
+    /// Closes a connection that owes nothing, while the shard drains.
     #[inline(always)]
     pub(super) fn close_if_quiet(&mut self, id: ConnId) {
         if self.drain.is_some() {
@@ -347,22 +347,22 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// True once the shard drained: no connection is left and none is accepted; or the driver did not end what is
-    /// [left behind](Shard::left_behind).
+    /// True once the shard drained: no connection is left and none is accepted; or the driver did not end those that are [left
+    /// behind](Shard::left_behind).
     pub fn is_done(&self) -> bool {
         let Some(drain) = self.drain.as_ref().filter(|drain| drain.has_stopped()) else { return false };
         let over = self.conns.is_empty() && self.accepting.is_stopped();
         (over || drain.stage == Stage::GivenUp) && self.events.is_empty()
     }
 
-    /// Connections and listeners that the driver did not end although they were aborted, once the shard does not wait for
-    /// them any more. Their memory may still be the kernel's.
+    /// Connections and listeners that the driver did not end although they were aborted, once the shard no longer waits for
+    /// them. The kernel may still use their memory.
     pub fn left_behind(&self) -> usize {
         let given_up = self.drain.as_ref().is_some_and(|drain| drain.stage == Stage::GivenUp);
         if given_up { self.conns.len() + self.accepting.listeners_left() } else { 0 }
     }
 
-    /// True if what arrives for a connection is thrown away, since the shard drains.
+    /// True if bytes for a connection are dropped, since the shard drains.
     pub fn is_cut(&self, id: ConnId) -> bool {
         self.conns.get(id).is_some_and(|conn| conn.is_cut())
     }

@@ -9,10 +9,10 @@ use crate::inbox::{Found, Inbox, cut};
 use crate::outlet::ConnHead;
 use crate::{CloseReason, ConnId, Frame, LaneId, Observer, Op};
 
-/// What a frame on the heap costs beside its bytes: two allocations, one of them with what counts its leases.
+/// The cost of a frame on the heap in addition to its bytes: two allocations, one of them with the count of its leases.
 const FRAME_BYTES: usize = 96;
 
-/// What [`Frames::next_frame`] found.
+/// The result of [`Frames::next_frame`].
 #[derive(Debug)]
 pub enum Next<H = ()> {
     /// A frame for the service.
@@ -32,28 +32,28 @@ pub struct Frames<'a, O: Observer> {
     id: ConnId,
     lane: LaneId,
     shared: &'a ConnHead,
-    /// Of the lane.
+    /// The lane's limit.
     frame_bytes_max: usize,
-    /// What was received and is not cut yet.
+    /// Received bytes that are not cut yet.
     lease: Lease,
-    /// Frames that the batch may still hand out, and those that it did.
+    /// Frames that the batch may still hand out, and those handed out.
     left: u32,
     handed: u32,
     /// Whole frames may be cut off the lease without a look at the connection.
     plain: bool,
     /// Nothing waits for the end of the lease.
     ends_plainly: bool,
-    /// Frames at hand lie on the heap, or receive memory is short: what each pins is looked at.
+    /// Frames at hand lie on the heap, or receive memory is short: the bytes that each pins are checked.
     weighs: bool,
     /// No frame of the connection was seen before.
     is_first: bool,
-    /// Bytes on the heap that the frame handed out last pins, and that nothing else counts. Only if it was looked at.
+    /// Bytes on the heap that the frame handed out last pins, and that nothing else counts. Only if it was checked.
     frame_bytes: usize,
 }
 
 impl<'a, O: Observer> Frames<'a, O> {
-    /// A batch that begins with what was received. `plain` is true if nothing but a frame's own bytes and the outlet can keep
-    /// it from the service.
+    /// A batch that begins with received bytes. `plain` is true if only a frame's own bytes and the outlet can keep it from the
+    /// service.
     #[inline(always)]
     pub(super) fn new(
         shard: &'a mut Shard<O>,
@@ -115,14 +115,14 @@ impl<'a, O: Observer> Frames<'a, O> {
         self.shard.abort(self.id, reason);
     }
 
-    /// The next frame, as `framing` finds it: the same one in each call for the connection. Between two calls nothing may happen but user code, [`park`](Frames::park) and what ends the
-    /// connection.
+    /// The next frame, cut by `framing`, which is the same in each call for the connection. Between two calls only user code,
+    /// [`park`](Frames::park) and the end of the connection may happen.
     #[inline]
     pub fn next_frame(&mut self, framing: &impl Framing) -> Next {
         self.next_typed(framing, &FramingState::new(()))
     }
 
-    /// The same of a framing that keeps the connection's `state`.
+    /// The next frame, cut by a framing that keeps the connection's `state`.
     #[inline]
     pub fn next_typed<F: TypedFraming>(
         &mut self,
@@ -151,7 +151,7 @@ impl<'a, O: Observer> Frames<'a, O> {
         self.next_checked(framing, state)
     }
 
-    /// The same for what does not lie whole in the lease, or where the connection may hand out none.
+    /// The next frame, if it is not whole in the lease, or the connection may hand out none.
     #[inline(never)]
     fn next_checked<F: TypedFraming>(
         &mut self,
@@ -188,7 +188,7 @@ impl<'a, O: Observer> Frames<'a, O> {
             let Some(conn) = shard.conns.get_mut(self.id) else { return self.nothing() };
             if self.lease.is_empty() && !conn.inbox.as_ref().is_some_and(|inbox| inbox.is_ripe()) {
                 if conn.waiting_bytes() == 0 {
-                    // What is left has no bytes, and would go on pinning its buffer.
+                    // The rest has no bytes, and would go on pinning its buffer.
                     self.lease = Lease::empty();
                     if conn.is_unsealing() {
                         return Next::Nothing;
@@ -241,7 +241,7 @@ impl<'a, O: Observer> Frames<'a, O> {
                         Next::Frame(frame)
                     };
                     if finished {
-                        // What is behind it lies in the lease.
+                        // Bytes behind it lie in the lease.
                         self.weighs = self.shard.short_of_buffers || !self.lease.is_pooled();
                         self.plain = !self.weighs;
                     }
@@ -255,7 +255,7 @@ impl<'a, O: Observer> Frames<'a, O> {
         }
     }
 
-    /// No frame was cut. `None` if what is there was kept, and may be looked at again.
+    /// No frame was cut. `None` if the bytes were kept, and may be looked at again.
     #[cold]
     fn not_whole<H>(&mut self, found: Found<H>) -> Option<Next<H>> {
         self.plain = false;
@@ -275,7 +275,7 @@ impl<'a, O: Observer> Frames<'a, O> {
         }
     }
 
-    /// A piece was cut of a frame that goes on: the connection is in the middle of it.
+    /// Notes a piece of a frame that goes on: the connection is in the middle of it.
     fn piece<H>(&mut self, frame: Frame<H>) -> Next<H> {
         let shard = &mut *self.shard;
         let Some(conn) = shard.conns.get_mut(self.id) else { return self.nothing() };
@@ -296,8 +296,8 @@ impl<'a, O: Observer> Frames<'a, O> {
         self.weigh(frame)
     }
 
-    /// The rule was switched: what is the start of a frame by the former one is looked at from its first byte, with what is behind
-    /// it. False if the system has no memory for that.
+    /// Cuts again after a switch of the rule: the start of a frame by the former rule is looked at from its first byte, with
+    /// the bytes behind it. False if the system has no memory for that.
     #[cold]
     fn unbegin(&mut self) -> bool {
         let shard = &mut *self.shard;
@@ -310,7 +310,7 @@ impl<'a, O: Observer> Frames<'a, O> {
         whole.map(|whole| self.lease = whole).is_ok()
     }
 
-    /// A call waits, with the frame handed out last, and holds `bytes` of memory beside that. See [`Shard::call_parked`].
+    /// Parks a call with the frame handed out last; the call holds `bytes` of memory in addition. See [`Shard::call_parked`].
     #[inline]
     pub fn park(&mut self, call: u32, bytes: usize) -> Parked {
         self.plain = false;
@@ -344,9 +344,8 @@ impl<'a, O: Observer> Frames<'a, O> {
         Next::Nothing
     }
 
-    /// Looks at what a frame pins. It is copied, so that it pins no more
-    /// than itself, while receive memory is short, and where it would keep what was received behind other calls that wait. What
-    /// it pins of the heap counts if its call waits.
+    /// Checks the bytes that a frame pins. It is copied, so that it pins no more than itself, while receive memory is short,
+    /// and if it would keep bytes received behind other pending calls. Heap bytes that it pins count if its call waits.
     #[inline(never)]
     fn weigh<H>(&mut self, frame: Frame<H>) -> Next<H> {
         let shard = &mut *self.shard;
@@ -361,14 +360,13 @@ impl<'a, O: Observer> Frames<'a, O> {
             let len = frame.len();
             return Next::Frame(Frame::sound(copy, skip, len, frame.into_parts().1));
         }
-        // What is left of the lease goes back to the inbox, which counts all of it, as long as no other call takes it
-        // from there.
+        // The rest of the lease goes back to the inbox, which counts all of it, as long as no other call takes it from there.
         let counted = !self.lease.is_empty() && shard.lanes[self.lane].limits.calls_in_flight_max == 1;
         self.frame_bytes = if pooled || counted { 0 } else { pinned + FRAME_BYTES };
         Next::Frame(frame)
     }
 
-    /// What is left of the lease is the start of a frame.
+    /// Begins a frame with the rest of the lease.
     fn begin_partial(&mut self, missing: usize) {
         let (shard, id) = (&mut *self.shard, self.id);
         let lease = core::mem::take(&mut self.lease);
@@ -392,7 +390,7 @@ impl<'a, O: Observer> Frames<'a, O> {
         shard.check_held(id);
     }
 
-    /// The connection takes no more frames now: what is left of the lease waits in its inbox.
+    /// Keeps the rest of the lease in the inbox, since the connection takes no more frames now.
     fn requeue<H>(&mut self) -> Next<H> {
         let lease = core::mem::take(&mut self.lease);
         self.shard.requeue(self.id, lease);
@@ -400,7 +398,7 @@ impl<'a, O: Observer> Frames<'a, O> {
         Next::Nothing
     }
 
-    /// The lane has what it wanted.
+    /// Ends the batch.
     #[inline(always)]
     pub(super) fn end(&mut self) {
         self.shard.work.end_batch(self.left);
@@ -419,13 +417,12 @@ impl<'a, O: Observer> Frames<'a, O> {
 }
 
 impl<O: Observer> Shard<O> {
-    /// Has a connection's start of a frame looked at by the rule that user code has switched to, in the next turn: no byte need come
-    /// for that.
+    /// Cuts a connection's start of a frame by the new rule after a switch, in the next turn: no byte need come for that.
     #[cold]
     pub(super) fn look_again(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         if conn.inbox.as_ref().is_some_and(|inbox| inbox.is_away()) {
-            // Looked at as soon as the driver gave it back.
+            // It is cut as soon as the driver gave the block back.
             if conn.receive.stop() {
                 self.ops.push(Op::ReceiveStop { id });
             }
@@ -444,7 +441,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Keeps what is left of a connection's batch, and gives it another one later if it may have one.
+    /// Keeps the rest of a connection's batch, and gives it another batch later if it may have one.
     fn requeue(&mut self, id: ConnId, lease: Lease) {
         if !lease.is_empty() {
             self.hold(id, lease, true);

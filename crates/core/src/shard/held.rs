@@ -1,9 +1,9 @@
-//! What connections hold together, and who goes when that is more than may be.
+//! Memory that connections hold together, and the choice of those that go when it exceeds its bound.
 //!
-//! Connections whose inbox, waiting calls, service or outbox hold 4 KiB or more are listed by how much that is
-//! ([`Holders`](crate::holders::Holders)). What comes and goes at once is not held: a reply counts once its send has been
-//! in flight for [`SETTLES`], and half a frame once it has been there for as long. So at the limit those go that
-//! keep memory, and not the one that happens to need some.
+//! Connections whose inbox, pending calls, service or outbox hold 4 KiB or more are listed by that number
+//! ([`Holders`](crate::holders::Holders)). Bytes that come and go at once are not held: a reply counts once its send has been
+//! in flight for [`SETTLES`], and half a frame after the same time. So at the limit connections go that keep memory, and not
+//! one that happens to need some.
 
 use super::{QUEUE_KEPT, Shard};
 
@@ -13,11 +13,11 @@ use crate::inbox::Inbox;
 use crate::stamp::Stamp;
 use crate::{CloseReason, ConnId, Observer};
 
-/// After how many steps what is queued or half received counts as held: 34 to 50 ms. A send that fits the kernel's buffer is over
+/// Steps after which queued bytes or half a frame count as held: 34 to 50 ms. A send that fits the kernel's buffer is over
 /// within its turn, and is reported within a few of them; the rest of a frame follows as fast as its peer sends.
 const SETTLES: u32 = 3;
 
-/// All counts.
+/// Everything counts.
 const AT_ONCE: u32 = 0;
 
 impl<O: Observer> Shard<O> {
@@ -26,8 +26,8 @@ impl<O: Observer> Shard<O> {
         self.shared.held_bytes()
     }
 
-    /// Bytes that one connection holds, without half a frame and what is queued where these are there for fewer than `steps`
-    /// steps of 17 ms.
+    /// Bytes that one connection holds, without half a frame and queued bytes that have been there for fewer than `steps` steps
+    /// of 17 ms.
     pub fn held_bytes_of(&self, id: ConnId, steps: u32) -> usize {
         let Some(conn) = self.conns.get(id) else { return 0 };
         let is_old = |since: Stamp| since.left(steps, self.stamp) <= 0;
@@ -43,24 +43,25 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Few connections have an inbox: apart, so that the others do not pay for its sum.
+    /// Few connections have an inbox: a function apart, so that the others do not pay for its sum.
     #[inline(never)]
     fn inbox_bytes_of(&self, inbox: &Inbox, steps: u32) -> usize {
         let counts = !inbox.is_mid_frame() || inbox.partial_began.left(steps, self.stamp) <= 0;
         if counts { inbox.held_bytes() } else { 0 }
     }
 
-    /// True if what came then must have been listed: it counted after a time, and was seen once more after as long at the latest.
+    /// True if bytes of that time must have been listed: they counted after a time, and were seen once more after the same time
+    /// at the latest.
     pub(super) fn is_old(&self, since: Stamp) -> bool {
         since.left(2 * SETTLES + 2, self.stamp) <= 0
     }
 
-    /// True if so much is held that no connection is to begin what it need not.
+    /// True if memory is tight: no connection begins optional work.
     pub(super) fn is_tight(&self) -> bool {
         self.held_bytes() > self.limits.held_bytes_max / 4 * 3
     }
 
-    /// Lists a connection by what it has held for `steps` steps.
+    /// Lists a connection by the bytes that it has held for `steps` steps.
     fn list_holder(&mut self, id: ConnId, steps: u32) {
         let bytes = self.held_bytes_of(id, steps);
         if !self.holders.list(id.slot(), bytes) {
@@ -68,7 +69,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// What services hold for some of these connections grew.
+    /// Watches connections whose services came to hold more.
     #[cold]
     pub(super) fn watch_services(&mut self, ids: &[ConnId]) {
         for id in ids {
@@ -78,7 +79,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// The inbox or the calls of a connection grew.
+    /// Watches a connection whose inbox or calls grew.
     pub(super) fn check_held(&mut self, id: ConnId) {
         self.watch(id);
         if self.held_bytes() > self.limits.held_bytes_max {
@@ -86,7 +87,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// A connection holds more than before, or may: lists it now, and again once that has settled.
+    /// Watches a connection that holds more, or may: lists it now, and again once its bytes have settled.
     #[inline(never)]
     pub(super) fn watch(&mut self, id: ConnId) {
         let (bytes, settled) = (self.held_bytes_of(id, AT_ONCE), self.held_bytes_of(id, SETTLES));
@@ -98,7 +99,7 @@ impl<O: Observer> Shard<O> {
                 conn.queued.enter(Queued::WATCHED);
                 self.watched.push_back((id, self.stamp));
             }
-            // So that the driver tells of the end of its send.
+            // The driver has to report the end of its send.
             self.send_awaited |= self.is_tight();
         }
         self.list_holder(id, SETTLES);
@@ -117,7 +118,7 @@ impl<O: Observer> Shard<O> {
             conn.queued.leave(Queued::WATCHED);
             match conn.shared {
                 Some(_) if steps == AT_ONCE => self.list_holder(id, AT_ONCE),
-                // What is there may be younger than this look at it.
+                // The bytes may be younger than this look at them.
                 Some(_) => self.watch(id),
                 None => {}
             }
@@ -125,7 +126,7 @@ impl<O: Observer> Shard<O> {
         self.watched.shrink_to(QUEUE_KEPT);
     }
 
-    /// At the end of a turn: what was there before it and stays is held.
+    /// Counts bytes as held, at the end of a turn, that were there before it and stay.
     #[inline]
     pub(super) fn settle_held(&mut self) {
         if !self.watched.is_empty() {
@@ -133,8 +134,8 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Ends the connections that hold most until the rest is below the limit; `grew` are those that made it pass, the last of
-    /// which go where none holds much.
+    /// Ends the connections that hold most until the rest is below the limit. `grew` are those that made it pass; the last of
+    /// them go if none holds much.
     #[cold]
     pub(super) fn relieve(&mut self, grew: &[ConnId]) {
         let mut steps = SETTLES;
@@ -147,7 +148,7 @@ impl<O: Observer> Shard<O> {
                 self.list_settled(steps);
                 continue;
             }
-            // One that closes already holds nothing.
+            // A closing connection holds nothing.
             let mut others = others.by_ref().copied().filter(|id| self.shared(*id).is_some());
             let Some(victim) = heaviest.or_else(|| others.next()) else { return };
             let (bytes, held) = (self.held_bytes_of(victim, steps), self.held_bytes());

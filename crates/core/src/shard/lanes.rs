@@ -1,7 +1,7 @@
-//! Lanes: what the connections of one sort have in common.
+//! Lanes: the shared settings and counters of connections of one kind.
 //!
-//! A service is a lane, and so are the connections that the server makes. A connection names its lane by a number, so that one
-//! table, one wheel and one list of dirty connections serve all.
+//! A service is a lane, and so are connections to upstreams. A connection names its lane by a number, so that one table, one
+//! wheel and one list of dirty connections serve all.
 
 use alloc::rc::Rc;
 use alloc::vec::Vec;
@@ -19,18 +19,18 @@ use crate::times::Times;
 use crate::{ConnId, ConnStats, LaneId, Limits, Observer};
 use core::net::SocketAddr;
 
-/// What a shard knows of a lane.
+/// The shard's state of a lane.
 pub(super) struct LaneState {
     pub limits: Limits,
     pub times: Times,
     pub shared: Rc<LaneShared>,
-    /// But for what `shared` counts.
+    /// The counters, apart from those in `shared`.
     pub counters: ConnStats,
-    /// The server makes its connections: they stay, in a drain, until no other one is left.
+    /// True for upstreams: in a drain they stay until no other connection is left.
     pub is_outbound: bool,
     /// Connections that exist.
     pub connections: usize,
-    /// How many may of those that the server makes. Of those that are accepted all lanes share one limit.
+    /// The most connections of an upstream lane. All lanes of accepted connections share one limit.
     pub connections_max: usize,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct LaneState {
 pub(super) struct Lanes {
     first: LaneState,
     others: Vec<LaneState>,
-    /// Connections of all lanes that were accepted, and how many may be.
+    /// Accepted connections of all lanes, with their limit.
     inbound: usize,
     inbound_max: usize,
 }
@@ -60,20 +60,20 @@ impl Lanes {
         self.inbound
     }
 
-    /// Further ones for which there is room.
+    /// Room for further accepted connections.
     #[inline]
     pub(super) fn inbound_left(&self) -> usize {
         self.inbound_max - self.inbound
     }
 
-    /// A connection of a lane exists.
+    /// Counts a connection of a lane.
     fn add(&mut self, lane: LaneId) {
         self[lane].connections += 1;
         self[lane].counters.opened += 1;
         self.inbound += usize::from(!self[lane].is_outbound);
     }
 
-    /// A connection of a lane is gone. True if it was accepted.
+    /// Counts the end of a connection of a lane. True if it was accepted.
     pub(super) fn remove(&mut self, lane: LaneId) -> bool {
         self[lane].connections -= 1;
         let is_inbound = !self[lane].is_outbound;
@@ -126,7 +126,7 @@ impl LaneState {
 }
 
 impl LaneState {
-    /// What was counted so far.
+    /// The counters so far.
     pub(super) fn counters(&self) -> ConnStats {
         let moved = &self.shared.moved;
         ConnStats {
@@ -162,16 +162,16 @@ impl IndexMut<LaneId> for Lanes {
 }
 
 impl<O: Observer> Shard<O> {
-    /// Adds a lane for connections that the server makes, at most `connections_max` of them. Of its limits those of a connection
-    /// hold; the sums of memory, the time to connect and the times of a drain are the shard's.
+    /// Adds a lane for connections to upstreams, at most `connections_max` of them. The limits of single connections hold for
+    /// them; sums of memory, the time to connect and the times of a drain are the shard's.
     pub fn add_outbound(&mut self, limits: Limits, connections_max: usize, encoding: Encoding) -> LaneId {
         let connect_timeout = self.limits.connect_timeout;
         let state = LaneState::new(&self.shared, limits, connections_max, encoding, true, connect_timeout);
         self.lanes.push(state)
     }
 
-    /// Adds a lane for connections that are accepted at `listeners` further listeners, which are numbered behind those that are
-    /// there. Of its limits those of a connection hold. How many connections there may be is the shard's, of all such lanes
+    /// Adds a lane for connections that are accepted at `listeners` further listeners, numbered behind the present ones. The
+    /// limits of single connections hold for them; the number of connections is bounded by the shard, for all such lanes
     /// together. Before the first turn.
     pub fn add_inbound(&mut self, limits: Limits, listeners: u16, encoding: Encoding) -> LaneId {
         let most = self.lanes.inbound_max;
@@ -188,7 +188,7 @@ impl<O: Observer> Shard<O> {
         listener: u16,
         block: impl FnOnce(Outlet) -> Option<ConnHead>,
     ) -> Option<ConnId> {
-        // For what goes with it, which cannot fail.
+        // For the parts beside it, which cannot fail.
         if !has_room_for::<Conn>() {
             return None;
         }

@@ -1,7 +1,7 @@
 //! The state machine of one core.
 //!
-//! [`turn`](Shard::turn) takes completions in and has a [`Lane`] work them off; [`take_ops`](Shard::take_ops) has the
-//! operations that follow. One verb a file.
+//! [`turn`](Shard::turn) takes completions in and dispatches their events to a [`Lane`]; [`take_ops`](Shard::take_ops) returns
+//! the operations that follow. One verb a file.
 
 mod accept;
 mod calls;
@@ -60,22 +60,22 @@ fn kept_bytes_max(limits: &ServerLimits) -> usize {
     (limits.held_bytes_max / 16).min(32 << 20)
 }
 
-/// The connections of one core, of all its services and upstreams, in one table. A [`Lane`] stands above it.
+/// The connections of one core, of all its services and upstreams, in one table, below a [`Lane`].
 pub struct Shard<O: Observer = ()> {
-    /// Of the shard as a whole; those of its connections are their lanes'.
+    /// The limits of the shard as a whole; those of connections are in their lanes.
     limits: ServerLimits,
     lanes: Lanes,
     observer: O,
     shared: Rc<ShardShared>,
     pool: Pool,
-    /// Where large frames are put together.
+    /// The blocks in which large frames are put together.
     blocks: Blocks,
-    /// What a frame lacks at least to be received straight into.
+    /// Missing bytes from which a frame is received straight into its block.
     large_from: usize,
     conns: Slots<Conn>,
     wheel: Wheel,
     now: Time,
-    /// The same, as connections keep it.
+    /// The time of the turn, as connections keep it.
     stamp: Stamp,
     ops: Vec<Op>,
     /// Something depends on a send of this turn.
@@ -86,17 +86,17 @@ pub struct Shard<O: Observer = ()> {
     received: usize,
     events: VecDeque<Event>,
     work: Work,
-    /// Connections with bytes left over for a later turn, in the order in which they get one.
+    /// Connections with bytes left over for a later turn, in the order of their turns.
     runnable: VecDeque<ConnId>,
-    /// Those of them that had a batch in this turn: they come after all that had none.
+    /// Those of them that had a batch in this turn: they come after all others.
     served: VecDeque<ConnId>,
-    /// How many entries these two have, and the queue of handshakes.
+    /// The number of entries in these two and in the queue of handshakes.
     later: usize,
     channels: Channels,
     holders: Holders,
     /// Bytes held beyond which a turn hands out no frame.
     held_in_turn_max: usize,
-    /// Connections that came to hold much, each once, and when: that counts once it has been there for a moment.
+    /// Connections that came to hold much, each once, with the time: it counts after a moment.
     watched: VecDeque<(ConnId, Stamp)>,
     /// Receive memory is short: frames are copied, nothing is lent.
     short_of_buffers: bool,
@@ -104,14 +104,14 @@ pub struct Shard<O: Observer = ()> {
     copy_always: bool,
     accepting: Accepting,
     drain: Option<Drain>,
-    /// Kept for its room.
+    /// Kept for its memory.
     scratch: Vec<ConnId>,
     fired: Vec<u32>,
 }
 
 impl<O: Observer> Shard<O> {
-    /// A shard within `limits` with one lane, [`LaneId::FIRST`], within `first`: `listeners` listeners, of which at most `connections_max` connections come, and
-    /// replies that are written by `encoding`. The limits must have been checked.
+    /// Makes a shard within `limits` with one lane, [`LaneId::FIRST`], within `first`: at most `connections_max` connections of
+    /// `listeners` listeners, with replies written by `encoding`. The limits must have been checked.
     pub fn new(
         limits: ServerLimits,
         first: Limits,
@@ -167,8 +167,8 @@ impl<O: Observer> Shard<O> {
         self.work = Work::bounded(calls, batch);
     }
 
-    /// Frames that lack `bytes` are received straight into, without the driver's buffers. By default 32 KiB. For simulations,
-    /// whose frames are small.
+    /// Receives frames that lack `bytes` straight into their blocks, without the driver's buffers. By default 32 KiB. For
+    /// simulations, whose frames are small.
     pub fn large_from(&mut self, bytes: usize) {
         self.large_from = bytes.max(1);
     }
@@ -188,12 +188,12 @@ impl<O: Observer> Shard<O> {
         self.conns.get(id).map(|conn| conn.lane)
     }
 
-    /// What all connections share.
+    /// State that all connections share.
     pub fn all_share(&self) -> &Rc<ShardShared> {
         &self.shared
     }
 
-    /// What was counted so far of a lane.
+    /// The counters of a lane so far.
     pub fn counters(&self, lane: LaneId) -> ConnStats {
         self.lanes[lane].counters()
     }
@@ -208,7 +208,7 @@ impl<O: Observer> Shard<O> {
         self.conns.len()
     }
 
-    /// The watcher.
+    /// The observer.
     pub fn observer(&self) -> &O {
         &self.observer
     }

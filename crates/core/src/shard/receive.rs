@@ -9,11 +9,11 @@ use crate::inbox::{Inbox, NoMemory};
 use crate::outlet::Outlet;
 use crate::{CloseReason, ConnId, Observer, Op, ReceiveEnd};
 
-/// Bytes that a frame lacks at least to be received straight into.
+/// Missing bytes from which a frame is received straight into its block.
 pub(super) const LARGE_BYTES: usize = 32 * 1024;
 
-/// Receives that end by themselves after a large frame. What the next one brings is the head of another large frame, or there is
-/// none; a receive that goes on would bring much of such a frame before it ends, and take a cancel.
+/// Receives that end by themselves after a large frame. The next bytes are the head of another large frame, or there is none; a
+/// receive that goes on would bring much of such a frame before it ends, and take a cancel.
 const BULK_RECEIVES: u8 = 8;
 
 /// `EIO`, as every Linux has it.
@@ -58,7 +58,7 @@ impl<O: Observer> Shard<O> {
         self.received_aside(id, lease, first_since_armed, lane);
     }
 
-    /// Bytes came that are not handed out now.
+    /// Takes bytes that are not handed out now.
     #[inline(never)]
     fn received_aside(
         &mut self,
@@ -83,7 +83,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// The driver gives back what it received straight into.
+    /// Takes back a block of the driver, with bytes received straight into it.
     #[cold]
     pub(super) fn filled(&mut self, id: ConnId, block: Block, bytes: usize, end: ReceiveEnd) {
         self.received += bytes;
@@ -121,11 +121,11 @@ impl<O: Observer> Shard<O> {
         self.receive_ended(id, end);
     }
 
-    /// A frame of the connection began that lacks much: it is received straight into, once the receive that is armed has ended,
-    /// and further receives end by themselves for a while.
+    /// Prepares for a large frame that began: it is received straight into its block, once the armed receive has ended, and
+    /// further receives end by themselves for a while.
     #[cold]
     pub(super) fn expect_large(&mut self, id: ConnId) {
-        // Records are received as they come.
+        // Records are received as they arrive.
         let Some(conn) = self.conns.get_mut(id).filter(|conn| !conn.has_channel()) else { return };
         // Without that the one that is armed goes on.
         let goes_on = core::mem::replace(&mut conn.bulk, BULK_RECEIVES) == 0;
@@ -138,7 +138,7 @@ impl<O: Observer> Shard<O> {
         let Some(conn) = expect_conn(&mut self.conns, id) else { return };
         conn.receive = Flight::None;
         if conn.inbox.as_ref().is_some_and(|inbox| inbox.is_away()) && conn.state != State::Closing {
-            // The driver lost it, with what had come of the frame.
+            // The driver lost it, with the received part of the frame.
             return self.abort(id, CloseReason::of_errno(EIO));
         }
         match end {
@@ -191,7 +191,7 @@ impl<O: Observer> Shard<O> {
         self.close_if_quiet(id);
     }
 
-    /// The peer sent its last byte and every frame is answered.
+    /// Ends the input: the peer sent FIN and every frame is answered.
     fn finish_input(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         // Calls that wait owe an answer, and each looks here again when it is done. And what the service ended before is
@@ -199,11 +199,11 @@ impl<O: Observer> Shard<O> {
         if conn.has_handler() || conn.outlet().is_some_and(Outlet::has_requests) {
             return;
         }
-        // Behind a step of its channel that waits there may be more.
+        // A step of its channel that waits may give more bytes.
         if conn.queued.is_in(Queued::WORKING) {
             return;
         }
-        // What is the start of a frame by the former rule may be a whole one by the rule that was switched to.
+        // The start of a frame by the former rule may be a whole frame by the new one.
         let is_switched = conn.outlet().is_some_and(Outlet::is_switched)
             && !conn.is_cut()
             && conn.inbox.as_ref().is_some_and(|inbox| inbox.has_partial());
@@ -230,7 +230,7 @@ impl<O: Observer> Shard<O> {
         }
         let mid_frame = conn.inbox.as_ref().is_some_and(|inbox| inbox.is_mid_frame());
         let reason = match mid_frame {
-            // What the peer said last was not looked at.
+            // The peer's last bytes were not looked at.
             _ if conn.is_cut() => CloseReason::Shutdown,
             true => CloseReason::PeerClosedMidFrame,
             false => CloseReason::PeerClosed,
@@ -238,11 +238,11 @@ impl<O: Observer> Shard<O> {
         self.finish(id, reason);
     }
 
-    /// Keeps bytes until the connection takes frames again: behind all others, or before them if they are what
-    /// is left of the lease at hand.
+    /// Keeps bytes until the connection takes frames again: behind all others, or before them if they are the rest of the lease
+    /// at hand.
     pub(super) fn hold(&mut self, id: ConnId, lease: Lease, front: bool) {
         let Some(conn) = self.conns.get_mut(id) else { return };
-        // What the service holds open is held back as ever.
+        // A connection that its service holds open is held back as ever.
         let cut = conn.is_cut();
         // Behind replies that are on their way the bytes wait for a moment; behind calls and readers they may for long. What is pinned
         // is looked at each time, since a turn may bring as much as there is.
@@ -268,7 +268,7 @@ impl<O: Observer> Shard<O> {
         self.check_held(id);
     }
 
-    /// Receives nothing more, until all that is there was looked at.
+    /// Pauses receiving until all received bytes were looked at.
     pub(super) fn pause(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id).filter(|conn| !conn.paused) else { return };
         conn.paused = true;
@@ -277,7 +277,7 @@ impl<O: Observer> Shard<O> {
         self.sync_receive(id);
     }
 
-    /// Throws away what was received of a connection and is not a frame yet.
+    /// Drops the received bytes of a connection that are not a frame yet.
     pub(super) fn drop_input(&mut self, id: ConnId) {
         if let Some(conn) = self.conns.get_mut(id)
             && let Some(inbox) = conn.inbox.take()
@@ -290,7 +290,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Of a connection that is cut: throws away the start of a frame, once nothing else is there.
+    /// Drops the start of a frame of a cut connection, once it is alone.
     pub(super) fn drop_partial(&mut self, id: ConnId) {
         if self
             .conns
@@ -315,7 +315,7 @@ impl<O: Observer> Shard<O> {
     #[cold]
     fn receive_bulk(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
-        // What was switched is cut by the new rule first, which may find a whole frame in what is there.
+        // After a switch bytes are cut by the new rule first, which may find a whole frame in them.
         let fills = conn.takes_frames() && !conn.is_cut() && !conn.outlet().is_some_and(Outlet::is_switched);
         let Some(inbox) = conn.inbox.as_mut().filter(|inbox| fills && inbox.lacks().is_some()) else {
             conn.bulk -= 1;

@@ -37,7 +37,7 @@ impl<O: Observer> Shard<O> {
         if outlet.take_dirty_unless_plain() || conn.send.is_on() || conn.is_aside() || !conn.is_open() {
             return self.flush_checked(id);
         }
-        // The common case: a reply, and nothing that depends on when it leaves.
+        // The common case: a reply, with nothing that depends on the time of its sending.
         let Some(batch) = outlet.take_pending() else { return self.close_if_quiet(id) };
         let len = batch.len();
         let owns = len >= LISTED_BYTES && batch.owns();
@@ -52,7 +52,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// What a send needs beside being sent.
+    /// Notes a send, for its limits and waiters.
     #[cold]
     fn note_send(&mut self, id: ConnId, sooner: bool, len: usize, owns: bool) {
         if sooner {
@@ -66,7 +66,7 @@ impl<O: Observer> Shard<O> {
         self.close_if_quiet(id);
     }
 
-    /// The same where user code asked for more than a reply, or a send is in flight.
+    /// Flushes a connection whose user code asked for more than a reply, or with a send in flight.
     #[inline(never)]
     fn flush_checked(&mut self, id: ConnId) {
         let Some(outlet) = self.conns.get(id).and_then(|conn| conn.outlet()) else { return };
@@ -85,7 +85,7 @@ impl<O: Observer> Shard<O> {
         self.close_if_quiet(id);
     }
 
-    /// Carries out what user code asked for.
+    /// Carries out the requests of user code.
     #[cold]
     fn apply_requests(&mut self, id: ConnId, over_max: bool) {
         let Some(outlet) = self.conns.get(id).and_then(|conn| conn.outlet()) else { return };
@@ -96,14 +96,14 @@ impl<O: Observer> Shard<O> {
         } else if outlet.not_framed() {
             self.finish(id, CloseReason::ReplyNotFramed);
         } else if outlet.close_asked() {
-            // Where it was the peer who ended first, and the service only held the connection open.
+            // If the peer ended first, and the service only held the connection open.
             let told = self.conns.get(id).is_some_and(|conn| conn.input_end_told);
             let reason = if told { CloseReason::PeerClosed } else { CloseReason::Closed };
             self.finish(id, outlet.end_reason(reason));
         }
     }
 
-    /// Sends what is queued, unless a send is in flight: then it leaves after that.
+    /// Sends queued bytes, or, if a send is in flight, leaves them until its end.
     #[inline]
     pub(super) fn start_send(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
@@ -130,7 +130,7 @@ impl<O: Observer> Shard<O> {
         self.send_and_watch(id, batch);
     }
 
-    /// Begins a send that was counted. What is much is watched.
+    /// Begins a send that was counted, and watches it if it is large.
     #[inline]
     pub(super) fn send_and_watch(&mut self, id: ConnId, batch: Box<Batch>) {
         self.observer.sending(self.now, id, batch.len());
@@ -141,7 +141,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Everything has left, and nothing more will be sent: FIN, while receiving goes on.
+    /// Sends FIN after the last byte, while receiving goes on.
     #[cold]
     pub(super) fn end_writing(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
@@ -173,7 +173,7 @@ impl<O: Observer> Shard<O> {
     pub(super) fn sent(&mut self, id: ConnId, batch: Box<Batch>, end: SendEnd) {
         let Some(conn) = expect_conn(&mut self.conns, id) else { return };
         conn.send = Flight::None;
-        // The common case: all left, and nothing depends on that.
+        // The common case: all was sent, and nothing depends on that.
         if end == SendEnd::Done
             && let Some(shared) = &conn.shared
             && shared.is_plain()
@@ -191,7 +191,7 @@ impl<O: Observer> Shard<O> {
         self.sent_checked(id, batch, end);
     }
 
-    /// The same where something waits for the end of the send.
+    /// Handles the end of a send for which something waits.
     #[inline(never)]
     fn sent_checked(&mut self, id: ConnId, mut batch: Box<Batch>, end: SendEnd) {
         let Some(conn) = self.conns.get_mut(id) else { return };
@@ -263,7 +263,7 @@ impl<O: Observer> Shard<O> {
     }
 }
 
-/// Why a peer is closed at `now` that took `bytes` of a send since the last look at `looked_at`, if it is.
+/// The reason to close a peer at `now` that took `bytes` of a send since the last look at `looked_at`, if there is one.
 #[cold]
 #[inline(never)]
 fn write_limit(

@@ -12,7 +12,7 @@
 //! }
 //! ```
 //!
-//! What happens to a connection is an [`Event`] in a queue, and the [`Lane`] hears of it once the state machine is
+//! An [`Event`] is queued for everything that happens to a connection, and the [`Lane`] gets it once the state machine is
 //! consistent: before the next completion is looked at. So user code may call the shard from each of its hooks.
 
 use alloc::vec::{Drain, Vec};
@@ -28,12 +28,12 @@ use crate::outlet::ConnHead;
 use crate::stamp::Stamp;
 use crate::{Budget, CloseReason, Completion, ConnId, LaneId, Observer, Op, Socket, Time, Wait};
 
-/// What a shard asks of what stands above it: a service, its upstreams, a simulated one.
+/// The code above a shard: a service, its upstreams, a simulated service.
 ///
 /// A hook may call any method of the shard. It must not panic; a lane catches the panics of user code.
 #[allow(unused_variables)]
 pub trait Lane<O: Observer = ()> {
-    /// A completion comes, which the shard looks at next. For what watches it.
+    /// The next completion of the turn, for observers.
     #[inline]
     fn comes(&mut self, shard: &mut Shard<O>, completion: &Completion) {}
 
@@ -41,58 +41,58 @@ pub trait Lane<O: Observer = ()> {
     #[inline]
     fn begin(&mut self, shard: &mut Shard<O>) {}
 
-    /// A peer wants to connect: answer with [`Shard::admit`], then with [`Shard::opened`], [`Shard::refused`] or
+    /// A peer wants to connect. Answer with [`Shard::admit`], then with [`Shard::opened`], [`Shard::refused`] or
     /// [`Shard::open_parked`]; or with [`Shard::refuse`].
     fn accepted(&mut self, shard: &mut Shard<O>, socket: Socket, peer: Option<SocketAddr>, listener: u16);
 
-    /// This shard's table is full and another one's is not: hand the socket to it. Comes only after
+    /// This shard's table is full and another one's is not: hand the socket to that. Called only after
     /// [`Shard::set_others_have_room`].
     fn hand_off(&mut self, shard: &mut Shard<O>, socket: Socket, peer: Option<SocketAddr>, listener: u16);
 
-    /// The PROXY header of a connection was read, for which that was [awaited](Shard::await_header): answer as to
-    /// [`accepted`](Lane::accepted) behind [`Shard::admit`], or with [`Shard::begin_handshake`]. The peer of its outlet is the client from now on.
+    /// The [awaited](Shard::await_header) PROXY header of a connection was read. Answer as to [`accepted`](Lane::accepted)
+    /// after [`Shard::admit`], or with [`Shard::begin_handshake`]. The peer of its outlet is the client from now on.
     fn proxied(&mut self, shard: &mut Shard<O>, id: ConnId) {
         shard.opened(id);
     }
 
-    /// The handshake of a connection is done, that was [begun](Shard::begin_handshake): answer as to [`accepted`](Lane::accepted)
-    /// behind [`Shard::admit`]. What it found out, [`Outlet::facts`](crate::Outlet::facts) knows.
+    /// The handshake that [began](Shard::begin_handshake) for a connection is done. Answer as to [`accepted`](Lane::accepted)
+    /// after [`Shard::admit`]. [`Outlet::facts`](crate::Outlet::facts) has its facts.
     fn secured(&mut self, shard: &mut Shard<O>, id: ConnId) {
         shard.opened(id);
     }
 
-    /// A connection that the server made is there: answer with [`Shard::opened`] or [`Shard::finish`].
+    /// A connection to an upstream is there. Answer with [`Shard::opened`] or [`Shard::finish`].
     fn connected(&mut self, shard: &mut Shard<O>, id: ConnId);
 
-    /// A connection may have frames: take them with [`Frames::next_frame`] until it answers [`Next::Nothing`](super::Next::Nothing)
-    /// or [`Next::Bad`](super::Next::Bad), or end the connection.
+    /// A connection may have frames. Take them with [`Frames::next_frame`] until it returns
+    /// [`Next::Nothing`](super::Next::Nothing) or [`Next::Bad`](super::Next::Bad), or end the connection.
     fn frames(&mut self, frames: &mut Frames<'_, O>);
 
-    /// The peer sent nothing for [`Limits::heartbeat_interval`](crate::Limits::heartbeat_interval): ask for a sign of life.
+    /// The peer sent nothing for [`Limits::heartbeat_interval`](crate::Limits::heartbeat_interval). Ask for a sign of life.
     fn heartbeat(&mut self, shard: &mut Shard<O>, id: ConnId);
 
-    /// A call of the connection waited for longer than [`Limits::handler_timeout`](crate::Limits::handler_timeout): say last words,
-    /// then [`Shard::finish`] it.
+    /// A call of the connection was pending for longer than [`Limits::handler_timeout`](crate::Limits::handler_timeout). Queue
+    /// last words, then [`Shard::finish`] it.
     fn timed_out(&mut self, shard: &mut Shard<O>, id: ConnId) {
         shard.finish(id, CloseReason::HandlerTimeout);
     }
 
-    /// The shard drains, and the connection, which was `opened`, is cut later: tell it. Comes once for each.
+    /// The shard drains, and the connection, which was `opened`, is cut later. Called once for each connection.
     fn draining(&mut self, shard: &mut Shard<O>, id: ConnId) {}
 
-    /// The peer sent its last byte, every frame was handed out, and the service holds the connection open
+    /// The peer sent FIN, every frame was handed out, and the service holds the connection open
     /// ([`Outlet::hold_open`](crate::Outlet::hold_open)).
     fn input_ended(&mut self, shard: &mut Shard<O>, id: ConnId);
 
-    /// A task waited for room in the connection's outbox, or for its end: wake it. The waker is user code; if it panics,
-    /// the task was not woken, and the connection is to be aborted.
+    /// Wake a task that waited for room in the connection's outbox, or for its end. The waker is user code; if it panics, the
+    /// task was not woken, and the connection has to be aborted.
     fn wake(&mut self, shard: &mut Shard<O>, id: ConnId, waker: Waker);
 
-    /// The service is done with a connection: drop its waiting calls, or its `open`, then tell the service if the connection was
+    /// A connection ended. Drop its pending calls, or its `open`, then call `close` of the service if the connection was
     /// `opened`, then drop the block.
     fn ended(&mut self, shard: &mut Shard<O>, ended: Ended);
 
-    /// Every completion was looked at: resume what was woken. Replies that are queued now leave with this turn.
+    /// Every completion was looked at. Resume woken tasks: replies that are queued now leave with this turn.
     #[inline]
     fn attend(&mut self, shard: &mut Shard<O>) {}
 }
@@ -100,21 +100,21 @@ pub trait Lane<O: Observer = ()> {
 /// A connection that ended, for [`Lane::ended`].
 #[derive(Debug)]
 pub struct Ended {
-    /// The connection, whose name is not valid any more for calls from user code.
+    /// The connection, whose id is no longer valid for calls from user code.
     pub id: ConnId,
     /// Its lane.
     pub lane: LaneId,
     /// Outlet and session.
     pub shared: ConnHead,
-    /// Why.
+    /// The reason.
     pub reason: CloseReason,
     /// True if the service accepted it in `open`.
     pub opened: bool,
-    /// The first of the calls that wait, if there is one; of a connection that was not `opened` its `open`.
+    /// The first of the pending calls, if there is one; of a connection that was not `opened` its `open`.
     pub call: Option<u32>,
 }
 
-/// What the lane has to hear of.
+/// An event for the lane.
 #[derive(Debug)]
 pub(crate) enum Event {
     Accepted {
@@ -129,7 +129,7 @@ pub(crate) enum Event {
     },
     Connected(ConnId),
     Frames(ConnId),
-    /// That many steps of handshakes are made.
+    /// Make this many steps of handshakes.
     Steps(u32),
     Heartbeat(ConnId),
     TimedOut(ConnId),
@@ -139,7 +139,7 @@ pub(crate) enum Event {
     Ended(Ended),
 }
 
-/// Has the lane take a batch. By reference, since behind an indirect call a batch that is moved here is copied.
+/// Calls the lane for a batch. By reference, since a batch that is moved behind an indirect call is copied.
 #[inline(always)]
 pub(super) fn hand_out<O: Observer>(frames: &mut Frames<'_, O>, lane: &mut (impl Lane<O> + ?Sized)) {
     lane.frames(frames);
@@ -147,19 +147,18 @@ pub(super) fn hand_out<O: Observer>(frames: &mut Frames<'_, O>, lane: &mut (impl
 }
 
 impl<O: Observer> Shard<O> {
-    /// Takes in what the driver brought and has the lane work it off. `now` must not go back. The first turn starts
-    /// accepting.
+    /// Takes in completions and dispatches their events to the lane. `now` must not go back. The first turn starts accepting.
     #[inline]
     pub fn turn(&mut self, now: Time, completions: &mut Vec<Completion>, lane: &mut (impl Lane<O> + ?Sized)) {
         self.begin(now, completions.len(), lane);
         let mut left = completions.drain(..);
-        // Shown where it lies: one that is taken out first is copied once more.
+        // The completion stays in its place: taking it out first would copy it once more.
         while let Some(completion) = left.as_slice().first() {
             lane.comes(self, completion);
             let Some(completion) = left.next() else { break };
             self.complete(completion, lane);
         }
-        // It gave all, so there is nothing to drop: a call that only whole-program optimization would remove.
+        // All of it was given away, so there is nothing to drop: a call that only whole-program optimization would remove.
         core::mem::forget(left);
         self.end(lane);
     }
@@ -191,7 +190,7 @@ impl<O: Observer> Shard<O> {
         self.dispatch(lane);
     }
 
-    /// Tells the lane what happened since it was told last, in the order in which it did.
+    /// Dispatches events to the lane, in their order.
     #[inline]
     pub fn dispatch(&mut self, lane: &mut (impl Lane<O> + ?Sized)) {
         if !self.events.is_empty() {
@@ -211,7 +210,7 @@ impl<O: Observer> Shard<O> {
                 Event::Heartbeat(id) => lane.heartbeat(self, id),
                 Event::TimedOut(id) => {
                     lane.timed_out(self, id);
-                    // Its last words may still be on their way, and must not be for ever.
+                    // Its last words may still be on their way, and must not be forever.
                     self.arm(id);
                 }
                 Event::Draining(id) => lane.draining(self, id),
@@ -222,14 +221,14 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Gives a connection a batch of frames. For one whose call is done, after [`call_done`](Shard::call_done).
+    /// Gives a connection a batch of frames, after [`call_done`](Shard::call_done) for example.
     pub fn run_frames(&mut self, id: ConnId, lane: &mut (impl Lane<O> + ?Sized)) {
         self.begin_batch();
         self.hand_out_aside(id, Lease::empty(), false, lane);
     }
 
-    /// Has the lane take a batch, away from the shortest way: that the lane's part of it is compiled into one more place than that
-    /// would keep it out of both. `plain` as [`Frames::new`] has it.
+    /// Calls the lane for a batch, away from the shortest path: another place with the lane's part compiled in would keep it
+    /// from being inlined in either. `plain` is as in [`Frames::new`].
     #[inline(never)]
     pub(super) fn hand_out_aside(
         &mut self,
@@ -244,8 +243,8 @@ impl<O: Observer> Shard<O> {
         hand_out(&mut Frames::new(self, id, of, &shared, lease, plain, is_first), lane);
     }
 
-    /// Begins a connection's batch of frames. It has none where the turn brought more than may be held: what calls of other
-    /// connections add would come on top, and only the end of the turn relieves.
+    /// Begins a connection's batch of frames. It gets none if the turn brought more than may be held: memory of other
+    /// connections' calls would come on top, and only the end of the turn relieves.
     #[inline]
     pub(super) fn begin_batch(&mut self) {
         match self.held_bytes() > self.held_in_turn_max {
@@ -264,7 +263,7 @@ impl<O: Observer> Shard<O> {
             self.fire_timers();
         }
         self.work.begin_turn(self.later + completions);
-        // Where the turn before could not relieve, nothing would ever go on.
+        // If the turn before could not relieve, nothing would ever go on.
         let relieved = self.held_bytes() <= self.limits.held_bytes_max;
         self.held_in_turn_max = if relieved { self.limits.held_bytes_max } else { usize::MAX };
         let received = core::mem::take(&mut self.received);
@@ -277,14 +276,14 @@ impl<O: Observer> Shard<O> {
         self.check_accepting();
     }
 
-    /// Gives connections that waited their batches, and handshakes their steps, in a turn that brings `completions`, after one
-    /// that brought `received` bytes.
+    /// Gives waiting connections their batches, and handshakes their steps, in a turn that brings `completions`, after one that
+    /// brought `received` bytes.
     #[cold]
     fn take_up(&mut self, completions: usize, received: usize) {
         self.runnable.append(&mut self.served);
         let steps = self.channels.steps(completions > 0 || !self.runnable.is_empty());
         let Budget { completions: most, bytes } = Budget::default();
-        // The driver has more news than it brought, by what the turn before received: this one's is not known yet.
+        // The driver has more news than it brought, judged by the turn before: the bytes of this one are not known yet.
         let crowded = completions >= most || received >= bytes;
         let batches = self.work.batches(crowded).min(self.runnable.len());
         self.later -= batches;
@@ -301,7 +300,7 @@ impl<O: Observer> Shard<O> {
         self.events.extend(steps.map(Event::Steps));
     }
 
-    /// Takes in a completion that brings no bytes.
+    /// Takes in a completion without bytes.
     #[inline]
     fn changed(&mut self, completion: Completion) {
         match completion {
@@ -317,7 +316,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Ends a turn: carries out what user code asked for since the last one, and sends what is queued.
+    /// Ends a turn: carries out requests of user code since the last one, and sends queued bytes.
     #[inline]
     pub(super) fn end_turn(&mut self) {
         if self.drain.is_some() {
@@ -336,8 +335,8 @@ impl<O: Observer> Shard<O> {
         self.ops.drain(..)
     }
 
-    /// True if a send of this turn has something waiting for its end: then the driver's next wait must end with it.
-    /// Otherwise it may report the send with the next other completion ([`Driver::defer_sent`]).
+    /// True if something waits for the end of a send of this turn: then the driver's next wait must end with it. Otherwise the
+    /// driver may report the send with the next other completion ([`Driver::defer_sent`]).
     ///
     /// [`Driver::defer_sent`]: crate::Driver::defer_sent
     #[inline]
@@ -345,7 +344,7 @@ impl<O: Observer> Shard<O> {
         core::mem::take(&mut self.send_awaited)
     }
 
-    /// How long the driver may wait for something to happen.
+    /// The longest wait of the driver.
     #[inline]
     pub fn wait(&self) -> Wait {
         match self.next_turn() {
@@ -355,7 +354,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// When the next turn is due if nothing happens, which may be at once.
+    /// The time of the next turn if nothing happens, which may be now.
     #[inline]
     pub fn next_turn(&self) -> Option<Time> {
         if self.later > 0 || !self.events.is_empty() || self.shared.has_dirty() {

@@ -1,39 +1,39 @@
-//! How much user code a turn runs, and in what order connections get it.
+//! The amount of user code in a turn, and the order in which connections get it.
 //!
-//! A turn that worked off everything would keep the peers that come next waiting for all of it: 500 peers that fill their
-//! buffers with empty lines are 30 million calls. So a turn has a bound, and a connection gets a batch of frames at a time.
-//! What is left waits in a queue behind all that were there before, and is taken up first in the next turn; in between the
-//! driver is asked for news. A connection with one frame then waits for one batch of each of the others, at most.
+//! A turn that handled everything would keep later peers waiting for all of it: 500 peers that fill their buffers with empty
+//! lines are 30 million calls. So a turn has a bound, and a connection gets a batch of frames at a time. Remaining frames wait
+//! in a queue behind all earlier ones, and are taken up first in the next turn; in between the driver is asked for news. A
+//! connection with one frame then waits for at most one batch of each of the others.
 
-/// Calls of a turn: frames handed out, waiting calls and tasks that go on. What follows in this turn waits for the next one.
-/// As much as a driver brings in a turn if each of its 256 completions is 16 pipelined requests: 0.6 ms of the cheapest
-/// calls, 20 ms of calls of 5 µs.
+/// Calls of a turn: frames handed out, resumed calls and tasks. Later ones wait for the next turn. It is as much as a driver
+/// brings in a turn if each of its 256 completions is 16 pipelined requests: 0.6 ms of the cheapest calls, 20 ms of calls of 5
+/// µs.
 const CALLS_IN_A_TURN: u32 = 4096;
 
-/// Frames in a row for one connection while many want some: the usual depth of a pipeline, which is then not torn apart.
-/// 500 peers that send without end keep a frame waiting for 60 ms of calls of 5 µs.
+/// Frames in a row for one connection while many want some: the usual depth of a pipeline, which is then not torn apart. 500
+/// peers that send without end delay a frame by 60 ms of calls of 5 µs.
 const BATCH_MIN: u32 = 16;
 
-/// Frames in a row for one connection that is alone. A thousand calls of 25 ns are 25 µs.
+/// Frames in a row for a single connection. A thousand calls of 25 ns are 25 µs.
 const BATCH_MAX: u32 = 1024;
 
-/// Waiting calls and tasks that go on in a turn in any case, as a part of its calls: peers that send without end take all others.
+/// The part of a turn's calls reserved for resumed calls and tasks: peers that send without end take all others.
 const PART_OF_TASKS: u32 = 8;
 
-/// The part of a turn that is for connections that waited, while the driver has more news than it may bring in a turn: those
-/// who are in that queue have no batch yet. Receives of peers that send too much are paused as it is emptied, so it ends.
+/// The part of a turn for waiting connections while the driver has more news than it may bring in a turn, since connections in
+/// that news have had no batch yet. Receives of peers that send too much are paused as the queue is emptied, so it ends.
 const PART_WHILE_CROWDED: u32 = 16;
 
-/// What is left of the turn.
+/// The rest of the turn.
 pub(super) struct Work {
     calls_max: u32,
     batch_min: u32,
     calls_left: u32,
-    /// Of those that no frame takes.
+    /// Calls that no frame takes.
     tasks_left: u32,
     /// Frames that a connection may get in this turn.
     batch: u32,
-    /// Frames that the connection at hand was granted, and how many of them are left.
+    /// Frames granted to the connection at hand, and the rest of them.
     granted: u32,
     frames_left: u32,
 }
@@ -45,7 +45,7 @@ impl Default for Work {
 }
 
 impl Work {
-    /// With other bounds, of 1 at least.
+    /// Other bounds, of at least 1.
     pub(super) fn bounded(calls_max: u32, batch_min: u32) -> Work {
         Work { calls_max, batch_min, calls_left: 0, tasks_left: 0, batch: 0, granted: 0, frames_left: 0 }
     }
@@ -64,14 +64,14 @@ impl Work {
         self.tasks_left = self.calls_max.div_ceil(PART_OF_TASKS);
     }
 
-    /// How many of the connections that waited get a batch now, if each uses all of it. `crowded` is true if the driver has
-    /// more news than it brought.
+    /// The number of waiting connections that get a batch now, if each uses all of it. `crowded` is true if the driver has more
+    /// news than it brought.
     pub(super) fn batches(&self, crowded: bool) -> usize {
         let calls = if crowded { self.calls_left / PART_WHILE_CROWDED } else { self.calls_left };
         calls.div_ceil(self.batch).max(1) as usize
     }
 
-    /// Begins the batch of a connection. What the batch before left over is for others.
+    /// Begins the batch of a connection. The rest of the batch before is for others.
     #[inline]
     pub(super) fn begin_batch(&mut self) {
         let calls = self.calls_left + self.frames_left;
@@ -79,7 +79,7 @@ impl Work {
         (self.frames_left, self.calls_left) = (self.granted, calls - self.granted);
     }
 
-    /// The connection at hand gets nothing in this turn.
+    /// Gives the connection at hand nothing in this turn.
     #[cold]
     pub(super) fn refuse_batch(&mut self) {
         self.calls_left += self.frames_left;
@@ -91,13 +91,13 @@ impl Work {
         self.granted == 0
     }
 
-    /// Frames that the connection whose batch this is may still get.
+    /// Frames that the connection with the batch may still get.
     #[inline]
     pub(super) fn frames_left(&self) -> u32 {
         self.frames_left
     }
 
-    /// The batch is over, and this many frames of it were not taken.
+    /// Ends the batch, with this number of frames not taken.
     #[inline]
     pub(super) fn end_batch(&mut self, left: u32) {
         self.frames_left = left;

@@ -16,7 +16,7 @@ pub struct EpollConfig {
     pub pool: PoolConfig,
     /// Tells the peer's address of each accepted connection. Accepting brings it anyway. On by default.
     pub peer_addresses: bool,
-    /// What is done to a socket before it connects.
+    /// Prepares a socket before it connects.
     pub before_connect: BeforeConnect,
 }
 

@@ -87,12 +87,12 @@ pub struct Epoll {
     side: KernelSide,
     pool: Pool,
     ports: Ports,
-    /// Of receives into blocks.
+    /// The blocks of receives into them.
     blocks: HashMap<ConnId, Filling>,
     /// The receive that was for once and has just brought bytes.
     once_over: Option<ConnId>,
     listeners: Vec<Listening>,
-    /// How many of them are being emptied, to be closed.
+    /// The number of them that are being emptied, to be closed.
     emptying: usize,
     /// The listener that accepts first in the next turn, so that each gets its share of the budget.
     next_listener: usize,
@@ -101,7 +101,7 @@ pub struct Epoll {
     first_source: usize,
     /// Completions that wait for the next turn, in order; never received bytes.
     ready: VecDeque<Completion>,
-    /// How many of the last in `ready` are sends that fitted at once, since the last turn.
+    /// The number of the last in `ready` that are sends which fitted at once, since the last turn.
     sent_at_once: usize,
     /// True until the next turn if nothing waits for those.
     quiet: bool,
@@ -124,7 +124,7 @@ fn whole_milliseconds(time: Duration) -> Timespec {
     Timespec { tv_sec: millis / 1000, tv_nsec: millis % 1000 * 1_000_000 }
 }
 
-/// What is left of a turn's budget.
+/// The rest of a turn's budget.
 struct Room {
     /// Length of the list of completions at which it ends.
     end: usize,

@@ -39,7 +39,7 @@ impl Epoll {
         }
     }
 
-    /// What is in the socket stays there for the next receive.
+    /// Bytes in the socket stay there for the next receive.
     pub(super) fn receive_stop(&mut self, id: ConnId) {
         let Some(port) = self.ports.find(id) else { return Self::unknown(id, "stop of a receive") };
         if std::mem::replace(&mut port.receiving, false) {

@@ -1,4 +1,4 @@
-//! What the driver knows of each connection, and the queue of those that have something to read.
+//! The driver's state of each connection, and the queue of those that have something to read.
 
 use ringserve_core::{Batch, ConnId};
 use socket2::Socket;

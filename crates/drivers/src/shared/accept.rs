@@ -7,8 +7,8 @@
 //!   had begun are completed, and enter the queue: so the queue is looked at for [`HANDSHAKE`] more.
 //! * A Unix listener is shut down for reading: connects are refused at once, and the queue stays. Shards share the queue,
 //!   each by a descriptor, and each closes its own once it finds the queue empty.
-//! * Nothing is done to a listener that was adopted: others accept from its queue, now or later, and what is done to the
-//!   socket is done to them. Its queue is left to them with the close of one descriptor of several.
+//! * An adopted listener is left alone: others accept from its queue, now or later, and a change of the socket would affect
+//!   them. Its queue is left to them with the close of one descriptor of several.
 
 use std::io;
 use std::net::Shutdown;
@@ -47,7 +47,7 @@ const NO_NEWCOMERS: [SockFilter; 5] = [
     SockFilter::new((libc::BPF_RET | libc::BPF_K) as u16, 0, 0, u32::MAX),
 ];
 
-/// A listening socket that is given to a driver, and whose it is.
+/// A listening socket that is given to a driver, with its ownership.
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
@@ -55,13 +55,13 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// A socket that the drivers of one server have to themselves: its end is the end of the listener.
+    /// A socket that only the drivers of one server own: its end is the end of the listener.
     pub fn own(socket: impl Into<OwnedFd>) -> Listener {
         Listener { socket: socket.into(), is_adopted: false }
     }
 
-    /// A socket that other processes, or other parts of this one, accept from as well, now or later. It has to be
-    /// non-blocking, since a connection that one driver is woken for another owner may take.
+    /// A socket that other processes, or other parts of this one, accept from as well, now or later. It has to be non-blocking,
+    /// since another owner may take a connection for which one driver is woken.
     pub fn adopted(socket: impl Into<OwnedFd>) -> Listener {
         Listener { socket: socket.into(), is_adopted: true }
     }
@@ -105,8 +105,8 @@ pub(crate) fn accept(listener: &Socket, nonblocking: bool) -> io::Result<(Socket
     }
 }
 
-/// From here on nothing begins to queue at the listener, and [`take`] does not wait. Returns how long what had begun may
-/// still come.
+/// Turns newcomers away from here on, so that [`take`] does not wait. Returns the time for which handshakes that had begun may
+/// still arrive.
 ///
 /// # Errors
 /// If the socket cannot be made non-blocking, and must not be asked for what is queued.
@@ -133,7 +133,7 @@ pub(crate) fn take(listener: SockRef<'_>) -> Result<Socket, i32> {
     }
 }
 
-/// Why the kernel took no connection out of a queue.
+/// The reason why the kernel took no connection out of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// The queue is empty.
@@ -142,14 +142,14 @@ pub(crate) enum Refusal {
     Gone,
     /// There is no descriptor or no memory now.
     NoDescriptor,
-    /// It takes none any more.
+    /// The listener takes no connection any more.
     Broken,
 }
 
 impl Refusal {
     pub(crate) fn of(errno: i32) -> Refusal {
         match errno {
-            // EINVAL is what a Unix socket says that was shut down.
+            // A Unix socket that was shut down returns EINVAL.
             libc::EAGAIN | libc::EINVAL => Refusal::Empty,
             libc::ECONNABORTED | libc::EINTR | libc::EPROTO => Refusal::Gone,
             libc::ENETDOWN | libc::ENETUNREACH | libc::EHOSTDOWN | libc::EHOSTUNREACH | libc::ENONET => {
@@ -164,21 +164,21 @@ impl Refusal {
 /// A queue that is being emptied.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Emptying {
-    /// Until when connections may come.
+    /// The end of the time in which connections may come.
     until: Duration,
-    /// When the queue is asked again; `None` for at once.
+    /// The time of the next attempt; `None` for at once.
     retry_at: Option<Duration>,
     /// Pauses since a connection was last taken.
     pauses: u32,
 }
 
 impl Emptying {
-    /// Newcomers are turned away since `now`; what had begun may come for this long.
+    /// Notes that newcomers are turned away since `now`; earlier handshakes may arrive for `late`.
     pub(crate) fn new(now: Duration, late: Duration) -> Emptying {
         Emptying { until: now + late, retry_at: None, pauses: 0 }
     }
 
-    /// How long the queue is left alone still.
+    /// The time for which the queue is still left alone.
     pub(crate) fn rest(&self, now: Duration) -> Duration {
         self.retry_at.map_or(Duration::ZERO, |at| at.saturating_sub(now))
     }
@@ -194,7 +194,7 @@ impl Emptying {
         if over {
             log::warn!(
                 listener,
-                "a listener is closed, and what is in its queue reset: connections came faster than it was emptied"
+                "a listener is closed, and its queue is reset: connections came faster than they could be taken in"
             );
         }
         over

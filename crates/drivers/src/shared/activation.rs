@@ -12,7 +12,7 @@ const FIRST: RawFd = 3;
 /// More than a service manager hands over: a larger number is no such number.
 const MOST: RawFd = 4096;
 
-/// Those that were not taken, with their names. `None` before the environment was read.
+/// The sockets that were not taken, with their names. `None` before the environment was read.
 static LEFT: Mutex<Option<Vec<(String, OwnedFd)>>> = Mutex::new(None);
 
 /// Takes the sockets with this name (`FileDescriptorName=`, by default that of the socket unit) that were handed to this process,

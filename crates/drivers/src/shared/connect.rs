@@ -10,7 +10,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 type SetUp = dyn Fn(BorrowedFd<'_>, &Address) -> io::Result<()> + Send + Sync;
 
-/// What is done to a socket before it connects: options are set.
+/// Prepares a socket before it connects: sets its options.
 #[derive(Clone, Default)]
 pub struct BeforeConnect(Option<Arc<SetUp>>);
 

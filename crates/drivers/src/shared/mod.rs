@@ -1,4 +1,4 @@
-//! What both drivers stand on: the calls that they make alike, and what they keep alike.
+//! The base of both drivers: system calls and bookkeeping that they share.
 
 pub(crate) mod accept;
 pub(crate) mod activation;

@@ -1,4 +1,4 @@
-//! What the process may use, also in sandboxes that refuse `prlimit64`, and what its allocator keeps.
+//! Limits of the process, also in sandboxes that refuse `prlimit64`, and free memory of its allocator.
 
 use std::fs;
 use std::io;
@@ -18,7 +18,7 @@ pub enum Resource {
 /// The limits on a [`Resource`]; `None` where there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResourceLimit {
-    /// What the kernel enforces.
+    /// The limit that the kernel enforces.
     pub soft: Option<u64>,
     /// How far the process may raise that.
     pub hard: Option<u64>,

@@ -1,7 +1,7 @@
-//! What is said when something goes wrong: why a driver cannot be used, and lines for the log.
+//! Reports of faults: why a driver cannot be used, and lines for the log.
 //!
-//! A subscriber of the log may panic, as `tracing_subscriber` does when stdout and stderr are closed. A driver writes a line
-//! in the middle of its bookkeeping, so what the subscriber does must not unwind from there.
+//! A subscriber may panic (`tracing_subscriber` does when stdout and stderr are closed). Catch it: a driver logs in the middle
+//! of its bookkeeping, and logging must never kill a shard.
 
 use std::fmt;
 use std::io;
@@ -11,7 +11,7 @@ use ringserve_buf::PoolError;
 
 use crate::shared::process::{Resource, ResourceLimit};
 
-/// Why a ring could not be set up, or does not work.
+/// The reason why a ring could not be set up, or does not work.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum SetupError {
@@ -32,21 +32,21 @@ pub enum SetupError {
     Disabled(u8),
     /// A system call or operation is filtered: seccomp, or a kernel without io_uring.
     Blocked {
-        /// What was refused.
+        /// The refused call or operation.
         what: &'static str,
-        /// With which error.
+        /// The error of the call.
         error: io::Error,
     },
     /// A system call that epoll needs is filtered, or not in the kernel.
     Epoll {
         /// The call.
         call: &'static str,
-        /// With which error.
+        /// The error of the call.
         error: io::Error,
     },
     /// The kernel lacks something.
     TooOld {
-        /// What is missing.
+        /// The missing call or operation.
         missing: &'static str,
         /// The first kernel that has it.
         since: &'static str,
@@ -55,7 +55,7 @@ pub enum SetupError {
     },
     /// No memory, most likely `RLIMIT_MEMLOCK`.
     Memory {
-        /// What was refused.
+        /// The refused call or operation.
         what: &'static str,
         /// The soft limit in bytes; `None` if there is none.
         limit: Option<u64>,
@@ -69,23 +69,23 @@ pub enum SetupError {
     },
     /// The process or the system has no descriptor left.
     Descriptors {
-        /// What was refused.
+        /// The refused call or operation.
         what: &'static str,
         /// With which error.
         error: io::Error,
     },
     /// Anything else.
     Failed {
-        /// What failed.
+        /// The failed call or operation.
         what: &'static str,
-        /// How.
+        /// The error.
         error: io::Error,
     },
     /// The set-up worked, but a trial of the driver did not do what it must.
     Trial {
         /// The step.
         step: &'static str,
-        /// What was seen instead.
+        /// The result that was seen instead.
         seen: String,
     },
 }
@@ -116,7 +116,7 @@ impl SetupError {
     }
 }
 
-/// What `kernel.io_uring_disabled` says; 0 where the kernel does not know it (before 6.6).
+/// The value of `kernel.io_uring_disabled`; 0 where the kernel does not know it (before 6.6).
 fn disabled_by_sysctl() -> u8 {
     let text = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default();
     text.trim().parse().unwrap_or(0)
@@ -220,15 +220,15 @@ impl From<PoolError> for SetupError {
     }
 }
 
-/// Writes a line to the log, and catches what the subscriber panics with.
+/// Writes a line to the log, and catches a panic of the subscriber.
 ///
 /// ```
 /// ringserve_drivers::guarded(|| tracing::info!("a shard goes on whatever becomes of this line"));
 /// ```
 pub fn guarded(write: impl FnOnce()) {
-    // The line is lost, and so is what could be said about it.
+    // The line is lost, and so is any report of that.
     if let Err(panic) = catch_unwind(AssertUnwindSafe(write)) {
-        // What a panic carries may panic when it is dropped.
+        // The value of a panic may panic when it is dropped.
         std::mem::forget(panic);
     }
 }

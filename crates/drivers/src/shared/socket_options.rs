@@ -26,7 +26,7 @@ impl TcpOption {
     /// Sets the option.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn set(self, socket: impl AsFd, value: u32) -> io::Result<()> {
         let fd = socket.as_fd();
         let value = libc::c_int::try_from(value).map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -42,7 +42,7 @@ impl TcpOption {
     /// Reads the option.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn get(self, socket: impl AsFd) -> io::Result<u32> {
         let value: libc::c_int = get(socket, libc::IPPROTO_TCP, self.name())?;
         Ok(value.unsigned_abs())

@@ -1,4 +1,4 @@
-//! What a driver knows of each connection, by slot, and a list through some of them.
+//! The driver's state of each connection, by slot, and a list through some of them.
 
 use ringserve_core::ConnId;
 use ringserve_core::internals::Chunked;
@@ -9,7 +9,7 @@ const VACANT: u64 = u64::MAX;
 /// No slot: slots have 24 bits.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// Whose a slot is, and its neighbours in the list.
+/// The owner of a slot, and its neighbours in the list.
 #[derive(Debug)]
 pub(crate) struct Place {
     id: u64,
@@ -36,7 +36,7 @@ impl Place {
     }
 }
 
-/// What a driver knows of a connection. The default is vacant, at rest and in no list.
+/// The driver's state of a connection. The default is vacant, at rest and in no list.
 pub(crate) trait Entry: Default {
     fn place(&self) -> &Place;
     fn place_mut(&mut self) -> &mut Place;

@@ -12,7 +12,7 @@ use crate::shared::wait::now;
 /// Each step takes microseconds; a machine so busy that one takes this long gets epoll.
 const STEP_TIME: Duration = Duration::from_secs(2);
 
-/// What a driver's trial calls its steps, and how it names the cause of an error.
+/// The names of a trial's steps, and of the causes of errors.
 pub(crate) struct Steps {
     pub(crate) wait: &'static str,
     pub(crate) receive: &'static str,

@@ -1,4 +1,4 @@
-//! What ends a wait: a wake from another thread, by an eventfd, or a timer that is set once for many waits.
+//! Ends of waits: a wake from another thread, by an eventfd, or a timer that is set once for many waits.
 //!
 //! A time given with `io_uring_enter` or `epoll_wait` sets a timer of the kernel's and clears it again, in every call
 //! that blocks: measured, half a microsecond, 6 % of a turn with one request in it. The deadlines of a server are mostly
@@ -17,7 +17,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 /// Makes a turn return, from any thread. Clones wake the same shard.
 ///
-/// What was done before [`wake`](Waker::wake) is seen by the shard after the turn that it ended.
+/// Writes before [`wake`](Waker::wake) are visible to the shard after the turn that it ended.
 #[derive(Clone, Debug)]
 pub struct Waker {
     inner: Arc<Inner>,
@@ -59,13 +59,13 @@ impl Waker {
         self.inner.wake_by_ref();
     }
 
-    /// For the kernel half of a driver: the shard saw the wake, and its eventfd was read. What the waking threads did
-    /// before is visible from here on.
+    /// Notes, for the kernel half of a driver, that the shard saw the wake and its eventfd was read. Writes of the waking
+    /// threads before the wake are visible from here on.
     pub fn seen(&self) {
         self.inner.pending.swap(false, Ordering::AcqRel);
     }
 
-    /// The same for those who know no driver.
+    /// The waker as a task's waker.
     pub fn to_task(&self) -> task::Waker {
         task::Waker::from(self.inner.clone())
     }
@@ -100,7 +100,7 @@ pub(crate) fn now() -> Duration {
     Duration::from_nanos(monotonic_nanos())
 }
 
-/// What is known of the kernel's timer. In nanoseconds of the monotonic clock: each turn looks here.
+/// The state of the kernel's timer, in nanoseconds of the monotonic clock: each turn reads it.
 #[derive(Default)]
 pub(crate) struct Timer {
     /// When it goes off.
@@ -109,7 +109,7 @@ pub(crate) struct Timer {
     read: u64,
 }
 
-/// What ends a wait.
+/// The event that ends a wait.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Bound {
     /// The timer, which is set.

@@ -19,7 +19,7 @@ pub(super) struct Listening {
     life: Life,
 }
 
-/// What becomes of the listening socket.
+/// The fate of the listening socket.
 #[derive(Clone, Copy, Debug, Default)]
 enum Life {
     /// It listens.

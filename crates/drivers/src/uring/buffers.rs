@@ -1,4 +1,4 @@
-//! How many buffers are with the kernel.
+//! The number of buffers with the kernel.
 //!
 //! The buffer ring is first in, first out, so the kernel walks through all that is in it: few buffers stay warm
 //! in the cache, many do not (measured: 4-6 % at 64 B, 10-15 % at 16 KiB between 256 and 4096). So the ring is
@@ -20,7 +20,7 @@ pub(super) struct Buffers {
     /// Lent buffers that are in the ring as far as completions tell: exactly those the pool counts as with the
     /// kernel.
     pub(super) in_ring: usize,
-    /// How many there should be at the start of a turn.
+    /// The target at the start of a turn.
     target: usize,
     /// True from a receive that found the ring empty until the target was looked at.
     starved: bool,

@@ -35,7 +35,7 @@ pub struct UringConfig {
     pub plain_descriptors: bool,
     /// Asks for the peer's address of each accepted connection, which is a separate system call here. On by default.
     pub peer_addresses: bool,
-    /// What is done to a socket before it connects.
+    /// Prepares a socket before it connects.
     pub before_connect: BeforeConnect,
 }
 

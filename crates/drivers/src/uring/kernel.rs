@@ -82,7 +82,7 @@ impl Kind {
         kind | bits
     }
 
-    /// What a `user_data` names; `None` for values that no operation has.
+    /// The operation that a `user_data` names; `None` for values that no operation has.
     #[inline]
     pub fn of(user_data: u64) -> Option<Kind> {
         Some(match user_data >> 60 {
@@ -117,7 +117,7 @@ impl Kind {
 /// How a send is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendMode {
-    /// What fits at once (`MSG_DONTWAIT`). It completes within the [`Kernel::enter`] that submits it.
+    /// Sends the bytes that fit at once (`MSG_DONTWAIT`). It completes within the [`Kernel::enter`] that submits it.
     Try,
     /// Like `Try`, but when everything fitted its completion does not end the wait of that
     /// [`Kernel::enter`]; it is there when something else does.
@@ -194,7 +194,7 @@ pub enum RawOp {
     Send {
         /// The connection.
         id: ConnId,
-        /// What to send; not empty.
+        /// The bytes to send; not empty.
         batch: Box<Batch>,
         /// How.
         mode: SendMode,
@@ -267,7 +267,7 @@ pub struct RawCqe {
     pub res: i32,
     /// [`F_MORE`], [`F_BUFFER`], [`F_BUF_MORE`] and the buffer id.
     pub flags: u32,
-    /// What a [`RawOp::Send`] was given; `None` for all others.
+    /// The batch of a [`RawOp::Send`]; `None` for all others.
     pub batch: Option<Box<Batch>>,
 }
 
@@ -298,9 +298,9 @@ impl RawCqe {
 pub struct SentQuietly {
     /// The connection.
     pub id: ConnId,
-    /// How many bytes of the batch were sent.
+    /// The number of sent bytes of the batch.
     pub bytes: i32,
-    /// What was given, as it was.
+    /// The batch as it was given.
     pub batch: Box<Batch>,
 }
 
@@ -315,7 +315,7 @@ pub trait Kernel {
     /// The operation comes back if the submission queue is full.
     fn submit(&mut self, op: RawOp) -> Result<(), RawOp>;
 
-    /// How many queue entries the next [`enter`](Kernel::enter) would submit.
+    /// The number of queue entries that the next [`enter`](Kernel::enter) would submit.
     fn queued(&mut self) -> usize;
 
     /// Puts a lent buffer behind the last one in the buffer ring. The ring has room: never more than
@@ -327,7 +327,7 @@ pub trait Kernel {
         false
     }
 
-    /// How many buffers the buffer ring holds at most.
+    /// The most buffers in the buffer ring.
     fn buffer_ring_entries(&self) -> usize;
 
     /// Replaces the buffer ring by an empty one. To be called only while no receive is in flight: every buffer that was in the

@@ -1,4 +1,4 @@
-//! The bookkeeping half of the io_uring driver: which operation is in flight, which buffer is where.
+//! The bookkeeping half of the io_uring driver: operations in flight, and places of buffers.
 //!
 //! ```text
 //!   submit(Op) ──▶ queue ──▶ Kernel::submit ─┐
@@ -8,8 +8,8 @@
 //!   turn(..) ◀── completion ◀───────── Kernel::reap
 //! ```
 //!
-//! There is no `unsafe` here, and nothing that knows of pointers or descriptors' meaning. Each completion is
-//! checked against the id in its slot, generation included.
+//! There is no `unsafe` here, and no pointer or descriptor is interpreted. Each completion is checked against the id in its
+//! slot, generation included.
 
 mod accept;
 mod buffers;
@@ -51,8 +51,8 @@ pub use system::probe::{Found, probe, probe_ring, try_apart};
 
 /// The io_uring driver over a [`Kernel`].
 ///
-/// It belongs to the thread that made it. Dropping it ends every operation within a bound and closes every
-/// connection; where the kernel does not let go of memory in time, the memory is leaked.
+/// It belongs to the thread that made it. Its drop ends every operation within a bound and closes every connection; memory that
+/// the kernel does not let go of in time is leaked.
 pub struct Uring<K: Kernel> {
     kernel: K,
     side: KernelSide,
@@ -60,22 +60,22 @@ pub struct Uring<K: Kernel> {
     buffers: Buffers,
     ports: Ports,
     listeners: Vec<Listening>,
-    /// How many of them are being emptied, to be closed.
+    /// The number of them that are being emptied, to be closed.
     emptying: usize,
-    /// Cancels that did not find what they were for, and those of receives that may tell by themselves.
+    /// Cancels that missed their operation, and those of receives that may end by themselves.
     later: Later,
     /// Receives to be looked at.
     probes: VecDeque<ConnId>,
-    /// Of receives into blocks that were not handed to the kernel, since buffers rest: where to, and how many bytes at most.
+    /// Blocks of receives that were not handed to the kernel while buffers rest, with the most bytes of each.
     blocks: HashMap<ConnId, (Box<Block>, usize)>,
-    /// Errors of sockets that told a probe and will tell no receive, as the `errno`.
+    /// Errors of sockets that a probe took and no receive will report, as the `errno`.
     failed: HashMap<ConnId, i32>,
     rest: Rest,
     /// Operations the kernel half was not given yet, in order.
     queue: Vec<RawOp>,
-    /// Those before them that the submission queue had no room for, in order.
+    /// Earlier operations for which the submission queue had no room, in order.
     delayed: VecDeque<RawOp>,
-    /// Some of the sends there may have been told to stop.
+    /// True if sends may have been told to stop.
     stops_sends: bool,
     /// Completions made here, or beyond the last turn's budget, in order.
     ready: VecDeque<Completion>,
@@ -93,13 +93,13 @@ pub struct Uring<K: Kernel> {
 /// Completions that should not have come. All are bugs, of the driver or of the kernel, and harmless to others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Anomalies {
-    /// For a connection or an operation that is not there; its buffer went back.
+    /// Completions for a connection or an operation that does not exist; their buffers went back.
     pub stale: u64,
-    /// Terminal by every sign but its `F_MORE` flag.
+    /// Terminal completions by every sign but their `F_MORE` flag.
     pub more_flag: u64,
-    /// Receives that ended without telling, as far as can be known; found when they were to be cancelled.
+    /// Receives that ended without a completion, as far as can be known; found when they were to be cancelled.
     pub silent_ends: u64,
-    /// Completions of such receives, which had not ended; their bytes are lost, and so is the connection.
+    /// Completions of such receives, which had not ended; their bytes and their connections are lost.
     pub late_ends: u64,
     /// Descriptors that could not be made a connection.
     pub installs_failed: u64,
@@ -162,7 +162,7 @@ impl<K: Kernel> Uring<K> {
         }
     }
 
-    /// Completions that should not have come, since the start.
+    /// Anomalies since the start.
     pub fn anomalies(&self) -> Anomalies {
         self.anomalies
     }

@@ -30,14 +30,14 @@ use super::{Sink, Uring};
 /// over time, so more of them wait only where a shard stood still.
 const PROBES_IN_A_TURN: usize = 64;
 
-/// What is to be done after a receive that ended.
+/// The next step after a receive that ended.
 enum After {
     Again,
     Park,
     End(ReceiveEnd),
 }
 
-/// What completions say of the buffers that are with the kernel.
+/// The completions' facts about buffers with the kernel.
 impl Buffers {
     /// Accounts for a buffer that brought bytes; `last` if the kernel is done with it.
     #[inline(always)]

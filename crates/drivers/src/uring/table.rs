@@ -1,4 +1,4 @@
-//! What the driver knows of each connection, and the queue of those parked for want of buffers.
+//! The driver's state of each connection, and the queue of those parked for want of buffers.
 
 use ringserve_core::{CloseHow, ConnId};
 
@@ -22,7 +22,7 @@ pub(super) enum Sending {
     No,
     /// With the kernel, or queued to be tried there.
     Submitted,
-    /// What did not fit at once is in the driver's own queue.
+    /// The bytes that did not fit at once are in the driver's own queue.
     Rests,
 }
 
@@ -37,7 +37,7 @@ pub(super) enum Stop {
     Stops,
 }
 
-/// What happens to the socket as a whole.
+/// The state of the socket as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Life {
     /// A connect is in flight.
@@ -72,7 +72,7 @@ pub(super) struct Port {
     unheard: u8,
     /// Cancels of receives that have not completed.
     pub(super) receive_cancels: u8,
-    /// How many of them in a row did not find it.
+    /// The number of them in a row that did not find it.
     pub(super) receive_misses: u8,
 }
 
@@ -125,7 +125,7 @@ impl Port {
         self.unheard &= Port::ONCE | Port::INTO;
     }
 
-    /// Of what kind the receive is that begins.
+    /// The kind of the receive that begins.
     pub(super) fn receives(&mut self, once: bool, into: bool) {
         self.unheard &= !(Port::ONCE | Port::INTO);
         self.unheard |= if once { Port::ONCE } else { 0 } | if into { Port::INTO } else { 0 };
@@ -197,7 +197,7 @@ impl Ports {
         self.table.iter()
     }
 
-    /// How many are parked.
+    /// The number of parked receives.
     #[inline]
     pub(super) fn parked(&self) -> usize {
         self.parked

@@ -33,7 +33,7 @@ struct Script {
     enters: Vec<(u32, Option<Duration>)>,
     next_enter: Result<(), i32>,
     now: Duration,
-    /// What the queue of any listener answers, in order; then it is empty.
+    /// The answers of any listener's queue, in order; then it is empty.
     backlog: VecDeque<Result<i32, i32>>,
     /// How long connections may come after newcomers were turned away.
     late: Duration,
@@ -219,7 +219,7 @@ impl Rig {
         self.ring.turn(Wait::No, Budget::default(), &mut self.out).unwrap();
     }
 
-    /// What was submitted since the last call.
+    /// The operations submitted since the last call.
     fn ops(&mut self) -> Vec<RawOp> {
         std::mem::take(&mut self.kernel().submitted)
     }

@@ -21,12 +21,12 @@ impl CodecService for Nothing {
     }
 }
 
-/// What is kept for a new connection.
+/// State of a new connection.
 fn session() -> CodecSession<Nothing> {
     CodecSession::new((), Place::default())
 }
 
-/// What [`WithCodec::call`] does with received bytes.
+/// Handles received bytes, as [`WithCodec::call`] does.
 fn receive(with: &WithCodec<Nothing>, state: &CodecSession<Nothing>, bytes: &[u8]) {
     state.take_in(bytes, &with.spare_in);
     while with.next(state, false).unwrap().is_some() {}

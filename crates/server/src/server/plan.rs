@@ -1,4 +1,4 @@
-//! What a server's shards are made from, and the making of one: the same for threads and for a simulation.
+//! The parts from which a server's shards are made, and the making of one: the same for threads and for a simulation.
 
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -29,11 +29,11 @@ use crate::shard::state::{Asks, Parts};
 use crate::shard::upstreams::add_upstreams;
 use crate::stats::ServiceNames;
 
-/// What all shards are made from.
+/// The parts from which all shards are made.
 pub(super) struct Plan<S> {
     pub(super) serves: S,
     pub(super) server_limits: ServerLimits,
-    /// Those of the services, in their order.
+    /// The names of the services, in their order.
     pub(super) lanes: Vec<LanePlan>,
     pub(super) names: ServiceNames,
     /// Which listeners expect PROXY headers.
@@ -47,11 +47,11 @@ pub(super) struct Plan<S> {
     /// Where the server listens, with the real ports.
     pub(super) listeners: Arc<[Address]>,
     pub(super) clock: Clock,
-    /// Of the shards' random numbers.
+    /// The seed of the shards' random numbers.
     pub(super) seed: u64,
     /// For calls that block, of all shards.
     pub(super) blocking: Arc<dyn Pool>,
-    /// What of TLS can be replaced.
+    /// TLS that can be replaced.
     #[cfg(feature = "tls")]
     pub(super) tls: ringserve_tls::ServerTls,
 }
@@ -60,7 +60,7 @@ pub(super) struct Plan<S> {
 #[derive(Clone)]
 pub(super) struct LanePlan {
     pub(super) limits: Limits,
-    /// How many lead to it.
+    /// The number of listeners that lead to it.
     pub(super) listeners: u16,
 }
 

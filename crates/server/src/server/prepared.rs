@@ -41,7 +41,7 @@ const SHARDS_MAX: usize = 1024;
 /// How a server is set, beside its services.
 #[derive(Default)]
 pub(crate) struct Settings {
-    /// Of each service that says nothing itself; `None` if the program does not.
+    /// Limits of services without their own; `None` if the program sets none.
     pub(super) limits: Option<Limits>,
     pub(super) sockets: SocketOptions,
     pub(super) admit: Option<Admit>,
@@ -56,7 +56,7 @@ pub(crate) struct Settings {
     pub(super) on_start: Option<Box<dyn FnOnce(ServerControl) + Send>>,
 }
 
-/// What the program said of one service.
+/// The program's settings of one service.
 pub(crate) struct ServicePlan {
     /// As the program calls it, if it does.
     pub(super) name: Option<String>,
@@ -68,7 +68,7 @@ pub(crate) struct ServicePlan {
 }
 
 impl ServicePlan {
-    /// What errors call it before it has its real ports.
+    /// The name in errors, before the service has its real ports.
     pub(super) fn label(&self) -> String {
         let first = || self.binds.first().map(|bind| bind.addr.to_string());
         let addr = || first().unwrap_or_else(|| "without an endpoint".to_owned());
@@ -83,7 +83,7 @@ pub(crate) struct Prepared<S> {
     pub(crate) serves: S,
 }
 
-/// What follows from it once it was checked.
+/// The settings after the checks.
 pub(super) struct Checked {
     pub(super) server_limits: ServerLimits,
     pub(super) shards: usize,
@@ -120,7 +120,7 @@ impl<S: Serves> Prepared<S> {
     fn check_services(&self) -> Result<(), Error> {
         let wrong = |text: String| Err(Error::Services(text));
         if self.services.is_empty() {
-            return wrong("there is none: tell the server of one by Server::service".to_owned());
+            return wrong("there is none: add one by Server::service".to_owned());
         }
         if self.services.len() > SERVICES_MAX {
             return wrong(format!("there are {}; {SERVICES_MAX} is the most", self.services.len()));
@@ -163,7 +163,7 @@ impl<S: Serves> Prepared<S> {
         }
     }
 
-    /// What the shards are made from.
+    /// The parts from which the shards are made.
     pub(super) fn plan(self, checked: Checked, chosen: Chosen, listening: &Listening) -> Plan<S> {
         let proxies = Proxies::of(self.binds().map(|bind| (&bind.addr, bind.proxy.as_ref())));
         let transports = Transports::of(self.binds().map(|bind| bind.transport.as_ref()));

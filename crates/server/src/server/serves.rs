@@ -1,4 +1,4 @@
-//! What a server serves, one service or several, and how each shard makes its own.
+//! The services of a server, one or several, and how each shard makes its own.
 
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -43,7 +43,7 @@ pub(crate) trait Serves: Sized {
     ) -> Result<(MadeOf<impl Services + use<Self>>, Vec<Encoding>), Error>;
 }
 
-/// What factories made for a shard.
+/// The services that factories made for a shard.
 pub(crate) type MadeOf<V> = Made<V, Error>;
 
 /// One service, whose type is known to everything above a shard.
@@ -66,7 +66,7 @@ impl<F: Clone, Factory> Clone for One<F, Factory> {
 }
 
 impl<F: TypedFraming + Clone, Factory> One<F, Factory> {
-    /// What a factory made, as a lane.
+    /// The service that a factory made, as a lane.
     fn lane<S: Service<F::Head, Session: HoldsState<F::State>>>(
         &self,
         shard: &Shard,

@@ -127,12 +127,12 @@ impl SteppedServer {
         look
     }
 
-    /// What its start waits for.
+    /// The factories that the start waits for, as text.
     pub(crate) fn waits_for(&self) -> String {
         self.starting.waits_for()
     }
 
-    /// How many shards it has.
+    /// The number of shards.
     pub(crate) fn count(&self) -> usize {
         self.shards.len()
     }
@@ -184,7 +184,7 @@ impl SteppedServer {
         Ok(())
     }
 
-    /// What a shard that ended did is still there for those who ask, and it has no connection any more.
+    /// The figures of a shard that ended stay, without connections.
     pub(crate) fn check_report(&self, shard: usize) -> Result<(), String> {
         let kept = self.remotes[shard].latest_report(u64::MAX, Deadline::within(Duration::ZERO));
         let (died, counters) = (matches!(self.ends[shard], Some(Err(_))), &kept.counters);
@@ -195,7 +195,7 @@ impl SteppedServer {
             (!died || counters.opened == counters.closed, "a dead shard closed what it opened"),
         ] {
             if !holds {
-                return Err(format!("at the end of shard {shard} it is not so that {rule}: {kept:?}"));
+                return Err(format!("at the end of shard {shard} this does not hold: {rule}: {kept:?}"));
             }
         }
         Ok(())
@@ -228,7 +228,7 @@ impl SteppedServer {
             (buffers.total == buffers.free + buffers.with_kernel + buffers.leased, "receive buffers add up"),
         ] {
             if !holds {
-                return Err(format!("at the end of shard {shard} it is not so that {rule}: {stats:?}"));
+                return Err(format!("at the end of shard {shard} this does not hold: {rule}: {stats:?}"));
             }
         }
         Ok(())
@@ -238,7 +238,7 @@ impl SteppedServer {
         self.shards[shard].stats()
     }
 
-    /// What all shards did and hold, as they are.
+    /// The present figures of all shards.
     pub(crate) fn stats(&self) -> ServerStats {
         let mut stats = ServerStats::default();
         self.shards.iter().for_each(|shard| stats.add(shard.stats()));

@@ -470,7 +470,7 @@ impl fmt::Display for AskError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             AskError::Full => "too many messages wait for the shard",
-            AskError::Gone => "the shard ended, or there is none of that number",
+            AskError::Gone => "the shard ended, or no shard has that number",
             AskError::Unanswered => "the shard took the question and gave no answer",
         })
     }

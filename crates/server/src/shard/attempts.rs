@@ -11,7 +11,7 @@ use ringserve_core::{Address, ConnId, ConnShared, Transport};
 use super::session::Session;
 use crate::guard::{discard, wake};
 
-/// What a shard's code wants of upstreams, until the shard looks at the end of the turn.
+/// Requests of a shard's code to upstreams, until the shard carries them out at the end of the turn.
 #[derive(Default)]
 pub(crate) struct Requests {
     asked: RefCell<Vec<Rc<Attempt>>>,
@@ -42,11 +42,11 @@ impl Requests {
     }
 }
 
-/// What a future and its shard share of one connect.
+/// State that a future and its shard share for one connect.
 pub(crate) struct Attempt {
     pub(crate) progress: Cell<Progress>,
     pub(crate) waker: Cell<Option<Waker>>,
-    /// What stands between the socket and the stream, if that is something.
+    /// The layer between the socket and the stream, if there is one.
     transport: Option<Rc<dyn Transport>>,
 }
 

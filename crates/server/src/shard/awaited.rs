@@ -1,4 +1,4 @@
-//! What tasks anywhere wait for of a shard's connections: room in an outbox, or the end.
+//! Waits for a shard's connections, of tasks anywhere: for room in an outbox, or for the end.
 //!
 //! A handle leaves a letter for the shard, and the shard keeps it here. So a connection that nothing awaits has no byte for
 //! it, and what a turn does to connections takes no lock.
@@ -12,7 +12,7 @@ use ringserve_core::{ConnId, Outlet};
 
 use super::notice::{Notices, Notify};
 
-/// What of a connection is awaited.
+/// The awaited event of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Until {
     /// Room in its outbox, or its end.
@@ -27,14 +27,14 @@ pub(crate) struct Awaited {
     connections: RefCell<BTreeMap<u32, Waiting>>,
 }
 
-/// What waits for one connection.
+/// The waiters of one connection.
 #[derive(Default)]
 struct Waiting {
     ready: Arc<Room>,
     closed: Notices,
 }
 
-/// What waits for room, as a waker. Its lock is taken where a task begins to wait, and once there is room.
+/// The waiters for room, as a waker. Its lock is taken where a task begins to wait, and once there is room.
 #[derive(Default)]
 struct Room(Mutex<Notices>);
 

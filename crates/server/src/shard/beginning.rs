@@ -25,7 +25,7 @@ pub(crate) struct Beginning<D: Driver, V> {
     pub(super) shard: ShardLoop<D, Unmade>,
     /// `None` until they are there.
     services: Rc<RefCell<Option<V>>>,
-    /// What waits for them.
+    /// The waker of the shard.
     task: Option<TaskId>,
     start: ShardStart,
 }

@@ -257,13 +257,13 @@ pub(super) fn grow<T>(slots: &mut Vec<Option<T>>, free: &mut Vec<u32>, numbers: 
 pub(crate) struct CallEnd<E> {
     pub id: ConnId,
     pub result: Resumed<E>,
-    /// What the state machine counted for it, with the connection's call that was listed behind it.
+    /// Bytes that the state machine counted for it, with the next call in the connection's list.
     pub parked: Parked,
     /// Since when the one listed before it waits, if there is one.
     pub before: Option<Stamp>,
 }
 
-/// What became of it.
+/// The outcome of a call.
 pub(crate) enum Resumed<E> {
     Done(Result<(), E>),
     Panicked(Panicked),

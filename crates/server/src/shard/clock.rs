@@ -30,7 +30,7 @@ pub(crate) enum Clock {
     #[cfg(feature = "testing")]
     Simulated {
         time: VirtualTime,
-        /// What this clock shows when that one is at zero.
+        /// The value of this clock when that one is at zero.
         age: Duration,
     },
 }
@@ -40,7 +40,7 @@ pub(crate) enum Clock {
 #[derive(Clone, Debug)]
 pub(crate) struct VirtualTime {
     nanos: std::sync::Arc<AtomicU64>,
-    /// What stands for its zero where instants of the standard library are asked for.
+    /// The instant that stands for its zero, for the standard library's instants.
     #[cfg(feature = "http")]
     zero: Instant,
 }

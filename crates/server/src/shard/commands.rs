@@ -1,4 +1,4 @@
-//! What a turn does with orders, messages and mail: what other threads want.
+//! Orders, messages and letters of other threads, carried out in a turn.
 
 use std::os::fd::OwnedFd;
 
@@ -11,7 +11,7 @@ use super::state::ShardLane;
 use crate::guard::guard;
 use crate::peer::Peer;
 
-/// What other threads want of connections is carried out for at most this many letters in a turn: 1 ms of short pushes.
+/// The most letters in a turn: 1 ms of short pushes.
 const LETTERS_IN_A_TURN: usize = 4096;
 
 impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
@@ -44,7 +44,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
         }
     }
 
-    /// What services of other shards and other threads said.
+    /// Handles messages of other shards and threads.
     pub(super) fn read_messages(&mut self) {
         let left = self.common.shard.read_mailboxes().unwrap_or_else(|panicked| {
             self.common.report_panic("message", None, &panicked);
@@ -55,7 +55,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
         }
     }
 
-    /// What other threads want of connections, as much as a turn has room for.
+    /// Carries out requests of other threads to connections, up to the room of a turn.
     #[inline(never)]
     pub(super) fn read_letters(&mut self, core: &mut Core) {
         let mut letters = std::mem::take(&mut self.delivery.letters);

@@ -1,4 +1,4 @@
-//! What a turn brings to a shard, and who of those that stand on it hears of it: a service, or the upstreams.
+//! Events of a turn, and the part of a shard that handles each: a service, or the upstreams.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;

@@ -13,7 +13,7 @@ use super::state::ShardLane;
 const TRIMMED_MAX: usize = 8;
 
 impl<D: Driver, V: Services> ShardLane<D, V> {
-    /// What is needed now, and the bytes that were moved since the start.
+    /// The present needs, and the bytes that were moved since the start.
     #[cold]
     fn in_use(&self, core: &Core) -> (InUse, u64) {
         let pool = self.driver.pool().counts();

@@ -19,7 +19,7 @@ use ringserve_core::{Batch, Channel, CloseReason, Fault, Transport, Unsealed};
 use super::handle::Shard;
 use crate::guard::guard;
 
-/// What a channel that panicked answers.
+/// The answer of a channel that panicked.
 const PANICKED: Fault = Fault(CloseReason::HandlerPanicked);
 
 /// A transport whose channels are guarded.
@@ -56,7 +56,7 @@ struct GuardedChannel {
 }
 
 impl GuardedChannel {
-    /// What the channel answers, if it does.
+    /// The channel's answer, unless it panicked.
     #[inline]
     fn ask<T>(&self, call: impl FnOnce(&mut dyn Channel) -> T) -> Option<T> {
         let mut channel = self.channel.take()?;

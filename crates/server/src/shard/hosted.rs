@@ -6,10 +6,10 @@
 //!                                                                          └──▶ sleep
 //! ```
 //!
-//! What was readable is forgotten before the driver is asked, so that whatever comes after it wakes the shard again.
+//! Clear readiness *before* polling the driver; the other order can lose an edge.
 //!
-//! User code may run outside of turns here, in tasks of tokio's: what it does to connections, timers and tasks of a shard
-//! that sleeps wakes it.
+//! User code may run outside of turns here, in tasks of tokio's. If it changes connections, timers or tasks of a sleeping
+//! shard, the shard wakes up.
 
 use std::future::poll_fn;
 use std::io;
@@ -36,7 +36,7 @@ const TURNS: usize = 4;
 /// One timer serves all waits that end behind it by no more than this.
 const SLACK: Duration = Duration::from_millis(1);
 
-/// What a shard waits at.
+/// The descriptors at which a shard waits.
 struct Waits {
     readiness: AsyncFd<OwnedFd>,
     sleep: Pin<Box<Sleep>>,

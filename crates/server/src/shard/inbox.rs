@@ -1,4 +1,4 @@
-//! A shard as other threads see it: what they leave for it, what it was told to do, what it last said of itself.
+//! A shard for other threads: requests to it, its order, and its last report.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use super::wake::{Attention, Brought, Called, Queued, ShardInbox};
 use crate::guard::guard;
 use crate::stats::ShardStats;
 
-/// A shard by its number, and by what no shard of another server has.
+/// The number of a shard, with an identity that no shard of another server has.
 type ThisShard = (usize, *const RemoteShard);
 
 thread_local! {
@@ -43,13 +43,13 @@ pub(crate) fn this_shard() -> Option<ThisShard> {
     THIS_SHARD.try_with(Cell::get).unwrap_or(None)
 }
 
-/// What is to be told when a shard ends.
+/// Called when a shard ends.
 pub(crate) trait OnEnd: Send + Sync {
     /// The shard ended, or will never run. On its thread, where user code may still follow.
     fn shard_ended(&self);
 }
 
-/// What a shard was told to do. Later ones replace earlier ones.
+/// The order to a shard. Later ones replace earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(crate) enum Command {
@@ -58,11 +58,11 @@ pub(crate) enum Command {
     Force = 2,
 }
 
-/// What other threads want of a shard.
+/// A request of another thread to a shard.
 pub(crate) enum Letter {
     /// One frame for a connection, or bytes as they are.
     Push { id: ConnId, gate: Arc<RemoteGate>, payload: Bytes, is_framed: bool },
-    /// The end of a connection, after what is queued.
+    /// The end of a connection, after its queued replies.
     Close { id: ConnId },
     /// The end of a connection, at once.
     Abort { id: ConnId },
@@ -73,16 +73,16 @@ pub(crate) enum Letter {
 }
 
 impl Letter {
-    /// What a push counts as on its way: the entry too, so that empty ones are bounded as well.
+    /// Bytes that a push counts as on its way: the entry too, so that empty pushes are bounded as well.
     pub(crate) fn bytes_of(payload: &Bytes) -> usize {
         payload.len() + size_of::<Letter>()
     }
 }
 
-/// What came for a shard since its last turn began.
+/// Requests to a shard since its last turn began.
 pub(crate) type Delivery = Brought<Letter>;
 
-/// What hears of the calls of a shard.
+/// Watches calls to a shard.
 #[cfg(feature = "testing")]
 pub(crate) type OnCall = Arc<dyn Fn() + Send + Sync>;
 
@@ -184,7 +184,7 @@ impl RemoteShard {
         self.reported.notify_all();
     }
 
-    /// On the shard: its last report, for those who still wait and those who will ask.
+    /// The last report, for callers that still wait and later ones. Called on the shard.
     pub(crate) fn last_report(&self, report: ShardStats) {
         let mut reports = self.reports();
         reports.answered = u64::MAX;
@@ -206,7 +206,7 @@ impl RemoteShard {
         }
     }
 
-    /// What [`wake_if_asleep`](RemoteShard::wake_if_asleep) does, as a waker.
+    /// A waker that does the same as [`wake_if_asleep`](RemoteShard::wake_if_asleep).
     #[cfg(feature = "runtime-tokio")]
     pub(crate) fn outside(self: &Arc<RemoteShard>) -> Waker {
         Waker::from(Arc::new(Outside(self.clone())))

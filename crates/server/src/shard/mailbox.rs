@@ -32,7 +32,7 @@ pub(super) struct Letter<M> {
     pub(super) ticket: Option<Ticket>,
 }
 
-/// What comes for one shard.
+/// Messages for one shard.
 pub(super) struct Mailbox<M> {
     capacity: usize,
     remote: Arc<RemoteShard>,
@@ -43,7 +43,7 @@ struct Inside<M> {
     letters: VecDeque<Letter<M>>,
     /// By number, in order.
     waiting: BTreeMap<u64, Waiting<M>>,
-    /// How many waited so far.
+    /// The number of messages that waited so far.
     waited: u64,
     closed: bool,
 }
@@ -53,10 +53,10 @@ struct Waiting<M> {
     waker: Option<Waker>,
 }
 
-/// What a mailbox held when it was closed.
+/// The content of a mailbox when it was closed.
 pub(super) struct Left<M> {
     pub(super) letters: VecDeque<Letter<M>>,
-    /// Of those who waited for room.
+    /// The senders that waited for room.
     pub(super) senders: Vec<Waker>,
 }
 
@@ -66,7 +66,7 @@ impl<M> Mailbox<M> {
         Mailbox { capacity, remote, inside: Mutex::new(inside) }
     }
 
-    /// Whose it is.
+    /// The shard of this mailbox.
     pub(super) fn remote(&self) -> &Arc<RemoteShard> {
         &self.remote
     }
@@ -222,7 +222,7 @@ impl<M> fmt::Debug for Sending<M> {
 pub enum SendError<M> {
     /// Too many messages wait there, or wait for room there.
     Full(M),
-    /// The shard ended, or there is none of that number.
+    /// The shard ended, or no shard has that number.
     Gone(M),
 }
 
@@ -255,7 +255,7 @@ impl<M> fmt::Display for SendError<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             SendError::Full(_) => "too many messages wait for the shard",
-            SendError::Gone(_) => "the shard ended, or there is none of that number",
+            SendError::Gone(_) => "the shard ended, or no shard has that number",
         })
     }
 }

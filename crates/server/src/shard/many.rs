@@ -37,15 +37,15 @@ pub(crate) struct Many {
 pub(crate) struct TaskNumbers {
     /// Set in each.
     pub(crate) mark: u32,
-    /// How many there may be.
+    /// The most services.
     pub(crate) max: u32,
 }
 
 impl TaskNumbers {
-    /// Of a shard's only service.
+    /// A call of a shard's only service.
     pub(crate) const ALONE: TaskNumbers = TaskNumbers { mark: 0, max: 1 << 29 };
 
-    /// Of the service with this number.
+    /// A call of the service with this number.
     pub(crate) fn of(service: usize) -> TaskNumbers {
         debug_assert!(service < SERVICES_MAX);
         TaskNumbers { mark: (service as u32) << TASK_BITS, max: 1 << TASK_BITS }

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker};
 
 use crate::guard::{discard, wake};
 
-/// One notice: what waits for it, and what gives it.
+/// One notice, with its waiter and its giver.
 pub(crate) fn notice() -> (Noticed, Notify) {
     let notice = Arc::new(Notice(Mutex::new(State::Waits(None))));
     (Noticed(notice.clone()), Notify(notice))

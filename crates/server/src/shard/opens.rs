@@ -25,10 +25,10 @@ pub(crate) const OPENING: u32 = 1 << 29;
 /// Free slots that are kept: connections come in bursts, but seldom does an `open` wait.
 const SPARE_MAX: usize = 64;
 
-/// What `open` came to, if it did not panic.
+/// The result of `open`, unless it panicked.
 pub(crate) type Answer<S, H> = Result<<S as Service<H>>::Session, Refusal>;
 
-/// What goes into a slot's future, and what comes out.
+/// The input and output of a slot's future.
 struct Job<S: Service<H>, H> {
     head: Cell<Option<ConnHead>>,
     answer: Cell<Option<Answer<S, H>>>,
@@ -65,7 +65,7 @@ struct Slot<S: Service<H>, H> {
     bytes: usize,
 }
 
-/// What came of an `open` that began.
+/// The outcome of an `open` that began.
 pub(crate) enum Begun<S: Service<H>, H> {
     /// It is done.
     Done(Result<Answer<S, H>, Panicked>),
@@ -175,7 +175,7 @@ impl<S: Service<H>, H: 'static> Slot<S, H> {
         Some(Slot { future, job, wake, waker, id: None, bytes: 0 })
     }
 
-    /// What `open` came to, if it is done.
+    /// The result of `open`, if it is done.
     fn poll(&mut self) -> Option<Answer<S, H>> {
         let _never_ready = self.future.as_mut().poll(&mut Context::from_waker(&self.waker));
         self.job.answer.take()

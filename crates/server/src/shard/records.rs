@@ -1,4 +1,4 @@
-//! What a shard keeps of a task for its handle and its connection, beside the slot in which the task runs.
+//! Records of tasks for their handles and connections, beside the slots in which the tasks run.
 
 use std::task::Waker;
 
@@ -31,7 +31,7 @@ struct Record {
     has_handle: bool,
     /// `None` while it runs.
     outcome: Option<Outcome>,
-    /// What awaits the handle.
+    /// The waiter of the handle.
     waiter: Option<Waker>,
     /// The connection with which it ends, while it runs.
     owner: Option<ConnId>,
@@ -44,7 +44,7 @@ pub(crate) struct Records {
     free: Vec<u32>,
 }
 
-/// What is left to be done once nothing is borrowed: all of it may be user code.
+/// Work that is left until nothing is borrowed: all of it may be user code.
 #[must_use]
 #[derive(Default)]
 pub(crate) struct Left {
@@ -89,7 +89,7 @@ impl Records {
         Left { waiter: record.waiter.take(), ..Left::default() }
     }
 
-    /// The shard ended, and with it each task that runs. Returns what awaits their handles.
+    /// Ends each running task with its shard. Returns the waiters of their handles.
     pub(crate) fn end_all(&mut self) -> Vec<Waker> {
         let mut waiters = Vec::new();
         for record in &mut self.all {
@@ -110,7 +110,7 @@ impl Records {
         outcome.is_some().then(|| outcome.replace(Outcome::Taken)).flatten()
     }
 
-    /// True if `waker` is what awaits the handle.
+    /// True if `waker` is the waiter of the handle.
     pub(crate) fn is_awaited_by(&self, number: u32, waker: &Waker) -> bool {
         self.all[number as usize].waiter.as_ref().is_some_and(|known| known.will_wake(waker))
     }

@@ -1,4 +1,4 @@
-//! The lane of one service: what a turn brings to it, newcomers, frames, calls that were woken, ends.
+//! The lane of one service: its newcomers, frames, woken calls and ends.
 
 use std::rc::Rc;
 

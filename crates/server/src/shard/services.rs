@@ -1,4 +1,4 @@
-//! What a shard asks of the services that stand on it.
+//! The interface between a shard and its services.
 
 use ringserve_core::{ConnId, Ended, Frames, Socket};
 

@@ -1,4 +1,4 @@
-//! What a stream and its service share of a connection.
+//! State that a stream and its service share for a connection.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -14,12 +14,12 @@ use super::spawned::{LocalTasks, TaskId};
 const KEPT_BYTES_MIN: usize = 4096;
 const KEPT_SHARE_MIN: usize = 4;
 
-/// What a stream and its service share of a connection.
+/// State that a stream and its service share for a connection.
 #[derive(Default)]
 pub struct Session {
-    /// What was received last and not read yet.
+    /// The last received bytes, unread.
     unread: Cell<Lease>,
-    /// Who reads, if that is a task of the shard and nothing in between: it is polled without a waker.
+    /// The reader, if it is a task of the shard with nothing in between: it is polled without a waker.
     reader_task: Cell<Option<TaskId>>,
     /// The waker of a reader that is no task of the shard. Kept after it was woken, since it is mostly the same one again.
     reader: RefCell<Option<Waker>>,
@@ -112,13 +112,13 @@ impl Session {
         unread
     }
 
-    /// Gives what is there to `read`, which says how many bytes it took.
+    /// Shows the bytes to `read`, which returns how many it took.
     #[cfg(any(feature = "http", feature = "tokio"))]
     pub(crate) fn read_with(&self, read: impl FnOnce(&[u8]) -> usize) {
         self.take_from(|unread| unread.advance(read(unread)));
     }
 
-    /// Gives what is there to `take`, which takes bytes off its front.
+    /// Hands the bytes to `take`, which removes bytes from the front.
     pub(crate) fn take_from<T>(&self, take: impl FnOnce(&mut Lease) -> T) -> T {
         let mut unread = self.unread.take();
         let taken = take(&mut unread);
@@ -143,7 +143,7 @@ impl Session {
         self.unread.set(lease);
     }
 
-    /// The reader is not done with what is there: it shall not pin more than it should.
+    /// The reader is not done with the bytes: they must not pin more than they should.
     pub(crate) fn spill(&self) {
         let unread = self.unread.take();
         let pinned = unread.pinned_bytes();
@@ -182,7 +182,7 @@ impl Session {
         self.is_cut_off.set(true);
     }
 
-    /// The connection is gone, and what was not read with it.
+    /// The connection is gone, with its unread bytes.
     pub(crate) fn set_ended(&self, reason: CloseReason) {
         self.ended.set(Some(reason));
         drop(self.unread.take());

@@ -21,7 +21,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(64);
 /// A shard that moves less than this in a second is quiet: a chunk of receive memory.
 const QUIET_BYTES: u64 = 1 << 20;
 
-/// What is below these is not worth it: together about a megabyte.
+/// Lower values are not worth the work: together about a megabyte.
 const CONNECTIONS: usize = 256;
 const HELD_BYTES: usize = 1 << 20;
 const BUFFERS: usize = ringserve_buf::CHUNK_BUFFERS;
@@ -32,7 +32,7 @@ const TRIES: u32 = 5;
 /// No look is due.
 const NEVER: Time = Time::from_nanos(u64::MAX);
 
-/// What a shard needs now.
+/// The present needs of a shard.
 #[derive(Clone, Copy, Default)]
 pub(super) struct InUse {
     pub connections: usize,
@@ -103,7 +103,7 @@ impl Spare {
         self.attends || sizes(connections, buffers, megabytes) != self.sizes
     }
 
-    /// What is needed at the end of a turn, with the bytes that were moved since the start.
+    /// The needs at the end of a turn, with the bytes that were moved since the start.
     pub(super) fn note(&mut self, now: Time, needs: InUse, moved: u64) {
         self.sizes = sizes(needs.connections, needs.buffers, needs.held_bytes >> 20);
         self.most.connections = self.most.connections.max(needs.connections);
@@ -169,7 +169,7 @@ impl Spare {
         true
     }
 
-    /// What the driver answered.
+    /// The driver's answer.
     pub(super) fn ring(&mut self, came_to: GivesBack) {
         self.waits = came_to == GivesBack::Waits;
         if !self.waits {
@@ -211,7 +211,7 @@ mod tests {
         InUse { connections, held_bytes, buffers: idle_buffers, idle_buffers }
     }
 
-    /// What was needed once, and what is needed from then on.
+    /// The former needs, and the needs from then on.
     fn begins(most: InUse, now: InUse, moved: u64) -> bool {
         let mut spare = Spare::new();
         spare.note(at(1), most, 0);

@@ -42,7 +42,7 @@ pub(crate) struct TaskId {
     generation: u32,
 }
 
-/// A task, and what is kept of it for its handle.
+/// A task, with the state that is kept for its handle.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Recorded {
     pub(crate) task: TaskId,
@@ -69,9 +69,9 @@ struct Inner {
 }
 
 struct Slot {
-    /// How many tasks were here before.
+    /// The number of earlier tasks in this slot.
     generation: u32,
-    /// What is kept of the task for others, or [`NONE`].
+    /// The record of the task, or [`NONE`].
     record: u32,
     /// `None` while it is polled, so that it may spawn, and in a free slot.
     future: Option<Boxed>,
@@ -137,7 +137,7 @@ impl LocalTasks {
         task
     }
 
-    /// Polls what was spawned since the last call; what that spawns is left for the next one.
+    /// Polls tasks spawned since the last call; tasks that they spawn are left for the next one.
     pub(crate) fn run_new(&self) {
         let mut new = std::mem::take(&mut self.inner.state.borrow_mut().new);
         for task in new.drain(..) {
@@ -290,13 +290,13 @@ impl LocalTasks {
         self.finish(future, left);
     }
 
-    /// What is left to be done for a task that ended: all of it is user code.
+    /// The rest of the work for a task that ended: all of it is user code.
     fn finish(&self, future: Option<Boxed>, left: Left) {
         let Left { waiter, outcome } = left;
         let _ = guard(move || drop(future));
         let _ = guard(move || drop(outcome));
         if let Some(waiter) = waiter {
-            // If it panics, what awaits the handle is not woken.
+            // If it panics, the waiter of the handle is not woken.
             let _ = wake(waiter);
         }
     }

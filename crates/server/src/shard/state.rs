@@ -1,4 +1,4 @@
-//! What a shard at work consists of: driver, state machine and user code.
+//! The parts of a working shard: driver, state machine and user code.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::stats::ServiceNames;
 /// Decides at accept, before anything is kept for a connection.
 pub(crate) type Admit = Arc<dyn Fn(&Peer) -> bool + Send + Sync>;
 
-/// What the kernel is asked about each accepted socket, beside its peer's address.
+/// Facts that the kernel is asked for about each accepted socket, in addition to its peer's address.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Asks {
     /// The address that the peer connected to.
@@ -30,13 +30,13 @@ pub(crate) struct Asks {
 }
 
 impl Asks {
-    /// What either of them asks.
+    /// The facts that either of them asks for.
     pub(crate) fn or(self, other: Asks) -> Asks {
         Asks { local: self.local || other.local, credentials: self.credentials || other.credentials }
     }
 }
 
-/// What a shard needs to start.
+/// The parts that a shard needs to start.
 pub(crate) struct Parts<D: Driver> {
     pub shard: Shard,
     pub core: Core,
@@ -55,7 +55,7 @@ pub(crate) struct Parts<D: Driver> {
 /// The shards of the server, this one too, for one that passes connections on.
 pub(crate) type Others = Arc<[Arc<RemoteShard>]>;
 
-/// A shard at work: the state machine, and what stands above and below it.
+/// A working shard: the state machine, with the parts above and below it.
 pub(crate) struct ShardLoop<D: Driver, V> {
     pub(super) core: Core,
     pub(super) lane: ShardLane<D, V>,
@@ -75,13 +75,13 @@ pub(crate) struct ShardLane<D: Driver, V> {
     pub(super) asks: Asks,
     pub(super) upstreams: UpstreamLane,
     pub(super) command: Command,
-    /// What the turn has to look at.
+    /// The bits that the turn has to handle.
     pub(super) called: Attention,
     pub(super) delivery: Delivery,
     pub(super) spare: Spare,
 }
 
-/// What a shard and its services share.
+/// State that a shard and its services share.
 pub(crate) struct Common {
     pub(super) shard: Shard,
     /// When the turn began.

@@ -30,7 +30,7 @@ pub(crate) trait Stepped {
     /// The ring below it.
     fn ring(&self) -> RingId;
 
-    /// What it did so far and what it holds.
+    /// Its figures: totals, and its present state.
     fn stats(&self) -> ShardStats;
 
     /// Receive buffers that something still held after its end, when all of it was dropped.
@@ -66,7 +66,7 @@ pub(crate) enum Stage<V: Services> {
 }
 
 impl<V: Services> Stage<V> {
-    /// What lies below its services, whichever they are.
+    /// The parts below its services.
     fn below(&self) -> Option<(&Common, &Arc<RemoteShard>, &Driver)> {
         match self {
             Stage::Begins(Beginning { shard: ShardLoop { lane, .. }, .. }) => {

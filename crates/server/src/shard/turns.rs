@@ -44,7 +44,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         }
     }
 
-    /// One round of the loop: a turn, and the driver's, which waits for what the next one works off.
+    /// One round of the loop: a turn, then the driver's turn, which waits for completions for the next one.
     #[inline]
     pub(crate) fn round(&mut self, completions: &mut Vec<Completion>) -> Option<Result<ShardStats, i32>> {
         self.lane.common.now = self.lane.common.shard.timers().now();
@@ -141,7 +141,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         report
     }
 
-    /// Works off what the driver brought and hands it what is to do next.
+    /// Takes in the driver's completions and hands it the next operations.
     pub(super) fn turn(&mut self, completions: &mut Vec<Completion>) {
         let ShardLoop { core, lane } = self;
         core.turn(lane.common.now, completions, lane);

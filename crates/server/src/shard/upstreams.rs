@@ -46,19 +46,19 @@ pub(crate) fn add_upstreams(core: &mut Core, limits: &Limits, max: usize) -> Lan
     core.add_outbound(limits, max, Rc::new(Raw).encoding())
 }
 
-/// What stands above a shard's connections to upstreams: attempts, and the readers of streams.
+/// The lane of a shard's connections to upstreams: attempts, and the readers of streams.
 pub(super) struct UpstreamLane {
     lane: LaneId,
     shard: Shard,
     attempts: HashMap<ConnId, Rc<Attempt>>,
-    /// By slot: what goes on once everything was read.
+    /// By slot: code that goes on after everything was read.
     readers: HashMap<u32, Reader>,
 }
 
 struct Reader {
     wake: Arc<TaskWaker>,
     waker: Waker,
-    /// What the state machine counts for what is not read.
+    /// Bytes that the state machine counts for an unread lease.
     parked: Parked,
 }
 
@@ -80,7 +80,7 @@ impl UpstreamLane {
         UpstreamStats { counters: core.counters(self.lane), connections: core.connections(self.lane) }
     }
 
-    /// Begins what was asked for, and gives up attempts that no future waits for.
+    /// Begins requested connects, and gives up attempts that no future waits for.
     #[cold]
     pub(super) fn serve(&mut self, core: &mut Core) {
         let (asked, given_up) = self.shard.upstream_requests().take();
@@ -125,7 +125,7 @@ impl UpstreamLane {
         }
     }
 
-    /// Connected, and what stands on that is ready.
+    /// Connected, with its transport ready.
     pub(super) fn secured(&mut self, core: &mut Core, id: ConnId) {
         let Some(shared) = session_of(core, id) else { return };
         shared.hold_open();
@@ -136,7 +136,7 @@ impl UpstreamLane {
         }
     }
 
-    /// Hands what arrived to the reader, piece by piece, until that is not done with one.
+    /// Hands received bytes to the reader, piece by piece, until the reader is not done with one.
     pub(super) fn frames(&mut self, frames: &mut Frames<'_, LogObserver>) {
         let id = frames.id();
         let Some(shared) = frames.shared().downcast_ref::<Session>() else { return };
@@ -180,7 +180,7 @@ impl UpstreamLane {
         woken
     }
 
-    /// What wakes [`read`](UpstreamLane::read) for a slot.
+    /// The waker that calls [`read`](UpstreamLane::read) for a slot.
     fn reader(&mut self, slot: u32) -> Waker {
         let reader = self.readers.entry(slot).or_insert_with(|| {
             let wake = TaskWaker::new(self.shard.remote(), slot | UPSTREAM);

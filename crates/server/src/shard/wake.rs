@@ -11,11 +11,11 @@
 //! ```
 //!
 //! * AWAKE is a word without bits, ASLEEP the bit of that name alone, CALLED any word with a bit of [`Attention`].
-//! * A caller writes what it brings, then sets its bit. The shard takes the word, then what was brought. So what came before
-//!   the word was taken is seen in that turn, and what comes after keeps the shard from falling asleep.
-//! * A caller that finds the shard asleep rouses it before it does anything else: no wake-up waits for the end of a turn, or in
-//!   a driver. A caller may block right after its call, and its shard may end, and the other shard still runs.
-//! * Of several callers that find the shard asleep the first one rouses it: the others see its bit.
+//! * A caller writes its request, then sets its bit. The shard takes the word, then the requests. So a request made before the
+//!   word was taken is seen in that turn, and a later one keeps the shard from falling asleep.
+//! * A caller that finds the shard asleep wakes it before it does anything else: no wake-up waits for the end of a turn, or in
+//!   a driver. A caller may block right after its call, or its shard may end, and the other shard still runs.
+//! * Of several callers that find the shard asleep the first one wakes it: the others see its bit.
 //!
 //! `tests/wake.rs` of this crate checks all interleavings of this file with loom.
 
@@ -24,7 +24,7 @@ use super::sync::{AtomicBool, AtomicU8, Mutex, MutexGuard, Ordering, PoisonError
 /// The shard waits in its driver: a call has to reach it there.
 const ASLEEP: u8 = 1 << 7;
 
-/// What a shard has to look at in its turn: a set of the constants.
+/// The work of a shard's turn: a set of the constants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Attention(u8);
 
@@ -54,13 +54,13 @@ impl Attention {
     }
 }
 
-/// What other threads bring to a shard. `L` is a letter.
+/// Requests of other threads to a shard. `L` is a letter.
 pub(crate) struct ShardInbox<L> {
     word: AtomicU8,
     brought: Mutex<Brought<L>>,
 }
 
-/// What was brought since the shard last looked.
+/// Requests since the shard last looked.
 pub(crate) struct Brought<L> {
     /// Tasks to poll.
     pub(crate) tasks: Vec<u32>,

@@ -293,7 +293,7 @@ impl fmt::Display for FramedError {
             FramedError::Connection(error) => error.fmt(f),
             FramedError::Malformed(error) => error.fmt(f),
             FramedError::Unfinished { bytes } => {
-                write!(f, "the peer ended in the middle of a frame, of which {bytes} bytes came")
+                write!(f, "the peer sent FIN in the middle of a frame, after {bytes} bytes of it")
             }
             FramedError::Payload(error) => error.fmt(f),
             FramedError::Limits(error) => error.fmt(f),

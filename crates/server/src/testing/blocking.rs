@@ -12,7 +12,7 @@ use ringserve_simkernel::rng::Rng;
 use crate::shard::blocking::{BlockingError, BlockingStats, Pool, Work};
 use crate::shard::clock::VirtualTime;
 
-/// What most functions take, in nanoseconds: from a page in memory to a slow disk.
+/// The time of most functions, in nanoseconds: from a page in memory to a slow disk.
 const TAKES: (u64, u64) = (10_000, 100_000_000);
 
 /// One in as many takes longer, up to this.

@@ -7,7 +7,7 @@ use std::sync::Once;
 thread_local! {
     /// True exactly while this thread runs a seed.
     static IN_A_SEED: Cell<bool> = const { Cell::new(false) };
-    /// What the panics of this thread said, and where, since it was asked last.
+    /// Messages and places of this thread's panics, since the last call for them.
     static SAID: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -42,7 +42,7 @@ impl Drop for Kept {
     }
 }
 
-/// What was said since this was called last.
+/// The messages since the last call.
 pub(crate) fn take() -> Vec<String> {
     SAID.take()
 }

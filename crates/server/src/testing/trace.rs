@@ -1,4 +1,4 @@
-//! What happened in a run: a running hash of all of it, and, where it is kept, a line for each event.
+//! The events of a run: a running hash of all of them, and, if they are kept, a line for each.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -26,7 +26,7 @@ pub(crate) struct Trace {
     broken: RefCell<Option<String>>,
 }
 
-/// What is kept of events.
+/// The kept events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Keeps {
     /// Their hash.
@@ -94,7 +94,7 @@ impl Trace {
         events.push_back(event);
     }
 
-    /// What happens from here on is about this connection.
+    /// Later events are about this connection.
     pub(crate) fn set_subject(&self, connection: Option<SocketAddr>) {
         self.subject.set(connection);
     }

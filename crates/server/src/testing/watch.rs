@@ -23,13 +23,13 @@ pub(crate) struct Watches {
 }
 
 impl Watches {
-    /// What a factory made, under watch.
+    /// A factory's value, under watch.
     pub(crate) fn over<M>(&self, made: M) -> Watch<M> {
         Watch { made, trace: self.trace.clone() }
     }
 }
 
-/// What the factory of a watched server returns.
+/// The value that the factory of a watched server returns.
 pub(crate) struct Watch<M> {
     pub(crate) made: M,
     pub(crate) trace: Rc<Trace>,

@@ -57,7 +57,7 @@ pub(crate) struct World {
     /// A shard may have given up what its driver did not end in time, since neither ran.
     gives_up: Cell<bool>,
     rng: RefCell<Rng>,
-    /// What a round of a shard takes.
+    /// The time of a shard's round.
     round_takes: Duration,
     stalls_once_in: u32,
     servers: RefCell<Vec<Server>>,
@@ -95,7 +95,7 @@ struct Task {
     waits_for: Rc<Cell<WaitsFor>>,
 }
 
-/// What a client waits for, as a failure names it.
+/// The name of a client's wait, for failures.
 #[derive(Clone, Copy)]
 pub(crate) enum WaitsFor {
     /// It did not say.
@@ -155,7 +155,7 @@ impl Wake for TaskWaker {
 /// How [`World::run`] ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ran {
-    /// What was waited for came.
+    /// The awaited event came.
     Over,
     /// The time is over.
     TimeIsUp,
@@ -163,10 +163,10 @@ pub(crate) enum Ran {
     Stuck,
 }
 
-/// What unwinds from the depths of a test whose seed failed.
+/// The value that unwinds from the depths of a test whose seed failed.
 pub(crate) struct SeedFailed(pub(crate) String);
 
-/// What of a seed the world draws from.
+/// The draws of a seed in the world.
 pub(crate) struct Settings {
     pub(crate) seed: u64,
     pub(crate) faults: Faults,
@@ -230,7 +230,7 @@ impl World {
 
     // Servers.
 
-    /// What notes whether another thread calls a shard.
+    /// Notes whether another thread calls a shard.
     pub(crate) fn watches_callers(&self) -> OnCall {
         let woken = self.woken.clone();
         Arc::new(move || woken.seen())
@@ -350,7 +350,7 @@ impl World {
         (clients.count() as u64, good as u64)
     }
 
-    /// Who waits, and for what.
+    /// The clients that wait, and their reasons.
     pub(crate) fn waiting(&self) -> String {
         let mut text = String::new();
         for task in self.tasks.borrow().iter().filter(|task| task.counts && !task.is_done) {

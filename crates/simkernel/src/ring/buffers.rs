@@ -29,7 +29,7 @@ impl Buffers {
         self.ring.push_back(buffer);
     }
 
-    /// How many there are.
+    /// The number of buffers.
     pub fn len(&self) -> usize {
         self.ring.len()
     }
@@ -39,7 +39,7 @@ impl Buffers {
         self.ring.is_empty()
     }
 
-    /// How many bytes the first one takes.
+    /// The number of bytes that the first one takes.
     pub fn room(&self) -> usize {
         self.buffer_bytes - self.used
     }

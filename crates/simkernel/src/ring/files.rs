@@ -26,7 +26,7 @@ impl<F: Copy> Files<F> {
         assert!(old.is_none(), "slot {slot} is installed over {old:?}");
     }
 
-    /// What a connection has there. `None` if its slot is empty.
+    /// The entry of a connection. `None` if its slot is empty.
     pub fn get(&self, id: ConnId) -> Option<F> {
         let (holder, file) = self.at(id.slot())?;
         assert_eq!(holder, id, "operation for a connection whose slot is another's");
@@ -66,7 +66,7 @@ impl<D: Copy> Descriptors<D> {
         place as i32 + 3
     }
 
-    /// What a descriptor names. It is open.
+    /// The file of an open descriptor.
     pub fn get(&self, fd: i32) -> D {
         let open = usize::try_from(fd - 3).ok().and_then(|place| *self.0.get(place)?);
         open.unwrap_or_else(|| panic!("descriptor {fd} is not open"))
@@ -84,7 +84,7 @@ impl<D: Copy> Descriptors<D> {
         self.0.iter_mut().filter_map(|place| place.take_if(|of| is_one(of))).collect()
     }
 
-    /// How many are open.
+    /// The number of open files.
     pub fn count(&self) -> usize {
         self.0.iter().flatten().count()
     }

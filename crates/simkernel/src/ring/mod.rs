@@ -51,9 +51,9 @@ pub struct Sizes {
 #[derive(Debug)]
 pub struct Ring<F, N, R, C> {
     sizes: Sizes,
-    /// What the next enter submits.
+    /// The operations that the next enter submits.
     pub submissions: Submissions,
-    /// What was not reaped.
+    /// The completions that were not reaped.
     pub completions: Completions<N>,
     /// Provided buffers.
     pub buffers: Buffers,
@@ -207,7 +207,7 @@ impl<F: Copy, N, R, C> Ring<F, N, R, C> {
         assert!(!used, "the buffer ring is replaced before what it brought was reaped");
     }
 
-    /// What is open or in flight, one line each, without the wake-up.
+    /// Everything open or in flight, one line each, without the wake-up.
     pub fn held(&self) -> Vec<String> {
         let of = |what: &str, ids: Vec<ConnId>| (!ids.is_empty()).then(|| format!("{what} of {ids:?}"));
         let accepts = self.accepts.iter().flatten().count();

@@ -5,10 +5,10 @@ use ringserve_core::{Batch, ConnId};
 /// Cancels in a row that find nothing though what they are for lives: it is between two states.
 const MISSED_MAX: u8 = 3;
 
-/// What cancels did to an operation in flight.
+/// The effect of cancels on an operation in flight.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cancels {
-    /// How many answered `ENOENT` though it lives. The driver makes another.
+    /// The number that answered `ENOENT` though it lives. The driver makes another.
     pub missed: u8,
     /// True once one found it.
     pub found: bool,
@@ -40,11 +40,11 @@ impl Cancels {
 pub struct Operation<F, T> {
     /// The connection.
     pub id: ConnId,
-    /// What it works on: the file stays open while it is in flight.
+    /// The file of the operation, which stays open while it is in flight.
     pub file: F,
-    /// What cancels did to it.
+    /// The effect of cancels on it.
     pub cancels: Cancels,
-    /// What is special about its kind.
+    /// The fields of its kind.
     pub of: T,
 }
 
@@ -58,7 +58,7 @@ impl<F, T> Operation<F, T> {
 /// A send: its batch, and how many bytes of it left.
 #[derive(Debug)]
 pub struct Sending {
-    /// What was given.
+    /// The given bytes.
     pub batch: Box<Batch>,
     /// Bytes that left.
     pub sent: usize,

@@ -48,7 +48,7 @@ impl Submissions {
         Some(op)
     }
 
-    /// How many entries are used.
+    /// The number of used entries.
     pub fn entries(&self) -> usize {
         self.entries
     }
@@ -65,18 +65,18 @@ impl Deref for Submissions {
 /// A completion that was not reaped, and what its kernel keeps with it.
 #[derive(Debug)]
 pub struct Posted<N> {
-    /// What the driver sees.
+    /// The entries that the driver sees.
     pub cqe: RawCqe,
-    /// What it does not.
+    /// The entries that it does not see.
     pub note: N,
 }
 
 /// The completion queue.
 #[derive(Debug)]
 pub struct Completions<N> {
-    /// What is in the queue.
+    /// The entries in the queue.
     pub ready: VecDeque<Posted<N>>,
-    /// What waits for room in it.
+    /// The entries that wait for room in it.
     pub overflow: VecDeque<Posted<N>>,
     /// Sends that fitted, and are told of once every completion was reaped.
     pub quiet: VecDeque<SentQuietly>,

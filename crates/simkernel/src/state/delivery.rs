@@ -1,4 +1,4 @@
-//! What is on its way between the ends of connections: when it arrives, and what holds it up.
+//! Messages between the ends of connections: their arrival, and the reasons that hold them up.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -27,7 +27,7 @@ impl State {
         }
     }
 
-    /// What arrives first, and where.
+    /// The first arrival, and its place.
     fn next_arrival(&mut self) -> Option<(Duration, u32)> {
         let mut agenda = self.agenda.lock();
         while let Some((at, number)) = agenda.first().copied() {

@@ -8,7 +8,7 @@ use std::task::Waker;
 /// Connections that wait to be accepted: as Linux by default.
 const BACKLOG: usize = 4096;
 
-/// Who accepts at a listening socket.
+/// The acceptor at a listening socket.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Owner {
     /// A shard whose ring is not made.
@@ -24,7 +24,7 @@ enum Owner {
 #[derive(Default)]
 struct Waiting {
     rings: VecDeque<i32>,
-    /// Those that may look.
+    /// The waiters that may look.
     woken: BTreeSet<i32>,
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct Listener {
     /// Connections that wait to be accepted.
     backlog: VecDeque<u32>,
     pub(crate) closed: bool,
-    /// Of a client that waits to accept.
+    /// The waker of a client that waits to accept.
     pub(crate) waker: Option<Waker>,
 }
 
@@ -136,7 +136,7 @@ impl Listeners {
         (0..self.all.len()).filter(|n| is_meant(&self.all[*n])).collect()
     }
 
-    /// Those that a peer of this address may reach, each with its own queue.
+    /// The listeners that a peer of this address may reach, each with its own queue.
     pub(super) fn at(&mut self, addr: SocketAddr) -> impl Iterator<Item = &mut Listener> {
         let reaches = move |listener: &&mut Listener| {
             listener.addr == addr && !listener.closed && listener.adopts.is_none()

@@ -1,4 +1,4 @@
-//! What all ends of a network share: listeners, connections, rings, descriptors, time.
+//! State that all ends of a network share: listeners, connections, rings, descriptors, time.
 
 mod delivery;
 mod listeners;
@@ -49,16 +49,16 @@ struct Ring {
     /// The address it connects from.
     from: IpAddr,
     sleep: Sleep,
-    /// What its next enter fails with; 0 for nothing.
+    /// The error of its next enter; 0 for none.
     broken: i32,
 }
 
-/// What a ring in virtual time waits for, after its last enter.
+/// The wait of a ring in virtual time, after its last enter.
 #[derive(Clone, Default)]
 pub(crate) struct Sleep {
     /// The end of the wait; `None` for a ring that does not wait.
     pub(crate) until: Option<Option<Duration>>,
-    /// What a wake from elsewhere raises, if it ends the wait.
+    /// The flag that a remote wake raises, if it ends the wait.
     pub(crate) alarm: Option<Alarm>,
 }
 
@@ -125,13 +125,13 @@ pub(crate) struct State {
     handshakes: Injector,
     /// Pairs of hosts between which nothing arrives, the lower address first.
     partitions: BTreeSet<(IpAddr, IpAddr)>,
-    /// Of the processes on hosts, as peers of Unix sockets have them.
+    /// The processes on hosts, as peers of Unix sockets have them.
     pub(crate) credentials: BTreeMap<IpAddr, PeerCredentials>,
     /// Connections held by hand.
     held: BTreeSet<u32>,
     /// Woken when the lock is free.
     pub(crate) wakes: Vec<Waker>,
-    /// What rings left when they ended.
+    /// The remains of rings that ended.
     pub(crate) left: Vec<String>,
 }
 
@@ -195,7 +195,7 @@ impl State {
         Some(number)
     }
 
-    /// Those who wait to connect may look again.
+    /// Wakes those that wait to connect.
     fn look_again(&mut self) {
         for ring in mem::take(&mut self.connecting) {
             self.tell(ring);
@@ -424,7 +424,7 @@ impl State {
         }
     }
 
-    /// What an enter of this ring fails with; 0 for nothing.
+    /// The error of this ring's enter; 0 for none.
     pub(crate) fn broken(&self, ring: i32) -> i32 {
         self.rings.get(&ring).map_or(0, |ring| ring.broken)
     }
@@ -438,7 +438,7 @@ impl State {
         self.connections.iter().map(|(number, connection)| (number, connection.addrs()))
     }
 
-    /// What is open.
+    /// Everything that is open.
     pub(crate) fn open(&self) -> Vec<String> {
         let mut open = self.left.clone();
         open.extend(self.rings.keys().map(|ring| format!("ring {ring} is there")));

@@ -1,4 +1,4 @@
-//! What each framing refuses, by name.
+//! The errors of each framing, by name.
 
 use alloc::boxed::Box;
 use alloc::string::ToString;

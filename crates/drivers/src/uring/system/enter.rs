@@ -73,7 +73,7 @@ impl SystemKernel {
         Some(cqe)
     }
 
-    /// What a completion changes here.
+    /// The effect of a completion on this half.
     #[inline(always)]
     fn account(&mut self, cqe: &mut RawCqe) {
         let Some(kind) = Kind::of(cqe.user_data) else { return };

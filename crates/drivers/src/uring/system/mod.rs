@@ -1,7 +1,7 @@
 //! The kernel half of the io_uring driver: entries, memory, system calls. All `unsafe` of this crate is here, but for
 //! single calls in `shared` (socket options, limits of the process, its allocator, the clock).
 //!
-//! What makes it sound, and is relied on by each `SAFETY` comment below:
+//! The invariants that make it sound, on which each `SAFETY` comment below relies:
 //!
 //! 1. A batch is owned by [`SystemKernel::sends`] from before its entry is pushed until its completion was
 //!    reaped, and is not touched in between; if a completion never comes it is leaked.
@@ -131,7 +131,7 @@ impl Uring<SystemKernel> {
         Ok(driver)
     }
 
-    /// What the ring runs with, in a line for the log.
+    /// The ring's features, in a line for the log.
     pub fn describe(&self) -> String {
         self.kernel().describe()
     }

@@ -1,5 +1,5 @@
-//! Does io_uring work here? Found out by doing, since versions do not tell: hosts filter system calls and operations, and
-//! kernels have features taken out or brought in.
+//! Tries whether io_uring works here. Versions do not tell: hosts filter system calls and operations, and kernels have
+//! features removed or backported.
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
@@ -32,10 +32,10 @@ const RING: Steps = Steps {
 /// How long a closed connection's peer is given to see it. It takes microseconds, or does not come.
 const CLOSE_TIME: Duration = Duration::from_millis(200);
 
-/// What a trial found.
+/// The result of a trial.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// What the ring ran with, in a line for the log.
+    /// The ring's features, in a line for the log.
     pub description: String,
     /// True if a connection in the ring's own table is closed when it is told to, while an older receive is
     /// armed (Linux 6.13). If not, set [`UringConfig::plain_descriptors`].

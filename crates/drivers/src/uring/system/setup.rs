@@ -22,7 +22,7 @@ pub(super) const GROUPS: [u16; 2] = [0, 1];
 const MEMORY_TRIES: u32 = 50;
 const MEMORY_PAUSE: Duration = Duration::from_millis(10);
 
-/// What the ring runs with.
+/// The ring's features.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mode {
     pub(super) defer_taskrun: bool,

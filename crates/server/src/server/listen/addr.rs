@@ -24,9 +24,9 @@ pub(crate) struct Bind {
     pub(crate) adopted: Option<Adopted>,
     /// Its connections begin with a PROXY header.
     pub(crate) proxy: Option<ProxyProtocol>,
-    /// What its connections have between socket and framing.
+    /// The layer between socket and framing of its connections.
     pub(crate) transport: Option<MakeTransport>,
-    /// What that is made from, if it is TLS.
+    /// The TLS that the layer is made from, if it is TLS.
     #[cfg(feature = "tls")]
     pub(crate) tls: Option<ringserve_tls::TlsListener>,
     /// What lies above both, if it is WebSocket.
@@ -49,13 +49,13 @@ impl Bind {
     }
 }
 
-/// What the program asked for, in its order.
+/// The addresses that the program asked for, in order.
 #[derive(Debug, Default)]
 pub(crate) struct Binds {
     binds: Vec<Bind>,
     /// The first one that cannot be resolved, or cannot be adopted.
     failed: Option<io::Error>,
-    /// Of all of them.
+    /// Settings of all of them.
     proxy: Option<ProxyProtocol>,
     transport: Option<MakeTransport>,
     #[cfg(feature = "tls")]
@@ -97,7 +97,7 @@ impl Binds {
         self
     }
 
-    /// Those of another list behind these.
+    /// Appends the addresses of another list.
     pub(crate) fn and(mut self, mut more: Binds) -> Binds {
         self.binds = self.each();
         self.binds.extend(more.each());
@@ -165,7 +165,7 @@ impl Binds {
     }
 }
 
-/// What one place to listen at has to itself.
+/// Settings of a single address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Claim<'a> {
     Addr(&'a Address),

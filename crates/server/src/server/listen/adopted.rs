@@ -1,4 +1,4 @@
-//! Listening sockets that the program was handed: what they must be, and what is done to them.
+//! Listening sockets that the program was handed: checks, and preparation.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -37,9 +37,7 @@ impl Adopted {
         let (domain, kind) = match (socket.domain(), socket.r#type()) {
             (Ok(domain), Ok(kind)) => (domain, kind),
             (Err(error), _) | (_, Err(error)) if error.kind() == ErrorKind::Unsupported => {
-                return wrong(format!(
-                    "what it is cannot be found out: {error}; allow getsockopt in the sandbox"
-                ));
+                return wrong(format!("its kind cannot be read: {error}; allow getsockopt in the sandbox"));
             }
             (Err(error), _) | (_, Err(error)) => {
                 return wrong(format!("it is no socket ({error}): adopt a TCP or Unix socket that listens"));
@@ -82,7 +80,7 @@ impl Adopted {
         Ok(())
     }
 
-    /// Sets what connections inherit. What is the listener's alone stays as its owner wants it.
+    /// Sets the options that connections inherit. The listener's own options stay as its owner wants them.
     pub(super) fn set(
         &self,
         options: &SocketOptions,

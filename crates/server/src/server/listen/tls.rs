@@ -21,7 +21,7 @@ pub(crate) fn prepare(binds: &mut [Bind], protocols: &'static [&'static str]) ->
     Ok(())
 }
 
-/// What is replaced while the server runs.
+/// TLS that can be replaced while the server runs.
 pub(crate) fn all<'a>(binds: impl Iterator<Item = &'a Bind>) -> ServerTls {
     binds.filter_map(|bind| bind.tls.clone()).collect()
 }

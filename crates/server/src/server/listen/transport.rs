@@ -36,7 +36,7 @@ impl fmt::Debug for MakeTransport {
 pub(crate) struct Transports(Arc<[Option<MakeTransport>]>);
 
 impl Transports {
-    /// Of the listeners in their order, each with what makes its transport, if it has one.
+    /// The listeners in their order, each with the closure that makes its transport, if it has one.
     pub(crate) fn of<'a>(listeners: impl Iterator<Item = Option<&'a MakeTransport>>) -> Transports {
         let all: Arc<[_]> = listeners.map(Option::<&MakeTransport>::cloned).collect();
         if all.iter().any(Option::is_some) { Transports(all) } else { Transports::default() }

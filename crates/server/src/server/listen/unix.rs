@@ -75,7 +75,7 @@ struct Place<'a> {
     path: &'a Path,
 }
 
-/// Who is at a socket file.
+/// The owner of a socket file.
 enum Found {
     Free,
     Holder(Option<String>),
@@ -183,7 +183,7 @@ impl Place<'_> {
             ErrorKind::NotFound => format!("{error}: there is no directory {dir}"),
             ErrorKind::NotADirectory => format!("{error}: {dir} is no directory"),
             ErrorKind::PermissionDenied => format!(
-                "{error}: user {} may not make the socket in {dir}, or not see who is at it",
+                "{error}: user {} may not make the socket in {dir}, or may not look for its owner",
                 geteuid().as_raw()
             ),
             _ => return error,

@@ -255,7 +255,7 @@ mod tests {
         }
     }
 
-    /// What it comes to without a wait.
+    /// The result, if it is there without a wait.
     fn at_once<T>(mut blocking: Blocking<T>) -> Option<Result<T, BlockingError>> {
         match Pin::new(&mut blocking).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(result) => Some(result),
