@@ -1,0 +1,9 @@
+//! WebSocket below any service, and services of whole messages.
+
+mod client;
+mod ends;
+mod floods;
+mod messages;
+mod seeds;
+mod streams;
+mod tls;
