@@ -32,9 +32,10 @@ async def by_websockets(url, context):
             # Pipelined, with a ping between.
             for n in range(1000):
                 await ws.send(str(n))
-            await asyncio.wait_for(await ws.ping(b"here"), 10)
+            pong = await ws.ping(b"here")
             for n in range(1000):
                 assert await ws.recv() == str(n)
+            await asyncio.wait_for(pong, 10)
     for code, reason in ((1000, ""), (1001, "gone"), (3000, "grüße"), (4999, "x" * 123)):
         ws = await connected()
         await ws.close(code, reason)
@@ -134,6 +135,8 @@ def by_h2(host, port):
         assert isinstance(close, wsproto.events.CloseConnection) and close.code == 3001, close
         while stream not in ended:
             pump()
+        http.end_stream(stream)
+        sock.sendall(http.data_to_send())
     refused = begin(**{"sec-websocket-version": "12"})
     assert status[refused][":status"] == "400", status[refused]
 

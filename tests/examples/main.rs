@@ -1,6 +1,7 @@
-//! The examples, talked to by real clients.
+//! The examples and a few servers, talked to by real clients.
 
 mod clients;
 mod http;
 mod kv;
 mod proxy;
+mod websocket;

@@ -310,7 +310,7 @@ fn server_closes_by_a_code_by_the_end_of_the_handler_and_by_its_panic() {
     let mut client = rig.raw();
     client.write(&masked(true, Opcode::Text, b"panic"));
     client.read_to_end();
-    watch::closed_for(&rig.running, CloseReason::HandlerPanic, 1);
+    watch::closed_for(&rig.running, CloseReason::HandlerPanicked, 1);
     rig.handlers_come_to(0, 0, 0);
 }
 
@@ -428,6 +428,7 @@ fn messages_come_back_over_streams_of_http_2() {
         let (header, payload) = read_frame(&mut closed).await;
         assert_eq!((header.opcode, &payload[..]), (Opcode::Close, &b"\x0f\xa1"[..]));
         assert_eq!(closed.read(&mut [0; 8]).await.unwrap(), 0);
+        closed.shutdown().await.unwrap();
         rig.handlers_come_to(2, 1, 0);
     });
     rig.handlers_come_to(0, 1, 2);
@@ -444,6 +445,7 @@ fn a_drain_tells_sockets_on_streams_of_http_2() {
         assert_eq!((header.opcode, &payload[..]), (Opcode::Close, &b"\x03\xe9"[..]));
         stream.write_all(&masked(true, Opcode::Close, b"\x03\xe9")).await.unwrap();
         assert_eq!(stream.read(&mut [0; 8]).await.unwrap(), 0);
+        stream.shutdown().await.unwrap();
     });
     rig.handlers_come_to(0, 1, 0);
     ringserve_tests::finish(rig.running);

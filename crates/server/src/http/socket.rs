@@ -198,9 +198,8 @@ impl Socket {
             match self.state {
                 State::Closed => return Poll::Ready(Ok(None)),
                 State::Leaving => {
-                    if sent.is_pending() {
-                        return Poll::Pending;
-                    }
+                    ready!(sent);
+                    ready!(self.poll_end(task));
                     self.state = State::Closed;
                     return Poll::Ready(Ok(None));
                 }
@@ -238,6 +237,26 @@ impl Socket {
                     self.state = State::Closed;
                     return Poll::Ready(Err(SocketError::io(io::ErrorKind::UnexpectedEof.into())));
                 }
+            }
+        }
+    }
+
+    /// Ends a stream of HTTP/2 in both directions: one that the client has not ended would be reset. Ready at once with HTTP/1.1.
+    fn poll_end(&mut self, task: &mut Context<'_>) -> Poll<()> {
+        let Io::Http2 { stream, .. } = &mut self.io else { return Poll::Ready(()) };
+        let shard = &self.shard;
+        let patience = self.patience.get_or_insert_with(|| shard.sleep(CLOSE_TIMEOUT));
+        // Ready once the end has left; that is not waited for.
+        _ = Pin::new(&mut **stream).poll_shutdown(task);
+        if Pin::new(patience).poll(task).is_ready() {
+            return Poll::Ready(());
+        }
+        loop {
+            let mut space = [const { MaybeUninit::uninit() }; READ_BYTES];
+            let mut space = ReadBuf::uninit(&mut space);
+            let read = ready!(Pin::new(&mut **stream).poll_read(task, space.unfilled()));
+            if read.is_err() || space.filled().is_empty() {
+                return Poll::Ready(());
             }
         }
     }
