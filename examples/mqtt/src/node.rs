@@ -73,18 +73,26 @@ pub struct Bounds {
     /// Seconds for which a session outlives its connection at most, up to a day.
     #[arg(long, default_value_t = 86_400, value_name = "SECONDS", value_parser = value_parser!(u32).range(..=86_400))]
     pub session_expiry_max: u32,
-    /// Bytes of messages that wait for a client at most, each with 128 more. One may always wait.
+    /// Bytes of filters and of messages that wait for a client at most, each with 128 more; never less than two
+    /// packets.
     #[arg(long, default_value_t = 1 << 20, value_name = "BYTES")]
-    pub session_bytes_max: usize,
-    /// Bytes of messages that wait for all clients whose sessions a shard has.
+    session_bytes_max: usize,
+    /// Bytes of filters, of messages that wait and of wills that each shard keeps at most.
     #[arg(long, default_value_t = 256 << 20, value_name = "BYTES")]
     pub sessions_bytes_max: usize,
     /// Filters of a client at most.
     #[arg(long, default_value_t = 100, value_name = "N")]
     pub filters_max: usize,
-    /// Bytes of retained messages, each with 128 more.
+    /// Bytes of retained messages at most, each with 128 more.
     #[arg(long, default_value_t = 64 << 20, value_name = "BYTES")]
     pub retained_bytes_max: usize,
+}
+
+impl Bounds {
+    /// With room for the largest message beside filters.
+    pub fn session_bytes_max(&self) -> usize {
+        self.session_bytes_max.max(2 * self.packet_bytes_max as usize)
+    }
 }
 
 /// A connection, from its CONNECT on.
@@ -175,7 +183,8 @@ pub struct Node {
 
 impl Node {
     pub fn new(shard: &Shard, mesh: &Mesh<Message, Read<Answer>>, bounds: Bounds) -> Rc<Node> {
-        let (clients, filters, sessions, kept, kept_bytes, retained, published, encoded) = Default::default();
+        let (clients, filters, sessions, kept, kept_bytes, published, encoded) = Default::default();
+        let retained = RefCell::new(Retained::new(bounds.retained_bytes_max));
         let (shard, mesh) = (shard.clone(), mesh.clone());
         let node = Rc::new(Node {
             shard,
@@ -254,6 +263,11 @@ impl Node {
         }
     }
 
+    /// Whether a message may be retained.
+    pub fn has_room(&self, publication: &Publication) -> bool {
+        self.retained.borrow_mut().has_room(publication, self.shard.now())
+    }
+
     /// Brings a message to all shards. With QoS 1 each of them has it when this returns.
     pub async fn publish(self: &Rc<Self>, publication: Arc<Publication>) -> Read<()> {
         let (here, count) = (self.shard.index(), self.shard.count());
@@ -306,8 +320,8 @@ impl Node {
     /// Sends a message with QoS 0. False if the client reads too slowly: then it is dropped.
     fn send(&self, client: &Client, publication: &Arc<Publication>, retain: bool) -> bool {
         let publish = self.encode(publication, Form { version: client.version, qos: 0, retain, dup: false });
-        let is_sent = client.is_welcome.get() && publish.bytes() <= client.packet_bytes_max;
-        !is_sent || publish.push(&client.handle, None) != Err(PushError::Full)
+        let fits = publish.bytes() <= client.packet_bytes_max && !publication.is_over(&self.shard);
+        !fits || !client.is_welcome.get() || publish.push(&client.handle, None) != Err(PushError::Full)
     }
 
     /// Sends a client the retained messages of its filters, each with the QoS that it was granted, as it reads.

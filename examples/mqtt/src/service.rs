@@ -15,6 +15,9 @@ use crate::packet::{Connect, Publication, Read, Reader, Reason, Version, packet}
 use crate::sessions::{Attach, Goodbye};
 use crate::topics::{Options, is_filter};
 
+/// Bytes of a client id at most: it is kept with each message of the client.
+const ID_BYTES_MAX: usize = 256;
+
 /// A connection, as the framework keeps it.
 #[derive(Default)]
 pub struct Connection {
@@ -114,7 +117,7 @@ impl Broker {
     async fn attach(&self, cx: &Cx<'_, Connection>, version: Version, rest: Reader<'_>) -> Read<()> {
         let (node, connect) = (&self.0, Connect::read(version, rest)?);
         let is_assigned = connect.id.is_empty();
-        if is_assigned && version == Version::Three && !connect.is_clean {
+        if is_assigned && version == Version::Three && !connect.is_clean || connect.id.len() > ID_BYTES_MAX {
             return Err(Reason::IdNotValid);
         }
         let assigned =
@@ -167,9 +170,7 @@ impl Broker {
         let (id, publication) =
             Publication::read(*frame.head(), &body, client.version, &client.id, &node.shard)?;
         let [high, low] = id.to_be_bytes();
-        let has_room =
-            |publication| node.retained.borrow().has_room(publication, node.bounds.retained_bytes_max);
-        if publication.retain && !has_room(&publication) {
+        if publication.retain && !node.has_room(&publication) {
             // Without QoS 1 of version 5 there is no other answer than the end.
             if publication.qos == 0 || client.version == Version::Three {
                 return Err(Reason::QuotaExceeded);
@@ -205,6 +206,7 @@ impl Broker {
             checked.push(match filter {
                 _ if filter.starts_with("$share/") => Err(Reason::SharedNotSupported),
                 _ if !is_filter(filter) => Err(Reason::FilterInvalid),
+                _ if asked.len() == node.bounds.filters_max => Err(Reason::QuotaExceeded),
                 _ => Ok(asked.push((Arc::from(filter), Options(options)))),
             });
         }

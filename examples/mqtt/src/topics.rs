@@ -10,6 +10,8 @@ use ringserve::time::Time;
 
 use crate::packet::Publication;
 
+/// What a level of a filter counts for.
+const LEVEL_BYTES: usize = 256;
 /// Levels of a filter at most: each is a step of a recursion.
 const LEVELS_MAX: usize = 128;
 /// Retained messages that are looked at at once, before others are served.
@@ -27,6 +29,11 @@ pub fn is_filter(filter: &str) -> bool {
         level.len() == 1 && (level == "+" || n + 1 == levels) || !level.contains(['+', '#'])
     };
     !filter.is_empty() && levels <= LEVELS_MAX && filter.split('/').enumerate().all(fits)
+}
+
+/// What a filter counts for where it is kept.
+pub fn filter_bytes(filter: &str) -> usize {
+    filter.len() + LEVEL_BYTES * filter.split('/').count()
 }
 
 /// What a SUBSCRIBE says beside a filter.
@@ -121,43 +128,60 @@ pub type Stamp = (Time, u64, usize);
 /// The last retained message of each topic. Every shard has all of them, and they share the memory of the messages.
 #[derive(Default)]
 pub struct Retained {
+    pub bytes_max: usize,
+    pub bytes: usize,
     topics: BTreeMap<Bytes, (Stamp, Option<Arc<Publication>>)>,
     /// Topics that were cleared, in that order: a message that was published before may still come from another shard.
     cleared: VecDeque<(Time, Bytes)>,
-    pub bytes: usize,
 }
 
 impl Retained {
-    /// True if a message can be kept without more than `bytes_max` being kept then.
-    pub fn has_room(&self, of: &Publication, bytes_max: usize) -> bool {
-        of.clears() || self.bytes + of.bytes() - self.bytes_of(&of.topic) <= bytes_max
+    pub fn new(bytes_max: usize) -> Retained {
+        Retained { bytes_max, ..Retained::default() }
     }
 
-    fn bytes_of(&self, topic: &Bytes) -> usize {
-        self.topics
-            .get(topic)
-            .map_or(0, |(_, kept)| kept.as_ref().map_or(topic.len() + 128, |kept| kept.bytes()))
+    pub fn has_room(&mut self, of: &Publication, now: Time) -> bool {
+        self.forget_cleared(now);
+        of.payload.is_empty() || self.bytes + of.bytes() - self.bytes_of(&of.topic) <= self.bytes_max
     }
 
-    pub fn set(&mut self, stamp: Stamp, publication: &Arc<Publication>) {
-        let topic = publication.topic.clone();
-        if self.topics.get(&topic).is_some_and(|(kept, _)| *kept > stamp) {
-            return;
+    fn bytes_of(&self, topic: &[u8]) -> usize {
+        let bytes =
+            |kept: &Option<Arc<Publication>>| kept.as_ref().map_or(topic.len() + 128, |kept| kept.bytes());
+        self.topics.get(topic).map_or(0, |(_, kept)| bytes(kept))
+    }
+
+    fn remove(&mut self, topic: &[u8]) {
+        self.bytes -= self.bytes_of(topic);
+        self.topics.remove(topic);
+    }
+
+    fn forget_cleared(&mut self, now: Time) {
+        while let Some((at, topic)) = self.cleared.front().filter(|(at, _)| *at + CLEARED < now).cloned() {
+            self.cleared.pop_front();
+            // It may have been cleared again.
+            if self.topics.get(&topic).is_some_and(|(of, kept)| kept.is_none() && of.0 == at) {
+                self.remove(&topic);
+            }
         }
-        self.bytes -= self.bytes_of(&topic);
-        let kept = Some(publication).filter(|publication| !publication.clears()).cloned();
+    }
+
+    /// Keeps a message in the place of an earlier one. One without payload has its topic keep none.
+    pub fn set(&mut self, stamp: Stamp, publication: &Arc<Publication>) {
+        self.forget_cleared(stamp.0);
+        // A copy: a part of the packet would keep all of it.
+        let topic = Bytes::copy_from_slice(&publication.topic);
+        let kept = Some(publication).filter(|publication| !publication.payload.is_empty()).cloned();
+        match self.topics.get(&topic) {
+            Some((of, _)) if *of > stamp => return,
+            None if kept.is_none() && self.bytes > self.bytes_max => return,
+            _ => self.remove(&topic),
+        }
         if kept.is_none() {
             self.cleared.push_back((stamp.0, topic.clone()));
         }
         self.topics.insert(topic.clone(), (stamp, kept));
         self.bytes += self.bytes_of(&topic);
-        while self.cleared.front().is_some_and(|(at, _)| *at + CLEARED < stamp.0) {
-            let Some((_, topic)) = self.cleared.pop_front() else { break };
-            if self.topics.get(&topic).is_some_and(|(_, kept)| kept.is_none()) {
-                self.bytes -= self.bytes_of(&topic);
-                self.topics.remove(&topic);
-            }
-        }
     }
 
     /// Hands messages that a filter matches to `each` until it refuses one, beginning behind the topic `after`, or with the first if that is empty. Returns behind which

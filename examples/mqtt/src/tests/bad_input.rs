@@ -60,6 +60,7 @@ fn connect_that_is_wrong_is_refused_with_its_code() {
         ("version 3", connect_of("MQIsdp", 3, 2, &text("x")), vec![0x20, 2, 0, 1]),
         ("version 6", connect_of("MQTT", 6, 2, &text("x")), vec![0x20, 2, 0, 1]),
         ("no id for a session that is kept", connect_of("MQTT", 4, 0, &text("")), vec![0x20, 2, 0, 2]),
+        ("long id", connect_of("MQTT", 4, 2, &text("x".repeat(257))), vec![0x20, 2, 0, 2]),
         ("will of QoS 2", connect_of("MQTT", 4, 0x16, &text("x")), vec![0x20, 2, 0, 5]),
         ("reserved flag", connect_of("MQTT", 4, 3, &text("x")), vec![]),
         ("password alone", connect_of("MQTT", 4, 0x42, &text("x")), vec![]),

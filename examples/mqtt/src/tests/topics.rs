@@ -132,4 +132,11 @@ fn later_retained_message_stays_in_whatever_order_they_come() {
     kept.set((at(200), 4, 0), &Arc::new(Publication { topic: Bytes::from_static(b"v"), ..other }));
     kept.set((at(300), 5, 0), &message("b"));
     assert_eq!(kept.bytes, message("b").bytes());
+    // Topics that are cleared count too, and one that keeps nothing is not remembered without room.
+    kept.bytes_max = kept.bytes;
+    for n in 0..10 {
+        let topic = Bytes::from(format!("{n}"));
+        kept.set((at(300), 6 + n, 0), &Arc::new(Publication { topic, ..Publication::default() }));
+    }
+    assert_eq!(kept.bytes, message("b").bytes() + 129);
 }
