@@ -110,6 +110,10 @@ pub struct Client {
     /// Messages of QoS 1 that its outbox has no room for. Its session bounds them.
     waiting: RefCell<VecDeque<(Rc<Publish>, u16)>>,
     is_busy: Cell<bool>,
+    /// Filters of which it is to be sent the retained messages, and the QoS of each.
+    wanted: RefCell<VecDeque<(Arc<str>, u8)>>,
+    /// That has begun.
+    is_asking: Cell<bool>,
 }
 
 impl Client {
@@ -121,8 +125,8 @@ impl Client {
         packet_bytes_max: usize,
         outlives: bool,
     ) -> Rc<Client> {
-        let (is_welcome, is_busy, filters, waiting) =
-            (Cell::new(false), Cell::new(true), <_>::default(), <_>::default());
+        let (filters, waiting, wanted, is_welcome, is_asking) = Default::default();
+        let is_busy = Cell::new(true);
         Rc::new(Client {
             id,
             home,
@@ -134,7 +138,20 @@ impl Client {
             filters,
             waiting,
             is_busy,
+            wanted,
+            is_asking,
         })
+    }
+
+    /// Has it be sent the retained messages of these filters. True if that has to be begun.
+    pub fn wants_retained(&self, filters: Vec<(Arc<str>, u8)>, filters_max: usize) -> Read<bool> {
+        let mut wanted = self.wanted.borrow_mut();
+        wanted.extend(filters);
+        match wanted.len() {
+            0 => Ok(false),
+            len if len > filters_max => Err(Reason::QuotaExceeded),
+            _ => Ok(!self.is_asking.replace(true)),
+        }
     }
 
     /// Sends what waits, as the client reads.
@@ -164,21 +181,29 @@ impl Client {
     }
 }
 
+type Subscribers<K, S> = RefCell<Filters<K, (Rc<S>, Options)>>;
+
+/// The last message that was sent, in each form.
+#[derive(Default)]
+struct Encoded {
+    of: Arc<Publication>,
+    forms: Vec<(Form, Rc<Publish>)>,
+}
+
 pub struct Node {
     pub shard: Shard,
     pub bounds: Bounds,
     mesh: Mesh<Message, Read<Answer>>,
     pub clients: RefCell<BTreeMap<ConnId, Rc<Client>>>,
     /// Filters of the clients that are connected here.
-    pub filters: RefCell<Filters<ConnId, (Rc<Client>, Options)>>,
+    pub filters: Subscribers<ConnId, Client>,
     pub sessions: RefCell<BTreeMap<Arc<str>, Rc<Session>>>,
     /// Those filters of sessions that take QoS 1.
-    pub kept: RefCell<Filters<Arc<str>, (Rc<Session>, Options)>>,
+    pub kept: Subscribers<Arc<str>, Session>,
     pub kept_bytes: Cell<usize>,
     pub retained: RefCell<Retained>,
     published: Cell<u64>,
-    /// The last message that was sent, in each form.
-    encoded: RefCell<(Arc<Publication>, Vec<(Form, Rc<Publish>)>)>,
+    encoded: RefCell<Encoded>,
 }
 
 impl Node {
@@ -325,8 +350,8 @@ impl Node {
     }
 
     /// Sends a client the retained messages of its filters, each with the QoS that it was granted, as it reads.
-    pub async fn send_all_retained(self: Rc<Self>, client: Rc<Client>, filters: Vec<(Arc<str>, u8)>) {
-        for (filter, qos) in filters {
+    pub async fn send_all_retained(self: Rc<Self>, client: Rc<Client>) {
+        while let Some((filter, qos)) = { client.wanted.borrow_mut().pop_front() } {
             let mut next = Some(Bytes::new());
             while let Some(after) = next {
                 client.handle.ready().await;
@@ -346,6 +371,7 @@ impl Node {
                 }
             }
         }
+        client.is_asking.set(false);
     }
 
     /// Sends a message with QoS 1, after those that wait for room.
@@ -371,15 +397,15 @@ impl Node {
 
     /// A message as it is sent: made once for all clients of this shard that take it in one form.
     fn encode(&self, publication: &Arc<Publication>, form: Form) -> Rc<Publish> {
-        let (last, encoded) = &mut *self.encoded.borrow_mut();
-        if !Arc::ptr_eq(last, publication) || publication.expires.is_some() {
-            *last = publication.clone();
-            encoded.clear();
+        let Encoded { of, forms } = &mut *self.encoded.borrow_mut();
+        if !Arc::ptr_eq(of, publication) || publication.expires.is_some() {
+            *of = publication.clone();
+            forms.clear();
         }
-        let known = encoded.iter().find(|(of, _)| *of == form).map(|(_, publish)| publish.clone());
+        let known = forms.iter().find(|(of, _)| *of == form).map(|(_, publish)| publish.clone());
         known.unwrap_or_else(|| {
             let publish = Rc::new(Publish::new(publication, form, &self.shard));
-            encoded.push((form, publish.clone()));
+            forms.push((form, publish.clone()));
             publish
         })
     }

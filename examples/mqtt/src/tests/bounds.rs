@@ -209,6 +209,37 @@ fn many_retained_messages_come_as_the_client_acknowledges() {
 }
 
 #[test]
+fn subscriptions_without_end_are_refused_while_retained_messages_wait() {
+    Sim::seeds(10).faults(Faults::harmless()).run(|sim| {
+        let addr = starts(
+            sim,
+            &["--session-bytes-max", "3000", "--packet-bytes-max", "1024", "--filters-max", "50"],
+        )
+        .addr();
+        sim.client("all", async move |net| {
+            let (mut writer, _) = Hello::new(4, "writer").connects(&net, addr).await?;
+            for n in 0..30 {
+                writer.publishes(3, &format!("t/{n}"), &"x".repeat(100)).await?;
+            }
+            // It acknowledges nothing, so the retained messages of the first one never end.
+            let (mut me, _) = Hello::new(5, "greedy").connects(&net, addr).await?;
+            for n in 0..100 {
+                assert_eq!(me.subscribes(&[("t/+", 1)]).await?, [1], "{n}");
+                // The first one is looked after.
+                net.sleep(SECOND * u32::from(n == 0)).await;
+            }
+            me.stream
+                .send(packet(0x82, &[&[0, 1, 0][..], &text("t/+"), &[1], &text("t/+"), &[1]].concat()))
+                .await?;
+            me.answer(0x90).await?;
+            assert_eq!(me.answer(0xE0).await?[0], 0x97);
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
 fn client_is_sent_no_packet_larger_than_it_takes() {
     Sim::seeds(20).faults(Faults::harmless()).run(|sim| {
         let addr = starts(sim, &[]).addr();

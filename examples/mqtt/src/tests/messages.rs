@@ -118,7 +118,7 @@ fn retained_messages_agree_on_all_shards_at_last() {
                 for step in 0..20 {
                     let payload =
                         if net.random().is_multiple_of(3) { String::new() } else { format!("{n} {step}") };
-                    me.publishes(1 | 2 * (net.random() % 2) as u8, "last", &payload).await?;
+                    me.publishes(1 + 2 * (net.random() % 2) as u8, "last", &payload).await?;
                 }
                 me.pings().await?;
                 written.done();
