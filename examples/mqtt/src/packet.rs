@@ -131,8 +131,8 @@ impl<'a> Reader<'a> {
         Err(Reason::MalformedPacket)
     }
 
-    /// Reads the properties of a packet of version 5, of which these identifiers may occur. `found` is told each with its number, if
-    /// it is one, and all its bytes.
+    /// Reads the properties of a packet of version 5, of which these identifiers may occur. `found` is told each with its number,
+    /// if it is one, and all its bytes.
     pub fn properties(
         &mut self,
         version: Version,

@@ -121,9 +121,14 @@ impl<K, V> Default for Filters<K, V> {
     }
 }
 
-/// Which of two messages for a topic is the later one, on whichever shards they were published: by the clock of all shards, then by
-/// a count, then by the shard.
+/// Which of two messages for a topic is the later one, on whichever shards they were published: by the clock of all shards, then
+/// by a count, then by the shard.
 pub type Stamp = (Time, u64, usize);
+
+/// What a topic counts for that was cleared.
+fn cleared_bytes(topic: &Bytes) -> usize {
+    topic.len() + 128
+}
 
 /// The last retained message of each topic. Every shard has all of them, and they share the memory of the messages.
 #[derive(Default)]
@@ -140,52 +145,50 @@ impl Retained {
         Retained { bytes_max, ..Retained::default() }
     }
 
+    /// Whether a message can be kept, in the place of what its topic keeps.
     pub fn has_room(&mut self, of: &Publication, now: Time) -> bool {
-        self.forget_cleared(now);
-        of.payload.is_empty() || self.bytes + of.bytes() - self.bytes_of(&of.topic) <= self.bytes_max
+        let more = of.bytes().saturating_sub(self.bytes_of(&of.topic));
+        self.forget_cleared(now, more);
+        of.payload.is_empty() || self.bytes + more <= self.bytes_max
     }
 
     fn bytes_of(&self, topic: &[u8]) -> usize {
-        let bytes =
-            |kept: &Option<Arc<Publication>>| kept.as_ref().map_or(topic.len() + 128, |kept| kept.bytes());
-        self.topics.get(topic).map_or(0, |(_, kept)| bytes(kept))
-    }
-
-    fn remove(&mut self, topic: &[u8]) {
-        self.bytes -= self.bytes_of(topic);
-        self.topics.remove(topic);
-    }
-
-    fn forget_cleared(&mut self, now: Time) {
-        while let Some((at, topic)) = self.cleared.front().filter(|(at, _)| *at + CLEARED < now).cloned() {
-            self.cleared.pop_front();
-            // It may have been cleared again.
-            if self.topics.get(&topic).is_some_and(|(of, kept)| kept.is_none() && of.0 == at) {
-                self.remove(&topic);
-            }
-        }
+        self.topics.get(topic).and_then(|(_, kept)| kept.as_ref()).map_or(0, |kept| kept.bytes())
     }
 
     /// Keeps a message in the place of an earlier one. One without payload has its topic keep none.
     pub fn set(&mut self, stamp: Stamp, publication: &Arc<Publication>) {
-        self.forget_cleared(stamp.0);
         // A copy: a part of the packet would keep all of it.
         let topic = Bytes::copy_from_slice(&publication.topic);
-        let kept = Some(publication).filter(|publication| !publication.payload.is_empty()).cloned();
         match self.topics.get(&topic) {
             Some((of, _)) if *of > stamp => return,
-            None if kept.is_none() && self.bytes > self.bytes_max => return,
-            _ => self.remove(&topic),
+            _ => self.bytes -= self.bytes_of(&topic),
         }
+        let kept = Some(publication).filter(|publication| !publication.payload.is_empty()).cloned();
         if kept.is_none() {
+            self.bytes += cleared_bytes(&topic);
             self.cleared.push_back((stamp.0, topic.clone()));
         }
         self.topics.insert(topic.clone(), (stamp, kept));
         self.bytes += self.bytes_of(&topic);
+        self.forget_cleared(stamp.0, 0);
     }
 
-    /// Hands messages that a filter matches to `each` until it refuses one, beginning behind the topic `after`, or with the first if that is empty. Returns behind which
-    /// topic to go on, if there may be more.
+    /// Forgets that topics were cleared: after a while, and earlier where others need the room.
+    fn forget_cleared(&mut self, now: Time, room: usize) {
+        let is_over = |at: Time, bytes: usize| at + CLEARED < now || bytes + room > self.bytes_max;
+        while self.cleared.front().is_some_and(|(at, _)| is_over(*at, self.bytes)) {
+            let Some((at, topic)) = self.cleared.pop_front() else { break };
+            self.bytes -= cleared_bytes(&topic);
+            // It may have been set since.
+            if self.topics.get(&topic).is_some_and(|(of, kept)| kept.is_none() && of.0 == at) {
+                self.topics.remove(&topic);
+            }
+        }
+    }
+
+    /// Hands messages that a filter matches to `each` until it refuses one, beginning behind the topic `after`, or with the first
+    /// if that is empty. Returns behind which topic to go on, if there may be more.
     pub fn matching(
         &self,
         filter: &str,
