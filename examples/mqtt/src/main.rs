@@ -8,15 +8,17 @@
 //!
 //!     cargo run --release -p example-mqtt -- --cert cert.pem --key key.pem --tls [::]:8883 --ws [::]:8080 --wss [::]:8081
 //!
-//! Packets are frames ([`packet`]). A message goes to each shard once, where the filters of its clients are a tree ([`topics`]), and is
-//! encoded there once for all that take it in one form ([`node`]). The session of a client, with what it did not acknowledge, lies on
-//! the shard that the hash of its client id says, wherever the client is connected ([`sessions`]). Everything is in memory.
+//! Packets are frames ([`packet`]). A message goes to each shard once, where the filters of its clients are a tree ([`topics`]),
+//! and is encoded there once for all that take it in one form ([`node`]). The session of a client, with what it did not
+//! acknowledge, lies on the shard that the hash of its client id says, wherever the client is connected ([`sessions`]).
+//! Everything is in memory.
 //!
 //! * Supported: QoS 0 and 1, retained messages, wills with delay, wildcards, `$` topics, keep-alive, sessions that outlive their
-//!   connection for at most `--session-expiry-max`, take-over of a client id, receive maximum, maximum packet size, message expiry,
-//!   no local, retain as published, retain handling. Any user name and password are welcome.
-//! * Refused, with the protocol's code: QoS 2 (subscribed to, it is granted as QoS 1), topic aliases, ids of subscriptions, shared
-//!   subscriptions, enhanced authentication. Where 3.1.1 has no code the connection ends.
+//!   connection for at most `--session-expiry-max`, take-over of a client id, receive maximum, maximum packet size, message
+//!   expiry, no local, retain as published, retain handling.
+//! * There is no authentication: any user name and password are welcome, and by WebSocket the pages of every origin.
+//! * Refused, with the protocol's code: QoS 2 (subscribed to, it is granted as QoS 1), topic aliases, ids of subscriptions,
+//!   shared subscriptions, enhanced authentication. Where 3.1.1 has no code the connection ends.
 //! * A client that reads too slowly misses messages of QoS 0. Messages of QoS 1 wait, connected or not, up to the bounds of
 //!   `--session-bytes-max`; behind that they are dropped. Filters of a client that overlap bring a message once for each.
 

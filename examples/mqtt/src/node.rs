@@ -73,18 +73,26 @@ pub struct Bounds {
     /// Seconds for which a session outlives its connection at most, up to a day.
     #[arg(long, default_value_t = 86_400, value_name = "SECONDS", value_parser = value_parser!(u32).range(..=86_400))]
     pub session_expiry_max: u32,
-    /// Bytes of messages that wait for a client at most, each with 128 more. One may always wait.
+    /// Bytes of filters and of messages that wait for a client at most, each with 128 more; never less than two
+    /// packets.
     #[arg(long, default_value_t = 1 << 20, value_name = "BYTES")]
-    pub session_bytes_max: usize,
-    /// Bytes of messages that wait for all clients whose sessions a shard has.
+    session_bytes_max: usize,
+    /// Bytes of filters, of messages that wait and of wills that each shard keeps at most.
     #[arg(long, default_value_t = 256 << 20, value_name = "BYTES")]
     pub sessions_bytes_max: usize,
     /// Filters of a client at most.
     #[arg(long, default_value_t = 100, value_name = "N")]
     pub filters_max: usize,
-    /// Bytes of retained messages, each with 128 more.
+    /// Bytes of retained messages at most, each with 128 more.
     #[arg(long, default_value_t = 64 << 20, value_name = "BYTES")]
     pub retained_bytes_max: usize,
+}
+
+impl Bounds {
+    /// With room for the largest message beside filters.
+    pub fn session_bytes_max(&self) -> usize {
+        self.session_bytes_max.max(2 * self.packet_bytes_max as usize)
+    }
 }
 
 /// A connection, from its CONNECT on.
@@ -102,6 +110,10 @@ pub struct Client {
     /// Messages of QoS 1 that its outbox has no room for. Its session bounds them.
     waiting: RefCell<VecDeque<(Rc<Publish>, u16)>>,
     is_busy: Cell<bool>,
+    /// Filters of which it is to be sent the retained messages, and the QoS of each.
+    wanted: RefCell<VecDeque<(Arc<str>, u8)>>,
+    /// That has begun.
+    is_asking: Cell<bool>,
 }
 
 impl Client {
@@ -113,8 +125,8 @@ impl Client {
         packet_bytes_max: usize,
         outlives: bool,
     ) -> Rc<Client> {
-        let (is_welcome, is_busy, filters, waiting) =
-            (Cell::new(false), Cell::new(true), <_>::default(), <_>::default());
+        let (filters, waiting, wanted, is_welcome, is_asking) = Default::default();
+        let is_busy = Cell::new(true);
         Rc::new(Client {
             id,
             home,
@@ -126,7 +138,20 @@ impl Client {
             filters,
             waiting,
             is_busy,
+            wanted,
+            is_asking,
         })
+    }
+
+    /// Has it be sent the retained messages of these filters. True if that has to be begun.
+    pub fn wants_retained(&self, filters: Vec<(Arc<str>, u8)>, filters_max: usize) -> Read<bool> {
+        let mut wanted = self.wanted.borrow_mut();
+        wanted.extend(filters);
+        match wanted.len() {
+            0 => Ok(false),
+            len if len > filters_max => Err(Reason::QuotaExceeded),
+            _ => Ok(!self.is_asking.replace(true)),
+        }
     }
 
     /// Sends what waits, as the client reads.
@@ -156,26 +181,35 @@ impl Client {
     }
 }
 
+type Subscribers<K, S> = RefCell<Filters<K, (Rc<S>, Options)>>;
+
+/// The last message that was sent, in each form.
+#[derive(Default)]
+struct Encoded {
+    of: Arc<Publication>,
+    forms: Vec<(Form, Rc<Publish>)>,
+}
+
 pub struct Node {
     pub shard: Shard,
     pub bounds: Bounds,
     mesh: Mesh<Message, Read<Answer>>,
     pub clients: RefCell<BTreeMap<ConnId, Rc<Client>>>,
     /// Filters of the clients that are connected here.
-    pub filters: RefCell<Filters<ConnId, (Rc<Client>, Options)>>,
+    pub filters: Subscribers<ConnId, Client>,
     pub sessions: RefCell<BTreeMap<Arc<str>, Rc<Session>>>,
     /// Those filters of sessions that take QoS 1.
-    pub kept: RefCell<Filters<Arc<str>, (Rc<Session>, Options)>>,
+    pub kept: Subscribers<Arc<str>, Session>,
     pub kept_bytes: Cell<usize>,
     pub retained: RefCell<Retained>,
     published: Cell<u64>,
-    /// The last message that was sent, in each form.
-    encoded: RefCell<(Arc<Publication>, Vec<(Form, Rc<Publish>)>)>,
+    encoded: RefCell<Encoded>,
 }
 
 impl Node {
     pub fn new(shard: &Shard, mesh: &Mesh<Message, Read<Answer>>, bounds: Bounds) -> Rc<Node> {
-        let (clients, filters, sessions, kept, kept_bytes, retained, published, encoded) = Default::default();
+        let (clients, filters, sessions, kept, kept_bytes, published, encoded) = Default::default();
+        let retained = RefCell::new(Retained::new(bounds.retained_bytes_max));
         let (shard, mesh) = (shard.clone(), mesh.clone());
         let node = Rc::new(Node {
             shard,
@@ -254,6 +288,11 @@ impl Node {
         }
     }
 
+    /// Whether a message may be retained.
+    pub fn has_room(&self, publication: &Publication) -> bool {
+        self.retained.borrow_mut().has_room(publication, self.shard.now())
+    }
+
     /// Brings a message to all shards. With QoS 1 each of them has it when this returns.
     pub async fn publish(self: &Rc<Self>, publication: Arc<Publication>) -> Read<()> {
         let (here, count) = (self.shard.index(), self.shard.count());
@@ -306,13 +345,13 @@ impl Node {
     /// Sends a message with QoS 0. False if the client reads too slowly: then it is dropped.
     fn send(&self, client: &Client, publication: &Arc<Publication>, retain: bool) -> bool {
         let publish = self.encode(publication, Form { version: client.version, qos: 0, retain, dup: false });
-        let is_sent = client.is_welcome.get() && publish.bytes() <= client.packet_bytes_max;
-        !is_sent || publish.push(&client.handle, None) != Err(PushError::Full)
+        let fits = publish.bytes() <= client.packet_bytes_max && !publication.is_over(&self.shard);
+        !fits || !client.is_welcome.get() || publish.push(&client.handle, None) != Err(PushError::Full)
     }
 
     /// Sends a client the retained messages of its filters, each with the QoS that it was granted, as it reads.
-    pub async fn send_all_retained(self: Rc<Self>, client: Rc<Client>, filters: Vec<(Arc<str>, u8)>) {
-        for (filter, qos) in filters {
+    pub async fn send_all_retained(self: Rc<Self>, client: Rc<Client>) {
+        while let Some((filter, qos)) = { client.wanted.borrow_mut().pop_front() } {
             let mut next = Some(Bytes::new());
             while let Some(after) = next {
                 client.handle.ready().await;
@@ -332,6 +371,7 @@ impl Node {
                 }
             }
         }
+        client.is_asking.set(false);
     }
 
     /// Sends a message with QoS 1, after those that wait for room.
@@ -357,15 +397,15 @@ impl Node {
 
     /// A message as it is sent: made once for all clients of this shard that take it in one form.
     fn encode(&self, publication: &Arc<Publication>, form: Form) -> Rc<Publish> {
-        let (last, encoded) = &mut *self.encoded.borrow_mut();
-        if !Arc::ptr_eq(last, publication) || publication.expires.is_some() {
-            *last = publication.clone();
-            encoded.clear();
+        let Encoded { of, forms } = &mut *self.encoded.borrow_mut();
+        if !Arc::ptr_eq(of, publication) || publication.expires.is_some() {
+            *of = publication.clone();
+            forms.clear();
         }
-        let known = encoded.iter().find(|(of, _)| *of == form).map(|(_, publish)| publish.clone());
+        let known = forms.iter().find(|(of, _)| *of == form).map(|(_, publish)| publish.clone());
         known.unwrap_or_else(|| {
             let publish = Rc::new(Publish::new(publication, form, &self.shard));
-            encoded.push((form, publish.clone()));
+            forms.push((form, publish.clone()));
             publish
         })
     }

@@ -131,8 +131,8 @@ impl<'a> Reader<'a> {
         Err(Reason::MalformedPacket)
     }
 
-    /// Reads the properties of a packet of version 5, of which these identifiers may occur. `found` is told each with its number, if
-    /// it is one, and all its bytes.
+    /// Reads the properties of a packet of version 5, of which these identifiers may occur. `found` is told each with its number,
+    /// if it is one, and all its bytes.
     pub fn properties(
         &mut self,
         version: Version,
@@ -251,9 +251,9 @@ impl Publication {
         self.topic.len() + self.properties.len() + self.payload.len() + 128
     }
 
-    /// A retained message with no payload has the topic keep none.
-    pub fn clears(&self) -> bool {
-        self.payload.is_empty()
+    /// Its Message Expiry Interval is over.
+    pub fn is_over(&self, shard: &Shard) -> bool {
+        self.expires.is_some_and(|at| at <= shard.now())
     }
 }
 
@@ -266,6 +266,10 @@ pub struct Will {
 }
 
 impl Will {
+    pub fn bytes(&self) -> usize {
+        self.publication.bytes()
+    }
+
     /// Its message, at the time at which it is published.
     pub fn publication(self, from: &Arc<str>, shard: &Shard) -> Publication {
         let expires = self.lifetime.map(|seconds| shard.now() + Duration::from_secs(seconds.into()));

@@ -15,6 +15,9 @@ use crate::packet::{Connect, Publication, Read, Reader, Reason, Version, packet}
 use crate::sessions::{Attach, Goodbye};
 use crate::topics::{Options, is_filter};
 
+/// Bytes of a client id at most: it is kept with each message of the client.
+const ID_BYTES_MAX: usize = 256;
+
 /// A connection, as the framework keeps it.
 #[derive(Default)]
 pub struct Connection {
@@ -114,7 +117,7 @@ impl Broker {
     async fn attach(&self, cx: &Cx<'_, Connection>, version: Version, rest: Reader<'_>) -> Read<()> {
         let (node, connect) = (&self.0, Connect::read(version, rest)?);
         let is_assigned = connect.id.is_empty();
-        if is_assigned && version == Version::Three && !connect.is_clean {
+        if is_assigned && version == Version::Three && !connect.is_clean || connect.id.len() > ID_BYTES_MAX {
             return Err(Reason::IdNotValid);
         }
         let assigned =
@@ -167,9 +170,7 @@ impl Broker {
         let (id, publication) =
             Publication::read(*frame.head(), &body, client.version, &client.id, &node.shard)?;
         let [high, low] = id.to_be_bytes();
-        let has_room =
-            |publication| node.retained.borrow().has_room(publication, node.bounds.retained_bytes_max);
-        if publication.retain && !has_room(&publication) {
+        if publication.retain && !node.has_room(&publication) {
             // Without QoS 1 of version 5 there is no other answer than the end.
             if publication.qos == 0 || client.version == Version::Three {
                 return Err(Reason::QuotaExceeded);
@@ -192,44 +193,50 @@ impl Broker {
         if has_id {
             return Err(Reason::IdsNotSupported);
         }
+        if rest.0.is_empty() {
+            return Err(Reason::ProtocolError);
+        }
         let (mut checked, mut asked) = (Vec::new(), Vec::new());
-        while !rest.0.is_empty() || checked.is_empty() {
-            let filter = rest
-                .text()
-                .map_err(|reason| if checked.is_empty() { Reason::ProtocolError } else { reason })?;
-            let options = rest.number(1)? as u8;
+        while !rest.0.is_empty() {
+            let (filter, options) = (rest.text()?, rest.number(1)? as u8);
             let reserved = if client.version == Version::Five { 0xC0 } else { 0xFC };
             if options & reserved != 0 || options & 3 == 3 || options & 0x30 == 0x30 {
                 return Err(Reason::MalformedPacket);
             }
-            checked.push(match filter {
-                _ if filter.starts_with("$share/") => Err(Reason::SharedNotSupported),
-                _ if !is_filter(filter) => Err(Reason::FilterInvalid),
-                _ => Ok(asked.push((Arc::from(filter), Options(options)))),
-            });
+            let refused = match filter {
+                _ if filter.starts_with("$share/") => Some(Reason::SharedNotSupported),
+                _ if !is_filter(filter) => Some(Reason::FilterInvalid),
+                _ if asked.len() == node.bounds.filters_max => Some(Reason::QuotaExceeded),
+                _ => None,
+            };
+            if refused.is_none() {
+                asked.push((Arc::from(filter), Options(options)));
+            }
+            checked.push(refused);
         }
         let message = Message::Subscribe(client.id.clone(), cx.id(), asked.clone());
-        let answers = node.ask(client.home, message).await?.codes;
-        let (mut granted, mut wanted) = (asked.into_iter().zip(answers), Vec::new());
+        let codes = node.ask(client.home, message).await?.codes;
+        let (mut answers, mut wanted) = (asked.into_iter().zip(codes), Vec::new());
         reply.extend((client.version == Version::Five).then_some(0));
-        for checked in checked {
-            let granted = checked.map(|()| granted.next());
-            let code = match granted {
-                Err(reason) => reason as u8,
-                Ok(None) => Reason::Unspecified as u8,
-                Ok(Some(((filter, options), (code, is_new)))) => {
-                    if code < 0x80 {
-                        node.listen(client, filter.clone(), options);
-                        wanted.extend(options.wants_retained(is_new).then_some((filter, code)));
-                    }
-                    code
+        for refused in checked {
+            let mut code = refused.map_or(0x80, |reason| reason as u8);
+            if refused.is_none()
+                && let Some(((filter, options), (granted, is_new))) = answers.next()
+            {
+                code = granted;
+                if code < 0x80 {
+                    node.listen(client, filter.clone(), options);
+                    wanted.extend(options.wants_retained(is_new).then_some((filter, code)));
                 }
-            };
+            }
             reply.push(if client.version == Version::Three { code.min(0x80) } else { code });
         }
         cx.write(packet(0x90, &reply));
+        if !client.wants_retained(wanted, 2 * node.bounds.filters_max)? {
+            return Ok(());
+        }
         // Beside the calls, which bring the acknowledgements for which it may wait.
-        let retained = node.clone().send_all_retained(client.clone(), wanted);
+        let retained = node.clone().send_all_retained(client.clone());
         cx.spawn_on_connection(retained).map_err(|_| Reason::QuotaExceeded).map(drop)
     }
 

@@ -11,7 +11,7 @@ use ringserve::{ConnId, task::JoinHandle};
 
 use crate::node::{Answer, Message, Node};
 use crate::packet::{Publication, Read, Reason, Will};
-use crate::topics::Options;
+use crate::topics::{Options, filter_bytes};
 
 /// Messages of QoS 1 that a client is sent before it acknowledges the first, if it takes that many.
 const IN_FLIGHT_MAX: usize = 64;
@@ -39,7 +39,9 @@ struct State {
     /// Messages that wait, those first that were sent on a connection before.
     waiting: VecDeque<Kept>,
     in_flight: VecDeque<Kept>,
+    /// Of filters, and of messages that wait or are in flight.
     bytes: usize,
+    will_bytes: usize,
     last_id: u16,
     expiry: Duration,
     will: Option<Will>,
@@ -94,7 +96,9 @@ impl Node {
             }
         }
         let is_present = old.is_some();
-        if !is_present && self.sessions.borrow().len() >= self.bounds.sessions_max {
+        let will_bytes = attach.will.as_ref().map_or(0, Will::bytes);
+        let is_one_more = !is_present && self.sessions.borrow().len() >= self.bounds.sessions_max;
+        if is_one_more || self.kept_bytes.get() + will_bytes > self.bounds.sessions_bytes_max {
             return Err(Reason::QuotaExceeded);
         }
         let session =
@@ -105,6 +109,8 @@ impl Node {
             state.connection = Some((shard, attach.connection));
             state.in_flight_max = attach.in_flight_max.min(IN_FLIGHT_MAX);
             (state.expiry, state.will) = (attach.expiry, attach.will);
+            self.kept_bytes.update(|bytes| bytes + will_bytes - state.will_bytes);
+            state.will_bytes = will_bytes;
             // What the client did not acknowledge is sent again, in order.
             while let Some(kept) = state.in_flight.pop_back() {
                 state.waiting.push_front(kept);
@@ -145,7 +151,8 @@ impl Node {
 
     fn publish_will(self: &Rc<Self>, session: &Session, will: Option<Will>) {
         if let Some(will) = will {
-            let (node, publication) = (self.clone(), will.publication(&session.id, &self.shard));
+            let (node, mut publication) = (self.clone(), will.publication(&session.id, &self.shard));
+            publication.retain &= self.has_room(&publication);
             self.shard.spawn(async move { node.publish(Arc::new(publication)).await });
         }
     }
@@ -154,7 +161,7 @@ impl Node {
         self.sessions.borrow_mut().remove(&session.id);
         let state = session.state.take();
         state.filters.keys().for_each(|filter| self.kept.borrow_mut().remove(filter.as_bytes(), &session.id));
-        self.kept_bytes.update(|bytes| bytes - state.bytes);
+        self.kept_bytes.update(|bytes| bytes - state.bytes - state.will_bytes);
     }
 
     /// The session of a client, unless another connection has it by now.
@@ -168,14 +175,18 @@ impl Node {
         let Some(session) = self.session(id, from) else { return Err(Reason::TakenOver) };
         let mut state = session.state.borrow_mut();
         let subscribe = |(filter, options): (Arc<str>, Options)| {
-            if !state.filters.contains_key(&filter) && state.filters.len() >= self.bounds.filters_max {
+            let is_new = !state.filters.contains_key(&filter);
+            let bytes = if is_new { filter_bytes(&filter) } else { 0 };
+            let is_one_more = is_new && state.filters.len() >= self.bounds.filters_max;
+            if is_one_more || !self.count(&mut state, bytes) {
                 return (Reason::QuotaExceeded as u8, false);
             }
             match options.qos() {
                 0 => self.kept.borrow_mut().remove(filter.as_bytes(), id),
                 _ => self.kept.borrow_mut().insert(&filter, id.clone(), (session.clone(), options)),
             }
-            (options.qos(), state.filters.insert(filter, options).is_none())
+            state.filters.insert(filter, options);
+            (options.qos(), is_new)
         };
         Ok(Answer { codes: filters.into_iter().map(subscribe).collect(), ..Answer::default() })
     }
@@ -185,7 +196,12 @@ impl Node {
         let unsubscribe = |filter: &Arc<str>| {
             self.kept.borrow_mut().remove(filter.as_bytes(), id);
             // "No subscription existed" is a success.
-            (if session.state.borrow_mut().filters.remove(filter).is_some() { 0 } else { 0x11 }, false)
+            let mut state = session.state.borrow_mut();
+            if state.filters.remove(filter).is_none() {
+                return (0x11, false);
+            }
+            self.discount(&mut state, filter_bytes(filter));
+            (0, false)
         };
         Ok(Answer { codes: filters.iter().map(unsubscribe).collect(), ..Answer::default() })
     }
@@ -208,14 +224,9 @@ impl Node {
     /// Keeps a message of QoS 1 for a client, and sends it if that may be. False if too many wait: then it is dropped.
     pub fn keep(self: &Rc<Self>, session: &Session, publication: &Arc<Publication>, retain: bool) -> bool {
         let mut state = session.state.borrow_mut();
-        let (bytes, in_all) =
-            (state.bytes + publication.bytes(), self.kept_bytes.get() + publication.bytes());
-        if bytes > self.bounds.session_bytes_max && state.bytes > 0 || in_all > self.bounds.sessions_bytes_max
-        {
+        if !self.count(&mut state, publication.bytes()) {
             return false;
         }
-        state.bytes = bytes;
-        self.kept_bytes.set(in_all);
         state.waiting.push_back(Kept { id: None, retain, publication: publication.clone() });
         drop(state);
         self.send_waiting(session);
@@ -231,10 +242,9 @@ impl Node {
     /// The next message for a client that is connected and may be sent one.
     fn next_waiting(&self, state: &mut State) -> Option<(usize, Message)> {
         let (shard, connection) = state.connection.filter(|_| state.in_flight.len() < state.in_flight_max)?;
-        let is_over = |kept: &Kept| kept.publication.expires.is_some_and(|at| at <= self.shard.now());
         let mut kept = state.waiting.pop_front()?;
-        while is_over(&kept) {
-            self.forget(state, &kept);
+        while kept.publication.is_over(&self.shard) {
+            self.discount(state, kept.publication.bytes());
             kept = state.waiting.pop_front()?;
         }
         let (dup, retain, publication) = (kept.id.is_some(), kept.retain, kept.publication.clone());
@@ -248,9 +258,20 @@ impl Node {
         Some((shard, Message::Deliver { connection, id, dup, retain, publication }))
     }
 
-    fn forget(&self, state: &mut State, kept: &Kept) {
-        state.bytes -= kept.publication.bytes();
-        self.kept_bytes.update(|bytes| bytes - kept.publication.bytes());
+    /// Counts what is kept for a client. False, and nothing is counted, if that is too much.
+    fn count(&self, state: &mut State, bytes: usize) -> bool {
+        let (of_session, of_all) = (state.bytes + bytes, self.kept_bytes.get() + bytes);
+        let fits = of_session <= self.bounds.session_bytes_max() && of_all <= self.bounds.sessions_bytes_max;
+        if fits {
+            state.bytes = of_session;
+            self.kept_bytes.set(of_all);
+        }
+        fits
+    }
+
+    fn discount(&self, state: &mut State, bytes: usize) {
+        state.bytes -= bytes;
+        self.kept_bytes.update(|all| all - bytes);
     }
 
     pub fn acknowledged(self: &Rc<Self>, id: &Arc<str>, from: Place, packet: u16) {
@@ -258,7 +279,7 @@ impl Node {
         let mut state = session.state.borrow_mut();
         let place = state.in_flight.iter().position(|kept| kept.id == Some(packet));
         if let Some(kept) = place.and_then(|place| state.in_flight.remove(place)) {
-            self.forget(&mut state, &kept);
+            self.discount(&mut state, kept.publication.bytes());
         }
         drop(state);
         self.send_waiting(&session);

@@ -10,6 +10,8 @@ use ringserve::time::Time;
 
 use crate::packet::Publication;
 
+/// What a level of a filter counts for.
+const LEVEL_BYTES: usize = 256;
 /// Levels of a filter at most: each is a step of a recursion.
 const LEVELS_MAX: usize = 128;
 /// Retained messages that are looked at at once, before others are served.
@@ -27,6 +29,11 @@ pub fn is_filter(filter: &str) -> bool {
         level.len() == 1 && (level == "+" || n + 1 == levels) || !level.contains(['+', '#'])
     };
     !filter.is_empty() && levels <= LEVELS_MAX && filter.split('/').enumerate().all(fits)
+}
+
+/// What a filter counts for where it is kept.
+pub fn filter_bytes(filter: &str) -> usize {
+    filter.len() + LEVEL_BYTES * filter.split('/').count()
 }
 
 /// What a SUBSCRIBE says beside a filter.
@@ -114,54 +121,74 @@ impl<K, V> Default for Filters<K, V> {
     }
 }
 
-/// Which of two messages for a topic is the later one, on whichever shards they were published: by the clock of all shards, then by
-/// a count, then by the shard.
+/// Which of two messages for a topic is the later one, on whichever shards they were published: by the clock of all shards, then
+/// by a count, then by the shard.
 pub type Stamp = (Time, u64, usize);
+
+/// What a topic counts for that was cleared.
+fn cleared_bytes(topic: &Bytes) -> usize {
+    topic.len() + 128
+}
 
 /// The last retained message of each topic. Every shard has all of them, and they share the memory of the messages.
 #[derive(Default)]
 pub struct Retained {
+    pub bytes_max: usize,
+    pub bytes: usize,
     topics: BTreeMap<Bytes, (Stamp, Option<Arc<Publication>>)>,
     /// Topics that were cleared, in that order: a message that was published before may still come from another shard.
     cleared: VecDeque<(Time, Bytes)>,
-    pub bytes: usize,
 }
 
 impl Retained {
-    /// True if a message can be kept without more than `bytes_max` being kept then.
-    pub fn has_room(&self, of: &Publication, bytes_max: usize) -> bool {
-        of.clears() || self.bytes + of.bytes() - self.bytes_of(&of.topic) <= bytes_max
+    pub fn new(bytes_max: usize) -> Retained {
+        Retained { bytes_max, ..Retained::default() }
     }
 
-    fn bytes_of(&self, topic: &Bytes) -> usize {
-        self.topics
-            .get(topic)
-            .map_or(0, |(_, kept)| kept.as_ref().map_or(topic.len() + 128, |kept| kept.bytes()))
+    /// Whether a message can be kept, in the place of what its topic keeps.
+    pub fn has_room(&mut self, of: &Publication, now: Time) -> bool {
+        let more = of.bytes().saturating_sub(self.bytes_of(&of.topic));
+        self.forget_cleared(now, more);
+        of.payload.is_empty() || self.bytes + more <= self.bytes_max
     }
 
+    fn bytes_of(&self, topic: &[u8]) -> usize {
+        self.topics.get(topic).and_then(|(_, kept)| kept.as_ref()).map_or(0, |kept| kept.bytes())
+    }
+
+    /// Keeps a message in the place of an earlier one. One without payload has its topic keep none.
     pub fn set(&mut self, stamp: Stamp, publication: &Arc<Publication>) {
-        let topic = publication.topic.clone();
-        if self.topics.get(&topic).is_some_and(|(kept, _)| *kept > stamp) {
-            return;
+        // A copy: a part of the packet would keep all of it.
+        let topic = Bytes::copy_from_slice(&publication.topic);
+        match self.topics.get(&topic) {
+            Some((of, _)) if *of > stamp => return,
+            _ => self.bytes -= self.bytes_of(&topic),
         }
-        self.bytes -= self.bytes_of(&topic);
-        let kept = Some(publication).filter(|publication| !publication.clears()).cloned();
+        let kept = Some(publication).filter(|publication| !publication.payload.is_empty()).cloned();
         if kept.is_none() {
+            self.bytes += cleared_bytes(&topic);
             self.cleared.push_back((stamp.0, topic.clone()));
         }
         self.topics.insert(topic.clone(), (stamp, kept));
         self.bytes += self.bytes_of(&topic);
-        while self.cleared.front().is_some_and(|(at, _)| *at + CLEARED < stamp.0) {
-            let Some((_, topic)) = self.cleared.pop_front() else { break };
-            if self.topics.get(&topic).is_some_and(|(_, kept)| kept.is_none()) {
-                self.bytes -= self.bytes_of(&topic);
+        self.forget_cleared(stamp.0, 0);
+    }
+
+    /// Forgets that topics were cleared: after a while, and earlier where others need the room.
+    fn forget_cleared(&mut self, now: Time, room: usize) {
+        let is_over = |at: Time, bytes: usize| at + CLEARED < now || bytes + room > self.bytes_max;
+        while self.cleared.front().is_some_and(|(at, _)| is_over(*at, self.bytes)) {
+            let Some((at, topic)) = self.cleared.pop_front() else { break };
+            self.bytes -= cleared_bytes(&topic);
+            // It may have been set since.
+            if self.topics.get(&topic).is_some_and(|(of, kept)| kept.is_none() && of.0 == at) {
                 self.topics.remove(&topic);
             }
         }
     }
 
-    /// Hands messages that a filter matches to `each` until it refuses one, beginning behind the topic `after`, or with the first if that is empty. Returns behind which
-    /// topic to go on, if there may be more.
+    /// Hands messages that a filter matches to `each` until it refuses one, beginning behind the topic `after`, or with the first
+    /// if that is empty. Returns behind which topic to go on, if there may be more.
     pub fn matching(
         &self,
         filter: &str,

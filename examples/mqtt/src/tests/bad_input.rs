@@ -60,6 +60,7 @@ fn connect_that_is_wrong_is_refused_with_its_code() {
         ("version 3", connect_of("MQIsdp", 3, 2, &text("x")), vec![0x20, 2, 0, 1]),
         ("version 6", connect_of("MQTT", 6, 2, &text("x")), vec![0x20, 2, 0, 1]),
         ("no id for a session that is kept", connect_of("MQTT", 4, 0, &text("")), vec![0x20, 2, 0, 2]),
+        ("long id", connect_of("MQTT", 4, 2, &text("x".repeat(257))), vec![0x20, 2, 0, 2]),
         ("will of QoS 2", connect_of("MQTT", 4, 0x16, &text("x")), vec![0x20, 2, 0, 5]),
         ("reserved flag", connect_of("MQTT", 4, 3, &text("x")), vec![]),
         ("password alone", connect_of("MQTT", 4, 0x42, &text("x")), vec![]),
@@ -140,7 +141,8 @@ fn packet_that_is_wrong_ends_the_connection_with_its_code() {
         ("SUBSCRIBE with reserved options", packet(0x82, b"\0\x01\0\0\x01a\x40"), 0x81),
         ("SUBSCRIBE with retain handling 3", packet(0x82, b"\0\x01\0\0\x01a\x30"), 0x81),
         ("SUBSCRIBE with an id", packet(0x82, b"\0\x01\x02\x0B\x01\0\x01a\0"), 0xA1),
-        ("SUBSCRIBE that is no UTF-8", packet(0x82, b"\0\x01\0\0\x01a\0\0\x01\xFF\0"), 0x81),
+        ("SUBSCRIBE whose filter is no UTF-8", packet(0x82, b"\0\x01\0\0\x01\xFF\0"), 0x81),
+        ("SUBSCRIBE whose second filter is no UTF-8", packet(0x82, b"\0\x01\0\0\x01a\0\0\x01\xFF\0"), 0x81),
         ("UNSUBSCRIBE from nothing", packet(0xA2, b"\0\x01\0"), 0x82),
         ("PUBACK without an id", packet(0x40, b""), 0x81),
         ("DISCONNECT with a longer session", packet(0xE0, b"\0\x05\x11\0\0\0\x09"), 0x82),
@@ -199,6 +201,61 @@ fn client_without_an_id_is_told_one() {
             assert_eq!(ids.len(), 5, "{ids:?}");
             let (mut me, _) = Hello::new(4, "").connects(&net, addr).await?;
             me.pings().await?;
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn broken_packets_harm_the_connection_that_sends_them_alone() {
+    Sim::seeds(150).faults(Faults::harmless()).run(|sim| {
+        let addr = starts(sim, &["--packet-bytes-max", "2048"]).addr();
+        let done = Steps::default();
+        for n in 0..3 {
+            let done = done.clone();
+            sim.client(format!("bad{n}"), async move |net| {
+                for _ in 0..10 {
+                    let version = [4, 5][net.random() as usize % 2];
+                    let hello = Hello::new(version, &format!("bad{n}")).kept().will(8, 1, "will", "lost");
+                    let mut packets = [
+                        hello.bytes(),
+                        packet(0x82, b"\0\x01\0\0\x03a/+\x01\0\x01#\x02"),
+                        packet(0x82, b"\0\x02\0\x01#\x01"),
+                        packet(0x33, b"\0\x03a/b\0\x03\x0C\x26\0\x01k\0\x01v\x02\0\0\0\x09text"),
+                        packet(0x31, b"\0\x03a/c\0"),
+                        packet(0xA2, b"\0\x04\0\0\x01#"),
+                        packet(0x40, b"\0\x01"),
+                        packet(0xE0, b"\x04\x05\x11\0\0\0\x05"),
+                    ];
+                    for _ in 0..net.random() % 4 {
+                        let which = net.random() as usize % packets.len();
+                        let packet = &mut packets[which];
+                        let at = net.random() as usize % packet.len();
+                        match net.random() % 4 {
+                            0 => packet[at] = net.random() as u8,
+                            1 => packet[at] ^= 1 << (net.random() % 8),
+                            2 => packet.truncate(at + 1),
+                            _ => packet.insert(at, net.random() as u8),
+                        }
+                    }
+                    let mut stream = net.connect(addr).await?;
+                    // The server may have closed it by then.
+                    let _ = stream.send(packets.concat()).await;
+                    let _ = net.timeout(Duration::from_millis(net.random() % 3000), stream.closed()).await;
+                }
+                done.done();
+                Ok(())
+            });
+        }
+        sim.client("good", async move |net| {
+            let (mut me, _) = Hello::new(5, "good").connects(&net, addr).await?;
+            assert_eq!(me.subscribes(&[("good", 1)]).await?, [1]);
+            while done.0.get() < 3 {
+                assert_eq!(me.publishes(2, "good", "x").await?, 0);
+                assert_eq!(me.hears().await?.payload, "x");
+                net.sleep(SECOND).await;
+            }
             Ok(())
         });
         sim.run_until_done();

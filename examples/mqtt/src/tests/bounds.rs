@@ -57,10 +57,9 @@ fn retained_messages_beyond_the_bound_are_refused() {
             for (topic, code) in [("a", 0), ("b", 0), ("c", 0x97), ("a", 0), ("c", 0x97)] {
                 assert_eq!(me.publishes(3, topic, &payload).await?, code, "{topic}");
             }
-            // Others are handed out, and one that is cleared makes room after a while.
+            // Others are handed out, and one that is cleared makes room.
             assert_eq!(me.publishes(2, "c", &payload).await?, 0);
             me.publishes(3, "a", "").await?;
-            net.sleep(100 * SECOND).await;
             assert_eq!(me.publishes(3, "b", "short").await?, 0);
             assert_eq!(me.publishes(3, "c", &payload).await?, 0);
             // Without an acknowledgement the connection ends.
@@ -70,6 +69,17 @@ fn retained_messages_beyond_the_bound_are_refused() {
             let body = me.message("e", &"x".repeat(1000), 1, &[]);
             me.stream.send(packet(0x33, &body)).await?;
             assert_eq!(me.stream.closed().await?, b"");
+            // A will is published all the same, and is not retained.
+            let (mut heir, _) = Hello::new(4, "heir").connects(&net, addr).await?;
+            heir.subscribes(&[("will", 1)]).await?;
+            let hello = Hello::new(4, "lost").will(0x28, 0, "will", &"x".repeat(1000));
+            hello.connects(&net, addr).await?.0.stream.reset();
+            assert_eq!(heir.hears().await?.qos, 1);
+            let (mut later, _) = Hello::new(4, "later").connects(&net, addr).await?;
+            later.subscribes(&[("will", 1)]).await?;
+            net.sleep(SECOND).await;
+            later.pings().await?;
+            assert_eq!(later.unread, []);
             Ok(())
         });
         sim.run_until_done();
@@ -108,9 +118,44 @@ fn sessions_beyond_the_bound_are_refused() {
 }
 
 #[test]
+fn filters_and_wills_count_for_what_a_shard_keeps() {
+    Sim::seeds(10).faults(Faults::harmless()).run(|sim| {
+        let addr = starts(sim, &["--sessions-bytes-max", "10000"]).addr();
+        sim.client("all", async move |net| {
+            // On up to four shards: more than all of them keep.
+            let (mut there, mut refused) = (Vec::new(), 0);
+            for n in 0..20 {
+                let (mut me, _) = Hello::new(5, &format!("c{n}")).connects(&net, addr).await?;
+                refused += usize::from(me.subscribes(&[("a/b/c/d/e/f/g/h/i/j/k/l", 0)]).await? == [0x97]);
+                there.push(me);
+            }
+            assert!((20 - 12..=17).contains(&refused), "{refused} of 20 filters are refused");
+            let hello = Hello::new(5, "will").will(0, 0, "will", &"x".repeat(12_000));
+            let mut stream = net.connect(addr).await?;
+            stream.send(hello.bytes()).await?;
+            assert_eq!(stream.closed().await?, [0x20, 3, 0, 0x97, 0]);
+            drop(there);
+            net.sleep(60 * SECOND).await;
+            for n in 0..3 {
+                let (mut me, _) = Hello::new(5, &format!("c{n}")).connects(&net, addr).await?;
+                assert_eq!(
+                    me.subscribes(&[("a/b/c/d/e/f/g/h/i/j/k/l", 0)]).await?,
+                    [0],
+                    "there is room again"
+                );
+                me.disconnects().await?;
+                net.sleep(SECOND).await;
+            }
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
 fn messages_that_wait_are_bounded_and_the_first_ones_stay() {
     Sim::seeds(20).faults(Faults::harmless()).run(|sim| {
-        let addr = starts(sim, &["--session-bytes-max", "2000"]).addr();
+        let addr = starts(sim, &["--session-bytes-max", "3000", "--packet-bytes-max", "1024"]).addr();
         sim.client("all", async move |net| {
             let hello = Hello::new(4, "reader").kept();
             let (mut reader, _) = hello.connects(&net, addr).await?;
@@ -122,8 +167,8 @@ fn messages_that_wait_are_bounded_and_the_first_ones_stay() {
                 assert_eq!(writer.publishes(2, "t", &format!("{n:100}")).await?, 0);
             }
             let (mut reader, _) = hello.connects(&net, addr).await?;
-            // Each has a topic of 1 byte, a payload of 100, and 128 more.
-            for n in 0..8 {
+            // Each has a topic of 1 byte, a payload of 100, and 128 more; the filter counts for 257.
+            for n in 0..(3000 - 257) / 229 {
                 assert_eq!(reader.hears().await?.payload.trim(), n.to_string());
             }
             net.sleep(SECOND).await;
@@ -139,7 +184,7 @@ fn messages_that_wait_are_bounded_and_the_first_ones_stay() {
 #[test]
 fn many_retained_messages_come_as_the_client_acknowledges() {
     Sim::seeds(10).faults(Faults::harmless()).run(|sim| {
-        let addr = starts(sim, &["--session-bytes-max", "4000"]).addr();
+        let addr = starts(sim, &["--session-bytes-max", "4000", "--packet-bytes-max", "1024"]).addr();
         sim.client("all", async move |net| {
             const MESSAGES: usize = 300;
             let (mut writer, _) = Hello::new(4, "writer").connects(&net, addr).await?;
@@ -156,6 +201,37 @@ fn many_retained_messages_come_as_the_client_acknowledges() {
             }
             topics.sort();
             assert_eq!(topics, (0..MESSAGES).map(|n| format!("t/{n:04}")).collect::<Vec<_>>());
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn subscriptions_without_end_are_refused_while_retained_messages_wait() {
+    Sim::seeds(10).faults(Faults::harmless()).run(|sim| {
+        let addr = starts(
+            sim,
+            &["--session-bytes-max", "3000", "--packet-bytes-max", "1024", "--filters-max", "50"],
+        )
+        .addr();
+        sim.client("all", async move |net| {
+            let (mut writer, _) = Hello::new(4, "writer").connects(&net, addr).await?;
+            for n in 0..30 {
+                writer.publishes(3, &format!("t/{n}"), &"x".repeat(100)).await?;
+            }
+            // It acknowledges nothing, so the retained messages of the first one never end.
+            let (mut me, _) = Hello::new(5, "greedy").connects(&net, addr).await?;
+            for n in 0..100 {
+                assert_eq!(me.subscribes(&[("t/+", 1)]).await?, [1], "{n}");
+                // The first one is looked after.
+                net.sleep(SECOND * u32::from(n == 0)).await;
+            }
+            me.stream
+                .send(packet(0x82, &[&[0, 1, 0][..], &text("t/+"), &[1], &text("t/+"), &[1]].concat()))
+                .await?;
+            me.answer(0x90).await?;
+            assert_eq!(me.answer(0xE0).await?[0], 0x97);
             Ok(())
         });
         sim.run_until_done();

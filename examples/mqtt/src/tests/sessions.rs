@@ -7,7 +7,7 @@ use super::*;
 #[test]
 fn acknowledged_messages_reach_a_subscriber_that_is_lost_again_and_again() {
     const MESSAGES: usize = 40;
-    Sim::seeds(120).faults(Faults::all()).run(|sim| {
+    Sim::seeds(60).faults(Faults::all()).run(|sim| {
         let addr = starts(sim, &[]).addr();
         let version = if sim.seed().is_multiple_of(2) { 4 } else { 5 };
         let (subscribed, published) = (Steps::default(), Steps::default());
@@ -171,7 +171,7 @@ fn session_ends_when_its_time_is_over() {
 
 #[test]
 fn client_id_is_taken_over_by_the_latest_connection() {
-    Sim::seeds(100).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(50).faults(Faults::harmless()).run(|sim| {
         let addr = starts(sim, &[]).addr();
         sim.client("all", async move |net| {
             let hello = Hello::new(5, "same").kept();

@@ -123,13 +123,32 @@ fn later_retained_message_stays_in_whatever_order_they_come() {
         }
     }
     // What was cleared long ago is forgotten.
-    let mut kept = Retained::default();
+    let cleared = |n: usize| Publication { topic: Bytes::from(format!("{n}")), ..Publication::default() };
+    let mut kept = Retained::new(10_000);
     kept.set((at(1), 1, 0), &message("a"));
     kept.set((at(2), 2, 0), &message(""));
-    assert!(kept.bytes > 0);
-    let other = Publication { topic: Bytes::from_static(b"u"), ..Publication::default() };
-    kept.set((at(100), 3, 0), &Arc::new(other.clone()));
-    kept.set((at(200), 4, 0), &Arc::new(Publication { topic: Bytes::from_static(b"v"), ..other }));
-    kept.set((at(300), 5, 0), &message("b"));
-    assert_eq!(kept.bytes, message("b").bytes());
+    assert_eq!(kept.bytes, 129);
+    kept.set((at(50), 3, 0), &Arc::new(cleared(0)));
+    assert_eq!(kept.bytes, 2 * 129);
+    kept.set((at(100), 4, 0), &message("b"));
+    let of_message = message("b").bytes();
+    assert_eq!(kept.bytes, of_message + 129);
+    // Without room it is forgotten earlier, and so it is where a topic is set and cleared again and again.
+    kept.bytes_max = of_message + 300;
+    for n in 0..10 {
+        kept.set((at(101), 5 + n as u64, 0), &Arc::new(cleared(n % 4)));
+        let topic = Bytes::from(format!("{}", n % 4));
+        let payload = Bytes::from_static(b"x");
+        kept.set(
+            (at(101), 5 + n as u64, 1),
+            &Arc::new(Publication { topic, payload, ..Publication::default() }),
+        );
+        kept.set((at(101), 5 + n as u64, 2), &Arc::new(cleared(n % 4)));
+    }
+    assert_eq!(kept.bytes, of_message + 2 * 129);
+    assert!(kept.has_room(&Publication { payload: vec![0; 170].into(), ..cleared(9) }, at(101)));
+    assert_eq!(kept.bytes, of_message, "what was cleared has made room");
+    assert!(!kept.has_room(&Publication { payload: vec![0; 172].into(), ..cleared(9) }, at(101)));
+    let larger = Publication { payload: vec![0; 301].into(), ..(*message("b")).clone() };
+    assert!(kept.has_room(&larger, at(101)), "in the place of another");
 }
