@@ -168,12 +168,13 @@ impl Balancer {
                 // A reset, so that the client does not take what came for all of it.
                 client.upstream_failed();
                 client.abort();
-                Err(format!("upstream {}: {}", busy.0.name, broken.error).into())
+                return Err(format!("upstream {}: {}", busy.0.name, broken.error).into());
             }
             // What clients do is their affair.
-            Err(_) => Ok(upstream.abort()),
-            Ok(_) => Ok(()),
+            Err(_) => upstream.abort(),
+            Ok(_) => {}
         }
+        Ok(())
     }
 
     /// The name that the client asks for by TLS, if upstreams have names, and what was received to learn it.

@@ -88,6 +88,28 @@ fn stalled_upstream_is_given_up_after_the_connect_timeout() {
 }
 
 #[test]
+fn client_that_leaves_before_it_is_served_leaves_its_place() {
+    Sim::seeds(20).run(|sim| {
+        let (_echoes, running) = starts(sim, &["--connect-timeout", "60", "--check-interval", "100"]);
+        let addr = running.addr();
+        (11..14).for_each(|last| sim.partition(HOST.into(), [10, 0, 0, last].into()));
+        for n in 0..6 {
+            sim.client(format!("c{n}"), async move |net| {
+                let me = net.connect(addr).await?;
+                net.sleep(5 * SECOND).await;
+                me.reset();
+                Ok(())
+            });
+        }
+        sim.run_for(4 * SECOND);
+        assert_eq!(running.connections(), [2, 2, 2], "a place is taken before its upstream is there");
+        sim.run_until_done();
+        sim.run_for(SECOND);
+        assert_eq!(running.connections(), [0, 0, 0]);
+    });
+}
+
+#[test]
 fn client_for_which_there_is_no_upstream_is_closed() {
     Sim::seeds(20).run(|sim| {
         let (echoing, running) = starts(sim, &[]);

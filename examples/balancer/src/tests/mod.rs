@@ -117,7 +117,13 @@ impl Echo {
             while self.mode.get() == Mode::Silent {
                 net.sleep(SECOND).await;
             }
-            if stream.send(bytes).await.is_err() {
+            // Few bytes come back in two pieces.
+            let (first, rest) = bytes.split_at(if bytes.len() < 100 { bytes.len() / 2 } else { 0 });
+            if !first.is_empty() {
+                let _ = stream.send(first).await;
+                net.sleep(SECOND / 100).await;
+            }
+            if stream.send(rest).await.is_err() {
                 break;
             }
         }
