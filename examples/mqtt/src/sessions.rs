@@ -77,6 +77,11 @@ pub struct Goodbye {
 impl Node {
     pub fn attach(self: &Rc<Self>, shard: usize, attach: Attach) -> Read<Answer> {
         let mut old = self.sessions.borrow().get(&attach.id).cloned();
+        let will_bytes = attach.will.as_ref().map_or(0, Will::bytes);
+        let is_one_more = old.is_none() && self.sessions.borrow().len() >= self.bounds.sessions_max;
+        if is_one_more || self.kept_bytes.get() + will_bytes > self.bounds.sessions_bytes_max {
+            return Err(Reason::QuotaExceeded);
+        }
         if let Some(session) = &old {
             let (before, will, ends) = {
                 let mut state = session.state.borrow_mut();
@@ -96,11 +101,6 @@ impl Node {
             }
         }
         let is_present = old.is_some();
-        let will_bytes = attach.will.as_ref().map_or(0, Will::bytes);
-        let is_one_more = !is_present && self.sessions.borrow().len() >= self.bounds.sessions_max;
-        if is_one_more || self.kept_bytes.get() + will_bytes > self.bounds.sessions_bytes_max {
-            return Err(Reason::QuotaExceeded);
-        }
         let session =
             old.unwrap_or_else(|| Rc::new(Session { id: attach.id.clone(), state: RefCell::default() }));
         self.sessions.borrow_mut().insert(attach.id, session.clone());

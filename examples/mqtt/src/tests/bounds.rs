@@ -134,6 +134,11 @@ fn filters_and_wills_count_for_what_a_shard_keeps() {
             let mut stream = net.connect(addr).await?;
             stream.send(hello.bytes()).await?;
             assert_eq!(stream.closed().await?, [0x20, 3, 0, 0x97, 0]);
+            // A client that is refused takes nothing over.
+            let mut stream = net.connect(addr).await?;
+            stream.send(Hello { id: "c0".into(), ..hello }.bytes()).await?;
+            assert_eq!(stream.closed().await?, [0x20, 3, 0, 0x97, 0]);
+            there[0].pings().await?;
             drop(there);
             net.sleep(60 * SECOND).await;
             for n in 0..3 {

@@ -48,7 +48,7 @@ fn filters_match_as_the_specification_says() {
         tree.insert(filter, 8, filter.clone());
         tree.remove(filter.as_bytes(), &8);
     }
-    let mut kept = Retained::default();
+    let mut kept = Retained::new(10_000);
     for (n, topic) in topics.iter().enumerate() {
         let (topic, payload) = (Bytes::from(topic.clone()), Bytes::from_static(b"x"));
         kept.set(
@@ -107,7 +107,7 @@ fn later_retained_message_stays_in_whatever_order_they_come() {
     ];
     for last in 1..published.len() {
         for first in 0..last {
-            let mut kept = Retained::default();
+            let mut kept = Retained::new(10_000);
             for n in [last, first] {
                 kept.set(published[n].0, &message(published[n].1));
             }
