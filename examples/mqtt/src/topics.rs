@@ -41,7 +41,7 @@ pub fn filter_bytes(filter: &str) -> usize {
 pub struct Options(pub u8);
 
 impl Options {
-    /// QoS 2 is not supported: who asks for it gets QoS 1.
+    /// QoS 2 is not supported: a client that asks for it is granted QoS 1.
     pub fn qos(self) -> u8 {
         (self.0 & 3).min(1)
     }

@@ -213,7 +213,7 @@ fn many_retained_messages_come_as_the_client_acknowledges() {
 }
 
 #[test]
-fn subscriptions_without_end_are_refused_while_retained_messages_wait() {
+fn subscriptions_without_end_are_refused() {
     Sim::seeds(10).faults(Faults::harmless()).run(|sim| {
         let addr = starts(
             sim,
@@ -276,7 +276,7 @@ fn client_is_sent_no_packet_larger_than_it_takes() {
 }
 
 #[test]
-fn clients_are_told_that_the_server_ends_and_no_will_is_published() {
+fn clients_are_told_of_the_end_and_no_will_is_published() {
     Sim::seeds(40).faults(Faults::harmless()).run(|sim| {
         let server = starts(sim, &[]);
         let addr = server.addr();

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::*;
 
 #[test]
-fn acknowledged_messages_reach_a_subscriber_that_is_lost_again_and_again() {
+fn acknowledged_messages_survive_connections_that_are_lost() {
     const MESSAGES: usize = 40;
     Sim::seeds(60).faults(Faults::all()).run(|sim| {
         let addr = starts(sim, &[]).addr();
@@ -74,7 +74,7 @@ fn acknowledged_messages_reach_a_subscriber_that_is_lost_again_and_again() {
 }
 
 #[test]
-fn kept_session_has_what_came_meanwhile_and_sends_it_again_until_acknowledged() {
+fn kept_session_sends_what_came_until_it_is_acknowledged() {
     Sim::seeds(60).faults(Faults::harmless()).run(|sim| {
         let addr = starts(sim, &[]).addr();
         let version = if sim.seed().is_multiple_of(2) { 4 } else { 5 };
