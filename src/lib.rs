@@ -156,8 +156,6 @@ pub use ringserve_server::tls;
 pub use ringserve_server::tokio_uring;
 #[cfg(feature = "tower")]
 pub use ringserve_server::tower;
-#[cfg(feature = "websocket")]
-pub use ringserve_server::{websocket, ws};
 pub use ringserve_server::{
     CloseReason, Closed, ClosedBy, ConnHandle, ConnId, Cx, Driver, Error, Failure, Frame, IntoService,
     Limits, LocalHandle, Opening, Peer, PushError, Refusal, ReplyWriter, Runtime, Server, ServerControl,
@@ -167,6 +165,8 @@ pub use ringserve_server::{
 pub use ringserve_server::{
     factory, framing, limits, listen, middleware, net, scatter, stats, sync, task, time, topics, transport,
 };
+#[cfg(feature = "websocket")]
+pub use ringserve_server::{websocket, ws};
 
 pub mod guide;
 

@@ -7,6 +7,7 @@
 //! * [`proxy`]: any bytes as a PROXY header mean the same however they come.
 //! * [`switching`]: the same as the first, of a framing whose rule calls switch, with pieces.
 //! * [`tls_bytes`]: any bytes in place of what a client of TLS says are refused or waited for.
+//! * [`websocket_bytes`]: any bytes of a client of WebSocket mean the same however they come.
 //!
 //! `framing` and `shard` go through [`rig`], which holds the shard to its own contract and to a model of every byte in and out.
 
@@ -20,6 +21,7 @@ pub mod service;
 pub mod shard;
 pub mod switching;
 pub mod tls_bytes;
+pub mod websocket_bytes;
 pub mod wire;
 
 /// Runs each file named on the command line through a target.

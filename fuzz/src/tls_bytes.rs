@@ -94,7 +94,7 @@ fn feed(channel: &mut dyn Channel, bytes: &[u8], out: &mut Vec<u8>, ready: &mut 
             Unsealed::Ready => *ready = true,
             Unsealed::More if wire.is_empty() => return true,
             Unsealed::More => {}
-            Unsealed::Work => panic!("work that makes work"),
+            Unsealed::Work | Unsealed::Speaks => panic!("work that makes work"),
             Unsealed::Closed | Unsealed::Fault(Fault(_)) => return false,
         }
     }

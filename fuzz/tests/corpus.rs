@@ -106,3 +106,32 @@ fn switching_of_drawn_streams() {
 fn tls_bytes_corpus() {
     replay("tls_bytes", ringserve_fuzz::tls_bytes::run);
 }
+
+#[test]
+fn websocket_bytes_corpus() {
+    replay("websocket_bytes", ringserve_fuzz::websocket_bytes::run);
+}
+
+#[test]
+fn websocket_bytes_of_drawn_streams() {
+    // As above.
+    let mut state = 7u64;
+    let mut draw = move |below: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    };
+    for _ in 0..20_000 {
+        let mut bytes: Vec<u8> = vec![2 + draw(2) as u8, draw(24) as u8];
+        for _ in 0..draw(12) {
+            // The first byte of a frame that may be one, its length, a mask, and about as many bytes.
+            let first = [0x81, 0x82, 0x01, 0x02, 0x00, 0x80, 0x89, 0x8a, 0x88, 0xc1, 0x83][draw(11) as usize];
+            let len = [0, 1, 2, 5, 20, 125][draw(6) as usize];
+            bytes.extend([first, 0x80 | len as u8, 0, 0, 0, draw(3) as u8]);
+            bytes.extend((0..len).map(|at| [b'a', 0xc3, 0xbc, 0x03, 0xe8][(draw(5) * (at % 2)) as usize]));
+            if draw(20) == 0 {
+                bytes.truncate(bytes.len() - 1);
+            }
+        }
+        ringserve_fuzz::websocket_bytes::run(&bytes);
+    }
+}

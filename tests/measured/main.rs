@@ -27,6 +27,7 @@ mod stream_allocations;
 mod system_calls;
 mod task_allocations;
 mod waiting_calls;
+mod websocket;
 
 use std::alloc::System;
 

@@ -34,8 +34,15 @@ impl Transport for Stack {
     fn begin(&self, out: &mut Vec<u8>) -> Option<Box<dyn Channel>> {
         let lower = self.lower.begin(out)?;
         let upper = Upper::Awaits(self.upper.clone());
-        let channel =
-            StackChannel { lower, upper, plain: LeaseMut::empty(), has_more: false, is_wrapped: false };
+        let channel = StackChannel {
+            lower,
+            upper,
+            plain: LeaseMut::empty(),
+            has_more: false,
+            is_wrapped: false,
+            is_ready: false,
+            is_finished: false,
+        };
         try_box(channel).map(|channel| channel as Box<dyn Channel>)
     }
 }
@@ -66,6 +73,10 @@ struct StackChannel {
     has_more: bool,
     /// What is to be sealed next was wrapped by the upper one.
     is_wrapped: bool,
+    /// The handshakes of both are done.
+    is_ready: bool,
+    /// The lower one said its last word.
+    is_finished: bool,
 }
 
 enum Upper {
@@ -93,7 +104,7 @@ impl StackChannel {
 
     /// Seals what the upper channel said.
     fn say(&mut self, said: &[u8], out: &mut Vec<u8>) -> Result<(), Fault> {
-        if said.is_empty() {
+        if said.is_empty() || self.is_finished {
             return Ok(());
         }
         let mut batch = Batch::new();
@@ -102,6 +113,12 @@ impl StackChannel {
             return Err(NO_MEMORY);
         }
         self.lower.seal(&batch, out)
+    }
+
+    fn finish_lower(&mut self, out: &mut Vec<u8>) {
+        if !mem::replace(&mut self.is_finished, true) {
+            self.lower.finish(out);
+        }
     }
 
     /// The handshake of the lower one is done.
@@ -124,10 +141,11 @@ impl StackChannel {
         }
         self.say(&said, out)?;
         self.has_more = !matches!(unsealed, Unsealed::More);
+        self.is_ready |= matches!(unsealed, Unsealed::Ready);
         if let Unsealed::Fault(Fault(reason)) = unsealed {
             // Behind the last words of the upper one.
             self.lower.ends(reason);
-            self.lower.finish(out);
+            self.finish_lower(out);
         }
         Ok(Some(unsealed).filter(|_| self.has_more))
     }
@@ -208,7 +226,7 @@ impl Channel for StackChannel {
             upper.finish(&mut said);
         }
         if self.say(&said, out).is_ok() {
-            self.lower.finish(out);
+            self.finish_lower(out);
         }
     }
 
@@ -226,7 +244,7 @@ impl Channel for StackChannel {
     }
 
     fn facts(&self) -> Option<Rc<dyn Any>> {
-        let upper = self.upper().and_then(|upper| upper.facts());
-        Some(Rc::new(Both { lower: self.lower.facts(), upper }))
+        let both = || Both { lower: self.lower.facts(), upper: self.upper().and_then(|upper| upper.facts()) };
+        self.is_ready.then(|| Rc::new(both()) as Rc<dyn Any>)
     }
 }

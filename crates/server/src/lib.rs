@@ -160,7 +160,7 @@ pub mod listen {
 /// ```
 pub mod transport {
     pub use ringserve_buf::LeaseMut;
-    pub use ringserve_core::{Batch, Channel, Fault, Transport, Unsealed};
+    pub use ringserve_core::{Batch, Channel, Fault, Stack, Transport, Unsealed};
 }
 
 /// Bounds of a server, beside those of a service ([`Limits`]), and the memory that it may use.

@@ -52,4 +52,5 @@ pub mod service;
 pub mod sock;
 pub mod tasks;
 pub mod toy;
+pub mod websocket;
 pub mod world;

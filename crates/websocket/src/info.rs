@@ -1,7 +1,7 @@
 //! What is known of a connection of WebSocket.
 
 use std::any::Any;
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,18 +9,23 @@ use std::sync::Arc;
 use crate::close;
 use crate::upgrade::{Accept, Upgrade};
 
-/// What the request of a connection of WebSocket said, and how the connection ends. 72 bytes and the target of the request, if that is
-/// not `/`.
+/// What the request of a connection of WebSocket said, and how the connection ends. 56 bytes, and what is there of target, protocol,
+/// kept value and reasons; a target of `/` takes none.
 pub struct WebSocketInfo {
     target: Box<str>,
-    protocol: Option<Arc<str>>,
-    data: Option<Rc<dyn Any>>,
+    agreed: Option<Box<Agreed>>,
     /// The code of the peer's close frame; 0 before it, 1005 if it has none.
     peer_code: Cell<u16>,
     /// The code with which the service closes it; 0 if it names none.
     code: Cell<u16>,
     /// Of either, where there is one.
-    reasons: RefCell<Option<Box<Reasons>>>,
+    reasons: Cell<Option<Box<Reasons>>>,
+}
+
+/// What was decided about the request.
+struct Agreed {
+    protocol: Option<Arc<str>>,
+    data: Option<Rc<dyn Any>>,
 }
 
 #[derive(Default)]
@@ -37,11 +42,11 @@ impl WebSocketInfo {
         let target = if upgrade.target() == "/" { "" } else { upgrade.target() };
         WebSocketInfo {
             target: target.into(),
-            protocol: accept.protocol.clone(),
-            data: accept.data.clone(),
+            agreed: (accept.protocol.is_some() || accept.data.is_some())
+                .then(|| Box::new(Agreed { protocol: accept.protocol.clone(), data: accept.data.clone() })),
             peer_code: Cell::new(0),
             code: Cell::new(0),
-            reasons: RefCell::new(None),
+            reasons: Cell::new(None),
         }
     }
 
@@ -62,12 +67,12 @@ impl WebSocketInfo {
 
     /// What is spoken above WebSocket, if that was agreed upon.
     pub fn protocol(&self) -> Option<&str> {
-        self.protocol.as_deref()
+        self.agreed.as_ref()?.protocol.as_deref()
     }
 
     /// What was kept for the service when the client was [let in](Accept::data), if it is a `T`.
     pub fn data<T: 'static>(&self) -> Option<Rc<T>> {
-        self.data.clone()?.downcast().ok()
+        self.agreed.as_ref()?.data.clone()?.downcast().ok()
     }
 
     /// The code of the peer's close frame: 1005 if it has none, `None` as long as it has not come.
@@ -77,7 +82,7 @@ impl WebSocketInfo {
 
     /// The reason in the peer's close frame; empty if it has none.
     pub fn peer_reason(&self) -> String {
-        self.reasons.borrow().as_ref().map_or_else(String::new, |reasons| reasons.peer.to_string())
+        self.with_reasons(|reasons| reasons.peer.to_string())
     }
 
     /// Has the connection end with this code and reason, once it is closed. The first code that is named holds.
@@ -90,16 +95,26 @@ impl WebSocketInfo {
         if self.code.get() == 0 {
             self.code.set(code);
             if !reason.is_empty() {
-                self.reasons.borrow_mut().get_or_insert_default().own = reason.into();
+                self.with_reasons(|reasons| reasons.own = reason.into());
             }
         }
+    }
+
+    /// Has `call` look at the reasons, which have memory while one of them is no empty text.
+    fn with_reasons<T>(&self, call: impl FnOnce(&mut Reasons) -> T) -> T {
+        let mut reasons = self.reasons.take();
+        let mut none = Reasons::default();
+        let answer = call(reasons.as_deref_mut().unwrap_or(&mut none));
+        let is_some = !none.peer.is_empty() || !none.own.is_empty();
+        self.reasons.set(reasons.or_else(|| is_some.then(|| Box::new(none))));
+        answer
     }
 
     /// The peer's close frame came.
     pub fn peer_closed(&self, said: Option<(u16, &str)>) {
         self.peer_code.set(said.map_or(NO_CODE, |(code, _)| code));
         if let Some((_, reason)) = said.filter(|(_, reason)| !reason.is_empty()) {
-            self.reasons.borrow_mut().get_or_insert_default().peer = reason.into();
+            self.with_reasons(|reasons| reasons.peer = reason.into());
         }
     }
 
@@ -112,13 +127,10 @@ impl WebSocketInfo {
 
     /// Appends the connection's close frame to `out`. That of the peer is answered with its own code.
     pub(crate) fn write_close(&self, out: &mut Vec<u8>) {
-        let reasons = self.reasons.borrow();
         match (self.peer_code.get(), self.code.get()) {
             (NO_CODE, _) => close::write(None, "", out),
             (0, 0) => close::write(Some(close::NORMAL), "", out),
-            (0, own) => {
-                close::write(Some(own), reasons.as_ref().map_or("", |reasons| &*reasons.own), out);
-            }
+            (0, own) => self.with_reasons(|reasons| close::write(Some(own), &reasons.own, out)),
             (peer, _) => close::write(Some(peer), "", out),
         }
     }
@@ -128,7 +140,7 @@ impl fmt::Debug for WebSocketInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WebSocketInfo")
             .field("target", &self.target())
-            .field("protocol", &self.protocol)
+            .field("protocol", &self.protocol())
             .field("peer_code", &self.peer_code())
             .finish_non_exhaustive()
     }

@@ -191,12 +191,13 @@ impl Server<Several> {
 }
 
 /// With the transports that TLS and WebSocket are, for a service with this framing that speaks `protocols`.
-#[cfg_attr(not(any(feature = "tls", feature = "websocket")), allow(unused_mut, unused_variables))]
+#[cfg_attr(not(any(feature = "tls", feature = "websocket")), allow(unused_mut))]
 fn prepared(
     mut binds: Vec<Bind>,
     protocols: &'static [&'static str],
     framing: TypeId,
 ) -> Result<Vec<Bind>, Error> {
+    let _ = (protocols, framing);
     #[cfg(feature = "tls")]
     super::listen::tls::prepare(&mut binds, protocols)?;
     #[cfg(feature = "websocket")]

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
+use ringserve_core::{Stack, Transport};
 use ringserve_server::testing::{Net, Sim};
 
 use super::ADDR;
@@ -13,6 +14,7 @@ use super::cover::Cover;
 use super::plan::{CLIENT_NUMBERS, Layers, Plan};
 use super::proxied;
 use crate::toy::{Facts, HEADER_BYTES, PeerStream, Pieces, Toy};
+use crate::websocket::Client;
 
 /// The transport of a client, by its number.
 fn toy_of(first: u32, net: &Net) -> Toy {
@@ -29,6 +31,8 @@ pub struct Way {
     is_proxied: bool,
     /// Through the transport, whose bytes come so.
     pieces: Option<Pieces>,
+    has_toy: bool,
+    has_websocket: bool,
     /// A shard may die.
     may_be_cut: bool,
     cover: Cover,
@@ -44,6 +48,8 @@ impl Way {
             first,
             is_proxied: plan.proxied && !is_second,
             pieces: layers.map(|of| of.pieces),
+            has_toy: layers.is_some_and(|of| of.has_toy),
+            has_websocket: layers.is_some_and(|of| of.has_websocket),
             may_be_cut: plan.shards_may_die(),
             cover: cover.clone(),
         }
@@ -62,16 +68,30 @@ impl Way {
             self.cover.count("layer", "behind a PROXY header");
         }
         // The handshake may begin in the segment in which the header ends.
-        let mut me = PeerStream::layered(net, stream, &toy_of(self.first, net), pieces);
+        let mut me = PeerStream::layered(net, stream, &*self.transport(net), pieces);
         me.may_be_cut(self.may_be_cut);
         me.begins_with(&header);
         Ok(me)
+    }
+
+    /// The client's half of what is there.
+    fn transport(&self, net: &Net) -> Rc<dyn Transport> {
+        let toy = self.has_toy.then(|| Rc::new(toy_of(self.first, net)) as Rc<dyn Transport>);
+        if !self.has_websocket {
+            return toy.expect("one of them is there");
+        }
+        self.cover.count("layer", if self.has_toy { "WebSocket above the toy" } else { "WebSocket" });
+        let websocket = Rc::new(Client::new(net.random(), self.has_toy));
+        match toy {
+            Some(toy) => Rc::new(Stack::new(toy, websocket)),
+            None => websocket,
+        }
     }
 }
 
 /// In a call of request `number`: the transport told of its client, and of no other.
 pub fn check_facts(facts: Option<Rc<Facts>>, number: u32, plan: &Plan, cover: &Cover) {
-    let is_layered = |of: &&Layers| if plan.is_second(number) { of.second } else { of.first };
+    let is_layered = |of: &&Layers| of.has_toy && if plan.is_second(number) { of.second } else { of.first };
     let first = number / CLIENT_NUMBERS * CLIENT_NUMBERS;
     let name = plan.layers.as_ref().filter(is_layered).map(|_| first.to_string().into_bytes());
     if name.is_some() {
@@ -157,7 +177,7 @@ impl Intruder {
 
 /// Has some intruders connect.
 pub fn intrude(sim: &Sim, plan: &Plan, cover: &Cover) {
-    let Some(_) = plan.layers.as_ref().filter(|of| of.first) else { return };
+    let Some(_) = plan.layers.as_ref().filter(|of| of.first && of.has_toy) else { return };
     // Nothing else ends them.
     let is_calm = plan.keeps_upstreams && !plan.loses() && plan.waits;
     for number in 0..sim.random() % 4 {
@@ -192,7 +212,8 @@ pub fn intrude(sim: &Sim, plan: &Plan, cover: &Cover) {
 pub fn expected() -> impl Iterator<Item = String> {
     let pieces = Pieces::ALL.iter().map(|pieces| format!("{pieces:?}"));
     let intruders = Intruder::ALL.iter().map(|intruder| format!("{intruder:?}"));
-    let others = ["alert", "behind a PROXY header", "call"].map(str::to_owned);
+    let others = ["alert", "behind a PROXY header", "call", "WebSocket", "WebSocket above the toy"];
+    let others = others.map(str::to_owned);
     pieces.chain(intruders).chain(others)
 }
 

@@ -206,7 +206,10 @@ fn server(plan: &Plan, fate: Option<Fate>) -> Server {
     let server = Server::bind(SocketAddr::from(ADDR));
     let server = if plan.proxied { server.proxy_protocol(proxied::trusted()) } else { server };
     let server = match plan.layers.as_ref().filter(|layers| layers.first) {
-        Some(layers) => server.transport(layers.toy()),
+        Some(layers) => {
+            let server = if layers.has_toy { server.transport(layers.toy()) } else { server };
+            if layers.has_websocket { server.websocket() } else { server }
+        }
         None => server,
     };
     server
@@ -288,7 +291,7 @@ fn play_framed<F: Framing + Clone + Send + Sync>(sim: &Sim, plan: &Plan, cover: 
                 let tcp = |addr: ([u8; 4], u16), has_layer: fn(&&Layers) -> bool| {
                     let endpoint = tcp(SocketAddr::from(addr));
                     match layers.filter(has_layer) {
-                        Some(layers) => endpoint.transport(layers.toy()),
+                        Some(layers) => layers.below(endpoint),
                         None => endpoint,
                     }
                 };

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use ringserve_server::Limits;
 use ringserve_server::limits::ServerLimits;
+use ringserve_server::listen::Endpoint;
 use ringserve_server::testing::{Fault, Faults};
 
 use crate::rng::Rng;
@@ -477,6 +478,10 @@ pub struct Layers {
     pub second: bool,
     pub alive: Alive,
     pub pieces: Pieces,
+    /// The toy is there.
+    pub has_toy: bool,
+    /// WebSocket is there, above the toy if both are.
+    pub has_websocket: bool,
 }
 
 impl Layers {
@@ -492,12 +497,20 @@ impl Layers {
             .updates_every(if rng.one_in(2) { rng.spread(1, 16) } else { 0 })
             .counted(&alive);
         let (first, second) = rng.pick(&[(true, false), (true, true), (false, true)]);
-        Some(Layers { toy, first, second, alive, pieces: rng.pick(Pieces::ALL) })
+        let pieces = rng.pick(Pieces::ALL);
+        let (has_toy, has_websocket) = rng.pick(&[(true, false), (true, false), (true, true), (false, true)]);
+        Some(Layers { toy, first, second, alive, pieces, has_toy, has_websocket })
     }
 
-    /// What makes it.
+    /// What makes the toy.
     pub fn toy(&self) -> impl Fn() -> Toy + Send + Sync + use<> {
         let toy = self.toy.clone();
         move || toy.clone()
+    }
+
+    /// An endpoint that has them.
+    pub fn below(&self, endpoint: Endpoint) -> Endpoint {
+        let endpoint = if self.has_toy { endpoint.transport(self.toy()) } else { endpoint };
+        if self.has_websocket { endpoint.websocket() } else { endpoint }
     }
 }

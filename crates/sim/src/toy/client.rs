@@ -8,8 +8,6 @@ use ringserve_buf::LeaseMut;
 use ringserve_core::{Batch, Channel, CloseReason, Fault, Transport, Unsealed};
 use ringserve_server::testing::{ClientStream, Net};
 
-use super::channel::Toy;
-
 /// How the bytes of a peer come to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pieces {
@@ -80,10 +78,10 @@ impl PeerStream {
         }
     }
 
-    /// Through a toy transport. The handshake begins with what is sent or read first.
-    pub fn layered(net: &Net, stream: ClientStream, toy: &Toy, pieces: Pieces) -> PeerStream {
+    /// Through a transport: the toy, or another one. The handshake begins with what is sent or read first.
+    pub fn layered(net: &Net, stream: ClientStream, by: &dyn Transport, pieces: Pieces) -> PeerStream {
         let mut out = Vec::new();
-        let channel = toy.begin(&mut out).expect("there is memory");
+        let channel = by.begin(&mut out).expect("there is memory");
         let layer = Layer {
             channel,
             out,
@@ -381,7 +379,7 @@ impl PeerStream {
                     break;
                 }
                 Unsealed::Fault(_) => panic!("the server breaks the rules of the transport"),
-                Unsealed::Work => unreachable!("a client needs no permit"),
+                Unsealed::Work | Unsealed::Speaks => unreachable!("a client needs no permit"),
             }
         }
         Ok(len)

@@ -50,6 +50,7 @@ impl End {
                     continue;
                 }
                 Unsealed::Closed => break self.is_closed = true,
+                Unsealed::Speaks => panic!("it says all at once"),
                 Unsealed::Fault(_) => break self.has_fault = true,
             }
             next = self.channel.open(&mut wire, &mut self.out);

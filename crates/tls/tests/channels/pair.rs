@@ -160,7 +160,7 @@ impl Pair {
                 Unsealed::More if wire.is_empty() => return,
                 Unsealed::More => {}
                 Unsealed::Ready => self.seen.ready += 1,
-                Unsealed::Work => panic!("work that makes work"),
+                Unsealed::Work | Unsealed::Speaks => panic!("work that makes work"),
                 Unsealed::Closed => {
                     self.seen.closed = true;
                     return;

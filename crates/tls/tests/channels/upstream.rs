@@ -35,7 +35,7 @@ impl End {
                 Unsealed::Closed => self.closed = true,
                 Unsealed::Fault(Fault(reason)) => self.fault = Some(reason),
                 Unsealed::More | Unsealed::Work if wire.is_empty() => return,
-                Unsealed::More | Unsealed::Work => {}
+                Unsealed::More | Unsealed::Work | Unsealed::Speaks => {}
             }
         }
     }
