@@ -59,7 +59,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     tracing_subscriber::fmt().with_ansi(false).with_target(false).init();
     let args = Args::parse();
     let most = args.message_bytes_max;
-    let options = WebSocketOptions::new().message_bytes_max(most).deflate(Deflate::default().message_bytes_min(0));
+    let options =
+        WebSocketOptions::new().message_bytes_max(most).deflate(Deflate::default().message_bytes_min(0));
     // Room for an echo of the largest message behind another one.
     let outbox = Limits::default().outbox_bytes_max.max(3 * most);
     let limits = Limits::default().frame_bytes_max(most).outbox_bytes_max(outbox);
@@ -69,7 +70,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         messages.push(tcp(args.listen).tls(tls.clone()));
         http_at.push(tcp(args.listen).tls(tls));
     }
-    let messages: Vec<_> = messages.into_iter().map(|endpoint| endpoint.websocket_with(options.clone())).collect();
+    let messages: Vec<_> =
+        messages.into_iter().map(|endpoint| endpoint.websocket_with(options.clone())).collect();
     Ok(Server::new()
         .shards(args.shards)
         .driver(args.driver)

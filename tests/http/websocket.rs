@@ -170,9 +170,12 @@ fn close_code(client: &mut Client) -> u16 {
 fn messages_come_back_over_http_1() {
     let rig = Rig::start(HttpOptions::default());
     let mut socket = rig.socket();
-    for message in
-        [Sent::text("hello"), Sent::text(""), Sent::binary(pattern(300)), Sent::binary(pattern(MESSAGE_BYTES_MAX))]
-    {
+    for message in [
+        Sent::text("hello"),
+        Sent::text(""),
+        Sent::binary(pattern(300)),
+        Sent::binary(pattern(MESSAGE_BYTES_MAX)),
+    ] {
         socket.send(message.clone()).unwrap();
         assert!(socket.read().unwrap() == message);
     }

@@ -228,9 +228,9 @@ impl Message {
         let malformed = Violation::protocol("a bit of an extension that was not negotiated");
         let Some(extension) = extension else { return Err(malformed.into()) };
         let mut payload = Vec::new();
-        extension
-            .inflate(&self.payload, bytes_max, &mut payload)
-            .map_err(|error: InflateError| error.violation().map_or(ReadError::NoMemory, ReadError::Violation))?;
+        extension.inflate(&self.payload, bytes_max, &mut payload).map_err(|error: InflateError| {
+            error.violation().map_or(ReadError::NoMemory, ReadError::Violation)
+        })?;
         if self.kind == Kind::Text && !crate::utf8::is_text(&payload) {
             return Err(NO_TEXT.into());
         }
@@ -256,7 +256,9 @@ mod tests {
         Ok(all)
     }
 
-    fn frames(frames: &[(bool, Opcode, &[u8])]) -> Vec<u8> {
+    type Sent<'a> = &'a [(bool, Opcode, &'a [u8])];
+
+    fn frames(frames: Sent<'_>) -> Vec<u8> {
         let mut bytes = Vec::new();
         for (fin, opcode, payload) in frames {
             put_masked(*fin, 0, *opcode, payload, [1, 2, 3, 0xf4], &mut bytes);
@@ -295,7 +297,7 @@ mod tests {
 
     #[test]
     fn what_breaks_the_rules_ends_with_its_code() {
-        let violations: [(&[(bool, Opcode, &[u8])], u16); 8] = [
+        let violations: [(Sent<'_>, u16); 8] = [
             (&[(true, Opcode::Continuation, b"x")], 1002),
             (&[(false, Opcode::Text, b"x"), (true, Opcode::Text, b"y")], 1002),
             (&[(true, Opcode::Text, b"\xff")], 1007),

@@ -27,8 +27,12 @@ use ringserve::listen::{Endpoint, tcp};
 use ringserve::sync::{Mesh, OnAll};
 use ringserve::tls::{Pem, Tls};
 use ringserve::topics::{Subscriber, Topics};
-use ringserve::websocket::{Accept, Message, Messages, Reject, Upgrade, WebSocket, WebSocketOptions, WsCx, close};
-use ringserve::{Closed, ConnId, Driver, Limits, Opening, Refusal, Server, Session, Several, Shard, http, ws};
+use ringserve::websocket::{
+    Accept, Message, Messages, Reject, Upgrade, WebSocket, WebSocketOptions, WsCx, close,
+};
+use ringserve::{
+    Closed, ConnId, Driver, Limits, Opening, Refusal, Server, Session, Several, Shard, http, ws,
+};
 use serde::{Deserialize, Serialize};
 
 /// A chat server for browsers.
@@ -276,7 +280,8 @@ fn server(args: &Args) -> Result<Server<Several>, Box<dyn Error>> {
         (Some(cert), Some(key)) => Some((Pem::file(cert)?, Pem::file(key)?)),
         _ => Some(self_signed()?),
     };
-    let tls = tls.map(|(cert, key)| Tls::server().certificate(cert, key).watch_files(Duration::from_secs(10)));
+    let tls =
+        tls.map(|(cert, key)| Tls::server().certificate(cert, key).watch_files(Duration::from_secs(10)));
     let over_tls = |endpoint: Endpoint| match &tls {
         Some(tls) => endpoint.tls(tls.clone()),
         None => endpoint,

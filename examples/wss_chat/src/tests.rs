@@ -19,7 +19,16 @@ struct Running {
 }
 
 fn start() -> Running {
-    let args = Args::parse_from(["chat", "--plain", "--shards", "3", "--listen", "127.0.0.1:0", "--websocket", "127.0.0.1:0"]);
+    let args = Args::parse_from([
+        "chat",
+        "--plain",
+        "--shards",
+        "3",
+        "--listen",
+        "127.0.0.1:0",
+        "--websocket",
+        "127.0.0.1:0",
+    ]);
     let handle = server(&args).unwrap().start().unwrap();
     let [page, chat] = *handle.local_addrs() else { panic!("{:?}", handle.local_addrs()) };
     Running { handle, page, chat }
@@ -105,13 +114,17 @@ fn members_know_who_comes_leaves_and_changes_its_name() {
     bob.asks(json!({ "name": "bert" }));
     assert_eq!(bob.hears("you")["name"], "bert");
     let renamed = ann.hears("renamed");
-    assert_eq!((&renamed["id"], &renamed["name"], &renamed["before"]), (&came["id"], &json!("bert"), &json!("bob")));
+    assert_eq!(
+        (&renamed["id"], &renamed["name"], &renamed["before"]),
+        (&came["id"], &json!("bert"), &json!("bob"))
+    );
     // Who comes later is told of both.
     let mut eve = Page::open(&running, "eve", "cellar");
     eve.asks(json!({ "join": "kitchen" }));
     eve.hears("joined");
     let here = eve.hears("here");
-    let mut names: Vec<_> = here["members"].as_array().unwrap().iter().map(|member| member[1].as_str().unwrap()).collect();
+    let mut names: Vec<_> =
+        here["members"].as_array().unwrap().iter().map(|member| member[1].as_str().unwrap()).collect();
     names.sort_unstable();
     assert_eq!(names, ["ann", "bert", "eve"]);
     // However a page ends.
@@ -123,7 +136,12 @@ fn members_know_who_comes_leaves_and_changes_its_name() {
 fn bad_names_are_refused_and_other_messages_end_the_connection() {
     let running = start();
     let mut ann = Page::open(&running, "ann", "kitchen");
-    for bad in [json!({ "name": "" }), json!({ "name": "a b" }), json!({ "join": "x".repeat(33) }), json!({ "join": "<b>" })] {
+    for bad in [
+        json!({ "name": "" }),
+        json!({ "name": "a b" }),
+        json!({ "join": "x".repeat(33) }),
+        json!({ "join": "<b>" }),
+    ] {
         ann.asks(bad);
         ann.hears("refused");
     }
@@ -138,7 +156,9 @@ fn bad_names_are_refused_and_other_messages_end_the_connection() {
 fn pages_of_other_hosts_are_refused() {
     use tungstenite::client::IntoClientRequest;
     let running = start();
-    for (origin, is_own) in [("http://127.0.0.1:8443", true), ("https://127.0.0.1", true), ("https://elsewhere.example", false)] {
+    for (origin, is_own) in
+        [("http://127.0.0.1:8443", true), ("https://127.0.0.1", true), ("https://elsewhere.example", false)]
+    {
         let mut request = format!("ws://{}/", running.chat).into_client_request().unwrap();
         request.headers_mut().insert("origin", origin.parse().unwrap());
         let answer = tungstenite::client(request, TcpStream::connect(running.chat).unwrap());
@@ -161,7 +181,9 @@ fn page_connects_to_where_the_chat_is_and_has_no_external_parts() {
     stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
-    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("content-security-policy: default-src 'none'"));
+    assert!(
+        answer.starts_with("HTTP/1.1 200 ") && answer.contains("content-security-policy: default-src 'none'")
+    );
     assert!(answer.contains("address.port = \"0\"") && !answer.contains("WEBSOCKET_PORT"));
     for external in ["src=\"", "href=\"http", "@import", "url("] {
         assert!(!PAGE.contains(external), "{external}");

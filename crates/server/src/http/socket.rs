@@ -14,8 +14,8 @@ use bytes::Bytes;
 use hyper::rt::{Read, ReadBuf, Write};
 use hyper::upgrade::Upgraded;
 use ringserve_core::Frame;
-use ringserve_websocket::reader::{ReadError, Reader, Received};
 use ringserve_websocket::frame::{Header, Opcode, Violation};
+use ringserve_websocket::reader::{ReadError, Reader, Received};
 use ringserve_websocket::{Extension, Kind, WebSocketInfo, close};
 
 use super::upgrade::Hold;
@@ -342,7 +342,8 @@ impl Socket {
                 Poll::Pending => {
                     if matches!(self.io, Io::Http2 { .. }) {
                         let shard = &self.shard;
-                        let patience = self.patience.get_or_insert_with(|| shard.sleep(self.times.write_stall));
+                        let patience =
+                            self.patience.get_or_insert_with(|| shard.sleep(self.times.write_stall));
                         if Pin::new(patience).poll(task).is_ready() {
                             return Poll::Ready(Err(self.fail(io::ErrorKind::TimedOut.into())));
                         }
@@ -372,7 +373,8 @@ impl Socket {
                 Io::Http1 { read, .. } if !read.is_empty() => {
                     let mut rest = &read[..];
                     let taken = take(&mut rest);
-                    *read = if rest.is_empty() { Bytes::new() } else { read.slice(read.len() - rest.len()..) };
+                    *read =
+                        if rest.is_empty() { Bytes::new() } else { read.slice(read.len() - rest.len()..) };
                     taken
                 }
                 Io::Http1 { stream, .. } => {
@@ -558,7 +560,9 @@ impl fmt::Display for SocketError {
             Cause::Violation(violation) => violation.fmt(f),
             Cause::Io(error) => match error.kind() {
                 io::ErrorKind::UnexpectedEof => f.write_str("the client left without a close frame"),
-                io::ErrorKind::TimedOut => f.write_str("the client answered no ping, or took nothing for too long"),
+                io::ErrorKind::TimedOut => {
+                    f.write_str("the client answered no ping, or took nothing for too long")
+                }
                 io::ErrorKind::BrokenPipe => f.write_str("the connection is closed"),
                 _ => error.fmt(f),
             },

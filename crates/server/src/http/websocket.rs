@@ -106,7 +106,9 @@ impl Upgrades {
             (None, _) => (answer.status, None),
             (Some(info), Some(offer)) => (answer.status, Some((info, offer))),
             (Some(_), None) => {
-                debug!("a request of WebSocket is not on the thread of its shard, or not hyper's: answered with 500");
+                debug!(
+                    "a request of WebSocket is not on the thread of its shard, or not hyper's: answered with 500"
+                );
                 (500, None)
             }
         };
