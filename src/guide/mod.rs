@@ -32,6 +32,6 @@ page!(state, "state.md", all());
 page!(stopping, "stopping.md", all());
 page!(testing, "testing.md", any(not(doctest), feature = "testing"));
 page!(tls, "tls.md", any(not(doctest), feature = "tls"));
-page!(websocket, "websocket.md", any(not(doctest), feature = "websocket"));
+page!(websocket, "websocket.md", any(not(doctest), all(feature = "http", feature = "websocket")));
 page!(upstreams, "upstreams.md", all());
 page!(waiting, "waiting.md", all());

@@ -256,7 +256,9 @@ mod tests {
         Ok(all)
     }
 
-    fn frames(frames: &[(bool, Opcode, &[u8])]) -> Vec<u8> {
+    type Sent<'a> = &'a [(bool, Opcode, &'a [u8])];
+
+    fn frames(frames: Sent<'_>) -> Vec<u8> {
         let mut bytes = Vec::new();
         for (fin, opcode, payload) in frames {
             put_masked(*fin, 0, *opcode, payload, [1, 2, 3, 0xf4], &mut bytes);
@@ -295,7 +297,7 @@ mod tests {
 
     #[test]
     fn what_breaks_the_rules_ends_with_its_code() {
-        let violations: [(&[(bool, Opcode, &[u8])], u16); 8] = [
+        let violations: [(Sent<'_>, u16); 8] = [
             (&[(true, Opcode::Continuation, b"x")], 1002),
             (&[(false, Opcode::Text, b"x"), (true, Opcode::Text, b"y")], 1002),
             (&[(true, Opcode::Text, b"\xff")], 1007),

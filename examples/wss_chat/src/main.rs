@@ -82,7 +82,7 @@ enum Asked {
 enum Event<'a> {
     You { id: &'a str, name: &'a str },
     Joined { room: &'a str },
-    Here { members: Vec<(Arc<str>, Arc<str>)> },
+    Here { members: Vec<(String, String)> },
     Came { id: &'a str, name: &'a str },
     Left { id: &'a str, name: &'a str },
     Renamed { id: &'a str, name: &'a str, before: &'a str },
@@ -115,7 +115,7 @@ struct Meshes {
     /// An event for a room.
     happened: Mesh<(Arc<str>, String)>,
     /// Who is in a room: ids and names.
-    here: Mesh<Arc<str>, Vec<(Arc<str>, Arc<str>)>>,
+    here: Mesh<Arc<str>, Vec<(String, String)>>,
 }
 
 /// The members of one shard, by their rooms.
@@ -139,7 +139,7 @@ impl Chat {
         meshes.here.register(shard, move |_from, room| {
             let (members, first) = (seated.borrow(), (room.clone(), ConnId::from_bits(0)));
             let here = members.range(first..).take_while(|((of, _), _)| *of == room).take(HERE_MAX);
-            here.map(|(_, member)| (member.id.clone(), member.name.borrow().clone())).collect()
+            here.map(|(_, member)| (member.id.to_string(), member.name.borrow().to_string())).collect()
         });
         Chat { shard: shard.clone(), meshes: meshes.clone(), topics, members }
     }
