@@ -103,6 +103,7 @@
 //! |---|---|
 //! | `codec` | the module `codec`: services over codecs of `tokio_util` |
 //! | `http` | the function and the module `http`: HTTP/1.1 and HTTP/2, by hyper, which is there as `http::hyper` |
+//! | `metrics` | the module `metrics`: what a server counts, as OpenMetrics, by prometheus-client |
 //! | `resp` | the module `resp`: the protocol of Redis, requests as frames and replies in both versions |
 //! | `sync` | in the module [`sync`] channels and locks: tokio's, which need no runtime |
 //! | `testing` | the module `testing`: whole servers by seed, in virtual time, for tests |
@@ -132,11 +133,11 @@
 //! | [`time`] | the time on a shard's clock, intervals, the futures of [`Cx::sleep`] and [`Cx::timeout`] |
 //! | [`topics`] | publish and subscribe |
 //! | [`transport`] | what may stand between a socket and its framing |
-//! | `codec`, `http`, `resp`, `testing`, `tls`, `tower` | with the feature of that name |
+//! | `codec`, `http`, `metrics`, `resp`, `testing`, `tls`, `tower` | with the feature of that name |
 //!
 //! # What it does not do
 //!
-//! Yet: metrics export, UDP. It runs on Linux only.
+//! Yet: UDP. It runs on Linux only.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -144,6 +145,8 @@
 pub use ringserve_server::codec;
 #[cfg(feature = "http")]
 pub use ringserve_server::http;
+#[cfg(feature = "metrics")]
+pub use ringserve_server::metrics;
 #[cfg(feature = "resp")]
 pub use ringserve_server::resp;
 #[cfg(feature = "testing")]

@@ -4,7 +4,8 @@
 //! that blocks: measured, half a microsecond, 6 % of a turn with one request in it. The deadlines of a server are mostly
 //! far away, and move away. So one timer (a timeout operation, a timerfd) stays with the kernel until it goes off, and
 //! waits that end behind it need no time of their own. It is set again for a wait that ends sooner. It may go off when
-//! nothing is due any more, once; a wait may end early, and up to a millisecond late.
+//! nothing is due any more, once; a wait may end early, and up to a millisecond late. A short wait has a time of its own, unless the
+//! timer goes off by then: a look at the clock costs less.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -82,7 +83,7 @@ impl AsFd for Waker {
     }
 }
 
-/// Waits up to this long have their time in the call: setting the timer, and the next one, would cost more.
+/// Waits up to this long have their time in the call, unless the timer is set already: setting it, and the next one, would cost more.
 const SHORT: Duration = Duration::from_millis(20);
 
 /// The shortest wait that a timer is set for.
@@ -126,7 +127,7 @@ impl Timer {
     #[inline]
     pub(crate) fn bound(&mut self, wait: Duration, can: bool) -> Bound {
         let wait = nanos(wait.min(LONG));
-        if wait > nanos(SHORT) && self.ends(self.read + wait) {
+        if wait > nanos(SHORT) && self.ends(self.read + wait + nanos(SLACK)) {
             // So it does for a wait that begins now, which is later.
             return Bound::Timer;
         }
@@ -135,7 +136,7 @@ impl Timer {
 
     #[inline(never)]
     fn bound_now(&mut self, wait: u64, can: bool) -> Bound {
-        if wait <= nanos(SHORT) {
+        if wait <= nanos(SHORT) && self.armed.is_none() {
             return Bound::Call;
         }
         self.read = nanos(now());
@@ -145,14 +146,16 @@ impl Timer {
     /// True if it goes off by then.
     #[inline]
     fn ends(&self, until: u64) -> bool {
-        self.armed.is_some_and(|armed| armed <= until + nanos(SLACK))
+        self.armed.is_some_and(|armed| armed <= until)
     }
 
     fn bound_at(&mut self, now: u64, wait: u64, can: bool) -> Bound {
         let until = now + wait;
+        // A short one is not made longer by it.
+        let slack = if wait <= nanos(SHORT) { 0 } else { nanos(SLACK) };
         match self.armed {
-            _ if self.ends(until) => Bound::Timer,
-            _ if !can => Bound::Call,
+            _ if self.ends(until + slack) => Bound::Timer,
+            _ if !can || wait <= nanos(SHORT) => Bound::Call,
             armed => {
                 self.armed = Some(until);
                 Bound::Set { until: Duration::from_nanos(until), again: armed.is_some() }
@@ -230,6 +233,18 @@ mod tests {
         assert_eq!(timer.bound(SHORT, true), Bound::Call);
         assert_eq!(timer.bound(S, false), Bound::Call);
         assert!(matches!(timer.bound(S, true), Bound::Set { again: false, .. }));
+    }
+
+    #[test]
+    fn short_wait_that_the_timer_ends_needs_no_time() {
+        let mut timer = Timer::default();
+        expect(&mut timer, 0, 60, set(60, false));
+        let short = |timer: &mut Timer, early| timer.bound_at(nanos(S * 60 - early), nanos(SHORT), true);
+        assert_eq!(short(&mut timer, SHORT), Bound::Timer);
+        assert_eq!(short(&mut timer, SHORT / 2), Bound::Timer);
+        assert_eq!(short(&mut timer, SHORT + Duration::from_nanos(1)), Bound::Call, "it would end late");
+        timer.went_off();
+        assert_eq!(short(&mut timer, SHORT), Bound::Call);
     }
 
     #[test]

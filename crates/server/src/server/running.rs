@@ -71,14 +71,10 @@ impl ServerHandle {
         &self.listening.warnings
     }
 
-    /// What waits to be accepted at each IP address, in the order of [`local_addrs`](ServerHandle::local_addrs), and what the
-    /// kernel dropped there. Unix sockets are not in it: the kernel tells nothing of their queues, and nothing is lost
-    /// there, since a peer that finds one full waits in `connect`, or is told `EAGAIN` if it does not want to wait.
-    ///
-    /// # Errors
-    /// If `/proc/net` cannot be read.
-    pub fn accept_queues(&self) -> io::Result<Vec<AcceptQueueStats>> {
-        self.listening.ips.iter().map(|addr| AcceptQueueStats::of(*addr)).collect()
+    /// What waits to be accepted at each TCP address on each shard, and what was lost there. See
+    /// [`ServerControl::accept_queues`].
+    pub fn accept_queues(&self) -> Vec<AcceptQueueStats> {
+        self.control.accept_queues()
     }
 
     /// Begins to shut down, after [`ServerLimits::drain_delay`](crate::limits::ServerLimits::drain_delay): the listeners are closed, frames that
@@ -94,9 +90,14 @@ impl ServerHandle {
         self.control.abort();
     }
 
-    /// What the server did so far and what it holds. See [`ServerControl::stats`].
+    /// What the server did so far and what it holds, as the shards published it. See [`ServerControl::stats`].
     pub fn stats(&self) -> ServerStats {
         self.control.stats()
+    }
+
+    /// The same, as it is now: each shard is asked. See [`ServerControl::stats_now`].
+    pub fn stats_now(&self) -> ServerStats {
+        self.control.stats_now()
     }
 
     /// The TLS of all addresses that have it, to be replaced.
