@@ -73,7 +73,7 @@ fn each_turn_is_in_the_histogram_as_often_as_it_counts() {
     let of = |sample: &str| value(&families, sample).expect("it is there");
     let turns = lab.stats().shards[0].driver.turns as f64;
     let timed = of("ringserve_turn_seconds_count");
-    assert!((turns - 200.0..=turns + 16.0).contains(&timed), "{timed} of {turns} turns");
+    assert!((turns - 200.0..=turns + 64.0).contains(&timed), "{timed} of {turns} turns");
     let mean = of("ringserve_turn_seconds_sum") / timed;
     assert!(mean > 0.0 && mean < 0.1, "a turn takes {mean} s");
     drop(client);

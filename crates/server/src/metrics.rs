@@ -54,7 +54,7 @@
 //! | `shard_stale` | `shard` | 1 if a handler blocks the shard for more than 250 ms: its figures are those from before |
 //! | `shard_skew_ratio` | | [`ServerStats::skew`](crate::stats::ServerStats::skew), if there are several shards |
 //! | `blocking_threads`, `blocking_queued`, `blocking_calls_total` | `result` of the last | [`Shard::spawn_blocking`](crate::Shard::spawn_blocking) |
-//! | `turn_seconds` | | histogram: turns of all shards. Of those that end in a wait one in 16 is timed and counts for 16; each other one is |
+//! | `turn_seconds` | | histogram: turns of all shards. Of those that end in a wait one in 64 is timed and counts for 64; each other one is |
 //! | `call_seconds` | | histogram: calls that waited and are done, from the turn in which they began to the one in which they ended |
 //! | `first_frame_seconds` | | histogram: from when a connection could send its first frame, with its handshake done, to that frame; in steps of 17 ms |
 

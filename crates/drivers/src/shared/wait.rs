@@ -89,7 +89,7 @@ const SHORT: Duration = Duration::from_millis(20);
 /// The shortest wait that a timer is set for.
 pub(crate) const SET_FROM: Duration = Duration::from_millis(21);
 
-/// A wait that ends so little before the timer ends with it: the same deadline is a different wait in each turn.
+/// A wait that ends so little before the timer ends with it, if it is no short one: the same deadline is a different wait in each turn.
 const SLACK: Duration = Duration::from_millis(1);
 
 /// The timer is set no further ahead, so that every time fits into what the kernel takes.
@@ -127,7 +127,7 @@ impl Timer {
     #[inline]
     pub(crate) fn bound(&mut self, wait: Duration, can: bool) -> Bound {
         let wait = nanos(wait.min(LONG));
-        if wait > nanos(SHORT) && self.ends(self.read + wait + nanos(SLACK)) {
+        if self.ends(self.read + wait + slack(wait)) {
             // So it does for a wait that begins now, which is later.
             return Bound::Timer;
         }
@@ -151,10 +151,8 @@ impl Timer {
 
     fn bound_at(&mut self, now: u64, wait: u64, can: bool) -> Bound {
         let until = now + wait;
-        // A short one is not made longer by it.
-        let slack = if wait <= nanos(SHORT) { 0 } else { nanos(SLACK) };
         match self.armed {
-            _ if self.ends(until + slack) => Bound::Timer,
+            _ if self.ends(until + slack(wait)) => Bound::Timer,
             _ if !can || wait <= nanos(SHORT) => Bound::Call,
             armed => {
                 self.armed = Some(until);
@@ -167,6 +165,13 @@ impl Timer {
     pub(crate) fn went_off(&mut self) {
         self.armed = None;
     }
+}
+
+/// By how much a wait may end late: a short one by an eighth.
+#[inline]
+const fn slack(wait: u64) -> u64 {
+    let eighth = wait / 8;
+    if eighth < nanos(SLACK) { eighth } else { nanos(SLACK) }
 }
 
 /// Of less than 500 years.
@@ -242,7 +247,15 @@ mod tests {
         let short = |timer: &mut Timer, early| timer.bound_at(nanos(S * 60 - early), nanos(SHORT), true);
         assert_eq!(short(&mut timer, SHORT), Bound::Timer);
         assert_eq!(short(&mut timer, SHORT / 2), Bound::Timer);
-        assert_eq!(short(&mut timer, SHORT + Duration::from_nanos(1)), Bound::Call, "it would end late");
+        assert_eq!(short(&mut timer, SHORT + SLACK), Bound::Timer);
+        assert_eq!(
+            short(&mut timer, SHORT + SLACK + Duration::from_nanos(1)),
+            Bound::Call,
+            "it would end late"
+        );
+        let brief = |timer: &mut Timer, early| timer.bound_at(nanos(S * 60 - early), nanos(SLACK), true);
+        assert_eq!(brief(&mut timer, SLACK + SLACK / 8), Bound::Timer);
+        assert_eq!(brief(&mut timer, SLACK + SLACK / 4), Bound::Call);
         timer.went_off();
         assert_eq!(short(&mut timer, SHORT), Bound::Call);
     }

@@ -19,7 +19,7 @@ const PUBLISHED_EVERY: Duration = Duration::from_millis(100);
 /// Of the turns that end in a wait one in so many is timed, and stands for all of them: only that takes a look at the clock beside
 /// the one with which each turn begins.
 #[cfg(feature = "metrics")]
-const TIMED_ONE_IN: u32 = 16;
+const TIMED_ONE_IN: u32 = 64;
 
 /// A shard's own.
 pub(crate) struct Meter {
