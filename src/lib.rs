@@ -102,6 +102,7 @@
 //! |---|---|
 //! | `codec` | the module `codec`: services over codecs of `tokio_util` |
 //! | `http` | the function and the module `http`: HTTP/1.1 and HTTP/2, by hyper, which is there as `http::hyper` |
+//! | `metrics` | the module `metrics`: what a server counts, as OpenMetrics, by prometheus-client |
 //! | `resp` | the module `resp`: the protocol of Redis, requests as frames and replies in both versions |
 //! | `sync` | in the module [`sync`] channels and locks: tokio's, which need no runtime |
 //! | `testing` | the module `testing`: whole servers by seed, in virtual time, for tests |
@@ -133,11 +134,11 @@
 //! | [`time`] | a shard's clock, intervals, the futures of [`Cx::sleep`] and [`Cx::timeout`] |
 //! | [`topics`] | publish and subscribe |
 //! | [`transport`] | layers between a socket and its framing |
-//! | `codec`, `http`, `resp`, `testing`, `tls`, `tower`, `websocket` | with the feature of that name |
+//! | `codec`, `http`, `metrics`, `resp`, `testing`, `tls`, `tower`, `websocket` | with the feature of that name |
 //!
 //! # Limitations
 //!
-//! Not built in: metrics export, UDP. It runs on Linux only.
+//! Not built in: UDP. It runs on Linux only.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -145,6 +146,8 @@
 pub use ringserve_server::codec;
 #[cfg(feature = "http")]
 pub use ringserve_server::http;
+#[cfg(feature = "metrics")]
+pub use ringserve_server::metrics;
 #[cfg(feature = "resp")]
 pub use ringserve_server::resp;
 #[cfg(feature = "testing")]

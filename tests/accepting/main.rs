@@ -1,5 +1,6 @@
 //! Who is accepted, and on what: starts, listeners, sockets and their options, full tables, several shards.
 
+mod accept_queues;
 mod adopted;
 mod factories;
 mod listeners;

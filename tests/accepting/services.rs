@@ -128,8 +128,8 @@ fn services_have_one_value_a_shard_however_many_listeners_lead_to_it() {
         assert_eq!(ask(connect(ips[3]), "stream"), "stream");
         assert_eq!(made.load(SeqCst), 1);
         drop(lengths);
-        eventually("all are gone", SOON, || running.stats().connections == 0);
-        let stats = running.stats();
+        eventually("all are gone", SOON, || running.stats_now().connections == 0);
+        let stats = running.stats_now();
         let figures: Vec<_> =
             stats.services.iter().map(|of| (&*of.name, of.counters.opened, of.counters.frames)).collect();
         let third = ips[3].to_string();
@@ -171,7 +171,7 @@ fn a_service_is_bounded_by_its_limits_and_admits_by_its_rule() {
         assert_eq!(*admitted.lock().unwrap(), [1]);
         let mut refused = connect(ips[2]);
         assert_eq!(refused.read(&mut [0]).unwrap_or(0), 0, "it is not admitted");
-        let refusals = || running.stats().service("none").unwrap().counters.refused;
+        let refusals = || running.stats_now().service("none").unwrap().counters.refused;
         eventually("the refusal is counted", SOON, || refusals() == 1);
     }
 }
@@ -190,8 +190,8 @@ fn the_limit_on_connections_is_of_all_services_together() {
         assert_eq!((ask(&first, "1"), ask(&second, "1")), ("a 1 1".to_owned(), "b 1 1".to_owned()));
         let third = connect(ips[1]);
         (&third).write_all(b"2\n").unwrap();
-        eventually("accepting is paused", SOON, || running.stats().counters.accept_paused > 0);
-        assert_eq!(running.stats().connections, 2);
+        eventually("accepting is paused", SOON, || running.stats_now().counters.accept_paused > 0);
+        assert_eq!(running.stats_now().connections, 2);
         drop(first);
         let mut line = String::new();
         BufReader::new(third).read_line(&mut line).unwrap();
@@ -312,7 +312,7 @@ fn a_future_that_is_done_ends_the_server() {
             let control: ServerControl = told.recv().unwrap();
             let addr = control.listeners()[0].as_ip().unwrap();
             assert_eq!(ask(connect(addr), "x"), "a 1 x");
-            assert_eq!(control.stats().service("a").map(|of| of.counters.frames), Some(1));
+            assert_eq!(control.stats_now().service("a").map(|of| of.counters.frames), Some(1));
             stops.store(true, SeqCst);
             let waker: std::task::Waker = woken.recv().unwrap();
             waker.wake();
@@ -326,7 +326,7 @@ fn a_future_that_is_done_ends_the_server() {
         let stats = server.run_until(until).unwrap();
         assert_eq!((stats.counters.opened, stats.counters.closed), (1, 1));
         let control = client.join().unwrap();
-        assert_eq!(control.stats().counters.closed, 1, "its figures stay");
+        assert_eq!(control.stats_now().counters.closed, 1, "its figures stay");
     }
 }
 

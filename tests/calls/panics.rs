@@ -424,7 +424,7 @@ fn a_waker_that_panics_when_a_drain_begins_wakes_all_others() {
         answers(client, b"e\n");
         client.write(if n % 3 == 0 { b"D\n" } else { b"d\n" });
     }
-    eventually("all wait", SOON, || running.stats().counters.frames == 40);
+    eventually("all wait", SOON, || running.stats_now().counters.frames == 40);
     running.shutdown();
     for (_, client) in clients.iter_mut().enumerate().filter(|(n, _)| n % 3 != 0) {
         assert_eq!(client.read(2), b"d\n");

@@ -150,7 +150,7 @@ pub fn a_slow_reader_holds_its_upstream_back(on: On) {
     let mut before = 0;
     eventually("the upstream is held back", SOON, || {
         std::thread::park_timeout(std::time::Duration::from_millis(100));
-        let now = proxy.running.stats().upstreams.counters.bytes_received;
+        let now = proxy.running.stats_now().upstreams.counters.bytes_received;
         now > 0 && std::mem::replace(&mut before, now) == now
     });
     assert!(before < 32_000_000, "{before} bytes received for a client that reads nothing");
@@ -176,7 +176,7 @@ pub fn a_slow_upstream_holds_its_client_back(on: On) {
         let mut before = 0;
         eventually("the client is held back", SOON, || {
             std::thread::park_timeout(std::time::Duration::from_millis(100));
-            let now = proxy.running.stats().counters.bytes_received;
+            let now = proxy.running.stats_now().counters.bytes_received;
             now > 0 && std::mem::replace(&mut before, now) == now
         });
         assert!(before < 32_000_000, "{before} bytes received for an upstream that takes nothing");

@@ -99,7 +99,7 @@ fn connections_that_come_and_go_see_their_own_bytes_only() {
     assert!(bytes.load(SeqCst) > 1 << 20, "{bytes:?} bytes came back");
     // The last ones may still be queued in the kernel, and a server that shuts down accepts no more.
     let all = THREADS * CONNECTIONS;
-    eventually("all are accepted", SOON, || running.stats().counters.accepted == all);
+    eventually("all are accepted", SOON, || running.stats_now().counters.accepted == all);
     finish(running);
 }
 

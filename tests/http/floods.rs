@@ -95,11 +95,11 @@ fn unread_bodies_inside_of_hyper_count_as_held() {
         }
         // Eight of them fit. What the others held counts no more once they are gone.
         let closed = || {
-            let counters = running.stats().counters;
+            let counters = running.stats_now().counters;
             counters.reasons().find(|(reason, _)| *reason == "memory_limit").map_or(0, |(_, count)| count)
         };
         eventually("those beyond it are closed", SOON, || closed() >= round * 10);
-        eventually("the others stay", SOON, || (5..=10).contains(&(running.stats().connections - 1)));
+        eventually("the others stay", SOON, || (5..=10).contains(&(running.stats_now().connections - 1)));
         neighbour.is_served();
         drop(uploads);
         watch::holds(&running, 1);

@@ -85,10 +85,10 @@ impl Rig {
 
     /// Sends bytes, and waits until the server has them.
     fn takes_in(&self, client: &mut Client, bytes: &[u8]) {
-        let before = self.running.stats().counters.bytes_received;
+        let before = self.running.stats_now().counters.bytes_received;
         client.write(bytes);
         eventually("the bytes arrive", SOON, || {
-            self.running.stats().counters.bytes_received == before + bytes.len() as u64
+            self.running.stats_now().counters.bytes_received == before + bytes.len() as u64
         });
     }
 

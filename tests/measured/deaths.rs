@@ -185,7 +185,7 @@ fn dies(logged: &Logged, tell: impl Fn(&Told)) -> Error {
     eventually("the cause is logged", SOON, || {
         logged.text().contains("the other shards drain and the server ends")
     });
-    let report = running.stats();
+    let report = running.stats_now();
     assert_eq!(report.shards.len(), 3);
     shared.gate.open();
     assert_eq!(on_0[0].recv(), order::gate("waits"));

@@ -52,12 +52,15 @@ fn a_server_with_idle_connections_wakes_up_for_nothing() {
     let before = lab.stats().shards[0].driver;
     // It falls asleep after its answer.
     let slept = rests_for(Duration::from_millis(50));
+    // What reads the figures wakes no shard either.
+    (0..1000).for_each(|_| assert_eq!(lab.running.stats().connections, 201));
     wait(QUIET);
     drop(never);
     // The wheel of timers may turn its third level in that time, which it does every 68 s. And 10 s after its reply each peer
-    // is looked at for the limit on slow takers: in one step of the wheel, or in two.
+    // is looked at for the limit on slow takers: in one step of the wheel, or in two; what the second one counted is published a
+    // tenth of a second later.
     let woke = sleeps() - slept;
-    assert!(woke <= 3, "the shard's thread woke up {woke} times");
+    assert!(woke <= 4, "the shard's thread woke up {woke} times");
     let after = lab.stats().shards[0].driver;
     // The turn that rested, and the one that answers.
     let turns = after.turns - before.turns;

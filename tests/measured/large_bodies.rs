@@ -52,9 +52,9 @@ fn a_body_of_a_mebibyte_leaves_in_one_send() {
         assert_eq!(read, whole, "there is more than the answer");
     };
     (0..WARM_UP).for_each(|_| asks());
-    let (before, faults) = (running.stats().counters.sends, page_faults());
+    let (before, faults) = (running.stats_now().counters.sends, page_faults());
     (0..REQUESTS).for_each(|_| asks());
-    let (sends, faults) = (running.stats().counters.sends - before, page_faults() - faults);
+    let (sends, faults) = (running.stats_now().counters.sends - before, page_faults() - faults);
     println!("{sends} sends, {faults} page faults for {REQUESTS} bodies");
     assert_eq!(sends, REQUESTS as u64);
     assert!(faults < REQUESTS as u64, "{faults} page faults");

@@ -109,7 +109,7 @@ fn buffers_come_to_each_peer_before_any_gets_many() {
     let mut holder = Client::connect(addr);
     let mut clients: Vec<Client> = (0..CONNECTIONS).map(|_| Client::connect(addr)).collect();
     let peers: Vec<_> = clients.iter().map(Client::local_addr).collect();
-    eventually("all are there", SOON, || running.stats().connections == CONNECTIONS + 1);
+    eventually("all are there", SOON, || running.stats_now().connections == CONNECTIONS + 1);
     holder.send("h");
     lever.wait_for_hold();
     let wire = frame([b'x'; BUFFER_BYTES - 4]).repeat(FRAMES);

@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 
 use ringserve::framing::LengthPrefix;
 use ringserve::net::SocketOptions;
-use ringserve::stats::AcceptQueueStats;
 use ringserve_tests::child::{Process, is_child};
 use ringserve_tests::client::frame;
+use ringserve_tests::proc_net::{accept_queue, listen_drops};
 use ringserve_tests::{Client, Lab, On, SOON, eventually, no_time_limits, order};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, waitpid};
@@ -27,14 +27,16 @@ fn child_serves() {
     if !is_child() {
         return;
     }
+    tracing_subscriber::fmt().with_ansi(false).init();
     let sockets = SocketOptions::default().backlog(BACKLOG);
     let server = On::default().server(no_time_limits()).sockets(sockets);
     let lab = Lab::of(server.framing(LengthPrefix::default()));
     println!("\naddress {}", lab.addr());
     for _ in std::io::stdin().lines() {
         let report = lab.stats();
-        assert_eq!(lab.accept_queues().len(), 1);
-        println!("\nreport {} {}", report.connections, report.counters.accepted);
+        let [queue] = lab.accept_queues()[..] else { panic!("one listener on one shard") };
+        assert_eq!((queue.listener, queue.shard, queue.capacity), (0, Some(0), u64::from(BACKLOG)));
+        println!("\nreport {} {} {}", report.connections, report.counters.accepted, queue.lost.unwrap());
         if report.connections == 0 {
             break;
         }
@@ -80,15 +82,11 @@ fn peers_of_an_overflowed_accept_queue_are_all_served() {
         told.is_some_and(|(_, status)| status.stopped())
     });
 
-    let before = AcceptQueueStats::of(addr).unwrap();
-    assert_eq!(before.waiting, 0);
+    let before = listen_drops();
+    assert_eq!(accept_queue(addr), 0);
     canary.send(order::echo("waits too"));
     let peers: Vec<Attempt> = (0..PEERS).map(|_| Attempt::to(addr)).collect();
-    eventually("the accept queue is full", SOON, || AcceptQueueStats::of(addr).unwrap().waiting == QUEUE);
-    // The counters are those of the machine: others may add to them.
-    let full = AcceptQueueStats::of(addr).unwrap();
-    assert!(full.overflows > before.overflows && full.drops > before.drops, "{before:?}, then {full:?}");
-    // Those whose last step the kernel could not take believe that they are connected, too.
+    eventually("the accept queue is full", SOON, || accept_queue(addr) == QUEUE);
     let (established, waiting): (Vec<Attempt>, Vec<Attempt>) =
         peers.into_iter().partition(Attempt::is_established);
     assert!(established.len() as u64 >= QUEUE, "{} established", established.len());
@@ -98,6 +96,8 @@ fn peers_of_an_overflowed_accept_queue_are_all_served() {
     established.iter_mut().enumerate().for_each(|(n, client)| client.write(&frame(text(n))));
 
     process.signal(Signal::CONT);
+    let line = process.line_after("packets of newcomers were dropped");
+    assert!(line.contains(" shard=0 ") && line.contains(&format!(" listener={addr} lost=")), "{line}");
     assert_eq!(canary.recv(), order::echo("waits too"));
     for (n, client) in established.iter_mut().enumerate() {
         assert_eq!(client.recv(), text(n));
@@ -115,6 +115,14 @@ fn peers_of_an_overflowed_accept_queue_are_all_served() {
         told = process.line_after("report ");
         told.starts_with("0 ")
     });
-    assert_eq!(told, format!("0 {}", PEERS + 1), "each was accepted once");
+    let [accepted, lost] =
+        told["0 ".len()..].split(' ').map(|count| count.parse().unwrap()).collect::<Vec<u64>>()[..]
+    else {
+        panic!("{told}")
+    };
+    assert_eq!(accepted, PEERS as u64 + 1, "each was accepted once");
+    // The counter of the machine has what other listeners lost, too.
+    let dropped = listen_drops() - before;
+    assert!((1..=dropped).contains(&lost), "{lost} lost here, and {dropped} on the machine");
     process.line_after("ended");
 }

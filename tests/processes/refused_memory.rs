@@ -59,7 +59,7 @@ fn child_serves() {
     setrlimit(Resource::As, Rlimit { current: Some(most), maximum: Some(most) }).unwrap();
     println!("\nserves at {}", running.local_addrs()[0]);
     for _ in std::io::stdin().lines() {
-        println!("\nended {}", running.stats().counters.closed_for(CloseReason::MemoryLimit));
+        println!("\nended {}", running.stats_now().counters.closed_for(CloseReason::MemoryLimit));
     }
 }
 

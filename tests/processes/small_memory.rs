@@ -32,7 +32,7 @@ fn child_serves() {
     let running = server.start(move |_| Puppet::new(std::sync::Arc::clone(&shared))).unwrap();
     println!("\naddress {}", running.local_addrs()[0]);
     for _ in lines {
-        println!("\nconnections {}", running.stats().connections);
+        println!("\nconnections {}", running.stats_now().connections);
     }
 }
 

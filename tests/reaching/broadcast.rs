@@ -40,14 +40,14 @@ fn broadcast_beyond_the_submission_queue_reaches_all_in_order() {
     let running = server.start(|_| Broadcast::default()).unwrap();
     let addr = running.local_addrs()[0];
     let mut members: Vec<Client> = (0..MEMBERS).map(|_| Client::connect(addr)).collect();
-    eventually("all are there", SOON, || running.stats().connections == MEMBERS);
-    let before = running.stats().shards[0].driver;
+    eventually("all are there", SOON, || running.stats_now().connections == MEMBERS);
+    let before = running.stats_now().shards[0].driver;
     let text = |n: usize| format!("text {n}").into_bytes();
     for n in 0..TEXTS {
         members[n * MEMBERS / TEXTS].send(text(n));
         members.iter_mut().for_each(|member| assert_eq!(member.recv(), text(n)));
     }
-    let report = running.stats();
+    let report = running.stats_now();
     assert!(members.iter().all(Client::is_silent), "a member got one more");
     assert_eq!(report.counters.frames, TEXTS as u64);
     assert_eq!(report.counters.sends, (TEXTS * MEMBERS) as u64);

@@ -4,5 +4,7 @@ mod awaits;
 mod broadcast;
 mod handles;
 mod messages;
+mod metrics;
 mod pushes;
+mod snapshots;
 mod wakes;

@@ -492,7 +492,7 @@ fn question_of_a_connection_that_goes_is_given_up() {
     gone.send([b'0', 3]);
     eventually("all are asked", SOON, || kept.lock().unwrap().len() == 3);
     gone.reset();
-    eventually("the connection is gone", SOON, || running.stats().connections == 0);
+    eventually("the connection is gone", SOON, || running.stats_now().connections == 0);
     let late: Vec<_> = std::mem::take(&mut *kept.lock().unwrap());
     let mut client = Client::connect(running.local_addrs()[0]);
     client.send([b'0', 3]);

@@ -194,7 +194,7 @@ impl Service for Reports {
             b"block" => self.gate.wait(),
             b"report" => {
                 let before = waits();
-                let report = self.running.get().expect("the server runs").stats();
+                let report = self.running.get().expect("the server runs").stats_now();
                 self.got.lock().unwrap().send((report, waits() - before)).unwrap();
             }
             _ => {}
@@ -232,7 +232,7 @@ fn report_is_whole_never_falls_and_names_stale_shards() {
     let report_when_stale = |shards: &[usize]| {
         let mut report = ServerStats::default();
         eventually("just these shards do not answer", SOON, || {
-            report = running.stats();
+            report = running.stats_now();
             report.stale_shards().eq(shards.iter().copied())
         });
         assert_eq!(report.shards.len(), 2);
@@ -254,7 +254,7 @@ fn report_is_whole_never_falls_and_names_stale_shards() {
     block.end();
     blocks.recv();
     ringserve_tests::a_turn_passes(running);
-    assert!(running.stats().counters.frames > during.counters.frames);
+    assert!(running.stats_now().counters.frames > during.counters.frames);
     drop((blocks, asks));
     running.abort();
 }

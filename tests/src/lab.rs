@@ -116,11 +116,11 @@ impl Lab {
     }
 
     pub fn accept_queues(&self) -> Vec<AcceptQueueStats> {
-        self.running.accept_queues().unwrap()
+        self.running.accept_queues()
     }
 
     pub fn stats(&self) -> ServerStats {
-        self.running.stats()
+        self.running.stats_now()
     }
 
     /// Waits until exactly `count` connections ended for `reason`.

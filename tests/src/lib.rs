@@ -12,6 +12,7 @@ pub mod examples;
 pub mod http;
 pub mod lab;
 pub mod net;
+pub mod openmetrics;
 pub mod order;
 pub mod proc_net;
 pub mod puppet;

@@ -1,4 +1,4 @@
-//! What the kernel holds for sockets on IPv4, as `/proc/net/tcp` tells: what came and was not taken yet.
+//! What the kernel holds for sockets on IPv4, as `/proc/net` tells: what came and was not taken yet, and what was dropped.
 
 use std::collections::HashMap;
 use std::fs;
@@ -22,6 +22,32 @@ fn to_take(at: SocketAddr) -> HashMap<String, usize> {
     };
     // Beside other tests the table has thousands of lines.
     table.lines().filter(|line| line.contains(&at)).filter_map(entry).collect()
+}
+
+/// The state of a listening socket.
+const LISTEN: &str = "0A";
+
+/// Connections that wait to be accepted at the sockets that listen at `at`, of whichever process.
+pub fn accept_queue(at: SocketAddr) -> u64 {
+    let table = fs::read_to_string("/proc/net/tcp").expect("Linux has /proc");
+    let at = name(at);
+    let waiting = |line: &str| {
+        let mut words = line.split_whitespace().skip(1);
+        let (here, _peer, state) = (words.next()?, words.next()?, words.next()?);
+        let (_send, receive) = words.next()?.split_once(':')?;
+        (here == at && state == LISTEN).then(|| u64::from_str_radix(receive, 16).ok())?
+    };
+    table.lines().filter_map(waiting).sum()
+}
+
+/// What was dropped at listeners of this network namespace, for any reason: `ListenDrops` of `nstat -az`.
+pub fn listen_drops() -> u64 {
+    let netstat = fs::read_to_string("/proc/net/netstat").expect("Linux has /proc");
+    let mut lines = netstat.lines().filter_map(|line| line.strip_prefix("TcpExt: "));
+    let (names, values) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+    let mut both = names.split(' ').zip(values.split(' '));
+    let found = both.find(|(name, _)| *name == "ListenDrops").and_then(|(_, value)| value.parse().ok());
+    found.expect("the kernel counts them")
 }
 
 /// An address as the table writes it: the four bytes as a number of this machine, then the port.

@@ -38,7 +38,7 @@ impl Streams {
     }
 
     pub fn stats(&self) -> ServerStats {
-        self.running.stats()
+        self.running.stats_now()
     }
 
     /// Waits until exactly `count` connections ended for `reason`.

@@ -47,7 +47,7 @@ pub fn upstreams_closed_for(running: &ServerHandle, reason: CloseReason, count: 
 #[track_caller]
 pub fn a_turn_passes(running: &ServerHandle) {
     for _ in 0..2 {
-        eventually("every shard answers", SOON, || running.stats().stale_shards().next().is_none());
+        eventually("every shard answers", SOON, || running.stats_now().stale_shards().next().is_none());
     }
 }
 
@@ -56,7 +56,7 @@ pub fn a_turn_passes(running: &ServerHandle) {
 fn report_when(running: &ServerHandle, what: &str, so: impl Fn(&ServerStats) -> bool) -> ServerStats {
     let (mut last, started) = (ServerStats::default(), Instant::now());
     eventually(what, SOON + SOON, || {
-        last = running.stats();
+        last = running.stats_now();
         let is_so = so(&last);
         assert!(is_so || started.elapsed() < SOON, "it did not happen that {what}: {last:?}");
         is_so

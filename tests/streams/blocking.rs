@@ -44,7 +44,7 @@ fn shard_goes_on_while_a_thread_beside_it_blocks() {
         assert_eq!(waits.read(1), b".");
         let mut other = Client::connect(running.local_addrs()[0]);
         assert_eq!(other.read_to_end().0, b"full");
-        let blocking = running.stats().blocking;
+        let blocking = running.stats_now().blocking;
         // The thread may only be on its way to the first one.
         assert_eq!((blocking.threads, blocking.running + blocking.queued, blocking.refused), (1, 1, 1));
         open.send(()).unwrap();

@@ -324,11 +324,11 @@ fn buffer_given_back_by_a_task_wakes_a_receive() {
                 assert_eq!(keeper.ask("x".repeat(3000)), b"kept");
             }
             // Arming a receive without a buffer may park it, before anything is sent.
-            let before = running.stats().shards[0].driver.receives_parked;
+            let before = running.stats_now().shards[0].driver.receives_parked;
             let mut waiting = client(&running);
             waiting.write(b"\0\0\0\x04ping");
             eventually("the receive waits for a buffer", SOON, || {
-                running.stats().shards[0].driver.receives_parked > before
+                running.stats_now().shards[0].driver.receives_parked > before
             });
             // Nothing else happens on the shard from here on.
             release.send(()).unwrap();
@@ -427,10 +427,10 @@ fn a_hosted_shard_that_has_nothing_to_do_does_nothing() {
     on_each(|host| {
         let running = server(host, no_time_limits()).framing(Lines::default()).start(|_| Pauses).unwrap();
         let mut client = client(&running);
-        let before = running.stats().shards[0].driver.turns;
+        let before = running.stats_now().shards[0].driver.turns;
         client.write(b"hello\n");
         client.read(6);
-        let turns = running.stats().shards[0].driver.turns - before;
+        let turns = running.stats_now().shards[0].driver.turns - before;
         assert!(turns < 20, "{turns} turns for one answer");
         drop(client);
         watch::finish(running);

@@ -48,6 +48,15 @@ pub struct BufferStats {
     pub leased: usize,
 }
 
+impl BufferStats {
+    /// Shows `visit` each count, always in the same order: for those who keep them as numbers.
+    #[doc(hidden)]
+    pub fn each_count(&mut self, visit: impl FnMut(&mut usize)) {
+        let BufferStats { total, free, with_kernel, leased } = self;
+        [total, free, with_kernel, leased].into_iter().for_each(visit);
+    }
+}
+
 /// One core's receive memory. Clones are handles on the same pool.
 #[derive(Clone)]
 pub struct Pool {

@@ -3,7 +3,7 @@
 use core::ops::AddAssign;
 
 use crate::CloseReason;
-use crate::reason::NAMES;
+use crate::reason::{EACH, NAMES};
 
 /// Counters of a shard since its start. They never fall.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -71,6 +71,59 @@ impl ConnStats {
     /// The reasons that occurred, each with its number of connections.
     pub fn reasons(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         NAMES.into_iter().zip(self.closed_by_reason.0).filter(|(_, count)| *count > 0)
+    }
+
+    /// One of each reason, with how many connections ended for it.
+    #[doc(hidden)]
+    pub fn each_reason(&self) -> impl Iterator<Item = (CloseReason, u64)> + '_ {
+        EACH.into_iter().zip(self.closed_by_reason.0)
+    }
+
+    /// Shows `visit` each count, always in the same order: for those who keep them as numbers.
+    #[doc(hidden)]
+    pub fn each_count(&mut self, visit: impl FnMut(&mut u64)) {
+        let ConnStats {
+            accepted,
+            refused,
+            waited,
+            handed_off,
+            accept_paused,
+            opened,
+            closed,
+            frames,
+            bytes_received,
+            bytes_sent,
+            sends,
+            receives_paused,
+            frames_copied,
+            handshakes_started,
+            handshakes_done,
+            handshakes_failed,
+            handshakes_timed_out,
+            handshakes_waiting,
+            closed_by_reason: ByReason(by_reason),
+        } = self;
+        let counts = [
+            accepted,
+            refused,
+            waited,
+            handed_off,
+            accept_paused,
+            opened,
+            closed,
+            frames,
+            bytes_received,
+            bytes_sent,
+            sends,
+            receives_paused,
+            frames_copied,
+            handshakes_started,
+            handshakes_done,
+            handshakes_failed,
+            handshakes_timed_out,
+            handshakes_waiting,
+        ];
+        counts.into_iter().chain(by_reason).for_each(visit);
     }
 }
 

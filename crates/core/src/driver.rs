@@ -372,6 +372,40 @@ pub struct DriverStats {
     pub submissions_delayed: u64,
 }
 
+impl DriverStats {
+    /// Shows `visit` each count, always in the same order: for those who keep them as numbers.
+    #[doc(hidden)]
+    pub fn each_count(&mut self, visit: impl FnMut(&mut u64)) {
+        let DriverStats {
+            turns,
+            enters,
+            calls,
+            receives_parked,
+            receives_armed,
+            sends_short,
+            cancels,
+            cancels_missed,
+            probes,
+            overflows,
+            submissions_delayed,
+        } = self;
+        let counts = [
+            turns,
+            enters,
+            calls,
+            receives_parked,
+            receives_armed,
+            sends_short,
+            cancels,
+            cancels_missed,
+            probes,
+            overflows,
+            submissions_delayed,
+        ];
+        counts.into_iter().for_each(visit);
+    }
+}
+
 /// The owner of a ring, of an epoll instance, or of a simulated kernel. It belongs to one shard, and is called on that shard's
 /// thread; only its [`waker`](Driver::waker) goes to other threads.
 ///

@@ -1,6 +1,7 @@
 //! The one place from which a shard can be watched.
 
 use core::net::SocketAddr;
+use core::time::Duration;
 
 use crate::{CloseReason, ConnId, LaneId, Time};
 
@@ -20,6 +21,9 @@ pub trait Observer {
         via: Option<SocketAddr>,
     ) {
     }
+    /// A connection's first frame went to the service, so long after it could send one: after it was accepted or made, or its
+    /// PROXY header, its handshake and its `open` were done. In steps of 17 ms.
+    fn first_frame(&mut self, lane: LaneId, after: Duration) {}
     /// A frame of `bytes` bytes on the wire goes to the service.
     fn frame(&mut self, now: Time, id: ConnId, bytes: usize) {}
     /// `bytes` bytes of replies go to the kernel.

@@ -200,6 +200,49 @@ impl CloseReason {
     }
 }
 
+/// One of each, by [`CloseReason::index`]. What is inside does not matter.
+pub(crate) const EACH: [CloseReason; CloseReason::COUNT] = {
+    use CloseReason::*;
+    [
+        PeerClosed,
+        PeerClosedMidFrame,
+        PeerReset,
+        BadFrame(FrameError::VarintOverflow),
+        FirstFrameTimeout,
+        IdleTimeout,
+        WriteStallTimeout,
+        Closed,
+        Aborted,
+        Refused,
+        HandlerError,
+        HandlerPanicked,
+        ReplyNotFramed,
+        OutboxFull,
+        MemoryLimit,
+        Shutdown,
+        DrainTimeout,
+        ServerAborted,
+        System(0),
+        ReadTooSlow,
+        HeartbeatLost,
+        HandlerTimeout,
+        UpstreamFailed,
+        ConnectFailed(0),
+        ConnectTimeout,
+        WriteTooSlow,
+        OpenTimeout,
+        ProxyUntrusted,
+        ProxyBadHeader(HeaderError::NotProxy),
+        ProxyTimeout,
+        ProxyNoHeader,
+        HandshakeTimeout,
+        TlsHandshakeFailed(0),
+        TlsBadRecord,
+        TlsAlertReceived(0),
+        TlsTruncated,
+    ]
+};
+
 /// By [`CloseReason::index`].
 pub(crate) const NAMES: [&str; CloseReason::COUNT] = [
     "peer_closed",
@@ -252,6 +295,18 @@ impl fmt::Display for CloseReason {
             CloseReason::System(errno) => write!(f, "system (errno {errno})"),
             CloseReason::ConnectFailed(errno) => write!(f, "connect_failed (errno {errno})"),
             other => f.write_str(other.name()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_reason_stands_at_its_index() {
+        for (index, reason) in EACH.iter().enumerate() {
+            assert_eq!(reason.index(), index, "{reason}");
         }
     }
 }

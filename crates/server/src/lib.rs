@@ -9,9 +9,13 @@ pub mod codec;
 mod cx;
 mod guard;
 mod handle;
+#[cfg(feature = "metrics")]
+mod histogram;
 #[cfg(feature = "http")]
 pub mod http;
 mod log;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 pub mod middleware;
 mod opening;
 mod parts;
@@ -22,6 +26,7 @@ pub mod scatter;
 mod server;
 mod service;
 mod shard;
+mod snapshot;
 pub mod stats;
 mod stream;
 pub mod sync;

@@ -1,6 +1,7 @@
 //! What a server and its shards write to the log.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use ringserve_core::internals::CLOSE_REASONS;
 use ringserve_core::{CloseReason, ClosedBy, ConnId, LaneId, Observer, Time};
@@ -8,6 +9,7 @@ use tracing::{debug, error, info, warn};
 
 use crate::guard::Panicked;
 use crate::peer::Peer;
+use crate::snapshot::Snapshot;
 use crate::stats::{ServerStats, ServiceNames};
 
 /// Writes a line, which a subscriber that panics cannot make the end of a shard.
@@ -35,20 +37,26 @@ impl LineLimit {
     }
 }
 
-/// Writes the life of connections to the log: each at debug level, limits that bite at warning level.
+/// Writes the life of connections to the log: each at debug level, limits that bite at warning level. And counts how long they take
+/// to send their first frame.
 pub(crate) struct LogObserver {
     shard: usize,
     names: ServiceNames,
+    #[cfg(feature = "metrics")]
+    snapshot: Arc<Snapshot>,
     limits: [LineLimit; CLOSE_REASONS.len()],
     accept: LineLimit,
     held: LineLimit,
 }
 
 impl LogObserver {
-    pub(crate) fn new(shard: usize, names: ServiceNames) -> LogObserver {
+    #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "it is where times are counted"))]
+    pub(crate) fn new(shard: usize, names: ServiceNames, snapshot: Arc<Snapshot>) -> LogObserver {
         LogObserver {
             shard,
             names,
+            #[cfg(feature = "metrics")]
+            snapshot,
             limits: std::array::from_fn(|_| LineLimit::default()),
             accept: LineLimit::default(),
             held: LineLimit::default(),
@@ -78,6 +86,13 @@ impl Observer for LogObserver {
         guarded(
             || debug!(shard, service, %id, peer = peer.map(display), via = via.map(display), "PROXY header read"),
         );
+    }
+
+    #[cfg(feature = "metrics")]
+    fn first_frame(&mut self, lane: LaneId, after: std::time::Duration) {
+        if !self.names.is_upstream(lane) {
+            self.snapshot.first_frames.add(after.as_nanos() as u64, 1);
+        }
     }
 
     fn over_held_bytes_max(&mut self, now: Time, lane: LaneId, id: ConnId, bytes: usize, held: usize) {

@@ -19,9 +19,13 @@ use clap::Parser;
 use ringserve::framing::Lines;
 use ringserve::http::hyper::{Response, http::Error, service::service_fn};
 use ringserve::listen::tcp;
+use ringserve::metrics::Metrics;
+use ringserve::metrics::prometheus_client::encoding::text::encode;
+use ringserve::metrics::prometheus_client::metrics::{counter::ConstCounter, gauge::ConstGauge};
+use ringserve::metrics::prometheus_client::registry::Registry;
 use ringserve::sync::{Mesh, OnAll};
 use ringserve::{Closed, ConnId, Cx, Frame, Limits, LocalHandle, Opening, PushError, Refusal, Server};
-use ringserve::{Service, Session, Several, Shard, SharedPayload, http};
+use ringserve::{ServerControl, Service, Session, Several, Shard, SharedPayload, http};
 
 /// A chat server.
 #[derive(Parser)]
@@ -218,14 +222,21 @@ impl Service for Chat {
     }
 }
 
-/// The HTTP service: what all shards count, for Prometheus.
-async fn metrics(meshes: Meshes) -> Result<Response<String>, Error> {
+/// The HTTP service: what all shards count, and the server, for Prometheus.
+async fn metrics(server: ServerControl, meshes: Meshes) -> Result<Response<String>, Error> {
     let answers = meshes.figures.on_all(|_shard| ()).await.into_iter().flatten();
     let (places, missed): (Vec<_>, Vec<u64>) = answers.unzip();
     let (places, missed) = (places.concat(), missed.iter().sum::<u64>());
     let (members, rooms) = (places.len(), places.into_iter().collect::<HashSet<_>>().len());
-    let text = format!("chat_rooms {rooms}\nchat_members {members}\nchat_lines_missed_total {missed}\n");
-    Response::builder().header("content-type", "text/plain; version=0.0.4").body(text)
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(server.collector()));
+    registry.register("chat_rooms", "Rooms with a member", ConstGauge::new(rooms));
+    registry.register("chat_members", "Members in rooms", ConstGauge::new(members));
+    registry.register("chat_lines_missed", "Lines that were dropped", ConstCounter::new(missed));
+    let mut text = String::new();
+    // A string takes everything.
+    let _ = encode(&mut text, &registry);
+    Response::builder().header("content-type", Metrics::CONTENT_TYPE).body(text)
 }
 
 fn server(args: &Args) -> Server<Several> {
@@ -235,9 +246,9 @@ fn server(args: &Args) -> Server<Several> {
     let meshes = Meshes::default();
     let asked = meshes.clone();
     let server = Server::new().shards(args.shards).service(chat, move |shard| Chat::new(shard, &meshes));
-    server.service(tcp(args.http).name("http"), move |_shard| {
-        let meshes = asked.clone();
-        http(service_fn(move |_request| metrics(meshes.clone())))
+    server.service(tcp(args.http).name("http"), move |shard| {
+        let (server, meshes) = (shard.server().clone(), asked.clone());
+        http(service_fn(move |_request| metrics(server.clone(), meshes.clone())))
     })
 }
 

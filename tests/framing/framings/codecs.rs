@@ -143,7 +143,7 @@ fn connections_have_codecs_of_their_own() {
     let (mut one, mut other) = (lab.client(), lab.client());
     one.write(b"he");
     other.write(b"good");
-    eventually("both halves arrive", SOON, || lab.running.stats().counters.bytes_received == 6);
+    eventually("both halves arrive", SOON, || lab.running.stats_now().counters.bytes_received == 6);
     other.write(b"bye!\n");
     assert_eq!(other.read(9), b"goodbye!\n");
     one.write(b"llo\nlonger\n");
@@ -245,7 +245,7 @@ fn items_wait_for_the_one_before_and_keep_their_order() {
     client.write(b"one\nwait\ntwo\n");
     assert_eq!(client.read(4), b"one\n");
     eventually("the call waits", SOON, || lab.shared.gate.came() == 1);
-    eventually("and pins no buffer", SOON, || lab.running.stats().shards[0].buffers.leased == 0);
+    eventually("and pins no buffer", SOON, || lab.running.stats_now().shards[0].buffers.leased == 0);
     client.write(b"three\n");
     other.write(b"hello\n");
     assert_eq!(other.read(6), b"hello\n", "others go on");

@@ -314,9 +314,7 @@ impl<'a, O: Observer> Frames<'a, O> {
     #[inline]
     pub fn park(&mut self, call: u32, bytes: usize) -> Parked {
         self.plain = false;
-        if let Some(conn) = self.shard.conns.get_mut(self.id) {
-            conn.frame_seen = true;
-        }
+        self.note_first();
         self.shard.call_parked(self.id, call, bytes + self.frame_bytes)
     }
 
@@ -408,10 +406,21 @@ impl<'a, O: Observer> Frames<'a, O> {
         }
     }
 
+    /// A frame was handed out, which may be the connection's first.
+    fn note_first(&mut self) {
+        let shard = &mut *self.shard;
+        let Some(conn) = shard.conns.get_mut(self.id).filter(|conn| !conn.frame_seen) else { return };
+        conn.frame_seen = true;
+        let (lane, after) = (conn.lane, conn.since.age(shard.stamp));
+        shard.observer.first_frame(lane, after);
+    }
+
     #[cold]
     fn end_with_more(&mut self) {
+        if self.handed > 0 {
+            self.note_first();
+        }
         let Some(conn) = self.shard.conns.get_mut(self.id) else { return };
-        conn.frame_seen |= self.handed > 0;
         debug_assert!(!conn.is_open() || self.lease.is_empty(), "the lane left frames of {}", self.id);
     }
 }

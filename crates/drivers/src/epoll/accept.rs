@@ -1,6 +1,7 @@
 //! Accepting, turning what was accepted into connections, and the end of a listener.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ringserve_core::internals::Slots;
@@ -16,7 +17,7 @@ use crate::shared::wait;
 /// A listener.
 pub(super) struct Listening {
     /// `None` once it is closed.
-    socket: Option<Socket>,
+    socket: Option<Arc<Socket>>,
     /// An accept is in flight. It is registered exactly then, so that no shard is woken by connections that
     /// are not wanted; registering again reports those that were queued meanwhile.
     armed: bool,
@@ -108,7 +109,7 @@ impl Epoll {
         }
         self.stats.calls += 1;
         // It is non-blocking already, so nothing that fails here matters.
-        let late = accept::turn_newcomers_away(SockRef::from(socket)).unwrap_or_default();
+        let late = accept::turn_newcomers_away(SockRef::from(&**socket)).unwrap_or_default();
         if *armed {
             self.disarm(index);
         }

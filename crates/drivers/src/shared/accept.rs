@@ -13,6 +13,7 @@
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use socket2::{Domain, SockAddr, SockFilter, SockRef, Socket};
@@ -50,20 +51,21 @@ const NO_NEWCOMERS: [SockFilter; 5] = [
 /// A listening socket that is given to a driver, with its ownership.
 #[derive(Debug)]
 pub struct Listener {
-    socket: OwnedFd,
+    /// The driver's alone, but for the moments in which a [gauge](crate::ListenerGauge) reads.
+    socket: Arc<Socket>,
     is_adopted: bool,
 }
 
 impl Listener {
     /// A socket that only the drivers of one server own: its end is the end of the listener.
     pub fn own(socket: impl Into<OwnedFd>) -> Listener {
-        Listener { socket: socket.into(), is_adopted: false }
+        Listener { socket: Arc::new(Socket::from(socket.into())), is_adopted: false }
     }
 
     /// A socket that other processes, or other parts of this one, accept from as well, now or later. It has to be non-blocking,
     /// since another owner may take a connection for which one driver is woken.
     pub fn adopted(socket: impl Into<OwnedFd>) -> Listener {
-        Listener { socket: socket.into(), is_adopted: true }
+        Listener { socket: Arc::new(Socket::from(socket.into())), is_adopted: true }
     }
 
     /// True if [`adopted`](Listener::adopted) made it.
@@ -76,8 +78,12 @@ impl Listener {
         self.is_adopted || SockRef::from(self).domain().is_ok_and(|domain| domain == Domain::UNIX)
     }
 
-    pub(crate) fn into_socket(self) -> Socket {
-        Socket::from(self.socket)
+    pub(crate) fn socket(&self) -> &Arc<Socket> {
+        &self.socket
+    }
+
+    pub(crate) fn into_socket(self) -> Arc<Socket> {
+        self.socket
     }
 }
 

@@ -69,11 +69,15 @@ pub fn peer_credentials(socket: impl AsFd) -> Option<PeerCredentials> {
 }
 
 /// A value that the kernel may write any bytes to.
-trait Plain: Copy + Default {}
+pub(crate) trait Plain: Copy + Default {}
 impl Plain for libc::c_int {}
-impl Plain for [u32; 3] {}
+impl<const N: usize> Plain for [u32; N] where [u32; N]: Default {}
 
-fn get<T: Plain>(socket: impl AsFd, level: libc::c_int, name: libc::c_int) -> io::Result<T> {
+/// Reads an option.
+///
+/// # Errors
+/// What the kernel said.
+pub(crate) fn get<T: Plain>(socket: impl AsFd, level: libc::c_int, name: libc::c_int) -> io::Result<T> {
     let fd = socket.as_fd();
     let mut value = T::default();
     let mut len = size_of::<T>() as libc::socklen_t;

@@ -4,7 +4,8 @@
 //! that blocks: measured, half a microsecond, 6 % of a turn with one request in it. The deadlines of a server are mostly
 //! far away, and move away. So one timer (a timeout operation, a timerfd) stays with the kernel until it goes off, and
 //! waits that end behind it need no separate time. It is set again for a wait that ends sooner. It may go off when
-//! nothing is due any more, once; a wait may end early, and up to a millisecond late.
+//! nothing is due any more, once; a wait may end early, and up to a millisecond late. A short wait has a separate
+//! time, unless the timer goes off by then: a look at the clock costs less.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -82,13 +83,13 @@ impl AsFd for Waker {
     }
 }
 
-/// Waits up to this long have their time in the call: setting the timer, and the next one, would cost more.
+/// Waits up to this long have their time in the call, unless the timer is set already: setting it, and the next one, would cost more.
 const SHORT: Duration = Duration::from_millis(20);
 
 /// The shortest wait that a timer is set for.
 pub(crate) const SET_FROM: Duration = Duration::from_millis(21);
 
-/// A wait that ends so little before the timer ends with it: the same deadline is a different wait in each turn.
+/// A wait that ends so little before the timer ends with it, if it is no short one: the same deadline is a different wait in each turn.
 const SLACK: Duration = Duration::from_millis(1);
 
 /// The timer is set no further ahead, so that every time fits into what the kernel takes.
@@ -126,7 +127,7 @@ impl Timer {
     #[inline]
     pub(crate) fn bound(&mut self, wait: Duration, can: bool) -> Bound {
         let wait = nanos(wait.min(LONG));
-        if wait > nanos(SHORT) && self.ends(self.read + wait) {
+        if self.ends(self.read + wait + slack(wait)) {
             // So it does for a wait that begins now, which is later.
             return Bound::Timer;
         }
@@ -135,7 +136,7 @@ impl Timer {
 
     #[inline(never)]
     fn bound_now(&mut self, wait: u64, can: bool) -> Bound {
-        if wait <= nanos(SHORT) {
+        if wait <= nanos(SHORT) && self.armed.is_none() {
             return Bound::Call;
         }
         self.read = nanos(now());
@@ -145,14 +146,14 @@ impl Timer {
     /// True if it goes off by then.
     #[inline]
     fn ends(&self, until: u64) -> bool {
-        self.armed.is_some_and(|armed| armed <= until + nanos(SLACK))
+        self.armed.is_some_and(|armed| armed <= until)
     }
 
     fn bound_at(&mut self, now: u64, wait: u64, can: bool) -> Bound {
         let until = now + wait;
         match self.armed {
-            _ if self.ends(until) => Bound::Timer,
-            _ if !can => Bound::Call,
+            _ if self.ends(until + slack(wait)) => Bound::Timer,
+            _ if !can || wait <= nanos(SHORT) => Bound::Call,
             armed => {
                 self.armed = Some(until);
                 Bound::Set { until: Duration::from_nanos(until), again: armed.is_some() }
@@ -164,6 +165,13 @@ impl Timer {
     pub(crate) fn went_off(&mut self) {
         self.armed = None;
     }
+}
+
+/// By how much a wait may end late: a short one by an eighth.
+#[inline]
+const fn slack(wait: u64) -> u64 {
+    let eighth = wait / 8;
+    if eighth < nanos(SLACK) { eighth } else { nanos(SLACK) }
 }
 
 /// Of less than 500 years.
@@ -230,6 +238,26 @@ mod tests {
         assert_eq!(timer.bound(SHORT, true), Bound::Call);
         assert_eq!(timer.bound(S, false), Bound::Call);
         assert!(matches!(timer.bound(S, true), Bound::Set { again: false, .. }));
+    }
+
+    #[test]
+    fn short_wait_that_the_timer_ends_needs_no_time() {
+        let mut timer = Timer::default();
+        expect(&mut timer, 0, 60, set(60, false));
+        let short = |timer: &mut Timer, early| timer.bound_at(nanos(S * 60 - early), nanos(SHORT), true);
+        assert_eq!(short(&mut timer, SHORT), Bound::Timer);
+        assert_eq!(short(&mut timer, SHORT / 2), Bound::Timer);
+        assert_eq!(short(&mut timer, SHORT + SLACK), Bound::Timer);
+        assert_eq!(
+            short(&mut timer, SHORT + SLACK + Duration::from_nanos(1)),
+            Bound::Call,
+            "it would end late"
+        );
+        let brief = |timer: &mut Timer, early| timer.bound_at(nanos(S * 60 - early), nanos(SLACK), true);
+        assert_eq!(brief(&mut timer, SLACK + SLACK / 8), Bound::Timer);
+        assert_eq!(brief(&mut timer, SLACK + SLACK / 4), Bound::Call);
+        timer.went_off();
+        assert_eq!(short(&mut timer, SHORT), Bound::Call);
     }
 
     #[test]

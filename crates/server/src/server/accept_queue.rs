@@ -1,111 +1,87 @@
-//! What waits to be accepted, and what was lost there: the kernel knows, in `/proc/net`.
+//! What waits to be accepted, and what was lost there, for each listener and shard.
 
-use std::net::{IpAddr, SocketAddr};
-use std::{fs, io};
+use std::fmt;
+use std::sync::Arc;
 
-/// The state of a listening socket in `/proc/net/tcp`.
-const LISTEN: &str = "0A";
+use ringserve_drivers::{Listener, ListenerGauge, QueueReading};
 
-/// The kernel's queues of connections that are established and not accepted yet, over all listening sockets of an address.
+/// The kernel's queue of connections that are established and not accepted yet, of one listener and one shard.
 ///
-/// A connection that finds its queue full is dropped without a word: its peer tries again after a second, then after
-/// two, and so on, and believes meanwhile that it is connected. That is latency that a server's own figures do not show.
+/// A peer whose first packet finds the queue full hears nothing, and repeats it after a second, then after two, and so on: that is
+/// latency which a server's other figures do not show. Its program waits in `connect` meanwhile. Only where the queue filled
+/// in the middle of a handshake the peer believes that it is connected.
 ///
-/// Read from `/proc/net/tcp`, `/proc/net/tcp6` and `/proc/net/netstat`, which takes the kernel time in proportion to the
-/// sockets of the machine: for a look now and then, not for each request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The kernel answers at once, also while a handler blocks the shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AcceptQueueStats {
-    /// Connections that wait now. At [`SocketOptions::backlog`](crate::net::SocketOptions::backlog), for each shard, those that
-    /// come are dropped.
+    /// Which listener, in the order of [`ServerHandle::listeners`](crate::ServerHandle::listeners).
+    pub listener: usize,
+    /// Which shard accepts from the queue; `None` for an [adopted](crate::listen::adopt) socket, from whose one queue all do.
+    pub shard: Option<usize>,
+    /// Connections that wait now.
     pub waiting: u64,
-    /// Connections dropped because a queue was full, since the start of the network namespace and over all its listening
-    /// sockets, not only these: `ListenOverflows` of `nstat -az`. A value that grows is the sign.
-    pub overflows: u64,
-    /// Connections dropped at listening sockets for any reason, overflows included: `ListenDrops`.
-    pub drops: u64,
+    /// [`SocketOptions::backlog`](crate::net::SocketOptions::backlog), or what `net.core.somaxconn` left of it. The kernel takes one
+    /// connection more, and drops the first packets of those that come then.
+    pub capacity: u64,
+    /// Packets dropped at this listener since it listens. It is no number of peers: those that a peer repeats count again, and so
+    /// do those that a filter of the kernel dropped. A value that grows is the sign. `None` before Linux 4.12.
+    pub lost: Option<u64>,
 }
 
-impl AcceptQueueStats {
-    /// The queues of this address, of whichever process.
-    ///
-    /// # Errors
-    /// If `/proc/net` cannot be read.
-    pub fn of(addr: SocketAddr) -> io::Result<AcceptQueueStats> {
-        let netstat = fs::read_to_string("/proc/net/netstat")?;
-        let table = if addr.is_ipv4() { "/proc/net/tcp" } else { "/proc/net/tcp6" };
-        Ok(AcceptQueueStats {
-            waiting: waiting_in(&fs::read_to_string(table)?, addr),
-            overflows: counter_in(&netstat, "ListenOverflows"),
-            drops: counter_in(&netstat, "ListenDrops"),
-        })
-    }
+/// The gauges of all TCP listeners of a server.
+#[derive(Clone, Default)]
+pub(crate) struct AcceptQueues(Arc<[Gauge]>);
+
+struct Gauge {
+    listener: usize,
+    shard: Option<usize>,
+    gauge: ListenerGauge,
 }
 
-/// The sum of the queues of the sockets that listen at `addr`.
-fn waiting_in(table: &str, addr: SocketAddr) -> u64 {
-    let name = name_of(addr);
-    let queue = |line: &str| {
-        let mut fields = line.split_ascii_whitespace().skip(1);
-        let (local, state) = (fields.next()?, fields.nth(1)?);
-        let (_, received) = fields.next()?.split_once(':')?;
-        if local != name || state != LISTEN {
-            return None;
+impl AcceptQueues {
+    /// Those of the listeners of all shards, each shard's in the same order.
+    pub(crate) fn of(sockets: &[Vec<Listener>]) -> AcceptQueues {
+        let mut gauges = Vec::new();
+        let count = sockets.first().map_or(0, Vec::len);
+        for listener in 0..count {
+            let mut of_shards = sockets.iter().map(|of_shard| &of_shard[listener]).enumerate().peekable();
+            let adopted = of_shards.next_if(|(_, first)| first.is_adopted());
+            if let Some((_, first)) = adopted {
+                let one = ListenerGauge::of([first].into_iter().chain(of_shards.map(|(_, other)| other)));
+                gauges.extend(one.map(|gauge| Gauge { listener, shard: None, gauge }));
+                continue;
+            }
+            let each = of_shards.filter_map(|(shard, socket)| {
+                let gauge = ListenerGauge::of([socket])?;
+                Some(Gauge { listener, shard: Some(shard), gauge })
+            });
+            gauges.extend(each);
         }
-        u64::from_str_radix(received, 16).ok()
-    };
-    table.lines().filter_map(queue).sum()
-}
-
-/// As the kernel writes it: each 32 bits of the address as the machine holds them, and the port.
-fn name_of(addr: SocketAddr) -> String {
-    let word = |bytes: &[u8]| {
-        let bytes = bytes.try_into().expect("four bytes");
-        format!("{:08X}", u32::from_ne_bytes(bytes))
-    };
-    let ip: String = match addr.ip() {
-        IpAddr::V4(ip) => word(&ip.octets()),
-        IpAddr::V6(ip) => ip.octets().chunks(4).map(word).collect(),
-    };
-    format!("{ip}:{:04X}", addr.port())
-}
-
-/// A counter of `TcpExt`: a line of names, then a line of values. 0 if there is none of that name.
-fn counter_in(netstat: &str, name: &str) -> u64 {
-    let mut lines = netstat.lines().filter_map(|line| line.strip_prefix("TcpExt: "));
-    let (Some(names), Some(values)) = (lines.next(), lines.next()) else { return 0 };
-    let mut both = names.split(' ').zip(values.split(' '));
-    both.find(|(known, _)| *known == name).and_then(|(_, value)| value.parse().ok()).unwrap_or(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const TABLE: &str = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when\n\
-        \x20  0: 0100007F:1B58 00000000:0000 0A 00000000:00000011 00:00000000 00000000     0        0 1\n\
-        \x20  1: 0100007F:1B58 00000000:0000 0A 00000000:00000002 00:00000000 00000000     0        0 2\n\
-        \x20  2: 0100007F:1B58 0100007F:D431 01 00000000:00000040 00:00000000 00000000     0        0 3\n\
-        \x20  3: 00000000:1B58 00000000:0000 0A 00000000:00000007 00:00000000 00000000     0        0 4\n";
-
-    #[test]
-    fn the_queues_of_all_shards_add_up_and_no_others() {
-        assert_eq!(waiting_in(TABLE, "127.0.0.1:7000".parse().unwrap()), 19);
-        assert_eq!(waiting_in(TABLE, "0.0.0.0:7000".parse().unwrap()), 7);
-        assert_eq!(waiting_in(TABLE, "127.0.0.1:7001".parse().unwrap()), 0);
+        AcceptQueues(gauges.into())
     }
 
-    #[test]
-    fn addresses_are_named_as_the_kernel_does() {
-        assert_eq!(name_of("127.0.0.1:7000".parse().unwrap()), "0100007F:1B58");
-        assert_eq!(name_of("[::1]:80".parse().unwrap()), "00000000000000000000000001000000:0050");
+    /// Each queue as it is now.
+    pub(crate) fn read(&self) -> impl Iterator<Item = AcceptQueueStats> {
+        self.0.iter().filter_map(Gauge::read)
     }
 
-    #[test]
-    fn counters_are_found_by_name() {
-        let netstat = "TcpExt: A ListenOverflows ListenDrops\nTcpExt: 1 22 333\nIpExt: A\nIpExt: 9\n";
-        assert_eq!((counter_in(netstat, "ListenOverflows"), counter_in(netstat, "ListenDrops")), (22, 333));
-        assert_eq!(counter_in(netstat, "B"), 0);
-        assert_eq!(counter_in("", "A"), 0);
+    /// Those of one shard; the first one has those from which all accept.
+    pub(crate) fn read_those_of(&self, shard: usize) -> impl Iterator<Item = AcceptQueueStats> {
+        self.0.iter().filter(move |gauge| gauge.shard.unwrap_or(0) == shard).filter_map(Gauge::read)
+    }
+}
+
+impl Gauge {
+    fn read(&self) -> Option<AcceptQueueStats> {
+        let QueueReading { waiting, capacity, lost } = self.gauge.read()?;
+        let (waiting, capacity) = (waiting.into(), capacity.into());
+        Some(AcceptQueueStats { listener: self.listener, shard: self.shard, waiting, capacity, lost })
+    }
+}
+
+impl fmt::Debug for AcceptQueues {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.read()).finish()
     }
 }

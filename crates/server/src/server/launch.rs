@@ -127,7 +127,9 @@ fn to_the_end<S>(
 ) -> ShardEnd {
     let (index, control, not_ready) = (shard.index, shard.control.clone(), start.clone());
     enter_shard(index, &control.remotes()[index]);
+    control.remotes()[index].set_thread(cpu::this_thread());
     let end = ended(index, control.remotes(), catch_unwind(AssertUnwindSafe(|| run(shard, start))));
+    control.remotes()[index].set_thread(0);
     if let Err(death) = &end {
         not_ready.failed(death.error(index));
     }

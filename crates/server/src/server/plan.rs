@@ -7,6 +7,7 @@ use std::sync::Arc;
 use ringserve_core::{Address, Driver, Limits, Quota, ServerLimits};
 use ringserve_drivers::Listener;
 
+use super::accept_queue::AcceptQueues;
 use super::control::ServerControl;
 use super::driver::Chosen;
 use super::error::Error;
@@ -74,7 +75,8 @@ impl<S: Serves> Plan<S> {
     /// Each shard, before it is made, with its listeners.
     pub(super) fn shards(self, sockets: Vec<Vec<Listener>>, cpus: &[usize]) -> Vec<OneShard<S>> {
         let remotes = (0..self.shards).map(|_| RemoteShard::new()).collect();
-        let control = ServerControl::new(remotes, self.listeners, self.blocking);
+        let control = ServerControl::new(remotes, self.listeners, self.blocking, self.clock.clone())
+            .with_accept_queues(AcceptQueues::of(&sockets));
         #[cfg(feature = "tls")]
         let control = control.with_tls(self.tls);
         let quota = Arc::new(Quota::new(self.chosen.connections_max()));
@@ -151,7 +153,7 @@ impl<S: Serves> OneShard<S> {
             first.listeners,
             encoding,
             driver.pool().clone(),
-            LogObserver::new(self.index, self.names.clone()),
+            LogObserver::new(self.index, self.names.clone(), remote.publishes(&self.names).clone()),
         );
         for (lane, encoding) in lanes {
             core.add_inbound(lane.limits.clone(), lane.listeners, encoding);

@@ -71,14 +71,10 @@ impl ServerHandle {
         &self.listening.warnings
     }
 
-    /// The accept queues of each IP address, in the order of [`local_addrs`](ServerHandle::local_addrs), with the connections
-    /// that the kernel dropped there. Unix sockets are left out: the kernel does not report their queues and drops nothing
-    /// there, since a peer that finds a queue full waits in `connect`, or gets `EAGAIN` from a non-blocking one.
-    ///
-    /// # Errors
-    /// If `/proc/net` cannot be read.
-    pub fn accept_queues(&self) -> io::Result<Vec<AcceptQueueStats>> {
-        self.listening.ips.iter().map(|addr| AcceptQueueStats::of(*addr)).collect()
+    /// What waits to be accepted at each TCP address on each shard, and what was lost there. See
+    /// [`ServerControl::accept_queues`].
+    pub fn accept_queues(&self) -> Vec<AcceptQueueStats> {
+        self.control.accept_queues()
     }
 
     /// Begins to shut down, after [`ServerLimits::drain_delay`](crate::limits::ServerLimits::drain_delay): the listeners are
@@ -96,9 +92,14 @@ impl ServerHandle {
         self.control.abort();
     }
 
-    /// Figures of the server: totals since its start, and its present state. See [`ServerControl::stats`].
+    /// Figures of the server as the shards published them: totals since its start, and its present state. See [`ServerControl::stats`].
     pub fn stats(&self) -> ServerStats {
         self.control.stats()
+    }
+
+    /// Figures of the server as they are now: each shard is asked. See [`ServerControl::stats_now`].
+    pub fn stats_now(&self) -> ServerStats {
+        self.control.stats_now()
     }
 
     /// The TLS of all addresses that have it, to replace its certificates.

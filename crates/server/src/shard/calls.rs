@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use ringserve_buf::{has_room_for, try_box};
-use ringserve_core::{ConnId, ConnShared, Frame, Parked, Stamp};
+use ringserve_core::{ConnId, ConnShared, Frame, Parked, Stamp, Time};
 
 use super::handle::Shard;
 use super::inbox::TaskWaker;
@@ -87,8 +87,11 @@ pub(crate) struct Slot<S: Service<H>, H, Fut> {
     bytes: usize,
     /// That connection's other calls that wait, in a list, the newest first. [`NO_TASK`] is before the first.
     prev: u32,
-    /// When the call began to wait.
+    /// When the call began to wait, in steps of the time limits' wheel.
     since: Stamp,
+    /// The same, as the shard's clock has it.
+    #[cfg(feature = "metrics")]
+    began: Time,
     next: Option<u32>,
 }
 
@@ -125,11 +128,20 @@ where
     }
 
     /// The call that began in the [idle](Tasks::idle) slot waits.
-    pub(crate) fn waits(&mut self, task: u32, id: ConnId) {
+    /// It began in the turn of `now`.
+    #[cfg_attr(
+        not(feature = "metrics"),
+        allow(unused_variables, reason = "it is for the histogram of calls")
+    )]
+    pub(crate) fn waits(&mut self, task: u32, id: ConnId, now: Time) {
         debug_assert_eq!(self.free.last(), Some(&task), "another slot is used next");
         self.free.pop();
         if let Some(slot) = self.slot(task) {
             slot.id = Some(id);
+            #[cfg(feature = "metrics")]
+            {
+                slot.began = now;
+            }
         }
     }
 
@@ -177,6 +189,8 @@ where
         // Also when there is no call: the next one here must be woken again.
         slot.wake.taken();
         let (id, bytes, since) = (slot.id?, slot.bytes, slot.since);
+        #[cfg(feature = "metrics")]
+        let began = slot.began;
         let polled = guard(|| slot.poll());
         if let Ok(None) = polled {
             return None;
@@ -193,7 +207,14 @@ where
                 Resumed::Panicked(panicked)
             }
         };
-        Some(CallEnd { id, result, parked: Parked { next, bytes, since }, before })
+        Some(CallEnd {
+            id,
+            result,
+            parked: Parked { next, bytes, since },
+            before,
+            #[cfg(feature = "metrics")]
+            began,
+        })
     }
 
     /// Drops a connection's calls that wait, `first` and those listed behind it.
@@ -261,6 +282,9 @@ pub(crate) struct CallEnd<E> {
     pub parked: Parked,
     /// Since when the one listed before it waits, if there is one.
     pub before: Option<Stamp>,
+    /// When it began.
+    #[cfg(feature = "metrics")]
+    pub began: Time,
 }
 
 /// The outcome of a call.
@@ -297,6 +321,8 @@ impl<S: Service<H>, H: Default, Fut: Future<Output = ()>> Slot<S, H, Fut> {
             bytes: 0,
             prev: NO_TASK,
             since: Stamp::default(),
+            #[cfg(feature = "metrics")]
+            began: Time::ZERO,
             next: None,
         })
     }

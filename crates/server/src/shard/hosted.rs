@@ -120,6 +120,8 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
                 return Poll::Pending;
             }
         }
+        #[cfg(feature = "metrics")]
+        self.lane.common.meter.pauses();
         match waits.breathe(task) {
             Ok(()) => Poll::Pending,
             Err(error) => Poll::Ready(Err(errno(&error))),

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Wake, Waker};
 
@@ -15,7 +15,8 @@ use super::clock::Deadline;
 use super::notice::Notify;
 use super::wake::{Attention, Brought, Called, Queued, ShardInbox};
 use crate::guard::guard;
-use crate::stats::ShardStats;
+use crate::snapshot::Snapshot;
+use crate::stats::{ServiceNames, ShardStats};
 
 /// The number of a shard, with an identity that no shard of another server has.
 type ThisShard = (usize, *const RemoteShard);
@@ -101,6 +102,10 @@ pub(crate) struct RemoteShard {
     on_call: OnceLock<OnCall>,
     reports: Mutex<Reports>,
     reported: Condvar,
+    /// Set when the shard is made.
+    snapshot: OnceLock<Arc<Snapshot>>,
+    /// The system's number of the shard's thread; 0 before its start and after its end, and in a simulation.
+    thread: AtomicU32,
     /// `None` once the shard ended.
     on_end: Mutex<Option<Vec<Arc<dyn OnEnd>>>>,
 }
@@ -128,6 +133,8 @@ impl RemoteShard {
             on_call: OnceLock::new(),
             reports: Mutex::default(),
             reported: Condvar::new(),
+            snapshot: OnceLock::new(),
+            thread: AtomicU32::new(0),
             on_end: Mutex::new(Some(Vec::new())),
         })
     }
@@ -156,6 +163,39 @@ impl RemoteShard {
         }
     }
 
+    /// On the shard: where it publishes its figures, which are those of services with these names.
+    pub(crate) fn publishes(&self, names: &ServiceNames) -> &Arc<Snapshot> {
+        self.snapshot.get_or_init(|| Arc::new(Snapshot::new(names.clone())))
+    }
+
+    /// What the shard published last, if it was made. One that ended may have said more.
+    pub(crate) fn snapshot(&self) -> Option<&Snapshot> {
+        self.snapshot.get().map(|snapshot| &**snapshot)
+    }
+
+    /// On the shard's thread, as it begins: its number; and 0 as it ends.
+    pub(crate) fn set_thread(&self, thread: u32) {
+        self.thread.store(thread, Ordering::Relaxed);
+    }
+
+    /// The number of the shard's thread, while it runs.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn thread(&self) -> Option<u32> {
+        Some(self.thread.load(Ordering::Relaxed)).filter(|thread| *thread != 0)
+    }
+
+    /// The figures that the shard published last, and its last ones once it ended. It is not asked.
+    pub(crate) fn published(&self) -> ShardStats {
+        let reports = self.reports();
+        if reports.answered == u64::MAX {
+            return reports.last.clone();
+        }
+        let ended = reports.ended;
+        drop(reports);
+        let stats = self.snapshot().map(Snapshot::read).unwrap_or_default();
+        ShardStats { stale: ended, ..stats }
+    }
+
     /// Asks for a report, and returns the number by which [`latest_report`](RemoteShard::latest_report) knows it.
     pub(crate) fn ask_report(&self) -> u64 {
         let mut reports = self.reports();
@@ -166,14 +206,18 @@ impl RemoteShard {
         number
     }
 
-    /// A report made after that number was asked for, if it comes before the deadline; else the last one there is, marked
-    /// as stale. A shard's own thread does not wait for it.
+    /// A report made after that number was asked for, if it comes before the deadline; else what the shard
+    /// [published](RemoteShard::published) last, marked as stale. A shard's own thread does not wait for it.
     pub(crate) fn latest_report(&self, number: u64, deadline: Deadline) -> ShardStats {
         let waits = this_shard().is_none();
         let reports = deadline.wait_while(&self.reported, self.reports(), |reports| {
             waits && reports.answered < number && !reports.ended
         });
-        ShardStats { stale: reports.answered < number, ..reports.last.clone() }
+        if reports.answered >= number {
+            return reports.last.clone();
+        }
+        drop(reports);
+        ShardStats { stale: true, ..self.published() }
     }
 
     /// On the shard: answers all that asked so far.

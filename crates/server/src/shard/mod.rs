@@ -20,6 +20,7 @@ pub(crate) mod join;
 pub(crate) mod mailbox;
 pub(crate) mod many;
 pub(crate) mod messages;
+mod meter;
 pub(crate) mod notice;
 mod opens;
 mod passing;

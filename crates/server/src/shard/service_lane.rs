@@ -81,7 +81,7 @@ where
             if let Some(error) = failed {
                 return self.failed(common, frames.shard(), id, error);
             }
-            self.tasks.waits(task, id);
+            self.tasks.waits(task, id, common.now);
             let parked = frames.park(task, self.tasks.call_bytes());
             self.tasks.list(task, parked);
         }
@@ -370,7 +370,10 @@ where
         if task & OPENING != 0 {
             return self.resume_open(common, core, task & !OPENING);
         }
-        let CallEnd { id, result, parked, before } = self.tasks.resume(task)?;
+        let end = self.tasks.resume(task)?;
+        #[cfg(feature = "metrics")]
+        common.meter.call_ended(common.now, end.began);
+        let CallEnd { id, result, parked, before, .. } = end;
         core.call_done(id, task, parked, before);
         match result {
             Resumed::Done(Ok(())) => return Some(id),

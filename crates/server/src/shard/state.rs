@@ -8,6 +8,7 @@ use ringserve_core::{ConnId, Driver, LaneId, Time};
 use super::Core;
 use super::handle::Shard;
 use super::inbox::{Command, Delivery, RemoteShard};
+use super::meter::{LossLog, Meter};
 use super::spare::Spare;
 use super::upstreams::UpstreamLane;
 use super::wake::Attention;
@@ -86,6 +87,8 @@ pub(crate) struct Common {
     pub(super) shard: Shard,
     /// When the turn began.
     pub(super) now: Time,
+    pub(super) meter: Meter,
+    pub(super) losses: LossLog,
     pub(super) names: ServiceNames,
     pub(super) proxies: Proxies,
     panics: LineLimit,
@@ -117,6 +120,7 @@ impl<D: Driver, V> ShardLoop<D, V> {
             parts.core.copy_frames();
         }
         parts.core.all_share().release_owned_by(drop_owned);
+        let meter = Meter::new(parts.shard.remote().publishes(&parts.names).clone());
         let lane = ShardLane {
             end: End { shard: parts.shard.clone() },
             driver: parts.driver,
@@ -126,6 +130,8 @@ impl<D: Driver, V> ShardLoop<D, V> {
             common: Common {
                 shard: parts.shard,
                 now: Time::ZERO,
+                meter,
+                losses: LossLog::default(),
                 names: parts.names,
                 proxies: parts.proxies,
                 panics: LineLimit::default(),

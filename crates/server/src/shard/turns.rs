@@ -17,14 +17,14 @@ use super::many::TaskNumbers;
 use super::random::Random;
 use super::service_lane::ServiceLane;
 use super::services::Services;
-use super::state::{Asks, Parts, ShardLoop};
+use super::state::{Asks, Common, Parts, ShardLoop};
 use super::upstreams::add_upstreams;
 use super::wake::Attention;
 use crate::log::{LogObserver, guarded};
 use crate::server::control::ServerControl;
 use crate::server::listen::proxy_protocol::Proxies;
 use crate::service::Service;
-use crate::stats::{ServiceNames, ServiceStats, ShardStats};
+use crate::stats::{ServiceNames, ServiceStats, ShardStats, UpstreamStats};
 
 impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     /// Serves until it is told to stop and every connection is gone.
@@ -104,7 +104,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
 
     /// How long the driver may wait. From here on a wake-up reaches it there.
     #[inline]
-    pub(super) fn wait(&self) -> Wait {
+    pub(super) fn wait(&mut self) -> Wait {
         let ShardLoop { core, lane } = self;
         let mut next = core.next_turn();
         let mut sooner = |at: Option<Time>| {
@@ -113,14 +113,19 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
             }
         };
         sooner(lane.common.shard.timers().next());
+        sooner(lane.common.meter.publish_at());
         if lane.spare.is_active() {
             sooner(if lane.spare.has_to_do() { Some(lane.common.now) } else { lane.spare.next() });
         }
         let left_over = !lane.delivery.tasks.is_empty() || !lane.delivery.letters.is_empty();
         let is_due = next.is_some_and(|next| next <= lane.common.now);
         if is_due || left_over || !lane.remote.fall_asleep() {
+            #[cfg(feature = "metrics")]
+            lane.common.meter.goes_on();
             return Wait::No;
         }
+        #[cfg(feature = "metrics")]
+        lane.common.meter.waits(lane.common.shard.timers());
         next.map_or(Wait::Forever, |next| Wait::For(next - lane.common.now))
     }
 
@@ -144,6 +149,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     /// Takes in the driver's completions and hands it the next operations.
     pub(super) fn turn(&mut self, completions: &mut Vec<Completion>) {
         let ShardLoop { core, lane } = self;
+        lane.common.meter.begin_turn(lane.common.now);
         core.turn(lane.common.now, completions, lane);
         let mut ops = core.take_ops();
         for op in ops.by_ref() {
@@ -154,10 +160,33 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         if !core.take_send_awaited() {
             lane.driver.defer_sent();
         }
-        if lane.called.has(Attention::REPORT) {
+        let is_asked = lane.called.has(Attention::REPORT);
+        self.lane.share_room(&mut self.core);
+        if self.lane.common.meter.end_turn() || is_asked {
+            self.publish();
+        }
+        if is_asked {
             self.lane.remote.report(self.report());
         }
-        self.lane.share_room(&mut self.core);
+    }
+
+    /// Stores the figures where other threads read them.
+    #[cold]
+    fn publish(&mut self) {
+        let ShardLoop { core, lane } = self;
+        let mut publishing = lane.common.meter.snapshot.publish();
+        for (service, _) in lane.common.names.lanes() {
+            publishing.connections(core.counters(service), core.connections(service));
+        }
+        let UpstreamStats { counters, connections } = lane.upstreams.report(core);
+        publishing.connections(counters, connections);
+        publishing.driver(lane.driver.stats());
+        publishing.buffers(lane.driver.pool().counts());
+        drop(publishing);
+        let Common { shard, meter, losses, now, .. } = &mut lane.common;
+        meter.published();
+        let server = shard.server();
+        losses.look(shard.index(), server.queues(), server.listeners(), *now);
     }
 }
 
@@ -182,12 +211,13 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
         1,
         framing.encoding(),
         driver.pool().clone(),
-        LogObserver::new(0, names.clone()),
+        LogObserver::new(0, names.clone(), remote.publishes(&names).clone()),
     );
     let random = Random::of_shard(Random::system_seed(), 0);
     let blocking = Arc::new(Threads::new(&ServerLimits::default()));
-    let server = ServerControl::new([remote.clone()].into(), Arc::default(), blocking);
-    let shard = Shard::new(0, remote, server, Clock::start(), random);
+    let clock = Clock::start();
+    let server = ServerControl::new([remote.clone()].into(), Arc::default(), blocking, clock.clone());
+    let shard = Shard::new(0, remote, server, clock, random);
     // The driver has no slots beside those of accepted connections.
     let upstreams = add_upstreams(&mut core, &limits, 0);
     let services = ServiceLane::new(&shard, service, framing, None, calls::<S, ()>, TaskNumbers::ALONE);

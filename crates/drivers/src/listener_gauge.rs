@@ -1,0 +1,188 @@
+//! How full the accept queue of a listener is, and what the kernel lost there: two `getsockopt`, without privilege and without
+//! a look at the other sockets of the machine.
+//!
+//! | value | option | field |
+//! |---|---|---|
+//! | waiting, capacity | `TCP_INFO` | `tcpi_unacked`, `tcpi_sacked`, which mean this for a listener alone |
+//! | lost | `SO_MEMINFO` (Linux 4.12) | `SK_MEMINFO_DROPS` |
+//!
+//! A gauge does not hold its listener: a descriptor of it would keep it listening after its driver closed it, and the kernel
+//! would go on giving connections to a queue that is never emptied.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use socket2::{Domain, Socket};
+
+use crate::shared::accept::Listener;
+use crate::shared::socket_options::get;
+
+/// Reads the accept queue of one TCP listener, from any thread, until its drivers closed it. A read takes about a microsecond.
+#[derive(Debug)]
+pub struct ListenerGauge {
+    /// Each driver's descriptor of the one socket.
+    sockets: Vec<Weak<Socket>>,
+    /// The last count of losses, of which the kernel tells the lowest 32 bits. Locked during a read, so that no thread widens a
+    /// count by one that is older.
+    lost: Mutex<u64>,
+}
+
+/// What [`ListenerGauge::read`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueReading {
+    /// Connections that are established and not accepted yet.
+    pub waiting: u32,
+    /// The backlog, as the system cut it. The queue takes one connection more: the kernel asks whether it has more than that.
+    pub capacity: u32,
+    /// Packets that the kernel dropped there since the socket listens: mostly first ones, for which the queue had no room, and
+    /// those that a peer repeats as well. `None` before Linux 4.12.
+    pub lost: Option<u64>,
+}
+
+impl ListenerGauge {
+    /// A gauge of the one socket that all these are descriptors of. `None` if there is none, or it is no TCP socket: of a Unix
+    /// socket the kernel tells nothing, and there it drops no peer.
+    pub fn of<'a>(descriptors: impl IntoIterator<Item = &'a Listener>) -> Option<ListenerGauge> {
+        let is_ip = |socket: &Socket| matches!(socket.domain(), Ok(Domain::IPV4 | Domain::IPV6));
+        let sockets: Vec<_> = descriptors.into_iter().map(Listener::socket).collect();
+        let is_gauged = sockets.first().is_some_and(|socket| is_ip(socket));
+        let sockets = sockets.into_iter().map(Arc::downgrade).collect();
+        is_gauged.then(|| ListenerGauge { sockets, lost: Mutex::new(0) })
+    }
+
+    /// The queue now. `None` once the socket is closed, or does not listen any more.
+    pub fn read(&self) -> Option<QueueReading> {
+        // Held for these calls alone: a driver that closes its listener meanwhile does so a microsecond later.
+        let socket = self.sockets.iter().find_map(Weak::upgrade)?;
+        let info: TcpInfo = get(&socket, libc::IPPROTO_TCP, libc::TCP_INFO).ok()?;
+        let (waiting, capacity) = queue_in(&info)?;
+        let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        let drops = get::<MemInfo>(&socket, libc::SOL_SOCKET, libc::SO_MEMINFO).ok();
+        let drops = drops.map(|info| info[libc::SK_MEMINFO_DROPS as usize]);
+        let lost = drops.map(|drops| {
+            *lost = widened(*lost, drops);
+            *lost
+        });
+        Some(QueueReading { waiting, capacity, lost })
+    }
+}
+
+/// The first fields of `struct tcp_info`: eight bytes, of which the first is the state, and numbers of 32 bits.
+type TcpInfo = [u32; 8];
+
+/// What `SO_MEMINFO` writes.
+type MemInfo = [u32; 9];
+
+/// `TCP_LISTEN` of the kernel.
+const LISTEN: u8 = 10;
+
+/// Waiting and capacity. `None` of a socket that does not listen: the same fields are segments on their way there.
+fn queue_in(info: &TcpInfo) -> Option<(u32, u32)> {
+    let [state, ..] = info[0].to_ne_bytes();
+    let [.., unacked, sacked] = *info;
+    (state == LISTEN).then_some((unacked, sacked))
+}
+
+/// A count whose lowest 32 bits are `low` and which is no less than `last`.
+fn widened(last: u64, low: u32) -> u64 {
+    last + u64::from(low.wrapping_sub(last as u32))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::net::{SocketAddr, TcpListener, TcpStream};
+
+    use socket2::{SockAddr, Type};
+
+    use super::*;
+
+    const BACKLOG: i32 = 4;
+
+    fn listener() -> (Socket, SocketAddr) {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.bind(&SockAddr::from(SocketAddr::from(([127, 0, 0, 1], 0)))).unwrap();
+        socket.listen(BACKLOG).unwrap();
+        let addr = socket.local_addr().unwrap().as_socket().unwrap();
+        (socket, addr)
+    }
+
+    /// Without waiting for the end of the handshake, which does not come while the queue is full.
+    fn begins_to_connect(addr: SocketAddr) -> Socket {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let _in_progress = socket.connect(&addr.into());
+        socket
+    }
+
+    /// `ListenDrops` of the network namespace.
+    fn listen_drops() -> u64 {
+        let netstat = fs::read_to_string("/proc/net/netstat").unwrap();
+        let mut lines = netstat.lines().filter_map(|line| line.strip_prefix("TcpExt: "));
+        let mut both = lines.next().unwrap().split(' ').zip(lines.next().unwrap().split(' '));
+        both.find(|(name, _)| *name == "ListenDrops").unwrap().1.parse().unwrap()
+    }
+
+    #[test]
+    fn full_queue_takes_one_more_than_its_backlog_and_loses_the_rest() {
+        let (socket, addr) = listener();
+        let listener = Listener::own(socket);
+        let gauge = ListenerGauge::of([&listener]).unwrap();
+        let backlog = BACKLOG as u32;
+        assert_eq!(gauge.read(), Some(QueueReading { waiting: 0, capacity: backlog, lost: Some(0) }));
+        let before = listen_drops();
+        let queued: Vec<Socket> = (0..=backlog).map(|_| begins_to_connect(addr)).collect();
+        assert!(queued.iter().all(|peer| peer.peer_addr().is_ok()), "their handshakes are done");
+        let full = QueueReading { waiting: backlog + 1, capacity: backlog, lost: Some(0) };
+        assert_eq!(gauge.read(), Some(full));
+        let late: Vec<Socket> = (0..7).map(|_| begins_to_connect(addr)).collect();
+        let read = gauge.read().unwrap();
+        assert_eq!((read.waiting, read.capacity), (full.waiting, full.capacity));
+        // They may have repeated their packets by now, and other tests may lose some at listeners of theirs.
+        let (lost, drops) = (read.lost.unwrap(), listen_drops() - before);
+        assert!((7..=drops).contains(&lost), "{lost} lost here and {drops} in the namespace");
+        // Their packets were dropped, so they know that they are not connected.
+        assert!(late.iter().all(|peer| peer.peer_addr().is_err()));
+    }
+
+    #[test]
+    fn gauge_of_a_closed_listener_reads_nothing_and_keeps_nothing_open() {
+        let (socket, addr) = listener();
+        let other = socket.try_clone().unwrap();
+        let (one, other) = (Listener::adopted(socket), Listener::adopted(other));
+        let gauge = ListenerGauge::of([&one, &other]).unwrap();
+        drop(one);
+        assert!(gauge.read().is_some(), "another driver has it");
+        drop(other);
+        assert_eq!(gauge.read(), None);
+        assert!(TcpStream::connect(addr).is_err());
+    }
+
+    #[test]
+    fn socket_that_does_not_listen_has_no_queue() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let connected = Listener::own(stream);
+        assert_eq!(ListenerGauge::of([&connected]).unwrap().read(), None);
+        let ended = Listener::own(listener);
+        let gauge = ListenerGauge::of([&ended]).unwrap();
+        ended.socket().shutdown(std::net::Shutdown::Both).unwrap();
+        assert_eq!(gauge.read(), None);
+    }
+
+    #[test]
+    fn unix_listeners_have_no_gauge() {
+        let (socket, _) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
+        assert!(ListenerGauge::of([&Listener::own(socket)]).is_none());
+        assert!(ListenerGauge::of([]).is_none());
+    }
+
+    #[test]
+    fn count_of_losses_goes_on_where_the_kernel_begins_again() {
+        let near_the_end = u32::MAX - 2;
+        let wide = widened(0, near_the_end);
+        assert_eq!(wide, u64::from(near_the_end));
+        assert_eq!(widened(wide, near_the_end), wide);
+        assert_eq!(widened(wide, 4), wide + 7);
+        assert_eq!(widened(widened(wide, 4), 4), wide + 7);
+    }
+}

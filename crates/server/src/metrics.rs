@@ -1,0 +1,418 @@
+//! What a server counts, as text for Prometheus and whatever else reads OpenMetrics.
+//!
+//! Nothing is registered, counted twice or kept: each scrape reads what the shards published ([`ServerControl::stats`]), asks the kernel
+//! for the [accept queues](ServerControl::accept_queues), and `/proc` for the time of the shards' threads. No shard is asked, so a
+//! shard that is blocked holds up no scrape and is in each.
+//!
+//! ```no_run
+//! use ringserve::framing::Lines;
+//! use ringserve::http::hyper::{Response, service::service_fn};
+//! use ringserve::listen::tcp;
+//! use ringserve::metrics::Metrics;
+//! use ringserve::{Server, ServerControl, http};
+//! # use ringserve::{Cx, Frame, Service};
+//! # struct Echo;
+//! # impl Service for Echo {
+//! #     type Session = ();
+//! #     type Error = std::convert::Infallible;
+//! #     async fn call(&self, _cx: &Cx<'_, ()>, _line: Frame) -> Result<(), Self::Error> { Ok(()) }
+//! # }
+//!
+//! async fn metrics(server: ServerControl) -> Result<Response<String>, ringserve::http::hyper::http::Error> {
+//!     let mut text = String::new();
+//!     server.metrics().write_prometheus(&mut text);
+//!     Response::builder().header("content-type", Metrics::CONTENT_TYPE).body(text)
+//! }
+//!
+//! # fn main() -> Result<(), ringserve::Error> {
+//! Server::new()
+//!     .service(tcp("0.0.0.0:7000").framing(Lines::default()), |_shard| Echo)
+//!     .service(tcp("127.0.0.1:9000").name("metrics"), |shard| {
+//!         let server = shard.server().clone();
+//!         http(service_fn(move |_request| metrics(server.clone())))
+//!     })
+//!     .serve()
+//! # }
+//! ```
+//!
+//! | name, behind `ringserve_` | labels | what it is |
+//! |---|---|---|
+//! | `connections` | `shard` | connections now, closing ones included |
+//! | `connections_accepted_total`, `connections_opened_total`, `handed_off_total` | `shard` | as in [`ConnStats`](crate::stats::ConnStats) |
+//! | `connections_closed_total` | `reason`, `closed_by` | connections that ended |
+//! | `refused_total`, `waited_total`, `accept_paused_total` | | newcomers that were not admitted, and that found a limit reached |
+//! | `accept_queue_waiting`, `accept_queue_capacity`, `accept_queue_lost_total` | `shard`, `listener` | the kernel's queues ([`AcceptQueueStats`](crate::stats::AcceptQueueStats)); `shard` is `all` for an adopted socket |
+//! | `frames_total` | `shard` | frames handed to the services |
+//! | `received_bytes_total`, `sent_bytes_total`, `sends_total`, `receives_paused_total`, `frames_copied_total` | | of all shards |
+//! | `handshakes_total`, `handshakes_waiting` | `result` of the first | handshakes of transports |
+//! | `service_connections`, `service_frames_total` | `service` | each service's |
+//! | `upstream_connections`, `upstream_connections_opened_total`, `upstream_connections_closed_total` | `reason` of the last | connections that the server made |
+//! | `receive_buffers` | `state` | buffers of receive memory |
+//! | `turns_total` | `shard` | turns of the loop |
+//! | `system_calls_total` | `kind` | `enter`: those that submit, wait or poll; `other`: all others |
+//! | `shard_cpu_seconds_total`, `shard_cpu_wait_seconds_total` | `shard` | time for which a shard's thread ran, which is the time that it was busy; and for which it could have, and others had the CPU. Not in a simulation |
+//! | `shard_stale` | `shard` | 1 if a handler blocks the shard for more than 250 ms: its figures are those from before |
+//! | `shard_skew_ratio` | | [`ServerStats::skew`](crate::stats::ServerStats::skew), if there are several shards |
+//! | `blocking_threads`, `blocking_queued`, `blocking_calls_total` | `result` of the last | [`Shard::spawn_blocking`](crate::Shard::spawn_blocking) |
+//! | `turn_seconds` | | histogram: turns of all shards. Of those that end in a wait one in 64 is timed and counts for 64; each other one is |
+//! | `call_seconds` | | histogram: calls that waited and are done, from the turn in which they began to the one in which they ended |
+//! | `first_frame_seconds` | | histogram: from when a connection could send its first frame, with its handshake done, to that frame; in steps of 17 ms |
+
+use std::fmt::{self, Write};
+use std::time::Duration;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, MetricEncoder, NoLabelSet, text,
+};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::histogram::{Counted, Histogram};
+use crate::server::control::ServerControl;
+use crate::server::cpu;
+use crate::server::running::ServerHandle;
+use crate::snapshot::Snapshot;
+use crate::stats::{ConnStats, DriverStats, ServerStats};
+
+/// The crate that writes the text, for a [registry](prometheus_client::registry::Registry) of the program's.
+pub use prometheus_client;
+
+/// The shards' time limits count in steps of this.
+const STEP: Duration = Duration::from_nanos(1 << 24);
+
+/// What a server counts, read at each scrape: by [`write_prometheus`](Metrics::write_prometheus), or as a
+/// [`Collector`] of a registry that has the program's metrics too.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    server: ServerControl,
+}
+
+impl Metrics {
+    /// The type of the text, for the header of that name.
+    pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+    /// Appends the whole text: OpenMetrics 1.0, as Prometheus takes it since 2.5. About 100 lines, and 12 for each shard.
+    ///
+    /// It makes two system calls for each listener of a shard, and reads a file of `/proc` for each shard: a millisecond or less for 50
+    /// of them. A handler may call it.
+    pub fn write_prometheus(&self, text: &mut String) {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(self.clone()));
+        // A `String` takes everything.
+        let _ = text::encode(text, &registry);
+    }
+}
+
+impl ServerControl {
+    /// What the server counts, as text for Prometheus: see [`metrics`](crate::metrics).
+    pub fn metrics(&self) -> Metrics {
+        Metrics { server: self.clone() }
+    }
+
+    /// The same for a registry of the program's:
+    /// `registry.register_collector(Box::new(server.collector()))`.
+    pub fn collector(&self) -> impl Collector + use<> {
+        self.metrics()
+    }
+}
+
+impl ServerHandle {
+    /// What the server counts, as text for Prometheus: see [`metrics`](crate::metrics).
+    pub fn metrics(&self) -> Metrics {
+        self.control().metrics()
+    }
+
+    /// The same for a registry of the program's. See [`ServerControl::collector`].
+    pub fn collector(&self) -> impl Collector + use<> {
+        self.metrics()
+    }
+}
+
+impl Collector for Metrics {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let stats = self.server.stats();
+        let mut to = Families(encoder);
+        self.connections(&mut to, &stats)?;
+        self.accept_queues(&mut to)?;
+        moved(&mut to, &stats)?;
+        handshakes(&mut to, &stats.counters)?;
+        services(&mut to, &stats)?;
+        upstreams(&mut to, &stats)?;
+        driver(&mut to, &stats)?;
+        self.shards(&mut to, &stats)?;
+        blocking(&mut to, &stats)?;
+        self.histograms(&mut to)
+    }
+}
+
+impl Metrics {
+    fn connections(&self, to: &mut Families<'_>, stats: &ServerStats) -> fmt::Result {
+        to.gauges("connections", "Connections now", by_shard(stats, |shard| shard.connections as u64))?;
+        let accepted = by_shard(stats, |shard| shard.counters.accepted);
+        to.counters("connections_accepted", "Connections that the kernel accepted", accepted)?;
+        let opened = by_shard(stats, |shard| shard.counters.opened);
+        to.counters("connections_opened", "Connections that were opened", opened)?;
+        let handed_off = by_shard(stats, |shard| shard.counters.handed_off);
+        to.counters("handed_off", "Connections that a shard accepted for another one", handed_off)?;
+        let counters = &stats.counters;
+        to.counters("connections_closed", "Connections that ended", by_reason(counters))?;
+        to.counter("refused", "Connections that were not admitted, or found no memory", counters.refused)?;
+        to.counter("waited", "Connections that waited since a limit was reached", counters.waited)?;
+        to.counter("accept_paused", "Times that accepting stopped at a limit", counters.accept_paused)
+    }
+
+    fn accept_queues(&self, to: &mut Families<'_>) -> fmt::Result {
+        let queues = self.server.accept_queues();
+        let labels = |n: usize| {
+            let shard = queues[n].shard.map_or("all".to_owned(), |shard| shard.to_string());
+            vec![("shard", shard), ("listener", self.server.listeners()[queues[n].listener].to_string())]
+        };
+        let each = || (0..queues.len()).map(|n| (labels(n), &queues[n]));
+        let waiting = each().map(|(labels, queue)| (labels, queue.waiting));
+        to.gauges("accept_queue_waiting", "Connections that wait to be accepted", waiting)?;
+        let capacity = each().map(|(labels, queue)| (labels, queue.capacity));
+        to.gauges(
+            "accept_queue_capacity",
+            "Connections that may wait to be accepted, and one more",
+            capacity,
+        )?;
+        let lost = each().filter_map(|(labels, queue)| Some((labels, queue.lost?)));
+        to.counters("accept_queue_lost", "Packets dropped at a listener, mostly as its queue was full", lost)
+    }
+
+    fn shards(&self, to: &mut Families<'_>, stats: &ServerStats) -> fmt::Result {
+        to.counters("turns", "Turns of the shards' loops", by_shard(stats, |shard| shard.driver.turns))?;
+        to.gauges(
+            "shard_stale",
+            "1 for a shard that is blocked",
+            by_shard(stats, |shard| u64::from(shard.stale)),
+        )?;
+        if let Some(skew) = stats.skew() {
+            let what = "Connections that came to the shard with most, over the mean of all";
+            to.gauges_in("shard_skew", what, &Unit::Other("ratio".to_owned()), [(Vec::new(), skew)])?;
+        }
+        let threads = self.server.remotes().iter().map(|remote| remote.thread());
+        let times: Vec<_> = threads.map(|thread| cpu::time_of(thread?)).enumerate().collect();
+        let each = |of: fn(&cpu::ThreadTime) -> Duration| {
+            let seconds = move |(shard, time): &(usize, Option<cpu::ThreadTime>)| {
+                Some((label("shard", shard), of(time.as_ref()?).as_secs_f64()))
+            };
+            times.iter().filter_map(seconds).collect::<Vec<_>>()
+        };
+        let what = "Time for which a shard's thread ran";
+        to.counters_in("shard_cpu", what, &Unit::Seconds, each(|time| time.ran))?;
+        let what = "Time for which a shard's thread waited for a CPU";
+        to.counters_in("shard_cpu_wait", what, &Unit::Seconds, each(|time| time.waited))
+    }
+
+    fn histograms(&self, to: &mut Families<'_>) -> fmt::Result {
+        let sum = |of: fn(&Snapshot) -> &Histogram| {
+            let mut sum = Counted::new();
+            let snapshots = self.server.remotes().iter().filter_map(|remote| remote.snapshot());
+            snapshots.for_each(|snapshot| of(snapshot).add_to(&mut sum));
+            sum
+        };
+        let turns = sum(|snapshot| &snapshot.turns);
+        to.histogram("turn", "Turns of the shards' loops, without the wait behind", &turns, Duration::ZERO)?;
+        let calls = sum(|snapshot| &snapshot.calls);
+        to.histogram("call", "Calls that waited", &calls, Duration::ZERO)?;
+        let first = sum(|snapshot| &snapshot.first_frames);
+        to.histogram(
+            "first_frame",
+            "Until a connection's first frame, from when it could send one",
+            &first,
+            STEP,
+        )
+    }
+}
+
+fn moved(to: &mut Families<'_>, stats: &ServerStats) -> fmt::Result {
+    let counters = &stats.counters;
+    to.counters("frames", "Frames handed to the services", by_shard(stats, |shard| shard.counters.frames))?;
+    let one = |count| [(Vec::new(), count)];
+    to.counters_in("received", "Bytes received", &Unit::Bytes, one(counters.bytes_received))?;
+    to.counters_in("sent", "Bytes that the kernel took for sending", &Unit::Bytes, one(counters.bytes_sent))?;
+    to.counter("sends", "Send operations", counters.sends)?;
+    let what = "Times that receiving was paused because a connection held too much";
+    to.counter("receives_paused", what, counters.receives_paused)?;
+    to.counter("frames_copied", "Frames copied, mostly as receive memory was short", counters.frames_copied)
+}
+
+fn handshakes(to: &mut Families<'_>, counters: &ConnStats) -> fmt::Result {
+    let ends = [
+        ("done", counters.handshakes_done),
+        ("failed", counters.handshakes_failed),
+        ("timed_out", counters.handshakes_timed_out),
+    ];
+    let ends = ends.map(|(result, count)| (label("result", result), count));
+    to.counters("handshakes", "Handshakes of transports that ended", ends)?;
+    let waiting = [(Vec::new(), counters.handshakes_waiting)];
+    to.gauges("handshakes_waiting", "Handshakes of which a step waits", waiting)
+}
+
+fn services(to: &mut Families<'_>, stats: &ServerStats) -> fmt::Result {
+    let each = || stats.services.iter().map(|service| (label("service", &service.name), service));
+    let connections = each().map(|(labels, service)| (labels, service.connections as u64));
+    to.gauges("service_connections", "Connections of a service now", connections)?;
+    let frames = each().map(|(labels, service)| (labels, service.counters.frames));
+    to.counters("service_frames", "Frames handed to a service", frames)
+}
+
+fn upstreams(to: &mut Families<'_>, stats: &ServerStats) -> fmt::Result {
+    let upstreams = &stats.upstreams;
+    let connections = [(Vec::new(), upstreams.connections as u64)];
+    to.gauges("upstream_connections", "Connections to upstreams now", connections)?;
+    let opened = upstreams.counters.opened;
+    to.counter("upstream_connections_opened", "Connections to upstreams that were tried", opened)?;
+    // Most reasons are those of peers, so these stay away until there is one.
+    let closed = by_reason(&upstreams.counters).filter(|(_, count)| *count > 0);
+    to.counters("upstream_connections_closed", "Connections to upstreams that ended", closed)
+}
+
+fn driver(to: &mut Families<'_>, stats: &ServerStats) -> fmt::Result {
+    let sum = |of: fn(&DriverStats) -> u64| stats.shards.iter().map(|shard| of(&shard.driver)).sum::<u64>();
+    let calls = [("enter", sum(|driver| driver.enters)), ("other", sum(|driver| driver.calls))];
+    let calls = calls.map(|(kind, count)| (label("kind", kind), count));
+    to.counters("system_calls", "System calls of the drivers", calls)?;
+    let buffers = stats.shards.iter().map(|shard| shard.buffers);
+    let (mut free, mut with_kernel, mut leased) = (0, 0, 0);
+    for of in buffers {
+        free += of.free;
+        with_kernel += of.with_kernel;
+        leased += of.leased;
+    }
+    let buffers = [("free", free), ("with_kernel", with_kernel), ("leased", leased)];
+    let buffers = buffers.map(|(state, count)| (label("state", state), count as u64));
+    to.gauges("receive_buffers", "Buffers of receive memory", buffers)
+}
+
+fn blocking(to: &mut Families<'_>, stats: &ServerStats) -> fmt::Result {
+    let blocking = &stats.blocking;
+    let one = |count: usize| [(Vec::new(), count as u64)];
+    to.gauges("blocking_threads", "Threads for calls that block", one(blocking.threads))?;
+    to.gauges("blocking_queued", "Calls that wait for such a thread", one(blocking.queued))?;
+    let ends = [("done", blocking.done), ("refused", blocking.refused), ("panicked", blocking.panicked)];
+    let ends = ends.map(|(result, count)| (label("result", result), count));
+    to.counters("blocking_calls", "Calls that block and ended", ends)
+}
+
+/// The labels of a value.
+type Labels = Vec<(&'static str, String)>;
+
+fn label(name: &'static str, value: impl ToString) -> Labels {
+    vec![(name, value.to_string())]
+}
+
+fn by_shard<'a>(
+    stats: &'a ServerStats,
+    of: impl Fn(&crate::stats::ShardStats) -> u64 + 'a,
+) -> impl Iterator<Item = (Labels, u64)> + 'a {
+    stats.shards.iter().enumerate().map(move |(index, shard)| (label("shard", index), of(shard)))
+}
+
+fn by_reason(counters: &ConnStats) -> impl Iterator<Item = (Labels, u64)> + '_ {
+    counters.each_reason().map(|(reason, count)| {
+        let closed_by = format!("{:?}", reason.closed_by()).to_lowercase();
+        (vec![("reason", reason.name().to_owned()), ("closed_by", closed_by)], count)
+    })
+}
+
+/// Writes metrics of one name after the other.
+struct Families<'a>(DescriptorEncoder<'a>);
+
+impl Families<'_> {
+    fn family(
+        &mut self,
+        name: &str,
+        help: &str,
+        unit: Option<&Unit>,
+        kind: MetricType,
+        write: impl FnOnce(&mut MetricEncoder<'_>) -> fmt::Result,
+    ) -> fmt::Result {
+        let (mut full, mut sentence) = (String::new(), String::new());
+        write!(full, "ringserve_{name}")?;
+        write!(sentence, "{help}.")?;
+        let mut encoder = self.0.encode_descriptor(&full, &sentence, unit, kind)?;
+        write(&mut encoder)
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        self.counters(name, help, [(Vec::new(), value)])
+    }
+
+    fn counters<V: EncodeCounterValue>(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl IntoIterator<Item = (Labels, V)>,
+    ) -> fmt::Result {
+        self.all_counters(name, help, None, values)
+    }
+
+    fn counters_in<V: EncodeCounterValue>(
+        &mut self,
+        name: &str,
+        help: &str,
+        unit: &Unit,
+        values: impl IntoIterator<Item = (Labels, V)>,
+    ) -> fmt::Result {
+        self.all_counters(name, help, Some(unit), values)
+    }
+
+    fn all_counters<V: EncodeCounterValue>(
+        &mut self,
+        name: &str,
+        help: &str,
+        unit: Option<&Unit>,
+        values: impl IntoIterator<Item = (Labels, V)>,
+    ) -> fmt::Result {
+        let none = None::<&prometheus_client::metrics::exemplar::Exemplar<NoLabelSet, f64>>;
+        self.family(name, help, unit, MetricType::Counter, |encoder| {
+            values.into_iter().try_for_each(|(labels, value)| match labels.is_empty() {
+                true => encoder.encode_counter(&value, none),
+                false => encoder.encode_family(&labels)?.encode_counter(&value, none),
+            })
+        })
+    }
+
+    fn gauges<V: EncodeGaugeValue>(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl IntoIterator<Item = (Labels, V)>,
+    ) -> fmt::Result {
+        self.all_gauges(name, help, None, values)
+    }
+
+    fn gauges_in<V: EncodeGaugeValue>(
+        &mut self,
+        name: &str,
+        help: &str,
+        unit: &Unit,
+        values: impl IntoIterator<Item = (Labels, V)>,
+    ) -> fmt::Result {
+        self.all_gauges(name, help, Some(unit), values)
+    }
+
+    fn all_gauges<V: EncodeGaugeValue>(
+        &mut self,
+        name: &str,
+        help: &str,
+        unit: Option<&Unit>,
+        values: impl IntoIterator<Item = (Labels, V)>,
+    ) -> fmt::Result {
+        self.family(name, help, unit, MetricType::Gauge, |encoder| {
+            values.into_iter().try_for_each(|(labels, value)| match labels.is_empty() {
+                true => encoder.encode_gauge(&value),
+                false => encoder.encode_family(&labels)?.encode_gauge(&value),
+            })
+        })
+    }
+
+    fn histogram(&mut self, name: &str, help: &str, of: &Counted, from: Duration) -> fmt::Result {
+        self.family(name, help, Some(&Unit::Seconds), MetricType::Histogram, |encoder| {
+            encoder.encode_histogram::<NoLabelSet>(of.seconds(), of.count(), &of.buckets(from), None)
+        })
+    }
+}

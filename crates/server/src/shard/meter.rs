@@ -1,0 +1,165 @@
+//! What a shard notes of its turns for those who watch it, and when it publishes its figures.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ringserve_core::{Address, Time};
+use tracing::warn;
+
+#[cfg(feature = "metrics")]
+use super::timers::Timers;
+use crate::log::{LineLimit, guarded};
+use crate::server::accept_queue::AcceptQueues;
+use crate::snapshot::Snapshot;
+
+/// Figures are published at the end of a turn, and no more often than this: a publication is a hundred stores, and readers look each
+/// few seconds.
+const PUBLISHED_EVERY: Duration = Duration::from_millis(100);
+
+/// Of the turns that end in a wait one in so many is timed, and stands for all of them: only that takes a look at the clock beside
+/// the one with which each turn begins.
+#[cfg(feature = "metrics")]
+const TIMED_ONE_IN: u32 = 64;
+
+/// A shard's own.
+pub(crate) struct Meter {
+    pub(super) snapshot: Arc<Snapshot>,
+    /// When the turn began, or the last one.
+    began: Time,
+    publish_at: Time,
+    /// There was a turn since figures were published.
+    unpublished: bool,
+    #[cfg(feature = "metrics")]
+    timing: Timing,
+}
+
+/// How the lengths of turns come to be known.
+#[cfg(feature = "metrics")]
+struct Timing {
+    /// The next turn follows the last one without a wait.
+    goes_on: bool,
+    until_timed: u32,
+}
+
+impl Meter {
+    pub(super) fn new(snapshot: Arc<Snapshot>) -> Meter {
+        Meter {
+            snapshot,
+            began: Time::ZERO,
+            publish_at: Time::ZERO,
+            unpublished: false,
+            #[cfg(feature = "metrics")]
+            timing: Timing { goes_on: false, until_timed: TIMED_ONE_IN },
+        }
+    }
+
+    /// A turn begins.
+    #[inline]
+    pub(super) fn begin_turn(&mut self, now: Time) {
+        #[cfg(feature = "metrics")]
+        if std::mem::take(&mut self.timing.goes_on) {
+            self.snapshot.turns.add(nanos(self.began, now), 1);
+        }
+        self.began = now;
+        self.snapshot.begin_turn(now);
+    }
+
+    /// The turn is over. True if figures are to be published now.
+    #[inline]
+    pub(super) fn end_turn(&mut self) -> bool {
+        self.snapshot.end_turn(self.began);
+        let is_due = self.began >= self.publish_at;
+        self.unpublished = !is_due;
+        is_due
+    }
+
+    /// They were.
+    pub(super) fn published(&mut self) {
+        (self.publish_at, self.unpublished) = (self.began + PUBLISHED_EVERY, false);
+    }
+
+    /// When figures have to be published though nothing happens: a shard that slept for longer would leave out its last ones.
+    #[inline]
+    pub(super) fn publish_at(&self) -> Option<Time> {
+        self.unpublished.then_some(self.publish_at)
+    }
+}
+
+/// The lengths of turns and calls, for those who read them.
+#[cfg(feature = "metrics")]
+impl Meter {
+    /// A call that waited is done, which began in a turn then.
+    pub(super) fn call_ended(&self, now: Time, began: Time) {
+        self.snapshot.calls.add(nanos(began, now), 1);
+    }
+
+    /// The next turn begins as soon as this one is over.
+    #[inline]
+    pub(super) fn goes_on(&mut self) {
+        self.timing.goes_on = true;
+    }
+
+    /// What comes between this turn and the next one is no part of it.
+    #[cfg(feature = "runtime-tokio")]
+    pub(super) fn pauses(&mut self) {
+        self.timing.goes_on = false;
+    }
+
+    /// The shard waits now.
+    #[inline]
+    pub(super) fn waits(&mut self, clock: &Timers) {
+        self.timing.until_timed -= 1;
+        if self.timing.until_timed == 0 {
+            self.time_turn(clock);
+        }
+    }
+
+    #[cold]
+    fn time_turn(&mut self, clock: &Timers) {
+        self.timing.until_timed = TIMED_ONE_IN;
+        self.snapshot.turns.add(nanos(self.began, clock.now()), TIMED_ONE_IN.into());
+    }
+}
+
+#[cfg(feature = "metrics")]
+#[inline]
+fn nanos(from: Time, to: Time) -> u64 {
+    to.as_nanos() - from.as_nanos()
+}
+
+/// What a shard's log knows of packets that its listeners lost.
+#[derive(Default)]
+pub(crate) struct LossLog {
+    /// By listener.
+    lost: Vec<Option<u64>>,
+    lines: LineLimit,
+}
+
+impl LossLog {
+    /// Writes a line for each listener of the shard that lost packets since the last look.
+    pub(super) fn look(&mut self, shard: usize, queues: &AcceptQueues, listeners: &[Address], now: Time) {
+        for queue in queues.read_those_of(shard) {
+            let (Some(lost), Some(listener)) = (queue.lost, listeners.get(queue.listener)) else { continue };
+            if self.lost.len() <= queue.listener {
+                self.lost.resize(queue.listener + 1, None);
+            }
+            // What an adopted socket lost before is not this server's affair.
+            let at_first = if queue.shard.is_none() { lost } else { 0 };
+            let before = self.lost[queue.listener].replace(lost).unwrap_or(at_first);
+            if lost > before && self.lines.allows(now) {
+                let (lost, waiting, capacity) = (lost - before, queue.waiting, queue.capacity);
+                guarded(|| {
+                    warn!(
+                        shard,
+                        %listener,
+                        lost,
+                        waiting,
+                        capacity,
+                        "the accept queue was full, and packets of newcomers were dropped: they try again a second later; a handler \
+                         blocked the shard, or they came faster than it accepts"
+                    );
+                });
+            }
+        }
+    }
+}

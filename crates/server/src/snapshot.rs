@@ -1,0 +1,273 @@
+//! What a shard shows of itself while it runs. It stores its figures now and then where other threads read them, and no reader
+//! asks it or waits for it: a shard that is blocked is in every report, with figures that are little older than the block.
+//!
+//! ```text
+//!   shard    sequence odd ─▶ stores each figure ─▶ sequence even        at the end of a turn, each 100 ms at most
+//!   reader   sequence even? ─▶ loads each figure ─▶ sequence the same?  three times, then what it found
+//! ```
+//!
+//! All of it is written by one thread, so nothing is a locked instruction: a load and a store where something is added.
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::Duration;
+
+use ringserve_buf::BufferStats;
+use ringserve_core::{ConnStats, DriverStats, Time};
+
+#[cfg(feature = "metrics")]
+use crate::histogram::Histogram;
+use crate::stats::{ServiceNames, ServiceStats, ShardStats, UpstreamStats};
+
+/// How often a reader tries again. Then it takes figures of two publications: the writer may have lost its CPU between its first
+/// store and its last.
+const TRIES: u32 = 3;
+
+/// Figures on lines that no other shard writes: 128 bytes, since processors fetch lines of 64 in pairs.
+#[repr(align(128))]
+struct Line([AtomicU64; 16]);
+
+/// What one shard publishes.
+#[repr(align(128))]
+pub(crate) struct Snapshot {
+    /// Odd while the figures are stored.
+    sequence: AtomicU64,
+    /// When the turn began that the shard is in, or its last one: nanoseconds of its clock, doubled, and one more while it is in it.
+    turn: AtomicU64,
+    lines: Box<[Line]>,
+    names: ServiceNames,
+    /// How long turns take.
+    #[cfg(feature = "metrics")]
+    pub(crate) turns: Histogram,
+    /// How long calls take that wait.
+    #[cfg(feature = "metrics")]
+    pub(crate) calls: Histogram,
+    /// How long connections take to send their first frame.
+    #[cfg(feature = "metrics")]
+    pub(crate) first_frames: Histogram,
+}
+
+impl Snapshot {
+    pub(crate) fn new(names: ServiceNames) -> Snapshot {
+        let mut words = 0;
+        each_word(&mut blank(&names), |_| words += 1);
+        let line = || Line([const { AtomicU64::new(0) }; 16]);
+        let lines = (0..usize::div_ceil(words, 16)).map(|_| line()).collect();
+        Snapshot {
+            sequence: AtomicU64::new(0),
+            turn: AtomicU64::new(0),
+            lines,
+            names,
+            #[cfg(feature = "metrics")]
+            turns: Histogram::new(),
+            #[cfg(feature = "metrics")]
+            calls: Histogram::new(),
+            #[cfg(feature = "metrics")]
+            first_frames: Histogram::new(),
+        }
+    }
+
+    fn words(&self) -> impl Iterator<Item = &AtomicU64> {
+        self.lines.iter().flat_map(|Line(words)| words)
+    }
+
+    /// On the shard: begins to store figures, all of them, in the order of the methods.
+    pub(crate) fn publish(&self) -> Publishing<'_, impl Iterator<Item = &AtomicU64>> {
+        let sequence = self.sequence.load(Ordering::Relaxed);
+        self.sequence.store(sequence + 1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        Publishing { words: self.words(), sequence: &self.sequence, to: sequence + 2 }
+    }
+
+    /// The figures that were published last; zeros before the first time.
+    pub(crate) fn read(&self) -> ShardStats {
+        let mut stats = blank(&self.names);
+        for _ in 0..TRIES {
+            let sequence = self.sequence.load(Ordering::Acquire);
+            let mut words = self.words();
+            each_word(&mut stats, |count| {
+                *count = words.next().map_or(0, |word| word.load(Ordering::Relaxed));
+            });
+            fence(Ordering::Acquire);
+            if sequence.is_multiple_of(2) && self.sequence.load(Ordering::Relaxed) == sequence {
+                break;
+            }
+        }
+        for service in std::mem::take(&mut stats.services) {
+            stats.add(service);
+        }
+        stats
+    }
+
+    /// On the shard: a turn begins.
+    #[inline]
+    pub(crate) fn begin_turn(&self, now: Time) {
+        self.turn.store(now.as_nanos() << 1 | 1, Ordering::Relaxed);
+    }
+
+    /// On the shard: the turn that began then is over.
+    #[inline]
+    pub(crate) fn end_turn(&self, now: Time) {
+        self.turn.store(now.as_nanos() << 1, Ordering::Relaxed);
+    }
+
+    /// How long the shard has been in its turn; `None` if it is in none.
+    pub(crate) fn in_turn_for(&self, now: Time) -> Option<Duration> {
+        let turn = self.turn.load(Ordering::Relaxed);
+        (turn & 1 == 1).then(|| Duration::from_nanos(now.as_nanos().saturating_sub(turn >> 1)))
+    }
+}
+
+/// Figures that are being stored.
+pub(crate) struct Publishing<'a, W> {
+    words: W,
+    sequence: &'a AtomicU64,
+    to: u64,
+}
+
+impl<'a, W: Iterator<Item = &'a AtomicU64>> Publishing<'a, W> {
+    fn put(&mut self, figure: u64) {
+        if let Some(word) = self.words.next() {
+            word.store(figure, Ordering::Relaxed);
+        }
+    }
+
+    /// Of each service in turn, then of the upstreams.
+    pub(crate) fn connections(&mut self, mut counters: ConnStats, connections: usize) {
+        counters.each_count(|count| self.put(*count));
+        self.put(connections as u64);
+    }
+
+    pub(crate) fn driver(&mut self, mut stats: DriverStats) {
+        stats.each_count(|count| self.put(*count));
+    }
+
+    pub(crate) fn buffers(&mut self, mut stats: BufferStats) {
+        each_of_buffers(&mut stats, |count| self.put(*count));
+    }
+}
+
+impl<W> Drop for Publishing<'_, W> {
+    fn drop(&mut self) {
+        self.sequence.store(self.to, Ordering::Release);
+    }
+}
+
+/// Figures of services with these names, in none of their sums.
+fn blank(names: &ServiceNames) -> ShardStats {
+    let service = |name: &std::sync::Arc<str>| ServiceStats {
+        name: name.clone(),
+        counters: ConnStats::default(),
+        connections: 0,
+    };
+    ShardStats { services: names.lanes().map(|(_, name)| service(name)).collect(), ..ShardStats::default() }
+}
+
+/// Shows `visit` each figure, in the order in which they are published.
+fn each_word(stats: &mut ShardStats, mut visit: impl FnMut(&mut u64)) {
+    for ServiceStats { counters, connections, .. } in &mut stats.services {
+        counters.each_count(&mut visit);
+        visit_size(connections, &mut visit);
+    }
+    let UpstreamStats { counters, connections } = &mut stats.upstreams;
+    counters.each_count(&mut visit);
+    visit_size(connections, &mut visit);
+    stats.driver.each_count(&mut visit);
+    each_of_buffers(&mut stats.buffers, &mut visit);
+}
+
+fn each_of_buffers(stats: &mut BufferStats, mut visit: impl FnMut(&mut u64)) {
+    stats.each_count(|size| visit_size(size, &mut visit));
+}
+
+fn visit_size(size: &mut usize, mut visit: impl FnMut(&mut u64)) {
+    let mut count = *size as u64;
+    visit(&mut count);
+    *size = count as usize;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::thread;
+
+    use super::*;
+
+    fn names() -> ServiceNames {
+        ServiceNames::new([("chat".into(), 1), ("http".into(), 2)])
+    }
+
+    /// Publishes figures that all have this value.
+    fn publish(snapshot: &Snapshot, value: u64) {
+        let mut figures = blank(&snapshot.names);
+        each_word(&mut figures, |count| *count = value);
+        let mut publishing = snapshot.publish();
+        for service in figures.services {
+            publishing.connections(service.counters, service.connections);
+        }
+        publishing.connections(figures.upstreams.counters, figures.upstreams.connections);
+        publishing.driver(figures.driver);
+        publishing.buffers(figures.buffers);
+        assert!(publishing.words.next().is_none_or(|rest| rest.load(Ordering::Relaxed) == 0));
+    }
+
+    #[test]
+    fn what_is_published_is_read_with_its_names_and_sums() {
+        let snapshot = Snapshot::new(names());
+        assert_eq!(snapshot.read().services.len(), 2, "before the first time");
+        publish(&snapshot, 7);
+        let stats = snapshot.read();
+        let named: Vec<_> = stats.services.iter().map(|of| (&*of.name, of.connections)).collect();
+        assert_eq!(named, [("chat", 7), ("http", 7)]);
+        assert_eq!((stats.connections, stats.counters.frames, stats.upstreams.counters.closed), (14, 14, 7));
+        assert_eq!((stats.driver.turns, stats.driver.submissions_delayed), (7, 7));
+        let buffers = stats.buffers;
+        assert_eq!((buffers.total, buffers.free, buffers.with_kernel, buffers.leased), (7, 7, 7, 7));
+        assert!(stats.services.iter().all(|of| of.counters.reasons().all(|(_, count)| count == 7)));
+    }
+
+    #[test]
+    fn reader_beside_a_writer_reads_one_publication() {
+        let (snapshot, over) = (Snapshot::new(names()), AtomicBool::new(false));
+        let (mut whole, mut torn) = (0u32, 0u32);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for value in 1.. {
+                    publish(&snapshot, value);
+                    if over.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    // Longer than a reader needs, or it would find no time between two.
+                    (0..5000).for_each(|_| std::hint::spin_loop());
+                }
+            });
+            let mut last = 0;
+            while whole < 1000 {
+                let mut stats = snapshot.read();
+                let (mut least, mut most) = (u64::MAX, 0);
+                each_word(&mut stats, |count| (least, most) = (least.min(*count), most.max(*count)));
+                assert!(least >= last, "no figure falls");
+                last = least;
+                whole += u32::from(least == most);
+                torn += u32::from(least != most);
+                if least != most {
+                    // The writer may have lost its CPU in the middle.
+                    thread::yield_now();
+                }
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+        assert!(torn < whole, "{torn} were torn, and {whole} whole");
+    }
+
+    #[test]
+    fn turn_is_as_long_as_it_lasts() {
+        let snapshot = Snapshot::new(names());
+        let at = |seconds: u64| Time::from_nanos(seconds * 1_000_000_000);
+        assert_eq!(snapshot.in_turn_for(at(5)), None);
+        snapshot.begin_turn(at(5));
+        assert_eq!(snapshot.in_turn_for(at(7)), Some(Duration::from_secs(2)));
+        assert_eq!(snapshot.in_turn_for(at(4)), Some(Duration::ZERO), "a look that was before");
+        snapshot.end_turn(at(5));
+        assert_eq!(snapshot.in_turn_for(at(7)), None);
+    }
+}

@@ -1,0 +1,62 @@
+//! Figures that shards publish, by seed: they are those of the last turn, once the shards had a moment.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use ringserve_server::framing::Lines;
+use ringserve_server::testing::{Faults, Sim};
+use ringserve_server::{Cx, Frame, Server, Service};
+
+/// Figures are published each tenth of it.
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Answers with what its server published.
+struct Counts;
+
+impl Service for Counts {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, line: Frame) -> Result<(), Infallible> {
+        let stats = cx.shard().server().stats();
+        assert_eq!(stats.stale_shards().count(), 0, "no turn takes time here");
+        match &*line {
+            b"count" => cx.reply(format!("{} {}", stats.counters.frames, stats.connections)),
+            _ => cx.reply(line),
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn resting_shards_have_published_all_that_they_did() {
+    Sim::seeds(200).faults(Faults::harmless()).run(|sim| {
+        let server = Server::bind("10.0.0.1:7000").shards(3).framing(Lines::default());
+        let server = sim.start(server, |_shard| Counts).unwrap();
+        let addr = server.addr();
+        sim.client("asks", async move |net| {
+            let mut all = Vec::new();
+            let mut frames = 0;
+            for n in 0..8 {
+                let mut me = net.connect(addr).await?;
+                for _ in 0..=n {
+                    me.send("x\n").await?;
+                    assert_eq!(me.line().await?.as_deref(), Some("x"));
+                    frames += 1;
+                }
+                all.push(me);
+                // Once in a while longer than figures are kept back.
+                net.sleep(SECOND / 50 * n).await;
+            }
+            for round in 0..3 {
+                net.sleep(SECOND).await;
+                all[0].send("count\n").await?;
+                let told = all[0].line().await?;
+                assert_eq!(told, Some(format!("{} {}", frames + round, all.len())));
+            }
+            Ok(())
+        });
+        sim.run_until_done();
+        sim.finish();
+    });
+}

@@ -1,0 +1,157 @@
+//! What a server counts as text: it is what OpenMetrics says, and it says what happened.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use ringserve::metrics::Metrics;
+use ringserve::metrics::prometheus_client::encoding::text::encode;
+use ringserve::metrics::prometheus_client::metrics::gauge::Gauge;
+use ringserve::metrics::prometheus_client::registry::Registry;
+use ringserve_tests::openmetrics::{Family, Kind, parse};
+use ringserve_tests::{Client, Lab, SOON, eventually, no_time_limits, order};
+
+/// A scrape, while a shard may be blocked: the time that one of 53 shards may take at most.
+const SCRAPE: Duration = Duration::from_millis(100);
+
+#[track_caller]
+fn scrape(lab: &Lab) -> BTreeMap<String, Family> {
+    let (mut text, started) = (String::new(), Instant::now());
+    lab.running.metrics().write_prometheus(&mut text);
+    assert!(started.elapsed() < SCRAPE, "it took {:?}", started.elapsed());
+    parse(&text).unwrap_or_else(|error| panic!("{error} in:\n{text}"))
+}
+
+fn value(families: &BTreeMap<String, Family>, sample: &str) -> Option<f64> {
+    families.values().find_map(|family| family.samples.get(sample).copied())
+}
+
+#[test]
+fn scrape_says_what_happened_and_only_once() {
+    let lab = Lab::on_shards(2, no_time_limits());
+    let mut clients: Vec<Client> = (0..6).map(|_| lab.client()).collect();
+    clients.iter_mut().for_each(|client| client.echoes("x"));
+    let mut waits = lab.client();
+    waits.gets_back(order::sleep(40));
+    drop(clients);
+    lab.holds(1);
+    eventually("it is published", SOON, || lab.running.stats().connections == 1);
+    let families = scrape(&lab);
+    let of = |sample: &str| value(&families, sample).unwrap_or_else(|| panic!("{sample} is there"));
+    let both = |name: &str| of(&format!("{name}{{shard=\"0\"}}")) + of(&format!("{name}{{shard=\"1\"}}"));
+    assert_eq!((both("ringserve_connections"), both("ringserve_connections_opened_total")), (1.0, 7.0));
+    assert_eq!(both("ringserve_frames_total"), 7.0);
+    assert_eq!(of("ringserve_connections_closed_total{closed_by=\"peer\",reason=\"peer_closed\"}"), 6.0);
+    assert_eq!(of("ringserve_connections_closed_total{closed_by=\"server\",reason=\"idle_timeout\"}"), 0.0);
+    let service = lab.addr().to_string();
+    assert_eq!(of(&format!("ringserve_service_frames_total{{service=\"{service}\"}}")), 7.0);
+    for shard in 0..2 {
+        let queue = |name: &str| {
+            of(&format!("ringserve_accept_queue_{name}{{listener=\"{service}\",shard=\"{shard}\"}}"))
+        };
+        assert_eq!((queue("waiting"), queue("lost_total")), (0.0, 0.0));
+        assert!(queue("capacity") > 0.0);
+        let cpu = |name: &str| of(&format!("ringserve_shard_{name}_seconds_total{{shard=\"{shard}\"}}"));
+        assert!(cpu("cpu") > 0.0 && cpu("cpu") < 60.0 && cpu("cpu_wait") >= 0.0);
+    }
+    // The call slept for 40 ms, and each connection had one first frame.
+    assert_eq!(of("ringserve_call_seconds_count"), 1.0);
+    let slept = of("ringserve_call_seconds_sum");
+    assert!((0.04..10.0).contains(&slept), "{slept} s");
+    assert_eq!(of("ringserve_first_frame_seconds_count"), 7.0);
+    let skew = of("ringserve_shard_skew_ratio");
+    assert!((1.0..=2.0).contains(&skew), "{skew}");
+    drop(waits);
+    lab.finish();
+}
+
+#[test]
+fn each_turn_is_in_the_histogram_as_often_as_it_counts() {
+    let lab = Lab::start(no_time_limits());
+    let mut client = lab.client();
+    (0..2000).for_each(|_| client.echoes("x"));
+    let families = scrape(&lab);
+    let of = |sample: &str| value(&families, sample).expect("it is there");
+    let turns = lab.stats().shards[0].driver.turns as f64;
+    let timed = of("ringserve_turn_seconds_count");
+    assert!((turns - 200.0..=turns + 64.0).contains(&timed), "{timed} of {turns} turns");
+    let mean = of("ringserve_turn_seconds_sum") / timed;
+    assert!(mean > 0.0 && mean < 0.1, "a turn takes {mean} s");
+    drop(client);
+    lab.finish();
+}
+
+#[test]
+fn scrape_waits_for_no_blocked_shard_and_counters_never_fall() {
+    let lab = Lab::on_shards(2, no_time_limits());
+    let mut busy = lab.client();
+    let blocked = busy.ask_text(order::shard());
+    busy.send(order::block());
+    eventually("the shard is blocked", SOON, || lab.shared.block.came() == 1);
+    let mut last = scrape(&lab);
+    eventually("the shard is marked", SOON, || {
+        let now = scrape(&lab);
+        for (name, family) in &now {
+            for (sample, value) in &family.samples {
+                let before = last[name].samples.get(sample);
+                let falls = family.kind == Kind::Counter && before.is_some_and(|before| value < before);
+                assert!(!falls, "{sample} was {before:?} and is {value}");
+            }
+        }
+        last = now;
+        value(&last, &format!("ringserve_shard_stale{{shard=\"{blocked}\"}}")) == Some(1.0)
+    });
+    lab.shared.block.end();
+    busy.recv();
+    drop(busy);
+    lab.finish();
+}
+
+#[test]
+fn collector_stands_in_a_registry_beside_other_metrics() {
+    let lab = Lab::start(no_time_limits());
+    let mut registry = Registry::default();
+    let rooms: Gauge = Gauge::default();
+    rooms.set(3);
+    registry.register("chat_rooms", "Rooms with a member", rooms);
+    registry.register_collector(Box::new(lab.running.collector()));
+    let mut text = String::new();
+    encode(&mut text, &registry).unwrap();
+    let families = parse(&text).unwrap();
+    assert_eq!(value(&families, "chat_rooms"), Some(3.0));
+    assert_eq!(value(&families, "ringserve_connections{shard=\"0\"}"), Some(0.0));
+    assert!(Metrics::CONTENT_TYPE.starts_with("application/openmetrics-text; version=1.0.0"));
+    lab.finish();
+}
+
+/// What the parser of these tests takes.
+const GOOD: &str = "# HELP a What.\n# TYPE a counter\na_total{c=\"d\\\"\",b=\"e\"} 3\n# TYPE f_seconds histogram\n\
+    # UNIT f_seconds seconds\nf_seconds_sum 1.5\nf_seconds_count 2\nf_seconds_bucket{le=\"0.5\"} 1\n\
+    f_seconds_bucket{le=\"+Inf\"} 2\n# EOF\n";
+
+#[test]
+fn good_text_is_read() {
+    let families = parse(GOOD).unwrap();
+    assert_eq!(families["a"].samples["a_total{b=\"e\",c=\"d\\\"\"}"], 3.0);
+    assert_eq!((families["f_seconds"].kind, families.len()), (Kind::Histogram, 2));
+}
+
+#[test]
+fn each_broken_rule_is_found() {
+    for (right, wrong) in [
+        ("# EOF\n", ""),
+        ("a_total{", "a{"),
+        ("b=\"e\"", "c=\"e\""),
+        ("b=\"e\"}", "b=\"e\",}"),
+        (" 3\n", " -3\n"),
+        ("# UNIT f_seconds seconds", "# UNIT f_seconds bytes"),
+        ("{le=\"+Inf\"} 2", "{le=\"+Inf\"} 3"),
+        ("{le=\"+Inf\"} 2", "{le=\"0.7\"} 2"),
+        ("f_seconds_count 2\n", ""),
+        ("{le=\"0.5\"} 1", "{le=\"0.5\"} 9"),
+        ("# TYPE a counter\n", ""),
+        ("# TYPE f_seconds", "# HELP a Again.\n# TYPE f_seconds"),
+    ] {
+        assert!(GOOD.contains(right), "{right}");
+        assert!(parse(&GOOD.replacen(right, wrong, 1)).is_err(), "{right} as {wrong}");
+    }
+}
