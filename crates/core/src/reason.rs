@@ -240,6 +240,7 @@ pub(crate) const EACH: [CloseReason; CloseReason::COUNT] = {
         TlsBadRecord,
         TlsAlertReceived(0),
         TlsTruncated,
+        UpgradeRefused(0),
     ]
 };
 
