@@ -82,12 +82,16 @@ fn refused(file: &Path, text: &str) -> String {
     found
 }
 
-/// True if `text` has `word`, and no letter, digit or underscore beside it.
+/// True if `text` has `word`, and no letter, digit or underscore beside it. What ends with a colon and a space, or a quotation mark,
+/// is a header of HTTP, such as that of the host.
 fn has_word(text: &str, word: &str) -> bool {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     text.match_indices(word).any(|(at, _)| {
         let (before, behind) = (&text[..at], &text[at + word.len()..]);
-        !before.chars().next_back().is_some_and(is_part) && !behind.chars().next().is_some_and(is_part)
+        let is_header = word == "Host" && (behind.starts_with(": ") || behind.starts_with('"'));
+        !before.chars().next_back().is_some_and(is_part)
+            && !behind.chars().next().is_some_and(is_part)
+            && !is_header
     })
 }
 

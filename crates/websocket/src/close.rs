@@ -3,6 +3,7 @@
 use ringserve_core::CloseReason;
 use ringserve_core::framing::FrameError;
 
+pub use crate::frame::PROTOCOL_ERROR;
 use crate::frame::{CONTROL_BYTES_MAX, Opcode, Violation, put};
 use crate::utf8;
 
@@ -10,8 +11,6 @@ use crate::utf8;
 pub const NORMAL: u16 = 1000;
 /// The server stops, or the browser leaves the page.
 pub const GOING_AWAY: u16 = 1001;
-/// The peer broke the rules of the protocol.
-pub const PROTOCOL_ERROR: u16 = 1002;
 /// The peer sent a kind of message that is not taken.
 pub const UNSUPPORTED: u16 = 1003;
 /// A text was no UTF-8, or a message contradicts its kind.

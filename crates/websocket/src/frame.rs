@@ -12,10 +12,11 @@ use core::fmt;
 use ringserve_core::framing::FrameError;
 use ringserve_core::{CloseReason, Fault};
 
-use crate::close;
-
 /// The longest header: two bytes, a length of eight, a mask.
 pub const HEADER_BYTES_MAX: usize = 14;
+
+/// The peer broke the rules of the protocol.
+pub const PROTOCOL_ERROR: u16 = 1002;
 
 /// The longest payload of a control frame.
 pub const CONTROL_BYTES_MAX: usize = 125;
@@ -32,7 +33,7 @@ pub struct Violation {
 impl Violation {
     /// The bytes break the rules of the protocol.
     pub const fn protocol(what: &'static str) -> Violation {
-        Violation { code: close::PROTOCOL_ERROR, what }
+        Violation { code: PROTOCOL_ERROR, what }
     }
 
     /// As a connection ends by it.

@@ -141,7 +141,7 @@ impl<'a> Upgrade<'a> {
         }
         let bad = |what| Err(Reject::new(400).text(what));
         if self.values("host").count() != 1 {
-            return bad("not one Host");
+            return bad("not one header of the host");
         }
         let has_body = self.values("transfer-encoding").next().is_some()
             || self.values("content-length").any(|len| len != b"0");

@@ -25,6 +25,7 @@
 mod node;
 mod packet;
 mod service;
+mod session;
 mod sessions;
 #[cfg(test)]
 mod tests;

@@ -20,46 +20,11 @@ use ringserve::sync::{AskError, Mesh, SendError};
 use ringserve::{ConnId, LocalHandle, PushError, Shard};
 
 use crate::packet::{Form, Publication, Publish, Read, Reason, Version, packet};
-use crate::sessions::{Attach, Goodbye, Session};
+use crate::session::{Answer, Message, Session};
 use crate::topics::{Filters, Options, Retained, Stamp};
 
 /// Between two attempts to ask a shard that has too many questions, and between two looks at retained messages.
 const PAUSE: Duration = Duration::from_millis(2);
-
-/// What shards tell each other.
-#[derive(Clone)]
-pub enum Message {
-    Publish(Arc<Publication>, Stamp),
-    // To the home of a session, from the shard of its client:
-    Attach(Box<Attach>),
-    Subscribe(Arc<str>, ConnId, Vec<(Arc<str>, Options)>),
-    Unsubscribe(Arc<str>, ConnId, Vec<Arc<str>>),
-    /// Send retained messages that a filter matches, behind a topic.
-    Retained(Arc<str>, ConnId, Arc<str>, Bytes),
-    Acknowledged(Arc<str>, ConnId, u16),
-    Detach(Arc<str>, ConnId, Goodbye),
-    // To the shard of a client, from the home of its session:
-    Deliver {
-        connection: ConnId,
-        id: u16,
-        dup: bool,
-        retain: bool,
-        publication: Arc<Publication>,
-    },
-    /// Another connection has the session now.
-    Evict(ConnId),
-}
-
-/// What a home answers; of all this what was asked for.
-#[derive(Default)]
-pub struct Answer {
-    pub is_present: bool,
-    pub filters: Vec<(Arc<str>, Options)>,
-    /// The code of each filter, and whether it is new.
-    pub codes: Vec<(u8, bool)>,
-    /// Behind which topic there may be more retained messages.
-    pub next: Option<Bytes>,
-}
 
 /// What one shard keeps at most.
 #[derive(Args, Clone)]
@@ -329,7 +294,7 @@ impl Node {
         });
         if publication.qos > 0 {
             self.kept.borrow().matching(&publication.topic, &mut |(session, options)| {
-                if is_wanted(session.id(), *options) {
+                if is_wanted(&session.id, *options) {
                     self.keep(session, publication, options.keeps_retain() && publication.retain);
                 }
             });

@@ -11,8 +11,6 @@ use ringserve::framing::{
 };
 use ringserve::{LocalHandle, PushError, Shard, time::Time};
 
-use crate::topics::is_topic;
-
 /// Cuts bytes into packets: a byte with type and flags, a length of one to four bytes, and as many bytes.
 #[derive(Clone)]
 pub struct Mqtt;
@@ -178,6 +176,11 @@ impl<'a> Reader<'a> {
     pub fn end(&self) -> Read<()> {
         if self.0.is_empty() { Ok(()) } else { Err(Reason::MalformedPacket) }
     }
+}
+
+/// True if a message may be published under this name.
+pub fn is_topic(topic: &str) -> bool {
+    !topic.is_empty() && !topic.contains(['+', '#'])
 }
 
 /// A message, shared by all that are sent it: the payload is copied once, out of the receive buffer.

@@ -10,9 +10,9 @@ use ringserve::framing::FrameError;
 use ringserve::limits::{ConnLimits, IdleCounts};
 use ringserve::{Closed, Cx, Failure, Frame, Service};
 
-use crate::node::{Client, Message, Node};
+use crate::node::{Client, Node};
 use crate::packet::{Connect, Publication, Read, Reader, Reason, Version, packet};
-use crate::sessions::{Attach, Goodbye};
+use crate::session::{Attach, Goodbye, Message};
 use crate::topics::{Options, is_filter};
 
 /// Bytes of a client id at most: it is kept with each message of the client.

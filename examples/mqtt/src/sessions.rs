@@ -1,78 +1,20 @@
-//! Sessions: what a shard keeps of the clients whose home it is, wherever they are connected.
+//! The sessions whose home a shard is, wherever their clients are connected.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use ringserve::{ConnId, task::JoinHandle};
+use ringserve::task::JoinHandle;
 
-use crate::node::{Answer, Message, Node};
+use crate::node::Node;
 use crate::packet::{Publication, Read, Reason, Will};
+use crate::session::{Answer, Attach, Goodbye, Kept, Message, Place, Session, State};
 use crate::topics::{Options, filter_bytes};
 
 /// Messages of QoS 1 that a client is sent before it acknowledges the first, if it takes that many.
 const IN_FLIGHT_MAX: usize = 64;
-
-/// A connection: its shard, and its name there.
-pub type Place = (usize, ConnId);
-
-/// A client, connected or not.
-pub struct Session {
-    id: Arc<str>,
-    state: RefCell<State>,
-}
-
-impl Session {
-    pub fn id(&self) -> &str {
-        &self.id
-    }
-}
-
-#[derive(Default)]
-struct State {
-    connection: Option<Place>,
-    in_flight_max: usize,
-    filters: BTreeMap<Arc<str>, Options>,
-    /// Messages that wait, those first that were sent on a connection before.
-    waiting: VecDeque<Kept>,
-    in_flight: VecDeque<Kept>,
-    /// Of filters, and of messages that wait or are in flight.
-    bytes: usize,
-    will_bytes: usize,
-    last_id: u16,
-    expiry: Duration,
-    will: Option<Will>,
-    /// Publishes the will, then ends the session.
-    timer: Option<JoinHandle<()>>,
-}
-
-/// A message of QoS 1 that is kept until it is acknowledged. It has an id once it was sent.
-struct Kept {
-    id: Option<u16>,
-    retain: bool,
-    publication: Arc<Publication>,
-}
-
-/// A client that connects to a session.
-#[derive(Clone)]
-pub struct Attach {
-    pub id: Arc<str>,
-    pub connection: ConnId,
-    pub is_clean: bool,
-    pub expiry: Duration,
-    pub in_flight_max: usize,
-    pub will: Option<Will>,
-}
-
-/// How a connection ended.
-#[derive(Clone, Copy, Default)]
-pub struct Goodbye {
-    pub drops_will: bool,
-    pub expiry: Option<Duration>,
-}
 
 impl Node {
     pub fn attach(self: &Rc<Self>, shard: usize, attach: Attach) -> Read<Answer> {

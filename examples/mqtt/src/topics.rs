@@ -19,10 +19,6 @@ const LOOKED_AT_ONCE: usize = 1000;
 /// How long a topic is remembered to have been cleared: no message is on its way between shards for longer.
 const CLEARED: Duration = Duration::from_secs(60);
 
-pub fn is_topic(topic: &str) -> bool {
-    !topic.is_empty() && !topic.contains(['+', '#'])
-}
-
 pub fn is_filter(filter: &str) -> bool {
     let levels = filter.split('/').count();
     let fits = |(n, level): (usize, &str)| {

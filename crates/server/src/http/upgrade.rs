@@ -22,9 +22,6 @@ use super::watch::{Watch, Watching};
 use crate::shard::handle::Shard;
 use crate::stream::byte_stream::Stream;
 
-/// What is made of a connection that hyper has left, with what hyper had read of it.
-pub(super) type Begin = Box<dyn FnOnce(Stream, Bytes) -> Pin<Box<dyn Future<Output = ()>>>>;
-
 /// What the request carries. A copy on another thread finds nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Number {

@@ -22,7 +22,7 @@ use hyper::body::Bytes;
 
 use super::options::HttpOptions;
 #[cfg(feature = "websocket")]
-use super::upgrade::Begin;
+use crate::stream::byte_stream::Stream;
 use crate::stream::hyper_io::Fate;
 
 /// Ticks in the window of a rate: a peer is seen to be too slow at most a fifth of the window late.
@@ -152,6 +152,10 @@ impl Rate {
         passed < bounds.window_bytes
     }
 }
+
+/// What is made of a connection that hyper has left, with what hyper had read of it.
+#[cfg(feature = "websocket")]
+pub(super) type Begin = Box<dyn FnOnce(Stream, Bytes) -> std::pin::Pin<Box<dyn Future<Output = ()>>>>;
 
 /// The counts of one connection.
 pub(super) struct Watch {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ringserve::time::Time;
 
-use crate::packet::Publication;
-use crate::topics::{Filters, Retained, is_filter, is_topic};
+use crate::packet::{Publication, is_topic};
+use crate::topics::{Filters, Retained, is_filter};
 
 /// As the specification says it, level by level.
 fn matches(filter: &str, topic: &str) -> bool {
