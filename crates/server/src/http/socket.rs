@@ -345,6 +345,7 @@ impl Socket {
                         let patience =
                             self.patience.get_or_insert_with(|| shard.sleep(self.times.write_stall));
                         if Pin::new(patience).poll(task).is_ready() {
+                            self.abort();
                             return Poll::Ready(Err(self.fail(io::ErrorKind::TimedOut.into())));
                         }
                     }
@@ -479,10 +480,10 @@ impl Socket {
         self.left = 0;
     }
 
-    /// With HTTP/2 the stream ends when it is dropped.
     fn abort(&mut self) {
-        if let Io::Http1 { stream, .. } = &self.io {
-            stream.abort();
+        match &self.io {
+            Io::Http1 { stream, .. } => stream.abort(),
+            Io::Http2 { hold, .. } => hold.reset(),
         }
     }
 }

@@ -22,9 +22,6 @@ use super::watch::{Watch, Watching};
 use crate::shard::handle::Shard;
 use crate::stream::byte_stream::Stream;
 
-/// What is made of a connection that hyper has left, with what hyper had read of it.
-pub(super) type Begin = Box<dyn FnOnce(Stream, Bytes) -> Pin<Box<dyn Future<Output = ()>>>>;
-
 /// What the request carries. A copy on another thread finds nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Number {
@@ -116,6 +113,11 @@ impl Hold {
     pub(crate) fn set(&mut self, bytes: usize) {
         self.watching.hold_received(self.bytes, bytes);
         self.bytes = bytes;
+    }
+
+    /// Resets the stream: hyper would keep what it has of it until the client takes that.
+    pub(crate) fn reset(&self) {
+        self.watching.reset();
     }
 }
 
