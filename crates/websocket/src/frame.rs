@@ -23,7 +23,7 @@ pub const CONTROL_BYTES_MAX: usize = 125;
 /// What the peer did that ends the connection: the code of the close frame that tells it so, and what was wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// One of [`close`](crate::close).
+    /// One of those in [`close`].
     pub code: u16,
     /// What was wrong.
     pub what: &'static str,
