@@ -17,7 +17,7 @@ use ringserve::{Driver, Limits, Server, http, ws};
 
 #[derive(Parser)]
 struct Args {
-    /// Address of all ports; of its own port the first one is asked for.
+    /// Address of all listeners; with port 0 each finds a free one.
     #[arg(long, value_name = "ADDR:PORT")]
     listen: SocketAddr,
     /// The certificate, as PEM; without it there is no TLS.
