@@ -15,6 +15,7 @@
 
 mod channel;
 pub mod close;
+mod code;
 mod extension;
 pub mod frame;
 mod info;
