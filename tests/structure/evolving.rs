@@ -17,6 +17,8 @@ const COMPLETE: &[(&str, &str)] = &[
     ("Decode", "a framing makes it, and makes all of it"),
     ("DotPart", "a service takes them apart, and there is nothing else in the stream"),
     ("DotState", "the stream has lines and texts, and nothing else"),
+    ("Kind", "messages of WebSocket are of text or of bytes"),
+    ("Message", "the same"),
     ("Payload", "callers make it"),
     ("PeerCredentials", "the kernel tells these three"),
     ("PushError", "what was not pushed is full or gone, and the caller does something else for each"),
