@@ -17,7 +17,7 @@ use ringserve::{Driver, Limits, Server, http, ws};
 
 #[derive(Parser)]
 struct Args {
-    /// Address of all ports: the first one has the port that is given, the others have free ones.
+    /// Address of all listeners; with port 0 each finds a free one.
     #[arg(long, value_name = "ADDR:PORT")]
     listen: SocketAddr,
     /// The certificate, as PEM; without it there is no TLS.

@@ -464,5 +464,6 @@ fn socket_on_a_stream_of_http_2_that_is_not_read_ends() {
             }
         }
         eventually("the handler gives up", SOON, || rig.handlers.failed.load(SeqCst) == 1);
+        // The stream is reset, whatever was not taken of it: so the connection ends, once the client has nothing more to ask.
     });
 }

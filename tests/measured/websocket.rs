@@ -98,7 +98,7 @@ fn an_idle_connection_takes_a_few_hundred_bytes() {
 }
 
 /// The channel, what guards it, what is sealed and not sent, what is known of the request; and a place in two tables.
-const WEBSOCKET_BYTES: isize = 300;
+const WEBSOCKET_BYTES: isize = 220;
 
 #[test]
 fn a_message_allocates_nothing_and_a_large_one_is_lent() {

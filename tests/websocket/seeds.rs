@@ -46,7 +46,7 @@ async fn send_in_pieces(net: &Net, me: &mut ClientStream, mut wire: &[u8]) -> io
         let (piece, rest) = wire.split_at((1 + net.random() as usize % most).min(wire.len()));
         me.send(piece).await?;
         wire = rest;
-        if net.random() % 4 == 0 {
+        if net.random().is_multiple_of(4) {
             net.sleep(Duration::from_millis(net.random() % 20)).await;
         }
     }
@@ -87,10 +87,14 @@ fn put_message(net: &Net, opcode: Opcode, payload: &[u8], wire: &mut Vec<u8>) ->
     let mask = (net.random() as u32).to_be_bytes();
     let (mut opcode, mut rest, mut pings) = (opcode, payload, 0);
     loop {
-        let cut = if net.random() % 3 == 0 { rest.len() } else { net.random() as usize % (rest.len() + 1) };
+        let cut = if net.random().is_multiple_of(3) {
+            rest.len()
+        } else {
+            net.random() as usize % (rest.len() + 1)
+        };
         let (fragment, more) = rest.split_at(cut);
         put_masked(more.is_empty(), 0, opcode, fragment, mask, wire);
-        if net.random() % 4 == 0 {
+        if net.random().is_multiple_of(4) {
             put_masked(true, 0, Opcode::Ping, b"ping", mask, wire);
             pings += 1;
         }
@@ -109,7 +113,7 @@ async fn converse(net: &Net, messages: bool, done: &Cell<usize>) -> io::Result<(
     for round in 0..8 {
         let size = [0, 1, 10, 300, 5000, 70_000][(net.random() % 6) as usize];
         let mut payload: Vec<u8> = (0..size).map(|n| b'a' + (n + round) as u8 % 26).collect();
-        let opcode = if net.random() % 2 == 0 { Opcode::Text } else { Opcode::Binary };
+        let opcode = if net.random().is_multiple_of(2) { Opcode::Text } else { Opcode::Binary };
         if !messages {
             payload.push(b'\n');
         }

@@ -31,7 +31,9 @@ enum At {
     Begin,
     Open,
     Work,
+    Wrap,
     Seal,
+    Ends,
     Finish,
     HeldBytes,
     IsMidRecord,
@@ -41,11 +43,13 @@ enum At {
 }
 
 impl At {
-    const ALL: [At; 10] = [
+    const ALL: [At; 12] = [
         At::Begin,
         At::Open,
         At::Work,
+        At::Wrap,
         At::Seal,
+        At::Ends,
         At::Finish,
         At::HeldBytes,
         At::IsMidRecord,
@@ -56,7 +60,7 @@ impl At {
 
     /// True if the connection may still end well, since it is at its end.
     fn is_late(self) -> bool {
-        matches!(self, At::Finish | At::CutOff | At::Drop)
+        matches!(self, At::Ends | At::Finish | At::CutOff | At::Drop)
     }
 }
 
@@ -136,9 +140,19 @@ impl Channel for PlantedChannel {
         self.channel.work(out)
     }
 
+    fn wrap(&mut self, plain: &mut Batch) -> bool {
+        self.at(At::Wrap);
+        self.channel.wrap(plain)
+    }
+
     fn seal(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), Fault> {
         self.at_out(At::Seal, out);
         self.channel.seal(plain, out)
+    }
+
+    fn ends(&mut self, reason: CloseReason) {
+        self.at(At::Ends);
+        self.channel.ends(reason);
     }
 
     fn finish(&mut self, out: &mut Vec<u8>) {
@@ -287,7 +301,7 @@ fn panic_of_a_transport_ends_one_upstream() {
         sim.run_for(SECOND);
         let panics = planted.panics();
         assert!(panics <= 1, "{panics} panics");
-        assert!(panics == 1 || call > 0 || matches!(at, At::CutOff | At::Work), "none panics");
+        assert!(panics == 1 || call > 0 || matches!(at, At::CutOff | At::Ends | At::Work), "none panics");
         let errors = errors.borrow();
         assert!(errors.iter().all(|error| error == "handler_panicked"), "{errors:?}");
         assert!(!errors.is_empty() || at != At::Begin, "the task is told");

@@ -3,33 +3,16 @@
 use ringserve_core::CloseReason;
 use ringserve_core::framing::FrameError;
 
-pub use crate::frame::PROTOCOL_ERROR;
-use crate::frame::{CONTROL_BYTES_MAX, Opcode, Violation, put};
+use crate::code::Violation;
+pub use crate::code::{
+    GOING_AWAY, INTERNAL_ERROR, INVALID_DATA, NORMAL, POLICY, PROTOCOL_ERROR, TOO_LARGE, UNSUPPORTED,
+    is_valid,
+};
+use crate::frame::{CONTROL_BYTES_MAX, Opcode, put};
 use crate::utf8;
-
-/// All was said.
-pub const NORMAL: u16 = 1000;
-/// The server stops, or the browser leaves the page.
-pub const GOING_AWAY: u16 = 1001;
-/// The peer sent a kind of message that is not taken.
-pub const UNSUPPORTED: u16 = 1003;
-/// A text was no UTF-8, or a message contradicts its kind.
-pub const INVALID_DATA: u16 = 1007;
-/// The peer did what is not allowed, and no other code says what.
-pub const POLICY: u16 = 1008;
-/// A message is too large.
-pub const TOO_LARGE: u16 = 1009;
-/// The server cannot go on.
-pub const INTERNAL_ERROR: u16 = 1011;
 
 /// The longest reason: a close frame holds 125 bytes, of which two are the code.
 pub const REASON_BYTES_MAX: usize = CONTROL_BYTES_MAX - 2;
-
-/// True if a close frame may carry `code`: one that RFC 6455 or the registry names, but for those that stand for the lack of one; or
-/// one of libraries and applications, 3000 to 4999.
-pub const fn is_valid(code: u16) -> bool {
-    matches!(code, 1000..=1003 | 1007..=1014 | 3000..=4999)
-}
 
 /// The code in the payload of a close frame; `None` if it has none.
 ///

@@ -7,54 +7,13 @@
 //!   │   │       │        │   │ or form │ 126 and more         │ if M is set │
 //! ```
 
-use core::fmt;
-
-use ringserve_core::framing::FrameError;
-use ringserve_core::{CloseReason, Fault};
+pub use crate::code::Violation;
 
 /// The longest header: two bytes, a length of eight, a mask.
 pub const HEADER_BYTES_MAX: usize = 14;
 
-/// The peer broke the rules of the protocol.
-pub const PROTOCOL_ERROR: u16 = 1002;
-
 /// The longest payload of a control frame.
 pub const CONTROL_BYTES_MAX: usize = 125;
-
-/// What the peer did that ends the connection: the code of the close frame that tells it so, and what was wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Violation {
-    /// One of [`close`](crate::close).
-    pub code: u16,
-    /// What was wrong.
-    pub what: &'static str,
-}
-
-impl Violation {
-    /// The bytes break the rules of the protocol.
-    pub const fn protocol(what: &'static str) -> Violation {
-        Violation { code: PROTOCOL_ERROR, what }
-    }
-
-    /// As a connection ends by it.
-    pub fn reason(self) -> CloseReason {
-        CloseReason::BadFrame(FrameError::coded(self.code.into(), self.what))
-    }
-}
-
-impl From<Violation> for Fault {
-    fn from(violation: Violation) -> Fault {
-        Fault(violation.reason())
-    }
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (code {})", self.what, self.code)
-    }
-}
-
-impl std::error::Error for Violation {}
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,6 +15,7 @@
 
 mod channel;
 pub mod close;
+mod code;
 #[cfg(feature = "deflate")]
 mod deflate;
 mod extension;

@@ -50,11 +50,11 @@ pub(super) struct Times {
 /// The compressor and decompressor of a shard.
 pub(super) type Shared = Rc<RefCell<Box<dyn Extension>>>;
 
-/// A WebSocket inside HTTP, as the handler given to [`upgrade`](super::upgrade) holds it.
+/// A WebSocket inside HTTP, as the handler given to [`upgrade`](crate::websocket::upgrade()) holds it.
 ///
-/// Pings are answered, and silent clients pinged, while [`next`](Socket::next) is awaited. All of its futures may be dropped before
-/// their end, as by a `select`: nothing is lost, and a message that was begun is sent to its end by the next call. Dropped, it closes with the code 1000
-/// without waiting for the client; where the handler panics, with 1011.
+/// Pings are answered, and silent clients pinged, while [`next`](Socket::next) is awaited. All of its futures may be dropped
+/// before their end, as by a `select`: nothing is lost, and a message that was begun is sent to its end by the next call.
+/// Dropped, it closes with the code 1000 without waiting for the client; where the handler panics, with 1011.
 pub struct Socket {
     io: Io,
     reader: Reader,
@@ -141,19 +141,19 @@ impl Socket {
         &self.shard
     }
 
-    /// The next message. `None` once both sides have said that nothing more comes, since the client closed, [`close`](Socket::close)
-    /// was called, or the server drains: then the client is told so by the code 1001.
+    /// The next message. `None` once both sides have said that nothing more comes, since the client closed,
+    /// [`close`](Socket::close) was called, or the server drains: then the client is told so by the code 1001.
     ///
     /// # Errors
-    /// If the client broke the rules, of which it is told; if it left without a close frame; if it answered no ping. Then there is
-    /// nothing more.
+    /// If the client broke the rules, of which it is told; if it left without a close frame; if it answered no ping. Then there
+    /// is nothing more.
     pub async fn next(&mut self) -> Result<Option<Message>, SocketError> {
         poll_fn(|task| self.poll_next(task)).await
     }
 
     /// Sends a message, and waits while too much of earlier ones has not left: with HTTP/1.1 above
-    /// [`Limits::outbox_bytes_high`](crate::Limits::outbox_bytes_high), with HTTP/2 until the client's window is open. Dropped while it
-    /// waits, the message is not sent.
+    /// [`Limits::outbox_bytes_high`](crate::Limits::outbox_bytes_high), with HTTP/2 until the client's window is open. Dropped
+    /// while it waits, the message is not sent.
     ///
     /// # Errors
     /// If the connection ended or is closing, or the client of HTTP/2 took nothing for too long.
@@ -172,7 +172,8 @@ impl Socket {
     /// Closes with a code and a reason, and waits for the client to do so too, up to 5 s. Messages that still come are dropped.
     ///
     /// # Panics
-    /// If no close frame may carry the code ([`close::is_valid`](crate::websocket::close::is_valid)), or the reason is longer than 123 bytes.
+    /// If no close frame may carry the code ([`close::is_valid`](crate::websocket::close::is_valid)), or the reason is longer
+    /// than 123 bytes.
     ///
     /// # Errors
     /// As [`next`](Socket::next).
@@ -345,6 +346,7 @@ impl Socket {
                         let patience =
                             self.patience.get_or_insert_with(|| shard.sleep(self.times.write_stall));
                         if Pin::new(patience).poll(task).is_ready() {
+                            self.abort();
                             return Poll::Ready(Err(self.fail(io::ErrorKind::TimedOut.into())));
                         }
                     }
@@ -479,10 +481,10 @@ impl Socket {
         self.left = 0;
     }
 
-    /// With HTTP/2 the stream ends when it is dropped.
     fn abort(&mut self) {
-        if let Io::Http1 { stream, .. } = &self.io {
-            stream.abort();
+        match &self.io {
+            Io::Http1 { stream, .. } => stream.abort(),
+            Io::Http2 { hold, .. } => hold.reset(),
         }
     }
 }

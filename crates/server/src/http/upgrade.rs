@@ -114,6 +114,11 @@ impl Hold {
         self.watching.hold_received(self.bytes, bytes);
         self.bytes = bytes;
     }
+
+    /// Resets the stream: hyper would keep what it has of it until the client takes that.
+    pub(crate) fn reset(&self) {
+        self.watching.reset();
+    }
 }
 
 impl Drop for Hold {

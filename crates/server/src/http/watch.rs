@@ -14,6 +14,10 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
+#[cfg(feature = "websocket")]
+use std::future::Future;
+#[cfg(feature = "websocket")]
+use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::task::Waker;
 use std::time::Duration;
@@ -82,6 +86,10 @@ impl Bounds {
         }
     }
 }
+
+/// What is made of a connection that hyper has left, with what hyper had read of it.
+#[cfg(feature = "websocket")]
+pub(super) type Begin = Box<dyn FnOnce(Stream, Bytes) -> Pin<Box<dyn Future<Output = ()>>>>;
 
 /// What went beyond its bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -523,6 +531,23 @@ impl Watching {
     pub(super) fn keep_waker(&self, waker: &Waker) {
         let kept = self.waker.take().filter(|kept| kept.will_wake(waker));
         self.waker.set(Some(kept.unwrap_or_else(|| waker.clone())));
+    }
+
+    /// The next task of hyper's is of this stream.
+    #[cfg(feature = "websocket")]
+    pub(super) fn await_task(self: &Rc<Watching>) {
+        if let Some(connection) = self.connection.upgrade() {
+            connection.next.set(Some(self.clone()));
+        }
+    }
+
+    /// Resets the stream, although something of it has not left.
+    #[cfg(feature = "websocket")]
+    pub(super) fn reset(&self) {
+        self.excess.set(Some(Excess::ResponseBody));
+        if let Some(waker) = self.waker.take() {
+            _ = crate::guard::wake(waker);
+        }
     }
 
     /// The stream speaks something else than HTTP.

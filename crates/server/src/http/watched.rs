@@ -92,8 +92,14 @@ where
         let response = ready!(this.future.poll(task))?;
         this.watching.set_answered();
         #[cfg(feature = "websocket")]
-        if this.offered.take().is_some() && response.status() != StatusCode::SWITCHING_PROTOCOLS {
-            this.watching.forget_upgrade();
+        if this.offered.take().is_some() {
+            if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+                this.watching.forget_upgrade();
+            }
+            if this.watching.is_http2() && response.status().is_success() {
+                // hyper makes a task that sends what comes instead, before another request begins.
+                this.watching.await_task();
+            }
         }
         let watching = this.watching.clone();
         Poll::Ready(Ok(response.map(|body| Tracked::Of { body, watching })))
