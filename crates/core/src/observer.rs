@@ -21,8 +21,8 @@ pub trait Observer {
         via: Option<SocketAddr>,
     ) {
     }
-    /// A connection's first frame went to the service, so long after it could send one: after it was accepted or made, or its
-    /// PROXY header, its handshake and its `open` were done. In steps of 17 ms.
+    /// A connection's first frame went to the service, `after` it could send one: after it was accepted or made, or its PROXY
+    /// header, its handshake and its `open` were done. In steps of 17 ms.
     fn first_frame(&mut self, lane: LaneId, after: Duration) {}
     /// A frame of `bytes` bytes on the wire goes to the service.
     fn frame(&mut self, now: Time, id: ConnId, bytes: usize) {}

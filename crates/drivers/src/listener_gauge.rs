@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn full_queue_takes_one_more_than_its_backlog_and_loses_the_rest() {
+    fn full_queue_takes_one_beyond_its_backlog_and_loses_the_rest() {
         let (socket, addr) = listener();
         let listener = Listener::own(socket);
         let gauge = ListenerGauge::of([&listener]).unwrap();
@@ -137,7 +137,7 @@ mod tests {
         let late: Vec<Socket> = (0..7).map(|_| begins_to_connect(addr)).collect();
         let read = gauge.read().unwrap();
         assert_eq!((read.waiting, read.capacity), (full.waiting, full.capacity));
-        // They may have repeated their packets by now, and other tests may lose some at listeners of theirs.
+        // They may have repeated their packets by now, and listeners of other tests may lose some too.
         let (lost, drops) = (read.lost.unwrap(), listen_drops() - before);
         assert!((7..=drops).contains(&lost), "{lost} lost here and {drops} in the namespace");
         // Their packets were dropped, so they know that they are not connected.
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn gauge_of_a_closed_listener_reads_nothing_and_keeps_nothing_open() {
+    fn gauge_of_a_closed_listener_reads_nothing_and_keeps_none_open() {
         let (socket, addr) = listener();
         let other = socket.try_clone().unwrap();
         let (one, other) = (Listener::adopted(socket), Listener::adopted(other));

@@ -1,8 +1,8 @@
 //! What a server counts, as text for Prometheus and whatever else reads OpenMetrics.
 //!
-//! Nothing is registered, counted twice or kept: each scrape reads what the shards published ([`ServerControl::stats`]), asks the kernel
-//! for the [accept queues](ServerControl::accept_queues), and `/proc` for the time of the shards' threads. No shard is asked, so a
-//! shard that is blocked holds up no scrape and is in each.
+//! Nothing is registered, counted twice or kept: each scrape reads what the shards published ([`ServerControl::stats`]), asks the
+//! kernel for the [accept queues](ServerControl::accept_queues), and `/proc` for the time of the shards' threads. No shard is
+//! asked, so a shard that is blocked holds up no scrape and is in each.
 //!
 //! ```no_run
 //! use ringserve::framing::Lines;
@@ -38,7 +38,7 @@
 //! | name, behind `ringserve_` | labels | what it is |
 //! |---|---|---|
 //! | `connections` | `shard` | connections now, closing ones included |
-//! | `connections_accepted_total`, `connections_opened_total`, `handed_off_total` | `shard` | as in [`ConnStats`](crate::stats::ConnStats) |
+//! | `connections_accepted_total`, `connections_opened_total`, `handed_off_total` | `shard` | as in [`ConnStats`] |
 //! | `connections_closed_total` | `reason`, `closed_by` | connections that ended |
 //! | `refused_total`, `waited_total`, `accept_paused_total` | | newcomers that were not admitted, and that found a limit reached |
 //! | `accept_queue_waiting`, `accept_queue_capacity`, `accept_queue_lost_total` | `shard`, `listener` | the kernel's queues ([`AcceptQueueStats`](crate::stats::AcceptQueueStats)); `shard` is `all` for an adopted socket |

@@ -16,7 +16,7 @@ use crate::snapshot::Snapshot;
 /// few seconds.
 const PUBLISHED_EVERY: Duration = Duration::from_millis(100);
 
-/// Of the turns that end in a wait one in so many is timed, and stands for all of them: only that takes a look at the clock beside
+/// Of the turns that end in a wait one in this number is timed, and stands for all of them: only that takes a look at the clock beside
 /// the one with which each turn begins.
 #[cfg(feature = "metrics")]
 const TIMED_ONE_IN: u32 = 64;
