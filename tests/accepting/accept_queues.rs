@@ -55,7 +55,8 @@ fn queue_of_a_blocked_shard_fills_and_loses_alone() {
     let (lost, dropped) = (full.lost.unwrap(), listen_drops() - before);
     assert!((1..=dropped).contains(&lost), "{lost} lost here, and {dropped} on the machine");
     lab.shared.block.end();
-    // Their kernels try again. One whose last packet met a full queue believes that it is connected, and is accepted once it sends.
+    // Their kernels try again. One whose last packet met a full queue believes that it is connected, and is accepted once it
+    // sends.
     eventually("all are connected", 3 * SOON, || peers.iter().all(|peer| peer.peer_addr().is_ok()));
     let mut clients: Vec<Client> = peers
         .into_iter()

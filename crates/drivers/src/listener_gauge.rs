@@ -16,7 +16,7 @@ use socket2::{Domain, Socket};
 use crate::shared::accept::Listener;
 use crate::shared::socket_options::get;
 
-/// Reads the accept queue of one TCP listener, from any thread, until its drivers closed it. A read takes about a microsecond.
+/// Reads the accept queue of one TCP listener, from any thread, until its drivers closed it.
 #[derive(Debug)]
 pub struct ListenerGauge {
     /// Each driver's descriptor of the one socket.
@@ -51,7 +51,7 @@ impl ListenerGauge {
 
     /// The queue now. `None` once the socket is closed, or does not listen any more.
     pub fn read(&self) -> Option<QueueReading> {
-        // Held for these calls alone: a driver that closes its listener meanwhile does so a microsecond later.
+        // Held for these two calls alone: a listener that its driver closes meanwhile is closed behind them.
         let socket = self.sockets.iter().find_map(Weak::upgrade)?;
         let info: TcpInfo = get(&socket, libc::IPPROTO_TCP, libc::TCP_INFO).ok()?;
         let (waiting, capacity) = queue_in(&info)?;

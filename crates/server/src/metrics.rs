@@ -92,10 +92,11 @@ impl Metrics {
     /// The type of the text, for the header of that name.
     pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-    /// Appends the whole text: OpenMetrics 1.0, as Prometheus takes it since 2.5. About 100 lines, and 12 for each shard.
+    /// Appends the whole text: OpenMetrics 1.0, as Prometheus takes it since 2.5. About 200 values, 9 more for each shard, 3 for
+    /// each listener of a shard, and 2 for each service.
     ///
-    /// It makes two system calls for each listener of a shard, and reads a file of `/proc` for each shard: a millisecond or less for 50
-    /// of them. A handler may call it.
+    /// It makes two system calls for each listener of a shard, and reads a file of `/proc` for each shard. It waits for
+    /// nothing, so a handler may call it.
     pub fn write_prometheus(&self, text: &mut String) {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(self.clone()));

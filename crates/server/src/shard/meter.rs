@@ -12,12 +12,12 @@ use crate::log::{LineLimit, guarded};
 use crate::server::accept_queue::AcceptQueues;
 use crate::snapshot::Snapshot;
 
-/// Figures are published at the end of a turn, and no more often than this: a publication is a hundred stores, and readers look each
-/// few seconds.
+/// Figures are published at the end of a turn, and no more often than this: a publication is a hundred stores and more, and
+/// readers look each few seconds.
 const PUBLISHED_EVERY: Duration = Duration::from_millis(100);
 
-/// Of the turns that end in a wait one in this number is timed, and stands for all of them: only that takes a look at the clock beside
-/// the one with which each turn begins.
+/// Of the turns that end in a wait one in this number is timed, and stands for all of them: only that takes a look at the
+/// clock beside the one with which each turn begins.
 #[cfg(feature = "metrics")]
 const TIMED_ONE_IN: u32 = 64;
 
