@@ -51,11 +51,12 @@ fn queue_of_a_blocked_shard_fills_and_loses_alone() {
     let (full, other) = (queue_of(&queues, blocked), queue_of(&queues, free));
     assert_eq!((full.listener, full.waiting, full.capacity), (0, u64::from(BACKLOG) + 1, u64::from(BACKLOG)));
     assert_eq!((other.waiting, other.capacity, other.lost), (0, u64::from(BACKLOG), Some(0)));
-    // Listeners of other tests may lose some of theirs.
+    // Listeners of other tests may lose some too.
     let (lost, dropped) = (full.lost.unwrap(), listen_drops() - before);
     assert!((1..=dropped).contains(&lost), "{lost} lost here, and {dropped} on the machine");
     lab.shared.block.end();
-    // Their kernels try again. One whose last packet met a full queue believes that it is connected, and is accepted once it sends.
+    // Their kernels try again. One whose last packet met a full queue believes that it is connected, and is accepted once it
+    // sends.
     eventually("all are connected", 3 * SOON, || peers.iter().all(|peer| peer.peer_addr().is_ok()));
     let mut clients: Vec<Client> = peers
         .into_iter()

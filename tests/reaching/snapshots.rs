@@ -13,7 +13,7 @@ fn last_figures_of_a_shard_that_rests_are_published() {
     let lab = Lab::start(no_time_limits());
     let mut client = lab.client();
     for round in 1..=3 {
-        // Faster than figures are published, so that those of the last ones are not by a turn of theirs.
+        // Faster than figures are published: those of the last one are left to the shard that rests.
         (0..20).for_each(|_| client.echoes("x"));
         eventually("what was counted is published", SOON, || {
             lab.running.stats().counters.frames == 20 * round

@@ -16,7 +16,7 @@ use socket2::{Domain, Socket};
 use crate::shared::accept::Listener;
 use crate::shared::socket_options::get;
 
-/// Reads the accept queue of one TCP listener, from any thread, until its drivers closed it. A read takes about a microsecond.
+/// Reads the accept queue of one TCP listener, from any thread, until its drivers closed it.
 #[derive(Debug)]
 pub struct ListenerGauge {
     /// Each driver's descriptor of the one socket.
@@ -51,7 +51,7 @@ impl ListenerGauge {
 
     /// The queue now. `None` once the socket is closed, or does not listen any more.
     pub fn read(&self) -> Option<QueueReading> {
-        // Held for these calls alone: a driver that closes its listener meanwhile does so a microsecond later.
+        // Held for these two calls alone: a listener that its driver closes meanwhile is closed behind them.
         let socket = self.sockets.iter().find_map(Weak::upgrade)?;
         let info: TcpInfo = get(&socket, libc::IPPROTO_TCP, libc::TCP_INFO).ok()?;
         let (waiting, capacity) = queue_in(&info)?;
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn full_queue_takes_one_more_than_its_backlog_and_loses_the_rest() {
+    fn full_queue_takes_one_beyond_its_backlog_and_loses_the_rest() {
         let (socket, addr) = listener();
         let listener = Listener::own(socket);
         let gauge = ListenerGauge::of([&listener]).unwrap();
@@ -137,7 +137,7 @@ mod tests {
         let late: Vec<Socket> = (0..7).map(|_| begins_to_connect(addr)).collect();
         let read = gauge.read().unwrap();
         assert_eq!((read.waiting, read.capacity), (full.waiting, full.capacity));
-        // They may have repeated their packets by now, and other tests may lose some at listeners of theirs.
+        // They may have repeated their packets by now, and listeners of other tests may lose some too.
         let (lost, drops) = (read.lost.unwrap(), listen_drops() - before);
         assert!((7..=drops).contains(&lost), "{lost} lost here and {drops} in the namespace");
         // Their packets were dropped, so they know that they are not connected.
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn gauge_of_a_closed_listener_reads_nothing_and_keeps_nothing_open() {
+    fn gauge_of_a_closed_listener_reads_nothing_and_keeps_none_open() {
         let (socket, addr) = listener();
         let other = socket.try_clone().unwrap();
         let (one, other) = (Listener::adopted(socket), Listener::adopted(other));

@@ -18,7 +18,7 @@ const CELLS: usize = 1 + OCTAVES * STEPS + 1;
 /// The bits of a nanosecond count below the steps of the first octave.
 const SHIFT: u32 = LEAST_BITS - STEPS.ilog2();
 
-/// How often which times came: 1.7 KB. Adding one is some ten instructions and no locked one, since one thread adds.
+/// How often which times came: 1.7 KB. Adding one is no locked instruction, since one thread adds.
 pub(crate) struct Histogram {
     cells: [AtomicU64; CELLS],
     nanos: AtomicU64,

@@ -37,8 +37,8 @@ impl LineLimit {
     }
 }
 
-/// Writes the life of connections to the log: each at debug level, limits that bite at warning level. And counts how long they take
-/// to send their first frame.
+/// Writes the life of connections to the log: each at debug level, limits that bite at warning level. And counts how long they
+/// take to send their first frame.
 pub(crate) struct LogObserver {
     shard: usize,
     names: ServiceNames,

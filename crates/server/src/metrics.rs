@@ -1,8 +1,8 @@
 //! What a server counts, as text for Prometheus and whatever else reads OpenMetrics.
 //!
-//! Nothing is registered, counted twice or kept: each scrape reads what the shards published ([`ServerControl::stats`]), asks the kernel
-//! for the [accept queues](ServerControl::accept_queues), and `/proc` for the time of the shards' threads. No shard is asked, so a
-//! shard that is blocked holds up no scrape and is in each.
+//! Nothing is registered, counted twice or kept: each scrape reads what the shards published ([`ServerControl::stats`]), asks the
+//! kernel for the [accept queues](ServerControl::accept_queues), and `/proc` for the time of the shards' threads. No shard is
+//! asked, so a shard that is blocked holds up no scrape and is in each.
 //!
 //! ```no_run
 //! use ringserve::framing::Lines;
@@ -38,7 +38,7 @@
 //! | name, behind `ringserve_` | labels | what it is |
 //! |---|---|---|
 //! | `connections` | `shard` | connections now, closing ones included |
-//! | `connections_accepted_total`, `connections_opened_total`, `handed_off_total` | `shard` | as in [`ConnStats`](crate::stats::ConnStats) |
+//! | `connections_accepted_total`, `connections_opened_total`, `handed_off_total` | `shard` | as in [`ConnStats`] |
 //! | `connections_closed_total` | `reason`, `closed_by` | connections that ended |
 //! | `refused_total`, `waited_total`, `accept_paused_total` | | newcomers that were not admitted, and that found a limit reached |
 //! | `accept_queue_waiting`, `accept_queue_capacity`, `accept_queue_lost_total` | `shard`, `listener` | the kernel's queues ([`AcceptQueueStats`](crate::stats::AcceptQueueStats)); `shard` is `all` for an adopted socket |
@@ -92,10 +92,11 @@ impl Metrics {
     /// The type of the text, for the header of that name.
     pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-    /// Appends the whole text: OpenMetrics 1.0, as Prometheus takes it since 2.5. About 100 lines, and 12 for each shard.
+    /// Appends the whole text: OpenMetrics 1.0, as Prometheus takes it since 2.5. About 200 values, 9 more for each shard, 3 for
+    /// each listener of a shard, and 2 for each service.
     ///
-    /// It makes two system calls for each listener of a shard, and reads a file of `/proc` for each shard: a millisecond or less for 50
-    /// of them. A handler may call it.
+    /// It makes two system calls for each listener of a shard, and reads a file of `/proc` for each shard. It waits for
+    /// nothing, so a handler may call it.
     pub fn write_prometheus(&self, text: &mut String) {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(self.clone()));

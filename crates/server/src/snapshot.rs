@@ -31,7 +31,8 @@ struct Line([AtomicU64; 16]);
 pub(crate) struct Snapshot {
     /// Odd while the figures are stored.
     sequence: AtomicU64,
-    /// When the turn began that the shard is in, or its last one: nanoseconds of its clock, doubled, and one more while it is in it.
+    /// When the turn began that the shard is in, or its last one: nanoseconds of its clock, doubled, and one more while it is
+    /// in it.
     turn: AtomicU64,
     lines: Box<[Line]>,
     names: ServiceNames,

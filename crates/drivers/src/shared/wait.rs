@@ -4,8 +4,8 @@
 //! that blocks: measured, half a microsecond, 6 % of a turn with one request in it. The deadlines of a server are mostly
 //! far away, and move away. So one timer (a timeout operation, a timerfd) stays with the kernel until it goes off, and
 //! waits that end behind it need no separate time. It is set again for a wait that ends sooner. It may go off when
-//! nothing is due any more, once; a wait may end early, and up to a millisecond late. A short wait has a separate
-//! time, unless the timer goes off by then: a look at the clock costs less.
+//! nothing is due any more, once; a wait may end early, and up to a millisecond late. A short wait has its time in the
+//! call, unless the timer goes off by then: a look at the clock costs less.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -83,13 +83,15 @@ impl AsFd for Waker {
     }
 }
 
-/// Waits up to this long have their time in the call, unless the timer is set already: setting it, and the next one, would cost more.
+/// Waits up to this long have their time in the call, unless the timer is set already: setting it, and the next one, would cost
+/// more.
 const SHORT: Duration = Duration::from_millis(20);
 
 /// The shortest wait that a timer is set for.
 pub(crate) const SET_FROM: Duration = Duration::from_millis(21);
 
-/// A wait that ends so little before the timer ends with it, if it is no short one: the same deadline is a different wait in each turn.
+/// A wait that ends so little before the timer ends with it, if it is no short one: the same deadline is a different wait in
+/// each turn.
 const SLACK: Duration = Duration::from_millis(1);
 
 /// The timer is set no further ahead, so that every time fits into what the kernel takes.

@@ -7,9 +7,9 @@ use ringserve_drivers::{Listener, ListenerGauge, QueueReading};
 
 /// The kernel's queue of connections that are established and not accepted yet, of one listener and one shard.
 ///
-/// A peer whose first packet finds the queue full hears nothing, and repeats it after a second, then after two, and so on: that is
-/// latency which a server's other figures do not show. Its program waits in `connect` meanwhile. Only where the queue filled
-/// in the middle of a handshake the peer believes that it is connected.
+/// A peer whose first packet finds the queue full hears nothing, and repeats it after a second, then after two, and so on:
+/// that is latency which a server's other figures do not show. Its program waits in `connect` meanwhile. Only where the queue
+/// filled in the middle of a handshake the peer believes that it is connected.
 ///
 /// The kernel answers at once, also while a handler blocks the shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,8 +21,8 @@ pub struct AcceptQueueStats {
     pub shard: Option<usize>,
     /// Connections that wait now.
     pub waiting: u64,
-    /// [`SocketOptions::backlog`](crate::net::SocketOptions::backlog), or what `net.core.somaxconn` left of it. The kernel takes one
-    /// connection more, and drops the first packets of those that come then.
+    /// [`SocketOptions::backlog`](crate::net::SocketOptions::backlog), or what `net.core.somaxconn` left of it. The kernel
+    /// takes one connection more, and drops the first packets of those that come then.
     pub capacity: u64,
     /// Packets dropped at this listener since it listens. It is no number of peers: those that a peer repeats count again, and so
     /// do those that a filter of the kernel dropped. A value that grows is the sign. `None` before Linux 4.12.

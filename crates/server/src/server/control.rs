@@ -81,8 +81,8 @@ impl ServerControl {
     }
 
     /// What waits to be accepted at each TCP address on each shard, and what was lost there, listener by listener and in each of
-    /// them by shard; one value for an adopted socket, from whose one queue all shards accept. Two system calls for each, of
-    /// about a microsecond together: nothing is asked of a shard, so it tells of one that is blocked, too.
+    /// them by shard; one value for an adopted socket, from whose one queue all shards accept. Two system calls for each:
+    /// nothing is asked of a shard, so it tells of one that is blocked, too.
     ///
     /// A listener that is closed, as in a shutdown, is not in it any more. Unix sockets are never: the kernel tells nothing of
     /// their queues, and nothing is lost there, since a peer that finds one full waits in `connect`, or is told `EAGAIN` if it
@@ -105,12 +105,12 @@ impl ServerControl {
         &self.accept_queues
     }
 
-    /// What the server did so far and what it holds, as each shard published it: a shard stores its figures at the end of a turn, if it
-    /// did not within the last 100 ms, and before it sleeps for longer. No shard is asked or waited for, so this takes some
-    /// microseconds, on any thread, and every shard is in it, with its last figures also after its end. Counters never fall.
+    /// What the server did so far and what it holds, as each shard published it: a shard stores its figures at the end of a
+    /// turn, if it did not within the last 100 ms, and before it sleeps for longer. No shard is asked or waited for, and
+    /// every shard is in it, with its last figures also after its end. Counters never fall.
     ///
-    /// A shard that a handler has blocked for more than 250 ms is [marked as stale](crate::stats::ShardStats::stale): its figures are those from
-    /// before. [`stats_now`](ServerControl::stats_now) has figures that are exact.
+    /// A shard that a handler has blocked for more than 250 ms is [marked as stale](crate::stats::ShardStats::stale): its
+    /// figures are those from before. [`stats_now`](ServerControl::stats_now) has figures that are exact.
     pub fn stats(&self) -> ServerStats {
         let now = self.clock.now();
         let is_blocked = |remote: &RemoteShard| {
@@ -129,9 +129,9 @@ impl ServerControl {
         report
     }
 
-    /// The same, as it is now: each shard is asked to answer at the end of its turn. For tests, which count what they just did; it
-    /// wakes shards that sleep. One that does not answer within 250 ms, because a handler blocks it, is there with what it said the
-    /// last time, and [marked as stale](crate::stats::ShardStats::stale).
+    /// The same, as it is now: each shard is asked to answer at the end of its turn. For tests, which count what they just
+    /// did; it wakes shards that sleep. One that does not answer within 250 ms, because a handler blocks it, is there with
+    /// what it said the last time, and [marked as stale](crate::stats::ShardStats::stale).
     ///
     /// On a shard's own thread, in a handler or a task, it does not wait: every shard is asked, and the figures are the last
     /// ones that were asked for. Called again a moment later it returns those.

@@ -12,8 +12,8 @@ use crate::log::{LineLimit, guarded};
 use crate::server::accept_queue::AcceptQueues;
 use crate::snapshot::Snapshot;
 
-/// Figures are published at the end of a turn, and no more often than this: a publication is a hundred stores, and readers look each
-/// few seconds.
+/// Figures are published at the end of a turn, and no more often than this: a publication is a hundred stores and more, and
+/// readers look each few seconds.
 const PUBLISHED_EVERY: Duration = Duration::from_millis(100);
 
 /// One of this many turns that end in a wait is timed and stands for all of them: only that takes a look at the clock beside the one
