@@ -7,17 +7,15 @@
 
 use std::any::Any;
 use std::cell::RefCell;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use ringserve_buf::LeaseMut;
 use ringserve_core::{Batch, Channel, CloseReason, Fault, Unsealed};
-use rustls::pki_types::UnixTime;
-use rustls::server::danger::ClientCertVerifier;
-use rustls::{AlertDescription, CommonState, Error, HandshakeKind};
+use rustls::AlertDescription;
 
-use crate::TlsInfo;
-use crate::connection::{self, Connection, Found};
+use crate::connection::{Connection, Found, Refusal};
 use crate::records::{self, Extent, Scan};
 
 /// The most bytes of a handshake that is not through. rustls takes messages of 64 KiB at most.
@@ -26,30 +24,19 @@ const HANDSHAKE_BYTES_MAX: usize = 64 * 1024;
 /// The most bytes of messages behind the handshake that began and have not ended: tickets and new keys, which take one record.
 const KEPT_BYTES_MAX: usize = 32 * 1024;
 
-/// What the channels of a shard have in common.
-pub(crate) struct Common {
+/// What the channels of a shard have in common. `V` decides about clients.
+pub(crate) struct Common<V: ?Sized> {
     /// Where the pieces of a record are gathered.
     gathered: RefCell<Vec<u8>>,
     /// A connection that ends without `close_notify` was cut off.
-    pub(crate) require_close_notify: bool,
+    require_close_notify: bool,
     /// What decides about clients, again where they resume a session.
-    clients: Option<Arc<dyn ClientCertVerifier>>,
+    clients: Option<Arc<V>>,
 }
 
-impl Common {
-    pub(crate) fn new(require_close_notify: bool, clients: Option<Arc<dyn ClientCertVerifier>>) -> Common {
+impl<V: ?Sized> Common<V> {
+    pub(crate) fn new(require_close_notify: bool, clients: Option<Arc<V>>) -> Common<V> {
         Common { gathered: RefCell::default(), require_close_notify, clients }
-    }
-
-    /// Verifies a client that resumed a session: rustls takes its certificates from the ticket as they are.
-    fn verify_again(&self, state: &CommonState) -> Result<(), Error> {
-        if let Some(clients) = &self.clients
-            && state.handshake_kind() == Some(HandshakeKind::Resumed)
-            && let Some([first, others @ ..]) = state.peer_certificates()
-        {
-            clients.verify_client_cert(first, others, UnixTime::now())?;
-        }
-        Ok(())
     }
 }
 
@@ -66,9 +53,9 @@ enum Phase {
 }
 
 /// A connection of TLS, of either end.
-pub(crate) struct TlsChannel<C> {
+pub(crate) struct TlsChannel<C: Connection> {
     connection: C,
-    common: Rc<Common>,
+    common: Rc<Common<C::Clients>>,
     phase: Phase,
     /// What came and is not done with: `kept` bytes that rustls has seen and wants to see again, then what it has not seen. Without
     /// memory where all records came whole.
@@ -78,7 +65,7 @@ pub(crate) struct TlsChannel<C> {
     scan: Scan,
     /// Plaintext that came with the last step of the handshake.
     early: Vec<u8>,
-    /// What the client asked for. rustls does not tell this of an unbuffered connection.
+    /// What the client asked for. rustls 0.23 does not tell this of an unbuffered connection.
     server_name: Option<Rc<str>>,
     /// The last that was said was an alert or `close_notify`.
     finished: bool,
@@ -86,7 +73,7 @@ pub(crate) struct TlsChannel<C> {
 
 impl<C: Connection> TlsChannel<C> {
     /// `out` gets what a client says first.
-    pub(crate) fn new(connection: C, common: Rc<Common>, out: &mut Vec<u8>) -> TlsChannel<C> {
+    pub(crate) fn new(connection: C, common: Rc<Common<C::Clients>>, out: &mut Vec<u8>) -> TlsChannel<C> {
         let mut channel = TlsChannel {
             connection,
             common,
@@ -99,7 +86,7 @@ impl<C: Connection> TlsChannel<C> {
             finished: false,
         };
         // A server has nothing to say yet, and a client cannot fail here but at the next step.
-        let _ = connection::process(&mut channel.connection, &mut [], out);
+        let _ = channel.connection.process(&mut [], out);
         channel
     }
 
@@ -137,26 +124,27 @@ impl<C: Connection> TlsChannel<C> {
         let encrypted = encrypted || records::changes_cipher(&self.held[self.kept..]);
         self.phase = Phase::Handshake { encrypted };
         let seen = self.kept + records::whole_bytes(&self.held[self.kept..]);
-        let (done, found) = connection::process(&mut self.connection, &mut self.held, out);
+        let (done, found) = self.connection.process(&mut self.held, out);
+        if let Ok(Found::Plain(range)) = &found {
+            self.early.extend_from_slice(&self.held[range.clone()]);
+        }
         self.discard(done, seen);
         let is_closed = matches!(found, Ok(Found::Closed));
         match found {
-            Ok(Found::Plain) => {
-                // Only one record was looked at behind the handshake, and what rustls wants to see again it wants whole.
-                self.kept = 0;
-                let early = &mut self.early;
-                connection::take_plain(&mut self.connection, |plain| early.extend_from_slice(plain));
-            }
+            // Only one record was looked at behind the handshake, and what rustls wants to see again it wants whole.
+            Ok(Found::Plain(_)) => self.kept = 0,
             Ok(Found::Nothing | Found::Closed) => {}
-            Err(error) => return self.refused(error, out),
+            Err(refusal) => return self.refused(refusal, out),
         }
-        if self.connection.state().is_handshaking() {
+        if self.connection.is_handshaking() {
             return if is_closed { self.closed() } else { Unsealed::More };
         }
-        if let Err(error) = self.common.verify_again(self.connection.state()) {
-            // The unbuffered connections of rustls send no alert on behalf of their user.
+        if let Some(clients) = &self.common.clients
+            && let Err(refusal) = self.connection.verify_again(clients)
+        {
+            // The connections of rustls send no alert on behalf of their user.
             self.finish(out);
-            return self.refused(error, out);
+            return self.refused(refusal, out);
         }
         self.phase = Phase::Open;
         if is_closed {
@@ -237,9 +225,9 @@ impl<C: Connection> TlsChannel<C> {
 
     /// Decrypts `record` where it lies. `None` if nothing came of it.
     fn decrypt(&mut self, mut record: LeaseMut, out: &mut Vec<u8>) -> Option<Unsealed> {
-        let (done, found) = connection::process(&mut self.connection, &mut record, out);
+        let (done, found) = self.connection.process(&mut record, out);
         match found {
-            Ok(Found::Plain) => Some(self.plain_in(record)),
+            Ok(Found::Plain(range)) => Some(plain_in(record, range)),
             Ok(Found::Nothing) => {
                 // The start of a message. It is to be shown again, in front of its other records.
                 if done < record.len() {
@@ -253,19 +241,8 @@ impl<C: Connection> TlsChannel<C> {
                 self.kept_too_much(out)
             }
             Ok(Found::Closed) => Some(self.closed()),
-            Err(error) => Some(self.refused(error, out)),
+            Err(refusal) => Some(self.refused(refusal, out)),
         }
-    }
-
-    /// The plaintext that rustls has, in the place of the record that it came from.
-    fn plain_in(&mut self, mut record: LeaseMut) -> Unsealed {
-        let mut size = 0;
-        connection::take_plain(&mut self.connection, |plain| {
-            size = plain.len();
-            record[..size].copy_from_slice(plain);
-        });
-        record.truncate(size);
-        Unsealed::Plain(record)
     }
 
     /// Decrypts the first record that is held and was not seen.
@@ -274,22 +251,22 @@ impl<C: Connection> TlsChannel<C> {
             Extent::Record(size) => self.kept + size,
             _ => self.held.len(),
         };
-        let (done, found) = connection::process(&mut self.connection, &mut self.held[..first], out);
+        let (done, found) = self.connection.process(&mut self.held[..first], out);
         match found {
-            Ok(Found::Plain) if first == self.held.len() => {
+            Ok(Found::Plain(range)) if first == self.held.len() => {
                 self.kept = 0;
                 let block = std::mem::take(&mut self.held);
                 match LeaseMut::try_from_vec(block) {
-                    Some(record) => Some(self.plain_in(record)),
+                    Some(record) => Some(plain_in(record, range)),
                     None => Some(self.fail(CloseReason::MemoryLimit, out)),
                 }
             }
             // Only behind a handshake, with which more than one record came.
-            Ok(Found::Plain) => {
-                let record = LeaseMut::try_copy_of(&self.held[..first]);
+            Ok(Found::Plain(range)) => {
+                let plain = LeaseMut::try_copy_of(&self.held[range]);
                 self.discard(first, first);
-                match record {
-                    Some(record) => Some(self.plain_in(record)),
+                match plain {
+                    Some(plain) => Some(Unsealed::Plain(plain)),
                     None => Some(self.fail(CloseReason::MemoryLimit, out)),
                 }
             }
@@ -298,7 +275,7 @@ impl<C: Connection> TlsChannel<C> {
                 self.kept_too_much(out)
             }
             Ok(Found::Closed) => Some(self.closed()),
-            Err(error) => Some(self.refused(error, out)),
+            Err(refusal) => Some(self.refused(refusal, out)),
         }
     }
 
@@ -313,15 +290,15 @@ impl<C: Connection> TlsChannel<C> {
         Unsealed::Closed
     }
 
-    fn refused(&mut self, error: Error, out: &mut Vec<u8>) -> Unsealed {
+    fn refused(&mut self, refusal: Refusal, out: &mut Vec<u8>) -> Unsealed {
         let handshaking = matches!(self.phase, Phase::Handshake { .. });
-        connection::last_words(&mut self.connection, out);
-        let reason = match &error {
-            Error::AlertReceived(alert) => CloseReason::TlsAlertReceived((*alert).into()),
-            _ if !handshaking => CloseReason::TlsBadRecord,
-            error => CloseReason::TlsHandshakeFailed(
-                records::plain_alert(out).unwrap_or_else(|| alert_of(error).into()),
-            ),
+        self.connection.last_words(out);
+        let reason = match refusal {
+            Refusal::Heard(alert) => CloseReason::TlsAlertReceived(alert),
+            Refusal::Said(_) if !handshaking => CloseReason::TlsBadRecord,
+            Refusal::Said(alert) => {
+                CloseReason::TlsHandshakeFailed(records::plain_alert(out).unwrap_or(alert))
+            }
         };
         self.fail(reason, out)
     }
@@ -329,7 +306,7 @@ impl<C: Connection> TlsChannel<C> {
     /// Nothing more comes of this connection. What is to be said was said.
     fn fail(&mut self, reason: CloseReason, out: &mut Vec<u8>) -> Unsealed {
         if !self.finished {
-            connection::last_words(&mut self.connection, out);
+            self.connection.last_words(out);
         }
         self.phase = Phase::Failed;
         self.finished = true;
@@ -344,7 +321,7 @@ impl<C: Connection> TlsChannel<C> {
     /// Seals `plain`, in records of 16 KiB at most.
     fn seal_piece(&mut self, plain: &[u8], out: &mut Vec<u8>) -> bool {
         let kept = &mut self.held[..self.kept];
-        plain.chunks(records::PLAIN_MAX).all(|part| connection::seal(&mut self.connection, part, kept, out))
+        plain.chunks(records::PLAIN_MAX).all(|part| self.connection.seal(part, kept, out))
     }
 
     fn seal_all(&mut self, plain: &Batch, out: &mut Vec<u8>) -> bool {
@@ -412,7 +389,7 @@ impl<C: Connection> Channel for TlsChannel<C> {
         match plain.is_empty() || (self.phase != Phase::Failed && self.seal_all(plain, out)) {
             true => Ok(()),
             false => {
-                connection::last_words(&mut self.connection, out);
+                self.connection.last_words(out);
                 Err(Fault(CloseReason::TlsBadRecord))
             }
         }
@@ -421,7 +398,7 @@ impl<C: Connection> Channel for TlsChannel<C> {
     fn finish(&mut self, out: &mut Vec<u8>) {
         if !self.finished {
             self.finished = true;
-            connection::close_notify(&mut self.connection, &mut self.held[..self.kept], out);
+            self.connection.close_notify(&mut self.held[..self.kept], out);
         }
     }
 
@@ -438,25 +415,15 @@ impl<C: Connection> Channel for TlsChannel<C> {
     }
 
     fn facts(&self) -> Option<Rc<dyn Any>> {
-        TlsInfo::of(self.connection.state(), self.server_name.clone())
-            .map(|info| Rc::new(info) as Rc<dyn Any>)
+        let mut info = self.connection.info()?;
+        info.server_name = self.server_name.clone();
+        Some(Rc::new(info))
     }
 }
 
-/// The alert that rustls sends because of an error, where it was encrypted.
-fn alert_of(error: &Error) -> AlertDescription {
-    match error {
-        Error::InvalidCertificate(error) => error.clone().into(),
-        Error::InvalidMessage(error) => (*error).into(),
-        Error::NoCertificatesPresented => AlertDescription::CertificateRequired,
-        Error::DecryptError => AlertDescription::BadRecordMac,
-        Error::PeerSentOversizedRecord => AlertDescription::RecordOverflow,
-        Error::NoApplicationProtocol => AlertDescription::NoApplicationProtocol,
-        Error::InappropriateMessage { .. } | Error::InappropriateHandshakeMessage { .. } => {
-            AlertDescription::UnexpectedMessage
-        }
-        Error::PeerIncompatible(_) => AlertDescription::HandshakeFailure,
-        Error::PeerMisbehaved(_) => AlertDescription::IllegalParameter,
-        _ => AlertDescription::InternalError,
-    }
+/// The plaintext of a record, where rustls left it.
+fn plain_in(mut record: LeaseMut, range: Range<usize>) -> Unsealed {
+    record.advance(range.start);
+    record.truncate(range.len());
+    Unsealed::Plain(record)
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use ringserve_core::{Channel, Transport};
 use rustls::client::UnbufferedClientConnection;
 use rustls::pki_types::ServerName;
+use rustls::server::danger::ClientCertVerifier;
 use rustls::{ClientConfig, RootCertStore};
 
 use crate::channel::{Common, TlsChannel};
@@ -98,7 +99,7 @@ impl fmt::Debug for TlsClient {
 pub struct TlsClientTransport {
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
-    common: Rc<Common>,
+    common: Rc<Common<dyn ClientCertVerifier>>,
 }
 
 impl Transport for TlsClientTransport {

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use ringserve_buf::Lease;
 use ringserve_core::{Batch, CloseReason};
+use ringserve_tls::TlsListener;
 use ringserve_tls::rustls::crypto::cipher::OutboundPlainMessage;
 use ringserve_tls::rustls::version::{TLS12, TLS13};
 use ringserve_tls::rustls::{ClientConnection, ConnectionTrafficSecrets, ContentType, ProtocolVersion};
-use ringserve_tls::{Tls, TlsListener};
 
 use crate::pair::{Authority, Pair, client_config, listener};
 
@@ -17,7 +17,7 @@ fn both_versions_carry_bytes_with_keys_of_both_kinds() {
     let authority = Authority::new("authority");
     for cert in [authority.ecdsa(&["localhost"]), authority.rsa(&["localhost"])] {
         let (chain, key) = cert.pems();
-        let listener = TlsListener::new(Tls::server().certificate(chain, key)).unwrap();
+        let listener = TlsListener::new(crate::server().certificate(chain, key)).unwrap();
         for (version, name) in [(&TLS12, "TLSv1_2"), (&TLS13, "TLSv1_3")] {
             let config = Arc::new(client_config(&authority, &[version], None));
             let mut pair = Pair::new(&listener, &config, "localhost").connected();
