@@ -41,6 +41,9 @@ pub trait Channel: 'static {
     /// connection at a time, when the shard has time for a step that costs as much as hundreds of frames.
     fn work(&mut self, out: &mut Vec<u8>) -> Unsealed;
 
+    /// Nothing was sent for a second or more, so that what is [sealed](Channel::seal) next, at once, is the start of an answer.
+    fn rested(&mut self) {}
+
     /// Appends `plain`, sealed, to `out`. Called once for what leaves in one send, and never again for the same bytes.
     ///
     /// # Errors

@@ -15,6 +15,7 @@ use ringserve_buf::LeaseMut;
 use ringserve_core::{Batch, Channel, CloseReason, Fault, Unsealed};
 use rustls::AlertDescription;
 
+use crate::TlsError;
 use crate::connection::{Connection, Found, Refusal};
 use crate::records::{self, Extent, Scan};
 
@@ -24,19 +25,46 @@ const HANDSHAKE_BYTES_MAX: usize = 64 * 1024;
 /// The most bytes of messages behind the handshake that began and have not ended: tickets and new keys, which take one record.
 const KEPT_BYTES_MAX: usize = 32 * 1024;
 
+/// The most bytes that are sent in small records at the start of an answer.
+const ANSWER_START: usize = 16 * 1024;
+
+/// What a program says of channels, beside what it says to rustls.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules {
+    /// A connection that ends without `close_notify` was cut off.
+    pub(crate) require_close_notify: bool,
+    /// The most bytes of plaintext in a record at the start of an answer.
+    pub(crate) record_bytes: usize,
+}
+
+impl Default for Rules {
+    fn default() -> Rules {
+        // Three segments of TCP, as a rule, of the ten that leave at once.
+        Rules { require_close_notify: false, record_bytes: 4096 }
+    }
+}
+
+impl Rules {
+    pub(crate) fn check(self) -> Result<(), TlsError> {
+        match self.record_bytes {
+            512..=ANSWER_START => Ok(()),
+            bytes => Err(TlsError::new(format_args!("records of {bytes} bytes: 512 to {ANSWER_START}"))),
+        }
+    }
+}
+
 /// What the channels of a shard have in common. `V` decides about clients.
 pub(crate) struct Common<V: ?Sized> {
     /// Where the pieces of a record are gathered.
     gathered: RefCell<Vec<u8>>,
-    /// A connection that ends without `close_notify` was cut off.
-    require_close_notify: bool,
+    rules: Rules,
     /// What decides about clients, again where they resume a session.
     clients: Option<Arc<V>>,
 }
 
 impl<V: ?Sized> Common<V> {
-    pub(crate) fn new(require_close_notify: bool, clients: Option<Arc<V>>) -> Common<V> {
-        Common { gathered: RefCell::default(), require_close_notify, clients }
+    pub(crate) fn new(rules: Rules, clients: Option<Arc<V>>) -> Common<V> {
+        Common { gathered: RefCell::default(), rules, clients }
     }
 }
 
@@ -69,6 +97,8 @@ pub(crate) struct TlsChannel<C: Connection> {
     server_name: Option<Rc<str>>,
     /// The last that was said was an alert or `close_notify`.
     finished: bool,
+    /// Bytes of plaintext that are still sent in small records.
+    small: u16,
 }
 
 impl<C: Connection> TlsChannel<C> {
@@ -84,6 +114,7 @@ impl<C: Connection> TlsChannel<C> {
             early: Vec::new(),
             server_name: None,
             finished: false,
+            small: ANSWER_START as u16,
         };
         // A server has nothing to say yet, and a client cannot fail here but at the next step.
         let _ = channel.connection.process(&mut [], out);
@@ -318,10 +349,25 @@ impl<C: Connection> TlsChannel<C> {
         (self.held, self.kept, self.early) = (Vec::new(), 0, Vec::new());
     }
 
-    /// Seals `plain`, in records of 16 KiB at most.
-    fn seal_piece(&mut self, plain: &[u8], out: &mut Vec<u8>) -> bool {
-        let kept = &mut self.held[..self.kept];
-        plain.chunks(records::PLAIN_MAX).all(|part| self.connection.seal(part, kept, out))
+    /// The most bytes of the next record.
+    fn record_bytes(&self) -> usize {
+        if self.small > 0 { self.common.rules.record_bytes.min(C::PLAIN_MAX) } else { C::PLAIN_MAX }
+    }
+
+    fn seal_record(&mut self, plain: &[u8], out: &mut Vec<u8>) -> bool {
+        self.small = self.small.saturating_sub(plain.len() as u16);
+        self.connection.seal(plain, &mut self.held[..self.kept], out)
+    }
+
+    fn seal_piece(&mut self, mut plain: &[u8], out: &mut Vec<u8>) -> bool {
+        while !plain.is_empty() {
+            let (record, rest) = plain.split_at(plain.len().min(self.record_bytes()));
+            plain = rest;
+            if !self.seal_record(record, out) {
+                return false;
+            }
+        }
+        true
     }
 
     fn seal_all(&mut self, plain: &Batch, out: &mut Vec<u8>) -> bool {
@@ -333,27 +379,27 @@ impl<C: Connection> TlsChannel<C> {
         gathered.clear();
         for mut piece in plain.pieces() {
             while !piece.is_empty() {
-                // Whole records out of a large piece are sealed as they lie.
-                if gathered.is_empty() && piece.len() >= records::PLAIN_MAX {
-                    let (whole, rest) = piece.split_at(piece.len() - piece.len() % records::PLAIN_MAX);
-                    piece = rest;
-                    if !self.seal_piece(whole, out) {
-                        return false;
-                    }
-                    continue;
-                }
-                let (taken, rest) = piece.split_at(piece.len().min(records::PLAIN_MAX - gathered.len()));
-                gathered.extend_from_slice(taken);
+                let size = self.record_bytes();
+                let (taken, rest) = piece.split_at(piece.len().min(size - gathered.len()));
                 piece = rest;
-                if gathered.len() == records::PLAIN_MAX {
-                    if !self.seal_piece(gathered, out) {
-                        return false;
+                // A whole record out of a large piece is sealed as it lies.
+                let is_sealed = if taken.len() == size {
+                    self.seal_record(taken, out)
+                } else {
+                    gathered.extend_from_slice(taken);
+                    if gathered.len() < size {
+                        continue;
                     }
+                    let is_sealed = self.seal_record(gathered, out);
                     gathered.clear();
+                    is_sealed
+                };
+                if !is_sealed {
+                    return false;
                 }
             }
         }
-        gathered.is_empty() || self.seal_piece(gathered, out)
+        gathered.is_empty() || self.seal_record(gathered, out)
     }
 }
 
@@ -380,9 +426,14 @@ impl<C: Connection> Channel for TlsChannel<C> {
         self.step(out)
     }
 
+    fn rested(&mut self) {
+        self.small = ANSWER_START as u16;
+    }
+
     fn seal(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), Fault> {
         // A record is 128 bytes larger than its plaintext at most.
-        let records = plain.len().div_ceil(records::PLAIN_MAX);
+        let small = plain.len().min(self.small.into()).div_ceil(self.common.rules.record_bytes);
+        let records = plain.len().div_ceil(C::PLAIN_MAX) + small;
         if out.try_reserve(plain.len() + 128 * records).is_err() {
             return Err(Fault(CloseReason::MemoryLimit));
         }
@@ -411,7 +462,8 @@ impl<C: Connection> Channel for TlsChannel<C> {
     }
 
     fn cut_off(&self) -> Option<CloseReason> {
-        (self.common.require_close_notify && self.phase == Phase::Open).then_some(CloseReason::TlsTruncated)
+        (self.common.rules.require_close_notify && self.phase == Phase::Open)
+            .then_some(CloseReason::TlsTruncated)
     }
 
     fn facts(&self) -> Option<Rc<dyn Any>> {

@@ -10,7 +10,7 @@ use rustls::pki_types::ServerName;
 use rustls::server::danger::ClientCertVerifier;
 use rustls::{ClientConfig, RootCertStore};
 
-use crate::channel::{Common, TlsChannel};
+use crate::channel::{Common, Rules, TlsChannel};
 use crate::{Pem, Tls, TlsError, provider};
 
 /// TLS of the connections that a server makes: which authorities it believes, and which certificate it shows. Clones share sessions
@@ -84,7 +84,7 @@ impl TlsClient {
     pub fn to(&self, name: &str) -> Result<Rc<TlsClientTransport>, TlsError> {
         let name = ServerName::try_from(name.to_owned())
             .map_err(|_| TlsError::new(format_args!("`{name}` is no name of a server")))?;
-        let common = Rc::new(Common::new(false, None));
+        let common = Rc::new(Common::new(Rules::default(), None));
         Ok(Rc::new(TlsClientTransport { config: self.config.clone(), name, common }))
     }
 }

@@ -9,6 +9,7 @@ use rustls::ServerConfig;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::CertificateDer;
 
+use crate::channel::Rules;
 use crate::key_log::KeyLogFile;
 use crate::names::{Names, Times};
 #[cfg(feature = "next")]
@@ -37,7 +38,7 @@ use crate::{Clients, Pem, Tickets, TlsError, provider};
 #[derive(Clone)]
 pub struct Tls {
     source: Source,
-    require_close_notify: bool,
+    rules: Rules,
     watch: Option<Duration>,
 }
 
@@ -77,7 +78,7 @@ struct Own {
 impl Tls {
     /// TLS of a server, to which certificates are added.
     pub fn server() -> Tls {
-        Tls { source: Source::Own(Own::default()), require_close_notify: false, watch: None }
+        Tls { source: Source::Own(Own::default()), rules: Rules::default(), watch: None }
     }
 
     /// All that rustls can: `config` is used as it is, with its tickets, its storage of sessions and its key log. What else is said
@@ -87,13 +88,13 @@ impl Tls {
     /// A client that resumes a session of `config` is not verified again: not against other authorities, and not against the time.
     /// So where configurations differ in which clients they believe, their tickets must have different keys; ours have.
     pub fn from_config(config: Arc<ServerConfig>) -> Tls {
-        Tls { source: Source::Given(config), require_close_notify: false, watch: None }
+        Tls { source: Source::Given(config), rules: Rules::default(), watch: None }
     }
 
     /// The same, of rustls 0.24.
     #[cfg(feature = "next")]
     pub fn from_next_config(config: Arc<rustls_next::ServerConfig>) -> Tls {
-        Tls { source: Source::GivenNext(config), require_close_notify: false, watch: None }
+        Tls { source: Source::GivenNext(config), rules: Rules::default(), watch: None }
     }
 
     fn own(mut self, change: impl FnOnce(&mut Own)) -> Tls {
@@ -185,7 +186,15 @@ impl Tls {
     /// [`TlsTruncated`](ringserve_core::CloseReason::TlsTruncated). Off by default: many peers do that, and most framings show where a
     /// frame is cut.
     pub fn require_close_notify(mut self, require: bool) -> Tls {
-        self.require_close_notify = require;
+        self.rules.require_close_notify = require;
+        self
+    }
+
+    /// The most bytes of plaintext in the records of the first 16 KiB of an answer, which is what is sent at the start or after a
+    /// second of silence: 4096 unless set; from 512 to 16 384, which are as large as any. A peer can use the first bytes of a small
+    /// record while the next one is still on its way. Each further record costs 22 to 29 bytes and a fraction of a microsecond.
+    pub fn record_bytes(mut self, bytes: usize) -> Tls {
+        self.rules.record_bytes = bytes;
         self
     }
 
@@ -234,6 +243,7 @@ impl Tls {
     ) -> Result<Built, TlsError> {
         let in_use = before.map(Tls::shown).unwrap_or_default();
         let mut times = Times { in_use, warnings: Vec::new() };
+        self.rules.check()?;
         let (server, alpn_by_service) = match &self.source {
             Source::Own(own) => {
                 let server = match &own.by {
@@ -254,8 +264,7 @@ impl Tls {
             Source::GivenNext(config) => (next::server(config.clone(), None)?, false),
         };
         let Times { warnings, .. } = times;
-        let require_close_notify = self.require_close_notify;
-        Ok(Built { server, alpn_by_service, require_close_notify, warnings })
+        Ok(Built { server, alpn_by_service, rules: self.rules, warnings })
     }
 
     /// The first certificate of each chain.
@@ -271,7 +280,7 @@ pub(crate) struct Built {
     pub(crate) server: Arc<dyn Server>,
     /// The program said nothing of protocols.
     pub(crate) alpn_by_service: bool,
-    pub(crate) require_close_notify: bool,
+    pub(crate) rules: Rules,
     /// What is wrong and was so before.
     pub(crate) warnings: Vec<TlsError>,
 }

@@ -11,13 +11,16 @@ pub(crate) trait Connection: 'static {
     /// What decides about clients.
     type Clients: ?Sized;
 
+    /// The most bytes of plaintext that it puts into one record.
+    const PLAIN_MAX: usize;
+
     fn is_handshaking(&self) -> bool;
 
     /// Shows `bytes` to rustls, which decrypts them where they lie, up to the first plaintext. What is to be sent goes to `out`. The
     /// first figure is how many bytes are done with; the rest must be shown again.
     fn process(&mut self, bytes: &mut [u8], out: &mut Vec<u8>) -> (usize, Result<Found, Refusal>);
 
-    /// Appends `plain`, of 16 KiB at most, as a record. `kept` is what rustls wants to see again. False if it can seal nothing more.
+    /// Appends `plain`, of [`PLAIN_MAX`](Connection::PLAIN_MAX) bytes at most, as a record. `kept` is what rustls wants to see again. False if it can seal nothing more.
     fn seal(&mut self, plain: &[u8], kept: &mut [u8], out: &mut Vec<u8>) -> bool;
 
     /// Appends `close_notify`. Nothing, where the handshake is not through.

@@ -239,7 +239,7 @@ pub struct TlsTransport {
 }
 
 fn of_shard(built: &Built, protocols: &[&str]) -> Box<dyn Transport> {
-    built.server.transport(built.alpn_by_service.then_some(protocols), built.require_close_notify)
+    built.server.transport(built.alpn_by_service.then_some(protocols), built.rules)
 }
 
 impl Transport for TlsTransport {

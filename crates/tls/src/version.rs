@@ -7,6 +7,7 @@ use rustls::ServerConfig;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 
 use crate::TlsError;
+use crate::channel::Rules;
 use crate::key_log::KeyLogFile;
 use crate::names::Names;
 use crate::tickets::{Cipher, Ticketer};
@@ -67,7 +68,7 @@ pub(crate) struct Parts<V: Version> {
 /// A configuration that was looked at.
 pub(crate) trait Server: Send + Sync {
     /// What the connections of one shard have in common. `alpn` goes before what the configuration says.
-    fn transport(&self, alpn: Option<&[&str]>, require_close_notify: bool) -> Box<dyn Transport>;
+    fn transport(&self, alpn: Option<&[&str]>, rules: Rules) -> Box<dyn Transport>;
 
     /// As rustls 0.23 has it, where it is of that.
     fn config(&self) -> Option<Arc<ServerConfig>> {

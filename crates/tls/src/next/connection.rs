@@ -9,9 +9,13 @@ use rustls_next::{Connection as OfRustls, Error, HandshakeKind, ServerSide, Slic
 use super::server::Believing;
 use crate::TlsInfo;
 use crate::connection::{Connection, Found, Refusal};
+use crate::records;
 
 impl Connection for OfRustls<ServerSide, Tcp> {
     type Clients = Believing;
+
+    /// It counts what a cipher adds: 24 bytes at most, with AES-GCM in TLS 1.2.
+    const PLAIN_MAX: usize = records::PLAIN_MAX - 24;
 
     fn is_handshaking(&self) -> bool {
         (**self).is_handshaking()
@@ -64,7 +68,7 @@ impl Connection for OfRustls<ServerSide, Tcp> {
             && let Some(identity) = self.peer_identity()
             && let Identity::X509(chain) = identity.identity()
         {
-            clients.verify_again(chain, UnixTime::now()).map_err(|error| refusal(&error))?;
+            clients.verify_again(chain, UnixTime::now()).map_err(|alert| Refusal::Said(alert.into()))?;
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ use rustls_next::crypto::{
     CertificateIdentity, Credentials, CryptoProvider, Identity, SelectedCredential, TicketProducer,
 };
 use rustls_next::enums::{ContentType, ProtocolVersion};
-use rustls_next::error::PeerIncompatible;
+use rustls_next::error::{AlertDescription, PeerIncompatible};
 use rustls_next::server::danger::ClientVerifier;
 use rustls_next::server::{
     ClientHello, NoServerSessionStorage, PreferServerOrder, ServerCredentialResolver, WebPkiClientVerifier,
@@ -25,7 +25,7 @@ use rustls_next::{
 use webpki::CertRevocationList;
 
 use crate::TlsError;
-use crate::channel::{Common, TlsChannel};
+use crate::channel::{Common, Rules, TlsChannel};
 use crate::key_log::KeyLogFile;
 use crate::names::Names;
 use crate::tickets::{Cipher, KEY_LEN, Ticketer};
@@ -43,28 +43,34 @@ pub(crate) struct Believing {
 }
 
 impl Believing {
-    /// What the verifier does. rustls lets no other code ask one.
-    pub(super) fn verify_again(&self, chain: &CertificateIdentity<'_>, now: UnixTime) -> Result<(), Error> {
-        let refused = |error: webpki::Error| Error::General(error.to_string());
-        let certificate = webpki::EndEntityCert::try_from(&chain.end_entity).map_err(refused)?;
+    /// What the verifier does, by the same library. rustls lets no other code ask one. The error is the alert.
+    pub(super) fn verify_again(
+        &self,
+        chain: &CertificateIdentity<'_>,
+        now: UnixTime,
+    ) -> Result<(), AlertDescription> {
+        let certificate = webpki::EndEntityCert::try_from(&chain.end_entity).map_err(alert_of)?;
         let revoked: Vec<_> = self.revoked.iter().collect();
         // An error is that there is no list.
         let revocation = webpki::RevocationOptionsBuilder::new(&revoked).ok().map(|options| options.build());
         let mapping = self.provider.signature_verification_algorithms.mapping();
         let algorithms: Vec<_> = mapping.iter().flat_map(|(_, algorithms)| *algorithms).copied().collect();
+        let (roots, others) = (&self.roots.roots, &chain.intermediates);
         let usage = webpki::KeyUsage::client_auth();
-        certificate
-            .verify_for_usage(
-                &algorithms,
-                &self.roots.roots,
-                &chain.intermediates,
-                now,
-                usage,
-                revocation,
-                None,
-            )
-            .map(drop)
-            .map_err(refused)
+        let verified = certificate.verify_for_usage(&algorithms, roots, others, now, usage, revocation, None);
+        verified.map(drop).map_err(alert_of)
+    }
+}
+
+/// The alert that rustls sends of a certificate that is refused.
+fn alert_of(error: webpki::Error) -> AlertDescription {
+    match error {
+        webpki::Error::CertExpired { .. } | webpki::Error::CertNotValidYet { .. } => {
+            AlertDescription::CertificateExpired
+        }
+        webpki::Error::CertRevoked => AlertDescription::CertificateRevoked,
+        webpki::Error::UnknownIssuer | webpki::Error::UnknownRevocationStatus => AlertDescription::UnknownCa,
+        _ => AlertDescription::BadCertificate,
     }
 }
 
@@ -161,13 +167,13 @@ struct NextServer {
 }
 
 impl Server for NextServer {
-    fn transport(&self, alpn: Option<&[&str]>, require_close_notify: bool) -> Box<dyn Transport> {
+    fn transport(&self, alpn: Option<&[&str]>, rules: Rules) -> Box<dyn Transport> {
         // A copy, since the count of the shared one would be written by all shards.
         let mut config = (*self.config).clone();
         if let Some(protocols) = alpn {
             config.alpn_protocols = protocols.iter().map(|name| name.as_bytes().to_vec().into()).collect();
         }
-        let common = Rc::new(Common::new(require_close_notify, self.clients.clone()));
+        let common = Rc::new(Common::new(rules, self.clients.clone()));
         Box::new(OfShard { config: Arc::new(config), common })
     }
 }

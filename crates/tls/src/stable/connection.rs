@@ -13,6 +13,7 @@ use rustls::{AlertDescription, CommonState, Error, HandshakeKind};
 use crate::TlsInfo;
 use crate::connection::{Connection, Found, Refusal};
 use crate::info::Identity;
+use crate::records;
 
 /// One end of a connection, as both have it.
 pub(crate) trait Unbuffered: 'static {
@@ -59,6 +60,8 @@ impl Unbuffered for UnbufferedClientConnection {
 
 impl<U: Unbuffered> Connection for U {
     type Clients = dyn ClientCertVerifier;
+
+    const PLAIN_MAX: usize = records::PLAIN_MAX;
 
     fn is_handshaking(&self) -> bool {
         self.state().is_handshaking()

@@ -22,7 +22,7 @@ use rustls::{
 };
 
 use crate::TlsError;
-use crate::channel::{Common, TlsChannel};
+use crate::channel::{Common, Rules, TlsChannel};
 use crate::key_log::KeyLogFile;
 use crate::names::Names;
 use crate::tickets::{Cipher, KEY_LEN, Ticketer};
@@ -116,13 +116,13 @@ struct StableServer {
 }
 
 impl Server for StableServer {
-    fn transport(&self, alpn: Option<&[&str]>, require_close_notify: bool) -> Box<dyn Transport> {
+    fn transport(&self, alpn: Option<&[&str]>, rules: Rules) -> Box<dyn Transport> {
         // A copy, since the count of the shared one would be written by all shards.
         let mut config = (*self.config).clone();
         if let Some(protocols) = alpn {
             config.alpn_protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
         }
-        let common = Rc::new(Common::new(require_close_notify, self.clients.clone()));
+        let common = Rc::new(Common::new(rules, self.clients.clone()));
         Box::new(OfShard { config: Arc::new(config), common })
     }
 
