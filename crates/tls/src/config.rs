@@ -44,7 +44,7 @@ pub struct Tls {
 
 #[derive(Clone)]
 enum Source {
-    Own(Own),
+    Own(Box<Own>),
     Given(Arc<ServerConfig>),
     #[cfg(feature = "next")]
     GivenNext(Arc<rustls_next::ServerConfig>),
@@ -78,7 +78,7 @@ struct Own {
 impl Tls {
     /// TLS of a server, to which certificates are added.
     pub fn server() -> Tls {
-        Tls { source: Source::Own(Own::default()), rules: Rules::default(), watch: None }
+        Tls { source: Source::Own(Box::default()), rules: Rules::default(), watch: None }
     }
 
     /// All that rustls can: `config` is used as it is, with its tickets, its storage of sessions and its key log. What else is said

@@ -71,7 +71,7 @@ impl Version for Stable {
         if !believed.required {
             verifier = verifier.allow_unauthenticated();
         }
-        Ok(verifier.build().map_err(TlsError::new)?)
+        verifier.build().map(|verifier| verifier as Self::Clients).map_err(TlsError::new)
     }
 
     fn server(self, parts: Parts<Stable>) -> Result<Arc<dyn Server>, TlsError> {

@@ -97,6 +97,23 @@ fn error(tls: Tls) -> String {
 }
 
 #[test]
+fn client_that_can_use_no_key_hears_of_a_failure() {
+    let authority = Authority::new("authority");
+    let listener = crate::pair::listener(&authority);
+    let mut provider = rustls::crypto::ring::default_provider();
+    let algorithms = &mut provider.signature_verification_algorithms;
+    let is_rsa =
+        |scheme: rustls::SignatureScheme| scheme.as_str().is_some_and(|name| name.starts_with("RSA"));
+    let of_rsa: Vec<_> = algorithms.mapping.iter().copied().filter(|(scheme, _)| is_rsa(*scheme)).collect();
+    algorithms.mapping = of_rsa.leak();
+    let config = crate::pair::client_config_of(provider, &authority, &[&TLS12, &TLS13], None);
+    let mut pair = Pair::new(&listener, &Arc::new(config), "localhost");
+    pair.exchange();
+    // `handshake_failure`: what scanners take for an answer.
+    assert_eq!(pair.seen.fault, Some(ringserve_core::CloseReason::TlsHandshakeFailed(40)));
+}
+
+#[test]
 fn certificates_that_cannot_be_shown_are_named_at_the_start() {
     let authority = Authority::new("authority");
     let (good, other) = (authority.ecdsa(&["localhost"]), authority.ecdsa(&["localhost"]));

@@ -66,7 +66,7 @@ fn answer_begins_with_small_records_after_a_rest() {
             }
         }
         for batch in &batches {
-            let mut sealed = |pair: &mut Pair| {
+            let sealed = |pair: &mut Pair| {
                 pair.channel.seal(batch, &mut pair.out).unwrap();
                 let records = records_of(&pair.out);
                 pair.hear();
