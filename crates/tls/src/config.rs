@@ -297,7 +297,7 @@ impl Own {
         }
         let mut names = Names::default();
         for (name, chain, key) in &self.certificates {
-            names.add(name.as_deref(), chain, key, &version, times)?;
+            names.add(name.as_deref(), chain, key, |chain, key| version.key(chain, key), times)?;
         }
         let (clients, mut depends_on) = match &self.clients {
             Some(clients) => {

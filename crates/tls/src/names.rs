@@ -5,9 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 
-use crate::version::{KeyError, Version};
 use crate::{Pem, TlsError};
 
 /// Certificates by the name that a client asks for: as it is, with its first label replaced by `*`, or whatever the name.
@@ -26,6 +25,13 @@ impl<K> Default for Names<K> {
     }
 }
 
+/// Why a key is not taken.
+pub(crate) enum KeyError {
+    /// It is of another certificate.
+    Unfit,
+    Other(String),
+}
+
 /// How the time of certificates is looked at.
 #[derive(Default)]
 pub(crate) struct Times {
@@ -37,15 +43,16 @@ pub(crate) struct Times {
 
 impl<K> Names<K> {
     /// A further certificate for `name`, or for whatever name. Of several for one, the first is taken with which the client can.
-    pub(crate) fn add<V: Version<Key = K>>(
+    /// `make` has a key of both.
+    pub(crate) fn add(
         &mut self,
         name: Option<&str>,
         chain: &Pem,
         key: &Pem,
-        version: &V,
+        make: impl FnOnce(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) -> Result<K, KeyError>,
         times: &mut Times,
     ) -> Result<(), TlsError> {
-        let key = Arc::new(certified(chain, key, version, times)?);
+        let key = Arc::new(certified(chain, key, make, times)?);
         match name {
             Some(name) => self.named.entry(normal(name)?).or_default().push(key),
             None => self.default.push(key),
@@ -91,13 +98,18 @@ fn normal(name: &str) -> Result<String, TlsError> {
 }
 
 /// A chain with its key, which fit, and of which the first certificate is within its time.
-fn certified<V: Version>(chain: &Pem, key: &Pem, version: &V, times: &mut Times) -> Result<V::Key, TlsError> {
+fn certified<K>(
+    chain: &Pem,
+    key: &Pem,
+    make: impl FnOnce(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) -> Result<K, KeyError>,
+    times: &mut Times,
+) -> Result<K, TlsError> {
     let certificates = chain.certificates()?;
     match check_time(chain, &certificates[0]) {
         Err(error) if times.in_use.contains(&certificates[0]) => times.warnings.push(error),
         checked => checked?,
     }
-    version.key(certificates, key.key()?).map_err(|error| match error {
+    make(certificates, key.key()?).map_err(|error| match error {
         KeyError::Unfit => key.error(match chain.path() {
             Some(chain) => format!("is not the key of the certificate in {}", chain.display()),
             None => "is not the key of the certificate".into(),

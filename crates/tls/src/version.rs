@@ -9,7 +9,7 @@ use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKey
 use crate::TlsError;
 use crate::channel::Rules;
 use crate::key_log::KeyLogFile;
-use crate::names::Names;
+use crate::names::{KeyError, Names};
 use crate::tickets::{Cipher, Ticketer};
 
 /// A provider of cryptography, with the version of rustls that it is of.
@@ -38,13 +38,6 @@ pub(crate) trait Version: Sized {
     fn clients(&self, believed: Believed) -> Result<Self::Clients, TlsError>;
 
     fn server(self, parts: Parts<Self>) -> Result<Arc<dyn Server>, TlsError>;
-}
-
-/// Why a key is not taken.
-pub(crate) enum KeyError {
-    /// It is of another certificate.
-    Unfit,
-    Other(String),
 }
 
 /// Which certificates of clients are believed.

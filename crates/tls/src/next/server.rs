@@ -27,9 +27,9 @@ use webpki::CertRevocationList;
 use crate::TlsError;
 use crate::channel::{Common, Rules, TlsChannel};
 use crate::key_log::KeyLogFile;
-use crate::names::Names;
+use crate::names::{KeyError, Names};
 use crate::tickets::{Cipher, KEY_LEN, Ticketer};
-use crate::version::{Believed, KeyError, Parts, Server, Version};
+use crate::version::{Believed, Parts, Server, Version};
 
 /// rustls 0.24 with a provider.
 pub(crate) struct Next(pub(crate) Arc<CryptoProvider>);
