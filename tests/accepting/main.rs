@@ -12,4 +12,5 @@ mod socket_options;
 mod starts;
 mod table_limits;
 mod tls;
+mod tls_floods;
 mod unix_sockets;

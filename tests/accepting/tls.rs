@@ -21,22 +21,22 @@ use ringserve_tests::watch::closed_for;
 use ringserve_tests::{SOON, on_epoll};
 
 /// A certificate for localhost, its key, and clients that believe it.
-struct Believed {
+pub(super) struct Believed {
     chain: String,
     key: String,
 }
 
 impl Believed {
-    fn new() -> Believed {
+    pub(super) fn new() -> Believed {
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         Believed { chain: made.cert.pem(), key: made.signing_key.serialize_pem() }
     }
 
-    fn tls(&self) -> Tls {
+    pub(super) fn tls(&self) -> Tls {
         Tls::server().certificate(Pem::from(&*self.chain), Pem::from(&*self.key))
     }
 
-    fn client(&self) -> ClientConfig {
+    pub(super) fn client(&self) -> ClientConfig {
         self.client_of(&[&TLS12, &TLS13])
     }
 
@@ -55,9 +55,9 @@ impl Believed {
     }
 }
 
-type TlsStream = StreamOwned<ClientConnection, TcpStream>;
+pub(super) type TlsStream = StreamOwned<ClientConnection, TcpStream>;
 
-fn connect(config: &Arc<ClientConfig>, addr: SocketAddr, header: &str) -> TlsStream {
+pub(super) fn connect(config: &Arc<ClientConfig>, addr: SocketAddr, header: &str) -> TlsStream {
     let mut socket = TcpStream::connect(addr).unwrap();
     socket.set_read_timeout(Some(SOON)).unwrap();
     socket.write_all(header.as_bytes()).unwrap();
@@ -65,7 +65,7 @@ fn connect(config: &Arc<ClientConfig>, addr: SocketAddr, header: &str) -> TlsStr
     StreamOwned::new(ClientConnection::new(config.clone(), name).unwrap(), socket)
 }
 
-fn line(stream: &mut (impl Read + Write), sent: &str) -> String {
+pub(super) fn line(stream: &mut (impl Read + Write), sent: &str) -> String {
     stream.write_all(sent.as_bytes()).unwrap();
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line).unwrap();
@@ -73,7 +73,7 @@ fn line(stream: &mut (impl Read + Write), sent: &str) -> String {
 }
 
 /// Says what it knows of a connection, and nothing of TLS concerns it but that.
-struct Who;
+pub(super) struct Who;
 
 impl Service for Who {
     type Session = ();
@@ -93,15 +93,15 @@ impl Service for Who {
     }
 }
 
-fn drivers() -> Vec<Driver> {
+pub(super) fn drivers() -> Vec<Driver> {
     if on_epoll() { vec![Driver::Epoll] } else { vec![Driver::IoUring, Driver::Epoll] }
 }
 
-fn any_port() -> SocketAddr {
+pub(super) fn any_port() -> SocketAddr {
     ([127, 0, 0, 1], 0).into()
 }
 
-fn shut_down(server: ServerHandle) {
+pub(super) fn shut_down(server: ServerHandle) {
     server.shutdown();
     let stats = server.wait().unwrap();
     assert_eq!(stats.counters.opened, stats.counters.closed);

@@ -1,4 +1,5 @@
-// Asks examples/tls_echo who it sees, and once more with the session of before: PORT AUTHORITY VERSION.
+// Asks examples/tls_echo who it sees, and once more with the session of before: PORT AUTHORITY VERSION. With a fourth argument, h1 or
+// h2, gets the page of examples/https instead.
 package main
 
 import (
@@ -7,6 +8,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"time"
 )
@@ -26,6 +28,15 @@ func main() {
 	version := map[string]uint16{"1.2": tls.VersionTLS12, "1.3": tls.VersionTLS13}[os.Args[3]]
 	config := &tls.Config{RootCAs: roots, ServerName: "localhost", MinVersion: version, MaxVersion: version,
 		ClientSessionCache: tls.NewLRUClientSessionCache(4)}
+	if len(os.Args) > 4 {
+		transport := &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: os.Args[4] == "h2"}
+		client := &http.Client{Transport: transport, Timeout: 20 * time.Second}
+		answer, err := client.Get("https://localhost:" + os.Args[1] + "/")
+		check(err)
+		_, err = io.Copy(os.Stdout, answer.Body)
+		check(err)
+		return
+	}
 	for range 2 {
 		conn, err := tls.Dial("tcp", "127.0.0.1:"+os.Args[1], config)
 		check(err)

@@ -4,6 +4,8 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
+use crate::wire::{Handshakes, Wire};
+
 /// How long a reply may take. A step takes milliseconds; a server that is silent this long is stuck.
 pub(crate) const REPLY_MAX: Duration = Duration::from_secs(10);
 
@@ -20,6 +22,8 @@ pub(crate) struct Shape {
     pub(crate) pipeline: usize,
     /// Whether messages are lines.
     pub(crate) lines: bool,
+    /// Whether they leave below TLS.
+    pub(crate) tls: Option<Handshakes>,
 }
 
 impl Shape {
@@ -54,7 +58,7 @@ impl Shape {
 
 /// Open connections to one server, and what they send.
 pub(crate) struct Load {
-    streams: Vec<TcpStream>,
+    streams: Vec<Wire<TcpStream>>,
     shape: Shape,
     messages: Vec<u8>,
     reply: Vec<u8>,
@@ -77,6 +81,8 @@ impl Load {
             stream.set_nodelay(true)?;
             stream.set_read_timeout(Some(REPLY_MAX))?;
             stream.set_write_timeout(Some(REPLY_MAX))?;
+            let mut stream = Wire::new(stream, self.shape.tls)?;
+            stream.shake_hands()?;
             self.streams.push(stream);
             let count = self.streams.len();
             if count.is_multiple_of(CONNECT_BATCH) || count == connections {
@@ -170,7 +176,7 @@ mod tests {
 
     #[test]
     fn lines_end_where_messages_end_and_nowhere_else() {
-        let shape = Shape { bytes: 5, pipeline: 3, lines: true };
+        let shape = Shape { bytes: 5, pipeline: 3, lines: true, tls: None };
         let mut messages = shape.messages();
         shape.sign(&mut messages, 1234);
         assert_eq!(messages.len(), shape.step_bytes());
@@ -180,7 +186,7 @@ mod tests {
 
     #[test]
     fn connections_sign_differently() {
-        let shape = Shape { bytes: 64, pipeline: 1, lines: false };
+        let shape = Shape { bytes: 64, pipeline: 1, lines: false, tls: None };
         let (mut one, mut other) = (shape.messages(), shape.messages());
         shape.sign(&mut one, 999);
         shape.sign(&mut other, 1000);

@@ -184,6 +184,13 @@ impl Channel for StackChannel {
         self.go_on(Some(answered), &mut LeaseMut::empty(), out).unwrap_or_else(Unsealed::Fault)
     }
 
+    fn rested(&mut self) {
+        if let Some(upper) = self.upper_mut() {
+            upper.rested();
+        }
+        self.lower.rested();
+    }
+
     fn wrap(&mut self, plain: &mut Batch) -> bool {
         self.is_wrapped = self.upper_mut().is_some_and(|upper| upper.wrap(plain));
         self.is_wrapped && self.lower.wrap(plain)

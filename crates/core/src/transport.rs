@@ -49,6 +49,9 @@ pub trait Channel: 'static {
         false
     }
 
+    /// Nothing was sent for a second or more, so that what is [sealed](Channel::seal) next, at once, is the start of an answer.
+    fn rested(&mut self) {}
+
     /// Appends `plain`, sealed, to `out`. Called once for what leaves in one send, and never again for the same bytes.
     ///
     /// # Errors

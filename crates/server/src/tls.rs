@@ -37,6 +37,9 @@ pub use ringserve_tls::{
     TlsListener, rustls,
 };
 
+#[cfg(feature = "tls-next")]
+pub use ringserve_tls::rustls_next;
+
 use crate::cx::Cx;
 use crate::opening::Opening;
 use crate::server::builder::Server;

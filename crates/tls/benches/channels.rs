@@ -1,7 +1,7 @@
 //! What a channel costs beside rustls itself, in memory and on one thread:
 //!
 //! ```sh
-//! cargo bench -p ringserve-tls [--features graviola]
+//! cargo bench -p ringserve-tls [--features graviola,next-ring]
 //! ```
 //!
 //! Handshakes: the server's part alone, of this channel and of a connection of rustls'. Records: one way, beside the cipher's own
@@ -34,14 +34,31 @@ use ringserve_tls::{Tls, TlsListener};
 /// Runs of which the fastest counts.
 const RUNS: usize = 15;
 
+fn server() -> Tls {
+    Tls::server()
+}
+
 fn main() {
+    measure("rustls 0.23", server());
+    #[cfg(feature = "next-ring")]
+    measure("rustls 0.24", server().next());
+}
+
+/// All of `tls`, beside rustls 0.23 and the cipher as that has it.
+fn measure(rustls: &str, tls: Tls) {
     let authority = Authority::new("authority");
+    let plain = {
+        let (chain, key) = authority.ecdsa(&["localhost"]).pems();
+        TlsListener::new(server().certificate(chain, key)).unwrap().config().unwrap()
+    };
+    println!("{rustls}");
     println!("the server's part of a handshake, TLS 1.3, each");
     for (name, cert) in
         [("ECDSA P-256", authority.ecdsa(&["localhost"])), ("RSA 2048", authority.rsa(&["localhost"]))]
     {
         let (chain, key) = cert.pems();
-        let listener = TlsListener::new(Tls::server().certificate(chain, key)).unwrap();
+        let listener = TlsListener::new(tls.clone().certificate(chain.clone(), key.clone())).unwrap();
+        let plain = TlsListener::new(server().certificate(chain, key)).unwrap().config().unwrap();
         for resumed in [false, true] {
             let config = || {
                 let mut config = client_config(&authority, &[&TLS13], None);
@@ -51,7 +68,6 @@ fn main() {
                 Arc::new(config)
             };
             let (ours, theirs) = (config(), config());
-            let plain = listener.config();
             // In turns, so that a busy machine does the same to both.
             let (mut channel, mut rustls) = (Vec::new(), Vec::new());
             handshakes_of_channels(&listener, &ours, 20);
@@ -70,12 +86,12 @@ fn main() {
     }
     println!("records of TLS 1.3, each, the cipher in brackets");
     let (chain, key) = authority.ecdsa(&["localhost"]).pems();
-    let listener = TlsListener::new(Tls::server().certificate(chain, key)).unwrap();
+    let listener = TlsListener::new(tls.certificate(chain, key)).unwrap();
     let config = Arc::new(client_config(&authority, &[&TLS13], None));
     for size in [64, 1024, 16 * 1024] {
         let mut pair = Pair::new(&listener, &config, "localhost").connected();
         let (seal, open) = records(&mut pair, size);
-        let (raw_seal, raw_open) = raw(listener.config().crypto_provider(), size);
+        let (raw_seal, raw_open) = raw(plain.crypto_provider(), size);
         println!("  {size:5} bytes: seal {seal:.2} ({raw_seal:.2}) us, open {open:.2} ({raw_open:.2}) us");
     }
 }

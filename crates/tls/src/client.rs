@@ -7,9 +7,10 @@ use std::sync::Arc;
 use ringserve_core::{Channel, Transport};
 use rustls::client::UnbufferedClientConnection;
 use rustls::pki_types::ServerName;
+use rustls::server::danger::ClientCertVerifier;
 use rustls::{ClientConfig, RootCertStore};
 
-use crate::channel::{Common, TlsChannel};
+use crate::channel::{Common, Rules, TlsChannel};
 use crate::{Pem, Tls, TlsError, provider};
 
 /// TLS of connections to upstreams: the trusted authorities, and the certificate to show. Clones share the sessions that are
@@ -83,7 +84,7 @@ impl TlsClient {
     pub fn to(&self, name: &str) -> Result<Rc<TlsClientTransport>, TlsError> {
         let name = ServerName::try_from(name.to_owned())
             .map_err(|_| TlsError::new(format_args!("`{name}` is no name of a server")))?;
-        let common = Rc::new(Common::new(false, None));
+        let common = Rc::new(Common::new(Rules::default(), None));
         Ok(Rc::new(TlsClientTransport { config: self.config.clone(), name, common }))
     }
 }
@@ -98,7 +99,7 @@ impl fmt::Debug for TlsClient {
 pub struct TlsClientTransport {
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
-    common: Rc<Common>,
+    common: Rc<Common<dyn ClientCertVerifier>>,
 }
 
 impl Transport for TlsClientTransport {

@@ -1,13 +1,8 @@
 //! Certificates of clients.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
-use rustls::RootCertStore;
-use rustls::crypto::CryptoProvider;
-use rustls::server::WebPkiClientVerifier;
-use rustls::server::danger::ClientCertVerifier;
-
+use crate::version::{Believed, Version};
 use crate::{Pem, TlsError};
 
 /// Certificates of clients: trusted authorities, and whether each client must have a certificate.
@@ -72,38 +67,27 @@ impl Clients {
         [&self.authorities].into_iter().chain(&self.revoked)
     }
 
-    /// Makes the verifier.
-    pub(crate) fn verifier(&self, provider: &Arc<CryptoProvider>) -> Result<Verifier, TlsError> {
+    /// What decides, and what it decides by: where that changes, a session of before must not be resumed.
+    pub(crate) fn verifier<V: Version>(&self, version: &V) -> Result<(V::Clients, Vec<Vec<u8>>), TlsError> {
         let mut decides_by = vec![vec![u8::from(self.required)]];
-        let mut roots = RootCertStore::empty();
-        for authority in self.authorities.certificates()? {
+        let authorities = self.authorities.certificates()?;
+        for authority in &authorities {
             decides_by.push(authority.to_vec());
-            roots.add(authority).map_err(|error| {
-                self.authorities.error(format_args!("has a certificate that cannot be parsed: {error}"))
+            webpki::anchor_from_trusted_cert(authority).map_err(|error| {
+                self.authorities.error(format_args!("has a certificate that is none: {error}"))
             })?;
         }
-        let mut verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone());
+        let mut revoked = Vec::new();
         for pem in &self.revoked {
-            let lists = pem.revocation_lists()?;
-            for list in &lists {
-                webpki::BorrowedCertRevocationList::from_der(list).map_err(|error| {
-                    pem.error(format_args!("has a revocation list that cannot be parsed: {error}"))
+            for list in pem.revocation_lists()? {
+                webpki::BorrowedCertRevocationList::from_der(&list).map_err(|error| {
+                    pem.error(format_args!("has a revocation list that is none: {error}"))
                 })?;
                 decides_by.push(list.to_vec());
+                revoked.push(list);
             }
-            verifier = verifier.with_crls(lists);
         }
-        if !self.required {
-            verifier = verifier.allow_unauthenticated();
-        }
-        let verifier = verifier.build().map_err(|error| self.authorities.error(error))?;
-        Ok(Verifier { verifier, decides_by })
+        let clients = version.clients(Believed { authorities, revoked, required: self.required });
+        Ok((clients.map_err(|error| self.authorities.error(error))?, decides_by))
     }
-}
-
-/// The verifier of clients.
-pub(crate) struct Verifier {
-    pub(crate) verifier: Arc<dyn ClientCertVerifier>,
-    /// A change of this ends the sessions made before.
-    pub(crate) decides_by: Vec<Vec<u8>>,
 }

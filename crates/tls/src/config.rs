@@ -8,14 +8,16 @@ use std::time::Duration;
 use rustls::ServerConfig;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::CertificateDer;
-use rustls::server::danger::ClientCertVerifier;
-use rustls::server::{NoServerSessionStorage, UnbufferedServerConnection, WebPkiClientVerifier};
 
-use crate::clients::Verifier;
+use crate::channel::Rules;
 use crate::key_log::KeyLogFile;
 use crate::names::{Names, Times};
+#[cfg(feature = "next")]
+use crate::next::{self, Next};
 use crate::pem::Stamp;
+use crate::stable::{self, Stable};
 use crate::tickets::{self, Ticketer};
+use crate::version::{Parts, Server, Version};
 use crate::{Clients, Pem, Tickets, TlsError, provider};
 
 /// TLS of a listener, versions 1.2 and 1.3: certificates and other settings. They are checked when the server starts.
@@ -35,19 +37,35 @@ use crate::{Clients, Pem, Tickets, TlsError, provider};
 #[derive(Clone)]
 pub struct Tls {
     source: Source,
-    require_close_notify: bool,
+    rules: Rules,
     watch: Option<Duration>,
 }
 
 #[derive(Clone)]
 enum Source {
-    Own(Own),
+    Own(Box<Own>),
     Given(Arc<ServerConfig>),
+    #[cfg(feature = "next")]
+    GivenNext(Arc<rustls_next::ServerConfig>),
+}
+
+/// Which rustls there is to be below, and its cryptography, where the program gives that.
+#[derive(Clone)]
+enum By {
+    Stable(Option<Arc<CryptoProvider>>),
+    #[cfg(feature = "next")]
+    Next(Option<Arc<rustls_next::crypto::CryptoProvider>>),
+}
+
+impl Default for By {
+    fn default() -> By {
+        By::Stable(None)
+    }
 }
 
 #[derive(Clone, Default)]
 struct Own {
-    provider: Option<Arc<CryptoProvider>>,
+    by: By,
     certificates: Vec<(Option<String>, Pem, Pem)>,
     alpn: Option<Vec<Vec<u8>>>,
     tickets: Tickets,
@@ -59,7 +77,7 @@ struct Own {
 impl Tls {
     /// TLS of a server, without a certificate yet.
     pub fn server() -> Tls {
-        Tls { source: Source::Own(Own::default()), require_close_notify: false, watch: None }
+        Tls { source: Source::Own(Box::default()), rules: Rules::default(), watch: None }
     }
 
     /// Uses everything that rustls can do: `config` is taken as it is, with its tickets, session storage and key log. Other
@@ -69,7 +87,13 @@ impl Tls {
     /// A client that resumes a session of `config` is not verified again: neither against new authorities nor against the time.
     /// So if configurations trust different clients, their tickets must have different keys; ours do.
     pub fn from_config(config: Arc<ServerConfig>) -> Tls {
-        Tls { source: Source::Given(config), require_close_notify: false, watch: None }
+        Tls { source: Source::Given(config), rules: Rules::default(), watch: None }
+    }
+
+    /// The same, of rustls 0.24.
+    #[cfg(feature = "next")]
+    pub fn from_next_config(config: Arc<rustls_next::ServerConfig>) -> Tls {
+        Tls { source: Source::GivenNext(config), rules: Rules::default(), watch: None }
     }
 
     fn own(mut self, change: impl FnOnce(&mut Own)) -> Tls {
@@ -135,20 +159,42 @@ impl Tls {
     pub(crate) fn key_log_file(&self) -> Option<&Path> {
         match &self.source {
             Source::Own(own) => own.key_log.as_deref(),
-            Source::Given(_) => None,
+            _ => None,
         }
     }
 
     /// Sets the cryptography, instead of that of the features.
     pub fn provider(self, provider: Arc<CryptoProvider>) -> Tls {
-        self.own(|own| own.provider = Some(provider))
+        self.own(|own| own.by = By::Stable(Some(provider)))
+    }
+
+    /// By rustls 0.24, of which there are previews alone, with the cryptography of the features `next-aws-lc-rs` and `next-ring`. It
+    /// decrypts records where they lie, and encrypts them without a copy. All else is as it is without; a session is resumed by
+    /// the version alone that it was begun with.
+    #[cfg(feature = "next")]
+    pub fn next(self) -> Tls {
+        self.own(|own| own.by = By::Next(None))
+    }
+
+    /// By rustls 0.24 with this cryptography.
+    #[cfg(feature = "next")]
+    pub fn next_by(self, provider: Arc<rustls_next::crypto::CryptoProvider>) -> Tls {
+        self.own(|own| own.by = By::Next(Some(provider)))
     }
 
     /// Treats a peer that ends without `close_notify` as cut off: the connection ends with
     /// [`TlsTruncated`](ringserve_core::CloseReason::TlsTruncated). Off by default: many peers omit it, and most framings show
     /// where a frame is cut.
     pub fn require_close_notify(mut self, require: bool) -> Tls {
-        self.require_close_notify = require;
+        self.rules.require_close_notify = require;
+        self
+    }
+
+    /// The most bytes of plaintext in the records of the first 16 KiB of an answer, which is what is sent at the start or after a
+    /// second of silence: 4096 unless set; from 512 to 16 384, which are as large as any. A peer can use the first bytes of a small
+    /// record while the next one is still on its way. Each further record costs 22 to 29 bytes and a fraction of a microsecond.
+    pub fn record_bytes(mut self, bytes: usize) -> Tls {
+        self.rules.record_bytes = bytes;
         self
     }
 
@@ -180,7 +226,7 @@ impl Tls {
     fn pems(&self) -> impl Iterator<Item = &Pem> {
         let own = match &self.source {
             Source::Own(own) => Some(own),
-            Source::Given(_) => None,
+            _ => None,
         };
         own.into_iter().flat_map(|own| {
             let certificates = own.certificates.iter().flat_map(|(_, chain, key)| [chain, key]);
@@ -197,28 +243,28 @@ impl Tls {
     ) -> Result<Built, TlsError> {
         let in_use = before.map(Tls::shown).unwrap_or_default();
         let mut times = Times { in_use, warnings: Vec::new() };
-        let (config, clients, alpn_by_service) = match &self.source {
+        self.rules.check()?;
+        let (server, alpn_by_service) = match &self.source {
             Source::Own(own) => {
-                let (config, clients) = own.build(secret, &mut times)?;
-                (Arc::new(config), clients, own.alpn.is_none())
+                let server = match &own.by {
+                    By::Stable(given) => {
+                        let provider = given.clone().map_or_else(provider::provider, Ok)?;
+                        own.build(Stable(provider), secret, &mut times)?
+                    }
+                    #[cfg(feature = "next")]
+                    By::Next(given) => {
+                        let provider = given.clone().map_or_else(provider::next, Ok)?;
+                        own.build(Next(provider), secret, &mut times)?
+                    }
+                };
+                (server, own.alpn.is_none())
             }
-            Source::Given(config) => (config.clone(), None, false),
+            Source::Given(config) => (stable::server(config.clone(), None)?, false),
+            #[cfg(feature = "next")]
+            Source::GivenNext(config) => (next::server(config.clone(), None)?, false),
         };
-        if config.max_early_data_size > 0 {
-            return Err(TlsError::new(
-                "the configuration takes early data, which can be replayed: set `max_early_data_size` to 0",
-            ));
-        }
-        // A refusal of rustls here would be one for each connection.
-        UnbufferedServerConnection::new(config.clone()).map_err(TlsError::new)?;
         let Times { warnings, .. } = times;
-        Ok(Built {
-            config,
-            clients,
-            alpn_by_service,
-            require_close_notify: self.require_close_notify,
-            warnings,
-        })
+        Ok(Built { server, alpn_by_service, rules: self.rules, warnings })
     }
 
     /// The first certificate of each chain.
@@ -231,41 +277,36 @@ impl Tls {
 
 /// A configuration that was checked.
 pub(crate) struct Built {
-    pub(crate) config: Arc<ServerConfig>,
-    /// The verifier of clients, if they are asked for certificates.
-    pub(crate) clients: Option<Arc<dyn ClientCertVerifier>>,
-    /// The program set no protocols.
+    pub(crate) server: Arc<dyn Server>,
+    /// The program said nothing of protocols.
     pub(crate) alpn_by_service: bool,
-    pub(crate) require_close_notify: bool,
-    /// Faults that were there before.
+    pub(crate) rules: Rules,
+    /// What is wrong and was so before.
     pub(crate) warnings: Vec<TlsError>,
 }
 
 impl Own {
-    fn build(
+    fn build<V: Version>(
         &self,
+        version: V,
         secret: &mut Option<Arc<[u8]>>,
         times: &mut Times,
-    ) -> Result<(ServerConfig, Option<Arc<dyn ClientCertVerifier>>), TlsError> {
-        let provider = match &self.provider {
-            Some(provider) => provider.clone(),
-            None => provider::provider()?,
-        };
+    ) -> Result<Arc<dyn Server>, TlsError> {
         if self.certificates.is_empty() {
             return Err(TlsError::new("there is no certificate: give one to `Tls::certificate`"));
         }
         let mut names = Names::default();
         for (name, chain, key) in &self.certificates {
-            names.add(name.as_deref(), chain, key, &provider, times)?;
+            names.add(name.as_deref(), chain, key, |chain, key| version.key(chain, key), times)?;
         }
         let (clients, mut depends_on) = match &self.clients {
             Some(clients) => {
-                let Verifier { verifier, decides_by } = clients.verifier(&provider)?;
-                (Some(verifier), decides_by)
+                let (clients, decides_by) = clients.verifier(&version)?;
+                (Some(clients), decides_by)
             }
             None => (None, Vec::new()),
         };
-        depends_on.push(names.names().join(" ").into_bytes());
+        depends_on.push([V::SESSIONS, &names.names().join(" ")].concat().into_bytes());
         let alpn = self.alpn.clone().unwrap_or_default();
         if let Some(protocol) = alpn.iter().find(|protocol| !(1..=255).contains(&protocol.len())) {
             return Err(TlsError::new(format_args!(
@@ -276,25 +317,15 @@ impl Own {
         let secret = match (&self.tickets.secret, secret) {
             (Some(own), _) => own.clone(),
             (None, Some(secret)) => secret.clone(),
-            (None, none) => none.insert(tickets::random_secret(&provider)?).clone(),
+            (None, none) => none.insert(tickets::random_secret(|bytes| version.random(bytes))?).clone(),
         };
-        let mut config = ServerConfig::builder_with_provider(provider.clone())
-            .with_safe_default_protocol_versions()
-            .map_err(TlsError::new)?
-            .with_client_cert_verifier(clients.clone().unwrap_or_else(WebPkiClientVerifier::no_client_auth))
-            .with_cert_resolver(Arc::new(names));
-        // All of them are good; scanners want the server to choose.
-        config.ignore_client_order = true;
-        config.session_storage = Arc::new(NoServerSessionStorage {});
-        if self.tickets_sent != Some(0) {
-            config.ticketer = Arc::new(Ticketer::new(&provider, &secret, &depends_on, tickets::now)?);
-        }
-        config.send_tls13_tickets = self.tickets_sent.unwrap_or(config.send_tls13_tickets);
-        config.alpn_protocols = alpn;
-        if let Some(file) = &self.key_log {
-            config.key_log = Arc::new(KeyLogFile::open(file)?);
-        }
-        Ok((config, clients))
+        let ticketer = match self.tickets_sent {
+            Some(0) => None,
+            _ => Some(Ticketer::new(version.cipher(&secret), &depends_on, tickets::now)?),
+        };
+        let key_log = self.key_log.as_deref().map(KeyLogFile::open).transpose()?;
+        let tickets_sent = self.tickets_sent;
+        version.server(Parts { names, clients, ticketer, tickets_sent, alpn, key_log })
     }
 }
 
@@ -315,7 +346,7 @@ impl fmt::Debug for Tls {
                 .field("clients", &own.clients)
                 .field("key_log", &own.key_log)
                 .finish_non_exhaustive(),
-            Source::Given(_) => f.write_str("Tls(of a configuration of rustls)"),
+            _ => f.write_str("Tls(of a configuration of rustls)"),
         }
     }
 }

@@ -19,7 +19,13 @@ impl TlsError {
         TlsError { file: file.map(Path::to_owned), cause: cause.to_string() }
     }
 
-    /// The file with the fault.
+    pub(crate) fn early_data() -> TlsError {
+        TlsError::new(
+            "the configuration takes early data, which can be replayed: set `max_early_data_size` to 0",
+        )
+    }
+
+    /// The file that is to blame.
     pub fn file(&self) -> Option<&Path> {
         self.file.as_deref()
     }

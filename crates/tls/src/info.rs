@@ -3,8 +3,8 @@
 use std::fmt;
 use std::rc::Rc;
 
+use rustls::ProtocolVersion;
 use rustls::pki_types::CertificateDer;
-use rustls::{CommonState, HandshakeKind, ProtocolVersion};
 
 /// The facts of a connection's handshake.
 #[derive(Clone)]
@@ -18,18 +18,6 @@ pub struct TlsInfo {
 }
 
 impl TlsInfo {
-    /// The facts of a connection whose handshake is done.
-    pub(crate) fn of(state: &CommonState, server_name: Option<Rc<str>>) -> Option<TlsInfo> {
-        Some(TlsInfo {
-            version: state.protocol_version()?,
-            cipher_suite: state.negotiated_cipher_suite()?.suite(),
-            alpn: state.alpn_protocol().map(Into::into),
-            server_name,
-            resumed: state.handshake_kind() == Some(HandshakeKind::Resumed),
-            identity: state.peer_certificates().map(|chain| Identity(chain.into())),
-        })
-    }
-
     /// `TLSv1_3` or `TLSv1_2`.
     pub fn version(&self) -> &'static str {
         self.version.as_str().unwrap_or("unknown")
@@ -76,7 +64,7 @@ impl fmt::Debug for TlsInfo {
 
 /// The certificate of a peer, with those of its chain.
 #[derive(Clone)]
-pub struct Identity(Box<[CertificateDer<'static>]>);
+pub struct Identity(pub(crate) Box<[CertificateDer<'static>]>);
 
 impl Identity {
     /// The certificates as DER, the peer's first.

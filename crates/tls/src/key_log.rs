@@ -7,8 +7,6 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Mutex;
 
-use rustls::KeyLog;
-
 use crate::TlsError;
 
 /// Appends the secrets of each connection to a file, in the format of NSS, which Wireshark reads.
@@ -22,10 +20,8 @@ impl KeyLogFile {
         })?;
         Ok(KeyLogFile(Mutex::new(file)))
     }
-}
 
-impl KeyLog for KeyLogFile {
-    fn log(&self, label: &str, client_random: &[u8], secret: &[u8]) {
+    pub(crate) fn append(&self, label: &str, client_random: &[u8], secret: &[u8]) {
         let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         let line = format!("{label} {} {}\n", hex(client_random), hex(secret));
         // A log that cannot be written costs no connection.

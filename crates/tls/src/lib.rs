@@ -20,11 +20,15 @@ mod info;
 mod key_log;
 mod listener;
 mod names;
+#[cfg(feature = "next")]
+mod next;
 mod pem;
 mod provider;
 mod records;
 mod server;
+mod stable;
 mod tickets;
+mod version;
 
 pub use client::{TlsClient, TlsClientTransport};
 pub use clients::Clients;
@@ -37,3 +41,5 @@ pub use server::ServerTls;
 pub use tickets::Tickets;
 
 pub use rustls;
+#[cfg(feature = "next")]
+pub use rustls_next;

@@ -4,16 +4,13 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 
 use ringserve_core::{Channel, Transport};
 use rustls::ServerConfig;
-use rustls::server::UnbufferedServerConnection;
 
-use crate::channel::{Common, TlsChannel};
 use crate::config::Built;
 use crate::pem::Stamp;
 use crate::{Tls, TlsError};
@@ -180,12 +177,12 @@ impl TlsListener {
         })
     }
 
-    /// The configuration of rustls now.
+    /// What rustls has of it now. `None` where it is of rustls 0.24.
     ///
     /// # Panics
-    /// If it was made from a [`Tls`] and no server has checked it.
-    pub fn config(&self) -> Arc<ServerConfig> {
-        self.built().config.clone()
+    /// If it was made from a [`Tls`] and no server has looked at it.
+    pub fn config(&self) -> Option<Arc<ServerConfig>> {
+        self.built().server.config()
     }
 
     /// The state that the connections of one shard share.
@@ -203,7 +200,7 @@ impl TlsListener {
     #[doc(hidden)]
     pub fn transport_for(&self, protocols: &'static [&'static str]) -> TlsTransport {
         let version = self.shared.version.load(Ordering::Acquire);
-        let kept = Kept::of(&self.built(), protocols);
+        let kept = of_shard(&self.built(), protocols);
         TlsTransport {
             listener: self.clone(),
             protocols,
@@ -239,38 +236,21 @@ pub struct TlsTransport {
     /// The protocols of the service behind it.
     protocols: &'static [&'static str],
     version: Cell<u64>,
-    kept: RefCell<Kept>,
+    kept: RefCell<Box<dyn Transport>>,
 }
 
-struct Kept {
-    /// A copy, since all shards would write the count of a shared one.
-    config: Arc<ServerConfig>,
-    common: Rc<Common>,
-}
-
-impl Kept {
-    fn of(built: &Built, protocols: &[&str]) -> Kept {
-        let mut config = (*built.config).clone();
-        if built.alpn_by_service {
-            config.alpn_protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
-        }
-        Kept {
-            config: Arc::new(config),
-            common: Rc::new(Common::new(built.require_close_notify, built.clients.clone())),
-        }
-    }
+fn of_shard(built: &Built, protocols: &[&str]) -> Box<dyn Transport> {
+    built.server.transport(built.alpn_by_service.then_some(protocols), built.rules)
 }
 
 impl Transport for TlsTransport {
     fn begin(&self, out: &mut Vec<u8>) -> Option<Box<dyn Channel>> {
         let version = self.listener.shared.version.load(Ordering::Acquire);
         if version != self.version.get() {
-            *self.kept.borrow_mut() = Kept::of(&self.listener.built(), self.protocols);
+            *self.kept.borrow_mut() = of_shard(&self.listener.built(), self.protocols);
             self.version.set(version);
         }
-        let kept = self.kept.borrow();
-        let connection = UnbufferedServerConnection::new(kept.config.clone()).ok()?;
-        Some(Box::new(TlsChannel::new(connection, kept.common.clone(), out)))
+        self.kept.borrow().begin(out)
     }
 }
 

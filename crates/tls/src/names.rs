@@ -5,10 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use rustls::crypto::CryptoProvider;
-use rustls::pki_types::{CertificateDer, UnixTime};
-use rustls::server::{ClientHello, ResolvesServerCert};
-use rustls::sign::CertifiedKey;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 
 use crate::{Pem, TlsError};
 
@@ -17,10 +14,22 @@ use crate::{Pem, TlsError};
 /// ```text
 ///   www.example.org ──▶ "www.example.org" ──▶ "*.example.org" ──▶ the default
 /// ```
-#[derive(Default)]
-pub(crate) struct Names {
-    named: HashMap<String, Vec<Arc<CertifiedKey>>>,
-    default: Vec<Arc<CertifiedKey>>,
+pub(crate) struct Names<K> {
+    named: HashMap<String, Vec<Arc<K>>>,
+    default: Vec<Arc<K>>,
+}
+
+impl<K> Default for Names<K> {
+    fn default() -> Names<K> {
+        Names { named: HashMap::new(), default: Vec::new() }
+    }
+}
+
+/// Why a key is not taken.
+pub(crate) enum KeyError {
+    /// It is of another certificate.
+    Unfit,
+    Other(String),
 }
 
 /// Checks of the times of certificates.
@@ -32,17 +41,18 @@ pub(crate) struct Times {
     pub(crate) warnings: Vec<TlsError>,
 }
 
-impl Names {
-    /// Adds a certificate for `name`, or for any name. Of several for one name, the first that the client can use is taken.
+impl<K> Names<K> {
+    /// A further certificate for `name`, or for whatever name. Of several for one, the first is taken with which the client can.
+    /// `make` has a key of both.
     pub(crate) fn add(
         &mut self,
         name: Option<&str>,
         chain: &Pem,
         key: &Pem,
-        provider: &CryptoProvider,
+        make: impl FnOnce(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) -> Result<K, KeyError>,
         times: &mut Times,
     ) -> Result<(), TlsError> {
-        let key = Arc::new(certified(chain, key, provider, times)?);
+        let key = Arc::new(certified(chain, key, make, times)?);
         match name {
             Some(name) => self.named.entry(normal(name)?).or_default().push(key),
             None => self.default.push(key),
@@ -57,7 +67,7 @@ impl Names {
         names
     }
 
-    fn of(&self, name: Option<&str>) -> &[Arc<CertifiedKey>] {
+    pub(crate) fn of(&self, name: Option<&str>) -> &[Arc<K>] {
         let Some(name) = name else { return &self.default };
         // rustls has it without a trailing dot, but as the client wrote it.
         let name = name.to_ascii_lowercase();
@@ -69,14 +79,7 @@ impl Names {
     }
 }
 
-impl ResolvesServerCert for Names {
-    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        let keys = self.of(hello.server_name());
-        keys.iter().find(|key| key.key.choose_scheme(hello.signature_schemes()).is_some()).cloned()
-    }
-}
-
-impl fmt::Debug for Names {
+impl<K> fmt::Debug for Names<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Names").field(&self.names()).finish()
     }
@@ -94,25 +97,24 @@ fn normal(name: &str) -> Result<String, TlsError> {
     }
 }
 
-/// A chain with its key. They fit, and the first certificate is within its time.
-fn certified(
+/// A chain with its key, which fit, and of which the first certificate is within its time.
+fn certified<K>(
     chain: &Pem,
     key: &Pem,
-    provider: &CryptoProvider,
+    make: impl FnOnce(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) -> Result<K, KeyError>,
     times: &mut Times,
-) -> Result<CertifiedKey, TlsError> {
+) -> Result<K, TlsError> {
     let certificates = chain.certificates()?;
     match check_time(chain, &certificates[0]) {
         Err(error) if times.in_use.contains(&certificates[0]) => times.warnings.push(error),
         checked => checked?,
     }
-    let private = key.key()?;
-    CertifiedKey::from_der(certificates, private, provider).map_err(|error| match error {
-        rustls::Error::InconsistentKeys(_) => key.error(match chain.path() {
+    make(certificates, key.key()?).map_err(|error| match error {
+        KeyError::Unfit => key.error(match chain.path() {
             Some(chain) => format!("is not the key of the certificate in {}", chain.display()),
             None => "is not the key of the certificate".into(),
         }),
-        error => key.error(error),
+        KeyError::Other(error) => key.error(error),
     })
 }
 

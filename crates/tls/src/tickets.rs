@@ -4,23 +4,19 @@ use std::fmt;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::SystemTime;
-
-use rustls::crypto::cipher::{
-    AeadKey, InboundOpaqueMessage, Iv, MessageDecrypter, MessageEncrypter, NONCE_LEN, OutboundPlainMessage,
-};
-use rustls::crypto::tls13::HkdfExpander;
-use rustls::crypto::{CryptoProvider, SecureRandom};
-use rustls::server::ProducesTickets;
-use rustls::{ContentType, ProtocolVersion, SupportedCipherSuite, Tls13CipherSuite};
+use std::time::{Duration, SystemTime};
 
 use crate::TlsError;
 
 /// Seconds for which one key makes tickets. It opens them for the same time again.
 const EPOCH: u64 = 6 * 60 * 60;
 
-/// The fewest bytes of a secret: the length of the key that is derived from it.
-const SECRET_BYTES_MIN: usize = 32;
+/// The fewest bytes of a secret: as many as the key has that is derived from it.
+const SECRET_BYTES_MIN: usize = KEY_LEN;
+
+/// Bytes of a key, and of a nonce.
+pub(crate) const KEY_LEN: usize = 32;
+const NONCE_LEN: usize = 12;
 
 /// The most bytes of a session in a ticket. It holds the client's chain of certificates; the ciphers take one record.
 const SESSION_BYTES_MAX: usize = 15 * 1024;
@@ -68,14 +64,29 @@ impl fmt::Debug for Tickets {
     }
 }
 
-/// 32 bytes for a process.
-pub(crate) fn random_secret(provider: &CryptoProvider) -> Result<Arc<[u8]>, TlsError> {
+/// 32 bytes for a process, of `random`, which is false if the system gives none.
+pub(crate) fn random_secret(random: impl FnOnce(&mut [u8]) -> bool) -> Result<Arc<[u8]>, TlsError> {
     let mut secret = [0; SECRET_BYTES_MIN];
-    provider
-        .secure_random
-        .fill(&mut secret)
-        .map_err(|_| TlsError::new("the system gives no random bytes"))?;
-    Ok(Arc::new(secret))
+    match random(&mut secret) {
+        true => Ok(Arc::new(secret)),
+        false => Err(TlsError::new("the system gives no random bytes")),
+    }
+}
+
+/// A cipher of TLS 1.3 with a key of 256 bits, and keys that follow from a secret.
+pub(crate) trait Cipher: Send + Sync {
+    fn hash(&self, bytes: &[u8]) -> Vec<u8>;
+
+    /// HKDF-Expand of the secret. False if the provider does not.
+    fn expand(&self, info: &[&[u8]], key: &mut [u8; KEY_LEN]) -> bool;
+
+    /// Fills `bytes` by chance. False if the system gives none.
+    fn random(&self, bytes: &mut [u8]) -> bool;
+
+    fn seal(&self, key: [u8; KEY_LEN], nonce: [u8; NONCE_LEN], plain: &[u8]) -> Option<Vec<u8>>;
+
+    /// Opens `sealed` where it lies.
+    fn open(&self, key: [u8; KEY_LEN], nonce: [u8; NONCE_LEN], sealed: &mut [u8]) -> Option<Vec<u8>>;
 }
 
 /// Seals and opens tickets, without a lock: its state never changes.
@@ -84,106 +95,71 @@ pub(crate) fn random_secret(provider: &CryptoProvider) -> Result<Arc<[u8]>, TlsE
 ///   epoch: 4 bytes │ nonce: 12 │ the session, sealed with HKDF(secret, configuration, epoch)
 /// ```
 pub(crate) struct Ticketer {
-    /// Of the secret.
-    expander: Box<dyn HkdfExpander>,
-    suite: &'static Tls13CipherSuite,
-    random: &'static dyn SecureRandom,
-    /// A hash of everything that a session depends on.
+    cipher: Box<dyn Cipher>,
+    /// A hash of what a session depends on.
     configuration: Vec<u8>,
     /// Seconds since 1970.
     now: fn() -> u64,
 }
 
 impl Ticketer {
-    /// A session is resumed only if `depends_on` is unchanged.
+    /// `depends_on` is what must be the same for a session to be resumed. `cipher` is `None` where the provider has none.
     pub(crate) fn new(
-        provider: &CryptoProvider,
-        secret: &[u8],
+        cipher: Option<Box<dyn Cipher>>,
         depends_on: &[Vec<u8>],
         now: fn() -> u64,
     ) -> Result<Ticketer, TlsError> {
-        let suite = provider
-            .cipher_suites
-            .iter()
-            .filter_map(|suite| match suite {
-                SupportedCipherSuite::Tls13(suite) if suite.aead_alg.key_len() == 32 => Some(*suite),
-                _ => None,
-            })
-            .next()
-            .ok_or_else(|| {
-                TlsError::new("the provider has no cipher of TLS 1.3 with a key of 256 bits for tickets")
-            })?;
-        let mut hash = suite.common.hash_provider.start();
+        let cipher = cipher.ok_or_else(|| {
+            TlsError::new("the provider has no cipher of TLS 1.3 with a key of 256 bits for tickets")
+        })?;
+        let mut all = Vec::new();
         for part in depends_on {
-            hash.update(&(part.len() as u64).to_be_bytes());
-            hash.update(part);
+            all.extend_from_slice(&(part.len() as u64).to_be_bytes());
+            all.extend_from_slice(part);
         }
-        Ok(Ticketer {
-            expander: suite.hkdf_provider.extract_from_secret(Some(b"ringserve tickets"), secret),
-            suite,
-            random: provider.secure_random,
-            configuration: hash.finish().as_ref().to_vec(),
-            now,
-        })
+        Ok(Ticketer { configuration: cipher.hash(&all), cipher, now })
     }
 
-    fn key(&self, epoch: u32) -> Option<AeadKey> {
-        let mut key = [0; 32];
-        self.expander.expand_slice(&[b"ticket", &self.configuration, &epoch.to_be_bytes()], &mut key).ok()?;
-        Some(AeadKey::from(key))
+    fn key(&self, epoch: u32) -> Option<[u8; KEY_LEN]> {
+        let mut key = [0; KEY_LEN];
+        let info = [&b"ticket"[..], &self.configuration, &epoch.to_be_bytes()];
+        self.cipher.expand(&info, &mut key).then_some(key)
     }
 
     fn epoch(&self) -> u32 {
         ((self.now)() / EPOCH) as u32
     }
-}
 
-impl ProducesTickets for Ticketer {
-    fn enabled(&self) -> bool {
-        true
+    /// How long clients are told that a ticket is good.
+    pub(crate) fn lifetime(&self) -> Duration {
+        Duration::from_secs(EPOCH)
     }
 
-    fn lifetime(&self) -> u32 {
-        EPOCH as u32
-    }
-
-    fn encrypt(&self, session: &[u8]) -> Option<Vec<u8>> {
+    pub(crate) fn seal(&self, session: &[u8]) -> Option<Vec<u8>> {
         if session.len() > SESSION_BYTES_MAX {
             return None;
         }
         let epoch = self.epoch();
         let mut nonce = [0; NONCE_LEN];
-        self.random.fill(&mut nonce).ok()?;
-        let mut cipher: Box<dyn MessageEncrypter> =
-            self.suite.aead_alg.encrypter(self.key(epoch)?, Iv::new(nonce));
-        let plain = OutboundPlainMessage {
-            typ: ContentType::ApplicationData,
-            version: ProtocolVersion::TLSv1_3,
-            payload: session.into(),
-        };
-        let sealed = cipher.encrypt(plain, 0).ok()?;
-        let sealed = sealed.payload.as_ref();
+        if !self.cipher.random(&mut nonce) {
+            return None;
+        }
+        let sealed = self.cipher.seal(self.key(epoch)?, nonce, session)?;
         let mut ticket = Vec::with_capacity(4 + NONCE_LEN + sealed.len());
         ticket.extend_from_slice(&epoch.to_be_bytes());
         ticket.extend_from_slice(&nonce);
-        ticket.extend_from_slice(sealed);
+        ticket.extend_from_slice(&sealed);
         Some(ticket)
     }
 
-    fn decrypt(&self, ticket: &[u8]) -> Option<Vec<u8>> {
+    pub(crate) fn open(&self, ticket: &[u8]) -> Option<Vec<u8>> {
         let (epoch, rest) = ticket.split_first_chunk::<4>()?;
         let (nonce, sealed) = rest.split_first_chunk::<NONCE_LEN>()?;
         let (epoch, now) = (u32::from_be_bytes(*epoch), self.epoch());
         if epoch != now && epoch.checked_add(1) != Some(now) {
             return None;
         }
-        let mut cipher: Box<dyn MessageDecrypter> =
-            self.suite.aead_alg.decrypter(self.key(epoch)?, Iv::new(*nonce));
-        let mut sealed = sealed.to_vec();
-        let message =
-            InboundOpaqueMessage::new(ContentType::ApplicationData, ProtocolVersion::TLSv1_2, &mut sealed);
-        let session = cipher.decrypt(message, 0).ok()?;
-        Some(session.payload.to_vec())
+        self.cipher.open(self.key(epoch)?, *nonce, &mut sealed.to_vec())
     }
 }
 
@@ -203,12 +179,14 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
+    use crate::stable::Stable;
+    use crate::version::Version;
 
     thread_local!(static NOW: Cell<u64> = const { Cell::new(0) });
 
     fn ticketer(secret: u8, configuration: &str) -> Ticketer {
-        let provider = crate::provider::provider().unwrap();
-        Ticketer::new(&provider, &[secret; 32], &[configuration.into()], || NOW.get()).unwrap()
+        let version = Stable(crate::provider::provider().unwrap());
+        Ticketer::new(version.cipher(&[secret; 32]), &[configuration.into()], || NOW.get()).unwrap()
     }
 
     #[test]
@@ -216,39 +194,39 @@ mod tests {
         let session = b"a session".repeat(40);
         NOW.set(100 * EPOCH);
         let ticketer = ticketer(1, "a");
-        let ticket = ticketer.encrypt(&session).unwrap();
+        let ticket = ticketer.seal(&session).unwrap();
         for (seconds, good) in [(0, true), (EPOCH - 1, true), (2 * EPOCH - 1, true), (2 * EPOCH, false)] {
             NOW.set(100 * EPOCH + seconds);
             assert_eq!(
-                ticketer.decrypt(&ticket).is_some_and(|opened| opened == session),
+                ticketer.open(&ticket).is_some_and(|opened| opened == session),
                 good,
                 "after {seconds} s"
             );
         }
         NOW.set(99 * EPOCH);
-        assert_eq!(ticketer.decrypt(&ticket), None, "one from the future");
+        assert_eq!(ticketer.open(&ticket), None, "one from the future");
     }
 
     #[test]
     fn ticket_opens_with_equal_secret_and_configuration_only() {
         NOW.set(EPOCH);
-        let ticket = ticketer(1, "a").encrypt(b"a session").unwrap();
-        assert_eq!(ticketer(1, "a").decrypt(&ticket).as_deref(), Some(&b"a session"[..]));
-        assert_eq!(ticketer(2, "a").decrypt(&ticket), None);
-        assert_eq!(ticketer(1, "b").decrypt(&ticket), None);
+        let ticket = ticketer(1, "a").seal(b"a session").unwrap();
+        assert_eq!(ticketer(1, "a").open(&ticket).as_deref(), Some(&b"a session"[..]));
+        assert_eq!(ticketer(2, "a").open(&ticket), None);
+        assert_eq!(ticketer(1, "b").open(&ticket), None);
     }
 
     #[test]
     fn changed_or_cut_ticket_is_refused() {
         NOW.set(EPOCH);
         let ticketer = ticketer(1, "a");
-        let ticket = ticketer.encrypt(b"a session").unwrap();
+        let ticket = ticketer.seal(b"a session").unwrap();
         for at in 0..ticket.len() {
             let mut changed = ticket.clone();
             changed[at] ^= 1;
-            assert_eq!(ticketer.decrypt(&changed), None, "byte {at}");
-            assert_eq!(ticketer.decrypt(&ticket[..at]), None, "{at} bytes");
+            assert_eq!(ticketer.open(&changed), None, "byte {at}");
+            assert_eq!(ticketer.open(&ticket[..at]), None, "{at} bytes");
         }
-        assert_eq!(ticketer.encrypt(&vec![0; SESSION_BYTES_MAX + 1]), None);
+        assert_eq!(ticketer.seal(&vec![0; SESSION_BYTES_MAX + 1]), None);
     }
 }

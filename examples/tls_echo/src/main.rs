@@ -10,16 +10,17 @@
 use std::convert::Infallible;
 use std::error::Error;
 use std::fs;
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::time::Duration;
 
 use clap::Parser;
 use ringserve::framing::Lines;
 use ringserve::listen::{Endpoint, endpoints, tcp};
-use ringserve::tls::{Clients, Pem, Tickets, Tls};
-use ringserve::{Cx, Driver, Frame, Server, Service};
+use ringserve::tls::{Clients, Pem, Tickets, Tls, TlsInfo};
+use ringserve::{Cx, Driver, Frame, Server, Service, Stream, stream};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -56,6 +57,9 @@ struct Args {
     /// A connection that ends without close_notify was cut off.
     #[arg(long)]
     require_close_notify: bool,
+    /// Serves streams of bytes instead of frames. From outside they are the same.
+    #[arg(long)]
+    stream: bool,
     /// Shards; by default one for each CPU.
     #[arg(long, value_name = "N")]
     shards: Option<usize>,
@@ -72,7 +76,7 @@ impl Service for Echo {
 
     async fn call(&self, cx: &Cx<'_, ()>, line: Frame) -> Result<(), Infallible> {
         if *line == *b"who" {
-            cx.reply(who(cx));
+            cx.reply(who(cx.tls()));
         } else {
             cx.reply(line);
         }
@@ -80,9 +84,29 @@ impl Service for Echo {
     }
 }
 
+/// The same by a stream.
+async fn echo(mut stream: Stream) -> io::Result<()> {
+    let mut line = Vec::new();
+    while let Some(bytes) = stream.read_frame().await? {
+        for part in bytes.split_inclusive(|byte| *byte == b'\n') {
+            line.extend_from_slice(part);
+            if !part.ends_with(b"\n") {
+                continue;
+            }
+            stream.ready().await?;
+            match &line[..] {
+                b"who\n" => stream.queue(format!("{}\n", who(stream.tls())).as_bytes()),
+                line => stream.queue(line),
+            }
+            line.clear();
+        }
+    }
+    Ok(())
+}
+
 /// What is known of the peer of a connection.
-fn who(cx: &Cx<'_, ()>) -> String {
-    let Some(tls) = cx.tls() else { return "plain".into() };
+fn who(tls: Option<Rc<TlsInfo>>) -> String {
+    let Some(tls) = tls else { return "plain".into() };
     let names: Vec<_> = tls.identity().into_iter().flat_map(|identity| identity.dns_names()).collect();
     format!(
         "{} {} name {} resumed {} client {}",
@@ -131,9 +155,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse();
     let mut listen: Vec<Endpoint> = vec![tcp(args.listen).tls(tls(&args)?)];
     listen.extend(args.plain.map(tcp));
-    let mut server = Server::new()
-        .service(endpoints(listen).framing(Lines::default()).name("echo"), |_shard| Echo)
-        .driver(args.driver);
+    let server = match args.stream {
+        false => {
+            Server::new().service(endpoints(listen).framing(Lines::default()).name("echo"), |_shard| Echo)
+        }
+        true => Server::new().service(endpoints(listen).name("echo"), |_shard| stream(echo)),
+    };
+    let mut server = server.driver(args.driver);
     if let Some(shards) = args.shards {
         server = server.shards(shards);
     }

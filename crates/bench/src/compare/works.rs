@@ -44,7 +44,7 @@ pub(crate) enum How {
 
 impl Work {
     pub(super) fn shape(&self) -> Shape {
-        Shape { bytes: self.bytes, pipeline: self.pipeline, lines: self.serves == Serves::Lines }
+        Shape { bytes: self.bytes, pipeline: self.pipeline, lines: self.serves == Serves::Lines, tls: None }
     }
 
     const fn echo(name: &'static str, about: &'static str, connections: usize, bytes: usize) -> Work {

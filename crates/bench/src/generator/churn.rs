@@ -12,6 +12,7 @@ use socket2::{Domain, Socket, Type};
 
 use super::{LOOK, Outcome, Phase, Plan, REPLY_MAX, Shared, cpu_time};
 use crate::process;
+use crate::wire::Wire;
 
 /// Loopback addresses that connections come from in turn. A port of each is not free again for a minute after a
 /// connection, so there must be enough of them for all connections of a minute.
@@ -19,7 +20,7 @@ const SOURCES: u32 = 250;
 
 /// One round trip under way.
 struct Trip {
-    stream: TcpStream,
+    stream: Wire<TcpStream>,
     began: Instant,
     sent: usize,
     received: usize,
@@ -97,6 +98,7 @@ impl Thread<'_> {
         let mut stream = TcpStream::from_std(connect(self.plan.address, self.made)?);
         self.made = self.made.wrapping_add(1);
         self.poll.registry().register(&mut stream, Token(slot), Interest::READABLE | Interest::WRITABLE)?;
+        let stream = Wire::new(stream, self.plan.shape.tls)?;
         self.trips[slot] = Some(Trip { stream, began, sent: 0, received: 0 });
         Ok(())
     }

@@ -5,9 +5,11 @@ use std::io::{self, ErrorKind, Read, Write};
 
 use mio::net::TcpStream;
 
+use crate::wire::Wire;
+
 /// Bytes wait in two places: `unsent` here, the rest with the server until they come back.
 pub(super) struct Connection {
-    stream: TcpStream,
+    stream: Wire<TcpStream>,
     /// Bytes sent and received since the start. The stream repeats the messages of one step.
     sent: u64,
     received: u64,
@@ -19,7 +21,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(stream: TcpStream) -> Connection {
+    pub(super) fn new(stream: Wire<TcpStream>) -> Connection {
         Connection { stream, sent: 0, received: 0, unsent: 0, pending: VecDeque::new(), partial: 0 }
     }
 

@@ -5,11 +5,11 @@ use std::io;
 use mio::{Interest, Poll, Token};
 
 use super::connection::Connection;
-use super::{Plan, connect};
+use super::{Plan, connect, shaken};
 use crate::steps::Shape;
 
 /// Its messages, of which this many are always under way.
-const SHAPE: Shape = Shape { bytes: 16 << 10, pipeline: 8, lines: false };
+const SHAPE: Shape = Shape { bytes: 16 << 10, pipeline: 8, lines: false, tls: None };
 
 /// No other connection's.
 pub(super) const TOKEN: Token = Token(usize::MAX);
@@ -26,8 +26,11 @@ impl Firehose {
         let mut stream = mio::net::TcpStream::from_std(connect(plan.address, plan.connections)?);
         poll.registry().register(&mut stream, TOKEN, Interest::READABLE | Interest::WRITABLE)?;
         let messages = SHAPE.messages();
-        let mut firehose =
-            Firehose { connection: Connection::new(stream), messages, scratch: vec![0; 64 << 10] };
+        let mut firehose = Firehose {
+            connection: Connection::new(shaken(stream, plan.shape.tls)?),
+            messages,
+            scratch: vec![0; 64 << 10],
+        };
         firehose.send(SHAPE.pipeline as u32)?;
         Ok(firehose)
     }

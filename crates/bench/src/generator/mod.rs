@@ -27,6 +27,7 @@ use socket2::{Domain, Socket, Type};
 
 use crate::process;
 use crate::steps::Shape;
+use crate::wire::{Handshakes, Wire};
 use connection::Connection;
 use firehose::Firehose;
 
@@ -370,12 +371,26 @@ fn connect_all(plan: &Plan, numbers: std::ops::Range<usize>) -> io::Result<(Poll
         let mut stream = mio::net::TcpStream::from_std(connect(plan.address, number)?);
         let token = Token(connections.len());
         poll.registry().register(&mut stream, token, Interest::READABLE | Interest::WRITABLE)?;
-        connections.push(Connection::new(stream));
+        connections.push(Connection::new(shaken(stream, plan.shape.tls)?));
         if connections.len().is_multiple_of(CONNECT_BATCH) {
             thread::sleep(Duration::from_millis(2));
         }
     }
     Ok((poll, connections))
+}
+
+/// `stream` with what is spoken on it, behind the handshake.
+fn shaken(stream: mio::net::TcpStream, tls: Option<Handshakes>) -> io::Result<Wire<mio::net::TcpStream>> {
+    let (mut wire, began) = (Wire::new(stream, tls)?, Instant::now());
+    loop {
+        match wire.shake_hands() {
+            Ok(()) => return Ok(wire),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && began.elapsed() < REPLY_MAX => {
+                thread::sleep(Duration::from_micros(100));
+            }
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// A non-blocking connection to `address`. Those to a loopback address come from as many loopback addresses as are needed

@@ -16,6 +16,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::split::Sources;
 use crate::steps::{REPLY_MAX, Shape, expect_reply};
+use crate::wire::{Handshakes, Wire};
 
 /// Connections that are sent something before the first of them is read. Enough to wake both sides seldom, and few enough
 /// that the server receives them into the memory it has anyway.
@@ -33,13 +34,14 @@ pub(crate) struct Plan {
     pub(crate) sources: Sources,
     /// Bytes of the line that each connection exchanges when it was opened.
     pub(crate) bytes: usize,
+    pub(crate) tls: Option<Handshakes>,
     /// Number of the first connection among those of all holders.
     pub(crate) first: usize,
 }
 
 struct Holder {
     plan: Plan,
-    streams: Vec<TcpStream>,
+    streams: Vec<Wire<TcpStream>>,
     reply: Vec<u8>,
 }
 
@@ -68,11 +70,11 @@ impl Holder {
 
     /// Opens connections until there are `count`, and exchanges a line on each.
     fn hold(&mut self, count: usize) -> io::Result<()> {
-        let shape = Shape { bytes: self.plan.bytes, pipeline: 1, lines: true };
+        let shape = Shape { bytes: self.plan.bytes, pipeline: 1, lines: true, tls: self.plan.tls };
         self.streams.reserve_exact(count.saturating_sub(self.streams.len()));
         self.in_batches(self.streams.len(), count, |holder, from, to| {
             for number in from..to {
-                let stream = holder.connect(number)?;
+                let stream = Wire::new(holder.connect(number)?, shape.tls)?;
                 holder.streams.push(stream);
             }
             holder.exchange(shape, from, to)
@@ -80,7 +82,8 @@ impl Holder {
     }
 
     fn check(&mut self) -> io::Result<()> {
-        let shape = Shape { bytes: self.plan.bytes.min(CHECK_BYTES), pipeline: 1, lines: true };
+        let shape =
+            Shape { bytes: self.plan.bytes.min(CHECK_BYTES), pipeline: 1, lines: true, tls: self.plan.tls };
         self.in_batches(0, self.streams.len(), |holder, from, to| holder.exchange(shape, from, to))
     }
 
@@ -105,12 +108,11 @@ impl Holder {
         let mut line = shape.messages();
         for number in from..to {
             shape.sign(&mut line, self.plan.first + number);
-            (&self.streams[number]).write_all(&line).map_err(|error| self.named(number, "send", &error))?;
+            self.streams[number].write_all(&line).map_err(|error| self.named(number, "send", &error))?;
         }
         for number in from..to {
             shape.sign(&mut line, self.plan.first + number);
-            let mut stream = &self.streams[number];
-            expect_reply(&mut stream, &line, &mut self.reply)
+            expect_reply(&mut self.streams[number], &line, &mut self.reply)
                 .map_err(|error| self.named(number, "reply", &error))?;
         }
         Ok(())
@@ -142,8 +144,10 @@ impl Holder {
 
     /// `error`, of connection `number`.
     fn named(&self, number: usize, what: &str, error: &io::Error) -> io::Error {
-        let source =
-            self.streams[number].local_addr().map_or_else(|_| "?".to_owned(), |addr| addr.to_string());
+        let source = self.streams[number]
+            .socket()
+            .local_addr()
+            .map_or_else(|_| "?".to_owned(), |addr| addr.to_string());
         let (number, server) = (self.plan.first + number, self.plan.server);
         io::Error::other(format!("connection {number}, {source} to {server}: {what}: {error}"))
     }

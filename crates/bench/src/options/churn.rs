@@ -1,6 +1,7 @@
 //! Options of `churn`.
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,11 +9,12 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 
 use super::measuring::Measuring;
-use super::{known, refused};
+use super::{chosen, known, refused};
 use crate::generator::Pace;
 use crate::load;
-use crate::servers::{SERVERS, Server, Speaks};
+use crate::servers::{self, Speaks};
 use crate::steps::Shape;
+use crate::wire::Handshakes;
 
 /// Measure what it costs to accept, serve and close a connection.
 ///
@@ -22,11 +24,20 @@ use crate::steps::Shape;
 #[derive(Args)]
 pub(crate) struct ChurnOptions {
     /// Servers, in this order [default: all that echo raw bytes].
-    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(SERVERS.iter().map(|server| server.name)))]
+    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(servers::echoing().map(|server| server.name)))]
     servers: Vec<String>,
     /// Round trips under way at once.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     at_once: u32,
+    /// A server that runs already, instead: a loopback address and port.
+    #[arg(long, conflicts_with = "servers")]
+    target: Option<SocketAddr>,
+    /// Its process, for its CPU time.
+    #[arg(long, requires = "target")]
+    pid: Option<u32>,
+    /// Speak TLS: 1.3, AES-128-GCM, P-256, whose end of the generator is not counted. With whole handshakes, or resumed ones.
+    #[arg(long, num_args = 0..=1, default_missing_value = "full")]
+    tls: Option<Handshakes>,
     #[command(flatten)]
     measuring: Measuring,
     /// Write what was measured to this file too, as JSON.
@@ -38,15 +49,17 @@ impl ChurnOptions {
     pub(crate) fn plan(self) -> io::Result<load::Plan> {
         self.measuring.check()?;
         let named = self.servers.iter().map(|name| known(name)).collect::<io::Result<Vec<_>>>()?;
-        let raw = |server: &&Server| server.speaks == Speaks::Raw;
-        if let Some(server) = named.iter().find(|server| !raw(server)) {
+        if let Some(server) = named.iter().find(|server| server.speaks == Speaks::Lines) {
             return Err(refused(format!("{} speaks lines, and churn does not", server.name)));
         }
-        let servers = if named.is_empty() { SERVERS.iter().filter(raw).collect() } else { named };
+        let targets = match self.target {
+            Some(address) => vec![load::Target::Running { address, pid: self.pid }],
+            None => chosen(named, self.tls, false)?.into_iter().map(load::Target::Known).collect(),
+        };
         Ok(load::Plan {
-            targets: servers.into_iter().map(load::Target::Known).collect(),
+            targets,
             connections: self.at_once as usize,
-            shape: Shape { bytes: 64, pipeline: 1, lines: false },
+            shape: Shape { bytes: 64, pipeline: 1, lines: false, tls: self.tls },
             pace: Pace::Churn,
             measured: self.measuring.time(),
             rounds: self.measuring.rounds,

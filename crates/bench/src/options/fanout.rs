@@ -49,7 +49,7 @@ impl FanoutOptions {
         Ok(load::Plan {
             targets: servers.into_iter().map(load::Target::Known).collect(),
             connections: self.listeners as usize,
-            shape: Shape { bytes: self.bytes as usize, pipeline: 1, lines: true },
+            shape: Shape { bytes: self.bytes as usize, pipeline: 1, lines: true, tls: None },
             pace: Pace::Fanout,
             measured: self.measuring.time(),
             rounds: self.measuring.rounds,

@@ -8,11 +8,12 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use super::{OTHER_FILES, known, refused, rivals};
+use super::{OTHER_FILES, chosen, known, refused, rivals};
 use crate::idle::{self, HolderPlan, Sources, counted_from};
 use crate::load::Target;
 use crate::process;
-use crate::servers::{SERVERS, Server, sized_connections_max};
+use crate::servers::{self, Server, sized_connections_max};
+use crate::wire::Handshakes;
 
 /// Connections of a shard, if it may have this many files: its table can hold 20 000 then, and the kernel does not spread
 /// connections evenly.
@@ -63,6 +64,9 @@ pub(crate) struct IdleOptions {
     /// Shards of ringserve on io_uring [default: one for each 19 000 connections, or for the limit of open files].
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     shards: Option<u16>,
+    /// Speak TLS: 1.3, AES-128-GCM, P-256, whose end of the generator is not counted. With whole handshakes, or resumed ones.
+    #[arg(long, num_args = 0..=1, default_missing_value = "full")]
+    tls: Option<Handshakes>,
     /// Connections that one process holds [default: the limit of open files].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     per_process: Option<u32>,
@@ -77,7 +81,7 @@ pub(crate) struct IdleOptions {
     #[arg(long)]
     rivals: Option<PathBuf>,
     /// Servers [default: all that hold that many].
-    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(SERVERS.iter().map(|server| server.name)))]
+    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(servers::echoing().map(|server| server.name)))]
     servers: Vec<String>,
 }
 
@@ -110,7 +114,8 @@ impl IdleOptions {
                  for fewer, or leave it out"
             )));
         }
-        let all = SERVERS.iter().filter(|server| {
+        let named = chosen(named, self.tls, true)?;
+        let all = named.into_iter().filter(|server| {
             if !fits(server) {
                 eprintln!(
                     "{}: left out, since it holds no more than {files} connections, the limit of open files",
@@ -119,9 +124,7 @@ impl IdleOptions {
             }
             fits(server)
         });
-        let servers: Vec<&Server> = if named.is_empty() { all.collect() } else { named };
-        let mut servers: Vec<_> =
-            servers.into_iter().map(|server| (Target::Known(server), shards_of(server))).collect();
+        let mut servers: Vec<_> = all.map(|server| (Target::Known(server), shards_of(server))).collect();
         if let Some(place) = &self.rivals {
             if connections > spare as usize {
                 return Err(refused(format!(
@@ -148,6 +151,7 @@ impl IdleOptions {
             per_process: per_process as usize,
             slabs: self.slabs,
             drop_caches: self.drop_caches,
+            tls: self.tls,
         })
     }
 }
@@ -164,6 +168,8 @@ pub(crate) struct HoldOptions {
     #[arg(long)]
     bytes: usize,
     #[arg(long)]
+    tls: Option<Handshakes>,
+    #[arg(long)]
     first: usize,
 }
 
@@ -176,6 +182,7 @@ impl HoldOptions {
             server: self.server,
             sources: Sources { first: self.first_source, connections_each: self.connections_each },
             bytes: self.bytes,
+            tls: self.tls,
             first: self.first,
         })
     }

@@ -9,11 +9,12 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 
 use super::measuring::Measuring;
-use super::{STEP_BYTES_MAX, enough_files, known, refused};
+use super::{STEP_BYTES_MAX, chosen, enough_files, known, refused};
 use crate::generator::Pace;
 use crate::load;
-use crate::servers::{PROXY_SERVERS, SERVERS, Server, Speaks};
+use crate::servers::{self, PROXY_SERVERS};
 use crate::steps::Shape;
+use crate::wire::Handshakes;
 
 /// Put servers under load from other CPUs.
 ///
@@ -28,7 +29,7 @@ use crate::steps::Shape;
 #[derive(Args)]
 pub(crate) struct LoadOptions {
     /// Servers to start, in this order [default: all that speak what is sent, but proxies].
-    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(SERVERS.iter().chain(PROXY_SERVERS).map(|server| server.name)))]
+    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(servers::echoing().chain(PROXY_SERVERS).map(|server| server.name)))]
     servers: Vec<String>,
     /// A server that runs already, instead: a loopback address and port.
     #[arg(long, conflicts_with = "servers")]
@@ -45,6 +46,9 @@ pub(crate) struct LoadOptions {
     /// Messages that each connection sends together; in a closed loop.
     #[arg(long, default_value_t = 1)]
     pipeline: usize,
+    /// Speak TLS: 1.3, AES-128-GCM, P-256, whose end of the generator is not counted. With whole handshakes, or resumed ones.
+    #[arg(long, num_args = 0..=1, default_missing_value = "full")]
+    tls: Option<Handshakes>,
     /// Make the messages lines: the last of their bytes is a newline.
     #[arg(long)]
     lines: bool,
@@ -67,7 +71,7 @@ pub(crate) struct LoadOptions {
 
 impl LoadOptions {
     pub(crate) fn plan(self) -> io::Result<load::Plan> {
-        let shape = Shape { bytes: self.bytes, pipeline: self.pipeline, lines: self.lines };
+        let shape = Shape { bytes: self.bytes, pipeline: self.pipeline, lines: self.lines, tls: self.tls };
         let bytes_min = if self.lines { 2 } else { 1 };
         if !(bytes_min..=16 << 20).contains(&self.bytes) {
             return Err(refused(format!("--bytes {}: {bytes_min} to {}", self.bytes, 16 << 20)));
@@ -89,16 +93,12 @@ impl LoadOptions {
             return Err(refused("--rate: 1 to 100000000".to_owned()));
         }
         enough_files("--connections", self.connections)?;
-        let fits = |server: &&Server| self.lines || server.speaks == Speaks::Raw;
-        let targets = match (self.target, self.servers.is_empty()) {
-            (Some(address), _) => vec![load::Target::Running { address, pid: self.pid }],
-            (None, true) => SERVERS.iter().filter(fits).map(load::Target::Known).collect(),
-            (None, false) => {
+        let targets = match self.target {
+            Some(address) => vec![load::Target::Running { address, pid: self.pid }],
+            None => {
                 let named = self.servers.iter().map(|name| known(name)).collect::<io::Result<Vec<_>>>()?;
-                if let Some(server) = named.iter().find(|server| !fits(server)) {
-                    return Err(refused(format!("{} speaks lines: add --lines", server.name)));
-                }
-                named.into_iter().map(load::Target::Known).collect()
+                let servers = chosen(named, self.tls, self.lines)?;
+                servers.into_iter().map(load::Target::Known).collect()
             }
         };
         Ok(load::Plan {

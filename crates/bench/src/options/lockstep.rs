@@ -6,10 +6,11 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use super::{STEP_BYTES_MAX, known, refused};
+use super::{STEP_BYTES_MAX, chosen, known, refused};
 use crate::lockstep::{Plan, RoundEnd};
-use crate::servers::{PROXY_SERVERS, SERVERS, Server, Speaks};
+use crate::servers::{self, PROXY_SERVERS};
 use crate::steps::Shape;
+use crate::wire::Handshakes;
 
 /// Compare the CPU that servers spend on a request, in lock step.
 ///
@@ -36,6 +37,9 @@ pub(crate) struct LockstepOptions {
     /// Messages that each connection sends together in a step; each counts as one request.
     #[arg(long, default_value_t = 1)]
     pipeline: usize,
+    /// Speak TLS: 1.3, AES-128-GCM, P-256, whose end of the generator is not counted. With whole handshakes, or resumed ones.
+    #[arg(long, num_args = 0..=1, default_missing_value = "full")]
+    tls: Option<Handshakes>,
     /// Make the messages lines: the last of their bytes is a newline.
     #[arg(long)]
     lines: bool,
@@ -52,14 +56,14 @@ pub(crate) struct LockstepOptions {
     #[arg(long, conflicts_with = "seconds_per_round")]
     steps: Option<u64>,
     /// Servers, the one to compare with first [default: all that speak what is sent, but proxies].
-    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(SERVERS.iter().chain(PROXY_SERVERS).map(|server| server.name)))]
+    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(servers::echoing().chain(PROXY_SERVERS).map(|server| server.name)))]
     servers: Vec<String>,
 }
 
 impl LockstepOptions {
     /// The plan that the options describe, if they make sense.
     pub(crate) fn plan(self) -> io::Result<Plan> {
-        let shape = Shape { bytes: self.bytes, pipeline: self.pipeline, lines: self.lines };
+        let shape = Shape { bytes: self.bytes, pipeline: self.pipeline, lines: self.lines, tls: self.tls };
         let bytes_min = if self.lines { 2 } else { 1 };
         if self.bytes < bytes_min {
             return Err(refused(format!("--bytes {}: at least {bytes_min}", self.bytes)));
@@ -83,18 +87,8 @@ impl LockstepOptions {
             Some(steps) => RoundEnd::Steps(steps),
             None => RoundEnd::After(Duration::from_secs_f64(self.seconds_per_round)),
         };
-        let fits = |server: &&Server| self.lines || server.speaks == Speaks::Raw;
-        let mut servers: Vec<&'static Server> = Vec::new();
-        for name in &self.servers {
-            let server = known(name)?;
-            if !fits(&server) {
-                return Err(refused(format!("{name} speaks lines: add --lines")));
-            }
-            servers.push(server);
-        }
-        if servers.is_empty() {
-            servers = SERVERS.iter().filter(fits).collect();
-        }
+        let named = self.servers.iter().map(|name| known(name)).collect::<io::Result<Vec<_>>>()?;
+        let servers = chosen(named, self.tls, self.lines)?;
         Ok(Plan {
             connections: self.connections,
             shape,

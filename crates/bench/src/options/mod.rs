@@ -21,7 +21,8 @@ pub(crate) use lockstep::LockstepOptions;
 pub(crate) use serve::ServeOptions;
 
 use crate::process;
-use crate::servers::{self, Server};
+use crate::servers::{self, SERVERS, Server, Speaks, TLS_SERVERS};
+use crate::wire::Handshakes;
 
 /// Most bytes of one connection in one step. The generator sends all before it reads any: more than
 /// fits into the socket buffers of both sides would stand still.
@@ -32,6 +33,28 @@ const OTHER_FILES: u64 = 64;
 
 pub(crate) fn known(name: &str) -> io::Result<&'static Server> {
     servers::find(name).ok_or_else(|| refused(format!("there is no server {name}")))
+}
+
+/// The servers `named`, or all that speak what is sent: each is to be below TLS, or none.
+fn chosen(
+    named: Vec<&'static Server>,
+    tls: Option<Handshakes>,
+    lines: bool,
+) -> io::Result<Vec<&'static Server>> {
+    for server in &named {
+        let name = server.name;
+        match (server.speaks, tls) {
+            (Speaks::Lines, None) if !lines => {
+                return Err(refused(format!("{name} speaks lines: add --lines")));
+            }
+            (Speaks::Tls, None) => return Err(refused(format!("{name} speaks TLS: add --tls"))),
+            (Speaks::Tls, Some(_)) | (_, None) => {}
+            (_, Some(_)) => return Err(refused(format!("{name} speaks no TLS: leave --tls out"))),
+        }
+    }
+    let all = if tls.is_some() { TLS_SERVERS } else { SERVERS };
+    let fits = |server: &&Server| tls.is_some() || lines || server.speaks == Speaks::Raw;
+    Ok(if named.is_empty() { all.iter().filter(fits).collect() } else { named })
 }
 
 pub(crate) fn refused(why: String) -> io::Error {

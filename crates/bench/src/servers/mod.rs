@@ -7,6 +7,7 @@ mod limit_epoll;
 mod limit_uring;
 mod product;
 mod proxy;
+mod tls;
 mod tokio_echo;
 
 use std::io::{self, Write};
@@ -27,6 +28,8 @@ pub(crate) enum Speaks {
     Lines,
     /// Lines too, and sends them to all who listen.
     Fanout,
+    /// Any bytes as they come, below TLS. Measured with `--tls` only.
+    Tls,
     /// HTTP, and says hello. Measured by `scripts/http-speed`.
     Http,
 }
@@ -109,6 +112,14 @@ pub(crate) const SERVERS: &[Server] = &[
     Server { name: "tokio-codec-batched", speaks: Speaks::Lines, run: Run::On(codec::tokio_batched) },
 ];
 
+/// Every server that is measured with `--tls`.
+pub(crate) const TLS_SERVERS: &[Server] = &[
+    Server { name: "ringserve-tls", speaks: Speaks::Tls, run: Run::Sized(tls::ringserve) },
+    Server { name: "ringserve-tls-next", speaks: Speaks::Tls, run: Run::Sized(tls::ringserve_next) },
+    Server { name: "ringserve-epoll-tls", speaks: Speaks::Tls, run: Run::Itself(tls::ringserve_on_epoll) },
+    Server { name: "tokio-rustls", speaks: Speaks::Tls, run: Run::On(tls::tokio) },
+];
+
 /// Every server that `fanout` can measure.
 pub(crate) const FANOUT_SERVERS: &[Server] = &[
     Server { name: "ringserve-fanout", speaks: Speaks::Fanout, run: Run::Itself(fanout::ringserve) },
@@ -150,9 +161,14 @@ pub(crate) const PROXY_SERVERS: &[Server] = &[
     Server { name: "tokio-proxy", speaks: Speaks::Raw, run: Run::On(proxy::tokio) },
 ];
 
+/// Every server that echoes, below TLS or not.
+pub(crate) fn echoing() -> impl Iterator<Item = &'static Server> {
+    SERVERS.iter().chain(TLS_SERVERS)
+}
+
 /// Every server there is.
 pub(crate) fn all() -> impl Iterator<Item = &'static Server> {
-    SERVERS.iter().chain(FANOUT_SERVERS).chain(PROXY_SERVERS).chain(HTTP_SERVERS)
+    echoing().chain(FANOUT_SERVERS).chain(PROXY_SERVERS).chain(HTTP_SERVERS)
 }
 
 /// The row of `name`.

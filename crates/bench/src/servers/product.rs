@@ -19,7 +19,7 @@ use super::announce;
 /// Connections of one shard of many, where the limit of open files would allow any number: a table costs memory from the start.
 const SHARD_CONNECTIONS_MAX: usize = 20_000;
 
-struct Echo;
+pub(super) struct Echo;
 
 impl Service for Echo {
     type Session = ();

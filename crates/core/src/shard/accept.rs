@@ -183,8 +183,12 @@ impl<O: Observer> Shard<O> {
 
     /// False if there is no room.
     fn ask(&mut self, listener: u16, socket: Socket, peer: Option<SocketAddr>) -> bool {
-        // A drain lets in waiting sockets, and soon cuts those without a header.
-        let is_held = self.is_full_of_starts() && !self.has_stopped();
+        // Those of which the service is asked already are no starts yet, but will be.
+        let starts =
+            self.accepting.expected(listener).is_some() || self.channels.transport(listener).is_some();
+        let coming = if starts { self.accepting.asked } else { 0 };
+        // A drain lets in what waits, and soon cuts those whose header does not come.
+        let is_held = self.accepting.starting + coming >= self.limits.handshakes_max && !self.has_stopped();
         if is_held || !self.has_slot() || !self.accepting.take_quota() {
             return false;
         }

@@ -1,6 +1,7 @@
 //! Replies of a connection with a channel, on their way to the peer.
 
 use alloc::boxed::Box;
+use core::time::Duration;
 
 use super::Shard;
 use super::secure::Sealed;
@@ -11,6 +12,9 @@ use crate::{CloseReason, ConnId, Observer};
 /// What a seal adds, as far as room for it is made before: a part of the bytes, and some more. Records of 4 KiB and more add less.
 const ADDED_PART: usize = 64;
 const ADDED_BYTES: usize = 512;
+
+/// A connection that sent nothing for this time has rested: [`Channel::rested`](crate::Channel::rested).
+const REST: Duration = Duration::from_secs(1);
 
 impl<O: Observer> Shard<O> {
     /// True if a connection has to send beside what is queued: what its channel says itself, or the end of that.
@@ -31,6 +35,7 @@ impl<O: Observer> Shard<O> {
         let Some(sealed) = self.channels.get_mut(id) else { return };
         let is_draining = conn.state == State::Draining;
         let reason = conn.reason.as_deref().copied();
+        let has_rested = conn.send_at.age(self.stamp) >= REST;
         let half_closes = shared.half_closes();
         let seals = sealed.is_ready && !sealed.is_finished;
         let speaks = seals && sealed.speaks;
@@ -59,6 +64,9 @@ impl<O: Observer> Shard<O> {
             sealed.channel.speak(&mut batch.copied);
         }
         let mut fault = None;
+        if plain.is_some() && has_rested {
+            sealed.channel.rested();
+        }
         match plain {
             Some(mut plain) if is_wrapped => {
                 plain.prepend(&batch.copied);

@@ -161,10 +161,6 @@ impl Rate {
     }
 }
 
-/// What is made of a connection that hyper has left, with what hyper had read of it.
-#[cfg(feature = "websocket")]
-pub(super) type Begin = Box<dyn FnOnce(Stream, Bytes) -> std::pin::Pin<Box<dyn Future<Output = ()>>>>;
-
 /// The counts of one connection.
 pub(super) struct Watch {
     bounds: Bounds,

@@ -98,6 +98,10 @@ impl Channel for GuardedChannel {
         self.ask_out(out, |channel, out| channel.work(out)).unwrap_or(Unsealed::Fault(PANICKED))
     }
 
+    fn rested(&mut self) {
+        self.ask(|channel| channel.rested());
+    }
+
     fn seal(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), Fault> {
         self.ask_out(out, |channel, out| channel.seal(plain, out)).unwrap_or(Err(PANICKED))
     }

@@ -8,13 +8,13 @@ use rcgen::{
 use ringserve_core::CloseReason;
 use ringserve_tls::rustls::version::{TLS12, TLS13};
 use ringserve_tls::rustls::{AlertDescription, Error};
-use ringserve_tls::{Clients, Tls, TlsListener};
+use ringserve_tls::{Clients, TlsListener};
 
 use crate::pair::{Authority, Cert, Pair, client_config};
 
 fn listener(authority: &Authority, clients: Clients) -> TlsListener {
     let (chain, key) = authority.ecdsa(&["localhost"]).pems();
-    TlsListener::new(Tls::server().certificate(chain, key).clients(clients)).unwrap()
+    TlsListener::new(crate::server().certificate(chain, key).clients(clients)).unwrap()
 }
 
 fn alert(listener: &TlsListener, authority: &Authority, cert: Option<&Cert>) -> Vec<AlertDescription> {
@@ -105,7 +105,7 @@ fn authorities_with_rubbish_are_named_at_the_start() {
     let authority = Authority::new("authority");
     let (chain, key) = authority.ecdsa(&["localhost"]).pems();
     let error = |clients: Clients| {
-        let tls = Tls::server().certificate(chain.clone(), key.clone()).clients(clients);
+        let tls = crate::server().certificate(chain.clone(), key.clone()).clients(clients);
         TlsListener::new(tls).unwrap_err().to_string()
     };
     let junk = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ringserve_core::{Batch, CloseReason, Transport};
 use ringserve_tls::rustls::version::{TLS12, TLS13};
 use ringserve_tls::rustls::{AlertDescription, Error};
-use ringserve_tls::{Tls, TlsListener, TlsTransport};
+use ringserve_tls::{TlsListener, TlsTransport};
 
 use crate::pair::{Authority, Pair, client_config, listener};
 
@@ -75,7 +75,7 @@ fn missing_close_notify_is_a_fault_only_where_it_is_required() {
     let authority = Authority::new("authority");
     for required in [false, true] {
         let (chain, key) = authority.ecdsa(&["localhost"]).pems();
-        let tls = Tls::server().certificate(chain, key).require_close_notify(required);
+        let tls = crate::server().certificate(chain, key).require_close_notify(required);
         let config = Arc::new(client_config(&authority, &[&TLS13], None));
         let mut pair = Pair::new(&TlsListener::new(tls).unwrap(), &config, "localhost");
         assert_eq!(pair.channel.cut_off(), None, "in the handshake");
@@ -149,7 +149,8 @@ fn alert_of_the_peer_is_the_reason() {
 fn client_without_a_common_protocol_is_told_so() {
     let authority = Authority::new("authority");
     let (chain, key) = authority.ecdsa(&["localhost"]).pems();
-    let listener = TlsListener::new(Tls::server().certificate(chain, key).alpn(["h2", "http/1.1"])).unwrap();
+    let listener =
+        TlsListener::new(crate::server().certificate(chain, key).alpn(["h2", "http/1.1"])).unwrap();
     let mut config = client_config(&authority, &[&TLS12, &TLS13], None);
     config.alpn_protocols = vec![b"http/1.1".to_vec(), b"h2".to_vec()];
     let pair = Pair::new(&listener, &Arc::new(config.clone()), "localhost").connected();
@@ -167,7 +168,7 @@ fn client_without_a_common_protocol_is_told_so() {
 fn services_that_share_a_listener_speak_their_own_protocols() {
     let authority = Authority::new("authority");
     let (chain, key) = authority.ecdsa(&["localhost"]).pems();
-    let tls = Tls::server().certificate(chain, key);
+    let tls = crate::server().certificate(chain, key);
     let mut config = client_config(&authority, &[&TLS13], None);
     config.alpn_protocols = vec![b"h2".to_vec(), b"mqtt".to_vec()];
     let config = Arc::new(config);

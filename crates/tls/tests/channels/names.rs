@@ -24,7 +24,7 @@ fn name_then_wildcard_then_default_is_shown() {
     let authority = Authority::new("authority");
     let all = ["localhost", "www.example.org", "other.example.org", "a.b.example.org", "example.org"];
     let [default, exact, star] = [(); 3].map(|()| authority.ecdsa(&all));
-    let tls = Tls::server().certificate(default.pems().0, default.pems().1);
+    let tls = crate::server().certificate(default.pems().0, default.pems().1);
     let tls = tls.certificate_for("WWW.example.org.", exact.pems().0, exact.pems().1);
     let tls = tls.certificate_for("*.example.org", star.pems().0, star.pems().1);
     let listener = TlsListener::new(tls).unwrap();
@@ -47,7 +47,7 @@ fn name_then_wildcard_then_default_is_shown() {
 fn name_with_a_trailing_dot_is_the_name_without() {
     let authority = Authority::new("authority");
     let [default, exact] = [(); 2].map(|()| authority.ecdsa(&["www.example.org"]));
-    let tls = Tls::server().certificate(default.pems().0, default.pems().1);
+    let tls = crate::server().certificate(default.pems().0, default.pems().1);
     let tls = tls.certificate_for("www.example.org", exact.pems().0, exact.pems().1);
     let listener = TlsListener::new(tls).unwrap();
     // A client of rustls' takes the dot away, so another byte is there first.
@@ -66,7 +66,7 @@ fn client_is_shown_the_key_that_it_can_use() {
     let authority = Authority::new("authority");
     let (ecdsa, rsa) = (authority.ecdsa(&["localhost"]), authority.rsa(&["localhost"]));
     let tls =
-        Tls::server().certificate(ecdsa.pems().0, ecdsa.pems().1).certificate(rsa.pems().0, rsa.pems().1);
+        crate::server().certificate(ecdsa.pems().0, ecdsa.pems().1).certificate(rsa.pems().0, rsa.pems().1);
     let listener = TlsListener::new(tls).unwrap();
     let config = client_config(&authority, &[&TLS12], None);
     let mut provider = ClientConfig::crypto_provider(&config).as_ref().clone();
@@ -84,7 +84,7 @@ fn address_for_a_name_gets_the_default() {
     let cert = authority.sign(&["localhost"], KeyPair::generate().unwrap(), |params| {
         params.subject_alt_names.push(rcgen::SanType::IpAddress([127, 0, 0, 1].into()));
     });
-    let listener = TlsListener::new(Tls::server().certificate(cert.pems().0, cert.pems().1)).unwrap();
+    let listener = TlsListener::new(crate::server().certificate(cert.pems().0, cert.pems().1)).unwrap();
     let config = Arc::new(client_config(&authority, &[&TLS13], None));
     let pair = Pair::new(&listener, &config, "127.0.0.1").connected();
     assert_eq!(pair.info().server_name(), None);
@@ -97,13 +97,30 @@ fn error(tls: Tls) -> String {
 }
 
 #[test]
+fn client_that_can_use_no_key_hears_of_a_failure() {
+    let authority = Authority::new("authority");
+    let listener = crate::pair::listener(&authority);
+    let mut provider = rustls::crypto::ring::default_provider();
+    let algorithms = &mut provider.signature_verification_algorithms;
+    let is_rsa =
+        |scheme: rustls::SignatureScheme| scheme.as_str().is_some_and(|name| name.starts_with("RSA"));
+    let of_rsa: Vec<_> = algorithms.mapping.iter().copied().filter(|(scheme, _)| is_rsa(*scheme)).collect();
+    algorithms.mapping = of_rsa.leak();
+    let config = crate::pair::client_config_of(provider, &authority, &[&TLS12, &TLS13], None);
+    let mut pair = Pair::new(&listener, &Arc::new(config), "localhost");
+    pair.exchange();
+    // `handshake_failure`: what scanners take for an answer.
+    assert_eq!(pair.seen.fault, Some(ringserve_core::CloseReason::TlsHandshakeFailed(40)));
+}
+
+#[test]
 fn certificates_that_cannot_be_shown_are_named_at_the_start() {
     let authority = Authority::new("authority");
     let (good, other) = (authority.ecdsa(&["localhost"]), authority.ecdsa(&["localhost"]));
     let key = || KeyPair::generate().unwrap();
     let old = authority.sign(&["localhost"], key(), |params| params.not_after = date_time_ymd(2001, 2, 3));
     let young = authority.sign(&["localhost"], key(), |params| params.not_before = date_time_ymd(2999, 2, 3));
-    let with = |chain: Pem, key: Pem| error(Tls::server().certificate(chain, key));
+    let with = |chain: Pem, key: Pem| error(crate::server().certificate(chain, key));
     assert_eq!(with(good.pems().0, other.pems().1), "is not the key of the certificate");
     assert!(with(old.pems().0, old.pems().1).starts_with("the certificate expired "));
     assert!(with(young.pems().0, young.pems().1).starts_with("the certificate is not valid before "));
@@ -113,18 +130,18 @@ fn certificates_that_cannot_be_shown_are_named_at_the_start() {
     assert!(with(cut.into(), good.pems().1).starts_with("is no PEM file: "));
     let junk = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
     assert!(with(junk.into(), good.pems().1).starts_with("has a certificate that cannot be read: "));
-    assert_eq!(error(Tls::server()), "there is no certificate: give one to `Tls::certificate`");
-    let named = |name: &str| error(Tls::server().certificate_for(name, good.pems().0, good.pems().1));
+    assert_eq!(error(crate::server()), "there is no certificate: give one to `Tls::certificate`");
+    let named = |name: &str| error(crate::server().certificate_for(name, good.pems().0, good.pems().1));
     assert!(named("a..b").starts_with("`a..b` is no name for a certificate"));
     assert!(named("www.*.org").starts_with("`www.*.org` is no name"));
-    let alpn = Tls::server().certificate(good.pems().0, good.pems().1).alpn([""]);
+    let alpn = crate::server().certificate(good.pems().0, good.pems().1).alpn([""]);
     assert_eq!(error(alpn), "a protocol of ALPN has 0 bytes; it must have 1 to 255");
 }
 
 #[test]
 fn configuration_that_makes_no_connection_is_refused_at_the_start() {
     let authority = Authority::new("authority");
-    let config = crate::pair::listener(&authority).config();
+    let config = crate::pair::listener_of(Tls::server(), &authority).config().unwrap();
     let with = |change: fn(&mut ServerConfig)| {
         let mut config = (*config).clone();
         change(&mut config);
@@ -147,7 +164,7 @@ fn file_with_a_fault_is_named() {
     let (chain, key) = (dir.join("cert.pem"), dir.join("key.pem"));
     std::fs::write(&chain, authority.ecdsa(&["localhost"]).chain).unwrap();
     std::fs::write(&key, authority.ecdsa(&["localhost"]).key).unwrap();
-    let error = error(Tls::server().certificate(Pem::file(&chain).unwrap(), Pem::file(&key).unwrap()));
+    let error = error(crate::server().certificate(Pem::file(&chain).unwrap(), Pem::file(&key).unwrap()));
     assert_eq!(error, format!("{}: is not the key of the certificate in {}", key.display(), chain.display()));
     std::fs::remove_dir_all(&dir).unwrap();
 }

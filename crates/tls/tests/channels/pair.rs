@@ -249,6 +249,10 @@ impl Pair {
 
 /// A listener with one certificate of `authority`.
 pub fn listener(authority: &Authority) -> TlsListener {
+    listener_of(crate::server(), authority)
+}
+
+pub fn listener_of(tls: Tls, authority: &Authority) -> TlsListener {
     let (chain, key) = authority.ecdsa(&["localhost"]).pems();
-    TlsListener::new(Tls::server().certificate(chain, key)).unwrap()
+    TlsListener::new(tls.certificate(chain, key)).unwrap()
 }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use ringserve_buf::Lease;
 use ringserve_core::{Batch, CloseReason};
+use ringserve_tls::TlsListener;
 use ringserve_tls::rustls::crypto::cipher::OutboundPlainMessage;
 use ringserve_tls::rustls::version::{TLS12, TLS13};
 use ringserve_tls::rustls::{ClientConnection, ConnectionTrafficSecrets, ContentType, ProtocolVersion};
-use ringserve_tls::{Tls, TlsListener};
 
 use crate::pair::{Authority, Pair, client_config, listener};
 
@@ -17,7 +17,7 @@ fn both_versions_carry_bytes_with_keys_of_both_kinds() {
     let authority = Authority::new("authority");
     for cert in [authority.ecdsa(&["localhost"]), authority.rsa(&["localhost"])] {
         let (chain, key) = cert.pems();
-        let listener = TlsListener::new(Tls::server().certificate(chain, key)).unwrap();
+        let listener = TlsListener::new(crate::server().certificate(chain, key)).unwrap();
         for (version, name) in [(&TLS12, "TLSv1_2"), (&TLS13, "TLSv1_3")] {
             let config = Arc::new(client_config(&authority, &[version], None));
             let mut pair = Pair::new(&listener, &config, "localhost").connected();
@@ -31,6 +31,61 @@ fn both_versions_carry_bytes_with_keys_of_both_kinds() {
             // The hello and the client's Finished; in version 1.2 its key comes with the latter.
             assert_eq!(pair.seen.steps, 2);
         }
+    }
+}
+
+/// Bytes of the records in `sealed`.
+fn records_of(mut sealed: &[u8]) -> Vec<usize> {
+    let mut records = Vec::new();
+    while let [_, _, _, high, low, rest @ ..] = sealed {
+        let body = usize::from(u16::from_be_bytes([*high, *low]));
+        records.push(body);
+        sealed = &rest[body..];
+    }
+    records
+}
+
+#[test]
+fn answer_begins_with_small_records_after_a_rest() {
+    let authority = Authority::new("authority");
+    let (chain, key) = authority.ecdsa(&["localhost"]).pems();
+    let tls = crate::server().certificate(chain, key);
+    let config = Arc::new(client_config(&authority, &[&TLS13], None));
+    for (listener, small) in [
+        (TlsListener::new(tls.clone()).unwrap(), 4096),
+        (TlsListener::new(tls.clone().record_bytes(1000)).unwrap(), 1000),
+        (TlsListener::new(tls.clone().record_bytes(16 * 1024)).unwrap(), 16 * 1024 - 24),
+    ] {
+        let mut pair = Pair::new(&listener, &config, "localhost").connected();
+        let mut batches = [Batch::new(), Batch::new()];
+        batches[0].put(&[1; 60_000]);
+        for piece in 0..600_u32 {
+            match piece % 2 {
+                0 => batches[1].put(&[1; 100]),
+                _ => batches[1].lend(Lease::copy_of(&[1; 100])),
+            }
+        }
+        for batch in &batches {
+            let sealed = |pair: &mut Pair| {
+                pair.channel.seal(batch, &mut pair.out).unwrap();
+                let records = records_of(&pair.out);
+                pair.hear();
+                records
+            };
+            for _ in 0..2 {
+                pair.channel.rested();
+                let records = sealed(&mut pair);
+                let start = 16_usize.div_ceil(small / 1000);
+                assert!(records[..start].iter().all(|record| *record <= small + 24 + 17), "{records:?}");
+                assert!(records[start + 1] > 16_000, "{records:?}");
+                assert!(sealed(&mut pair)[0] > 16_000);
+            }
+        }
+        assert_eq!(pair.heard.len(), 8 * 60_000);
+    }
+    for bytes in [511, 16 * 1024 + 1] {
+        let error = TlsListener::new(tls.clone().record_bytes(bytes)).unwrap_err();
+        assert_eq!(error.to_string(), format!("records of {bytes} bytes: 512 to 16384"));
     }
 }
 
@@ -51,8 +106,8 @@ fn large_frames_go_both_ways_and_leave_no_memory() {
         batch.put(b"and");
         batch.lend(Lease::copy_of(&plain[70_000..]));
         pair.channel.seal(&batch, &mut pair.out).unwrap();
-        // 16 KiB a record: none is cut where a piece ends.
-        assert!(pair.out.len() <= batch.len() + 29 * batch.len().div_ceil(16 * 1024));
+        // Four of 4 KiB, then 16 KiB a record, or 24 bytes less: none is cut where a piece ends.
+        assert!(pair.out.len() <= batch.len() + 29 * (4 + batch.len().div_ceil(16 * 1024 - 24)));
         pair.hear();
         assert!(pair.heard == [b"copied", &plain[..70_000], b"and", &plain[70_000..]].concat());
         assert_eq!((pair.channel.held_bytes(), pair.channel.is_mid_record()), (0, false));

@@ -29,7 +29,7 @@ impl Files {
         let (chain, key) = (dir.join("cert.pem"), dir.join("key.pem"));
         fs::write(&chain, &cert.chain).unwrap();
         fs::write(&key, &cert.key).unwrap();
-        let tls = Tls::server().certificate(Pem::file(&chain).unwrap(), Pem::file(&key).unwrap());
+        let tls = crate::server().certificate(Pem::file(&chain).unwrap(), Pem::file(&key).unwrap());
         Files { dir, chain, key, tls }
     }
 }
@@ -42,7 +42,7 @@ fn new_connections_have_the_new_certificate_and_old_ones_stay() {
     let transport = listener.transport();
     let (old, new) = [old, new].map(|authority| Arc::new(client_config(&authority, &[&TLS13], None))).into();
     let mut before = Pair::new(&listener, &old, "localhost").connected();
-    listener.replace(Tls::server().certificate(cert.pems().0, cert.pems().1)).unwrap();
+    listener.replace(crate::server().certificate(cert.pems().0, cert.pems().1)).unwrap();
     before.say(b"still here");
     assert_eq!(before.seen.plain, b"still here");
     let mut pair = Pair::new(&listener, &new, "localhost");
@@ -127,7 +127,7 @@ fn files_that_are_watched_are_read_again() {
     };
     let [first, second] = [(); 2].map(|()| authority.ecdsa(&["localhost"]));
     write(&first.chain, &first.key);
-    let tls = Tls::server().certificate(Pem::file(&chain).unwrap(), Pem::file(&key).unwrap());
+    let tls = crate::server().certificate(Pem::file(&chain).unwrap(), Pem::file(&key).unwrap());
     let listener = TlsListener::new(tls.watch_files(Duration::from_millis(5))).unwrap();
     listener.watch(|report| REPORTS.lock().unwrap().push(report)).unwrap();
     let wait_for = |good: bool| {
@@ -160,7 +160,7 @@ fn expired_certificate_in_use_does_not_keep_the_others() {
     let (old, other) = (sign(end), sign(end));
     let [first, second] = [(); 2].map(|()| authority.ecdsa(&["localhost"]));
     let tls = |old: &Cert, new: &Cert| {
-        let tls = Tls::server().certificate(new.pems().0, new.pems().1);
+        let tls = crate::server().certificate(new.pems().0, new.pems().1);
         tls.certificate_for("old.example.org", old.pems().0, old.pems().1)
     };
     let listener = TlsListener::new(tls(&old, &first)).unwrap();

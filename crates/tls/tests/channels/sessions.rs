@@ -7,7 +7,7 @@ use rcgen::{KeyPair, date_time_ymd};
 use ringserve_core::CloseReason;
 use ringserve_tls::rustls::version::{TLS12, TLS13};
 use ringserve_tls::rustls::{AlertDescription, ClientConfig, HandshakeKind};
-use ringserve_tls::{Clients, Tickets, Tls, TlsListener};
+use ringserve_tls::{Clients, Tickets, TlsListener};
 
 use crate::pair::{Authority, Pair, client_config};
 
@@ -43,7 +43,7 @@ fn session_outlives_a_restart_with_a_file_of_tickets() {
     let cert = authority.ecdsa(&["localhost"]);
     let start = |tickets: Tickets| {
         let (chain, key) = cert.pems();
-        TlsListener::new(Tls::server().certificate(chain, key).tickets(tickets)).unwrap()
+        TlsListener::new(crate::server().certificate(chain, key).tickets(tickets)).unwrap()
     };
     for version in [&TLS12, &TLS13] {
         let config = Arc::new(client_config(&authority, &[version], None));
@@ -61,7 +61,7 @@ fn session_of_other_authorities_is_not_resumed() {
     let client = old.ecdsa(&["client.example.org"]);
     let tls = |clients: Clients| {
         let (chain, key) = cert.pems();
-        Tls::server().certificate(chain, key).clients(clients)
+        crate::server().certificate(chain, key).clients(clients)
     };
     let listener = TlsListener::new(tls(Clients::of(old.pem().into(), true))).unwrap();
     for version in [&TLS12, &TLS13] {
@@ -92,7 +92,7 @@ fn client_whose_certificate_expired_does_not_resume() {
     });
     let (chain, key) = authority.ecdsa(&["localhost"]).pems();
     let clients = Clients::of(authority.pem().into(), true);
-    let listener = TlsListener::new(Tls::server().certificate(chain, key).clients(clients)).unwrap();
+    let listener = TlsListener::new(crate::server().certificate(chain, key).clients(clients)).unwrap();
     let configs =
         [&TLS12, &TLS13].map(|version| Arc::new(client_config(&authority, &[version], Some(&client))));
     for config in &configs {
@@ -117,7 +117,7 @@ fn no_ticket_is_sent_where_none_is_wanted() {
     let authority = Authority::new("authority");
     let (chain, key) = authority.ecdsa(&["localhost"]).pems();
     for (count, resumed) in [(0, false), (1, true)] {
-        let tls = Tls::server().certificate(chain.clone(), key.clone()).tickets_sent(count);
+        let tls = crate::server().certificate(chain.clone(), key.clone()).tickets_sent(count);
         let listener = TlsListener::new(tls).unwrap();
         for version in [&TLS12, &TLS13] {
             let config = Arc::new(client_config(&authority, &[version], None));

@@ -67,7 +67,7 @@ fn client_and_server_understand_each_other() {
     let authority = Authority::new("authority");
     let (chain, key) = authority.ecdsa(&["localhost"]).pems();
     let clients = Clients::of(authority.pem().as_str().into(), true);
-    let listener = TlsListener::new(Tls::server().certificate(chain, key).clients(clients)).unwrap();
+    let listener = TlsListener::new(crate::server().certificate(chain, key).clients(clients)).unwrap();
     let (chain, key) = authority.ecdsa(&["client.example.org"]).pems();
     let client = Tls::client_with(authority.pem().as_str().into(), chain, key).unwrap();
     for size in [1, 100, 1 << 20] {

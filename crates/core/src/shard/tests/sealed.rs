@@ -15,7 +15,7 @@ fn secured(limits: impl Into<Bounds>, toy: Toy) -> Tested {
     shard
 }
 
-const TOY: Toy = Toy { needs_close: false, greets: false };
+const TOY: Toy = Toy { needs_close: false, greets: false, tells_rests: false };
 
 /// The same with one connection, which has sent nothing.
 fn starting(limits: impl Into<Bounds>, toy: Toy) -> (Tested, ConnId) {
@@ -199,6 +199,28 @@ fn all_replies_of_a_turn_are_sealed_once() {
     assert_eq!((shared.outbox_bytes(), shard.held_bytes()), (0, 0));
     assert_eq!(stats(&shard).sends, sends + 1);
     assert_eq!(stats(&shard).bytes_sent - sent, plain.len() as u64 + 5);
+}
+
+#[test]
+fn channel_hears_of_a_rest_before_what_follows_it() {
+    let (mut shard, id) = starting(Limits::default(), Toy { tells_rests: true, ..TOY });
+    let mut peer = Peer::default();
+    shard.begin(at(1), 1);
+    shard.receive(id, &peer.flights());
+    shard.end();
+    let mut said_at = |time: Time| {
+        shard.shared(id).unwrap().write(b"x");
+        shard.turn(time);
+        leave(&mut shard, id, &mut peer).0
+    };
+    let start = at(1);
+    said_at(start);
+    let (x, after) = (Said::Data(b"x".to_vec()), |millis| start + Duration::from_millis(millis));
+    assert_eq!(said_at(after(900)), [x]);
+    let x = || Said::Data(b"x".to_vec());
+    assert_eq!(said_at(after(1800)), [x()], "it counts from the last send");
+    assert_eq!(said_at(after(2900)), [Said::Other(REST), x()]);
+    assert_eq!(said_at(after(2950)), [x()]);
 }
 
 #[test]

@@ -18,6 +18,8 @@ pub const REKEY: u8 = 6;
 pub const THINK: u8 = 7;
 /// Is ignored before the handshake is done.
 pub const PADDING: u8 = 8;
+/// The server had sent nothing for a second. Told where that is asked for.
+pub const REST: u8 = 9;
 
 /// What cannot be sealed.
 pub const UNSEALABLE: &[u8] = b"one record too many";
@@ -66,11 +68,17 @@ pub struct Toy {
     pub needs_close: bool,
     /// The server speaks first.
     pub greets: bool,
+    /// It says when it rested.
+    pub tells_rests: bool,
 }
 
 impl Transport for Toy {
     fn begin(&self, out: &mut Vec<u8>) -> Option<Box<dyn Channel>> {
-        let mut channel = ToyChannel { needs_close: self.needs_close, ..ToyChannel::default() };
+        let mut channel = ToyChannel {
+            needs_close: self.needs_close,
+            tells_rests: self.tells_rests,
+            ..ToyChannel::default()
+        };
         if self.greets {
             channel.writer.empty(HELLO, out);
         }
@@ -81,6 +89,8 @@ impl Transport for Toy {
 #[derive(Default)]
 struct ToyChannel {
     needs_close: bool,
+    tells_rests: bool,
+    has_rested: bool,
     writer: Writer,
     read: u8,
     kept: Vec<u8>,
@@ -162,11 +172,18 @@ impl Channel for ToyChannel {
         }
     }
 
+    fn rested(&mut self) {
+        self.has_rested = self.tells_rests;
+    }
+
     fn seal(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), Fault> {
         assert!(self.ready && !self.finished && !plain.is_empty());
         if plain.pieces().flatten().eq(UNSEALABLE) {
             self.writer.empty(ALERT, out);
             return Err(Fault(CloseReason::TlsBadRecord));
+        }
+        if core::mem::take(&mut self.has_rested) {
+            self.writer.empty(REST, out);
         }
         self.writer.record(DATA, &mut plain.pieces(), out);
         Ok(())

@@ -1,0 +1,156 @@
+//! What the generator speaks on a socket: bytes as they are, or TLS.
+//!
+//! TLS is always the same, so that servers can be compared: version 1.3, AES-128-GCM, P-256. The generator believes every
+//! certificate, and what its own end costs is not counted.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::sync::{Arc, OnceLock};
+
+use clap::ValueEnum;
+use ringserve::tls::rustls::client::Resumption;
+use ringserve::tls::rustls::client::danger::{
+    HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier,
+};
+use ringserve::tls::rustls::crypto::{CryptoProvider, ring};
+use ringserve::tls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use ringserve::tls::rustls::{
+    ClientConfig, ClientConnection, DigitallySignedStruct, Error, SignatureScheme, StreamOwned,
+};
+
+/// The handshakes that the generator makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Handshakes {
+    /// Each is a whole one.
+    Full,
+    /// After the first they resume a session, where the server gives tickets.
+    Resumed,
+}
+
+/// A socket, and what is spoken on it.
+pub(crate) enum Wire<S: Read + Write> {
+    Plain(S),
+    Tls(Box<StreamOwned<ClientConnection, S>>),
+}
+
+impl<S: Read + Write> Wire<S> {
+    /// The handshake is made with the first bytes.
+    pub(crate) fn new(socket: S, tls: Option<Handshakes>) -> io::Result<Wire<S>> {
+        let Some(handshakes) = tls else { return Ok(Wire::Plain(socket)) };
+        let name = ServerName::try_from("localhost").map_err(io::Error::other)?;
+        let client = ClientConnection::new(config(handshakes), name).map_err(io::Error::other)?;
+        Ok(Wire::Tls(Box::new(StreamOwned::new(client, socket))))
+    }
+
+    pub(crate) fn socket(&self) -> &S {
+        match self {
+            Wire::Plain(socket) => socket,
+            Wire::Tls(stream) => &stream.sock,
+        }
+    }
+
+    /// Waits for the end of the handshake, where the socket waits.
+    pub(crate) fn shake_hands(&mut self) -> io::Result<()> {
+        match self {
+            Wire::Plain(_) => Ok(()),
+            Wire::Tls(stream) => stream.flush(),
+        }
+    }
+}
+
+/// On a socket that does not wait, fewer bytes than there is space for are all that there are, as of a plain socket. On one that waits
+/// it waits for all of the space.
+impl<S: Read + Write> Read for Wire<S> {
+    fn read(&mut self, space: &mut [u8]) -> io::Result<usize> {
+        let stream = match self {
+            Wire::Plain(socket) => return socket.read(space),
+            Wire::Tls(stream) => stream,
+        };
+        let mut count = 0;
+        while count < space.len() {
+            match stream.read(&mut space[count..]) {
+                Ok(0) => break,
+                Ok(more) => count += more,
+                Err(error) if error.kind() == ErrorKind::WouldBlock && count > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(count)
+    }
+}
+
+impl<S: Read + Write> Write for Wire<S> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Wire::Plain(socket) => socket.write(bytes),
+            // What the socket does not take leaves when it is read or written next.
+            Wire::Tls(stream) => stream.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Wire::Plain(socket) => socket.flush(),
+            Wire::Tls(stream) => stream.flush(),
+        }
+    }
+}
+
+fn config(handshakes: Handshakes) -> Arc<ClientConfig> {
+    static CONFIGS: [OnceLock<Arc<ClientConfig>>; 2] = [const { OnceLock::new() }; 2];
+    let make = || {
+        let mut provider = ring::default_provider();
+        provider.cipher_suites = vec![ring::cipher_suite::TLS13_AES_128_GCM_SHA256];
+        provider.kx_groups = vec![ring::kx_group::SECP256R1];
+        let provider = Arc::new(provider);
+        let mut config = ClientConfig::builder_with_provider(provider.clone())
+            .with_safe_default_protocol_versions()
+            .expect("the suite is of TLS 1.3")
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(Believing(provider)))
+            .with_no_client_auth();
+        if handshakes == Handshakes::Full {
+            config.resumption = Resumption::disabled();
+        }
+        Arc::new(config)
+    };
+    CONFIGS[handshakes as usize].get_or_init(make).clone()
+}
+
+/// Believes every certificate: what is measured is on this machine.
+#[derive(Debug)]
+struct Believing(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Believing {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
