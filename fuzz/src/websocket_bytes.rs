@@ -4,8 +4,8 @@
 //!   options (1 byte: marks, whether the request was answered before)  size of pieces (1 byte)  stream
 //! ```
 //!
-//! However they are cut, the same messages come out, the same is said, and the connection ends alike, but for the start of a message
-//! that ends it; what is kept is bounded, and what has a mark is what the mark says.
+//! However they are cut, the same messages come out, the same is said, and the connection ends alike, but for the start of a
+//! message that ends it; what is kept is bounded, and what has a mark is what the mark says.
 
 use ringserve_buf::LeaseMut;
 use ringserve_core::framing::{Cut, TypedFraming};

@@ -1,5 +1,5 @@
-//! The client half of WebSocket, for the peers of a simulation: messages in fragments of any size, pings in between, and a look at each
-//! frame of the server.
+//! The client half of WebSocket, for the peers of a simulation: messages in fragments of any size, pings in between, and a look
+//! at each frame of the server.
 
 use std::any::Any;
 use std::rc::Rc;

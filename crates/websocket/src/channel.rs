@@ -5,8 +5,8 @@
 //!     └── refused ──────────────────────┴── what breaks the rules ──▶ Over
 //! ```
 //!
-//! Messages that lie whole in what was received are unmasked where they lie, and handed on together. What a connection holds beside
-//! that is in [`Busy`], and only while it is in the middle of something.
+//! Messages that lie whole in what was received are unmasked where they lie, and handed on together. What a connection holds
+//! beside that is in [`Busy`], and only while it is in the middle of something.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -25,7 +25,8 @@ use crate::upgrade::{self, Reject};
 use crate::utf8::{self, Utf8};
 use crate::{close, mask};
 
-/// Messages up to this size are moved, so that they are handed on together with those before: that costs less than to hand one on.
+/// Messages up to this size are moved, so that they are handed on together with those before: that costs less than to hand one
+/// on.
 const MOVED_BYTES_MAX: usize = 512;
 
 /// A text that is none.

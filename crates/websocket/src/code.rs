@@ -22,8 +22,8 @@ pub const TOO_LARGE: u16 = 1009;
 /// The server cannot go on.
 pub const INTERNAL_ERROR: u16 = 1011;
 
-/// True if a close frame may carry `code`: one that RFC 6455 or the registry names, but for those that stand for the lack of one; or
-/// one of libraries and applications, 3000 to 4999.
+/// True if a close frame may carry `code`: one that RFC 6455 or the registry names, but for those that stand for the lack of one;
+/// or one of libraries and applications, 3000 to 4999.
 pub const fn is_valid(code: u16) -> bool {
     matches!(code, 1000..=1003 | 1007..=1014 | 3000..=4999)
 }

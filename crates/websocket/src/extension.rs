@@ -8,19 +8,19 @@ use crate::frame::Violation;
 /// What changes the payloads of messages for connections that negotiated it, as permessage-deflate (RFC 7692) does. One value a
 /// shard, which keeps nothing of a connection: each message is compressed by itself.
 pub trait Extension: 'static {
-    /// Looks at what a client offers: the list in its `Sec-WebSocket-Extensions`, with commas between the offers, the preferred one
-    /// first. The answer is the value of that header in the response; `None` if the connection goes without.
+    /// Looks at what a client offers: the list in its `Sec-WebSocket-Extensions`, with commas between the offers, the preferred
+    /// one first. The answer is the value of that header in the response; `None` if the connection goes without.
     fn negotiate(&self, offers: &str) -> Option<String>;
 
-    /// Appends to `out` what the payload of a compressed message says, at most `bytes_max` bytes. What it appends before it fails is
-    /// thrown away.
+    /// Appends to `out` what the payload of a compressed message says, at most `bytes_max` bytes. What it appends before it fails
+    /// is thrown away.
     ///
     /// # Errors
     /// A payload that is none, or says more than `bytes_max` bytes; and where the system has no memory.
     fn inflate(&mut self, payload: &[u8], bytes_max: usize, out: &mut Vec<u8>) -> Result<(), InflateError>;
 
-    /// A payload compressed, without what RFC 7692 has left out at its end. `None` if it is to leave as it is, since it is small or
-    /// gains nothing.
+    /// A payload compressed, without what RFC 7692 has left out at its end. `None` if it is to leave as it is, since it is small
+    /// or gains nothing.
     fn compress(&mut self, payload: &[u8]) -> Option<&[u8]>;
 }
 

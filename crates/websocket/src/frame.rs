@@ -76,8 +76,9 @@ impl Header {
     /// The header at the start of `bytes` with the bytes that it takes, or how many it takes at least if they are not there.
     ///
     /// # Errors
-    /// If it is one of neither side: an opcode that is reserved, a control frame that is in pieces or longer than 125 bytes, a length
-    /// of more bytes than it needs, or of 2^63 and more. What is told by the first two bytes is found as soon as they are there.
+    /// If it is one of neither side: an opcode that is reserved, a control frame that is in pieces or longer than 125 bytes, a
+    /// length of more bytes than it needs, or of 2^63 and more. What is told by the first two bytes is found as soon as they are
+    /// there.
     #[inline]
     pub fn decode(bytes: &[u8]) -> Result<Decoded, Violation> {
         let &[first, second, ref rest @ ..] = bytes else { return Ok(Decoded::Needs(2)) };
@@ -122,7 +123,8 @@ impl Header {
     /// Refuses what no client may send.
     ///
     /// # Errors
-    /// A payload that is not masked; a bit of an extension, but for RSV1 at the start of a message where the connection `compresses`.
+    /// A payload that is not masked; a bit of an extension, but for RSV1 at the start of a message where the connection
+    /// `compresses`.
     #[inline]
     pub fn check_client(&self, compresses: bool) -> Result<[u8; 4], Violation> {
         let Some(mask) = self.mask else {

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use crate::close;
 use crate::upgrade::{Accept, Upgrade};
 
-/// What the request of a connection of WebSocket said, and how the connection ends. 56 bytes, and what is there of target, protocol,
-/// kept value and reasons; a target of `/` takes none.
+/// What the request of a connection of WebSocket said, and how the connection ends. 56 bytes, and what is there of target,
+/// protocol, kept value and reasons; a target of `/` takes none.
 pub struct WebSocketInfo {
     target: Box<str>,
     agreed: Option<Box<Agreed>>,

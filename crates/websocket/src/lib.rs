@@ -1,7 +1,7 @@
 //! WebSocket (RFC 6455) below the services of [ringserve](https://docs.rs/ringserve).
 //!
-//! A listener has [`WebSocketOptions`]; each of its connections is a channel of `ringserve-core`: what the peer sends goes in, the
-//! payloads of its messages come out, and back. It calls no kernel and reads no clock.
+//! A listener has [`WebSocketOptions`]; each of its connections is a channel of `ringserve-core`: what the peer sends goes in,
+//! the payloads of its messages come out, and back. It calls no kernel and reads no clock.
 //!
 //! ```text
 //!   the request ── upgrade::read ──▶ Upgrade ── WebSocketOptions::upgrade ──▶ Accept or Reject

@@ -5,7 +5,8 @@
 //!   │ kind │ length, 4 bytes │ payload │
 //! ```
 //!
-//! Within the server alone. The header of a client's frame is longer by a byte at least, so that the mark is written where it was.
+//! Within the server alone. The header of a client's frame is longer by a byte at least, so that the mark is written where it
+//! was.
 
 use ringserve_core::Outbox;
 use ringserve_core::framing::{Cut, EncodeError, FrameError, InPlace, Payload, TypedFraming};
@@ -48,8 +49,8 @@ pub(crate) fn mark(kind: Kind, len: usize) -> [u8; MARK_BYTES] {
     [kind as u8, a, b, c, d]
 }
 
-/// Each message of WebSocket is a frame, with its [`Kind`] as the head: for listeners that speak WebSocket, and no others. A message is
-/// at most as long as [`Limits::frame_bytes_max`](ringserve_core::Limits::frame_bytes_max) says, less five bytes.
+/// Each message of WebSocket is a frame, with its [`Kind`] as the head: for listeners that speak WebSocket, and no others. A
+/// message is at most as long as [`Limits::frame_bytes_max`](ringserve_core::Limits::frame_bytes_max) says, less five bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Messages {
     replies: Kind,

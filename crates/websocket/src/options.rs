@@ -53,9 +53,9 @@ impl WebSocketOptions {
         }
     }
 
-    /// Bytes of a message that a peer may send, up to 1 GiB. A larger one ends its connection by the code 1009, as soon as its length is
-    /// known. A message in fragments, or a compressed one, is put together and held up to here; of others the framing holds what it
-    /// needs. Default 1 MiB.
+    /// Bytes of a message that a peer may send, up to 1 GiB. A larger one ends its connection by the code 1009, as soon as its
+    /// length is known. A message in fragments, or a compressed one, is put together and held up to here; of others the framing
+    /// holds what it needs. Default 1 MiB.
     ///
     /// # Panics
     /// If it is 0, or above 1 GiB.
@@ -66,30 +66,30 @@ impl WebSocketOptions {
         WebSocketOptions { message_bytes_max: bytes, ..self }
     }
 
-    /// Replies leave as messages of text, which they have to be: nothing checks that here, and a client ends the connection where they
-    /// are not. By default they leave as messages of bytes. A service of whole messages says it of each one itself.
+    /// Replies leave as messages of text, which they have to be: nothing checks that here, and a client ends the connection where
+    /// they are not. By default they leave as messages of bytes. A service of whole messages says it of each one itself.
     #[must_use]
     pub fn text(self) -> WebSocketOptions {
         WebSocketOptions { text: true, ..self }
     }
 
-    /// What may be spoken above WebSocket: the first of these that a client offers is chosen. A client that offers none of them is let
-    /// in without.
+    /// What may be spoken above WebSocket: the first of these that a client offers is chosen. A client that offers none of them
+    /// is let in without.
     #[must_use]
     pub fn protocols<P: Into<Arc<str>>>(self, protocols: impl IntoIterator<Item = P>) -> WebSocketOptions {
         WebSocketOptions { protocols: protocols.into_iter().map(Into::into).collect(), ..self }
     }
 
-    /// The pages that may ask, as `https://example.org`: a browser that shows another one is answered with 403. Clients that say no
-    /// origin are let in, since they are no browsers. By default all are, which is safe only where nothing that a browser sends by
-    /// itself, as a cookie, tells who the user is.
+    /// The pages that may ask, as `https://example.org`: a browser that shows another one is answered with 403. Clients that say
+    /// no origin are let in, since they are no browsers. By default all are, which is safe only where nothing that a browser
+    /// sends by itself, as a cookie, tells who the user is.
     #[must_use]
     pub fn origins<O: Into<String>>(self, origins: impl IntoIterator<Item = O>) -> WebSocketOptions {
         WebSocketOptions { origins: Some(origins.into_iter().map(Into::into).collect()), ..self }
     }
 
-    /// Has `decide` look at each request: it lets the client in, or refuses it with an answer of HTTP. Comes behind the look at its
-    /// [origin](WebSocketOptions::origins). It may not wait; who has to look something up does so in the service's `open`.
+    /// Has `decide` look at each request: it lets the client in, or refuses it with an answer of HTTP. Comes behind the look at
+    /// its [origin](WebSocketOptions::origins). It may not wait; what has to be looked up is so in the service's `open`.
     #[must_use]
     pub fn upgrade(
         self,

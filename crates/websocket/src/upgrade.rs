@@ -219,8 +219,8 @@ impl Accept {
         Accept::default()
     }
 
-    /// Chooses what is spoken above WebSocket. One that the client does not [offer](Upgrade::offers) is not named to it, since it would
-    /// have to end the connection for that.
+    /// Chooses what is spoken above WebSocket. One that the client does not [offer](Upgrade::offers) is not named to it, since it
+    /// would have to end the connection for that.
     #[must_use]
     pub fn protocol(self, protocol: impl Into<Arc<str>>) -> Accept {
         Accept { protocol: Some(protocol.into()), ..self }

@@ -53,8 +53,7 @@ impl Message {
 pub struct Text(Frame);
 
 impl Text {
-    /// The text. It was checked when it came, and is again for each call, at some ten bytes a nanosecond: what reads it more than once
-    /// keeps the result.
+    /// The text. It was checked when it came, and is again for each call: what reads it more than once keeps the result.
     pub fn as_str(&self) -> &str {
         ringserve_websocket::utf8::as_text(&self.0)
     }
@@ -87,8 +86,8 @@ impl fmt::Debug for Text {
     }
 }
 
-/// A message that leaves. Text is made from `&str` and `String`, bytes from `&[u8]`, `Vec<u8>` and [`Bytes`]; what came may leave again
-/// as it is. From 32 KiB on owned bytes are kept until they are sent, and from 4 KiB on what came is lent: not copied.
+/// A message that leaves. Text is made from `&str` and `String`, bytes from `&[u8]`, `Vec<u8>` and [`Bytes`]; what came may leave
+/// again as it is. From 32 KiB on owned bytes are kept until they are sent, and from 4 KiB on what came is lent: not copied.
 #[derive(Debug)]
 pub struct Outgoing<'a> {
     kind: Kind,

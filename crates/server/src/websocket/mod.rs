@@ -1,7 +1,7 @@
 //! WebSocket below a service, and services of whole messages. With the feature `websocket`, which is off by default.
 //!
-//! Any service is reached by browsers when its listener speaks WebSocket. The payloads of all messages are its stream of bytes, however
-//! a client cuts them, and the replies of a turn leave as one message of bytes:
+//! Any service is reached by browsers when its listener speaks WebSocket. The payloads of all messages are its stream of bytes,
+//! however a client cuts them, and the replies of a turn leave as one message of bytes:
 //!
 //! ```no_run
 //! use ringserve::listen::{endpoints, tcp};
@@ -53,12 +53,12 @@
 //! # What it takes care of
 //!
 //! * The request is answered before [`Service::open`](crate::Service::open) is called, within
-//!   [`Limits::handshake_timeout`](crate::Limits::handshake_timeout): heads of 16 KiB at most, 400, 426 or 431 for what is no request of
-//!   WebSocket. [`WebSocketOptions`] say which pages may ask, which protocols are spoken, and look at each request.
+//!   [`Limits::handshake_timeout`](crate::Limits::handshake_timeout): heads of 16 KiB at most, 400, 426 or 431 for what is no
+//!   request of WebSocket. [`WebSocketOptions`] say which pages may ask, which protocols are spoken, and look at each request.
 //! * What breaks the rules closes its connection with the code that RFC 6455 has for it. Text is checked, piece by piece.
 //! * Pings are answered, the latest of those that came while the peer took nothing.
-//!   [`Limits::heartbeat_interval`](crate::Limits::heartbeat_interval) asks silent peers for a sign of life by a ping, in the place of
-//!   [`Service::heartbeat`](crate::Service::heartbeat).
+//!   [`Limits::heartbeat_interval`](crate::Limits::heartbeat_interval) asks silent peers for a sign of life by a ping, in the
+//!   place of [`Service::heartbeat`](crate::Service::heartbeat).
 //! * When the server shuts down, the code is 1001; when a call fails 1011; where the peer breaks a limit 1008.
 //!
 //! [A page](https://docs.rs/ringserve/latest/ringserve/guide/websocket/index.html) of the guide has the rest.

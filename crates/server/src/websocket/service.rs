@@ -44,8 +44,9 @@ pub trait WebSocket: Sized + 'static {
     /// As [`Service::Error`]. Its connection is closed with the code 1011.
     type Error: fmt::Display;
 
-    /// As [`Service::open`]. What the request said is in [`Opening::websocket`]. One that is refused here was let in before, and is
-    /// closed with the code 1008: [`WebSocketOptions::upgrade`](super::WebSocketOptions::upgrade) refuses with an answer of HTTP.
+    /// As [`Service::open`]. What the request said is in [`Opening::websocket`]. One that is refused here was let in before, and
+    /// is closed with the code 1008: [`WebSocketOptions::upgrade`](super::WebSocketOptions::upgrade) refuses with an answer of
+    /// HTTP.
     ///
     /// # Errors
     /// A [`Refusal`] closes the connection after what was queued; [`close`](WebSocket::close) is not called then.
