@@ -248,7 +248,14 @@ impl Node {
     pub fn post(self: &Rc<Self>, shard: usize, message: Message) {
         if shard == self.shard.index() {
             let _done = self.handle(shard, message);
-        } else if let Err(SendError::Full(message)) = self.mesh.try_send(shard, message) {
+        } else {
+            self.post_behind(shard, message);
+        }
+    }
+
+    /// The same, behind what that shard was asked before, also if it is this one.
+    pub fn post_behind(&self, shard: usize, message: Message) {
+        if let Err(SendError::Full(message)) = self.mesh.try_send(shard, message) {
             self.shard.spawn(self.mesh.send(shard, message));
         }
     }

@@ -85,7 +85,8 @@ impl Service<u8> for Broker {
         }
         // At the end of the server all sessions end, without their wills.
         if !node.shard.is_draining() {
-            node.post(client.home, Message::Detach(client.id.clone(), closed.id(), goodbye.get()));
+            // Not before its session heard of it: a connection may end in the turn of its CONNECT.
+            node.post_behind(client.home, Message::Detach(client.id.clone(), closed.id(), goodbye.get()));
         }
     }
 }

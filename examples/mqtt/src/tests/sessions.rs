@@ -242,3 +242,26 @@ fn no_more_is_in_flight_than_the_client_takes() {
         sim.run_until_done();
     });
 }
+
+#[test]
+fn client_that_is_gone_before_its_answer_leaves_no_session() {
+    Sim::seeds(60).faults(Faults::harmless()).run(|sim| {
+        let addr = starts(sim, &["--sessions-max", "2"]).addr();
+        sim.client("all", async move |net| {
+            for n in 0..40 {
+                let mut stream = net.connect(addr).await?;
+                stream.send(Hello::new(4, &format!("gone{n}")).bytes()).await?;
+                net.sleep(Duration::from_micros(net.random() % 2000)).await;
+                stream.reset();
+            }
+            net.sleep(60 * SECOND).await;
+            // As many as each shard has room for, whichever of them is their home.
+            let mut there = Vec::new();
+            for n in 0..2 {
+                there.push(Hello::new(4, &format!("later{n}")).connects(&net, addr).await?);
+            }
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
