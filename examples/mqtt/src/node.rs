@@ -74,6 +74,8 @@ pub struct Client {
     pub filters: RefCell<BTreeSet<Arc<str>>>,
     /// Messages of QoS 1 that its outbox has no room for. Its session bounds them.
     waiting: RefCell<VecDeque<(Rc<Publish>, u16)>>,
+    /// The ids of those that it was sent and did not acknowledge.
+    sent: RefCell<VecDeque<u16>>,
     is_busy: Cell<bool>,
     /// Filters of which it is to be sent the retained messages, and the QoS of each.
     wanted: RefCell<VecDeque<(Arc<str>, u8)>>,
@@ -90,7 +92,7 @@ impl Client {
         packet_bytes_max: usize,
         outlives: bool,
     ) -> Rc<Client> {
-        let (filters, waiting, wanted, is_welcome, is_asking) = Default::default();
+        let (filters, waiting, sent, wanted, is_welcome, is_asking) = Default::default();
         let is_busy = Cell::new(true);
         Rc::new(Client {
             id,
@@ -102,6 +104,7 @@ impl Client {
             is_welcome,
             filters,
             waiting,
+            sent,
             is_busy,
             wanted,
             is_asking,
@@ -124,11 +127,25 @@ impl Client {
         self.is_busy.set(true);
         while let Some((publish, id)) = { self.waiting.borrow().front().cloned() } {
             self.handle.ready().await;
-            if publish.push(&self.handle, Some(id)) != Err(PushError::Full) {
+            if self.push(&publish, id) {
                 self.waiting.borrow_mut().pop_front();
             }
         }
         self.is_busy.set(false);
+    }
+
+    /// Sends a message with QoS 1. False if there is no room for it.
+    fn push(&self, publish: &Publish, id: u16) -> bool {
+        let fits = publish.push(&self.handle, Some(id)) != Err(PushError::Full);
+        self.sent.borrow_mut().extend(fits.then_some(id));
+        fits
+    }
+
+    /// Takes an acknowledgement. False for what was not sent yet: if that counted, more and more would wait here.
+    pub fn acknowledges(&self, id: u16) -> bool {
+        let mut sent = self.sent.borrow_mut();
+        let place = sent.iter().position(|sent| *sent == id);
+        place.and_then(|place| sent.remove(place)).is_some()
     }
 
     /// Closes the connection, after the code that version 5 has for the reason, and its name.
@@ -358,8 +375,8 @@ impl Node {
         if publish.bytes() > client.packet_bytes_max {
             // What a client does not take counts as taken. It is told by a message, since a session may be sending.
             let acknowledged = Message::Acknowledged(client.id.clone(), client.handle.id(), id);
-            self.shard.spawn(self.mesh.send(client.home, acknowledged));
-        } else if client.is_busy.get() || publish.push(&client.handle, Some(id)) == Err(PushError::Full) {
+            self.post_behind(client.home, acknowledged);
+        } else if client.is_busy.get() || !client.push(&publish, id) {
             client.waiting.borrow_mut().push_back((publish, id));
             if !client.is_busy.replace(true) {
                 self.shard.spawn(client.clone().catch_up());

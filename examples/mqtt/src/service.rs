@@ -45,8 +45,10 @@ impl Service<u8> for Broker {
             0x30..=0x3F => self.publish(cx, client, &frame).await,
             0x40 => {
                 let id = Reader(&frame).packet_id()?;
-                let acknowledged = Message::Acknowledged(client.id.clone(), cx.id(), id);
-                self.0.tell(client.home, acknowledged).await;
+                if client.acknowledges(id) {
+                    let acknowledged = Message::Acknowledged(client.id.clone(), cx.id(), id);
+                    self.0.tell(client.home, acknowledged).await;
+                }
                 Ok(())
             }
             0x82 => self.subscribe(cx, client, &frame).await,

@@ -265,3 +265,41 @@ fn client_that_is_gone_before_its_answer_leaves_no_session() {
         sim.run_until_done();
     });
 }
+
+#[test]
+fn acknowledgement_of_what_was_not_sent_counts_for_nothing() {
+    const MESSAGES: usize = 20;
+    const BYTES: usize = 100_000;
+    Sim::seeds(10).faults(Faults::harmless()).run(|sim| {
+        let addr = starts(sim, &["--session-bytes-max", "4000000"]).addr();
+        sim.client("both", async move |net| {
+            let hello = Hello::new(4, "reader").kept();
+            let (mut reader, _) = hello.connects(&net, addr).await?;
+            reader.subscribes(&[("t", 1)]).await?;
+            let (mut writer, _) = Hello::new(4, "writer").connects(&net, addr).await?;
+            for _ in 0..MESSAGES {
+                writer.publishes(2, "t", &"x".repeat(BYTES)).await?;
+            }
+            // It reads little, and acknowledges all that is to come.
+            for id in 1..=MESSAGES as u16 {
+                reader.acknowledges(id).await?;
+            }
+            let mut read = 0;
+            while read < 4 * BYTES {
+                read += reader.stream.some().await?.len();
+            }
+            net.sleep(SECOND).await;
+            reader.stream.reset();
+            let (mut reader, is_present) = hello.connects(&net, addr).await?;
+            assert!(is_present);
+            net.sleep(SECOND).await;
+            let mut left = 0;
+            while net.timeout(10 * SECOND, reader.hears()).await.is_ok_and(|heard| heard.is_ok()) {
+                left += 1;
+            }
+            assert!(left >= 5, "{left} of {MESSAGES} messages are left");
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
