@@ -25,6 +25,8 @@ use crate::topics::{Filters, Options, Retained, Stamp};
 
 /// Between two attempts to ask a shard that has too many questions, and between two looks at retained messages.
 const PAUSE: Duration = Duration::from_millis(2);
+/// The same at most, where looks find that a client still has no room: it may acknowledge nothing for ever.
+const PAUSE_MAX: Duration = Duration::from_millis(256);
 
 /// What one shard keeps at most.
 #[derive(Args, Clone)]
@@ -351,12 +353,15 @@ impl Node {
                     self.shard.sleep(PAUSE).await;
                 }
             }
+            let mut pause = PAUSE;
             next = (qos > 0).then(Bytes::new);
             while let Some(after) = next {
-                let message = Message::Retained(client.id.clone(), client.handle.id(), filter.clone(), after);
+                let (id, connection) = (client.id.clone(), client.handle.id());
+                let message = Message::Retained(id, connection, filter.clone(), after.clone());
                 next = self.ask(client.home, message).await.unwrap_or_default().next;
-                if next.is_some() {
-                    self.shard.sleep(PAUSE).await;
+                if let Some(next) = &next {
+                    pause = if *next == after { PAUSE_MAX.min(2 * pause) } else { PAUSE };
+                    self.shard.sleep(pause).await;
                 }
             }
         }

@@ -300,3 +300,34 @@ fn clients_are_told_of_the_end_and_no_will_is_published() {
         assert!(sim.run_until(60 * SECOND, || server.is_done()), "all shards end");
     });
 }
+
+#[test]
+fn client_that_acknowledges_nothing_is_seldom_looked_after() {
+    Sim::seeds(10).run(|sim| {
+        let server = starts(
+            sim,
+            &["--session-bytes-max", "3000", "--packet-bytes-max", "1024", "--filters-max", "50"],
+        );
+        let (addr, asked) = (server.addr(), Steps::default());
+        let done = asked.clone();
+        sim.client("all", async move |net| {
+            let (mut writer, _) = Hello::new(4, "writer").connects(&net, addr).await?;
+            for n in 0..30 {
+                writer.publishes(3, &format!("t/{n}"), &"x".repeat(100)).await?;
+            }
+            let (mut me, _) = Hello::new(5, "greedy").connects(&net, addr).await?;
+            assert_eq!(me.subscribes(&[("t/+", 1)]).await?, [1]);
+            net.sleep(10 * SECOND).await;
+            done.done();
+            net.sleep(200 * SECOND).await;
+            Ok(())
+        });
+        assert!(sim.run_until(600 * SECOND, || asked.0.get() == 1));
+        let turns = || server.stats().shards.iter().map(|shard| shard.driver.turns).sum::<u64>();
+        let before = turns();
+        sim.run_for(100 * SECOND);
+        let more = turns() - before;
+        assert!(more < 5000, "{more} turns in 100 s");
+        sim.run_until_done();
+    });
+}
