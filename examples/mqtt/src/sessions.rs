@@ -21,7 +21,12 @@ impl Node {
         let mut old = self.sessions.borrow().get(&attach.id).cloned();
         let will_bytes = attach.will.as_ref().map_or(0, Will::bytes);
         let is_one_more = old.is_none() && self.sessions.borrow().len() >= self.bounds.sessions_max;
-        if is_one_more || self.kept_bytes.get() + will_bytes > self.bounds.sessions_bytes_max {
+        // The client's last will makes room, and so does all that a clean start ends.
+        let left = old.as_ref().map_or(0, |session| {
+            let state = session.state.borrow();
+            state.will_bytes + if attach.is_clean { state.bytes } else { 0 }
+        });
+        if is_one_more || self.kept_bytes.get() - left + will_bytes > self.bounds.sessions_bytes_max {
             return Err(Reason::QuotaExceeded);
         }
         if let Some(session) = &old {

@@ -331,3 +331,29 @@ fn client_that_acknowledges_nothing_is_seldom_looked_after() {
         sim.run_until_done();
     });
 }
+
+#[test]
+fn client_comes_back_to_a_shard_that_is_full() {
+    Sim::seeds(20).faults(Faults::harmless()).run(|sim| {
+        let addr = starts(sim, &["--sessions-bytes-max", "3000"]).addr();
+        sim.client("all", async move |net| {
+            let hello = Hello::new(4, "reader").kept().will(0, 0, "will", &"x".repeat(800));
+            let (mut reader, _) = hello.connects(&net, addr).await?;
+            reader.subscribes(&[("t", 1)]).await?;
+            reader.disconnects().await?;
+            net.sleep(SECOND).await;
+            let (mut writer, _) = Hello::new(4, "writer").connects(&net, addr).await?;
+            for n in 0..30 {
+                writer.publishes(2, "t", &format!("{n:100}")).await?;
+            }
+            let (mut reader, is_present) = hello.connects(&net, addr).await?;
+            assert!(is_present);
+            // The will counts for 932 bytes, the filter for 257, and each message for 229.
+            for n in 0..(3000 - 932 - 257) / 229 {
+                assert_eq!(reader.hears().await?.payload.trim(), n.to_string());
+            }
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
