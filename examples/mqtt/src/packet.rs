@@ -407,7 +407,8 @@ impl Publish {
     }
 
     pub fn bytes(&self) -> usize {
-        self.head.len() + 2 + self.properties.len() + self.payload.len()
+        let id_len = 2 * usize::from(self.head[0] >> 1 & 1);
+        self.head.len() + id_len + self.properties.len() + self.payload.len()
     }
 
     /// Queues it for a client. From 32 KiB on the payload is shared with all others that are sent it, below it is copied.

@@ -257,12 +257,16 @@ fn client_is_sent_no_packet_larger_than_it_takes() {
                 let payload = if n % 10 == 0 { n.to_string() } else { "x".repeat(60) };
                 writer.publishes(2 * (n % 3 == 0) as u8, "t", &payload).await?;
             }
+            // With 6 bytes before its text it is as large as may be; 8 are before that of QoS 1.
+            writer.publishes(0, "t", &"x".repeat(44)).await?;
+            writer.publishes(2, "t", &"x".repeat(42)).await?;
             writer.publishes(2, "t", "end").await?;
             let mut heard = 0;
             while reader.hears().await?.payload != "end" {
                 heard += 1;
             }
-            assert_eq!(heard, 20);
+            reader.pings().await?;
+            assert_eq!((heard, reader.unread.len()), (22, 0));
             reader.stream.send([0x20, 0]).await?;
             assert_eq!(reader.answer(0xE0).await?[..], b"\x82\x10\x1F\0\x0DProtocolError"[..]);
             let properties = b"\x27\0\0\0\x10".to_vec();
