@@ -215,6 +215,10 @@ impl Balancer {
             ticks.tick().await;
             let checked = shard.timeout(self.args.check_interval, self.check(shard, upstream)).await;
             let checked = checked.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()));
+            // This shard has no room to look, which says nothing of the upstream.
+            if matches!(&checked, Err(error) if error.kind() == ErrorKind::ResourceBusy) {
+                continue;
+            }
             let is_down = upstream.down.load(Relaxed);
             against = if checked.is_err() == is_down { 0 } else { against + 1 };
             if against == if is_down { self.args.rise } else { self.args.fall } {

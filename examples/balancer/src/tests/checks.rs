@@ -1,5 +1,7 @@
 //! Checks, PROXY headers, and the state by HTTP.
 
+use ringserve::limits::ServerLimits;
+
 use super::*;
 
 /// When upstream 0 was seen to be this, within a minute.
@@ -76,6 +78,41 @@ fn silent_upstream_is_down_where_an_answer_is_expected() {
         let (_echoes, asking) = starts(sim, &["--check-send", "are you ill", "--check-expect", "well"]);
         sim.run_for(20 * SECOND);
         assert!((0..3).all(|number| asking.is_down(number)), "another answer");
+    });
+}
+
+#[test]
+fn shard_without_room_for_a_check_holds_no_upstream_down() {
+    Sim::seeds(20).run(|sim| {
+        let _echoes = ADDRS.map(|addr| Echo::start(sim, addr));
+        let upstreams = ADDRS.iter().flat_map(|addr| ["--upstream", *addr]);
+        let args = ["balancer", "--listen", "10.0.0.1:7000", "--status", "10.0.0.1:9000"];
+        let args = Args::try_parse_from(args.into_iter().chain(upstreams)).unwrap();
+        let balancer = Arc::new(Balancer::new(args).unwrap());
+        let limits = ServerLimits::default().upstreams_max(4);
+        let server = server(&balancer).unwrap().server_limits(limits).shards(1);
+        let addr = sim.start_several(server).unwrap().addr();
+        let stay = Rc::new(Cell::new(0));
+        for n in 0..4 {
+            let stay = stay.clone();
+            sim.client(format!("c{n}"), async move |net| {
+                // A check may have the last place for a moment.
+                loop {
+                    net.sleep(SECOND).await;
+                    let mut me = net.connect(addr).await?;
+                    if echoes(&mut me).await.is_ok() {
+                        stay.set(stay.get() + 1);
+                        net.sleep(100 * SECOND).await;
+                        return Ok(());
+                    }
+                }
+            });
+        }
+        assert!(sim.run_until(60 * SECOND, || stay.get() == 4), "all have a place");
+        sim.run_for(40 * SECOND);
+        let down: Vec<_> = balancer.upstreams.iter().map(|upstream| upstream.down.load(Relaxed)).collect();
+        assert_eq!(down, [false; 3]);
+        sim.run_until_done();
     });
 }
 
