@@ -156,9 +156,13 @@ fn bad_names_are_refused_and_other_messages_end_the_connection() {
 fn pages_of_other_hosts_are_refused() {
     use tungstenite::client::IntoClientRequest;
     let running = start();
-    for (origin, is_own) in
-        [("http://127.0.0.1:8443", true), ("https://127.0.0.1", true), ("https://elsewhere.example", false)]
-    {
+    for (origin, is_own) in [
+        ("http://127.0.0.1:8443", true),
+        ("https://127.0.0.1", true),
+        ("https://elsewhere.example", false),
+        ("null", false),
+        ("127.0.0.1", false),
+    ] {
         let mut request = format!("ws://{}/", running.chat).into_client_request().unwrap();
         request.headers_mut().insert("origin", origin.parse().unwrap());
         let answer = tungstenite::client(request, TcpStream::connect(running.chat).unwrap());
