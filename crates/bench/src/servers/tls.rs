@@ -14,7 +14,7 @@ use tokio_rustls::TlsAcceptor;
 use super::product::{Echo, limits, server_limits, sockets, wait};
 use super::tokio_echo::{BUFFER_BYTES, for_each};
 
-/// With a certificate of its own, for P-256.
+/// TLS with a certificate that it makes, for P-256.
 fn tls() -> io::Result<Tls> {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).map_err(io::Error::other)?;
     Ok(Tls::server().certificate(made.cert.pem().into(), made.signing_key.serialize_pem().into()))
