@@ -10,8 +10,9 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use crate::server::error::Error;
 use crate::shard::clock::Deadline;
 
-/// How long a port may stay taken by a process that was just killed: with 1000 connections 8 ms were seen.
-pub(super) const RETRY_FOR: Duration = Duration::from_millis(250);
+/// How long a port may stay taken by a process that was just killed, whose ring the kernel takes apart in the background: with 1000
+/// connections 8 ms were seen, and more than 250 ms on two CPUs with a load of 14.
+pub(super) const RETRY_FOR: Duration = Duration::from_secs(1);
 pub(super) const RETRY_EVERY: Duration = Duration::from_millis(10);
 
 /// `SO_REUSEPORT` lets a second server bind the same port without a word and take half of the connections. A
