@@ -10,7 +10,6 @@ use crate::load::{self, Measured, Target};
 use crate::options::enough_files;
 use crate::process;
 use crate::schedstat::Schedstat;
-use crate::servers::Server;
 use crate::steps::{Load, Shape, check_echo};
 use crate::table::{Table, first_quartile, median, spread};
 
@@ -27,7 +26,7 @@ pub(crate) struct Plan {
     /// When a round ends.
     pub(crate) round_end: RoundEnd,
     /// The servers; ratios are to the first.
-    pub(crate) servers: Vec<&'static Server>,
+    pub(crate) servers: Vec<Target>,
 }
 
 /// When the measured part of a round ends.
@@ -68,7 +67,7 @@ pub(crate) fn run(plan: &Plan) -> io::Result<()> {
     process::pin_to(plan.cpu)?;
     process::set_batch_policy()?;
 
-    let first = plan.servers[0].name;
+    let first = plan.servers[0].name();
     let ratio_to = format!("to {first}");
     let mut table = Table::new(&[
         "connections",
@@ -95,7 +94,7 @@ pub(crate) fn run(plan: &Plan) -> io::Result<()> {
             let yardstick: Vec<f64> = samples[0].iter().map(|sample| sample.cpu_us).collect();
             table.row(vec![
                 connections.to_string(),
-                server.name.to_owned(),
+                server.name(),
                 format!("{:.3}", median(&cpu).unwrap_or_default()),
                 format!("{least:.3}..{most:.3}"),
                 format!("{:.3}", median(&ratios).unwrap_or_default()),
@@ -133,7 +132,7 @@ fn quartile_ratio_bound(cpu: &[f64], yardstick: &[f64]) -> f64 {
 fn measure_all(plan: &Plan, connections: usize) -> io::Result<Vec<Vec<Sample>>> {
     let mut children = Vec::new();
     for server in &plan.servers {
-        let child = Child::start(server.name, plan.cpu, true)?;
+        let Some(child) = server.start(plan.cpu, true)? else { return Err(not_started()) };
         check_echo(child.address, plan.shape).map_err(|error| named(server, &error))?;
         children.push(child);
     }
@@ -145,12 +144,16 @@ fn measure_all(plan: &Plan, connections: usize) -> io::Result<Vec<Vec<Sample>>> 
         shuffler.shuffle(&mut order);
         for &at in &order {
             let sample = measure(&children[at], connections, plan.shape, plan.round_end)
-                .map_err(|error| named(plan.servers[at], &error))?;
+                .map_err(|error| named(&plan.servers[at], &error))?;
             samples[at].push(sample);
         }
     }
     eprintln!();
     Ok(samples)
+}
+
+fn not_started() -> io::Error {
+    io::Error::other("lock step is for servers that it starts")
 }
 
 /// Starts one server and measures it once, on the server's CPU.
@@ -160,7 +163,7 @@ pub(crate) fn measure_target(plan: &load::Plan, target: &Target) -> io::Result<M
         // What this thread starts inherits it.
         process::set_batch_policy()?;
         let Some(child) = target.start(plan.server_cpu, true)? else {
-            return Err(io::Error::other("lock step is for servers that it starts"));
+            return Err(not_started());
         };
         check_echo(child.address, plan.shape)?;
         measure(&child, plan.connections, plan.shape, RoundEnd::After(plan.measured))
@@ -241,8 +244,8 @@ fn wait_until_idle(child: &Child) -> io::Result<()> {
 }
 
 /// `error`, with the server that it is about.
-fn named(server: &Server, error: &io::Error) -> io::Error {
-    io::Error::new(error.kind(), format!("{}: {error}", server.name))
+fn named(server: &Target, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", server.name()))
 }
 
 /// Shuffles the order of the servers in a round; the same at every run.

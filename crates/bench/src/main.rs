@@ -16,6 +16,7 @@ mod servers;
 mod steps;
 mod table;
 mod usage;
+mod websocket;
 mod wire;
 
 use std::process::ExitCode;

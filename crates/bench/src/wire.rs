@@ -1,4 +1,4 @@
-//! What the generator speaks on a socket: bytes as they are, or TLS.
+//! What the generator speaks on a socket: bytes as they are, TLS, or WebSocket.
 //!
 //! TLS is always the same, so that servers can be compared: version 1.3, AES-128-GCM, P-256. The generator believes every
 //! certificate, and what its own end costs is not counted.
@@ -17,6 +17,8 @@ use ringserve::tls::rustls::{
     ClientConfig, ClientConnection, DigitallySignedStruct, Error, SignatureScheme, StreamOwned,
 };
 
+use crate::websocket::Upgrade;
+
 /// The handshakes that the generator makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Handshakes {
@@ -26,16 +28,32 @@ pub(crate) enum Handshakes {
     Resumed,
 }
 
+/// What is spoken below the messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Layer {
+    /// Nothing: they are the bytes of the socket.
+    Plain,
+    Tls(Handshakes),
+    /// The bytes written are frames, and so are those that are read.
+    WebSocket,
+}
+
 /// A socket, and what is spoken on it.
 pub(crate) enum Wire<S: Read + Write> {
     Plain(S),
     Tls(Box<StreamOwned<ClientConnection, S>>),
+    /// Until it is let in.
+    WebSocket(S, Option<Box<Upgrade>>),
 }
 
 impl<S: Read + Write> Wire<S> {
     /// The handshake is made with the first bytes.
-    pub(crate) fn new(socket: S, tls: Option<Handshakes>) -> io::Result<Wire<S>> {
-        let Some(handshakes) = tls else { return Ok(Wire::Plain(socket)) };
+    pub(crate) fn new(socket: S, layer: Layer) -> io::Result<Wire<S>> {
+        let handshakes = match layer {
+            Layer::Plain => return Ok(Wire::Plain(socket)),
+            Layer::WebSocket => return Ok(Wire::WebSocket(socket, Some(Box::default()))),
+            Layer::Tls(handshakes) => handshakes,
+        };
         let name = ServerName::try_from("localhost").map_err(io::Error::other)?;
         let client = ClientConnection::new(config(handshakes), name).map_err(io::Error::other)?;
         Ok(Wire::Tls(Box::new(StreamOwned::new(client, socket))))
@@ -43,7 +61,7 @@ impl<S: Read + Write> Wire<S> {
 
     pub(crate) fn socket(&self) -> &S {
         match self {
-            Wire::Plain(socket) => socket,
+            Wire::Plain(socket) | Wire::WebSocket(socket, _) => socket,
             Wire::Tls(stream) => &stream.sock,
         }
     }
@@ -51,8 +69,13 @@ impl<S: Read + Write> Wire<S> {
     /// Waits for the end of the handshake, where the socket waits.
     pub(crate) fn shake_hands(&mut self) -> io::Result<()> {
         match self {
-            Wire::Plain(_) => Ok(()),
+            Wire::Plain(_) | Wire::WebSocket(_, None) => Ok(()),
             Wire::Tls(stream) => stream.flush(),
+            Wire::WebSocket(socket, upgrade @ Some(_)) => {
+                upgrade.as_mut().map_or(Ok(()), |upgrade| upgrade.go_on(socket))?;
+                *upgrade = None;
+                Ok(())
+            }
         }
     }
 }
@@ -62,7 +85,7 @@ impl<S: Read + Write> Wire<S> {
 impl<S: Read + Write> Read for Wire<S> {
     fn read(&mut self, space: &mut [u8]) -> io::Result<usize> {
         let stream = match self {
-            Wire::Plain(socket) => return socket.read(space),
+            Wire::Plain(socket) | Wire::WebSocket(socket, _) => return socket.read(space),
             Wire::Tls(stream) => stream,
         };
         let mut count = 0;
@@ -80,8 +103,11 @@ impl<S: Read + Write> Read for Wire<S> {
 
 impl<S: Read + Write> Write for Wire<S> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if let Wire::WebSocket(_, Some(_)) = self {
+            self.shake_hands()?;
+        }
         match self {
-            Wire::Plain(socket) => socket.write(bytes),
+            Wire::Plain(socket) | Wire::WebSocket(socket, _) => socket.write(bytes),
             // What the socket does not take leaves when it is read or written next.
             Wire::Tls(stream) => stream.write(bytes),
         }
@@ -89,7 +115,7 @@ impl<S: Read + Write> Write for Wire<S> {
 
     fn flush(&mut self) -> io::Result<()> {
         match self {
-            Wire::Plain(socket) => socket.flush(),
+            Wire::Plain(socket) | Wire::WebSocket(socket, _) => socket.flush(),
             Wire::Tls(stream) => stream.flush(),
         }
     }

@@ -136,6 +136,30 @@ fn slots_are_used_again_after_every_kind_of_end() {
 }
 
 #[test]
+fn lockstep_measures_servers_of_websocket_and_no_others() {
+    let lockstep = |arguments: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ringserve-bench"));
+        command.args(["lockstep", "--rounds", "2", "--steps", "20", "--connections", "3"]);
+        command.args(arguments.split(' ')).output().unwrap()
+    };
+    let output = lockstep("--websocket --pipeline 16");
+    let (said, table) = (String::from_utf8_lossy(&output.stderr), String::from_utf8_lossy(&output.stdout));
+    assert!(output.status.success(), "{said}");
+    let rows: Vec<_> = table.lines().skip(1).filter_map(|row| row.split_whitespace().nth(1)).collect();
+    assert_eq!(rows, ["ringserve-ws", "ringserve-epoll-ws"], "{table}");
+    for (arguments, expected) in [
+        ("--servers ringserve-ws", "ringserve-ws speaks WebSocket: add --websocket"),
+        ("--servers tokio --websocket", "tokio speaks no WebSocket: leave --websocket out"),
+        ("--servers ringserve-tls --websocket", "ringserve-tls speaks TLS: add --tls"),
+        ("--websocket --bytes 1 --pipeline 20000", "one step of a connection is 1 to"),
+    ] {
+        let output = lockstep(arguments);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(expected), "{arguments}: {said}");
+    }
+}
+
+#[test]
 fn lockstep_prints_a_row_for_each_server() {
     for framing in [&[][..], &["--lines"][..]] {
         let output = Command::new(env!("CARGO_BIN_EXE_ringserve-bench"))

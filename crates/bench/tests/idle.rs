@@ -61,7 +61,7 @@ fn count_that_cannot_be_held_is_refused_with_advice() {
 }
 
 /// What a process that holds connections to a server says which does `serve` on each.
-fn held_by(serve: impl Fn(&mut TcpStream) + Send + 'static) -> String {
+fn held_by(layer: &[&str], serve: impl Fn(&mut TcpStream) + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let serving = thread::spawn(move || {
@@ -70,7 +70,7 @@ fn held_by(serve: impl Fn(&mut TcpStream) + Send + 'static) -> String {
     });
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringserve-bench"));
     command.args(["hold", "--server", &address, "--first-source", "127.9.0.1", "--connections-each", "10"]);
-    command.args(["--bytes", "10", "--first", "70"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    command.args(["--bytes", "10", "--first", "70"]).args(layer).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut holder = command.spawn().unwrap();
     holder.stdin.take().unwrap().write_all(b"hold 1\ncheck\n").unwrap();
     let output = holder.wait_with_output().unwrap();
@@ -86,15 +86,49 @@ fn echo_a_line(stream: &mut TcpStream) {
 
 #[test]
 fn a_connection_that_ends_or_answers_wrongly_is_named() {
-    let said = held_by(|stream| (0..2).for_each(|_| echo_a_line(stream)));
+    let said = held_by(&[], |stream| (0..2).for_each(|_| echo_a_line(stream)));
     assert_eq!(said, "0\n1\n1\n");
     // Closed after its first line, and a wrong answer to the second one.
-    let said = held_by(echo_a_line);
+    let said = held_by(&[], echo_a_line);
     assert!(said.starts_with("0\n1\nfailed connection 70, 127.9.0.1:"), "{said}");
-    let said = held_by(|stream| {
+    let said = held_by(&[], |stream| {
         echo_a_line(stream);
         stream.write_all(b"something\n").unwrap();
         stream.read_exact(&mut [0; 10]).unwrap();
     });
     assert!(said.contains("failed connection 70, 127.9.0.1:") && said.contains("sent was"), "{said}");
+}
+
+#[test]
+fn connection_of_websocket_is_held_and_its_frames_compared() {
+    // The head of a frame as it is sent, behind which are the mask and ten bytes, and as it is to come back.
+    const SENT: [u8; 2] = [0x82, 0x80 | 10];
+    const WHOLE: [u8; 2] = [0x82, 10];
+    let held = |head: [u8; 2]| {
+        held_by(&["--websocket"], move |stream| {
+            let mut request = Vec::new();
+            while !request.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                stream.read_exact(&mut byte).unwrap();
+                request.push(byte[0]);
+            }
+            let answer = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+                Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
+            stream.write_all(answer.as_bytes()).unwrap();
+            for head in [WHOLE, head] {
+                let mut frame = [0; 16];
+                stream.read_exact(&mut frame).unwrap();
+                assert_eq!(frame[..2], SENT);
+                let unmasked: Vec<u8> = (6..16).map(|at| frame[at] ^ frame[2 + (at - 6) % 4]).collect();
+                assert!(unmasked.starts_with(b"07") && unmasked.ends_with(b"\n"), "{unmasked:?}");
+                stream.write_all(&[&head[..], &unmasked].concat()).unwrap();
+            }
+        })
+    };
+    assert_eq!(held(WHOLE), "0\n1\n1\n");
+    // A piece of a message, and text.
+    for head in [[0x02, 10], [0x81, 10]] {
+        let said = held(head);
+        assert!(said.contains("failed connection 70, 127.9.0.1:") && said.contains("byte 0"), "{said}");
+    }
 }

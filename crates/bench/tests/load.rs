@@ -49,6 +49,18 @@ fn pipelined_lines_and_large_messages_come_back() {
 }
 
 #[test]
+fn messages_of_websocket_come_back() {
+    for arguments in
+        ["--pipeline 16 --connections 20 --firehose", "--bytes 1048576 --connections 2", "--rate 2000"]
+    {
+        let arguments: Vec<_> =
+            ["--websocket", "--servers", "ringserve-ws"].into_iter().chain(arguments.split(' ')).collect();
+        let all = measured(&arguments);
+        assert!(all[0]["requests_per_second"].as_f64().unwrap() > 0.0, "{arguments:?}");
+    }
+}
+
+#[test]
 fn an_open_loop_sends_as_many_as_it_was_told() {
     let all = measured(&["--servers", "ringserve", "--rate", "2000", "--connections", "10"]);
     let rate = all[0]["requests_per_second"].as_f64().unwrap();
@@ -58,14 +70,17 @@ fn an_open_loop_sends_as_many_as_it_was_told() {
 
 #[test]
 fn a_server_that_answers_nothing_is_named() {
-    // It accepts, and closes at once.
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    let accepting = std::thread::spawn(move || drop(listener.accept()));
-    let output = load(&["--target", &address, "--connections", "1"]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains(&address), "{said}");
-    accepting.join().unwrap();
+    for (layer, why) in [(&[][..], ""), (&["--websocket"], "that asked for WebSocket")] {
+        // It accepts, and closes at once.
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let accepting = std::thread::spawn(move || drop(listener.accept()));
+        let output = load(&[&["--target", &address, "--connections", "1"], layer].concat());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(&address), "{said}");
+        assert!(said.contains(why) || said.contains("reset"), "{said}");
+        accepting.join().unwrap();
+    }
 }
 
 #[test]
@@ -77,6 +92,8 @@ fn options_that_make_no_sense_are_refused() {
         (["--cpus", "0"], "is the server's"),
         (["--rate", "0.5"], "--rate: 1 to"),
         (["--pipeline", "100000"], "sent together"),
+        (["--websocket", "--bytes=1048577"], "at most 1048576 with --websocket"),
+        (["--websocket", "--tls"], "cannot be used with"),
     ] {
         let output = load(&arguments);
         let said = String::from_utf8_lossy(&output.stderr);
@@ -86,23 +103,19 @@ fn options_that_make_no_sense_are_refused() {
 
 #[test]
 fn churn_makes_a_connection_for_each_round_trip() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ringserve-bench"));
-    command.args([
-        "churn",
-        "--servers",
-        "ringserve,tokio",
-        "--seconds",
-        "0.3",
-        "--rounds",
-        "2",
-        "--at-once",
-        "10",
-    ]);
-    let output = command.output().unwrap();
-    let (said, table) = (String::from_utf8_lossy(&output.stderr), String::from_utf8_lossy(&output.stdout));
-    assert!(output.status.success(), "{said}");
-    let rows: Vec<_> = table.lines().skip(1).filter_map(|row| row.split_whitespace().next()).collect();
-    assert_eq!(rows, ["ringserve", "tokio"], "{table}");
+    for (arguments, servers) in [
+        (&["--servers", "ringserve,tokio", "--rounds", "2"][..], ["ringserve", "tokio"]),
+        (&["--websocket", "--rounds", "1"], ["ringserve-ws", "ringserve-epoll-ws"]),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ringserve-bench"));
+        command.args(["churn", "--seconds", "0.3", "--at-once", "10"]).args(arguments);
+        let output = command.output().unwrap();
+        let (said, table) =
+            (String::from_utf8_lossy(&output.stderr), String::from_utf8_lossy(&output.stdout));
+        assert!(output.status.success(), "{said}");
+        let rows: Vec<_> = table.lines().skip(1).filter_map(|row| row.split_whitespace().next()).collect();
+        assert_eq!(rows, servers, "{table}");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The work that servers are compared at.
 
 use crate::steps::Shape;
+use crate::wire::Layer;
 
 /// One piece of work.
 pub(crate) struct Work {
@@ -44,7 +45,8 @@ pub(crate) enum How {
 
 impl Work {
     pub(super) fn shape(&self) -> Shape {
-        Shape { bytes: self.bytes, pipeline: self.pipeline, lines: self.serves == Serves::Lines, tls: None }
+        let lines = self.serves == Serves::Lines;
+        Shape { bytes: self.bytes, pipeline: self.pipeline, lines, layer: Layer::Plain }
     }
 
     const fn echo(name: &'static str, about: &'static str, connections: usize, bytes: usize) -> Work {

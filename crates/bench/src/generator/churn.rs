@@ -12,6 +12,7 @@ use socket2::{Domain, Socket, Type};
 
 use super::{LOOK, Outcome, Phase, Plan, REPLY_MAX, Shared, cpu_time};
 use crate::process;
+use crate::steps::Messages;
 use crate::wire::Wire;
 
 /// Loopback addresses that connections come from in turn. A port of each is not free again for a minute after a
@@ -30,7 +31,7 @@ struct Thread<'a> {
     plan: &'a Plan,
     poll: Poll,
     trips: Vec<Option<Trip>>,
-    message: Vec<u8>,
+    message: Messages,
     scratch: Vec<u8>,
     /// Connections made so far, from which the next one's source follows.
     made: u32,
@@ -51,8 +52,8 @@ pub(super) fn one_thread(
         plan,
         poll: made?,
         trips: (0..at_once).map(|_| None).collect(),
+        scratch: vec![0; plan.shape.reply_bytes()],
         message: plan.shape.messages(),
-        scratch: vec![0; plan.shape.step_bytes()],
         // Threads begin at different sources.
         made: SOURCES * number as u32 / threads as u32,
         outcome: Outcome::new(),
@@ -98,7 +99,7 @@ impl Thread<'_> {
         let mut stream = TcpStream::from_std(connect(self.plan.address, self.made)?);
         self.made = self.made.wrapping_add(1);
         self.poll.registry().register(&mut stream, Token(slot), Interest::READABLE | Interest::WRITABLE)?;
-        let stream = Wire::new(stream, self.plan.shape.tls)?;
+        let stream = Wire::new(stream, self.plan.shape.layer)?;
         self.trips[slot] = Some(Trip { stream, began, sent: 0, received: 0 });
         Ok(())
     }
@@ -106,17 +107,17 @@ impl Thread<'_> {
     /// True if that was the end of a round trip; then the next one began.
     fn go_on(&mut self, slot: usize) -> io::Result<bool> {
         let Some(trip) = &mut self.trips[slot] else { return Ok(false) };
-        while trip.sent < self.message.len() {
-            match trip.stream.write(&self.message[trip.sent..]) {
+        while trip.sent < self.message.sent().len() {
+            match trip.stream.write(&self.message.sent()[trip.sent..]) {
                 Ok(count) => trip.sent += count,
-                // Not connected yet, or nothing more fits.
+                // Not connected or let in yet, or nothing more fits.
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected) => {
                     return Ok(false);
                 }
                 Err(error) => return Err(error),
             }
         }
-        while trip.received < self.message.len() {
+        while trip.received < self.scratch.len() {
             match trip.stream.read(&mut self.scratch[trip.received..]) {
                 Ok(0) => return Err(io::Error::other("the server closed a connection before its reply")),
                 Ok(count) => trip.received += count,
@@ -124,7 +125,7 @@ impl Thread<'_> {
                 Err(error) => return Err(error),
             }
         }
-        if self.scratch != self.message {
+        if self.scratch != self.message.replies() {
             return Err(io::Error::other("a reply is not what was sent"));
         }
         let took = trip.began.elapsed().as_nanos() as u64;

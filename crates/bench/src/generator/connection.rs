@@ -5,6 +5,7 @@ use std::io::{self, ErrorKind, Read, Write};
 
 use mio::net::TcpStream;
 
+use crate::steps::Messages;
 use crate::wire::Wire;
 
 /// Bytes wait in two places: `unsent` here, the rest with the server until they come back.
@@ -25,7 +26,7 @@ impl Connection {
         Connection { stream, sent: 0, received: 0, unsent: 0, pending: VecDeque::new(), partial: 0 }
     }
 
-    /// This many more messages are to be sent, each of `bytes` bytes.
+    /// This many more messages are to be sent, each of `bytes` bytes as it leaves.
     pub(super) fn queue(&mut self, count: u32, at: u64, bytes: usize) {
         self.unsent += u64::from(count) * bytes as u64;
         self.pending.push_back((at, count));
@@ -46,7 +47,8 @@ impl Connection {
     }
 
     /// Sends what the socket takes.
-    pub(super) fn write(&mut self, messages: &[u8]) -> io::Result<()> {
+    pub(super) fn write(&mut self, messages: &Messages) -> io::Result<()> {
+        let messages = messages.sent();
         while self.unsent > 0 {
             let rest = &messages[(self.sent % messages.len() as u64) as usize..];
             let piece = &rest[..rest.len().min(usize::try_from(self.unsent).unwrap_or(usize::MAX))];
@@ -66,8 +68,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads what is there and compares it with what was sent. Returns how many bytes that was.
-    pub(super) fn receive(&mut self, messages: &[u8], scratch: &mut [u8]) -> io::Result<usize> {
+    /// Reads what is there and compares it with what is to come back. Returns how many bytes that was.
+    pub(super) fn receive(&mut self, messages: &Messages, scratch: &mut [u8]) -> io::Result<usize> {
         let mut all = 0;
         loop {
             match self.stream.read(scratch) {
@@ -87,10 +89,11 @@ impl Connection {
         }
     }
 
-    fn compare(&mut self, messages: &[u8], mut got: &[u8]) -> io::Result<()> {
-        if self.received + got.len() as u64 > self.sent {
+    fn compare(&mut self, messages: &Messages, mut got: &[u8]) -> io::Result<()> {
+        if self.received + got.len() as u64 > messages.replies_to(self.sent) {
             return Err(io::Error::other("the server sent more than it got"));
         }
+        let messages = messages.replies();
         while !got.is_empty() {
             let rest = &messages[(self.received % messages.len() as u64) as usize..];
             let (piece, more) = got.split_at(got.len().min(rest.len()));
@@ -104,7 +107,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Takes off the messages whose replies are whole, telling when they were sent or due. Returns how many.
+    /// Takes off the messages whose replies are whole, each of `bytes` bytes, telling when they were sent or due. Returns
+    /// how many.
     pub(super) fn answer(&mut self, bytes: usize, mut each: impl FnMut(u64, u32)) -> u64 {
         let whole = self.partial / bytes as u64;
         self.partial -= whole * bytes as u64;

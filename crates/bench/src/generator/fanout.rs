@@ -22,7 +22,8 @@ pub(super) fn one_thread(
     let made = process::pin_to(plan.cpus[number]).and_then(|()| listeners(plan));
     connected.wait();
     let (mut poll, mut streams, mut publisher) = made?;
-    let line = plan.shape.messages();
+    let messages = plan.shape.messages();
+    let line = messages.sent();
     let mut scratch = vec![0; 64 << 10];
     let mut received = vec![0usize; streams.len()];
     let mut events = Events::with_capacity(1024);
@@ -33,7 +34,7 @@ pub(super) fn one_thread(
             measured = Some((cpu_time(), Instant::now()));
         }
         let sent = Instant::now();
-        publisher.write_all(&line)?;
+        publisher.write_all(line)?;
         let mut missing = streams.len();
         while missing > 0 {
             match poll.poll(&mut events, Some(LOOK)) {

@@ -26,8 +26,8 @@ use rustix::time::{ClockId, clock_gettime};
 use socket2::{Domain, Socket, Type};
 
 use crate::process;
-use crate::steps::Shape;
-use crate::wire::{Handshakes, Wire};
+use crate::steps::{Messages, Shape};
+use crate::wire::{Layer, Wire};
 use connection::Connection;
 use firehose::Firehose;
 
@@ -211,7 +211,7 @@ struct Thread<'a> {
     plan: &'a Plan,
     connections: Vec<Connection>,
     scratch: Vec<u8>,
-    messages: Vec<u8>,
+    messages: Messages,
     /// Signed with the number of its first connection, and so on.
     first: usize,
     started: Instant,
@@ -319,27 +319,27 @@ impl Thread<'_> {
     }
 
     fn send(&mut self, number: usize, count: u32, at: u64) -> io::Result<()> {
-        self.connections[number].queue(count, at, self.plan.shape.bytes);
+        self.connections[number].queue(count, at, self.plan.shape.sent_bytes());
         self.write(number)
     }
 
     fn write(&mut self, number: usize) -> io::Result<()> {
         if self.connections[number].has_unsent() {
-            self.plan.shape.sign(&mut self.messages, self.first + number);
+            self.messages.sign(self.first + number);
             self.connections[number].write(&self.messages)?;
         }
         Ok(())
     }
 
     fn receive(&mut self, number: usize) -> io::Result<()> {
-        self.plan.shape.sign(&mut self.messages, self.first + number);
+        self.messages.sign(self.first + number);
         let connection = &mut self.connections[number];
         let more = connection.receive(&self.messages, &mut self.scratch)?;
         if more == 0 {
             return Ok(());
         }
         let now = self.started.elapsed().as_nanos() as u64;
-        self.answered += connection.answer(self.plan.shape.bytes, |at, count| {
+        self.answered += connection.answer(self.plan.shape.reply_bytes(), |at, count| {
             self.outcome.latency.saturating_record_n(now.saturating_sub(at).max(1), count.into());
         });
         if self.plan.pace == Pace::Closed && connection.is_idle() {
@@ -371,7 +371,7 @@ fn connect_all(plan: &Plan, numbers: std::ops::Range<usize>) -> io::Result<(Poll
         let mut stream = mio::net::TcpStream::from_std(connect(plan.address, number)?);
         let token = Token(connections.len());
         poll.registry().register(&mut stream, token, Interest::READABLE | Interest::WRITABLE)?;
-        connections.push(Connection::new(shaken(stream, plan.shape.tls)?));
+        connections.push(Connection::new(shaken(stream, plan.shape.layer)?));
         if connections.len().is_multiple_of(CONNECT_BATCH) {
             thread::sleep(Duration::from_millis(2));
         }
@@ -380,8 +380,8 @@ fn connect_all(plan: &Plan, numbers: std::ops::Range<usize>) -> io::Result<(Poll
 }
 
 /// `stream` with what is spoken on it, behind the handshake.
-fn shaken(stream: mio::net::TcpStream, tls: Option<Handshakes>) -> io::Result<Wire<mio::net::TcpStream>> {
-    let (mut wire, began) = (Wire::new(stream, tls)?, Instant::now());
+fn shaken(stream: mio::net::TcpStream, layer: Layer) -> io::Result<Wire<mio::net::TcpStream>> {
+    let (mut wire, began) = (Wire::new(stream, layer)?, Instant::now());
     loop {
         match wire.shake_hands() {
             Ok(()) => return Ok(wire),

@@ -16,7 +16,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::split::Sources;
 use crate::steps::{REPLY_MAX, Shape, expect_reply};
-use crate::wire::{Handshakes, Wire};
+use crate::wire::{Layer, Wire};
 
 /// Connections that are sent something before the first of them is read. Enough to wake both sides seldom, and few enough
 /// that the server receives them into the memory it has anyway.
@@ -34,7 +34,7 @@ pub(crate) struct Plan {
     pub(crate) sources: Sources,
     /// Bytes of the line that each connection exchanges when it was opened.
     pub(crate) bytes: usize,
-    pub(crate) tls: Option<Handshakes>,
+    pub(crate) layer: Layer,
     /// Number of the first connection among those of all holders.
     pub(crate) first: usize,
 }
@@ -70,11 +70,11 @@ impl Holder {
 
     /// Opens connections until there are `count`, and exchanges a line on each.
     fn hold(&mut self, count: usize) -> io::Result<()> {
-        let shape = Shape { bytes: self.plan.bytes, pipeline: 1, lines: true, tls: self.plan.tls };
+        let shape = Shape { bytes: self.plan.bytes, pipeline: 1, lines: true, layer: self.plan.layer };
         self.streams.reserve_exact(count.saturating_sub(self.streams.len()));
         self.in_batches(self.streams.len(), count, |holder, from, to| {
             for number in from..to {
-                let stream = Wire::new(holder.connect(number)?, shape.tls)?;
+                let stream = Wire::new(holder.connect(number)?, shape.layer)?;
                 holder.streams.push(stream);
             }
             holder.exchange(shape, from, to)
@@ -82,8 +82,8 @@ impl Holder {
     }
 
     fn check(&mut self) -> io::Result<()> {
-        let shape =
-            Shape { bytes: self.plan.bytes.min(CHECK_BYTES), pipeline: 1, lines: true, tls: self.plan.tls };
+        let bytes = self.plan.bytes.min(CHECK_BYTES);
+        let shape = Shape { bytes, pipeline: 1, lines: true, layer: self.plan.layer };
         self.in_batches(0, self.streams.len(), |holder, from, to| holder.exchange(shape, from, to))
     }
 
@@ -107,12 +107,14 @@ impl Holder {
     fn exchange(&mut self, shape: Shape, from: usize, to: usize) -> io::Result<()> {
         let mut line = shape.messages();
         for number in from..to {
-            shape.sign(&mut line, self.plan.first + number);
-            self.streams[number].write_all(&line).map_err(|error| self.named(number, "send", &error))?;
+            line.sign(self.plan.first + number);
+            self.streams[number]
+                .write_all(line.sent())
+                .map_err(|error| self.named(number, "send", &error))?;
         }
         for number in from..to {
-            shape.sign(&mut line, self.plan.first + number);
-            expect_reply(&mut self.streams[number], &line, &mut self.reply)
+            line.sign(self.plan.first + number);
+            expect_reply(&mut self.streams[number], line.replies(), &mut self.reply)
                 .map_err(|error| self.named(number, "reply", &error))?;
         }
         Ok(())

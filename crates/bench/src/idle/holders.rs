@@ -11,7 +11,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 
 use super::split::{Sources, share};
-use crate::wire::Handshakes;
+use crate::wire::Layer;
 
 /// How often the caller looks at the whole.
 const LOOK: Duration = Duration::from_millis(200);
@@ -45,7 +45,7 @@ pub(super) struct Start {
     pub(super) connections: usize,
     pub(super) connections_each: usize,
     pub(super) bytes: usize,
-    pub(super) tls: Option<Handshakes>,
+    pub(super) layer: Layer,
 }
 
 impl Holders {
@@ -53,7 +53,14 @@ impl Holders {
     pub(super) fn start(start: &Start) -> io::Result<Holders> {
         let (mut first, mut holders) = (0, Vec::new());
         let most = share(start.connections, start.processes, 0);
-        let tls = start.tls.and_then(|tls| Some(tls.to_possible_value()?.get_name().to_owned()));
+        let layer = match start.layer {
+            Layer::Plain => Vec::new(),
+            Layer::Tls(handshakes) => {
+                let value = handshakes.to_possible_value();
+                vec!["--tls".to_owned(), value.map_or_else(String::new, |value| value.get_name().to_owned())]
+            }
+            Layer::WebSocket => vec!["--websocket".to_owned()],
+        };
         for index in 0..start.processes {
             let sources = Sources::of_process(index, most, start.connections_each);
             let mut process = Command::new(std::env::current_exe()?)
@@ -61,7 +68,7 @@ impl Holders {
                 .args(["--first-source", &sources.first.to_string()])
                 .args(["--connections-each", &sources.connections_each.to_string()])
                 .args(["--bytes", &start.bytes.to_string(), "--first", &first.to_string()])
-                .args(tls.iter().flat_map(|name| ["--tls", name.as_str()]))
+                .args(&layer)
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .spawn()?;

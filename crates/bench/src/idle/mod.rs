@@ -20,7 +20,7 @@ use crate::child::Child;
 use crate::load::Target;
 use crate::schedstat::Schedstat;
 use crate::table::Table;
-use crate::wire::Handshakes;
+use crate::wire::Layer;
 
 pub(crate) use self::holder::{Plan as HolderPlan, run as hold};
 pub(crate) use self::split::Sources;
@@ -55,7 +55,7 @@ pub(crate) struct Plan {
     pub(crate) per_process: usize,
     pub(crate) slabs: bool,
     pub(crate) drop_caches: bool,
-    pub(crate) tls: Option<Handshakes>,
+    pub(crate) layer: Layer,
 }
 
 /// Connections that are open before counting starts.
@@ -150,7 +150,7 @@ fn one_server(plan: &Plan, server: &Target, shards: usize) -> io::Result<Vec<Str
         connections: plan.connections,
         connections_each: split::connections_each()?,
         bytes: plan.bytes,
-        tls: plan.tls,
+        layer: plan.layer,
     })?;
     let enough_left = || match Kernel::now()?.left_since(before_start) {
         left if left >= RESERVE_BYTES => Ok(()),

@@ -9,35 +9,38 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 
 use super::measuring::Measuring;
-use super::{chosen, known, refused};
+use super::speaking::Speaking;
+use super::{chosen_beside, refused};
 use crate::generator::Pace;
 use crate::load;
 use crate::servers::{self, Speaks};
 use crate::steps::Shape;
-use crate::wire::Handshakes;
 
 /// Measure what it costs to accept, serve and close a connection.
 ///
-/// Each connection is made for one round trip: connect, send 64 bytes, receive them, close. What is printed is as for
-/// `load`, with a connection for each request: CPU time of the server for one, and latency from the connect to the reply.
-/// Connections come from 250 loopback addresses in turn, since a port is not free again for a minute.
+/// Each connection is made for one round trip: connect, shake hands where --tls or --websocket asks for it, send 64 bytes,
+/// receive them, close. What is printed is as for `load`, with a connection for each request: CPU time of the server for
+/// one, and latency from the connect to the reply. Connections come from 250 loopback addresses in turn, since a port is not
+/// free again for a minute.
 #[derive(Args)]
 pub(crate) struct ChurnOptions {
-    /// Servers, in this order [default: all that echo raw bytes].
+    /// Servers, in this order [default: all that echo raw bytes, or speak what is asked for].
     #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(servers::echoing().map(|server| server.name)))]
     servers: Vec<String>,
     /// Round trips under way at once.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     at_once: u32,
+    /// Measure the rivals in this directory too; `scripts/rivals` builds them to target/rivals.
+    #[arg(long)]
+    rivals: Option<PathBuf>,
     /// A server that runs already, instead: a loopback address and port.
-    #[arg(long, conflicts_with = "servers")]
+    #[arg(long, conflicts_with_all = ["servers", "rivals"])]
     target: Option<SocketAddr>,
     /// Its process, for its CPU time.
     #[arg(long, requires = "target")]
     pid: Option<u32>,
-    /// Speak TLS: 1.3, AES-128-GCM, P-256, whose end of the generator is not counted. With whole handshakes, or resumed ones.
-    #[arg(long, num_args = 0..=1, default_missing_value = "full")]
-    tls: Option<Handshakes>,
+    #[command(flatten)]
+    speaking: Speaking,
     #[command(flatten)]
     measuring: Measuring,
     /// Write what was measured to this file too, as JSON.
@@ -48,18 +51,20 @@ pub(crate) struct ChurnOptions {
 impl ChurnOptions {
     pub(crate) fn plan(self) -> io::Result<load::Plan> {
         self.measuring.check()?;
-        let named = self.servers.iter().map(|name| known(name)).collect::<io::Result<Vec<_>>>()?;
-        if let Some(server) = named.iter().find(|server| server.speaks == Speaks::Lines) {
-            return Err(refused(format!("{} speaks lines, and churn does not", server.name)));
+        let speaks_lines =
+            |name: &&String| servers::find(name).is_some_and(|one| one.speaks == Speaks::Lines);
+        if let Some(name) = self.servers.iter().find(speaks_lines) {
+            return Err(refused(format!("{name} speaks lines, and churn does not")));
         }
+        let layer = self.speaking.layer();
         let targets = match self.target {
             Some(address) => vec![load::Target::Running { address, pid: self.pid }],
-            None => chosen(named, self.tls, false)?.into_iter().map(load::Target::Known).collect(),
+            None => chosen_beside(self.rivals.as_deref(), &self.servers, layer, false)?,
         };
         Ok(load::Plan {
             targets,
             connections: self.at_once as usize,
-            shape: Shape { bytes: 64, pipeline: 1, lines: false, tls: self.tls },
+            shape: Shape { bytes: 64, pipeline: 1, lines: false, layer },
             pace: Pace::Churn,
             measured: self.measuring.time(),
             rounds: self.measuring.rounds,

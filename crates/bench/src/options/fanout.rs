@@ -13,6 +13,7 @@ use crate::generator::Pace;
 use crate::load;
 use crate::servers::{FANOUT_SERVERS, find};
 use crate::steps::Shape;
+use crate::wire::Layer;
 
 /// Measure what it costs to send one message to many connections.
 ///
@@ -49,7 +50,7 @@ impl FanoutOptions {
         Ok(load::Plan {
             targets: servers.into_iter().map(load::Target::Known).collect(),
             connections: self.listeners as usize,
-            shape: Shape { bytes: self.bytes as usize, pipeline: 1, lines: true, tls: None },
+            shape: Shape { bytes: self.bytes as usize, pipeline: 1, lines: true, layer: Layer::Plain },
             pace: Pace::Fanout,
             measured: self.measuring.time(),
             rounds: self.measuring.rounds,

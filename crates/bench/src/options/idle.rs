@@ -8,12 +8,12 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
+use super::speaking::Speaking;
 use super::{OTHER_FILES, chosen, known, refused, rivals};
 use crate::idle::{self, HolderPlan, Sources, counted_from};
 use crate::load::Target;
 use crate::process;
 use crate::servers::{self, Server, sized_connections_max};
-use crate::wire::Handshakes;
 
 /// Connections of a shard, if it may have this many files: its table can hold 20 000 then, and the kernel does not spread
 /// connections evenly.
@@ -64,9 +64,8 @@ pub(crate) struct IdleOptions {
     /// Shards of ringserve on io_uring [default: one for each 19 000 connections, or for the limit of open files].
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     shards: Option<u16>,
-    /// Speak TLS: 1.3, AES-128-GCM, P-256, whose end of the generator is not counted. With whole handshakes, or resumed ones.
-    #[arg(long, num_args = 0..=1, default_missing_value = "full")]
-    tls: Option<Handshakes>,
+    #[command(flatten)]
+    speaking: Speaking,
     /// Connections that one process holds [default: the limit of open files].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     per_process: Option<u32>,
@@ -114,7 +113,8 @@ impl IdleOptions {
                  for fewer, or leave it out"
             )));
         }
-        let named = chosen(named, self.tls, true)?;
+        let layer = self.speaking.layer();
+        let named = chosen(named, layer, true)?;
         let all = named.into_iter().filter(|server| {
             if !fits(server) {
                 eprintln!(
@@ -131,9 +131,7 @@ impl IdleOptions {
                     "--rivals: each holds no more than {spare} connections, by the limit of open files; leave them out"
                 )));
             }
-            // One form of ringline frames no lines.
-            let rivals = rivals::built(place).filter(|(name, _)| name != "ringline-direct");
-            servers.extend(rivals.map(|(name, path)| (Target::Program { name, path, mode: "lines" }, 1)));
+            servers.extend(rivals::targets(place, layer, true).into_iter().map(|rival| (rival, 1)));
         }
         let from = servers.iter().map(|(_, shards)| counted_from(*shards)).max().unwrap_or_default();
         if connections <= from {
@@ -151,7 +149,7 @@ impl IdleOptions {
             per_process: per_process as usize,
             slabs: self.slabs,
             drop_caches: self.drop_caches,
-            tls: self.tls,
+            layer,
         })
     }
 }
@@ -167,8 +165,8 @@ pub(crate) struct HoldOptions {
     connections_each: usize,
     #[arg(long)]
     bytes: usize,
-    #[arg(long)]
-    tls: Option<Handshakes>,
+    #[command(flatten)]
+    speaking: Speaking,
     #[arg(long)]
     first: usize,
 }
@@ -182,7 +180,7 @@ impl HoldOptions {
             server: self.server,
             sources: Sources { first: self.first_source, connections_each: self.connections_each },
             bytes: self.bytes,
-            tls: self.tls,
+            layer: self.speaking.layer(),
             first: self.first,
         })
     }

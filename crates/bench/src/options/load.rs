@@ -9,12 +9,12 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 
 use super::measuring::Measuring;
-use super::{STEP_BYTES_MAX, chosen, enough_files, known, refused};
+use super::speaking::{Speaking, check_bytes};
+use super::{STEP_BYTES_MAX, chosen_beside, enough_files, refused};
 use crate::generator::Pace;
 use crate::load;
 use crate::servers::{self, PROXY_SERVERS};
 use crate::steps::Shape;
-use crate::wire::Handshakes;
 
 /// Put servers under load from other CPUs.
 ///
@@ -31,8 +31,11 @@ pub(crate) struct LoadOptions {
     /// Servers to start, in this order [default: all that speak what is sent, but proxies].
     #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(servers::echoing().chain(PROXY_SERVERS).map(|server| server.name)))]
     servers: Vec<String>,
+    /// Measure the rivals in this directory too; `scripts/rivals` builds them to target/rivals.
+    #[arg(long)]
+    rivals: Option<PathBuf>,
     /// A server that runs already, instead: a loopback address and port.
-    #[arg(long, conflicts_with = "servers")]
+    #[arg(long, conflicts_with_all = ["servers", "rivals"])]
     target: Option<SocketAddr>,
     /// Its process, for its CPU time.
     #[arg(long, requires = "target")]
@@ -46,9 +49,8 @@ pub(crate) struct LoadOptions {
     /// Messages that each connection sends together; in a closed loop.
     #[arg(long, default_value_t = 1)]
     pipeline: usize,
-    /// Speak TLS: 1.3, AES-128-GCM, P-256, whose end of the generator is not counted. With whole handshakes, or resumed ones.
-    #[arg(long, num_args = 0..=1, default_missing_value = "full")]
-    tls: Option<Handshakes>,
+    #[command(flatten)]
+    speaking: Speaking,
     /// Make the messages lines: the last of their bytes is a newline.
     #[arg(long)]
     lines: bool,
@@ -71,11 +73,13 @@ pub(crate) struct LoadOptions {
 
 impl LoadOptions {
     pub(crate) fn plan(self) -> io::Result<load::Plan> {
-        let shape = Shape { bytes: self.bytes, pipeline: self.pipeline, lines: self.lines, tls: self.tls };
+        let layer = self.speaking.layer();
+        let shape = Shape { bytes: self.bytes, pipeline: self.pipeline, lines: self.lines, layer };
         let bytes_min = if self.lines { 2 } else { 1 };
         if !(bytes_min..=16 << 20).contains(&self.bytes) {
             return Err(refused(format!("--bytes {}: {bytes_min} to {}", self.bytes, 16 << 20)));
         }
+        check_bytes(shape)?;
         if self.pipeline == 0 || (self.pipeline > 1 && shape.step_bytes() > STEP_BYTES_MAX) {
             return Err(refused(format!(
                 "--pipeline {} of --bytes {}: what is sent together is 1 to {STEP_BYTES_MAX} bytes",
@@ -95,11 +99,7 @@ impl LoadOptions {
         enough_files("--connections", self.connections)?;
         let targets = match self.target {
             Some(address) => vec![load::Target::Running { address, pid: self.pid }],
-            None => {
-                let named = self.servers.iter().map(|name| known(name)).collect::<io::Result<Vec<_>>>()?;
-                let servers = chosen(named, self.tls, self.lines)?;
-                servers.into_iter().map(load::Target::Known).collect()
-            }
+            None => chosen_beside(self.rivals.as_deref(), &self.servers, layer, self.lines)?,
         };
         Ok(load::Plan {
             targets,

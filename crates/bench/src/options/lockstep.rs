@@ -1,16 +1,17 @@
 //! Options of `lockstep`.
 
 use std::io;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use super::{STEP_BYTES_MAX, chosen, known, refused};
+use super::speaking::{Speaking, check_bytes};
+use super::{STEP_BYTES_MAX, chosen_beside, refused};
 use crate::lockstep::{Plan, RoundEnd};
 use crate::servers::{self, PROXY_SERVERS};
 use crate::steps::Shape;
-use crate::wire::Handshakes;
 
 /// Compare the CPU that servers spend on a request, in lock step.
 ///
@@ -37,9 +38,8 @@ pub(crate) struct LockstepOptions {
     /// Messages that each connection sends together in a step; each counts as one request.
     #[arg(long, default_value_t = 1)]
     pipeline: usize,
-    /// Speak TLS: 1.3, AES-128-GCM, P-256, whose end of the generator is not counted. With whole handshakes, or resumed ones.
-    #[arg(long, num_args = 0..=1, default_missing_value = "full")]
-    tls: Option<Handshakes>,
+    #[command(flatten)]
+    speaking: Speaking,
     /// Make the messages lines: the last of their bytes is a newline.
     #[arg(long)]
     lines: bool,
@@ -58,17 +58,22 @@ pub(crate) struct LockstepOptions {
     /// Servers, the one to compare with first [default: all that speak what is sent, but proxies].
     #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(servers::echoing().chain(PROXY_SERVERS).map(|server| server.name)))]
     servers: Vec<String>,
+    /// Measure the rivals in this directory too; `scripts/rivals` builds them to target/rivals.
+    #[arg(long)]
+    rivals: Option<PathBuf>,
 }
 
 impl LockstepOptions {
     /// The plan that the options describe, if they make sense.
     pub(crate) fn plan(self) -> io::Result<Plan> {
-        let shape = Shape { bytes: self.bytes, pipeline: self.pipeline, lines: self.lines, tls: self.tls };
+        let layer = self.speaking.layer();
+        let shape = Shape { bytes: self.bytes, pipeline: self.pipeline, lines: self.lines, layer };
+        check_bytes(shape)?;
         let bytes_min = if self.lines { 2 } else { 1 };
         if self.bytes < bytes_min {
             return Err(refused(format!("--bytes {}: at least {bytes_min}", self.bytes)));
         }
-        if self.pipeline == 0 || self.bytes.saturating_mul(self.pipeline) > STEP_BYTES_MAX {
+        if self.pipeline == 0 || shape.step_bytes() > STEP_BYTES_MAX {
             return Err(refused(format!(
                 "--pipeline {} of --bytes {}: one step of a connection is 1 to {STEP_BYTES_MAX} bytes",
                 self.pipeline, self.bytes
@@ -87,8 +92,7 @@ impl LockstepOptions {
             Some(steps) => RoundEnd::Steps(steps),
             None => RoundEnd::After(Duration::from_secs_f64(self.seconds_per_round)),
         };
-        let named = self.servers.iter().map(|name| known(name)).collect::<io::Result<Vec<_>>>()?;
-        let servers = chosen(named, self.tls, self.lines)?;
+        let servers = chosen_beside(self.rivals.as_deref(), &self.servers, layer, self.lines)?;
         Ok(Plan {
             connections: self.connections,
             shape,

@@ -9,8 +9,10 @@ mod lockstep;
 mod measuring;
 mod rivals;
 mod serve;
+mod speaking;
 
 use std::io;
+use std::path::Path;
 
 pub(crate) use churn::ChurnOptions;
 pub(crate) use compare::CompareOptions;
@@ -20,9 +22,10 @@ pub(crate) use load::LoadOptions;
 pub(crate) use lockstep::LockstepOptions;
 pub(crate) use serve::ServeOptions;
 
+use crate::load::Target;
 use crate::process;
-use crate::servers::{self, SERVERS, Server, Speaks, TLS_SERVERS};
-use crate::wire::Handshakes;
+use crate::servers::{self, SERVERS, Server, Speaks, TLS_SERVERS, WEBSOCKET_SERVERS};
+use crate::wire::Layer;
 
 /// Most bytes of one connection in one step. The generator sends all before it reads any: more than
 /// fits into the socket buffers of both sides would stand still.
@@ -35,26 +38,46 @@ pub(crate) fn known(name: &str) -> io::Result<&'static Server> {
     servers::find(name).ok_or_else(|| refused(format!("there is no server {name}")))
 }
 
-/// The servers `named`, or all that speak what is sent: each is to be below TLS, or none.
-fn chosen(
-    named: Vec<&'static Server>,
-    tls: Option<Handshakes>,
-    lines: bool,
-) -> io::Result<Vec<&'static Server>> {
+/// The servers `named`, or all that speak what is sent: each is to speak `layer`.
+fn chosen(named: Vec<&'static Server>, layer: Layer, lines: bool) -> io::Result<Vec<&'static Server>> {
     for server in &named {
         let name = server.name;
-        match (server.speaks, tls) {
-            (Speaks::Lines, None) if !lines => {
+        match (server.speaks, layer) {
+            (Speaks::Lines, Layer::Plain) if !lines => {
                 return Err(refused(format!("{name} speaks lines: add --lines")));
             }
-            (Speaks::Tls, None) => return Err(refused(format!("{name} speaks TLS: add --tls"))),
-            (Speaks::Tls, Some(_)) | (_, None) => {}
-            (_, Some(_)) => return Err(refused(format!("{name} speaks no TLS: leave --tls out"))),
+            (Speaks::Tls, Layer::Tls(_)) | (Speaks::WebSocket, Layer::WebSocket) => {}
+            (Speaks::Tls, _) => return Err(refused(format!("{name} speaks TLS: add --tls"))),
+            (Speaks::WebSocket, _) => {
+                return Err(refused(format!("{name} speaks WebSocket: add --websocket")));
+            }
+            (_, Layer::Plain) => {}
+            (_, Layer::Tls(_)) => return Err(refused(format!("{name} speaks no TLS: leave --tls out"))),
+            (_, Layer::WebSocket) => {
+                return Err(refused(format!("{name} speaks no WebSocket: leave --websocket out")));
+            }
         }
     }
-    let all = if tls.is_some() { TLS_SERVERS } else { SERVERS };
-    let fits = |server: &&Server| tls.is_some() || lines || server.speaks == Speaks::Raw;
-    Ok(if named.is_empty() { all.iter().filter(fits).collect() } else { named })
+    if !named.is_empty() {
+        return Ok(named);
+    }
+    Ok(match layer {
+        Layer::Tls(_) => TLS_SERVERS.iter().collect(),
+        Layer::WebSocket => WEBSOCKET_SERVERS.iter().collect(),
+        Layer::Plain => SERVERS.iter().filter(|server| lines || server.speaks == Speaks::Raw).collect(),
+    })
+}
+
+/// The same as targets, and behind them the rivals that are in that directory.
+fn chosen_beside(
+    rivals: Option<&Path>,
+    named: &[String],
+    layer: Layer,
+    lines: bool,
+) -> io::Result<Vec<Target>> {
+    let named = named.iter().map(|name| known(name)).collect::<io::Result<Vec<_>>>()?;
+    let servers = chosen(named, layer, lines)?.into_iter().map(Target::Known);
+    Ok(servers.chain(rivals.map_or_else(Vec::new, |place| rivals::targets(place, layer, lines))).collect())
 }
 
 pub(crate) fn refused(why: String) -> io::Error {

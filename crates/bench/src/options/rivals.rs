@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::refused;
+use crate::load::Target;
+use crate::wire::Layer;
 
 /// What builds them.
 const SCRIPT: &str = "scripts/rivals";
 
-/// What it builds.
+/// What it builds of servers that echo bytes and lines.
 const RIVALS: [&str; 14] = [
     "compio",
     "compio-managed",
@@ -27,6 +29,13 @@ const RIVALS: [&str; 14] = [
     "tokio-uring",
 ];
 
+/// Those that echo below TLS.
+const TLS_RIVALS: [&str; 1] = ["go-net"];
+
+/// Those that echo messages of WebSocket.
+const WEBSOCKET_RIVALS: [&str; 4] =
+    ["fastwebsockets", "fastwebsockets-batched", "tungstenite", "tungstenite-batched"];
+
 /// Builds all that can be built here.
 pub(super) fn build(to: &Path) -> io::Result<()> {
     let status = Command::new(SCRIPT).arg("--out").arg(to).status().map_err(|error| {
@@ -40,9 +49,28 @@ pub(super) fn build(to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Those that are there, by name. Says which are not.
+/// Those that echo bytes and lines and are there, by name. Says which are not.
 pub(super) fn built(place: &Path) -> impl Iterator<Item = (String, PathBuf)> {
-    let all = RIVALS.map(|name| (name.to_owned(), place.join(name))).into_iter();
+    there(place, &RIVALS).into_iter()
+}
+
+/// Those that speak what is sent and are there. Says which are not.
+pub(super) fn targets(place: &Path, layer: Layer, lines: bool) -> Vec<Target> {
+    let (names, mode): (&[&str], _) = match layer {
+        Layer::Plain if lines => (&RIVALS, "lines"),
+        Layer::Plain => (&RIVALS, "raw"),
+        Layer::Tls(_) => (&TLS_RIVALS, "tls"),
+        Layer::WebSocket => (&WEBSOCKET_RIVALS, "websocket"),
+    };
+    // One form of ringline frames no lines, and one of tokio echoes bytes as the other does.
+    let left_out = if lines { "ringline-direct" } else { "tokio-batched" };
+    let names: Vec<&str> = names.iter().copied().filter(|name| *name != left_out).collect();
+    let program = |(name, path)| Target::Program { name, path, mode };
+    there(place, &names).into_iter().map(program).collect()
+}
+
+fn there(place: &Path, names: &[&str]) -> Vec<(String, PathBuf)> {
+    let all = names.iter().map(|name| ((*name).to_owned(), place.join(name)));
     let (there, missing): (Vec<_>, Vec<_>) = all.partition(|(_, path)| path.is_file());
     if !missing.is_empty() {
         let names: Vec<String> = missing.into_iter().map(|(name, _)| name).collect();
@@ -52,5 +80,5 @@ pub(super) fn built(place: &Path) -> impl Iterator<Item = (String, PathBuf)> {
             names.join(", ")
         );
     }
-    there.into_iter()
+    there
 }

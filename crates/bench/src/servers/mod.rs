@@ -9,6 +9,7 @@ mod product;
 mod proxy;
 mod tls;
 mod tokio_echo;
+mod websocket;
 
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -30,6 +31,8 @@ pub(crate) enum Speaks {
     Fanout,
     /// Any bytes as they come, below TLS. Measured with `--tls` only.
     Tls,
+    /// Messages of WebSocket. Measured with `--websocket` only.
+    WebSocket,
     /// HTTP, and says hello. Measured by `scripts/http-speed`.
     Http,
 }
@@ -120,6 +123,16 @@ pub(crate) const TLS_SERVERS: &[Server] = &[
     Server { name: "tokio-rustls", speaks: Speaks::Tls, run: Run::On(tls::tokio) },
 ];
 
+/// Every server that is measured with `--websocket`.
+pub(crate) const WEBSOCKET_SERVERS: &[Server] = &[
+    Server { name: "ringserve-ws", speaks: Speaks::WebSocket, run: Run::Sized(websocket::ringserve) },
+    Server {
+        name: "ringserve-epoll-ws",
+        speaks: Speaks::WebSocket,
+        run: Run::Itself(websocket::ringserve_on_epoll),
+    },
+];
+
 /// Every server that `fanout` can measure.
 pub(crate) const FANOUT_SERVERS: &[Server] = &[
     Server { name: "ringserve-fanout", speaks: Speaks::Fanout, run: Run::Itself(fanout::ringserve) },
@@ -161,9 +174,9 @@ pub(crate) const PROXY_SERVERS: &[Server] = &[
     Server { name: "tokio-proxy", speaks: Speaks::Raw, run: Run::On(proxy::tokio) },
 ];
 
-/// Every server that echoes, below TLS or not.
+/// Every server that echoes, below TLS and WebSocket or not.
 pub(crate) fn echoing() -> impl Iterator<Item = &'static Server> {
-    SERVERS.iter().chain(TLS_SERVERS)
+    SERVERS.iter().chain(TLS_SERVERS).chain(WEBSOCKET_SERVERS)
 }
 
 /// Every server there is.

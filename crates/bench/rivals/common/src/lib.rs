@@ -14,6 +14,9 @@ pub const BUFFER_BYTES: usize = 16 * 1024;
 /// Bytes of the longest line, without the `\n`.
 pub const LINE_BYTES_MAX: usize = 64 * 1024;
 
+/// Bytes of the longest message of WebSocket, the same as the product's.
+pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
+
 /// Connections that may wait to be accepted: what `net.core.somaxconn` allows by default, and the
 /// kernel cuts it to that.
 pub const BACKLOG: i32 = 4096;
@@ -34,18 +37,28 @@ pub enum Mode {
 /// Reads `raw|lines --listen ADDRESS` and sees to it that the process dies with its parent.
 /// Ends the process with status 2 when they cannot be read.
 pub fn arguments() -> (Mode, SocketAddr) {
+    read_arguments(&[("raw", Mode::Raw), ("lines", Mode::Lines)])
+}
+
+/// The same of a server that echoes messages of WebSocket and nothing else: `websocket --listen ADDRESS`.
+pub fn websocket_arguments() -> SocketAddr {
+    read_arguments(&[("websocket", ())]).1
+}
+
+/// Reads one of `modes` and the address behind it.
+fn read_arguments<M: Copy>(modes: &[(&str, M)]) -> (M, SocketAddr) {
     let arguments: Vec<String> = std::env::args().collect();
     let name = arguments.first().map_or("rival", String::as_str);
     let parsed = match &arguments[arguments.len().min(1)..] {
-        [mode, option, address] if option == "--listen" => match (mode.as_str(), address.parse()) {
-            ("raw", Ok(address)) => Some((Mode::Raw, address)),
-            ("lines", Ok(address)) => Some((Mode::Lines, address)),
-            _ => None,
-        },
+        [mode, option, address] if option == "--listen" => {
+            let mode = modes.iter().find(|(known, _)| known == mode);
+            mode.zip(address.parse().ok()).map(|((_, mode), address)| (*mode, address))
+        }
         _ => None,
     };
     let Some(parsed) = parsed else {
-        eprintln!("usage: {name} raw|lines --listen ADDRESS:PORT");
+        let known: Vec<&str> = modes.iter().map(|(known, _)| *known).collect();
+        eprintln!("usage: {name} {} --listen ADDRESS:PORT", known.join("|"));
         std::process::exit(2);
     };
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
