@@ -4,12 +4,16 @@ use std::io::{Read, Write};
 use std::thread;
 
 use ringserve::framing::Lines;
-use ringserve::{Cx, Frame, Service};
+use ringserve::limits::ServerLimits;
+use ringserve::websocket::{
+    Deflate, Extension, Message, Messages, PerMessageDeflate, WebSocket, WebSocketOptions, WsCx,
+};
+use ringserve::{Cx, Frame, Limits, Service, ws};
 use ringserve_tests::SOON;
 use ringserve_tests::eventually;
 use ringserve_websocket::frame::{Opcode, put_masked};
 
-use crate::client::{ByHand, drivers, server, shut_down};
+use crate::client::{ByHand, drivers, request, server, shut_down, tcp_to};
 
 struct Echo;
 
@@ -55,6 +59,48 @@ fn a_million_pings_of_a_peer_that_takes_nothing_hold_one_pong() {
         assert!((1..PINGS / 20).contains(&pongs), "{pongs} pongs");
         by_hand.send(true, Opcode::Text, b"hello\n");
         assert_eq!(by_hand.recv(), (Opcode::Binary, b"hello\n".to_vec()));
+        drop(by_hand);
+        shut_down(server);
+    }
+}
+
+/// Takes its time for each message, and says how long it was.
+struct Slow;
+
+impl WebSocket for Slow {
+    type Session = ();
+    type Error = std::convert::Infallible;
+
+    async fn message(&self, cx: &WsCx<'_, ()>, message: Message) -> Result<(), Self::Error> {
+        cx.sleep(std::time::Duration::from_millis(1)).await;
+        cx.send(message.as_bytes().len().to_string());
+        Ok(())
+    }
+}
+
+#[test]
+fn messages_that_inflate_wait_as_they_came() {
+    const BYTES: usize = 1 << 20;
+    const MESSAGES: usize = 64;
+    let mut deflate = PerMessageDeflate::new(Deflate::default());
+    let compressed = deflate.compress(&vec![b'x'; BYTES]).unwrap();
+    let mut wire = Vec::new();
+    (0..MESSAGES).for_each(|_| put_masked(true, 4, Opcode::Text, compressed, [1, 2, 3, 4], &mut wire));
+    for driver in drivers() {
+        // Less than they say together.
+        let limits = ServerLimits::default().held_bytes_max(8 * BYTES);
+        let server = server(driver).server_limits(limits).limits(Limits::default().outbox_bytes_max(BYTES));
+        let options = WebSocketOptions::new().deflate(Deflate::default());
+        let server =
+            server.websocket_with(options).framing(Messages::default()).start(|_shard| ws(Slow)).unwrap();
+        let mut by_hand = ByHand { stream: tcp_to(server.local_addrs()[0]) };
+        let offer = "\r\nSec-WebSocket-Extensions: permessage-deflate\r\n\r\n";
+        by_hand.stream.write_all(request("/").replace("\r\n\r\n", offer).as_bytes()).unwrap();
+        assert!(by_hand.head().contains("permessage-deflate"));
+        by_hand.stream.write_all(&wire).unwrap();
+        for _ in 0..MESSAGES {
+            assert_eq!(by_hand.recv(), (Opcode::Text, BYTES.to_string().into_bytes()));
+        }
         drop(by_hand);
         shut_down(server);
     }
