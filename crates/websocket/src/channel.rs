@@ -620,7 +620,7 @@ impl Channel for WebSocketChannel {
     }
 
     fn cut_off(&self) -> Option<CloseReason> {
-        let is_mid = self.busy.as_ref().is_some_and(|busy| busy.message.is_some());
+        let is_mid = self.busy.as_ref().is_some_and(|busy| busy.message.is_some() || busy.kept_len > 0);
         is_mid.then_some(CloseReason::PeerClosedMidFrame)
     }
 

@@ -368,8 +368,8 @@ impl<O: Observer> Shard<O> {
     /// Why a connection whose peer sent FIN was cut off by that, if it was.
     pub(super) fn cut_off(&self, id: ConnId) -> Option<CloseReason> {
         let conn = self.conns.get(id).filter(|conn| conn.has_channel())?;
-        let sealed = self.channels.get(id).filter(|sealed| !sealed.is_closed && !sealed.is_put_off)?;
-        match conn.inbox.as_ref().is_some_and(|inbox| inbox.is_mid_record()) {
+        let sealed = self.channels.get(id).filter(|sealed| !sealed.is_put_off)?;
+        match !sealed.is_closed && conn.inbox.as_ref().is_some_and(|inbox| inbox.is_mid_record()) {
             true => Some(CloseReason::PeerClosedMidFrame),
             false => sealed.channel.cut_off(),
         }
