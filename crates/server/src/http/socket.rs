@@ -402,11 +402,14 @@ impl Socket {
                         Poll::Ready(Ok(())) => taken,
                     }
                 }
-                Io::Http2 { stream, read, .. } => {
+                Io::Http2 { stream, hold, read, .. } => {
                     let mut space = [const { MaybeUninit::uninit() }; READ_BYTES];
                     let mut space = ReadBuf::uninit(&mut space);
                     match Pin::new(&mut **stream).poll_read(task, space.unfilled()) {
-                        Poll::Pending => break Poll::Pending,
+                        Poll::Pending => {
+                            hold.all_read();
+                            break Poll::Pending;
+                        }
                         Poll::Ready(Err(error)) => break Poll::Ready(Err(Ended::Io(error))),
                         Poll::Ready(Ok(())) => {}
                     }

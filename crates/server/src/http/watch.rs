@@ -212,8 +212,8 @@ pub(super) struct Watching {
     connection: Weak<Watch>,
     http2: bool,
     has_body: bool,
-    /// Bytes that were read before its head.
-    read_from: u64,
+    /// Bytes that were read before its head, or before what may be unread of its body.
+    read_from: Cell<u64>,
     /// True once the service answered.
     answered: Cell<bool>,
     /// True while a task of HTTP/2 runs, whose end resets the stream.
@@ -310,7 +310,7 @@ impl Watch {
 
     fn find_oldest(&self, requests: &[Rc<Watching>]) {
         let running = requests.iter().filter(|request| request.has_body && Rc::strong_count(request) > 1);
-        let oldest = running.map(|request| request.read_from).min();
+        let oldest = running.map(|request| request.read_from.get()).min();
         self.held_from.set(oldest.unwrap_or(self.read_from.get()));
     }
 
@@ -344,7 +344,7 @@ impl Watch {
             connection: Rc::downgrade(self),
             http2,
             has_body,
-            read_from: self.read_from.get(),
+            read_from: self.read_from.clone(),
             answered: Cell::default(),
             task: Cell::default(),
             waker: Cell::default(),
@@ -552,6 +552,14 @@ impl Watching {
         self.upgraded.set(true);
     }
 
+    /// All that came on this stream until now was taken; of what was read last the rest may be on its way.
+    #[cfg(feature = "websocket")]
+    pub(super) fn all_read(&self) {
+        if let Some(connection) = self.connection.upgrade() {
+            self.read_from.set(connection.read_from.get());
+        }
+    }
+
     /// The answer is not what an upgrade begins with.
     #[cfg(feature = "websocket")]
     pub(super) fn forget_upgrade(&self) {
@@ -680,6 +688,24 @@ mod tests {
         drop(held);
         assert_eq!(watch.tick(0), Next::Pause);
         assert!(watch.requests.borrow().is_empty());
+    }
+
+    #[cfg(feature = "websocket")]
+    #[test]
+    fn what_a_socket_took_is_not_held() {
+        let watch = Watch::new(bounds(), None);
+        watch.set_http2();
+        let request = watch.begin(true);
+        request.set_upgraded();
+        for _ in 0..100 {
+            watch.read(16 << 10, false);
+            request.all_read();
+        }
+        assert_eq!(watch.tick(0), Next::GoOn);
+        assert_eq!(watch.counted.get(), 16 << 10);
+        // What it leaves unread is.
+        watch.read(100 << 10, false);
+        assert_eq!(watch.counted.get(), 116 << 10);
     }
 
     #[test]
