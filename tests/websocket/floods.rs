@@ -3,12 +3,12 @@
 use std::io::{Read, Write};
 use std::thread;
 
-use ringserve::framing::Lines;
+use ringserve::framing::{Lines, Raw};
 use ringserve::limits::ServerLimits;
 use ringserve::websocket::{
     Deflate, Extension, Message, Messages, PerMessageDeflate, WebSocket, WebSocketOptions, WsCx,
 };
-use ringserve::{Cx, Frame, Limits, Service, ws};
+use ringserve::{Cx, Frame, Limits, Server, ServerHandle, Service, ws};
 use ringserve_tests::SOON;
 use ringserve_tests::eventually;
 use ringserve_websocket::frame::{Opcode, put_masked};
@@ -78,30 +78,50 @@ impl WebSocket for Slow {
     }
 }
 
-#[test]
-fn messages_that_inflate_wait_as_they_came() {
-    const BYTES: usize = 1 << 20;
-    const MESSAGES: usize = 64;
+const BYTES: usize = 1 << 20;
+const MESSAGES: usize = 64;
+
+/// Messages that take a few KiB each, and say a MiB.
+fn small() -> Vec<u8> {
     let mut deflate = PerMessageDeflate::new(Deflate::default());
     let compressed = deflate.compress(&vec![b'x'; BYTES]).unwrap();
     let mut wire = Vec::new();
     (0..MESSAGES).for_each(|_| put_masked(true, 4, Opcode::Text, compressed, [1, 2, 3, 4], &mut wire));
+    wire
+}
+
+/// A server that may hold less than they say together.
+pub fn inflates(server: Server<Raw>) -> ServerHandle {
+    let server = server.server_limits(ServerLimits::default().held_bytes_max(8 * BYTES));
+    let server = server.limits(Limits::default().outbox_bytes_max(BYTES));
+    let options = WebSocketOptions::new().deflate(Deflate::default());
+    server.websocket_with(options).framing(Messages::default()).start(|_shard| ws(Slow)).unwrap()
+}
+
+/// Sends them to it, and hears an answer to each.
+pub fn are_answered(mut stream: impl Read + Write) {
+    let offer = "\r\nSec-WebSocket-Extensions: permessage-deflate\r\n\r\n";
+    stream.write_all(request("/").replace("\r\n\r\n", offer).as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).unwrap();
+        answer.extend(byte);
+    }
+    assert!(String::from_utf8(answer).unwrap().contains("permessage-deflate"));
+    stream.write_all(&small()).unwrap();
+    let mut heard = [0; 9];
+    for _ in 0..MESSAGES {
+        stream.read_exact(&mut heard).unwrap();
+        assert_eq!(&heard, b"\x81\x071048576");
+    }
+}
+
+#[test]
+fn messages_that_inflate_wait_as_they_came() {
     for driver in drivers() {
-        // Less than they say together.
-        let limits = ServerLimits::default().held_bytes_max(8 * BYTES);
-        let server = server(driver).server_limits(limits).limits(Limits::default().outbox_bytes_max(BYTES));
-        let options = WebSocketOptions::new().deflate(Deflate::default());
-        let server =
-            server.websocket_with(options).framing(Messages::default()).start(|_shard| ws(Slow)).unwrap();
-        let mut by_hand = ByHand { stream: tcp_to(server.local_addrs()[0]) };
-        let offer = "\r\nSec-WebSocket-Extensions: permessage-deflate\r\n\r\n";
-        by_hand.stream.write_all(request("/").replace("\r\n\r\n", offer).as_bytes()).unwrap();
-        assert!(by_hand.head().contains("permessage-deflate"));
-        by_hand.stream.write_all(&wire).unwrap();
-        for _ in 0..MESSAGES {
-            assert_eq!(by_hand.recv(), (Opcode::Text, BYTES.to_string().into_bytes()));
-        }
-        drop(by_hand);
+        let server = inflates(server(driver));
+        are_answered(tcp_to(server.local_addrs()[0]));
         shut_down(server);
     }
 }
