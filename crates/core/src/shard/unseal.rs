@@ -10,6 +10,7 @@
 use ringserve_buf::{LeaseMut, try_box};
 
 use super::Shard;
+use super::secure::Later;
 use super::turn::Lane;
 use crate::conn::Conn;
 use crate::inbox::Inbox;
@@ -35,16 +36,19 @@ impl<O: Observer> Shard<O> {
     #[cold]
     fn put_off(&mut self, id: ConnId, wire: LeaseMut) {
         let Some(sealed) = self.channels.get_mut(id) else { return };
-        let before = sealed.later.capacity();
-        let has_room = sealed.later.try_reserve(wire.len()).is_ok();
-        self.shared.hold(sealed.later.capacity() - before);
+        if sealed.later.is_none() {
+            sealed.later = try_box(Later::default());
+        }
+        let Some(later) = &mut sealed.later else { return self.abort(id, CloseReason::MemoryLimit) };
+        let before = later.bytes.capacity();
+        let has_room = later.bytes.try_reserve(wire.len()).is_ok();
+        self.shared.hold(later.bytes.capacity() - before);
         if !has_room {
             return self.abort(id, CloseReason::MemoryLimit);
         }
-        sealed.is_put_off = true;
-        sealed.later.extend_from_slice(&wire);
+        later.bytes.extend_from_slice(&wire);
         drop(wire);
-        let later = sealed.later.len();
+        let later = later.bytes.len();
         let Some(conn) = self.conns.get(id) else { return };
         let is_much = later >= self.lanes[conn.lane].limits.inbox_bytes_high;
         // Where the inbox is full it is asked for once all of that was looked at.
@@ -59,11 +63,9 @@ impl<O: Observer> Shard<O> {
 
     /// Goes on with what was put off.
     #[cold]
-    pub(super) fn take_later(&mut self, id: ConnId, lane: &mut (impl Lane<O> + ?Sized)) {
-        let Some(sealed) = self.channels.get_mut(id) else { return };
-        let later = core::mem::take(&mut sealed.later);
-        self.shared.release(later.capacity());
-        match LeaseMut::try_from_vec(later) {
+    pub(super) fn take_later(&mut self, id: ConnId, later: Later, lane: &mut (impl Lane<O> + ?Sized)) {
+        self.shared.release(later.bytes.capacity());
+        match LeaseMut::try_from_vec(later.bytes) {
             Some(wire) => self.go_on(id, wire, None, lane),
             None => self.abort(id, CloseReason::MemoryLimit),
         }
