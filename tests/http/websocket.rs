@@ -467,3 +467,31 @@ fn socket_on_a_stream_of_http_2_that_is_not_read_ends() {
         // The stream is reset, whatever was not taken of it: so the connection ends, once the client has nothing more to ask.
     });
 }
+
+/// Sends what is larger than all that the server may hold.
+async fn pushes(request: Request<Incoming>) -> Result<Response<String>, hyper::Error> {
+    Ok(ringserve::websocket::upgrade(request, async |mut socket: Socket| {
+        _ = socket.send(vec![0u8; LARGE]).await;
+        _ = socket.next().await;
+    }))
+}
+
+const LARGE: usize = 8 << 20;
+
+#[test]
+fn message_that_a_client_does_not_take_counts_as_held() {
+    let limits = no_time_limits()
+        .frame_bytes_max(64 << 10)
+        .outbox_bytes_high(64 << 10)
+        .outbox_bytes_low(16 << 10)
+        .outbox_bytes_max(256 << 10)
+        .inbox_bytes_high(64 << 10)
+        .held_bytes_max(LARGE / 2);
+    let running =
+        On::default().server(limits).start(|_| http(service_fn(pushes))).expect("the server starts");
+    let mut client = Client::with_small_window(running.local_addrs()[0]);
+    client.write(ASK.as_bytes());
+    watch::closed_for(&running, CloseReason::MemoryLimit, 1);
+    drop(client);
+    ringserve_tests::finish(running);
+}

@@ -3,13 +3,17 @@
 use std::io::{Read, Write};
 use std::thread;
 
-use ringserve::framing::Lines;
-use ringserve::{Cx, Frame, Service};
+use ringserve::framing::{Lines, Raw};
+use ringserve::limits::ServerLimits;
+use ringserve::websocket::{
+    Deflate, Extension, Message, Messages, PerMessageDeflate, WebSocket, WebSocketOptions, WsCx,
+};
+use ringserve::{Cx, Frame, Limits, Server, ServerHandle, Service, ws};
 use ringserve_tests::SOON;
 use ringserve_tests::eventually;
 use ringserve_websocket::frame::{Opcode, put_masked};
 
-use crate::client::{ByHand, drivers, server, shut_down};
+use crate::client::{ByHand, drivers, request, server, shut_down, tcp_to};
 
 struct Echo;
 
@@ -56,6 +60,68 @@ fn a_million_pings_of_a_peer_that_takes_nothing_hold_one_pong() {
         by_hand.send(true, Opcode::Text, b"hello\n");
         assert_eq!(by_hand.recv(), (Opcode::Binary, b"hello\n".to_vec()));
         drop(by_hand);
+        shut_down(server);
+    }
+}
+
+/// Takes its time for each message, and says how long it was.
+struct Slow;
+
+impl WebSocket for Slow {
+    type Session = ();
+    type Error = std::convert::Infallible;
+
+    async fn message(&self, cx: &WsCx<'_, ()>, message: Message) -> Result<(), Self::Error> {
+        cx.sleep(std::time::Duration::from_millis(1)).await;
+        cx.send(message.as_bytes().len().to_string());
+        Ok(())
+    }
+}
+
+const BYTES: usize = 1 << 20;
+const MESSAGES: usize = 64;
+
+/// Messages that take a few KiB each, and say a MiB.
+fn small() -> Vec<u8> {
+    let mut deflate = PerMessageDeflate::new(Deflate::default());
+    let compressed = deflate.compress(&vec![b'x'; BYTES]).unwrap();
+    let mut wire = Vec::new();
+    (0..MESSAGES).for_each(|_| put_masked(true, 4, Opcode::Text, compressed, [1, 2, 3, 4], &mut wire));
+    wire
+}
+
+/// A server that may hold less than they say together.
+pub fn inflates(server: Server<Raw>) -> ServerHandle {
+    let server = server.server_limits(ServerLimits::default().held_bytes_max(8 * BYTES));
+    let server = server.limits(Limits::default().outbox_bytes_max(BYTES));
+    let options = WebSocketOptions::new().deflate(Deflate::default());
+    server.websocket_with(options).framing(Messages::default()).start(|_shard| ws(Slow)).unwrap()
+}
+
+/// Sends them to it, and hears an answer to each.
+pub fn are_answered(mut stream: impl Read + Write) {
+    let offer = "\r\nSec-WebSocket-Extensions: permessage-deflate\r\n\r\n";
+    stream.write_all(request("/").replace("\r\n\r\n", offer).as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).unwrap();
+        answer.extend(byte);
+    }
+    assert!(String::from_utf8(answer).unwrap().contains("permessage-deflate"));
+    stream.write_all(&small()).unwrap();
+    let mut heard = [0; 9];
+    for _ in 0..MESSAGES {
+        stream.read_exact(&mut heard).unwrap();
+        assert_eq!(&heard, b"\x81\x071048576");
+    }
+}
+
+#[test]
+fn messages_that_inflate_wait_as_they_came() {
+    for driver in drivers() {
+        let server = inflates(server(driver));
+        are_answered(tcp_to(server.local_addrs()[0]));
         shut_down(server);
     }
 }

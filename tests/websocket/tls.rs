@@ -17,6 +17,7 @@ use ringserve_tests::watch::closed_for;
 use ringserve_websocket::frame::{Opcode, put_masked};
 
 use crate::client::{above, any_port, drivers, server, shut_down, tcp_to};
+use crate::floods::{are_answered, inflates};
 
 type Theirs = tungstenite::Message;
 
@@ -147,6 +148,38 @@ fn messages_of_every_size_come_back_by_wss() {
         assert_eq!(u16::from(ended.code), 1001);
         while socket.read().is_ok() {}
         drop(socket);
+        shut_down(server);
+    }
+}
+
+#[test]
+fn messages_that_inflate_wait_as_they_came_by_wss() {
+    for driver in drivers() {
+        let (tls, config) = tls();
+        let server = inflates(server(driver).tls(tls));
+        are_answered(connect(&config, server.local_addrs()[0]));
+        shut_down(server);
+    }
+}
+
+#[test]
+fn a_message_that_tls_ends_in_the_middle_is_cut_off() {
+    for driver in drivers() {
+        let (tls, config) = tls();
+        let server = server(driver).websocket().tls(tls).framing(Messages::default());
+        let server = server.start(|_shard| ws(Who)).unwrap();
+        let wire = crate::client::frame(false, Opcode::Text, b"begun");
+        for sent in [&wire[..], &wire[..3]] {
+            let mut stream = connect(&config, server.local_addrs()[0]);
+            stream.write_all(crate::client::request("/").as_bytes()).unwrap();
+            stream.write_all(sent).unwrap();
+            stream.conn.send_close_notify();
+            stream.flush().unwrap();
+            let mut heard = Vec::new();
+            stream.read_to_end(&mut heard).unwrap();
+            assert!(heard.ends_with(b"\r\n\r\n\x88\x02\x03\xea"), "{heard:x?}");
+        }
+        closed_for(&server, CloseReason::PeerClosedMidFrame, 2);
         shut_down(server);
     }
 }

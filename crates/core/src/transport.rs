@@ -87,7 +87,8 @@ pub trait Channel: 'static {
     /// True if a record began and has not ended, so that a peer that ends now has been cut off.
     fn is_mid_record(&self) -> bool;
 
-    /// The peer sent FIN behind a whole record and did not say before that nothing more would come: the reason if that is a fault.
+    /// The peer sent FIN behind a whole record, or [said](Unsealed::Closed) that nothing more would come: the reason if that is a
+    /// fault, since it had to say so and did not, or was in the middle of something.
     fn cut_off(&self) -> Option<CloseReason> {
         None
     }

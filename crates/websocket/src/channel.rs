@@ -550,6 +550,8 @@ impl Channel for WebSocketChannel {
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(plain.len()).map_err(|_| NO_MEMORY)?;
         plain.pieces().for_each(|piece| bytes.extend_from_slice(piece));
+        // What is compressed is never longer.
+        out.try_reserve(plain.len() + HEADER_BYTES_MAX).map_err(|_| NO_MEMORY)?;
         let mut extension = self.common.extension.borrow_mut();
         let mut put_message = |opcode: Opcode, payload: &[u8]| {
             let compressed =
@@ -620,7 +622,7 @@ impl Channel for WebSocketChannel {
     }
 
     fn cut_off(&self) -> Option<CloseReason> {
-        let is_mid = self.busy.as_ref().is_some_and(|busy| busy.message.is_some());
+        let is_mid = self.busy.as_ref().is_some_and(|busy| busy.message.is_some() || busy.kept_len > 0);
         is_mid.then_some(CloseReason::PeerClosedMidFrame)
     }
 

@@ -39,6 +39,8 @@ pub fn answer(
         }
     };
     let offers: Vec<&str> = upgrade.headers("sec-websocket-extensions").collect();
+    // Nothing is agreed on that was not offered.
+    let extension = extension.filter(|_| !offers.is_empty());
     let compression = extension.and_then(|extension| extension.negotiate(&offers.join(", ")));
     let mut fields = split(&accept.headers);
     let mut put = |name: &str, value: &str| fields.push((name.to_owned(), value.to_owned()));
@@ -87,6 +89,7 @@ fn check_http2(upgrade: &Upgrade<'_>) -> Result<(), Reject> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::extension::InflateError;
 
     const KEY: &[u8] = b"dGhlIHNhbXBsZSBub25jZQ==";
 
@@ -120,6 +123,35 @@ mod tests {
         let answer = asked(&options, &[("sec-websocket-version", b"13")], true);
         assert_eq!((answer.status, answer.fields.len()), (200, 0));
         assert!(answer.info.is_some());
+    }
+
+    /// Agrees to all that is offered, and where nothing is.
+    struct Agrees;
+
+    impl Extension for Agrees {
+        fn negotiate(&self, offers: &str) -> Option<String> {
+            Some(format!("x-all; of=\"{offers}\""))
+        }
+
+        fn inflate(&mut self, _: &[u8], _: usize, _: &mut Vec<u8>) -> Result<(), InflateError> {
+            Err(InflateError::Malformed)
+        }
+
+        fn compress(&mut self, _: &[u8]) -> Option<&[u8]> {
+            None
+        }
+    }
+
+    #[test]
+    fn nothing_is_agreed_on_that_was_not_offered() {
+        let version = ("sec-websocket-version", &b"13"[..]);
+        for (fields, compresses) in
+            [(&[version][..], false), (&[version, ("sec-websocket-extensions", b"x-all")], true)]
+        {
+            let answer = answer(&WebSocketOptions::new(), Some(&Agrees), "/", fields, true);
+            assert_eq!(answer.compresses, compresses);
+            assert_eq!(field(&answer, "sec-websocket-extensions").is_some(), compresses);
+        }
     }
 
     #[test]

@@ -193,6 +193,10 @@ impl<'a, O: Observer> Frames<'a, O> {
                     if conn.is_unsealing() {
                         return Next::Nothing;
                     }
+                    if conn.has_channel() && !conn.is_cut() && shard.channels.is_put_off(self.id) {
+                        shard.want_step(self.id);
+                        return Next::Nothing;
+                    }
                     if conn.owes_end() {
                         outlet.end_heard();
                         (self.plain, self.frame_bytes) = (false, 0);

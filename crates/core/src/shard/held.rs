@@ -36,7 +36,8 @@ impl<O: Observer> Shard<O> {
         let sealed = |_: &&_| if conn.has_channel() { self.channels.out_bytes(id) } else { 0 };
         let bytes = outbox.map_or(0, |outlet| outlet.outbox_bytes() + sealed(&outlet))
             + conn.outlet().map_or(0, |outlet| outlet.service_bytes())
-            + self.holders.call_bytes_of(id.slot());
+            + self.holders.call_bytes_of(id.slot())
+            + if conn.has_channel() { self.channels.later_bytes(id) } else { 0 };
         match &conn.inbox {
             None => bytes,
             Some(inbox) => bytes + self.inbox_bytes_of(inbox, steps),

@@ -180,6 +180,9 @@ impl<O: Observer> Shard<O> {
             self.close_if_quiet(id);
         }
         let Some(conn) = self.conns.get_mut(id) else { return };
+        if conn.has_channel() && !conn.is_cut() && self.channels.is_put_off(id) {
+            return self.want_step(id);
+        }
         if conn.input_ended {
             return self.finish_input(id);
         }
@@ -203,6 +206,10 @@ impl<O: Observer> Shard<O> {
         if conn.queued.is_in(Queued::WORKING) {
             return;
         }
+        if conn.has_channel() && !conn.is_cut() && self.channels.is_put_off(id) {
+            return self.want_step(id);
+        }
+        let Some(conn) = self.conns.get_mut(id) else { return };
         // The start of a frame by the former rule may be a whole frame by the new one.
         let is_switched = conn.outlet().is_some_and(Outlet::is_switched)
             && !conn.is_cut()

@@ -39,6 +39,8 @@ pub(super) struct Sealed {
     pub out: Vec<u8>,
     /// Bytes of `out` that are counted as held.
     pub counted: usize,
+    /// What came behind records that said far more than they took. While it is there the channel says nothing before its next step.
+    pub later: Option<Box<Later>>,
     /// Bytes received before it was ready.
     came: usize,
     /// It has something to say once nothing is in flight.
@@ -49,6 +51,19 @@ pub(super) struct Sealed {
     pub is_finished: bool,
     /// The peer said that nothing more will come.
     pub is_closed: bool,
+}
+
+/// Received bytes that are looked at later.
+#[derive(Default)]
+pub(super) struct Later {
+    pub bytes: Vec<u8>,
+}
+
+impl Sealed {
+    /// Bytes of memory that what is looked at later takes.
+    pub(super) fn later_bytes(&self) -> usize {
+        self.later.as_ref().map_or(0, |later| later.bytes.capacity())
+    }
 }
 
 /// All channels of a shard, and where they come from.
@@ -92,6 +107,17 @@ impl Channels {
     /// Bytes that are sealed and in no send yet.
     pub(super) fn out_bytes(&self, id: ConnId) -> usize {
         self.get(id).map_or(0, |sealed| sealed.out.len())
+    }
+
+    /// Bytes that came and are looked at later.
+    pub(super) fn later_bytes(&self, id: ConnId) -> usize {
+        self.get(id).map_or(0, Sealed::later_bytes)
+    }
+
+    /// True if a channel is not to say what it has before its next step.
+    #[inline]
+    pub(super) fn is_put_off(&self, id: ConnId) -> bool {
+        self.get(id).is_some_and(|sealed| sealed.later.is_some())
     }
 
     /// Places in the queue of those that wait for a step.
@@ -156,6 +182,7 @@ impl<O: Observer> Shard<O> {
                 channel,
                 out,
                 counted: 0,
+                later: None,
                 came: 0,
                 speaks: false,
                 is_ready: false,
@@ -264,6 +291,10 @@ impl<O: Observer> Shard<O> {
             let is_open = self.conns.get(id).is_some_and(Conn::is_open);
             let Some(sealed) = self.channels.get_mut(id).filter(|_| is_open) else { continue };
             steps -= 1;
+            if let Some(later) = sealed.later.take() {
+                self.take_later(id, *later, lane);
+                continue;
+            }
             let unsealed = sealed.channel.work(&mut sealed.out);
             self.note_out(id);
             self.go_on(id, LeaseMut::empty(), Some(unsealed), lane);
@@ -347,8 +378,8 @@ impl<O: Observer> Shard<O> {
     /// Why a connection whose peer sent FIN was cut off by that, if it was.
     pub(super) fn cut_off(&self, id: ConnId) -> Option<CloseReason> {
         let conn = self.conns.get(id).filter(|conn| conn.has_channel())?;
-        let sealed = self.channels.get(id).filter(|sealed| !sealed.is_closed)?;
-        match conn.inbox.as_ref().is_some_and(|inbox| inbox.is_mid_record()) {
+        let sealed = self.channels.get(id).filter(|sealed| sealed.later.is_none())?;
+        match !sealed.is_closed && conn.inbox.as_ref().is_some_and(|inbox| inbox.is_mid_record()) {
             true => Some(CloseReason::PeerClosedMidFrame),
             false => sealed.channel.cut_off(),
         }
@@ -360,7 +391,7 @@ impl<O: Observer> Shard<O> {
         self.leave_steps(id);
         let Some(entry) = self.channels.table.get_mut(id.slot()) else { return };
         let Some(sealed) = entry.take() else { return };
-        self.shared.release(sealed.counted);
+        self.shared.release(sealed.counted + sealed.later_bytes());
         if !sealed.is_ready
             && let Some(conn) = self.conns.get(id)
         {
@@ -384,7 +415,9 @@ impl<O: Observer> Shard<O> {
         assert!(conn.bulk == 0, "records are received into a frame: {}", text());
         let waits = conn.queued.is_in(Queued::WORKING);
         assert!(!waits || self.channels.working.contains(&id), "its step does not come: {}", text());
-        sealed.counted
+        let looks = conn.is_open() && !conn.is_cut() && conn.takes_frames() && conn.waiting_bytes() == 0;
+        assert!(sealed.later.is_none() || waits || !looks, "what it has waits for nothing: {}", text());
+        sealed.counted + sealed.later_bytes()
     }
 
     /// Panics unless `channels` connections have a channel, and `working` of their steps wait.

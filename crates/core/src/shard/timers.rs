@@ -48,7 +48,7 @@ impl<O: Observer> Shard<O> {
                 self.arm(id);
                 continue;
             }
-            if conn.queued.is_in(Queued::RUNNABLE) && due.is_the_peers() {
+            if conn.queued.is_in(Queued::RUNNABLE | Queued::WORKING) && due.is_the_peers() {
                 // What the peer sent waits for the shard. It is looked at again once the connection had its batch.
                 self.arm(id);
                 continue;

@@ -3,22 +3,72 @@
 //! All that was received is unsealed as it comes. Plain bytes go the way that received ones go elsewhere: to the service, or to the
 //! inbox if it takes none now. So budgets, limits and pauses are the same, and only the start of a record is the channel's. It is
 //! noted in the inbox, where it counts as held, and runs the peer's time for enough of it as the start of a frame does.
+//!
+//! Records that say far more than came, as compressed ones, are the exception: what is behind them is put off to steps like those of
+//! handshakes, some in each turn, and none while the inbox is full.
 
 use ringserve_buf::{LeaseMut, try_box};
 
 use super::Shard;
+use super::secure::Later;
 use super::turn::Lane;
 use crate::conn::Conn;
 use crate::inbox::Inbox;
 use crate::transport::{Fault, Unsealed};
 use crate::{CloseReason, ConnId, Observer};
 
+/// Plain bytes beyond as many as came that one look at a channel may bring, but for the last record: about as long as a step of a
+/// handshake takes, where a connection may send a thousandth of what it says.
+const GROWS_MAX: usize = 256 * 1024;
+
 impl<O: Observer> Shard<O> {
     /// Bytes came of a connection with a channel.
     #[inline(never)]
     pub(super) fn unseal(&mut self, id: ConnId, wire: LeaseMut, lane: &mut (impl Lane<O> + ?Sized)) {
         self.came_early(id, wire.len());
+        if self.channels.is_put_off(id) {
+            return self.put_off(id, wire);
+        }
         self.go_on(id, wire, None, lane);
+    }
+
+    /// Keeps what came until the connection's next step, behind what is kept already.
+    #[cold]
+    fn put_off(&mut self, id: ConnId, wire: LeaseMut) {
+        let Some(sealed) = self.channels.get_mut(id) else { return };
+        if sealed.later.is_none() {
+            sealed.later = try_box(Later::default());
+        }
+        let Some(later) = &mut sealed.later else { return self.abort(id, CloseReason::MemoryLimit) };
+        let before = later.bytes.capacity();
+        let has_room = later.bytes.try_reserve(wire.len()).is_ok();
+        self.shared.hold(later.bytes.capacity() - before);
+        if !has_room {
+            return self.abort(id, CloseReason::MemoryLimit);
+        }
+        later.bytes.extend_from_slice(&wire);
+        drop(wire);
+        let later = later.bytes.len();
+        let Some(conn) = self.conns.get(id) else { return };
+        let is_much = later >= self.lanes[conn.lane].limits.inbox_bytes_high;
+        // Where the inbox is full it is asked for once all of that was looked at.
+        if !(conn.paused && conn.waiting_bytes() > 0) {
+            self.want_step(id);
+        }
+        if is_much {
+            self.pause(id);
+        }
+        self.check_held(id);
+    }
+
+    /// Goes on with what was put off.
+    #[cold]
+    pub(super) fn take_later(&mut self, id: ConnId, later: Later, lane: &mut (impl Lane<O> + ?Sized)) {
+        self.shared.release(later.bytes.capacity());
+        match LeaseMut::try_from_vec(later.bytes) {
+            Some(wire) => self.go_on(id, wire, None, lane),
+            None => self.abort(id, CloseReason::MemoryLimit),
+        }
     }
 
     /// Has a channel take all of `wire`, after what it answered before, if it did.
@@ -54,7 +104,8 @@ impl<O: Observer> Shard<O> {
         lane: &mut (impl Lane<O> + ?Sized),
     ) -> Option<usize> {
         let mut came = wire.len();
-        let mut has_batch = false;
+        let most = came + GROWS_MAX;
+        let (mut has_batch, mut said) = (false, 0);
         loop {
             // The connection may have ended by what was handed out. What is behind that is dropped.
             let goes_on = |conn: &Conn| conn.is_open() && !conn.is_cut();
@@ -62,6 +113,10 @@ impl<O: Observer> Shard<O> {
                 return None;
             }
             let sealed = self.channels.get_mut(id).filter(|sealed| !sealed.is_closed)?;
+            if said > most && !(wire.is_empty() && sealed.channel.held_bytes() == 0) {
+                self.put_off(id, wire);
+                break Some(came);
+            }
             let unsealed = answered.take().unwrap_or_else(|| sealed.channel.open(&mut wire, &mut sealed.out));
             let is_ready = sealed.is_ready;
             self.note_out(id);
@@ -72,7 +127,7 @@ impl<O: Observer> Shard<O> {
             match unsealed {
                 Unsealed::Plain(plain) => {
                     debug_assert!(is_ready, "plain bytes of {id} before its handshake is done");
-                    came = 0;
+                    (came, said) = (0, said + plain.len());
                     self.record_ended(id);
                     if !plain.is_empty() {
                         self.take_plain(id, plain, &mut has_batch, lane);

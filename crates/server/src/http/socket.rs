@@ -81,7 +81,7 @@ pub struct Socket {
 
 enum Io {
     Http1 { stream: Stream, fate: Fate, read: Bytes, held: usize },
-    Http2 { stream: Box<Upgraded>, hold: Hold, read: Vec<u8>, held: usize },
+    Http2 { stream: Box<Upgraded>, hold: Hold, read: Bytes, held: usize },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +107,7 @@ impl Socket {
     }
 
     pub(super) fn over_http2(stream: Upgraded, hold: Hold, parts: Parts) -> Socket {
-        Socket::new(Io::Http2 { stream: Box::new(stream), hold, read: Vec::new(), held: 0 }, parts)
+        Socket::new(Io::Http2 { stream: Box::new(stream), hold, read: Bytes::new(), held: 0 }, parts)
     }
 
     fn new(io: Io, parts: Parts) -> Socket {
@@ -324,6 +324,12 @@ impl Socket {
 
     /// Gives the connection what was begun. Ready when it has all of that.
     fn poll_out(&mut self, task: &mut Context<'_>) -> Poll<Result<(), SocketError>> {
+        let given = self.poll_give(task);
+        self.count();
+        given
+    }
+
+    fn poll_give(&mut self, task: &mut Context<'_>) -> Poll<Result<(), SocketError>> {
         while self.left < self.out.len() {
             let rest = &self.out[self.left..];
             let written = match &mut self.io {
@@ -372,11 +378,12 @@ impl Socket {
         };
         let came = loop {
             let taken = match io {
-                Io::Http1 { read, .. } if !read.is_empty() => {
+                Io::Http1 { read, .. } | Io::Http2 { read, .. } if !read.is_empty() => {
                     let mut rest = &read[..];
                     let taken = take(&mut rest);
-                    *read =
-                        if rest.is_empty() { Bytes::new() } else { read.slice(read.len() - rest.len()..) };
+                    // What is left is not moved: there may be a thousand frames in it.
+                    let left = rest.len();
+                    *read = if left == 0 { Bytes::new() } else { read.split_off(read.len() - left) };
                     taken
                 }
                 Io::Http1 { stream, .. } => {
@@ -395,17 +402,14 @@ impl Socket {
                         Poll::Ready(Ok(())) => taken,
                     }
                 }
-                Io::Http2 { read, .. } if !read.is_empty() => {
-                    let mut rest = &read[..];
-                    let taken = take(&mut rest);
-                    *read = rest.to_vec();
-                    taken
-                }
-                Io::Http2 { stream, read, .. } => {
+                Io::Http2 { stream, hold, read, .. } => {
                     let mut space = [const { MaybeUninit::uninit() }; READ_BYTES];
                     let mut space = ReadBuf::uninit(&mut space);
                     match Pin::new(&mut **stream).poll_read(task, space.unfilled()) {
-                        Poll::Pending => break Poll::Pending,
+                        Poll::Pending => {
+                            hold.all_read();
+                            break Poll::Pending;
+                        }
                         Poll::Ready(Err(error)) => break Poll::Ready(Err(Ended::Io(error))),
                         Poll::Ready(Ok(())) => {}
                     }
@@ -414,7 +418,7 @@ impl Socket {
                         break Poll::Ready(Ok(Came::End));
                     }
                     let taken = take(&mut rest);
-                    read.extend_from_slice(rest);
+                    *read = Bytes::copy_from_slice(rest);
                     taken
                 }
             };
@@ -439,9 +443,10 @@ impl Socket {
         })
     }
 
-    /// Counts what is held of a message that has not come to its end.
+    /// Counts what is held of a message that has not come to its end, and of those that have not left.
     fn count(&mut self) {
-        let bytes = self.reader.held_bytes().next_multiple_of(HELD_STEP);
+        let leaving = if self.out.is_empty() { 0 } else { self.out.capacity() };
+        let bytes = (self.reader.held_bytes() + leaving).next_multiple_of(HELD_STEP);
         match &mut self.io {
             Io::Http1 { fate, held, .. } if *held != bytes => {
                 *held = bytes;

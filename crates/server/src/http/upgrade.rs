@@ -110,6 +110,11 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
+    /// All that came on this stream until now was taken.
+    pub(crate) fn all_read(&self) {
+        self.watching.all_read();
+    }
+
     pub(crate) fn set(&mut self, bytes: usize) {
         self.watching.hold_received(self.bytes, bytes);
         self.bytes = bytes;

@@ -348,3 +348,72 @@ fn listener_without_a_transport_costs_nothing_beside_one_with() {
     assert_eq!(taken(&mut shard), [b"plain"]);
     assert_eq!((shard.channels.room(), stats(&shard).handshakes_started), (0, 0));
 }
+
+/// Records that say a frame of 100 000 bytes each.
+fn bombs(peer: &mut Peer, count: u8) -> Vec<u8> {
+    (0..count).flat_map(|number| peer.record(GROWS, &[number])).collect()
+}
+
+#[test]
+fn records_that_say_far_more_than_came_take_several_turns() {
+    let (mut shard, id, mut peer) = ready(Limits::default());
+    shard.bound_handshakes(1, 1);
+    shard.begin(at(2), 3);
+    shard.receive(id, &bombs(&mut peer, 20));
+    shard.receive(id, &peer.frame(b"behind"));
+    shard.complete(Completion::ReceiveEnded { id, end: ReceiveEnd::Eof });
+    shard.end();
+    let mut heard = Vec::new();
+    for look in 0..7 {
+        if look > 0 {
+            assert_eq!(shard.heard(), [], "{look}");
+            assert_eq!(shard.next_turn(), Some(at(2)), "{look}");
+            shard.turn(at(2));
+        }
+        shard.check();
+        let frames = taken(&mut shard);
+        assert_eq!(frames.len(), 3, "{look}");
+        heard.extend(frames.iter().map(|frame| (frame[0], frame.len())));
+    }
+    let expected = (0..20).map(|number| (number, GROWN_BYTES)).chain([(b'b', 6)]);
+    assert!(heard.iter().copied().eq(expected), "{heard:?}");
+    leave(&mut shard, id, &mut peer);
+    let reason = CloseReason::PeerClosed;
+    assert_eq!(shard.heard(), [Heard::Ended { id, reason, opened: true }]);
+    assert_eq!(shard.held_bytes(), 0);
+}
+
+#[test]
+fn nothing_is_unsealed_for_an_inbox_that_is_full() {
+    let (mut shard, id, mut peer) = ready(Limits::default());
+    shard.lane.parks = Some(0);
+    shard.begin(at(2), 2);
+    shard.receive(id, &bombs(&mut peer, 50));
+    shard.receive(id, &peer.frame(b"behind"));
+    shard.end();
+    assert!(shard.ops().iter().any(|op| matches!(op, Op::ReceiveStop { .. })), "too much is kept");
+    for _ in 0..10 {
+        shard.turn(at(2));
+        shard.check();
+        assert!(shard.held_bytes() < 10 * GROWN_BYTES, "{} bytes are held", shard.held_bytes());
+    }
+    assert_ne!(shard.next_turn(), Some(at(2)), "it waits for nothing");
+    let mut count = 0;
+    while !shard.lane.calls.is_empty() {
+        shard.begin(at(3), 0);
+        shard.call_done();
+        shard.end();
+        shard.turn(at(3));
+        shard.check();
+        assert!(shard.held_bytes() < 10 * GROWN_BYTES, "{} bytes are held", shard.held_bytes());
+        count += 1;
+    }
+    assert_eq!((count, taken(&mut shard).len(), shard.held_bytes()), (51, 51, 0));
+    // And one that ends in the middle leaves nothing.
+    shard.begin(at(4), 1);
+    shard.receive(id, &bombs(&mut peer, 50));
+    shard.end();
+    shard.abort(id, CloseReason::Aborted);
+    shard.turn(at(4));
+    shard.check();
+}

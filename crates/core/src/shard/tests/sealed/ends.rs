@@ -262,3 +262,19 @@ fn drain_closes_a_ready_connection_with_its_last_word() {
     assert_eq!(shard.held_bytes(), 0);
     shard.check();
 }
+
+#[test]
+fn peer_that_closes_in_the_middle_of_something_was_cut_off() {
+    for hears_fin in [false, true] {
+        let (mut shard, id, mut peer) = ready(Limits::default());
+        shard.begin(at(2), 2);
+        shard.receive(id, &[peer.record(BEGINS, b""), peer.record(CLOSE, b"")].concat());
+        if hears_fin {
+            shard.complete(Completion::ReceiveEnded { id, end: ReceiveEnd::Eof });
+        }
+        shard.end();
+        assert_eq!(leave(&mut shard, id, &mut peer).0, [Said::Other(CLOSE)]);
+        let reason = CloseReason::PeerClosedMidFrame;
+        assert_eq!(shard.heard(), [Heard::Ended { id, reason, opened: true }]);
+    }
+}

@@ -21,6 +21,13 @@ pub const PADDING: u8 = 8;
 /// The server had sent nothing for a second. Told where that is asked for.
 pub const REST: u8 = 9;
 
+/// Says a frame of [`GROWN_BYTES`].
+pub const GROWS: u8 = 9;
+pub const GROWN_BYTES: usize = 100_000;
+
+/// Begins what a layer above has to end, and never does.
+pub const BEGINS: u8 = 10;
+
 /// What cannot be sealed.
 pub const UNSEALABLE: &[u8] = b"one record too many";
 
@@ -98,6 +105,8 @@ struct ToyChannel {
     hello: bool,
     ready: bool,
     finished: bool,
+    closed: bool,
+    begun: bool,
 }
 
 impl ToyChannel {
@@ -152,8 +161,16 @@ impl Channel for ToyChannel {
                 FINISHED if self.hello && !self.ready => self.works = true,
                 THINK if self.ready => self.works = true,
                 DATA if self.ready => return Unsealed::Plain(record),
+                GROWS if self.ready => {
+                    let grown = super::toy::wire(&[record[0]; GROWN_BYTES]);
+                    return Unsealed::Plain(LeaseMut::try_from_vec(grown).unwrap());
+                }
                 REKEY if self.ready => self.writer.empty(REKEY, out),
-                CLOSE => return Unsealed::Closed,
+                BEGINS if self.ready => self.begun = true,
+                CLOSE => {
+                    self.closed = true;
+                    return Unsealed::Closed;
+                }
                 _ if self.ready => return self.refuse(CloseReason::TlsBadRecord, out),
                 _ => return self.refuse(CloseReason::TlsHandshakeFailed(40), out),
             }
@@ -203,7 +220,10 @@ impl Channel for ToyChannel {
     }
 
     fn cut_off(&self) -> Option<CloseReason> {
-        self.needs_close.then_some(CloseReason::TlsTruncated)
+        match self.begun {
+            true => Some(CloseReason::PeerClosedMidFrame),
+            false => (self.needs_close && !self.closed).then_some(CloseReason::TlsTruncated),
+        }
     }
 
     fn facts(&self) -> Option<Rc<dyn Any>> {
