@@ -4,14 +4,17 @@
 //! inbox if it takes none now. So budgets, limits and pauses are the same, and only the start of a record is the channel's. It is
 //! noted in the inbox, where it counts as held, and runs the peer's time for enough of it as the start of a frame does.
 
+use alloc::vec::Vec;
+
 use ringserve_buf::{LeaseMut, try_box};
 
 use super::Shard;
+use super::secure::PANICKED;
 use super::turn::Lane;
-use crate::conn::Conn;
+use crate::conn::{Aside, Conn, Opened};
 use crate::inbox::Inbox;
 use crate::transport::{Fault, Unsealed};
-use crate::{CloseReason, ConnId, Observer};
+use crate::{Channel, CloseReason, ConnId, Observer};
 
 impl<O: Observer> Shard<O> {
     /// Bytes came of a connection with a channel.
@@ -61,10 +64,15 @@ impl<O: Observer> Shard<O> {
             if !self.conns.get(id).is_some_and(goes_on) {
                 return None;
             }
-            let sealed = self.channels.get_mut(id).filter(|sealed| !sealed.is_closed)?;
-            let unsealed = answered.take().unwrap_or_else(|| sealed.channel.open(&mut wire, &mut sealed.out));
-            let is_ready = sealed.is_ready;
-            self.note_out(id);
+            let is_heard = |conn: &&Conn| conn.has_channel() && !conn.aside.says(Aside::CLOSED);
+            let is_ready = self.conns.get(id).filter(is_heard)?.opened != Opened::Handshake;
+            let unsealed = answered.take().unwrap_or_else(|| {
+                let mut out = Vec::new();
+                let unsealed =
+                    self.call_channel_out(id, &mut out, |channel, out| channel.open(&mut wire, out));
+                self.note_out(id, out);
+                unsealed.unwrap_or(Unsealed::Fault(PANICKED))
+            });
             // What it appended may have been too much.
             if !self.conns.get(id).is_some_and(goes_on) {
                 return None;
@@ -126,10 +134,8 @@ impl<O: Observer> Shard<O> {
     /// The peer said that nothing more will come. FIN is still awaited, so that what lies before it makes no reset of a close.
     #[cold]
     fn input_closed(&mut self, id: ConnId) {
-        if let Some(sealed) = self.channels.get_mut(id) {
-            sealed.is_closed = true;
-        }
         if let Some(conn) = self.conns.get_mut(id) {
+            conn.aside.note(Aside::CLOSED, true);
             conn.input_ended = true;
         }
     }
@@ -146,12 +152,17 @@ impl<O: Observer> Shard<O> {
 
     /// Notes how much of a record the channel keeps, if it waits for the rest. `came` bytes came of it since the last look.
     fn note_record(&mut self, id: ConnId, came: usize) {
-        let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.is_open()) else { return };
-        let Some(sealed) = self.channels.get(id) else { return };
-        let held = sealed.channel.held_bytes();
-        if sealed.is_closed || (held == 0 && !sealed.channel.is_mid_record()) {
-            return self.record_ended(id);
-        }
+        let Some(conn) = self.conns.get(id).filter(|conn| conn.is_open() && conn.has_channel()) else {
+            return;
+        };
+        let is_closed = conn.aside.says(Aside::CLOSED);
+        let look = |channel: &mut dyn Channel| {
+            let held = channel.held_bytes();
+            (held > 0 || channel.is_mid_record()).then_some(held)
+        };
+        let held = if is_closed { None } else { self.call_channel(id, look).flatten() };
+        let Some(held) = held else { return self.record_ended(id) };
+        let Some(conn) = self.conns.get_mut(id) else { return };
         if conn.inbox.is_none() {
             conn.inbox = try_box(Inbox::new(&self.blocks));
         }
