@@ -167,6 +167,12 @@ impl Aside {
     const SEALED: u8 = 2;
     /// It is being asked for what it has, and may have more.
     const UNSEALING: u8 = 4;
+    /// It has something to say once nothing is in flight.
+    pub(crate) const SPEAKS: u8 = 8;
+    /// Nothing is to be sealed any more: it said its last word.
+    pub(crate) const FINISHED: u8 = 16;
+    /// The peer said that nothing more will come.
+    pub(crate) const CLOSED: u8 = 32;
 
     pub(crate) fn hold_back(&mut self) {
         self.0 |= Aside::HELD_BACK;
@@ -183,12 +189,23 @@ impl Aside {
         self.0 |= Aside::SEALED;
     }
 
+    /// True if that is said of its channel.
+    #[inline]
+    pub(crate) fn says(self, of_channel: u8) -> bool {
+        self.0 & of_channel != 0
+    }
+
+    /// Notes that of its channel, or takes it back.
+    pub(crate) fn note(&mut self, of_channel: u8, holds: bool) {
+        match holds {
+            true => self.0 |= of_channel,
+            false => self.0 &= !of_channel,
+        }
+    }
+
     /// The channel is being asked for what it has, or it is not any more.
     pub(crate) fn unseal(&mut self, more: bool) {
-        match more {
-            true => self.0 |= Aside::UNSEALING,
-            false => self.0 &= !Aside::UNSEALING,
-        }
+        self.note(Aside::UNSEALING, more);
     }
 }
 
@@ -333,6 +350,12 @@ impl Conn {
     #[inline]
     pub(crate) fn has_channel(&self) -> bool {
         self.aside.0 & Aside::SEALED != 0
+    }
+
+    /// True if its channel is ready, and has not said its last word.
+    #[inline]
+    pub(crate) fn may_seal(&self) -> bool {
+        self.has_channel() && self.opened != Opened::Handshake && !self.aside.says(Aside::FINISHED)
     }
 
     /// True if its channel may have more than what was unsealed.

@@ -16,7 +16,7 @@ use crate::batch::KEPT_BYTES_MAX;
 use crate::framing::Encoding;
 use crate::proxy::Headers;
 use crate::times::Times;
-use crate::transport::Facts;
+use crate::transport::{ChannelTable, Facts};
 use crate::{Batch, ConnId, Limits, ServerLimits};
 
 /// Batches kept for the next send, at most 64 KiB each and usually a few KiB. More than are in use in one turn
@@ -83,6 +83,7 @@ pub struct ShardShared {
     /// False while receive memory is short.
     lend: Cell<bool>,
     draining: Cell<bool>,
+    channels: ChannelTable,
 }
 
 #[derive(Default)]
@@ -195,7 +196,14 @@ impl ShardShared {
             release: Cell::new(drop),
             lend: Cell::new(true),
             draining: Cell::new(false),
+            channels: ChannelTable::default(),
         }
+    }
+
+    /// The channels of its connections.
+    #[inline]
+    pub(crate) fn channels(&self) -> &ChannelTable {
+        &self.channels
     }
 
     /// True once the shard drains: it accepts nothing and closes connections that owe nothing.

@@ -251,7 +251,8 @@ impl Channel for StackChannel {
     }
 
     fn facts(&self) -> Option<Rc<dyn Any>> {
-        let both = || Both { lower: self.lower.facts(), upper: self.upper().and_then(|upper| upper.facts()) };
+        let of = |channel: &dyn Channel| channel.facts().or_else(|| channel.facts_on_demand());
+        let both = || Both { lower: of(&*self.lower), upper: self.upper().and_then(of) };
         self.is_ready.then(|| Rc::new(both()) as Rc<dyn Any>)
     }
 }

@@ -13,7 +13,7 @@ use alloc::boxed::Box;
 use alloc::rc::Rc;
 use alloc::vec::Vec;
 use core::any::Any;
-use core::cell::RefCell;
+use core::cell::{Cell, RefCell};
 
 use ringserve_buf::LeaseMut;
 
@@ -93,8 +93,16 @@ pub trait Channel: 'static {
         None
     }
 
-    /// What the handshake found out, once it is [`Ready`](Unsealed::Ready): a service may ask for it by its type.
+    /// What the handshake found out, once it is [`Ready`](Unsealed::Ready): a service may ask for it by its type. Asked for once, and
+    /// kept as long as the connection.
     fn facts(&self) -> Option<Rc<dyn Any>> {
+        None
+    }
+
+    /// The same where [`facts`](Channel::facts) are none, for what is made only once a service asks, so that a connection whose
+    /// service never does has no memory for it. Asked for as often as services do, and once more before the channel is dropped;
+    /// what is answered is best the same each time. None before it is [`Ready`](Unsealed::Ready). A panic is one of the service.
+    fn facts_on_demand(&self) -> Option<Rc<dyn Any>> {
         None
     }
 }
@@ -121,6 +129,97 @@ pub enum Unsealed {
 /// Why a [`Channel`] cannot go on. What tells the peer is in `out`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault(pub CloseReason);
+
+/// The channels of a shard's connections, by slot. Without memory until there is one.
+///
+/// One that is called is taken out as long as that lasts, so that others' code which it calls may ask for the facts of others.
+#[derive(Default)]
+pub(crate) struct ChannelTable {
+    entries: RefCell<Chunked<Cell<Option<Entry>>>>,
+}
+
+/// The connection that a channel is of, and the channel.
+type Entry = (ConnId, Box<dyn Channel>);
+
+impl ChannelTable {
+    /// Makes room for a connection's channel. False if the system has no memory for it.
+    pub(crate) fn make_room(&self, id: ConnId) -> bool {
+        self.entries.borrow_mut().grow_to(id.slot())
+    }
+
+    /// Puts a connection's channel where there is [room](ChannelTable::make_room).
+    pub(crate) fn put(&self, id: ConnId, channel: Box<dyn Channel>) {
+        if let Some(entry) = self.entries.borrow().get(id.slot()) {
+            entry.set(Some((id, channel)));
+        }
+    }
+
+    #[inline]
+    pub(crate) fn take(&self, id: ConnId) -> Option<Box<dyn Channel>> {
+        let entries = self.entries.borrow();
+        let place = entries.get(id.slot())?;
+        match place.take() {
+            Some((of, channel)) if of == id => Some(channel),
+            others => {
+                place.set(others);
+                None
+            }
+        }
+    }
+
+    /// Any one, from the slot `from` on, with the next slot.
+    pub(crate) fn take_any(&self, from: u32) -> Option<(u32, Box<dyn Channel>)> {
+        let entries = self.entries.borrow();
+        // At most `SLOTS_MAX`.
+        let mut slots = from..entries.len() as u32;
+        slots.find_map(|slot| Some((slot + 1, entries.get(slot)?.take()?.1)))
+    }
+
+    /// Calls a connection's channel, if it is there. It stays if that panics.
+    #[inline]
+    pub(crate) fn ask<T>(&self, id: ConnId, call: impl FnOnce(&mut dyn Channel) -> T) -> Option<T> {
+        let mut taken = Taken { of: self, id, channel: Some(self.take(id)?) };
+        taken.channel.as_deref_mut().map(call)
+    }
+
+    /// Slots for which there is memory.
+    #[cfg(test)]
+    pub(crate) fn room(&self) -> usize {
+        self.entries.borrow().len()
+    }
+
+    /// True if a connection's channel is there.
+    pub(crate) fn has(&self, id: ConnId) -> bool {
+        self.ask(id, |_| ()).is_some()
+    }
+
+    /// How many connections have a channel.
+    pub(crate) fn count(&self) -> usize {
+        let is_some = |place: &&Cell<Option<Entry>>| {
+            let entry = place.take();
+            let is_some = entry.is_some();
+            place.set(entry);
+            is_some
+        };
+        self.entries.borrow().iter().filter(is_some).count()
+    }
+}
+
+/// A channel that is called, until it is put back.
+struct Taken<'a> {
+    of: &'a ChannelTable,
+    id: ConnId,
+    channel: Option<Box<dyn Channel>>,
+}
+
+impl Drop for Taken<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(channel) = self.channel.take() {
+            self.of.put(self.id, channel);
+        }
+    }
+}
 
 /// What the handshakes of a lane's connections found out, by slot. Holds no memory until there is something.
 #[derive(Default)]

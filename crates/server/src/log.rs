@@ -7,8 +7,9 @@ use ringserve_core::internals::CLOSE_REASONS;
 use ringserve_core::{CloseReason, ClosedBy, ConnId, LaneId, Observer, Time};
 use tracing::{debug, error, info, warn};
 
-use crate::guard::Panicked;
+use crate::guard::{Panicked, guard};
 use crate::peer::Peer;
+use crate::shard::handle::Shard;
 use crate::snapshot::Snapshot;
 use crate::stats::{ServerStats, ServiceNames};
 
@@ -38,8 +39,9 @@ impl LineLimit {
 }
 
 /// Writes the life of connections to the log: each at debug level, limits that bite at warning level. And counts how long they
-/// take to send their first frame.
+/// take to send their first frame. And guards what the shard calls of transports.
 pub(crate) struct LogObserver {
+    handle: Shard,
     shard: usize,
     names: ServiceNames,
     #[cfg(feature = "metrics")]
@@ -51,9 +53,10 @@ pub(crate) struct LogObserver {
 
 impl LogObserver {
     #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "it is where times are counted"))]
-    pub(crate) fn new(shard: usize, names: ServiceNames, snapshot: Arc<Snapshot>) -> LogObserver {
+    pub(crate) fn new(handle: &Shard, names: ServiceNames, snapshot: Arc<Snapshot>) -> LogObserver {
         LogObserver {
-            shard,
+            handle: handle.clone(),
+            shard: handle.index(),
             names,
             #[cfg(feature = "metrics")]
             snapshot,
@@ -65,6 +68,11 @@ impl LogObserver {
 }
 
 impl Observer for LogObserver {
+    #[inline]
+    fn guard<T>(&self, call: impl FnOnce() -> T) -> Option<T> {
+        guard(call).inspect_err(|panicked| self.handle.tasks().transport_panicked(panicked)).ok()
+    }
+
     fn opened(&mut self, _now: Time, lane: LaneId, id: ConnId, peer: Option<SocketAddr>) {
         let what = match self.names.is_upstream(lane) {
             true => "connected to an upstream",

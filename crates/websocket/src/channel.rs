@@ -9,7 +9,7 @@
 //! beside that is in [`Busy`], and only while it is in the middle of something.
 
 use std::any::Any;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::mem;
 use std::rc::Rc;
 
@@ -18,7 +18,7 @@ use ringserve_core::{Batch, Channel, CloseReason, Fault, Transport, Unsealed};
 
 use crate::extension::{Extension, TOO_LARGE};
 use crate::frame::{CONTROL_BYTES_MAX, Decoded, HEADER_BYTES_MAX, Header, Opcode, Violation, put};
-use crate::info::WebSocketInfo;
+use crate::info::{Recent, WebSocketInfo};
 use crate::messages::{Kind, MARK_BYTES, mark};
 use crate::options::WebSocketOptions;
 use crate::upgrade::{self, Reject};
@@ -43,6 +43,7 @@ struct Common {
     /// Each message has a mark before it.
     marks: bool,
     extension: RefCell<Option<Box<dyn Extension>>>,
+    recent: Recent,
 }
 
 impl WebSocketTransport {
@@ -58,15 +59,22 @@ impl WebSocketTransport {
 
     fn new(options: &WebSocketOptions, marks: bool) -> WebSocketTransport {
         let extension = RefCell::new(options.make_extension());
-        WebSocketTransport { common: Rc::new(Common { options: options.clone(), marks, extension }) }
+        let (options, recent) = (options.clone(), Recent::default());
+        WebSocketTransport { common: Rc::new(Common { options, marks, extension, recent }) }
     }
 }
 
 impl Transport for WebSocketTransport {
     fn begin(&self, _out: &mut Vec<u8>) -> Option<Box<dyn Channel>> {
         let common = self.common.clone();
-        let channel =
-            WebSocketChannel { common, info: None, busy: None, stage: Stage::Head, compresses: false };
+        let channel = WebSocketChannel {
+            common,
+            info: Cell::new(None),
+            busy: None,
+            stage: Stage::Head,
+            compresses: false,
+            shares_info: Cell::new(true),
+        };
         try_box(channel).map(|channel| channel as Box<dyn Channel>)
     }
 }
@@ -79,14 +87,16 @@ enum Stage {
     Over,
 }
 
-/// A connection of WebSocket.
+/// A connection of WebSocket. There may be a million that wait, so it is 32 bytes.
 struct WebSocketChannel {
     common: Rc<Common>,
     /// Once it is open.
-    info: Option<Rc<WebSocketInfo>>,
+    info: Cell<Option<Rc<WebSocketInfo>>>,
     busy: Option<Box<Busy>>,
     stage: Stage,
     compresses: bool,
+    /// The info may be that of others who asked for the same, too: it says nothing but what was asked for.
+    shares_info: Cell<bool>,
 }
 
 /// What a connection holds in the middle of something.
@@ -235,11 +245,23 @@ impl WebSocketChannel {
         match answered {
             Ok((info, compresses)) => {
                 (self.stage, self.compresses) = (Stage::Open, compresses);
-                self.info = Some(Rc::new(info));
+                let (info, is_shared) = common.recent.share(info);
+                self.info.set(Some(info));
+                self.shares_info.set(is_shared);
                 Unsealed::Ready
             }
             Err(reject) => self.refuse(&reject, is_decided, out),
         }
+    }
+
+    /// What is known of the connection, as its own from now on.
+    fn info(&self) -> Option<Rc<WebSocketInfo>> {
+        let mut info = self.info.take()?;
+        if self.shares_info.replace(false) {
+            info = Rc::new(info.fresh());
+        }
+        self.info.set(Some(info.clone()));
+        Some(info)
     }
 
     fn refuse(&mut self, reject: &Reject, is_decided: bool, out: &mut Vec<u8>) -> Unsealed {
@@ -487,7 +509,7 @@ impl WebSocketChannel {
             }
             Opcode::Close => {
                 let said = close::parse(payload)?;
-                if let Some(info) = &self.info {
+                if let Some(info) = self.info() {
                     info.peer_closed(said);
                 }
                 (self.stage, self.busy) = (Stage::Over, None);
@@ -601,13 +623,13 @@ impl Channel for WebSocketChannel {
     }
 
     fn ends(&mut self, reason: CloseReason) {
-        if let Some(info) = &self.info {
+        if let Some(info) = self.info() {
             info.ends_by(close::code_of(reason));
         }
     }
 
     fn finish(&mut self, out: &mut Vec<u8>) {
-        if let Some(info) = &self.info {
+        if let Some(info) = self.info() {
             info.write_close(out);
         }
     }
@@ -626,8 +648,8 @@ impl Channel for WebSocketChannel {
         is_mid.then_some(CloseReason::PeerClosedMidFrame)
     }
 
-    fn facts(&self) -> Option<Rc<dyn Any>> {
-        self.info.clone().map(|info| info as Rc<dyn Any>)
+    fn facts_on_demand(&self) -> Option<Rc<dyn Any>> {
+        self.info().map(|info| info as Rc<dyn Any>)
     }
 }
 

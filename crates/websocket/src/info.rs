@@ -1,7 +1,7 @@
 //! What is known of a connection of WebSocket.
 
 use std::any::Any;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,11 +9,13 @@ use std::sync::Arc;
 use crate::close;
 use crate::upgrade::{Accept, Upgrade};
 
-/// What the request of a connection of WebSocket said, and how the connection ends. 56 bytes, and what is there of target,
-/// protocol, kept value and reasons; a target of `/` takes none.
+/// What the request of a connection of WebSocket said, and how the connection ends. 56 bytes from when a service first asks for it,
+/// and what is there of reasons. Before that the request itself is what a connection holds, if it is another than those shortly
+/// before: 56 bytes, and what is there of target, protocol and kept value; a target of `/` takes none.
 pub struct WebSocketInfo {
-    target: Box<str>,
-    agreed: Option<Box<Agreed>>,
+    /// `None` for `/`.
+    target: Option<Rc<str>>,
+    agreed: Option<Rc<Agreed>>,
     /// The code of the peer's close frame; 0 before it, 1005 if it has none.
     peer_code: Cell<u16>,
     /// The code with which the service closes it; 0 if it names none.
@@ -39,20 +41,37 @@ const NO_CODE: u16 = 1005;
 
 impl WebSocketInfo {
     pub(crate) fn new(upgrade: &Upgrade<'_>, accept: &Accept) -> WebSocketInfo {
-        let target = if upgrade.target() == "/" { "" } else { upgrade.target() };
         WebSocketInfo {
-            target: target.into(),
+            target: Some(upgrade.target()).filter(|target| *target != "/").map(Rc::from),
             agreed: (accept.protocol.is_some() || accept.data.is_some())
-                .then(|| Box::new(Agreed { protocol: accept.protocol.clone(), data: accept.data.clone() })),
+                .then(|| Rc::new(Agreed { protocol: accept.protocol.clone(), data: accept.data.clone() })),
             peer_code: Cell::new(0),
             code: Cell::new(0),
             reasons: Cell::new(None),
         }
     }
 
+    /// The same of a connection that asked for the same, of which nothing else is known.
+    pub(crate) fn fresh(&self) -> WebSocketInfo {
+        WebSocketInfo {
+            target: self.target.clone(),
+            agreed: self.agreed.clone(),
+            peer_code: Cell::new(0),
+            code: Cell::new(0),
+            reasons: Cell::new(None),
+        }
+    }
+
+    /// True if connections may share it that ask for this.
+    fn may_be_shared(&self) -> bool {
+        // A kept value is of one connection, and goes with it.
+        self.target().len() <= SHARED_BYTES_MAX
+            && self.agreed.as_ref().is_none_or(|agreed| agreed.data.is_none())
+    }
+
     /// Path and query of the request, as they were sent.
     pub fn target(&self) -> &str {
-        if self.target.is_empty() { "/" } else { &self.target }
+        self.target.as_deref().unwrap_or("/")
     }
 
     /// The path of the request: `/chat` of `/chat?room=1`.
@@ -133,6 +152,41 @@ impl WebSocketInfo {
             (0, own) => self.with_reasons(|reasons| close::write(Some(own), &reasons.own, out)),
             (peer, _) => close::write(Some(peer), "", out),
         }
+    }
+}
+
+/// What the latest requests of a shard said, each once: most connections ask for the same.
+#[derive(Default)]
+pub(crate) struct Recent {
+    /// The latest last.
+    infos: RefCell<[Option<Rc<WebSocketInfo>>; RECENT]>,
+}
+
+/// As many as a server is likely to have paths of.
+const RECENT: usize = 4;
+
+/// A longer target is likely to name who asks. So little is held by each shard: 4 KiB.
+const SHARED_BYTES_MAX: usize = 1024;
+
+impl Recent {
+    /// The one that says the same as this, or this. True if others may have it too.
+    pub(crate) fn share(&self, info: WebSocketInfo) -> (Rc<WebSocketInfo>, bool) {
+        if !info.may_be_shared() {
+            return (Rc::new(info), false);
+        }
+        let mut infos = self.infos.borrow_mut();
+        let is_same = |known: &Option<Rc<WebSocketInfo>>| {
+            known
+                .as_ref()
+                .is_some_and(|known| known.target == info.target && known.protocol() == info.protocol())
+        };
+        let at = infos.iter().position(is_same);
+        infos[at.unwrap_or(0)..].rotate_left(1);
+        let latest = &mut infos[RECENT - 1];
+        if at.is_none() {
+            *latest = None;
+        }
+        (latest.get_or_insert_with(|| Rc::new(info)).clone(), true)
     }
 }
 

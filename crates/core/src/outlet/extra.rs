@@ -27,6 +27,8 @@ pub(super) struct Extra {
     /// Why user code closes or aborts it, if it says more than that.
     pub(super) reason: Option<CloseReason>,
     asked: Option<Box<Asked>>,
+    /// What its channel would answer if it were there.
+    last_facts: Option<Rc<dyn Any>>,
     limits: Option<Box<OwnLimits>>,
 }
 
@@ -85,9 +87,23 @@ impl Outlet {
         self.lane.headers().keep(self.id, proxied, tlvs)
     }
 
-    /// What the handshake of its transport found out, until the connection's slot is another's.
+    /// What the handshake of its transport found out, until the connection's slot is another's or later.
     pub fn facts(&self) -> Option<Rc<dyn Any>> {
-        self.lane.facts().of(self.id)
+        let on_demand = || {
+            let channels = self.lane.shard().channels();
+            channels.ask(self.id, |channel| channel.facts_on_demand()).flatten()
+        };
+        self.lane.facts().of(self.id).or_else(on_demand).or_else(|| {
+            let extra = self.extra.take();
+            let facts = extra.as_ref().and_then(|extra| extra.last_facts.clone());
+            self.extra.set(extra);
+            facts
+        })
+    }
+
+    /// Keeps what its channel would answer, which is about to be dropped.
+    pub(crate) fn keep_last_facts(&self, facts: Rc<dyn Any>) {
+        self.with_extra(|extra| extra.last_facts = Some(facts));
     }
 
     /// Keeps what a handshake found out. False if the system has no memory for that.

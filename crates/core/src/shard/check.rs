@@ -29,7 +29,8 @@ impl<O: Observer> Shard<O> {
             starting += usize::from(conn.is_starting() && !self.lanes[conn.lane].is_outbound);
             working += u64::from(conn.queued.is_in(Queued::WORKING));
             if conn.has_channel() && conn.state != State::Closing {
-                channels += 1;
+                // One that panicked is gone.
+                channels += usize::from(self.shared.channels().has(id));
                 held_bytes += self.check_channel(id, conn);
             }
             let connecting = conn.connect.is_on();

@@ -78,7 +78,8 @@ impl<O: Observer> Shard<O> {
         conn.reason = None;
         conn.lingering = !conn.aborting && !conn.has_fin();
         conn.send_at = self.stamp;
-        let (of, was_starting, has_channel) = (conn.lane, conn.is_starting(), conn.has_channel());
+        let (of, was_starting) = (conn.lane, conn.is_starting());
+        let sealed = conn.has_channel().then(|| shared.clone());
         if was_starting {
             conn.opened = Opened::No;
         }
@@ -93,8 +94,8 @@ impl<O: Observer> Shard<O> {
             opened: conn.opened == Opened::Yes,
             call,
         }));
-        if has_channel {
-            self.drop_channel(id, reason);
+        if let Some(outlet) = sealed {
+            self.drop_channel(id, &outlet, was_starting, reason);
         }
         if was_starting {
             self.start_over(of);

@@ -109,6 +109,12 @@ pub struct Shard<O: Observer = ()> {
     fired: Vec<u32>,
 }
 
+impl<O: Observer> Drop for Shard<O> {
+    fn drop(&mut self) {
+        self.drop_channels();
+    }
+}
+
 impl<O: Observer> Shard<O> {
     /// Makes a shard within `limits` with one lane, [`LaneId::FIRST`], within `first`: at most `connections_max` connections of
     /// `listeners` listeners, with replies written by `encoding`. The limits must have been checked.

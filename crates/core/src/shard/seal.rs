@@ -4,9 +4,9 @@ use alloc::boxed::Box;
 use core::time::Duration;
 
 use super::Shard;
-use super::secure::Sealed;
+use super::secure::PANICKED;
 use crate::batch::KEPT_BYTES_MAX;
-use crate::conn::State;
+use crate::conn::{Aside, Conn, State};
 use crate::{CloseReason, ConnId, Observer};
 
 /// What a seal adds, as far as room for it is made before: a part of the bytes, and some more. Records of 4 KiB and more add less.
@@ -19,11 +19,8 @@ const REST: Duration = Duration::from_secs(1);
 impl<O: Observer> Shard<O> {
     /// True if a connection has to send beside what is queued: what its channel says itself, or the end of that.
     pub(super) fn owes_sealed(&self, id: ConnId, draining: bool) -> bool {
-        let owes = |sealed: &Sealed| {
-            let may_say = sealed.is_ready && !sealed.is_finished;
-            !sealed.out.is_empty() || (may_say && (draining || sealed.speaks))
-        };
-        self.channels.get(id).is_some_and(owes)
+        let owes = |conn: &Conn| conn.may_seal() && (draining || conn.aside.says(Aside::SPEAKS));
+        self.channels.out_bytes(id) > 0 || self.conns.get(id).is_some_and(owes)
     }
 
     /// Sends what is queued, sealed, behind what the channel said by itself, and before its last word if nothing follows. None is in
@@ -32,40 +29,43 @@ impl<O: Observer> Shard<O> {
     pub(super) fn start_sealed(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get(id) else { return };
         let Some(shared) = conn.shared.clone() else { return };
-        let Some(sealed) = self.channels.get_mut(id) else { return };
         let is_draining = conn.state == State::Draining;
         let reason = conn.reason.as_deref().copied();
         let has_rested = conn.send_at.age(self.stamp) >= REST;
         let half_closes = shared.half_closes();
-        let seals = sealed.is_ready && !sealed.is_finished;
-        let speaks = seals && sealed.speaks;
+        let seals = conn.may_seal();
+        let speaks = seals && conn.aside.says(Aside::SPEAKS);
+        let out_bytes = self.channels.out_bytes(id);
         let mut plain = if seals { shared.take_pending() } else { None };
         let ends = seals && (is_draining || half_closes);
-        if plain.is_none() && sealed.out.is_empty() && !ends && !speaks {
+        if plain.is_none() && out_bytes == 0 && !ends && !speaks {
             if half_closes {
                 self.end_writing(id);
             }
             return;
         }
         // What is wrapped leaves as it is; the rest of it is short.
-        let is_wrapped = plain.as_mut().is_some_and(|plain| sealed.channel.wrap(plain));
+        let is_wrapped = plain
+            .as_mut()
+            // One that panics seals nothing, which says so.
+            .is_some_and(|plain| self.call_channel(id, |channel| channel.wrap(plain)).unwrap_or(false));
         let plain_bytes = plain.as_ref().filter(|_| !is_wrapped).map_or(0, |plain| plain.len());
-        let room = sealed.out.len() + plain_bytes + plain_bytes / ADDED_PART + ADDED_BYTES;
+        let room = out_bytes + plain_bytes + plain_bytes / ADDED_PART + ADDED_BYTES;
         let batch = self.shared.begin_batch(id, true).map(|(batch, _)| batch);
         let with_room = batch.and_then(|mut batch| {
             batch.copied.try_reserve(room).ok()?;
             Some(batch)
         });
         let Some(mut batch) = with_room else { return self.abort(id, CloseReason::MemoryLimit) };
-        batch.copied.append(&mut core::mem::take(&mut sealed.out));
-        self.shared.release(core::mem::take(&mut sealed.counted));
+        batch.copied.append(&mut self.channels.take_out(id));
+        self.shared.release(out_bytes);
         if speaks {
-            sealed.speaks = false;
-            sealed.channel.speak(&mut batch.copied);
+            self.note_aside(id, Aside::SPEAKS, false);
+            self.call_channel_out(id, &mut batch.copied, |channel, out| channel.speak(out));
         }
         let mut fault = None;
         if plain.is_some() && has_rested {
-            sealed.channel.rested();
+            self.call_channel(id, |channel| channel.rested());
         }
         match plain {
             Some(mut plain) if is_wrapped => {
@@ -73,20 +73,22 @@ impl<O: Observer> Shard<O> {
                 self.shared.recycle(core::mem::replace(&mut batch, plain));
             }
             Some(plain) => {
-                fault = sealed.channel.seal(&plain, &mut batch.copied).err();
+                let sealed =
+                    self.call_channel_out(id, &mut batch.copied, |channel, out| channel.seal(&plain, out));
+                fault = sealed.unwrap_or(Err(PANICKED)).err();
                 self.shared.recycle(plain);
             }
             None => {}
         }
         if ends && fault.is_none() {
-            sealed.is_finished = true;
+            self.note_aside(id, Aside::FINISHED, true);
             if let Some(reason) = reason {
-                sealed.channel.ends(reason);
+                self.call_channel(id, |channel| channel.ends(reason));
             }
             if batch.copied.try_reserve(ADDED_BYTES).is_err() {
                 batch.refused = true;
             } else {
-                sealed.channel.finish(&mut batch.copied);
+                self.call_channel_out(id, &mut batch.copied, |channel, out| channel.finish(out));
             }
         }
         if batch.is_refused() {
@@ -111,6 +113,12 @@ impl<O: Observer> Shard<O> {
         self.send_and_watch(id, batch);
         if let Some(fault) = fault {
             self.seal_failed(id, fault.0);
+        }
+    }
+
+    fn note_aside(&mut self, id: ConnId, of_channel: u8, holds: bool) {
+        if let Some(conn) = self.conns.get_mut(id) {
+            conn.aside.note(of_channel, holds);
         }
     }
 

@@ -6,8 +6,11 @@
 //!                                   └ Work ┘ at the start of a turn, some in each
 //! ```
 //!
-//! What a connection's channel needs lies in a table by slot, so that other connections have no byte for it. Whether there is an
-//! entry, a bit tells that the short ways of bytes and replies look at anyway.
+//! Channels lie in a table by slot, which services reach too: [`ChannelTable`](crate::transport::ChannelTable). What a channel said
+//! and no send took is in another one. Whether a connection has a channel, and how far that is, bits tell ([`Aside`]) that the short
+//! ways of bytes and replies look at anyway.
+//!
+//! Each call of a channel is [guarded](Observer::guard): one that panics is dropped, and ends its connection.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -19,9 +22,11 @@ use ringserve_buf::{LeaseMut, try_box};
 use super::turn::Lane;
 use super::{QUEUE_KEPT, Shard};
 use crate::chunked::Chunked;
-use crate::conn::{Conn, Opened, Queued, describe};
+use crate::conn::{Aside, Conn, Opened, Queued, describe};
 use crate::framing::FrameError;
 use crate::holders::LISTED_BYTES;
+use crate::outlet::Outlet;
+use crate::transport::{Fault, Unsealed};
 use crate::{Channel, CloseReason, ConnId, Observer, Transport};
 
 /// Bytes that a peer may send before its handshake is done: a chain of client certificates is a few KiB.
@@ -32,46 +37,26 @@ const HANDSHAKE_BYTES_MAX: usize = 64 * 1024;
 const STEPS_BESIDE_OTHERS: u32 = 1;
 const STEPS_ALONE: u32 = 8;
 
-/// A connection's channel.
-pub(super) struct Sealed {
-    pub channel: Box<dyn Channel>,
-    /// What is in no send yet. Without room where nothing is.
-    pub out: Vec<u8>,
-    /// Bytes of `out` that are counted as held.
-    pub counted: usize,
-    /// What came behind records that said far more than they took. While it is there the channel says nothing before its next step.
-    pub later: Option<Box<Later>>,
+/// The answer of a channel that panicked.
+pub(super) const PANICKED: Fault = Fault(CloseReason::HandlerPanicked);
+
+/// What a channel said, or heard before it was ready. Only while there is any.
+#[derive(Default)]
+struct Said {
+    /// In no send yet, and counted as held.
+    out: Vec<u8>,
     /// Bytes received before it was ready.
     came: usize,
-    /// It has something to say once nothing is in flight.
-    pub speaks: bool,
-    /// The handshake is done.
-    pub is_ready: bool,
-    /// Nothing is to be sealed any more: it said its last word.
-    pub is_finished: bool,
-    /// The peer said that nothing more will come.
-    pub is_closed: bool,
+    /// What came behind records that said far more than they took. While it is there the channel says nothing before its next step.
+    later: Option<Vec<u8>>,
 }
 
-/// Received bytes that are looked at later.
-#[derive(Default)]
-pub(super) struct Later {
-    pub bytes: Vec<u8>,
-}
-
-impl Sealed {
-    /// Bytes of memory that what is looked at later takes.
-    pub(super) fn later_bytes(&self) -> usize {
-        self.later.as_ref().map_or(0, |later| later.bytes.capacity())
-    }
-}
-
-/// All channels of a shard, and where they come from.
+/// Where the channels of a shard come from, and what is to be done for them.
 pub(super) struct Channels {
     /// By listener.
     transports: Vec<Option<Rc<dyn Transport>>>,
     /// By slot. Without memory until there is one.
-    table: Chunked<Option<Box<Sealed>>>,
+    said: Chunked<Option<Box<Said>>>,
     /// Connections of which a step waits, in the order in which they get one. Those that ended meanwhile are among them.
     working: VecDeque<ConnId>,
     steps_beside_others: u32,
@@ -82,7 +67,7 @@ impl Channels {
     pub(super) fn new() -> Channels {
         Channels {
             transports: Vec::new(),
-            table: Chunked::new(),
+            said: Chunked::new(),
             working: VecDeque::new(),
             steps_beside_others: STEPS_BESIDE_OTHERS,
             steps_alone: STEPS_ALONE,
@@ -94,30 +79,77 @@ impl Channels {
         self.transports.get(usize::from(listener))?.as_ref()
     }
 
-    #[inline]
-    pub(super) fn get(&self, id: ConnId) -> Option<&Sealed> {
-        self.table.get(id.slot())?.as_deref()
-    }
-
-    #[inline]
-    pub(super) fn get_mut(&mut self, id: ConnId) -> Option<&mut Sealed> {
-        self.table.get_mut(id.slot())?.as_deref_mut()
+    fn said(&self, id: ConnId) -> Option<&Said> {
+        self.said.get(id.slot())?.as_deref()
     }
 
     /// Bytes that are sealed and in no send yet.
+    #[inline]
     pub(super) fn out_bytes(&self, id: ConnId) -> usize {
-        self.get(id).map_or(0, |sealed| sealed.out.len())
+        self.said(id).map_or(0, |said| said.out.len())
     }
 
-    /// Bytes that came and are looked at later.
+    /// Bytes received before the channel was ready.
+    fn came(&self, id: ConnId) -> usize {
+        self.said(id).map_or(0, |said| said.came)
+    }
+
+    /// Changes what there is of these two. False if the system has no memory for it.
+    fn with_said(&mut self, id: ConnId, change: impl FnOnce(&mut Said) -> bool) -> bool {
+        let Some(entry) = self.said.entry(id.slot()) else { return false };
+        if entry.is_none() {
+            *entry = try_box(Said::default());
+        }
+        entry.as_deref_mut().is_some_and(change)
+    }
+
+    /// Takes what is sealed and in no send yet. The rest is kept until the channel is ready.
+    #[inline]
+    pub(super) fn take_out(&mut self, id: ConnId) -> Vec<u8> {
+        let Some(Some(said)) = self.said.get_mut(id.slot()) else { return Vec::new() };
+        let out = core::mem::take(&mut said.out);
+        self.tidy(id);
+        out
+    }
+
+    /// Has no memory for what is not there.
+    fn tidy(&mut self, id: ConnId) {
+        if let Some(entry) = self.said.get_mut(id.slot()) {
+            entry.take_if(|said| said.out.is_empty() && said.came == 0 && said.later.is_none());
+        }
+    }
+
+    /// Bytes of memory that what is looked at later takes.
     pub(super) fn later_bytes(&self, id: ConnId) -> usize {
-        self.get(id).map_or(0, Sealed::later_bytes)
+        self.said(id).and_then(|said| said.later.as_ref()).map_or(0, Vec::capacity)
     }
 
     /// True if a channel is not to say what it has before its next step.
     #[inline]
     pub(super) fn is_put_off(&self, id: ConnId) -> bool {
-        self.get(id).is_some_and(|sealed| sealed.later.is_some())
+        self.said(id).is_some_and(|said| said.later.is_some())
+    }
+
+    /// Keeps bytes that are looked at later, behind those that are. `None` if the system has no memory for them, else how many there
+    /// are now.
+    pub(super) fn put_later(&mut self, id: ConnId, wire: &[u8]) -> Option<usize> {
+        let mut kept = None;
+        self.with_said(id, |said| {
+            let later = said.later.get_or_insert_default();
+            if later.try_reserve(wire.len()).is_ok() {
+                later.extend_from_slice(wire);
+                kept = Some(later.len());
+            }
+            kept.is_some()
+        });
+        kept
+    }
+
+    /// Takes what is to be looked at now.
+    pub(super) fn take_later(&mut self, id: ConnId) -> Option<Vec<u8>> {
+        let later = self.said.get_mut(id.slot())?.as_deref_mut()?.later.take();
+        self.tidy(id);
+        later
     }
 
     /// Places in the queue of those that wait for a step.
@@ -134,12 +166,7 @@ impl Channels {
     /// Slots for which there is memory.
     #[cfg(test)]
     pub(super) fn room(&self) -> usize {
-        self.table.len()
-    }
-
-    /// How many connections have a channel.
-    pub(super) fn count(&self) -> usize {
-        self.table.iter().flatten().count()
+        self.said.len()
     }
 }
 
@@ -175,26 +202,16 @@ impl<O: Observer> Shard<O> {
 
     /// The same by a transport that is not a listener's, for a connection that the server makes.
     pub fn begin_handshake_by(&mut self, id: ConnId, transport: &dyn Transport) {
-        let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.is_open()) else { return };
-        let mut out = Vec::new();
-        let sealed = transport.begin(&mut out).and_then(|channel| {
-            try_box(Sealed {
-                channel,
-                out,
-                counted: 0,
-                later: None,
-                came: 0,
-                speaks: false,
-                is_ready: false,
-                is_finished: false,
-                is_closed: false,
-            })
-        });
-        let (Some(sealed), Some(entry)) = (sealed, self.channels.table.entry(id.slot())) else {
-            self.abort(id, CloseReason::MemoryLimit);
+        if !self.conns.get(id).is_some_and(Conn::is_open) {
             return;
+        }
+        let mut out = Vec::new();
+        let has_room = self.shared.channels().make_room(id);
+        let Some(channel) = transport.begin(&mut out).filter(|_| has_room) else {
+            return self.abort(id, CloseReason::MemoryLimit);
         };
-        *entry = Some(sealed);
+        self.shared.channels().put(id, channel);
+        let Some(conn) = self.conns.get_mut(id) else { return };
         conn.aside.seal();
         conn.opened = Opened::Handshake;
         self.lanes[conn.lane].counters.handshakes_started += 1;
@@ -205,26 +222,68 @@ impl<O: Observer> Shard<O> {
         if self.is_full_of_starts() {
             self.sync_accept();
         }
-        self.note_out(id);
+        self.note_out(id, out);
         self.sync_receive(id);
         self.arm(id);
     }
 
-    /// Counts what a connection's channel appended, which leaves with this turn.
-    pub(super) fn note_out(&mut self, id: ConnId) {
-        let Some(sealed) = self.channels.get_mut(id) else { return };
-        if sealed.is_finished {
-            // FIN is on its way, or the last word behind which nothing may follow.
-            sealed.out.truncate(sealed.counted);
+    /// Calls a connection's channel. `None` if it panicked, now or before: then it is dropped.
+    #[inline]
+    pub(super) fn call_channel<T>(&self, id: ConnId, call: impl FnOnce(&mut dyn Channel) -> T) -> Option<T> {
+        let channels = self.shared.channels();
+        let answer = self.observer.guard(|| channels.ask(id, call));
+        if answer.is_none() {
+            self.discard(channels.take(id));
         }
-        let len = sealed.out.len();
-        let more = len - sealed.counted;
-        if more == 0 {
+        answer.flatten()
+    }
+
+    /// The same of a call that appends to `out`, of which half a record does not leave.
+    #[inline]
+    pub(super) fn call_channel_out<T>(
+        &self,
+        id: ConnId,
+        out: &mut Vec<u8>,
+        call: impl FnOnce(&mut dyn Channel, &mut Vec<u8>) -> T,
+    ) -> Option<T> {
+        let len = out.len();
+        let answer = self.call_channel(id, |channel| call(channel, out));
+        if answer.is_none() {
+            out.truncate(len);
+        }
+        answer
+    }
+
+    fn discard(&self, channel: Option<Box<dyn Channel>>) {
+        if channel.is_some() {
+            self.observer.guard(move || drop(channel));
+        }
+    }
+
+    /// Keeps and counts what a connection's channel appended, which leaves with this turn.
+    pub(super) fn note_out(&mut self, id: ConnId, mut out: Vec<u8>) {
+        let Some(conn) = self.conns.get(id).filter(|_| !out.is_empty()) else { return };
+        if conn.aside.says(Aside::FINISHED) {
+            // FIN is on its way, or the last word behind which nothing may follow.
             return;
         }
-        sealed.counted = len;
+        let more = out.len();
+        let is_kept = self.channels.with_said(id, |said| {
+            if said.out.is_empty() {
+                said.out = out;
+                return true;
+            }
+            let has_room = said.out.try_reserve(more).is_ok();
+            if has_room {
+                said.out.append(&mut out);
+            }
+            has_room
+        });
+        if !is_kept {
+            return self.abort(id, CloseReason::MemoryLimit);
+        }
         self.shared.hold(more);
-        let Some(conn) = self.conns.get(id) else { return };
+        let len = self.channels.out_bytes(id);
         if len > self.lanes[conn.lane].limits.outbox_bytes_max {
             // The peer has it answer on and on, and takes nothing.
             return self.abort(id, CloseReason::OutboxFull);
@@ -239,18 +298,23 @@ impl<O: Observer> Shard<O> {
 
     /// A connection's channel has something to say once nothing is in flight.
     pub(super) fn will_speak(&mut self, id: ConnId) {
-        let Some(sealed) = self.channels.get_mut(id).filter(|sealed| !sealed.is_finished) else { return };
-        debug_assert!(sealed.is_ready, "the channel of {id} speaks before its handshake is done");
-        sealed.speaks = true;
-        if let Some(outlet) = self.conns.get(id).and_then(|conn| conn.outlet()) {
+        let goes_on = |conn: &&mut Conn| conn.has_channel() && !conn.aside.says(Aside::FINISHED);
+        let Some(conn) = self.conns.get_mut(id).filter(goes_on) else { return };
+        debug_assert!(
+            conn.opened != Opened::Handshake,
+            "the channel of {id} speaks before its handshake is done"
+        );
+        conn.aside.note(Aside::SPEAKS, true);
+        if let Some(outlet) = conn.outlet() {
             outlet.mark_dirty();
         }
     }
 
     /// The peer was silent for long. True if its channel asks it for a sign of life.
     pub(super) fn channel_asks(&mut self, id: ConnId) -> bool {
-        let is_open = |sealed: &&mut Sealed| sealed.is_ready && !sealed.is_finished;
-        if !self.channels.get_mut(id).filter(is_open).is_some_and(|sealed| sealed.channel.asks()) {
+        if !self.conns.get(id).is_some_and(Conn::may_seal)
+            || !self.call_channel(id, |channel| channel.asks()).unwrap_or(false)
+        {
             return false;
         }
         self.will_speak(id);
@@ -259,8 +323,16 @@ impl<O: Observer> Shard<O> {
 
     /// Bytes came of a connection whose handshake is not done.
     pub(super) fn came_early(&mut self, id: ConnId, bytes: usize) {
-        if let Some(sealed) = self.channels.get_mut(id).filter(|sealed| !sealed.is_ready) {
-            sealed.came += bytes;
+        let is_early = |conn: &Conn| conn.opened == Opened::Handshake;
+        if bytes == 0 || !self.conns.get(id).is_some_and(is_early) {
+            return;
+        }
+        let is_noted = self.channels.with_said(id, |said| {
+            said.came += bytes;
+            true
+        });
+        if !is_noted {
+            self.abort(id, CloseReason::MemoryLimit);
         }
     }
 
@@ -289,15 +361,18 @@ impl<O: Observer> Shard<O> {
                 continue;
             }
             let is_open = self.conns.get(id).is_some_and(Conn::is_open);
-            let Some(sealed) = self.channels.get_mut(id).filter(|_| is_open) else { continue };
-            steps -= 1;
-            if let Some(later) = sealed.later.take() {
-                self.take_later(id, *later, lane);
+            if !is_open {
                 continue;
             }
-            let unsealed = sealed.channel.work(&mut sealed.out);
-            self.note_out(id);
-            self.go_on(id, LeaseMut::empty(), Some(unsealed), lane);
+            steps -= 1;
+            if let Some(later) = self.channels.take_later(id) {
+                self.take_later(id, later, lane);
+                continue;
+            }
+            let mut out = Vec::new();
+            let unsealed = self.call_channel_out(id, &mut out, |channel, out| channel.work(out));
+            self.note_out(id, out);
+            self.go_on(id, LeaseMut::empty(), Some(unsealed.unwrap_or(Unsealed::Fault(PANICKED))), lane);
         }
         if self.channels.working.is_empty() {
             self.channels.working.shrink_to(QUEUE_KEPT);
@@ -325,10 +400,11 @@ impl<O: Observer> Shard<O> {
         let lane_id = conn.lane;
         self.lanes[lane_id].counters.handshakes_done += 1;
         let Some(shared) = conn.shared.clone() else { return };
-        let facts = self.channels.get_mut(id).and_then(|sealed| {
-            sealed.is_ready = true;
-            sealed.channel.facts()
-        });
+        if let Some(Some(said)) = self.channels.said.get_mut(id.slot()) {
+            said.came = 0;
+            self.channels.tidy(id);
+        }
+        let facts = self.call_channel(id, |channel| channel.facts()).flatten();
         self.start_over(lane_id);
         if facts.is_some_and(|facts| !shared.keep_facts(facts)) {
             return self.abort(id, CloseReason::MemoryLimit);
@@ -341,7 +417,7 @@ impl<O: Observer> Shard<O> {
     /// A connection in the middle of its handshake, of which nothing is to be looked at now: ends it if it cannot be done.
     pub(super) fn check_handshake(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get(id).filter(|conn| conn.opened == Opened::Handshake) else { return };
-        let came = self.channels.get(id).map_or(0, |sealed| sealed.came);
+        let came = self.channels.came(id);
         let waits = conn.queued.is_in(Queued::WORKING);
         if came > HANDSHAKE_BYTES_MAX && waits {
             // It may have begun to speak behind its last flight, and is received from once the step was made.
@@ -361,8 +437,8 @@ impl<O: Observer> Shard<O> {
     /// The peer broke the rules of the channel: what tells it so leaves, and nothing behind that.
     #[cold]
     pub(super) fn fault(&mut self, id: ConnId, reason: CloseReason) {
-        if let Some(sealed) = self.channels.get_mut(id) {
-            sealed.is_finished = true;
+        if let Some(conn) = self.conns.get_mut(id) {
+            conn.aside.note(Aside::FINISHED, true);
         }
         if let Some(shared) = self.shared(id) {
             shared.drop_pending();
@@ -372,57 +448,78 @@ impl<O: Observer> Shard<O> {
 
     /// True if the input of a connection ended, and its channel was told of no end before.
     pub fn was_cut_off(&self, id: ConnId) -> bool {
-        self.channels.get(id).is_some_and(|sealed| !sealed.is_closed)
+        let is_cut_off =
+            |conn: &Conn| conn.has_channel() && conn.outlet().is_some() && !conn.aside.says(Aside::CLOSED);
+        self.conns.get(id).is_some_and(is_cut_off)
     }
 
     /// Why a connection whose peer sent FIN was cut off by that, if it was.
     pub(super) fn cut_off(&self, id: ConnId) -> Option<CloseReason> {
         let conn = self.conns.get(id).filter(|conn| conn.has_channel())?;
-        let sealed = self.channels.get(id).filter(|sealed| sealed.later.is_none())?;
-        match !sealed.is_closed && conn.inbox.as_ref().is_some_and(|inbox| inbox.is_mid_record()) {
+        if self.channels.is_put_off(id) {
+            return None;
+        }
+        let is_closed = conn.aside.says(Aside::CLOSED);
+        match !is_closed && conn.inbox.as_ref().is_some_and(|inbox| inbox.is_mid_record()) {
             true => Some(CloseReason::PeerClosedMidFrame),
-            false => sealed.channel.cut_off(),
+            false => self.call_channel(id, |channel| channel.cut_off()).flatten(),
         }
     }
 
     /// The service is done with a connection that has a channel, and nothing more is sent.
     #[cold]
-    pub(super) fn drop_channel(&mut self, id: ConnId, reason: CloseReason) {
+    pub(super) fn drop_channel(&mut self, id: ConnId, outlet: &Outlet, was_early: bool, reason: CloseReason) {
         self.leave_steps(id);
-        let Some(entry) = self.channels.table.get_mut(id.slot()) else { return };
-        let Some(sealed) = entry.take() else { return };
-        self.shared.release(sealed.counted + sealed.later_bytes());
-        if !sealed.is_ready
-            && let Some(conn) = self.conns.get(id)
-        {
+        let later_bytes = self.channels.later_bytes(id);
+        let said = self.channels.said.get_mut(id.slot()).and_then(Option::take);
+        self.shared.release(said.map_or(0, |said| said.out.len()) + later_bytes);
+        let Some(conn) = self.conns.get(id) else { return };
+        if was_early {
             let counters = &mut self.lanes[conn.lane].counters;
             match reason {
                 CloseReason::HandshakeTimeout => counters.handshakes_timed_out += 1,
                 _ => counters.handshakes_failed += 1,
             }
+        } else if let Some(facts) = self.call_channel(id, |channel| channel.facts_on_demand()).flatten() {
+            outlet.keep_last_facts(facts);
+        }
+        self.discard(self.shared.channels().take(id));
+    }
+
+    /// Drops what is left where the shard ends with connections.
+    pub(super) fn drop_channels(&mut self) {
+        let shared = self.shared.clone();
+        let mut from = 0;
+        while let Some((next, channel)) = shared.channels().take_any(from) {
+            self.discard(Some(channel));
+            from = next;
         }
     }
 
     /// Panics if a connection that has a channel contradicts it. Returns the bytes that are sealed and in no send.
     pub(super) fn check_channel(&self, id: ConnId, conn: &Conn) -> usize {
         let text = || describe(id, conn);
-        let sealed = self.channels.get(id).unwrap_or_else(|| panic!("no channel: {}", text()));
-        assert_eq!(sealed.counted, sealed.out.len(), "sealed bytes are not counted: {}", text());
-        assert_eq!(conn.opened == Opened::Handshake, !sealed.is_ready, "{}", text());
-        let says = !sealed.out.is_empty() || (sealed.speaks && !sealed.is_finished);
+        let out_bytes = self.channels.out_bytes(id);
+        let is_early = conn.opened == Opened::Handshake;
+        assert!(is_early || self.channels.came(id) == 0, "what came early is counted: {}", text());
+        let says = out_bytes > 0 || (conn.aside.says(Aside::SPEAKS) && !conn.aside.says(Aside::FINISHED));
         let leaves = !says || conn.send.is_on() || self.shared.has_dirty();
         assert!(leaves, "sealed bytes wait for nothing: {}", text());
         assert!(conn.bulk == 0, "records are received into a frame: {}", text());
         let waits = conn.queued.is_in(Queued::WORKING);
         assert!(!waits || self.channels.working.contains(&id), "its step does not come: {}", text());
         let looks = conn.is_open() && !conn.is_cut() && conn.takes_frames() && conn.waiting_bytes() == 0;
-        assert!(sealed.later.is_none() || waits || !looks, "what it has waits for nothing: {}", text());
-        sealed.counted + sealed.later_bytes()
+        assert!(
+            !self.channels.is_put_off(id) || waits || !looks,
+            "what it has waits for nothing: {}",
+            text()
+        );
+        out_bytes + self.channels.later_bytes(id)
     }
 
     /// Panics unless `channels` connections have a channel, and `working` of their steps wait.
     pub(super) fn check_channels(&self, channels: usize, working: u64) {
-        assert_eq!(channels, self.channels.count(), "channels of connections that ended");
+        assert_eq!(channels, self.shared.channels().count(), "channels of connections that ended");
         let waiting: u64 = self.lanes.iter().map(|lane| lane.counters.handshakes_waiting).sum();
         assert_eq!(working, waiting, "steps that wait");
         for lane in self.lanes.iter() {

@@ -7,15 +7,17 @@
 //! Records that say far more than came, as compressed ones, are the exception: what is behind them is put off to steps like those of
 //! handshakes, some in each turn, and none while the inbox is full.
 
+use alloc::vec::Vec;
+
 use ringserve_buf::{LeaseMut, try_box};
 
 use super::Shard;
-use super::secure::Later;
+use super::secure::PANICKED;
 use super::turn::Lane;
-use crate::conn::Conn;
+use crate::conn::{Aside, Conn, Opened};
 use crate::inbox::Inbox;
 use crate::transport::{Fault, Unsealed};
-use crate::{CloseReason, ConnId, Observer};
+use crate::{Channel, CloseReason, ConnId, Observer};
 
 /// Plain bytes beyond as many as came that one look at a channel may bring, but for the last record: about as long as a step of a
 /// handshake takes, where a connection may send a thousandth of what it says.
@@ -35,20 +37,11 @@ impl<O: Observer> Shard<O> {
     /// Keeps what came until the connection's next step, behind what is kept already.
     #[cold]
     fn put_off(&mut self, id: ConnId, wire: LeaseMut) {
-        let Some(sealed) = self.channels.get_mut(id) else { return };
-        if sealed.later.is_none() {
-            sealed.later = try_box(Later::default());
-        }
-        let Some(later) = &mut sealed.later else { return self.abort(id, CloseReason::MemoryLimit) };
-        let before = later.bytes.capacity();
-        let has_room = later.bytes.try_reserve(wire.len()).is_ok();
-        self.shared.hold(later.bytes.capacity() - before);
-        if !has_room {
-            return self.abort(id, CloseReason::MemoryLimit);
-        }
-        later.bytes.extend_from_slice(&wire);
+        let before = self.channels.later_bytes(id);
+        let kept = self.channels.put_later(id, &wire);
         drop(wire);
-        let later = later.bytes.len();
+        self.shared.hold(self.channels.later_bytes(id) - before);
+        let Some(later) = kept else { return self.abort(id, CloseReason::MemoryLimit) };
         let Some(conn) = self.conns.get(id) else { return };
         let is_much = later >= self.lanes[conn.lane].limits.inbox_bytes_high;
         // Where the inbox is full it is asked for once all of that was looked at.
@@ -63,9 +56,9 @@ impl<O: Observer> Shard<O> {
 
     /// Goes on with what was put off.
     #[cold]
-    pub(super) fn take_later(&mut self, id: ConnId, later: Later, lane: &mut (impl Lane<O> + ?Sized)) {
-        self.shared.release(later.bytes.capacity());
-        match LeaseMut::try_from_vec(later.bytes) {
+    pub(super) fn take_later(&mut self, id: ConnId, later: Vec<u8>, lane: &mut (impl Lane<O> + ?Sized)) {
+        self.shared.release(later.capacity());
+        match LeaseMut::try_from_vec(later) {
             Some(wire) => self.go_on(id, wire, None, lane),
             None => self.abort(id, CloseReason::MemoryLimit),
         }
@@ -112,14 +105,22 @@ impl<O: Observer> Shard<O> {
             if !self.conns.get(id).is_some_and(goes_on) {
                 return None;
             }
-            let sealed = self.channels.get_mut(id).filter(|sealed| !sealed.is_closed)?;
-            if said > most && !(wire.is_empty() && sealed.channel.held_bytes() == 0) {
+            let is_heard = |conn: &&Conn| conn.has_channel() && !conn.aside.says(Aside::CLOSED);
+            let is_ready = self.conns.get(id).filter(is_heard)?.opened != Opened::Handshake;
+            if said > most
+                && !(wire.is_empty()
+                    && self.call_channel(id, |channel| channel.held_bytes()).is_none_or(|held| held == 0))
+            {
                 self.put_off(id, wire);
                 break Some(came);
             }
-            let unsealed = answered.take().unwrap_or_else(|| sealed.channel.open(&mut wire, &mut sealed.out));
-            let is_ready = sealed.is_ready;
-            self.note_out(id);
+            let unsealed = answered.take().unwrap_or_else(|| {
+                let mut out = Vec::new();
+                let unsealed =
+                    self.call_channel_out(id, &mut out, |channel, out| channel.open(&mut wire, out));
+                self.note_out(id, out);
+                unsealed.unwrap_or(Unsealed::Fault(PANICKED))
+            });
             // What it appended may have been too much.
             if !self.conns.get(id).is_some_and(goes_on) {
                 return None;
@@ -181,10 +182,8 @@ impl<O: Observer> Shard<O> {
     /// The peer said that nothing more will come. FIN is still awaited, so that what lies before it makes no reset of a close.
     #[cold]
     fn input_closed(&mut self, id: ConnId) {
-        if let Some(sealed) = self.channels.get_mut(id) {
-            sealed.is_closed = true;
-        }
         if let Some(conn) = self.conns.get_mut(id) {
+            conn.aside.note(Aside::CLOSED, true);
             conn.input_ended = true;
         }
     }
@@ -201,12 +200,17 @@ impl<O: Observer> Shard<O> {
 
     /// Notes how much of a record the channel keeps, if it waits for the rest. `came` bytes came of it since the last look.
     fn note_record(&mut self, id: ConnId, came: usize) {
-        let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.is_open()) else { return };
-        let Some(sealed) = self.channels.get(id) else { return };
-        let held = sealed.channel.held_bytes();
-        if sealed.is_closed || (held == 0 && !sealed.channel.is_mid_record()) {
-            return self.record_ended(id);
-        }
+        let Some(conn) = self.conns.get(id).filter(|conn| conn.is_open() && conn.has_channel()) else {
+            return;
+        };
+        let is_closed = conn.aside.says(Aside::CLOSED);
+        let look = |channel: &mut dyn Channel| {
+            let held = channel.held_bytes();
+            (held > 0 || channel.is_mid_record()).then_some(held)
+        };
+        let held = if is_closed { None } else { self.call_channel(id, look).flatten() };
+        let Some(held) = held else { return self.record_ended(id) };
+        let Some(conn) = self.conns.get_mut(id) else { return };
         if conn.inbox.is_none() {
             conn.inbox = try_box(Inbox::new(&self.blocks));
         }

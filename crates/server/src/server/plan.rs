@@ -153,7 +153,7 @@ impl<S: Serves> OneShard<S> {
             first.listeners,
             encoding,
             driver.pool().clone(),
-            LogObserver::new(self.index, self.names.clone(), remote.publishes(&self.names).clone()),
+            LogObserver::new(&shard, self.names.clone(), remote.publishes(&self.names).clone()),
         );
         for (lane, encoding) in lanes {
             core.add_inbound(lane.limits.clone(), lane.listeners, encoding);

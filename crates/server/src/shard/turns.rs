@@ -204,6 +204,11 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
     let connections_max = driver.connections_max();
     let framing = Rc::new(framing);
     let names = ServiceNames::new([("service".into(), 1)]);
+    let random = Random::of_shard(Random::system_seed(), 0);
+    let blocking = Arc::new(Threads::new(&ServerLimits::default()));
+    let clock = Clock::start();
+    let server = ServerControl::new([remote.clone()].into(), Arc::default(), blocking, clock.clone());
+    let shard = Shard::new(0, remote.clone(), server, clock, random);
     let mut core = ringserve_core::Shard::new(
         ServerLimits::default(),
         limits.clone(),
@@ -211,13 +216,8 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
         1,
         framing.encoding(),
         driver.pool().clone(),
-        LogObserver::new(0, names.clone(), remote.publishes(&names).clone()),
+        LogObserver::new(&shard, names.clone(), remote.publishes(&names).clone()),
     );
-    let random = Random::of_shard(Random::system_seed(), 0);
-    let blocking = Arc::new(Threads::new(&ServerLimits::default()));
-    let clock = Clock::start();
-    let server = ServerControl::new([remote.clone()].into(), Arc::default(), blocking, clock.clone());
-    let shard = Shard::new(0, remote, server, clock, random);
     // The driver has no slots beside those of accepted connections.
     let upstreams = add_upstreams(&mut core, &limits, 0);
     let services = ServiceLane::new(&shard, service, framing, None, calls::<S, ()>, TaskNumbers::ALONE);

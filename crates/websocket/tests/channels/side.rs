@@ -128,7 +128,7 @@ impl Side {
     }
 
     pub fn info(&self) -> Rc<WebSocketInfo> {
-        self.channel.facts().unwrap().downcast().unwrap()
+        self.channel.facts_on_demand().unwrap().downcast().unwrap()
     }
 
     /// The code of the close frame that it said, and what is behind that code.

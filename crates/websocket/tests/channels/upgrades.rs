@@ -1,5 +1,7 @@
 //! How a connection begins.
 
+use std::sync::Arc;
+
 use ringserve_core::CloseReason;
 use ringserve_websocket::frame::Opcode;
 use ringserve_websocket::{Accept, Reject, WebSocketOptions, WebSocketTransport};
@@ -37,6 +39,56 @@ fn a_request_is_answered_however_it_comes() {
 }
 
 #[test]
+fn requests_that_say_the_same_end_apart() {
+    let options = WebSocketOptions::new().protocols(["chat"]).upgrade(|upgrade| {
+        Ok(upgrade.query().map_or_else(Accept::new, |name| Accept::new().data(name.to_owned())))
+    });
+    let transport = WebSocketTransport::messages(&options);
+    let open = |target: &str, fields: &str| {
+        let mut side = Side::new(&transport);
+        side.takes(&request(target, fields));
+        assert!(side.is_ready);
+        side
+    };
+    let first = open("/a", "");
+    let mut second = open("/a", "");
+    let chat = open("/a", "Sec-WebSocket-Protocol: chat\r\n");
+    // More than are remembered.
+    let others = ["/b", "/", "/c", "/d", "/e"].map(|target| open(target, ""));
+    let ann = open("/a?ann", "");
+    let bob = open("/a?bob", "");
+    let again = open("/a", "");
+    first.info().end_with(4001, "go");
+    second.takes(&frame(true, Opcode::Close, &[&4002u16.to_be_bytes()[..], b"bye"].concat()));
+    assert_eq!((second.info().peer_code(), second.info().peer_reason()), (Some(4002), "bye".to_owned()));
+    for side in [&first, &chat, &ann, &bob, &again].into_iter().chain(&others) {
+        assert_eq!(side.info().peer_code(), None, "{:?}", side.info());
+    }
+    let targets = others.each_ref().map(|side| side.info().target().to_owned());
+    assert_eq!(targets, ["/b", "/", "/c", "/d", "/e"]);
+    let protocols = [&first, &chat, &again].map(|side| side.info().protocol().map(str::to_owned));
+    assert_eq!(protocols, [None, Some("chat".to_owned()), None]);
+    let kept = [&first, &ann, &bob].map(|side| side.info().data::<String>().map(|name| name.to_string()));
+    assert_eq!(kept, [None, Some("ann".to_owned()), Some("bob".to_owned())]);
+    let code = |side: &mut Side| side.ends(CloseReason::Closed)[2..4].to_vec();
+    let codes =
+        [first, second, chat, again].map(|mut side| u16::from_be_bytes(code(&mut side).try_into().unwrap()));
+    assert_eq!(codes, [4001, 4002, 1000, 1000]);
+}
+
+#[test]
+fn kept_value_goes_with_its_connection() {
+    let value = Arc::new(());
+    let kept = value.clone();
+    let options = WebSocketOptions::new().upgrade(move |_| Ok(Accept::new().data(kept.clone())));
+    let transport = WebSocketTransport::stream(&options);
+    let sides = [Side::open(&transport), Side::open(&transport)];
+    assert!(Arc::strong_count(&value) >= 4);
+    drop(sides);
+    assert_eq!(Arc::strong_count(&value), 2, "the test and the closure have it");
+}
+
+#[test]
 fn what_is_no_request_is_answered_with_http_and_ends() {
     let transport = WebSocketTransport::stream(&WebSocketOptions::new());
     let long = [b"GET / HTTP/1.1\r\nx: ", &[b'x'; 17 << 10][..]].concat();
@@ -58,7 +110,7 @@ fn what_is_no_request_is_answered_with_http_and_ends() {
             assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
             assert!(answer.contains("\r\nConnection: close\r\n"), "{answer}");
             assert_eq!(answer.contains("\r\nUpgrade: websocket\r\n"), status == 426);
-            assert!(side.channel.facts().is_none() && side.channel.held_bytes() == 0);
+            assert!(side.channel.facts_on_demand().is_none() && side.channel.held_bytes() == 0);
         }
     }
 }

@@ -35,6 +35,30 @@ fn service_is_asked_once_the_handshake_is_done_and_frames_follow() {
 }
 
 #[test]
+fn facts_on_demand_are_made_when_they_are_asked_for() {
+    let (mut shard, early) = starting(Limits::default(), Toy { makes_facts: true, ..TOY });
+    let stranger = shard.shared(early).unwrap().clone();
+    assert!(stranger.facts().is_none(), "its handshake is not done");
+    shard.abort(early, CloseReason::Aborted);
+    shard.complete(Completion::ReceiveEnded { id: early, end: ReceiveEnd::Stopped });
+    shard.complete(Completion::Closed { id: early });
+    shard.heard();
+    shard.begin(at(1), 1);
+    let id = accept(&mut shard, 4);
+    shard.receive(id, &Peer::default().flights());
+    shard.end();
+    shard.turn(at(1));
+    let made = |outlet: &crate::Outlet| outlet.facts().map(|facts| *facts.downcast_ref::<u32>().unwrap());
+    let shared = shard.shared(id).unwrap().clone();
+    // The first that it was asked for is that of the service.
+    assert_eq!((made(&shared), made(&shared)), (Some(1), Some(2)));
+    assert_eq!((id.slot(), made(&stranger)), (early.slot(), None), "they are of another connection");
+    shard.abort(id, CloseReason::Aborted);
+    assert_eq!((made(&shared), made(&shared)), (Some(3), Some(3)), "the last of a channel that is gone");
+    assert_eq!(shard.shard.shared.channels().count(), 0);
+}
+
+#[test]
 fn frames_wait_for_an_open_that_waits() {
     let (mut shard, id) = starting(Limits::default(), TOY);
     let mut peer = Peer::default();

@@ -6,6 +6,7 @@
 use super::*;
 use crate::{Channel, Fault, Transport, Unsealed};
 use core::any::Any;
+use core::cell::Cell;
 
 pub const HELLO: u8 = 1;
 pub const FINISHED: u8 = 2;
@@ -77,6 +78,8 @@ pub struct Toy {
     pub greets: bool,
     /// It says when it rested.
     pub tells_rests: bool,
+    /// Its facts are made when they are asked for.
+    pub makes_facts: bool,
 }
 
 impl Transport for Toy {
@@ -84,6 +87,7 @@ impl Transport for Toy {
         let mut channel = ToyChannel {
             needs_close: self.needs_close,
             tells_rests: self.tells_rests,
+            makes_facts: self.makes_facts,
             ..ToyChannel::default()
         };
         if self.greets {
@@ -97,6 +101,9 @@ impl Transport for Toy {
 struct ToyChannel {
     needs_close: bool,
     tells_rests: bool,
+    makes_facts: bool,
+    /// How often facts were made.
+    made: Cell<u32>,
     has_rested: bool,
     writer: Writer,
     read: u8,
@@ -227,7 +234,12 @@ impl Channel for ToyChannel {
     }
 
     fn facts(&self) -> Option<Rc<dyn Any>> {
-        Some(Rc::new("toy"))
+        (!self.makes_facts).then(|| Rc::new("toy") as Rc<dyn Any>)
+    }
+
+    fn facts_on_demand(&self) -> Option<Rc<dyn Any>> {
+        self.made.set(self.made.get() + 1);
+        (self.makes_facts && self.ready).then(|| Rc::new(self.made.get()) as Rc<dyn Any>)
     }
 }
 
