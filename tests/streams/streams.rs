@@ -171,7 +171,8 @@ fn frames_are_read_and_written_without_a_copy() {
 
 #[test]
 fn a_peer_that_is_not_read_is_held_back_and_costs_little() {
-    let server = Streams::start(no_time_limits(), |_| {
+    const BUFFERS: usize = 256;
+    let server = Streams::start(no_time_limits().receive_bytes_max(BUFFERS * (16 << 10)), |_| {
         async |stream: Stream| {
             stream.draining().await;
         }
@@ -190,8 +191,8 @@ fn a_peer_that_is_not_read_is_held_back_and_costs_little() {
     });
     eventually("each is held back", SOON, || server.stats().counters.receives_paused == 20);
     let buffers = server.stats().shards[0].buffers;
-    // Of each the frame that waits, and no more.
-    assert!(buffers.leased <= 20, "{buffers:?}");
+    // Of each the frame that waits, and behind these no more than a quarter of all.
+    assert!(buffers.leased <= BUFFERS / 4 + 20, "{buffers:?}");
     server.finish();
 }
 

@@ -4,7 +4,9 @@
 //!   partial            rest              full              backlog           newest
 //!   ├──────────────┼─────────────────┼────────────────┼───────────────┤
 //!   start of one     a lease that was   leases that       copied while the
-//!   frame, copied    being cut          fill a buffer     service was busy
+//!   frame, copied    being cut          fill a buffer,    service was busy
+//!                                       copies before
+//!                                       such a one
 //! ```
 //!
 //! A connection that waits for its peer between two frames has no inbox at all. Frames that lie within one
@@ -48,13 +50,14 @@ pub(crate) struct Inbox {
     /// The connection's channel waits for the rest of a record, and holds this many bytes of it.
     record: Option<usize>,
     rest: Lease,
-    /// Leases that came while the service was busy. A lease that fills half of its buffer or more pins about as
-    /// much as a copy would take.
+    /// Leases that came while the service was busy, and copies of smaller ones that came before another of these. A lease that
+    /// fills half of its buffer or more pins about as much as a copy would take.
     full: VecDeque<Lease>,
     full_bytes: usize,
     /// Bytes that they pin.
     full_pinned: usize,
-    backlog: Vec<u8>,
+    /// A copy of what came behind them.
+    backlog: Block,
     /// When the peer's time for enough of `partial` began, and the bytes that came since.
     pub(crate) window_began: Stamp,
     window_bytes: usize,
@@ -154,9 +157,9 @@ fn append(to: &mut Vec<u8>, bytes: &[u8]) -> Result<(), NoMemory> {
 }
 
 impl Inbox {
-    /// An empty one, whose large frames are put together in `blocks`.
+    /// An empty one, whose copies lie in `blocks`: large frames, and what has to wait.
     pub(crate) fn new(blocks: &Blocks) -> Inbox {
-        Inbox { partial: blocks.block(), ..Inbox::default() }
+        Inbox { partial: blocks.block(), backlog: blocks.block(), ..Inbox::default() }
     }
 
     /// True if nothing is left, so that the inbox itself need not be kept.
@@ -223,31 +226,49 @@ impl Inbox {
     /// Bytes of memory this inbox holds.
     pub(crate) fn held_bytes(&self) -> usize {
         let away = self.away.map_or(0, |(held, _)| held) + self.record.unwrap_or(0);
-        let received = self.full_pinned + self.backlog.capacity() + self.rest.pinned_bytes();
+        let received = self.full_pinned + self.backlog.held_bytes() + self.rest.pinned_bytes();
         self.partial.held_bytes() + away + received
     }
 
     /// Adds bytes behind all others. They are copied, unless they lie on the heap and nothing is before them, or `keeps` says that
-    /// they wait for a moment, with buffers enough, and they fill most of one.
+    /// there are buffers enough, and they fill half of one or more.
     pub(crate) fn put(&mut self, lease: Lease, keeps: bool) -> Result<(), NoMemory> {
         if !lease.is_pooled() && self.nothing_waits() {
             self.rest = lease;
             return Ok(());
         }
-        if keeps && self.backlog.is_empty() && fills_buffer(&lease) {
-            self.full.try_reserve(1).map_err(|_| NoMemory)?;
-            self.full_bytes += lease.len();
-            self.full_pinned += lease.pinned_bytes();
-            self.full.push_back(lease);
-            return Ok(());
+        if keeps && fills_buffer(&lease) {
+            if !self.backlog.is_empty() {
+                let copied = self.backlog.take().into_lease().ok_or(NoMemory)?;
+                self.keep(copied)?;
+            }
+            return self.keep(lease);
         }
-        append(&mut self.backlog, &lease)
+        self.copy(&lease)
+    }
+
+    /// Bytes of receive buffers that are kept as they are.
+    pub(crate) fn kept_bytes(&self) -> usize {
+        self.full.iter().filter(|lease| lease.is_pooled()).map(|lease| lease.len()).sum()
+    }
+
+    fn keep(&mut self, lease: Lease) -> Result<(), NoMemory> {
+        self.full.try_reserve(1).map_err(|_| NoMemory)?;
+        self.full_bytes += lease.len();
+        self.full_pinned += lease.pinned_bytes();
+        self.full.push_back(lease);
+        Ok(())
+    }
+
+    /// Copies bytes behind all others. As much again may follow them.
+    fn copy(&mut self, bytes: &[u8]) -> Result<(), NoMemory> {
+        self.backlog.put(bytes, self.backlog.len().max(bytes.len())).then_some(()).ok_or(NoMemory)
     }
 
     /// Adds bytes behind all others, so that they lie together with those of other calls of this. For what comes before frames.
     pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<&[u8], NoMemory> {
         debug_assert!(!self.has_begun() && self.rest.is_empty(), "bytes of frames are there");
-        append(&mut self.backlog, bytes)?;
+        self.copy(bytes)?;
         Ok(&self.backlog)
     }
 
@@ -277,7 +298,7 @@ impl Inbox {
             self.full_pinned -= lease.pinned_bytes();
             return Ok(lease);
         }
-        Lease::try_from_vec(mem::take(&mut self.backlog)).ok_or(NoMemory)
+        self.backlog.take().into_lease().ok_or(NoMemory)
     }
 
     /// True if bytes of a frame are there that was begun.
@@ -577,14 +598,19 @@ mod tests {
         inbox.put(first, true).unwrap();
         inbox.put(received(b'2', 32), true).unwrap();
         assert_eq!((inbox.waiting_bytes(), inbox.held_bytes()), (96, 128));
-        // One that fills less is copied, and so is all that comes behind a copy, or while buffers are short.
+        // Those that fill less are copied, and together. What fills a buffer waits behind the copy.
         inbox.put(received(b'3', 31), true).unwrap();
+        inbox.put(received(b'3', 1), true).unwrap();
         inbox.put(received(b'4', 64), true).unwrap();
-        assert_eq!(inbox.waiting_bytes(), 191);
+        inbox.put(received(b'5', 1), true).unwrap();
+        assert_eq!((inbox.waiting_bytes(), inbox.kept_bytes()), (193, 160));
         let taken = inbox.take().unwrap();
         assert_eq!((taken.as_ptr(), taken.len()), (place, 64));
         assert_eq!(&*inbox.take().unwrap(), &[b'2'; 32]);
-        assert_eq!(*inbox.take().unwrap(), [&[b'3'; 31][..], &[b'4'; 64]].concat());
+        assert_eq!(*inbox.take().unwrap(), [b'3'; 32]);
+        let taken = inbox.take().unwrap();
+        assert_eq!((&*taken, taken.is_pooled()), (&[b'4'; 64][..], true));
+        assert_eq!(&*inbox.take().unwrap(), b"5");
         assert!(inbox.is_empty() && inbox.held_bytes() == 0);
         inbox.put(received(b'5', 64), false).unwrap();
         assert!(!inbox.take().unwrap().is_pooled(), "kept a buffer while they are short");

@@ -132,7 +132,7 @@ pub struct ServerLimits {
     pub held_bytes_max: usize,
     /// Receive buffers of one shard together, at least one buffer and at most 32768 of them, allocated in steps of 1 MiB as
     /// needed. Default 64 MiB. When frames kept by handlers pin half of them, further frames are copied before the service gets
-    /// them.
+    /// them. Bytes that wait behind a call or the reader of a stream stay in theirs only while at most a quarter is pinned.
     pub receive_bytes_max: usize,
     /// Bytes of one receive buffer, 64 to 16 MiB. Default 16 KiB.
     pub receive_buffer_bytes: usize,

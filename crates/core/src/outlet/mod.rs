@@ -375,6 +375,11 @@ impl Outlet {
         self.set(READS_ON);
     }
 
+    /// True if frames are handed out whatever waits to be sent.
+    pub(crate) fn reads_on(&self) -> bool {
+        self.has(READS_ON)
+    }
+
     /// True if no frame is handed out before the outbox has fallen.
     #[inline]
     pub(crate) fn holds_back(&self) -> bool {

@@ -1,9 +1,11 @@
 //! Conditions that hold after every turn.
 
 use super::Shard;
+use super::receive::{KEPT_FOR_A_MOMENT, KEPT_FOR_LONG};
 use crate::Observer;
 use crate::conn::{Flight, Opened, Queued, State, Write, describe};
 use crate::holders::class_of;
+use crate::outlet::Outlet;
 
 impl<O: Observer> Shard<O> {
     /// Panics if anything contradicts itself. Linear in the number of connections, so debug builds call it only
@@ -20,6 +22,7 @@ impl<O: Observer> Shard<O> {
         self.wheel.invariants();
         let (mut held_bytes, mut listed, mut starting) = (0, 0, 0);
         let (mut channels, mut working) = (0, 0);
+        let (mut kept, mut kept_for_long) = (0, 0);
         for index in 0..self.conns.used() {
             let Some(id) = self.conns.id_at(index) else { continue };
             let Some(conn) = self.conns.get(id) else { continue };
@@ -72,6 +75,10 @@ impl<O: Observer> Shard<O> {
             if let Some(inbox) = &conn.inbox {
                 assert!(conn.is_open(), "input is kept: {}", text());
                 held_bytes += inbox.held_bytes();
+                let bytes = inbox.kept_bytes();
+                kept += bytes;
+                // The others may have been held back when it came.
+                kept_for_long += if conn.outlet().is_some_and(Outlet::reads_on) { bytes } else { 0 };
                 let moves = conn.has_handler()
                     || conn.is_starting()
                     || conn.is_held_back()
@@ -92,6 +99,12 @@ impl<O: Observer> Shard<O> {
             assert!(class_of(keeps) <= class, "holds {keeps} bytes and is in list {class}: {}", text());
             held_bytes += conn.outlet().map_or(0, |outlet| outlet.service_bytes());
         }
+        let most = self.limits.receive_bytes_max;
+        assert!(kept * KEPT_FOR_A_MOMENT <= most, "{kept} of {most} bytes wait in receive buffers");
+        assert!(
+            kept_for_long * KEPT_FOR_LONG <= most,
+            "{kept_for_long} of {most} bytes wait there for readers"
+        );
         self.check_starting(starting);
         self.check_channels(channels, working);
         let queued = self.runnable.len() + self.served.len() + self.channels.queue_len();

@@ -12,9 +12,20 @@ use crate::{CloseReason, ConnId, Observer, Op, ReceiveEnd};
 /// Missing bytes from which a frame is received straight into its block.
 pub(super) const LARGE_BYTES: usize = 32 * 1024;
 
+/// The part of the receive memory up to which full buffers are kept as they are behind replies that are on their way: those wait
+/// for a moment.
+pub(super) const KEPT_FOR_A_MOMENT: usize = 2;
+
+/// The same behind calls and readers, which may wait for ever: the rest of the receive memory goes on serving the others.
+pub(super) const KEPT_FOR_LONG: usize = 4;
+
 /// Receives that end by themselves after a large frame. The next bytes are the head of another large frame, or there is none; a
 /// receive that goes on would bring much of such a frame before it ends, and take a cancel.
 const BULK_RECEIVES: u8 = 8;
+
+/// The same after a stream was paused: as many as fill its outbox and its inbox once more by the default marks, so that a reader
+/// that stays behind is paused again without a receive that goes on. That one would bring 32 buffers before it is told to stop.
+const RECEIVES_AFTER_PAUSE: u8 = 32;
 
 /// `EIO`, as every Linux has it.
 const EIO: i32 = 5;
@@ -251,11 +262,10 @@ impl<O: Observer> Shard<O> {
         let Some(conn) = self.conns.get_mut(id) else { return };
         // A connection that its service holds open is held back as ever.
         let cut = conn.is_cut();
-        // Behind replies that are on their way the bytes wait for a moment; behind calls and readers they may for long. What is pinned
-        // is looked at each time, since a turn may bring as much as there is.
+        // What is pinned is looked at each time, since a turn may bring as much as there is.
         let pinned = self.pool.leased() * self.limits.receive_buffer_bytes;
-        let keeps =
-            conn.is_held_back() && !self.short_of_buffers && pinned * 2 <= self.limits.receive_bytes_max;
+        let share = if conn.is_held_back() { KEPT_FOR_A_MOMENT } else { KEPT_FOR_LONG };
+        let keeps = !self.short_of_buffers && pinned * share <= self.limits.receive_bytes_max;
         if conn.inbox.is_none() {
             conn.inbox = try_box(Inbox::new(&self.blocks));
         }
@@ -279,6 +289,10 @@ impl<O: Observer> Shard<O> {
     pub(super) fn pause(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id).filter(|conn| !conn.paused) else { return };
         conn.paused = true;
+        // Frames of others may end within a receive, and each would take a receive apart.
+        if !conn.has_channel() && conn.outlet().is_some_and(Outlet::reads_on) {
+            conn.bulk = RECEIVES_AFTER_PAUSE;
+        }
         self.lanes[conn.lane].counters.receives_paused += 1;
         self.observer.paused(self.now, id, true);
         self.sync_receive(id);

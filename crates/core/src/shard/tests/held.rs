@@ -1,6 +1,10 @@
 //! What connections hold: which goes when it is too much, and what a call that waits counts.
 
+use ringserve_buf::KernelSide;
+
 use super::*;
+use crate::ReceiveEnd;
+use crate::shard::receive::KEPT_FOR_LONG;
 
 /// Ends a turn. Returns the connections that ended in it, and why.
 fn ends(shard: &mut Tested) -> Vec<(ConnId, CloseReason)> {
@@ -270,4 +274,137 @@ fn frames_behind_a_finished_one_do_not_count_it_again() {
     send(&mut shard, &rest);
     let counted: Vec<usize> = shard.lane.calls.iter().map(|call| call.parked.bytes).collect();
     assert_eq!(counted, [counted[0], 0, 0, 0]);
+}
+
+/// Bytes of a receive buffer in the tests below, and the number of buffers.
+const BUFFER_BYTES: usize = 1024;
+const BUFFERS: usize = 64;
+
+/// A shard with `count` connections and few small receive buffers, its pool, and the side that fills them.
+fn with_buffers(limits: Limits, count: usize) -> (Tested, Vec<ConnId>, Pool, KernelSide) {
+    let config = PoolConfig { buffer_bytes: BUFFER_BYTES, buffers_max: BUFFERS, poison: true };
+    let (pool, side) = Pool::new(config).unwrap();
+    let server = ServerLimits::default()
+        .receive_buffer_bytes(BUFFER_BYTES)
+        .receive_bytes_max(BUFFERS * BUFFER_BYTES)
+        .held_bytes_max(16 << 20);
+    let shard = Shard::new(server, limits, count, 1, encoding(), pool.clone(), ());
+    let mut shard = Tested { shard, lane: Recorder::default() };
+    shard.begin(Time::ZERO, count);
+    let ids = (0..count as u64).map(|number| accept(&mut shard, number)).collect();
+    shard.end();
+    shard.ops();
+    (shard, ids, pool, side)
+}
+
+/// Receives `bytes` by as many buffers as that takes.
+fn receive_by_buffers(shard: &mut Tested, side: &mut KernelSide, id: ConnId, bytes: &[u8]) {
+    for part in bytes.chunks(BUFFER_BYTES) {
+        let buffer = side.lend().expect("a buffer");
+        side.spare(buffer)[..part.len()].copy_from_slice(part);
+        let lease = side.received(buffer, part.len(), true);
+        shard.complete(Completion::Received { id, lease });
+    }
+}
+
+/// `count` frames of a buffer each, numbered from `first`.
+fn buffers_of_frames(first: usize, count: usize) -> Vec<u8> {
+    let frame = |n: usize| {
+        let mut wire = Vec::from(((BUFFER_BYTES - 4) as u32).to_be_bytes());
+        wire.resize(BUFFER_BYTES, n as u8);
+        wire
+    };
+    (first..first + count).flat_map(frame).collect()
+}
+
+#[test]
+fn bytes_behind_a_call_pin_a_part_of_the_buffers_at_most() {
+    let limits = Limits { inbox_bytes_high: 1 << 20, ..Limits::default() };
+    let (mut shard, ids, pool, mut side) = with_buffers(limits, 3);
+    shard.begin(at(1), 1);
+    shard.lane.parks = Some(0);
+    // One call waits for ever, with its frame; and so does another, which comes later.
+    receive_by_buffers(&mut shard, &mut side, ids[0], &buffers_of_frames(0, 1 + 40));
+    assert_eq!(pool.leased(), BUFFERS / KEPT_FOR_LONG, "those that fill a buffer are not copied");
+    receive_by_buffers(&mut shard, &mut side, ids[1], &buffers_of_frames(0, 1 + 40));
+    assert_eq!(pool.leased(), BUFFERS / KEPT_FOR_LONG + 1, "the frame of the call, and none behind it");
+    assert_eq!(shard.handed(), ids[..2]);
+    shard.end();
+    // Both count as held, in buffers or not.
+    assert!(shard.held_bytes() >= 80 * BUFFER_BYTES, "{} bytes", shard.held_bytes());
+    shard.begin(at(2), 1);
+    shard.lane.parks = None;
+    receive_by_buffers(&mut shard, &mut side, ids[2], &buffers_of_frames(0, 100));
+    assert_eq!(shard.handed(), vec![ids[2]; 100], "what moves finds buffers");
+    // Everything comes, in order.
+    shard.lane.taken.clear();
+    let call = shard.lane.calls.remove(0);
+    shard.shard.call_done(call.id, 0, call.parked, None);
+    shard.shard.run_frames(call.id, &mut shard.lane);
+    shard.dispatch();
+    let numbers: Vec<u8> = shard.lane.taken.iter().map(|frame| frame[0]).collect();
+    assert_eq!(numbers, (1..=40).collect::<Vec<u8>>());
+    drop(call);
+    shard.end();
+    ids.iter().for_each(|id| shard.abort(*id, CloseReason::Aborted));
+    shard.dispatch();
+    shard.lane.calls.clear();
+    assert_eq!((pool.leased(), shard.held_bytes()), (0, 0));
+}
+
+#[test]
+fn block_of_a_copy_serves_the_next_copy() {
+    let limits = Limits { inbox_bytes_high: 1 << 20, ..Limits::default() };
+    let (mut shard, ids, _pool, mut side) = with_buffers(limits, 1);
+    shard.shard.copy_frames();
+    let mut kept = Vec::new();
+    for round in 1..4 {
+        shard.begin(at(round), 1);
+        shard.lane.parks = Some(0);
+        receive_by_buffers(&mut shard, &mut side, ids[0], &buffers_of_frames(0, 1 + 100));
+        shard.lane.parks = None;
+        shard.call_done();
+        assert_eq!(shard.lane.taken.len(), 101);
+        shard.lane.taken.clear();
+        shard.end();
+        assert_eq!(shard.held_bytes(), 0);
+        kept.push(shard.blocks.kept_bytes());
+    }
+    assert!(kept[0] >= 100 * BUFFER_BYTES, "{kept:?}");
+    assert_eq!(kept, [kept[0]; 3], "each round takes new ones");
+    shard.give_back();
+    assert_eq!(shard.blocks.kept_bytes(), 0, "a quiet shard keeps none");
+}
+
+#[test]
+fn stream_that_was_paused_is_received_from_buffer_by_buffer() {
+    for is_stream in [true, false] {
+        let limits = Limits { inbox_bytes_high: 4 * BUFFER_BYTES, ..Limits::default() };
+        let (mut shard, ids, _pool, mut side) = with_buffers(limits, 1);
+        if is_stream {
+            shard.shared(ids[0]).unwrap().read_on();
+        }
+        shard.begin(at(1), 1);
+        shard.lane.parks = Some(0);
+        receive_by_buffers(&mut shard, &mut side, ids[0], &buffers_of_frames(0, 1 + 4));
+        shard.end();
+        assert!(matches!(shard.ops()[..], [Op::ReceiveStop { .. }]), "its reader is behind");
+        let mut once = 0;
+        loop {
+            shard.begin(at(2), 1);
+            shard.lane.parks = None;
+            shard.complete(Completion::ReceiveEnded { id: ids[0], end: ReceiveEnd::Stopped });
+            if let Some(call) = shard.lane.calls.pop() {
+                shard.shard.call_done(ids[0], 0, call.parked, None);
+                shard.shard.run_frames(ids[0], &mut shard.lane);
+            }
+            shard.end();
+            match shard.ops()[..] {
+                [Op::ReceiveOnce { .. }] => once += 1,
+                [Op::Receive { .. }] => break,
+                ref ops => panic!("{ops:?}"),
+            }
+        }
+        assert_eq!(once, if is_stream { 32 } else { 0 }, "a reader that keeps up is received from as ever");
+    }
 }
