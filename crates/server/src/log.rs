@@ -9,7 +9,6 @@ use tracing::{debug, error, info, warn};
 
 use crate::guard::{Panicked, guard};
 use crate::peer::Peer;
-use crate::shard::handle::Shard;
 use crate::snapshot::Snapshot;
 use crate::stats::{ServerStats, ServiceNames};
 
@@ -41,8 +40,9 @@ impl LineLimit {
 /// Writes the life of connections to the log: each at debug level, limits that bite at warning level. And counts how long they
 /// take to send their first frame. And guards what the shard calls of transports.
 pub(crate) struct LogObserver {
-    handle: Shard,
     shard: usize,
+    /// Hears of a transport that panicked.
+    panicked: Box<dyn Fn(&Panicked)>,
     names: ServiceNames,
     #[cfg(feature = "metrics")]
     snapshot: Arc<Snapshot>,
@@ -53,10 +53,15 @@ pub(crate) struct LogObserver {
 
 impl LogObserver {
     #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "it is where times are counted"))]
-    pub(crate) fn new(handle: &Shard, names: ServiceNames, snapshot: Arc<Snapshot>) -> LogObserver {
+    pub(crate) fn new(
+        shard: usize,
+        names: ServiceNames,
+        snapshot: Arc<Snapshot>,
+        panicked: Box<dyn Fn(&Panicked)>,
+    ) -> LogObserver {
         LogObserver {
-            handle: handle.clone(),
-            shard: handle.index(),
+            shard,
+            panicked,
             names,
             #[cfg(feature = "metrics")]
             snapshot,
@@ -70,7 +75,7 @@ impl LogObserver {
 impl Observer for LogObserver {
     #[inline]
     fn guard<T>(&self, call: impl FnOnce() -> T) -> Option<T> {
-        guard(call).inspect_err(|panicked| self.handle.tasks().transport_panicked(panicked)).ok()
+        guard(call).inspect_err(|panicked| (self.panicked)(panicked)).ok()
     }
 
     fn opened(&mut self, _now: Time, lane: LaneId, id: ConnId, peer: Option<SocketAddr>) {

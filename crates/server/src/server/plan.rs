@@ -21,7 +21,7 @@ use crate::log::LogObserver;
 use crate::service::Made;
 use crate::shard::blocking::Pool;
 use crate::shard::clock::Clock;
-use crate::shard::guarded_transport::GuardedTransport;
+use crate::shard::guarded_transport::{GuardedTransport, tells_panics};
 use crate::shard::handle::Shard;
 use crate::shard::inbox::RemoteShard;
 use crate::shard::random::Random;
@@ -153,7 +153,12 @@ impl<S: Serves> OneShard<S> {
             first.listeners,
             encoding,
             driver.pool().clone(),
-            LogObserver::new(&shard, self.names.clone(), remote.publishes(&self.names).clone()),
+            LogObserver::new(
+                self.index,
+                self.names.clone(),
+                remote.publishes(&self.names).clone(),
+                tells_panics(&shard),
+            ),
         );
         for (lane, encoding) in lanes {
             core.add_inbound(lane.limits.clone(), lane.listeners, encoding);

@@ -14,7 +14,13 @@ use std::rc::Rc;
 use ringserve_core::{Channel, Transport};
 
 use super::handle::Shard;
-use crate::guard::guard;
+use crate::guard::{Panicked, guard};
+
+/// Writes to the log that a transport of the shard panicked.
+pub(crate) fn tells_panics(shard: &Shard) -> Box<dyn Fn(&Panicked)> {
+    let shard = shard.clone();
+    Box::new(move |panicked| shard.tasks().transport_panicked(panicked))
+}
 
 /// A transport whose drop is guarded.
 pub(crate) struct GuardedTransport {
