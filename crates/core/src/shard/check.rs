@@ -99,7 +99,10 @@ impl<O: Observer> Shard<O> {
             assert!(class_of(keeps) <= class, "holds {keeps} bytes and is in list {class}: {}", text());
             held_bytes += conn.outlet().map_or(0, |outlet| outlet.service_bytes());
         }
+        // The buffer that the kernel still fills, where it fills one for many receives, is not leased yet.
         let most = self.limits.receive_bytes_max;
+        let beyond = |bytes: usize| bytes.saturating_sub(self.limits.receive_buffer_bytes);
+        let (kept, kept_for_long) = (beyond(kept), beyond(kept_for_long));
         assert!(kept * KEPT_FOR_A_MOMENT <= most, "{kept} of {most} bytes wait in receive buffers");
         assert!(
             kept_for_long * KEPT_FOR_LONG <= most,
