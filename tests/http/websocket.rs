@@ -76,7 +76,7 @@ async fn echo(mut socket: Socket, handlers: Arc<Handlers>) {
     }
 }
 
-/// `/echo` is a socket, `/lost` says 200 to the request of one, others say their version.
+/// `/echo` is a socket, `/lost` says 200 to the request of one, `/never` says nothing, others say their version.
 async fn answer(
     request: Request<Incoming>,
     upgrades: Upgrades,
@@ -91,6 +91,7 @@ async fn answer(
             _ = upgrades.upgrade::<_, String, _>(request, async move |_socket| drop(inside));
             Response::new("lost".into())
         }
+        "/never" => std::future::pending().await,
         _ => Response::new(format!("{:?}", request.version())),
     })
 }
@@ -356,8 +357,14 @@ fn bounds_of_requests_do_not_end_sockets() {
     let mut client = rig.raw();
     with_http2(rig.addr(), async |mut sender: Sender| {
         let mut stream = open(&mut sender).await;
-        // Far beyond them.
-        tokio::time::sleep(BRIEF * 10).await;
+        // Requests that began after the sockets are over by these bounds.
+        for _ in 0..3 {
+            let body = http_body_util::Empty::new().map_err(|never| match never {}).boxed();
+            let request =
+                Request::get("http://example.org/never").version(Version::HTTP_2).body(body).unwrap();
+            let answer = sender.send_request(request).await.unwrap();
+            assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+        }
         stream.write_all(&masked(true, Opcode::Text, b"hello")).await.unwrap();
         let mut back = [0; 7];
         stream.read_exact(&mut back).await.unwrap();
