@@ -149,15 +149,15 @@ impl Collector for Metrics {
 
 impl Metrics {
     fn connections(&self, to: &mut Families<'_>, stats: &ServerStats) -> fmt::Result {
-        to.gauges("connections", "Connections now", by_shard(stats, |shard| shard.connections as u64))?;
+        to.gauges("connections", "Connections now", None, by_shard(stats, |shard| shard.connections as u64))?;
         let accepted = by_shard(stats, |shard| shard.counters.accepted);
-        to.counters("connections_accepted", "Connections that the kernel accepted", accepted)?;
+        to.counters("connections_accepted", "Connections that the kernel accepted", None, accepted)?;
         let opened = by_shard(stats, |shard| shard.counters.opened);
-        to.counters("connections_opened", "Connections that were opened", opened)?;
+        to.counters("connections_opened", "Connections that were opened", None, opened)?;
         let handed_off = by_shard(stats, |shard| shard.counters.handed_off);
-        to.counters("handed_off", "Connections that a shard accepted for another one", handed_off)?;
+        to.counters("handed_off", "Connections that a shard accepted for another one", None, handed_off)?;
         let counters = &stats.counters;
-        to.counters("connections_closed", "Connections that ended", by_reason(counters))?;
+        to.counters("connections_closed", "Connections that ended", None, by_reason(counters))?;
         to.counter("refused", "Connections that were not admitted, or found no memory", counters.refused)?;
         to.counter("waited", "Connections that waited since a limit was reached", counters.waited)?;
         to.counter("accept_paused", "Times that accepting stopped at a limit", counters.accept_paused)
@@ -171,27 +171,39 @@ impl Metrics {
         };
         let each = || (0..queues.len()).map(|n| (labels(n), &queues[n]));
         let waiting = each().map(|(labels, queue)| (labels, queue.waiting));
-        to.gauges("accept_queue_waiting", "Connections that wait to be accepted", waiting)?;
+        to.gauges("accept_queue_waiting", "Connections that wait to be accepted", None, waiting)?;
         let capacity = each().map(|(labels, queue)| (labels, queue.capacity));
         to.gauges(
             "accept_queue_capacity",
             "Connections that may wait to be accepted, and one more",
+            None,
             capacity,
         )?;
         let lost = each().filter_map(|(labels, queue)| Some((labels, queue.lost?)));
-        to.counters("accept_queue_lost", "Packets dropped at a listener, mostly as its queue was full", lost)
+        to.counters(
+            "accept_queue_lost",
+            "Packets dropped at a listener, mostly as its queue was full",
+            None,
+            lost,
+        )
     }
 
     fn shards(&self, to: &mut Families<'_>, stats: &ServerStats) -> fmt::Result {
-        to.counters("turns", "Turns of the shards' loops", by_shard(stats, |shard| shard.driver.turns))?;
+        to.counters(
+            "turns",
+            "Turns of the shards' loops",
+            None,
+            by_shard(stats, |shard| shard.driver.turns),
+        )?;
         to.gauges(
             "shard_stale",
             "1 for a shard that is blocked",
+            None,
             by_shard(stats, |shard| u64::from(shard.stale)),
         )?;
         if let Some(skew) = stats.skew() {
             let what = "Connections that came to the shard with most, over the mean of all";
-            to.gauges_in("shard_skew", what, &Unit::Other("ratio".to_owned()), [(Vec::new(), skew)])?;
+            to.gauges("shard_skew", what, Some(&Unit::Other("ratio".to_owned())), [(Vec::new(), skew)])?;
         }
         let threads = self.server.remotes().iter().map(|remote| remote.thread());
         let times: Vec<_> = threads.map(|thread| cpu::time_of(thread?)).enumerate().collect();
@@ -202,9 +214,9 @@ impl Metrics {
             times.iter().filter_map(seconds).collect::<Vec<_>>()
         };
         let what = "Time for which a shard's thread ran";
-        to.counters_in("shard_cpu", what, &Unit::Seconds, each(|time| time.ran))?;
+        to.counters("shard_cpu", what, Some(&Unit::Seconds), each(|time| time.ran))?;
         let what = "Time for which a shard's thread waited for a CPU";
-        to.counters_in("shard_cpu_wait", what, &Unit::Seconds, each(|time| time.waited))
+        to.counters("shard_cpu_wait", what, Some(&Unit::Seconds), each(|time| time.waited))
     }
 
     fn histograms(&self, to: &mut Families<'_>) -> fmt::Result {
@@ -230,10 +242,20 @@ impl Metrics {
 
 fn moved(to: &mut Families<'_>, stats: &ServerStats) -> fmt::Result {
     let counters = &stats.counters;
-    to.counters("frames", "Frames handed to the services", by_shard(stats, |shard| shard.counters.frames))?;
+    to.counters(
+        "frames",
+        "Frames handed to the services",
+        None,
+        by_shard(stats, |shard| shard.counters.frames),
+    )?;
     let one = |count| [(Vec::new(), count)];
-    to.counters_in("received", "Bytes received", &Unit::Bytes, one(counters.bytes_received))?;
-    to.counters_in("sent", "Bytes that the kernel took for sending", &Unit::Bytes, one(counters.bytes_sent))?;
+    to.counters("received", "Bytes received", Some(&Unit::Bytes), one(counters.bytes_received))?;
+    to.counters(
+        "sent",
+        "Bytes that the kernel took for sending",
+        Some(&Unit::Bytes),
+        one(counters.bytes_sent),
+    )?;
     to.counter("sends", "Send operations", counters.sends)?;
     let what = "Times that receiving was paused because a connection held too much";
     to.counter("receives_paused", what, counters.receives_paused)?;
@@ -247,35 +269,35 @@ fn handshakes(to: &mut Families<'_>, counters: &ConnStats) -> fmt::Result {
         ("timed_out", counters.handshakes_timed_out),
     ];
     let ends = ends.map(|(result, count)| (label("result", result), count));
-    to.counters("handshakes", "Handshakes of transports that ended", ends)?;
+    to.counters("handshakes", "Handshakes of transports that ended", None, ends)?;
     let waiting = [(Vec::new(), counters.handshakes_waiting)];
-    to.gauges("handshakes_waiting", "Handshakes of which a step waits", waiting)
+    to.gauges("handshakes_waiting", "Handshakes of which a step waits", None, waiting)
 }
 
 fn services(to: &mut Families<'_>, stats: &ServerStats) -> fmt::Result {
     let each = || stats.services.iter().map(|service| (label("service", &service.name), service));
     let connections = each().map(|(labels, service)| (labels, service.connections as u64));
-    to.gauges("service_connections", "Connections of a service now", connections)?;
+    to.gauges("service_connections", "Connections of a service now", None, connections)?;
     let frames = each().map(|(labels, service)| (labels, service.counters.frames));
-    to.counters("service_frames", "Frames handed to a service", frames)
+    to.counters("service_frames", "Frames handed to a service", None, frames)
 }
 
 fn upstreams(to: &mut Families<'_>, stats: &ServerStats) -> fmt::Result {
     let upstreams = &stats.upstreams;
     let connections = [(Vec::new(), upstreams.connections as u64)];
-    to.gauges("upstream_connections", "Connections to upstreams now", connections)?;
+    to.gauges("upstream_connections", "Connections to upstreams now", None, connections)?;
     let opened = upstreams.counters.opened;
     to.counter("upstream_connections_opened", "Connections to upstreams that were tried", opened)?;
     // Most reasons are those of peers, so these stay away until there is one.
     let closed = by_reason(&upstreams.counters).filter(|(_, count)| *count > 0);
-    to.counters("upstream_connections_closed", "Connections to upstreams that ended", closed)
+    to.counters("upstream_connections_closed", "Connections to upstreams that ended", None, closed)
 }
 
 fn driver(to: &mut Families<'_>, stats: &ServerStats) -> fmt::Result {
     let sum = |of: fn(&DriverStats) -> u64| stats.shards.iter().map(|shard| of(&shard.driver)).sum::<u64>();
     let calls = [("enter", sum(|driver| driver.enters)), ("other", sum(|driver| driver.calls))];
     let calls = calls.map(|(kind, count)| (label("kind", kind), count));
-    to.counters("system_calls", "System calls of the drivers", calls)?;
+    to.counters("system_calls", "System calls of the drivers", None, calls)?;
     let buffers = stats.shards.iter().map(|shard| shard.buffers);
     let (mut free, mut with_kernel, mut leased) = (0, 0, 0);
     for of in buffers {
@@ -285,17 +307,17 @@ fn driver(to: &mut Families<'_>, stats: &ServerStats) -> fmt::Result {
     }
     let buffers = [("free", free), ("with_kernel", with_kernel), ("leased", leased)];
     let buffers = buffers.map(|(state, count)| (label("state", state), count as u64));
-    to.gauges("receive_buffers", "Buffers of receive memory", buffers)
+    to.gauges("receive_buffers", "Buffers of receive memory", None, buffers)
 }
 
 fn blocking(to: &mut Families<'_>, stats: &ServerStats) -> fmt::Result {
     let blocking = &stats.blocking;
     let one = |count: usize| [(Vec::new(), count as u64)];
-    to.gauges("blocking_threads", "Threads for calls that block", one(blocking.threads))?;
-    to.gauges("blocking_queued", "Calls that wait for such a thread", one(blocking.queued))?;
+    to.gauges("blocking_threads", "Threads for calls that block", None, one(blocking.threads))?;
+    to.gauges("blocking_queued", "Calls that wait for such a thread", None, one(blocking.queued))?;
     let ends = [("done", blocking.done), ("refused", blocking.refused), ("panicked", blocking.panicked)];
     let ends = ends.map(|(result, count)| (label("result", result), count));
-    to.counters("blocking_calls", "Calls that block and ended", ends)
+    to.counters("blocking_calls", "Calls that block and ended", None, ends)
 }
 
 /// The labels of a value.
@@ -339,29 +361,10 @@ impl Families<'_> {
     }
 
     fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
-        self.counters(name, help, [(Vec::new(), value)])
+        self.counters(name, help, None, [(Vec::new(), value)])
     }
 
     fn counters<V: EncodeCounterValue>(
-        &mut self,
-        name: &str,
-        help: &str,
-        values: impl IntoIterator<Item = (Labels, V)>,
-    ) -> fmt::Result {
-        self.all_counters(name, help, None, values)
-    }
-
-    fn counters_in<V: EncodeCounterValue>(
-        &mut self,
-        name: &str,
-        help: &str,
-        unit: &Unit,
-        values: impl IntoIterator<Item = (Labels, V)>,
-    ) -> fmt::Result {
-        self.all_counters(name, help, Some(unit), values)
-    }
-
-    fn all_counters<V: EncodeCounterValue>(
         &mut self,
         name: &str,
         help: &str,
@@ -378,25 +381,6 @@ impl Families<'_> {
     }
 
     fn gauges<V: EncodeGaugeValue>(
-        &mut self,
-        name: &str,
-        help: &str,
-        values: impl IntoIterator<Item = (Labels, V)>,
-    ) -> fmt::Result {
-        self.all_gauges(name, help, None, values)
-    }
-
-    fn gauges_in<V: EncodeGaugeValue>(
-        &mut self,
-        name: &str,
-        help: &str,
-        unit: &Unit,
-        values: impl IntoIterator<Item = (Labels, V)>,
-    ) -> fmt::Result {
-        self.all_gauges(name, help, Some(unit), values)
-    }
-
-    fn all_gauges<V: EncodeGaugeValue>(
         &mut self,
         name: &str,
         help: &str,
