@@ -57,24 +57,27 @@ fn messages() -> ServerHandle {
 /// Two chunks of the tables by slot.
 const CONNECTIONS: usize = 512;
 
-/// Bytes that each connection takes, once it has sent a message and got it back.
-fn bytes_each(connect: impl Fn() -> TcpStream, wire: &[u8], reply: &[u8]) -> isize {
-    let mut streams = Vec::with_capacity(CONNECTIONS + 1);
-    // Tables of which the first connection needs a chunk.
+/// Bytes that each connection takes, once it has sent a message and got it back, in three crowds.
+///
+/// What a server allocates once at some time is counted in the crowd of that time, so the least is a connection's own.
+fn bytes_each(connect: impl Fn() -> TcpStream, wire: &[u8], reply: &[u8]) -> [isize; 3] {
+    let mut streams = Vec::with_capacity(3 * CONNECTIONS + 1);
     let mut heard = vec![0; reply.len()];
-    let mut region = Region::new(crate::ALLOCATOR);
-    for n in 0..=CONNECTIONS {
+    let mut ask = || {
         let mut stream = connect();
         stream.write_all(wire).unwrap();
         stream.read_exact(&mut heard).unwrap();
         assert_eq!(heard, reply);
         streams.push(stream);
-        if n == 0 {
-            region.reset();
-        }
-    }
-    let change = region.change();
-    (change.bytes_allocated as isize - change.bytes_deallocated as isize) / CONNECTIONS as isize
+    };
+    // The tables of which the first connection needs a chunk.
+    ask();
+    [(); 3].map(|()| {
+        let region = Region::new(crate::ALLOCATOR);
+        (0..CONNECTIONS).for_each(|_| ask());
+        let change = region.change();
+        (change.bytes_allocated as isize - change.bytes_deallocated as isize) / CONNECTIONS as isize
+    })
 }
 
 #[test]
@@ -91,8 +94,9 @@ fn an_idle_connection_takes_300_bytes_or_less() {
     let mut wire = Vec::new();
     put_masked(true, 0, Opcode::Text, b"hello", [1, 2, 3, 4], &mut wire);
     let with = bytes_each(|| connect(addr), &wire, b"\x81\x05hello");
-    println!("{without} bytes for a connection without WebSocket, {with} with it");
-    assert!(with <= BYTES_MAX, "{without} bytes without WebSocket, {with} with it");
+    println!("{without:?} bytes for a connection without WebSocket, {with:?} with it");
+    let least = with.iter().min().unwrap();
+    assert!(*least <= BYTES_MAX, "{without:?} bytes without WebSocket, {with:?} with it");
     ringserve_tests::finish(plain);
     ringserve_tests::finish(server);
 }
