@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ringserve_server::framing::{FrameError, Lines};
+use ringserve_server::middleware::{AdaptiveLimit, Gradient2};
 use ringserve_server::testing::{Faults, Sim, TestConn};
 use ringserve_server::{Closed, Cx, Failure, Frame, Limits, Opening, Refusal, Server, Service, Session};
 
@@ -274,5 +275,54 @@ fn hooks_of_a_service_inside_have_its_own_session() {
         sim.run_for(Duration::from_secs(1));
         sim.drain();
         sim.run_until_done();
+    });
+}
+
+/// A database that does `AT_ONCE` questions at the same time, each in 10 ms, and has the others wait in a queue of its own.
+#[derive(Clone, Default)]
+struct Database {
+    asked: Rc<Cell<usize>>,
+    most: Rc<Cell<usize>>,
+}
+
+const AT_ONCE: usize = 30;
+
+impl Service for Database {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
+        self.asked.set(self.asked.get() + 1);
+        self.most.set(self.most.get().max(self.asked.get()));
+        let rounds = self.asked.get().div_ceil(AT_ONCE) as u32;
+        cx.sleep(rounds * Duration::from_millis(10)).await;
+        self.asked.set(self.asked.get() - 1);
+        cx.reply(frame);
+        Ok(())
+    }
+}
+
+#[test]
+fn adaptive_limit_stays_near_what_the_database_does_at_once() {
+    Sim::seeds(1).run(|sim| {
+        let database = Database::default();
+        let behind = database.clone();
+        let server = Server::bind("10.0.0.1:7000").framing(Lines::default()).shards(1);
+        let addr =
+            sim.serve(server, move |_shard| AdaptiveLimit::new(behind.clone(), Gradient2::within(5, 500)));
+        for n in 0..200 {
+            sim.client(format!("c{n}"), async move |net| {
+                let mut me = net.connect(addr).await?;
+                for _ in 0..60 {
+                    me.send("question\n").await?;
+                    assert_eq!(me.line().await?.as_deref(), Some("question"));
+                }
+                Ok(())
+            });
+        }
+        sim.run_until_done();
+        sim.finish();
+        let most = database.most.get();
+        assert!((AT_ONCE..4 * AT_ONCE).contains(&most), "{most} at once, of 200 that ask");
     });
 }

@@ -15,7 +15,6 @@ use ringserve_core::Frame;
 pub struct ConcurrencyLimit<S> {
     service: S,
     permits: Permits,
-    max: usize,
 }
 
 impl<S> ConcurrencyLimit<S> {
@@ -26,7 +25,7 @@ impl<S> ConcurrencyLimit<S> {
     #[track_caller]
     pub fn new(service: S, max: usize) -> ConcurrencyLimit<S> {
         assert!(max > 0, "a concurrency limit of 0 lets no call pass; it must be 1 or more");
-        ConcurrencyLimit { service, permits: Permits::new(max), max }
+        ConcurrencyLimit { service, permits: Permits::new(max) }
     }
 
     /// The service inside.
@@ -36,7 +35,7 @@ impl<S> ConcurrencyLimit<S> {
 
     /// Calls in flight now, without those that wait for their turn.
     pub fn in_flight(&self) -> usize {
-        self.max - self.permits.free()
+        self.permits.held()
     }
 
     /// Calls that wait for their turn now.

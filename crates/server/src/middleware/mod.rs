@@ -198,12 +198,14 @@
 //! # }
 //! ```
 
+mod adaptive_limit;
 pub(crate) mod calls;
 mod concurrency_limit;
 mod observe;
 pub(crate) mod permits;
 mod timeout;
 
+pub use adaptive_limit::{AdaptiveLimit, Gradient2};
 pub use calls::{Calls, ShardCalls};
 pub use concurrency_limit::ConcurrencyLimit;
 pub use observe::{CallEnd, CallObserver, Observe};

@@ -11,10 +11,12 @@ use crate::guard::{discard, wake};
 /// A bound on how many calls hold a permit at once.
 ///
 /// Invariant: while a call waits, no permit is free. A returned permit goes to the first waiting call by taking that off the
-/// list; a call that finds itself off the list has a permit.
+/// list; a call that finds itself off the list has a permit. A lower bound takes no permit back: more than `max` are held until
+/// as many came back.
 #[derive(Debug)]
 pub(crate) struct Permits {
-    free: Cell<usize>,
+    held: Cell<usize>,
+    max: Cell<usize>,
     /// Waiting calls, by a number that only grows: a dropped call leaves without a search through the others.
     waiting: RefCell<BTreeMap<u64, Waker>>,
     next: Cell<u64>,
@@ -22,11 +24,34 @@ pub(crate) struct Permits {
 
 impl Permits {
     pub(crate) fn new(permits: usize) -> Permits {
-        Permits { free: Cell::new(permits), waiting: RefCell::default(), next: Cell::new(0) }
+        Permits {
+            held: Cell::new(0),
+            max: Cell::new(permits),
+            waiting: RefCell::default(),
+            next: Cell::new(0),
+        }
     }
 
-    pub(crate) fn free(&self) -> usize {
-        self.free.get()
+    fn is_free(&self) -> bool {
+        self.held.get() < self.max.get()
+    }
+
+    /// Permits that calls hold, those included that were given to a call which does not know of it yet.
+    pub(crate) fn held(&self) -> usize {
+        self.held.get()
+    }
+
+    pub(crate) fn max(&self) -> usize {
+        self.max.get()
+    }
+
+    /// Sets how many may be held at once from now on.
+    pub(crate) fn set_max(&self, max: usize) {
+        self.max.set(max);
+        while self.is_free() && self.pass_on() {
+            self.held.set(self.held() + 1);
+        }
+        self.invariants();
     }
 
     pub(crate) fn waiting(&self) -> usize {
@@ -38,19 +63,23 @@ impl Permits {
         Acquire { permits: self, number: None }
     }
 
-    /// Passes a permit on.
-    fn release(&self) {
+    /// Gives the first call that waits a permit. False if no call waits.
+    fn pass_on(&self) -> bool {
         let first = self.waiting.borrow_mut().pop_first();
-        match first {
-            // A waker is user code: nothing is borrowed here, and this may be a drop in the middle of another panic.
-            Some((_number, waker)) => _ = wake(waker),
-            None => self.free.set(self.free.get() + 1),
+        // A waker is user code: nothing is borrowed here, and this may be a drop in the middle of another panic.
+        first.map(|(_number, waker)| wake(waker)).is_some()
+    }
+
+    /// Takes a permit back, or passes it on.
+    fn release(&self) {
+        if self.held() > self.max() || !self.pass_on() {
+            self.held.set(self.held() - 1);
         }
         self.invariants();
     }
 
     fn invariants(&self) {
-        debug_assert!(self.free() == 0 || self.waiting() == 0, "{self:?}");
+        debug_assert!(!self.is_free() || self.waiting() == 0, "{self:?}");
     }
 }
 
@@ -68,10 +97,10 @@ impl<'a> Future for Acquire<'a> {
     fn poll(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Permit<'a>> {
         let permits = self.permits;
         let Some(number) = self.number else {
-            if permits.free() == 0 {
+            if !permits.is_free() {
                 // Cloning a waker is user code, which may give a permit back.
                 let waker = task.waker().clone();
-                if permits.free() == 0 {
+                if !permits.is_free() {
                     let number = permits.next.replace(permits.next.get() + 1);
                     permits.waiting.borrow_mut().insert(number, waker);
                     self.number = Some(number);
@@ -79,7 +108,7 @@ impl<'a> Future for Acquire<'a> {
                 }
                 discard(Some(waker));
             }
-            permits.free.set(permits.free() - 1);
+            permits.held.set(permits.held() + 1);
             return Poll::Ready(Permit { permits });
         };
         let known = permits.waiting.borrow().get(&number).map(|waker| waker.will_wake(task.waker()));
@@ -164,7 +193,7 @@ mod tests {
         assert_eq!(woken[2].count(), 1);
         drop(poll(&mut third, &woken[2]).expect("it was given one"));
         drop(poll(&mut late, &woken[0]).expect("it was given one"));
-        assert_eq!((permits.free(), permits.waiting()), (1, 0));
+        assert_eq!((permits.held(), permits.waiting()), (0, 0));
     }
 
     #[test]
@@ -178,7 +207,7 @@ mod tests {
         assert_eq!(permits.waiting(), 1);
         drop(held);
         assert!(poll(&mut third, &woken).is_some());
-        assert_eq!((permits.free(), permits.waiting()), (1, 0));
+        assert_eq!((permits.held(), permits.waiting()), (0, 0));
     }
 
     #[test]
@@ -193,7 +222,7 @@ mod tests {
         assert_eq!(woken.count(), 2, "the third one is woken in its place");
         assert!(poll(&mut third, &woken).is_some());
         drop(third);
-        assert_eq!((permits.free(), permits.waiting()), (1, 0));
+        assert_eq!((permits.held(), permits.waiting()), (0, 0));
     }
 
     #[test]
@@ -205,5 +234,26 @@ mod tests {
         assert!(poll(&mut second, &old).is_none() && poll(&mut second, &new).is_none());
         drop(held);
         assert_eq!((old.count(), new.count()), (0, 1));
+    }
+    #[test]
+    fn lower_bound_takes_back_and_a_higher_one_passes_on() {
+        let permits = Permits::new(2);
+        let woken: Arc<Woken> = Arc::default();
+        let mut held: Vec<_> = (0..2).filter_map(|_| poll(&mut permits.acquire(), &woken)).collect();
+        let mut waits: Vec<_> = (0..3).map(|_| permits.acquire()).collect();
+        assert!(waits.iter_mut().all(|one| poll(one, &woken).is_none()));
+        permits.set_max(1);
+        held.pop();
+        assert_eq!(
+            (permits.held(), permits.waiting(), woken.count()),
+            (1, 3, 0),
+            "the permit is not passed on"
+        );
+        permits.set_max(3);
+        assert_eq!((permits.held(), permits.waiting(), woken.count()), (3, 1, 2));
+        held.extend(waits.iter_mut().filter_map(|one| poll(one, &woken)));
+        assert_eq!(held.len(), 3);
+        drop((waits, held));
+        assert_eq!((permits.held(), permits.waiting()), (0, 0));
     }
 }
