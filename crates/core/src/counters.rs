@@ -37,6 +37,9 @@ pub struct ConnStats {
     /// Frames copied because receive memory was short, or because they would have pinned much more than their own bytes for a
     /// call.
     pub frames_copied: u64,
+    /// Frames of [`frames`](ConnStats::frames) that were shed: the service answered them without a call, since its shard was asked
+    /// for more than it can do.
+    pub frames_shed: u64,
     /// Handshakes of transports that began. Each is then done, failed, or took longer than
     /// [`Limits::handshake_timeout`](crate::Limits::handshake_timeout).
     pub handshakes_started: u64,
@@ -96,6 +99,7 @@ impl ConnStats {
             sends,
             receives_paused,
             frames_copied,
+            frames_shed,
             handshakes_started,
             handshakes_done,
             handshakes_failed,
@@ -117,6 +121,7 @@ impl ConnStats {
             sends,
             receives_paused,
             frames_copied,
+            frames_shed,
             handshakes_started,
             handshakes_done,
             handshakes_failed,
@@ -142,6 +147,7 @@ impl AddAssign<&ConnStats> for ConnStats {
         self.sends += other.sends;
         self.receives_paused += other.receives_paused;
         self.frames_copied += other.frames_copied;
+        self.frames_shed += other.frames_shed;
         self.handshakes_started += other.handshakes_started;
         self.handshakes_done += other.handshakes_done;
         self.handshakes_failed += other.handshakes_failed;

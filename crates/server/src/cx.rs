@@ -15,6 +15,7 @@ use ringserve_core::{
 };
 
 use crate::handle::{ConnHandle, LocalHandle};
+use crate::overload::Load;
 use crate::peer::Peer;
 use crate::shard::handle::Shard;
 use crate::shard::join::{JoinHandle, SpawnError};
@@ -119,6 +120,12 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// Resets the connection and drops its queued replies.
     pub fn abort(&self) {
         self.head.abort();
+    }
+
+    /// How much the shard is asked for beside what it can do: a call may leave out what is expensive and not needed. Reads a
+    /// number that the watchdog sets, each 25 ms.
+    pub fn load(&self) -> Load {
+        self.shard.load()
     }
 
     /// True once the connection was closed, reset, or ended otherwise. Another pending call may have closed it: a request

@@ -18,6 +18,7 @@ mod log;
 pub mod metrics;
 pub mod middleware;
 mod opening;
+pub mod overload;
 mod parts;
 mod peer;
 #[cfg(feature = "resp")]

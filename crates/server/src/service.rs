@@ -11,6 +11,7 @@ use ringserve_core::{Frame, Limits};
 use crate::closed::{Closed, Failure};
 use crate::cx::Cx;
 use crate::opening::{Opening, Refusal, Session, by_default};
+use crate::overload::{Load, Shed};
 use crate::shard::handle::Shard;
 
 /// Handles the frames of a server.
@@ -82,6 +83,40 @@ pub trait Service<H = ()>: Sized + 'static {
         cx: &Cx<'_, Self::Session>,
         frame: Frame<H>,
     ) -> impl Future<Output = Result<(), Self::Error>>;
+
+    /// The shard is asked for more than it can do, and this frame is one of the share to shed: answer it here with the
+    /// protocol's word for that, at little cost, or have it [served](Shed::Serve) all the same. Called in the place of
+    /// [`call`](Service::call) from [`Load::Shedding`] on, for a share of the frames that follows how long the shard's turns
+    /// are ([`Overload`](crate::overload::Overload)). By default each frame is served.
+    ///
+    /// ```
+    /// use ringserve::overload::{Load, Shed};
+    /// use ringserve::{Cx, Frame, Service};
+    ///
+    /// struct Store;
+    ///
+    /// impl Service for Store {
+    ///     type Session = ();
+    ///     type Error = std::convert::Infallible;
+    ///
+    ///     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Self::Error> {
+    ///         cx.reply(frame);
+    ///         Ok(())
+    ///     }
+    ///
+    ///     fn shed(&self, cx: &Cx<'_, ()>, frame: &Frame, _load: Load) -> Shed {
+    ///         if frame.starts_with(b"PING") {
+    ///             return Shed::Serve;
+    ///         }
+    ///         cx.reply("-BUSY");
+    ///         Shed::Answered
+    ///     }
+    /// }
+    /// ```
+    fn shed(&self, cx: &Cx<'_, Self::Session>, frame: &Frame<H>, load: Load) -> Shed {
+        let _ = (cx, frame, load);
+        Shed::Serve
+    }
 
     /// The peer broke the framing. Last words may be queued; then the connection is closed.
     fn malformed(&self, cx: &Cx<'_, Self::Session>, error: &FrameError) {
@@ -372,6 +407,15 @@ macro_rules! delegate_to_service {
             opening: &$crate::Opening<'_>,
         ) -> impl Future<Output = Result<Self::Session, $crate::Refusal>> {
             self.service.open(opening)
+        }
+
+        fn shed(
+            &self,
+            cx: &$crate::Cx<'_, Self::Session>,
+            frame: &$crate::Frame<$head>,
+            load: $crate::overload::Load,
+        ) -> $crate::overload::Shed {
+            self.service.shed(cx, frame, load)
         }
 
         fn malformed(&self, cx: &$crate::Cx<'_, Self::Session>, error: &$crate::framing::FrameError) {

@@ -16,6 +16,7 @@ use super::running::{ShardDeath, ShardEnd};
 use super::runtime::Runtime;
 use super::serves::Serves;
 use super::starting::{StartState, Starting};
+use crate::overload::Load;
 use crate::service::Made;
 use crate::shard::beginning::Beginning;
 use crate::shard::blocking::Pool;
@@ -164,6 +165,11 @@ impl SteppedServer {
 
     pub(crate) fn command(&self, command: Command) {
         self.remotes.iter().for_each(|remote| remote.command(command));
+    }
+
+    /// What a watchdog would say of each shard.
+    pub(crate) fn set_load(&self, load: Load, share: f64) {
+        self.remotes.iter().for_each(|remote| remote.load.set(load, share));
     }
 
     /// A shard keeps its bounds.

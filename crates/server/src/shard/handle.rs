@@ -20,6 +20,7 @@ use ringserve_core::{ConnHead, Time};
 
 use super::timers::{Interval, Sleep, Timeout, Timers};
 use crate::guard::{Panicked, guard};
+use crate::overload::Load;
 use crate::server::control::ServerControl;
 
 /// A shard as the code on its own thread sees it: its factory, and handlers by way of
@@ -273,6 +274,11 @@ impl Shard {
     /// ```
     pub fn now(&self) -> Time {
         self.inner.timers.now()
+    }
+
+    /// How much this shard is asked for beside what it can do.
+    pub fn load(&self) -> Load {
+        self.inner.remote.load.get().load()
     }
 
     /// A random number, of which all 64 bits are as likely set as not. It costs some nanoseconds and no system call. Not for

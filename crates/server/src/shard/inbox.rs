@@ -15,6 +15,7 @@ use super::clock::Deadline;
 use super::notice::Notify;
 use super::wake::{Attention, Brought, Called, Queued, ShardInbox};
 use crate::guard::guard;
+use crate::overload::SharedLoad;
 use crate::snapshot::Snapshot;
 use crate::stats::{ServiceNames, ShardStats};
 
@@ -106,6 +107,8 @@ pub(crate) struct RemoteShard {
     snapshot: OnceLock<Arc<Snapshot>>,
     /// The system's number of the shard's thread; 0 before its start and after its end, and in a simulation.
     thread: AtomicU32,
+    /// How much it is asked for, as the watchdog sees it.
+    pub(crate) load: SharedLoad,
     /// `None` once the shard ended.
     on_end: Mutex<Option<Vec<Arc<dyn OnEnd>>>>,
 }
@@ -135,6 +138,7 @@ impl RemoteShard {
             reported: Condvar::new(),
             snapshot: OnceLock::new(),
             thread: AtomicU32::new(0),
+            load: SharedLoad::default(),
             on_end: Mutex::new(Some(Vec::new())),
         })
     }

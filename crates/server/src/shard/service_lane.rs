@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use ringserve_core::framing::{FrameError, HoldsState, TypedFraming};
-use ringserve_core::{CloseReason, ConnId, ConnShared, Ended, Frames, Next, Socket};
+use ringserve_core::{CloseReason, ConnId, ConnShared, Ended, Frame, Frames, Next, Socket};
 use tracing::field::display;
 use tracing::{debug, warn};
 
@@ -19,6 +19,7 @@ use crate::closed::{Closed, Failure};
 use crate::cx::Cx;
 use crate::guard::{Panicked, guard};
 use crate::log::{LineLimit, LogObserver, guarded};
+use crate::overload::Shed;
 use crate::peer::Peer;
 use crate::service::Service;
 
@@ -66,6 +67,9 @@ where
                         // One without a byte is the end of the input.
                         if S::ACCOUNTS && !frame.wire().is_empty() {
                             shared.count_frame();
+                        }
+                        if common.load.sheds() && sheds(&*self.service, common, frames, shared, &frame) {
+                            continue;
                         }
                         match slot.call(shared, frame) {
                             Some(Ok(())) => {}
@@ -245,6 +249,28 @@ where
         match queued(core) > before {
             true => core.finish(id, CloseReason::HandlerPanicked),
             false => core.abort(id, CloseReason::HandlerPanicked),
+        }
+    }
+}
+
+/// True if a frame was shed: it is one of the share, and the service answered it.
+#[cold]
+fn sheds<S: Service<H>, H>(
+    service: &S,
+    common: &Common,
+    frames: &mut Frames<'_, LogObserver>,
+    shared: &ConnShared<S::Session>,
+    frame: &Frame<H>,
+) -> bool {
+    // One without a byte is the end of the input.
+    if frame.wire().is_empty() || !common.load.takes(common.shard.random()) {
+        return false;
+    }
+    match service.shed(&Cx::new(shared, &common.shard), frame, common.load.load()) {
+        Shed::Serve => false,
+        Shed::Answered => {
+            frames.count_shed();
+            true
         }
     }
 }

@@ -14,6 +14,7 @@ use super::upstreams::UpstreamLane;
 use super::wake::Attention;
 use crate::guard::{Panicked, guard};
 use crate::log::{self, LineLimit};
+use crate::overload::LoadNow;
 use crate::peer::Peer;
 use crate::server::listen::proxy_protocol::Proxies;
 use crate::stats::ServiceNames;
@@ -87,6 +88,8 @@ pub(crate) struct Common {
     pub(super) shard: Shard,
     /// When the turn began.
     pub(super) now: Time,
+    /// What the shard was asked for when the turn began.
+    pub(super) load: LoadNow,
     pub(super) meter: Meter,
     pub(super) losses: LossLog,
     pub(super) names: ServiceNames,
@@ -130,6 +133,7 @@ impl<D: Driver, V> ShardLoop<D, V> {
             common: Common {
                 shard: parts.shard,
                 now: Time::ZERO,
+                load: LoadNow::default(),
                 meter,
                 losses: LossLog::default(),
                 names: parts.names,

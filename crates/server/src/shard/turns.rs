@@ -151,6 +151,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     pub(super) fn turn(&mut self, completions: &mut Vec<Completion>) {
         let ShardLoop { core, lane } = self;
         lane.common.meter.begin_turn(lane.common.now);
+        lane.common.load = lane.remote.load.get();
         core.turn(lane.common.now, completions, lane);
         let mut ops = core.take_ops();
         for op in ops.by_ref() {

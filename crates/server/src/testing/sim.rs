@@ -12,6 +12,7 @@ use ringserve_core::{LimitError, Limits, PeerCredentials, ServerLimits};
 use super::client::{ClientResult, Net};
 use super::watch::Watches;
 use super::world::{Ran, World};
+use crate::overload::Load;
 use crate::server::builder::{Server, Several};
 use crate::server::error::Error;
 use crate::server::prepared::Prepared;
@@ -409,6 +410,13 @@ impl SimServer {
     pub fn stall(&self, shard: usize, time: Duration) {
         self.world.event(|| format!("shard {shard} does not run for {time:?}"));
         self.world.stall(self.number, shard, time);
+    }
+
+    /// Has all shards of the server be asked for more than they can do, as a [`Load`] and the share of frames for which
+    /// [`Service::shed`](crate::Service::shed) is asked, from 0 to 1. No watchdog runs in a simulation, where work takes no time.
+    pub fn set_load(&self, load: Load, share: f64) {
+        self.world.event(|| format!("the load is {load}, and {share} of the frames are to be shed"));
+        self.world.with_server(self.number, |server| server.set_load(load, share));
     }
 
     /// Breaks a shard's driver: the shard ends, and the others drain.

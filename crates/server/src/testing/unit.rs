@@ -21,6 +21,7 @@ use crate::closed::{Closed, Failure};
 use crate::cx::Cx;
 use crate::guard::message_of;
 use crate::opening::{Opening, Refusal};
+use crate::overload::{Load, Shed};
 use crate::server::builder::Server;
 use crate::service::{IntoService, Made, NoService, Service};
 use crate::shard::clock::VirtualTime;
@@ -196,6 +197,41 @@ impl<S: Service<H>, H: Default + 'static> TestConn<S, H> {
                 _ => panic!("the call waits, and nothing can happen any more"),
             }
         })
+    }
+
+    /// Has the shard be asked for more than it can do, from now on: from [`Load::Shedding`] on each frame goes to
+    /// [`Service::shed`] first. A frame that is answered there is a call that succeeded.
+    ///
+    /// ```
+    /// use ringserve::overload::{Load, Shed};
+    /// use ringserve::testing::TestConn;
+    /// use ringserve::{Cx, Frame, Service};
+    ///
+    /// struct Store;
+    ///
+    /// impl Service for Store {
+    ///     type Session = ();
+    ///     type Error = std::convert::Infallible;
+    ///
+    ///     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Self::Error> {
+    ///         cx.reply(frame);
+    ///         Ok(())
+    ///     }
+    ///
+    ///     fn shed(&self, cx: &Cx<'_, ()>, _: &Frame, load: Load) -> Shed {
+    ///         cx.reply(load.as_str());
+    ///         Shed::Answered
+    ///     }
+    /// }
+    ///
+    /// let mut conn = TestConn::open(|_shard| Store);
+    /// conn.set_load(Load::Busy);
+    /// assert_eq!(conn.call("get").replies, [b"get"]);
+    /// conn.set_load(Load::Shedding);
+    /// assert_eq!(conn.call("get").replies, [b"shedding"]);
+    /// ```
+    pub fn set_load(&mut self, load: Load) {
+        self.world.with_server(0, |server| server.set_load(load, 1.0));
     }
 
     /// Replies since the last call of this: those of [`open`](Service::open), of tasks, of other connections.
@@ -384,6 +420,16 @@ impl<S: Service<H>, H: Default + 'static> Service<H> for Recorded<S, H> {
         let failed = result.is_err();
         self.seen.result.replace(Some(result));
         if failed { Err("the call failed") } else { Ok(()) }
+    }
+
+    fn shed(&self, cx: &Cx<'_, S::Session>, frame: &Frame<H>, load: Load) -> Shed {
+        let known = self::frame(&**frame).with_head(self.seen.head.take());
+        let shed = self.service.shed(cx, &known, load);
+        match shed {
+            Shed::Serve => self.seen.head.set(known.into_parts().1),
+            Shed::Answered => _ = self.seen.result.replace(Some(Ok(()))),
+        }
+        shed
     }
 
     fn malformed(&self, cx: &Cx<'_, S::Session>, error: &FrameError) {

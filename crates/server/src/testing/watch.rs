@@ -12,6 +12,7 @@ use super::trace::{Place, Trace};
 use crate::closed::{Closed, Failure};
 use crate::cx::Cx;
 use crate::opening::{Opening, Refusal};
+use crate::overload::{Load, Shed};
 use crate::peer::Peer;
 use crate::service::{IntoService, Made, NoService, Service};
 use crate::shard::handle::Shard;
@@ -191,6 +192,12 @@ impl<S: Service<H>, H: 'static> Service<H> for Watched<S> {
             Err(error) => format!("call failed: {error}"),
         });
         done
+    }
+
+    fn shed(&self, cx: &Cx<'_, S::Session>, frame: &Frame<H>, load: Load) -> Shed {
+        let shed = self.service.shed(cx, frame, load);
+        self.watcher.event(cx, 11, || format!("shed at {load}: {shed:?}"));
+        shed
     }
 
     fn malformed(&self, cx: &Cx<'_, S::Session>, error: &FrameError) {

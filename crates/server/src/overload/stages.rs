@@ -1,0 +1,439 @@
+//! The stages of a shard's load, as a function of its signals and the time.
+
+use std::fmt;
+use std::time::Duration;
+
+use ringserve_core::Time;
+
+use super::share::Share;
+use super::{Load, Overload};
+
+/// How often the share of frames is set.
+const SHARE_EACH: Duration = Duration::from_millis(100);
+
+/// How long a shard goes on without a wait before it counts as busy.
+const BUSY_AFTER: Duration = Duration::from_millis(100);
+
+/// How long turns are long before they count.
+const LATE_AFTER: Duration = Duration::from_millis(100);
+
+/// A stage is left at this part of the thresholds at which it is entered.
+const LEAVES_AT: f64 = 0.8;
+
+/// What is known of a shard at a moment. Shares are parts of one.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Signals {
+    /// How long it has not waited.
+    pub saturated: Duration,
+    /// How long each of its turns has been long.
+    pub late: Duration,
+    /// Which part of the last 100 ms it was on a CPU.
+    pub busy: f64,
+    /// What waits in its accept queue, of what fits: the fullest of its listeners.
+    pub queue: f64,
+    /// True if the queue lost some since the last look.
+    pub lost: bool,
+    /// What its connections hold, of what they may.
+    pub held: f64,
+    /// Its connections, of what fits.
+    pub table: f64,
+    /// True if it accepts no more.
+    pub paused: bool,
+    pub excuse: Option<Excuse>,
+}
+
+/// Why the signals of a shard are none of overload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Excuse {
+    /// It ends its connections.
+    Drains,
+    /// It is stalled: no request that it sheds would help, and it would not hear of it.
+    Stalled,
+    /// Other threads have its CPU.
+    Starved,
+}
+
+/// Why a stage was entered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// The signals fell.
+    Calm,
+    Saturated,
+    Late,
+    Queue,
+    Lost,
+    Memory,
+    Table,
+    Paused,
+}
+
+impl Cause {
+    pub(crate) const ALL: [Cause; 8] = [
+        Cause::Calm,
+        Cause::Saturated,
+        Cause::Late,
+        Cause::Queue,
+        Cause::Lost,
+        Cause::Memory,
+        Cause::Table,
+        Cause::Paused,
+    ];
+
+    /// The name in metrics.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Cause::Calm => "calm",
+            Cause::Saturated => "saturated",
+            Cause::Late => "late",
+            Cause::Queue => "accept_queue",
+            Cause::Lost => "lost",
+            Cause::Memory => "memory",
+            Cause::Table => "table",
+            Cause::Paused => "accept_paused",
+        }
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Cause::Calm => "it keeps up again",
+            Cause::Saturated => "it has not waited for more work for a while",
+            Cause::Late => "it has not waited for a while, and its turns are long",
+            Cause::Queue => "its accept queue fills",
+            Cause::Lost => "its accept queue lost connections",
+            Cause::Memory => "its connections hold much of `held_bytes_max`",
+            Cause::Table => "its table of connections is nearly full",
+            Cause::Paused => "it accepts no more",
+        })
+    }
+}
+
+/// A change of the stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Change {
+    pub to: Load,
+    pub cause: Cause,
+}
+
+/// The stage of one shard.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Stages {
+    load: Load,
+    cause: Option<Cause>,
+    share: Share,
+    share_set: Time,
+    /// Since when the signals have been below the thresholds at which the stage is left.
+    below_since: Option<Time>,
+}
+
+impl Stages {
+    pub(crate) fn load(&self) -> Load {
+        self.load
+    }
+
+    /// Why the shard is at its stage; `None` while it was never above calm.
+    pub(crate) fn cause(&self) -> Option<Cause> {
+        self.cause
+    }
+
+    pub(crate) fn share(&self) -> f64 {
+        self.share.get()
+    }
+
+    /// Takes what is known at `now`. A stage is entered at once, and left for the one below after
+    /// [`Overload::calm_after`].
+    pub(crate) fn step(&mut self, now: Time, signals: &Signals, limits: &Overload) -> Option<Change> {
+        let (wanted, cause) = wanted(signals, limits, 1.0);
+        let before = self.load;
+        if wanted > self.load {
+            (self.load, self.cause, self.below_since) = (wanted, Some(cause), None);
+        } else if self.stays(signals, limits) {
+            self.below_since = None;
+        } else {
+            let since = *self.below_since.get_or_insert(now);
+            if now - since >= limits.calm_after {
+                (self.load, self.below_since) = (self.load.below(), None);
+                self.cause = Some(if self.load == Load::Calm { Cause::Calm } else { cause });
+            }
+        }
+        self.set_share(now, signals);
+        (self.load != before).then(|| Change { to: self.load, cause: self.cause.unwrap_or(cause) })
+    }
+
+    fn stays(&self, signals: &Signals, limits: &Overload) -> bool {
+        self.load == Load::Calm
+            || wanted(signals, limits, LEAVES_AT).0 >= self.load
+            || self.load == Load::Shedding && signals.excuse.is_none() && !self.share.is_negligible()
+    }
+
+    fn set_share(&mut self, now: Time, signals: &Signals) {
+        if self.load < Load::Shedding || signals.excuse.is_some() {
+            return self.share.end();
+        }
+        if self.share_set == Time::ZERO || now - self.share_set >= SHARE_EACH {
+            self.share_set = now;
+            self.share.step(!signals.late.is_zero(), signals.busy);
+        }
+    }
+}
+
+/// The stage that the signals ask for at this part of all thresholds.
+fn wanted(signals: &Signals, limits: &Overload, part: f64) -> (Load, Cause) {
+    let Signals { saturated, late, queue, lost, held, table, paused, excuse, .. } = *signals;
+    let over = |value: f64, threshold: f64| value >= threshold * part;
+    let lasts = |time: Duration, threshold: Duration| time >= threshold.mul_f64(part);
+    if excuse == Some(Excuse::Drains) {
+        return (Load::Calm, Cause::Calm);
+    }
+    let is_blocked = excuse.is_some();
+    if paused {
+        (Load::Full, Cause::Paused)
+    } else if over(held, 0.9) {
+        (Load::Refusing, Cause::Memory)
+    } else if over(table, 0.98) {
+        (Load::Refusing, Cause::Table)
+    } else if lost {
+        (Load::Refusing, Cause::Lost)
+    } else if over(queue, 0.8) {
+        (Load::Refusing, Cause::Queue)
+    } else if over(held, 0.8) {
+        (Load::Shedding, Cause::Memory)
+    } else if lasts(saturated, limits.shed_after) && lasts(late, LATE_AFTER) && !is_blocked {
+        (Load::Shedding, Cause::Late)
+    } else if over(held, 0.7) {
+        (Load::Busy, Cause::Memory)
+    } else if over(queue, 0.5) {
+        (Load::Busy, Cause::Queue)
+    } else if lasts(saturated, BUSY_AFTER) && !is_blocked {
+        (Load::Busy, Cause::Saturated)
+    } else {
+        (Load::Calm, Cause::Calm)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn at(ms: u64) -> Time {
+        Time::from_nanos((ms + 1) * 1_000_000)
+    }
+
+    const CALM: Signals = Signals {
+        saturated: Duration::ZERO,
+        late: Duration::ZERO,
+        busy: 0.1,
+        queue: 0.0,
+        lost: false,
+        held: 0.0,
+        table: 0.1,
+        paused: false,
+        excuse: None,
+    };
+
+    #[test]
+    fn each_signal_leads_to_its_stage() {
+        let late = Signals { saturated: ms(500), late: ms(100), ..CALM };
+        let excused = |excuse| Signals { excuse: Some(excuse), ..late };
+        for (signals, load, cause) in [
+            (CALM, Load::Calm, Cause::Calm),
+            (Signals { saturated: ms(99), ..CALM }, Load::Calm, Cause::Calm),
+            (Signals { saturated: ms(100), ..CALM }, Load::Busy, Cause::Saturated),
+            // Clients that wait for their answers keep a shard busy all the time, at short turns.
+            (Signals { saturated: ms(60_000), late: ms(99), ..CALM }, Load::Busy, Cause::Saturated),
+            (Signals { saturated: ms(499), late: ms(400), ..CALM }, Load::Busy, Cause::Saturated),
+            (late, Load::Shedding, Cause::Late),
+            (excused(Excuse::Stalled), Load::Calm, Cause::Calm),
+            (excused(Excuse::Starved), Load::Calm, Cause::Calm),
+            (excused(Excuse::Drains), Load::Calm, Cause::Calm),
+            (Signals { queue: 0.49, ..CALM }, Load::Calm, Cause::Calm),
+            (Signals { queue: 0.5, ..CALM }, Load::Busy, Cause::Queue),
+            (Signals { queue: 0.8, ..late }, Load::Refusing, Cause::Queue),
+            (Signals { queue: 0.8, excuse: Some(Excuse::Stalled), ..CALM }, Load::Refusing, Cause::Queue),
+            (Signals { queue: 0.8, excuse: Some(Excuse::Drains), ..CALM }, Load::Calm, Cause::Calm),
+            (Signals { lost: true, ..CALM }, Load::Refusing, Cause::Lost),
+            (Signals { held: 0.7, ..CALM }, Load::Busy, Cause::Memory),
+            (Signals { held: 0.8, ..CALM }, Load::Shedding, Cause::Memory),
+            (Signals { held: 0.9, ..CALM }, Load::Refusing, Cause::Memory),
+            (Signals { table: 0.97, ..CALM }, Load::Calm, Cause::Calm),
+            (Signals { table: 0.98, ..CALM }, Load::Refusing, Cause::Table),
+            (Signals { table: 1.0, paused: true, ..CALM }, Load::Full, Cause::Paused),
+        ] {
+            let mut stages = Stages::default();
+            let change = stages.step(at(0), &signals, &Overload::default());
+            let expected = (load != Load::Calm).then_some(Change { to: load, cause });
+            assert_eq!((stages.load(), change), (load, expected), "{signals:?}");
+        }
+    }
+
+    #[test]
+    fn stage_is_left_one_by_one_after_two_seconds_below() {
+        let (mut stages, limits) = (Stages::default(), Overload::default());
+        stages.step(at(0), &Signals { paused: true, ..CALM }, &limits);
+        let mut changes = Vec::new();
+        for ms in (0..20_000).step_by(25) {
+            if let Some(change) = stages.step(at(ms), &CALM, &limits) {
+                changes.push((ms, change.to));
+            }
+        }
+        let left = [Load::Refusing, Load::Shedding, Load::Busy, Load::Calm];
+        assert_eq!(changes.iter().map(|(_, to)| *to).collect::<Vec<_>>(), left);
+        assert!(changes.windows(2).all(|pair| pair[1].0 - pair[0].0 >= 2000), "{changes:?}");
+        assert!(changes[3].0 <= 8500, "{changes:?}");
+    }
+
+    #[test]
+    fn signal_between_both_thresholds_keeps_the_stage() {
+        let (mut stages, limits) = (Stages::default(), Overload::default());
+        stages.step(at(0), &Signals { queue: 0.5, ..CALM }, &limits);
+        for ms in (0..20_000).step_by(25) {
+            assert_eq!(stages.step(at(ms), &Signals { queue: 0.41, ..CALM }, &limits), None);
+        }
+        // A moment above the threshold begins the two seconds once more.
+        for ms in (20_000..21_900).step_by(25) {
+            stages.step(at(ms), &CALM, &limits);
+        }
+        stages.step(at(21_925), &Signals { queue: 0.41, ..CALM }, &limits);
+        for ms in (21_950..23_900).step_by(25) {
+            assert_eq!(stages.step(at(ms), &CALM, &limits), None);
+        }
+        assert_eq!(stages.load(), Load::Busy);
+    }
+
+    /// A shard that can serve 5000 requests a second and takes what came in each turn, as far as it is not shed. What is shed
+    /// takes a hundredth of the time.
+    struct Model {
+        stages: Stages,
+        now: f64,
+        queued: f64,
+        saturated_since: f64,
+        late_since: Option<f64>,
+        served: f64,
+        /// How long the served ones of each turn waited until its end, where they came in the middle of the one before, and how many
+        /// they were.
+        waits: Vec<(f64, f64)>,
+        changes: Vec<(f64, Load)>,
+    }
+
+    impl Model {
+        const CALL: f64 = 0.000_2;
+
+        fn new() -> Model {
+            Model {
+                stages: Stages::default(),
+                now: 0.0,
+                queued: 0.0,
+                saturated_since: 0.0,
+                late_since: None,
+                served: 0.0,
+                waits: Vec::new(),
+                changes: Vec::new(),
+            }
+        }
+
+        /// What all but a hundredth of those that were served waited at most.
+        fn p99(&mut self) -> f64 {
+            self.waits.sort_by(|a, b| b.0.total_cmp(&a.0));
+            let mut left = self.waits.iter().map(|(_, served)| served).sum::<f64>() / 100.0;
+            let beyond = |(_, served): &&(f64, f64)| {
+                left -= served;
+                left < 0.0
+            };
+            self.waits.iter().find(beyond).map_or(0.0, |(wait, _)| *wait)
+        }
+
+        fn run(&mut self, until: f64, rate: f64) {
+            let (mut looked, mut spans) = (self.now, VecDeque::new());
+            while self.now < until {
+                let share = self.stages.share();
+                let frames = self.queued.min(256.0);
+                self.queued -= frames;
+                let served = frames * (1.0 - share);
+                let turn = (served * Self::CALL + frames * share * Self::CALL / 100.0).max(0.000_01);
+                self.served += served;
+                self.waits.push((turn * (1.5 + self.queued / frames.max(1.0)), served));
+                let late = turn > Overload::default().turn_max.as_secs_f64();
+                self.late_since = if late { self.late_since.or(Some(self.now)) } else { None };
+                let idle = if self.queued + turn * rate < 1.0 { 1.0 / rate.max(1.0) } else { 0.0 };
+                if idle > 0.0 {
+                    self.saturated_since = self.now + turn + idle;
+                }
+                self.now += turn + idle;
+                spans.push_back((self.now, turn, turn + idle));
+                // A peer that hears of nothing sends no more than its connection takes.
+                self.queued = (self.queued + (turn + idle) * rate).min(20_000.0);
+                if self.now - looked >= 0.025 {
+                    looked = self.now;
+                    spans.retain(|(at, ..)| self.now - at < 0.1);
+                    let since = |from: f64| Duration::from_secs_f64((self.now - from).max(0.0));
+                    let signals = Signals {
+                        saturated: since(self.saturated_since),
+                        late: self.late_since.map_or(Duration::ZERO, since),
+                        busy: spans.iter().map(|span| span.1).sum::<f64>()
+                            / spans.iter().map(|span| span.2).sum::<f64>(),
+                        ..CALM
+                    };
+                    let now = Time::from_nanos((self.now * 1e9) as u64 + 1);
+                    if let Some(change) = self.stages.step(now, &signals, &Overload::default()) {
+                        self.changes.push((self.now, change.to));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn four_times_too_much_is_served_at_nine_tenths_of_capacity() {
+        let mut model = Model::new();
+        model.run(5.0, 1000.0);
+        assert_eq!(model.changes, [], "at a fifth of what it can do");
+        model.run(10.0, 20_000.0);
+        let (before, changes) = (model.served, model.changes.len());
+        model.waits.clear();
+        model.run(30.0, 20_000.0);
+        let goodput = (model.served - before) / 20.0;
+        assert!(goodput >= 4500.0, "{goodput} a second");
+        let p99 = model.p99();
+        assert!(p99 <= 0.015, "{p99} s");
+        assert_eq!(model.changes.len(), changes, "{:?}", model.changes);
+        assert_eq!(model.stages.load(), Load::Shedding);
+        // After the storm.
+        model.run(45.0, 1000.0);
+        assert_eq!((model.stages.load(), model.stages.share()), (Load::Calm, 0.0));
+        assert!(model.changes.last().unwrap().0 <= 37.0, "{:?}", model.changes);
+    }
+
+    proptest::proptest! {
+        /// No stage is without a way out, and none is entered without a signal.
+        #[test]
+        fn any_signals_end_calm_after_the_storm(storm in proptest::collection::vec(
+            (0u64..2000, 0u64..500, 0.0f64..1.0, 0.0f64..1.2, proptest::bool::weighted(0.05), 0.0f64..1.0,
+             0.0f64..1.0, proptest::bool::weighted(0.05)), 1..400)) {
+            let (mut stages, limits) = (Stages::default(), Overload::default());
+            let mut now = 0;
+            for (saturated, late, busy, queue, lost, held, table, paused) in storm {
+                let excuse = None;
+                let (saturated, late) = (ms(saturated), ms(late));
+                let signals = Signals { saturated, late, busy, queue, lost, held, table, paused, excuse };
+                stages.step(at(now), &signals, &limits);
+                let (wanted, _) = wanted(&signals, &limits, 1.0);
+                proptest::prop_assert!(stages.load() >= wanted);
+                proptest::prop_assert!((0.0..=1.0).contains(&stages.share()));
+                now += 25;
+            }
+            // The share halves each 100 ms, and each of four stages takes 2 s.
+            for _ in 0..(8000 + 1000) / 25 {
+                stages.step(at(now), &CALM, &limits);
+                now += 25;
+            }
+            proptest::prop_assert_eq!((stages.load(), stages.share()), (Load::Calm, 0.0));
+        }
+    }
+}

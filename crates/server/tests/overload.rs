@@ -1,0 +1,95 @@
+//! What a service sheds, in simulations by seed.
+
+use std::cell::Cell;
+use std::convert::Infallible;
+use std::rc::Rc;
+use std::time::Duration;
+
+use ringserve_server::framing::Lines;
+use ringserve_server::middleware::{CallEnd, ConcurrencyLimit, Observe, TimeLimit, TimeLimitError};
+use ringserve_server::overload::{Load, Shed};
+use ringserve_server::testing::{Faults, Sim};
+use ringserve_server::{Cx, Frame, Server, Service};
+
+/// Says each line again, some after a while, or that it is busy. Lines that begin with "!" are always served.
+#[derive(Clone, Default)]
+struct Echo {
+    shed: Rc<Cell<u64>>,
+    called: Rc<Cell<u64>>,
+}
+
+impl Service for Echo {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, line: Frame) -> Result<(), Infallible> {
+        self.called.set(self.called.get() + 1);
+        if cx.shard().random().is_multiple_of(4) {
+            cx.sleep(Duration::from_millis(cx.shard().random() % 50)).await;
+        }
+        cx.reply(line);
+        Ok(())
+    }
+
+    fn shed(&self, cx: &Cx<'_, ()>, line: &Frame, load: Load) -> Shed {
+        assert!(load >= Load::Shedding && cx.load() == load);
+        if line.starts_with(b"!") {
+            return Shed::Serve;
+        }
+        self.shed.set(self.shed.get() + 1);
+        cx.reply_parts([&b"busy "[..], &line[..]]);
+        Shed::Answered
+    }
+}
+
+#[test]
+fn each_frame_is_served_or_shed_once_and_in_its_order() {
+    Sim::seeds(60).faults(Faults::all()).run(|sim| {
+        let (echo, all) = (Echo::default(), Rc::new(Cell::new(0)));
+        let made = echo.clone();
+        let server = Server::bind("10.0.0.1:7000").framing(Lines::default()).shards(2);
+        let running = sim
+            .start(server, move |_shard| {
+                // The layers hand the question on.
+                let limited = ConcurrencyLimit::new(made.clone(), 100);
+                Observe::new(
+                    TimeLimit::new(limited, Duration::from_secs(60)),
+                    |_: &Cx<'_, ()>, _: CallEnd<'_, TimeLimitError<Infallible>>| {},
+                )
+            })
+            .expect("the server starts");
+        let addr = running.addr();
+        for n in 0..5 {
+            let all = all.clone();
+            sim.client(format!("c{n}"), async move |net| {
+                let Ok(mut me) = net.connect(addr).await else { return Ok(()) };
+                for line in 0..40 {
+                    let urgent = if line % 10 == 0 { "!" } else { "" };
+                    let line = format!("{urgent}{n}.{line}");
+                    me.send(format!("{line}\n")).await?;
+                }
+                for line in 0..40 {
+                    let urgent = line % 10 == 0;
+                    let Some(answer) = me.line().await? else { return Ok(()) };
+                    let served = format!("{}{n}.{line}", if urgent { "!" } else { "" });
+                    assert!(answer == served || !urgent && answer == format!("busy {served}"), "{answer}");
+                    all.set(all.get() + 1);
+                }
+                Ok(())
+            });
+        }
+        for (load, share) in
+            [(Load::Shedding, 0.5), (Load::Busy, 1.0), (Load::Refusing, 1.0), (Load::Full, 0.3)]
+        {
+            running.set_load(load, share);
+            sim.run_for(Duration::from_millis(sim.random() % 60));
+        }
+        running.set_load(Load::Calm, 0.0);
+        sim.run_until_done();
+        sim.finish();
+        let stats = running.stats();
+        assert_eq!(stats.counters.frames_shed, echo.shed.get());
+        assert_eq!(stats.counters.frames, echo.shed.get() + echo.called.get());
+        assert!(stats.counters.frames >= all.get());
+    });
+}
