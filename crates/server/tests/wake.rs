@@ -4,7 +4,7 @@
 //! without any other wake-up: a lost one shows as a deadlock, which loom reports.
 
 mod sync {
-    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU16, Ordering};
     pub(crate) use loom::sync::{Mutex, MutexGuard};
     pub(crate) use std::sync::PoisonError;
 }

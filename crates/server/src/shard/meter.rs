@@ -67,7 +67,7 @@ impl Meter {
     /// The turn is over. True if figures are to be published now.
     #[inline]
     pub(super) fn end_turn(&mut self) -> bool {
-        self.snapshot.end_turn(self.began);
+        self.snapshot.end_turn();
         let is_due = self.began >= self.publish_at;
         self.unpublished = !is_due;
         is_due
