@@ -161,7 +161,12 @@ impl Metrics {
         let counters = &stats.counters;
         to.counters("connections_closed", "Connections that ended", None, by_reason(counters))?;
         let headroom = self.server.connections_max().saturating_sub(stats.connections) as u64;
-        to.gauges("headroom_connections", "Connections that may come before a limit is reached", None, [(Vec::new(), headroom)])?;
+        to.gauges(
+            "headroom_connections",
+            "Connections that may come before a limit is reached",
+            None,
+            [(Vec::new(), headroom)],
+        )?;
         to.counter("refused", "Connections that were not admitted, or found no memory", counters.refused)?;
         to.counter("waited", "Connections that waited since a limit was reached", counters.waited)?;
         to.counter("accept_paused", "Times that accepting stopped at a limit", counters.accept_paused)
@@ -213,14 +218,20 @@ impl Metrics {
         let stalls = self.server.watch().counts().map(|(shard, cause, count)| {
             (vec![("shard", shard.to_string()), ("cause", cause.as_str().to_owned())], count)
         });
-        to.counters("stalls", "Turns of a shard that took too long, by what it spent most of the time with", None, stalls)
+        to.counters(
+            "stalls",
+            "Turns of a shard that took too long, by what it spent most of the time with",
+            None,
+            stalls,
+        )
     }
 
     fn times(&self, to: &mut Families<'_>) -> fmt::Result {
         let times = self.server.shard_times();
         // One that ended, or is simulated, has none.
         let runs = self.server.remotes().iter().map(|remote| remote.thread().is_some());
-        let times: Vec<_> = times.into_iter().zip(runs).filter_map(|(times, runs)| runs.then_some(times)).collect();
+        let times: Vec<_> =
+            times.into_iter().zip(runs).filter_map(|(times, runs)| runs.then_some(times)).collect();
         let each = |of: fn(&ShardTimes) -> f64| {
             let of_shard = move |times: &ShardTimes| (label("shard", times.shard), of(times));
             times.iter().map(of_shard).collect::<Vec<_>>()
@@ -228,7 +239,12 @@ impl Metrics {
         let what = "Time for which a shard's thread ran";
         to.counters("shard_cpu", what, Some(&Unit::Seconds), each(|times| times.cpu.as_secs_f64()))?;
         let what = "Time for which a shard's thread waited for a CPU";
-        to.counters("shard_cpu_wait", what, Some(&Unit::Seconds), each(|times| times.cpu_wait.as_secs_f64()))?;
+        to.counters(
+            "shard_cpu_wait",
+            what,
+            Some(&Unit::Seconds),
+            each(|times| times.cpu_wait.as_secs_f64()),
+        )?;
         let what = "Share of the last second for which a shard's thread ran";
         to.gauges("shard_busy", what, None, each(|times| times.busy))?;
         let busiest = times.iter().map(|times| times.busy).reduce(f64::max);

@@ -16,7 +16,6 @@ use ringserve_core::{ConnStats, DriverStats, Time};
 #[cfg(feature = "metrics")]
 use crate::histogram::Histogram;
 use crate::stats::{ServiceNames, ServiceStats, ShardStats, UpstreamStats};
-use crate::watchdog::stall::StalledWork;
 use crate::watchdog::working::WorkWords;
 
 /// How often a reader tries again. Then it takes figures of two publications: the writer may have lost its CPU between its first
@@ -112,7 +111,7 @@ impl Snapshot {
     /// On the shard: the turn's work is done, and what follows is the shard's own.
     #[inline]
     pub(crate) fn end_turn(&self) {
-        self.work.on(StalledWork::Framework);
+        self.work.end();
     }
 
     /// On the shard: there is no further turn.

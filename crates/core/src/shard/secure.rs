@@ -491,7 +491,8 @@ impl<O: Observer> Shard<O> {
         let shared = self.shared.clone();
         let mut from = 0;
         while let Some((next, channel)) = shared.channels().take_any(from) {
-            self.discard(Some(channel));
+            // Which use of the slot it was does not matter any more.
+            self.discard(ConnId::new(next - 1, 0), Some(channel));
             from = next;
         }
     }

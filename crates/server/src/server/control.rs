@@ -161,8 +161,7 @@ impl ServerControl {
     /// figures are those from before. [`stats_now`](ServerControl::stats_now) has figures that are exact.
     pub fn stats(&self) -> ServerStats {
         let now = self.clock.now();
-        let is_blocked =
-            |remote: &RemoteShard| matches!(remote.state(), State::Turn(began) if now - began > REPORT_WITHIN);
+        let is_blocked = |remote: &RemoteShard| matches!(remote.state(), State::Turn(began) if now - began > REPORT_WITHIN);
         let mut report = ServerStats::default();
         for remote in self.remotes.iter() {
             let stale = is_blocked(remote);

@@ -195,7 +195,9 @@ impl RemoteShard {
     pub(crate) fn state(&self) -> State {
         // Before the turn: one that is seen to be awake stored its turn before.
         let sleep = self.inbox.sleep();
-        let Some(last) = self.snapshot().and_then(Snapshot::last_turn) else { return State::Waits(Time::ZERO) };
+        let Some(last) = self.snapshot().and_then(Snapshot::last_turn) else {
+            return State::Waits(Time::ZERO);
+        };
         match sleep {
             Sleep::Awake => State::Turn(last),
             Sleep::Called if self.is_hosted() => State::Called(last),

@@ -57,7 +57,8 @@ impl Meter {
     #[inline]
     pub(super) fn begin_turn(&mut self, now: Time) {
         #[cfg(feature = "metrics")]
-        if std::mem::take(&mut self.timing.goes_on) {
+        if self.timing.goes_on {
+            self.timing.goes_on = false;
             self.snapshot.turns.add(nanos(self.began, now), 1);
         }
         self.began = now;

@@ -113,7 +113,9 @@ fn cause_of(call: Option<i64>, place: &str) -> StallCause {
         StallCause::Lock
     } else if is(&[libc::SYS_nanosleep, libc::SYS_clock_nanosleep]) || at(&["nanosleep"]) {
         StallCause::Sleep
-    } else if is(READS) || is(POLLS) || (call.is_none() && at(&["read", "folio_wait", "io_schedule", "page"]))
+    } else if is(READS)
+        || is(POLLS)
+        || (call.is_none() && at(&["read", "folio_wait", "io_schedule", "page"]))
         || at(&["poll", "select"])
     {
         StallCause::Read

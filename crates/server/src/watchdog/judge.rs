@@ -202,3 +202,236 @@ impl Judge {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::facts::{Sleeps, ThreadTimes};
+    use super::*;
+
+    const OVER: Duration = Duration::from_millis(25);
+
+    fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    /// A moment, in milliseconds.
+    fn at(millis: u64) -> Time {
+        Time::from_nanos(millis * 1_000_000)
+    }
+
+    /// A thread that ran and waited for this many milliseconds, and computes.
+    fn computes(ran: u64, waited: u64) -> ThreadFacts {
+        ThreadFacts { times: ThreadTimes { ran: ms(ran), waited: ms(waited) }, sleeps: None }
+    }
+
+    fn sleeps(ran: u64, cause: StallCause, place: &str) -> ThreadFacts {
+        ThreadFacts { sleeps: Some(Sleeps { cause, place: Some(place.to_owned()) }), ..computes(ran, 0) }
+    }
+
+    fn seen(state: State, thread: ThreadFacts) -> Seen {
+        Seen { state, work: 7, thread: Some(thread) }
+    }
+
+    /// Looks of a shard that is in the turn of 100 ms, at these moments with these facts. The last verdict.
+    fn judged(looks: &[(u64, ThreadFacts)]) -> Option<Verdict> {
+        let (mut judge, turn) = (Judge::new(1, OVER), State::Turn(at(100)));
+        let mut last = None;
+        for (now, facts) in looks {
+            last = judge.look(0, at(*now), seen(turn, facts.clone()));
+        }
+        last
+    }
+
+    #[test]
+    fn cause_is_what_most_of_the_time_went_by_with() {
+        use StallCause::{Cpu, Lock, Read, Sleep, Starved};
+        let asleep = |cause, place| sleeps(3, cause, place);
+        for (what, looks, cause, place) in [
+            ("it computes", vec![(112, computes(3, 0)), (125, computes(15, 0))], Cpu, None),
+            ("ticks are counted late", vec![(112, computes(3, 0)), (125, computes(7, 0))], Cpu, None),
+            ("nothing is counted yet", vec![(116, computes(3, 0)), (125, computes(3, 0))], Cpu, None),
+            ("others have its CPU", vec![(112, computes(3, 0)), (125, computes(5, 9))], Starved, None),
+            (
+                "it waits for a CPU for long",
+                vec![(112, computes(3, 0)), (140, computes(3, 0))],
+                Starved,
+                None,
+            ),
+            (
+                "it computed a little",
+                vec![(112, computes(3, 0)), (125, sleeps(5, Lock, "futex"))],
+                Lock,
+                Some("futex"),
+            ),
+            (
+                "it waits",
+                vec![(112, asleep(Lock, "futex")), (125, asleep(Lock, "futex"))],
+                Lock,
+                Some("futex"),
+            ),
+            ("it reads", vec![(112, asleep(Read, "pipe")), (125, asleep(Read, "pipe"))], Read, Some("pipe")),
+            (
+                "it sleeps",
+                vec![(112, asleep(Sleep, "nano")), (125, asleep(Sleep, "nano"))],
+                Sleep,
+                Some("nano"),
+            ),
+            (
+                "one look is enough",
+                vec![(112, computes(3, 0)), (112, asleep(Sleep, "nano")), (160, asleep(Read, "pipe"))],
+                Read,
+                Some("pipe"),
+            ),
+            ("it just woke", vec![(112, asleep(Sleep, "nano")), (125, computes(3, 0))], Sleep, Some("nano")),
+        ] {
+            // The first look finds the turn, and knows nothing of the thread.
+            let looks: Vec<_> = [(101, computes(0, 0))].into_iter().chain(looks).collect();
+            let verdict = judged(&looks).unwrap_or_else(|| panic!("{what}: a stall"));
+            assert_eq!((verdict.stage, verdict.cause), (Stage::Begins, cause), "{what}");
+            assert_eq!((verdict.waits_in.as_deref(), verdict.since), (place, at(100)), "{what}");
+        }
+    }
+
+    #[test]
+    fn turn_below_the_threshold_is_no_stall() {
+        assert_eq!(judged(&[(101, computes(0, 0)), (113, computes(12, 0)), (124, computes(23, 0))]), None);
+        // Seen late, and not known yet to compute: the next look tells.
+        assert_eq!(judged(&[(101, computes(0, 0)), (130, computes(12, 0))]), None);
+        let verdict =
+            judged(&[(101, computes(0, 0)), (130, computes(12, 0)), (142, computes(24, 0))]).unwrap();
+        assert_eq!((verdict.lasted, verdict.cause), (ms(42), StallCause::Cpu));
+    }
+
+    #[test]
+    fn stall_is_told_where_the_kernel_shows_nothing() {
+        let mut judge = Judge::new(1, OVER);
+        let dark = || Seen { state: State::Turn(at(100)), work: 7, thread: None };
+        assert_eq!(judge.look(0, at(101), dark()), None);
+        let verdict = judge.look(0, at(126), dark()).expect("a stall");
+        assert_eq!((verdict.stage, verdict.cause, verdict.is_loud), (Stage::Begins, StallCause::Other, true));
+    }
+
+    #[test]
+    fn stall_is_told_again_when_it_is_twice_as_long() {
+        let (mut judge, turn) = (Judge::new(1, OVER), State::Turn(at(0)));
+        let loud = (0..100).map(|look| look * 12).filter(|now| {
+            let verdict = judge.look(0, at(*now), seen(turn, sleeps(0, StallCause::Lock, "futex")));
+            verdict.is_some_and(|verdict| verdict.is_loud)
+        });
+        assert_eq!(loud.collect::<Vec<_>>(), [36, 60, 108, 204, 408, 804]);
+    }
+
+    #[test]
+    fn stall_ends_with_its_turn_and_counts_once() {
+        let (mut judge, asleep) = (Judge::new(2, OVER), || sleeps(0, StallCause::Read, "pipe"));
+        let mut stages = Vec::new();
+        let looks = [(State::Turn(at(10)), 12), (State::Turn(at(10)), 24), (State::Turn(at(10)), 36)]
+            .into_iter()
+            .chain([
+                (State::Turn(at(10)), 48),
+                (State::Turn(at(55)), 60),
+                (State::Waits(at(55)), 72),
+                (State::Waits(at(55)), 84),
+            ]);
+        for (state, now) in looks {
+            let verdict = judge.look(0, at(now), seen(state, asleep()));
+            stages.extend(verdict.map(|verdict| (verdict.stage, verdict.lasted)));
+            assert_eq!(judge.look(1, at(now), seen(State::Waits(at(3)), asleep())), None, "the other shard");
+        }
+        assert_eq!(stages, [(Stage::Begins, ms(26)), (Stage::Lasts, ms(38)), (Stage::Ended, ms(45))]);
+    }
+
+    #[test]
+    fn shard_that_is_called_counts_from_the_look_that_saw_it() {
+        let (mut judge, called) = (Judge::new(1, OVER), State::Called(at(3)));
+        let asleep = || seen(called, sleeps(0, StallCause::Sleep, "nano"));
+        assert!(!judge.asks(0, called));
+        assert_eq!(judge.look(0, at(5000), asleep()), None, "it waits since long");
+        assert!(judge.asks(0, called));
+        assert_eq!(judge.look(0, at(5012), asleep()), None);
+        let verdict = judge.look(0, at(5025), asleep()).expect("a stall");
+        assert_eq!((verdict.since, verdict.lasted), (at(5000), ms(25)));
+    }
+
+    #[test]
+    fn process_that_was_stopped_has_no_stall() {
+        let (mut judge, turn) = (Judge::new(1, OVER), State::Turn(at(100)));
+        let look = |judge: &mut Judge, now| judge.look(0, at(now), seen(turn, computes(now, 0)));
+        assert_eq!(look(&mut judge, 110), None);
+        judge.stopped(at(9000), ms(8878));
+        assert_eq!(look(&mut judge, 9000), None);
+        assert_eq!(look(&mut judge, 9012), None);
+        let verdict = look(&mut judge, 9025).expect("it goes on for long after that, too");
+        assert_eq!((verdict.lasted, verdict.cause), (ms(25), StallCause::Cpu));
+        judge.stopped(at(20_000), ms(10_000));
+        let verdict = look(&mut judge, 20_012).expect("it goes on");
+        assert_eq!((verdict.stage, verdict.lasted), (Stage::Lasts, ms(1012)), "without the time of the stop");
+    }
+
+    #[test]
+    fn much_work_in_one_turn_is_said() {
+        let mut judge = Judge::new(1, OVER);
+        let several: Vec<_> = [(1, 1), (13, 1), (26, 1), (38, 2)]
+            .map(|(now, work)| {
+                judge.look(0, at(now), Seen { work, ..seen(State::Turn(at(0)), computes(now, 0)) })
+            })
+            .into_iter()
+            .flatten()
+            .map(|verdict| verdict.several)
+            .collect();
+        assert_eq!(several, [false, true]);
+    }
+
+    /// What a shard does: turns that last, and waits behind them, in milliseconds.
+    fn life() -> impl Strategy<Value = Vec<(u64, u64)>> {
+        let turn = prop_oneof![4 => 0..20u64, 1 => 20..40u64, 1 => 40..500u64];
+        prop::collection::vec((turn, prop_oneof![Just(0), 1..60u64]), 1..40)
+    }
+
+    proptest! {
+        /// Each turn that is long enough is told once, in time, with its beginning and its end; and no other one is.
+        #[test]
+        fn long_turns_are_told_and_no_others((first, life, every) in (1..50u64, life(), 6..13u64)) {
+            let mut turns = Vec::new();
+            let mut time = first;
+            for (length, wait) in life {
+                turns.push((time, time + length));
+                time += length + wait + 1;
+            }
+            let mut judge = Judge::new(1, OVER);
+            let (mut told, mut open) = (Vec::new(), None);
+            for now in (0..time + 1000).step_by(every as usize) {
+                let last = turns.iter().rev().find(|(begin, _)| *begin <= now);
+                let state = match last {
+                    None => State::Waits(Time::ZERO),
+                    Some((begin, end)) if now <= *end => State::Turn(at(*begin)),
+                    Some((begin, _)) => State::Waits(at(*begin)),
+                };
+                let thread = judge.asks(0, state).then(|| computes(now, 0));
+                let Some(verdict) = judge.look(0, at(now), Seen { state, work: 1, thread }) else { continue };
+                let (begin, end) = *turns.iter().find(|(begin, _)| at(*begin) == verdict.since).expect("a turn");
+                match verdict.stage {
+                    Stage::Begins => {
+                        prop_assert_eq!(open.replace(begin), None);
+                        prop_assert!(now <= end && now - begin >= 25);
+                        prop_assert!(now - begin < 25 + 2 * every, "{} after it began", now - begin);
+                        told.push(begin);
+                    }
+                    Stage::Lasts => prop_assert_eq!(open, Some(begin)),
+                    Stage::Ended => {
+                        prop_assert_eq!(open.take(), Some(begin));
+                        let real = ms(end - begin);
+                        prop_assert!(verdict.lasted >= real && verdict.lasted <= real + ms(60 + every));
+                    }
+                }
+            }
+            prop_assert_eq!(open, None);
+            let sure = turns.iter().filter(|(begin, end)| end - begin >= 25 + 2 * every).map(|(begin, _)| *begin);
+            for begin in sure {
+                prop_assert!(told.contains(&begin), "the turn of {} is told", begin);
+            }
+        }
+    }
+}

@@ -204,7 +204,12 @@ impl fmt::Display for StalledWork {
 impl fmt::Display for Stall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Stall { shard, lasted, ongoing, work, cause, .. } = self;
-        write!(f, "shard {shard} {} for {}: ", if *ongoing { "stalled" } else { "was stalled" }, Rounded(*lasted))?;
+        write!(
+            f,
+            "shard {shard} {} for {}: ",
+            if *ongoing { "stalled" } else { "was stalled" },
+            Rounded(*lasted)
+        )?;
         if self.several {
             f.write_str("much work in one turn, last ")?;
         }

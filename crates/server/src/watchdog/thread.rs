@@ -15,6 +15,7 @@ use super::watch::{END_TOLD_FROM, Lines, Watch};
 use super::working::Working;
 use crate::log::guarded;
 use crate::server::control::ServerControl;
+use crate::server::cpu::{this_thread, time_of};
 use crate::shard::clock::{nap, rest};
 use crate::shard::inbox::RemoteShard;
 
@@ -70,8 +71,8 @@ struct Looks {
     every: Duration,
     judge: Judge,
     shards: Vec<Looked>,
-    /// Its own.
-    own: Option<ThreadFiles>,
+    /// The number of its own thread, and how long that waited for a CPU so far.
+    own: u32,
     waited: Duration,
 }
 
@@ -87,16 +88,15 @@ impl Looks {
             every: Stalls::looks_every(over),
             judge: Judge::new(remotes.len(), over),
             shards: remotes.iter().map(looked).collect(),
-            own: None,
+            own: 0,
             waited: Duration::ZERO,
             control,
         }
     }
 
     fn run(mut self) {
-        let own = ThreadFiles::open(crate::server::cpu::this_thread());
-        self.waited = own.times().unwrap_or_default().waited;
-        self.own = Some(own);
+        self.own = this_thread();
+        self.waited = time_of(self.own).unwrap_or_default().waited;
         let mut last = self.control.now();
         while !self.control.watch().is_over() {
             let now = self.control.now();
@@ -126,7 +126,7 @@ impl Looks {
         if late < self.every {
             return;
         }
-        let waited = self.own.as_ref().and_then(ThreadFiles::times).map_or(self.waited, |times| times.waited);
+        let waited = time_of(self.own).map_or(self.waited, |times| times.waited);
         let starved = waited.saturating_sub(std::mem::replace(&mut self.waited, waited));
         if starved < late / 2 {
             self.judge.stopped(now, late);
@@ -187,7 +187,8 @@ impl Looks {
                 watch.change(shard, |kept| {
                     kept.since = since;
                     let stall = &mut kept.stall;
-                    (stall.lasted, stall.cause, stall.waits_in, stall.several) = (lasted, cause, waits_in, several);
+                    (stall.lasted, stall.cause, stall.waits_in, stall.several) =
+                        (lasted, cause, waits_in, several);
                     if let Some(waiting) = waiting {
                         stall.queue_waiting = stall.queue_waiting.max(Some(waiting));
                         stall.queue_lost = lost.map(|lost| lost - lost_before.unwrap_or(lost));
@@ -226,6 +227,6 @@ fn queues(control: &ServerControl, shard: usize) -> (Option<u32>, Option<u64>) {
 
 /// The times of the shards' threads now.
 pub(crate) fn times_of(remotes: &[Arc<RemoteShard>]) -> Vec<Option<ThreadTimes>> {
-    let times = |remote: &Arc<RemoteShard>| crate::server::cpu::time_of(remote.thread()?);
+    let times = |remote: &Arc<RemoteShard>| time_of(remote.thread()?);
     remotes.iter().map(times).collect()
 }

@@ -158,7 +158,7 @@ impl Lines {
     }
 }
 
-/// A stall from which on the end is told, too: a line more, for those that someone has looked at.
+/// From this length on the end of a stall is told, too: an operator may have begun to look for its cause.
 pub(super) const END_TOLD_FROM: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
@@ -199,9 +199,15 @@ mod tests {
         }
         let stalls = watch.stalls(at(200));
         assert_eq!(stalls.len(), KEPT);
-        assert_eq!((stalls[0].shard, stalls[0].ongoing, stalls[0].lasted), (1, true, Duration::from_secs(199)));
+        assert_eq!(
+            (stalls[0].shard, stalls[0].ongoing, stalls[0].lasted),
+            (1, true, Duration::from_secs(199))
+        );
         let last = stalls.last().unwrap();
-        assert_eq!((last.ongoing, last.lasted, last.ago), (false, Duration::from_secs(2), Duration::from_secs(101)));
+        assert_eq!(
+            (last.ongoing, last.lasted, last.ago),
+            (false, Duration::from_secs(2), Duration::from_secs(101))
+        );
         let counts: Vec<_> = watch.counts().filter(|(_, _, count)| *count > 0).collect();
         assert_eq!(counts, [(0, StallCause::Cpu, 100), (1, StallCause::Cpu, 1)]);
         assert!(watch.change(0, |_| ()).is_none(), "none of it lasts");

@@ -46,6 +46,12 @@ pub(crate) struct Working {
 }
 
 impl WorkWords {
+    /// What follows is the shard's own.
+    #[inline]
+    pub(crate) fn end(&self) {
+        self.work.store(StalledWork::Framework.number(), Ordering::Relaxed);
+    }
+
     /// The shard works on no connection from now on.
     #[inline]
     pub(crate) fn on(&self, work: StalledWork) {
@@ -105,7 +111,8 @@ impl WorkWords {
         let [first, high, low] = [0, 1, 2].map(|word| self.peer[word].load(Ordering::Relaxed));
         let (number, id) = (work >> ID_BITS, work & NO_CONNECTION);
         let work_is = StalledWork::of_number(number);
-        let connection = (id != NO_CONNECTION).then(|| ConnId::from_bits(id));
+        let has_id = id != NO_CONNECTION && work_is != StalledWork::Framework;
+        let connection = has_id.then(|| ConnId::from_bits(id));
         let has_peer = connection.is_some() || work_is == StalledWork::Admit;
         let (port, rest) = ((first >> PORT_SHIFT) as u16, first as u32);
         let peer = match first & (V4 | V6) {
@@ -133,7 +140,7 @@ mod tests {
     #[test]
     fn what_was_stored_is_read() {
         let words = WorkWords::default();
-        words.on(StalledWork::Framework);
+        words.end();
         let working = words.read();
         assert_eq!((working.work, working.connection, working.peer), (StalledWork::Framework, None, None));
         for peer in ["10.1.2.3:5511", "[2001:db8::7]:65535", "[fe80::1%7]:1", "255.255.255.255:65535"] {
