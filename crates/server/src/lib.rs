@@ -38,6 +38,7 @@ pub mod tls;
 pub mod topics;
 #[cfg(feature = "tower")]
 pub mod tower;
+mod watchdog;
 #[cfg(feature = "websocket")]
 pub mod websocket;
 
@@ -172,6 +173,7 @@ pub mod transport {
 /// Limits of a server, in addition to those of a service ([`Limits`]), and the memory that it may use.
 pub mod limits {
     pub use crate::server::memory::{UsableMemory, usable_memory};
+    pub use crate::watchdog::Stalls;
     pub use ringserve_core::{ConnLimits, IdleCounts, LimitError, ServerLimits};
 }
 

@@ -10,7 +10,7 @@ use tracing::{debug, error, info, warn};
 use crate::guard::{Panicked, guard};
 use crate::peer::Peer;
 use crate::snapshot::Snapshot;
-use crate::stats::{ServerStats, ServiceNames};
+use crate::stats::{ServerStats, ServiceNames, StalledWork};
 
 /// Writes a line, which a subscriber that panics cannot make the end of a shard.
 pub(crate) use ringserve_drivers::guarded;
@@ -44,7 +44,6 @@ pub(crate) struct LogObserver {
     /// Hears of a transport that panicked.
     panicked: Box<dyn Fn(&Panicked)>,
     names: ServiceNames,
-    #[cfg(feature = "metrics")]
     snapshot: Arc<Snapshot>,
     limits: [LineLimit; CLOSE_REASONS.len()],
     accept: LineLimit,
@@ -52,7 +51,6 @@ pub(crate) struct LogObserver {
 }
 
 impl LogObserver {
-    #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "it is where times are counted"))]
     pub(crate) fn new(
         shard: usize,
         names: ServiceNames,
@@ -63,7 +61,6 @@ impl LogObserver {
             shard,
             panicked,
             names,
-            #[cfg(feature = "metrics")]
             snapshot,
             limits: std::array::from_fn(|_| LineLimit::default()),
             accept: LineLimit::default(),
@@ -74,7 +71,8 @@ impl LogObserver {
 
 impl Observer for LogObserver {
     #[inline]
-    fn guard<T>(&self, call: impl FnOnce() -> T) -> Option<T> {
+    fn guard<T>(&self, id: ConnId, call: impl FnOnce() -> T) -> Option<T> {
+        self.snapshot.work.on_connection_alone(StalledWork::Transport, id);
         guard(call).inspect_err(|panicked| (self.panicked)(panicked)).ok()
     }
 

@@ -29,6 +29,7 @@ use crate::shard::services::Services;
 use crate::shard::state::{Asks, Parts};
 use crate::shard::upstreams::add_upstreams;
 use crate::stats::ServiceNames;
+use crate::watchdog::Stalls;
 
 /// The parts from which all shards are made.
 pub(super) struct Plan<S> {
@@ -44,6 +45,7 @@ pub(super) struct Plan<S> {
     pub(super) chosen: Chosen,
     pub(super) asks: Asks,
     pub(super) runtime: Runtime,
+    pub(super) stalls: Stalls,
     pub(super) shards: usize,
     /// Where the server listens, with the real ports.
     pub(super) listeners: Arc<[Address]>,
@@ -76,7 +78,8 @@ impl<S: Serves> Plan<S> {
     pub(super) fn shards(self, sockets: Vec<Vec<Listener>>, cpus: &[usize]) -> Vec<OneShard<S>> {
         let remotes = (0..self.shards).map(|_| RemoteShard::new()).collect();
         let control = ServerControl::new(remotes, self.listeners, self.blocking, self.clock.clone())
-            .with_accept_queues(AcceptQueues::of(&sockets));
+            .with_accept_queues(AcceptQueues::of(&sockets))
+            .with_connections_max(self.chosen.connections_max());
         #[cfg(feature = "tls")]
         let control = control.with_tls(self.tls);
         let quota = Arc::new(Quota::new(self.chosen.connections_max()));

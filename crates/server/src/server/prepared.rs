@@ -34,6 +34,7 @@ use crate::shard::many::SERVICES_MAX;
 use crate::shard::random::Random;
 use crate::shard::state::{Admit, Asks};
 use crate::stats::{ServerStats, ServiceNames};
+use crate::watchdog::Stalls;
 
 /// Shards at most: beyond, something is wrong with the number.
 const SHARDS_MAX: usize = 1024;
@@ -53,6 +54,7 @@ pub(crate) struct Settings {
     pub(super) driver: Driver,
     pub(super) incremental: bool,
     pub(super) runtime: Runtime,
+    pub(super) stalls: Stalls,
     pub(super) on_start: Option<Box<dyn FnOnce(ServerControl) + Send>>,
 }
 
@@ -191,6 +193,7 @@ impl<S: Serves> Prepared<S> {
             transports,
             chosen,
             runtime: self.settings.runtime,
+            stalls: self.settings.stalls,
             shards: checked.shards,
             listeners: listening.addrs.clone().into(),
             clock: Clock::start(),
@@ -248,9 +251,9 @@ impl<S: Serves + Send + 'static> Prepared<S> {
         let services = self.services.iter().map(|service| (service.name.as_deref(), &service.limits));
         announce(&listening, &cpus, &chosen, (checked.shards, &checked.server_limits), services);
         let plan = self.plan(checked, chosen, &listening);
-        let (control, threads) = plan.launch(starting, until, sockets, &cpus, OneShard::run)?;
+        let launched = plan.launch(starting, until, sockets, &cpus, OneShard::run)?;
         // Made before user code runs: if that panics, dropping it ends the server.
-        let handle = ServerHandle::new(listening, control, threads);
+        let handle = ServerHandle::new(listening, launched);
         if let Some(on_start) = on_start {
             on_start(handle.control());
         }

@@ -10,10 +10,12 @@ use ringserve_core::Address;
 use super::accept_queue::AcceptQueueStats;
 use super::control::ServerControl;
 use super::error::Error;
+use super::launch::Launched;
 use super::listen::sockets::Listening;
 use super::socket_options::apply::SocketOptionWarning;
 use crate::guard::message_of;
 use crate::stats::{ServerStats, ShardStats};
+use crate::watchdog::thread::Watchdog;
 
 /// The end of a shard: its figures, or the reason why it ended by itself.
 pub(crate) type ShardEnd = Result<ShardStats, ShardDeath>;
@@ -41,17 +43,15 @@ impl ShardDeath {
 pub struct ServerHandle {
     control: ServerControl,
     threads: Vec<JoinHandle<ShardEnd>>,
+    watchdog: Option<Watchdog>,
     /// Dropped after the threads ended, which removes the files of Unix sockets.
     listening: Listening,
 }
 
 impl ServerHandle {
-    pub(crate) fn new(
-        listening: Listening,
-        control: ServerControl,
-        threads: Vec<JoinHandle<ShardEnd>>,
-    ) -> ServerHandle {
-        ServerHandle { control, threads, listening }
+    pub(super) fn new(listening: Listening, launched: Launched) -> ServerHandle {
+        let Launched { control, threads, watchdog } = launched;
+        ServerHandle { control, threads, watchdog, listening }
     }
 
     /// The addresses of the server, with the real ports: each address and each Unix socket, in the order in which they were
@@ -127,6 +127,7 @@ impl ServerHandle {
                 Err(death) => _ = failed.get_or_insert_with(|| death.error(shard)),
             }
         }
+        drop(self.watchdog.take());
         self.control.blocking().end();
         report.blocking = self.control.blocking().stats();
         match failed {
@@ -144,6 +145,7 @@ impl Drop for ServerHandle {
                 let _ = thread.join();
             }
         }
+        drop(self.watchdog.take());
         self.control.blocking().end();
     }
 }
