@@ -94,6 +94,7 @@ pub struct ServerFacts {
 /// How far a server is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Phase {
     /// Factories are still pending.
     Starting,
@@ -132,6 +133,7 @@ pub struct Stage {
 /// The stages of the way of a connection, in its order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum StageName {
     /// Handshakes of TCP that began.
     SynQueue,
@@ -149,7 +151,8 @@ pub enum StageName {
     /// Peers that do not read.
     Peer,
     /// The machine: connection tracking, CPU quotas, memory. No part of the way, and below all of it.
-    Host,
+    #[serde(rename = "host")]
+    Machine,
     /// Not known to this version.
     #[default]
     #[serde(other)]
@@ -166,7 +169,7 @@ impl StageName {
         StageName::Handler,
         StageName::Outbox,
         StageName::Peer,
-        StageName::Host,
+        StageName::Machine,
     ];
 
     /// The name as it is in JSON.
@@ -179,7 +182,7 @@ impl StageName {
             StageName::Handler => "handler",
             StageName::Outbox => "outbox",
             StageName::Peer => "peer",
-            StageName::Host => "host",
+            StageName::Machine => "host",
             StageName::Unknown => "unknown",
         }
     }
@@ -194,12 +197,13 @@ impl fmt::Display for StageName {
 /// How a stage is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum State {
     /// Nothing is lost, and there is room.
     Calm,
-    /// Nothing is lost here yet, or what is lost has its cause at another stage.
+    /// Little room is left, or what is wrong here has its cause at another stage.
     Warn,
-    /// Something is lost here.
+    /// The cause is here, and peers feel it: connections, packets or time are lost.
     Lost,
     /// Not known to this version.
     #[default]
@@ -442,6 +446,7 @@ pub struct Finding {
 /// How bad a finding is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Severity {
     /// Not known to this version.
     #[default]
@@ -486,7 +491,7 @@ mod tests {
     #[test]
     fn cause_is_the_first_loss_and_else_the_first_warning() {
         let report = |states: [State; 3]| {
-            let names = [StageName::AcceptQueue, StageName::Table, StageName::Host].into_iter();
+            let names = [StageName::AcceptQueue, StageName::Table, StageName::Machine].into_iter();
             let stage = |(name, state)| Stage { name, state, ..Stage::default() };
             Report { funnel: names.zip(states).map(stage).collect(), ..Report::default() }
         };
