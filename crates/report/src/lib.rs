@@ -357,7 +357,7 @@ pub struct Quantiles {
 pub struct Connections {
     /// In the order that was asked for.
     pub connections: Vec<Connection>,
-    /// Shards that did not answer in time: a handler blocks them.
+    /// Shards that did not answer in time: a handler blocks them, they are overloaded, or they ended.
     pub silent_shards: Vec<usize>,
     /// The same as a sentence; empty if all answered.
     pub note: String,
@@ -377,18 +377,22 @@ pub struct Connection {
     pub peer: String,
     /// Seconds since it was accepted.
     pub age_seconds: f64,
-    /// Seconds since bytes last went either way.
+    /// Seconds since bytes came or a call was done.
     pub idle_seconds: f64,
     /// Bytes that wait for sending.
     pub outbox_bytes: u64,
-    /// Bytes received so far.
-    pub bytes_in: u64,
-    /// Bytes sent so far.
-    pub bytes_out: u64,
-    /// Frames received so far.
-    pub frames_in: u64,
-    /// What it does: `open`, `handshake`, `closing` and others.
+    /// Bytes received so far, where an account of the connection is kept.
+    pub bytes_in: Option<u64>,
+    /// Bytes that the kernel took for sending, likewise.
+    pub bytes_out: Option<u64>,
+    /// Frames that were handed to the service, likewise.
+    pub frames_in: Option<u64>,
+    /// Frames that were queued, likewise.
+    pub frames_out: Option<u64>,
+    /// What it does, or waits for: `open`, `calling`, `held_back` (its peer does not read) and others.
     pub state: String,
+    /// Calls that wait.
+    pub calls: u64,
     /// Seconds that its oldest pending call has waited.
     pub oldest_call_seconds: Option<f64>,
 }
