@@ -411,6 +411,8 @@ pub struct Stall {
     pub ongoing: bool,
     /// What the shard worked on: `call`, `open`, `task` and others.
     pub work: String,
+    /// It was much work in one turn, of which `work` is the last.
+    pub several: bool,
     /// The peer for which it did.
     pub peer: Option<String>,
     /// Its connection, as [`Connection::id`].
@@ -419,11 +421,13 @@ pub struct Stall {
     pub frame_bytes: Option<u64>,
     /// What held it up: `cpu`, `lock`, `read`, `sleep`, `starved`, `other`.
     pub cause: String,
+    /// The whole as a sentence.
+    pub text: String,
     /// The function of the kernel in which the thread waited.
     pub waits_in: Option<String>,
     /// Connections that waited in its accept queue.
     pub queue_waiting: Option<u64>,
-    /// Packets that its accept queue lost so far.
+    /// Packets that its accept queue lost while the stall lasted.
     pub queue_lost: Option<u64>,
 }
 
@@ -445,6 +449,8 @@ pub struct Finding {
     pub otherwise: String,
     /// The command that changes it.
     pub fix: String,
+    /// How sure it is: `seen`, `computed`, `estimated`.
+    pub certainty: String,
 }
 
 /// How bad a finding is.

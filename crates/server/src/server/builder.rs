@@ -17,6 +17,8 @@ use super::listen::endpoint::{Endpoints, IntoEndpoints};
 use super::listen::proxy_protocol::ProxyProtocol;
 use super::listen::transport::MakeTransport;
 use super::prepared::{Prepared, ServicePlan, Settings};
+#[cfg(feature = "admin")]
+use super::running::Beside;
 use super::running::ServerHandle;
 use super::runtime::Runtime;
 use super::serves::{AllOf, Hosted, One};
@@ -445,6 +447,20 @@ impl<F> Server<F> {
     /// and for the client once its header is there.
     pub fn admit(mut self, admit: impl Fn(&Peer) -> bool + Send + Sync + 'static) -> Server<F> {
         self.settings.admit = Some(Arc::new(admit));
+        self
+    }
+
+    /// Has an endpoint run beside the server. A later one replaces it.
+    #[cfg(feature = "admin")]
+    pub(crate) fn with_beside(mut self, beside: Box<dyn Beside>) -> Server<F> {
+        self.settings.beside = Some(beside);
+        self
+    }
+
+    /// The server is such an endpoint itself.
+    #[cfg(feature = "admin")]
+    pub(crate) fn beside_another(mut self) -> Server<F> {
+        self.settings.is_beside = true;
         self
     }
 

@@ -146,6 +146,12 @@ impl ServerControl {
         report
     }
 
+    /// True once the server was told to shut down or to stop, also while it goes on as before for
+    /// [`ServerLimits::drain_delay`](crate::limits::ServerLimits::drain_delay).
+    pub fn is_draining(&self) -> bool {
+        self.remotes.iter().any(|remote| remote.last_command() != Command::Serve)
+    }
+
     /// Begins to shut down, as [`ServerHandle::shutdown`](crate::ServerHandle::shutdown).
     pub fn shutdown(&self) {
         self.remotes.iter().for_each(|remote| remote.command(Command::Drain));

@@ -232,6 +232,15 @@ impl Chosen {
         self.sizes.connections_max
     }
 
+    /// `io_uring` or `epoll`.
+    #[cfg(feature = "admin")]
+    pub(crate) fn name(&self) -> &'static str {
+        match self.kind {
+            ChosenKind::Uring(_) => "io_uring",
+            ChosenKind::Epoll(_) => "epoll",
+        }
+    }
+
     /// For the log: which driver, and why.
     pub(crate) fn reason(&self) -> &str {
         &self.reason

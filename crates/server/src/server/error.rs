@@ -94,6 +94,9 @@ pub enum Error {
         /// The runtime's error.
         error: io::Error,
     },
+    /// The [admin endpoint](crate::Server::admin) cannot be started.
+    #[cfg(feature = "admin")]
+    Admin(String),
     /// A thread cannot be started.
     Thread(io::Error),
     /// Signals cannot be handled.
@@ -184,6 +187,8 @@ impl fmt::Display for Error {
                 "the factory for shard {shard} was not done within {time:?}, which is ServerLimits::start_timeout"
             ),
             Error::Runtime { shard, error } => write!(f, "no runtime for shard {shard}: {error}"),
+            #[cfg(feature = "admin")]
+            Error::Admin(reason) => write!(f, "the admin endpoint cannot be started: {reason}"),
             Error::Thread(error) => write!(f, "cannot start a thread for a shard: {error}"),
             Error::Signals(error) => write!(f, "cannot handle SIGINT and SIGTERM: {error}"),
             Error::Broken { shard, error } => write!(f, "the driver of shard {shard} broke: {error}"),

@@ -57,13 +57,14 @@ impl<S: Serves + Send + 'static> Plan<S> {
         let own: Vec<OwnedFd> =
             own.filter_map(|listener| listener.as_fd().try_clone_to_owned().ok()).collect();
         self.begin(&mut starting);
+        let name = if self.is_beside { "ringserve-admin" } else { "ringserve" };
         let shards = self.shards(sockets, cpus);
         let control = shards[0].control.clone();
         for shard in shards {
             let index = shard.index;
             let (start, run) = (starting.of_shard(index), run.clone());
             let thread = thread::Builder::new()
-                .name(format!("ringserve-{index}"))
+                .name(format!("{name}-{index}"))
                 .spawn(move || to_the_end(shard, start, run));
             match thread {
                 Ok(thread) => threads.push(thread),

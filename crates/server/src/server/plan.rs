@@ -44,6 +44,8 @@ pub(super) struct Plan<S> {
     pub(super) chosen: Chosen,
     pub(super) asks: Asks,
     pub(super) runtime: Runtime,
+    /// The server runs beside another one.
+    pub(super) is_beside: bool,
     pub(super) shards: usize,
     /// Where the server listens, with the real ports.
     pub(super) listeners: Arc<[Address]>,

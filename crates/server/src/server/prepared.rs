@@ -20,6 +20,8 @@ use super::listen::transport::Transports;
 use super::memory;
 use super::plan::{LanePlan, OneShard, Plan};
 use super::running::ServerHandle;
+#[cfg(feature = "admin")]
+use super::running::{Beside, Facts};
 use super::runtime::Runtime;
 use super::serves::Serves;
 use super::signals::StopSignals;
@@ -54,6 +56,11 @@ pub(crate) struct Settings {
     pub(super) incremental: bool,
     pub(super) runtime: Runtime,
     pub(super) on_start: Option<Box<dyn FnOnce(ServerControl) + Send>>,
+    /// The endpoint beside the server.
+    #[cfg(feature = "admin")]
+    pub(super) beside: Option<Box<dyn Beside>>,
+    /// This server is itself such an endpoint: its start is no line in the log, and its thread has a name that says so.
+    pub(super) is_beside: bool,
 }
 
 /// The program's settings of one service.
@@ -191,6 +198,7 @@ impl<S: Serves> Prepared<S> {
             transports,
             chosen,
             runtime: self.settings.runtime,
+            is_beside: self.settings.is_beside,
             shards: checked.shards,
             listeners: listening.addrs.clone().into(),
             clock: Clock::start(),
@@ -234,6 +242,9 @@ impl<S: Serves + Send + 'static> Prepared<S> {
     pub(super) fn start(mut self, starting: Starting, until: Until<'_>) -> Result<ServerHandle, Error> {
         let mut checked = self.check(|| thread::available_parallelism().map_or(1, usize::from))?;
         self.settings.runtime.check()?;
+        // First, so that it answers while factories are pending.
+        #[cfg(feature = "admin")]
+        let beside = self.settings.beside.take().map(Beside::start).transpose()?;
         let given = self.settings.server_limits.is_some();
         let limits = self.services.iter_mut().map(|service| (&mut service.limits, service.limits_given));
         memory::fit(&mut checked.server_limits, given, &mut limits.collect::<Vec<_>>(), checked.shards);
@@ -246,11 +257,26 @@ impl<S: Serves + Send + 'static> Prepared<S> {
         #[cfg(feature = "tls")]
         super::listen::tls::begin(self.binds())?;
         let services = self.services.iter().map(|service| (service.name.as_deref(), &service.limits));
-        announce(&listening, &cpus, &chosen, (checked.shards, &checked.server_limits), services);
+        if !self.settings.is_beside {
+            announce(&listening, &cpus, &chosen, (checked.shards, &checked.server_limits), services);
+        }
+        #[cfg(feature = "admin")]
+        let facts = Facts {
+            driver: chosen.name(),
+            connections_max: chosen.connections_max(),
+            connections_wanted: checked.server_limits.connections_max,
+            buffers_max: checked.server_limits.receive_buffers_max(),
+            limits: self.services.iter().map(|service| service.limits.clone()).collect(),
+        };
         let plan = self.plan(checked, chosen, &listening);
         let (control, threads) = plan.launch(starting, until, sockets, &cpus, OneShard::run)?;
         // Made before user code runs: if that panics, dropping it ends the server.
         let handle = ServerHandle::new(listening, control, threads);
+        #[cfg(feature = "admin")]
+        let handle = {
+            beside.iter().for_each(|beside| beside.begins(handle.control(), facts.clone()));
+            handle.with_beside(beside)
+        };
         if let Some(on_start) = on_start {
             on_start(handle.control());
         }
