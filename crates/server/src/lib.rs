@@ -3,6 +3,7 @@
 #![deny(clippy::disallowed_methods)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+pub mod access_log;
 mod closed;
 #[cfg(feature = "codec")]
 pub mod codec;
@@ -13,6 +14,7 @@ mod handle;
 mod histogram;
 #[cfg(feature = "http")]
 pub mod http;
+pub mod inspect;
 mod log;
 #[cfg(feature = "metrics")]
 pub mod metrics;
@@ -37,6 +39,7 @@ pub mod tls;
 pub mod topics;
 #[cfg(feature = "tower")]
 pub mod tower;
+mod traces;
 #[cfg(feature = "websocket")]
 pub mod websocket;
 

@@ -20,6 +20,7 @@ use crate::framing::{EncodeError, Framing, InPlace, Payload, Written};
 use crate::outbox::Outbox;
 use crate::shared::{LaneShared, Wakes};
 use crate::shared_payload::SharedPayload;
+use crate::stamp::Stamp;
 use crate::wheel::steps_for;
 use crate::{Batch, CloseReason, ConnId};
 
@@ -88,10 +89,18 @@ pub struct Outlet {
     listener: u16,
     flags: Cell<u16>,
     extra: Cell<Option<Box<Extra>>>,
+    /// When it was adopted, or began to be made.
+    opened_at: Stamp,
 }
 
 impl Outlet {
-    pub(crate) fn new(id: ConnId, lane: Rc<LaneShared>, peer: Option<SocketAddr>, listener: u16) -> Outlet {
+    pub(crate) fn new(
+        id: ConnId,
+        lane: Rc<LaneShared>,
+        peer: Option<SocketAddr>,
+        listener: u16,
+        opened_at: Stamp,
+    ) -> Outlet {
         Outlet {
             id,
             lane,
@@ -101,7 +110,13 @@ impl Outlet {
             listener,
             flags: Cell::new(0),
             extra: Cell::new(None),
+            opened_at,
         }
+    }
+
+    /// When it was adopted, or began to be made.
+    pub(crate) fn opened_at(&self) -> Stamp {
+        self.opened_at
     }
 
     /// The id of the connection, unique on its shard.
@@ -583,6 +598,11 @@ impl Outlet {
         let flags = self.flags.get();
         self.flags.set(flags & !DIRTY);
         flags & !(DIRTY | UNOBTRUSIVE) != 0
+    }
+
+    /// True if user code touched it since the last turn ended.
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.has(DIRTY)
     }
 
     /// True if nothing depends on the end of a send: no task, no request, and what is queued behind it leaves at the end of

@@ -192,9 +192,10 @@ impl<O: Observer> Shard<O> {
         if !has_room_for::<Conn>() {
             return None;
         }
-        let (state, now) = (&self.lanes[lane], self.now);
+        let (state, now, stamp) = (&self.lanes[lane], self.now, self.stamp);
         let id = self.conns.try_insert_with(|id| {
-            Some(Conn::new(lane, block(Outlet::new(id, state.shared.clone(), peer, listener))?, now))
+            let outlet = Outlet::new(id, state.shared.clone(), peer, listener, stamp);
+            Some(Conn::new(lane, block(outlet)?, now))
         })?;
         self.lanes.add(lane);
         Some(id)

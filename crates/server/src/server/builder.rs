@@ -51,7 +51,7 @@ use crate::stats::ServerStats;
 pub struct Server<F = Raw> {
     binds: Binds,
     framing: F,
-    settings: Settings,
+    pub(super) settings: Settings,
 }
 
 /// The services of a [`Server`] with several of them. It stands in the place of a framing, since each service has its own.
@@ -134,8 +134,9 @@ impl Server<Several> {
         E: IntoEndpoints,
         Make: IntoService<E::Framing>,
     {
-        let Endpoints { binds, framing, name, limits, sockets, admit } = endpoints.into_endpoints();
-        let endpoints = Endpoints { binds, framing: (), name, limits, sockets, admit };
+        let Endpoints { binds, framing, name, limits, sockets, admit, access_log } =
+            endpoints.into_endpoints();
+        let endpoints = Endpoints { binds, framing: (), name, limits, sockets, admit, access_log };
         let hosted = |admit| Box::new(One::new(framing, factory, admit)) as Box<dyn Hosted>;
         self.framing.services.push(Declared {
             endpoints,
@@ -176,7 +177,7 @@ impl Server<Several> {
     pub(crate) fn prepared(self) -> Result<Prepared<AllOf>, Error> {
         let (mut services, mut all) = (Vec::new(), Vec::new());
         for Declared { endpoints, adjust, hosted, protocols, framing } in self.framing.services {
-            let Endpoints { binds, name, limits, sockets, admit, .. } = endpoints;
+            let Endpoints { binds, name, limits, sockets, admit, access_log, .. } = endpoints;
             let binds = binds.all().map_err(|error| Error::Address(error).of_service(name.as_ref()))?;
             let binds =
                 prepared(binds, protocols, framing).map_err(|error| error.of_service(name.as_ref()))?;
@@ -184,7 +185,7 @@ impl Server<Several> {
             let (limits_given, mut limits) = (limits.is_some(), limits.unwrap_or_default());
             adjust(&mut limits);
             let sockets = sockets.unwrap_or_else(|| self.settings.sockets.clone());
-            let service = ServicePlan { name, binds, limits, limits_given, sockets };
+            let service = ServicePlan { name, binds, limits, limits_given, sockets, access_log };
             all.push((service.label(), hosted(admit.or_else(|| self.settings.admit.clone()))));
             services.push(service);
         }
@@ -359,7 +360,7 @@ impl<F: TypedFraming + Clone + Send> Server<F> {
             (settings.limits.is_some(), settings.limits.clone().unwrap_or_default());
         Make::adjust(&mut limits);
         let sockets = settings.sockets.clone();
-        let service = ServicePlan { name: None, binds, limits, limits_given, sockets };
+        let service = ServicePlan { name: None, binds, limits, limits_given, sockets, access_log: None };
         let serves = One::new(framing, factory, settings.admit.clone());
         Ok(Prepared { settings, services: vec![service], serves })
     }

@@ -34,6 +34,8 @@ pub enum Error {
     Limits(LimitError),
     /// A socket option is out of range, or the kernel refused it.
     SocketOption(SocketOptionError),
+    /// A text given to [`Server::trace_peer`](crate::Server::trace_peer) is no network.
+    Trace(String),
     /// The number of shards is 0 or above 1024.
     Shards(usize),
     /// Another process, or another listener of this one, listens there already.
@@ -141,6 +143,10 @@ impl fmt::Display for Error {
             Error::Tls(error) => write!(f, "TLS: {error}"),
             Error::Limits(error) => write!(f, "limits: {error}"),
             Error::SocketOption(error) => write!(f, "socket options: {error}"),
+            Error::Trace(text) => write!(
+                f,
+                "{text:?} is no network whose connections could be traced; write ADDRESS or ADDRESS/BITS"
+            ),
             Error::Shards(count) => write!(f, "shards is {count}; it must be 1 to 1024"),
             Error::AddressInUse { addr, holder } => {
                 write!(f, "{addr} is in use")?;

@@ -16,6 +16,7 @@ use super::listen::transport::Transports;
 use super::runtime::Runtime;
 use super::serves::{MadeOf, Serves};
 use super::starting::{ShardStart, Starting};
+use super::telling::Told;
 use crate::guard::guard;
 use crate::log::LogObserver;
 use crate::service::Made;
@@ -43,6 +44,7 @@ pub(super) struct Plan<S> {
     pub(super) transports: Transports,
     pub(super) chosen: Chosen,
     pub(super) asks: Asks,
+    pub(super) told: Told,
     pub(super) runtime: Runtime,
     /// The server runs beside another one.
     pub(super) is_beside: bool,
@@ -93,6 +95,7 @@ impl<S: Serves> Plan<S> {
             transports: self.transports.clone(),
             chosen: self.chosen.clone(),
             asks: self.asks,
+            told: self.told.clone(),
             runtime: self.runtime,
             clock: self.clock.clone(),
             seed: self.seed,
@@ -117,6 +120,7 @@ pub(super) struct OneShard<S> {
     transports: Transports,
     pub(super) chosen: Chosen,
     asks: Asks,
+    told: Told,
     pub(super) runtime: Runtime,
     clock: Clock,
     seed: u64,
@@ -159,6 +163,7 @@ impl<S: Serves> OneShard<S> {
                 self.index,
                 self.names.clone(),
                 remote.publishes(&self.names).clone(),
+                &self.told,
                 tells_panics(&shard),
             ),
         );
@@ -179,10 +184,13 @@ impl<S: Serves> OneShard<S> {
         remote.set_room(core.slots_left());
         let upstreams = add_upstreams(&mut core, &first.limits, self.chosen.upstreams());
         let (one_queue, asks, names, proxies) = (self.one_queue, self.asks, self.names, self.proxies);
+        let accounted = self.told.accounted;
         match &made {
             Made::Now(_) => start.succeeded(),
             Made::Later(_) => start.waits(),
         }
-        Ok((Parts { shard, core, driver, others, one_queue, asks, upstreams, names, proxies }, made))
+        let parts =
+            Parts { shard, core, driver, others, one_queue, asks, upstreams, names, proxies, accounted };
+        Ok((parts, made))
     }
 }

@@ -27,6 +27,7 @@ use super::serves::Serves;
 use super::signals::StopSignals;
 use super::socket_options::options::SocketOptions;
 use super::starting::{Starting, Until};
+use super::telling::Telling;
 use super::until::serve_until;
 use crate::guard::guard;
 use crate::log;
@@ -61,6 +62,7 @@ pub(crate) struct Settings {
     pub(super) beside: Option<Box<dyn Beside>>,
     /// This server is itself such an endpoint: its start is no line in the log, and its thread has a name that says so.
     pub(super) is_beside: bool,
+    pub(super) telling: Telling,
 }
 
 /// The program's settings of one service.
@@ -72,6 +74,8 @@ pub(crate) struct ServicePlan {
     /// `limits` are the program's own.
     pub(super) limits_given: bool,
     pub(super) sockets: SocketOptions,
+    /// `None` if the program does not say.
+    pub(super) access_log: Option<bool>,
 }
 
 impl ServicePlan {
@@ -100,6 +104,7 @@ impl<S: Serves> Prepared<S> {
     /// Checks what the program set. There are `by_default` shards if it does not say.
     pub(super) fn check(&mut self, by_default: impl FnOnce() -> usize) -> Result<Checked, Error> {
         self.check_services()?;
+        self.settings.telling.check()?;
         let mut server_limits = self.settings.server_limits.clone().unwrap_or_default();
         server_limits.check().map_err(Error::Limits)?;
         let is_one_of_several = self.services.len() > 1;
@@ -186,6 +191,7 @@ impl<S: Serves> Prepared<S> {
         }));
         // All connections are asked alike.
         let asks = self.services.iter().map(|service| service.sockets.asks()).fold(Asks::default(), Asks::or);
+        let told = self.settings.telling.told(self.services.iter().map(|service| service.access_log));
         let blocking = Arc::new(Threads::new(&checked.server_limits));
         let lane =
             |service: ServicePlan| LanePlan { limits: service.limits, listeners: service.binds.len() as u16 };
@@ -204,6 +210,7 @@ impl<S: Serves> Prepared<S> {
             clock: Clock::start(),
             seed: Random::system_seed(),
             asks,
+            told,
             blocking,
             #[cfg(feature = "tls")]
             tls,

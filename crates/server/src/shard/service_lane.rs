@@ -62,17 +62,11 @@ where
             // The slot is free for the next call as long as none waits.
             let failed = loop {
                 match frames.next_typed(&*self.framing, shared.body().framing_state()) {
-                    Next::Frame(frame) => {
-                        // One without a byte is the end of the input.
-                        if S::ACCOUNTS && !frame.wire().is_empty() {
-                            shared.count_frame();
-                        }
-                        match slot.call(shared, frame) {
-                            Some(Ok(())) => {}
-                            Some(Err(error)) => break Some(error),
-                            None => break None,
-                        }
-                    }
+                    Next::Frame(frame) => match slot.call(shared, frame) {
+                        Some(Ok(())) => {}
+                        Some(Err(error)) => break Some(error),
+                        None => break None,
+                    },
                     Next::Nothing => return,
                     Next::Bad(error) => return self.malformed(common, frames, shared, error),
                 }
@@ -256,25 +250,8 @@ where
     Make: Fn(Rc<S>, Rc<Job<S, F::Head>>) -> Fut + 'static,
     Fut: Future<Output = ()> + 'static,
 {
-    #[inline]
     fn keeps_accounts(&self) -> bool {
         S::ACCOUNTS
-    }
-
-    fn received(&mut self, core: &Core, id: ConnId, bytes: usize) {
-        if S::ACCOUNTS
-            && let Some(shared) = core.shared(id)
-        {
-            shared.count_received(bytes);
-        }
-    }
-
-    fn sent(&mut self, core: &Core, id: ConnId, left: usize) {
-        if S::ACCOUNTS
-            && let Some(shared) = core.shared(id)
-        {
-            shared.count_sent(left);
-        }
     }
 
     fn accepted(&mut self, common: &mut Common, core: &mut Core, socket: Socket, mut peer: Peer) {
@@ -285,7 +262,8 @@ where
         let Some(id) = core.admit::<S::Session>(socket, peer.addr, peer.listener) else { return };
         let Some(head) = core.shared(id) else { return };
         head.set_asked(peer.asked);
-        if S::ACCOUNTS && !head.open_account(common.now) {
+        let accounted = S::ACCOUNTS || common.accounted.has(core.lane_of_listener(peer.listener));
+        if accounted && !head.open_account(common.now) {
             return core.abort(id, CloseReason::MemoryLimit);
         }
         match common.proxies.at(peer.listener) {
@@ -354,7 +332,7 @@ where
         // Apart, since a panic in the drop would meet one of the hook.
         let closed = guard(|| {
             if opened && let Some(shared) = shared.downcast_ref() {
-                let account = if S::ACCOUNTS { shared.account(common.now) } else { None };
+                let account = shared.account(common.now);
                 self.service.close(&Closed::new(shared.body(), shared, reason, account));
             }
         });
