@@ -4,10 +4,14 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod access_log;
+#[cfg(feature = "admin")]
+pub mod admin;
 mod closed;
 #[cfg(feature = "codec")]
 pub mod codec;
 mod cx;
+#[cfg(feature = "admin")]
+mod funnel;
 mod guard;
 mod handle;
 #[cfg(feature = "metrics")]

@@ -28,6 +28,9 @@ const LONG_CALL: Duration = Duration::from_secs(1);
 /// A peer that takes nothing for longer is worth one.
 const LONG_STALL: Duration = Duration::from_secs(1);
 
+/// A stall that is shorter is felt only where connections were lost meanwhile.
+const BRIEF_STALL: Duration = Duration::from_millis(100);
+
 /// Shares of a second for which others had the CPU: worth a sentence, and the cause of losses.
 const STARVED: f64 = 0.3;
 
@@ -250,7 +253,9 @@ impl Seen<'_> {
         let worst = stalls.max_by_key(|(_, shard, stall)| (self.is_blocked(shard), stall.ongoing, stall.lasted));
         if let Some((number, shard, stall)) = worst {
             let is_cause = self.is_blocked(shard);
-            let state = if is_cause { State::Lost } else { State::Warn };
+            let lost = (0..self.now.queues.len()).any(|queue| self.lost(queue) > 0);
+            let is_felt = is_cause && (stall.lasted >= BRIEF_STALL || lost);
+            let state = if is_felt { State::Lost } else { State::Warn };
             let why = if is_cause {
                 blocked(number, stall)
             } else {
@@ -333,7 +338,7 @@ impl Seen<'_> {
             lost_recently: closed,
             ..calm(StageName::Peer, "connections")
         };
-        // One in a hundred is what networks lose anyway.
+        // Less than one in a hundred is what networks lose anyway.
         let many = closed * 100 >= self.now.connections + closed;
         if closed > 0 {
             let why = format!(

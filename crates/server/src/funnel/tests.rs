@@ -173,6 +173,19 @@ fn loop_in_a_handler_is_found_at_the_handler() {
 }
 
 #[test]
+fn brief_stall_is_felt_only_where_connections_were_lost() {
+    let brief = |now: &mut Figures| {
+        let long = stall(Held::Cpu, false).unwrap();
+        now.shards[0].stall = Some(StallFigures { lasted: Duration::from_millis(30), ..long });
+    };
+    is_cause(StageName::Handler, State::Warn, &["30 ms"], brief);
+    is_cause(StageName::Handler, State::Lost, &["30 ms"], |now| {
+        brief(now);
+        queue_overflows(now);
+    });
+}
+
+#[test]
 fn cpu_quota_is_found_at_the_machine() {
     is_cause(StageName::Machine, State::Lost, &["8.0 s", "0.20 CPUs", "cpu.max"], |now| {
         now.machine.throttled = Duration::from_secs(8);

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ringserve_core::Address;
+#[cfg(feature = "admin")]
+use ringserve_core::Time;
 
 use super::accept_queue::AcceptQueues;
 use crate::shard::blocking::Pool;
@@ -99,6 +101,12 @@ impl ServerControl {
     /// ```
     pub fn accept_queues(&self) -> Vec<AcceptQueueStats> {
         self.accept_queues.read().collect()
+    }
+
+    /// The time on the clock of the shards.
+    #[cfg(feature = "admin")]
+    pub(crate) fn now(&self) -> Time {
+        self.clock.now()
     }
 
     pub(crate) fn queues(&self) -> &AcceptQueues {
