@@ -26,7 +26,7 @@ fn subscribe() -> Logged {
 }
 
 fn lab(server: Server) -> Lab {
-    Lab::of(ringserve_tests::Site::on(server.framing(LengthPrefix::default()), ringserve_tests::Net::Local))
+    Lab::of(server.framing(LengthPrefix::default()))
 }
 
 /// The lines of a connection.
@@ -62,7 +62,7 @@ fn one_in_four_connections_has_a_span_from_accept_to_end() {
         let count = |what: &str| lines.iter().filter(|line| line.contains(what)).count();
         assert_eq!((count(": new"), count(": close ")), (1, 1), "{lines:#?}");
         assert_eq!((count("frame bytes=9"), count("send bytes=9")), (2, 2), "{lines:#?}");
-        assert_eq!(count("ended reason=the peer closed"), 1, "{lines:#?}");
+        assert_eq!(count("ended reason=peer_closed"), 1, "{lines:#?}");
         assert!(lines.iter().all(|line| line.contains("connection{shard=0 service=\"")), "{lines:#?}");
     }
     // The place of one that was chosen is another's now.
