@@ -2,19 +2,8 @@
 //!
 //! [`Server::access_log`](crate::Server::access_log), or [`Endpoints::access_log`](crate::listen::Endpoints::access_log) for one
 //! service of several, writes an event of `tracing` at level INFO with the target `ringserve::access` when a connection ended.
-//! A subscriber decides where it goes, and in which format; with the feature `json` of `tracing-subscriber` it is a line of JSON:
-//!
-//! ```ignore
-//! use tracing::Level;
-//! use tracing_subscriber::{Layer, filter::Targets, fmt, layer::SubscriberExt, util::SubscriberInitExt};
-//!
-//! let access = std::fs::File::options().create(true).append(true).open("access.jsonl")?;
-//! let accesses = Targets::new().with_target("ringserve::access", Level::INFO);
-//! tracing_subscriber::registry()
-//!     .with(fmt::layer().json().flatten_event(true).with_writer(access).with_filter(accesses))
-//!     .with(fmt::layer().with_filter(Targets::new().with_default(Level::INFO).with_target("ringserve::access", None)))
-//!     .init();
-//! ```
+//! A subscriber decides where it goes, and in which format: the guide has a [program](https://github.com/ringserve/ringserve/blob/main/docs/guide/inspecting.md#a-line-for-each-connection-that-ended)
+//! that appends lines of JSON to a file.
 //!
 //! | field | what it is |
 //! |---|---|

@@ -20,7 +20,6 @@ use crate::framing::{EncodeError, Framing, InPlace, Payload, Written};
 use crate::outbox::Outbox;
 use crate::shared::{LaneShared, Wakes};
 use crate::shared_payload::SharedPayload;
-use crate::stamp::Stamp;
 use crate::wheel::steps_for;
 use crate::{Batch, CloseReason, ConnId};
 
@@ -89,18 +88,10 @@ pub struct Outlet {
     listener: u16,
     flags: Cell<u16>,
     extra: Cell<Option<Box<Extra>>>,
-    /// When it was adopted, or began to be made.
-    opened_at: Stamp,
 }
 
 impl Outlet {
-    pub(crate) fn new(
-        id: ConnId,
-        lane: Rc<LaneShared>,
-        peer: Option<SocketAddr>,
-        listener: u16,
-        opened_at: Stamp,
-    ) -> Outlet {
+    pub(crate) fn new(id: ConnId, lane: Rc<LaneShared>, peer: Option<SocketAddr>, listener: u16) -> Outlet {
         Outlet {
             id,
             lane,
@@ -110,13 +101,7 @@ impl Outlet {
             listener,
             flags: Cell::new(0),
             extra: Cell::new(None),
-            opened_at,
         }
-    }
-
-    /// When it was adopted, or began to be made.
-    pub(crate) fn opened_at(&self) -> Stamp {
-        self.opened_at
     }
 
     /// The id of the connection, unique on its shard.

@@ -33,7 +33,7 @@ fn outlet_with(encoding: Encoding, woken: &Arc<Woken>, limits: &Limits) -> (Rc<S
     let shard = Rc::new(ShardShared::new(&crate::ServerLimits::default()));
     let lane = Rc::new(LaneShared::new(shard.clone(), encoding, limits, &Times::new(limits, None)));
     shard.wake_when_dirty(Waker::from(woken.clone()));
-    (shard, Outlet::new(ConnId::new(1, 1), lane, None, 0, Stamp::default()))
+    (shard, Outlet::new(ConnId::new(1, 1), lane, None, 0))
 }
 
 fn queued(outlet: &Outlet) -> Vec<u8> {
@@ -121,8 +121,7 @@ fn blocks_that_grew_are_kept_up_to_a_bound() {
     let limits = Limits::default();
     let lane =
         Rc::new(LaneShared::new(shard.clone(), Rc::new(Raw).encoding(), &limits, &Times::new(&limits, None)));
-    let outlets: Vec<_> =
-        (0..4).map(|n| Outlet::new(ConnId::new(n, 1), lane.clone(), None, 0, Stamp::default())).collect();
+    let outlets: Vec<_> = (0..4).map(|n| Outlet::new(ConnId::new(n, 1), lane.clone(), None, 0)).collect();
     let round = || {
         outlets.iter().for_each(|outlet| outlet.write(&[7; 400_000]));
         let batches: Vec<_> = outlets.iter().filter_map(Outlet::take_pending).collect();

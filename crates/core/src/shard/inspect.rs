@@ -1,4 +1,4 @@
-//! Connections as they look from outside. Nothing is kept for it but the time at which each began.
+//! Connections as they look from outside. Nothing is kept for it but the time at which each began, in the word of its slot.
 
 use core::fmt;
 use core::net::SocketAddr;
@@ -113,11 +113,16 @@ impl<O: Observer> Shard<O> {
             ConnFigure::Outbox => outlet.outbox_bytes() as u64,
             ConnFigure::Idle => self.millis_since(conn.active_at),
             ConnFigure::BytesIn => outlet.account(self.now).map_or(0, |account| account.bytes_received),
-            ConnFigure::Age => self.millis_since(outlet.opened_at()),
+            ConnFigure::Age => self.millis_since(self.began(id)),
             ConnFigure::OldestCall if conn.has_handler() => self.millis_since(conn.since),
             ConnFigure::OldestCall => 0,
         };
         Some((id, value))
+    }
+
+    /// When a connection was adopted, or began to be made.
+    fn began(&self, id: ConnId) -> Stamp {
+        self.conns.word(id).map_or(self.stamp, Stamp::from_bits)
     }
 
     fn millis_since(&self, stamp: Stamp) -> u64 {
@@ -132,7 +137,7 @@ impl<O: Observer> Shard<O> {
             lane: conn.lane,
             listener: outlet.listener(),
             peer: outlet.peer(),
-            age: outlet.opened_at().age(self.stamp),
+            age: self.began(id).age(self.stamp),
             idle: conn.active_at.age(self.stamp),
             outbox_bytes: outlet.outbox_bytes(),
             state: state_of(conn, outlet),

@@ -192,11 +192,11 @@ impl<O: Observer> Shard<O> {
         if !has_room_for::<Conn>() {
             return None;
         }
-        let (state, now, stamp) = (&self.lanes[lane], self.now, self.stamp);
+        let (state, now) = (&self.lanes[lane], self.now);
         let id = self.conns.try_insert_with(|id| {
-            let outlet = Outlet::new(id, state.shared.clone(), peer, listener, stamp);
-            Some(Conn::new(lane, block(outlet)?, now))
+            Some(Conn::new(lane, block(Outlet::new(id, state.shared.clone(), peer, listener))?, now))
         })?;
+        self.conns.set_word(id, self.stamp.to_bits());
         self.lanes.add(lane);
         Some(id)
     }

@@ -96,12 +96,16 @@ pub struct Query {
     calling: bool,
     limit: usize,
     within: Duration,
+    page: u32,
 }
+
+/// Slots that a shard looks at in a turn.
+const PAGE: u32 = 4096;
 
 impl Query {
     /// All connections, those to upstreams included; by their [outboxes](By::Outbox), if nothing else is said.
     pub fn connections() -> Query {
-        Query { by: By::Outbox, calling: false, limit: LIMIT, within: WITHIN }
+        Query { by: By::Outbox, calling: false, limit: LIMIT, within: WITHIN, page: PAGE }
     }
 
     /// Those with calls that wait, or whose `open` does; the [one that waits for longest](By::OldestCall) first, if nothing else
@@ -124,6 +128,12 @@ impl Query {
     /// Sets how long [`ServerControl::inspect`] waits for shards that do not answer. One second by default.
     pub fn within(self, within: Duration) -> Query {
         Query { within, ..self }
+    }
+
+    /// Sets how many slots a shard looks at in a turn. For simulations, whose tables are small.
+    #[doc(hidden)]
+    pub fn page(self, slots: u32) -> Query {
+        Query { page: slots.clamp(1, PAGE), ..self }
     }
 }
 

@@ -20,9 +20,6 @@ use super::{ConnInfo, Query};
 use crate::shard::Core;
 use crate::stats::ServiceNames;
 
-/// Slots that a turn looks at.
-const PAGE: u32 = 4096;
-
 /// The name of connections that the server made.
 const UPSTREAM: &str = "upstream";
 
@@ -47,7 +44,7 @@ impl Walk {
         if self.asked.is_abandoned() {
             return false;
         }
-        let end = core.slots_used().min(self.next + PAGE);
+        let end = core.slots_used().min(self.next + self.query.page);
         for slot in self.next..end {
             if let Some((id, value)) = core.figure_at(slot, self.query.by.figure(), self.query.calling) {
                 self.keep(id, value);

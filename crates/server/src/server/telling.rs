@@ -126,3 +126,22 @@ impl<F> Server<F> {
         self
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn service_that_says_nothing_follows_its_server() {
+        let telling = Telling { access_log: true, ..Telling::default() };
+        let mut says = vec![None, Some(false), Some(true)];
+        says.resize(32, None);
+        let told = telling.told(says.into_iter());
+        let logged = |lane: u8| told.logged.has(LaneId::nth(lane));
+        assert_eq!([logged(0), logged(1), logged(2), logged(31)], [true, false, true, true]);
+        assert!(!logged(32), "upstreams are behind 32 services");
+        assert!(!told.accounted.has(LaneId::nth(1)) && told.accounted.has(LaneId::nth(2)));
+        let told = Telling { accounts: true, ..Telling::default() }.told([None, None].into_iter());
+        assert!(told.logged.is_empty() && told.accounted.has(LaneId::nth(1)));
+    }
+}
