@@ -126,11 +126,11 @@
 //! | [`factory`] | values that the factory of a server may return |
 //! | [`framing`] | bytes to frames, and replies to bytes |
 //! | [`listen`] | endpoints of several services |
-//! | [`limits`] | limits of the server ([`ServerLimits`](limits::ServerLimits)), errors of limits, usable memory |
+//! | [`limits`] | limits of the server ([`ServerLimits`](limits::ServerLimits)), errors of limits, usable memory, when a shard counts as stalled |
 //! | [`middleware`] | services that wrap services |
 //! | [`net`] | addresses, socket options, connections to other servers |
 //! | [`scatter`] | pipelined requests whose answers lie on several shards |
-//! | [`stats`] | counters and state of a server |
+//! | [`stats`] | counters and state of a server, stalls of its shards |
 //! | [`sync`] | messages between shards, the begin of a drain; with the feature `sync` channels and locks |
 //! | [`task`] | handles of tasks and of blocking calls |
 //! | [`time`] | a shard's clock, intervals, the futures of [`Cx::sleep`] and [`Cx::timeout`] |

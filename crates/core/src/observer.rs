@@ -40,10 +40,10 @@ pub trait Observer {
     fn ended(&mut self, now: Time, lane: LaneId, outlet: &Outlet, reason: CloseReason) {}
     /// Accepting was paused by a limit, or resumed.
     fn accept_paused(&mut self, now: Time, paused: bool) {}
-    /// Makes a call of the shard's to a [`Channel`](crate::Channel), which is others' code. `None` if that panicked, and the panic was
+    /// Makes a call of the shard's to a connection's [`Channel`](crate::Channel), which is others' code. `None` if that panicked, and the panic was
     /// caught and told. By default none is caught.
     #[inline]
-    fn guard<T>(&self, call: impl FnOnce() -> T) -> Option<T> {
+    fn guard<T>(&self, id: ConnId, call: impl FnOnce() -> T) -> Option<T> {
         Some(call())
     }
 }

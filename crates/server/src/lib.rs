@@ -44,6 +44,7 @@ pub mod topics;
 #[cfg(feature = "tower")]
 pub mod tower;
 mod traces;
+mod watchdog;
 #[cfg(feature = "websocket")]
 pub mod websocket;
 
@@ -178,6 +179,7 @@ pub mod transport {
 /// Limits of a server, in addition to those of a service ([`Limits`]), and the memory that it may use.
 pub mod limits {
     pub use crate::server::memory::{UsableMemory, usable_memory};
+    pub use crate::watchdog::Stalls;
     pub use ringserve_core::{ConnLimits, IdleCounts, LimitError, ServerLimits};
 }
 

@@ -12,7 +12,7 @@ use crate::guard::{Panicked, guard};
 use crate::peer::Peer;
 use crate::server::telling::{LaneSet, Told};
 use crate::snapshot::Snapshot;
-use crate::stats::{ServerStats, ServiceNames};
+use crate::stats::{ServerStats, ServiceNames, StalledWork};
 use crate::traces::Traces;
 
 /// Writes a line, which a subscriber that panics cannot make the end of a shard.
@@ -47,7 +47,6 @@ pub(crate) struct LogObserver {
     /// Hears of a transport that panicked.
     panicked: Box<dyn Fn(&Panicked)>,
     names: ServiceNames,
-    #[cfg(feature = "metrics")]
     snapshot: Arc<Snapshot>,
     limits: [LineLimit; CLOSE_REASONS.len()],
     accept: LineLimit,
@@ -61,7 +60,6 @@ pub(crate) struct LogObserver {
 }
 
 impl LogObserver {
-    #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "it is where times are counted"))]
     pub(crate) fn new(
         shard: usize,
         names: ServiceNames,
@@ -77,7 +75,6 @@ impl LogObserver {
             traces,
             panicked,
             names,
-            #[cfg(feature = "metrics")]
             snapshot,
             limits: std::array::from_fn(|_| LineLimit::default()),
             accept: LineLimit::default(),
@@ -101,7 +98,8 @@ impl LogObserver {
 
 impl Observer for LogObserver {
     #[inline]
-    fn guard<T>(&self, call: impl FnOnce() -> T) -> Option<T> {
+    fn guard<T>(&self, id: ConnId, call: impl FnOnce() -> T) -> Option<T> {
+        self.snapshot.work.on_connection_alone(StalledWork::Transport, id);
         guard(call).inspect_err(|panicked| (self.panicked)(panicked)).ok()
     }
 

@@ -9,6 +9,7 @@ pub use ringserve_core::{Account, ConnStats, DriverStats};
 pub use crate::middleware::calls::CallStats;
 pub use crate::server::accept_queue::AcceptQueueStats;
 pub use crate::shard::blocking::BlockingStats;
+pub use crate::watchdog::stall::{ShardTimes, Stall, StallCause, StalledWork};
 
 /// What a shard did since its start, and what it holds.
 #[derive(Clone, Debug, Default)]

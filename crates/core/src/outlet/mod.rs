@@ -111,6 +111,7 @@ impl Outlet {
     }
 
     /// The peer's address, if it has one: behind a proxy that of the client.
+    #[inline]
     pub fn peer(&self) -> Option<SocketAddr> {
         self.peer.get()
     }

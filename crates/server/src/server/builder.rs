@@ -29,6 +29,7 @@ use crate::service::IntoService;
 use crate::shard::handle::Shard;
 use crate::shard::state::Admit;
 use crate::stats::ServerStats;
+use crate::watchdog::Stalls;
 
 /// A server before its start. `F` is the framing of its one service, or [`Several`] for [several services](Server::new).
 ///
@@ -422,6 +423,13 @@ impl<F> Server<F> {
     /// in handlers.
     pub fn runtime(mut self, runtime: Runtime) -> Server<F> {
         self.settings.runtime = runtime;
+        self
+    }
+
+    /// Sets when a shard counts as stalled, which a thread beside the shards watches: by default from 25 ms in one turn on.
+    /// `Stalls::off()` leaves that thread out.
+    pub fn stalls(mut self, stalls: Stalls) -> Server<F> {
+        self.settings.stalls = stalls;
         self
     }
 

@@ -30,6 +30,7 @@ use crate::shard::services::Services;
 use crate::shard::state::{Asks, Parts};
 use crate::shard::upstreams::add_upstreams;
 use crate::stats::ServiceNames;
+use crate::watchdog::Stalls;
 
 /// The parts from which all shards are made.
 pub(super) struct Plan<S> {
@@ -48,6 +49,7 @@ pub(super) struct Plan<S> {
     pub(super) runtime: Runtime,
     /// The server runs beside another one.
     pub(super) is_beside: bool,
+    pub(super) stalls: Stalls,
     pub(super) shards: usize,
     /// Where the server listens, with the real ports.
     pub(super) listeners: Arc<[Address]>,
@@ -80,7 +82,8 @@ impl<S: Serves> Plan<S> {
     pub(super) fn shards(self, sockets: Vec<Vec<Listener>>, cpus: &[usize]) -> Vec<OneShard<S>> {
         let remotes = (0..self.shards).map(|_| RemoteShard::new()).collect();
         let control = ServerControl::new(remotes, self.listeners, self.blocking, self.clock.clone())
-            .with_accept_queues(AcceptQueues::of(&sockets));
+            .with_accept_queues(AcceptQueues::of(&sockets))
+            .with_connections_max(self.chosen.connections_max());
         #[cfg(feature = "tls")]
         let control = control.with_tls(self.tls);
         let quota = Arc::new(Quota::new(self.chosen.connections_max()));

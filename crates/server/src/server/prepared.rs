@@ -37,6 +37,7 @@ use crate::shard::many::SERVICES_MAX;
 use crate::shard::random::Random;
 use crate::shard::state::{Admit, Asks};
 use crate::stats::{ServerStats, ServiceNames};
+use crate::watchdog::Stalls;
 
 /// Shards at most: beyond, something is wrong with the number.
 const SHARDS_MAX: usize = 1024;
@@ -56,6 +57,7 @@ pub(crate) struct Settings {
     pub(super) driver: Driver,
     pub(super) incremental: bool,
     pub(super) runtime: Runtime,
+    pub(super) stalls: Stalls,
     pub(super) on_start: Option<Box<dyn FnOnce(ServerControl) + Send>>,
     /// The endpoint beside the server.
     #[cfg(feature = "admin")]
@@ -205,6 +207,7 @@ impl<S: Serves> Prepared<S> {
             chosen,
             runtime: self.settings.runtime,
             is_beside: self.settings.is_beside,
+            stalls: self.settings.stalls,
             shards: checked.shards,
             listeners: listening.addrs.clone().into(),
             clock: Clock::start(),
@@ -276,9 +279,9 @@ impl<S: Serves + Send + 'static> Prepared<S> {
             limits: self.services.iter().map(|service| service.limits.clone()).collect(),
         };
         let plan = self.plan(checked, chosen, &listening);
-        let (control, threads) = plan.launch(starting, until, sockets, &cpus, OneShard::run)?;
+        let launched = plan.launch(starting, until, sockets, &cpus, OneShard::run)?;
         // Made before user code runs: if that panics, dropping it ends the server.
-        let handle = ServerHandle::new(listening, control, threads);
+        let handle = ServerHandle::new(listening, launched);
         #[cfg(feature = "admin")]
         let handle = {
             beside.iter().for_each(|beside| beside.begins(handle.control(), facts.clone()));

@@ -12,10 +12,12 @@ use ringserve_core::Limits;
 use super::accept_queue::AcceptQueueStats;
 use super::control::ServerControl;
 use super::error::Error;
+use super::launch::Launched;
 use super::listen::sockets::Listening;
 use super::socket_options::apply::SocketOptionWarning;
 use crate::guard::message_of;
 use crate::stats::{ServerStats, ShardStats};
+use crate::watchdog::thread::Watchdog;
 
 /// The endpoint beside a server, before its start.
 #[cfg(feature = "admin")]
@@ -79,6 +81,7 @@ impl ShardDeath {
 pub struct ServerHandle {
     control: ServerControl,
     threads: Vec<JoinHandle<ShardEnd>>,
+    watchdog: Option<Watchdog>,
     /// Dropped after the threads ended, which removes the files of Unix sockets.
     listening: Listening,
     /// Dropped last: it answers until the server has ended.
@@ -87,14 +90,12 @@ pub struct ServerHandle {
 }
 
 impl ServerHandle {
-    pub(crate) fn new(
-        listening: Listening,
-        control: ServerControl,
-        threads: Vec<JoinHandle<ShardEnd>>,
-    ) -> ServerHandle {
+    pub(super) fn new(listening: Listening, launched: Launched) -> ServerHandle {
+        let Launched { control, threads, watchdog } = launched;
         ServerHandle {
             control,
             threads,
+            watchdog,
             listening,
             #[cfg(feature = "admin")]
             beside: None,
@@ -187,6 +188,7 @@ impl ServerHandle {
                 Err(death) => _ = failed.get_or_insert_with(|| death.error(shard)),
             }
         }
+        drop(self.watchdog.take());
         self.control.blocking().end();
         report.blocking = self.control.blocking().stats();
         match failed {
@@ -204,6 +206,7 @@ impl Drop for ServerHandle {
                 let _ = thread.join();
             }
         }
+        drop(self.watchdog.take());
         self.control.blocking().end();
     }
 }

@@ -18,7 +18,7 @@ use crate::log::{self, LineLimit};
 use crate::peer::Peer;
 use crate::server::listen::proxy_protocol::Proxies;
 use crate::server::telling::LaneSet;
-use crate::stats::ServiceNames;
+use crate::stats::{ServiceNames, StalledWork};
 
 /// Decides at accept, before anything is kept for a connection.
 pub(crate) type Admit = Arc<dyn Fn(&Peer) -> bool + Send + Sync>;
@@ -200,6 +200,27 @@ pub(super) fn named(core: &Core, id: ConnId) -> Option<(ConnId, Peer)> {
 }
 
 impl Common {
+    /// The shard works on a connection from now on, for those who watch it.
+    pub(super) fn works_for(&self, core: &Core, work: StalledWork, id: ConnId) {
+        let peer = core.shared(id).and_then(|shared| shared.peer());
+        self.meter.snapshot.work.on_connection(work, id, peer);
+    }
+
+    /// The same where it works on no connection.
+    #[inline]
+    pub(super) fn works(&self, work: StalledWork) {
+        self.meter.snapshot.work.on(work);
+    }
+
+    /// Wakes the tasks that slept until now.
+    #[cold]
+    pub(super) fn fire_timers(&mut self) {
+        self.works(StalledWork::Waker);
+        if let Err(panicked) = self.shard.timers().fire(self.now) {
+            self.report_panic("waker", None, &panicked);
+        }
+    }
+
     /// A connection came to a listener of proxies from elsewhere.
     #[cold]
     pub(super) fn report_untrusted(&mut self, peer: &Peer) {

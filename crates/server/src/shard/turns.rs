@@ -71,6 +71,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     pub(super) fn broken(&mut self) {
         self.core.force();
         self.core.dispatch(&mut self.lane);
+        self.lane.common.meter.snapshot.end();
         let mut report = self.report();
         (report.connections, report.upstreams.connections) = (0, 0);
         report.services.iter_mut().for_each(|service| service.connections = 0);
@@ -79,6 +80,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
 
     /// The last report.
     pub(super) fn ended(&self) -> ShardStats {
+        self.lane.common.meter.snapshot.end();
         guarded(
             || debug!(shard = self.lane.common.shard.index(), stats = ?self.lane.driver.stats(), "shard done"),
         );
