@@ -166,7 +166,8 @@ pub use ringserve_server::{
     StreamService, WithHeads, starting, stream, with_heads,
 };
 pub use ringserve_server::{
-    factory, framing, limits, listen, middleware, net, scatter, stats, sync, task, time, topics, transport,
+    doctor, factory, framing, host, limits, listen, middleware, net, scatter, stats, sync, task, time,
+    topics, transport,
 };
 #[cfg(feature = "websocket")]
 pub use ringserve_server::{websocket, ws};

@@ -7,10 +7,12 @@ mod closed;
 #[cfg(feature = "codec")]
 pub mod codec;
 mod cx;
+pub mod doctor;
 mod guard;
 mod handle;
 #[cfg(feature = "metrics")]
 mod histogram;
+pub mod host;
 #[cfg(feature = "http")]
 pub mod http;
 mod log;

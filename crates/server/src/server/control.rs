@@ -7,6 +7,7 @@ use std::time::Duration;
 use ringserve_core::Address;
 
 use super::accept_queue::AcceptQueues;
+use crate::doctor::{Expected, Finding, Lived, Record};
 use crate::shard::blocking::Pool;
 use crate::shard::clock::{Clock, Deadline};
 use crate::shard::inbox::{Command, RemoteShard};
@@ -25,6 +26,7 @@ pub struct ServerControl {
     accept_queues: AcceptQueues,
     clock: Clock,
     blocking: Arc<dyn Pool>,
+    record: Option<Arc<Record>>,
     #[cfg(feature = "tls")]
     tls: ringserve_tls::ServerTls,
 }
@@ -42,6 +44,7 @@ impl ServerControl {
             accept_queues: AcceptQueues::default(),
             clock,
             blocking,
+            record: None,
             #[cfg(feature = "tls")]
             tls: Default::default(),
         }
@@ -49,6 +52,10 @@ impl ServerControl {
 
     pub(crate) fn with_accept_queues(self, accept_queues: AcceptQueues) -> ServerControl {
         ServerControl { accept_queues, ..self }
+    }
+
+    pub(crate) fn with_record(self, record: Option<Arc<Record>>) -> ServerControl {
+        ServerControl { record, ..self }
     }
 
     #[cfg(feature = "tls")]
@@ -144,6 +151,46 @@ impl ServerControl {
         }
         report.blocking = self.blocking.stats();
         report
+    }
+
+    /// What stands in the way of the server, the worst first: settings of the machine, limits of the process, and what was lost
+    /// since the start. It reads files of `/proc` and `/sys` and the figures that shards published, within milliseconds, and
+    /// asks no shard. A server on drivers of the caller, as in a simulation, has no findings. See [`doctor`](crate::doctor).
+    ///
+    /// ```
+    /// # use ringserve::ServerControl;
+    /// fn print_findings(server: &ServerControl) {
+    ///     for finding in server.doctor() {
+    ///         println!("{}: {finding}", finding.severity);
+    ///     }
+    /// }
+    /// ```
+    pub fn doctor(&self) -> Vec<Finding> {
+        self.doctor_for(&Expected::default())
+    }
+
+    /// The same for what is expected of the server.
+    pub fn doctor_for(&self, expected: &Expected) -> Vec<Finding> {
+        self.record.as_ref().map_or_else(Vec::new, |record| record.examine(expected, self.lived()))
+    }
+
+    fn lived(&self) -> Lived {
+        let stats = self.stats();
+        let lost = |queue: &AcceptQueueStats| queue.lost.unwrap_or(0);
+        let queues = self.accept_queues();
+        let worst = queues.iter().max_by_key(|queue| lost(queue)).map(|queue| {
+            let addr = self.listeners.get(queue.listener).map(Address::to_string).unwrap_or_default();
+            let shard = queue.shard.map(|shard| format!(" of shard {shard}")).unwrap_or_default();
+            format!("most at {addr}{shard}")
+        });
+        Lived {
+            connections: stats.connections as u64,
+            queue_lost: queues.iter().map(lost).sum(),
+            queue_worst: worst.unwrap_or_default(),
+            longest_stall: None,
+            skew: stats.skew(),
+            opened: stats.counters.opened,
+        }
     }
 
     /// Begins to shut down, as [`ServerHandle::shutdown`](crate::ServerHandle::shutdown).

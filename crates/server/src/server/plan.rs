@@ -16,6 +16,7 @@ use super::listen::transport::Transports;
 use super::runtime::Runtime;
 use super::serves::{MadeOf, Serves};
 use super::starting::{ShardStart, Starting};
+use crate::doctor::Record;
 use crate::guard::guard;
 use crate::log::LogObserver;
 use crate::service::Made;
@@ -52,6 +53,8 @@ pub(super) struct Plan<S> {
     pub(super) seed: u64,
     /// For calls that block, of all shards.
     pub(super) blocking: Arc<dyn Pool>,
+    /// Of a server on this machine.
+    pub(super) record: Option<Arc<Record>>,
     /// TLS that can be replaced.
     #[cfg(feature = "tls")]
     pub(super) tls: ringserve_tls::ServerTls,
@@ -76,7 +79,8 @@ impl<S: Serves> Plan<S> {
     pub(super) fn shards(self, sockets: Vec<Vec<Listener>>, cpus: &[usize]) -> Vec<OneShard<S>> {
         let remotes = (0..self.shards).map(|_| RemoteShard::new()).collect();
         let control = ServerControl::new(remotes, self.listeners, self.blocking, self.clock.clone())
-            .with_accept_queues(AcceptQueues::of(&sockets));
+            .with_accept_queues(AcceptQueues::of(&sockets))
+            .with_record(self.record);
         #[cfg(feature = "tls")]
         let control = control.with_tls(self.tls);
         let quota = Arc::new(Quota::new(self.chosen.connections_max()));
