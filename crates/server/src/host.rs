@@ -15,6 +15,7 @@ pub(crate) mod machine;
 
 use std::collections::HashMap;
 use std::fs;
+use std::time::Duration;
 
 use machine::{GroupFiles, Machine};
 
@@ -33,6 +34,8 @@ pub struct HostStats {
     /// Connections that the firewall tracks; `None` if its module is not loaded. At the limit packets of new connections are
     /// dropped, without a word to either side.
     pub conntrack: Option<Usage>,
+    /// Packets that the firewall dropped because it could not track their connection.
+    pub conntrack_drops: u64,
     /// Descriptors of this process, with the soft `RLIMIT_NOFILE`. `None` before Linux 6.2 if there are more than 16 384.
     pub descriptors: Option<Usage>,
     /// Open files of the whole machine, with `fs.file-max`.
@@ -53,6 +56,8 @@ pub struct HostStats {
     pub memory_pressure: Option<f64>,
     /// Packets that listeners dropped for any reason: mostly first ones, at full accept queues (`ListenDrops`).
     pub listen_drops: u64,
+    /// First packets that were dropped because a queue of handshakes was full and cookies are off (`TCPReqQFullDrop`).
+    pub handshakes_dropped: u64,
     /// Cookies that were sent because a queue of handshakes was full (`SyncookiesSent`).
     pub syn_cookies_sent: u64,
     /// Times that the kernel pruned the received bytes of sockets, for memory (`PruneCalled`).
@@ -109,8 +114,8 @@ pub struct Throttling {
     pub periods: u64,
     /// Those in which the quota was used up before the end.
     pub throttled: u64,
-    /// Microseconds for which threads that could run were held back.
-    pub throttled_micros: u64,
+    /// For how long threads that could run were held back, of all threads together.
+    pub throttled_time: Duration,
 }
 
 /// Times of all CPUs since the boot, in ticks of the kernel's.
@@ -141,6 +146,7 @@ pub(crate) fn read_of(machine: &Machine) -> HostStats {
             machine.sysctl("net.netfilter.nf_conntrack_count"),
             machine.sysctl("net.netfilter.nf_conntrack_max"),
         ),
+        conntrack_drops: conntrack_drops(machine),
         descriptors: Usage::of(descriptors(machine), soft_limit(machine, "Max open files")),
         open_files: Usage::of(files.first().copied(), files.get(2).copied()),
         tcp_memory: tcp_memory(machine, socket("mem")),
@@ -151,6 +157,7 @@ pub(crate) fn read_of(machine: &Machine) -> HostStats {
         cpu_pressure: pressure(machine, "cpu"),
         memory_pressure: pressure(machine, "memory"),
         listen_drops: tcp("ListenDrops"),
+        handshakes_dropped: tcp("TCPReqQFullDrop"),
         syn_cookies_sent: tcp("SyncookiesSent"),
         tcp_pruned: tcp("PruneCalled"),
         tcp_memory_aborts: tcp("TCPAbortOnMemory"),
@@ -224,6 +231,21 @@ fn packets(machine: &Machine) -> (u64, u64) {
     text.lines().map(of_line).fold((0, 0), |sum, line| (sum.0 + line.0, sum.1 + line.1))
 }
 
+/// A line of names, then one for each CPU, in hexadecimal.
+fn conntrack_drops(machine: &Machine) -> u64 {
+    let text = machine.text("/proc/net/stat/nf_conntrack").unwrap_or_default();
+    let mut lines = text.lines();
+    let names: Vec<&str> = lines.next().unwrap_or_default().split_whitespace().collect();
+    let columns: Vec<usize> =
+        (0..).zip(&names).filter(|(_, name)| matches!(**name, "drop" | "early_drop")).map(|(n, _)| n).collect();
+    let of_line = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let column = |n: &usize| words.get(*n).and_then(|word| u64::from_str_radix(word, 16).ok());
+        columns.iter().filter_map(column).sum::<u64>()
+    };
+    lines.map(of_line).sum()
+}
+
 /// The first line of `/proc/stat`. Times of guests are in those of users already.
 fn ticks(machine: &Machine) -> Option<CpuTicks> {
     let text = machine.text("/proc/stat")?;
@@ -264,13 +286,84 @@ fn throttling(machine: &Machine) -> Option<Throttling> {
             line.and_then(|number| number.trim().parse::<u64>().ok())
         };
         // Nanoseconds in the first version.
-        let micros = number("throttled_usec").or_else(|| number("throttled_time").map(|nanos| nanos / 1000));
+        let time = number("throttled_usec").map(Duration::from_micros);
+        let time = time.or_else(|| number("throttled_time").map(Duration::from_nanos));
         Throttling {
             quota_cpus,
             periods: number("nr_periods").unwrap_or(0),
             throttled: number("nr_throttled").unwrap_or(0),
-            throttled_micros: micros.unwrap_or(0),
+            throttled_time: time.unwrap_or_default(),
         }
     };
     quotas.iter().map(of_group).max_by_key(|found| found.throttled)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine_tells_what_every_linux_has() {
+        let host = read();
+        let descriptors = host.descriptors.unwrap();
+        assert!(descriptors.now >= 3 && descriptors.max >= descriptors.now, "{descriptors:?}");
+        let held: Vec<fs::File> = (0..100).map(|_| fs::File::open("/dev/null").unwrap()).collect();
+        let more = read().descriptors.unwrap();
+        // Other tests of this process open and close some meanwhile.
+        assert!(more.now >= descriptors.now + 50, "{} are open, and {more:?} are told", held.len());
+        assert!(host.cpu.is_some_and(|cpu| cpu.all > 0 && cpu.stolen <= cpu.all));
+        assert!(host.tcp_memory.is_some_and(|memory| 0 < memory.pressure && memory.pressure <= memory.max));
+        assert!(host.orphans.is_some() && host.time_wait.is_some());
+    }
+
+    #[test]
+    fn figures_are_found_in_their_files() {
+        let root = std::env::temp_dir().join(format!("ringserve-host-{}", std::process::id()));
+        let plant = |path: &str, text: &str| {
+            let place = root.join(path);
+            fs::create_dir_all(place.parent().unwrap()).unwrap();
+            fs::write(place, text).unwrap();
+        };
+        plant("proc/net/sockstat", "sockets: used 9\nTCP: inuse 4 orphan 2 tw 7 alloc 5 mem 30\nUDP: inuse 1 mem 1\n");
+        plant("proc/sys/net/ipv4/tcp_mem", "10 20 40\n");
+        plant("proc/sys/net/ipv4/tcp_max_orphans", "100\n");
+        plant("proc/sys/net/ipv4/tcp_max_tw_buckets", "200\n");
+        plant("proc/sys/fs/file-nr", "1024\t0\t5000\n");
+        plant("proc/net/stat/nf_conntrack", "entries  found drop early_drop\n0a 01 02 10\n0a 00 01 00\n");
+        plant("proc/sys/net/netfilter/nf_conntrack_count", "10\n");
+        plant("proc/sys/net/netfilter/nf_conntrack_max", "40\n");
+        plant("proc/net/netstat", "TcpExt: SyncookiesSent ListenDrops TCPReqQFullDrop\nTcpExt: 1 2 3\nIpExt: A\nIpExt: 9\n");
+        plant("proc/net/softnet_stat", "00 0000000a 00000001 0\n00 00000002 00000002 0\n");
+        plant("proc/pressure/memory", "some avg10=12.50 avg60=1.00\nfull avg10=3.00\n");
+        plant("proc/self/cgroup", "0::/a/b\n");
+        plant("sys/fs/cgroup/a/cpu.max", "150000 100000\n");
+        plant("sys/fs/cgroup/a/cpu.stat", "usage_usec 5\nnr_periods 10\nnr_throttled 4\nthrottled_usec 2500\n");
+        plant("sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
+        let host = read_of(&Machine::below(&root));
+        fs::remove_dir_all(&root).unwrap();
+        let expected = HostStats {
+            conntrack: Some(Usage { now: 10, max: 40 }),
+            conntrack_drops: 0x13,
+            open_files: Some(Usage { now: 1024, max: 5000 }),
+            tcp_memory: Some(TcpMemory { now: 30 * 4096, pressure: 20 * 4096, max: 40 * 4096 }),
+            orphans: Some(Usage { now: 2, max: 100 }),
+            time_wait: Some(Usage { now: 7, max: 200 }),
+            throttling: Some(Throttling {
+                quota_cpus: 1.5,
+                periods: 10,
+                throttled: 4,
+                throttled_time: Duration::from_micros(2500),
+            }),
+            memory_pressure: Some(0.125),
+            listen_drops: 2,
+            handshakes_dropped: 3,
+            syn_cookies_sent: 1,
+            packets_dropped: 12,
+            packets_squeezed: 3,
+            ..HostStats::default()
+        };
+        assert_eq!(host, expected);
+        assert_eq!(host.conntrack.map(|tracked| tracked.share()), Some(0.25));
+        assert_eq!(read_of(&Machine::below("/nonexistent")), HostStats::default());
+    }
 }

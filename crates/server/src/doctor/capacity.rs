@@ -105,15 +105,15 @@ pub(super) fn memory(case: &Case<'_>, found: &mut Vec<Finding>) {
 /// Sockets without a process, after a drain that closes all connections.
 pub(super) fn orphans(case: &Case<'_>, found: &mut Vec<Finding>) {
     let (Some(connections), Some(orphans)) = (case.connections(), &case.host.orphans) else { return };
-    if orphans.now + connections <= orphans.max {
+    if orphans.now.saturating_add(connections) <= orphans.max {
         return;
     }
     let texts = Texts {
         what: "net.ipv4.tcp_max_orphans".into(),
         value: format!("{}, of which {} are taken", orphans.max, orphans.now),
-        needed: format!("{} = {connections} connections that a drain closes at once + {}", orphans.now + connections, orphans.now),
+        needed: format!("{} = {connections} connections that a drain closes at once + {}", orphans.now.saturating_add(connections), orphans.now),
         otherwise: "the kernel resets the connections beyond it at a drain, with replies that their peers did not receive yet".into(),
-        fix: format!("`sysctl -w net.ipv4.tcp_max_orphans={}`", (orphans.now + connections).next_power_of_two()),
+        fix: format!("`sysctl -w net.ipv4.tcp_max_orphans={}`", power_of_two(orphans.now.saturating_add(connections))),
     };
     found.push(texts.of("orphans", Severity::Warn, Certainty::Computed));
 }
@@ -121,17 +121,21 @@ pub(super) fn orphans(case: &Case<'_>, found: &mut Vec<Finding>) {
 /// Sockets in TIME_WAIT, where the server closes first.
 pub(super) fn time_wait(case: &Case<'_>, found: &mut Vec<Finding>) {
     let (Some(connections), Some(waiting)) = (case.connections(), &case.host.time_wait) else { return };
-    if waiting.now + connections <= waiting.max {
+    if waiting.now.saturating_add(connections) <= waiting.max {
         return;
     }
     let texts = Texts {
         what: "net.ipv4.tcp_max_tw_buckets".into(),
         value: format!("{}, of which {} are taken", waiting.max, waiting.now),
-        needed: format!("{} = {connections} connections that a drain closes at once + {}", waiting.now + connections, waiting.now),
+        needed: format!("{} = {connections} connections that a drain closes at once + {}", waiting.now.saturating_add(connections), waiting.now),
         otherwise: "connections beyond it have no TIME_WAIT, so a late packet of theirs is answered by a reset, which harms few \
                     peers"
             .into(),
-        fix: format!("`sysctl -w net.ipv4.tcp_max_tw_buckets={}`", (waiting.now + connections).next_power_of_two()),
+        fix: format!("`sysctl -w net.ipv4.tcp_max_tw_buckets={}`", power_of_two(waiting.now.saturating_add(connections))),
     };
     found.push(texts.of("time_wait", Severity::Info, Certainty::Computed));
+}
+
+fn power_of_two(count: u64) -> u64 {
+    count.checked_next_power_of_two().unwrap_or(count)
 }

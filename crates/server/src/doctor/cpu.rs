@@ -68,7 +68,7 @@ pub(super) fn throttled(case: &Case<'_>, found: &mut Vec<Finding>) {
     if share <= THROTTLED_MAX {
         return;
     }
-    let millis = now.throttled_micros.saturating_sub(before.throttled_micros) / 1000;
+    let millis = now.throttled_time.saturating_sub(before.throttled_time).as_millis();
     let texts = Texts {
         what: "the CPU quota".into(),
         value: format!(

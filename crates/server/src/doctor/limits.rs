@@ -84,14 +84,12 @@ pub(super) fn descriptors(case: &Case<'_>, found: &mut Vec<Finding>) {
     }
     let raise = raise_descriptors(case, needed.min(most));
     let room = limit.min(most).saturating_sub(upstreams + SHARD_DESCRIPTORS);
-    let fix = match connections.checked_div(room) {
-        _ if is_each_one => raise,
-        None => raise,
-        Some(_) => {
-            let enough = connections.div_ceil(room);
-            let shards = format!("take {enough} shards (Server::shards), which do with {limit}");
-            if needed > most { shards } else { format!("{raise}; or {shards}") }
-        }
+    let fix = if is_each_one || room == 0 {
+        raise
+    } else {
+        let enough = connections.div_ceil(room);
+        let shards = format!("take {enough} shards (Server::shards), which do with {limit}");
+        if needed > most { shards } else { format!("{raise}; or {shards}") }
     };
     let texts = Texts {
         what: "RLIMIT_NOFILE".into(),

@@ -38,7 +38,7 @@ pub(super) fn accept_queue(case: &Case<'_>, found: &mut Vec<Finding>) {
             ),
             needed: "no loss: accepts per second / shards × longest stall".into(),
             otherwise: "a peer whose first packet is lost waits a second before it repeats it".into(),
-            fix: format!("end the stalls (`ringserve-ctl stalls`), or {}", raise(capacity * 2)),
+            fix: format!("end the stalls (`ringserve-ctl stalls`), or {}", raise(capacity.max(1) * 2)),
         };
         return found.push(texts.of("accept_queue", Severity::Warn, Certainty::Seen));
     }
@@ -126,7 +126,7 @@ pub(super) fn conntrack(case: &Case<'_>, found: &mut Vec<Finding>) {
             ),
             needed: format!(
                 "{} = {} tracked now / {}",
-                tracked.now * 5 / 4,
+                tracked.now.saturating_mul(5) / 4,
                 tracked.now,
                 percent(TRACKED_MAX)
             ),
@@ -202,7 +202,7 @@ pub(super) fn packets(case: &Case<'_>, found: &mut Vec<Finding>) {
             otherwise: otherwise.into(),
             fix: format!(
                 "`sysctl -w net.core.netdev_max_backlog={}`, or spread packets over more CPUs (RSS, RPS)",
-                backlog * 4
+                backlog.saturating_mul(4)
             ),
         };
         return found.push(texts.of("packets", Severity::Warn, Certainty::Seen));
@@ -297,7 +297,7 @@ pub(super) fn local_ports(case: &Case<'_>, found: &mut Vec<Finding>) {
     let upstreams = case.expected.upstreams;
     let range = case.machine.numbers("/proc/sys/net/ipv4/ip_local_port_range");
     let (Some(first), Some(last)) = (range.first(), range.get(1)) else { return };
-    let ports = (last + 1).saturating_sub(*first);
+    let ports = last.saturating_add(1).saturating_sub(*first);
     if upstreams <= ports {
         return;
     }
