@@ -169,7 +169,7 @@ pub use ringserve_server::{
     StreamService, WithHeads, starting, stream, with_heads,
 };
 pub use ringserve_server::{
-    access_log, factory, framing, inspect, limits, listen, middleware, net, scatter, stats, sync, task, time,
+    access_log, doctor, factory, framing, host, inspect, limits, listen, middleware, net, scatter, stats, sync, task, time,
     topics, transport,
 };
 #[cfg(feature = "websocket")]

@@ -10,12 +10,14 @@ mod closed;
 #[cfg(feature = "codec")]
 pub mod codec;
 mod cx;
+pub mod doctor;
 #[cfg(feature = "admin")]
 mod funnel;
 mod guard;
 mod handle;
 #[cfg(feature = "metrics")]
 mod histogram;
+pub mod host;
 #[cfg(feature = "http")]
 pub mod http;
 pub mod inspect;

@@ -24,6 +24,7 @@ use super::runtime::Runtime;
 use super::serves::{AllOf, Hosted, One};
 use super::socket_options::options::SocketOptions;
 use super::starting::Starting;
+use crate::doctor::{self, Expected, Finding};
 use crate::peer::Peer;
 use crate::service::IntoService;
 use crate::shard::handle::Shard;
@@ -471,6 +472,36 @@ impl<F> Server<F> {
     pub(crate) fn beside_another(mut self) -> Server<F> {
         self.settings.is_beside = true;
         self
+    }
+
+    /// What stands in the way of this server on this machine, the worst first, before it starts: io_uring is tried for real, and
+    /// settings of the kernel, limits of the process and the program's build are compared with what the server needs. Takes two
+    /// tenths of a second, in which it watches what grows. Options of services that have their own are not looked at. See
+    /// [`doctor`](crate::doctor).
+    ///
+    /// ```
+    /// # use ringserve::Server;
+    /// for finding in Server::bind("127.0.0.1:7000").doctor() {
+    ///     println!("{}: {finding}", finding.severity);
+    /// }
+    /// ```
+    pub fn doctor(&self) -> Vec<Finding> {
+        self.doctor_for(&Expected::default())
+    }
+
+    /// The same for what is expected of the server.
+    ///
+    /// ```
+    /// # use ringserve::Server;
+    /// use ringserve::doctor::{Expected, Severity};
+    ///
+    /// let expected = Expected::default().connections(1000).accepts_per_second(500);
+    /// let findings = Server::bind("127.0.0.1:7000").doctor_for(&expected);
+    /// let is_ready = findings.iter().all(|finding| finding.severity < Severity::Error);
+    /// # let _ = is_ready;
+    /// ```
+    pub fn doctor_for(&self, expected: &Expected) -> Vec<Finding> {
+        doctor::examine(&self.settings.setup_so_far(), expected)
     }
 
     /// Calls `tell` once every shard is ready, on the thread that starts the server, with a control that has the counters and

@@ -17,6 +17,7 @@ use super::runtime::Runtime;
 use super::serves::{MadeOf, Serves};
 use super::starting::{ShardStart, Starting};
 use super::telling::Told;
+use crate::doctor::Record;
 use crate::guard::guard;
 use crate::log::LogObserver;
 use crate::service::Made;
@@ -58,6 +59,8 @@ pub(super) struct Plan<S> {
     pub(super) seed: u64,
     /// For calls that block, of all shards.
     pub(super) blocking: Arc<dyn Pool>,
+    /// Of a server on this machine.
+    pub(super) record: Option<Arc<Record>>,
     /// TLS that can be replaced.
     #[cfg(feature = "tls")]
     pub(super) tls: ringserve_tls::ServerTls,
@@ -83,7 +86,8 @@ impl<S: Serves> Plan<S> {
         let remotes = (0..self.shards).map(|_| RemoteShard::new()).collect();
         let control = ServerControl::new(remotes, self.listeners, self.blocking, self.clock.clone())
             .with_accept_queues(AcceptQueues::of(&sockets))
-            .with_connections_max(self.chosen.connections_max());
+            .with_connections_max(self.chosen.connections_max())
+            .with_record(self.record);
         #[cfg(feature = "tls")]
         let control = control.with_tls(self.tls);
         let quota = Arc::new(Quota::new(self.chosen.connections_max()));
