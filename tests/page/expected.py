@@ -81,10 +81,14 @@ def time(seconds):
     if seconds < 59.5:
         return f"{fixed(seconds, 1 if seconds < 9.95 else 0)} s"
     total = int(Decimal(seconds).quantize(Decimal(1), ROUND_HALF_UP))
-    for size, name, part, part_name in [(60, "min", 1, "s"), (3600, "h", 60, "min"), (86400, "d", 3600, "h")]:
-        if total < size * {60: 60, 3600: 24}.get(size, 10**9):
-            return f"{whole(total // size)} {name} {total % size // part} {part_name}"
-    raise AssertionError
+    minutes, hours, days = total // 60, total // 3600, total // 86_400
+    if days:
+        return f"{whole(days)} d {hours % 24} h"
+    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min {total % 60} s"
+
+
+def upper(text):
+    return text[:1].upper() + text[1:]
 
 
 def plural(value, one):
@@ -119,21 +123,20 @@ def status(report):
     connections = plural(report["server"]["connections"], "connection")
 
     def head(text):
-        text = f"Draining, {text}" if draining else text
-        return text[0].upper() + text[1:]
+        return upper(f"Draining, {text}" if draining else text)
 
     if cause and cause["state"] == "lost":
-        return "lost", "✕", head(f"losing at: {name_of(cause)}"), cause["why"]
+        return "lost", "✕", head(f"losing at: {name_of(cause)}"), upper(cause["why"])
     if overload and overload["stage"] > 1:
         stage = overload["stage"]
-        return "lost" if stage > 2 else "warn", "!", head(f"overload stage {stage}: {LADDER[stage]}"), overload["cause"]
+        return "lost" if stage > 2 else "warn", "!", head(f"overload stage {stage}: {LADDER[stage]}"), upper(overload["cause"])
     if stalled:
         longest = time(max(shard["stalled_seconds"] for shard in stalled))
         numbers = ", ".join(str(shard["shard"]) for shard in stalled)
         sentence = f"For {longest} in one turn. What it works on is below, in its last stall."
         return "lost", "✕", head(f"stalled: shard {numbers}"), sentence
     if cause:
-        return "warn", "!", head(f"warning at: {name_of(cause)}"), cause["why"]
+        return "warn", "!", head(f"warning at: {name_of(cause)}"), upper(cause["why"])
     if draining:
         return "warn", "▼", "Draining", f"{connections} left; new ones are turned away."
     for finding in report["findings"]:
@@ -167,10 +170,7 @@ def funnel(report):
     for stage in report["funnel"]:
         amount = bytes_ if stage["unit"] == "bytes" else count
         capacity = stage["capacity"]
-        if capacity is None:
-            of = stage["unit"]
-        else:
-            of = f"of {amount(capacity)} " + ("" if stage["unit"] == "bytes" else stage["unit"])
+        of = ("" if capacity is None else f"of {amount(capacity)} ") + ("" if stage["unit"] == "bytes" else stage["unit"])
         texts = [
             name_of(stage),
             sign_of(stage["state"]),
@@ -188,7 +188,7 @@ def funnel(report):
 def whys(report):
     cause = cause_of(report)
     others = [stage for stage in report["funnel"] if stage is not cause and stage["why"]]
-    lines = [f"{sign_of(stage['state'])} at: {name_of(stage)}. {stage['why']}" for stage in others]
+    lines = [f"{sign_of(stage['state'])} at: {name_of(stage)}. {upper(stage['why'])}" for stage in others]
     return lines or [f"No {'other ' if cause else ''}stage has a loss or a warning."]
 
 
@@ -306,7 +306,7 @@ def panels(report):
         ),
         "stalls": ("", [stall_row(stall) for stall in reversed(report["stalls"])]),
         "doctor": (
-            "" if report["findings"] else "✓ finds nothing",
+            "",
             [
                 {
                     "Check": [found["check"], sign_of(found["severity"])],

@@ -3,7 +3,7 @@
 import argparse
 import contextlib
 import copy
-import json
+import random
 import re
 import sys
 import time
@@ -189,7 +189,7 @@ def status_names_what_is_wrong(browser):
         report["overload"] = reports.shedding()["overload"]
         report["server"]["pid"] = 600
         look.shown(report)
-        same("overload", look.read()["status"][2:], ["Overload stage 3: shedding connections", "the table is at 99 %"])
+        same("overload", look.read()["status"][2:], ["Overload stage 3: shedding connections", "The table is at 99 %"])
         report = reports.calm() | {"findings": reports.many()["findings"]}
         report["server"]["pid"] = 601
         look.shown(report)
@@ -274,6 +274,44 @@ def server_that_hangs_or_fails_is_named(browser):
         server.stop()
 
 
+def token_is_asked_for_and_sent(browser):
+    server = StandIn(reports.calm())
+    server.token = "correct-horse-battery"
+    look = Look(browser, server)
+    look.excused = ("401",)
+    try:
+        field = look.page.get_by_label("Token")
+        field.wait_for()
+        eventually("the answer is shown", lambda: "this endpoint has a token" in look.read()["status"][3])
+        field.fill(server.token)
+        field.press("Enter")
+        eventually("it is sent", lambda: look.read()["link"] in ("● live", "◐ polls each second"))
+        assert not field.is_visible()
+        look.page.reload()
+        eventually("it is kept", lambda: look.read()["link"] == "● live")
+        look.page.locator("section:has(#outboxes) button").first.click()
+        look.page.locator("dialog button.danger").click()
+        eventually("it is posted", lambda: server.posts)
+        look.close()
+    finally:
+        server.stop()
+
+
+def figures_are_written_as_expected(browser):
+    with look_at(browser, reports.calm()) as look:
+        draw = random.Random(7)
+        values = [0, 1, 9.95, 9.949, 0.5, 1023, 1023.5, 1024, 999_999, 999_999.5, 1e6, 59.5, 59.49, 3599.5, 86_399.6, 0.0995, 0.9995, 0.00995, 2**63]
+        values += [draw.choice([1, 1, 0.5]) * 10 ** draw.uniform(-7, 16) for _ in range(3000)]
+        values += [round(value) for value in values]
+        for name, wanted in [("count", expected.count), ("bytes", expected.bytes_), ("rate", expected.rate), ("time", expected.time)]:
+            for value, found in zip(values, look.page.evaluate(f"values => values.map({name})", values)):
+                same(f"{name} of {value!r}", found, wanted(float(value)))
+        shares = [value % 1 for value in values]
+        for value, found in zip(shares, look.page.evaluate("values => values.map(share)", shares)):
+            same(f"share of {value!r}", found, expected.share(value))
+        same("unknown", look.page.evaluate("[null, undefined, NaN].map(count)"), [expected.DASH] * 3)
+
+
 def report_of_another_version_is_shown_as_far_as_it_goes(browser):
     with look_at(browser, reports.bare()) as look:
         found = look.read()
@@ -287,7 +325,7 @@ def hostile_text_stays_text(browser):
         look.check(reports.hostile())
         same("scripts that ran", look.page.evaluate("window.hacked"), None)
         tags = look.page.evaluate("[...new Set([...document.body.querySelectorAll('*')].map(e => e.localName))].sort()")
-        allowed = "a b button canvas dialog div figure footer h1 h2 h3 header i li main ol p script section small span table tbody td th thead tr ul"
+        allowed = "a b button canvas dialog div figure footer form h1 h2 h3 header i input li main ol p script section small span table tbody td th thead tr ul"
         same("tags", [tag for tag in tags if tag not in allowed.split()], [])
         handlers = look.page.evaluate("[...document.querySelectorAll('*')].flatMap(e => e.getAttributeNames()).filter(n => n.startsWith('on'))")
         same("attributes that are code", handlers, [])

@@ -18,6 +18,7 @@ class StandIn:
         self.report = report
         # `events`: what /events does: stream, refuse, or be silent. `answer`: status of all other answers but the page.
         self.events, self.answer, self.close_answer = "stream", 200, 200
+        self.token = None
         self.requests, self.posts = [], []
         self.stopping = threading.Event()
         stand_in = self
@@ -57,6 +58,8 @@ class StandIn:
         path = handler.path.split("?")[0]
         if path == "/":
             return self.send(handler, 200, "text/html; charset=utf-8", PAGE.read_bytes())
+        if self.token and handler.headers.get("Authorization") != f"Bearer {self.token}":
+            return self.send(handler, 401, "text/plain", b"this endpoint has a token: send it as Authorization: Bearer TOKEN")
         if self.answer != 200:
             return self.send(handler, self.answer, "text/plain", b"not now")
         if path == "/report.json":
