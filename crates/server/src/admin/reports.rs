@@ -10,7 +10,7 @@ use ringserve_report::{
 };
 
 use super::history::Sample;
-use super::sources::{Reading, connection};
+use super::sources::{Reading, connection, stall};
 use super::target::Running;
 use crate::funnel::funnel;
 use crate::histogram::{Counted, Histogram};
@@ -92,14 +92,15 @@ pub(super) fn report(
         outboxes: connections(&lists.outboxes),
         waiting_calls: connections(&lists.waiting),
         silent_shards,
-        stalls,
+        stalls: stalls.iter().map(stall).collect(),
         findings,
     }
 }
 
 fn process_facts() -> ServerFacts {
     let program = std::env::current_exe().ok();
-    let name = program.as_ref().and_then(|path| path.file_name()).map(|name| name.to_string_lossy().into_owned());
+    let name =
+        program.as_ref().and_then(|path| path.file_name()).map(|name| name.to_string_lossy().into_owned());
     ServerFacts {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: process::id(),
@@ -186,7 +187,7 @@ fn times(running: &Running) -> Times {
         turn: of(|snapshot| &snapshot.turns),
         call: of(|snapshot| &snapshot.calls),
         first_frame: of(|snapshot| &snapshot.first_frames),
-        send_stall: Quantiles::default(),
+        send_stall: of(|snapshot| &snapshot.send_stalls),
     }
 }
 
