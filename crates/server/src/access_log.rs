@@ -21,7 +21,6 @@
 //! ([`Server::admit`](crate::Server::admit)), and those that the server makes, are in no line.
 
 use ringserve_core::{CloseReason, ConnId, Outlet, Time};
-use tracing::field::display;
 use tracing::info;
 
 use crate::log::guarded;
