@@ -133,7 +133,7 @@ def status(report):
     if stalled:
         longest = time(max(shard["stalled_seconds"] for shard in stalled))
         numbers = ", ".join(str(shard["shard"]) for shard in stalled)
-        sentence = f"For {longest} in one turn. What it works on is below, in its last stall."
+        sentence = f"For {longest} in one turn: see the last stalls."
         return "lost", "✕", head(f"stalled: shard {numbers}"), sentence
     if cause:
         return "warn", "!", head(f"warning at: {name_of(cause)}"), upper(cause["why"])
@@ -204,7 +204,7 @@ def connection_row(connection, *special):
         "Age": [time(connection["age_seconds"]), f"idle {time(connection['idle_seconds'])}"],
         "Bytes": traffic,
         "Frames": [f"{count(connection['frames_in'])} in", f"{count(connection['frames_out'])} out"],
-        "": [f"Close the connection of {connection['peer']}"],
+        "Action": [f"Close the connection of {connection['peer']}"],
     }
 
 
@@ -219,7 +219,7 @@ def shard_row(shard):
     bar = [starved, f"stalled {width(1 - shard['starved'])}"] if stalled else [f"busy {width(shard['busy'])}", starved]
     return {
         "Shard": [str(shard["shard"]), state],
-        "": bar,
+        "Last second": bar,
         "Busy": [share(shard["busy"])],
         "Starved": [share(shard["starved"])],
         "Asleep": [share(shard["asleep"])],
@@ -255,7 +255,7 @@ def panels(report):
 
     def time_row(key, what):
         found = report["times"][key]
-        row = {"": [what], "Counted": [count(found["count"])]}
+        row = {"Time": [what], "Counted": [count(found["count"])]}
         return row | {label: [time(found[name]) if found["count"] else DASH] for label, name in quantiles.items()}
 
     return {
@@ -266,7 +266,7 @@ def panels(report):
         "overload": (
             f"{count(overload['shed_total'])} shed since the start" if overload else "",
             [
-                {"Stage": [str(number)], "": [f"{name} ◀ now", overload["cause"]] if number == overload["stage"] else [name]}
+                {"Stage": [f"{number} {name} ◀ now", overload["cause"]] if number == overload["stage"] else [f"{number} {name}"]}
                 for number, name in enumerate(LADDER)
             ]
             if overload
@@ -279,13 +279,19 @@ def panels(report):
                 for close in sorted(report["closes"], key=lambda close: -close["total"])
             ],
         ),
-        "times": ("since the start, each to an eighth", [time_row(*row) for row in times]),
+        "times": ("since the start, to an eighth", [time_row(*row) for row in times]),
         "services": (
             "",
             [
                 {"Service": [service["name"]], "Connections": [count(service["connections"])], "Frames": [count(service["frames"]), rate(service["frames_per_second"])]}
                 for service in report["services"]
             ],
+        ),
+        "stalls": ("", [stall_row(stall) for stall in reversed(report["stalls"])]),
+        "outboxes": (missing, [renamed(connection_row(c, bytes_(c["outbox_bytes"])), "Outbox") for c in report["outboxes"]]),
+        "calls": (
+            missing,
+            [renamed(connection_row(c, time(c["oldest_call_seconds"]), plural(c["calls"], "call")), "Waits") for c in report["waiting_calls"]],
         ),
         "queues": (
             f"8 of {len(queues)}, by loss" if len(queues) > 8 else "",
@@ -299,18 +305,14 @@ def panels(report):
                 for queue in queues[:8]
             ],
         ),
-        "outboxes": (missing, [renamed(connection_row(c, bytes_(c["outbox_bytes"])), "Outbox") for c in report["outboxes"]]),
-        "calls": (
-            missing,
-            [renamed(connection_row(c, time(c["oldest_call_seconds"]), plural(c["calls"], "call")), "Waits") for c in report["waiting_calls"]],
-        ),
-        "stalls": ("", [stall_row(stall) for stall in reversed(report["stalls"])]),
         "doctor": (
             "",
             [
                 {
                     "Check": [found["check"], sign_of(found["severity"])],
-                    "": [found["what"], dots(f"is {found['value']}", f"needs {found['needed']}", found["otherwise"])],
+                    "What": [found["what"]],
+                    "Is": [found["value"]],
+                    "Needs": [found["needed"], found["otherwise"]],
                     "Fix": [found["fix"]],
                 }
                 for found in report["findings"]

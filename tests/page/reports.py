@@ -278,7 +278,7 @@ def many():
 
 
 def bare():
-    """A server of another version, which has fewer fields and stages that are not known."""
+    """A server of another version than the page."""
     return {"server": {"pid": 7}, "funnel": [{"name": "wormhole", "state": "bent"}]}
 
 
