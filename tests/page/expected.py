@@ -251,7 +251,7 @@ def panels(report):
     queues = sorted(report["accept_queues"], key=lambda queue: (-(queue["lost"] or 0), -queue["waiting"]))
     window = f"Last {time(report['server']['window_seconds'])}"
     times = [("turn", "a turn of a loop"), ("call", "a call that waited"), ("first_frame", "to the first frame"), ("send_stall", "a send that waited")]
-    quantiles = {"Half": "p50", "90 %": "p90", "99 %": "p99", "99.9 %": "p999", "Longest": "max"}
+    quantiles = {"50 %": "p50", "90 %": "p90", "99 %": "p99", "99.9 %": "p999", "Longest": "max"}
 
     def time_row(key, what):
         found = report["times"][key]
