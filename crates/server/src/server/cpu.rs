@@ -1,12 +1,15 @@
 //! Cores, quotas and descriptors.
 
-use std::fs;
 #[cfg(feature = "metrics")]
-use std::time::Duration;
+use std::fs;
 
 use ringserve_drivers::{Resource, ResourceLimit};
 use rustix::process::{self, Rlimit, setrlimit};
 use rustix::thread::{CpuSet, gettid, sched_getaffinity, sched_setaffinity};
+
+use crate::host::cpu_quota;
+use crate::host::machine::Machine;
+use crate::watchdog::facts::ThreadTimes;
 
 /// CPUs this thread may run on, in ascending order.
 pub(crate) fn cpus() -> Vec<usize> {
@@ -19,19 +22,9 @@ pub(crate) fn this_thread() -> u32 {
     gettid().as_raw_nonzero().get().unsigned_abs()
 }
 
-/// How long a thread ran, and how long it was to run and waited for a CPU.
-#[cfg(feature = "metrics")]
-pub(crate) struct ThreadTime {
-    pub(crate) ran: Duration,
-    pub(crate) waited: Duration,
-}
-
 /// The times of a thread of this process. `None` if it ended, or the kernel does not count (`CONFIG_SCHED_INFO`).
-#[cfg(feature = "metrics")]
-pub(crate) fn time_of(thread: u32) -> Option<ThreadTime> {
-    let text = fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).ok()?;
-    let mut nanos = text.split_ascii_whitespace().map(|field| field.parse().map(Duration::from_nanos));
-    Some(ThreadTime { ran: nanos.next()?.ok()?, waited: nanos.next()?.ok()? })
+pub(crate) fn time_of(thread: u32) -> Option<ThreadTimes> {
+    ThreadTimes::parsed(&fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).ok()?)
 }
 
 /// Keeps this thread on one CPU.
@@ -49,22 +42,7 @@ pub(crate) fn run_on(cpus: &[usize]) -> std::io::Result<()> {
 /// True if a control group bounds the CPU time of this process. Then pinning would be wrong: twenty containers
 /// with a quota of one CPU each would all sit on the first ones.
 pub(crate) fn has_quota() -> bool {
-    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let path = groups.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
-    let mut dir = format!("/sys/fs/cgroup{path}");
-    loop {
-        let max = fs::read_to_string(format!("{}/cpu.max", dir.trim_end_matches('/'))).unwrap_or_default();
-        if !max.is_empty() && !max.starts_with("max") {
-            return true;
-        }
-        match dir.rfind('/') {
-            Some(cut) if dir.len() > "/sys/fs/cgroup".len() => dir.truncate(cut),
-            _ => break,
-        }
-    }
-    // Control groups of the first version.
-    fs::read_to_string("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
-        .is_ok_and(|quota| quota.trim().parse::<i64>().is_ok_and(|quota| quota > 0))
+    cpu_quota(&Machine::here()).is_some()
 }
 
 /// Raises the soft limit on descriptors to the hard one. Returns the limit before and now.
