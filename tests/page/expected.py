@@ -131,10 +131,9 @@ def status(report):
         stage = overload["stage"]
         return "lost" if stage > 2 else "warn", "!", head(f"overload stage {stage}: {LADDER[stage]}"), upper(overload["cause"])
     if stalled:
-        longest = time(max(shard["stalled_seconds"] for shard in stalled))
         numbers = ", ".join(str(shard["shard"]) for shard in stalled)
-        sentence = f"For {longest} in one turn: see the last stalls."
-        return "lost", "✕", head(f"stalled: shard {numbers}"), sentence
+        going_on = [stall["text"] for stall in report["stalls"] if stall["ongoing"]] or ["See the last stalls."]
+        return "lost", "✕", head(f"stalled: shard {numbers}"), upper(going_on[-1])
     if cause:
         return "warn", "!", head(f"warning at: {name_of(cause)}"), upper(cause["why"])
     if draining:
@@ -237,7 +236,7 @@ def stall_row(stall):
     return {
         "Shard": [str(stall["shard"]), "✕ goes on" if stall["ongoing"] else f"{time(stall['ago_seconds'])} ago"],
         "Lasted": [time(stall["lasted_seconds"])],
-        "Worked on": [stall["work"] + (f" of {stall['peer']}" if stall["peer"] else ""), about],
+        "Worked on": [("several, last: " if stall["several"] else "") + stall["work"] + (f" of {stall['peer']}" if stall["peer"] else ""), about],
         "Held up by": [HOLDERS.get(stall["cause"], stall["cause"]), f"in {stall['waits_in']}" if stall["waits_in"] else ""],
         "Accept queue": [f"{count(stall['queue_waiting'])} waiting", f"{count(stall['queue_lost'])} lost"],
     }
@@ -311,7 +310,7 @@ def panels(report):
                 {
                     "Check": [found["check"], sign_of(found["severity"])],
                     "What": [found["what"]],
-                    "Is": [found["value"]],
+                    "Is": [found["value"], found["certainty"]],
                     "Needs": [found["needed"], found["otherwise"]],
                     "Fix": [found["fix"]],
                 }

@@ -192,6 +192,12 @@ def status_names_what_is_wrong(browser):
         report["server"]["pid"] = 600
         look.shown(report)
         same("overload", look.read()["status"][2:], ["Overload stage 3: shedding connections", "The table is at 99 %"])
+        report = reports.calm()
+        stalled = reports.stalled()
+        report |= {"shards": stalled["shards"], "stalls": stalled["stalls"]}
+        report["server"]["pid"] = 602
+        look.shown(report)
+        same("stall", look.read()["status"][2:], ["Stalled: shard 1, 3", "S" + stalled["stalls"][-1]["text"][1:]])
         report = reports.calm() | {"findings": reports.many()["findings"]}
         report["server"]["pid"] = 601
         look.shown(report)
