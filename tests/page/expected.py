@@ -131,10 +131,9 @@ def status(report):
         stage = overload["stage"]
         return "lost" if stage > 2 else "warn", "!", head(f"overload stage {stage}: {LADDER[stage]}"), upper(overload["cause"])
     if stalled:
-        longest = time(max(shard["stalled_seconds"] for shard in stalled))
         numbers = ", ".join(str(shard["shard"]) for shard in stalled)
-        sentence = f"For {longest} in one turn. What it works on is below, in its last stall."
-        return "lost", "✕", head(f"stalled: shard {numbers}"), sentence
+        going_on = [stall["text"] for stall in report["stalls"] if stall["ongoing"]] or ["See the last stalls."]
+        return "lost", "✕", head(f"stalled: shard {numbers}"), upper(going_on[-1])
     if cause:
         return "warn", "!", head(f"warning at: {name_of(cause)}"), upper(cause["why"])
     if draining:
@@ -204,7 +203,7 @@ def connection_row(connection, *special):
         "Age": [time(connection["age_seconds"]), f"idle {time(connection['idle_seconds'])}"],
         "Bytes": traffic,
         "Frames": [f"{count(connection['frames_in'])} in", f"{count(connection['frames_out'])} out"],
-        "": [f"Close the connection of {connection['peer']}"],
+        "Action": [f"Close the connection of {connection['peer']}"],
     }
 
 
@@ -219,7 +218,7 @@ def shard_row(shard):
     bar = [starved, f"stalled {width(1 - shard['starved'])}"] if stalled else [f"busy {width(shard['busy'])}", starved]
     return {
         "Shard": [str(shard["shard"]), state],
-        "": bar,
+        "Last second": bar,
         "Busy": [share(shard["busy"])],
         "Starved": [share(shard["starved"])],
         "Asleep": [share(shard["asleep"])],
@@ -237,7 +236,7 @@ def stall_row(stall):
     return {
         "Shard": [str(stall["shard"]), "✕ goes on" if stall["ongoing"] else f"{time(stall['ago_seconds'])} ago"],
         "Lasted": [time(stall["lasted_seconds"])],
-        "Worked on": [stall["work"] + (f" of {stall['peer']}" if stall["peer"] else ""), about],
+        "Worked on": [("several, last: " if stall["several"] else "") + stall["work"] + (f" of {stall['peer']}" if stall["peer"] else ""), about],
         "Held up by": [HOLDERS.get(stall["cause"], stall["cause"]), f"in {stall['waits_in']}" if stall["waits_in"] else ""],
         "Accept queue": [f"{count(stall['queue_waiting'])} waiting", f"{count(stall['queue_lost'])} lost"],
     }
@@ -251,11 +250,11 @@ def panels(report):
     queues = sorted(report["accept_queues"], key=lambda queue: (-(queue["lost"] or 0), -queue["waiting"]))
     window = f"Last {time(report['server']['window_seconds'])}"
     times = [("turn", "a turn of a loop"), ("call", "a call that waited"), ("first_frame", "to the first frame"), ("send_stall", "a send that waited")]
-    quantiles = {"Half": "p50", "90 %": "p90", "99 %": "p99", "99.9 %": "p999", "Longest": "max"}
+    quantiles = {"50 %": "p50", "90 %": "p90", "99 %": "p99", "99.9 %": "p999", "Longest": "max"}
 
     def time_row(key, what):
         found = report["times"][key]
-        row = {"": [what], "Counted": [count(found["count"])]}
+        row = {"Time": [what], "Counted": [count(found["count"])]}
         return row | {label: [time(found[name]) if found["count"] else DASH] for label, name in quantiles.items()}
 
     return {
@@ -266,7 +265,7 @@ def panels(report):
         "overload": (
             f"{count(overload['shed_total'])} shed since the start" if overload else "",
             [
-                {"Stage": [str(number)], "": [f"{name} ◀ now", overload["cause"]] if number == overload["stage"] else [name]}
+                {"Stage": [f"{number} {name} ◀ now", overload["cause"]] if number == overload["stage"] else [f"{number} {name}"]}
                 for number, name in enumerate(LADDER)
             ]
             if overload
@@ -279,13 +278,19 @@ def panels(report):
                 for close in sorted(report["closes"], key=lambda close: -close["total"])
             ],
         ),
-        "times": ("since the start, each to an eighth", [time_row(*row) for row in times]),
+        "times": ("since the start, to an eighth", [time_row(*row) for row in times]),
         "services": (
             "",
             [
                 {"Service": [service["name"]], "Connections": [count(service["connections"])], "Frames": [count(service["frames"]), rate(service["frames_per_second"])]}
                 for service in report["services"]
             ],
+        ),
+        "stalls": ("", [stall_row(stall) for stall in reversed(report["stalls"])]),
+        "outboxes": (missing, [renamed(connection_row(c, bytes_(c["outbox_bytes"])), "Outbox") for c in report["outboxes"]]),
+        "calls": (
+            missing,
+            [renamed(connection_row(c, time(c["oldest_call_seconds"]), plural(c["calls"], "call")), "Waits") for c in report["waiting_calls"]],
         ),
         "queues": (
             f"8 of {len(queues)}, by loss" if len(queues) > 8 else "",
@@ -299,18 +304,14 @@ def panels(report):
                 for queue in queues[:8]
             ],
         ),
-        "outboxes": (missing, [renamed(connection_row(c, bytes_(c["outbox_bytes"])), "Outbox") for c in report["outboxes"]]),
-        "calls": (
-            missing,
-            [renamed(connection_row(c, time(c["oldest_call_seconds"]), plural(c["calls"], "call")), "Waits") for c in report["waiting_calls"]],
-        ),
-        "stalls": ("", [stall_row(stall) for stall in reversed(report["stalls"])]),
         "doctor": (
             "",
             [
                 {
                     "Check": [found["check"], sign_of(found["severity"])],
-                    "": [found["what"], dots(f"is {found['value']}", f"needs {found['needed']}", found["otherwise"])],
+                    "What": [found["what"]],
+                    "Is": [found["value"], found["certainty"]],
+                    "Needs": [found["needed"], found["otherwise"]],
                     "Fix": [found["fix"]],
                 }
                 for found in report["findings"]

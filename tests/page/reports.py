@@ -69,10 +69,12 @@ def stall(number, ago, lasted, **others):
         "lasted_seconds": lasted,
         "ongoing": False,
         "work": "call",
+        "several": number == 3,
         "peer": f"10.1.2.{number + 3}:5511",
         "connection": f"{number}.20.1",
         "frame_bytes": 212,
         "cause": "lock",
+        "text": f"shard {number} stalled for {lasted} s: call of 10.1.2.{number + 3}:5511 waits for a lock",
         "waits_in": "futex_do_wait",
         "queue_waiting": 3,
         "queue_lost": 0,
@@ -93,6 +95,7 @@ def finding(check, severity, what, value, needed, otherwise, fix):
         "needed": needed,
         "otherwise": otherwise,
         "fix": fix,
+        "certainty": "computed",
     }
 
 
@@ -278,7 +281,7 @@ def many():
 
 
 def bare():
-    """A server of another version, which has fewer fields and stages that are not known."""
+    """A server of another version than the page."""
     return {"server": {"pid": 7}, "funnel": [{"name": "wormhole", "state": "bent"}]}
 
 
