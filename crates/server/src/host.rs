@@ -236,8 +236,11 @@ fn conntrack_drops(machine: &Machine) -> u64 {
     let text = machine.text("/proc/net/stat/nf_conntrack").unwrap_or_default();
     let mut lines = text.lines();
     let names: Vec<&str> = lines.next().unwrap_or_default().split_whitespace().collect();
-    let columns: Vec<usize> =
-        (0..).zip(&names).filter(|(_, name)| matches!(**name, "drop" | "early_drop")).map(|(n, _)| n).collect();
+    let columns: Vec<usize> = (0..)
+        .zip(&names)
+        .filter(|(_, name)| matches!(**name, "drop" | "early_drop"))
+        .map(|(n, _)| n)
+        .collect();
     let of_line = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
         let column = |n: &usize| words.get(*n).and_then(|word| u64::from_str_radix(word, 16).ok());
@@ -324,7 +327,10 @@ mod tests {
             fs::create_dir_all(place.parent().unwrap()).unwrap();
             fs::write(place, text).unwrap();
         };
-        plant("proc/net/sockstat", "sockets: used 9\nTCP: inuse 4 orphan 2 tw 7 alloc 5 mem 30\nUDP: inuse 1 mem 1\n");
+        plant(
+            "proc/net/sockstat",
+            "sockets: used 9\nTCP: inuse 4 orphan 2 tw 7 alloc 5 mem 30\nUDP: inuse 1 mem 1\n",
+        );
         plant("proc/sys/net/ipv4/tcp_mem", "10 20 40\n");
         plant("proc/sys/net/ipv4/tcp_max_orphans", "100\n");
         plant("proc/sys/net/ipv4/tcp_max_tw_buckets", "200\n");
@@ -332,12 +338,18 @@ mod tests {
         plant("proc/net/stat/nf_conntrack", "entries  found drop early_drop\n0a 01 02 10\n0a 00 01 00\n");
         plant("proc/sys/net/netfilter/nf_conntrack_count", "10\n");
         plant("proc/sys/net/netfilter/nf_conntrack_max", "40\n");
-        plant("proc/net/netstat", "TcpExt: SyncookiesSent ListenDrops TCPReqQFullDrop\nTcpExt: 1 2 3\nIpExt: A\nIpExt: 9\n");
+        plant(
+            "proc/net/netstat",
+            "TcpExt: SyncookiesSent ListenDrops TCPReqQFullDrop\nTcpExt: 1 2 3\nIpExt: A\nIpExt: 9\n",
+        );
         plant("proc/net/softnet_stat", "00 0000000a 00000001 0\n00 00000002 00000002 0\n");
         plant("proc/pressure/memory", "some avg10=12.50 avg60=1.00\nfull avg10=3.00\n");
         plant("proc/self/cgroup", "0::/a/b\n");
         plant("sys/fs/cgroup/a/cpu.max", "150000 100000\n");
-        plant("sys/fs/cgroup/a/cpu.stat", "usage_usec 5\nnr_periods 10\nnr_throttled 4\nthrottled_usec 2500\n");
+        plant(
+            "sys/fs/cgroup/a/cpu.stat",
+            "usage_usec 5\nnr_periods 10\nnr_throttled 4\nthrottled_usec 2500\n",
+        );
         plant("sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
         let host = read_of(&Machine::below(&root));
         fs::remove_dir_all(&root).unwrap();
