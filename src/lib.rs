@@ -100,6 +100,7 @@
 //!
 //! | feature | what it adds |
 //! |---|---|
+//! | `admin` | the module `admin`: a port beside the server with a page, metrics, health and orders |
 //! | `codec` | the module `codec`: services over codecs of `tokio_util` |
 //! | `http` | the function and the module `http`: HTTP/1.1 and HTTP/2, by hyper, which is there as `http::hyper` |
 //! | `metrics` | the module `metrics`: what a server counts, as OpenMetrics, by prometheus-client |
@@ -125,17 +126,17 @@
 //! | [`factory`] | values that the factory of a server may return |
 //! | [`framing`] | bytes to frames, and replies to bytes |
 //! | [`listen`] | endpoints of several services |
-//! | [`limits`] | limits of the server ([`ServerLimits`](limits::ServerLimits)), errors of limits, usable memory |
+//! | [`limits`] | limits of the server ([`ServerLimits`](limits::ServerLimits)), errors of limits, usable memory, when a shard counts as stalled |
 //! | [`middleware`] | services that wrap services |
 //! | [`net`] | addresses, socket options, connections to other servers |
 //! | [`scatter`] | pipelined requests whose answers lie on several shards |
-//! | [`stats`] | counters and state of a server |
+//! | [`stats`] | counters and state of a server, stalls of its shards |
 //! | [`sync`] | messages between shards, the begin of a drain; with the feature `sync` channels and locks |
 //! | [`task`] | handles of tasks and of blocking calls |
 //! | [`time`] | a shard's clock, intervals, the futures of [`Cx::sleep`] and [`Cx::timeout`] |
 //! | [`topics`] | publish and subscribe |
 //! | [`transport`] | layers between a socket and its framing |
-//! | `codec`, `http`, `metrics`, `resp`, `testing`, `tls`, `tower`, `websocket` | with the feature of that name |
+//! | `admin`, `codec`, `http`, `metrics`, `resp`, `testing`, `tls`, `tower`, `websocket` | with the feature of that name |
 //!
 //! # Limitations
 //!
@@ -143,6 +144,8 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(feature = "admin")]
+pub use ringserve_server::admin;
 #[cfg(feature = "codec")]
 pub use ringserve_server::codec;
 #[cfg(feature = "http")]
@@ -166,7 +169,7 @@ pub use ringserve_server::{
     StreamService, WithHeads, starting, stream, with_heads,
 };
 pub use ringserve_server::{
-    doctor, factory, framing, host, limits, listen, middleware, net, scatter, stats, sync, task, time,
+    access_log, doctor, factory, framing, host, inspect, limits, listen, middleware, net, scatter, stats, sync, task, time,
     topics, transport,
 };
 #[cfg(feature = "websocket")]

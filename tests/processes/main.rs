@@ -10,4 +10,5 @@ mod refused_memory;
 mod sandboxes;
 mod signals;
 mod small_memory;
+mod stalls;
 mod starts;

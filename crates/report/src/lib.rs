@@ -94,6 +94,7 @@ pub struct ServerFacts {
 /// How far a server is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Phase {
     /// Factories are still pending.
     Starting,
@@ -132,6 +133,7 @@ pub struct Stage {
 /// The stages of the way of a connection, in its order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum StageName {
     /// Handshakes of TCP that began.
     SynQueue,
@@ -149,7 +151,8 @@ pub enum StageName {
     /// Peers that do not read.
     Peer,
     /// The machine: connection tracking, CPU quotas, memory. No part of the way, and below all of it.
-    Host,
+    #[serde(rename = "host")]
+    Machine,
     /// Not known to this version.
     #[default]
     #[serde(other)]
@@ -166,7 +169,7 @@ impl StageName {
         StageName::Handler,
         StageName::Outbox,
         StageName::Peer,
-        StageName::Host,
+        StageName::Machine,
     ];
 
     /// The name as it is in JSON.
@@ -179,7 +182,7 @@ impl StageName {
             StageName::Handler => "handler",
             StageName::Outbox => "outbox",
             StageName::Peer => "peer",
-            StageName::Host => "host",
+            StageName::Machine => "host",
             StageName::Unknown => "unknown",
         }
     }
@@ -194,12 +197,13 @@ impl fmt::Display for StageName {
 /// How a stage is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum State {
     /// Nothing is lost, and there is room.
     Calm,
-    /// Nothing is lost here yet, or what is lost has its cause at another stage.
+    /// Little room is left, or what is wrong here has its cause at another stage.
     Warn,
-    /// Something is lost here.
+    /// The cause is here, and peers feel it: connections, packets or time are lost.
     Lost,
     /// Not known to this version.
     #[default]
@@ -353,7 +357,7 @@ pub struct Quantiles {
 pub struct Connections {
     /// In the order that was asked for.
     pub connections: Vec<Connection>,
-    /// Shards that did not answer in time: a handler blocks them.
+    /// Shards that did not answer in time: a handler blocks them, they are overloaded, or they ended.
     pub silent_shards: Vec<usize>,
     /// The same as a sentence; empty if all answered.
     pub note: String,
@@ -373,18 +377,22 @@ pub struct Connection {
     pub peer: String,
     /// Seconds since it was accepted.
     pub age_seconds: f64,
-    /// Seconds since bytes last went either way.
+    /// Seconds since bytes came or a call was done.
     pub idle_seconds: f64,
     /// Bytes that wait for sending.
     pub outbox_bytes: u64,
-    /// Bytes received so far.
-    pub bytes_in: u64,
-    /// Bytes sent so far.
-    pub bytes_out: u64,
-    /// Frames received so far.
-    pub frames_in: u64,
-    /// What it does: `open`, `handshake`, `closing` and others.
+    /// Bytes received so far, where an account of the connection is kept.
+    pub bytes_in: Option<u64>,
+    /// Bytes that the kernel took for sending, likewise.
+    pub bytes_out: Option<u64>,
+    /// Frames that were handed to the service, likewise.
+    pub frames_in: Option<u64>,
+    /// Frames that were queued, likewise.
+    pub frames_out: Option<u64>,
+    /// What it does, or waits for: `open`, `calling`, `held_back` (its peer does not read) and others.
     pub state: String,
+    /// Calls that wait.
+    pub calls: u64,
     /// Seconds that its oldest pending call has waited.
     pub oldest_call_seconds: Option<f64>,
 }
@@ -403,6 +411,8 @@ pub struct Stall {
     pub ongoing: bool,
     /// What the shard worked on: `call`, `open`, `task` and others.
     pub work: String,
+    /// It was much work in one turn, of which `work` is the last.
+    pub several: bool,
     /// The peer for which it did.
     pub peer: Option<String>,
     /// Its connection, as [`Connection::id`].
@@ -411,11 +421,13 @@ pub struct Stall {
     pub frame_bytes: Option<u64>,
     /// What held it up: `cpu`, `lock`, `read`, `sleep`, `starved`, `other`.
     pub cause: String,
+    /// The whole as a sentence.
+    pub text: String,
     /// The function of the kernel in which the thread waited.
     pub waits_in: Option<String>,
     /// Connections that waited in its accept queue.
     pub queue_waiting: Option<u64>,
-    /// Packets that its accept queue lost so far.
+    /// Packets that its accept queue lost while the stall lasted.
     pub queue_lost: Option<u64>,
 }
 
@@ -437,11 +449,14 @@ pub struct Finding {
     pub otherwise: String,
     /// The command that changes it.
     pub fix: String,
+    /// How sure it is: `seen`, `computed`, `estimated`.
+    pub certainty: String,
 }
 
 /// How bad a finding is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Severity {
     /// Not known to this version.
     #[default]
@@ -486,7 +501,7 @@ mod tests {
     #[test]
     fn cause_is_the_first_loss_and_else_the_first_warning() {
         let report = |states: [State; 3]| {
-            let names = [StageName::AcceptQueue, StageName::Table, StageName::Host].into_iter();
+            let names = [StageName::AcceptQueue, StageName::Table, StageName::Machine].into_iter();
             let stage = |(name, state)| Stage { name, state, ..Stage::default() };
             Report { funnel: names.zip(states).map(stage).collect(), ..Report::default() }
         };

@@ -3,11 +3,16 @@
 #![deny(clippy::disallowed_methods)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+pub mod access_log;
+#[cfg(feature = "admin")]
+pub mod admin;
 mod closed;
 #[cfg(feature = "codec")]
 pub mod codec;
 mod cx;
 pub mod doctor;
+#[cfg(feature = "admin")]
+mod funnel;
 mod guard;
 mod handle;
 #[cfg(feature = "metrics")]
@@ -15,6 +20,7 @@ mod histogram;
 pub mod host;
 #[cfg(feature = "http")]
 pub mod http;
+pub mod inspect;
 mod log;
 #[cfg(feature = "metrics")]
 pub mod metrics;
@@ -39,6 +45,8 @@ pub mod tls;
 pub mod topics;
 #[cfg(feature = "tower")]
 pub mod tower;
+mod traces;
+mod watchdog;
 #[cfg(feature = "websocket")]
 pub mod websocket;
 
@@ -173,6 +181,7 @@ pub mod transport {
 /// Limits of a server, in addition to those of a service ([`Limits`]), and the memory that it may use.
 pub mod limits {
     pub use crate::server::memory::{UsableMemory, usable_memory};
+    pub use crate::watchdog::Stalls;
     pub use ringserve_core::{ConnLimits, IdleCounts, LimitError, ServerLimits};
 }
 

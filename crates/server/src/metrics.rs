@@ -40,6 +40,7 @@
 //! | `connections` | `shard` | connections now, closing ones included |
 //! | `connections_accepted_total`, `connections_opened_total`, `handed_off_total` | `shard` | as in [`ConnStats`] |
 //! | `connections_closed_total` | `reason`, `closed_by` | connections that ended |
+//! | `headroom_connections` | | connections that may come before [`ServerLimits::connections_max`](crate::limits::ServerLimits::connections_max) or the descriptors are used up |
 //! | `refused_total`, `waited_total`, `accept_paused_total` | | newcomers that were not admitted, and that found a limit reached |
 //! | `accept_queue_waiting`, `accept_queue_capacity`, `accept_queue_lost_total` | `shard`, `listener` | the kernel's queues ([`AcceptQueueStats`](crate::stats::AcceptQueueStats)); `shard` is `all` for an adopted socket |
 //! | `frames_total` | `shard` | frames handed to the services |
@@ -51,12 +52,15 @@
 //! | `turns_total` | `shard` | turns of the loop |
 //! | `system_calls_total` | `kind` | `enter`: those that submit, wait or poll; `other`: all others |
 //! | `shard_cpu_seconds_total`, `shard_cpu_wait_seconds_total` | `shard` | time for which a shard's thread ran, which is the time that it was busy; and for which it could have, and others had the CPU. Not in a simulation |
+//! | `shard_busy`, `load` | `shard` of the first | share of the last second for which a shard's thread ran, and the busiest one's: 0 to 1 ([`ServerControl::shard_times`]) |
+//! | `stalls_total` | `shard`, `cause` | turns that took too long ([`ServerControl::stalls`]); `cause` is `cpu`, `lock`, `read`, `sleep`, `starved` or `other` |
 //! | `shard_stale` | `shard` | 1 if a handler blocks the shard for more than 250 ms: its figures are those from before |
 //! | `shard_skew_ratio` | | [`ServerStats::skew`](crate::stats::ServerStats::skew), if there are several shards |
 //! | `blocking_threads`, `blocking_queued`, `blocking_calls_total` | `result` of the last | [`Shard::spawn_blocking`](crate::Shard::spawn_blocking) |
 //! | `turn_seconds` | | histogram: turns of all shards. Of those that end in a wait one in 64 is timed and counts for 64; each other one is |
 //! | `call_seconds` | | histogram: calls that waited and are done, from the turn in which they began to the one in which they ended |
 //! | `first_frame_seconds` | | histogram: from when a connection could send its first frame, with its handshake done, to that frame; in steps of 17 ms |
+//! | `send_stall_seconds` | | histogram: until a peer took of a send for which more bytes, a handler or the end of the connection waited, from when it began or the peer last took a part of it; in steps of 17 ms, and shorter ones are not counted |
 
 use std::fmt::{self, Write};
 use std::time::Duration;
@@ -70,10 +74,9 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::histogram::{Counted, Histogram};
 use crate::server::control::ServerControl;
-use crate::server::cpu;
 use crate::server::running::ServerHandle;
 use crate::snapshot::Snapshot;
-use crate::stats::{ConnStats, DriverStats, ServerStats};
+use crate::stats::{ConnStats, DriverStats, ServerStats, ShardTimes};
 
 /// The crate that writes the text, for a [registry](prometheus_client::registry::Registry) of the program's.
 pub use prometheus_client;
@@ -92,7 +95,7 @@ impl Metrics {
     /// The type of the text, for the header of that name.
     pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-    /// Appends the whole text: OpenMetrics 1.0, as Prometheus takes it since 2.5. About 200 values, 9 more for each shard, 3 for
+    /// Appends the whole text: OpenMetrics 1.0, as Prometheus takes it since 2.5. About 200 values, 16 more for each shard, 3 for
     /// each listener of a shard, and 2 for each service.
     ///
     /// It makes two system calls for each listener of a shard, and reads a file of `/proc` for each shard. It waits for
@@ -158,6 +161,13 @@ impl Metrics {
         to.counters("handed_off", "Connections that a shard accepted for another one", None, handed_off)?;
         let counters = &stats.counters;
         to.counters("connections_closed", "Connections that ended", None, by_reason(counters))?;
+        let headroom = self.server.connections_max().saturating_sub(stats.connections) as u64;
+        to.gauges(
+            "headroom_connections",
+            "Connections that may come before a limit is reached",
+            None,
+            [(Vec::new(), headroom)],
+        )?;
         to.counter("refused", "Connections that were not admitted, or found no memory", counters.refused)?;
         to.counter("waited", "Connections that waited since a limit was reached", counters.waited)?;
         to.counter("accept_paused", "Times that accepting stopped at a limit", counters.accept_paused)
@@ -205,18 +215,42 @@ impl Metrics {
             let what = "Connections that came to the shard with most, over the mean of all";
             to.gauges("shard_skew", what, Some(&Unit::Other("ratio".to_owned())), [(Vec::new(), skew)])?;
         }
-        let threads = self.server.remotes().iter().map(|remote| remote.thread());
-        let times: Vec<_> = threads.map(|thread| cpu::time_of(thread?)).enumerate().collect();
-        let each = |of: fn(&cpu::ThreadTime) -> Duration| {
-            let seconds = move |(shard, time): &(usize, Option<cpu::ThreadTime>)| {
-                Some((label("shard", shard), of(time.as_ref()?).as_secs_f64()))
-            };
-            times.iter().filter_map(seconds).collect::<Vec<_>>()
+        self.times(to)?;
+        let stalls = self.server.watch().counts().map(|(shard, cause, count)| {
+            (vec![("shard", shard.to_string()), ("cause", cause.as_str().to_owned())], count)
+        });
+        to.counters(
+            "stalls",
+            "Turns of a shard that took too long, by what it spent most of the time with",
+            None,
+            stalls,
+        )
+    }
+
+    fn times(&self, to: &mut Families<'_>) -> fmt::Result {
+        let times = self.server.shard_times();
+        // One that ended, or is simulated, has none.
+        let runs = self.server.remotes().iter().map(|remote| remote.thread().is_some());
+        let times: Vec<_> =
+            times.into_iter().zip(runs).filter_map(|(times, runs)| runs.then_some(times)).collect();
+        let each = |of: fn(&ShardTimes) -> f64| {
+            let of_shard = move |times: &ShardTimes| (label("shard", times.shard), of(times));
+            times.iter().map(of_shard).collect::<Vec<_>>()
         };
         let what = "Time for which a shard's thread ran";
-        to.counters("shard_cpu", what, Some(&Unit::Seconds), each(|time| time.ran))?;
+        to.counters("shard_cpu", what, Some(&Unit::Seconds), each(|times| times.cpu.as_secs_f64()))?;
         let what = "Time for which a shard's thread waited for a CPU";
-        to.counters("shard_cpu_wait", what, Some(&Unit::Seconds), each(|time| time.waited))
+        to.counters(
+            "shard_cpu_wait",
+            what,
+            Some(&Unit::Seconds),
+            each(|times| times.cpu_wait.as_secs_f64()),
+        )?;
+        let what = "Share of the last second for which a shard's thread ran";
+        to.gauges("shard_busy", what, None, each(|times| times.busy))?;
+        let busiest = times.iter().map(|times| times.busy).reduce(f64::max);
+        let what = "Share of the last second for which the busiest shard's thread ran";
+        to.gauges("load", what, None, busiest.map(|busiest| (Vec::new(), busiest)))
     }
 
     fn histograms(&self, to: &mut Families<'_>) -> fmt::Result {
@@ -236,7 +270,9 @@ impl Metrics {
             "Until a connection's first frame, from when it could send one",
             &first,
             STEP,
-        )
+        )?;
+        let stalls = sum(|snapshot| &snapshot.send_stalls);
+        to.histogram("send_stall", "Until a peer took what waited for it", &stalls, STEP)
     }
 }
 

@@ -9,7 +9,6 @@
 //! All of it is written by one thread, so nothing is a locked instruction: a load and a store where something is added.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::time::Duration;
 
 use ringserve_buf::BufferStats;
 use ringserve_core::{ConnStats, DriverStats, Time};
@@ -17,6 +16,7 @@ use ringserve_core::{ConnStats, DriverStats, Time};
 #[cfg(feature = "metrics")]
 use crate::histogram::Histogram;
 use crate::stats::{ServiceNames, ServiceStats, ShardStats, UpstreamStats};
+use crate::watchdog::working::WorkWords;
 
 /// How often a reader tries again. Then it takes figures of two publications: the writer may have lost its CPU between its first
 /// store and its last.
@@ -31,9 +31,11 @@ struct Line([AtomicU64; 16]);
 pub(crate) struct Snapshot {
     /// Odd while the figures are stored.
     sequence: AtomicU64,
-    /// When the turn began that the shard is in, or its last one: nanoseconds of its clock, doubled, and one more while it is
-    /// in it.
+    /// When the turn began that the shard is in, or its last one: nanoseconds of its clock. Zero before the first, and after the end.
+    /// Whether it is in it, its inbox tells.
     turn: AtomicU64,
+    /// What it works on there.
+    pub(crate) work: WorkWords,
     lines: Box<[Line]>,
     names: ServiceNames,
     /// How long turns take.
@@ -45,6 +47,9 @@ pub(crate) struct Snapshot {
     /// How long connections take to send their first frame.
     #[cfg(feature = "metrics")]
     pub(crate) first_frames: Histogram,
+    /// How long sends that something waits for take.
+    #[cfg(feature = "metrics")]
+    pub(crate) send_stalls: Histogram,
 }
 
 impl Snapshot {
@@ -56,6 +61,7 @@ impl Snapshot {
         Snapshot {
             sequence: AtomicU64::new(0),
             turn: AtomicU64::new(0),
+            work: WorkWords::default(),
             lines,
             names,
             #[cfg(feature = "metrics")]
@@ -64,6 +70,8 @@ impl Snapshot {
             calls: Histogram::new(),
             #[cfg(feature = "metrics")]
             first_frames: Histogram::new(),
+            #[cfg(feature = "metrics")]
+            send_stalls: Histogram::new(),
         }
     }
 
@@ -102,19 +110,24 @@ impl Snapshot {
     /// On the shard: a turn begins.
     #[inline]
     pub(crate) fn begin_turn(&self, now: Time) {
-        self.turn.store(now.as_nanos() << 1 | 1, Ordering::Relaxed);
+        self.turn.store(now.as_nanos(), Ordering::Relaxed);
     }
 
-    /// On the shard: the turn that began then is over.
+    /// On the shard: the turn's work is done, and what follows is the shard's own.
     #[inline]
-    pub(crate) fn end_turn(&self, now: Time) {
-        self.turn.store(now.as_nanos() << 1, Ordering::Relaxed);
+    pub(crate) fn end_turn(&self) {
+        self.work.end();
     }
 
-    /// How long the shard has been in its turn; `None` if it is in none.
-    pub(crate) fn in_turn_for(&self, now: Time) -> Option<Duration> {
+    /// On the shard: there is no further turn.
+    pub(crate) fn end(&self) {
+        self.turn.store(0, Ordering::Relaxed);
+    }
+
+    /// When its last turn began, which it may be in; `None` before the first, and after the end.
+    pub(crate) fn last_turn(&self) -> Option<Time> {
         let turn = self.turn.load(Ordering::Relaxed);
-        (turn & 1 == 1).then(|| Duration::from_nanos(now.as_nanos().saturating_sub(turn >> 1)))
+        (turn != 0).then(|| Time::from_nanos(turn))
     }
 }
 
@@ -261,14 +274,14 @@ mod tests {
     }
 
     #[test]
-    fn turn_is_as_long_as_it_lasts() {
+    fn last_turn_is_known_until_the_end() {
         let snapshot = Snapshot::new(names());
-        let at = |seconds: u64| Time::from_nanos(seconds * 1_000_000_000);
-        assert_eq!(snapshot.in_turn_for(at(5)), None);
-        snapshot.begin_turn(at(5));
-        assert_eq!(snapshot.in_turn_for(at(7)), Some(Duration::from_secs(2)));
-        assert_eq!(snapshot.in_turn_for(at(4)), Some(Duration::ZERO), "a look that was before");
-        snapshot.end_turn(at(5));
-        assert_eq!(snapshot.in_turn_for(at(7)), None);
+        assert_eq!(snapshot.last_turn(), None);
+        let now = Time::from_nanos(5_000_000_000);
+        snapshot.begin_turn(now);
+        snapshot.end_turn();
+        assert_eq!(snapshot.last_turn(), Some(now));
+        snapshot.end();
+        assert_eq!(snapshot.last_turn(), None);
     }
 }

@@ -9,6 +9,7 @@ pub use ringserve_core::{Account, ConnStats, DriverStats};
 pub use crate::middleware::calls::CallStats;
 pub use crate::server::accept_queue::AcceptQueueStats;
 pub use crate::shard::blocking::BlockingStats;
+pub use crate::watchdog::stall::{ShardTimes, Stall, StallCause, StalledWork};
 
 /// What a shard did since its start, and what it holds.
 #[derive(Clone, Debug, Default)]
@@ -152,6 +153,11 @@ impl ServiceNames {
     /// True for connections that the server makes: no service is theirs.
     pub(crate) fn is_upstream(&self, lane: LaneId) -> bool {
         lane.index() >= self.0.len()
+    }
+
+    /// The name of a lane's service; `None` for connections that the server makes.
+    pub(crate) fn name(&self, lane: LaneId) -> Option<&Arc<str>> {
+        self.0.get(lane.index()).map(|named| &named.name)
     }
 
     /// The service of a lane, if there are several.

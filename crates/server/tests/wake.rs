@@ -4,7 +4,7 @@
 //! without any other wake-up: a lost one shows as a deadlock, which loom reports.
 
 mod sync {
-    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU16, Ordering};
     pub(crate) use loom::sync::{Mutex, MutexGuard};
     pub(crate) use std::sync::PoisonError;
 }
@@ -17,7 +17,7 @@ mod wake;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
-use wake::{Attention, Brought, Called, Queued, ShardInbox};
+use wake::{Attention, Brought, Called, Queued, ShardInbox, Sleep};
 
 /// All interleavings in which a thread is interrupted up to three times where it need not be: beyond that none is known to find
 /// more, and the time grows without bound.
@@ -237,4 +237,51 @@ fn a_look_within_a_turn_lets_the_shard_fall_asleep() {
         assert!(inbox.take(Attention::TASKS));
         assert!(inbox.fall_asleep(), "what was looked at is no reason for another turn");
     });
+}
+
+/// A watchdog rests while the shard sleeps: the mark hides no call, and is found by the turn that leaves the wait.
+#[test]
+fn watchdog_that_rests_is_woken_by_the_turn_that_a_call_begins() {
+    model(|| {
+        let (shard, watchdog) = (Shard::new(), Arc::new(Eventfd::default()));
+        let caller = {
+            let shard = shard.clone();
+            thread::spawn(move || shard.send(1))
+        };
+        let rests = {
+            let (shard, watchdog) = (shard.clone(), watchdog.clone());
+            thread::spawn(move || {
+                let rests = shard.inbox.watch();
+                if rests {
+                    watchdog.read();
+                    assert_ne!(shard.inbox.sleep(), Sleep::Called, "it left the wait in which it was called");
+                }
+                rests
+            })
+        };
+        let mut marks = 0;
+        let mut letters = 0;
+        shard.run(|called, brought| {
+            if called.has(Attention::WATCHED) {
+                marks += 1;
+                watchdog.write();
+            }
+            letters += brought.letters.len();
+            letters == 1
+        });
+        caller.join().unwrap();
+        if rests_after_the_end(&shard.inbox, &watchdog) {
+            marks += 1;
+        }
+        assert_eq!(u32::from(rests.join().unwrap()), marks);
+    });
+}
+
+/// The shard does not sleep after its last turn, so no mark is set there.
+fn rests_after_the_end(inbox: &ShardInbox<u32>, watchdog: &Eventfd) -> bool {
+    let marked = inbox.begin_turn(&mut Brought::default()).has(Attention::WATCHED);
+    if marked {
+        watchdog.write();
+    }
+    marked
 }

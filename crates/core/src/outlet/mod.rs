@@ -111,6 +111,7 @@ impl Outlet {
     }
 
     /// The peer's address, if it has one: behind a proxy that of the client.
+    #[inline]
     pub fn peer(&self) -> Option<SocketAddr> {
         self.peer.get()
     }
@@ -583,6 +584,11 @@ impl Outlet {
         let flags = self.flags.get();
         self.flags.set(flags & !DIRTY);
         flags & !(DIRTY | UNOBTRUSIVE) != 0
+    }
+
+    /// True if user code touched it since the last turn ended.
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.has(DIRTY)
     }
 
     /// True if nothing depends on the end of a send: no task, no request, and what is queued behind it leaves at the end of

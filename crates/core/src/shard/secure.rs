@@ -231,9 +231,9 @@ impl<O: Observer> Shard<O> {
     #[inline]
     pub(super) fn call_channel<T>(&self, id: ConnId, call: impl FnOnce(&mut dyn Channel) -> T) -> Option<T> {
         let channels = self.shared.channels();
-        let answer = self.observer.guard(|| channels.ask(id, call));
+        let answer = self.observer.guard(id, || channels.ask(id, call));
         if answer.is_none() {
-            self.discard(channels.take(id));
+            self.discard(id, channels.take(id));
         }
         answer.flatten()
     }
@@ -254,9 +254,9 @@ impl<O: Observer> Shard<O> {
         answer
     }
 
-    fn discard(&self, channel: Option<Box<dyn Channel>>) {
+    fn discard(&self, id: ConnId, channel: Option<Box<dyn Channel>>) {
         if channel.is_some() {
-            self.observer.guard(move || drop(channel));
+            self.observer.guard(id, move || drop(channel));
         }
     }
 
@@ -483,7 +483,7 @@ impl<O: Observer> Shard<O> {
         } else if let Some(facts) = self.call_channel(id, |channel| channel.facts_on_demand()).flatten() {
             outlet.keep_last_facts(facts);
         }
-        self.discard(self.shared.channels().take(id));
+        self.discard(id, self.shared.channels().take(id));
     }
 
     /// Drops what is left where the shard ends with connections.
@@ -491,7 +491,8 @@ impl<O: Observer> Shard<O> {
         let shared = self.shared.clone();
         let mut from = 0;
         while let Some((next, channel)) = shared.channels().take_any(from) {
-            self.discard(Some(channel));
+            // Which use of the slot it was does not matter any more.
+            self.discard(ConnId::new(next - 1, 0), Some(channel));
             from = next;
         }
     }

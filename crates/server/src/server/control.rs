@@ -4,14 +4,17 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ringserve_core::Address;
+use ringserve_core::{Address, Time};
 
 use super::accept_queue::AcceptQueues;
 use crate::doctor::{Expected, Finding, Lived, Record};
 use crate::shard::blocking::Pool;
 use crate::shard::clock::{Clock, Deadline};
 use crate::shard::inbox::{Command, RemoteShard};
-use crate::stats::{AcceptQueueStats, ServerStats, ShardStats};
+use crate::stats::{AcceptQueueStats, ServerStats, ShardStats, ShardTimes, Stall};
+use crate::watchdog::judge::State;
+use crate::watchdog::thread::times_of;
+use crate::watchdog::watch::Watch;
 
 /// How long [`ServerControl::stats_now`] waits for blocked shards: a shard answers at the end of its turn, which takes
 /// milliseconds, and a test may wait a moment for a slow one.
@@ -26,6 +29,8 @@ pub struct ServerControl {
     accept_queues: AcceptQueues,
     clock: Clock,
     blocking: Arc<dyn Pool>,
+    watch: Arc<Watch>,
+    connections_max: usize,
     record: Option<Arc<Record>>,
     #[cfg(feature = "tls")]
     tls: ringserve_tls::ServerTls,
@@ -44,6 +49,8 @@ impl ServerControl {
             accept_queues: AcceptQueues::default(),
             clock,
             blocking,
+            watch: Arc::default(),
+            connections_max: usize::MAX,
             record: None,
             #[cfg(feature = "tls")]
             tls: Default::default(),
@@ -52,6 +59,11 @@ impl ServerControl {
 
     pub(crate) fn with_accept_queues(self, accept_queues: AcceptQueues) -> ServerControl {
         ServerControl { accept_queues, ..self }
+    }
+
+    /// With the connections that all shards together may have.
+    pub(crate) fn with_connections_max(self, connections_max: usize) -> ServerControl {
+        ServerControl { connections_max, ..self }
     }
 
     pub(crate) fn with_record(self, record: Option<Arc<Record>>) -> ServerControl {
@@ -108,6 +120,42 @@ impl ServerControl {
         self.accept_queues.read().collect()
     }
 
+    /// The stalls of the server's shards: the last 64, and those that last, the oldest first. A shard is stalled if it is in one turn of its
+    /// loop for longer than [`Stalls`](crate::limits::Stalls) allows. None in a simulation, and with `Stalls::off`.
+    ///
+    /// No shard is asked or waited for.
+    ///
+    /// ```
+    /// # use ringserve::ServerControl;
+    /// fn print_stalls(server: &ServerControl) {
+    ///     server.stalls().iter().filter(|stall| stall.ongoing).for_each(|stall| println!("{stall}"));
+    /// }
+    /// ```
+    pub fn stalls(&self) -> Vec<Stall> {
+        self.watch.stalls(self.clock.now())
+    }
+
+    /// How the threads of the shards spend their time, shard by shard. A file of `/proc` is read for each; no shard is asked or waited
+    /// for. All zeros for a shard that ended, in a simulation, and where the kernel does not count (`CONFIG_SCHED_INFO`).
+    pub fn shard_times(&self) -> Vec<ShardTimes> {
+        self.watch.shares(self.clock.now(), &times_of(&self.remotes))
+    }
+
+    pub(crate) fn watch(&self) -> &Arc<Watch> {
+        &self.watch
+    }
+
+    /// The time on the clock of the shards.
+    pub(crate) fn now(&self) -> Time {
+        self.clock.now()
+    }
+
+    /// The connections that all shards together may have.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn connections_max(&self) -> usize {
+        self.connections_max
+    }
+
     pub(crate) fn queues(&self) -> &AcceptQueues {
         &self.accept_queues
     }
@@ -120,12 +168,7 @@ impl ServerControl {
     /// figures are those from before. [`stats_now`](ServerControl::stats_now) has figures that are exact.
     pub fn stats(&self) -> ServerStats {
         let now = self.clock.now();
-        let is_blocked = |remote: &RemoteShard| {
-            remote
-                .snapshot()
-                .and_then(|snapshot| snapshot.in_turn_for(now))
-                .is_some_and(|time| time > REPORT_WITHIN)
-        };
+        let is_blocked = |remote: &RemoteShard| matches!(remote.state(), State::Turn(began) if now - began > REPORT_WITHIN);
         let mut report = ServerStats::default();
         for remote in self.remotes.iter() {
             let stale = is_blocked(remote);
@@ -151,6 +194,12 @@ impl ServerControl {
         }
         report.blocking = self.blocking.stats();
         report
+    }
+
+    /// True once the server was told to shut down or to stop, also while it goes on as before for
+    /// [`ServerLimits::drain_delay`](crate::limits::ServerLimits::drain_delay).
+    pub fn is_draining(&self) -> bool {
+        self.remotes.iter().any(|remote| remote.last_command() != Command::Serve)
     }
 
     /// What stands in the way of the server, the worst first: settings of the machine, limits of the process, and what was lost
@@ -187,7 +236,7 @@ impl ServerControl {
             connections: stats.connections as u64,
             queue_lost: queues.iter().map(lost).sum(),
             queue_worst: worst.unwrap_or_default(),
-            longest_stall: None,
+            longest_stall: self.stalls().iter().map(|stall| stall.lasted).max(),
             skew: stats.skew(),
             opened: stats.counters.opened,
         }

@@ -2,8 +2,6 @@
 
 #[cfg(feature = "metrics")]
 use std::fs;
-#[cfg(feature = "metrics")]
-use std::time::Duration;
 
 use ringserve_drivers::{Resource, ResourceLimit};
 use rustix::process::{self, Rlimit, setrlimit};
@@ -11,6 +9,7 @@ use rustix::thread::{CpuSet, gettid, sched_getaffinity, sched_setaffinity};
 
 use crate::host::cpu_quota;
 use crate::host::machine::Machine;
+use crate::watchdog::facts::ThreadTimes;
 
 /// CPUs this thread may run on, in ascending order.
 pub(crate) fn cpus() -> Vec<usize> {
@@ -23,19 +22,9 @@ pub(crate) fn this_thread() -> u32 {
     gettid().as_raw_nonzero().get().unsigned_abs()
 }
 
-/// How long a thread ran, and how long it was to run and waited for a CPU.
-#[cfg(feature = "metrics")]
-pub(crate) struct ThreadTime {
-    pub(crate) ran: Duration,
-    pub(crate) waited: Duration,
-}
-
 /// The times of a thread of this process. `None` if it ended, or the kernel does not count (`CONFIG_SCHED_INFO`).
-#[cfg(feature = "metrics")]
-pub(crate) fn time_of(thread: u32) -> Option<ThreadTime> {
-    let text = fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).ok()?;
-    let mut nanos = text.split_ascii_whitespace().map(|field| field.parse().map(Duration::from_nanos));
-    Some(ThreadTime { ran: nanos.next()?.ok()?, waited: nanos.next()?.ok()? })
+pub(crate) fn time_of(thread: u32) -> Option<ThreadTimes> {
+    ThreadTimes::parsed(&fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).ok()?)
 }
 
 /// Keeps this thread on one CPU.

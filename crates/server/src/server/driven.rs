@@ -97,8 +97,7 @@ where
             Err(error) => give_up(&start, Error::Broken { shard: shard.index, error }),
         }
     });
-    let (control, threads) = launched?;
-    Ok(ServerHandle::new(listening, control, threads))
+    Ok(ServerHandle::new(listening, launched?))
 }
 
 /// Listens at an address, or adopts the socket that has it, on this number of shards. Returns the address with its port.

@@ -240,6 +240,15 @@ impl Chosen {
         self.sizes.connections_max
     }
 
+    /// `io_uring` or `epoll`.
+    #[cfg(feature = "admin")]
+    pub(crate) fn name(&self) -> &'static str {
+        match self.kind {
+            ChosenKind::Uring(_) => "io_uring",
+            ChosenKind::Epoll(_) => "epoll",
+        }
+    }
+
     /// For the doctor.
     pub(crate) fn rings(&self) -> Rings {
         match &self.kind {

@@ -30,6 +30,7 @@ use crate::shard::clock::Deadline;
 use crate::shard::inbox::{Command, RemoteShard, enter_shard};
 use crate::shard::services::Services;
 use crate::shard::state::{Parts, ShardLoop};
+use crate::watchdog::thread::Watchdog;
 
 /// Measured as 251 with `ringserve-bench idle`.
 const IDLE_BYTES: usize = 256;
@@ -37,8 +38,12 @@ const IDLE_BYTES: usize = 256;
 /// Threads of a start that failed have this long to end: a shard gives up after 5 s what its driver does not end.
 const ENDS_WITHIN: Duration = Duration::from_secs(6);
 
-/// The shards that run, as seen from outside and as threads.
-pub(super) type Launched = (ServerControl, Vec<thread::JoinHandle<ShardEnd>>);
+/// The shards that run, as seen from outside and as threads, and their watchdog.
+pub(super) struct Launched {
+    pub(super) control: ServerControl,
+    pub(super) threads: Vec<thread::JoinHandle<ShardEnd>>,
+    pub(super) watchdog: Option<Watchdog>,
+}
 
 impl<S: Serves + Send + 'static> Plan<S> {
     /// Starts all shards and waits until each one is ready. `run` is what each does on its thread, to its end.
@@ -57,13 +62,15 @@ impl<S: Serves + Send + 'static> Plan<S> {
         let own: Vec<OwnedFd> =
             own.filter_map(|listener| listener.as_fd().try_clone_to_owned().ok()).collect();
         self.begin(&mut starting);
+        let name = if self.is_beside { "ringserve-admin" } else { "ringserve" };
+        let stalls = self.stalls;
         let shards = self.shards(sockets, cpus);
         let control = shards[0].control.clone();
         for shard in shards {
             let index = shard.index;
             let (start, run) = (starting.of_shard(index), run.clone());
             let thread = thread::Builder::new()
-                .name(format!("ringserve-{index}"))
+                .name(format!("{name}-{index}"))
                 .spawn(move || to_the_end(shard, start, run));
             match thread {
                 Ok(thread) => threads.push(thread),
@@ -78,7 +85,8 @@ impl<S: Serves + Send + 'static> Plan<S> {
                 if waited {
                     control.rouse();
                 }
-                Ok((control, threads))
+                let watchdog = Watchdog::start(stalls, &control);
+                Ok(Launched { control, threads, watchdog })
             }
             Err(ended) => {
                 let Ended { error, heard, panic } = *ended;
@@ -88,7 +96,7 @@ impl<S: Serves + Send + 'static> Plan<S> {
                 control.abort();
                 starting.give_up();
                 let threads = of_those_that_end(threads, &heard);
-                drop(ServerHandle::new(Listening::default(), control, threads));
+                drop(ServerHandle::new(Listening::default(), Launched { control, threads, watchdog: None }));
                 match panic {
                     Some(panic) => resume_unwind(panic),
                     None => Err(error),

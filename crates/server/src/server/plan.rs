@@ -16,6 +16,7 @@ use super::listen::transport::Transports;
 use super::runtime::Runtime;
 use super::serves::{MadeOf, Serves};
 use super::starting::{ShardStart, Starting};
+use super::telling::Told;
 use crate::doctor::Record;
 use crate::guard::guard;
 use crate::log::LogObserver;
@@ -30,6 +31,7 @@ use crate::shard::services::Services;
 use crate::shard::state::{Asks, Parts};
 use crate::shard::upstreams::add_upstreams;
 use crate::stats::ServiceNames;
+use crate::watchdog::Stalls;
 
 /// The parts from which all shards are made.
 pub(super) struct Plan<S> {
@@ -44,7 +46,11 @@ pub(super) struct Plan<S> {
     pub(super) transports: Transports,
     pub(super) chosen: Chosen,
     pub(super) asks: Asks,
+    pub(super) told: Told,
     pub(super) runtime: Runtime,
+    /// The server runs beside another one.
+    pub(super) is_beside: bool,
+    pub(super) stalls: Stalls,
     pub(super) shards: usize,
     /// Where the server listens, with the real ports.
     pub(super) listeners: Arc<[Address]>,
@@ -80,6 +86,7 @@ impl<S: Serves> Plan<S> {
         let remotes = (0..self.shards).map(|_| RemoteShard::new()).collect();
         let control = ServerControl::new(remotes, self.listeners, self.blocking, self.clock.clone())
             .with_accept_queues(AcceptQueues::of(&sockets))
+            .with_connections_max(self.chosen.connections_max())
             .with_record(self.record);
         #[cfg(feature = "tls")]
         let control = control.with_tls(self.tls);
@@ -95,6 +102,7 @@ impl<S: Serves> Plan<S> {
             transports: self.transports.clone(),
             chosen: self.chosen.clone(),
             asks: self.asks,
+            told: self.told.clone(),
             runtime: self.runtime,
             clock: self.clock.clone(),
             seed: self.seed,
@@ -119,6 +127,7 @@ pub(super) struct OneShard<S> {
     transports: Transports,
     pub(super) chosen: Chosen,
     asks: Asks,
+    told: Told,
     pub(super) runtime: Runtime,
     clock: Clock,
     seed: u64,
@@ -161,6 +170,7 @@ impl<S: Serves> OneShard<S> {
                 self.index,
                 self.names.clone(),
                 remote.publishes(&self.names).clone(),
+                &self.told,
                 tells_panics(&shard),
             ),
         );
@@ -181,10 +191,13 @@ impl<S: Serves> OneShard<S> {
         remote.set_room(core.slots_left());
         let upstreams = add_upstreams(&mut core, &first.limits, self.chosen.upstreams());
         let (one_queue, asks, names, proxies) = (self.one_queue, self.asks, self.names, self.proxies);
+        let accounted = self.told.accounted;
         match &made {
             Made::Now(_) => start.succeeded(),
             Made::Later(_) => start.waits(),
         }
-        Ok((Parts { shard, core, driver, others, one_queue, asks, upstreams, names, proxies }, made))
+        let parts =
+            Parts { shard, core, driver, others, one_queue, asks, upstreams, names, proxies, accounted };
+        Ok((parts, made))
     }
 }

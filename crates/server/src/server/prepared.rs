@@ -20,11 +20,14 @@ use super::listen::transport::Transports;
 use super::memory;
 use super::plan::{LanePlan, OneShard, Plan};
 use super::running::ServerHandle;
+#[cfg(feature = "admin")]
+use super::running::{Beside, Facts};
 use super::runtime::Runtime;
 use super::serves::Serves;
 use super::signals::StopSignals;
 use super::socket_options::options::SocketOptions;
 use super::starting::{Starting, Until};
+use super::telling::Telling;
 use super::until::serve_until;
 use crate::doctor::{Record, Rings, Setup};
 use crate::guard::guard;
@@ -35,6 +38,7 @@ use crate::shard::many::SERVICES_MAX;
 use crate::shard::random::Random;
 use crate::shard::state::{Admit, Asks};
 use crate::stats::{ServerStats, ServiceNames};
+use crate::watchdog::Stalls;
 
 /// Shards at most: beyond, something is wrong with the number.
 const SHARDS_MAX: usize = 1024;
@@ -54,7 +58,14 @@ pub(crate) struct Settings {
     pub(super) driver: Driver,
     pub(super) incremental: bool,
     pub(super) runtime: Runtime,
+    pub(super) stalls: Stalls,
     pub(super) on_start: Option<Box<dyn FnOnce(ServerControl) + Send>>,
+    /// The endpoint beside the server.
+    #[cfg(feature = "admin")]
+    pub(super) beside: Option<Box<dyn Beside>>,
+    /// This server is itself such an endpoint: its start is no line in the log, and its thread has a name that says so.
+    pub(super) is_beside: bool,
+    pub(super) telling: Telling,
 }
 
 impl Settings {
@@ -113,6 +124,8 @@ pub(crate) struct ServicePlan {
     /// `limits` are the program's own.
     pub(super) limits_given: bool,
     pub(super) sockets: SocketOptions,
+    /// `None` if the program does not say.
+    pub(super) access_log: Option<bool>,
 }
 
 impl ServicePlan {
@@ -141,6 +154,7 @@ impl<S: Serves> Prepared<S> {
     /// Checks what the program set. There are `by_default` shards if it does not say.
     pub(super) fn check(&mut self, by_default: impl FnOnce() -> usize) -> Result<Checked, Error> {
         self.check_services()?;
+        self.settings.telling.check()?;
         let mut server_limits = self.settings.server_limits.clone().unwrap_or_default();
         server_limits.check().map_err(Error::Limits)?;
         let is_one_of_several = self.services.len() > 1;
@@ -235,6 +249,7 @@ impl<S: Serves> Prepared<S> {
         }));
         // All connections are asked alike.
         let asks = self.services.iter().map(|service| service.sockets.asks()).fold(Asks::default(), Asks::or);
+        let told = self.settings.telling.told(self.services.iter().map(|service| service.access_log));
         let blocking = Arc::new(Threads::new(&checked.server_limits));
         let lane =
             |service: ServicePlan| LanePlan { limits: service.limits, listeners: service.binds.len() as u16 };
@@ -247,11 +262,14 @@ impl<S: Serves> Prepared<S> {
             transports,
             chosen,
             runtime: self.settings.runtime,
+            is_beside: self.settings.is_beside,
+            stalls: self.settings.stalls,
             shards: checked.shards,
             listeners: listening.addrs.clone().into(),
             clock: Clock::start(),
             seed: Random::system_seed(),
             asks,
+            told,
             blocking,
             record: None,
             #[cfg(feature = "tls")]
@@ -291,6 +309,9 @@ impl<S: Serves + Send + 'static> Prepared<S> {
     pub(super) fn start(mut self, starting: Starting, until: Until<'_>) -> Result<ServerHandle, Error> {
         let mut checked = self.check(|| thread::available_parallelism().map_or(1, usize::from))?;
         self.settings.runtime.check()?;
+        // First, so that it answers while factories are pending.
+        #[cfg(feature = "admin")]
+        let beside = self.settings.beside.take().map(Beside::start).transpose()?;
         let given = self.settings.server_limits.is_some();
         let limits = self.services.iter_mut().map(|service| (&mut service.limits, service.limits_given));
         memory::fit(&mut checked.server_limits, given, &mut limits.collect::<Vec<_>>(), checked.shards);
@@ -303,12 +324,30 @@ impl<S: Serves + Send + 'static> Prepared<S> {
         #[cfg(feature = "tls")]
         super::listen::tls::begin(self.binds())?;
         let services = self.services.iter().map(|service| (service.name.as_deref(), &service.limits));
-        announce(&listening, &cpus, &chosen, (checked.shards, &checked.server_limits), services);
-        let record = Record::begin(self.setup(checked.shards, chosen.rings(), !cpus.is_empty()));
-        let plan = Plan { record: Some(Arc::new(record)), ..self.plan(checked, chosen, &listening) };
-        let (control, threads) = plan.launch(starting, until, sockets, &cpus, OneShard::run)?;
+        let is_beside = self.settings.is_beside;
+        if !is_beside {
+            announce(&listening, &cpus, &chosen, (checked.shards, &checked.server_limits), services);
+        }
+        // An endpoint beside a server has nothing to say that the server's own record does not.
+        let record = (!is_beside)
+            .then(|| Arc::new(Record::begin(self.setup(checked.shards, chosen.rings(), !cpus.is_empty()))));
+        #[cfg(feature = "admin")]
+        let facts = Facts {
+            driver: chosen.name(),
+            connections_max: chosen.connections_max(),
+            connections_wanted: checked.server_limits.connections_max,
+            buffers_max: checked.server_limits.receive_buffers_max(),
+            limits: self.services.iter().map(|service| service.limits.clone()).collect(),
+        };
+        let plan = Plan { record, ..self.plan(checked, chosen, &listening) };
+        let launched = plan.launch(starting, until, sockets, &cpus, OneShard::run)?;
         // Made before user code runs: if that panics, dropping it ends the server.
-        let handle = ServerHandle::new(listening, control, threads);
+        let handle = ServerHandle::new(listening, launched);
+        #[cfg(feature = "admin")]
+        let handle = {
+            beside.iter().for_each(|beside| beside.begins(handle.control(), facts.clone()));
+            handle.with_beside(beside)
+        };
         if let Some(on_start) = on_start {
             on_start(handle.control());
         }

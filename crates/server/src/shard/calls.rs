@@ -183,6 +183,12 @@ where
         (next, before)
     }
 
+    /// The connection of the call that waits there.
+    #[inline]
+    pub(crate) fn connection(&self, task: u32) -> Option<ConnId> {
+        self.slots.get(task as usize)?.as_ref()?.id
+    }
+
     /// Polls a call that was woken. `None` if it still waits, or if there is none: then the wake came late.
     pub(crate) fn resume(&mut self, task: u32) -> Option<CallEnd<S::Error>> {
         let slot = self.slots.get_mut(task as usize)?.as_mut()?;

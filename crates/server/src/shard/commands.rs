@@ -10,6 +10,7 @@ use super::services::Services;
 use super::state::ShardLane;
 use crate::guard::guard;
 use crate::peer::Peer;
+use crate::stats::StalledWork;
 
 /// The most letters in a turn: 1 ms of short pushes.
 const LETTERS_IN_A_TURN: usize = 4096;
@@ -21,6 +22,8 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
             return;
         }
         self.command = command;
+        // Tasks that wait for it.
+        self.common.works(StalledWork::Waker);
         match command {
             Command::Serve => {}
             Command::Drain => core.drain(),
@@ -46,6 +49,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
 
     /// Handles messages of other shards and threads.
     pub(super) fn read_messages(&mut self) {
+        self.common.works(StalledWork::Message);
         let left = self.common.shard.read_mailboxes().unwrap_or_else(|panicked| {
             self.common.report_panic("message", None, &panicked);
             true
@@ -58,7 +62,9 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
     /// Carries out requests of other threads to connections, up to the room of a turn.
     #[inline(never)]
     pub(super) fn read_letters(&mut self, core: &mut Core) {
+        self.common.works(StalledWork::Message);
         let mut letters = std::mem::take(&mut self.delivery.letters);
+        let mut looked = false;
         for letter in letters.drain(..LETTERS_IN_A_TURN.min(letters.len())) {
             match letter {
                 Letter::Push { id, gate, payload, is_framed } => {
@@ -92,6 +98,14 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
                 Letter::Socket { socket, peer, listener } => {
                     let socket = self.driver.take_over(socket);
                     core.take_handed_off(listener, socket, peer);
+                }
+                Letter::Inspect(mut walk) => {
+                    // One page in a turn, however many inspections there are: each of them has its page in one of the next turns.
+                    let has_more = looked || walk.step(core, &self.common.names);
+                    looked = true;
+                    if has_more {
+                        let _ = self.remote.send(Letter::Inspect(walk));
+                    }
                 }
             }
         }

@@ -17,6 +17,7 @@ use super::wake::Attention;
 use crate::guard::wake;
 use crate::log::LogObserver;
 use crate::peer::Peer;
+use crate::stats::StalledWork;
 
 /// How often a turn polls those who were woken, by others of the same turn as a rule: one task hands its result to
 /// another, which sends it. Four, since HTTP/2 with a task for each request needs two, and a task that wakes itself without
@@ -34,12 +35,16 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
             }
             polled += 1;
             if task & SPAWNED != 0 {
+                self.common.works(StalledWork::Task);
                 self.common.shard.tasks().resume(task & !SPAWNED);
                 continue;
             }
             let goes_on = match task & UPSTREAM {
                 0 => self.services.resume(&mut self.common, core, task),
-                _ => self.upstreams.read(core, task & !UPSTREAM),
+                _ => {
+                    self.common.works(StalledWork::Task);
+                    self.upstreams.read(core, task & !UPSTREAM)
+                }
             };
             if let Some(id) = goes_on {
                 if task & OPENING != 0 {
@@ -53,31 +58,40 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
         }
         woken.drain(..polled);
         self.delivery.tasks = woken;
+        self.common.works(StalledWork::Task);
         self.common.shard.tasks().run_new();
+    }
+}
+
+/// Counts what a completion moves in the account of its connection, if that has one.
+#[cold]
+fn count(core: &Core, completion: &Completion) {
+    let of = |id: ConnId| core.shared(id);
+    match completion {
+        Completion::Received { id, lease } => {
+            of(*id).into_iter().for_each(|of| of.count_received(lease.len()))
+        }
+        Completion::Filled { id, bytes, .. } => of(*id).into_iter().for_each(|of| of.count_received(*bytes)),
+        Completion::Sent { id, batch, .. } => of(*id).into_iter().for_each(|of| of.count_sent(batch.len())),
+        _ => {}
     }
 }
 
 impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLane<D, V> {
     #[inline]
     fn comes(&mut self, core: &mut Core, completion: &Completion) {
-        if !self.services.keeps_accounts() {
-            return;
-        }
-        // Not handed on as it is: what leaves by an indirect call must lie in memory, and is copied for each completion.
-        match completion {
-            Completion::Received { id, lease } => self.services.received(core, *id, lease.len()),
-            Completion::Filled { id, bytes, .. } => self.services.received(core, *id, *bytes),
-            Completion::Sent { id, batch, .. } => self.services.sent(core, *id, batch.len()),
-            _ => {}
+        if self.common.keeps_accounts {
+            count(core, completion);
         }
     }
 
     #[inline]
     fn begin(&mut self, core: &mut Core) {
-        if let Err(panicked) = self.common.shard.timers().fire(self.common.now) {
-            self.common.report_panic("waker", None, &panicked);
-        }
+        // First: from here on a watchdog sees that the shard does not wait any more.
         self.called = self.remote.begin_turn(&mut self.delivery);
+        if self.common.shard.timers().is_due(self.common.now) {
+            self.common.fire_timers();
+        }
         if self.called.has(Attention::COMMAND) {
             self.apply_orders(core);
         }
@@ -117,18 +131,22 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
 
     fn secured(&mut self, core: &mut Core, id: ConnId) {
         if self.upstreams.owns(core, id) {
+            self.common.works_for(core, StalledWork::Waker, id);
             return self.upstreams.secured(core, id);
         }
         self.services.secured(&mut self.common, core, id);
     }
 
     fn connected(&mut self, core: &mut Core, id: ConnId) {
+        self.common.works_for(core, StalledWork::Waker, id);
         self.upstreams.connected(core, id);
     }
 
     #[inline]
     fn frames(&mut self, frames: &mut Frames<'_, LogObserver>) {
         if frames.lane() == self.upstreams.lane() {
+            let (id, peer) = (frames.id(), frames.shared().peer());
+            self.common.meter.snapshot.work.on_connection(StalledWork::Task, id, peer);
             return self.upstreams.frames(frames);
         }
         self.services.frames(&mut self.common, frames);
@@ -148,12 +166,14 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
 
     fn input_ended(&mut self, core: &mut Core, id: ConnId) {
         if self.upstreams.owns(core, id) {
+            self.common.works_for(core, StalledWork::Task, id);
             return self.upstreams.input_ended(core, id);
         }
         self.services.input_ended(&mut self.common, core, id);
     }
 
     fn wake(&mut self, core: &mut Core, id: ConnId, waker: Waker) {
+        self.common.works_for(core, StalledWork::Waker, id);
         if self.upstreams.owns(core, id) {
             return self.upstreams.wake(core, id, waker);
         }
@@ -166,6 +186,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
     fn ended(&mut self, core: &mut Core, ended: Ended) {
         let id = ended.id;
         if ended.lane == self.upstreams.lane() {
+            self.common.meter.snapshot.work.on_connection(StalledWork::Task, id, ended.shared.peer());
             self.upstreams.ended(core, ended);
         } else {
             self.services.ended(&mut self.common, ended);

@@ -77,6 +77,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     }
 
     fn waits(&mut self) -> io::Result<Waits> {
+        self.lane.remote.set_hosted();
         let outside = self.lane.remote.outside();
         self.core.all_share().wake_when_dirty(outside.clone());
         self.lane.common.shard.timers().wake_when_set(outside.clone());

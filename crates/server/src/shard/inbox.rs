@@ -3,20 +3,23 @@
 use std::cell::Cell;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Wake, Waker};
 
 use bytes::Bytes;
-use ringserve_core::{ConnId, RemoteGate};
+use ringserve_core::{ConnId, RemoteGate, Time};
 
 use super::awaited::Until;
 use super::clock::Deadline;
 use super::notice::Notify;
-use super::wake::{Attention, Brought, Called, Queued, ShardInbox};
+use super::wake::{Attention, Brought, Called, Queued, ShardInbox, Sleep};
 use crate::guard::guard;
+use crate::inspect::Walk;
 use crate::snapshot::Snapshot;
 use crate::stats::{ServiceNames, ShardStats};
+use crate::watchdog::judge::State;
+use crate::watchdog::watch::Watch;
 
 /// The number of a shard, with an identity that no shard of another server has.
 type ThisShard = (usize, *const RemoteShard);
@@ -71,6 +74,8 @@ pub(crate) enum Letter {
     Await { id: ConnId, until: Until, notify: Notify },
     /// A socket for which another shard had no room.
     Socket { socket: OwnedFd, peer: Option<SocketAddr>, listener: u16 },
+    /// The next page of an inspection.
+    Inspect(Box<Walk>),
 }
 
 impl Letter {
@@ -106,6 +111,10 @@ pub(crate) struct RemoteShard {
     snapshot: OnceLock<Arc<Snapshot>>,
     /// The system's number of the shard's thread; 0 before its start and after its end, and in a simulation.
     thread: AtomicU32,
+    /// It runs inside a runtime, whose tasks run between its turns.
+    is_hosted: AtomicBool,
+    /// Set once there is a watchdog.
+    watch: OnceLock<Arc<Watch>>,
     /// `None` once the shard ended.
     on_end: Mutex<Option<Vec<Arc<dyn OnEnd>>>>,
 }
@@ -135,6 +144,8 @@ impl RemoteShard {
             reported: Condvar::new(),
             snapshot: OnceLock::new(),
             thread: AtomicU32::new(0),
+            is_hosted: AtomicBool::new(false),
+            watch: OnceLock::new(),
             on_end: Mutex::new(Some(Vec::new())),
         })
     }
@@ -179,9 +190,49 @@ impl RemoteShard {
     }
 
     /// The number of the shard's thread, while it runs.
-    #[cfg(feature = "metrics")]
     pub(crate) fn thread(&self) -> Option<u32> {
         Some(self.thread.load(Ordering::Relaxed)).filter(|thread| *thread != 0)
+    }
+
+    /// What the shard is at: whether it waits, and when its turn began.
+    pub(crate) fn state(&self) -> State {
+        // Before the turn: one that is seen to be awake stored its turn before.
+        let sleep = self.inbox.sleep();
+        let Some(last) = self.snapshot().and_then(Snapshot::last_turn) else {
+            return State::Waits(Time::ZERO);
+        };
+        match sleep {
+            Sleep::Awake => State::Turn(last),
+            Sleep::Called if self.is_hosted() => State::Called(last),
+            Sleep::Asleep | Sleep::Called => State::Waits(last),
+        }
+    }
+
+    /// From now on this watchdog is woken.
+    pub(crate) fn set_watch(&self, watch: &Arc<Watch>) {
+        let _ = self.watch.set(watch.clone());
+    }
+
+    /// For a watchdog: true if it may rest as far as this shard goes, which waits and wakes it then, or ended.
+    pub(crate) fn lets_watchdog_rest(&self) -> bool {
+        self.inbox.watch() || self.snapshot().and_then(Snapshot::last_turn).is_none()
+    }
+
+    #[cold]
+    fn wake_watchdog(&self) {
+        if let Some(watch) = self.watch.get() {
+            watch.wake();
+        }
+    }
+
+    /// On a shard inside a runtime, before its first turn.
+    #[cfg(feature = "runtime-tokio")]
+    pub(crate) fn set_hosted(&self) {
+        self.is_hosted.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_hosted(&self) -> bool {
+        self.is_hosted.load(Ordering::Relaxed)
     }
 
     /// The figures that the shard published last, and its last ones once it ended. It is not asked.
@@ -270,6 +321,10 @@ impl RemoteShard {
     #[cfg(feature = "runtime-tokio")]
     fn wake_host(&self) -> bool {
         let host = self.host.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        // A task of the runtime may keep the shard from leaving its wait.
+        if host.is_some() && self.inbox.take_watched() {
+            self.wake_watchdog();
+        }
         host.map(Waker::wake).is_some()
     }
 
@@ -327,7 +382,11 @@ impl RemoteShard {
     /// On the shard: what came since the last turn began. What was brought is added to `post`.
     #[inline]
     pub(crate) fn begin_turn(&self, delivery: &mut Delivery) -> Attention {
-        self.inbox.begin_turn(delivery)
+        let called = self.inbox.begin_turn(delivery);
+        if called.has(Attention::WATCHED) {
+            self.wake_watchdog();
+        }
+        called
     }
 
     /// Leaves mail for the shard. It comes back if the shard ended.
@@ -350,6 +409,9 @@ impl RemoteShard {
     /// The shard ended. What was left for it is dropped.
     pub(crate) fn close(&self) {
         self.set_room(0);
+        if let Some(snapshot) = self.snapshot() {
+            snapshot.end();
+        }
         for letter in self.inbox.close() {
             // The owner of a payload's bytes may be user code.
             let _ = guard(move || drop(letter));

@@ -57,7 +57,8 @@ impl Meter {
     #[inline]
     pub(super) fn begin_turn(&mut self, now: Time) {
         #[cfg(feature = "metrics")]
-        if std::mem::take(&mut self.timing.goes_on) {
+        if self.timing.goes_on {
+            self.timing.goes_on = false;
             self.snapshot.turns.add(nanos(self.began, now), 1);
         }
         self.began = now;
@@ -67,7 +68,7 @@ impl Meter {
     /// The turn is over. True if figures are to be published now.
     #[inline]
     pub(super) fn end_turn(&mut self) -> bool {
-        self.snapshot.end_turn(self.began);
+        self.snapshot.end_turn();
         let is_due = self.began >= self.publish_at;
         self.unpublished = !is_due;
         is_due

@@ -123,6 +123,11 @@ impl<S: Service<H>, H: 'static> Opens<S, H> {
         }
     }
 
+    /// The connection whose `open` waits there.
+    pub(crate) fn connection(&self, task: u32) -> Option<ConnId> {
+        self.slots.get(task as usize)?.as_ref()?.id
+    }
+
     /// Polls an `open` that was woken. `None` if it still waits, or if there is none: then the wake came late.
     pub(crate) fn resume(&mut self, task: u32) -> Option<OpenEnd<S, H>> {
         let slot = self.slots.get_mut(task as usize)?.as_mut()?;

@@ -21,6 +21,10 @@ use crate::guard::{Panicked, guard};
 use crate::log::{LineLimit, LogObserver, guarded};
 use crate::peer::Peer;
 use crate::service::Service;
+use crate::stats::StalledWork;
+
+/// Which hook it is, for the log.
+const HEARTBEAT: &str = "heartbeat";
 
 /// One service and its calls. `Make` makes the future that calls it, and `Fut` is that future.
 pub(crate) struct ServiceLane<S: Service<F::Head>, F: TypedFraming, Make, Fut> {
@@ -57,6 +61,8 @@ where
     #[inline]
     fn call_for_each_frame(&mut self, common: &mut Common, frames: &mut Frames<'_, LogObserver>) {
         let Some(shared) = frames.shared().downcast_ref::<S::Session>() else { return };
+        let watched = &common.meter.snapshot.work;
+        watched.on_connection(StalledWork::Call, frames.id(), shared.peer());
         loop {
             let Some((task, slot)) = self.tasks.idle() else { return frames.abort(CloseReason::MemoryLimit) };
             // The slot is free for the next call as long as none waits.
@@ -64,9 +70,7 @@ where
                 match frames.next_typed(&*self.framing, shared.body().framing_state()) {
                     Next::Frame(frame) => {
                         // One without a byte is the end of the input.
-                        if S::ACCOUNTS && !frame.wire().is_empty() {
-                            shared.count_frame();
-                        }
+                        watched.on_frame(frame.wire().len());
                         match slot.call(shared, frame) {
                             Some(Ok(())) => {}
                             Some(Err(error)) => break Some(error),
@@ -113,10 +117,12 @@ where
         common: &mut Common,
         core: &mut Core,
         id: ConnId,
-        place: &str,
+        place: &'static str,
         hook: impl FnOnce(&S, &Cx<'_, S::Session>),
     ) {
         let Some(shared) = self.shared(core, id) else { return };
+        let work = if place == HEARTBEAT { StalledWork::Heartbeat } else { StalledWork::Hook };
+        common.works_for(core, work, id);
         if let Err(panicked) = guard(|| hook(&self.service, &Cx::new(&shared, &common.shard))) {
             common.report_panic(place, named(core, id), &panicked);
             core.abort(id, CloseReason::HandlerPanicked);
@@ -157,7 +163,10 @@ where
     fn admits(&self, common: &mut Common, peer: &Peer) -> bool {
         let admitted = match &self.admit {
             None => Ok(true),
-            Some(admit) => guard(|| admit(peer)),
+            Some(admit) => {
+                common.meter.snapshot.work.on_peer(StalledWork::Admit, peer.addr);
+                guard(|| admit(peer))
+            }
         };
         admitted.unwrap_or_else(|panicked| {
             common.report_panic("admit", None, &panicked);
@@ -167,6 +176,7 @@ where
 
     /// Begins a connection that was admitted: with the handshake of its transport, if it has one.
     fn begin(&mut self, common: &mut Common, core: &mut Core, id: ConnId) {
+        common.works_for(core, StalledWork::Transport, id);
         // Nothing has changed where the transport panics.
         match guard(|| core.begin_handshake(id)) {
             Ok(true) => {}
@@ -181,6 +191,7 @@ where
     /// Opens a connection whose peer is known.
     fn open(&mut self, common: &mut Common, core: &mut Core, id: ConnId) {
         let Some(head) = core.shared(id) else { return };
+        common.works_for(core, StalledWork::Open, id);
         match self.opens.begin(head.clone()) {
             Begun::Done(answer) => self.answered(common, core, id, answer),
             Begun::Waits(task, bytes) => self.opens.counted(task, core.open_parked(id, task, bytes)),
@@ -191,6 +202,9 @@ where
     /// Polls an `open` that was woken. Returns its connection, if it is done.
     #[cold]
     fn resume_open(&mut self, common: &mut Common, core: &mut Core, task: u32) -> Option<ConnId> {
+        if let Some(id) = self.opens.connection(task) {
+            common.works_for(core, StalledWork::Open, id);
+        }
         let OpenEnd { id, answer, bytes } = self.opens.resume(task)?;
         core.open_done(id, task, bytes);
         self.answered(common, core, id, answer);
@@ -256,25 +270,8 @@ where
     Make: Fn(Rc<S>, Rc<Job<S, F::Head>>) -> Fut + 'static,
     Fut: Future<Output = ()> + 'static,
 {
-    #[inline]
     fn keeps_accounts(&self) -> bool {
         S::ACCOUNTS
-    }
-
-    fn received(&mut self, core: &Core, id: ConnId, bytes: usize) {
-        if S::ACCOUNTS
-            && let Some(shared) = core.shared(id)
-        {
-            shared.count_received(bytes);
-        }
-    }
-
-    fn sent(&mut self, core: &Core, id: ConnId, left: usize) {
-        if S::ACCOUNTS
-            && let Some(shared) = core.shared(id)
-        {
-            shared.count_sent(left);
-        }
     }
 
     fn accepted(&mut self, common: &mut Common, core: &mut Core, socket: Socket, mut peer: Peer) {
@@ -285,7 +282,8 @@ where
         let Some(id) = core.admit::<S::Session>(socket, peer.addr, peer.listener) else { return };
         let Some(head) = core.shared(id) else { return };
         head.set_asked(peer.asked);
-        if S::ACCOUNTS && !head.open_account(common.now) {
+        let accounted = S::ACCOUNTS || common.accounted.has(core.lane_of_listener(peer.listener));
+        if accounted && !head.open_account(common.now) {
             return core.abort(id, CloseReason::MemoryLimit);
         }
         match common.proxies.at(peer.listener) {
@@ -331,7 +329,7 @@ where
     }
 
     fn heartbeat(&mut self, common: &mut Common, core: &mut Core, id: ConnId) {
-        self.notify(common, core, id, "heartbeat", |service, cx| service.heartbeat(cx));
+        self.notify(common, core, id, HEARTBEAT, |service, cx| service.heartbeat(cx));
     }
 
     fn input_ended(&mut self, common: &mut Common, core: &mut Core, id: ConnId) {
@@ -345,6 +343,7 @@ where
 
     fn ended(&mut self, common: &mut Common, ended: Ended) {
         let Ended { id, shared, reason, opened, call, .. } = ended;
+        common.meter.snapshot.work.on_connection(StalledWork::Close, id, shared.peer());
         match call {
             Some(task) if opened => self.tasks.cancel(task),
             Some(task) => self.opens.cancel(task),
@@ -354,7 +353,7 @@ where
         // Apart, since a panic in the drop would meet one of the hook.
         let closed = guard(|| {
             if opened && let Some(shared) = shared.downcast_ref() {
-                let account = if S::ACCOUNTS { shared.account(common.now) } else { None };
+                let account = shared.account(common.now);
                 self.service.close(&Closed::new(shared.body(), shared, reason, account));
             }
         });
@@ -369,6 +368,9 @@ where
     fn resume(&mut self, common: &mut Common, core: &mut Core, task: u32) -> Option<ConnId> {
         if task & OPENING != 0 {
             return self.resume_open(common, core, task & !OPENING);
+        }
+        if let Some(id) = self.tasks.connection(task) {
+            common.works_for(core, StalledWork::Call, id);
         }
         let end = self.tasks.resume(task)?;
         #[cfg(feature = "metrics")]

@@ -9,6 +9,7 @@ use super::Core;
 use super::handle::Shard;
 use super::inbox::{Command, Delivery, RemoteShard};
 use super::meter::{LossLog, Meter};
+use super::services::Services;
 use super::spare::Spare;
 use super::upstreams::UpstreamLane;
 use super::wake::Attention;
@@ -16,7 +17,8 @@ use crate::guard::{Panicked, guard};
 use crate::log::{self, LineLimit};
 use crate::peer::Peer;
 use crate::server::listen::proxy_protocol::Proxies;
-use crate::stats::ServiceNames;
+use crate::server::telling::LaneSet;
+use crate::stats::{ServiceNames, StalledWork};
 
 /// Decides at accept, before anything is kept for a connection.
 pub(crate) type Admit = Arc<dyn Fn(&Peer) -> bool + Send + Sync>;
@@ -51,6 +53,8 @@ pub(crate) struct Parts<D: Driver> {
     pub names: ServiceNames,
     /// Which listeners expect PROXY headers.
     pub proxies: Proxies,
+    /// Services whose connections have accounts, whatever they say themselves.
+    pub accounted: LaneSet,
 }
 
 /// The shards of the server, this one too, for one that passes connections on.
@@ -91,6 +95,10 @@ pub(crate) struct Common {
     pub(super) losses: LossLog,
     pub(super) names: ServiceNames,
     pub(super) proxies: Proxies,
+    /// Services whose connections have accounts, whatever they say themselves.
+    pub(super) accounted: LaneSet,
+    /// There are connections with accounts, or may be.
+    pub(super) keeps_accounts: bool,
     panics: LineLimit,
     untrusted: LineLimit,
 }
@@ -114,7 +122,7 @@ fn drop_owned(bytes: Bytes) {
     }
 }
 
-impl<D: Driver, V> ShardLoop<D, V> {
+impl<D: Driver, V: Services> ShardLoop<D, V> {
     pub(crate) fn new(mut parts: Parts<D>, services: V) -> Self {
         if !parts.driver.may_lend_beyond_turn() {
             parts.core.copy_frames();
@@ -134,6 +142,8 @@ impl<D: Driver, V> ShardLoop<D, V> {
                 losses: LossLog::default(),
                 names: parts.names,
                 proxies: parts.proxies,
+                accounted: parts.accounted,
+                keeps_accounts: false,
                 panics: LineLimit::default(),
                 untrusted: LineLimit::default(),
             },
@@ -145,11 +155,22 @@ impl<D: Driver, V> ShardLoop<D, V> {
             delivery: Delivery::default(),
             spare: Spare::new(),
         };
-        ShardLoop { core: parts.core, lane }
+        let mut shard = ShardLoop { core: parts.core, lane };
+        shard.keep_accounts();
+        shard
+    }
+
+    /// Counts what connections move, if a service or the server keeps accounts of them.
+    fn keep_accounts(&mut self) {
+        let common = &mut self.lane.common;
+        common.keeps_accounts = self.lane.services.keeps_accounts() || !common.accounted.is_empty();
+        if common.keeps_accounts {
+            self.core.observer_mut().count_frames();
+        }
     }
 
     /// The same shard with other services. Returns those that it had.
-    pub(super) fn with<W>(self, services: W) -> (ShardLoop<D, W>, V) {
+    pub(super) fn with<W: Services>(self, services: W) -> (ShardLoop<D, W>, V) {
         let ShardLoop { core, lane } = self;
         let had = lane.services;
         let lane = ShardLane {
@@ -167,7 +188,9 @@ impl<D: Driver, V> ShardLoop<D, V> {
             delivery: lane.delivery,
             spare: lane.spare,
         };
-        (ShardLoop { core, lane }, had)
+        let mut shard = ShardLoop { core, lane };
+        shard.keep_accounts();
+        (shard, had)
     }
 }
 
@@ -177,6 +200,27 @@ pub(super) fn named(core: &Core, id: ConnId) -> Option<(ConnId, Peer)> {
 }
 
 impl Common {
+    /// The shard works on a connection from now on, for those who watch it.
+    pub(super) fn works_for(&self, core: &Core, work: StalledWork, id: ConnId) {
+        let peer = core.shared(id).and_then(|shared| shared.peer());
+        self.meter.snapshot.work.on_connection(work, id, peer);
+    }
+
+    /// The same where it works on no connection.
+    #[inline]
+    pub(super) fn works(&self, work: StalledWork) {
+        self.meter.snapshot.work.on(work);
+    }
+
+    /// Wakes the tasks that slept until now.
+    #[cold]
+    pub(super) fn fire_timers(&mut self) {
+        self.works(StalledWork::Waker);
+        if let Err(panicked) = self.shard.timers().fire(self.now) {
+            self.report_panic("waker", None, &panicked);
+        }
+    }
+
     /// A connection came to a listener of proxies from elsewhere.
     #[cold]
     pub(super) fn report_untrusted(&mut self, peer: &Peer) {

@@ -74,17 +74,17 @@ impl Timers {
         self.inner.next.get()
     }
 
+    /// True if a task may have slept until `now`.
+    #[inline]
+    pub(crate) fn is_due(&self, now: Time) -> bool {
+        self.next().is_some_and(|next| next <= now)
+    }
+
     /// Wakes the tasks that slept until `now`.
     ///
     /// # Errors
     /// The panic of a waker; the others were woken.
-    #[inline]
     pub(crate) fn fire(&self, now: Time) -> Result<(), Panicked> {
-        if self.next().is_none_or(|next| now < next) { Ok(()) } else { self.fire_due(now) }
-    }
-
-    #[inline(never)]
-    fn fire_due(&self, now: Time) -> Result<(), Panicked> {
         let mut inner = self.inner.state.borrow_mut();
         let mut all = Ok(());
         let mut fired = std::mem::take(&mut inner.fired);

@@ -24,6 +24,7 @@ use super::wake::Attention;
 use crate::log::{LogObserver, guarded};
 use crate::server::control::ServerControl;
 use crate::server::listen::proxy_protocol::Proxies;
+use crate::server::telling::{LaneSet, Told};
 use crate::service::Service;
 use crate::stats::{ServiceNames, ServiceStats, ShardStats, UpstreamStats};
 
@@ -70,6 +71,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     pub(super) fn broken(&mut self) {
         self.core.force();
         self.core.dispatch(&mut self.lane);
+        self.lane.common.meter.snapshot.end();
         let mut report = self.report();
         (report.connections, report.upstreams.connections) = (0, 0);
         report.services.iter_mut().for_each(|service| service.connections = 0);
@@ -78,6 +80,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
 
     /// The last report.
     pub(super) fn ended(&self) -> ShardStats {
+        self.lane.common.meter.snapshot.end();
         guarded(
             || debug!(shard = self.lane.common.shard.index(), stats = ?self.lane.driver.stats(), "shard done"),
         );
@@ -217,12 +220,19 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
         1,
         framing.encoding(),
         driver.pool().clone(),
-        LogObserver::new(0, names.clone(), remote.publishes(&names).clone(), tells_panics(&shard)),
+        LogObserver::new(
+            0,
+            names.clone(),
+            remote.publishes(&names).clone(),
+            &Told::default(),
+            tells_panics(&shard),
+        ),
     );
     // The driver has no slots beside those of accepted connections.
     let upstreams = add_upstreams(&mut core, &limits, 0);
     let services = ServiceLane::new(&shard, service, framing, None, calls::<S, ()>, TaskNumbers::ALONE);
     let (others, one_queue, asks, proxies) = (None, Box::default(), Asks::default(), Proxies::default());
-    let parts = Parts { shard, core, driver, others, one_queue, asks, upstreams, names, proxies };
+    let accounted = LaneSet::default();
+    let parts = Parts { shard, core, driver, others, one_queue, asks, upstreams, names, proxies, accounted };
     ShardLoop::new(parts, services).run()
 }

@@ -16,17 +16,22 @@
 //! * A caller that finds the shard asleep wakes it before it does anything else: no wake-up waits for the end of a turn, or in
 //!   a driver. A caller may block right after its call, or its shard may end, and the other shard still runs.
 //! * Of several callers that find the shard asleep the first one wakes it: the others see its bit.
+//! * A watchdog that goes to rest marks the word of a shard that sleeps, which changes nothing above: the turn that takes the word finds
+//!   the mark, and wakes the watchdog.
 //!
 //! `tests/wake.rs` of this crate checks all interleavings of this file with loom.
 
-use super::sync::{AtomicBool, AtomicU8, Mutex, MutexGuard, Ordering, PoisonError};
+use super::sync::{AtomicBool, AtomicU16, Mutex, MutexGuard, Ordering, PoisonError};
 
 /// The shard waits in its driver: a call has to reach it there.
-const ASLEEP: u8 = 1 << 7;
+const ASLEEP: u16 = 1 << 7;
+
+/// A watchdog rests until the shard leaves its wait.
+const WATCHED: u16 = 1 << 8;
 
 /// The work of a shard's turn: a set of the constants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Attention(u8);
+pub(crate) struct Attention(u16);
 
 impl Attention {
     /// Nothing came.
@@ -46,6 +51,8 @@ impl Attention {
     pub(crate) const TOUCHED: Attention = Attention(1 << 5);
     /// User code of the shard asked for something of its upstreams.
     pub(crate) const UPSTREAMS: Attention = Attention(1 << 6);
+    /// The shard leaves a wait, and a watchdog rests until then.
+    pub(crate) const WATCHED: Attention = Attention(WATCHED);
 
     /// True if one of `what` is in it.
     #[inline]
@@ -56,7 +63,7 @@ impl Attention {
 
 /// Requests of other threads to a shard. `L` is a letter.
 pub(crate) struct ShardInbox<L> {
-    word: AtomicU8,
+    word: AtomicU16,
     brought: Mutex<Brought<L>>,
 }
 
@@ -85,15 +92,26 @@ pub(crate) enum Called {
     Asleep,
 }
 
+/// How a shard waits, as a watchdog sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sleep {
+    /// It does not.
+    Awake,
+    /// It waits in its driver.
+    Asleep,
+    /// It was called there, and did not leave its wait yet.
+    Called,
+}
+
 impl<L> ShardInbox<L> {
     pub(crate) fn new() -> ShardInbox<L> {
-        ShardInbox { word: AtomicU8::new(0), brought: Mutex::new(Brought::default()) }
+        ShardInbox { word: AtomicU16::new(0), brought: Mutex::new(Brought::default()) }
     }
 
     /// Asks for attention. What is to be seen then was written before.
     #[inline]
     pub(crate) fn call(&self, what: Attention) -> Called {
-        match self.word.fetch_or(what.0, Ordering::AcqRel) {
+        match self.word.fetch_or(what.0, Ordering::AcqRel) & !WATCHED {
             ASLEEP => Called::Asleep,
             _ => Called::Awake,
         }
@@ -168,7 +186,32 @@ impl<L> ShardInbox<L> {
     #[cfg(feature = "runtime-tokio")]
     #[inline]
     pub(crate) fn is_asleep(&self) -> bool {
-        self.word.load(Ordering::Relaxed) == ASLEEP
+        self.word.load(Ordering::Relaxed) & !WATCHED == ASLEEP
+    }
+
+    /// For a watchdog that goes to rest: the shard is told to wake it when it leaves its wait. False if it does not wait, or was called
+    /// there.
+    pub(crate) fn watch(&self) -> bool {
+        let marked = self.word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |word| {
+            (word & !WATCHED == ASLEEP).then_some(ASLEEP | WATCHED)
+        });
+        marked.is_ok()
+    }
+
+    /// For a caller that rouses the shard: true if a watchdog rests, which no other one is told of then.
+    #[cfg(feature = "runtime-tokio")]
+    pub(crate) fn take_watched(&self) -> bool {
+        self.word.load(Ordering::Relaxed) & WATCHED != 0
+            && self.word.fetch_and(!WATCHED, Ordering::AcqRel) & WATCHED != 0
+    }
+
+    /// For a watchdog: whether the shard waits, and whether it was called there. What it stored before it left its last wait is seen.
+    pub(crate) fn sleep(&self) -> Sleep {
+        match self.word.load(Ordering::Acquire) & !WATCHED {
+            ASLEEP => Sleep::Asleep,
+            word if word & ASLEEP != 0 => Sleep::Called,
+            _ => Sleep::Awake,
+        }
     }
 
     /// The shard ended: it takes no letter from now on. Returns those that were left, which may hold user code.

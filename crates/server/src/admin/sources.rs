@@ -1,0 +1,183 @@
+//! Figures of the server that is looked at, as the funnel and reports have them. No shard is asked for them.
+
+use std::time::Duration;
+
+use ringserve_core::{CloseReason, Limits, Time};
+use ringserve_report as report;
+
+use super::history::Sample;
+use super::routes::name_of;
+use super::target::Running;
+use crate::funnel::{
+    ClosedFigures, Figures, Held, MachineFigures, OutboxFigures, QueueFigures, ShardFigures, StallFigures,
+    WaitingFigures,
+};
+use crate::inspect::{ConnInfo, ConnState, Inspection};
+use crate::stats::{AcceptQueueStats, ServerStats};
+
+/// A shard that is in one turn for longer is stalled.
+const STALLED: Duration = Duration::from_millis(25);
+
+/// Everything that is read of a server at once.
+pub(super) struct Reading {
+    pub(super) stats: ServerStats,
+    pub(super) queues: Vec<AcceptQueueStats>,
+    pub(super) stalls: Vec<report::Stall>,
+    pub(super) sample: Sample,
+}
+
+impl Running {
+    /// Reads everything, now.
+    pub(super) fn read(&self) -> Reading {
+        let at = self.control.now();
+        let (stats, queues) = (self.control.stats(), self.control.accept_queues());
+        let stalls = self.stalls();
+        let figures = Figures {
+            queues: queues.iter().map(|queue| self.queue(queue)).collect(),
+            shards: self.shards(&stats),
+            machine: machine(),
+            ..self.totals(at, &stats)
+        };
+        Reading { sample: Sample::new(at, figures, &stats), stats, queues, stalls }
+    }
+
+    fn totals(&self, at: Time, stats: &ServerStats) -> Figures {
+        let facts = &self.facts;
+        let closed = |reasons: &[CloseReason]| {
+            reasons.iter().map(|reason| stats.counters.closed_for(*reason)).sum::<u64>()
+        };
+        use CloseReason::*;
+        let buffers = stats.shards.iter().map(|shard| (shard.buffers.total - shard.buffers.free) as u64);
+        let parked = stats.shards.iter().map(|shard| shard.driver.receives_parked);
+        Figures {
+            at: Duration::from_nanos(at.as_nanos()),
+            connections: stats.connections as u64,
+            connections_max: facts.connections_max as u64,
+            connections_wanted: facts.connections_wanted as u64,
+            waited: stats.counters.waited,
+            accept_paused: stats.counters.accept_paused,
+            opened: stats.counters.opened,
+            closed: ClosedFigures {
+                first_frame: closed(&[FirstFrameTimeout, HandshakeTimeout, ProxyTimeout]),
+                handler_timeout: closed(&[HandlerTimeout, OpenTimeout]),
+                panicked: closed(&[HandlerPanicked]),
+                outbox_full: closed(&[OutboxFull]),
+                memory: closed(&[MemoryLimit]),
+                peer: closed(&[WriteStallTimeout, WriteTooSlow]),
+            },
+            buffers: buffers.sum(),
+            buffers_max: (facts.buffers_max * stats.shards.len()) as u64,
+            receives_parked: parked.sum(),
+            ..Figures::default()
+        }
+    }
+
+    fn queue(&self, queue: &AcceptQueueStats) -> QueueFigures {
+        QueueFigures {
+            listener: self.control.listeners()[queue.listener].to_string(),
+            shard: queue.shard,
+            waiting: queue.waiting,
+            capacity: queue.capacity,
+            lost: queue.lost.unwrap_or(0),
+        }
+    }
+
+    fn shards(&self, stats: &ServerStats) -> Vec<ShardFigures> {
+        (0..stats.shards.len())
+            .map(|shard| {
+                let stall = self.in_turn_for(shard).filter(|time| *time > STALLED).map(|lasted| StallFigures {
+                    ongoing: true,
+                    lasted,
+                    cause: Held::Other,
+                    work: "a call".to_owned(),
+                    waits_in: None,
+                });
+                ShardFigures { stall, ..ShardFigures::default() }
+            })
+            .collect()
+    }
+
+    /// How long a shard has been in its turn, if it is in one.
+    pub(super) fn in_turn_for(&self, shard: usize) -> Option<Duration> {
+        let now = self.control.now();
+        self.control.remotes().get(shard)?.snapshot()?.in_turn_for(now)
+    }
+
+    fn stalls(&self) -> Vec<report::Stall> {
+        Vec::new()
+    }
+
+    /// The limits of a service.
+    fn limits(&self, stats: &ServerStats, service: &str) -> Option<&Limits> {
+        let number = stats.services.iter().position(|known| &*known.name == service)?;
+        self.facts.limits.get(number)
+    }
+
+    /// What the largest outboxes tell.
+    pub(super) fn outboxes(&self, stats: &ServerStats, of: &Inspection) -> OutboxFigures {
+        let is_held_back = |conn: &&ConnInfo| conn.state == ConnState::HeldBack;
+        // One that is held back is worth more words than a larger one that moves.
+        let shown = of.connections.iter().find(is_held_back).or(of.connections.first());
+        let limits = shown.and_then(|conn| self.limits(stats, &conn.service));
+        OutboxFigures {
+            bytes: of.connections.iter().map(|conn| conn.outbox_bytes as u64).sum(),
+            held_back: of.connections.iter().filter(is_held_back).count() as u64,
+            largest: shown.map_or(0, |conn| conn.outbox_bytes as u64),
+            largest_max: limits.map_or(0, |limits| limits.outbox_bytes_max as u64),
+            peer: shown.map_or_else(String::new, peer_of),
+            idle: shown.map_or(Duration::ZERO, |conn| conn.idle),
+            stall_timeout: limits.and_then(|limits| limits.write_stall_timeout),
+        }
+    }
+
+    /// What the calls that wait longest tell.
+    pub(super) fn waiting(&self, stats: &ServerStats, of: &Inspection) -> WaitingFigures {
+        let Some(oldest) = of.connections.first() else { return WaitingFigures::default() };
+        let limits = self.limits(stats, &oldest.service);
+        WaitingFigures {
+            calls: of.connections.iter().map(|conn| conn.calls as u64).sum(),
+            oldest: oldest.oldest_call.unwrap_or_default(),
+            peer: peer_of(oldest),
+            paused: oldest.state == ConnState::Paused,
+            in_flight_max: limits.map_or(0, |limits| limits.calls_in_flight_max.into()),
+            timeout: limits.and_then(|limits| limits.handler_timeout),
+        }
+    }
+}
+
+/// A peer as a sentence names it.
+fn peer_of(conn: &ConnInfo) -> String {
+    match conn.peer {
+        Some(addr) => addr.to_string(),
+        None => format!("connection {}", name_of(conn.shard, conn.id)),
+    }
+}
+
+/// A connection as reports have it.
+pub(super) fn connection(conn: &ConnInfo) -> report::Connection {
+    report::Connection {
+        id: name_of(conn.shard, conn.id),
+        shard: conn.shard,
+        service: conn.service.to_string(),
+        peer: conn.peer.map_or_else(|| "unix".to_owned(), |addr| addr.to_string()),
+        age_seconds: conn.age.as_secs_f64(),
+        idle_seconds: conn.idle.as_secs_f64(),
+        outbox_bytes: conn.outbox_bytes as u64,
+        bytes_in: conn.bytes_in,
+        bytes_out: conn.bytes_out,
+        frames_in: conn.frames_in,
+        frames_out: conn.frames_out,
+        state: conn.state.as_str().to_owned(),
+        calls: conn.calls as u64,
+        oldest_call_seconds: conn.oldest_call.map(|time| time.as_secs_f64()),
+    }
+}
+
+fn machine() -> MachineFigures {
+    MachineFigures::default()
+}
+
+/// What the doctor finds, which takes up to half a second: not to be called on a shard.
+pub(super) fn findings(_running: &Running) -> Vec<report::Finding> {
+    Vec::new()
+}

@@ -1,0 +1,237 @@
+//! What a thread does, by the files that the kernel shows of it: without a signal, without privilege, and while it is blocked.
+//!
+//! | file of `/proc/self/task/TID` | tells |
+//! |---|---|
+//! | `schedstat` | how long it ran, and how long it could have run and had no CPU |
+//! | `stat` | whether it runs or sleeps |
+//! | `syscall` | the number of the system call in which it sleeps |
+//! | `wchan` | the function of the kernel in which it sleeps |
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use super::stall::StallCause;
+
+/// Longer than any of these files, but for `stat` with a long name: of that the beginning is enough.
+const BYTES: usize = 512;
+
+/// What a thread does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ThreadFacts {
+    /// How long it ran, and could have run without a CPU, since it started.
+    pub(crate) times: ThreadTimes,
+    /// `None` if it runs, or could.
+    pub(crate) sleeps: Option<Sleeps>,
+}
+
+/// How long a thread ran, and how long it was to run and waited for a CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ThreadTimes {
+    pub(crate) ran: Duration,
+    pub(crate) waited: Duration,
+}
+
+/// Where a thread sleeps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Sleeps {
+    pub(crate) cause: StallCause,
+    /// The function of the kernel.
+    pub(crate) place: Option<String>,
+}
+
+/// The files of a thread, opened once: a process that has no descriptor left is told of, too.
+pub(crate) struct ThreadFiles {
+    schedstat: Option<File>,
+    stat: Option<File>,
+    syscall: Option<File>,
+    wchan: Option<File>,
+}
+
+impl ThreadFiles {
+    /// Those of a thread of this process. What the kernel does not show is left out.
+    pub(crate) fn open(thread: u32) -> ThreadFiles {
+        let open = |name: &str| File::open(format!("/proc/self/task/{thread}/{name}")).ok();
+        ThreadFiles {
+            schedstat: open("schedstat"),
+            stat: open("stat"),
+            syscall: open("syscall"),
+            wchan: open("wchan"),
+        }
+    }
+
+    /// `None` if the thread ended, or the kernel does not count (`CONFIG_SCHED_INFO`).
+    pub(crate) fn times(&self) -> Option<ThreadTimes> {
+        ThreadTimes::parsed(&text_of(self.schedstat.as_ref(), &mut [0; BYTES])?)
+    }
+
+    /// `None` if the thread ended, or the kernel does not show whether it runs.
+    pub(crate) fn facts(&self) -> Option<ThreadFacts> {
+        let mut bytes = [0; BYTES];
+        let runs = runs(&text_of(self.stat.as_ref(), &mut bytes)?)?;
+        let sleeps = (!runs).then(|| {
+            let call = text_of(self.syscall.as_ref(), &mut [0; BYTES]).and_then(|text| call_of(&text));
+            let place = text_of(self.wchan.as_ref(), &mut [0; BYTES]).filter(|place| place != "0");
+            Sleeps { cause: cause_of(call, place.as_deref().unwrap_or_default()), place }
+        });
+        Some(ThreadFacts { times: self.times().unwrap_or_default(), sleeps })
+    }
+}
+
+/// The text of a file from its beginning, which the kernel makes at each read.
+fn text_of(file: Option<&File>, bytes: &mut [u8; BYTES]) -> Option<String> {
+    let read = file?.read_at(bytes, 0).ok()?;
+    Some(String::from_utf8_lossy(&bytes[..read]).trim_end().to_owned())
+}
+
+impl ThreadTimes {
+    /// As `schedstat` has them: nanoseconds run, nanoseconds waited, slices.
+    pub(crate) fn parsed(text: &str) -> Option<ThreadTimes> {
+        let mut nanos = text.split_ascii_whitespace().map(|field| field.parse().map(Duration::from_nanos));
+        Some(ThreadTimes { ran: nanos.next()?.ok()?, waited: nanos.next()?.ok()? })
+    }
+}
+
+/// True if `stat` says that the thread runs, or could. Its name, in parentheses, may have any characters.
+fn runs(stat: &str) -> Option<bool> {
+    let (_, rest) = stat.rsplit_once(") ")?;
+    Some(rest.starts_with('R'))
+}
+
+/// The number of the system call that `syscall` names. `None` where the thread is in none, as in a page fault.
+fn call_of(text: &str) -> Option<i64> {
+    let number = text.split_ascii_whitespace().next()?.parse().ok()?;
+    (number >= 0).then_some(number)
+}
+
+/// What a thread waits for that sleeps in this system call, at this place. The numbers stay the same, and places are renamed now and
+/// then; but a call that goes on after a stop of the process is `restart_syscall`, and then the place tells.
+fn cause_of(call: Option<i64>, place: &str) -> StallCause {
+    let is = |calls: &[i64]| call.is_some_and(|call| calls.contains(&call));
+    let at = |places: &[&str]| places.iter().any(|part| place.contains(part));
+    if is(&[libc::SYS_futex]) || at(&["futex"]) {
+        StallCause::Lock
+    } else if is(&[libc::SYS_nanosleep, libc::SYS_clock_nanosleep]) || at(&["nanosleep"]) {
+        StallCause::Sleep
+    } else if is(READS)
+        || is(POLLS)
+        || (call.is_none() && at(&["read", "folio_wait", "io_schedule", "page"]))
+        || at(&["poll", "select"])
+    {
+        StallCause::Read
+    } else {
+        StallCause::Other
+    }
+}
+
+const READS: &[i64] = &[
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_pread64,
+    libc::SYS_preadv,
+    libc::SYS_preadv2,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_recvmmsg,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+];
+
+#[cfg(not(target_arch = "x86_64"))]
+const POLLS: &[i64] = &[libc::SYS_ppoll, libc::SYS_pselect6, libc::SYS_epoll_pwait];
+#[cfg(target_arch = "x86_64")]
+const POLLS: &[i64] = &[
+    libc::SYS_ppoll,
+    libc::SYS_pselect6,
+    libc::SYS_epoll_pwait,
+    libc::SYS_poll,
+    libc::SYS_select,
+    libc::SYS_epoll_wait,
+];
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::sync::mpsc::channel;
+    use std::sync::{Condvar, Mutex};
+    use std::thread;
+
+    use rustix::thread::gettid;
+
+    use super::*;
+
+    #[test]
+    fn calls_and_places_tell_the_cause() {
+        use StallCause::{Lock, Other, Read, Sleep};
+        for (call, place, cause) in [
+            (Some(libc::SYS_futex), "futex_do_wait", Lock),
+            (Some(libc::SYS_futex), "", Lock),
+            (Some(libc::SYS_restart_syscall), "futex_wait_queue", Lock),
+            (Some(libc::SYS_clock_nanosleep), "hrtimer_nanosleep", Sleep),
+            (Some(libc::SYS_restart_syscall), "hrtimer_nanosleep", Sleep),
+            (Some(libc::SYS_read), "anon_pipe_read", Read),
+            (Some(libc::SYS_recvfrom), "wait_woken", Read),
+            (Some(libc::SYS_restart_syscall), "do_poll.constprop.0", Read),
+            (None, "folio_wait_bit_common", Read),
+            (Some(libc::SYS_fsync), "folio_wait_bit_common", Other),
+            (Some(libc::SYS_write), "anon_pipe_write", Other),
+            (None, "", Other),
+        ] {
+            assert_eq!(cause_of(call, place), cause, "{call:?} in {place}");
+        }
+    }
+
+    #[test]
+    fn files_are_read_whatever_the_name_of_the_thread() {
+        assert_eq!(runs("17 (a) S (b) R 1 2 3"), Some(true));
+        assert_eq!(runs("17 (ringserve-0) D 1 2 3"), Some(false));
+        assert_eq!(runs("17"), None);
+        assert_eq!(call_of("202 0x7f00 0x80 0x0"), Some(202));
+        assert_eq!((call_of("running"), call_of("-1 0x7ffe 0x55"), call_of("")), (None, None, None));
+        let times = ThreadTimes { ran: Duration::from_nanos(1234), waited: Duration::from_nanos(56) };
+        assert_eq!(ThreadTimes::parsed("1234 56 7"), Some(times));
+        assert_eq!((ThreadTimes::parsed(""), ThreadTimes::parsed("1 x 2")), (None, None));
+    }
+
+    /// Facts of a thread that blocks, once it does.
+    fn facts_of(blocks: impl FnOnce() + Send + 'static) -> Sleeps {
+        let (tell, hear) = channel();
+        thread::spawn(move || {
+            tell.send(gettid().as_raw_nonzero().get().unsigned_abs()).unwrap();
+            blocks();
+        });
+        let files = ThreadFiles::open(hear.recv().unwrap());
+        let mut seen = Vec::new();
+        for _ in 0..20_000 {
+            // It may sleep for a page of memory first.
+            match files.facts().and_then(|facts| facts.sleeps) {
+                Some(sleeps) if sleeps.cause != StallCause::Other => return sleeps,
+                other => seen.push(other),
+            }
+            thread::yield_now();
+        }
+        panic!("the thread does not sleep: {:?}", seen.last());
+    }
+
+    #[test]
+    fn threads_that_sleep_lock_and_read_are_told_apart() {
+        #[expect(clippy::disallowed_methods, reason = "it is what is looked at")]
+        let sleeps = facts_of(|| thread::sleep(Duration::from_secs(20)));
+        assert_eq!(sleeps.cause, StallCause::Sleep, "{sleeps:?}");
+        let locks = facts_of(|| {
+            let (lock, never) = (Mutex::new(()), Condvar::new());
+            let _ended = never.wait(lock.lock().unwrap());
+        });
+        assert_eq!(locks.cause, StallCause::Lock, "{locks:?}");
+        let (mut reader, _writer) = std::io::pipe().unwrap();
+        let reads = facts_of(move || _ = reader.read(&mut [0]));
+        assert_eq!(reads.cause, StallCause::Read, "{reads:?}");
+        assert!(reads.place.is_none_or(|place| place.contains("pipe")));
+    }
+
+    #[test]
+    fn thread_that_is_not_there_has_no_facts() {
+        let files = ThreadFiles::open(u32::MAX);
+        assert_eq!((files.facts(), files.times()), (None, None));
+    }
+}

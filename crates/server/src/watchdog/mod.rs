@@ -1,0 +1,78 @@
+//! A watchdog: one thread beside the shards, which says what a shard waits for while it waits.
+//!
+//! ```text
+//!   shard      turn, work ──▶ Snapshot                    a store for each piece of work, before user code runs
+//!   watchdog   look ──▶ judge ──▶ Stall ──▶ log, stalls   each 12 ms while a shard works; else it rests
+//!                 └─ the same turn as at the last look: /proc/self/task/TID
+//!   shard      leaves its wait, and the watchdog rests ──▶ wakes it
+//! ```
+//!
+//! * [`judge`] is a pure function of what looks find. [`facts`] reads a thread's files and tells what it waits for. [`thread`] is the
+//!   loop around both.
+//! * A shard that waits in its driver says so in the word of its inbox (`shard/wake.rs`), so no store marks the end of a turn. The
+//!   watchdog marks that same word when it goes to rest: the shard that takes the word finds the mark, without another look.
+//! * No watchdog runs in a simulation, which steps [`judge`] alone.
+
+pub(crate) mod facts;
+pub(crate) mod judge;
+pub(crate) mod stall;
+pub(crate) mod thread;
+pub(crate) mod times;
+pub(crate) mod watch;
+pub(crate) mod working;
+
+use std::time::Duration;
+
+/// A turn takes microseconds, so this is a thousand of them; and a peer notices it. As Seastar has it.
+const OVER: Duration = Duration::from_millis(25);
+
+/// Below it, a busy machine alone would make reports.
+const OVER_MIN: Duration = Duration::from_millis(2);
+
+/// Looks are no further apart, so that a long stall is told while it is fresh.
+const LOOKS_EVERY_MAX: Duration = Duration::from_millis(250);
+
+/// When a shard counts as stalled, and what is told of it. By default one that is in the same turn of its loop for 25 ms.
+///
+/// ```no_run
+/// # use ringserve::Server;
+/// use std::time::Duration;
+/// use ringserve::limits::Stalls;
+///
+/// let server = Server::bind("0.0.0.0:7000").stalls(Stalls::default().over(Duration::from_millis(100)));
+/// ```
+///
+/// A stall is told in one line of the log at level `warn` while it lasts, then each time it has become twice as long; in five lines a
+/// minute for each shard at most. [`ServerControl::stalls`](crate::ServerControl::stalls) and the metrics have all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stalls {
+    over: Option<Duration>,
+}
+
+impl Stalls {
+    /// No watchdog: no thread, no reports.
+    pub fn off() -> Stalls {
+        Stalls { over: None }
+    }
+
+    /// Reports turns that are longer than `time`, which is taken as 2 ms at least. They are found within two times half of it.
+    pub fn over(self, time: Duration) -> Stalls {
+        Stalls { over: Some(time.max(OVER_MIN)) }
+    }
+
+    /// The length from which a turn is a stall; `None` if none is.
+    pub(crate) fn threshold(self) -> Option<Duration> {
+        self.over
+    }
+
+    /// The time between two looks.
+    pub(crate) fn looks_every(over: Duration) -> Duration {
+        (over / 2).min(LOOKS_EVERY_MAX)
+    }
+}
+
+impl Default for Stalls {
+    fn default() -> Stalls {
+        Stalls { over: Some(OVER) }
+    }
+}

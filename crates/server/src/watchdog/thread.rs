@@ -1,0 +1,232 @@
+//! The watchdog's thread: it looks at the shards, has that judged, and says what follows.
+
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use ringserve_core::Time;
+use tracing::{info, warn};
+
+use super::Stalls;
+use super::facts::{ThreadFiles, ThreadTimes};
+use super::judge::{Judge, Seen, Stage, State, Verdict};
+use super::stall::{Stall, StalledWork};
+use super::watch::{END_TOLD_FROM, Lines, Watch};
+use super::working::Working;
+use crate::log::guarded;
+use crate::server::control::ServerControl;
+use crate::server::cpu::{this_thread, time_of};
+use crate::shard::clock::{nap, rest};
+use crate::shard::inbox::RemoteShard;
+
+/// For the thread's own frames, and those of the program's log.
+const STACK_BYTES: usize = 256 << 10;
+
+/// The watchdog of a server. Its drop ends the thread.
+pub(crate) struct Watchdog {
+    watch: Arc<Watch>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watchdog {
+    /// Watches the shards of a server, which run. `None` if it is told not to, or there is no thread for it.
+    pub(crate) fn start(stalls: Stalls, control: &ServerControl) -> Option<Watchdog> {
+        let over = stalls.threshold()?;
+        let looks = Looks::new(control.clone(), over);
+        let thread = thread::Builder::new().name("ringserve-watch".to_owned()).stack_size(STACK_BYTES);
+        match thread.spawn(move || looks.run()) {
+            Ok(thread) => {
+                let watch = control.watch().clone();
+                watch.begin(control.remotes().len(), thread.thread().clone());
+                control.remotes().iter().for_each(|remote| remote.set_watch(&watch));
+                Some(Watchdog { watch, thread: Some(thread) })
+            }
+            Err(error) => {
+                guarded(|| warn!(%error, "no thread for the watchdog: stalls of shards are not reported"));
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.watch.end();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A shard, as the watchdog looks at it.
+struct Looked {
+    files: ThreadFiles,
+    lines: Lines,
+    /// Packets that its queues had lost when its turn was seen for the second time.
+    lost_before: Option<u64>,
+}
+
+struct Looks {
+    control: ServerControl,
+    every: Duration,
+    judge: Judge,
+    shards: Vec<Looked>,
+    /// The number of its own thread, and how long that waited for a CPU so far.
+    own: u32,
+    waited: Duration,
+}
+
+impl Looks {
+    fn new(control: ServerControl, over: Duration) -> Looks {
+        let looked = |remote: &Arc<RemoteShard>| Looked {
+            files: ThreadFiles::open(remote.thread().unwrap_or_default()),
+            lines: Lines::default(),
+            lost_before: None,
+        };
+        let remotes = control.remotes();
+        Looks {
+            every: Stalls::looks_every(over),
+            judge: Judge::new(remotes.len(), over),
+            shards: remotes.iter().map(looked).collect(),
+            own: 0,
+            waited: Duration::ZERO,
+            control,
+        }
+    }
+
+    fn run(mut self) {
+        self.own = this_thread();
+        self.waited = time_of(self.own).unwrap_or_default().waited;
+        let mut last = self.control.now();
+        while !self.control.watch().is_over() {
+            let now = self.control.now();
+            self.check_own(now, last);
+            let mut is_quiet = true;
+            for shard in 0..self.shards.len() {
+                is_quiet &= self.look(shard, now);
+            }
+            let files = &self.shards;
+            self.control.watch().keep_times(now, || files.iter().map(|shard| shard.files.times()).collect());
+            // In this order: a shard that leaves its wait behind the first one finds the mark.
+            if is_quiet && self.control.remotes().iter().all(|remote| remote.lets_watchdog_rest()) {
+                rest();
+                self.control.watch().forget_times();
+                last = self.control.now();
+            } else {
+                last = now;
+                nap(self.every);
+            }
+        }
+    }
+
+    /// Finds out whether the process was stopped since the last look: the watchdog itself did not wake in time, though no other
+    /// thread had its CPU.
+    fn check_own(&mut self, now: Time, last: Time) {
+        let late = (now - last).saturating_sub(self.every);
+        if late < self.every {
+            return;
+        }
+        let waited = time_of(self.own).map_or(self.waited, |times| times.waited);
+        let starved = waited.saturating_sub(std::mem::replace(&mut self.waited, waited));
+        if starved < late / 2 {
+            self.judge.stopped(now, late);
+        }
+    }
+
+    /// True if the shard waits, as it did at the look before.
+    fn look(&mut self, shard: usize, now: Time) -> bool {
+        let remote = &self.control.remotes()[shard];
+        let state = remote.state();
+        let rests = self.judge.rests(shard, state);
+        let looked = &mut self.shards[shard];
+        let Some(working) = remote.snapshot().map(|snapshot| snapshot.work.read()) else { return true };
+        let asks = self.judge.asks(shard, state);
+        let thread = asks.then(|| looked.files.facts()).flatten();
+        let seen = Seen { state, work: working.mark, thread };
+        let verdict = self.judge.look(shard, now, seen);
+        if asks && verdict.is_none() {
+            looked.lost_before = queues(&self.control, shard).1;
+        }
+        if let Some(verdict) = verdict {
+            self.tell(shard, now, verdict, working);
+        }
+        rests
+    }
+
+    fn tell(&mut self, shard: usize, now: Time, verdict: Verdict, working: Working) {
+        let Verdict { stage, since, lasted, cause, waits_in, several, is_loud } = verdict;
+        let watch = self.control.watch();
+        let lost_before = self.shards[shard].lost_before;
+        let told = match stage {
+            Stage::Begins => {
+                let is_hosted = self.control.remotes()[shard].is_hosted();
+                let (waiting, lost) = queues(&self.control, shard);
+                let stall = Stall {
+                    shard,
+                    ago: lasted,
+                    lasted,
+                    ongoing: true,
+                    work: match working.work {
+                        StalledWork::Framework if is_hosted => StalledWork::Runtime,
+                        work => work,
+                    },
+                    peer: working.peer,
+                    connection: working.connection,
+                    frame_bytes: working.frame_bytes,
+                    several,
+                    cause,
+                    waits_in,
+                    queue_waiting: waiting,
+                    queue_lost: lost.map(|lost| lost - lost_before.unwrap_or(lost)),
+                };
+                watch.begins(since, stall.clone());
+                Some(stall)
+            }
+            Stage::Lasts => {
+                let (waiting, lost) = queues(&self.control, shard);
+                watch.change(shard, |kept| {
+                    kept.since = since;
+                    let stall = &mut kept.stall;
+                    (stall.lasted, stall.cause, stall.waits_in, stall.several) =
+                        (lasted, cause, waits_in, several);
+                    if let Some(waiting) = waiting {
+                        stall.queue_waiting = stall.queue_waiting.max(Some(waiting));
+                        stall.queue_lost = lost.map(|lost| lost - lost_before.unwrap_or(lost));
+                    }
+                })
+            }
+            Stage::Ended => watch.change(shard, |kept| {
+                (kept.stall.lasted, kept.stall.cause, kept.stall.ongoing) = (lasted, cause, false);
+            }),
+        };
+        let Some(stall) = told else { return };
+        if stage == Stage::Ended {
+            if lasted >= END_TOLD_FROM {
+                guarded(|| info!("{stall}"));
+            }
+        } else if is_loud && let Some(left_out) = self.shards[shard].lines.allow(now) {
+            guarded(|| match left_out {
+                0 => warn!("{stall}"),
+                _ => warn!("{stall}; {left_out} lines like this were left out"),
+            });
+        }
+    }
+}
+
+/// What waits in the accept queues of a shard, and what those lost since the start. `None` without such a queue.
+fn queues(control: &ServerControl, shard: usize) -> (Option<u32>, Option<u64>) {
+    let (mut waiting, mut lost) = (None, None);
+    for queue in control.queues().read_those_of(shard) {
+        *waiting.get_or_insert(0) += u32::try_from(queue.waiting).unwrap_or(u32::MAX);
+        if let Some(count) = queue.lost {
+            *lost.get_or_insert(0) += count;
+        }
+    }
+    (waiting, lost)
+}
+
+/// The times of the shards' threads now.
+pub(crate) fn times_of(remotes: &[Arc<RemoteShard>]) -> Vec<Option<ThreadTimes>> {
+    let times = |remote: &Arc<RemoteShard>| time_of(remote.thread()?);
+    remotes.iter().map(times).collect()
+}

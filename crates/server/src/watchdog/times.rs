@@ -1,0 +1,111 @@
+//! How busy the shards' threads are: what the kernel counts of them, now and a second ago.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use ringserve_core::Time;
+
+use super::facts::ThreadTimes;
+use super::stall::ShardTimes;
+
+/// What is kept is this much apart at least.
+const KEPT_EVERY: Duration = Duration::from_millis(500);
+
+/// The time over which shares are taken.
+const OVER: Duration = Duration::from_secs(1);
+
+/// The times of all shards, at a moment. `None` for a shard without a thread.
+type Sample = (Time, Vec<Option<ThreadTimes>>);
+
+/// The last samples, the newest last.
+#[derive(Default)]
+pub(crate) struct Times {
+    kept: VecDeque<Sample>,
+}
+
+impl Times {
+    /// True if there is to be a sample now.
+    pub(crate) fn is_due(&self, now: Time) -> bool {
+        self.kept.back().is_none_or(|(at, _)| now >= *at + KEPT_EVERY)
+    }
+
+    /// Takes one in.
+    pub(crate) fn keep(&mut self, now: Time, times: Vec<Option<ThreadTimes>>) {
+        self.kept.push_back((now, times));
+        // One behind the second is enough.
+        while self.kept.get(1).is_some_and(|(at, _)| now >= *at + OVER) {
+            self.kept.pop_front();
+        }
+    }
+
+    /// All shards slept until now: what was before says nothing of the last second.
+    pub(crate) fn forget(&mut self) {
+        self.kept.clear();
+    }
+
+    /// The times of all shards, with their shares since the sample of a second ago.
+    pub(crate) fn shares(&self, now: Time, times: &[Option<ThreadTimes>]) -> Vec<ShardTimes> {
+        let is_old = |(at, _): &&Sample| now >= *at + OVER;
+        let from = self.kept.iter().rev().find(is_old).or(self.kept.front());
+        let each = times.iter().enumerate().map(|(shard, times)| {
+            let ThreadTimes { ran, waited } = times.unwrap_or_default();
+            let before = from.and_then(|(at, all)| Some((*at, (*all.get(shard)?)?)));
+            let share = |time: Duration, before: Duration, at: Time| {
+                let wall = (now - at).as_secs_f64();
+                if wall > 0.0 { (time.saturating_sub(before).as_secs_f64() / wall).min(1.0) } else { 0.0 }
+            };
+            let (busy, starved) = before.map_or((0.0, 0.0), |(at, before)| {
+                (share(ran, before.ran, at), share(waited, before.waited, at))
+            });
+            ShardTimes { shard, cpu: ran, cpu_wait: waited, busy, starved }
+        });
+        each.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(millis: u64) -> Time {
+        Time::from_nanos(millis * 1_000_000)
+    }
+
+    fn times(ran: u64, waited: u64) -> Vec<Option<ThreadTimes>> {
+        vec![Some(ThreadTimes { ran: Duration::from_millis(ran), waited: Duration::from_millis(waited) })]
+    }
+
+    #[test]
+    fn shares_are_those_of_the_last_second() {
+        let mut kept = Times::default();
+        kept.keep(at(0), times(0, 0));
+        assert!(!kept.is_due(at(499)) && kept.is_due(at(500)));
+        for (now, ran, waited) in [(500, 100, 0), (1000, 200, 0), (1500, 700, 0), (2000, 900, 0)] {
+            kept.keep(at(now), times(ran, waited));
+        }
+        let [shard] = kept.shares(at(2250), &times(950, 250))[..] else { panic!("one shard") };
+        assert_eq!((shard.cpu, shard.cpu_wait), (Duration::from_millis(950), Duration::from_millis(250)));
+        assert!((shard.busy - 0.6).abs() < 1e-9, "750 of 1250 ms: {shard:?}");
+        assert!((shard.starved - 0.2).abs() < 1e-9, "{shard:?}");
+        assert!(kept.kept.len() <= 3, "{} are kept", kept.kept.len());
+    }
+
+    #[test]
+    fn shares_of_the_first_second_are_those_of_what_is_known() {
+        let mut kept = Times::default();
+        assert_eq!(kept.shares(at(100), &times(50, 0))[0].busy, 0.0);
+        kept.keep(at(100), times(50, 0));
+        assert_eq!(kept.shares(at(100), &times(50, 0))[0].busy, 0.0, "in no time");
+        assert!((kept.shares(at(200), &times(100, 0))[0].busy - 0.5).abs() < 1e-9);
+        kept.forget();
+        assert!(kept.is_due(at(200)));
+    }
+
+    #[test]
+    fn shard_without_a_thread_has_no_times() {
+        let mut kept = Times::default();
+        kept.keep(at(0), vec![None]);
+        assert_eq!(kept.shares(at(1000), &[None]), [ShardTimes::default()]);
+        assert_eq!(kept.shares(at(1000), &times(500, 0))[0].busy, 0.0, "it began since");
+    }
+}

@@ -1,0 +1,223 @@
+//! What a server knows of its stalls, for all who ask.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::Thread;
+use std::time::Duration;
+
+use ringserve_core::Time;
+
+use super::facts::ThreadTimes;
+use super::stall::{ShardTimes, Stall, StallCause};
+use super::times::Times;
+
+/// Stalls that are kept, beside those that last: one of each shard of a large machine.
+const KEPT: usize = 64;
+
+/// Shared by a server's controls, its shards and its watchdog.
+#[derive(Default)]
+pub(crate) struct Watch {
+    /// The watchdog's thread, for shards that leave their wait.
+    thread: OnceLock<Thread>,
+    is_over: AtomicBool,
+    stalls: Mutex<VecDeque<Kept>>,
+    /// By shard and cause.
+    counts: OnceLock<Box<[[AtomicU64; StallCause::ALL.len()]]>>,
+    times: Mutex<Times>,
+}
+
+/// A stall with the moment at which it began.
+pub(super) struct Kept {
+    pub(super) since: Time,
+    pub(super) stall: Stall,
+}
+
+impl Watch {
+    /// The watchdog of this number of shards is on this thread.
+    pub(super) fn begin(&self, shards: usize, thread: Thread) {
+        let _ = self.counts.set((0..shards).map(|_| Default::default()).collect());
+        let _ = self.thread.set(thread);
+    }
+
+    /// A shard leaves its wait while the watchdog rests, or is called there.
+    #[cold]
+    pub(crate) fn wake(&self) {
+        if let Some(thread) = self.thread.get() {
+            thread.unpark();
+        }
+    }
+
+    /// The server is over, and its watchdog too.
+    pub(super) fn end(&self) {
+        self.is_over.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    fn kept(&self) -> MutexGuard<'_, VecDeque<Kept>> {
+        self.stalls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A stall began.
+    pub(super) fn begins(&self, since: Time, stall: Stall) {
+        if let Some(of_shard) = self.counts.get().and_then(|counts| counts.get(stall.shard)) {
+            of_shard[stall.cause.index()].fetch_add(1, Ordering::Relaxed);
+        }
+        let mut kept = self.kept();
+        kept.push_back(Kept { since, stall });
+        let over = kept.iter().filter(|kept| !kept.stall.ongoing).count();
+        if over >= KEPT
+            && let Some(oldest) = kept.iter().position(|kept| !kept.stall.ongoing)
+        {
+            kept.remove(oldest);
+        }
+    }
+
+    /// Changes the stall of a shard that lasts, and returns it as it is then.
+    pub(super) fn change(&self, shard: usize, change: impl FnOnce(&mut Kept)) -> Option<Stall> {
+        let mut kept = self.kept();
+        let ongoing = kept.iter_mut().rev().find(|kept| kept.stall.ongoing && kept.stall.shard == shard)?;
+        change(ongoing);
+        Some(ongoing.stall.clone())
+    }
+
+    /// The last ones and those that last, the oldest first.
+    pub(crate) fn stalls(&self, now: Time) -> Vec<Stall> {
+        let as_now = |kept: &Kept| {
+            let ago = now - kept.since;
+            let lasted = if kept.stall.ongoing { ago } else { kept.stall.lasted };
+            Stall { ago, lasted, ..kept.stall.clone() }
+        };
+        self.kept().iter().map(as_now).collect()
+    }
+
+    /// How many stalls there were, by shard and cause.
+    pub(crate) fn counts(&self) -> impl Iterator<Item = (usize, StallCause, u64)> {
+        let of_shards = self.counts.get().into_iter().flatten().enumerate();
+        of_shards.flat_map(|(shard, counts)| {
+            let count = move |cause: StallCause| counts[cause.index()].load(Ordering::Relaxed);
+            StallCause::ALL.into_iter().map(move |cause| (shard, cause, count(cause)))
+        })
+    }
+
+    fn times(&self) -> MutexGuard<'_, Times> {
+        self.times.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps a sample of the shards' times, if there is none of this half second.
+    pub(super) fn keep_times(&self, now: Time, read: impl FnOnce() -> Vec<Option<ThreadTimes>>) {
+        let mut times = self.times();
+        if times.is_due(now) {
+            times.keep(now, read());
+        }
+    }
+
+    /// The shards slept until now.
+    pub(super) fn forget_times(&self) {
+        self.times().forget();
+    }
+
+    /// The times of the shards' threads, which these are now.
+    pub(crate) fn shares(&self, now: Time, read: &[Option<ThreadTimes>]) -> Vec<ShardTimes> {
+        let mut times = self.times();
+        let shares = times.shares(now, read);
+        if times.is_due(now) {
+            times.keep(now, read.to_vec());
+        }
+        shares
+    }
+}
+
+/// Lines about the stalls of a shard: five a minute at most.
+#[derive(Default)]
+pub(super) struct Lines {
+    minute: u64,
+    written: u32,
+    left_out: u32,
+}
+
+impl Lines {
+    const PER_MINUTE: u32 = 5;
+
+    /// `Some` if there may be a line: with the number of those that were left out since the last one.
+    pub(super) fn allow(&mut self, now: Time) -> Option<u32> {
+        let minute = now.as_millis() / 60_000;
+        if minute != self.minute {
+            (self.minute, self.written) = (minute, 0);
+        }
+        if self.written == Lines::PER_MINUTE {
+            self.left_out += 1;
+            return None;
+        }
+        self.written += 1;
+        Some(std::mem::take(&mut self.left_out))
+    }
+}
+
+/// From this length on the end of a stall is told, too: an operator may have begun to look for its cause.
+pub(super) const END_TOLD_FROM: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::super::stall::StalledWork;
+    use super::*;
+
+    fn at(seconds: u64) -> Time {
+        Time::from_nanos(seconds * 1_000_000_000)
+    }
+
+    fn stall(shard: usize, ongoing: bool) -> Stall {
+        Stall {
+            shard,
+            ago: Duration::ZERO,
+            lasted: Duration::from_millis(30),
+            ongoing,
+            work: StalledWork::Call,
+            peer: None,
+            connection: None,
+            frame_bytes: None,
+            several: false,
+            cause: StallCause::Cpu,
+            waits_in: None,
+            queue_waiting: None,
+            queue_lost: None,
+        }
+    }
+
+    #[test]
+    fn last_stalls_are_kept_and_those_that_last() {
+        let watch = Watch::default();
+        watch.begin(2, std::thread::current());
+        watch.begins(at(1), stall(1, true));
+        for second in 0..100 {
+            watch.begins(at(second), stall(0, true));
+            watch.change(0, |kept| (kept.stall.ongoing, kept.stall.lasted) = (false, Duration::from_secs(2)));
+        }
+        let stalls = watch.stalls(at(200));
+        assert_eq!(stalls.len(), KEPT);
+        assert_eq!(
+            (stalls[0].shard, stalls[0].ongoing, stalls[0].lasted),
+            (1, true, Duration::from_secs(199))
+        );
+        let last = stalls.last().unwrap();
+        assert_eq!(
+            (last.ongoing, last.lasted, last.ago),
+            (false, Duration::from_secs(2), Duration::from_secs(101))
+        );
+        let counts: Vec<_> = watch.counts().filter(|(_, _, count)| *count > 0).collect();
+        assert_eq!(counts, [(0, StallCause::Cpu, 100), (1, StallCause::Cpu, 1)]);
+        assert!(watch.change(0, |_| ()).is_none(), "none of it lasts");
+    }
+
+    #[test]
+    fn five_lines_a_minute_and_the_next_one_counts_the_rest() {
+        let mut lines = Lines::default();
+        let allowed: Vec<_> = (0..10).filter_map(|second| lines.allow(at(second))).collect();
+        assert_eq!(allowed, [0; 5]);
+        assert_eq!((lines.allow(at(60)), lines.allow(at(61))), (Some(5), Some(0)));
+    }
+}
