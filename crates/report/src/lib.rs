@@ -458,16 +458,16 @@ pub struct Finding {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Severity {
-    /// Not known to this version.
-    #[default]
-    #[serde(other)]
-    Unknown,
     /// Good to know.
     Info,
     /// It will cost something under load.
     Warn,
     /// Something will not work.
     Error,
+    /// Not known to this version, and so taken for the worst.
+    #[default]
+    #[serde(other)]
+    Unknown,
 }
 
 #[cfg(test)]
