@@ -169,8 +169,8 @@ pub use ringserve_server::{
     StreamService, WithHeads, starting, stream, with_heads,
 };
 pub use ringserve_server::{
-    access_log, doctor, factory, framing, host, inspect, limits, listen, middleware, net, scatter, stats, sync, task, time,
-    topics, transport,
+    access_log, doctor, factory, framing, host, inspect, limits, listen, middleware, net, scatter, stats,
+    sync, task, time, topics, transport,
 };
 #[cfg(feature = "websocket")]
 pub use ringserve_server::{websocket, ws};

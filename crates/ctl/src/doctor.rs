@@ -2,21 +2,10 @@
 
 use ringserve::Server;
 use ringserve_report::{Finding, Severity};
-use serde::{Deserialize, Serialize};
 
 use crate::args::DoctorOptions;
 use crate::client::{Endpoint, Failure};
 use crate::text::plain;
-
-/// A finding, and how sure it is.
-#[derive(Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
-struct Shown {
-    #[serde(flatten)]
-    finding: Finding,
-    /// `seen`, `computed` or `estimated`; empty if the server does not say.
-    certainty: String,
-}
 
 /// Examines, prints, and returns 0 if there is nothing above notes, 1 for a warning, 2 for an error.
 pub fn run(there: Option<&Endpoint>, options: &DoctorOptions, json: bool) -> Result<u8, Failure> {
@@ -25,7 +14,7 @@ pub fn run(there: Option<&Endpoint>, options: &DoctorOptions, json: bool) -> Res
         None => of_machine(options),
     };
     if options.quiet {
-        findings.retain(|shown| shown.finding.severity > Severity::Info);
+        findings.retain(|found| matches!(found.severity, Severity::Warn | Severity::Error));
     }
     if json {
         let text = serde_json::to_string_pretty(&findings).map_err(|error| Failure(error.to_string()))?;
@@ -37,15 +26,16 @@ pub fn run(there: Option<&Endpoint>, options: &DoctorOptions, json: bool) -> Res
     Ok(code(&findings))
 }
 
-fn code(findings: &[Shown]) -> u8 {
-    match findings.iter().map(|shown| shown.finding.severity).max() {
-        Some(Severity::Error) => 2,
-        Some(Severity::Warn) => 1,
+fn code(findings: &[Finding]) -> u8 {
+    let code = |finding: &Finding| match finding.severity {
+        Severity::Error => 2,
+        Severity::Warn => 1,
         _ => 0,
-    }
+    };
+    findings.iter().map(code).max().unwrap_or(0)
 }
 
-fn of_server(endpoint: &Endpoint, options: &DoctorOptions) -> Result<Vec<Shown>, Failure> {
+fn of_server(endpoint: &Endpoint, options: &DoctorOptions) -> Result<Vec<Finding>, Failure> {
     let expected = &options.expected;
     let mut query = Vec::new();
     query.extend(expected.connections.map(|count| format!("connections={count}")));
@@ -54,7 +44,7 @@ fn of_server(endpoint: &Endpoint, options: &DoctorOptions) -> Result<Vec<Shown>,
     endpoint.get_json(&path)
 }
 
-fn of_machine(options: &DoctorOptions) -> Vec<Shown> {
+fn of_machine(options: &DoctorOptions) -> Vec<Finding> {
     let server =
         Server::bind("127.0.0.1:0").shards(options.shards.map(usize::from)).share_port(options.share_port);
     let severity = |severity| match severity {
@@ -62,17 +52,15 @@ fn of_machine(options: &DoctorOptions) -> Vec<Shown> {
         ringserve::doctor::Severity::Warn => Severity::Warn,
         _ => Severity::Error,
     };
-    let shown = |found: ringserve::doctor::Finding| Shown {
+    let shown = |found: ringserve::doctor::Finding| Finding {
+        check: found.check.to_owned(),
+        severity: severity(found.severity),
+        what: found.what,
+        value: found.value,
+        needed: found.needed,
+        otherwise: found.otherwise,
+        fix: found.fix,
         certainty: found.certainty.to_string(),
-        finding: Finding {
-            check: found.check.to_owned(),
-            severity: severity(found.severity),
-            what: found.what,
-            value: found.value,
-            needed: found.needed,
-            otherwise: found.otherwise,
-            fix: found.fix,
-        },
     };
     let findings = server.doctor_for(&options.expected).into_iter();
     // That is the build of this tool.
@@ -84,21 +72,21 @@ fn word(severity: Severity) -> &'static str {
         Severity::Error => "error",
         Severity::Warn => "warning",
         Severity::Info => "note",
-        Severity::Unknown => "unknown",
+        _ => "finding",
     }
 }
 
 /// All findings as text, and a line that counts them.
-fn page(findings: &[Shown], whose: &str) -> String {
+fn page(findings: &[Finding], whose: &str) -> String {
     let mut text = String::new();
-    for Shown { finding, certainty } in findings {
+    for finding in findings {
         text +=
             &format!("{}: {} is {}\n", word(finding.severity), plain(&finding.what), plain(&finding.value));
         for (name, part) in [
             ("needed", &finding.needed),
             ("otherwise", &finding.otherwise),
             ("do", &finding.fix),
-            ("sure", certainty),
+            ("sure", &finding.certainty),
         ] {
             if !part.is_empty() {
                 text += &format!("  {name:<10}{}\n", plain(part));
@@ -106,7 +94,7 @@ fn page(findings: &[Shown], whose: &str) -> String {
         }
         text.push('\n');
     }
-    let count = |severity| findings.iter().filter(|shown| shown.finding.severity == severity).count();
+    let count = |severity| findings.iter().filter(|found| found.severity == severity).count();
     let checks = ringserve::doctor::checks().len();
     let (errors, warnings, notes) = (count(Severity::Error), count(Severity::Warn), count(Severity::Info));
     let plural = |count: usize| if count == 1 { "" } else { "s" };
@@ -123,22 +111,27 @@ fn page(findings: &[Shown], whose: &str) -> String {
 mod tests {
     use super::*;
 
-    fn shown(severity: Severity) -> Shown {
-        let finding = Finding { severity, what: "a thing".into(), value: "7".into(), ..Finding::default() };
-        Shown { finding, certainty: "seen".into() }
+    fn found(severity: Severity) -> Finding {
+        Finding {
+            severity,
+            what: "a thing".into(),
+            value: "7".into(),
+            certainty: "seen".into(),
+            ..Finding::default()
+        }
     }
 
     #[test]
     fn code_is_that_of_the_worst() {
         assert_eq!(code(&[]), 0);
-        assert_eq!(code(&[shown(Severity::Info), shown(Severity::Unknown)]), 0);
-        assert_eq!(code(&[shown(Severity::Warn), shown(Severity::Info)]), 1);
-        assert_eq!(code(&[shown(Severity::Warn), shown(Severity::Error)]), 2);
+        assert_eq!(code(&[found(Severity::Info), found(Severity::Unknown)]), 0);
+        assert_eq!(code(&[found(Severity::Warn), found(Severity::Info)]), 1);
+        assert_eq!(code(&[found(Severity::Warn), found(Severity::Error)]), 2);
     }
 
     #[test]
     fn page_has_each_part_that_is_known() {
-        let text = page(&[shown(Severity::Warn)], "this machine");
+        let text = page(&[found(Severity::Warn)], "this machine");
         assert!(
             text.starts_with(
                 "warning: a thing is 7\n  sure      seen\n\nthis machine: 0 errors, 1 warning, 0 notes of "

@@ -175,7 +175,8 @@ mod tests {
     fn quantiles_are_known_to_an_eighth() {
         let times: Vec<Duration> = (1..=1000).map(|n| Duration::from_micros(10 * n)).collect();
         let sum = counted(&times);
-        for (share, micros) in [(0.5, 5000.0), (0.9, 9000.0), (0.99, 9900.0), (1.0, 10_000.0), (0.001, 10.0)] {
+        for (share, micros) in [(0.5, 5000.0), (0.9, 9000.0), (0.99, 9900.0), (1.0, 10_000.0), (0.001, 10.0)]
+        {
             let found = sum.quantile(share).as_secs_f64() * 1e6;
             assert!((micros..micros * 1.126).contains(&found), "{share}: {found} µs");
         }

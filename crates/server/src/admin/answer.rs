@@ -139,7 +139,10 @@ pub(super) fn events(events: Events) -> Response<Answer> {
 
 /// There is no such path.
 pub(super) fn no_path() -> Response<Answer> {
-    sentence(StatusCode::NOT_FOUND, format!("there is no such path; there are\n\n{}", routes::list().trim_end()))
+    sentence(
+        StatusCode::NOT_FOUND,
+        format!("there is no such path; there are\n\n{}", routes::list().trim_end()),
+    )
 }
 
 /// The path has another method.

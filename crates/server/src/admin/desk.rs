@@ -132,7 +132,8 @@ impl Desk {
     async fn list(&self, running: &Running) {
         let now = self.shard.now();
         let connections = running.control.stats().connections;
-        let every = LISTS_WITHIN / 2 + SECOND * u32::try_from(connections / CONNECTIONS_A_SECOND).unwrap_or(u32::MAX);
+        let every =
+            LISTS_WITHIN / 2 + SECOND * u32::try_from(connections / CONNECTIONS_A_SECOND).unwrap_or(u32::MAX);
         if self.lists.borrow().1.is_some_and(|at| now - at < every) {
             return;
         }
@@ -171,7 +172,10 @@ impl Desk {
     }
 
     /// Answers one request.
-    pub(super) async fn answer(self: Rc<Self>, request: Request<Incoming>) -> Result<Response<Answer>, Infallible> {
+    pub(super) async fn answer(
+        self: Rc<Self>,
+        request: Request<Incoming>,
+    ) -> Result<Response<Answer>, Infallible> {
         Ok(self.answered(request).await)
     }
 
@@ -196,7 +200,12 @@ impl Desk {
             Route::Report => self.report_json().await,
             Route::Events => answer::events(Events::new(&self.press, self.shard.draining())),
             Route::LogLevel => self.set_log_level(request.into_body()).await,
-            Route::Metrics | Route::Connections | Route::Stalls | Route::Doctor | Route::Drain | Route::Close { .. } => {
+            Route::Metrics
+            | Route::Connections
+            | Route::Stalls
+            | Route::Doctor
+            | Route::Drain
+            | Route::Close { .. } => {
                 let Some(running) = self.running() else {
                     let text = "the server is starting: its factories are pending";
                     return answer::sentence(StatusCode::SERVICE_UNAVAILABLE, text);
@@ -254,7 +263,8 @@ impl Desk {
         let inspecting = running.control.inspecting(query);
         let _ = self.shard.timeout(CONNECTIONS_WITHIN, inspecting.done()).await;
         let Inspection { connections, silent_shards, .. } = inspecting.answer();
-        let note = silent_shards.iter().map(|shard| format!("shard {shard} does not answer")).collect::<Vec<_>>();
+        let note =
+            silent_shards.iter().map(|shard| format!("shard {shard} does not answer")).collect::<Vec<_>>();
         let connections = connections.iter().map(connection).collect();
         let answer = Connections { connections, silent_shards, note: note.join(", ") };
         answer::json(serde_json::to_vec(&answer))

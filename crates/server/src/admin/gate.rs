@@ -60,7 +60,10 @@ impl Gate {
     /// A sentence with the cause.
     pub(super) fn check_token(token: &str) -> Result<(), String> {
         if token.len() < TOKEN_MIN {
-            return Err(format!("the token has {} bytes: give one of {TOKEN_MIN} or more, at random", token.len()));
+            return Err(format!(
+                "the token has {} bytes: give one of {TOKEN_MIN} or more, at random",
+                token.len()
+            ));
         }
         match token.bytes().all(|byte| byte.is_ascii_graphic()) {
             true => Ok(()),
@@ -89,7 +92,8 @@ impl Gate {
         let Some(token) = &self.token else { return Ok(()) };
         let said = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
         let said = said.and_then(|value| value.split_once(' '));
-        let said = said.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, said)| said.trim());
+        let said =
+            said.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, said)| said.trim());
         let is_right = said.is_some_and(|said| bool::from(said.as_bytes().ct_eq(token.as_bytes())));
         if is_right { Ok(()) } else { Err(Refused::Token) }
     }

@@ -26,7 +26,9 @@ impl Place {
         if text.starts_with('/') {
             return Err(format!("{text} is no address: for a Unix socket say unix:{text}"));
         }
-        let wrong = |error| format!("{text:?} is no address ({error}): give one as 127.0.0.1:9000 or unix:/run/admin.sock");
+        let wrong = |error| {
+            format!("{text:?} is no address ({error}): give one as 127.0.0.1:9000 or unix:/run/admin.sock")
+        };
         let found: Vec<SocketAddr> = text.to_socket_addrs().map_err(wrong)?.collect();
         match found.is_empty() {
             true => Err(format!("{text} has no address")),

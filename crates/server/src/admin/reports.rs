@@ -99,7 +99,8 @@ pub(super) fn report(
 
 fn process_facts() -> ServerFacts {
     let program = std::env::current_exe().ok();
-    let name = program.as_ref().and_then(|path| path.file_name()).map(|name| name.to_string_lossy().into_owned());
+    let name =
+        program.as_ref().and_then(|path| path.file_name()).map(|name| name.to_string_lossy().into_owned());
     ServerFacts {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: process::id(),

@@ -144,11 +144,27 @@ mod tests {
     #[test]
     fn other_paths_have_none() {
         for path in [
-            "", "//", "/index.html", "/metrics/", "/Metrics", "/../etc/passwd", "/%2e%2e/etc/passwd", "/drain/",
-            "/connections/", "/connections//close", "/connections/1.2.3", "/connections/1.2/close",
-            "/connections/1.2.3.4/close", "/connections/a.b.c/close", "/connections/-1.2.3/close",
-            "/connections/+1.2.3/close", "/connections/0.16777216.0/close", "/connections/0.0.68719476736/close",
-            "/connections/99999999999999999999.0.0/close", "/connections/0.../close", "/connections/../close",
+            "",
+            "//",
+            "/index.html",
+            "/metrics/",
+            "/Metrics",
+            "/../etc/passwd",
+            "/%2e%2e/etc/passwd",
+            "/drain/",
+            "/connections/",
+            "/connections//close",
+            "/connections/1.2.3",
+            "/connections/1.2/close",
+            "/connections/1.2.3.4/close",
+            "/connections/a.b.c/close",
+            "/connections/-1.2.3/close",
+            "/connections/+1.2.3/close",
+            "/connections/0.16777216.0/close",
+            "/connections/0.0.68719476736/close",
+            "/connections/99999999999999999999.0.0/close",
+            "/connections/0.../close",
+            "/connections/../close",
         ] {
             assert_eq!(Route::find(path), None, "{path:?}");
         }
@@ -167,7 +183,9 @@ mod tests {
             assert!(!route.is_open() && route.allows(&Method::POST) && !route.allows(&Method::GET));
             assert_eq!(route.methods(), "POST");
         }
-        for route in [Route::Report, Route::Metrics, Route::Connections, Route::Stalls, Route::Doctor, Route::Events] {
+        for route in
+            [Route::Report, Route::Metrics, Route::Connections, Route::Stalls, Route::Doctor, Route::Events]
+        {
             assert!(!route.is_open() && !route.allows(&Method::POST) && route.allows(&Method::HEAD));
         }
     }

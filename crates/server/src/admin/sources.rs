@@ -85,13 +85,14 @@ impl Running {
     fn shards(&self, stats: &ServerStats) -> Vec<ShardFigures> {
         (0..stats.shards.len())
             .map(|shard| {
-                let stall = self.in_turn_for(shard).filter(|time| *time > STALLED).map(|lasted| StallFigures {
-                    ongoing: true,
-                    lasted,
-                    cause: Held::Other,
-                    work: "a call".to_owned(),
-                    waits_in: None,
-                });
+                let stall =
+                    self.in_turn_for(shard).filter(|time| *time > STALLED).map(|lasted| StallFigures {
+                        ongoing: true,
+                        lasted,
+                        cause: Held::Other,
+                        work: "a call".to_owned(),
+                        waits_in: None,
+                    });
                 ShardFigures { stall, ..ShardFigures::default() }
             })
             .collect()

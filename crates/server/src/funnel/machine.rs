@@ -53,7 +53,8 @@ pub(super) fn is_throttled(seen: &Seen<'_>) -> bool {
 }
 
 pub(super) fn machine(seen: &Seen<'_>) -> Stage {
-    let MachineFigures { descriptors, descriptors_max, conntrack_drops, softnet_drops, .. } = seen.now.machine;
+    let MachineFigures { descriptors, descriptors_max, conntrack_drops, softnet_drops, .. } =
+        seen.now.machine;
     let stage = Stage {
         now: descriptors,
         capacity: descriptors_max,
@@ -75,7 +76,10 @@ type Found = Option<(State, String)>;
 fn conntrack(seen: &Seen<'_>) -> Found {
     let dropped = seen.grew(|now| now.machine.conntrack_drops);
     let (count, max) = seen.now.machine.conntrack.unwrap_or_default();
-    let fix = format!("sysctl -w net.netfilter.nf_conntrack_max={}, or a NOTRACK rule for the port", max.max(1) * 2);
+    let fix = format!(
+        "sysctl -w net.netfilter.nf_conntrack_max={}, or a NOTRACK rule for the port",
+        max.max(1) * 2
+    );
     if dropped > 0 || (max > 0 && count * 100 >= max * 95) {
         let why = format!(
             "the kernel tracks {count} connections of {max} and dropped {dropped} packets {}: {fix}",
@@ -84,7 +88,12 @@ fn conntrack(seen: &Seen<'_>) -> Found {
         return Some((State::Lost, why));
     }
     let is_near = max > 0 && count * 100 >= max * 80;
-    is_near.then(|| (State::Warn, format!("the kernel tracks {count} connections of {max}, and drops packets beyond: {fix}")))
+    is_near.then(|| {
+        (
+            State::Warn,
+            format!("the kernel tracks {count} connections of {max}, and drops packets beyond: {fix}"),
+        )
+    })
 }
 
 fn quota(seen: &Seen<'_>) -> Found {
@@ -110,7 +119,12 @@ fn memory(seen: &Seen<'_>) -> Found {
         let why = format!("TCP holds {used} pages, and the kernel drops packets from {pressure} on: {fix}");
         return Some((State::Lost, why));
     }
-    is(70).then(|| (State::Warn, format!("TCP holds {used} pages of {pressure}, from which on packets are dropped: {fix}")))
+    is(70).then(|| {
+        (
+            State::Warn,
+            format!("TCP holds {used} pages of {pressure}, from which on packets are dropped: {fix}"),
+        )
+    })
 }
 
 fn starved(seen: &Seen<'_>) -> Found {

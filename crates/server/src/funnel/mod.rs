@@ -80,7 +80,8 @@ impl Seen<'_> {
     /// The stage that keeps a shard from accepting, if one does; of any shard, for a queue from which all accept.
     fn obstacle(&self, shard: Option<usize>) -> Option<StageName> {
         let its = |number: usize| shard.is_none_or(|shard| shard == number);
-        let mut shards = (0..).zip(&self.now.shards).filter(|(number, _)| its(*number)).map(|(_, shard)| shard);
+        let mut shards =
+            (0..).zip(&self.now.shards).filter(|(number, _)| its(*number)).map(|(_, shard)| shard);
         if shards.clone().any(|shard| self.is_blocked(shard)) {
             return Some(StageName::Handler);
         }
@@ -168,9 +169,12 @@ impl Seen<'_> {
         let of_descriptors = "raise RLIMIT_NOFILE (ulimit -n, LimitNOFILE= in systemd)";
         if connections_max > 0 && connections >= connections_max {
             let fix = if connections_wanted > connections_max {
-                format!("descriptors allow no more: {of_descriptors}; ServerLimits::connections_max is {connections_wanted}")
+                format!(
+                    "descriptors allow no more: {of_descriptors}; ServerLimits::connections_max is {connections_wanted}"
+                )
             } else {
-                "raise ServerLimits::connections_max, or close idle ones sooner by Limits::idle_timeout".to_owned()
+                "raise ServerLimits::connections_max, or close idle ones sooner by Limits::idle_timeout"
+                    .to_owned()
             };
             let felt = waiting > 0 || paused > 0 || stage.lost_recently > 0;
             let state = if felt { State::Lost } else { State::Warn };
@@ -249,8 +253,10 @@ impl Seen<'_> {
             lost_recently: timed_out + panics,
             ..calm(StageName::Handler, "calls")
         };
-        let stalls = (0..).zip(&self.now.shards).filter_map(|(n, shard)| Some((n, shard, shard.stall.as_ref()?)));
-        let worst = stalls.max_by_key(|(_, shard, stall)| (self.is_blocked(shard), stall.ongoing, stall.lasted));
+        let stalls =
+            (0..).zip(&self.now.shards).filter_map(|(n, shard)| Some((n, shard, shard.stall.as_ref()?)));
+        let worst =
+            stalls.max_by_key(|(_, shard, stall)| (self.is_blocked(shard), stall.ongoing, stall.lasted));
         if let Some((number, shard, stall)) = worst {
             let is_cause = self.is_blocked(shard);
             let lost = (0..self.now.queues.len()).any(|queue| self.lost(queue) > 0);
@@ -259,12 +265,18 @@ impl Seen<'_> {
             let why = if is_cause {
                 blocked(number, stall)
             } else {
-                format!("shard {number} went on after {} only, for lack of CPU: see the stage host", seconds(stall.lasted))
+                format!(
+                    "shard {number} went on after {} only, for lack of CPU: see the stage host",
+                    seconds(stall.lasted)
+                )
             };
             return Stage { state, why, ..stage };
         }
         if panics > 0 {
-            let why = format!("{panics} connections ended {} by a panic of the service: the log has its text", self.recently());
+            let why = format!(
+                "{panics} connections ended {} by a panic of the service: the log has its text",
+                self.recently()
+            );
             return Stage { state: State::Lost, why, ..stage };
         }
         if timed_out > 0 {
@@ -351,7 +363,12 @@ impl Seen<'_> {
         if held_back > 0 && idle >= LONG_STALL {
             let ends = stall_timeout.map_or_else(
                 || "Limits::write_stall_timeout is off: set it".to_owned(),
-                |time| format!("it is closed after {} without a byte taken (Limits::write_stall_timeout)", seconds(time)),
+                |time| {
+                    format!(
+                        "it is closed after {} without a byte taken (Limits::write_stall_timeout)",
+                        seconds(time)
+                    )
+                },
             );
             let why = format!(
                 "{} does not read: {largest} bytes have waited for it for {}, and its frames are held back; {ends}",

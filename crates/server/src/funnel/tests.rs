@@ -76,7 +76,12 @@ fn calm_server_has_no_red_stage() {
     let stages = after(|_| ());
     assert_eq!(stages.iter().map(|stage| stage.name).collect::<Vec<_>>(), StageName::ALL);
     for stage in stages {
-        assert_eq!((stage.state, stage.why.as_str(), stage.lost_recently), (State::Calm, "", 0), "{}", stage.name);
+        assert_eq!(
+            (stage.state, stage.why.as_str(), stage.lost_recently),
+            (State::Calm, "", 0),
+            "{}",
+            stage.name
+        );
     }
 }
 
@@ -90,7 +95,14 @@ fn first_figures_of_a_server_are_calm_too() {
 fn losses_of_long_ago_are_no_cause_now() {
     let mut old = calm_server();
     (old.queues[0].lost, old.waited, old.accept_paused, old.receives_parked) = (9, 9, 9, 9);
-    old.closed = ClosedFigures { handler_timeout: 1, panicked: 1, outbox_full: 1, memory: 1, peer: 9, first_frame: 50 };
+    old.closed = ClosedFigures {
+        handler_timeout: 1,
+        panicked: 1,
+        outbox_full: 1,
+        memory: 1,
+        peer: 9,
+        first_frame: 50,
+    };
     old.machine = MachineFigures {
         conntrack_drops: 5,
         throttled: Duration::from_secs(60),
@@ -284,7 +296,9 @@ fn silent_peers_are_a_warning_at_the_first_frame() {
 
 #[test]
 fn service_that_queues_without_end_is_found_at_the_outbox() {
-    is_cause(StageName::Outbox, State::Lost, &["outbox_bytes_max", "Cx::ready"], |now| now.closed.outbox_full = 1);
+    is_cause(StageName::Outbox, State::Lost, &["outbox_bytes_max", "Cx::ready"], |now| {
+        now.closed.outbox_full = 1
+    });
     is_cause(StageName::Outbox, State::Lost, &["held_bytes_max"], |now| now.closed.memory = 1);
 }
 
