@@ -14,7 +14,7 @@ pub fn run(there: Option<&Endpoint>, options: &DoctorOptions, json: bool) -> Res
         None => of_machine(options),
     };
     if options.quiet {
-        findings.retain(|found| matches!(found.severity, Severity::Warn | Severity::Error));
+        findings.retain(|found| found.severity != Severity::Info);
     }
     if json {
         let text = serde_json::to_string_pretty(&findings).map_err(|error| Failure(error.to_string()))?;
@@ -28,9 +28,10 @@ pub fn run(there: Option<&Endpoint>, options: &DoctorOptions, json: bool) -> Res
 
 fn code(findings: &[Finding]) -> u8 {
     let code = |finding: &Finding| match finding.severity {
-        Severity::Error => 2,
+        Severity::Info => 0,
         Severity::Warn => 1,
-        _ => 0,
+        // One that this version does not know is taken for the worst.
+        _ => 2,
     };
     findings.iter().map(code).max().unwrap_or(0)
 }
@@ -124,7 +125,7 @@ mod tests {
     #[test]
     fn code_is_that_of_the_worst() {
         assert_eq!(code(&[]), 0);
-        assert_eq!(code(&[found(Severity::Info), found(Severity::Unknown)]), 0);
+        assert_eq!(code(&[found(Severity::Info), found(Severity::Info)]), 0);
         assert_eq!(code(&[found(Severity::Warn), found(Severity::Info)]), 1);
         assert_eq!(code(&[found(Severity::Warn), found(Severity::Error)]), 2);
     }

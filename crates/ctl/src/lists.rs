@@ -50,14 +50,17 @@ fn table_of(connections: &[Connection]) -> String {
             plain(&of.service),
             plain(&of.state),
             bytes(of.outbox_bytes),
-            bytes(of.bytes_in),
-            bytes(of.bytes_out),
-            of.frames_in.to_string(),
+            known(of.bytes_in, bytes),
+            known(of.bytes_out, bytes),
+            known(of.frames_in, |count| count.to_string()),
             seconds(of.age_seconds),
             seconds(of.idle_seconds),
-            of.oldest_call_seconds.map_or_else(String::new, seconds),
+            known(of.oldest_call_seconds, seconds),
         ]
     };
+    fn known<T>(figure: Option<T>, text: impl FnOnce(T) -> String) -> String {
+        figure.map_or_else(String::new, text)
+    }
     table(&header, &connections.iter().map(row).collect::<Vec<_>>())
 }
 
@@ -83,6 +86,9 @@ pub fn line_of(stall: &Stall) -> String {
         true => "now".to_owned(),
         false => format!("{} ago", seconds(stall.ago_seconds)),
     };
+    if !stall.text.is_empty() {
+        return format!("{when:>12}  {}", plain(&stall.text));
+    }
     let peer = stall.peer.as_ref().map(|peer| format!(" of {}", plain(peer))).unwrap_or_default();
     let mut details = Vec::new();
     details.extend(stall.connection.as_ref().map(|id| plain(id)));
@@ -155,5 +161,7 @@ mod tests {
         );
         let now = Stall { ongoing: true, work: "task".into(), cause: "cpu".into(), ..Stall::default() };
         assert_eq!(line_of(&now).trim_start(), "now  shard 0 stalled for 0: task, cpu");
+        let said = Stall { text: "shard 1 stalled\u{7}".into(), ..now };
+        assert_eq!(line_of(&said).trim_start(), "now  shard 1 stalled?");
     }
 }

@@ -10,8 +10,11 @@ use ringserve_report::{Phase, Report, Severity, ShardReport, Stage, State};
 use crate::lists::line_of;
 use crate::text::{bytes, count, percent, plain, seconds};
 
-/// Characters of the bar of a shard.
-const BAR: usize = 40;
+/// The figures of a shard beside its bar.
+const FIGURES: usize = 62;
+
+/// Lines of the sentence about the cause at most.
+const CAUSE_MAX: usize = 4;
 
 /// Lists are this long at most.
 const LIST_MAX: usize = 10;
@@ -24,8 +27,8 @@ pub fn draw(frame: &mut Frame<'_>, report: &Report, place: &str, trouble: Option
     let area = frame.area();
     let blocks = [
         ("", head(report, place, trouble)),
-        ("funnel", funnel(report)),
-        ("shards", shards(report, area.height)),
+        ("funnel", funnel(report, area.width)),
+        ("shards", shards(report, area)),
         ("last second, and how long things take", rates(report)),
         ("closes", closes(report)),
         ("largest outboxes", outboxes(report)),
@@ -55,7 +58,7 @@ fn head(report: &Report, place: &str, trouble: Option<&str>) -> Vec<Line<'static
         Phase::Starting => Span::styled("starting", Color::Yellow),
         Phase::Serving => Span::styled("serving", Color::Green),
         Phase::Draining => Span::styled("DRAINING", Color::Yellow),
-        Phase::Unknown => Span::raw("unknown"),
+        _ => Span::raw("unknown"),
     };
     let memory =
         server.memory_bytes.map(|memory| format!(", {} resident", bytes(memory))).unwrap_or_default();
@@ -91,11 +94,11 @@ fn style_of(state: State) -> (&'static str, Style) {
         State::Calm => ("ok", Color::Green.into()),
         State::Warn => ("WARN", Color::Yellow.into()),
         State::Lost => ("LOST", Style::new().fg(Color::Red).add_modifier(Modifier::BOLD)),
-        State::Unknown => ("?", DIM),
+        _ => ("?", DIM),
     }
 }
 
-fn funnel(report: &Report) -> Vec<Line<'static>> {
+fn funnel(report: &Report, width: u16) -> Vec<Line<'static>> {
     let window = seconds(report.server.window_seconds);
     let header = format!(
         "     {:<13}{:>9} {:>9}  {:<13}{:>12} {:>11}",
@@ -126,26 +129,43 @@ fn funnel(report: &Report) -> Vec<Line<'static>> {
     if let Some(cause) = report.cause() {
         let (_, style) = style_of(cause.state);
         let text = format!("cause: {}: {}", cause.name, plain(&cause.why));
-        lines.push(Line::styled(text, style));
+        lines.extend(
+            wrapped(&text, width.into()).into_iter().take(CAUSE_MAX).map(|line| Line::styled(line, style)),
+        );
+    }
+    lines
+}
+
+/// Words in lines of this width.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let last = lines.last_mut().expect("there is a line");
+        if !last.is_empty() && last.chars().count() + 1 + word.chars().count() > width {
+            lines.push(format!("       {word}"));
+        } else {
+            let space = if last.is_empty() { "" } else { " " };
+            *last = format!("{last}{space}{word}");
+        }
     }
     lines
 }
 
 /// A bar: busy, starved, asleep.
-fn bar(shard: &ShardReport) -> [Span<'static>; 3] {
-    let cells = |share: f64| ((share.clamp(0.0, 1.0) * BAR as f64).round() as usize).min(BAR);
+fn bar(shard: &ShardReport, width: usize) -> [Span<'static>; 3] {
+    let cells = |share: f64| ((share.clamp(0.0, 1.0) * width as f64).round() as usize).min(width);
     let busy = cells(shard.busy);
-    let starved = cells(shard.starved).min(BAR - busy);
+    let starved = cells(shard.starved).min(width - busy);
     [
         Span::styled("#".repeat(busy), Color::Green),
         Span::styled("!".repeat(starved), Color::Red),
-        Span::styled(".".repeat(BAR - busy - starved), DIM),
+        Span::styled(".".repeat(width - busy - starved), DIM),
     ]
 }
 
-fn shards(report: &Report, height: u16) -> Vec<Line<'static>> {
+fn shards(report: &Report, area: Rect) -> Vec<Line<'static>> {
     // A third of the screen; of more shards the busiest are shown.
-    let room = usize::from(height / 3).max(2);
+    let room = usize::from(area.height / 3).max(2);
     let mut shown: Vec<&ShardReport> = report.shards.iter().collect();
     let hidden = shown.len().saturating_sub(room);
     if hidden > 0 {
@@ -156,24 +176,21 @@ fn shards(report: &Report, height: u16) -> Vec<Line<'static>> {
         });
         shown.truncate(room);
     }
+    let width = usize::from(area.width).saturating_sub(FIGURES).clamp(10, 100);
     let line = |shard: &ShardReport| {
-        let [busy, starved, asleep] = bar(shard);
-        let mut spans = vec![Span::raw(format!("{:>4} [", shard.shard)), busy, starved, asleep];
-        spans.push(Span::raw(format!(
-            "] {:>5} busy {:>5} starved {:>8} connections {:>6} waiting {:>6} of {} buffers",
-            percent(shard.busy),
-            percent(shard.starved),
-            shard.connections,
-            shard.accept_queue,
-            shard.buffers_used,
-            shard.buffers
-        )));
+        let [busy, starved, asleep] = bar(shard, width);
+        let mut spans =
+            vec![Span::raw(format!("{:>4} [", shard.shard)), busy, starved, asleep, Span::raw("] ")];
         if let Some(stalled) = shard.stalled_seconds {
             let style = Style::new().fg(Color::Red).add_modifier(Modifier::BOLD);
-            spans.push(Span::styled(format!("  STALLED for {}", seconds(stalled)), style));
+            spans.push(Span::styled(format!("{:<28}", format!("STALLED for {}", seconds(stalled))), style));
         } else if shard.stale {
-            spans.push(Span::styled("  does not answer", Color::Yellow));
+            spans.push(Span::styled(format!("{:<28}", "does not answer"), Color::Yellow));
+        } else {
+            let text = format!("{:>5} busy, {:>5} starved", percent(shard.busy), percent(shard.starved));
+            spans.push(Span::raw(format!("{text:<28}")));
         }
+        spans.push(Span::raw(format!("{:>9} open {:>6} wait", shard.connections, shard.accept_queue)));
         Line::from(spans)
     };
     let mut lines: Vec<Line<'static>> = shown.into_iter().map(line).collect();
@@ -258,8 +275,9 @@ fn stalls(report: &Report) -> Vec<Line<'static>> {
 }
 
 fn findings(report: &Report) -> Vec<Line<'static>> {
-    let mut found: Vec<_> = report.findings.iter().filter(|of| of.severity >= Severity::Warn).collect();
-    found.sort_by_key(|of| std::cmp::Reverse(of.severity));
+    let mut found: Vec<_> =
+        report.findings.iter().filter(|of| matches!(of.severity, Severity::Warn | Severity::Error)).collect();
+    found.sort_by_key(|of| of.severity != Severity::Error);
     let line = |of: &&ringserve_report::Finding| {
         let color = if of.severity == Severity::Error { Color::Red } else { Color::Yellow };
         Line::styled(

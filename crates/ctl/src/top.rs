@@ -145,7 +145,7 @@ mod tests {
             "ok   accept_queue",
             "LOST handler",
             "cause: handler: a handler blocks shard 1",
-            "   0 [####################!!!!!!!!!!..........]  50 % busy",
+            "   0 [#############################!!!!!!!!!!!!!!!..............]  50 % busy,  25 % starved",
             "STALLED for 740 ms",
             "3.0M  0.17.3",
             "now  shard 0 stalled",
@@ -162,7 +162,7 @@ mod tests {
         report.shards = (0..500).map(|shard| ShardReport { shard, ..ShardReport::default() }).collect();
         report.shards[333].busy = 1.0;
         let text = text_of(&report, "", 100, 40);
-        assert!(text.contains(" 333 [########################################]"), "{text}");
+        assert!(text.contains(" 333 [######################################]"), "{text}");
         assert!(text.contains("487 more, less busy") && text.contains("RLIMIT_NOFILE"), "{text}");
     }
 
