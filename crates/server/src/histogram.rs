@@ -101,7 +101,7 @@ impl Counted {
     pub(crate) fn quantile(&self, share: f64) -> Duration {
         let least = (self.count() as f64 * share).ceil().max(1.0) as u64;
         let mut below = 0;
-        let reaches = |cell: &&u64| {
+        let mut reaches = |cell: &&u64| {
             below += **cell;
             below >= least
         };

@@ -10,7 +10,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use hyper::body::{Body, Bytes, Incoming};
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{Request, Response, StatusCode};
 use ringserve_core::{ConnId, Time};
 use ringserve_report::{Connections, Finding, Report};
 use tracing::info;
@@ -22,7 +22,7 @@ use super::history::History;
 use super::press::Press;
 use super::reports::{self, Lists};
 use super::routes::{Route, parameters};
-use super::sources::{connection, findings};
+use super::sources::{connection, findings, stall};
 use super::target::{Running, Target};
 use crate::inspect::{By, Inspection, Query};
 use crate::log::guarded;
@@ -215,7 +215,7 @@ impl Desk {
                     Route::Doctor => self.doctor().await,
                     Route::Drain => drain(running),
                     Route::Close { shard, id } => close(running, shard, id),
-                    Route::Stalls => answer::json(serde_json::to_vec(&running.read().stalls)),
+                    Route::Stalls => stalls(running),
                     _ => metrics(running),
                 }
             }
@@ -297,6 +297,11 @@ impl Desk {
             Err(error) => answer::sentence(StatusCode::BAD_REQUEST, error),
         }
     }
+}
+
+fn stalls(running: &Running) -> Response<Answer> {
+    let stalls: Vec<_> = running.control.stalls().iter().map(stall).collect();
+    answer::json(serde_json::to_vec(&stalls))
 }
 
 fn metrics(running: &Running) -> Response<Answer> {

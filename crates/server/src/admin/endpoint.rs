@@ -20,6 +20,7 @@ use crate::server::driver::Driver;
 use crate::server::error::Error;
 use crate::server::running::{Beside, Facts, RunsBeside, ServerHandle};
 use crate::server::socket_options::options::SocketOptions;
+use crate::watchdog::Stalls;
 
 /// Connections at once: a browser has six, and a scraper one. Further ones wait in the backlog.
 const CONNECTIONS_MAX: usize = 32;
@@ -64,6 +65,7 @@ impl Beside for Admin {
             .limits(limits())
             .server_limits(server_limits())
             .sockets(SocketOptions::default().unix_mode(UNIX_MODE))
+            .stalls(Stalls::off())
             .beside_another()
             .start(move |shard| {
                 let desk = Desk::begin(shard, settings.clone());

@@ -10,7 +10,7 @@ use ringserve_report::{
 };
 
 use super::history::Sample;
-use super::sources::{Reading, connection};
+use super::sources::{Reading, connection, stall};
 use super::target::Running;
 use crate::funnel::funnel;
 use crate::histogram::{Counted, Histogram};
@@ -92,7 +92,7 @@ pub(super) fn report(
         outboxes: connections(&lists.outboxes),
         waiting_calls: connections(&lists.waiting),
         silent_shards,
-        stalls,
+        stalls: stalls.iter().map(stall).collect(),
         findings,
     }
 }
@@ -187,7 +187,7 @@ fn times(running: &Running) -> Times {
         turn: of(|snapshot| &snapshot.turns),
         call: of(|snapshot| &snapshot.calls),
         first_frame: of(|snapshot| &snapshot.first_frames),
-        send_stall: Quantiles::default(),
+        send_stall: of(|snapshot| &snapshot.send_stalls),
     }
 }
 

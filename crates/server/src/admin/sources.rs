@@ -8,21 +8,24 @@ use ringserve_report as report;
 use super::history::Sample;
 use super::routes::name_of;
 use super::target::Running;
+use crate::doctor::Severity;
 use crate::funnel::{
-    ClosedFigures, Figures, Held, MachineFigures, OutboxFigures, QueueFigures, ShardFigures, StallFigures,
+    ClosedFigures, Figures, MachineFigures, OutboxFigures, QueueFigures, ShardFigures, StallFigures,
     WaitingFigures,
 };
+use crate::host::{self, HostStats};
 use crate::inspect::{ConnInfo, ConnState, Inspection};
-use crate::stats::{AcceptQueueStats, ServerStats};
+use crate::stats::{AcceptQueueStats, ServerStats, Stall};
+use crate::watchdog::judge::State;
 
-/// A shard that is in one turn for longer is stalled.
-const STALLED: Duration = Duration::from_millis(25);
+/// A stall that ended longer ago is none any more.
+const RECENT: Duration = Duration::from_secs(10);
 
 /// Everything that is read of a server at once.
 pub(super) struct Reading {
     pub(super) stats: ServerStats,
     pub(super) queues: Vec<AcceptQueueStats>,
-    pub(super) stalls: Vec<report::Stall>,
+    pub(super) stalls: Vec<Stall>,
     pub(super) sample: Sample,
 }
 
@@ -31,11 +34,11 @@ impl Running {
     pub(super) fn read(&self) -> Reading {
         let at = self.control.now();
         let (stats, queues) = (self.control.stats(), self.control.accept_queues());
-        let stalls = self.stalls();
+        let stalls = self.control.stalls();
         let figures = Figures {
             queues: queues.iter().map(|queue| self.queue(queue)).collect(),
-            shards: self.shards(&stats),
-            machine: machine(),
+            shards: self.shards(&stalls),
+            machine: machine(&host::read()),
             ..self.totals(at, &stats)
         };
         Reading { sample: Sample::new(at, figures, &stats), stats, queues, stalls }
@@ -82,30 +85,37 @@ impl Running {
         }
     }
 
-    fn shards(&self, stats: &ServerStats) -> Vec<ShardFigures> {
-        (0..stats.shards.len())
-            .map(|shard| {
-                let stall =
-                    self.in_turn_for(shard).filter(|time| *time > STALLED).map(|lasted| StallFigures {
-                        ongoing: true,
-                        lasted,
-                        cause: Held::Other,
-                        work: "a call".to_owned(),
-                        waits_in: None,
-                    });
-                ShardFigures { stall, ..ShardFigures::default() }
-            })
-            .collect()
+    fn shards(&self, stalls: &[Stall]) -> Vec<ShardFigures> {
+        let times = self.control.shard_times();
+        let last = |shard: usize| {
+            let its = stalls.iter().filter(|stall| stall.shard == shard);
+            // One that lasts, else the longest of those that ended a moment ago.
+            its.filter(|stall| stall.ongoing || stall.ago.saturating_sub(stall.lasted) < RECENT)
+                .max_by_key(|stall| (stall.ongoing, stall.lasted))
+        };
+        let each = times.iter().map(|times| ShardFigures {
+            busy: times.busy,
+            starved: times.starved,
+            stall: last(times.shard).map(|stall| StallFigures {
+                ongoing: stall.ongoing,
+                lasted: stall.lasted,
+                cause: stall.cause,
+                work: match &stall.peer {
+                    Some(peer) => format!("{} for {peer}", stall.work),
+                    None => stall.work.to_string(),
+                },
+                waits_in: stall.waits_in.clone(),
+            }),
+        });
+        each.collect()
     }
 
     /// How long a shard has been in its turn, if it is in one.
     pub(super) fn in_turn_for(&self, shard: usize) -> Option<Duration> {
-        let now = self.control.now();
-        self.control.remotes().get(shard)?.snapshot()?.in_turn_for(now)
-    }
-
-    fn stalls(&self) -> Vec<report::Stall> {
-        Vec::new()
+        match self.control.remotes().get(shard)?.state() {
+            State::Turn(began) => Some(self.control.now() - began),
+            State::Waits(_) | State::Called(_) => None,
+        }
     }
 
     /// The limits of a service.
@@ -174,11 +184,56 @@ pub(super) fn connection(conn: &ConnInfo) -> report::Connection {
     }
 }
 
-fn machine() -> MachineFigures {
-    MachineFigures::default()
+/// A stall as reports have it.
+pub(super) fn stall(stall: &Stall) -> report::Stall {
+    report::Stall {
+        shard: stall.shard,
+        ago_seconds: stall.ago.as_secs_f64(),
+        lasted_seconds: stall.lasted.as_secs_f64(),
+        ongoing: stall.ongoing,
+        work: stall.work.as_str().to_owned(),
+        several: stall.several,
+        peer: stall.peer.as_ref().map(ToString::to_string),
+        connection: stall.connection.map(|id| name_of(stall.shard, id)),
+        frame_bytes: stall.frame_bytes.map(|bytes| bytes as u64),
+        cause: stall.cause.as_str().to_owned(),
+        text: stall.to_string(),
+        waits_in: stall.waits_in.clone(),
+        queue_waiting: stall.queue_waiting.map(u64::from),
+        queue_lost: stall.queue_lost,
+    }
 }
 
-/// What the doctor finds, which takes up to half a second: not to be called on a shard.
-pub(super) fn findings(_running: &Running) -> Vec<report::Finding> {
-    Vec::new()
+fn machine(host: &HostStats) -> MachineFigures {
+    MachineFigures {
+        descriptors: host.descriptors.map_or(0, |used| used.now),
+        descriptors_max: host.descriptors.map(|used| used.max),
+        conntrack: host.conntrack.map(|tracked| (tracked.now, tracked.max)),
+        conntrack_drops: host.conntrack_drops,
+        throttled: host.throttling.map_or(Duration::ZERO, |of| of.throttled_time),
+        quota: host.throttling.map(|of| of.quota_cpus),
+        handshakes_dropped: host.handshakes_dropped,
+        cookies: host.syn_cookies_sent,
+        tcp_bytes: host.tcp_memory.map(|memory| (memory.now, memory.pressure)),
+        softnet_drops: host.packets_dropped,
+    }
+}
+
+/// What the doctor finds, by files that are read: some milliseconds.
+pub(super) fn findings(running: &Running) -> Vec<report::Finding> {
+    let each = running.control.doctor().into_iter().map(|found| report::Finding {
+        check: found.check.to_owned(),
+        severity: match found.severity {
+            Severity::Info => report::Severity::Info,
+            Severity::Warn => report::Severity::Warn,
+            Severity::Error => report::Severity::Error,
+        },
+        what: found.what,
+        value: found.value,
+        needed: found.needed,
+        otherwise: found.otherwise,
+        fix: found.fix,
+        certainty: found.certainty.as_str().to_owned(),
+    });
+    each.collect()
 }

@@ -20,7 +20,7 @@ struct Planted(PathBuf);
 const SOUND: &[(&str, &str)] = &[
     ("proc/sys/kernel/osrelease", "6.18.4-test\n"),
     ("proc/self/limits", LIMITS),
-    ("proc/self/status", "Name:\tapp\nCapEff:\t0000000000000000\n"),
+    ("proc/thread-self/status", "Name:\tapp\nCapEff:\t0000000000000000\n"),
     ("proc/self/cgroup", "0::/app\n"),
     ("proc/meminfo", "MemTotal:  33554432 kB\nMemAvailable:  16777216 kB\n"),
     ("proc/sys/net/core/somaxconn", "4096\n"),
@@ -244,7 +244,7 @@ fn locked_memory_is_200_kib_a_ring_without_privilege() {
         Severity::Error,
         &["RLIMIT_MEMLOCK is 8 MiB", "41 shards × 200 KiB", "ulimit -l 8200", "or 40 shards"],
     );
-    let root = [("proc/self/status", "CapEff:\t000001ffffffffff\n")];
+    let root = [("proc/thread-self/status", "CapEff:\t000001ffffffffff\n")];
     assert_eq!(of("locked_memory", &root, &shards(1000), &Expected::default()), None);
     let epoll = Setup { rings: Rings::Epoll, ..shards(1000) };
     assert_eq!(of("locked_memory", &[], &epoll, &Expected::default()), None);

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::stats::StallCause;
+
 /// Figures of a server at one moment. Those that are called totals never fall.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Figures {
@@ -59,27 +61,15 @@ pub(crate) struct ShardFigures {
 }
 
 /// A shard that did not go on.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct StallFigures {
     pub(crate) ongoing: bool,
     pub(crate) lasted: Duration,
-    pub(crate) cause: Held,
-    /// What it worked on, as text: `a call of 10.1.2.3:5511`.
+    pub(crate) cause: StallCause,
+    /// What it worked on, as text: `a call for 10.1.2.3:5511`.
     pub(crate) work: String,
-    /// Packets that its accept queue lost since it began.
+    /// The function of the kernel in which its thread waits.
     pub(crate) waits_in: Option<String>,
-}
-
-/// What holds a shard up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Held {
-    Cpu,
-    Lock,
-    Read,
-    Sleep,
-    Starved,
-    #[default]
-    Other,
 }
 
 /// Connections that ended, in total.
@@ -150,8 +140,8 @@ pub(crate) struct MachineFigures {
     pub(crate) handshakes_dropped: u64,
     /// Handshakes that were made by cookies, since the queue was full, in total.
     pub(crate) cookies: u64,
-    /// Pages of memory that TCP uses, and those from which on the kernel saves.
-    pub(crate) tcp_pages: Option<(u64, u64)>,
+    /// Bytes of memory that TCP holds, and those from which on the kernel presses it to hold less.
+    pub(crate) tcp_bytes: Option<(u64, u64)>,
     /// Packets dropped before they came to a socket, in total.
     pub(crate) softnet_drops: u64,
 }

@@ -112,17 +112,20 @@ fn quota(seen: &Seen<'_>) -> Found {
 }
 
 fn memory(seen: &Seen<'_>) -> Found {
-    let (used, pressure) = seen.now.machine.tcp_pages?;
+    let (used, pressure) = seen.now.machine.tcp_bytes?;
     let is = |share: u64| pressure > 0 && used * 100 >= pressure * share;
     let fix = "raise net.ipv4.tcp_mem, or bound the buffers of sockets (TCP_NOTSENT_LOWAT, SocketOptions)";
     if is(100) {
-        let why = format!("TCP holds {used} pages, and the kernel drops packets from {pressure} on: {fix}");
+        let why =
+            format!("sockets of TCP hold {used} bytes, and from {pressure} on the kernel prunes them: {fix}");
         return Some((State::Lost, why));
     }
     is(70).then(|| {
         (
             State::Warn,
-            format!("TCP holds {used} pages of {pressure}, from which on packets are dropped: {fix}"),
+            format!(
+                "sockets of TCP hold {used} bytes of {pressure}, from which on the kernel prunes them: {fix}"
+            ),
         )
     })
 }

@@ -17,8 +17,10 @@ use std::time::Duration;
 
 use ringserve_report::{Stage, StageName, State};
 
+use crate::stats::StallCause;
+
 pub(crate) use figures::{
-    ClosedFigures, Figures, Held, MachineFigures, OutboxFigures, QueueFigures, ShardFigures, StallFigures,
+    ClosedFigures, Figures, MachineFigures, OutboxFigures, QueueFigures, ShardFigures, StallFigures,
     WaitingFigures,
 };
 
@@ -95,9 +97,9 @@ impl Seen<'_> {
     fn is_blocked(&self, shard: &ShardFigures) -> bool {
         let lacks_cpu = machine::is_throttled(self) || shard.starved >= STARVED;
         shard.stall.as_ref().is_some_and(|stall| match stall.cause {
-            Held::Lock | Held::Read | Held::Sleep => true,
-            Held::Cpu | Held::Other => !lacks_cpu,
-            Held::Starved => false,
+            StallCause::Lock | StallCause::Read | StallCause::Sleep => true,
+            StallCause::Starved => false,
+            _ => !lacks_cpu,
         })
     }
 
@@ -396,11 +398,11 @@ fn of_queue(queue: &QueueFigures) -> String {
 /// The sentence about a shard that code of the program blocks.
 fn blocked(number: usize, stall: &StallFigures) -> String {
     let (does, fix) = match stall.cause {
-        Held::Lock => ("waits for a lock or a channel", "await, or use one that tasks can wait for"),
-        Held::Read => ("reads from a file or a socket that blocks", "use Shard::spawn_blocking"),
-        Held::Sleep => ("sleeps", "await Cx::sleep instead"),
-        Held::Cpu => ("computes", "use Shard::spawn_blocking, or divide the work by awaits"),
-        Held::Starved | Held::Other => ("does not return", "await, or use Shard::spawn_blocking"),
+        StallCause::Lock => ("waits for a lock or a channel", "await, or use one that tasks can wait for"),
+        StallCause::Read => ("reads from a file or a socket that blocks", "use Shard::spawn_blocking"),
+        StallCause::Sleep => ("sleeps", "await Cx::sleep instead"),
+        StallCause::Cpu => ("computes", "use Shard::spawn_blocking, or divide the work by awaits"),
+        _ => ("does not return", "await, or use Shard::spawn_blocking"),
     };
     let kernel = stall.waits_in.as_ref().map_or_else(String::new, |place| format!(" in {place}"));
     let since = if stall.ongoing { "for" } else { "and then went on, after" };

@@ -24,7 +24,7 @@ fn calm_server() -> Figures {
             descriptors: 50,
             descriptors_max: Some(20_000),
             conntrack: Some((100, 65_536)),
-            tcp_pages: Some((10, 100_000)),
+            tcp_bytes: Some((40_960, 400_000_000)),
             ..MachineFigures::default()
         },
         ..Figures::default()
@@ -56,13 +56,13 @@ fn is_cause(name: StageName, state: State, words: &[&str], change: impl FnOnce(&
     }
 }
 
-fn stall(cause: Held, ongoing: bool) -> Option<StallFigures> {
+fn stall(cause: StallCause, ongoing: bool) -> Option<StallFigures> {
     Some(StallFigures {
         ongoing,
         lasted: Duration::from_millis(4200),
         cause,
-        work: "a call of 10.1.2.3:5511".to_owned(),
-        waits_in: (cause == Held::Lock).then(|| "futex_do_wait".to_owned()),
+        work: "a call for 10.1.2.3:5511".to_owned(),
+        waits_in: (cause == StallCause::Lock).then(|| "futex_do_wait".to_owned()),
     })
 }
 
@@ -168,9 +168,9 @@ fn full_conntrack_is_found_at_the_machine() {
 
 #[test]
 fn lock_in_a_handler_is_found_at_the_handler() {
-    let words = ["shard 0 is blocked by a call of 10.1.2.3:5511", "futex_do_wait", "4.2 s", "await"];
+    let words = ["shard 0 is blocked by a call for 10.1.2.3:5511", "futex_do_wait", "4.2 s", "await"];
     is_cause(StageName::Handler, State::Lost, &words, |now| {
-        now.shards[0].stall = stall(Held::Lock, true);
+        now.shards[0].stall = stall(StallCause::Lock, true);
         now.receives_parked = 2;
         queue_overflows(now);
     });
@@ -179,7 +179,8 @@ fn lock_in_a_handler_is_found_at_the_handler() {
 #[test]
 fn loop_in_a_handler_is_found_at_the_handler() {
     is_cause(StageName::Handler, State::Lost, &["computes", "spawn_blocking"], |now| {
-        now.shards[0] = ShardFigures { busy: 1.0, stall: stall(Held::Cpu, false), ..ShardFigures::default() };
+        now.shards[0] =
+            ShardFigures { busy: 1.0, stall: stall(StallCause::Cpu, false), ..ShardFigures::default() };
         queue_overflows(now);
     });
 }
@@ -187,7 +188,7 @@ fn loop_in_a_handler_is_found_at_the_handler() {
 #[test]
 fn brief_stall_is_felt_only_where_connections_were_lost() {
     let brief = |now: &mut Figures| {
-        let long = stall(Held::Cpu, false).unwrap();
+        let long = stall(StallCause::Cpu, false).unwrap();
         now.shards[0].stall = Some(StallFigures { lasted: Duration::from_millis(30), ..long });
     };
     is_cause(StageName::Handler, State::Warn, &["30 ms"], brief);
@@ -202,8 +203,8 @@ fn cpu_quota_is_found_at_the_machine() {
     is_cause(StageName::Machine, State::Lost, &["8.0 s", "0.20 CPUs", "cpu.max"], |now| {
         now.machine.throttled = Duration::from_secs(8);
         now.machine.quota = Some(0.2);
-        now.shards[0].stall = stall(Held::Cpu, true);
-        now.shards[1].stall = stall(Held::Starved, false);
+        now.shards[0].stall = stall(StallCause::Cpu, true);
+        now.shards[1].stall = stall(StallCause::Starved, false);
         queue_overflows(now);
     });
 }
@@ -212,7 +213,7 @@ fn cpu_quota_is_found_at_the_machine() {
 fn lock_is_the_cause_below_a_quota_too() {
     let (name, ..) = cause_of(|now| {
         now.machine.throttled = Duration::from_secs(8);
-        now.shards[0].stall = stall(Held::Lock, true);
+        now.shards[0].stall = stall(StallCause::Lock, true);
     });
     assert_eq!(name, StageName::Handler);
 }
@@ -221,7 +222,7 @@ fn lock_is_the_cause_below_a_quota_too() {
 fn noisy_neighbour_is_found_at_the_machine() {
     is_cause(StageName::Machine, State::Lost, &["shard 1", "80 %"], |now| {
         now.shards[1].starved = 0.8;
-        now.shards[1].stall = stall(Held::Starved, false);
+        now.shards[1].stall = stall(StallCause::Starved, false);
         (now.queues[1].waiting, now.queues[1].lost) = (4097, 2);
     });
 }
@@ -314,7 +315,7 @@ fn one_queue_of_all_shards_is_explained_by_any_of_them() {
     let (name, ..) = cause_of(|now| {
         now.queues.truncate(1);
         now.queues[0].shard = None;
-        now.shards[1].stall = stall(Held::Sleep, true);
+        now.shards[1].stall = stall(StallCause::Sleep, true);
         queue_overflows(now);
     });
     assert_eq!(name, StageName::Handler);
@@ -323,7 +324,7 @@ fn one_queue_of_all_shards_is_explained_by_any_of_them() {
 #[test]
 fn blocked_shard_explains_no_loss_of_another_one() {
     let stages = after(|now| {
-        now.shards[1].stall = stall(Held::Sleep, true);
+        now.shards[1].stall = stall(StallCause::Sleep, true);
         queue_overflows(now);
     });
     let state = |name| stages.iter().find(|stage| stage.name == name).unwrap().state;

@@ -39,7 +39,7 @@ fn tools_that_will_not_work_are_named_beforehand() {
     let whats: Vec<&str> = found.iter().map(|finding| &*finding.what).collect();
     assert_eq!(whats, ["BTF of the kernel", "kernel.perf_event_paranoid", "kernel.yama.ptrace_scope"]);
     assert!(found.iter().all(|finding| finding.severity == Severity::Info));
-    let root = planted.with(&[("proc/self/status", "CapEff:\t000001ffffffffff\n")]);
+    let root = planted.with(&[("proc/thread-self/status", "CapEff:\t000001ffffffffff\n")]);
     assert_eq!(root.findings(&setup(), &Expected::default()).len(), 1, "root has both");
 }
 
