@@ -1,9 +1,12 @@
 //! The command line.
 
+use std::path::PathBuf;
+
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ringserve::doctor::Expected;
 
 use crate::client::Place;
+use crate::drill::causes::Cause;
 
 /// The environment variable with the token.
 pub const TOKEN: &str = "RINGSERVE_ADMIN_TOKEN";
@@ -65,6 +68,16 @@ pub enum Command {
     Stalls,
     /// Examines this machine for a server that is not there yet, or with --at the process of one that is
     Doctor(DoctorOptions),
+    /// Plants ten causes of trouble in servers that it starts itself, and looks whether the funnel names each
+    Drill(DrillOptions),
+    /// The server of a drill
+    #[command(hide = true)]
+    DrillServer {
+        /// Which cause it is prepared for
+        cause: Cause,
+        /// The path of its admin endpoint
+        admin: PathBuf,
+    },
 }
 
 #[derive(Clone, Debug, Args)]
@@ -81,6 +94,19 @@ pub struct TopOptions {
     /// Lines of that frame
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u16).range(20..=400))]
     pub height: u16,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DrillOptions {
+    /// Plants these causes alone
+    #[arg(long, value_enum, value_name = "CAUSE")]
+    pub only: Vec<Cause>,
+    /// Seconds that each cause has to be named
+    #[arg(long, default_value_t = 20.0, value_parser = seconds)]
+    pub within: f64,
+    /// This process has a network to itself
+    #[arg(long, hide = true)]
+    pub alone: bool,
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

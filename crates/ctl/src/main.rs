@@ -11,6 +11,7 @@
 mod args;
 mod client;
 mod doctor;
+mod drill;
 mod lists;
 mod screen;
 mod text;
@@ -58,5 +59,7 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
         }
         Command::Close { id } => lists::close(&endpoint(), id),
         Command::Drain => lists::drain(&endpoint()),
+        Command::Drill(options) => drill::run(options, cli.json),
+        Command::DrillServer { cause, admin } => drill::serve(*cause, admin),
     }
 }

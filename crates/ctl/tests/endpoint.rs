@@ -140,7 +140,7 @@ fn top_prints_one_frame() {
 fn top_without_a_terminal_says_what_to_use() {
     let (at, _asked) = endpoint(None);
     let said = ctl(&["top", "--at", &at]);
-    // Where the tests run in a terminal of its own it would show one; they have pipes.
+    // Where the tests run in a terminal it would show one; this one has pipes.
     assert!(said.code == 3 && said.error.contains("top --once"), "{} {}", said.code, said.error);
 }
 
