@@ -100,6 +100,7 @@
 //!
 //! | feature | what it adds |
 //! |---|---|
+//! | `admin` | the module `admin`: a port beside the server with a page, metrics, health and orders |
 //! | `codec` | the module `codec`: services over codecs of `tokio_util` |
 //! | `http` | the function and the module `http`: HTTP/1.1 and HTTP/2, by hyper, which is there as `http::hyper` |
 //! | `metrics` | the module `metrics`: what a server counts, as OpenMetrics, by prometheus-client |
@@ -135,7 +136,7 @@
 //! | [`time`] | a shard's clock, intervals, the futures of [`Cx::sleep`] and [`Cx::timeout`] |
 //! | [`topics`] | publish and subscribe |
 //! | [`transport`] | layers between a socket and its framing |
-//! | `codec`, `http`, `metrics`, `resp`, `testing`, `tls`, `tower`, `websocket` | with the feature of that name |
+//! | `admin`, `codec`, `http`, `metrics`, `resp`, `testing`, `tls`, `tower`, `websocket` | with the feature of that name |
 //!
 //! # Limitations
 //!
@@ -143,6 +144,8 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(feature = "admin")]
+pub use ringserve_server::admin;
 #[cfg(feature = "codec")]
 pub use ringserve_server::codec;
 #[cfg(feature = "http")]
@@ -166,8 +169,8 @@ pub use ringserve_server::{
     StreamService, WithHeads, starting, stream, with_heads,
 };
 pub use ringserve_server::{
-    factory, framing, limits, listen, middleware, net, overload, scatter, stats, sync, task, time, topics,
-    transport,
+    access_log, doctor, factory, framing, host, inspect, limits, listen, middleware, net, overload, scatter,
+    stats, sync, task, time, topics, transport,
 };
 #[cfg(feature = "websocket")]
 pub use ringserve_server::{websocket, ws};

@@ -11,6 +11,7 @@ mod adopting;
 mod connecting;
 mod echoing;
 mod ending;
+mod inspecting;
 mod last_words;
 mod opening;
 mod own_limits;
@@ -132,6 +133,14 @@ macro_rules! cases {
                 closed_with_replies_unread
                 aborted_by_the_service
                 closed_twice
+            }
+            inspecting {
+                largest_outboxes_come_first
+                oldest_calls_come_first
+                silent_peers_and_old_connections_come_first
+                accounts_of_a_server_are_in_an_inspection
+                connection_is_ended_by_its_id_and_no_later_one
+                stall_of_a_send_is_counted_and_silence_is_not
             }
             last_words {
                 of_a_call_that_fails

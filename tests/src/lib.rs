@@ -133,6 +133,9 @@ mod guide {
     #[doc = include_str!("../../docs/guide/deployment.md")]
     struct Deployment;
 
+    #[doc = include_str!("../../docs/guide/inspecting.md")]
+    struct Inspecting;
+
     #[doc = include_str!("../../docs/guide/replies.md")]
     struct Replies;
 

@@ -102,6 +102,10 @@ impl<F: Framing + Clone + Send> Site<F> {
         Site { server: self.server.shards(shards), ..self }
     }
 
+    pub fn accounts(self, accounts: bool) -> Site<F> {
+        Site { server: self.server.accounts(accounts), ..self }
+    }
+
     pub fn admit(self, admit: impl Fn(&Peer) -> bool + Send + Sync + 'static) -> Site<F> {
         Site { server: self.server.admit(admit), ..self }
     }

@@ -60,7 +60,7 @@ pub use outbox::Outbox;
 pub use outlet::{Asked, ConnHead, ConnShared, Outlet, PeerWords};
 pub use reason::{CloseReason, ClosedBy};
 pub use remote_gate::RemoteGate;
-pub use shard::{Ended, Frames, Lane, Next, Parked, Quota, Shard};
+pub use shard::{ConnFigure, ConnState, ConnView, Ended, Frames, Lane, Next, Parked, Quota, Shard};
 pub use shared::{LaneShared, ShardShared};
 pub use shared_payload::SharedPayload;
 pub use stack::{Stack, facts_as};

@@ -3,7 +3,7 @@
 use core::net::SocketAddr;
 use core::time::Duration;
 
-use crate::{CloseReason, ConnId, LaneId, Time};
+use crate::{CloseReason, ConnId, LaneId, Outlet, Time};
 
 /// Hears what happens on a shard, as it happens. `()` hears nothing and costs nothing.
 #[allow(unused_variables)]
@@ -25,16 +25,19 @@ pub trait Observer {
     /// when its PROXY header, its handshake and its `open` were done. In steps of 17 ms.
     fn first_frame(&mut self, lane: LaneId, after: Duration) {}
     /// A frame of `bytes` bytes on the wire goes to the service.
-    fn frame(&mut self, now: Time, id: ConnId, bytes: usize) {}
+    fn frame(&mut self, now: Time, outlet: &Outlet, bytes: usize) {}
     /// `bytes` bytes of replies go to the kernel.
     fn sending(&mut self, now: Time, id: ConnId, bytes: usize) {}
+    /// A send that something waited for was taken, or a part of it, after this time: from when it began, or when the peer last took
+    /// a part of it. In steps of 17 ms, and never for less.
+    fn send_stalled(&mut self, lane: LaneId, time: Duration) {}
     /// Receiving was paused, or resumed.
     fn paused(&mut self, now: Time, id: ConnId, paused: bool) {}
     /// The shard holds `held` bytes, more than [`ServerLimits::held_bytes_max`](crate::ServerLimits::held_bytes_max): this connection, which
     /// has held `bytes` of them for more than a moment, is closed for that.
     fn over_held_bytes_max(&mut self, now: Time, lane: LaneId, id: ConnId, bytes: usize, held: usize) {}
-    /// The connection ended: no more frames, no more replies.
-    fn ended(&mut self, now: Time, lane: LaneId, id: ConnId, reason: CloseReason) {}
+    /// The connection ended: no more frames, no more replies. Its account, if it has one, is complete.
+    fn ended(&mut self, now: Time, lane: LaneId, outlet: &Outlet, reason: CloseReason) {}
     /// Accepting was paused by a limit, or resumed.
     fn accept_paused(&mut self, now: Time, paused: bool) {}
     /// Makes a call of the shard's to a connection's [`Channel`](crate::Channel), which is others' code. `None` if that panicked, and the panic was

@@ -22,6 +22,7 @@ struct Entry<T> {
     /// The slot's name, or the one it gets next.
     id: ConnId,
     value: Option<T>,
+    /// Of a free slot the next free one; of a taken one a word of its owner's.
     next_free: u32,
 }
 
@@ -112,6 +113,22 @@ impl<T> Slots<T> {
         value
     }
 
+    /// The word that is kept for that name beside its value: 0 or any other, until one is [set](Slots::set_word).
+    #[inline]
+    pub fn word(&self, id: ConnId) -> Option<u32> {
+        let entry = self.entries.get(id.slot())?;
+        (entry.id == id && entry.value.is_some()).then_some(entry.next_free)
+    }
+
+    /// Keeps a word beside the value of that name, where a free slot has its link: it costs no memory.
+    pub fn set_word(&mut self, id: ConnId, word: u32) {
+        if let Some(entry) =
+            self.entries.get_mut(id.slot()).filter(|entry| entry.id == id && entry.value.is_some())
+        {
+            entry.next_free = word;
+        }
+    }
+
     /// The name in a slot, if that is taken.
     pub fn id_at(&self, slot: u32) -> Option<ConnId> {
         let entry = self.entries.get(slot)?;
@@ -163,11 +180,13 @@ mod tests {
             for step in steps {
                 if step % 3 > 0 || model.is_empty() {
                     let id = slots.insert_with(|_| step).unwrap();
+                    slots.set_word(id, u32::from(step) + 7);
                     model.push((id, step));
                 } else {
                     let (id, value) = model.swap_remove(usize::from(step) % model.len());
                     prop_assert_eq!(slots.remove(id), Some(value));
-                    prop_assert_eq!(slots.get(id), None);
+                    prop_assert_eq!((slots.get(id), slots.word(id)), (None, None));
+                    slots.set_word(id, 0);
                 }
                 slots.invariants();
             }
@@ -175,6 +194,7 @@ mod tests {
             for (id, value) in model {
                 prop_assert_eq!(slots.get_mut(id), Some(&mut { value }));
                 prop_assert_eq!(slots.id_at(id.slot()), Some(id));
+                prop_assert_eq!(slots.word(id), Some(u32::from(value) + 7));
             }
         }
     }

@@ -23,6 +23,16 @@ impl Stamp {
         STEP * now.0.wrapping_sub(self.0)
     }
 
+    /// As a word, for a place that has room for no more.
+    pub(crate) fn to_bits(self) -> u32 {
+        self.0
+    }
+
+    /// The one of such a word.
+    pub(crate) fn from_bits(bits: u32) -> Stamp {
+        Stamp(bits)
+    }
+
     /// The step of `time`.
     #[inline]
     pub(crate) fn at(time: Time) -> Stamp {

@@ -20,4 +20,6 @@ pub use shared::process::{Resource, ResourceLimit, trim_heap};
 pub use shared::report::{SetupError, guarded};
 pub use shared::socket_options::{TcpOption, peer_process};
 pub use shared::wait::{Waker, monotonic_nanos};
-pub use uring::{Anomalies, Found, SystemKernel, Uring, UringConfig, kernel, probe, probe_ring, try_apart};
+pub use uring::{
+    Anomalies, Found, SystemKernel, Uring, UringConfig, kernel, probe, probe_accept, probe_ring, try_apart,
+};

@@ -78,7 +78,7 @@ impl<'a, S> Closed<'a, S> {
         Peer::of(self.outlet)
     }
 
-    /// The counts of the connection, if its service keeps [accounts](crate::Service::ACCOUNTS).
+    /// The counts of the connection, if its service keeps [accounts](crate::Service::ACCOUNTS), or its [server](crate::Server::accounts) does.
     pub fn account(&self) -> Option<Account> {
         self.account
     }

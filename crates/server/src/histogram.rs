@@ -62,6 +62,18 @@ fn cell_of(nanos: u64) -> usize {
     cell.min(CELLS - 1)
 }
 
+/// Where the times of a cell end, in nanoseconds.
+#[cfg(feature = "admin")]
+fn end_of(cell: usize) -> u64 {
+    match cell.min(CELLS - 2) {
+        0 => 1 << LEAST_BITS,
+        cell => {
+            let (octave, step) = ((cell - 1) / STEPS, (cell - 1) % STEPS);
+            ((STEPS + step + 1) as u64) << (octave as u32 + SHIFT)
+        }
+    }
+}
+
 /// What several histograms counted.
 #[derive(Clone, Debug)]
 pub(crate) struct Counted {
@@ -81,6 +93,20 @@ impl Counted {
     /// The sum of all times, in seconds.
     pub(crate) fn seconds(&self) -> f64 {
         self.nanos as f64 / 1e9
+    }
+
+    /// The least time that this share of all times does not exceed, rounded up to the end of its step. Times that are longer
+    /// than a minute count as a minute.
+    #[cfg(feature = "admin")]
+    pub(crate) fn quantile(&self, share: f64) -> Duration {
+        let least = (self.count() as f64 * share).ceil().max(1.0) as u64;
+        let mut below = 0;
+        let mut reaches = |cell: &&u64| {
+            below += **cell;
+            below >= least
+        };
+        let cell = self.cells.iter().take_while(|cell| !reaches(cell)).count();
+        if self.count() == 0 { Duration::ZERO } else { Duration::from_nanos(end_of(cell)) }
     }
 
     /// Two buckets an octave: each one's end in seconds, and how many times lie between that and the end of the one before. What
@@ -142,6 +168,22 @@ mod tests {
             assert_eq!((before, sum.count()), (1, 1));
             nanos *= 1.07;
         }
+    }
+
+    #[cfg(feature = "admin")]
+    #[test]
+    fn quantiles_are_known_to_an_eighth() {
+        let times: Vec<Duration> = (1..=1000).map(|n| Duration::from_micros(10 * n)).collect();
+        let sum = counted(&times);
+        for (share, micros) in [(0.5, 5000.0), (0.9, 9000.0), (0.99, 9900.0), (1.0, 10_000.0), (0.001, 10.0)]
+        {
+            let found = sum.quantile(share).as_secs_f64() * 1e6;
+            assert!((micros..micros * 1.126).contains(&found), "{share}: {found} µs");
+        }
+        assert_eq!(counted(&[]).quantile(0.5), Duration::ZERO);
+        assert_eq!(counted(&[Duration::from_nanos(1)]).quantile(0.5), Duration::from_nanos(1024));
+        let long = counted(&[Duration::from_secs(1000)]).quantile(0.5);
+        assert!((68..=69).contains(&long.as_secs()), "{long:?}");
     }
 
     #[test]

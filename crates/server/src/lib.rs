@@ -3,16 +3,24 @@
 #![deny(clippy::disallowed_methods)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+pub mod access_log;
+#[cfg(feature = "admin")]
+pub mod admin;
 mod closed;
 #[cfg(feature = "codec")]
 pub mod codec;
 mod cx;
+pub mod doctor;
+#[cfg(feature = "admin")]
+mod funnel;
 mod guard;
 mod handle;
 #[cfg(feature = "metrics")]
 mod histogram;
+pub mod host;
 #[cfg(feature = "http")]
 pub mod http;
+pub mod inspect;
 mod log;
 #[cfg(feature = "metrics")]
 pub mod metrics;
@@ -38,6 +46,7 @@ pub mod tls;
 pub mod topics;
 #[cfg(feature = "tower")]
 pub mod tower;
+mod traces;
 mod watchdog;
 #[cfg(feature = "websocket")]
 pub mod websocket;

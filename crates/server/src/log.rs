@@ -4,13 +4,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use ringserve_core::internals::CLOSE_REASONS;
-use ringserve_core::{CloseReason, ClosedBy, ConnId, LaneId, Observer, Time};
+use ringserve_core::{CloseReason, ClosedBy, ConnId, LaneId, Observer, Outlet, Time};
 use tracing::{debug, error, info, warn};
 
+use crate::access_log;
 use crate::guard::{Panicked, guard};
 use crate::peer::Peer;
+use crate::server::telling::{LaneSet, Told};
 use crate::snapshot::Snapshot;
 use crate::stats::{ServerStats, ServiceNames, StalledWork};
+use crate::traces::Traces;
 
 /// Writes a line, which a subscriber that panics cannot make the end of a shard.
 pub(crate) use ringserve_drivers::guarded;
@@ -48,6 +51,12 @@ pub(crate) struct LogObserver {
     limits: [LineLimit; CLOSE_REASONS.len()],
     accept: LineLimit,
     held: LineLimit,
+    /// Services whose connections are in the access log.
+    logged: LaneSet,
+    /// Spans, if connections are chosen to have them.
+    traces: Option<Box<Traces>>,
+    /// Frames are looked at: they are counted, or traced.
+    looks_at_frames: bool,
 }
 
 impl LogObserver {
@@ -55,16 +64,34 @@ impl LogObserver {
         shard: usize,
         names: ServiceNames,
         snapshot: Arc<Snapshot>,
+        told: &Told,
         panicked: Box<dyn Fn(&Panicked)>,
     ) -> LogObserver {
+        let traces = Traces::new(shard, &told.chosen);
         LogObserver {
             shard,
+            logged: told.logged,
+            looks_at_frames: traces.is_some(),
+            traces,
             panicked,
             names,
             snapshot,
             limits: std::array::from_fn(|_| LineLimit::default()),
             accept: LineLimit::default(),
             held: LineLimit::default(),
+        }
+    }
+
+    /// Connections have accounts, in which their frames count.
+    pub(crate) fn count_frames(&mut self) {
+        self.looks_at_frames = true;
+    }
+
+    #[cold]
+    fn look_at_frame(&self, outlet: &Outlet, bytes: usize) {
+        outlet.count_frame();
+        if let Some(traces) = &self.traces {
+            traces.frame(outlet.id(), bytes);
         }
     }
 }
@@ -83,6 +110,9 @@ impl Observer for LogObserver {
         };
         let service = self.names.of(lane);
         guarded(|| debug!(shard = self.shard, service, %id, peer = peer.map(display), "{what}"));
+        if let (Some(traces), Some(service)) = (&mut self.traces, self.names.name(lane)) {
+            traces.opened(service, id, peer);
+        }
     }
 
     fn proxied(
@@ -97,12 +127,42 @@ impl Observer for LogObserver {
         guarded(
             || debug!(shard, service, %id, peer = peer.map(display), via = via.map(display), "PROXY header read"),
         );
+        if let (Some(traces), Some(service)) = (&mut self.traces, self.names.name(lane)) {
+            traces.proxied(service, id, peer);
+        }
     }
 
     #[cfg(feature = "metrics")]
     fn first_frame(&mut self, lane: LaneId, after: std::time::Duration) {
         if !self.names.is_upstream(lane) {
             self.snapshot.first_frames.add(after.as_nanos() as u64, 1);
+        }
+    }
+
+    #[inline]
+    fn frame(&mut self, _now: Time, outlet: &Outlet, bytes: usize) {
+        if self.looks_at_frames {
+            self.look_at_frame(outlet, bytes);
+        }
+    }
+
+    #[inline]
+    fn sending(&mut self, _now: Time, id: ConnId, bytes: usize) {
+        if let Some(traces) = &self.traces {
+            traces.sending(id, bytes);
+        }
+    }
+
+    #[cfg(feature = "metrics")]
+    fn send_stalled(&mut self, lane: LaneId, time: std::time::Duration) {
+        if !self.names.is_upstream(lane) {
+            self.snapshot.send_stalls.add(time.as_nanos() as u64, 1);
+        }
+    }
+
+    fn paused(&mut self, _now: Time, id: ConnId, paused: bool) {
+        if let Some(traces) = &self.traces {
+            traces.paused(id, paused);
         }
     }
 
@@ -122,7 +182,16 @@ impl Observer for LogObserver {
         }
     }
 
-    fn ended(&mut self, now: Time, lane: LaneId, id: ConnId, reason: CloseReason) {
+    fn ended(&mut self, now: Time, lane: LaneId, outlet: &Outlet, reason: CloseReason) {
+        let id = outlet.id();
+        if let Some(traces) = &mut self.traces {
+            traces.ended(id, reason);
+        }
+        if self.logged.has(lane)
+            && let Some(service) = self.names.name(lane)
+        {
+            access_log::write(self.shard, service, outlet, now, reason);
+        }
         let (shard, service, upstream) = (self.shard, self.names.of(lane), self.names.is_upstream(lane));
         // What the peer does is its affair, and handler errors have their own line.
         let notable = match reason.closed_by() {

@@ -60,6 +60,7 @@
 //! | `turn_seconds` | | histogram: turns of all shards. Of those that end in a wait one in 64 is timed and counts for 64; each other one is |
 //! | `call_seconds` | | histogram: calls that waited and are done, from the turn in which they began to the one in which they ended |
 //! | `first_frame_seconds` | | histogram: from when a connection could send its first frame, with its handshake done, to that frame; in steps of 17 ms |
+//! | `send_stall_seconds` | | histogram: until a peer took of a send for which more bytes, a handler or the end of the connection waited, from when it began or the peer last took a part of it; in steps of 17 ms, and shorter ones are not counted |
 
 use std::fmt::{self, Write};
 use std::time::Duration;
@@ -269,7 +270,9 @@ impl Metrics {
             "Until a connection's first frame, from when it could send one",
             &first,
             STEP,
-        )
+        )?;
+        let stalls = sum(|snapshot| &snapshot.send_stalls);
+        to.histogram("send_stall", "Until a peer took what waited for it", &stalls, STEP)
     }
 }
 

@@ -47,6 +47,9 @@ pub(crate) struct Snapshot {
     /// How long connections take to send their first frame.
     #[cfg(feature = "metrics")]
     pub(crate) first_frames: Histogram,
+    /// How long sends that something waits for take.
+    #[cfg(feature = "metrics")]
+    pub(crate) send_stalls: Histogram,
 }
 
 impl Snapshot {
@@ -67,6 +70,8 @@ impl Snapshot {
             calls: Histogram::new(),
             #[cfg(feature = "metrics")]
             first_frames: Histogram::new(),
+            #[cfg(feature = "metrics")]
+            send_stalls: Histogram::new(),
         }
     }
 

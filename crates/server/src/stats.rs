@@ -155,6 +155,11 @@ impl ServiceNames {
         lane.index() >= self.0.len()
     }
 
+    /// The name of a lane's service; `None` for connections that the server makes.
+    pub(crate) fn name(&self, lane: LaneId) -> Option<&Arc<str>> {
+        self.0.get(lane.index()).map(|named| &named.name)
+    }
+
     /// The service of a lane, if there are several.
     pub(crate) fn of(&self, lane: LaneId) -> Option<&str> {
         let named = self.0.get(lane.index()).filter(|_| self.0.len() > 1)?;

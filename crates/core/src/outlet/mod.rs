@@ -593,6 +593,11 @@ impl Outlet {
         flags & !(DIRTY | UNOBTRUSIVE) != 0
     }
 
+    /// True if user code touched it since the last turn ended.
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.has(DIRTY)
+    }
+
     /// True if nothing depends on the end of a send: no task, no request, and what is queued behind it leaves at the end of
     /// the turn in any case.
     #[inline]

@@ -85,7 +85,7 @@ impl<O: Observer> Shard<O> {
         }
         self.lanes[conn.lane].counters.closed += 1;
         self.lanes[conn.lane].counters.closed_by_reason.0[reason.index()] += 1;
-        self.observer.ended(self.now, conn.lane, id, reason);
+        self.observer.ended(self.now, conn.lane, &shared, reason);
         self.events.push_back(Event::Ended(Ended {
             id,
             lane: conn.lane,

@@ -145,7 +145,7 @@ impl<'a, O: Observer> Frames<'a, O> {
                     self.left -= 1;
                     self.handed += 1;
                     self.frame_bytes = 0;
-                    self.shard.observer.frame(self.shard.now, self.id, frame.wire().len());
+                    self.shard.observer.frame(self.shard.now, self.shared, frame.wire().len());
                     return Next::Frame(frame);
                 }
                 if let Some(next) = self.not_whole(found) {
@@ -246,7 +246,7 @@ impl<'a, O: Observer> Frames<'a, O> {
                     finished |= conn.inbox.as_mut().is_some_and(|inbox| inbox.end_pieces());
                     self.left -= 1;
                     self.handed += 1;
-                    shard.observer.frame(shard.now, self.id, frame.wire().len());
+                    shard.observer.frame(shard.now, self.shared, frame.wire().len());
                     let next = if self.weighs {
                         self.weigh(frame)
                     } else {
@@ -304,7 +304,7 @@ impl<'a, O: Observer> Frames<'a, O> {
         self.left -= 1;
         self.handed += 1;
         let shard = &mut *self.shard;
-        shard.observer.frame(shard.now, self.id, frame.wire().len());
+        shard.observer.frame(shard.now, self.shared, frame.wire().len());
         self.ends_plainly = false;
         self.weigh(frame)
     }

@@ -196,6 +196,7 @@ impl<O: Observer> Shard<O> {
         let id = self.conns.try_insert_with(|id| {
             Some(Conn::new(lane, block(Outlet::new(id, state.shared.clone(), peer, listener))?, now))
         })?;
+        self.conns.set_word(id, self.stamp.to_bits());
         self.lanes.add(lane);
         Some(id)
     }

@@ -12,6 +12,7 @@ mod drain;
 mod frames;
 mod give_back;
 mod held;
+mod inspect;
 mod lanes;
 mod receive;
 mod seal;
@@ -46,6 +47,7 @@ pub use accept::Quota;
 pub use calls::Parked;
 use drain::Drain;
 pub use frames::{Frames, Next};
+pub use inspect::{ConnFigure, ConnState, ConnView};
 use lanes::Lanes;
 use secure::Channels;
 use turn::Event;
@@ -217,6 +219,11 @@ impl<O: Observer> Shard<O> {
     /// The observer.
     pub fn observer(&self) -> &O {
         &self.observer
+    }
+
+    /// The observer, to tell it what it is to watch.
+    pub fn observer_mut(&mut self) -> &mut O {
+        &mut self.observer
     }
 }
 

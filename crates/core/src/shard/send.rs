@@ -1,13 +1,14 @@
 //! Replies on their way to the peer: one send in flight for each connection.
 
 use alloc::boxed::Box;
+use core::time::Duration;
 
 use super::turn::Event;
 use super::{Shard, expect_conn};
 use crate::conn::{Flight, State, Write};
 use crate::holders::LISTED_BYTES;
 use crate::stamp::Stamp;
-use crate::{Batch, CloseReason, ConnId, Limits, Observer, Op, SendEnd};
+use crate::{Batch, CloseReason, ConnId, LaneId, Limits, Observer, Op, SendEnd};
 
 impl<O: Observer> Shard<O> {
     /// Looks at every connection user code touched.
@@ -191,6 +192,13 @@ impl<O: Observer> Shard<O> {
         self.sent_checked(id, batch, end);
     }
 
+    /// The peer took a part of what was sent after this time.
+    fn note_stall(&mut self, lane: LaneId, time: Duration) {
+        if !time.is_zero() {
+            self.observer.send_stalled(lane, time);
+        }
+    }
+
     /// Handles the end of a send for which something waits.
     #[inline(never)]
     fn sent_checked(&mut self, id: ConnId, mut batch: Box<Batch>, end: SendEnd) {
@@ -204,6 +212,9 @@ impl<O: Observer> Shard<O> {
         shared.lane().moved.bytes_sent.add(left as u64);
         let now = self.stamp;
         let looked_at = core::mem::replace(&mut conn.send_at, now);
+        // Before what may be aborted here.
+        let stalled = batch.untaken_since.unwrap_or(looked_at).age(now);
+        let (lane, was_touched) = (conn.lane, shared.is_dirty());
         let mut rest = None;
         match end {
             SendEnd::Done => {
@@ -216,6 +227,7 @@ impl<O: Observer> Shard<O> {
                 if let Some(reason) =
                     write_limit(&self.lanes[conn.lane].limits, &mut batch, left, looked_at, now)
                 {
+                    self.note_stall(lane, stalled);
                     return self.abort(id, reason);
                 }
                 rest = Some(batch);
@@ -243,6 +255,10 @@ impl<O: Observer> Shard<O> {
             || i64::from(conn.times(&self.lanes[conn.lane].times).idle) < conn.timer.left(conn.send_at);
         let (draining, sealed) = (conn.state == State::Draining, conn.has_channel());
         let more = shared.has_more() || (sealed && self.owes_sealed(id, draining));
+        // What nothing waited for may have been reported late. And so may what something waits for since a moment ago.
+        if left > 0 && (rest.is_some() || ((waits || more) && !was_touched)) {
+            self.note_stall(lane, stalled);
+        }
         match rest {
             Some(batch) => {
                 // Replies may be queued behind it.

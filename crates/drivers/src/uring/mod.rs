@@ -47,7 +47,7 @@ use table::{Ports, Sending};
 
 pub use config::UringConfig;
 pub use system::SystemKernel;
-pub use system::probe::{Found, probe, probe_ring, try_apart};
+pub use system::probe::{Found, probe, probe_accept, probe_ring, try_apart};
 
 /// The io_uring driver over a [`Kernel`].
 ///

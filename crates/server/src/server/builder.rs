@@ -17,11 +17,14 @@ use super::listen::endpoint::{Endpoints, IntoEndpoints};
 use super::listen::proxy_protocol::ProxyProtocol;
 use super::listen::transport::MakeTransport;
 use super::prepared::{Prepared, ServicePlan, Settings};
+#[cfg(feature = "admin")]
+use super::running::Beside;
 use super::running::ServerHandle;
 use super::runtime::Runtime;
 use super::serves::{AllOf, Hosted, One};
 use super::socket_options::options::SocketOptions;
 use super::starting::Starting;
+use crate::doctor::{self, Expected, Finding};
 use crate::peer::Peer;
 use crate::service::IntoService;
 use crate::shard::handle::Shard;
@@ -50,7 +53,7 @@ use crate::watchdog::Stalls;
 pub struct Server<F = Raw> {
     binds: Binds,
     framing: F,
-    settings: Settings,
+    pub(super) settings: Settings,
 }
 
 /// The services of a [`Server`] with several of them. It stands in the place of a framing, since each service has its own.
@@ -133,8 +136,9 @@ impl Server<Several> {
         E: IntoEndpoints,
         Make: IntoService<E::Framing>,
     {
-        let Endpoints { binds, framing, name, limits, sockets, admit } = endpoints.into_endpoints();
-        let endpoints = Endpoints { binds, framing: (), name, limits, sockets, admit };
+        let Endpoints { binds, framing, name, limits, sockets, admit, access_log } =
+            endpoints.into_endpoints();
+        let endpoints = Endpoints { binds, framing: (), name, limits, sockets, admit, access_log };
         let hosted = |admit| Box::new(One::new(framing, factory, admit)) as Box<dyn Hosted>;
         self.framing.services.push(Declared {
             endpoints,
@@ -175,7 +179,7 @@ impl Server<Several> {
     pub(crate) fn prepared(self) -> Result<Prepared<AllOf>, Error> {
         let (mut services, mut all) = (Vec::new(), Vec::new());
         for Declared { endpoints, adjust, hosted, protocols, framing } in self.framing.services {
-            let Endpoints { binds, name, limits, sockets, admit, .. } = endpoints;
+            let Endpoints { binds, name, limits, sockets, admit, access_log, .. } = endpoints;
             let binds = binds.all().map_err(|error| Error::Address(error).of_service(name.as_ref()))?;
             let binds =
                 prepared(binds, protocols, framing).map_err(|error| error.of_service(name.as_ref()))?;
@@ -183,7 +187,7 @@ impl Server<Several> {
             let (limits_given, mut limits) = (limits.is_some(), limits.unwrap_or_default());
             adjust(&mut limits);
             let sockets = sockets.unwrap_or_else(|| self.settings.sockets.clone());
-            let service = ServicePlan { name, binds, limits, limits_given, sockets };
+            let service = ServicePlan { name, binds, limits, limits_given, sockets, access_log };
             all.push((service.label(), hosted(admit.or_else(|| self.settings.admit.clone()))));
             services.push(service);
         }
@@ -358,7 +362,7 @@ impl<F: TypedFraming + Clone + Send> Server<F> {
             (settings.limits.is_some(), settings.limits.clone().unwrap_or_default());
         Make::adjust(&mut limits);
         let sockets = settings.sockets.clone();
-        let service = ServicePlan { name: None, binds, limits, limits_given, sockets };
+        let service = ServicePlan { name: None, binds, limits, limits_given, sockets, access_log: None };
         let serves = One::new(framing, factory, settings.admit.clone());
         Ok(Prepared { settings, services: vec![service], serves })
     }
@@ -454,6 +458,50 @@ impl<F> Server<F> {
     pub fn admit(mut self, admit: impl Fn(&Peer) -> bool + Send + Sync + 'static) -> Server<F> {
         self.settings.admit = Some(Arc::new(admit));
         self
+    }
+
+    /// Has an endpoint run beside the server. A later one replaces it.
+    #[cfg(feature = "admin")]
+    pub(crate) fn with_beside(mut self, beside: Box<dyn Beside>) -> Server<F> {
+        self.settings.beside = Some(beside);
+        self
+    }
+
+    /// The server is such an endpoint itself.
+    #[cfg(feature = "admin")]
+    pub(crate) fn beside_another(mut self) -> Server<F> {
+        self.settings.is_beside = true;
+        self
+    }
+
+    /// What stands in the way of this server on this machine, the worst first, before it starts: io_uring is tried for real, and
+    /// settings of the kernel, limits of the process and the program's build are compared with what the server needs. Takes two
+    /// tenths of a second, in which it watches what grows. Options of services that have their own are not looked at. See
+    /// [`doctor`](crate::doctor).
+    ///
+    /// ```
+    /// # use ringserve::Server;
+    /// for finding in Server::bind("127.0.0.1:7000").doctor() {
+    ///     println!("{}: {finding}", finding.severity);
+    /// }
+    /// ```
+    pub fn doctor(&self) -> Vec<Finding> {
+        self.doctor_for(&Expected::default())
+    }
+
+    /// The same for what is expected of the server.
+    ///
+    /// ```
+    /// # use ringserve::Server;
+    /// use ringserve::doctor::{Expected, Severity};
+    ///
+    /// let expected = Expected::default().connections(1000).accepts_per_second(500);
+    /// let findings = Server::bind("127.0.0.1:7000").doctor_for(&expected);
+    /// let is_ready = findings.iter().all(|finding| finding.severity < Severity::Error);
+    /// # let _ = is_ready;
+    /// ```
+    pub fn doctor_for(&self, expected: &Expected) -> Vec<Finding> {
+        doctor::examine(&self.settings.setup_so_far(), expected)
     }
 
     /// Calls `tell` once every shard is ready, on the thread that starts the server, with a control that has the counters and

@@ -7,6 +7,7 @@ use std::time::Duration;
 use ringserve_core::{Address, Time};
 
 use super::accept_queue::AcceptQueues;
+use crate::doctor::{Expected, Finding, Lived, Record};
 use crate::shard::blocking::Pool;
 use crate::shard::clock::{Clock, Deadline};
 use crate::shard::inbox::{Command, RemoteShard};
@@ -31,6 +32,7 @@ pub struct ServerControl {
     watch: Arc<Watch>,
     #[cfg_attr(not(feature = "metrics"), expect(dead_code, reason = "metrics alone have it"))]
     connections_max: usize,
+    record: Option<Arc<Record>>,
     #[cfg(feature = "tls")]
     tls: ringserve_tls::ServerTls,
 }
@@ -50,6 +52,7 @@ impl ServerControl {
             blocking,
             watch: Arc::default(),
             connections_max: usize::MAX,
+            record: None,
             #[cfg(feature = "tls")]
             tls: Default::default(),
         }
@@ -62,6 +65,10 @@ impl ServerControl {
     /// With the connections that all shards together may have.
     pub(crate) fn with_connections_max(self, connections_max: usize) -> ServerControl {
         ServerControl { connections_max, ..self }
+    }
+
+    pub(crate) fn with_record(self, record: Option<Arc<Record>>) -> ServerControl {
+        ServerControl { record, ..self }
     }
 
     #[cfg(feature = "tls")]
@@ -188,6 +195,52 @@ impl ServerControl {
         }
         report.blocking = self.blocking.stats();
         report
+    }
+
+    /// True once the server was told to shut down or to stop, also while it goes on as before for
+    /// [`ServerLimits::drain_delay`](crate::limits::ServerLimits::drain_delay).
+    pub fn is_draining(&self) -> bool {
+        self.remotes.iter().any(|remote| remote.last_command() != Command::Serve)
+    }
+
+    /// What stands in the way of the server, the worst first: settings of the machine, limits of the process, and what was lost
+    /// since the start. It reads files of `/proc` and `/sys` and the figures that shards published, within milliseconds, and
+    /// asks no shard. A server on drivers of the caller, as in a simulation, has no findings. See [`doctor`](crate::doctor).
+    ///
+    /// ```
+    /// # use ringserve::ServerControl;
+    /// fn print_findings(server: &ServerControl) {
+    ///     for finding in server.doctor() {
+    ///         println!("{}: {finding}", finding.severity);
+    ///     }
+    /// }
+    /// ```
+    pub fn doctor(&self) -> Vec<Finding> {
+        self.doctor_for(&Expected::default())
+    }
+
+    /// The same for what is expected of the server.
+    pub fn doctor_for(&self, expected: &Expected) -> Vec<Finding> {
+        self.record.as_ref().map_or_else(Vec::new, |record| record.examine(expected, self.lived()))
+    }
+
+    fn lived(&self) -> Lived {
+        let stats = self.stats();
+        let lost = |queue: &AcceptQueueStats| queue.lost.unwrap_or(0);
+        let queues = self.accept_queues();
+        let worst = queues.iter().max_by_key(|queue| lost(queue)).map(|queue| {
+            let addr = self.listeners.get(queue.listener).map(Address::to_string).unwrap_or_default();
+            let shard = queue.shard.map(|shard| format!(" of shard {shard}")).unwrap_or_default();
+            format!("most at {addr}{shard}")
+        });
+        Lived {
+            connections: stats.connections as u64,
+            queue_lost: queues.iter().map(lost).sum(),
+            queue_worst: worst.unwrap_or_default(),
+            longest_stall: self.stalls().iter().map(|stall| stall.lasted).max(),
+            skew: stats.skew(),
+            opened: stats.counters.opened,
+        }
     }
 
     /// Begins to shut down, as [`ServerHandle::shutdown`](crate::ServerHandle::shutdown).

@@ -6,6 +6,8 @@ use ringserve_drivers::{Resource, ResourceLimit};
 use rustix::process::{self, Rlimit, setrlimit};
 use rustix::thread::{CpuSet, gettid, sched_getaffinity, sched_setaffinity};
 
+use crate::host::cpu_quota;
+use crate::host::machine::Machine;
 use crate::watchdog::facts::ThreadTimes;
 
 /// CPUs this thread may run on, in ascending order.
@@ -39,22 +41,7 @@ pub(crate) fn run_on(cpus: &[usize]) -> std::io::Result<()> {
 /// True if a control group bounds the CPU time of this process. Then pinning would be wrong: twenty containers
 /// with a quota of one CPU each would all sit on the first ones.
 pub(crate) fn has_quota() -> bool {
-    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let path = groups.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
-    let mut dir = format!("/sys/fs/cgroup{path}");
-    loop {
-        let max = fs::read_to_string(format!("{}/cpu.max", dir.trim_end_matches('/'))).unwrap_or_default();
-        if !max.is_empty() && !max.starts_with("max") {
-            return true;
-        }
-        match dir.rfind('/') {
-            Some(cut) if dir.len() > "/sys/fs/cgroup".len() => dir.truncate(cut),
-            _ => break,
-        }
-    }
-    // Control groups of the first version.
-    fs::read_to_string("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
-        .is_ok_and(|quota| quota.trim().parse::<i64>().is_ok_and(|quota| quota > 0))
+    cpu_quota(&Machine::here()).is_some()
 }
 
 /// Raises the soft limit on descriptors to the hard one. Returns the limit before and now.

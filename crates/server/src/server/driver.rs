@@ -14,6 +14,7 @@ use socket2::SockRef;
 
 use super::error::Error;
 use super::socket_options::options::SocketOptions;
+use crate::doctor::Rings;
 
 /// The environment variable by which an operator chooses, where the program says [`Driver::Auto`].
 const VARIABLE: &str = "RINGSERVE_DRIVER";
@@ -30,6 +31,13 @@ pub enum Driver {
     IoUring,
     /// epoll, for hosts that block io_uring. Each connection costs a descriptor there, so `RLIMIT_NOFILE` bounds them.
     Epoll,
+}
+
+impl Driver {
+    /// True if program or operator choose epoll.
+    pub(crate) fn is_epoll(self) -> bool {
+        self == Driver::Epoll || self == Driver::Auto && env::var(VARIABLE).is_ok_and(|name| name == "epoll")
+    }
 }
 
 impl FromStr for Driver {
@@ -230,6 +238,24 @@ impl Chosen {
     /// Accepted connections that all shards hold together.
     pub(crate) fn connections_max(&self) -> usize {
         self.sizes.connections_max
+    }
+
+    /// `io_uring` or `epoll`.
+    #[cfg(feature = "admin")]
+    pub(crate) fn name(&self) -> &'static str {
+        match self.kind {
+            ChosenKind::Uring(_) => "io_uring",
+            ChosenKind::Epoll(_) => "epoll",
+        }
+    }
+
+    /// For the doctor.
+    pub(crate) fn rings(&self) -> Rings {
+        match &self.kind {
+            ChosenKind::Uring(config) if config.plain_descriptors => Rings::Descriptors,
+            ChosenKind::Uring(_) => Rings::Tables,
+            ChosenKind::Epoll(_) => Rings::Epoll,
+        }
     }
 
     /// For the log: which driver, and why.

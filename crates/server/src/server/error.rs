@@ -34,6 +34,8 @@ pub enum Error {
     Limits(LimitError),
     /// A socket option is out of range, or the kernel refused it.
     SocketOption(SocketOptionError),
+    /// A text given to [`Server::trace_peer`](crate::Server::trace_peer) is no network.
+    Trace(String),
     /// The number of shards is 0 or above 1024.
     Shards(usize),
     /// Another process, or another listener of this one, listens there already.
@@ -94,6 +96,9 @@ pub enum Error {
         /// The runtime's error.
         error: io::Error,
     },
+    /// The [admin endpoint](crate::Server::admin) cannot be started.
+    #[cfg(feature = "admin")]
+    Admin(String),
     /// A thread cannot be started.
     Thread(io::Error),
     /// Signals cannot be handled.
@@ -138,6 +143,10 @@ impl fmt::Display for Error {
             Error::Tls(error) => write!(f, "TLS: {error}"),
             Error::Limits(error) => write!(f, "limits: {error}"),
             Error::SocketOption(error) => write!(f, "socket options: {error}"),
+            Error::Trace(text) => write!(
+                f,
+                "{text:?} is no network whose connections could be traced; write ADDRESS or ADDRESS/BITS"
+            ),
             Error::Shards(count) => write!(f, "shards is {count}; it must be 1 to 1024"),
             Error::AddressInUse { addr, holder } => {
                 write!(f, "{addr} is in use")?;
@@ -184,6 +193,8 @@ impl fmt::Display for Error {
                 "the factory for shard {shard} was not done within {time:?}, which is ServerLimits::start_timeout"
             ),
             Error::Runtime { shard, error } => write!(f, "no runtime for shard {shard}: {error}"),
+            #[cfg(feature = "admin")]
+            Error::Admin(reason) => write!(f, "the admin endpoint cannot be started: {reason}"),
             Error::Thread(error) => write!(f, "cannot start a thread for a shard: {error}"),
             Error::Signals(error) => write!(f, "cannot handle SIGINT and SIGTERM: {error}"),
             Error::Broken { shard, error } => write!(f, "the driver of shard {shard} broke: {error}"),

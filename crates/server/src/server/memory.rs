@@ -1,12 +1,12 @@
 //! The memory that the process may use: limits of its control groups and address space, and the memory that is available.
 
 use std::fmt;
-use std::fs;
-use std::path::{Path, PathBuf};
 
 use ringserve_core::{Limits, ServerLimits};
-use ringserve_drivers::{Resource, ResourceLimit};
 use tracing::{info, warn};
+
+use crate::host::machine::{GroupFile, GroupFiles, Machine};
+use crate::host::soft_limit;
 
 /// From this value on a control group has no limit: the first version says so by the largest multiple of a page that a number
 /// holds.
@@ -41,53 +41,34 @@ impl fmt::Display for UsableMemory {
 /// }
 /// ```
 pub fn usable_memory() -> Option<UsableMemory> {
-    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let mut found = of_groups(&groups, Path::new("/sys/fs/cgroup"));
-    let address_space = ResourceLimit::of(Resource::AddressSpace).ok().and_then(|limit| limit.soft);
+    usable_memory_of(&Machine::here())
+}
+
+/// The same of a machine.
+pub(crate) fn usable_memory_of(machine: &Machine) -> Option<UsableMemory> {
+    let mut found: Vec<UsableMemory> = machine.group_files(&LIMITS).iter().filter_map(of_group).collect();
+    let address_space = soft_limit(machine, "Max address space").filter(|bytes| *bytes < NO_LIMIT);
     found.extend(address_space.map(|bytes| UsableMemory { bytes, source: "RLIMIT_AS".to_owned() }));
-    let machine = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let available = available(&machine);
+    let available = machine.kib_field("/proc/meminfo", "MemAvailable");
     found.extend(available.map(|bytes| UsableMemory { bytes, source: "MemAvailable".to_owned() }));
     found.into_iter().min_by_key(|memory| memory.bytes)
 }
 
-/// All limits of the control groups in the text of `/proc/self/cgroup`, with file systems below `root`. In a container the
-/// paths may be those of the host, of which only the root exists.
-fn of_groups(groups: &str, root: &Path) -> Vec<UsableMemory> {
-    let mut found = Vec::new();
-    for line in groups.lines() {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
-        let (mounts, files): (&[&str], &[&str]) = match controllers {
-            "" => (&["", "unified"], &["memory.max", "memory.high"]),
-            _ if controllers.split(',').any(|name| name == "memory") => {
-                (&["memory"], &["memory.limit_in_bytes"])
-            }
-            _ => continue,
-        };
-        for group in Path::new(path).ancestors() {
-            for (mount, file) in mounts.iter().flat_map(|mount| files.iter().map(move |file| (mount, file))) {
-                let below = group.strip_prefix("/").unwrap_or(group);
-                let place: PathBuf = root.join(mount).join(below).join(file);
-                let limit = fs::read_to_string(place).ok().and_then(|text| parse(&text));
-                let source = format!("{file} of the control group {}", group.display());
-                found.extend(limit.map(|bytes| UsableMemory { bytes, source }));
-            }
-        }
-    }
-    found
+/// The limits of control groups.
+const LIMITS: GroupFiles<'static> = GroupFiles {
+    controller: "memory",
+    second: &["memory.max", "memory.high"],
+    first: &["memory.limit_in_bytes"],
+};
+
+fn of_group(file: &GroupFile) -> Option<UsableMemory> {
+    let bytes = parse(&file.text)?;
+    Some(UsableMemory { bytes, source: file.source.clone() })
 }
 
 /// A limit as control groups have it; `None` for none.
 fn parse(text: &str) -> Option<u64> {
     text.trim().parse().ok().filter(|bytes| *bytes < NO_LIMIT)
-}
-
-/// `MemAvailable` of `/proc/meminfo`.
-fn available(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kib.checked_mul(1024)
 }
 
 /// Fits default limits into the memory that the process may use. Limits of the program stay, with a warning if they exceed that
@@ -138,6 +119,9 @@ pub(super) fn fit(
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::PathBuf;
+
     use super::*;
 
     /// Control groups' files below a directory of the test's.
@@ -155,7 +139,8 @@ mod tests {
         }
 
         fn least(&self, groups: &str) -> Option<(u64, String)> {
-            let found = of_groups(groups, &self.0).into_iter().min_by_key(|memory| memory.bytes);
+            let found = LIMITS.below(groups, &self.0);
+            let found = found.iter().filter_map(of_group).min_by_key(|memory| memory.bytes);
             found.map(|memory| (memory.bytes, memory.source))
         }
     }
@@ -227,6 +212,10 @@ mod tests {
 
     #[test]
     fn available_memory_is_found_in_its_text() {
+        let available = |text: &str| {
+            let machine = Groups::new("meminfo", &[("proc/meminfo", text)]);
+            usable_memory_of(&Machine::below(&machine.0)).map(|memory| memory.bytes)
+        };
         let text = "MemTotal:       24683956 kB\nMemFree:  1 kB\nMemAvailable:   24106020 kB\n";
         assert_eq!(available(text), Some(24_106_020 << 10));
         for garbage in ["", "MemAvailable:", "MemAvailable: x kB", "MemAvailable: 12 MB"] {

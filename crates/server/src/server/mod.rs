@@ -20,4 +20,5 @@ pub(crate) mod socket_options;
 pub(crate) mod starting;
 #[cfg(feature = "testing")]
 pub(crate) mod stepped;
+pub(crate) mod telling;
 mod until;

@@ -16,6 +16,8 @@ use super::listen::transport::Transports;
 use super::runtime::Runtime;
 use super::serves::{MadeOf, Serves};
 use super::starting::{ShardStart, Starting};
+use super::telling::Told;
+use crate::doctor::Record;
 use crate::guard::guard;
 use crate::log::LogObserver;
 use crate::service::Made;
@@ -44,7 +46,10 @@ pub(super) struct Plan<S> {
     pub(super) transports: Transports,
     pub(super) chosen: Chosen,
     pub(super) asks: Asks,
+    pub(super) told: Told,
     pub(super) runtime: Runtime,
+    /// The server runs beside another one.
+    pub(super) is_beside: bool,
     pub(super) stalls: Stalls,
     pub(super) shards: usize,
     /// Where the server listens, with the real ports.
@@ -54,6 +59,8 @@ pub(super) struct Plan<S> {
     pub(super) seed: u64,
     /// For calls that block, of all shards.
     pub(super) blocking: Arc<dyn Pool>,
+    /// Of a server on this machine.
+    pub(super) record: Option<Arc<Record>>,
     /// TLS that can be replaced.
     #[cfg(feature = "tls")]
     pub(super) tls: ringserve_tls::ServerTls,
@@ -79,7 +86,8 @@ impl<S: Serves> Plan<S> {
         let remotes = (0..self.shards).map(|_| RemoteShard::new()).collect();
         let control = ServerControl::new(remotes, self.listeners, self.blocking, self.clock.clone())
             .with_accept_queues(AcceptQueues::of(&sockets))
-            .with_connections_max(self.chosen.connections_max());
+            .with_connections_max(self.chosen.connections_max())
+            .with_record(self.record);
         #[cfg(feature = "tls")]
         let control = control.with_tls(self.tls);
         let quota = Arc::new(Quota::new(self.chosen.connections_max()));
@@ -94,6 +102,7 @@ impl<S: Serves> Plan<S> {
             transports: self.transports.clone(),
             chosen: self.chosen.clone(),
             asks: self.asks,
+            told: self.told.clone(),
             runtime: self.runtime,
             clock: self.clock.clone(),
             seed: self.seed,
@@ -118,6 +127,7 @@ pub(super) struct OneShard<S> {
     transports: Transports,
     pub(super) chosen: Chosen,
     asks: Asks,
+    told: Told,
     pub(super) runtime: Runtime,
     clock: Clock,
     seed: u64,
@@ -160,6 +170,7 @@ impl<S: Serves> OneShard<S> {
                 self.index,
                 self.names.clone(),
                 remote.publishes(&self.names).clone(),
+                &self.told,
                 reports_panics(&shard),
             ),
         );
@@ -180,10 +191,13 @@ impl<S: Serves> OneShard<S> {
         remote.set_room(core.slots_left());
         let upstreams = add_upstreams(&mut core, &first.limits, self.chosen.upstreams());
         let (one_queue, asks, names, proxies) = (self.one_queue, self.asks, self.names, self.proxies);
+        let accounted = self.told.accounted;
         match &made {
             Made::Now(_) => start.succeeded(),
             Made::Later(_) => start.waits(),
         }
-        Ok((Parts { shard, core, driver, others, one_queue, asks, upstreams, names, proxies }, made))
+        let parts =
+            Parts { shard, core, driver, others, one_queue, asks, upstreams, names, proxies, accounted };
+        Ok((parts, made))
     }
 }

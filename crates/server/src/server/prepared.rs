@@ -20,12 +20,16 @@ use super::listen::transport::Transports;
 use super::memory;
 use super::plan::{LanePlan, OneShard, Plan};
 use super::running::ServerHandle;
+#[cfg(feature = "admin")]
+use super::running::{Beside, Facts};
 use super::runtime::Runtime;
 use super::serves::Serves;
 use super::signals::StopSignals;
 use super::socket_options::options::SocketOptions;
 use super::starting::{Starting, Until};
+use super::telling::Telling;
 use super::until::serve_until;
+use crate::doctor::{Record, Rings, Setup};
 use crate::guard::guard;
 use crate::log;
 use crate::shard::blocking::threads::Threads;
@@ -56,6 +60,59 @@ pub(crate) struct Settings {
     pub(super) runtime: Runtime,
     pub(super) stalls: Stalls,
     pub(super) on_start: Option<Box<dyn FnOnce(ServerControl) + Send>>,
+    /// The endpoint beside the server.
+    #[cfg(feature = "admin")]
+    pub(super) beside: Option<Box<dyn Beside>>,
+    /// This server is itself such an endpoint: its start is no line in the log, and its thread has a name that says so.
+    pub(super) is_beside: bool,
+    pub(super) telling: Telling,
+}
+
+impl Settings {
+    /// What the doctor is told of the server. `services` are the options of each one's sockets, and whether it ends idle
+    /// connections.
+    pub(super) fn setup<'a>(
+        &self,
+        shards: usize,
+        rings: Rings,
+        services: impl Iterator<Item = (&'a SocketOptions, bool)> + Clone,
+    ) -> Setup {
+        let limits = self.server_limits.clone().unwrap_or_default();
+        // As it is by default it says nothing of the program's plans.
+        let is_default = limits.connections_max == ServerLimits::default().connections_max;
+        let all = || services.clone().map(|(options, _)| options);
+        let unsent = |options: &SocketOptions| match (options.not_sent_bytes_max, options.send_buffer_bytes) {
+            (None, None) => None,
+            (None, Some(buffer)) => Some(2 * u64::from(buffer)),
+            (Some(unsent), _) => Some(unsent.into()),
+        };
+        let unsent = all().map(unsent).collect::<Option<Vec<_>>>();
+        Setup {
+            shards: shards as u64,
+            rings,
+            pinned: self.pin.unwrap_or(false),
+            share_port: self.share_port,
+            backlog: all().map(|options| options.backlog).min().unwrap_or_default(),
+            one_queue: false,
+            unsent_bytes_max: unsent.and_then(|all| all.into_iter().max()),
+            incoming_cpu: all().any(|options| options.incoming_cpu),
+            ends_silent: services
+                .clone()
+                .all(|(options, ends_idle)| ends_idle || options.keep_alive.is_some()),
+            upstreams_max: limits.upstreams_max as u64,
+            connections: (!is_default).then_some(limits.connections_max as u64),
+        }
+    }
+
+    /// The same before the start, when services may have options that are not known yet.
+    pub(super) fn setup_so_far(&self) -> Setup {
+        let cpus = thread::available_parallelism().map_or(1, usize::from);
+        let shards = self.shards.unwrap_or(cpus);
+        let rings = if self.driver.is_epoll() { Rings::Epoll } else { Rings::Untried };
+        let ends_idle = self.limits.clone().unwrap_or_default().idle_timeout.is_some();
+        let setup = self.setup(shards, rings, iter::once((&self.sockets, ends_idle)));
+        Setup { pinned: !cpus_to_pin(self.pin, shards).is_empty(), ..setup }
+    }
 }
 
 /// The program's settings of one service.
@@ -67,6 +124,8 @@ pub(crate) struct ServicePlan {
     /// `limits` are the program's own.
     pub(super) limits_given: bool,
     pub(super) sockets: SocketOptions,
+    /// `None` if the program does not say.
+    pub(super) access_log: Option<bool>,
 }
 
 impl ServicePlan {
@@ -95,6 +154,7 @@ impl<S: Serves> Prepared<S> {
     /// Checks what the program set. There are `by_default` shards if it does not say.
     pub(super) fn check(&mut self, by_default: impl FnOnce() -> usize) -> Result<Checked, Error> {
         self.check_services()?;
+        self.settings.telling.check()?;
         let mut server_limits = self.settings.server_limits.clone().unwrap_or_default();
         server_limits.check().map_err(Error::Limits)?;
         let is_one_of_several = self.services.len() > 1;
@@ -150,6 +210,14 @@ impl<S: Serves> Prepared<S> {
         self.services.iter().flat_map(|service| &service.binds)
     }
 
+    /// What the doctor is told of the server.
+    fn setup(&self, shards: usize, rings: Rings, pinned: bool) -> Setup {
+        let services = self.services.iter().map(|of| (&of.sockets, of.limits.idle_timeout.is_some()));
+        let has_own = |bind: &Bind| bind.adopted.is_none() && bind.addr.as_ip().is_some();
+        let one_queue = !self.binds().any(has_own);
+        Setup { pinned, one_queue, ..self.settings.setup(shards, rings, services) }
+    }
+
     /// Connections that the server makes have options and limits of its first service.
     pub(super) fn wanted<'a>(&'a self, checked: &'a Checked, descriptors: u64) -> Wanted<'a> {
         Wanted {
@@ -181,6 +249,7 @@ impl<S: Serves> Prepared<S> {
         }));
         // All connections are asked alike.
         let asks = self.services.iter().map(|service| service.sockets.asks()).fold(Asks::default(), Asks::or);
+        let told = self.settings.telling.told(self.services.iter().map(|service| service.access_log));
         let blocking = Arc::new(Threads::new(&checked.server_limits));
         let lane =
             |service: ServicePlan| LanePlan { limits: service.limits, listeners: service.binds.len() as u16 };
@@ -193,13 +262,16 @@ impl<S: Serves> Prepared<S> {
             transports,
             chosen,
             runtime: self.settings.runtime,
+            is_beside: self.settings.is_beside,
             stalls: self.settings.stalls,
             shards: checked.shards,
             listeners: listening.addrs.clone().into(),
             clock: Clock::start(),
             seed: Random::system_seed(),
             asks,
+            told,
             blocking,
+            record: None,
             #[cfg(feature = "tls")]
             tls,
         }
@@ -237,6 +309,9 @@ impl<S: Serves + Send + 'static> Prepared<S> {
     pub(super) fn start(mut self, starting: Starting, until: Until<'_>) -> Result<ServerHandle, Error> {
         let mut checked = self.check(|| thread::available_parallelism().map_or(1, usize::from))?;
         self.settings.runtime.check()?;
+        // First, so that it answers while factories are pending.
+        #[cfg(feature = "admin")]
+        let beside = self.settings.beside.take().map(Beside::start).transpose()?;
         let given = self.settings.server_limits.is_some();
         let limits = self.services.iter_mut().map(|service| (&mut service.limits, service.limits_given));
         memory::fit(&mut checked.server_limits, given, &mut limits.collect::<Vec<_>>(), checked.shards);
@@ -249,11 +324,30 @@ impl<S: Serves + Send + 'static> Prepared<S> {
         #[cfg(feature = "tls")]
         super::listen::tls::begin(self.binds())?;
         let services = self.services.iter().map(|service| (service.name.as_deref(), &service.limits));
-        announce(&listening, &cpus, &chosen, (checked.shards, &checked.server_limits), services);
-        let plan = self.plan(checked, chosen, &listening);
+        let is_beside = self.settings.is_beside;
+        if !is_beside {
+            announce(&listening, &cpus, &chosen, (checked.shards, &checked.server_limits), services);
+        }
+        // An endpoint beside a server has nothing to say that the server's own record does not.
+        let record = (!is_beside)
+            .then(|| Arc::new(Record::begin(self.setup(checked.shards, chosen.rings(), !cpus.is_empty()))));
+        #[cfg(feature = "admin")]
+        let facts = Facts {
+            driver: chosen.name(),
+            connections_max: chosen.connections_max(),
+            connections_wanted: checked.server_limits.connections_max,
+            buffers_max: checked.server_limits.receive_buffers_max(),
+            limits: self.services.iter().map(|service| service.limits.clone()).collect(),
+        };
+        let plan = Plan { record, ..self.plan(checked, chosen, &listening) };
         let launched = plan.launch(starting, until, sockets, &cpus, OneShard::run)?;
         // Made before user code runs: if that panics, dropping it ends the server.
         let handle = ServerHandle::new(listening, launched);
+        #[cfg(feature = "admin")]
+        let handle = {
+            beside.iter().for_each(|beside| beside.begins(handle.control(), facts.clone()));
+            handle.with_beside(beside)
+        };
         if let Some(on_start) = on_start {
             on_start(handle.control());
         }

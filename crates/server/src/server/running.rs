@@ -6,6 +6,8 @@ use std::net::SocketAddr;
 use std::thread::JoinHandle;
 
 use ringserve_core::Address;
+#[cfg(feature = "admin")]
+use ringserve_core::Limits;
 
 use super::accept_queue::AcceptQueueStats;
 use super::control::ServerControl;
@@ -16,6 +18,42 @@ use super::socket_options::apply::SocketOptionWarning;
 use crate::guard::message_of;
 use crate::stats::{ServerStats, ShardStats};
 use crate::watchdog::thread::Watchdog;
+
+/// The endpoint beside a server, before its start.
+#[cfg(feature = "admin")]
+pub(crate) trait Beside: Send {
+    /// Starts it: before the server has a shard, since it answers while factories are pending.
+    ///
+    /// # Errors
+    /// Its address cannot be used.
+    fn start(self: Box<Self>) -> Result<Box<dyn RunsBeside>, Error>;
+}
+
+/// The endpoint beside a server. Its drop ends it, and waits for its threads.
+#[cfg(feature = "admin")]
+pub(crate) trait RunsBeside: Send + Sync {
+    /// All shards of the server are ready.
+    fn begins(&self, server: ServerControl, facts: Facts);
+
+    /// Its first address, with the real port.
+    fn address(&self) -> &Address;
+}
+
+/// Settings of a server that serves, for the endpoint beside it.
+#[cfg(feature = "admin")]
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Facts {
+    /// `io_uring` or `epoll`.
+    pub(crate) driver: &'static str,
+    /// Connections at most.
+    pub(crate) connections_max: usize,
+    /// Those that its limits allow, if descriptors allow fewer.
+    pub(crate) connections_wanted: usize,
+    /// Receive buffers of each shard at most.
+    pub(crate) buffers_max: usize,
+    /// Those of each service.
+    pub(crate) limits: Vec<Limits>,
+}
 
 /// The end of a shard: its figures, or the reason why it ended by itself.
 pub(crate) type ShardEnd = Result<ShardStats, ShardDeath>;
@@ -46,12 +84,35 @@ pub struct ServerHandle {
     watchdog: Option<Watchdog>,
     /// Dropped after the threads ended, which removes the files of Unix sockets.
     listening: Listening,
+    /// Dropped last: it answers until the server has ended.
+    #[cfg(feature = "admin")]
+    beside: Option<Box<dyn RunsBeside>>,
 }
 
 impl ServerHandle {
     pub(super) fn new(listening: Listening, launched: Launched) -> ServerHandle {
         let Launched { control, threads, watchdog } = launched;
-        ServerHandle { control, threads, watchdog, listening }
+        ServerHandle {
+            control,
+            threads,
+            watchdog,
+            listening,
+            #[cfg(feature = "admin")]
+            beside: None,
+        }
+    }
+
+    /// The server with an endpoint beside it, which ends after it.
+    #[cfg(feature = "admin")]
+    pub(super) fn with_beside(mut self, beside: Option<Box<dyn RunsBeside>>) -> ServerHandle {
+        self.beside = beside;
+        self
+    }
+
+    /// The first address of the [admin endpoint](crate::Server::admin), with the real port, if there is one.
+    #[cfg(feature = "admin")]
+    pub fn admin_address(&self) -> Option<&Address> {
+        self.beside.as_ref().map(|beside| beside.address())
     }
 
     /// The addresses of the server, with the real ports: each address and each Unix socket, in the order in which they were

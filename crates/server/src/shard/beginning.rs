@@ -141,10 +141,6 @@ impl Services for Unmade {
         false
     }
 
-    fn received(&mut self, _: &Core, _: ConnId, _: usize) {}
-
-    fn sent(&mut self, _: &Core, _: ConnId, _: usize) {}
-
     fn accepted(&mut self, common: &mut Common, core: &mut Core, socket: Socket, peer: Peer) {
         // What is queued at a listener that closes comes too.
         match common.shard.is_draining() {

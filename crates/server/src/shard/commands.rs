@@ -64,6 +64,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
     pub(super) fn read_letters(&mut self, core: &mut Core) {
         self.common.works(StalledWork::Message);
         let mut letters = std::mem::take(&mut self.delivery.letters);
+        let mut looked = false;
         for letter in letters.drain(..LETTERS_IN_A_TURN.min(letters.len())) {
             match letter {
                 Letter::Push { id, gate, payload, is_framed } => {
@@ -97,6 +98,14 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
                 Letter::Socket { socket, peer, listener } => {
                     let socket = self.driver.take_over(socket);
                     core.take_handed_off(listener, socket, peer);
+                }
+                Letter::Inspect(mut walk) => {
+                    // One page in a turn, however many inspections there are: each of them has its page in one of the next turns.
+                    let has_more = looked || walk.step(core, &self.common.names);
+                    looked = true;
+                    if has_more {
+                        let _ = self.remote.send(Letter::Inspect(walk));
+                    }
                 }
             }
         }

@@ -63,18 +63,25 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
     }
 }
 
+/// Counts what a completion moves in the account of its connection, if that has one.
+#[cold]
+fn count(core: &Core, completion: &Completion) {
+    let of = |id: ConnId| core.shared(id);
+    match completion {
+        Completion::Received { id, lease } => {
+            of(*id).into_iter().for_each(|of| of.count_received(lease.len()))
+        }
+        Completion::Filled { id, bytes, .. } => of(*id).into_iter().for_each(|of| of.count_received(*bytes)),
+        Completion::Sent { id, batch, .. } => of(*id).into_iter().for_each(|of| of.count_sent(batch.len())),
+        _ => {}
+    }
+}
+
 impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLane<D, V> {
     #[inline]
     fn comes(&mut self, core: &mut Core, completion: &Completion) {
-        if !self.services.keeps_accounts() {
-            return;
-        }
-        // Not handed on as it is: what leaves by an indirect call must lie in memory, and is copied for each completion.
-        match completion {
-            Completion::Received { id, lease } => self.services.received(core, *id, lease.len()),
-            Completion::Filled { id, bytes, .. } => self.services.received(core, *id, *bytes),
-            Completion::Sent { id, batch, .. } => self.services.sent(core, *id, batch.len()),
-            _ => {}
+        if self.common.keeps_accounts {
+            count(core, completion);
         }
     }
 

@@ -15,6 +15,7 @@ use super::clock::Deadline;
 use super::notice::Notify;
 use super::wake::{Attention, Brought, Called, Queued, ShardInbox, Sleep};
 use crate::guard::guard;
+use crate::inspect::Walk;
 use crate::overload::SharedLoad;
 use crate::snapshot::Snapshot;
 use crate::stats::{ServiceNames, ShardStats};
@@ -74,6 +75,8 @@ pub(crate) enum Letter {
     Await { id: ConnId, until: Until, notify: Notify },
     /// A socket for which another shard had no room.
     Socket { socket: OwnedFd, peer: Option<SocketAddr>, listener: u16 },
+    /// The next page of an inspection.
+    Inspect(Box<Walk>),
 }
 
 impl Letter {

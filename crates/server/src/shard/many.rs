@@ -28,8 +28,6 @@ pub(crate) const SERVICES_MAX: usize = 32;
 /// The services of a shard, by lane.
 pub(crate) struct Many {
     services: Box<[Box<dyn Services>]>,
-    /// One of them does.
-    keeps_accounts: bool,
 }
 
 /// How the calls of one service are numbered for wakers.
@@ -55,18 +53,12 @@ impl TaskNumbers {
 impl Many {
     /// The first one is that of the first lane, and so on.
     pub(crate) fn new(services: Vec<Box<dyn Services>>) -> Many {
-        let keeps_accounts = services.iter().any(|service| service.keeps_accounts());
-        Many { services: services.into(), keeps_accounts }
+        Many { services: services.into() }
     }
 
     #[inline]
     fn of(&mut self, lane: LaneId) -> &mut dyn Services {
         &mut *self.services[lane.index()]
-    }
-
-    /// `None` for a connection to an upstream.
-    fn service_of(&mut self, core: &Core, id: ConnId) -> Option<&mut Box<dyn Services>> {
-        self.services.get_mut(core.lane_of(id)?.index())
     }
 }
 
@@ -93,19 +85,7 @@ impl Services for Many {
     }
 
     fn keeps_accounts(&self) -> bool {
-        self.keeps_accounts
-    }
-
-    fn received(&mut self, core: &Core, id: ConnId, bytes: usize) {
-        if let Some(service) = self.service_of(core, id) {
-            service.received(core, id, bytes);
-        }
-    }
-
-    fn sent(&mut self, core: &Core, id: ConnId, left: usize) {
-        if let Some(service) = self.service_of(core, id) {
-            service.sent(core, id, left);
-        }
+        self.services.iter().any(|service| service.keeps_accounts())
     }
 
     fn timed_out(&mut self, common: &mut Common, core: &mut Core, id: ConnId) {

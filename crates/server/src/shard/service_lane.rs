@@ -71,9 +71,6 @@ where
                     Next::Frame(frame) => {
                         // One without a byte is the end of the input.
                         common.meter.snapshot.work.on_frame(frame.wire().len());
-                        if S::ACCOUNTS && !frame.wire().is_empty() {
-                            shared.count_frame();
-                        }
                         if common.load.sheds() && sheds(&*self.service, common, frames, shared, &frame) {
                             continue;
                         }
@@ -298,25 +295,8 @@ where
     Make: Fn(Rc<S>, Rc<Job<S, F::Head>>) -> Fut + 'static,
     Fut: Future<Output = ()> + 'static,
 {
-    #[inline]
     fn keeps_accounts(&self) -> bool {
         S::ACCOUNTS
-    }
-
-    fn received(&mut self, core: &Core, id: ConnId, bytes: usize) {
-        if S::ACCOUNTS
-            && let Some(shared) = core.shared(id)
-        {
-            shared.count_received(bytes);
-        }
-    }
-
-    fn sent(&mut self, core: &Core, id: ConnId, left: usize) {
-        if S::ACCOUNTS
-            && let Some(shared) = core.shared(id)
-        {
-            shared.count_sent(left);
-        }
     }
 
     fn accepted(&mut self, common: &mut Common, core: &mut Core, socket: Socket, mut peer: Peer) {
@@ -327,7 +307,8 @@ where
         let Some(id) = core.admit::<S::Session>(socket, peer.addr, peer.listener) else { return };
         let Some(head) = core.shared(id) else { return };
         head.set_asked(peer.asked);
-        if S::ACCOUNTS && !head.open_account(common.now) {
+        let accounted = S::ACCOUNTS || common.accounted.has(core.lane_of_listener(peer.listener));
+        if accounted && !head.open_account(common.now) {
             return core.abort(id, CloseReason::MemoryLimit);
         }
         match common.proxies.at(peer.listener) {
@@ -397,7 +378,7 @@ where
         // Apart, since a panic in the drop would meet one of the hook.
         let closed = guard(|| {
             if opened && let Some(shared) = shared.downcast_ref() {
-                let account = if S::ACCOUNTS { shared.account(common.now) } else { None };
+                let account = shared.account(common.now);
                 self.service.close(&Closed::new(shared.body(), shared, reason, account));
             }
         });

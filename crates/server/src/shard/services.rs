@@ -11,14 +11,8 @@ use crate::peer::Peer;
 ///
 /// None of this panics: what user code panics with is reported, and its connection ended.
 pub(crate) trait Services: 'static {
-    /// It keeps accounts of its connections, so it is told what they move.
+    /// It keeps accounts of its connections, so the shard counts what they move.
     fn keeps_accounts(&self) -> bool;
-
-    /// Bytes of a connection come, which the shard looks at next.
-    fn received(&mut self, core: &Core, id: ConnId, bytes: usize);
-
-    /// The kernel took bytes of a connection, and the shard looks at that next: all but `left` of what was in flight.
-    fn sent(&mut self, core: &Core, id: ConnId, left: usize);
 
     /// A peer wants to connect.
     fn accepted(&mut self, common: &mut Common, core: &mut Core, socket: Socket, peer: Peer);

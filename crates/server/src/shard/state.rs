@@ -9,6 +9,7 @@ use super::Core;
 use super::handle::Shard;
 use super::inbox::{Command, Delivery, RemoteShard};
 use super::meter::{LossLog, Meter};
+use super::services::Services;
 use super::spare::Spare;
 use super::upstreams::UpstreamLane;
 use super::wake::Attention;
@@ -17,6 +18,7 @@ use crate::log::{self, LineLimit};
 use crate::overload::LoadNow;
 use crate::peer::Peer;
 use crate::server::listen::proxy_protocol::Proxies;
+use crate::server::telling::LaneSet;
 use crate::stats::{ServiceNames, StalledWork};
 
 /// Decides at accept, before anything is kept for a connection.
@@ -52,6 +54,8 @@ pub(crate) struct Parts<D: Driver> {
     pub names: ServiceNames,
     /// Which listeners expect PROXY headers.
     pub proxies: Proxies,
+    /// Services whose connections have accounts, whatever they say themselves.
+    pub accounted: LaneSet,
 }
 
 /// The shards of the server, this one too, for one that passes connections on.
@@ -94,6 +98,10 @@ pub(crate) struct Common {
     pub(super) losses: LossLog,
     pub(super) names: ServiceNames,
     pub(super) proxies: Proxies,
+    /// Services whose connections have accounts, whatever they say themselves.
+    pub(super) accounted: LaneSet,
+    /// There are connections with accounts, or may be.
+    pub(super) keeps_accounts: bool,
     panics: LineLimit,
     untrusted: LineLimit,
 }
@@ -117,7 +125,7 @@ fn drop_owned(bytes: Bytes) {
     }
 }
 
-impl<D: Driver, V> ShardLoop<D, V> {
+impl<D: Driver, V: Services> ShardLoop<D, V> {
     pub(crate) fn new(mut parts: Parts<D>, services: V) -> Self {
         if !parts.driver.may_lend_beyond_turn() {
             parts.core.copy_frames();
@@ -138,6 +146,8 @@ impl<D: Driver, V> ShardLoop<D, V> {
                 losses: LossLog::default(),
                 names: parts.names,
                 proxies: parts.proxies,
+                accounted: parts.accounted,
+                keeps_accounts: false,
                 panics: LineLimit::default(),
                 untrusted: LineLimit::default(),
             },
@@ -149,11 +159,22 @@ impl<D: Driver, V> ShardLoop<D, V> {
             delivery: Delivery::default(),
             spare: Spare::new(),
         };
-        ShardLoop { core: parts.core, lane }
+        let mut shard = ShardLoop { core: parts.core, lane };
+        shard.keep_accounts();
+        shard
+    }
+
+    /// Counts what connections move, if a service or the server keeps accounts of them.
+    fn keep_accounts(&mut self) {
+        let common = &mut self.lane.common;
+        common.keeps_accounts = self.lane.services.keeps_accounts() || !common.accounted.is_empty();
+        if common.keeps_accounts {
+            self.core.observer_mut().count_frames();
+        }
     }
 
     /// The same shard with other services. Returns those that it had.
-    pub(super) fn with<W>(self, services: W) -> (ShardLoop<D, W>, V) {
+    pub(super) fn with<W: Services>(self, services: W) -> (ShardLoop<D, W>, V) {
         let ShardLoop { core, lane } = self;
         let had = lane.services;
         let lane = ShardLane {
@@ -171,7 +192,9 @@ impl<D: Driver, V> ShardLoop<D, V> {
             delivery: lane.delivery,
             spare: lane.spare,
         };
-        (ShardLoop { core, lane }, had)
+        let mut shard = ShardLoop { core, lane };
+        shard.keep_accounts();
+        (shard, had)
     }
 }
 

@@ -24,6 +24,7 @@ use super::wake::Attention;
 use crate::log::{LogObserver, guarded};
 use crate::server::control::ServerControl;
 use crate::server::listen::proxy_protocol::Proxies;
+use crate::server::telling::{LaneSet, Told};
 use crate::service::Service;
 use crate::stats::{ServiceNames, ServiceStats, ShardStats, UpstreamStats};
 
@@ -220,12 +221,19 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
         1,
         framing.encoding(),
         driver.pool().clone(),
-        LogObserver::new(0, names.clone(), remote.publishes(&names).clone(), reports_panics(&shard)),
+        LogObserver::new(
+            0,
+            names.clone(),
+            remote.publishes(&names).clone(),
+            &Told::default(),
+            reports_panics(&shard),
+        ),
     );
     // The driver has no slots beside those of accepted connections.
     let upstreams = add_upstreams(&mut core, &limits, 0);
     let services = ServiceLane::new(&shard, service, framing, None, calls::<S, ()>, TaskNumbers::ALONE);
     let (others, one_queue, asks, proxies) = (None, Box::default(), Asks::default(), Proxies::default());
-    let parts = Parts { shard, core, driver, others, one_queue, asks, upstreams, names, proxies };
+    let accounted = LaneSet::default();
+    let parts = Parts { shard, core, driver, others, one_queue, asks, upstreams, names, proxies, accounted };
     ShardLoop::new(parts, services).run()
 }

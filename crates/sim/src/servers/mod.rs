@@ -10,6 +10,7 @@
 //!   rules      rules of framing that are switched, frames in pieces, codecs: a separate service and client for each
 //!   start      what factories wait for
 //!   meshes     what shards ask of each other
+//!   inspected  inspections, held against what services were told
 //!   cover      what has to happen in a campaign, and how often it did
 //!   ───────    ringserve::testing: scheduler, rules that hold for all servers
 //!   ───────    simkernel: a ring for each shard, one network, one clock
@@ -17,6 +18,7 @@
 
 mod client;
 mod cover;
+mod inspected;
 mod layered;
 mod meshes;
 mod plan;
@@ -264,7 +266,8 @@ impl Started {
 fn play_framed<F: Framing + Clone + Send + Sync>(sim: &Sim, plan: &Plan, cover: &Cover, framing: F) {
     let all = RefCell::new(Vec::new());
     let start = |factory_fails: Option<(usize, bool)>, fate: Option<Fate>| {
-        let (first, second) = (Common::new(false, plan), Common::new(true, plan));
+        let first = Common::new(false, plan);
+        let second = first.beside(plan);
         let start = Start::new(plan, fate, cover);
         let make = |common: &Common| {
             let is_second = common.is_second;

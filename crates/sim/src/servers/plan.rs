@@ -7,6 +7,7 @@ use ringserve_server::limits::ServerLimits;
 use ringserve_server::listen::Endpoint;
 use ringserve_server::testing::{Fault, Faults};
 
+use super::inspected::InspectPlan;
 use crate::rng::Rng;
 use crate::toy::{Alive, Permits, Pieces, Toy};
 
@@ -273,6 +274,8 @@ pub struct Plan {
     pub proxied: bool,
     /// What stands between sockets and frames, of those services that have something there.
     pub layers: Option<Layers>,
+    /// Inspections by its shards.
+    pub inspects: InspectPlan,
     /// A reply in many comes twice: seeds must find it.
     pub canary: bool,
 }
@@ -353,6 +356,7 @@ impl Plan {
             canary: false,
             proxied: Rng::new(seed ^ 0x7072_6F78_7921).one_in(4),
             layers: Layers::drawn(seed),
+            inspects: InspectPlan::drawn(seed),
             second: (frames != Frames::Stream && rng.one_in(3)).then(|| if rng.one_in(2) { 1 } else { 8 }),
         }
         .with_rules(seed)

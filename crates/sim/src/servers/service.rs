@@ -23,6 +23,7 @@ use ringserve_server::{
 };
 
 use super::cover::Cover;
+use super::inspected::{Known, Registry};
 use super::layered::check_facts;
 use super::meshes::{Deal, Meshes, Order, Question, push_on};
 use super::plan::{Plan, Verb};
@@ -49,7 +50,7 @@ const CROWD_MAX: usize = 10_000;
 const CROWDS_ONCE_IN: u64 = 64;
 
 /// Longer than anything keeps a shard from its answer: of three deeds each may have a machine sleep for three hours.
-const OUTCOME_WITHIN: Duration = Duration::from_secs(12 * 3600);
+pub const OUTCOME_WITHIN: Duration = Duration::from_secs(12 * 3600);
 
 /// How long an upstream is asked nothing: longer than any limit on accepted connections that a seed draws.
 pub const POOLED: Duration = Duration::from_secs(600);
@@ -75,11 +76,19 @@ pub struct Common {
     pub meshes: Meshes,
     /// Connections that `open` was called for.
     pub opened: Arc<AtomicU64>,
+    /// Those of both services that were let in.
+    registry: Registry,
 }
 
 impl Common {
     pub fn new(is_second: bool, plan: &Plan) -> Common {
-        Common { is_second, meshes: Meshes::new(plan.mailbox), opened: Arc::default() }
+        let meshes = Meshes::new(plan.mailbox);
+        Common { is_second, meshes, opened: Arc::default(), registry: Registry::default() }
+    }
+
+    /// What a second service has, beside this one of the same server.
+    pub fn beside(&self, plan: &Plan) -> Common {
+        Common { registry: self.registry.clone(), ..Common::new(true, plan) }
     }
 }
 
@@ -96,6 +105,7 @@ pub struct Model {
 
 #[derive(Default)]
 pub struct Session {
+    known: Known,
     tasks: Alive,
     panics_in_close: Cell<bool>,
     panics_in_drop: Cell<bool>,
@@ -112,6 +122,9 @@ impl Drop for Session {
 impl Model {
     pub fn new(shard: &Shard, common: &Common, cover: &Cover, plan: &Plan) -> Model {
         common.meshes.register(shard, cover);
+        if !common.is_second {
+            common.registry.begin(shard, plan.inspects, cover);
+        }
         let (kept, sleeps) = (RefCell::default(), RefCell::default());
         Model {
             common: common.clone(),
@@ -386,7 +399,9 @@ impl Service for Model {
             self.cover.count("did", "refusal");
             return Err(Refusal::new("planted"));
         }
-        Ok(Session::default())
+        let mut session = Session::default();
+        session.known = self.common.registry.opened(&self.shard, opening.id());
+        Ok(session)
     }
 
     async fn call(&self, cx: &Cx<'_, Session>, frame: Frame) -> Result<(), &'static str> {
@@ -567,6 +582,7 @@ impl Service for Model {
 
     fn close(&self, closed: &Closed<'_, Session>) {
         self.cover.count("close", closed.reason());
+        closed.session().known.end();
         assert_eq!(closed.session().tasks.0.get(), 0, "tasks of a connection that ended live");
         if closed.session().panics_in_close.get() {
             panic!("planted: close panics");

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::mem::discriminant;
 
-use ringserve_core::{CloseReason, Completion, ConnId, LaneId, Observer, Time};
+use ringserve_core::{CloseReason, Completion, ConnId, LaneId, Observer, Outlet, Time};
 
 use super::{Above, Core};
 
@@ -48,8 +48,8 @@ impl Observer for Watched {
         self.lanes[slot] = Some(lane);
     }
 
-    fn frame(&mut self, _: Time, id: ConnId, _: usize) {
-        self.of(id).frames += 1;
+    fn frame(&mut self, _: Time, outlet: &Outlet, _: usize) {
+        self.of(outlet.id()).frames += 1;
     }
 
     fn sending(&mut self, _: Time, id: ConnId, _: usize) {

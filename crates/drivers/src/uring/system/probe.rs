@@ -11,8 +11,10 @@ use ringserve_buf::PoolConfig;
 use ringserve_core::{CloseHow, Completion, ConnId, Driver, Op, Wait};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
+use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::SystemKernel;
+use crate::shared::accept::Listener;
 use crate::shared::report::SetupError;
 use crate::shared::trial::{Steps, Trial};
 use crate::uring::{Uring, UringConfig};
@@ -95,6 +97,45 @@ fn try_out() -> Result<Found, SetupError> {
     trial.sends(&mut near, id)?;
     let direct_descriptors = trial.closes_beside_an_armed_receive()?;
     Ok(Found { description, direct_descriptors })
+}
+
+/// Tries whether a ring accepts, from a Unix listener without a file. [`probe`] goes without it: a sandbox that refuses such a
+/// listener is not io_uring's.
+///
+/// # Errors
+/// Names the cause and the fix.
+pub fn probe_accept() -> Result<(), SetupError> {
+    const STEP: &str = "a multishot accept";
+    try_apart(|| {
+        let failed = SetupError::failed("a Unix listener without a file");
+        // The kernel finds a name.
+        let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(failed)?;
+        let failed = SetupError::failed("a Unix listener without a file");
+        let bound = SockAddr::unix("").and_then(|any| socket.bind(&any)).and_then(|()| socket.listen(1));
+        let addr = bound.and_then(|()| socket.local_addr()).map_err(failed)?;
+        let pool = PoolConfig { buffer_bytes: 256, buffers_max: 4, poison: false };
+        let config = UringConfig {
+            submission_entries: 8,
+            completion_entries: 64,
+            connections: 4,
+            pool,
+            peer_addresses: false,
+            ..UringConfig::default()
+        };
+        let mut trial = Trial::new(Uring::new(&config, vec![Listener::own(socket)])?, RING);
+        trial.driver.submit(Op::Accept { listener: 0 });
+        trial.turn(Wait::No)?;
+        let failed = SetupError::failed("a Unix socket");
+        let peer = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(failed)?;
+        peer.connect(&addr).map_err(SetupError::failed("a connect to a Unix socket"))?;
+        match trial.next(STEP)? {
+            Completion::Accepted { socket, .. } => {
+                trial.driver.submit(Op::Refuse { socket });
+                trial.turn(Wait::No)
+            }
+            seen => Err(SetupError::Trial { step: STEP, seen: format!("{seen:?}") }),
+        }
+    })
 }
 
 /// Tries whether there are rings at all, for what brings its own.

@@ -138,11 +138,16 @@ impl Endpoint {
     pub fn admit(self, admit: impl Fn(&Peer) -> bool + Send + Sync + 'static) -> Endpoints<Raw> {
         endpoints(self).admit(admit)
     }
+
+    /// As [`Endpoints::access_log`].
+    pub fn access_log(self, access_log: bool) -> Endpoints<Raw> {
+        endpoints(self).access_log(access_log)
+    }
 }
 
 /// The endpoints of one service, with settings for its connections. A setting that is left out is taken from the server:
 /// [`Server::limits`](crate::Server::limits), [`Server::sockets`](crate::Server::sockets),
-/// [`Server::admit`](crate::Server::admit).
+/// [`Server::admit`](crate::Server::admit), [`Server::access_log`](crate::Server::access_log).
 pub struct Endpoints<F = Raw> {
     pub(in crate::server) binds: Binds,
     pub(in crate::server) framing: F,
@@ -150,6 +155,7 @@ pub struct Endpoints<F = Raw> {
     pub(in crate::server) limits: Option<Limits>,
     pub(in crate::server) sockets: Option<SocketOptions>,
     pub(in crate::server) admit: Option<Admit>,
+    pub(in crate::server) access_log: Option<bool>,
 }
 
 impl<F> Endpoints<F> {
@@ -162,6 +168,7 @@ impl<F> Endpoints<F> {
             limits: self.limits,
             sockets: self.sockets,
             admit: self.admit,
+            access_log: self.access_log,
         }
     }
 
@@ -184,6 +191,12 @@ impl<F> Endpoints<F> {
     /// Decides about each of its connections when it is accepted. See [`Server::admit`](crate::Server::admit).
     pub fn admit(self, admit: impl Fn(&Peer) -> bool + Send + Sync + 'static) -> Endpoints<F> {
         Endpoints { admit: Some(Arc::new(admit)), ..self }
+    }
+
+    /// Writes a line to the [access log](crate::access_log) for each of its connections that ended, or none. See
+    /// [`Server::access_log`](crate::Server::access_log).
+    pub fn access_log(self, access_log: bool) -> Endpoints<F> {
+        Endpoints { access_log: Some(access_log), ..self }
     }
 }
 
@@ -227,7 +240,15 @@ impl IntoEndpoints for Vec<Endpoint> {
 
     fn into_endpoints(self) -> Endpoints<Raw> {
         let binds = self.into_iter().fold(Binds::default(), |all, Endpoint(more)| all.and(more));
-        Endpoints { binds, framing: Raw, name: None, limits: None, sockets: None, admit: None }
+        Endpoints {
+            binds,
+            framing: Raw,
+            name: None,
+            limits: None,
+            sockets: None,
+            admit: None,
+            access_log: None,
+        }
     }
 }
 

@@ -13,6 +13,8 @@ use socket2::{Socket, TcpKeepalive};
 
 use super::check::SocketOptionError;
 use super::options::{KeepAlive, SocketOptions};
+use crate::doctor;
+use crate::host::machine::Machine;
 
 /// A socket option without the effect it was set for. Its text has the cause and, where there is one, the fix, such as
 /// `send_buffer_bytes 8388608 was cut to 4194304 by net.core.wmem_max; raise that to have more`.
@@ -76,9 +78,7 @@ impl Warnings {
 
     /// Warns of connections that are being made while one of two servers on a port closes its listeners.
     pub(crate) fn shared_port(&mut self) {
-        // The sysctl is there from Linux 5.14 on.
-        let migrates = sysctl("net.ipv4.tcp_migrate_req").is_some_and(|value| value != "0");
-        if !migrates {
+        if !doctor::migrates(&Machine::here()) {
             let text = "share_port: net.ipv4.tcp_migrate_req is off, so a connection whose handshake takes longer than a \
                         shutdown of this server waits for it is reset; with net.ipv4.tcp_migrate_req=1 the kernel hands it \
                         to the other server on this port";

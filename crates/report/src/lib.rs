@@ -1,0 +1,513 @@
+//! What the admin endpoint of ringserve answers, as types: `/report.json` and each event of `/events` is a [`Report`],
+//! `/connections` is [`Connections`], `/stalls` a list of [`Stall`]s, `/doctor` a list of [`Finding`]s.
+//!
+//! Times are seconds, as `f64`; sizes are bytes. Names in JSON are those of the fields, and values of enums are in snake case.
+//!
+//! A program may be older or newer than the server that it asks: a field that is missing is read as its default, a field that is
+//! not known is left out, and a value of an enum that is not known is read as `Unknown`. Structs are made by
+//! `..Default::default()`, since a later version may have more fields.
+//!
+//! ```
+//! use ringserve_report::{Report, Stage, StageName, State};
+//!
+//! let stage = Stage { name: StageName::Table, state: State::Lost, why: "the table is full".into(), ..Stage::default() };
+//! let report = Report { funnel: vec![stage], ..Report::default() };
+//! assert_eq!(report.cause().map(|stage| stage.name), Some(StageName::Table));
+//! ```
+
+#![forbid(unsafe_code)]
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Everything that is seen of a server at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Report {
+    /// The server itself.
+    pub server: ServerFacts,
+    /// The way of a connection through the server, from its first packet to its peer's reading; the machine is last.
+    pub funnel: Vec<Stage>,
+    /// How the server protects itself; `None` where it has no overload control.
+    pub overload: Option<Overload>,
+    /// What happened in the last second.
+    pub rates: Rates,
+    /// Each shard.
+    pub shards: Vec<ShardReport>,
+    /// Each service, in the order in which the server was told of them.
+    pub services: Vec<ServiceReport>,
+    /// The kernel's queue of each listener and shard.
+    pub accept_queues: Vec<AcceptQueue>,
+    /// Why connections ended; reasons that never occurred are left out.
+    pub closes: Vec<Close>,
+    /// How long things take.
+    pub times: Times,
+    /// The ten connections that hold most bytes for sending.
+    pub outboxes: Vec<Connection>,
+    /// The twenty connections whose calls wait longest.
+    pub waiting_calls: Vec<Connection>,
+    /// Shards that did not answer for the two lists above: a handler blocks them.
+    pub silent_shards: Vec<usize>,
+    /// The last stalls, those that last among them; oldest first.
+    pub stalls: Vec<Stall>,
+    /// What the doctor found.
+    pub findings: Vec<Finding>,
+}
+
+impl Report {
+    /// The stage that is the cause of what is wrong: the first at which something is lost, else the first with a warning.
+    pub fn cause(&self) -> Option<&Stage> {
+        let first = |state| self.funnel.iter().find(|stage| stage.state == state);
+        first(State::Lost).or_else(|| first(State::Warn))
+    }
+}
+
+/// Facts of the server.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ServerFacts {
+    /// The version of ringserve.
+    pub version: String,
+    /// `io_uring` or `epoll`.
+    pub driver: String,
+    /// The number of its process.
+    pub pid: u32,
+    /// The file name of its program.
+    pub program: String,
+    /// Seconds since its start.
+    pub uptime_seconds: f64,
+    /// How far it is.
+    pub phase: Phase,
+    /// Connections now, of all shards and services.
+    pub connections: u64,
+    /// The most connections that it takes at once.
+    pub connections_max: u64,
+    /// Connections that it made to other servers.
+    pub upstreams: u64,
+    /// Resident memory of the process, if `/proc` tells.
+    pub memory_bytes: Option<u64>,
+    /// Seconds that this report looks back for all that is called recent: ten, or less after the start.
+    pub window_seconds: f64,
+}
+
+/// How far a server is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Phase {
+    /// Factories are still pending.
+    Starting,
+    /// All shards serve.
+    Serving,
+    /// It was told to stop: listeners are closed, or will be after the drain delay.
+    Draining,
+    /// Not known to this version.
+    #[default]
+    #[serde(other)]
+    Unknown,
+}
+
+/// One stage of the way of a connection.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Stage {
+    /// Which stage.
+    pub name: StageName,
+    /// How it is.
+    pub state: State,
+    /// What is at the stage now: packets, connections, calls or bytes, as [`unit`](Stage::unit) says.
+    pub now: u64,
+    /// How much it takes, if that is bounded.
+    pub capacity: Option<u64>,
+    /// What `now` and `capacity` count: `connections`, `calls`, `bytes`, `descriptors`.
+    pub unit: String,
+    /// What was lost here since the start: packets, connections, or peers that were closed.
+    pub lost_total: u64,
+    /// What was lost here in the last [`ServerFacts::window_seconds`].
+    pub lost_recently: u64,
+    /// A sentence that names the figure, the cause and the fix; empty while the stage is calm.
+    pub why: String,
+}
+
+/// The stages of the way of a connection, in its order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum StageName {
+    /// Handshakes of TCP that began.
+    SynQueue,
+    /// Connections that the kernel made and no shard accepted yet. Lost here: a backlog that is too small for the rate at which
+    /// connections come. Losses since shards do not accept belong to the stage that keeps them from it.
+    AcceptQueue,
+    /// Room for connections: [`connections_max`](ServerFacts::connections_max), and descriptors.
+    Table,
+    /// Bytes of connections on their way to a first frame, and receive memory.
+    FirstFrame,
+    /// Calls of services: handlers that block their shard, and calls that wait.
+    Handler,
+    /// Bytes that services made and that wait for sending.
+    Outbox,
+    /// Peers that do not read.
+    Peer,
+    /// The machine: connection tracking, CPU quotas, memory. No part of the way, and below all of it.
+    #[serde(rename = "host")]
+    Machine,
+    /// Not known to this version.
+    #[default]
+    #[serde(other)]
+    Unknown,
+}
+
+impl StageName {
+    /// All that are known, in their order.
+    pub const ALL: [StageName; 8] = [
+        StageName::SynQueue,
+        StageName::AcceptQueue,
+        StageName::Table,
+        StageName::FirstFrame,
+        StageName::Handler,
+        StageName::Outbox,
+        StageName::Peer,
+        StageName::Machine,
+    ];
+
+    /// The name as it is in JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            StageName::SynQueue => "syn_queue",
+            StageName::AcceptQueue => "accept_queue",
+            StageName::Table => "table",
+            StageName::FirstFrame => "first_frame",
+            StageName::Handler => "handler",
+            StageName::Outbox => "outbox",
+            StageName::Peer => "peer",
+            StageName::Machine => "host",
+            StageName::Unknown => "unknown",
+        }
+    }
+}
+
+impl fmt::Display for StageName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// How a stage is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum State {
+    /// Nothing is lost, and there is room.
+    Calm,
+    /// Little room is left, or what is wrong here has its cause at another stage.
+    Warn,
+    /// The cause is here, and peers feel it: connections, packets or time are lost.
+    Lost,
+    /// Not known to this version.
+    #[default]
+    #[serde(other)]
+    Unknown,
+}
+
+/// How the server protects itself.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Overload {
+    /// 0 calm, 1 busy, 2 shedding requests, 3 shedding connections, 4 accepting is paused.
+    pub stage: u8,
+    /// The stage in words.
+    pub name: String,
+    /// Why it is there; empty while it is calm.
+    pub cause: String,
+    /// Requests and connections that were shed since the start.
+    pub shed_total: u64,
+}
+
+/// What happened in the last second.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Rates {
+    /// Connections that the kernel accepted.
+    pub accepts_per_second: f64,
+    /// Connections that ended.
+    pub closes_per_second: f64,
+    /// Frames handed to the services.
+    pub frames_per_second: f64,
+    /// Bytes received.
+    pub received_bytes_per_second: f64,
+    /// Bytes that the kernel took for sending.
+    pub sent_bytes_per_second: f64,
+    /// Turns of all shards' loops.
+    pub turns_per_second: f64,
+    /// System calls of all drivers.
+    pub system_calls_per_second: f64,
+}
+
+/// One shard.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ShardReport {
+    /// Its number.
+    pub shard: usize,
+    /// The share of the last second for which its thread ran, 0 to 1.
+    pub busy: f64,
+    /// The share for which it could have run, and others had the CPU.
+    pub starved: f64,
+    /// The rest: it waited for its peers.
+    pub asleep: f64,
+    /// Seconds for which it has been in the same turn, if that is longer than 25 ms.
+    pub stalled_seconds: Option<f64>,
+    /// True if its figures are those from before: a handler blocks it.
+    pub stale: bool,
+    /// Connections now.
+    pub connections: u64,
+    /// Turns of its loop since the start.
+    pub turns: u64,
+    /// Frames handed to the services since the start.
+    pub frames: u64,
+    /// Receive buffers with bytes that are not taken yet: frames that handlers keep, or that wait.
+    pub buffers_used: u64,
+    /// Receive buffers taken from the system.
+    pub buffers: u64,
+    /// Connections that wait to be accepted by it.
+    pub accept_queue: u64,
+}
+
+/// One service.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ServiceReport {
+    /// Its name.
+    pub name: String,
+    /// Connections now.
+    pub connections: u64,
+    /// Frames handed to it since the start.
+    pub frames: u64,
+    /// Frames handed to it in the last second.
+    pub frames_per_second: f64,
+}
+
+/// The kernel's queue of one listener and one shard.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AcceptQueue {
+    /// The address.
+    pub listener: String,
+    /// The shard; `None` if all shards accept from it.
+    pub shard: Option<usize>,
+    /// Connections that wait now.
+    pub waiting: u64,
+    /// How many may wait.
+    pub capacity: u64,
+    /// Packets dropped since it listens, where the kernel tells.
+    pub lost: Option<u64>,
+}
+
+/// Connections that ended for one reason.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Close {
+    /// The reason, as in metrics: `peer_closed`, `idle_timeout`.
+    pub reason: String,
+    /// The side: `peer`, `service`, `server`, `upstream`, `system`.
+    pub closed_by: String,
+    /// How many since the start.
+    pub total: u64,
+    /// How many in the last [`ServerFacts::window_seconds`].
+    pub recently: u64,
+}
+
+/// How long things take, since the start.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Times {
+    /// Turns of the shards' loops.
+    pub turn: Quantiles,
+    /// Calls that waited.
+    pub call: Quantiles,
+    /// From when a connection could send its first frame to that frame.
+    pub first_frame: Quantiles,
+    /// For how long sends waited for their peers.
+    pub send_stall: Quantiles,
+}
+
+/// Quantiles in seconds, each known to an eighth.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Quantiles {
+    /// How many were counted; the others are 0 if none was.
+    pub count: u64,
+    /// Half of them took no longer.
+    pub p50: f64,
+    /// Nine of ten.
+    pub p90: f64,
+    /// 99 of 100.
+    pub p99: f64,
+    /// 999 of 1000.
+    pub p999: f64,
+    /// All of them.
+    pub max: f64,
+}
+
+/// Connections that were asked for, and shards that did not answer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Connections {
+    /// In the order that was asked for.
+    pub connections: Vec<Connection>,
+    /// Shards that did not answer in time: a handler blocks them, they are overloaded, or they ended.
+    pub silent_shards: Vec<usize>,
+    /// The same as a sentence; empty if all answered.
+    pub note: String,
+}
+
+/// One connection.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Connection {
+    /// Its name for `POST /connections/ID/close`: shard, slot and the number of the slot's earlier uses, as in `0.17.3`.
+    pub id: String,
+    /// Its shard.
+    pub shard: usize,
+    /// Its service.
+    pub service: String,
+    /// The address of its peer.
+    pub peer: String,
+    /// Seconds since it was accepted.
+    pub age_seconds: f64,
+    /// Seconds since bytes came or a call was done.
+    pub idle_seconds: f64,
+    /// Bytes that wait for sending.
+    pub outbox_bytes: u64,
+    /// Bytes received so far, where an account of the connection is kept.
+    pub bytes_in: Option<u64>,
+    /// Bytes that the kernel took for sending, likewise.
+    pub bytes_out: Option<u64>,
+    /// Frames that were handed to the service, likewise.
+    pub frames_in: Option<u64>,
+    /// Frames that were queued, likewise.
+    pub frames_out: Option<u64>,
+    /// What it does, or waits for: `open`, `calling`, `held_back` (its peer does not read) and others.
+    pub state: String,
+    /// Calls that wait.
+    pub calls: u64,
+    /// Seconds that its oldest pending call has waited.
+    pub oldest_call_seconds: Option<f64>,
+}
+
+/// One time for which a shard did not go on.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Stall {
+    /// The shard.
+    pub shard: usize,
+    /// Seconds since it began.
+    pub ago_seconds: f64,
+    /// Seconds that it lasted, or has lasted so far.
+    pub lasted_seconds: f64,
+    /// True while it lasts.
+    pub ongoing: bool,
+    /// What the shard worked on: `call`, `open`, `task` and others.
+    pub work: String,
+    /// It was much work in one turn, of which `work` is the last.
+    pub several: bool,
+    /// The peer for which it did.
+    pub peer: Option<String>,
+    /// Its connection, as [`Connection::id`].
+    pub connection: Option<String>,
+    /// Bytes of the frame that it worked on.
+    pub frame_bytes: Option<u64>,
+    /// What held it up: `cpu`, `lock`, `read`, `sleep`, `starved`, `other`.
+    pub cause: String,
+    /// The whole as a sentence.
+    pub text: String,
+    /// The function of the kernel in which the thread waited.
+    pub waits_in: Option<String>,
+    /// Connections that waited in its accept queue.
+    pub queue_waiting: Option<u64>,
+    /// Packets that its accept queue lost while the stall lasted.
+    pub queue_lost: Option<u64>,
+}
+
+/// What the doctor found.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Finding {
+    /// The name of the check.
+    pub check: String,
+    /// How bad it is.
+    pub severity: Severity,
+    /// What it is about.
+    pub what: String,
+    /// How it is.
+    pub value: String,
+    /// How it should be, with the formula.
+    pub needed: String,
+    /// What happens otherwise.
+    pub otherwise: String,
+    /// The command that changes it.
+    pub fix: String,
+    /// How sure it is: `seen`, `computed`, `estimated`.
+    pub certainty: String,
+}
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Severity {
+    /// Good to know.
+    Info,
+    /// It will cost something under load.
+    Warn,
+    /// Something will not work.
+    Error,
+    /// Not known to this version, and so taken for the worst.
+    #[default]
+    #[serde(other)]
+    Unknown,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn report_of_another_version_is_read() {
+        let text = r#"{"server": {"pid": 7, "phase": "hibernating", "moon": 3}, "funnel": [{"name": "wormhole", "state": "lost"}]}"#;
+        let report: Report = serde_json::from_str(text).unwrap();
+        assert_eq!((report.server.pid, report.server.phase), (7, Phase::Unknown));
+        assert_eq!(report.cause().unwrap().name, StageName::Unknown);
+        assert_eq!(serde_json::from_str::<Report>("{}").unwrap(), Report::default());
+    }
+
+    #[test]
+    fn report_comes_back_as_it_went() {
+        let report = Report {
+            funnel: StageName::ALL.map(|name| Stage { name, state: State::Calm, ..Stage::default() }).into(),
+            findings: vec![Finding { severity: Severity::Warn, ..Finding::default() }],
+            stalls: vec![Stall { queue_waiting: Some(3), ..Stall::default() }],
+            ..Report::default()
+        };
+        let text = serde_json::to_string(&report).unwrap();
+        assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), report);
+        for name in StageName::ALL {
+            assert!(text.contains(&format!("\"name\":\"{name}\"")), "{name}");
+        }
+    }
+
+    #[test]
+    fn cause_is_the_first_loss_and_else_the_first_warning() {
+        let report = |states: [State; 3]| {
+            let names = [StageName::AcceptQueue, StageName::Table, StageName::Machine].into_iter();
+            let stage = |(name, state)| Stage { name, state, ..Stage::default() };
+            Report { funnel: names.zip(states).map(stage).collect(), ..Report::default() }
+        };
+        let cause = |states| report(states).cause().map(|stage| stage.name);
+        assert_eq!(cause([State::Calm; 3]), None);
+        assert_eq!(cause([State::Warn, State::Lost, State::Lost]), Some(StageName::Table));
+        assert_eq!(cause([State::Calm, State::Warn, State::Warn]), Some(StageName::Table));
+    }
+}

@@ -1,0 +1,179 @@
+//! Answers: whole ones, and the one without an end.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use hyper::body::{Body, Bytes, Frame, SizeHint};
+use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue, WWW_AUTHENTICATE};
+use hyper::{Response, StatusCode};
+
+use super::gate::Refused;
+use super::press::{Listener, Press};
+use super::routes::{self, Route};
+use crate::shard::draining::Draining;
+
+pub(super) const TEXT: &str = "text/plain; charset=utf-8";
+pub(super) const JSON: &str = "application/json";
+const HTML: &str = "text/html; charset=utf-8";
+const EVENTS: &str = "text/event-stream";
+
+/// The page: one file, without parts from elsewhere.
+const PAGE: &str = include_str!("page.html");
+
+/// What the page may do: its own script and style, and requests to where it came from.
+const PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
+     connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// The body of an answer.
+pub(super) enum Answer {
+    /// `None` once it was taken.
+    Whole(Option<Bytes>),
+    Events(Box<Events>),
+}
+
+/// Reports, one after the other, until the endpoint ends.
+pub(super) struct Events {
+    press: Rc<Press>,
+    /// The least number of the next one.
+    next: u64,
+    draining: Draining,
+    _listener: Listener,
+}
+
+impl Events {
+    pub(super) fn new(press: &Rc<Press>, draining: Draining) -> Events {
+        let _listener = press.listen();
+        // The first one is for this listener, and comes at once.
+        let next = press.ask();
+        Events { press: press.clone(), next, draining, _listener }
+    }
+
+    fn poll_next(&mut self, task: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        if Pin::new(&mut self.draining).poll(task).is_ready() {
+            return Poll::Ready(None);
+        }
+        self.press.poll_issue(self.next, task).map(|issue| {
+            self.next = issue.number + 1;
+            Some(issue.event)
+        })
+    }
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        task: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let next = match &mut *self {
+            Answer::Whole(bytes) => Poll::Ready(bytes.take().filter(|bytes| !bytes.is_empty())),
+            Answer::Events(events) => events.poll_next(task),
+        };
+        next.map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Answer::Whole(bytes) => bytes.as_ref().is_none_or(Bytes::is_empty),
+            Answer::Events(_) => false,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Answer::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
+            Answer::Events(_) => SizeHint::default(),
+        }
+    }
+}
+
+/// An answer of any type. None may be kept, none is guessed to be of another type, and no other origin may embed it.
+fn response(status: StatusCode, kind: &'static str, body: Answer) -> Response<Answer> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (CONTENT_TYPE, kind),
+        (CACHE_CONTROL, "no-store"),
+        (HeaderName::from_static("x-content-type-options"), "nosniff"),
+        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+pub(super) fn whole(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Response<Answer> {
+    response(status, kind, Answer::Whole(Some(body.into())))
+}
+
+/// A sentence, with a line feed behind it.
+pub(super) fn sentence(status: StatusCode, text: impl Into<String>) -> Response<Answer> {
+    let mut text = text.into();
+    text.push('\n');
+    whole(status, TEXT, text)
+}
+
+pub(super) fn json(text: serde_json::Result<Vec<u8>>) -> Response<Answer> {
+    match text {
+        Ok(text) => whole(StatusCode::OK, JSON, text),
+        Err(error) => sentence(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+    }
+}
+
+pub(super) fn page() -> Response<Answer> {
+    let mut response = whole(StatusCode::OK, HTML, PAGE);
+    for (name, value) in [("content-security-policy", PAGE_POLICY), ("referrer-policy", "no-referrer")] {
+        response.headers_mut().insert(HeaderName::from_static(name), HeaderValue::from_static(value));
+    }
+    response
+}
+
+pub(super) fn events(events: Events) -> Response<Answer> {
+    response(StatusCode::OK, EVENTS, Answer::Events(Box::new(events)))
+}
+
+/// There is no such path.
+pub(super) fn no_path() -> Response<Answer> {
+    sentence(
+        StatusCode::NOT_FOUND,
+        format!("there is no such path; there are\n\n{}", routes::list().trim_end()),
+    )
+}
+
+/// The path has another method.
+pub(super) fn other_method(route: Route) -> Response<Answer> {
+    let allowed = route.methods();
+    let mut response = sentence(StatusCode::METHOD_NOT_ALLOWED, format!("this path allows {allowed}"));
+    response.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
+    response
+}
+
+pub(super) fn refused(why: &Refused) -> Response<Answer> {
+    match why {
+        Refused::Name(name) => sentence(
+            StatusCode::FORBIDDEN,
+            format!(
+                "the Host of the request is {name:?}, which is no name of this endpoint: ask for localhost or its \
+                 address, or have the program add the name by Admin::host_name"
+            ),
+        ),
+        Refused::Token => {
+            let text = "this endpoint has a token: send it as Authorization: Bearer TOKEN";
+            let mut response = sentence(StatusCode::UNAUTHORIZED, text);
+            response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            response
+        }
+        Refused::Header => sentence(
+            StatusCode::FORBIDDEN,
+            "a request with an effect needs the header X-Ringserve: 1, which no page of another site can send",
+        ),
+        Refused::Origin => {
+            sentence(StatusCode::FORBIDDEN, "the Origin of the request is not the address that was asked")
+        }
+    }
+}

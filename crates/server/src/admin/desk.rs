@@ -1,0 +1,398 @@
+//! The endpoint's one shard: it samples the server each second, writes reports while they are wanted, and answers requests.
+
+use std::cell::{Cell, RefCell};
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use hyper::body::{Body, Bytes, Incoming};
+use hyper::{Request, Response, StatusCode};
+use ringserve_core::{ConnId, Time};
+use ringserve_report::{Connections, Finding, Report};
+use tracing::info;
+
+use super::LogLevel;
+use super::answer::{self, Answer, Events, JSON};
+use super::gate::Gate;
+use super::history::History;
+use super::press::Press;
+use super::reports::{self, Lists};
+use super::routes::{Route, parameters};
+use super::sources::{connection, findings, stall};
+use super::target::{Running, Target};
+use crate::inspect::{By, Inspection, Query};
+use crate::log::guarded;
+use crate::metrics::Metrics;
+use crate::shard::handle::Shard;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Shards have this long to answer for the lists of a report, so that one that is blocked delays it by no more.
+const LISTS_WITHIN: Duration = Duration::from_millis(250);
+
+/// And this long for `/connections`, which is asked for by hand.
+const CONNECTIONS_WITHIN: Duration = Duration::from_secs(1);
+
+/// A list costs the shards a walk through their tables, 10 ns a connection and more. So for each of these connections the lists
+/// are made a second later: at a million each 21 s, which is a thousandth of a core.
+const CONNECTIONS_A_SECOND: usize = 50_000;
+
+/// The doctor reads some fifty files.
+const FINDINGS_EVERY: Duration = Duration::from_secs(60);
+
+/// A shard that has not gone on for longer is as good as dead.
+const DEAD_AFTER: Duration = Duration::from_secs(10);
+
+/// A filter of the log is a line.
+const FILTER_BYTES_MAX: usize = 1024;
+
+/// The most connections that `/connections` shows.
+const LIMIT_MAX: usize = 1000;
+
+/// What the endpoint was told.
+pub(super) struct Settings {
+    pub(super) gate: Gate,
+    pub(super) log_level: Option<LogLevel>,
+    pub(super) target: Arc<Target>,
+}
+
+/// What the shard of the endpoint keeps.
+pub(super) struct Desk {
+    shard: Shard,
+    settings: Arc<Settings>,
+    press: Rc<Press>,
+    history: RefCell<History>,
+    lists: RefCell<(Lists, Option<Time>)>,
+    findings: RefCell<Vec<Finding>>,
+    /// When the doctor was asked last.
+    examined: Cell<Option<Time>>,
+}
+
+impl Desk {
+    /// Begins to sample.
+    pub(super) fn begin(shard: &Shard, settings: Arc<Settings>) -> Rc<Desk> {
+        let desk = Rc::new(Desk {
+            shard: shard.clone(),
+            settings,
+            press: Rc::default(),
+            history: RefCell::default(),
+            lists: RefCell::default(),
+            findings: RefCell::default(),
+            examined: Cell::default(),
+        });
+        shard.spawn_named("admin reports", desk.clone().write());
+        desk
+    }
+
+    fn running(&self) -> Option<&Running> {
+        self.settings.target.running()
+    }
+
+    /// The task that samples and writes reports.
+    async fn write(self: Rc<Self>) {
+        let mut seconds = self.shard.interval(SECOND);
+        loop {
+            let ticked = {
+                let mut tick = pin!(seconds.tick());
+                poll_fn(|task| match tick.as_mut().poll(task) {
+                    Poll::Ready(_) => Poll::Ready(true),
+                    Poll::Pending => self.press.poll_asked(task).map(|()| false),
+                })
+                .await
+            };
+            if ticked && let Some(running) = self.running() {
+                self.history.borrow_mut().push(running.read().sample);
+            }
+            let asked = poll_fn(|task| Poll::Ready(self.press.poll_asked(task).is_ready())).await;
+            if asked || (ticked && self.press.has_listeners()) {
+                let number = self.press.begin();
+                let at = self.shard.now();
+                let report = self.report().await;
+                let json = serde_json::to_vec(&report).unwrap_or_default();
+                self.press.publish(number, at, &json);
+            }
+        }
+    }
+
+    async fn report(self: &Rc<Self>) -> Report {
+        let Some(running) = self.running() else { return reports::starting() };
+        self.examine().await;
+        self.list(running).await;
+        let reading = running.read();
+        let history = self.history.borrow();
+        let then = (&*history.before(&reading.sample), &*history.second_ago(&reading.sample));
+        reports::report(running, reading, then, &self.lists.borrow().0, self.findings.borrow().clone())
+    }
+
+    /// Has the lists of connections made again, if they are due.
+    async fn list(&self, running: &Running) {
+        let now = self.shard.now();
+        let connections = running.control.stats().connections;
+        let every =
+            LISTS_WITHIN / 2 + SECOND * u32::try_from(connections / CONNECTIONS_A_SECOND).unwrap_or(u32::MAX);
+        if self.lists.borrow().1.is_some_and(|at| now - at < every) {
+            return;
+        }
+        let outboxes = running.control.inspecting(Query::connections().by(By::Outbox).limit(10));
+        let waiting = running.control.inspecting(Query::calls_waiting().limit(20));
+        let both = async {
+            outboxes.done().await;
+            waiting.done().await;
+        };
+        let _ = self.shard.timeout(LISTS_WITHIN, both).await;
+        let mut lists = Lists { outboxes: outboxes.answer(), waiting: waiting.answer() };
+        lists.outboxes.connections.retain(|conn| conn.outbox_bytes > 0);
+        *self.lists.borrow_mut() = (lists, Some(now));
+    }
+
+    /// Asks the doctor, if that is due. The first report waits for it.
+    async fn examine(self: &Rc<Self>) {
+        let now = self.shard.now();
+        let last = self.examined.replace(Some(now));
+        match last {
+            Some(at) if now - at < FINDINGS_EVERY => self.examined.set(last),
+            Some(_) => {
+                let desk = self.clone();
+                self.shard.spawn_named("admin doctor", async move { desk.examine_now().await });
+            }
+            None => self.examine_now().await,
+        }
+    }
+
+    async fn examine_now(&self) {
+        let target = self.settings.target.clone();
+        let found = self.shard.spawn_blocking(move || target.running().map(findings).unwrap_or_default());
+        if let Ok(found) = found.await {
+            *self.findings.borrow_mut() = found;
+        }
+    }
+
+    /// Answers one request.
+    pub(super) async fn answer(
+        self: Rc<Self>,
+        request: Request<Incoming>,
+    ) -> Result<Response<Answer>, Infallible> {
+        Ok(self.answered(request).await)
+    }
+
+    async fn answered(self: &Rc<Self>, request: Request<Incoming>) -> Response<Answer> {
+        let gate = &self.settings.gate;
+        if let Err(why) = gate.check_name(&request) {
+            return answer::refused(&why);
+        }
+        let Some(route) = Route::find(request.uri().path()) else { return answer::no_path() };
+        if !route.allows(request.method()) {
+            return answer::other_method(route);
+        }
+        let may = if route.is_open() { Ok(()) } else { gate.check_caller(&request) };
+        let means = if route.has_effect() { Gate::check_effect(&request) } else { Ok(()) };
+        if let Err(why) = may.and(means) {
+            return answer::refused(&why);
+        }
+        match route {
+            Route::Page => answer::page(),
+            Route::Health => self.health(),
+            Route::Ready => self.ready(),
+            Route::Report => self.report_json().await,
+            Route::Events => answer::events(Events::new(&self.press, self.shard.draining())),
+            Route::LogLevel => self.set_log_level(request.into_body()).await,
+            Route::Metrics
+            | Route::Connections
+            | Route::Stalls
+            | Route::Doctor
+            | Route::Drain
+            | Route::Close { .. } => {
+                let Some(running) = self.running() else {
+                    let text = "the server is starting: its factories are pending";
+                    return answer::sentence(StatusCode::SERVICE_UNAVAILABLE, text);
+                };
+                match route {
+                    Route::Connections => self.connections(running, request.uri().query()).await,
+                    Route::Doctor => self.doctor().await,
+                    Route::Drain => drain(running),
+                    Route::Close { shard, id } => close(running, shard, id),
+                    Route::Stalls => stalls(running),
+                    _ => metrics(running),
+                }
+            }
+        }
+    }
+
+    /// Health: bad only if a shard is as good as dead, since what restarts a server for it cuts off all connections.
+    fn health(&self) -> Response<Answer> {
+        let Some(running) = self.running() else { return answer::sentence(StatusCode::OK, "starting") };
+        let shards = running.control.remotes().len();
+        let dead = (0..shards).filter_map(|shard| Some((shard, running.in_turn_for(shard)?)));
+        let dead: Vec<String> = dead
+            .filter(|(_, time)| *time > DEAD_AFTER)
+            .map(|(shard, time)| format!("shard {shard} has not gone on for {} s", time.as_secs()))
+            .collect();
+        match dead.is_empty() {
+            true => answer::sentence(StatusCode::OK, "ok"),
+            false => answer::sentence(StatusCode::SERVICE_UNAVAILABLE, dead.join("\n")),
+        }
+    }
+
+    fn ready(&self) -> Response<Answer> {
+        match self.running() {
+            None => answer::sentence(StatusCode::SERVICE_UNAVAILABLE, "the server is starting"),
+            Some(running) if running.control.is_draining() => {
+                answer::sentence(StatusCode::SERVICE_UNAVAILABLE, "the server shuts down")
+            }
+            Some(_) => answer::sentence(StatusCode::OK, "ok"),
+        }
+    }
+
+    async fn report_json(&self) -> Response<Answer> {
+        let issue = match self.press.recent(self.shard.now()) {
+            Some(issue) => issue,
+            None => self.press.issue(self.press.ask()).await,
+        };
+        answer::whole(StatusCode::OK, JSON, issue.json())
+    }
+
+    async fn connections(&self, running: &Running, query: Option<&str>) -> Response<Answer> {
+        let query = match parse_query(query) {
+            Ok(query) => query,
+            Err(text) => return answer::sentence(StatusCode::BAD_REQUEST, text),
+        };
+        let inspecting = running.control.inspecting(query);
+        let _ = self.shard.timeout(CONNECTIONS_WITHIN, inspecting.done()).await;
+        let Inspection { connections, silent_shards, .. } = inspecting.answer();
+        let note =
+            silent_shards.iter().map(|shard| format!("shard {shard} does not answer")).collect::<Vec<_>>();
+        let connections = connections.iter().map(connection).collect();
+        let answer = Connections { connections, silent_shards, note: note.join(", ") };
+        answer::json(serde_json::to_vec(&answer))
+    }
+
+    async fn doctor(&self) -> Response<Answer> {
+        let target = self.settings.target.clone();
+        let found = self.shard.spawn_blocking(move || target.running().map(findings).unwrap_or_default());
+        match found.await {
+            Ok(found) => answer::json(serde_json::to_vec(&found)),
+            Err(error) => answer::sentence(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
+        }
+    }
+
+    async fn set_log_level(&self, body: Incoming) -> Response<Answer> {
+        let Some(log_level) = &self.settings.log_level else {
+            let text = "the program gave no way to set the level of its log: the subscriber of tracing has it, so \
+                        give a function by Admin::log_level";
+            return answer::sentence(StatusCode::NOT_IMPLEMENTED, text);
+        };
+        let filter = match read_filter(body).await {
+            Ok(filter) => filter,
+            Err(text) => return answer::sentence(StatusCode::BAD_REQUEST, text),
+        };
+        match log_level(&filter) {
+            Ok(()) => {
+                guarded(|| info!("the log was set to {filter:?} by the admin endpoint"));
+                answer::sentence(StatusCode::OK, format!("the log is set to {filter}"))
+            }
+            Err(error) => answer::sentence(StatusCode::BAD_REQUEST, error),
+        }
+    }
+}
+
+fn stalls(running: &Running) -> Response<Answer> {
+    let stalls: Vec<_> = running.control.stalls().iter().map(stall).collect();
+    answer::json(serde_json::to_vec(&stalls))
+}
+
+fn metrics(running: &Running) -> Response<Answer> {
+    let mut text = String::new();
+    running.control.metrics().write_prometheus(&mut text);
+    answer::whole(StatusCode::OK, Metrics::CONTENT_TYPE, text)
+}
+
+fn drain(running: &Running) -> Response<Answer> {
+    guarded(|| info!("the server shuts down, as the admin endpoint was told"));
+    running.control.shutdown();
+    answer::sentence(StatusCode::ACCEPTED, "the server shuts down")
+}
+
+fn close(running: &Running, shard: usize, id: ConnId) -> Response<Answer> {
+    match running.control.close_connection(shard, id) {
+        true => answer::sentence(
+            StatusCode::ACCEPTED,
+            "the connection closes after its queued replies, unless it ended before",
+        ),
+        false => answer::sentence(StatusCode::NOT_FOUND, format!("there is no shard {shard}, or it ended")),
+    }
+}
+
+/// What `/connections` is asked for.
+///
+/// # Errors
+/// A sentence with the cause.
+fn parse_query(query: Option<&str>) -> Result<Query, String> {
+    let [by, limit] = parameters(query, ["by", "limit"])?;
+    let query = match by.as_deref().unwrap_or("outbox") {
+        "outbox" => Query::connections().by(By::Outbox),
+        "idle" => Query::connections().by(By::Idle),
+        "bytes_in" => Query::connections().by(By::BytesIn),
+        "age" => Query::connections().by(By::Age),
+        "oldest_call" => Query::calls_waiting(),
+        other => {
+            return Err(format!("by is {other:.40}; it must be outbox, idle, bytes_in, age or oldest_call"));
+        }
+    };
+    let Some(limit) = limit else { return Ok(query) };
+    match limit.parse().ok().filter(|limit| (1..=LIMIT_MAX).contains(limit)) {
+        Some(limit) => Ok(query.limit(limit)),
+        None => Err(format!("limit is {limit:.40}; it must be 1 to {LIMIT_MAX}")),
+    }
+}
+
+/// Reads a filter: one line of text.
+///
+/// # Errors
+/// A sentence with the cause.
+async fn read_filter(mut body: Incoming) -> Result<String, String> {
+    let mut bytes = Vec::new();
+    loop {
+        let frame = poll_fn(|task| Pin::new(&mut body).poll_frame(task)).await;
+        let Some(frame) = frame else { break };
+        let frame = frame.map_err(|error| error.to_string())?;
+        let data: Bytes = frame.into_data().unwrap_or_default();
+        if bytes.len() + data.len() > FILTER_BYTES_MAX {
+            return Err(format!("the filter has more than {FILTER_BYTES_MAX} bytes"));
+        }
+        bytes.extend_from_slice(&data);
+    }
+    let text = String::from_utf8(bytes).map_err(|_| "the filter is no text".to_owned())?;
+    match text.trim() {
+        "" => Err("the filter is missing: send it as the body, such as info,ringserve=debug".to_owned()),
+        filter if filter.contains(char::is_control) => Err("the filter has more than one line".to_owned()),
+        filter => Ok(filter.to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn query_of_connections_is_checked() {
+        for query in [None, Some(""), Some("by=idle"), Some("by=oldest_call&limit=1"), Some("limit=1000")] {
+            assert!(parse_query(query).is_ok(), "{query:?}");
+        }
+        for (query, words) in [
+            ("by=size", "outbox, idle"),
+            ("limit=0", "1 to 1000"),
+            ("limit=1001", "1 to 1000"),
+            ("limit=-1", "1 to 1000"),
+            ("limit=", "1 to 1000"),
+            ("limit=99999999999999999999", "1 to 1000"),
+            ("sort=up", "no parameter"),
+        ] {
+            let error = parse_query(Some(query)).unwrap_err();
+            assert!(error.contains(words) && error.len() < 200, "{query}: {error}");
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! Which requests the endpoint answers.
+//!
+//! Any page that a browser shows may send requests to 127.0.0.1, so the address alone protects nothing:
+//!
+//! | attempt | refused since |
+//! |---|---|
+//! | a page has its name resolve to 127.0.0.1, and then reads answers as its own (rebinding) | `Host` is not one of ours |
+//! | a page posts a form, or fetches without reading | `X-Ringserve` is missing, which no form sends and a fetch only after a preflight, which is refused |
+//! | the same from a page of another port of this machine | `Origin` is not the address that was asked |
+//! | another machine asks | without a token the endpoint is at loopback or a Unix socket |
+
+use std::net::IpAddr;
+
+use hyper::Request;
+use hyper::header::{AUTHORIZATION, HOST, HeaderName, ORIGIN};
+use hyper::http::uri::Authority;
+use subtle::ConstantTimeEq;
+
+/// The header that requests with an effect have.
+pub(super) const HEADER: HeaderName = HeaderName::from_static("x-ringserve");
+
+/// The shortest token: 16 letters at random are 90 bits.
+pub(super) const TOKEN_MIN: usize = 16;
+
+/// The names and the secret of an endpoint.
+#[derive(Debug, Default)]
+pub(super) struct Gate {
+    /// In lower case.
+    names: Vec<String>,
+    ips: Vec<IpAddr>,
+    token: Option<Box<str>>,
+}
+
+/// The reason why a request is refused.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// Its `Host` is none of ours, or is missing or there twice.
+    Name(String),
+    /// The token is missing or wrong.
+    Token,
+    /// It has an effect, and lacks the header by which that is meant.
+    Header,
+    /// It was sent by a page of another origin.
+    Origin,
+}
+
+impl Gate {
+    pub(super) fn new(
+        names: impl IntoIterator<Item = String>,
+        ips: impl IntoIterator<Item = IpAddr>,
+        token: Option<&str>,
+    ) -> Gate {
+        let names = names.into_iter().map(|name| name.to_ascii_lowercase()).chain(["localhost".to_owned()]);
+        Gate { names: names.collect(), ips: ips.into_iter().collect(), token: token.map(Box::from) }
+    }
+
+    /// Refuses tokens that are easily guessed, or that a header cannot have.
+    ///
+    /// # Errors
+    /// A sentence with the cause.
+    pub(super) fn check_token(token: &str) -> Result<(), String> {
+        if token.len() < TOKEN_MIN {
+            return Err(format!(
+                "the token has {} bytes: give one of {TOKEN_MIN} or more, at random",
+                token.len()
+            ));
+        }
+        match token.bytes().all(|byte| byte.is_ascii_graphic()) {
+            true => Ok(()),
+            false => Err("the token has a byte that is no visible character of ASCII".to_owned()),
+        }
+    }
+
+    /// Refuses a request that does not call the endpoint by one of its names.
+    ///
+    /// # Errors
+    /// Which name it had.
+    pub(super) fn check_name<B>(&self, request: &Request<B>) -> Result<(), Refused> {
+        let name = called(request).map_err(|text| Refused::Name(text.to_owned()))?;
+        let of_uri = request.uri().authority().is_none_or(|authority| self.is_ours(authority.as_str()));
+        match self.is_ours(name) && of_uri {
+            true => Ok(()),
+            false => Err(Refused::Name(name.chars().take(100).collect())),
+        }
+    }
+
+    /// Refuses a request without the token, if there is one.
+    ///
+    /// # Errors
+    /// It is missing or wrong.
+    pub(super) fn check_caller<B>(&self, request: &Request<B>) -> Result<(), Refused> {
+        let Some(token) = &self.token else { return Ok(()) };
+        let said = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let said = said.and_then(|value| value.split_once(' '));
+        let said =
+            said.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, said)| said.trim());
+        let is_right = said.is_some_and(|said| bool::from(said.as_bytes().ct_eq(token.as_bytes())));
+        if is_right { Ok(()) } else { Err(Refused::Token) }
+    }
+
+    /// Refuses a request with an effect that a page of another origin may have sent.
+    ///
+    /// # Errors
+    /// What it lacks.
+    pub(super) fn check_effect<B>(request: &Request<B>) -> Result<(), Refused> {
+        let headers = request.headers();
+        if headers.get(&HEADER).is_none_or(|value| value != "1") {
+            return Err(Refused::Header);
+        }
+        let host = called(request).map_err(|_| Refused::Origin)?;
+        let is_same = |origin: &str| {
+            let authority = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+            authority.is_some_and(|authority| authority.eq_ignore_ascii_case(host))
+        };
+        let all_same = headers.get_all(ORIGIN).iter().all(|origin| origin.to_str().is_ok_and(is_same));
+        if all_same { Ok(()) } else { Err(Refused::Origin) }
+    }
+
+    /// True for `localhost`, an address at which the endpoint listens, and names that were given; with any port, since tunnels
+    /// have others. Where it listens at all addresses, each address may be its own: a name that resolves to it is none.
+    fn is_ours(&self, authority: &str) -> bool {
+        let Ok(authority) = authority.parse::<Authority>() else { return false };
+        if authority.as_str().contains('@') {
+            return false;
+        }
+        let host = authority.host();
+        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        match bare.parse::<IpAddr>() {
+            Ok(ip) => self.ips.iter().any(|ours| ours.is_unspecified() || *ours == ip.to_canonical()),
+            Err(_) => {
+                let name = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
+                self.names.contains(&name)
+            }
+        }
+    }
+}
+
+/// What a request calls this endpoint.
+fn called<B>(request: &Request<B>) -> Result<&str, &'static str> {
+    let mut all = request.headers().get_all(HOST).iter();
+    match (all.next(), all.next()) {
+        (Some(name), None) => name.to_str().map_err(|_| "bytes that are no text"),
+        (None, _) => Err("nothing"),
+        (Some(_), Some(_)) => Err("two things"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gate(ips: &[&str]) -> Gate {
+        let ips = ips.iter().map(|ip| ip.parse().unwrap());
+        Gate::new(["Admin.Internal".to_owned()], ips, Some("correct-horse-battery"))
+    }
+
+    fn request(headers: &[(&str, &str)]) -> Request<()> {
+        let mut request = Request::builder().uri("/");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.body(()).unwrap()
+    }
+
+    #[test]
+    fn endpoint_answers_to_its_own_names_alone() {
+        let gate = gate(&["127.0.0.1", "::1"]);
+        for (name, is_ours) in [
+            ("localhost", true),
+            ("LocalHost:9000", true),
+            ("localhost.:1", true),
+            ("127.0.0.1:9000", true),
+            ("127.0.0.1", true),
+            ("[::1]:9000", true),
+            ("[::ffff:127.0.0.1]:9000", true),
+            ("admin.internal:8080", true),
+            ("127.0.0.2:9000", false),
+            ("10.0.0.1", false),
+            ("evil.example", false),
+            ("localhost.evil.example", false),
+            ("127.0.0.1.evil.example:9000", false),
+            ("evil.example@localhost", false),
+            ("localhost@127.0.0.1", false),
+            ("localhost:9000:1", false),
+            ("localhost/x", false),
+            ("", false),
+            ("2130706433", false),
+            ("0x7f.1", false),
+        ] {
+            let found = gate.check_name(&request(&[("host", name)])).is_ok();
+            assert_eq!(found, is_ours, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn name_is_there_once_and_in_the_target_too() {
+        let gate = gate(&["127.0.0.1"]);
+        let refused = |request| gate.check_name(&request).unwrap_err();
+        assert_eq!(refused(request(&[])), Refused::Name("nothing".to_owned()));
+        let two = request(&[("host", "localhost"), ("host", "localhost")]);
+        assert_eq!(refused(two), Refused::Name("two things".to_owned()));
+        let target = |uri: &str| Request::builder().uri(uri).header("host", "localhost").body(()).unwrap();
+        assert_eq!(gate.check_name(&target("http://localhost:9000/")), Ok(()));
+        assert!(gate.check_name(&target("http://evil.example/")).is_err());
+        let long = "x".repeat(5000);
+        assert_eq!(refused(request(&[("host", &long)])), Refused::Name("x".repeat(100)));
+    }
+
+    #[test]
+    fn each_address_is_its_own_where_it_listens_at_all() {
+        let gate = gate(&["0.0.0.0"]);
+        assert_eq!(gate.check_name(&request(&[("host", "10.1.2.3:9000")])), Ok(()));
+        assert!(gate.check_name(&request(&[("host", "evil.example")])).is_err());
+    }
+
+    #[test]
+    fn token_is_asked_for() {
+        let gate = gate(&["127.0.0.1"]);
+        for (said, is_right) in [
+            ("Bearer correct-horse-battery", true),
+            ("bearer correct-horse-battery", true),
+            ("Bearer correct-horse-batterz", false),
+            ("Bearer correct-horse-batter", false),
+            ("Bearer correct-horse-battery1", false),
+            ("Basic correct-horse-battery", false),
+            ("Bearer", false),
+            ("Bearer ", false),
+            ("correct-horse-battery", false),
+        ] {
+            assert_eq!(gate.check_caller(&request(&[("authorization", said)])).is_ok(), is_right, "{said}");
+        }
+        assert_eq!(gate.check_caller(&request(&[])), Err(Refused::Token));
+        assert_eq!(Gate::default().check_caller(&request(&[])), Ok(()));
+    }
+
+    #[test]
+    fn weak_tokens_are_refused() {
+        assert!(Gate::check_token("secret").unwrap_err().contains("6 bytes"));
+        assert!(Gate::check_token("").is_err());
+        assert!(Gate::check_token("with a space in it").is_err());
+        assert!(Gate::check_token("mit-umlaut-äääääää").is_err());
+        assert_eq!(Gate::check_token("0123456789abcdef"), Ok(()));
+    }
+
+    #[test]
+    fn effects_are_asked_for_on_purpose() {
+        let with = |more: &[(&str, &str)]| {
+            let all = [&[("host", "localhost:9000")], more].concat();
+            Gate::check_effect(&request(&all))
+        };
+        let ours = ("x-ringserve", "1");
+        assert_eq!(with(&[]), Err(Refused::Header));
+        assert_eq!(with(&[("x-ringserve", "yes")]), Err(Refused::Header));
+        assert_eq!(with(&[ours]), Ok(()), "a program sends no origin");
+        for (origin, is_same) in [
+            ("http://localhost:9000", true),
+            ("https://LOCALHOST:9000", true),
+            ("http://localhost:3000", false),
+            ("http://localhost", false),
+            ("http://evil.example", false),
+            ("http://localhost:9000.evil.example", false),
+            ("null", false),
+            ("", false),
+        ] {
+            assert_eq!(with(&[ours, ("origin", origin)]).is_ok(), is_same, "{origin}");
+        }
+        let two = with(&[ours, ("origin", "http://localhost:9000"), ("origin", "http://evil.example")]);
+        assert_eq!(two, Err(Refused::Origin));
+    }
+}

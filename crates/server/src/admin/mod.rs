@@ -1,0 +1,179 @@
+//! A port beside the server, for people and programs that operate it: a page, metrics, health, what each connection does, and
+//! orders. With the feature `admin`, which is off by default.
+//!
+//! ```no_run
+//! use ringserve::{Server, framing::Lines};
+//! # use ringserve::{Cx, Frame, Service};
+//! # struct Echo;
+//! # impl Service for Echo {
+//! #     type Session = ();
+//! #     type Error = std::convert::Infallible;
+//! #     async fn call(&self, _cx: &Cx<'_, ()>, _line: Frame) -> Result<(), Self::Error> { Ok(()) }
+//! # }
+//!
+//! fn main() -> Result<(), ringserve::Error> {
+//!     Server::bind("0.0.0.0:7000").framing(Lines::default()).admin("127.0.0.1:9000").serve(|_shard| Echo)
+//! }
+//! ```
+//!
+//! | path | answer |
+//! |---|---|
+//! | `/` | a page for a browser |
+//! | `/report.json` | all that is seen of the server, as a [`Report`](ringserve_report::Report); at most 200 ms old |
+//! | `/events` | the same each second, as server-sent events |
+//! | `/metrics` | figures for Prometheus: [`metrics`](crate::metrics) |
+//! | `/connections?by=outbox&limit=20` | connections by `outbox`, `idle`, `bytes_in`, `age` or `oldest_call`, 1000 at most |
+//! | `/stalls` | the last times for which a shard did not go on |
+//! | `/doctor` | what is wrong with the machine and the settings |
+//! | `/healthz` | 503 if a shard has not gone on for 10 s, so that no busy server is restarted |
+//! | `/readyz` | 503 while the server starts or drains |
+//! | POST `/drain` | shuts the server down, as [`ServerControl::shutdown`] |
+//! | POST `/connections/ID/close` | closes a connection, after its queued replies |
+//! | POST `/log-level` | gives the body to the function of [`Admin::log_level`] |
+//!
+//! # Beside the server
+//!
+//! The endpoint is a second server with one shard on its own thread, on epoll. It starts before the first shard of the server,
+//! so that it answers while factories are pending, and ends after the last one, so that it answers during a drain. A port that is
+//! taken is an error of the start.
+//!
+//! It reads what shards publish, so a shard that is blocked holds up no answer and is in each. Only `/connections` and the lists
+//! of reports ask the shards, within a second and a quarter of one: a shard that does not answer is named. It samples the server
+//! each second, and writes reports while they are asked for.
+//!
+//! It takes 32 connections, about 1 MiB, and closes those that ask for nothing or read nothing for 10 s. Further ones wait.
+//!
+//! # Who may ask
+//!
+//! Without more it listens at loopback or a Unix socket, whose file is its owner's alone; at any other address the server does
+//! not start unless a [token](Admin::token) is set. A local user who reaches it can read everything and stop the server.
+//!
+//! Each request must have a `Host` that is `localhost`, the endpoint's address, or a [name that was given](Admin::host_name): so
+//! a page of another site, whose name is made to resolve to 127.0.0.1, reads nothing. A POST needs the header `X-Ringserve: 1`,
+//! and no `Origin` but the endpoint's:
+//!
+//! ```text
+//! curl -X POST -H 'X-Ringserve: 1' http://127.0.0.1:9000/drain
+//! ```
+
+mod answer;
+mod desk;
+mod endpoint;
+mod gate;
+mod history;
+mod places;
+mod press;
+mod reports;
+mod routes;
+mod sources;
+mod target;
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::server::builder::Server;
+
+/// What `/report.json` and others answer, as types.
+pub use ringserve_report as report;
+
+/// Sets the filter of the log, or says why not.
+type LogLevel = Arc<dyn Fn(&str) -> Result<(), String> + Send + Sync>;
+
+/// An [admin endpoint](crate::admin) to be: its address and who may ask it. An address alone makes one, too.
+///
+/// ```no_run
+/// # use ringserve::Server;
+/// use ringserve::admin::Admin;
+///
+/// let token = std::env::var("ADMIN_TOKEN").unwrap();
+/// let server = Server::bind("0.0.0.0:7000").admin(Admin::new("0.0.0.0:9000").token(token));
+/// ```
+#[must_use = "an endpoint is given to Server::admin"]
+pub struct Admin {
+    addr: String,
+    token: Option<String>,
+    names: Vec<String>,
+    log_level: Option<LogLevel>,
+}
+
+impl Admin {
+    /// An endpoint at `addr`: `127.0.0.1:9000`, `localhost:9000`, `[::1]:9000`, `unix:/run/app/admin.sock`, `unix:@app`. Port 0
+    /// finds a free one. The start checks it.
+    pub fn new(addr: impl Into<String>) -> Admin {
+        Admin { addr: addr.into(), token: None, names: Vec::new(), log_level: None }
+    }
+
+    /// Asks each request for this token, as `Authorization: Bearer TOKEN`: 16 visible characters or more. With it the endpoint
+    /// may listen at addresses that other machines reach. Nothing is encrypted, so put a proxy with TLS in front where the
+    /// network between is not trusted.
+    ///
+    /// `/`, `/healthz` and `/readyz` answer without it: the page holds nothing until it has the token, and probes of balancers
+    /// and of Kubernetes have none.
+    pub fn token(mut self, token: impl Into<String>) -> Admin {
+        self.token = Some(token.into());
+        self
+    }
+
+    /// Answers to this name too, as a `Host` without a port: for a proxy in front, or a name of the machine. May be called
+    /// several times.
+    pub fn host_name(mut self, name: impl Into<String>) -> Admin {
+        self.names.push(name.into());
+        self
+    }
+
+    /// Has POST `/log-level` call `set` with the body, up to 1 KiB of text such as `info,ringserve=debug`. The level of the log is
+    /// the subscriber's, so the program says how it is set. Without it the path answers 501.
+    ///
+    /// `set` runs on the endpoint's thread. Its error is the answer, with status 400.
+    ///
+    /// ```
+    /// # struct Handle; // as that of `tracing_subscriber::reload`
+    /// # impl Handle { fn reload(&self, _filter: &str) -> Result<(), String> { Ok(()) } }
+    /// use ringserve::admin::Admin;
+    ///
+    /// fn endpoint(handle: Handle) -> Admin {
+    ///     Admin::new("127.0.0.1:9000").log_level(move |filter| handle.reload(filter))
+    /// }
+    /// ```
+    pub fn log_level<E: fmt::Display>(
+        mut self,
+        set: impl Fn(&str) -> Result<(), E> + Send + Sync + 'static,
+    ) -> Admin {
+        self.log_level = Some(Arc::new(move |text| set(text).map_err(|error| error.to_string())));
+        self
+    }
+}
+
+impl From<&str> for Admin {
+    fn from(addr: &str) -> Admin {
+        Admin::new(addr)
+    }
+}
+
+impl From<String> for Admin {
+    fn from(addr: String) -> Admin {
+        Admin::new(addr)
+    }
+}
+
+/// Without the token.
+impl fmt::Debug for Admin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Admin")
+            .field("addr", &self.addr)
+            .field("has_token", &self.token.is_some())
+            .field("names", &self.names)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<F> Server<F> {
+    /// Runs an [admin endpoint](crate::admin) beside the server, at an address such as `127.0.0.1:9000` or `unix:/run/admin.sock`;
+    /// by [`Admin`] with more to it. Called again, it replaces the former one. In a simulation there is none.
+    ///
+    /// The start fails with [`Error::Admin`](crate::Error::Admin) if the address is taken, is none, or is reached by other machines
+    /// and there is no token.
+    pub fn admin(self, admin: impl Into<Admin>) -> Server<F> {
+        self.with_beside(Box::new(admin.into()))
+    }
+}

@@ -1,0 +1,206 @@
+//! Reports: everything that is seen of a server, as one value.
+
+use std::fs;
+use std::process;
+use std::time::Duration;
+
+use ringserve_report::{
+    AcceptQueue, Close, Connection, Finding, Phase, Quantiles, Rates, Report, ServerFacts, ServiceReport,
+    ShardReport, Times,
+};
+
+use super::history::Sample;
+use super::sources::{Reading, connection, stall};
+use super::target::Running;
+use crate::funnel::funnel;
+use crate::histogram::{Counted, Histogram};
+use crate::inspect::Inspection;
+use crate::snapshot::Snapshot;
+use crate::stats::ConnStats;
+
+/// A shard that is in one turn for longer is shown as stalled.
+const STALLED: Duration = Duration::from_millis(25);
+
+/// The connections that shards were asked for, and when.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Lists {
+    pub(super) outboxes: Inspection,
+    pub(super) waiting: Inspection,
+}
+
+/// Of a server whose factories are pending.
+pub(super) fn starting() -> Report {
+    Report { server: ServerFacts { phase: Phase::Starting, ..process_facts() }, ..Report::default() }
+}
+
+/// `reading` is of now; what is recent is what happened since `before`, and rates are since `second_ago`.
+pub(super) fn report(
+    running: &Running,
+    reading: Reading,
+    (before, second_ago): (&Sample, &Sample),
+    lists: &Lists,
+    findings: Vec<Finding>,
+) -> Report {
+    let Reading { stats, queues, stalls, sample: mut now } = reading;
+    now.figures.outboxes = running.outboxes(&stats, &lists.outboxes);
+    now.figures.waiting = running.waiting(&stats, &lists.waiting);
+    let control = &running.control;
+    let phase = if control.is_draining() { Phase::Draining } else { Phase::Serving };
+    let server = ServerFacts {
+        driver: running.facts.driver.to_owned(),
+        uptime_seconds: Duration::from_nanos(now.at.as_nanos()).as_secs_f64(),
+        phase,
+        connections: stats.connections as u64,
+        connections_max: running.facts.connections_max as u64,
+        upstreams: stats.upstreams.connections as u64,
+        window_seconds: (now.at - before.at).as_secs_f64(),
+        ..process_facts()
+    };
+    let mut silent_shards = [&lists.outboxes.silent_shards[..], &lists.waiting.silent_shards].concat();
+    silent_shards.sort_unstable();
+    silent_shards.dedup();
+    let connections = |of: &Inspection| of.connections.iter().map(connection).collect::<Vec<Connection>>();
+    let accept_queues = queues.iter().map(|queue| AcceptQueue {
+        listener: control.listeners()[queue.listener].to_string(),
+        shard: queue.shard,
+        waiting: queue.waiting,
+        capacity: queue.capacity,
+        lost: queue.lost,
+    });
+    let over = (now.at - second_ago.at).as_secs_f64();
+    let per_second = |grew: u64| if over > 0.0 { grew as f64 / over } else { 0.0 };
+    let services = stats.services.iter().enumerate().map(|(number, service)| {
+        let frames = service.counters.frames;
+        let earlier = second_ago.frames.get(number).copied().unwrap_or(frames);
+        ServiceReport {
+            name: service.name.to_string(),
+            connections: service.connections as u64,
+            frames,
+            frames_per_second: per_second(frames.saturating_sub(earlier)),
+        }
+    });
+    Report {
+        server,
+        funnel: funnel(&now.figures, &before.figures),
+        overload: None,
+        rates: rates(&now, second_ago, per_second),
+        shards: shards(running, &now, &stats.shards),
+        services: services.collect(),
+        accept_queues: accept_queues.collect(),
+        closes: closes(&now.counters, &before.counters),
+        times: times(running),
+        outboxes: connections(&lists.outboxes),
+        waiting_calls: connections(&lists.waiting),
+        silent_shards,
+        stalls: stalls.iter().map(stall).collect(),
+        findings,
+    }
+}
+
+fn process_facts() -> ServerFacts {
+    let program = std::env::current_exe().ok();
+    let name =
+        program.as_ref().and_then(|path| path.file_name()).map(|name| name.to_string_lossy().into_owned());
+    ServerFacts {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: process::id(),
+        program: name.unwrap_or_default(),
+        memory_bytes: fs::read_to_string("/proc/self/status").ok().and_then(|status| resident(&status)),
+        ..ServerFacts::default()
+    }
+}
+
+/// `VmRSS` of `/proc/self/status`.
+fn resident(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+fn rates(now: &Sample, then: &Sample, per_second: impl Fn(u64) -> f64) -> Rates {
+    let of = |of: fn(&ConnStats) -> u64| per_second(of(&now.counters).saturating_sub(of(&then.counters)));
+    Rates {
+        accepts_per_second: of(|counters| counters.accepted),
+        closes_per_second: of(|counters| counters.closed),
+        frames_per_second: of(|counters| counters.frames),
+        received_bytes_per_second: of(|counters| counters.bytes_received),
+        sent_bytes_per_second: of(|counters| counters.bytes_sent),
+        turns_per_second: per_second(now.turns.saturating_sub(then.turns)),
+        system_calls_per_second: per_second(now.system_calls.saturating_sub(then.system_calls)),
+    }
+}
+
+fn shards(running: &Running, now: &Sample, stats: &[crate::stats::ShardStats]) -> Vec<ShardReport> {
+    let waiting = |shard: usize| {
+        let its = now.figures.queues.iter().filter(|queue| queue.shard == Some(shard));
+        its.map(|queue| queue.waiting).sum()
+    };
+    let each = stats.iter().zip(&now.figures.shards).enumerate().map(|(shard, (stats, figures))| {
+        let stalled = running.in_turn_for(shard).filter(|time| *time > STALLED);
+        ShardReport {
+            shard,
+            busy: figures.busy,
+            starved: figures.starved,
+            asleep: (1.0 - figures.busy - figures.starved).max(0.0),
+            stalled_seconds: stalled.map(|time| time.as_secs_f64()),
+            stale: stats.stale,
+            connections: stats.connections as u64,
+            turns: stats.driver.turns,
+            frames: stats.counters.frames,
+            buffers_used: stats.buffers.leased as u64,
+            buffers: stats.buffers.total as u64,
+            accept_queue: waiting(shard),
+        }
+    });
+    each.collect()
+}
+
+/// The reasons that occurred, those of most connections first.
+fn closes(now: &ConnStats, before: &ConnStats) -> Vec<Close> {
+    let each = now.each_reason().filter(|(_, total)| *total > 0).map(|(reason, total)| Close {
+        reason: reason.name().to_owned(),
+        closed_by: format!("{:?}", reason.closed_by()).to_lowercase(),
+        total,
+        recently: total.saturating_sub(before.closed_for(reason)),
+    });
+    let mut closes: Vec<Close> = each.collect();
+    closes.sort_by_key(|close| std::cmp::Reverse(close.total));
+    closes
+}
+
+fn times(running: &Running) -> Times {
+    let of = |of: fn(&Snapshot) -> &Histogram| {
+        let mut sum = Counted::new();
+        let snapshots = running.control.remotes().iter().filter_map(|remote| remote.snapshot());
+        snapshots.for_each(|snapshot| of(snapshot).add_to(&mut sum));
+        let quantile = |share| sum.quantile(share).as_secs_f64();
+        Quantiles {
+            count: sum.count(),
+            p50: quantile(0.5),
+            p90: quantile(0.9),
+            p99: quantile(0.99),
+            p999: quantile(0.999),
+            max: quantile(1.0),
+        }
+    };
+    Times {
+        turn: of(|snapshot| &snapshot.turns),
+        call: of(|snapshot| &snapshot.calls),
+        first_frame: of(|snapshot| &snapshot.first_frames),
+        send_stall: of(|snapshot| &snapshot.send_stalls),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resident_memory_is_found_in_its_text() {
+        assert_eq!(resident("VmPeak:\t 9 kB\nVmRSS:\t  1234 kB\n"), Some(1234 << 10));
+        for garbage in ["", "VmRSS:", "VmRSS: x kB", "VmRSS: 12 MB"] {
+            assert_eq!(resident(garbage), None, "{garbage}");
+        }
+        assert!(process_facts().memory_bytes.is_some_and(|bytes| bytes > 1 << 16), "Linux has /proc");
+    }
+}

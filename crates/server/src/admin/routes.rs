@@ -1,0 +1,203 @@
+//! The paths of the endpoint.
+
+use hyper::Method;
+use ringserve_core::ConnId;
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Route {
+    Page,
+    Metrics,
+    Report,
+    Events,
+    Connections,
+    Stalls,
+    Doctor,
+    Health,
+    Ready,
+    Drain,
+    Close { shard: usize, id: ConnId },
+    LogLevel,
+}
+
+/// Each path with its method and what it is for, as a list for users.
+const PATHS: &[(&str, &str, &str)] = &[
+    ("GET ", "/", "the page"),
+    ("GET ", "/report.json", "all that is seen of the server, as JSON"),
+    ("GET ", "/events", "the same each second, as server-sent events"),
+    ("GET ", "/metrics", "figures for Prometheus, as OpenMetrics"),
+    ("GET ", "/connections?by=outbox&limit=20", "connections by outbox, idle, bytes_in, age or oldest_call"),
+    ("GET ", "/stalls", "the last times for which a shard did not go on"),
+    ("GET ", "/doctor", "what is wrong with the machine and the settings"),
+    ("GET ", "/healthz", "503 if a shard has not gone on for 10 s"),
+    ("GET ", "/readyz", "503 while the server starts, drains or sheds connections"),
+    ("POST", "/drain", "shuts the server down"),
+    ("POST", "/connections/ID/close", "closes a connection, after its queued replies"),
+    ("POST", "/log-level", "sets the filter of the log, which is the body"),
+];
+
+impl Route {
+    /// The route of a path, without its query.
+    pub(super) fn find(path: &str) -> Option<Route> {
+        Some(match path {
+            "/" => Route::Page,
+            "/metrics" => Route::Metrics,
+            "/report.json" => Route::Report,
+            "/events" => Route::Events,
+            "/connections" => Route::Connections,
+            "/stalls" => Route::Stalls,
+            "/doctor" => Route::Doctor,
+            "/healthz" => Route::Health,
+            "/readyz" => Route::Ready,
+            "/drain" => Route::Drain,
+            "/log-level" => Route::LogLevel,
+            _ => {
+                let (shard, id) = parse_id(path.strip_prefix("/connections/")?.strip_suffix("/close")?)?;
+                Route::Close { shard, id }
+            }
+        })
+    }
+
+    /// True if a request has an effect.
+    pub(super) fn has_effect(self) -> bool {
+        matches!(self, Route::Drain | Route::Close { .. } | Route::LogLevel)
+    }
+
+    /// True if it tells nothing of the server but how it is, and so needs no token: for probes, and for the page that asks for
+    /// the token.
+    pub(super) fn is_open(self) -> bool {
+        matches!(self, Route::Page | Route::Health | Route::Ready)
+    }
+
+    /// The methods of the path, for the header `allow`.
+    pub(super) fn methods(self) -> &'static str {
+        if self.has_effect() { "POST" } else { "GET, HEAD" }
+    }
+
+    pub(super) fn allows(self, method: &Method) -> bool {
+        match self.has_effect() {
+            true => method == Method::POST,
+            false => method == Method::GET || method == Method::HEAD,
+        }
+    }
+}
+
+/// All paths, one a line.
+pub(super) fn list() -> String {
+    let line = |(method, path, what): &(&str, &str, &str)| format!("{method} {path:<33} {what}\n");
+    PATHS.iter().map(line).collect()
+}
+
+/// The name of a connection as the endpoint writes it: `0.17.3`.
+pub(super) fn name_of(shard: usize, id: ConnId) -> String {
+    format!("{shard}.{id}")
+}
+
+fn parse_id(text: &str) -> Option<(usize, ConnId)> {
+    let mut parts = text.split('.');
+    let mut next = || {
+        let part = parts.next()?;
+        part.bytes().all(|byte| byte.is_ascii_digit()).then(|| part.parse::<u64>().ok())?
+    };
+    let (shard, slot, generation) = (next()?, next()?, next()?);
+    let fits = slot < u64::from(ConnId::SLOTS_MAX) && generation >> ConnId::GENERATION_BITS == 0;
+    let is_whole = parts.next().is_none();
+    (fits && is_whole).then(|| Some((usize::try_from(shard).ok()?, ConnId::new(slot as u32, generation))))?
+}
+
+/// The value of each parameter of a query that is known.
+///
+/// # Errors
+/// A sentence with the cause: a parameter that is not known, or is there twice.
+pub(super) fn parameters<const N: usize>(
+    query: Option<&str>,
+    known: [&str; N],
+) -> Result<[Option<String>; N], String> {
+    let mut values = [const { None }; N];
+    for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let Some(number) = known.iter().position(|known| *known == name) else {
+            return Err(format!("{name:.40} is no parameter of this path; there are {}", known.join(", ")));
+        };
+        if values[number].replace(value.to_owned()).is_some() {
+            return Err(format!("{name} is there twice"));
+        }
+    }
+    Ok(values)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_path_of_the_list_has_a_route_of_its_method() {
+        for (method, path, _) in PATHS {
+            let path = path.split('?').next().unwrap().replace("ID", "0.17.3");
+            let route = Route::find(&path).unwrap_or_else(|| panic!("{path} has no route"));
+            assert_eq!(route.has_effect(), *method == "POST", "{path}");
+            assert!(route.allows(&method.trim().parse().unwrap()), "{path}");
+            assert!(list().contains(&path.replace("0.17.3", "ID")));
+        }
+    }
+
+    #[test]
+    fn other_paths_have_none() {
+        for path in [
+            "",
+            "//",
+            "/index.html",
+            "/metrics/",
+            "/Metrics",
+            "/../etc/passwd",
+            "/%2e%2e/etc/passwd",
+            "/drain/",
+            "/connections/",
+            "/connections//close",
+            "/connections/1.2.3",
+            "/connections/1.2/close",
+            "/connections/1.2.3.4/close",
+            "/connections/a.b.c/close",
+            "/connections/-1.2.3/close",
+            "/connections/+1.2.3/close",
+            "/connections/0.16777216.0/close",
+            "/connections/0.0.68719476736/close",
+            "/connections/99999999999999999999.0.0/close",
+            "/connections/0.../close",
+            "/connections/../close",
+        ] {
+            assert_eq!(Route::find(path), None, "{path:?}");
+        }
+    }
+
+    #[test]
+    fn connection_is_found_by_the_name_that_was_written() {
+        let id = ConnId::new(17, 3);
+        assert_eq!(name_of(2, id), "2.17.3");
+        assert_eq!(Route::find("/connections/2.17.3/close"), Some(Route::Close { shard: 2, id }));
+    }
+
+    #[test]
+    fn effects_are_never_open_and_need_a_post() {
+        for route in [Route::Drain, Route::LogLevel, Route::Close { shard: 0, id: ConnId::new(0, 0) }] {
+            assert!(!route.is_open() && route.allows(&Method::POST) && !route.allows(&Method::GET));
+            assert_eq!(route.methods(), "POST");
+        }
+        for route in
+            [Route::Report, Route::Metrics, Route::Connections, Route::Stalls, Route::Doctor, Route::Events]
+        {
+            assert!(!route.is_open() && !route.allows(&Method::POST) && route.allows(&Method::HEAD));
+        }
+    }
+
+    #[test]
+    fn parameters_are_known_and_there_once() {
+        let of = |query| parameters(query, ["by", "limit"]);
+        let some = |text: &str| Some(text.to_owned());
+        assert_eq!(of(None), Ok([None, None]));
+        assert_eq!(of(Some("limit=5&by=age")), Ok([some("age"), some("5")]));
+        assert_eq!(of(Some("&by&")), Ok([some(""), None]));
+        assert!(of(Some("by=a&by=b")).unwrap_err().contains("twice"));
+        assert!(of(Some("order=up")).unwrap_err().contains("by, limit"));
+    }
+}

@@ -1,0 +1,335 @@
+//! The doctor: what of the machine, of the limits of the process and of the program's build stands in a server's way.
+//!
+//! [`Server::doctor`](crate::Server::doctor) examines before a start, [`ServerControl::doctor`](crate::ServerControl::doctor) a
+//! server that runs, with what it went through. A start writes findings to the log that are [`Warn`](Severity::Warn) or worse,
+//! one line each. A [`Finding`] has the value, what is needed with its formula, what happens otherwise, and the command: there
+//! is no advice without a number behind it.
+//!
+//! Many checks ask for numbers that only the program or its operator knows: say them by [`Expected`].
+//!
+//! ```
+//! use ringserve_server::Server;
+//! use ringserve_server::doctor::{Expected, Severity};
+//!
+//! let expected = Expected::default().connections(1000);
+//! for finding in Server::bind("127.0.0.1:7000").doctor_for(&expected) {
+//!     println!("{}: {finding}", finding.severity);
+//! }
+//! ```
+
+mod advice;
+mod capacity;
+mod case;
+mod cpu;
+mod limits;
+mod network;
+mod program;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use tracing::{error, warn};
+
+use crate::host::machine::Machine;
+use crate::host::{HostStats, read_of};
+use crate::log::guarded;
+use crate::shard::clock::Deadline;
+
+pub(crate) use case::{Lived, Rings, Setup};
+pub(crate) use network::migrates;
+
+use case::Case;
+
+/// How bad a [`Finding`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Severity {
+    /// Good to know. Sound machines have some of these.
+    Info,
+    /// It costs something: latency, CPU time, or connections under load.
+    Warn,
+    /// What is expected of the server does not work.
+    Error,
+}
+
+/// How sure a [`Finding`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Certainty {
+    /// It was tried, or the kernel counted it.
+    Seen,
+    /// It follows from values that were read, by a rule of the kernel.
+    Computed,
+    /// It follows from what is expected, or from figures that were measured elsewhere.
+    Estimated,
+}
+
+/// What the doctor found. Its text is one line with all parts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Finding {
+    /// The name of the check, such as `descriptors`: one of [`checks`].
+    pub check: &'static str,
+    /// How bad it is.
+    pub severity: Severity,
+    /// What it is about, such as `RLIMIT_NOFILE`.
+    pub what: String,
+    /// Its value.
+    pub value: String,
+    /// The value that is needed, with the formula.
+    pub needed: String,
+    /// What happens otherwise.
+    pub otherwise: String,
+    /// The command, or what to change in the program.
+    pub fix: String,
+    /// How sure it is.
+    pub certainty: Certainty,
+}
+
+/// What is expected of a server. Checks for which a number is missing are left out.
+///
+/// Its text form has the fields with a comma between: `connections=1000000,accepts=20000`. The other names are `stall` and
+/// `round_trip` in milliseconds, `session` in bytes, and `upstreams`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Expected {
+    /// Connections at once. Default: [`ServerLimits::connections_max`](crate::limits::ServerLimits::connections_max) if the
+    /// program sets that.
+    pub connections: Option<u64>,
+    /// New connections in a second, in the worst second. Default: not known.
+    pub accepts_per_second: Option<u64>,
+    /// For how long a shard may be busy with something else while connections wait in its accept queue. Default: the longest
+    /// stall that was seen, or 100 ms.
+    pub longest_stall: Option<Duration>,
+    /// The time between a peer's first packet and its third, for 99 of 100 peers. Default 200 ms.
+    pub round_trip: Duration,
+    /// Bytes that the service keeps for a connection. Default 0.
+    pub session_bytes: u64,
+    /// Connections that the server makes to one address of another server. Default 0.
+    pub upstreams: u64,
+}
+
+impl Default for Expected {
+    fn default() -> Expected {
+        Expected {
+            connections: None,
+            accepts_per_second: None,
+            longest_stall: None,
+            round_trip: Duration::from_millis(200),
+            session_bytes: 0,
+            upstreams: 0,
+        }
+    }
+}
+
+impl Expected {
+    ringserve_core::setters! {
+        values { round_trip: Duration, session_bytes: u64, upstreams: u64, }
+        options { connections: u64, accepts_per_second: u64, longest_stall: Duration, }
+    }
+}
+
+impl FromStr for Expected {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Expected, String> {
+        let mut expected = Expected::default();
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            let (name, value) = part.split_once('=').unwrap_or((part, ""));
+            let number: u64 = value.trim().replace('_', "").parse().map_err(|_| {
+                format!("{part:?} is no name with a number; write it as in connections=1000000,accepts=20000")
+            })?;
+            match name.trim() {
+                "connections" => expected.connections = Some(number),
+                "accepts" | "accepts_per_second" => expected.accepts_per_second = Some(number),
+                "stall" => expected.longest_stall = Some(Duration::from_millis(number)),
+                "round_trip" => expected.round_trip = Duration::from_millis(number),
+                "session" => expected.session_bytes = number,
+                "upstreams" => expected.upstreams = number,
+                other => {
+                    return Err(format!(
+                        "{other:?} cannot be expected; there are connections, accepts, stall, round_trip, session and \
+                         upstreams"
+                    ));
+                }
+            }
+        }
+        Ok(expected)
+    }
+}
+
+impl Severity {
+    /// `info`, `warn` or `error`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Severity::Info => "info",
+            Severity::Warn => "warn",
+            Severity::Error => "error",
+        }
+    }
+}
+
+impl fmt::Display for Severity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl Certainty {
+    /// `seen`, `computed` or `estimated`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Certainty::Seen => "seen",
+            Certainty::Computed => "computed",
+            Certainty::Estimated => "estimated",
+        }
+    }
+}
+
+impl fmt::Display for Certainty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// As `RLIMIT_NOFILE is 20000, needed: 501088 (..); otherwise ..; do: ..`.
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is {}", self.what, self.value)?;
+        if !self.needed.is_empty() {
+            write!(f, ", needed: {}", self.needed)?;
+        }
+        write!(f, "; otherwise {}; do: {} ({})", self.otherwise, self.fix, self.certainty)
+    }
+}
+
+/// What one check does with a case.
+type Look = fn(&Case<'_>, &mut Vec<Finding>);
+
+/// A check.
+struct Check {
+    name: &'static str,
+    /// When a start leaves it out.
+    at_start: AtStart,
+    look: Look,
+}
+
+/// Whether the start of a server makes a check.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum AtStart {
+    Made,
+    /// Another line of the start says the same.
+    Said,
+    /// It judges by what goes on, and a start tells little of that.
+    TooEarly,
+}
+
+const fn check(name: &'static str, at_start: AtStart, look: Look) -> Check {
+    Check { name, at_start, look }
+}
+
+/// All checks. A finding has the name of the check that made it.
+const CHECKS: &[Check] = &[
+    // The line of the driver says why it is epoll.
+    check("io_uring", AtStart::Said, limits::io_uring),
+    check("descriptors", AtStart::Made, limits::descriptors),
+    // The start tries the rings of all shards.
+    check("locked_memory", AtStart::Said, limits::locked_memory),
+    check("accept_queue", AtStart::Made, network::accept_queue),
+    check("syn_backlog", AtStart::Made, network::syn_backlog),
+    check("conntrack", AtStart::Made, network::conntrack),
+    check("tcp_memory", AtStart::Made, capacity::tcp_memory),
+    check("socket_memory", AtStart::Made, capacity::socket_memory),
+    check("memory", AtStart::Made, capacity::memory),
+    check("orphans", AtStart::Made, capacity::orphans),
+    check("time_wait", AtStart::Made, capacity::time_wait),
+    // A warning of the socket options.
+    check("tcp_migrate_req", AtStart::Said, network::migrate),
+    check("packets", AtStart::TooEarly, network::packets),
+    check("receive_queues", AtStart::Made, network::receive_queues),
+    check("local_ports", AtStart::Made, network::local_ports),
+    check("keep_alive", AtStart::Made, network::keep_alive),
+    check("clock", AtStart::Made, cpu::clock),
+    check("cpu_quota", AtStart::Made, cpu::quota),
+    check("cpu_throttled", AtStart::TooEarly, cpu::throttled),
+    check("cpu_steal", AtStart::TooEarly, cpu::steal),
+    check("cpu_pressure", AtStart::TooEarly, cpu::pressure),
+    check("numa", AtStart::Made, cpu::numa),
+    check("build", AtStart::Made, program::build),
+    check("diagnosis", AtStart::Made, program::diagnosis),
+    check("advice", AtStart::Made, advice::outdated),
+];
+
+/// The names of all checks.
+pub fn checks() -> impl ExactSizeIterator<Item = &'static str> {
+    CHECKS.iter().map(|check| check.name)
+}
+
+/// For how long a doctor without an earlier look watches what grows.
+const WATCHED: Duration = Duration::from_millis(200);
+
+/// Examines a server that does not run yet, for two tenths of a second.
+pub(crate) fn examine(setup: &Setup, expected: &Expected) -> Vec<Finding> {
+    let machine = Machine::here();
+    let before = read_of(&machine);
+    let watched = Deadline::within(WATCHED);
+    watched.pauses(WATCHED);
+    diagnose(&Case::new(&machine, setup, expected).since(before))
+}
+
+/// What the doctor notes of a server at its start.
+pub(crate) struct Record {
+    setup: Setup,
+    /// The machine then, to see what grows.
+    before: HostStats,
+}
+
+impl Record {
+    /// Examines a server that starts, and writes findings to the log that are warnings or worse.
+    pub(crate) fn begin(setup: Setup) -> Record {
+        let (machine, expected) = (Machine::here(), Expected::default());
+        let case = Case::new(&machine, &setup, &expected);
+        tell(&case);
+        let before = case.host;
+        Record { setup, before }
+    }
+
+    /// Examines the server at work.
+    pub(crate) fn examine(&self, expected: &Expected, lived: Lived) -> Vec<Finding> {
+        let machine = Machine::here();
+        diagnose(&Case::new(&machine, &self.setup, expected).since(self.before.clone()).of_server(lived))
+    }
+}
+
+/// All findings, the worst first.
+fn diagnose(case: &Case<'_>) -> Vec<Finding> {
+    made(case, |_| true)
+}
+
+fn made(case: &Case<'_>, is_made: impl Fn(&Check) -> bool) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    CHECKS.iter().filter(|check| is_made(check)).for_each(|check| (check.look)(case, &mut findings));
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    findings
+}
+
+/// Lines that a start writes at most.
+const LINES_MAX: usize = 8;
+
+fn tell(case: &Case<'_>) {
+    let findings = made(case, |check| check.at_start == AtStart::Made);
+    let told = findings.iter().filter(|finding| finding.severity >= Severity::Warn);
+    for finding in told.clone().take(LINES_MAX) {
+        guarded(|| match finding.severity {
+            Severity::Error => error!("doctor: {finding}"),
+            _ => warn!("doctor: {finding}"),
+        });
+    }
+    let rest = told.skip(LINES_MAX).count();
+    if rest > 0 {
+        guarded(|| warn!("doctor: {rest} more findings: see Server::doctor, or `ringserve-ctl doctor`"));
+    }
+}

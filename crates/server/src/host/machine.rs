@@ -1,0 +1,150 @@
+//! Where facts of the machine are read: files below one directory, so that a test may plant any of them.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// The most that is read of a file. `/proc/stat` of a machine with a thousand CPUs has about 200 KiB.
+const FILE_MAX: u64 = 1 << 20;
+
+/// The files of a machine.
+#[derive(Clone, Debug)]
+pub(crate) struct Machine {
+    root: PathBuf,
+}
+
+impl Machine {
+    /// The machine that this process runs on.
+    pub(crate) fn here() -> Machine {
+        Machine::below("/")
+    }
+
+    /// A machine whose files are below `root`.
+    pub(crate) fn below(root: impl Into<PathBuf>) -> Machine {
+        Machine { root: root.into() }
+    }
+
+    /// Where a file of the machine is. `path` begins with a slash.
+    pub(crate) fn place(&self, path: &str) -> PathBuf {
+        self.root.join(path.trim_start_matches('/'))
+    }
+
+    /// The text of a file, up to 1 MiB of it; `None` if it cannot be read.
+    pub(crate) fn text(&self, path: &str) -> Option<String> {
+        let mut bytes = Vec::new();
+        File::open(self.place(path)).ok()?.take(FILE_MAX).read_to_end(&mut bytes).ok()?;
+        Some(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// The first number of a file.
+    pub(crate) fn number(&self, path: &str) -> Option<u64> {
+        self.numbers(path).first().copied()
+    }
+
+    /// The numbers that a file begins with.
+    pub(crate) fn numbers(&self, path: &str) -> Vec<u64> {
+        let text = self.text(path).unwrap_or_default();
+        text.split_ascii_whitespace().map_while(|word| word.parse().ok()).collect()
+    }
+
+    /// The file of a sysctl, such as `net.core.somaxconn`.
+    pub(crate) fn sysctl_file(name: &str) -> String {
+        format!("/proc/sys/{}", name.replace('.', "/"))
+    }
+
+    /// The first number of a sysctl; `None` where the kernel does not have it.
+    pub(crate) fn sysctl(&self, name: &str) -> Option<u64> {
+        self.number(&Machine::sysctl_file(name))
+    }
+
+    /// The names in a directory, in their order; none if it cannot be read.
+    pub(crate) fn names(&self, path: &str) -> Vec<String> {
+        let Ok(entries) = fs::read_dir(self.place(path)) else { return Vec::new() };
+        let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+        let mut names: Vec<String> = entries.flatten().map(name).collect();
+        names.sort();
+        names
+    }
+
+    /// True if there is such a file or directory.
+    pub(crate) fn has(&self, path: &str) -> bool {
+        self.place(path).exists()
+    }
+
+    /// The value of a line `name: value`, as in `/proc/meminfo` and `/proc/self/status`.
+    pub(crate) fn field(&self, path: &str, name: &str) -> Option<String> {
+        let text = self.text(path)?;
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        Some(line.trim().to_owned())
+    }
+
+    /// Bytes of a line `name:   123 kB`.
+    pub(crate) fn kib_field(&self, path: &str, name: &str) -> Option<u64> {
+        let kib: u64 = self.field(path, name)?.strip_suffix("kB")?.trim().parse().ok()?;
+        kib.checked_mul(1024)
+    }
+
+    /// The text of each file with one of these names in the control groups of the process and all groups above.
+    pub(crate) fn group_files(&self, wanted: &GroupFiles<'_>) -> Vec<GroupFile> {
+        let groups = self.text("/proc/self/cgroup").unwrap_or_default();
+        wanted.below(&groups, &self.place("/sys/fs/cgroup"))
+    }
+}
+
+/// Files of control groups that are looked for.
+pub(crate) struct GroupFiles<'a> {
+    /// The controller, by which groups of the first version are found.
+    pub(crate) controller: &'a str,
+    /// Names in the one tree of the second version.
+    pub(crate) second: &'a [&'a str],
+    /// Names in the controller's tree of the first version.
+    pub(crate) first: &'a [&'a str],
+}
+
+/// A file of a control group that was found.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct GroupFile {
+    /// Such as `memory.max of the control group /app`.
+    pub(crate) source: String,
+    /// The directory of the group.
+    pub(crate) folder: PathBuf,
+    /// The number in the list of names.
+    pub(crate) number: usize,
+    pub(crate) text: String,
+}
+
+impl GroupFiles<'_> {
+    /// Looks for the groups in the text of `/proc/self/cgroup`, with file systems below `root`. In a container the paths may be
+    /// those of the host, of which only the root exists.
+    pub(crate) fn below(&self, groups: &str, root: &Path) -> Vec<GroupFile> {
+        let mut found = Vec::new();
+        for line in groups.lines() {
+            let mut fields = line.splitn(3, ':').skip(1);
+            let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+            let is_its = controllers.split(',').any(|name| name == self.controller);
+            let (mounts, files): (Vec<&str>, &[&str]) = match controllers {
+                "" => (vec!["", "unified"], self.second),
+                // Mounted by its name, or together with those that share its tree: `cpu,cpuacct`.
+                _ if is_its && controllers != self.controller => {
+                    (vec![self.controller, controllers], self.first)
+                }
+                _ if is_its => (vec![self.controller], self.first),
+                _ => continue,
+            };
+            for group in Path::new(path).ancestors() {
+                let below = group.strip_prefix("/").unwrap_or(group);
+                for mount in &mounts {
+                    let folder = root.join(mount).join(below);
+                    for (number, file) in files.iter().enumerate() {
+                        let Ok(text) = fs::read_to_string(folder.join(file)) else { continue };
+                        let source = format!("{file} of the control group {}", group.display());
+                        found.push(GroupFile { source, folder: folder.clone(), number, text });
+                    }
+                }
+            }
+        }
+        // A tree that is mounted under both names is one.
+        found.dedup_by(|later, earlier| later.source == earlier.source);
+        found
+    }
+}

@@ -1,0 +1,160 @@
+//! A server with an admin endpoint beside it, and a few ways to make something happen there.
+//!
+//!     cargo run --release -p example-admin
+//!     xdg-open http://127.0.0.1:9000
+//!     nc 127.0.0.1 7000          type hello, wait 5000, block 3000
+//!
+//! `wait 5000` answers after five seconds and holds up its own connection alone: it is on the page as a call that waits. `block
+//! 3000` sleeps as no handler should: the whole shard stands still, and the page says which call it is. `flood 10` sends ten
+//! megabytes: a peer that does not read them is among the largest outboxes.
+//!
+//!     curl http://127.0.0.1:9000/metrics
+//!     curl -X POST -H 'X-Ringserve: 1' -d 'info,ringserve=debug' http://127.0.0.1:9000/log-level
+//!     curl -X POST -H 'X-Ringserve: 1' http://127.0.0.1:9000/drain
+
+use std::convert::Infallible;
+use std::io::IsTerminal;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use clap::Parser;
+use ringserve::admin::Admin;
+use ringserve::framing::Lines;
+use ringserve::{Cx, Driver, Frame, Server, Service};
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::prelude::*;
+use tracing_subscriber::{EnvFilter, reload};
+
+/// Lines that are sent back, and an admin endpoint. If RINGSERVE_ADMIN_TOKEN is set, requests there must have that token.
+#[derive(Parser)]
+struct Args {
+    /// Address and port to listen on; port 0 finds a free one.
+    #[arg(long, default_value = "127.0.0.1:7000", value_name = "ADDR:PORT")]
+    listen: SocketAddr,
+    /// Where the admin endpoint is: an address and a port, or unix:PATH.
+    #[arg(long, default_value = "127.0.0.1:9000", value_name = "PLACE")]
+    admin: String,
+    /// Shards; by default one for each CPU.
+    #[arg(long, value_name = "N")]
+    shards: Option<usize>,
+    /// auto, io_uring or epoll.
+    #[arg(long, default_value_t, value_name = "NAME")]
+    driver: Driver,
+}
+
+/// What a line asks for.
+#[derive(Debug, PartialEq, Eq)]
+enum Wish {
+    Echo,
+    Wait(Duration),
+    Block(Duration),
+    Flood { megabytes: u64 },
+}
+
+/// The longest wait. The framework ends calls after a minute.
+const MILLIS_MAX: u64 = 30_000;
+
+/// The most that is sent for a line.
+const MEGABYTES_MAX: u64 = 1000;
+
+impl Wish {
+    fn of(line: &[u8]) -> Wish {
+        let text = String::from_utf8_lossy(line);
+        let number = |name: &str, max| {
+            let number = text.strip_prefix(name)?.trim().parse::<u64>().ok()?;
+            Some(number.min(max))
+        };
+        if let Some(millis) = number("wait ", MILLIS_MAX) {
+            Wish::Wait(Duration::from_millis(millis))
+        } else if let Some(millis) = number("block ", MILLIS_MAX) {
+            Wish::Block(Duration::from_millis(millis))
+        } else if let Some(megabytes) = number("flood ", MEGABYTES_MAX) {
+            Wish::Flood { megabytes }
+        } else {
+            Wish::Echo
+        }
+    }
+}
+
+struct Lively;
+
+impl Service for Lively {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, line: Frame) -> Result<(), Infallible> {
+        match Wish::of(&line) {
+            Wish::Echo => {}
+            Wish::Wait(time) => cx.sleep(time).await,
+            // Wrong, and here to be seen.
+            Wish::Block(time) => std::thread::sleep(time),
+            Wish::Flood { megabytes } => {
+                for _ in 0..megabytes * 16 {
+                    cx.reply(&[b'.'; (1 << 16) - 1][..]);
+                    cx.ready().await;
+                }
+            }
+        }
+        cx.reply(line);
+        Ok(())
+    }
+}
+
+fn main() -> Result<(), ringserve::Error> {
+    let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
+    let (filter, log_level) = reload::Layer::new(filter);
+    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let lines = tracing_subscriber::fmt::layer().with_target(false).with_ansi(color);
+    tracing_subscriber::registry().with(filter).with(lines).init();
+
+    let args = Args::parse();
+    let mut admin = Admin::new(args.admin).log_level(move |text| {
+        let filter = EnvFilter::try_new(text).map_err(|error| error.to_string())?;
+        log_level.reload(filter).map_err(|error| error.to_string())
+    });
+    if let Ok(token) = std::env::var("RINGSERVE_ADMIN_TOKEN") {
+        admin = admin.token(token);
+    }
+    let mut server = Server::bind(args.listen).driver(args.driver).framing(Lines::default()).admin(admin);
+    if let Some(shards) = args.shards {
+        server = server.shards(shards);
+    }
+    server.serve(|_shard| Lively)
+}
+
+#[cfg(test)]
+mod tests {
+    use ringserve::testing::{Faults, Sim};
+
+    use super::*;
+
+    #[test]
+    fn lines_are_read_as_wishes() {
+        assert_eq!(Wish::of(b"wait 50"), Wish::Wait(Duration::from_millis(50)));
+        assert_eq!(Wish::of(b"block 99999999"), Wish::Block(Duration::from_secs(30)));
+        assert_eq!(Wish::of(b"flood 2"), Wish::Flood { megabytes: 2 });
+        for line in ["hello", "wait", "wait for me", "flood -1", "\u{fffd}"] {
+            assert_eq!(Wish::of(line.as_bytes()), Wish::Echo, "{line}");
+        }
+    }
+
+    #[test]
+    fn each_line_is_answered_and_floods_come_whole() {
+        Sim::seeds(50).faults(Faults::harmless()).run(|sim| {
+            let server = Server::bind("10.0.0.1:7000").framing(Lines::default()).admin("127.0.0.1:9000");
+            let addr = sim.serve(server.shards(1 + sim.seed() as usize % 3), |_shard| Lively);
+            sim.client("reader", async move |net| {
+                let mut me = net.connect(addr).await?;
+                me.send("hello\nwait 2000\nflood 1\n").await?;
+                assert_eq!(me.line().await?, Some("hello".to_owned()));
+                assert_eq!(me.line().await?, Some("wait 2000".to_owned()));
+                for _ in 0..16 {
+                    assert_eq!(me.line().await?.map(|line| line.len()), Some((1 << 16) - 1));
+                }
+                assert_eq!(me.line().await?, Some("flood 1".to_owned()));
+                Ok(())
+            });
+            sim.run_until_done();
+        });
+    }
+}
