@@ -86,7 +86,8 @@ pub fn silent_peers_and_old_connections_come_first(on: On) {
         assert_eq!(peers, order.map(|at| addrs[at]), "by {by:?}: {found:?}");
         found
     };
-    in_order(By::Age, [0, 1, 2]);
+    let found = in_order(By::Age, [0, 1, 2]);
+    assert!(found[0].age - found[2].age >= Duration::from_millis(100), "{found:?}");
     in_order(By::Idle, [0, 1, 2]);
     clients[0].echoes("x");
     in_order(By::Age, [0, 1, 2]);

@@ -1,5 +1,6 @@
-//! HTTP and gRPC, with hyper on a shard.
+//! HTTP and gRPC, with hyper on a shard, and the admin endpoint that stands on it.
 
+mod admin;
 mod floods;
 mod grpc;
 mod over_streams;

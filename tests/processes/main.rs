@@ -4,6 +4,7 @@ mod accept_queue;
 mod activation;
 mod blocked;
 mod descriptor_limit;
+mod doctor;
 mod locked_memory;
 mod memory_returns;
 mod refused_memory;

@@ -72,7 +72,15 @@ fn each_connection_that_ended_has_one_line_of_json() {
     };
     let mut expected = Vec::new();
     (0..3).for_each(|_| echoes(&mut echo, "hello\n"));
-    expected.push((echo.local_addr().to_string(), "echo", 0, (18, 18), Some((3, 3)), "peer_closed", "peer"));
+    expected.push((
+        echo.local_addr().to_string(),
+        "echo",
+        0,
+        (18, 18..=18),
+        Some((3, 3)),
+        "peer_closed",
+        "peer",
+    ));
     echo.finish_writing();
     watch::closed_for(&running, CloseReason::PeerClosed, 1);
 
@@ -82,7 +90,7 @@ fn each_connection_that_ended_has_one_line_of_json() {
         fails.local_addr().to_string(),
         "echo",
         0,
-        (5, 0),
+        (5, 0..=0),
         Some((1, 0)),
         "handler_error",
         "service",
@@ -96,17 +104,18 @@ fn each_connection_that_ended_has_one_line_of_json() {
 
     let mut streams = connect(2);
     echoes(&mut streams, "bytes");
-    expected.push((streams.local_addr().to_string(), "streams", 2, (5, 5), None, "peer_closed", "peer"));
+    expected.push((streams.local_addr().to_string(), "streams", 2, (5, 5..=5), None, "peer_closed", "peer"));
     streams.finish_writing();
     watch::closed_for(&running, CloseReason::PeerClosed, 3);
 
+    // The end of its last send may not have been heard of.
     let mut cut = connect(0);
     echoes(&mut cut, "x\n");
     expected.push((
         cut.local_addr().to_string(),
         "echo",
         0,
-        (2, 2),
+        (2, 0..=2),
         Some((1, 1)),
         "server_aborted",
         "server",
@@ -126,7 +135,8 @@ fn each_connection_that_ended_has_one_line_of_json() {
             (&*peer, service, listener),
             "{line}"
         );
-        assert_eq!((number("bytes_in"), number("bytes_out")), bytes, "{line}");
+        assert_eq!(number("bytes_in"), bytes.0, "{line}");
+        assert!(bytes.1.contains(&number("bytes_out")), "{line}");
         if let Some(frames) = frames {
             assert_eq!((number("frames_in"), number("frames_out")), frames, "{line}");
         }

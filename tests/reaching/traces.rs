@@ -52,7 +52,7 @@ fn one_in_four_connections_has_a_span_from_accept_to_end() {
     clients.iter_mut().for_each(|client| client.echoes("text"));
     clients.iter().for_each(Client::finish_writing);
     lab.closed_for(CloseReason::PeerClosed, 8);
-    eventually("the spans end", SOON, || traced.text().matches("close time").count() == 2);
+    eventually("the spans end", SOON, || traced.text().matches(": close").count() == 2);
     for (n, client) in clients.iter().enumerate() {
         let lines = lines_of(&traced, client);
         if n % 4 < 3 {
@@ -60,7 +60,7 @@ fn one_in_four_connections_has_a_span_from_accept_to_end() {
             continue;
         }
         let count = |what: &str| lines.iter().filter(|line| line.contains(what)).count();
-        assert_eq!((count(": new"), count(": close ")), (1, 1), "{lines:#?}");
+        assert_eq!((count(": new"), count(": close")), (1, 1), "{lines:#?}");
         assert_eq!((count("frame bytes=9"), count("send bytes=9")), (2, 2), "{lines:#?}");
         assert_eq!(count("ended reason=peer_closed"), 1, "{lines:#?}");
         assert!(lines.iter().all(|line| line.contains("connection{shard=0 service=\"")), "{lines:#?}");

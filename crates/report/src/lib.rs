@@ -267,9 +267,9 @@ pub struct ShardReport {
     pub turns: u64,
     /// Frames handed to the services since the start.
     pub frames: u64,
-    /// Receive memory in use, in buffers.
+    /// Receive buffers with bytes that are not taken yet: frames that handlers keep, or that wait.
     pub buffers_used: u64,
-    /// Receive memory taken from the system, in buffers.
+    /// Receive buffers taken from the system.
     pub buffers: u64,
     /// Connections that wait to be accepted by it.
     pub accept_queue: u64,

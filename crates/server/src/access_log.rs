@@ -10,7 +10,7 @@
 //! | `shard`, `id` | together the connection's name, as in every other line of the log |
 //! | `service`, `listener` | the name of its service, and the number of its listener |
 //! | `peer`, `via` | the peer's address, and the proxy through which it came; left out where there is none |
-//! | `bytes_in`, `bytes_out` | bytes received, and those that the kernel took |
+//! | `bytes_in`, `bytes_out` | bytes received, and those that the kernel took; what was on its way at a reset is not in them |
 //! | `frames_in`, `frames_out` | frames handed to the service, and those that were queued for the peer |
 //! | `seconds` | from the accept to the end |
 //! | `reason`, `closed_by` | the [close reason](crate::CloseReason), and the side that it counts for |
@@ -21,7 +21,6 @@
 //! ([`Server::admit`](crate::Server::admit)), and those that the server makes, are in no line.
 
 use ringserve_core::{CloseReason, ConnId, Outlet, Time};
-use tracing::field::display;
 use tracing::info;
 
 use crate::log::guarded;

@@ -147,7 +147,7 @@ fn shards(running: &Running, now: &Sample, stats: &[crate::stats::ShardStats]) -
             connections: stats.connections as u64,
             turns: stats.driver.turns,
             frames: stats.counters.frames,
-            buffers_used: (stats.buffers.total - stats.buffers.free) as u64,
+            buffers_used: stats.buffers.leased as u64,
             buffers: stats.buffers.total as u64,
             accept_queue: waiting(shard),
         }

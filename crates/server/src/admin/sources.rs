@@ -50,7 +50,7 @@ impl Running {
             reasons.iter().map(|reason| stats.counters.closed_for(*reason)).sum::<u64>()
         };
         use CloseReason::*;
-        let buffers = stats.shards.iter().map(|shard| (shard.buffers.total - shard.buffers.free) as u64);
+        let buffers = stats.shards.iter().map(|shard| shard.buffers.leased as u64);
         let parked = stats.shards.iter().map(|shard| shard.driver.receives_parked);
         Figures {
             at: Duration::from_nanos(at.as_nanos()),

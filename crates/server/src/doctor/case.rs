@@ -133,9 +133,9 @@ impl<'a> Case<'a> {
         self.before.as_ref().map(|before| total(&self.host).saturating_sub(total(before)))
     }
 
-    /// True if the process has a capability, by its number.
+    /// True if this thread has a capability, by its number; threads that it starts inherit it.
     pub(crate) fn may(&self, capability: u32) -> bool {
-        let set = self.machine.field("/proc/self/status", "CapEff");
+        let set = self.machine.field("/proc/thread-self/status", "CapEff");
         let set = set.and_then(|text| u64::from_str_radix(&text, 16).ok());
         set.is_some_and(|set| set >> capability & 1 == 1)
     }

@@ -24,7 +24,7 @@ pub(crate) struct Figures {
     pub(crate) queues: Vec<QueueFigures>,
     pub(crate) shards: Vec<ShardFigures>,
     pub(crate) closed: ClosedFigures,
-    /// Receive buffers that are in use, of all shards.
+    /// Receive buffers with bytes that are not taken yet, of all shards.
     pub(crate) buffers: u64,
     /// The most that there may be.
     pub(crate) buffers_max: u64,

@@ -20,7 +20,7 @@
 //! ```
 //!
 //! The figures are those of the moment at which a connection's shard answered. A connection that ends meanwhile is left out, and
-//! none is there twice; one that begins meanwhile may be left out.
+//! none is there twice; one that begins meanwhile may be left out. So there may be fewer than the limit, and more next time.
 
 mod asked;
 mod walk;

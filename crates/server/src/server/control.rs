@@ -30,6 +30,7 @@ pub struct ServerControl {
     clock: Clock,
     blocking: Arc<dyn Pool>,
     watch: Arc<Watch>,
+    #[cfg_attr(not(feature = "metrics"), expect(dead_code, reason = "metrics alone have it"))]
     connections_max: usize,
     record: Option<Arc<Record>>,
     #[cfg(feature = "tls")]
@@ -120,8 +121,8 @@ impl ServerControl {
         self.accept_queues.read().collect()
     }
 
-    /// The stalls of the server's shards: the last 64, and those that last, the oldest first. A shard is stalled if it is in one turn of its
-    /// loop for longer than [`Stalls`](crate::limits::Stalls) allows. None in a simulation, and with `Stalls::off`.
+    /// The stalls of the server's shards: the last 64, and those that last, the oldest first. A shard is stalled if it is in one
+    /// turn of its loop for longer than [`Stalls`](crate::limits::Stalls) allows. None in a simulation, and with `Stalls::off`.
     ///
     /// No shard is asked or waited for.
     ///
@@ -135,8 +136,8 @@ impl ServerControl {
         self.watch.stalls(self.clock.now())
     }
 
-    /// How the threads of the shards spend their time, shard by shard. A file of `/proc` is read for each; no shard is asked or waited
-    /// for. All zeros for a shard that ended, in a simulation, and where the kernel does not count (`CONFIG_SCHED_INFO`).
+    /// How the threads of the shards spend their time, shard by shard. A file of `/proc` is read for each; no shard is asked or
+    /// waited for. All zeros for a shard that ended, in a simulation, and where the kernel does not count (`CONFIG_SCHED_INFO`).
     pub fn shard_times(&self) -> Vec<ShardTimes> {
         self.watch.shares(self.clock.now(), &times_of(&self.remotes))
     }

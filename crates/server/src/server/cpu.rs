@@ -1,6 +1,5 @@
 //! Cores, quotas and descriptors.
 
-#[cfg(feature = "metrics")]
 use std::fs;
 
 use ringserve_drivers::{Resource, ResourceLimit};

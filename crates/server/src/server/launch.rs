@@ -10,7 +10,7 @@ use std::time::Duration;
 use ringserve_core::{Driver, Limits, ServerLimits};
 use ringserve_drivers::{Epoll, Listener, Uring};
 use socket2::SockRef;
-use tracing::{error, info, warn};
+use tracing::{error, info, info_span, warn};
 
 use super::control::ServerControl;
 use super::cpu;
@@ -22,7 +22,7 @@ use super::running::{ServerHandle, ShardDeath, ShardEnd};
 use super::runtime::Runtime;
 use super::serves::Serves;
 use super::starting::{Ended, Gate, ShardStart, Starting, Until};
-use crate::guard::message_of;
+use crate::guard::{guard, message_of};
 use crate::log::guarded;
 use crate::service::Made;
 use crate::shard::beginning::Beginning;
@@ -63,15 +63,18 @@ impl<S: Serves + Send + 'static> Plan<S> {
             own.filter_map(|listener| listener.as_fd().try_clone_to_owned().ok()).collect();
         self.begin(&mut starting);
         let name = if self.is_beside { "ringserve-admin" } else { "ringserve" };
+        // So that its lines in the log are told apart from those of the server. Subscribers may panic.
+        let span = if self.is_beside { guard(|| info_span!("admin")).ok() } else { None };
         let stalls = self.stalls;
         let shards = self.shards(sockets, cpus);
         let control = shards[0].control.clone();
         for shard in shards {
             let index = shard.index;
-            let (start, run) = (starting.of_shard(index), run.clone());
-            let thread = thread::Builder::new()
-                .name(format!("{name}-{index}"))
-                .spawn(move || to_the_end(shard, start, run));
+            let (start, run, span) = (starting.of_shard(index), run.clone(), span.clone());
+            let thread = thread::Builder::new().name(format!("{name}-{index}")).spawn(move || {
+                let _entered = span.and_then(|span| guard(|| span.entered()).ok());
+                to_the_end(shard, start, run)
+            });
             match thread {
                 Ok(thread) => threads.push(thread),
                 Err(error) => {

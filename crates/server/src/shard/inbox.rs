@@ -213,9 +213,10 @@ impl RemoteShard {
         let _ = self.watch.set(watch.clone());
     }
 
-    /// For a watchdog: true if it may rest as far as this shard goes, which waits and wakes it then, or ended.
+    /// For a watchdog: true if it may rest as far as this shard goes, which waits and wakes it then, or whose thread ended. One
+    /// that did not begin its first turn wakes no watchdog.
     pub(crate) fn lets_watchdog_rest(&self) -> bool {
-        self.inbox.watch() || self.snapshot().and_then(Snapshot::last_turn).is_none()
+        self.inbox.watch() || self.thread().is_none()
     }
 
     #[cold]

@@ -16,8 +16,8 @@
 //! * A caller that finds the shard asleep wakes it before it does anything else: no wake-up waits for the end of a turn, or in
 //!   a driver. A caller may block right after its call, or its shard may end, and the other shard still runs.
 //! * Of several callers that find the shard asleep the first one wakes it: the others see its bit.
-//! * A watchdog that goes to rest marks the word of a shard that sleeps, which changes nothing above: the turn that takes the word finds
-//!   the mark, and wakes the watchdog.
+//! * A watchdog that goes to rest marks the word of a shard that sleeps, which changes nothing above: the turn that takes the
+//!   word finds the mark, and wakes the watchdog.
 //!
 //! `tests/wake.rs` of this crate checks all interleavings of this file with loom.
 
@@ -189,8 +189,8 @@ impl<L> ShardInbox<L> {
         self.word.load(Ordering::Relaxed) & !WATCHED == ASLEEP
     }
 
-    /// For a watchdog that goes to rest: the shard is told to wake it when it leaves its wait. False if it does not wait, or was called
-    /// there.
+    /// For a watchdog that goes to rest: the shard is told to wake it when it leaves its wait. False if it does not wait, or was
+    /// called there.
     pub(crate) fn watch(&self) -> bool {
         let marked = self.word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |word| {
             (word & !WATCHED == ASLEEP).then_some(ASLEEP | WATCHED)
@@ -205,7 +205,8 @@ impl<L> ShardInbox<L> {
             && self.word.fetch_and(!WATCHED, Ordering::AcqRel) & WATCHED != 0
     }
 
-    /// For a watchdog: whether the shard waits, and whether it was called there. What it stored before it left its last wait is seen.
+    /// For a watchdog: whether the shard waits, and whether it was called there. What it stored before it left its last wait is
+    /// seen.
     pub(crate) fn sleep(&self) -> Sleep {
         match self.word.load(Ordering::Acquire) & !WATCHED {
             ASLEEP => Sleep::Asleep,

@@ -38,6 +38,8 @@ pub(crate) struct Sleeps {
     pub(crate) cause: StallCause,
     /// The function of the kernel.
     pub(crate) place: Option<String>,
+    /// It waits for events of descriptors, as a runtime does that has nothing to do.
+    pub(crate) polls: bool,
 }
 
 /// The files of a thread, opened once: a process that has no descriptor left is told of, too.
@@ -72,7 +74,9 @@ impl ThreadFiles {
         let sleeps = (!runs).then(|| {
             let call = text_of(self.syscall.as_ref(), &mut [0; BYTES]).and_then(|text| call_of(&text));
             let place = text_of(self.wchan.as_ref(), &mut [0; BYTES]).filter(|place| place != "0");
-            Sleeps { cause: cause_of(call, place.as_deref().unwrap_or_default()), place }
+            let cause = cause_of(call, place.as_deref().unwrap_or_default());
+            let polls = cause == StallCause::Read && call.is_none_or(|call| !READS.contains(&call));
+            Sleeps { cause, place, polls }
         });
         Some(ThreadFacts { times: self.times().unwrap_or_default(), sleeps })
     }
@@ -104,8 +108,8 @@ fn call_of(text: &str) -> Option<i64> {
     (number >= 0).then_some(number)
 }
 
-/// What a thread waits for that sleeps in this system call, at this place. The numbers stay the same, and places are renamed now and
-/// then; but a call that goes on after a stop of the process is `restart_syscall`, and then the place tells.
+/// What a thread waits for that sleeps in this system call, at this place. The numbers stay the same, and places are renamed now
+/// and then; but a call that goes on after a stop of the process is `restart_syscall`, and then the place tells.
 fn cause_of(call: Option<i64>, place: &str) -> StallCause {
     let is = |calls: &[i64]| call.is_some_and(|call| calls.contains(&call));
     let at = |places: &[&str]| places.iter().any(|part| place.contains(part));

@@ -17,8 +17,8 @@ pub(crate) enum State {
     Waits(Time),
     /// It is in the turn that began then, or on its way to the next one.
     Turn(Time),
-    /// It was called and has not left its wait, which it began after the turn of then. Only for shards inside a runtime, whose tasks
-    /// may keep it from running.
+    /// It waits since its turn of then, and a task of the runtime around it keeps it there: it was called and did not leave its
+    /// wait, or its thread is blocked elsewhere.
     Called(Time),
 }
 
@@ -190,8 +190,8 @@ impl Judge {
         Some(watched.verdict(stage, now, is_loud))
     }
 
-    /// The whole process was stopped for `time` until now: that was no handler's fault. What had begun counts from here; a stall that
-    /// was told goes on without that time.
+    /// The whole process was stopped for `time` until now: that was no handler's fault. What had begun counts from here; a stall
+    /// that was told goes on without that time.
     pub(crate) fn stopped(&mut self, now: Time, time: Duration) {
         for watched in &mut self.shards {
             watched.since = match watched.told_from {
@@ -227,7 +227,10 @@ mod tests {
     }
 
     fn sleeps(ran: u64, cause: StallCause, place: &str) -> ThreadFacts {
-        ThreadFacts { sleeps: Some(Sleeps { cause, place: Some(place.to_owned()) }), ..computes(ran, 0) }
+        ThreadFacts {
+            sleeps: Some(Sleeps { cause, place: Some(place.to_owned()), polls: false }),
+            ..computes(ran, 0)
+        }
     }
 
     fn seen(state: State, thread: ThreadFacts) -> Seen {

@@ -7,10 +7,10 @@
 //!   shard      leaves its wait, and the watchdog rests ──▶ wakes it
 //! ```
 //!
-//! * [`judge`] is a pure function of what looks find. [`facts`] reads a thread's files and tells what it waits for. [`thread`] is the
-//!   loop around both.
-//! * A shard that waits in its driver says so in the word of its inbox (`shard/wake.rs`), so no store marks the end of a turn. The
-//!   watchdog marks that same word when it goes to rest: the shard that takes the word finds the mark, without another look.
+//! * [`judge`] is a pure function of what looks find. [`facts`] reads a thread's files and tells what it waits for. [`thread`] is
+//!   the loop around both.
+//! * A shard that waits in its driver says so in the word of its inbox (`shard/wake.rs`), so no store marks the end of a turn.
+//!   The watchdog marks that same word when it goes to rest: the shard that takes the word finds the mark, without another look.
 //! * No watchdog runs in a simulation, which steps [`judge`] alone.
 
 pub(crate) mod facts;
@@ -42,8 +42,9 @@ const LOOKS_EVERY_MAX: Duration = Duration::from_millis(250);
 /// let server = Server::bind("0.0.0.0:7000").stalls(Stalls::default().over(Duration::from_millis(100)));
 /// ```
 ///
-/// A stall is told in one line of the log at level `warn` while it lasts, then each time it has become twice as long; in five lines a
-/// minute for each shard at most. [`ServerControl::stalls`](crate::ServerControl::stalls) and the metrics have all of them.
+/// A stall is told in one line of the log at level `warn` while it lasts, then each time it has become twice as long; in five
+/// lines a minute for each shard at most. [`ServerControl::stalls`](crate::ServerControl::stalls) and the metrics have all of
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stalls {
     over: Option<Duration>,

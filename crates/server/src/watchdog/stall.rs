@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use ringserve_core::{Address, ConnId};
 
-/// A time in which a shard did not get on: for longer than [`Stalls`](crate::limits::Stalls) allows it was in one turn of its loop, so no
-/// other connection of the shard was served.
+/// A time in which a shard did not get on: for longer than [`Stalls`](crate::limits::Stalls) allows it was in one turn of its
+/// loop, so no other connection of the shard was served.
 ///
-/// [`ServerControl::stalls`](crate::ServerControl::stalls) has the last ones, those that still last among them. Its text is the line of the log:
+/// [`ServerControl::stalls`](crate::ServerControl::stalls) has the last ones, those that still last among them. Its text is the
+/// line of the log:
 ///
 /// ```text
 /// shard 0 stalled for 740 ms: a call for 10.1.2.3:5511 (connection 17.3, frame of 212 bytes) waits for a lock (futex_do_wait);
@@ -251,8 +252,8 @@ impl fmt::Display for Rounded {
 
 /// How a shard's thread spent its time.
 ///
-/// A shard waits in its driver alone, so the time for which its thread runs is the time for which it is busy. The kernel counts that at
-/// its ticks, up to 10 ms apart, for a thread that keeps its CPU.
+/// A shard waits in its driver alone, so the time for which its thread runs is the time for which it is busy. The kernel counts
+/// that at its ticks, up to 10 ms apart, for a thread that keeps its CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct ShardTimes {

@@ -8,7 +8,7 @@ use ringserve_core::Time;
 use tracing::{info, warn};
 
 use super::Stalls;
-use super::facts::{ThreadFiles, ThreadTimes};
+use super::facts::{ThreadFacts, ThreadFiles, ThreadTimes};
 use super::judge::{Judge, Seen, Stage, State, Verdict};
 use super::stall::{Stall, StalledWork};
 use super::watch::{END_TOLD_FROM, Lines, Watch};
@@ -35,12 +35,7 @@ impl Watchdog {
         let looks = Looks::new(control.clone(), over);
         let thread = thread::Builder::new().name("ringserve-watch".to_owned()).stack_size(STACK_BYTES);
         match thread.spawn(move || looks.run()) {
-            Ok(thread) => {
-                let watch = control.watch().clone();
-                watch.begin(control.remotes().len(), thread.thread().clone());
-                control.remotes().iter().for_each(|remote| remote.set_watch(&watch));
-                Some(Watchdog { watch, thread: Some(thread) })
-            }
+            Ok(thread) => Some(Watchdog { watch: control.watch().clone(), thread: Some(thread) }),
             Err(error) => {
                 guarded(|| warn!(%error, "no thread for the watchdog: stalls of shards are not reported"));
                 None
@@ -64,6 +59,18 @@ struct Looked {
     lines: Lines,
     /// Packets that its queues had lost when its turn was seen for the second time.
     lost_before: Option<u64>,
+}
+
+impl Looked {
+    /// What a shard is at that waits inside a runtime: for that, or for a task that blocks the thread.
+    fn between_turns(&self, last: Time) -> (State, Option<ThreadFacts>) {
+        let facts = self.files.facts();
+        let is_blocked = |facts: &ThreadFacts| facts.sleeps.as_ref().is_some_and(|sleeps| !sleeps.polls);
+        match facts.filter(is_blocked) {
+            Some(facts) => (State::Called(last), Some(facts)),
+            None => (State::Waits(last), None),
+        }
+    }
 }
 
 struct Looks {
@@ -95,10 +102,13 @@ impl Looks {
     }
 
     fn run(mut self) {
+        let watch = self.control.watch().clone();
+        watch.begin(self.shards.len(), thread::current());
+        self.control.remotes().iter().for_each(|remote| remote.set_watch(&watch));
         self.own = this_thread();
         self.waited = time_of(self.own).unwrap_or_default().waited;
         let mut last = self.control.now();
-        while !self.control.watch().is_over() {
+        while !watch.is_over() {
             let now = self.control.now();
             self.check_own(now, last);
             let mut is_quiet = true;
@@ -106,11 +116,11 @@ impl Looks {
                 is_quiet &= self.look(shard, now);
             }
             let files = &self.shards;
-            self.control.watch().keep_times(now, || files.iter().map(|shard| shard.files.times()).collect());
+            watch.keep_times(now, || files.iter().map(|shard| shard.files.times()).collect());
             // In this order: a shard that leaves its wait behind the first one finds the mark.
             if is_quiet && self.control.remotes().iter().all(|remote| remote.lets_watchdog_rest()) {
                 rest();
-                self.control.watch().forget_times();
+                watch.forget_times();
                 last = self.control.now();
             } else {
                 last = now;
@@ -136,12 +146,17 @@ impl Looks {
     /// True if the shard waits, as it did at the look before.
     fn look(&mut self, shard: usize, now: Time) -> bool {
         let remote = &self.control.remotes()[shard];
-        let state = remote.state();
-        let rests = self.judge.rests(shard, state);
         let looked = &mut self.shards[shard];
+        let (state, mut thread) = match remote.state() {
+            State::Waits(last) if remote.is_hosted() => looked.between_turns(last),
+            state => (state, None),
+        };
+        let rests = self.judge.rests(shard, state);
         let Some(working) = remote.snapshot().map(|snapshot| snapshot.work.read()) else { return true };
         let asks = self.judge.asks(shard, state);
-        let thread = asks.then(|| looked.files.facts()).flatten();
+        if asks && thread.is_none() {
+            thread = looked.files.facts();
+        }
         let seen = Seen { state, work: working.mark, thread };
         let verdict = self.judge.look(shard, now, seen);
         if asks && verdict.is_none() {

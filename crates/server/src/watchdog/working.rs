@@ -6,8 +6,8 @@
 //!   frame   bytes of the frame, 0 if none is known
 //! ```
 //!
-//! They are stored one by one before user code runs, and never in the middle of it: of a shard that is stalled in one piece of work they
-//! belong together. Of one that has much work in one turn a reader may take the peer of one and the frame of the next.
+//! They are stored one by one before user code runs, and never in the middle of it: of a shard that is stalled in one piece of
+//! work they belong together. Of one that has much work in one turn a reader may take the peer of one and the frame of the next.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::sync::atomic::{AtomicU64, Ordering};

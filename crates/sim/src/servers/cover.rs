@@ -135,7 +135,7 @@ pub fn expected() -> Vec<(&'static str, String)> {
     all.extend(["last line without its end", "client heard all"].map(|name| ("codec", name.to_owned())));
     all.extend(["given up", "kept"].map(|name| ("upstream", name.to_owned())));
     all.push(("crowd", "beyond a turn".to_owned()));
-    for seen in ["open", "calling", "draining", "silent shard", "given up"] {
+    for seen in ["open", "calling", "silent shard", "given up"] {
         all.push(("inspect", seen.to_owned()));
     }
     all.push(("watch", "saw the end".to_owned()));

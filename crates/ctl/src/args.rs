@@ -1,0 +1,212 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use ringserve::doctor::Expected;
+
+use crate::client::Place;
+use crate::drill::causes::Cause;
+
+/// The environment variable with the token.
+pub const TOKEN: &str = "RINGSERVE_ADMIN_TOKEN";
+
+/// The environment variable with the address.
+const AT: &str = "RINGSERVE_ADMIN";
+
+/// Looks into a ringserve server at work, by its admin endpoint (Server::admin), and examines the machine without one.
+#[derive(Debug, Parser)]
+#[command(
+    name = "ringserve-ctl",
+    version,
+    after_help = "\
+The address is that of Server::admin: http://127.0.0.1:9000 unless --at or RINGSERVE_ADMIN says another one. Where the
+endpoint has a token it is read from RINGSERVE_ADMIN_TOKEN, so that no list of processes shows it.
+
+Exit codes: 0 done, and nothing is wrong; of `doctor` 1 for a warning and 2 for an error; of `drill` 1 if a cause was not
+named; 3 if the command failed.
+
+When users say that it hangs:
+  ringserve-ctl top                        the first red stage of the funnel is the cause
+  ringserve-ctl stalls                     which handler held its shard up, and by what
+  ringserve-ctl connections --by outbox    which peers do not read"
+)]
+pub struct Cli {
+    /// The admin endpoint: http://HOST:PORT, HOST:PORT, unix:/PATH or unix:@NAME
+    #[arg(long, global = true, value_name = "ADDRESS")]
+    pub at: Option<Place>,
+    /// Prints JSON, as the endpoint has it
+    #[arg(long, global = true)]
+    pub json: bool,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+impl Cli {
+    /// Where the endpoint is.
+    pub fn place(&self) -> Place {
+        let from_variable = || std::env::var(AT).ok()?.parse().ok();
+        self.at.clone().or_else(from_variable).unwrap_or_default()
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Shows the server on the screen: funnel, shards, rates, closes, largest outboxes, stalls
+    Top(TopOptions),
+    /// Lists connections: those that hold most, were silent longest, sent most or are oldest
+    Connections(ConnectionsOptions),
+    /// Closes a connection, after the replies that are queued for it
+    Close {
+        /// The connection, as `connections` and `top` show it
+        #[arg(value_name = "ID")]
+        id: String,
+    },
+    /// Shuts the server down: no new connections, calls are answered, then it ends
+    Drain,
+    /// Lists the last times for which a shard did not go on, and what held it up
+    Stalls,
+    /// Examines this machine for a server that is not there yet, or with --at the process of one that is
+    Doctor(DoctorOptions),
+    /// Plants ten causes of trouble in servers that it starts itself, and looks whether the funnel names each
+    Drill(DrillOptions),
+    /// The server of a drill
+    #[command(hide = true)]
+    DrillServer {
+        /// Which cause it is prepared for
+        cause: Cause,
+        /// The path of its admin endpoint
+        admin: PathBuf,
+    },
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct TopOptions {
+    /// Prints one frame as text and ends
+    #[arg(long)]
+    pub once: bool,
+    /// Seconds between two looks
+    #[arg(long, default_value_t = 1.0, value_parser = seconds)]
+    pub interval: f64,
+    /// Columns of the frame that --once prints
+    #[arg(long, default_value_t = 120, value_parser = clap::value_parser!(u16).range(60..=400))]
+    pub width: u16,
+    /// Lines of that frame
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u16).range(20..=400))]
+    pub height: u16,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DrillOptions {
+    /// Plants these causes alone
+    #[arg(long, value_enum, value_name = "CAUSE")]
+    pub only: Vec<Cause>,
+    /// Seconds that each cause has to be named
+    #[arg(long, default_value_t = 20.0, value_parser = seconds)]
+    pub within: f64,
+    /// This process has a network to itself
+    #[arg(long, hide = true)]
+    pub alone: bool,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("give seconds, 0.1 to 3600".to_owned()),
+    }
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct ConnectionsOptions {
+    /// By what they are sorted
+    #[arg(long, value_enum, default_value_t = By::Outbox)]
+    pub by: By,
+    /// How many at most
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub limit: u16,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum By {
+    /// Bytes that wait for sending
+    Outbox,
+    /// Time since bytes last went either way
+    Idle,
+    /// Bytes received
+    BytesIn,
+    /// Time since they were accepted
+    Age,
+    /// How long their oldest call has waited
+    OldestCall,
+}
+
+impl By {
+    /// As the endpoint calls it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            By::Outbox => "outbox",
+            By::Idle => "idle",
+            By::BytesIn => "bytes_in",
+            By::Age => "age",
+            By::OldestCall => "oldest_call",
+        }
+    }
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DoctorOptions {
+    /// What is expected: connections=1000000,accepts=20000; and stall and round_trip in milliseconds, session in bytes,
+    /// upstreams to one address
+    #[arg(long = "for", value_name = "NAME=NUMBER,..", default_value = "")]
+    pub expected: Expected,
+    /// Shards of the server that is to be; one for each CPU if it is left out
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub shards: Option<u16>,
+    /// The server will share its port with another one (Server::share_port)
+    #[arg(long)]
+    pub share_port: bool,
+    /// Leaves findings out that are good to know and no more
+    #[arg(long)]
+    pub quiet: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn options_are_read() {
+        let of = |line: &str| Cli::try_parse_from(line.split_whitespace());
+        let cli =
+            of("ringserve-ctl connections --by bytes-in --limit 5 --at unix:/run/a.sock --json").unwrap();
+        assert!(cli.json && cli.place() == "unix:/run/a.sock".parse().unwrap());
+        let Command::Connections(options) = cli.command else { panic!("another command") };
+        assert_eq!((options.by.as_str(), options.limit), ("bytes_in", 5));
+        let cli = of("ringserve-ctl doctor --for connections=5,accepts=7 --shards 2").unwrap();
+        let Command::Doctor(options) = cli.command else { panic!("another command") };
+        assert_eq!(options.expected, Expected::default().connections(5).accepts_per_second(7));
+    }
+
+    #[test]
+    fn wrong_options_are_refused_with_what_there_is() {
+        let of = |line: &str| Cli::try_parse_from(line.split_whitespace()).unwrap_err().to_string();
+        for (line, words) in [
+            ("ringserve-ctl connections --by colour", "oldest-call"),
+            ("ringserve-ctl connections --limit 0", "1..=1000"),
+            ("ringserve-ctl doctor --for conections=5", "there are connections"),
+            ("ringserve-ctl top --interval 0", "0.1 to 3600"),
+            ("ringserve-ctl top --at https://a:1", "tunnel"),
+            ("ringserve-ctl close", "ID"),
+        ] {
+            let error = of(line);
+            assert!(error.contains(words), "{line}: {error}");
+        }
+    }
+}

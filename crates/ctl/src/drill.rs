@@ -1,0 +1,333 @@
+//! The drill: plants causes of trouble, and looks whether the first red stage of the funnel is the one that was planted.
+//!
+//! ```text
+//!   drill ──starts──▶ drill-server, prepared for its cause ◀──load── drill
+//!     └──reads /report.json, 5 times a second, until a stage is red──┘
+//! ```
+//!
+//! Each server is a process, which ends with its case. What needs a network with other settings runs in a namespace; what a user
+//! may not plant is told and left out.
+
+pub mod causes;
+mod load;
+mod server;
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ringserve_report::{Report, Stage, State};
+use serde::{Deserialize, Serialize};
+
+use crate::args::DrillOptions;
+use crate::client::{Endpoint, Failure, Place};
+use crate::text::{plain, table};
+use causes::Cause;
+pub use server::serve;
+
+/// Between two reports: they are made at most five times a second.
+const EACH: Duration = Duration::from_millis(200);
+
+/// How long a server may take to start, and to be calm.
+const STARTS_WITHIN: Duration = Duration::from_secs(10);
+
+/// What became of a cause.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct Outcome {
+    cause: String,
+    expected: String,
+    /// The first red stage.
+    found: Option<String>,
+    /// From the first act of a peer to the first report with a red stage.
+    seconds: Option<f64>,
+    /// What that stage says.
+    why: String,
+    /// Why it was not planted.
+    left_out: Option<String>,
+}
+
+impl Outcome {
+    fn of(cause: Cause) -> Outcome {
+        Outcome { cause: cause.to_string(), expected: cause.stage().to_string(), ..Outcome::default() }
+    }
+
+    fn left_out(cause: Cause, why: impl Into<String>) -> Outcome {
+        Outcome { left_out: Some(why.into()), ..Outcome::of(cause) }
+    }
+
+    fn is_right(&self) -> bool {
+        self.left_out.is_some() || self.found.as_ref() == Some(&self.expected)
+    }
+
+    fn row(&self) -> Vec<String> {
+        let verdict = match (&self.left_out, self.is_right()) {
+            (Some(_), _) => "left out",
+            (None, true) => "ok",
+            (None, false) => "WRONG",
+        };
+        vec![
+            self.cause.clone(),
+            self.expected.clone(),
+            self.found
+                .clone()
+                .unwrap_or_else(|| if self.left_out.is_some() { "" } else { "none" }.to_owned()),
+            self.seconds.map_or_else(String::new, |seconds| format!("{seconds:.1}")),
+            verdict.to_owned(),
+            plain(self.left_out.as_ref().unwrap_or(&self.why)).chars().take(100).collect(),
+        ]
+    }
+}
+
+/// Plants all causes that were asked for, prints what became of each, and returns 1 if one was not named.
+pub fn run(options: &DrillOptions, json: bool) -> Result<u8, Failure> {
+    let causes = if options.only.is_empty() { Cause::ALL.to_vec() } else { options.only.clone() };
+    let within = Duration::from_secs_f64(options.within);
+    let mut outcomes = Vec::new();
+    for cause in causes {
+        if !json {
+            eprintln!("{cause}: {} has to be red within {within:?}", cause.stage());
+        }
+        let outcome = match cause.needs_network() && !options.alone {
+            true => in_network(cause, options.within),
+            false => drilled(cause, within),
+        };
+        outcomes.push(outcome?);
+    }
+    if json {
+        let text = serde_json::to_string_pretty(&outcomes).map_err(|error| Failure(error.to_string()))?;
+        println!("{text}");
+    } else {
+        let rows: Vec<_> = outcomes.iter().map(Outcome::row).collect();
+        print!("{}", table(&["cause", "expected", "first red", "seconds ", "", "why"], &rows));
+        let planted = outcomes.iter().filter(|outcome| outcome.left_out.is_none());
+        let named = planted.clone().filter(|outcome| outcome.is_right()).count();
+        println!("{named} of {} causes named", planted.count());
+    }
+    Ok(u8::from(!outcomes.iter().all(Outcome::is_right)))
+}
+
+/// The commands that make a network in which the firewall tracks, and has little room: the process that is run sees its limit
+/// in a file that is put over the kernel's, since that one is the whole machine's.
+const NETWORK: &str = "ip link set lo up && mount --make-rprivate / && \
+    mount --bind \"$1\" /proc/sys/net/netfilter/nf_conntrack_max && \
+    iptables -A INPUT -m conntrack --ctstate NEW -j ACCEPT && shift && exec \"$@\"";
+
+/// Runs one case in a network namespace, as another process of this program.
+fn in_network(cause: Cause, within: f64) -> Result<Outcome, Failure> {
+    let folder = Folder::new(cause)?;
+    let limit = folder.0.join("nf_conntrack_max");
+    fs::write(&limit, format!("{}\n", load::TRACKED_MAX))?;
+    let shell = |program: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(["-n", "-m", "sh", "-c", NETWORK, "sh"]).arg(&limit).args(program);
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        command
+    };
+    let tried = shell(&["true"]).stderr(Stdio::piped()).output();
+    match tried {
+        Ok(done) if done.status.success() => {}
+        Ok(done) => {
+            let why = String::from_utf8_lossy(&done.stderr);
+            let why = why.lines().next().unwrap_or("unshare failed");
+            return Ok(Outcome::left_out(cause, format!("no network for it can be made here: {why}")));
+        }
+        Err(error) => return Ok(Outcome::left_out(cause, format!("unshare cannot be run: {error}"))),
+    }
+    let program = std::env::current_exe()?;
+    let program = program.to_string_lossy();
+    let (name, within) = (cause.to_string(), within.to_string());
+    let arguments = [&*program, "--json", "drill", "--alone", "--only", &name, "--within", &within];
+    let done = shell(&arguments).stderr(Stdio::inherit()).output()?;
+    let outcomes: Vec<Outcome> = serde_json::from_slice(&done.stdout).map_err(|error| {
+        Failure(format!("the drill in a network says nothing that can be read ({error})"))
+    })?;
+    outcomes.into_iter().next().ok_or_else(|| Failure("the drill in a network says nothing".to_owned()))
+}
+
+/// A directory that is removed with all that is in it.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(cause: Cause) -> Result<Folder, Failure> {
+        let path = std::env::temp_dir().join(format!("ringserve-drill-{}-{cause}", std::process::id()));
+        fs::create_dir_all(&path)?;
+        Ok(Folder(path))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A control group with a fifth of a CPU.
+struct Group(PathBuf);
+
+impl Group {
+    /// Makes one in whichever version of control groups has the controller.
+    fn new() -> Result<Group, String> {
+        let name = format!("ringserve-drill-{}", std::process::id());
+        let mut failed = "there are no control groups for CPU time".to_owned();
+        for (root, quota) in [
+            ("/sys/fs/cgroup", ("cpu.max", "20000 100000")),
+            ("/sys/fs/cgroup/cpu", ("cpu.cfs_quota_us", "20000")),
+        ] {
+            if !Path::new(root).join("cgroup.procs").exists() {
+                continue;
+            }
+            let group = Group(Path::new(root).join(&name));
+            match fs::create_dir(&group.0).and_then(|()| fs::write(group.0.join(quota.0), quota.1)) {
+                Ok(()) => return Ok(group),
+                Err(error) => failed = format!("no control group can be made in {root}: {error}"),
+            }
+        }
+        Err(failed)
+    }
+
+    fn take(&self, server: &Server) -> Result<(), Failure> {
+        Ok(fs::write(self.0.join("cgroup.procs"), server.0.id().to_string())?)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // Its process was waited for.
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+/// The process of a server, killed at the end of its case.
+struct Server(Child);
+
+impl Server {
+    /// Starts it, and waits for its address.
+    fn start(cause: Cause, admin: &Path) -> Result<(Server, SocketAddr), Failure> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("drill-server").arg(cause.name()).arg(admin);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let output = child.stdout.take();
+        let server = Server(child);
+        let (tell, told) = channel();
+        // A read has no bound; this thread ends with the process.
+        thread::spawn(move || {
+            let mut line = String::new();
+            let read = output.map(|output| BufReader::new(output).read_line(&mut line));
+            let _ = tell.send(read.is_some_and(|read| read.is_ok()).then_some(line));
+        });
+        let line = told.recv_timeout(STARTS_WITHIN).ok().flatten().unwrap_or_default();
+        let addr =
+            line.trim().parse().map_err(|_| Failure(format!("the server for {cause} does not start")))?;
+        Ok((server, addr))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// One case.
+fn drilled(cause: Cause, within: Duration) -> Result<Outcome, Failure> {
+    let folder = Folder::new(cause)?;
+    let admin = folder.0.join("admin.sock");
+    let group = match (cause == Cause::Quota).then(Group::new).transpose() {
+        Ok(group) => group,
+        Err(why) => return Ok(Outcome::left_out(cause, why)),
+    };
+    let (server, addr) = Server::start(cause, &admin)?;
+    if let Some(group) = &group {
+        group.take(&server)?;
+    }
+    let endpoint = Endpoint::new(Place::Unix(admin.display().to_string()), None);
+    if let Some(red) = before(&endpoint)? {
+        let why = format!("red before anything was planted: {}", red.why);
+        return Ok(Outcome { found: Some(red.name.to_string()), why, ..Outcome::of(cause) });
+    }
+    let stop = AtomicBool::new(false);
+    let red = thread::scope(|scope| {
+        let begun = Instant::now();
+        scope.spawn(|| load::load(cause, addr, &stop));
+        let red = first_red(&endpoint, begun, within);
+        stop.store(true, Ordering::Relaxed);
+        // What the load waits for ends with the server.
+        drop(server);
+        red
+    })?;
+    drop(group);
+    let outcome = Outcome::of(cause);
+    Ok(match red {
+        Some((stage, after)) => Outcome {
+            found: Some(stage.name.to_string()),
+            seconds: Some(after.as_secs_f64()),
+            why: stage.why,
+            ..outcome
+        },
+        None => Outcome { why: format!("no stage is red after {within:?}"), ..outcome },
+    })
+}
+
+/// The stage that is red at first, if it stays so: the server has just started.
+fn before(endpoint: &Endpoint) -> Result<Option<Stage>, Failure> {
+    let deadline = Instant::now() + STARTS_WITHIN;
+    loop {
+        let red = red_of(&endpoint.get_json("/report.json")?);
+        if red.is_none() || Instant::now() >= deadline {
+            return Ok(red);
+        }
+        thread::sleep(EACH);
+    }
+}
+
+fn red_of(report: &Report) -> Option<Stage> {
+    report.cause().filter(|stage| stage.state == State::Lost).cloned()
+}
+
+fn first_red(
+    endpoint: &Endpoint,
+    begun: Instant,
+    within: Duration,
+) -> Result<Option<(Stage, Duration)>, Failure> {
+    while begun.elapsed() < within {
+        // One that fails is followed by another: few descriptors may keep the endpoint from accepting for a moment.
+        match endpoint.get_json("/report.json").map(|report| red_of(&report)) {
+            Ok(Some(red)) => return Ok(Some((red, begun.elapsed()))),
+            Ok(None) => {}
+            Err(failure) if begun.elapsed() + EACH >= within => return Err(failure),
+            Err(_) => {}
+        }
+        thread::sleep(EACH);
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outcome_is_right_by_its_first_red_stage() {
+        let named =
+            Outcome { found: Some("handler".into()), seconds: Some(1.26), ..Outcome::of(Cause::Lock) };
+        assert!(named.is_right());
+        assert_eq!(named.row()[..5], ["lock", "handler", "handler", "1.3", "ok"].map(String::from));
+        let other = Outcome { found: Some("table".into()), ..Outcome::of(Cause::Lock) };
+        assert_eq!((other.is_right(), &*other.row()[4]), (false, "WRONG"));
+        let none = Outcome::of(Cause::Lock);
+        assert_eq!((none.is_right(), &*none.row()[2]), (false, "none"));
+        let left_out = Outcome::left_out(Cause::Quota, "no control group");
+        assert_eq!(
+            (left_out.is_right(), &*left_out.row()[4], &*left_out.row()[5]),
+            (true, "left out", "no control group")
+        );
+    }
+}

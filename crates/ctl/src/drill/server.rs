@@ -1,0 +1,105 @@
+//! The server of a drill: a process that is set, and does, what its cause needs.
+
+use std::convert::Infallible;
+use std::hint::black_box;
+use std::io::Read;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ringserve::admin::Admin;
+use ringserve::framing::Lines;
+use ringserve::limits::ServerLimits;
+use ringserve::net::SocketOptions;
+use ringserve::{Cx, Driver, Frame, Limits, Server, Service};
+use rustix::process::{Resource, Rlimit, setrlimit};
+
+use super::causes::Cause;
+use crate::client::Failure;
+
+/// For how long a handler computes.
+const COMPUTES: Duration = Duration::from_secs(3);
+
+/// For how long the lock is held.
+const LOCKED: Duration = Duration::from_secs(60);
+
+/// Descriptors of a process that has few: a shard takes 32 of them, and the endpoint its own.
+const DESCRIPTORS: u64 = 160;
+
+/// What a reply has that is sent again and again.
+const FLOOD: [u8; 32 << 10] = [b'x'; 32 << 10];
+
+/// Does what its frames say.
+struct Victim {
+    lock: Arc<Mutex<()>>,
+}
+
+impl Service for Victim {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, line: Frame) -> Result<(), Infallible> {
+        match line.first() {
+            Some(b'L') => drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner)),
+            Some(b'C') => {
+                let begun = Instant::now();
+                while begun.elapsed() < COMPUTES {
+                    black_box((0..10_000_u64).fold(0, |sum, n| black_box(sum ^ n)));
+                }
+            }
+            Some(b'F') => {
+                while !cx.is_ending() {
+                    cx.ready().await;
+                    cx.reply(&FLOOD[..]);
+                }
+            }
+            Some(b'S') => cx.sleep(LOCKED).await,
+            Some(b'D') => {}
+            _ => cx.reply(line),
+        }
+        Ok(())
+    }
+}
+
+/// Serves until its input ends, which is when the drill is over or was killed.
+pub fn serve(cause: Cause, admin: &Path) -> Result<u8, Failure> {
+    if cause == Cause::Descriptors {
+        let few = Rlimit { current: Some(DESCRIPTORS), maximum: Some(DESCRIPTORS) };
+        setrlimit(Resource::Nofile, few).map_err(|error| Failure(format!("RLIMIT_NOFILE stays: {error}")))?;
+    }
+    let lock = Arc::new(Mutex::new(()));
+    let held = lock.clone();
+    thread::spawn(move || {
+        let _held = held.lock();
+        thread::sleep(LOCKED);
+    });
+    let server = set(cause).admin(Admin::new(format!("unix:{}", admin.display())));
+    let started = server.start(move |_shard| Victim { lock: lock.clone() });
+    let running =
+        started.map_err(|error| Failure(format!("the server of the drill does not start: {error}")))?;
+    println!("{}", running.local_addrs()[0]);
+    let _ended = std::io::stdin().read(&mut [0]);
+    running.abort();
+    // A handler may be blocked for longer than anything waits.
+    std::process::exit(0);
+}
+
+/// A server as the cause needs it.
+fn set(cause: Cause) -> Server<Lines> {
+    let server = Server::bind("127.0.0.1:0").framing(Lines::default());
+    let (limits, all) = (Limits::default(), ServerLimits::default());
+    match cause {
+        Cause::Backlog => server.shards(1).sockets(SocketOptions::default().backlog(1)),
+        Cause::Table => server.shards(2).server_limits(all.connections_max(16)),
+        Cause::Descriptors => server.shards(1).driver(Driver::Epoll),
+        Cause::Memory => {
+            let buffer = 4096;
+            server.shards(1).server_limits(all.receive_buffer_bytes(buffer).receive_bytes_max(2 * buffer))
+        }
+        Cause::Slow => server.shards(1).limits(limits.handler_timeout(Duration::from_secs(4))),
+        Cause::Reader => server.shards(1).limits(limits.write_stall_timeout(Duration::from_secs(2))),
+        Cause::Lock | Cause::Cpu => server.shards(2),
+        Cause::Conntrack | Cause::Quota => server.shards(1),
+    }
+}

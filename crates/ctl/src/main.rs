@@ -1,0 +1,65 @@
+//! Looks into a ringserve server at work, by its admin endpoint, and examines the machine without one.
+//!
+//! ```text
+//! ringserve-ctl top                                  the server on the screen, each second
+//! ringserve-ctl connections --by outbox              who holds most
+//! ringserve-ctl stalls                               what held shards up
+//! ringserve-ctl doctor --for connections=1000000     this machine, before a server is there
+//! ringserve-ctl drill                                plants ten causes, and looks whether they are named
+//! ```
+
+mod args;
+mod client;
+mod doctor;
+mod drill;
+mod lists;
+mod screen;
+mod text;
+mod top;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Cli, Command};
+use client::{Endpoint, Failure};
+
+/// The exit code of a command that failed, and of a command line that is wrong.
+const FAILED: u8 = 3;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are no failures.
+            let code = if error.use_stderr() { FAILED } else { 0 };
+            let _ = error.print();
+            return ExitCode::from(code);
+        }
+    };
+    match run(&cli) {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => {
+            eprintln!("ringserve-ctl: {failure}");
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+fn run(cli: &Cli) -> Result<u8, Failure> {
+    let token = std::env::var(args::TOKEN).ok().filter(|token| !token.is_empty());
+    let endpoint = || Endpoint::new(cli.place(), token.clone());
+    match &cli.command {
+        Command::Top(options) => top::run(&endpoint(), options, cli.json),
+        Command::Connections(options) => lists::connections(&endpoint(), options, cli.json),
+        Command::Stalls => lists::stalls(&endpoint(), cli.json),
+        Command::Doctor(options) => {
+            let there = cli.at.is_some().then(endpoint);
+            doctor::run(there.as_ref(), options, cli.json)
+        }
+        Command::Close { id } => lists::close(&endpoint(), id),
+        Command::Drain => lists::drain(&endpoint()),
+        Command::Drill(options) => drill::run(options, cli.json),
+        Command::DrillServer { cause, admin } => drill::serve(*cause, admin),
+    }
+}

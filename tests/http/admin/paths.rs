@@ -1,0 +1,235 @@
+//! Each path, and what it says.
+
+use std::sync::{Arc, Mutex};
+
+use ringserve::CloseReason;
+use ringserve::admin::Admin;
+use ringserve::admin::report::{Connections, Finding, Phase, Report, StageName, Stall, State};
+use ringserve_tests::openmetrics;
+use ringserve_tests::{Client, SOON, eventually, order, watch};
+
+use super::{Answer, LOCAL, ask, endpoint, get, lab, post};
+
+const TEXT: &str = "text/plain; charset=utf-8";
+const JSON: &str = "application/json";
+
+#[test]
+fn each_path_answers_with_its_type() {
+    let lab = lab(LOCAL);
+    let addr = endpoint(&lab.running);
+    for (path, kind) in [
+        ("/", "text/html; charset=utf-8"),
+        ("/report.json", JSON),
+        ("/metrics", "application/openmetrics-text; version=1.0.0; charset=utf-8"),
+        ("/connections", JSON),
+        ("/connections?by=age&limit=3", JSON),
+        ("/stalls", JSON),
+        ("/doctor", JSON),
+        ("/healthz", TEXT),
+        ("/readyz", TEXT),
+    ] {
+        let answer = get(addr, path);
+        assert_eq!((answer.status, answer.header("content-type")), (200, Some(kind)), "{path}");
+        assert_eq!(answer.header("cache-control"), Some("no-store"), "{path}");
+        assert_eq!(answer.header("x-content-type-options"), Some("nosniff"), "{path}");
+        assert_eq!(answer.header("content-length"), Some(&*answer.body.len().to_string()), "{path}");
+        let head = ask(addr, "HEAD", path, &[], "");
+        assert_eq!(
+            (head.status, head.header("content-type"), head.body.len()),
+            (200, Some(kind), 0),
+            "{path}"
+        );
+    }
+    assert!(
+        get(addr, "/")
+            .header("content-security-policy")
+            .is_some_and(|policy| policy.contains("default-src 'none'"))
+    );
+    let _: Vec<Finding> = serde_json::from_slice(&get(addr, "/doctor").body).unwrap();
+    let _: Vec<Stall> = serde_json::from_slice(&get(addr, "/stalls").body).unwrap();
+    openmetrics::parse(get(addr, "/metrics").text()).unwrap();
+    lab.finish();
+}
+
+#[test]
+fn other_paths_and_methods_are_refused_with_what_there_is() {
+    let lab = lab(LOCAL);
+    let addr = endpoint(&lab.running);
+    let none = get(addr, "/index.html");
+    assert_eq!(none.status, 404);
+    for path in ["/report.json", "/metrics", "/drain", "/connections/ID/close"] {
+        assert!(none.text().contains(path), "{path} is not in {}", none.text());
+    }
+    for (method, path, allowed) in [
+        ("POST", "/metrics", "GET, HEAD"),
+        ("DELETE", "/report.json", "GET, HEAD"),
+        ("OPTIONS", "/drain", "POST"),
+        ("GET", "/drain", "POST"),
+        ("PUT", "/log-level", "POST"),
+        ("HEAD", "/connections/0.0.0/close", "POST"),
+    ] {
+        let answer = ask(addr, method, path, &["x-ringserve: 1"], "");
+        assert_eq!((answer.status, answer.header("allow")), (405, Some(allowed)), "{method} {path}");
+    }
+    for path in
+        ["/connections?by=size", "/connections?limit=0", "/connections?limit=1001", "/connections?order=up"]
+    {
+        assert_eq!(get(addr, path).status, 400, "{path}");
+    }
+    assert!(!lab.running.control().is_draining(), "no GET drains");
+    lab.finish();
+}
+
+#[test]
+fn report_says_what_happened() {
+    let lab = lab(LOCAL);
+    let addr = endpoint(&lab.running);
+    let mut clients: Vec<Client> = (0..5).map(|_| lab.client()).collect();
+    clients.iter_mut().for_each(|client| client.echoes("x"));
+    clients.truncate(3);
+    let mut waits = lab.client();
+    waits.send(order::gate("later"));
+    lab.holds(4);
+    eventually("it is reported", SOON, || {
+        let report = get(addr, "/report.json").report();
+        report.waiting_calls.len() == 1 && report.server.connections == 4
+    });
+    let report = get(addr, "/report.json").report();
+    let server = &report.server;
+    assert_eq!((server.pid, server.phase, server.connections), (std::process::id(), Phase::Serving, 4));
+    assert!(["io_uring", "epoll"].contains(&&*server.driver) && server.version == env!("CARGO_PKG_VERSION"));
+    assert!(server.uptime_seconds > 0.0 && server.memory_bytes.is_some_and(|bytes| bytes > 1 << 20));
+    assert_eq!(report.shards.len(), 2);
+    assert_eq!(report.shards.iter().map(|shard| shard.connections).sum::<u64>(), 4);
+    assert_eq!(report.shards.iter().map(|shard| shard.frames).sum::<u64>(), 6);
+    assert_eq!((report.services.len(), report.services[0].frames), (1, 6));
+    assert_eq!(report.accept_queues.len(), 2);
+    assert_eq!(
+        (report.closes.len(), &*report.closes[0].reason, report.closes[0].total),
+        (1, "peer_closed", 2)
+    );
+    assert_eq!(report.funnel.iter().map(|stage| stage.name).collect::<Vec<_>>(), StageName::ALL);
+    let call = &report.waiting_calls[0];
+    assert_eq!(call.peer, waits.local_addr().to_string());
+    assert!(call.oldest_call_seconds.is_some() && call.calls == 1);
+    assert_eq!(report.times.first_frame.count, 6);
+    lab.shared.gate.open();
+    waits.recv();
+    drop((clients, waits));
+    lab.finish();
+}
+
+#[test]
+fn events_come_one_after_the_other_until_the_end() {
+    let lab = lab(LOCAL);
+    let addr = endpoint(&lab.running);
+    let mut listener = Client::connect(addr);
+    listener.write(b"GET /events HTTP/1.1\r\nhost: localhost\r\n\r\n");
+    let mut text = String::new();
+    let mut events = Vec::new();
+    while events.len() < 3 {
+        text.push(listener.read(1)[0] as char);
+        if let Some(data) = text.strip_suffix("\n\n").and_then(|text| text.rsplit_once("data: ")) {
+            events.push(serde_json::from_str::<Report>(data.1).unwrap());
+            text.clear();
+        }
+    }
+    let times: Vec<f64> = events.iter().map(|report| report.server.uptime_seconds).collect();
+    assert!(times[1] > times[0] && times[2] - times[1] > 0.5, "{times:?}");
+    // It ends behind the server, whose end is waited for here.
+    lab.finish();
+    let (rest, _) = listener.read_to_end();
+    assert!(String::from_utf8_lossy(&rest).ends_with("0\r\n\r\n"), "the stream ends in order");
+}
+
+#[test]
+fn connection_is_closed_by_the_name_that_the_list_has() {
+    let lab = lab(LOCAL);
+    let addr = endpoint(&lab.running);
+    let mut clients: Vec<Client> = (0..3).map(|_| lab.client()).collect();
+    clients.iter_mut().for_each(|client| client.echoes("x"));
+    let list: Connections = serde_json::from_slice(&get(addr, "/connections?by=age").body).unwrap();
+    assert_eq!((list.connections.len(), list.silent_shards.len(), &*list.note), (3, 0, ""));
+    let its = clients[1].local_addr().to_string();
+    let found = list.connections.iter().find(|conn| conn.peer == its).expect("it is in the list");
+    assert_eq!((&*found.state, found.calls), ("open", 0));
+    assert_eq!(post(addr, &format!("/connections/{}/close", found.id), "").status, 202);
+    assert!(clients[1].is_ended());
+    watch::closed_for(&lab.running, CloseReason::Closed, 1);
+    clients[0].echoes("the others stay");
+    assert_eq!(post(addr, "/connections/7.0.0/close", "").status, 404, "there are two shards");
+    assert_eq!(post(addr, "/connections/0.0/close", "").status, 404);
+    drop(clients);
+    lab.finish();
+}
+
+#[test]
+fn drain_by_request_is_one_as_any_other() {
+    let lab = lab(LOCAL);
+    let addr = endpoint(&lab.running);
+    let mut client = lab.client();
+    client.send(order::gate("late"));
+    lab.parked(1);
+    assert_eq!(get(addr, "/readyz").status, 200);
+    assert_eq!(post(addr, "/drain", "").status, 202);
+    // The call holds the drain up, and the endpoint answers meanwhile.
+    assert_eq!(get(addr, "/readyz").status, 503);
+    assert_eq!(get(addr, "/healthz").status, 200);
+    assert_eq!(get(addr, "/report.json").report().server.phase, Phase::Draining);
+    assert_eq!(get(addr, "/metrics").status, 200);
+    lab.shared.gate.open();
+    assert_eq!(client.recv(), order::gate("late"));
+    watch::ended(lab.running);
+    assert!(std::net::TcpStream::connect(addr).is_err(), "the endpoint ended with the server");
+}
+
+#[test]
+fn log_level_is_set_by_the_program() {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let to = told.clone();
+    let admin = Admin::new(LOCAL).log_level(move |filter| match filter {
+        "nonsense" => Err("nonsense is no filter"),
+        filter => {
+            to.lock().unwrap().push(filter.to_owned());
+            Ok(())
+        }
+    });
+    let lab = lab(admin);
+    let addr = endpoint(&lab.running);
+    assert_eq!(post(addr, "/log-level", "info,ringserve=debug\n").status, 200);
+    let wrong = post(addr, "/log-level", "nonsense");
+    assert_eq!((wrong.status, wrong.text()), (400, "nonsense is no filter\n"));
+    for body in ["", " \n", "a\nb", &"x".repeat(1025)] {
+        assert_eq!(post(addr, "/log-level", body).status, 400, "{} bytes", body.len());
+    }
+    assert_eq!(*told.lock().unwrap(), ["info,ringserve=debug"]);
+    lab.finish();
+}
+
+#[test]
+fn log_level_without_a_function_is_not_implemented() {
+    let lab = lab(LOCAL);
+    let answer: Answer = post(endpoint(&lab.running), "/log-level", "debug");
+    assert_eq!(answer.status, 501);
+    assert!(answer.text().contains("Admin::log_level"));
+    lab.finish();
+}
+
+#[test]
+fn calm_server_has_a_calm_funnel() {
+    let lab = lab(LOCAL);
+    let addr = endpoint(&lab.running);
+    let mut client = lab.client();
+    client.echoes("x");
+    let report = get(addr, "/report.json").report();
+    // Other tests run beside this one, and may have this one's CPUs.
+    for stage in report
+        .funnel
+        .iter()
+        .filter(|stage| stage.name < StageName::Handler && stage.name > StageName::SynQueue)
+    {
+        assert_eq!((stage.state, &*stage.why), (State::Calm, ""), "{}", stage.name);
+    }
+    drop(client);
+    lab.finish();
+}
