@@ -14,6 +14,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import sync_playwright
 
 import expected
+import real
 import reports
 from standin import PAGE, StandIn
 
@@ -525,11 +526,18 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--chromium", required=True)
     parser.add_argument("--shots", type=Path)
+    parser.add_argument("--server", type=Path)
     parser.add_argument("tests", nargs="*")
     options = parser.parse_args()
     failed = []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=options.chromium, args=["--no-sandbox", "--disable-gpu"])
+        if options.server:
+            real.look_at_real_server(
+                lambda server: Look(browser, server, excused=("ERR_",)), options.server.resolve(), eventually, same, options.shots
+            )
+            print("the page is as expected")
+            return
         if options.shots:
             shots(browser, options.shots, options.tests)
             return
