@@ -7,6 +7,7 @@ mod handles;
 mod inspect;
 mod messages;
 mod metrics;
+mod overload;
 mod pushes;
 mod snapshots;
 mod traces;

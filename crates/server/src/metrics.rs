@@ -44,7 +44,7 @@
 //! | `refused_total`, `waited_total`, `accept_paused_total` | | newcomers that were not admitted, and that found a limit reached |
 //! | `accept_queue_waiting`, `accept_queue_capacity`, `accept_queue_lost_total` | `shard`, `listener` | the kernel's queues ([`AcceptQueueStats`](crate::stats::AcceptQueueStats)); `shard` is `all` for an adopted socket |
 //! | `frames_total` | `shard` | frames handed to the services |
-//! | `received_bytes_total`, `sent_bytes_total`, `sends_total`, `receives_paused_total`, `frames_copied_total` | | of all shards |
+//! | `received_bytes_total`, `sent_bytes_total`, `sends_total`, `receives_paused_total`, `frames_copied_total`, `frames_shed_total` | | of all shards |
 //! | `handshakes_total`, `handshakes_waiting` | `result` of the first | handshakes of transports |
 //! | `service_connections`, `service_frames_total` | `service` | each service's |
 //! | `upstream_connections`, `upstream_connections_opened_total`, `upstream_connections_closed_total` | `reason` of the last | connections that the server made |
@@ -53,6 +53,8 @@
 //! | `system_calls_total` | `kind` | `enter`: those that submit, wait or poll; `other`: all others |
 //! | `shard_cpu_seconds_total`, `shard_cpu_wait_seconds_total` | `shard` | time for which a shard's thread ran, which is the time that it was busy; and for which it could have, and others had the CPU. Not in a simulation |
 //! | `shard_busy`, `load` | `shard` of the first | share of the last second for which a shard's thread ran, and the busiest one's: 0 to 1 ([`ServerControl::shard_times`]) |
+//! | `overload_stage`, `overload_shed_share` | `shard` | the stage of a shard's [load](crate::overload::Load), 0 calm to 4 full, and the part of the frames that services are asked to shed |
+//! | `overload_stage_changes_total` | `to`, `cause` | stages that were entered; only those that were |
 //! | `stalls_total` | `shard`, `cause` | turns that took too long ([`ServerControl::stalls`]); `cause` is `cpu`, `lock`, `read`, `sleep`, `starved` or `other` |
 //! | `shard_stale` | `shard` | 1 if a handler blocks the shard for more than 250 ms: its figures are those from before |
 //! | `shard_skew_ratio` | | [`ServerStats::skew`](crate::stats::ServerStats::skew), if there are several shards |
@@ -216,6 +218,7 @@ impl Metrics {
             to.gauges("shard_skew", what, Some(&Unit::Other("ratio".to_owned())), [(Vec::new(), skew)])?;
         }
         self.times(to)?;
+        self.overload(to)?;
         let stalls = self.server.watch().counts().map(|(shard, cause, count)| {
             (vec![("shard", shard.to_string()), ("cause", cause.as_str().to_owned())], count)
         });
@@ -225,6 +228,19 @@ impl Metrics {
             None,
             stalls,
         )
+    }
+
+    fn overload(&self, to: &mut Families<'_>) -> fmt::Result {
+        let loads = self.server.shard_loads();
+        let stages = loads.iter().map(|of| (label("shard", of.shard), of.load as u64));
+        to.gauges("overload_stage", "0 calm, 1 busy, 2 shedding, 3 refusing, 4 full", None, stages)?;
+        let shares = loads.iter().map(|of| (label("shard", of.shard), of.shed_share));
+        to.gauges("overload_shed_share", "Part of the frames that a service is asked to shed", None, shares)?;
+        let changes = self.server.watch().loads.changes().filter(|(_, _, count)| *count > 0);
+        let changes = changes.map(|(load, cause, count)| {
+            (vec![("to", load.to_string()), ("cause", cause.as_str().to_owned())], count)
+        });
+        to.counters("overload_stage_changes", "Stages that were entered", None, changes)
     }
 
     fn times(&self, to: &mut Families<'_>) -> fmt::Result {
@@ -295,7 +311,9 @@ fn moved(to: &mut Families<'_>, stats: &ServerStats) -> fmt::Result {
     to.counter("sends", "Send operations", counters.sends)?;
     let what = "Times that receiving was paused because a connection held too much";
     to.counter("receives_paused", what, counters.receives_paused)?;
-    to.counter("frames_copied", "Frames copied, mostly as receive memory was short", counters.frames_copied)
+    to.counter("frames_copied", "Frames copied, mostly as receive memory was short", counters.frames_copied)?;
+    let what = "Frames that services answered without a call, as their shard was asked for too much";
+    to.counter("frames_shed", what, counters.frames_shed)
 }
 
 fn handshakes(to: &mut Families<'_>, counters: &ConnStats) -> fmt::Result {

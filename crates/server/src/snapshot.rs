@@ -34,6 +34,8 @@ pub(crate) struct Snapshot {
     /// When the turn began that the shard is in, or its last one: nanoseconds of its clock. Zero before the first, and after the end.
     /// Whether it is in it, its inbox tells.
     turn: AtomicU64,
+    /// Turns since the start.
+    turn_count: AtomicU64,
     /// What it works on there.
     pub(crate) work: WorkWords,
     lines: Box<[Line]>,
@@ -61,6 +63,7 @@ impl Snapshot {
         Snapshot {
             sequence: AtomicU64::new(0),
             turn: AtomicU64::new(0),
+            turn_count: AtomicU64::new(0),
             work: WorkWords::default(),
             lines,
             names,
@@ -111,6 +114,17 @@ impl Snapshot {
     #[inline]
     pub(crate) fn begin_turn(&self, now: Time) {
         self.turn.store(now.as_nanos(), Ordering::Relaxed);
+        self.turn_count.store(self.turn_count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// A number that each publication changes.
+    pub(crate) fn publication(&self) -> u64 {
+        self.sequence.load(Ordering::Relaxed)
+    }
+
+    /// Turns since the start.
+    pub(crate) fn turn_count(&self) -> u64 {
+        self.turn_count.load(Ordering::Relaxed)
     }
 
     /// On the shard: the turn's work is done, and what follows is the shard's own.
@@ -158,6 +172,10 @@ impl<'a, W: Iterator<Item = &'a AtomicU64>> Publishing<'a, W> {
     pub(crate) fn buffers(&mut self, mut stats: BufferStats) {
         each_of_buffers(&mut stats, |count| self.put(*count));
     }
+
+    pub(crate) fn held(&mut self, bytes: usize) {
+        self.put(bytes as u64);
+    }
 }
 
 impl<W> Drop for Publishing<'_, W> {
@@ -187,6 +205,7 @@ fn each_word(stats: &mut ShardStats, mut visit: impl FnMut(&mut u64)) {
     visit_size(connections, &mut visit);
     stats.driver.each_count(&mut visit);
     each_of_buffers(&mut stats.buffers, &mut visit);
+    visit_size(&mut stats.held_bytes, &mut visit);
 }
 
 fn each_of_buffers(stats: &mut BufferStats, mut visit: impl FnMut(&mut u64)) {
@@ -221,6 +240,7 @@ mod tests {
         publishing.connections(figures.upstreams.counters, figures.upstreams.connections);
         publishing.driver(figures.driver);
         publishing.buffers(figures.buffers);
+        publishing.held(figures.held_bytes);
         assert!(publishing.words.next().is_none_or(|rest| rest.load(Ordering::Relaxed) == 0));
     }
 
@@ -236,6 +256,7 @@ mod tests {
         assert_eq!((stats.driver.turns, stats.driver.submissions_delayed), (7, 7));
         let buffers = stats.buffers;
         assert_eq!((buffers.total, buffers.free, buffers.with_kernel, buffers.leased), (7, 7, 7, 7));
+        assert_eq!(stats.held_bytes, 7);
         assert!(stats.services.iter().all(|of| of.counters.reasons().all(|(_, count)| count == 7)));
     }
 

@@ -27,6 +27,9 @@ pub struct ShardStats {
     pub driver: DriverStats,
     /// Where the receive buffers are.
     pub buffers: BufferStats,
+    /// Bytes that its connections hold beside the buffers, of
+    /// [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max).
+    pub held_bytes: usize,
     /// True if all of the above is what the shard said some time ago: a handler blocks it for more than 250 ms, its loop
     /// panicked, or [`ServerControl::stats_now`](crate::ServerControl::stats_now) was called on a shard's own thread.
     pub stale: bool,

@@ -27,6 +27,7 @@ use super::target::{Running, Target};
 use crate::inspect::{By, Inspection, Query};
 use crate::log::guarded;
 use crate::metrics::Metrics;
+use crate::overload::Load;
 use crate::shard::handle::Shard;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -243,7 +244,12 @@ impl Desk {
             Some(running) if running.control.is_draining() => {
                 answer::sentence(StatusCode::SERVICE_UNAVAILABLE, "the server shuts down")
             }
-            Some(_) => answer::sentence(StatusCode::OK, "ok"),
+            Some(running) => match running.control.load() {
+                load @ (Load::Refusing | Load::Full) => {
+                    answer::sentence(StatusCode::SERVICE_UNAVAILABLE, format!("the server's load is {load}"))
+                }
+                _ => answer::sentence(StatusCode::OK, "ok"),
+            },
         }
     }
 

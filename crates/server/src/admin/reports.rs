@@ -5,8 +5,8 @@ use std::process;
 use std::time::Duration;
 
 use ringserve_report::{
-    AcceptQueue, Close, Connection, Finding, Phase, Quantiles, Rates, Report, ServerFacts, ServiceReport,
-    ShardReport, Times,
+    AcceptQueue, Close, Connection, Finding, Overload, Phase, Quantiles, Rates, Report, ServerFacts,
+    ServiceReport, ShardReport, Times,
 };
 
 use super::history::Sample;
@@ -82,7 +82,7 @@ pub(super) fn report(
     Report {
         server,
         funnel: funnel(&now.figures, &before.figures),
-        overload: None,
+        overload: Some(overload(running, stats.counters.frames_shed)),
         rates: rates(&now, second_ago, per_second),
         shards: shards(running, &now, &stats.shards),
         services: services.collect(),
@@ -189,6 +189,14 @@ fn times(running: &Running) -> Times {
         first_frame: of(|snapshot| &snapshot.first_frames),
         send_stall: of(|snapshot| &snapshot.send_stalls),
     }
+}
+
+/// The worst of the shards.
+fn overload(running: &Running, shed_total: u64) -> Overload {
+    let worst = running.control.shard_loads().into_iter().max_by_key(|of| of.load);
+    let Some(worst) = worst else { return Overload::default() };
+    let cause = worst.cause.map_or_else(String::new, |cause| format!("shard {}: {cause}", worst.shard));
+    Overload { stage: worst.load as u8, name: worst.load.to_string(), cause, shed_total }
 }
 
 #[cfg(test)]

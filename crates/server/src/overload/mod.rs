@@ -7,10 +7,13 @@
 
 pub(crate) mod share;
 pub(crate) mod stages;
+pub(crate) mod watch;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
+
+pub use watch::ShardLoad;
 
 /// How much a shard is asked for beside what it can do, from [`Cx::load`](crate::Cx::load).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -25,6 +25,7 @@ use super::serves::{AllOf, Hosted, One};
 use super::socket_options::options::SocketOptions;
 use super::starting::Starting;
 use crate::doctor::{self, Expected, Finding};
+use crate::overload::Overload;
 use crate::peer::Peer;
 use crate::service::IntoService;
 use crate::shard::handle::Shard;
@@ -424,6 +425,14 @@ impl<F> Server<F> {
     /// in handlers.
     pub fn runtime(mut self, runtime: Runtime) -> Server<F> {
         self.settings.runtime = runtime;
+        self
+    }
+
+    /// Sets when a shard asks its service to [shed](Service::shed) requests, and how fast it stops to. The watchdog finds it out, so
+    /// `Stalls::off()` leaves it out too. By default as [`Overload::default`] says; a service that sheds nothing is
+    /// not affected, and [`ServerControl::load`] tells the stage all the same.
+    pub fn overload(mut self, overload: Overload) -> Server<F> {
+        self.settings.overload = overload;
         self
     }
 

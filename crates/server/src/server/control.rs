@@ -8,6 +8,7 @@ use ringserve_core::{Address, Time};
 
 use super::accept_queue::AcceptQueues;
 use crate::doctor::{Expected, Finding, Lived, Record};
+use crate::overload::{Load, ShardLoad};
 use crate::shard::blocking::Pool;
 use crate::shard::clock::{Clock, Deadline};
 use crate::shard::inbox::{Command, RemoteShard};
@@ -30,8 +31,8 @@ pub struct ServerControl {
     clock: Clock,
     blocking: Arc<dyn Pool>,
     watch: Arc<Watch>,
-    #[cfg_attr(not(feature = "metrics"), expect(dead_code, reason = "metrics alone have it"))]
     connections_max: usize,
+    held_bytes_max: usize,
     record: Option<Arc<Record>>,
     #[cfg(feature = "tls")]
     tls: ringserve_tls::ServerTls,
@@ -52,6 +53,7 @@ impl ServerControl {
             blocking,
             watch: Arc::default(),
             connections_max: usize::MAX,
+            held_bytes_max: usize::MAX,
             record: None,
             #[cfg(feature = "tls")]
             tls: Default::default(),
@@ -65,6 +67,15 @@ impl ServerControl {
     /// With the connections that all shards together may have.
     pub(crate) fn with_connections_max(self, connections_max: usize) -> ServerControl {
         ServerControl { connections_max, ..self }
+    }
+
+    /// With the bytes that the connections of each shard may hold.
+    pub(crate) fn with_held_bytes_max(self, held_bytes_max: usize) -> ServerControl {
+        ServerControl { held_bytes_max, ..self }
+    }
+
+    pub(crate) fn held_bytes_max(&self) -> usize {
+        self.held_bytes_max
     }
 
     pub(crate) fn with_record(self, record: Option<Arc<Record>>) -> ServerControl {
@@ -140,6 +151,20 @@ impl ServerControl {
     /// waited for. All zeros for a shard that ended, in a simulation, and where the kernel does not count (`CONFIG_SCHED_INFO`).
     pub fn shard_times(&self) -> Vec<ShardTimes> {
         self.watch.shares(self.clock.now(), &times_of(&self.remotes))
+    }
+
+    /// How much the server is asked for beside what it can do: the worst of its shards.
+    pub fn load(&self) -> Load {
+        self.remotes.iter().map(|remote| remote.load.get().load()).max().unwrap_or_default()
+    }
+
+    /// The same of each shard, with the cause and the share of frames that are shed.
+    pub fn shard_loads(&self) -> Vec<ShardLoad> {
+        let of = |(shard, remote): (usize, &Arc<RemoteShard>)| {
+            let (cause, shed_share) = self.watch.loads.of(shard);
+            ShardLoad { shard, load: remote.load.get().load(), cause, shed_share }
+        };
+        self.remotes.iter().enumerate().map(of).collect()
     }
 
     pub(crate) fn watch(&self) -> &Arc<Watch> {

@@ -65,7 +65,7 @@ impl<S: Serves + Send + 'static> Plan<S> {
         let name = if self.is_beside { "ringserve-admin" } else { "ringserve" };
         // So that its lines in the log are told apart from those of the server. Subscribers may panic.
         let span = if self.is_beside { guard(|| info_span!("admin")).ok() } else { None };
-        let stalls = self.stalls;
+        let (stalls, overload) = (self.stalls, self.overload.clone());
         let shards = self.shards(sockets, cpus);
         let control = shards[0].control.clone();
         for shard in shards {
@@ -88,7 +88,7 @@ impl<S: Serves + Send + 'static> Plan<S> {
                 if waited {
                     control.rouse();
                 }
-                let watchdog = Watchdog::start(stalls, &control);
+                let watchdog = Watchdog::start(stalls, overload, &control);
                 Ok(Launched { control, threads, watchdog })
             }
             Err(ended) => {

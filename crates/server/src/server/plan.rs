@@ -20,6 +20,7 @@ use super::telling::Told;
 use crate::doctor::Record;
 use crate::guard::guard;
 use crate::log::LogObserver;
+use crate::overload::Overload;
 use crate::service::Made;
 use crate::shard::blocking::Pool;
 use crate::shard::clock::Clock;
@@ -51,6 +52,7 @@ pub(super) struct Plan<S> {
     /// The server runs beside another one.
     pub(super) is_beside: bool,
     pub(super) stalls: Stalls,
+    pub(super) overload: Overload,
     pub(super) shards: usize,
     /// Where the server listens, with the real ports.
     pub(super) listeners: Arc<[Address]>,
@@ -87,6 +89,7 @@ impl<S: Serves> Plan<S> {
         let control = ServerControl::new(remotes, self.listeners, self.blocking, self.clock.clone())
             .with_accept_queues(AcceptQueues::of(&sockets))
             .with_connections_max(self.chosen.connections_max())
+            .with_held_bytes_max(self.server_limits.held_bytes_max)
             .with_record(self.record);
         #[cfg(feature = "tls")]
         let control = control.with_tls(self.tls);

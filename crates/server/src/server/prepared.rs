@@ -34,6 +34,7 @@ use super::until::serve_until;
 use crate::doctor::{Record, Rings, Setup};
 use crate::guard::guard;
 use crate::log;
+use crate::overload::Overload;
 use crate::shard::blocking::threads::Threads;
 use crate::shard::clock::Clock;
 use crate::shard::many::SERVICES_MAX;
@@ -66,6 +67,7 @@ pub(crate) struct Settings {
     pub(super) incremental: bool,
     pub(super) runtime: Runtime,
     pub(super) stalls: Stalls,
+    pub(super) overload: Overload,
     pub(super) on_start: Option<Box<dyn FnOnce(ServerControl) + Send>>,
     /// The endpoint beside the server.
     #[cfg(feature = "admin")]
@@ -272,6 +274,7 @@ impl<S: Serves> Prepared<S> {
             runtime: self.settings.runtime,
             is_beside: self.settings.is_beside,
             stalls: self.settings.stalls,
+            overload: self.settings.overload,
             shards: checked.shards,
             listeners: listening.addrs.clone().into(),
             clock: Clock::start(),

@@ -138,6 +138,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
             upstreams: self.lane.upstreams.report(&self.core),
             driver: self.lane.driver.stats(),
             buffers: self.lane.driver.pool().counts(),
+            held_bytes: self.core.held_bytes(),
             ..ShardStats::default()
         };
         for (lane, name) in self.lane.common.names.lanes() {
@@ -187,6 +188,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         publishing.connections(counters, connections);
         publishing.driver(lane.driver.stats());
         publishing.buffers(lane.driver.pool().counts());
+        publishing.held(core.held_bytes());
         drop(publishing);
         let Common { shard, meter, losses, now, .. } = &mut lane.common;
         meter.published();

@@ -14,6 +14,8 @@ use super::stall::{Stall, StalledWork};
 use super::watch::{END_TOLD_FROM, Lines, Watch};
 use super::working::Working;
 use crate::log::guarded;
+use crate::overload::Overload;
+use crate::overload::watch::Loads;
 use crate::server::control::ServerControl;
 use crate::server::cpu::{this_thread, time_of};
 use crate::shard::clock::{nap, rest};
@@ -30,9 +32,9 @@ pub(crate) struct Watchdog {
 
 impl Watchdog {
     /// Watches the shards of a server, which run. `None` if it is told not to, or there is no thread for it.
-    pub(crate) fn start(stalls: Stalls, control: &ServerControl) -> Option<Watchdog> {
+    pub(crate) fn start(stalls: Stalls, overload: Overload, control: &ServerControl) -> Option<Watchdog> {
         let over = stalls.threshold()?;
-        let looks = Looks::new(control.clone(), over);
+        let looks = Looks::new(control.clone(), over, overload);
         let thread = thread::Builder::new().name("ringserve-watch".to_owned()).stack_size(STACK_BYTES);
         match thread.spawn(move || looks.run()) {
             Ok(thread) => Some(Watchdog { watch: control.watch().clone(), thread: Some(thread) }),
@@ -78,13 +80,14 @@ struct Looks {
     every: Duration,
     judge: Judge,
     shards: Vec<Looked>,
+    loads: Loads,
     /// The number of its own thread, and how long that waited for a CPU so far.
     own: u32,
     waited: Duration,
 }
 
 impl Looks {
-    fn new(control: ServerControl, over: Duration) -> Looks {
+    fn new(control: ServerControl, over: Duration, overload: Overload) -> Looks {
         let looked = |remote: &Arc<RemoteShard>| Looked {
             files: ThreadFiles::open(remote.thread().unwrap_or_default()),
             lines: Lines::default(),
@@ -95,6 +98,7 @@ impl Looks {
             every: Stalls::looks_every(over),
             judge: Judge::new(remotes.len(), over),
             shards: remotes.iter().map(looked).collect(),
+            loads: Loads::new(overload, &control),
             own: 0,
             waited: Duration::ZERO,
             control,
@@ -117,6 +121,7 @@ impl Looks {
             }
             let files = &self.shards;
             watch.keep_times(now, || files.iter().map(|shard| shard.files.times()).collect());
+            is_quiet &= self.loads.look(now, &self.control, |shard| files[shard].files.times());
             // In this order: a shard that leaves its wait behind the first one finds the mark.
             if is_quiet && self.control.remotes().iter().all(|remote| remote.lets_watchdog_rest()) {
                 rest();

@@ -11,6 +11,7 @@ use ringserve_core::Time;
 use super::facts::ThreadTimes;
 use super::stall::{ShardTimes, Stall, StallCause};
 use super::times::Times;
+use crate::overload::watch::LoadBoard;
 
 /// Stalls that are kept, beside those that last: one of each shard of a large machine.
 const KEPT: usize = 64;
@@ -25,6 +26,7 @@ pub(crate) struct Watch {
     /// By shard and cause.
     counts: OnceLock<Box<[[AtomicU64; StallCause::ALL.len()]]>>,
     times: Mutex<Times>,
+    pub(crate) loads: LoadBoard,
 }
 
 /// A stall with the moment at which it began.
@@ -95,6 +97,12 @@ impl Watch {
         self.kept().iter().map(as_now).collect()
     }
 
+    /// True while a shard is at one piece of work for at least `over`.
+    pub(crate) fn is_stalled(&self, shard: usize, over: Duration, now: Time) -> bool {
+        let lasts = |kept: &Kept| kept.stall.ongoing && !kept.stall.several && now - kept.since >= over;
+        self.kept().iter().any(|kept| kept.stall.shard == shard && lasts(kept))
+    }
+
     /// How many stalls there were, by shard and cause.
     #[cfg_attr(not(feature = "metrics"), expect(dead_code, reason = "metrics alone have them"))]
     pub(crate) fn counts(&self) -> impl Iterator<Item = (usize, StallCause, u64)> {
@@ -135,7 +143,7 @@ impl Watch {
 
 /// Lines about the stalls of a shard: five a minute at most.
 #[derive(Default)]
-pub(super) struct Lines {
+pub(crate) struct Lines {
     minute: u64,
     written: u32,
     left_out: u32,
@@ -145,7 +153,7 @@ impl Lines {
     const PER_MINUTE: u32 = 5;
 
     /// `Some` if there may be a line: with the number of those that were left out since the last one.
-    pub(super) fn allow(&mut self, now: Time) -> Option<u32> {
+    pub(crate) fn allow(&mut self, now: Time) -> Option<u32> {
         let minute = now.as_millis() / 60_000;
         if minute != self.minute {
             (self.minute, self.written) = (minute, 0);

@@ -1,0 +1,324 @@
+//! The watchdog's part: it reads the signals of each shard, steps its stage, and tells the shard and whoever asks.
+
+use std::collections::VecDeque;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use ringserve_core::Time;
+use tracing::{info, warn};
+
+use super::stages::{Cause, Change, Excuse, Signals, Stages};
+use super::{Load, Overload};
+use crate::log::guarded;
+use crate::server::control::ServerControl;
+use crate::watchdog::facts::ThreadTimes;
+use crate::watchdog::watch::Lines;
+
+/// Signals are read this often at most.
+const READ_EVERY: Duration = Duration::from_millis(20);
+
+/// What a shard did is taken over this time.
+const OVER: Duration = Duration::from_millis(100);
+
+/// A longer gap between two looks: the watchdog rested, or the process was stopped.
+const GAP: Duration = Duration::from_millis(400);
+
+/// A shard that is busy for this part of the time does not wait. The kernel counts the time of a thread that runs at ticks.
+const SATURATED: f64 = 0.9;
+
+/// From this part of the time on that others had its CPU a shard is starved.
+const STARVED: f64 = 0.25;
+
+/// A turn of one piece of work that takes this long is no sign of many.
+const STALLED_FROM: Duration = Duration::from_millis(100);
+
+/// What a shard is asked for, for those who look at the server.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct ShardLoad {
+    /// The number of the shard.
+    pub shard: usize,
+    /// Its stage.
+    pub load: Load,
+    /// Why it is there, as in `ringserve_overload_stage_changes_total`; `None` while it is calm.
+    pub cause: Option<&'static str>,
+    /// The part of the frames for which [`Service::shed`](crate::Service::shed) is asked, from 0 to 1.
+    pub shed_share: f64,
+}
+
+/// What is known of the loads, for all who ask.
+#[derive(Debug, Default)]
+pub(crate) struct LoadBoard {
+    shards: OnceLock<Box<[Posted]>>,
+    /// By stage and cause.
+    changes: [[AtomicU64; Cause::ALL.len()]; Load::ALL.len()],
+}
+
+/// Of one shard: the number of the cause, and the share in thousandths.
+#[derive(Debug, Default)]
+struct Posted {
+    cause: AtomicU64,
+    share: AtomicU64,
+}
+
+impl LoadBoard {
+    fn begin(&self, shards: usize) {
+        let _ = self.shards.set((0..shards).map(|_| Posted::default()).collect());
+    }
+
+    fn post(&self, shard: usize, stages: &Stages) {
+        let Some(posted) = self.shards.get().and_then(|shards| shards.get(shard)) else { return };
+        let cause = stages.cause().map_or(0, |cause| cause as u64);
+        posted.cause.store(cause, Ordering::Relaxed);
+        posted.share.store((stages.share() * 1000.0) as u64, Ordering::Relaxed);
+    }
+
+    fn count(&self, change: Change) {
+        self.changes[change.to as usize][change.cause as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The cause and the share of a shard.
+    pub(crate) fn of(&self, shard: usize) -> (Option<&'static str>, f64) {
+        let Some(posted) = self.shards.get().and_then(|shards| shards.get(shard)) else { return (None, 0.0) };
+        let cause = Cause::ALL.get(posted.cause.load(Ordering::Relaxed) as usize);
+        let cause = cause.filter(|cause| **cause != Cause::Calm).map(|cause| cause.as_str());
+        (cause, posted.share.load(Ordering::Relaxed) as f64 / 1000.0)
+    }
+
+    /// How often a stage was entered for a cause.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn changes(&self) -> impl Iterator<Item = (Load, Cause, u64)> {
+        Load::ALL.into_iter().flat_map(move |to| {
+            Cause::ALL.into_iter().map(move |cause| {
+                (to, cause, self.changes[to as usize][cause as usize].load(Ordering::Relaxed))
+            })
+        })
+    }
+}
+
+/// A shard, over the last looks.
+#[derive(Default)]
+struct Followed {
+    stages: Stages,
+    samples: VecDeque<Sample>,
+    saturated_since: Option<Time>,
+    late_since: Option<Time>,
+    /// The publication that was read last.
+    publication: u64,
+    queue: f64,
+    held: f64,
+    connections: usize,
+    lost: Option<u64>,
+    paused: Option<u64>,
+    lines: Lines,
+}
+
+#[derive(Clone, Copy)]
+struct Sample {
+    at: Time,
+    times: ThreadTimes,
+    turns: u64,
+}
+
+/// The loads of a server's shards.
+pub(crate) struct Loads {
+    limits: Overload,
+    shards: Vec<Followed>,
+    looked: Time,
+}
+
+impl Loads {
+    pub(crate) fn new(limits: Overload, control: &ServerControl) -> Loads {
+        let shards = control.remotes().len();
+        control.watch().loads.begin(shards);
+        Loads { limits, shards: (0..shards).map(|_| Followed::default()).collect(), looked: Time::ZERO }
+    }
+
+    /// Looks at all shards, whose threads' times `times` reads. True if all are calm, and all that they published was read.
+    pub(crate) fn look(
+        &mut self,
+        now: Time,
+        control: &ServerControl,
+        times: impl Fn(usize) -> Option<ThreadTimes>,
+    ) -> bool {
+        if now - self.looked < READ_EVERY {
+            return self.are_calm(control);
+        }
+        self.looked = now;
+        let connections: usize = self.shards.iter().map(|followed| followed.connections).sum();
+        let table = connections as f64 / control.connections_max().max(1) as f64;
+        for shard in 0..self.shards.len() {
+            let followed = &mut self.shards[shard];
+            let signals = Signals { table, ..followed.read(now, shard, control, &self.limits, times(shard)) };
+            let change = followed.stages.step(now, &signals, &self.limits);
+            control.remotes()[shard].load.set(followed.stages.load(), followed.stages.share());
+            control.watch().loads.post(shard, &followed.stages);
+            if let Some(change) = change {
+                control.watch().loads.count(change);
+                tell(shard, now, change, &mut followed.lines);
+            }
+        }
+        self.are_calm(control)
+    }
+
+    /// True if nothing is left to be done until a shard works again.
+    fn are_calm(&self, control: &ServerControl) -> bool {
+        self.shards.iter().zip(control.remotes().iter()).all(|(followed, remote)| {
+            let publication = remote.snapshot().map_or(0, |snapshot| snapshot.publication());
+            followed.stages.load() == Load::Calm && followed.publication == publication
+        })
+    }
+}
+
+fn tell(shard: usize, now: Time, change: Change, lines: &mut Lines) {
+    let Some(left_out) = lines.allow(now) else { return };
+    let Change { to, cause } = change;
+    guarded(|| match to {
+        Load::Calm => info!(shard, left_out, "load is calm: {cause}"),
+        _ => warn!(shard, left_out, "load is {to}: {cause}"),
+    });
+}
+
+impl Followed {
+    fn read(
+        &mut self,
+        now: Time,
+        shard: usize,
+        control: &ServerControl,
+        limits: &Overload,
+        times: Option<ThreadTimes>,
+    ) -> Signals {
+        let remote = &control.remotes()[shard];
+        let turns = remote.snapshot().map_or(0, |snapshot| snapshot.turn_count());
+        let mut signals = Signals::default();
+        if let Some(times) = times {
+            self.keep(Sample { at: now, times, turns });
+            if let Some(over) = self.over() {
+                signals.busy = over.busy;
+                let late = over.busy >= SATURATED && over.turn > limits.turn_max;
+                let lasts = |since: &mut Option<Time>, holds: bool| match holds {
+                    true => OVER + (now - *since.get_or_insert(now)),
+                    false => {
+                        *since = None;
+                        Duration::ZERO
+                    }
+                };
+                signals.saturated = lasts(&mut self.saturated_since, over.busy >= SATURATED);
+                signals.late = lasts(&mut self.late_since, late);
+                if over.starved >= STARVED {
+                    signals.excuse = Some(Excuse::Starved);
+                }
+            }
+        }
+        if control.watch().is_stalled(shard, STALLED_FROM, now) {
+            signals.excuse = Some(Excuse::Stalled);
+        }
+        if control.is_draining() {
+            signals.excuse = Some(Excuse::Drains);
+        }
+        let has_time = signals.busy < SATURATED && signals.excuse.is_none();
+        // A shard publishes before it sleeps, so that what it did last is read before the watchdog rests.
+        let publication = remote.snapshot().map_or(0, |snapshot| snapshot.publication());
+        if !has_time || publication != self.publication {
+            self.publication = publication;
+            (signals.lost, signals.paused) = self.read_queues(shard, control);
+        }
+        (signals.queue, signals.held) = (self.queue, self.held);
+        signals
+    }
+
+    /// Reads what the kernel and the shard tell. True for each of two things that happened since the last time: a queue lost
+    /// some, and accepting was paused.
+    fn read_queues(&mut self, shard: usize, control: &ServerControl) -> (bool, bool) {
+        let (mut lost, mut queue) = (None, 0.0f64);
+        for of in control.queues().read_those_of(shard) {
+            queue = queue.max(of.waiting as f64 / of.capacity.max(1) as f64);
+            if let Some(count) = of.lost {
+                *lost.get_or_insert(0) += count;
+            }
+        }
+        let published = control.remotes()[shard].published();
+        let paused = Some(published.counters.accept_paused);
+        self.queue = queue;
+        self.connections = published.connections;
+        self.held = published.held_bytes as f64 / control.held_bytes_max().max(1) as f64;
+        let grew =
+            |before: Option<u64>, now: Option<u64>| before.zip(now).is_some_and(|(before, now)| now > before);
+        let happened = (grew(self.lost, lost), grew(self.paused, paused));
+        (self.lost, self.paused) = (lost.or(self.lost), paused);
+        happened
+    }
+
+    fn keep(&mut self, sample: Sample) {
+        if self.samples.back().is_some_and(|last| sample.at - last.at > GAP) {
+            self.samples.clear();
+        }
+        self.samples.push_back(sample);
+        while self.samples.get(1).is_some_and(|second| sample.at - second.at >= OVER) {
+            self.samples.pop_front();
+        }
+    }
+
+    /// What the shard did over the last 100 ms; `None` if that is not known.
+    fn over(&self) -> Option<Did> {
+        let (first, last) = (self.samples.front()?, self.samples.back()?);
+        let wall = last.at - first.at;
+        if wall < OVER {
+            return None;
+        }
+        let ran = last.times.ran.saturating_sub(first.times.ran);
+        let waited = last.times.waited.saturating_sub(first.times.waited);
+        let part = |time: Duration| time.as_secs_f64() / wall.as_secs_f64();
+        let turns = u32::try_from(last.turns - first.turns).unwrap_or(u32::MAX).max(1);
+        Some(Did { busy: part(ran), starved: part(waited), turn: ran / turns })
+    }
+}
+
+/// What a shard did over some time.
+struct Did {
+    /// The part of it that it was on a CPU, and the part that it waited for one.
+    busy: f64,
+    starved: f64,
+    /// How long a turn was on a CPU, in the mean.
+    turn: Duration,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> Time {
+        Time::from_nanos(ms * 1_000_000)
+    }
+
+    fn sample(ms: u64, ran: u64, waited: u64, turns: u64) -> Sample {
+        let times = ThreadTimes { ran: Duration::from_millis(ran), waited: Duration::from_millis(waited) };
+        Sample { at: at(ms), times, turns }
+    }
+
+    #[test]
+    fn busy_time_and_turns_are_those_of_the_last_100_ms() {
+        let mut followed = Followed::default();
+        followed.keep(sample(1000, 0, 0, 0));
+        assert!(followed.over().is_none());
+        for n in 1..=20 {
+            followed.keep(sample(1000 + n * 25, n * 20, n * 5, n * 10));
+        }
+        let did = followed.over().unwrap();
+        assert!((did.busy - 0.8).abs() < 1e-9 && (did.starved - 0.2).abs() < 1e-9);
+        assert_eq!(did.turn, Duration::from_millis(2));
+        assert_eq!(followed.samples.len(), 5);
+        followed.keep(sample(9000, 400, 100, 200));
+        assert!(followed.over().is_none(), "the watchdog rested");
+    }
+
+    #[test]
+    fn shard_that_is_in_one_turn_has_a_long_one() {
+        let mut followed = Followed::default();
+        for n in 0..=4 {
+            followed.keep(sample(1000 + n * 25, n * 25, 0, 7));
+        }
+        assert_eq!(followed.over().unwrap().turn, Duration::from_millis(100));
+    }
+}
