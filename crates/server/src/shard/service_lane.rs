@@ -69,7 +69,6 @@ where
                 match frames.next_typed(&*self.framing, shared.body().framing_state()) {
                     Next::Frame(frame) => {
                         // One without a byte is the end of the input.
-                        common.meter.snapshot.work.on_frame(frame.wire().len());
                         if S::ACCOUNTS && !frame.wire().is_empty() {
                             shared.count_frame();
                         }
