@@ -70,7 +70,6 @@ where
                 match frames.next_typed(&*self.framing, shared.body().framing_state()) {
                     Next::Frame(frame) => {
                         // One without a byte is the end of the input.
-                        common.meter.snapshot.work.on_frame(frame.wire().len());
                         if common.load.sheds() && sheds(&*self.service, common, frames, shared, &frame) {
                             continue;
                         }
