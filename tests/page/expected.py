@@ -196,13 +196,19 @@ def where(connection):
 
 
 def connection_row(connection, *special):
-    traffic = [f"{bytes_(connection['bytes_in'])} in", f"{bytes_(connection['bytes_out'])} out"]
+
+    def in_out(figure, kind):
+        # Only connections with an account know.
+        if connection[f"{kind}_in"] is None:
+            return [DASH]
+        return [f"{figure(connection[f'{kind}_in'])} in", f"{figure(connection[f'{kind}_out'])} out"]
+
     return {
         "Peer": [connection["peer"], where(connection)],
         "special": [*special],
         "Age": [time(connection["age_seconds"]), f"idle {time(connection['idle_seconds'])}"],
-        "Bytes": traffic,
-        "Frames": [f"{count(connection['frames_in'])} in", f"{count(connection['frames_out'])} out"],
+        "Bytes": in_out(bytes_, "bytes"),
+        "Frames": in_out(count, "frames"),
         "Action": [f"Close the connection of {connection['peer']}"],
     }
 
@@ -287,11 +293,6 @@ def panels(report):
             ],
         ),
         "stalls": ("", [stall_row(stall) for stall in reversed(report["stalls"])]),
-        "outboxes": (missing, [renamed(connection_row(c, bytes_(c["outbox_bytes"])), "Outbox") for c in report["outboxes"]]),
-        "calls": (
-            missing,
-            [renamed(connection_row(c, time(c["oldest_call_seconds"]), plural(c["calls"], "call")), "Waits") for c in report["waiting_calls"]],
-        ),
         "queues": (
             f"8 of {len(queues)}, by loss" if len(queues) > 8 else "",
             [
@@ -316,6 +317,11 @@ def panels(report):
                 }
                 for found in report["findings"]
             ],
+        ),
+        "outboxes": (missing, [renamed(connection_row(c, bytes_(c["outbox_bytes"])), "Outbox") for c in report["outboxes"]]),
+        "calls": (
+            missing,
+            [renamed(connection_row(c, time(c["oldest_call_seconds"]), plural(c["calls"], "call")), "Waits") for c in report["waiting_calls"]],
         ),
     }
 
