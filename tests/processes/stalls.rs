@@ -669,9 +669,6 @@ fn process_that_was_stopped_has_no_stall() {
 #[test]
 #[ignore = "a minute, and it wants two CPUs that are idle: cargo test --release -p ringserve-tests --test processes stalls::causes_drawn_blind -- --ignored --nocapture"]
 fn causes_drawn_blind() {
-    if !alone(causes_drawn_blind) {
-        return;
-    }
     first_in_line();
     let seed = std::env::var("RINGSERVE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     let mut random = Random::new(seed);

@@ -552,6 +552,6 @@ mod tests {
     fn an_idle_connection_fits_its_budget() {
         // Together with 16 bytes for its timer, 24 for the driver and what the allocator adds: below 256.
         assert!(size_of::<Conn>() <= 72, "{}", size_of::<Conn>());
-        assert!(size_of::<Outlet>() <= 88, "{}", size_of::<Outlet>());
+        assert!(size_of::<Outlet>() <= 80, "{}", size_of::<Outlet>());
     }
 }

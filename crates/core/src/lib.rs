@@ -57,7 +57,7 @@ pub use id::{ConnId, LaneId};
 pub use limits::{ConnLimits, IdleCounts, LimitError, Limits, ServerLimits};
 pub use observer::Observer;
 pub use outbox::Outbox;
-pub use outlet::{Asked, ConnHead, ConnShared, Outlet};
+pub use outlet::{Asked, ConnHead, ConnShared, Outlet, PeerWords};
 pub use reason::{CloseReason, ClosedBy};
 pub use remote_gate::RemoteGate;
 pub use shard::{ConnFigure, ConnState, ConnView, Ended, Frames, Lane, Next, Parked, Quota, Shard};

@@ -28,7 +28,7 @@ pub fn connections(endpoint: &Endpoint, options: &ConnectionsOptions, json: bool
 
 fn table_of(connections: &[Connection]) -> String {
     if connections.is_empty() {
-        return "no connections\n".to_owned();
+        return "no such connections\n".to_owned();
     }
     let header = [
         "id",

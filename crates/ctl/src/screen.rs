@@ -61,18 +61,21 @@ fn head(report: &Report, place: &str, trouble: Option<&str>) -> Vec<Line<'static
         _ => Span::raw("unknown"),
     };
     let memory =
-        server.memory_bytes.map(|memory| format!(", {} resident", bytes(memory))).unwrap_or_default();
-    let mut lines = vec![Line::from(vec![
+        server.memory_bytes.map(|memory| format!(", {}B resident", bytes(memory))).unwrap_or_default();
+    let first = vec![
         Span::styled(format!("{} {}", plain(&server.program), server.pid), BOLD),
-        Span::raw(format!(" at {place}: ringserve {}, {}, ", plain(&server.version), plain(&server.driver))),
+        Span::raw(format!(" at {place}: ")),
         phase,
-        Span::raw(format!(
-            " for {}; {} of {} connections{memory}",
-            seconds(server.uptime_seconds),
-            server.connections,
-            server.connections_max
-        )),
-    ])];
+        Span::raw(format!(" for {}", seconds(server.uptime_seconds))),
+    ];
+    let second = format!(
+        "{} of {} connections{memory}; ringserve {} on {}",
+        server.connections,
+        server.connections_max,
+        plain(&server.version),
+        plain(&server.driver)
+    );
+    let mut lines = vec![Line::from(first), Line::raw(second)];
     if let Some(overload) = report.overload.as_ref().filter(|overload| overload.stage > 0) {
         let text = format!(
             "overload stage {} ({}): {}; {} shed since the start",

@@ -152,7 +152,7 @@ fn connections_are_listed_with_silent_shards() {
     assert!(said.out.contains("0.17.3  10.1.2.3:5511") && said.out.contains("3.0M"), "{}", said.out);
     assert!(said.out.contains("shards [1] do not answer"), "{}", said.out);
     let said = ctl(&["connections", "--by", "oldest-call", "--limit", "3", "--at", &at]);
-    assert_eq!((said.code, &*said.out), (0, "no connections\n"));
+    assert_eq!((said.code, &*said.out), (0, "no such connections\n"));
 }
 
 #[test]

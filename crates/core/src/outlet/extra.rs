@@ -79,10 +79,9 @@ impl Outlet {
         if ends.is_none() && tlvs.is_none() {
             return true;
         }
-        let proxied =
-            Proxied { via: ends.and(self.peer.get()), destination: ends.map(|ends| ends.destination) };
+        let proxied = Proxied { via: ends.and(self.peer()), destination: ends.map(|ends| ends.destination) };
         if let Some(ends) = ends {
-            self.peer.set(Some(ends.source));
+            self.peer.set(Some(ends.source).into());
         }
         self.lane.headers().keep(self.id, proxied, tlvs)
     }

@@ -5,6 +5,7 @@
 //! The state machine looks at that list at the end of the turn. So nothing is locked and nothing is entered twice.
 
 mod extra;
+mod peer;
 
 use alloc::boxed::Box;
 use alloc::rc::Rc;
@@ -25,6 +26,7 @@ use crate::{Batch, CloseReason, ConnId};
 
 pub use extra::Asked;
 use extra::Extra;
+pub use peer::PeerWords;
 
 /// The connection is on the dirty list.
 const DIRTY: u16 = 1;
@@ -81,7 +83,7 @@ enum Appended {
 pub struct Outlet {
     id: ConnId,
     lane: Rc<LaneShared>,
-    peer: Cell<Option<SocketAddr>>,
+    peer: Cell<PeerWords>,
     pending: RefCell<Option<Box<Batch>>>,
     /// Bytes with the kernel.
     in_flight: Cell<u32>,
@@ -95,7 +97,7 @@ impl Outlet {
         Outlet {
             id,
             lane,
-            peer: Cell::new(peer),
+            peer: Cell::new(peer.into()),
             pending: RefCell::new(None),
             in_flight: Cell::new(0),
             listener,
@@ -111,8 +113,13 @@ impl Outlet {
     }
 
     /// The peer's address, if it has one: behind a proxy that of the client.
-    #[inline]
     pub fn peer(&self) -> Option<SocketAddr> {
+        self.peer.get().into()
+    }
+
+    /// The same in words.
+    #[inline]
+    pub fn peer_words(&self) -> PeerWords {
         self.peer.get()
     }
 

@@ -57,6 +57,19 @@ impl Cause {
         }
     }
 
+    /// A word of the sentence by which the stage names the cause, where it has several causes.
+    pub fn word(self) -> &'static str {
+        match self {
+            Cause::Conntrack => "tracks",
+            Cause::Quota => "quota",
+            Cause::Slow => "calls_in_flight_max",
+            Cause::Lock => "lock",
+            Cause::Cpu => "computes",
+            Cause::Descriptors => "descriptors",
+            _ => "",
+        }
+    }
+
     /// As the command line has it.
     pub fn name(self) -> &'static str {
         match self {

@@ -14,6 +14,11 @@ use crate::shared::accept::{self, Emptying, Listener, accept};
 use crate::shared::report::log;
 use crate::shared::wait;
 
+/// Sockets that are accepted in a turn at most. Each is a descriptor; those for which there is no room keep it until there is, so
+/// a crowd at a full server must not take the descriptors of others: of an admin endpoint, of files. A server sets 32 aside for
+/// each shard.
+const ACCEPTED_MAX: usize = 24;
+
 /// A listener.
 pub(super) struct Listening {
     /// `None` once it is closed.
@@ -50,8 +55,13 @@ pub(super) struct Accepted {
 
 impl Accepted {
     pub(super) fn put(&mut self, socket: Socket) -> Name {
-        let id = self.sockets.insert_with(|_| socket).expect("memory for 256 sockets");
+        let id = self.sockets.insert_with(|_| socket).expect("memory for 24 sockets");
         Name(id.bits())
+    }
+
+    /// True if another one may be accepted.
+    fn has_room(&self) -> bool {
+        self.sockets.len() < ACCEPTED_MAX
     }
 
     pub(super) fn find(&self, name: Name) -> Option<&Socket> {
@@ -173,7 +183,7 @@ impl Epoll {
     }
 
     pub(super) fn can_accept(&self) -> bool {
-        self.listeners.iter().any(|listening| listening.ready)
+        self.accepted.has_room() && self.listeners.iter().any(|listening| listening.ready)
     }
 
     /// Accepts on each listener that has connections queued, within the budget.
@@ -186,7 +196,7 @@ impl Epoll {
         self.next_listener = (first + 1) % count;
         for n in 0..count {
             let index = (first + n) % count;
-            while self.listeners[index].ready && room.is_left(completions) {
+            while self.listeners[index].ready && self.accepted.has_room() && room.is_left(completions) {
                 completions.extend(self.accept_one(index));
                 if self.listeners[index].is_shared {
                     break;

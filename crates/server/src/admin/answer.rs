@@ -158,7 +158,7 @@ pub(super) fn refused(why: &Refused) -> Response<Answer> {
         Refused::Name(name) => sentence(
             StatusCode::FORBIDDEN,
             format!(
-                "the Host of the request is {name:?}, which is no name of this endpoint: ask for localhost or its \
+                "the request calls this endpoint {name:?}, which is no name of it: ask for localhost or its \
                  address, or have the program add the name by Admin::host_name"
             ),
         ),

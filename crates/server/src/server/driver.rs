@@ -101,6 +101,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) shards: usize,
     /// The soft limit on descriptors.
     pub(crate) descriptors: u64,
+    /// Those that connections must leave to others.
+    pub(crate) reserved: u64,
     pub(crate) limits: &'a ServerLimits,
     /// Socket options of upstreams.
     pub(crate) sockets: &'a SocketOptions,
@@ -181,7 +183,7 @@ impl Wanted<'_> {
 
     /// Numbers where each connection costs a descriptor of the process; one shard may come to hold them all.
     fn in_descriptors(&self) -> Sizes {
-        let own = DESCRIPTORS_PER_SHARD * self.shards as u64;
+        let own = DESCRIPTORS_PER_SHARD * self.shards as u64 + self.reserved;
         let spare = usize::try_from(self.descriptors.saturating_sub(own)).unwrap_or(usize::MAX);
         let connections = self.limits.connections_max.min(spare).clamp(1, SLOTS_MAX / 2);
         let upstreams = self.limits.upstreams_max.min(SLOTS_MAX / 2);
@@ -288,6 +290,7 @@ mod tests {
             incremental: false,
             shards,
             descriptors,
+            reserved: 0,
             limits: &limits,
             sockets: &sockets,
             peer_addresses: true,

@@ -10,6 +10,8 @@ use std::thread;
 use ringserve_core::{Address, Limits, ServerLimits};
 
 use super::control::ServerControl;
+#[cfg(feature = "admin")]
+use super::driver::DESCRIPTORS_PER_SHARD;
 use super::driver::{Chosen, Driver, Wanted};
 use super::error::Error;
 use super::launch::{announce, cpus_to_pin, descriptors};
@@ -42,6 +44,11 @@ use crate::watchdog::Stalls;
 
 /// Shards at most: beyond, something is wrong with the number.
 const SHARDS_MAX: usize = 1024;
+
+/// Descriptors for the endpoint beside a server: those of its shard, and of its 32 connections. Without them it would be silent
+/// just when the connections of the server have taken all.
+#[cfg(feature = "admin")]
+const ENDPOINT_DESCRIPTORS: u64 = DESCRIPTORS_PER_SHARD + 32;
 
 /// How a server is set, beside its services.
 #[derive(Default)]
@@ -225,6 +232,7 @@ impl<S: Serves> Prepared<S> {
             incremental: self.settings.incremental,
             shards: checked.shards,
             descriptors,
+            reserved: 0,
             limits: &checked.server_limits,
             sockets: &self.services[0].sockets,
             // Where proxies connect their addresses say whether they are trusted.
@@ -316,7 +324,11 @@ impl<S: Serves + Send + 'static> Prepared<S> {
         let limits = self.services.iter_mut().map(|service| (&mut service.limits, service.limits_given));
         memory::fit(&mut checked.server_limits, given, &mut limits.collect::<Vec<_>>(), checked.shards);
         let descriptors = descriptors(checked.shards, self.binds().count())?;
-        let chosen = self.wanted(&checked, descriptors).choose()?;
+        #[cfg(feature = "admin")]
+        let reserved = if beside.is_some() { ENDPOINT_DESCRIPTORS } else { 0 };
+        #[cfg(not(feature = "admin"))]
+        let reserved = 0;
+        let chosen = Wanted { reserved, ..self.wanted(&checked, descriptors) }.choose()?;
         let cpus = cpus_to_pin(self.settings.pin, checked.shards);
         let listen = Listen { shards: checked.shards, share_port: self.settings.share_port, cpus: &cpus };
         let (sockets, listening) = listen.at(&self.places())?;

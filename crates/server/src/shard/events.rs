@@ -145,7 +145,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
     #[inline]
     fn frames(&mut self, frames: &mut Frames<'_, LogObserver>) {
         if frames.lane() == self.upstreams.lane() {
-            let (id, peer) = (frames.id(), frames.shared().peer());
+            let (id, peer) = (frames.id(), frames.shared().peer_words());
             self.common.meter.snapshot.work.on_connection(StalledWork::Task, id, peer);
             return self.upstreams.frames(frames);
         }
@@ -186,7 +186,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
     fn ended(&mut self, core: &mut Core, ended: Ended) {
         let id = ended.id;
         if ended.lane == self.upstreams.lane() {
-            self.common.meter.snapshot.work.on_connection(StalledWork::Task, id, ended.shared.peer());
+            self.common.meter.snapshot.work.on_connection(StalledWork::Task, id, ended.shared.peer_words());
             self.upstreams.ended(core, ended);
         } else {
             self.services.ended(&mut self.common, ended);

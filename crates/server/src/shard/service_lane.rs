@@ -61,8 +61,7 @@ where
     #[inline]
     fn call_for_each_frame(&mut self, common: &mut Common, frames: &mut Frames<'_, LogObserver>) {
         let Some(shared) = frames.shared().downcast_ref::<S::Session>() else { return };
-        let watched = &common.meter.snapshot.work;
-        watched.on_connection(StalledWork::Call, frames.id(), shared.peer());
+        common.meter.snapshot.work.on_connection(StalledWork::Call, frames.id(), shared.peer_words());
         loop {
             let Some((task, slot)) = self.tasks.idle() else { return frames.abort(CloseReason::MemoryLimit) };
             // The slot is free for the next call as long as none waits.
@@ -70,7 +69,7 @@ where
                 match frames.next_typed(&*self.framing, shared.body().framing_state()) {
                     Next::Frame(frame) => {
                         // One without a byte is the end of the input.
-                        watched.on_frame(frame.wire().len());
+                        common.meter.snapshot.work.on_frame(frame.wire().len());
                         match slot.call(shared, frame) {
                             Some(Ok(())) => {}
                             Some(Err(error)) => break Some(error),
@@ -164,7 +163,7 @@ where
         let admitted = match &self.admit {
             None => Ok(true),
             Some(admit) => {
-                common.meter.snapshot.work.on_peer(StalledWork::Admit, peer.addr);
+                common.meter.snapshot.work.on_peer(StalledWork::Admit, peer.addr.into());
                 guard(|| admit(peer))
             }
         };
@@ -343,7 +342,7 @@ where
 
     fn ended(&mut self, common: &mut Common, ended: Ended) {
         let Ended { id, shared, reason, opened, call, .. } = ended;
-        common.meter.snapshot.work.on_connection(StalledWork::Close, id, shared.peer());
+        common.meter.snapshot.work.on_connection(StalledWork::Close, id, shared.peer_words());
         match call {
             Some(task) if opened => self.tasks.cancel(task),
             Some(task) => self.opens.cancel(task),

@@ -202,7 +202,7 @@ pub(super) fn named(core: &Core, id: ConnId) -> Option<(ConnId, Peer)> {
 impl Common {
     /// The shard works on a connection from now on, for those who watch it.
     pub(super) fn works_for(&self, core: &Core, work: StalledWork, id: ConnId) {
-        let peer = core.shared(id).and_then(|shared| shared.peer());
+        let peer = core.shared(id).map(|shared| shared.peer_words()).unwrap_or_default();
         self.meter.snapshot.work.on_connection(work, id, peer);
     }
 

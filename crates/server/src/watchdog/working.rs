@@ -2,17 +2,16 @@
 //!
 //! ```text
 //!   work    4 bits: which code         60 bits: the connection, or NO_CONNECTION
-//!   peer    family, port, scope | address    IPv4: all of it in the first word
+//!   peer    as `PeerWords`
 //!   frame   bytes of the frame, 0 if none is known
 //! ```
 //!
 //! They are stored one by one before user code runs, and never in the middle of it: of a shard that is stalled in one piece of
 //! work they belong together. Of one that has much work in one turn a reader may take the peer of one and the frame of the next.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ringserve_core::{Address, ConnId};
+use ringserve_core::{Address, ConnId, PeerWords};
 
 use super::stall::StalledWork;
 
@@ -20,11 +19,6 @@ const ID_BITS: u32 = ConnId::SLOT_BITS + ConnId::GENERATION_BITS;
 
 /// An id that no connection has: there is no such slot.
 const NO_CONNECTION: u64 = (1 << ID_BITS) - 1;
-
-/// In the first word of a peer, above its port and the 32 bits of an IPv4 address or of an IPv6 scope.
-const PORT_SHIFT: u32 = 32;
-const V4: u64 = 1 << 48;
-const V6: u64 = 2 << 48;
 
 /// A shard's own.
 #[derive(Default)]
@@ -60,7 +54,7 @@ impl WorkWords {
 
     /// The shard works on a connection from now on.
     #[inline]
-    pub(crate) fn on_connection(&self, work: StalledWork, id: ConnId, peer: Option<SocketAddr>) {
+    pub(crate) fn on_connection(&self, work: StalledWork, id: ConnId, peer: PeerWords) {
         self.work.store(work.number() << ID_BITS | id.bits(), Ordering::Relaxed);
         self.frame.store(0, Ordering::Relaxed);
         self.for_peer(peer);
@@ -70,33 +64,19 @@ impl WorkWords {
     #[inline]
     pub(crate) fn on_connection_alone(&self, work: StalledWork, id: ConnId) {
         self.work.store(work.number() << ID_BITS | id.bits(), Ordering::Relaxed);
-        self.peer[0].store(0, Ordering::Relaxed);
+        self.for_peer(PeerWords::default());
     }
 
     /// The shard works on a peer that is no connection yet.
-    pub(crate) fn on_peer(&self, work: StalledWork, peer: Option<SocketAddr>) {
+    pub(crate) fn on_peer(&self, work: StalledWork, peer: PeerWords) {
         self.on(work);
         self.frame.store(0, Ordering::Relaxed);
         self.for_peer(peer);
     }
 
     #[inline]
-    fn for_peer(&self, peer: Option<SocketAddr>) {
-        let first = match peer {
-            Some(SocketAddr::V4(peer)) => {
-                V4 | u64::from(peer.port()) << PORT_SHIFT | u64::from(u32::from_ne_bytes(peer.ip().octets()))
-            }
-            Some(SocketAddr::V6(peer)) => self.for_v6(peer),
-            None => 0,
-        };
-        self.peer[0].store(first, Ordering::Relaxed);
-    }
-
-    fn for_v6(&self, peer: SocketAddrV6) -> u64 {
-        let bits = peer.ip().to_bits();
-        self.peer[1].store((bits >> 64) as u64, Ordering::Relaxed);
-        self.peer[2].store(bits as u64, Ordering::Relaxed);
-        V6 | u64::from(peer.port()) << PORT_SHIFT | u64::from(peer.scope_id())
+    fn for_peer(&self, PeerWords(peer): PeerWords) {
+        self.peer.iter().zip(peer).for_each(|(word, part)| word.store(part, Ordering::Relaxed));
     }
 
     /// The call is for a frame of this length.
@@ -108,25 +88,16 @@ impl WorkWords {
     /// For the watchdog.
     pub(crate) fn read(&self) -> Working {
         let [work, frame] = [&self.work, &self.frame].map(|word| word.load(Ordering::Relaxed));
-        let [first, high, low] = [0, 1, 2].map(|word| self.peer[word].load(Ordering::Relaxed));
+        let peer = PeerWords([0, 1, 2].map(|word| self.peer[word].load(Ordering::Relaxed)));
         let (number, id) = (work >> ID_BITS, work & NO_CONNECTION);
         let work_is = StalledWork::of_number(number);
         let has_id = id != NO_CONNECTION && work_is != StalledWork::Framework;
         let connection = has_id.then(|| ConnId::from_bits(id));
         let has_peer = connection.is_some() || work_is == StalledWork::Admit;
-        let (port, rest) = ((first >> PORT_SHIFT) as u16, first as u32);
-        let peer = match first & (V4 | V6) {
-            V4 => Some(SocketAddr::new(IpAddr::V4(Ipv4Addr::from(rest.to_ne_bytes())), port)),
-            V6 => {
-                let ip = Ipv6Addr::from_bits(u128::from(high) << 64 | u128::from(low));
-                Some(SocketAddr::V6(SocketAddrV6::new(ip, port, 0, rest)))
-            }
-            _ => None,
-        };
         Working {
             work: work_is,
             connection,
-            peer: peer.filter(|_| has_peer).map(Address::Ip),
+            peer: Option::from(peer).filter(|_| has_peer).map(Address::Ip),
             frame_bytes: (frame > 0 && work_is == StalledWork::Call).then_some(frame as usize),
             mark: work.wrapping_mul(31).wrapping_add(frame),
         }
@@ -135,7 +106,13 @@ impl WorkWords {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use super::*;
+
+    fn peer(text: &str) -> PeerWords {
+        Some(text.parse().unwrap()).into()
+    }
 
     #[test]
     fn what_was_stored_is_read() {
@@ -144,8 +121,8 @@ mod tests {
         let working = words.read();
         assert_eq!((working.work, working.connection, working.peer), (StalledWork::Framework, None, None));
         for peer in ["10.1.2.3:5511", "[2001:db8::7]:65535", "[fe80::1%7]:1", "255.255.255.255:65535"] {
-            let (id, peer) = (ConnId::new(17, (1 << 36) - 1), peer.parse().unwrap());
-            words.on_connection(StalledWork::Call, id, Some(peer));
+            let (id, peer): (_, SocketAddr) = (ConnId::new(17, (1 << 36) - 1), peer.parse().unwrap());
+            words.on_connection(StalledWork::Call, id, Some(peer).into());
             assert_eq!(words.read().frame_bytes, None, "not that of the connection before");
             words.on_frame(212);
             let working = words.read();
@@ -157,12 +134,12 @@ mod tests {
     #[test]
     fn peer_without_an_address_is_not_that_of_the_connection_before() {
         let words = WorkWords::default();
-        words.on_connection(StalledWork::Call, ConnId::new(1, 1), Some("10.1.2.3:5511".parse().unwrap()));
+        words.on_connection(StalledWork::Call, ConnId::new(1, 1), peer("10.1.2.3:5511"));
         words.on_frame(212);
-        words.on_connection(StalledWork::Close, ConnId::new(2, 1), None);
+        words.on_connection(StalledWork::Close, ConnId::new(2, 1), None.into());
         let working = words.read();
         assert_eq!((working.work, working.peer, working.frame_bytes), (StalledWork::Close, None, None));
-        words.on_peer(StalledWork::Admit, Some("10.1.2.4:1".parse().unwrap()));
+        words.on_peer(StalledWork::Admit, peer("10.1.2.4:1"));
         let working = words.read();
         assert_eq!((working.connection, working.peer.unwrap().to_string()), (None, "10.1.2.4:1".to_owned()));
         words.on(StalledWork::Task);
