@@ -434,7 +434,8 @@ def nothing_moves_while_figures_change(browser):
             report["server"]["connections"] = report["funnel"][2]["now"] = 10**number
             report["rates"] = {name: 7.7 * 10 ** (number + index % 3) for index, name in enumerate(report["rates"])}
             report["outboxes"] = report["outboxes"][: 10 - number]
-            report["waiting_calls"] = []
+            report["waiting_calls"], report["stalls"] = [], report["stalls"][number:]
+            report["closes"], report["services"] = report["closes"][number:], report["services"][number:]
             for shard in report["shards"]:
                 shard["busy"] = number / 10
             look.shown(report)
