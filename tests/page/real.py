@@ -96,7 +96,9 @@ def look_at_real_server(look_of, binary, eventually, same, folder=None):
             return page.evaluate("latest")
 
         def status(*headlines, seconds=15):
-            return eventually(f"the status is {' or '.join(headlines)}", lambda: any(h in look.read()["status"][2] for h in headlines), seconds)
+            return eventually(
+                f"the status is {' or '.join(headlines)}", lambda: any(h in look.read()["status"][2] for h in headlines), seconds
+            )
 
         eventually("it is live", lambda: look.read()["link"] == "● live")
         compared("idle")
@@ -115,7 +117,9 @@ def look_at_real_server(look_of, binary, eventually, same, folder=None):
         eventually("the outbox is named", lambda: any(row[0][0] == peer for row in look.read()["panels"]["outboxes"]["rows"]))
         compared("outbox")
         page.mouse.move(2, 2)
-        button = page.get_by_role("region", name="Largest outboxes").get_by_role("button", name=f"Close the connection of {peer}", exact=True)
+        button = page.get_by_role("region", name="Largest outboxes").get_by_role(
+            "button", name=f"Close the connection of {peer}", exact=True
+        )
         button.click()
         page.get_by_role("button", name="Close it").click()
         eventually("it is being closed", lambda: f"{peer} is being closed." in page.locator("dialog").inner_text())
