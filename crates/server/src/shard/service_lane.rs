@@ -69,7 +69,6 @@ where
             let failed = loop {
                 match frames.next_typed(&*self.framing, shared.body().framing_state()) {
                     Next::Frame(frame) => {
-                        // One without a byte is the end of the input.
                         if common.load.sheds() && sheds(&*self.service, common, frames, shared, &frame) {
                             continue;
                         }

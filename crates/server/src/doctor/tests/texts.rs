@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use super::super::case::{Case, size};
+use super::super::case::{Case, Setup, size};
 use super::super::program::{Build, judge};
 use super::super::{Expected, Severity, checks};
 use super::{Planted, SOUND, connections, of, setup};
