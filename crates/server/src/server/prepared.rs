@@ -246,7 +246,8 @@ impl<S: Serves + Send + 'static> Prepared<S> {
         #[cfg(feature = "tls")]
         super::listen::tls::begin(self.binds())?;
         let services = self.services.iter().map(|service| (service.name.as_deref(), &service.limits));
-        announce(&listening, &cpus, &chosen, (checked.shards, &checked.server_limits), services);
+        let services: Vec<_> = services.collect();
+        announce(&listening, &cpus, &chosen, (checked.shards, &checked.server_limits), &services);
         let plan = self.plan(checked, chosen, &listening);
         let (control, threads) = plan.launch(starting, until, sockets, &cpus, OneShard::run)?;
         // Made before user code runs: if that panics, dropping it ends the server.
