@@ -6,16 +6,20 @@
 //!   `ringserve_core`'s driver module and otherwise does whatever the bytes say.
 //! * [`proxy`]: any bytes as a PROXY header mean the same however they come.
 //! * [`switching`]: the same as the first, of a framing whose rule calls switch, with pieces.
+//! * [`dot_stuffed`]: any bytes of lines and texts mean what a naive reading of them gives.
+//! * [`resp`]: any bytes of a client of Redis mean the same however they come, and what a naive reading of them gives.
 //! * [`tls_bytes`]: any bytes in place of what a client of TLS says are refused or waited for.
 //! * [`websocket_bytes`]: any bytes of a client of WebSocket mean the same however they come.
 //!
 //! `framing` and `shard` go through [`rig`], which holds the shard to its own contract and to a model of every byte in and out.
 
+pub mod dot_stuffed;
 pub mod field;
 pub mod framing;
 pub mod framings;
 pub mod input;
 pub mod proxy;
+pub mod resp;
 pub mod rig;
 pub mod service;
 pub mod shard;

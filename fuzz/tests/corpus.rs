@@ -49,6 +49,79 @@ fn corpus(target: &str) -> Vec<PathBuf> {
     files
 }
 
+/// Draws numbers below another one. A separate generator, so that the replay needs no crate.
+fn drawing(mut state: u64) -> impl FnMut(u64) -> u64 {
+    move |below| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    }
+}
+
+/// Runs a target on streams of these parts, with a head that has options, cuts, and where they cut.
+fn draw_streams(seed: u64, parts: &[&[u8]], run: fn(&[u8])) {
+    let mut draw = drawing(seed);
+    for _ in 0..10_000 {
+        let mut bytes: Vec<u8> = vec![draw(8) as u8, draw(6) as u8];
+        for _ in 0..bytes[1] * 2 {
+            bytes.push(draw(256) as u8);
+        }
+        for _ in 0..draw(30) {
+            bytes.extend_from_slice(parts[draw(parts.len() as u64) as usize]);
+        }
+        run(&bytes);
+    }
+}
+
+#[test]
+fn dot_stuffed_of_drawn_streams() {
+    let parts: [&[u8]; 12] = [
+        b"DATA\r\n",
+        b"D\n",
+        b"RSET\r\n",
+        b".\r\n",
+        b"\r\n",
+        b"\n",
+        b"\r",
+        b".",
+        b"..",
+        b"a",
+        b"a long line",
+        b"\r\n.",
+    ];
+    draw_streams(3, &parts, ringserve_fuzz::dot_stuffed::run);
+}
+
+#[test]
+fn resp_of_drawn_streams() {
+    let parts: [&[u8]; 24] = [
+        b"*1\r\n$4\r\nPING\r\n",
+        b"*2\r\n$3\r\na*b\r\n$4\r\naxxb\r\n",
+        b"*0\r\n",
+        b"*-1\r\n",
+        b"*2\r\n",
+        b"*12",
+        b"*01\r\n",
+        b"$5\r\n[a-c]\r\n",
+        b"$1\r\nb\r\n",
+        b"$0\r\n\r\n",
+        b"$-1\r\n",
+        b"$900\r\n",
+        b"GET a\r\n",
+        b"h?[^e]*\\* hallo\n",
+        b"\"\\x41\\n\" 'it\\'s' x\"y z\"\r\n",
+        b"\"",
+        b"'",
+        b"\\",
+        b" ",
+        b"\t",
+        b"\r\n",
+        b"\n",
+        b"7 -12 +1\n",
+        b"x",
+    ];
+    draw_streams(5, &parts, ringserve_fuzz::resp::run);
+}
+
 #[test]
 fn framing_corpus() {
     replay("framing", ringserve_fuzz::framing::run);
@@ -65,18 +138,23 @@ fn proxy_corpus() {
 }
 
 #[test]
+fn dot_stuffed_corpus() {
+    replay("dot_stuffed", ringserve_fuzz::dot_stuffed::run);
+}
+
+#[test]
+fn resp_corpus() {
+    replay("resp", ringserve_fuzz::resp::run);
+}
+
+#[test]
 fn switching_corpus() {
     replay("switching", ringserve_fuzz::switching::run);
 }
 
 #[test]
 fn switching_of_drawn_streams() {
-    // A separate generator, so that the replay needs no crate.
-    let mut state = 1u64;
-    let mut draw = move |below: u64| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) % below
-    };
+    let mut draw = drawing(1);
     for _ in 0..20_000 {
         let mut bytes: Vec<u8> = vec![draw(5) as u8, draw(16) as u8, draw(6) as u8];
         for _ in 0..bytes[2] * 2 {
@@ -114,12 +192,7 @@ fn websocket_bytes_corpus() {
 
 #[test]
 fn websocket_bytes_of_drawn_streams() {
-    // As above.
-    let mut state = 7u64;
-    let mut draw = move |below: u64| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) % below
-    };
+    let mut draw = drawing(7);
     for _ in 0..20_000 {
         let mut bytes: Vec<u8> = vec![2 + draw(2) as u8, draw(24) as u8];
         for _ in 0..draw(12) {

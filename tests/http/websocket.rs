@@ -1,9 +1,11 @@
 //! WebSocket inside a service of HTTP, over both versions.
 
+use std::cell::Cell;
+use std::convert::Infallible;
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http_body_util::BodyExt;
@@ -13,7 +15,9 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, Version};
 use hyper_util::rt::TokioIo;
 use ringserve::http::HttpOptions;
-use ringserve::websocket::{Deflate, Message, Socket, Upgrades, WebSocketOptions};
+use ringserve::websocket::{
+    Deflate, Extension, Message, PerMessageDeflate, Socket, Upgrades, WebSocketOptions,
+};
 use ringserve::{CloseReason, ServerHandle, http};
 use ringserve_tests::client::End;
 use ringserve_tests::http::{Bodies, Sender, read_answer, with_http2};
@@ -500,5 +504,103 @@ fn message_that_a_client_does_not_take_counts_as_held() {
     client.write(ASK.as_bytes());
     watch::closed_for(&running, CloseReason::MemoryLimit, 1);
     drop(client);
+    ringserve_tests::finish(running);
+}
+
+/// Has both sockets of a shard note, for each message, how often tasks behind them had their turn until then.
+async fn notes(
+    request: Request<Incoming>,
+    upgrades: Upgrades,
+    noted: Arc<Mutex<Vec<usize>>>,
+) -> Result<Response<String>, hyper::Error> {
+    #[derive(Default)]
+    struct Rounds(Cell<usize>, Cell<bool>);
+    Ok(upgrades.upgrade(request, async move |mut socket| {
+        let (shard, rounds) = (socket.shard().clone(), socket.shard().shared(Rounds::default));
+        while let Ok(Some(message)) = socket.next().await {
+            assert_eq!(message.as_bytes().len(), MESSAGE_BYTES_MAX);
+            noted.lock().unwrap().push(rounds.0.get());
+            if !rounds.1.replace(true) {
+                let rounds = rounds.clone();
+                shard.spawn(async move {
+                    rounds.0.set(rounds.0.get() + 1);
+                    rounds.1.set(false);
+                });
+            }
+        }
+    }))
+}
+
+#[test]
+fn sockets_that_inflate_let_others_of_the_shard_have_their_turn() {
+    const MESSAGES: usize = 16;
+    let noted = Arc::new(Mutex::new(Vec::new()));
+    let shared = noted.clone();
+    let running = On::default().server(no_time_limits()).start(move |_| {
+        let sockets = WebSocketOptions::new().deflate(Deflate::default());
+        let upgrades = Upgrades::new(&sockets.message_bytes_max(MESSAGE_BYTES_MAX));
+        let noted = shared.clone();
+        http(service_fn(move |request| notes(request, upgrades.clone(), noted.clone())))
+    });
+    let running = running.expect("the server starts");
+    let mut deflate = PerMessageDeflate::new(Deflate::default());
+    let compressed = deflate.compress(&[b'x'; MESSAGE_BYTES_MAX]).unwrap();
+    let mut wire = Vec::new();
+    (0..MESSAGES).for_each(|_| put_masked(true, 4, Opcode::Text, compressed, [1, 2, 3, 4], &mut wire));
+    let ask = ASK.replace("\r\n\r\n", "\r\nsec-websocket-extensions: permessage-deflate\r\n\r\n");
+    let mut clients = [(); 2].map(|()| Client::connect(running.local_addrs()[0]));
+    for client in &mut clients {
+        client.write(ask.as_bytes());
+        assert!(read_head(client).contains("permessage-deflate"));
+    }
+    for client in &mut clients {
+        client.write(&wire);
+    }
+    eventually("all are inflated", SOON, || noted.lock().unwrap().len() == 2 * MESSAGES);
+    let mut noted = noted.lock().unwrap().clone();
+    noted.sort_unstable();
+    assert!(noted.is_sorted_by(|one, next| one < next), "more than one in a row: {noted:?}");
+    drop(clients);
+    ringserve_tests::finish(running);
+}
+
+#[test]
+fn target_of_a_request_counts_as_held_while_its_socket_lasts() {
+    const TARGET_BYTES: usize = 6000;
+    let little = no_time_limits().frame_bytes_max(16 << 10).inbox_bytes_high(16 << 10);
+    let little = little.outbox_bytes_high(16 << 10).outbox_bytes_low(4 << 10).outbox_bytes_max(16 << 10);
+    let running = On::default().server(little.held_bytes_max(20 * TARGET_BYTES)).start(|_| {
+        http(service_fn(async |request| {
+            Ok::<Response<String>, Infallible>(ringserve::websocket::upgrade(
+                request,
+                async |mut socket: Socket| {
+                    _ = socket.next().await;
+                },
+            ))
+        }))
+    });
+    let running = running.expect("the server starts");
+    let ask = ASK.replace("/echo", &format!("/{}", "x".repeat(TARGET_BYTES - 1)));
+    let clients: Vec<Client> = (0..30)
+        .map(|_| {
+            let mut client = Client::connect(running.local_addrs()[0]);
+            client.write(ask.as_bytes());
+            client
+        })
+        .collect();
+    eventually("some go", SOON, || running.stats().counters.closed_for(CloseReason::MemoryLimit) >= 30 - 20);
+    drop(clients);
+    watch::holds(&running, 0);
+    // What they held is free again.
+    let clients: Vec<Client> = (0..15)
+        .map(|_| {
+            let mut client = Client::connect(running.local_addrs()[0]);
+            client.write(ask.as_bytes());
+            assert!(read_head(&mut client).starts_with("HTTP/1.1 101 "));
+            client
+        })
+        .collect();
+    watch::holds(&running, 15);
+    drop(clients);
     ringserve_tests::finish(running);
 }

@@ -1,18 +1,27 @@
 //! The examples, as programs.
 
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{SOON, eventually};
 
-/// Builds an example like this test, and returns where it is: one of the root package, or a separate package.
+/// Builds an example like this test, and returns where it is: one of the root package, or a separate package. Each is built once.
 pub fn build(name: &str) -> PathBuf {
+    static BUILT: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
+    // Of a test that failed to build one.
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    built.entry(name.to_owned()).or_insert_with(|| build_now(name)).clone()
+}
+
+fn build_now(name: &str) -> PathBuf {
     // This test is `<target directory>/[<triple>/]<profile>/deps/<name>-<hash>`.
     let own = std::env::current_exe().unwrap();
     let profile = own.ancestors().nth(2).expect("a test is two levels below its target directory");
@@ -24,21 +33,26 @@ pub fn build(name: &str) -> PathBuf {
     }
     let mut cargo = Command::new(env!("CARGO"));
     // Of the whole workspace, and with an example, which takes what tests take, so that features are those of
-    // `cargo test --workspace`: nothing is built twice.
+    // `cargo test --workspace`: nothing is built twice. That example is there then.
     cargo.args(["build", "--quiet", "--workspace", "--example"]).current_dir(workspace());
     let package = format!("example-{}", name.replace('_', "-"));
     let is_package = workspace().join("examples").join(name).join("Cargo.toml").exists();
     if is_package {
-        cargo.args(["echo", "--bin", &package]);
+        cargo.args(["proxy", "--bin", &package]);
     } else {
         cargo.arg(name);
+    }
+    if cfg!(feature = "guide") {
+        cargo.args(["--features", "ringserve-tests/guide"]);
+    }
+    if cfg!(feature = "runtime-tokio-uring") {
+        cargo.args(["--features", "ringserve-tests/runtime-tokio-uring"]);
     }
     if cfg!(feature = "runtime-tokio-uring") && name == "tokio_inside" {
         cargo.args(["--features", "example-tokio-inside/runtime-tokio-uring"]);
     }
-    if !profile.ends_with("debug") {
-        cargo.arg("--profile").arg(profile.file_name().expect("a profile has a name"));
-    }
+    let profile_name = profile.file_name().expect("a profile has a name");
+    cargo.arg("--profile").arg(if profile_name == "debug" { OsStr::new("test") } else { profile_name });
     cargo.arg("--target-dir").arg(target);
     assert!(cargo.status().expect("cargo is there").success(), "{name} is not built");
     if is_package { profile.join(package) } else { profile.join("examples").join(name) }

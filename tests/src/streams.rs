@@ -1,6 +1,8 @@
 //! A server of streams, and its end.
 
 use std::net::SocketAddr;
+use std::pin::Pin;
+use std::rc::Rc;
 
 use ringserve::net::StreamResult;
 use ringserve::stats::ServerStats;
@@ -8,6 +10,11 @@ use ringserve::{CloseReason, ServerHandle, Shard, Stream, stream};
 
 use crate::Bounds;
 use crate::{Client, On, finish, watch};
+
+/// A handler, whatever it is.
+type Handler = Box<dyn Fn(Stream) -> Pin<Box<dyn Future<Output = Result<(), String>>>>>;
+
+type Factory = Box<dyn Fn(&Shard) -> Handler + Send + Sync>;
 
 pub struct Streams {
     pub running: ServerHandle,
@@ -21,11 +28,28 @@ impl Streams {
         H: AsyncFn(Stream) -> R + 'static,
         R: StreamResult + 'static,
     {
-        let running = On::default()
-            .server(limits)
-            .start(move |shard| stream(factory(shard)))
-            .expect("the server starts");
-        Streams { running }
+        Streams::start_boxed(
+            limits,
+            Box::new(move |shard| {
+                let handler = Rc::new(factory(shard));
+                Box::new(move |stream| {
+                    let handler = handler.clone();
+                    Box::pin(async move {
+                        handler(stream).await.error().map_or(Ok(()), |error| Err(error.to_string()))
+                    })
+                })
+            }),
+        )
+    }
+
+    /// The same for every handler, so that a server of streams is compiled once and not for each test.
+    #[track_caller]
+    fn start_boxed(limits: Bounds, factory: Factory) -> Streams {
+        let running = On::default().server(limits).start(move |shard| {
+            let handler = factory(shard);
+            stream(move |stream| handler(stream))
+        });
+        Streams { running: running.expect("the server starts") }
     }
 
     pub fn addr(&self) -> SocketAddr {

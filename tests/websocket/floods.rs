@@ -8,7 +8,7 @@ use ringserve::limits::ServerLimits;
 use ringserve::websocket::{
     Deflate, Extension, Message, Messages, PerMessageDeflate, WebSocket, WebSocketOptions, WsCx,
 };
-use ringserve::{Cx, Frame, Limits, Server, ServerHandle, Service, ws};
+use ringserve::{CloseReason, Cx, Frame, Limits, Server, ServerHandle, Service, ws};
 use ringserve_tests::SOON;
 use ringserve_tests::eventually;
 use ringserve_websocket::frame::{Opcode, put_masked};
@@ -122,6 +122,49 @@ fn messages_that_inflate_wait_as_they_came() {
     for driver in drivers() {
         let server = inflates(server(driver));
         are_answered(tcp_to(server.local_addrs()[0]));
+        shut_down(server);
+    }
+}
+
+/// Waits.
+struct Silent;
+
+impl Service for Silent {
+    type Session = ();
+    type Error = std::convert::Infallible;
+
+    async fn call(&self, _: &Cx<'_, ()>, _: Frame) -> Result<(), Self::Error> {
+        Ok(())
+    }
+}
+
+#[test]
+fn target_of_a_request_counts_as_held_while_its_connection_lasts() {
+    const TARGET_BYTES: usize = 6000;
+    let limits = Limits::default().frame_bytes_max(16 << 10).inbox_bytes_high(16 << 10);
+    let limits = limits.outbox_bytes_high(16 << 10).outbox_bytes_low(4 << 10).outbox_bytes_max(16 << 10);
+    for driver in drivers() {
+        let held = ServerLimits::default().held_bytes_max(20 * TARGET_BYTES);
+        let server = server(driver).server_limits(held).limits(limits.clone()).websocket();
+        let server = server.framing(Lines::default()).start(|_shard| Silent).unwrap();
+        let ask = request(&format!("/{}", "x".repeat(TARGET_BYTES - 1)));
+        let connect = || {
+            let mut stream = tcp_to(server.local_addrs()[0]);
+            stream.write_all(ask.as_bytes()).unwrap();
+            stream
+        };
+        let of_memory = || server.stats().counters.closed_for(CloseReason::MemoryLimit);
+        let streams: Vec<_> = (0..30).map(|_| connect()).collect();
+        eventually("some go", SOON, || of_memory() >= 30 - 20);
+        let gone = of_memory();
+        drop(streams);
+        eventually("all are gone", SOON, || server.stats().connections == 0);
+        // What they held is free again.
+        let streams: Vec<_> = (0..15).map(|_| connect()).collect();
+        eventually("all are let in", SOON, || server.stats().counters.handshakes_done == 30 + 15);
+        eventually("all stay", SOON, || server.stats().connections == 15);
+        assert_eq!(of_memory(), gone);
+        drop(streams);
         shut_down(server);
     }
 }

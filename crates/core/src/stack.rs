@@ -242,6 +242,10 @@ impl Channel for StackChannel {
         self.lower.held_bytes() + self.plain.len() + upper
     }
 
+    fn kept_bytes(&self) -> usize {
+        self.lower.kept_bytes() + self.upper().map_or(0, |upper| upper.kept_bytes())
+    }
+
     fn is_mid_record(&self) -> bool {
         self.lower.is_mid_record() || self.upper().is_some_and(|upper| upper.is_mid_record())
     }

@@ -84,6 +84,13 @@ pub trait Channel: 'static {
     /// connection. What each channel costs does not.
     fn held_bytes(&self) -> usize;
 
+    /// Bytes of memory that the peer's handshake takes as long as the connection, as what a long request says, beyond what each
+    /// channel costs: they count as held by the connection. Asked for once, when it is [`Ready`](Unsealed::Ready). To count them takes
+    /// some 60 bytes, so fewer than that are best left out. By default there are none.
+    fn kept_bytes(&self) -> usize {
+        0
+    }
+
     /// True if a record began and has not ended, so that a peer that ends now has been cut off.
     fn is_mid_record(&self) -> bool;
 

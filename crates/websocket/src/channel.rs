@@ -29,6 +29,9 @@ use crate::{close, mask};
 /// on.
 const MOVED_BYTES_MAX: usize = 512;
 
+/// A target up to this size is about as much as a connection takes anyway, and does not count as held: to note it would take as much.
+const TARGET_BYTES_MIN: usize = 128;
+
 /// A text that is none.
 const NO_TEXT: Violation = Violation { code: close::INVALID_DATA, what: "a text that is no UTF-8" };
 
@@ -636,6 +639,13 @@ impl Channel for WebSocketChannel {
 
     fn held_bytes(&self) -> usize {
         self.busy.as_ref().map_or(0, |busy| busy.gathered.capacity())
+    }
+
+    fn kept_bytes(&self) -> usize {
+        let info = self.info.take();
+        let bytes = info.as_ref().map_or(0, |info| info.target().len());
+        self.info.set(info);
+        if bytes > TARGET_BYTES_MIN { bytes } else { 0 }
     }
 
     fn is_mid_record(&self) -> bool {

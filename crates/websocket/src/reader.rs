@@ -61,6 +61,8 @@ pub struct Reader {
     /// The message of which a frame began.
     message: Option<Message>,
     control: Vec<u8>,
+    /// Since the last look.
+    inflated: usize,
 }
 
 #[derive(Debug)]
@@ -90,7 +92,13 @@ impl Reader {
             frame: None,
             message: None,
             control: Vec::new(),
+            inflated: 0,
         }
+    }
+
+    /// Bytes of messages that came compressed, since this was asked for last: they cost time, and their client little.
+    pub fn take_inflated(&mut self) -> usize {
+        std::mem::take(&mut self.inflated)
     }
 
     /// Bytes of memory that an unfinished message takes.
@@ -147,7 +155,14 @@ impl Reader {
             }
             if fin && let Some(message) = self.message.take() {
                 let extension = extension.take();
-                return message.finish(self.bytes_max, extension).map(Some);
+                let is_compressed = message.compressed;
+                let received = message.finish(self.bytes_max, extension)?;
+                if let Received::Message(_, payload) = &received
+                    && is_compressed
+                {
+                    self.inflated += payload.len();
+                }
+                return Ok(Some(received));
             }
         }
     }

@@ -37,7 +37,10 @@ impl<O: Observer> Shard<O> {
         let bytes = outbox.map_or(0, |outlet| outlet.outbox_bytes() + sealed(&outlet))
             + conn.outlet().map_or(0, |outlet| outlet.service_bytes())
             + self.holders.call_bytes_of(id.slot())
-            + if conn.has_channel() { self.channels.later_bytes(id) } else { 0 };
+            + match conn.has_channel() {
+                true => self.channels.later_bytes(id) + self.channels.kept_bytes(id),
+                false => 0,
+            };
         match &conn.inbox {
             None => bytes,
             Some(inbox) => bytes + self.inbox_bytes_of(inbox, steps),

@@ -49,6 +49,8 @@ struct Said {
     came: usize,
     /// What came behind records that said far more than they took. While it is there the channel says nothing before its next step.
     later: Option<Vec<u8>>,
+    /// [`Channel::kept_bytes`], counted as held.
+    kept: usize,
 }
 
 /// Where the channels of a shard come from, and what is to be done for them.
@@ -115,13 +117,18 @@ impl Channels {
     /// Has no memory for what is not there.
     fn tidy(&mut self, id: ConnId) {
         if let Some(entry) = self.said.get_mut(id.slot()) {
-            entry.take_if(|said| said.out.is_empty() && said.came == 0 && said.later.is_none());
+            entry.take_if(|said| said.out.is_empty() && said.came + said.kept == 0 && said.later.is_none());
         }
     }
 
     /// Bytes of memory that what is looked at later takes.
     pub(super) fn later_bytes(&self, id: ConnId) -> usize {
         self.said(id).and_then(|said| said.later.as_ref()).map_or(0, Vec::capacity)
+    }
+
+    /// Bytes of memory that the handshake takes as long as the connection.
+    pub(super) fn kept_bytes(&self, id: ConnId) -> usize {
+        self.said(id).map_or(0, |said| said.kept)
     }
 
     /// True if a channel is not to say what it has before its next step.
@@ -409,9 +416,28 @@ impl<O: Observer> Shard<O> {
         if facts.is_some_and(|facts| !shared.keep_facts(facts)) {
             return self.abort(id, CloseReason::MemoryLimit);
         }
+        let kept = self.call_channel(id, |channel| channel.kept_bytes()).unwrap_or(0);
+        if kept > 0 && !self.note_kept(id, kept) {
+            return self.abort(id, CloseReason::MemoryLimit);
+        }
         lane.secured(self, id);
         // The goodbye of a drain comes before the first frame.
         self.dispatch(lane);
+        if kept > 0 && self.shared(id).is_some() {
+            self.check_held(id);
+        }
+    }
+
+    /// Counts what a handshake takes as long as the connection. False if the system has no memory to note it.
+    fn note_kept(&mut self, id: ConnId, bytes: usize) -> bool {
+        let is_noted = self.channels.with_said(id, |said| {
+            said.kept = bytes;
+            true
+        });
+        if is_noted {
+            self.shared.hold(bytes);
+        }
+        is_noted
     }
 
     /// A connection in the middle of its handshake, of which nothing is to be looked at now: ends it if it cannot be done.
@@ -472,7 +498,7 @@ impl<O: Observer> Shard<O> {
         self.leave_steps(id);
         let later_bytes = self.channels.later_bytes(id);
         let said = self.channels.said.get_mut(id.slot()).and_then(Option::take);
-        self.shared.release(said.map_or(0, |said| said.out.len()) + later_bytes);
+        self.shared.release(said.map_or(0, |said| said.out.len() + said.kept) + later_bytes);
         let Some(conn) = self.conns.get(id) else { return };
         if was_early {
             let counters = &mut self.lanes[conn.lane].counters;
@@ -515,7 +541,7 @@ impl<O: Observer> Shard<O> {
             "what it has waits for nothing: {}",
             text()
         );
-        out_bytes + self.channels.later_bytes(id)
+        out_bytes + self.channels.later_bytes(id) + self.channels.kept_bytes(id)
     }
 
     /// Panics unless `channels` connections have a channel, and `working` of their steps wait.

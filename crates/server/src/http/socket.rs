@@ -1,6 +1,6 @@
 //! A WebSocket inside HTTP: a connection of HTTP/1.1 that was upgraded, or a stream of HTTP/2.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
@@ -35,6 +35,10 @@ const WRITE_BYTES: usize = 32 << 10;
 /// What a socket counts as held is rounded up to this, so that a message in small pieces changes the account seldom.
 const HELD_STEP: usize = 4096;
 
+/// Bytes that the sockets of a shard inflate before its other tasks have their turn, but for the last message: as on a listener
+/// of WebSocket. A client may send a thousandth of what it says.
+const INFLATED_BYTES_MAX: usize = 256 << 10;
+
 /// Time for the client's close frame once the server's has left.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -50,6 +54,32 @@ pub(super) struct Times {
 /// The compressor and decompressor of a shard.
 pub(super) type Shared = Rc<RefCell<Box<dyn Extension>>>;
 
+/// What the sockets of a shard inflated since its other tasks had their turn.
+#[derive(Debug, Default)]
+struct Inflated {
+    bytes: Cell<usize>,
+    /// A task counts from 0 again behind those that are there.
+    is_over: Cell<bool>,
+}
+
+impl Inflated {
+    /// Ready if a message may be inflated. Else the task is woken, and has its turn behind others.
+    fn poll_room(self: &Rc<Inflated>, shard: &Shard, task: &Context<'_>) -> Poll<()> {
+        if self.bytes.get() < INFLATED_BYTES_MAX {
+            return Poll::Ready(());
+        }
+        if !self.is_over.replace(true) {
+            let inflated = self.clone();
+            shard.spawn(async move {
+                inflated.bytes.set(0);
+                inflated.is_over.set(false);
+            });
+        }
+        task.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
 /// A WebSocket inside HTTP, as the handler given to [`upgrade`](crate::websocket::upgrade()) holds it.
 ///
 /// Pings are answered, and silent clients pinged, while [`next`](Socket::next) is awaited. All of its futures may be dropped
@@ -60,6 +90,7 @@ pub struct Socket {
     reader: Reader,
     /// Where the connection compresses.
     extension: Option<Shared>,
+    inflated: Rc<Inflated>,
     info: Rc<WebSocketInfo>,
     shard: Shard,
     state: State,
@@ -116,6 +147,7 @@ impl Socket {
             io,
             reader: Reader::new(message_bytes_max, extension.is_some()),
             extension,
+            inflated: shard.shared(Inflated::default),
             info: Rc::new(info),
             state: State::Open,
             out: Vec::new(),
@@ -208,6 +240,9 @@ impl Socket {
             }
             if sent.is_ready() && self.ping.is_some() && self.state == State::Open {
                 continue;
+            }
+            if self.extension.is_some() {
+                ready!(self.inflated.poll_room(&self.shard, task));
             }
             let Poll::Ready(came) = self.poll_read(task)? else {
                 ready!(self.poll_silence(task))?;
@@ -429,6 +464,7 @@ impl Socket {
             }
         };
         drop(extension);
+        self.inflated.bytes.set(self.inflated.bytes.get() + self.reader.take_inflated());
         self.count();
         came.map_err(|ended| match ended {
             Ended::Io(error) => self.fail(error),
@@ -443,10 +479,11 @@ impl Socket {
         })
     }
 
-    /// Counts what is held of a message that has not come to its end, and of those that have not left.
+    /// Counts what is held of a message that has not come to its end, of those that have not left, and of the request.
     fn count(&mut self) {
         let leaving = if self.out.is_empty() { 0 } else { self.out.capacity() };
-        let bytes = (self.reader.held_bytes() + leaving).next_multiple_of(HELD_STEP);
+        let messages = (self.reader.held_bytes() + leaving).next_multiple_of(HELD_STEP);
+        let bytes = messages + self.info.target().len();
         match &mut self.io {
             Io::Http1 { fate, held, .. } if *held != bytes => {
                 *held = bytes;

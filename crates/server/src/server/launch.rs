@@ -264,12 +264,12 @@ pub(super) fn cpus_to_pin(pin: Option<bool>, shards: usize) -> Vec<usize> {
 }
 
 /// Says where and how the server runs. `services` have a name if the program gave one.
-pub(super) fn announce<'a>(
+pub(super) fn announce(
     listening: &Listening,
     cpus: &[usize],
     chosen: &Chosen,
     (shards, server): (usize, &ServerLimits),
-    services: impl ExactSizeIterator<Item = (Option<&'a str>, &'a Limits)>,
+    services: &[(Option<&str>, &Limits)],
 ) {
     let pinned = if cpus.is_empty() { "not pinned" } else { "each pinned to a CPU" };
     for (addr, adopted) in listening.addrs.iter().zip(&listening.adopted) {
@@ -279,7 +279,7 @@ pub(super) fn announce<'a>(
     listening.warnings.iter().for_each(|warning| warn!("{warning}"));
     info!("driver: {}", chosen.reason());
     let several = services.len() > 1;
-    for (number, (name, limits)) in services.enumerate() {
+    for (number, (name, limits)) in services.iter().enumerate() {
         let service = match (several, name) {
             (false, _) => String::new(),
             (true, Some(name)) => format!(" of the service {name}"),

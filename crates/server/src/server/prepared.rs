@@ -339,9 +339,10 @@ impl<S: Serves + Send + 'static> Prepared<S> {
         #[cfg(feature = "tls")]
         super::listen::tls::begin(self.binds())?;
         let services = self.services.iter().map(|service| (service.name.as_deref(), &service.limits));
+        let services: Vec<_> = services.collect();
         let is_beside = self.settings.is_beside;
         if !is_beside {
-            announce(&listening, &cpus, &chosen, (checked.shards, &checked.server_limits), services);
+            announce(&listening, &cpus, &chosen, (checked.shards, &checked.server_limits), &services);
         }
         // An endpoint beside a server has nothing to say that the server's own record does not.
         let record = (!is_beside)

@@ -366,6 +366,10 @@ impl Channel for ToyChannel {
         self.kept.capacity() + self.waits.as_ref().map_or(0, |(_, body)| body.capacity())
     }
 
+    fn kept_bytes(&self) -> usize {
+        self.name.name.len()
+    }
+
     fn is_mid_record(&self) -> bool {
         !self.kept.is_empty()
     }

@@ -1,4 +1,4 @@
-//! The same of rustls 0.24.
+//! The same of rustls 0.24, with ring.
 
 mod clients;
 mod ends;
@@ -10,5 +10,5 @@ mod sessions;
 
 /// TLS of a server, by the version of rustls that this is about.
 fn server() -> ringserve_tls::Tls {
-    ringserve_tls::Tls::server().next()
+    ringserve_tls::Tls::server().next_by(std::sync::Arc::new(rustls_next_ring::DEFAULT_PROVIDER))
 }

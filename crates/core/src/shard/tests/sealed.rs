@@ -15,7 +15,8 @@ fn secured(limits: impl Into<Bounds>, toy: Toy) -> Tested {
     shard
 }
 
-const TOY: Toy = Toy { needs_close: false, greets: false, tells_rests: false, makes_facts: false };
+const TOY: Toy =
+    Toy { needs_close: false, greets: false, tells_rests: false, makes_facts: false, kept_bytes: 0 };
 
 /// The same with one connection, which has sent nothing.
 fn starting(limits: impl Into<Bounds>, toy: Toy) -> (Tested, ConnId) {

@@ -59,6 +59,37 @@ fn facts_on_demand_are_made_when_they_are_asked_for() {
 }
 
 #[test]
+fn what_a_handshake_keeps_counts_as_held_until_the_end() {
+    let limits = (ServerLimits { held_bytes_max: 100_000, ..ServerLimits::default() }, Limits::default());
+    let mut shard = secured(limits, Toy { kept_bytes: 30_000, ..TOY });
+    let (mut ids, mut over) = (Vec::new(), Vec::new());
+    for n in 1..=4_u64 {
+        shard.begin(at(n), 1);
+        let id = accept(&mut shard, n);
+        shard.receive(id, &Peer::default().flights());
+        shard.end();
+        shard.turn(at(n));
+        // The replies of the handshake leave.
+        leave(&mut shard, id, &mut Peer::default());
+        shard.check();
+        ids.push(id);
+        over.extend(shard.heard().into_iter().filter_map(|heard| match heard {
+            Heard::Ended { id, reason, .. } => Some((id, reason)),
+            _ => None,
+        }));
+    }
+    assert_eq!(over, [(ids[0], CloseReason::MemoryLimit)], "it held as much for longest");
+    assert_eq!((shard.held_bytes(), shard.held_bytes_of(ids[1], 0)), (90_000, 30_000));
+    for id in &ids[1..] {
+        shard.begin(at(5), 0);
+        shard.abort(*id, CloseReason::Aborted);
+        shard.end();
+        shard.check();
+    }
+    assert_eq!(shard.held_bytes(), 0);
+}
+
+#[test]
 fn frames_wait_for_an_open_that_waits() {
     let (mut shard, id) = starting(Limits::default(), TOY);
     let mut peer = Peer::default();

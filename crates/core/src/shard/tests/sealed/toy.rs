@@ -80,6 +80,8 @@ pub struct Toy {
     pub tells_rests: bool,
     /// Its facts are made when they are asked for.
     pub makes_facts: bool,
+    /// Its handshakes take as much memory as long as their connections.
+    pub kept_bytes: usize,
 }
 
 impl Transport for Toy {
@@ -88,6 +90,7 @@ impl Transport for Toy {
             needs_close: self.needs_close,
             tells_rests: self.tells_rests,
             makes_facts: self.makes_facts,
+            kept_bytes: self.kept_bytes,
             ..ToyChannel::default()
         };
         if self.greets {
@@ -102,6 +105,7 @@ struct ToyChannel {
     needs_close: bool,
     tells_rests: bool,
     makes_facts: bool,
+    kept_bytes: usize,
     /// How often facts were made.
     made: Cell<u32>,
     has_rested: bool,
@@ -220,6 +224,10 @@ impl Channel for ToyChannel {
 
     fn held_bytes(&self) -> usize {
         self.kept.len()
+    }
+
+    fn kept_bytes(&self) -> usize {
+        self.kept_bytes
     }
 
     fn is_mid_record(&self) -> bool {

@@ -178,14 +178,14 @@ fn client_that_panics_is_named_with_its_seed_and_its_events() {
         "{text}"
     );
     for part in [
-        "tests/testing.rs:",
+        "tests/by_seed/testing.rs:",
         "the last events of the connection of 10.128.0.0:",
         "connects to 10.0.0.1:7000",
         "sends 6 bytes \"hello\\n\"",
         "shard 0: open",
         "shard 0: call with 5 bytes \"hello\"",
         "reads 5 bytes \"hello\"",
-        "again: RINGSERVE_SEED=5 cargo test client_that_panics_is_named_with_its_seed_and_its_events",
+        "again: RINGSERVE_SEED=5 cargo test testing::client_that_panics_is_named_with_its_seed_and_its_events",
     ] {
         assert!(text.contains(part), "{part} is not in\n{text}");
     }
@@ -369,7 +369,9 @@ fn service_panic_fails_the_run_unless_it_is_expected() {
     };
     let text = failure(|| run(Sim::seeds(1)));
     assert!(
-        text.contains("the service panicked: planted: a call panics (crates/server/tests/testing.rs:"),
+        text.contains(
+            "the service panicked: planted: a call panics (crates/server/tests/by_seed/testing.rs:"
+        ),
         "{text}"
     );
     run(Sim::seeds(1).allow_panics(|said| said.starts_with("planted")));

@@ -1,0 +1,6 @@
+//! The programs of this package, run as a user runs them. One binary, since each of them mostly waits.
+
+mod compare;
+mod echo;
+mod idle;
+mod load;
