@@ -10,7 +10,7 @@ use ringserve::limits::{ConnLimits, IdleCounts};
 use ringserve::{Closed, Cx, Failure, Frame, Service};
 
 use crate::node::{Answer, Message, Node, Request};
-use crate::packet::{Connect, Publication, Read, Reader, Reason, Version, packet};
+use crate::packet::{Connect, Publication, Read, Reader, Reason, Version, disconnect, packet};
 
 /// Bytes of a client id at most: it is kept with each message of the client.
 const ID_BYTES_MAX: usize = 256;
@@ -34,6 +34,7 @@ struct Client {
     id: Arc<str>,
     home: usize,
     version: Version,
+    packet_max: u32,
 }
 
 impl Client {
@@ -92,10 +93,9 @@ impl Service<u8> for Broker {
 
 /// Closes the connection, after the code that version 5 has for the reason.
 fn leave(cx: &Cx<'_, Connection>, reason: Reason) {
-    if let Some(client) = cx.session().client.get().filter(|_| cx.session().is_welcome.get())
-        && let Some(packet) = client.version.disconnect(reason)
-    {
-        cx.write(packet);
+    let Connection { client, is_welcome } = cx.session();
+    if let Some(client) = client.get().filter(|client| is_welcome.get() && client.version == Version::Five) {
+        cx.write(disconnect(reason, client.packet_max));
     }
     cx.close();
 }
@@ -148,9 +148,10 @@ impl Broker {
         let limits = ConnLimits::default().idle_timeout(idle.filter(|idle| !idle.is_zero()));
         cx.set_limits(&limits.idle_counts(IdleCounts::Received)).map_err(|_| Reason::Unspecified)?;
 
-        let (id, home, version) = (connect.id.clone(), node.home_of(connect.id.as_bytes()), connect.version);
+        let (id, home) = (connect.id.clone(), node.home_of(connect.id.as_bytes()));
+        let (version, packet_max) = (connect.version, connect.packet_max);
         // Its session hears of the end of the connection, also if that comes before the answer.
-        let _first = cx.session().client.set(Client { id, home, version });
+        let _first = cx.session().client.set(Client { id, home, version, packet_max });
         node.ask(home, Message::Attach(cx.handle(), Box::new(connect))).await.map(drop)
     }
 

@@ -87,11 +87,12 @@ pub enum Version {
     Five,
 }
 
-impl Version {
-    /// A DISCONNECT, which servers say in version 5 alone.
-    pub fn disconnect(self, reason: Reason) -> Option<Vec<u8>> {
-        (self == Version::Five).then(|| packet(0xE0, &[&[reason as u8]]))
-    }
+/// What servers say in version 5 before they close a connection: the code, and its name if the client takes as long a packet.
+pub fn disconnect(reason: Reason, packet_max: u32) -> Vec<u8> {
+    let name = format!("{reason:?}");
+    let len = name.len() as u8;
+    let named = [&[len + 3, 0x1F, 0, len], name.as_bytes()].concat();
+    packet(0xE0, &[&[reason as u8], if packet_max < 64 { &[] } else { &named }])
 }
 
 /// Which properties may occur.

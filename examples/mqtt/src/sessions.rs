@@ -16,7 +16,7 @@ use ringserve::task::JoinHandle;
 use ringserve::{ConnHandle, ConnId, PushError};
 
 use crate::node::{Answer, Node, Request};
-use crate::packet::{Connect, Publication, Reason};
+use crate::packet::{Connect, Publication, Reason, Version, disconnect};
 use crate::topics::{filter_bytes, is_filter};
 
 /// Messages of QoS 1 that a client is sent before it acknowledges the first, if it takes that many.
@@ -90,8 +90,8 @@ impl Node {
         let mut state = session.borrow_mut();
         state.timer.take().inspect(JoinHandle::abort);
         if let Some((connection, last)) = state.connection.take() {
-            if let Some(packet) = last.version.disconnect(Reason::TakenOver) {
-                let _full_or_gone = connection.push_raw(packet);
+            if last.version == Version::Five {
+                let _full_or_gone = connection.push_raw(disconnect(Reason::TakenOver, last.packet_max));
             }
             connection.close();
         }

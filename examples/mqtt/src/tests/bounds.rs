@@ -58,7 +58,8 @@ fn retained_messages_beyond_the_bound_are_refused() {
                 let (mut me, _) = Hello::new(version, "refused").connects(&net, addr).await?;
                 let body = me.message(topic, payload, 1, &[]);
                 me.stream.send(packet(0x33, &body)).await?;
-                let goodbye = if version == 5 { &[0xE0, 1, 0x97][..] } else { &[] };
+                let goodbye =
+                    if version == 5 { &b"\xE0\x12\x97\x10\x1F\0\x0DQuotaExceeded"[..] } else { b"" };
                 assert_eq!(me.stream.closed().await?, goodbye, "{topic}");
                 io::Result::Ok(())
             };
@@ -244,7 +245,7 @@ fn client_is_sent_no_packet_larger_than_it_takes() {
             reader.pings().await?;
             assert_eq!((heard, reader.unread.len()), (22, 0));
             reader.stream.send([0x20, 0]).await?;
-            assert_eq!(reader.answer(0xE0).await?, [0x82]);
+            assert_eq!(reader.answer(0xE0).await?, [0x82], "without its name");
             Ok(())
         });
         sim.run_until_done();
