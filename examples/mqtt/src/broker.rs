@@ -28,6 +28,8 @@ pub struct Connection {
     client: OnceCell<Client>,
     /// It was sent its CONNACK.
     is_welcome: Cell<bool>,
+    /// It said goodbye: whether its will is dropped, and how long its session lasts.
+    goodbye: Cell<(bool, Option<Duration>)>,
 }
 
 struct Client {
@@ -63,7 +65,7 @@ impl Service<u8> for Broker {
                 cx.write(&[0xD0, 0]);
                 Ok(())
             }
-            0xE0 => self.disconnect(cx, client, &frame).await,
+            0xE0 => self.disconnect(cx, client, &frame),
             // What belongs to QoS 2 and to authentication, a second CONNECT, packets of servers, and other flags.
             _ => Err(Reason::ProtocolError),
         }
@@ -82,10 +84,12 @@ impl Service<u8> for Broker {
     }
 
     fn close(&self, closed: &Closed<'_, Connection>) {
-        let node = &self.0;
+        let (node, Connection { client, goodbye, .. }) = (&self.0, closed.session());
         // At the end of the server all sessions end, without their wills.
-        if let Some(client) = closed.session().client.get().filter(|_| !node.shard.is_draining()) {
-            let message = Message::Session(client.id.clone(), closed.id(), Request::Closed);
+        if let Some(client) = client.get().filter(|_| !node.shard.is_draining()) {
+            let (drops_will, expiry) = goodbye.get();
+            let request = Request::Closed { drops_will, expiry };
+            let message = Message::Session(client.id.clone(), closed.id(), request);
             node.shard.spawn(node.mesh.send(client.home, message));
         }
     }
@@ -93,7 +97,7 @@ impl Service<u8> for Broker {
 
 /// Closes the connection, after the code that version 5 has for the reason.
 fn leave(cx: &Cx<'_, Connection>, reason: Reason) {
-    let Connection { client, is_welcome } = cx.session();
+    let Connection { client, is_welcome, .. } = cx.session();
     if let Some(client) = client.get().filter(|client| is_welcome.get() && client.version == Version::Five) {
         cx.write(disconnect(reason, client.packet_max));
     }
@@ -199,14 +203,14 @@ impl Broker {
         Ok(())
     }
 
-    async fn disconnect(&self, cx: &Cx<'_, Connection>, client: &Client, frame: &[u8]) -> Read<()> {
+    fn disconnect(&self, cx: &Cx<'_, Connection>, client: &Client, frame: &[u8]) -> Read<()> {
         let (mut rest, mut expiry) = (client.reader(frame), None);
         let code = if frame.is_empty() { 0 } else { rest.number(1)? };
         if !rest.left.is_empty() {
             expiry = rest.properties(&[0x11, 0x1F, 0x26])?.seconds(0x11);
         }
         rest.end()?;
-        self.ask(cx, client, Request::Disconnect { keeps_will: code != 0, expiry }).await?;
+        cx.session().goodbye.set((code == 0, expiry));
         cx.close();
         Ok(())
     }

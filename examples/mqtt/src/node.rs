@@ -69,12 +69,11 @@ pub enum Request {
     Subscribe(Arc<str>, u8),
     Unsubscribe(Arc<str>),
     Acknowledged(u16),
-    Disconnect {
-        keeps_will: bool,
+    /// The connection ended. A client that said goodbye drops its will, and may say how long the session lasts.
+    Closed {
+        drops_will: bool,
         expiry: Option<Duration>,
     },
-    /// It has ended, by whatever.
-    Closed,
 }
 
 /// The code for a filter, or 0.

@@ -121,14 +121,7 @@ impl Node {
             Request::Subscribe(filter, options) => return self.subscribe(session, filter, options),
             Request::Unsubscribe(filter) => return self.unsubscribe(session, &filter),
             Request::Acknowledged(id) => self.acknowledged(session, id),
-            Request::Disconnect { keeps_will, expiry } => {
-                let state = &mut *session.borrow_mut();
-                // A session that was to end with its connection does so.
-                let expiry = expiry.filter(|_| !state.expiry.is_zero()).unwrap_or(state.expiry);
-                state.expiry = expiry.min(EXPIRY_MAX);
-                state.will.take_if(|_| !keeps_will);
-            }
-            Request::Closed => self.closed(session),
+            Request::Closed { drops_will, expiry } => self.closed(session, drops_will, expiry),
         }
         0
     }
@@ -175,11 +168,16 @@ impl Node {
         self.send_waiting(session);
     }
 
-    fn closed(self: &Rc<Self>, session: &Rc<Session>) {
+    fn closed(self: &Rc<Self>, session: &Rc<Session>, drops_will: bool, expiry: Option<Duration>) {
+        session.borrow_mut().will.take_if(|_| drops_will);
         self.publish_will(session);
         let (node, ends, mut state) = (self.clone(), session.clone(), session.borrow_mut());
-        let expiry = state.expiry;
         state.connection = None;
+        // A session that was to end with its connection does so.
+        if !state.expiry.is_zero() {
+            state.expiry = expiry.unwrap_or(state.expiry).min(EXPIRY_MAX);
+        }
+        let expiry = state.expiry;
         state.timer = Some(self.shard.spawn(async move {
             node.shard.sleep(expiry).await;
             node.end(&ends);
