@@ -9,16 +9,18 @@
 //! connection ([`broker`]) is asked there. A message goes to each shard once ([`node`]), where the filters of all sessions are a
 //! tree ([`topics`]). Everything is in memory.
 //!
-//! * Supported: QoS 0 and 1, retained messages, wills, wildcards, `$` topics, keep-alive, sessions that outlive their connection for
-//!   a day at most, take-over of a client id, receive maximum, maximum packet size, message expiry, no local,
-//!   retain as published, retain handling.
+//! * Supported: QoS 0 and 1, retained messages, wills, wildcards, `$` topics, keep-alive, sessions that outlive their connection
+//!   for a day at most, take-over of a client id, receive maximum, maximum packet size, message expiry, no local, retain as
+//!   published, retain handling.
 //! * Refused: QoS 2 (subscribed to, it is granted as QoS 1), topic aliases, ids of subscriptions, shared subscriptions, enhanced
 //!   authentication. The delay of a will is ignored.
 //! * There is no authentication: any user name and password are welcome, and by WebSocket the pages of every origin. For TLS see
 //!   the example `tls_echo`: an endpoint with `.tls(..)` is all that it takes.
-//! * Messages for a client that reads or acknowledges too slowly, or with QoS 1 is not connected, wait up to `--session-bytes-max`;
-//!   what comes then is dropped for it, retained messages too. Without room in `--retained-bytes-max` a message is passed on and
-//!   not retained. Filters of a client that overlap bring a message once for each.
+//! * Messages for a client that reads or acknowledges too slowly, or with QoS 1 is not connected, wait up to
+//!   `--session-bytes-max`; what comes then is dropped for it, retained messages too. A retained message without room in
+//!   `--retained-bytes-max`, a packet above 256 KiB and a will above 4 KiB end the connection that sends them. Filters of a client
+//!   that overlap bring a message once for each.
+//! * All shards retain the same messages, since each topic has a shard that all others hear of it from.
 
 mod broker;
 mod node;

@@ -198,8 +198,8 @@ impl Node {
         self.kept_bytes.update(|all| all - bytes);
     }
 
-    /// Has a message wait for a client, and sends it if that may be. Without room it is dropped, and so it is with QoS 0 where the
-    /// client is not connected.
+    /// Has a message wait for a client, and sends it if that may be. Without room it is dropped, and so it is with QoS 0 where
+    /// the client is not connected.
     pub fn keep(self: &Rc<Self>, session: &Rc<Session>, of: &Arc<Publication>, options: u8, retain: bool) {
         let mut state = session.borrow_mut();
         let (publication, qos) = (of.clone(), of.qos.min(granted(options)));
