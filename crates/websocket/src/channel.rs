@@ -301,6 +301,7 @@ impl WebSocketChannel {
             mask::apply(&mut frame[size..], mask);
             return self.control(header.opcode, &frame[size..]);
         }
+        self.common.options.check_kind(kind_of(header.opcode))?;
         let is_message =
             header.fin && header.rsv == 0 && self.busy.as_ref().is_none_or(|busy| busy.message.is_none());
         let has_all = (wire.len() - size) as u64 >= header.len;
@@ -331,6 +332,7 @@ impl WebSocketChannel {
         let mask = header.check_client(compresses)?;
         if !header.opcode.is_control() {
             busy.kept_len = 0;
+            self.common.options.check_kind(kind_of(header.opcode))?;
             return self.begin(header, mask, None, wire);
         }
         // At most 139.
@@ -372,6 +374,7 @@ impl WebSocketChannel {
             && let Ok(mask) = next.check_client(false)
             && next.fin
             && matches!(next.opcode, Opcode::Text | Opcode::Binary)
+            && self.common.options.check_kind(kind_of(next.opcode)).is_ok()
             && next.len <= most.min(MOVED_BYTES_MAX as u64)
             && (bytes.len() - taken - size) as u64 >= next.len
         {

@@ -3,7 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::close;
 use crate::extension::Extension;
+use crate::frame::Violation;
+use crate::messages::Kind;
 use crate::upgrade::{Accept, Reject, Upgrade};
 
 /// Bytes of a message by default.
@@ -34,6 +37,7 @@ type MakeExtension = dyn Fn() -> Box<dyn Extension> + Send + Sync;
 pub struct WebSocketOptions {
     pub(crate) message_bytes_max: usize,
     pub(crate) text: bool,
+    pub(crate) binary_only: bool,
     protocols: Arc<[Arc<str>]>,
     origins: Option<Arc<[String]>>,
     decide: Option<Arc<Decide>>,
@@ -46,6 +50,7 @@ impl WebSocketOptions {
         WebSocketOptions {
             message_bytes_max: MESSAGE_BYTES_MAX,
             text: false,
+            binary_only: false,
             protocols: Arc::new([]),
             origins: None,
             decide: None,
@@ -71,6 +76,14 @@ impl WebSocketOptions {
     #[must_use]
     pub fn text(self) -> WebSocketOptions {
         WebSocketOptions { text: true, ..self }
+    }
+
+    /// Refuses messages of text: one ends its connection by the code 1003, as soon as its header is there. For protocols of bytes,
+    /// as MQTT, which ask for that. By default both kinds are taken, also where the bytes of all messages are a stream. Sockets
+    /// inside HTTP take both: their messages name their kind.
+    #[must_use]
+    pub fn binary_only(self) -> WebSocketOptions {
+        WebSocketOptions { binary_only: true, ..self }
     }
 
     /// What may be spoken above WebSocket: the first of these that a client offers is chosen. A client that offers none of them
@@ -114,6 +127,16 @@ impl WebSocketOptions {
         self.message_bytes_max
     }
 
+    /// Refuses a kind of message that is not taken.
+    ///
+    /// # Errors
+    /// A text where [bytes alone](WebSocketOptions::binary_only) are taken.
+    pub(crate) fn check_kind(&self, kind: Kind) -> Result<(), Violation> {
+        let what = "a message of text where bytes alone are taken";
+        let is_taken = kind == Kind::Binary || !self.binary_only;
+        if is_taken { Ok(()) } else { Err(Violation { code: close::UNSUPPORTED, what }) }
+    }
+
     /// Decides about a request.
     pub(crate) fn decide(&self, upgrade: &Upgrade<'_>) -> Result<Accept, Reject> {
         if let (Some(origins), Some(origin)) = (&self.origins, upgrade.origin())
@@ -144,6 +167,7 @@ impl fmt::Debug for WebSocketOptions {
         f.debug_struct("WebSocketOptions")
             .field("message_bytes_max", &self.message_bytes_max)
             .field("text", &self.text)
+            .field("binary_only", &self.binary_only)
             .field("protocols", &self.protocols)
             .field("origins", &self.origins)
             .finish_non_exhaustive()

@@ -1,4 +1,6 @@
-//! Packets of MQTT 3.1.1 and 5: how bytes are cut into them, what clients send, and what they are sent.
+//! Packets of MQTT 3.1.1 and 5: how bytes are cut into them, how they are read, and how they are written.
+//!
+//! A packet of 3.1.1 is read as one of version 5 without properties, so both versions are one from here on.
 
 use std::fmt;
 use std::rc::Rc;
@@ -9,7 +11,10 @@ use bytes::Bytes;
 use ringserve::framing::{
     Cut, EncodeError, Encoding, FrameError, Framing, Outbox, Payload, Raw, TypedFraming,
 };
-use ringserve::{LocalHandle, PushError, Shard, time::Time};
+use ringserve::time::Time;
+
+/// Bytes of a packet at most.
+pub const PACKET_BYTES_MAX: usize = 256 << 10;
 
 /// Cuts bytes into packets: a byte with type and flags, a length of one to four bytes, and as many bytes.
 #[derive(Clone)]
@@ -26,19 +31,17 @@ impl TypedFraming for Mqtt {
             let Some(&byte) = bytes.get(at) else { return Ok(Cut::More(at + 1 - bytes.len())) };
             len |= usize::from(byte & 0x7F) << (7 * (at - 1));
             if byte == 0 && at > 1 {
-                return Err(FrameError::coded(0x81, "the remaining length has more bytes than it needs"));
+                break;
             }
             if byte & 0x80 == 0 {
                 let (skip, consumed, head) = (at + 1, at + 1 + len, bytes[0]);
-                let missing = consumed.saturating_sub(bytes.len());
-                return Ok(if missing > 0 {
-                    Cut::More(missing)
-                } else {
-                    Cut::Frame { skip, len, consumed, head }
+                return Ok(match consumed.saturating_sub(bytes.len()) {
+                    0 => Cut::Frame { skip, len, consumed, head },
+                    missing => Cut::More(missing),
                 });
             }
         }
-        Err(FrameError::coded(0x81, "the remaining length has more than four bytes"))
+        Err(FrameError::coded(0x81, "the remaining length has more bytes than four, or than it needs"))
     }
 
     fn write(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
@@ -60,16 +63,12 @@ pub enum Reason {
     IdNotValid = 0x85,
     ServerBusy = 0x89,
     ShuttingDown = 0x8B,
-    BadAuthentication = 0x8C,
     TakenOver = 0x8E,
     FilterInvalid = 0x8F,
     TopicInvalid = 0x90,
-    AliasInvalid = 0x94,
     TooLarge = 0x95,
     QuotaExceeded = 0x97,
     QosNotSupported = 0x9B,
-    SharedNotSupported = 0x9E,
-    IdsNotSupported = 0xA1,
 }
 
 impl fmt::Display for Reason {
@@ -88,13 +87,29 @@ pub enum Version {
     Five,
 }
 
+/// What servers say in version 5 before they close a connection: the code, and its name if the client takes as long a packet.
+pub fn disconnect(reason: Reason, packet_max: u32) -> Vec<u8> {
+    let name = format!("{reason:?}");
+    let len = name.len() as u8;
+    let named = [&[len + 3, 0x1F, 0, len], name.as_bytes()].concat();
+    packet(0xE0, &[&[reason as u8], if packet_max < 64 { &[] } else { &named }])
+}
+
+/// Which properties may occur.
+const OF_PUBLISH: &[u8] = &[0x01, 0x02, 0x03, 0x08, 0x09, 0x26];
+const OF_WILL: &[u8] = &[0x01, 0x02, 0x03, 0x08, 0x09, 0x18, 0x26];
+const OF_CONNECT: &[u8] = &[0x11, 0x17, 0x19, 0x21, 0x22, 0x26, 0x27];
+
 /// What is left of a packet.
-pub struct Reader<'a>(pub &'a [u8]);
+pub struct Reader<'a> {
+    pub left: &'a [u8],
+    pub version: Version,
+}
 
 impl<'a> Reader<'a> {
     fn take(&mut self, len: usize) -> Read<&'a [u8]> {
-        let (taken, rest) = self.0.split_at_checked(len).ok_or(Reason::MalformedPacket)?;
-        self.0 = rest;
+        let (taken, left) = self.left.split_at_checked(len).ok_or(Reason::MalformedPacket)?;
+        self.left = left;
         Ok(taken)
     }
 
@@ -117,6 +132,14 @@ impl<'a> Reader<'a> {
         text.ok_or(Reason::MalformedPacket)
     }
 
+    /// What a SUBSCRIBE says behind a filter.
+    pub fn options(&mut self) -> Read<u8> {
+        let reserved = if self.version == Version::Five { 0xC0 } else { 0xFC };
+        let options = self.number(1)? as u8;
+        let is_sound = options & reserved == 0 && options & 3 != 3 && options & 0x30 != 0x30;
+        if is_sound { Ok(options) } else { Err(Reason::MalformedPacket) }
+    }
+
     fn varint(&mut self) -> Read<u32> {
         let mut number = 0;
         for shift in [0, 7, 14, 21] {
@@ -129,124 +152,105 @@ impl<'a> Reader<'a> {
         Err(Reason::MalformedPacket)
     }
 
-    /// Reads the properties of a packet of version 5, of which these identifiers may occur. `found` is told each with its number,
-    /// if it is one, and all its bytes.
-    pub fn properties(
-        &mut self,
-        version: Version,
-        allowed: &[u8],
-        mut found: impl FnMut(u8, u32, &[u8]),
-    ) -> Read<()> {
-        if version == Version::Three {
-            return Ok(());
+    /// Reads the properties, of which these may occur.
+    pub fn properties(&mut self, allowed: &[u8]) -> Read<Properties> {
+        let mut found = Properties::default();
+        if self.version == Version::Three {
+            return Ok(found);
         }
-        let len = self.varint()?;
-        let (mut rest, mut seen) = (Reader(self.take(len as usize)?), 0u64);
-        while let Some(&id) = rest.0.first() {
+        let len = self.varint()? as usize;
+        let mut rest = Reader { left: self.take(len)?, ..*self };
+        while let [id, ..] = *rest.left {
             // Only a user property may come twice.
-            if !allowed.contains(&id) || id != 0x26 && seen & 1 << id != 0 {
+            if !allowed.contains(&id) || id != 0x26 && found.number(id).is_some() {
                 return Err(Reason::ProtocolError);
             }
-            let from = rest.0;
+            let from = rest.left;
             rest.take(1)?;
-            seen |= 1 << id;
             let number = match id {
                 0x01 | 0x17 | 0x19 => rest.number(1)?,
-                0x21..=0x23 => rest.number(2)?,
+                0x21 | 0x22 => rest.number(2)?,
                 0x02 | 0x11 | 0x18 | 0x27 => rest.number(4)?,
-                0x0B => rest.varint()?,
-                0x09 | 0x16 => rest.binary().map(|_| 0)?,
+                0x09 => rest.binary().map(|_| 0)?,
                 0x26 => rest.text().and_then(|_| rest.text()).map(|_| 0)?,
                 _ => rest.text().map(|_| 0)?,
             };
-            found(id, number, &from[..from.len() - rest.0.len()]);
+            found.numbers.push((id, number));
+            if ![0x02, 0x18].contains(&id) {
+                found.passed_on.extend_from_slice(&from[..from.len() - rest.left.len()]);
+            }
         }
-        Ok(())
-    }
-
-    pub fn version(&mut self) -> Read<Version> {
-        match (self.text()?, self.number(1)?) {
-            ("MQTT", 4) => Ok(Version::Three),
-            ("MQTT", 5) => Ok(Version::Five),
-            ("MQTT" | "MQIsdp", _) => Err(Reason::UnsupportedVersion),
-            _ => Err(Reason::MalformedPacket),
-        }
+        Ok(found)
     }
 
     pub fn end(&self) -> Read<()> {
-        if self.0.is_empty() { Ok(()) } else { Err(Reason::MalformedPacket) }
+        if self.left.is_empty() { Ok(()) } else { Err(Reason::MalformedPacket) }
     }
 }
 
-/// True if a message may be published under this name.
-pub fn is_topic(topic: &str) -> bool {
-    !topic.is_empty() && !topic.contains(['+', '#'])
+/// The properties of a packet of version 5.
+#[derive(Default)]
+pub struct Properties {
+    /// Each with its number; 0 for those that are none.
+    numbers: Vec<(u8, u32)>,
+    /// Those of a message that subscribers are sent as they are.
+    passed_on: Vec<u8>,
 }
 
-/// A message, shared by all that are sent it: the payload is copied once, out of the receive buffer.
-#[derive(Clone, Debug, Default)]
+impl Properties {
+    fn number(&self, id: u8) -> Option<u32> {
+        self.numbers.iter().find(|(of, _)| *of == id).map(|(_, number)| *number)
+    }
+
+    pub fn seconds(&self, id: u8) -> Option<Duration> {
+        self.number(id).map(|seconds| Duration::from_secs(seconds.into()))
+    }
+}
+
+/// A message, shared by all sessions that are sent it: the payload is copied once, out of the receive buffer.
+#[derive(Clone, Default)]
 pub struct Publication {
     pub topic: Bytes,
-    /// Those that are passed on as they are.
-    pub properties: Bytes,
     pub payload: Bytes,
     pub qos: u8,
     pub retain: bool,
-    /// The end of its Message Expiry Interval.
+    /// Those that are passed on as they are.
+    pub properties: Bytes,
+    /// Its Message Expiry Interval, and the end of that, which counts from the publication on.
+    pub lifetime: Option<Duration>,
     pub expires: Option<Time>,
     /// The client id of its publisher.
     pub from: Arc<str>,
 }
 
+/// True if a message may be published under this name.
+pub fn is_topic(topic: &[u8]) -> bool {
+    !topic.is_empty() && !topic.contains(&b'+') && !topic.contains(&b'#')
+}
+
 impl Publication {
     /// Reads a PUBLISH, with its packet id; 0 with QoS 0.
-    pub fn read(
-        kind: u8,
-        body: &Bytes,
-        version: Version,
-        from: &Arc<str>,
-        shard: &Shard,
-    ) -> Read<(u16, Publication)> {
-        let (mut rest, qos) = (Reader(body), kind >> 1 & 3);
-        match qos {
-            0 if kind & 8 != 0 => return Err(Reason::MalformedPacket),
-            2 => return Err(Reason::QosNotSupported),
-            3 => return Err(Reason::MalformedPacket),
-            _ => {}
+    pub fn read(head: u8, version: Version, packet: &Bytes) -> Read<(u16, Publication)> {
+        let (mut rest, qos) = (Reader { left: packet, version }, head >> 1 & 3);
+        if qos == 3 || qos == 0 && head & 8 != 0 {
+            return Err(Reason::MalformedPacket);
         }
         let topic = rest.text()?;
         let id = if qos == 0 { 0 } else { rest.packet_id()? };
-        let (mut alias, mut lifetime, mut properties) = (false, None, Vec::new());
-        rest.properties(
-            version,
-            &[0x01, 0x02, 0x03, 0x08, 0x09, 0x23, 0x26],
-            |id, number, bytes| match id {
-                0x02 => lifetime = Some(number),
-                0x23 => alias = true,
-                _ => properties.extend_from_slice(bytes),
-            },
-        )?;
-        if alias {
-            return Err(Reason::AliasInvalid);
-        }
-        if !is_topic(topic) {
+        let properties = rest.properties(OF_PUBLISH)?;
+        let (topic, payload) = (packet.slice_ref(topic.as_bytes()), packet.slice_ref(rest.left));
+        Ok((id, Publication::new(topic, payload, qos, head & 1 != 0, properties)?))
+    }
+
+    fn new(topic: Bytes, payload: Bytes, qos: u8, retain: bool, given: Properties) -> Read<Publication> {
+        if !is_topic(&topic) {
             return Err(Reason::TopicInvalid);
         }
-        let (topic, properties, payload) =
-            (body.slice_ref(topic.as_bytes()), properties.into(), body.slice_ref(rest.0));
-        let expires = lifetime.map(|seconds| shard.now() + Duration::from_secs(seconds.into()));
-        Ok((
-            id,
-            Publication {
-                topic,
-                properties,
-                payload,
-                qos,
-                retain: kind & 1 != 0,
-                expires,
-                from: from.clone(),
-            },
-        ))
+        if qos > 1 {
+            return Err(Reason::QosNotSupported);
+        }
+        let (lifetime, properties) = (given.seconds(0x02), given.passed_on.into());
+        Ok(Publication { topic, payload, qos, retain, properties, lifetime, ..Publication::default() })
     }
 
     /// What it counts for where it is kept.
@@ -254,94 +258,62 @@ impl Publication {
         self.topic.len() + self.properties.len() + self.payload.len() + 128
     }
 
-    /// Its Message Expiry Interval is over.
-    pub fn is_over(&self, shard: &Shard) -> bool {
-        self.expires.is_some_and(|at| at <= shard.now())
-    }
-}
-
-/// What is published for a client that was lost.
-#[derive(Clone, Debug)]
-pub struct Will {
-    publication: Publication,
-    pub delay: Duration,
-    lifetime: Option<u32>,
-}
-
-impl Will {
-    pub fn bytes(&self) -> usize {
-        self.publication.bytes()
-    }
-
-    /// Its message, at the time at which it is published.
-    pub fn publication(self, from: &Arc<str>, shard: &Shard) -> Publication {
-        let expires = self.lifetime.map(|seconds| shard.now() + Duration::from_secs(seconds.into()));
-        Publication { expires, from: from.clone(), ..self.publication }
+    /// As a PUBLISH with these flags, with an id if it has QoS 1, and with what is left of its lifetime.
+    pub fn encode(&self, version: Version, flags: u8, id: u16, left: Option<Duration>) -> Vec<u8> {
+        let mut properties = Vec::new();
+        if version == Version::Five {
+            put_varint(&mut properties, self.properties.len() + left.map_or(0, |_| 5));
+            if let Some(left) = left {
+                properties.push(0x02);
+                properties.extend_from_slice(&(left.as_secs() as u32).to_be_bytes());
+            }
+            properties.extend_from_slice(&self.properties);
+        }
+        let (topic_len, id) = ((self.topic.len() as u16).to_be_bytes(), id.to_be_bytes());
+        let id = if flags & 2 != 0 { &id[..] } else { &[] };
+        packet(0x30 | flags, &[&topic_len, &self.topic, id, &properties, &self.payload])
     }
 }
 
 /// A CONNECT, without user name and password, of which this broker asks nothing.
+#[derive(Clone)]
 pub struct Connect {
-    pub id: String,
+    pub version: Version,
+    pub id: Arc<str>,
+    /// The client gave no id.
+    pub is_assigned: bool,
     pub is_clean: bool,
-    pub keep_alive: u16,
-    /// Seconds for which the session outlives the connection.
-    pub expiry: u32,
+    /// For how long the session outlives the connection.
+    pub expiry: Duration,
+    /// In seconds; 0 for none.
+    pub keep_alive: u32,
+    /// Messages of QoS 1 that are not acknowledged, and bytes of a packet: what the client takes at most.
     pub receive_max: u32,
     pub packet_max: u32,
-    pub will: Option<Will>,
+    pub will: Option<Publication>,
 }
 
 impl Connect {
-    /// Reads what follows the version.
-    pub fn read(version: Version, mut rest: Reader<'_>) -> Read<Connect> {
-        let (flags, keep_alive) = (rest.number(1)?, rest.number(2)? as u16);
+    /// Reads what is behind the version.
+    pub fn read(mut rest: Reader<'_>) -> Read<Connect> {
+        let (version, is_three) = (rest.version, rest.version == Version::Three);
+        let (flags, keep_alive) = (rest.number(1)?, rest.number(2)?);
         let (is_clean, has_will, qos) = (flags & 2 != 0, flags & 4 != 0, (flags >> 3 & 3) as u8);
-        let password_alone = version == Version::Three && flags & 0xC0 == 0x40;
-        if flags & 1 != 0 || qos == 3 || !has_will && flags & 0x38 != 0 || password_alone {
+        if flags & 1 != 0 || qos == 3 || !has_will && flags & 0x38 != 0 {
             return Err(Reason::MalformedPacket);
         }
-        if qos == 2 {
-            return Err(Reason::QosNotSupported);
-        }
-        let expiry = if version == Version::Three && !is_clean { u32::MAX } else { 0 };
-        let (id, receive_max, packet_max, will) = (String::new(), 0xFFFF, u32::MAX, None);
-        let mut connect = Connect { id, is_clean, keep_alive, expiry, receive_max, packet_max, will };
-        let mut authenticates = false;
-        let allowed = [0x11, 0x15, 0x16, 0x17, 0x19, 0x21, 0x22, 0x26, 0x27];
-        rest.properties(version, &allowed, |id, number, _| match id {
-            0x11 => connect.expiry = number,
-            0x15 | 0x16 => authenticates = true,
-            0x21 => connect.receive_max = number,
-            0x27 => connect.packet_max = number,
-            _ => {}
-        })?;
-        if authenticates {
-            return Err(Reason::BadAuthentication);
-        }
-        if connect.receive_max == 0 || connect.packet_max == 0 {
+        let given = rest.properties(OF_CONNECT)?;
+        let of_version = if is_three && !is_clean { Duration::MAX } else { Duration::ZERO };
+        let expiry = given.seconds(0x11).unwrap_or(of_version);
+        let [receive_max, packet_max] = [0x21, 0x27].map(|id| given.number(id).unwrap_or(0xFFFF_FFFF));
+        if receive_max == 0 || packet_max == 0 {
             return Err(Reason::ProtocolError);
         }
-        connect.id = rest.text()?.to_owned();
+        let (id, mut will) = (Arc::<str>::from(rest.text()?), None);
         if has_will {
-            let (mut delay, mut lifetime, mut properties) = (0, None, Vec::new());
-            rest.properties(
-                version,
-                &[0x01, 0x02, 0x03, 0x08, 0x09, 0x18, 0x26],
-                |id, number, bytes| match id {
-                    0x02 => lifetime = Some(number),
-                    0x18 => delay = number,
-                    _ => properties.extend_from_slice(bytes),
-                },
-            )?;
-            let (topic, payload) = (rest.text()?, Bytes::copy_from_slice(rest.binary()?));
-            if !is_topic(topic) {
-                return Err(Reason::TopicInvalid);
-            }
-            let (topic, properties, retain) = (topic.to_owned().into(), properties.into(), flags & 0x20 != 0);
-            let publication =
-                Publication { topic, properties, payload, qos, retain, ..Publication::default() };
-            connect.will = Some(Will { publication, delay: Duration::from_secs(delay.into()), lifetime });
+            let given = rest.properties(OF_WILL)?;
+            let (topic, payload) = (rest.text()?.to_owned().into(), rest.binary()?.to_vec().into());
+            will = Some(Publication::new(topic, payload, qos, flags & 0x20 != 0, given)?);
         }
         if flags & 0x80 != 0 {
             rest.text()?;
@@ -349,7 +321,27 @@ impl Connect {
         if flags & 0x40 != 0 {
             rest.binary()?;
         }
-        rest.end().map(|()| connect)
+        rest.end()?;
+        let is_assigned = id.is_empty();
+        Ok(Connect { version, id, is_assigned, is_clean, expiry, keep_alive, receive_max, packet_max, will })
+    }
+
+    /// Its CONNACK.
+    pub fn answer(&self, is_present: bool) -> Vec<u8> {
+        let flags_and_code = [u8::from(is_present), 0];
+        if self.version == Version::Three {
+            return packet(0x20, &[&flags_and_code]);
+        }
+        // QoS 1 at most, no ids of subscriptions, no shared ones, the largest packet, and how long the session lasts.
+        let mut properties = vec![0x24, 1, 0x29, 0, 0x2A, 0, 0x27];
+        properties.extend_from_slice(&(PACKET_BYTES_MAX as u32).to_be_bytes());
+        properties.push(0x11);
+        properties.extend_from_slice(&(self.expiry.as_secs() as u32).to_be_bytes());
+        if self.is_assigned {
+            properties.extend_from_slice(&[0x12, 0, self.id.len() as u8]);
+            properties.extend_from_slice(self.id.as_bytes());
+        }
+        packet(0x20, &[&flags_and_code, &[properties.len() as u8], &properties])
     }
 }
 
@@ -361,65 +353,12 @@ fn put_varint(out: &mut Vec<u8>, mut number: usize) {
     out.push(number as u8);
 }
 
-/// A packet of this type and flags.
-pub fn packet(kind: u8, body: &[u8]) -> Vec<u8> {
-    let mut out = vec![kind];
-    put_varint(&mut out, body.len());
-    out.extend_from_slice(body);
+/// A packet of this type and flags, in parts.
+pub fn packet(head: u8, parts: &[&[u8]]) -> Vec<u8> {
+    let len = parts.iter().map(|part| part.len()).sum();
+    let mut out = Vec::with_capacity(5 + len);
+    out.push(head);
+    put_varint(&mut out, len);
+    parts.iter().for_each(|part| out.extend_from_slice(part));
     out
-}
-
-/// How a message is written, where subscribers differ.
-#[derive(Clone, Copy, PartialEq)]
-pub struct Form {
-    pub version: Version,
-    pub qos: u8,
-    pub retain: bool,
-    /// It was sent before.
-    pub dup: bool,
-}
-
-/// A PUBLISH: its parts around the packet id, written once for all subscribers that take it in one form.
-pub struct Publish {
-    head: Vec<u8>,
-    properties: Vec<u8>,
-    payload: Bytes,
-}
-
-impl Publish {
-    pub fn new(of: &Publication, form: Form, shard: &Shard) -> Publish {
-        let (mut head, mut properties) = (Vec::with_capacity(of.topic.len() + 7), Vec::new());
-        if form.version == Version::Five {
-            let left = of.expires.map(|at| (at - shard.now()).as_secs() as u32);
-            put_varint(&mut properties, of.properties.len() + left.map_or(0, |_| 5));
-            if let Some(left) = left {
-                properties.push(0x02);
-                properties.extend_from_slice(&left.to_be_bytes());
-            }
-            properties.extend_from_slice(&of.properties);
-        }
-        head.push(0x30 | u8::from(form.dup) << 3 | form.qos << 1 | u8::from(form.retain));
-        let id_len = 2 * usize::from(form.qos);
-        put_varint(&mut head, 2 + of.topic.len() + id_len + properties.len() + of.payload.len());
-        head.extend_from_slice(&(of.topic.len() as u16).to_be_bytes());
-        head.extend_from_slice(&of.topic);
-        Publish { head, properties, payload: of.payload.clone() }
-    }
-
-    pub fn bytes(&self) -> usize {
-        let id_len = 2 * usize::from(self.head[0] >> 1 & 1);
-        self.head.len() + id_len + self.properties.len() + self.payload.len()
-    }
-
-    /// Queues it for a client. From 32 KiB on the payload is shared with all others that are sent it, below it is copied.
-    pub fn push(&self, to: &LocalHandle, id: Option<u16>) -> Result<(), PushError> {
-        let id_bytes = id.unwrap_or_default().to_be_bytes();
-        let id = if id.is_some() { &id_bytes[..] } else { &[] };
-        to.push_parts([
-            (&self.head).into(),
-            id.into(),
-            (&self.properties).into(),
-            Payload::from(self.payload.clone()),
-        ])
-    }
 }

@@ -1,214 +1,257 @@
-//! The sessions whose home a shard is, wherever their clients are connected.
+//! The sessions whose home a shard is, wherever their clients are connected: what they subscribe to, and the messages that wait.
+//!
+//! ```text
+//!   keep ──▶ waiting ── the connection has room, and the client takes more ──▶ in flight ── acknowledged ──▶
+//!               ▲                        (QoS 0 ends here)                        │
+//!               └────────────────── the client connects again ◀──────────────────┘
+//! ```
 
 use std::cell::RefCell;
+use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use ringserve::task::JoinHandle;
+use ringserve::{ConnHandle, ConnId, PushError};
 
-use crate::node::Node;
-use crate::packet::{Publication, Read, Reason, Will};
-use crate::session::{Answer, Attach, Goodbye, Kept, Message, Place, Session, State};
-use crate::topics::{Options, filter_bytes};
+use crate::node::{Answer, Node, Request};
+use crate::packet::{Connect, Publication, Reason, Version, disconnect};
+use crate::topics::{filter_bytes, is_filter};
 
 /// Messages of QoS 1 that a client is sent before it acknowledges the first, if it takes that many.
 const IN_FLIGHT_MAX: usize = 64;
 
+/// For how long a session outlives its connection at most.
+const EXPIRY_MAX: Duration = Duration::from_secs(86_400);
+
+pub type Session = RefCell<State>;
+
+/// What the home of a client keeps of it, connected or not.
+#[derive(Default)]
+pub struct State {
+    pub id: Arc<str>,
+    connection: Option<(ConnHandle, Box<Connect>)>,
+    /// The connection has no room. A task goes on once it has.
+    is_stalled: bool,
+    filters: BTreeSet<Arc<str>>,
+    /// Messages that wait, those first that were sent on a connection before.
+    waiting: VecDeque<Kept>,
+    in_flight: VecDeque<Kept>,
+    /// What is published if the client is lost.
+    will: Option<Publication>,
+    /// Of filters and of messages.
+    bytes: usize,
+    last_id: u16,
+    /// How long it outlives its connection, and the task that ends it then.
+    expiry: Duration,
+    timer: Option<JoinHandle<()>>,
+}
+
+/// A message for a client. One of QoS 1 is kept until it is acknowledged.
+struct Kept {
+    publication: Arc<Publication>,
+    qos: u8,
+    retain: bool,
+    is_dup: bool,
+    /// 0 until it is sent with QoS 1.
+    id: u16,
+}
+
+/// The QoS of a subscription: a client that asks for QoS 2 is granted QoS 1.
+fn granted(options: u8) -> u8 {
+    (options & 3).min(1)
+}
+
 impl Node {
-    pub fn attach(self: &Rc<Self>, shard: usize, attach: Attach) -> Read<Answer> {
-        let mut old = self.sessions.borrow().get(&attach.id).cloned();
-        let will_bytes = attach.will.as_ref().map_or(0, Will::bytes);
-        let is_one_more = old.is_none() && self.sessions.borrow().len() >= self.bounds.sessions_max;
-        // The client's last will makes room, and so does all that a clean start ends.
-        let left = old.as_ref().map_or(0, |session| {
-            let state = session.state.borrow();
-            state.will_bytes + if attach.is_clean { state.bytes } else { 0 }
-        });
-        if is_one_more || self.kept_bytes.get() - left + will_bytes > self.bounds.sessions_bytes_max {
+    /// Gives a session to a connection, which is sent its CONNACK before all else.
+    pub fn attach(self: &Rc<Self>, connection: ConnHandle, mut connect: Box<Connect>) -> Answer {
+        let (id, old) = (connect.id.clone(), self.sessions.borrow().get(&connect.id).cloned());
+        if old.is_none() && self.sessions.borrow().len() >= self.bounds.sessions_max {
             return Err(Reason::QuotaExceeded);
         }
-        if let Some(session) = &old {
-            let (before, will, ends) = {
-                let mut state = session.state.borrow_mut();
-                let (before, will) = (state.connection.take(), state.will.take());
-                let ends = attach.is_clean || state.expiry.is_zero();
-                state.timer.take().inspect(JoinHandle::abort);
-                // One with a delay is not published if the session goes on.
-                (before, will.filter(|will| ends || before.is_some() && will.delay.is_zero()), ends)
-            };
-            if let Some((shard, connection)) = before {
-                self.post(shard, Message::Evict(connection));
-            }
-            self.publish_will(session, will);
-            if ends {
-                self.end(session);
-                old = None;
-            }
-        }
-        let is_present = old.is_some();
+        let kept = old.filter(|session| self.take_over(session, connect.is_clean));
+        connect.expiry = connect.expiry.min(EXPIRY_MAX);
+        // The connection was sent nothing before, so there is room.
+        let _gone = connection.push_raw(connect.answer(kept.is_some()));
         let session =
-            old.unwrap_or_else(|| Rc::new(Session { id: attach.id.clone(), state: RefCell::default() }));
-        self.sessions.borrow_mut().insert(attach.id, session.clone());
-        let filters = {
-            let mut state = session.state.borrow_mut();
-            state.connection = Some((shard, attach.connection));
-            state.in_flight_max = attach.in_flight_max.min(IN_FLIGHT_MAX);
-            (state.expiry, state.will) = (attach.expiry, attach.will);
-            self.kept_bytes.update(|bytes| bytes + will_bytes - state.will_bytes);
-            state.will_bytes = will_bytes;
-            // What the client did not acknowledge is sent again, in order.
-            while let Some(kept) = state.in_flight.pop_back() {
-                state.waiting.push_front(kept);
-            }
-            state.filters.iter().map(|(filter, options)| (filter.clone(), *options)).collect()
-        };
+            kept.unwrap_or_else(|| Rc::new(RefCell::new(State { id: id.clone(), ..State::default() })));
+        self.sessions.borrow_mut().insert(id, session.clone());
+        let mut state = session.borrow_mut();
+        (state.will, state.expiry, state.is_stalled) = (connect.will.take(), connect.expiry, false);
+        state.connection = Some((connection, connect));
+        drop(state);
         self.send_waiting(&session);
-        Ok(Answer { is_present, filters, ..Answer::default() })
+        Ok(0)
     }
 
-    pub fn detach(self: &Rc<Self>, id: &Arc<str>, from: Place, goodbye: Goodbye) {
-        let Some(session) = self.session(id, from) else { return };
-        let mut state = session.state.borrow_mut();
-        state.connection = None;
-        state.expiry = goodbye.expiry.unwrap_or(state.expiry);
-        if goodbye.drops_will {
-            state.will = None;
+    /// Ends what a session has of its last connection, for the next one. False if the session ends with it.
+    fn take_over(self: &Rc<Self>, session: &Rc<Session>, is_clean: bool) -> bool {
+        let mut state = session.borrow_mut();
+        state.timer.take().inspect(JoinHandle::abort);
+        if let Some((connection, last)) = state.connection.take() {
+            if last.version == Version::Five {
+                let _full_or_gone = connection.push_raw(disconnect(Reason::TakenOver, last.packet_max));
+            }
+            connection.close();
         }
-        let (expiry, delay) = (state.expiry, state.will.as_ref().map_or(Duration::ZERO, |will| will.delay));
-        let delay = delay.min(expiry);
-        let will = state.will.take_if(|_| delay.is_zero());
-        if !expiry.is_zero() {
-            let (node, session) = (self.clone(), session.clone());
-            state.timer = Some(self.shard.spawn(async move {
-                node.shard.sleep(delay).await;
-                let will = session.state.borrow_mut().will.take();
-                node.publish_will(&session, will);
-                node.shard.sleep(expiry - delay).await;
-                node.end(&session);
-            }));
+        // What the client did not acknowledge is sent again, in order.
+        while let Some(kept) = state.in_flight.pop_back() {
+            state.waiting.push_front(Kept { is_dup: true, ..kept });
+        }
+        let goes_on = !is_clean && !state.expiry.is_zero();
+        drop(state);
+        self.publish_will(session);
+        if !goes_on {
+            self.end(session);
+        }
+        goes_on
+    }
+
+    /// The session that a connection has, unless another connection has it by now.
+    pub fn session(&self, id: &str, shard: usize, connection: ConnId) -> Option<Rc<Session>> {
+        let session = self.sessions.borrow().get(id)?.clone();
+        let last = session.borrow().connection.as_ref().map(|(last, _)| (last.shard(), last.id()));
+        (last == Some((shard, connection))).then_some(session)
+    }
+
+    /// Does what a connection asks of its session.
+    pub fn serve(self: &Rc<Self>, session: &Rc<Session>, request: Request) -> u8 {
+        match request {
+            Request::Subscribe(filter, options) => return self.subscribe(session, filter, options),
+            Request::Unsubscribe(filter) => return self.unsubscribe(session, &filter),
+            Request::Acknowledged(id) => self.acknowledged(session, id),
+            Request::Closed { drops_will, expiry } => self.closed(session, drops_will, expiry),
+        }
+        0
+    }
+
+    fn subscribe(self: &Rc<Self>, session: &Rc<Session>, filter: Arc<str>, options: u8) -> u8 {
+        if !is_filter(&filter) {
+            return Reason::FilterInvalid as u8;
+        }
+        let mut state = session.borrow_mut();
+        let (id, is_new) = (state.id.clone(), !state.filters.contains(&filter));
+        if is_new && !self.count(&mut state, filter_bytes(&filter)) {
+            return Reason::QuotaExceeded as u8;
+        }
+        state.filters.insert(filter.clone());
+        drop(state);
+        self.filters.borrow_mut().insert(&filter, id, (session.clone(), options));
+        // Retained messages are asked for always, with a new filter, or never.
+        if matches!((options >> 4, is_new), (0, _) | (1, true)) {
+            for publication in self.retained.borrow().matching(&filter) {
+                self.keep(session, &publication, options, true);
+            }
+        }
+        granted(options)
+    }
+
+    fn unsubscribe(&self, session: &Session, filter: &str) -> u8 {
+        let mut state = session.borrow_mut();
+        if !state.filters.remove(filter) {
+            // "No subscription existed" is a success.
+            return 0x11;
+        }
+        self.filters.borrow_mut().remove(filter.as_bytes(), &state.id);
+        self.discount(&mut state, filter_bytes(filter));
+        0
+    }
+
+    fn acknowledged(self: &Rc<Self>, session: &Rc<Session>, id: u16) {
+        let mut state = session.borrow_mut();
+        let place = state.in_flight.iter().position(|kept| kept.id == id);
+        if let Some(kept) = place.and_then(|place| state.in_flight.remove(place)) {
+            self.discount(&mut state, kept.publication.bytes());
         }
         drop(state);
-        self.publish_will(&session, will);
-        if expiry.is_zero() {
-            self.end(&session);
-        }
+        self.send_waiting(session);
     }
 
-    fn publish_will(self: &Rc<Self>, session: &Session, will: Option<Will>) {
-        if let Some(will) = will {
-            let (node, mut publication) = (self.clone(), will.publication(&session.id, &self.shard));
-            publication.retain &= self.has_room(&publication);
-            self.shard.spawn(async move { node.publish(Arc::new(publication)).await });
+    fn closed(self: &Rc<Self>, session: &Rc<Session>, drops_will: bool, expiry: Option<Duration>) {
+        session.borrow_mut().will.take_if(|_| drops_will);
+        self.publish_will(session);
+        let (node, ends, mut state) = (self.clone(), session.clone(), session.borrow_mut());
+        state.connection = None;
+        // A session that was to end with its connection does so.
+        if !state.expiry.is_zero() {
+            state.expiry = expiry.unwrap_or(state.expiry).min(EXPIRY_MAX);
+        }
+        let expiry = state.expiry;
+        state.timer = Some(self.shard.spawn(async move {
+            node.shard.sleep(expiry).await;
+            node.end(&ends);
+        }));
+    }
+
+    fn publish_will(self: &Rc<Self>, session: &Session) {
+        if let Some(will) = session.borrow_mut().will.take() {
+            let node = self.clone();
+            self.shard.spawn(async move { node.publish(will).await });
         }
     }
 
     fn end(&self, session: &Session) {
-        self.sessions.borrow_mut().remove(&session.id);
-        let state = session.state.take();
-        state.filters.keys().for_each(|filter| self.kept.borrow_mut().remove(filter.as_bytes(), &session.id));
-        self.kept_bytes.update(|bytes| bytes - state.bytes - state.will_bytes);
+        let State { id, filters, bytes, .. } = session.take();
+        self.sessions.borrow_mut().remove(&id);
+        filters.iter().for_each(|filter| self.filters.borrow_mut().remove(filter.as_bytes(), &id));
+        self.kept_bytes.update(|all| all - bytes);
     }
 
-    /// The session of a client, unless another connection has it by now.
-    fn session(&self, id: &Arc<str>, from: Place) -> Option<Rc<Session>> {
-        let sessions = self.sessions.borrow();
-        sessions.get(id).filter(|session| session.state.borrow().connection == Some(from)).cloned()
-    }
-
-    /// Answers each filter with its code, and whether it is a new one.
-    pub fn subscribe(&self, id: &Arc<str>, from: Place, filters: Vec<(Arc<str>, Options)>) -> Read<Answer> {
-        let Some(session) = self.session(id, from) else { return Err(Reason::TakenOver) };
-        let mut state = session.state.borrow_mut();
-        let subscribe = |(filter, options): (Arc<str>, Options)| {
-            let is_new = !state.filters.contains_key(&filter);
-            let bytes = if is_new { filter_bytes(&filter) } else { 0 };
-            let is_one_more = is_new && state.filters.len() >= self.bounds.filters_max;
-            if is_one_more || !self.count(&mut state, bytes) {
-                return (Reason::QuotaExceeded as u8, false);
-            }
-            match options.qos() {
-                0 => self.kept.borrow_mut().remove(filter.as_bytes(), id),
-                _ => self.kept.borrow_mut().insert(&filter, id.clone(), (session.clone(), options)),
-            }
-            state.filters.insert(filter, options);
-            (options.qos(), is_new)
-        };
-        Ok(Answer { codes: filters.into_iter().map(subscribe).collect(), ..Answer::default() })
-    }
-
-    pub fn unsubscribe(&self, id: &Arc<str>, from: Place, filters: &[Arc<str>]) -> Read<Answer> {
-        let Some(session) = self.session(id, from) else { return Err(Reason::TakenOver) };
-        let unsubscribe = |filter: &Arc<str>| {
-            self.kept.borrow_mut().remove(filter.as_bytes(), id);
-            // "No subscription existed" is a success.
-            let mut state = session.state.borrow_mut();
-            if state.filters.remove(filter).is_none() {
-                return (0x11, false);
-            }
-            self.discount(&mut state, filter_bytes(filter));
-            (0, false)
-        };
-        Ok(Answer { codes: filters.iter().map(unsubscribe).collect(), ..Answer::default() })
-    }
-
-    /// Has a session be sent retained messages of QoS 1 behind a topic. Says behind which one to go on once it has room.
-    pub fn send_retained(
-        self: &Rc<Self>,
-        id: &Arc<str>,
-        from: Place,
-        filter: &str,
-        after: Bytes,
-    ) -> Read<Answer> {
-        let Some(session) = self.session(id, from) else { return Err(Reason::TakenOver) };
-        let next = self.retained.borrow().matching(filter, after, |publication| {
-            publication.qos == 0 || self.keep(&session, publication, true)
-        });
-        Ok(Answer { next, ..Answer::default() })
-    }
-
-    /// Keeps a message of QoS 1 for a client, and sends it if that may be. False if too many wait: then it is dropped.
-    pub fn keep(self: &Rc<Self>, session: &Session, publication: &Arc<Publication>, retain: bool) -> bool {
-        let mut state = session.state.borrow_mut();
-        if !self.count(&mut state, publication.bytes()) {
-            return false;
+    /// Has a message wait for a client, and sends it if that may be. Without room it is dropped, and so it is with QoS 0 where
+    /// the client is not connected.
+    pub fn keep(self: &Rc<Self>, session: &Rc<Session>, of: &Arc<Publication>, options: u8, retain: bool) {
+        let mut state = session.borrow_mut();
+        let (publication, qos) = (of.clone(), of.qos.min(granted(options)));
+        if qos == 0 && state.connection.is_none() || !self.count(&mut state, publication.bytes()) {
+            return;
         }
-        state.waiting.push_back(Kept { id: None, retain, publication: publication.clone() });
+        state.waiting.push_back(Kept { publication, qos, retain, is_dup: false, id: 0 });
         drop(state);
         self.send_waiting(session);
-        true
     }
 
-    fn send_waiting(self: &Rc<Self>, session: &Session) {
-        while let Some((shard, message)) = self.next_waiting(&mut session.state.borrow_mut()) {
-            self.post(shard, message);
+    /// Sends what waits, as far as the connection has room and the client takes more before it acknowledges.
+    fn send_waiting(self: &Rc<Self>, session: &Rc<Session>) {
+        let state = &mut *session.borrow_mut();
+        while let (Some((connection, client)), Some(next)) = (&state.connection, state.waiting.front_mut()) {
+            let in_flight_max = IN_FLIGHT_MAX.min(client.receive_max as usize);
+            if state.is_stalled || next.qos > 0 && state.in_flight.len() >= in_flight_max {
+                return;
+            }
+            while next.qos > 0 && next.id == 0 {
+                state.last_id = state.last_id.checked_add(1).unwrap_or(1);
+                let is_taken = state.in_flight.iter().any(|kept| kept.id == state.last_id);
+                next.id = if is_taken { 0 } else { state.last_id };
+            }
+            let left = next.publication.expires.map(|at| at - self.shard.now());
+            let flags = u8::from(next.is_dup) << 3 | next.qos << 1 | u8::from(next.retain);
+            let packet = next.publication.encode(client.version, flags, next.id, left);
+            let fits = left != Some(Duration::ZERO) && packet.len() <= client.packet_max as usize;
+            if fits && connection.push_raw(packet) == Err(PushError::Full) {
+                state.is_stalled = true;
+                let (node, session, connection) = (self.clone(), session.clone(), connection.clone());
+                self.shard.spawn(async move {
+                    connection.ready().await;
+                    session.borrow_mut().is_stalled = false;
+                    node.send_waiting(&session);
+                });
+                return;
+            }
+            let Some(sent) = state.waiting.pop_front() else { return };
+            if fits && sent.qos > 0 {
+                state.in_flight.push_back(sent);
+            } else {
+                self.discount(state, sent.publication.bytes());
+            }
         }
-    }
-
-    /// The next message for a client that is connected and may be sent one.
-    fn next_waiting(&self, state: &mut State) -> Option<(usize, Message)> {
-        let (shard, connection) = state.connection.filter(|_| state.in_flight.len() < state.in_flight_max)?;
-        let mut kept = state.waiting.pop_front()?;
-        while kept.publication.is_over(&self.shard) {
-            self.discount(state, kept.publication.bytes());
-            kept = state.waiting.pop_front()?;
-        }
-        let (dup, retain, publication) = (kept.id.is_some(), kept.retain, kept.publication.clone());
-        let mut next = state.last_id;
-        while !dup && (next == state.last_id || state.in_flight.iter().any(|kept| kept.id == Some(next))) {
-            next = next.checked_add(1).unwrap_or(1);
-        }
-        let id = *kept.id.get_or_insert(next);
-        state.last_id = next;
-        state.in_flight.push_back(kept);
-        Some((shard, Message::Deliver { connection, id, dup, retain, publication }))
     }
 
     /// Counts what is kept for a client. False, and nothing is counted, if that is too much.
     fn count(&self, state: &mut State, bytes: usize) -> bool {
         let (of_session, of_all) = (state.bytes + bytes, self.kept_bytes.get() + bytes);
-        let fits = of_session <= self.bounds.session_bytes_max() && of_all <= self.bounds.sessions_bytes_max;
+        let bounds = &self.bounds;
+        let fits = of_session <= bounds.session_bytes_max && of_all <= bounds.sessions_bytes_max;
         if fits {
             state.bytes = of_session;
             self.kept_bytes.set(of_all);
@@ -219,16 +262,5 @@ impl Node {
     fn discount(&self, state: &mut State, bytes: usize) {
         state.bytes -= bytes;
         self.kept_bytes.update(|all| all - bytes);
-    }
-
-    pub fn acknowledged(self: &Rc<Self>, id: &Arc<str>, from: Place, packet: u16) {
-        let Some(session) = self.session(id, from) else { return };
-        let mut state = session.state.borrow_mut();
-        let place = state.in_flight.iter().position(|kept| kept.id == Some(packet));
-        if let Some(kept) = place.and_then(|place| state.in_flight.remove(place)) {
-            self.discount(&mut state, kept.publication.bytes());
-        }
-        drop(state);
-        self.send_waiting(&session);
     }
 }

@@ -1,59 +1,33 @@
 //! Topics: which filters match them, and the messages that they retain.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
-use ringserve::time::Time;
 
 use crate::packet::Publication;
 
-/// What a level of a filter counts for.
+/// Bytes that a level of a filter counts for: a node of the tree.
 const LEVEL_BYTES: usize = 256;
 /// Levels of a filter at most: each is a step of a recursion.
 const LEVELS_MAX: usize = 128;
-/// Retained messages that are looked at at once, before others are served.
-const LOOKED_AT_ONCE: usize = 1000;
-/// How long a topic is remembered to have been cleared: no message is on its way between shards for longer.
-const CLEARED: Duration = Duration::from_secs(60);
+/// Bytes that a retained message counts for at least, so that a subscriber of all topics has few enough of them looked at.
+const RETAINED_BYTES_MIN: usize = 4096;
 
+/// True for a filter that is no shared one.
 pub fn is_filter(filter: &str) -> bool {
     let levels = filter.split('/').count();
     let fits = |(n, level): (usize, &str)| {
         level.len() == 1 && (level == "+" || n + 1 == levels) || !level.contains(['+', '#'])
     };
-    !filter.is_empty() && levels <= LEVELS_MAX && filter.split('/').enumerate().all(fits)
+    let is_one = !filter.is_empty() && !filter.starts_with("$share/") && levels <= LEVELS_MAX;
+    is_one && filter.split('/').enumerate().all(fits)
 }
 
 /// What a filter counts for where it is kept.
 pub fn filter_bytes(filter: &str) -> usize {
     filter.len() + LEVEL_BYTES * filter.split('/').count()
-}
-
-/// What a SUBSCRIBE says beside a filter.
-#[derive(Clone, Copy)]
-pub struct Options(pub u8);
-
-impl Options {
-    /// QoS 2 is not supported: a client that asks for it is granted QoS 1.
-    pub fn qos(self) -> u8 {
-        (self.0 & 3).min(1)
-    }
-
-    pub fn no_local(self) -> bool {
-        self.0 & 4 != 0
-    }
-
-    pub fn keeps_retain(self) -> bool {
-        self.0 & 8 != 0
-    }
-
-    /// Whether retained messages are sent: for a filter that is new, or for each one.
-    pub fn wants_retained(self, is_new: bool) -> bool {
-        matches!((self.0 >> 4 & 3, is_new), (0, _) | (1, true))
-    }
 }
 
 /// The first level of a topic or filter, and the others.
@@ -72,8 +46,8 @@ pub struct Filters<K, V> {
 
 impl<K: Ord, V> Filters<K, V> {
     pub fn insert(&mut self, filter: &str, key: K, value: V) {
-        let end =
-            filter.split('/').fold(self, |at, level| at.below.entry(level.as_bytes().into()).or_default());
+        let levels = filter.split('/');
+        let end = levels.fold(self, |at, level| at.below.entry(level.as_bytes().into()).or_default());
         end.here.insert(key, value);
     }
 
@@ -117,104 +91,39 @@ impl<K, V> Default for Filters<K, V> {
     }
 }
 
-/// Which of two messages for a topic is the later one, on whichever shards they were published: by the clock of all shards, then
-/// by a count, then by the shard.
-pub type Stamp = (Time, u64, usize);
-
-/// What a topic counts for that was cleared.
-fn cleared_bytes(topic: &Bytes) -> usize {
-    topic.len() + 128
-}
-
 /// The last retained message of each topic. Every shard has all of them, and they share the memory of the messages.
 #[derive(Default)]
-pub struct Retained {
-    pub bytes_max: usize,
-    pub bytes: usize,
-    topics: BTreeMap<Bytes, (Stamp, Option<Arc<Publication>>)>,
-    /// Topics that were cleared, in that order: a message that was published before may still come from another shard.
-    cleared: VecDeque<(Time, Bytes)>,
-}
+pub struct Retained(BTreeMap<Bytes, Arc<Publication>>);
 
 impl Retained {
-    pub fn new(bytes_max: usize) -> Retained {
-        Retained { bytes_max, ..Retained::default() }
-    }
-
-    /// Whether a message can be kept, in the place of what its topic keeps.
-    pub fn has_room(&mut self, of: &Publication, now: Time) -> bool {
-        let more = of.bytes().saturating_sub(self.bytes_of(&of.topic));
-        self.forget_cleared(now, more);
-        of.payload.is_empty() || self.bytes + more <= self.bytes_max
-    }
-
-    fn bytes_of(&self, topic: &[u8]) -> usize {
-        self.topics.get(topic).and_then(|(_, kept)| kept.as_ref()).map_or(0, |kept| kept.bytes())
+    /// The bytes that a topic counts for now, and after this message.
+    pub fn bytes(&self, publication: &Publication) -> (usize, usize) {
+        let bytes = |kept: &Publication| kept.bytes().max(RETAINED_BYTES_MIN);
+        let next = if publication.payload.is_empty() { 0 } else { bytes(publication) };
+        (self.0.get(&publication.topic).map_or(0, |kept| bytes(kept)), next)
     }
 
     /// Keeps a message in the place of an earlier one. One without payload has its topic keep none.
-    pub fn set(&mut self, stamp: Stamp, publication: &Arc<Publication>) {
-        // A copy: a part of the packet would keep all of it.
-        let topic = Bytes::copy_from_slice(&publication.topic);
-        match self.topics.get(&topic) {
-            Some((of, _)) if *of > stamp => return,
-            _ => self.bytes -= self.bytes_of(&topic),
-        }
-        let kept = Some(publication).filter(|publication| !publication.payload.is_empty()).cloned();
-        if kept.is_none() {
-            self.bytes += cleared_bytes(&topic);
-            self.cleared.push_back((stamp.0, topic.clone()));
-        }
-        self.topics.insert(topic.clone(), (stamp, kept));
-        self.bytes += self.bytes_of(&topic);
-        self.forget_cleared(stamp.0, 0);
-    }
-
-    /// Forgets that topics were cleared: after a while, and earlier where others need the room.
-    fn forget_cleared(&mut self, now: Time, room: usize) {
-        let is_over = |at: Time, bytes: usize| at + CLEARED < now || bytes + room > self.bytes_max;
-        while self.cleared.front().is_some_and(|(at, _)| is_over(*at, self.bytes)) {
-            let Some((at, topic)) = self.cleared.pop_front() else { break };
-            self.bytes -= cleared_bytes(&topic);
-            // It may have been set since.
-            if self.topics.get(&topic).is_some_and(|(of, kept)| kept.is_none() && of.0 == at) {
-                self.topics.remove(&topic);
-            }
+    pub fn set(&mut self, publication: &Arc<Publication>) {
+        // A key that stayed would keep the packet of the first message.
+        self.0.remove(&publication.topic);
+        if !publication.payload.is_empty() {
+            self.0.insert(publication.topic.clone(), publication.clone());
         }
     }
 
-    /// Hands messages that a filter matches to `each` until it refuses one, beginning behind the topic `after`, or with the first
-    /// if that is empty. Returns behind which topic to go on, if there may be more.
-    pub fn matching(
-        &self,
-        filter: &str,
-        after: Bytes,
-        mut each: impl FnMut(&Arc<Publication>) -> bool,
-    ) -> Option<Bytes> {
+    /// The messages that a filter matches.
+    pub fn matching(&self, filter: &str) -> Vec<Arc<Publication>> {
         // Filters begin with their part without wildcards; "a/#" matches "a" too.
         let prefix = filter.split(['+', '#']).next().unwrap_or_default();
         let prefix = if filter.ends_with("/#") { prefix.trim_end_matches('/') } else { prefix }.as_bytes();
         let mut wanted = Filters::default();
         wanted.insert(filter, (), ());
-        let from = if after.is_empty() { Bound::Included(prefix) } else { Bound::Excluded(&after[..]) };
-        let mut last = after.clone();
-        for (n, (topic, (_, kept))) in self.topics.range::<[u8], _>((from, Bound::Unbounded)).enumerate() {
-            if !topic.starts_with(prefix) {
-                break;
-            }
-            if n == LOOKED_AT_ONCE {
-                return Some(last);
-            }
-            let mut is_wanted = false;
-            wanted.matching(topic, &mut |()| is_wanted = true);
-            if let Some(kept) = kept
-                && is_wanted
-                && !each(kept)
-            {
-                return Some(last);
-            }
-            last = topic.clone();
+        let from_prefix = self.0.range::<[u8], _>((Bound::Included(prefix), Bound::Unbounded));
+        let mut found = Vec::new();
+        for (topic, kept) in from_prefix.take_while(|(topic, _)| topic.starts_with(prefix)) {
+            wanted.matching(topic, &mut |()| found.push(kept.clone()));
         }
-        None
+        found
     }
 }

@@ -60,6 +60,37 @@ fn what_breaks_the_rules_is_told_its_code_and_ends() {
 }
 
 #[test]
+fn text_is_refused_where_bytes_alone_are_taken() {
+    let bytes = frame(true, Opcode::Binary, b"hi");
+    let options = WebSocketOptions::new().binary_only();
+    for text in [
+        frame(true, Opcode::Text, b"no"),
+        frame(false, Opcode::Text, b""),
+        frame(true, Opcode::Text, &[b'x'; 600]),
+    ] {
+        // Alone, and behind messages that are taken together.
+        for wire in [text.clone(), [&bytes[..], &bytes, &text].concat()] {
+            for transport in [WebSocketTransport::stream(&options), WebSocketTransport::messages(&options)] {
+                for is_cut in [false, true] {
+                    let mut side = Side::open(&transport);
+                    if is_cut {
+                        side.takes_each(&wire)
+                    } else {
+                        side.takes(&wire)
+                    }
+                    assert_eq!(side.close_code(), Some(1003));
+                    let taken = side.plain.windows(2).filter(|two| two == b"hi").count();
+                    assert_eq!(taken, if wire.len() > text.len() { 2 } else { 0 });
+                }
+            }
+        }
+    }
+    let mut side = Side::open(&WebSocketTransport::stream(&options));
+    side.takes(&[frame(false, Opcode::Binary, b"h"), frame(true, Opcode::Continuation, b"i")].concat());
+    assert_eq!((&*side.plain, side.fault), (&b"hi"[..], None));
+}
+
+#[test]
 fn text_in_fragments_ends_at_the_fragment_that_is_none() {
     let mut side = Side::messages();
     side.takes(&frame(false, Opcode::Text, b"a\xf0\x9f"));

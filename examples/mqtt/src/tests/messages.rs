@@ -210,10 +210,10 @@ fn properties_are_passed_on_and_lifetimes_count_down() {
 
 #[test]
 fn slow_reader_misses_qos_0_and_slows_none_down() {
-    const MESSAGES: usize = 400;
+    const MESSAGES: usize = 800;
     let missed_some = Cell::new(0);
     Sim::seeds(8).faults(Faults::harmless()).run(|sim| {
-        let addr = starts(sim, &[]).addr();
+        let addr = starts(sim, &["--session-bytes-max", "1000000"]).addr();
         let (subscribed, published, missed) = (Steps::default(), Steps::default(), Steps::default());
         for name in ["quick", "slow"] {
             let (subscribed, published, missed) = (subscribed.clone(), published.clone(), missed.clone());

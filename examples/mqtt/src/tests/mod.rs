@@ -18,14 +18,21 @@ use clap::Parser;
 use ringserve::testing::{ClientStream, Faults, Net, Sim, SimServer};
 
 use super::Args;
-use crate::packet::packet;
 
 const SECOND: Duration = Duration::from_secs(1);
 
 /// A broker on one to four shards.
 fn starts(sim: &Sim, args: &[&str]) -> SimServer {
+    starts_on(sim, 1 + sim.seed() as usize % 4, args)
+}
+
+fn starts_on(sim: &Sim, shards: usize, args: &[&str]) -> SimServer {
     let args = Args::parse_from([&["mqtt", "--listen", "10.0.0.1:1883"], args].concat());
-    sim.start_several(args.server(args.endpoints().unwrap()).shards(1 + sim.seed() as usize % 4)).unwrap()
+    sim.start_several(args.server().shards(shards)).unwrap()
+}
+
+fn packet(kind: u8, body: &[u8]) -> Vec<u8> {
+    crate::packet::packet(kind, &[body])
 }
 
 fn text(text: impl AsRef<[u8]>) -> Vec<u8> {
@@ -40,8 +47,8 @@ struct Hello {
     is_clean: bool,
     keep_alive: u16,
     properties: Vec<u8>,
-    /// Flags, properties, topic and payload.
-    will: Option<(u8, Vec<u8>, String, String)>,
+    /// Flags, topic and payload.
+    will: Option<(u8, String, String)>,
 }
 
 impl Hello {
@@ -56,10 +63,9 @@ impl Hello {
         Hello { is_clean: false, properties: if self.version == 5 { expiry } else { vec![] }, ..self }
     }
 
-    /// With a will of `flags` (its QoS and whether it is retained) that waits for `delay` seconds.
-    fn will(self, flags: u8, delay: u32, topic: &str, payload: &str) -> Hello {
-        let delay = if delay == 0 { vec![] } else { [&[0x18][..], &delay.to_be_bytes()].concat() };
-        Hello { will: Some((flags, delay, topic.into(), payload.into())), ..self }
+    /// With a will of `flags`: its QoS and whether it is retained.
+    fn will(self, flags: u8, topic: &str, payload: &str) -> Hello {
+        Hello { will: Some((flags, topic.into(), payload.into())), ..self }
     }
 
     fn bytes(&self) -> Vec<u8> {
@@ -73,8 +79,8 @@ impl Hello {
         body.extend(self.keep_alive.to_be_bytes());
         body.extend(properties(&self.properties));
         body.extend(text(&self.id));
-        if let Some((_, will, topic, payload)) = &self.will {
-            body.extend([properties(will), text(topic), text(payload)].concat());
+        if let Some((_, topic, payload)) = &self.will {
+            body.extend([properties(b"\x18\0\0\0\x09"), text(topic), text(payload)].concat());
         }
         packet(0x10, &body)
     }

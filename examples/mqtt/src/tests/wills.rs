@@ -22,7 +22,7 @@ fn will_is_published_where_a_client_is_lost_and_nowhere_else() {
                 if n == 5 && version == 4 {
                     continue;
                 }
-                let hello = Hello::new(version, &n.to_string()).will(flags, 0, &format!("wills/{n}"), "lost");
+                let hello = Hello::new(version, &n.to_string()).will(flags, &format!("wills/{n}"), "lost");
                 let (mut me, _) = hello.connects(&net, addr).await?;
                 match n {
                     0 => me.stream.reset(),
@@ -60,41 +60,25 @@ fn will_is_published_where_a_client_is_lost_and_nowhere_else() {
 }
 
 #[test]
-fn delayed_will_waits_for_the_client_to_come_back() {
+fn will_of_a_connection_that_is_taken_over_is_published() {
     Sim::seeds(60).faults(Faults::harmless()).run(|sim| {
         let addr = starts(sim, &[]).addr();
         sim.client("all", async move |net| {
             let mut heir = heir(&net, addr).await?;
-            let hello = Hello::new(5, "ann").kept().will(8, 100, "wills/ann", "lost");
-            let (me, _) = hello.connects(&net, addr).await?;
-            me.stream.reset();
-            net.sleep(50 * SECOND).await;
-            let (me, is_present) = hello.connects(&net, addr).await?;
+            let hello = Hello::new(5, "ann").kept();
+            let first = hello.clone().will(0, "wills/ann", "first").connects(&net, addr).await?;
+            let (me, is_present) = hello.clone().will(0, "wills/ann", "second").connects(&net, addr).await?;
             assert!(is_present);
-            net.sleep(200 * SECOND).await;
+            assert_eq!(heir.hears().await?.payload, "first");
+            drop(first);
+            net.sleep(SECOND).await;
             heir.pings().await?;
-            assert_eq!(heir.unread, [], "it came back in time");
+            assert_eq!(heir.unread, [], "the end of the first connection is none of the second one");
             me.stream.reset();
-            let lost = net.now();
-            assert_eq!(heir.hears().await?.payload, "lost");
-            assert!((100..160).contains(&(net.now() - lost).as_secs()), "{:?}", net.now() - lost);
-
-            // The end of the session is the latest moment: it ends at once without an expiry, and with a clean start.
-            let hello = Hello::new(5, "bob").will(0, 100, "wills/bob", "ended");
-            hello.connects(&net, addr).await?.0.stream.reset();
-            let lost = net.now();
-            assert_eq!(heir.hears().await?.payload, "ended");
-            assert!((net.now() - lost).as_secs() < 60);
-            let hello = Hello::new(5, "cy").kept().will(0, 1000, "wills/cy", "cleaned");
-            hello.connects(&net, addr).await?.0.stream.reset();
-            net.sleep(10 * SECOND).await;
-            let _cy = Hello::new(5, "cy").connects(&net, addr).await?;
-            assert_eq!(heir.hears().await?.payload, "cleaned");
-            // One that is taken over is lost without a delay.
-            let hello = Hello::new(5, "dan").kept();
-            let _first = hello.clone().will(0, 0, "wills/dan", "taken over").connects(&net, addr).await?;
-            let _second = hello.will(0, 0, "wills/dan", "second").connects(&net, addr).await?;
-            assert_eq!(heir.hears().await?.payload, "taken over");
+            assert_eq!(heir.hears().await?.payload, "second");
+            // It was published once, though the session goes on, and ends by a clean start.
+            let _me = Hello::new(5, "ann").connects(&net, addr).await?;
+            net.sleep(SECOND).await;
             heir.pings().await?;
             assert_eq!(heir.unread, []);
             Ok(())
@@ -110,7 +94,7 @@ fn silent_client_is_lost_after_one_and_a_half_of_its_keep_alive() {
         sim.client("all", async move |net| {
             let mut heir = heir(&net, addr).await?;
             let keep_alive = 10 + (net.random() % 100) as u16;
-            let hello = Hello { keep_alive, ..Hello::new(4, "ann").will(0, 0, "wills/ann", "lost") };
+            let hello = Hello { keep_alive, ..Hello::new(4, "ann").will(0, "wills/ann", "lost") };
             let (mut me, _) = hello.connects(&net, addr).await?;
             me.subscribes(&[("news", 0)]).await?;
             // What it is sent does not keep it.
@@ -121,11 +105,13 @@ fn silent_client_is_lost_after_one_and_a_half_of_its_keep_alive() {
                     clock.sleep(3 * SECOND).await;
                 }
             });
+            let mut silent = net.now();
             for _ in 0..5 {
                 net.sleep(u32::from(keep_alive) * SECOND).await;
+                // The answer may take a while, where the shard does not run.
+                silent = net.now();
                 me.pings().await?;
             }
-            let silent = net.now();
             assert_eq!(heir.hears().await?.payload, "lost");
             let waited = (net.now() - silent).as_secs_f64() / f64::from(keep_alive);
             // The clock of a shard may stand still for a while.

@@ -1,0 +1,217 @@
+//! What a client asks on its connection, and what it is answered.
+
+use std::cell::{Cell, OnceCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ringserve::framing::FrameError;
+use ringserve::limits::{ConnLimits, IdleCounts};
+use ringserve::{Closed, Cx, Failure, Frame, Service};
+
+use crate::node::{Answer, Message, Node, Request};
+use crate::packet::{Connect, Publication, Read, Reader, Reason, Version, disconnect, packet};
+
+/// Bytes of a client id at most: it is kept with each message of the client.
+const ID_BYTES_MAX: usize = 256;
+
+/// Bytes of a will at most: each session may keep one.
+const WILL_BYTES_MAX: usize = 4096;
+
+/// The broker on one shard.
+pub struct Broker(pub Rc<Node>);
+
+/// A connection, as the framework keeps it.
+#[derive(Default)]
+pub struct Connection {
+    /// From its CONNECT on.
+    client: OnceCell<Client>,
+    /// It was sent its CONNACK.
+    is_welcome: Cell<bool>,
+    /// It said goodbye: whether its will is dropped, and how long its session lasts.
+    goodbye: Cell<(bool, Option<Duration>)>,
+}
+
+struct Client {
+    id: Arc<str>,
+    home: usize,
+    version: Version,
+    packet_max: u32,
+}
+
+impl Client {
+    fn reader<'a>(&self, packet: &'a [u8]) -> Reader<'a> {
+        Reader { left: packet, version: self.version }
+    }
+}
+
+impl Service<u8> for Broker {
+    type Session = Connection;
+    type Error = Reason;
+
+    async fn call(&self, cx: &Cx<'_, Connection>, frame: Frame<u8>) -> Read<()> {
+        let Some(client) = cx.session().client.get() else {
+            return if *frame.head() == 0x10 {
+                self.connect(cx, &frame).await
+            } else {
+                Err(Reason::ProtocolError)
+            };
+        };
+        match *frame.head() {
+            0x30..=0x3F => self.publish(cx, client, &frame).await,
+            0x40 => self.acknowledged(cx, client, &frame).await,
+            0x82 | 0xA2 => self.filters(cx, client, &frame).await,
+            0xC0 => {
+                cx.write(&[0xD0, 0]);
+                Ok(())
+            }
+            0xE0 => self.disconnect(cx, client, &frame),
+            // What belongs to QoS 2 and to authentication, a second CONNECT, packets of servers, and other flags.
+            _ => Err(Reason::ProtocolError),
+        }
+    }
+
+    fn malformed(&self, cx: &Cx<'_, Connection>, error: &FrameError) {
+        leave(cx, if error.code().is_some() { Reason::MalformedPacket } else { Reason::TooLarge });
+    }
+
+    fn failed(&self, cx: &Cx<'_, Connection>, failure: &Failure<'_, Reason>) {
+        leave(cx, if let Failure::Error(reason) = failure { **reason } else { Reason::Unspecified });
+    }
+
+    fn draining(&self, cx: &Cx<'_, Connection>) {
+        leave(cx, Reason::ShuttingDown);
+    }
+
+    fn close(&self, closed: &Closed<'_, Connection>) {
+        let (node, Connection { client, goodbye, .. }) = (&self.0, closed.session());
+        // At the end of the server all sessions end, without their wills.
+        if let Some(client) = client.get().filter(|_| !node.shard.is_draining()) {
+            let (drops_will, expiry) = goodbye.get();
+            let request = Request::Closed { drops_will, expiry };
+            let message = Message::Session(client.id.clone(), closed.id(), request);
+            node.shard.spawn(node.mesh.send(client.home, message));
+        }
+    }
+}
+
+/// Closes the connection, after the code that version 5 has for the reason.
+fn leave(cx: &Cx<'_, Connection>, reason: Reason) {
+    let Connection { client, is_welcome, .. } = cx.session();
+    if let Some(client) = client.get().filter(|client| is_welcome.get() && client.version == Version::Five) {
+        cx.write(disconnect(reason, client.packet_max));
+    }
+    cx.close();
+}
+
+impl Broker {
+    /// Asks the home of a client's session.
+    async fn ask(&self, cx: &Cx<'_, Connection>, client: &Client, request: Request) -> Answer {
+        self.0.ask(client.home, Message::Session(client.id.clone(), cx.id(), request)).await
+    }
+
+    async fn connect(&self, cx: &Cx<'_, Connection>, frame: &[u8]) -> Read<()> {
+        let mut rest = Reader { left: frame, version: Version::Three };
+        match (rest.text()?, rest.number(1)?) {
+            ("MQTT", 4) => {}
+            ("MQTT", 5) => rest.version = Version::Five,
+            ("MQTT" | "MQIsdp", _) => {
+                cx.write(&[0x20, 2, 0, 1]);
+                return Err(Reason::UnsupportedVersion);
+            }
+            _ => return Err(Reason::MalformedPacket),
+        }
+        let version = rest.version;
+        let attached = self.attach(cx, rest).await;
+        match (version, attached) {
+            (_, Ok(())) => {}
+            (Version::Five, Err(reason)) => cx.write(packet(0x20, &[&[0, reason as u8, 0]])),
+            (_, Err(Reason::IdNotValid)) => cx.write(&[0x20, 2, 0, 2]),
+            (_, Err(Reason::QuotaExceeded | Reason::ServerBusy)) => cx.write(&[0x20, 2, 0, 3]),
+            (_, Err(Reason::QosNotSupported)) => cx.write(&[0x20, 2, 0, 5]),
+            _ => {}
+        }
+        cx.session().is_welcome.set(attached.is_ok());
+        attached
+    }
+
+    async fn attach(&self, cx: &Cx<'_, Connection>, rest: Reader<'_>) -> Read<()> {
+        let (node, mut connect) = (&self.0, Connect::read(rest)?);
+        let needs_id = connect.version == Version::Three && !connect.is_clean;
+        if connect.is_assigned && needs_id || connect.id.len() > ID_BYTES_MAX {
+            return Err(Reason::IdNotValid);
+        }
+        if connect.will.as_ref().is_some_and(|will| will.bytes() > WILL_BYTES_MAX) {
+            return Err(Reason::TooLarge);
+        }
+        if connect.is_assigned {
+            let (shard, random) = (node.shard.index(), node.shard.random());
+            connect.id = format!("shard{shard}-{random:016x}{:016x}", cx.id().bits()).into();
+        }
+        let idle = Some(Duration::from_millis(1500 * u64::from(connect.keep_alive)));
+        let limits = ConnLimits::default().idle_timeout(idle.filter(|idle| !idle.is_zero()));
+        cx.set_limits(&limits.idle_counts(IdleCounts::Received)).map_err(|_| Reason::Unspecified)?;
+
+        let (id, home) = (connect.id.clone(), node.home_of(connect.id.as_bytes()));
+        let (version, packet_max) = (connect.version, connect.packet_max);
+        // Its session hears of the end of the connection, also if that comes before the answer.
+        let _first = cx.session().client.set(Client { id, home, version, packet_max });
+        node.ask(home, Message::Attach(cx.handle(), Box::new(connect))).await.map(drop)
+    }
+
+    async fn publish(&self, cx: &Cx<'_, Connection>, client: &Client, frame: &Frame<u8>) -> Read<()> {
+        let (id, publication) = Publication::read(*frame.head(), client.version, &frame.to_bytes())?;
+        let qos = publication.qos;
+        self.0.publish(Publication { from: client.id.clone(), ..publication }).await?;
+        if qos > 0 {
+            cx.write(packet(0x40, &[&id.to_be_bytes()]));
+        }
+        Ok(())
+    }
+
+    async fn acknowledged(&self, cx: &Cx<'_, Connection>, client: &Client, frame: &[u8]) -> Read<()> {
+        let request = Request::Acknowledged(client.reader(frame).packet_id()?);
+        // Without an answer: there are as many as messages.
+        let message = Message::Session(client.id.clone(), cx.id(), request);
+        let _ended = self.0.mesh.send(client.home, message).await;
+        Ok(())
+    }
+
+    /// SUBSCRIBE or UNSUBSCRIBE: the home of the session says a code for each filter.
+    async fn filters(&self, cx: &Cx<'_, Connection>, client: &Client, frame: &Frame<u8>) -> Read<()> {
+        let mut rest = client.reader(frame);
+        let (mut reply, mut requests) = (rest.packet_id()?.to_be_bytes().to_vec(), Vec::new());
+        rest.properties(&[0x26])?;
+        while !rest.left.is_empty() || requests.is_empty() {
+            let filter = rest.text()?.into();
+            requests.push(match *frame.head() {
+                0x82 => Request::Subscribe(filter, rest.options()?),
+                _ => Request::Unsubscribe(filter),
+            });
+        }
+        reply.extend((client.version == Version::Five).then_some(0));
+        for request in requests {
+            let code = self.ask(cx, client, request).await?;
+            reply.extend(match (client.version, *frame.head()) {
+                (Version::Five, _) => Some(code),
+                (Version::Three, 0x82) => Some(code.min(0x80)),
+                (Version::Three, _) => None,
+            });
+        }
+        // SUBACK or UNSUBACK.
+        cx.write(packet(frame.head() + 0x0E, &[&reply]));
+        Ok(())
+    }
+
+    fn disconnect(&self, cx: &Cx<'_, Connection>, client: &Client, frame: &[u8]) -> Read<()> {
+        let (mut rest, mut expiry) = (client.reader(frame), None);
+        let code = if frame.is_empty() { 0 } else { rest.number(1)? };
+        if !rest.left.is_empty() {
+            expiry = rest.properties(&[0x11, 0x1F, 0x26])?.seconds(0x11);
+        }
+        rest.end()?;
+        cx.session().goodbye.set((code == 0, expiry));
+        cx.close();
+        Ok(())
+    }
+}
