@@ -103,6 +103,11 @@ impl Observer for LogObserver {
         guard(call).inspect_err(|panicked| (self.panicked)(panicked)).ok()
     }
 
+    #[inline]
+    fn frame(&mut self, _now: Time, _id: ConnId, bytes: usize) {
+        self.snapshot.work.on_frame(bytes);
+    }
+
     fn opened(&mut self, _now: Time, lane: LaneId, id: ConnId, peer: Option<SocketAddr>) {
         let what = match self.names.is_upstream(lane) {
             true => "connected to an upstream",
