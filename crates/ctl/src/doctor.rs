@@ -37,11 +37,8 @@ fn code(findings: &[Finding]) -> u8 {
 }
 
 fn of_server(endpoint: &Endpoint, options: &DoctorOptions) -> Result<Vec<Finding>, Failure> {
-    let expected = &options.expected;
-    let mut query = Vec::new();
-    query.extend(expected.connections.map(|count| format!("connections={count}")));
-    query.extend(expected.accepts_per_second.map(|count| format!("accepts={count}")));
-    let path = if query.is_empty() { "/doctor".to_owned() } else { format!("/doctor?{}", query.join("&")) };
+    let expected = options.expected.to_string();
+    let path = if expected.is_empty() { "/doctor".to_owned() } else { format!("/doctor?for={expected}") };
     endpoint.get_json(&path)
 }
 

@@ -189,23 +189,29 @@ impl Drop for Folder {
     }
 }
 
-/// A control group with a fifth of a CPU.
+/// A control group for the process of a server.
 struct Group(PathBuf);
+
+/// A file of a control group with its value, in the second version and in the first.
+type Setting = [(&'static str, &'static str); 2];
+
+/// A fifth of a CPU.
+const QUOTA: Setting = [("cpu.max", "20000 100000"), ("cpu.cfs_quota_us", "20000")];
+
+/// Before all others: a server beside other programs would be starved as well, and that is another cause.
+const FIRST: Setting = [("cpu.weight", "10000"), ("cpu.shares", "262144")];
 
 impl Group {
     /// Makes one in whichever version of control groups has the controller.
-    fn new() -> Result<Group, String> {
+    fn new(setting: Setting) -> Result<Group, String> {
         let name = format!("ringserve-drill-{}", std::process::id());
         let mut failed = "there are no control groups for CPU time".to_owned();
-        for (root, quota) in [
-            ("/sys/fs/cgroup", ("cpu.max", "20000 100000")),
-            ("/sys/fs/cgroup/cpu", ("cpu.cfs_quota_us", "20000")),
-        ] {
+        for (root, (file, value)) in ["/sys/fs/cgroup", "/sys/fs/cgroup/cpu"].into_iter().zip(setting) {
             if !Path::new(root).join("cgroup.procs").exists() {
                 continue;
             }
             let group = Group(Path::new(root).join(&name));
-            match fs::create_dir(&group.0).and_then(|()| fs::write(group.0.join(quota.0), quota.1)) {
+            match fs::create_dir(&group.0).and_then(|()| fs::write(group.0.join(file), value)) {
                 Ok(()) => return Ok(group),
                 Err(error) => failed = format!("no control group can be made in {root}: {error}"),
             }
@@ -261,9 +267,13 @@ impl Drop for Server {
 fn drilled(cause: Cause, within: Duration) -> Result<Outcome, Failure> {
     let folder = Folder::new(cause)?;
     let admin = folder.0.join("admin.sock");
-    let group = match (cause == Cause::Quota).then(Group::new).transpose() {
-        Ok(group) => group,
-        Err(why) => return Ok(Outcome::left_out(cause, why)),
+    let group = match cause {
+        Cause::Quota => match Group::new(QUOTA) {
+            Ok(group) => Some(group),
+            Err(why) => return Ok(Outcome::left_out(cause, why)),
+        },
+        Cause::Cpu => Group::new(FIRST).ok(),
+        _ => None,
     };
     let (server, addr) = Server::start(cause, &admin)?;
     if let Some(group) = &group {

@@ -30,7 +30,7 @@ fn answer(mut stream: impl Read + Write, token: Option<&str>) -> Option<String> 
         (.., "GET /report.json") => ("200 OK", serde_json::to_string(&report()).unwrap()),
         (.., "GET /stalls") => ("200 OK", serde_json::to_string(&report().stalls).unwrap()),
         (.., "GET /doctor") => ("200 OK", serde_json::to_string(&report().findings).unwrap()),
-        (.., "GET /doctor?connections=5") => ("200 OK", "[]".to_owned()),
+        (.., "GET /doctor?for=connections=5") => ("200 OK", "[]".to_owned()),
         (.., "GET /connections?by=outbox&limit=20") => {
             let connections =
                 Connections { connections: report().outboxes, silent_shards: vec![1], ..Default::default() };

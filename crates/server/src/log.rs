@@ -103,11 +103,6 @@ impl Observer for LogObserver {
         guard(call).inspect_err(|panicked| (self.panicked)(panicked)).ok()
     }
 
-    #[inline]
-    fn frame(&mut self, _now: Time, _id: ConnId, bytes: usize) {
-        self.snapshot.work.on_frame(bytes);
-    }
-
     fn opened(&mut self, _now: Time, lane: LaneId, id: ConnId, peer: Option<SocketAddr>) {
         let what = match self.names.is_upstream(lane) {
             true => "connected to an upstream",
@@ -146,6 +141,7 @@ impl Observer for LogObserver {
 
     #[inline]
     fn frame(&mut self, _now: Time, outlet: &Outlet, bytes: usize) {
+        self.snapshot.work.on_frame(bytes);
         if self.looks_at_frames {
             self.look_at_frame(outlet, bytes);
         }

@@ -68,10 +68,6 @@ pub fn serve(cause: Cause, admin: &Path) -> Result<u8, Failure> {
         let few = Rlimit { current: Some(DESCRIPTORS), maximum: Some(DESCRIPTORS) };
         setrlimit(Resource::Nofile, few).map_err(|error| Failure(format!("RLIMIT_NOFILE stays: {error}")))?;
     }
-    if cause == Cause::Cpu {
-        // Where it may, it has the CPU to itself: beside others it would be starved as well, and that is another cause.
-        let _ = rustix::process::nice(-15);
-    }
     let lock = Arc::new(Mutex::new(()));
     let held = lock.clone();
     thread::spawn(move || {

@@ -24,6 +24,7 @@ use super::reports::{self, Lists};
 use super::routes::{Route, parameters};
 use super::sources::{connection, findings, stall};
 use super::target::{Running, Target};
+use crate::doctor::Expected;
 use crate::inspect::{By, Inspection, Query};
 use crate::log::guarded;
 use crate::metrics::Metrics;
@@ -166,7 +167,10 @@ impl Desk {
 
     async fn examine_now(&self) {
         let target = self.settings.target.clone();
-        let found = self.shard.spawn_blocking(move || target.running().map(findings).unwrap_or_default());
+        let found = self.shard.spawn_blocking(move || {
+            let expected = Expected::default();
+            target.running().map(|running| findings(running, &expected)).unwrap_or_default()
+        });
         if let Ok(found) = found.await {
             *self.findings.borrow_mut() = found;
         }
@@ -213,7 +217,7 @@ impl Desk {
                 };
                 match route {
                     Route::Connections => self.connections(running, request.uri().query()).await,
-                    Route::Doctor => self.doctor().await,
+                    Route::Doctor => self.doctor(request.uri().query()).await,
                     Route::Drain => drain(running),
                     Route::Close { shard, id } => close(running, shard, id),
                     Route::Stalls => stalls(running),
@@ -276,9 +280,15 @@ impl Desk {
         answer::json(serde_json::to_vec(&answer))
     }
 
-    async fn doctor(&self) -> Response<Answer> {
+    async fn doctor(&self, query: Option<&str>) -> Response<Answer> {
+        let expected = match parse_expected(query) {
+            Ok(expected) => expected,
+            Err(text) => return answer::sentence(StatusCode::BAD_REQUEST, text),
+        };
         let target = self.settings.target.clone();
-        let found = self.shard.spawn_blocking(move || target.running().map(findings).unwrap_or_default());
+        let examine =
+            move || target.running().map(|running| findings(running, &expected)).unwrap_or_default();
+        let found = self.shard.spawn_blocking(examine);
         match found.await {
             Ok(found) => answer::json(serde_json::to_vec(&found)),
             Err(error) => answer::sentence(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
@@ -330,6 +340,15 @@ fn close(running: &Running, shard: usize, id: ConnId) -> Response<Answer> {
         ),
         false => answer::sentence(StatusCode::NOT_FOUND, format!("there is no shard {shard}, or it ended")),
     }
+}
+
+/// What `/doctor` is to expect of the server.
+///
+/// # Errors
+/// A sentence with the cause.
+fn parse_expected(query: Option<&str>) -> Result<Expected, String> {
+    let [expected] = parameters(query, ["for"])?;
+    expected.unwrap_or_default().parse()
 }
 
 /// What `/connections` is asked for.

@@ -24,7 +24,7 @@
 //! | `/metrics` | figures for Prometheus: [`metrics`](crate::metrics) |
 //! | `/connections?by=outbox&limit=20` | connections by `outbox`, `idle`, `bytes_in`, `age` or `oldest_call`, 1000 at most |
 //! | `/stalls` | the last times for which a shard did not go on |
-//! | `/doctor` | what is wrong with the machine and the settings |
+//! | `/doctor?for=connections=1000000,accepts=20000` | what is wrong with the machine and the settings, for what is [expected](crate::doctor::Expected) |
 //! | `/healthz` | 503 if a shard has not gone on for 10 s, so that no busy server is restarted |
 //! | `/readyz` | 503 while the server starts or drains |
 //! | POST `/drain` | shuts the server down, as [`ServerControl::shutdown`] |

@@ -28,7 +28,7 @@ const PATHS: &[(&str, &str, &str)] = &[
     ("GET ", "/metrics", "figures for Prometheus, as OpenMetrics"),
     ("GET ", "/connections?by=outbox&limit=20", "connections by outbox, idle, bytes_in, age or oldest_call"),
     ("GET ", "/stalls", "the last times for which a shard did not go on"),
-    ("GET ", "/doctor", "what is wrong with the machine and the settings"),
+    ("GET ", "/doctor?for=connections=1000000", "what is wrong with the machine and the settings"),
     ("GET ", "/healthz", "503 if a shard has not gone on for 10 s"),
     ("GET ", "/readyz", "503 while the server starts, drains or sheds connections"),
     ("POST", "/drain", "shuts the server down"),

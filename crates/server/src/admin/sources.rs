@@ -8,7 +8,7 @@ use ringserve_report as report;
 use super::history::Sample;
 use super::routes::name_of;
 use super::target::Running;
-use crate::doctor::Severity;
+use crate::doctor::{Expected, Severity};
 use crate::funnel::{
     ClosedFigures, Figures, MachineFigures, OutboxFigures, QueueFigures, ShardFigures, StallFigures,
     WaitingFigures,
@@ -220,8 +220,8 @@ fn machine(host: &HostStats) -> MachineFigures {
 }
 
 /// What the doctor finds, by files that are read: some milliseconds.
-pub(super) fn findings(running: &Running) -> Vec<report::Finding> {
-    let each = running.control.doctor().into_iter().map(|found| report::Finding {
+pub(super) fn findings(running: &Running, expected: &Expected) -> Vec<report::Finding> {
+    let each = running.control.doctor_for(expected).into_iter().map(|found| report::Finding {
         check: found.check.to_owned(),
         severity: match found.severity {
             Severity::Info => report::Severity::Info,

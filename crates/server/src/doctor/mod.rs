@@ -132,6 +132,30 @@ impl Expected {
     }
 }
 
+/// As it is read.
+impl fmt::Display for Expected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Expected { connections, accepts_per_second, longest_stall, round_trip, session_bytes, upstreams } =
+            self;
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let default = Expected::default();
+        let parts = [
+            ("connections", *connections),
+            ("accepts", *accepts_per_second),
+            ("stall", longest_stall.map(millis)),
+            ("round_trip", (*round_trip != default.round_trip).then_some(millis(*round_trip))),
+            ("session", (*session_bytes != default.session_bytes).then_some(*session_bytes)),
+            ("upstreams", (*upstreams != default.upstreams).then_some(*upstreams)),
+        ];
+        let mut comma = "";
+        for (name, number) in parts.into_iter().filter_map(|(name, number)| Some((name, number?))) {
+            write!(f, "{comma}{name}={number}")?;
+            comma = ",";
+        }
+        Ok(())
+    }
+}
+
 impl FromStr for Expected {
     type Err = String;
 
@@ -139,8 +163,10 @@ impl FromStr for Expected {
         let mut expected = Expected::default();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
+            // The text may be a peer's, and is repeated.
+            let said: String = part.chars().take(60).collect();
             let number: u64 = value.trim().replace('_', "").parse().map_err(|_| {
-                format!("{part:?} is no name with a number; write it as in connections=1000000,accepts=20000")
+                format!("{said:?} is no name with a number; write it as in connections=1000000,accepts=20000")
             })?;
             match name.trim() {
                 "connections" => expected.connections = Some(number),
@@ -149,9 +175,9 @@ impl FromStr for Expected {
                 "round_trip" => expected.round_trip = Duration::from_millis(number),
                 "session" => expected.session_bytes = number,
                 "upstreams" => expected.upstreams = number,
-                other => {
+                _ => {
                     return Err(format!(
-                        "{other:?} cannot be expected; there are connections, accepts, stall, round_trip, session and \
+                        "{said:?} cannot be expected; there are connections, accepts, stall, round_trip, session and \
                          upstreams"
                     ));
                 }

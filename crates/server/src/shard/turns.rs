@@ -29,6 +29,28 @@ use crate::server::telling::{LaneSet, Told};
 use crate::service::Service;
 use crate::stats::{ServiceNames, ServiceStats, ShardStats, UpstreamStats};
 
+impl<D: Driver, V: Services> ShardLoop<D, V> {
+    pub(crate) fn new(parts: Parts<D>, services: V) -> Self {
+        ShardLoop::of(parts, services).keeping_accounts()
+    }
+
+    /// The same shard with other services. Returns those that it had.
+    pub(super) fn with<W: Services>(self, services: W) -> (ShardLoop<D, W>, V) {
+        let (shard, had) = self.exchanged(services);
+        (shard.keeping_accounts(), had)
+    }
+
+    /// Counts what connections move, if a service or the server keeps accounts of them.
+    fn keeping_accounts(mut self) -> Self {
+        let common = &mut self.lane.common;
+        common.keeps_accounts = self.lane.services.keeps_accounts() || !common.accounted.is_empty();
+        if common.keeps_accounts {
+            self.core.observer_mut().count_frames();
+        }
+        self
+    }
+}
+
 impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     /// Serves until it is told to stop and every connection is gone.
     ///

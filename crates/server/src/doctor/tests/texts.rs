@@ -136,11 +136,13 @@ fn expectations_are_read_from_text() {
         .session_bytes(200)
         .upstreams(9);
     assert_eq!(expected, same);
+    assert_eq!(same.to_string().parse(), Ok(same));
+    assert_eq!(Expected::default().to_string(), "");
     assert_eq!("".parse(), Ok(Expected::default()));
     let error = |text: &str| text.parse::<Expected>().unwrap_err();
     assert!(error("connections").contains("\"connections\" is no name with a number"));
     assert!(error("connections=many").contains("connections=many"));
-    assert!(error("conections=1").contains("there are connections, accepts,"));
+    assert!(error("conections=1").contains("\"conections=1\" cannot be expected; there are connections,"));
 }
 
 #[test]
