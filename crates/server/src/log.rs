@@ -94,6 +94,13 @@ impl LogObserver {
             traces.frame(outlet.id(), bytes);
         }
     }
+
+    #[cold]
+    fn look_at_send(&self, id: ConnId, bytes: usize) {
+        if let Some(traces) = &self.traces {
+            traces.sending(id, bytes);
+        }
+    }
 }
 
 impl Observer for LogObserver {
@@ -149,8 +156,8 @@ impl Observer for LogObserver {
 
     #[inline]
     fn sending(&mut self, _now: Time, id: ConnId, bytes: usize) {
-        if let Some(traces) = &self.traces {
-            traces.sending(id, bytes);
+        if self.traces.is_some() {
+            self.look_at_send(id, bytes);
         }
     }
 

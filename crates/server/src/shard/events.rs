@@ -63,25 +63,34 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
     }
 }
 
-/// Counts what a completion moves in the account of its connection, if that has one.
+/// Counts bytes that came for a connection, if that has an account.
 #[cold]
-fn count(core: &Core, completion: &Completion) {
-    let of = |id: ConnId| core.shared(id);
-    match completion {
-        Completion::Received { id, lease } => {
-            of(*id).into_iter().for_each(|of| of.count_received(lease.len()))
-        }
-        Completion::Filled { id, bytes, .. } => of(*id).into_iter().for_each(|of| of.count_received(*bytes)),
-        Completion::Sent { id, batch, .. } => of(*id).into_iter().for_each(|of| of.count_sent(batch.len())),
-        _ => {}
+fn count_received(core: &Core, id: ConnId, bytes: usize) {
+    if let Some(outlet) = core.shared(id) {
+        outlet.count_received(bytes);
+    }
+}
+
+/// The same of bytes that the kernel took: all but `left` of what was in flight.
+#[cold]
+fn count_sent(core: &Core, id: ConnId, left: usize) {
+    if let Some(outlet) = core.shared(id) {
+        outlet.count_sent(left);
     }
 }
 
 impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLane<D, V> {
     #[inline]
     fn comes(&mut self, core: &mut Core, completion: &Completion) {
-        if self.common.keeps_accounts {
-            count(core, completion);
+        if !self.common.keeps_accounts {
+            return;
+        }
+        // Not handed on as it is: what leaves by a call must lie in memory, and is copied for each completion.
+        match completion {
+            Completion::Received { id, lease } => count_received(core, *id, lease.len()),
+            Completion::Filled { id, bytes, .. } => count_received(core, *id, *bytes),
+            Completion::Sent { id, batch, .. } => count_sent(core, *id, batch.len()),
+            _ => {}
         }
     }
 
