@@ -28,7 +28,7 @@ const LOCKED: Duration = Duration::from_secs(60);
 const DESCRIPTORS: u64 = 160;
 
 /// What a reply has that is sent again and again.
-const FLOOD: [u8; 32 << 10] = [b'x'; 32 << 10];
+static FLOOD: [u8; 32 << 10] = [b'x'; 32 << 10];
 
 /// Does what its frames say.
 struct Victim {
