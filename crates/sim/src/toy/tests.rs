@@ -92,7 +92,7 @@ fn both_ends_say_all_in_any_pieces() {
         let toy = Toy::server().permits(permits).record_bytes(record).updates_every(updates).counted(&alive);
         let mut server = End::new(&toy);
         let mut client = End::new(&Toy::client("me", seed).updates_every(rng.below(5)));
-        let (mut asked, mut answered) = (Vec::new(), Vec::new());
+        let (mut asked, mut answered) = (Vec::<u8>::new(), Vec::<u8>::new());
         for round in 0..20u8 {
             let bytes = vec![round; rng.spread(1, 10_000) as usize];
             if client.is_ready && rng.one_in(2) {
