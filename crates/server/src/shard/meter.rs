@@ -85,7 +85,7 @@ impl Meter {
     /// When figures have to be published though nothing happens, or [`NEVER`]: a shard that slept for longer would leave out its
     /// last ones.
     #[inline]
-    pub(super) fn publish_at(&self) -> Time {
+    pub(super) fn next_publication(&self) -> Time {
         self.next
     }
 }

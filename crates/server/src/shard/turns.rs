@@ -110,7 +110,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     #[inline]
     pub(super) fn wait(&mut self) -> Wait {
         let ShardLoop { core, lane } = self;
-        let mut next = core.next_turn().unwrap_or(NEVER).min(lane.common.meter.publish_at());
+        let mut next = core.next_turn().unwrap_or(NEVER).min(lane.common.meter.next_publication());
         if let Some(at) = lane.common.shard.timers().next() {
             next = next.min(at);
         }
