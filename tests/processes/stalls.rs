@@ -357,6 +357,9 @@ fn stall_is_told_with_its_cause_while_it_lasts() {
     }
 }
 
+/// What a peer does.
+type Act = fn(&mut Peer);
+
 #[test]
 fn stall_names_the_work_and_its_connection() {
     if !alone(stall_names_the_work_and_its_connection) {
@@ -367,8 +370,8 @@ fn stall_names_the_work_and_its_connection() {
     for driver in drivers() {
         let limits = Limits::default().heartbeat_interval(Some(Duration::from_millis(150)));
         let lab = Lab::on(*driver, |server| server.limits(limits));
-        // What makes the work happen, at a peer that is there or comes for it.
-        let cases: [(StalledWork, bool, fn(&mut Peer)); 7] = [
+        // Whether a peer comes for it, and what makes it happen at one that is there.
+        let cases: [(StalledWork, bool, Act); 7] = [
             (Admit, true, |_| ()),
             (Open, true, |_| ()),
             (Call, false, |peer| peer.say("later")),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use ringserve_core::{Address, Time};
 
 use super::accept_queue::AcceptQueues;
+use super::cpu::time_of;
 use crate::doctor::{Expected, Finding, Lived, Record};
 use crate::overload::{Load, ShardLoad};
 use crate::shard::blocking::Pool;
@@ -14,7 +15,6 @@ use crate::shard::clock::{Clock, Deadline};
 use crate::shard::inbox::{Command, RemoteShard};
 use crate::stats::{AcceptQueueStats, ServerStats, ShardStats, ShardTimes, Stall};
 use crate::watchdog::judge::State;
-use crate::watchdog::thread::times_of;
 use crate::watchdog::watch::Watch;
 
 /// How long [`ServerControl::stats_now`] waits for blocked shards: a shard answers at the end of its turn, which takes
@@ -150,7 +150,9 @@ impl ServerControl {
     /// How the threads of the shards spend their time, shard by shard. A file of `/proc` is read for each; no shard is asked or
     /// waited for. All zeros for a shard that ended, in a simulation, and where the kernel does not count (`CONFIG_SCHED_INFO`).
     pub fn shard_times(&self) -> Vec<ShardTimes> {
-        self.watch.shares(self.clock.now(), &times_of(&self.remotes))
+        let times = |remote: &Arc<RemoteShard>| time_of(remote.thread()?);
+        let times: Vec<_> = self.remotes.iter().map(times).collect();
+        self.watch.shares(self.clock.now(), &times)
     }
 
     /// How much the server is asked for beside what it can do: the worst of its shards.

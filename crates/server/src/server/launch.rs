@@ -12,13 +12,12 @@ use ringserve_drivers::{Epoll, Listener, Uring};
 use socket2::SockRef;
 use tracing::{error, info, info_span, warn};
 
-use super::control::ServerControl;
 use super::cpu;
 use super::driver::{Chosen, ChosenKind, DESCRIPTORS_PER_SHARD};
 use super::error::Error;
 use super::listen::sockets::Listening;
 use super::plan::{OneShard, Plan};
-use super::running::{ServerHandle, ShardDeath, ShardEnd};
+use super::running::{Launched, ServerHandle, ShardDeath, ShardEnd};
 use super::runtime::Runtime;
 use super::serves::Serves;
 use super::starting::{Ended, Gate, ShardStart, Starting, Until};
@@ -37,13 +36,6 @@ const IDLE_BYTES: usize = 256;
 
 /// Threads of a start that failed have this long to end: a shard gives up after 5 s what its driver does not end.
 const ENDS_WITHIN: Duration = Duration::from_secs(6);
-
-/// The shards that run, as seen from outside and as threads, and their watchdog.
-pub(super) struct Launched {
-    pub(super) control: ServerControl,
-    pub(super) threads: Vec<thread::JoinHandle<ShardEnd>>,
-    pub(super) watchdog: Option<Watchdog>,
-}
 
 impl<S: Serves + Send + 'static> Plan<S> {
     /// Starts all shards and waits until each one is ready. `run` is what each does on its thread, to its end.

@@ -12,7 +12,6 @@ use ringserve_core::Limits;
 use super::accept_queue::AcceptQueueStats;
 use super::control::ServerControl;
 use super::error::Error;
-use super::launch::Launched;
 use super::listen::sockets::Listening;
 use super::socket_options::apply::SocketOptionWarning;
 use crate::guard::message_of;
@@ -74,6 +73,13 @@ impl ShardDeath {
             ShardDeath::Panicked(message) => Error::ShardPanicked { shard, message: message.clone() },
         }
     }
+}
+
+/// The shards that run, as seen from outside and as threads, and their watchdog.
+pub(super) struct Launched {
+    pub(super) control: ServerControl,
+    pub(super) threads: Vec<JoinHandle<ShardEnd>>,
+    pub(super) watchdog: Option<Watchdog>,
 }
 
 /// A server that runs on its own threads. Its drop stops the server at once and waits for its threads.

@@ -8,7 +8,7 @@ use ringserve_core::Time;
 use tracing::{info, warn};
 
 use super::Stalls;
-use super::facts::{ThreadFacts, ThreadFiles, ThreadTimes};
+use super::facts::{ThreadFacts, ThreadFiles};
 use super::judge::{Judge, Seen, Stage, State, Verdict};
 use super::stall::{Stall, StalledWork};
 use super::watch::{END_TOLD_FROM, Lines, Watch};
@@ -81,7 +81,7 @@ struct Looks {
     judge: Judge,
     shards: Vec<Looked>,
     loads: Loads,
-    /// The number of its own thread, and how long that waited for a CPU so far.
+    /// The number of the watchdog's thread, and how long that waited for a CPU so far.
     own: u32,
     waited: Duration,
 }
@@ -243,10 +243,4 @@ fn queues(control: &ServerControl, shard: usize) -> (Option<u32>, Option<u64>) {
         }
     }
     (waiting, lost)
-}
-
-/// The times of the shards' threads now.
-pub(crate) fn times_of(remotes: &[Arc<RemoteShard>]) -> Vec<Option<ThreadTimes>> {
-    let times = |remote: &Arc<RemoteShard>| time_of(remote.thread()?);
-    remotes.iter().map(times).collect()
 }
