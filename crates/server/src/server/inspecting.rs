@@ -48,7 +48,7 @@ impl ServerControl {
     }
 
     /// Closes a connection after its queued replies, as [`ConnHandle::close`](crate::ConnHandle::close): `shard` and `id` are
-    /// those of its [`ConnInfo`]. Its shard does so in its next turn, unless the connection ended before: an id is never that of
+    /// those of its [`ConnInfo`](crate::inspect::ConnInfo). Its shard does so in its next turn, unless the connection ended before: an id is never that of
     /// a later connection.
     ///
     /// False if there is no such shard, or it ended.
