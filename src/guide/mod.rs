@@ -19,6 +19,7 @@ page!(coming_from, "coming_from.md", not(doctest));
 page!(databases, "databases.md", not(doctest));
 page!(deployment, "deployment.md", not(doctest));
 page!(inspecting, "inspecting.md", not(doctest));
+page!(operating, "operating.md", not(doctest));
 page!(replies, "replies.md", not(doctest));
 page!(services, "services.md", not(doctest));
 page!(behind_a_proxy, "behind_a_proxy.md", all());

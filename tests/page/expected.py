@@ -180,7 +180,9 @@ def funnel(report):
         ]
         if stage is cause:
             texts.append("first loss" if stage["state"] == "lost" else "first warning")
-        stages.append({"texts": [text.strip() for text in texts if text.strip()], "bar": width(stage["now"] / capacity if capacity else 0)})
+        stages.append(
+            {"texts": [text.strip() for text in texts if text.strip()], "bar": width(stage["now"] / capacity if capacity else 0)}
+        )
     return stages
 
 
@@ -196,13 +198,19 @@ def where(connection):
 
 
 def connection_row(connection, *special):
-    traffic = [f"{bytes_(connection['bytes_in'])} in", f"{bytes_(connection['bytes_out'])} out"]
+
+    def in_out(figure, kind):
+        # Only connections with an account know.
+        if connection[f"{kind}_in"] is None:
+            return [DASH]
+        return [f"{figure(connection[f'{kind}_in'])} in", f"{figure(connection[f'{kind}_out'])} out"]
+
     return {
         "Peer": [connection["peer"], where(connection)],
         "special": [*special],
         "Age": [time(connection["age_seconds"]), f"idle {time(connection['idle_seconds'])}"],
-        "Bytes": traffic,
-        "Frames": [f"{count(connection['frames_in'])} in", f"{count(connection['frames_out'])} out"],
+        "Bytes": in_out(bytes_, "bytes"),
+        "Frames": in_out(count, "frames"),
         "Action": [f"Close the connection of {connection['peer']}"],
     }
 
@@ -236,7 +244,10 @@ def stall_row(stall):
     return {
         "Shard": [str(stall["shard"]), "✕ goes on" if stall["ongoing"] else f"{time(stall['ago_seconds'])} ago"],
         "Lasted": [time(stall["lasted_seconds"])],
-        "Worked on": [("several, last: " if stall["several"] else "") + stall["work"] + (f" of {stall['peer']}" if stall["peer"] else ""), about],
+        "Worked on": [
+            ("several, last: " if stall["several"] else "") + stall["work"] + (f" of {stall['peer']}" if stall["peer"] else ""),
+            about,
+        ],
         "Held up by": [HOLDERS.get(stall["cause"], stall["cause"]), f"in {stall['waits_in']}" if stall["waits_in"] else ""],
         "Accept queue": [f"{count(stall['queue_waiting'])} waiting", f"{count(stall['queue_lost'])} lost"],
     }
@@ -249,7 +260,12 @@ def panels(report):
     overload = report["overload"]
     queues = sorted(report["accept_queues"], key=lambda queue: (-(queue["lost"] or 0), -queue["waiting"]))
     window = f"Last {time(report['server']['window_seconds'])}"
-    times = [("turn", "a turn of a loop"), ("call", "a call that waited"), ("first_frame", "to the first frame"), ("send_stall", "a send that waited")]
+    times = [
+        ("turn", "a turn of a loop"),
+        ("call", "a call that waited"),
+        ("first_frame", "to the first frame"),
+        ("send_stall", "a send that waited"),
+    ]
     quantiles = {"50 %": "p50", "90 %": "p90", "99 %": "p99", "99.9 %": "p999", "Longest": "max"}
 
     def time_row(key, what):
@@ -260,21 +276,35 @@ def panels(report):
     return {
         "shards": (
             "",
-            [shard_row(shard) for shard in sorted(report["shards"], key=lambda shard: (shard["stalled_seconds"] is None, shard["shard"]))],
+            [
+                shard_row(shard)
+                for shard in sorted(report["shards"], key=lambda shard: (shard["stalled_seconds"] is None, shard["shard"]))
+            ],
         ),
         "overload": (
             f"{count(overload['shed_total'])} shed since the start" if overload else "",
-            [
-                {"Stage": [f"{number} {name} ◀ now", overload["cause"]] if number == overload["stage"] else [f"{number} {name}"]}
-                for number, name in enumerate(LADDER)
-            ]
-            if overload
-            else [],
+            (
+                [
+                    {
+                        "Stage": (
+                            [f"{number} {name} ◀ now", overload["cause"]] if number == overload["stage"] else [f"{number} {name}"]
+                        )
+                    }
+                    for number, name in enumerate(LADDER)
+                ]
+                if overload
+                else []
+            ),
         ),
         "closes": (
             "",
             [
-                {"Reason": [close["reason"]], "Closed by": [close["closed_by"]], window: [count(close["recently"])], "Total": [count(close["total"])]}
+                {
+                    "Reason": [close["reason"]],
+                    "Closed by": [close["closed_by"]],
+                    window: [count(close["recently"])],
+                    "Total": [count(close["total"])],
+                }
                 for close in sorted(report["closes"], key=lambda close: -close["total"])
             ],
         ),
@@ -282,16 +312,15 @@ def panels(report):
         "services": (
             "",
             [
-                {"Service": [service["name"]], "Connections": [count(service["connections"])], "Frames": [count(service["frames"]), rate(service["frames_per_second"])]}
+                {
+                    "Service": [service["name"]],
+                    "Connections": [count(service["connections"])],
+                    "Frames": [count(service["frames"]), rate(service["frames_per_second"])],
+                }
                 for service in report["services"]
             ],
         ),
         "stalls": ("", [stall_row(stall) for stall in reversed(report["stalls"])]),
-        "outboxes": (missing, [renamed(connection_row(c, bytes_(c["outbox_bytes"])), "Outbox") for c in report["outboxes"]]),
-        "calls": (
-            missing,
-            [renamed(connection_row(c, time(c["oldest_call_seconds"]), plural(c["calls"], "call")), "Waits") for c in report["waiting_calls"]],
-        ),
         "queues": (
             f"8 of {len(queues)}, by loss" if len(queues) > 8 else "",
             [
@@ -315,6 +344,14 @@ def panels(report):
                     "Fix": [found["fix"]],
                 }
                 for found in report["findings"]
+            ],
+        ),
+        "outboxes": (missing, [renamed(connection_row(c, bytes_(c["outbox_bytes"])), "Outbox") for c in report["outboxes"]]),
+        "calls": (
+            missing,
+            [
+                renamed(connection_row(c, time(c["oldest_call_seconds"]), plural(c["calls"], "call")), "Waits")
+                for c in report["waiting_calls"]
             ],
         ),
     }

@@ -71,7 +71,7 @@ class Server:
 
 
 def look_at_real_server(look_of, binary, eventually, same, folder=None):
-    """Walks through what can happen. At each point the figures stand still for a moment and are compared with their report."""
+    """Walks through what can happen. At each point all figures are compared with their report."""
     server = Server(binary)
     try:
         look = look_of(server)
@@ -84,46 +84,47 @@ def look_at_real_server(look_of, binary, eventually, same, folder=None):
                     page.emulate_media(color_scheme="dark" if dark else "light")
                     page.screenshot(path=Path(folder) / f"real-{name}-{'dark' if dark else 'light'}.png", full_page=True)
 
-        def held(name):
-            hold = page.get_by_role("button", name="Hold")
+        def compared(name):
             page.mouse.move(2, 2)
-            hold.click()
-            time.sleep(0.3)
-            report = page.evaluate("latest")
+            time.sleep(0.5)
             try:
-                look.check(report)
+                look.check()
             except AssertionError as error:
                 raise AssertionError(f"{name}: {error}") from None
             shot(name)
-            hold.click()
             print(f"   {name}: {look.read()['status'][2:]}", flush=True)
-            return report
+            return page.evaluate("latest")
 
         def status(*headlines, seconds=15):
-            return eventually(f"the status is {' or '.join(headlines)}", lambda: any(h in look.read()["status"][2] for h in headlines), seconds)
+            return eventually(
+                f"the status is {' or '.join(headlines)}", lambda: any(h in look.read()["status"][2] for h in headlines), seconds
+            )
 
         eventually("it is live", lambda: look.read()["link"] == "● live")
-        held("idle")
+        compared("idle")
         server.load(60)
         eventually("frames come", lambda: look.read()["charts"][2][1] not in ("0/s", "–"))
         time.sleep(5)
-        report = held("load")
+        report = compared("load")
         same("connections", report["server"]["connections"], 60)
 
         server.say("wait 9000")
         eventually("the call that waits is named", lambda: look.read()["panels"]["calls"]["rows"])
-        held("waiting")
+        compared("waiting")
 
         flooded = server.say("flood 200")
         peer = "127.0.0.1:%d" % flooded.getsockname()[1]
         eventually("the outbox is named", lambda: any(row[0][0] == peer for row in look.read()["panels"]["outboxes"]["rows"]))
-        held("outbox")
+        compared("outbox")
         page.mouse.move(2, 2)
-        button = page.get_by_role("region", name="Largest outboxes").get_by_role("button", name=f"Close the connection of {peer}", exact=True)
+        button = page.get_by_role("region", name="Largest outboxes").get_by_role(
+            "button", name=f"Close the connection of {peer}", exact=True
+        )
         button.click()
         page.get_by_role("button", name="Close it").click()
         eventually("it is being closed", lambda: f"{peer} is being closed." in page.locator("dialog").inner_text())
         page.get_by_role("button", name="Back").click()
+        page.mouse.move(2, 2)
         flooded.settimeout(10)
         while flooded.recv(1 << 20):
             pass
@@ -134,18 +135,18 @@ def look_at_real_server(look_of, binary, eventually, same, folder=None):
         time.sleep(1.5)
         found = look.read()["panels"]
         assert any("stalled" in row[0][1] for row in found["shards"]["rows"]), found["shards"]["rows"]
-        report = held("stalled")
+        report = compared("stalled")
         assert any(stall["ongoing"] for stall in report["stalls"]), report["stalls"]
         blocking.settimeout(20)
         assert blocking.recv(100)
         status("Calm", "Warning", seconds=30)
-        held("after the stall")
+        compared("after the stall")
 
         server.say("wait 8000")
         time.sleep(0.5)
         server.drain()
         status("Draining")
-        held("draining")
+        compared("draining")
         server.process.wait(30)
         status("No answer", seconds=8)
         shot("gone")

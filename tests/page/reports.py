@@ -100,7 +100,10 @@ def finding(check, severity, what, value, needed, otherwise, fix):
 
 
 def calm():
-    shards = [shard(n, busy, starved, 12_057 + 3 * n) for n, (busy, starved) in enumerate([(0.31, 0.004), (0.284, 0.01), (0.4, 0), (0.02, 0.0005)])]
+    shards = [
+        shard(n, busy, starved, 12_057 + 3 * n)
+        for n, (busy, starved) in enumerate([(0.31, 0.004), (0.284, 0.01), (0.4, 0), (0.02, 0.0005)])
+    ]
     return {
         "server": {
             "version": "0.1.0",
@@ -161,9 +164,21 @@ def calm():
             "send_stall": quantiles(0, 0.0, 0.0, 0.0, 0.0, 0.0),
         },
         "outboxes": [connection(n, f"10.20.{n}.7:4{n}210", 262_144 >> n) for n in range(9)]
-        + [connection(9, "[2001:db8:85a3:8d3:1319:8a2e:370:7348]:65535", 311, service="127.0.0.1:7001", bytes_in=None, bytes_out=None, frames_in=None, frames_out=None)],
+        + [
+            connection(
+                9,
+                "[2001:db8:85a3:8d3:1319:8a2e:370:7348]:65535",
+                311,
+                service="127.0.0.1:7001",
+                bytes_in=None,
+                bytes_out=None,
+                frames_in=None,
+                frames_out=None,
+            )
+        ],
         "waiting_calls": [
-            connection(n, f"10.20.3.{n}:51{n}11", 0, state="calling", calls=1 + n % 2, oldest_call_seconds=0.744 / (n + 1)) for n in range(6)
+            connection(n, f"10.20.3.{n}:51{n}11", 0, state="calling", calls=1 + n % 2, oldest_call_seconds=0.744 / (n + 1))
+            for n in range(6)
         ],
         "silent_shards": [],
         "stalls": [
@@ -189,16 +204,35 @@ def shedding():
     report = calm()
     report["server"] |= {"connections": 999_871, "phase": "serving"}
     report["funnel"] = [
-        stage("syn_queue", 4_096, 4_096, "connections", "warn", why="handshakes wait since the accept queue behind them is full."),
-        stage("accept_queue", 4_097, 4_096, "connections", "warn", why="shards do not accept since the table is full: see there."),
         stage(
-            "table", 999_871, 1_000_000, "connections", "lost", 1_204, 88_120,
+            "syn_queue", 4_096, 4_096, "connections", "warn", why="handshakes wait since the accept queue behind them is full."
+        ),
+        stage(
+            "accept_queue", 4_097, 4_096, "connections", "warn", why="shards do not accept since the table is full: see there."
+        ),
+        stage(
+            "table",
+            999_871,
+            1_000_000,
+            "connections",
+            "lost",
+            1_204,
+            88_120,
             "999 871 of 1 000 000 connections are open, and 1 204 were turned away in 10 s: raise `connections_max`, or add a server.",
         ),
         stage("first_frame", 201, 256, "buffers"),
         stage("handler", 912, None, "calls"),
         stage("outbox", 912_680_550, 1_073_741_824, "bytes", "warn", why="85 % of `held_bytes_max` is in use."),
-        stage("peer", 401, None, "connections", "lost", 7, 7, "401 peers do not read, and 7 were closed for it: lower `write_stall_timeout`."),
+        stage(
+            "peer",
+            401,
+            None,
+            "connections",
+            "lost",
+            7,
+            7,
+            "401 peers do not read, and 7 were closed for it: lower `write_stall_timeout`.",
+        ),
         stage("host", 1_000_016, 1_048_576, "descriptors"),
     ]
     report["overload"] = {"stage": 3, "name": "shedding connections", "cause": "the table is at 99 %", "shed_total": 88_120}
@@ -209,14 +243,26 @@ def shedding():
 
 def stalled():
     report = calm()
-    report["funnel"][1] |= {"now": 4_097, "capacity": 16_384, "state": "warn", "why": "311 connections wait for shard 1, which is stalled: see handler."}
+    report["funnel"][1] |= {
+        "now": 4_097,
+        "capacity": 16_384,
+        "state": "warn",
+        "why": "311 connections wait for shard 1, which is stalled: see handler.",
+    }
     report["funnel"][4] |= {
         "state": "lost",
         "lost_recently": 6,
         "lost_total": 23,
         "why": "shard 1 is stalled for 3.2 s: the call of 10.1.2.4:5511 waits for a lock (futex_do_wait). Do not block in a handler: use `spawn_blocking`.",
     }
-    report["shards"][1] |= {"stalled_seconds": 3.21, "stale": True, "busy": 0.0, "starved": 0.0, "asleep": 1.0, "accept_queue": 311}
+    report["shards"][1] |= {
+        "stalled_seconds": 3.21,
+        "stale": True,
+        "busy": 0.0,
+        "starved": 0.0,
+        "asleep": 1.0,
+        "accept_queue": 311,
+    }
     report["shards"][3] |= {"stalled_seconds": 0.026, "busy": 0.62, "starved": 0.38, "asleep": 0.0}
     report["shards"][2] |= {"stale": True}
     report["silent_shards"] = [1, 2]
@@ -269,12 +315,27 @@ def many():
     report["accept_queues"] = [
         {"listener": "0.0.0.0:7000", "shard": n, "waiting": n * 31 % 77, "capacity": 4_096, "lost": n % 5} for n in range(53)
     ]
-    report["server"] |= {"connections": 1_000_000, "connections_max": 10_000_000, "memory_bytes": 257_698_037_760, "uptime_seconds": 31_536_000.0}
-    report["waiting_calls"] = [connection(n, f"10.20.4.{n}:51{n}", 0, calls=3, oldest_call_seconds=90.0 - 4 * n) for n in range(20)]
+    report["server"] |= {
+        "connections": 1_000_000,
+        "connections_max": 10_000_000,
+        "memory_bytes": 257_698_037_760,
+        "uptime_seconds": 31_536_000.0,
+    }
+    report["waiting_calls"] = [
+        connection(n, f"10.20.4.{n}:51{n}", 0, calls=3, oldest_call_seconds=90.0 - 4 * n) for n in range(20)
+    ]
     report["stalls"] = [stall(n % 53, 640.0 - 10 * n, 0.025 * (n + 1)) for n in range(64)]
     report["closes"] = [close(f"reason_{n}", "peer", 10 ** (n % 13), n) for n in range(37)]
     report["findings"] = [
-        finding(f"check_{n}", severity, "descriptors of the process", "1 024", "1 000 064 = 1 000 000 connections + 64", "accepting pauses at 1 024", "ulimit -n 1000064")
+        finding(
+            f"check_{n}",
+            severity,
+            "descriptors of the process",
+            "1 024",
+            "1 000 064 = 1 000 000 connections + 64",
+            "accepting pauses at 1 024",
+            "ulimit -n 1000064",
+        )
         for n, severity in enumerate(["error", "error", "warn", "warn", "warn", "info", "info"])
     ]
     return report

@@ -38,7 +38,9 @@ class StandIn:
 
             def do_POST(self):
                 stand_in.posts.append((self.path, self.headers.get("X-Ringserve")))
-                stand_in.send(self, stand_in.close_answer, "text/plain", b"" if stand_in.close_answer == 200 else b"it ended before")
+                stand_in.send(
+                    self, stand_in.close_answer, "text/plain", b"" if stand_in.close_answer == 200 else b"it ended before"
+                )
 
         ThreadingHTTPServer.daemon_threads = True
         ThreadingHTTPServer.allow_reuse_address = True

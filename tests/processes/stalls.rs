@@ -570,7 +570,11 @@ fn task_of_a_runtime_that_keeps_a_shard_waiting_is_told() {
         })
         .unwrap();
     let lab = Lab { running, plan };
+    let mut peer = lab.peer();
     for (number, misdeed) in [Misdeed::Sleep, Misdeed::Lock].into_iter().enumerate() {
+        // A call that is over is not what keeps the shard.
+        peer.say("hello");
+        peer.hear();
         watchdog_rests();
         lab.plan.plan(StalledWork::Runtime, misdeed);
         say.send(number + 1).unwrap();

@@ -136,6 +136,9 @@ mod guide {
     #[doc = include_str!("../../docs/guide/inspecting.md")]
     struct Inspecting;
 
+    #[doc = include_str!("../../docs/guide/operating.md")]
+    struct Operating;
+
     #[doc = include_str!("../../docs/guide/replies.md")]
     struct Replies;
 

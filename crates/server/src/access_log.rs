@@ -21,9 +21,8 @@
 //! ([`Server::admit`](crate::Server::admit)), and those that the server makes, are in no line.
 
 use ringserve_core::{CloseReason, ConnId, Outlet, Time};
+use ringserve_drivers::guarded;
 use tracing::info;
-
-use crate::log::guarded;
 
 /// Writes the line of a connection that ended.
 #[cold]

@@ -141,6 +141,7 @@ impl Observer for LogObserver {
 
     #[inline]
     fn frame(&mut self, _now: Time, outlet: &Outlet, bytes: usize) {
+        self.snapshot.work.on_frame(bytes);
         if self.looks_at_frames {
             self.look_at_frame(outlet, bytes);
         }

@@ -9,15 +9,14 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use ringserve_core::{CloseReason, ConnId};
+use ringserve_drivers::guarded;
 use tracing::field::display;
 use tracing::{Span, info, info_span};
-
-use crate::log::guarded;
 
 /// Which connections have spans.
 #[derive(Clone, Default)]
 pub(crate) struct Chosen {
-    /// One in so many of each shard's; 0 is none.
+    /// One in `one_in` of each shard's; 0 is none.
     pub(crate) one_in: u32,
     pub(crate) networks: Vec<IpNet>,
 }

@@ -7,10 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
-use super::{ConnInfo, Inspection, Query, Walk};
+use super::query::{ConnInfo, Inspection, Query};
 use crate::guard::{discard, wake};
 use crate::shard::clock::Deadline;
-use crate::shard::inbox::this_shard;
 
 /// An inspection under way: see [`ServerControl::inspecting`](crate::ServerControl::inspecting). Shards that have not answered
 /// when it is dropped look no further.
@@ -20,7 +19,7 @@ pub struct Inspecting {
 }
 
 /// What the shards leave for the caller that asked.
-pub(super) struct Asked {
+pub(crate) struct Asked {
     answers: Mutex<Answers>,
     /// Notified once nothing is awaited any more.
     complete: Condvar,
@@ -37,7 +36,7 @@ struct Answers {
 }
 
 impl Inspecting {
-    pub(super) fn new(query: Query, shards: usize) -> Inspecting {
+    pub(crate) fn new(query: Query, shards: usize) -> Inspecting {
         let answers = Answers { came: vec![None; shards], awaited: shards, waker: None };
         let asked = Asked {
             answers: Mutex::new(answers),
@@ -47,8 +46,9 @@ impl Inspecting {
         Inspecting { asked: Arc::new(asked), query }
     }
 
-    pub(super) fn walk(&self, shard: usize, query: &Query) -> Walk {
-        Walk::new(query, shard, self.asked.clone())
+    /// Where the shards leave their answers.
+    pub(crate) fn asked(&self) -> Arc<Asked> {
+        self.asked.clone()
     }
 
     /// Waits until every shard answered or ended. Any executor may await it, one task at a time. A shard that is blocked answers
@@ -69,12 +69,10 @@ impl Inspecting {
         .await
     }
 
-    /// Blocks until every shard answered or ended, or the deadline is over; not on a shard's thread.
-    pub(super) fn wait(&self, deadline: Deadline) {
-        if this_shard().is_none() {
-            let answers = self.asked.answers();
-            drop(deadline.wait_while(&self.asked.complete, answers, |answers| answers.awaited > 0));
-        }
+    /// Blocks until every shard answered or ended, or the deadline is over.
+    pub(crate) fn wait(&self, deadline: Deadline) {
+        let answers = self.asked.answers();
+        drop(deadline.wait_while(&self.asked.complete, answers, |answers| answers.awaited > 0));
     }
 
     /// What came so far. Shards that have not answered are [silent](Inspection::silent_shards).

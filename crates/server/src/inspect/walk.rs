@@ -13,11 +13,10 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-use ringserve_core::ConnId;
+use ringserve_core::{ConnId, Observer, Shard};
 
 use super::asked::Asked;
-use super::{ConnInfo, Query};
-use crate::shard::Core;
+use super::query::{ConnInfo, Query};
 use crate::stats::ServiceNames;
 
 /// The name of connections that the server made.
@@ -35,12 +34,12 @@ pub(crate) struct Walk {
 }
 
 impl Walk {
-    pub(super) fn new(query: &Query, shard: usize, asked: Arc<Asked>) -> Walk {
+    pub(crate) fn new(query: &Query, shard: usize, asked: Arc<Asked>) -> Walk {
         Walk { query: query.clone(), shard, next: 0, kept: BinaryHeap::new(), asked }
     }
 
     /// On the shard: looks at a page, and answers behind the last one. True if there is more.
-    pub(crate) fn step(&mut self, core: &Core, names: &ServiceNames) -> bool {
+    pub(crate) fn step<O: Observer>(&mut self, core: &Shard<O>, names: &ServiceNames) -> bool {
         if self.asked.is_abandoned() {
             return false;
         }
@@ -72,7 +71,7 @@ impl Walk {
     }
 
     /// `None` for a connection that ended since.
-    fn info(&self, core: &Core, names: &ServiceNames, id: ConnId) -> Option<ConnInfo> {
+    fn info<O: Observer>(&self, core: &Shard<O>, names: &ServiceNames, id: ConnId) -> Option<ConnInfo> {
         let view = core.view(id).filter(|view| !self.query.calling || view.calls > 0)?;
         let service = names.name(view.lane);
         let account = view.account.as_ref();

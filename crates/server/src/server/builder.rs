@@ -53,7 +53,7 @@ use crate::watchdog::Stalls;
 pub struct Server<F = Raw> {
     binds: Binds,
     framing: F,
-    pub(super) settings: Settings,
+    settings: Settings,
 }
 
 /// The services of a [`Server`] with several of them. It stands in the place of a framing, since each service has its own.
@@ -502,6 +502,46 @@ impl<F> Server<F> {
     /// ```
     pub fn doctor_for(&self, expected: &Expected) -> Vec<Finding> {
         doctor::examine(&self.settings.setup_so_far(), expected)
+    }
+
+    /// Keeps an account of each accepted connection: bytes and frames in both directions, for
+    /// [inspections](crate::inspect::ConnInfo::bytes_in) and [`Closed::account`](crate::Closed::account). It costs 56 bytes for
+    /// each connection, in chunks of 256, and a few instructions for each frame, each receive and each send. Off by default;
+    /// services that keep [accounts](crate::Service::ACCOUNTS) themselves have them in any case.
+    pub fn accounts(mut self, accounts: bool) -> Server<F> {
+        self.settings.telling.accounts = accounts;
+        self
+    }
+
+    /// Writes a line to the [access log](crate::access_log) for each connection that ended; with several services, for
+    /// connections of those that do not [say otherwise](crate::listen::Endpoints::access_log). Off by default. Connections then
+    /// have [accounts](Server::accounts). The lines are not limited: see [`access_log`](crate::access_log).
+    pub fn access_log(mut self, access_log: bool) -> Server<F> {
+        self.settings.telling.access_log = access_log;
+        self
+    }
+
+    /// Gives one in `n` of each shard's accepted connections a span of `tracing`, from accept to end, with events for its frames,
+    /// sends and pauses: level INFO, target `ringserve::trace`. 0 gives none, which is the default.
+    ///
+    /// Each other connection costs a look at one bit for each frame and each send; the chosen ones what the subscriber does
+    /// with the events, which comes for every frame.
+    ///
+    /// ```no_run
+    /// # use ringserve::Server;
+    /// let server = Server::bind("0.0.0.0:7000").trace_one_in(1000).trace_peer("10.1.2.3").trace_peer("192.0.2.0/24");
+    /// ```
+    pub fn trace_one_in(mut self, n: u32) -> Server<F> {
+        self.settings.telling.chosen.one_in = n;
+        self
+    }
+
+    /// Gives connections of these peers such a [span](Server::trace_one_in), in addition to the chosen ones: an address, or a
+    /// network such as `10.1.2.0/24`. May be called several times. Behind a [proxy](crate::listen::ProxyProtocol) the address
+    /// is that of the proxy or that of the client. A text that is neither is an error of the start ([`Error::Trace`]).
+    pub fn trace_peer(mut self, network: impl AsRef<str>) -> Server<F> {
+        self.settings.telling.trace_peer(network.as_ref());
+        self
     }
 
     /// Calls `tell` once every shard is ready, on the thread that starts the server, with a control that has the counters and

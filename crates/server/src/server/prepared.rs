@@ -161,7 +161,9 @@ impl<S: Serves> Prepared<S> {
     /// Checks what the program set. There are `by_default` shards if it does not say.
     pub(super) fn check(&mut self, by_default: impl FnOnce() -> usize) -> Result<Checked, Error> {
         self.check_services()?;
-        self.settings.telling.check()?;
+        if let Some(text) = self.settings.telling.unclear() {
+            return Err(Error::Trace(text.to_owned()));
+        }
         let mut server_limits = self.settings.server_limits.clone().unwrap_or_default();
         server_limits.check().map_err(Error::Limits)?;
         let is_one_of_several = self.services.len() > 1;

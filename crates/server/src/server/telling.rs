@@ -6,8 +6,6 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use ringserve_core::LaneId;
 
-use super::builder::Server;
-use super::error::Error;
 use crate::traces::Chosen;
 
 /// The program's settings.
@@ -15,7 +13,7 @@ use crate::traces::Chosen;
 pub(crate) struct Telling {
     pub(super) accounts: bool,
     pub(super) access_log: bool,
-    chosen: Chosen,
+    pub(super) chosen: Chosen,
     /// The first network that could not be parsed.
     unclear: Option<String>,
 }
@@ -53,12 +51,9 @@ pub(crate) struct Told {
 }
 
 impl Telling {
-    /// Refuses networks that are none.
-    pub(super) fn check(&self) -> Result<(), Error> {
-        match &self.unclear {
-            None => Ok(()),
-            Some(text) => Err(Error::Trace(text.clone())),
-        }
+    /// The first network that is none.
+    pub(super) fn unclear(&self) -> Option<&str> {
+        self.unclear.as_deref()
     }
 
     /// For services that say themselves whether they are in the access log, or do not.
@@ -76,54 +71,12 @@ impl Telling {
         told
     }
 
-    fn trace_peer(&mut self, text: &str) {
+    pub(super) fn trace_peer(&mut self, text: &str) {
         let network = text.parse::<IpNet>().ok();
         match network.or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from)) {
             Some(network) => self.chosen.networks.push(network),
             None => _ = self.unclear.get_or_insert_with(|| text.to_owned()),
         }
-    }
-}
-
-impl<F> Server<F> {
-    /// Keeps an account of each accepted connection: bytes and frames in both directions, for
-    /// [inspections](crate::inspect::ConnInfo::bytes_in) and [`Closed::account`](crate::Closed::account). It costs 56 bytes for
-    /// each connection, in chunks of 256, and a few instructions for each frame, each receive and each send. Off by default;
-    /// services that keep [accounts](crate::Service::ACCOUNTS) themselves have them in any case.
-    pub fn accounts(mut self, accounts: bool) -> Server<F> {
-        self.settings.telling.accounts = accounts;
-        self
-    }
-
-    /// Writes a line to the [access log](crate::access_log) for each connection that ended; with several services, for
-    /// connections of those that do not [say otherwise](crate::listen::Endpoints::access_log). Off by default. Connections then
-    /// have [accounts](Server::accounts). The lines are not limited: see [`access_log`](crate::access_log).
-    pub fn access_log(mut self, access_log: bool) -> Server<F> {
-        self.settings.telling.access_log = access_log;
-        self
-    }
-
-    /// Gives one in `n` of each shard's accepted connections a span of `tracing`, from accept to end, with events for its frames,
-    /// sends and pauses: level INFO, target `ringserve::trace`. 0 gives none, which is the default.
-    ///
-    /// Each other connection costs a look at one bit for each frame and each send; the chosen ones what the subscriber does
-    /// with the events, which comes for every frame.
-    ///
-    /// ```no_run
-    /// # use ringserve::Server;
-    /// let server = Server::bind("0.0.0.0:7000").trace_one_in(1000).trace_peer("10.1.2.3").trace_peer("192.0.2.0/24");
-    /// ```
-    pub fn trace_one_in(mut self, n: u32) -> Server<F> {
-        self.settings.telling.chosen.one_in = n;
-        self
-    }
-
-    /// Gives connections of these peers such a [span](Server::trace_one_in), in addition to the chosen ones: an address, or a
-    /// network such as `10.1.2.0/24`. May be called several times. Behind a [proxy](crate::listen::ProxyProtocol) the address
-    /// is that of the proxy or that of the client. A text that is neither is an error of the start ([`Error::Trace`]).
-    pub fn trace_peer(mut self, network: impl AsRef<str>) -> Server<F> {
-        self.settings.telling.trace_peer(network.as_ref());
-        self
     }
 }
 

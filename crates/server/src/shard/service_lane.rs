@@ -67,15 +67,11 @@ where
             // The slot is free for the next call as long as none waits.
             let failed = loop {
                 match frames.next_typed(&*self.framing, shared.body().framing_state()) {
-                    Next::Frame(frame) => {
-                        // One without a byte is the end of the input.
-                        common.meter.snapshot.work.on_frame(frame.wire().len());
-                        match slot.call(shared, frame) {
-                            Some(Ok(())) => {}
-                            Some(Err(error)) => break Some(error),
-                            None => break None,
-                        }
-                    }
+                    Next::Frame(frame) => match slot.call(shared, frame) {
+                        Some(Ok(())) => {}
+                        Some(Err(error)) => break Some(error),
+                        None => break None,
+                    },
                     Next::Nothing => return,
                     Next::Bad(error) => return self.malformed(common, frames, shared, error),
                 }

@@ -9,7 +9,6 @@ use super::Core;
 use super::handle::Shard;
 use super::inbox::{Command, Delivery, RemoteShard};
 use super::meter::{LossLog, Meter};
-use super::services::Services;
 use super::spare::Spare;
 use super::upstreams::UpstreamLane;
 use super::wake::Attention;
@@ -122,8 +121,9 @@ fn drop_owned(bytes: Bytes) {
     }
 }
 
-impl<D: Driver, V: Services> ShardLoop<D, V> {
-    pub(crate) fn new(mut parts: Parts<D>, services: V) -> Self {
+impl<D: Driver, V> ShardLoop<D, V> {
+    /// Before it knows whether its services keep accounts.
+    pub(super) fn of(mut parts: Parts<D>, services: V) -> Self {
         if !parts.driver.may_lend_beyond_turn() {
             parts.core.copy_frames();
         }
@@ -155,22 +155,11 @@ impl<D: Driver, V: Services> ShardLoop<D, V> {
             delivery: Delivery::default(),
             spare: Spare::new(),
         };
-        let mut shard = ShardLoop { core: parts.core, lane };
-        shard.keep_accounts();
-        shard
+        ShardLoop { core: parts.core, lane }
     }
 
-    /// Counts what connections move, if a service or the server keeps accounts of them.
-    fn keep_accounts(&mut self) {
-        let common = &mut self.lane.common;
-        common.keeps_accounts = self.lane.services.keeps_accounts() || !common.accounted.is_empty();
-        if common.keeps_accounts {
-            self.core.observer_mut().count_frames();
-        }
-    }
-
-    /// The same shard with other services. Returns those that it had.
-    pub(super) fn with<W: Services>(self, services: W) -> (ShardLoop<D, W>, V) {
+    /// The same shard with other services, of which it does not know either. Returns those that it had.
+    pub(super) fn exchanged<W>(self, services: W) -> (ShardLoop<D, W>, V) {
         let ShardLoop { core, lane } = self;
         let had = lane.services;
         let lane = ShardLane {
@@ -188,9 +177,7 @@ impl<D: Driver, V: Services> ShardLoop<D, V> {
             delivery: lane.delivery,
             spare: lane.spare,
         };
-        let mut shard = ShardLoop { core, lane };
-        shard.keep_accounts();
-        (shard, had)
+        (ShardLoop { core, lane }, had)
     }
 }
 

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use ringserve_core::framing::Framing;
-use ringserve_core::{Budget, Completion, Driver, Limits, ServerLimits, Time, Wait};
+use ringserve_core::{Budget, Completion, Driver, Limits, ServerLimits, Wait};
 use tracing::{debug, error};
 
 use super::blocking::threads::Threads;
@@ -15,6 +15,7 @@ use super::guarded_transport::tells_panics;
 use super::handle::Shard;
 use super::inbox::RemoteShard;
 use super::many::TaskNumbers;
+use super::meter::NEVER;
 use super::random::Random;
 use super::service_lane::ServiceLane;
 use super::services::Services;
@@ -27,6 +28,28 @@ use crate::server::listen::proxy_protocol::Proxies;
 use crate::server::telling::{LaneSet, Told};
 use crate::service::Service;
 use crate::stats::{ServiceNames, ServiceStats, ShardStats, UpstreamStats};
+
+impl<D: Driver, V: Services> ShardLoop<D, V> {
+    pub(crate) fn new(parts: Parts<D>, services: V) -> Self {
+        ShardLoop::of(parts, services).keeping_accounts()
+    }
+
+    /// The same shard with other services. Returns those that it had.
+    pub(super) fn with<W: Services>(self, services: W) -> (ShardLoop<D, W>, V) {
+        let (shard, had) = self.exchanged(services);
+        (shard.keeping_accounts(), had)
+    }
+
+    /// Counts what connections move, if a service or the server keeps accounts of them.
+    fn keeping_accounts(mut self) -> Self {
+        let common = &mut self.lane.common;
+        common.keeps_accounts = self.lane.services.keeps_accounts() || !common.accounted.is_empty();
+        if common.keeps_accounts {
+            self.core.observer_mut().count_frames();
+        }
+        self
+    }
+}
 
 impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     /// Serves until it is told to stop and every connection is gone.
@@ -110,19 +133,16 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     #[inline]
     pub(super) fn wait(&mut self) -> Wait {
         let ShardLoop { core, lane } = self;
-        let mut next = core.next_turn();
-        let mut sooner = |at: Option<Time>| {
-            if let Some(at) = at {
-                next = Some(next.map_or(at, |next| next.min(at)));
-            }
-        };
-        sooner(lane.common.shard.timers().next());
-        sooner(lane.common.meter.publish_at());
+        let mut next = core.next_turn().unwrap_or(NEVER).min(lane.common.meter.publish_at());
+        if let Some(at) = lane.common.shard.timers().next() {
+            next = next.min(at);
+        }
         if lane.spare.is_active() {
-            sooner(if lane.spare.has_to_do() { Some(lane.common.now) } else { lane.spare.next() });
+            let at = if lane.spare.has_to_do() { Some(lane.common.now) } else { lane.spare.next() };
+            next = next.min(at.unwrap_or(NEVER));
         }
         let left_over = !lane.delivery.tasks.is_empty() || !lane.delivery.letters.is_empty();
-        let is_due = next.is_some_and(|next| next <= lane.common.now);
+        let is_due = next <= lane.common.now;
         if is_due || left_over || !lane.remote.fall_asleep() {
             #[cfg(feature = "metrics")]
             lane.common.meter.goes_on();
@@ -130,7 +150,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         }
         #[cfg(feature = "metrics")]
         lane.common.meter.waits(lane.common.shard.timers());
-        next.map_or(Wait::Forever, |next| Wait::For(next - lane.common.now))
+        if next == NEVER { Wait::Forever } else { Wait::For(next - lane.common.now) }
     }
 
     pub(super) fn report(&self) -> ShardStats {

@@ -10,7 +10,7 @@ use ringserve_server::time::Time;
 use ringserve_server::{ConnId, ServerControl, Shard};
 
 use super::cover::Cover;
-use super::service::OUTCOME_WITHIN;
+use super::plan::OUTCOME_WITHIN;
 use crate::rng::Rng;
 
 /// Inspections by a shard, at most.
@@ -18,17 +18,6 @@ const INSPECTIONS: u64 = 6;
 
 /// More than a server of a seed has connections.
 const ALL: usize = 1000;
-
-/// What a seed draws of them.
-#[derive(Clone, Copy, Debug)]
-pub struct InspectPlan(Option<u64>);
-
-impl InspectPlan {
-    pub fn drawn(seed: u64) -> InspectPlan {
-        let rng = &mut Rng::new(seed ^ 0x696E_7370_6563_7421);
-        InspectPlan(rng.one_in(3).then(|| rng.below(1 << 32)))
-    }
-}
 
 /// The connections of a server, of both its services.
 #[derive(Clone, Default)]
@@ -74,8 +63,8 @@ impl Registry {
     }
 
     /// Has a shard inspect its server now and then.
-    pub fn begin(&self, shard: &Shard, plan: InspectPlan, cover: &Cover) {
-        let InspectPlan(Some(seed)) = plan else { return };
+    pub fn begin(&self, shard: &Shard, seed: Option<u64>, cover: &Cover) {
+        let Some(seed) = seed else { return };
         let (registry, cover, here) = (self.clone(), cover.clone(), shard.clone());
         let mut rng = Rng::new(seed ^ (shard.index() as u64) << 32);
         shard.spawn(async move {

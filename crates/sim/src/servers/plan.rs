@@ -7,7 +7,6 @@ use ringserve_server::limits::ServerLimits;
 use ringserve_server::listen::Endpoint;
 use ringserve_server::testing::{Fault, Faults};
 
-use super::inspected::InspectPlan;
 use crate::rng::Rng;
 use crate::toy::{Alive, Permits, Pieces, Toy};
 
@@ -274,8 +273,8 @@ pub struct Plan {
     pub proxied: bool,
     /// What stands between sockets and frames, of those services that have something there.
     pub layers: Option<Layers>,
-    /// Inspections by its shards.
-    pub inspects: InspectPlan,
+    /// The seed of inspections by its shards, if there are any.
+    pub inspects: Option<u64>,
     /// A reply in many comes twice: seeds must find it.
     pub canary: bool,
 }
@@ -283,8 +282,17 @@ pub struct Plan {
 /// Numbers of requests that a client may use.
 pub const CLIENT_NUMBERS: u32 = 1000;
 
+/// Longer than anything keeps a shard from its answer: of three deeds each may have a machine sleep for three hours.
+pub const OUTCOME_WITHIN: Duration = Duration::from_secs(12 * 3600);
+
 /// A drain timeout beyond all that clients do.
 const PATIENCE: Duration = Duration::from_secs(24 * 3600);
+
+/// What its shards draw inspections by, if they do.
+fn inspects(seed: u64) -> Option<u64> {
+    let rng = &mut Rng::new(seed ^ 0x696E_7370_6563_7421);
+    rng.one_in(3).then(|| rng.below(1 << 32))
+}
 
 fn millis(rng: &mut Rng, most: u64) -> Duration {
     Duration::from_micros(rng.spread(1, most * 1000))
@@ -356,7 +364,7 @@ impl Plan {
             canary: false,
             proxied: Rng::new(seed ^ 0x7072_6F78_7921).one_in(4),
             layers: Layers::drawn(seed),
-            inspects: InspectPlan::drawn(seed),
+            inspects: inspects(seed),
             second: (frames != Frames::Stream && rng.one_in(3)).then(|| if rng.one_in(2) { 1 } else { 8 }),
         }
         .with_rules(seed)

@@ -26,7 +26,7 @@ use super::cover::Cover;
 use super::inspected::{Known, Registry};
 use super::layered::check_facts;
 use super::meshes::{Deal, Meshes, Order, Question, push_on};
-use super::plan::{Plan, Verb};
+use super::plan::{OUTCOME_WITHIN, Plan, Verb};
 use super::proxied::check_peer;
 
 /// Where an upstream answers, and where nothing does.
@@ -48,9 +48,6 @@ const CROWD_MAX: usize = 10_000;
 
 /// Of as many crowds one is large.
 const CROWDS_ONCE_IN: u64 = 64;
-
-/// Longer than anything keeps a shard from its answer: of three deeds each may have a machine sleep for three hours.
-pub const OUTCOME_WITHIN: Duration = Duration::from_secs(12 * 3600);
 
 /// How long an upstream is asked nothing: longer than any limit on accepted connections that a seed draws.
 pub const POOLED: Duration = Duration::from_secs(600);
