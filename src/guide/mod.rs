@@ -27,6 +27,7 @@ page!(epoll, "epoll.md", all());
 page!(first_hour, "first_hour.md", all());
 page!(framing, "framing.md", all());
 page!(glossary, "glossary.md", all());
+page!(machine, "machine.md", all());
 page!(middleware, "middleware.md", all());
 page!(production, "production.md", all());
 page!(protocols, "protocols.md", all());
