@@ -121,6 +121,7 @@
 //! | module | contents |
 //! |---|---|
 //! | the root | the first program: services, the server, its handles, connections, [`Limits`], [`CloseReason`] |
+//! | [`admission`] | who is let in: limits on addresses, lists of networks, the rate of new connections |
 //! | [`guide`] | pages for people who write a server: a first hour, which kind, state, waiting, ends, tests, deployment |
 //! | [`factory`] | values that the factory of a server may return |
 //! | [`framing`] | bytes to frames, and replies to bytes |
@@ -166,7 +167,8 @@ pub use ringserve_server::{
     StreamService, WithHeads, starting, stream, with_heads,
 };
 pub use ringserve_server::{
-    factory, framing, limits, listen, middleware, net, scatter, stats, sync, task, time, topics, transport,
+    admission, factory, framing, limits, listen, middleware, net, scatter, stats, sync, task, time, topics,
+    transport,
 };
 #[cfg(feature = "websocket")]
 pub use ringserve_server::{websocket, ws};

@@ -68,6 +68,7 @@ use prometheus_client::encoding::{
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::admission::RefusedBy;
 use crate::histogram::{Counted, Histogram};
 use crate::server::control::ServerControl;
 use crate::server::cpu;
@@ -158,7 +159,20 @@ impl Metrics {
         to.counters("handed_off", "Connections that a shard accepted for another one", None, handed_off)?;
         let counters = &stats.counters;
         to.counters("connections_closed", "Connections that ended", None, by_reason(counters))?;
-        to.counter("refused", "Connections that were not admitted, or found no memory", counters.refused)?;
+        let refused = RefusedBy::ALL.map(|by| (label("why", by.name()), counters.refused_by(by)));
+        to.counters("refused", "Connections that were refused", None, refused)?;
+        let held = counters.accept_held;
+        to.counter("accept_held", "Times that accepting waited for the server's rate", held)?;
+        let admission = self.server.admission_stats();
+        let tracked = [(Vec::new(), admission.tracked as u64)];
+        to.gauges(
+            "admission_prefixes",
+            "Prefixes of addresses that have connections or a rate",
+            None,
+            tracked,
+        )?;
+        let sketched = [(Vec::new(), admission.sketched as u64)];
+        to.gauges("admission_sketched", "Connections beyond what is tracked exactly", None, sketched)?;
         to.counter("waited", "Connections that waited since a limit was reached", counters.waited)?;
         to.counter("accept_paused", "Times that accepting stopped at a limit", counters.accept_paused)
     }

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use socket2::{Domain, SockAddr, SockFilter, SockRef, Socket};
 
+use crate::listener_filter::FilterState;
 use crate::shared::report::{is_refused, log};
 
 /// How long a handshake that had begun may take to enter the queue: a round trip within a continent, short beside a drain.
@@ -54,18 +55,40 @@ pub struct Listener {
     /// The driver's alone, but for the moments in which a [gauge](crate::ListenerGauge) reads.
     socket: Arc<Socket>,
     is_adopted: bool,
+    /// Its connections are accepted one by one.
+    one_by_one: bool,
+    filter: Arc<FilterState>,
 }
 
 impl Listener {
     /// A socket that only the drivers of one server own: its end is the end of the listener.
     pub fn own(socket: impl Into<OwnedFd>) -> Listener {
-        Listener { socket: Arc::new(Socket::from(socket.into())), is_adopted: false }
+        Listener::new(socket.into(), false)
     }
 
     /// A socket that other processes, or other parts of this one, accept from as well, now or later. It has to be non-blocking,
     /// since another owner may take a connection for which one driver is woken.
     pub fn adopted(socket: impl Into<OwnedFd>) -> Listener {
-        Listener { socket: Arc::new(Socket::from(socket.into())), is_adopted: true }
+        Listener::new(socket.into(), true)
+    }
+
+    fn new(socket: OwnedFd, is_adopted: bool) -> Listener {
+        let socket = Arc::new(Socket::from(socket));
+        Listener { socket, is_adopted, one_by_one: false, filter: Arc::default() }
+    }
+
+    /// Has an io_uring accept one connection at a time, and the next one in the next turn. Otherwise a single accept brings the
+    /// whole queue, also beyond what a shard wants after the first of them. With epoll a turn brings no more than its budget.
+    pub fn one_by_one(&mut self) {
+        self.one_by_one = true;
+    }
+
+    pub(crate) fn is_one_by_one(&self) -> bool {
+        self.one_by_one || self.is_shared()
+    }
+
+    pub(crate) fn filter(&self) -> &Arc<FilterState> {
+        &self.filter
     }
 
     /// True if [`adopted`](Listener::adopted) made it.
@@ -82,8 +105,8 @@ impl Listener {
         &self.socket
     }
 
-    pub(crate) fn into_socket(self) -> Arc<Socket> {
-        self.socket
+    pub(crate) fn into_parts(self) -> (Arc<Socket>, Arc<FilterState>) {
+        (self.socket, self.filter)
     }
 }
 
@@ -116,11 +139,11 @@ pub(crate) fn accept(listener: &Socket, nonblocking: bool) -> io::Result<(Socket
 ///
 /// # Errors
 /// If the socket cannot be made non-blocking, and must not be asked for what is queued.
-pub(crate) fn turn_newcomers_away(listener: SockRef<'_>) -> io::Result<Duration> {
+pub(crate) fn turn_newcomers_away(listener: &Socket, filter: &FilterState) -> io::Result<Duration> {
     listener.set_nonblocking(true)?;
     let (turned, late) = match listener.domain() {
         Ok(Domain::UNIX) => (listener.shutdown(Shutdown::Read), Duration::ZERO),
-        _ => (listener.attach_filter(&NO_NEWCOMERS), HANDSHAKE),
+        _ => (filter.close(listener, &NO_NEWCOMERS), HANDSHAKE),
     };
     if let Err(error) = turned {
         log::debug!(%error, "connections may be made until the listener is closed, and some are then reset");

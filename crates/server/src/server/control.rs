@@ -7,6 +7,7 @@ use std::time::Duration;
 use ringserve_core::Address;
 
 use super::accept_queue::AcceptQueues;
+use crate::admission::{AdmissionStats, Limiters};
 use crate::shard::blocking::Pool;
 use crate::shard::clock::{Clock, Deadline};
 use crate::shard::inbox::{Command, RemoteShard};
@@ -23,6 +24,7 @@ pub struct ServerControl {
     remotes: Arc<[Arc<RemoteShard>]>,
     listeners: Arc<[Address]>,
     accept_queues: AcceptQueues,
+    limiters: Limiters,
     clock: Clock,
     blocking: Arc<dyn Pool>,
     #[cfg(feature = "tls")]
@@ -40,6 +42,7 @@ impl ServerControl {
             remotes,
             listeners,
             accept_queues: AcceptQueues::default(),
+            limiters: Limiters::default(),
             clock,
             blocking,
             #[cfg(feature = "tls")]
@@ -49,6 +52,25 @@ impl ServerControl {
 
     pub(crate) fn with_accept_queues(self, accept_queues: AcceptQueues) -> ServerControl {
         ServerControl { accept_queues, ..self }
+    }
+
+    pub(crate) fn with_limiters(self, limiters: Limiters) -> ServerControl {
+        ServerControl { limiters, ..self }
+    }
+
+    pub(crate) fn limiters(&self) -> &Limiters {
+        &self.limiters
+    }
+
+    /// What the limits on addresses hold ([`Admission`](crate::admission::Admission)). It takes the 64 locks of each table, one
+    /// after the other.
+    pub fn admission_stats(&self) -> AdmissionStats {
+        let mut sum = AdmissionStats::default();
+        for AdmissionStats { tracked, sketched } in self.limiters.each().map(|limiter| limiter.stats()) {
+            sum.tracked += tracked;
+            sum.sketched += sketched;
+        }
+        sum
     }
 
     #[cfg(feature = "tls")]

@@ -53,13 +53,14 @@ impl SteppedServer {
     /// and chance as told, and `on_call` hears of each call of theirs. What the server was told of its driver, of sockets and of
     /// pinning is ignored.
     pub(crate) fn start<S: Serves>(
-        server: Prepared<S>,
+        mut server: Prepared<S>,
         network: &Network,
         (clock, seed): (Clock, u64),
         pool: impl FnOnce(&ServerLimits) -> Arc<dyn Pool>,
         on_call: &OnCall,
     ) -> Result<SteppedServer, Error> {
         refuse_runtime(server.settings.runtime)?;
+        server.settings.seed = Some(seed);
         let listen = |addr, is_adopted, shards| match is_adopted {
             true => network.adopt(addr, shards).map(|()| addr),
             false => network.listen(addr, shards),
@@ -67,7 +68,7 @@ impl SteppedServer {
         let (config, listening, plan) = planned(server, &listen, SIMULATED_DESCRIPTORS)?;
         let limits = plan.server_limits.clone();
         let blocking = pool(&limits);
-        let plan = Plan { clock, seed, blocking: blocking.clone(), ..plan };
+        let plan = Plan { clock, blocking: blocking.clone(), ..plan };
         let mut starting = Starting::new();
         plan.begin(&mut starting);
         let no_sockets = (0..plan.shards).map(|_| Vec::new()).collect();

@@ -12,6 +12,7 @@ use super::meter::{LossLog, Meter};
 use super::spare::Spare;
 use super::upstreams::UpstreamLane;
 use super::wake::Attention;
+use crate::admission::ShardAdmission;
 use crate::guard::{Panicked, guard};
 use crate::log::{self, LineLimit};
 use crate::peer::Peer;
@@ -91,6 +92,8 @@ pub(crate) struct Common {
     pub(super) losses: LossLog,
     pub(super) names: ServiceNames,
     pub(super) proxies: Proxies,
+    /// `None` if the server limits no peer.
+    pub(super) admission: Option<Box<ShardAdmission>>,
     panics: LineLimit,
     untrusted: LineLimit,
 }
@@ -128,6 +131,7 @@ impl<D: Driver, V> ShardLoop<D, V> {
             remote: parts.shard.remote().clone(),
             upstreams: UpstreamLane::new(parts.upstreams, &parts.shard),
             common: Common {
+                admission: ShardAdmission::new(parts.shard.server().limiters().clone()),
                 shard: parts.shard,
                 now: Time::ZERO,
                 meter,
