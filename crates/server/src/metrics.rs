@@ -164,15 +164,12 @@ impl Metrics {
         let held = counters.accept_held;
         to.counter("accept_held", "Times that accepting waited for the server's rate", held)?;
         let admission = self.server.admission_stats();
-        let tracked = [(Vec::new(), admission.tracked as u64)];
-        to.gauges(
-            "admission_prefixes",
-            "Prefixes of addresses that have connections or a rate",
-            None,
-            tracked,
-        )?;
+        let prefixes = [(Vec::new(), admission.prefixes as u64)];
+        to.gauges("admission_prefixes", "Prefixes of addresses that are tracked", None, prefixes)?;
+        let counted = [(Vec::new(), admission.connections as u64)];
+        to.gauges("admission_connections", "Connections that count for a prefix", None, counted)?;
         let sketched = [(Vec::new(), admission.sketched as u64)];
-        to.gauges("admission_sketched", "Connections beyond what is tracked exactly", None, sketched)?;
+        to.gauges("admission_sketched", "Those of them beyond what is tracked exactly", None, sketched)?;
         to.counter("waited", "Connections that waited since a limit was reached", counters.waited)?;
         to.counter("accept_paused", "Times that accepting stopped at a limit", counters.accept_paused)
     }

@@ -302,13 +302,15 @@ impl fmt::Display for AdmissionError {
 
 impl std::error::Error for AdmissionError {}
 
-/// How many prefixes the limits of a server hold, of all its [`Admission`]s together.
+/// What the limits of a server hold, all its [`Admission`]s together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AdmissionStats {
-    /// Prefixes that are tracked exactly.
-    pub tracked: usize,
-    /// Connections of prefixes for which there was no room: [`Admission::tracked_max`].
+    /// Prefixes that are tracked exactly: with a connection, or a rate that has not recovered when it was looked at last.
+    pub prefixes: usize,
+    /// Connections that count for their prefix: all but those of allow lists.
+    pub connections: usize,
+    /// Those of them that are of prefixes for which there was no room: [`Admission::tracked_max`].
     pub sketched: usize,
 }
 
@@ -387,8 +389,7 @@ impl Limiter {
     }
 
     pub(crate) fn stats(&self) -> AdmissionStats {
-        let (tracked, sketched) = self.table.as_ref().map_or((0, 0), Table::tracked);
-        AdmissionStats { tracked, sketched }
+        self.table.as_ref().map(Table::stats).unwrap_or_default()
     }
 
     /// Reads lists again whose files changed, and says what came of it. True if a list is another one.

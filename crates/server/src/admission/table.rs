@@ -19,6 +19,7 @@ use foldhash::quality::SeedableRandomState;
 use hashbrown::HashTable;
 use ringserve_core::internals::Gcra;
 
+use super::AdmissionStats;
 use super::sketch::Sketch;
 use crate::shard::random::Random;
 
@@ -173,6 +174,8 @@ struct Stripe(Mutex<Prefixes>);
 struct Prefixes {
     entries: HashTable<Entry>,
     sketch: Option<Box<Sketch>>,
+    /// Connections that entries count.
+    live: u32,
     /// The last sweep of the full stripe; `None` before the first.
     swept_at: Option<u64>,
 }
@@ -224,6 +227,7 @@ impl Table {
             }
             None => self.charge_new(stripe, hash, prefix, now)?,
         };
+        stripe.live += u32::from(place == Place::Table);
         Ok(Charge { bits: prefix.bits, kind: prefix.kind, place })
     }
 
@@ -286,7 +290,7 @@ impl Table {
     pub(crate) fn release(&self, charge: Charge, now: u64) {
         let prefix = Prefix { bits: charge.bits, kind: charge.kind };
         let hash = self.hash(prefix);
-        let mut stripe = self.stripe(hash);
+        let stripe = &mut *self.stripe(hash);
         if charge.place == Place::Sketch {
             return stripe.release_sketched(hash, now);
         }
@@ -296,18 +300,23 @@ impl Table {
         };
         let known = entry.get_mut();
         known.count -= 1;
+        stripe.live -= 1;
         if known.is_idle(now) {
             entry.remove();
         }
     }
 
-    /// Prefixes with an entry, and connections that are counted in sketches.
-    pub(crate) fn tracked(&self) -> (usize, usize) {
-        let each = self.stripes.iter().map(|Stripe(stripe)| {
+    /// What it holds.
+    pub(crate) fn stats(&self) -> AdmissionStats {
+        let mut stats = AdmissionStats::default();
+        for Stripe(stripe) in &self.stripes {
             let stripe = stripe.lock().unwrap_or_else(PoisonError::into_inner);
-            (stripe.entries.len(), stripe.sketch.as_ref().map_or(0, |sketch| sketch.live() as usize))
-        });
-        each.fold((0, 0), |(tracked, sketched), of| (tracked + of.0, sketched + of.1))
+            let sketched = stripe.sketch.as_ref().map_or(0, |sketch| sketch.live() as usize);
+            stats.prefixes += stripe.entries.len();
+            stats.connections += stripe.live as usize + sketched;
+            stats.sketched += sketched;
+        }
+        stats
     }
 
     /// Bytes that entries and sketches take.

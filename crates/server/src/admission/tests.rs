@@ -82,7 +82,7 @@ fn allow_list_beats_every_limit() {
     assert_eq!(at(&limiter, "198.51.100.2"), Err(RefusedBy::AddressCount));
     limiter.release(charge, Time::ZERO);
     assert_eq!(at(&limiter, "198.51.100.2"), Err(RefusedBy::AddressRate));
-    assert_eq!(limiter.stats(), AdmissionStats { tracked: 1, sketched: 0 });
+    assert_eq!(limiter.stats(), AdmissionStats { prefixes: 1, connections: 0, sketched: 0 });
 }
 
 #[test]

@@ -66,9 +66,11 @@ impl ServerControl {
     /// after the other.
     pub fn admission_stats(&self) -> AdmissionStats {
         let mut sum = AdmissionStats::default();
-        for AdmissionStats { tracked, sketched } in self.limiters.each().map(|limiter| limiter.stats()) {
-            sum.tracked += tracked;
-            sum.sketched += sketched;
+        for of in self.limiters.each().map(|limiter| limiter.stats()) {
+            let AdmissionStats { prefixes, connections, sketched } = &mut sum;
+            *prefixes += of.prefixes;
+            *connections += of.connections;
+            *sketched += of.sketched;
         }
         sum
     }

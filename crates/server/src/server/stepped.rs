@@ -29,6 +29,8 @@ use crate::stats::{ServerStats, ShardStats};
 pub(crate) struct SteppedServer {
     pub(crate) addrs: Vec<SocketAddr>,
     pub(crate) limits: ServerLimits,
+    /// Connections beyond them that there may be.
+    reserved: usize,
     remotes: Others,
     shards: Vec<Box<dyn Stepped>>,
     ends: Vec<Option<ShardEnd>>,
@@ -66,7 +68,7 @@ impl SteppedServer {
             false => network.listen(addr, shards),
         };
         let (config, listening, plan) = planned(server, &listen, SIMULATED_DESCRIPTORS)?;
-        let limits = plan.server_limits.clone();
+        let (limits, reserved) = (plan.server_limits.clone(), plan.chosen.reserved());
         let blocking = pool(&limits);
         let plan = Plan { clock, blocking: blocking.clone(), ..plan };
         let mut starting = Starting::new();
@@ -76,6 +78,7 @@ impl SteppedServer {
         let mut server = SteppedServer {
             addrs: listening.ips.clone(),
             limits,
+            reserved,
             remotes: parts[0].control.remotes().clone(),
             shards: Vec::new(),
             ends: Vec::new(),
@@ -172,7 +175,8 @@ impl SteppedServer {
         self.shards[shard].check();
         let stats = self.shards[shard].stats();
         let connections: usize = self.shards.iter().map(|shard| shard.stats().connections).sum();
-        let (connections_max, buffers_max) = (self.limits.connections_max, self.limits.receive_buffers_max());
+        let connections_max = self.limits.connections_max + self.reserved;
+        let buffers_max = self.limits.receive_buffers_max();
         if connections > connections_max {
             return Err(format!(
                 "there are {connections} connections, and connections_max is {connections_max}"
