@@ -214,7 +214,8 @@ fn clients_behind_a_proxy_are_limited_and_the_proxy_is_not() {
 #[test]
 fn service_may_have_its_own_limits() {
     for driver in drivers() {
-        let own = endpoints(tcp(LOOPBACK)).framing(Lines::default()).admission(Admission::default().per_address(1));
+        let own =
+            endpoints(tcp(LOOPBACK)).framing(Lines::default()).admission(Admission::default().per_address(1));
         let shared = endpoints(tcp(LOOPBACK)).framing(Lines::default());
         let server = Server::new().driver(driver).shards(1).pin(false);
         let server = server.admission(Admission::default().per_address(3));
@@ -235,7 +236,8 @@ fn service_may_have_its_own_limits() {
 #[test]
 fn limits_that_contradict_each_other_stop_the_start() {
     let server = Server::bind(LOOPBACK).server_limits(ServerLimits::default().connections_max(10));
-    let error = server.admission(Admission::default().per_address(11)).framing(Lines::default()).start(|_| Greeter);
+    let error =
+        server.admission(Admission::default().per_address(11)).framing(Lines::default()).start(|_| Greeter);
     let error = error.unwrap_err();
     assert!(matches!(error, Error::Admission(_)));
     assert!(error.to_string().starts_with("admission: per_address is 11, and the server has 10 connections"));
@@ -282,7 +284,8 @@ fn child_has_two_customers() {
     }
     for driver in drivers() {
         let running = greets(driver, "[::]:0", 2, Admission::default().per_address(2));
-        let addr: SocketAddr = format!("[2001:db8:a::1]:{}", running.local_addrs()[0].port()).parse().unwrap();
+        let addr: SocketAddr =
+            format!("[2001:db8:a::1]:{}", running.local_addrs()[0].port()).parse().unwrap();
         let _first = greeted("2001:db8:a::1", addr).expect("the first one of a customer");
         let _second = greeted("2001:db8:a::2", addr).expect("the second one");
         assert!(greeted("2001:db8:a::2", addr).is_none(), "they are one customer");

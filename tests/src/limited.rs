@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ringserve::admission::{Admission, RefusedBy};
 use ringserve::framing::Lines;
-use ringserve::{Cx, Driver, Error, Frame, Opening, Refusal, Server, ServerHandle, Service};
+use ringserve::{Cx, Driver, Error, Frame, Limits, Opening, Refusal, Server, ServerHandle, Service};
 use socket2::{Domain, Socket, Type};
 
 use crate::{SOON, eventually, on_epoll};
@@ -48,7 +48,9 @@ pub fn try_to_greet(
     shards: usize,
     admission: Admission,
 ) -> Result<ServerHandle, Error> {
-    let server = server.driver(driver).shards(shards).pin(false).admission(admission);
+    // Peers are still there at the end of a test.
+    let limits = Limits::default().linger_timeout(Duration::from_millis(100));
+    let server = server.driver(driver).shards(shards).pin(false).limits(limits).admission(admission);
     server.framing(Lines::default()).start(|_| Greeter)
 }
 

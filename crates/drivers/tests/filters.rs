@@ -113,7 +113,8 @@ fn io_uring_accepts_no_more_than_one_in_a_turn_if_told_so() {
     let config = UringConfig { connections: 64, ..UringConfig::default() };
     let (mut own, _, same) = listener();
     own.one_by_one();
-    let _peers: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(same.local_addr().unwrap()).unwrap()).collect();
+    let _peers: Vec<TcpStream> =
+        (0..20).map(|_| TcpStream::connect(same.local_addr().unwrap()).unwrap()).collect();
     let mut driver = Uring::new(&config, vec![own]).unwrap();
     driver.submit(Op::Accept { listener: 0 });
     let (mut sockets, mut completions) = (Vec::new(), Vec::new());

@@ -309,8 +309,8 @@ impl KernelFilters {
     pub(crate) fn of(sockets: &[Vec<Listener>], limiters: &Limiters) -> KernelFilters {
         let mut each: Vec<(Weak<Limiter>, Vec<ListenerFilter>)> = Vec::new();
         for listener in 0..sockets.first().map_or(0, Vec::len) {
-            let filters = |limiter: &&Arc<Limiter>| limiter.filters && limiter.deny.is_some();
-            let Some(limiter) = limiters.in_front_of(listener).filter(filters) else { continue };
+            let at = limiters.in_front_of(listener).filter(|_| limiters.filter_at(listener));
+            let Some(limiter) = at else { continue };
             let weak = Arc::downgrade(limiter);
             let of_shards = sockets.iter().filter_map(|shard| ListenerFilter::of(&shard[listener]));
             match each.iter_mut().find(|(of, _)| of.ptr_eq(&weak)) {

@@ -49,6 +49,11 @@ impl Limiters {
         self.at(listener).filter(|(limited, _)| !limited.is_proxied).map(|(_, limiter)| limiter)
     }
 
+    /// True if the kernel may drop packets at a listener because of a list.
+    pub(crate) fn filter_at(&self, listener: usize) -> bool {
+        self.in_front_of(listener).is_some_and(|limiter| limiter.filters && limiter.deny.is_some())
+    }
+
     /// Each of them once.
     pub(crate) fn each(&self) -> impl Iterator<Item = &Arc<Limiter>> {
         let all = self.0.iter().enumerate().filter_map(|(n, limited)| Some((n, limited.limiter.as_ref()?)));

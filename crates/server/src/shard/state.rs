@@ -123,6 +123,7 @@ impl<D: Driver, V> ShardLoop<D, V> {
             parts.core.copy_frames();
         }
         parts.core.all_share().release_owned_by(drop_owned);
+        let limiters = parts.shard.server().limiters().clone();
         let meter = Meter::new(parts.shard.remote().publishes(&parts.names).clone());
         let lane = ShardLane {
             end: End { shard: parts.shard.clone() },
@@ -131,11 +132,11 @@ impl<D: Driver, V> ShardLoop<D, V> {
             remote: parts.shard.remote().clone(),
             upstreams: UpstreamLane::new(parts.upstreams, &parts.shard),
             common: Common {
-                admission: ShardAdmission::new(parts.shard.server().limiters().clone()),
                 shard: parts.shard,
                 now: Time::ZERO,
                 meter,
-                losses: LossLog::default(),
+                losses: LossLog::new(limiters.clone()),
+                admission: ShardAdmission::new(limiters),
                 names: parts.names,
                 proxies: parts.proxies,
                 panics: LineLimit::default(),
