@@ -73,7 +73,7 @@ fn ipv4_clients_of_an_ipv6_listener_count_each_for_itself() {
             (([127, 0, 0, 1], port).into(), (std::net::Ipv6Addr::LOCALHOST, port).into());
         let held = ["127.0.1.1", "127.0.1.2", "127.0.1.3"].map(|source| (source, greeted(source, v4)));
         for (source, stream) in &held {
-            assert!(stream.is_some(), "{source} is a client of its own");
+            assert!(stream.is_some(), "{source} is a separate client");
             assert!(greeted(source, v4).is_none(), "{source} has its one");
         }
         let _own = greeted("::1", v6).expect("it is another one");
@@ -304,6 +304,6 @@ fn child_has_two_customers() {
 fn customers_of_ipv6_count_by_their_network() {
     match Process::start_in_own_network(child_has_two_customers) {
         Some(mut child) => _ = child.line_after("counted"),
-        None => println!("no network of its own can be made here"),
+        None => println!("no separate network can be made here"),
     }
 }

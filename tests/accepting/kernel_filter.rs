@@ -149,6 +149,6 @@ fn program_is_cut_where_the_kernel_has_little_memory_for_it() {
             let is_old = !lines.iter().any(|line| line.contains("listening on"));
             assert!(told == 1 || is_old, "{lines:#?}");
         }
-        None => println!("no network of its own can be made here"),
+        None => println!("no separate network can be made here"),
     }
 }

@@ -11,9 +11,9 @@ use crate::{CloseReason, RefusedBy};
 pub struct ConnStats {
     /// Connections the kernel accepted for us.
     pub accepted: u64,
-    /// Connections that were not admitted, or for which there was no memory.
+    /// Connections that were refused: [`refused_by`](ConnStats::refused_by) has the causes.
     pub refused: u64,
-    /// Connections that waited because `connections_max` was reached.
+    /// Connections that waited because `connections_max` was reached, or the server's rate.
     pub waited: u64,
     /// Connections that this shard accepted and handed to another one: its own table was full, or, at a Unix socket, it had
     /// more than the other one.

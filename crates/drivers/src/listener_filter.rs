@@ -1,41 +1,16 @@
 //! A filter of the kernel at a listener: a program that sees each packet to it, and drops some before there is a connection.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use socket2::{Domain, SockFilter, Socket};
 
-use crate::shared::accept::Listener;
-
-/// What a listener knows of its filter.
-#[derive(Debug, Default)]
-pub(crate) struct FilterState {
-    /// It had one: sockets that were accepted may have inherited it, also from the time before it went.
-    was_set: AtomicBool,
-    /// Newcomers are turned away by a filter that must stay. Held while a filter is set.
-    is_closing: Mutex<bool>,
-}
-
-impl FilterState {
-    /// True if accepted sockets may have a filter, which they run for each segment.
-    #[inline]
-    pub(crate) fn is_inherited(&self) -> bool {
-        self.was_set.load(Ordering::Relaxed)
-    }
-
-    /// Sets the last filter.
-    pub(crate) fn close(&self, socket: &Socket, program: &[SockFilter]) -> io::Result<()> {
-        let mut is_closing = self.is_closing.lock().unwrap_or_else(PoisonError::into_inner);
-        *is_closing = true;
-        socket.attach_filter(program)
-    }
-}
+use crate::shared::accept::{FilterState, Listener};
 
 /// Sets the filter of one TCP listener, from any thread, until its driver closes it.
 #[derive(Clone, Debug)]
 pub struct ListenerFilter {
-    /// A descriptor of its own would keep the socket listening after its driver closed it.
+    /// A descriptor here would keep the socket listening after its driver closed it.
     socket: Weak<Socket>,
     state: Arc<FilterState>,
 }
@@ -59,19 +34,7 @@ impl ListenerFilter {
     pub fn set(&self, program: &[SockFilter]) -> io::Result<()> {
         // Held for this call alone: a listener that its driver closes meanwhile is closed behind it.
         let Some(socket) = self.socket.upgrade() else { return Ok(()) };
-        let is_closing = self.state.is_closing.lock().unwrap_or_else(PoisonError::into_inner);
-        if *is_closing {
-            return Ok(());
-        }
-        if program.is_empty() {
-            return match socket.detach_filter() {
-                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
-                detached => detached,
-            };
-        }
-        // Before the first connection can inherit it.
-        self.state.was_set.store(true, Ordering::Relaxed);
-        socket.attach_filter(program)
+        self.state.set(&socket, program)
     }
 }
 

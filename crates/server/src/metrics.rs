@@ -40,7 +40,9 @@
 //! | `connections` | `shard` | connections now, closing ones included |
 //! | `connections_accepted_total`, `connections_opened_total`, `handed_off_total` | `shard` | as in [`ConnStats`] |
 //! | `connections_closed_total` | `reason`, `closed_by` | connections that ended |
-//! | `refused_total`, `waited_total`, `accept_paused_total` | | newcomers that were not admitted, and that found a limit reached |
+//! | `refused_total` | `why` | newcomers that were refused, by [cause](RefusedBy::name) |
+//! | `waited_total`, `accept_paused_total`, `accept_held_total` | | newcomers that found a limit reached, and how often accepting paused at a limit, or waited for the server's rate |
+//! | `admission_prefixes`, `admission_connections`, `admission_sketched` | | what the limits on addresses hold ([`AdmissionStats`](crate::stats::AdmissionStats)) |
 //! | `accept_queue_waiting`, `accept_queue_capacity`, `accept_queue_lost_total` | `shard`, `listener` | the kernel's queues ([`AcceptQueueStats`](crate::stats::AcceptQueueStats)); `shard` is `all` for an adopted socket |
 //! | `frames_total` | `shard` | frames handed to the services |
 //! | `received_bytes_total`, `sent_bytes_total`, `sends_total`, `receives_paused_total`, `frames_copied_total` | | of all shards |

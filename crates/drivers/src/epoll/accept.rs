@@ -10,8 +10,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use socket2::Socket;
 
 use super::{Epoll, LISTENERS, READABLE, Room};
-use crate::listener_filter::FilterState;
-use crate::shared::accept::{self, Emptying, Listener, accept};
+use crate::shared::accept::{self, Emptying, FilterState, Listener, accept};
 use crate::shared::report::log;
 use crate::shared::wait;
 

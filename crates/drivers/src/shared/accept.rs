@@ -13,12 +13,12 @@
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use socket2::{Domain, SockAddr, SockFilter, SockRef, Socket};
 
-use crate::listener_filter::FilterState;
 use crate::shared::report::{is_refused, log};
 
 /// How long a handshake that had begun may take to enter the queue: a round trip within a continent, short beside a drain.
@@ -113,6 +113,53 @@ impl Listener {
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+}
+
+/// What a listener knows of its filter.
+#[derive(Debug, Default)]
+pub(crate) struct FilterState {
+    /// It had one: sockets that were accepted may have inherited it, also from the time before it went.
+    was_set: AtomicBool,
+    /// Newcomers are turned away by a filter that must stay. Held while a filter is set.
+    is_closing: Mutex<bool>,
+}
+
+impl FilterState {
+    /// True if accepted sockets may have a filter, which they run for each segment.
+    #[inline]
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.was_set.load(Ordering::Relaxed)
+    }
+
+    /// Sets a filter, unless the last one is set.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn set(&self, socket: &Socket, program: &[SockFilter]) -> io::Result<()> {
+        let is_closing = self.is_closing.lock().unwrap_or_else(PoisonError::into_inner);
+        if *is_closing {
+            return Ok(());
+        }
+        if program.is_empty() {
+            return match socket.detach_filter() {
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+                detached => detached,
+            };
+        }
+        // Before the first connection can inherit it.
+        self.was_set.store(true, Ordering::Relaxed);
+        socket.attach_filter(program)
+    }
+
+    /// Sets the last filter.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn close(&self, socket: &Socket, program: &[SockFilter]) -> io::Result<()> {
+        let mut is_closing = self.is_closing.lock().unwrap_or_else(PoisonError::into_inner);
+        *is_closing = true;
+        socket.attach_filter(program)
     }
 }
 

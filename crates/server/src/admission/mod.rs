@@ -57,11 +57,11 @@ use tracing::{info, warn};
 
 pub(crate) use kernel_filter::KernelFilters;
 pub use lists::{IpList, IpListError};
-use rates::Rate;
 pub(crate) use rates::ServerRate;
+use rates::{Over, PrefixLimits, Rate};
 pub(crate) use shard::{Limiters, ShardAdmission};
 pub(crate) use table::Charge;
-use table::{Over, Prefix, PrefixLimits, TRACKED, Table};
+use table::{Prefix, TRACKED, Table};
 pub(crate) use watch::watch;
 
 use crate::log::{LINES_PER_SECOND, guarded};

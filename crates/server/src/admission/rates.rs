@@ -1,4 +1,4 @@
-//! Rates as a program sets them: how many a second, and how many at once after a pause.
+//! Limits as a program sets them: how many at once, how many a second, and how many after a pause.
 
 use std::time::Duration;
 
@@ -74,5 +74,44 @@ impl ServerRate {
 
     pub(super) fn rate(self) -> Rate {
         self.rate
+    }
+}
+
+/// A limit that a prefix reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Over {
+    Count,
+    Rate,
+    /// The system has no memory to count it.
+    Memory,
+}
+
+/// The limits of each prefix.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PrefixLimits {
+    /// Connections at once.
+    pub(crate) at_once: u32,
+    pub(crate) rate: Option<Gcra>,
+}
+
+impl PrefixLimits {
+    /// Counts a connection, if the prefix may have one more. Of `beside` nothing is known but that they are the prefix's, or may
+    /// be.
+    #[inline]
+    pub(super) fn charge(
+        &self,
+        count: &mut u32,
+        bucket: &mut u64,
+        beside: u32,
+        now: u64,
+    ) -> Result<(), Over> {
+        if count.saturating_add(beside) >= self.at_once {
+            return Err(Over::Count);
+        }
+        if let Some(rate) = &self.rate {
+            *bucket = rate.take(*bucket, now).ok_or(Over::Rate)?;
+        }
+        *count += 1;
+        Ok(())
     }
 }

@@ -4,7 +4,7 @@
 //! none lowers them below what is true, so it errs upwards only: a prefix may be refused early, and is never let in beyond its
 //! limit.
 
-use super::table::{Over, PrefixLimits};
+use super::rates::{Over, PrefixLimits};
 
 /// Four rows: that all four cells of a prefix are shared becomes seldom, and each costs a cache miss.
 const ROWS: usize = 4;

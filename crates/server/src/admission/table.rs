@@ -17,9 +17,9 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use foldhash::SharedSeed;
 use foldhash::quality::SeedableRandomState;
 use hashbrown::HashTable;
-use ringserve_core::internals::Gcra;
 
 use super::AdmissionStats;
+use super::rates::{Over, PrefixLimits};
 use super::sketch::Sketch;
 use crate::shard::random::Random;
 
@@ -66,45 +66,6 @@ impl Prefix {
     /// The user at the other end of a Unix socket.
     pub(crate) fn of_user(uid: u32) -> Prefix {
         Prefix { bits: uid.into(), kind: Kind::User }
-    }
-}
-
-/// A limit that a prefix reached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Over {
-    Count,
-    Rate,
-    /// The system has no memory to count it.
-    Memory,
-}
-
-/// The limits of each prefix.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PrefixLimits {
-    /// Connections at once.
-    pub(crate) at_once: u32,
-    pub(crate) rate: Option<Gcra>,
-}
-
-impl PrefixLimits {
-    /// Counts a connection, if the prefix may have one more. Of `beside` nothing is known but that they are the prefix's, or may
-    /// be.
-    #[inline]
-    pub(super) fn charge(
-        &self,
-        count: &mut u32,
-        bucket: &mut u64,
-        beside: u32,
-        now: u64,
-    ) -> Result<(), Over> {
-        if count.saturating_add(beside) >= self.at_once {
-            return Err(Over::Count);
-        }
-        if let Some(rate) = &self.rate {
-            *bucket = rate.take(*bucket, now).ok_or(Over::Rate)?;
-        }
-        *count += 1;
-        Ok(())
     }
 }
 
@@ -165,7 +126,7 @@ pub(crate) struct Table {
     stripe_max: usize,
 }
 
-/// On lines of its own: a lock that is taken moves no neighbour's.
+/// On separate lines: a lock that is taken moves no neighbour's.
 #[repr(align(128))]
 struct Stripe(Mutex<Prefixes>);
 

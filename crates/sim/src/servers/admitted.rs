@@ -124,7 +124,7 @@ fn window_is_over(times: &[u64], now: u64, (rate, burst): (u32, u32)) -> bool {
 }
 
 /// What is known of a host.
-struct Host {
+struct Source {
     address: IpAddr,
     standing: Standing,
     live: u32,
@@ -136,7 +136,7 @@ struct Host {
 
 /// What all shards are told of, and all hosts.
 struct Book {
-    hosts: Vec<Host>,
+    hosts: Vec<Source>,
     drawn: Drawn,
     /// When the server began, by its clock and by that of the run.
     began: u64,
@@ -153,7 +153,7 @@ impl Book {
         self.began + (at - self.began_at).as_nanos() as u64
     }
 
-    fn host(&mut self, address: IpAddr) -> &mut Host {
+    fn host(&mut self, address: IpAddr) -> &mut Source {
         let host = self.hosts.iter_mut().find(|host| host.address == address);
         host.expect("no other peer connects")
     }
@@ -290,7 +290,7 @@ impl Admitted {
                 Ok(())
             });
             let (counts, let_in) = (Vec::new(), Vec::new());
-            book.borrow_mut().hosts.push(Host { address, standing, live: 0, counts, let_in, refused: 0 });
+            book.borrow_mut().hosts.push(Source { address, standing, live: 0, counts, let_in, refused: 0 });
         }
         let listed = |of: Standing| -> IpList {
             let book = book.borrow();

@@ -3,6 +3,7 @@ use std::net::Ipv6Addr;
 use std::thread;
 
 use proptest::prelude::*;
+use ringserve_core::internals::Gcra;
 
 use super::*;
 
