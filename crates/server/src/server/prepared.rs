@@ -90,12 +90,15 @@ pub(crate) struct Prepared<S> {
     pub(crate) serves: S,
 }
 
+/// What each service asks of connections; several may share it.
+type LimitersOfServices = Vec<Option<Arc<Limiter>>>;
+
 /// The settings after the checks.
 pub(super) struct Checked {
     pub(super) server_limits: ServerLimits,
     pub(super) shards: usize,
     /// What each service asks of connections.
-    limiters: Vec<Option<Arc<Limiter>>>,
+    limiters: LimitersOfServices,
     /// The rate of all of them.
     pub(super) rate: Option<ServerRate>,
     seed: u64,
@@ -136,7 +139,7 @@ impl<S: Serves> Prepared<S> {
         &self,
         connections_max: usize,
         seed: u64,
-    ) -> Result<(Vec<Option<Arc<Limiter>>>, Option<ServerRate>), Error> {
+    ) -> Result<(LimitersOfServices, Option<ServerRate>), Error> {
         let seed = (seed, self.settings.seed.is_some());
         let checked = |admission: &Admission, of_one| admission.check(of_one, connections_max, seed);
         let (of_all, rate) = checked(&self.settings.admission, false).map_err(Error::Admission)?;
