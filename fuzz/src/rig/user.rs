@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::Waker;
 
-use ringserve_core::{CloseReason, ConnHead, ConnId, Ended, Frame, Lane, LaneId, Next, Socket};
+use ringserve_core::{CloseReason, ConnHead, ConnId, Ended, Frame, Lane, LaneId, Next, RefusedBy, Socket};
 
 use super::{Batch, Command, Conn, Core, Model, Rig, Session};
 use crate::framings::{Kind, Start};
