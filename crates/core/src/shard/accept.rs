@@ -134,13 +134,23 @@ impl Accepting {
 
     /// The time to check again: accepting rests after an error, the rate has a token then, and no other shard reports that it
     /// has room.
+    #[inline]
     pub(super) fn retry_at(&self, now: Time) -> Option<Time> {
-        let held_by_others = (self.paused || !self.waiting.is_empty()) && self.quota.is_some();
-        let retry_at = self.retry_at.or(held_by_others.then(|| now + RETRY));
-        match self.held_by_rate {
-            None => retry_at,
-            held => held.into_iter().chain(retry_at).min(),
+        if self.held_by_rate.is_some() {
+            return self.held_until(now);
         }
+        let held_by_others = (self.paused || !self.waiting.is_empty()) && self.quota.is_some();
+        self.retry_at.or(held_by_others.then(|| now + RETRY))
+    }
+
+    /// The same where there was no token.
+    #[cold]
+    fn held_until(&self, now: Time) -> Option<Time> {
+        // An accept that looks ahead finds out.
+        let waits = self.paused || !self.waiting.is_empty();
+        let held_by_others = waits && self.quota.is_some();
+        let retry_at = self.retry_at.or(held_by_others.then(|| now + RETRY));
+        self.held_by_rate.filter(|_| waits).into_iter().chain(retry_at).min()
     }
 
     /// True for a peer that may have a reserved slot.
@@ -281,7 +291,7 @@ impl<O: Observer> Shard<O> {
 
     /// Accepted connections this shard has room for.
     pub fn slots_left(&self) -> usize {
-        self.lanes.inbound_left().saturating_sub(self.accepting.asked)
+        self.lanes.inbound_left(self.accepting.asked)
     }
 
     pub(super) fn has_slot(&self) -> bool {
@@ -427,10 +437,8 @@ impl<O: Observer> Shard<O> {
     pub(super) fn check_accepting(&mut self) {
         let accepting = &self.accepting;
         let room = self.has_room() || self.hands_off();
-        let rests = accepting.retry_at.is_some()
-            || accepting.held_by_rate.is_some()
-            || !accepting.waiting.is_empty()
-            || !accepting.started;
+        // Where the rate holds it back, it is paused though there is room, or sockets wait.
+        let rests = accepting.retry_at.is_some() || !accepting.waiting.is_empty() || !accepting.started;
         if rests || room == accepting.paused {
             self.retry_accepts();
         }

@@ -62,10 +62,10 @@ impl Lanes {
         self.inbound
     }
 
-    /// Room for further accepted connections.
+    /// Room for further accepted connections, behind those that were `asked` for.
     #[inline]
-    pub(super) fn inbound_left(&self) -> usize {
-        self.inbound_max.saturating_sub(self.inbound)
+    pub(super) fn inbound_left(&self, asked: usize) -> usize {
+        self.inbound_max.saturating_sub(self.inbound + asked)
     }
 
     /// The same for those that may have reserved slots.
