@@ -122,6 +122,7 @@
 //! | module | contents |
 //! |---|---|
 //! | the root | the first program: services, the server, its handles, connections, [`Limits`], [`CloseReason`] |
+//! | [`admission`] | who is let in: limits on addresses, lists of networks, the rate of new connections |
 //! | [`guide`] | pages for people who write a server: a first hour, which kind, state, waiting, ends, tests, deployment |
 //! | [`factory`] | values that the factory of a server may return |
 //! | [`framing`] | bytes to frames, and replies to bytes |
@@ -169,8 +170,8 @@ pub use ringserve_server::{
     StreamService, WithHeads, starting, stream, with_heads,
 };
 pub use ringserve_server::{
-    access_log, doctor, factory, framing, host, inspect, limits, listen, middleware, net, overload, scatter,
-    stats, sync, task, time, topics, transport,
+    access_log, admission, doctor, factory, framing, host, inspect, limits, listen, middleware, net,
+    overload, scatter, stats, sync, task, time, topics, transport,
 };
 #[cfg(feature = "websocket")]
 pub use ringserve_server::{websocket, ws};

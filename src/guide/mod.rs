@@ -36,5 +36,6 @@ page!(stopping, "stopping.md", all());
 page!(testing, "testing.md", any(not(doctest), feature = "testing"));
 page!(tls, "tls.md", any(not(doctest), feature = "tls"));
 page!(websocket, "websocket.md", any(not(doctest), all(feature = "http", feature = "websocket")));
+page!(under_attack, "under_attack.md", all());
 page!(upstreams, "upstreams.md", all());
 page!(waiting, "waiting.md", all());

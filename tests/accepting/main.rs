@@ -1,8 +1,10 @@
 //! Who is accepted, and on what: starts, listeners, sockets and their options, full tables, several shards.
 
 mod accept_queues;
+mod admission;
 mod adopted;
 mod factories;
+mod kernel_filter;
 mod listeners;
 mod peers;
 mod proxy_protocol;

@@ -11,6 +11,7 @@ pub mod crowd;
 pub mod examples;
 pub mod http;
 pub mod lab;
+pub mod limited;
 pub mod net;
 pub mod openmetrics;
 pub mod order;

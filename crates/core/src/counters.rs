@@ -2,8 +2,8 @@
 
 use core::ops::AddAssign;
 
-use crate::CloseReason;
 use crate::reason::{EACH, NAMES};
+use crate::{CloseReason, RefusedBy};
 
 /// Counters of a shard since its start. They never fall.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -11,15 +11,17 @@ use crate::reason::{EACH, NAMES};
 pub struct ConnStats {
     /// Connections the kernel accepted for us.
     pub accepted: u64,
-    /// Connections that were not admitted, or for which there was no memory.
+    /// Connections that were refused: [`refused_by`](ConnStats::refused_by) has the causes.
     pub refused: u64,
-    /// Connections that waited because `connections_max` was reached.
+    /// Connections that waited because `connections_max` was reached, or the server's rate.
     pub waited: u64,
     /// Connections that this shard accepted and handed to another one: its own table was full, or, at a Unix socket, it had
     /// more than the other one.
     pub handed_off: u64,
     /// Times accepting stopped because of a limit: connections, descriptors, system files.
     pub accept_paused: u64,
+    /// Times accepting waited for the server's rate of new connections.
+    pub accept_held: u64,
     /// Connections that were opened.
     pub opened: u64,
     /// Connections that ended.
@@ -51,6 +53,8 @@ pub struct ConnStats {
     pub handshakes_timed_out: u64,
     /// Handshakes with a step that waits now. The only value here that falls.
     pub handshakes_waiting: u64,
+    /// Connections that were refused, by cause.
+    pub(crate) refused_by_cause: [u64; RefusedBy::ALL.len()],
     /// Connections that ended, by [`CloseReason::index`].
     pub(crate) closed_by_reason: ByReason,
 }
@@ -69,6 +73,16 @@ impl ConnStats {
     /// Connections that ended for this reason. An error inside the reason does not matter.
     pub fn closed_for(&self, reason: CloseReason) -> u64 {
         self.closed_by_reason.0[reason.index()]
+    }
+
+    /// Connections that were refused for this cause. Those of all causes together are [`refused`](ConnStats::refused).
+    pub fn refused_by(&self, by: RefusedBy) -> u64 {
+        self.refused_by_cause[by as usize]
+    }
+
+    pub(crate) fn refuse(&mut self, by: RefusedBy) {
+        self.refused += 1;
+        self.refused_by_cause[by as usize] += 1;
     }
 
     /// The reasons that occurred, each with its number of connections.
@@ -91,6 +105,7 @@ impl ConnStats {
             waited,
             handed_off,
             accept_paused,
+            accept_held,
             opened,
             closed,
             frames,
@@ -105,6 +120,7 @@ impl ConnStats {
             handshakes_failed,
             handshakes_timed_out,
             handshakes_waiting,
+            refused_by_cause,
             closed_by_reason: ByReason(by_reason),
         } = self;
         let counts = [
@@ -113,6 +129,7 @@ impl ConnStats {
             waited,
             handed_off,
             accept_paused,
+            accept_held,
             opened,
             closed,
             frames,
@@ -128,7 +145,7 @@ impl ConnStats {
             handshakes_timed_out,
             handshakes_waiting,
         ];
-        counts.into_iter().chain(by_reason).for_each(visit);
+        counts.into_iter().chain(refused_by_cause).chain(by_reason).for_each(visit);
     }
 }
 
@@ -139,6 +156,7 @@ impl AddAssign<&ConnStats> for ConnStats {
         self.waited += other.waited;
         self.handed_off += other.handed_off;
         self.accept_paused += other.accept_paused;
+        self.accept_held += other.accept_held;
         self.opened += other.opened;
         self.closed += other.closed;
         self.frames += other.frames;
@@ -153,6 +171,9 @@ impl AddAssign<&ConnStats> for ConnStats {
         self.handshakes_failed += other.handshakes_failed;
         self.handshakes_timed_out += other.handshakes_timed_out;
         self.handshakes_waiting += other.handshakes_waiting;
+        for (sum, more) in self.refused_by_cause.iter_mut().zip(other.refused_by_cause) {
+            *sum += more;
+        }
         for (sum, more) in self.closed_by_reason.0.iter_mut().zip(other.closed_by_reason.0) {
             *sum += more;
         }

@@ -29,7 +29,9 @@ mod observer;
 mod outbox;
 mod outlet;
 pub mod proxy;
+mod rate;
 mod reason;
+mod refused;
 mod remote_gate;
 mod shard;
 mod shared;
@@ -58,7 +60,9 @@ pub use limits::{ConnLimits, IdleCounts, LimitError, Limits, ServerLimits};
 pub use observer::Observer;
 pub use outbox::Outbox;
 pub use outlet::{Asked, ConnHead, ConnShared, Outlet, PeerWords};
+pub use rate::AcceptRate;
 pub use reason::{CloseReason, ClosedBy};
+pub use refused::RefusedBy;
 pub use remote_gate::RemoteGate;
 pub use shard::{ConnFigure, ConnState, ConnView, Ended, Frames, Lane, Next, Parked, Quota, Shard};
 pub use shared::{LaneShared, ShardShared};
@@ -75,6 +79,7 @@ pub use transport::{Channel, Fault, Transport, Unsealed};
 pub mod internals {
     pub use crate::chunked::Chunked;
     pub use crate::outbox::OWNED_BYTES_MIN;
+    pub use crate::rate::Gcra;
     pub use crate::slots::Slots;
     pub use crate::wheel::{Wheel, step_at};
 

@@ -6,6 +6,7 @@
 pub mod access_log;
 #[cfg(feature = "admin")]
 pub mod admin;
+pub mod admission;
 mod closed;
 #[cfg(feature = "codec")]
 pub mod codec;
@@ -217,6 +218,7 @@ pub mod time {
 /// Runs a shard, or a whole server, over drivers of the caller. For benchmarks and tests of this workspace, not for users.
 #[doc(hidden)]
 pub mod internals {
+    pub use crate::admission::{Counted, Door};
     pub use crate::server::driven::{Drivers, start_on, start_several_on};
     pub use crate::shard::clock::age_new_shards;
     pub use crate::shard::turns::run_on;

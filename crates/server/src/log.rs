@@ -20,7 +20,7 @@ pub(crate) use ringserve_drivers::guarded;
 
 /// Lines a second for each kind of message. A server under attack must not be busy with its log; the counters
 /// stay exact.
-const LINES_PER_SECOND: u32 = 10;
+pub(crate) const LINES_PER_SECOND: u32 = 10;
 
 /// Lets a bounded number of lines through in each second.
 #[derive(Default)]

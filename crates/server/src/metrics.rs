@@ -41,7 +41,9 @@
 //! | `connections_accepted_total`, `connections_opened_total`, `handed_off_total` | `shard` | as in [`ConnStats`] |
 //! | `connections_closed_total` | `reason`, `closed_by` | connections that ended |
 //! | `headroom_connections` | | connections that may come before [`ServerLimits::connections_max`](crate::limits::ServerLimits::connections_max) or the descriptors are used up |
-//! | `refused_total`, `waited_total`, `accept_paused_total` | | newcomers that were not admitted, and that found a limit reached |
+//! | `refused_total` | `why` | newcomers that were refused, by [cause](RefusedBy::name) |
+//! | `waited_total`, `accept_paused_total`, `accept_held_total` | | newcomers that found a limit reached, and how often accepting paused at a limit, or waited for the server's rate |
+//! | `admission_prefixes`, `admission_connections`, `admission_sketched` | | what the limits on addresses hold ([`AdmissionStats`](crate::stats::AdmissionStats)) |
 //! | `accept_queue_waiting`, `accept_queue_capacity`, `accept_queue_lost_total` | `shard`, `listener` | the kernel's queues ([`AcceptQueueStats`](crate::stats::AcceptQueueStats)); `shard` is `all` for an adopted socket |
 //! | `frames_total` | `shard` | frames handed to the services |
 //! | `received_bytes_total`, `sent_bytes_total`, `sends_total`, `receives_paused_total`, `frames_copied_total`, `frames_shed_total` | | of all shards |
@@ -74,6 +76,7 @@ use prometheus_client::encoding::{
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::admission::RefusedBy;
 use crate::histogram::{Counted, Histogram};
 use crate::server::control::ServerControl;
 use crate::server::running::ServerHandle;
@@ -170,7 +173,17 @@ impl Metrics {
             None,
             [(Vec::new(), headroom)],
         )?;
-        to.counter("refused", "Connections that were not admitted, or found no memory", counters.refused)?;
+        let refused = RefusedBy::ALL.map(|by| (label("why", by.name()), counters.refused_by(by)));
+        to.counters("refused", "Connections that were refused", None, refused)?;
+        let held = counters.accept_held;
+        to.counter("accept_held", "Times that accepting waited for the server's rate", held)?;
+        let admission = self.server.admission_stats();
+        let prefixes = [(Vec::new(), admission.prefixes as u64)];
+        to.gauges("admission_prefixes", "Prefixes of addresses that are tracked", None, prefixes)?;
+        let counted = [(Vec::new(), admission.connections as u64)];
+        to.gauges("admission_connections", "Connections that count for a prefix", None, counted)?;
+        let sketched = [(Vec::new(), admission.sketched as u64)];
+        to.gauges("admission_sketched", "Those of them beyond what is tracked exactly", None, sketched)?;
         to.counter("waited", "Connections that waited since a limit was reached", counters.waited)?;
         to.counter("accept_paused", "Times that accepting stopped at a limit", counters.accept_paused)
     }

@@ -55,7 +55,8 @@ impl Peer {
     }
 
     /// The process at the other end of a Unix socket, which may be a proxy: see [`via`](Peer::via). `None` for TCP, and while
-    /// [`SocketOptions::peer_credentials`](crate::net::SocketOptions::peer_credentials) is off, as it is by default.
+    /// [`SocketOptions::peer_credentials`](crate::net::SocketOptions::peer_credentials) is off, as it is by default, unless an
+    /// [`Admission`](crate::admission::Admission) counts users.
     pub fn credentials(&self) -> Option<PeerCredentials> {
         self.asked.credentials
     }

@@ -6,6 +6,7 @@ pub use ringserve_buf::BufferStats;
 use ringserve_core::LaneId;
 pub use ringserve_core::{Account, ConnStats, DriverStats};
 
+pub use crate::admission::{AdmissionStats, RefusedBy};
 pub use crate::middleware::calls::CallStats;
 pub use crate::server::accept_queue::AcceptQueueStats;
 pub use crate::shard::blocking::BlockingStats;

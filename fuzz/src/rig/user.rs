@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::Waker;
 
-use ringserve_core::{CloseReason, ConnHead, ConnId, Ended, Frame, Lane, LaneId, Next, Socket};
+use ringserve_core::{CloseReason, ConnHead, ConnId, Ended, Frame, Lane, LaneId, Next, RefusedBy, Socket};
 
 use super::{Batch, Command, Conn, Core, Model, Rig, Session};
 use crate::framings::{Kind, Start};
@@ -24,7 +24,7 @@ impl Lane for Model {
         let peer = socket.0 as usize;
         let opening = std::mem::take(&mut self.opening);
         if opening == 1 {
-            return shard.refuse(socket, listener);
+            return shard.refuse(socket, listener, RefusedBy::Admit);
         }
         let id = shard.admit::<Session>(socket, None, 0).expect("there is memory");
         let session = Session { peer, ..Session::default() };
@@ -129,7 +129,7 @@ impl Model {
             self.reply(&shared, b"welcome");
         }
         match opening & 3 {
-            2 => shard.refused(id),
+            2 => shard.refused(id, RefusedBy::Open),
             3 => shard.abort(id, CloseReason::HandlerPanicked),
             _ => {
                 self.talks[peer].opened = true;

@@ -1,5 +1,6 @@
 //! Accepting: pauses at limits, resumes when there is room.
 
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -12,11 +13,22 @@ use super::turn::Event;
 use crate::conn::Opened;
 use crate::outlet::ConnShared;
 use crate::proxy::Expected;
-use crate::{AcceptEnd, CloseReason, ConnId, ConnStats, LaneId, Observer, Op, Socket, Time};
+use crate::{
+    AcceptEnd, AcceptRate, CloseReason, ConnId, ConnStats, LaneId, Observer, Op, RefusedBy, Socket, Time,
+};
 
 /// How long accepting rests after the kernel refused it: ten attempts a second find a freed descriptor soon
 /// and cost nothing.
 const RETRY: Duration = Duration::from_millis(100);
+
+/// Sockets that wait while it is looked whether one behind them may have a reserved slot. Each holds a descriptor.
+const LOOKS_AHEAD: usize = 64;
+
+/// Slots beside those of all, and which peers may have them, by listener and address.
+struct Reserve {
+    slots: usize,
+    admits: Box<dyn Fn(u16, SocketAddr) -> bool>,
+}
 
 /// Connections that all shards of a server may hold together.
 #[derive(Debug)]
@@ -44,8 +56,15 @@ pub(super) struct Accepting {
     /// Connections handed out as [`Event::Accepted`] and not answered yet.
     pending: usize,
     retry_at: Option<Time>,
-    /// A limit holds accepting back.
+    /// The rate of the server, which all of its shards share.
+    rate: Option<Arc<AcceptRate>>,
+    /// There is no token of it until then.
+    held_by_rate: Option<Time>,
+    reserve: Option<Reserve>,
+    /// A limit or the rate holds accepting back.
     paused: bool,
+    /// That a limit does was told.
+    told_paused: bool,
     /// Listeners were armed once.
     started: bool,
     /// None is armed yet, whatever there is room for.
@@ -81,7 +100,11 @@ impl Accepting {
             waiting: VecDeque::new(),
             pending: 0,
             retry_at: None,
+            rate: None,
+            held_by_rate: None,
+            reserve: None,
             paused: false,
+            told_paused: false,
             started: false,
             withheld: false,
             starting: 0,
@@ -109,10 +132,36 @@ impl Accepting {
         }
     }
 
-    /// The time to check again: accepting rests after an error, and no other shard reports that it has room.
+    /// The time to check again: accepting rests after an error, the rate has a token then, and no other shard reports that it
+    /// has room.
+    #[inline]
     pub(super) fn retry_at(&self, now: Time) -> Option<Time> {
-        let held_by_others = self.paused && self.quota.is_some();
+        if self.held_by_rate.is_some() {
+            return self.held_until(now);
+        }
+        let held_by_others = (self.paused || !self.waiting.is_empty()) && self.quota.is_some();
         self.retry_at.or(held_by_others.then(|| now + RETRY))
+    }
+
+    /// The same where there was no token.
+    #[cold]
+    fn held_until(&self, now: Time) -> Option<Time> {
+        // An accept that looks ahead finds out.
+        let waits = self.paused || !self.waiting.is_empty();
+        let held_by_others = waits && self.quota.is_some();
+        let retry_at = self.retry_at.or(held_by_others.then(|| now + RETRY));
+        self.held_by_rate.filter(|_| waits).into_iter().chain(retry_at).min()
+    }
+
+    /// True for a peer that may have a reserved slot.
+    fn is_reserved(&self, listener: u16, peer: Option<SocketAddr>) -> bool {
+        let Some(Reserve { admits, .. }) = &self.reserve else { return false };
+        peer.is_some_and(|peer| admits(listener, peer))
+    }
+
+    /// True if further sockets are accepted though none has room, to see whether one may have a reserved slot.
+    fn looks_ahead(&self) -> bool {
+        self.reserve.is_some() && self.waiting.len() < LOOKS_AHEAD
     }
 
     /// Returns the place of a connection or a socket that is gone.
@@ -126,10 +175,10 @@ impl Accepting {
         self.quota.as_ref().is_none_or(|quota| quota.used.load(Ordering::Relaxed) < quota.max)
     }
 
-    /// Takes one of the server's connections, if it has one left.
-    pub(super) fn take_quota(&self) -> bool {
+    /// Takes one of the server's connections, if it has one left, or not as many as `beyond` more.
+    fn take_quota(&self, beyond: usize) -> bool {
         let Some(quota) = &self.quota else { return true };
-        let more = |used: usize| (used < quota.max).then_some(used + 1);
+        let more = |used: usize| (used < quota.max + beyond).then_some(used + 1);
         quota.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
@@ -164,12 +213,13 @@ impl<O: Observer> Shard<O> {
     }
 
     fn place(&mut self, listener: u16, socket: Socket, peer: Option<SocketAddr>) {
-        if self.accepting.waiting.is_empty() && self.takes_newcomers() && self.ask(listener, socket, peer) {
+        let is_next = self.accepting.waiting.is_empty() || self.accepting.is_reserved(listener, peer);
+        if is_next && self.takes_newcomers() && self.ask(listener, socket, peer) {
             return;
         }
         if self.has_stopped() {
             // It would wait for a place that does not come.
-            self.counters_at(listener).refused += 1;
+            self.counters_at(listener).refuse(RefusedBy::Stopping);
             self.ops.push(Op::Refuse { socket });
             return;
         }
@@ -189,12 +239,44 @@ impl<O: Observer> Shard<O> {
         let coming = if starts { self.accepting.pending } else { 0 };
         // A drain lets in what waits, and soon cuts those whose header does not come.
         let is_held = self.accepting.starting + coming >= self.limits.handshakes_max && !self.has_stopped();
-        if is_held || !self.has_slot() || !self.accepting.take_quota() {
+        let is_free = !is_held && self.has_slot();
+        // Which peer it is matters where there is a rate, and where there is no room.
+        let is_special = self.accepting.reserve.is_some() && (!is_free || self.accepting.rate.is_some());
+        let reserved = match is_special && self.accepting.is_reserved(listener, peer) {
+            true => self.lanes.reserved_left() > self.accepting.pending,
+            false => false,
+        };
+        let beyond =
+            if reserved { self.accepting.reserve.as_ref().map_or(0, |reserve| reserve.slots) } else { 0 };
+        if !(is_free || reserved) || !self.accepting.take_quota(beyond) {
+            return false;
+        }
+        if !reserved && !self.take_token() {
+            self.accepting.give_back();
             return false;
         }
         self.accepting.pending += 1;
         self.events.push_back(Event::Accepted { socket, peer, listener });
+        if self.accepting.held_by_rate.is_some() {
+            self.sync_accept();
+        }
         true
+    }
+
+    /// Takes a token of the server's rate; false if there is none. A drain lets in what waits.
+    fn take_token(&mut self) -> bool {
+        let Some(rate) = self.accepting.rate.as_ref().filter(|_| !self.has_stopped()) else { return true };
+        let taken = rate.take(self.now);
+        self.accepting.held_by_rate = taken.map_or_else(Some, |()| rate.held_until(self.now));
+        taken.is_ok()
+    }
+
+    /// A socket that had a token needs none.
+    fn give_token_back(&mut self) {
+        if let Some(rate) = self.accepting.rate.as_ref().filter(|_| !self.has_stopped()) {
+            rate.give_back();
+            self.accepting.held_by_rate = rate.held_until(self.now);
+        }
     }
 
     /// False if it stays here, since no other shard has room, or this one has.
@@ -209,7 +291,7 @@ impl<O: Observer> Shard<O> {
 
     /// Accepted connections this shard has room for.
     pub fn slots_left(&self) -> usize {
-        self.lanes.inbound_left() - self.accepting.pending
+        self.lanes.inbound_left(self.accepting.pending)
     }
 
     pub(super) fn has_slot(&self) -> bool {
@@ -231,6 +313,18 @@ impl<O: Observer> Shard<O> {
     /// Counts this shard's connections together with those of others. Before the first turn.
     pub fn share_quota(&mut self, quota: Arc<Quota>) {
         self.accepting.quota = Some(quota);
+    }
+
+    /// Takes connections at a rate that all shards of the server share. Further ones wait. Before the first turn.
+    pub fn share_rate(&mut self, rate: Arc<AcceptRate>) {
+        self.accepting.rate = Some(rate);
+    }
+
+    /// Keeps `slots` beyond the limit of accepted connections for the peers that `admits` names by listener and address. They
+    /// need no token of a rate either. Where others wait, it accepts further ones to find such peers. Before the first turn.
+    pub fn reserve(&mut self, slots: usize, admits: impl Fn(u16, SocketAddr) -> bool + 'static) {
+        self.lanes.reserve(slots);
+        self.accepting.reserve = Some(Reserve { slots, admits: Box::new(admits) });
     }
 
     /// Accepts nothing until [`begin_accepting`](Shard::begin_accepting): peers wait in the kernel's queue. Before the first turn.
@@ -268,7 +362,8 @@ impl<O: Observer> Shard<O> {
         };
         let Some(id) = made else {
             self.accepting.give_back();
-            self.lanes[lane].counters.refused += 1;
+            let by = if self.takes_newcomers() { RefusedBy::Memory } else { RefusedBy::Stopping };
+            self.lanes[lane].counters.refuse(by);
             self.ops.push(Op::Refuse { socket });
             return None;
         };
@@ -283,20 +378,27 @@ impl<O: Observer> Shard<O> {
         Some(id)
     }
 
-    /// Closes a socket that `listener` accepted and that is not admitted.
-    pub fn refuse(&mut self, socket: Socket, listener: u16) {
+    /// Closes a socket that `listener` accepted and that is not admitted. One that is refused for its address takes no part in
+    /// the server's rate.
+    pub fn refuse(&mut self, socket: Socket, listener: u16, by: RefusedBy) {
         self.accepting.pending -= 1;
         self.accepting.give_back();
-        self.counters_at(listener).refused += 1;
+        if by.is_by_address() {
+            self.give_token_back();
+        }
+        self.counters_at(listener).refuse(by);
         self.ops.push(Op::Refuse { socket });
         self.retry_accepts();
     }
 
     /// Counts a socket that `listener` accepted and that goes to a shard with fewer connections, instead of being admitted or
     /// refused here.
-    pub fn handed_off(&mut self, listener: u16) {
+    pub fn handed_off(&mut self, listener: u16, peer: Option<SocketAddr>) {
         self.accepting.pending -= 1;
         self.accepting.give_back();
+        if !self.accepting.is_reserved(listener, peer) {
+            self.give_token_back();
+        }
         self.counters_at(listener).handed_off += 1;
         self.retry_accepts();
     }
@@ -335,6 +437,7 @@ impl<O: Observer> Shard<O> {
     pub(super) fn check_accepting(&mut self) {
         let accepting = &self.accepting;
         let room = self.has_room() || self.hands_off();
+        // Where the rate holds it back, it is paused though there is room, or sockets wait.
         let rests = accepting.retry_at.is_some() || !accepting.waiting.is_empty() || !accepting.started;
         if rests || room == accepting.paused {
             self.retry_accepts();
@@ -364,17 +467,29 @@ impl<O: Observer> Shard<O> {
         if self.accepting.retry_at.is_some_and(|at| at <= self.now) {
             self.accepting.retry_at = None;
         }
+        if self.accepting.held_by_rate.is_some_and(|at| at <= self.now) {
+            self.accepting.held_by_rate = None;
+        }
         let room = self.has_room() || self.hands_off();
-        let held = !room
-            || self.is_full_of_starts()
-            || !self.accepting.waiting.is_empty()
-            || self.accepting.retry_at.is_some();
+        let by_rate = self.accepting.held_by_rate.is_some();
+        let has_none = !room || by_rate || self.is_full_of_starts() || !self.accepting.waiting.is_empty();
+        let held = has_none && !self.accepting.looks_ahead() || self.accepting.retry_at.is_some();
+        if !self.accepting.started
+            && let Some(rate) = &self.accepting.rate
+        {
+            rate.begin(self.now);
+        }
         self.accepting.started = true;
         if self.has_stopped() {
             return;
         }
         if held != self.accepting.paused {
             self.accepting.paused = held;
+            self.lanes[LaneId::FIRST].counters.accept_held += u64::from(held && by_rate);
+        }
+        // A rate holds many times in a second, and as it was asked to.
+        if held != self.accepting.told_paused && !(held && by_rate) {
+            self.accepting.told_paused = held;
             self.lanes[LaneId::FIRST].counters.accept_paused += u64::from(held);
             self.observer.accept_paused(self.now, held);
         }
@@ -399,21 +514,22 @@ impl<O: Observer> Shard<O> {
         }
         // Accepting does not rest any more, and is not held back.
         self.accepting.retry_at = None;
+        self.accepting.held_by_rate = None;
         self.accepting.paused = false;
     }
 
     /// Refuses waiting sockets: none becomes a connection any more.
     pub(super) fn refuse_waiting(&mut self) {
         while let Some((listener, socket, _)) = self.accepting.waiting.pop_front() {
-            self.counters_at(listener).refused += 1;
+            self.counters_at(listener).refuse(RefusedBy::Stopping);
             self.ops.push(Op::Refuse { socket });
         }
     }
 
-    /// Closes a connection that `open` refused, after its queued replies.
-    pub fn refused(&mut self, id: ConnId) {
+    /// Closes a connection that was refused after it was admitted, by its `open` as a rule. Its queued replies are sent first.
+    pub fn refused(&mut self, id: ConnId, by: RefusedBy) {
         if let Some(lane) = self.lane_of(id) {
-            self.lanes[lane].counters.refused += 1;
+            self.lanes[lane].counters.refuse(by);
         }
         self.finish(id, CloseReason::Refused);
     }

@@ -41,6 +41,8 @@ pub(super) struct Lanes {
     /// Accepted connections of all lanes, with their limit.
     inbound: usize,
     inbound_max: usize,
+    /// Accepted connections that there may be beyond it.
+    inbound_reserved: usize,
 }
 
 impl Lanes {
@@ -51,7 +53,7 @@ impl Lanes {
         encoding: Encoding,
     ) -> Lanes {
         let first = LaneState::new(shared, limits, connections_max, encoding, false, None);
-        Lanes { first, others: Vec::new(), inbound: 0, inbound_max: connections_max }
+        Lanes { first, others: Vec::new(), inbound: 0, inbound_max: connections_max, inbound_reserved: 0 }
     }
 
     /// Connections that were accepted.
@@ -60,10 +62,20 @@ impl Lanes {
         self.inbound
     }
 
-    /// Room for further accepted connections.
+    /// Room for further accepted connections, behind those that were `asked` for.
     #[inline]
-    pub(super) fn inbound_left(&self) -> usize {
-        self.inbound_max - self.inbound
+    pub(super) fn inbound_left(&self, asked: usize) -> usize {
+        self.inbound_max.saturating_sub(self.inbound + asked)
+    }
+
+    /// The same for those that may have reserved slots.
+    pub(super) fn reserved_left(&self) -> usize {
+        self.inbound_max + self.inbound_reserved - self.inbound
+    }
+
+    /// Makes room for `slots` accepted connections beyond the limit.
+    pub(super) fn reserve(&mut self, slots: usize) {
+        self.inbound_reserved = slots;
     }
 
     /// Counts a connection of a lane.
@@ -99,7 +111,8 @@ impl Lanes {
             self.iter().filter(|lane| lane.is_outbound == outbound).map(|lane| lane.connections).sum()
         };
         assert_eq!((of(false), of(false) + of(true)), (self.inbound, all), "connections of lanes");
-        assert!(self.inbound <= self.inbound_max, "more connections than there may be");
+        let max = self.inbound_max + self.inbound_reserved;
+        assert!(self.inbound <= max, "more connections than there may be");
     }
 }
 

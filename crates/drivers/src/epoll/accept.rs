@@ -7,10 +7,10 @@ use std::time::Duration;
 use ringserve_core::internals::Slots;
 use ringserve_core::{AcceptEnd, Completion, ConnId, Socket as Name};
 use rustix::event::epoll::{self, EventData, EventFlags};
-use socket2::{SockRef, Socket};
+use socket2::Socket;
 
 use super::{Epoll, LISTENERS, READABLE, Room};
-use crate::shared::accept::{self, Emptying, Listener, accept};
+use crate::shared::accept::{self, Emptying, FilterState, Listener, accept};
 use crate::shared::report::log;
 use crate::shared::wait;
 
@@ -35,15 +35,16 @@ pub(super) struct Listening {
     is_adopted: bool,
     /// It is to be closed once its queue is empty.
     emptying: Option<Emptying>,
+    filter: Arc<FilterState>,
 }
 
 impl Listening {
     pub(super) fn new(listener: Listener) -> io::Result<Listening> {
         let (is_shared, is_adopted) = (listener.is_shared(), listener.is_adopted());
-        let socket = listener.into_socket();
+        let (socket, filter) = listener.into_parts();
         socket.set_nonblocking(true)?;
         let socket = Some(socket);
-        Ok(Listening { socket, armed: false, ready: false, is_shared, is_adopted, emptying: None })
+        Ok(Listening { socket, armed: false, ready: false, is_shared, is_adopted, emptying: None, filter })
     }
 }
 
@@ -104,7 +105,7 @@ impl Epoll {
     pub(super) fn stop_listening(&mut self, listener: u16) {
         let index = usize::from(listener);
         let listening = self.listeners.get(index).filter(|listening| listening.emptying.is_none());
-        let Some(Listening { socket: Some(socket), armed, is_adopted, .. }) = listening else {
+        let Some(Listening { socket: Some(socket), armed, is_adopted, filter, .. }) = listening else {
             log::error!(listener, "a listener that is not there, or is closed already, is to be closed");
             debug_assert!(false, "end of listener {listener}");
             return;
@@ -119,7 +120,7 @@ impl Epoll {
         }
         self.stats.calls += 1;
         // It is non-blocking already, so nothing that fails here matters.
-        let late = accept::turn_newcomers_away(SockRef::from(&**socket)).unwrap_or_default();
+        let late = accept::turn_newcomers_away(socket, filter).unwrap_or_default();
         if *armed {
             self.disarm(index);
         }
@@ -221,6 +222,11 @@ impl Epoll {
             Ok((socket, peer)) => {
                 if let Some(emptying) = &mut listening.emptying {
                     emptying.went_on();
+                }
+                if listening.filter.is_inherited() {
+                    // It has none if it came before the first filter, or after the last one went.
+                    self.stats.calls += 1;
+                    let _ = socket.detach_filter();
                 }
                 let socket = self.accepted.put(socket);
                 return Some(Completion::Accepted {

@@ -13,7 +13,8 @@
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use socket2::{Domain, SockAddr, SockFilter, SockRef, Socket};
@@ -54,18 +55,40 @@ pub struct Listener {
     /// The driver's alone, but for the moments in which a [gauge](crate::ListenerGauge) reads.
     socket: Arc<Socket>,
     is_adopted: bool,
+    /// Its connections are accepted one by one.
+    one_by_one: bool,
+    filter: Arc<FilterState>,
 }
 
 impl Listener {
     /// A socket that only the drivers of one server own: its end is the end of the listener.
     pub fn own(socket: impl Into<OwnedFd>) -> Listener {
-        Listener { socket: Arc::new(Socket::from(socket.into())), is_adopted: false }
+        Listener::new(socket.into(), false)
     }
 
     /// A socket that other processes, or other parts of this one, accept from as well, now or later. It has to be non-blocking,
     /// since another owner may take a connection for which one driver is woken.
     pub fn adopted(socket: impl Into<OwnedFd>) -> Listener {
-        Listener { socket: Arc::new(Socket::from(socket.into())), is_adopted: true }
+        Listener::new(socket.into(), true)
+    }
+
+    fn new(socket: OwnedFd, is_adopted: bool) -> Listener {
+        let socket = Arc::new(Socket::from(socket));
+        Listener { socket, is_adopted, one_by_one: false, filter: Arc::default() }
+    }
+
+    /// Has an io_uring accept one connection at a time, and the next one in the next turn. Otherwise a single accept brings the
+    /// whole queue, also beyond what a shard wants after the first of them. With epoll a turn brings no more than its budget.
+    pub fn one_by_one(&mut self) {
+        self.one_by_one = true;
+    }
+
+    pub(crate) fn is_one_by_one(&self) -> bool {
+        self.one_by_one || self.is_shared()
+    }
+
+    pub(crate) fn filter(&self) -> &Arc<FilterState> {
+        &self.filter
     }
 
     /// True if [`adopted`](Listener::adopted) made it.
@@ -82,14 +105,61 @@ impl Listener {
         &self.socket
     }
 
-    pub(crate) fn into_socket(self) -> Arc<Socket> {
-        self.socket
+    pub(crate) fn into_parts(self) -> (Arc<Socket>, Arc<FilterState>) {
+        (self.socket, self.filter)
     }
 }
 
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+}
+
+/// What a listener knows of its filter.
+#[derive(Debug, Default)]
+pub(crate) struct FilterState {
+    /// It had one: sockets that were accepted may have inherited it, also from the time before it went.
+    was_set: AtomicBool,
+    /// Newcomers are turned away by a filter that must stay. Held while a filter is set.
+    is_closing: Mutex<bool>,
+}
+
+impl FilterState {
+    /// True if accepted sockets may have a filter, which they run for each segment.
+    #[inline]
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.was_set.load(Ordering::Relaxed)
+    }
+
+    /// Sets a filter, unless the last one is set.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn set(&self, socket: &Socket, program: &[SockFilter]) -> io::Result<()> {
+        let is_closing = self.is_closing.lock().unwrap_or_else(PoisonError::into_inner);
+        if *is_closing {
+            return Ok(());
+        }
+        if program.is_empty() {
+            return match socket.detach_filter() {
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+                detached => detached,
+            };
+        }
+        // Before the first connection can inherit it.
+        self.was_set.store(true, Ordering::Relaxed);
+        socket.attach_filter(program)
+    }
+
+    /// Sets the last filter.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn close(&self, socket: &Socket, program: &[SockFilter]) -> io::Result<()> {
+        let mut is_closing = self.is_closing.lock().unwrap_or_else(PoisonError::into_inner);
+        *is_closing = true;
+        socket.attach_filter(program)
     }
 }
 
@@ -116,11 +186,11 @@ pub(crate) fn accept(listener: &Socket, nonblocking: bool) -> io::Result<(Socket
 ///
 /// # Errors
 /// If the socket cannot be made non-blocking, and must not be asked for what is queued.
-pub(crate) fn turn_newcomers_away(listener: SockRef<'_>) -> io::Result<Duration> {
+pub(crate) fn turn_newcomers_away(listener: &Socket, filter: &FilterState) -> io::Result<Duration> {
     listener.set_nonblocking(true)?;
     let (turned, late) = match listener.domain() {
         Ok(Domain::UNIX) => (listener.shutdown(Shutdown::Read), Duration::ZERO),
-        _ => (listener.attach_filter(&NO_NEWCOMERS), HANDSHAKE),
+        _ => (filter.close(listener, &NO_NEWCOMERS), HANDSHAKE),
     };
     if let Err(error) = turned {
         log::debug!(%error, "connections may be made until the listener is closed, and some are then reset");

@@ -177,6 +177,7 @@ impl<K: Kernel> Uring<K> {
     }
 
     fn accepted(&mut self, listener: u16, fd: i32, sink: &mut Sink<'_>) {
+        self.stats.calls += u64::from(self.kernel.drop_filter(listener, fd));
         let peer = if self.peer_addresses {
             self.stats.calls += 1;
             self.kernel.peer_of(fd)

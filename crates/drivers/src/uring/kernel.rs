@@ -385,6 +385,12 @@ pub trait Kernel {
         None
     }
 
+    /// Frees such a descriptor of the filter of its listener, which it inherits and would run for each segment. True if that took
+    /// a system call.
+    fn drop_filter(&mut self, _listener: u16, _fd: i32) -> bool {
+        false
+    }
+
     /// True if the listener's socket has other owners, who accept from its queue now or later: it is left as it is when this
     /// driver accepts no more.
     fn is_adopted(&self, _listener: u16) -> bool {

@@ -24,6 +24,7 @@ use super::runtime::Runtime;
 use super::serves::{AllOf, Hosted, One};
 use super::socket_options::options::SocketOptions;
 use super::starting::Starting;
+use crate::admission::Admission;
 use crate::doctor::{self, Expected, Finding};
 use crate::overload::Overload;
 use crate::peer::Peer;
@@ -137,9 +138,9 @@ impl Server<Several> {
         E: IntoEndpoints,
         Make: IntoService<E::Framing>,
     {
-        let Endpoints { binds, framing, name, limits, sockets, admit, access_log } =
+        let Endpoints { binds, framing, name, limits, sockets, admit, admission, access_log } =
             endpoints.into_endpoints();
-        let endpoints = Endpoints { binds, framing: (), name, limits, sockets, admit, access_log };
+        let endpoints = Endpoints { binds, framing: (), name, limits, sockets, admit, admission, access_log };
         let hosted = |admit| Box::new(One::new(framing, factory, admit)) as Box<dyn Hosted>;
         self.framing.services.push(Declared {
             endpoints,
@@ -180,7 +181,7 @@ impl Server<Several> {
     pub(crate) fn prepared(self) -> Result<Prepared<AllOf>, Error> {
         let (mut services, mut all) = (Vec::new(), Vec::new());
         for Declared { endpoints, adjust, hosted, protocols, framing } in self.framing.services {
-            let Endpoints { binds, name, limits, sockets, admit, access_log, .. } = endpoints;
+            let Endpoints { binds, name, limits, sockets, admit, admission, access_log, .. } = endpoints;
             let binds = binds.all().map_err(|error| Error::Address(error).of_service(name.as_ref()))?;
             let binds =
                 prepared(binds, protocols, framing).map_err(|error| error.of_service(name.as_ref()))?;
@@ -188,7 +189,7 @@ impl Server<Several> {
             let (limits_given, mut limits) = (limits.is_some(), limits.unwrap_or_default());
             adjust(&mut limits);
             let sockets = sockets.unwrap_or_else(|| self.settings.sockets.clone());
-            let service = ServicePlan { name, binds, limits, limits_given, sockets, access_log };
+            let service = ServicePlan { name, binds, limits, limits_given, sockets, admission, access_log };
             all.push((service.label(), hosted(admit.or_else(|| self.settings.admit.clone()))));
             services.push(service);
         }
@@ -363,7 +364,15 @@ impl<F: TypedFraming + Clone + Send> Server<F> {
             (settings.limits.is_some(), settings.limits.clone().unwrap_or_default());
         Make::adjust(&mut limits);
         let sockets = settings.sockets.clone();
-        let service = ServicePlan { name: None, binds, limits, limits_given, sockets, access_log: None };
+        let service = ServicePlan {
+            name: None,
+            binds,
+            limits,
+            limits_given,
+            sockets,
+            admission: None,
+            access_log: None,
+        };
         let serves = One::new(framing, factory, settings.admit.clone());
         Ok(Prepared { settings, services: vec![service], serves })
     }
@@ -466,6 +475,16 @@ impl<F> Server<F> {
     /// and for the client once its header is there.
     pub fn admit(mut self, admit: impl Fn(&Peer) -> bool + Send + Sync + 'static) -> Server<F> {
         self.settings.admit = Some(Arc::new(admit));
+        self
+    }
+
+    /// Limits who is let in, and how fast: connections of an address, their rate, the rate of all, lists of networks. Off by
+    /// default. It is checked at the start, when the lists are read. Services that set [their
+    /// own](crate::listen::Endpoints::admission) have that instead, but for the rate of all.
+    ///
+    /// It comes before [`admit`](Server::admit).
+    pub fn admission(mut self, admission: Admission) -> Server<F> {
+        self.settings.admission = admission;
         self
     }
 

@@ -8,6 +8,7 @@ use ringserve_core::{Address, Time};
 
 use super::accept_queue::AcceptQueues;
 use super::cpu::time_of;
+use crate::admission::{AdmissionStats, Limiters};
 use crate::doctor::{Expected, Finding, Lived, Record};
 use crate::overload::{Load, ShardLoad};
 use crate::shard::blocking::Pool;
@@ -28,6 +29,7 @@ pub struct ServerControl {
     remotes: Arc<[Arc<RemoteShard>]>,
     listeners: Arc<[Address]>,
     accept_queues: AcceptQueues,
+    limiters: Limiters,
     clock: Clock,
     blocking: Arc<dyn Pool>,
     watch: Arc<Watch>,
@@ -49,6 +51,7 @@ impl ServerControl {
             remotes,
             listeners,
             accept_queues: AcceptQueues::default(),
+            limiters: Limiters::default(),
             clock,
             blocking,
             watch: Arc::default(),
@@ -80,6 +83,27 @@ impl ServerControl {
 
     pub(crate) fn with_record(self, record: Option<Arc<Record>>) -> ServerControl {
         ServerControl { record, ..self }
+    }
+
+    pub(crate) fn with_limiters(self, limiters: Limiters) -> ServerControl {
+        ServerControl { limiters, ..self }
+    }
+
+    pub(crate) fn limiters(&self) -> &Limiters {
+        &self.limiters
+    }
+
+    /// What the limits on addresses hold ([`Admission`](crate::admission::Admission)). It takes the 64 locks of each table, one
+    /// after the other.
+    pub fn admission_stats(&self) -> AdmissionStats {
+        let mut sum = AdmissionStats::default();
+        for of in self.limiters.each().map(|limiter| limiter.stats()) {
+            let AdmissionStats { prefixes, connections, sketched } = &mut sum;
+            *prefixes += of.prefixes;
+            *connections += of.connections;
+            *sketched += of.sketched;
+        }
+        sum
     }
 
     #[cfg(feature = "tls")]

@@ -80,11 +80,13 @@ struct Sizes {
     upstreams: usize,
     /// Accepted connections of all shards together.
     connections_max: usize,
+    /// Slots of a shard for peers of an allow list.
+    reserved: usize,
 }
 
 impl Sizes {
     fn slots(self) -> u32 {
-        (self.connections + self.upstreams) as u32
+        (self.connections + self.upstreams + self.reserved) as u32
     }
 }
 
@@ -102,12 +104,14 @@ pub(crate) struct Wanted<'a> {
     /// The soft limit on descriptors.
     pub(crate) descriptors: u64,
     /// Those that connections must leave to others.
-    pub(crate) reserved: u64,
+    pub(crate) left_alone: u64,
     pub(crate) limits: &'a ServerLimits,
     /// Socket options of upstreams.
     pub(crate) sockets: &'a SocketOptions,
     /// Some service asks for its peers' addresses.
     pub(crate) peer_addresses: bool,
+    /// Slots of each shard beside those for all.
+    pub(crate) reserved: usize,
 }
 
 impl Wanted<'_> {
@@ -175,19 +179,23 @@ impl Wanted<'_> {
     fn in_tables(&self) -> Sizes {
         let max = self.limits.connections_max;
         let table = usize::try_from(self.descriptors).unwrap_or(usize::MAX).min(TABLE_MAX);
+        let reserved = self.reserved.min(table / 4);
+        let table = table - reserved;
         let upstreams = self.limits.upstreams_max.min(table / 2);
         let most = max.min(table - upstreams);
         let connections = most.min(max.div_ceil(self.shards).saturating_mul(4));
-        Sizes { connections, upstreams, connections_max: max.min(most.saturating_mul(self.shards)) }
+        let connections_max = max.min(most.saturating_mul(self.shards));
+        Sizes { connections, upstreams, connections_max, reserved }
     }
 
     /// Numbers where each connection costs a descriptor of the process; one shard may come to hold them all.
     fn in_descriptors(&self) -> Sizes {
-        let own = DESCRIPTORS_PER_SHARD * self.shards as u64 + self.reserved;
+        let own = DESCRIPTORS_PER_SHARD * self.shards as u64 + self.left_alone;
         let spare = usize::try_from(self.descriptors.saturating_sub(own)).unwrap_or(usize::MAX);
-        let connections = self.limits.connections_max.min(spare).clamp(1, SLOTS_MAX / 2);
-        let upstreams = self.limits.upstreams_max.min(SLOTS_MAX / 2);
-        Sizes { connections, upstreams, connections_max: connections }
+        let reserved = self.reserved.min(spare / 4);
+        let connections = self.limits.connections_max.min(spare - reserved).clamp(1, SLOTS_MAX / 2);
+        let upstreams = self.limits.upstreams_max.min(SLOTS_MAX / 2 - reserved);
+        Sizes { connections, upstreams, connections_max: connections, reserved }
     }
 
     /// Options for sockets that connect.
@@ -260,6 +268,11 @@ impl Chosen {
         }
     }
 
+    /// Slots of a shard beside those of all its connections.
+    pub(crate) fn reserved(&self) -> usize {
+        self.sizes.reserved
+    }
+
     /// For the log: which driver, and why.
     pub(crate) fn reason(&self) -> &str {
         &self.reason
@@ -290,10 +303,11 @@ mod tests {
             incremental: false,
             shards,
             descriptors,
-            reserved: 0,
+            left_alone: 0,
             limits: &limits,
             sockets: &sockets,
             peer_addresses: true,
+            reserved: 0,
         };
         let (config, sizes) = wanted.uring_config(true);
         assert_eq!(config.connections as usize, sizes.connections + sizes.upstreams);

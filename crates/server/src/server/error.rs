@@ -10,6 +10,7 @@ use ringserve_drivers::SetupError;
 use rustix::io::Errno;
 
 use super::socket_options::check::SocketOptionError;
+use crate::admission::AdmissionError;
 
 /// The reason why a server does not start, or ended by itself. The text names the cause and, where there is one, the fix;
 /// `Debug` prints the same text, so that `fn main() -> Result<(), ringserve::Error>` reads well.
@@ -30,6 +31,8 @@ pub enum Error {
     /// The TLS of the server cannot be set up ([`Server::tls`](crate::Server::tls)).
     #[cfg(feature = "tls")]
     Tls(ringserve_tls::TlsError),
+    /// The limits on who is let in cannot hold ([`Server::admission`](crate::Server::admission)).
+    Admission(AdmissionError),
     /// A limit is out of range, or two contradict each other.
     Limits(LimitError),
     /// A socket option is out of range, or the kernel refused it.
@@ -141,6 +144,7 @@ impl fmt::Display for Error {
             Error::Service { name, error } => write!(f, "service {name}: {error}"),
             #[cfg(feature = "tls")]
             Error::Tls(error) => write!(f, "TLS: {error}"),
+            Error::Admission(error) => write!(f, "admission: {error}"),
             Error::Limits(error) => write!(f, "limits: {error}"),
             Error::SocketOption(error) => write!(f, "socket options: {error}"),
             Error::Trace(text) => write!(
@@ -229,6 +233,7 @@ impl std::error::Error for Error {
             Error::Service { error, .. } => Some(&**error),
             #[cfg(feature = "tls")]
             Error::Tls(error) => Some(error),
+            Error::Admission(error) => Some(error),
             Error::Limits(error) => Some(error),
             Error::SocketOption(error) => Some(error),
             Error::Driver(error) | Error::NoDriver { epoll: error, .. } => Some(error),

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ringserve_core::{Address, Driver, Limits, Quota, ServerLimits};
+use ringserve_core::{AcceptRate, Address, Driver, Limits, Quota, ServerLimits};
 use ringserve_drivers::Listener;
 
 use super::accept_queue::AcceptQueues;
@@ -17,6 +17,7 @@ use super::runtime::Runtime;
 use super::serves::{MadeOf, Serves};
 use super::starting::{ShardStart, Starting};
 use super::telling::Told;
+use crate::admission::Limiters;
 use crate::doctor::Record;
 use crate::guard::guard;
 use crate::log::LogObserver;
@@ -59,6 +60,9 @@ pub(super) struct Plan<S> {
     pub(super) clock: Clock,
     /// The seed of the shards' random numbers.
     pub(super) seed: u64,
+    /// Whom the listeners let in, and how fast all of them together.
+    pub(super) limiters: Limiters,
+    pub(super) rate: Option<Arc<AcceptRate>>,
     /// For calls that block, of all shards.
     pub(super) blocking: Arc<dyn Pool>,
     /// Of a server on this machine.
@@ -90,7 +94,8 @@ impl<S: Serves> Plan<S> {
             .with_accept_queues(AcceptQueues::of(&sockets))
             .with_connections_max(self.chosen.connections_max())
             .with_held_bytes_max(self.server_limits.held_bytes_max)
-            .with_record(self.record);
+            .with_record(self.record)
+            .with_limiters(self.limiters);
         #[cfg(feature = "tls")]
         let control = control.with_tls(self.tls);
         let quota = Arc::new(Quota::new(self.chosen.connections_max()));
@@ -110,6 +115,7 @@ impl<S: Serves> Plan<S> {
             clock: self.clock.clone(),
             seed: self.seed,
             control: control.clone(),
+            rate: self.rate.clone(),
             quota: quota.clone(),
             one_queue: sockets.iter().map(Listener::is_shared).collect(),
             sockets,
@@ -136,6 +142,7 @@ pub(super) struct OneShard<S> {
     seed: u64,
     pub(super) control: ServerControl,
     quota: Arc<Quota>,
+    rate: Option<Arc<AcceptRate>>,
     /// From which of its listeners all shards accept.
     one_queue: Box<[bool]>,
     pub(super) sockets: Vec<Listener>,
@@ -155,6 +162,7 @@ impl<S: Serves> OneShard<S> {
         let remote = remotes[self.index].clone();
         remote.set_driver(driver.waker());
         let random = Random::of_shard(self.seed, self.index);
+        let limiters = self.control.limiters().clone();
         let shard = Shard::new(self.index, remote.clone(), self.control, self.clock, random);
         shard.upstream_requests().set_connect_timeout(self.server_limits.connect_timeout);
         // What the factories before the one that fails left with the shard may hold it.
@@ -189,6 +197,12 @@ impl<S: Serves> OneShard<S> {
         let others = (remotes.len() > 1).then_some(remotes);
         if others.is_some() {
             core.share_quota(self.quota);
+        }
+        if let Some(rate) = self.rate {
+            core.share_rate(rate);
+        }
+        if limiters.reserve() {
+            core.reserve(self.chosen.reserved(), move |listener, peer| limiters.allows(listener, peer));
         }
         // Others may give connections away before this shard's first turn.
         remote.set_room(core.slots_left());

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::thread;
 
 use ringserve_core::{Address, Limits, ServerLimits};
+use ringserve_drivers::Listener;
 
 use super::control::ServerControl;
 #[cfg(feature = "admin")]
@@ -31,6 +32,7 @@ use super::socket_options::options::SocketOptions;
 use super::starting::{Starting, Until};
 use super::telling::Telling;
 use super::until::serve_until;
+use crate::admission::{Admission, KernelFilters, Limiter, Limiters, RESERVED, ServerRate, watch};
 use crate::doctor::{Record, Rings, Setup};
 use crate::guard::guard;
 use crate::log;
@@ -58,6 +60,9 @@ pub(crate) struct Settings {
     pub(super) limits: Option<Limits>,
     pub(super) sockets: SocketOptions,
     pub(super) admit: Option<Admit>,
+    pub(super) admission: Admission,
+    /// Of the shards' random numbers in a simulation; the system's if there is none.
+    pub(super) seed: Option<u64>,
     /// `None` if the program does not say.
     pub(super) server_limits: Option<ServerLimits>,
     pub(super) shards: Option<usize>,
@@ -135,6 +140,8 @@ pub(crate) struct ServicePlan {
     pub(super) sockets: SocketOptions,
     /// `None` if the program does not say.
     pub(super) access_log: Option<bool>,
+    /// In the place of the server's.
+    pub(super) admission: Option<Admission>,
 }
 
 impl ServicePlan {
@@ -153,10 +160,18 @@ pub(crate) struct Prepared<S> {
     pub(crate) serves: S,
 }
 
+/// What each service asks of connections; several may share it.
+type LimitersOfServices = Vec<Option<Arc<Limiter>>>;
+
 /// The settings after the checks.
 pub(super) struct Checked {
     pub(super) server_limits: ServerLimits,
     pub(super) shards: usize,
+    /// What each service asks of connections.
+    limiters: LimitersOfServices,
+    /// The rate of all of them.
+    pub(super) rate: Option<ServerRate>,
+    seed: u64,
 }
 
 impl<S: Serves> Prepared<S> {
@@ -187,7 +202,38 @@ impl<S: Serves> Prepared<S> {
         if !(1..=SHARDS_MAX).contains(&shards) {
             return Err(Error::Shards(shards));
         }
-        Ok(Checked { server_limits, shards })
+        let seed = self.settings.seed.unwrap_or_else(Random::system_seed);
+        let (limiters, rate) = self.check_admission(server_limits.connections_max, seed)?;
+        Ok(Checked { server_limits, shards, limiters, rate, seed })
+    }
+
+    /// Makes the limits on who is let in. Services without their own share those of the server.
+    fn check_admission(
+        &self,
+        connections_max: usize,
+        seed: u64,
+    ) -> Result<(LimitersOfServices, Option<ServerRate>), Error> {
+        let seed = (seed, self.settings.seed.is_some());
+        let checked = |admission: &Admission, of_one| admission.check(of_one, connections_max, seed);
+        let (of_all, rate) = checked(&self.settings.admission, false).map_err(Error::Admission)?;
+        let of_all = of_all.map(Arc::new);
+        let of_service = |service: &ServicePlan| match &service.admission {
+            None => Ok(of_all.clone()),
+            Some(own) => match checked(own, true) {
+                Ok((limiter, _)) => Ok(limiter.map(Arc::new)),
+                Err(error) => Err(Error::Admission(error).of_service(Some(&service.label()))),
+            },
+        };
+        let limiters = self.services.iter().map(of_service).collect::<Result<_, Error>>()?;
+        Ok((limiters, rate))
+    }
+
+    /// The limits at each listener.
+    pub(super) fn limiters(&self, checked: &Checked) -> Limiters {
+        let each = self.services.iter().zip(&checked.limiters);
+        Limiters::of(each.flat_map(|(service, limiter)| {
+            service.binds.iter().map(move |bind| (limiter.as_ref(), &bind.addr, bind.proxy.is_some()))
+        }))
     }
 
     fn check_services(&self) -> Result<(), Error> {
@@ -231,22 +277,26 @@ impl<S: Serves> Prepared<S> {
 
     /// Connections that the server makes have options and limits of its first service.
     pub(super) fn wanted<'a>(&'a self, checked: &'a Checked, descriptors: u64) -> Wanted<'a> {
+        let limiters = self.limiters(checked);
         Wanted {
             driver: self.settings.driver,
             incremental: self.settings.incremental,
             shards: checked.shards,
             descriptors,
-            reserved: 0,
+            left_alone: 0,
             limits: &checked.server_limits,
             sockets: &self.services[0].sockets,
+            reserved: if limiters.reserve() { RESERVED } else { 0 },
             // Where proxies connect their addresses say whether they are trusted.
-            peer_addresses: self.services.iter().any(|service| service.sockets.peer_address)
+            peer_addresses: !limiters.is_empty()
+                || self.services.iter().any(|service| service.sockets.peer_address)
                 || self.binds().any(|bind| bind.proxy.is_some()),
         }
     }
 
     /// The parts from which the shards are made.
     pub(super) fn plan(self, checked: Checked, chosen: Chosen, listening: &Listening) -> Plan<S> {
+        let limiters = self.limiters(&checked);
         let proxies = Proxies::of(self.binds().map(|bind| (&bind.addr, bind.proxy.as_ref())));
         let transports = Transports::of(self.binds().map(|bind| bind.transport.as_ref()));
         #[cfg(feature = "tls")]
@@ -262,6 +312,7 @@ impl<S: Serves> Prepared<S> {
         // All connections are asked alike.
         let asks = self.services.iter().map(|service| service.sockets.asks()).fold(Asks::default(), Asks::or);
         let told = self.settings.telling.told(self.services.iter().map(|service| service.access_log));
+        let asks = asks.or(Asks { credentials: limiters.count_users(), ..Asks::default() });
         let blocking = Arc::new(Threads::new(&checked.server_limits));
         let lane =
             |service: ServicePlan| LanePlan { limits: service.limits, listeners: service.binds.len() as u16 };
@@ -280,7 +331,9 @@ impl<S: Serves> Prepared<S> {
             shards: checked.shards,
             listeners: listening.addrs.clone().into(),
             clock: Clock::start(),
-            seed: Random::system_seed(),
+            seed: checked.seed,
+            limiters,
+            rate: checked.rate.map(|rate| Arc::new(rate.shared())),
             asks,
             told,
             blocking,
@@ -330,13 +383,18 @@ impl<S: Serves + Send + 'static> Prepared<S> {
         memory::fit(&mut checked.server_limits, given, &mut limits.collect::<Vec<_>>(), checked.shards);
         let descriptors = descriptors(checked.shards, self.binds().count())?;
         #[cfg(feature = "admin")]
-        let reserved = if beside.is_some() { ENDPOINT_DESCRIPTORS } else { 0 };
+        let left_alone = if beside.is_some() { ENDPOINT_DESCRIPTORS } else { 0 };
         #[cfg(not(feature = "admin"))]
-        let reserved = 0;
-        let chosen = Wanted { reserved, ..self.wanted(&checked, descriptors) }.choose()?;
+        let left_alone = 0;
+        let chosen = Wanted { left_alone, ..self.wanted(&checked, descriptors) }.choose()?;
         let cpus = cpus_to_pin(self.settings.pin, checked.shards);
         let listen = Listen { shards: checked.shards, share_port: self.settings.share_port, cpus: &cpus };
-        let (sockets, listening) = listen.at(&self.places())?;
+        let (mut sockets, listening) = listen.at(&self.places())?;
+        if checked.rate.is_some() {
+            sockets.iter_mut().flatten().for_each(Listener::one_by_one);
+        }
+        let limiters = self.limiters(&checked);
+        watch(&limiters, KernelFilters::of(&sockets, &limiters)).map_err(Error::Thread)?;
         let on_start = self.settings.on_start.take();
         #[cfg(feature = "tls")]
         super::listen::tls::begin(self.binds())?;

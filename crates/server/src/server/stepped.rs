@@ -30,6 +30,8 @@ use crate::stats::{ServerStats, ShardStats};
 pub(crate) struct SteppedServer {
     pub(crate) addrs: Vec<SocketAddr>,
     pub(crate) limits: ServerLimits,
+    /// Connections beyond them that there may be.
+    reserved: usize,
     remotes: Peers,
     shards: Vec<Box<dyn Stepped>>,
     ends: Vec<Option<ShardEnd>>,
@@ -54,21 +56,22 @@ impl SteppedServer {
     /// and chance as told, and `on_call` hears of each call of theirs. What the server was told of its driver, of sockets and of
     /// pinning is ignored.
     pub(crate) fn start<S: Serves>(
-        server: Prepared<S>,
+        mut server: Prepared<S>,
         network: &Network,
         (clock, seed): (Clock, u64),
         pool: impl FnOnce(&ServerLimits) -> Arc<dyn Pool>,
         on_call: &OnCall,
     ) -> Result<SteppedServer, Error> {
         refuse_runtime(server.settings.runtime)?;
+        server.settings.seed = Some(seed);
         let listen = |addr, is_adopted, shards| match is_adopted {
             true => network.adopt(addr, shards).map(|()| addr),
             false => network.listen(addr, shards),
         };
         let (config, listening, plan) = planned(server, &listen, SIMULATED_DESCRIPTORS)?;
-        let limits = plan.server_limits.clone();
+        let (limits, reserved) = (plan.server_limits.clone(), plan.chosen.reserved());
         let blocking = pool(&limits);
-        let plan = Plan { clock, seed, blocking: blocking.clone(), ..plan };
+        let plan = Plan { clock, blocking: blocking.clone(), ..plan };
         let mut starting = Starting::new();
         plan.begin(&mut starting);
         let no_sockets = (0..plan.shards).map(|_| Vec::new()).collect();
@@ -76,6 +79,7 @@ impl SteppedServer {
         let mut server = SteppedServer {
             addrs: listening.ips.clone(),
             limits,
+            reserved,
             remotes: parts[0].control.remotes().clone(),
             shards: Vec::new(),
             ends: Vec::new(),
@@ -177,7 +181,8 @@ impl SteppedServer {
         self.shards[shard].check();
         let stats = self.shards[shard].stats();
         let connections: usize = self.shards.iter().map(|shard| shard.stats().connections).sum();
-        let (connections_max, buffers_max) = (self.limits.connections_max, self.limits.receive_buffers_max());
+        let connections_max = self.limits.connections_max + self.reserved;
+        let buffers_max = self.limits.receive_buffers_max();
         if connections > connections_max {
             return Err(format!(
                 "there are {connections} connections, and connections_max is {connections_max}"

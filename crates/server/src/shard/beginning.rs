@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::thread;
 
-use ringserve_core::{Completion, ConnId, Driver, Ended, Frames, Socket, Wait};
+use ringserve_core::{Completion, ConnId, Driver, Ended, Frames, RefusedBy, Socket, Wait};
 
 use super::Core;
 use super::inbox::Command;
@@ -144,7 +144,7 @@ impl Services for Unmade {
     fn accepted(&mut self, common: &mut Common, core: &mut Core, socket: Socket, peer: Peer) {
         // What is queued at a listener that closes comes too.
         match common.shard.is_draining() {
-            true => core.refuse(socket, peer.listener),
+            true => core.refuse(socket, peer.listener, RefusedBy::Stopping),
             false => self.passed_on.push((socket, peer)),
         }
     }

@@ -118,7 +118,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
     fn accepted(&mut self, core: &mut Core, socket: Socket, peer: Option<SocketAddr>, listener: u16) {
         let mut peer = Peer::new(peer, listener);
         if self.comes_from_a_shared_queue(&peer) && self.is_ahead(core) {
-            core.handed_off(listener);
+            core.handed_off(listener, peer.addr);
             return self.hand_off_to_another(socket, peer.addr, peer.listener);
         }
         if self.asks.local {

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use ringserve_core::framing::{FrameError, HoldsState, TypedFraming};
-use ringserve_core::{CloseReason, ConnId, ConnShared, Ended, Frame, Frames, Next, Socket};
+use ringserve_core::{CloseReason, ConnId, ConnShared, Ended, Frame, Frames, Next, RefusedBy, Socket};
 use tracing::field::display;
 use tracing::{debug, warn};
 
@@ -15,6 +15,7 @@ use super::opens::{Answer, Begun, OPENING, OpenEnd, Opens};
 use super::services::Services;
 use super::session::Session;
 use super::state::{Admit, Common, named};
+use crate::admission::{Charge, ShardAdmission};
 use crate::closed::{Closed, Failure};
 use crate::cx::Cx;
 use crate::guard::{Panicked, guard};
@@ -151,7 +152,7 @@ where
             Ok(Err(refusal)) => {
                 let (shard, service) = (common.shard.index(), common.names.at(peer.listener));
                 guarded(|| debug!(shard, service, %id, %peer, %refusal, "connection refused by open"));
-                core.refused(id);
+                core.refused(id, RefusedBy::Open);
             }
             Err(panicked) => {
                 common.report_panic("open", Some((id, peer)), &panicked);
@@ -286,6 +287,44 @@ fn sheds<S: Service<H>, H>(
     }
 }
 
+/// Asks whether the server lets a connection in that was accepted.
+#[inline]
+fn let_in(common: &Common, peer: &Peer) -> Result<Option<Charge>, RefusedBy> {
+    let Some(admission) = &common.admission else { return Ok(None) };
+    admission.let_in(peer, common.now).inspect_err(|by| report_refused(common, admission, peer, *by))
+}
+
+/// The same for a client behind a proxy.
+fn let_client_in(common: &Common, peer: &Peer) -> Result<Option<Charge>, RefusedBy> {
+    let Some(admission) = &common.admission else { return Ok(None) };
+    admission.let_client_in(peer, common.now).inspect_err(|by| report_refused(common, admission, peer, *by))
+}
+
+#[cold]
+fn report_refused(common: &Common, admission: &ShardAdmission, peer: &Peer, by: RefusedBy) {
+    admission.report(common.shard.index(), common.names.at(peer.listener), peer, by, common.now);
+}
+
+/// Keeps what a connection was counted for. False if there is no memory for that.
+#[inline]
+fn keep(common: &mut Common, peer: &Peer, id: ConnId, charge: Option<Charge>) -> bool {
+    let Some(admission) = &mut common.admission else { return true };
+    let kept = admission.keep(id, charge);
+    let is_kept = kept.is_ok();
+    if let Err(charge) = kept {
+        admission.take_back(peer.listener, Some(charge), common.now);
+    }
+    is_kept
+}
+
+/// What was counted becomes no connection.
+#[cold]
+fn take_back(common: &Common, peer: &Peer, charge: Option<Charge>) {
+    if let Some(admission) = &common.admission {
+        admission.take_back(peer.listener, charge, common.now);
+    }
+}
+
 impl<S, F, Make, Fut> Services for ServiceLane<S, F, Make, Fut>
 where
     S: Service<F::Head, Session: HoldsState<F::State>>,
@@ -299,10 +338,22 @@ where
 
     fn accepted(&mut self, common: &mut Common, core: &mut Core, socket: Socket, mut peer: Peer) {
         peer.is_proxy = common.proxies.at(peer.listener).is_some();
+        let charge = match let_in(common, &peer) {
+            Ok(charge) => charge,
+            Err(by) => return core.refuse(socket, peer.listener, by),
+        };
         if !self.admits(common, &peer) {
-            return core.refuse(socket, peer.listener);
+            take_back(common, &peer, charge);
+            return core.refuse(socket, peer.listener, RefusedBy::Admit);
         }
-        let Some(id) = core.admit::<S::Session>(socket, peer.addr, peer.listener) else { return };
+        // Behind all that refuses for what the peer is, and before anything is kept: here a connection may be turned away since
+        // there are too many.
+        let Some(id) = core.admit::<S::Session>(socket, peer.addr, peer.listener) else {
+            return take_back(common, &peer, charge);
+        };
+        if !keep(common, &peer, id, charge) {
+            return core.abort(id, CloseReason::MemoryLimit);
+        }
         let Some(head) = core.shared(id) else { return };
         head.set_asked(peer.asked);
         let accounted = S::ACCOUNTS || common.accounted.has(core.lane_of_listener(peer.listener));
@@ -323,9 +374,14 @@ where
 
     fn proxied(&mut self, common: &mut Common, core: &mut Core, id: ConnId) {
         let Some(peer) = core.shared(id).map(|head| Peer::of(head)) else { return };
+        match let_client_in(common, &peer) {
+            Ok(charge) if keep(common, &peer, id, charge) => {}
+            Ok(_) => return core.abort(id, CloseReason::MemoryLimit),
+            Err(by) => return core.refused(id, by),
+        }
         match self.admits(common, &peer) {
             true => self.begin(common, core, id),
-            false => core.refused(id),
+            false => core.refused(id, RefusedBy::Admit),
         }
     }
 
@@ -373,6 +429,9 @@ where
             None => {}
         }
         common.shard.tasks().end_of(id);
+        if let Some(admission) = &mut common.admission {
+            admission.ended(id, shared.listener(), common.now);
+        }
         // Apart, since a panic in the drop would meet one of the hook.
         let closed = guard(|| {
             if opened && let Some(shared) = shared.downcast_ref() {

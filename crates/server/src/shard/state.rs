@@ -12,6 +12,7 @@ use super::meter::{LossLog, Meter};
 use super::spare::Spare;
 use super::upstreams::UpstreamLane;
 use super::wake::Attention;
+use crate::admission::ShardAdmission;
 use crate::guard::{Panicked, guard};
 use crate::log::{self, LineLimit};
 use crate::overload::LoadNow;
@@ -101,6 +102,8 @@ pub(crate) struct Common {
     pub(super) accounted: LaneSet,
     /// There are connections with accounts, or may be.
     pub(super) keeps_accounts: bool,
+    /// `None` if the server limits no peer.
+    pub(super) admission: Option<Box<ShardAdmission>>,
     panics: LineLimit,
     untrusted: LineLimit,
 }
@@ -131,6 +134,7 @@ impl<D: Driver, V> ShardLoop<D, V> {
             parts.core.copy_frames();
         }
         parts.core.all_share().release_owned_by(drop_owned);
+        let limiters = parts.shard.server().limiters().clone();
         let meter = Meter::new(parts.shard.remote().publishes(&parts.names).clone());
         let lane = ShardLane {
             end: End { shard: parts.shard.clone() },
@@ -143,7 +147,8 @@ impl<D: Driver, V> ShardLoop<D, V> {
                 now: Time::ZERO,
                 load: LoadNow::default(),
                 meter,
-                losses: LossLog::default(),
+                losses: LossLog::new(limiters.clone()),
+                admission: ShardAdmission::new(limiters),
                 names: parts.names,
                 proxies: parts.proxies,
                 accounted: parts.accounted,

@@ -104,6 +104,7 @@ pub fn expected() -> Vec<(&'static str, String)> {
         "one of many messages",
         "two services",
         "client behind a proxy",
+        "admission of a whole server",
         "proxy itself",
         "the connection has as many tasks as connection_tasks_max allows",
     ] {
@@ -134,6 +135,17 @@ pub fn expected() -> Vec<(&'static str, String)> {
     }
     all.extend(["last line without its end", "client heard all"].map(|name| ("codec", name.to_owned())));
     all.extend(["given up", "kept"].map(|name| ("upstream", name.to_owned())));
+    for admitted in [
+        "let in",
+        "denied",
+        "allowed",
+        "unwanted",
+        "beyond its count",
+        "beyond its rate",
+        "waited for the rate",
+    ] {
+        all.push(("admission", admitted.to_owned()));
+    }
     all.push(("crowd", "beyond a turn".to_owned()));
     for seen in ["open", "calling", "silent shard", "given up"] {
         all.push(("inspect", seen.to_owned()));

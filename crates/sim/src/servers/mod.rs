@@ -5,6 +5,7 @@
 //!   plan       what a seed draws
 //!   client     what is owed to a client, and that nothing else comes
 //!   service    what user code does, panics included
+//!   admitted   a server beside the others whose limits on peers are reached, and not exceeded
 //!   proxied    clients behind proxies, and intruders
 //!   layered    clients through the toy transport, and peers that break it
 //!   rules      rules of framing that are switched, frames in pieces, codecs: a separate service and client for each
@@ -16,6 +17,7 @@
 //!   ───────    simkernel: a ring for each shard, one network, one clock
 //! ```
 
+mod admitted;
 mod client;
 mod cover;
 mod inspected;
@@ -32,8 +34,8 @@ pub use cover::COVERED;
 use std::cell::{Cell, RefCell};
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use ringserve_server::framing::{Delimiter, Framing, LengthPrefix, Lines};
@@ -42,6 +44,7 @@ use ringserve_server::listen::{endpoints, tcp};
 use ringserve_server::testing::{ClientResult, Fault, Net, Sim, SimServer};
 use ringserve_server::{CloseReason, Error, Peer, Server, Several, Shard, Stream, stream};
 
+use admitted::Admitted;
 use cover::{Counts, Cover, QUOTA, expected};
 use layered::Way;
 use plan::{ClientPlan, Deed, Fate, Frames, Layers, Leave, Plan};
@@ -193,6 +196,7 @@ fn run_seed(seed: u64, options: &Options, sum: &mut Sum) -> Result<(), String> {
 /// One seed.
 fn play(sim: &Sim, plan: &Plan, cover: &Cover) {
     cover.count("frames", format!("{:?}", plan.frames));
+    let admitted = Admitted::begin(sim, plan, cover);
     match plan.frames {
         Frames::Lines => play_framed(sim, plan, cover, Lines::default()),
         Frames::Lengths => play_framed(sim, plan, cover, LengthPrefix::bytes(4)),
@@ -201,6 +205,9 @@ fn play(sim: &Sim, plan: &Plan, cover: &Cover) {
         Frames::Stream => play_streams(sim, plan, cover),
         Frames::Switched => rules::play_switching(sim, plan, cover),
         Frames::Codec => rules::play_codec(sim, plan, cover),
+    }
+    if let Some(admitted) = admitted {
+        admitted.check();
     }
 }
 
@@ -217,6 +224,7 @@ fn server(plan: &Plan, fate: Option<Fate>) -> Server {
     server
         .shards(plan.shards)
         .limits(plan.limits.clone())
+        .admission(plan.admission.clone().unwrap_or_default())
         .server_limits(server_limits(plan, fate))
         .incremental_buffers(plan.incremental)
 }
@@ -230,6 +238,7 @@ fn server_limits(plan: &Plan, fate: Option<Fate>) -> ServerLimits {
 fn two_services(plan: &Plan, fate: Option<Fate>) -> Server<Several> {
     Server::new()
         .shards(plan.shards)
+        .admission(plan.admission.clone().unwrap_or_default())
         .server_limits(server_limits(plan, fate))
         .incremental_buffers(plan.incremental)
 }
@@ -257,6 +266,7 @@ impl Started {
             assert_eq!(counters.closed, counters.opened, "those of them that ended");
             assert!(counters.accepted >= opened, "{} are counted that came, of {opened}", counters.accepted);
             common.meshes.check_ended();
+            common.check_admission(plan, cover);
         }
         let of_all: u64 = stats.services.iter().map(|service| service.counters.opened).sum();
         assert_eq!(of_all, stats.counters.opened, "the services make up the server");
@@ -278,6 +288,7 @@ fn play_framed<F: Framing + Clone + Send + Sync>(sim: &Sim, plan: &Plan, cover: 
                     Some((failing, false)) if failing == shard.index() => return Err("planted"),
                     _ => {}
                 }
+                common.controls.lock().unwrap_or_else(PoisonError::into_inner).push(shard.server().clone());
                 Ok(Model::new(shard, &common, &cover, &plan))
             };
             move |shard: &Shard| start.begin(shard, usize::from(is_second), make.clone())

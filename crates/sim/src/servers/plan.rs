@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use ringserve_server::Limits;
+use ringserve_server::admission::Admission;
 use ringserve_server::limits::ServerLimits;
 use ringserve_server::listen::Endpoint;
 use ringserve_server::testing::{Fault, Faults};
@@ -275,6 +276,8 @@ pub struct Plan {
     pub layers: Option<Layers>,
     /// The seed of inspections by its shards, if there are any.
     pub inspects: Option<u64>,
+    /// Whom the server lets in: all clients, but one after the other now and then.
+    pub admission: Option<Admission>,
     /// A reply in many comes twice: seeds must find it.
     pub canary: bool,
 }
@@ -335,6 +338,7 @@ impl Plan {
         if crowded {
             server_limits = server_limits.connections_max(8).drain_delay(Duration::from_secs(5));
         }
+        let admission = admission(seed, server_limits.connections_max);
         let is_patient = rng.one_in(2);
         if is_patient {
             server_limits = server_limits.drain_timeout(PATIENCE);
@@ -365,6 +369,7 @@ impl Plan {
             proxied: Rng::new(seed ^ 0x7072_6F78_7921).one_in(4),
             layers: Layers::drawn(seed),
             inspects: inspects(seed),
+            admission,
             second: (frames != Frames::Stream && rng.one_in(3)).then(|| if rng.one_in(2) { 1 } else { 8 }),
         }
         .with_rules(seed)
@@ -410,6 +415,26 @@ impl Plan {
     pub fn loses(&self) -> bool {
         self.limits_bite || self.open_panics > 0 || self.refuses > 0
     }
+}
+
+/// Limits that no client reaches, of which each connection has to be taken back, and a rate that many wait for.
+fn admission(seed: u64, connections_max: usize) -> Option<Admission> {
+    let rng = &mut Rng::new(seed ^ 0x6164_6D69_7473_2121);
+    if !rng.one_in(3) {
+        return None;
+    }
+    let mut admission = Admission::default().per_address(connections_max as u32).tracked_max(1024);
+    if rng.one_in(2) {
+        admission = admission.accept_rate(rng.range(1, 20) as u32, rng.range(1, 8) as u32);
+        if rng.one_in(2) {
+            admission = admission.slow_start(millis(rng, 20_000));
+        }
+    }
+    if rng.one_in(4) {
+        // Hosts of clients with even addresses.
+        admission = admission.allow("10.128.0.2/32 10.128.0.4/32 10.128.0.6/32".parse().expect("a list"));
+    }
+    Some(admission)
 }
 
 fn client(rng: &mut Rng, frames: Frames, number: u32) -> ClientPlan {

@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
@@ -19,7 +20,8 @@ use ringserve_server::sync::{AskError, SendError};
 use ringserve_server::task::JoinError;
 use ringserve_server::time::Sleep;
 use ringserve_server::{
-    Closed, ConnHandle, Cx, Failure, Frame, Opening, PushError, Refusal, Service, Shard, Stream,
+    Closed, ConnHandle, Cx, Failure, Frame, Opening, PushError, Refusal, ServerControl, Service, Shard,
+    Stream,
 };
 
 use super::cover::Cover;
@@ -75,17 +77,29 @@ pub struct Common {
     pub opened: Arc<AtomicU64>,
     /// Those of both services that were let in.
     registry: Registry,
+    /// Of the server, by shard.
+    pub controls: Arc<Mutex<Vec<ServerControl>>>,
 }
 
 impl Common {
     pub fn new(is_second: bool, plan: &Plan) -> Common {
         let meshes = Meshes::new(plan.mailbox);
-        Common { is_second, meshes, opened: Arc::default(), registry: Registry::default() }
+        let (opened, controls) = Default::default();
+        Common { is_second, meshes, opened, registry: Registry::default(), controls }
     }
 
     /// What a second service has, beside this one of the same server.
     pub fn beside(&self, plan: &Plan) -> Common {
         Common { registry: self.registry.clone(), ..Common::new(true, plan) }
+    }
+
+    /// At the end: what was counted for peers was taken back.
+    pub fn check_admission(&self, plan: &Plan, cover: &Cover) {
+        if let Some(control) = self.controls.lock().unwrap_or_else(PoisonError::into_inner).pop() {
+            let stats = control.admission_stats();
+            assert_eq!((stats.connections, stats.prefixes), (0, 0), "connections count that ended");
+            cover.add("did", "admission of a whole server", u64::from(plan.admission.is_some()));
+        }
     }
 }
 

@@ -11,8 +11,8 @@ use std::task::Waker;
 use ringserve_buf::Pool;
 use ringserve_core::framing::Framing;
 use ringserve_core::{
-    CloseReason, Completion, ConnId, Ended, Frames, Lane, Limits, Op, Quota, ReceiveEnd, ServerLimits, Shard,
-    Socket, Time,
+    CloseReason, Completion, ConnId, Ended, Frames, Lane, Limits, Op, Quota, ReceiveEnd, RefusedBy,
+    ServerLimits, Shard, Socket, Time,
 };
 
 use super::Core;
@@ -275,7 +275,7 @@ impl Lane for Other<'_> {
         assert_eq!(listener, state.socks[tag].listener, "a socket with another's listener");
         if state.rng.one_in(8) {
             state.cover.fault(Fault::PassedRefused);
-            return core.refuse(socket, listener);
+            return core.refuse(socket, listener, RefusedBy::Admit);
         }
         let id = core.admit::<()>(socket, peer, listener).expect("there is memory");
         state.cover.fault(Fault::PassedTaken);

@@ -3,7 +3,9 @@
 use std::net::SocketAddr;
 use std::task::Waker;
 
-use ringserve_core::{AcceptEnd, Completion, ConnHead, ConnId, ConnShared, Ended, Lane, LaneId, Socket};
+use ringserve_core::{
+    AcceptEnd, Completion, ConnHead, ConnId, ConnShared, Ended, Lane, LaneId, RefusedBy, Socket,
+};
 
 use super::watched::Watched;
 use super::{Above, Batch, Core, Opening};
@@ -190,7 +192,7 @@ impl Above {
         if state.rng.chance(unusual / 8) {
             state.cover.fault(Fault::AdmitRefuses);
             self.freed_turn = self.turn;
-            return core.refuse(socket, listener);
+            return core.refuse(socket, listener, RefusedBy::Admit);
         }
         let Some(id) = core.admit::<Session>(socket, Some(address_of(tag)), listener) else {
             let deadline = state.drain_deadline.unwrap_or(u64::MAX);
@@ -245,7 +247,7 @@ impl Above {
             self.state.borrow_mut().socks[tag].opened = true;
             core.opened(id);
         } else {
-            core.refused(id);
+            core.refused(id, RefusedBy::Open);
         }
     }
 

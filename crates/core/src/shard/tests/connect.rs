@@ -157,7 +157,7 @@ fn a_socket_handed_off_leaves_its_place_to_the_next() {
         shard.complete(Completion::Accepted { listener: 0, socket: Socket(number), peer: None });
     }
     assert_eq!(shard.heard(), [Heard::Accepted(Socket(0))], "the quota is used up");
-    shard.handed_off(0);
+    shard.handed_off(0, None);
     assert_eq!((shard.slots_left(), shard.counters(LaneId::FIRST).handed_off), (1, 1));
     shard.dispatch();
     assert_eq!(shard.heard(), [Heard::Accepted(Socket(1))]);

@@ -1,6 +1,7 @@
 //! Several lanes whose connections are accepted.
 
 use super::*;
+use crate::RefusedBy;
 
 /// A shard for at most two connections, with one listener of its first lane and two of a second one.
 fn with_two_lanes(second: Limits) -> (Tested, LaneId) {
@@ -61,9 +62,9 @@ fn what_a_lane_turns_away_is_counted_there() {
     let (mut shard, second) = with_two_lanes(Limits::default());
     shard.lane.leaves_sockets = true;
     come(&mut shard, 1, 0);
-    shard.refuse(Socket(0), 1);
+    shard.refuse(Socket(0), 1, RefusedBy::Admit);
     come(&mut shard, 1, 1);
-    shard.handed_off(1);
+    shard.handed_off(1, None);
     shard.force();
     come(&mut shard, 2, 2);
     let counters = shard.counters(second);

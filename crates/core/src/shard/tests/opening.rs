@@ -1,7 +1,7 @@
 //! An `open` that waits.
 
 use super::*;
-use crate::{CloseReason, ReceiveEnd};
+use crate::{CloseReason, ReceiveEnd, RefusedBy};
 
 /// A shard with one connection, whose `open` waits and holds 100 bytes.
 fn with_opening(limits: Limits) -> (Tested, ConnId) {
@@ -119,7 +119,7 @@ fn refusal_after_a_wait_sends_the_last_words() {
     shard.begin(at(1), 0);
     shard.shared(id).unwrap().reply(Payload::Bytes(b"no"));
     shard.open_done(id, OPEN, 100);
-    shard.refused(id);
+    shard.refused(id, RefusedBy::Open);
     shard.end();
     let sent = |op| if let Op::Send { batch, .. } = op { Some(batch) } else { None };
     let mut batch = shard.ops().into_iter().find_map(sent).expect("the last words are sent");

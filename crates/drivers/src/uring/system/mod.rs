@@ -100,16 +100,16 @@ pub struct SystemKernel {
 /// A listening socket.
 struct Listening {
     listener: Listener,
-    /// Other rings accept from the same queue. A connection wakes the first who waits there, and a multishot accept stays
-    /// first for ever: measured, one of four rings got all. So each accept there takes one connection, and the next one waits
-    /// behind those of the other rings.
-    is_shared: bool,
+    /// Each accept takes one connection: it was asked for, or other rings accept from the same queue. There a connection wakes
+    /// the first who waits, and a multishot accept stays first for ever: measured, one of four rings got all. So the next
+    /// accept waits behind those of the other rings.
+    one_by_one: bool,
 }
 
 impl Listening {
     fn new(listener: Listener) -> Listening {
-        let is_shared = listener.is_shared();
-        Listening { listener, is_shared }
+        let one_by_one = listener.is_one_by_one();
+        Listening { listener, one_by_one }
     }
 }
 
@@ -307,8 +307,8 @@ impl Kernel for SystemKernel {
             RawOp::Send { id, batch, mode } => self.send(id, batch, mode),
             RawOp::Accept { listener } => {
                 let entry = match self.listening(listener) {
-                    Some(Listening { listener, is_shared }) => {
-                        let encode = if *is_shared { encode::accept_one } else { encode::accept };
+                    Some(Listening { listener, one_by_one }) => {
+                        let encode = if *one_by_one { encode::accept_one } else { encode::accept };
                         encode(listener.as_fd().as_raw_fd())
                     }
                     None => encode::accept(-1),
@@ -426,6 +426,16 @@ impl Kernel for SystemKernel {
         self.owned.borrow(fd, |socket| peer_credentials(socket))?
     }
 
+    fn drop_filter(&mut self, listener: u16, fd: i32) -> bool {
+        let is_inherited = |listening: &Listening| listening.listener.filter().is_inherited();
+        let has_filter = self.listening(listener).is_some_and(is_inherited);
+        if has_filter {
+            // It has none if it came before the first filter, or after the last one went.
+            self.owned.borrow(fd, |socket| _ = SockRef::from(&socket).detach_filter());
+        }
+        has_filter
+    }
+
     fn is_adopted(&self, listener: u16) -> bool {
         self.listening(listener).is_some_and(|listening| listening.listener.is_adopted())
     }
@@ -434,7 +444,7 @@ impl Kernel for SystemKernel {
         let Some(Listening { listener: socket, .. }) = self.listening(listener) else {
             return Duration::ZERO;
         };
-        accept::turn_newcomers_away(SockRef::from(socket)).unwrap_or_else(|error| {
+        accept::turn_newcomers_away(socket.socket(), socket.filter()).unwrap_or_else(|error| {
             // A call that takes from its queue might wait.
             log::warn!(listener, %error, "a listener is closed before its queue is empty");
             self.close_listener(listener);

@@ -13,6 +13,7 @@ use ringserve_drivers::take_activated;
 use super::addr::Binds;
 use super::proxy_protocol::ProxyProtocol;
 use super::transport::MakeTransport;
+use crate::admission::Admission;
 use crate::peer::Peer;
 use crate::server::socket_options::options::SocketOptions;
 use crate::shard::state::Admit;
@@ -134,6 +135,11 @@ impl Endpoint {
         endpoints(self).sockets(sockets)
     }
 
+    /// As [`Endpoints::admission`].
+    pub fn admission(self, admission: Admission) -> Endpoints<Raw> {
+        endpoints(self).admission(admission)
+    }
+
     /// As [`Endpoints::admit`].
     pub fn admit(self, admit: impl Fn(&Peer) -> bool + Send + Sync + 'static) -> Endpoints<Raw> {
         endpoints(self).admit(admit)
@@ -147,7 +153,8 @@ impl Endpoint {
 
 /// The endpoints of one service, with settings for its connections. A setting that is left out is taken from the server:
 /// [`Server::limits`](crate::Server::limits), [`Server::sockets`](crate::Server::sockets),
-/// [`Server::admit`](crate::Server::admit), [`Server::access_log`](crate::Server::access_log).
+/// [`Server::admit`](crate::Server::admit), [`Server::admission`](crate::Server::admission),
+/// [`Server::access_log`](crate::Server::access_log).
 pub struct Endpoints<F = Raw> {
     pub(in crate::server) binds: Binds,
     pub(in crate::server) framing: F,
@@ -155,6 +162,7 @@ pub struct Endpoints<F = Raw> {
     pub(in crate::server) limits: Option<Limits>,
     pub(in crate::server) sockets: Option<SocketOptions>,
     pub(in crate::server) admit: Option<Admit>,
+    pub(in crate::server) admission: Option<Admission>,
     pub(in crate::server) access_log: Option<bool>,
 }
 
@@ -168,6 +176,7 @@ impl<F> Endpoints<F> {
             limits: self.limits,
             sockets: self.sockets,
             admit: self.admit,
+            admission: self.admission,
             access_log: self.access_log,
         }
     }
@@ -186,6 +195,13 @@ impl<F> Endpoints<F> {
     /// Sets the options of its sockets.
     pub fn sockets(self, sockets: SocketOptions) -> Endpoints<F> {
         Endpoints { sockets: Some(sockets), ..self }
+    }
+
+    /// Limits who is let in to this service, in the place of the server's limits. It counts apart from other services, and
+    /// cannot have a rate of all ([`Admission::accept_rate`]), which holds for all services together. See
+    /// [`Server::admission`](crate::Server::admission).
+    pub fn admission(self, admission: Admission) -> Endpoints<F> {
+        Endpoints { admission: Some(admission), ..self }
     }
 
     /// Decides about each of its connections when it is accepted. See [`Server::admit`](crate::Server::admit).
@@ -247,6 +263,7 @@ impl IntoEndpoints for Vec<Endpoint> {
             limits: None,
             sockets: None,
             admit: None,
+            admission: None,
             access_log: None,
         }
     }

@@ -1,0 +1,247 @@
+//! Rates, as token buckets: pure arithmetic over a time that is an argument.
+//!
+//! A bucket is one number, its *theoretical arrival time* (GCRA): the time at which it would be full again. Each token moves
+//! it by an interval, and a token is there while it is no further ahead of the clock than the burst.
+//!
+//! ```text
+//!                now            now + tolerance
+//!   ──────────────┼──────────────────┼──────────▶ time
+//!        ▲ full       ▲ some tokens       ▲ none
+//! ```
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
+
+use crate::Time;
+
+/// Nanoseconds of a second.
+const SECOND: u64 = 1_000_000_000;
+
+/// A rate with a burst: at most `burst + rate × time` tokens in any time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gcra {
+    /// Between two tokens, in nanoseconds. Rounded up, so that the rate is never exceeded.
+    interval: u64,
+    /// How far ahead a bucket may be.
+    tolerance: u64,
+}
+
+impl Gcra {
+    /// `per_second` and `burst` are 1 at least.
+    pub fn new(per_second: u32, burst: u32) -> Gcra {
+        debug_assert!(per_second > 0 && burst > 0);
+        let interval = SECOND.div_ceil(u64::from(per_second.max(1)));
+        Gcra { interval, tolerance: interval * u64::from(burst.saturating_sub(1)) }
+    }
+
+    /// The bucket without one of its tokens. `None` if it has none. A bucket that was not touched yet is 0.
+    #[inline]
+    pub fn take(&self, bucket: u64, now: u64) -> Option<u64> {
+        (bucket <= now + self.tolerance).then(|| bucket.max(now) + self.interval)
+    }
+
+    /// The time at which the bucket has this many tokens, of which there may be no more than the burst.
+    fn has(&self, bucket: u64, tokens: u64) -> u64 {
+        (bucket + self.interval * tokens.saturating_sub(1)).saturating_sub(self.tolerance)
+    }
+
+    /// Tokens of a full bucket.
+    fn burst(&self) -> u64 {
+        self.tolerance / self.interval + 1
+    }
+}
+
+/// How long a shard waits at most for several tokens at once: with thousands in a second it would wake for each of them.
+const TOKENS_FOR: u64 = SECOND / 1000;
+
+/// The rate at which all shards of a server take connections, which rises from a tenth of it to the whole after a start.
+///
+/// It counts in the time of a clock that runs at the speed of the slope, so that the interval between two tokens is the same
+/// number at any time:
+///
+/// ```text
+///   speed  1 ┤        ┌────────
+///            │     ／
+///        0.1 ┤ ／
+///            └─┬──────┬──────▶ time
+///            began  + slow_start
+/// ```
+#[derive(Debug)]
+pub struct AcceptRate {
+    gcra: Gcra,
+    /// In nanoseconds.
+    slow_start: u64,
+    /// When the slope began; [`u64::MAX`] before that.
+    began: AtomicU64,
+    /// The bucket, by the clock with a slope.
+    bucket: AtomicU64,
+}
+
+impl AcceptRate {
+    /// `per_second` connections, and `burst` of them at once; both are 1 at least.
+    pub fn new(per_second: u32, burst: u32, slow_start: Duration) -> AcceptRate {
+        AcceptRate {
+            gcra: Gcra::new(per_second, burst),
+            slow_start: u64::try_from(slow_start.as_nanos()).unwrap_or(u64::MAX),
+            began: AtomicU64::new(u64::MAX),
+            bucket: AtomicU64::new(0),
+        }
+    }
+
+    /// A shard begins to accept. The first one of all begins the slope.
+    pub(crate) fn begin(&self, now: Time) {
+        let began = now.as_nanos();
+        let _ = self.began.compare_exchange(u64::MAX, began, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// The time by the clock with a slope.
+    fn slope_of(&self, now: Time) -> u64 {
+        // A shard's turn may have begun before the one that began the slope.
+        let time = now.as_nanos().saturating_sub(self.began.load(Ordering::Relaxed));
+        let (slope, on_it) = (u128::from(self.slow_start), u128::from(time.min(self.slow_start)));
+        // The area below the slope: time / 10 + 9 time² / (20 slow_start).
+        let below = on_it / 10 + (9 * on_it * on_it).checked_div(20 * slope).unwrap_or(0);
+        u64::try_from(below).unwrap_or(u64::MAX) + time.saturating_sub(self.slow_start)
+    }
+
+    /// The time at which the clock with a slope has that value.
+    fn time_of(&self, slope: u64) -> Time {
+        let began = self.began.load(Ordering::Relaxed);
+        let whole = self.slope_of(Time::from_nanos(began.saturating_add(self.slow_start)));
+        if slope >= whole {
+            return Time::from_nanos(began.saturating_add(self.slow_start).saturating_add(slope - whole));
+        }
+        // The other way round: 9 time² + 2 slow_start time - 20 slow_start slope = 0.
+        let (all, below) = (u128::from(self.slow_start), u128::from(slope));
+        let time = ((all * all + 180 * all * below).isqrt().saturating_sub(all)) / 9;
+        // One microsecond more than what was rounded away: a shard that wakes too early would wake at once again.
+        Time::from_nanos(began.saturating_add(u64::try_from(time).unwrap_or(u64::MAX)).saturating_add(1000))
+    }
+
+    /// Takes a token.
+    ///
+    /// # Errors
+    /// If there is none: the time to ask again, at which there is one, or several of them where they come fast.
+    pub(crate) fn take(&self, now: Time) -> Result<(), Time> {
+        let slope = self.slope_of(now);
+        let take = |bucket| self.gcra.take(bucket, slope);
+        match self.bucket.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
+            Ok(_) => Ok(()),
+            Err(bucket) => Err(self.retry_at(bucket, now)),
+        }
+    }
+
+    /// The time to ask again, if there is no token now.
+    pub(crate) fn held_until(&self, now: Time) -> Option<Time> {
+        let bucket = self.bucket.load(Ordering::Relaxed);
+        let is_empty = self.gcra.take(bucket, self.slope_of(now)).is_none();
+        is_empty.then(|| self.retry_at(bucket, now))
+    }
+
+    fn retry_at(&self, bucket: u64, now: Time) -> Time {
+        let most = (self.gcra.burst() / 2).max(1);
+        let tokens = (TOKENS_FOR / self.gcra.interval).clamp(1, most);
+        self.time_of(self.gcra.has(bucket, tokens)).max(now + Duration::from_nanos(1))
+    }
+
+    /// Gives a token back, of a connection that was refused for a reason that is older, or that another shard takes.
+    pub(crate) fn give_back(&self) {
+        let back = |bucket: u64| Some(bucket.saturating_sub(self.gcra.interval));
+        let _ = self.bucket.fetch_update(Ordering::Relaxed, Ordering::Relaxed, back);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec::Vec;
+
+    use super::*;
+
+    fn at(millis: u64) -> Time {
+        Time::from_nanos(millis * 1_000_000)
+    }
+
+    #[test]
+    fn bucket_gives_its_burst_and_then_its_rate() {
+        let gcra = Gcra::new(10, 3);
+        let (mut bucket, mut taken) = (0, Vec::new());
+        for millis in 0..1000 {
+            while let Some(next) = gcra.take(bucket, millis * 1_000_000) {
+                bucket = next;
+                taken.push(millis);
+            }
+        }
+        assert_eq!(taken, [0, 0, 0, 100, 200, 300, 400, 500, 600, 700, 800, 900]);
+        // It is never fuller than its burst.
+        let later = 3600 * SECOND;
+        let mut after_an_hour = 0;
+        while let Some(next) = gcra.take(bucket, later) {
+            (bucket, after_an_hour) = (next, after_an_hour + 1);
+        }
+        assert_eq!(after_an_hour, 3);
+    }
+
+    #[test]
+    fn rate_that_divides_no_second_is_never_exceeded() {
+        for per_second in [3, 7, 999_999] {
+            let gcra = Gcra::new(per_second, 1);
+            assert!(gcra.interval * u64::from(per_second) >= SECOND);
+        }
+    }
+
+    #[test]
+    fn slope_rises_from_a_tenth_to_the_whole_rate() {
+        let rate = AcceptRate::new(1000, 2, Duration::from_secs(10));
+        rate.begin(at(0));
+        let mut by_second = [0; 13];
+        for millis in 0..13_000 {
+            while rate.take(at(millis)).is_ok() {
+                by_second[millis as usize / 1000] += 1;
+            }
+        }
+        // A tenth and 9 % more with each second, measured in its middle.
+        for (second, taken) in by_second.into_iter().enumerate() {
+            let expected: usize = if second < 10 { 100 + 45 + 90 * second } else { 1000 };
+            assert!(expected.abs_diff(taken) <= 2, "{taken} in second {second}, and {expected} are expected");
+        }
+    }
+
+    #[test]
+    fn shard_that_waits_as_told_finds_tokens() {
+        for (per_second, burst, slow) in
+            [(1, 1, 60), (7, 3, 10), (20_000, 5000, 10), (20_000, 1, 0), (1, 9, 0)]
+        {
+            let rate = AcceptRate::new(per_second, burst, Duration::from_secs(slow));
+            let mut now = at(5000);
+            rate.begin(now);
+            for _ in 0..200 {
+                let mut taken = 0;
+                let retry_at = loop {
+                    match rate.take(now) {
+                        Ok(()) => taken += 1,
+                        Err(retry_at) => break retry_at,
+                    }
+                };
+                assert!(taken > 0, "woken for nothing at {now:?}, with {per_second} a second");
+                assert_eq!(rate.held_until(now), Some(retry_at));
+                assert!(retry_at > now);
+                now = retry_at;
+            }
+            rate.give_back();
+            assert!(rate.take(now).is_ok() || burst > 1);
+        }
+    }
+
+    #[test]
+    fn first_shard_begins_the_slope() {
+        let rate = AcceptRate::new(10, 1, Duration::from_secs(10));
+        rate.begin(at(1000));
+        rate.begin(at(9000));
+        assert_eq!(rate.slope_of(at(11_000)), 5_500_000_000);
+        // A turn of another shard that began before.
+        assert_eq!(rate.slope_of(at(0)), 0);
+        assert_eq!(rate.time_of(5_500_000_000), at(11_000));
+        let middle = rate.time_of(rate.slope_of(at(4000)));
+        assert!(middle >= at(4000) && middle - at(4000) < Duration::from_micros(10), "{middle:?}");
+    }
+}

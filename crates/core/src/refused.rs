@@ -1,0 +1,70 @@
+//! The causes for which a connection is refused.
+
+/// What refused a connection before the service had it. Counted in
+/// [`ConnStats::refused_by`](crate::ConnStats::refused_by).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RefusedBy {
+    /// Its address is on the server's deny list.
+    DenyList,
+    /// Its address has as many connections as it may.
+    AddressCount,
+    /// Its address opened connections faster than it may.
+    AddressRate,
+    /// It was gone before the kernel told its address, by which it would have been limited.
+    AddressUnknown,
+    /// The program, when it was accepted.
+    Admit,
+    /// The service, when it was to be opened.
+    Open,
+    /// The system had no memory for it.
+    Memory,
+    /// The server was stopping.
+    Stopping,
+}
+
+impl RefusedBy {
+    /// Each of them.
+    pub const ALL: [RefusedBy; 8] = [
+        RefusedBy::DenyList,
+        RefusedBy::AddressCount,
+        RefusedBy::AddressRate,
+        RefusedBy::AddressUnknown,
+        RefusedBy::Admit,
+        RefusedBy::Open,
+        RefusedBy::Memory,
+        RefusedBy::Stopping,
+    ];
+
+    /// The name in logs and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            RefusedBy::DenyList => "deny_list",
+            RefusedBy::AddressCount => "address_count",
+            RefusedBy::AddressRate => "address_rate",
+            RefusedBy::AddressUnknown => "address_unknown",
+            RefusedBy::Admit => "admit",
+            RefusedBy::Open => "open",
+            RefusedBy::Memory => "memory",
+            RefusedBy::Stopping => "stopping",
+        }
+    }
+
+    /// True if the peer's address alone is the cause.
+    pub(crate) fn is_by_address(self) -> bool {
+        use RefusedBy::{AddressCount, AddressRate, AddressUnknown, DenyList};
+        matches!(self, DenyList | AddressCount | AddressRate | AddressUnknown)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_are_counted_in_their_order() {
+        for (n, by) in RefusedBy::ALL.into_iter().enumerate() {
+            assert_eq!(by as usize, n, "{}", by.name());
+        }
+    }
+}

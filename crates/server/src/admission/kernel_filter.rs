@@ -1,0 +1,370 @@
+//! The deny list as a filter of the kernel (classic BPF) at the listeners: a denied peer's first packet is dropped before there
+//! is a connection, without privilege.
+//!
+//! One program serves both families, since `[::]` takes both:
+//!
+//! ```text
+//!   version of the packet ─ 4 ─▶ source ──────────▶ binary search ─▶ drop or keep
+//!                         └ 6 ─▶ source, word 0 ──▶ binary search ─▶ drop, keep, or go on with word 1, and so on
+//! ```
+//!
+//! A program may have 4096 instructions, so of a longer list the widest networks are taken. The rest is refused by the server.
+
+use std::io;
+use std::sync::{Arc, Weak};
+
+use ipnet::IpNet;
+use ringserve_drivers::{Listener, ListenerFilter};
+use socket2::SockFilter;
+use tracing::{info, warn};
+
+use super::Limiter;
+use super::lists::Networks;
+use super::shard::Limiters;
+use crate::log::guarded;
+
+/// The longest program that the kernel takes (`BPF_MAXINSNS`).
+const INSTRUCTIONS_MAX: usize = 4096;
+
+/// Networks of which a program is tried at most: a single one takes more than one instruction, unless it lies beside others.
+const NETWORKS_MAX: usize = 2 * INSTRUCTIONS_MAX;
+
+/// Where the network header is, whatever comes before it (`SKF_NET_OFF`).
+const NETWORK_HEADER: u32 = 0xfff0_0000;
+
+/// Where the source address is behind that.
+const V4_SOURCE: u32 = 12;
+const V6_SOURCE: u32 = 8;
+
+/// Segments that one block searches: conditional jumps reach 255 instructions.
+const BLOCK: usize = 250;
+
+/// Opcodes of `linux/filter.h`.
+const LOAD_BYTE: u16 = 0x30;
+const LOAD_WORD: u16 = 0x20;
+const SHIFT_RIGHT: u16 = 0x74;
+const JUMP: u16 = 0x05;
+const JUMP_EQUAL: u16 = 0x15;
+const JUMP_GREATER_EQUAL: u16 = 0x35;
+const RETURN: u16 = 0x06;
+
+/// What a program returns: how much of the packet is kept.
+const KEEP: u32 = u32::MAX;
+const DROP: u32 = 0;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Instruction {
+    code: u16,
+    if_true: u8,
+    if_false: u8,
+    k: u32,
+}
+
+impl Instruction {
+    fn new(code: u16, k: u32) -> Instruction {
+        Instruction { code, if_true: 0, if_false: 0, k }
+    }
+
+    fn jump(code: u16, k: u32, if_true: usize, if_false: usize) -> Instruction {
+        debug_assert!(if_true <= 255 && if_false <= 255, "a jump is too far");
+        Instruction { code, if_true: if_true as u8, if_false: if_false as u8, k }
+    }
+}
+
+/// Addresses from the first to the last one, in the lowest bits.
+type Range = (u128, u128);
+
+/// What becomes of sources whose word is in a segment.
+enum Outcome {
+    Keep,
+    Drop,
+    /// The next word decides, by these ranges.
+    Next(Vec<Range>),
+}
+
+/// A word's values from this one to the next segment.
+type Segment = (u32, Outcome);
+
+/// Ranges in their order that do not touch each other.
+fn merged(mut ranges: Vec<Range>) -> Vec<Range> {
+    ranges.sort_unstable();
+    let mut merged: Vec<Range> = Vec::new();
+    for (first, last) in ranges {
+        match merged.last_mut() {
+            Some((_, end)) if first <= end.saturating_add(1) => *end = last.max(*end),
+            _ => merged.push((first, last)),
+        }
+    }
+    merged
+}
+
+/// `ranges` without `holes`; both in order.
+fn without(ranges: Vec<Range>, holes: &[Range]) -> Vec<Range> {
+    let mut left = Vec::new();
+    for (mut first, last) in ranges {
+        let mut is_over = false;
+        let from = holes.partition_point(|(_, end)| *end < first);
+        for &(start, end) in holes[from..].iter().take_while(|(start, _)| *start <= last) {
+            if start > first {
+                left.push((first, start - 1));
+            }
+            is_over = end >= last;
+            if is_over {
+                break;
+            }
+            first = end + 1;
+        }
+        if !is_over {
+            left.push((first, last));
+        }
+    }
+    left
+}
+
+fn range(network: &IpNet) -> Range {
+    match network {
+        IpNet::V4(network) => (u32::from(network.network()).into(), u32::from(network.broadcast()).into()),
+        IpNet::V6(network) => (network.network().into(), network.broadcast().into()),
+    }
+}
+
+/// Segments of the first of `words` words.
+fn segments(ranges: &[Range], words: u32) -> Vec<Segment> {
+    let shift = 32 * (words - 1);
+    let below = (1u128 << shift) - 1;
+    let mut segments: Vec<Segment> = vec![(0, Outcome::Keep)];
+    // The first value that no segment has.
+    let mut next: u64 = 0;
+    let mut add = |first: u64, last: u64, outcome: Outcome| {
+        match (segments.last_mut(), outcome) {
+            // Several ranges begin with one word.
+            (Some((start, Outcome::Next(rest))), Outcome::Next(more))
+                if u64::from(*start) == first && next == first + 1 =>
+            {
+                rest.extend(more);
+                return;
+            }
+            (_, outcome) => {
+                if first == 0 {
+                    segments.clear();
+                } else if first > next && next > 0 {
+                    segments.push((next as u32, Outcome::Keep));
+                }
+                segments.push((first as u32, outcome));
+            }
+        }
+        next = last + 1;
+    };
+    for &(first, last) in ranges {
+        let (mut from, mut to) = ((first >> shift) as u64, (last >> shift) as u64);
+        let (first_rest, last_rest) = (first & below, last & below);
+        let (is_cut, is_cut_behind) = (first_rest != 0, last_rest != below);
+        if from == to && (is_cut || is_cut_behind) {
+            add(from, from, Outcome::Next(vec![(first_rest, last_rest)]));
+            continue;
+        }
+        if is_cut {
+            add(from, from, Outcome::Next(vec![(first_rest, below)]));
+            from += 1;
+        }
+        if is_cut_behind {
+            to -= 1;
+        }
+        if from <= to {
+            add(from, to, Outcome::Drop);
+        }
+        if is_cut_behind {
+            add(to + 1, to + 1, Outcome::Next(vec![(0, last_rest)]));
+        }
+    }
+    if next > 0 && next <= u64::from(u32::MAX) {
+        segments.push((next as u32, Outcome::Keep));
+    }
+    segments
+}
+
+/// Finds the outcome of the source's word at `offset`, the first of `words`.
+fn search(ranges: &[Range], words: u32, offset: u32) -> Vec<Instruction> {
+    let mut program = vec![Instruction::new(LOAD_WORD, NETWORK_HEADER + offset)];
+    program.extend(choose(&segments(ranges, words), words, offset));
+    program
+}
+
+fn choose(segments: &[Segment], words: u32, offset: u32) -> Vec<Instruction> {
+    let ends = |(_, outcome): &Segment| !matches!(outcome, Outcome::Next(_));
+    if segments.len() <= BLOCK && segments.iter().all(ends) {
+        return block(segments);
+    }
+    if let [(_, Outcome::Next(ranges))] = segments {
+        return search(ranges, words - 1, offset + 4);
+    }
+    let (low, high) = segments.split_at(segments.len() / 2);
+    let (first, low, high) = (high[0].0, choose(low, words, offset), choose(high, words, offset));
+    let mut program = match low.len() {
+        near @ ..=255 => vec![Instruction::jump(JUMP_GREATER_EQUAL, first, near, 0)],
+        far => vec![Instruction::jump(JUMP_GREATER_EQUAL, first, 0, 1), Instruction::new(JUMP, far as u32)],
+    };
+    program.extend(low);
+    program.extend(high);
+    program
+}
+
+/// Segments that keep or drop, with one return for each of both behind the search.
+fn block(segments: &[Segment]) -> Vec<Instruction> {
+    fn place(segments: &[Segment], keep: usize, program: &mut Vec<Instruction>) -> usize {
+        if let [(_, outcome)] = segments {
+            return if matches!(outcome, Outcome::Drop) { keep + 1 } else { keep };
+        }
+        let at = program.len();
+        let (low, high) = segments.split_at(segments.len() / 2);
+        program.push(Instruction::new(JUMP_GREATER_EQUAL, high[0].0));
+        let low = place(low, keep, program);
+        let high = place(high, keep, program);
+        program[at] = Instruction::jump(JUMP_GREATER_EQUAL, program[at].k, high - at - 1, low - at - 1);
+        at
+    }
+    if let [(_, outcome)] = segments {
+        return vec![Instruction::new(RETURN, if matches!(outcome, Outcome::Drop) { DROP } else { KEEP })];
+    }
+    let mut program = Vec::new();
+    place(segments, segments.len() - 1, &mut program);
+    program.extend([KEEP, DROP].map(|value| Instruction::new(RETURN, value)));
+    program
+}
+
+/// Drops what comes from these ranges; empty if there is none.
+fn program(v4: &[Range], v6: &[Range]) -> Vec<Instruction> {
+    if v4.is_empty() && v6.is_empty() {
+        return Vec::new();
+    }
+    let (v4, v6) = (search(v4, 1, V4_SOURCE), search(v6, 4, V6_SOURCE));
+    let mut program = vec![
+        Instruction::new(LOAD_BYTE, NETWORK_HEADER),
+        Instruction::new(SHIFT_RIGHT, 4),
+        // Whatever is neither is kept.
+        Instruction::jump(JUMP_EQUAL, 6, 0, 1),
+        Instruction::new(JUMP, v4.len() as u32 + 2),
+        Instruction::jump(JUMP_EQUAL, 4, 1, 0),
+        Instruction::new(RETURN, KEEP),
+    ];
+    program.extend(v4);
+    program.extend(v6);
+    program
+}
+
+/// The networks of a deny list, the widest ones first: a network of IPv6 has the size of one of IPv4 with half of its bits.
+struct Denied {
+    networks: Vec<IpNet>,
+    allowed: [Vec<Range>; 2],
+}
+
+impl Denied {
+    fn new(deny: &Networks, allow: Option<&Networks>) -> Denied {
+        let v4 = deny.v4.iter().map(IpNet::V4);
+        let mut networks: Vec<IpNet> = v4.chain(deny.v6.iter().map(IpNet::V6)).collect();
+        let width = |network: &IpNet| match network {
+            IpNet::V4(network) => 2 * u32::from(network.prefix_len()),
+            IpNet::V6(network) => u32::from(network.prefix_len()),
+        };
+        networks.sort_by_key(width);
+        let ranges =
+            |networks: &mut dyn Iterator<Item = IpNet>| merged(networks.map(|of| range(&of)).collect());
+        let allowed = allow.map_or_else(Default::default, |allow| {
+            [ranges(&mut allow.v4.iter().map(IpNet::V4)), ranges(&mut allow.v6.iter().map(IpNet::V6))]
+        });
+        Denied { networks, allowed }
+    }
+
+    /// A program of the widest `count` of them.
+    fn program(&self, count: usize) -> Vec<Instruction> {
+        let (mut v4, mut v6) = (Vec::new(), Vec::new());
+        for network in &self.networks[..count] {
+            if matches!(network, IpNet::V4(_)) { &mut v4 } else { &mut v6 }.push(range(network));
+        }
+        let [v4_allowed, v6_allowed] = &self.allowed;
+        program(&without(merged(v4), v4_allowed), &without(merged(v6), v6_allowed))
+    }
+
+    /// How many of the widest fit into a program of that length.
+    fn fitting(&self, instructions: usize) -> usize {
+        let (mut fits, mut beyond) = (0, self.networks.len().min(NETWORKS_MAX) + 1);
+        while beyond - fits > 1 {
+            let middle = fits + (beyond - fits) / 2;
+            match self.program(middle).len() <= instructions {
+                true => fits = middle,
+                false => beyond = middle,
+            }
+        }
+        fits
+    }
+}
+
+/// The filters of all listeners that have one.
+pub(crate) struct KernelFilters {
+    each: Vec<(Weak<Limiter>, Vec<ListenerFilter>)>,
+}
+
+impl KernelFilters {
+    /// Those of the listeners of all shards, each shard's in the same order.
+    pub(crate) fn of(sockets: &[Vec<Listener>], limiters: &Limiters) -> KernelFilters {
+        let mut each: Vec<(Weak<Limiter>, Vec<ListenerFilter>)> = Vec::new();
+        for listener in 0..sockets.first().map_or(0, Vec::len) {
+            let at = limiters.in_front_of(listener).filter(|_| limiters.filter_at(listener));
+            let Some(limiter) = at else { continue };
+            let weak = Arc::downgrade(limiter);
+            let of_shards = sockets.iter().filter_map(|shard| ListenerFilter::of(&shard[listener]));
+            match each.iter_mut().find(|(of, _)| of.ptr_eq(&weak)) {
+                Some((_, filters)) => filters.extend(of_shards),
+                None => each.push((weak, of_shards.collect())),
+            }
+        }
+        KernelFilters { each }
+    }
+
+    /// Gives the kernel the lists as they are now.
+    pub(crate) fn set(&self) {
+        for (limiter, listeners) in &self.each {
+            if let Some(limiter) = limiter.upgrade()
+                && let Some(deny) = &limiter.deny
+                && !listeners.is_empty()
+            {
+                let allow = limiter.allow.as_ref().map(|allow| allow.networks());
+                let denied = Denied::new(&deny.networks(), allow.as_deref());
+                set(&denied, |program| listeners.iter().try_for_each(|listener| listener.set(program)));
+            }
+        }
+    }
+}
+
+/// Sets the longest program that `set` takes, and says so if that is not all.
+fn set(denied: &Denied, set: impl Fn(&[SockFilter]) -> io::Result<()>) {
+    let compiled = |count: usize| -> Vec<SockFilter> {
+        let program = denied.program(count);
+        program.iter().map(|at| SockFilter::new(at.code, at.if_true, at.if_false, at.k)).collect()
+    };
+    let (all, fitting) = (denied.networks.len(), denied.fitting(INSTRUCTIONS_MAX));
+    let (mut count, mut refused) = (fitting, None);
+    while let Err(error) = set(&compiled(count)) {
+        refused.get_or_insert(error);
+        if count == 0 {
+            break;
+        }
+        count /= 2;
+    }
+    guarded(|| match refused {
+        Some(error) => warn!(
+            %error,
+            "the kernel filters {count} of {all} denied networks, and the server refuses the rest: it took no program of {fitting}; \
+             raise net.core.optmem_max for more"
+        ),
+        None if count < all => {
+            info!(
+                "the kernel filters the {count} widest of {all} denied networks, and the server refuses the rest"
+            );
+        }
+        None => {}
+    });
+}
+
+#[cfg(test)]
+mod tests;

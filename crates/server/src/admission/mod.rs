@@ -1,0 +1,494 @@
+//! Whom a server lets in: limits on addresses, lists of networks, and the rate of new connections.
+//!
+//! ```text
+//!   kernel filter ─▶ accept rate ─▶ deny and allow lists ─▶ count of the prefix ─▶ rate of the prefix ─▶ admit ─▶ connection
+//!      no packet        waits        └──────────────── refused, and the token of the rate given back ──────┘
+//! ```
+//!
+//! [`Admission`] says how a server, or one service, lets peers in:
+//!
+//! ```no_run
+//! use std::time::Duration;
+//!
+//! use ringserve::admission::{Admission, IpList};
+//! # use ringserve::{Cx, Frame, Server, Service, framing::Lines};
+//! # struct Echo;
+//! # impl Service for Echo {
+//! #     type Session = ();
+//! #     type Error = std::convert::Infallible;
+//! #     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Self::Error> {
+//! #         cx.reply(frame);
+//! #         Ok(())
+//! #     }
+//! # }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let admission = Admission::default()
+//!     .per_address(200) // connections at once
+//!     .address_rate(50, 200) // a second, and at once after a pause
+//!     .accept_rate(20_000, 5000)
+//!     .slow_start(Duration::from_secs(10))
+//!     .deny(IpList::file("/etc/app/deny.txt")) // read again when it changes
+//!     .allow("10.0.0.0/8".parse()?);
+//! Server::bind("[::]:7000").admission(admission).framing(Lines::default()).serve(|_shard| Echo)?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! All of it is off by default, and costs nothing then. [`RefusedBy`] names what refused a connection, in
+//! [`ConnStats::refused_by`](crate::stats::ConnStats::refused_by).
+
+mod kernel_filter;
+mod lists;
+mod rates;
+mod shard;
+mod sketch;
+mod table;
+mod watch;
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+pub use ringserve_core::RefusedBy;
+use ringserve_core::Time;
+use tracing::{info, warn};
+
+pub(crate) use kernel_filter::KernelFilters;
+pub use lists::{IpList, IpListError};
+pub(crate) use rates::ServerRate;
+use rates::{Over, PrefixLimits, Rate};
+pub(crate) use shard::{Limiters, ShardAdmission};
+pub(crate) use table::Charge;
+use table::{Prefix, TRACKED, Table};
+pub(crate) use watch::watch;
+
+use crate::log::{LINES_PER_SECOND, guarded};
+
+/// Slots of each shard's connection table for peers of the allow list, beside those of all.
+pub(crate) const RESERVED: usize = 64;
+
+/// The range of `tracked_max`.
+const TRACKED_RANGE: (usize, usize) = (1024, 64 << 20);
+
+/// The range of `ipv6_prefix`.
+const V6_BITS: (u8, u8) = (32, 64);
+
+/// Whom a server, or one of its services, lets in, and how fast. For [`Server::admission`](crate::Server::admission) and
+/// [`Endpoints::admission`](crate::listen::Endpoints::admission). Everything is off by default.
+///
+/// A *prefix* is what counts as one peer: an address of IPv4, the first 64 bits of one of IPv6
+/// ([`ipv6_prefix`](Admission::ipv6_prefix)), and at a Unix socket the user of the process at the other end. All shards count
+/// together.
+///
+/// | setting | what becomes of a connection beyond it |
+/// |---|---|
+/// | [`deny`](Admission::deny) | its first packet is dropped by the kernel, or it is closed at once |
+/// | [`per_address`](Admission::per_address), [`address_rate`](Admission::address_rate) | it is closed at once |
+/// | [`accept_rate`](Admission::accept_rate) | it waits, in the kernel's queue as a rule |
+/// | [`allow`](Admission::allow) | it gets in whatever the others say |
+///
+/// Behind a [proxy](crate::listen::ProxyProtocol) lists, counts and rates of addresses apply to the client, once its header is
+/// there; not to the proxy, nor to a connection for which the proxy names no client, as in its health checks. What comes from
+/// a source that is not trusted is reset anyway.
+///
+/// With a count or a rate of addresses a connection costs 16 bytes in addition, and each prefix 25 to 57 while it has a
+/// connection, or its rate has not recovered: [`tracked_max`](Admission::tracked_max) bounds them.
+#[derive(Clone, Debug, Default)]
+#[must_use = "it does nothing before a server has it"]
+pub struct Admission {
+    per_address: Option<u32>,
+    address_rate: Option<Rate>,
+    accept_rate: Option<Rate>,
+    slow_start: Option<Duration>,
+    deny: Option<IpList>,
+    allow: Option<IpList>,
+    ipv6_prefix: Option<u8>,
+    tracked_max: Option<usize>,
+    without_kernel_filter: bool,
+}
+
+impl Admission {
+    /// Sets how many connections a prefix may have at once, 1 at least. Further ones are closed at once
+    /// ([`RefusedBy::AddressCount`]).
+    ///
+    /// Whole companies, schools and mobile networks are behind one address: 100 to 1000 is prudent on the open Internet.
+    pub fn per_address(self, connections: u32) -> Admission {
+        Admission { per_address: Some(connections), ..self }
+    }
+
+    /// Sets how many connections a prefix may open in a second, and how many at once after a pause; each 1 to 1 000 000. In any
+    /// time of `t` seconds it gets at most `burst + per_second × t`. Further ones are closed at once
+    /// ([`RefusedBy::AddressRate`]), and do not count themselves.
+    pub fn address_rate(self, per_second: u32, burst: u32) -> Admission {
+        Admission { address_rate: Some(Rate { per_second, burst }), ..self }
+    }
+
+    /// Sets how many connections the whole server takes in a second, and how many at once after a pause; each 1 to 1 000 000.
+    /// Further ones wait: no accept is armed until there is a token, so they stay in the kernel's queue, and what was on its way
+    /// then holds a descriptor; with io_uring that is one connection for each listener of a shard, with epoll up to 256. What
+    /// is refused for its address takes no token.
+    ///
+    /// With io_uring a listener then accepts one connection in a turn of its shard.
+    pub fn accept_rate(self, per_second: u32, burst: u32) -> Admission {
+        Admission { accept_rate: Some(Rate { per_second, burst }), ..self }
+    }
+
+    /// Lets [`accept_rate`](Admission::accept_rate) rise from a tenth to the whole of it in this time after the start, in a
+    /// straight line; at most an hour. A restarted server then takes in the clients of the one before without losing any. The
+    /// burst is there from the beginning.
+    pub fn slow_start(self, time: Duration) -> Admission {
+        Admission { slow_start: Some(time), ..self }
+    }
+
+    /// Refuses peers of these networks ([`RefusedBy::DenyList`]).
+    ///
+    /// At TCP listeners of the server's own the widest of the networks are also given to the kernel as a filter, up to 4096
+    /// instructions: about 2000 networks of IPv4. It drops their first packets, so that a peer's `connect` hears nothing and
+    /// times out. It needs no privilege. [Adopted](crate::listen::adopt) sockets, Unix sockets and listeners behind
+    /// [proxies](crate::listen::ProxyProtocol) have no filter. See
+    /// [`without_kernel_filter`](Admission::without_kernel_filter).
+    ///
+    /// A list that denies a whole family (`0.0.0.0/0`) is an error, unless it says so twice.
+    pub fn deny(self, list: IpList) -> Admission {
+        Admission { deny: Some(list), ..self }
+    }
+
+    /// Lets peers of these networks in, whatever the other settings say, [`Server::admit`](crate::Server::admit) excepted: for
+    /// those who operate the server. They count nowhere and take no token.
+    ///
+    /// At a full connection table each shard keeps 64 slots for them, beyond
+    /// [`connections_max`](crate::limits::ServerLimits::connections_max). To see who is there it then goes on accepting, until 64
+    /// others wait.
+    pub fn allow(self, list: IpList) -> Admission {
+        Admission { allow: Some(list), ..self }
+    }
+
+    /// Sets how many bits of an IPv6 address make a prefix, 32 to 64. Default 64, which is what a single customer has at least;
+    /// many have 56.
+    pub fn ipv6_prefix(self, bits: u8) -> Admission {
+        Admission { ipv6_prefix: Some(bits), ..self }
+    }
+
+    /// Sets how many prefixes are tracked exactly, 1024 to 67 108 864. Default 917 504, of at most 26 MB. New prefixes beyond
+    /// are counted in cells that several share, 4 MiB in all: such a prefix is never let in beyond its limits, and may be
+    /// refused below them. A prefix with connections is tracked until they ended.
+    pub fn tracked_max(self, prefixes: usize) -> Admission {
+        Admission { tracked_max: Some(prefixes), ..self }
+    }
+
+    /// Leaves the [deny list](Admission::deny) to the server alone: its peers are connected, and closed at once. A peer that
+    /// is filtered by the kernel waits for an answer in vain instead.
+    pub fn without_kernel_filter(self) -> Admission {
+        Admission { without_kernel_filter: true, ..self }
+    }
+
+    /// Checks all of it, and reads the lists. `None` of the first if nothing is asked of connections, and of the second without
+    /// a rate for the server. A `simulated` one is decided by the seed.
+    pub(crate) fn check(
+        &self,
+        of_one_service: bool,
+        connections_max: usize,
+        (seed, simulated): (u64, bool),
+    ) -> Result<(Option<Limiter>, Option<ServerRate>), AdmissionError> {
+        let server_rate = ServerRate::check(self.accept_rate, self.slow_start).map_err(AdmissionError)?;
+        if of_one_service && server_rate.is_some() {
+            return wrong(
+                "accept_rate holds for all services together: set it by Server::admission".to_owned(),
+            );
+        }
+        let limits = self.check_limits(server_rate, connections_max)?;
+        let v6_bits = self.ipv6_prefix.unwrap_or(V6_BITS.1);
+        let tracked_max = self.tracked_max.unwrap_or(TRACKED);
+        let by_list = |error: IpListError| AdmissionError(error.to_string());
+        if let Some(deny) = &self.deny {
+            deny.refresh(lists::Networks::check_denied).map_err(by_list)?;
+        }
+        if let Some(allow) = &self.allow {
+            allow.refresh(|_| Ok(())).map_err(by_list)?;
+        }
+        let asks = limits.is_some() || self.deny.is_some() || self.allow.is_some();
+        let limiter = asks.then(|| Limiter {
+            deny: self.deny.clone(),
+            allow: self.allow.clone(),
+            table: limits.map(|limits| Table::new(limits, tracked_max, seed, simulated)),
+            v6_bits,
+            filters: !self.without_kernel_filter,
+            lines: Lines::default(),
+        });
+        Ok((limiter, server_rate))
+    }
+
+    fn check_limits(
+        &self,
+        server_rate: Option<ServerRate>,
+        connections_max: usize,
+    ) -> Result<Option<PrefixLimits>, AdmissionError> {
+        let rate =
+            self.address_rate.map(|rate| rate.check("address_rate")).transpose().map_err(AdmissionError)?;
+        match self.per_address {
+            Some(0) => {
+                return wrong(
+                    "per_address is 0, which lets no peer in; set 1 at least, or leave it out".to_owned(),
+                );
+            }
+            Some(count) if count as usize > connections_max => {
+                return wrong(format!(
+                    "per_address is {count}, and the server has {connections_max} connections in all, so it would never hold; \
+                     lower it, or raise ServerLimits::connections_max"
+                ));
+            }
+            _ => {}
+        }
+        if let (Some(rate), Some(all)) = (rate, server_rate.map(ServerRate::rate))
+            && rate.per_second > all.per_second
+        {
+            return wrong(format!(
+                "address_rate is {} a second, and accept_rate lets {} in of all addresses together, so it would never hold; \
+                 lower address_rate, or raise accept_rate",
+                rate.per_second, all.per_second
+            ));
+        }
+        let is_tracked = self.per_address.is_some() || rate.is_some();
+        let (min, max) = V6_BITS;
+        match self.ipv6_prefix {
+            Some(bits) if !(min..=max).contains(&bits) => {
+                return wrong(format!("ipv6_prefix is {bits}; it must be {min} to {max} bits"));
+            }
+            Some(_) if !is_tracked => return wrong(nothing_to_track("ipv6_prefix")),
+            _ => {}
+        }
+        let (min, max) = TRACKED_RANGE;
+        match self.tracked_max {
+            Some(prefixes) if !(min..=max).contains(&prefixes) => {
+                return wrong(format!("tracked_max is {prefixes}; it must be {min} to {max} prefixes"));
+            }
+            Some(_) if !is_tracked => return wrong(nothing_to_track("tracked_max")),
+            _ => {}
+        }
+        if self.without_kernel_filter && self.deny.is_none() {
+            return wrong(
+                "without_kernel_filter is set, and there is no deny list; set that, or leave it out"
+                    .to_owned(),
+            );
+        }
+        let limits =
+            PrefixLimits { at_once: self.per_address.unwrap_or(u32::MAX), rate: rate.map(Rate::of_address) };
+        Ok(is_tracked.then_some(limits))
+    }
+}
+
+fn nothing_to_track(setting: &str) -> String {
+    format!(
+        "{setting} is set, and neither per_address nor address_rate is: set one of them, or leave {setting} out"
+    )
+}
+
+fn wrong<T>(why: String) -> Result<T, AdmissionError> {
+    Err(AdmissionError(why))
+}
+
+/// The reason why an [`Admission`] cannot be used: a number out of range, settings that contradict each other, or a list that
+/// cannot be read. The text names the cause and the fix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdmissionError(String);
+
+impl fmt::Display for AdmissionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for AdmissionError {}
+
+/// What the limits of a server hold, all its [`Admission`]s together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AdmissionStats {
+    /// Prefixes that are tracked exactly: with a connection, or a rate that has not recovered when it was looked at last.
+    pub prefixes: usize,
+    /// Connections that count for their prefix: all but those of allow lists.
+    pub connections: usize,
+    /// Those of them that are of prefixes for which there was no room: [`Admission::tracked_max`].
+    pub sketched: usize,
+}
+
+/// What an [`Admission`] asks of connections, for all shards.
+pub(crate) struct Limiter {
+    deny: Option<IpList>,
+    allow: Option<IpList>,
+    /// `None` if no prefix has a limit.
+    table: Option<Table>,
+    v6_bits: u8,
+    /// The deny list is given to the kernel too.
+    filters: bool,
+    lines: Lines,
+}
+
+impl Limiter {
+    /// True for a peer that gets in whatever else holds.
+    #[inline]
+    pub(crate) fn allows(&self, address: IpAddr) -> bool {
+        self.allow.as_ref().is_some_and(|allow| allow.contains(address))
+    }
+
+    /// Asks whether a connection may begin now, which is then counted if there are limits to count for.
+    ///
+    /// # Errors
+    /// What refuses it.
+    #[inline]
+    pub(crate) fn let_in(&self, source: Source, now: Time) -> Result<Option<Charge>, RefusedBy> {
+        let prefix = match source {
+            Source::Address(address) => {
+                if self.allows(address) {
+                    return Ok(None);
+                }
+                if self.deny.as_ref().is_some_and(|deny| deny.contains(address)) {
+                    return Err(RefusedBy::DenyList);
+                }
+                Prefix::of_address(address, self.v6_bits)
+            }
+            Source::User(uid) => Prefix::of_user(uid),
+        };
+        let Some(table) = &self.table else { return Ok(None) };
+        table.charge(prefix, now.as_nanos()).map(Some).map_err(|over| match over {
+            Over::Count => RefusedBy::AddressCount,
+            Over::Rate => RefusedBy::AddressRate,
+            Over::Memory => RefusedBy::Memory,
+        })
+    }
+
+    /// Takes a connection back that was counted.
+    #[inline]
+    pub(crate) fn release(&self, charge: Charge, now: Time) {
+        if let Some(table) = &self.table {
+            table.release(charge, now.as_nanos());
+        }
+    }
+
+    /// True if it asks for users at the other ends of Unix sockets.
+    pub(crate) fn counts(&self) -> bool {
+        self.table.is_some()
+    }
+
+    /// Says that a connection was refused, unless ten lines said so within the second.
+    #[cold]
+    pub(crate) fn report(
+        &self,
+        shard: usize,
+        service: Option<&str>,
+        peer: Option<SocketAddr>,
+        by: RefusedBy,
+        now: Time,
+    ) {
+        if self.lines.allows(now) {
+            let (peer, by) = (peer.map(tracing::field::display), by.name());
+            guarded(|| warn!(shard, service, peer, by, "connection refused by the server's admission"));
+        }
+    }
+
+    pub(crate) fn stats(&self) -> AdmissionStats {
+        self.table.as_ref().map(Table::stats).unwrap_or_default()
+    }
+
+    /// Reads lists again whose files changed, and says what came of it. True if a list is another one.
+    fn refresh(&self) -> bool {
+        let mut changed = false;
+        for (list, is_deny) in [(&self.deny, true), (&self.allow, false)] {
+            let Some(list) = list else { continue };
+            let check = |networks: &lists::Networks| if is_deny { networks.check_denied() } else { Ok(()) };
+            match list.refresh(check) {
+                Ok(false) => {}
+                Ok(true) => {
+                    changed = true;
+                    let file = list.path().unwrap_or(std::path::Path::new("")).display();
+                    guarded(|| info!(%file, networks = list.len(), "a list of networks was read again"));
+                }
+                Err(error) => guarded(|| warn!("the old list of networks stays: {error}")),
+            }
+        }
+        changed
+    }
+
+    /// True if one of its lists is a file.
+    fn has_files(&self) -> bool {
+        [&self.deny, &self.allow].into_iter().flatten().any(|list| list.path().is_some())
+    }
+}
+
+impl fmt::Debug for Limiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Limiter")
+            .field("deny", &self.deny)
+            .field("allow", &self.allow)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The limits alone, without a server, for benchmarks.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Door(Limiter);
+
+/// A connection that a [`Door`] let in.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Counted(Option<Charge>);
+
+impl Door {
+    /// One that asks something of connections.
+    ///
+    /// # Errors
+    /// Those of a start.
+    pub fn new(admission: &Admission) -> Result<Door, AdmissionError> {
+        let (limiter, _) = admission.check(false, usize::MAX, (0, true))?;
+        limiter.map(Door).ok_or(AdmissionError("it asks nothing".to_owned()))
+    }
+
+    /// Asks whether a connection may begin.
+    ///
+    /// # Errors
+    /// What refuses it.
+    #[inline]
+    pub fn let_in(&self, address: IpAddr, now: Time) -> Result<Counted, RefusedBy> {
+        self.0.let_in(Source::Address(address), now).map(Counted)
+    }
+
+    /// A connection ended.
+    #[inline]
+    pub fn ended(&self, Counted(charge): Counted, now: Time) {
+        if let Some(charge) = charge {
+            self.0.release(charge, now);
+        }
+    }
+
+    /// What it holds.
+    pub fn stats(&self) -> AdmissionStats {
+        self.0.stats()
+    }
+}
+
+/// Where a connection comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    Address(IpAddr),
+    /// The user at the other end of a Unix socket.
+    User(u32),
+}
+
+/// Lines of the log that all shards of a server write together: the second, and how many in it.
+#[derive(Default)]
+struct Lines(AtomicU64);
+
+impl Lines {
+    fn allows(&self, now: Time) -> bool {
+        let second = (now.as_millis() / 1000) << 32;
+        let next = |lines: u64| if lines >> 32 << 32 < second { second + 1 } else { lines.saturating_add(1) };
+        let before = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |lines| Some(next(lines)));
+        next(before.unwrap_or_default()) as u32 <= LINES_PER_SECOND
+    }
+}
+
+#[cfg(test)]
+mod tests;

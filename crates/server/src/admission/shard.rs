@@ -1,0 +1,163 @@
+//! Admission on one shard: which limits hold at a listener, and what each connection was counted for.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use ringserve_core::internals::Chunked;
+use ringserve_core::{Address, ConnId, Time};
+
+use super::{Charge, Limiter, RefusedBy, Source};
+use crate::peer::Peer;
+
+/// The limits at each listener of a server; empty if there are none.
+#[derive(Clone, Default)]
+pub(crate) struct Limiters(Arc<[Limited]>);
+
+/// A listener.
+struct Limited {
+    limiter: Option<Arc<Limiter>>,
+    is_unix: bool,
+    /// Its connections begin with a PROXY header: their peers are proxies.
+    is_proxied: bool,
+}
+
+impl Limiters {
+    /// Of the listeners in their order: the limits that hold there, the address, and whether proxies connect there.
+    pub(crate) fn of<'a>(
+        listeners: impl Iterator<Item = (Option<&'a Arc<Limiter>>, &'a Address, bool)>,
+    ) -> Limiters {
+        let limited = |(limiter, addr, is_proxied): (Option<&Arc<Limiter>>, &Address, bool)| Limited {
+            limiter: limiter.cloned(),
+            is_unix: addr.as_unix().is_some(),
+            is_proxied,
+        };
+        let all: Arc<[_]> = listeners.map(limited).collect();
+        if all.iter().any(|limited| limited.limiter.is_some()) { Limiters(all) } else { Limiters::default() }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn at(&self, listener: usize) -> Option<(&Limited, &Arc<Limiter>)> {
+        let limited = self.0.get(listener)?;
+        Some((limited, limited.limiter.as_ref()?))
+    }
+
+    /// The limits that hold for the sockets of a listener, and not for those behind them.
+    pub(super) fn in_front_of(&self, listener: usize) -> Option<&Arc<Limiter>> {
+        self.at(listener).filter(|(limited, _)| !limited.is_proxied).map(|(_, limiter)| limiter)
+    }
+
+    /// True if the kernel may drop packets at a listener because of a list.
+    pub(crate) fn filter_at(&self, listener: usize) -> bool {
+        self.in_front_of(listener).is_some_and(|limiter| limiter.filters && limiter.deny.is_some())
+    }
+
+    /// Each of them once.
+    pub(crate) fn each(&self) -> impl Iterator<Item = &Arc<Limiter>> {
+        let all = self.0.iter().enumerate().filter_map(|(n, limited)| Some((n, limited.limiter.as_ref()?)));
+        let is_first = move |(n, limiter): &(usize, &Arc<Limiter>)| {
+            let is_it = |of: &Limited| of.limiter.as_ref().is_some_and(|of| Arc::ptr_eq(of, limiter));
+            !self.0[..*n].iter().any(is_it)
+        };
+        all.filter(is_first).map(|(_, limiter)| limiter)
+    }
+
+    /// True if the users at the other ends of Unix sockets are to be asked for.
+    pub(crate) fn count_users(&self) -> bool {
+        self.0.iter().any(|of| of.is_unix && of.limiter.as_ref().is_some_and(|limiter| limiter.counts()))
+    }
+
+    /// True if some peers may have slots beside those of all.
+    pub(crate) fn reserve(&self) -> bool {
+        (0..self.0.len()).any(|listener| self.in_front_of(listener).is_some_and(|of| of.allow.is_some()))
+    }
+
+    /// True for a peer that may have such a slot.
+    pub(crate) fn allows(&self, listener: u16, peer: SocketAddr) -> bool {
+        self.in_front_of(listener.into()).is_some_and(|limiter| limiter.allows(peer.ip()))
+    }
+}
+
+/// What a shard knows of its connections.
+pub(crate) struct ShardAdmission {
+    limiters: Limiters,
+    /// By slot.
+    charges: Chunked<Option<Charge>>,
+}
+
+impl ShardAdmission {
+    /// `None` if the server has no limits.
+    pub(crate) fn new(limiters: Limiters) -> Option<Box<ShardAdmission>> {
+        (!limiters.is_empty()).then(|| Box::new(ShardAdmission { limiters, charges: Chunked::new() }))
+    }
+
+    /// Asks whether a connection that was accepted may begin. At listeners of proxies that is asked of their
+    /// [clients](ShardAdmission::let_client_in).
+    ///
+    /// # Errors
+    /// What refuses it.
+    pub(crate) fn let_in(&self, peer: &Peer, now: Time) -> Result<Option<Charge>, RefusedBy> {
+        let Some((limited, limiter)) = self.limiters.at(peer.listener()).filter(|(of, _)| !of.is_proxied)
+        else {
+            return Ok(None);
+        };
+        let source = match (peer.addr, peer.asked.credentials) {
+            (Some(addr), _) => Source::Address(addr.ip()),
+            (None, Some(credentials)) => Source::User(credentials.uid),
+            // Of its peers the kernel may not tell.
+            (None, None) if limited.is_unix => return Ok(None),
+            // It was reset before it could be asked for its address.
+            (None, None) => return Err(RefusedBy::AddressUnknown),
+        };
+        limiter.let_in(source, now)
+    }
+
+    /// The same for the client behind a proxy, whose header was read. A proxy that speaks for itself is let in.
+    ///
+    /// # Errors
+    /// What refuses it.
+    pub(crate) fn let_client_in(&self, peer: &Peer, now: Time) -> Result<Option<Charge>, RefusedBy> {
+        let Some((limited, limiter)) = self.limiters.at(peer.listener()) else { return Ok(None) };
+        match peer.addr.filter(|_| peer.via.is_some() || limited.is_unix) {
+            Some(addr) => limiter.let_in(Source::Address(addr.ip()), now),
+            None => Ok(None),
+        }
+    }
+
+    /// Keeps what a connection was counted for until it ended. Gives it back if there is no memory for that.
+    pub(crate) fn keep(&mut self, id: ConnId, charge: Option<Charge>) -> Result<(), Charge> {
+        let Some(charge) = charge else { return Ok(()) };
+        match self.charges.entry(id.slot()) {
+            Some(kept) => {
+                debug_assert!(kept.is_none(), "{id} was counted already");
+                *kept = Some(charge);
+                Ok(())
+            }
+            None => Err(charge),
+        }
+    }
+
+    /// A connection of a listener ended.
+    pub(crate) fn ended(&mut self, id: ConnId, listener: u16, now: Time) {
+        if let Some(charge) = self.charges.get_mut(id.slot()).and_then(Option::take) {
+            self.take_back(listener, Some(charge), now);
+        }
+    }
+
+    /// Takes back what becomes no connection.
+    pub(crate) fn take_back(&self, listener: u16, charge: Option<Charge>, now: Time) {
+        if let (Some(charge), Some((_, limiter))) = (charge, self.limiters.at(listener.into())) {
+            limiter.release(charge, now);
+        }
+    }
+
+    /// Says that a connection was refused.
+    #[cold]
+    pub(crate) fn report(&self, shard: usize, service: Option<&str>, peer: &Peer, by: RefusedBy, now: Time) {
+        if let Some((_, limiter)) = self.limiters.at(peer.listener()) {
+            limiter.report(shard, service, peer.addr, by, now);
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! The connections and rates of prefixes: one table for all shards, since `SO_REUSEPORT` spreads the connections of an address
+//! over all of them.
+//!
+//! ```text
+//!   prefix ──hash──▶ one of 64 stripes, each with a lock ──▶ entry: prefix, connections, bucket of its rate
+//!                                                   no room └──▶ sketch of the stripe
+//! ```
+//!
+//! An entry goes when it knows nothing any more: no connection, and a bucket that is full again. With a rate that is found out
+//! where room is needed, so a stripe is swept then. An entry with a connection is never dropped.
+
+use std::hash::BuildHasher;
+use std::mem;
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use foldhash::SharedSeed;
+use foldhash::quality::SeedableRandomState;
+use hashbrown::HashTable;
+
+use super::AdmissionStats;
+use super::rates::{Over, PrefixLimits};
+use super::sketch::Sketch;
+use crate::shard::random::Random;
+
+/// Stripes: with as many shards that accept all the time, two seldom want one lock.
+const STRIPES: usize = 64;
+
+/// Prefixes that are tracked by default: as many as the stripes hold in 16 384 buckets each.
+pub(super) const TRACKED: usize = STRIPES * 14_336;
+
+/// How long a stripe that is full is not swept again. A sweep takes some 20 µs, so all stripes take 0.5 % of a core.
+const SWEPT_EVERY: u64 = 250_000_000;
+
+/// Entries below which a stripe is not swept to save memory.
+const SWEPT_FROM: usize = 64;
+
+/// What connections are counted by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Prefix {
+    bits: u64,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Kind {
+    V4,
+    V6,
+    User,
+}
+
+impl Prefix {
+    /// The address, or the first `v6_bits` bits of one of IPv6. An IPv4 address is the same one however it is written.
+    #[inline]
+    pub(crate) fn of_address(address: IpAddr, v6_bits: u8) -> Prefix {
+        match address.to_canonical() {
+            IpAddr::V4(address) => Prefix { bits: u32::from(address).into(), kind: Kind::V4 },
+            IpAddr::V6(address) => {
+                let upper = (u128::from(address) >> 64) as u64;
+                let mask = u64::MAX.checked_shl(64 - u32::from(v6_bits)).unwrap_or(0);
+                Prefix { bits: upper & mask, kind: Kind::V6 }
+            }
+        }
+    }
+
+    /// The user at the other end of a Unix socket.
+    pub(crate) fn of_user(uid: u32) -> Prefix {
+        Prefix { bits: uid.into(), kind: Kind::User }
+    }
+}
+
+/// What is known of a prefix.
+struct Entry {
+    bits: u64,
+    /// The bucket of its rate.
+    bucket: u64,
+    /// Its connections.
+    count: u32,
+    kind: Kind,
+    /// The sketch may know of more of them.
+    is_sketched: bool,
+}
+
+const _: () = assert!(size_of::<Entry>() <= 32);
+
+impl Entry {
+    #[inline]
+    fn is(&self, prefix: Prefix) -> bool {
+        self.bits == prefix.bits && self.kind == prefix.kind
+    }
+
+    fn prefix(&self) -> Prefix {
+        Prefix { bits: self.bits, kind: self.kind }
+    }
+
+    /// It knows no more than an entry that is not there.
+    #[inline]
+    fn is_idle(&self, now: u64) -> bool {
+        self.count == 0 && self.bucket <= now
+    }
+}
+
+/// A connection that is counted, to be taken back once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a connection that is not taken back counts for ever"]
+pub(crate) struct Charge {
+    bits: u64,
+    kind: Kind,
+    place: Place,
+}
+
+const _: () = assert!(size_of::<Option<Charge>>() == 16);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Table,
+    Sketch,
+}
+
+/// All prefixes of a server.
+pub(crate) struct Table {
+    stripes: Box<[Stripe]>,
+    hasher: SeedableRandomState,
+    limits: PrefixLimits,
+    /// Entries of a stripe at most.
+    stripe_max: usize,
+}
+
+/// On separate lines: a lock that is taken moves no neighbour's.
+#[repr(align(128))]
+struct Stripe(Mutex<Prefixes>);
+
+/// One stripe's part.
+#[derive(Default)]
+struct Prefixes {
+    entries: HashTable<Entry>,
+    sketch: Option<Box<Sketch>>,
+    /// Connections that entries count.
+    live: u32,
+    /// The last sweep of the full stripe; `None` before the first.
+    swept_at: Option<u64>,
+}
+
+/// The hash function's constants, drawn once: with its seed they keep a peer from choosing addresses that collide.
+static SHARED_SEED: OnceLock<SharedSeed> = OnceLock::new();
+
+impl Table {
+    /// A table of `tracked_max` prefixes. A `simulated` one hashes by its seed alone.
+    pub(crate) fn new(limits: PrefixLimits, tracked_max: usize, seed: u64, simulated: bool) -> Table {
+        let shared = match simulated {
+            true => SharedSeed::global_fixed(),
+            false => SHARED_SEED.get_or_init(|| SharedSeed::from_u64(Random::system_seed())),
+        };
+        let stripe = |_| Stripe(Mutex::default());
+        Table {
+            stripes: (0..STRIPES).map(stripe).collect(),
+            hasher: SeedableRandomState::with_seed(seed, shared),
+            limits,
+            stripe_max: (tracked_max / STRIPES).max(1),
+        }
+    }
+
+    #[inline]
+    fn hash(&self, prefix: Prefix) -> u64 {
+        self.hasher.hash_one((prefix.bits, prefix.kind as u8))
+    }
+
+    /// The part of a hash, by bits that neither the table of a stripe nor its sketch looks at first.
+    #[inline]
+    fn stripe(&self, hash: u64) -> MutexGuard<'_, Prefixes> {
+        let Stripe(stripe) = &self.stripes[(hash >> 48) as usize % STRIPES];
+        stripe.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a connection of a prefix that begins now.
+    ///
+    /// # Errors
+    /// If the prefix may have no more.
+    pub(crate) fn charge(&self, prefix: Prefix, now: u64) -> Result<Charge, Over> {
+        let hash = self.hash(prefix);
+        let stripe = &mut *self.stripe(hash);
+        let place = match stripe.entries.find_mut(hash, |entry| entry.is(prefix)) {
+            Some(Entry { count, bucket, is_sketched, .. }) => {
+                let sketch = stripe.sketch.as_ref().filter(|_| *is_sketched);
+                let beside = sketch.map_or(0, |sketch| sketch.known_of(hash).0);
+                self.limits.charge(count, bucket, beside, now)?;
+                Place::Table
+            }
+            None => self.charge_new(stripe, hash, prefix, now)?,
+        };
+        stripe.live += u32::from(place == Place::Table);
+        Ok(Charge { bits: prefix.bits, kind: prefix.kind, place })
+    }
+
+    /// The same for a prefix that has no entry.
+    fn charge_new(&self, stripe: &mut Prefixes, hash: u64, prefix: Prefix, now: u64) -> Result<Place, Over> {
+        if stripe.sketch.as_ref().is_some_and(|sketch| sketch.is_empty(now)) {
+            stripe.sketch = None;
+        }
+        if !self.has_room(stripe, now) {
+            return self.charge_sketched(stripe, hash, now);
+        }
+        // Connections that came while there was no room are still its own.
+        let (beside, mut bucket) = stripe.sketch.as_ref().map_or((0, 0), |sketch| sketch.known_of(hash));
+        let mut count = 0;
+        self.limits.charge(&mut count, &mut bucket, beside, now)?;
+        let (Prefix { bits, kind }, is_sketched) = (prefix, beside > 0);
+        let rehash = |entry: &Entry| self.hash(entry.prefix());
+        stripe.entries.insert_unique(hash, Entry { bits, bucket, count, kind, is_sketched }, rehash);
+        Ok(Place::Table)
+    }
+
+    #[cold]
+    fn charge_sketched(&self, stripe: &mut Prefixes, hash: u64, now: u64) -> Result<Place, Over> {
+        let sketch = match &mut stripe.sketch {
+            Some(sketch) => sketch,
+            none => none.insert(Box::new(Sketch::new().ok_or(Over::Memory)?)),
+        };
+        sketch.charge(hash, &self.limits, now)?;
+        Ok(Place::Sketch)
+    }
+
+    /// True if one more entry has room.
+    fn has_room(&self, stripe: &mut Prefixes, now: u64) -> bool {
+        let len = stripe.entries.len();
+        if len < self.stripe_max && len < stripe.entries.capacity() {
+            return true;
+        }
+        self.make_room(stripe, now)
+    }
+
+    #[cold]
+    fn make_room(&self, stripe: &mut Prefixes, now: u64) -> bool {
+        let rehash = |entry: &Entry| self.hash(entry.prefix());
+        let is_full = stripe.entries.len() >= self.stripe_max;
+        // Without a rate no entry is idle. One that grows is swept as often as it doubles.
+        let rests = stripe.swept_at.is_some_and(|at| is_full && now.saturating_sub(at) < SWEPT_EVERY);
+        if self.limits.rate.is_some() && !rests && (is_full || stripe.entries.len() >= SWEPT_FROM) {
+            stripe.swept_at = Some(now);
+            stripe.entries.retain(|entry| !entry.is_idle(now));
+            let (len, capacity) = (stripe.entries.len(), stripe.entries.capacity());
+            if len < capacity / 4 {
+                // After a crowd that is gone.
+                stripe.entries.shrink_to(2 * len, rehash);
+            }
+        }
+        stripe.entries.len() < self.stripe_max && stripe.entries.try_reserve(1, rehash).is_ok()
+    }
+
+    /// Takes a connection back.
+    pub(crate) fn release(&self, charge: Charge, now: u64) {
+        let prefix = Prefix { bits: charge.bits, kind: charge.kind };
+        let hash = self.hash(prefix);
+        let stripe = &mut *self.stripe(hash);
+        if charge.place == Place::Sketch {
+            return stripe.release_sketched(hash, now);
+        }
+        let Ok(mut entry) = stripe.entries.find_entry(hash, |entry| entry.is(prefix)) else {
+            debug_assert!(false, "{charge:?} is taken back, and its entry is gone");
+            return;
+        };
+        let known = entry.get_mut();
+        known.count -= 1;
+        stripe.live -= 1;
+        if known.is_idle(now) {
+            entry.remove();
+        }
+    }
+
+    /// What it holds.
+    pub(crate) fn stats(&self) -> AdmissionStats {
+        let mut stats = AdmissionStats::default();
+        for Stripe(stripe) in &self.stripes {
+            let stripe = stripe.lock().unwrap_or_else(PoisonError::into_inner);
+            let sketched = stripe.sketch.as_ref().map_or(0, |sketch| sketch.live() as usize);
+            stats.prefixes += stripe.entries.len();
+            stats.connections += stripe.live as usize + sketched;
+            stats.sketched += sketched;
+        }
+        stats
+    }
+
+    /// Bytes that entries and sketches take.
+    #[cfg(test)]
+    fn bytes(&self) -> usize {
+        let bytes = |Stripe(stripe): &Stripe| {
+            let stripe = stripe.lock().unwrap();
+            stripe.entries.allocation_size() + stripe.sketch.as_ref().map_or(0, |_| 64 << 10)
+        };
+        self.stripes.iter().map(bytes).sum()
+    }
+}
+
+impl Prefixes {
+    #[cold]
+    fn release_sketched(&mut self, hash: u64, now: u64) {
+        let Some(sketch) = &mut self.sketch else {
+            debug_assert!(false, "a connection of a sketch is taken back, and the sketch is gone");
+            return;
+        };
+        sketch.release(hash);
+        if sketch.is_empty(now) {
+            drop(mem::take(&mut self.sketch));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

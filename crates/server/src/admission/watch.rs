@@ -1,0 +1,45 @@
+//! Reading lists again that changed, on a thread beside the shards.
+
+use std::io;
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::Duration;
+
+use super::shard::Limiters;
+use super::{KernelFilters, Limiter};
+use crate::shard::clock::Deadline;
+
+/// How often the files are looked at: one `stat` for each.
+const LOOKS_EVERY: Duration = Duration::from_secs(1);
+
+/// Gives the kernel the deny lists, and starts a thread that does so again when a list changed. It ends, a moment late, with the
+/// server; there is none if no list is a file.
+///
+/// # Errors
+/// If no thread can be started.
+pub(crate) fn watch(limiters: &Limiters, filters: KernelFilters) -> io::Result<()> {
+    filters.set();
+    let watched: Vec<Weak<Limiter>> =
+        limiters.each().filter(|limiter| limiter.has_files()).map(Arc::downgrade).collect();
+    if watched.is_empty() {
+        return Ok(());
+    }
+    let watch = move || {
+        while rests() {
+            let alive: Vec<_> = watched.iter().filter_map(Weak::upgrade).collect();
+            if alive.is_empty() {
+                return;
+            }
+            let mut changed = false;
+            alive.iter().for_each(|limiter| changed |= limiter.refresh());
+            if changed {
+                filters.set();
+            }
+        }
+    };
+    thread::Builder::new().name("ringserve-lists".into()).spawn(watch).map(drop)
+}
+
+fn rests() -> bool {
+    Deadline::within(LOOKS_EVERY).pauses(LOOKS_EVERY)
+}

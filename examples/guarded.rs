@@ -1,0 +1,120 @@
+//! An echo of lines that limits who is let in: connections and their rate by address, the rate of all, lists of networks.
+//!
+//!     cargo run --release --example guarded -- --per-address 2
+//!     for n in 1 2 3; do (printf 'hello\n'; sleep 2) | nc -N 127.0.0.1 7000 & done; wait
+
+use std::convert::Infallible;
+use std::io::IsTerminal;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Parser;
+use ringserve::admission::{Admission, IpList, IpListError};
+use ringserve::framing::Lines;
+use ringserve::{Cx, Driver, Frame, Server, Service};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+
+/// A server that echoes lines, and limits who is let in.
+#[derive(Parser)]
+struct Args {
+    /// Address and port; port 0 finds a free one.
+    #[arg(long, default_value = "[::]:7000", value_name = "ADDR:PORT")]
+    listen: SocketAddr,
+    /// Connections that an address may have at once: one of IPv4, or a network of 64 bits of IPv6.
+    #[arg(long, default_value_t = 100, value_name = "COUNT")]
+    per_address: u32,
+    /// Connections that an address may open in a second.
+    #[arg(long, default_value_t = 50, value_name = "COUNT")]
+    address_rate: u32,
+    /// Connections that are taken in a second, of all addresses together; the rate rises within ten seconds.
+    #[arg(long, default_value_t = 20_000, value_name = "COUNT")]
+    accept_rate: u32,
+    /// A file with a denied network in each line. It is read again when it changes.
+    #[arg(long, value_name = "FILE")]
+    deny: Option<PathBuf>,
+    /// A network that is let in whatever the rest says. May be given several times.
+    #[arg(long, value_name = "NETWORK")]
+    allow: Vec<String>,
+    /// Threads, each with a listener and a driver; by default one for each CPU.
+    #[arg(long, value_name = "COUNT")]
+    shards: Option<usize>,
+    /// auto, io_uring or epoll.
+    #[arg(long, default_value_t, value_name = "NAME")]
+    driver: Driver,
+}
+
+impl Args {
+    /// A burst of four seconds: browsers open several connections at once, and come back together.
+    fn admission(&self) -> Result<Admission, IpListError> {
+        let mut admission = Admission::default()
+            .per_address(self.per_address)
+            .address_rate(self.address_rate, self.address_rate.saturating_mul(4))
+            .accept_rate(self.accept_rate, self.accept_rate.div_ceil(4))
+            .slow_start(Duration::from_secs(10));
+        if let Some(file) = &self.deny {
+            admission = admission.deny(IpList::file(file));
+        }
+        if !self.allow.is_empty() {
+            admission = admission.allow(self.allow.join("\n").parse()?);
+        }
+        Ok(admission)
+    }
+}
+
+struct Echo;
+
+impl Service for Echo {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, line: Frame) -> Result<(), Infallible> {
+        cx.reply(line);
+        Ok(())
+    }
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
+    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
+    let args = Args::parse();
+    let server = Server::bind(args.listen).driver(args.driver).shards(args.shards);
+    server.admission(args.admission()?).framing(Lines::default()).serve(|_shard| Echo)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use ringserve::testing::{Faults, Sim};
+
+    use super::*;
+
+    #[test]
+    fn greedy_host_has_its_count_and_others_are_served() {
+        Sim::seeds(50).faults(Faults::harmless()).run(|sim| {
+            let args = Args::parse_from(["guarded", "--per-address", "2", "--address-rate", "100"]);
+            let server = Server::bind("10.0.0.1:7000").shards(2).admission(args.admission().unwrap());
+            let addr = sim.serve(server.framing(Lines::default()), |_shard| Echo);
+            sim.client("greedy", async move |net| {
+                let mut served = Vec::new();
+                for _ in 0..5 {
+                    let mut me = net.connect(addr).await?;
+                    if me.send("mine\n").await.is_ok() && matches!(me.line().await, Ok(Some(_))) {
+                        served.push(me);
+                    }
+                }
+                assert_eq!(served.len(), 2);
+                Ok(())
+            });
+            sim.client("modest", async move |net| {
+                let mut me = net.connect(addr).await?;
+                me.send("hello\n").await?;
+                assert_eq!(me.line().await?.as_deref(), Some("hello"));
+                Ok(())
+            });
+            sim.run_until_done();
+        });
+    }
+}

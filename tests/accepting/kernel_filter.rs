@@ -1,0 +1,154 @@
+//! The deny list as a filter of the kernel, on both drivers.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::thread;
+use std::time::Duration;
+
+use ringserve::admission::{Admission, IpList, RefusedBy};
+use ringserve_tests::child::{Process, is_child};
+use ringserve_tests::limited::{connect_from, drivers, ended, greeted, greets, refused_by};
+use ringserve_tests::{EndOf, SOON, eventually};
+
+/// A denied peer hears nothing for longer than any handshake on loopback takes.
+const SILENCE: Duration = Duration::from_millis(300);
+
+/// A list in a file that is replaced, and goes with the test.
+struct Listed(PathBuf);
+
+impl Listed {
+    fn new(name: &str, text: &str) -> Listed {
+        let file = std::env::temp_dir().join(format!("ringserve-{name}-{}.txt", std::process::id()));
+        let listed = Listed(file);
+        listed.replace(text);
+        listed
+    }
+
+    fn replace(&self, text: &str) {
+        let new = self.0.with_extension("new");
+        fs::write(&new, text).unwrap();
+        fs::rename(new, &self.0).unwrap();
+    }
+
+    fn deny(&self) -> Admission {
+        Admission::default().deny(IpList::file(&self.0))
+    }
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn denied_source_hears_nothing_and_others_are_served() {
+    for driver in drivers() {
+        for addr in ["127.0.0.1:0", "[::]:0"] {
+            let list = "127.0.9.0/24\n2001:db8::/32".parse().unwrap();
+            let allow = "127.0.9.9".parse().unwrap();
+            let running = greets(driver, addr, 2, Admission::default().deny(list).allow(allow));
+            let addr = ([127, 0, 0, 1], running.local_addrs()[0].port()).into();
+            assert!(connect_from("127.0.9.1", addr, SILENCE).is_none());
+            for source in ["127.0.8.1", "127.0.10.1", "127.0.9.9"] {
+                assert!(greeted(source, addr).is_some(), "{source}");
+            }
+            refused_by(&running, RefusedBy::DenyList, 0);
+            let lost: u64 = running.accept_queues().iter().filter_map(|queue| queue.lost).sum();
+            assert!(lost > 0, "the gauge counts what the filter drops");
+            ended(running);
+        }
+    }
+}
+
+#[test]
+fn list_is_replaced_under_load_and_no_allowed_peer_is_lost() {
+    for driver in drivers() {
+        let listed = Listed::new(&format!("replaced-{driver}"), "127.0.9.0/24");
+        let running = greets(driver, "127.0.0.1:0", 2, listed.deny());
+        let addr = running.local_addrs()[0];
+        let stop = AtomicBool::new(false);
+        let served = thread::scope(|scope| {
+            let load = scope.spawn(|| {
+                let mut served = 0;
+                while !stop.load(SeqCst) {
+                    let stream = greeted("127.0.1.1", addr).expect("an allowed peer is served");
+                    drop(stream);
+                    served += 1;
+                }
+                served
+            });
+            let _end = EndOf(&stop);
+            let is_denied = |source| connect_from(source, addr, SILENCE).is_none();
+            assert!(is_denied("127.0.9.1") && !is_denied("127.0.8.1"));
+            listed.replace("127.0.8.0/24");
+            eventually("the new list holds", SOON, || is_denied("127.0.8.1"));
+            assert!(!is_denied("127.0.9.1"));
+            listed.replace("");
+            eventually("an empty list denies no peer", SOON, || !is_denied("127.0.8.1"));
+            stop.store(true, SeqCst);
+            load.join().unwrap()
+        });
+        assert!(served > 0);
+        ended(running);
+    }
+}
+
+#[test]
+fn server_refuses_what_the_program_has_no_room_for() {
+    for driver in drivers() {
+        // More than a program takes, the widest ones first.
+        let mut networks: Vec<String> = (0..3000).map(|n| format!("10.{}.{}.1", n / 256, n % 256)).collect();
+        networks.push("127.0.9.0/24".to_owned());
+        networks.push("127.0.8.1".to_owned());
+        let list = networks.join("\n").parse().unwrap();
+        let running = greets(driver, "127.0.0.1:0", 1, Admission::default().deny(list));
+        let addr = running.local_addrs()[0];
+        assert!(connect_from("127.0.9.1", addr, SILENCE).is_none(), "the kernel has it");
+        assert!(greeted("127.0.8.1", addr).is_none(), "the server has it");
+        refused_by(&running, RefusedBy::DenyList, 1);
+        assert!(greeted("127.0.8.2", addr).is_some());
+        ended(running);
+    }
+}
+
+/// The child, in a separate network where a socket may have little memory beside its buffers.
+#[test]
+#[ignore = "the child process of another test here, which starts it; alone: RINGSERVE_TEST_CHILD=1 unshare -rn sh -c 'ip link set lo up; cargo test -p ringserve-tests --test accepting kernel_filter::child_has_little_memory -- --exact --ignored --nocapture'"]
+fn child_has_little_memory() {
+    if !is_child() {
+        return;
+    }
+    tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stdout).init();
+    if fs::write("/proc/sys/net/core/optmem_max", "8192").is_err() {
+        // One for the whole machine, before Linux 6.8.
+        return println!("\nserved");
+    }
+    let mut networks: Vec<String> = (0..1500).map(|n| format!("10.{}.{}.1", n / 256, n % 256)).collect();
+    networks.push("127.0.9.0/24".to_owned());
+    let list = networks.join("\n").parse().unwrap();
+    let running = greets(drivers()[0], "127.0.0.1:0", 1, Admission::default().deny(list));
+    let addr = running.local_addrs()[0];
+    assert!(connect_from("127.0.9.1", addr, SILENCE).is_none(), "the widest one fits");
+    assert!(greeted("127.0.8.1", addr).is_some());
+    ended(running);
+    println!("\nserved");
+}
+
+#[test]
+fn program_is_cut_where_the_kernel_has_little_memory_for_it() {
+    match Process::start_in_own_network(child_has_little_memory) {
+        Some(mut child) => {
+            let line = child.line_after("");
+            let mut lines = vec![line];
+            while lines.last().is_some_and(|line| line != "served") {
+                lines.push(child.line_after(""));
+            }
+            let told = lines.iter().filter(|line| line.contains("raise net.core.optmem_max")).count();
+            let is_old = !lines.iter().any(|line| line.contains("listening on"));
+            assert!(told == 1 || is_old, "{lines:#?}");
+        }
+        None => println!("no separate network can be made here"),
+    }
+}
