@@ -68,7 +68,8 @@ pub struct PeerCredentials {
 /// A request to a driver.
 #[derive(Debug)]
 pub enum Op {
-    /// Accept on listener number `listener` until told to stop.
+    /// Accept on listener number `listener` until told to stop. A driver may deliver no further ones while many that it
+    /// delivered are neither adopted nor refused.
     Accept {
         /// Index of the listener, in the order the driver was given them.
         listener: u16,

@@ -14,9 +14,9 @@ use crate::shared::accept::{self, Emptying, FilterState, Listener, accept};
 use crate::shared::report::log;
 use crate::shared::wait;
 
-/// Sockets that are accepted in a turn at most. Each is a descriptor; those for which there is no room keep it until there is, so
-/// a crowd at a full server must not take the descriptors of others: of an admin endpoint, of files. A server sets 32 aside for
-/// each shard.
+/// Sockets at most that are accepted, and neither adopted nor refused yet. Each is a descriptor; those for which there is no room
+/// keep it until there is, so a crowd at a full server must not take the descriptors of others: of an admin endpoint, of files. A
+/// server sets 32 aside for each shard.
 const ACCEPTED_MAX: usize = 24;
 
 /// A listener.
@@ -56,7 +56,7 @@ pub(super) struct Accepted {
 
 impl Accepted {
     pub(super) fn put(&mut self, socket: Socket) -> Name {
-        let id = self.sockets.insert_with(|_| socket).expect("memory for 24 sockets");
+        let id = self.sockets.insert_with(|_| socket).expect("memory for some sockets");
         Name(id.bits())
     }
 
@@ -184,7 +184,12 @@ impl Epoll {
     }
 
     pub(super) fn can_accept(&self) -> bool {
-        self.accepted.has_room() && self.listeners.iter().any(|listening| listening.ready)
+        self.listeners.iter().any(|listening| self.takes(listening))
+    }
+
+    /// True if the listener is asked for a connection now. The queue of one that is to be closed is emptied in any case.
+    fn takes(&self, listening: &Listening) -> bool {
+        listening.ready && (self.accepted.has_room() || listening.emptying.is_some())
     }
 
     /// Accepts on each listener that has connections queued, within the budget.
@@ -197,7 +202,7 @@ impl Epoll {
         self.next_listener = (first + 1) % count;
         for n in 0..count {
             let index = (first + n) % count;
-            while self.listeners[index].ready && self.accepted.has_room() && room.is_left(completions) {
+            while self.takes(&self.listeners[index]) && room.is_left(completions) {
                 completions.extend(self.accept_one(index));
                 if self.listeners[index].is_shared {
                     break;

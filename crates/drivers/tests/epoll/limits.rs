@@ -6,7 +6,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ringserve_core::{AcceptEnd, CloseHow, Completion, Driver, Op, Wait};
+use ringserve_core::{AcceptEnd, Budget, CloseHow, Completion, Driver, Op, Wait};
 use ringserve_drivers::{Epoll, EpollConfig, SetupError};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -23,6 +23,38 @@ fn an_idle_turn_returns_at_its_time_after_one_call() {
         let after = rig.driver.stats();
         assert!(started.elapsed() >= rest, "back after {:?} of {rest:?}", started.elapsed());
         assert_eq!((after.enters, after.calls), (before.enters + 1, before.calls));
+    }
+}
+
+#[test]
+fn sockets_without_an_answer_are_few_and_the_rest_stays_queued() {
+    let mut rig = Rig::accepting(&small_epoll(4096, 64));
+    let addr = rig.address;
+    let clients: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(addr).unwrap()).collect();
+    let mut sockets = Vec::new();
+    let mut accepts = |rig: &mut Rig| {
+        let mut out = Vec::new();
+        rig.driver.turn(Wait::For(Duration::from_millis(20)), Budget::default(), &mut out).unwrap();
+        for completion in out {
+            let Completion::Accepted { socket, .. } = completion else { panic!("{completion:?}") };
+            sockets.push(socket);
+        }
+        std::mem::take(&mut sockets)
+    };
+    let mut first = accepts(&mut rig);
+    assert!((1..=32).contains(&first.len()), "{} descriptors are taken", first.len());
+    let before = rig.driver.stats();
+    first.extend(accepts(&mut rig));
+    assert!(
+        first.len() <= 32 && rig.driver.stats().enters <= before.enters + 1,
+        "and it waits for an answer"
+    );
+    let mut all = 0;
+    while all < clients.len() {
+        all += first.len();
+        first.drain(..).for_each(|socket| rig.driver.submit(Op::Refuse { socket }));
+        first = accepts(&mut rig);
+        assert!(!first.is_empty() || all == clients.len(), "{all} of {} came", clients.len());
     }
 }
 

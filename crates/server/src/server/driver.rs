@@ -336,4 +336,23 @@ mod tests {
         assert_eq!(of(1000, 1_000_000, 1024), (500, 500, 1000));
         assert_eq!(of(1000, 1_000_000, 0), (1000, 0, 2000));
     }
+
+    #[test]
+    fn endpoint_beside_a_server_has_descriptors_that_connections_leave() {
+        let (limits, sockets) = (ServerLimits::default(), SocketOptions::default());
+        let connections = |reserved| {
+            let wanted = Wanted {
+                driver: Driver::Epoll,
+                incremental: false,
+                shards: 2,
+                descriptors: 1000,
+                reserved,
+                limits: &limits,
+                sockets: &sockets,
+                peer_addresses: true,
+            };
+            wanted.in_descriptors().connections_max
+        };
+        assert_eq!((connections(0), connections(64)), (1000 - 2 * 32, 1000 - 2 * 32 - 64));
+    }
 }
