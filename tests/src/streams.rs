@@ -47,7 +47,7 @@ impl Streams {
     fn start_boxed(limits: Bounds, factory: Factory) -> Streams {
         let running = On::default().server(limits).start(move |shard| {
             let handler = factory(shard);
-            stream(move |stream| handler(stream))
+            stream(async move |stream| handler(stream).await)
         });
         Streams { running: running.expect("the server starts") }
     }
