@@ -340,16 +340,17 @@ mod tests {
     #[test]
     fn endpoint_beside_a_server_has_descriptors_that_connections_leave() {
         let (limits, sockets) = (ServerLimits::default(), SocketOptions::default());
-        let connections = |reserved| {
+        let connections = |left_alone| {
             let wanted = Wanted {
                 driver: Driver::Epoll,
                 incremental: false,
                 shards: 2,
                 descriptors: 1000,
-                reserved,
+                left_alone,
                 limits: &limits,
                 sockets: &sockets,
                 peer_addresses: true,
+                reserved: 0,
             };
             wanted.in_descriptors().connections_max
         };

@@ -170,7 +170,7 @@ fn filters_are_granted_or_refused_one_by_one() {
             assert_eq!(me.subscribes(&filters).await?, [1, 0x8F, 0x8F, 0x8F, 0x8F, 0, 0x8F]);
             let (mut me, _) = Hello::new(4, "three").connects(&net, addr).await?;
             assert_eq!(me.subscribes(&filters).await?, [1, 0x80, 0x80, 0x80, 0x80, 0, 0x80]);
-            assert_eq!(me.unsubscribes("a").await?, []);
+            assert_eq!(me.unsubscribes("a").await?, Vec::<u8>::new());
             Ok(())
         });
         sim.run_until_done();
