@@ -42,7 +42,7 @@ pub(super) struct Accepting {
     /// Sockets that were on their way when the limit was reached, first in, first out.
     waiting: VecDeque<(u16, Socket, Option<SocketAddr>)>,
     /// Connections handed out as [`Event::Accepted`] and not answered yet.
-    asked: usize,
+    pending: usize,
     retry_at: Option<Time>,
     /// A limit holds accepting back.
     paused: bool,
@@ -79,7 +79,7 @@ impl Accepting {
             quota: None,
             others_have_room: false,
             waiting: VecDeque::new(),
-            asked: 0,
+            pending: 0,
             retry_at: None,
             paused: false,
             started: false,
@@ -186,13 +186,13 @@ impl<O: Observer> Shard<O> {
         // Those of which the service is asked already are no starts yet, but will be.
         let starts =
             self.accepting.expected(listener).is_some() || self.channels.transport(listener).is_some();
-        let coming = if starts { self.accepting.asked } else { 0 };
+        let coming = if starts { self.accepting.pending } else { 0 };
         // A drain lets in what waits, and soon cuts those whose header does not come.
         let is_held = self.accepting.starting + coming >= self.limits.handshakes_max && !self.has_stopped();
         if is_held || !self.has_slot() || !self.accepting.take_quota() {
             return false;
         }
-        self.accepting.asked += 1;
+        self.accepting.pending += 1;
         self.events.push_back(Event::Accepted { socket, peer, listener });
         true
     }
@@ -209,7 +209,7 @@ impl<O: Observer> Shard<O> {
 
     /// Accepted connections this shard has room for.
     pub fn slots_left(&self) -> usize {
-        self.lanes.inbound_left() - self.accepting.asked
+        self.lanes.inbound_left() - self.accepting.pending
     }
 
     pub(super) fn has_slot(&self) -> bool {
@@ -260,7 +260,7 @@ impl<O: Observer> Shard<O> {
         peer: Option<SocketAddr>,
         listener: u16,
     ) -> Option<ConnId> {
-        self.accepting.asked -= 1;
+        self.accepting.pending -= 1;
         let lane = self.lane_of_listener(listener);
         let made = match self.takes_newcomers() {
             true => self.insert(lane, peer, listener, ConnShared::<S>::try_new_unfilled),
@@ -285,7 +285,7 @@ impl<O: Observer> Shard<O> {
 
     /// Closes a socket that `listener` accepted and that is not admitted.
     pub fn refuse(&mut self, socket: Socket, listener: u16) {
-        self.accepting.asked -= 1;
+        self.accepting.pending -= 1;
         self.accepting.give_back();
         self.counters_at(listener).refused += 1;
         self.ops.push(Op::Refuse { socket });
@@ -295,7 +295,7 @@ impl<O: Observer> Shard<O> {
     /// Counts a socket that `listener` accepted and that goes to a shard with fewer connections, instead of being admitted or
     /// refused here.
     pub fn handed_off(&mut self, listener: u16) {
-        self.accepting.asked -= 1;
+        self.accepting.pending -= 1;
         self.accepting.give_back();
         self.counters_at(listener).handed_off += 1;
         self.retry_accepts();
@@ -306,7 +306,7 @@ impl<O: Observer> Shard<O> {
         if let Some(conn) = self.conns.get_mut(id) {
             conn.opened = Opened::Yes;
         }
-        self.tell_opened(id);
+        self.notify_opened(id);
         self.sync_receive(id);
         self.arm(id);
     }
