@@ -21,7 +21,7 @@ use ringserve::sync::{AskError, Mesh, Reply};
 use ringserve::{ConnHandle, ConnId, Shard};
 
 use crate::packet::{Connect, Publication, Read, Reason};
-use crate::sessions::Session;
+use crate::session::Session;
 use crate::topics::{Filters, Retained};
 
 /// Messages that may wait for a shard, each a packet at most.

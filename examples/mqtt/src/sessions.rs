@@ -7,7 +7,6 @@
 //! ```
 
 use std::cell::RefCell;
-use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +16,7 @@ use ringserve::{ConnHandle, ConnId, PushError};
 
 use crate::node::{Answer, Node, Request};
 use crate::packet::{Connect, Publication, Reason, Version, disconnect};
+use crate::session::{Kept, Session, State};
 use crate::topics::{filter_bytes, is_filter};
 
 /// Messages of QoS 1 that a client is sent before it acknowledges the first, if it takes that many.
@@ -24,39 +24,6 @@ const IN_FLIGHT_MAX: usize = 64;
 
 /// For how long a session outlives its connection at most.
 const EXPIRY_MAX: Duration = Duration::from_secs(86_400);
-
-pub type Session = RefCell<State>;
-
-/// What the home of a client keeps of it, connected or not.
-#[derive(Default)]
-pub struct State {
-    pub id: Arc<str>,
-    connection: Option<(ConnHandle, Box<Connect>)>,
-    /// The connection has no room. A task goes on once it has.
-    is_stalled: bool,
-    filters: BTreeSet<Arc<str>>,
-    /// Messages that wait, those first that were sent on a connection before.
-    waiting: VecDeque<Kept>,
-    in_flight: VecDeque<Kept>,
-    /// What is published if the client is lost.
-    will: Option<Publication>,
-    /// Of filters and of messages.
-    bytes: usize,
-    last_id: u16,
-    /// How long it outlives its connection, and the task that ends it then.
-    expiry: Duration,
-    timer: Option<JoinHandle<()>>,
-}
-
-/// A message for a client. One of QoS 1 is kept until it is acknowledged.
-struct Kept {
-    publication: Arc<Publication>,
-    qos: u8,
-    retain: bool,
-    is_dup: bool,
-    /// 0 until it is sent with QoS 1.
-    id: u16,
-}
 
 /// The QoS of a subscription: a client that asks for QoS 2 is granted QoS 1.
 fn granted(options: u8) -> u8 {

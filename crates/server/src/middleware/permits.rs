@@ -48,7 +48,7 @@ impl Permits {
     /// Sets how many may be held at once from now on.
     pub(crate) fn set_max(&self, max: usize) {
         self.max.set(max);
-        while self.is_free() && self.pass_on() {
+        while self.is_free() && self.grant_next() {
             self.held.set(self.held() + 1);
         }
         self.invariants();
@@ -64,7 +64,7 @@ impl Permits {
     }
 
     /// Gives the first call that waits a permit. False if no call waits.
-    fn pass_on(&self) -> bool {
+    fn grant_next(&self) -> bool {
         let first = self.waiting.borrow_mut().pop_first();
         // A waker is user code: nothing is borrowed here, and this may be a drop in the middle of another panic.
         first.map(|(_number, waker)| wake(waker)).is_some()
@@ -72,7 +72,7 @@ impl Permits {
 
     /// Takes a permit back, or passes it on.
     fn release(&self) {
-        if self.held() > self.max() || !self.pass_on() {
+        if self.held() > self.max() || !self.grant_next() {
             self.held.set(self.held() - 1);
         }
         self.invariants();

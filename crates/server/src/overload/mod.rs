@@ -5,6 +5,7 @@
 //!   shard      reads both once a turn; asks `Service::shed` for that share of its frames
 //! ```
 
+pub(crate) mod board;
 pub(crate) mod share;
 pub(crate) mod stages;
 pub(crate) mod watch;
@@ -13,7 +14,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-pub use watch::ShardLoad;
+pub use board::ShardLoad;
 
 /// How much a shard is asked for beside what it can do, from [`Cx::load`](crate::Cx::load).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -437,9 +437,9 @@ impl<F> Server<F> {
         self
     }
 
-    /// Sets when a shard asks its service to [shed](Service::shed) requests, and how fast it stops to. The watchdog finds it out, so
-    /// `Stalls::off()` leaves it out too. By default as [`Overload::default`] says; a service that sheds nothing is
-    /// not affected, and [`ServerControl::load`] tells the stage all the same.
+    /// Sets when a shard asks its service to [shed](crate::Service::shed) requests, and how fast it stops to. The watchdog finds
+    /// it out, so `Stalls::off()` leaves it out too. By default as [`Overload::default`] says; a service that sheds nothing is
+    /// not affected, and [`ServerControl::load`](crate::ServerControl::load) tells the stage all the same.
     pub fn overload(mut self, overload: Overload) -> Server<F> {
         self.settings.overload = overload;
         self

@@ -11,7 +11,7 @@ use ringserve_core::Time;
 use super::facts::ThreadTimes;
 use super::stall::{ShardTimes, Stall, StallCause};
 use super::times::Times;
-use crate::overload::watch::LoadBoard;
+use crate::overload::board::LoadBoard;
 
 /// Stalls that are kept, beside those that last: one of each shard of a large machine.
 const KEPT: usize = 64;

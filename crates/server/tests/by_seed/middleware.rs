@@ -278,7 +278,7 @@ fn hooks_of_a_service_inside_have_its_own_session() {
     });
 }
 
-/// A database that does `AT_ONCE` questions at the same time, each in 10 ms, and has the others wait in a queue of its own.
+/// A database that does `AT_ONCE` questions at the same time, each in 10 ms, and has the others wait in a queue.
 #[derive(Clone, Default)]
 struct Database {
     asked: Rc<Cell<usize>>,

@@ -1,0 +1,44 @@
+//! What the home of a session keeps of it.
+
+use std::cell::RefCell;
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ringserve::ConnHandle;
+use ringserve::task::JoinHandle;
+
+use crate::packet::{Connect, Publication};
+
+pub type Session = RefCell<State>;
+
+/// What the home of a client keeps of it, connected or not.
+#[derive(Default)]
+pub struct State {
+    pub id: Arc<str>,
+    pub connection: Option<(ConnHandle, Box<Connect>)>,
+    /// The connection has no room. A task goes on once it has.
+    pub is_stalled: bool,
+    pub filters: BTreeSet<Arc<str>>,
+    /// Messages that wait, those first that were sent on a connection before.
+    pub waiting: VecDeque<Kept>,
+    pub in_flight: VecDeque<Kept>,
+    /// What is published if the client is lost.
+    pub will: Option<Publication>,
+    /// Of filters and of messages.
+    pub bytes: usize,
+    pub last_id: u16,
+    /// How long it outlives its connection, and the task that ends it then.
+    pub expiry: Duration,
+    pub timer: Option<JoinHandle<()>>,
+}
+
+/// A message for a client. One of QoS 1 is kept until it is acknowledged.
+pub struct Kept {
+    pub publication: Arc<Publication>,
+    pub qos: u8,
+    pub retain: bool,
+    pub is_dup: bool,
+    /// 0 until it is sent with QoS 1.
+    pub id: u16,
+}
