@@ -70,6 +70,19 @@ pub enum Command {
     Doctor(DoctorOptions),
     /// Plants ten causes of trouble in servers that it starts itself, and looks whether the funnel names each
     Drill(DrillOptions),
+    /// Asks a server that it starts itself for several times what it can do, and measures what is still served, with shedding and
+    /// without. Needs two CPUs with nothing else to do
+    Overload(OverloadOptions),
+    /// The server of that drill
+    #[command(hide = true)]
+    OverloadServer {
+        /// CPU time of a call
+        #[arg(long)]
+        micros: u64,
+        /// Whether the service sheds
+        #[arg(long)]
+        sheds: bool,
+    },
     /// The server of a drill
     #[command(hide = true)]
     DrillServer {
@@ -94,6 +107,26 @@ pub struct TopOptions {
     /// Lines of that frame
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u16).range(20..=400))]
     pub height: u16,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct OverloadOptions {
+    /// Times what the server can do
+    #[arg(long, default_value_t = 4.0, value_parser = times)]
+    pub times: f64,
+    /// CPU time of a call, in microseconds
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(10..=100_000))]
+    pub micros: u64,
+    /// Seconds to measure, behind five in which the server settles
+    #[arg(long, default_value_t = 10.0, value_parser = seconds)]
+    pub seconds: f64,
+}
+
+fn times(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(times) if (0.1..=20.0).contains(&times) => Ok(times),
+        _ => Err("give a factor, 0.1 to 20".to_owned()),
+    }
 }
 
 #[derive(Clone, Debug, Args)]

@@ -13,6 +13,7 @@ mod client;
 mod doctor;
 mod drill;
 mod lists;
+mod overload;
 mod screen;
 mod text;
 mod top;
@@ -60,6 +61,8 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
         Command::Close { id } => lists::close(&endpoint(), id),
         Command::Drain => lists::drain(&endpoint()),
         Command::Drill(options) => drill::run(options, cli.json),
+        Command::Overload(options) => overload::run(options, cli.json),
+        Command::OverloadServer { micros, sheds } => overload::serve(*micros, *sheds),
         Command::DrillServer { cause, admin } => drill::serve(*cause, admin),
     }
 }
