@@ -44,9 +44,17 @@ pub struct Cli {
 
 impl Cli {
     /// Where the endpoint is.
-    pub fn place(&self) -> Place {
-        let from_variable = || std::env::var(AT).ok()?.parse().ok();
-        self.at.clone().or_else(from_variable).unwrap_or_default()
+    ///
+    /// # Errors
+    /// If the variable has something else: the commands would reach another server.
+    pub fn place(&self) -> Result<Place, String> {
+        if let Some(place) = &self.at {
+            return Ok(place.clone());
+        }
+        match std::env::var(AT).ok().filter(|text| !text.is_empty()) {
+            Some(text) => text.parse().map_err(|error| format!("{AT}: {error}")),
+            None => Ok(Place::default()),
+        }
     }
 }
 
@@ -219,7 +227,7 @@ mod tests {
         let of = |line: &str| Cli::try_parse_from(line.split_whitespace());
         let cli =
             of("ringserve-ctl connections --by bytes-in --limit 5 --at unix:/run/a.sock --json").unwrap();
-        assert!(cli.json && cli.place() == "unix:/run/a.sock".parse().unwrap());
+        assert!(cli.json && cli.place() == Ok("unix:/run/a.sock".parse().unwrap()));
         let Command::Connections(options) = cli.command else { panic!("another command") };
         assert_eq!((options.by.as_str(), options.limit), ("bytes_in", 5));
         let cli = of("ringserve-ctl doctor --for connections=5,accepts=7 --shards 2").unwrap();

@@ -49,7 +49,8 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> Result<u8, Failure> {
     let token = std::env::var(args::TOKEN).ok().filter(|token| !token.is_empty());
-    let endpoint = || Endpoint::new(cli.place(), token.clone());
+    let place = cli.place().map_err(Failure)?;
+    let endpoint = || Endpoint::new(place.clone(), token.clone());
     match &cli.command {
         Command::Top(options) => top::run(&endpoint(), options, cli.json),
         Command::Connections(options) => lists::connections(&endpoint(), options, cli.json),

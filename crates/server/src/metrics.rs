@@ -258,10 +258,13 @@ impl Metrics {
 
     fn times(&self, to: &mut Families<'_>) -> fmt::Result {
         let times = self.server.shard_times();
-        // One that ended, or is simulated, has none.
+        // One that ended, or is simulated, has none; and a thread's file cannot be opened while descriptors are missing.
         let runs = self.server.remotes().iter().map(|remote| remote.thread().is_some());
-        let times: Vec<_> =
-            times.into_iter().zip(runs).filter_map(|(times, runs)| runs.then_some(times)).collect();
+        let times: Vec<_> = times
+            .into_iter()
+            .zip(runs)
+            .filter_map(|(times, runs)| (runs && !times.cpu.is_zero()).then_some(times))
+            .collect();
         let each = |of: fn(&ShardTimes) -> f64| {
             let of_shard = move |times: &ShardTimes| (label("shard", times.shard), of(times));
             times.iter().map(of_shard).collect::<Vec<_>>()

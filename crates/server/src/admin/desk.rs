@@ -1,6 +1,7 @@
 //! The endpoint's one shard: it samples the server each second, writes reports while they are wanted, and answers requests.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -232,8 +233,13 @@ impl Desk {
         let Some(running) = self.running() else { return answer::sentence(StatusCode::OK, "starting") };
         let shards = running.control.remotes().len();
         let dead = (0..shards).filter_map(|shard| Some((shard, running.in_turn_for(shard)?)));
-        let dead: Vec<String> = dead
-            .filter(|(_, time)| *time > DEAD_AFTER)
+        // A shard inside a runtime is in no turn while a task of the runtime blocks its thread.
+        let stalls = running.control.stalls();
+        let stalled = stalls.iter().filter(|stall| stall.ongoing).map(|stall| (stall.shard, stall.lasted));
+        let longest: BTreeMap<usize, Duration> =
+            dead.chain(stalled).filter(|(_, time)| *time > DEAD_AFTER).collect();
+        let dead: Vec<String> = longest
+            .into_iter()
             .map(|(shard, time)| format!("shard {shard} has not gone on for {} s", time.as_secs()))
             .collect();
         match dead.is_empty() {
@@ -272,7 +278,8 @@ impl Desk {
         };
         let inspecting = running.control.inspecting(query);
         let _ = self.shard.timeout(CONNECTIONS_WITHIN, inspecting.done()).await;
-        let Inspection { connections, silent_shards, .. } = inspecting.answer();
+        let Inspection { connections, mut silent_shards, .. } = inspecting.answer();
+        silent_shards.retain(|shard| running.runs(*shard));
         let note =
             silent_shards.iter().map(|shard| format!("shard {shard} does not answer")).collect::<Vec<_>>();
         let connections = connections.iter().map(connection).collect();

@@ -59,6 +59,7 @@ pub(super) fn report(
     let mut silent_shards = [&lists.outboxes.silent_shards[..], &lists.waiting.silent_shards].concat();
     silent_shards.sort_unstable();
     silent_shards.dedup();
+    silent_shards.retain(|shard| running.runs(*shard));
     let connections = |of: &Inspection| of.connections.iter().map(connection).collect::<Vec<Connection>>();
     let accept_queues = queues.iter().map(|queue| AcceptQueue {
         listener: control.listeners()[queue.listener].to_string(),

@@ -38,10 +38,15 @@ impl Running {
         let figures = Figures {
             queues: queues.iter().map(|queue| self.queue(queue)).collect(),
             shards: self.shards(&stalls),
-            machine: machine(&host::read()),
+            machine: machine(&host::read()).since(&self.before),
             ..self.totals(at, &stats)
         };
         Reading { sample: Sample::new(at, figures, &stats), stats, queues, stalls }
+    }
+
+    /// True until a shard ended.
+    pub(super) fn runs(&self, shard: usize) -> bool {
+        self.control.remotes()[shard].thread().is_some()
     }
 
     fn totals(&self, at: Time, stats: &ServerStats) -> Figures {
@@ -71,6 +76,7 @@ impl Running {
             buffers: buffers.sum(),
             buffers_max: (facts.buffers_max * stats.shards.len()) as u64,
             receives_parked: parked.sum(),
+            buffers_full: stats.shards.iter().any(|shard| shard.buffers.total >= facts.buffers_max),
             ..Figures::default()
         }
     }
@@ -204,7 +210,7 @@ pub(super) fn stall(stall: &Stall) -> report::Stall {
     }
 }
 
-fn machine(host: &HostStats) -> MachineFigures {
+pub(super) fn machine(host: &HostStats) -> MachineFigures {
     MachineFigures {
         descriptors: host.descriptors.map_or(0, |used| used.now),
         descriptors_max: host.descriptors.map(|used| used.max),

@@ -2,6 +2,9 @@
 
 use std::sync::OnceLock;
 
+use super::sources::machine;
+use crate::funnel::MachineFigures;
+use crate::host;
 use crate::server::control::ServerControl;
 use crate::server::running::Facts;
 
@@ -15,12 +18,15 @@ pub(super) struct Target {
 pub(super) struct Running {
     pub(super) control: ServerControl,
     pub(super) facts: Facts,
+    /// What the machine had counted when the server began.
+    pub(super) before: MachineFigures,
 }
 
 impl Target {
     pub(super) fn begins(&self, control: ServerControl, facts: Facts) {
         // There is one start.
-        let _ = self.running.set(Running { control, facts });
+        let before = machine(&host::read());
+        let _ = self.running.set(Running { control, facts, before });
     }
 
     pub(super) fn running(&self) -> Option<&Running> {

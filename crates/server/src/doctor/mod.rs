@@ -165,7 +165,8 @@ impl FromStr for Expected {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
             // The text may be a peer's, and is repeated.
             let said: String = part.chars().take(60).collect();
-            let number: u64 = value.trim().replace('_', "").parse().map_err(|_| {
+            let number = value.trim().replace('_', "").parse().ok().filter(|number: &u64| *number <= 1 << 40);
+            let number = number.ok_or_else(|| {
                 format!("{said:?} is no name with a number; write it as in connections=1000000,accepts=20000")
             })?;
             match name.trim() {

@@ -28,6 +28,8 @@ pub(crate) struct Figures {
     pub(crate) buffers: u64,
     /// The most that there may be.
     pub(crate) buffers_max: u64,
+    /// Some shard has all that it may have.
+    pub(crate) buffers_full: bool,
     /// Times that a receive found no buffer, in total.
     pub(crate) receives_parked: u64,
     /// Calls that wait, as far as shards were asked for them.
@@ -144,4 +146,17 @@ pub(crate) struct MachineFigures {
     pub(crate) tcp_bytes: Option<(u64, u64)>,
     /// Packets dropped before they came to a socket, in total.
     pub(crate) softnet_drops: u64,
+}
+
+impl MachineFigures {
+    /// With what was counted since then: the machine counts since its own start.
+    pub(crate) fn since(self, before: &MachineFigures) -> MachineFigures {
+        MachineFigures {
+            conntrack_drops: self.conntrack_drops.saturating_sub(before.conntrack_drops),
+            handshakes_dropped: self.handshakes_dropped.saturating_sub(before.handshakes_dropped),
+            cookies: self.cookies.saturating_sub(before.cookies),
+            softnet_drops: self.softnet_drops.saturating_sub(before.softnet_drops),
+            ..self
+        }
+    }
 }

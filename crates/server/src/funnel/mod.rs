@@ -75,8 +75,11 @@ impl Seen<'_> {
 
     /// Packets that a queue lost since `before`.
     fn lost(&self, number: usize) -> u64 {
-        let before = self.before.queues.get(number).map_or(0, |queue| queue.lost);
-        self.now.queues[number].lost.saturating_sub(before)
+        let queue = &self.now.queues[number];
+        // Queues that were closed since are not there any more.
+        let same = |other: &&QueueFigures| other.shard == queue.shard && other.listener == queue.listener;
+        let before = self.before.queues.iter().find(same).map_or(queue.lost, |before| before.lost);
+        queue.lost.saturating_sub(before)
     }
 
     /// The stage that keeps a shard from accepting, if one does; of any shard, for a queue from which all accept.
@@ -219,7 +222,8 @@ impl Seen<'_> {
             lost_recently: silent,
             ..calm(StageName::FirstFrame, "buffers")
         };
-        if parked > 0 {
+        // The buffers of a ring are fewer at first than there may be: a burst that finds none costs a moment.
+        if parked > 0 && self.now.buffers_full {
             let dry = format!(
                 "receives found no memory {parked} times {}: {buffers} of {buffers_max} buffers hold bytes",
                 self.recently()

@@ -282,8 +282,14 @@ fn slow_handler_is_found_at_the_handler() {
 fn dry_receive_memory_is_found_at_the_first_frame() {
     let words = ["37 times", "4096 of 4096 buffers", "receive_bytes_max"];
     is_cause(StageName::FirstFrame, State::Lost, &words, |now| {
-        (now.receives_parked, now.buffers) = (37, 4096);
+        (now.receives_parked, now.buffers, now.buffers_full) = (37, 4096, true);
     });
+}
+
+#[test]
+fn burst_before_receive_memory_grew_is_no_loss() {
+    let burst = after(|now| (now.receives_parked, now.buffers) = (37, 32));
+    assert!(burst.iter().all(|stage| stage.state == State::Calm), "{burst:?}");
 }
 
 #[test]

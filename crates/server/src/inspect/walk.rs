@@ -34,6 +34,11 @@ pub(crate) struct Walk {
 }
 
 impl Walk {
+    /// True if the one who asked takes no answer any more.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.asked.is_abandoned()
+    }
+
     pub(crate) fn new(query: &Query, shard: usize, asked: Arc<Asked>) -> Walk {
         Walk { query: query.clone(), shard, next: 0, kept: BinaryHeap::new(), asked }
     }

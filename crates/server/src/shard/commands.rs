@@ -100,6 +100,9 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
                     core.take_handed_off(listener, socket, peer);
                 }
                 Letter::Inspect(mut walk) => {
+                    if walk.is_abandoned() {
+                        continue;
+                    }
                     // One page in a turn, however many inspections there are: each of them has its page in one of the next turns.
                     let has_more = looked || walk.step(core, &self.common.names);
                     looked = true;

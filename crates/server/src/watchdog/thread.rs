@@ -125,8 +125,11 @@ impl Looks {
             // In this order: a shard that leaves its wait behind the first one finds the mark.
             if is_quiet && self.control.remotes().iter().all(|remote| remote.lets_watchdog_rest()) {
                 rest();
-                watch.forget_times();
-                last = self.control.now();
+                let woke = self.control.now();
+                if woke - now >= OVER {
+                    watch.forget_times();
+                }
+                last = woke;
             } else {
                 last = now;
                 nap(self.every);
@@ -164,6 +167,9 @@ impl Looks {
         }
         let seen = Seen { state, work: working.mark, thread };
         let verdict = self.judge.look(shard, now, seen);
+        if !asks {
+            looked.lost_before = None;
+        }
         if asks && verdict.is_none() {
             looked.lost_before = queues(&self.control, shard).1;
         }
@@ -197,7 +203,7 @@ impl Looks {
                     cause,
                     waits_in,
                     queue_waiting: waiting,
-                    queue_lost: lost.map(|lost| lost - lost_before.unwrap_or(lost)),
+                    queue_lost: lost.map(|lost| lost.saturating_sub(lost_before.unwrap_or(lost))),
                 };
                 watch.begins(since, stall.clone());
                 Some(stall)
@@ -211,7 +217,7 @@ impl Looks {
                         (lasted, cause, waits_in, several);
                     if let Some(waiting) = waiting {
                         stall.queue_waiting = stall.queue_waiting.max(Some(waiting));
-                        stall.queue_lost = lost.map(|lost| lost - lost_before.unwrap_or(lost));
+                        stall.queue_lost = lost.map(|lost| lost.saturating_sub(lost_before.unwrap_or(lost)));
                     }
                 })
             }

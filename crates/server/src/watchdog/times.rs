@@ -12,7 +12,7 @@ use super::stall::ShardTimes;
 const KEPT_EVERY: Duration = Duration::from_millis(500);
 
 /// The time over which shares are taken.
-const OVER: Duration = Duration::from_secs(1);
+pub(super) const OVER: Duration = Duration::from_secs(1);
 
 /// The times of all shards, at a moment. `None` for a shard without a thread.
 type Sample = (Time, Vec<Option<ThreadTimes>>);
@@ -51,8 +51,9 @@ impl Times {
             let ThreadTimes { ran, waited } = times.unwrap_or_default();
             let before = from.and_then(|(at, all)| Some((*at, (*all.get(shard)?)?)));
             let share = |time: Duration, before: Duration, at: Time| {
-                let wall = (now - at).as_secs_f64();
-                if wall > 0.0 { (time.saturating_sub(before).as_secs_f64() / wall).min(1.0) } else { 0.0 }
+                // Where less is known, the shards slept before.
+                let wall = (now - at).max(OVER).as_secs_f64();
+                (time.saturating_sub(before).as_secs_f64() / wall).min(1.0)
             };
             let (busy, starved) = before.map_or((0.0, 0.0), |(at, before)| {
                 (share(ran, before.ran, at), share(waited, before.waited, at))
@@ -96,7 +97,7 @@ mod tests {
         assert_eq!(kept.shares(at(100), &times(50, 0))[0].busy, 0.0);
         kept.keep(at(100), times(50, 0));
         assert_eq!(kept.shares(at(100), &times(50, 0))[0].busy, 0.0, "in no time");
-        assert!((kept.shares(at(200), &times(100, 0))[0].busy - 0.5).abs() < 1e-9);
+        assert!((kept.shares(at(200), &times(100, 0))[0].busy - 0.05).abs() < 1e-9, "50 ms of a second");
         kept.forget();
         assert!(kept.is_due(at(200)));
     }
