@@ -164,7 +164,7 @@ pub struct Talk {
     /// When the first of the calls that wait began to, or the last one was done.
     pub waits_since: Time,
     /// The service heard that nothing more will arrive.
-    pub input_end_told: bool,
+    pub input_end_notified: bool,
     /// When the connection ended.
     pub ended: Option<Time>,
     /// The service accepted it in `open`.

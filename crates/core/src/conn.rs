@@ -241,7 +241,7 @@ pub(crate) struct Conn {
     /// As many calls wait as may.
     pub calls_full: bool,
     /// The service heard that nothing more will arrive.
-    pub input_end_told: bool,
+    pub input_end_notified: bool,
     /// Heartbeats since a byte arrived.
     pub missed_heartbeats: u8,
     /// Calls that wait.
@@ -294,7 +294,7 @@ impl Conn {
             frame_seen: false,
             limited: false,
             calls_full: false,
-            input_end_told: false,
+            input_end_notified: false,
             missed_heartbeats: 0,
             calls: 0,
             queued: Queued::default(),

@@ -84,7 +84,7 @@ pub(crate) enum Found<H = ()> {
 
 /// Has a framing look for a frame. What it makes of the connection's state is kept with one.
 #[inline(always)]
-fn look<F: TypedFraming>(
+fn cut_at<F: TypedFraming>(
     framing: &F,
     state: &FramingState<F::State>,
     bytes: &[u8],
@@ -107,7 +107,7 @@ pub(crate) fn cut<F: TypedFraming>(
     frame_bytes_max: usize,
 ) -> Found<F::Head> {
     let seen = lease.len().min(frame_bytes_max);
-    match look(framing, state, &lease[..seen], 0) {
+    match cut_at(framing, state, &lease[..seen], 0) {
         Ok(Cut::Frame { skip, len, consumed, head }) if is_sound(skip, len, consumed, seen) => {
             Found::Frame(Frame::sound(lease.split_to(consumed), skip, len, head))
         }
@@ -397,7 +397,7 @@ impl Inbox {
         frame_bytes_max: usize,
     ) -> Found<F::Head> {
         if self.is_ripe() {
-            match self.look_at_ripe(framing, state, frame_bytes_max) {
+            match self.check_ripe(framing, state, frame_bytes_max) {
                 Found::More(_) => {}
                 found => return found,
             }
@@ -426,7 +426,7 @@ impl Inbox {
             // do: what came since may belong to the next one.
             let ends_soundly =
                 |skip, len, consumed, least| is_sound(skip, len, consumed, seen) && consumed >= least;
-            match look(framing, state, &self.partial, self.scanned) {
+            match cut_at(framing, state, &self.partial, self.scanned) {
                 Ok(Cut::Frame { skip, len, consumed, head })
                     if ends_soundly(skip, len, consumed, before + 1) =>
                 {
@@ -460,7 +460,7 @@ impl Inbox {
 
     /// Looks at the frame that was begun, after what was missing came straight into it.
     #[cold]
-    fn look_at_ripe<F: TypedFraming>(
+    fn check_ripe<F: TypedFraming>(
         &mut self,
         framing: &F,
         state: &FramingState<F::State>,
@@ -473,7 +473,7 @@ impl Inbox {
         }
         // A framing that ends it before the bytes that were missing is as unsound as one that ends it behind them.
         let sound = |skip, len, consumed| is_sound(skip, len, consumed, seen) && consumed == seen;
-        let (skip, len, head, goes_on) = match look(framing, state, &self.partial, self.scanned) {
+        let (skip, len, head, goes_on) = match cut_at(framing, state, &self.partial, self.scanned) {
             Ok(Cut::Frame { skip, len, consumed, head }) if sound(skip, len, consumed) => {
                 (skip, len, head, false)
             }

@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 pub struct RemoteGate {
     gone: AtomicBool,
     /// Ends that were asked for: bits of [`CLOSE`] and [`ABORT`].
-    ends_asked: AtomicU8,
+    ends_requested: AtomicU8,
     /// Bytes in the outbox.
     outbox_bytes: AtomicUsize,
     /// Bytes that other threads pushed and that have not reached the outbox yet.
@@ -28,7 +28,7 @@ impl RemoteGate {
     pub(crate) fn new(outbox_bytes: usize, outbox_bytes_high: usize, gone: bool) -> RemoteGate {
         RemoteGate {
             gone: AtomicBool::new(gone),
-            ends_asked: AtomicU8::new(0),
+            ends_requested: AtomicU8::new(0),
             outbox_bytes: AtomicUsize::new(outbox_bytes),
             on_the_way: AtomicUsize::new(0),
             outbox_bytes_high,
@@ -37,7 +37,7 @@ impl RemoteGate {
 
     /// True once the connection takes nothing any more, or its end was asked for, here or on its shard.
     pub fn is_gone(&self) -> bool {
-        self.has_ended() || self.ends_asked.load(Ordering::Acquire) != 0
+        self.has_ended() || self.ends_requested.load(Ordering::Acquire) != 0
     }
 
     fn has_ended(&self) -> bool {
@@ -55,7 +55,7 @@ impl RemoteGate {
     }
 
     fn ask(&self, end: u8) -> bool {
-        !self.has_ended() && self.ends_asked.fetch_or(end, Ordering::AcqRel) & end == 0
+        !self.has_ended() && self.ends_requested.fetch_or(end, Ordering::AcqRel) & end == 0
     }
 
     /// True if the outbox, with what is on the way, is over its high mark: then [`announce`](RemoteGate::announce) refuses.

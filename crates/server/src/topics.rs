@@ -141,7 +141,7 @@ impl<T: Ord + Clone + 'static, F: Copy + PartialEq + 'static> Topics<T, F> {
     where
         T: 'a,
     {
-        let (topics, mut told) = (self.0.topics.borrow(), 0);
+        let (topics, mut notified) = (self.0.topics.borrow(), 0);
         let range = (range.start_bound().cloned(), range.end_bound().cloned());
         for (topic, listeners) in topics.range(range).filter(|(topic, _)| is_wanted(topic)) {
             let mut made: Vec<(F, Rc<SharedPayload>)> = Vec::new();
@@ -153,9 +153,9 @@ impl<T: Ord + Clone + 'static, F: Copy + PartialEq + 'static> Topics<T, F> {
                 });
                 listener.send(&made[at].1, &self.0.shard, self.0.waiting_bytes_max);
             }
-            told += listeners.len();
+            notified += listeners.len();
         }
-        told
+        notified
     }
 }
 

@@ -150,7 +150,7 @@ pub struct Sock {
     /// The service holds it open, until it closes it.
     pub held: bool,
     /// The service heard that nothing more will arrive.
-    pub input_end_told: bool,
+    pub input_end_notified: bool,
     /// What the time limits are judged by.
     pub clocks: Clocks,
     /// Where in `owed` each heartbeat ends that the peer has not seen yet.
@@ -222,7 +222,7 @@ impl Sock {
             wants_room: 0,
             waiting_since: 0,
             held: false,
-            input_end_told: false,
+            input_end_notified: false,
             clocks: Clocks::default(),
             pings: VecDeque::new(),
             sent_turn: 0,

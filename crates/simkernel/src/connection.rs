@@ -130,7 +130,7 @@ struct Pace {
 pub(crate) struct Connection {
     client: SocketAddr,
     server: SocketAddr,
-    /// The rings that are told when something changes, by side; `None` for a client that is none, and while it waits to be
+    /// The rings that are notified when something changes, by side; `None` for a client that is none, and while it waits to be
     /// accepted by one that is not made.
     pub(crate) rings: [Option<i32>; 2],
     /// Something changed, by side, that the other one may want to know.
@@ -193,7 +193,7 @@ impl Connection {
 
     /// Has what is due arrive, and puts what is next on the agenda. True for each end that has something to look at.
     pub(crate) fn deliver(&mut self) -> [bool; 2] {
-        let mut told = [false; 2];
+        let mut notified = [false; 2];
         while let Some(at) = self.next_arrival()
             && self.pace.as_ref().is_some_and(|pace| at <= pace.now)
         {
@@ -204,13 +204,13 @@ impl Connection {
                 }
                 let Some((_, news)) = on_the_way.pop_front() else { continue };
                 self.arrive(from, news);
-                told[from.other() as usize] = true;
+                notified[from.other() as usize] = true;
             }
         }
         if let (Some(pace), Some(at)) = (&self.pace, self.next_arrival()) {
             pace.agenda.lock().insert((at, pace.number));
         }
-        told
+        notified
     }
 
     /// Sends word to the other end, which arrives now or later, behind all that is on the way.

@@ -103,9 +103,9 @@ impl SimKernel {
         }
         self.left_over = false;
         self.progress(&mut state);
-        self.tell_others(&mut state);
+        self.notify_others(&mut state);
         drop(state);
-        shared.tell_clients();
+        shared.notify_clients();
     }
 
     /// Something may be there for the receive of this end.
@@ -122,9 +122,9 @@ impl SimKernel {
     }
 
     /// Tells the other ends of connections what changed.
-    fn tell_others(&mut self, state: &mut State) {
+    fn notify_others(&mut self, state: &mut State) {
         for file in self.touched.drain(..) {
-            if let Some(ring) = state.tell_of_change(file) {
+            if let Some(ring) = state.notify_of_change(file) {
                 self.left_over |= ring == self.number;
             }
         }
@@ -316,7 +316,7 @@ impl Kernel for SimKernel {
         let armed = self.ring.accepts[usize::from(listener)].is_some();
         assert!(!armed, "a listener is closed under its accept");
         self.shared.lock().close_listener(self.listeners[usize::from(listener)]);
-        self.shared.tell_clients();
+        self.shared.notify_clients();
     }
 
     fn now(&mut self) -> Duration {
@@ -358,7 +358,7 @@ impl Kernel for SimKernel {
         self.ring.files.iter().for_each(|(_, file)| state.close(file.connection, file.side, false));
         state.close_ring(self.number);
         drop(state);
-        self.shared.tell_clients();
+        self.shared.notify_clients();
         self.ring.finish(side);
         true
     }

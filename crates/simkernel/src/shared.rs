@@ -33,7 +33,7 @@ impl Shared {
     }
 
     /// A server did something that clients may wait for.
-    pub(crate) fn tell_clients(&self) {
+    pub(crate) fn notify_clients(&self) {
         self.changed.notify_all();
     }
 

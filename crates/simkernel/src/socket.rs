@@ -114,7 +114,7 @@ impl Socket {
         let (number, side) = self.end()?;
         let mut state = self.shared.lock();
         let shut = state.connection(number).shut_down(side);
-        state.tell_of(number, side.other());
+        state.notify_end(number, side.other());
         drop(state);
         self.note(&[4, u64::from(shut.is_ok())]);
         shut.map_err(io::Error::from_raw_os_error)
@@ -168,7 +168,7 @@ impl Socket {
             state.wait(number, side, direction, cx.waker());
             return Poll::Pending;
         }
-        state.tell_of(number, side.other());
+        state.notify_end(number, side.other());
         Poll::Ready(done.map_err(io::Error::from_raw_os_error))
     }
 

@@ -62,7 +62,7 @@ impl ClientEnd {
             match act(state.connection(self.number)) {
                 Err(libc::EAGAIN) => {}
                 done => {
-                    state.tell_of(self.number, Side::Server);
+                    state.notify_end(self.number, Side::Server);
                     return done.map_err(io::Error::from_raw_os_error);
                 }
             }

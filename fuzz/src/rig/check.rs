@@ -30,7 +30,7 @@ impl Model {
         let rest = talk.received.len() - talk.cut;
         use CloseReason::*;
         let all_sent = match reason {
-            PeerClosed if talk.input_end_told => true,
+            PeerClosed if talk.input_end_notified => true,
             PeerClosed => {
                 assert!(rest == 0 && call.is_none(), "frames are left, or a call waits");
                 true

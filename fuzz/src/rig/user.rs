@@ -94,9 +94,9 @@ impl Lane for Model {
         let Some(shared) = self.live.get(&id).cloned() else { return };
         let (kind, peer) = (self.plan.kind, shared.body().peer);
         let talk = &mut self.talks[peer];
-        assert!(self.plan.hold_open && !talk.input_end_told, "told of the end twice");
+        assert!(self.plan.hold_open && !talk.input_end_notified, "told of the end twice");
         assert!(!matches!(talk.next(kind, usize::MAX), Start::Frame(..)), "told of the end before a frame");
-        talk.input_end_told = true;
+        talk.input_end_notified = true;
         self.reply(&shared, b"that was all");
         if peer.is_multiple_of(2) {
             shared.close();

@@ -564,12 +564,12 @@ impl Outlet {
     }
 
     #[inline]
-    pub(crate) fn close_asked(&self) -> bool {
+    pub(crate) fn close_requested(&self) -> bool {
         self.has(CLOSE)
     }
 
     #[inline]
-    pub(crate) fn abort_asked(&self) -> bool {
+    pub(crate) fn abort_requested(&self) -> bool {
         self.has(ABORT)
     }
 

@@ -66,7 +66,7 @@ fn push_that_panics_wakes_a_sleeping_shard() {
     let (shard, outlet) = outlet(Rc::new(Raw).encoding(), &woken);
     let push = || outlet.append::<1>(|_| panic!("planted: encoding panics"));
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(push)).is_err());
-    assert!(outlet.abort_asked() && shard.has_dirty());
+    assert!(outlet.abort_requested() && shard.has_dirty());
     assert_eq!(woken.0.load(Ordering::SeqCst), 1, "the shard sleeps on");
 }
 
@@ -83,7 +83,7 @@ fn reply_given_up_or_too_long_leaves_nothing_of_itself() {
     assert_eq!((outlet.outbox_bytes(), shard.held_bytes(), outlet.has_requests()), (4, 4, false));
     outlet.reply_parts([&b"th"[..], b"ree"]);
     outlet.reply_with(|out| out.put_bytes(b'4', 256));
-    assert!(outlet.not_framed() && !outlet.abort_asked());
+    assert!(outlet.not_framed() && !outlet.abort_requested());
     assert_eq!(queued(&outlet), b"\x03one\x05three");
     assert_eq!(shard.held_bytes(), 0);
 }
@@ -100,7 +100,7 @@ fn panic_in_a_written_reply_resets_and_leaves_what_was_queued() {
         })
     };
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());
-    assert!(outlet.abort_asked());
+    assert!(outlet.abort_requested());
     assert_eq!((outlet.outbox_bytes(), shard.held_bytes()), (7, 7));
     let nested = || outlet.reply_with(|_| outlet.write(b"inside"));
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(nested)).is_err());
@@ -171,5 +171,5 @@ impl Framing for NoRoom {
 fn shared_payload_without_memory_is_not_sent_in_part() {
     let (_shard, outlet) = outlet(Rc::new(NoRoom).encoding(), &Arc::default());
     outlet.reply_shared(&SharedPayload::new("hello"));
-    assert!(outlet.abort_asked() && outlet.take_pending().is_none());
+    assert!(outlet.abort_requested() && outlet.take_pending().is_none());
 }

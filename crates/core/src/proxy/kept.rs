@@ -41,11 +41,11 @@ impl Headers {
     }
 
     pub(crate) fn of(&self, id: ConnId) -> Proxied {
-        self.look(id, |entry| entry.proxied).unwrap_or_default()
+        self.with_entry(id, |entry| entry.proxied).unwrap_or_default()
     }
 
     pub(crate) fn tlvs_of(&self, id: ConnId) -> Option<Tlvs> {
-        self.look(id, |entry| entry.tlvs.clone()).flatten()
+        self.with_entry(id, |entry| entry.tlvs.clone()).flatten()
     }
 
     /// Removes the facts of a connection that is gone.
@@ -56,7 +56,7 @@ impl Headers {
         }
     }
 
-    fn look<T>(&self, id: ConnId, what: impl FnOnce(&Entry) -> T) -> Option<T> {
+    fn with_entry<T>(&self, id: ConnId, what: impl FnOnce(&Entry) -> T) -> Option<T> {
         let entries = self.entries.borrow();
         entries.get(id.slot()).filter(|entry| entry.id == Some(id)).map(what)
     }

@@ -54,7 +54,7 @@ pub(super) struct Accepting {
     /// Sockets that were on their way when the limit was reached, first in, first out.
     waiting: VecDeque<(u16, Socket, Option<SocketAddr>)>,
     /// Connections handed out as [`Event::Accepted`] and not answered yet.
-    asked: usize,
+    pending: usize,
     retry_at: Option<Time>,
     /// The rate of the server, which all of its shards share.
     rate: Option<Arc<AcceptRate>>,
@@ -98,7 +98,7 @@ impl Accepting {
             quota: None,
             others_have_room: false,
             waiting: VecDeque::new(),
-            asked: 0,
+            pending: 0,
             retry_at: None,
             rate: None,
             held_by_rate: None,
@@ -234,14 +234,14 @@ impl<O: Observer> Shard<O> {
         // Those of which the service is asked already are no starts yet, but will be.
         let starts =
             self.accepting.expected(listener).is_some() || self.channels.transport(listener).is_some();
-        let coming = if starts { self.accepting.asked } else { 0 };
+        let coming = if starts { self.accepting.pending } else { 0 };
         // A drain lets in what waits, and soon cuts those whose header does not come.
         let is_held = self.accepting.starting + coming >= self.limits.handshakes_max && !self.has_stopped();
         let is_free = !is_held && self.has_slot();
         // Which peer it is matters where there is a rate, and where there is no room.
         let is_special = self.accepting.reserve.is_some() && (!is_free || self.accepting.rate.is_some());
         let reserved = match is_special && self.accepting.is_reserved(listener, peer) {
-            true => self.lanes.reserved_left() > self.accepting.asked,
+            true => self.lanes.reserved_left() > self.accepting.pending,
             false => false,
         };
         let beyond =
@@ -253,7 +253,7 @@ impl<O: Observer> Shard<O> {
             self.accepting.give_back();
             return false;
         }
-        self.accepting.asked += 1;
+        self.accepting.pending += 1;
         self.events.push_back(Event::Accepted { socket, peer, listener });
         if self.accepting.held_by_rate.is_some() {
             self.sync_accept();
@@ -289,7 +289,7 @@ impl<O: Observer> Shard<O> {
 
     /// Accepted connections this shard has room for.
     pub fn slots_left(&self) -> usize {
-        self.lanes.inbound_left(self.accepting.asked)
+        self.lanes.inbound_left(self.accepting.pending)
     }
 
     pub(super) fn has_slot(&self) -> bool {
@@ -352,7 +352,7 @@ impl<O: Observer> Shard<O> {
         peer: Option<SocketAddr>,
         listener: u16,
     ) -> Option<ConnId> {
-        self.accepting.asked -= 1;
+        self.accepting.pending -= 1;
         let lane = self.lane_of_listener(listener);
         let made = match self.takes_newcomers() {
             true => self.insert(lane, peer, listener, ConnShared::<S>::try_new_unfilled),
@@ -379,7 +379,7 @@ impl<O: Observer> Shard<O> {
     /// Closes a socket that `listener` accepted and that is not admitted. One that is refused for its address takes no part in
     /// the server's rate.
     pub fn refuse(&mut self, socket: Socket, listener: u16, by: RefusedBy) {
-        self.accepting.asked -= 1;
+        self.accepting.pending -= 1;
         self.accepting.give_back();
         if by.is_by_address() {
             self.give_token_back();
@@ -392,7 +392,7 @@ impl<O: Observer> Shard<O> {
     /// Counts a socket that `listener` accepted and that goes to a shard with fewer connections, instead of being admitted or
     /// refused here.
     pub fn handed_off(&mut self, listener: u16, peer: Option<SocketAddr>) {
-        self.accepting.asked -= 1;
+        self.accepting.pending -= 1;
         self.accepting.give_back();
         if !self.accepting.is_reserved(listener, peer) {
             self.give_token_back();
@@ -406,7 +406,7 @@ impl<O: Observer> Shard<O> {
         if let Some(conn) = self.conns.get_mut(id) {
             conn.opened = Opened::Yes;
         }
-        self.tell_opened(id);
+        self.notify_opened(id);
         self.sync_receive(id);
         self.arm(id);
     }

@@ -7,7 +7,7 @@
 //!                             taken in
 //! ```
 //!
-//! * Each connection gets `draining` at the start, some in each turn ([`TOLD_IN_A_TURN`]), and none is cut before all had it.
+//! * Each connection gets `draining` at the start, some in each turn ([`NOTIFIED_IN_A_TURN`]), and none is cut before all had it.
 //! * *Delayed*, for [`ServerLimits::drain_delay`](crate::ServerLimits::drain_delay): only
 //!   [`ShardShared::is_draining`](crate::ShardShared::is_draining) changes.
 //! * *Looking*: the listeners are closed, and bytes that had arrived are received. It is over when a turn brings nothing, or
@@ -52,17 +52,17 @@ const LAST_LOOKS: Duration = Duration::from_secs(1);
 
 /// Connections that get `draining` in a turn, so that a crowd of them keeps none waiting for long: at a microsecond each half a
 /// millisecond.
-const TOLD_IN_A_TURN: u32 = 512;
+const NOTIFIED_IN_A_TURN: u32 = 512;
 
 /// All connections had `draining`.
-const ALL_TOLD: u32 = u32::MAX;
+const ALL_NOTIFIED: u32 = u32::MAX;
 
 /// The drain of the shard.
 pub(super) struct Drain {
     stage: Stage,
-    /// The slot whose connection gets `draining` next, [`ALL_TOLD`] behind the last. A connection before it that opens gets it
+    /// The slot whose connection gets `draining` next, [`ALL_NOTIFIED`] behind the last. A connection before it that opens gets it
     /// then.
-    told: u32,
+    notified: u32,
     /// Connections admitted since the begin or right before, with the time at which they are cut: `None` until the turn after
     /// the one that admitted them begins.
     newcomers: VecDeque<(Option<Time>, ConnId)>,
@@ -96,7 +96,7 @@ enum Stage {
 
 impl Drain {
     fn new(stage: Stage) -> Drain {
-        Drain { stage, told: 0, newcomers: VecDeque::new(), outbound_closed: false }
+        Drain { stage, notified: 0, newcomers: VecDeque::new(), outbound_closed: false }
     }
 
     /// True if turns follow each other without a wait.
@@ -111,7 +111,7 @@ impl Drain {
             Stage::Looking { deadline, .. } | Stage::Finishing { deadline } => Some(deadline),
             Stage::GivenUp => None,
         };
-        if self.told != ALL_TOLD {
+        if self.notified != ALL_NOTIFIED {
             return Some(Time::ZERO);
         }
         // A newcomer without a time has a turn at once. The last ones are those without.
@@ -180,8 +180,8 @@ impl<O: Observer> Shard<O> {
             turns_left: LOOKS_MIN + self.conns.len() as u32 / CONNECTIONS_A_LOOK,
             first_turn: true,
         };
-        let told = self.drain.as_ref().map_or(0, |drain| drain.told);
-        self.drain = Some(Drain { told, ..Drain::new(stage) });
+        let notified = self.drain.as_ref().map_or(0, |drain| drain.notified);
+        self.drain = Some(Drain { notified, ..Drain::new(stage) });
         self.stop_listening();
         self.retry_accepts();
     }
@@ -208,11 +208,11 @@ impl<O: Observer> Shard<O> {
     }
 
     /// Sends `draining` to some connections that did not have it.
-    fn tell_draining(&mut self) {
-        let Some(drain) = self.drain.as_mut().filter(|drain| drain.told != ALL_TOLD) else { return };
+    fn notify_draining(&mut self) {
+        let Some(drain) = self.drain.as_mut().filter(|drain| drain.notified != ALL_NOTIFIED) else { return };
         let used = self.conns.used();
-        let slots = drain.told..used.min(drain.told + TOLD_IN_A_TURN);
-        drain.told = if slots.end < used { slots.end } else { ALL_TOLD };
+        let slots = drain.notified..used.min(drain.notified + NOTIFIED_IN_A_TURN);
+        drain.notified = if slots.end < used { slots.end } else { ALL_NOTIFIED };
         for slot in slots {
             let Some(id) = self.conns.id_at(slot) else { continue };
             let is_served = |conn: &&Conn| conn.is_open() && !self.lanes[conn.lane].is_outbound;
@@ -223,8 +223,8 @@ impl<O: Observer> Shard<O> {
     }
 
     /// Notes an opened connection. One that opens in a drain, behind the others, gets `draining` too.
-    pub(super) fn tell_opened(&mut self, id: ConnId) {
-        let is_behind = self.drain.as_ref().is_some_and(|drain| id.slot() < drain.told);
+    pub(super) fn notify_opened(&mut self, id: ConnId) {
+        let is_behind = self.drain.as_ref().is_some_and(|drain| id.slot() < drain.notified);
         let is_served = self.lane_of(id).is_some_and(|lane| !self.lanes[lane].is_outbound);
         if is_behind && is_served {
             self.events.push_back(Event::Draining(id));
@@ -233,7 +233,7 @@ impl<O: Observer> Shard<O> {
 
     /// Takes the drain on, in a turn that brings `completions` completions.
     pub(super) fn step_drain(&mut self, completions: usize) {
-        self.tell_draining();
+        self.notify_draining();
         let Some(drain) = &mut self.drain else { return };
         let now = self.now;
         match &mut drain.stage {
@@ -255,7 +255,7 @@ impl<O: Observer> Shard<O> {
             Stage::Looking { deadline, turns_left, first_turn } => {
                 let arrives = core::mem::take(&mut self.has_received) || core::mem::take(first_turn);
                 *turns_left = if arrives { turns_left.saturating_sub(1) } else { 0 };
-                if *turns_left == 0 && drain.told == ALL_TOLD {
+                if *turns_left == 0 && drain.notified == ALL_NOTIFIED {
                     drain.stage = Stage::Finishing { deadline: *deadline };
                     self.cut_all();
                 }
@@ -325,7 +325,7 @@ impl<O: Observer> Shard<O> {
             // Once is enough: the rest is up to the driver.
             drain.stage = Stage::Aborted { until: self.now + GIVE_UP, last_looks: false };
             drain.newcomers.clear();
-            drain.told = ALL_TOLD;
+            drain.notified = ALL_NOTIFIED;
             drain.outbound_closed = true;
         }
         self.refuse_waiting();

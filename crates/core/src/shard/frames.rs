@@ -162,7 +162,11 @@ impl<'a, O: Observer> Frames<'a, O> {
             let shard = &mut *self.shard;
             let Some(conn) = shard.conns.get_mut(self.id) else { return self.nothing() };
             let outlet = self.shared;
-            if conn.shared.is_none() || !conn.is_open() || outlet.close_asked() || outlet.abort_asked() {
+            if conn.shared.is_none()
+                || !conn.is_open()
+                || outlet.close_requested()
+                || outlet.abort_requested()
+            {
                 return self.nothing();
             }
             if outlet.is_limited()

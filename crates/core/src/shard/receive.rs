@@ -240,8 +240,8 @@ impl<O: Observer> Shard<O> {
         }
         let Some(conn) = self.conns.get_mut(id) else { return };
         if conn.outlet().is_some_and(Outlet::is_held_open) {
-            if !conn.input_end_told {
-                conn.input_end_told = true;
+            if !conn.input_end_notified {
+                conn.input_end_notified = true;
                 self.events.push_back(Event::InputEnded(id));
             }
             return;

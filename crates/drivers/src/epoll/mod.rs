@@ -108,7 +108,7 @@ pub struct Epoll {
     /// True exactly when the last turn did not look for events.
     skipped: bool,
     /// True exactly when the last receive found the pool empty.
-    dry: bool,
+    pool_empty: bool,
     /// The last look found as many events as it may: there may be more.
     more_events: bool,
     before_connect: BeforeConnect,
@@ -178,7 +178,7 @@ impl Epoll {
             sent_at_once: 0,
             quiet: false,
             skipped: false,
-            dry: false,
+            pool_empty: false,
             more_events: false,
             before_connect: config.before_connect.clone(),
             connections_max: config.connections,
@@ -189,25 +189,25 @@ impl Epoll {
 
     /// True if there is something to do before the next event. Forgets [`defer_sent`](Driver::defer_sent).
     fn has_to_do(&mut self) -> bool {
-        self.dry = self.dry && !self.can_lend();
+        self.pool_empty = self.pool_empty && !self.can_lend();
         let quiet = std::mem::take(&mut self.quiet);
         let awaited = self.ready.len() > if quiet { self.sent_at_once } else { 0 };
-        awaited || !self.dry && self.ports.has_queued() || self.can_accept() || self.more_events
+        awaited || !self.pool_empty && self.ports.has_queued() || self.can_accept() || self.more_events
     }
 
     /// Before the shard sleeps where leases may be dropped meanwhile: the next buffer that is freed wakes it, if the last
     /// receive found none.
     fn wait_for_buffer(&mut self) {
-        if self.dry {
+        if self.pool_empty {
             self.side.wait_for_buffer();
         }
     }
 
     /// Looks for events, and blocks for the first one if it is allowed to and nothing else is to be done.
     fn poll(&mut self, wait: Wait) -> Result<(), i32> {
-        self.dry = self.dry && !self.can_lend();
+        self.pool_empty = self.pool_empty && !self.can_lend();
         let due = self.due_in();
-        let to_do = !self.dry && self.ports.has_queued() || self.can_accept();
+        let to_do = !self.pool_empty && self.ports.has_queued() || self.can_accept();
         let wait = match (wait, due) {
             (wait, None) => wait,
             (Wait::No, _) => Wait::No,

@@ -76,7 +76,7 @@ impl Epoll {
                 continue;
             }
             let Some(buffer) = self.side.lend() else {
-                self.dry = true;
+                self.pool_empty = true;
                 self.stats.receives_parked += self.ports.park_all();
                 return;
             };

@@ -173,7 +173,7 @@ impl<K: Kernel> Uring<K> {
         self.kernel.close_listener(listener);
         self.listeners[usize::from(listener)].life = Life::Closed;
         self.emptying -= 1;
-        self.tell(Completion::AcceptEnded { listener, end: AcceptEnd::Closed }, sink);
+        self.emit(Completion::AcceptEnded { listener, end: AcceptEnd::Closed }, sink);
     }
 
     fn accepted(&mut self, listener: u16, fd: i32, sink: &mut Sink<'_>) {
@@ -184,7 +184,7 @@ impl<K: Kernel> Uring<K> {
         } else {
             None
         };
-        self.tell(Completion::Accepted { listener, socket: Socket(fd as u64), peer }, sink);
+        self.emit(Completion::Accepted { listener, socket: Socket(fd as u64), peer }, sink);
     }
 
     pub(super) fn adopt(&mut self, id: ConnId, socket: Socket) {
@@ -246,7 +246,7 @@ impl<K: Kernel> Uring<K> {
                 if matches!(end, AcceptEnd::Stopped) && cqe.res < 0 && self.kernel.is_adopted(listener) {
                     self.take_one(listener, sink);
                 }
-                self.tell(Completion::AcceptEnded { listener, end }, sink);
+                self.emit(Completion::AcceptEnded { listener, end }, sink);
             }
         }
     }

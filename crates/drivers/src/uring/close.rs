@@ -36,7 +36,7 @@ impl<K: Kernel> Uring<K> {
         match self.ports.find(id) {
             Some(port) if port.life == Life::ShutsDown => {
                 port.life = Life::Open;
-                self.tell(Completion::ShutDown { id }, sink);
+                self.emit(Completion::ShutDown { id }, sink);
             }
             Some(port) if port.life == Life::EndsInput => {
                 port.life = Life::Open;
@@ -110,6 +110,6 @@ impl<K: Kernel> Uring<K> {
         }
         self.ports.close(id);
         self.take_failed(id);
-        self.tell(Completion::Closed { id }, sink);
+        self.emit(Completion::Closed { id }, sink);
     }
 }

@@ -51,6 +51,6 @@ impl<K: Kernel> Uring<K> {
         };
         port.life = Life::Open;
         let result = if cqe.res < 0 { Err(-cqe.res) } else { Ok(()) };
-        self.tell(Completion::Connected { id, result }, sink);
+        self.emit(Completion::Connected { id, result }, sink);
     }
 }

@@ -363,7 +363,7 @@ impl<K: Kernel> Uring<K> {
     }
 
     /// Delivers a completion in this turn, or in the next where the budget is used up.
-    fn tell(&mut self, completion: Completion, sink: &mut Sink<'_>) {
+    fn emit(&mut self, completion: Completion, sink: &mut Sink<'_>) {
         if sink.has_room() { sink.push_first(completion) } else { self.ready.push_back(completion) }
     }
 

@@ -260,7 +260,7 @@ impl<K: Kernel> Uring<K> {
             errno => After::End(ReceiveEnd::Error(errno)),
         };
         if let Some(lease) = lease {
-            self.tell(Completion::Received { id, lease }, sink);
+            self.emit(Completion::Received { id, lease }, sink);
         }
         match after {
             After::Again | After::Park if stop == Stop::Stops => {
@@ -325,7 +325,7 @@ impl<K: Kernel> Uring<K> {
         {
             end = ReceiveEnd::Error(errno);
         }
-        self.tell(Completion::Filled { id, block, bytes, end }, sink);
+        self.emit(Completion::Filled { id, block, bytes, end }, sink);
         sink.bytes = sink.bytes.saturating_sub(bytes);
     }
 
@@ -344,7 +344,7 @@ impl<K: Kernel> Uring<K> {
         // A socket tells an error once, and told a probe of it.
         let failed = if end == ReceiveEnd::Eof { self.take_failed(id) } else { None };
         let end = failed.map_or(end, ReceiveEnd::Error);
-        self.tell(Completion::ReceiveEnded { id, end }, sink);
+        self.emit(Completion::ReceiveEnded { id, end }, sink);
     }
 
     /// A completion of a receive that was held to have ended: its bytes are lost, and the connection receives no more.

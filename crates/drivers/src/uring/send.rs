@@ -110,7 +110,7 @@ impl<K: Kernel> Uring<K> {
             errno => SendEnd::Error(errno),
         };
         (port.sending, port.send_stop) = (Sending::No, false);
-        self.tell(Completion::Sent { id, batch, end }, sink);
+        self.emit(Completion::Sent { id, batch, end }, sink);
     }
 
     fn send_rest(&mut self, id: ConnId, batch: Box<Batch>) {

@@ -85,7 +85,7 @@ impl Default for Port {
             receive_stop: Stop::No,
             send_stop: false,
             life: Life::Open,
-            unheard: Port::UNFED,
+            unheard: Port::RECEIVED_NOTHING,
             receive_cancels: 0,
             receive_misses: 0,
         }
@@ -106,7 +106,7 @@ impl Entry for Port {
 
 impl Port {
     /// No bytes since it was taken out of the list of parked ones.
-    const UNFED: u8 = 1;
+    const RECEIVED_NOTHING: u8 = 1;
     /// Nothing of what a probe found.
     const DOUBTED: u8 = 2;
     /// It ends with the first bytes.
@@ -208,10 +208,10 @@ impl Ports {
         let Some(port) = self.find(id) else { return };
         debug_assert_ne!(port.receiving, Receiving::Parked, "{id} is parked already");
         port.receiving = Receiving::Parked;
-        let fed = port.unheard & Port::UNFED == 0;
-        port.unheard |= Port::UNFED;
-        let before = if fed { self.table.last() } else { self.passed_over };
-        if !fed {
+        let received_any = port.unheard & Port::RECEIVED_NOTHING == 0;
+        port.unheard |= Port::RECEIVED_NOTHING;
+        let before = if received_any { self.table.last() } else { self.passed_over };
+        if !received_any {
             self.passed_over = id.slot();
         }
         self.table.insert(before, id.slot());
@@ -287,16 +287,16 @@ mod tests {
     fn who_got_nothing_is_before_all_who_did_and_behind_others_who_did_not() {
         let mut ports = Ports::new();
         let ids: Vec<ConnId> = (0..6).map(|n| ConnId::new(n, u64::from(n))).collect();
-        let park = |ports: &mut Ports, slot: usize, fed: bool| {
-            if fed {
+        let park = |ports: &mut Ports, slot: usize, received_any: bool| {
+            if received_any {
                 ports.find(ids[slot]).unwrap().hears();
             }
             ports.park(ids[slot]);
             ports.invariants();
         };
         ids.iter().for_each(|id| assert!(ports.open(*id)));
-        for (slot, fed) in [(0, true), (1, false), (2, true), (3, false)] {
-            park(&mut ports, slot, fed);
+        for (slot, received_any) in [(0, true), (1, false), (2, true), (3, false)] {
+            park(&mut ports, slot, received_any);
         }
         assert_eq!(ports.unpark_first(), Some(ids[1]));
         park(&mut ports, 1, true);

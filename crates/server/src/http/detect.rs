@@ -50,7 +50,7 @@ pub(super) async fn detect(
     let becomes_clear = poll_fn(|task| {
         loop {
             let mut detected = None;
-            let polled = stream.stream.poll_peek(task, |bytes| match look(&mut seen, bytes) {
+            let polled = stream.stream.poll_peek(task, |bytes| match classify(&mut seen, bytes) {
                 Some(clear) => {
                     detected = Some(clear);
                     0
@@ -80,7 +80,7 @@ pub(super) async fn detect(
 
 /// Looks at the bytes behind the first `seen` ones, which were those of the preface. `None`, and they are seen, if it is
 /// not clear yet.
-fn look(seen: &mut usize, bytes: &[u8]) -> Option<Detected> {
+fn classify(seen: &mut usize, bytes: &[u8]) -> Option<Detected> {
     let rest = &PREFACE[*seen..];
     if bytes.is_empty() {
         // The end.
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     fn first_look(bytes: &[u8]) -> Option<Detected> {
-        look(&mut 0, bytes)
+        classify(&mut 0, bytes)
     }
 
     #[test]
@@ -185,10 +185,10 @@ mod tests {
         assert_eq!(first_look(&[&PREFACE[..], b"more"].concat()), Some(Detected::Http2));
         let mut seen = 0;
         for n in 0..23 {
-            assert_eq!(look(&mut seen, &PREFACE[n..=n]), None, "{n}");
+            assert_eq!(classify(&mut seen, &PREFACE[n..=n]), None, "{n}");
             assert_eq!(seen, n + 1);
         }
-        assert_eq!(look(&mut seen, &PREFACE[23..]), Some(Detected::Http2));
+        assert_eq!(classify(&mut seen, &PREFACE[23..]), Some(Detected::Http2));
     }
 
     #[test]
@@ -196,14 +196,14 @@ mod tests {
         assert_eq!(first_look(b"GET / HTTP/1.1\r\n\r\n"), Some(Detected::Other));
         assert_eq!(first_look(b"PRI * HTTP/1.1\r\n\r\n"), Some(Detected::Other));
         let mut seen = 0;
-        assert_eq!(look(&mut seen, b"P"), None);
-        assert_eq!(look(&mut seen, b"UT / HTTP/1.1\r\n\r\n"), Some(Detected::Other));
+        assert_eq!(classify(&mut seen, b"P"), None);
+        assert_eq!(classify(&mut seen, b"UT / HTTP/1.1\r\n\r\n"), Some(Detected::Other));
         assert_eq!(seen, 1, "what was seen is read again");
     }
 
     #[test]
     fn it_is_clear_at_the_end() {
         assert_eq!(first_look(b""), Some(Detected::Nothing));
-        assert_eq!(look(&mut 3, b""), Some(Detected::Other));
+        assert_eq!(classify(&mut 3, b""), Some(Detected::Other));
     }
 }

@@ -22,7 +22,7 @@ use crate::log::LogObserver;
 use crate::service::Made;
 use crate::shard::blocking::Pool;
 use crate::shard::clock::Clock;
-use crate::shard::guarded_transport::{GuardedTransport, tells_panics};
+use crate::shard::guarded_transport::{GuardedTransport, reports_panics};
 use crate::shard::handle::Shard;
 use crate::shard::inbox::RemoteShard;
 use crate::shard::random::Random;
@@ -165,7 +165,7 @@ impl<S: Serves> OneShard<S> {
                 self.index,
                 self.names.clone(),
                 remote.publishes(&self.names).clone(),
-                tells_panics(&shard),
+                reports_panics(&shard),
             ),
         );
         for (lane, encoding) in lanes {

@@ -65,7 +65,7 @@ impl StopSignals {
         let for_thread = stage.clone();
         let thread = thread::Builder::new().name("ringserve-signals".into()).spawn(move || {
             for signal in signals.forever() {
-                obey(&mut stage_of(&for_thread), if signal == SIGINT { "SIGINT" } else { "SIGTERM" });
+                on_signal(&mut stage_of(&for_thread), if signal == SIGINT { "SIGINT" } else { "SIGTERM" });
             }
         });
         let thread = thread.map_err(Error::Thread).inspect_err(|_| end_serving())?;
@@ -97,7 +97,7 @@ fn stage_of(stage: &Mutex<Stage>) -> MutexGuard<'_, Stage> {
 }
 
 /// The effect of the signal comes first: where the log has no reader any more, writing to it may panic.
-fn obey(stage: &mut Stage, name: &str) {
+fn on_signal(stage: &mut Stage, name: &str) {
     match stage {
         Stage::Starting(interrupter) => {
             interrupter.interrupt();
@@ -146,17 +146,17 @@ fn signals_to_take() -> io::Result<Vec<i32>> {
 fn begin_serving() {
     let mut serving = serving();
     serving.servers += 1;
-    serving.tell();
+    serving.notify();
 }
 
 fn end_serving() {
     let mut serving = serving();
     serving.servers -= 1;
-    serving.tell();
+    serving.notify();
 }
 
 impl Serving {
-    fn tell(&self) {
+    fn notify(&self) {
         if let Some(known) = &self.known {
             known.none_serves.store(self.servers == 0, Ordering::SeqCst);
         }

@@ -118,7 +118,7 @@ pub(super) struct Interrupter {
 
 /// The next step of the start.
 #[derive(Debug)]
-pub(crate) enum Look {
+pub(crate) enum StartState {
     /// All services are there. True if shards waited for that in their loops, from which they are to be woken.
     Ready(bool),
     /// The start failed.
@@ -163,13 +163,13 @@ impl Starting {
     }
 
     /// The next step now. Not to be called again after a failure.
-    pub(crate) fn look(&mut self) -> Look {
+    pub(crate) fn poll_start(&mut self) -> StartState {
         let mut state = self.shared.state();
         let all = |state: &State, is: fn(Stage) -> bool| state.shards.iter().all(|shard| is(shard.stage));
         if state.failed.is_none() && all(&state, |stage| stage == Stage::Ready) {
             let waited = state.gate == Gate::Open;
             self.shared.set_gate(&mut state, Gate::Serving);
-            return Look::Ready(waited);
+            return StartState::Ready(waited);
         }
         let (mut next, mut waits_for) = (None, None);
         if state.failed.is_none()
@@ -186,7 +186,7 @@ impl Starting {
             next = terms.timeout.into_iter().chain(explained).min().map(|time| time.saturating_sub(passed));
         }
         if let Some(error) = state.failed.take() {
-            return Look::Failed(error);
+            return StartState::Failed(error);
         }
         if state.gate == Gate::Closed && all(&state, |stage| stage != Stage::Calls) {
             self.shared.set_gate(&mut state, Gate::Open);
@@ -196,7 +196,7 @@ impl Starting {
             // A subscriber may wake the future that ends the start, which takes the lock.
             guarded(|| warn!("still starting after {EXPLAINED_AFTER:?}: waiting for {waits_for}"));
         }
-        Look::Waits(next)
+        StartState::Waits(next)
     }
 
     /// The start failed, and every shard was told to end: shards that are held back go on to do so.
@@ -219,14 +219,14 @@ impl Starting {
         let waker = Waker::from(self.shared.clone());
         let mut panic = None;
         loop {
-            let next = match self.look() {
-                Look::Ready(waited) => return Ok(waited),
-                Look::Failed(error) => {
+            let next = match self.poll_start() {
+                StartState::Ready(waited) => return Ok(waited),
+                StartState::Failed(error) => {
                     let state = self.shared.state();
                     let heard = state.shards.iter().map(|shard| shard.stage != Stage::Calls).collect();
                     return Err(Box::new(Ended { error, heard, panic }));
                 }
-                Look::Waits(next) => next,
+                StartState::Waits(next) => next,
             };
             if self.shared.state().gate == Gate::Open
                 && let Some(until) = &mut until
@@ -426,7 +426,7 @@ mod tests {
             starting.begin(1, Clock::of_age(2 * EXPLAINED_AFTER), None, vec!["chat".to_owned()]);
             starting.terms.as_mut().unwrap().begun = Time::from_nanos(0);
             let wakes = Wakes(Waker::from(starting.shared.clone()));
-            let look = tracing::subscriber::with_default(wakes, || starting.look());
+            let look = tracing::subscriber::with_default(wakes, || starting.poll_start());
             let is_new = starting.shared.state().is_new;
             says.send((format!("{look:?}"), is_new)).unwrap();
         });

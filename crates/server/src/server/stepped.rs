@@ -15,13 +15,13 @@ use super::prepared::Prepared;
 use super::running::{ShardDeath, ShardEnd};
 use super::runtime::Runtime;
 use super::serves::Serves;
-use super::starting::{Look, Starting};
+use super::starting::{StartState, Starting};
 use crate::service::Made;
 use crate::shard::beginning::Beginning;
 use crate::shard::blocking::Pool;
 use crate::shard::clock::{Clock, Deadline};
 use crate::shard::inbox::{Command, OnCall, enter_shard, leave_shard};
-use crate::shard::state::{Others, ShardLoop};
+use crate::shard::state::{Peers, ShardLoop};
 use crate::shard::stepped::{Stage, Stepped, SteppedShard};
 use crate::stats::{ServerStats, ShardStats};
 
@@ -31,7 +31,7 @@ pub(crate) struct SteppedServer {
     pub(crate) limits: ServerLimits,
     /// Connections beyond them that there may be.
     reserved: usize,
-    remotes: Others,
+    remotes: Peers,
     shards: Vec<Box<dyn Stepped>>,
     ends: Vec<Option<ShardEnd>>,
     blocking: Arc<dyn Pool>,
@@ -121,14 +121,14 @@ impl SteppedServer {
     }
 
     /// How the start goes on. Shards are told what follows from it. Not to be called again once it ended.
-    pub(crate) fn look(&mut self) -> Look {
-        let look = self.starting.look();
-        match &look {
-            Look::Ready(true) => self.command(Command::Serve),
-            Look::Failed(_) => self.command(Command::Force),
-            Look::Ready(false) | Look::Waits(_) => {}
+    pub(crate) fn poll_start(&mut self) -> StartState {
+        let state = self.starting.poll_start();
+        match &state {
+            StartState::Ready(true) => self.command(Command::Serve),
+            StartState::Failed(_) => self.command(Command::Force),
+            StartState::Ready(false) | StartState::Waits(_) => {}
         }
-        look
+        state
     }
 
     /// The factories that the start waits for, as text.

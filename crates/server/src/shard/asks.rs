@@ -100,15 +100,15 @@ impl<A> Asker<A> {
 
     /// Ends one question, from any thread.
     pub(super) fn bring(&self, ticket: Ticket, outcome: Result<A, AskError>) {
-        self.tell(News::Outcome(ticket, outcome));
+        self.notify(News::Outcome(ticket, outcome));
     }
 
     /// Notes that a shard ended, from any thread.
     pub(super) fn shard_ended(&self, shard: u32) {
-        self.tell(News::Ended(shard));
+        self.notify(News::Ended(shard));
     }
 
-    fn tell(&self, news: News<A>) {
+    fn notify(&self, news: News<A>) {
         let Some(shard) = self.shard.get() else {
             let (mut woken, mut late) = (Vec::new(), Vec::new());
             self.slots().hear(news, &mut woken, &mut late);

@@ -93,7 +93,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Beginning<D, V> {
         let shard = &mut self.shard;
         shard.lane.common.now = shard.lane.common.shard.timers().now();
         shard.turn(completions);
-        self.obey();
+        self.apply_command();
         if self.shard.is_done() {
             return Some(Ok(self.shard.ended()));
         }
@@ -103,7 +103,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Beginning<D, V> {
     }
 
     /// The order to stop ends the start, and what is waited for.
-    pub(super) fn obey(&mut self) {
+    pub(super) fn apply_command(&mut self) {
         if self.shard.lane.command != Command::Serve && !self.serves() {
             if let Some(task) = self.task.take() {
                 self.shard.lane.common.shard.tasks().abort(task);

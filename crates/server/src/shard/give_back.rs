@@ -39,7 +39,7 @@ impl<D: Driver, V: Services> ShardLane<D, V> {
         match self.spare.step() {
             Step::None if !self.spare.is_due(self.common.now) => {}
             // A shard that ends gives all of it back. A look that stayed due would keep the shard from waiting.
-            Step::None if self.command != Command::Serve => self.spare.look_later(self.common.now, moved),
+            Step::None if self.command != Command::Serve => self.spare.check_later(self.common.now, moved),
             Step::None if !self.spare.begins(self.common.now, needs, moved) => {}
             // Receives that are stopped in this turn are found so in the next.
             Step::None => {

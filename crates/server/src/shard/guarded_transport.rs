@@ -17,7 +17,7 @@ use super::handle::Shard;
 use crate::guard::{Panicked, guard};
 
 /// Writes to the log that a transport of the shard panicked.
-pub(crate) fn tells_panics(shard: &Shard) -> Box<dyn Fn(&Panicked)> {
+pub(crate) fn reports_panics(shard: &Shard) -> Box<dyn Fn(&Panicked)> {
     let shard = shard.clone();
     Box::new(move |panicked| shard.tasks().transport_panicked(panicked))
 }

@@ -151,7 +151,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Beginning<D, V> {
                 return Poll::Ready(None);
             }
             let end = self.shard.poll_turns(&mut waits, task);
-            self.obey();
+            self.apply_command();
             // A turn may have taken the call that says so; one that comes now wakes the shard.
             if end.is_pending() && self.serves() {
                 return Poll::Ready(None);

@@ -71,10 +71,10 @@ pub struct Mesh<M, A = ()> {
 
 struct Inner<M, A> {
     capacity: usize,
-    shards: OnceLock<Shards<M, A>>,
+    shards: OnceLock<Members<M, A>>,
 }
 
-struct Shards<M, A> {
+struct Members<M, A> {
     /// A place for each shard, filled when it registers.
     members: Box<[Place<M, A>]>,
     /// The asker of each shard, and last that of all other threads.
@@ -84,7 +84,7 @@ struct Shards<M, A> {
 type Place<M, A> = OnceLock<Arc<Member<M, A>>>;
 
 /// A shard of all.
-type Found<'a, M, A> = (&'a Shards<M, A>, &'a Member<M, A>);
+type Found<'a, M, A> = (&'a Members<M, A>, &'a Member<M, A>);
 
 struct Member<M, A> {
     index: u32,
@@ -148,7 +148,7 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
         mut handle: impl FnMut(Option<usize>, M, Reply<A>) + 'static,
     ) {
         let (index, count) = (shard.index(), shard.count());
-        let shards = self.inner.shards.get_or_init(|| Shards {
+        let shards = self.inner.shards.get_or_init(|| Members {
             members: (0..count).map(|_| OnceLock::new()).collect(),
             askers: (0..=count).map(|_| Arc::new(Asker::new())).collect(),
         });
@@ -253,7 +253,7 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
     }
 }
 
-impl<M, A> Shards<M, A> {
+impl<M, A> Members<M, A> {
     /// The index of this thread's shard, or one behind the last for a thread that is no shard of this server.
     fn this_one(&self) -> usize {
         let here = this_shard().filter(|(index, remote)| {

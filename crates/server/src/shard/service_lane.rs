@@ -200,7 +200,7 @@ where
 
     /// Tells the service of the first failure of a connection.
     #[cold]
-    fn tell_failure(
+    fn report_failure(
         &mut self,
         common: &mut Common,
         core: &mut Core,
@@ -229,7 +229,7 @@ where
                 debug!(shard, service, %id, peer, %error, "handler failed");
             }
         });
-        self.tell_failure(common, core, id, &Failure::Error(&error));
+        self.report_failure(common, core, id, &Failure::Error(&error));
         let dropped = guard(move || drop(error));
         if let Err(panicked) = logged.and(dropped) {
             common.report_panic("error", named(core, id), &panicked);
@@ -242,7 +242,7 @@ where
         common.report_panic("call", named(core, id), panicked);
         let queued = |core: &Core| core.shared(id).map_or(0, |shared| shared.outbox_bytes());
         let before = queued(core);
-        self.tell_failure(common, core, id, &Failure::Panicked(panicked.message()));
+        self.report_failure(common, core, id, &Failure::Panicked(panicked.message()));
         match queued(core) > before {
             true => core.finish(id, CloseReason::HandlerPanicked),
             false => core.abort(id, CloseReason::HandlerPanicked),
@@ -378,7 +378,7 @@ where
     }
 
     fn timed_out(&mut self, common: &mut Common, core: &mut Core, id: ConnId) {
-        self.tell_failure(common, core, id, &Failure::TimedOut);
+        self.report_failure(common, core, id, &Failure::TimedOut);
         core.finish(id, CloseReason::HandlerTimeout);
     }
 

@@ -109,7 +109,7 @@ impl Spare {
         self.most.connections = self.most.connections.max(needs.connections);
         self.most.held_bytes = self.most.held_bytes.max(needs.held_bytes);
         if !self.active && self.is_worth_it(needs) {
-            self.look_later(now, moved);
+            self.check_later(now, moved);
         }
         let grown = self.most.connections >= CONNECTIONS || self.most.held_bytes >= HELD_BYTES;
         // Buffers that frames pin now may be idle later, without a change of sizes.
@@ -117,7 +117,7 @@ impl Spare {
     }
 
     /// Has the look be a pause later.
-    pub(super) fn look_later(&mut self, now: Time, moved: u64) {
+    pub(super) fn check_later(&mut self, now: Time, moved: u64) {
         (self.look_at, self.moved, self.active) = (now + self.pause, moved, true);
     }
 
@@ -158,7 +158,7 @@ impl Spare {
             return false;
         }
         if moved - self.moved > QUIET_BYTES * self.pause.as_secs() {
-            self.look_later(now, moved);
+            self.check_later(now, moved);
             return false;
         }
         (self.moved, self.active) = (moved, true);
@@ -183,7 +183,7 @@ impl Spare {
         (self.step, self.active) = (Step::None, false);
         self.tries = if self.refused { self.tries + 1 } else { 0 };
         if self.refused && self.tries < TRIES {
-            return self.look_later(now, moved);
+            return self.check_later(now, moved);
         }
         self.tries = 0;
         // What came meanwhile has buffers that will not stay.

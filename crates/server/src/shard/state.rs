@@ -43,7 +43,7 @@ pub(crate) struct Parts<D: Driver> {
     pub shard: Shard,
     pub core: Core,
     pub driver: D,
-    pub others: Option<Others>,
+    pub others: Option<Peers>,
     /// By listener: whether all shards accept from its one queue, as from a Unix socket and from one that was adopted.
     pub one_queue: Box<[bool]>,
     pub asks: Asks,
@@ -55,7 +55,7 @@ pub(crate) struct Parts<D: Driver> {
 }
 
 /// The shards of the server, this one too, for one that passes connections on.
-pub(crate) type Others = Arc<[Arc<RemoteShard>]>;
+pub(crate) type Peers = Arc<[Arc<RemoteShard>]>;
 
 /// A working shard: the state machine, with the parts above and below it.
 pub(crate) struct ShardLoop<D: Driver, V> {
@@ -72,7 +72,7 @@ pub(crate) struct ShardLane<D: Driver, V> {
     pub(super) driver: D,
     pub(super) services: V,
     pub(super) remote: Arc<RemoteShard>,
-    pub(super) others: Option<Others>,
+    pub(super) others: Option<Peers>,
     pub(super) one_queue: Box<[bool]>,
     pub(super) asks: Asks,
     pub(super) upstreams: UpstreamLane,

@@ -11,7 +11,7 @@ use tracing::{debug, error};
 use super::blocking::threads::Threads;
 use super::calls::calls;
 use super::clock::Clock;
-use super::guarded_transport::tells_panics;
+use super::guarded_transport::reports_panics;
 use super::handle::Shard;
 use super::inbox::RemoteShard;
 use super::many::TaskNumbers;
@@ -217,7 +217,7 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
         1,
         framing.encoding(),
         driver.pool().clone(),
-        LogObserver::new(0, names.clone(), remote.publishes(&names).clone(), tells_panics(&shard)),
+        LogObserver::new(0, names.clone(), remote.publishes(&names).clone(), reports_panics(&shard)),
     );
     // The driver has no slots beside those of accepted connections.
     let upstreams = add_upstreams(&mut core, &limits, 0);

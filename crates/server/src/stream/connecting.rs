@@ -178,7 +178,7 @@ impl Connecting {
     /// for one of a pool. Set it before the first poll; afterwards the future fails with `InvalidInput`.
     pub fn proxy_header(mut self, header: ProxyHeader) -> Connecting {
         self.header = header.encode(self.shard.server().listeners()).into();
-        self.told()
+        self.expire_if_begun()
     }
 
     /// Puts a [transport](crate::transport) below the stream, with this connection as its client. The stream is returned after
@@ -200,11 +200,11 @@ impl Connecting {
     /// it or ends. An error of the system is returned as it is.
     pub fn transport(mut self, transport: Rc<dyn Transport>) -> Connecting {
         self.transport = Some(transport);
-        self.told()
+        self.expire_if_begun()
     }
 
     /// Gives up an attempt that began without the setting.
-    fn told(mut self) -> Connecting {
+    fn expire_if_begun(mut self) -> Connecting {
         if !matches!(self.stage, Stage::Asked(_)) {
             self.stage = Stage::Late;
         }

@@ -16,7 +16,7 @@ use crate::server::builder::{Server, Several};
 use crate::server::error::Error;
 use crate::server::prepared::Prepared;
 use crate::server::serves::{AllOf, MadeOf, Serves};
-use crate::server::starting::{Look, ShardStart};
+use crate::server::starting::{ShardStart, StartState};
 use crate::server::stepped::SteppedServer;
 use crate::service::IntoService;
 use crate::shard::clock::Clock;
@@ -131,10 +131,10 @@ impl Sim {
     fn wait_for_start(&self, number: usize) -> Result<(), Error> {
         let world = &self.world;
         loop {
-            let next = match world.look_at_start(number) {
-                Look::Ready(_) => return Ok(()),
-                Look::Failed(error) => return Err(error),
-                Look::Waits(next) => next.map(|next| world.now().saturating_add(next)),
+            let next = match world.check_start(number) {
+                StartState::Ready(_) => return Ok(()),
+                StartState::Failed(error) => return Err(error),
+                StartState::Waits(next) => next.map(|next| world.now().saturating_add(next)),
             };
             // A step may have changed something.
             let one_more = Cell::new(true);

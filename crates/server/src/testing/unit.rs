@@ -127,7 +127,7 @@ impl<S: Service<H>, H: Default + 'static> TestConn<S, H> {
             conn.socket = Some(socket);
             let seen = conn.seen.clone();
             conn.world.run(None, |_| seen.opened.get().is_some());
-            conn.settle();
+            conn.run_due();
         });
         conn
     }
@@ -179,7 +179,7 @@ impl<S: Service<H>, H: Default + 'static> TestConn<S, H> {
                     Poll::Ready(Err(error)) => panic!("the connection is gone: {error}"),
                     Poll::Pending => {}
                 }
-                conn.settle();
+                conn.run_due();
             }
             let seen = conn.seen.clone();
             let over = |_: &World| seen.result.borrow().is_some() || seen.closed.get().is_some();
@@ -187,7 +187,7 @@ impl<S: Service<H>, H: Default + 'static> TestConn<S, H> {
             let result = conn.seen.result.borrow_mut().take();
             match (ran, result) {
                 (Ran::Over, Some(result)) => {
-                    conn.settle();
+                    conn.run_due();
                     Called { result, replies: conn.replies() }
                 }
                 (Ran::Over, None) => {
@@ -232,7 +232,7 @@ impl<S: Service<H>, H: Default + 'static> TestConn<S, H> {
     }
 
     /// Runs everything that is due now.
-    fn settle(&self) {
+    fn run_due(&self) {
         let now = self.world.now();
         self.world.run(Some(now), |_| false);
     }

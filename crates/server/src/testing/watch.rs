@@ -81,10 +81,10 @@ fn socket_of(peer: &Peer) -> Option<SocketAddr> {
 
 impl Watcher {
     fn event<S: 'static>(&self, cx: &Cx<'_, S>, number: u64, what: impl FnOnce() -> String) {
-        self.told(socket_of(&cx.peer()), number, what);
+        self.note(socket_of(&cx.peer()), number, what);
     }
 
-    fn told(&self, peer: Option<SocketAddr>, number: u64, what: impl FnOnce() -> String) {
+    fn note(&self, peer: Option<SocketAddr>, number: u64, what: impl FnOnce() -> String) {
         self.trace.hash(&[self.shard as u64, peer.map_or(0, |peer| peer.port().into()), number]);
         self.trace.set_subject(peer);
         self.trace.event(&Place::Shard(self.shard), peer, what);
@@ -121,7 +121,7 @@ impl Watcher {
         let Some(open) = self.conns.borrow_mut().remove(&id.bits()).filter(|open| !open.is_opening) else {
             return self.trace.broke(|| format!("close ({reason}) of a connection that is not open"));
         };
-        self.told(open.peer, 4, || format!("close: {reason}"));
+        self.note(open.peer, 4, || format!("close: {reason}"));
         if open.calls > 0 {
             self.trace
                 .broke(|| format!("close ({reason}) while {} calls of {:?} are left", open.calls, open.peer));
@@ -167,7 +167,7 @@ impl<S: Service<H>, H: 'static> Service<H> for Watched<S> {
 
     async fn open(&self, opening: &Opening<'_>) -> Result<S::Session, Refusal> {
         let (id, peer) = (opening.id(), opening.peer());
-        self.watcher.told(socket_of(&peer), 1, || "open".to_owned());
+        self.watcher.note(socket_of(&peer), 1, || "open".to_owned());
         self.watcher.opens(id, peer);
         let mut unopened = Unopened { watcher: &self.watcher, id: Some(id) };
         let opened = self.service.open(opening).await;
@@ -176,7 +176,7 @@ impl<S: Service<H>, H: 'static> Service<H> for Watched<S> {
                 unopened.id = None;
                 self.watcher.opened(id);
             }
-            Err(refusal) => self.watcher.told(socket_of(&peer), 8, || format!("open refuses: {refusal}")),
+            Err(refusal) => self.watcher.note(socket_of(&peer), 8, || format!("open refuses: {refusal}")),
         }
         opened
     }

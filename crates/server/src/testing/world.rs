@@ -30,7 +30,7 @@ use super::panics;
 use super::trace::{Place, Trace};
 use crate::guard::message_of;
 use crate::server::running::ShardDeath;
-use crate::server::starting::Look;
+use crate::server::starting::StartState;
 use crate::server::stepped::SteppedServer;
 use crate::shard::blocking::Pool;
 use crate::shard::clock::VirtualTime;
@@ -250,8 +250,8 @@ impl World {
     }
 
     /// How the start of a server goes on.
-    pub(crate) fn look_at_start(&self, server: usize) -> Look {
-        self.servers.borrow_mut()[server].server.look()
+    pub(crate) fn check_start(&self, server: usize) -> StartState {
+        self.servers.borrow_mut()[server].server.poll_start()
     }
 
     pub(crate) fn servers(&self) -> usize {

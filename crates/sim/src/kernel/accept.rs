@@ -56,7 +56,7 @@ impl State {
         for number in 0..self.plan.listeners {
             let index = usize::from(number);
             let Some(cancels) = &mut self.ring.accepts[index] else { continue };
-            if cancels.look() {
+            if cancels.check() {
                 self.end_accept(number, libc::ECANCELED);
                 continue;
             }

@@ -36,11 +36,11 @@ impl State {
         };
         let misses = cancels.may_miss() && self.strikes(missed);
         let goes_on = !misses && (met && self.rng.one_in(2) || self.strikes(Fault::CancelAlready));
-        let looks_left = if goes_on { self.rng.range(1, 3) as u8 } else { cancels.looks_left };
+        let checks_left = if goes_on { self.rng.range(1, 3) as u8 } else { cancels.checks_left };
         if let Some(cancels) = self.ring.cancelled(user_data) {
             cancels.missed += u8::from(misses);
             cancels.found |= !misses;
-            cancels.looks_left = looks_left;
+            cancels.checks_left = checks_left;
         }
         if misses {
             return self.post_or_late(answer(-libc::ENOENT), none, Fault::CancelLate);

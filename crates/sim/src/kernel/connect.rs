@@ -69,7 +69,7 @@ impl State {
         let mut index = 0;
         while let Some(connect) = self.ring.connects.get_mut(index) {
             let was_ending = connect.cancels.is_ending();
-            if connect.cancels.look() {
+            if connect.cancels.check() {
                 self.end_connect(index, libc::ECANCELED);
             } else if !was_ending && connect.of.due <= self.now {
                 let errno = connect.of.errno;

@@ -111,7 +111,7 @@ impl State {
             "connection {tag}: a whole frame was received and not handed out, all sleep"
         );
         let answered = sock.waiting.is_empty();
-        let stays = !answered || (sock.held && sock.input_end_told);
+        let stays = !answered || (sock.held && sock.input_end_notified);
         assert!(
             !sock.fin_read || stays,
             "connection {tag}: the peer closed, all is answered, and it stays open, held open {}",
@@ -188,7 +188,7 @@ impl State {
                     self.plan.rates.of(Fault::Stall) == 0 && then.at > due.saturating_add(HANDLER_LATE);
                 then.waiting > 0 && limits.handler_timeout.is_some() && then.at + STEP >= ends && !late
             }
-            Closed => sock.may(excuse::CLOSED) && !sock.input_end_told,
+            Closed => sock.may(excuse::CLOSED) && !sock.input_end_notified,
             UpstreamFailed => sock.may(excuse::UPSTREAM),
             Aborted => sock.may(excuse::ABORTED),
             Refused => sock.may(excuse::REFUSED),

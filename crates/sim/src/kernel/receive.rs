@@ -172,7 +172,7 @@ impl State {
         for step in 0..count {
             let index = (start + count - step) % count;
             let Some(receive) = self.ring.receives.get_mut(index) else { continue };
-            if receive.cancels.look() {
+            if receive.cancels.check() {
                 let errno = if self.rng.one_in(2) { libc::ECANCELED } else { libc::EINTR };
                 self.end_receive(index, errno);
                 continue;

@@ -109,7 +109,7 @@ impl State {
     fn work_send(&mut self, index: usize) {
         let mut send = self.ring.sends.swap_remove(index);
         let (id, tag, total) = (send.id, send.file, send.of.batch.len());
-        if send.cancels.look() {
+        if send.cancels.check() {
             let errno = if self.rng.one_in(2) { libc::ECANCELED } else { libc::EINTR };
             return self.end_stopped(send, errno);
         }

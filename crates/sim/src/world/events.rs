@@ -90,10 +90,13 @@ impl Lane<Watched> for Above {
         let Some(shared) = core.shared(id).map(session_of) else { return };
         let state = &mut *self.state.borrow_mut();
         let sock = &state.socks[shared.body().tag];
-        assert!(sock.held && !sock.input_end_told, "{id} is not held open, or was told of its end before");
+        assert!(
+            sock.held && !sock.input_end_notified,
+            "{id} is not held open, or was told of its end before"
+        );
         assert!(sock.fin_read && sock.arrived == sock.read, "{id}: its peer may still send");
         assert!(sock.waiting.is_empty() && !state.has_frame(sock), "{id}: a frame is not answered");
-        state.socks[shared.body().tag].input_end_told = true;
+        state.socks[shared.body().tag].input_end_notified = true;
         match service::input_ended(state, &shared) {
             Some(0) => service::close_held(state, &shared),
             Some(at) => self.closings.push((at, id)),

@@ -13,7 +13,7 @@ pub struct Cancels {
     /// True once one found it.
     pub found: bool,
     /// After one that answered `EALREADY`, the number of looks at which it ends by itself; else 0.
-    pub looks_left: u8,
+    pub checks_left: u8,
 }
 
 impl Cancels {
@@ -24,13 +24,13 @@ impl Cancels {
 
     /// True if it will end by itself.
     pub fn is_ending(&self) -> bool {
-        self.looks_left > 0
+        self.checks_left > 0
     }
 
     /// Looks at it. True if it is to end now.
-    pub fn look(&mut self) -> bool {
-        let ends = self.looks_left == 1;
-        self.looks_left = self.looks_left.saturating_sub(1);
+    pub fn check(&mut self) -> bool {
+        let ends = self.checks_left == 1;
+        self.checks_left = self.checks_left.saturating_sub(1);
         ends
     }
 }

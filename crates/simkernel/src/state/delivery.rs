@@ -40,10 +40,10 @@ impl State {
     }
 
     fn deliver(&mut self, number: u32) {
-        let told = self.connection(number).deliver();
+        let notified = self.connection(number).deliver();
         for side in [Side::Client, Side::Server] {
-            if told[side as usize] {
-                self.tell_of(number, side);
+            if notified[side as usize] {
+                self.notify_end(number, side);
             }
         }
     }
@@ -67,7 +67,7 @@ impl State {
         for (number, _) in self.connections().collect::<Vec<_>>() {
             self.hold_or_release(number);
         }
-        self.look_again();
+        self.retry_connects();
     }
 
     pub(crate) fn set_held(&mut self, number: u32, held: bool) {
@@ -93,7 +93,7 @@ impl State {
         if self.connections.get_mut(number).is_some() {
             self.connection(number).break_off();
             for side in [Side::Client, Side::Server] {
-                self.tell_of(number, side);
+                self.notify_end(number, side);
             }
         }
     }

@@ -191,14 +191,14 @@ impl State {
     /// Takes a connection out of a listener's queue, and tells those who wait for the place.
     pub(crate) fn take_queued(&mut self, listener: usize) -> Option<u32> {
         let number = self.listeners.take_queued(listener)?;
-        self.look_again();
+        self.retry_connects();
         Some(number)
     }
 
     /// Wakes those that wait to connect.
-    fn look_again(&mut self) {
+    fn retry_connects(&mut self) {
         for ring in mem::take(&mut self.connecting) {
-            self.tell(ring);
+            self.notify(ring);
         }
         self.wakes.extend(mem::take(&mut self.clients_connecting).into_values().flatten());
     }
@@ -264,7 +264,7 @@ impl State {
         self.connections_made += 1;
         connection.rings[Side::Server as usize] = owner;
         for ring in owner.into_iter().chain(woken) {
-            self.tell(ring);
+            self.notify(ring);
         }
         self.connections.push(connection);
         Ok(number)
@@ -280,14 +280,14 @@ impl State {
     }
 
     /// Something changed that this ring may want to know.
-    pub(crate) fn tell(&self, ring: i32) {
+    pub(crate) fn notify(&self, ring: i32) {
         if let Some(ring) = self.rings.get(&ring) {
             ring.bell.raise();
         }
     }
 
-    /// As [`tell`](State::tell), for the ring or the client that holds an end of a connection. Returns the ring.
-    pub(crate) fn tell_of(&mut self, number: u32, side: Side) -> Option<i32> {
+    /// As [`notify`](State::notify), for the ring or the client that holds an end of a connection. Returns the ring.
+    pub(crate) fn notify_end(&mut self, number: u32, side: Side) -> Option<i32> {
         let connection = self.connections.get_mut(number)?;
         let holder = connection.rings[side as usize];
         match holder.and_then(|ring| self.rings.get_mut(&ring)) {
@@ -301,9 +301,9 @@ impl State {
     }
 
     /// Tells the other end, if this one changed something. Returns its ring.
-    pub(crate) fn tell_of_change(&mut self, file: File) -> Option<i32> {
+    pub(crate) fn notify_of_change(&mut self, file: File) -> Option<i32> {
         let changed = self.connections.get_mut(file.connection)?.take_changed(file.side);
-        if changed { self.tell_of(file.connection, file.side.other()) } else { None }
+        if changed { self.notify_end(file.connection, file.side.other()) } else { None }
     }
 
     /// Takes the ends of this ring at which something changed.
@@ -321,7 +321,7 @@ impl State {
         if number == UNCONNECTED {
             return;
         }
-        self.tell_of(number, side.other());
+        self.notify_end(number, side.other());
         let connection = self.connection(number);
         connection.close(side, abort);
         if connection.is_gone() {
@@ -384,7 +384,7 @@ impl State {
     /// Closes a listening socket, with a reset for what waits there. The queue of one that was adopted stays.
     pub(crate) fn close_listener(&mut self, listener: usize) {
         let Some(queued) = self.listeners.close(listener) else { return };
-        self.look_again();
+        self.retry_connects();
         for number in queued {
             self.close(number, Side::Server, true);
         }
