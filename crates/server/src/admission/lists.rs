@@ -23,7 +23,7 @@ const SHOWN: usize = 60;
 /// networks (`10.0.0.0/8`, `2001:db8::/32`). Bits behind the prefix do not matter. A network of IPv4 addresses holds for peers
 /// that `[::]` shows as `::ffff:192.0.2.7`, too.
 ///
-/// A list takes some 10 to 40 bytes for each network, and a look into it as long as the prefix is, however many there are.
+/// A look into a list takes as long as the prefix is, however many networks there are.
 ///
 /// ```
 /// use ringserve::admission::{Admission, IpList};

@@ -29,7 +29,7 @@ const STRIPES: usize = 64;
 /// Prefixes that are tracked by default: as many as the stripes hold in 16 384 buckets each.
 pub(super) const TRACKED: usize = STRIPES * 14_336;
 
-/// How long a stripe that is full is not swept again. A sweep takes some 20 µs, so all stripes take 0.5 % of a core.
+/// How long a stripe that is full is not swept again: a sweep looks at all its entries, with the lock held.
 const SWEPT_EVERY: u64 = 250_000_000;
 
 /// Entries below which a stripe is not swept to save memory.
