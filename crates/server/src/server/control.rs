@@ -203,7 +203,6 @@ impl ServerControl {
     }
 
     /// The connections that all shards together may have.
-    #[cfg(feature = "metrics")]
     pub(crate) fn connections_max(&self) -> usize {
         self.connections_max
     }
