@@ -63,6 +63,8 @@ pub fn connect_from(source: &str, to: SocketAddr, within: Duration) -> Option<Tc
         (IpAddr::V4(source), SocketAddr::V6(_)) => IpAddr::V6(source.to_ipv6_mapped()),
         (source, _) => source,
     };
+    // So that its port keeps no server of another test from all addresses.
+    socket.set_reuse_address(true).unwrap();
     socket.bind(&SocketAddr::from((source, 0)).into()).unwrap();
     socket.connect_timeout(&to.into(), within).ok()?;
     let stream = TcpStream::from(socket);

@@ -146,11 +146,9 @@ impl Accepting {
     /// The same where there was no token.
     #[cold]
     fn held_until(&self, now: Time) -> Option<Time> {
-        // An accept that looks ahead finds out.
-        let waits = self.paused || !self.waiting.is_empty();
-        let held_by_others = waits && self.quota.is_some();
+        let held_by_others = (self.paused || !self.waiting.is_empty()) && self.quota.is_some();
         let retry_at = self.retry_at.or(held_by_others.then(|| now + RETRY));
-        self.held_by_rate.filter(|_| waits).into_iter().chain(retry_at).min()
+        self.held_by_rate.into_iter().chain(retry_at).min()
     }
 
     /// True for a peer that may have a reserved slot.
@@ -437,8 +435,10 @@ impl<O: Observer> Shard<O> {
     pub(super) fn check_accepting(&mut self) {
         let accepting = &self.accepting;
         let room = self.has_room() || self.hands_off();
-        // Where the rate holds it back, it is paused though there is room, or sockets wait.
-        let rests = accepting.retry_at.is_some() || !accepting.waiting.is_empty() || !accepting.started;
+        let rests = accepting.retry_at.is_some()
+            || accepting.held_by_rate.is_some()
+            || !accepting.waiting.is_empty()
+            || !accepting.started;
         if rests || room == accepting.paused {
             self.retry_accepts();
         }
