@@ -527,9 +527,10 @@ impl<O: Observer> Shard<O> {
     }
 
     /// Closes a connection that was refused after it was admitted, by its `open` as a rule. Its queued replies are sent first.
+    /// One that ends already, as by a time limit, ends for that reason alone.
     pub fn refused(&mut self, id: ConnId, by: RefusedBy) {
-        if let Some(lane) = self.lane_of(id) {
-            self.lanes[lane].counters.refuse(by);
+        if let Some(conn) = self.conns.get(id).filter(|conn| conn.is_open()) {
+            self.lanes[conn.lane].counters.refuse(by);
         }
         self.finish(id, CloseReason::Refused);
     }

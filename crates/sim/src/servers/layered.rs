@@ -74,6 +74,11 @@ impl Way {
         Ok(me)
     }
 
+    /// True if the server asks silent peers by pings, in the place of the service's hook.
+    pub fn is_pinged(&self) -> bool {
+        self.has_websocket
+    }
+
     /// The client's half of what is there.
     fn transport(&self, net: &Net) -> Rc<dyn Transport> {
         let toy = self.has_toy.then(|| Rc::new(toy_of(self.first, net)) as Rc<dyn Transport>);

@@ -180,3 +180,20 @@ fn open_that_accepts_while_the_last_words_leave_has_its_close() {
     );
     assert_eq!((&shard.lane.dropped[..], shard.held_bytes()), (&[][..], 0));
 }
+
+#[test]
+fn refusal_of_a_connection_that_ends_already_is_not_counted() {
+    let (mut shard, id) = with_opening(Limits::default());
+    shard.begin(at(1), 1);
+    shard.shared(id).unwrap().reply(Payload::Bytes(b"wait"));
+    shard.finish(id, CloseReason::OpenTimeout);
+    shard.open_done(id, OPEN, 100);
+    shard.refused(id, RefusedBy::Open);
+    shard.end();
+    shard.begin(at(2), 1);
+    shard.complete(Completion::ReceiveEnded { id, end: ReceiveEnd::Error(104) });
+    shard.end();
+    let counters = shard.counters(LaneId::FIRST);
+    let ended = counters.closed_for(CloseReason::OpenTimeout) + counters.closed_for(CloseReason::PeerReset);
+    assert_eq!((counters.refused, ended), (0, 1));
+}
