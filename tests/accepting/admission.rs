@@ -155,6 +155,20 @@ fn allowed_peer_gets_in_at_a_full_table_and_beyond_every_limit() {
 }
 
 #[test]
+fn allowed_peer_gets_in_at_a_full_table_without_a_rate() {
+    for driver in drivers() {
+        let server = Server::bind(LOOPBACK).server_limits(ServerLimits::default().connections_max(4));
+        let running = try_to_greet(server, driver, 2, Admission::default().allow(list("127.0.7.7"))).unwrap();
+        let addr = running.local_addrs()[0];
+        let full: Vec<_> = (0..4).map(|_| greeted("127.0.1.1", addr).expect("there is room")).collect();
+        let operators: Vec<TcpStream> = (0..20).filter_map(|_| greeted("127.0.7.7", addr)).collect();
+        assert_eq!(operators.len(), 20);
+        drop((full, operators));
+        ended(running);
+    }
+}
+
+#[test]
 fn users_of_a_unix_socket_count_by_their_number() {
     for driver in drivers() {
         let path = std::env::temp_dir().join(format!("ringserve-admission-{}-{driver}", std::process::id()));

@@ -89,6 +89,8 @@ pub trait Service<H = ()>: Sized + 'static {
     /// [`call`](Service::call) from [`Load::Shedding`] on, for a share of the frames that follows how long the shard's turns
     /// are ([`Overload`](crate::overload::Overload)). By default each frame is served.
     ///
+    /// A framing may hand a message over in pieces, each of which is asked about: serve those whose message was begun.
+    ///
     /// ```
     /// use ringserve::overload::{Load, Shed};
     /// use ringserve::{Cx, Frame, Service};

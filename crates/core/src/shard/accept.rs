@@ -238,8 +238,8 @@ impl<O: Observer> Shard<O> {
         // A drain lets in what waits, and soon cuts those whose header does not come.
         let is_held = self.accepting.starting + coming >= self.limits.handshakes_max && !self.has_stopped();
         let is_free = !is_held && self.has_slot();
-        // Which peer it is matters where there is a rate, and where there is no room.
-        let is_special = self.accepting.reserve.is_some() && (!is_free || self.accepting.rate.is_some());
+        // Which peer it is matters where there is a rate, and where there is no room: other shards may have taken that.
+        let is_special = self.accepting.reserve.is_some();
         let reserved = match is_special && self.accepting.is_reserved(listener, peer) {
             true => self.lanes.reserved_left() > self.accepting.pending,
             false => false,

@@ -98,13 +98,15 @@ impl IpList {
         self.len() == 0
     }
 
-    /// Reads the file, if it is one that was not read since it changed. True if the list may be another one now.
+    /// Reads the file, if it is one that was not read since it changed; at the start in any case, since another start may have
+    /// failed by it, or another list have taken it. True if the list may be another one now.
     ///
     /// # Errors
     /// If it cannot be read, or has a wrong line, or is refused by `check`: the list stays as it is, and is not read again before
     /// the file changes.
     pub(super) fn refresh(
         &self,
+        at_start: bool,
         check: impl FnOnce(&Networks) -> Result<(), String>,
     ) -> Result<bool, IpListError> {
         let Some(file) = &self.shared.file else {
@@ -112,6 +114,9 @@ impl IpList {
             return checked.map(|()| false).map_err(|why| IpListError { file: None, line: None, why });
         };
         let mut seen = self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if at_start {
+            *seen = None;
+        }
         // Taken before the file is read, so that a change meanwhile is seen.
         let stamp = Stamp::of(file);
         if *seen == Some(stamp) {
@@ -367,7 +372,7 @@ mod tests {
     #[test]
     fn everything_is_denied_only_if_it_is_said_twice() {
         let denied =
-            |text: &str| list(text).refresh(Networks::check_denied).map_err(|error| error.to_string());
+            |text: &str| list(text).refresh(false, Networks::check_denied).map_err(|error| error.to_string());
         assert!(denied("10.0.0.0/8\n0.0.0.0/0").unwrap_err().contains("0.0.0.0/0 denies every peer"));
         assert!(denied("::/0").unwrap_err().contains("::/0 denies every peer"));
         assert!(denied("10.0.0.0/0").is_err(), "the bits behind the prefix do not matter");
@@ -382,11 +387,11 @@ mod tests {
         let file = Temporary::new("changed", "10.0.0.0/8\n");
         let list = IpList::file(&file.0);
         assert!(!has(&list, "10.0.0.1"), "it is read at the start");
-        assert_eq!(list.refresh(unchecked), Ok(true));
-        assert_eq!(list.refresh(unchecked), Ok(false));
+        assert_eq!(list.refresh(false, unchecked), Ok(true));
+        assert_eq!(list.refresh(false, unchecked), Ok(false));
         let same = list.clone();
         file.write("11.0.0.0/8");
-        assert_eq!(list.refresh(unchecked), Ok(true));
+        assert_eq!(list.refresh(false, unchecked), Ok(true));
         assert!(has(&same, "11.0.0.1") && !has(&same, "10.0.0.1"));
     }
 
@@ -394,13 +399,14 @@ mod tests {
     fn file_with_rubbish_keeps_the_old_list_and_is_named() {
         let file = Temporary::new("rubbish", "10.0.0.0/8");
         let list = IpList::file(&file.0);
-        list.refresh(Networks::check_denied).unwrap();
+        list.refresh(false, Networks::check_denied).unwrap();
         let refused = |text: &str| {
             file.write(text);
-            let error = list.refresh(Networks::check_denied).unwrap_err();
+            let error = list.refresh(false, Networks::check_denied).unwrap_err();
             let is_old = has(&list, "10.0.0.1") && !has(&list, "11.0.0.1") && list.len() == 1;
             assert!(is_old, "the old list stays");
-            assert_eq!(list.refresh(Networks::check_denied), Ok(false), "it is said once");
+            assert_eq!(list.refresh(false, Networks::check_denied), Ok(false), "it is said once");
+            assert!(list.refresh(true, Networks::check_denied).is_err(), "another start fails too");
             assert_eq!(error.file(), Some(&*file.0));
             error
         };
@@ -410,11 +416,11 @@ mod tests {
         assert!(refused("0.0.0.0/0").to_string().contains("denies every peer"));
         file.write("");
         fs::write(&file.0, [0xff, 0xfe]).unwrap();
-        assert!(list.refresh(unchecked).unwrap_err().to_string().contains("cannot be read"));
+        assert!(list.refresh(false, unchecked).unwrap_err().to_string().contains("cannot be read"));
         fs::remove_file(&file.0).unwrap();
-        let gone = list.refresh(unchecked).unwrap_err().to_string();
+        let gone = list.refresh(false, unchecked).unwrap_err().to_string();
         assert!(gone.contains("it cannot be read: No such file"), "{gone}");
-        assert_eq!(list.refresh(unchecked), Ok(false));
+        assert_eq!(list.refresh(false, unchecked), Ok(false));
         assert!(has(&list, "10.0.0.1"));
     }
 

@@ -127,7 +127,7 @@ impl Admission {
 
     /// Sets how many connections the whole server takes in a second, and how many at once after a pause; each 1 to 1 000 000.
     /// Further ones wait: no accept is armed until there is a token, so they stay in the kernel's queue, and what was on its way
-    /// then holds a descriptor; with io_uring that is one connection for each listener of a shard, with epoll up to 256. What
+    /// then holds a descriptor; with io_uring that is one connection for each listener of a shard, with epoll up to 24. What
     /// is refused for its address takes no token.
     ///
     /// With io_uring a listener then accepts one connection in a turn of its shard.
@@ -160,7 +160,7 @@ impl Admission {
     ///
     /// At a full connection table each shard keeps 64 slots for them, beyond
     /// [`connections_max`](crate::limits::ServerLimits::connections_max). To see who is there it then goes on accepting, until 64
-    /// others wait.
+    /// others wait, with epoll 24.
     pub fn allow(self, list: IpList) -> Admission {
         Admission { allow: Some(list), ..self }
     }
@@ -203,10 +203,10 @@ impl Admission {
         let tracked_max = self.tracked_max.unwrap_or(TRACKED);
         let by_list = |error: IpListError| AdmissionError(error.to_string());
         if let Some(deny) = &self.deny {
-            deny.refresh(lists::Networks::check_denied).map_err(by_list)?;
+            deny.refresh(true, lists::Networks::check_denied).map_err(by_list)?;
         }
         if let Some(allow) = &self.allow {
-            allow.refresh(|_| Ok(())).map_err(by_list)?;
+            allow.refresh(true, |_| Ok(())).map_err(by_list)?;
         }
         let asks = limits.is_some() || self.deny.is_some() || self.allow.is_some();
         let limiter = asks.then(|| Limiter {
@@ -398,7 +398,7 @@ impl Limiter {
         for (list, is_deny) in [(&self.deny, true), (&self.allow, false)] {
             let Some(list) = list else { continue };
             let check = |networks: &lists::Networks| if is_deny { networks.check_denied() } else { Ok(()) };
-            match list.refresh(check) {
+            match list.refresh(false, check) {
                 Ok(false) => {}
                 Ok(true) => {
                     changed = true;

@@ -17,6 +17,9 @@ const BUSY_AFTER: Duration = Duration::from_millis(100);
 /// How long turns are long before they count.
 const LATE_AFTER: Duration = Duration::from_millis(100);
 
+/// From this part of what connections may hold on requests are shed.
+const HELD_SHED: f64 = 0.8;
+
 /// A stage is left at this part of the thresholds at which it is entered.
 const LEAVES_AT: f64 = 0.8;
 
@@ -162,6 +165,9 @@ impl Stages {
     }
 
     fn stays(&self, signals: &Signals, limits: &Overload) -> bool {
+        // A table that is neither full nor empty keeps no other stage than that which it led to.
+        let table = if self.load < Load::Refusing { 0.0 } else { signals.table };
+        let signals = &Signals { table, ..*signals };
         self.load == Load::Calm
             || wanted(signals, limits, LEAVES_AT).0 >= self.load
             || self.load == Load::Shedding && signals.excuse.is_none() && !self.share.is_negligible()
@@ -173,7 +179,9 @@ impl Stages {
         }
         if self.share_set == Time::ZERO || now - self.share_set >= SHARE_EACH {
             self.share_set = now;
-            self.share.step(!signals.late.is_zero(), signals.busy);
+            // Calls are what fills memory: fewer of them let it fall.
+            let over = !signals.late.is_zero() || signals.held >= HELD_SHED;
+            self.share.step(over, signals.busy);
         }
     }
 }
@@ -197,7 +205,7 @@ fn wanted(signals: &Signals, limits: &Overload, part: f64) -> (Load, Cause) {
         (Load::Refusing, Cause::Lost)
     } else if over(queue, 0.8) {
         (Load::Refusing, Cause::Queue)
-    } else if over(held, 0.8) {
+    } else if over(held, HELD_SHED) {
         (Load::Shedding, Cause::Memory)
     } else if lasts(saturated, limits.shed_after) && lasts(late, LATE_AFTER) && !is_blocked {
         (Load::Shedding, Cause::Late)
@@ -287,6 +295,36 @@ mod tests {
         assert_eq!(changes.iter().map(|(_, to)| *to).collect::<Vec<_>>(), left);
         assert!(changes.windows(2).all(|pair| pair[1].0 - pair[0].0 >= 2000), "{changes:?}");
         assert!(changes[3].0 <= 8500, "{changes:?}");
+    }
+
+    #[test]
+    fn half_full_table_keeps_no_stage_that_it_did_not_lead_to() {
+        let limits = Overload::default();
+        let idle = Signals { table: 0.9, ..CALM };
+        let busy = Signals { saturated: ms(60_000), late: ms(1000), busy: 1.0, ..idle };
+        let mut stages = Stages::default();
+        for ms in (0..2000).step_by(25) {
+            stages.step(at(ms), &busy, &limits);
+        }
+        assert_eq!(stages.load(), Load::Shedding);
+        for ms in (2000..10_000).step_by(25) {
+            stages.step(at(ms), &idle, &limits);
+        }
+        assert_eq!(stages.load(), Load::Calm);
+        stages.step(at(10_000), &Signals { table: 0.98, ..CALM }, &limits);
+        for ms in (10_000..20_000).step_by(25) {
+            stages.step(at(ms), &idle, &limits);
+        }
+        assert_eq!(stages.load(), Load::Refusing, "above 80 % of its threshold");
+    }
+
+    #[test]
+    fn memory_that_fills_has_requests_shed() {
+        let (mut stages, limits) = (Stages::default(), Overload::default());
+        for ms in (0..1000).step_by(25) {
+            stages.step(at(ms), &Signals { held: 0.85, ..CALM }, &limits);
+        }
+        assert!(stages.share() > 0.3, "{}", stages.share());
     }
 
     #[test]

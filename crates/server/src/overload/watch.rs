@@ -168,7 +168,9 @@ impl Followed {
         let (mut lost, mut queue) = (None, 0.0f64);
         for of in control.queues().read_those_of(shard) {
             queue = queue.max(of.waiting as f64 / of.capacity.max(1) as f64);
-            if let Some(count) = of.lost {
+            // A filter's drops are in it, which cost the shard nothing.
+            let is_filtered = control.limiters().filter_at(of.listener);
+            if let Some(count) = of.lost.filter(|_| !is_filtered) {
                 *lost.get_or_insert(0) += count;
             }
         }

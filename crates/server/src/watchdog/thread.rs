@@ -11,6 +11,7 @@ use super::Stalls;
 use super::facts::{ThreadFacts, ThreadFiles};
 use super::judge::{Judge, Seen, Stage, State, Verdict};
 use super::stall::{Stall, StalledWork};
+use super::times::OVER;
 use super::watch::{END_TOLD_FROM, Lines, Watch};
 use super::working::Working;
 use crate::log::guarded;
