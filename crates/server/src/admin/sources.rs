@@ -38,7 +38,7 @@ impl Running {
         let figures = Figures {
             queues: queues.iter().map(|queue| self.queue(queue)).collect(),
             shards: self.shards(&stalls),
-            machine: machine(&host::read()).since(&self.before),
+            machine: MachineFigures::of(&host::read()).since(&self.before),
             ..self.totals(at, &stats)
         };
         Reading { sample: Sample::new(at, figures, &stats), stats, queues, stalls }
@@ -207,21 +207,6 @@ pub(super) fn stall(stall: &Stall) -> report::Stall {
         waits_in: stall.waits_in.clone(),
         queue_waiting: stall.queue_waiting.map(u64::from),
         queue_lost: stall.queue_lost,
-    }
-}
-
-pub(super) fn machine(host: &HostStats) -> MachineFigures {
-    MachineFigures {
-        descriptors: host.descriptors.map_or(0, |used| used.now),
-        descriptors_max: host.descriptors.map(|used| used.max),
-        conntrack: host.conntrack.map(|tracked| (tracked.now, tracked.max)),
-        conntrack_drops: host.conntrack_drops,
-        throttled: host.throttling.map_or(Duration::ZERO, |of| of.throttled_time),
-        quota: host.throttling.map(|of| of.quota_cpus),
-        handshakes_dropped: host.handshakes_dropped,
-        cookies: host.syn_cookies_sent,
-        tcp_bytes: host.tcp_memory.map(|memory| (memory.now, memory.pressure)),
-        softnet_drops: host.packets_dropped,
     }
 }
 

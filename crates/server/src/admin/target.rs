@@ -2,7 +2,6 @@
 
 use std::sync::OnceLock;
 
-use super::sources::machine;
 use crate::funnel::MachineFigures;
 use crate::host;
 use crate::server::control::ServerControl;
@@ -25,7 +24,7 @@ pub(super) struct Running {
 impl Target {
     pub(super) fn begins(&self, control: ServerControl, facts: Facts) {
         // There is one start.
-        let before = machine(&host::read());
+        let before = MachineFigures::of(&host::read());
         let _ = self.running.set(Running { control, facts, before });
     }
 

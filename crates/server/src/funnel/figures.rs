@@ -1,5 +1,6 @@
 //! What the funnel is made from: figures of one moment, as plain numbers.
 
+use crate::host::HostStats;
 use std::time::Duration;
 
 use crate::stats::StallCause;
@@ -149,6 +150,22 @@ pub(crate) struct MachineFigures {
 }
 
 impl MachineFigures {
+    /// What the machine tells now.
+    pub(crate) fn of(host: &HostStats) -> MachineFigures {
+        MachineFigures {
+            descriptors: host.descriptors.map_or(0, |used| used.now),
+            descriptors_max: host.descriptors.map(|used| used.max),
+            conntrack: host.conntrack.map(|tracked| (tracked.now, tracked.max)),
+            conntrack_drops: host.conntrack_drops,
+            throttled: host.throttling.map_or(Duration::ZERO, |of| of.throttled_time),
+            quota: host.throttling.map(|of| of.quota_cpus),
+            handshakes_dropped: host.handshakes_dropped,
+            cookies: host.syn_cookies_sent,
+            tcp_bytes: host.tcp_memory.map(|memory| (memory.now, memory.pressure)),
+            softnet_drops: host.packets_dropped,
+        }
+    }
+
     /// With what was counted since then: the machine counts since its own start.
     pub(crate) fn since(self, before: &MachineFigures) -> MachineFigures {
         MachineFigures {
