@@ -13,7 +13,7 @@ use crate::funnel::{
     ClosedFigures, Figures, MachineFigures, OutboxFigures, QueueFigures, ShardFigures, StallFigures,
     WaitingFigures,
 };
-use crate::host::{self, HostStats};
+use crate::host;
 use crate::inspect::{ConnInfo, ConnState, Inspection};
 use crate::stats::{AcceptQueueStats, ServerStats, Stall};
 use crate::watchdog::judge::State;
