@@ -1,6 +1,7 @@
 //! The work of a turn: batches, what is left over, tasks.
 
 use super::*;
+use crate::AcceptRate;
 
 #[test]
 fn a_frame_waits_for_one_batch_of_each_other_connection() {
@@ -148,4 +149,18 @@ fn send_of_owned_bytes_is_awaited_as_their_owner_may_be() {
         shard.end();
         assert_eq!(shard.take_send_awaited(), owned && bytes == 40_000, "{bytes} bytes, owned: {owned}");
     }
+}
+
+#[test]
+fn full_shard_whose_rate_has_a_token_sleeps() {
+    let mut shard = Tested::new(Limits::default(), 1, 1);
+    shard.share_quota(Arc::new(Quota::new(8)));
+    shard.share_rate(Arc::new(AcceptRate::new(10, 1, Duration::ZERO)));
+    shard.turn(Time::ZERO);
+    shard.begin(at(1), 1);
+    // It takes the token and the slot.
+    accept(&mut shard, 3);
+    shard.end();
+    shard.turn(at(2));
+    assert!(shard.next_turn().is_some_and(|next| next > at(2)), "woken at once, again and again");
 }
