@@ -26,6 +26,16 @@ const TRIES: u32 = 3;
 #[repr(align(128))]
 struct Line([AtomicU64; 16]);
 
+/// What is published for the watchdog.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WatchedFigures {
+    /// Connections of all services.
+    pub(crate) connections: usize,
+    pub(crate) held_bytes: usize,
+    /// Times that accepting paused.
+    pub(crate) accept_paused: u64,
+}
+
 /// What one shard publishes.
 #[repr(align(128))]
 pub(crate) struct Snapshot {
@@ -36,6 +46,8 @@ pub(crate) struct Snapshot {
     turn: AtomicU64,
     /// Turns since the start.
     turn_count: AtomicU64,
+    /// What the watchdog reads of the figures, without all the others.
+    watched: [AtomicU64; 3],
     /// What it works on there.
     pub(crate) work: WorkWords,
     lines: Box<[Line]>,
@@ -64,6 +76,7 @@ impl Snapshot {
             sequence: AtomicU64::new(0),
             turn: AtomicU64::new(0),
             turn_count: AtomicU64::new(0),
+            watched: Default::default(),
             work: WorkWords::default(),
             lines,
             names,
@@ -115,6 +128,20 @@ impl Snapshot {
     pub(crate) fn begin_turn(&self, now: Time) {
         self.turn.store(now.as_nanos(), Ordering::Relaxed);
         self.turn_count.store(self.turn_count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// On the shard, before figures are stored.
+    pub(crate) fn show(&self, figures: WatchedFigures) {
+        let WatchedFigures { connections, held_bytes, accept_paused } = figures;
+        let each = [connections as u64, held_bytes as u64, accept_paused];
+        self.watched.iter().zip(each).for_each(|(word, figure)| word.store(figure, Ordering::Relaxed));
+    }
+
+    /// What was shown last.
+    pub(crate) fn watched(&self) -> WatchedFigures {
+        let [connections, held_bytes, accept_paused] =
+            self.watched.each_ref().map(|word| word.load(Ordering::Relaxed));
+        WatchedFigures { connections: connections as usize, held_bytes: held_bytes as usize, accept_paused }
     }
 
     /// A number that each publication changes.

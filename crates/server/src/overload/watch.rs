@@ -19,6 +19,9 @@ const READ_EVERY: Duration = Duration::from_millis(20);
 /// What a shard did is taken over this time.
 const OVER: Duration = Duration::from_millis(100);
 
+/// Samples of this time at most: no more are kept, and nothing is allocated for them.
+const SAMPLES: usize = 16;
+
 /// A longer gap between two looks: the watchdog rested, or the process was stopped.
 const GAP: Duration = Duration::from_millis(400);
 
@@ -66,7 +69,8 @@ impl Loads {
     pub(crate) fn new(limits: Overload, control: &ServerControl) -> Loads {
         let shards = control.remotes().len();
         control.watch().loads.begin(shards);
-        Loads { limits, shards: (0..shards).map(|_| Followed::default()).collect(), looked: Time::ZERO }
+        let followed = || Followed { samples: VecDeque::with_capacity(SAMPLES), ..Followed::default() };
+        Loads { limits, shards: (0..shards).map(|_| followed()).collect(), looked: Time::ZERO }
     }
 
     /// Looks at all shards, whose threads' times `times` reads. True if all are calm, and all that they published was read.
@@ -174,11 +178,12 @@ impl Followed {
                 *lost.get_or_insert(0) += count;
             }
         }
-        let published = control.remotes()[shard].published();
-        let paused = Some(published.counters.accept_paused);
+        let watched =
+            control.remotes()[shard].snapshot().map(|snapshot| snapshot.watched()).unwrap_or_default();
+        let paused = Some(watched.accept_paused);
         self.queue = queue;
-        self.connections = published.connections;
-        self.held = published.held_bytes as f64 / control.held_bytes_max().max(1) as f64;
+        self.connections = watched.connections;
+        self.held = watched.held_bytes as f64 / control.held_bytes_max().max(1) as f64;
         let grew =
             |before: Option<u64>, now: Option<u64>| before.zip(now).is_some_and(|(before, now)| now > before);
         let happened = (grew(self.lost, lost), grew(self.paused, paused));

@@ -27,6 +27,7 @@ use crate::server::control::ServerControl;
 use crate::server::listen::proxy_protocol::Proxies;
 use crate::server::telling::{LaneSet, Told};
 use crate::service::Service;
+use crate::snapshot::WatchedFigures;
 use crate::stats::{ServiceNames, ServiceStats, ShardStats, UpstreamStats};
 
 impl<D: Driver, V: Services> ShardLoop<D, V> {
@@ -200,6 +201,12 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     #[cold]
     fn publish(&mut self) {
         let ShardLoop { core, lane } = self;
+        let mut watched = WatchedFigures { held_bytes: core.held_bytes(), ..WatchedFigures::default() };
+        for (service, _) in lane.common.names.lanes() {
+            watched.connections += core.connections(service);
+            watched.accept_paused += core.counters(service).accept_paused;
+        }
+        lane.common.meter.snapshot.show(watched);
         let mut publishing = lane.common.meter.snapshot.publish();
         for (service, _) in lane.common.names.lanes() {
             publishing.connections(core.counters(service), core.connections(service));

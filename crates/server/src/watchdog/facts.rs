@@ -37,9 +37,29 @@ pub(crate) struct ThreadTimes {
 pub(crate) struct Sleeps {
     pub(crate) cause: StallCause,
     /// The function of the kernel.
-    pub(crate) place: Option<String>,
+    pub(crate) place: Option<Place>,
     /// It waits for events of descriptors, as a runtime does that has nothing to do.
     pub(crate) polls: bool,
+}
+
+/// The name of a function of the kernel, or its beginning. Threads are looked at each few milliseconds, so it takes no allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    bytes: [u8; 47],
+    len: u8,
+}
+
+impl Place {
+    pub(crate) fn new(name: &str) -> Place {
+        let mut place = Place { bytes: [0; 47], len: name.len().min(47) as u8 };
+        place.bytes[..usize::from(place.len)].copy_from_slice(&name.as_bytes()[..usize::from(place.len)]);
+        place
+    }
+
+    /// The kernel's names are in ASCII.
+    pub(crate) fn as_str(&self) -> &str {
+        str::from_utf8(&self.bytes[..usize::from(self.len)]).unwrap_or_default()
+    }
 }
 
 /// The files of a thread, opened once: a process that has no descriptor left is told of, too.
@@ -64,28 +84,34 @@ impl ThreadFiles {
 
     /// `None` if the thread ended, or the kernel does not count (`CONFIG_SCHED_INFO`).
     pub(crate) fn times(&self) -> Option<ThreadTimes> {
-        ThreadTimes::parsed(&text_of(self.schedstat.as_ref(), &mut [0; BYTES])?)
+        // Each few milliseconds while a shard works, so nothing is allocated for it.
+        let mut bytes = [0; BYTES];
+        let read = self.schedstat.as_ref()?.read_at(&mut bytes, 0).ok()?;
+        ThreadTimes::parsed(str::from_utf8(&bytes[..read]).ok()?)
     }
 
     /// `None` if the thread ended, or the kernel does not show whether it runs.
     pub(crate) fn facts(&self) -> Option<ThreadFacts> {
         let mut bytes = [0; BYTES];
-        let runs = runs(&text_of(self.stat.as_ref(), &mut bytes)?)?;
+        let runs = runs(text_of(self.stat.as_ref(), &mut bytes)?)?;
         let sleeps = (!runs).then(|| {
-            let call = text_of(self.syscall.as_ref(), &mut [0; BYTES]).and_then(|text| call_of(&text));
-            let place = text_of(self.wchan.as_ref(), &mut [0; BYTES]).filter(|place| place != "0");
-            let cause = cause_of(call, place.as_deref().unwrap_or_default());
+            let (mut call, mut place) = ([0; BYTES], [0; BYTES]);
+            let call = text_of(self.syscall.as_ref(), &mut call).and_then(call_of);
+            let place = text_of(self.wchan.as_ref(), &mut place).filter(|place| *place != "0");
+            let cause = cause_of(call, place.unwrap_or_default());
             let polls = cause == StallCause::Read && call.is_none_or(|call| !READS.contains(&call));
-            Sleeps { cause, place, polls }
+            Sleeps { cause, place: place.map(Place::new), polls }
         });
         Some(ThreadFacts { times: self.times().unwrap_or_default(), sleeps })
     }
 }
 
 /// The text of a file from its beginning, which the kernel makes at each read.
-fn text_of(file: Option<&File>, bytes: &mut [u8; BYTES]) -> Option<String> {
+fn text_of<'a>(file: Option<&File>, bytes: &'a mut [u8; BYTES]) -> Option<&'a str> {
     let read = file?.read_at(bytes, 0).ok()?;
-    Some(String::from_utf8_lossy(&bytes[..read]).trim_end().to_owned())
+    // The kernel cuts the name of a thread within a letter.
+    bytes[..read].iter_mut().filter(|byte| !byte.is_ascii()).for_each(|byte| *byte = b'?');
+    str::from_utf8(&bytes[..read]).ok().map(str::trim_end)
 }
 
 impl ThreadTimes {
@@ -230,7 +256,7 @@ mod tests {
         let (mut reader, _writer) = std::io::pipe().unwrap();
         let reads = facts_of(move || _ = reader.read(&mut [0]));
         assert_eq!(reads.cause, StallCause::Read, "{reads:?}");
-        assert!(reads.place.is_none_or(|place| place.contains("pipe")));
+        assert!(reads.place.is_none_or(|place| place.as_str().contains("pipe")));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ringserve_core::Time;
 
-use super::facts::ThreadFacts;
+use super::facts::{Place, ThreadFacts};
 use super::stall::StallCause;
 
 /// What a thread runs is counted at ticks of the scheduler, of which the slowest kernels have one each 10 ms.
@@ -69,7 +69,7 @@ struct Watched {
     /// When its thread was looked at last, and what that did.
     known: Option<(Time, ThreadFacts)>,
     spent: [Duration; StallCause::ALL.len()],
-    waits_in: Option<String>,
+    waits_in: Option<Place>,
     /// A stall that began is told again from this length on.
     told_from: Option<Duration>,
 }
@@ -107,7 +107,7 @@ impl Watched {
             }
         }
         if let Some(sleeps) = &facts.sleeps {
-            self.waits_in.clone_from(&sleeps.place);
+            self.waits_in = sleeps.place;
         }
         self.known = Some((now, facts));
     }
@@ -128,7 +128,7 @@ impl Watched {
             since: self.since,
             lasted: until - self.since,
             cause,
-            waits_in: self.waits_in.clone().filter(|_| is_asleep),
+            waits_in: self.waits_in.filter(|_| is_asleep).map(|place| place.as_str().to_owned()),
             several: self.several,
             is_loud,
         }
@@ -228,7 +228,7 @@ mod tests {
 
     fn sleeps(ran: u64, cause: StallCause, place: &str) -> ThreadFacts {
         ThreadFacts {
-            sleeps: Some(Sleeps { cause, place: Some(place.to_owned()), polls: false }),
+            sleeps: Some(Sleeps { cause, place: Some(Place::new(place)), polls: false }),
             ..computes(ran, 0)
         }
     }

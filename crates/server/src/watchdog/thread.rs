@@ -121,7 +121,7 @@ impl Looks {
                 is_quiet &= self.look(shard, now);
             }
             let files = &self.shards;
-            watch.keep_times(now, || files.iter().map(|shard| shard.files.times()).collect());
+            watch.keep_times(now, files.iter().map(|shard| shard.files.times()));
             is_quiet &= self.loads.look(now, &self.control, |shard| files[shard].files.times());
             // In this order: a shard that leaves its wait behind the first one finds the mark.
             if is_quiet && self.control.remotes().iter().all(|remote| remote.lets_watchdog_rest()) {

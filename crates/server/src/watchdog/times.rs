@@ -18,29 +18,55 @@ pub(super) const OVER: Duration = Duration::from_secs(1);
 type Sample = (Time, Vec<Option<ThreadTimes>>);
 
 /// The last samples, the newest last.
-#[derive(Default)]
 pub(crate) struct Times {
     kept: VecDeque<Sample>,
+    /// Memory of samples that are not needed any more: the watchdog of a server that works allocates nothing.
+    spare: Vec<Vec<Option<ThreadTimes>>>,
+}
+
+/// Samples that there are at once, at most.
+const SAMPLES: usize = 4;
+
+impl Default for Times {
+    fn default() -> Times {
+        Times { kept: VecDeque::with_capacity(SAMPLES), spare: Vec::with_capacity(SAMPLES) }
+    }
 }
 
 impl Times {
+    /// Takes memory for the samples of this number of shards.
+    pub(crate) fn prepare(&mut self, shards: usize) {
+        self.spare.resize_with(SAMPLES, || Vec::with_capacity(shards));
+    }
+
     /// True if there is to be a sample now.
     pub(crate) fn is_due(&self, now: Time) -> bool {
         self.kept.back().is_none_or(|(at, _)| now >= *at + KEPT_EVERY)
     }
 
     /// Takes one in.
-    pub(crate) fn keep(&mut self, now: Time, times: Vec<Option<ThreadTimes>>) {
-        self.kept.push_back((now, times));
+    pub(crate) fn keep(&mut self, now: Time, times: impl IntoIterator<Item = Option<ThreadTimes>>) {
+        let mut kept = self.spare.pop().unwrap_or_default();
+        kept.extend(times);
+        self.kept.push_back((now, kept));
         // One behind the second is enough.
         while self.kept.get(1).is_some_and(|(at, _)| now >= *at + OVER) {
-            self.kept.pop_front();
+            self.drop_oldest();
+        }
+    }
+
+    fn drop_oldest(&mut self) {
+        if let Some((_, mut times)) = self.kept.pop_front() {
+            times.clear();
+            self.spare.push(times);
         }
     }
 
     /// All shards slept until now: what was before says nothing of the last second.
     pub(crate) fn forget(&mut self) {
-        self.kept.clear();
+        while !self.kept.is_empty() {
+            self.drop_oldest();
+        }
     }
 
     /// The times of all shards, with their shares since the sample of a second ago.

@@ -39,6 +39,7 @@ impl Watch {
     /// The watchdog of this number of shards is on this thread.
     pub(super) fn begin(&self, shards: usize, thread: Thread) {
         let _ = self.counts.set((0..shards).map(|_| Default::default()).collect());
+        self.times().prepare(shards);
         let _ = self.thread.set(thread);
     }
 
@@ -118,10 +119,10 @@ impl Watch {
     }
 
     /// Keeps a sample of the shards' times, if there is none of this half second.
-    pub(super) fn keep_times(&self, now: Time, read: impl FnOnce() -> Vec<Option<ThreadTimes>>) {
+    pub(super) fn keep_times(&self, now: Time, read: impl Iterator<Item = Option<ThreadTimes>>) {
         let mut times = self.times();
         if times.is_due(now) {
-            times.keep(now, read());
+            times.keep(now, read);
         }
     }
 
@@ -135,7 +136,7 @@ impl Watch {
         let mut times = self.times();
         let shares = times.shares(now, read);
         if times.is_due(now) {
-            times.keep(now, read.to_vec());
+            times.keep(now, read.iter().copied());
         }
         shares
     }
