@@ -26,7 +26,7 @@
 //! | `/stalls` | the last times for which a shard did not go on |
 //! | `/doctor?for=connections=1000000,accepts=20000` | what is wrong with the machine and the settings, for what is [expected](crate::doctor::Expected) |
 //! | `/healthz` | 503 if a shard has not gone on for 10 s, so that no busy server is restarted |
-//! | `/readyz` | 503 while the server starts or drains |
+//! | `/readyz` | 503 while the server starts or drains, or its [load](crate::overload::Load) is refusing or full |
 //! | POST `/drain` | shuts the server down, as [`ServerControl::shutdown`](crate::ServerControl::shutdown) |
 //! | POST `/connections/ID/close` | closes a connection, after its queued replies |
 //! | POST `/log-level` | gives the body to the function of [`Admin::log_level`] |

@@ -30,7 +30,7 @@ const PATHS: &[(&str, &str, &str)] = &[
     ("GET ", "/stalls", "the last times for which a shard did not go on"),
     ("GET ", "/doctor?for=connections=1000000", "what is wrong with the machine and the settings"),
     ("GET ", "/healthz", "503 if a shard has not gone on for 10 s"),
-    ("GET ", "/readyz", "503 while the server starts, drains or sheds connections"),
+    ("GET ", "/readyz", "503 while the server starts, drains or cannot take connections"),
     ("POST", "/drain", "shuts the server down"),
     ("POST", "/connections/ID/close", "closes a connection, after its queued replies"),
     ("POST", "/log-level", "sets the filter of the log, which is the body"),
