@@ -174,6 +174,16 @@ impl Client {
         matches!(peeked, Err(error) if error.kind() == ErrorKind::WouldBlock)
     }
 
+    /// Waits for bytes that must not come, and without a word from this end: the server has nothing to do for the connection.
+    #[track_caller]
+    pub fn hears_nothing_for(&mut self, time: Duration) {
+        self.stream.set_read_timeout(Some(time)).unwrap();
+        let heard = self.stream.read(&mut [0]);
+        let is_late = |error: &io::Error| matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
+        assert!(heard.as_ref().is_err_and(is_late), "{heard:?}");
+        self.stream.set_read_timeout(Some(SOON)).unwrap();
+    }
+
     /// Ends the connection with a reset.
     pub fn reset(self) {
         self.stream.reset_on_close().unwrap();

@@ -11,19 +11,9 @@ use ringserve_server::sync::{AskError, Mesh, SendError};
 use ringserve_server::testing::{Faults, Sim};
 use ringserve_server::{Cx, Error, Frame, Server, Service};
 
+use crate::Echo;
+
 const SECOND: Duration = Duration::from_secs(1);
-
-struct Echo;
-
-impl Service for Echo {
-    type Session = ();
-    type Error = Infallible;
-
-    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
-        cx.reply(frame);
-        Ok(())
-    }
-}
 
 fn at(port: u16) -> String {
     format!("10.0.0.1:{port}")

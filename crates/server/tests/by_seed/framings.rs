@@ -1,7 +1,6 @@
 //! Framings with a state, with heads and in pieces, below whole servers: by seed, with bytes that come in any portions.
 
 use std::cell::{Cell, RefCell};
-use std::convert::Infallible;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -15,6 +14,8 @@ use ringserve_server::testing::{Faults, Sim};
 use ringserve_server::{
     CloseReason, Closed, Cx, Error, Frame, Limits, Opening, Refusal, Server, Service, with_heads,
 };
+
+use crate::Echo;
 
 /// What the next bytes are.
 #[derive(Clone, Copy, Debug, Default)]
@@ -407,19 +408,6 @@ fn heads_that_lie_and_bytes_that_are_none_have_an_answer() {
             sim.run_until_done();
             sim.finish();
         });
-    }
-}
-
-/// Adds what frames say, and knows nothing of heads.
-struct Echo;
-
-impl Service for Echo {
-    type Session = ();
-    type Error = Infallible;
-
-    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
-        cx.reply(frame);
-        Ok(())
     }
 }
 

@@ -17,3 +17,20 @@ mod starting;
 mod tasks;
 mod testing;
 mod topics;
+
+use std::convert::Infallible;
+
+use ringserve_server::{Cx, Frame, Service};
+
+/// Says each frame again.
+struct Echo;
+
+impl Service for Echo {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
+        cx.reply(frame);
+        Ok(())
+    }
+}

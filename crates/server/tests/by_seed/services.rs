@@ -18,22 +18,12 @@ use ringserve_server::{
     Closed, Cx, Frame, Limits, Opening, Refusal, Server, Service, Session, Several, Shard,
 };
 
+use crate::Echo;
+
 const SECOND: Duration = Duration::from_secs(1);
 
 fn lines() -> Server<Lines> {
     Server::bind("10.0.0.1:7000").framing(Lines::default())
-}
-
-struct Echo;
-
-impl Service for Echo {
-    type Session = ();
-    type Error = Infallible;
-
-    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
-        cx.reply(frame);
-        Ok(())
-    }
 }
 
 /// Lets peers in after a look-up that takes as long as their port says.

@@ -13,20 +13,10 @@ use ringserve_server::limits::ServerLimits;
 use ringserve_server::testing::{ClientResult, Faults, Sim, TestConn};
 use ringserve_server::{CloseReason, Cx, Frame, Limits, Opening, Refusal, Server, Service, with_heads};
 
+use crate::Echo;
+
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
-
-struct Echo;
-
-impl Service for Echo {
-    type Session = ();
-    type Error = Infallible;
-
-    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
-        cx.reply(frame);
-        Ok(())
-    }
-}
 
 fn lines() -> Server<Lines> {
     Server::bind("10.0.0.1:7000").framing(Lines::default())
