@@ -38,7 +38,7 @@ fn question_to_another_shard_allocates_nothing() {
         return;
     }
     let mesh = Mesh::new();
-    let server = On::default().server(no_time_limits()).shards(2).framing(Lines::default());
+    let server = On::default().server(no_time_limits().unwatched()).shards(2).framing(Lines::default());
     let running = server.start(move |shard| {
         mesh.register(shard, |_from, number: u64| 2 * number);
         Asks(mesh.clone())

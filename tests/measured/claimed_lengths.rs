@@ -20,7 +20,7 @@ fn a_claimed_length_allocates_nothing() {
         return;
     }
     let limits = no_time_limits().frame_bytes_max(FRAME_BYTES_MAX);
-    let lab = Lab::of(On::default().server(limits).framing(LengthPrefix::bytes(8)));
+    let lab = Lab::of(On::default().server(limits.unwatched()).framing(LengthPrefix::bytes(8)));
     // Everything that is made once is there.
     claim(&lab, CLAIMS[0]);
     for length in CLAIMS {

@@ -35,7 +35,7 @@ fn items_of_a_codec_make_no_handle() {
     if !alone(items_of_a_codec_make_no_handle) {
         return;
     }
-    let server = On::default().server(no_time_limits());
+    let server = On::default().server(no_time_limits().unwatched());
     let running = server.start(|_| WithCodec::new(Echo)).expect("the server starts");
     let mut back = [0; 5];
     let mut ask = |client: &mut Client| {

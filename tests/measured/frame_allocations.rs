@@ -46,14 +46,16 @@ fn a_frame_allocates_nothing() {
         Runtime::TokioUring,
     ];
     for host in hosts {
-        let server = || On::default().server(no_time_limits()).runtime(host).framing(LengthPrefix::default());
+        let server = || {
+            On::default().server(no_time_limits().unwatched()).runtime(host).framing(LengthPrefix::default())
+        };
         counts_of(&format!("on {host}"), server(), &length, 1);
         counts_of(&format!("on {host}, pipelined"), server(), &length, 16);
     }
 }
 
 fn counts<F: Framing + Clone + Send>(what: &str, framing: F, frame: &[u8], pipelined: usize) {
-    counts_of(what, On::default().server(no_time_limits()).framing(framing), frame, pipelined);
+    counts_of(what, On::default().server(no_time_limits().unwatched()).framing(framing), frame, pipelined);
 }
 
 fn counts_of<F: Framing + Clone + Send>(what: &str, server: Server<F>, frame: &[u8], pipelined: usize) {

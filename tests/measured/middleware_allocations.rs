@@ -47,7 +47,7 @@ fn a_call_that_does_not_wait_allocates_nothing() {
 }
 
 fn counts<M: IntoService<Lines>>(what: &str, factory: impl Fn(&Shard) -> M + Send + Sync + 'static) {
-    let server = On::default().server(no_time_limits()).framing(Lines::default());
+    let server = On::default().server(no_time_limits().unwatched()).framing(Lines::default());
     let running = server.start(factory).expect("the server starts");
     let mut client = Client::connect(running.local_addrs()[0]);
     let line = [&[b'e'; 60][..], b"\n"].concat();

@@ -62,7 +62,7 @@ fn owned_reply_takes_one_lease_and_no_copy() {
 /// Has `together` replies of `len` bytes asked for at once, each of which may take as many blocks.
 fn counts(len: usize, in_parts: bool, together: usize, blocks: usize) {
     let body = Bytes::from(vec![b'o'; len]);
-    let server = On::default().server(no_time_limits()).framing(Raw);
+    let server = On::default().server(no_time_limits().unwatched()).framing(Raw);
     let running = server.start(move |_| Body { body: body.clone(), in_parts }).expect("the server starts");
     let mut client = Client::connect(running.local_addrs()[0]);
     let mut back = vec![0; len * together];

@@ -63,7 +63,7 @@ fn counts<S: Service>(
     each: usize,
 ) {
     let limits = no_time_limits().calls_in_flight_max(64);
-    let server = On::default().server(limits).framing(LengthPrefix::default());
+    let server = On::default().server(limits.unwatched()).framing(LengthPrefix::default());
     let running = server.start(move |_| service()).expect("the server starts");
     let mut client = Client::connect(running.local_addrs()[0]);
     let requests = request.repeat(TOGETHER);

@@ -20,7 +20,7 @@ fn a_read_and_a_write_allocate_nothing() {
     if !alone(a_read_and_a_write_allocate_nothing) {
         return;
     }
-    let copies = Streams::start(no_time_limits(), |_| {
+    let copies = Streams::start(no_time_limits().unwatched(), |_| {
         async |mut stream: Stream| {
             let mut buf = [0; 4096];
             loop {
@@ -36,7 +36,7 @@ fn a_read_and_a_write_allocate_nothing() {
     counts("copied, 64 bytes", &copies, 64);
     counts("copied, 16 KiB", &copies, 16 << 10);
     copies.finish();
-    let lends = Streams::start(no_time_limits(), |_| {
+    let lends = Streams::start(no_time_limits().unwatched(), |_| {
         async |mut stream: Stream| {
             while let Some(frame) = stream.read_frame().await.unwrap() {
                 stream.queue(frame);
@@ -47,7 +47,7 @@ fn a_read_and_a_write_allocate_nothing() {
     counts("frames, 64 bytes", &lends, 64);
     counts("frames, 16 KiB", &lends, 16 << 10);
     lends.finish();
-    let upstream = Streams::start(no_time_limits(), |_| {
+    let upstream = Streams::start(no_time_limits().unwatched(), |_| {
         async |mut stream: Stream| {
             while let Some(frame) = stream.read_frame().await.unwrap() {
                 stream.queue(frame);
@@ -55,7 +55,7 @@ fn a_read_and_a_write_allocate_nothing() {
         }
     });
     let addr = upstream.addr();
-    let proxy = Streams::start(no_time_limits(), move |_| {
+    let proxy = Streams::start(no_time_limits().unwatched(), move |_| {
         async move |mut client: Stream| {
             let mut upstream = client.shard().connect(addr).await.unwrap();
             let _ = copy_bidirectional(&mut client, &mut upstream).await;
@@ -64,7 +64,7 @@ fn a_read_and_a_write_allocate_nothing() {
     counts("through a proxy, 64 bytes", &proxy, 64);
     counts("through a proxy, 16 KiB", &proxy, 16 << 10);
     proxy.finish();
-    let asker = Streams::start(no_time_limits(), move |_| {
+    let asker = Streams::start(no_time_limits().unwatched(), move |_| {
         async move |mut client: Stream| {
             let upstream = client.shard().connect(addr).await.unwrap();
             let mut upstream = upstream.framed(Lines::default());

@@ -55,7 +55,7 @@ fn a_task_allocates_its_future_alone() {
     if !alone(a_task_allocates_its_future_alone) {
         return;
     }
-    let server = On::default().server(no_time_limits()).framing(Lines::default());
+    let server = On::default().server(no_time_limits().unwatched()).framing(Lines::default());
     let running = server.start(|_shard| Spawner).expect("the server starts");
     let mut client = Client::connect(running.local_addrs()[0]);
     let mut echo = |line: &[u8; 2], rounds: usize| {

@@ -50,7 +50,7 @@ fn connect(addr: SocketAddr) -> TcpStream {
 }
 
 fn messages() -> ServerHandle {
-    let server = On::default().server(no_time_limits()).websocket().framing(Messages::default());
+    let server = On::default().server(no_time_limits().unwatched()).websocket().framing(Messages::default());
     server.start(|_shard| ws(Echo)).expect("the server starts")
 }
 
@@ -85,7 +85,7 @@ fn an_idle_connection_takes_300_bytes_or_less() {
     if !alone(an_idle_connection_takes_300_bytes_or_less) {
         return;
     }
-    let plain = On::default().server(no_time_limits()).framing(Lines::default());
+    let plain = On::default().server(no_time_limits().unwatched()).framing(Lines::default());
     let plain = plain.start(|_shard| Echo).expect("the server starts");
     let addr = plain.local_addrs()[0];
     let without = bytes_each(|| TcpStream::connect(addr).unwrap(), b"hello\n", b"hello\n");

@@ -1,15 +1,25 @@
-//! Limits of a server under test and of its one service, set in one chain.
+//! Limits of a server under test and of its one service, set in one chain, and whether a watchdog looks at it.
 
 use std::time::Duration;
 
-use ringserve::limits::{IdleCounts, ServerLimits};
+use ringserve::limits::{IdleCounts, ServerLimits, Stalls};
 use ringserve::{Limits, Server};
 
-/// Both sorts of limits.
+/// Both sorts of limits, and the stalls that are told.
 #[derive(Clone, Debug, Default)]
 pub struct Bounds {
     pub service: Limits,
     pub server: ServerLimits,
+    pub stalls: Stalls,
+}
+
+impl Bounds {
+    /// Without a watchdog: it allocates for each stall, and a loaded machine makes some.
+    #[must_use]
+    pub fn unwatched(mut self) -> Bounds {
+        self.stalls = Stalls::off();
+        self
+    }
 }
 
 impl From<Limits> for Bounds {
@@ -18,15 +28,15 @@ impl From<Limits> for Bounds {
     }
 }
 
-/// A server takes both.
+/// A server takes them together.
 pub trait Bounded {
     fn bounded(self, bounds: impl Into<Bounds>) -> Self;
 }
 
 impl<F: ringserve::framing::Framing + Clone + Send> Bounded for Server<F> {
     fn bounded(self, bounds: impl Into<Bounds>) -> Server<F> {
-        let Bounds { service, server } = bounds.into();
-        self.limits(service).server_limits(server)
+        let Bounds { service, server, stalls } = bounds.into();
+        self.limits(service).server_limits(server).stalls(stalls)
     }
 }
 
