@@ -188,8 +188,8 @@ pub enum IdleCounts {
     #[default]
     Either,
     /// Only bytes that the peer sends. A peer that listens must say something within [`Limits::idle_timeout`], if only the
-    /// answer to [`Service::heartbeat`], whatever the server sends to it. Time in which the server holds its input back does
-    /// not count.
+    /// answer to [`Service::heartbeat`], whatever the server sends to it. Time in which the server
+    /// leaves what the peer sent unread does not count.
     ///
     /// [`Service::heartbeat`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
     Received,

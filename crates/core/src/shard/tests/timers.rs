@@ -154,6 +154,34 @@ fn connection_whose_bytes_wait_for_the_shard_is_not_idle() {
 }
 
 #[test]
+fn held_back_peer_is_idle_once_nothing_that_it_sent_is_unread() {
+    for (unread, closed) in [(&[][..], 1), (&[0, 0, 0, 1][..], 0)] {
+        let (mut shard, id) = with_connection(Limits {
+            outbox_bytes_high: 10,
+            outbox_bytes_low: 5,
+            idle_timeout: Some(Duration::from_secs(10)),
+            idle_counts: IdleCounts::Received,
+            write_stall_timeout: None,
+            write_bytes_per_second_min: 0,
+            read_bytes_per_second_min: 0,
+            ..Limits::default()
+        });
+        shard.begin(at(1), 0);
+        shard.receive(id, &empty_frames(1));
+        shard.handed();
+        shard.shared(id).unwrap().reply(Payload::Bytes(&[b'r'; 100]));
+        shard.end();
+        shard.begin(at(2), 0);
+        if !unread.is_empty() {
+            shard.receive_part(id, unread);
+        }
+        shard.end();
+        shard.begin(at(14), 0);
+        assert_eq!(shard.counters(LaneId::FIRST).closed_for(CloseReason::IdleTimeout), closed, "{unread:?}");
+    }
+}
+
+#[test]
 fn talker_is_idle_where_what_it_takes_alone_counts() {
     let idle = Limits { idle_timeout: Some(Duration::from_secs(10)), ..Limits::default() };
     for (counts, closed) in [(IdleCounts::Either, 0), (IdleCounts::Received, 0), (IdleCounts::Sent, 1)] {
