@@ -69,6 +69,8 @@ struct Recorder {
     awaits_header: bool,
     /// What the frames held.
     taken: Vec<Vec<u8>>,
+    /// Each frame gets a reply of this many bytes.
+    replies: usize,
     /// Every call waits, and holds this many bytes.
     parks: Option<usize>,
     /// Calls that wait, each named by its place.
@@ -124,6 +126,9 @@ impl Lane for Recorder {
             };
             self.heard.push(Heard::Frame(id));
             self.taken.push(frame.to_vec());
+            if self.replies > 0 {
+                frames.shared().reply(Payload::Bytes(&vec![b'r'; self.replies]));
+            }
             if let Some(bytes) = self.parks {
                 let parked = frames.park(self.calls.len() as u32, bytes);
                 self.calls.push(Call { id, frame, parked });
