@@ -1,5 +1,5 @@
 //! What is counted, of a process or a machine with nothing else to do: allocations, wake-ups, system calls, memory, turns.
-//! Each that counts for a whole process has one to itself, and at most two of them run at once: [`ringserve_tests::alone`].
+//! Each that counts for a whole process has one to itself, and at most four of them run at once: [`ringserve_tests::alone`].
 
 mod abort_all;
 mod ask_allocations;

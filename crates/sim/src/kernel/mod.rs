@@ -123,6 +123,8 @@ pub struct State {
     pub cut_short: bool,
     /// The driver arms no receive until those that were told to stop have ended.
     pub rests: bool,
+    /// When a turn last began without a buffer to receive into: peers may have sent what is not read.
+    pub starved_at: u64,
 
     pool: Pool,
     /// Connections that have no slot.
@@ -194,6 +196,7 @@ impl State {
             canary: None,
             cut_short: false,
             rests: false,
+            starved_at: 0,
             pool,
             descriptors: Descriptors::default(),
             ring,

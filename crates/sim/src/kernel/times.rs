@@ -67,6 +67,13 @@ impl State {
         }
     }
 
+    /// Notes at the start of a turn whether there is a buffer to receive into.
+    pub fn note_starvation(&mut self) {
+        if self.pool.available() == 0 && self.pool.counts().with_kernel == 0 {
+            self.starved_at = self.now;
+        }
+    }
+
     /// Each limit is kept, give or take the shard's clock; called after a turn at `now`.
     pub fn check_limits(&mut self, now: u64) {
         self.check_connects(now, CONNECT_LATE);
@@ -77,8 +84,8 @@ impl State {
             let (stopping, deaf) = (self.is_stopping(tag), self.is_deaf(tag));
             // Bytes may wait behind a full outbox, or in the kernel.
             let held_back = busy && self.socks[tag].has_unseen_bytes();
-            let starved = self.pool.available() == 0 && self.pool.counts().with_kernel == 0;
-            let reads = self.is_receiving(tag) && !held_back && !starved;
+            let reads = self.is_receiving(tag) && !held_back;
+            let starved_at = self.starved_at;
             let sock = &mut self.socks[tag];
             let limits = self.plan.limits_of(sock.upstream);
             if !reads {
@@ -95,7 +102,7 @@ impl State {
                 Some((at, _)) => over(at, Some(limits.linger_timeout)),
                 None if !sock.opened => false,
                 None if listens && sock.waiting.is_empty() => {
-                    over(sock.used_at.max(sock.unread_at), limits.idle_timeout)
+                    over(sock.used_at.max(sock.unread_at).max(starved_at), limits.idle_timeout)
                         || (busy && over(sock.sent_at, look_after(limits)))
                         || (busy && over(untaken_since, limits.write_stall_timeout))
                 }

@@ -275,6 +275,7 @@ impl Above {
             self.look();
         }
         completions.retain(|completion| !self.loses(completion));
+        self.state.borrow_mut().note_starvation();
         core.turn(self.shard_time(), completions, self);
         self.check_relieved(core);
         let (held, most) = (core.held_bytes(), self.state.borrow().plan.server_limits.held_bytes_max);
