@@ -116,8 +116,8 @@ impl State {
                         || over(sock.used_at, limits.idle_timeout)
                 }
             };
-            sock.overdue = if overdue { sock.overdue + 1 } else { 0 };
-            // The kernel may take a few turns to end what is in flight.
+            // The kernel may take a few turns to end what is in flight, and those whose enter was cut short end nothing.
+            sock.overdue = if overdue { sock.overdue + u32::from(!self.cut_short) } else { 0 };
             assert!(
                 sock.overdue < 400,
                 "connection {tag} outlives its limits: {:?}, busy {busy}, active at {}, opened at {}",
