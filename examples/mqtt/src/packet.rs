@@ -92,7 +92,7 @@ pub fn disconnect(reason: Reason, packet_max: u32) -> Vec<u8> {
 }
 
 /// Flags of a PUBLISH.
-pub const RETAIN: u8 = 1;
+const RETAIN: u8 = 1;
 pub const QOS_1: u8 = 2;
 pub const DUP: u8 = 8;
 

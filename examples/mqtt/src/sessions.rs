@@ -18,7 +18,7 @@ use ringserve::topics::{is_filter, matching};
 use ringserve::{ConnHandle, ConnId, PushError};
 
 use crate::node::{Answer, Goodbye, Node, Request};
-use crate::packet::{Connect, DUP, EXPIRY_MAX, Publication, QOS_1, RETAIN, Reason, disconnect};
+use crate::packet::{Connect, DUP, EXPIRY_MAX, Publication, QOS_1, Reason, disconnect};
 
 /// Messages of QoS 1 that a client is sent before it acknowledges the first, if it takes that many.
 const IN_FLIGHT_MAX: usize = 64;
@@ -218,7 +218,7 @@ impl Node {
         if qos == 0 && state.connection.is_none() || !self.count(&mut state, publication.bytes()) {
             return;
         }
-        let flags = QOS_1 * qos | RETAIN * u8::from(is_retained);
+        let flags = qos << 1 | u8::from(is_retained);
         state.waiting.push_back(Kept { publication: publication.clone(), flags, id: 0 });
         drop(state);
         self.send_waiting(session);
