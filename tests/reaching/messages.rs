@@ -534,17 +534,38 @@ fn questions_to_a_full_shard_come_back_and_sends_wait_their_turn() {
     let mut waiting: Vec<_> = (3..3 + WAITING).map(|number| (number, mesh.send(0, number))).collect();
     // Every fifth is taken back, and none overtakes those that wait.
     waiting.retain(|(number, _)| number % 5 != 0);
+    // A question that waits for room is no exception.
+    let (last, given_up) = (mesh.ask_waiting(0, 3 + WAITING), mesh.ask_waiting(0, 77));
+    drop(given_up);
     assert_eq!(mesh.try_send(0, 77), Err(SendError::Full(77)));
     block.end();
     for (_, sending) in waiting {
         assert_eq!(await_here(sending), Ok(()));
     }
     assert_eq!(await_here(asked), Ok(1));
-    let expected: Vec<u32> = (0..3 + WAITING).filter(|number| *number < 3 || number % 5 != 0).collect();
+    assert_eq!(await_here(last), Ok(3 + WAITING));
+    let expected: Vec<u32> = (0..=3 + WAITING).filter(|number| *number < 3 || number % 5 != 0).collect();
     eventually("all are handled", SOON, || handled.lock().unwrap().len() == expected.len());
     assert_eq!(*handled.lock().unwrap(), expected);
     finish(running);
     assert_eq!(await_here(mesh.send(0, 5)), Err(SendError::Gone(5)));
+    assert_eq!(await_here(mesh.ask_waiting(0, 5)), Err(AskError::Gone));
+}
+
+#[test]
+fn key_falls_to_the_same_shard_everywhere_and_keys_spread() {
+    let mesh = Mesh::<Vec<u8>>::new();
+    assert_eq!(mesh.shard_of("before the first shard"), 0);
+    let (running, _reports) = reporting(4, mesh.clone());
+    let mut keys = [0; 4];
+    for n in 0..1000 {
+        let (key, other) = (format!("key {n}"), mesh.clone());
+        let shard = mesh.shard_of(key.as_str());
+        assert_eq!(thread::spawn(move || other.shard_of(&key)).join().unwrap(), shard);
+        keys[shard] += 1;
+    }
+    assert!(keys.iter().all(|count| (150..350).contains(count)), "{keys:?}");
+    finish(running);
 }
 
 #[test]
@@ -570,11 +591,14 @@ fn whatever_waits_for_a_shard_that_ends_comes_to_an_end() {
     eventually("the shard is blocked", SOON, || block.came() == 1);
     let (asked, sent) = (mesh.ask(0, 1), mesh.send(0, 2));
     let waiting: Vec<_> = (3..9).map(|number| mesh.send(0, number)).collect();
+    let patient = mesh.ask_waiting(0, 9);
     running.abort();
     block.end();
     let outcome = await_here(asked);
     assert!(matches!(outcome, Ok(1) | Err(AskError::Unanswered)), "{outcome:?}");
     assert_eq!(await_here(leaked), Err(AskError::Unanswered));
+    let outcome = await_here(patient);
+    assert!(matches!(outcome, Ok(9) | Err(AskError::Unanswered | AskError::Gone)), "{outcome:?}");
     assert_eq!(await_here(sent), Ok(()));
     for (number, sending) in (3..9).zip(waiting) {
         let outcome = await_here(sending);

@@ -12,6 +12,7 @@ mod closed;
 pub mod codec;
 mod cx;
 pub mod doctor;
+mod filters;
 #[cfg(feature = "admin")]
 mod funnel;
 mod guard;

@@ -10,6 +10,8 @@
 //! subscribers there. Messages of one connection reach a subscriber in order and without gaps: messages that a peer reads too
 //! slowly wait, and a connection with too many of them is reset.
 //!
+//! Topics of several levels, and filters with wildcards for them, are [`Filters`].
+//!
 //! ```no_run
 //! use std::convert::Infallible;
 //!
@@ -66,6 +68,7 @@ use std::rc::Rc;
 use bytes::Bytes;
 use ringserve_core::SharedPayload;
 
+pub use crate::filters::{Filters, is_filter, matching};
 use crate::handle::{LocalHandle, PushError};
 use crate::shard::handle::Shard;
 

@@ -9,8 +9,8 @@ use ringserve::framing::FrameError;
 use ringserve::limits::{ConnLimits, IdleCounts};
 use ringserve::{Closed, Cx, Failure, Frame, Service};
 
-use crate::node::{Answer, Message, Node, Request};
-use crate::packet::{Connect, Publication, Read, Reader, Reason, Version, disconnect, packet};
+use crate::node::{Answer, Goodbye, Message, Node, Request};
+use crate::packet::{Connect, Publication, Read, Reader, Reason, disconnect, packet};
 
 /// Bytes of a client id at most: it is kept with each message of the client.
 const ID_BYTES_MAX: usize = 256;
@@ -25,24 +25,10 @@ pub struct Broker(pub Rc<Node>);
 #[derive(Default)]
 pub struct Connection {
     /// From its CONNECT on.
-    client: OnceCell<Client>,
+    client: OnceCell<Arc<Connect>>,
     /// It was sent its CONNACK.
     is_welcome: Cell<bool>,
-    /// It said goodbye: whether its will is dropped, and how long its session lasts.
-    goodbye: Cell<(bool, Option<Duration>)>,
-}
-
-struct Client {
-    id: Arc<str>,
-    home: usize,
-    version: Version,
-    packet_max: u32,
-}
-
-impl Client {
-    fn reader<'a>(&self, packet: &'a [u8]) -> Reader<'a> {
-        Reader { left: packet, version: self.version }
-    }
+    goodbye: Cell<Goodbye>,
 }
 
 impl Service<u8> for Broker {
@@ -72,7 +58,8 @@ impl Service<u8> for Broker {
     }
 
     fn malformed(&self, cx: &Cx<'_, Connection>, error: &FrameError) {
-        leave(cx, if error.code().is_some() { Reason::MalformedPacket } else { Reason::TooLarge });
+        let is_large = matches!(error, FrameError::TooLarge { .. });
+        leave(cx, if is_large { Reason::TooLarge } else { Reason::MalformedPacket });
     }
 
     fn failed(&self, cx: &Cx<'_, Connection>, failure: &Failure<'_, Reason>) {
@@ -87,10 +74,7 @@ impl Service<u8> for Broker {
         let (node, Connection { client, goodbye, .. }) = (&self.0, closed.session());
         // At the end of the server all sessions end, without their wills.
         if let Some(client) = client.get().filter(|_| !node.shard.is_draining()) {
-            let (drops_will, expiry) = goodbye.get();
-            let request = Request::Closed { drops_will, expiry };
-            let message = Message::Session(client.id.clone(), closed.id(), request);
-            node.shard.spawn(node.mesh.send(client.home, message));
+            node.shard.spawn(node.tell(client, closed.id(), Request::Closed(goodbye.get())));
         }
     }
 }
@@ -98,47 +82,40 @@ impl Service<u8> for Broker {
 /// Closes the connection, after the code that version 5 has for the reason.
 fn leave(cx: &Cx<'_, Connection>, reason: Reason) {
     let Connection { client, is_welcome, .. } = cx.session();
-    if let Some(client) = client.get().filter(|client| is_welcome.get() && client.version == Version::Five) {
+    if let Some(client) = client.get().filter(|client| is_welcome.get() && client.is_five) {
         cx.write(disconnect(reason, client.packet_max));
     }
     cx.close();
 }
 
 impl Broker {
-    /// Asks the home of a client's session.
-    async fn ask(&self, cx: &Cx<'_, Connection>, client: &Client, request: Request) -> Answer {
-        self.0.ask(client.home, Message::Session(client.id.clone(), cx.id(), request)).await
-    }
-
     async fn connect(&self, cx: &Cx<'_, Connection>, frame: &[u8]) -> Read<()> {
-        let mut rest = Reader { left: frame, version: Version::Three };
+        let mut rest = Reader { left: frame, is_five: false };
         match (rest.text()?, rest.number(1)?) {
             ("MQTT", 4) => {}
-            ("MQTT", 5) => rest.version = Version::Five,
+            ("MQTT", 5) => rest.is_five = true,
             ("MQTT" | "MQIsdp", _) => {
                 cx.write(&[0x20, 2, 0, 1]);
                 return Err(Reason::UnsupportedVersion);
             }
             _ => return Err(Reason::MalformedPacket),
         }
-        let version = rest.version;
+        let is_five = rest.is_five;
         let attached = self.attach(cx, rest).await;
-        match (version, attached) {
-            (_, Ok(())) => {}
-            (Version::Five, Err(reason)) => cx.write(packet(0x20, &[&[0, reason as u8, 0]])),
-            (_, Err(Reason::IdNotValid)) => cx.write(&[0x20, 2, 0, 2]),
-            (_, Err(Reason::QuotaExceeded | Reason::ServerBusy)) => cx.write(&[0x20, 2, 0, 3]),
-            (_, Err(Reason::QosNotSupported)) => cx.write(&[0x20, 2, 0, 5]),
-            _ => {}
+        match attached {
+            Ok(_) => cx.session().is_welcome.set(true),
+            Err(reason) if is_five => cx.write(packet(0x20, &[&[0, reason as u8, 0]])),
+            Err(Reason::IdNotValid) => cx.write(&[0x20, 2, 0, 2]),
+            Err(Reason::QuotaExceeded | Reason::ServerBusy) => cx.write(&[0x20, 2, 0, 3]),
+            Err(Reason::QosNotSupported) => cx.write(&[0x20, 2, 0, 5]),
+            Err(_) => {}
         }
-        cx.session().is_welcome.set(attached.is_ok());
-        attached
+        attached.map(drop)
     }
 
-    async fn attach(&self, cx: &Cx<'_, Connection>, rest: Reader<'_>) -> Read<()> {
+    async fn attach(&self, cx: &Cx<'_, Connection>, rest: Reader<'_>) -> Answer {
         let (node, mut connect) = (&self.0, Connect::read(rest)?);
-        let needs_id = connect.version == Version::Three && !connect.is_clean;
-        if connect.is_assigned && needs_id || connect.id.len() > ID_BYTES_MAX {
+        if connect.is_assigned && !connect.is_five && !connect.is_clean || connect.id.len() > ID_BYTES_MAX {
             return Err(Reason::IdNotValid);
         }
         if connect.will.as_ref().is_some_and(|will| will.bytes() > WILL_BYTES_MAX) {
@@ -152,15 +129,14 @@ impl Broker {
         let limits = ConnLimits::default().idle_timeout(idle.filter(|idle| !idle.is_zero()));
         cx.set_limits(&limits.idle_counts(IdleCounts::Received)).map_err(|_| Reason::Unspecified)?;
 
-        let (id, home) = (connect.id.clone(), node.home_of(connect.id.as_bytes()));
-        let (version, packet_max) = (connect.version, connect.packet_max);
         // Its session hears of the end of the connection, also if that comes before the answer.
-        let _first = cx.session().client.set(Client { id, home, version, packet_max });
-        node.ask(home, Message::Attach(cx.handle(), Box::new(connect))).await.map(drop)
+        let client = cx.session().client.get_or_init(|| Arc::new(connect));
+        let message = Message::Attach(cx.handle(), client.clone());
+        node.ask(&client.id, message).await
     }
 
-    async fn publish(&self, cx: &Cx<'_, Connection>, client: &Client, frame: &Frame<u8>) -> Read<()> {
-        let (id, publication) = Publication::read(*frame.head(), client.version, &frame.to_bytes())?;
+    async fn publish(&self, cx: &Cx<'_, Connection>, client: &Connect, frame: &Frame<u8>) -> Read<()> {
+        let (id, publication) = Publication::read(*frame.head(), client.is_five, &frame.to_bytes())?;
         let qos = publication.qos;
         self.0.publish(Publication { from: client.id.clone(), ..publication }).await?;
         if qos > 0 {
@@ -169,48 +145,46 @@ impl Broker {
         Ok(())
     }
 
-    async fn acknowledged(&self, cx: &Cx<'_, Connection>, client: &Client, frame: &[u8]) -> Read<()> {
-        let request = Request::Acknowledged(client.reader(frame).packet_id()?);
+    async fn acknowledged(&self, cx: &Cx<'_, Connection>, client: &Connect, frame: &[u8]) -> Read<()> {
+        let id = Reader { left: frame, is_five: client.is_five }.packet_id()?;
         // Without an answer: there are as many as messages.
-        let message = Message::Session(client.id.clone(), cx.id(), request);
-        let _ended = self.0.mesh.send(client.home, message).await;
+        let _ended = self.0.tell(client, cx.id(), Request::Acknowledged(id)).await;
         Ok(())
     }
 
     /// SUBSCRIBE or UNSUBSCRIBE: the home of the session says a code for each filter.
-    async fn filters(&self, cx: &Cx<'_, Connection>, client: &Client, frame: &Frame<u8>) -> Read<()> {
-        let mut rest = client.reader(frame);
+    async fn filters(&self, cx: &Cx<'_, Connection>, client: &Connect, frame: &Frame<u8>) -> Read<()> {
+        let (is_five, subscribes) = (client.is_five, *frame.head() == 0x82);
+        let mut rest = Reader { left: frame, is_five };
         let (mut reply, mut requests) = (rest.packet_id()?.to_be_bytes().to_vec(), Vec::new());
         rest.properties(&[0x26])?;
         while !rest.left.is_empty() || requests.is_empty() {
             let filter = rest.text()?.into();
-            requests.push(match *frame.head() {
-                0x82 => Request::Subscribe(filter, rest.options()?),
-                _ => Request::Unsubscribe(filter),
+            requests.push(match subscribes {
+                true => Request::Subscribe(filter, rest.options()?),
+                false => Request::Unsubscribe(filter),
             });
         }
-        reply.extend((client.version == Version::Five).then_some(0));
+        reply.extend(is_five.then_some(0));
         for request in requests {
-            let code = self.ask(cx, client, request).await?;
-            reply.extend(match (client.version, *frame.head()) {
-                (Version::Five, _) => Some(code),
-                (Version::Three, 0x82) => Some(code.min(0x80)),
-                (Version::Three, _) => None,
-            });
+            let message = Message::Session(client.id.clone(), cx.id(), request);
+            let code = self.0.ask(&client.id, message).await?;
+            let of_three = subscribes.then_some(code.min(0x80));
+            reply.extend(if is_five { Some(code) } else { of_three });
         }
         // SUBACK or UNSUBACK.
         cx.write(packet(frame.head() + 0x0E, &[&reply]));
         Ok(())
     }
 
-    fn disconnect(&self, cx: &Cx<'_, Connection>, client: &Client, frame: &[u8]) -> Read<()> {
-        let (mut rest, mut expiry) = (client.reader(frame), None);
+    fn disconnect(&self, cx: &Cx<'_, Connection>, client: &Connect, frame: &[u8]) -> Read<()> {
+        let (mut rest, mut expiry) = (Reader { left: frame, is_five: client.is_five }, None);
         let code = if frame.is_empty() { 0 } else { rest.number(1)? };
         if !rest.left.is_empty() {
             expiry = rest.properties(&[0x11, 0x1F, 0x26])?.seconds(0x11);
         }
         rest.end()?;
-        cx.session().goodbye.set((code == 0, expiry));
+        cx.session().goodbye.set(Goodbye { drops_will: code == 0, expiry });
         cx.close();
         Ok(())
     }

@@ -7,7 +7,7 @@
 //! Packets are frames ([`packet`]). The session of a client, with its filters and with what it did not acknowledge, is at home on
 //! the shard that the hash of the client id says, wherever the client is connected ([`sessions`]): what a client asks on its
 //! connection ([`broker`]) is asked there. A message goes to each shard once ([`node`]), where the filters of all sessions are a
-//! tree ([`topics`]). Everything is in memory.
+//! tree ([`Filters`](ringserve::topics::Filters)). Everything is in memory.
 //!
 //! * Supported: QoS 0 and 1, retained messages, wills, wildcards, `$` topics, keep-alive, sessions that outlive their connection
 //!   for a day at most, take-over of a client id, receive maximum, maximum packet size, message expiry, no local, retain as
@@ -25,11 +25,9 @@
 mod broker;
 mod node;
 mod packet;
-mod session;
 mod sessions;
 #[cfg(test)]
 mod tests;
-mod topics;
 
 use std::io::IsTerminal;
 use std::net::SocketAddr;

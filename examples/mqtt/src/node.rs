@@ -11,23 +11,22 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use ringserve::sync::{AskError, Mesh, Reply};
+use ringserve::sync::{Mesh, Reply, Sending};
+use ringserve::topics::Filters;
 use ringserve::{ConnHandle, ConnId, Shard};
 
 use crate::packet::{Connect, Publication, Read, Reason};
-use crate::session::Session;
-use crate::topics::{Filters, Retained};
+use crate::sessions::{Made, Session};
 
 /// Messages that may wait for a shard, each a packet at most.
 pub const MESSAGES_MAX: usize = 1024;
-/// Between two attempts to ask a shard for which too many messages wait.
-const PAUSE: Duration = Duration::from_millis(2);
+/// Bytes that a retained message counts for at least, so that a subscriber of all topics has few enough of them looked at.
+const RETAINED_BYTES_MIN: usize = 4096;
 
 /// Options of a subscription.
 const NO_LOCAL: u8 = 4;
@@ -51,29 +50,31 @@ pub struct Bounds {
 }
 
 /// What shards tell each other.
-#[derive(Clone)]
 pub enum Message {
     /// From the shard of a publisher, or of a topic: for the sessions at home here.
     Route(Arc<Publication>),
     /// To the shard of its topic: for all shards.
     Retain(Arc<Publication>),
     /// To the home of a session: a client connects to it.
-    Attach(ConnHandle, Box<Connect>),
+    Attach(ConnHandle, Arc<Connect>),
     /// To the home of a session, from a connection.
     Session(Arc<str>, ConnId, Request),
 }
 
-#[derive(Clone)]
 pub enum Request {
     /// With the options behind the filter.
     Subscribe(Arc<str>, u8),
     Unsubscribe(Arc<str>),
     Acknowledged(u16),
-    /// The connection ended. A client that said goodbye drops its will, and may say how long the session lasts.
-    Closed {
-        drops_will: bool,
-        expiry: Option<Duration>,
-    },
+    /// The connection ended.
+    Closed(Goodbye),
+}
+
+/// What a client said before its connection ended: that its will is dropped, and how long the session lasts.
+#[derive(Clone, Copy, Default)]
+pub struct Goodbye {
+    pub drops_will: bool,
+    pub expiry: Option<Duration>,
 }
 
 /// The code for a filter, or 0.
@@ -91,7 +92,9 @@ pub struct Node {
     pub filters: RefCell<Filters<Arc<str>, Subscriber>>,
     /// Bytes that these sessions keep.
     pub kept_bytes: Cell<usize>,
-    pub retained: RefCell<Retained>,
+    pub made: RefCell<Made>,
+    /// The last retained message of each topic. Every shard has all of them, and they share the memory of the messages.
+    pub retained: RefCell<BTreeMap<Arc<str>, Arc<Publication>>>,
     /// Bytes of those whose topics fall to this shard.
     retained_bytes: Cell<usize>,
 }
@@ -99,9 +102,9 @@ pub struct Node {
 impl Node {
     pub fn new(shard: &Shard, mesh: &Mesh<Message, Answer>, bounds: &Bounds) -> Rc<Node> {
         let (shard, mesh, bounds) = (shard.clone(), mesh.clone(), bounds.clone());
-        let (sessions, filters, kept_bytes, retained, retained_bytes) = Default::default();
-        let node =
-            Rc::new(Node { shard, mesh, bounds, sessions, filters, kept_bytes, retained, retained_bytes });
+        let (sessions, filters, kept_bytes, made, retained, retained_bytes) = Default::default();
+        let all = Node { shard, mesh, bounds, sessions, filters, kept_bytes, made, retained, retained_bytes };
+        let node = Rc::new(all);
         let here = node.clone();
         // Sessions hear from connections alone, which are on shards.
         node.mesh.register_with_reply(&node.shard, move |from, message, reply| {
@@ -115,7 +118,7 @@ impl Node {
         match message {
             Message::Retain(publication) => return self.retain(publication, reply),
             Message::Route(publication) => self.route(&publication),
-            Message::Attach(connection, connect) => answer = self.attach(connection, connect),
+            Message::Attach(connection, client) => answer = self.attach(connection, client),
             Message::Session(id, connection, request) => match self.session(&id, from, connection) {
                 Some(session) => answer = Ok(self.serve(&session, request)),
                 None => answer = Err(Reason::TakenOver),
@@ -124,21 +127,16 @@ impl Node {
         reply.answer(answer);
     }
 
-    /// The shard of a client id, or of a topic: the same wherever it is asked for.
-    pub fn home_of(&self, name: &[u8]) -> usize {
-        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(name);
-        (hash % self.shard.count() as u64) as usize
+    /// Tells the session of a connection something, without an answer.
+    pub fn tell(&self, client: &Connect, connection: ConnId, request: Request) -> Sending<Message> {
+        self.mesh
+            .send(self.mesh.shard_of(&*client.id), Message::Session(client.id.clone(), connection, request))
     }
 
-    /// Asks a shard, once it has room.
-    pub async fn ask(&self, shard: usize, message: Message) -> Answer {
-        loop {
-            match self.mesh.ask(shard, message.clone()).await {
-                Ok(answer) => return answer,
-                Err(AskError::Full) => self.shard.sleep(PAUSE).await,
-                Err(_) => return Err(Reason::ServerBusy),
-            }
-        }
+    /// Asks the shard of a client id, or of a topic.
+    pub async fn ask(&self, name: &str, message: Message) -> Answer {
+        let answer = self.mesh.ask_waiting(self.mesh.shard_of(name), message).await;
+        answer.unwrap_or(Err(Reason::ServerBusy))
     }
 
     /// Brings a message to all shards: each of them has it, or has it in its mailbox, when this returns.
@@ -149,15 +147,17 @@ impl Node {
         publication.expires = publication.lifetime.map(|lifetime| self.shard.now() + lifetime);
         let publication = Arc::new(publication);
         if publication.retain {
-            let first = self.home_of(&publication.topic);
-            return self.ask(first, Message::Retain(publication)).await.map(drop);
+            let topic = publication.topic.clone();
+            return self.ask(&topic, Message::Retain(publication)).await.map(drop);
         }
         self.fan_out(publication).await;
         Ok(())
     }
 
     fn retain(self: &Rc<Self>, publication: Arc<Publication>, reply: Reply<Answer>) {
-        let (before, after) = self.retained.borrow().bytes(&publication);
+        let bytes = |kept: &Publication| kept.bytes().max(RETAINED_BYTES_MIN);
+        let before = self.retained.borrow().get(&publication.topic).map_or(0, |kept| bytes(kept));
+        let after = if publication.payload.is_empty() { 0 } else { bytes(&publication) };
         let all = self.retained_bytes.get() - before + after;
         if after > before && all > self.bounds.retained_bytes_max / self.shard.count() {
             return reply.answer(Err(Reason::QuotaExceeded));
@@ -188,13 +188,16 @@ impl Node {
 
     /// Hands a message to the sessions at home here.
     fn route(self: &Rc<Self>, publication: &Arc<Publication>) {
-        if publication.retain {
-            self.retained.borrow_mut().set(publication);
+        let Publication { topic, retain, payload, from, .. } = &**publication;
+        if *retain && payload.is_empty() {
+            self.retained.borrow_mut().remove(topic);
+        } else if *retain {
+            self.retained.borrow_mut().insert(topic.clone(), publication.clone());
         }
-        self.filters.borrow().matching(&publication.topic, &mut |(session, options)| {
-            if options & NO_LOCAL == 0 || session.borrow().id != publication.from {
-                let retain = options & RETAIN_AS_PUBLISHED != 0 && publication.retain;
-                self.keep(session, publication, *options, retain);
+        self.filters.borrow().matching(topic, |id, (session, options)| {
+            if options & NO_LOCAL == 0 || id != from {
+                let is_retained = options & RETAIN_AS_PUBLISHED != 0 && *retain;
+                self.keep(session, publication, *options, is_retained);
             }
         });
     }

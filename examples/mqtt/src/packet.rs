@@ -2,6 +2,7 @@
 //!
 //! A packet of 3.1.1 is read as one of version 5 without properties, so both versions are one from here on.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,12 +10,20 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ringserve::framing::{
-    Cut, EncodeError, Encoding, FrameError, Framing, Outbox, Payload, Raw, TypedFraming,
+    Cut, Decode, EncodeError, Encoding, FrameError, Framing, LengthField, LengthPrefix, Outbox, Payload, Raw,
+    TypedFraming,
 };
 use ringserve::time::Time;
 
 /// Bytes of a packet at most.
 pub const PACKET_BYTES_MAX: usize = 256 << 10;
+/// For how long a session outlives its connection at most.
+pub const EXPIRY_MAX: Duration = Duration::from_secs(86_400);
+
+/// The length before a packet, and before properties.
+const VARINT: LengthField = LengthField::varint();
+/// The length before a text.
+const TWO_BYTES: LengthPrefix = LengthPrefix::bytes(2);
 
 /// Cuts bytes into packets: a byte with type and flags, a length of one to four bytes, and as many bytes.
 #[derive(Clone)]
@@ -26,22 +35,16 @@ impl TypedFraming for Mqtt {
     type Head = u8;
 
     fn cut(&self, _: &mut (), bytes: &[u8], _: usize) -> Result<Cut<u8>, FrameError> {
-        let mut len = 0;
-        for at in 1..=4 {
-            let Some(&byte) = bytes.get(at) else { return Ok(Cut::More(at + 1 - bytes.len())) };
-            len |= usize::from(byte & 0x7F) << (7 * (at - 1));
-            if byte == 0 && at > 1 {
-                break;
-            }
-            if byte & 0x80 == 0 {
-                let (skip, consumed, head) = (at + 1, at + 1 + len, bytes[0]);
-                return Ok(match consumed.saturating_sub(bytes.len()) {
-                    0 => Cut::Frame { skip, len, consumed, head },
-                    missing => Cut::More(missing),
-                });
-            }
+        let [head, rest @ ..] = bytes else { return Ok(Cut::More(2)) };
+        if rest.len() > 3 && rest[..4].iter().all(|byte| byte & 0x80 != 0) {
+            return Err(FrameError::Malformed("the remaining length has more bytes than four"));
         }
-        Err(FrameError::coded(0x81, "the remaining length has more bytes than four, or than it needs"))
+        Ok(match VARINT.decode(rest, 0)? {
+            Decode::Frame { skip, len, consumed } => {
+                Cut::Frame { skip: 1 + skip, len, consumed: 1 + consumed, head: *head }
+            }
+            more @ Decode::More(_) => more.with_head(*head),
+        })
     }
 
     fn write(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
@@ -80,13 +83,6 @@ impl fmt::Display for Reason {
 /// What was read, or why not.
 pub type Read<T> = Result<T, Reason>;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Version {
-    /// 3.1.1
-    Three,
-    Five,
-}
-
 /// What servers say in version 5 before they close a connection: the code, and its name if the client takes as long a packet.
 pub fn disconnect(reason: Reason, packet_max: u32) -> Vec<u8> {
     let name = format!("{reason:?}");
@@ -94,6 +90,11 @@ pub fn disconnect(reason: Reason, packet_max: u32) -> Vec<u8> {
     let named = [&[len + 3, 0x1F, 0, len], name.as_bytes()].concat();
     packet(0xE0, &[&[reason as u8], if packet_max < 64 { &[] } else { &named }])
 }
+
+/// Flags of a PUBLISH.
+const RETAIN: u8 = 1;
+pub const QOS_1: u8 = 2;
+pub const DUP: u8 = 8;
 
 /// Which properties may occur.
 const OF_PUBLISH: &[u8] = &[0x01, 0x02, 0x03, 0x08, 0x09, 0x26];
@@ -103,18 +104,15 @@ const OF_CONNECT: &[u8] = &[0x11, 0x17, 0x19, 0x21, 0x22, 0x26, 0x27];
 /// What is left of a packet.
 pub struct Reader<'a> {
     pub left: &'a [u8],
-    pub version: Version,
+    /// Version 5, and not 3.1.1.
+    pub is_five: bool,
 }
 
 impl<'a> Reader<'a> {
-    fn take(&mut self, len: usize) -> Read<&'a [u8]> {
-        let (taken, left) = self.left.split_at_checked(len).ok_or(Reason::MalformedPacket)?;
-        self.left = left;
-        Ok(taken)
-    }
-
     pub fn number(&mut self, bytes: usize) -> Read<u32> {
-        Ok(self.take(bytes)?.iter().fold(0, |number, byte| number << 8 | u32::from(*byte)))
+        let (number, left) = self.left.split_at_checked(bytes).ok_or(Reason::MalformedPacket)?;
+        self.left = left;
+        Ok(number.iter().fold(0, |number, byte| number << 8 | u32::from(*byte)))
     }
 
     pub fn packet_id(&mut self) -> Read<u16> {
@@ -122,9 +120,18 @@ impl<'a> Reader<'a> {
         if id == 0 { Err(Reason::ProtocolError) } else { Ok(id) }
     }
 
+    /// Bytes behind their length.
+    fn sized(&mut self, by: impl Framing) -> Read<&'a [u8]> {
+        let Ok(Decode::Frame { skip, len, consumed }) = by.decode(self.left, 0) else {
+            return Err(Reason::MalformedPacket);
+        };
+        let found = &self.left[skip..][..len];
+        self.left = &self.left[consumed..];
+        Ok(found)
+    }
+
     fn binary(&mut self) -> Read<&'a [u8]> {
-        let len = self.number(2)?;
-        self.take(len as usize)
+        self.sized(TWO_BYTES)
     }
 
     pub fn text(&mut self) -> Read<&'a str> {
@@ -134,40 +141,23 @@ impl<'a> Reader<'a> {
 
     /// What a SUBSCRIBE says behind a filter.
     pub fn options(&mut self) -> Read<u8> {
-        let reserved = if self.version == Version::Five { 0xC0 } else { 0xFC };
+        let reserved = if self.is_five { 0xC0 } else { 0xFC };
         let options = self.number(1)? as u8;
         let is_sound = options & reserved == 0 && options & 3 != 3 && options & 0x30 != 0x30;
         if is_sound { Ok(options) } else { Err(Reason::MalformedPacket) }
     }
 
-    fn varint(&mut self) -> Read<u32> {
-        let mut number = 0;
-        for shift in [0, 7, 14, 21] {
-            let byte = self.number(1)?;
-            number |= (byte & 0x7F) << shift;
-            if byte & 0x80 == 0 {
-                return Ok(number);
-            }
-        }
-        Err(Reason::MalformedPacket)
-    }
-
     /// Reads the properties, of which these may occur.
     pub fn properties(&mut self, allowed: &[u8]) -> Read<Properties> {
         let mut found = Properties::default();
-        if self.version == Version::Three {
+        if !self.is_five {
             return Ok(found);
         }
-        let len = self.varint()? as usize;
-        let mut rest = Reader { left: self.take(len)?, ..*self };
-        while let [id, ..] = *rest.left {
-            // Only a user property may come twice.
-            if !allowed.contains(&id) || id != 0x26 && found.number(id).is_some() {
-                return Err(Reason::ProtocolError);
-            }
-            let from = rest.left;
-            rest.take(1)?;
+        let mut rest = Reader { left: self.sized(VARINT)?, ..*self };
+        while let from @ [id, left @ ..] = rest.left {
+            rest.left = left;
             let number = match id {
+                _ if !allowed.contains(id) => return Err(Reason::ProtocolError),
                 0x01 | 0x17 | 0x19 => rest.number(1)?,
                 0x21 | 0x22 => rest.number(2)?,
                 0x02 | 0x11 | 0x18 | 0x27 => rest.number(4)?,
@@ -175,8 +165,11 @@ impl<'a> Reader<'a> {
                 0x26 => rest.text().and_then(|_| rest.text()).map(|_| 0)?,
                 _ => rest.text().map(|_| 0)?,
             };
-            found.numbers.push((id, number));
-            if ![0x02, 0x18].contains(&id) {
+            // Only a user property may come twice.
+            if found.numbers.insert(*id, number).is_some() && *id != 0x26 {
+                return Err(Reason::ProtocolError);
+            }
+            if ![0x02, 0x18].contains(id) {
                 found.passed_on.extend_from_slice(&from[..from.len() - rest.left.len()]);
             }
         }
@@ -192,14 +185,14 @@ impl<'a> Reader<'a> {
 #[derive(Default)]
 pub struct Properties {
     /// Each with its number; 0 for those that are none.
-    numbers: Vec<(u8, u32)>,
+    numbers: BTreeMap<u8, u32>,
     /// Those of a message that subscribers are sent as they are.
     passed_on: Vec<u8>,
 }
 
 impl Properties {
     fn number(&self, id: u8) -> Option<u32> {
-        self.numbers.iter().find(|(of, _)| *of == id).map(|(_, number)| *number)
+        self.numbers.get(&id).copied()
     }
 
     pub fn seconds(&self, id: u8) -> Option<Duration> {
@@ -210,7 +203,7 @@ impl Properties {
 /// A message, shared by all sessions that are sent it: the payload is copied once, out of the receive buffer.
 #[derive(Clone, Default)]
 pub struct Publication {
-    pub topic: Bytes,
+    pub topic: Arc<str>,
     pub payload: Bytes,
     pub qos: u8,
     pub retain: bool,
@@ -224,32 +217,33 @@ pub struct Publication {
 }
 
 /// True if a message may be published under this name.
-pub fn is_topic(topic: &[u8]) -> bool {
-    !topic.is_empty() && !topic.contains(&b'+') && !topic.contains(&b'#')
+pub fn is_topic(topic: &str) -> bool {
+    !topic.is_empty() && !topic.contains(['+', '#'])
 }
 
 impl Publication {
     /// Reads a PUBLISH, with its packet id; 0 with QoS 0.
-    pub fn read(head: u8, version: Version, packet: &Bytes) -> Read<(u16, Publication)> {
-        let (mut rest, qos) = (Reader { left: packet, version }, head >> 1 & 3);
-        if qos == 3 || qos == 0 && head & 8 != 0 {
+    pub fn read(head: u8, is_five: bool, packet: &Bytes) -> Read<(u16, Publication)> {
+        let (mut rest, qos) = (Reader { left: packet, is_five }, head >> 1 & 3);
+        if qos == 3 || qos == 0 && head & DUP != 0 {
             return Err(Reason::MalformedPacket);
         }
         let topic = rest.text()?;
         let id = if qos == 0 { 0 } else { rest.packet_id()? };
         let properties = rest.properties(OF_PUBLISH)?;
-        let (topic, payload) = (packet.slice_ref(topic.as_bytes()), packet.slice_ref(rest.left));
-        Ok((id, Publication::new(topic, payload, qos, head & 1 != 0, properties)?))
+        let payload = packet.slice_ref(rest.left);
+        Ok((id, Publication::new(topic, payload, qos, head & RETAIN != 0, properties)?))
     }
 
-    fn new(topic: Bytes, payload: Bytes, qos: u8, retain: bool, given: Properties) -> Read<Publication> {
-        if !is_topic(&topic) {
+    fn new(topic: &str, payload: Bytes, qos: u8, retain: bool, given: Properties) -> Read<Publication> {
+        if !is_topic(topic) {
             return Err(Reason::TopicInvalid);
         }
         if qos > 1 {
             return Err(Reason::QosNotSupported);
         }
-        let (lifetime, properties) = (given.seconds(0x02), given.passed_on.into());
+        let (topic, lifetime) = (topic.into(), given.seconds(0x02));
+        let properties = given.passed_on.into();
         Ok(Publication { topic, payload, qos, retain, properties, lifetime, ..Publication::default() })
     }
 
@@ -258,27 +252,25 @@ impl Publication {
         self.topic.len() + self.properties.len() + self.payload.len() + 128
     }
 
-    /// As a PUBLISH with these flags, with an id if it has QoS 1, and with what is left of its lifetime.
-    pub fn encode(&self, version: Version, flags: u8, id: u16, left: Option<Duration>) -> Vec<u8> {
+    /// As a PUBLISH with these flags, with an id if they say QoS 1, and with what is left of its lifetime.
+    pub fn encode(&self, is_five: bool, flags: u8, id: u16, left: Option<Duration>) -> Bytes {
         let mut properties = Vec::new();
-        if version == Version::Five {
-            put_varint(&mut properties, self.properties.len() + left.map_or(0, |_| 5));
-            if let Some(left) = left {
-                properties.push(0x02);
-                properties.extend_from_slice(&(left.as_secs() as u32).to_be_bytes());
-            }
-            properties.extend_from_slice(&self.properties);
+        if is_five {
+            let left = left.map(|left| seconds(0x02, left));
+            let all = [left.as_slice().as_flattened(), &self.properties].concat();
+            put_varint(&mut properties, all.len());
+            properties.extend(all);
         }
         let (topic_len, id) = ((self.topic.len() as u16).to_be_bytes(), id.to_be_bytes());
-        let id = if flags & 2 != 0 { &id[..] } else { &[] };
-        packet(0x30 | flags, &[&topic_len, &self.topic, id, &properties, &self.payload])
+        let id = if flags & QOS_1 != 0 { &id[..] } else { &[] };
+        packet(0x30 | flags, &[&topic_len, self.topic.as_bytes(), id, &properties, &self.payload]).into()
     }
 }
 
 /// A CONNECT, without user name and password, of which this broker asks nothing.
 #[derive(Clone)]
 pub struct Connect {
-    pub version: Version,
+    pub is_five: bool,
     pub id: Arc<str>,
     /// The client gave no id.
     pub is_assigned: bool,
@@ -296,15 +288,14 @@ pub struct Connect {
 impl Connect {
     /// Reads what is behind the version.
     pub fn read(mut rest: Reader<'_>) -> Read<Connect> {
-        let (version, is_three) = (rest.version, rest.version == Version::Three);
-        let (flags, keep_alive) = (rest.number(1)?, rest.number(2)?);
+        let (is_five, flags, keep_alive) = (rest.is_five, rest.number(1)?, rest.number(2)?);
         let (is_clean, has_will, qos) = (flags & 2 != 0, flags & 4 != 0, (flags >> 3 & 3) as u8);
         if flags & 1 != 0 || qos == 3 || !has_will && flags & 0x38 != 0 {
             return Err(Reason::MalformedPacket);
         }
         let given = rest.properties(OF_CONNECT)?;
-        let of_version = if is_three && !is_clean { Duration::MAX } else { Duration::ZERO };
-        let expiry = given.seconds(0x11).unwrap_or(of_version);
+        let of_version = if is_five || is_clean { Duration::ZERO } else { EXPIRY_MAX };
+        let expiry = given.seconds(0x11).unwrap_or(of_version).min(EXPIRY_MAX);
         let [receive_max, packet_max] = [0x21, 0x27].map(|id| given.number(id).unwrap_or(0xFFFF_FFFF));
         if receive_max == 0 || packet_max == 0 {
             return Err(Reason::ProtocolError);
@@ -312,7 +303,7 @@ impl Connect {
         let (id, mut will) = (Arc::<str>::from(rest.text()?), None);
         if has_will {
             let given = rest.properties(OF_WILL)?;
-            let (topic, payload) = (rest.text()?.to_owned().into(), rest.binary()?.to_vec().into());
+            let (topic, payload) = (rest.text()?, rest.binary()?.to_vec().into());
             will = Some(Publication::new(topic, payload, qos, flags & 0x20 != 0, given)?);
         }
         if flags & 0x80 != 0 {
@@ -323,26 +314,30 @@ impl Connect {
         }
         rest.end()?;
         let is_assigned = id.is_empty();
-        Ok(Connect { version, id, is_assigned, is_clean, expiry, keep_alive, receive_max, packet_max, will })
+        Ok(Connect { is_five, id, is_assigned, is_clean, expiry, keep_alive, receive_max, packet_max, will })
     }
 
     /// Its CONNACK.
     pub fn answer(&self, is_present: bool) -> Vec<u8> {
         let flags_and_code = [u8::from(is_present), 0];
-        if self.version == Version::Three {
+        if !self.is_five {
             return packet(0x20, &[&flags_and_code]);
         }
         // QoS 1 at most, no ids of subscriptions, no shared ones, the largest packet, and how long the session lasts.
         let mut properties = vec![0x24, 1, 0x29, 0, 0x2A, 0, 0x27];
-        properties.extend_from_slice(&(PACKET_BYTES_MAX as u32).to_be_bytes());
-        properties.push(0x11);
-        properties.extend_from_slice(&(self.expiry.as_secs() as u32).to_be_bytes());
+        properties.extend((PACKET_BYTES_MAX as u32).to_be_bytes());
+        properties.extend(seconds(0x11, self.expiry));
         if self.is_assigned {
-            properties.extend_from_slice(&[0x12, 0, self.id.len() as u8]);
-            properties.extend_from_slice(self.id.as_bytes());
+            properties.extend([&[0x12, 0, self.id.len() as u8], self.id.as_bytes()].concat());
         }
         packet(0x20, &[&flags_and_code, &[properties.len() as u8], &properties])
     }
+}
+
+/// A property that is a time.
+fn seconds(id: u8, time: Duration) -> [u8; 5] {
+    let [a, b, c, d] = (time.as_secs() as u32).to_be_bytes();
+    [id, a, b, c, d]
 }
 
 fn put_varint(out: &mut Vec<u8>, mut number: usize) {

@@ -7,23 +7,64 @@
 //! ```
 
 use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use ringserve::task::JoinHandle;
+use ringserve::topics::{is_filter, matching};
 use ringserve::{ConnHandle, ConnId, PushError};
 
-use crate::node::{Answer, Node, Request};
-use crate::packet::{Connect, Publication, Reason, Version, disconnect};
-use crate::session::{Kept, Session, State};
-use crate::topics::{filter_bytes, is_filter};
+use crate::node::{Answer, Goodbye, Node, Request};
+use crate::packet::{Connect, DUP, EXPIRY_MAX, Publication, QOS_1, Reason, disconnect};
 
 /// Messages of QoS 1 that a client is sent before it acknowledges the first, if it takes that many.
 const IN_FLIGHT_MAX: usize = 64;
 
-/// For how long a session outlives its connection at most.
-const EXPIRY_MAX: Duration = Duration::from_secs(86_400);
+/// Bytes that a level of a filter counts for.
+const LEVEL_BYTES: usize = 256;
+
+pub type Session = RefCell<State>;
+
+/// What the home of a client keeps of it, connected or not.
+#[derive(Default)]
+pub struct State {
+    pub id: Arc<str>,
+    connection: Option<(ConnHandle, Arc<Connect>)>,
+    /// The connection has no room. A task goes on once it has.
+    is_stalled: bool,
+    filters: BTreeSet<Arc<str>>,
+    /// Messages that wait, those first that were sent on a connection before.
+    waiting: VecDeque<Kept>,
+    in_flight: VecDeque<Kept>,
+    /// What is published if the client is lost.
+    will: Option<Publication>,
+    /// Of filters and of messages.
+    bytes: usize,
+    last_id: u16,
+    /// How long it outlives its connection, and the task that ends it then.
+    expiry: Duration,
+    timer: Option<JoinHandle<()>>,
+}
+
+/// A message for a client. One of QoS 1 is kept until it is acknowledged.
+struct Kept {
+    publication: Arc<Publication>,
+    flags: u8,
+    /// 0 until it is sent with QoS 1.
+    id: u16,
+}
+
+/// The packets that were made last, by version and flags, each with its message, id and time left: clients that are sent the
+/// same share it.
+pub type Made = BTreeMap<(bool, u8), (Arc<Publication>, u16, Option<Duration>, Bytes)>;
+
+/// What a filter counts for where it is kept.
+fn filter_bytes(filter: &str) -> usize {
+    filter.len() + LEVEL_BYTES * filter.split('/').count()
+}
 
 /// The QoS of a subscription: a client that asks for QoS 2 is granted QoS 1.
 fn granted(options: u8) -> u8 {
@@ -32,22 +73,20 @@ fn granted(options: u8) -> u8 {
 
 impl Node {
     /// Gives a session to a connection, which is sent its CONNACK before all else.
-    pub fn attach(self: &Rc<Self>, connection: ConnHandle, mut connect: Box<Connect>) -> Answer {
-        let (id, old) = (connect.id.clone(), self.sessions.borrow().get(&connect.id).cloned());
+    pub fn attach(self: &Rc<Self>, connection: ConnHandle, client: Arc<Connect>) -> Answer {
+        let (id, old) = (client.id.clone(), self.sessions.borrow().get(&client.id).cloned());
         if old.is_none() && self.sessions.borrow().len() >= self.bounds.sessions_max {
             return Err(Reason::QuotaExceeded);
         }
-        let kept = old.filter(|session| self.take_over(session, connect.is_clean));
-        connect.expiry = connect.expiry.min(EXPIRY_MAX);
+        let kept = old.filter(|session| self.take_over(session, client.is_clean));
         // The connection was sent nothing before, so there is room.
-        let _gone = connection.push_raw(connect.answer(kept.is_some()));
-        let session =
-            kept.unwrap_or_else(|| Rc::new(RefCell::new(State { id: id.clone(), ..State::default() })));
-        self.sessions.borrow_mut().insert(id, session.clone());
+        let _gone = connection.push_raw(client.answer(kept.is_some()));
+        let session = kept.unwrap_or_default();
         let mut state = session.borrow_mut();
-        (state.will, state.expiry, state.is_stalled) = (connect.will.take(), connect.expiry, false);
-        state.connection = Some((connection, connect));
+        (state.id, state.will, state.expiry) = (id.clone(), client.will.clone(), client.expiry);
+        (state.connection, state.is_stalled) = (Some((connection, client)), false);
         drop(state);
+        self.sessions.borrow_mut().insert(id, session.clone());
         self.send_waiting(&session);
         Ok(0)
     }
@@ -57,14 +96,14 @@ impl Node {
         let mut state = session.borrow_mut();
         state.timer.take().inspect(JoinHandle::abort);
         if let Some((connection, last)) = state.connection.take() {
-            if last.version == Version::Five {
+            if last.is_five {
                 let _full_or_gone = connection.push_raw(disconnect(Reason::TakenOver, last.packet_max));
             }
             connection.close();
         }
         // What the client did not acknowledge is sent again, in order.
         while let Some(kept) = state.in_flight.pop_back() {
-            state.waiting.push_front(Kept { is_dup: true, ..kept });
+            state.waiting.push_front(Kept { flags: kept.flags | DUP, ..kept });
         }
         let goes_on = !is_clean && !state.expiry.is_zero();
         drop(state);
@@ -88,13 +127,13 @@ impl Node {
             Request::Subscribe(filter, options) => return self.subscribe(session, filter, options),
             Request::Unsubscribe(filter) => return self.unsubscribe(session, &filter),
             Request::Acknowledged(id) => self.acknowledged(session, id),
-            Request::Closed { drops_will, expiry } => self.closed(session, drops_will, expiry),
+            Request::Closed(goodbye) => self.closed(session, goodbye),
         }
         0
     }
 
     fn subscribe(self: &Rc<Self>, session: &Rc<Session>, filter: Arc<str>, options: u8) -> u8 {
-        if !is_filter(&filter) {
+        if !is_filter(&filter) || filter.starts_with("$share/") {
             return Reason::FilterInvalid as u8;
         }
         let mut state = session.borrow_mut();
@@ -107,8 +146,8 @@ impl Node {
         self.filters.borrow_mut().insert(&filter, id, (session.clone(), options));
         // Retained messages are asked for always, with a new filter, or never.
         if matches!((options >> 4, is_new), (0, _) | (1, true)) {
-            for publication in self.retained.borrow().matching(&filter) {
-                self.keep(session, &publication, options, true);
+            for (_, publication) in matching(&self.retained.borrow(), &filter) {
+                self.keep(session, publication, options, true);
             }
         }
         granted(options)
@@ -120,7 +159,7 @@ impl Node {
             // "No subscription existed" is a success.
             return 0x11;
         }
-        self.filters.borrow_mut().remove(filter.as_bytes(), &state.id);
+        self.filters.borrow_mut().remove(filter, &state.id);
         self.discount(&mut state, filter_bytes(filter));
         0
     }
@@ -135,14 +174,14 @@ impl Node {
         self.send_waiting(session);
     }
 
-    fn closed(self: &Rc<Self>, session: &Rc<Session>, drops_will: bool, expiry: Option<Duration>) {
-        session.borrow_mut().will.take_if(|_| drops_will);
+    fn closed(self: &Rc<Self>, session: &Rc<Session>, goodbye: Goodbye) {
+        session.borrow_mut().will.take_if(|_| goodbye.drops_will);
         self.publish_will(session);
         let (node, ends, mut state) = (self.clone(), session.clone(), session.borrow_mut());
         state.connection = None;
         // A session that was to end with its connection does so.
         if !state.expiry.is_zero() {
-            state.expiry = expiry.unwrap_or(state.expiry).min(EXPIRY_MAX);
+            state.expiry = goodbye.expiry.unwrap_or(state.expiry).min(EXPIRY_MAX);
         }
         let expiry = state.expiry;
         state.timer = Some(self.shard.spawn(async move {
@@ -161,19 +200,26 @@ impl Node {
     fn end(&self, session: &Session) {
         let State { id, filters, bytes, .. } = session.take();
         self.sessions.borrow_mut().remove(&id);
-        filters.iter().for_each(|filter| self.filters.borrow_mut().remove(filter.as_bytes(), &id));
+        filters.iter().for_each(|filter| self.filters.borrow_mut().remove(filter, &id));
         self.kept_bytes.update(|all| all - bytes);
     }
 
     /// Has a message wait for a client, and sends it if that may be. Without room it is dropped, and so it is with QoS 0 where
     /// the client is not connected.
-    pub fn keep(self: &Rc<Self>, session: &Rc<Session>, of: &Arc<Publication>, options: u8, retain: bool) {
+    pub fn keep(
+        self: &Rc<Self>,
+        session: &Rc<Session>,
+        publication: &Arc<Publication>,
+        options: u8,
+        is_retained: bool,
+    ) {
         let mut state = session.borrow_mut();
-        let (publication, qos) = (of.clone(), of.qos.min(granted(options)));
+        let qos = publication.qos.min(granted(options));
         if qos == 0 && state.connection.is_none() || !self.count(&mut state, publication.bytes()) {
             return;
         }
-        state.waiting.push_back(Kept { publication, qos, retain, is_dup: false, id: 0 });
+        let flags = qos << 1 | u8::from(is_retained);
+        state.waiting.push_back(Kept { publication: publication.clone(), flags, id: 0 });
         drop(state);
         self.send_waiting(session);
     }
@@ -182,18 +228,18 @@ impl Node {
     fn send_waiting(self: &Rc<Self>, session: &Rc<Session>) {
         let state = &mut *session.borrow_mut();
         while let (Some((connection, client)), Some(next)) = (&state.connection, state.waiting.front_mut()) {
+            let is_answered = next.flags & QOS_1 != 0;
             let in_flight_max = IN_FLIGHT_MAX.min(client.receive_max as usize);
-            if state.is_stalled || next.qos > 0 && state.in_flight.len() >= in_flight_max {
+            if state.is_stalled || is_answered && state.in_flight.len() >= in_flight_max {
                 return;
             }
-            while next.qos > 0 && next.id == 0 {
+            while is_answered && next.id == 0 {
                 state.last_id = state.last_id.checked_add(1).unwrap_or(1);
                 let is_taken = state.in_flight.iter().any(|kept| kept.id == state.last_id);
                 next.id = if is_taken { 0 } else { state.last_id };
             }
             let left = next.publication.expires.map(|at| at - self.shard.now());
-            let flags = u8::from(next.is_dup) << 3 | next.qos << 1 | u8::from(next.retain);
-            let packet = next.publication.encode(client.version, flags, next.id, left);
+            let packet = self.packet(client.is_five, next, left);
             let fits = left != Some(Duration::ZERO) && packet.len() <= client.packet_max as usize;
             if fits && connection.push_raw(packet) == Err(PushError::Full) {
                 state.is_stalled = true;
@@ -206,12 +252,25 @@ impl Node {
                 return;
             }
             let Some(sent) = state.waiting.pop_front() else { return };
-            if fits && sent.qos > 0 {
+            if fits && is_answered {
                 state.in_flight.push_back(sent);
             } else {
                 self.discount(state, sent.publication.bytes());
             }
         }
+    }
+
+    fn packet(&self, is_five: bool, next: &Kept, left: Option<Duration>) -> Bytes {
+        let (Kept { publication, flags, id }, mut made) = (next, self.made.borrow_mut());
+        if let Some((of, of_id, of_left, packet)) = made.get(&(is_five, *flags))
+            && Arc::ptr_eq(of, publication)
+            && (*of_id, *of_left) == (*id, left)
+        {
+            return packet.clone();
+        }
+        let packet = publication.encode(is_five, *flags, *id, left);
+        made.insert((is_five, *flags), (publication.clone(), *id, left, packet.clone()));
+        packet
     }
 
     /// Counts what is kept for a client. False, and nothing is counted, if that is too much.

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 
@@ -28,6 +29,7 @@ const MESSAGES_IN_A_TURN: usize = 1024;
 /// | method | is the message handled? | without room |
 /// |---|---|---|
 /// | [`ask`](Mesh::ask), [`on_all`](Mesh::on_all) | its answer says so | [`AskError::Full`] |
+/// | [`ask_waiting`](Mesh::ask_waiting) | its answer says so | waits |
 /// | [`send`](Mesh::send) | unknown | waits |
 /// | [`try_send`](Mesh::try_send) | unknown | [`SendError::Full`] |
 ///
@@ -35,15 +37,15 @@ const MESSAGES_IN_A_TURN: usize = 1024;
 /// use std::{cell::RefCell, collections::HashMap, rc::Rc};
 /// use ringserve::{Cx, Frame, Server, Service, framing::Lines, sync::{AskError, Mesh}};
 ///
-/// /// Counts equal lines over all shards, each on the shard that its first byte names.
+/// /// Counts equal lines over all shards, each on the shard that its hash names.
 /// struct Count { counts: Mesh<String, u64> }
 ///
 /// impl Service for Count {
 ///     type Session = ();
 ///     type Error = AskError;
 ///     async fn call(&self, cx: &Cx<'_, ()>, line: Frame) -> Result<(), AskError> {
-///         let owner = usize::from(line.first().copied().unwrap_or(0)) % self.counts.count();
-///         let count = self.counts.ask(owner, String::from_utf8_lossy(&line).into()).await?;
+///         let line = String::from_utf8_lossy(&line).into_owned();
+///         let count = self.counts.ask(self.counts.shard_of(&line), line).await?;
 ///         cx.reply(count.to_string().as_str());
 ///         Ok(())
 ///     }
@@ -207,6 +209,30 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
         }
     }
 
+    /// Asks a shard as [`ask`](Mesh::ask) does, and waits for room as [`send`](Mesh::send) does if too many messages wait there.
+    /// The place of the question in the order is taken when this returns.
+    ///
+    /// # Errors
+    /// As [`ask`](Mesh::ask), without [`AskError::Full`].
+    pub fn ask_waiting(
+        &self,
+        to: usize,
+        message: M,
+    ) -> impl Future<Output = Result<A, AskError>> + use<M, A> {
+        let begun = self.member(to).and_then(|(shards, member)| {
+            let from = shards.this_one();
+            let asker = &shards.askers[from];
+            let ticket = asker.begin(to as u32)?;
+            let letter = Letter { message, from: from as u32, ticket: Some(ticket) };
+            Some((member.mailbox.send(letter), Ask::waits(asker.clone(), ticket)))
+        });
+        async move {
+            let (sending, answer) = begun.ok_or(AskError::Gone)?;
+            sending.await.map_err(|_| AskError::Gone)?;
+            answer.await
+        }
+    }
+
     /// Asks all shards, this one too, and waits for their answers: one for each shard, in order, with errors in their places.
     /// `message` makes the question for the shard of that number; share a large one in an [`Arc`].
     ///
@@ -240,6 +266,14 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
         let from = shards.this_one() as u32;
         let put = member.mailbox.put(Letter { message, from, ticket: None });
         put.map_err(|error| error.map(|letter| letter.message))
+    }
+
+    /// The shard to which a key falls: the same on every shard and thread of this build of the program. All keys spread evenly,
+    /// but the hash has no secret: a peer that chooses its keys can have all of them fall to one shard. 0 before the first shard
+    /// registered.
+    pub fn shard_of(&self, key: &(impl Hash + ?Sized)) -> usize {
+        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(key);
+        (hash % self.count().max(1) as u64) as usize
     }
 
     /// The number of shards; 0 before the first one registered.

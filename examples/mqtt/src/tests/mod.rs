@@ -4,7 +4,6 @@ mod bad_input;
 mod bounds;
 mod messages;
 mod sessions;
-mod topics;
 mod wills;
 
 use std::cell::{Cell, RefCell};
