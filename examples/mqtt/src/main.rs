@@ -25,6 +25,7 @@
 mod broker;
 mod node;
 mod packet;
+mod session;
 mod sessions;
 #[cfg(test)]
 mod tests;

@@ -21,7 +21,7 @@ use ringserve::topics::Filters;
 use ringserve::{ConnHandle, ConnId, Shard};
 
 use crate::packet::{Connect, Publication, Read, Reason};
-use crate::sessions::{Made, Session};
+use crate::session::{Made, Session};
 
 /// Messages that may wait for a shard, each a packet at most.
 pub const MESSAGES_MAX: usize = 1024;

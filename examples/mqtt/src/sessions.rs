@@ -6,8 +6,6 @@
 //!               └────────────────── the client connects again ◀──────────────────┘
 //! ```
 
-use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,47 +17,13 @@ use ringserve::{ConnHandle, ConnId, PushError};
 
 use crate::node::{Answer, Goodbye, Node, Request};
 use crate::packet::{Connect, DUP, EXPIRY_MAX, Publication, QOS_1, Reason, disconnect};
+use crate::session::{Kept, Session, State};
 
 /// Messages of QoS 1 that a client is sent before it acknowledges the first, if it takes that many.
 const IN_FLIGHT_MAX: usize = 64;
 
 /// Bytes that a level of a filter counts for.
 const LEVEL_BYTES: usize = 256;
-
-pub type Session = RefCell<State>;
-
-/// What the home of a client keeps of it, connected or not.
-#[derive(Default)]
-pub struct State {
-    pub id: Arc<str>,
-    connection: Option<(ConnHandle, Arc<Connect>)>,
-    /// The connection has no room. A task goes on once it has.
-    is_stalled: bool,
-    filters: BTreeSet<Arc<str>>,
-    /// Messages that wait, those first that were sent on a connection before.
-    waiting: VecDeque<Kept>,
-    in_flight: VecDeque<Kept>,
-    /// What is published if the client is lost.
-    will: Option<Publication>,
-    /// Of filters and of messages.
-    bytes: usize,
-    last_id: u16,
-    /// How long it outlives its connection, and the task that ends it then.
-    expiry: Duration,
-    timer: Option<JoinHandle<()>>,
-}
-
-/// A message for a client. One of QoS 1 is kept until it is acknowledged.
-struct Kept {
-    publication: Arc<Publication>,
-    flags: u8,
-    /// 0 until it is sent with QoS 1.
-    id: u16,
-}
-
-/// The packets that were made last, by version and flags, each with its message, id and time left: clients that are sent the
-/// same share it.
-pub type Made = BTreeMap<(bool, u8), (Arc<Publication>, u16, Option<Duration>, Bytes)>;
 
 /// What a filter counts for where it is kept.
 fn filter_bytes(filter: &str) -> usize {
