@@ -4,6 +4,9 @@
 //! cargo bench -p ringserve-tls [--features graviola,next-ring]
 //! ```
 //!
+//! With `echoes N` it sends N records of 64 bytes back in each way and measures nothing: the functions `echo_by_channel` and
+//! `echo_by_rustls` are what callgrind is to count (`--toggle-collect=*echo_by*`).
+//!
 //! Handshakes: the server's part alone, of this channel and of a connection of rustls'. Records: one way, beside the cipher's own
 //! time, which is measured by sealing and opening with rustls' record layer and nothing around it.
 
@@ -18,7 +21,7 @@ use std::time::Duration;
 
 use pair::{Authority, Pair, client_config};
 use ringserve_buf::LeaseMut;
-use ringserve_core::{Batch, Unsealed};
+use ringserve_core::{Batch, Channel, Unsealed};
 use ringserve_tls::rustls::crypto::CryptoProvider;
 use ringserve_tls::rustls::crypto::cipher::{
     AeadKey, InboundOpaqueMessage, Iv, MessageDecrypter, MessageEncrypter, OutboundPlainMessage,
@@ -39,6 +42,13 @@ fn server() -> Tls {
 }
 
 fn main() {
+    // Cargo adds an option of its own.
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
+    if let [what, count] = &args[..]
+        && what == "echoes"
+    {
+        return echoes(count.parse().expect("a number of records"));
+    }
     measure("rustls 0.23", server());
     #[cfg(feature = "next-ring")]
     measure("rustls 0.24", server().next());
@@ -94,6 +104,78 @@ fn measure(rustls: &str, tls: Tls) {
         let (raw_seal, raw_open) = raw(plain.crypto_provider(), size);
         println!("  {size:5} bytes: seal {seal:.2} ({raw_seal:.2}) us, open {open:.2} ({raw_open:.2}) us");
     }
+}
+
+/// Sends `count` records back by each way.
+fn echoes(count: usize) {
+    let authority = Authority::new("authority");
+    let (chain, key) = authority.ecdsa(&["localhost"]).pems();
+    let config = Arc::new(client_config(&authority, &[&TLS13], None));
+    let all = [
+        server(),
+        #[cfg(feature = "next-ring")]
+        server().next(),
+    ];
+    let plain = [7; 64];
+    for tls in all {
+        let listener = TlsListener::new(tls.certificate(chain.clone(), key.clone())).unwrap();
+        let mut pair = Pair::new(&listener, &config, "localhost").connected();
+        let (mut batch, mut out) = (Batch::new(), Vec::new());
+        for _ in 0..count {
+            pair.client.writer().write_all(&plain).unwrap();
+            let wire = LeaseMut::try_copy_of(&pair.client_bytes()).unwrap();
+            echo_by_channel(&mut *pair.channel, wire, &mut batch, &mut out);
+            out.clear();
+        }
+    }
+    let listener = TlsListener::new(server().certificate(chain, key)).unwrap();
+    let mut client = ClientConnection::new(config, ServerName::try_from("localhost").unwrap()).unwrap();
+    let mut rustls = ServerConnection::new(listener.config().unwrap()).unwrap();
+    let (mut wire, mut out) = (Vec::new(), Vec::new());
+    while client.is_handshaking() || rustls.is_handshaking() {
+        while client.wants_write() {
+            client.write_tls(&mut wire).unwrap();
+        }
+        let mut left = &wire[..];
+        while !left.is_empty() {
+            rustls.read_tls(&mut left).unwrap();
+            rustls.process_new_packets().unwrap();
+        }
+        wire.clear();
+        while rustls.wants_write() {
+            rustls.write_tls(&mut out).unwrap();
+        }
+        hear(&mut client, &out);
+        out.clear();
+    }
+    for _ in 0..count {
+        client.writer().write_all(&plain).unwrap();
+        while client.wants_write() {
+            client.write_tls(&mut wire).unwrap();
+        }
+        echo_by_rustls(&mut rustls, &wire, &mut out);
+        wire.clear();
+        out.clear();
+    }
+}
+
+#[inline(never)]
+fn echo_by_channel(channel: &mut dyn Channel, mut wire: LeaseMut, batch: &mut Batch, out: &mut Vec<u8>) {
+    while let Unsealed::Plain(plain) = channel.open(&mut wire, out) {
+        batch.put(&plain);
+    }
+    channel.seal(batch, out).unwrap();
+    batch.clear();
+}
+
+#[inline(never)]
+fn echo_by_rustls(rustls: &mut ServerConnection, mut wire: &[u8], out: &mut Vec<u8>) {
+    rustls.read_tls(&mut wire).unwrap();
+    rustls.process_new_packets().unwrap();
+    let mut plain = [0; 64];
+    rustls.reader().read_exact(&mut plain).unwrap();
+    rustls.writer().write_all(&plain).unwrap();
+    rustls.write_tls(out).unwrap();
 }
 
 /// The processor's time of this thread: others may use the machine meanwhile.
