@@ -210,7 +210,7 @@ fn summary(
         p99_us: at(0.99),
         p999_us: at(0.999),
         max_us: at(1.0),
-        newcomers_per_second: plan.newcomers.map(|_| outcome.newcomers.len() as f64 / time.as_secs_f64()),
+        newcomers_per_second: plan.newcomers.map(|_| outcome.newcomers_per_second),
         newcomers_p99_us: plan.newcomers.map(|_| outcome.newcomers.value_at_quantile(0.99) as f64 / 1000.0),
         // An open loop keeps its threads busy by looking at the clock.
         generator_bound: if rate.is_some() { late } else { busy },

@@ -126,13 +126,21 @@ pub(crate) struct Outcome {
     pub(crate) lateness: Histogram<u64>,
     /// Of the connections that are made beside: from the connect to the reply.
     pub(crate) newcomers: Histogram<u64>,
+    /// How many of them a second.
+    pub(crate) newcomers_per_second: f64,
     /// The busiest thread's share of a CPU.
     pub(crate) busy: f64,
 }
 
 impl Outcome {
     fn new() -> Outcome {
-        Outcome { latency: histogram(), lateness: histogram(), newcomers: histogram(), busy: 0.0 }
+        Outcome {
+            latency: histogram(),
+            lateness: histogram(),
+            newcomers: histogram(),
+            newcomers_per_second: 0.0,
+            busy: 0.0,
+        }
     }
 }
 
@@ -202,6 +210,7 @@ pub(crate) fn run<R>(
             all.latency.add(&one.latency).map_err(io::Error::other)?;
             all.lateness.add(&one.lateness).map_err(io::Error::other)?;
             all.newcomers.add(&one.newcomers).map_err(io::Error::other)?;
+            all.newcomers_per_second += one.newcomers_per_second;
             all.busy = all.busy.max(one.busy);
         }
         Ok((all, directed?))
@@ -332,7 +341,9 @@ impl Thread<'_> {
             self.check_silence(events.is_empty())?;
         }
         if let Some((cpu, since)) = measured {
-            self.outcome.busy = (cpu_time() - cpu).as_secs_f64() / since.elapsed().as_secs_f64();
+            let time = since.elapsed().as_secs_f64();
+            self.outcome.busy = (cpu_time() - cpu).as_secs_f64() / time;
+            self.outcome.newcomers_per_second = self.outcome.newcomers.len() as f64 / time;
         }
         Ok(())
     }
