@@ -14,5 +14,6 @@ mod socket_options;
 mod starts;
 mod table_limits;
 mod tls;
+mod tls_ends;
 mod tls_floods;
 mod unix_sockets;

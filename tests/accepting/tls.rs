@@ -40,7 +40,7 @@ impl Believed {
         self.client_of(&[&TLS12, &TLS13])
     }
 
-    fn client_of(
+    pub(super) fn client_of(
         &self,
         versions: &[&'static ringserve::tls::rustls::SupportedProtocolVersion],
     ) -> ClientConfig {

@@ -68,6 +68,8 @@ pub(crate) struct Plan {
     pub(crate) pace: Pace,
     /// One more connection keeps 16 KiB messages coming and going; it is not counted.
     pub(crate) firehose: bool,
+    /// Connections a second that are made beside.
+    pub(crate) newcomers: Option<f64>,
     pub(crate) server_cpu: usize,
     pub(crate) cpus: Vec<usize>,
     pub(crate) warm_up: Duration,
@@ -101,6 +103,9 @@ pub(crate) struct Measured {
     pub(crate) p99_us: Option<f64>,
     pub(crate) p999_us: Option<f64>,
     pub(crate) max_us: Option<f64>,
+    /// Connections a second that were made and served beside, and how long those took of 99 in 100.
+    pub(crate) newcomers_per_second: Option<f64>,
+    pub(crate) newcomers_p99_us: Option<f64>,
     /// The generator, not the server, was the bottleneck.
     pub(crate) generator_bound: bool,
 }
@@ -152,6 +157,7 @@ pub(crate) fn measure(plan: &Plan, target: &Target) -> io::Result<Measured> {
         shape: plan.shape,
         pace: plan.pace,
         firehose: plan.firehose,
+        newcomers: plan.newcomers,
         cpus: plan.cpus.clone(),
     };
     let (outcome, (used, requests, time, calls)) = generator::run(&generated, plan.warm_up, |running| {
@@ -204,6 +210,8 @@ fn summary(
         p99_us: at(0.99),
         p999_us: at(0.999),
         max_us: at(1.0),
+        newcomers_per_second: plan.newcomers.map(|_| outcome.newcomers_per_second),
+        newcomers_p99_us: plan.newcomers.map(|_| outcome.newcomers.value_at_quantile(0.99) as f64 / 1000.0),
         // An open loop keeps its threads busy by looking at the clock.
         generator_bound: if rate.is_some() { late } else { busy },
     }
@@ -214,7 +222,8 @@ fn summary(
 fn render(all: &[Measured], servers: usize) -> String {
     let first = &all[0].server;
     let ratio_to = format!("to {first}");
-    let mut table = Table::new(&[
+    let has_newcomers = all.iter().any(|one| one.newcomers_per_second.is_some());
+    let mut headings = vec![
         "server",
         "CPU µs/request",
         "min..max",
@@ -228,7 +237,11 @@ fn render(all: &[Measured], servers: usize) -> String {
         "p99 µs",
         "p99.9 µs",
         "max µs",
-    ]);
+    ];
+    if has_newcomers {
+        headings.extend(["beside/s", "their p99 µs"]);
+    }
+    let mut table = Table::new(&headings);
     for server in 0..servers {
         let rounds: Vec<&Measured> = all.iter().skip(server).step_by(servers).collect();
         let middle = |value: &dyn Fn(&Measured) -> Option<f64>, digits: usize| {
@@ -243,7 +256,7 @@ fn render(all: &[Measured], servers: usize) -> String {
             .filter_map(|(one, first)| Some(one.cpu_us? / first.cpu_us?))
             .collect();
         let mark = if rounds.iter().any(|one| one.generator_bound) { "*" } else { "" };
-        table.row(vec![
+        let mut cells = vec![
             rounds[0].server.clone(),
             middle(&|one| one.cpu_us, 3),
             spread(&cpu).map_or("-".to_owned(), |(least, most)| format!("{least:.3}..{most:.3}")),
@@ -257,7 +270,12 @@ fn render(all: &[Measured], servers: usize) -> String {
             middle(&|one| one.p99_us, 1),
             middle(&|one| one.p999_us, 1),
             middle(&|one| one.max_us, 1),
-        ]);
+        ];
+        if has_newcomers {
+            cells.push(middle(&|one| one.newcomers_per_second, 0));
+            cells.push(middle(&|one| one.newcomers_p99_us, 0));
+        }
+        table.row(cells);
     }
     table.render()
 }

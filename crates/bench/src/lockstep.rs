@@ -187,6 +187,8 @@ pub(crate) fn measure_target(plan: &load::Plan, target: &Target) -> io::Result<M
         p99_us: None,
         p999_us: None,
         max_us: None,
+        newcomers_per_second: None,
+        newcomers_p99_us: None,
         generator_bound: false,
     })
 }

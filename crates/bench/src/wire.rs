@@ -78,6 +78,16 @@ impl<S: Read + Write> Wire<S> {
             }
         }
     }
+
+    /// Says that nothing more will come, as TLS asks of an end that closes. What the socket does not take is not said.
+    pub(crate) fn announce_end(&mut self) -> io::Result<()> {
+        let Wire::Tls(stream) = self else { return Ok(()) };
+        stream.conn.send_close_notify();
+        match stream.flush() {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
+            flushed => flushed,
+        }
+    }
 }
 
 /// On a socket that does not wait, fewer bytes than there is space for are all that there are, as of a plain socket. On one that waits

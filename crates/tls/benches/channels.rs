@@ -4,6 +4,9 @@
 //! cargo bench -p ringserve-tls [--features graviola,next-ring]
 //! ```
 //!
+//! With `echoes N BYTES` it sends N records back in each way and measures nothing: the functions `echo_by_channel` and
+//! `echo_by_rustls` are what callgrind is to count (`--toggle-collect=*echo_by*`).
+//!
 //! Handshakes: the server's part alone, of this channel and of a connection of rustls'. Records: one way, beside the cipher's own
 //! time, which is measured by sealing and opening with rustls' record layer and nothing around it.
 
@@ -18,7 +21,7 @@ use std::time::Duration;
 
 use pair::{Authority, Pair, client_config};
 use ringserve_buf::LeaseMut;
-use ringserve_core::{Batch, Unsealed};
+use ringserve_core::{Batch, Channel, Unsealed};
 use ringserve_tls::rustls::crypto::CryptoProvider;
 use ringserve_tls::rustls::crypto::cipher::{
     AeadKey, InboundOpaqueMessage, Iv, MessageDecrypter, MessageEncrypter, OutboundPlainMessage,
@@ -34,11 +37,22 @@ use ringserve_tls::{Tls, TlsListener};
 /// Runs of which the fastest counts.
 const RUNS: usize = 15;
 
+/// Bytes of the records of a run of [`records`] and [`raw`]: twice as many lie in the cache beside their keys.
+const AT_ONCE: usize = 128 << 10;
+
 fn server() -> Tls {
     Tls::server()
 }
 
 fn main() {
+    // Cargo adds an option of its own.
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
+    if let [what, count, bytes] = &args[..]
+        && what == "echoes"
+    {
+        let number = |text: &String| text.parse().expect("a number of records, and one of bytes");
+        return echoes(number(count), number(bytes));
+    }
     measure("rustls 0.23", server());
     #[cfg(feature = "next-ring")]
     measure("rustls 0.24", server().next());
@@ -94,6 +108,79 @@ fn measure(rustls: &str, tls: Tls) {
         let (raw_seal, raw_open) = raw(plain.crypto_provider(), size);
         println!("  {size:5} bytes: seal {seal:.2} ({raw_seal:.2}) us, open {open:.2} ({raw_open:.2}) us");
     }
+}
+
+/// Sends `count` records of `bytes` bytes back by each way.
+fn echoes(count: usize, bytes: usize) {
+    let authority = Authority::new("authority");
+    let (chain, key) = authority.ecdsa(&["localhost"]).pems();
+    let config = Arc::new(client_config(&authority, &[&TLS13], None));
+    let all = [
+        server(),
+        #[cfg(feature = "next-ring")]
+        server().next(),
+    ];
+    let plain = vec![7; bytes];
+    for tls in all {
+        let listener = TlsListener::new(tls.certificate(chain.clone(), key.clone())).unwrap();
+        let mut pair = Pair::new(&listener, &config, "localhost").connected();
+        let (mut batch, mut out) = (Batch::new(), Vec::new());
+        for _ in 0..count {
+            pair.client.writer().write_all(&plain).unwrap();
+            let wire = LeaseMut::try_copy_of(&pair.client_bytes()).unwrap();
+            echo_by_channel(&mut *pair.channel, wire, &mut batch, &mut out);
+            out.clear();
+        }
+    }
+    let listener = TlsListener::new(server().certificate(chain, key)).unwrap();
+    let mut client = ClientConnection::new(config, ServerName::try_from("localhost").unwrap()).unwrap();
+    let mut rustls = ServerConnection::new(listener.config().unwrap()).unwrap();
+    let (mut wire, mut out, mut back) = (Vec::new(), Vec::new(), vec![0; bytes]);
+    while client.is_handshaking() || rustls.is_handshaking() {
+        while client.wants_write() {
+            client.write_tls(&mut wire).unwrap();
+        }
+        let mut left = &wire[..];
+        while !left.is_empty() {
+            rustls.read_tls(&mut left).unwrap();
+            rustls.process_new_packets().unwrap();
+        }
+        wire.clear();
+        while rustls.wants_write() {
+            rustls.write_tls(&mut out).unwrap();
+        }
+        hear(&mut client, &out);
+        out.clear();
+    }
+    for _ in 0..count {
+        client.writer().write_all(&plain).unwrap();
+        while client.wants_write() {
+            client.write_tls(&mut wire).unwrap();
+        }
+        echo_by_rustls(&mut rustls, &wire, &mut back, &mut out);
+        wire.clear();
+        out.clear();
+    }
+}
+
+#[inline(never)]
+fn echo_by_channel(channel: &mut dyn Channel, mut wire: LeaseMut, batch: &mut Batch, out: &mut Vec<u8>) {
+    while let Unsealed::Plain(plain) = channel.open(&mut wire, out) {
+        batch.put(&plain);
+    }
+    channel.seal(batch, out).unwrap();
+    batch.clear();
+}
+
+#[inline(never)]
+fn echo_by_rustls(rustls: &mut ServerConnection, mut wire: &[u8], plain: &mut [u8], out: &mut Vec<u8>) {
+    while !wire.is_empty() {
+        rustls.read_tls(&mut wire).unwrap();
+        rustls.process_new_packets().unwrap();
+    }
+    rustls.reader().read_exact(plain).unwrap();
+    rustls.writer().write_all(plain).unwrap();
+    rustls.write_tls(out).unwrap();
 }
 
 /// The processor's time of this thread: others may use the machine meanwhile.
@@ -193,14 +280,14 @@ fn hear(client: &mut ClientConnection, mut bytes: &[u8]) {
 
 /// To seal and to open a record of `size` bytes.
 fn records(pair: &mut Pair, size: usize) -> (f64, f64) {
-    let count = (512 << 10) / size.max(512);
+    let count = AT_ONCE / size.max(512);
     let plain = vec![7; size];
     let mut batch = Batch::new();
     batch.put(&plain);
     let (mut seals, mut opens) = (Vec::new(), Vec::new());
     let mut out = Vec::new();
     pair.client.set_buffer_limit(None);
-    for _ in 0..RUNS {
+    for _ in 0..4 * RUNS {
         let start = Cpu::now();
         for _ in 0..count {
             out.clear();
@@ -212,11 +299,14 @@ fn records(pair: &mut Pair, size: usize) -> (f64, f64) {
             pair.client.writer().write_all(&plain).unwrap();
         }
         let mut wire = LeaseMut::try_from_vec(pair.client_bytes()).unwrap();
+        // A server's buffers are not given back to the system either.
+        let mut opened = Vec::with_capacity(count);
         let start = Cpu::now();
         while let Unsealed::Plain(plain) = pair.channel.open(&mut wire, &mut out) {
-            black_box(&plain);
+            opened.push(black_box(plain));
         }
         opens.push(each(start.elapsed(), count));
+        drop(opened);
         while let Ok(1..) = pair.client.reader().read(&mut [0; 4096]) {}
     }
     (least(seals), least(opens))
@@ -233,14 +323,14 @@ fn raw(provider: &CryptoProvider, size: usize) -> (f64, f64) {
     let mut encrypter: Box<dyn MessageEncrypter> = aead.encrypter(key().0, key().1);
     let mut decrypter: Box<dyn MessageDecrypter> = aead.decrypter(key().0, key().1);
     let plain = vec![7; size];
-    let count = (512 << 10) / size.max(512);
+    let count = AT_ONCE / size.max(512);
     let (mut seals, mut opens) = (Vec::new(), Vec::new());
     let message = || OutboundPlainMessage {
         typ: ContentType::ApplicationData,
         version: ProtocolVersion::TLSv1_2,
         payload: plain[..].into(),
     };
-    for _ in 0..RUNS {
+    for _ in 0..4 * RUNS {
         let start = Cpu::now();
         for seq in 0..count as u64 {
             black_box(encrypter.encrypt(message(), seq).unwrap());

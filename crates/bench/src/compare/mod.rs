@@ -178,6 +178,7 @@ fn load_plan(plan: &Plan, work: &Work, pace: Pace, counts_calls: bool) -> load::
         shape: work.shape(),
         pace,
         firehose: work.firehose,
+        newcomers: None,
         server_cpu: plan.server_cpu,
         cpus: plan.cpus.clone(),
         warm_up: warm_up(plan),

@@ -4,7 +4,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Barrier;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token};
@@ -20,11 +20,62 @@ use crate::wire::Wire;
 const SOURCES: u32 = 250;
 
 /// One round trip under way.
-struct Trip {
+pub(super) struct Trip {
     stream: Wire<TcpStream>,
     began: Instant,
     sent: usize,
     received: usize,
+}
+
+impl Trip {
+    /// Begins to connect, from the source whose turn it is after `made` connections.
+    pub(super) fn begin(plan: &Plan, made: u32, poll: &Poll, token: Token) -> io::Result<Trip> {
+        let began = Instant::now();
+        let mut stream = TcpStream::from_std(connect(plan.address, made)?);
+        poll.registry().register(&mut stream, token, Interest::READABLE | Interest::WRITABLE)?;
+        Ok(Trip { stream: Wire::new(stream, plan.shape.layer)?, began, sent: 0, received: 0 })
+    }
+
+    /// Sends and receives what it can; `scratch` has the size of a reply. Returns how many nanoseconds it took once the reply is
+    /// there.
+    pub(super) fn go_on(&mut self, message: &Messages, scratch: &mut [u8]) -> io::Result<Option<u64>> {
+        while self.sent < message.sent().len() {
+            match self.stream.write(&message.sent()[self.sent..]) {
+                Ok(count) => self.sent += count,
+                // Not connected or let in yet, or nothing more fits.
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected) => {
+                    return Ok(None);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        while self.received < scratch.len() {
+            let space = &mut scratch[self.received..];
+            match self.stream.read(space) {
+                Ok(0) => return Err(io::Error::other("the server closed a connection before its reply")),
+                Ok(count) => {
+                    if space[..count] != message.replies()[self.received..][..count] {
+                        return Err(io::Error::other("a reply is not what was sent"));
+                    }
+                    self.received += count;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+        let took = self.began.elapsed().as_nanos() as u64;
+        self.stream.announce_end()?;
+        Ok(Some(took.max(1)))
+    }
+
+    /// An error if its reply is overdue.
+    pub(super) fn check_silence(&self) -> io::Result<()> {
+        if self.began.elapsed() <= REPLY_MAX {
+            return Ok(());
+        }
+        let bound = REPLY_MAX.as_secs();
+        Err(io::Error::other(format!("a connection has no whole reply within {bound} s")))
+    }
 }
 
 struct Thread<'a> {
@@ -95,41 +146,16 @@ impl Thread<'_> {
     }
 
     fn begin(&mut self, slot: usize) -> io::Result<()> {
-        let began = Instant::now();
-        let mut stream = TcpStream::from_std(connect(self.plan.address, self.made)?);
+        self.trips[slot] = Some(Trip::begin(self.plan, self.made, &self.poll, Token(slot))?);
         self.made = self.made.wrapping_add(1);
-        self.poll.registry().register(&mut stream, Token(slot), Interest::READABLE | Interest::WRITABLE)?;
-        let stream = Wire::new(stream, self.plan.shape.layer)?;
-        self.trips[slot] = Some(Trip { stream, began, sent: 0, received: 0 });
         Ok(())
     }
 
     /// True if that was the end of a round trip; then the next one began.
     fn go_on(&mut self, slot: usize) -> io::Result<bool> {
         let Some(trip) = &mut self.trips[slot] else { return Ok(false) };
-        while trip.sent < self.message.sent().len() {
-            match trip.stream.write(&self.message.sent()[trip.sent..]) {
-                Ok(count) => trip.sent += count,
-                // Not connected or let in yet, or nothing more fits.
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected) => {
-                    return Ok(false);
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        while trip.received < self.scratch.len() {
-            match trip.stream.read(&mut self.scratch[trip.received..]) {
-                Ok(0) => return Err(io::Error::other("the server closed a connection before its reply")),
-                Ok(count) => trip.received += count,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
-                Err(error) => return Err(error),
-            }
-        }
-        if self.scratch != self.message.replies() {
-            return Err(io::Error::other("a reply is not what was sent"));
-        }
-        let took = trip.began.elapsed().as_nanos() as u64;
-        self.outcome.latency.saturating_record(took.max(1));
+        let Some(took) = trip.go_on(&self.message, &mut self.scratch)? else { return Ok(false) };
+        self.outcome.latency.saturating_record(took);
         // Closing takes it out of the poll.
         self.trips[slot] = None;
         self.begin(slot)?;
@@ -137,14 +163,7 @@ impl Thread<'_> {
     }
 
     fn check_silence(&self) -> io::Result<()> {
-        let stuck = |trip: &&Trip| trip.began.elapsed() > REPLY_MAX;
-        match self.trips.iter().flatten().find(stuck) {
-            None => Ok(()),
-            Some(_) => {
-                let bound = Duration::as_secs(&REPLY_MAX);
-                Err(io::Error::other(format!("a connection has no whole reply within {bound} s")))
-            }
-        }
+        self.trips.iter().flatten().try_for_each(Trip::check_silence)
     }
 }
 

@@ -12,6 +12,7 @@ mod churn;
 mod connection;
 mod fanout;
 mod firehose;
+mod newcomers;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -30,6 +31,7 @@ use crate::steps::{Messages, Shape};
 use crate::wire::{Layer, Wire};
 use connection::Connection;
 use firehose::Firehose;
+use newcomers::Newcomers;
 
 /// Connections from one source address; there are 28 000 ports by default.
 const PER_ADDRESS: usize = 20_000;
@@ -81,6 +83,8 @@ pub(crate) struct Plan {
     pub(crate) pace: Pace,
     /// One more connection keeps large messages coming and going; it is not counted.
     pub(crate) firehose: bool,
+    /// Connections a second that are made beside, each for one round trip, which is not counted.
+    pub(crate) newcomers: Option<f64>,
     /// One thread on each.
     pub(crate) cpus: Vec<usize>,
 }
@@ -120,13 +124,23 @@ pub(crate) struct Outcome {
     pub(crate) latency: Histogram<u64>,
     /// How late messages were sent, in an open loop.
     pub(crate) lateness: Histogram<u64>,
+    /// Of the connections that are made beside: from the connect to the reply.
+    pub(crate) newcomers: Histogram<u64>,
+    /// How many of them a second.
+    pub(crate) newcomers_per_second: f64,
     /// The busiest thread's share of a CPU.
     pub(crate) busy: f64,
 }
 
 impl Outcome {
     fn new() -> Outcome {
-        Outcome { latency: histogram(), lateness: histogram(), busy: 0.0 }
+        Outcome {
+            latency: histogram(),
+            lateness: histogram(),
+            newcomers: histogram(),
+            newcomers_per_second: 0.0,
+            busy: 0.0,
+        }
     }
 }
 
@@ -195,6 +209,8 @@ pub(crate) fn run<R>(
             let one = thread.join().map_err(|_| io::Error::other("a generator thread panicked"))??;
             all.latency.add(&one.latency).map_err(io::Error::other)?;
             all.lateness.add(&one.lateness).map_err(io::Error::other)?;
+            all.newcomers.add(&one.newcomers).map_err(io::Error::other)?;
+            all.newcomers_per_second += one.newcomers_per_second;
             all.busy = all.busy.max(one.busy);
         }
         Ok((all, directed?))
@@ -218,6 +234,7 @@ struct Thread<'a> {
     outcome: Outcome,
     answered: u64,
     firehose: Option<Firehose>,
+    newcomers: Option<Newcomers>,
 }
 
 fn one_thread(plan: &Plan, number: usize, shared: &Shared, connected: &Barrier) -> io::Result<Outcome> {
@@ -231,6 +248,8 @@ fn one_thread(plan: &Plan, number: usize, shared: &Shared, connected: &Barrier) 
         true => Some(Firehose::connect(plan, &poll)?),
         false => None,
     };
+    // From the first thread alone, so that they are as even as their rate.
+    let newcomers = plan.newcomers.filter(|_| number == 0).map(|rate| Newcomers::new(plan, rate));
     let mut thread = Thread {
         plan,
         connections,
@@ -241,6 +260,7 @@ fn one_thread(plan: &Plan, number: usize, shared: &Shared, connected: &Barrier) 
         outcome: Outcome::new(),
         answered: 0,
         firehose,
+        newcomers,
     };
     thread.run(&mut poll, shared, &shared.answered[number])?;
     Ok(thread.outcome)
@@ -268,6 +288,7 @@ impl Thread<'_> {
                 phase if phase == Phase::Measured as u8 && measured.is_none() => {
                     self.outcome.latency.reset();
                     self.outcome.lateness.reset();
+                    self.outcome.newcomers.reset();
                     measured = Some((cpu_time(), Instant::now()));
                 }
                 _ => {}
@@ -288,12 +309,23 @@ impl Thread<'_> {
                 pause = Duration::from_nanos(due(sent).saturating_sub(self.now())).min(LOOK);
                 pause = if pause > SLEEP_MIN { pause - SLEEP_MIN / 2 } else { Duration::ZERO };
             }
+            if let Some(newcomers) = &mut self.newcomers {
+                pause = pause.min(newcomers.begin_due(poll)?);
+            }
             match poll.poll(&mut events, Some(pause)) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 polled => polled?,
             }
             for event in &events {
                 let number = event.token().0;
+                if let Some(newcomers) = &mut self.newcomers
+                    && newcomers.has(number)
+                {
+                    if let Some(took) = newcomers.go_on(number)? {
+                        self.outcome.newcomers.saturating_record(took);
+                    }
+                    continue;
+                }
                 if number == firehose::TOKEN.0 {
                     self.firehose.as_mut().map_or(Ok(()), Firehose::go_on)?;
                     continue;
@@ -309,7 +341,9 @@ impl Thread<'_> {
             self.check_silence(events.is_empty())?;
         }
         if let Some((cpu, since)) = measured {
-            self.outcome.busy = (cpu_time() - cpu).as_secs_f64() / since.elapsed().as_secs_f64();
+            let time = since.elapsed().as_secs_f64();
+            self.outcome.busy = (cpu_time() - cpu).as_secs_f64() / time;
+            self.outcome.newcomers_per_second = self.outcome.newcomers.len() as f64 / time;
         }
         Ok(())
     }

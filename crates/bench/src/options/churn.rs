@@ -72,6 +72,7 @@ impl ChurnOptions {
             cpus: self.measuring.cpus,
             warm_up: Duration::from_millis(500),
             firehose: false,
+            newcomers: None,
             counts_calls: true,
             json: self.json,
         })

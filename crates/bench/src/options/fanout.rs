@@ -58,6 +58,7 @@ impl FanoutOptions {
             cpus: self.measuring.cpus,
             warm_up: Duration::from_millis(500),
             firehose: false,
+            newcomers: None,
             counts_calls: true,
             json: self.json,
         })

@@ -61,6 +61,10 @@ pub(crate) struct LoadOptions {
     /// their latencies are counted, and the CPU time is the server's for both.
     #[arg(long, conflicts_with = "lines")]
     firehose: bool,
+    /// Connections a second that are made beside, each with a handshake where --tls asks for it and one message of as many bytes,
+    /// so that others feel them. Their latencies are told apart from those of the messages; the CPU time is the server's for both.
+    #[arg(long, conflicts_with = "lines", value_name = "RATE")]
+    newcomers: Option<f64>,
     /// Seconds of load before it.
     #[arg(long, default_value_t = 1.0)]
     warm_up: f64,
@@ -96,6 +100,9 @@ impl LoadOptions {
         if self.rate.is_some_and(|rate| !(1.0..=1e8).contains(&rate)) {
             return Err(refused("--rate: 1 to 100000000".to_owned()));
         }
+        if self.newcomers.is_some_and(|rate| !(1.0..=1e5).contains(&rate)) {
+            return Err(refused("--newcomers: 1 to 100000".to_owned()));
+        }
         enough_files("--connections", self.connections)?;
         let targets = match self.target {
             Some(address) => vec![load::Target::Running { address, pid: self.pid }],
@@ -112,7 +119,9 @@ impl LoadOptions {
             cpus: self.measuring.cpus,
             warm_up: Duration::from_secs_f64(self.warm_up),
             firehose: self.firehose,
-            counts_calls: true,
+            newcomers: self.newcomers,
+            // Counting takes time, and they are here for the latencies of others.
+            counts_calls: self.newcomers.is_none(),
             json: self.json,
         })
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use rcgen::{KeyPair, date_time_ymd};
 use ringserve_core::Transport;
 use ringserve_tls::rustls::version::TLS13;
-use ringserve_tls::{Pem, Tls, TlsError, TlsListener};
+use ringserve_tls::{Clients, Pem, Tls, TlsError, TlsListener};
 
 use crate::pair::{Authority, Cert, Pair, client_config};
 
@@ -76,6 +76,48 @@ fn what_cannot_be_used_leaves_the_old_one() {
     fs::write(&key, &second.key).unwrap();
     listener.reload().unwrap();
     assert_ne!(shown(), before);
+    fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
+fn failed_reload_names_file_and_cause_in_one_line() {
+    let authority = Authority::new("authority");
+    let [first, other] = [(); 2].map(|()| authority.ecdsa(&["localhost"]));
+    let expired = authority.sign(&["localhost"], KeyPair::generate().unwrap(), |params| {
+        params.not_after = date_time_ymd(2020, 1, 1);
+    });
+    let Files { dir, chain, key, tls } = Files::of("failing", &first);
+    let authorities = dir.join("ca.pem");
+    fs::write(&authorities, authority.pem()).unwrap();
+    let listener = TlsListener::new(tls.clients(Clients::optional(&authorities).unwrap())).unwrap();
+    let shown = || {
+        let config = Arc::new(client_config(&authority, &[&TLS13], None));
+        let pair = Pair::new(&listener, &config, "localhost").connected();
+        pair.client.peer_certificates().map(|chain| chain[0].to_vec())
+    };
+    let before = shown();
+    let junk = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    for (file, text, blamed, cause) in [
+        (&chain, &*expired.chain, &chain, "the certificate expired "),
+        (&chain, "rubbish", &chain, "has no certificate"),
+        (&chain, junk, &chain, "has a certificate that cannot be read: "),
+        (&chain, &*other.chain, &key, "is not the key of the certificate in "),
+        (&key, "rubbish", &key, "has no private key"),
+        (&key, &*other.key, &key, "is not the key of the certificate in "),
+        (&authorities, "rubbish", &authorities, "has no certificate"),
+        (&authorities, junk, &authorities, "has a certificate that is none: "),
+    ] {
+        let good = fs::read(file).unwrap();
+        fs::write(file, text).unwrap();
+        let error = listener.reload().unwrap_err();
+        let line = error.to_string();
+        assert_eq!(error.file(), Some(&**blamed), "{line}");
+        assert!(line.starts_with(&format!("{}: {cause}", blamed.display())), "{line}");
+        assert_eq!(line.lines().count(), 1, "{line}");
+        assert_eq!(shown(), before, "{line}");
+        fs::write(file, good).unwrap();
+        listener.reload().unwrap();
+    }
     fs::remove_dir_all(&dir).unwrap();
 }
 
