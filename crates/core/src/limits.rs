@@ -57,6 +57,19 @@ pub struct Limits {
     /// in which the server holds the connection back does not count. Default 240: slower than any modem. It ends a peer that
     /// sends a byte now and then to keep its connection and half a frame forever.
     pub read_bytes_per_second_min: usize,
+    /// Frames that a peer may send in a second, up to 1 million; 0, the default, switches the limit off. What it did not use
+    /// within the last second it may send at once, so in any time of `t` seconds the service gets at most `limit × (1 + t)`
+    /// frames. A frame that is handed out in pieces counts once for each, and bytes of a stream once for each receive: bound the
+    /// bytes of those. [`when_read_too_fast`](Limits::when_read_too_fast) says what becomes of the others. A connection with this
+    /// limit or the next costs 56 bytes more.
+    pub read_frames_per_second_max: u32,
+    /// Bytes of frames that a peer may send in a second, up to 1 GiB; 0, the default, switches the limit off. At most
+    /// `limit × (1 + t)` bytes, and the rest of one frame, reach the service in any time of `t` seconds: a frame that is larger
+    /// than what is left is handed out, and the next one waits until it is paid for. Not below `read_bytes_per_second_min`.
+    pub read_bytes_per_second_max: usize,
+    /// What becomes of a peer that sends faster than `read_frames_per_second_max` or `read_bytes_per_second_max`. Default
+    /// [`HoldBack`](WhenTooFast::HoldBack).
+    pub when_read_too_fast: WhenTooFast,
     /// How long a call may stay pending before its connection is closed. Queued replies are sent first. Each of several calls
     /// in flight has this time. Default 60 s, as proxies give their upstreams.
     pub handler_timeout: Option<Duration>,
@@ -199,6 +212,20 @@ pub enum IdleCounts {
     Sent,
 }
 
+/// What becomes of a peer that sends faster than it may: [`Limits::read_frames_per_second_max`] and
+/// [`Limits::read_bytes_per_second_max`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WhenTooFast {
+    /// Its frames wait, in their order, until it may send them. At [`Limits::inbox_bytes_high`] receiving stops, so that the
+    /// rest waits with the peer. No reply is lost, and each may be late: the delay is in steps of 17 ms. Such a peer is not idle,
+    /// and a shutdown of the server lets what was received go at once.
+    #[default]
+    HoldBack,
+    /// Its connection is closed ([`CloseReason::ReadTooFast`](crate::CloseReason::ReadTooFast)). Queued replies are sent first.
+    Close,
+}
+
 impl Default for Limits {
     fn default() -> Limits {
         Limits {
@@ -213,6 +240,9 @@ impl Default for Limits {
             write_stall_timeout: Some(Duration::from_secs(30)),
             write_bytes_per_second_min: 240,
             read_bytes_per_second_min: 240,
+            read_frames_per_second_max: 0,
+            read_bytes_per_second_max: 0,
+            when_read_too_fast: WhenTooFast::HoldBack,
             handler_timeout: Some(Duration::from_secs(60)),
             open_timeout: Some(Duration::from_secs(10)),
             proxy_header_timeout: Some(Duration::from_secs(5)),
@@ -268,6 +298,8 @@ pub struct ConnLimits {
     idle_counts: Option<IdleCounts>,
     handler_timeout: Option<Option<Duration>>,
     heartbeat_interval: Option<Option<Duration>>,
+    read_frames_per_second_max: Option<u32>,
+    read_bytes_per_second_max: Option<usize>,
 }
 
 impl ConnLimits {
@@ -302,6 +334,19 @@ impl ConnLimits {
         ConnLimits { heartbeat_interval: Some(time.into()), ..self }
     }
 
+    /// As [`Limits::read_frames_per_second_max`], from the next turn of the shard on; 0 is off. What was sent before the first
+    /// such limit of the connection does not count.
+    #[must_use]
+    pub fn read_frames_per_second_max(self, frames: u32) -> ConnLimits {
+        ConnLimits { read_frames_per_second_max: Some(frames), ..self }
+    }
+
+    /// As [`Limits::read_bytes_per_second_max`], from the next turn of the shard on; 0 is off.
+    #[must_use]
+    pub fn read_bytes_per_second_max(self, bytes: usize) -> ConnLimits {
+        ConnLimits { read_bytes_per_second_max: Some(bytes), ..self }
+    }
+
     /// The limits that hold for a connection of a service with `service`.
     pub(crate) fn over(&self, service: &Limits) -> Limits {
         Limits {
@@ -310,6 +355,12 @@ impl ConnLimits {
             idle_counts: self.idle_counts.unwrap_or(service.idle_counts),
             handler_timeout: self.handler_timeout.unwrap_or(service.handler_timeout),
             heartbeat_interval: self.heartbeat_interval.unwrap_or(service.heartbeat_interval),
+            read_frames_per_second_max: self
+                .read_frames_per_second_max
+                .unwrap_or(service.read_frames_per_second_max),
+            read_bytes_per_second_max: self
+                .read_bytes_per_second_max
+                .unwrap_or(service.read_bytes_per_second_max),
             ..service.clone()
         }
     }
@@ -379,6 +430,12 @@ impl Limits {
         }
         in_range("write_bytes_per_second_min", self.write_bytes_per_second_min as u64, 0, gib)?;
         in_range("read_bytes_per_second_min", self.read_bytes_per_second_min as u64, 0, gib)?;
+        in_range("read_frames_per_second_max", self.read_frames_per_second_max.into(), 0, 1_000_000)?;
+        in_range("read_bytes_per_second_max", self.read_bytes_per_second_max as u64, 0, gib)?;
+        if self.read_bytes_per_second_max > 0 {
+            let [least, most] = [self.read_bytes_per_second_min, self.read_bytes_per_second_max];
+            ordered("read_bytes_per_second_min", least, "read_bytes_per_second_max", most)?;
+        }
         times_in_range([
             ("first_frame_timeout", self.first_frame_timeout),
             ("idle_timeout", self.idle_timeout),
@@ -438,7 +495,8 @@ impl Limits {
         values {
             frame_bytes_max: usize, outbox_bytes_high: usize, outbox_bytes_low: usize, outbox_bytes_max: usize,
             inbox_bytes_high: usize, idle_counts: IdleCounts, write_bytes_per_second_min: usize,
-            read_bytes_per_second_min: usize, heartbeats_missed_max: u8, calls_in_flight_max: u16, connection_tasks_max: u16,
+            read_bytes_per_second_min: usize, read_frames_per_second_max: u32, read_bytes_per_second_max: usize,
+            when_read_too_fast: WhenTooFast, heartbeats_missed_max: u8, calls_in_flight_max: u16, connection_tasks_max: u16,
             linger_timeout: Duration,
         }
         options {

@@ -15,7 +15,7 @@ use core::time::Duration;
 use crate::Time;
 
 /// Nanoseconds of a second.
-const SECOND: u64 = 1_000_000_000;
+pub(crate) const SECOND: u64 = 1_000_000_000;
 
 /// A rate with a burst: at most `burst + rate × time` tokens in any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,11 +37,17 @@ impl Gcra {
     /// The bucket without one of its tokens. `None` if it has none. A bucket that was not touched yet is 0.
     #[inline]
     pub fn take(&self, bucket: u64, now: u64) -> Option<u64> {
-        (bucket <= now + self.tolerance).then(|| bucket.max(now) + self.interval)
+        (bucket <= now + self.tolerance).then(|| self.pay(bucket, now))
+    }
+
+    /// The bucket without one more of its tokens, whether it has one or not.
+    #[inline]
+    pub(crate) fn pay(&self, bucket: u64, now: u64) -> u64 {
+        bucket.max(now) + self.interval
     }
 
     /// The time at which the bucket has this many tokens, of which there may be no more than the burst.
-    fn has(&self, bucket: u64, tokens: u64) -> u64 {
+    pub(crate) fn has(&self, bucket: u64, tokens: u64) -> u64 {
         (bucket + self.interval * tokens.saturating_sub(1)).saturating_sub(self.tolerance)
     }
 
