@@ -98,6 +98,7 @@ mod tests {
             while meter.wait(now).is_none() {
                 meter.pay(bytes, now);
                 by_second[millis as usize / 1000] += 1;
+                assert!(by_second[millis as usize / 1000] < 1_000_000, "no limit holds");
             }
         }
         by_second
