@@ -3,6 +3,10 @@
 //! listener, through the filter. What a socket costs that connects to nothing is taken off.
 //!
 //!     cargo bench -p ringserve-benches --bench denied
+//!     scripts/denied
+//!
+//! The script runs it in a network where first packets can also be sent to a link that is down, source and destination of which are its
+//! arguments: that is what the sender pays, and is taken off as well.
 //!
 //! Kinds take turns within a round, so that a busy machine disturbs all alike; the median of the rounds is printed.
 
@@ -53,16 +57,16 @@ fn spent() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-fn denied_socket() -> Socket {
+fn socket_of(source: Ipv4Addr) -> Socket {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
     socket.set_nonblocking(true).expect("non-blocking");
-    socket.bind(&SocketAddr::from((DENIED, 0)).into()).expect("an address of loopback");
+    socket.bind(&SocketAddr::from((source, 0)).into()).expect("an address of this machine");
     socket
 }
 
-/// Sends the first packet of a denied peer, which has no answer.
-fn knock(addr: SocketAddr) {
-    let socket = denied_socket();
+/// Sends a first packet that has no answer.
+fn knock(source: Ipv4Addr, addr: SocketAddr) {
+    let socket = socket_of(source);
     let error = socket.connect(&addr.into()).expect_err("there is no answer");
     assert_eq!(error.raw_os_error(), Some(libc::EINPROGRESS), "{error}");
 }
@@ -70,7 +74,7 @@ fn knock(addr: SocketAddr) {
 /// Connects as often, and waits until the server closed all of them.
 fn crowd(addr: SocketAddr) {
     let connected = |_| {
-        let socket = denied_socket();
+        let socket = socket_of(DENIED);
         socket.set_nonblocking(false).expect("blocking");
         socket.connect(&addr.into()).expect("the kernel accepts");
         TcpStream::from(socket)
@@ -94,15 +98,28 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
+/// The ends of a link that is down, if there is one: `cargo bench` gives other arguments.
+fn dead_link() -> Option<(Ipv4Addr, SocketAddr)> {
+    let mut addresses = std::env::args().filter_map(|arg| arg.parse::<Ipv4Addr>().ok());
+    Some((addresses.next()?, SocketAddr::from((addresses.next()?, 9))))
+}
+
 fn main() {
+    let link = dead_link();
     for driver in [Driver::IoUring, Driver::Epoll] {
         let (filtering, refusing) = (server(driver, true), server(driver, false));
         let [filters, refuses] = [&filtering, &refusing].map(|server| server.local_addrs()[0]);
         let (mut dropped, mut closed, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut sent, mut received) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
-            let nothing = each(|| (0..TOGETHER).for_each(|_| drop(denied_socket())));
-            let drops = each(|| (0..TOGETHER).for_each(|_| knock(filters))) - nothing;
+            let nothing = each(|| (0..TOGETHER).for_each(|_| drop(socket_of(DENIED))));
+            let drops = each(|| (0..TOGETHER).for_each(|_| knock(DENIED, filters))) - nothing;
             let closes = each(|| crowd(refuses)) - nothing;
+            if let Some((source, nowhere)) = link {
+                let sends = each(|| (0..TOGETHER).for_each(|_| knock(source, nowhere))) - nothing;
+                sent.push(sends);
+                received.push(closes / (drops - sends));
+            }
             dropped.push(drops);
             closed.push(closes);
             ratios.push(closes / drops);
@@ -113,6 +130,13 @@ fn main() {
             median(closed) / 1000.0,
             median(ratios)
         );
+        if link.is_some() {
+            println!(
+                "{driver}: of the former the sender pays {:.2} µs; without that {:.1} times as much",
+                median(sent) / 1000.0,
+                median(received)
+            );
+        }
         let refused = refusing.stats_now().counters.refused;
         assert_eq!(refused, (ROUNDS * BATCHES * TOGETHER) as u64, "each one is refused");
         assert_eq!(filtering.stats_now().counters.accepted, 0, "none passes the filter");
