@@ -1,12 +1,12 @@
-//! What a denied peer costs the machine: a first packet that the kernel's filter drops, beside a connection that the server accepts and
-//! closes. Both ends are on this machine, and all CPU time of the process counts: on loopback the sender's thread carries the packet to the
-//! listener, through the filter. What a socket costs that connects to nothing is taken off.
+//! What a denied peer costs the machine: a first packet that the kernel's filter drops, beside a connection that the server
+//! accepts and closes. Both ends are on this machine, and all CPU time of the process counts: on loopback the sender's thread
+//! carries the packet to the listener, through the filter. What a socket costs that connects to nothing is taken off.
 //!
 //!     cargo bench -p ringserve-benches --bench denied
 //!     scripts/denied
 //!
-//! The script runs it in a network where first packets can also be sent to a link that is down, source and destination of which are its
-//! arguments: that is what the sender pays, and is taken off as well.
+//! The script runs it in a network where first packets can also be sent to a link that is down, whose ends are its arguments:
+//! that is what the sender pays, and is taken off as well.
 //!
 //! Kinds take turns within a round, so that a busy machine disturbs all alike; the median of the rounds is printed.
 

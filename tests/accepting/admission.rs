@@ -248,7 +248,7 @@ fn service_may_have_its_own_limits() {
 }
 
 #[test]
-fn listener_and_service_have_counts_and_rates_of_all_their_peers() {
+fn listener_and_service_bound_all_their_peers_together() {
     for driver in drivers() {
         let few = Admission::default().connections_max(3);
         let slow = Admission::default().connection_rate(1, 2).allow(list("127.0.7.7"));

@@ -65,7 +65,7 @@ fn denied_source_hears_nothing_and_others_are_served() {
 }
 
 #[test]
-fn filter_of_a_dual_stack_listener_drops_each_family_by_its_networks() {
+fn filter_of_a_dual_stack_drops_each_family_by_its_networks() {
     for driver in drivers() {
         for (denied, let_in) in [("::1", "127.0.9.1"), ("127.0.9.1", "::1")] {
             let running = greets(driver, "[::]:0", 2, Admission::default().deny(denied.parse().unwrap()));

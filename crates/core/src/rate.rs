@@ -57,7 +57,8 @@ impl Gcra {
     }
 }
 
-/// A rate that other threads may change, or switch off. For a moment a reader may see the interval of one and the burst of another.
+/// A rate that other threads may change, or switch off. For a moment a reader may see the interval of one and the burst of
+/// another.
 #[derive(Debug, Default)]
 pub struct SharedGcra {
     /// 0 if there is no rate.

@@ -71,8 +71,8 @@ impl AdmissionControl {
     }
 
     /// Refuses peers of these networks for a time of 1 s to 30 days, beside the deny list: they are closed at once
-    /// ([`RefusedBy::DenyList`](super::RefusedBy::DenyList)). The kernel's filter holds the list alone. A network that is denied or
-    /// allowed already gets the new time. Peers of the allow list get in all the same.
+    /// ([`RefusedBy::DenyList`](super::RefusedBy::DenyList)). The kernel's filter holds the list alone. A network that is denied
+    /// or allowed already gets the new time. Peers of the allow list get in all the same.
     ///
     /// # Errors
     /// No listener has an admission, the list is empty, denies a whole family and says so once, or the time is out of range; or
@@ -170,7 +170,8 @@ impl AdmissionControl {
         Ok(())
     }
 
-    /// Sets the rate of all peers together: [`Admission::connection_rate`](super::Admission::connection_rate). `None` is no limit.
+    /// Sets the rate of all peers together: [`Admission::connection_rate`](super::Admission::connection_rate). `None` is no
+    /// limit.
     ///
     /// # Errors
     /// A number is not 1 to 1 000 000, or nothing is counted since there was no such limit at the start.
@@ -182,8 +183,8 @@ impl AdmissionControl {
         Ok(())
     }
 
-    /// Sets the rate of the whole server: [`Admission::accept_rate`](super::Admission::accept_rate). A shard that waits for a token
-    /// of the former rate does so to the end: a second at most, or ten while the rate still rises.
+    /// Sets the rate of the whole server: [`Admission::accept_rate`](super::Admission::accept_rate). A shard that waits for a
+    /// token of the former rate does so to the end: a second at most, or ten while the rate still rises.
     ///
     /// # Errors
     /// A number is not 1 to 1 000 000, or the server had no such rate at the start.

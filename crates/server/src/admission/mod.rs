@@ -149,17 +149,17 @@ impl Admission {
     }
 
     /// Sets how many connections all peers together may open in a second, and how many at once after a pause; each 1 to
-    /// 1 000 000. Further ones are closed at once ([`RefusedBy::ConnectionRate`]), and do not count themselves. For a service or a
-    /// listener whose clients are not to hold up those of others; [`accept_rate`](Admission::accept_rate) lets them wait, and holds
-    /// for the whole server.
+    /// 1 000 000. Further ones are closed at once ([`RefusedBy::ConnectionRate`]), and do not count themselves. For a service or
+    /// a listener whose clients are not to hold up those of others; [`accept_rate`](Admission::accept_rate) lets them wait, and
+    /// holds for the whole server.
     pub fn connection_rate(self, per_second: u32, burst: u32) -> Admission {
         Admission { connection_rate: Some(Rate { per_second, burst }), ..self }
     }
 
     /// Lets each of the limits be changed while the server runs, also those that are not set:
-    /// [`ServerControl::admission`](crate::ServerControl::admission) and the admin endpoint. Connections are counted from the start
-    /// on, at the cost of limits that are set. Without it limits that are set can be changed, and networks denied for a time
-    /// where there is any limit or list.
+    /// [`ServerControl::admission`](crate::ServerControl::admission) and the admin endpoint. Connections are counted from the
+    /// start on, at the cost of limits that are set. Without it limits that are set can be changed, and networks denied for a
+    /// time where there is any limit or list.
     pub fn adjustable(self) -> Admission {
         Admission { adjustable: true, ..self }
     }

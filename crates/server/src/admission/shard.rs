@@ -44,7 +44,7 @@ impl Limiters {
         Some((limited, limited.limiter.as_ref()?))
     }
 
-    /// The limits at a listener, whoever connects there.
+    /// The limits at a listener, of peers and of proxies alike.
     pub(super) fn limiter_at(&self, listener: usize) -> Option<&Arc<Limiter>> {
         self.at(listener).map(|(_, limiter)| limiter)
     }

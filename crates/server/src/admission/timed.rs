@@ -1,4 +1,4 @@
-//! Networks that are denied or allowed for a time, by someone who operates the server while it runs.
+//! Networks that are denied or allowed for a time while the server runs, by those who operate it.
 //!
 //! They lie beside the lists, of which a file may be read again at any moment. A look costs one load while there are none.
 

@@ -98,14 +98,14 @@ impl ServerControl {
         &self.limiters
     }
 
-    /// Changes the limits on who is let in while the server runs, of all listeners together: networks that are denied or allowed for a
-    /// time, counts and rates. See [`AdmissionControl`].
+    /// Changes the limits on who is let in while the server runs, of all listeners together: networks that are denied or allowed
+    /// for a time, counts and rates. See [`AdmissionControl`].
     pub fn admission(&self) -> AdmissionControl {
         AdmissionControl::new(&self.limiters, self.rate.clone(), self.journal.clone(), self.clock.now())
     }
 
-    /// The same of one listener, by its place in [`listeners`](ServerControl::listeners), and of those that share its limits: all of
-    /// the service, unless it has [its own](crate::listen::Endpoint::listener_admission).
+    /// The same of one listener, by its place in [`listeners`](ServerControl::listeners), and of those that share its limits: all
+    /// of the service, unless it has [its own](crate::listen::Endpoint::listener_admission).
     pub fn admission_at(&self, listener: usize) -> AdmissionControl {
         self.admission().at(&self.limiters, listener)
     }
