@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use ringserve::admission::{Admission, IpList, RefusedBy};
 use ringserve::framing::Lines;
 use ringserve::limits::ServerLimits;
-use ringserve::listen::{ProxyProtocol, endpoints, tcp};
+use ringserve::listen::{IntoEndpoints, ProxyProtocol, endpoints, tcp};
 use ringserve::{Error, Server};
 use ringserve_tests::child::{Process, is_child};
 use ringserve_tests::limited::{
@@ -245,6 +245,65 @@ fn service_may_have_its_own_limits() {
     let error = Server::new().service(own, |_| Greeter).start().unwrap_err();
     let start = "service web: admission: accept_rate holds for all services together";
     assert!(error.to_string().starts_with(start), "{error}");
+}
+
+#[test]
+fn listener_and_service_bound_all_their_peers_together() {
+    for driver in drivers() {
+        let few = Admission::default().connections_max(3);
+        let slow = Admission::default().connection_rate(1, 2).allow(list("127.0.7.7"));
+        let web = (tcp(LOOPBACK).listener_admission(few), tcp(LOOPBACK)).into_endpoints();
+        let web = web.framing(Lines::default()).name("web").admission(slow);
+        let other = endpoints(tcp(LOOPBACK)).framing(Lines::default());
+        let server = Server::new().driver(driver).shards(2).pin(false);
+        let running = server.service(web, |_| Greeter).service(other, |_| Greeter).start().unwrap();
+        let [few, slow, free] = running.local_addrs()[..] else { panic!("three addresses") };
+        let count = |addr| {
+            let from = |n: u32| greeted(&format!("127.0.1.{n}"), addr);
+            (1..=8).filter_map(from).collect::<Vec<_>>()
+        };
+        let (began, mut held) = (Instant::now(), count(few));
+        assert_eq!(held.len(), 3, "of all addresses together");
+        refused_by(&running, RefusedBy::ConnectionCount, 5);
+        let let_in = count(slow).len();
+        assert!(let_in >= 2 && let_in <= 3 + began.elapsed().as_secs() as usize, "{let_in}");
+        assert!((0..5).all(|_| greeted("127.0.7.7", slow).is_some()), "it is allowed");
+        assert_eq!(count(free).len(), 8, "another service");
+        held.pop();
+        eventually("the place of one that left is free", SOON, || greeted("127.0.2.1", few).is_some());
+        ended(running);
+    }
+    let own =
+        tcp(LOOPBACK).listener_admission(Admission::default().accept_rate(5, 5)).framing(Lines::default());
+    let error = Server::new().service(own.name("web"), |_| Greeter).start().unwrap_err().to_string();
+    let start = "service web, at 127.0.0.1:0: admission: accept_rate holds for all services together";
+    assert!(error.starts_with(start), "{error}");
+}
+
+#[test]
+fn limits_are_changed_while_the_server_runs() {
+    for driver in drivers() {
+        let admission = Admission::default().adjustable().accept_rate(10_000, 1000);
+        let running = greets(driver, LOOPBACK, 2, admission);
+        let (addr, control) = (running.local_addrs()[0], running.control());
+        let held: Vec<_> = (0..4).filter_map(|_| greeted("127.0.1.1", addr)).collect();
+        assert_eq!(held.len(), 4);
+        control.admission().deny(&list("127.0.9.0/24"), Duration::from_secs(3600)).unwrap();
+        assert!(greeted("127.0.9.1", addr).is_none() && greeted("127.0.8.1", addr).is_some());
+        assert_eq!(control.admission().forget(&list("127.0.9.0/24")), Ok(1));
+        assert!(greeted("127.0.9.1", addr).is_some());
+        control.admission().set_per_address(Some(4)).unwrap();
+        assert!(greeted("127.0.1.1", addr).is_none(), "those that were there count");
+        control.admission().allow(&list("127.0.1.1"), Duration::from_secs(3600)).unwrap();
+        assert!(greeted("127.0.1.1", addr).is_some());
+        control.admission_at(0).set_accept_rate(1000, 1).unwrap();
+        assert!(greeted("127.0.8.1", addr).is_some());
+        refused_by(&running, RefusedBy::DenyList, 1);
+        refused_by(&running, RefusedBy::AddressCount, 1);
+        assert_eq!(control.admission().changes().len(), 5);
+        drop(held);
+        ended(running);
+    }
 }
 
 #[test]

@@ -1,14 +1,16 @@
 //! The deny list as a filter of the kernel, on both drivers.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
 use std::time::Duration;
 
 use ringserve::admission::{Admission, IpList, RefusedBy};
+use ringserve::{Server, ServerHandle};
 use ringserve_tests::child::{Process, is_child};
-use ringserve_tests::limited::{connect_from, drivers, ended, greeted, greets, refused_by};
+use ringserve_tests::limited::{connect_from, drivers, ended, greeted, greets, refused_by, try_to_greet};
 use ringserve_tests::{EndOf, SOON, eventually};
 
 /// A denied peer hears nothing for longer than any handshake on loopback takes.
@@ -59,6 +61,48 @@ fn denied_source_hears_nothing_and_others_are_served() {
             assert!(lost > 0, "the gauge counts what the filter drops");
             ended(running);
         }
+    }
+}
+
+#[test]
+fn filter_of_a_dual_stack_drops_each_family_by_its_networks() {
+    for driver in drivers() {
+        for (denied, let_in) in [("::1", "127.0.9.1"), ("127.0.9.1", "::1")] {
+            let running = greets(driver, "[::]:0", 2, Admission::default().deny(denied.parse().unwrap()));
+            let port = running.local_addrs()[0].port();
+            let to = |source: &str| -> SocketAddr {
+                let loopback = if source == "::1" { "[::1]" } else { "127.0.0.1" };
+                format!("{loopback}:{port}").parse().unwrap()
+            };
+            assert!(connect_from(denied, to(denied), SILENCE).is_none(), "{denied} hears nothing");
+            assert!(greeted(let_in, to(let_in)).is_some(), "{let_in} is served");
+            refused_by(&running, RefusedBy::DenyList, 0);
+            ended(running);
+        }
+    }
+}
+
+#[test]
+fn filter_holds_at_each_server_of_a_shared_port() {
+    for driver in drivers() {
+        let start = |addr: &str| {
+            let deny = Admission::default().deny("127.0.9.0/24".parse().unwrap());
+            try_to_greet(Server::bind(addr).share_port(true), driver, 2, deny).unwrap()
+        };
+        let first = start("127.0.0.1:0");
+        let addr = first.local_addrs()[0];
+        let second = start(&addr.to_string());
+        // Each source may meet another of the four listeners.
+        let sources = |network: u8| (1..=16).map(move |n| format!("127.0.{network}.{n}"));
+        let is_silent = |source: String| connect_from(&source, addr, SILENCE / 4).is_none();
+        assert!(sources(9).all(is_silent), "no listener answers a denied source");
+        assert!(sources(8).all(|source| greeted(&source, addr).is_some()), "and all answer the others");
+        let accepted = |server: &ServerHandle| server.stats_now().counters.accepted;
+        assert!(accepted(&first) > 0 && accepted(&second) > 0, "both were met");
+        ended(first);
+        assert!(connect_from("127.0.9.1", addr, SILENCE).is_none() && greeted("127.0.8.1", addr).is_some());
+        refused_by(&second, RefusedBy::DenyList, 0);
+        ended(second);
     }
 }
 

@@ -110,6 +110,8 @@ pub(crate) enum Due {
     Write,
     /// A reset may have gone unreported: the receive is looked at.
     Probe,
+    /// A peer that sent too fast may send again.
+    Resume,
     /// A half received frame had its window: did enough of it come?
     ReadRate,
     /// The peer was silent for `heartbeat_interval` and is asked for a sign of life.
@@ -173,6 +175,12 @@ impl Aside {
     pub(crate) const FINISHED: u8 = 16;
     /// The peer said that nothing more will come.
     pub(crate) const CLOSED: u8 = 32;
+    /// How fast its peer sends is limited.
+    pub(crate) const METERED: u8 = 64;
+    /// No frame is handed out until its peer may send again.
+    pub(crate) const TOO_FAST: u8 = 128;
+    /// What keeps its frames from the service.
+    const HOLDS: u8 = Aside::HELD_BACK | Aside::TOO_FAST;
 
     pub(crate) fn hold_back(&mut self) {
         self.0 |= Aside::HELD_BACK;
@@ -189,17 +197,17 @@ impl Aside {
         self.0 |= Aside::SEALED;
     }
 
-    /// True if that is said of its channel.
+    /// True if that is said of it, or of its channel.
     #[inline]
-    pub(crate) fn says(self, of_channel: u8) -> bool {
-        self.0 & of_channel != 0
+    pub(crate) fn says(self, what: u8) -> bool {
+        self.0 & what != 0
     }
 
-    /// Notes that of its channel, or takes it back.
-    pub(crate) fn note(&mut self, of_channel: u8, holds: bool) {
+    /// Notes that of it, or takes it back.
+    pub(crate) fn note(&mut self, what: u8, holds: bool) {
         match holds {
-            true => self.0 |= of_channel,
-            false => self.0 &= !of_channel,
+            true => self.0 |= what,
+            false => self.0 &= !what,
         }
     }
 
@@ -334,7 +342,7 @@ impl Conn {
         matches!(self.opened, Opened::Header | Opened::Handshake)
     }
 
-    /// True if it is held back, or has a channel.
+    /// True if it is held back, has a channel, or a limit on how fast its peer sends.
     #[inline]
     pub(crate) fn is_aside(&self) -> bool {
         self.aside.0 != 0
@@ -344,6 +352,18 @@ impl Conn {
     #[inline]
     pub(crate) fn is_held_back(&self) -> bool {
         self.aside.0 & Aside::HELD_BACK != 0
+    }
+
+    /// True if how fast its peer sends is limited.
+    #[inline]
+    pub(crate) fn is_metered(&self) -> bool {
+        self.aside.says(Aside::METERED)
+    }
+
+    /// True if no frame is handed out until its peer may send again.
+    #[inline]
+    pub(crate) fn is_too_fast(&self) -> bool {
+        self.aside.says(Aside::TOO_FAST)
     }
 
     /// True if a channel stands between socket and framing.
@@ -371,7 +391,7 @@ impl Conn {
 
     /// True if the next frame may go to the service now.
     pub(crate) fn takes_frames(&self) -> bool {
-        self.is_open() && self.opened == Opened::Yes && !self.calls_full && !self.is_held_back()
+        self.is_open() && self.opened == Opened::Yes && !self.calls_full && !self.aside.says(Aside::HOLDS)
     }
 
     /// The same of one whose bytes are those of its frames.
@@ -505,6 +525,14 @@ impl Conn {
             let left = inbox.window_began.left(times.read_window, now);
             if left < next.0 {
                 next = (left, Due::ReadRate);
+            }
+        }
+        if self.is_too_fast()
+            && let Some((from, wait)) = self.inbox.as_ref().and_then(|inbox| inbox.resumes)
+        {
+            let left = from.left(wait, now);
+            if left < next.0 {
+                next = (left, Due::Resume);
             }
         }
         // A peer that has sent FIN cannot answer, and owes no more bytes; one that was sent FIN cannot be asked.

@@ -36,6 +36,9 @@ pub struct ConnStats {
     pub sends: u64,
     /// Times receiving was paused because a connection held too much.
     pub receives_paused: u64,
+    /// Times a connection's frames were held back since its peer sent faster than it may:
+    /// [`Limits::read_frames_per_second_max`](crate::Limits::read_frames_per_second_max).
+    pub reads_held: u64,
     /// Frames copied because receive memory was short, or because they would have pinned much more than their own bytes for a
     /// call.
     pub frames_copied: u64,
@@ -113,6 +116,7 @@ impl ConnStats {
             bytes_sent,
             sends,
             receives_paused,
+            reads_held,
             frames_copied,
             frames_shed,
             handshakes_started,
@@ -137,6 +141,7 @@ impl ConnStats {
             bytes_sent,
             sends,
             receives_paused,
+            reads_held,
             frames_copied,
             frames_shed,
             handshakes_started,
@@ -164,6 +169,7 @@ impl AddAssign<&ConnStats> for ConnStats {
         self.bytes_sent += other.bytes_sent;
         self.sends += other.sends;
         self.receives_paused += other.receives_paused;
+        self.reads_held += other.reads_held;
         self.frames_copied += other.frames_copied;
         self.frames_shed += other.frames_shed;
         self.handshakes_started += other.handshakes_started;

@@ -63,6 +63,8 @@ pub(crate) struct Inbox {
     window_bytes: usize,
     /// When `partial` began.
     pub(crate) partial_began: Stamp,
+    /// The peer sent too fast: since when it waits, and for how many steps.
+    pub(crate) resumes: Option<(Stamp, u32)>,
 }
 
 /// The system has no memory for what arrived.

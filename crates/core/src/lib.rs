@@ -30,6 +30,7 @@ mod outbox;
 mod outlet;
 pub mod proxy;
 mod rate;
+mod read_rate;
 mod reason;
 mod refused;
 mod remote_gate;
@@ -56,7 +57,7 @@ pub use frame::Frame;
 pub use frame_reader::{FrameReader, ReadError};
 pub use framing::Payload;
 pub use id::{ConnId, LaneId};
-pub use limits::{ConnLimits, IdleCounts, LimitError, Limits, ServerLimits};
+pub use limits::{ConnLimits, IdleCounts, LimitError, Limits, ServerLimits, WhenTooFast};
 pub use observer::Observer;
 pub use outbox::Outbox;
 pub use outlet::{Asked, ConnHead, ConnShared, Outlet, PeerWords};
@@ -79,7 +80,7 @@ pub use transport::{Channel, Fault, Transport, Unsealed};
 pub mod internals {
     pub use crate::chunked::Chunked;
     pub use crate::outbox::OWNED_BYTES_MIN;
-    pub use crate::rate::Gcra;
+    pub use crate::rate::{Gcra, SharedGcra};
     pub use crate::slots::Slots;
     pub use crate::wheel::{Wheel, step_at};
 

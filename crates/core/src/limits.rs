@@ -57,6 +57,19 @@ pub struct Limits {
     /// in which the server holds the connection back does not count. Default 240: slower than any modem. It ends a peer that
     /// sends a byte now and then to keep its connection and half a frame forever.
     pub read_bytes_per_second_min: usize,
+    /// Frames that a peer may send in a second, up to 1 million; 0, the default, switches the limit off. What it did not use
+    /// within the last second it may send at once, so in any time of `t` seconds the service gets at most `limit × (1 + t)`
+    /// frames. A frame that is handed out in pieces counts once for each, and bytes of a stream once for each receive: bound the
+    /// bytes of those. [`when_read_too_fast`](Limits::when_read_too_fast) says what becomes of the others. A connection with this
+    /// limit or the next costs 56 bytes more.
+    pub read_frames_per_second_max: u32,
+    /// Bytes of frames that a peer may send in a second, up to 1 GiB; 0, the default, switches the limit off. At most
+    /// `limit × (1 + t)` bytes, and the rest of one frame, reach the service in any time of `t` seconds: a frame that is larger
+    /// than what is left is handed out, and the next one waits until it is paid for. Not below `read_bytes_per_second_min`.
+    pub read_bytes_per_second_max: usize,
+    /// What becomes of a peer that sends faster than `read_frames_per_second_max` or `read_bytes_per_second_max`. Default
+    /// [`HoldBack`](WhenTooFast::HoldBack).
+    pub when_read_too_fast: WhenTooFast,
     /// How long a call may stay pending before its connection is closed. Queued replies are sent first. Each of several calls
     /// in flight has this time. Default 60 s, as proxies give their upstreams.
     pub handler_timeout: Option<Duration>,
@@ -199,6 +212,20 @@ pub enum IdleCounts {
     Sent,
 }
 
+/// What becomes of a peer that sends faster than it may: [`Limits::read_frames_per_second_max`] and
+/// [`Limits::read_bytes_per_second_max`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WhenTooFast {
+    /// Its frames wait, in their order, until it may send them. At [`Limits::inbox_bytes_high`] receiving stops, so that the
+    /// rest waits with the peer. No reply is lost, and each may be late: the delay is in steps of 17 ms. Such a peer is not idle,
+    /// and a shutdown of the server lets what was received go at once.
+    #[default]
+    HoldBack,
+    /// Its connection is closed ([`CloseReason::ReadTooFast`](crate::CloseReason::ReadTooFast)). Queued replies are sent first.
+    Close,
+}
+
 impl Default for Limits {
     fn default() -> Limits {
         Limits {
@@ -213,6 +240,9 @@ impl Default for Limits {
             write_stall_timeout: Some(Duration::from_secs(30)),
             write_bytes_per_second_min: 240,
             read_bytes_per_second_min: 240,
+            read_frames_per_second_max: 0,
+            read_bytes_per_second_max: 0,
+            when_read_too_fast: WhenTooFast::HoldBack,
             handler_timeout: Some(Duration::from_secs(60)),
             open_timeout: Some(Duration::from_secs(10)),
             proxy_header_timeout: Some(Duration::from_secs(5)),
@@ -268,6 +298,8 @@ pub struct ConnLimits {
     idle_counts: Option<IdleCounts>,
     handler_timeout: Option<Option<Duration>>,
     heartbeat_interval: Option<Option<Duration>>,
+    read_frames_per_second_max: Option<u32>,
+    read_bytes_per_second_max: Option<usize>,
 }
 
 impl ConnLimits {
@@ -302,6 +334,19 @@ impl ConnLimits {
         ConnLimits { heartbeat_interval: Some(time.into()), ..self }
     }
 
+    /// As [`Limits::read_frames_per_second_max`], from the next turn of the shard on; 0 is off. What was sent before the first
+    /// such limit of the connection does not count.
+    #[must_use]
+    pub fn read_frames_per_second_max(self, frames: u32) -> ConnLimits {
+        ConnLimits { read_frames_per_second_max: Some(frames), ..self }
+    }
+
+    /// As [`Limits::read_bytes_per_second_max`], from the next turn of the shard on; 0 is off.
+    #[must_use]
+    pub fn read_bytes_per_second_max(self, bytes: usize) -> ConnLimits {
+        ConnLimits { read_bytes_per_second_max: Some(bytes), ..self }
+    }
+
     /// The limits that hold for a connection of a service with `service`.
     pub(crate) fn over(&self, service: &Limits) -> Limits {
         Limits {
@@ -310,6 +355,12 @@ impl ConnLimits {
             idle_counts: self.idle_counts.unwrap_or(service.idle_counts),
             handler_timeout: self.handler_timeout.unwrap_or(service.handler_timeout),
             heartbeat_interval: self.heartbeat_interval.unwrap_or(service.heartbeat_interval),
+            read_frames_per_second_max: self
+                .read_frames_per_second_max
+                .unwrap_or(service.read_frames_per_second_max),
+            read_bytes_per_second_max: self
+                .read_bytes_per_second_max
+                .unwrap_or(service.read_bytes_per_second_max),
             ..service.clone()
         }
     }
@@ -379,6 +430,12 @@ impl Limits {
         }
         in_range("write_bytes_per_second_min", self.write_bytes_per_second_min as u64, 0, gib)?;
         in_range("read_bytes_per_second_min", self.read_bytes_per_second_min as u64, 0, gib)?;
+        in_range("read_frames_per_second_max", self.read_frames_per_second_max.into(), 0, 1_000_000)?;
+        in_range("read_bytes_per_second_max", self.read_bytes_per_second_max as u64, 0, gib)?;
+        if self.read_bytes_per_second_max > 0 {
+            let [least, most] = [self.read_bytes_per_second_min, self.read_bytes_per_second_max];
+            ordered("read_bytes_per_second_min", least, "read_bytes_per_second_max", most)?;
+        }
         times_in_range([
             ("first_frame_timeout", self.first_frame_timeout),
             ("idle_timeout", self.idle_timeout),
@@ -438,7 +495,8 @@ impl Limits {
         values {
             frame_bytes_max: usize, outbox_bytes_high: usize, outbox_bytes_low: usize, outbox_bytes_max: usize,
             inbox_bytes_high: usize, idle_counts: IdleCounts, write_bytes_per_second_min: usize,
-            read_bytes_per_second_min: usize, heartbeats_missed_max: u8, calls_in_flight_max: u16, connection_tasks_max: u16,
+            read_bytes_per_second_min: usize, read_frames_per_second_max: u32, read_bytes_per_second_max: usize,
+            when_read_too_fast: WhenTooFast, heartbeats_missed_max: u8, calls_in_flight_max: u16, connection_tasks_max: u16,
             linger_timeout: Duration,
         }
         options {
@@ -605,74 +663,4 @@ pub(crate) fn ordered(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::string::ToString;
-
-    #[test]
-    fn the_defaults_hold_together() {
-        assert_eq!(ServerLimits::default().check(), Ok(()));
-        assert_eq!(ServerLimits::default().check_service(&Limits::default()), Ok(()));
-    }
-
-    #[test]
-    fn limits_fit_into_any_memory_and_contradict_each_other_in_none() {
-        for shards in [0, 1, 2, 64, 1024] {
-            for shift in 0..=64 {
-                let bytes = 1u64.checked_shl(shift).unwrap_or(u64::MAX);
-                let server = ServerLimits::default().fitted(bytes, shards);
-                let limits = Limits::default().fitted(&server);
-                assert_eq!(server.check(), Ok(()), "{bytes} bytes, {shards} shards");
-                assert_eq!(server.check_service(&limits), Ok(()), "{bytes} bytes, {shards} shards");
-                let least = (HELD_MIN + RECEIVE_BUFFERS_MIN * server.receive_buffer_bytes) * shards;
-                let fits = server.memory_bytes(shards) <= bytes / 2 + least as u64;
-                assert!(fits, "{bytes} bytes, {shards} shards: {server:?}");
-            }
-        }
-        let server = ServerLimits::default();
-        assert_eq!(server.clone().fitted(64 << 30, 2), server);
-        assert_eq!(Limits::default().fitted(&server), Limits::default());
-        let own = ServerLimits { held_bytes_max: 1 << 20, ..server };
-        assert_eq!(own.fitted(64 << 30, 2).held_bytes_max, 1 << 20, "no limit is raised");
-    }
-
-    #[test]
-    fn a_server_has_room_for_what_one_connection_may_hold() {
-        let little = ServerLimits { held_bytes_max: 1 << 20, ..ServerLimits::default() };
-        let error = little.check_service(&Limits::default()).unwrap_err().to_string();
-        assert!(error.starts_with("outbox_bytes_max is 67108864 and held_bytes_max is 1048576"), "{error}");
-        assert_eq!(little.with_room_for(&Limits::default()).check_service(&Limits::default()), Ok(()));
-    }
-
-    #[test]
-    fn a_contradiction_names_both_limits() {
-        let limits = Limits { outbox_bytes_low: 10, outbox_bytes_high: 5, ..Limits::default() };
-        let text = limits.check().unwrap_err().to_string();
-        assert!(text.starts_with("outbox_bytes_low is 10 and outbox_bytes_high is 5"), "{text}");
-    }
-
-    #[test]
-    fn a_value_out_of_range_is_named_with_its_range() {
-        let limits = Limits { first_frame_timeout: Some(Duration::ZERO), ..Limits::default() };
-        assert!(
-            limits.check().unwrap_err().to_string().starts_with("first_frame_timeout is 0; it must be 17 to")
-        );
-        let limits = Limits::default().proxy_header_timeout(Duration::from_secs(2));
-        assert!(
-            limits
-                .check()
-                .unwrap_err()
-                .to_string()
-                .starts_with("proxy_header_timeout is 2000; it must be 3000 to")
-        );
-        let limits = Limits::default().handshake_timeout(Duration::from_secs(4));
-        let text = limits.check().unwrap_err().to_string();
-        assert!(text.starts_with("proxy_header_timeout is 5000 and handshake_timeout is 4000"), "{text}");
-        let limits = ServerLimits { handshakes_max: 0, ..ServerLimits::default() };
-        assert!(limits.check().is_err());
-        let limits = ServerLimits { receive_bytes_max: 1, ..ServerLimits::default() };
-        assert!(limits.check().is_err());
-        let limits = ServerLimits { drain_delay: Duration::MAX, ..ServerLimits::default() };
-        assert!(limits.check().unwrap_err().to_string().starts_with("drain_delay is "));
-    }
-}
+mod tests;

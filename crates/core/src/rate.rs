@@ -15,7 +15,7 @@ use core::time::Duration;
 use crate::Time;
 
 /// Nanoseconds of a second.
-const SECOND: u64 = 1_000_000_000;
+pub(crate) const SECOND: u64 = 1_000_000_000;
 
 /// A rate with a burst: at most `burst + rate × time` tokens in any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,17 +37,54 @@ impl Gcra {
     /// The bucket without one of its tokens. `None` if it has none. A bucket that was not touched yet is 0.
     #[inline]
     pub fn take(&self, bucket: u64, now: u64) -> Option<u64> {
-        (bucket <= now + self.tolerance).then(|| bucket.max(now) + self.interval)
+        (bucket <= now + self.tolerance).then(|| self.pay(bucket, now))
+    }
+
+    /// The bucket without one more of its tokens, whether it has one or not.
+    #[inline]
+    pub(crate) fn pay(&self, bucket: u64, now: u64) -> u64 {
+        bucket.max(now) + self.interval
     }
 
     /// The time at which the bucket has this many tokens, of which there may be no more than the burst.
-    fn has(&self, bucket: u64, tokens: u64) -> u64 {
+    pub(crate) fn has(&self, bucket: u64, tokens: u64) -> u64 {
         (bucket + self.interval * tokens.saturating_sub(1)).saturating_sub(self.tolerance)
     }
 
     /// Tokens of a full bucket.
     fn burst(&self) -> u64 {
         self.tolerance / self.interval + 1
+    }
+}
+
+/// A rate that other threads may change, or switch off. For a moment a reader may see the interval of one and the burst of
+/// another.
+#[derive(Debug, Default)]
+pub struct SharedGcra {
+    /// 0 if there is no rate.
+    interval: AtomicU64,
+    tolerance: AtomicU64,
+}
+
+impl SharedGcra {
+    /// `None` is no rate.
+    pub fn new(gcra: Option<Gcra>) -> SharedGcra {
+        let shared = SharedGcra::default();
+        shared.set(gcra);
+        shared
+    }
+
+    /// The rate as it is now.
+    #[inline]
+    pub fn get(&self) -> Option<Gcra> {
+        let interval = self.interval.load(Ordering::Relaxed);
+        (interval > 0).then(|| Gcra { interval, tolerance: self.tolerance.load(Ordering::Relaxed) })
+    }
+
+    /// Sets another one.
+    pub fn set(&self, gcra: Option<Gcra>) {
+        self.tolerance.store(gcra.map_or(0, |gcra| gcra.tolerance), Ordering::Relaxed);
+        self.interval.store(gcra.map_or(0, |gcra| gcra.interval), Ordering::Relaxed);
     }
 }
 
@@ -68,7 +105,7 @@ const TOKENS_FOR: u64 = SECOND / 1000;
 /// ```
 #[derive(Debug)]
 pub struct AcceptRate {
-    gcra: Gcra,
+    gcra: SharedGcra,
     /// In nanoseconds.
     slow_start: u64,
     /// When the slope began; [`u64::MAX`] before that.
@@ -81,11 +118,23 @@ impl AcceptRate {
     /// `per_second` connections, and `burst` of them at once; both are 1 at least.
     pub fn new(per_second: u32, burst: u32, slow_start: Duration) -> AcceptRate {
         AcceptRate {
-            gcra: Gcra::new(per_second, burst),
+            gcra: SharedGcra::new(Some(Gcra::new(per_second, burst))),
             slow_start: u64::try_from(slow_start.as_nanos()).unwrap_or(u64::MAX),
             began: AtomicU64::new(u64::MAX),
             bucket: AtomicU64::new(0),
         }
+    }
+
+    /// Sets another rate, with all of its burst. The slope goes on. A shard that waits for a token of the former rate does so to
+    /// the end.
+    pub fn set(&self, per_second: u32, burst: u32) {
+        self.gcra.set(Some(Gcra::new(per_second, burst)));
+        self.bucket.store(0, Ordering::Relaxed);
+    }
+
+    fn gcra(&self) -> Gcra {
+        // It is set from the beginning on.
+        self.gcra.get().unwrap_or(Gcra { interval: 1, tolerance: 0 })
     }
 
     /// A shard begins to accept. The first one of all begins the slope.
@@ -123,8 +172,8 @@ impl AcceptRate {
     /// # Errors
     /// If there is none: the time to ask again, at which there is one, or several of them where they come fast.
     pub(crate) fn take(&self, now: Time) -> Result<(), Time> {
-        let slope = self.slope_of(now);
-        let take = |bucket| self.gcra.take(bucket, slope);
+        let (slope, gcra) = (self.slope_of(now), self.gcra());
+        let take = |bucket| gcra.take(bucket, slope);
         match self.bucket.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
             Ok(_) => Ok(()),
             Err(bucket) => Err(self.retry_at(bucket, now)),
@@ -134,19 +183,21 @@ impl AcceptRate {
     /// The time to ask again, if there is no token now.
     pub(crate) fn held_until(&self, now: Time) -> Option<Time> {
         let bucket = self.bucket.load(Ordering::Relaxed);
-        let is_empty = self.gcra.take(bucket, self.slope_of(now)).is_none();
+        let is_empty = self.gcra().take(bucket, self.slope_of(now)).is_none();
         is_empty.then(|| self.retry_at(bucket, now))
     }
 
     fn retry_at(&self, bucket: u64, now: Time) -> Time {
-        let most = (self.gcra.burst() / 2).max(1);
-        let tokens = (TOKENS_FOR / self.gcra.interval).clamp(1, most);
-        self.time_of(self.gcra.has(bucket, tokens)).max(now + Duration::from_nanos(1))
+        let gcra = self.gcra();
+        let most = (gcra.burst() / 2).max(1);
+        let tokens = (TOKENS_FOR / gcra.interval).clamp(1, most);
+        self.time_of(gcra.has(bucket, tokens)).max(now + Duration::from_nanos(1))
     }
 
     /// Gives a token back, of a connection that was refused for a reason that is older, or that another shard takes.
     pub(crate) fn give_back(&self) {
-        let back = |bucket: u64| Some(bucket.saturating_sub(self.gcra.interval));
+        let interval = self.gcra().interval;
+        let back = |bucket: u64| Some(bucket.saturating_sub(interval));
         let _ = self.bucket.fetch_update(Ordering::Relaxed, Ordering::Relaxed, back);
     }
 }
@@ -230,6 +281,17 @@ mod tests {
             rate.give_back();
             assert!(rate.take(now).is_ok() || burst > 1);
         }
+    }
+
+    #[test]
+    fn rate_that_is_set_holds_from_then_on() {
+        let rate = AcceptRate::new(1, 100, Duration::ZERO);
+        rate.begin(at(0));
+        let taken = |millis| (0..).take_while(|_| rate.take(at(millis)).is_ok()).count();
+        assert_eq!(taken(0), 100);
+        rate.set(1000, 10);
+        // What was owed at the former rate is forgotten.
+        assert_eq!((taken(0), taken(5), taken(1000)), (10, 5, 10));
     }
 
     #[test]

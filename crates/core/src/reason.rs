@@ -109,10 +109,14 @@ pub enum CloseReason {
     TlsTruncated,
     /// What the peer sent first is no request of WebSocket. The status of HTTP that it was answered with.
     UpgradeRefused(u16),
+    /// The peer sent faster than [`Limits::read_frames_per_second_max`](crate::Limits::read_frames_per_second_max) or
+    /// [`Limits::read_bytes_per_second_max`](crate::Limits::read_bytes_per_second_max), where
+    /// [`Limits::when_read_too_fast`](crate::Limits::when_read_too_fast) is to close.
+    ReadTooFast,
 }
 
 impl CloseReason {
-    pub(crate) const COUNT: usize = 37;
+    pub(crate) const COUNT: usize = 38;
 
     /// The side that ended the connection.
     pub fn closed_by(self) -> ClosedBy {
@@ -130,8 +134,8 @@ impl CloseReason {
             | TlsTruncated
             | UpgradeRefused(_) => ClosedBy::Peer,
             FirstFrameTimeout | IdleTimeout | WriteStallTimeout | WriteTooSlow | ReadTooSlow
-            | HeartbeatLost | ProxyUntrusted | ProxyTimeout | HandshakeTimeout | MemoryLimit | Shutdown
-            | DrainTimeout | ServerAborted => ClosedBy::Server,
+            | ReadTooFast | HeartbeatLost | ProxyUntrusted | ProxyTimeout | HandshakeTimeout
+            | MemoryLimit | Shutdown | DrainTimeout | ServerAborted => ClosedBy::Server,
             UpstreamFailed | ConnectFailed(_) | ConnectTimeout => ClosedBy::Upstream,
             Closed | Aborted | Refused | HandlerError | HandlerTimeout | OpenTimeout | HandlerPanicked
             | ReplyNotFramed | OutboxFull => ClosedBy::Service,
@@ -186,6 +190,7 @@ impl CloseReason {
             TlsAlertReceived(_) => 34,
             TlsTruncated => 35,
             UpgradeRefused(_) => 36,
+            ReadTooFast => 37,
         }
     }
 
@@ -241,6 +246,7 @@ pub(crate) const EACH: [CloseReason; CloseReason::COUNT] = {
         TlsAlertReceived(0),
         TlsTruncated,
         UpgradeRefused(0),
+        ReadTooFast,
     ]
 };
 
@@ -283,6 +289,7 @@ pub(crate) const NAMES: [&str; CloseReason::COUNT] = [
     "tls_alert_received",
     "tls_truncated",
     "upgrade_refused",
+    "read_too_fast",
 ];
 
 impl fmt::Display for CloseReason {

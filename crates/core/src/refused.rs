@@ -21,11 +21,15 @@ pub enum RefusedBy {
     Memory,
     /// The server was stopping.
     Stopping,
+    /// Its service or listener has as many connections as it may.
+    ConnectionCount,
+    /// Connections of its service or listener came faster than they may.
+    ConnectionRate,
 }
 
 impl RefusedBy {
     /// Each of them.
-    pub const ALL: [RefusedBy; 8] = [
+    pub const ALL: [RefusedBy; 10] = [
         RefusedBy::DenyList,
         RefusedBy::AddressCount,
         RefusedBy::AddressRate,
@@ -34,6 +38,8 @@ impl RefusedBy {
         RefusedBy::Open,
         RefusedBy::Memory,
         RefusedBy::Stopping,
+        RefusedBy::ConnectionCount,
+        RefusedBy::ConnectionRate,
     ];
 
     /// The name in logs and metrics.
@@ -47,6 +53,8 @@ impl RefusedBy {
             RefusedBy::Open => "open",
             RefusedBy::Memory => "memory",
             RefusedBy::Stopping => "stopping",
+            RefusedBy::ConnectionCount => "connection_count",
+            RefusedBy::ConnectionRate => "connection_rate",
         }
     }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ringserve::doctor::Expected;
 
+use crate::admission::AdmissionOptions;
 use crate::client::Place;
 use crate::drill::causes::Cause;
 
@@ -72,6 +73,8 @@ pub enum Command {
     },
     /// Shuts the server down: no new connections, calls are answered, then it ends
     Drain,
+    /// Shows the limits on who is let in, or changes them while the server runs
+    Admission(AdmissionOptions),
     /// Lists the last times for which a shard did not go on, and what held it up
     Stalls,
     /// Examines this machine for a server that is not there yet, or with --at the process of one that is

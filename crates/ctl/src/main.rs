@@ -5,9 +5,11 @@
 //! ringserve-ctl connections --by outbox              who holds most
 //! ringserve-ctl stalls                               what held shards up
 //! ringserve-ctl doctor --for connections=1000000     this machine, before a server is there
+//! ringserve-ctl admission                            whom it lets in, and orders that change that
 //! ringserve-ctl drill                                plants ten causes, and looks whether they are named
 //! ```
 
+mod admission;
 mod args;
 mod client;
 mod doctor;
@@ -54,6 +56,7 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
     match &cli.command {
         Command::Top(options) => top::run(&endpoint(), options, cli.json),
         Command::Connections(options) => lists::connections(&endpoint(), options, cli.json),
+        Command::Admission(options) => admission::run(&endpoint(), options, cli.json),
         Command::Stalls => lists::stalls(&endpoint(), cli.json),
         Command::Doctor(options) => {
             let there = cli.at.is_some().then(endpoint);

@@ -41,6 +41,15 @@ fn answer(mut stream: impl Read + Write, token: Option<&str>) -> Option<String> 
         (.., "POST /connections/9.9.9/close") => {
             ("404 Not Found", "there is no connection 9.9.9\nmore\n".to_owned())
         }
+        (.., "GET /admission") => {
+            ("200 OK", r#"{"limits":[{"per_address":20,"networks":[]}],"changes":[]}"#.to_owned())
+        }
+        (.., "POST /admission/deny?network=192.0.2.0/24&seconds=600&listener=0") => {
+            ("200 OK", "192.0.2.0/24 is denied\n".to_owned())
+        }
+        (.., "POST /admission/limit?per_address=0") => {
+            ("400 Bad Request", "per_address is 0, which lets no peer in\n".to_owned())
+        }
         (.., "POST /drain") => ("202 Accepted", "draining\n".to_owned()),
         _ => ("404 Not Found", String::new()),
     };
@@ -180,6 +189,28 @@ fn effects_are_posted_with_their_header() {
     );
     let said = ctl(&["close", "../drain", "--at", &at]);
     assert!(said.code == 3 && said.error.contains("is no connection"), "{}", said.error);
+}
+
+#[test]
+fn admission_is_shown_and_changed() {
+    let (at, asked) = endpoint(None);
+    let said = ctl(&["admission", "--at", &at]);
+    assert!(said.out.starts_with("per_address=20 address_rate=off connections_max=off"), "{}", said.out);
+    assert_eq!(asked.recv().unwrap(), "GET /admission");
+    let said = ctl(&["admission", "deny", "192.0.2.0/24", "--for", "600", "--listener", "0", "--at", &at]);
+    assert_eq!((said.code, &*said.out), (0, "192.0.2.0/24 is denied\n"));
+    assert_eq!(asked.recv().unwrap(), "POST /admission/deny?network=192.0.2.0/24&seconds=600&listener=0");
+    let said = ctl(&["admission", "limit", "per_address=0", "--at", &at]);
+    assert!(said.code == 3 && said.error.contains("which lets no peer in"), "{}", said.error);
+    for wrong in [
+        &["admission", "deny", "10.0.0.0/8&x=y", "--for", "5"][..],
+        &["admission", "deny", "10.0.0.0/8"],
+        &["admission", "deny", "10.0.0.0/8", "--for", "0"],
+        &["admission", "allow", "", "--for", "5"],
+    ] {
+        let said = ctl(&[wrong, &["--at", &at]].concat());
+        assert!(said.code == 3 && said.out.is_empty(), "{wrong:?}: {}", said.out);
+    }
 }
 
 #[test]

@@ -31,6 +31,8 @@ pub struct Report {
     pub funnel: Vec<Stage>,
     /// How the server protects itself; `None` where it has no overload control.
     pub overload: Option<Overload>,
+    /// The limits on who is let in, with the last changes; `None` from servers that do not tell.
+    pub admission: Option<Admission>,
     /// What happened in the last second.
     pub rates: Rates,
     /// Each shard.
@@ -429,6 +431,68 @@ pub struct Stall {
     pub queue_waiting: Option<u64>,
     /// Packets that its accept queue lost while the stall lasted.
     pub queue_lost: Option<u64>,
+}
+
+/// The limits on who is let in, as they are now.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Admission {
+    /// Those of each `Admission` that a listener has; empty if none has any.
+    pub limits: Vec<AdmissionLimits>,
+    /// The last changes while the server ran, the oldest first.
+    pub changes: Vec<AdmissionChange>,
+}
+
+/// The limits of one `Admission`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AdmissionLimits {
+    /// Connections of an address or prefix at once.
+    pub per_address: Option<u32>,
+    /// The rate of an address or prefix.
+    pub address_rate: Option<Rate>,
+    /// Connections of all peers at once.
+    pub connections_max: Option<u32>,
+    /// The rate of all peers.
+    pub connection_rate: Option<Rate>,
+    /// Connections of all peers, where they are counted.
+    pub connections: Option<u32>,
+    /// How many networks are denied or allowed for a time.
+    pub networks_total: u64,
+    /// Those networks; in a report the first 20.
+    pub networks: Vec<TimedNetwork>,
+}
+
+/// Connections in a second, and at once after a pause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Rate {
+    /// Connections in a second.
+    pub per_second: u32,
+    /// At once after a pause.
+    pub burst: u32,
+}
+
+/// A network that is denied or allowed for a time.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TimedNetwork {
+    /// The network, such as `192.0.2.0/24`.
+    pub network: String,
+    /// True if its peers get in, false if they do not.
+    pub allows: bool,
+    /// Seconds for which that holds.
+    pub left_seconds: f64,
+}
+
+/// A change of the limits while the server ran.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AdmissionChange {
+    /// Seconds since then.
+    pub ago_seconds: f64,
+    /// What was changed to what.
+    pub what: String,
 }
 
 /// What the doctor found.

@@ -185,7 +185,7 @@ pub mod transport {
 pub mod limits {
     pub use crate::server::memory::{UsableMemory, usable_memory};
     pub use crate::watchdog::Stalls;
-    pub use ringserve_core::{ConnLimits, IdleCounts, LimitError, ServerLimits};
+    pub use ringserve_core::{ConnLimits, IdleCounts, LimitError, ServerLimits, WhenTooFast};
 }
 
 /// Addresses, socket options, and connections to other servers.

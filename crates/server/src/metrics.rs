@@ -46,7 +46,7 @@
 //! | `admission_prefixes`, `admission_connections`, `admission_sketched` | | what the limits on addresses hold ([`AdmissionStats`](crate::stats::AdmissionStats)) |
 //! | `accept_queue_waiting`, `accept_queue_capacity`, `accept_queue_lost_total` | `shard`, `listener` | the kernel's queues ([`AcceptQueueStats`](crate::stats::AcceptQueueStats)); `shard` is `all` for an adopted socket |
 //! | `frames_total` | `shard` | frames handed to the services |
-//! | `received_bytes_total`, `sent_bytes_total`, `sends_total`, `receives_paused_total`, `frames_copied_total`, `frames_shed_total` | | of all shards |
+//! | `received_bytes_total`, `sent_bytes_total`, `sends_total`, `receives_paused_total`, `reads_held_total`, `frames_copied_total`, `frames_shed_total` | | of all shards |
 //! | `handshakes_total`, `handshakes_waiting` | `result` of the first | handshakes of transports |
 //! | `service_connections`, `service_frames_total` | `service` | each service's |
 //! | `upstream_connections`, `upstream_connections_opened_total`, `upstream_connections_closed_total` | `reason` of the last | connections that the server made |
@@ -327,6 +327,8 @@ fn moved(to: &mut Families<'_>, stats: &ServerStats) -> fmt::Result {
     to.counter("sends", "Send operations", counters.sends)?;
     let what = "Times that receiving was paused because a connection held too much";
     to.counter("receives_paused", what, counters.receives_paused)?;
+    let what = "Times that frames of a connection waited, since its peer sent faster than it may";
+    to.counter("reads_held", what, counters.reads_held)?;
     to.counter("frames_copied", "Frames copied, mostly as receive memory was short", counters.frames_copied)?;
     let what = "Frames that services answered without a call, as their shard was asked for too much";
     to.counter("frames_shed", what, counters.frames_shed)

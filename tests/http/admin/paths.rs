@@ -5,8 +5,10 @@ use std::sync::{Arc, Mutex};
 use ringserve::CloseReason;
 use ringserve::admin::Admin;
 use ringserve::admin::report::{Connections, Finding, Phase, Report, StageName, Stall, State};
+use ringserve::admission::Admission;
+use ringserve::framing::LengthPrefix;
 use ringserve_tests::openmetrics;
-use ringserve_tests::{Client, SOON, eventually, order, watch};
+use ringserve_tests::{Client, Lab, On, SOON, eventually, no_time_limits, order, watch};
 
 use super::{Answer, LOCAL, ask, endpoint, get, lab, post};
 
@@ -24,6 +26,7 @@ fn each_path_answers_with_its_type() {
         ("/connections", JSON),
         ("/connections?by=age&limit=3", JSON),
         ("/stalls", JSON),
+        ("/admission", JSON),
         ("/doctor", JSON),
         ("/healthz", TEXT),
         ("/readyz", TEXT),
@@ -65,6 +68,8 @@ fn other_paths_and_methods_are_refused_with_what_there_is() {
         ("DELETE", "/report.json", "GET, HEAD"),
         ("OPTIONS", "/drain", "POST"),
         ("GET", "/drain", "POST"),
+        ("GET", "/admission/deny?network=10.0.0.1&seconds=5", "POST"),
+        ("POST", "/admission", "GET, HEAD"),
         ("PUT", "/log-level", "POST"),
         ("HEAD", "/connections/0.0.0/close", "POST"),
     ] {
@@ -230,6 +235,66 @@ fn calm_server_has_a_calm_funnel() {
     {
         assert_eq!((stage.state, &*stage.why), (State::Calm, ""), "{}", stage.name);
     }
+    drop(client);
+    lab.finish();
+}
+
+#[test]
+fn admission_is_changed_and_the_changes_are_reported() {
+    let on = On::default().server(no_time_limits()).shards(2).admin(LOCAL);
+    let lab = Lab::of(on.admission(Admission::default().adjustable()).framing(LengthPrefix::default()));
+    let addr = endpoint(&lab.running);
+    let order = |path: &str| {
+        let answer = post(addr, path, "");
+        (answer.status, answer.text().to_owned())
+    };
+    let mut client = lab.client();
+    client.echoes("x");
+    for (path, words) in [
+        ("/admission/limit?per_address=1", "per_address is 1\n"),
+        ("/admission/limit?address_rate=5/20", "address_rate is 5/20\n"),
+        ("/admission/limit?connections_max=9&listener=0", "connections_max is 9\n"),
+        ("/admission/deny?network=192.0.2.0/24,2001:db8::/32&seconds=600", "is denied for 600s"),
+        ("/admission/allow?network=192.0.2.7&seconds=60", "192.0.2.7 is allowed for 60s"),
+        ("/admission/forget?network=192.0.2.0/24", "1 of them"),
+        ("/admission/limit?address_rate=off", "address_rate is off\n"),
+    ] {
+        let (status, text) = order(path);
+        assert!(status == 200 && text.contains(words), "{path}: {status} {text}");
+    }
+    assert_eq!(lab.running.control().admission().settings()[0].per_address, Some(1));
+    let mut second = Client::connect(lab.addr());
+    assert_eq!(second.read_to_end().0, b"", "the second one of its address");
+    client.echoes("the first one stays");
+    for (path, words) in [
+        ("/admission/deny", "the network is missing"),
+        ("/admission/deny?network=10.0.0.1", "the time is missing"),
+        ("/admission/deny?network=10.0.0.1&seconds=0", "it must be 1 s to 30 days"),
+        ("/admission/deny?network=10.0.0.1&seconds=-1", "it must be a whole number"),
+        ("/admission/deny?network=10.0.0.1&seconds=99999999999", "it must be 1 s to 30 days"),
+        ("/admission/deny?network=10.0.0.0/33&seconds=5", "is neither an address nor a network"),
+        ("/admission/deny?network=::/0&seconds=5", "denies every peer"),
+        ("/admission/deny?network=10.0.0.1&seconds=5&listener=9", "listener is 9; there are 127.0.0.1:"),
+        ("/admission/forget?network=10.0.0.1&seconds=5", "takes no seconds"),
+        ("/admission/limit", "give one of per_address"),
+        ("/admission/limit?per_address=1&connections_max=2", "give one of per_address"),
+        ("/admission/limit?per_address=0", "which lets no peer in"),
+        ("/admission/limit?per_address=many", "it must be a number of connections"),
+        ("/admission/limit?address_rate=5", "it must be RATE/BURST"),
+        ("/admission/limit?address_rate=5/0", "the burst of address_rate is 0"),
+        ("/admission/limit?accept_rate=5/5", "the server has no accept_rate"),
+        ("/admission/limit?frames=5", "is no parameter"),
+    ] {
+        let (status, text) = order(path);
+        assert!(status == 400 && text.contains(words), "{path}: {status} {text}");
+    }
+    let report = get(addr, "/report.json").report();
+    let admission = report.admission.expect("it is reported");
+    assert_eq!(admission.changes.len(), 7, "those that were refused are none: {:?}", admission.changes);
+    assert_eq!(admission.changes[3].what, "192.0.2.0/24, 2001:db8::/32 denied for 600s");
+    let limits = &admission.limits[0];
+    assert_eq!((limits.per_address, limits.address_rate, limits.connections_max), (Some(1), None, Some(9)));
+    assert_eq!((limits.connections, limits.networks.len()), (Some(1), 2));
     drop(client);
     lab.finish();
 }

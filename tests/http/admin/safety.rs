@@ -50,7 +50,9 @@ fn page_of_another_site_has_no_effect() {
     let mut client = lab.client();
     client.echoes("x");
     let foreign = "origin: http://evil.example";
-    for path in ["/drain", "/connections/0.0.0/close", "/connections/1.0.0/close", "/log-level"] {
+    for path in
+        ["/drain", "/connections/0.0.0/close", "/connections/1.0.0/close", "/log-level", "/admission/deny"]
+    {
         // A form, or a fetch without reading.
         let form = ["content-type: application/x-www-form-urlencoded", foreign];
         assert_eq!(ask(addr, "POST", path, &form, "a=b").status, 403, "{path}");

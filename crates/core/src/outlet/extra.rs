@@ -11,6 +11,7 @@ use core::task::Waker;
 use super::{ABORT, ACCOUNTED, AWAITED, CLOSE, GATED, LIMITED, NOT_FRAMED, Outlet};
 use crate::limits::ordered;
 use crate::proxy::{Ends, Proxied, Tlvs};
+use crate::read_rate::ReadRates;
 use crate::times::Times;
 use crate::{Account, CloseReason, ConnLimits, LimitError, PeerCredentials, RemoteGate, Time};
 
@@ -46,6 +47,7 @@ pub struct Asked {
 pub(crate) struct OwnLimits {
     pub frame_bytes_max: usize,
     pub times: Times,
+    pub read_rates: Option<ReadRates>,
 }
 
 impl Outlet {
@@ -223,7 +225,11 @@ impl Outlet {
             "held_bytes_max",
             self.lane.shard().held_bytes_max(),
         )?;
-        let own = OwnLimits { frame_bytes_max: limits.frame_bytes_max, times: Times::new(&limits, None) };
+        let own = OwnLimits {
+            frame_bytes_max: limits.frame_bytes_max,
+            times: Times::new(&limits, None),
+            read_rates: ReadRates::new(&limits),
+        };
         self.with_extra(|extra| extra.limits = Some(Box::new(own)));
         self.set(LIMITED);
         // The state machine looks when they are due.

@@ -72,6 +72,8 @@ impl<O: Observer> Shard<O> {
             if conn.wants_receive() {
                 assert!(conn.receive.is_on(), "not receiving: {}", text());
             }
+            let resumes = conn.inbox.as_ref().is_some_and(|inbox| inbox.resumes.is_some());
+            assert!(!conn.is_too_fast() || !conn.is_open() || resumes, "held back for ever: {}", text());
             if let Some(inbox) = &conn.inbox {
                 assert!(conn.is_open(), "input is kept: {}", text());
                 held_bytes += inbox.held_bytes();
@@ -82,6 +84,7 @@ impl<O: Observer> Shard<O> {
                 let moves = conn.has_handler()
                     || conn.is_starting()
                     || conn.is_held_back()
+                    || conn.is_too_fast()
                     || conn.queued.is_in(Queued::RUNNABLE)
                     || inbox.waiting_bytes() == 0;
                 assert!(moves, "frames wait for nothing: {}", text());

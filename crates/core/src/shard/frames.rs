@@ -2,6 +2,7 @@
 
 use ringserve_buf::{Lease, try_box};
 
+use super::metered::Pace;
 use super::{Parked, Shard};
 use crate::conn::{Conn, Queued};
 use crate::framing::{FrameError, Framing, FramingState, TypedFraming};
@@ -190,6 +191,11 @@ impl<'a, O: Observer> Frames<'a, O> {
                 shard.send_awaited |= conn.is_held_back() && conn.send.is_on();
                 return self.requeue();
             }
+            if conn.is_metered()
+                && let Some(next) = self.look_at_meter()
+            {
+                return next;
+            }
             if outlet.take_switched() && !self.unbegin() {
                 return self.no_memory();
             }
@@ -247,6 +253,10 @@ impl<'a, O: Observer> Frames<'a, O> {
                     self.left -= 1;
                     self.handed += 1;
                     shard.observer.frame(shard.now, self.shared, frame.wire().len());
+                    let is_metered = conn.is_metered();
+                    if is_metered {
+                        shard.pay(self.id, frame.wire().len());
+                    }
                     let next = if self.weighs {
                         self.weigh(frame)
                     } else {
@@ -256,7 +266,7 @@ impl<'a, O: Observer> Frames<'a, O> {
                     if finished {
                         // Bytes behind it lie in the lease.
                         self.weighs = self.shard.short_of_buffers || !self.lease.is_pooled();
-                        self.plain = !self.weighs;
+                        self.plain = !self.weighs && !is_metered;
                     }
                     return next;
                 }
@@ -305,6 +315,7 @@ impl<'a, O: Observer> Frames<'a, O> {
         self.handed += 1;
         let shard = &mut *self.shard;
         shard.observer.frame(shard.now, self.shared, frame.wire().len());
+        shard.pay(self.id, frame.wire().len());
         self.ends_plainly = false;
         self.weigh(frame)
     }
@@ -409,6 +420,29 @@ impl<'a, O: Observer> Frames<'a, O> {
         Next::Nothing
     }
 
+    /// Keeps the rest while the peer sends too fast, or ends the connection for it. `None` if the next frame may be handed out.
+    #[cold]
+    fn look_at_meter<H>(&mut self) -> Option<Next<H>> {
+        let waiting = self.shard.conns.get(self.id).map_or(0, Conn::waiting_bytes);
+        if self.lease.is_empty() && waiting == 0 {
+            return None;
+        }
+        match self.shard.pace(self.id) {
+            Pace::Fine => None,
+            Pace::Wait(steps) => {
+                let lease = core::mem::take(&mut self.lease);
+                self.plain = false;
+                self.shard.hold_reads(self.id, lease, steps);
+                Some(Next::Nothing)
+            }
+            Pace::Close => {
+                self.finish(CloseReason::ReadTooFast);
+                Some(self.nothing())
+            }
+            Pace::NoMemory => Some(self.no_memory()),
+        }
+    }
+
     /// Ends the batch.
     #[inline(always)]
     pub(super) fn end(&mut self) {
@@ -464,7 +498,7 @@ impl<O: Observer> Shard<O> {
     }
 
     /// Keeps the rest of a connection's batch, and gives it another batch later if it may have one.
-    fn requeue(&mut self, id: ConnId, lease: Lease) {
+    pub(super) fn requeue(&mut self, id: ConnId, lease: Lease) {
         if !lease.is_empty() {
             self.hold(id, lease, true);
         }

@@ -27,6 +27,8 @@ pub enum ConnState {
     Paused,
     /// No frame is handed out, since the peer does not take what is in the outbox.
     HeldBack,
+    /// No frame is handed out, since the peer sent faster than it may.
+    TooFast,
     /// Its end was asked for, and what is in the outbox leaves.
     Draining,
 }
@@ -42,6 +44,7 @@ impl ConnState {
             ConnState::Calling => "calling",
             ConnState::Paused => "paused",
             ConnState::HeldBack => "held_back",
+            ConnState::TooFast => "too_fast",
             ConnState::Draining => "draining",
         }
     }
@@ -159,6 +162,7 @@ fn state_of(conn: &Conn, outlet: &Outlet) -> ConnState {
         Opened::Header | Opened::Handshake => ConnState::Starting,
         Opened::No | Opened::Waits => ConnState::Opening,
         Opened::Yes if conn.is_held_back() || outlet.holds_back() => ConnState::HeldBack,
+        Opened::Yes if conn.is_too_fast() => ConnState::TooFast,
         Opened::Yes if conn.paused => ConnState::Paused,
         Opened::Yes if conn.has_handler() => ConnState::Calling,
         Opened::Yes => ConnState::Open,

@@ -14,6 +14,7 @@ use super::Shard;
 use crate::conn::Conn;
 use crate::framing::Encoding;
 use crate::outlet::{ConnHead, Outlet};
+use crate::read_rate::ReadRates;
 use crate::shared::{LaneShared, ShardShared};
 use crate::times::Times;
 use crate::{ConnId, ConnStats, LaneId, Limits, Observer};
@@ -23,6 +24,7 @@ use core::net::SocketAddr;
 pub(super) struct LaneState {
     pub limits: Limits,
     pub times: Times,
+    pub read_rates: Option<ReadRates>,
     pub shared: Rc<LaneShared>,
     /// The counters, apart from those in `shared`.
     pub counters: ConnStats,
@@ -129,6 +131,7 @@ impl LaneState {
         LaneState {
             shared: Rc::new(LaneShared::new(shared.clone(), encoding, &limits, &times)),
             times,
+            read_rates: ReadRates::new(&limits),
             limits,
             counters: ConnStats::default(),
             is_outbound,
@@ -211,6 +214,9 @@ impl<O: Observer> Shard<O> {
         })?;
         self.conns.set_word(id, self.stamp.to_bits());
         self.lanes.add(lane);
+        if let Some(rates) = self.lanes[lane].read_rates {
+            self.meter(id, rates);
+        }
         Some(id)
     }
 }

@@ -14,6 +14,7 @@ mod give_back;
 mod held;
 mod inspect;
 mod lanes;
+mod metered;
 mod receive;
 mod seal;
 mod secure;
@@ -36,6 +37,7 @@ use crate::conn::{Conn, Queued};
 use crate::framing::Encoding;
 use crate::holders::Holders;
 use crate::outlet::ConnHead;
+use crate::read_rate::Meters;
 use crate::shared::ShardShared;
 use crate::slots::Slots;
 use crate::stamp::Stamp;
@@ -96,6 +98,7 @@ pub struct Shard<O: Observer = ()> {
     later: usize,
     channels: Channels,
     holders: Holders,
+    meters: Meters,
     /// Bytes held beyond which a turn hands out no frame.
     held_in_turn_max: usize,
     /// Connections that came to hold much, each once, with the time: it counts after a moment.
@@ -153,6 +156,7 @@ impl<O: Observer> Shard<O> {
             later: 0,
             channels: Channels::new(),
             holders: Holders::new(),
+            meters: Meters::new(),
             held_in_turn_max: usize::MAX,
             watched: VecDeque::new(),
             short_of_buffers: false,

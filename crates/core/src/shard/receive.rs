@@ -86,6 +86,10 @@ impl<O: Observer> Shard<O> {
             drop(lease);
         } else if conn.has_channel() {
             self.unseal(id, lease, lane);
+        } else if conn.takes_frames() && conn.waiting_bytes() == 0 {
+            // How fast its peer sends is limited.
+            self.begin_batch();
+            self.hand_out_aside(id, lease.freeze(), false, lane);
         } else {
             self.hold(id, lease.freeze(), false);
         }

@@ -32,6 +32,7 @@ impl<O: Observer> Shard<O> {
         if let Some(conn) = self.conns.get_mut(id) {
             conn.limited = true;
         }
+        self.meter_by_own_limits(id);
         self.arm(id);
     }
 
@@ -69,6 +70,7 @@ impl<O: Observer> Shard<O> {
                     self.ops.push(Op::Probe { id });
                     self.arm(id);
                 }
+                Due::Resume => self.resume_reads(id),
                 Due::ReadRate => {
                     // While receive memory is short it is not the peer's fault.
                     let wanted = self.lanes[conn.lane].limits.read_bytes_per_second_min
@@ -104,11 +106,12 @@ impl<O: Observer> Shard<O> {
                 }
                 // What it sent may wait where the server does not look at it.
                 Due::Close(CloseReason::IdleTimeout)
-                    if !conn.times(&self.lanes[conn.lane].times).idle_counts_sent
-                        && (conn.paused
-                            || starved
-                            || (conn.is_held_back()
-                                && (conn.waiting_bytes() > 0 || !conn.receive.is_on()))) =>
+                    if conn.is_too_fast()
+                        || !conn.times(&self.lanes[conn.lane].times).idle_counts_sent
+                            && (conn.paused
+                                || starved
+                                || (conn.is_held_back()
+                                    && (conn.waiting_bytes() > 0 || !conn.receive.is_on()))) =>
                 {
                     conn.active_at = self.stamp;
                     self.arm(id);

@@ -240,6 +240,7 @@ impl<O: Observer> Shard<O> {
         let Some(conn) = self.conns.get(id) else { return };
         let Some(shared) = conn.shared.clone() else { return };
         let (of, is_first) = (conn.lane, !conn.frame_seen);
+        let plain = plain && !conn.is_metered();
         hand_out(&mut Frames::new(self, id, of, &shared, lease, plain, is_first), lane);
     }
 

@@ -17,6 +17,7 @@ use ringserve_report::{Connections, Finding, Report};
 use tracing::info;
 
 use super::LogLevel;
+use super::admission;
 use super::answer::{self, Answer, Events, JSON};
 use super::gate::Gate;
 use super::history::History;
@@ -210,6 +211,8 @@ impl Desk {
             | Route::Connections
             | Route::Stalls
             | Route::Doctor
+            | Route::Admission
+            | Route::ChangeAdmission(_)
             | Route::Drain
             | Route::Close { .. } => {
                 let Some(running) = self.running() else {
@@ -219,6 +222,8 @@ impl Desk {
                 match route {
                     Route::Connections => self.connections(running, request.uri().query()).await,
                     Route::Doctor => self.doctor(request.uri().query()).await,
+                    Route::Admission => admission::show(running),
+                    Route::ChangeAdmission(order) => admission::obey(running, order, request.uri().query()),
                     Route::Drain => drain(running),
                     Route::Close { shard, id } => close(running, shard, id),
                     Route::Stalls => stalls(running),

@@ -27,9 +27,15 @@
 //! | `/doctor?for=connections=1000000,accepts=20000` | what is wrong with the machine and the settings, for what is [expected](crate::doctor::Expected) |
 //! | `/healthz` | 503 if a shard has not gone on for 10 s, so that no busy server is restarted |
 //! | `/readyz` | 503 while the server starts or drains, or its [load](crate::overload::Load) is refusing or full |
+//! | `/admission` | the limits on who is let in as they are now, as an [`Admission`](ringserve_report::Admission) |
+//! | POST `/admission/deny?network=192.0.2.0/24&seconds=600` | denies networks for a time; `allow` lets them in, `forget` ends either |
+//! | POST `/admission/limit?per_address=20` | sets a limit: `per_address`, `address_rate=5/20`, `connections_max`, `connection_rate`, `accept_rate`; or `off` |
 //! | POST `/drain` | shuts the server down, as [`ServerControl::shutdown`](crate::ServerControl::shutdown) |
 //! | POST `/connections/ID/close` | closes a connection, after its queued replies |
 //! | POST `/log-level` | gives the body to the function of [`Admin::log_level`] |
+//!
+//! An order of `/admission` holds for all listeners, or with `&listener=` for the one at that address and those that share its
+//! limits. It is what [`AdmissionControl`](crate::admission::AdmissionControl) does, and says what is wrong with status 400.
 //!
 //! # Beside the server
 //!
@@ -56,6 +62,7 @@
 //! curl -X POST -H 'X-Ringserve: 1' http://127.0.0.1:9000/drain
 //! ```
 
+mod admission;
 mod answer;
 mod desk;
 mod endpoint;

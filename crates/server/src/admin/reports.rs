@@ -9,6 +9,7 @@ use ringserve_report::{
     ServiceReport, ShardReport, Times,
 };
 
+use super::admission::{NETWORKS_REPORTED, admission};
 use super::history::Sample;
 use super::sources::{Reading, connection, stall};
 use super::target::Running;
@@ -84,6 +85,7 @@ pub(super) fn report(
         server,
         funnel: funnel(&now.figures, &before.figures),
         overload: Some(overload(running, stats.counters.frames_shed)),
+        admission: Some(admission(running, NETWORKS_REPORTED)),
         rates: rates(&now, second_ago, per_second),
         shards: shards(running, &now, &stats.shards),
         services: services.collect(),

@@ -3,6 +3,8 @@
 use hyper::Method;
 use ringserve_core::ConnId;
 
+use super::admission::Order;
+
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Route {
@@ -18,6 +20,8 @@ pub(super) enum Route {
     Drain,
     Close { shard: usize, id: ConnId },
     LogLevel,
+    Admission,
+    ChangeAdmission(Order),
 }
 
 /// Each path with its method and what it is for, as a list for users.
@@ -29,10 +33,17 @@ const PATHS: &[(&str, &str, &str)] = &[
     ("GET ", "/connections?by=outbox&limit=20", "connections by outbox, idle, bytes_in, age or oldest_call"),
     ("GET ", "/stalls", "the last times for which a shard did not go on"),
     ("GET ", "/doctor?for=connections=1000000", "what is wrong with the machine and the settings"),
+    ("GET ", "/admission", "the limits on who is let in, as JSON"),
     ("GET ", "/healthz", "503 if a shard has not gone on for 10 s"),
     ("GET ", "/readyz", "503 while the server starts, drains or cannot take connections"),
     ("POST", "/drain", "shuts the server down"),
     ("POST", "/connections/ID/close", "closes a connection, after its queued replies"),
+    (
+        "POST",
+        "/admission/deny?network=N&seconds=S",
+        "denies a network for a time; /allow lets it in, /forget ends either",
+    ),
+    ("POST", "/admission/limit?per_address=20", "sets a limit on who is let in"),
     ("POST", "/log-level", "sets the filter of the log, which is the body"),
 ];
 
@@ -51,7 +62,11 @@ impl Route {
             "/readyz" => Route::Ready,
             "/drain" => Route::Drain,
             "/log-level" => Route::LogLevel,
+            "/admission" => Route::Admission,
             _ => {
+                if let Some(order) = path.strip_prefix("/admission/") {
+                    return Order::find(order).map(Route::ChangeAdmission);
+                }
                 let (shard, id) = parse_id(path.strip_prefix("/connections/")?.strip_suffix("/close")?)?;
                 Route::Close { shard, id }
             }
@@ -60,7 +75,7 @@ impl Route {
 
     /// True if a request has an effect.
     pub(super) fn has_effect(self) -> bool {
-        matches!(self, Route::Drain | Route::Close { .. } | Route::LogLevel)
+        matches!(self, Route::Drain | Route::Close { .. } | Route::LogLevel | Route::ChangeAdmission(_))
     }
 
     /// True if it tells nothing of the server but how it is, and so needs no token: for probes, and for the page that asks for
@@ -165,6 +180,9 @@ mod tests {
             "/connections/99999999999999999999.0.0/close",
             "/connections/0.../close",
             "/connections/../close",
+            "/admission/",
+            "/admission/deny/",
+            "/admission/open",
         ] {
             assert_eq!(Route::find(path), None, "{path:?}");
         }
@@ -179,13 +197,25 @@ mod tests {
 
     #[test]
     fn effects_are_never_open_and_need_a_post() {
-        for route in [Route::Drain, Route::LogLevel, Route::Close { shard: 0, id: ConnId::new(0, 0) }] {
+        for route in [
+            Route::Drain,
+            Route::LogLevel,
+            Route::Close { shard: 0, id: ConnId::new(0, 0) },
+            Route::ChangeAdmission(Order::Deny),
+            Route::ChangeAdmission(Order::Limit),
+        ] {
             assert!(!route.is_open() && route.allows(&Method::POST) && !route.allows(&Method::GET));
             assert_eq!(route.methods(), "POST");
         }
-        for route in
-            [Route::Report, Route::Metrics, Route::Connections, Route::Stalls, Route::Doctor, Route::Events]
-        {
+        for route in [
+            Route::Report,
+            Route::Metrics,
+            Route::Connections,
+            Route::Stalls,
+            Route::Doctor,
+            Route::Events,
+            Route::Admission,
+        ] {
             assert!(!route.is_open() && !route.allows(&Method::POST) && route.allows(&Method::HEAD));
         }
     }

@@ -246,6 +246,10 @@ impl Networks {
         Ok(networks)
     }
 
+    pub(super) fn iter(&self) -> impl Iterator<Item = IpNet> + '_ {
+        self.v4.iter().map(IpNet::V4).chain(self.v6.iter().map(IpNet::V6))
+    }
+
     #[inline]
     pub(super) fn contains(&self, address: IpAddr) -> bool {
         match address.to_canonical() {

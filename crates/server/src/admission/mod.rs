@@ -3,6 +3,8 @@
 //! ```text
 //!   kernel filter ─▶ accept rate ─▶ deny and allow lists ─▶ count of the prefix ─▶ rate of the prefix ─▶ admit ─▶ connection
 //!      no packet        waits        └──────────────── refused, and the token of the rate given back ──────┘
+//!
+//!   Behind the lists come the count and the rate of the whole service or listener, where it has them.
 //! ```
 //!
 //! [`Admission`] says how a server, or one service, lets peers in:
@@ -38,16 +40,20 @@
 //! All of it is off by default, and costs nothing then. [`RefusedBy`] names what refused a connection, in
 //! [`ConnStats::refused_by`](crate::stats::ConnStats::refused_by).
 
+mod control;
 mod kernel_filter;
 mod lists;
 mod rates;
 mod shard;
 mod sketch;
 mod table;
+mod timed;
+mod total;
 mod watch;
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -55,6 +61,8 @@ pub use ringserve_core::RefusedBy;
 use ringserve_core::Time;
 use tracing::{info, warn};
 
+pub(crate) use control::Journal;
+pub use control::{AdmissionChange, AdmissionControl, AdmissionSettings, TimedNetwork};
 pub(crate) use kernel_filter::KernelFilters;
 pub use lists::{IpList, IpListError};
 pub(crate) use rates::ServerRate;
@@ -62,6 +70,8 @@ use rates::{Over, PrefixLimits, Rate};
 pub(crate) use shard::{Limiters, ShardAdmission};
 pub(crate) use table::Charge;
 use table::{Prefix, TRACKED, Table};
+use timed::{Timed, Until};
+use total::Total;
 pub(crate) use watch::watch;
 
 use crate::log::{LINES_PER_SECOND, guarded};
@@ -86,6 +96,7 @@ const V6_BITS: (u8, u8) = (32, 64);
 /// |---|---|
 /// | [`deny`](Admission::deny) | its first packet is dropped by the kernel, or it is closed at once |
 /// | [`per_address`](Admission::per_address), [`address_rate`](Admission::address_rate) | it is closed at once |
+/// | [`connections_max`](Admission::connections_max), [`connection_rate`](Admission::connection_rate) | it is closed at once |
 /// | [`accept_rate`](Admission::accept_rate) | it waits, in the kernel's queue as a rule |
 /// | [`allow`](Admission::allow) | it gets in whatever the others say |
 ///
@@ -101,6 +112,9 @@ pub struct Admission {
     per_address: Option<u32>,
     address_rate: Option<Rate>,
     accept_rate: Option<Rate>,
+    connections_max: Option<u32>,
+    connection_rate: Option<Rate>,
+    adjustable: bool,
     slow_start: Option<Duration>,
     deny: Option<IpList>,
     allow: Option<IpList>,
@@ -123,6 +137,31 @@ impl Admission {
     /// ([`RefusedBy::AddressRate`]), and do not count themselves.
     pub fn address_rate(self, per_second: u32, burst: u32) -> Admission {
         Admission { address_rate: Some(Rate { per_second, burst }), ..self }
+    }
+
+    /// Sets how many connections all peers together may have at once, 1 at least. Further ones are closed at once
+    /// ([`RefusedBy::ConnectionCount`]), where the server's own
+    /// [`connections_max`](crate::limits::ServerLimits::connections_max) lets them wait. For a
+    /// [service](crate::listen::Endpoints::admission) or a [listener](crate::listen::Endpoint::listener_admission) that is not to
+    /// take all of the server's table.
+    pub fn connections_max(self, connections: u32) -> Admission {
+        Admission { connections_max: Some(connections), ..self }
+    }
+
+    /// Sets how many connections all peers together may open in a second, and how many at once after a pause; each 1 to
+    /// 1 000 000. Further ones are closed at once ([`RefusedBy::ConnectionRate`]), and do not count themselves. For a service or
+    /// a listener whose clients are not to hold up those of others; [`accept_rate`](Admission::accept_rate) lets them wait, and
+    /// holds for the whole server.
+    pub fn connection_rate(self, per_second: u32, burst: u32) -> Admission {
+        Admission { connection_rate: Some(Rate { per_second, burst }), ..self }
+    }
+
+    /// Lets each of the limits be changed while the server runs, also those that are not set:
+    /// [`ServerControl::admission`](crate::ServerControl::admission) and the admin endpoint. Connections are counted from the
+    /// start on, at the cost of limits that are set. Without it limits that are set can be changed, and networks denied for a
+    /// time where there is any limit or list.
+    pub fn adjustable(self) -> Admission {
+        Admission { adjustable: true, ..self }
     }
 
     /// Sets how many connections the whole server takes in a second, and how many at once after a pause; each 1 to 1 000 000.
@@ -208,13 +247,24 @@ impl Admission {
         if let Some(allow) = &self.allow {
             allow.refresh(true, |_| Ok(())).map_err(by_list)?;
         }
-        let asks = limits.is_some() || self.deny.is_some() || self.allow.is_some();
+        let limits = limits.or(self.adjustable.then_some(PrefixLimits { at_once: u32::MAX, rate: None }));
+        let rate = self.connection_rate.map(Rate::gcra);
+        let total = Total::new(self.connections_max, rate, self.adjustable);
+        let asks = limits.is_some() || total.counts() || self.deny.is_some() || self.allow.is_some();
         let limiter = asks.then(|| Limiter {
             deny: self.deny.clone(),
             allow: self.allow.clone(),
             table: limits.map(|limits| Table::new(limits, tracked_max, seed, simulated)),
             v6_bits,
+            total,
+            timed: Timed::default(),
             filters: !self.without_kernel_filter,
+            set: Mutex::new(LimitsSet {
+                per_address: self.per_address,
+                address_rate: self.address_rate,
+                connections_max: self.connections_max,
+                connection_rate: self.connection_rate,
+            }),
             lines: Lines::default(),
         });
         Ok((limiter, server_rate))
@@ -250,7 +300,8 @@ impl Admission {
                 rate.per_second, all.per_second
             ));
         }
-        let is_tracked = self.per_address.is_some() || rate.is_some();
+        self.check_totals(server_rate, connections_max)?;
+        let is_tracked = self.per_address.is_some() || rate.is_some() || self.adjustable;
         let (min, max) = V6_BITS;
         match self.ipv6_prefix {
             Some(bits) if !(min..=max).contains(&bits) => {
@@ -274,8 +325,54 @@ impl Admission {
             );
         }
         let limits =
-            PrefixLimits { at_once: self.per_address.unwrap_or(u32::MAX), rate: rate.map(Rate::of_address) };
+            PrefixLimits { at_once: self.per_address.unwrap_or(u32::MAX), rate: rate.map(Rate::gcra) };
         Ok(is_tracked.then_some(limits))
+    }
+
+    /// Checks the limits on all peers together, and those that contradict them.
+    fn check_totals(
+        &self,
+        server_rate: Option<ServerRate>,
+        connections_max: usize,
+    ) -> Result<(), AdmissionError> {
+        match self.connections_max {
+            Some(0) => {
+                return wrong(
+                    "connections_max is 0, which lets no peer in; set 1 at least, or leave it out".to_owned(),
+                );
+            }
+            Some(count) if count as usize > connections_max => {
+                return wrong(format!(
+                    "connections_max is {count}, and the server has {connections_max} connections in all, so it would never hold; \
+                     lower it, or raise ServerLimits::connections_max"
+                ));
+            }
+            Some(count) if self.per_address.is_some_and(|of_one| of_one > count) => {
+                return wrong(format!(
+                    "per_address is {}, and connections_max lets {count} in of all addresses together, so it would never hold; \
+                     lower per_address, or raise connections_max",
+                    self.per_address.unwrap_or_default()
+                ));
+            }
+            _ => {}
+        }
+        let Some(rate) = self.connection_rate else { return Ok(()) };
+        let rate = rate.check("connection_rate").map_err(AdmissionError)?;
+        let slower = [
+            ("address_rate", self.address_rate, "connection_rate", Some(rate)),
+            ("connection_rate", Some(rate), "accept_rate", server_rate.map(ServerRate::rate)),
+        ];
+        for (name, of_less, of_all, all) in slower {
+            if let (Some(less), Some(all)) = (of_less, all)
+                && less.per_second > all.per_second
+            {
+                return wrong(format!(
+                    "{name} is {} a second, and {of_all} is {}, so it would never hold; lower {name}, or raise {of_all}",
+                    less.per_second, all.per_second
+                ));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -293,6 +390,13 @@ fn wrong<T>(why: String) -> Result<T, AdmissionError> {
 /// cannot be read. The text names the cause and the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdmissionError(String);
+
+#[cfg(feature = "admin")]
+impl AdmissionError {
+    pub(crate) fn new(why: String) -> AdmissionError {
+        AdmissionError(why)
+    }
+}
 
 impl fmt::Display for AdmissionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -321,8 +425,14 @@ pub(crate) struct Limiter {
     /// `None` if no prefix has a limit.
     table: Option<Table>,
     v6_bits: u8,
+    /// All peers together.
+    total: Total,
+    /// Networks that were denied or allowed for a time.
+    timed: Timed,
     /// The deny list is given to the kernel too.
     filters: bool,
+    /// The limits as they were set last.
+    set: Mutex<LimitsSet>,
     lines: Lines,
 }
 
@@ -344,6 +454,11 @@ impl Limiter {
                 if self.allows(address) {
                     return Ok(None);
                 }
+                match if self.timed.has_some() { self.timed.at(address, now) } else { None } {
+                    Some(Until { allows: true, .. }) => return Ok(None),
+                    Some(_) => return Err(RefusedBy::DenyList),
+                    None => {}
+                }
                 if self.deny.as_ref().is_some_and(|deny| deny.contains(address)) {
                     return Err(RefusedBy::DenyList);
                 }
@@ -351,17 +466,37 @@ impl Limiter {
             }
             Source::User(uid) => Prefix::of_user(uid),
         };
+        let now = now.as_nanos();
+        if self.total.counts() {
+            return self.let_in_beside_all(prefix, now).map(Some);
+        }
         let Some(table) = &self.table else { return Ok(None) };
-        table.charge(prefix, now.as_nanos()).map(Some).map_err(|over| match over {
-            Over::Count => RefusedBy::AddressCount,
-            Over::Rate => RefusedBy::AddressRate,
-            Over::Memory => RefusedBy::Memory,
-        })
+        table.charge(prefix, now).map(Some).map_err(RefusedBy::from)
+    }
+
+    /// The same where all peers together have limits too. One that these refuse is not charged for.
+    fn let_in_beside_all(&self, prefix: Prefix, now: u64) -> Result<Charge, RefusedBy> {
+        self.total.look(now)?;
+        let charge = match &self.table {
+            Some(table) => table.charge(prefix, now)?,
+            None => Charge::NOWHERE,
+        };
+        match self.total.take(now) {
+            Ok(()) => Ok(charge),
+            Err(by) => {
+                // Another shard took the last place.
+                if let Some(table) = &self.table {
+                    table.release(charge, now);
+                }
+                Err(by)
+            }
+        }
     }
 
     /// Takes a connection back that was counted.
     #[inline]
     pub(crate) fn release(&self, charge: Charge, now: Time) {
+        self.total.release();
         if let Some(table) = &self.table {
             table.release(charge, now.as_nanos());
         }
@@ -369,7 +504,7 @@ impl Limiter {
 
     /// True if it asks for users at the other ends of Unix sockets.
     pub(crate) fn counts(&self) -> bool {
-        self.table.is_some()
+        self.table.is_some() || self.total.counts()
     }
 
     /// Says that a connection was refused, unless ten lines said so within the second.
@@ -466,6 +601,25 @@ impl Door {
     /// What it holds.
     pub fn stats(&self) -> AdmissionStats {
         self.0.stats()
+    }
+}
+
+/// The limits of a [`Limiter`] as they were set last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct LimitsSet {
+    per_address: Option<u32>,
+    address_rate: Option<Rate>,
+    connections_max: Option<u32>,
+    connection_rate: Option<Rate>,
+}
+
+impl From<Over> for RefusedBy {
+    fn from(over: Over) -> RefusedBy {
+        match over {
+            Over::Count => RefusedBy::AddressCount,
+            Over::Rate => RefusedBy::AddressRate,
+            Over::Memory => RefusedBy::Memory,
+        }
     }
 }
 

@@ -1,9 +1,11 @@
 //! Limits as a program sets them: how many at once, how many a second, and how many after a pause.
 
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use ringserve_core::AcceptRate;
-use ringserve_core::internals::Gcra;
+use ringserve_core::internals::{Gcra, SharedGcra};
 
 /// The largest rate and the largest burst. A bucket counts in nanoseconds, so an interval is exact to a thousandth here.
 const RATE_MAX: u32 = 1_000_000;
@@ -16,6 +18,12 @@ const SLOW_START_MAX: Duration = Duration::from_secs(3600);
 pub(super) struct Rate {
     pub(super) per_second: u32,
     pub(super) burst: u32,
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} a second and {} at once", self.per_second, self.burst)
+    }
 }
 
 impl Rate {
@@ -33,7 +41,7 @@ impl Rate {
         Ok(self)
     }
 
-    pub(super) fn of_address(self) -> Gcra {
+    pub(super) fn gcra(self) -> Gcra {
         Gcra::new(self.per_second, self.burst)
     }
 }
@@ -92,6 +100,43 @@ pub(crate) struct PrefixLimits {
     /// Connections at once.
     pub(crate) at_once: u32,
     pub(crate) rate: Option<Gcra>,
+}
+
+/// The same where they may be changed while shards count.
+pub(super) struct SharedLimits {
+    at_once: AtomicU32,
+    rate: SharedGcra,
+    /// There was a rate at some time, by which entries may be idle.
+    has_had_rate: AtomicBool,
+}
+
+impl SharedLimits {
+    pub(super) fn new(limits: PrefixLimits) -> SharedLimits {
+        let shared = SharedLimits {
+            at_once: AtomicU32::new(u32::MAX),
+            rate: SharedGcra::default(),
+            has_had_rate: AtomicBool::new(false),
+        };
+        shared.set(limits);
+        shared
+    }
+
+    #[inline]
+    pub(super) fn get(&self) -> PrefixLimits {
+        PrefixLimits { at_once: self.at_once.load(Ordering::Relaxed), rate: self.rate.get() }
+    }
+
+    pub(super) fn has_had_rate(&self) -> bool {
+        self.has_had_rate.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set(&self, limits: PrefixLimits) {
+        if limits.rate.is_some() {
+            self.has_had_rate.store(true, Ordering::Relaxed);
+        }
+        self.at_once.store(limits.at_once, Ordering::Relaxed);
+        self.rate.set(limits.rate);
+    }
 }
 
 impl PrefixLimits {

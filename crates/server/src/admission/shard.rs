@@ -44,6 +44,11 @@ impl Limiters {
         Some((limited, limited.limiter.as_ref()?))
     }
 
+    /// The limits at a listener, of peers and of proxies alike.
+    pub(super) fn limiter_at(&self, listener: usize) -> Option<&Arc<Limiter>> {
+        self.at(listener).map(|(_, limiter)| limiter)
+    }
+
     /// The limits that hold for the sockets of a listener, and not for those behind them.
     pub(super) fn in_front_of(&self, listener: usize) -> Option<&Arc<Limiter>> {
         self.at(listener).filter(|(limited, _)| !limited.is_proxied).map(|(_, limiter)| limiter)

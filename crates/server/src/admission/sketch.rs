@@ -81,6 +81,12 @@ impl Sketch {
         self.live = self.live.saturating_sub(1);
     }
 
+    /// Every bucket is full from now on.
+    pub(super) fn forgive(&mut self) {
+        self.cells.iter_mut().for_each(|cell| cell.bucket = 0);
+        self.latest = 0;
+    }
+
     /// True if it knows nothing any more.
     pub(super) fn is_empty(&self, now: u64) -> bool {
         self.live == 0 && self.latest <= now

@@ -19,7 +19,7 @@ use foldhash::quality::SeedableRandomState;
 use hashbrown::HashTable;
 
 use super::AdmissionStats;
-use super::rates::{Over, PrefixLimits};
+use super::rates::{Over, PrefixLimits, SharedLimits};
 use super::sketch::Sketch;
 use crate::shard::random::Random;
 
@@ -115,13 +115,20 @@ const _: () = assert!(size_of::<Option<Charge>>() == 16);
 enum Place {
     Table,
     Sketch,
+    /// No prefix has a limit.
+    Nowhere,
+}
+
+impl Charge {
+    /// Of a connection that counts for no prefix.
+    pub(super) const NOWHERE: Charge = Charge { bits: 0, kind: Kind::V4, place: Place::Nowhere };
 }
 
 /// All prefixes of a server.
 pub(crate) struct Table {
     stripes: Box<[Stripe]>,
     hasher: SeedableRandomState,
-    limits: PrefixLimits,
+    limits: SharedLimits,
     /// Entries of a stripe at most.
     stripe_max: usize,
 }
@@ -155,7 +162,7 @@ impl Table {
         Table {
             stripes: (0..STRIPES).map(stripe).collect(),
             hasher: SeedableRandomState::with_seed(seed, shared),
-            limits,
+            limits: SharedLimits::new(limits),
             stripe_max: (tracked_max / STRIPES).max(1),
         }
     }
@@ -183,7 +190,7 @@ impl Table {
             Some(Entry { count, bucket, is_sketched, .. }) => {
                 let sketch = stripe.sketch.as_ref().filter(|_| *is_sketched);
                 let beside = sketch.map_or(0, |sketch| sketch.known_of(hash).0);
-                self.limits.charge(count, bucket, beside, now)?;
+                self.limits.get().charge(count, bucket, beside, now)?;
                 Place::Table
             }
             None => self.charge_new(stripe, hash, prefix, now)?,
@@ -203,7 +210,7 @@ impl Table {
         // Connections that came while there was no room are still its own.
         let (beside, mut bucket) = stripe.sketch.as_ref().map_or((0, 0), |sketch| sketch.known_of(hash));
         let mut count = 0;
-        self.limits.charge(&mut count, &mut bucket, beside, now)?;
+        self.limits.get().charge(&mut count, &mut bucket, beside, now)?;
         let (Prefix { bits, kind }, is_sketched) = (prefix, beside > 0);
         let rehash = |entry: &Entry| self.hash(entry.prefix());
         stripe.entries.insert_unique(hash, Entry { bits, bucket, count, kind, is_sketched }, rehash);
@@ -216,7 +223,7 @@ impl Table {
             Some(sketch) => sketch,
             none => none.insert(Box::new(Sketch::new().ok_or(Over::Memory)?)),
         };
-        sketch.charge(hash, &self.limits, now)?;
+        sketch.charge(hash, &self.limits.get(), now)?;
         Ok(Place::Sketch)
     }
 
@@ -235,7 +242,7 @@ impl Table {
         let is_full = stripe.entries.len() >= self.stripe_max;
         // Without a rate no entry is idle. One that grows is swept as often as it doubles.
         let rests = stripe.swept_at.is_some_and(|at| is_full && now.saturating_sub(at) < SWEPT_EVERY);
-        if self.limits.rate.is_some() && !rests && (is_full || stripe.entries.len() >= SWEPT_FROM) {
+        if self.limits.has_had_rate() && !rests && (is_full || stripe.entries.len() >= SWEPT_FROM) {
             stripe.swept_at = Some(now);
             stripe.entries.retain(|entry| !entry.is_idle(now));
             let (len, capacity) = (stripe.entries.len(), stripe.entries.capacity());
@@ -249,6 +256,9 @@ impl Table {
 
     /// Takes a connection back.
     pub(crate) fn release(&self, charge: Charge, now: u64) {
+        if charge.place == Place::Nowhere {
+            return;
+        }
         let prefix = Prefix { bits: charge.bits, kind: charge.kind };
         let hash = self.hash(prefix);
         let stripe = &mut *self.stripe(hash);
@@ -264,6 +274,21 @@ impl Table {
         stripe.live -= 1;
         if known.is_idle(now) {
             entry.remove();
+        }
+    }
+
+    /// Sets other limits. Connections that are there stay, and count; every prefix has its whole burst.
+    pub(crate) fn set_limits(&self, limits: PrefixLimits) {
+        self.limits.set(limits);
+        for Stripe(stripe) in &self.stripes {
+            let stripe = &mut *stripe.lock().unwrap_or_else(PoisonError::into_inner);
+            stripe.entries.retain(|entry| {
+                entry.bucket = 0;
+                entry.count > 0
+            });
+            if let Some(sketch) = &mut stripe.sketch {
+                sketch.forgive();
+            }
         }
     }
 

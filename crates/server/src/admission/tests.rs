@@ -1,3 +1,7 @@
+use std::sync::Arc;
+
+use ringserve_core::Address;
+
 use super::*;
 
 fn checked(admission: &Admission) -> Result<(Option<Limiter>, Option<ServerRate>), String> {
@@ -41,6 +45,21 @@ fn settings_that_cannot_hold_are_refused_with_the_fix() {
             base().per_address(1).tracked_max(1023),
             "tracked_max is 1023; it must be 1024 to 67108864 prefixes",
         ),
+        (base().connections_max(0), "connections_max is 0, which lets no peer in"),
+        (base().connections_max(1001), "connections_max is 1001, and the server has 1000 connections in all"),
+        (
+            base().connections_max(10).per_address(11),
+            "per_address is 11, and connections_max lets 10 in of all addresses together",
+        ),
+        (base().connection_rate(0, 1), "the rate of connection_rate is 0"),
+        (
+            base().connection_rate(5, 1).address_rate(6, 1),
+            "address_rate is 6 a second, and connection_rate is 5",
+        ),
+        (
+            base().connection_rate(6, 1).accept_rate(5, 1),
+            "connection_rate is 6 a second, and accept_rate is 5",
+        ),
         (base().tracked_max(2000), "tracked_max is set, and neither per_address nor address_rate is"),
         (base().without_kernel_filter(), "without_kernel_filter is set, and there is no deny list"),
         (base().deny(list("10.0.0.0/8\n::/0")), "the list: ::/0 denies every peer of its family"),
@@ -83,6 +102,92 @@ fn allow_list_beats_every_limit() {
     limiter.release(charge, Time::ZERO);
     assert_eq!(at(&limiter, "198.51.100.2"), Err(RefusedBy::AddressRate));
     assert_eq!(limiter.stats(), AdmissionStats { prefixes: 1, connections: 0, sketched: 0 });
+}
+
+#[test]
+fn refusal_for_all_peers_charges_no_address() {
+    let admission = Admission::default().per_address(2).connections_max(3).allow(list("192.0.2.1"));
+    let limiter = checked(&admission).unwrap().0.unwrap();
+    let held: Vec<_> =
+        ["10.0.0.1", "10.0.0.1", "10.0.0.2"].map(|of| at(&limiter, of).unwrap().unwrap()).into();
+    assert_eq!(at(&limiter, "10.0.0.3"), Err(RefusedBy::ConnectionCount));
+    assert_eq!(at(&limiter, "192.0.2.1"), Ok(None), "an allowed peer counts for nothing");
+    assert_eq!(limiter.stats(), AdmissionStats { prefixes: 2, connections: 3, sketched: 0 });
+    held.into_iter().for_each(|charge| limiter.release(charge, Time::ZERO));
+    assert_eq!((limiter.stats(), limiter.total.live()), (AdmissionStats::default(), 0));
+    // Without a limit of an address nothing is tracked.
+    let limiter = checked(&Admission::default().connection_rate(1, 2)).unwrap().0.unwrap();
+    let held = [at(&limiter, "10.0.0.1").unwrap().unwrap(), at(&limiter, "10.0.0.2").unwrap().unwrap()];
+    assert_eq!(at(&limiter, "10.0.0.3"), Err(RefusedBy::ConnectionRate));
+    held.into_iter().for_each(|charge| limiter.release(charge, Time::ZERO));
+    assert_eq!(limiter.total.live(), 0);
+}
+
+#[test]
+fn limits_that_are_changed_hold_from_then_on() {
+    let limiter = Arc::new(checked(&Admission::default().adjustable()).unwrap().0.unwrap());
+    let addr = Address::Ip(([10, 0, 0, 9], 7000).into());
+    let limiters = Limiters::of([(Some(&limiter), &addr, false)].into_iter());
+    let journal = Arc::new(Journal::default());
+    let control = |now| AdmissionControl::new(&limiters, None, journal.clone(), now);
+    let first = at(&limiter, "10.0.0.1").unwrap().unwrap();
+    let second = at(&limiter, "10.0.0.1").unwrap().unwrap();
+    control(Time::ZERO).set_per_address(Some(2)).unwrap();
+    assert_eq!(at(&limiter, "10.0.0.1"), Err(RefusedBy::AddressCount), "those that were there count");
+    control(Time::ZERO).set_per_address(None).unwrap();
+    control(Time::ZERO).set_connections_max(Some(2)).unwrap();
+    assert_eq!(at(&limiter, "10.0.0.2"), Err(RefusedBy::ConnectionCount));
+    control(Time::ZERO).set_connections_max(None).unwrap();
+    control(Time::ZERO).set_address_rate(Some((1, 1))).unwrap();
+    let third = at(&limiter, "10.0.0.1").unwrap().unwrap();
+    assert_eq!(at(&limiter, "10.0.0.1"), Err(RefusedBy::AddressRate));
+    control(Time::ZERO).set_address_rate(Some((1, 2))).unwrap();
+    let fourth = at(&limiter, "10.0.0.1").unwrap().unwrap();
+    control(Time::ZERO).deny(&list("10.0.0.0/8"), Duration::from_secs(5)).unwrap();
+    control(Time::ZERO).allow(&list("10.0.0.7"), Duration::from_secs(9)).unwrap();
+    assert_eq!((at(&limiter, "10.0.0.1"), at(&limiter, "10.0.0.7")), (Err(RefusedBy::DenyList), Ok(None)));
+    assert_eq!(control(Time::ZERO).settings()[0].timed.len(), 2);
+    assert_eq!(control(Time::from_nanos(6_000_000_000)).settings()[0].timed.len(), 1);
+    assert_eq!(control(Time::ZERO).forget(&list("10.0.0.0/8 10.0.0.9")), Ok(1));
+    [first, second, third, fourth].into_iter().for_each(|charge| limiter.release(charge, Time::ZERO));
+    assert_eq!((limiter.stats().connections, limiter.total.live()), (0, 0));
+    let changes = control(Time::ZERO).changes();
+    let expected =
+        ["per_address is 2", "per_address is off", "connections_max is 2", "connections_max is off"];
+    assert!(changes.iter().zip(expected).all(|(change, expected)| change.what == expected), "{changes:?}");
+    assert_eq!(changes[6].what, "10.0.0.0/8 denied for 5s");
+}
+
+#[test]
+fn changes_that_cannot_hold_are_refused_and_change_nothing() {
+    let limiter = Arc::new(checked(&Admission::default().deny(list("192.0.2.0/24"))).unwrap().0.unwrap());
+    let addr = Address::Ip(([10, 0, 0, 9], 7000).into());
+    let journal = Arc::new(Journal::default());
+    let of = |limiters: &Limiters| AdmissionControl::new(limiters, None, journal.clone(), Time::ZERO);
+    let control = of(&Limiters::of([(Some(&limiter), &addr, false)].into_iter()));
+    let minute = Duration::from_secs(60);
+    let refused = |result: Result<(), AdmissionError>, start: &str| {
+        let error = result.unwrap_err().to_string();
+        assert!(error.starts_with(start), "{error}");
+    };
+    refused(
+        control.deny(&list("0.0.0.0/0"), minute),
+        "0.0.0.0/0 denies every peer of its family; write it twice",
+    );
+    refused(control.deny(&list(""), minute), "there is no network in the list");
+    refused(control.deny(&list("10.0.0.1"), Duration::ZERO), "the time is 0ns; it must be 1 s to 30 days");
+    refused(control.deny(&list("10.0.0.1"), Duration::MAX), "the time is");
+    refused(control.set_per_address(Some(0)), "per_address is 0, which lets no peer in");
+    refused(control.set_per_address(Some(5)), "per_address cannot be changed: nothing is counted for it");
+    refused(control.set_address_rate(Some((0, 1))), "the rate of address_rate is 0");
+    refused(control.set_connections_max(Some(1)), "connections_max cannot be changed");
+    refused(control.set_connection_rate(Some((1, 1))), "connection_rate cannot be changed");
+    refused(control.set_accept_rate(5, 5), "the server has no accept_rate");
+    refused(of(&Limiters::default()).deny(&list("10.0.0.1"), minute), "the server has no admission");
+    assert!(control.changes().is_empty() && !limiter.timed.has_some());
+    // Networks for a time need no count.
+    control.deny(&list("10.0.0.1, 10.0.0.2 10.0.0.3 10.0.0.4"), minute).unwrap();
+    assert_eq!(control.changes()[0].what, "10.0.0.1/32, 10.0.0.2/32, 10.0.0.3/32 and 1 more denied for 60s");
 }
 
 #[test]

@@ -4,11 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ringserve_core::{Address, Time};
+use ringserve_core::{AcceptRate, Address, Time};
 
 use super::accept_queue::AcceptQueues;
 use super::cpu::time_of;
-use crate::admission::{AdmissionStats, Limiters};
+use crate::admission::{AdmissionControl, AdmissionStats, Journal, Limiters};
 use crate::doctor::{Expected, Finding, Lived, Record};
 use crate::overload::{Load, ShardLoad};
 use crate::shard::blocking::Pool;
@@ -30,6 +30,8 @@ pub struct ServerControl {
     listeners: Arc<[Address]>,
     accept_queues: AcceptQueues,
     limiters: Limiters,
+    rate: Option<Arc<AcceptRate>>,
+    journal: Arc<Journal>,
     clock: Clock,
     blocking: Arc<dyn Pool>,
     watch: Arc<Watch>,
@@ -52,6 +54,8 @@ impl ServerControl {
             listeners,
             accept_queues: AcceptQueues::default(),
             limiters: Limiters::default(),
+            rate: None,
+            journal: Arc::default(),
             clock,
             blocking,
             watch: Arc::default(),
@@ -85,12 +89,25 @@ impl ServerControl {
         ServerControl { record, ..self }
     }
 
-    pub(crate) fn with_limiters(self, limiters: Limiters) -> ServerControl {
-        ServerControl { limiters, ..self }
+    /// With whom the listeners let in, and how fast all of them together.
+    pub(crate) fn with_limiters(self, limiters: Limiters, rate: Option<Arc<AcceptRate>>) -> ServerControl {
+        ServerControl { limiters, rate, ..self }
     }
 
     pub(crate) fn limiters(&self) -> &Limiters {
         &self.limiters
+    }
+
+    /// Changes the limits on who is let in while the server runs, of all listeners together: networks that are denied or allowed
+    /// for a time, counts and rates. See [`AdmissionControl`].
+    pub fn admission(&self) -> AdmissionControl {
+        AdmissionControl::new(&self.limiters, self.rate.clone(), self.journal.clone(), self.clock.now())
+    }
+
+    /// The same of one listener, by its place in [`listeners`](ServerControl::listeners), and of those that share its limits: all
+    /// of the service, unless it has [its own](crate::listen::Endpoint::listener_admission).
+    pub fn admission_at(&self, listener: usize) -> AdmissionControl {
+        self.admission().at(&self.limiters, listener)
     }
 
     /// What the limits on addresses hold ([`Admission`](crate::admission::Admission)). It takes the 64 locks of each table, one

@@ -95,7 +95,7 @@ impl<S: Serves> Plan<S> {
             .with_connections_max(self.chosen.connections_max())
             .with_held_bytes_max(self.server_limits.held_bytes_max)
             .with_record(self.record)
-            .with_limiters(self.limiters);
+            .with_limiters(self.limiters, self.rate.clone());
         #[cfg(feature = "tls")]
         let control = control.with_tls(self.tls);
         let quota = Arc::new(Quota::new(self.chosen.connections_max()));

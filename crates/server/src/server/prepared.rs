@@ -160,15 +160,14 @@ pub(crate) struct Prepared<S> {
     pub(crate) serves: S,
 }
 
-/// What each service asks of connections; several may share it.
-type LimitersOfServices = Vec<Option<Arc<Limiter>>>;
+/// What each listener asks of connections; several may share it.
+type LimitersOfListeners = Vec<Option<Arc<Limiter>>>;
 
 /// The settings after the checks.
 pub(super) struct Checked {
     pub(super) server_limits: ServerLimits,
     pub(super) shards: usize,
-    /// What each service asks of connections.
-    limiters: LimitersOfServices,
+    limiters: LimitersOfListeners,
     /// The rate of all of them.
     pub(super) rate: Option<ServerRate>,
     seed: u64,
@@ -207,12 +206,13 @@ impl<S: Serves> Prepared<S> {
         Ok(Checked { server_limits, shards, limiters, rate, seed })
     }
 
-    /// Makes the limits on who is let in. Services without their own share those of the server.
+    /// Makes the limits on who is let in. Services without their own share those of the server, and listeners those of their
+    /// service.
     fn check_admission(
         &self,
         connections_max: usize,
         seed: u64,
-    ) -> Result<(LimitersOfServices, Option<ServerRate>), Error> {
+    ) -> Result<(LimitersOfListeners, Option<ServerRate>), Error> {
         let seed = (seed, self.settings.seed.is_some());
         let checked = |admission: &Admission, of_one| admission.check(of_one, connections_max, seed);
         let (of_all, rate) = checked(&self.settings.admission, false).map_err(Error::Admission)?;
@@ -224,16 +224,38 @@ impl<S: Serves> Prepared<S> {
                 Err(error) => Err(Error::Admission(error).of_service(Some(&service.label()))),
             },
         };
-        let limiters = self.services.iter().map(of_service).collect::<Result<_, Error>>()?;
+        let mut limiters = Vec::new();
+        for service in &self.services {
+            let shared = of_service(service)?;
+            // Addresses that a name resolved to count together.
+            let mut made: Vec<(&Arc<Admission>, Option<Arc<Limiter>>)> = Vec::new();
+            for bind in &service.binds {
+                let Some(own) = &bind.admission else {
+                    limiters.push(shared.clone());
+                    continue;
+                };
+                if !made.iter().any(|(known, _)| Arc::ptr_eq(known, own)) {
+                    let of_listener = |error| {
+                        Error::Admission(error).of_service(Some(&format!(
+                            "{}, at {}",
+                            service.label(),
+                            bind.addr
+                        )))
+                    };
+                    let (limiter, _) = checked(own, true).map_err(of_listener)?;
+                    made.push((own, limiter.map(Arc::new)));
+                }
+                let own = made.iter().find(|(known, _)| Arc::ptr_eq(known, own));
+                limiters.push(own.and_then(|(_, limiter)| limiter.clone()));
+            }
+        }
         Ok((limiters, rate))
     }
 
     /// The limits at each listener.
     pub(super) fn limiters(&self, checked: &Checked) -> Limiters {
-        let each = self.services.iter().zip(&checked.limiters);
-        Limiters::of(each.flat_map(|(service, limiter)| {
-            service.binds.iter().map(move |bind| (limiter.as_ref(), &bind.addr, bind.proxy.is_some()))
-        }))
+        let each = self.binds().zip(&checked.limiters);
+        Limiters::of(each.map(|(bind, limiter)| (limiter.as_ref(), &bind.addr, bind.proxy.is_some())))
     }
 
     fn check_services(&self) -> Result<(), Error> {

@@ -9,6 +9,7 @@ mod middleware;
 mod overload;
 mod proxies;
 mod proxy_protocol;
+mod read_rates;
 mod replies;
 mod scatter;
 mod services;

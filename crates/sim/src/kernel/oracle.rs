@@ -18,8 +18,8 @@ fn is_orderly(reason: CloseReason) -> bool {
     use CloseReason::*;
     match reason {
         PeerClosed | PeerClosedMidFrame | BadFrame(_) | FirstFrameTimeout | IdleTimeout | ReadTooSlow
-        | HeartbeatLost | HandlerTimeout | OpenTimeout | Closed | Refused | HandlerError | ReplyNotFramed
-        | Shutdown | UpstreamFailed => true,
+        | ReadTooFast | HeartbeatLost | HandlerTimeout | OpenTimeout | Closed | Refused | HandlerError
+        | ReplyNotFramed | Shutdown | UpstreamFailed => true,
         // There is no peer to whom anything could be said.
         ConnectFailed(_) | ConnectTimeout => false,
         PeerReset | WriteStallTimeout | WriteTooSlow | Aborted | HandlerPanicked | OutboxFull

@@ -6,12 +6,14 @@ use std::net::ToSocketAddrs;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use ringserve_core::Address;
 
 use super::adopted::Adopted;
 use super::proxy_protocol::ProxyProtocol;
 use super::transport::MakeTransport;
+use crate::admission::Admission;
 
 /// Listeners at most: beyond, something is wrong with the list.
 const LISTENERS_MAX: usize = 1024;
@@ -26,6 +28,8 @@ pub(crate) struct Bind {
     pub(crate) proxy: Option<ProxyProtocol>,
     /// The layer between socket and framing of its connections.
     pub(crate) transport: Option<MakeTransport>,
+    /// Whom it lets in, if it has that apart from its service.
+    pub(crate) admission: Option<Arc<Admission>>,
     /// The TLS that the layer is made from, if it is TLS.
     #[cfg(feature = "tls")]
     pub(crate) tls: Option<ringserve_tls::TlsListener>,
@@ -41,6 +45,7 @@ impl Bind {
             adopted: None,
             proxy: None,
             transport: None,
+            admission: None,
             #[cfg(feature = "tls")]
             tls: None,
             #[cfg(feature = "websocket")]
@@ -58,6 +63,7 @@ pub(crate) struct Binds {
     /// Settings of all of them.
     proxy: Option<ProxyProtocol>,
     transport: Option<MakeTransport>,
+    admission: Option<Arc<Admission>>,
     #[cfg(feature = "tls")]
     tls: Option<ringserve_tls::TlsListener>,
     #[cfg(feature = "websocket")]
@@ -117,6 +123,12 @@ impl Binds {
         self
     }
 
+    /// All of them let in whom this says.
+    pub(crate) fn admission(mut self, admission: Admission) -> Binds {
+        self.admission = Some(Arc::new(admission));
+        self
+    }
+
     /// All of them have TLS.
     #[cfg(feature = "tls")]
     pub(crate) fn tls(mut self, tls: ringserve_tls::TlsListener) -> Binds {
@@ -134,6 +146,7 @@ impl Binds {
     /// Each with what holds for all.
     fn each(&mut self) -> Vec<Bind> {
         let (proxy, transport) = (self.proxy.take(), self.transport.take());
+        let admission = self.admission.take();
         #[cfg(feature = "tls")]
         let tls = self.tls.take();
         #[cfg(feature = "websocket")]
@@ -142,6 +155,7 @@ impl Binds {
         for bind in &mut binds {
             bind.proxy = bind.proxy.take().or_else(|| proxy.clone());
             bind.transport = bind.transport.take().or_else(|| transport.clone());
+            bind.admission = bind.admission.take().or_else(|| admission.clone());
             #[cfg(feature = "tls")]
             {
                 bind.tls = bind.tls.take().or_else(|| tls.clone());

@@ -115,6 +115,22 @@ impl Endpoint {
         Endpoint(self.0.transport(MakeTransport::new(make)))
     }
 
+    /// Limits who is let in at this endpoint, in the place of the limits of its service and of the server. It counts apart from
+    /// other endpoints, and cannot have a rate of all ([`Admission::accept_rate`]). See
+    /// [`Server::admission`](crate::Server::admission).
+    ///
+    /// ```no_run
+    /// use ringserve::admission::Admission;
+    /// use ringserve::listen::tcp;
+    ///
+    /// let everywhere = tcp("0.0.0.0:7000").listener_admission(Admission::default().per_address(20).connections_max(50_000));
+    /// let inside = tcp("10.0.0.1:7001");
+    /// # let _ = [everywhere, inside];
+    /// ```
+    pub fn listener_admission(self, admission: Admission) -> Endpoint {
+        Endpoint(self.0.admission(admission))
+    }
+
     /// As [`Endpoints::framing`].
     pub fn framing<F: TypedFraming + Clone + Send>(self, framing: F) -> Endpoints<F> {
         endpoints(self).framing(framing)
@@ -198,7 +214,8 @@ impl<F> Endpoints<F> {
     }
 
     /// Limits who is let in to this service, in the place of the server's limits. It counts apart from other services, and
-    /// cannot have a rate of all ([`Admission::accept_rate`]), which holds for all services together. See
+    /// cannot have a rate of all ([`Admission::accept_rate`]), which holds for all services together. An endpoint that has [its
+    /// own](Endpoint::listener_admission) keeps that. See
     /// [`Server::admission`](crate::Server::admission).
     pub fn admission(self, admission: Admission) -> Endpoints<F> {
         Endpoints { admission: Some(admission), ..self }

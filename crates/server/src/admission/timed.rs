@@ -1,0 +1,197 @@
+//! Networks that are denied or allowed for a time while the server runs, by those who operate it.
+//!
+//! They lie beside the lists, of which a file may be read again at any moment. A look costs one load while there are none.
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arc_swap::ArcSwap;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use prefix_trie::PrefixMap;
+use ringserve_core::Time;
+
+use super::lists::Networks;
+
+/// Networks at most: by hand or by a script, each change copies all of them.
+pub(super) const TIMED_MAX: usize = 10_000;
+
+/// What holds for a network, and until when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Until {
+    pub(super) at: Time,
+    pub(super) allows: bool,
+}
+
+#[derive(Clone, Default)]
+struct Entries {
+    v4: PrefixMap<Ipv4Net, Until>,
+    v6: PrefixMap<Ipv6Net, Until>,
+}
+
+impl Entries {
+    fn len(&self) -> usize {
+        self.v4.len() + self.v6.len()
+    }
+
+    fn insert(&mut self, network: IpNet, until: Until) {
+        match network {
+            IpNet::V4(network) => _ = self.v4.insert(network, until),
+            IpNet::V6(network) => _ = self.v6.insert(network, until),
+        }
+    }
+
+    fn remove(&mut self, network: &IpNet) -> bool {
+        match network {
+            IpNet::V4(network) => self.v4.remove(network).is_some(),
+            IpNet::V6(network) => self.v6.remove(network).is_some(),
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (IpNet, Until)> + '_ {
+        let v4 = self.v4.iter().map(|(network, until)| (IpNet::V4(network), *until));
+        v4.chain(self.v6.iter().map(|(network, until)| (IpNet::V6(network), *until)))
+    }
+
+    /// Forgets those whose time is over.
+    fn expire(&mut self, now: Time) {
+        self.v4.retain(|_, until| until.at > now);
+        self.v6.retain(|_, until| until.at > now);
+    }
+}
+
+/// The networks of a [`Limiter`](super::Limiter).
+#[derive(Default)]
+pub(super) struct Timed {
+    /// There may be some.
+    some: AtomicBool,
+    /// Held while they are changed.
+    changing: Mutex<()>,
+    entries: ArcSwap<Entries>,
+}
+
+impl Timed {
+    /// True if some may hold.
+    #[inline]
+    pub(super) fn has_some(&self) -> bool {
+        self.some.load(Ordering::Relaxed)
+    }
+
+    /// What holds for an address: of several networks that cover it one that allows it counts most.
+    #[cold]
+    pub(super) fn at(&self, address: IpAddr, now: Time) -> Option<Until> {
+        let entries = self.entries.load();
+        let stronger = |found: Option<Until>, until: Until| match found {
+            Some(before) if before.allows => found,
+            _ => Some(until),
+        };
+        match address.to_canonical() {
+            IpAddr::V4(address) => {
+                let covering = entries.v4.cover_values(&address.into()).copied();
+                covering.filter(|until| until.at > now).fold(None, stronger)
+            }
+            IpAddr::V6(address) => {
+                let covering = entries.v6.cover_values(&address.into()).copied();
+                covering.filter(|until| until.at > now).fold(None, stronger)
+            }
+        }
+    }
+
+    /// Adds networks, or gives them another time.
+    ///
+    /// # Errors
+    /// How many there would be, if those are too many.
+    pub(super) fn add(&self, networks: &Networks, until: Until, now: Time) -> Result<(), usize> {
+        self.change(now, |entries| {
+            networks.iter().for_each(|network| entries.insert(network, until));
+            if entries.len() > TIMED_MAX { Err(entries.len()) } else { Ok(()) }
+        })
+    }
+
+    /// Forgets networks, each as it was said. Returns how many of them there were.
+    pub(super) fn remove(&self, networks: &Networks, now: Time) -> usize {
+        let removed = |entries: &mut Entries| -> Result<usize, usize> {
+            Ok(networks.iter().filter(|network| entries.remove(network)).count())
+        };
+        self.change(now, removed).unwrap_or_default()
+    }
+
+    /// All whose time is not over.
+    pub(super) fn list(&self, now: Time) -> Vec<(IpNet, Until)> {
+        self.entries.load().iter().filter(|(_, until)| until.at > now).collect()
+    }
+
+    fn change<T>(
+        &self,
+        now: Time,
+        change: impl FnOnce(&mut Entries) -> Result<T, usize>,
+    ) -> Result<T, usize> {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = Entries::clone(&self.entries.load());
+        entries.expire(now);
+        let changed = change(&mut entries)?;
+        self.some.store(entries.len() > 0, Ordering::Relaxed);
+        self.entries.store(Arc::new(entries));
+        Ok(changed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admission::IpList;
+
+    fn at(seconds: u64) -> Time {
+        Time::from_nanos(seconds * 1_000_000_000)
+    }
+
+    fn networks(text: &str) -> Arc<Networks> {
+        text.parse::<IpList>().unwrap().networks()
+    }
+
+    fn allowed(timed: &Timed, address: &str, now: u64) -> Option<bool> {
+        timed.at(address.parse().unwrap(), at(now)).map(|until| until.allows)
+    }
+
+    #[test]
+    fn networks_hold_for_their_time_and_what_allows_is_stronger() {
+        let timed = Timed::default();
+        assert!(!timed.has_some());
+        let deny = |seconds| Until { at: at(seconds), allows: false };
+        timed.add(&networks("10.0.0.0/8 2001:db8::/32"), deny(10), at(0)).unwrap();
+        timed.add(&networks("10.1.0.0/16"), Until { at: at(5), allows: true }, at(0)).unwrap();
+        timed.add(&networks("10.1.2.3"), deny(20), at(0)).unwrap();
+        assert!(timed.has_some());
+        for (address, now, expected) in [
+            ("10.2.0.1", 9, Some(false)),
+            ("::ffff:10.2.0.1", 9, Some(false)),
+            ("10.2.0.1", 10, None),
+            ("10.1.9.9", 4, Some(true)),
+            ("10.1.2.3", 4, Some(true)),
+            ("10.1.9.9", 5, Some(false)),
+            ("10.1.2.3", 15, Some(false)),
+            ("11.0.0.1", 0, None),
+            ("2001:db8:1::7", 0, Some(false)),
+            ("2001:db9::7", 0, None),
+        ] {
+            assert_eq!(allowed(&timed, address, now), expected, "{address} at {now}");
+        }
+        assert_eq!(timed.list(at(6)).len(), 3);
+        assert_eq!(timed.remove(&networks("10.0.0.0/8 10.0.0.0/9"), at(6)), 1);
+        assert_eq!(allowed(&timed, "10.2.0.1", 6), None);
+        // A change forgets those that are over.
+        assert_eq!(timed.remove(&networks("10.9.9.9"), at(30)), 0);
+        assert!(!timed.has_some() && timed.entries.load().len() == 0);
+    }
+
+    #[test]
+    fn too_many_networks_change_nothing() {
+        let timed = Timed::default();
+        let many: String = (0..TIMED_MAX as u32 + 1)
+            .map(|n| format!("{}\n", std::net::Ipv4Addr::from(0x0a00_0000 | n)))
+            .collect();
+        let until = Until { at: at(10), allows: false };
+        assert_eq!(timed.add(&networks(&many), until, at(0)), Err(TIMED_MAX + 1));
+        assert!(!timed.has_some() && timed.list(at(0)).is_empty());
+    }
+}
