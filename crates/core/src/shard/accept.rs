@@ -401,6 +401,11 @@ impl<O: Observer> Shard<O> {
         self.retry_accepts();
     }
 
+    /// True while a limit holds accepting back, or the kernel refused it. Not while the server's rate does.
+    pub fn is_accept_paused(&self) -> bool {
+        self.accepting.told_paused
+    }
+
     /// The service accepted an admitted connection: bytes are received from now on.
     pub fn opened(&mut self, id: ConnId) {
         if let Some(conn) = self.conns.get_mut(id) {

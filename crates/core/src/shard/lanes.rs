@@ -147,6 +147,7 @@ impl LaneState {
             bytes_received: moved.bytes_received.get(),
             bytes_sent: moved.bytes_sent.get(),
             sends: moved.sends.get(),
+            frames_shed: moved.frames_shed.get(),
             ..self.counters.clone()
         }
     }

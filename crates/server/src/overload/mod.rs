@@ -32,7 +32,8 @@ pub enum Load {
     /// Connections are about to be lost: the accept queue is 80 % full or lost some, the table is 98 % full, or 90 % of what
     /// connections may hold is held.
     Refusing,
-    /// Accepting paused within the last seconds: the table was full, or descriptors were missing.
+    /// Accepting is paused, or was within the last seconds: the table is full, or descriptors are missing. Left once the table is
+    /// below 98 % too.
     Full,
 }
 

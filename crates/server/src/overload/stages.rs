@@ -23,6 +23,9 @@ const HELD_SHED: f64 = 0.8;
 /// A stage is left at this part of the thresholds at which it is entered.
 const LEAVES_AT: f64 = 0.8;
 
+/// A table that is as full as this keeps the stage of a paused accept: a slot that is free for a moment ends no pause.
+const TABLE_FULL: f64 = 0.98;
+
 /// What is known of a shard at a moment. Shares are parts of one.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Signals {
@@ -40,7 +43,7 @@ pub(crate) struct Signals {
     pub held: f64,
     /// Its connections, of what fits.
     pub table: f64,
-    /// True if it accepts no more.
+    /// True if accepting is paused, or was since the last look.
     pub paused: bool,
     pub excuse: Option<Excuse>,
 }
@@ -170,6 +173,9 @@ impl Stages {
         let signals = &Signals { table, ..*signals };
         self.load == Load::Calm
             || wanted(signals, limits, LEAVES_AT).0 >= self.load
+            || self.load == Load::Full
+                && signals.table >= TABLE_FULL
+                && signals.excuse != Some(Excuse::Drains)
             || self.load == Load::Shedding && signals.excuse.is_none() && !self.share.is_negligible()
     }
 
@@ -199,7 +205,7 @@ fn wanted(signals: &Signals, limits: &Overload, part: f64) -> (Load, Cause) {
         (Load::Full, Cause::Paused)
     } else if over(held, 0.9) {
         (Load::Refusing, Cause::Memory)
-    } else if over(table, 0.98) {
+    } else if over(table, TABLE_FULL) {
         (Load::Refusing, Cause::Table)
     } else if lost {
         (Load::Refusing, Cause::Lost)
@@ -316,6 +322,34 @@ mod tests {
             stages.step(at(ms), &idle, &limits);
         }
         assert_eq!(stages.load(), Load::Refusing, "above 80 % of its threshold");
+    }
+
+    #[test]
+    fn full_table_keeps_its_stage_while_single_slots_come_and_go() {
+        let limits = Overload::default();
+        let mut stages = Stages::default();
+        let mut changes = Vec::new();
+        // A slot is freed and taken again each second: accepting pauses for a moment each time.
+        for ms in (0..30_000).step_by(25) {
+            let paused = ms % 3000 < 50;
+            let signals = Signals { table: if paused { 1.0 } else { 0.99 }, paused, ..CALM };
+            changes.extend(stages.step(at(ms), &signals, &limits));
+        }
+        assert_eq!(changes, [Change { to: Load::Full, cause: Cause::Paused }]);
+        // No table, as where descriptors are missing: it holds for as long as the pause, and two seconds.
+        let mut stages = Stages::default();
+        for ms in (0..10_000).step_by(25) {
+            stages.step(at(ms), &Signals { paused: true, ..CALM }, &limits);
+            assert_eq!(stages.load(), Load::Full);
+        }
+        let left = (10_000..20_000).step_by(25).find(|ms| stages.step(at(*ms), &CALM, &limits).is_some());
+        assert!(left.is_some_and(|ms| (12_000..12_100).contains(&ms)), "{left:?}");
+        // A drain ends all of them.
+        let mut stages = Stages::default();
+        stages.step(at(0), &Signals { table: 1.0, paused: true, ..CALM }, &limits);
+        let drains = Signals { table: 1.0, paused: true, excuse: Some(Excuse::Drains), ..CALM };
+        (0..9000).step_by(25).for_each(|ms| _ = stages.step(at(ms), &drains, &limits));
+        assert_eq!(stages.load(), Load::Calm);
     }
 
     #[test]

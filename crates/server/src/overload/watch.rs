@@ -48,6 +48,7 @@ struct Followed {
     connections: usize,
     lost: Option<u64>,
     paused: Option<u64>,
+    is_paused: bool,
     lines: Lines,
 }
 
@@ -163,6 +164,7 @@ impl Followed {
             (signals.lost, signals.paused) = self.read_queues(shard, control);
         }
         (signals.queue, signals.held) = (self.queue, self.held);
+        signals.paused |= self.is_paused;
         signals
     }
 
@@ -183,6 +185,7 @@ impl Followed {
         let paused = Some(watched.accept_paused);
         self.queue = queue;
         self.connections = watched.connections;
+        self.is_paused = watched.is_paused;
         self.held = watched.held_bytes as f64 / control.held_bytes_max().max(1) as f64;
         let grew =
             |before: Option<u64>, now: Option<u64>| before.zip(now).is_some_and(|(before, now)| now > before);

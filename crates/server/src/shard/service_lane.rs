@@ -70,7 +70,7 @@ where
             let failed = loop {
                 match frames.next_typed(&*self.framing, shared.body().framing_state()) {
                     Next::Frame(frame) => {
-                        if common.load.sheds() && sheds(&*self.service, common, frames, shared, &frame) {
+                        if common.load.sheds() && sheds(&*self.service, common, shared, &frame) {
                             continue;
                         }
                         match slot.call(shared, frame) {
@@ -270,7 +270,6 @@ where
 fn sheds<S: Service<H>, H>(
     service: &S,
     common: &Common,
-    frames: &mut Frames<'_, LogObserver>,
     shared: &ConnShared<S::Session>,
     frame: &Frame<H>,
 ) -> bool {
@@ -281,7 +280,7 @@ fn sheds<S: Service<H>, H>(
     match service.shed(&Cx::new(shared, &common.shard), frame, common.load.load()) {
         Shed::Serve => false,
         Shed::Answered => {
-            frames.count_shed();
+            shared.count_shed();
             true
         }
     }
