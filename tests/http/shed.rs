@@ -13,6 +13,8 @@ use hyper::header::RETRY_AFTER;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use ringserve::admission::Admission;
+use ringserve::http::SHED_REPLY;
 use ringserve::overload::Load;
 use ringserve::testing::{ClientStream, Faults, Net, Sim, SimServer};
 use ringserve::{Server, http};
@@ -107,6 +109,7 @@ async fn ask(net: &Net, counts: &Counts) -> io::Result<()> {
 
 #[test]
 fn shed_request_has_503_and_its_connection_stays() {
+    let shed = Cell::new(0);
     Sim::seeds(40).faults(Faults::harmless()).run(|sim| {
         let counts = Counts::default();
         let running = start(sim, &counts);
@@ -115,7 +118,9 @@ fn shed_request_has_503_and_its_connection_stays() {
             sim.client(format!("c{n}"), async move |net| ask(&net, &counts).await.map_err(Into::into));
         }
         finish(sim, &running, &counts, 3 * REQUESTS as u64);
+        shed.set(shed.get() + counts.busy.get());
     });
+    assert!(shed.get() > 100, "{}", shed.get());
 }
 
 /// Runs a connection of hyper's on the simulation.
@@ -130,6 +135,7 @@ impl<F: Future<Output = ()> + 'static> hyper::rt::Executor<F> for OnNet {
 
 #[test]
 fn shed_stream_of_http2_ends_alone() {
+    let shed = Cell::new(0);
     Sim::seeds(40).faults(Faults::harmless()).run(|sim| {
         let counts = Counts::default();
         let running = start(sim, &counts);
@@ -156,5 +162,30 @@ fn shed_stream_of_http2_ends_alone() {
             });
         }
         finish(sim, &running, &counts, 2 * REQUESTS as u64);
+        shed.set(shed.get() + counts.busy.get());
+    });
+    assert!(shed.get() > 100, "{}", shed.get());
+}
+
+#[test]
+fn refused_client_of_http_is_told_in_its_protocol() {
+    Sim::seeds(40).faults(Faults::harmless()).run(|sim| {
+        let admission = Admission::default().shed_reply(SHED_REPLY);
+        let server = Server::bind("10.0.0.1:80").admission(admission);
+        let answer =
+            || service_fn(async |_| Ok::<_, Infallible>(Response::new(Full::new(Bytes::from("hello")))));
+        let running = sim.start(server, move |_shard| http(answer())).expect("the server starts");
+        running.set_load(Load::Refusing, 0.0);
+        sim.client("refused", async |net| {
+            let mut me = net.connect("10.0.0.1:80").await?;
+            me.send("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await?;
+            let answer = String::from_utf8(me.closed().await?)?;
+            assert!(answer.starts_with("HTTP/1.1 503 ") && answer.ends_with("\r\n\r\n"), "{answer}");
+            assert!(
+                answer.contains("\r\nretry-after: 2\r\n") && answer.contains("\r\nconnection: close\r\n")
+            );
+            Ok(())
+        });
+        sim.run_until_done();
     });
 }

@@ -21,11 +21,13 @@ pub enum RefusedBy {
     Memory,
     /// The server was stopping.
     Stopping,
+    /// The server had more connections, or more memory held, than it can do with, and has words for that.
+    Load,
 }
 
 impl RefusedBy {
     /// Each of them.
-    pub const ALL: [RefusedBy; 8] = [
+    pub const ALL: [RefusedBy; 9] = [
         RefusedBy::DenyList,
         RefusedBy::AddressCount,
         RefusedBy::AddressRate,
@@ -34,6 +36,7 @@ impl RefusedBy {
         RefusedBy::Open,
         RefusedBy::Memory,
         RefusedBy::Stopping,
+        RefusedBy::Load,
     ];
 
     /// The name in logs and metrics.
@@ -47,6 +50,7 @@ impl RefusedBy {
             RefusedBy::Open => "open",
             RefusedBy::Memory => "memory",
             RefusedBy::Stopping => "stopping",
+            RefusedBy::Load => "load",
         }
     }
 

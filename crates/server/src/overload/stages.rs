@@ -20,6 +20,9 @@ const LATE_AFTER: Duration = Duration::from_millis(100);
 /// From this part of what connections may hold on requests are shed.
 const HELD_SHED: f64 = 0.8;
 
+/// Refusing newcomers ends at this part of the thresholds at which it begins.
+const REFUSES_TO: f64 = 0.95;
+
 /// A stage is left at this part of the thresholds at which it is entered.
 const LEAVES_AT: f64 = 0.8;
 
@@ -129,6 +132,8 @@ pub(crate) struct Stages {
     cause: Option<Cause>,
     share: Share,
     share_set: Time,
+    /// Newcomers are refused.
+    refuses: bool,
     /// Since when the signals have been below the thresholds at which the stage is left.
     below_since: Option<Time>,
 }
@@ -147,6 +152,12 @@ impl Stages {
         self.share.get()
     }
 
+    /// True while what leads to [`Load::Refusing`] holds, and not for as long as the stage lasts: refusing takes its cause away
+    /// at once, and a server that refuses all for two seconds would then let all in.
+    pub(crate) fn refuses(&self) -> bool {
+        self.refuses
+    }
+
     /// Takes what is known at `now`. A stage is entered at once, and left for the one below after
     /// [`Overload::calm_after`].
     pub(crate) fn step(&mut self, now: Time, signals: &Signals, limits: &Overload) -> Option<Change> {
@@ -163,6 +174,8 @@ impl Stages {
                 self.cause = Some(if self.load == Load::Calm { Cause::Calm } else { cause });
             }
         }
+        let part = if self.refuses { REFUSES_TO } else { 1.0 };
+        self.refuses = self::wanted(signals, limits, part).0 >= Load::Refusing;
         self.set_share(now, signals);
         (self.load != before).then(|| Change { to: self.load, cause: self.cause.unwrap_or(cause) })
     }
@@ -350,6 +363,27 @@ mod tests {
         let drains = Signals { table: 1.0, paused: true, excuse: Some(Excuse::Drains), ..CALM };
         (0..9000).step_by(25).for_each(|ms| _ = stages.step(at(ms), &drains, &limits));
         assert_eq!(stages.load(), Load::Calm);
+    }
+
+    #[test]
+    fn newcomers_are_refused_while_the_cause_holds() {
+        let (mut stages, limits) = (Stages::default(), Overload::default());
+        let mut at_ms = 0;
+        let mut refuses = |signals: Signals| {
+            at_ms += 25;
+            stages.step(at(at_ms), &signals, &limits);
+            (stages.refuses(), stages.load())
+        };
+        for (table, expected) in [(0.97, false), (0.98, true), (0.94, true), (0.93, false), (0.97, false)] {
+            assert_eq!(refuses(Signals { table, ..CALM }).0, expected, "{table}");
+        }
+        // The stage lasts, and its newcomers are let in.
+        assert_eq!(refuses(Signals { lost: true, ..CALM }), (true, Load::Refusing));
+        assert_eq!(refuses(CALM), (false, Load::Refusing));
+        assert!(refuses(Signals { queue: 0.8, ..CALM }).0 && refuses(Signals { queue: 0.77, ..CALM }).0);
+        assert!(!refuses(Signals { queue: 0.75, ..CALM }).0);
+        let drains = Some(Excuse::Drains);
+        assert!(!refuses(Signals { table: 1.0, held: 1.0, excuse: drains, ..CALM }).0);
     }
 
     #[test]

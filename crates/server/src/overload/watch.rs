@@ -38,6 +38,8 @@ const STALLED_FROM: Duration = Duration::from_millis(100);
 #[derive(Default)]
 struct Followed {
     stages: Stages,
+    /// Of the last look, without the table, which is that of all.
+    signals: Signals,
     samples: VecDeque<Sample>,
     saturated_since: Option<Time>,
     late_since: Option<Time>,
@@ -85,13 +87,18 @@ impl Loads {
             return self.are_calm(control);
         }
         self.looked = now;
+        for (shard, followed) in self.shards.iter_mut().enumerate() {
+            followed.signals = followed.read(now, shard, control, &self.limits, times(shard));
+        }
+        // Of all shards, and of this look: the next one may be far away.
         let connections: usize = self.shards.iter().map(|followed| followed.connections).sum();
         let table = connections as f64 / control.connections_max().max(1) as f64;
         for shard in 0..self.shards.len() {
             let followed = &mut self.shards[shard];
-            let signals = Signals { table, ..followed.read(now, shard, control, &self.limits, times(shard)) };
+            let signals = Signals { table, ..followed.signals };
             let change = followed.stages.step(now, &signals, &self.limits);
-            control.remotes()[shard].load.set(followed.stages.load(), followed.stages.share());
+            let stages = &followed.stages;
+            control.remotes()[shard].load.set(stages.load(), stages.share(), stages.refuses());
             control.watch().loads.post(shard, &followed.stages);
             if let Some(change) = change {
                 control.watch().loads.count(change);

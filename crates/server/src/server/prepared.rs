@@ -232,7 +232,10 @@ impl<S: Serves> Prepared<S> {
     pub(super) fn limiters(&self, checked: &Checked) -> Limiters {
         let each = self.services.iter().zip(&checked.limiters);
         Limiters::of(each.flat_map(|(service, limiter)| {
-            service.binds.iter().map(move |bind| (limiter.as_ref(), &bind.addr, bind.proxy.is_some()))
+            service
+                .binds
+                .iter()
+                .map(move |bind| (limiter.as_ref(), &bind.addr, bind.proxy.is_some(), bind.is_plain))
         }))
     }
 

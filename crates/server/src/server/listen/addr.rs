@@ -26,6 +26,8 @@ pub(crate) struct Bind {
     pub(crate) proxy: Option<ProxyProtocol>,
     /// The layer between socket and framing of its connections.
     pub(crate) transport: Option<MakeTransport>,
+    /// Neither TLS nor a layer of the program lies there. WebSocket may.
+    pub(crate) is_plain: bool,
     /// The TLS that the layer is made from, if it is TLS.
     #[cfg(feature = "tls")]
     pub(crate) tls: Option<ringserve_tls::TlsListener>,
@@ -41,6 +43,7 @@ impl Bind {
             adopted: None,
             proxy: None,
             transport: None,
+            is_plain: true,
             #[cfg(feature = "tls")]
             tls: None,
             #[cfg(feature = "websocket")]
