@@ -68,14 +68,14 @@ impl Lanes {
         self.inbound_max.saturating_sub(self.inbound + asked)
     }
 
-    /// Accepted connections at most.
-    pub(super) fn inbound_max(&self) -> usize {
-        self.inbound_max
-    }
-
     /// The same for those that may have reserved slots.
     pub(super) fn reserved_left(&self) -> usize {
         self.inbound_max + self.inbound_reserved - self.inbound
+    }
+
+    /// Accepted connections at most, without those.
+    pub(super) fn inbound_max(&self) -> usize {
+        self.inbound_max
     }
 
     /// Makes room for `slots` accepted connections beyond the limit.
