@@ -65,7 +65,7 @@ fn hold(sim: &Sim, name: &'static str, peers: usize, bytes: usize, time: Duratio
 
 #[test]
 fn heaviest_go_at_the_memory_limit_and_no_innocent() {
-    Sim::seeds(12).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(6).faults(Faults::harmless()).run(|sim| {
         let giver = Giver::default();
         let made = giver.clone();
         let limits = Limits::default().outbox_bytes_max(1 << 20).write_stall_timeout(None).idle_timeout(None);
