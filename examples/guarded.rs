@@ -52,7 +52,8 @@ impl Args {
             .per_address(self.per_address)
             .address_rate(self.address_rate, self.address_rate.saturating_mul(4))
             .accept_rate(self.accept_rate, self.accept_rate.div_ceil(4))
-            .slow_start(Duration::from_secs(10));
+            .slow_start(Duration::from_secs(10))
+            .shed_reply(BUSY);
         if let Some(file) = &self.deny {
             admission = admission.deny(IpList::file(file));
         }
@@ -62,6 +63,9 @@ impl Args {
         Ok(admission)
     }
 }
+
+/// What a connection hears that is refused, for its address or since the server is full.
+const BUSY: &str = "-BUSY try again\n";
 
 struct Echo;
 
@@ -101,8 +105,12 @@ mod tests {
                 let mut served = Vec::new();
                 for _ in 0..5 {
                     let mut me = net.connect(addr).await?;
-                    if me.send("mine\n").await.is_ok() && matches!(me.line().await, Ok(Some(_))) {
-                        served.push(me);
+                    // One that is refused may be closed before it has sent.
+                    let _ = me.send("mine\n").await;
+                    match me.line().await {
+                        Ok(Some(line)) if line == "mine" => served.push(me),
+                        Ok(Some(line)) => assert_eq!(line, BUSY.trim_end()),
+                        Ok(None) | Err(_) => {}
                     }
                 }
                 assert_eq!(served.len(), 2);

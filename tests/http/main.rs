@@ -5,5 +5,6 @@ mod floods;
 mod grpc;
 mod over_streams;
 mod server;
+mod shed;
 mod timer;
 mod websocket;

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ringserve::framing::Lines;
+use ringserve::overload::{Load, Shed};
 use ringserve::testing::{ClientStream, Faults, Net, Sim};
 use ringserve::websocket::{Message, Messages, WebSocket, WsCx};
 use ringserve::{CloseReason, Cx, Frame, Limits, Server, Service, ws};
@@ -265,4 +266,72 @@ fn slow_fragments_and_slow_headers_are_too_slow() {
         }
         Ok(())
     });
+}
+
+/// Says each message again, or that it is busy; shed are those of text.
+#[derive(Clone, Default)]
+struct Sheds {
+    shed: Rc<Cell<u64>>,
+    called: Rc<Cell<u64>>,
+}
+
+impl WebSocket for Sheds {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn message(&self, cx: &WsCx<'_, ()>, message: Message) -> Result<(), Infallible> {
+        self.called.set(self.called.get() + 1);
+        cx.send(message);
+        Ok(())
+    }
+
+    fn shed(&self, cx: &WsCx<'_, ()>, message: &Message, load: Load) -> Shed {
+        let Some(text) = message.as_text().filter(|_| load >= Load::Shedding) else { return Shed::Serve };
+        self.shed.set(self.shed.get() + 1);
+        cx.send(format!("busy {text}"));
+        Shed::Answered
+    }
+}
+
+#[test]
+fn each_message_is_served_or_shed_once_and_in_its_order() {
+    let shed = Cell::new(0);
+    Sim::seeds(40).faults(Faults::harmless()).run(|sim| {
+        let sheds = Sheds::default();
+        let made = sheds.clone();
+        let server = Server::bind(ADDR).websocket().framing(Messages::text());
+        let running = sim.start(server, move |_shard| ws(made.clone())).expect("the server starts");
+        for n in 0..3u8 {
+            sim.client(format!("c{n}"), async move |net| {
+                let mut me = net.connect(ADDR).await?;
+                upgrade(&net, &mut me).await?;
+                for number in 0..20u8 {
+                    let opcode = if number % 4 == 0 { Opcode::Binary } else { Opcode::Text };
+                    let said = format!("{n}.{number}");
+                    let mut wire = Vec::new();
+                    put_masked(true, 0, opcode, said.as_bytes(), [n; 4], &mut wire);
+                    send_in_pieces(&net, &mut me, &wire).await?;
+                    let (kind, heard) = recv(&mut me).await?;
+                    let is_busy = kind == Opcode::Text && heard == format!("busy {said}").as_bytes();
+                    assert!(kind == opcode && (heard == said.as_bytes() || is_busy), "{heard:?}");
+                }
+                let mut wire = Vec::new();
+                put_masked(true, 0, Opcode::Close, &4000u16.to_be_bytes(), [5; 4], &mut wire);
+                me.send(&wire).await?;
+                assert_eq!(recv(&mut me).await?.0, Opcode::Close);
+                Ok(())
+            });
+        }
+        for (load, share) in [(Load::Shedding, 0.5), (Load::Busy, 1.0), (Load::Full, 0.5), (Load::Calm, 0.0)]
+        {
+            running.set_load(load, share);
+            sim.run_for(Duration::from_millis(sim.random() % 60));
+        }
+        sim.run_until_done();
+        sim.finish();
+        assert_eq!(running.stats().counters.frames_shed, sheds.shed.get());
+        assert_eq!(sheds.shed.get() + sheds.called.get(), 60);
+        shed.set(shed.get() + sheds.shed.get());
+    });
+    assert!(shed.get() > 100, "{}", shed.get());
 }

@@ -83,11 +83,17 @@ pub(crate) enum Intake {
     Cut,
 }
 
+/// Steps of 17 ms that the peer of a connection with last words alone has to close too, some 200 ms: long enough for the words to
+/// arrive and what it sent meanwhile to be thrown away. A close before that would reset, and destroy them.
+const LAST_WORDS_LINGER: u32 = 12;
+
 /// The service's part in opening a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Opened {
     /// It was not called, or has refused.
     No,
+    /// It is not called: the connection is there for last words alone.
+    LastWords,
     /// It is called once the PROXY header is there; the start of the header is kept.
     Header,
     /// It is called once the handshake of the connection's channel is done.
@@ -416,7 +422,7 @@ impl Conn {
     pub(crate) fn wants_receive(&self) -> bool {
         !self.has_fin()
             && match self.state {
-                State::Open => self.opened != Opened::No && !self.paused,
+                State::Open => !matches!(self.opened, Opened::No | Opened::LastWords) && !self.paused,
                 State::Draining => true,
                 State::Closing => self.lingering,
             }
@@ -471,7 +477,11 @@ impl Conn {
             times
         };
         if self.state == State::Closing {
-            let left = if self.lingering { self.send_at.left(times.linger, now) } else { FOR_EVER };
+            let linger = match self.opened {
+                Opened::LastWords => times.linger.min(LAST_WORDS_LINGER),
+                _ => times.linger,
+            };
+            let left = if self.lingering { self.send_at.left(linger, now) } else { FOR_EVER };
             return (left, Due::Linger);
         }
         if self.connect.is_on() {

@@ -43,7 +43,8 @@ pub struct ConnStats {
     /// call.
     pub frames_copied: u64,
     /// Frames of [`frames`](ConnStats::frames) that were shed: the service answered them without a call, since its shard was asked
-    /// for more than it can do.
+    /// for more than it can do. Of services over codecs the items, of HTTP the requests, and of streams what they say
+    /// themselves.
     pub frames_shed: u64,
     /// Handshakes of transports that began. Each is then done, failed, or took longer than
     /// [`Limits::handshake_timeout`](crate::Limits::handshake_timeout).

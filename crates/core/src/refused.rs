@@ -25,11 +25,13 @@ pub enum RefusedBy {
     ConnectionCount,
     /// Connections of its service or listener came faster than they may.
     ConnectionRate,
+    /// The server had more connections, or more memory held, than it can do with, and has words for that.
+    Load,
 }
 
 impl RefusedBy {
     /// Each of them.
-    pub const ALL: [RefusedBy; 10] = [
+    pub const ALL: [RefusedBy; 11] = [
         RefusedBy::DenyList,
         RefusedBy::AddressCount,
         RefusedBy::AddressRate,
@@ -40,6 +42,7 @@ impl RefusedBy {
         RefusedBy::Stopping,
         RefusedBy::ConnectionCount,
         RefusedBy::ConnectionRate,
+        RefusedBy::Load,
     ];
 
     /// The name in logs and metrics.
@@ -55,6 +58,7 @@ impl RefusedBy {
             RefusedBy::Stopping => "stopping",
             RefusedBy::ConnectionCount => "connection_count",
             RefusedBy::ConnectionRate => "connection_rate",
+            RefusedBy::Load => "load",
         }
     }
 

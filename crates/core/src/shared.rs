@@ -53,6 +53,7 @@ pub(crate) struct Moved {
     pub bytes_received: Count,
     pub bytes_sent: Count,
     pub sends: Count,
+    pub frames_shed: Count,
 }
 
 #[derive(Default)]

@@ -43,7 +43,6 @@ impl<'a, S: 'static> Cx<'a, S> {
         Cx { head: shared.head(), session: shared.body(), shard }
     }
 
-    #[cfg(any(feature = "codec", feature = "websocket"))]
     pub(crate) fn head(&self) -> &'a ConnHead {
         self.head
     }

@@ -34,6 +34,8 @@ pub(crate) struct WatchedFigures {
     pub(crate) held_bytes: usize,
     /// Times that accepting paused.
     pub(crate) accept_paused: u64,
+    /// Accepting is paused now.
+    pub(crate) is_paused: bool,
 }
 
 /// What one shard publishes.
@@ -47,7 +49,7 @@ pub(crate) struct Snapshot {
     /// Turns since the start.
     turn_count: AtomicU64,
     /// What the watchdog reads of the figures, without all the others.
-    watched: [AtomicU64; 3],
+    watched: [AtomicU64; 4],
     /// What it works on there.
     pub(crate) work: WorkWords,
     lines: Box<[Line]>,
@@ -132,16 +134,17 @@ impl Snapshot {
 
     /// On the shard, before figures are stored.
     pub(crate) fn show(&self, figures: WatchedFigures) {
-        let WatchedFigures { connections, held_bytes, accept_paused } = figures;
-        let each = [connections as u64, held_bytes as u64, accept_paused];
+        let WatchedFigures { connections, held_bytes, accept_paused, is_paused } = figures;
+        let each = [connections as u64, held_bytes as u64, accept_paused, is_paused.into()];
         self.watched.iter().zip(each).for_each(|(word, figure)| word.store(figure, Ordering::Relaxed));
     }
 
     /// What was shown last.
     pub(crate) fn watched(&self) -> WatchedFigures {
-        let [connections, held_bytes, accept_paused] =
+        let [connections, held_bytes, accept_paused, is_paused] =
             self.watched.each_ref().map(|word| word.load(Ordering::Relaxed));
-        WatchedFigures { connections: connections as usize, held_bytes: held_bytes as usize, accept_paused }
+        let (connections, held_bytes) = (connections as usize, held_bytes as usize);
+        WatchedFigures { connections, held_bytes, accept_paused, is_paused: is_paused != 0 }
     }
 
     /// A number that each publication changes.

@@ -444,6 +444,11 @@ impl Outlet {
         self.pending_bytes() + self.in_flight.get() as usize
     }
 
+    /// Counts a request of the connection that was shed.
+    pub fn count_shed(&self) {
+        self.lane().moved.frames_shed.add(1);
+    }
+
     /// True if the outbox is over its high mark.
     #[inline]
     pub fn is_full(&self) -> bool {

@@ -24,6 +24,11 @@ const RETRY: Duration = Duration::from_millis(100);
 /// Sockets that wait while it is looked whether one behind them may have a reserved slot. Each holds a descriptor.
 const LOOKS_AHEAD: usize = 64;
 
+/// Connections that are there for last words alone, at once: as many as one turn takes completions of. And the part of the table
+/// that they may have.
+const PARTING_MAX: usize = 256;
+const PARTING_PART: usize = 16;
+
 /// Slots beside those of all, and which peers may have them, by listener and address.
 struct Reserve {
     slots: usize,
@@ -71,6 +76,10 @@ pub(super) struct Accepting {
     withheld: bool,
     /// Connections whose PROXY header or handshake is awaited.
     pub(super) starting: usize,
+    /// Connections that are there for last words alone.
+    pub(super) parting: usize,
+    /// Nothing is accepted until then, by order of the services.
+    postponed: Option<Time>,
 }
 
 #[derive(Clone, Copy)]
@@ -108,6 +117,8 @@ impl Accepting {
             started: false,
             withheld: false,
             starting: 0,
+            parting: 0,
+            postponed: None,
         }
     }
 
@@ -136,7 +147,7 @@ impl Accepting {
     /// has room.
     #[inline]
     pub(super) fn retry_at(&self, now: Time) -> Option<Time> {
-        if self.held_by_rate.is_some() {
+        if self.held_by_rate.is_some() || self.postponed.is_some() {
             return self.held_until(now);
         }
         let held_by_others = (self.paused || !self.waiting.is_empty()) && self.quota.is_some();
@@ -148,7 +159,7 @@ impl Accepting {
     fn held_until(&self, now: Time) -> Option<Time> {
         let held_by_others = (self.paused || !self.waiting.is_empty()) && self.quota.is_some();
         let retry_at = self.retry_at.or(held_by_others.then(|| now + RETRY));
-        self.held_by_rate.into_iter().chain(retry_at).min()
+        [self.held_by_rate, self.postponed, retry_at].into_iter().flatten().min()
     }
 
     /// True for a peer that may have a reserved slot.
@@ -211,7 +222,9 @@ impl<O: Observer> Shard<O> {
     }
 
     fn place(&mut self, listener: u16, socket: Socket, peer: Option<SocketAddr>) {
-        let is_next = self.accepting.waiting.is_empty() || self.accepting.is_reserved(listener, peer);
+        let is_postponed = self.accepting.postponed.is_some();
+        let is_next =
+            self.accepting.waiting.is_empty() && !is_postponed || self.accepting.is_reserved(listener, peer);
         if is_next && self.takes_newcomers() && self.ask(listener, socket, peer) {
             return;
         }
@@ -389,6 +402,51 @@ impl<O: Observer> Shard<O> {
         self.retry_accepts();
     }
 
+    /// True if one more connection may be there for last words alone. They have a part of the table and, lest a peer that does not
+    /// close keeps it, little time.
+    pub fn may_part(&self) -> bool {
+        let most = (self.lanes.inbound_max() / PARTING_PART).clamp(1, PARTING_MAX);
+        self.accepting.parting < most && self.takes_newcomers()
+    }
+
+    /// Refuses a socket as [`refuse`](Shard::refuse), behind some last words as they are. One small send: they are dropped where it
+    /// takes more. Only if one more [may part](Shard::may_part).
+    pub fn refuse_with(
+        &mut self,
+        socket: Socket,
+        peer: Option<SocketAddr>,
+        listener: u16,
+        by: RefusedBy,
+        words: &[u8],
+    ) {
+        if by.is_by_address() {
+            self.give_token_back();
+        }
+        let Some(id) = self.admit::<()>(socket, peer, listener) else { return };
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        conn.opened = Opened::LastWords;
+        self.accepting.parting += 1;
+        if let Some(outlet) = conn.outlet() {
+            outlet.write(words);
+        }
+        self.refused(id, by);
+    }
+
+    /// Puts a socket that `listener` accepted back, to be accepted once more at `until`; nothing else is accepted before then. What
+    /// was on its way waits behind it, and the rest in the kernel's queue.
+    pub fn postpone(&mut self, socket: Socket, peer: Option<SocketAddr>, listener: u16, until: Time) {
+        if self.has_stopped() {
+            return self.refuse(socket, listener, RefusedBy::Stopping);
+        }
+        self.accepting.pending -= 1;
+        self.accepting.give_back();
+        self.give_token_back();
+        self.counters_at(listener).waited += u64::from(self.accepting.postponed.is_none());
+        self.accepting.waiting.push_front((listener, socket, peer));
+        self.accepting.postponed = Some(self.accepting.postponed.map_or(until, |before| before.max(until)));
+        self.sync_accept();
+    }
+
     /// Counts a socket that `listener` accepted and that goes to a shard with fewer connections, instead of being admitted or
     /// refused here.
     pub fn handed_off(&mut self, listener: u16, peer: Option<SocketAddr>) {
@@ -399,6 +457,11 @@ impl<O: Observer> Shard<O> {
         }
         self.counters_at(listener).handed_off += 1;
         self.retry_accepts();
+    }
+
+    /// True while a limit holds accepting back, or the kernel refused it. Not while the server's rate does.
+    pub fn is_accept_paused(&self) -> bool {
+        self.accepting.told_paused
     }
 
     /// The service accepted an admitted connection: bytes are received from now on.
@@ -437,6 +500,7 @@ impl<O: Observer> Shard<O> {
         let room = self.has_room() || self.hands_off();
         let rests = accepting.retry_at.is_some()
             || accepting.held_by_rate.is_some()
+            || accepting.postponed.is_some()
             || !accepting.waiting.is_empty()
             || !accepting.started;
         if rests || room == accepting.paused {
@@ -445,7 +509,12 @@ impl<O: Observer> Shard<O> {
     }
 
     pub(super) fn retry_accepts(&mut self) {
-        while let Some((listener, socket, peer)) = self.accepting.waiting.pop_front() {
+        if self.accepting.postponed.is_some_and(|until| until <= self.now) {
+            self.accepting.postponed = None;
+        }
+        while self.accepting.postponed.is_none()
+            && let Some((listener, socket, peer)) = self.accepting.waiting.pop_front()
+        {
             if self.ask(listener, socket, peer) || self.hand_off(listener, socket, peer) {
                 continue;
             }
@@ -473,7 +542,8 @@ impl<O: Observer> Shard<O> {
         let room = self.has_room() || self.hands_off();
         let by_rate = self.accepting.held_by_rate.is_some();
         let has_none = !room || by_rate || self.is_full_of_starts() || !self.accepting.waiting.is_empty();
-        let held = has_none && !self.accepting.looks_ahead() || self.accepting.retry_at.is_some();
+        let rests = self.accepting.retry_at.is_some() || self.accepting.postponed.is_some();
+        let held = has_none && !self.accepting.looks_ahead() || rests;
         if !self.accepting.started
             && let Some(rate) = &self.accepting.rate
         {
@@ -515,6 +585,7 @@ impl<O: Observer> Shard<O> {
         // Accepting does not rest any more, and is not held back.
         self.accepting.retry_at = None;
         self.accepting.held_by_rate = None;
+        self.accepting.postponed = None;
         self.accepting.paused = false;
     }
 

@@ -147,6 +147,7 @@ impl<O: Observer> Shard<O> {
             return;
         }
         let Some(conn) = self.conns.remove(id) else { return };
+        self.accepting.parting -= usize::from(conn.opened == Opened::LastWords);
         self.wheel.clear(id.slot());
         self.lanes[conn.lane].shared.headers().forget(id);
         self.lanes[conn.lane].shared.facts().forget(id);

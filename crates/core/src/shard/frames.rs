@@ -123,11 +123,6 @@ impl<'a, O: Observer> Frames<'a, O> {
         self.next_typed(framing, &FramingState::new(()))
     }
 
-    /// Counts a frame that was handed over and shed.
-    pub fn count_shed(&mut self) {
-        self.shard.lanes[self.lane].counters.frames_shed += 1;
-    }
-
     /// The next frame, cut by a framing that keeps the connection's `state`.
     #[inline]
     pub fn next_typed<F: TypedFraming>(

@@ -160,7 +160,7 @@ fn state_of(conn: &Conn, outlet: &Outlet) -> ConnState {
     }
     match conn.opened {
         Opened::Header | Opened::Handshake => ConnState::Starting,
-        Opened::No | Opened::Waits => ConnState::Opening,
+        Opened::No | Opened::LastWords | Opened::Waits => ConnState::Opening,
         Opened::Yes if conn.is_held_back() || outlet.holds_back() => ConnState::HeldBack,
         Opened::Yes if conn.is_too_fast() => ConnState::TooFast,
         Opened::Yes if conn.paused => ConnState::Paused,

@@ -75,6 +75,11 @@ impl Lanes {
         self.inbound_max + self.inbound_reserved - self.inbound
     }
 
+    /// Accepted connections at most, without those.
+    pub(super) fn inbound_max(&self) -> usize {
+        self.inbound_max
+    }
+
     /// Makes room for `slots` accepted connections beyond the limit.
     pub(super) fn reserve(&mut self, slots: usize) {
         self.inbound_reserved = slots;
@@ -150,6 +155,7 @@ impl LaneState {
             bytes_received: moved.bytes_received.get(),
             bytes_sent: moved.bytes_sent.get(),
             sends: moved.sends.get(),
+            frames_shed: moved.frames_shed.get(),
             ..self.counters.clone()
         }
     }

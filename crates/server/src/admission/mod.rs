@@ -53,8 +53,8 @@ mod watch;
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 pub use ringserve_core::RefusedBy;
@@ -81,6 +81,9 @@ pub(crate) const RESERVED: usize = 64;
 
 /// The range of `tracked_max`.
 const TRACKED_RANGE: (usize, usize) = (1024, 64 << 20);
+
+/// The most bytes of `shed_reply`: what the kernel takes at once from a new socket, and a small part of it.
+const SHED_REPLY_MAX: usize = 1024;
 
 /// The range of `ipv6_prefix`.
 const V6_BITS: (u8, u8) = (32, 64);
@@ -121,6 +124,7 @@ pub struct Admission {
     ipv6_prefix: Option<u8>,
     tracked_max: Option<usize>,
     without_kernel_filter: bool,
+    shed_reply: Option<Arc<[u8]>>,
 }
 
 impl Admission {
@@ -223,6 +227,21 @@ impl Admission {
         Admission { without_kernel_filter: true, ..self }
     }
 
+    /// Says these bytes, as they are, to a connection that is refused for the count or the rate of its address, before it is
+    /// closed: `-ERR max number of clients reached` and the like, or [`http::SHED_REPLY`](crate::http::SHED_REPLY). 1 to 1024
+    /// bytes. And has the server refuse newcomers in that way ([`RefusedBy::Load`]) instead of letting them wait in the kernel's
+    /// queue while a shard is at [`Load::Refusing`](crate::overload::Load::Refusing) for a cause that holds: until its table
+    /// and memory are 5 % below what led there, and the queue no longer fills. Peers of the allow list are let in.
+    ///
+    /// A connection that is refused so has one small send and at most 200 ms to close too. There are 256 of them on a shard at
+    /// once, and no more than a sixteenth of its table; 2000 a second on the server. Beyond it newcomers wait where the load
+    /// refuses them, and are closed without a word where their address does. Nothing is said below TLS or another
+    /// [transport](crate::transport), where such a listener refuses none for its load; a listener that speaks WebSocket says it
+    /// before its handshake, as HTTP.
+    pub fn shed_reply(self, bytes: impl AsRef<[u8]>) -> Admission {
+        Admission { shed_reply: Some(bytes.as_ref().into()), ..self }
+    }
+
     /// Checks all of it, and reads the lists. `None` of the first if nothing is asked of connections, and of the second without
     /// a rate for the server. A `simulated` one is decided by the seed.
     pub(crate) fn check(
@@ -250,7 +269,19 @@ impl Admission {
         let limits = limits.or(self.adjustable.then_some(PrefixLimits { at_once: u32::MAX, rate: None }));
         let rate = self.connection_rate.map(Rate::gcra);
         let total = Total::new(self.connections_max, rate, self.adjustable);
-        let asks = limits.is_some() || total.counts() || self.deny.is_some() || self.allow.is_some();
+        if let Some(bytes) = &self.shed_reply
+            && !(1..=SHED_REPLY_MAX).contains(&bytes.len())
+        {
+            let bytes = bytes.len();
+            return wrong(format!(
+                "shed_reply has {bytes} bytes; it must have 1 to {SHED_REPLY_MAX}, or leave it out"
+            ));
+        }
+        let asks = limits.is_some()
+            || total.counts()
+            || self.deny.is_some()
+            || self.allow.is_some()
+            || self.shed_reply.is_some();
         let limiter = asks.then(|| Limiter {
             deny: self.deny.clone(),
             allow: self.allow.clone(),
@@ -265,6 +296,7 @@ impl Admission {
                 connections_max: self.connections_max,
                 connection_rate: self.connection_rate,
             }),
+            shed_reply: self.shed_reply.clone(),
             lines: Lines::default(),
         });
         Ok((limiter, server_rate))
@@ -433,6 +465,8 @@ pub(crate) struct Limiter {
     filters: bool,
     /// The limits as they were set last.
     set: Mutex<LimitsSet>,
+    /// What connections hear that are refused for their number, or for the load.
+    shed_reply: Option<Arc<[u8]>>,
     lines: Lines,
 }
 

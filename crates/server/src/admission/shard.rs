@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use ringserve_core::internals::Chunked;
+use ringserve_core::internals::{Chunked, Gcra};
 use ringserve_core::{Address, ConnId, Time};
 
 use super::{Charge, Limiter, RefusedBy, Source};
@@ -19,17 +19,25 @@ struct Limited {
     is_unix: bool,
     /// Its connections begin with a PROXY header: their peers are proxies.
     is_proxied: bool,
+    /// Nothing lies between its sockets and the bytes that are said to a refused connection.
+    is_plain: bool,
 }
 
+/// Connections that are refused behind last words in a second, on all shards, and at once after a pause.
+const WORDS_RATE: (u32, u32) = (2000, 200);
+
 impl Limiters {
-    /// Of the listeners in their order: the limits that hold there, the address, and whether proxies connect there.
+    /// Of the listeners in their order: the limits that hold there, the address, whether proxies connect there, and whether
+    /// words reach a connection that is not begun.
     pub(crate) fn of<'a>(
-        listeners: impl Iterator<Item = (Option<&'a Arc<Limiter>>, &'a Address, bool)>,
+        listeners: impl Iterator<Item = (Option<&'a Arc<Limiter>>, &'a Address, bool, bool)>,
     ) -> Limiters {
-        let limited = |(limiter, addr, is_proxied): (Option<&Arc<Limiter>>, &Address, bool)| Limited {
+        type Listener<'a> = (Option<&'a Arc<Limiter>>, &'a Address, bool, bool);
+        let limited = |(limiter, addr, is_proxied, is_plain): Listener<'_>| Limited {
             limiter: limiter.cloned(),
             is_unix: addr.as_unix().is_some(),
             is_proxied,
+            is_plain,
         };
         let all: Arc<[_]> = listeners.map(limited).collect();
         if all.iter().any(|limited| limited.limiter.is_some()) { Limiters(all) } else { Limiters::default() }
@@ -90,12 +98,45 @@ pub(crate) struct ShardAdmission {
     limiters: Limiters,
     /// By slot.
     charges: Chunked<Option<Charge>>,
+    words_rate: Gcra,
+    words: u64,
 }
 
 impl ShardAdmission {
     /// `None` if the server has no limits.
-    pub(crate) fn new(limiters: Limiters) -> Option<Box<ShardAdmission>> {
-        (!limiters.is_empty()).then(|| Box::new(ShardAdmission { limiters, charges: Chunked::new() }))
+    pub(crate) fn new(limiters: Limiters, shards: usize) -> Option<Box<ShardAdmission>> {
+        let of_shard = |all: u32| (all / shards.max(1) as u32).max(1);
+        let words_rate = Gcra::new(of_shard(WORDS_RATE.0), of_shard(WORDS_RATE.1));
+        let is_empty = limiters.is_empty();
+        let admission =
+            || Box::new(ShardAdmission { limiters, charges: Chunked::new(), words_rate, words: 0 });
+        (!is_empty).then(admission)
+    }
+
+    /// What a connection hears that is refused for the load. `None` if it is not, since the program has no words for it, or its
+    /// address is let in whatever the load.
+    pub(crate) fn words_for_load(&self, peer: &Peer) -> Option<Arc<[u8]>> {
+        let is_allowed = |limiter: &Arc<Limiter>| peer.addr.is_some_and(|addr| limiter.allows(addr.ip()));
+        let (limited, limiter) = self.limiters.at(peer.listener())?;
+        if !limited.is_plain || !limited.is_proxied && is_allowed(limiter) {
+            return None;
+        }
+        limiter.shed_reply.clone()
+    }
+
+    /// What a connection hears that is refused for a count or a rate.
+    pub(crate) fn words_for(&self, listener: usize, by: RefusedBy) -> Option<Arc<[u8]>> {
+        let (_, limiter) = self.limiters.at(listener).filter(|(limited, _)| limited.is_plain)?;
+        use RefusedBy::{AddressCount, AddressRate, ConnectionCount, ConnectionRate};
+        let is_told = matches!(by, AddressCount | AddressRate | ConnectionCount | ConnectionRate);
+        limiter.shed_reply.clone().filter(|_| is_told)
+    }
+
+    /// True if one more connection may be refused behind last words now.
+    pub(crate) fn takes_words(&mut self, now: Time) -> bool {
+        let taken = self.words_rate.take(self.words, now.as_nanos());
+        self.words = taken.unwrap_or(self.words);
+        taken.is_some()
     }
 
     /// Asks whether a connection that was accepted may begin. At listeners of proxies that is asked of their

@@ -84,6 +84,7 @@ use self::spare::Spare;
 use crate::closed::{Closed, Failure};
 use crate::cx::Cx;
 use crate::opening::{Opening, Refusal, Session, by_default};
+use crate::overload::{Load, Shed};
 use crate::service::Service;
 
 /// The start of an item is copied out of the shard's buffer up to this size and waits in a separate block. That is cheap, and
@@ -138,6 +139,42 @@ pub trait CodecService: Sized + 'static {
         cx: &CodecCx<'_, Self>,
         item: <Self::Codec as Decoder>::Item,
     ) -> impl Future<Output = Result<(), Self::Error>>;
+
+    /// The shard is asked for more than it can do, and this item is one of the share to shed, as with [`Service::shed`]: answer
+    /// it here, or have it [served](Shed::Serve) all the same. By default each item is served.
+    ///
+    /// ```
+    /// use ringserve::codec::{CodecCx, CodecService};
+    /// use ringserve::overload::{Load, Shed};
+    /// use tokio_util::codec::{LinesCodec, LinesCodecError};
+    ///
+    /// struct Echo;
+    ///
+    /// impl CodecService for Echo {
+    ///     type Codec = LinesCodec;
+    ///     type Session = ();
+    ///     type Error = LinesCodecError;
+    ///
+    ///     fn codec(&self) -> LinesCodec {
+    ///         LinesCodec::new_with_max_length(8192)
+    ///     }
+    ///
+    ///     async fn call(&self, cx: &CodecCx<'_, Self>, line: String) -> Result<(), LinesCodecError> {
+    ///         cx.reply(line)
+    ///     }
+    ///
+    ///     fn shed(&self, cx: &CodecCx<'_, Self>, line: &String, _load: Load) -> Shed {
+    ///         if line == "PING" || cx.reply("-BUSY").is_err() {
+    ///             return Shed::Serve;
+    ///         }
+    ///         Shed::Answered
+    ///     }
+    /// }
+    /// ```
+    fn shed(&self, cx: &CodecCx<'_, Self>, item: &<Self::Codec as Decoder>::Item, load: Load) -> Shed {
+        let _ = (cx, item, load);
+        Shed::Serve
+    }
 
     /// The peer sent bytes that are no item. Last words may be queued; then the connection is closed.
     fn malformed(&self, cx: &CodecCx<'_, Self>, error: &CodecError<<Self::Codec as Decoder>::Error>) {
@@ -254,6 +291,16 @@ impl<S: CodecService> WithCodec<S> {
         WithCodec { bytes_max, ..self }
     }
 
+    /// True if the service answered an item without a call.
+    #[cold]
+    fn sheds(&self, cx: &CodecCx<'_, S>, item: &<S::Codec as Decoder>::Item, load: Load) -> bool {
+        let is_answered = self.service.shed(cx, item, load) == Shed::Answered;
+        if is_answered {
+            cx.head().count_shed();
+        }
+        is_answered
+    }
+
     /// The next item of received bytes. If there is none, the buffer goes back to the shard, unless many bytes wait in it.
     fn next(&self, state: &CodecSession<S>, ended: bool) -> Decoded<S::Codec> {
         let mut bytes = state.bytes.borrow_mut();
@@ -300,7 +347,10 @@ impl<S: CodecService> Service for WithCodec<S> {
         let cx = &CodecCx { cx, with: self };
         loop {
             match self.next(state, ended) {
-                Ok(Some(item)) => self.service.call(cx, item).await.map_err(WithCodecError::Service)?,
+                Ok(Some(item)) => match cx.shard().sheds() {
+                    Some(load) if self.sheds(cx, &item, load) => {}
+                    _ => self.service.call(cx, item).await.map_err(WithCodecError::Service)?,
+                },
                 Ok(None) => {
                     state.count_held(cx.head());
                     return Ok(());

@@ -5,6 +5,7 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::{Pin, pin};
+use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -18,19 +19,19 @@ use super::detect::{Detected, Replayed, detect};
 use super::options::{HttpOptions, HttpVersions};
 use super::runtime::{ShardTimer, ShardTimerSleep};
 use super::watch::{Bounds, Excess, Next, Watch};
-use super::watched::{StreamExecutor, Watched};
+use super::watched::{MayShed, StreamExecutor, Watched};
 use crate::shard::draining::Draining;
 use crate::shard::handle::Shard;
 use crate::stream::byte_stream::Stream;
 use crate::stream::hyper_io::Fate;
 
 /// Serves streams of a shard as HTTP. There is one for each shard, as it has the shard's timers.
-#[derive(Debug)]
 pub struct Http {
     http1: http1::Builder,
     options: HttpOptions,
     bounds: Bounds,
     timer: ShardTimer,
+    may_shed: Option<MayShed>,
 }
 
 impl Http {
@@ -44,7 +45,17 @@ impl Http {
         }
         let timer = ShardTimer::new(shard);
         let (http1, bounds) = (options.http1(timer.clone()), Bounds::new(options));
-        Http { http1, options: options.clone(), bounds, timer }
+        Http { http1, options: options.clone(), bounds, timer, may_shed: None }
+    }
+
+    /// Says which requests may be shed, as [`HttpService::shed`](super::HttpService::shed).
+    #[must_use]
+    pub fn shed(self, may_shed: impl Fn(&Request<Incoming>) -> bool + 'static) -> Http {
+        self.sheds(Some(Rc::new(may_shed)))
+    }
+
+    pub(super) fn sheds(self, may_shed: Option<MayShed>) -> Http {
+        Http { may_shed, ..self }
     }
 
     /// Serves one connection with `service`, to its end. When the server shuts down it ends after what was asked until
@@ -90,7 +101,7 @@ impl Http {
                 .await
                 .map_err(Cause::FirstBytes)?,
         };
-        let service = Watched::new(service, watch.clone(), &shard);
+        let service = Watched::new(service, watch.clone(), self.may_shed.clone(), &shard);
         let watched = WatchedConnection { watch: &watch, fate, timer: &self.timer, tick: self.bounds.tick };
         match (detected, versions) {
             (Detected::Nothing, _) => Ok(()),
@@ -113,6 +124,12 @@ impl Http {
                 watched.run(connection, drain, http2::Connection::graceful_shutdown).await
             }
         }
+    }
+}
+
+impl fmt::Debug for Http {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Http").field("options", &self.options).finish_non_exhaustive()
     }
 }
 

@@ -89,3 +89,8 @@ pub use hyper;
 pub use options::{HttpOptions, HttpVersions};
 pub use runtime::{ShardExecutor, ShardTimer, ShardTimerSleep};
 pub use serve::{HttpService, http};
+
+/// For [`Admission::shed_reply`](crate::admission::Admission::shed_reply) of a service of HTTP or WebSocket: 503 with `retry-after`,
+/// and the end of the connection.
+pub const SHED_REPLY: &[u8] =
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 2\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";

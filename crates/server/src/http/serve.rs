@@ -13,6 +13,7 @@ use ringserve_core::framing::Raw;
 
 use super::connection::{Http, HttpError};
 use super::options::HttpOptions;
+use super::watched::MayShed;
 use crate::service::{IntoService, Made, NoService};
 use crate::shard::handle::Shard;
 use crate::stream::byte_stream::Stream;
@@ -47,13 +48,14 @@ where
     B: Body + 'static,
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
-    HttpService { service, options: HttpOptions::default() }
+    HttpService { service, options: HttpOptions::default(), may_shed: None }
 }
 
 /// What [`http`] makes of a service of hyper's.
 pub struct HttpService<S> {
     service: S,
     options: HttpOptions,
+    may_shed: Option<MayShed>,
 }
 
 impl<S> HttpService<S> {
@@ -61,6 +63,33 @@ impl<S> HttpService<S> {
     #[must_use]
     pub fn options(self, options: HttpOptions) -> HttpService<S> {
         HttpService { options, ..self }
+    }
+
+    /// Says which requests may be shed: while the shard is asked for more than it can do, those of a share of all requests for
+    /// which `may_shed` is true are answered with 503 and `retry-after`, without the service, and their connections stay. The
+    /// share follows how long the shard's turns are, as with [`Service::shed`](crate::Service::shed). Without this call no
+    /// request is shed. Each one is counted in [`ConnStats::frames_shed`](crate::stats::ConnStats::frames_shed).
+    ///
+    /// As with any answer to a request of HTTP/1.1 whose body is not read, what has not come of that body by then costs the
+    /// connection.
+    ///
+    /// ```no_run
+    /// # use std::convert::Infallible;
+    /// # use ringserve::http::hyper::body::Incoming;
+    /// # use ringserve::http::hyper::service::service_fn;
+    /// # use ringserve::http::hyper::{Request, Response};
+    /// # use ringserve::{Server, http};
+    /// # async fn hello(_request: Request<Incoming>) -> Result<Response<String>, Infallible> {
+    /// #     Ok(Response::new("hello".into()))
+    /// # }
+    /// # fn main() -> Result<(), ringserve::Error> {
+    /// Server::bind("127.0.0.1:8080")
+    ///     .serve(|_shard| http(service_fn(hello)).shed(|request| request.uri().path() != "/healthz"))
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn shed(self, may_shed: impl Fn(&Request<Incoming>) -> bool + 'static) -> HttpService<S> {
+        HttpService { may_shed: Some(Rc::new(may_shed)), ..self }
     }
 }
 
@@ -76,7 +105,7 @@ where
 
     fn into_service(self, shard: &Shard) -> Result<Made<Self::Service>, NoService> {
         self.options.check()?;
-        let http = Http::new(shard, &self.options);
+        let http = Http::new(shard, &self.options).sheds(self.may_shed);
         Ok(Made::Now(Streams::new(shard, OnShard { http, service: Rc::new(self.service) })))
     }
 

@@ -298,6 +298,13 @@ impl Watch {
         self.count();
     }
 
+    /// Counts a request that was shed.
+    pub(super) fn count_shed(&self) {
+        if let Some(fate) = &self.fate {
+            fate.count_shed();
+        }
+    }
+
     /// The most that hyper holds of what the peer sent.
     fn received_max(&self) -> u64 {
         self.bounds.received_max[usize::from(self.http2.get())]

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use hyper::body::{Body, Buf, Bytes, Frame, Incoming, SizeHint};
-use hyper::header::{CONNECTION, HeaderValue};
+use hyper::header::{CONNECTION, HeaderValue, RETRY_AFTER};
 use hyper::rt::Executor;
 use hyper::service::Service;
 use hyper::{Request, Response, StatusCode, Version};
@@ -24,23 +24,26 @@ enum Offered {}
 
 use crate::shard::handle::Shard;
 
+/// Which requests may be shed.
+pub(super) type MayShed = Rc<dyn Fn(&Request<Incoming>) -> bool>;
+
 /// A service each of whose requests is watched.
 pub(super) struct Watched<S> {
     service: S,
     watch: Rc<Watch>,
-    #[cfg(feature = "websocket")]
+    may_shed: Option<MayShed>,
     shard: Shard,
 }
 
 impl<S> Watched<S> {
-    #[cfg_attr(not(feature = "websocket"), expect(unused_variables, reason = "upgrades need it"))]
-    pub(super) fn new(service: S, watch: Rc<Watch>, shard: &Shard) -> Watched<S> {
-        Watched {
-            service,
-            watch,
-            #[cfg(feature = "websocket")]
-            shard: shard.clone(),
-        }
+    pub(super) fn new(service: S, watch: Rc<Watch>, may_shed: Option<MayShed>, shard: &Shard) -> Watched<S> {
+        Watched { service, watch, may_shed, shard: shard.clone() }
+    }
+
+    /// True if a request is answered without the service.
+    #[inline]
+    fn sheds(&self, request: &Request<Incoming>) -> bool {
+        self.may_shed.as_ref().is_some_and(|may_shed| self.shard.sheds().is_some() && may_shed(request))
     }
 }
 
@@ -59,21 +62,30 @@ where
         let upgrades = cfg!(feature = "websocket") && !request.extensions().is_empty();
         let streams = upgrades && request.version() == Version::HTTP_2;
         let watching = self.watch.begin(!request.body().is_end_stream() || streams);
+        if self.sheds(&request) {
+            self.watch.count_shed();
+            // Within twice the time in which a stage is left, and not all at once.
+            let retry_after = 1 + (self.shard.random() % 4) as u8;
+            return Answering { future: None, watching, offered: None, retry_after };
+        }
         #[cfg(feature = "websocket")]
         let offered = upgrades.then(|| upgrade::offer(&mut request, &self.shard, &self.watch, &watching));
         #[cfg(not(feature = "websocket"))]
         let offered = None;
-        Answering { future: self.service.call(request), watching, offered }
+        Answering { future: Some(self.service.call(request)), watching, offered, retry_after: 0 }
     }
 }
 
 pin_project! {
-    /// The future of a service, which answers by itself when the request is beyond its bounds.
+    /// The future of a service, which answers by itself when the request is beyond its bounds, or shed.
     pub(super) struct Answering<F> {
+        // `None` for a request that is shed.
         #[pin]
-        future: F,
+        future: Option<F>,
         watching: Rc<Watching>,
         offered: Option<Offered>,
+        // Seconds after which one that is shed may come again.
+        retry_after: u8,
     }
 }
 
@@ -89,7 +101,11 @@ where
             this.watching.set_answered();
             return Poll::Ready(Ok(refusal(excess, this.watching.is_http2())));
         }
-        let response = ready!(this.future.poll(task))?;
+        let Some(future) = this.future.as_pin_mut() else {
+            this.watching.set_answered();
+            return Poll::Ready(Ok(busy(*this.retry_after)));
+        };
+        let response = ready!(future.poll(task))?;
         this.watching.set_answered();
         #[cfg(feature = "websocket")]
         if this.offered.take().is_some() {
@@ -116,6 +132,15 @@ fn refusal<B>(excess: Excess, http2: bool) -> Response<Tracked<B>> {
     if !http2 {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
+    response
+}
+
+/// The answer to a request that is shed. Its connection stays.
+#[cold]
+fn busy<B>(retry_after: u8) -> Response<Tracked<B>> {
+    let mut response = Response::new(Tracked::Nothing);
+    *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(u16::from(retry_after)));
     response
 }
 

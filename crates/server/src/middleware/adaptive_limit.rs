@@ -49,6 +49,18 @@ impl<S> AdaptiveLimit<S> {
         AdaptiveLimit { service, permits: Permits::new(rule.limit()), rule: RefCell::new(rule) }
     }
 
+    /// Sheds calls that wait for too long: while the oldest of those that wait has waited for more than half of `time` at each
+    /// moment of the last `10 * time`, the call that came last goes first, and one that waits for more than `time` is given to
+    /// [`Service::shed`], whatever the load of the shard. Where that has it served the call waits on, before all that came later
+    /// and were not asked about. 10 ms is prudent for calls of 1 ms.
+    ///
+    /// Callers that each wait for their answer make such a queue too, if they are more than the bound: leave this out for them.
+    /// Without it calls are shed so, after 10 ms, only from [`Load::Shedding`](crate::overload::Load::Shedding) on.
+    #[must_use]
+    pub fn shed_after(self, time: Duration) -> Self {
+        Self { permits: self.permits.late_after(time), ..self }
+    }
+
     /// The service inside.
     pub fn inner(&self) -> &S {
         &self.service
@@ -76,7 +88,7 @@ impl<S: Service<H>, H: 'static> Service<H> for AdaptiveLimit<S> {
     type Error = S::Error;
 
     async fn call(&self, cx: &Cx<'_, S::Session>, frame: Frame<H>) -> Result<(), S::Error> {
-        let _permit = self.permits.acquire().await;
+        let Some(_permit) = self.permits.for_call(&self.service, cx, &frame).await else { return Ok(()) };
         let (mut call, mut since) = (pin!(self.service.call(cx, frame)), None);
         let result = poll_fn(|task| {
             let polled = call.as_mut().poll(task);

@@ -203,6 +203,7 @@ pub(crate) mod calls;
 mod concurrency_limit;
 mod observe;
 pub(crate) mod permits;
+mod sojourn;
 mod timeout;
 
 pub use adaptive_limit::{AdaptiveLimit, Gradient2};

@@ -30,9 +30,11 @@ pub enum Load {
     /// is held. [`Service::shed`](crate::Service::shed) is asked for a share of the frames.
     Shedding,
     /// Connections are about to be lost: the accept queue is 80 % full or lost some, the table is 98 % full, or 90 % of what
-    /// connections may hold is held.
+    /// connections may hold is held. Newcomers are refused where there are words for that
+    /// ([`Admission::shed_reply`](crate::admission::Admission::shed_reply)), and wait else.
     Refusing,
-    /// Accepting paused within the last seconds: the table was full, or descriptors were missing.
+    /// Accepting is paused, or was within the last seconds: the table is full, or descriptors are missing. Left once the table is
+    /// below 98 % too.
     Full,
 }
 
@@ -119,16 +121,20 @@ pub(crate) struct SharedLoad(AtomicU32);
 /// Bits of the share.
 const SHARE_BITS: u32 = 24;
 
+/// Newcomers are refused.
+const REFUSES: u32 = 1 << 31;
+
 /// What a shard knows of its load in a turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LoadNow(u32);
 
 impl SharedLoad {
-    /// `share` is a part of one.
-    pub(crate) fn set(&self, load: Load, share: f64) {
+    /// `share` is a part of one. `refuses` is true if newcomers are to be refused, by a service that has words for that.
+    pub(crate) fn set(&self, load: Load, share: f64, refuses: bool) {
         let share = (share.clamp(0.0, 1.0) * f64::from((1u32 << SHARE_BITS) - 1)) as u32;
         let share = if load >= Load::Shedding { share } else { 0 };
-        self.0.store((load as u32) << SHARE_BITS | share, Ordering::Relaxed);
+        let refuses = if refuses { REFUSES } else { 0 };
+        self.0.store(refuses | (load as u32) << SHARE_BITS | share, Ordering::Relaxed);
     }
 
     #[inline]
@@ -139,7 +145,13 @@ impl SharedLoad {
 
 impl LoadNow {
     pub(crate) fn load(self) -> Load {
-        Load::from_number(self.0 >> SHARE_BITS)
+        Load::from_number((self.0 & !REFUSES) >> SHARE_BITS)
+    }
+
+    /// True if newcomers are refused, by a service that has words for that.
+    #[inline]
+    pub(crate) fn refuses(self) -> bool {
+        self.0 & REFUSES != 0
     }
 
     /// True if some frames are shed.
@@ -163,10 +175,13 @@ mod tests {
         let shared = SharedLoad::default();
         assert_eq!((shared.get().load(), shared.get().sheds()), (Load::Calm, false));
         for load in Load::ALL {
-            shared.set(load, 0.5);
-            assert_eq!((shared.get().load(), shared.get().sheds()), (load, load >= Load::Shedding), "{load}");
+            for refuses in [true, false] {
+                shared.set(load, 0.5, refuses);
+                let now = shared.get();
+                assert_eq!((now.load(), now.sheds(), now.refuses()), (load, load >= Load::Shedding, refuses));
+            }
         }
-        shared.set(Load::Full, 0.0);
+        shared.set(Load::Full, 0.0, true);
         assert!(!shared.get().sheds());
     }
 
@@ -174,7 +189,7 @@ mod tests {
     fn frames_are_taken_in_the_share_that_was_set() {
         let shared = SharedLoad::default();
         for (share, least, most) in [(0.0, 0, 0), (0.25, 240, 272), (1.0, 1022, 1024), (7.0, 1022, 1024)] {
-            shared.set(Load::Shedding, share);
+            shared.set(Load::Shedding, share, false);
             let now = shared.get();
             // Evenly spread over all that are drawn.
             let taken = (0..1024u64).filter(|n| now.takes(n << 22)).count();

@@ -20,8 +20,14 @@ const LATE_AFTER: Duration = Duration::from_millis(100);
 /// From this part of what connections may hold on requests are shed.
 const HELD_SHED: f64 = 0.8;
 
+/// Refusing newcomers ends at this part of the thresholds at which it begins.
+const REFUSES_TO: f64 = 0.95;
+
 /// A stage is left at this part of the thresholds at which it is entered.
 const LEAVES_AT: f64 = 0.8;
+
+/// A table that is as full as this keeps the stage of a paused accept: a slot that is free for a moment ends no pause.
+const TABLE_FULL: f64 = 0.98;
 
 /// What is known of a shard at a moment. Shares are parts of one.
 #[derive(Clone, Copy, Debug, Default)]
@@ -40,7 +46,7 @@ pub(crate) struct Signals {
     pub held: f64,
     /// Its connections, of what fits.
     pub table: f64,
-    /// True if it accepts no more.
+    /// True if accepting is paused, or was since the last look.
     pub paused: bool,
     pub excuse: Option<Excuse>,
 }
@@ -126,6 +132,8 @@ pub(crate) struct Stages {
     cause: Option<Cause>,
     share: Share,
     share_set: Time,
+    /// Newcomers are refused.
+    refuses: bool,
     /// Since when the signals have been below the thresholds at which the stage is left.
     below_since: Option<Time>,
 }
@@ -144,6 +152,12 @@ impl Stages {
         self.share.get()
     }
 
+    /// True while what leads to [`Load::Refusing`] holds, and not for as long as the stage lasts: refusing takes its cause away
+    /// at once, and a server that refuses all for two seconds would then let all in.
+    pub(crate) fn refuses(&self) -> bool {
+        self.refuses
+    }
+
     /// Takes what is known at `now`. A stage is entered at once, and left for the one below after
     /// [`Overload::calm_after`].
     pub(crate) fn step(&mut self, now: Time, signals: &Signals, limits: &Overload) -> Option<Change> {
@@ -160,6 +174,8 @@ impl Stages {
                 self.cause = Some(if self.load == Load::Calm { Cause::Calm } else { cause });
             }
         }
+        let part = if self.refuses { REFUSES_TO } else { 1.0 };
+        self.refuses = self::wanted(signals, limits, part).0 >= Load::Refusing;
         self.set_share(now, signals);
         (self.load != before).then(|| Change { to: self.load, cause: self.cause.unwrap_or(cause) })
     }
@@ -170,6 +186,9 @@ impl Stages {
         let signals = &Signals { table, ..*signals };
         self.load == Load::Calm
             || wanted(signals, limits, LEAVES_AT).0 >= self.load
+            || self.load == Load::Full
+                && signals.table >= TABLE_FULL
+                && signals.excuse != Some(Excuse::Drains)
             || self.load == Load::Shedding && signals.excuse.is_none() && !self.share.is_negligible()
     }
 
@@ -199,7 +218,7 @@ fn wanted(signals: &Signals, limits: &Overload, part: f64) -> (Load, Cause) {
         (Load::Full, Cause::Paused)
     } else if over(held, 0.9) {
         (Load::Refusing, Cause::Memory)
-    } else if over(table, 0.98) {
+    } else if over(table, TABLE_FULL) {
         (Load::Refusing, Cause::Table)
     } else if lost {
         (Load::Refusing, Cause::Lost)
@@ -316,6 +335,55 @@ mod tests {
             stages.step(at(ms), &idle, &limits);
         }
         assert_eq!(stages.load(), Load::Refusing, "above 80 % of its threshold");
+    }
+
+    #[test]
+    fn full_table_keeps_its_stage_while_single_slots_come_and_go() {
+        let limits = Overload::default();
+        let mut stages = Stages::default();
+        let mut changes = Vec::new();
+        // A slot is freed and taken again each second: accepting pauses for a moment each time.
+        for ms in (0..30_000).step_by(25) {
+            let paused = ms % 3000 < 50;
+            let signals = Signals { table: if paused { 1.0 } else { 0.99 }, paused, ..CALM };
+            changes.extend(stages.step(at(ms), &signals, &limits));
+        }
+        assert_eq!(changes, [Change { to: Load::Full, cause: Cause::Paused }]);
+        // No table, as where descriptors are missing: it holds for as long as the pause, and two seconds.
+        let mut stages = Stages::default();
+        for ms in (0..10_000).step_by(25) {
+            stages.step(at(ms), &Signals { paused: true, ..CALM }, &limits);
+            assert_eq!(stages.load(), Load::Full);
+        }
+        let left = (10_000..20_000).step_by(25).find(|ms| stages.step(at(*ms), &CALM, &limits).is_some());
+        assert!(left.is_some_and(|ms| (12_000..12_100).contains(&ms)), "{left:?}");
+        // A drain ends all of them.
+        let mut stages = Stages::default();
+        stages.step(at(0), &Signals { table: 1.0, paused: true, ..CALM }, &limits);
+        let drains = Signals { table: 1.0, paused: true, excuse: Some(Excuse::Drains), ..CALM };
+        (0..9000).step_by(25).for_each(|ms| _ = stages.step(at(ms), &drains, &limits));
+        assert_eq!(stages.load(), Load::Calm);
+    }
+
+    #[test]
+    fn newcomers_are_refused_while_the_cause_holds() {
+        let (mut stages, limits) = (Stages::default(), Overload::default());
+        let mut at_ms = 0;
+        let mut refuses = |signals: Signals| {
+            at_ms += 25;
+            stages.step(at(at_ms), &signals, &limits);
+            (stages.refuses(), stages.load())
+        };
+        for (table, expected) in [(0.97, false), (0.98, true), (0.94, true), (0.93, false), (0.97, false)] {
+            assert_eq!(refuses(Signals { table, ..CALM }).0, expected, "{table}");
+        }
+        // The stage lasts, and its newcomers are let in.
+        assert_eq!(refuses(Signals { lost: true, ..CALM }), (true, Load::Refusing));
+        assert_eq!(refuses(CALM), (false, Load::Refusing));
+        assert!(refuses(Signals { queue: 0.8, ..CALM }).0 && refuses(Signals { queue: 0.77, ..CALM }).0);
+        assert!(!refuses(Signals { queue: 0.75, ..CALM }).0);
+        let drains = Some(Excuse::Drains);
+        assert!(!refuses(Signals { table: 1.0, held: 1.0, excuse: drains, ..CALM }).0);
     }
 
     #[test]

@@ -38,6 +38,8 @@ const STALLED_FROM: Duration = Duration::from_millis(100);
 #[derive(Default)]
 struct Followed {
     stages: Stages,
+    /// Of the last look, without the table, which is that of all.
+    signals: Signals,
     samples: VecDeque<Sample>,
     saturated_since: Option<Time>,
     late_since: Option<Time>,
@@ -48,6 +50,7 @@ struct Followed {
     connections: usize,
     lost: Option<u64>,
     paused: Option<u64>,
+    is_paused: bool,
     lines: Lines,
 }
 
@@ -84,13 +87,18 @@ impl Loads {
             return self.are_calm(control);
         }
         self.looked = now;
+        for (shard, followed) in self.shards.iter_mut().enumerate() {
+            followed.signals = followed.read(now, shard, control, &self.limits, times(shard));
+        }
+        // Of all shards, and of this look: the next one may be far away.
         let connections: usize = self.shards.iter().map(|followed| followed.connections).sum();
         let table = connections as f64 / control.connections_max().max(1) as f64;
         for shard in 0..self.shards.len() {
             let followed = &mut self.shards[shard];
-            let signals = Signals { table, ..followed.read(now, shard, control, &self.limits, times(shard)) };
+            let signals = Signals { table, ..followed.signals };
             let change = followed.stages.step(now, &signals, &self.limits);
-            control.remotes()[shard].load.set(followed.stages.load(), followed.stages.share());
+            let stages = &followed.stages;
+            control.remotes()[shard].load.set(stages.load(), stages.share(), stages.refuses());
             control.watch().loads.post(shard, &followed.stages);
             if let Some(change) = change {
                 control.watch().loads.count(change);
@@ -163,6 +171,7 @@ impl Followed {
             (signals.lost, signals.paused) = self.read_queues(shard, control);
         }
         (signals.queue, signals.held) = (self.queue, self.held);
+        signals.paused |= self.is_paused;
         signals
     }
 
@@ -183,6 +192,7 @@ impl Followed {
         let paused = Some(watched.accept_paused);
         self.queue = queue;
         self.connections = watched.connections;
+        self.is_paused = watched.is_paused;
         self.held = watched.held_bytes as f64 / control.held_bytes_max().max(1) as f64;
         let grew =
             |before: Option<u64>, now: Option<u64>| before.zip(now).is_some_and(|(before, now)| now > before);

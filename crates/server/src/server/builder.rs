@@ -198,13 +198,19 @@ impl Server<Several> {
 }
 
 /// With the transports that TLS and WebSocket are, for a service with this framing that speaks `protocols`.
-#[cfg_attr(not(any(feature = "tls", feature = "websocket")), allow(unused_mut))]
 fn prepared(
     mut binds: Vec<Bind>,
     protocols: &'static [&'static str],
     framing: TypeId,
 ) -> Result<Vec<Bind>, Error> {
     let _ = (protocols, framing);
+    for bind in &mut binds {
+        bind.is_plain = bind.transport.is_none();
+        #[cfg(feature = "tls")]
+        {
+            bind.is_plain &= bind.tls.is_none();
+        }
+    }
     #[cfg(feature = "tls")]
     super::listen::tls::prepare(&mut binds, protocols)?;
     #[cfg(feature = "websocket")]

@@ -255,7 +255,9 @@ impl<S: Serves> Prepared<S> {
     /// The limits at each listener.
     pub(super) fn limiters(&self, checked: &Checked) -> Limiters {
         let each = self.binds().zip(&checked.limiters);
-        Limiters::of(each.map(|(bind, limiter)| (limiter.as_ref(), &bind.addr, bind.proxy.is_some())))
+        Limiters::of(
+            each.map(|(bind, limiter)| (limiter.as_ref(), &bind.addr, bind.proxy.is_some(), bind.is_plain)),
+        )
     }
 
     fn check_services(&self) -> Result<(), Error> {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use ringserve_core::ServerLimits;
 use ringserve_simkernel::{Network, RingId};
 
+use super::control::ServerControl;
 use super::driven::planned;
 use super::error::Error;
 use super::launch::ended;
@@ -16,7 +17,8 @@ use super::running::{ShardDeath, ShardEnd};
 use super::runtime::Runtime;
 use super::serves::Serves;
 use super::starting::{StartState, Starting};
-use crate::overload::Load;
+use crate::overload::watch::Loads;
+use crate::overload::{Load, Overload};
 use crate::service::Made;
 use crate::shard::beginning::Beginning;
 use crate::shard::blocking::Pool;
@@ -25,6 +27,7 @@ use crate::shard::inbox::{Command, OnCall, enter_shard, leave_shard};
 use crate::shard::state::{Peers, ShardLoop};
 use crate::shard::stepped::{Stage, Stepped, SteppedShard};
 use crate::stats::{ServerStats, ShardStats};
+use crate::watchdog::facts::ThreadTimes;
 
 /// A server whose shards are stepped, on a simulated network, by one thread.
 pub(crate) struct SteppedServer {
@@ -37,6 +40,10 @@ pub(crate) struct SteppedServer {
     ends: Vec<Option<ShardEnd>>,
     blocking: Arc<dyn Pool>,
     starting: Starting,
+    control: ServerControl,
+    overload: Overload,
+    /// Its loads, if they are looked at.
+    loads: Option<Loads>,
 }
 
 /// A simulation steps shards, and no runtime's loop.
@@ -70,6 +77,7 @@ impl SteppedServer {
         };
         let (config, listening, plan) = planned(server, &listen, SIMULATED_DESCRIPTORS)?;
         let (limits, reserved) = (plan.server_limits.clone(), plan.chosen.reserved());
+        let overload = plan.overload.clone();
         let blocking = pool(&limits);
         let plan = Plan { clock, blocking: blocking.clone(), ..plan };
         let mut starting = Starting::new();
@@ -85,6 +93,9 @@ impl SteppedServer {
             ends: Vec::new(),
             blocking,
             starting,
+            control: parts[0].control.clone(),
+            overload,
+            loads: None,
         };
         // All of them, since their listeners close with them if a factory fails.
         let drivers = (0..parts.len()).map(|index| {
@@ -173,7 +184,28 @@ impl SteppedServer {
 
     /// What a watchdog would say of each shard.
     pub(crate) fn set_load(&self, load: Load, share: f64) {
-        self.remotes.iter().for_each(|remote| remote.load.set(load, share));
+        self.remotes.iter().for_each(|remote| remote.load.set(load, share, load >= Load::Refusing));
+    }
+
+    /// The loads are looked at from now on.
+    pub(crate) fn follow_load(&mut self) {
+        self.loads = Some(Loads::new(self.overload.clone(), &self.control));
+    }
+
+    pub(crate) fn follows_load(&self) -> bool {
+        self.loads.is_some()
+    }
+
+    /// A look of the watchdog, of shards that were on a CPU for as long as `ran` says. True if it would rest.
+    pub(crate) fn look(&mut self, ran: &[Duration]) -> bool {
+        let Some(loads) = &mut self.loads else { return true };
+        let times = |shard: usize| Some(ThreadTimes { ran: ran[shard], waited: Duration::ZERO });
+        loads.look(self.control.now(), &self.control, times)
+    }
+
+    /// The load of the shard that is asked for most.
+    pub(crate) fn load(&self) -> Load {
+        self.control.load()
     }
 
     /// A shard keeps its bounds.

@@ -20,7 +20,7 @@ use ringserve_core::{ConnHead, Time};
 
 use super::timers::{Interval, Sleep, Timeout, Timers};
 use crate::guard::{Panicked, guard};
-use crate::overload::Load;
+use crate::overload::{Load, LoadNow};
 use crate::server::control::ServerControl;
 
 /// A shard as the code on its own thread sees it: its factory, and handlers by way of
@@ -279,6 +279,18 @@ impl Shard {
     /// How much this shard is asked for beside what it can do.
     pub fn load(&self) -> Load {
         self.inner.remote.load.get().load()
+    }
+
+    /// The load, for the share of all questions that is to be shed now.
+    #[inline]
+    pub(crate) fn sheds(&self) -> Option<Load> {
+        let now = self.inner.remote.load.get();
+        if now.sheds() { self.draws(now) } else { None }
+    }
+
+    #[cold]
+    fn draws(&self, now: LoadNow) -> Option<Load> {
+        now.takes(self.random()).then(|| now.load())
     }
 
     /// A random number, of which all 64 bits are as likely set as not. It costs some nanoseconds and no system call. Not for

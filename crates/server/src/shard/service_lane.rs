@@ -1,6 +1,8 @@
 //! The lane of one service: its newcomers, frames, woken calls and ends.
 
 use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
 
 use ringserve_core::framing::{FrameError, HoldsState, TypedFraming};
 use ringserve_core::{CloseReason, ConnId, ConnShared, Ended, Frame, Frames, Next, RefusedBy, Socket};
@@ -70,7 +72,7 @@ where
             let failed = loop {
                 match frames.next_typed(&*self.framing, shared.body().framing_state()) {
                     Next::Frame(frame) => {
-                        if common.load.sheds() && sheds(&*self.service, common, frames, shared, &frame) {
+                        if common.load.sheds() && sheds(&*self.service, common, shared, &frame) {
                             continue;
                         }
                         match slot.call(shared, frame) {
@@ -270,7 +272,6 @@ where
 fn sheds<S: Service<H>, H>(
     service: &S,
     common: &Common,
-    frames: &mut Frames<'_, LogObserver>,
     shared: &ConnShared<S::Session>,
     frame: &Frame<H>,
 ) -> bool {
@@ -281,7 +282,7 @@ fn sheds<S: Service<H>, H>(
     match service.shed(&Cx::new(shared, &common.shard), frame, common.load.load()) {
         Shed::Serve => false,
         Shed::Answered => {
-            frames.count_shed();
+            shared.count_shed();
             true
         }
     }
@@ -303,6 +304,47 @@ fn let_client_in(common: &Common, peer: &Peer) -> Result<Option<Charge>, Refused
 #[cold]
 fn report_refused(common: &Common, admission: &ShardAdmission, peer: &Peer, by: RefusedBy) {
     admission.report(common.shard.index(), common.names.at(peer.listener), peer, by, common.now);
+}
+
+/// How long newcomers wait that no word is said to now: in that time a tenth of the words of a burst may be said again.
+const POSTPONED: Duration = Duration::from_millis(10);
+
+/// What a connection hears that is refused for its address.
+#[cold]
+fn words_for(common: &Common, peer: &Peer, by: RefusedBy) -> Option<Arc<[u8]>> {
+    common.admission.as_ref()?.words_for(peer.listener(), by)
+}
+
+/// The same for the load; `None` where there are no words for that, and it is let in.
+#[cold]
+fn words_for_load(common: &Common, peer: &Peer) -> Option<Arc<[u8]>> {
+    common.admission.as_ref()?.words_for_load(peer)
+}
+
+/// True if one more connection may be refused behind last words now.
+fn takes_words(common: &mut Common, core: &Core) -> bool {
+    let now = common.now;
+    core.may_part() && common.admission.as_mut().is_some_and(|admission| admission.takes_words(now))
+}
+
+/// Refuses a connection for its address, behind what the program says to it.
+#[cold]
+fn refuse(common: &mut Common, core: &mut Core, socket: Socket, peer: &Peer, by: RefusedBy) {
+    match words_for(common, peer, by) {
+        Some(words) if takes_words(common, core) => {
+            core.refuse_with(socket, peer.addr, peer.listener, by, &words);
+        }
+        _ => core.refuse(socket, peer.listener, by),
+    }
+}
+
+/// Refuses a connection since there are too many, or has it wait.
+#[cold]
+fn refuse_for_load(common: &mut Common, core: &mut Core, socket: Socket, peer: &Peer, words: &[u8]) {
+    match takes_words(common, core) {
+        true => core.refuse_with(socket, peer.addr, peer.listener, RefusedBy::Load, words),
+        false => core.postpone(socket, peer.addr, peer.listener, common.now + POSTPONED),
+    }
 }
 
 /// Keeps what a connection was counted for. False if there is no memory for that.
@@ -340,14 +382,19 @@ where
         peer.is_proxy = common.proxies.at(peer.listener).is_some();
         let charge = match let_in(common, &peer) {
             Ok(charge) => charge,
-            Err(by) => return core.refuse(socket, peer.listener, by),
+            Err(by) => return refuse(common, core, socket, &peer, by),
         };
         if !self.admits(common, &peer) {
             take_back(common, &peer, charge);
             return core.refuse(socket, peer.listener, RefusedBy::Admit);
         }
-        // Behind all that refuses for what the peer is, and before anything is kept: here a connection may be turned away since
-        // there are too many.
+        // Behind all that refuses for what the peer is, and before anything is kept.
+        if common.load.refuses()
+            && let Some(words) = words_for_load(common, &peer)
+        {
+            take_back(common, &peer, charge);
+            return refuse_for_load(common, core, socket, &peer, &words);
+        }
         let Some(id) = core.admit::<S::Session>(socket, peer.addr, peer.listener) else {
             return take_back(common, &peer, charge);
         };
@@ -377,7 +424,12 @@ where
         match let_client_in(common, &peer) {
             Ok(charge) if keep(common, &peer, id, charge) => {}
             Ok(_) => return core.abort(id, CloseReason::MemoryLimit),
-            Err(by) => return core.refused(id, by),
+            Err(by) => {
+                if let Some((words, head)) = words_for(common, &peer, by).zip(core.shared(id)) {
+                    head.write(&words);
+                }
+                return core.refused(id, by);
+            }
         }
         match self.admits(common, &peer) {
             true => self.begin(common, core, id),

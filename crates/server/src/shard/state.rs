@@ -135,6 +135,7 @@ impl<D: Driver, V> ShardLoop<D, V> {
         }
         parts.core.all_share().release_owned_by(drop_owned);
         let limiters = parts.shard.server().limiters().clone();
+        let shards = parts.shard.count();
         let meter = Meter::new(parts.shard.remote().publishes(&parts.names).clone());
         let lane = ShardLane {
             end: End { shard: parts.shard.clone() },
@@ -148,7 +149,7 @@ impl<D: Driver, V> ShardLoop<D, V> {
                 load: LoadNow::default(),
                 meter,
                 losses: LossLog::new(limiters.clone()),
-                admission: ShardAdmission::new(limiters),
+                admission: ShardAdmission::new(limiters, shards),
                 names: parts.names,
                 proxies: parts.proxies,
                 accounted: parts.accounted,

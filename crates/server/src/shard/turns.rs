@@ -201,7 +201,11 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     #[cold]
     fn publish(&mut self) {
         let ShardLoop { core, lane } = self;
-        let mut watched = WatchedFigures { held_bytes: core.held_bytes(), ..WatchedFigures::default() };
+        let mut watched = WatchedFigures {
+            held_bytes: core.held_bytes(),
+            is_paused: core.is_accept_paused(),
+            ..WatchedFigures::default()
+        };
         for (service, _) in lane.common.names.lanes() {
             watched.connections += core.connections(service);
             watched.accept_paused += core.counters(service).accept_paused;

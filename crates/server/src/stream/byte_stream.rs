@@ -14,6 +14,7 @@ use ringserve_core::proxy::Tlvs;
 use ringserve_core::{ConnId, ConnShared, Frame, Payload, facts_as};
 
 use crate::handle::StreamHandle;
+use crate::overload::Load;
 use crate::peer::Peer;
 use crate::shard::draining::Draining;
 use crate::shard::handle::Shard;
@@ -220,6 +221,43 @@ impl Stream {
     /// The shard of this connection, to spawn and to sleep.
     pub fn shard(&self) -> &Shard {
         &self.shard
+    }
+
+    /// How much the shard is asked for beside what it can do, as [`Cx::load`](crate::Cx::load).
+    pub fn load(&self) -> Load {
+        self.shard.load()
+    }
+
+    /// True for the share of the requests that is to be shed now. A handler asks once for each request that it has read, and
+    /// answers one for which this is true with its protocol's word for that, at little cost; each is counted in
+    /// [`ConnStats::frames_shed`](crate::stats::ConnStats::frames_shed). Always false below
+    /// [`Load::Shedding`](crate::overload::Load::Shedding). Requests that are served in any case need not ask.
+    ///
+    /// ```no_run
+    /// use ringserve::{Server, Stream, stream};
+    ///
+    /// # fn main() -> Result<(), ringserve::Error> {
+    /// Server::bind("127.0.0.1:7000").serve(|_shard| {
+    ///     stream(async |mut stream: Stream| {
+    ///         while let Some(request) = stream.read_frame().await? {
+    ///             if stream.sheds() {
+    ///                 stream.queue("-BUSY\r\n");
+    ///             } else {
+    ///                 stream.queue(request);
+    ///             }
+    ///             stream.ready().await?;
+    ///         }
+    ///         std::io::Result::Ok(())
+    ///     })
+    /// })
+    /// # }
+    /// ```
+    pub fn sheds(&self) -> bool {
+        let sheds = self.shard.sheds().is_some();
+        if sheds {
+            self.shared.count_shed();
+        }
+        sheds
     }
 
     /// True once the server shuts down.

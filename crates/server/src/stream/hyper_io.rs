@@ -100,6 +100,11 @@ impl Fate {
         self.shared.outbox_bytes()
     }
 
+    /// Counts a request that was answered without the service.
+    pub(crate) fn count_shed(&self) {
+        self.shared.count_shed();
+    }
+
     /// Resets the connection, as [`Stream::abort`].
     pub(crate) fn abort(&self) {
         self.shared.abort();

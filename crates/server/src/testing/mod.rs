@@ -75,3 +75,4 @@ pub use ringserve_simkernel::{Fault, Faults, Injected};
 pub use seeds::{SeedFailure, SeedOutcome, Seeds};
 pub use sim::{Sim, SimServer};
 pub use unit::{Called, TestConn, frame};
+pub use world::compute;

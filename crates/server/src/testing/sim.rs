@@ -413,10 +413,23 @@ impl SimServer {
     }
 
     /// Has all shards of the server be asked for more than they can do, as a [`Load`] and the share of frames for which
-    /// [`Service::shed`](crate::Service::shed) is asked, from 0 to 1. No watchdog runs in a simulation, where work takes no time.
+    /// [`Service::shed`](crate::Service::shed) is asked, from 0 to 1. No watchdog runs in a simulation, unless the test
+    /// [asks for it](SimServer::follow_load).
     pub fn set_load(&self, load: Load, share: f64) {
         self.world.event(|| format!("the load is {load}, and {share} of the frames are to be shed"));
         self.world.with_server(self.number, |server| server.set_load(load, share));
+    }
+
+    /// Has the load of each shard follow from now on, as by its watchdog each 25 ms of virtual time: from its table, what its
+    /// connections hold, whether accepting is paused, and how long it [computes](super::compute), without which work takes no
+    /// time. The queues of listeners are not looked at.
+    pub fn follow_load(&self) {
+        self.world.follow_load(self.number);
+    }
+
+    /// The load of the shard that is asked for most.
+    pub fn load(&self) -> Load {
+        self.world.with_server(self.number, SteppedServer::load)
     }
 
     /// Breaks a shard's driver: the shard ends, and the others drain.

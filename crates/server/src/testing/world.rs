@@ -79,6 +79,47 @@ struct Server {
     server: SteppedServer,
     /// Until when each shard does not run.
     stalled: Vec<Duration>,
+    /// How long each shard was on a CPU once it is done with what it does, and when that is.
+    ran: Vec<(Duration, Duration)>,
+    /// When its loads are looked at next.
+    looks_at: Option<Duration>,
+}
+
+/// How often loads are looked at, as by a watchdog.
+const LOOKS: Duration = Duration::from_millis(25);
+
+thread_local! {
+    /// How long the step of the shard computed so far.
+    static COMPUTED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// In a simulation, has the shard that calls this compute for `time`: what it does next, it does when that has passed, and others
+/// go on meanwhile. Its load ([`SimServer::follow_load`](crate::testing::SimServer::follow_load)) follows from that. Elsewhere it
+/// does nothing.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use ringserve::testing::compute;
+/// use ringserve::{Cx, Frame, Service};
+///
+/// struct Hash;
+///
+/// impl Service for Hash {
+///     type Session = ();
+///     type Error = std::convert::Infallible;
+///
+///     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Self::Error> {
+///         if cfg!(test) {
+///             compute(Duration::from_micros(200));
+///         }
+///         cx.reply(frame);
+///         Ok(())
+///     }
+/// }
+/// ```
+pub fn compute(time: Duration) {
+    COMPUTED.set(COMPUTED.get().saturating_add(time));
 }
 
 struct Task {
@@ -245,7 +286,8 @@ impl World {
     pub(crate) fn add_server(&self, server: SteppedServer) -> usize {
         let mut servers = self.servers.borrow_mut();
         let stalled = vec![Duration::ZERO; server.count()];
-        servers.push(Server { server, stalled });
+        let ran = vec![(Duration::ZERO, Duration::ZERO); server.count()];
+        servers.push(Server { server, stalled, ran, looks_at: None });
         servers.len() - 1
     }
 
@@ -260,6 +302,32 @@ impl World {
 
     pub(crate) fn with_server<T>(&self, server: usize, look: impl FnOnce(&SteppedServer) -> T) -> T {
         look(&self.servers.borrow()[server].server)
+    }
+
+    /// Has the loads of a server be looked at.
+    pub(crate) fn follow_load(&self, server: usize) {
+        let one = &mut self.servers.borrow_mut()[server];
+        one.server.follow_load();
+        one.looks_at = Some(self.now() + LOOKS);
+    }
+
+    /// Looks at the loads that are due.
+    fn look_at_loads(&self) {
+        let now = self.now();
+        for (number, one) in self.servers.borrow_mut().iter_mut().enumerate() {
+            if one.looks_at.is_none_or(|at| at > now) {
+                continue;
+            }
+            let before = one.server.load();
+            let so_far = one.ran.iter().map(|(ran, until)| *ran - until.saturating_sub(now));
+            let rests = one.server.look(&so_far.collect::<Vec<_>>());
+            one.looks_at = (!rests).then(|| now + LOOKS);
+            let load = one.server.load();
+            if load != before {
+                self.trace.hash(&[5, number as u64, load as u64]);
+                self.event(|| format!("the load of server {number} is {load}"));
+            }
+        }
     }
 
     /// Keeps a shard from running until then.
@@ -457,6 +525,7 @@ impl World {
         self.trace.hash(&[1, server as u64, shard as u64]);
         let mut servers = self.servers.borrow_mut();
         let one = &mut servers[server];
+        COMPUTED.set(Duration::ZERO);
         let end = one.server.step(shard).map(|end| {
             end.as_ref().err().map(|death| match death {
                 ShardDeath::Driver(errno) => Ok(*errno),
@@ -473,6 +542,13 @@ impl World {
             Some(_) if self.may_leave_behind() => one.server.check_report(shard),
             Some(_) => one.server.check_end(shard),
         };
+        let computed = COMPUTED.take();
+        let until = self.now() + computed + self.round_takes;
+        one.ran[shard] = (one.ran[shard].0 + computed + self.round_takes, until);
+        one.stalled[shard] = one.stalled[shard].max(self.now() + computed);
+        if one.server.follows_load() && one.looks_at.is_none() {
+            one.looks_at = Some(self.now() + LOOKS);
+        }
         if self.stalls_once_in > 0 && end.is_none() {
             let mut rng = self.rng.borrow_mut();
             if rng.one_in(self.stalls_once_in.into()) {
@@ -558,6 +634,7 @@ impl World {
         let blocking = self.pools.borrow().iter().filter_map(|pool| pool.next_at()).min();
         let mut next = [timer, blocking, self.network.next_event_at()].into_iter().flatten().min();
         for one in self.servers.borrow().iter() {
+            next = [next, one.looks_at].into_iter().flatten().min();
             for shard in 0..one.server.count() {
                 if let Some(at) = one.next_at(shard, &self.network) {
                     next = Some(next.map_or(at, |next| next.min(at)));
@@ -582,6 +659,7 @@ impl World {
         } {
             waker.wake();
         }
+        self.look_at_loads();
         self.run_blocking(to);
     }
 

@@ -12,6 +12,7 @@ use crate::closed::Closed;
 use crate::cx::Cx;
 use crate::handle::{ConnHandle, LocalHandle, PushError};
 use crate::opening::{Opening, Refusal, Session, by_default};
+use crate::overload::{Load, Shed};
 use crate::service::{IntoService, Made, NoService, Service};
 use crate::shard::handle::Shard;
 
@@ -71,6 +72,13 @@ pub trait WebSocket: Sized + 'static {
         message: Message,
     ) -> impl Future<Output = Result<(), Self::Error>>;
 
+    /// The shard is asked for more than it can do, and this message is one of the share to shed, as with [`Service::shed`]:
+    /// answer it here at little cost, or have it [served](Shed::Serve) all the same. By default each message is served.
+    fn shed(&self, cx: &WsCx<'_, Self::Session>, message: &Message, load: Load) -> Shed {
+        let _ = (cx, message, load);
+        Shed::Serve
+    }
+
     /// As [`Service::draining`]. A connection that is cut then is closed with the code 1001.
     fn draining(&self, cx: &WsCx<'_, Self::Session>) {
         let _ = cx;
@@ -121,6 +129,11 @@ impl<W: WebSocket> Service<Kind> for Ws<W> {
 
     async fn call(&self, cx: &Cx<'_, W::Session>, frame: Frame<Kind>) -> Result<(), W::Error> {
         self.0.message(&WsCx(cx), Message::new(frame)).await
+    }
+
+    fn shed(&self, cx: &Cx<'_, W::Session>, frame: &Frame<Kind>, load: Load) -> Shed {
+        // Shares the bytes, and lets go of them before a call.
+        self.0.shed(&WsCx(cx), &Message::new(frame.clone()), load)
     }
 
     fn draining(&self, cx: &Cx<'_, W::Session>) {

@@ -30,6 +30,8 @@ pub(crate) struct Bind {
     pub(crate) transport: Option<MakeTransport>,
     /// Whom it lets in, if it has that apart from its service.
     pub(crate) admission: Option<Arc<Admission>>,
+    /// Neither TLS nor a layer of the program lies there. WebSocket may.
+    pub(crate) is_plain: bool,
     /// The TLS that the layer is made from, if it is TLS.
     #[cfg(feature = "tls")]
     pub(crate) tls: Option<ringserve_tls::TlsListener>,
@@ -46,6 +48,7 @@ impl Bind {
             proxy: None,
             transport: None,
             admission: None,
+            is_plain: true,
             #[cfg(feature = "tls")]
             tls: None,
             #[cfg(feature = "websocket")]
