@@ -132,9 +132,14 @@ impl Accepting {
         }
     }
 
+    /// False if there is no [time](Accepting::retry_at) to check again.
+    #[inline]
+    pub(super) fn may_retry(&self) -> bool {
+        self.retry_at.is_some() || self.held_by_rate.is_some() || self.quota.is_some()
+    }
+
     /// The time to check again: accepting rests after an error, the rate has a token then, and no other shard reports that it
     /// has room.
-    #[inline]
     pub(super) fn retry_at(&self, now: Time) -> Option<Time> {
         if self.held_by_rate.is_some() {
             return self.held_until(now);
@@ -444,6 +449,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
+    #[inline(never)]
     pub(super) fn retry_accepts(&mut self) {
         while let Some((listener, socket, peer)) = self.accepting.waiting.pop_front() {
             if self.ask(listener, socket, peer) || self.hand_off(listener, socket, peer) {
