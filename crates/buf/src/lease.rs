@@ -127,8 +127,12 @@ impl Lease {
         if count == self.len() {
             return core::mem::take(self);
         }
-        let mut front = self.clone();
-        front.len = count as u32;
+        if let Some(header) = self.header {
+            // SAFETY: this lease keeps the header alive.
+            unsafe { header.as_ref() }.cloned();
+        }
+        // Made in one piece: a clone that is then cut is copied with the gap behind its length.
+        let front = Lease { header: self.header, data: self.data, len: count as u32 };
         // SAFETY: count is below len, so the result is inside the same block.
         self.data = unsafe { self.data.add(count) };
         self.len -= count as u32;

@@ -251,7 +251,6 @@ impl Batch {
         if !self.lent.is_empty() {
             self.drop_lent();
         }
-        self.lent_bytes = 0;
         (self.sent, self.left) = (0, 0);
         self.untaken_since = None;
         self.refused = false;
@@ -260,6 +259,7 @@ impl Batch {
 
     #[cold]
     fn drop_lent(&mut self) {
+        self.lent_bytes = 0;
         self.lent.clear();
     }
 

@@ -96,7 +96,9 @@ impl<H> Deref for Frame<H> {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        &self.wire[self.skip as usize..(self.skip + self.len) as usize]
+        // Added as words, of which the compiler knows that they do not wrap.
+        let skip = self.skip as usize;
+        &self.wire[skip..skip + self.len as usize]
     }
 }
 

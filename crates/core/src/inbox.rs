@@ -100,6 +100,9 @@ fn cut_at<F: TypedFraming>(
     found
 }
 
+/// What a framing said that did not find a whole frame, or none that there can be.
+pub(crate) type Uncut<H> = Result<Cut<H>, FrameError>;
+
 /// Cuts a frame off the front of `lease`, without copying.
 #[inline(always)]
 pub(crate) fn cut<F: TypedFraming>(
@@ -108,21 +111,37 @@ pub(crate) fn cut<F: TypedFraming>(
     lease: &mut Lease,
     frame_bytes_max: usize,
 ) -> Found<F::Head> {
-    let seen = lease.len().min(frame_bytes_max);
-    match cut_at(framing, state, &lease[..seen], 0) {
-        Ok(Cut::Frame { skip, len, consumed, head }) if is_sound(skip, len, consumed, seen) => {
-            Found::Frame(Frame::sound(lease.split_to(consumed), skip, len, head))
-        }
-        Ok(Cut::Piece { skip, len, consumed, head }) if is_sound(skip, len, consumed, seen) => {
-            Found::Piece(Frame::sound(lease.split_to(consumed), skip, len, head))
-        }
-        other => not_cut(other, seen, frame_bytes_max),
+    match cut_whole(framing, state, lease, frame_bytes_max) {
+        Ok(frame) => Found::Frame(frame),
+        Err(uncut) => not_whole(uncut, lease, frame_bytes_max),
     }
 }
 
+/// The same. Otherwise it returns what the framing said, for [`not_whole`].
+#[inline(always)]
+pub(crate) fn cut_whole<F: TypedFraming>(
+    framing: &F,
+    state: &FramingState<F::State>,
+    lease: &mut Lease,
+    frame_bytes_max: usize,
+) -> Result<Frame<F::Head>, Uncut<F::Head>> {
+    let seen = lease.len().min(frame_bytes_max);
+    match cut_at(framing, state, &lease[..seen], 0) {
+        Ok(Cut::Frame { skip, len, consumed, head }) if is_sound(skip, len, consumed, seen) => {
+            Ok(Frame::sound(lease.split_to(consumed), skip, len, head))
+        }
+        other => Err(other),
+    }
+}
+
+/// What [`cut_whole`] found instead of a frame in the same lease: a piece of one is cut off.
 #[cold]
-fn not_cut<H>(found: Result<Cut<H>, FrameError>, seen: usize, frame_bytes_max: usize) -> Found<H> {
-    match found {
+pub(crate) fn not_whole<H>(uncut: Uncut<H>, lease: &mut Lease, frame_bytes_max: usize) -> Found<H> {
+    let seen = lease.len().min(frame_bytes_max);
+    match uncut {
+        Ok(Cut::Piece { skip, len, consumed, head }) if is_sound(skip, len, consumed, seen) => {
+            Found::Piece(Frame::sound(lease.split_to(consumed), skip, len, head))
+        }
         Ok(Cut::Frame { .. } | Cut::Piece { .. }) => Found::Bad(UNSOUND),
         Ok(Cut::More(missing)) => more(seen, missing, frame_bytes_max),
         Err(error) => Found::Bad(error),

@@ -14,7 +14,7 @@ use crate::{Batch, Frame};
 
 /// Frames below this are copied: copying 16 x 64 bytes costs 15 % less than lending them, and 4 KiB is where
 /// a copy starts to show beside a send.
-const LEND_BYTES_MIN: usize = 4096;
+pub(crate) const LEND_BYTES_MIN: usize = 4096;
 
 /// A lease pins its whole buffer, so a frame is lent only if it covers at least this part of it.
 const LEND_SHARE_MIN: usize = 4;
@@ -47,6 +47,12 @@ impl<'a> Outbox<'a> {
     #[inline]
     pub fn put(&mut self, bytes: &[u8]) {
         self.batch.put(bytes);
+    }
+
+    /// Appends copies of both.
+    #[inline(always)]
+    pub(crate) fn put_two(&mut self, bytes: &[u8], end: &[u8]) {
+        self.batch.put_two(bytes, end);
     }
 
     /// Appends a payload. It is copied when small, and lent when it is a frame of 4 KiB or more that covers at least a quarter

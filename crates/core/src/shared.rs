@@ -286,7 +286,7 @@ impl ShardShared {
     }
 
     /// An empty batch for a connection, which becomes dirty if it is not `listed`. `None` if the system has no memory for one.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn begin_batch(&self, id: ConnId, listed: bool) -> Option<(Box<Batch>, Wakes)> {
         let mut queues = self.queues.borrow_mut();
         let Some(batch) = queues.spare.pop() else {
@@ -301,8 +301,14 @@ impl ShardShared {
         self.queues.borrow_mut().list_dirty(id)
     }
 
-    #[inline]
-    pub(crate) fn recycle(&self, mut batch: Box<Batch>) {
+    #[inline(never)]
+    pub(crate) fn recycle(&self, batch: Box<Batch>) {
+        self.recycle_here(batch);
+    }
+
+    /// The same where it comes with each reply.
+    #[inline(always)]
+    pub(crate) fn recycle_here(&self, mut batch: Box<Batch>) {
         // Leases are dropped before the queues are borrowed.
         if batch.clear() {
             return self.recycle_large(batch);

@@ -12,6 +12,9 @@ impl Time {
     /// The server's start.
     pub const ZERO: Time = Time(0);
 
+    /// A time that does not come: later than all others.
+    pub const NEVER: Time = Time(u64::MAX);
+
     /// `nanos` after the start.
     pub const fn from_nanos(nanos: u64) -> Time {
         Time(nanos)

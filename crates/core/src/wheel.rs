@@ -151,15 +151,28 @@ impl Wheel {
     /// A time before which no timer goes off; `None` if no timer is set.
     #[inline]
     pub fn next(&self) -> Option<Time> {
+        let next = self.next_step();
+        (next != u64::MAX).then(|| self.time_of(next))
+    }
+
+    /// The same; [`Time::NEVER`] if no timer is set.
+    #[inline]
+    pub fn next_or_never(&self) -> Time {
+        self.time_of(self.next_step())
+    }
+
+    #[inline]
+    fn next_step(&self) -> u64 {
         let mut next = self.next.get();
         if next == 0 {
             next = self.find_next();
             self.next.set(next);
         }
-        (next != u64::MAX).then(|| self.time_of(next))
+        next
     }
 
     /// The step of [`next`](Wheel::next), or the largest number.
+    #[inline(never)]
     fn find_next(&self) -> u64 {
         let mut next = u64::MAX;
         let mut levels = self.levels;

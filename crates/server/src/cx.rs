@@ -50,7 +50,7 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// Queues one reply, encoded by the service's framing. A [`Frame`](crate::Frame) of 4 KiB or more and owned bytes (`Bytes`,
     /// `Vec<u8>`, `String`, `Arc<[u8]>`) of 32 KiB or more are kept until they are sent, without a copy. A payload that the
     /// framing cannot express closes the connection ([`CloseReason::ReplyNotFramed`](crate::CloseReason::ReplyNotFramed)).
-    #[inline]
+    #[inline(always)]
     pub fn reply<'p>(&self, payload: impl Into<Payload<'p>>) {
         self.head.reply(payload.into());
     }

@@ -47,7 +47,7 @@ pub struct Clocks {
     /// The same for one that may have been left out.
     quiet_at: u64,
     /// Heartbeats since.
-    beats: u32,
+    missed_heartbeats: u32,
     /// One of them may have been left out.
     left_out: bool,
     /// Since when bytes have been waiting that are not received.
@@ -105,7 +105,7 @@ impl Clocks {
         }
         self.held_back |= held_back;
         self.start(now);
-        (self.beats, self.left_out) = (0, false);
+        (self.missed_heartbeats, self.left_out) = (0, false);
         if self.half.is_none() {
             self.held_bytes += bytes;
         }
@@ -134,10 +134,10 @@ impl Clocks {
     pub fn beat(&mut self, limits: &Limits, now: u64) {
         let heartbeat = limits.heartbeat_interval.expect("a heartbeat, and there are none").as_nanos() as u64;
         assert!(now + STEP >= self.beat_at + heartbeat, "a heartbeat too early: {self:?}");
-        self.beats += 1;
+        self.missed_heartbeats += 1;
         // One that was due while the server read nothing is not held against the peer: it has all its time again.
         assert!(
-            self.left_out || self.beats <= limits.heartbeats_missed_max.into(),
+            self.left_out || self.missed_heartbeats <= limits.heartbeats_missed_max.into(),
             "more heartbeats than may stay without an answer: {self:?}"
         );
         (self.beat_at, self.quiet_at) = (now, now);
@@ -151,7 +151,7 @@ impl Clocks {
             return false;
         };
         let missed = u64::from(limits.heartbeats_missed_max);
-        (self.left_out || u64::from(self.beats) == missed)
+        (self.left_out || u64::from(self.missed_heartbeats) == missed)
             && now + STEP >= self.beat_at + heartbeat
             && now + STEP >= self.heard_at + heartbeat * (missed + 1)
     }

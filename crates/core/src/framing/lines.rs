@@ -55,6 +55,19 @@ impl Lines {
     }
 }
 
+impl Lines {
+    /// Encodes bytes that are copied.
+    #[inline(always)]
+    pub(super) fn put(&self, bytes: &[u8], out: &mut Outbox<'_>) {
+        // Two calls, so that each copies an end of a length that the compiler knows.
+        if self.crlf {
+            out.put_two(bytes, b"\r\n");
+        } else {
+            out.put_two(bytes, b"\n");
+        }
+    }
+}
+
 impl Framing for Lines {
     #[inline]
     fn decode(&self, bytes: &[u8], scanned: usize) -> Result<Decode, FrameError> {

@@ -242,18 +242,25 @@ impl Encoding {
         Rc::new(framing.clone()).reply_encoding()
     }
 
-    #[inline]
-    pub(crate) fn encode(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
+    /// As [`encode`](Encoding::encode), for bytes that are copied.
+    #[inline(always)]
+    pub(crate) fn encode_bytes(&self, bytes: &[u8], out: &mut Outbox<'_>) -> Result<(), EncodeError> {
         match self {
-            Encoding::Raw => Raw.encode(payload, out),
-            Encoding::Lines(lines) => lines.encode(payload, out),
-            other => other.encode_other(payload, out),
+            Encoding::Raw => {
+                out.put(bytes);
+                Ok(())
+            }
+            Encoding::Lines(lines) => {
+                lines.put(bytes, out);
+                Ok(())
+            }
+            other => other.encode(Payload::Bytes(bytes), out),
         }
     }
 
     /// A function apart, so that the two above stay small where they are inlined.
     #[inline(never)]
-    fn encode_other(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
+    pub(crate) fn encode(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
         match self {
             Encoding::Raw => Raw.encode(payload, out),
             Encoding::Lines(lines) => lines.encode(payload, out),

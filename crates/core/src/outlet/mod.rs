@@ -18,7 +18,7 @@ use ringserve_buf::{Counted, CountedHead, ReplyWriter};
 
 use crate::batch::KEPT_BYTES_MAX;
 use crate::framing::{EncodeError, Framing, InPlace, Payload, Written};
-use crate::outbox::Outbox;
+use crate::outbox::{LEND_BYTES_MIN, Outbox};
 use crate::shared::{LaneShared, Wakes};
 use crate::shared_payload::SharedPayload;
 use crate::wheel::steps_for;
@@ -148,8 +148,28 @@ impl Outlet {
     }
 
     /// Queues one frame. Does nothing once the connection is gone. A payload that cannot be framed closes it.
-    #[inline]
+    #[inline(always)]
     pub fn reply(&self, payload: Payload<'_>) {
+        // Where this is inlined it is known what the payload is. What is copied anyway goes on as bytes: it is neither moved nor
+        // asked for its kind again.
+        match payload {
+            Payload::Bytes(bytes) => self.reply_bytes(bytes),
+            Payload::Frame(frame) if frame.len() < LEND_BYTES_MIN => self.reply_bytes(&frame),
+            Payload::Frame(frame) => self.reply_payload(Payload::Frame(frame)),
+            Payload::Owned(owned) => self.reply_payload(Payload::Owned(owned)),
+        }
+    }
+
+    #[inline(never)]
+    fn reply_bytes(&self, bytes: &[u8]) {
+        self.append::<1>(|out| match self.lane.encoding().encode_bytes(bytes, out) {
+            Ok(()) => Appended::Whole,
+            Err(_) => Appended::NotFramed,
+        });
+    }
+
+    #[inline(never)]
+    fn reply_payload(&self, payload: Payload<'_>) {
         self.append::<1>(|out| match self.lane.encoding().encode(payload, out) {
             Ok(()) => Appended::Whole,
             Err(_) => Appended::NotFramed,

@@ -143,9 +143,14 @@ impl Accepting {
         }
     }
 
+    /// False if there is no [time](Accepting::retry_at) to check again.
+    #[inline]
+    pub(super) fn may_retry(&self) -> bool {
+        self.retry_at.is_some() || self.held_by_rate.is_some() || self.quota.is_some()
+    }
+
     /// The time to check again: accepting rests after an error, the rate has a token then, and no other shard reports that it
     /// has room.
-    #[inline]
     pub(super) fn retry_at(&self, now: Time) -> Option<Time> {
         if self.held_by_rate.is_some() || self.postponed.is_some() {
             return self.held_until(now);
@@ -508,6 +513,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
+    #[inline(never)]
     pub(super) fn retry_accepts(&mut self) {
         if self.accepting.postponed.is_some_and(|until| until <= self.now) {
             self.accepting.postponed = None;

@@ -152,6 +152,7 @@ impl<O: Observer> Shard<O> {
 
     /// Closes connections to upstreams after their queued bytes, at the end of a turn, once no accepted connection is left.
     #[cold]
+    #[inline(never)]
     pub(super) fn close_outbound(&mut self) {
         let is_due = self.lanes.inbound() == 0 && self.has_stopped() && self.accepting.is_stopped();
         let Some(drain) = self.drain.as_mut().filter(|drain| is_due && !drain.outbound_closed) else {
@@ -232,6 +233,8 @@ impl<O: Observer> Shard<O> {
     }
 
     /// Takes the drain on, in a turn that brings `completions` completions.
+    #[cold]
+    #[inline(never)]
     pub(super) fn step_drain(&mut self, completions: usize) {
         self.notify_draining();
         let Some(drain) = &mut self.drain else { return };

@@ -6,7 +6,7 @@ use super::metered::Pace;
 use super::{Parked, Shard};
 use crate::conn::{Conn, Queued};
 use crate::framing::{FrameError, Framing, FramingState, TypedFraming};
-use crate::inbox::{Found, Inbox, cut};
+use crate::inbox::{Found, Inbox, Uncut, cut, cut_whole, not_whole};
 use crate::outlet::ConnHead;
 use crate::{CloseReason, ConnId, Frame, LaneId, Observer, Op};
 
@@ -23,6 +23,21 @@ pub enum Next<H = ()> {
     /// The peer broke the framing: let the service say its last words, then call [`Shard::finish`].
     Bad(FrameError),
 }
+
+/// The result of [`Frames::next_whole`].
+#[derive(Debug)]
+pub enum Whole<H = ()> {
+    /// A frame for the service.
+    Frame(Frame<H>),
+    /// Nothing, for now.
+    Nothing,
+    /// [`Frames::next_behind`] tells.
+    Other(Rest<H>),
+}
+
+/// What [`Frames::next_whole`] found that is no whole frame, if it looked.
+#[derive(Debug)]
+pub struct Rest<H>(Option<Uncut<H>>);
 
 /// The frames that a connection may hand out now.
 ///
@@ -130,30 +145,61 @@ impl<'a, O: Observer> Frames<'a, O> {
         framing: &F,
         state: &FramingState<F::State>,
     ) -> Next<F::Head> {
+        match self.next_whole(framing, state) {
+            Whole::Frame(frame) => Next::Frame(frame),
+            Whole::Nothing => Next::Nothing,
+            Whole::Other(rest) => self.next_behind(rest, framing, state),
+        }
+    }
+
+    /// The next frame if it lies whole in the lease at hand, and nothing has to be looked at for it. Apart from
+    /// [`next_behind`](Frames::next_behind), so that a lane with a loop around both need not have such a frame in memory.
+    #[inline(always)]
+    pub fn next_whole<F: TypedFraming>(
+        &mut self,
+        framing: &F,
+        state: &FramingState<F::State>,
+    ) -> Whole<F::Head> {
         if self.plain && !self.shared.stops_frames() {
             if self.lease.is_empty() {
                 if self.ends_plainly {
-                    return Next::Nothing;
+                    return Whole::Nothing;
                 }
             } else if self.left > 0 {
-                let found = cut(framing, state, &mut self.lease, self.frame_bytes_max);
-                if let Found::Frame(frame) = found {
-                    self.left -= 1;
-                    self.handed += 1;
-                    self.frame_bytes = 0;
-                    self.shard.observer.frame(self.shard.now, self.shared, frame.wire().len());
-                    return Next::Frame(frame);
-                }
-                if let Some(next) = self.not_whole(found) {
-                    return next;
-                }
+                return match cut_whole(framing, state, &mut self.lease, self.frame_bytes_max) {
+                    Ok(frame) => {
+                        self.left -= 1;
+                        self.handed += 1;
+                        self.frame_bytes = 0;
+                        self.shard.observer.frame(self.shard.now, self.shared, frame.wire().len());
+                        Whole::Frame(frame)
+                    }
+                    Err(uncut) => Whole::Other(Rest(Some(uncut))),
+                };
+            }
+        }
+        Whole::Other(Rest(None))
+    }
+
+    /// The next frame, where [`next_whole`](Frames::next_whole) had none but this.
+    #[inline(never)]
+    pub fn next_behind<F: TypedFraming>(
+        &mut self,
+        Rest(uncut): Rest<F::Head>,
+        framing: &F,
+        state: &FramingState<F::State>,
+    ) -> Next<F::Head> {
+        if let Some(uncut) = uncut {
+            let found = not_whole(uncut, &mut self.lease, self.frame_bytes_max);
+            if let Some(next) = self.not_whole(found) {
+                return next;
             }
         }
         self.next_checked(framing, state)
     }
 
     /// The next frame, if it is not whole in the lease, or the connection may hand out none.
-    #[inline(never)]
+    #[inline]
     fn next_checked<F: TypedFraming>(
         &mut self,
         framing: &F,

@@ -48,7 +48,7 @@ use accept::Accepting;
 pub use accept::Quota;
 pub use calls::Parked;
 use drain::Drain;
-pub use frames::{Frames, Next};
+pub use frames::{Frames, Next, Rest, Whole};
 pub use inspect::{ConnFigure, ConnState, ConnView};
 use lanes::Lanes;
 use secure::Channels;

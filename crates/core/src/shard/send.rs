@@ -170,7 +170,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn sent(&mut self, id: ConnId, batch: Box<Batch>, end: SendEnd) {
         let Some(conn) = expect_conn(&mut self.conns, id) else { return };
         conn.send = Flight::None;
@@ -187,7 +187,7 @@ impl<O: Observer> Shard<O> {
             debug_assert!(batch.is_empty(), "a send ended before its end");
             conn.send_at = self.stamp;
             shared.lane().moved.bytes_sent.add(shared.all_sent() as u64);
-            return self.shared.recycle(batch);
+            return self.shared.recycle_here(batch);
         }
         self.sent_checked(id, batch, end);
     }

@@ -36,6 +36,7 @@ impl<O: Observer> Shard<O> {
         self.arm(id);
     }
 
+    #[inline(never)]
     pub(super) fn fire_timers(&mut self) {
         let mut fired = core::mem::take(&mut self.fired);
         let starved = self.is_starved();

@@ -176,6 +176,7 @@ impl<O: Observer> Shard<O> {
     pub fn complete(&mut self, completion: Completion, lane: &mut (impl Lane<O> + ?Sized)) {
         match completion {
             Completion::Received { id, lease } => self.received(id, lease, lane),
+            Completion::Sent { id, batch, end } => self.sent(id, batch, end),
             other => self.changed(other),
         }
         self.dispatch(lane);
@@ -254,6 +255,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
+    #[inline]
     pub(super) fn begin_turn(&mut self, now: Time, completions: usize) {
         debug_assert!(now >= self.now, "time went back");
         (self.now, self.stamp) = (now, Stamp::at(now));
@@ -280,6 +282,7 @@ impl<O: Observer> Shard<O> {
     /// Gives waiting connections their batches, and handshakes their steps, in a turn that brings `completions`, after one that
     /// brought `received` bytes.
     #[cold]
+    #[inline(never)]
     fn take_up(&mut self, completions: usize, received: usize) {
         self.runnable.append(&mut self.served);
         let steps = self.channels.steps(completions > 0 || !self.runnable.is_empty());
@@ -301,12 +304,13 @@ impl<O: Observer> Shard<O> {
         self.events.extend(steps.map(Event::Steps));
     }
 
-    /// Takes in a completion without bytes.
-    #[inline]
+    /// Takes in a completion that comes seldom.
+    #[inline(never)]
     fn changed(&mut self, completion: Completion) {
         match completion {
-            Completion::Sent { id, batch, end } => self.sent(id, batch, end),
-            Completion::Received { .. } => debug_assert!(false, "bytes have another way"),
+            Completion::Received { .. } | Completion::Sent { .. } => {
+                debug_assert!(false, "frames and replies have another way");
+            }
             Completion::Accepted { listener, socket, peer } => self.accepted(listener, socket, peer),
             Completion::AcceptEnded { listener, end } => self.accept_ended(listener, end),
             Completion::Connected { id, result } => self.connected(id, result),
@@ -356,18 +360,33 @@ impl<O: Observer> Shard<O> {
     }
 
     /// The time of the next turn if nothing happens, which may be now.
-    #[inline]
     pub fn next_turn(&self) -> Option<Time> {
+        Some(self.next_turn_or_never()).filter(|next| *next != Time::NEVER)
+    }
+
+    /// The same, or [`Time::NEVER`]: a comparison with it costs less than a look whether there is a time at all.
+    #[inline]
+    pub fn next_turn_or_never(&self) -> Time {
         if self.later > 0 || !self.events.is_empty() || self.shared.has_dirty() {
-            return Some(self.now);
+            return self.now;
         }
-        let mut next = self.wheel.next();
+        let next = self.wheel.next_or_never();
+        match self.drain.is_some() || self.accepting.may_retry() {
+            false => next,
+            true => self.next_beside(next),
+        }
+    }
+
+    /// The earliest of the times of limits, which is `next`, of a drain and of accepting again.
+    #[cold]
+    #[inline(never)]
+    fn next_beside(&self, mut next: Time) -> Time {
         if let Some(at) = self.accepting.retry_at(self.now) {
-            next = Some(next.map_or(at, |next| next.min(at)));
+            next = next.min(at);
         }
         if let Some(drain) = &self.drain {
             let at = if drain.looks() { Some(self.now) } else { drain.next() };
-            next = next.into_iter().chain(at).min();
+            next = next.min(at.unwrap_or(Time::NEVER));
         }
         next
     }

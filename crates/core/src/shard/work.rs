@@ -27,6 +27,7 @@ const PART_WHILE_CROWDED: u32 = 16;
 /// The rest of the turn.
 pub(super) struct Work {
     calls_max: u32,
+    tasks_max: u32,
     batch_min: u32,
     calls_left: u32,
     /// Calls that no frame takes.
@@ -47,7 +48,17 @@ impl Default for Work {
 impl Work {
     /// Other bounds, of at least 1.
     pub(super) fn bounded(calls_max: u32, batch_min: u32) -> Work {
-        Work { calls_max, batch_min, calls_left: 0, tasks_left: 0, batch: 0, granted: 0, frames_left: 0 }
+        let tasks_max = calls_max.div_ceil(PART_OF_TASKS);
+        Work {
+            calls_max,
+            tasks_max,
+            batch_min,
+            calls_left: 0,
+            tasks_left: 0,
+            batch: 0,
+            granted: 0,
+            frames_left: 0,
+        }
     }
 
     /// Begins a turn in which at most `connections` want frames.
@@ -61,7 +72,7 @@ impl Work {
                 .clamp(self.batch_min, BATCH_MAX)
         };
         (self.calls_left, self.frames_left) = (self.calls_max, 0);
-        self.tasks_left = self.calls_max.div_ceil(PART_OF_TASKS);
+        self.tasks_left = self.tasks_max;
     }
 
     /// The number of waiting connections that get a batch now, if each uses all of it. `crowded` is true if the driver has more

@@ -151,7 +151,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
         self.upstreams.connected(core, id);
     }
 
-    #[inline]
+    #[inline(always)]
     fn frames(&mut self, frames: &mut Frames<'_, LogObserver>) {
         if frames.lane() == self.upstreams.lane() {
             let (id, peer) = (frames.id(), frames.shared().peer_words());

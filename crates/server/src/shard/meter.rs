@@ -22,16 +22,13 @@ const PUBLISHED_EVERY: Duration = Duration::from_millis(100);
 #[cfg(feature = "metrics")]
 const TIMED_ONE_IN: u32 = 64;
 
-/// A time that does not come. A comparison with it costs less than a look whether there is a time at all.
-pub(super) const NEVER: Time = Time::from_nanos(u64::MAX);
-
 /// A shard's own.
 pub(crate) struct Meter {
     pub(super) snapshot: Arc<Snapshot>,
     /// When the turn began, or the last one.
     began: Time,
     publish_at: Time,
-    /// The same if there was a turn since figures were published, else [`NEVER`].
+    /// The same if there was a turn since figures were published, else [`Time::NEVER`].
     next: Time,
     #[cfg(feature = "metrics")]
     timing: Timing,
@@ -51,7 +48,7 @@ impl Meter {
             snapshot,
             began: Time::ZERO,
             publish_at: Time::ZERO,
-            next: NEVER,
+            next: Time::NEVER,
             #[cfg(feature = "metrics")]
             timing: Timing { goes_on: false, until_timed: TIMED_ONE_IN },
         }
@@ -74,16 +71,16 @@ impl Meter {
     pub(super) fn end_turn(&mut self) -> bool {
         self.snapshot.end_turn();
         let is_due = self.began >= self.publish_at;
-        self.next = if is_due { NEVER } else { self.publish_at };
+        self.next = if is_due { Time::NEVER } else { self.publish_at };
         is_due
     }
 
     /// They were.
     pub(super) fn published(&mut self) {
-        (self.publish_at, self.next) = (self.began + PUBLISHED_EVERY, NEVER);
+        (self.publish_at, self.next) = (self.began + PUBLISHED_EVERY, Time::NEVER);
     }
 
-    /// When figures have to be published though nothing happens, or [`NEVER`]: a shard that slept for longer would leave out its
+    /// When figures have to be published though nothing happens, or [`Time::NEVER`]: a shard that slept for longer would leave out its
     /// last ones.
     #[inline]
     pub(super) fn next_publication(&self) -> Time {

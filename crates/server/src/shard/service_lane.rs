@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ringserve_core::framing::{FrameError, HoldsState, TypedFraming};
-use ringserve_core::{CloseReason, ConnId, ConnShared, Ended, Frame, Frames, Next, RefusedBy, Socket};
+use ringserve_core::{CloseReason, ConnId, ConnShared, Ended, Frame, Frames, Next, RefusedBy, Socket, Whole};
 use tracing::field::display;
 use tracing::{debug, warn};
 
@@ -62,27 +62,39 @@ where
     }
 
     /// Has a connection's frames called for, one after the other.
-    #[inline]
-    fn call_for_each_frame(&mut self, common: &mut Common, frames: &mut Frames<'_, LogObserver>) {
+    ///
+    /// Whether some are shed does not change within a turn. Where none is, no frame is asked for it: a reference to it would keep
+    /// it in memory.
+    #[inline(always)]
+    fn call_for_each_frame<const SHEDS: bool>(
+        &mut self,
+        common: &mut Common,
+        frames: &mut Frames<'_, LogObserver>,
+    ) {
         let Some(shared) = frames.shared().downcast_ref::<S::Session>() else { return };
         common.meter.snapshot.work.on_connection(StalledWork::Call, frames.id(), shared.peer_words());
         loop {
             let Some((task, slot)) = self.tasks.idle() else { return frames.abort(CloseReason::MemoryLimit) };
             // The slot is free for the next call as long as none waits.
             let failed = loop {
-                match frames.next_typed(&*self.framing, shared.body().framing_state()) {
-                    Next::Frame(frame) => {
-                        if common.load.sheds() && sheds(&*self.service, common, shared, &frame) {
-                            continue;
-                        }
-                        match slot.call(shared, frame) {
-                            Some(Ok(())) => {}
-                            Some(Err(error)) => break Some(error),
-                            None => break None,
+                let frame = match frames.next_whole(&*self.framing, shared.body().framing_state()) {
+                    Whole::Frame(frame) => frame,
+                    Whole::Nothing => return,
+                    Whole::Other(rest) => {
+                        match frames.next_behind(rest, &*self.framing, shared.body().framing_state()) {
+                            Next::Frame(frame) => frame,
+                            Next::Nothing => return,
+                            Next::Bad(error) => return self.malformed(common, frames, shared, error),
                         }
                     }
-                    Next::Nothing => return,
-                    Next::Bad(error) => return self.malformed(common, frames, shared, error),
+                };
+                if SHEDS && sheds(&*self.service, common, shared, &frame) {
+                    continue;
+                }
+                match slot.call(shared, frame) {
+                    Some(Ok(())) => {}
+                    Some(Err(error)) => break Some(error),
+                    None => break None,
                 }
             };
             let id = frames.id();
@@ -93,6 +105,17 @@ where
             let parked = frames.park(task, self.tasks.call_bytes());
             self.tasks.list(task, parked);
         }
+    }
+
+    /// The same where some of the frames are shed.
+    #[cold]
+    #[inline(never)]
+    fn call_and_shed(
+        &mut self,
+        common: &mut Common,
+        frames: &mut Frames<'_, LogObserver>,
+    ) -> Result<(), Panicked> {
+        guard(|| self.call_for_each_frame::<true>(common, frames))
     }
 
     #[cold]
@@ -441,9 +464,13 @@ where
         self.open(common, core, id);
     }
 
-    #[inline]
+    #[inline(always)]
     fn frames(&mut self, common: &mut Common, frames: &mut Frames<'_, LogObserver>) {
-        if let Err(panicked) = guard(|| self.call_for_each_frame(common, frames)) {
+        let called = match common.load.sheds() {
+            false => guard(|| self.call_for_each_frame::<false>(common, frames)),
+            true => self.call_and_shed(common, frames),
+        };
+        if let Err(panicked) = called {
             self.tasks.recover();
             let id = frames.id();
             self.panicked(common, frames.shard(), id, &panicked);

@@ -29,9 +29,6 @@ const BUFFERS: usize = ringserve_buf::CHUNK_BUFFERS;
 /// How often the ring's buffers are asked for again while receives are armed that cannot be stopped.
 const TRIES: u32 = 5;
 
-/// No look is due.
-const NEVER: Time = Time::from_nanos(u64::MAX);
-
 /// The present needs of a shard.
 #[derive(Clone, Copy, Default)]
 pub(super) struct InUse {
@@ -83,7 +80,7 @@ impl Spare {
         Spare {
             most: InUse::default(),
             stayed: BUFFERS,
-            look_at: NEVER,
+            look_at: Time::NEVER,
             moved: 0,
             pause: PAUSE,
             last: Time::ZERO,
@@ -135,7 +132,7 @@ impl Spare {
 
     /// When it has something to do by itself.
     pub(super) fn next(&self) -> Option<Time> {
-        (self.look_at != NEVER).then_some(self.look_at)
+        (self.look_at != Time::NEVER).then_some(self.look_at)
     }
 
     pub(super) fn is_due(&self, now: Time) -> bool {
@@ -153,7 +150,7 @@ impl Spare {
 
     /// Once it is due. True if the shard is quiet: then it begins.
     pub(super) fn begins(&mut self, now: Time, needs: InUse, moved: u64) -> bool {
-        (self.look_at, self.active) = (NEVER, false);
+        (self.look_at, self.active) = (Time::NEVER, false);
         if !self.is_worth_it(needs) {
             return false;
         }

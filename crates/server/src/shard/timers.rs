@@ -28,14 +28,14 @@ pub(crate) struct Timers {
 }
 
 struct Shared {
-    /// The value of [`Alarms::next`], so that a turn need not compute it.
-    next: Cell<Option<Time>>,
+    /// The value of [`Alarms::next`] or [`Time::NEVER`], so that a turn need not compute it.
+    next: Cell<Time>,
     state: RefCell<Inner>,
 }
 
 impl Shared {
     fn set_next(&self, alarms: &Alarms) {
-        self.next.set(alarms.next());
+        self.next.set(alarms.next().unwrap_or(Time::NEVER));
     }
 }
 
@@ -49,7 +49,7 @@ struct Inner {
 impl Timers {
     pub(crate) fn new(clock: Clock) -> Timers {
         let state = RefCell::new(Inner { alarms: Alarms::new(), fired: Vec::new(), on_sleep: None });
-        Timers { inner: Rc::new(Shared { next: Cell::new(None), state }), clock }
+        Timers { inner: Rc::new(Shared { next: Cell::new(Time::NEVER), state }), clock }
     }
 
     /// Reads the time on the shard's clock.
@@ -69,15 +69,16 @@ impl Timers {
         self.inner.state.borrow_mut().on_sleep = Some(waker);
     }
 
+    /// The time before which no task is to be woken.
     #[inline]
-    pub(crate) fn next(&self) -> Option<Time> {
+    pub(crate) fn next(&self) -> Time {
         self.inner.next.get()
     }
 
     /// True if a task may have slept until `now`.
     #[inline]
     pub(crate) fn is_due(&self, now: Time) -> bool {
-        self.next().is_some_and(|next| next <= now)
+        self.next() <= now
     }
 
     /// Wakes the tasks that slept until `now`.
@@ -370,7 +371,7 @@ mod tests {
         assert!(Pin::new(&mut sleep).poll(&mut task).is_pending());
         timers.fire(Time::ZERO + Duration::from_secs(3599)).unwrap();
         assert_eq!(woken.count(), 0);
-        assert!(timers.next().is_some());
+        assert_ne!(timers.next(), Time::NEVER);
         timers.fire(Time::ZERO + Duration::from_secs(3601)).unwrap();
         assert_eq!(woken.count(), 1);
     }
@@ -392,7 +393,8 @@ mod tests {
                 assert!(Pin::new(&mut sleep).poll(&mut Context::from_waker(&waker)).is_pending());
                 let mut turns = 0;
                 while woken.count() == 0 {
-                    let next = timers.next().expect("it sleeps");
+                    let next = timers.next();
+                    assert_ne!(next, Time::NEVER, "it sleeps");
                     assert!(next > timers.now(), "the shard would spin, {age:?} and {time:?}");
                     assert!(next >= sleep.until, "too early, {age:?} and {time:?}");
                     assert!(next - sleep.until <= Duration::from_millis(3), "too late, {age:?} and {time:?}");
@@ -426,7 +428,7 @@ mod tests {
         let timers = Timers::new(Clock::of_age(Duration::ZERO));
         let mut sleep = timers.sleep(Duration::MAX);
         assert!(Pin::new(&mut sleep).poll(&mut Context::from_waker(Waker::noop())).is_pending());
-        assert_eq!(timers.next(), Some(Time::from_nanos(u64::MAX)));
+        assert_eq!(timers.next(), Time::NEVER);
     }
 
     #[test]
@@ -436,7 +438,7 @@ mod tests {
             let mut sleep = timers.sleep(Duration::from_secs(3600));
             assert!(Pin::new(&mut sleep).poll(&mut Context::from_waker(Waker::noop())).is_pending());
             drop(sleep);
-            assert_eq!(timers.next(), None);
+            assert_eq!(timers.next(), Time::NEVER);
         }
         assert_eq!(timers.inner.state.borrow().alarms.wakers.len(), 1);
     }

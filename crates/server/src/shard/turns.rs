@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use ringserve_core::framing::Framing;
-use ringserve_core::{Budget, Completion, Driver, Limits, ServerLimits, Wait};
+use ringserve_core::{Budget, Completion, Driver, Limits, ServerLimits, Time, Wait};
 use tracing::{debug, error};
 
 use super::blocking::threads::Threads;
@@ -15,7 +15,6 @@ use super::guarded_transport::reports_panics;
 use super::handle::Shard;
 use super::inbox::RemoteShard;
 use super::many::TaskNumbers;
-use super::meter::NEVER;
 use super::random::Random;
 use super::service_lane::ServiceLane;
 use super::services::Services;
@@ -134,13 +133,11 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     #[inline]
     pub(super) fn wait(&mut self) -> Wait {
         let ShardLoop { core, lane } = self;
-        let mut next = core.next_turn().unwrap_or(NEVER).min(lane.common.meter.next_publication());
-        if let Some(at) = lane.common.shard.timers().next() {
-            next = next.min(at);
-        }
+        let mut next = core.next_turn_or_never().min(lane.common.meter.next_publication());
+        next = next.min(lane.common.shard.timers().next());
         if lane.spare.is_active() {
             let at = if lane.spare.has_to_do() { Some(lane.common.now) } else { lane.spare.next() };
-            next = next.min(at.unwrap_or(NEVER));
+            next = next.min(at.unwrap_or(Time::NEVER));
         }
         let left_over = !lane.delivery.tasks.is_empty() || !lane.delivery.letters.is_empty();
         let is_due = next <= lane.common.now;
@@ -151,7 +148,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         }
         #[cfg(feature = "metrics")]
         lane.common.meter.waits(lane.common.shard.timers());
-        if next == NEVER { Wait::Forever } else { Wait::For(next - lane.common.now) }
+        if next == Time::NEVER { Wait::Forever } else { Wait::For(next - lane.common.now) }
     }
 
     pub(super) fn report(&self) -> ShardStats {

@@ -164,3 +164,19 @@ fn full_shard_whose_rate_has_a_token_sleeps() {
     shard.turn(at(2));
     assert!(shard.next_turn().is_some_and(|next| next > at(2)), "woken at once, again and again");
 }
+
+#[test]
+fn shard_that_could_not_accept_wakes_up_to_try_again() {
+    let mut shard = Tested::new(Limits::default(), 1, 1);
+    shard.turn(Time::ZERO);
+    shard.ops();
+    assert_eq!((shard.next_turn(), shard.next_turn_or_never()), (None, Time::NEVER));
+    shard.begin(at(1), 1);
+    shard.complete(Completion::AcceptEnded { listener: 0, end: AcceptEnd::Descriptors });
+    shard.end();
+    let again = shard.next_turn().expect("it tries again");
+    assert!(again > at(1) && again < at(2), "{again:?}");
+    assert!(shard.ops().is_empty(), "it rests before");
+    shard.turn(again);
+    assert!(matches!(shard.ops()[..], [Op::Accept { listener: 0 }]));
+}

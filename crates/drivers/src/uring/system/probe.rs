@@ -1,7 +1,7 @@
 //! Tries whether io_uring works here. Versions do not tell: hosts filter system calls and operations, and kernels have
 //! features removed or backported.
 
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Duration;
@@ -79,15 +79,7 @@ pub fn probe() -> Result<Found, SetupError> {
 }
 
 fn try_out() -> Result<Found, SetupError> {
-    let pool = PoolConfig { buffer_bytes: 256, buffers_max: 4, poison: false };
-    let config = UringConfig {
-        submission_entries: 8,
-        completion_entries: 64,
-        connections: 4,
-        pool,
-        ..UringConfig::default()
-    };
-    let mut trial = Trial::new(Uring::new(&config, Vec::new())?, RING);
+    let mut trial = Trial::of_a_ring(Vec::new())?;
     let description = trial.driver.describe();
     let (mut near, id) = trial.connection(0)?;
     trial.driver.submit(Op::Receive { id });
@@ -107,26 +99,11 @@ fn try_out() -> Result<Found, SetupError> {
 pub fn probe_accept() -> Result<(), SetupError> {
     const STEP: &str = "a multishot accept";
     try_apart(|| {
-        let failed = SetupError::failed("a Unix listener without a file");
-        // The kernel finds a name.
-        let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(failed)?;
-        let failed = SetupError::failed("a Unix listener without a file");
-        let bound = SockAddr::unix("").and_then(|any| socket.bind(&any)).and_then(|()| socket.listen(1));
-        let addr = bound.and_then(|()| socket.local_addr()).map_err(failed)?;
-        let pool = PoolConfig { buffer_bytes: 256, buffers_max: 4, poison: false };
-        let config = UringConfig {
-            submission_entries: 8,
-            completion_entries: 64,
-            connections: 4,
-            pool,
-            peer_addresses: false,
-            ..UringConfig::default()
-        };
-        let mut trial = Trial::new(Uring::new(&config, vec![Listener::own(socket)])?, RING);
+        let (listener, addr) = listener().map_err(SetupError::failed("a Unix listener without a file"))?;
+        let mut trial = Trial::of_a_ring(vec![Listener::own(listener)])?;
         trial.driver.submit(Op::Accept { listener: 0 });
         trial.turn(Wait::No)?;
-        let failed = SetupError::failed("a Unix socket");
-        let peer = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(failed)?;
+        let peer = unix_socket().map_err(SetupError::failed("a Unix socket"))?;
         peer.connect(&addr).map_err(SetupError::failed("a connect to a Unix socket"))?;
         match trial.next(STEP)? {
             Completion::Accepted { socket, .. } => {
@@ -136,6 +113,19 @@ pub fn probe_accept() -> Result<(), SetupError> {
             seen => Err(SetupError::Trial { step: STEP, seen: format!("{seen:?}") }),
         }
     })
+}
+
+fn unix_socket() -> io::Result<Socket> {
+    Socket::new(Domain::UNIX, Type::STREAM, None)
+}
+
+/// A Unix listener without a file, at a name that the kernel finds.
+fn listener() -> io::Result<(Socket, SockAddr)> {
+    let socket = unix_socket()?;
+    socket.bind(&SockAddr::unix("")?)?;
+    socket.listen(1)?;
+    let addr = socket.local_addr()?;
+    Ok((socket, addr))
 }
 
 /// Tries whether there are rings at all, for what brings its own.
@@ -151,6 +141,20 @@ pub fn probe_ring() -> Result<(), SetupError> {
 }
 
 impl Trial<Uring<SystemKernel>> {
+    /// A trial of a small ring with all that the driver needs, which accepts from `listeners`.
+    fn of_a_ring(listeners: Vec<Listener>) -> Result<Self, SetupError> {
+        let config = UringConfig {
+            submission_entries: 8,
+            completion_entries: 64,
+            connections: 4,
+            pool: PoolConfig { buffer_bytes: 256, buffers_max: 4, poison: false },
+            // Its peers have none.
+            peer_addresses: false,
+            ..UringConfig::default()
+        };
+        Ok(Trial::new(Uring::new(&config, listeners)?, RING))
+    }
+
     fn connection(&mut self, slot: u32) -> Result<(UnixStream, ConnId), SetupError> {
         let (near, far) =
             UnixStream::pair().map_err(|error| SetupError::Descriptors { what: "a socket pair", error })?;
