@@ -64,7 +64,9 @@ pub use rate::AcceptRate;
 pub use reason::{CloseReason, ClosedBy};
 pub use refused::RefusedBy;
 pub use remote_gate::RemoteGate;
-pub use shard::{ConnFigure, ConnState, ConnView, Ended, Frames, Lane, Next, Parked, Quota, Shard};
+pub use shard::{
+    ConnFigure, ConnFigures, ConnState, ConnView, Ended, Frames, Lane, Next, Parked, Quota, Shard,
+};
 pub use shared::{LaneShared, ShardShared};
 pub use shared_payload::SharedPayload;
 pub use stack::{Stack, facts_as};

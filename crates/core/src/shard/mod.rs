@@ -47,7 +47,7 @@ pub use accept::Quota;
 pub use calls::Parked;
 use drain::Drain;
 pub use frames::{Frames, Next};
-pub use inspect::{ConnFigure, ConnState, ConnView};
+pub use inspect::{ConnFigure, ConnFigures, ConnState, ConnView};
 use lanes::Lanes;
 use secure::Channels;
 use turn::Event;

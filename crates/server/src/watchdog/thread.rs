@@ -136,6 +136,8 @@ impl Looks {
                 nap(self.every);
             }
         }
+        // Its shards ended before.
+        watch.all_over(self.control.now());
     }
 
     /// Finds out whether the process was stopped since the last look: the watchdog itself did not wake in time, though no other

@@ -88,6 +88,13 @@ impl Watch {
         Some(ongoing.stall.clone())
     }
 
+    /// The server is over, and so is each stall that lasted until then.
+    pub(super) fn all_over(&self, now: Time) {
+        for kept in self.kept().iter_mut().filter(|kept| kept.stall.ongoing) {
+            (kept.stall.ongoing, kept.stall.lasted) = (false, now - kept.since);
+        }
+    }
+
     /// The last ones and those that last, the oldest first.
     pub(crate) fn stalls(&self, now: Time) -> Vec<Stall> {
         let as_now = |kept: &Kept| {
@@ -221,6 +228,19 @@ mod tests {
         let counts: Vec<_> = watch.counts().filter(|(_, _, count)| *count > 0).collect();
         assert_eq!(counts, [(0, StallCause::Cpu, 100), (1, StallCause::Cpu, 1)]);
         assert!(watch.change(0, |_| ()).is_none(), "none of it lasts");
+    }
+
+    #[test]
+    fn stall_ends_with_its_server() {
+        let watch = Watch::default();
+        watch.begin(2, std::thread::current());
+        watch.begins(at(1), stall(0, false));
+        watch.begins(at(3), stall(1, true));
+        assert!(watch.is_stalled(1, Duration::from_secs(1), at(5)));
+        watch.all_over(at(5));
+        let stalls: Vec<_> = watch.stalls(at(60)).iter().map(|of| (of.ongoing, of.lasted)).collect();
+        assert_eq!(stalls, [(false, Duration::from_millis(30)), (false, Duration::from_secs(2))]);
+        assert!(!watch.is_stalled(1, Duration::from_secs(1), at(60)));
     }
 
     #[test]
