@@ -193,7 +193,13 @@ pub fn run(options: &OverloadOptions, json: bool) -> Result<u8, Failure> {
                 }
                 Err(failure) => return Err(failure),
             };
-            outcomes.extend(tried(row, &name, process, options, asked)?);
+            match tried(row, &name, process, options, asked) {
+                Ok(came) => outcomes.extend(came),
+                // The other rows are of interest all the same.
+                Err(failure) => {
+                    outcomes.push(Outcome { held: false, ..Outcome::of(row, &name, Vec::new(), failure.0) })
+                }
+            }
         }
     }
     if asked(Row::Goodput) {

@@ -97,8 +97,10 @@ fn start(
     work: (Duration, bool),
 ) -> Result<ServerHandle, Failure> {
     let limits = Limits::default().idle_timeout(None);
-    let all = ServerLimits::default();
+    // Descriptors that are kept for upstreams are none for clients.
+    let all = ServerLimits::default().upstreams_max(0);
     let server = Server::bind(addr).framing(Lines::default()).shards(1).driver(driver).limits(limits);
+    let server = server.server_limits(all.clone());
     let server = match row {
         Row::Goodput | Row::Marked | Row::Return => server,
         Row::Prefix => {
