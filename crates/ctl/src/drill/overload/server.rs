@@ -1,5 +1,6 @@
 //! The server of the drill: a process with one shard that is set as its row needs it.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::io::BufRead;
 use std::net::SocketAddr;
@@ -37,6 +38,8 @@ pub(super) struct Told {
     pub(super) lost: u64,
     /// Connections closed as the shard held too much.
     pub(super) closed_for_memory: u64,
+    /// Connections that ended, by the names of their reasons.
+    pub(super) closed: BTreeMap<String, u64>,
     /// Seconds for which the shard ran, and could have run without a CPU.
     cpu: f64,
     cpu_wait: f64,
@@ -120,6 +123,12 @@ fn told(running: &ServerHandle, since: Instant) -> Told {
         accepted: stats.counters.accepted,
         lost: running.accept_queues().iter().filter_map(|queue| queue.lost).sum(),
         closed_for_memory: stats.counters.closed_for(CloseReason::MemoryLimit),
+        closed: stats
+            .counters
+            .each_reason()
+            .filter(|(_, count)| *count > 0)
+            .map(|(reason, count)| (reason.name().to_owned(), count))
+            .collect(),
         cpu: times.iter().map(|of| of.cpu.as_secs_f64()).sum(),
         cpu_wait: times.iter().map(|of| of.cpu_wait.as_secs_f64()).sum(),
         ran_for: since.elapsed().as_secs_f64(),
