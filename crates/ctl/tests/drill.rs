@@ -105,6 +105,12 @@ fn innocent_peers_stay_where_heavy_ones_fill_the_memory() {
     let (code, json) = drill(&arguments);
     let rows: Vec<serde_json::Value> = serde_json::from_str(&json).unwrap();
     assert!(rows.len() == 2 && rows.iter().all(|row| row["row"] == "memory"), "{json}");
-    assert!(rows.iter().all(|row| row["held"] == true || row["left_out"].is_string()), "{json}");
-    assert_eq!(code, 0, "{json}");
+    for row in rows.iter().filter(|row| !row["left_out"].is_string()) {
+        let bars = row["bars"].as_array().unwrap();
+        // Which of the heavy ones are closed is a matter of time as well, and the machine may be busy.
+        assert!(bars[0]["of"] == "innocent closed" && bars[0]["held"] == true, "{json}");
+        assert!(bars[1]["of"] == "readers of nothing closed" && bars[1]["held"] == true, "{json}");
+    }
+    let missed = rows.iter().any(|row| row["held"] == false && row["left_out"].is_null());
+    assert_eq!(code, i32::from(missed), "{json}");
 }

@@ -33,9 +33,12 @@ const ASKS_EVERY: Duration = Duration::from_millis(50);
 /// A request that has no answer this long after the end has none.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
 
-/// One that was closed comes again after this. What is held counts once it stayed for 50 ms: peers that come again as fast have the
-/// server close what stays, though it weighs less.
-const AGAIN: Duration = Duration::from_millis(500);
+/// Between two peers that read nothing, at first. What is held counts once it stayed for 50 ms, so that a burst which is sent at once
+/// closes none; where hundreds of MiB come and go within that time, what stays is closed for them, though it weighs less.
+const APART: Duration = Duration::from_millis(10);
+
+/// One that was closed comes again after this.
+const AGAIN: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 struct Count {
@@ -61,7 +64,7 @@ pub(super) fn run(name: &str, process: &mut Process, time: Duration) -> Result<O
             (0..INNOCENT).map(|number| spawn_local(innocent(number, addr, until, count.clone()))).collect();
         let mut attackers = Vec::new();
         attackers.extend((0..HALVES).map(|_| spawn_local(half(addr, count.clone()))));
-        attackers.extend((0..READERS).map(|_| spawn_local(reader(addr))));
+        attackers.extend((0..READERS).map(|number| spawn_local(reader(number, addr))));
         for one in innocent {
             one.await.map_err(|error| Failure(format!("a client of the drill ended: {error}")))?;
         }
@@ -130,7 +133,8 @@ async fn send_half(addr: SocketAddr) -> io::Result<()> {
 }
 
 /// Comes again and again, and reads nothing.
-async fn reader(addr: SocketAddr) {
+async fn reader(number: usize, addr: SocketAddr) {
+    sleep(APART * number as u32).await;
     loop {
         if let Ok(stream) = ask_for_much(addr).await {
             // A reset is an error of the socket, which needs no read.
