@@ -114,8 +114,8 @@ impl<O: Observer> Shard<O> {
         self.conns.used()
     }
 
-    /// A figure of the connection in a slot, with those that are added up: `None` if there is none that has not ended, and, where `calling` is
-    /// asked for, if no call of it waits.
+    /// A figure of the connection in a slot, with those that are added up: `None` if there is none that has not ended, and,
+    /// where `calling` is asked for, if no call of it waits.
     #[inline]
     pub fn figures_at(&self, slot: u32, figure: ConnFigure, calling: bool) -> Option<ConnFigures> {
         let id = self.conns.id_at(slot)?;

@@ -49,7 +49,7 @@ pub fn websocket_arguments() -> SocketAddr {
 /// Calls that compute at once, in a server that sheds what is more: with 200 µs each the last one is served after 13 ms.
 pub const WORK_LIMIT: usize = 64;
 
-/// Reads `work --listen ADDRESS --micros N`, of a server whose calls compute for so many microseconds: 200 where that is left out.
+/// Reads `work --listen ADDRESS --micros N`, of a server whose calls compute for `N` microseconds: 200 where that is left out.
 pub fn work_arguments() -> (Duration, SocketAddr) {
     let mut arguments: Vec<String> = std::env::args().collect();
     let mut micros = 200;

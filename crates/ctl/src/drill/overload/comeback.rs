@@ -78,7 +78,7 @@ pub(super) fn run(name: &str, process: &mut Process) -> Result<Outcome, Failure>
     })
 }
 
-/// True once so many were served in total.
+/// True once this number was served in total.
 async fn all_within(time: Duration, count: &Count, served: usize) -> bool {
     let all = async {
         while count.served.get() < served {

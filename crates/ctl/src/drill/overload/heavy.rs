@@ -33,8 +33,8 @@ const ASKS_EVERY: Duration = Duration::from_millis(50);
 /// A request that has no answer this long after the end has none.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
 
-/// Between two peers that read nothing, at first. What is held counts once it stayed for 50 ms, so that a burst which is sent at once
-/// closes none; where hundreds of MiB come and go within that time, what stays is closed for them, though it weighs less.
+/// Between two peers that read nothing, at first. What is held counts once it stayed for 50 ms, so that a burst which is sent at
+/// once closes none; where hundreds of MiB come and go within that time, what stays is closed for them, though it weighs less.
 const APART: Duration = Duration::from_millis(10);
 
 /// One that was closed comes again after this.
