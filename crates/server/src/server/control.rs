@@ -255,7 +255,8 @@ impl ServerControl {
 
     /// What stands in the way of the server, the worst first: settings of the machine, limits of the process, what was lost
     /// since the start, and which totals of the machine grew since an earlier look, a minute ago or more. It reads files of
-    /// `/proc` and `/sys` and the figures that shards published, within milliseconds, and asks no shard. A server on drivers of the caller, as in a simulation, has no findings. See [`doctor`](crate::doctor).
+    /// `/proc` and `/sys` and the figures that shards published, within milliseconds, and asks no shard. A server on
+    /// drivers of the caller, as in a simulation, has no findings. See [`doctor`](crate::doctor).
     ///
     /// ```
     /// # use ringserve::ServerControl;
