@@ -8,7 +8,7 @@ use ringserve::doctor::Expected;
 
 use crate::client::Place;
 use crate::drill::causes::Cause;
-use crate::drill::overload::Row;
+use crate::drill::overload::rows::Row;
 
 /// The environment variable with the token.
 pub const TOKEN: &str = "RINGSERVE_ADMIN_TOKEN";

@@ -14,7 +14,7 @@ use tokio::time::{sleep, timeout};
 
 use super::peer::{connect, descriptors, echo, of_client, run_local};
 use super::process::Process;
-use super::{Bar, Outcome, Row};
+use super::rows::{Bar, Outcome, Row};
 use crate::client::Failure;
 
 /// Clients, where descriptors suffice.

@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use tokio::time::{interval, timeout};
 
 use super::peer::{ATTACKER, connect, echo, of_client, percentile, run_local};
-use super::{Bar, Outcome, Row};
+use super::rows::{Bar, Outcome, Row};
 use crate::client::Failure;
 
 /// Connects a second of the flood.

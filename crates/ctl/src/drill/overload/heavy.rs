@@ -13,7 +13,7 @@ use tokio::time::{Instant, interval, sleep, timeout_at};
 
 use super::peer::{ATTACKER, connect, echo, of_client, percentile, run_local};
 use super::process::Process;
-use super::{Bar, Outcome, Row};
+use super::rows::{Bar, Outcome, Row};
 use crate::client::Failure;
 
 /// Peers that ask for a MiB each and read nothing: together more than the 64 MiB that the shard may hold.

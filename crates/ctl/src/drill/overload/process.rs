@@ -11,7 +11,7 @@ use std::time::Duration;
 use ringserve::Driver;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use super::Row;
+use super::rows::Row;
 use super::server::Told;
 use crate::client::Failure;
 

@@ -15,7 +15,7 @@ use ringserve::{CloseReason, Cx, Driver, Frame, Limits, Server, ServerHandle, Se
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use super::Row;
+use super::rows::Row;
 use crate::client::Failure;
 
 /// A mark, which the service knows.

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
-use super::Bar;
 use super::peer::{percentile, run_local};
+use super::rows::Bar;
 use super::server::MARK;
 use crate::client::Failure;
 
