@@ -41,6 +41,9 @@ pub fn largest_outboxes_come_first(on: On) {
     let found = by_outbox();
     assert!(found[0].outbox_bytes > found[1].outbox_bytes && found[1].outbox_bytes > 8 << 20, "{found:?}");
     assert!(found.iter().all(|conn| conn.state == ConnState::HeldBack), "{found:?}");
+    let sums = lab.running.control().inspect(Query::connections().limit(1).within(SOON)).sums;
+    assert_eq!((sums.connections, sums.held_back, sums.calls), (23, 3, 0), "{sums:?}");
+    assert!(sums.outbox_bytes as usize >= found[0].outbox_bytes + found[1].outbox_bytes, "{sums:?}");
     let all = inspect(&lab, Query::connections().limit(100));
     assert_eq!(all.len(), 23);
     let name = lab.addr().to_string();
@@ -69,7 +72,8 @@ pub fn oldest_calls_come_first(on: On) {
         assert_eq!((conn.state, conn.calls), (ConnState::Calling, 1));
         assert!(conn.age >= waits, "{conn:?}");
     }
-    assert_eq!(inspect(&lab, Query::calls_waiting().limit(1)).len(), 1);
+    let first = lab.running.control().inspect(Query::calls_waiting().limit(1).within(SOON));
+    assert_eq!((first.connections.len(), first.sums.connections, first.sums.calls), (1, 3, 3));
     lab.shared.gate.open();
     clients[1..4].iter_mut().for_each(|client| assert_eq!(client.recv(), order::gate("text")));
     assert!(inspect(&lab, Query::calls_waiting()).is_empty(), "they are done");

@@ -1,11 +1,15 @@
 //! The limit on descriptors, in a process whose limit is low.
 
 use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::sync::Mutex;
 
+use ringserve::admin::report::{Report, StageName};
+use ringserve::framing::LengthPrefix;
 use ringserve_tests::child::{Process, is_child};
 use ringserve_tests::client::frame;
-use ringserve_tests::{Client, Lab, SOON, no_time_limits, order};
+use ringserve_tests::{Client, Lab, On, SOON, eventually, no_time_limits, order};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const LIMIT: u64 = 128;
@@ -19,7 +23,9 @@ fn child_serves() {
     }
     let words = std::io::stdin().lines();
     setrlimit(Resource::Nofile, Rlimit { current: Some(LIMIT), maximum: Some(LIMIT) }).unwrap();
-    let lab = Lab::start(no_time_limits());
+    let on = On::default().server(no_time_limits()).admin("127.0.0.1:0");
+    let lab = Lab::of(on.framing(LengthPrefix::default()));
+    println!("\nendpoint {}", lab.running.admin_address().unwrap());
     println!("\naddress {}", lab.addr());
     let eaten = Mutex::new(Vec::new());
     for word in words {
@@ -118,6 +124,49 @@ fn more_peers_than_the_server_may_hold_are_served_in_turn() {
     drop(clients);
     let [_, accepted, ..] = child.waits_for("the end of all", |[connections, ..]| connections == 0);
     assert_eq!(accepted, 400);
+    child.0.say("end");
+    child.0.line_after("ended");
+}
+
+/// A report over a connection that stays.
+#[track_caller]
+fn report(endpoint: &mut BufReader<TcpStream>) -> Report {
+    endpoint.get_mut().write_all(b"GET /report.json HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
+    let mut length = 0;
+    loop {
+        let mut line = String::new();
+        endpoint.read_line(&mut line).unwrap();
+        if let Some(value) = line.to_lowercase().strip_prefix("content-length:") {
+            length = value.trim().parse().unwrap();
+        }
+        if line == "\r\n" {
+            break;
+        }
+    }
+    let mut body = vec![0; length];
+    endpoint.read_exact(&mut body).unwrap();
+    serde_json::from_slice(&body).unwrap()
+}
+
+#[test]
+fn report_has_the_machine_though_no_file_can_be_opened() {
+    let mut process = Process::start(child_serves);
+    let endpoint = TcpStream::connect(process.line_after("endpoint ")).unwrap();
+    endpoint.set_read_timeout(Some(SOON)).unwrap();
+    let mut endpoint = BufReader::new(endpoint);
+    let machine = |report: &Report| report.funnel.iter().find(|of| of.name == StageName::Machine).cloned();
+    let before = machine(&report(&mut endpoint)).unwrap();
+    assert!(before.now < LIMIT && before.capacity == Some(LIMIT), "{before:?}");
+    let mut child = Child(process);
+    child.told("eat");
+    // Reports are made five times a second.
+    let mut last = Report::default();
+    eventually("the report tells of the descriptors", SOON, || {
+        last = report(&mut endpoint);
+        machine(&last).is_some_and(|of| of.now >= LIMIT)
+    });
+    assert_eq!(machine(&last).unwrap().capacity, Some(LIMIT));
+    assert!(last.server.memory_bytes.is_some(), "{last:?}");
     child.0.say("end");
     child.0.line_after("ended");
 }

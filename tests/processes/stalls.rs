@@ -1,311 +1,37 @@
 //! Shards that are stalled, on the real kernel and on both drivers: what is told of them, how soon, and of what nothing is told.
 //!
-//! Each test has a process to itself, since what others compute would be a cause. The campaign is ignored:
-//! `cargo test --release -p ringserve-tests --test processes stalls::causes_drawn_blind -- --ignored --nocapture`;
+//! Each test has a process to itself, since what others compute would be a cause. The campaign, in a file apart, is ignored:
+//! `cargo test --release -p ringserve-tests --test processes stalls::campaign::causes_drawn_blind -- --ignored --nocapture`;
 //! `RINGSERVE_SEED` is its seed.
 
-use std::convert::Infallible;
-use std::fmt::Debug;
+mod campaign;
+mod rig;
+
 use std::fs;
-use std::hint::spin_loop;
-use std::io::{BufRead, BufReader, Read, Write, pipe};
+use std::io::BufReader;
 use std::net::TcpStream;
-use std::str::FromStr;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ringserve::framing::Lines;
 use ringserve::limits::Stalls;
-use ringserve::stats::{Stall, StallCause, StalledWork};
+use ringserve::stats::StalledWork;
 use ringserve::sync::Mesh;
-use ringserve::{
-    Closed, Cx, Driver, Frame, Limits, Opening, Refusal, Runtime, Server, ServerHandle, Service, Shard,
-};
+use ringserve::{Driver, Limits, Runtime, Server};
 use ringserve_tests::child::{Process, is_child};
-use ringserve_tests::{Random, SOON, alone, eventually, on_epoll};
+use ringserve_tests::{SOON, alone, eventually, on_epoll};
 use rustix::process::{Signal, setpriority_process, setsid};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tokio::sync::watch;
+
+use rig::{Lab, Misdeed, Naughty, Peer, Plan};
 
 /// The bar: a stall is told this long after it began.
 const TOLD_WITHIN: Duration = Duration::from_millis(60);
 
 /// A stall of a test: longer than it takes to be told on a machine that does other things as well.
 const LONG: Duration = Duration::from_millis(400);
-
-/// Something that a handler must not do, for a time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Misdeed {
-    Sleep,
-    Lock,
-    Compute,
-    Read,
-    /// Computes where two other threads have the same CPU.
-    Starve,
-}
-
-impl Misdeed {
-    const ALL: [Misdeed; 5] =
-        [Misdeed::Sleep, Misdeed::Lock, Misdeed::Compute, Misdeed::Read, Misdeed::Starve];
-
-    /// What is to be told of it, if the shard could have run for `waited` meanwhile, and ran for `ran`.
-    fn cause(self, ran: Duration, waited: Duration) -> StallCause {
-        match self {
-            Misdeed::Sleep => StallCause::Sleep,
-            Misdeed::Lock => StallCause::Lock,
-            // It was starved, by others than the test's.
-            Misdeed::Compute if waited > ran => StallCause::Starved,
-            Misdeed::Compute => StallCause::Cpu,
-            Misdeed::Read => StallCause::Read,
-            Misdeed::Starve => StallCause::Starved,
-        }
-    }
-
-    fn act(self, time: Duration) {
-        match self {
-            Misdeed::Sleep => thread::sleep(time),
-            Misdeed::Lock => lock(time),
-            Misdeed::Compute => compute(time),
-            Misdeed::Read => read(time),
-            Misdeed::Starve => starve(time),
-        }
-    }
-}
-
-impl FromStr for Misdeed {
-    type Err = ();
-
-    fn from_str(name: &str) -> Result<Misdeed, ()> {
-        Misdeed::ALL.into_iter().find(|misdeed| format!("{misdeed:?}") == name).ok_or(())
-    }
-}
-
-/// Waits for a lock that another thread holds for this long.
-fn lock(time: Duration) {
-    let held = Arc::new(Mutex::new(()));
-    let (tell, locked) = channel();
-    let holds = held.clone();
-    thread::spawn(move || {
-        let _held = holds.lock().unwrap();
-        tell.send(()).unwrap();
-        thread::sleep(time);
-    });
-    locked.recv().unwrap();
-    drop(held.lock().unwrap());
-}
-
-fn compute(time: Duration) {
-    let began = Instant::now();
-    while began.elapsed() < time {
-        spin_loop();
-    }
-}
-
-/// Reads from a pipe into which nothing comes for this long.
-fn read(time: Duration) {
-    let (mut from, mut to) = pipe().unwrap();
-    thread::spawn(move || {
-        thread::sleep(time);
-        to.write_all(b"x").unwrap();
-    });
-    from.read_exact(&mut [0]).unwrap();
-}
-
-/// Computes on a CPU that two other threads want, too.
-fn starve(time: Duration) {
-    let all = sched_getaffinity(None).unwrap();
-    let first = (0..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).unwrap();
-    let on_first = move || {
-        let mut one = CpuSet::new();
-        one.set(first);
-        sched_setaffinity(None, &one).unwrap();
-    };
-    let others: Vec<_> = (0..2)
-        .map(|_| {
-            thread::spawn(move || {
-                on_first();
-                compute(time);
-            })
-        })
-        .collect();
-    on_first();
-    compute(time);
-    sched_setaffinity(None, &all).unwrap();
-    others.into_iter().for_each(|other| other.join().unwrap());
-}
-
-/// Which method of the service is to misbehave next.
-#[derive(Default)]
-struct Plan {
-    next: Mutex<Option<(StalledWork, Misdeed, Duration)>>,
-    /// When a handler began to misbehave, in nanoseconds since the start of the plan's clock.
-    began: Mutex<Option<Instant>>,
-    misdeeds: AtomicU64,
-}
-
-impl Plan {
-    fn misbehave(&self, misdeed: Misdeed, time: Duration) {
-        *self.began.lock().unwrap() = Some(Instant::now());
-        self.misdeeds.fetch_add(1, SeqCst);
-        misdeed.act(time);
-    }
-
-    /// Does what is planned here.
-    fn pass(&self, here: StalledWork) {
-        let mut next = self.next.lock().unwrap();
-        let planned = next.take_if(|(work, _, _)| *work == here);
-        drop(next);
-        if let Some((_, misdeed, time)) = planned {
-            self.misbehave(misdeed, time);
-        }
-    }
-
-    fn plan(&self, work: StalledWork, misdeed: Misdeed) {
-        *self.next.lock().unwrap() = Some((work, misdeed, LONG));
-    }
-}
-
-/// Answers each line `NAME MILLISECONDS` after it did that.
-struct Naughty {
-    plan: Arc<Plan>,
-    mesh: Mesh<u64>,
-}
-
-impl Naughty {
-    fn new(plan: &Arc<Plan>, mesh: &Mesh<u64>, shard: &Shard) -> Naughty {
-        let planned = plan.clone();
-        mesh.register(shard, move |_, _| planned.pass(StalledWork::Message));
-        Naughty { plan: plan.clone(), mesh: mesh.clone() }
-    }
-}
-
-impl Service for Naughty {
-    type Session = ();
-    type Error = Infallible;
-
-    async fn open(&self, _: &Opening<'_>) -> Result<(), Refusal> {
-        self.plan.pass(StalledWork::Open);
-        Ok(())
-    }
-
-    async fn call(&self, cx: &Cx<'_, ()>, line: Frame) -> Result<(), Infallible> {
-        let line = String::from_utf8_lossy(&line).into_owned();
-        let mut words = line.split(' ');
-        match words.next().unwrap_or_default() {
-            "message" => drop(self.mesh.try_send(0, 1)),
-            "later" => {
-                cx.sleep(Duration::from_millis(2)).await;
-                self.plan.pass(StalledWork::Call);
-            }
-            "task" => {
-                let plan = self.plan.clone();
-                drop(cx.shard().spawn(async move { plan.pass(StalledWork::Task) }));
-            }
-            name => {
-                if let Ok(misdeed) = name.parse::<Misdeed>() {
-                    let time = words.next().and_then(|time| time.parse().ok()).unwrap_or_default();
-                    self.plan.misbehave(misdeed, Duration::from_millis(time));
-                }
-            }
-        }
-        cx.reply(line.as_bytes());
-        Ok(())
-    }
-
-    fn heartbeat(&self, _: &Cx<'_, ()>) {
-        self.plan.pass(StalledWork::Heartbeat);
-    }
-
-    fn close(&self, _: &Closed<'_, ()>) {
-        self.plan.pass(StalledWork::Close);
-    }
-}
-
-/// A server of one shard whose service misbehaves.
-struct Lab {
-    running: ServerHandle,
-    plan: Arc<Plan>,
-}
-
-impl Lab {
-    fn on(driver: Driver, change: impl FnOnce(Server<Lines>) -> Server<Lines>) -> Lab {
-        let (plan, mesh) = (Arc::new(Plan::default()), Mesh::new());
-        let (planned, admits) = (plan.clone(), plan.clone());
-        let server =
-            Server::bind("127.0.0.1:0").shards(1).pin(false).driver(driver).framing(Lines::default());
-        let server = server.admit(move |_| {
-            admits.pass(StalledWork::Admit);
-            true
-        });
-        let running = change(server).start(move |shard| Naughty::new(&planned, &mesh, shard)).unwrap();
-        Lab { running, plan }
-    }
-
-    fn peer(&self) -> Peer {
-        let stream = TcpStream::connect(self.running.local_addrs()[0]).unwrap();
-        stream.set_read_timeout(Some(SOON)).unwrap();
-        Peer { lines: BufReader::new(stream.try_clone().unwrap()), stream }
-    }
-
-    /// How long the shard ran, and could have run without a CPU.
-    fn times(&self) -> (Duration, Duration) {
-        let times = self.running.control().shard_times();
-        (times[0].cpu, times[0].cpu_wait)
-    }
-
-    fn since(&self, before: (Duration, Duration)) -> (Duration, Duration) {
-        let now = self.times();
-        (now.0 - before.0, now.1 - before.1)
-    }
-
-    fn stalls(&self) -> Vec<Stall> {
-        self.running.control().stalls()
-    }
-
-    /// The stall that follows those that there were, and how long after its handler began it was told.
-    #[track_caller]
-    fn next(&self, before: usize) -> (Stall, Duration) {
-        let mut found = None;
-        eventually("a stall is told", SOON, || {
-            found = self.stalls().get(before).cloned();
-            found.is_some()
-        });
-        let began = self.plan.began.lock().unwrap().expect("a handler misbehaves");
-        (found.unwrap(), began.elapsed())
-    }
-
-    /// The last stall, which is over.
-    #[track_caller]
-    fn over(&self) -> Stall {
-        eventually("the stall is over", SOON, || self.stalls().last().is_some_and(|stall| !stall.ongoing));
-        self.stalls().pop().unwrap()
-    }
-}
-
-struct Peer {
-    stream: TcpStream,
-    lines: BufReader<TcpStream>,
-}
-
-impl Peer {
-    fn say(&mut self, line: impl AsRef<str>) {
-        self.stream.write_all(format!("{}\n", line.as_ref()).as_bytes()).unwrap();
-    }
-
-    #[track_caller]
-    fn hear(&mut self) -> String {
-        let mut line = String::new();
-        self.lines.read_line(&mut line).unwrap();
-        line
-    }
-
-    fn addr(&self) -> String {
-        self.stream.local_addr().unwrap().to_string()
-    }
-}
 
 /// What a test measures is not what others of the machine compute, where this user may come before them.
 fn first_in_line() {
@@ -670,83 +396,4 @@ fn process_that_was_stopped_has_no_stall() {
         // Beside others that compute, one turn may take 25 ms.
         assert!(told <= 1, "{driver:?}: {told} of 10 stops are told as stalls");
     }
-}
-
-/// Draws causes, without telling the watchdog, and counts what it says: `STALLS` of each, from idle and under load.
-#[test]
-#[ignore = "a minute, and it wants two CPUs that are idle: cargo test --release -p ringserve-tests --test processes stalls::causes_drawn_blind -- --ignored --nocapture"]
-fn causes_drawn_blind() {
-    first_in_line();
-    let seed = std::env::var("RINGSERVE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
-    let mut random = Random::new(seed);
-    for driver in drivers() {
-        let lab = Lab::on(*driver, all_the_same);
-        let mut peer = lab.peer();
-        let (mut right, mut wrong) = (0, Vec::new());
-        for number in 0..50 {
-            let misdeed = Misdeed::ALL[random.below(5) as usize];
-            let time = 60 + random.below(200);
-            let before = lab.times();
-            thread::sleep(Duration::from_millis(random.below(60)));
-            peer.say(format!("{misdeed:?} {time}"));
-            peer.hear();
-            eventually("the stall is over", SOON, || {
-                let stalls = lab.stalls();
-                // The last 64 are kept, so all of these.
-                stalls.len() == number + 1 && !stalls[number].ongoing
-            });
-            let stall = lab.stalls().pop().unwrap();
-            let (ran, waited) = lab.since(before);
-            match stall.cause == misdeed.cause(ran, waited) {
-                true => right += 1,
-                false => wrong.push((misdeed, stall.to_string())),
-            }
-        }
-        println!("{driver}: {right} of 50 causes are right; seed {seed}");
-        tell_all(&wrong);
-        drop(peer);
-        lab.running.abort();
-        lab.running.wait().unwrap();
-        let lab = Lab::on(*driver, all_the_same);
-        let mut peer = lab.peer();
-        let mut after = Vec::new();
-        for number in 0..100u64 {
-            if number.is_multiple_of(10) {
-                watchdog_rests();
-            }
-            thread::sleep(Duration::from_millis(random.below(40)));
-            let known = lab.running.control().stalls().iter().filter(|stall| stall.ongoing).count();
-            assert_eq!(known, 0);
-            *lab.plan.began.lock().unwrap() = None;
-            peer.say("Sleep 150");
-            let mut told = None;
-            eventually("a stall is told", SOON, || {
-                let began = *lab.plan.began.lock().unwrap();
-                told = began
-                    .filter(|_| lab.stalls().iter().any(|stall| stall.ongoing))
-                    .map(|began| began.elapsed());
-                told.is_some()
-            });
-            after.extend(told);
-            peer.hear();
-            lab.over();
-        }
-        after.sort();
-        let in_time = after.iter().filter(|after| **after <= TOLD_WITHIN).count();
-        println!(
-            "{driver}: {in_time} of 100 told within {TOLD_WITHIN:?}; median {:?}, longest {:?}",
-            after[50], after[99]
-        );
-        lab.running.abort();
-        lab.running.wait().unwrap();
-        assert!(
-            wrong.is_empty() && in_time == 100,
-            "{} causes are wrong, {in_time} of 100 in time",
-            wrong.len()
-        );
-    }
-}
-
-fn tell_all(all: &[impl Debug]) {
-    all.iter().for_each(|one| println!("  {one:?}"));
 }

@@ -66,7 +66,8 @@ pub use reason::{CloseReason, ClosedBy};
 pub use refused::RefusedBy;
 pub use remote_gate::RemoteGate;
 pub use shard::{
-    ConnFigure, ConnState, ConnView, Ended, Frames, Lane, Next, Parked, Quota, Rest, Shard, Whole,
+    ConnFigure, ConnFigures, ConnState, ConnView, Ended, Frames, Lane, Next, Parked, Quota, Rest, Shard,
+    Whole,
 };
 pub use shared::{LaneShared, ShardShared};
 pub use shared_payload::SharedPayload;

@@ -3,11 +3,13 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use ringserve::Driver;
 use ringserve::doctor::Expected;
 
 use crate::admission::AdmissionOptions;
 use crate::client::Place;
 use crate::drill::causes::Cause;
+use crate::drill::overload::rows::Row;
 
 /// The environment variable with the token.
 pub const TOKEN: &str = "RINGSERVE_ADMIN_TOKEN";
@@ -25,7 +27,7 @@ The address is that of Server::admin: http://127.0.0.1:9000 unless --at or RINGS
 endpoint has a token it is read from RINGSERVE_ADMIN_TOKEN, so that no list of processes shows it.
 
 Exit codes: 0 done, and nothing is wrong; of `doctor` 1 for a warning and 2 for an error; of `drill` 1 if a cause was not
-named; 3 if the command failed.
+named or a bar was missed; 3 if the command failed.
 
 When users say that it hangs:
   ringserve-ctl top                        the first red stage of the funnel is the cause
@@ -79,14 +81,17 @@ pub enum Command {
     Stalls,
     /// Examines this machine for a server that is not there yet, or with --at the process of one that is
     Doctor(DoctorOptions),
-    /// Plants ten causes of trouble in servers that it starts itself, and looks whether the funnel names each
+    /// Plants ten causes of trouble in servers that it starts itself, and looks whether the funnel names each; `drill overload`
+    /// asks such servers for more than they can do
     Drill(DrillOptions),
-    /// Asks a server that it starts itself for several times what it can do, and measures what is still served, with shedding and
-    /// without. Needs two CPUs with nothing else to do
-    Overload(OverloadOptions),
-    /// The server of that drill
+    /// The server of the drill of overload
     #[command(hide = true)]
     OverloadServer {
+        /// What it is prepared for
+        #[arg(long)]
+        row: Row,
+        #[arg(long)]
+        driver: Driver,
         /// CPU time of a call
         #[arg(long)]
         micros: u64,
@@ -120,17 +125,33 @@ pub struct TopOptions {
     pub height: u16,
 }
 
+#[derive(Clone, Debug, Subcommand)]
+pub enum Drill {
+    /// Overloads servers that it starts itself in five ways, on both drivers, and holds what they still do against a bar each.
+    /// Needs two CPUs with nothing else to do, and two minutes
+    Overload(OverloadOptions),
+}
+
 #[derive(Clone, Debug, Args)]
 pub struct OverloadOptions {
-    /// Times what the server can do
+    /// Tries these rows alone
+    #[arg(long, value_enum, value_name = "ROW")]
+    pub only: Vec<Row>,
+    /// The driver of the servers: io_uring or epoll; both if it is left out
+    #[arg(long)]
+    pub driver: Option<Driver>,
+    /// Times what the server can do, of the rows goodput and marked
     #[arg(long, default_value_t = 4.0, value_parser = times)]
     pub times: f64,
-    /// CPU time of a call, in microseconds
+    /// CPU time of a call in them, in microseconds
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(10..=100_000))]
     pub micros: u64,
-    /// Seconds to measure, behind five in which the server settles
+    /// Seconds to measure in each row
     #[arg(long, default_value_t = 10.0, value_parser = seconds)]
     pub seconds: f64,
+    /// A directory with tokio-shed and go-shed, as scripts/rivals builds them, to be measured beside
+    #[arg(long, value_name = "DIRECTORY")]
+    pub rivals: Option<PathBuf>,
 }
 
 fn times(text: &str) -> Result<f64, String> {
@@ -141,7 +162,11 @@ fn times(text: &str) -> Result<f64, String> {
 }
 
 #[derive(Clone, Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct DrillOptions {
+    /// Another drill
+    #[command(subcommand)]
+    pub what: Option<Drill>,
     /// Plants these causes alone
     #[arg(long, value_enum, value_name = "CAUSE")]
     pub only: Vec<Cause>,

@@ -10,6 +10,7 @@
 
 pub mod causes;
 mod load;
+pub mod overload;
 mod server;
 
 use std::fs;

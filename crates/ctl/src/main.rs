@@ -7,6 +7,7 @@
 //! ringserve-ctl doctor --for connections=1000000     this machine, before a server is there
 //! ringserve-ctl admission                            whom it lets in, and orders that change that
 //! ringserve-ctl drill                                plants ten causes, and looks whether they are named
+//! ringserve-ctl drill overload                       more than a server can do, in five ways, each held against a bar
 //! ```
 
 mod admission;
@@ -15,7 +16,6 @@ mod client;
 mod doctor;
 mod drill;
 mod lists;
-mod overload;
 mod screen;
 mod text;
 mod top;
@@ -24,7 +24,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use args::{Cli, Command};
+use args::{Cli, Command, Drill};
 use client::{Endpoint, Failure};
 
 /// The exit code of a command that failed, and of a command line that is wrong.
@@ -64,9 +64,13 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
         }
         Command::Close { id } => lists::close(&endpoint(), id),
         Command::Drain => lists::drain(&endpoint()),
-        Command::Drill(options) => drill::run(options, cli.json),
-        Command::Overload(options) => overload::run(options, cli.json),
-        Command::OverloadServer { micros, sheds } => overload::serve(*micros, *sheds),
+        Command::Drill(options) => match &options.what {
+            Some(Drill::Overload(options)) => drill::overload::run(options, cli.json),
+            None => drill::run(options, cli.json),
+        },
+        Command::OverloadServer { row, driver, micros, sheds } => {
+            drill::overload::serve(*row, *driver, *micros, *sheds)
+        }
         Command::DrillServer { cause, admin } => drill::serve(*cause, admin),
     }
 }

@@ -128,7 +128,8 @@ pub struct CpuTicks {
     pub stolen: u64,
 }
 
-/// Reads the facts of this machine, as this process sees them.
+/// Reads the facts of this machine, as this process sees them. In a process without a free descriptor no file can be opened, and
+/// nearly all are left out; the admin endpoint keeps the files open, and has them then too.
 pub fn read() -> HostStats {
     read_of(&Machine::here())
 }
@@ -272,9 +273,9 @@ fn quotas(machine: &Machine) -> Vec<(f64, String)> {
         let mut words = file.text.split_whitespace().map(|word| word.parse::<f64>().ok());
         let quota = words.next()??;
         // In a file beside, in the first version.
-        let period = || fs::read_to_string(file.folder.join("cpu.cfs_period_us")).ok()?.trim().parse().ok();
+        let period = || machine.text_at(&file.folder.join("cpu.cfs_period_us"))?.trim().parse().ok();
         let period = words.next().flatten().or_else(period).unwrap_or(100_000.0);
-        let stat = fs::read_to_string(file.folder.join("cpu.stat")).unwrap_or_default();
+        let stat = machine.text_at(&file.folder.join("cpu.stat")).unwrap_or_default();
         (quota > 0.0 && period > 0.0).then_some((quota / period, stat))
     };
     machine.group_files(&files).into_iter().filter_map(quota).collect()
@@ -377,5 +378,27 @@ mod tests {
         assert_eq!(host, expected);
         assert_eq!(host.conntrack.map(|tracked| tracked.share()), Some(0.25));
         assert_eq!(read_of(&Machine::below("/nonexistent")), HostStats::default());
+    }
+
+    #[test]
+    fn kept_files_tell_what_they_have_now() {
+        let root = std::env::temp_dir().join(format!("ringserve-kept-{}", std::process::id()));
+        let file = "/proc/net/softnet_stat";
+        let plant = |text: &str| {
+            let place = root.join("proc/net/softnet_stat");
+            fs::create_dir_all(place.parent().unwrap()).unwrap();
+            fs::write(place, text).unwrap();
+        };
+        plant("00 00000001 00000002\n");
+        let machine = Machine::below(&root).keeping();
+        assert_eq!(packets(&machine), (1, 2));
+        // Longer than what is read at first.
+        plant(&"00 00000001 00000001\n".repeat(1000));
+        assert_eq!(packets(&machine), (1000, 1000));
+        // Nothing opens it any more, as where descriptors are used up.
+        fs::remove_dir_all(&root).unwrap();
+        assert_eq!(packets(&machine), (1000, 1000));
+        assert_eq!(machine.text("/proc/net/other"), None);
+        assert_eq!(Machine::below(&root).text(file), None);
     }
 }

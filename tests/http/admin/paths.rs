@@ -221,6 +221,26 @@ fn log_level_without_a_function_is_not_implemented() {
 }
 
 #[test]
+fn funnel_counts_what_lists_leave_out() {
+    let lab = lab(LOCAL);
+    let addr = endpoint(&lab.running);
+    // A list has twenty.
+    let mut callers: Vec<Client> = (0..30).map(|_| lab.client()).collect();
+    callers.iter_mut().for_each(|client| client.send(order::gate("text")));
+    lab.parked(30);
+    let mut last = Report::default();
+    eventually("the report has all calls", SOON, || {
+        last = get(addr, "/report.json").report();
+        last.funnel.iter().any(|stage| stage.name == StageName::Handler && stage.now == 30)
+    });
+    assert_eq!(last.waiting_calls.len(), 20, "{last:?}");
+    lab.shared.gate.open();
+    callers.iter_mut().for_each(|client| assert_eq!(client.recv(), order::gate("text")));
+    drop(callers);
+    lab.finish();
+}
+
+#[test]
 fn calm_server_has_a_calm_funnel() {
     let lab = lab(LOCAL);
     let addr = endpoint(&lab.running);

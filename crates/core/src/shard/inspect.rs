@@ -96,16 +96,31 @@ pub enum ConnFigure {
     OldestCall,
 }
 
+/// What is compared and added up of a connection that has not ended.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnFigures {
+    /// Its name.
+    pub id: ConnId,
+    /// The figure that was asked for.
+    pub value: u64,
+    /// Bytes queued or with the kernel.
+    pub outbox_bytes: usize,
+    /// No frame is handed out, since the peer does not take what is in the outbox.
+    pub is_held_back: bool,
+    /// Calls that wait; its `open` is one.
+    pub calls: u16,
+}
+
 impl<O: Observer> Shard<O> {
     /// Slots that may be taken are below this number.
     pub fn slots_used(&self) -> u32 {
         self.conns.used()
     }
 
-    /// A figure of the connection in a slot, with its name: `None` if there is none that has not ended, and, where `calling` is
-    /// asked for, if no call of it waits.
+    /// A figure of the connection in a slot, with those that are added up: `None` if there is none that has not ended, and,
+    /// where `calling` is asked for, if no call of it waits.
     #[inline]
-    pub fn figure_at(&self, slot: u32, figure: ConnFigure, calling: bool) -> Option<(ConnId, u64)> {
+    pub fn figures_at(&self, slot: u32, figure: ConnFigure, calling: bool) -> Option<ConnFigures> {
         let id = self.conns.id_at(slot)?;
         let conn = self.conns.get(id)?;
         if calling && !conn.has_handler() {
@@ -120,7 +135,10 @@ impl<O: Observer> Shard<O> {
             ConnFigure::OldestCall if conn.has_handler() => self.millis_since(conn.since),
             ConnFigure::OldestCall => 0,
         };
-        Some((id, value))
+        let outbox_bytes = outlet.outbox_bytes();
+        // Nothing holds back a peer whose outbox is empty.
+        let is_held_back = outbox_bytes > 0 && state_of(conn, outlet) == ConnState::HeldBack;
+        Some(ConnFigures { id, value, outbox_bytes, is_held_back, calls: conn.calls })
     }
 
     /// When a connection was adopted, or began to be made.

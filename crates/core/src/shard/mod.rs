@@ -49,7 +49,7 @@ pub use accept::Quota;
 pub use calls::Parked;
 use drain::Drain;
 pub use frames::{Frames, Next, Rest, Whole};
-pub use inspect::{ConnFigure, ConnState, ConnView};
+pub use inspect::{ConnFigure, ConnFigures, ConnState, ConnView};
 use lanes::Lanes;
 use secure::Channels;
 use turn::Event;

@@ -51,7 +51,8 @@ impl Beside for Admin {
         let place = Place::parse(&addr).map_err(Error::Admin)?;
         token.as_deref().map_or(Ok(()), Gate::check_token).map_err(Error::Admin)?;
         place.check(token.is_some()).map_err(Error::Admin)?;
-        let gate = Gate::new(names, place.ips(), token.as_deref());
+        let names = names.iter().map(|name| Gate::read_name(name)).collect::<Result<Vec<_>, _>>();
+        let gate = Gate::new(names.map_err(Error::Admin)?, place.ips(), token.as_deref());
         let server = match place {
             Place::Ip(addrs) => Server::bind(&addrs[..]),
             Place::Unix(path) => Server::bind_unix(path),

@@ -50,8 +50,29 @@ impl Gate {
         ips: impl IntoIterator<Item = IpAddr>,
         token: Option<&str>,
     ) -> Gate {
-        let names = names.into_iter().map(|name| name.to_ascii_lowercase()).chain(["localhost".to_owned()]);
+        let names = names.into_iter().chain(["localhost".to_owned()]);
         Gate { names: names.collect(), ips: ips.into_iter().collect(), token: token.map(Box::from) }
+    }
+
+    /// A name as hosts are compared with it: in lower case, without the dot of a name that is whole.
+    ///
+    /// # Errors
+    /// A sentence with the cause, for a name that no `Host` can be.
+    pub(super) fn read_name(name: &str) -> Result<String, String> {
+        let said: String = name.chars().take(100).collect();
+        let refused =
+            |why: &str| format!("Admin::host_name({said:?}) {why}: give a name such as chat-1.internal");
+        let authority: Authority = name.parse().map_err(|_| refused("is no name of a host"))?;
+        if authority.as_str().contains('@') {
+            return Err(refused("has a user"));
+        }
+        if authority.host().len() < name.len() {
+            return Err(refused("has a port, and each port is answered to"));
+        }
+        if bare(authority.host()).parse::<IpAddr>().is_ok() {
+            return Err(refused("is an address, and those at which the endpoint listens are known"));
+        }
+        Ok(plain(authority.host()))
     }
 
     /// Refuses tokens that are easily guessed, or that a header cannot have.
@@ -123,16 +144,21 @@ impl Gate {
         if authority.as_str().contains('@') {
             return false;
         }
-        let host = authority.host();
-        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-        match bare.parse::<IpAddr>() {
+        match bare(authority.host()).parse::<IpAddr>() {
             Ok(ip) => self.ips.iter().any(|ours| ours.is_unspecified() || *ours == ip.to_canonical()),
-            Err(_) => {
-                let name = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
-                self.names.contains(&name)
-            }
+            Err(_) => self.names.contains(&plain(authority.host())),
         }
     }
+}
+
+/// A host without the brackets of IPv6.
+fn bare(host: &str) -> &str {
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
+}
+
+/// A host as it is compared.
+fn plain(host: &str) -> String {
+    host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase()
 }
 
 /// What a request calls this endpoint.
@@ -151,7 +177,7 @@ mod tests {
 
     fn gate(ips: &[&str]) -> Gate {
         let ips = ips.iter().map(|ip| ip.parse().unwrap());
-        Gate::new(["Admin.Internal".to_owned()], ips, Some("correct-horse-battery"))
+        Gate::new([Gate::read_name("Admin.Internal.").unwrap()], ips, Some("correct-horse-battery"))
     }
 
     fn request(headers: &[(&str, &str)]) -> Request<()> {
@@ -174,6 +200,7 @@ mod tests {
             ("[::1]:9000", true),
             ("[::ffff:127.0.0.1]:9000", true),
             ("admin.internal:8080", true),
+            ("ADMIN.internal.", true),
             ("127.0.0.2:9000", false),
             ("10.0.0.1", false),
             ("evil.example", false),
@@ -189,6 +216,22 @@ mod tests {
         ] {
             let found = gate.check_name(&request(&[("host", name)])).is_ok();
             assert_eq!(found, is_ours, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn names_that_no_host_can_be_are_refused() {
+        for (name, why) in [
+            ("chat-1.internal:9000", "has a port"),
+            ("10.1.2.3", "is an address"),
+            ("[::1]", "is an address"),
+            ("http://chat-1", "no name"),
+            ("a b", "no name"),
+            ("me@chat-1", "a user"),
+            ("", "no name"),
+        ] {
+            let error = Gate::read_name(name).expect_err(name);
+            assert!(error.contains(why), "{name:?}: {error}");
         }
     }
 

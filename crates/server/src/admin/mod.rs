@@ -121,8 +121,8 @@ impl Admin {
         self
     }
 
-    /// Answers to this name too, as a `Host` without a port: for a proxy in front, or a name of the machine. May be called
-    /// several times.
+    /// Answers to this name too, with any port: for a proxy in front, or a name of the machine. May be called several times. The
+    /// server does not start with a name that has a port itself, or that is an address.
     pub fn host_name(mut self, name: impl Into<String>) -> Admin {
         self.names.push(name.into());
         self

@@ -1,6 +1,5 @@
 //! Reports: everything that is seen of a server, as one value.
 
-use std::fs;
 use std::process;
 use std::time::Duration;
 
@@ -15,6 +14,7 @@ use super::sources::{Reading, connection, stall};
 use super::target::Running;
 use crate::funnel::funnel;
 use crate::histogram::{Counted, Histogram};
+use crate::host::machine::Machine;
 use crate::inspect::Inspection;
 use crate::snapshot::Snapshot;
 use crate::stats::ConnStats;
@@ -31,7 +31,10 @@ pub(super) struct Lists {
 
 /// Of a server whose factories are pending.
 pub(super) fn starting() -> Report {
-    Report { server: ServerFacts { phase: Phase::Starting, ..process_facts() }, ..Report::default() }
+    Report {
+        server: ServerFacts { phase: Phase::Starting, ..process_facts(&Machine::here()) },
+        ..Report::default()
+    }
 }
 
 /// `reading` is of now; what is recent is what happened since `before`, and rates are since `second_ago`.
@@ -55,7 +58,7 @@ pub(super) fn report(
         connections_max: running.facts.connections_max as u64,
         upstreams: stats.upstreams.connections as u64,
         window_seconds: (now.at - before.at).as_secs_f64(),
-        ..process_facts()
+        ..process_facts(&running.machine)
     };
     let mut silent_shards = [&lists.outboxes.silent_shards[..], &lists.waiting.silent_shards].concat();
     silent_shards.sort_unstable();
@@ -100,7 +103,7 @@ pub(super) fn report(
     }
 }
 
-fn process_facts() -> ServerFacts {
+fn process_facts(machine: &Machine) -> ServerFacts {
     let program = std::env::current_exe().ok();
     let name =
         program.as_ref().and_then(|path| path.file_name()).map(|name| name.to_string_lossy().into_owned());
@@ -108,16 +111,9 @@ fn process_facts() -> ServerFacts {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: process::id(),
         program: name.unwrap_or_default(),
-        memory_bytes: fs::read_to_string("/proc/self/status").ok().and_then(|status| resident(&status)),
+        memory_bytes: machine.kib_field("/proc/self/status", "VmRSS"),
         ..ServerFacts::default()
     }
-}
-
-/// `VmRSS` of `/proc/self/status`.
-fn resident(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kib.checked_mul(1024)
 }
 
 fn rates(now: &Sample, then: &Sample, per_second: impl Fn(u64) -> f64) -> Rates {
@@ -200,18 +196,4 @@ fn overload(running: &Running, shed_total: u64) -> Overload {
     let Some(worst) = worst else { return Overload::default() };
     let cause = worst.cause.map_or_else(String::new, |cause| format!("shard {}: {cause}", worst.shard));
     Overload { stage: worst.load as u8, name: worst.load.to_string(), cause, shed_total }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn resident_memory_is_found_in_its_text() {
-        assert_eq!(resident("VmPeak:\t 9 kB\nVmRSS:\t  1234 kB\n"), Some(1234 << 10));
-        for garbage in ["", "VmRSS:", "VmRSS: x kB", "VmRSS: 12 MB"] {
-            assert_eq!(resident(garbage), None, "{garbage}");
-        }
-        assert!(process_facts().memory_bytes.is_some_and(|bytes| bytes > 1 << 16), "Linux has /proc");
-    }
 }

@@ -13,7 +13,7 @@ use crate::funnel::{
     ClosedFigures, Figures, MachineFigures, OutboxFigures, QueueFigures, ShardFigures, StallFigures,
     WaitingFigures,
 };
-use crate::host;
+use crate::host::read_of;
 use crate::inspect::{ConnInfo, ConnState, Inspection};
 use crate::stats::{AcceptQueueStats, ServerStats, Stall};
 use crate::watchdog::judge::State;
@@ -38,7 +38,7 @@ impl Running {
         let figures = Figures {
             queues: queues.iter().map(|queue| self.queue(queue)).collect(),
             shards: self.shards(&stalls),
-            machine: MachineFigures::of(&host::read()).since(&self.before),
+            machine: MachineFigures::of(&read_of(&self.machine)).since(&self.before),
             ..self.totals(at, &stats)
         };
         Reading { sample: Sample::new(at, figures, &stats), stats, queues, stalls }
@@ -130,15 +130,15 @@ impl Running {
         self.facts.limits.get(number)
     }
 
-    /// What the largest outboxes tell.
+    /// What outboxes tell, the largest by name.
     pub(super) fn outboxes(&self, stats: &ServerStats, of: &Inspection) -> OutboxFigures {
         let is_held_back = |conn: &&ConnInfo| conn.state == ConnState::HeldBack;
         // One that is held back is worth more words than a larger one that moves.
         let shown = of.connections.iter().find(is_held_back).or(of.connections.first());
         let limits = shown.and_then(|conn| self.limits(stats, &conn.service));
         OutboxFigures {
-            bytes: of.connections.iter().map(|conn| conn.outbox_bytes as u64).sum(),
-            held_back: of.connections.iter().filter(is_held_back).count() as u64,
+            bytes: of.sums.outbox_bytes,
+            held_back: of.sums.held_back,
             largest: shown.map_or(0, |conn| conn.outbox_bytes as u64),
             largest_max: limits.map_or(0, |limits| limits.outbox_bytes_max as u64),
             peer: shown.map_or_else(String::new, peer_of),
@@ -147,12 +147,12 @@ impl Running {
         }
     }
 
-    /// What the calls that wait longest tell.
+    /// What the calls that wait tell, the one that waits longest by name.
     pub(super) fn waiting(&self, stats: &ServerStats, of: &Inspection) -> WaitingFigures {
         let Some(oldest) = of.connections.first() else { return WaitingFigures::default() };
         let limits = self.limits(stats, &oldest.service);
         WaitingFigures {
-            calls: of.connections.iter().map(|conn| conn.calls as u64).sum(),
+            calls: of.sums.calls,
             oldest: oldest.oldest_call.unwrap_or_default(),
             peer: peer_of(oldest),
             paused: oldest.state == ConnState::Paused,

@@ -3,7 +3,8 @@
 use std::sync::OnceLock;
 
 use crate::funnel::MachineFigures;
-use crate::host;
+use crate::host::machine::Machine;
+use crate::host::read_of;
 use crate::server::control::ServerControl;
 use crate::server::running::Facts;
 
@@ -17,15 +18,18 @@ pub(super) struct Target {
 pub(super) struct Running {
     pub(super) control: ServerControl,
     pub(super) facts: Facts,
-    /// What the machine had counted when the server began.
+    /// The machine, with files that are open since the server began: reports are asked for most when descriptors are used up.
+    pub(super) machine: Machine,
+    /// What it had counted then.
     pub(super) before: MachineFigures,
 }
 
 impl Target {
     pub(super) fn begins(&self, control: ServerControl, facts: Facts) {
         // There is one start.
-        let before = MachineFigures::of(&host::read());
-        let _ = self.running.set(Running { control, facts, before });
+        let machine = Machine::here().keeping();
+        let before = MachineFigures::of(&read_of(&machine));
+        let _ = self.running.set(Running { control, facts, machine, before });
     }
 
     pub(super) fn running(&self) -> Option<&Running> {

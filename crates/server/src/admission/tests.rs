@@ -127,7 +127,7 @@ fn refusal_for_all_peers_charges_no_address() {
 fn limits_that_are_changed_hold_from_then_on() {
     let limiter = Arc::new(checked(&Admission::default().adjustable()).unwrap().0.unwrap());
     let addr = Address::Ip(([10, 0, 0, 9], 7000).into());
-    let limiters = Limiters::of([(Some(&limiter), &addr, false)].into_iter());
+    let limiters = Limiters::of([(Some(&limiter), &addr, false, true)].into_iter());
     let journal = Arc::new(Journal::default());
     let control = |now| AdmissionControl::new(&limiters, None, journal.clone(), now);
     let first = at(&limiter, "10.0.0.1").unwrap().unwrap();
@@ -164,7 +164,7 @@ fn changes_that_cannot_hold_are_refused_and_change_nothing() {
     let addr = Address::Ip(([10, 0, 0, 9], 7000).into());
     let journal = Arc::new(Journal::default());
     let of = |limiters: &Limiters| AdmissionControl::new(limiters, None, journal.clone(), Time::ZERO);
-    let control = of(&Limiters::of([(Some(&limiter), &addr, false)].into_iter()));
+    let control = of(&Limiters::of([(Some(&limiter), &addr, false, true)].into_iter()));
     let minute = Duration::from_secs(60);
     let refused = |result: Result<(), AdmissionError>, start: &str| {
         let error = result.unwrap_err().to_string();

@@ -29,8 +29,10 @@ mod tests;
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use ringserve_core::Time;
 use tracing::{error, warn};
 
 use crate::host::machine::Machine;
@@ -307,11 +309,10 @@ pub(crate) fn examine(setup: &Setup, expected: &Expected) -> Vec<Finding> {
     diagnose(&Case::new(&machine, setup, expected).since(before))
 }
 
-/// What the doctor notes of a server at its start.
+/// What the doctor notes of a server.
 pub(crate) struct Record {
     setup: Setup,
-    /// The machine then, to see what grows.
-    before: HostStats,
+    past: Mutex<Past>,
 }
 
 impl Record {
@@ -320,14 +321,45 @@ impl Record {
         let (machine, expected) = (Machine::here(), Expected::default());
         let case = Case::new(&machine, &setup, &expected);
         tell(&case);
-        let before = case.host;
-        Record { setup, before }
+        let past = Mutex::new(Past::new(case.host));
+        Record { setup, past }
     }
 
-    /// Examines the server at work.
-    pub(crate) fn examine(&self, expected: &Expected, lived: Lived) -> Vec<Finding> {
+    /// Examines the server at work, at this time of its clock.
+    pub(crate) fn examine(&self, expected: &Expected, lived: Lived, now: Time) -> Vec<Finding> {
         let machine = Machine::here();
-        diagnose(&Case::new(&machine, &self.setup, expected).since(self.before.clone()).of_server(lived))
+        let case = Case::new(&machine, &self.setup, expected).of_server(lived);
+        let before = self.past.lock().unwrap_or_else(PoisonError::into_inner).before(now, &case.host);
+        diagnose(&case.since(before))
+    }
+}
+
+/// Two looks at the machine are kept at most this often. Several may ask, one right behind the other, and what grew a moment ago
+/// is of interest to each of them.
+const LOOKS_EVERY: Duration = Duration::from_secs(60);
+
+/// Earlier looks at the machine, to see what grows. What grew once and rests since is no finding for ever.
+struct Past {
+    /// What is compared with.
+    older: HostStats,
+    newer: HostStats,
+    newer_at: Time,
+}
+
+impl Past {
+    /// At the start of a server.
+    fn new(host: HostStats) -> Past {
+        Past { older: host.clone(), newer: host, newer_at: Time::ZERO }
+    }
+
+    /// What this look is compared with: one that is [`LOOKS_EVERY`] old at least, or the start.
+    fn before(&mut self, now: Time, host: &HostStats) -> HostStats {
+        // A process without descriptors reads nothing, with which nothing can be compared.
+        if now - self.newer_at >= LOOKS_EVERY && host.cpu.is_some() {
+            self.older = std::mem::replace(&mut self.newer, host.clone());
+            self.newer_at = now;
+        }
+        self.older.clone()
     }
 }
 

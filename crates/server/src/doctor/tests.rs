@@ -7,12 +7,13 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use ringserve_core::Time;
 use ringserve_drivers::SetupError;
 
 use super::case::{Case, Lived, Rings, Setup};
-use super::{Expected, Finding, Severity, diagnose};
+use super::{Expected, Finding, LOOKS_EVERY, Past, Severity, diagnose};
 use crate::host::machine::Machine;
-use crate::host::read_of;
+use crate::host::{CpuTicks, HostStats, read_of};
 
 /// A machine in a directory of the test's, sound but for what is planted.
 struct Planted(PathBuf);
@@ -436,6 +437,26 @@ fn totals_are_findings_where_they_grow() {
         ("packets", Severity::Info, "1098 since the boot, and does not grow now")
     );
     assert_eq!(of(case().since(read_of(&machine))).len(), 1, "nothing grows any more");
+}
+
+#[test]
+fn total_that_rests_is_a_finding_for_two_looks() {
+    let host = |dropped| HostStats {
+        packets_dropped: dropped,
+        cpu: Some(CpuTicks::default()),
+        ..HostStats::default()
+    };
+    let at = |seconds| Time::ZERO + Duration::from_secs(seconds);
+    let mut past = Past::new(host(5));
+    let mut before = |seconds, now: &HostStats| past.before(at(seconds), now).packets_dropped;
+    let minute = LOOKS_EVERY.as_secs();
+    // It grew to 7, which each look of this minute tells, and rests.
+    assert_eq!([before(1, &host(7)), before(minute, &host(7)), before(minute + 1, &host(7))], [5; 3]);
+    assert_eq!(before(2 * minute, &host(7)), 7);
+    // A look that found nothing is no look.
+    assert_eq!(before(3 * minute, &HostStats::default()), 7);
+    assert_eq!(before(4 * minute, &host(9)), 7);
+    assert_eq!(before(50 * minute, &host(9)), 9);
 }
 
 #[test]

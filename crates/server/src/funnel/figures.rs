@@ -107,12 +107,12 @@ pub(crate) struct WaitingFigures {
     pub(crate) timeout: Option<Duration>,
 }
 
-/// The largest outboxes.
+/// Outboxes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OutboxFigures {
-    /// Bytes in them.
+    /// Bytes in all of them.
     pub(crate) bytes: u64,
-    /// Connections among them whose frames are held back, since their peers do not read.
+    /// Connections whose frames are held back, since their peers do not read.
     pub(crate) held_back: u64,
     /// The largest of them.
     pub(crate) largest: u64,

@@ -1,16 +1,28 @@
 //! Where facts of the machine are read: files below one directory, so that a test may plant any of them.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::Read;
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The most that is read of a file. `/proc/stat` of a machine with a thousand CPUs has about 200 KiB.
-const FILE_MAX: u64 = 1 << 20;
+const FILE_MAX: usize = 1 << 20;
+
+/// What is read at first: more than most of these files have.
+const PIECE: usize = 4 << 10;
+
+/// Files that a machine keeps open at most. [`read_of`](super::read_of) takes some ten, and two for each control group with a
+/// quota; the endpoint, which keeps them, has 64 descriptors, of which its shard and its connections take 40.
+const KEPT_MAX: usize = 24;
 
 /// The files of a machine.
 #[derive(Clone, Debug)]
 pub(crate) struct Machine {
     root: PathBuf,
+    /// Files that were read once, and stay open; `None` if each look opens them.
+    kept: Option<Arc<Mutex<HashMap<PathBuf, File>>>>,
 }
 
 impl Machine {
@@ -21,7 +33,13 @@ impl Machine {
 
     /// A machine whose files are below `root`.
     pub(crate) fn below(root: impl Into<PathBuf>) -> Machine {
-        Machine { root: root.into() }
+        Machine { root: root.into(), kept: None }
+    }
+
+    /// The same with files that stay open, so that they are read also where the process has no descriptor left: the first look
+    /// opens them.
+    pub(crate) fn keeping(self) -> Machine {
+        Machine { kept: Some(Arc::default()), ..self }
     }
 
     /// Where a file of the machine is. `path` begins with a slash.
@@ -31,9 +49,24 @@ impl Machine {
 
     /// The text of a file, up to 1 MiB of it; `None` if it cannot be read.
     pub(crate) fn text(&self, path: &str) -> Option<String> {
-        let mut bytes = Vec::new();
-        File::open(self.place(path)).ok()?.take(FILE_MAX).read_to_end(&mut bytes).ok()?;
-        Some(String::from_utf8_lossy(&bytes).into_owned())
+        self.text_at(&self.place(path))
+    }
+
+    /// The same of a file whose whole place is known.
+    pub(crate) fn text_at(&self, place: &Path) -> Option<String> {
+        let Some(kept) = &self.kept else { return whole(&File::open(place).ok()?).ok() };
+        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+        // One that cannot be read any more, as that of a control group that was left, makes room for its successor.
+        if let Some(text) = kept.get(place).and_then(|file| whole(file).ok()) {
+            return Some(text);
+        }
+        kept.remove(place);
+        let file = File::open(place).ok()?;
+        let text = whole(&file).ok()?;
+        if kept.len() < KEPT_MAX {
+            kept.insert(place.to_owned(), file);
+        }
+        Some(text)
     }
 
     /// The first number of a file.
@@ -87,8 +120,29 @@ impl Machine {
     /// The text of each file with one of these names in the control groups of the process and all groups above.
     pub(crate) fn group_files(&self, wanted: &GroupFiles<'_>) -> Vec<GroupFile> {
         let groups = self.text("/proc/self/cgroup").unwrap_or_default();
-        wanted.below(&groups, &self.place("/sys/fs/cgroup"))
+        wanted.read(&groups, &self.place("/sys/fs/cgroup"), |place| self.text_at(place))
     }
+}
+
+/// The text of a file from its beginning, up to 1 MiB of it, wherever it was read to before.
+fn whole(file: &File) -> io::Result<String> {
+    let mut bytes = vec![0; PIECE];
+    let mut read = 0;
+    loop {
+        match file.read_at(&mut bytes[read..], read as u64) {
+            Ok(0) => break,
+            Ok(more) => read += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        if read == bytes.len() {
+            if read >= FILE_MAX {
+                break;
+            }
+            bytes.resize(2 * read, 0);
+        }
+    }
+    Ok(String::from_utf8_lossy(&bytes[..read]).into_owned())
 }
 
 /// Files of control groups that are looked for.
@@ -114,9 +168,15 @@ pub(crate) struct GroupFile {
 }
 
 impl GroupFiles<'_> {
+    /// [`read`](GroupFiles::read) with files that are opened each time.
+    #[cfg(test)]
+    pub(crate) fn below(&self, groups: &str, root: &Path) -> Vec<GroupFile> {
+        self.read(groups, root, |place| fs::read_to_string(place).ok())
+    }
+
     /// Looks for the groups in the text of `/proc/self/cgroup`, with file systems below `root`. In a container the paths may be
     /// those of the host, of which only the root exists.
-    pub(crate) fn below(&self, groups: &str, root: &Path) -> Vec<GroupFile> {
+    fn read(&self, groups: &str, root: &Path, text: impl Fn(&Path) -> Option<String>) -> Vec<GroupFile> {
         let mut found = Vec::new();
         for line in groups.lines() {
             let mut fields = line.splitn(3, ':').skip(1);
@@ -136,7 +196,7 @@ impl GroupFiles<'_> {
                 for mount in &mounts {
                     let folder = root.join(mount).join(below);
                     for (number, file) in files.iter().enumerate() {
-                        let Ok(text) = fs::read_to_string(folder.join(file)) else { continue };
+                        let Some(text) = text(&folder.join(file)) else { continue };
                         let source = format!("{file} of the control group {}", group.display());
                         found.push(GroupFile { source, folder: folder.clone(), number, text });
                     }

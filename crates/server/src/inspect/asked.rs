@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
-use super::query::{ConnInfo, Inspection, Query};
+use super::query::{ConnInfo, Inspection, InspectionSums, Query};
 use crate::guard::{discard, wake};
 use crate::shard::clock::Deadline;
 
@@ -29,10 +29,17 @@ pub(crate) struct Asked {
 
 struct Answers {
     /// By shard.
-    came: Vec<Option<Vec<ConnInfo>>>,
+    came: Vec<Option<Found>>,
     /// Shards that have neither answered nor ended.
     awaited: usize,
     waker: Option<Waker>,
+}
+
+/// What a shard answers.
+#[derive(Clone)]
+pub(super) struct Found {
+    pub(super) connections: Vec<ConnInfo>,
+    pub(super) sums: InspectionSums,
 }
 
 impl Inspecting {
@@ -81,7 +88,10 @@ impl Inspecting {
         let mut inspection = Inspection::default();
         for (shard, came) in came.into_iter().enumerate() {
             match came {
-                Some(connections) => inspection.connections.extend(connections),
+                Some(found) => {
+                    inspection.connections.extend(found.connections);
+                    inspection.sums.add(found.sums);
+                }
                 None => inspection.silent_shards.push(shard),
             }
         }
@@ -117,9 +127,9 @@ impl Asked {
     }
 
     /// A shard answered.
-    pub(super) fn came(&self, shard: usize, connections: Vec<ConnInfo>) {
+    pub(super) fn came(&self, shard: usize, found: Found) {
         if let Some(place) = self.answers().came.get_mut(shard) {
-            *place = Some(connections);
+            *place = Some(found);
         }
     }
 

@@ -29,5 +29,5 @@ mod walk;
 pub use ringserve_core::ConnState;
 
 pub use asked::Inspecting;
-pub use query::{By, ConnInfo, Inspection, Query};
+pub use query::{By, ConnInfo, Inspection, InspectionSums, Query};
 pub(crate) use walk::Walk;

@@ -147,6 +147,33 @@ pub struct ConnInfo {
 pub struct Inspection {
     /// The first connections of the server in the order that was asked for.
     pub connections: Vec<ConnInfo>,
+    /// What all connections come to that were asked for, those beyond the limit included.
+    pub sums: InspectionSums,
     /// The numbers of the shards that did not answer in time: a handler blocks them, they are overloaded, or they ended.
     pub silent_shards: Vec<usize>,
+}
+
+/// What the connections of an [`Inspection`] come to, of all shards that answered. A connection counts as it was when its shard
+/// came by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct InspectionSums {
+    /// Connections that were asked for.
+    pub connections: u64,
+    /// Their bytes that wait for peers: queued, or with the kernel.
+    pub outbox_bytes: u64,
+    /// Those whose frames are held back, since their peers do not read ([`ConnState::HeldBack`]).
+    pub held_back: u64,
+    /// Their calls that wait.
+    pub calls: u64,
+}
+
+impl InspectionSums {
+    pub(super) fn add(&mut self, other: InspectionSums) {
+        let InspectionSums { connections, outbox_bytes, held_back, calls } = other;
+        self.connections += connections;
+        self.outbox_bytes += outbox_bytes;
+        self.held_back += held_back;
+        self.calls += calls;
+    }
 }

@@ -13,10 +13,10 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-use ringserve_core::{ConnId, Observer, Shard};
+use ringserve_core::{ConnFigures, ConnId, Observer, Shard};
 
-use super::asked::Asked;
-use super::query::{ConnInfo, Query};
+use super::asked::{Asked, Found};
+use super::query::{ConnInfo, InspectionSums, Query};
 use crate::stats::ServiceNames;
 
 /// The name of connections that the server made.
@@ -30,6 +30,7 @@ pub(crate) struct Walk {
     next: u32,
     /// The least of those with most is on top. Of equal ones that in the lower slot is more.
     kept: BinaryHeap<Reverse<(u64, Reverse<u32>, ConnId)>>,
+    sums: InspectionSums,
     asked: Arc<Asked>,
 }
 
@@ -40,7 +41,14 @@ impl Walk {
     }
 
     pub(crate) fn new(query: &Query, shard: usize, asked: Arc<Asked>) -> Walk {
-        Walk { query: query.clone(), shard, next: 0, kept: BinaryHeap::new(), asked }
+        Walk {
+            query: query.clone(),
+            shard,
+            next: 0,
+            kept: BinaryHeap::new(),
+            sums: InspectionSums::default(),
+            asked,
+        }
     }
 
     /// On the shard: looks at a page, and answers behind the last one. True if there is more.
@@ -50,7 +58,11 @@ impl Walk {
         }
         let end = core.slots_used().min(self.next + self.query.page);
         for slot in self.next..end {
-            if let Some((id, value)) = core.figure_at(slot, self.query.by.figure(), self.query.calling) {
+            if let Some(found) = core.figures_at(slot, self.query.by.figure(), self.query.calling) {
+                let ConnFigures { id, value, outbox_bytes, is_held_back, calls } = found;
+                let (connections, outbox_bytes) = (1, outbox_bytes as u64);
+                let (held_back, calls) = (u64::from(is_held_back), u64::from(calls));
+                self.sums.add(InspectionSums { connections, outbox_bytes, held_back, calls });
                 self.keep(id, value);
             }
         }
@@ -60,7 +72,7 @@ impl Walk {
         }
         let kept = std::mem::take(&mut self.kept).into_iter();
         let seen = kept.filter_map(|Reverse((_, _, id))| self.info(core, names, id));
-        self.asked.came(self.shard, seen.collect());
+        self.asked.came(self.shard, Found { connections: seen.collect(), sums: self.sums });
         false
     }
 

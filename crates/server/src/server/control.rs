@@ -270,9 +270,10 @@ impl ServerControl {
         self.remotes.iter().any(|remote| remote.last_command() != Command::Serve)
     }
 
-    /// What stands in the way of the server, the worst first: settings of the machine, limits of the process, and what was lost
-    /// since the start. It reads files of `/proc` and `/sys` and the figures that shards published, within milliseconds, and
-    /// asks no shard. A server on drivers of the caller, as in a simulation, has no findings. See [`doctor`](crate::doctor).
+    /// What stands in the way of the server, the worst first: settings of the machine, limits of the process, what was lost
+    /// since the start, and which totals of the machine grew since an earlier look, a minute ago or more. It reads files of
+    /// `/proc` and `/sys` and the figures that shards published, within milliseconds, and asks no shard. A server on
+    /// drivers of the caller, as in a simulation, has no findings. See [`doctor`](crate::doctor).
     ///
     /// ```
     /// # use ringserve::ServerControl;
@@ -288,7 +289,9 @@ impl ServerControl {
 
     /// The same for what is expected of the server.
     pub fn doctor_for(&self, expected: &Expected) -> Vec<Finding> {
-        self.record.as_ref().map_or_else(Vec::new, |record| record.examine(expected, self.lived()))
+        self.record
+            .as_ref()
+            .map_or_else(Vec::new, |record| record.examine(expected, self.lived(), self.now()))
     }
 
     fn lived(&self) -> Lived {

@@ -12,7 +12,7 @@ use super::facts::{ThreadFacts, ThreadFiles};
 use super::judge::{Judge, Seen, Stage, State, Verdict};
 use super::stall::{Stall, StalledWork};
 use super::times::OVER;
-use super::watch::{END_TOLD_FROM, Lines, Watch};
+use super::watch::{END_TOLD_FROM, Lines};
 use super::working::Working;
 use crate::log::guarded;
 use crate::overload::Overload;
@@ -25,9 +25,9 @@ use crate::shard::inbox::RemoteShard;
 /// For the thread's own frames, and those of the program's log.
 const STACK_BYTES: usize = 256 << 10;
 
-/// The watchdog of a server. Its drop ends the thread.
+/// The watchdog of a server. Its drop ends the thread: that of a server whose shards ended before.
 pub(crate) struct Watchdog {
-    watch: Arc<Watch>,
+    control: ServerControl,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -38,7 +38,7 @@ impl Watchdog {
         let looks = Looks::new(control.clone(), over, overload);
         let thread = thread::Builder::new().name("ringserve-watch".to_owned()).stack_size(STACK_BYTES);
         match thread.spawn(move || looks.run()) {
-            Ok(thread) => Some(Watchdog { watch: control.watch().clone(), thread: Some(thread) }),
+            Ok(thread) => Some(Watchdog { control: control.clone(), thread: Some(thread) }),
             Err(error) => {
                 guarded(|| warn!(%error, "no thread for the watchdog: stalls of shards are not reported"));
                 None
@@ -49,7 +49,7 @@ impl Watchdog {
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        self.watch.end();
+        self.control.watch().end(self.control.now());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

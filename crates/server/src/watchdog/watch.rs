@@ -51,9 +51,12 @@ impl Watch {
         }
     }
 
-    /// The server is over, and its watchdog too.
-    pub(super) fn end(&self) {
+    /// The server is over, and its watchdog too, and with them each stall that lasted until now.
+    pub(super) fn end(&self, now: Time) {
         self.is_over.store(true, Ordering::Release);
+        for kept in self.kept().iter_mut().filter(|kept| kept.stall.ongoing) {
+            (kept.stall.ongoing, kept.stall.lasted) = (false, now - kept.since);
+        }
         self.wake();
     }
 
@@ -66,11 +69,13 @@ impl Watch {
     }
 
     /// A stall began.
-    pub(super) fn begins(&self, since: Time, stall: Stall) {
+    pub(super) fn begins(&self, since: Time, mut stall: Stall) {
         if let Some(of_shard) = self.counts.get().and_then(|counts| counts.get(stall.shard)) {
             of_shard[stall.cause.index()].fetch_add(1, Ordering::Relaxed);
         }
         let mut kept = self.kept();
+        // A look may be under way when the server ends.
+        stall.ongoing &= !self.is_over();
         kept.push_back(Kept { since, stall });
         let over = kept.iter().filter(|kept| !kept.stall.ongoing).count();
         if over >= KEPT
@@ -221,6 +226,21 @@ mod tests {
         let counts: Vec<_> = watch.counts().filter(|(_, _, count)| *count > 0).collect();
         assert_eq!(counts, [(0, StallCause::Cpu, 100), (1, StallCause::Cpu, 1)]);
         assert!(watch.change(0, |_| ()).is_none(), "none of it lasts");
+    }
+
+    #[test]
+    fn stall_ends_with_its_server() {
+        let watch = Watch::default();
+        watch.begin(2, std::thread::current());
+        watch.begins(at(1), stall(0, false));
+        watch.begins(at(3), stall(1, true));
+        assert!(watch.is_stalled(1, Duration::from_secs(1), at(5)));
+        watch.end(at(5));
+        watch.begins(at(5), stall(0, true));
+        let stalls: Vec<_> = watch.stalls(at(60)).iter().map(|of| (of.ongoing, of.lasted)).collect();
+        assert_eq!(stalls[..2], [(false, Duration::from_millis(30)), (false, Duration::from_secs(2))]);
+        assert!(!stalls[2].0);
+        assert!(!watch.is_stalled(1, Duration::from_secs(1), at(60)));
     }
 
     #[test]

@@ -1,0 +1,3 @@
+module ringserve/rivals/go-shed
+
+go 1.23

@@ -1,0 +1,166 @@
+//! The drill of overload: a server on one CPU meets more than it can do, in five ways, and is held against a bar in each.
+//!
+//! ```text
+//!   first CPU    overload-server: one shard, set as its row needs it; told by lines what to do, and what to tell
+//!   second CPU   this process: clients, and those that attack; 127.1.0.0/16 are attackers, 127.2.0.0/16 are not
+//! ```
+//!
+//! | row | what comes |
+//! |---|---|
+//! | `goodput`, `marked` | requests at four times the rate that the server can serve, one in ten of them marked |
+//! | `prefix` | 20 000 connects a second from one address, and a few from another |
+//! | `return` | all clients of a server that restarts, at once |
+//! | `memory` | peers that read nothing and halves of frames, to the limit of memory |
+
+mod comeback;
+mod flood;
+mod heavy;
+mod peer;
+mod process;
+pub mod rows;
+mod server;
+mod storm;
+
+use std::time::Duration;
+
+use ringserve::Driver;
+
+use crate::args::OverloadOptions;
+use crate::client::Failure;
+use crate::text::table;
+use process::{Cpus, Process};
+use rows::{Bar, Outcome, Row};
+pub use server::serve;
+
+/// From this share of the time on, the drill says that the machine was busy.
+const BUSY: f64 = 0.05;
+
+/// Runs the rows that were asked for, prints what came of each, and returns 1 if a bar was missed.
+pub fn run(options: &OverloadOptions, json: bool) -> Result<u8, Failure> {
+    let cpus = Cpus::take()?;
+    peer::raise_descriptors()?;
+    let asked = |row| options.only.is_empty() || options.only.contains(&row);
+    let drivers = match &options.driver {
+        Some(driver) => vec![*driver],
+        None => vec![Driver::IoUring, Driver::Epoll],
+    };
+    let tell = |what: &str| {
+        if !json {
+            eprintln!("{what}");
+        }
+    };
+    let mut outcomes = Vec::new();
+    for driver in drivers {
+        let name = driver.to_string();
+        for row in Row::ALL.into_iter().filter(|row| asked(*row)) {
+            // One storm is for both.
+            if row == Row::Marked && asked(Row::Goodput) {
+                continue;
+            }
+            tell(&format!("{row} on {name}"));
+            let process = match Process::start(&cpus, row, driver, options.micros, true) {
+                Ok(process) => process,
+                Err(failure) if options.driver.is_none() && driver == Driver::IoUring => {
+                    outcomes.push(Outcome::left_out(row, &name, failure.0));
+                    continue;
+                }
+                Err(failure) => return Err(failure),
+            };
+            match tried(row, &name, process, options, asked) {
+                Ok(came) => outcomes.extend(came),
+                // The other rows are of interest all the same.
+                Err(failure) => {
+                    outcomes.push(Outcome { held: false, ..Outcome::of(row, &name, Vec::new(), failure.0) })
+                }
+            }
+        }
+    }
+    if asked(Row::Goodput) {
+        outcomes.extend(beside(&cpus, options, tell)?);
+    }
+    print_all(&outcomes, json)?;
+    Ok(u8::from(outcomes.iter().any(Outcome::fails)))
+}
+
+/// One row, at a server that was started for it.
+fn tried(
+    row: Row,
+    name: &str,
+    mut process: Process,
+    options: &OverloadOptions,
+    asked: impl Fn(Row) -> bool,
+) -> Result<Vec<Outcome>, Failure> {
+    let time = Duration::from_secs_f64(options.seconds);
+    let mut outcomes = match row {
+        Row::Goodput | Row::Marked => {
+            let storm = storm::run(process.addr(), options.times, time)?;
+            let mut both = Vec::new();
+            if row == Row::Goodput {
+                both.push(Outcome::of(Row::Goodput, name, storm.goodput_bars(), storm.to_string()));
+            }
+            if asked(Row::Marked) {
+                let share = storm.marked_served;
+                let bars = vec![Bar::at_least("served of the marked", "", share, storm::MARKED_MIN)];
+                both.push(Outcome::of(Row::Marked, name, bars, String::new()));
+            }
+            both
+        }
+        Row::Prefix => vec![flood::run(name, process.addr(), time)?],
+        Row::Return => vec![comeback::run(name, &mut process)?],
+        Row::Memory => vec![heavy::run(name, &mut process, time)?],
+    };
+    let told = process.told()?;
+    outcomes.iter_mut().for_each(|outcome| outcome.starved = told.starved());
+    Ok(outcomes)
+}
+
+/// The storm at servers that shed nothing, or by other libraries, if those were built.
+fn beside(cpus: &Cpus, options: &OverloadOptions, tell: impl Fn(&str)) -> Result<Vec<Outcome>, Failure> {
+    let time = Duration::from_secs_f64(options.seconds);
+    let mut outcomes = Vec::new();
+    let driver = options.driver.unwrap_or_default();
+    tell("goodput of a server that sheds nothing, for comparison");
+    let nothing = Process::start(cpus, Row::Goodput, driver, options.micros, false)?;
+    let storm = storm::run(nothing.addr(), options.times, time)?;
+    outcomes.push(Outcome::of(Row::Goodput, "sheds nothing", storm.goodput_bars(), storm.to_string()));
+    drop(nothing);
+    for rival in ["tokio-shed", "go-shed"] {
+        let Some(program) = options.rivals.as_ref().map(|folder| folder.join(rival)) else { continue };
+        if !program.exists() {
+            let why = format!("{} is not there: `scripts/rivals {rival}` builds it", program.display());
+            outcomes.push(Outcome::left_out(Row::Goodput, rival, why));
+            continue;
+        }
+        tell(&format!("goodput of {rival}, for comparison"));
+        let process = Process::start_rival(cpus, &program, options.micros)?;
+        let storm = storm::run(process.addr(), options.times, time)?;
+        outcomes.push(Outcome::of(Row::Goodput, rival, storm.goodput_bars(), storm.to_string()));
+    }
+    outcomes.iter_mut().for_each(|outcome| outcome.beside = true);
+    Ok(outcomes)
+}
+
+fn print_all(outcomes: &[Outcome], json: bool) -> Result<(), Failure> {
+    if json {
+        let text = serde_json::to_string_pretty(outcomes).map_err(|error| Failure(error.to_string()))?;
+        println!("{text}");
+        return Ok(());
+    }
+    let rows: Vec<_> = outcomes.iter().map(Outcome::row).collect();
+    print!("{}", table(&["row", "server", "", "measured", "beside it"], &rows));
+    let tried = outcomes.iter().filter(|outcome| !outcome.beside && outcome.left_out.is_none());
+    println!("{} of {} rows held", tried.clone().filter(|outcome| outcome.held).count(), tried.count());
+    let starved = outcomes.iter().map(|outcome| outcome.starved).fold(0.0, f64::max);
+    if starved >= BUSY {
+        println!(
+            "others had the server's CPU for up to {:.0} % of the time: repeat it where the machine is quiet",
+            starved * 100.0
+        );
+    }
+    if cfg!(debug_assertions) {
+        println!(
+            "this build is without optimizations: `cargo run --release -p ringserve-ctl` measures what ships"
+        );
+    }
+    Ok(())
+}
