@@ -45,7 +45,7 @@ fn server() -> Tls {
 }
 
 fn main() {
-    // Cargo adds an option of its own.
+    // Cargo adds an option.
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
     if let [what, count, bytes] = &args[..]
         && what == "echoes"

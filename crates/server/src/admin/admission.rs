@@ -7,34 +7,12 @@ use ringserve_core::Time;
 use ringserve_report::{Admission, AdmissionChange, AdmissionLimits, Rate, TimedNetwork};
 
 use super::answer::{self, Answer};
-use super::routes::parameters;
+use super::routes::{Order, parameters};
 use super::target::Running;
 use crate::admission::{AdmissionControl, AdmissionError, IpList};
 
 /// Networks in a report, which is written each second: `/admission` has all of them.
 pub(super) const NETWORKS_REPORTED: usize = 20;
-
-/// What is changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Order {
-    Deny,
-    Allow,
-    Forget,
-    Limit,
-}
-
-impl Order {
-    /// The order of a path behind `/admission/`.
-    pub(super) fn find(name: &str) -> Option<Order> {
-        Some(match name {
-            "deny" => Order::Deny,
-            "allow" => Order::Allow,
-            "forget" => Order::Forget,
-            "limit" => Order::Limit,
-            _ => return None,
-        })
-    }
-}
 
 /// The limits as they are now, with `networks` networks of each at most.
 pub(super) fn admission(running: &Running, networks: usize) -> Admission {

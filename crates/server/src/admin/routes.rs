@@ -3,8 +3,6 @@
 use hyper::Method;
 use ringserve_core::ConnId;
 
-use super::admission::Order;
-
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Route {
@@ -22,6 +20,28 @@ pub(super) enum Route {
     LogLevel,
     Admission,
     ChangeAdmission(Order),
+}
+
+/// What an order changes of the limits on who is let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    Deny,
+    Allow,
+    Forget,
+    Limit,
+}
+
+impl Order {
+    /// The order of a path behind `/admission/`.
+    pub(super) fn find(name: &str) -> Option<Order> {
+        Some(match name {
+            "deny" => Order::Deny,
+            "allow" => Order::Allow,
+            "forget" => Order::Forget,
+            "limit" => Order::Limit,
+            _ => return None,
+        })
+    }
 }
 
 /// Each path with its method and what it is for, as a list for users.

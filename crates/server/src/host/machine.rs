@@ -38,6 +38,7 @@ impl Machine {
 
     /// The same with files that stay open, so that they are read also where the process has no descriptor left: the first look
     /// opens them.
+    #[cfg(any(test, feature = "admin"))]
     pub(crate) fn keeping(self) -> Machine {
         Machine { kept: Some(Arc::default()), ..self }
     }
