@@ -146,7 +146,10 @@ impl Accepting {
     /// False if there is no [time](Accepting::retry_at) to check again.
     #[inline]
     pub(super) fn may_retry(&self) -> bool {
-        self.retry_at.is_some() || self.held_by_rate.is_some() || self.quota.is_some()
+        self.retry_at.is_some()
+            || self.held_by_rate.is_some()
+            || self.postponed.is_some()
+            || self.quota.is_some()
     }
 
     /// The time to check again: accepting rests after an error, the rate has a token then, and no other shard reports that it

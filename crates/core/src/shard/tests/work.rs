@@ -180,3 +180,19 @@ fn shard_that_could_not_accept_wakes_up_to_try_again() {
     shard.turn(again);
     assert!(matches!(shard.ops()[..], [Op::Accept { listener: 0 }]));
 }
+
+#[test]
+fn shard_that_postponed_a_newcomer_wakes_up_for_it() {
+    let mut shard = Tested::new(Limits::default(), 4, 1);
+    shard.lane.leaves_sockets = true;
+    shard.turn(Time::ZERO);
+    shard.begin(at(1), 1);
+    shard.complete(Completion::Accepted { listener: 0, socket: Socket(3), peer: None });
+    assert_eq!(shard.heard(), [Heard::Accepted(Socket(3))]);
+    let until = at(1) + Duration::from_millis(10);
+    shard.postpone(Socket(3), None, 0, until);
+    shard.end();
+    assert_eq!(shard.next_turn(), Some(until));
+    shard.turn(until);
+    assert_eq!(shard.heard(), [Heard::Accepted(Socket(3))]);
+}
