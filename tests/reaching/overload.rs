@@ -23,16 +23,16 @@ impl Service for Echo {
 }
 
 #[test]
-fn full_table_is_refusing_until_connections_end() {
+fn full_table_is_told_until_connections_end() {
     let overload = Overload::default().calm_after(Duration::from_millis(50));
     let limits = ServerLimits::default().connections_max(20);
     let server = On::default().server(no_time_limits()).server_limits(limits).overload(overload);
     let server = server.framing(Lines::default()).start(|_shard| Echo).expect("the server starts");
     assert_eq!(server.control().load(), Load::Calm);
     let clients: Vec<_> = (0..20).map(|_| TcpStream::connect(server.local_addrs()[0]).unwrap()).collect();
-    eventually("the load is that of a full table", SOON, || server.control().load() == Load::Refusing);
+    eventually("the load is that of a full table", SOON, || server.control().load() == Load::Full);
     let worst = server.control().shard_loads().into_iter().max_by_key(|of| of.load).unwrap();
-    assert_eq!((worst.cause, worst.shed_share), (Some("table"), 0.0), "{worst:?}");
+    assert_eq!((worst.cause, worst.shed_share), (Some("accept_paused"), 0.0), "{worst:?}");
     drop(clients);
     eventually("the server is calm again", SOON, || server.control().load() == Load::Calm);
     assert_eq!(server.control().shard_loads()[0].cause, None);

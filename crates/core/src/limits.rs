@@ -218,11 +218,13 @@ pub enum IdleCounts {
 #[non_exhaustive]
 pub enum WhenTooFast {
     /// Its frames wait, in their order, until it may send them. At [`Limits::inbox_bytes_high`] receiving stops, so that the
-    /// rest waits with the peer. No reply is lost, and each may be late: the delay is in steps of 17 ms. Such a peer is not idle,
-    /// and a shutdown of the server lets what was received go at once.
+    /// rest waits with the peer. No reply is lost, and each may be late: the delay is in steps of 17 ms. Such a peer is not idle
+    /// until it sends FIN, and a shutdown of the server lets what was received go at once.
     #[default]
     HoldBack,
-    /// Its connection is closed ([`CloseReason::ReadTooFast`](crate::CloseReason::ReadTooFast)). Queued replies are sent first.
+    /// Its connection is closed ([`CloseReason::ReadTooFast`](crate::CloseReason::ReadTooFast)) once a whole frame came too early.
+    /// Queued replies are sent first. A frame with more bytes than a second allows leaves the rest to the next one, however slowly
+    /// it came itself.
     Close,
 }
 

@@ -21,7 +21,7 @@ use crate::{Limits, Time, WhenTooFast};
 const LOOKS_EVERY: Duration = Duration::from_secs(1);
 
 /// How fast a connection's peer may send.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReadRates {
     frames: Option<Gcra>,
     /// Bytes in a second; 0 is off.

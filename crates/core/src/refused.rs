@@ -62,10 +62,15 @@ impl RefusedBy {
         }
     }
 
-    /// True if the peer's address alone is the cause.
-    pub(crate) fn is_by_address(self) -> bool {
-        use RefusedBy::{AddressCount, AddressRate, AddressUnknown, DenyList};
-        matches!(self, DenyList | AddressCount | AddressRate | AddressUnknown)
+    /// True if an admission is the cause, before the connection could take part in the rate of the server.
+    pub(crate) fn is_by_admission(self) -> bool {
+        use RefusedBy::{
+            AddressCount, AddressRate, AddressUnknown, ConnectionCount, ConnectionRate, DenyList,
+        };
+        matches!(
+            self,
+            DenyList | AddressCount | AddressRate | AddressUnknown | ConnectionCount | ConnectionRate
+        )
     }
 }
 

@@ -80,6 +80,10 @@ pub(super) struct Accepting {
     pub(super) parting: usize,
     /// Nothing is accepted until then, by order of the services.
     postponed: Option<Time>,
+    /// How many were put back into the queue for that time: at its front, in their order.
+    put_back: usize,
+    /// One was postponed: services are asked for one after the other, until one is let in or refused.
+    one_by_one: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -119,6 +123,8 @@ impl Accepting {
             starting: 0,
             parting: 0,
             postponed: None,
+            put_back: 0,
+            one_by_one: false,
         }
     }
 
@@ -181,6 +187,17 @@ impl Accepting {
         self.reserve.is_some() && self.waiting.len() < LOOKS_AHEAD
     }
 
+    /// True while the services are to be asked for no other newcomer.
+    fn awaits_answer(&self) -> bool {
+        self.one_by_one && self.pending > 0
+    }
+
+    /// The services answered for a newcomer that was not postponed.
+    fn answered(&mut self) {
+        self.pending -= 1;
+        self.one_by_one = false;
+    }
+
     /// Returns the place of a connection or a socket that is gone.
     pub(super) fn give_back(&self) {
         if let Some(quota) = &self.quota {
@@ -230,9 +247,9 @@ impl<O: Observer> Shard<O> {
     }
 
     fn place(&mut self, listener: u16, socket: Socket, peer: Option<SocketAddr>) {
-        let is_postponed = self.accepting.postponed.is_some();
+        let is_held = self.accepting.postponed.is_some() || self.accepting.awaits_answer();
         let is_next =
-            self.accepting.waiting.is_empty() && !is_postponed || self.accepting.is_reserved(listener, peer);
+            self.accepting.waiting.is_empty() && !is_held || self.accepting.is_reserved(listener, peer);
         if is_next && self.takes_newcomers() && self.ask(listener, socket, peer) {
             return;
         }
@@ -373,7 +390,7 @@ impl<O: Observer> Shard<O> {
         peer: Option<SocketAddr>,
         listener: u16,
     ) -> Option<ConnId> {
-        self.accepting.pending -= 1;
+        self.accepting.answered();
         let lane = self.lane_of_listener(listener);
         let made = match self.takes_newcomers() {
             true => self.insert(lane, peer, listener, ConnShared::<S>::try_new_unfilled),
@@ -384,6 +401,7 @@ impl<O: Observer> Shard<O> {
             let by = if self.takes_newcomers() { RefusedBy::Memory } else { RefusedBy::Stopping };
             self.lanes[lane].counters.refuse(by);
             self.ops.push(Op::Refuse { socket });
+            self.retry_accepts();
             return None;
         };
         self.observer.opened(self.now, lane, id, peer);
@@ -391,7 +409,10 @@ impl<O: Observer> Shard<O> {
         if self.drain.is_some() {
             self.note_newcomer(id);
         }
-        if !self.has_room() {
+        if !self.accepting.waiting.is_empty() {
+            // Those behind one that was postponed.
+            self.retry_accepts();
+        } else if !self.has_room() {
             self.sync_accept();
         }
         Some(id)
@@ -400,9 +421,9 @@ impl<O: Observer> Shard<O> {
     /// Closes a socket that `listener` accepted and that is not admitted. One that is refused for its address takes no part in
     /// the server's rate.
     pub fn refuse(&mut self, socket: Socket, listener: u16, by: RefusedBy) {
-        self.accepting.pending -= 1;
+        self.accepting.answered();
         self.accepting.give_back();
-        if by.is_by_address() {
+        if by.is_by_admission() {
             self.give_token_back();
         }
         self.counters_at(listener).refuse(by);
@@ -427,7 +448,7 @@ impl<O: Observer> Shard<O> {
         by: RefusedBy,
         words: &[u8],
     ) {
-        if by.is_by_address() {
+        if by.is_by_admission() {
             self.give_token_back();
         }
         let Some(id) = self.admit::<()>(socket, peer, listener) else { return };
@@ -450,15 +471,18 @@ impl<O: Observer> Shard<O> {
         self.accepting.give_back();
         self.give_token_back();
         self.counters_at(listener).waited += u64::from(self.accepting.postponed.is_none());
-        self.accepting.waiting.push_front((listener, socket, peer));
+        let place = self.accepting.put_back.min(self.accepting.waiting.len());
+        self.accepting.waiting.insert(place, (listener, socket, peer));
+        self.accepting.put_back = place + 1;
         self.accepting.postponed = Some(self.accepting.postponed.map_or(until, |before| before.max(until)));
+        self.accepting.one_by_one = true;
         self.sync_accept();
     }
 
     /// Counts a socket that `listener` accepted and that goes to a shard with fewer connections, instead of being admitted or
     /// refused here.
     pub fn handed_off(&mut self, listener: u16, peer: Option<SocketAddr>) {
-        self.accepting.pending -= 1;
+        self.accepting.answered();
         self.accepting.give_back();
         if !self.accepting.is_reserved(listener, peer) {
             self.give_token_back();
@@ -520,8 +544,10 @@ impl<O: Observer> Shard<O> {
     pub(super) fn retry_accepts(&mut self) {
         if self.accepting.postponed.is_some_and(|until| until <= self.now) {
             self.accepting.postponed = None;
+            self.accepting.put_back = 0;
         }
         while self.accepting.postponed.is_none()
+            && !self.accepting.awaits_answer()
             && let Some((listener, socket, peer)) = self.accepting.waiting.pop_front()
         {
             if self.ask(listener, socket, peer) || self.hand_off(listener, socket, peer) {
@@ -551,7 +577,8 @@ impl<O: Observer> Shard<O> {
         let room = self.has_room() || self.hands_off();
         let by_rate = self.accepting.held_by_rate.is_some();
         let has_none = !room || by_rate || self.is_full_of_starts() || !self.accepting.waiting.is_empty();
-        let rests = self.accepting.retry_at.is_some() || self.accepting.postponed.is_some();
+        let is_put_off = self.accepting.postponed.is_some() || self.accepting.awaits_answer();
+        let rests = self.accepting.retry_at.is_some() || is_put_off;
         let held = has_none && !self.accepting.looks_ahead() || rests;
         if !self.accepting.started
             && let Some(rate) = &self.accepting.rate
@@ -566,11 +593,17 @@ impl<O: Observer> Shard<O> {
             self.accepting.paused = held;
             self.lanes[LaneId::FIRST].counters.accept_held += u64::from(held && by_rate);
         }
-        // A rate holds many times in a second, and as it was asked to.
-        if held != self.accepting.told_paused && !(held && by_rate) {
-            self.accepting.told_paused = held;
-            self.lanes[LaneId::FIRST].counters.accept_paused += u64::from(held);
-            self.observer.accept_paused(self.now, held);
+        // A rate holds many times in a second, and as it was asked to; and what is put off is refused soon, or let in. Told, either
+        // would keep a server refusing that has room.
+        let by_limit = !room || self.is_full_of_starts() || self.accepting.retry_at.is_some();
+        let tells = match by_rate || is_put_off {
+            true => self.accepting.told_paused && held && by_limit,
+            false => held,
+        };
+        if tells != self.accepting.told_paused {
+            self.accepting.told_paused = tells;
+            self.lanes[LaneId::FIRST].counters.accept_paused += u64::from(tells);
+            self.observer.accept_paused(self.now, tells);
         }
         for (n, state) in self.accepting.listeners.iter_mut().enumerate() {
             let listener = n as u16;

@@ -300,6 +300,9 @@ impl<O: Observer> Shard<O> {
     fn cut(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         conn.intake = Intake::Cut;
+        // Rates do not hold in a drain.
+        self.resume_reads(id);
+        let Some(conn) = self.conns.get_mut(id) else { return };
         if conn.is_starting() {
             // A peer whose header or handshake is not done did not ask for anything.
             return self.finish(id, CloseReason::Shutdown);

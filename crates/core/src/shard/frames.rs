@@ -291,13 +291,13 @@ impl<'a, O: Observer> Frames<'a, O> {
             let found = match found {
                 Found::Frame(frame) => {
                     finished |= conn.inbox.as_mut().is_some_and(|inbox| inbox.end_pieces());
+                    let is_metered = conn.is_metered();
+                    if is_metered && !shard.pay(self.id, frame.wire().len()) {
+                        return self.too_fast();
+                    }
                     self.left -= 1;
                     self.handed += 1;
                     shard.observer.frame(shard.now, self.shared, frame.wire().len());
-                    let is_metered = conn.is_metered();
-                    if is_metered {
-                        shard.pay(self.id, frame.wire().len());
-                    }
                     let next = if self.weighs {
                         self.weigh(frame)
                     } else {
@@ -349,14 +349,17 @@ impl<'a, O: Observer> Frames<'a, O> {
         let Some(inbox) = &mut conn.inbox else { return self.no_memory() };
         let is_first = !inbox.has_begun();
         inbox.note_piece(frame.wire().len(), shard.stamp);
+        let is_metered = conn.is_metered();
         if is_first {
             shard.arm(self.id);
         }
+        let shard = &mut *self.shard;
+        if is_metered && !shard.pay(self.id, frame.wire().len()) {
+            return self.too_fast();
+        }
         self.left -= 1;
         self.handed += 1;
-        let shard = &mut *self.shard;
         shard.observer.frame(shard.now, self.shared, frame.wire().len());
-        shard.pay(self.id, frame.wire().len());
         self.ends_plainly = false;
         self.weigh(frame)
     }
@@ -461,7 +464,14 @@ impl<'a, O: Observer> Frames<'a, O> {
         Next::Nothing
     }
 
-    /// Keeps the rest while the peer sends too fast, or ends the connection for it. `None` if the next frame may be handed out.
+    /// A whole frame is there before its time, and the connection ends for it.
+    #[cold]
+    fn too_fast<H>(&mut self) -> Next<H> {
+        self.finish(CloseReason::ReadTooFast);
+        self.nothing()
+    }
+
+    /// Keeps the rest while the peer sends too fast. `None` if the next frame may be cut.
     #[cold]
     fn look_at_meter<H>(&mut self) -> Option<Next<H>> {
         let waiting = self.shard.conns.get(self.id).map_or(0, Conn::waiting_bytes);
@@ -475,10 +485,6 @@ impl<'a, O: Observer> Frames<'a, O> {
                 self.plain = false;
                 self.shard.hold_reads(self.id, lease, steps);
                 Some(Next::Nothing)
-            }
-            Pace::Close => {
-                self.finish(CloseReason::ReadTooFast);
-                Some(self.nothing())
             }
             Pace::NoMemory => Some(self.no_memory()),
         }

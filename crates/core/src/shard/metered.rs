@@ -1,7 +1,7 @@
 //! Connections whose peers may send only so fast: [`crate::read_rate`] counts.
 //!
 //! ```text
-//!   next frame ─▶ pace: Fine ─▶ handed out, pay
+//!   next frame ─▶ pace: Fine ─▶ cut, pay ─▶ handed out, or closed
 //!                   │ Wait
 //!                   ▼
 //!              hold_reads ──▶ its bytes in the inbox, no frame ──▶ Due::Resume ──▶ resume_reads ──▶ next frame
@@ -23,8 +23,6 @@ pub(super) enum Pace {
     Fine,
     /// Its next frame has to wait for that many steps.
     Wait(u32),
-    /// Its connection is to be closed for that.
-    Close,
     /// The system has no memory to count it.
     NoMemory,
 }
@@ -48,7 +46,14 @@ impl<O: Observer> Shard<O> {
     pub(super) fn meter_by_own_limits(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let Some(own) = conn.outlet().and_then(|outlet| outlet.own_limits()) else { return };
+        let goes_on = conn.is_metered();
         match own.read_rates {
+            // Each flush comes here once there are limits of the connection's own.
+            Some(rates)
+                if goes_on && self.meters.get(id.slot()).is_some_and(|meter| meter.rates == rates) =>
+            {
+                return;
+            }
             Some(rates) => self.meter(id, rates),
             None => conn.aside.note(Aside::METERED, false),
         }
@@ -63,17 +68,20 @@ impl<O: Observer> Shard<O> {
         let Some(meter) = self.meters.get(id.slot()) else { return Pace::NoMemory };
         match meter.wait(self.now) {
             None => Pace::Fine,
-            Some(_) if meter.rates.when_too_fast == WhenTooFast::Close => Pace::Close,
+            // Judged once the frame is whole: its first bytes may come early.
+            Some(_) if meter.rates.when_too_fast == WhenTooFast::Close => Pace::Fine,
             Some(wait) => Pace::Wait(steps_for(wait)),
         }
     }
 
-    /// A frame of `bytes` bytes, or a piece of one, goes to the service.
+    /// Pays for a frame of `bytes` bytes, or a piece of one. False if it came too early, and its connection is to be closed for that.
     #[inline]
-    pub(super) fn pay(&mut self, id: ConnId, bytes: usize) {
-        if let Some(meter) = self.meters.get_mut(id.slot()) {
-            meter.pay(bytes, self.now);
-        }
+    pub(super) fn pay(&mut self, id: ConnId, bytes: usize) -> bool {
+        let closes = !self.has_stopped();
+        let Some(meter) = self.meters.get_mut(id.slot()) else { return true };
+        let is_early = meter.rates.when_too_fast == WhenTooFast::Close && meter.wait(self.now).is_some();
+        meter.pay(bytes, self.now);
+        !(is_early && closes)
     }
 
     /// Hands out no frame of a connection for this many steps. `lease` is the rest of what is at hand.

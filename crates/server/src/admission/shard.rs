@@ -133,6 +133,11 @@ impl ShardAdmission {
     }
 
     /// True if one more connection may be refused behind last words now.
+    pub(crate) fn has_words(&self, now: Time) -> bool {
+        self.words_rate.take(self.words, now.as_nanos()).is_some()
+    }
+
+    /// The same, and it is.
     pub(crate) fn takes_words(&mut self, now: Time) -> bool {
         let taken = self.words_rate.take(self.words, now.as_nanos());
         self.words = taken.unwrap_or(self.words);

@@ -48,7 +48,7 @@ impl Sojourn {
     pub(super) fn look(&self, now: Time, oldest: Duration) -> bool {
         let ends = self.ends.get();
         if now >= ends {
-            let interval = self.late_after * INTERVAL;
+            let interval = self.late_after.saturating_mul(INTERVAL);
             // Of an interval that was not looked at nothing is known.
             let was_looked_at = now - ends < interval;
             self.stands.set(was_looked_at && self.shortest.get() > self.late_after / TARGET_PART);

@@ -345,6 +345,11 @@ fn words_for_load(common: &Common, peer: &Peer) -> Option<Arc<[u8]>> {
 }
 
 /// True if one more connection may be refused behind last words now.
+fn has_words(common: &Common, core: &Core) -> bool {
+    core.may_part() && common.admission.as_ref().is_some_and(|admission| admission.has_words(common.now))
+}
+
+/// The same, and it is.
 fn takes_words(common: &mut Common, core: &Core) -> bool {
     let now = common.now;
     core.may_part() && common.admission.as_mut().is_some_and(|admission| admission.takes_words(now))
@@ -361,12 +366,12 @@ fn refuse(common: &mut Common, core: &mut Core, socket: Socket, peer: &Peer, by:
     }
 }
 
-/// Refuses a connection since there are too many, or has it wait.
+/// Refuses a connection since there are too many.
 #[cold]
 fn refuse_for_load(common: &mut Common, core: &mut Core, socket: Socket, peer: &Peer, words: &[u8]) {
     match takes_words(common, core) {
         true => core.refuse_with(socket, peer.addr, peer.listener, RefusedBy::Load, words),
-        false => core.postpone(socket, peer.addr, peer.listener, common.now + POSTPONED),
+        false => core.refuse(socket, peer.listener, RefusedBy::Load),
     }
 }
 
@@ -403,6 +408,14 @@ where
 
     fn accepted(&mut self, common: &mut Common, core: &mut Core, socket: Socket, mut peer: Peer) {
         peer.is_proxy = common.proxies.at(peer.listener).is_some();
+        let words = match common.load.refuses() {
+            true => words_for_load(common, &peer),
+            false => None,
+        };
+        // It comes here again, so it is asked for nothing that would count twice.
+        if words.is_some() && !has_words(common, core) {
+            return core.postpone(socket, peer.addr, peer.listener, common.now + POSTPONED);
+        }
         let charge = match let_in(common, &peer) {
             Ok(charge) => charge,
             Err(by) => return refuse(common, core, socket, &peer, by),
@@ -412,9 +425,7 @@ where
             return core.refuse(socket, peer.listener, RefusedBy::Admit);
         }
         // Behind all that refuses for what the peer is, and before anything is kept.
-        if common.load.refuses()
-            && let Some(words) = words_for_load(common, &peer)
-        {
+        if let Some(words) = words {
             take_back(common, &peer, charge);
             return refuse_for_load(common, core, socket, &peer, &words);
         }
@@ -448,7 +459,10 @@ where
             Ok(charge) if keep(common, &peer, id, charge) => {}
             Ok(_) => return core.abort(id, CloseReason::MemoryLimit),
             Err(by) => {
-                if let Some((words, head)) = words_for(common, &peer, by).zip(core.shared(id)) {
+                if let Some(words) = words_for(common, &peer, by)
+                    && takes_words(common, core)
+                    && let Some(head) = core.shared(id)
+                {
                     head.write(&words);
                 }
                 return core.refused(id, by);

@@ -42,6 +42,8 @@ pub(crate) fn add_upstreams(core: &mut Core, limits: &Limits, max: usize) -> Lan
         .handler_timeout(None)
         .heartbeat_interval(None)
         .read_bytes_per_second_min(0)
+        .read_frames_per_second_max(0)
+        .read_bytes_per_second_max(0)
         .calls_in_flight_max(1);
     core.add_outbound(limits, max, Rc::new(Raw).encoding())
 }

@@ -193,6 +193,68 @@ fn shard_that_postponed_a_newcomer_wakes_up_for_it() {
     shard.postpone(Socket(3), None, 0, until);
     shard.end();
     assert_eq!(shard.next_turn(), Some(until));
+    // There is room, and the server has to know.
+    assert!(!shard.is_accept_paused() && shard.counters(LaneId::FIRST).accept_paused == 0);
     shard.turn(until);
     assert_eq!(shard.heard(), [Heard::Accepted(Socket(3))]);
+}
+
+#[test]
+fn pause_ends_with_its_limit_though_newcomers_are_put_off() {
+    let mut shard = Tested::new(Limits::default(), 1, 1);
+    shard.turn(Time::ZERO);
+    shard.begin(at(1), 1);
+    let id = accept(&mut shard, 3);
+    shard.end();
+    assert!(shard.is_accept_paused(), "the table is full");
+    shard.ops();
+    shard.lane.leaves_sockets = true;
+    shard.begin(at(2), 1);
+    shard.complete(Completion::Accepted { listener: 0, socket: Socket(4), peer: None });
+    shard.abort(id, CloseReason::Aborted);
+    shard.complete(Completion::Closed { id });
+    shard.end();
+    shard.turn(at(3));
+    assert!(shard.heard().contains(&Heard::Accepted(Socket(4))));
+    shard.postpone(Socket(4), None, 0, at(4));
+    shard.end();
+    assert!(!shard.is_accept_paused(), "there is room");
+}
+
+#[test]
+fn newcomers_that_are_put_off_keep_their_order() {
+    let mut shard = Tested::new(Limits::default(), 8, 1);
+    shard.lane.leaves_sockets = true;
+    shard.turn(Time::ZERO);
+    shard.ops();
+    shard.begin(at(1), 3);
+    for number in 1..=3 {
+        shard.complete(Completion::Accepted { listener: 0, socket: Socket(number), peer: None });
+    }
+    let put_off = |shard: &mut Tested, now| {
+        for heard in shard.heard() {
+            let Heard::Accepted(socket) = heard else { panic!("{heard:?}") };
+            shard.postpone(socket, None, 0, now + Duration::from_millis(10));
+        }
+    };
+    put_off(&mut shard, at(1));
+    shard.end();
+    assert!(matches!(shard.ops()[..], [Op::AcceptStop { listener: 0 }]));
+    for seconds in 2..5 {
+        shard.begin(at(seconds), 0);
+        // One is asked for at a time, and is next again.
+        let first = shard.heard();
+        assert_eq!(first.len(), 1);
+        assert_eq!(first[0], Heard::Accepted(Socket(1)));
+        shard.postpone(Socket(1), None, 0, at(seconds) + Duration::from_millis(10));
+        shard.end();
+        assert!(shard.ops().is_empty(), "accepting rests");
+    }
+    // The others follow the first that is let in.
+    shard.lane.leaves_sockets = false;
+    shard.begin(at(5), 1);
+    shard.complete(Completion::AcceptEnded { listener: 0, end: AcceptEnd::Stopped });
+    shard.end();
+    assert_eq!(shard.connections(LaneId::FIRST), 3);
+    assert!(shard.ops().iter().any(|op| matches!(op, Op::Accept { listener: 0 })), "accepting goes on");
 }
