@@ -218,8 +218,9 @@ pub enum IdleCounts {
 #[non_exhaustive]
 pub enum WhenTooFast {
     /// Its frames wait, in their order, until it may send them. At [`Limits::inbox_bytes_high`] receiving stops, so that the
-    /// rest waits with the peer. No reply is lost, and each may be late: the delay is in steps of 17 ms. Such a peer is not idle
-    /// until it sends FIN, and a shutdown of the server lets what was received go at once.
+    /// rest waits with the peer. No reply is lost, and each may be late: the delay is in steps of 17 ms. Such a peer is not idle,
+    /// nor is one whose FIN came behind them: it keeps its place for at most `inbox_bytes_high` and a frame at this rate. A
+    /// shutdown of the server lets what was received go at once.
     #[default]
     HoldBack,
     /// Its connection is closed ([`CloseReason::ReadTooFast`](crate::CloseReason::ReadTooFast)) once a whole frame came too early.

@@ -107,7 +107,7 @@ impl<O: Observer> Shard<O> {
                 }
                 // What it sent may wait where the server does not look at it.
                 Due::Close(CloseReason::IdleTimeout)
-                    if conn.is_too_fast() && !conn.input_ended
+                    if conn.is_too_fast()
                         || !conn.times(&self.lanes[conn.lane].times).idle_counts_sent
                             && (conn.paused
                                 || starved
