@@ -139,7 +139,9 @@ const PARTING: usize = 20;
 fn peer_that_does_not_leave_keeps_no_place_for_long() {
     Sim::seeds(60).run(|sim| {
         let limits = ServerLimits::default().connections_max(16 * PARTING);
-        let running = sim.start(server(Admission::default()).server_limits(limits), |_shard| Echo);
+        // Each counts once, however often it is put off.
+        let admission = Admission::default().connection_rate(1, 5 * PARTING as u32);
+        let running = sim.start(server(admission).server_limits(limits), |_shard| Echo);
         let running = running.expect("the server starts");
         running.set_load(Load::Refusing, 0.0);
         let counts = Counts::default();
@@ -174,6 +176,7 @@ fn peer_that_does_not_leave_keeps_no_place_for_long() {
         assert_eq!(served + refused, 5 * PARTING as u64);
         assert!(served >= PARTING as u64, "{served}");
         assert_eq!(running.stats().counters.refused_by(RefusedBy::Load), refused);
+        assert_eq!(running.stats().counters.refused_by(RefusedBy::ConnectionRate), 0);
     });
 }
 
