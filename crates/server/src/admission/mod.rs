@@ -510,7 +510,7 @@ impl Limiter {
 
     /// The same where all peers together have limits too. One that these refuse is not charged for.
     fn let_in_beside_all(&self, prefix: Prefix, now: u64) -> Result<Charge, RefusedBy> {
-        self.total.look(now)?;
+        self.total.check(now)?;
         let charge = match &self.table {
             Some(table) => table.charge(prefix, now)?,
             None => Charge::NOWHERE,
