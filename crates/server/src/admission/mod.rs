@@ -227,7 +227,8 @@ impl Admission {
         Admission { without_kernel_filter: true, ..self }
     }
 
-    /// Says these bytes, as they are, to a connection that is refused for the count or the rate of its address, before it is
+    /// Says these bytes, as they are, to a connection that is refused for a count or a rate, of its address or of all peers
+    /// together ([`connections_max`](Admission::connections_max), [`connection_rate`](Admission::connection_rate)), before it is
     /// closed: `-ERR max number of clients reached` and the like, or [`http::SHED_REPLY`](crate::http::SHED_REPLY). 1 to 1024
     /// bytes. And has the server refuse newcomers in that way ([`RefusedBy::Load`]) instead of letting them wait in the kernel's
     /// queue while a shard is at [`Load::Refusing`](crate::overload::Load::Refusing) for a cause that holds: until its table
@@ -235,7 +236,7 @@ impl Admission {
     ///
     /// A connection that is refused so has one small send and at most 200 ms to close too. There are 256 of them on a shard at
     /// once, and no more than a sixteenth of its table; 2000 a second on the server. Beyond it newcomers wait where the load
-    /// refuses them, and are closed without a word where their address does. Nothing is said below TLS or another
+    /// refuses them, and are closed without a word where a count or a rate does. Nothing is said below TLS or another
     /// [transport](crate::transport), where such a listener refuses none for its load; a listener that speaks WebSocket says it
     /// before its handshake, as HTTP.
     pub fn shed_reply(self, bytes: impl AsRef<[u8]>) -> Admission {

@@ -1,6 +1,7 @@
 //! Networks that are denied or allowed for a time while the server runs, by those who operate it.
 //!
-//! They lie beside the lists, of which a file may be read again at any moment. A look costs one load while there are none.
+//! They lie beside the lists, of which a file may be read again at any moment. A look costs one load where none was added
+//! since the last change that left none: networks whose time is over are looked up until they are forgotten by the next change.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
