@@ -19,6 +19,7 @@ use super::shard::Limiters;
 use super::timed::{TIMED_MAX, Until};
 use super::{AdmissionError, IpList, Limiter, LimitsSet, PrefixLimits, wrong};
 use crate::log::guarded;
+use crate::shard::clock::Clock;
 
 /// The longest time for which a network is denied or allowed: what is to stay belongs into a list.
 const TIME_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -27,7 +28,8 @@ const TIME_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 const CHANGES_MAX: usize = 32;
 
 /// Changes the limits of a server that runs, from any thread: [`ServerControl::admission`](crate::ServerControl::admission). A
-/// change holds for connections that come after it; none that is there is closed. It is gone with the process.
+/// change holds for connections that come after it; none that is there is closed. It is gone with the process. A control that is
+/// kept goes by the time of each call.
 ///
 /// ```
 /// use std::time::Duration;
@@ -50,7 +52,7 @@ pub struct AdmissionControl {
     limiters: Vec<Arc<Limiter>>,
     rate: Option<Arc<AcceptRate>>,
     journal: Arc<Journal>,
-    now: Time,
+    clock: Clock,
 }
 
 impl AdmissionControl {
@@ -58,9 +60,9 @@ impl AdmissionControl {
         limiters: &Limiters,
         rate: Option<Arc<AcceptRate>>,
         journal: Arc<Journal>,
-        now: Time,
+        clock: Clock,
     ) -> AdmissionControl {
-        AdmissionControl { limiters: limiters.each().cloned().collect(), rate, journal, now }
+        AdmissionControl { limiters: limiters.each().cloned().collect(), rate, journal, clock }
     }
 
     /// Means the limits of one listener alone, by its place in [`ServerControl::listeners`](crate::ServerControl::listeners), and
@@ -103,9 +105,10 @@ impl AdmissionControl {
                 TIME_MAX.as_secs() / 86_400
             ));
         }
-        let until = Until { at: self.now + time, allows };
+        let now = self.clock.now();
+        let until = Until { at: now + time, allows };
         for limiter in &self.limiters {
-            limiter.timed.add(networks, until, self.now).map_err(|all| {
+            limiter.timed.add(networks, until, now).map_err(|all| {
                 AdmissionError(format!(
                     "there would be {all} networks for a time; {TIMED_MAX} is the most: use a list"
                 ))
@@ -123,7 +126,8 @@ impl AdmissionControl {
     pub fn forget(&self, networks: &IpList) -> Result<usize, AdmissionError> {
         self.check_some()?;
         let networks = networks.networks();
-        let forgotten = |limiter: &Arc<Limiter>| limiter.timed.remove(&networks, self.now);
+        let now = self.clock.now();
+        let forgotten = |limiter: &Arc<Limiter>| limiter.timed.remove(&networks, now);
         let count = self.limiters.iter().map(forgotten).max().unwrap_or_default();
         if count > 0 {
             self.note(format!("{} is neither denied nor allowed any more", shown(&networks)));
@@ -203,6 +207,7 @@ impl AdmissionControl {
     /// The limits as they are now, of each [`Admission`](super::Admission) that the listeners have, and the networks that are
     /// denied or allowed for a time.
     pub fn settings(&self) -> Vec<AdmissionSettings> {
+        let now = self.clock.now();
         let of = |limiter: &Arc<Limiter>| {
             let LimitsSet { per_address, address_rate, connections_max, connection_rate } =
                 limiter.limits_set();
@@ -210,7 +215,7 @@ impl AdmissionControl {
             let timed = |(network, until): (IpNet, Until)| TimedNetwork {
                 network: network.to_string(),
                 allows: until.allows,
-                left: until.at - self.now,
+                left: until.at - now,
             };
             AdmissionSettings {
                 per_address,
@@ -218,7 +223,7 @@ impl AdmissionControl {
                 connections_max,
                 connection_rate: pair(connection_rate),
                 connections: limiter.total.counts().then(|| limiter.total.live()),
-                timed: limiter.timed.list(self.now).into_iter().map(timed).collect(),
+                timed: limiter.timed.list(now).into_iter().map(timed).collect(),
             }
         };
         self.limiters.iter().map(of).collect()
@@ -271,7 +276,7 @@ impl AdmissionControl {
         if changes.len() == CHANGES_MAX {
             changes.pop_front();
         }
-        changes.push_back(AdmissionChange { at: self.now, what });
+        changes.push_back(AdmissionChange { at: self.clock.now(), what });
     }
 }
 

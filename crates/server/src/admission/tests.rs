@@ -3,6 +3,7 @@ use std::sync::Arc;
 use ringserve_core::Address;
 
 use super::*;
+use crate::shard::clock::Clock;
 
 fn checked(admission: &Admission) -> Result<(Option<Limiter>, Option<ServerRate>), String> {
     admission.check(false, 1000, (7, true)).map_err(|error| error.to_string())
@@ -14,6 +15,11 @@ fn refused(admission: Admission) -> String {
 
 fn list(text: &str) -> IpList {
     text.parse().unwrap()
+}
+
+/// A clock that is there now, and goes on.
+fn clock_at(now: Time) -> Clock {
+    Clock::of_age(Duration::from_nanos(now.as_nanos()))
 }
 
 fn at(limiter: &Limiter, address: &str) -> Result<Option<Charge>, RefusedBy> {
@@ -129,7 +135,7 @@ fn limits_that_are_changed_hold_from_then_on() {
     let addr = Address::Ip(([10, 0, 0, 9], 7000).into());
     let limiters = Limiters::of([(Some(&limiter), &addr, false, true)].into_iter());
     let journal = Arc::new(Journal::default());
-    let control = |now| AdmissionControl::new(&limiters, None, journal.clone(), now);
+    let control = |now: Time| AdmissionControl::new(&limiters, None, journal.clone(), clock_at(now));
     let first = at(&limiter, "10.0.0.1").unwrap().unwrap();
     let second = at(&limiter, "10.0.0.1").unwrap().unwrap();
     control(Time::ZERO).set_per_address(Some(2)).unwrap();
@@ -158,12 +164,36 @@ fn limits_that_are_changed_hold_from_then_on() {
     assert_eq!(changes[6].what, "10.0.0.0/8 denied for 5s");
 }
 
+#[cfg(feature = "testing")]
+#[test]
+fn control_that_is_kept_goes_by_the_time_of_each_call() {
+    let limiter = Arc::new(checked(&Admission::default().adjustable()).unwrap().0.unwrap());
+    let addr = Address::Ip(([10, 0, 0, 9], 7000).into());
+    let limiters = Limiters::of([(Some(&limiter), &addr, false, true)].into_iter());
+    let time = crate::shard::clock::VirtualTime::start();
+    let clock = Clock::Simulated { time: time.clone(), age: Duration::ZERO };
+    let control = AdmissionControl::new(&limiters, None, Arc::default(), clock.clone());
+    let let_in = || {
+        let source = Source::Address("10.0.0.1".parse().unwrap());
+        limiter.let_in(source, clock.now()).map(|charge| limiter.release(charge.unwrap(), clock.now()))
+    };
+    time.set(Duration::from_secs(3600));
+    control.deny(&list("10.0.0.0/8"), Duration::from_secs(600)).unwrap();
+    assert_eq!(let_in(), Err(RefusedBy::DenyList));
+    assert_eq!(control.changes()[0].at, clock.now());
+    time.set(Duration::from_secs(3600 + 500));
+    assert_eq!(control.settings()[0].timed[0].left, Duration::from_secs(100));
+    time.set(Duration::from_secs(3600 + 600));
+    assert_eq!((let_in(), control.settings()[0].timed.len()), (Ok(()), 0));
+}
+
 #[test]
 fn changes_that_cannot_hold_are_refused_and_change_nothing() {
     let limiter = Arc::new(checked(&Admission::default().deny(list("192.0.2.0/24"))).unwrap().0.unwrap());
     let addr = Address::Ip(([10, 0, 0, 9], 7000).into());
     let journal = Arc::new(Journal::default());
-    let of = |limiters: &Limiters| AdmissionControl::new(limiters, None, journal.clone(), Time::ZERO);
+    let of =
+        |limiters: &Limiters| AdmissionControl::new(limiters, None, journal.clone(), clock_at(Time::ZERO));
     let control = of(&Limiters::of([(Some(&limiter), &addr, false, true)].into_iter()));
     let minute = Duration::from_secs(60);
     let refused = |result: Result<(), AdmissionError>, start: &str| {
