@@ -16,7 +16,7 @@ use tracing::info;
 use super::lists::Networks;
 use super::rates::Rate;
 use super::shard::Limiters;
-use super::timed::{TIMED_MAX, Until};
+use super::timed::{Change, TIMED_MAX, Until};
 use super::{AdmissionError, IpList, Limiter, LimitsSet, PrefixLimits, wrong};
 use crate::log::guarded;
 use crate::shard::clock::Clock;
@@ -107,13 +107,16 @@ impl AdmissionControl {
         }
         let now = self.clock.now();
         let until = Until { at: now + time, allows };
-        for limiter in &self.limiters {
-            limiter.timed.add(networks, until, now).map_err(|all| {
+        // Each is checked before any is kept. Limiters have one order, so that no two changes wait for each other.
+        let mut changes: Vec<_> = self.limiters.iter().map(|limiter| limiter.timed.change(now)).collect();
+        for change in &mut changes {
+            change.add(networks, until).map_err(|all| {
                 AdmissionError(format!(
                     "there would be {all} networks for a time; {TIMED_MAX} is the most: use a list"
                 ))
             })?;
         }
+        changes.into_iter().for_each(Change::keep);
         let verb = if allows { "allowed" } else { "denied" };
         self.note(format!("{} {verb} for {time:?}", shown(networks)));
         Ok(())
@@ -127,7 +130,12 @@ impl AdmissionControl {
         self.check_some()?;
         let networks = networks.networks();
         let now = self.clock.now();
-        let forgotten = |limiter: &Arc<Limiter>| limiter.timed.remove(&networks, now);
+        let forgotten = |limiter: &Arc<Limiter>| {
+            let mut change = limiter.timed.change(now);
+            let count = change.remove(&networks);
+            change.keep();
+            count
+        };
         let count = self.limiters.iter().map(forgotten).max().unwrap_or_default();
         if count > 0 {
             self.note(format!("{} is neither denied nor allowed any more", shown(&networks)));

@@ -221,6 +221,31 @@ fn changes_that_cannot_hold_are_refused_and_change_nothing() {
 }
 
 #[test]
+fn network_that_one_limiter_cannot_hold_is_denied_at_none() {
+    let limiter = || Arc::new(checked(&Admission::default().adjustable()).unwrap().0.unwrap());
+    let (first, last) = (limiter(), limiter());
+    let addr = Address::Ip(([10, 0, 0, 9], 7000).into());
+    let both = [(Some(&first), &addr, false, true), (Some(&last), &addr, false, true)];
+    let limiters = Limiters::of(both.into_iter());
+    let journal = Arc::new(Journal::default());
+    let control = AdmissionControl::new(&limiters, None, journal, clock_at(Time::ZERO));
+    let minute = Duration::from_secs(60);
+    let many: String =
+        (0..10_000_u32).map(|n| format!("{}\n", std::net::Ipv4Addr::from(0x0b00_0000 | n))).collect();
+    control.clone().at(&limiters, 1).deny(&list(&many), minute).unwrap();
+    for change in [AdmissionControl::deny, AdmissionControl::allow] {
+        let error = change(&control, &list("192.0.2.0/24"), minute).unwrap_err().to_string();
+        assert!(error.starts_with("there would be 10001 networks"), "{error}");
+        assert!(control.settings()[0].timed.is_empty(), "the first one could");
+        assert_eq!((control.settings()[1].timed.len(), control.changes().len()), (10_000, 1));
+    }
+    assert!(at(&first, "192.0.2.1").is_ok() && at(&last, "192.0.2.1").is_ok());
+    control.forget(&list("11.0.0.0")).unwrap();
+    control.deny(&list("192.0.2.0/24"), minute).unwrap();
+    assert_eq!([&first, &last].map(|of| at(of, "192.0.2.1").err()), [Some(RefusedBy::DenyList); 2]);
+}
+
+#[test]
 fn users_and_addresses_count_apart() {
     let limiter = checked(&Admission::default().per_address(1)).unwrap().0.unwrap();
     let user = |uid| limiter.let_in(Source::User(uid), Time::ZERO);
