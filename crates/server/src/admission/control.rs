@@ -74,13 +74,14 @@ impl AdmissionControl {
 
     /// Refuses peers of these networks for a time of 1 s to 30 days, beside the deny list: they are closed at once
     /// ([`RefusedBy::DenyList`](super::RefusedBy::DenyList)). The kernel's filter holds the list alone. A network that is denied
-    /// or allowed already gets the new time. Peers of the allow list get in all the same.
+    /// or allowed already gets the new time. Peers of the allow list get in all the same. A list that is a [file](IpList::file) is
+    /// read now, on this thread, and not again.
     ///
     /// # Errors
-    /// No listener has an admission, the list is empty, denies a whole family and says so once, or the time is out of range; or
-    /// there would be more than 10 000 such networks. Nothing is changed then.
+    /// No listener has an admission, the list is empty, denies a whole family and says so once, or the time is out of range; there
+    /// would be more than 10 000 such networks; or the list is a file that cannot be read. Nothing is changed then.
     pub fn deny(&self, networks: &IpList, time: Duration) -> Result<(), AdmissionError> {
-        let found = networks.networks();
+        let found = networks_of(networks)?;
         found.check_denied().map_err(AdmissionError)?;
         self.set_timed(&found, false, time)
     }
@@ -91,7 +92,8 @@ impl AdmissionControl {
     /// # Errors
     /// As of [`deny`](AdmissionControl::deny), but for whole families.
     pub fn allow(&self, networks: &IpList, time: Duration) -> Result<(), AdmissionError> {
-        self.set_timed(&networks.networks(), true, time)
+        let found = networks_of(networks)?;
+        self.set_timed(&found, true, time)
     }
 
     fn set_timed(&self, networks: &Networks, allows: bool, time: Duration) -> Result<(), AdmissionError> {
@@ -125,10 +127,10 @@ impl AdmissionControl {
     /// Forgets networks that were denied or allowed for a time, each as it was said. Returns how many of them there were.
     ///
     /// # Errors
-    /// No listener has an admission.
+    /// No listener has an admission, or a list that is a file cannot be read.
     pub fn forget(&self, networks: &IpList) -> Result<usize, AdmissionError> {
         self.check_some()?;
-        let networks = networks.networks();
+        let networks = networks_of(networks)?;
         let now = self.clock.now();
         let forgotten = |limiter: &Arc<Limiter>| {
             let mut change = limiter.timed.change(now);
@@ -370,6 +372,12 @@ pub struct TimedNetwork {
     pub allows: bool,
     /// How long that holds.
     pub left: Duration,
+}
+
+/// # Errors
+/// The list is a file that cannot be read.
+fn networks_of(list: &IpList) -> Result<Arc<Networks>, AdmissionError> {
+    list.read_networks().map_err(|error| AdmissionError(error.to_string()))
 }
 
 fn checked(setting: &str, rate: Option<(u32, u32)>) -> Result<Option<Rate>, AdmissionError> {

@@ -207,6 +207,10 @@ fn changes_that_cannot_hold_are_refused_and_change_nothing() {
     refused(control.deny(&list(""), minute), "there is no network in the list");
     refused(control.deny(&list("10.0.0.1"), Duration::ZERO), "the time is 0ns; it must be 1 s to 30 days");
     refused(control.deny(&list("10.0.0.1"), Duration::MAX), "the time is");
+    let gone = IpList::file("/nonexistent/deny.txt");
+    refused(control.deny(&gone, minute), "/nonexistent/deny.txt: it cannot be read");
+    refused(control.allow(&gone, minute), "/nonexistent/deny.txt: it cannot be read");
+    refused(control.forget(&gone).map(drop), "/nonexistent/deny.txt: it cannot be read");
     refused(control.set_per_address(Some(0)), "per_address is 0, which lets no peer in");
     refused(control.set_per_address(Some(5)), "per_address cannot be changed: nothing is counted for it");
     refused(control.set_address_rate(Some((0, 1))), "the rate of address_rate is 0");
@@ -243,6 +247,23 @@ fn network_that_one_limiter_cannot_hold_is_denied_at_none() {
     control.forget(&list("11.0.0.0")).unwrap();
     control.deny(&list("192.0.2.0/24"), minute).unwrap();
     assert_eq!([&first, &last].map(|of| at(of, "192.0.2.1").err()), [Some(RefusedBy::DenyList); 2]);
+}
+
+#[test]
+fn list_that_is_a_file_is_read_when_it_is_denied() {
+    let limiter = Arc::new(checked(&Admission::default().adjustable()).unwrap().0.unwrap());
+    let addr = Address::Ip(([10, 0, 0, 9], 7000).into());
+    let limiters = Limiters::of([(Some(&limiter), &addr, false, true)].into_iter());
+    let control = AdmissionControl::new(&limiters, None, Arc::default(), clock_at(Time::ZERO));
+    let file = std::env::temp_dir().join(format!("ringserve-denied-{}.txt", std::process::id()));
+    std::fs::write(&file, "10.0.0.0/8 ; one\n192.0.2.7\n").unwrap();
+    let denied = control.deny(&IpList::file(&file), Duration::from_secs(60));
+    std::fs::write(&file, "10.0.0.0/8\nbinary\n").unwrap();
+    let wrong = control.allow(&IpList::file(&file), Duration::from_secs(60));
+    std::fs::remove_file(&file).unwrap();
+    assert!(denied.is_ok());
+    assert!(wrong.unwrap_err().to_string().contains("line 2: \"binary\" is neither"));
+    assert_eq!(["10.0.0.1", "192.0.2.7"].map(|of| at(&limiter, of).err()), [Some(RefusedBy::DenyList); 2]);
 }
 
 #[test]
