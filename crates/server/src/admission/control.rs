@@ -86,8 +86,12 @@ impl AdmissionControl {
         self.set_timed(&found, false, time)
     }
 
-    /// Lets peers of these networks in for a time of 1 s to 30 days, whatever other limits say, as the allow list does; not into
-    /// the slots beside a full table.
+    /// Lets peers of these networks in for a time of 1 s to 30 days, as the allow list does: lists, counts, rates and
+    /// the load do not refuse them. Two things are those of the list alone: they take tokens of
+    /// [`accept_rate`](super::Admission::accept_rate) as others do, and have no slots beside a full table. And what
+    /// [the kernel filters](super::Admission::deny) stays filtered: to let in a network of the deny list, take it off that list,
+    /// write it into the allow list if that is a file, or start the server with
+    /// [`without_kernel_filter`](super::Admission::without_kernel_filter).
     ///
     /// # Errors
     /// As of [`deny`](AdmissionControl::deny), but for whole families.

@@ -478,6 +478,17 @@ impl Limiter {
         self.allow.as_ref().is_some_and(|allow| allow.contains(address))
     }
 
+    /// The same, also for a time.
+    pub(crate) fn allows_now(&self, address: IpAddr, now: Time) -> bool {
+        self.allows(address) || self.timed_at(address, now).is_some_and(|until| until.allows)
+    }
+
+    /// What holds for an address for a time.
+    #[inline]
+    fn timed_at(&self, address: IpAddr, now: Time) -> Option<Until> {
+        if self.timed.has_some() { self.timed.at(address, now) } else { None }
+    }
+
     /// Asks whether a connection may begin now, which is then counted if there are limits to count for.
     ///
     /// # Errors
@@ -489,7 +500,7 @@ impl Limiter {
                 if self.allows(address) {
                     return Ok(None);
                 }
-                match if self.timed.has_some() { self.timed.at(address, now) } else { None } {
+                match self.timed_at(address, now) {
                     Some(Until { allows: true, .. }) => return Ok(None),
                     Some(_) => return Err(RefusedBy::DenyList),
                     None => {}

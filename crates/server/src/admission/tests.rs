@@ -3,6 +3,7 @@ use std::sync::Arc;
 use ringserve_core::Address;
 
 use super::*;
+use crate::peer::Peer;
 use crate::shard::clock::Clock;
 
 fn checked(admission: &Admission) -> Result<(Option<Limiter>, Option<ServerRate>), String> {
@@ -264,6 +265,24 @@ fn list_that_is_a_file_is_read_when_it_is_denied() {
     assert!(denied.is_ok());
     assert!(wrong.unwrap_err().to_string().contains("line 2: \"binary\" is neither"));
     assert_eq!(["10.0.0.1", "192.0.2.7"].map(|of| at(&limiter, of).err()), [Some(RefusedBy::DenyList); 2]);
+}
+
+#[test]
+fn peer_that_is_allowed_for_a_time_is_let_in_under_load() {
+    let limiter = Arc::new(checked(&Admission::default().shed_reply("busy")).unwrap().0.unwrap());
+    let addr = Address::Ip(([10, 0, 0, 9], 7000).into());
+    let limiters = Limiters::of([(Some(&limiter), &addr, false, true)].into_iter());
+    let control = AdmissionControl::new(&limiters, None, Arc::default(), clock_at(Time::ZERO));
+    let shard = ShardAdmission::new(limiters.clone(), 1).unwrap();
+    let hears = |from: [u8; 4], seconds: u64| {
+        let peer = Peer::new(Some((from, 1).into()), 0);
+        shard.words_for_load(&peer, Time::from_nanos(seconds * 1_000_000_000)).is_some()
+    };
+    assert!(hears([192, 0, 2, 1], 1));
+    control.allow(&list("192.0.2.0/24"), Duration::from_secs(60)).unwrap();
+    control.deny(&list("198.51.100.0/24"), Duration::from_secs(60)).unwrap();
+    assert!(!hears([192, 0, 2, 1], 1) && hears([192, 0, 3, 1], 1) && hears([198, 51, 100, 1], 1));
+    assert!(hears([192, 0, 2, 1], 100), "its time is over");
 }
 
 #[test]
