@@ -19,7 +19,8 @@ pub struct AdmissionOptions {
 enum Order {
     /// Denies networks for a time: their peers are closed at once
     Deny(Timed),
-    /// Lets peers of networks in for a time, whatever other limits say
+    /// Lets peers of networks in for a time, whatever other limits say but accept_rate. What the kernel filters of the deny list
+    /// stays filtered: take such a network off the list
     Allow(Timed),
     /// Forgets networks that were denied or allowed for a time
     Forget {

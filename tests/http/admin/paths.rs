@@ -276,7 +276,7 @@ fn admission_is_changed_and_the_changes_are_reported() {
         ("/admission/limit?connections_max=9&listener=0", "connections_max is 9\n"),
         ("/admission/deny?network=192.0.2.0/24,2001:db8::/32&seconds=600", "is denied for 600s"),
         ("/admission/allow?network=192.0.2.7&seconds=60", "192.0.2.7 is allowed for 60s"),
-        ("/admission/forget?network=192.0.2.0/24", "1 of them"),
+        ("/admission/forget?network=192.0.2.0%2F24", "1 of them"),
         ("/admission/limit?address_rate=off", "address_rate is off\n"),
     ] {
         let (status, text) = order(path);

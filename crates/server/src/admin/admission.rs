@@ -52,8 +52,8 @@ pub(super) fn show(running: &Running) -> Response<Answer> {
     answer::json(serde_json::to_vec(&admission(running, usize::MAX)))
 }
 
-/// Does what a request orders.
-pub(super) fn obey(running: &Running, order: Order, query: Option<&str>) -> Response<Answer> {
+/// Applies the order of a request, and answers with what was done, or with what is wrong.
+pub(super) fn apply_order(running: &Running, order: Order, query: Option<&str>) -> Response<Answer> {
     match carry_out(running, order, query) {
         Ok(done) => answer::sentence(StatusCode::OK, done),
         Err(why) => answer::sentence(StatusCode::BAD_REQUEST, why),

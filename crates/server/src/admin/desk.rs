@@ -223,7 +223,9 @@ impl Desk {
                     Route::Connections => self.connections(running, request.uri().query()).await,
                     Route::Doctor => self.doctor(request.uri().query()).await,
                     Route::Admission => admission::show(running),
-                    Route::ChangeAdmission(order) => admission::obey(running, order, request.uri().query()),
+                    Route::ChangeAdmission(order) => {
+                        admission::apply_order(running, order, request.uri().query())
+                    }
                     Route::Drain => drain(running),
                     Route::Close { shard, id } => close(running, shard, id),
                     Route::Stalls => stalls(running),

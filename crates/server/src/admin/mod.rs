@@ -28,7 +28,7 @@
 //! | `/healthz` | 503 if a shard has not gone on for 10 s, so that no busy server is restarted |
 //! | `/readyz` | 503 while the server starts or drains, or its [load](crate::overload::Load) is refusing or full |
 //! | `/admission` | the limits on who is let in as they are now, as an [`Admission`](ringserve_report::Admission) |
-//! | POST `/admission/deny?network=192.0.2.0/24&seconds=600` | denies networks for a time; `allow` lets them in, `forget` ends either |
+//! | POST `/admission/deny?network=192.0.2.0/24&seconds=600` | denies networks for a time; `allow` lets them in, but for what the kernel filters; `forget` ends either |
 //! | POST `/admission/limit?per_address=20` | sets a limit: `per_address`, `address_rate=5/20`, `connections_max`, `connection_rate`, `accept_rate`; or `off` |
 //! | POST `/drain` | shuts the server down, as [`ServerControl::shutdown`](crate::ServerControl::shutdown) |
 //! | POST `/connections/ID/close` | closes a connection, after its queued replies |

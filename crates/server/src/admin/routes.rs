@@ -1,6 +1,7 @@
 //! The paths of the endpoint.
 
 use hyper::Method;
+use percent_encoding::percent_decode_str;
 use ringserve_core::ConnId;
 
 /// What a request asks for.
@@ -140,10 +141,10 @@ fn parse_id(text: &str) -> Option<(usize, ConnId)> {
     (fits && is_whole).then(|| Some((usize::try_from(shard).ok()?, ConnId::new(slot as u32, generation))))?
 }
 
-/// The value of each parameter of a query that is known.
+/// The value of each parameter of a query that is known, with bytes that are written as `%2F`.
 ///
 /// # Errors
-/// A sentence with the cause: a parameter that is not known, or is there twice.
+/// A sentence with the cause: a parameter that is not known, or is there twice, or a value that is no UTF-8.
 pub(super) fn parameters<const N: usize>(
     query: Option<&str>,
     known: [&str; N],
@@ -154,7 +155,9 @@ pub(super) fn parameters<const N: usize>(
         let Some(number) = known.iter().position(|known| *known == name) else {
             return Err(format!("{name:.40} is no parameter of this path; there are {}", known.join(", ")));
         };
-        if values[number].replace(value.to_owned()).is_some() {
+        let value = percent_decode_str(value).decode_utf8();
+        let value = value.map_err(|_| format!("{name} is no UTF-8"))?.into_owned();
+        if values[number].replace(value).is_some() {
             return Err(format!("{name} is there twice"));
         }
     }
@@ -247,6 +250,11 @@ mod tests {
         assert_eq!(of(None), Ok([None, None]));
         assert_eq!(of(Some("limit=5&by=age")), Ok([some("age"), some("5")]));
         assert_eq!(of(Some("&by&")), Ok([some(""), None]));
+        assert_eq!(
+            of(Some("by=192.0.2.0%2F24%2c%3A%3a1&limit=a+b%26c=%")),
+            Ok([some("192.0.2.0/24,::1"), some("a+b&c=%")])
+        );
+        assert!(of(Some("by=%ff")).unwrap_err().contains("by is no UTF-8"));
         assert!(of(Some("by=a&by=b")).unwrap_err().contains("twice"));
         assert!(of(Some("order=up")).unwrap_err().contains("by, limit"));
     }

@@ -16,9 +16,10 @@ use tracing::info;
 use super::lists::Networks;
 use super::rates::Rate;
 use super::shard::Limiters;
-use super::timed::{TIMED_MAX, Until};
+use super::timed::{Change, TIMED_MAX, Until};
 use super::{AdmissionError, IpList, Limiter, LimitsSet, PrefixLimits, wrong};
 use crate::log::guarded;
+use crate::shard::clock::Clock;
 
 /// The longest time for which a network is denied or allowed: what is to stay belongs into a list.
 const TIME_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -27,7 +28,8 @@ const TIME_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 const CHANGES_MAX: usize = 32;
 
 /// Changes the limits of a server that runs, from any thread: [`ServerControl::admission`](crate::ServerControl::admission). A
-/// change holds for connections that come after it; none that is there is closed. It is gone with the process.
+/// change holds for connections that come after it; none that is there is closed. It is gone with the process. A control that is
+/// kept goes by the time of each call.
 ///
 /// ```
 /// use std::time::Duration;
@@ -50,7 +52,7 @@ pub struct AdmissionControl {
     limiters: Vec<Arc<Limiter>>,
     rate: Option<Arc<AcceptRate>>,
     journal: Arc<Journal>,
-    now: Time,
+    clock: Clock,
 }
 
 impl AdmissionControl {
@@ -58,9 +60,9 @@ impl AdmissionControl {
         limiters: &Limiters,
         rate: Option<Arc<AcceptRate>>,
         journal: Arc<Journal>,
-        now: Time,
+        clock: Clock,
     ) -> AdmissionControl {
-        AdmissionControl { limiters: limiters.each().cloned().collect(), rate, journal, now }
+        AdmissionControl { limiters: limiters.each().cloned().collect(), rate, journal, clock }
     }
 
     /// Means the limits of one listener alone, by its place in [`ServerControl::listeners`](crate::ServerControl::listeners), and
@@ -72,24 +74,30 @@ impl AdmissionControl {
 
     /// Refuses peers of these networks for a time of 1 s to 30 days, beside the deny list: they are closed at once
     /// ([`RefusedBy::DenyList`](super::RefusedBy::DenyList)). The kernel's filter holds the list alone. A network that is denied
-    /// or allowed already gets the new time. Peers of the allow list get in all the same.
+    /// or allowed already gets the new time. Peers of the allow list get in all the same. A list that is a [file](IpList::file) is
+    /// read now, on this thread, and not again.
     ///
     /// # Errors
-    /// No listener has an admission, the list is empty, denies a whole family and says so once, or the time is out of range; or
-    /// there would be more than 10 000 such networks. Nothing is changed then.
+    /// No listener has an admission, the list is empty, denies a whole family and says so once, or the time is out of range; there
+    /// would be more than 10 000 such networks; or the list is a file that cannot be read. Nothing is changed then.
     pub fn deny(&self, networks: &IpList, time: Duration) -> Result<(), AdmissionError> {
-        let found = networks.networks();
+        let found = networks_of(networks)?;
         found.check_denied().map_err(AdmissionError)?;
         self.set_timed(&found, false, time)
     }
 
-    /// Lets peers of these networks in for a time of 1 s to 30 days, whatever other limits say, as the allow list does; not into
-    /// the slots beside a full table.
+    /// Lets peers of these networks in for a time of 1 s to 30 days, as the allow list does: lists, counts, rates and
+    /// the load do not refuse them. Two things are those of the list alone: they take tokens of
+    /// [`accept_rate`](super::Admission::accept_rate) as others do, and have no slots beside a full table. And what
+    /// [the kernel filters](super::Admission::deny) stays filtered: to let in a network of the deny list, take it off that list,
+    /// write it into the allow list if that is a file, or start the server with
+    /// [`without_kernel_filter`](super::Admission::without_kernel_filter).
     ///
     /// # Errors
     /// As of [`deny`](AdmissionControl::deny), but for whole families.
     pub fn allow(&self, networks: &IpList, time: Duration) -> Result<(), AdmissionError> {
-        self.set_timed(&networks.networks(), true, time)
+        let found = networks_of(networks)?;
+        self.set_timed(&found, true, time)
     }
 
     fn set_timed(&self, networks: &Networks, allows: bool, time: Duration) -> Result<(), AdmissionError> {
@@ -103,14 +111,18 @@ impl AdmissionControl {
                 TIME_MAX.as_secs() / 86_400
             ));
         }
-        let until = Until { at: self.now + time, allows };
-        for limiter in &self.limiters {
-            limiter.timed.add(networks, until, self.now).map_err(|all| {
+        let now = self.clock.now();
+        let until = Until { at: now + time, allows };
+        // Each is checked before any is kept. Limiters have one order, so that no two changes wait for each other.
+        let mut changes: Vec<_> = self.limiters.iter().map(|limiter| limiter.timed.change(now)).collect();
+        for change in &mut changes {
+            change.add(networks, until).map_err(|all| {
                 AdmissionError(format!(
                     "there would be {all} networks for a time; {TIMED_MAX} is the most: use a list"
                 ))
             })?;
         }
+        changes.into_iter().for_each(Change::keep);
         let verb = if allows { "allowed" } else { "denied" };
         self.note(format!("{} {verb} for {time:?}", shown(networks)));
         Ok(())
@@ -119,11 +131,17 @@ impl AdmissionControl {
     /// Forgets networks that were denied or allowed for a time, each as it was said. Returns how many of them there were.
     ///
     /// # Errors
-    /// No listener has an admission.
+    /// No listener has an admission, or a list that is a file cannot be read.
     pub fn forget(&self, networks: &IpList) -> Result<usize, AdmissionError> {
         self.check_some()?;
-        let networks = networks.networks();
-        let forgotten = |limiter: &Arc<Limiter>| limiter.timed.remove(&networks, self.now);
+        let networks = networks_of(networks)?;
+        let now = self.clock.now();
+        let forgotten = |limiter: &Arc<Limiter>| {
+            let mut change = limiter.timed.change(now);
+            let count = change.remove(&networks);
+            change.keep();
+            count
+        };
         let count = self.limiters.iter().map(forgotten).max().unwrap_or_default();
         if count > 0 {
             self.note(format!("{} is neither denied nor allowed any more", shown(&networks)));
@@ -203,6 +221,7 @@ impl AdmissionControl {
     /// The limits as they are now, of each [`Admission`](super::Admission) that the listeners have, and the networks that are
     /// denied or allowed for a time.
     pub fn settings(&self) -> Vec<AdmissionSettings> {
+        let now = self.clock.now();
         let of = |limiter: &Arc<Limiter>| {
             let LimitsSet { per_address, address_rate, connections_max, connection_rate } =
                 limiter.limits_set();
@@ -210,7 +229,7 @@ impl AdmissionControl {
             let timed = |(network, until): (IpNet, Until)| TimedNetwork {
                 network: network.to_string(),
                 allows: until.allows,
-                left: until.at - self.now,
+                left: until.at - now,
             };
             AdmissionSettings {
                 per_address,
@@ -218,7 +237,7 @@ impl AdmissionControl {
                 connections_max,
                 connection_rate: pair(connection_rate),
                 connections: limiter.total.counts().then(|| limiter.total.live()),
-                timed: limiter.timed.list(self.now).into_iter().map(timed).collect(),
+                timed: limiter.timed.list(now).into_iter().map(timed).collect(),
             }
         };
         self.limiters.iter().map(of).collect()
@@ -271,7 +290,7 @@ impl AdmissionControl {
         if changes.len() == CHANGES_MAX {
             changes.pop_front();
         }
-        changes.push_back(AdmissionChange { at: self.now, what });
+        changes.push_back(AdmissionChange { at: self.clock.now(), what });
     }
 }
 
@@ -357,6 +376,12 @@ pub struct TimedNetwork {
     pub allows: bool,
     /// How long that holds.
     pub left: Duration,
+}
+
+/// # Errors
+/// The list is a file that cannot be read.
+fn networks_of(list: &IpList) -> Result<Arc<Networks>, AdmissionError> {
+    list.read_networks().map_err(|error| AdmissionError(error.to_string()))
 }
 
 fn checked(setting: &str, rate: Option<(u32, u32)>) -> Result<Option<Rate>, AdmissionError> {

@@ -123,10 +123,8 @@ impl IpList {
             return Ok(false);
         }
         *seen = Some(stamp);
-        let wrong = |line, why| IpListError { file: Some(file.clone()), line, why };
-        let text = read(file).map_err(|why| wrong(None, why))?;
-        let networks = Networks::parse(&text).map_err(|(line, why)| wrong(Some(line), why))?;
-        check(&networks).map_err(|why| wrong(None, why))?;
+        let networks = Networks::read(file)?;
+        check(&networks).map_err(|why| IpListError { file: Some(file.clone()), line: None, why })?;
         self.shared.networks.store(Arc::new(networks));
         Ok(true)
     }
@@ -134,6 +132,15 @@ impl IpList {
     /// What it has now.
     pub(super) fn networks(&self) -> Arc<Networks> {
         self.shared.networks.load_full()
+    }
+
+    /// What it has; of one that is a file what is in that now, for those that are not read at a start. The list stays as it is.
+    ///
+    /// # Errors
+    /// If it cannot be read, or has a wrong line.
+    pub(super) fn read_networks(&self) -> Result<Arc<Networks>, IpListError> {
+        let Some(file) = &self.shared.file else { return Ok(self.networks()) };
+        Networks::read(file).map(Arc::new)
     }
 
     /// Where it is read from.
@@ -217,6 +224,14 @@ pub(super) struct Networks {
 }
 
 impl Networks {
+    /// # Errors
+    /// The file cannot be read, or has a wrong line.
+    fn read(file: &Path) -> Result<Networks, IpListError> {
+        let wrong = |line, why| IpListError { file: Some(file.to_owned()), line, why };
+        let text = read(file).map_err(|why| wrong(None, why))?;
+        Networks::parse(&text).map_err(|(line, why)| wrong(Some(line), why))
+    }
+
     /// # Errors
     /// The number of the first wrong line, and what is wrong with it.
     fn parse(text: &str) -> Result<Networks, (usize, String)> {

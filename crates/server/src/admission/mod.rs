@@ -227,7 +227,8 @@ impl Admission {
         Admission { without_kernel_filter: true, ..self }
     }
 
-    /// Says these bytes, as they are, to a connection that is refused for the count or the rate of its address, before it is
+    /// Says these bytes, as they are, to a connection that is refused for a count or a rate, of its address or of all peers
+    /// together ([`connections_max`](Admission::connections_max), [`connection_rate`](Admission::connection_rate)), before it is
     /// closed: `-ERR max number of clients reached` and the like, or [`http::SHED_REPLY`](crate::http::SHED_REPLY). 1 to 1024
     /// bytes. And has the server refuse newcomers in that way ([`RefusedBy::Load`]) instead of letting them wait in the kernel's
     /// queue while a shard is at [`Load::Refusing`](crate::overload::Load::Refusing) for a cause that holds: until its table
@@ -235,7 +236,7 @@ impl Admission {
     ///
     /// A connection that is refused so has one small send and at most 200 ms to close too. There are 256 of them on a shard at
     /// once, and no more than a sixteenth of its table; 2000 a second on the server. Beyond it newcomers wait where the load
-    /// refuses them, and are closed without a word where their address does. Nothing is said below TLS or another
+    /// refuses them, and are closed without a word where a count or a rate does. Nothing is said below TLS or another
     /// [transport](crate::transport), where such a listener refuses none for its load; a listener that speaks WebSocket says it
     /// before its handshake, as HTTP.
     pub fn shed_reply(self, bytes: impl AsRef<[u8]>) -> Admission {
@@ -477,6 +478,17 @@ impl Limiter {
         self.allow.as_ref().is_some_and(|allow| allow.contains(address))
     }
 
+    /// The same, also for a time.
+    pub(crate) fn allows_now(&self, address: IpAddr, now: Time) -> bool {
+        self.allows(address) || self.timed_at(address, now).is_some_and(|until| until.allows)
+    }
+
+    /// What holds for an address for a time.
+    #[inline]
+    fn timed_at(&self, address: IpAddr, now: Time) -> Option<Until> {
+        if self.timed.has_some() { self.timed.at(address, now) } else { None }
+    }
+
     /// Asks whether a connection may begin now, which is then counted if there are limits to count for.
     ///
     /// # Errors
@@ -488,7 +500,7 @@ impl Limiter {
                 if self.allows(address) {
                     return Ok(None);
                 }
-                match if self.timed.has_some() { self.timed.at(address, now) } else { None } {
+                match self.timed_at(address, now) {
                     Some(Until { allows: true, .. }) => return Ok(None),
                     Some(_) => return Err(RefusedBy::DenyList),
                     None => {}
@@ -510,7 +522,7 @@ impl Limiter {
 
     /// The same where all peers together have limits too. One that these refuse is not charged for.
     fn let_in_beside_all(&self, prefix: Prefix, now: u64) -> Result<Charge, RefusedBy> {
-        self.total.look(now)?;
+        self.total.check(now)?;
         let charge = match &self.table {
             Some(table) => table.charge(prefix, now)?,
             None => Charge::NOWHERE,

@@ -87,7 +87,7 @@ impl Limiters {
         (0..self.0.len()).any(|listener| self.in_front_of(listener).is_some_and(|of| of.allow.is_some()))
     }
 
-    /// True for a peer that may have such a slot.
+    /// True for a peer that may have such a slot. It is asked without the time: networks that are allowed for a time have none.
     pub(crate) fn allows(&self, listener: u16, peer: SocketAddr) -> bool {
         self.in_front_of(listener.into()).is_some_and(|limiter| limiter.allows(peer.ip()))
     }
@@ -115,8 +115,9 @@ impl ShardAdmission {
 
     /// What a connection hears that is refused for the load. `None` if it is not, since the program has no words for it, or its
     /// address is let in whatever the load.
-    pub(crate) fn words_for_load(&self, peer: &Peer) -> Option<Arc<[u8]>> {
-        let is_allowed = |limiter: &Arc<Limiter>| peer.addr.is_some_and(|addr| limiter.allows(addr.ip()));
+    pub(crate) fn words_for_load(&self, peer: &Peer, now: Time) -> Option<Arc<[u8]>> {
+        let is_allowed =
+            |limiter: &Arc<Limiter>| peer.addr.is_some_and(|addr| limiter.allows_now(addr.ip(), now));
         let (limited, limiter) = self.limiters.at(peer.listener())?;
         if !limited.is_plain || !limited.is_proxied && is_allowed(limiter) {
             return None;

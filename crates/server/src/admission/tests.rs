@@ -3,6 +3,8 @@ use std::sync::Arc;
 use ringserve_core::Address;
 
 use super::*;
+use crate::peer::Peer;
+use crate::shard::clock::Clock;
 
 fn checked(admission: &Admission) -> Result<(Option<Limiter>, Option<ServerRate>), String> {
     admission.check(false, 1000, (7, true)).map_err(|error| error.to_string())
@@ -14,6 +16,11 @@ fn refused(admission: Admission) -> String {
 
 fn list(text: &str) -> IpList {
     text.parse().unwrap()
+}
+
+/// A clock that is there now, and goes on.
+fn clock_at(now: Time) -> Clock {
+    Clock::of_age(Duration::from_nanos(now.as_nanos()))
 }
 
 fn at(limiter: &Limiter, address: &str) -> Result<Option<Charge>, RefusedBy> {
@@ -129,7 +136,7 @@ fn limits_that_are_changed_hold_from_then_on() {
     let addr = Address::Ip(([10, 0, 0, 9], 7000).into());
     let limiters = Limiters::of([(Some(&limiter), &addr, false, true)].into_iter());
     let journal = Arc::new(Journal::default());
-    let control = |now| AdmissionControl::new(&limiters, None, journal.clone(), now);
+    let control = |now: Time| AdmissionControl::new(&limiters, None, journal.clone(), clock_at(now));
     let first = at(&limiter, "10.0.0.1").unwrap().unwrap();
     let second = at(&limiter, "10.0.0.1").unwrap().unwrap();
     control(Time::ZERO).set_per_address(Some(2)).unwrap();
@@ -158,12 +165,36 @@ fn limits_that_are_changed_hold_from_then_on() {
     assert_eq!(changes[6].what, "10.0.0.0/8 denied for 5s");
 }
 
+#[cfg(feature = "testing")]
+#[test]
+fn control_that_is_kept_goes_by_the_time_of_each_call() {
+    let limiter = Arc::new(checked(&Admission::default().adjustable()).unwrap().0.unwrap());
+    let addr = Address::Ip(([10, 0, 0, 9], 7000).into());
+    let limiters = Limiters::of([(Some(&limiter), &addr, false, true)].into_iter());
+    let time = crate::shard::clock::VirtualTime::start();
+    let clock = Clock::Simulated { time: time.clone(), age: Duration::ZERO };
+    let control = AdmissionControl::new(&limiters, None, Arc::default(), clock.clone());
+    let let_in = || {
+        let source = Source::Address("10.0.0.1".parse().unwrap());
+        limiter.let_in(source, clock.now()).map(|charge| limiter.release(charge.unwrap(), clock.now()))
+    };
+    time.set(Duration::from_secs(3600));
+    control.deny(&list("10.0.0.0/8"), Duration::from_secs(600)).unwrap();
+    assert_eq!(let_in(), Err(RefusedBy::DenyList));
+    assert_eq!(control.changes()[0].at, clock.now());
+    time.set(Duration::from_secs(3600 + 500));
+    assert_eq!(control.settings()[0].timed[0].left, Duration::from_secs(100));
+    time.set(Duration::from_secs(3600 + 600));
+    assert_eq!((let_in(), control.settings()[0].timed.len()), (Ok(()), 0));
+}
+
 #[test]
 fn changes_that_cannot_hold_are_refused_and_change_nothing() {
     let limiter = Arc::new(checked(&Admission::default().deny(list("192.0.2.0/24"))).unwrap().0.unwrap());
     let addr = Address::Ip(([10, 0, 0, 9], 7000).into());
     let journal = Arc::new(Journal::default());
-    let of = |limiters: &Limiters| AdmissionControl::new(limiters, None, journal.clone(), Time::ZERO);
+    let of =
+        |limiters: &Limiters| AdmissionControl::new(limiters, None, journal.clone(), clock_at(Time::ZERO));
     let control = of(&Limiters::of([(Some(&limiter), &addr, false, true)].into_iter()));
     let minute = Duration::from_secs(60);
     let refused = |result: Result<(), AdmissionError>, start: &str| {
@@ -177,6 +208,10 @@ fn changes_that_cannot_hold_are_refused_and_change_nothing() {
     refused(control.deny(&list(""), minute), "there is no network in the list");
     refused(control.deny(&list("10.0.0.1"), Duration::ZERO), "the time is 0ns; it must be 1 s to 30 days");
     refused(control.deny(&list("10.0.0.1"), Duration::MAX), "the time is");
+    let gone = IpList::file("/nonexistent/deny.txt");
+    refused(control.deny(&gone, minute), "/nonexistent/deny.txt: it cannot be read");
+    refused(control.allow(&gone, minute), "/nonexistent/deny.txt: it cannot be read");
+    refused(control.forget(&gone).map(drop), "/nonexistent/deny.txt: it cannot be read");
     refused(control.set_per_address(Some(0)), "per_address is 0, which lets no peer in");
     refused(control.set_per_address(Some(5)), "per_address cannot be changed: nothing is counted for it");
     refused(control.set_address_rate(Some((0, 1))), "the rate of address_rate is 0");
@@ -188,6 +223,66 @@ fn changes_that_cannot_hold_are_refused_and_change_nothing() {
     // Networks for a time need no count.
     control.deny(&list("10.0.0.1, 10.0.0.2 10.0.0.3 10.0.0.4"), minute).unwrap();
     assert_eq!(control.changes()[0].what, "10.0.0.1/32, 10.0.0.2/32, 10.0.0.3/32 and 1 more denied for 60s");
+}
+
+#[test]
+fn network_that_one_limiter_cannot_hold_is_denied_at_none() {
+    let limiter = || Arc::new(checked(&Admission::default().adjustable()).unwrap().0.unwrap());
+    let (first, last) = (limiter(), limiter());
+    let addr = Address::Ip(([10, 0, 0, 9], 7000).into());
+    let both = [(Some(&first), &addr, false, true), (Some(&last), &addr, false, true)];
+    let limiters = Limiters::of(both.into_iter());
+    let journal = Arc::new(Journal::default());
+    let control = AdmissionControl::new(&limiters, None, journal, clock_at(Time::ZERO));
+    let minute = Duration::from_secs(60);
+    let many: String =
+        (0..10_000_u32).map(|n| format!("{}\n", std::net::Ipv4Addr::from(0x0b00_0000 | n))).collect();
+    control.clone().at(&limiters, 1).deny(&list(&many), minute).unwrap();
+    for change in [AdmissionControl::deny, AdmissionControl::allow] {
+        let error = change(&control, &list("192.0.2.0/24"), minute).unwrap_err().to_string();
+        assert!(error.starts_with("there would be 10001 networks"), "{error}");
+        assert!(control.settings()[0].timed.is_empty(), "the first one could");
+        assert_eq!((control.settings()[1].timed.len(), control.changes().len()), (10_000, 1));
+    }
+    assert!(at(&first, "192.0.2.1").is_ok() && at(&last, "192.0.2.1").is_ok());
+    control.forget(&list("11.0.0.0")).unwrap();
+    control.deny(&list("192.0.2.0/24"), minute).unwrap();
+    assert_eq!([&first, &last].map(|of| at(of, "192.0.2.1").err()), [Some(RefusedBy::DenyList); 2]);
+}
+
+#[test]
+fn list_that_is_a_file_is_read_when_it_is_denied() {
+    let limiter = Arc::new(checked(&Admission::default().adjustable()).unwrap().0.unwrap());
+    let addr = Address::Ip(([10, 0, 0, 9], 7000).into());
+    let limiters = Limiters::of([(Some(&limiter), &addr, false, true)].into_iter());
+    let control = AdmissionControl::new(&limiters, None, Arc::default(), clock_at(Time::ZERO));
+    let file = std::env::temp_dir().join(format!("ringserve-denied-{}.txt", std::process::id()));
+    std::fs::write(&file, "10.0.0.0/8 ; one\n192.0.2.7\n").unwrap();
+    let denied = control.deny(&IpList::file(&file), Duration::from_secs(60));
+    std::fs::write(&file, "10.0.0.0/8\nbinary\n").unwrap();
+    let wrong = control.allow(&IpList::file(&file), Duration::from_secs(60));
+    std::fs::remove_file(&file).unwrap();
+    assert!(denied.is_ok());
+    assert!(wrong.unwrap_err().to_string().contains("line 2: \"binary\" is neither"));
+    assert_eq!(["10.0.0.1", "192.0.2.7"].map(|of| at(&limiter, of).err()), [Some(RefusedBy::DenyList); 2]);
+}
+
+#[test]
+fn peer_that_is_allowed_for_a_time_is_let_in_under_load() {
+    let limiter = Arc::new(checked(&Admission::default().shed_reply("busy")).unwrap().0.unwrap());
+    let addr = Address::Ip(([10, 0, 0, 9], 7000).into());
+    let limiters = Limiters::of([(Some(&limiter), &addr, false, true)].into_iter());
+    let control = AdmissionControl::new(&limiters, None, Arc::default(), clock_at(Time::ZERO));
+    let shard = ShardAdmission::new(limiters.clone(), 1).unwrap();
+    let hears = |from: [u8; 4], seconds: u64| {
+        let peer = Peer::new(Some((from, 1).into()), 0);
+        shard.words_for_load(&peer, Time::from_nanos(seconds * 1_000_000_000)).is_some()
+    };
+    assert!(hears([192, 0, 2, 1], 1));
+    control.allow(&list("192.0.2.0/24"), Duration::from_secs(60)).unwrap();
+    control.deny(&list("198.51.100.0/24"), Duration::from_secs(60)).unwrap();
+    assert!(!hears([192, 0, 2, 1], 1) && hears([192, 0, 3, 1], 1) && hears([198, 51, 100, 1], 1));
+    assert!(hears([192, 0, 2, 1], 100), "its time is over");
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! Networks that are denied or allowed for a time while the server runs, by those who operate it.
 //!
-//! They lie beside the lists, of which a file may be read again at any moment. A look costs one load while there are none.
+//! They lie beside the lists, of which a file may be read again at any moment. A look costs one load where none was added
+//! since the last change that left none: networks whose time is over are looked up until they are forgotten by the next change.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -97,42 +98,45 @@ impl Timed {
         }
     }
 
-    /// Adds networks, or gives them another time.
-    ///
-    /// # Errors
-    /// How many there would be, if those are too many.
-    pub(super) fn add(&self, networks: &Networks, until: Until, now: Time) -> Result<(), usize> {
-        self.change(now, |entries| {
-            networks.iter().for_each(|network| entries.insert(network, until));
-            if entries.len() > TIMED_MAX { Err(entries.len()) } else { Ok(()) }
-        })
-    }
-
-    /// Forgets networks, each as it was said. Returns how many of them there were.
-    pub(super) fn remove(&self, networks: &Networks, now: Time) -> usize {
-        let removed = |entries: &mut Entries| -> Result<usize, usize> {
-            Ok(networks.iter().filter(|network| entries.remove(network)).count())
-        };
-        self.change(now, removed).unwrap_or_default()
+    /// Begins to change them: other changes wait, and looks find what was there. Those that change several take them in one order.
+    pub(super) fn change(&self, now: Time) -> Change<'_> {
+        let changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = Entries::clone(&self.entries.load());
+        entries.expire(now);
+        Change { of: self, entries, _changing: changing }
     }
 
     /// All whose time is not over.
     pub(super) fn list(&self, now: Time) -> Vec<(IpNet, Until)> {
         self.entries.load().iter().filter(|(_, until)| until.at > now).collect()
     }
+}
 
-    fn change<T>(
-        &self,
-        now: Time,
-        change: impl FnOnce(&mut Entries) -> Result<T, usize>,
-    ) -> Result<T, usize> {
-        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut entries = Entries::clone(&self.entries.load());
-        entries.expire(now);
-        let changed = change(&mut entries)?;
-        self.some.store(entries.len() > 0, Ordering::Relaxed);
-        self.entries.store(Arc::new(entries));
-        Ok(changed)
+/// A change that holds once it is [kept](Change::keep), and is forgotten else.
+pub(super) struct Change<'a> {
+    of: &'a Timed,
+    entries: Entries,
+    _changing: MutexGuard<'a, ()>,
+}
+
+impl Change<'_> {
+    /// Adds networks, or gives them another time.
+    ///
+    /// # Errors
+    /// How many there would be, if those are too many.
+    pub(super) fn add(&mut self, networks: &Networks, until: Until) -> Result<(), usize> {
+        networks.iter().for_each(|network| self.entries.insert(network, until));
+        if self.entries.len() > TIMED_MAX { Err(self.entries.len()) } else { Ok(()) }
+    }
+
+    /// Forgets networks, each as it was said. Returns how many of them there were.
+    pub(super) fn remove(&mut self, networks: &Networks) -> usize {
+        networks.iter().filter(|network| self.entries.remove(network)).count()
+    }
+
+    pub(super) fn keep(self) {
+        self.of.some.store(self.entries.len() > 0, Ordering::Relaxed);
+        self.of.entries.store(Arc::new(self.entries));
     }
 }
 
@@ -149,6 +153,18 @@ mod tests {
         text.parse::<IpList>().unwrap().networks()
     }
 
+    fn add(timed: &Timed, text: &str, until: Until, now: u64) -> Result<(), usize> {
+        let mut change = timed.change(at(now));
+        change.add(&networks(text), until).map(|()| change.keep())
+    }
+
+    fn remove(timed: &Timed, text: &str, now: u64) -> usize {
+        let mut change = timed.change(at(now));
+        let removed = change.remove(&networks(text));
+        change.keep();
+        removed
+    }
+
     fn allowed(timed: &Timed, address: &str, now: u64) -> Option<bool> {
         timed.at(address.parse().unwrap(), at(now)).map(|until| until.allows)
     }
@@ -158,9 +174,9 @@ mod tests {
         let timed = Timed::default();
         assert!(!timed.has_some());
         let deny = |seconds| Until { at: at(seconds), allows: false };
-        timed.add(&networks("10.0.0.0/8 2001:db8::/32"), deny(10), at(0)).unwrap();
-        timed.add(&networks("10.1.0.0/16"), Until { at: at(5), allows: true }, at(0)).unwrap();
-        timed.add(&networks("10.1.2.3"), deny(20), at(0)).unwrap();
+        add(&timed, "10.0.0.0/8 2001:db8::/32", deny(10), 0).unwrap();
+        add(&timed, "10.1.0.0/16", Until { at: at(5), allows: true }, 0).unwrap();
+        add(&timed, "10.1.2.3", deny(20), 0).unwrap();
         assert!(timed.has_some());
         for (address, now, expected) in [
             ("10.2.0.1", 9, Some(false)),
@@ -177,10 +193,10 @@ mod tests {
             assert_eq!(allowed(&timed, address, now), expected, "{address} at {now}");
         }
         assert_eq!(timed.list(at(6)).len(), 3);
-        assert_eq!(timed.remove(&networks("10.0.0.0/8 10.0.0.0/9"), at(6)), 1);
+        assert_eq!(remove(&timed, "10.0.0.0/8 10.0.0.0/9", 6), 1);
         assert_eq!(allowed(&timed, "10.2.0.1", 6), None);
         // A change forgets those that are over.
-        assert_eq!(timed.remove(&networks("10.9.9.9"), at(30)), 0);
+        assert_eq!(remove(&timed, "10.9.9.9", 30), 0);
         assert!(!timed.has_some() && timed.entries.load().len() == 0);
     }
 
@@ -191,7 +207,7 @@ mod tests {
             .map(|n| format!("{}\n", std::net::Ipv4Addr::from(0x0a00_0000 | n)))
             .collect();
         let until = Until { at: at(10), allows: false };
-        assert_eq!(timed.add(&networks(&many), until, at(0)), Err(TIMED_MAX + 1));
+        assert_eq!(add(&timed, &many, until, 0), Err(TIMED_MAX + 1));
         assert!(!timed.has_some() && timed.list(at(0)).is_empty());
     }
 }

@@ -34,12 +34,12 @@ impl Total {
         self.counts
     }
 
-    /// Looks whether there is room, before a peer is charged for what may be refused.
+    /// Checks that there is room, before a peer is charged for what may be refused.
     ///
     /// # Errors
     /// What would refuse it.
     #[cold]
-    pub(super) fn look(&self, now: u64) -> Result<(), RefusedBy> {
+    pub(super) fn check(&self, now: u64) -> Result<(), RefusedBy> {
         if self.live.load(Ordering::Relaxed) >= self.at_once.load(Ordering::Relaxed) {
             return Err(RefusedBy::ConnectionCount);
         }
@@ -53,7 +53,7 @@ impl Total {
     /// Counts a connection.
     ///
     /// # Errors
-    /// What refuses it: another shard may have taken the last place since the look.
+    /// What refuses it: another shard may have taken the last place since the check.
     #[cold]
     pub(super) fn take(&self, now: u64) -> Result<(), RefusedBy> {
         let at_once = self.at_once.load(Ordering::Relaxed);
@@ -113,9 +113,9 @@ mod tests {
             threads.into_iter().map(|thread| thread.join().unwrap()).sum()
         });
         assert_eq!((taken, total.live()), (1000, 1000));
-        assert_eq!(total.look(0), Err(RefusedBy::ConnectionCount));
+        assert_eq!(total.check(0), Err(RefusedBy::ConnectionCount));
         total.release();
-        assert_eq!((total.look(0), total.take(0)), (Ok(()), Ok(())));
+        assert_eq!((total.check(0), total.take(0)), (Ok(()), Ok(())));
     }
 
     #[test]
@@ -123,7 +123,7 @@ mod tests {
         let total = Total::new(Some(10), Some(Gcra::new(1, 2)), false);
         assert_eq!((total.take(0), total.take(0)), (Ok(()), Ok(())));
         assert_eq!(
-            (total.look(0), total.take(0)),
+            (total.check(0), total.take(0)),
             (Err(RefusedBy::ConnectionRate), Err(RefusedBy::ConnectionRate))
         );
         assert_eq!(total.live(), 2);
@@ -133,8 +133,8 @@ mod tests {
         assert_eq!(total.take(1_000_000_000), Ok(()));
         total.set_rate(None);
         (0..6).for_each(|_| assert_eq!(total.take(1_000_000_000), Ok(())));
-        assert_eq!(total.look(0), Err(RefusedBy::ConnectionCount));
+        assert_eq!(total.check(0), Err(RefusedBy::ConnectionCount));
         total.set_at_once(None);
-        assert_eq!(total.look(0), Ok(()));
+        assert_eq!(total.check(0), Ok(()));
     }
 }

@@ -101,7 +101,7 @@ impl ServerControl {
     /// Changes the limits on who is let in while the server runs, of all listeners together: networks that are denied or allowed
     /// for a time, counts and rates. See [`AdmissionControl`].
     pub fn admission(&self) -> AdmissionControl {
-        AdmissionControl::new(&self.limiters, self.rate.clone(), self.journal.clone(), self.clock.now())
+        AdmissionControl::new(&self.limiters, self.rate.clone(), self.journal.clone(), self.clock.clone())
     }
 
     /// The same of one listener, by its place in [`listeners`](ServerControl::listeners), and of those that share its limits: all

@@ -341,7 +341,7 @@ fn words_for(common: &Common, peer: &Peer, by: RefusedBy) -> Option<Arc<[u8]>> {
 /// The same for the load; `None` where there are no words for that, and it is let in.
 #[cold]
 fn words_for_load(common: &Common, peer: &Peer) -> Option<Arc<[u8]>> {
-    common.admission.as_ref()?.words_for_load(peer)
+    common.admission.as_ref()?.words_for_load(peer, common.now)
 }
 
 /// True if one more connection may be refused behind last words now.

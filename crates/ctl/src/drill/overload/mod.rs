@@ -35,7 +35,8 @@ pub use server::serve;
 /// From this share of the time on, the drill says that the machine was busy.
 const BUSY: f64 = 0.05;
 
-/// Runs the rows that were asked for, prints what came of each, and returns 1 if a bar was missed.
+/// Runs the rows that were asked for, prints what came of each, and returns 1 if a bar was missed or a row could not be
+/// measured.
 pub fn run(options: &OverloadOptions, json: bool) -> Result<u8, Failure> {
     let cpus = Cpus::take()?;
     peer::raise_descriptors()?;
@@ -58,28 +59,30 @@ pub fn run(options: &OverloadOptions, json: bool) -> Result<u8, Failure> {
                 continue;
             }
             tell(&format!("{row} on {name}"));
-            let process = match Process::start(&cpus, row, driver, options.micros, true) {
-                Ok(process) => process,
-                Err(failure) if options.driver.is_none() && driver == Driver::IoUring => {
-                    outcomes.push(Outcome::left_out(row, &name, failure.0));
-                    continue;
+            let may_lack = options.driver.is_none() && driver == Driver::IoUring;
+            outcomes.extend(match Process::start(&cpus, row, driver, options.micros, true) {
+                Ok(process) => tried(row, &name, process, options, asked).unwrap_or_else(|failure| {
+                    each_of(row, asked, |row| Outcome::failed(row, &name, &failure.0))
+                }),
+                Err(failure) if may_lack => {
+                    each_of(row, asked, |row| Outcome::left_out(row, &name, &failure.0))
                 }
-                Err(failure) => return Err(failure),
-            };
-            match tried(row, &name, process, options, asked) {
-                Ok(came) => outcomes.extend(came),
                 // The other rows are of interest all the same.
-                Err(failure) => {
-                    outcomes.push(Outcome { held: false, ..Outcome::of(row, &name, Vec::new(), failure.0) })
-                }
-            }
+                Err(failure) => each_of(row, asked, |row| Outcome::failed(row, &name, &failure.0)),
+            });
         }
     }
     if asked(Row::Goodput) {
-        outcomes.extend(beside(&cpus, options, tell)?);
+        outcomes.extend(beside(&cpus, options, tell));
     }
     print_all(&outcomes, json)?;
     Ok(u8::from(outcomes.iter().any(Outcome::fails)))
+}
+
+/// The same for each row of a storm that was not measured: that of the marked is in the table beside the goodput.
+fn each_of(row: Row, asked: impl Fn(Row) -> bool, outcome: impl Fn(Row) -> Outcome) -> Vec<Outcome> {
+    let marked = (row == Row::Goodput && asked(Row::Marked)).then_some(Row::Marked);
+    [row].into_iter().chain(marked).map(outcome).collect()
 }
 
 /// One row, at a server that was started for it.
@@ -115,15 +118,12 @@ fn tried(
 }
 
 /// The storm at servers that shed nothing, or by other libraries, if those were built.
-fn beside(cpus: &Cpus, options: &OverloadOptions, tell: impl Fn(&str)) -> Result<Vec<Outcome>, Failure> {
-    let time = Duration::from_secs_f64(options.seconds);
+fn beside(cpus: &Cpus, options: &OverloadOptions, tell: impl Fn(&str)) -> Vec<Outcome> {
     let mut outcomes = Vec::new();
     let driver = options.driver.unwrap_or_default();
     tell("goodput of a server that sheds nothing, for comparison");
-    let nothing = Process::start(cpus, Row::Goodput, driver, options.micros, false)?;
-    let storm = storm::run(nothing.addr(), options.times, time)?;
-    outcomes.push(Outcome::of(Row::Goodput, "sheds nothing", storm.goodput_bars(), storm.to_string()));
-    drop(nothing);
+    let nothing = Process::start(cpus, Row::Goodput, driver, options.micros, false);
+    outcomes.push(compared("sheds nothing", nothing, options));
     for rival in ["tokio-shed", "go-shed"] {
         let Some(program) = options.rivals.as_ref().map(|folder| folder.join(rival)) else { continue };
         if !program.exists() {
@@ -132,12 +132,20 @@ fn beside(cpus: &Cpus, options: &OverloadOptions, tell: impl Fn(&str)) -> Result
             continue;
         }
         tell(&format!("goodput of {rival}, for comparison"));
-        let process = Process::start_rival(cpus, &program, options.micros)?;
-        let storm = storm::run(process.addr(), options.times, time)?;
-        outcomes.push(Outcome::of(Row::Goodput, rival, storm.goodput_bars(), storm.to_string()));
+        outcomes.push(compared(rival, Process::start_rival(cpus, &program, options.micros), options));
     }
     outcomes.iter_mut().for_each(|outcome| outcome.beside = true);
-    Ok(outcomes)
+    outcomes
+}
+
+/// The storm at a server that was started for comparison, and ends behind it.
+fn compared(name: &str, process: Result<Process, Failure>, options: &OverloadOptions) -> Outcome {
+    let time = Duration::from_secs_f64(options.seconds);
+    let storm = process.and_then(|process| storm::run(process.addr(), options.times, time));
+    match storm {
+        Ok(storm) => Outcome::of(Row::Goodput, name, storm.goodput_bars(), storm.to_string()),
+        Err(failure) => Outcome::failed(Row::Goodput, name, failure.0),
+    }
 }
 
 fn print_all(outcomes: &[Outcome], json: bool) -> Result<(), Failure> {
@@ -163,4 +171,35 @@ fn print_all(outcomes: &[Outcome], json: bool) -> Result<(), Failure> {
         );
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn storm_that_failed_leaves_both_of_its_rows_in_the_table() {
+        let rows = |row, asked: &[Row]| -> Vec<&'static str> {
+            let failed = |row| Outcome::failed(row, "epoll", "the server ended");
+            each_of(row, |row| asked.contains(&row), failed).iter().map(|outcome| outcome.row).collect()
+        };
+        assert_eq!(rows(Row::Goodput, &Row::ALL), ["goodput", "marked"]);
+        assert_eq!(rows(Row::Goodput, &[Row::Goodput]), ["goodput"]);
+        assert_eq!(rows(Row::Marked, &[Row::Marked]), ["marked"]);
+        assert_eq!(rows(Row::Memory, &Row::ALL), ["memory"]);
+    }
+
+    #[test]
+    fn server_that_does_not_start_is_a_row_that_failed() {
+        let options = OverloadOptions {
+            only: Vec::new(),
+            driver: None,
+            times: 4.0,
+            micros: 200,
+            seconds: 0.1,
+            rivals: None,
+        };
+        let outcome = compared("go-shed", Err(Failure("no such file".to_owned())), &options);
+        assert!(outcome.failed && outcome.why == "no such file", "{outcome:?}");
+    }
 }

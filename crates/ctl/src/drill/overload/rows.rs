@@ -98,6 +98,8 @@ pub(super) struct Outcome {
     pub(super) starved: f64,
     /// Why it was not tried.
     pub(super) left_out: Option<String>,
+    /// It could not be measured, and `why` says what was in the way: it fails, also for comparison.
+    pub(super) failed: bool,
 }
 
 impl Outcome {
@@ -111,13 +113,19 @@ impl Outcome {
         Outcome { row, server, left_out: Some(why.into()), ..Outcome::default() }
     }
 
+    pub(super) fn failed(row: Row, server: &str, why: impl Into<String>) -> Outcome {
+        let (row, server, why) = (row.name(), server.to_owned(), why.into());
+        Outcome { row, server, why, failed: true, ..Outcome::default() }
+    }
+
     pub(super) fn fails(&self) -> bool {
-        !self.held && !self.beside && self.left_out.is_none()
+        self.failed || !self.held && !self.beside && self.left_out.is_none()
     }
 
     pub(super) fn row(&self) -> Vec<String> {
         let verdict = match self {
             Outcome { left_out: Some(_), .. } => "left out",
+            Outcome { failed: true, .. } => "FAILED",
             Outcome { beside: true, .. } => "beside",
             Outcome { held: true, .. } => "held",
             _ => "MISSED",
@@ -153,6 +161,15 @@ mod tests {
             assert!(!Outcome { beside: true, ..missed }.fails(), "rivals fail nothing");
         }
         assert!(!Outcome::left_out(Row::Memory, "io_uring", "no rings").fails());
+    }
+
+    #[test]
+    fn row_that_could_not_be_measured_fails_with_its_cause() {
+        let failed = Outcome::failed(Row::Goodput, "go-shed", "the server ended: no such file");
+        for failed in [failed.clone(), Outcome { beside: true, ..failed }] {
+            assert!(failed.fails());
+            assert_eq!(failed.row(), ["goodput", "go-shed", "FAILED", "", "the server ended: no such file"]);
+        }
     }
 
     #[test]
