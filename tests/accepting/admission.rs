@@ -296,7 +296,9 @@ fn limits_are_changed_while_the_server_runs() {
         assert!(greeted("127.0.1.1", addr).is_none(), "those that were there count");
         control.admission().allow(&list("127.0.1.1"), Duration::from_secs(3600)).unwrap();
         assert!(greeted("127.0.1.1", addr).is_some());
-        control.admission_at(0).set_accept_rate(1000, 1).unwrap();
+        assert!(control.admission_at(0).set_accept_rate(1000, 1).is_err(), "it is that of all");
+        control.admission().set_accept_rate(1000, 1).unwrap();
+        assert_eq!(control.admission().accept_rate(), Some((1000, 1)));
         assert!(greeted("127.0.8.1", addr).is_some());
         refused_by(&running, RefusedBy::DenyList, 1);
         refused_by(&running, RefusedBy::AddressCount, 1);

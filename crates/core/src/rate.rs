@@ -112,6 +112,8 @@ pub struct AcceptRate {
     began: AtomicU64,
     /// The bucket, by the clock with a slope.
     bucket: AtomicU64,
+    /// Connections in a second, and at once in the lower half: an interval is rounded.
+    set: AtomicU64,
 }
 
 impl AcceptRate {
@@ -122,6 +124,7 @@ impl AcceptRate {
             slow_start: u64::try_from(slow_start.as_nanos()).unwrap_or(u64::MAX),
             began: AtomicU64::new(u64::MAX),
             bucket: AtomicU64::new(0),
+            set: AtomicU64::new(AcceptRate::pair(per_second, burst)),
         }
     }
 
@@ -130,6 +133,17 @@ impl AcceptRate {
     pub fn set(&self, per_second: u32, burst: u32) {
         self.gcra.set(Some(Gcra::new(per_second, burst)));
         self.bucket.store(0, Ordering::Relaxed);
+        self.set.store(AcceptRate::pair(per_second, burst), Ordering::Relaxed);
+    }
+
+    /// Connections in a second, and at once, as they were set last.
+    pub fn get(&self) -> (u32, u32) {
+        let set = self.set.load(Ordering::Relaxed);
+        ((set >> 32) as u32, set as u32)
+    }
+
+    fn pair(per_second: u32, burst: u32) -> u64 {
+        u64::from(per_second) << 32 | u64::from(burst)
     }
 
     fn gcra(&self) -> Gcra {

@@ -90,10 +90,13 @@ fn show(endpoint: &Endpoint, json: bool) -> Result<u8, Failure> {
 }
 
 fn text_of(admission: &Admission) -> String {
-    if admission.limits.is_empty() {
+    if admission.limits.is_empty() && admission.accept_rate.is_none() {
         return "the server limits no peer (Server::admission)\n".to_owned();
     }
     let mut text = String::new();
+    if let Some(Rate { per_second, burst }) = admission.accept_rate {
+        text.push_str(&format!("accept_rate={per_second}/{burst} of the whole server\n"));
+    }
     for limits in &admission.limits {
         text.push_str(&limits_of(limits));
     }
@@ -139,6 +142,8 @@ mod tests {
     fn limits_and_changes_are_shown() {
         let none = text_of(&Admission::default());
         assert!(none.contains("limits no peer"), "{none}");
+        let rate_alone = text_of(&Admission { accept_rate: Some(Rate::default()), ..Admission::default() });
+        assert_eq!(rate_alone, "accept_rate=0/0 of the whole server\n");
         let timed = TimedNetwork { network: "192.0.2.0/24".into(), allows: false, left_seconds: 90.0 };
         let limits = AdmissionLimits {
             per_address: Some(20),
@@ -149,10 +154,12 @@ mod tests {
             ..AdmissionLimits::default()
         };
         let change = AdmissionChange { ago_seconds: 5.0, what: "per_address is 20\x1b[2J".into() };
-        let text = text_of(&Admission { limits: vec![limits], changes: vec![change] });
+        let accept_rate = Some(Rate { per_second: 20_000, burst: 5000 });
+        let text = text_of(&Admission { limits: vec![limits], accept_rate, changes: vec![change] });
         for words in [
             "per_address=20 address_rate=5/20 connections_max=off",
             "7 connections",
+            "accept_rate=20000/5000",
             "192.0.2.0/24",
             "denied",
         ] {

@@ -439,6 +439,8 @@ pub struct Stall {
 pub struct Admission {
     /// Those of each `Admission` that a listener has; empty if none has any.
     pub limits: Vec<AdmissionLimits>,
+    /// The rate of the whole server; `None` if it has none.
+    pub accept_rate: Option<Rate>,
     /// The last changes while the server ran, the oldest first.
     pub changes: Vec<AdmissionChange>,
 }

@@ -303,6 +303,7 @@ fn admission_is_changed_and_the_changes_are_reported() {
         ("/admission/limit?address_rate=5", "it must be RATE/BURST"),
         ("/admission/limit?address_rate=5/0", "the burst of address_rate is 0"),
         ("/admission/limit?accept_rate=5/5", "the server has no accept_rate"),
+        ("/admission/limit?accept_rate=5/5&listener=0", "accept_rate holds for all listeners together"),
         ("/admission/limit?frames=5", "is no parameter"),
     ] {
         let (status, text) = order(path);

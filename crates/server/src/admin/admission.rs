@@ -41,6 +41,7 @@ pub(super) fn admission(running: &Running, networks: usize) -> Admission {
     let changes = control.changes();
     Admission {
         limits: limits.collect(),
+        accept_rate: rate(control.accept_rate()),
         changes: changes
             .into_iter()
             .map(|of| AdmissionChange { ago_seconds: ago(of.at), what: of.what })
@@ -83,9 +84,12 @@ fn carry_out(running: &Running, order: Order, query: Option<&str>) -> Result<Str
     let time = seconds.parse().map(Duration::from_secs);
     let time = time.map_err(|_| format!("seconds is {seconds:.20}; it must be a whole number"))?;
     match order {
-        Order::Allow => control.allow(&networks, time).map(|()| format!("{text} is allowed for {time:?}")),
-        _ => control.deny(&networks, time).map(|()| {
-            format!("{text} is denied for {time:?}; connections that are there stay, and networks that are allowed get in")
+        Order::Allow => {
+            control.allow(&networks, time).map(|at| format!("{text} is allowed for {time:?}{}", control.share(at)))
+        },
+        _ => control.deny(&networks, time).map(|at| {
+            let at = control.share(at);
+            format!("{text} is denied for {time:?}{at}; connections that are there stay, and networks that are allowed get in")
         }),
     }
     .map_err(told)
@@ -130,17 +134,20 @@ fn set(control: &AdmissionControl, (name, value): &LimitSaid) -> Result<String, 
             numbers.map(Some).ok_or_else(|| wrong("RATE/BURST, such as 5/20, or off", value))
         }
     };
-    match *name {
-        "per_address" => control.set_per_address(count()?)?,
-        "address_rate" => control.set_address_rate(rate()?)?,
-        "connections_max" => control.set_connections_max(count()?)?,
-        "connection_rate" => control.set_connection_rate(rate()?)?,
+    let at = match *name {
+        "per_address" => control.share(control.set_per_address(count()?)?),
+        "address_rate" => control.share(control.set_address_rate(rate()?)?),
+        "connections_max" => control.share(control.set_connections_max(count()?)?),
+        "connection_rate" => control.share(control.set_connection_rate(rate()?)?),
         _ => match rate()? {
-            Some((per_second, burst)) => control.set_accept_rate(per_second, burst)?,
+            Some((per_second, burst)) => {
+                control.set_accept_rate(per_second, burst)?;
+                String::new()
+            }
             None => return Err(wrong("RATE/BURST: it cannot be switched off while the server runs", "off")),
         },
-    }
-    Ok(format!("{name} is {}", value.as_deref().unwrap_or("off")))
+    };
+    Ok(format!("{name} is {}{at}", value.as_deref().unwrap_or("off")))
 }
 
 /// # Errors

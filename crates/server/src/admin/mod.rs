@@ -34,8 +34,8 @@
 //! | POST `/connections/ID/close` | closes a connection, after its queued replies |
 //! | POST `/log-level` | gives the body to the function of [`Admin::log_level`] |
 //!
-//! An order of `/admission` holds for all listeners, or with `&listener=` for the one at that address and those that share its
-//! limits. It is what [`AdmissionControl`](crate::admission::AdmissionControl) does, and says what is wrong with status 400.
+//! An order of `/admission` holds for all listeners that count for it, and says so if those are not all (`at 1 of 2 listeners`);
+//! with `&listener=` for the one at that address and those that share its limits. `accept_rate` is that of the server. It is what [`AdmissionControl`](crate::admission::AdmissionControl) does, and says what is wrong with status 400.
 //!
 //! # Beside the server
 //!

@@ -41,7 +41,8 @@ const CHANGES_MAX: usize = 32;
 ///     let admission = server.admission();
 ///     admission.deny(&"192.0.2.0/24".parse().unwrap(), Duration::from_secs(600))?;
 ///     admission.set_per_address(Some(20))?;
-///     admission.set_address_rate(Some((5, 20)))
+///     admission.set_address_rate(Some((5, 20)))?;
+///     Ok(())
 /// }
 /// ```
 ///
@@ -49,7 +50,11 @@ const CHANGES_MAX: usize = 32;
 /// [adjustable](super::Admission::adjustable).
 #[derive(Clone)]
 pub struct AdmissionControl {
-    limiters: Vec<Arc<Limiter>>,
+    /// With the number of listeners at which each holds.
+    limiters: Vec<(Arc<Limiter>, usize)>,
+    /// Of the server.
+    listeners: usize,
+    of_one_listener: bool,
     rate: Option<Arc<AcceptRate>>,
     journal: Arc<Journal>,
     clock: Clock,
@@ -62,25 +67,33 @@ impl AdmissionControl {
         journal: Arc<Journal>,
         clock: Clock,
     ) -> AdmissionControl {
-        AdmissionControl { limiters: limiters.each().cloned().collect(), rate, journal, clock }
+        AdmissionControl {
+            limiters: limiters.each().map(|of| (of.clone(), limiters.listeners_of(of))).collect(),
+            listeners: limiters.listeners(),
+            of_one_listener: false,
+            rate,
+            journal,
+            clock,
+        }
     }
 
     /// Means the limits of one listener alone, by its place in [`ServerControl::listeners`](crate::ServerControl::listeners), and
     /// those of others that share them.
     pub(crate) fn at(self, limiters: &Limiters, listener: usize) -> AdmissionControl {
-        let limiters = limiters.limiter_at(listener).cloned().into_iter().collect();
-        AdmissionControl { limiters, ..self }
+        let at = limiters.limiter_at(listener);
+        let limiters = at.map(|of| (of.clone(), limiters.listeners_of(of))).into_iter().collect();
+        AdmissionControl { limiters, of_one_listener: true, ..self }
     }
 
     /// Refuses peers of these networks for a time of 1 s to 30 days, beside the deny list: they are closed at once
     /// ([`RefusedBy::DenyList`](super::RefusedBy::DenyList)). The kernel's filter holds the list alone. A network that is denied
     /// or allowed already gets the new time. Peers of the allow list get in all the same. A list that is a [file](IpList::file) is
-    /// read now, on this thread, and not again.
+    /// read now, on this thread, and not again. Returns at how many listeners it holds: those that have an admission.
     ///
     /// # Errors
     /// No listener has an admission, the list is empty, denies a whole family and says so once, or the time is out of range; there
     /// would be more than 10 000 such networks; or the list is a file that cannot be read. Nothing is changed then.
-    pub fn deny(&self, networks: &IpList, time: Duration) -> Result<(), AdmissionError> {
+    pub fn deny(&self, networks: &IpList, time: Duration) -> Result<usize, AdmissionError> {
         let found = networks_of(networks)?;
         found.check_denied().map_err(AdmissionError)?;
         self.set_timed(&found, false, time)
@@ -91,16 +104,16 @@ impl AdmissionControl {
     /// [`accept_rate`](super::Admission::accept_rate) as others do, and have no slots beside a full table. And what
     /// [the kernel filters](super::Admission::deny) stays filtered: to let in a network of the deny list, take it off that list,
     /// write it into the allow list if that is a file, or start the server with
-    /// [`without_kernel_filter`](super::Admission::without_kernel_filter).
+    /// [`without_kernel_filter`](super::Admission::without_kernel_filter). Returns at how many listeners it holds.
     ///
     /// # Errors
     /// As of [`deny`](AdmissionControl::deny), but for whole families.
-    pub fn allow(&self, networks: &IpList, time: Duration) -> Result<(), AdmissionError> {
+    pub fn allow(&self, networks: &IpList, time: Duration) -> Result<usize, AdmissionError> {
         let found = networks_of(networks)?;
         self.set_timed(&found, true, time)
     }
 
-    fn set_timed(&self, networks: &Networks, allows: bool, time: Duration) -> Result<(), AdmissionError> {
+    fn set_timed(&self, networks: &Networks, allows: bool, time: Duration) -> Result<usize, AdmissionError> {
         self.check_some()?;
         if networks.iter().next().is_none() {
             return wrong("there is no network in the list".to_owned());
@@ -114,7 +127,8 @@ impl AdmissionControl {
         let now = self.clock.now();
         let until = Until { at: now + time, allows };
         // Each is checked before any is kept. Limiters have one order, so that no two changes wait for each other.
-        let mut changes: Vec<_> = self.limiters.iter().map(|limiter| limiter.timed.change(now)).collect();
+        let mut changes: Vec<_> =
+            self.limiters.iter().map(|(limiter, _)| limiter.timed.change(now)).collect();
         for change in &mut changes {
             change.add(networks, until).map_err(|all| {
                 AdmissionError(format!(
@@ -124,8 +138,9 @@ impl AdmissionControl {
         }
         changes.into_iter().for_each(Change::keep);
         let verb = if allows { "allowed" } else { "denied" };
-        self.note(format!("{} {verb} for {time:?}", shown(networks)));
-        Ok(())
+        let count = self.limiters.iter().map(|(_, listeners)| listeners).sum();
+        self.note(format!("{} {verb} for {time:?}{}", shown(networks), self.share(count)));
+        Ok(count)
     }
 
     /// Forgets networks that were denied or allowed for a time, each as it was said. Returns how many of them there were.
@@ -136,7 +151,7 @@ impl AdmissionControl {
         self.check_some()?;
         let networks = networks_of(networks)?;
         let now = self.clock.now();
-        let forgotten = |limiter: &Arc<Limiter>| {
+        let forgotten = |(limiter, _): &(Arc<Limiter>, usize)| {
             let mut change = limiter.timed.change(now);
             let count = change.remove(&networks);
             change.keep();
@@ -150,63 +165,70 @@ impl AdmissionControl {
     }
 
     /// Sets how many connections a prefix may have at once: [`Admission::per_address`](super::Admission::per_address). `None` is
-    /// no limit.
+    /// no limit. Returns at how many listeners it holds: those at which it is counted.
     ///
     /// # Errors
     /// 0, or nothing is counted since there was no such limit at the start.
-    pub fn set_per_address(&self, connections: Option<u32>) -> Result<(), AdmissionError> {
+    pub fn set_per_address(&self, connections: Option<u32>) -> Result<usize, AdmissionError> {
         let setting = "per_address";
         self.check_count(setting, connections)?;
-        self.set_limits(setting, Limiter::counts_prefixes, |set| set.per_address = connections)?;
-        self.note(format!("{setting} is {}", or_none(connections)));
-        Ok(())
+        let count =
+            self.set_limits(setting, Limiter::counts_prefixes, |set| set.per_address = connections)?;
+        self.note(format!("{setting} is {}{}", or_none(connections), self.share(count)));
+        Ok(count)
     }
 
     /// Sets the rate of a prefix and its burst: [`Admission::address_rate`](super::Admission::address_rate). Each prefix has its
-    /// whole burst then. `None` is no limit.
+    /// whole burst then. `None` is no limit. Returns at how many listeners it holds.
     ///
     /// # Errors
     /// A number is not 1 to 1 000 000, or nothing is counted since there was no such limit at the start.
-    pub fn set_address_rate(&self, rate: Option<(u32, u32)>) -> Result<(), AdmissionError> {
+    pub fn set_address_rate(&self, rate: Option<(u32, u32)>) -> Result<usize, AdmissionError> {
         let setting = "address_rate";
         let rate = checked(setting, rate)?;
-        self.set_limits(setting, Limiter::counts_prefixes, |set| set.address_rate = rate)?;
-        self.note(format!("{setting} is {}", or_none(rate)));
-        Ok(())
+        let count = self.set_limits(setting, Limiter::counts_prefixes, |set| set.address_rate = rate)?;
+        self.note(format!("{setting} is {}{}", or_none(rate), self.share(count)));
+        Ok(count)
     }
 
     /// Sets how many connections all peers together may have:
     /// [`Admission::connections_max`](super::Admission::connections_max). Those that are there stay. `None` is no limit.
+    /// Returns at how many listeners it holds.
     ///
     /// # Errors
     /// 0, or nothing is counted since there was no such limit at the start.
-    pub fn set_connections_max(&self, connections: Option<u32>) -> Result<(), AdmissionError> {
+    pub fn set_connections_max(&self, connections: Option<u32>) -> Result<usize, AdmissionError> {
         let setting = "connections_max";
         self.check_count(setting, connections)?;
-        self.set_limits(setting, Limiter::counts_all, |set| set.connections_max = connections)?;
-        self.note(format!("{setting} is {}", or_none(connections)));
-        Ok(())
+        let count = self.set_limits(setting, Limiter::counts_all, |set| set.connections_max = connections)?;
+        self.note(format!("{setting} is {}{}", or_none(connections), self.share(count)));
+        Ok(count)
     }
 
     /// Sets the rate of all peers together: [`Admission::connection_rate`](super::Admission::connection_rate). `None` is no
-    /// limit.
+    /// limit. Returns at how many listeners it holds.
     ///
     /// # Errors
     /// A number is not 1 to 1 000 000, or nothing is counted since there was no such limit at the start.
-    pub fn set_connection_rate(&self, rate: Option<(u32, u32)>) -> Result<(), AdmissionError> {
+    pub fn set_connection_rate(&self, rate: Option<(u32, u32)>) -> Result<usize, AdmissionError> {
         let setting = "connection_rate";
         let rate = checked(setting, rate)?;
-        self.set_limits(setting, Limiter::counts_all, |set| set.connection_rate = rate)?;
-        self.note(format!("{setting} is {}", or_none(rate)));
-        Ok(())
+        let count = self.set_limits(setting, Limiter::counts_all, |set| set.connection_rate = rate)?;
+        self.note(format!("{setting} is {}{}", or_none(rate), self.share(count)));
+        Ok(count)
     }
 
     /// Sets the rate of the whole server: [`Admission::accept_rate`](super::Admission::accept_rate). A shard that waits for a
     /// token of the former rate does so to the end: a second at most, or ten while the rate still rises.
     ///
     /// # Errors
-    /// A number is not 1 to 1 000 000, or the server had no such rate at the start.
+    /// A number is not 1 to 1 000 000, the server had no such rate at the start, or the control is that of one listener.
     pub fn set_accept_rate(&self, per_second: u32, burst: u32) -> Result<(), AdmissionError> {
+        if self.of_one_listener {
+            return wrong(
+                "accept_rate holds for all listeners together: set it without a listener".to_owned(),
+            );
+        }
         let rate = Rate { per_second, burst }.check("accept_rate").map_err(AdmissionError)?;
         let Some(shared) = &self.rate else {
             return wrong(
@@ -219,10 +241,10 @@ impl AdmissionControl {
     }
 
     /// The limits as they are now, of each [`Admission`](super::Admission) that the listeners have, and the networks that are
-    /// denied or allowed for a time.
+    /// denied or allowed for a time. The server's [rate](AdmissionControl::accept_rate) is none of them.
     pub fn settings(&self) -> Vec<AdmissionSettings> {
         let now = self.clock.now();
-        let of = |limiter: &Arc<Limiter>| {
+        let of = |(limiter, _): &(Arc<Limiter>, usize)| {
             let LimitsSet { per_address, address_rate, connections_max, connection_rate } =
                 limiter.limits_set();
             let pair = |rate: Option<Rate>| rate.map(|rate| (rate.per_second, rate.burst));
@@ -241,6 +263,12 @@ impl AdmissionControl {
             }
         };
         self.limiters.iter().map(of).collect()
+    }
+
+    /// The rate of the whole server as it was set last, and its burst: [`Admission::accept_rate`](super::Admission::accept_rate).
+    /// `None` if it has none.
+    pub fn accept_rate(&self) -> Option<(u32, u32)> {
+        self.rate.as_ref().map(|rate| rate.get())
     }
 
     /// The last 32 changes, the oldest first.
@@ -265,23 +293,32 @@ impl AdmissionControl {
         }
     }
 
-    /// Sets limits where `counts` says that they can hold.
+    /// Sets limits where `counts` says that they can hold. Returns at how many listeners that is.
     fn set_limits(
         &self,
         setting: &str,
         counts: impl Fn(&Limiter) -> bool,
         set: impl Fn(&mut LimitsSet),
-    ) -> Result<(), AdmissionError> {
+    ) -> Result<usize, AdmissionError> {
         self.check_some()?;
-        let mut able = self.limiters.iter().filter(|limiter| counts(limiter)).peekable();
-        if able.peek().is_none() {
+        let able = || self.limiters.iter().filter(|(limiter, _)| counts(limiter));
+        let count = able().map(|(_, listeners)| listeners).sum();
+        if count == 0 {
             return wrong(format!(
                 "{setting} cannot be changed: nothing is counted for it; set it at the start, or make the admission \
                  Admission::adjustable"
             ));
         }
-        able.for_each(|limiter| limiter.set_limits(&set));
-        Ok(())
+        able().for_each(|(limiter, _)| limiter.set_limits(&set));
+        Ok(count)
+    }
+
+    /// ` at 1 of 2 listeners`, and nothing where those are all.
+    pub(crate) fn share(&self, listeners: usize) -> String {
+        match self.listeners {
+            all if all == listeners => String::new(),
+            all => format!(" at {listeners} of {all} listeners"),
+        }
     }
 
     fn note(&self, what: String) {

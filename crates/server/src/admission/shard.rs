@@ -67,6 +67,17 @@ impl Limiters {
         self.in_front_of(listener).is_some_and(|limiter| limiter.filters && limiter.deny.is_some())
     }
 
+    /// How many listeners there are.
+    pub(super) fn listeners(&self) -> usize {
+        self.0.len()
+    }
+
+    /// At how many of them these limits hold.
+    pub(super) fn listeners_of(&self, limiter: &Arc<Limiter>) -> usize {
+        let is_it = |limited: &&Limited| limited.limiter.as_ref().is_some_and(|of| Arc::ptr_eq(of, limiter));
+        self.0.iter().filter(is_it).count()
+    }
+
     /// Each of them once.
     pub(crate) fn each(&self) -> impl Iterator<Item = &Arc<Limiter>> {
         let all = self.0.iter().enumerate().filter_map(|(n, limited)| Some((n, limited.limiter.as_ref()?)));

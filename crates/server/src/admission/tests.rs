@@ -197,10 +197,10 @@ fn changes_that_cannot_hold_are_refused_and_change_nothing() {
         |limiters: &Limiters| AdmissionControl::new(limiters, None, journal.clone(), clock_at(Time::ZERO));
     let control = of(&Limiters::of([(Some(&limiter), &addr, false, true)].into_iter()));
     let minute = Duration::from_secs(60);
-    let refused = |result: Result<(), AdmissionError>, start: &str| {
+    fn refused<T: fmt::Debug>(result: Result<T, AdmissionError>, start: &str) {
         let error = result.unwrap_err().to_string();
         assert!(error.starts_with(start), "{error}");
-    };
+    }
     refused(
         control.deny(&list("0.0.0.0/0"), minute),
         "0.0.0.0/0 denies every peer of its family; write it twice",
@@ -211,7 +211,7 @@ fn changes_that_cannot_hold_are_refused_and_change_nothing() {
     let gone = IpList::file("/nonexistent/deny.txt");
     refused(control.deny(&gone, minute), "/nonexistent/deny.txt: it cannot be read");
     refused(control.allow(&gone, minute), "/nonexistent/deny.txt: it cannot be read");
-    refused(control.forget(&gone).map(drop), "/nonexistent/deny.txt: it cannot be read");
+    refused(control.forget(&gone), "/nonexistent/deny.txt: it cannot be read");
     refused(control.set_per_address(Some(0)), "per_address is 0, which lets no peer in");
     refused(control.set_per_address(Some(5)), "per_address cannot be changed: nothing is counted for it");
     refused(control.set_address_rate(Some((0, 1))), "the rate of address_rate is 0");
@@ -283,6 +283,43 @@ fn peer_that_is_allowed_for_a_time_is_let_in_under_load() {
     control.deny(&list("198.51.100.0/24"), Duration::from_secs(60)).unwrap();
     assert!(!hears([192, 0, 2, 1], 1) && hears([192, 0, 3, 1], 1) && hears([198, 51, 100, 1], 1));
     assert!(hears([192, 0, 2, 1], 100), "its time is over");
+}
+
+#[test]
+fn change_tells_at_how_many_listeners_it_holds() {
+    let limiter = |admission: Admission| Arc::new(checked(&admission).unwrap().0.unwrap());
+    let adjustable = limiter(Admission::default().adjustable());
+    let lists = limiter(Admission::default().deny(list("198.51.100.0/24")));
+    let addr = Address::Ip(([10, 0, 0, 9], 7000).into());
+    let each = [Some(&adjustable), Some(&lists), None, Some(&adjustable)];
+    let limiters = Limiters::of(each.into_iter().map(|of| (of, &addr, false, true)));
+    let rate = Arc::new(ringserve_core::AcceptRate::new(999_999, 7, Duration::ZERO));
+    let all = AdmissionControl::new(&limiters, Some(rate), Arc::default(), clock_at(Time::ZERO));
+    let minute = Duration::from_secs(60);
+    assert_eq!(all.set_per_address(Some(5)), Ok(2));
+    assert_eq!(all.set_address_rate(Some((5, 5))), Ok(2));
+    assert_eq!(all.set_connections_max(None), Ok(2));
+    assert_eq!(all.set_connection_rate(Some((5, 5))), Ok(2));
+    assert_eq!(all.deny(&list("192.0.2.0/24"), minute), Ok(3));
+    let one = all.clone().at(&limiters, 1);
+    assert_eq!(one.allow(&list("192.0.2.7"), minute), Ok(1));
+    assert!(one.set_per_address(Some(5)).unwrap_err().to_string().contains("nothing is counted"));
+    let said: Vec<String> = all.changes().into_iter().map(|change| change.what).collect();
+    assert_eq!(said[0], "per_address is 5 at 2 of 4 listeners");
+    assert_eq!(
+        said[4..],
+        [
+            "192.0.2.0/24 denied for 60s at 3 of 4 listeners",
+            "192.0.2.7/32 allowed for 60s at 1 of 4 listeners"
+        ]
+    );
+    // The rate is that of the server.
+    assert!(
+        one.set_accept_rate(5, 5).unwrap_err().to_string().starts_with("accept_rate holds for all listeners")
+    );
+    assert_eq!((all.accept_rate(), one.accept_rate()), (Some((999_999, 7)), Some((999_999, 7))));
+    all.set_accept_rate(20, 3).unwrap();
+    assert_eq!((all.accept_rate(), one.accept_rate()), (Some((20, 3)), Some((20, 3))));
 }
 
 #[test]
