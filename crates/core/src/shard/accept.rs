@@ -192,10 +192,13 @@ impl Accepting {
         self.one_by_one && self.pending > 0
     }
 
-    /// The services answered for a newcomer that was not postponed.
-    fn answered(&mut self) {
+    /// The services answered at `now` for a newcomer that was not postponed.
+    fn answered(&mut self, now: Time) {
         self.pending -= 1;
-        self.one_by_one = false;
+        // Those behind it are asked for in the next turn: this one may begin a handshake before, and those have a limit.
+        if core::mem::take(&mut self.one_by_one) && !self.waiting.is_empty() {
+            self.postponed = self.postponed.or(Some(now));
+        }
     }
 
     /// Returns the place of a connection or a socket that is gone.
@@ -390,7 +393,7 @@ impl<O: Observer> Shard<O> {
         peer: Option<SocketAddr>,
         listener: u16,
     ) -> Option<ConnId> {
-        self.accepting.answered();
+        self.accepting.answered(self.now);
         let lane = self.lane_of_listener(listener);
         let made = match self.takes_newcomers() {
             true => self.insert(lane, peer, listener, ConnShared::<S>::try_new_unfilled),
@@ -401,7 +404,6 @@ impl<O: Observer> Shard<O> {
             let by = if self.takes_newcomers() { RefusedBy::Memory } else { RefusedBy::Stopping };
             self.lanes[lane].counters.refuse(by);
             self.ops.push(Op::Refuse { socket });
-            self.retry_accepts();
             return None;
         };
         self.observer.opened(self.now, lane, id, peer);
@@ -409,10 +411,7 @@ impl<O: Observer> Shard<O> {
         if self.drain.is_some() {
             self.note_newcomer(id);
         }
-        if !self.accepting.waiting.is_empty() {
-            // Those behind one that was postponed.
-            self.retry_accepts();
-        } else if !self.has_room() {
+        if !self.has_room() {
             self.sync_accept();
         }
         Some(id)
@@ -421,7 +420,7 @@ impl<O: Observer> Shard<O> {
     /// Closes a socket that `listener` accepted and that is not admitted. One that is refused for its address takes no part in
     /// the server's rate.
     pub fn refuse(&mut self, socket: Socket, listener: u16, by: RefusedBy) {
-        self.accepting.answered();
+        self.accepting.answered(self.now);
         self.accepting.give_back();
         if by.is_by_admission() {
             self.give_token_back();
@@ -482,7 +481,7 @@ impl<O: Observer> Shard<O> {
     /// Counts a socket that `listener` accepted and that goes to a shard with fewer connections, instead of being admitted or
     /// refused here.
     pub fn handed_off(&mut self, listener: u16, peer: Option<SocketAddr>) {
-        self.accepting.answered();
+        self.accepting.answered(self.now);
         self.accepting.give_back();
         if !self.accepting.is_reserved(listener, peer) {
             self.give_token_back();

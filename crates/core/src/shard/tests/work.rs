@@ -255,6 +255,8 @@ fn newcomers_that_are_put_off_keep_their_order() {
     shard.begin(at(5), 1);
     shard.complete(Completion::AcceptEnded { listener: 0, end: AcceptEnd::Stopped });
     shard.end();
+    assert_eq!((shard.connections(LaneId::FIRST), shard.next_turn()), (1, Some(at(5))));
+    shard.turn(at(5));
     assert_eq!(shard.connections(LaneId::FIRST), 3);
     assert!(shard.ops().iter().any(|op| matches!(op, Op::Accept { listener: 0 })), "accepting goes on");
 }
