@@ -12,7 +12,7 @@ use ringserve_tests::client::frame;
 use ringserve_tests::{Client, Lab, On, SOON, eventually, no_time_limits, order};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-const LIMIT: u64 = 128;
+const LIMIT: u64 = 256;
 
 /// The child: lowers its limits, serves, and does what its input says, one word a line.
 #[test]
