@@ -3,8 +3,9 @@
 use ringserve_buf::Lease;
 
 use crate::Frame;
+use crate::cut::{Found, cut};
 use crate::framing::{FrameError, Framing, FramingState};
-use crate::inbox::{Found, Inbox, NoMemory, cut};
+use crate::inbox::{Inbox, NoMemory};
 use crate::stamp::Stamp;
 
 /// Cuts frames off bytes as they come, by the same rules as a shard: a frame that lies in one lease is not copied, and one that

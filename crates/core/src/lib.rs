@@ -16,6 +16,7 @@ mod batch;
 mod chunked;
 mod conn;
 mod counters;
+mod cut;
 mod driver;
 mod frame;
 mod frame_reader;

@@ -13,7 +13,8 @@ use ringserve_buf::{Lease, ReplyWriter};
 
 use super::*;
 use crate::Frame;
-use crate::inbox::{Found, Inbox, cut};
+use crate::cut::{Found, cut};
+use crate::inbox::Inbox;
 
 use shapes::{Shape, any_shape};
 

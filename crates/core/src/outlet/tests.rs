@@ -13,7 +13,10 @@ use bytes::BufMut;
 use super::*;
 use crate::Limits;
 use crate::framing::{Decode, Encoding, FrameError, Framing, LengthPrefix, Raw};
+use crate::framing::{EncodeError, Payload};
+use crate::outbox::Outbox;
 use crate::shared::ShardShared;
+use crate::shared_payload::SharedPayload;
 use crate::times::Times;
 
 #[derive(Default)]

@@ -5,8 +5,9 @@ use ringserve_buf::{Lease, try_box};
 use super::metered::Pace;
 use super::{Parked, Shard};
 use crate::conn::{Conn, Queued};
+use crate::cut::{Found, Uncut, cut, cut_whole, not_whole};
 use crate::framing::{FrameError, Framing, FramingState, TypedFraming};
-use crate::inbox::{Found, Inbox, Uncut, cut, cut_whole, not_whole};
+use crate::inbox::Inbox;
 use crate::outlet::ConnHead;
 use crate::{CloseReason, ConnId, Frame, LaneId, Observer, Op};
 

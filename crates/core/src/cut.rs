@@ -1,0 +1,103 @@
+//! Frames cut off the front of received bytes, without a copy.
+//!
+//! A framing says where a frame lies; what it said is believed only if that is within what it was shown.
+
+use ringserve_buf::Lease;
+
+use crate::Frame;
+use crate::framing::{Cut, FrameError, FramingState, TypedFraming};
+
+/// The result of a look at received bytes.
+#[derive(Debug)]
+pub(crate) enum Found<H = ()> {
+    /// A frame, cut off the front.
+    Frame(Frame<H>),
+    /// A piece of a frame that goes on, cut off the front.
+    Piece(Frame<H>),
+    /// No whole frame, and at least this many bytes are missing.
+    More(usize),
+    Bad(FrameError),
+    NoMemory,
+}
+
+/// Has a framing look for a frame. What it makes of the connection's state is kept with one.
+#[inline(always)]
+pub(crate) fn cut_at<F: TypedFraming>(
+    framing: &F,
+    state: &FramingState<F::State>,
+    bytes: &[u8],
+    scanned: usize,
+) -> Result<Cut<F::Head>, FrameError> {
+    let mut next = state.get();
+    let found = framing.cut(&mut next, bytes, scanned);
+    if let Ok(Cut::Frame { .. } | Cut::Piece { .. }) = found {
+        state.set(next);
+    }
+    found
+}
+
+/// What a framing said that did not find a whole frame, or none that there can be.
+pub(crate) type Uncut<H> = Result<Cut<H>, FrameError>;
+
+/// Cuts a frame off the front of `lease`, without copying.
+#[inline(always)]
+pub(crate) fn cut<F: TypedFraming>(
+    framing: &F,
+    state: &FramingState<F::State>,
+    lease: &mut Lease,
+    frame_bytes_max: usize,
+) -> Found<F::Head> {
+    match cut_whole(framing, state, lease, frame_bytes_max) {
+        Ok(frame) => Found::Frame(frame),
+        Err(uncut) => not_whole(uncut, lease, frame_bytes_max),
+    }
+}
+
+/// The same. Otherwise it returns what the framing said, for [`not_whole`].
+#[inline(always)]
+pub(crate) fn cut_whole<F: TypedFraming>(
+    framing: &F,
+    state: &FramingState<F::State>,
+    lease: &mut Lease,
+    frame_bytes_max: usize,
+) -> Result<Frame<F::Head>, Uncut<F::Head>> {
+    let seen = lease.len().min(frame_bytes_max);
+    match cut_at(framing, state, &lease[..seen], 0) {
+        Ok(Cut::Frame { skip, len, consumed, head }) if is_sound(skip, len, consumed, seen) => {
+            Ok(Frame::sound(lease.split_to(consumed), skip, len, head))
+        }
+        other => Err(other),
+    }
+}
+
+/// What [`cut_whole`] found instead of a frame in the same lease: a piece of one is cut off.
+#[cold]
+pub(crate) fn not_whole<H>(uncut: Uncut<H>, lease: &mut Lease, frame_bytes_max: usize) -> Found<H> {
+    let seen = lease.len().min(frame_bytes_max);
+    match uncut {
+        Ok(Cut::Piece { skip, len, consumed, head }) if is_sound(skip, len, consumed, seen) => {
+            Found::Piece(Frame::sound(lease.split_to(consumed), skip, len, head))
+        }
+        Ok(Cut::Frame { .. } | Cut::Piece { .. }) => Found::Bad(UNSOUND),
+        Ok(Cut::More(missing)) => more(seen, missing, frame_bytes_max),
+        Err(error) => Found::Bad(error),
+    }
+}
+
+/// A framing that says so would loop, or read other bytes than its own.
+pub(crate) const UNSOUND: FrameError =
+    FrameError::Malformed("the framing named a frame outside of the bytes it was given");
+
+#[inline]
+pub(crate) fn is_sound(skip: usize, len: usize, consumed: usize, seen: usize) -> bool {
+    consumed > 0 && consumed <= seen && skip.checked_add(len).is_some_and(|end| end <= consumed)
+}
+
+/// A frame of which `have` bytes are there lacks `missing`.
+pub(crate) fn more<H>(have: usize, missing: usize, max: usize) -> Found<H> {
+    let missing = missing.max(1);
+    if missing > max.saturating_sub(have) {
+        return Found::Bad(FrameError::TooLarge { bytes: have.saturating_add(missing), max });
+    }
+    Found::More(missing)
+}
