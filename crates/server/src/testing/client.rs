@@ -13,9 +13,10 @@ use std::time::Duration;
 
 use ringserve_simkernel::{Socket, SocketListener};
 
+use super::tasks::{Code, WaitsFor};
 use super::trace::Place;
 use super::watch::shown;
-use super::world::{Code, WaitsFor, World};
+use super::world::World;
 
 /// The result of a client: an error says why it gave up.
 pub type ClientResult = Result<(), Box<dyn Error>>;

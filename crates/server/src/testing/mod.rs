@@ -65,6 +65,7 @@ mod client;
 mod panics;
 mod seeds;
 mod sim;
+mod tasks;
 mod trace;
 mod unit;
 pub(crate) mod watch;

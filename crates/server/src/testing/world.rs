@@ -9,16 +9,12 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::fmt;
-use std::future::Future;
-use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Wake, Waker};
-use std::thread::{self, ThreadId};
+use std::thread;
 use std::time::Duration;
 
 use ringserve_core::ServerLimits;
@@ -27,6 +23,7 @@ use ringserve_simkernel::{Fault, Faults, Network};
 
 use super::blocking::{Names, SimPool};
 use super::panics;
+use super::tasks::{Code, Task, TaskWaker, WaitsFor, Woken};
 use super::trace::{Place, Trace};
 use crate::guard::message_of;
 use crate::server::running::ShardDeath;
@@ -41,9 +38,6 @@ const STALL_MAX: Duration = Duration::from_secs(2);
 
 /// Rounds of a shard between two looks at its limits.
 const LOOKS_EVERY: u64 = 16;
-
-/// A task of a client: it ends with why it gave up, or with nothing.
-pub(crate) type Code = Pin<Box<dyn Future<Output = Result<(), String>>>>;
 
 /// One run: its servers, clients, network and clock, and what happens next.
 pub(crate) struct World {
@@ -120,77 +114,6 @@ thread_local! {
 /// ```
 pub fn compute(time: Duration) {
     COMPUTED.set(COMPUTED.get().saturating_add(time));
-}
-
-struct Task {
-    name: Rc<str>,
-    /// `None` while it is polled, and once it is done.
-    code: Option<Code>,
-    waker: Arc<TaskWaker>,
-    /// The run does not end before it.
-    counts: bool,
-    /// It is a client of the test, and no task of one.
-    is_client: bool,
-    is_done: bool,
-    failed: bool,
-    waits_for: Rc<Cell<WaitsFor>>,
-}
-
-/// The name of a client's wait, for failures.
-#[derive(Clone, Copy)]
-pub(crate) enum WaitsFor {
-    /// It did not say.
-    Something,
-    /// Something of a connection, which is named by its client.
-    Of(&'static str, Option<SocketAddr>),
-    /// A time.
-    Until(Duration),
-}
-
-impl fmt::Display for WaitsFor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            WaitsFor::Something => f.write_str("something"),
-            WaitsFor::Of(what, Some(connection)) => write!(f, "{what} {connection}"),
-            WaitsFor::Of(what, None) => f.write_str(what),
-            WaitsFor::Until(at) => write!(f, "{at:?} of virtual time"),
-        }
-    }
-}
-
-/// Tasks that were woken, and who did something that no simulation can repeat.
-struct Woken {
-    tasks: Mutex<Vec<u32>>,
-    thread: ThreadId,
-    /// Another thread woke something of this world.
-    from_outside: AtomicBool,
-}
-
-struct TaskWaker {
-    woken: Arc<Woken>,
-    task: u32,
-    is_listed: AtomicBool,
-}
-
-impl Woken {
-    fn seen(&self) {
-        if thread::current().id() != self.thread {
-            self.from_outside.store(true, Ordering::Relaxed);
-        }
-    }
-}
-
-impl Wake for TaskWaker {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.woken.seen();
-        if !self.is_listed.swap(true, Ordering::Relaxed) {
-            self.woken.tasks.lock().unwrap_or_else(PoisonError::into_inner).push(self.task);
-        }
-    }
 }
 
 /// How [`World::run`] ended.
