@@ -310,20 +310,7 @@ impl Admission {
     ) -> Result<Option<PrefixLimits>, AdmissionError> {
         let rate =
             self.address_rate.map(|rate| rate.check("address_rate")).transpose().map_err(AdmissionError)?;
-        match self.per_address {
-            Some(0) => {
-                return wrong(
-                    "per_address is 0, which lets no peer in; set 1 at least, or leave it out".to_owned(),
-                );
-            }
-            Some(count) if count as usize > connections_max => {
-                return wrong(format!(
-                    "per_address is {count}, and the server has {connections_max} connections in all, so it would never hold; \
-                     lower it, or raise ServerLimits::connections_max"
-                ));
-            }
-            _ => {}
-        }
+        check_count("per_address", self.per_address, connections_max)?;
         if let (Some(rate), Some(all)) = (rate, server_rate.map(ServerRate::rate))
             && rate.per_second > all.per_second
         {
@@ -368,26 +355,14 @@ impl Admission {
         server_rate: Option<ServerRate>,
         connections_max: usize,
     ) -> Result<(), AdmissionError> {
-        match self.connections_max {
-            Some(0) => {
-                return wrong(
-                    "connections_max is 0, which lets no peer in; set 1 at least, or leave it out".to_owned(),
-                );
-            }
-            Some(count) if count as usize > connections_max => {
-                return wrong(format!(
-                    "connections_max is {count}, and the server has {connections_max} connections in all, so it would never hold; \
-                     lower it, or raise ServerLimits::connections_max"
-                ));
-            }
-            Some(count) if self.per_address.is_some_and(|of_one| of_one > count) => {
-                return wrong(format!(
-                    "per_address is {}, and connections_max lets {count} in of all addresses together, so it would never hold; \
-                     lower per_address, or raise connections_max",
-                    self.per_address.unwrap_or_default()
-                ));
-            }
-            _ => {}
+        check_count("connections_max", self.connections_max, connections_max)?;
+        if let (Some(of_one), Some(count)) = (self.per_address, self.connections_max)
+            && of_one > count
+        {
+            return wrong(format!(
+                "per_address is {of_one}, and connections_max lets {count} in of all addresses together, so it would never hold; \
+                 lower per_address, or raise connections_max"
+            ));
         }
         let Some(rate) = self.connection_rate else { return Ok(()) };
         let rate = rate.check("connection_rate").map_err(AdmissionError)?;
@@ -406,6 +381,18 @@ impl Admission {
             }
         }
         Ok(())
+    }
+}
+
+/// Checks a number of connections beside those of the whole server.
+fn check_count(setting: &str, count: Option<u32>, connections_max: usize) -> Result<(), AdmissionError> {
+    match count {
+        Some(0) => wrong(format!("{setting} is 0, which lets no peer in; set 1 at least, or leave it out")),
+        Some(count) if count as usize > connections_max => wrong(format!(
+            "{setting} is {count}, and the server has {connections_max} connections in all, so it would never hold; \
+             lower it, or raise ServerLimits::connections_max"
+        )),
+        _ => Ok(()),
     }
 }
 
