@@ -5,6 +5,7 @@ mod activation;
 mod blocked;
 mod descriptor_limit;
 mod doctor;
+mod late;
 mod locked_memory;
 mod memory_returns;
 mod refused_memory;

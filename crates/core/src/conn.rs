@@ -131,6 +131,16 @@ impl Due {
         use CloseReason::{FirstFrameTimeout, IdleTimeout};
         matches!(self, Due::ReadRate | Due::Close(FirstFrameTimeout | IdleTimeout))
     }
+
+    /// True if what is to be done may turn out wrong by bytes that wait in the kernel. `is_last` is true if no more heartbeats may
+    /// be missed.
+    pub(crate) fn may_be_undone(self, is_last: bool) -> bool {
+        match self {
+            Due::Linger | Due::Probe | Due::Resume => false,
+            Due::Heartbeat => is_last,
+            Due::Write | Due::ReadRate | Due::Close(_) => true,
+        }
+    }
 }
 
 /// Steps over which the probes of connections that fell silent together are spread, by their slots: a second where they

@@ -9,6 +9,9 @@ use crate::wheel::STEP;
 /// refuses sets that contradict each other; [`fitted`](Limits::fitted) lowers those that cost memory. Limits that all services
 /// of a server share are in [`ServerLimits`].
 ///
+/// A time limit that runs out while the shard is away, in a call that blocks it or since the process is stopped, is judged once the
+/// shard has looked at what the peer sent meanwhile, up to 1.1 s later.
+///
 /// ```
 /// use std::time::Duration;
 ///

@@ -18,6 +18,12 @@ pub const READ_WINDOW: u64 = 10_000_000_000;
 /// and the wheel fires up to one late.
 pub const LATE_MAX: u64 = 3 * STEP;
 
+/// A shard that comes to its timers later than this, in nanoseconds, after less rounding, puts limits off.
+pub const LATE: u64 = 2 * STEP;
+
+/// How long it does so, in nanoseconds: until it has caught up, at most for a second, and by four steps at a time.
+pub const CATCH_UP_MAX: u64 = 1_000_000_000 + 4 * STEP;
+
 /// Steps beyond that, with a turn in each: where several limits are over at once, as after a long stop of the process, one
 /// is carried out in each step. There are not more of them.
 const LATE_STEPS: u32 = 6;
@@ -35,6 +41,8 @@ pub struct Look {
     pub half: Option<usize>,
     /// Whether that frame waits for its peer alone.
     pub free: bool,
+    /// The shard puts limits off: the time of that frame begins again.
+    pub put_off: bool,
 }
 
 /// When each time limit of a connection is due.
@@ -194,7 +202,7 @@ impl Clocks {
         if self.half.is_none() && look.half.is_some() && look.free {
             self.freed = (now, std::mem::take(&mut self.held_bytes));
         }
-        self.half = match (look.half.filter(|_| look.free), self.half) {
+        self.half = match (look.half.filter(|_| look.free), self.half.filter(|_| !look.put_off)) {
             (Some(number), Some((since, before))) if number == before => Some((since, number)),
             (Some(number), _) => Some((now, number)),
             (None, _) => None,
@@ -243,14 +251,14 @@ pub struct WriteRate {
 
 impl WriteRate {
     /// The core sends `bytes` of a connection whose peer took `taken` so far. Panics if it goes on with a send of which the
-    /// peer took too little, at `least` bytes a second.
-    pub fn sent(&mut self, bytes: usize, taken: usize, least: usize, now: u64) {
+    /// peer took too little, at `least` bytes a second, of which a shard that came late knows nothing until `late`.
+    pub fn sent(&mut self, bytes: usize, taken: usize, least: usize, late: u64, now: u64) {
         let rest = taken < self.end;
         if let Some((since, before)) = self.since
             && rest
             && taken > before
         {
-            let time = (now - since).saturating_sub(2 * STEP);
+            let time = now.saturating_sub(since.max(late)).saturating_sub(2 * STEP);
             let enough = (taken - before) as u128 * 1_000_000_000 >= least as u128 * u128::from(time);
             assert!(enough, "a peer took {} bytes in {} ns, and stays", taken - before, now - since);
         }

@@ -52,6 +52,7 @@ pub use frames::{Frames, Next, Rest, Whole};
 pub use inspect::{ConnFigure, ConnFigures, ConnState, ConnView};
 use lanes::Lanes;
 use secure::Channels;
+use timers::Lateness;
 use turn::Event;
 pub use turn::{Ended, Lane};
 use work::Work;
@@ -112,6 +113,7 @@ pub struct Shard<O: Observer = ()> {
     /// Kept for its memory.
     scratch: Vec<ConnId>,
     fired: Vec<u32>,
+    lateness: Lateness,
 }
 
 impl<O: Observer> Drop for Shard<O> {
@@ -164,6 +166,7 @@ impl<O: Observer> Shard<O> {
             drain: None,
             scratch: Vec::new(),
             fired: Vec::new(),
+            lateness: Lateness::default(),
             limits,
         }
     }

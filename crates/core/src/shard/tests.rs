@@ -204,7 +204,19 @@ impl Tested {
         Tested { shard, lane: Recorder::default() }
     }
 
+    /// Begins a turn at `now`, after one for each timer that is due before.
     fn begin(&mut self, now: Time, completions: usize) {
+        while let Some(due) = self.shard.wheel.next()
+            && due < now
+        {
+            self.begin_late(due, 0);
+            self.end();
+        }
+        self.begin_late(now, completions);
+    }
+
+    /// Begins a turn at `now`, however long ago timers were due.
+    fn begin_late(&mut self, now: Time, completions: usize) {
         self.shard.begin(now, completions, &mut self.lane);
     }
 

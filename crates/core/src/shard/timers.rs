@@ -2,14 +2,58 @@
 //!
 //! Activity only moves a step number in the connection. The timer stays where it is, and when it goes off the
 //! limit is worked out again: so a frame costs no move on the wheel.
+//!
+//! A shard that was away, in a call that blocked or since its process was stopped, comes late to its timers, and what its
+//! peers sent meanwhile waits in the kernel. Their limits are put off until it has caught up.
+
+use core::time::Duration;
 
 use super::Shard;
 use super::turn::Event;
 use crate::conn::{Due, Queued};
 use crate::stamp::Timer;
 use crate::times::RATE_WINDOW;
-use crate::wheel::step_at;
-use crate::{CloseReason, ConnId, Observer, Op};
+use crate::wheel::{STEP, step_at};
+use crate::{CloseReason, ConnId, Observer, Op, Time};
+
+/// Steps for which a limit is put off that a late shard cannot judge.
+const PUT_OFF: i64 = 4;
+
+/// A shard that comes to its timers by more than this after they were due is late. Rounding makes two steps of it.
+const LATE: Duration = STEP.saturating_mul(4);
+
+/// Limits are put off for this long at most, and judged for as long before they are put off again.
+const CATCH_UP_MAX: Duration = Duration::from_secs(1);
+
+/// A turn that brings fewer completions than this leaves none in the kernel: `io_uring_enter` works off 20 at once
+/// (`IO_LOCAL_TW_DEFAULT_MAX` of Linux 6.18).
+const FEW: usize = 16;
+
+/// Whether a shard came late to its timers, and has not caught up.
+#[derive(Debug, Default)]
+pub(super) struct Lateness {
+    since: Option<Time>,
+    /// A turn brought few completions, which that turn looks at.
+    ends: bool,
+}
+
+impl Lateness {
+    /// True if limits are put off in a turn that begins at `now` with `completions`, when the first timer was due at `due`.
+    pub(super) fn judge(&mut self, due: Time, now: Time, completions: usize) -> bool {
+        let is_late = due < now && now - due > LATE;
+        let Some(since) = self.since.filter(|since| now - *since < 2 * CATCH_UP_MAX) else {
+            *self = Lateness { since: is_late.then_some(now), ends: false };
+            return is_late;
+        };
+        if now - since >= CATCH_UP_MAX {
+            return false;
+        }
+        if core::mem::replace(&mut self.ends, !is_late && completions < FEW) && !is_late {
+            self.since = None;
+        }
+        self.since.is_some()
+    }
+}
 
 impl<O: Observer> Shard<O> {
     /// Sets the connection's timer to its next limit, unless it goes off earlier anyway.
@@ -19,10 +63,16 @@ impl<O: Observer> Shard<O> {
         let (left, _) = conn.next_limit(id.slot(), &self.lanes[conn.lane].times, now);
         if left < conn.timer.left(now) {
             let left = left.max(1);
-            conn.timer = Timer::ahead(now, left);
-            if !self.wheel.set_earlier(id.slot(), step_at(self.now) + left as u64) {
-                self.abort(id, CloseReason::MemoryLimit);
-            }
+            self.set_timer(id, left);
+        }
+    }
+
+    /// Sets the connection's timer to `left` steps from now. It is not set to go off earlier.
+    fn set_timer(&mut self, id: ConnId, left: i64) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        conn.timer = Timer::ahead(self.stamp, left);
+        if !self.wheel.set_earlier(id.slot(), step_at(self.now) + left as u64) {
+            self.abort(id, CloseReason::MemoryLimit);
         }
     }
 
@@ -37,9 +87,10 @@ impl<O: Observer> Shard<O> {
     }
 
     #[inline(never)]
-    pub(super) fn fire_timers(&mut self) {
+    pub(super) fn fire_timers(&mut self, completions: usize) {
         let mut fired = core::mem::take(&mut self.fired);
         let starved = self.is_starved();
+        let is_behind = self.lateness.judge(self.wheel.next_or_never(), self.now, completions);
         self.wheel.advance(self.now, &mut fired);
         for index in fired.drain(..) {
             let Some(id) = self.conns.id_at(index) else { continue };
@@ -53,6 +104,11 @@ impl<O: Observer> Shard<O> {
             if conn.queued.is_in(Queued::RUNNABLE | Queued::WORKING) && due.is_the_peers() {
                 // What the peer sent waits for the shard. It is looked at again once the connection had its batch.
                 self.arm(id);
+                continue;
+            }
+            let missed_max = self.lanes[conn.lane].limits.heartbeats_missed_max;
+            if is_behind && due.may_be_undone(conn.missed_heartbeats >= missed_max) {
+                self.judge_later(id, due);
                 continue;
             }
             match due {
@@ -87,9 +143,7 @@ impl<O: Observer> Shard<O> {
                     (conn.heard_at, conn.missed_heartbeats) = (self.stamp, 0);
                     self.arm(id);
                 }
-                Due::Heartbeat
-                    if conn.missed_heartbeats >= self.lanes[conn.lane].limits.heartbeats_missed_max =>
-                {
+                Due::Heartbeat if conn.missed_heartbeats >= missed_max => {
                     self.finish(id, CloseReason::HeartbeatLost);
                     self.arm(id);
                 }
@@ -126,6 +180,24 @@ impl<O: Observer> Shard<O> {
             }
         }
         self.fired = fired;
+    }
+
+    /// Leaves a limit for later, since what waits in the kernel may keep it.
+    #[cold]
+    #[inline(never)]
+    fn judge_later(&mut self, id: ConnId, due: Due) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        // How much was taken, or came, while the shard was there is not known: the time of a rate begins again.
+        match due {
+            Due::Write => conn.send_at = self.stamp,
+            Due::ReadRate => {
+                if let Some(inbox) = &mut conn.inbox {
+                    inbox.begin_window(self.stamp);
+                }
+            }
+            _ => return self.set_timer(id, PUT_OFF),
+        }
+        self.arm(id);
     }
 
     /// True if nothing can be received: every buffer there may be is kept.

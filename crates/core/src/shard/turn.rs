@@ -263,7 +263,7 @@ impl<O: Observer> Shard<O> {
         self.short_of_buffers = self.copy_always || pinned * 2 > self.limits.receive_bytes_max;
         self.shared.set_lend(!self.short_of_buffers);
         if self.wheel.is_due(now) {
-            self.fire_timers();
+            self.fire_timers(completions);
         }
         self.work.begin_turn(self.later + completions);
         // If the turn before could not relieve, nothing would ever go on.

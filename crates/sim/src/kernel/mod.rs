@@ -33,6 +33,7 @@ use ringserve_core::{Address, ConnId, Socket};
 use ringserve_drivers::kernel::{Kernel, Kind, RawCqe, RawOp, SentQuietly};
 use ringserve_simkernel::ring::{Descriptors, Posted, Ring, Sizes};
 
+use crate::clocks::{CATCH_UP_MAX, LATE};
 use crate::faults::Canary;
 use crate::faults::{Arm, Coverage, Fault};
 use crate::plan::{NEVER, Plan};
@@ -125,6 +126,8 @@ pub struct State {
     pub rests: bool,
     /// When a turn last began without a buffer to receive into: peers may have sent what is not read.
     pub starved_at: u64,
+    /// Until when limits may be put off, since the shard came late to its timers.
+    pub catches_up_until: u64,
 
     pool: Pool,
     /// Connections that have no slot.
@@ -197,6 +200,7 @@ impl State {
             cut_short: false,
             rests: false,
             starved_at: 0,
+            catches_up_until: 0,
             pool,
             descriptors: Descriptors::default(),
             ring,
@@ -240,6 +244,9 @@ impl State {
         let time =
             if self.strikes(Fault::Stall) { self.rng.below(STALL_MAX) } else { self.rng.below(200_000) };
         self.pass(time);
+        if time > LATE {
+            self.catches_up_until = self.now + CATCH_UP_MAX;
+        }
     }
 
     /// True if a completion is this connection's.

@@ -85,7 +85,7 @@ impl State {
             // Bytes may wait behind a full outbox, or in the kernel.
             let held_back = busy && self.socks[tag].has_unseen_bytes();
             let reads = self.is_receiving(tag) && !held_back;
-            let starved_at = self.starved_at;
+            let (starved_at, late) = (self.starved_at, self.catches_up_until);
             let sock = &mut self.socks[tag];
             let limits = self.plan.limits_of(sock.upstream);
             if !reads {
@@ -94,8 +94,9 @@ impl State {
             // It may be idle although it is sent something.
             let listens = limits.idle_counts == IdleCounts::Received && sock.clocks.sealed.is_none();
             let over = |from: u64, limit: Option<std::time::Duration>| {
-                limit.is_some_and(|limit| now > from + limit.as_nanos() as u64 + 3 * STEP)
+                limit.is_some_and(|limit| now > (from + limit.as_nanos() as u64).max(late) + 3 * STEP)
             };
+            let sent_at = sock.sent_at.max(late);
             let untaken_since = sock.rate.untaken_since(sock.taken).unwrap_or(u64::MAX / 2);
             let overdue = match sock.ended {
                 _ if stopping => false,
@@ -103,11 +104,11 @@ impl State {
                 None if !sock.opened => false,
                 None if listens && sock.waiting.is_empty() => {
                     over(sock.used_at.max(sock.unread_at).max(starved_at), limits.idle_timeout)
-                        || (busy && over(sock.sent_at, look_after(limits)))
+                        || (busy && over(sent_at, look_after(limits)))
                         || (busy && over(untaken_since, limits.write_stall_timeout))
                 }
                 None if busy => {
-                    over(sock.sent_at, look_after(limits)) || over(untaken_since, limits.write_stall_timeout)
+                    over(sent_at, look_after(limits)) || over(untaken_since, limits.write_stall_timeout)
                 }
                 None if deaf => over(sock.active_at + slots * STEP, Some(RESET_HEARD)),
                 None if !sock.waiting.is_empty() => false,
@@ -161,6 +162,7 @@ impl State {
         }
         let calls_full = self.calls_are_full(sock);
         let starved = self.pool.available() == 0 && self.pool.counts().with_kernel == 0;
+        let put_off = now <= self.catches_up_until;
         let look = Look {
             left_out: outbox > limits.outbox_bytes_high
                 || starved
@@ -171,6 +173,7 @@ impl State {
             calls_full,
             half: (half && !sock.cut).then_some(sock.seen),
             free: !calls_full && outbox <= limits.outbox_bytes_low && self.pool.available() > 0,
+            put_off,
         };
         let handler =
             !sock.waiting.is_empty() && now > self.handler_ends(sock.waiting_since).saturating_add(LATE_MAX);
@@ -192,7 +195,7 @@ impl State {
         }
         sock.clocks.look(look, now);
         let overdue = match () {
-            () if stopping => None,
+            () if stopping || put_off => None,
             () if handler => Some("handler"),
             () if deaf => Some("the reset"),
             () if sock.fin_read => None,

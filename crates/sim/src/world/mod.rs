@@ -302,9 +302,10 @@ impl Above {
                 && let Some((_, shared)) = self.live.iter().find(|(known, _)| known == id)
             {
                 let least = state.plan.limits.write_bytes_per_second_min;
+                let late = state.catches_up_until;
                 let sock = &mut state.socks[shared.body().tag];
                 (sock.untold, sock.sent_turn, sock.sent_at) = (true, self.turn, self.now.as_nanos());
-                sock.rate.sent(batch.len(), sock.taken, least, self.now.as_nanos());
+                sock.rate.sent(batch.len(), sock.taken, least, late, self.now.as_nanos());
             }
             drop(state);
             self.driver.submit(op);
@@ -465,6 +466,11 @@ impl Above {
             let sock = &mut state.socks[shared.body().tag];
             sock.arrived += if sock.cut { 0 } else { bytes };
             sock.untold &= bytes > 0;
+            // What was received into the block of a frame goes on there until the frame is whole: a full outbox is not in its way.
+            let goes_on = matches!(completion, Completion::Filled { .. })
+                && !state.has_frame(&state.socks[shared.body().tag]);
+            let held_back = held_back && !goes_on;
+            let sock = &mut state.socks[shared.body().tag];
             match state.plan.limits.idle_counts {
                 IdleCounts::Received if bytes == 0 => {}
                 IdleCounts::Sent if bytes > 0 => sock.active_at = self.now.as_nanos(),

@@ -2,6 +2,7 @@
 
 use alloc::string::ToString;
 
+use super::super::timers::Lateness;
 use super::*;
 use crate::{CloseReason, ConnLimits, IdleCounts};
 
@@ -141,7 +142,7 @@ fn connection_whose_bytes_wait_for_the_shard_is_not_idle() {
     // The first of them looks at its receive.
     for seconds in [20, 60] {
         assert!(handed < 40, "nothing waits");
-        shard.begin(at(seconds), 500);
+        shard.begin_late(at(seconds), 500);
         let frames = shard.handed();
         assert!(!frames.is_empty(), "it has another batch");
         handed += frames.len();
@@ -373,4 +374,75 @@ fn own_limit_that_contradicts_another_changes_nothing() {
     assert!(shared.set_limits(&ConnLimits::default().frame_bytes_max(0)).is_err());
     assert!(shared.set_limits(&ConnLimits::default().idle_timeout(Duration::ZERO)).is_err());
     assert!(!shared.is_limited());
+}
+
+/// The time from a turn at 60 s, after 50 s without one, until the one connection is closed. Each turn brings `completions`.
+fn outlives_its_limit(limits: Limits, completions: usize) -> Duration {
+    let (mut shard, id) = with_connection(limits);
+    shard.begin(at(1), 0);
+    shard.receive_part(id, &[0, 0, 0, 9, b'h']);
+    shard.end();
+    shard.turn(at(10));
+    let mut waited = Duration::ZERO;
+    while shard.shared(id).is_some() {
+        assert!(waited < Duration::from_secs(12), "it stays");
+        shard.begin_late(at(60) + waited, completions);
+        shard.end();
+        waited += Duration::from_millis(17);
+    }
+    waited
+}
+
+#[test]
+fn late_shard_puts_limits_off_until_it_has_caught_up() {
+    let none = Limits { first_frame_timeout: None, idle_timeout: None, ..Limits::default() };
+    let cases = [
+        Limits { first_frame_timeout: Some(Duration::from_secs(12)), ..none.clone() },
+        Limits { idle_timeout: Some(Duration::from_secs(12)), ..none.clone() },
+    ];
+    for limits in cases {
+        // After one turn for what was there, and one for what that brought.
+        let (calm, crowded) = (outlives_its_limit(limits.clone(), 3), outlives_its_limit(limits, 300));
+        assert!((50..400).contains(&calm.as_millis()), "{calm:?}");
+        assert!((1000..1200).contains(&crowded.as_millis()), "{crowded:?}");
+    }
+    // It has its whole time again.
+    let slow = outlives_its_limit(Limits { read_bytes_per_second_min: 100, ..none }, 3);
+    assert!((9_900..10_300).contains(&slow.as_millis()), "{slow:?}");
+}
+
+#[test]
+fn peer_whose_bytes_waited_for_a_late_shard_stays() {
+    let (mut shard, id) =
+        with_connection(Limits { idle_timeout: Some(Duration::from_secs(12)), ..Limits::default() });
+    shard.begin(at(1), 0);
+    shard.receive(id, &empty_frames(1));
+    shard.end();
+    shard.begin_late(at(60), 1);
+    shard.receive(id, &empty_frames(1));
+    shard.end();
+    shard.turn(at(71));
+    assert!(shard.shared(id).is_some(), "its 12 s began at 60 s");
+    shard.turn(at(73));
+    assert_eq!(shard.counters(LaneId::FIRST).closed_for(CloseReason::IdleTimeout), 1);
+}
+
+#[test]
+fn shard_that_is_always_late_judges_each_other_second() {
+    let mut lateness = Lateness::default();
+    let mut judged = Vec::new();
+    for tenth in 0..60_u64 {
+        let due = Time::from_nanos(1_000_000_000 + tenth * 100_000_000);
+        let is_behind = lateness.judge(due, due + Duration::from_millis(100), 300);
+        if !is_behind {
+            judged.push(tenth / 10);
+        }
+    }
+    judged.dedup();
+    assert_eq!(judged, [1, 3, 5]);
+    assert!(!Lateness::default().judge(Time::NEVER, at(1), 300), "no timer was due");
+    assert!(
+        !Lateness::default().judge(at(1), at(1) + Duration::from_millis(60), 0),
+        "rounding makes two steps of it"
+    );
 }
