@@ -515,8 +515,10 @@ impl Conn {
                 next = (left, Due::Close(CloseReason::FirstFrameTimeout));
             }
         }
-        // Nothing is owed while it runs: neither an answer nor, where what is sent counts, the rest of one.
-        if self.is_open() && !self.has_handler() && !(self.send.is_on() && times.idle_counts_sent) {
+        // Nothing is owed while it runs: neither an answer, nor a look at frames that wait for their rate, nor, where what is sent
+        // counts, the rest of an answer.
+        let owes_nothing = !self.has_handler() && !self.is_too_fast();
+        if self.is_open() && owes_nothing && !(self.send.is_on() && times.idle_counts_sent) {
             // The end of a call moves both.
             let from = if times.idle_counts_received { self.active_at } else { self.since };
             let mut left = from.left(times.idle, now);

@@ -8,6 +8,8 @@ use std::collections::VecDeque;
 
 use ringserve_core::Limits;
 
+use crate::pace::Pace;
+
 /// How coarse the shard's clock for time limits is, in nanoseconds.
 pub const STEP: u64 = 1 << 24;
 
@@ -37,6 +39,8 @@ pub struct Look {
     pub unread: bool,
     /// As many of its calls wait as may.
     pub calls_full: bool,
+    /// Its frames wait for their rate.
+    pub paced: bool,
     /// Half a frame was received, and the number of frames before it.
     pub half: Option<usize>,
     /// Whether that frame waits for its peer alone.
@@ -98,6 +102,8 @@ pub struct Sealed {
     pub half: bool,
     /// The peer had sent FIN, and the core had heard of it.
     pub ended: bool,
+    /// How fast its frames were.
+    pub pace: Pace,
 }
 
 impl Clocks {
@@ -196,7 +202,7 @@ impl Clocks {
             (self.left_out, self.quiet_at) = (true, now);
         }
         self.unread_since = look.unread.then(|| self.unread_since.unwrap_or(now));
-        if look.calls_full || self.held_back {
+        if look.calls_full || look.paced || self.held_back {
             self.held_back_at = now;
         }
         if self.half.is_none() && look.half.is_some() && look.free {

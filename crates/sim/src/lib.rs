@@ -42,6 +42,7 @@ pub mod bytes;
 pub mod clocks;
 pub mod faults;
 pub mod kernel;
+pub mod pace;
 pub mod plan;
 pub mod protocol;
 pub mod pushes;

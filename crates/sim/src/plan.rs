@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ringserve_core::{Budget, IdleCounts, Limits, ServerLimits};
+use ringserve_core::{Budget, IdleCounts, Limits, ServerLimits, WhenTooFast};
 
 use crate::bytes::AnyFraming;
 use crate::faults::Rates;
@@ -184,6 +184,7 @@ impl Plan {
         let open_waits = opens.pick(&[0, 0, 0, 0, 1, 6]);
         let open_timeout = opens.one_in(2).then(|| Duration::from_millis(opens.spread(20, 400)));
         let limits = limits.open_timeout(open_timeout);
+        let limits = draw_paces(&mut Rng::new(rng.clone().below(1 << 32) ^ 0x7061_6365), limits);
         // Of a copy too.
         let adopted = Rng::new(rng.clone().below(1 << 32) ^ 0x6164_6F70).one_in(6);
         // Of a copy too.
@@ -334,6 +335,23 @@ fn draw_times(rng: &mut Rng, slow: bool, (server, sizes): (ServerLimits, Limits)
         Duration::ZERO
     });
     (server, limits.linger_timeout(time(rng, 20, 300)))
+}
+
+/// How fast accepted peers may send: seldom a limit, of frames, bytes or both.
+fn draw_paces(rng: &mut Rng, limits: Limits) -> Limits {
+    if !rng.one_in(6) {
+        return limits;
+    }
+    let which = rng.below(3);
+    let least = limits.read_bytes_per_second_min.max(64) as u64;
+    limits
+        .read_frames_per_second_max(if which != 1 { rng.spread(4, 4000) as u32 } else { 0 })
+        .read_bytes_per_second_max(if which != 0 {
+            rng.spread(least, 1_000_000.max(least)) as usize
+        } else {
+            0
+        })
+        .when_read_too_fast(if rng.one_in(4) { WhenTooFast::Close } else { WhenTooFast::HoldBack })
 }
 
 /// The limits of connections to upstreams: in every third seed those of accepted ones, else with other times and numbers of calls.

@@ -12,6 +12,7 @@ use ringserve_core::{CloseReason, ConnId, ConnShared, Frame, Payload};
 use crate::bytes::{self, AnyFraming, PAYLOAD_MAX};
 use crate::faults::Fault;
 use crate::kernel::State;
+use crate::pace::Pace;
 use crate::plan::MS;
 use crate::sock::excuse;
 
@@ -228,6 +229,13 @@ pub fn check_frame(state: &mut State, tag: usize, frame: &Frame) {
         sock.seen += 1;
     }
     assert!(sock.handed <= sock.arrived, "connection {tag}: bytes that did not arrive");
+    let limits = state.plan.limits_of(sock.upstream);
+    if Pace::limits(limits) {
+        // Once the shard drains no rate holds.
+        let early = sock.pace.is_early(limits, state.now) && state.drain_deadline.is_none();
+        assert!(!early, "connection {tag}: a frame beyond its rate: {:?} at {}", sock.pace, state.now);
+        sock.pace.pay(limits, frame.wire().len(), state.now);
+    }
 }
 
 /// A call is done: its peer may send on.

@@ -11,6 +11,7 @@ use ringserve_core::CloseReason;
 
 use crate::bytes::{self, AnyFraming};
 use crate::clocks::{Clocks, Sealed, WriteRate};
+use crate::pace::Pace;
 use crate::plan::NEVER;
 
 /// A frame of the peer's script, as places in `wire`.
@@ -101,6 +102,10 @@ pub struct Sock {
     pub handed: usize,
     /// Frames handed to the service.
     pub seen: usize,
+    /// How fast they were.
+    pub pace: Pace,
+    /// When the rate of its frames held them back last.
+    pub paced_at: u64,
     /// Frames the service is done with.
     pub done: usize,
     /// The peer sent FIN.
@@ -199,6 +204,8 @@ impl Sock {
             cut: false,
             handed: 0,
             seen: 0,
+            pace: Pace::default(),
+            paced_at: 0,
             done: 0,
             peer_fin: false,
             fin_read: false,
@@ -298,7 +305,8 @@ impl Sock {
         let (waiting, waiting_since) = (self.waiting.len(), self.waiting_since);
         let (used_at, unseen) = (self.was_used(now), self.has_unseen());
         let owed = self.taken < self.owed.len();
-        Sealed { at: now, waiting, waiting_since, used_at, unseen, owed, half, ended: self.fin_heard }
+        let pace = self.pace;
+        Sealed { at: now, waiting, waiting_since, used_at, unseen, owed, half, ended: self.fin_heard, pace }
     }
 
     /// True if bytes arrived that are behind the last frame the service has seen.

@@ -103,6 +103,7 @@ impl<O: Observer> Shard<O> {
     pub(super) fn resume_reads(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.is_too_fast()) else { return };
         conn.aside.note(Aside::TOO_FAST, false);
+        conn.active_at = self.stamp;
         if let Some(inbox) = &mut conn.inbox {
             inbox.resumes = None;
             // What the server did not look at is not the peer's fault.

@@ -161,12 +161,11 @@ impl<O: Observer> Shard<O> {
                 }
                 // What it sent may wait where the server does not look at it.
                 Due::Close(CloseReason::IdleTimeout)
-                    if conn.is_too_fast()
-                        || !conn.times(&self.lanes[conn.lane].times).idle_counts_sent
-                            && (conn.paused
-                                || starved
-                                || (conn.is_held_back()
-                                    && (conn.waiting_bytes() > 0 || !conn.receive.is_on()))) =>
+                    if !conn.times(&self.lanes[conn.lane].times).idle_counts_sent
+                        && (conn.paused
+                            || starved
+                            || (conn.is_held_back()
+                                && (conn.waiting_bytes() > 0 || !conn.receive.is_on()))) =>
                 {
                     conn.active_at = self.stamp;
                     self.arm(id);

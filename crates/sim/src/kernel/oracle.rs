@@ -1,6 +1,6 @@
 //! What must be true of each connection, judged by what the kernel and the peers know.
 
-use ringserve_core::{CloseHow, CloseReason, IdleCounts};
+use ringserve_core::{CloseHow, CloseReason, IdleCounts, WhenTooFast};
 
 use super::State;
 use crate::bytes::AnyFraming;
@@ -67,8 +67,9 @@ impl State {
             let comes = self.ring.completions.quiet.iter().any(|sent| self.is_at(sent.id, tag));
             assert!(comes, "connection {tag}: a send is over and the shard was not told, all sleep");
             let ends = sock.may(excuse::CLOSED | excuse::FAILED | excuse::REFUSED | excuse::UNFRAMED);
-            let ends = ends || (sock.fin_read && sock.waiting.is_empty() && !sock.held);
-            let held_back = !self.calls_are_full(sock) && self.has_frame(sock);
+            let paced = self.is_paced(tag, self.now);
+            let ends = ends || (sock.fin_read && sock.waiting.is_empty() && !sock.held && !paced);
+            let held_back = !self.calls_are_full(sock) && !paced && self.has_frame(sock);
             let depends = ends
                 || sock.writing_ended
                 || sock.wants_room > 0
@@ -92,7 +93,7 @@ impl State {
             "connection {tag}: everything left, and no FIN follows"
         );
         assert!(sock.wants_room == 0, "connection {tag}: a handler waits for room, and nothing is sent");
-        if self.calls_are_full(sock) {
+        if self.calls_are_full(sock) || self.is_paced(tag, self.now) {
             return;
         }
         let receiving = self.is_receiving(tag);
@@ -105,7 +106,16 @@ impl State {
         if dry || self.rests {
             return;
         }
-        assert!(receiving || sock.fin_read, "connection {tag}: nothing is received, all sleep");
+        assert!(
+            receiving || sock.fin_read,
+            "connection {tag}: nothing is received, all sleep: seen {} of {}, {} arrived, {:?} at {}, {:?}",
+            sock.seen,
+            sock.frames.len(),
+            sock.arrived,
+            sock.pace,
+            self.now,
+            self.plan.limits
+        );
         assert!(
             !self.has_frame(sock),
             "connection {tag}: a whole frame was received and not handed out, all sleep"
@@ -179,6 +189,11 @@ impl State {
             WriteTooSlow => sock.rate.is_too_slow(limits, sock.taken, now) && sock.taken < sock.owed.len(),
             // A peer that has sent FIN cannot answer, and owes no more bytes.
             HeartbeatLost => sock.clocks.heartbeat_is_lost(limits, now) && !then.ended,
+            // Its counters of time are rounded up by a nanosecond a frame.
+            ReadTooFast => {
+                let at = then.at.saturating_sub(1000);
+                limits.when_read_too_fast == WhenTooFast::Close && then.pace.is_early(limits, at)
+            }
             ReadTooSlow => then.half && sock.clocks.read_is_too_slow(limits, now) && !then.ended,
             OpenTimeout => over(sock.accepted_at, limits.open_timeout),
             HandlerTimeout => {

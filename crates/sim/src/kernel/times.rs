@@ -8,6 +8,7 @@ use super::{STALL_MAX, State};
 use crate::bytes::AnyFraming;
 use crate::clocks::{LATE_MAX, Look, READ_WINDOW, STEP};
 use crate::faults::Fault;
+use crate::pace::Pace;
 use crate::rng::Rng;
 use crate::sock::excuse;
 
@@ -86,8 +87,13 @@ impl State {
             let held_back = busy && self.socks[tag].has_unseen_bytes();
             let reads = self.is_receiving(tag) && !held_back;
             let (starved_at, late) = (self.starved_at, self.catches_up_until);
+            let paced = self.is_paced(tag, now);
             let sock = &mut self.socks[tag];
             let limits = self.plan.limits_of(sock.upstream);
+            if paced {
+                sock.paced_at = now;
+            }
+            let used_at = sock.used_at.max(sock.paced_at);
             if !reads {
                 sock.unread_at = now;
             }
@@ -103,7 +109,7 @@ impl State {
                 Some((at, _)) => over(at, Some(limits.linger_timeout)),
                 None if !sock.opened => false,
                 None if listens && sock.waiting.is_empty() => {
-                    over(sock.used_at.max(sock.unread_at).max(starved_at), limits.idle_timeout)
+                    over(used_at.max(sock.unread_at).max(starved_at), limits.idle_timeout)
                         || (busy && over(sent_at, look_after(limits)))
                         || (busy && over(untaken_since, limits.write_stall_timeout))
                 }
@@ -114,7 +120,7 @@ impl State {
                 None if !sock.waiting.is_empty() => false,
                 None => {
                     (sock.handed == 0 && over(sock.opened_at, limits.first_frame_timeout))
-                        || over(sock.used_at, limits.idle_timeout)
+                        || over(used_at, limits.idle_timeout)
                 }
             };
             // The kernel may take a few turns to end what is in flight, and those whose enter was cut short end nothing.
@@ -146,6 +152,17 @@ impl State {
         since.saturating_add(limit)
     }
 
+    /// True if frames of a connection may wait for their rate at `now`, or did so a moment ago. In a drain they go on at the look that
+    /// was due anyway.
+    pub(super) fn is_paced(&self, tag: usize, now: u64) -> bool {
+        let sock = &self.socks[tag];
+        let limits = self.plan.limits_of(sock.upstream);
+        let late = LATE_MAX + if self.plan.rates.of(Fault::Stall) > 0 { STALL_MAX } else { 0 };
+        Pace::holds_back(limits)
+            && sock.has_unseen_bytes()
+            && sock.pace.is_early(limits, now.saturating_sub(late))
+    }
+
     /// Looks at an open connection at the start or the end of a turn at `now`, whose outbox holds `outbox` bytes and takes
     /// more unless `gone`. The limits that the service depends on are kept to the turn.
     pub fn look(&mut self, tag: usize, outbox: usize, gone: bool, now: u64) {
@@ -163,16 +180,19 @@ impl State {
         let calls_full = self.calls_are_full(sock);
         let starved = self.pool.available() == 0 && self.pool.counts().with_kernel == 0;
         let put_off = now <= self.catches_up_until;
+        let paced = self.is_paced(tag, now);
         let look = Look {
-            left_out: outbox > limits.outbox_bytes_high
+            left_out: paced
+                || outbox > limits.outbox_bytes_high
                 || starved
                 || !self.is_receiving(tag)
                 || self.is_cancelled(tag)
                 || sock.fin_asked,
             unread: sock.unread() > 0 && !self.is_receiving(tag) && !sock.may(excuse::SILENT),
             calls_full,
+            paced,
             half: (half && !sock.cut).then_some(sock.seen),
-            free: !calls_full && outbox <= limits.outbox_bytes_low && self.pool.available() > 0,
+            free: !calls_full && !paced && outbox <= limits.outbox_bytes_low && self.pool.available() > 0,
             put_off,
         };
         let handler =
@@ -182,7 +202,8 @@ impl State {
         let heard_in = if sock.waiting.is_empty() { RESET_HEARD } else { RESET_HEARD_BUSY };
         // Each slot's look comes a step behind that of its neighbour.
         let spread = self.plan.slots() as u64 * STEP;
-        let deaf = unsought && now > sock.active_at + heard_in.as_nanos() as u64 + spread + LATE_MAX;
+        let deaf =
+            unsought && !paced && now > sock.active_at + heard_in.as_nanos() as u64 + spread + LATE_MAX;
         // Nothing is limited while a send is being stopped: its end tells all there is to know.
         let stalled = look_before(limits).map_or(u64::MAX, |limit| sock.sent_at + limit.as_nanos() as u64);
         let stopping = sock.untold && now >= stalled;
