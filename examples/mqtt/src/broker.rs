@@ -31,30 +31,34 @@ pub struct Connection {
     goodbye: Cell<Goodbye>,
 }
 
-impl Service<u8> for Broker {
+impl Service for Broker {
     type Session = Connection;
     type Error = Reason;
 
-    async fn call(&self, cx: &Cx<'_, Connection>, frame: Frame<u8>) -> Read<()> {
+    async fn call(&self, cx: &Cx<'_, Connection>, packet: Frame) -> Read<()> {
         let Some(client) = cx.session().client.get() else {
-            return if *frame.head() == 0x10 {
-                self.connect(cx, &frame).await
+            return if packet[0] == 0x10 {
+                self.connect(cx, &packet).await
             } else {
                 Err(Reason::ProtocolError)
             };
         };
-        match *frame.head() {
-            0x30..=0x3F => self.publish(cx, client, &frame).await,
-            0x40 => self.acknowledged(cx, client, &frame).await,
-            0x82 | 0xA2 => self.filters(cx, client, &frame).await,
-            0xC0 => {
-                cx.write(&[0xD0, 0]);
-                Ok(())
+        let mut rest = Reader::of(&packet, client.is_five)?;
+        match packet[0] {
+            0x30..=0x3F => self.publish(cx, client, &packet).await?,
+            0x40 => {
+                let request = Request::Acknowledged(rest.packet_id()?);
+                // Without an answer: there are as many as messages.
+                let _ended = self.0.tell(client, cx.id(), request).await;
             }
-            0xE0 => self.disconnect(cx, client, &frame),
+            0x82 => self.filters(cx, client, rest, true).await?,
+            0xA2 => self.filters(cx, client, rest, false).await?,
+            0xC0 => cx.write(&[0xD0, 0]),
+            0xE0 => disconnected(cx, rest)?,
             // What belongs to QoS 2 and to authentication, a second CONNECT, packets of servers, and other flags.
-            _ => Err(Reason::ProtocolError),
+            _ => return Err(Reason::ProtocolError),
         }
+        Ok(())
     }
 
     fn malformed(&self, cx: &Cx<'_, Connection>, error: &FrameError) {
@@ -88,27 +92,32 @@ fn leave(cx: &Cx<'_, Connection>, reason: Reason) {
     cx.close();
 }
 
+/// The client says goodbye.
+fn disconnected(cx: &Cx<'_, Connection>, mut rest: Reader<'_>) -> Read<()> {
+    let code = if rest.left.is_empty() { 0 } else { rest.number(1)? };
+    let expiry =
+        if rest.left.is_empty() { None } else { rest.properties(&[0x11, 0x1F, 0x26])?.seconds(0x11) };
+    rest.end()?;
+    cx.session().goodbye.set(Goodbye { drops_will: code == 0, expiry });
+    cx.close();
+    Ok(())
+}
+
 impl Broker {
     async fn connect(&self, cx: &Cx<'_, Connection>, frame: &[u8]) -> Read<()> {
-        let mut rest = Reader { left: frame, is_five: false };
-        match (rest.text()?, rest.number(1)?) {
-            ("MQTT", 4) => {}
-            ("MQTT", 5) => rest.is_five = true,
-            ("MQTT" | "MQIsdp", _) => {
-                cx.write(&[0x20, 2, 0, 1]);
-                return Err(Reason::UnsupportedVersion);
-            }
-            _ => return Err(Reason::MalformedPacket),
-        }
-        let is_five = rest.is_five;
-        let attached = self.attach(cx, rest).await;
+        let mut rest = Reader::of(frame, false)?;
+        let (name, version) = (rest.text()?, rest.number(1)?);
+        let is_five = (name, version) == ("MQTT", 5);
+        rest.is_five = is_five;
+        let attached = match (name, version) {
+            ("MQTT", 4 | 5) => self.attach(cx, rest).await,
+            ("MQTT" | "MQIsdp", _) => Err(Reason::UnsupportedVersion),
+            _ => Err(Reason::MalformedPacket),
+        };
         match attached {
             Ok(_) => cx.session().is_welcome.set(true),
             Err(reason) if is_five => cx.write(packet(0x20, &[&[0, reason as u8, 0]])),
-            Err(Reason::IdNotValid) => cx.write(&[0x20, 2, 0, 2]),
-            Err(Reason::QuotaExceeded | Reason::ServerBusy) => cx.write(&[0x20, 2, 0, 3]),
-            Err(Reason::QosNotSupported) => cx.write(&[0x20, 2, 0, 5]),
-            Err(_) => {}
+            Err(reason) => cx.write(reason.refusal_of_three()),
         }
         attached.map(drop)
     }
@@ -135,27 +144,23 @@ impl Broker {
         node.ask(&client.id, message).await
     }
 
-    async fn publish(&self, cx: &Cx<'_, Connection>, client: &Connect, frame: &Frame<u8>) -> Read<()> {
-        let (id, publication) = Publication::read(*frame.head(), client.is_five, &frame.to_bytes())?;
-        let qos = publication.qos;
+    async fn publish(&self, cx: &Cx<'_, Connection>, client: &Connect, frame: &Frame) -> Read<()> {
+        let (id, publication) = Publication::read(client.is_five, &frame.to_bytes())?;
         self.0.publish(Publication { from: client.id.clone(), ..publication }).await?;
-        if qos > 0 {
+        if id > 0 {
             cx.write(packet(0x40, &[&id.to_be_bytes()]));
         }
         Ok(())
     }
 
-    async fn acknowledged(&self, cx: &Cx<'_, Connection>, client: &Connect, frame: &[u8]) -> Read<()> {
-        let id = Reader { left: frame, is_five: client.is_five }.packet_id()?;
-        // Without an answer: there are as many as messages.
-        let _ended = self.0.tell(client, cx.id(), Request::Acknowledged(id)).await;
-        Ok(())
-    }
-
     /// SUBSCRIBE or UNSUBSCRIBE: the home of the session says a code for each filter.
-    async fn filters(&self, cx: &Cx<'_, Connection>, client: &Connect, frame: &Frame<u8>) -> Read<()> {
-        let (is_five, subscribes) = (client.is_five, *frame.head() == 0x82);
-        let mut rest = Reader { left: frame, is_five };
+    async fn filters(
+        &self,
+        cx: &Cx<'_, Connection>,
+        client: &Connect,
+        mut rest: Reader<'_>,
+        subscribes: bool,
+    ) -> Read<()> {
         let (mut reply, mut requests) = (rest.packet_id()?.to_be_bytes().to_vec(), Vec::new());
         rest.properties(&[0x26])?;
         while !rest.left.is_empty() || requests.is_empty() {
@@ -165,27 +170,14 @@ impl Broker {
                 false => Request::Unsubscribe(filter),
             });
         }
-        reply.extend(is_five.then_some(0));
+        reply.extend(client.is_five.then_some(0));
         for request in requests {
-            let message = Message::Session(client.id.clone(), cx.id(), request);
-            let code = self.0.ask(&client.id, message).await?;
+            let code = self.0.ask(&client.id, Message::Session(client.id.clone(), cx.id(), request)).await?;
             let of_three = subscribes.then_some(code.min(0x80));
-            reply.extend(if is_five { Some(code) } else { of_three });
+            reply.extend(if client.is_five { Some(code) } else { of_three });
         }
         // SUBACK or UNSUBACK.
-        cx.write(packet(frame.head() + 0x0E, &[&reply]));
-        Ok(())
-    }
-
-    fn disconnect(&self, cx: &Cx<'_, Connection>, client: &Connect, frame: &[u8]) -> Read<()> {
-        let (mut rest, mut expiry) = (Reader { left: frame, is_five: client.is_five }, None);
-        let code = if frame.is_empty() { 0 } else { rest.number(1)? };
-        if !rest.left.is_empty() {
-            expiry = rest.properties(&[0x11, 0x1F, 0x26])?.seconds(0x11);
-        }
-        rest.end()?;
-        cx.session().goodbye.set(Goodbye { drops_will: code == 0, expiry });
-        cx.close();
+        cx.write(packet(if subscribes { 0x90 } else { 0xB0 }, &[&reply]));
         Ok(())
     }
 }
