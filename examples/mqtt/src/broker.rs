@@ -18,6 +18,10 @@ const ID_BYTES_MAX: usize = 256;
 /// Bytes of a will at most: each session may keep one.
 const WILL_BYTES_MAX: usize = 4096;
 
+/// Types of packets.
+const SUBACK: u8 = 0x90;
+const UNSUBACK: u8 = 0xB0;
+
 /// The broker on one shard.
 pub struct Broker(pub Rc<Node>);
 
@@ -31,11 +35,13 @@ pub struct Connection {
     goodbye: Cell<Goodbye>,
 }
 
+type MqttCx<'a> = Cx<'a, Connection>;
+
 impl Service for Broker {
     type Session = Connection;
     type Error = Reason;
 
-    async fn call(&self, cx: &Cx<'_, Connection>, packet: Frame) -> Read<()> {
+    async fn call(&self, cx: &MqttCx<'_>, packet: Frame) -> Read<()> {
         let Some(client) = cx.session().client.get() else {
             return if packet[0] == 0x10 {
                 self.connect(cx, &packet).await
@@ -51,8 +57,8 @@ impl Service for Broker {
                 // Without an answer: there are as many as messages.
                 let _ended = self.0.tell(client, cx.id(), request).await;
             }
-            0x82 => self.filters(cx, client, rest, true).await?,
-            0xA2 => self.filters(cx, client, rest, false).await?,
+            0x82 => self.filters(cx, client, rest, SUBACK).await?,
+            0xA2 => self.filters(cx, client, rest, UNSUBACK).await?,
             0xC0 => cx.write(&[0xD0, 0]),
             0xE0 => disconnected(cx, rest)?,
             // What belongs to QoS 2 and to authentication, a second CONNECT, packets of servers, and other flags.
@@ -61,16 +67,16 @@ impl Service for Broker {
         Ok(())
     }
 
-    fn malformed(&self, cx: &Cx<'_, Connection>, error: &FrameError) {
+    fn malformed(&self, cx: &MqttCx<'_>, error: &FrameError) {
         let is_large = matches!(error, FrameError::TooLarge { .. });
         leave(cx, if is_large { Reason::TooLarge } else { Reason::MalformedPacket });
     }
 
-    fn failed(&self, cx: &Cx<'_, Connection>, failure: &Failure<'_, Reason>) {
+    fn failed(&self, cx: &MqttCx<'_>, failure: &Failure<'_, Reason>) {
         leave(cx, if let Failure::Error(reason) = failure { **reason } else { Reason::Unspecified });
     }
 
-    fn draining(&self, cx: &Cx<'_, Connection>) {
+    fn draining(&self, cx: &MqttCx<'_>) {
         leave(cx, Reason::ShuttingDown);
     }
 
@@ -84,7 +90,7 @@ impl Service for Broker {
 }
 
 /// Closes the connection, after the code that version 5 has for the reason.
-fn leave(cx: &Cx<'_, Connection>, reason: Reason) {
+fn leave(cx: &MqttCx<'_>, reason: Reason) {
     let Connection { client, is_welcome, .. } = cx.session();
     if let Some(client) = client.get().filter(|client| is_welcome.get() && client.is_five) {
         cx.write(disconnect(reason, client.packet_max));
@@ -93,7 +99,7 @@ fn leave(cx: &Cx<'_, Connection>, reason: Reason) {
 }
 
 /// The client says goodbye.
-fn disconnected(cx: &Cx<'_, Connection>, mut rest: Reader<'_>) -> Read<()> {
+fn disconnected(cx: &MqttCx<'_>, mut rest: Reader<'_>) -> Read<()> {
     let code = if rest.left.is_empty() { 0 } else { rest.number(1)? };
     let expiry =
         if rest.left.is_empty() { None } else { rest.properties(&[0x11, 0x1F, 0x26])?.seconds(0x11) };
@@ -104,7 +110,7 @@ fn disconnected(cx: &Cx<'_, Connection>, mut rest: Reader<'_>) -> Read<()> {
 }
 
 impl Broker {
-    async fn connect(&self, cx: &Cx<'_, Connection>, frame: &[u8]) -> Read<()> {
+    async fn connect(&self, cx: &MqttCx<'_>, frame: &[u8]) -> Read<()> {
         let mut rest = Reader::of(frame, false)?;
         let (name, version) = (rest.text()?, rest.number(1)?);
         let is_five = (name, version) == ("MQTT", 5);
@@ -122,7 +128,7 @@ impl Broker {
         attached.map(drop)
     }
 
-    async fn attach(&self, cx: &Cx<'_, Connection>, rest: Reader<'_>) -> Answer {
+    async fn attach(&self, cx: &MqttCx<'_>, rest: Reader<'_>) -> Answer {
         let (node, mut connect) = (&self.0, Connect::read(rest)?);
         if connect.is_assigned && !connect.is_five && !connect.is_clean || connect.id.len() > ID_BYTES_MAX {
             return Err(Reason::IdNotValid);
@@ -144,7 +150,7 @@ impl Broker {
         node.ask(&client.id, message).await
     }
 
-    async fn publish(&self, cx: &Cx<'_, Connection>, client: &Connect, frame: &Frame) -> Read<()> {
+    async fn publish(&self, cx: &MqttCx<'_>, client: &Connect, frame: &Frame) -> Read<()> {
         let (id, publication) = Publication::read(client.is_five, &frame.to_bytes())?;
         self.0.publish(Publication { from: client.id.clone(), ..publication }).await?;
         if id > 0 {
@@ -154,14 +160,9 @@ impl Broker {
     }
 
     /// SUBSCRIBE or UNSUBSCRIBE: the home of the session says a code for each filter.
-    async fn filters(
-        &self,
-        cx: &Cx<'_, Connection>,
-        client: &Connect,
-        mut rest: Reader<'_>,
-        subscribes: bool,
-    ) -> Read<()> {
+    async fn filters(&self, cx: &MqttCx<'_>, client: &Connect, mut rest: Reader<'_>, answer: u8) -> Read<()> {
         let (mut reply, mut requests) = (rest.packet_id()?.to_be_bytes().to_vec(), Vec::new());
+        let subscribes = answer == SUBACK;
         rest.properties(&[0x26])?;
         while !rest.left.is_empty() || requests.is_empty() {
             let filter = rest.text()?.into();
@@ -176,8 +177,7 @@ impl Broker {
             let of_three = subscribes.then_some(code.min(0x80));
             reply.extend(if client.is_five { Some(code) } else { of_three });
         }
-        // SUBACK or UNSUBACK.
-        cx.write(packet(if subscribes { 0x90 } else { 0xB0 }, &[&reply]));
+        cx.write(packet(answer, &[&reply]));
         Ok(())
     }
 }
