@@ -101,6 +101,8 @@ fn main() -> Result<(), ringserve::Error> {
     let args = Args::parse();
     // Which side speaks first is for the protocol to say.
     let limits = Limits::default().first_frame_timeout(None);
+    // So that pauses are rare, each of which costs. For a peer that reads slowly as many bytes are kept.
+    let limits = limits.outbox_bytes_high(1 << 20).outbox_bytes_low(512 << 10);
     let server_limits = ServerLimits::default()
         .connect_timeout(Duration::from_secs(args.connect_timeout))
         // One for each client.

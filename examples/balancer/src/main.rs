@@ -93,6 +93,8 @@ fn server(balancer: &Arc<Balancer>) -> Result<Server<Several>, Box<dyn Error>> {
     }
     // In some protocols the server speaks first. A PROXY header says where the client connected to.
     let limits = Limits::default().first_frame_timeout(None).idle_timeout(args.idle_timeout);
+    // So that pauses are rare, each of which costs. For a peer that reads slowly as many bytes are kept.
+    let limits = limits.outbox_bytes_high(1 << 20).outbox_bytes_low(512 << 10);
     let sockets = SocketOptions::default().local_address(args.send_proxy.is_some());
     // One for each client, and for checks.
     let server_limits = ServerLimits::default().connect_timeout(args.connect_timeout).upstreams_max(1 << 20);

@@ -18,6 +18,10 @@ const ID_BYTES_MAX: usize = 256;
 /// Bytes of a will at most: each session may keep one.
 const WILL_BYTES_MAX: usize = 4096;
 
+/// Types of packets.
+const SUBACK: u8 = 0x90;
+const UNSUBACK: u8 = 0xB0;
+
 /// The broker on one shard.
 pub struct Broker(pub Rc<Node>);
 
@@ -31,42 +35,48 @@ pub struct Connection {
     goodbye: Cell<Goodbye>,
 }
 
-impl Service<u8> for Broker {
+type MqttCx<'a> = Cx<'a, Connection>;
+
+impl Service for Broker {
     type Session = Connection;
     type Error = Reason;
 
-    async fn call(&self, cx: &Cx<'_, Connection>, frame: Frame<u8>) -> Read<()> {
+    async fn call(&self, cx: &MqttCx<'_>, packet: Frame) -> Read<()> {
         let Some(client) = cx.session().client.get() else {
-            return if *frame.head() == 0x10 {
-                self.connect(cx, &frame).await
+            return if packet[0] == 0x10 {
+                self.connect(cx, &packet).await
             } else {
                 Err(Reason::ProtocolError)
             };
         };
-        match *frame.head() {
-            0x30..=0x3F => self.publish(cx, client, &frame).await,
-            0x40 => self.acknowledged(cx, client, &frame).await,
-            0x82 | 0xA2 => self.filters(cx, client, &frame).await,
-            0xC0 => {
-                cx.write(&[0xD0, 0]);
-                Ok(())
+        let mut rest = Reader::of(&packet, client.is_five)?;
+        match packet[0] {
+            0x30..=0x3F => self.publish(cx, client, &packet).await?,
+            0x40 => {
+                let request = Request::Acknowledged(rest.packet_id()?);
+                // Without an answer: there are as many as messages.
+                let _ended = self.0.tell(client, cx.id(), request).await;
             }
-            0xE0 => self.disconnect(cx, client, &frame),
+            0x82 => self.filters(cx, client, rest, SUBACK).await?,
+            0xA2 => self.filters(cx, client, rest, UNSUBACK).await?,
+            0xC0 => cx.write(&[0xD0, 0]),
+            0xE0 => disconnected(cx, rest)?,
             // What belongs to QoS 2 and to authentication, a second CONNECT, packets of servers, and other flags.
-            _ => Err(Reason::ProtocolError),
+            _ => return Err(Reason::ProtocolError),
         }
+        Ok(())
     }
 
-    fn malformed(&self, cx: &Cx<'_, Connection>, error: &FrameError) {
+    fn malformed(&self, cx: &MqttCx<'_>, error: &FrameError) {
         let is_large = matches!(error, FrameError::TooLarge { .. });
         leave(cx, if is_large { Reason::TooLarge } else { Reason::MalformedPacket });
     }
 
-    fn failed(&self, cx: &Cx<'_, Connection>, failure: &Failure<'_, Reason>) {
+    fn failed(&self, cx: &MqttCx<'_>, failure: &Failure<'_, Reason>) {
         leave(cx, if let Failure::Error(reason) = failure { **reason } else { Reason::Unspecified });
     }
 
-    fn draining(&self, cx: &Cx<'_, Connection>) {
+    fn draining(&self, cx: &MqttCx<'_>) {
         leave(cx, Reason::ShuttingDown);
     }
 
@@ -80,7 +90,7 @@ impl Service<u8> for Broker {
 }
 
 /// Closes the connection, after the code that version 5 has for the reason.
-fn leave(cx: &Cx<'_, Connection>, reason: Reason) {
+fn leave(cx: &MqttCx<'_>, reason: Reason) {
     let Connection { client, is_welcome, .. } = cx.session();
     if let Some(client) = client.get().filter(|client| is_welcome.get() && client.is_five) {
         cx.write(disconnect(reason, client.packet_max));
@@ -88,32 +98,37 @@ fn leave(cx: &Cx<'_, Connection>, reason: Reason) {
     cx.close();
 }
 
+/// The client says goodbye.
+fn disconnected(cx: &MqttCx<'_>, mut rest: Reader<'_>) -> Read<()> {
+    let code = if rest.left.is_empty() { 0 } else { rest.number(1)? };
+    let expiry =
+        if rest.left.is_empty() { None } else { rest.properties(&[0x11, 0x1F, 0x26])?.seconds(0x11) };
+    rest.end()?;
+    cx.session().goodbye.set(Goodbye { drops_will: code == 0, expiry });
+    cx.close();
+    Ok(())
+}
+
 impl Broker {
-    async fn connect(&self, cx: &Cx<'_, Connection>, frame: &[u8]) -> Read<()> {
-        let mut rest = Reader { left: frame, is_five: false };
-        match (rest.text()?, rest.number(1)?) {
-            ("MQTT", 4) => {}
-            ("MQTT", 5) => rest.is_five = true,
-            ("MQTT" | "MQIsdp", _) => {
-                cx.write(&[0x20, 2, 0, 1]);
-                return Err(Reason::UnsupportedVersion);
-            }
-            _ => return Err(Reason::MalformedPacket),
-        }
-        let is_five = rest.is_five;
-        let attached = self.attach(cx, rest).await;
+    async fn connect(&self, cx: &MqttCx<'_>, frame: &[u8]) -> Read<()> {
+        let mut rest = Reader::of(frame, false)?;
+        let (name, version) = (rest.text()?, rest.number(1)?);
+        let is_five = (name, version) == ("MQTT", 5);
+        rest.is_five = is_five;
+        let attached = match (name, version) {
+            ("MQTT", 4 | 5) => self.attach(cx, rest).await,
+            ("MQTT" | "MQIsdp", _) => Err(Reason::UnsupportedVersion),
+            _ => Err(Reason::MalformedPacket),
+        };
         match attached {
             Ok(_) => cx.session().is_welcome.set(true),
             Err(reason) if is_five => cx.write(packet(0x20, &[&[0, reason as u8, 0]])),
-            Err(Reason::IdNotValid) => cx.write(&[0x20, 2, 0, 2]),
-            Err(Reason::QuotaExceeded | Reason::ServerBusy) => cx.write(&[0x20, 2, 0, 3]),
-            Err(Reason::QosNotSupported) => cx.write(&[0x20, 2, 0, 5]),
-            Err(_) => {}
+            Err(reason) => cx.write(reason.refusal_of_three()),
         }
         attached.map(drop)
     }
 
-    async fn attach(&self, cx: &Cx<'_, Connection>, rest: Reader<'_>) -> Answer {
+    async fn attach(&self, cx: &MqttCx<'_>, rest: Reader<'_>) -> Answer {
         let (node, mut connect) = (&self.0, Connect::read(rest)?);
         if connect.is_assigned && !connect.is_five && !connect.is_clean || connect.id.len() > ID_BYTES_MAX {
             return Err(Reason::IdNotValid);
@@ -135,28 +150,19 @@ impl Broker {
         node.ask(&client.id, message).await
     }
 
-    async fn publish(&self, cx: &Cx<'_, Connection>, client: &Connect, frame: &Frame<u8>) -> Read<()> {
-        let (id, publication) = Publication::read(*frame.head(), client.is_five, &frame.to_bytes())?;
-        let qos = publication.qos;
+    async fn publish(&self, cx: &MqttCx<'_>, client: &Connect, frame: &Frame) -> Read<()> {
+        let (id, publication) = Publication::read(client.is_five, &frame.to_bytes())?;
         self.0.publish(Publication { from: client.id.clone(), ..publication }).await?;
-        if qos > 0 {
+        if id > 0 {
             cx.write(packet(0x40, &[&id.to_be_bytes()]));
         }
         Ok(())
     }
 
-    async fn acknowledged(&self, cx: &Cx<'_, Connection>, client: &Connect, frame: &[u8]) -> Read<()> {
-        let id = Reader { left: frame, is_five: client.is_five }.packet_id()?;
-        // Without an answer: there are as many as messages.
-        let _ended = self.0.tell(client, cx.id(), Request::Acknowledged(id)).await;
-        Ok(())
-    }
-
     /// SUBSCRIBE or UNSUBSCRIBE: the home of the session says a code for each filter.
-    async fn filters(&self, cx: &Cx<'_, Connection>, client: &Connect, frame: &Frame<u8>) -> Read<()> {
-        let (is_five, subscribes) = (client.is_five, *frame.head() == 0x82);
-        let mut rest = Reader { left: frame, is_five };
+    async fn filters(&self, cx: &MqttCx<'_>, client: &Connect, mut rest: Reader<'_>, answer: u8) -> Read<()> {
         let (mut reply, mut requests) = (rest.packet_id()?.to_be_bytes().to_vec(), Vec::new());
+        let subscribes = answer == SUBACK;
         rest.properties(&[0x26])?;
         while !rest.left.is_empty() || requests.is_empty() {
             let filter = rest.text()?.into();
@@ -165,27 +171,13 @@ impl Broker {
                 false => Request::Unsubscribe(filter),
             });
         }
-        reply.extend(is_five.then_some(0));
+        reply.extend(client.is_five.then_some(0));
         for request in requests {
-            let message = Message::Session(client.id.clone(), cx.id(), request);
-            let code = self.0.ask(&client.id, message).await?;
+            let code = self.0.ask(&client.id, Message::Session(client.id.clone(), cx.id(), request)).await?;
             let of_three = subscribes.then_some(code.min(0x80));
-            reply.extend(if is_five { Some(code) } else { of_three });
+            reply.extend(if client.is_five { Some(code) } else { of_three });
         }
-        // SUBACK or UNSUBACK.
-        cx.write(packet(frame.head() + 0x0E, &[&reply]));
-        Ok(())
-    }
-
-    fn disconnect(&self, cx: &Cx<'_, Connection>, client: &Connect, frame: &[u8]) -> Read<()> {
-        let (mut rest, mut expiry) = (Reader { left: frame, is_five: client.is_five }, None);
-        let code = if frame.is_empty() { 0 } else { rest.number(1)? };
-        if !rest.left.is_empty() {
-            expiry = rest.properties(&[0x11, 0x1F, 0x26])?.seconds(0x11);
-        }
-        rest.end()?;
-        cx.session().goodbye.set(Goodbye { drops_will: code == 0, expiry });
-        cx.close();
+        cx.write(packet(answer, &[&reply]));
         Ok(())
     }
 }

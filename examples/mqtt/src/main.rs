@@ -1,8 +1,12 @@
-//! A broker of MQTT 3.1.1 and 5, over all shards, on TCP and WebSocket by one service.
+//! A broker of MQTT 3.1.1 and 5, over all shards, on TCP and WebSocket, plain and by TLS, by one service.
 //!
 //!     cargo run --release -p example-mqtt -- --ws [::]:8080
 //!     mosquitto_sub -p 1883 -v -t 'rooms/+/light'
 //!     mosquitto_pub -p 1883 -t rooms/kitchen/light -m on
+//!
+//! With a certificate by TLS too, and by WebSocket over TLS:
+//!
+//!     cargo run --release -p example-mqtt -- --tls [::]:8883 --wss [::]:8443 --cert cert.pem --key key.pem
 //!
 //! Packets are frames ([`packet`]). The session of a client, with its filters and with what it did not acknowledge, is at home on
 //! the shard that the hash of the client id says, wherever the client is connected ([`sessions`]): what a client asks on its
@@ -14,8 +18,7 @@
 //!   published, retain handling.
 //! * Refused: QoS 2 (subscribed to, it is granted as QoS 1), topic aliases, ids of subscriptions, shared subscriptions, enhanced
 //!   authentication. The delay of a will is ignored.
-//! * There is no authentication: any user name and password are welcome, and by WebSocket the pages of every origin. For TLS see
-//!   the example `tls_echo`: an endpoint with `.tls(..)` is all that it takes.
+//! * There is no authentication: any user name and password are welcome, and by WebSocket the pages of every origin.
 //! * Messages for a client that reads or acknowledges too slowly, or with QoS 1 is not connected, wait up to
 //!   `--session-bytes-max`; what comes then is dropped for it, retained messages too. A retained message without room in
 //!   `--retained-bytes-max`, a packet above 256 KiB and a will above 4 KiB end the connection that sends them. Filters of a client
@@ -30,20 +33,24 @@ mod sessions;
 #[cfg(test)]
 mod tests;
 
+use std::error::Error;
 use std::io::IsTerminal;
 use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Parser;
 use ringserve::listen::{endpoints, tcp};
 use ringserve::sync::Mesh;
+use ringserve::tls::{Pem, Tls, TlsError};
 use ringserve::websocket::WebSocketOptions;
-use ringserve::{Driver, Limits, Server, Several, with_heads};
+use ringserve::{Driver, Limits, Server, Several};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::broker::Broker;
 use crate::node::{Bounds, MESSAGES_MAX, Node};
-use crate::packet::{Mqtt, PACKET_BYTES_MAX};
+use crate::packet::{PACKET_BYTES_MAX, PACKETS};
 
 /// A broker of MQTT 3.1.1 and 5.
 #[derive(Parser)]
@@ -54,6 +61,18 @@ struct Args {
     /// Address and port for WebSocket; without it there is none.
     #[arg(long, value_name = "ADDR:PORT")]
     ws: Option<SocketAddr>,
+    /// Address and port for TLS; without it there is none.
+    #[arg(long, requires = "cert", value_name = "ADDR:PORT")]
+    tls: Option<SocketAddr>,
+    /// Address and port for WebSocket over TLS; without it there is none.
+    #[arg(long, requires = "cert", value_name = "ADDR:PORT")]
+    wss: Option<SocketAddr>,
+    /// The certificate and those between it and its authority, as PEM. Read again when it changes.
+    #[arg(long, requires = "key", value_name = "FILE")]
+    cert: Option<PathBuf>,
+    /// Its private key, as PEM.
+    #[arg(long, requires = "cert", value_name = "FILE")]
+    key: Option<PathBuf>,
     /// Shards; by default one for each CPU.
     #[arg(long, value_name = "N")]
     shards: Option<usize>,
@@ -66,22 +85,27 @@ struct Args {
 
 impl Args {
     /// The broker, without what chooses the machine's part: driver and shards.
-    fn server(&self) -> Server<Several> {
-        let websocket = WebSocketOptions::new().protocols(["mqtt"]).binary_only();
-        let websocket = self.ws.map(|addr| tcp(addr).websocket_with(websocket));
-        let listeners: Vec<_> = [tcp(self.listen)].into_iter().chain(websocket).collect();
+    fn server(&self) -> Result<Server<Several>, TlsError> {
+        let options = WebSocketOptions::new().protocols(["mqtt"]).binary_only();
+        let websocket = |addr| tcp(addr).websocket_with(options.clone());
+        let mut listeners: Vec<_> = [tcp(self.listen)].into_iter().chain(self.ws.map(websocket)).collect();
+        if let (Some(cert), Some(key)) = (&self.cert, &self.key) {
+            let tls = Tls::server().certificate(Pem::file(cert)?, Pem::file(key)?);
+            let tls = tls.watch_files(Duration::from_secs(10));
+            let secured = self.tls.map(tcp).into_iter().chain(self.wss.map(websocket));
+            listeners.extend(secured.map(|endpoint| endpoint.tls(tls.clone())));
+        }
         let limits = Limits::default().frame_bytes_max(PACKET_BYTES_MAX);
+        let clients = endpoints(listeners).framing(PACKETS).limits(limits).name("mqtt");
         let (bounds, mesh) = (self.bounds.clone(), Mesh::with_capacity(MESSAGES_MAX));
-        Server::new().service(endpoints(listeners).framing(Mqtt).limits(limits).name("mqtt"), move |shard| {
-            with_heads(Broker(Node::new(shard, &mesh, &bounds)))
-        })
+        Ok(Server::new().service(clients, move |shard| Broker(Node::new(shard, &mesh, &bounds))))
     }
 }
 
-fn main() -> Result<(), ringserve::Error> {
+fn main() -> Result<(), Box<dyn Error>> {
     let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
     let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     let args = Args::parse();
-    args.server().driver(args.driver).shards(args.shards).serve()
+    Ok(args.server()?.driver(args.driver).shards(args.shards).serve()?)
 }

@@ -4,15 +4,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use ringserve::framing::{
-    Cut, Decode, EncodeError, Encoding, FrameError, Framing, LengthField, LengthPrefix, Outbox, Payload, Raw,
-    TypedFraming,
-};
+use ringserve::framing::{Decode, Framing, LengthField, LengthPrefix};
 use ringserve::time::Time;
 
 /// Bytes of a packet at most.
@@ -20,41 +16,12 @@ pub const PACKET_BYTES_MAX: usize = 256 << 10;
 /// For how long a session outlives its connection at most.
 pub const EXPIRY_MAX: Duration = Duration::from_secs(86_400);
 
-/// The length before a packet, and before properties.
-const VARINT: LengthField = LengthField::varint();
+/// The length before properties.
+const VARINT: LengthField = LengthField::varint_max(4);
 /// The length before a text.
 const TWO_BYTES: LengthPrefix = LengthPrefix::bytes(2);
-
-/// Cuts bytes into packets: a byte with type and flags, a length of one to four bytes, and as many bytes.
-#[derive(Clone)]
-pub struct Mqtt;
-
-impl TypedFraming for Mqtt {
-    type State = ();
-    /// Type, in the upper four bits, and flags.
-    type Head = u8;
-
-    fn cut(&self, _: &mut (), bytes: &[u8], _: usize) -> Result<Cut<u8>, FrameError> {
-        let [head, rest @ ..] = bytes else { return Ok(Cut::More(2)) };
-        if rest.len() > 3 && rest[..4].iter().all(|byte| byte & 0x80 != 0) {
-            return Err(FrameError::Malformed("the remaining length has more bytes than four"));
-        }
-        Ok(match VARINT.decode(rest, 0)? {
-            Decode::Frame { skip, len, consumed } => {
-                Cut::Frame { skip: 1 + skip, len, consumed: 1 + consumed, head: *head }
-            }
-            more @ Decode::More(_) => more.with_head(*head),
-        })
-    }
-
-    fn write(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
-        Raw.encode(payload, out)
-    }
-
-    fn reply_encoding(self: &Rc<Self>) -> Encoding {
-        Encoding::of(&Raw)
-    }
-}
+/// Cuts bytes into packets: a byte with type and flags, a length, and as many bytes. A frame is all of that.
+pub const PACKETS: LengthField = VARINT.offset(1);
 
 /// Why a client is refused something, by the codes of version 5.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +39,19 @@ pub enum Reason {
     TooLarge = 0x95,
     QuotaExceeded = 0x97,
     QosNotSupported = 0x9B,
+}
+
+impl Reason {
+    /// The CONNACK of 3.1.1, where it has a code for the reason.
+    pub fn refusal_of_three(self) -> &'static [u8] {
+        match self {
+            Reason::UnsupportedVersion => &[0x20, 2, 0, 1],
+            Reason::IdNotValid => &[0x20, 2, 0, 2],
+            Reason::QuotaExceeded | Reason::ServerBusy => &[0x20, 2, 0, 3],
+            Reason::QosNotSupported => &[0x20, 2, 0, 5],
+            _ => &[],
+        }
+    }
 }
 
 impl fmt::Display for Reason {
@@ -109,6 +89,12 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
+    /// Reads what is behind the length of a packet.
+    pub fn of(packet: &'a [u8], is_five: bool) -> Read<Reader<'a>> {
+        let left = Reader { left: &packet[1..], is_five }.sized(VARINT)?;
+        Ok(Reader { left, is_five })
+    }
+
     pub fn number(&mut self, bytes: usize) -> Read<u32> {
         let (number, left) = self.left.split_at_checked(bytes).ok_or(Reason::MalformedPacket)?;
         self.left = left;
@@ -223,8 +209,9 @@ pub fn is_topic(topic: &str) -> bool {
 
 impl Publication {
     /// Reads a PUBLISH, with its packet id; 0 with QoS 0.
-    pub fn read(head: u8, is_five: bool, packet: &Bytes) -> Read<(u16, Publication)> {
-        let (mut rest, qos) = (Reader { left: packet, is_five }, head >> 1 & 3);
+    pub fn read(is_five: bool, packet: &Bytes) -> Read<(u16, Publication)> {
+        let (mut rest, head) = (Reader::of(packet, is_five)?, packet[0]);
+        let qos = head >> 1 & 3;
         if qos == 3 || qos == 0 && head & DUP != 0 {
             return Err(Reason::MalformedPacket);
         }
@@ -254,15 +241,12 @@ impl Publication {
 
     /// As a PUBLISH with these flags, with an id if they say QoS 1, and with what is left of its lifetime.
     pub fn encode(&self, is_five: bool, flags: u8, id: u16, left: Option<Duration>) -> Bytes {
-        let mut properties = Vec::new();
-        if is_five {
-            let left = left.map(|left| seconds(0x02, left));
-            let all = [left.as_slice().as_flattened(), &self.properties].concat();
-            put_varint(&mut properties, all.len());
-            properties.extend(all);
-        }
         let (topic_len, id) = ((self.topic.len() as u16).to_be_bytes(), id.to_be_bytes());
         let id = if flags & QOS_1 != 0 { &id[..] } else { &[] };
+        let (left, mut properties) = (left.map(|left| seconds(0x02, left)), Vec::new());
+        if is_five {
+            put_sized(&mut properties, &[left.as_slice().as_flattened(), &self.properties]);
+        }
         packet(0x30 | flags, &[&topic_len, self.topic.as_bytes(), id, &properties, &self.payload]).into()
     }
 }
@@ -340,20 +324,21 @@ fn seconds(id: u8, time: Duration) -> [u8; 5] {
     [id, a, b, c, d]
 }
 
-fn put_varint(out: &mut Vec<u8>, mut number: usize) {
-    while number > 0x7F {
-        out.push(number as u8 | 0x80);
-        number >>= 7;
+/// Appends parts behind their length.
+fn put_sized(out: &mut Vec<u8>, parts: &[&[u8]]) {
+    let mut len: usize = parts.iter().map(|part| part.len()).sum();
+    while len > 0x7F {
+        out.push(len as u8 | 0x80);
+        len >>= 7;
     }
-    out.push(number as u8);
+    out.push(len as u8);
+    parts.iter().for_each(|part| out.extend_from_slice(part));
 }
 
 /// A packet of this type and flags, in parts.
 pub fn packet(head: u8, parts: &[&[u8]]) -> Vec<u8> {
-    let len = parts.iter().map(|part| part.len()).sum();
-    let mut out = Vec::with_capacity(5 + len);
+    let mut out = Vec::with_capacity(5 + parts.iter().map(|part| part.len()).sum::<usize>());
     out.push(head);
-    put_varint(&mut out, len);
-    parts.iter().for_each(|part| out.extend_from_slice(part));
+    put_sized(&mut out, parts);
     out
 }

@@ -170,22 +170,16 @@ impl Node {
 
     /// Has a message wait for a client, and sends it if that may be. Without room it is dropped, and so it is with QoS 0 where
     /// the client is not connected.
-    pub fn keep(
-        self: &Rc<Self>,
-        session: &Rc<Session>,
-        publication: &Arc<Publication>,
-        options: u8,
-        is_retained: bool,
-    ) {
-        let mut state = session.borrow_mut();
-        let qos = publication.qos.min(granted(options));
-        if qos == 0 && state.connection.is_none() || !self.count(&mut state, publication.bytes()) {
+    pub fn keep(self: &Rc<Self>, to: &Rc<Session>, message: &Arc<Publication>, options: u8, retain: bool) {
+        let mut state = to.borrow_mut();
+        let qos = message.qos.min(granted(options));
+        if qos == 0 && state.connection.is_none() || !self.count(&mut state, message.bytes()) {
             return;
         }
-        let flags = qos << 1 | u8::from(is_retained);
-        state.waiting.push_back(Kept { publication: publication.clone(), flags, id: 0 });
+        let flags = qos << 1 | u8::from(retain);
+        state.waiting.push_back(Kept { publication: message.clone(), flags, id: 0 });
         drop(state);
-        self.send_waiting(session);
+        self.send_waiting(to);
     }
 
     /// Sends what waits, as far as the connection has room and the client takes more before it acknowledges.

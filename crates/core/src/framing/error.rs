@@ -32,7 +32,7 @@ pub enum FrameError {
         /// The number that the framing adds to it.
         adjust: i64,
     },
-    /// A varint goes on after 10 bytes, or says 2^64 or more.
+    /// A varint goes on after the bytes that it may have, 10 by default, or says 2^64 or more.
     VarintOverflow,
     /// A varint has more bytes than its value needs. A value has one form, so that no two readers take the same bytes for
     /// different values.
@@ -94,7 +94,7 @@ impl fmt::Display for FrameError {
                 write!(f, "a length of {length}, to which {adjust} is added, is negative")
             }
             FrameError::VarintOverflow => {
-                f.write_str("a varint length has more than 10 bytes or is above 18446744073709551615")
+                f.write_str("a varint length has more bytes than it may (10 bytes, or fewer by varint_max), or is above 18446744073709551615")
             }
             FrameError::VarintOverlong { bytes, needed } => {
                 write!(f, "a varint length has {bytes} bytes where {needed} suffice")

@@ -1,6 +1,6 @@
 use alloc::rc::Rc;
 
-use super::varint::{read_varint, with_varint, write_varint};
+use super::varint::{VARINT_BYTES_MAX, read_varint, varint_bytes, with_varint, write_varint};
 use super::{ByteOrder, Decode, EncodeError, Encoding, FrameError, Framing, InPlace, LengthPrefix, Payload};
 use super::{frame_or_more, not_above_frame_bytes_max};
 use crate::outbox::Outbox;
@@ -36,6 +36,8 @@ const VARINT_ROOM: usize = 2;
 pub struct LengthField {
     /// `None` for a varint.
     width: Option<LengthPrefix>,
+    /// Bytes of a varint at most.
+    varint_bytes_max: u8,
     /// Bytes before the length; above 0 only if the header is kept.
     offset: u8,
     keep_header: bool,
@@ -80,7 +82,26 @@ impl LengthField {
     /// assert_eq!(found, Ok(Decode::More(300)));
     /// ```
     pub const fn varint() -> LengthField {
-        LengthField { width: None, offset: 0, keep_header: false, adjust: 0 }
+        LengthField::varint_max(VARINT_BYTES_MAX as u8)
+    }
+
+    /// A [`varint`](LengthField::varint) of at most `bytes` bytes, as the four of MQTT: one that goes on behind them is refused
+    /// ([`FrameError::VarintOverflow`]), and so is a reply that needs more.
+    ///
+    /// ```
+    /// use ringserve::framing::{Decode, FrameError, Framing, LengthField};
+    ///
+    /// // A packet of MQTT: type and flags, the length, and what it counts.
+    /// let packets = LengthField::varint_max(4).offset(1);
+    /// assert_eq!(packets.decode(&[0xC0, 0], 0), Ok(Decode::Frame { skip: 0, len: 2, consumed: 2 }));
+    /// assert_eq!(packets.decode(&[0x30, 0xFF, 0xFF, 0xFF, 0xFF], 0), Err(FrameError::VarintOverflow));
+    /// ```
+    ///
+    /// # Panics
+    /// If `bytes` is not 1 to 10.
+    pub const fn varint_max(bytes: u8) -> LengthField {
+        assert!(1 <= bytes && bytes as usize <= VARINT_BYTES_MAX, "a varint has 1 to 10 bytes");
+        LengthField { width: None, varint_bytes_max: bytes, offset: 0, keep_header: false, adjust: 0 }
     }
 
     /// Sets the byte order.
@@ -124,8 +145,12 @@ impl LengthField {
 
     /// The length before a payload of `bytes` bytes.
     fn length_of(self, bytes: usize) -> Result<u64, EncodeError> {
-        u64::try_from(bytes as i128 - i128::from(self.adjust))
-            .map_err(|_| EncodeError("shorter than the bytes added to each length"))
+        let length = u64::try_from(bytes as i128 - i128::from(self.adjust))
+            .map_err(|_| EncodeError("shorter than the bytes added to each length"))?;
+        if self.width.is_none() && varint_bytes(length) > self.varint_bytes_max.into() {
+            return Err(EncodeError("longer than a varint of this length can say"));
+        }
+        Ok(length)
     }
 
     /// Checks a payload that begins with its header.
@@ -147,7 +172,7 @@ impl Framing for LengthField {
         let field = &bytes[self.offset.into()..];
         let found = match self.width {
             Some(prefix) => prefix.read(field).map(|length| (length, prefix.width())),
-            None => read_varint(field)?,
+            None => read_varint(field, self.varint_bytes_max.into())?,
         };
         let Some((length, width)) = found else { return Ok(Decode::More(1)) };
         let follows = i128::from(length) + i128::from(self.adjust);

@@ -4,12 +4,13 @@ use super::FrameError;
 use crate::outbox::Outbox;
 
 /// 64 bits, 7 in each byte.
-const VARINT_BYTES_MAX: usize = 10;
+pub(super) const VARINT_BYTES_MAX: usize = 10;
 
-/// The number at the start of `bytes`, with its length in bytes. `None` if it goes on behind them.
-pub(super) fn read_varint(bytes: &[u8]) -> Result<Option<(u64, usize)>, FrameError> {
+/// The number at the start of `bytes`, with its length in bytes, of which there may be `bytes_max`. `None` if it goes on behind
+/// them.
+pub(super) fn read_varint(bytes: &[u8], bytes_max: usize) -> Result<Option<(u64, usize)>, FrameError> {
     let mut value = 0;
-    for (place, &byte) in bytes.iter().take(VARINT_BYTES_MAX).enumerate() {
+    for (place, &byte) in bytes.iter().take(bytes_max).enumerate() {
         // The last byte has room for one bit, and nothing may follow it.
         if place == VARINT_BYTES_MAX - 1 && byte > 1 {
             return Err(FrameError::VarintOverflow);
@@ -22,7 +23,7 @@ pub(super) fn read_varint(bytes: &[u8]) -> Result<Option<(u64, usize)>, FrameErr
             return Ok(Some((value, place + 1)));
         }
     }
-    Ok(None)
+    if bytes.len() < bytes_max { Ok(None) } else { Err(FrameError::VarintOverflow) }
 }
 
 /// Appends a number.
@@ -42,6 +43,6 @@ pub(super) fn with_varint(mut value: u64, write: impl FnOnce(&[u8])) {
 }
 
 /// The length of a number in its shortest form: 1 to 10 bytes.
-fn varint_bytes(value: u64) -> usize {
+pub(super) fn varint_bytes(value: u64) -> usize {
     (u64::BITS - (value | 1).leading_zeros()).div_ceil(7) as usize
 }

@@ -4,6 +4,7 @@ mod bad_input;
 mod bounds;
 mod messages;
 mod sessions;
+mod transports;
 mod wills;
 
 use std::cell::{Cell, RefCell};
@@ -27,7 +28,7 @@ fn starts(sim: &Sim, args: &[&str]) -> SimServer {
 
 fn starts_on(sim: &Sim, shards: usize, args: &[&str]) -> SimServer {
     let args = Args::parse_from([&["mqtt", "--listen", "10.0.0.1:1883"], args].concat());
-    sim.start_several(args.server().shards(shards)).unwrap()
+    sim.start_several(args.server().unwrap().shards(shards)).unwrap()
 }
 
 fn packet(kind: u8, body: &[u8]) -> Vec<u8> {

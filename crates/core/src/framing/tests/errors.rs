@@ -45,6 +45,25 @@ fn three_bytes_in_either_order() {
 }
 
 #[test]
+fn varint_goes_on_for_no_more_bytes_than_it_may() {
+    for max in 1..=10 {
+        let varint = LengthField::varint_max(max);
+        let all = &[0x80; 10][..max.into()];
+        assert_eq!(varint.decode(all, 0), Err(FrameError::VarintOverflow));
+        if max > 1 {
+            assert_eq!(varint.decode(&all[1..], 0), Ok(Decode::More(1)));
+        }
+    }
+    // Behind other bytes, and where fewer would do.
+    let packets = LengthField::varint_max(2).offset(1);
+    assert_eq!(packets.decode(&[0x80, 0xFF], 0), Ok(Decode::More(1)));
+    assert_eq!(packets.decode(&[0x80, 0xFF, 0x7F], 0), Ok(Decode::More(0x3FFF)));
+    assert_eq!(packets.decode(&[0x80, 0xFF, 0x80], 0), Err(FrameError::VarintOverflow));
+    assert_eq!(encode_to_vec(&LengthField::varint_max(1), &[7; 127]).unwrap().len(), 128);
+    assert!(encode_to_vec(&LengthField::varint_max(1), &[7; 128]).is_err(), "longer than a byte says");
+}
+
+#[test]
 fn a_varint_is_the_one_of_protocol_buffers() {
     let varint = LengthPrefix::varint();
     assert_eq!(encode_to_vec(&varint, &[7; 300]).unwrap()[..3], [0xAC, 0x02, 7], "their example");
