@@ -37,11 +37,14 @@
 //! # }
 //! ```
 //!
+//! [`KeyRates`] bound what those send that were let in, by a key that the program names.
+//!
 //! All of it is off by default, and costs nothing then. [`RefusedBy`] names what refused a connection, in
 //! [`ConnStats::refused_by`](crate::stats::ConnStats::refused_by).
 
 mod control;
 mod kernel_filter;
+mod key_rates;
 mod lists;
 mod rates;
 mod shard;
@@ -64,6 +67,7 @@ use tracing::{info, warn};
 pub(crate) use control::Journal;
 pub use control::{AdmissionChange, AdmissionControl, AdmissionSettings, TimedNetwork};
 pub(crate) use kernel_filter::KernelFilters;
+pub use key_rates::{KeyLimits, KeyRates, KeyRatesStats, RetryAfter};
 pub use lists::{IpList, IpListError};
 pub(crate) use rates::ServerRate;
 use rates::{Over, PrefixLimits, Rate};
