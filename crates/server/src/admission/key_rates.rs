@@ -195,11 +195,13 @@ impl Buckets {
         if wait > wait_max {
             return Err(Early(wait));
         }
+        // Paid when it is due: what waits for one bucket is not to fill the other one meanwhile.
+        let due = now.saturating_add(wait);
         if let Some(rate) = frame_rate {
-            *frames = rate.pay(*frames, frames_taken, now);
+            *frames = rate.pay(*frames, frames_taken, due);
         }
         if let Some(rate) = byte_rate {
-            *bytes = rate.pay(*bytes, bytes_taken, now);
+            *bytes = rate.pay(*bytes, bytes_taken, due);
         }
         Ok(wait)
     }

@@ -78,7 +78,10 @@ fn check(served: &[(u64, usize)], frames: (u32, u32), bytes: (u64, u64)) {
             let most = f64::from(frames.1) + f64::from(frames.0) * seconds + 1e-6;
             assert!((n + 1) as f64 <= most, "{} frames in {seconds} s, {most} are allowed", n + 1);
             let most = bytes.1 as f64 + bytes.0 as f64 * seconds + 1e-6;
-            assert!((sum as f64) < most, "{sum} bytes and a frame in {seconds} s, {most} are allowed");
+            assert!(
+                (sum as f64) < most,
+                "{sum} bytes and a frame in {seconds} s, {most} are allowed: {served:?}"
+            );
             sum += len;
         }
     }
