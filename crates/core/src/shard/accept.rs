@@ -451,11 +451,19 @@ impl<O: Observer> Shard<O> {
             self.give_token_back();
         }
         let Some(id) = self.admit::<()>(socket, peer, listener) else { return };
-        let Some(conn) = self.conns.get_mut(id) else { return };
-        conn.opened = Opened::LastWords;
-        self.accepting.parting += 1;
-        if let Some(outlet) = conn.outlet() {
-            outlet.write(words);
+        self.refused_with(id, by, words);
+    }
+
+    /// Closes a connection whose service was not called as [`refused`](Shard::refused), behind some last words as they are. Only if
+    /// one more [may part](Shard::may_part).
+    pub fn refused_with(&mut self, id: ConnId, by: RefusedBy, words: &[u8]) {
+        if let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.is_open() && conn.opened == Opened::No)
+        {
+            conn.opened = Opened::LastWords;
+            self.accepting.parting += 1;
+            if let Some(outlet) = conn.outlet() {
+                outlet.write(words);
+            }
         }
         self.refused(id, by);
     }

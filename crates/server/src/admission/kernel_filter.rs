@@ -359,7 +359,8 @@ impl KernelFilters {
             // Before the networks are read: what changes behind it is seen the next time.
             let changed = limiter.timed.changes();
             let is_stale = changed != *changes || stale_at.is_some_and(|at| at <= now);
-            if !is_stale && !(lists_changed && limiter.deny.is_some()) {
+            let is_new = lists_changed && limiter.deny.is_some();
+            if !is_stale && !is_new {
                 continue;
             }
             let timed = limiter.timed.list(now);
