@@ -219,7 +219,7 @@ impl Service for Asks {
     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
         match self.rates.take(&self.shard, &*frame, 2, frame.len()) {
             Ok(()) => cx.reply("done"),
-            Err(early) => cx.reply(&early.time().as_millis().to_string()),
+            Err(early) => cx.reply(early.time().as_millis().to_string()),
         }
         Ok(())
     }
