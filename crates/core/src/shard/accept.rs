@@ -464,8 +464,8 @@ impl<O: Observer> Shard<O> {
         self.refused_with(id, by, words);
     }
 
-    /// Closes a connection whose service was not called as [`refused`](Shard::refused), behind some last words as they are. Only if
-    /// one more [may part](Shard::may_part).
+    /// Closes a connection whose service was not called as [`refused`](Shard::refused), behind some last words as they are.
+    /// Only if one more [may part](Shard::may_part).
     pub fn refused_with(&mut self, id: ConnId, by: RefusedBy, words: &[u8]) {
         if let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.is_open() && conn.opened == Opened::No)
         {

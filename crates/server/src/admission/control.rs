@@ -86,9 +86,9 @@ impl AdmissionControl {
     }
 
     /// Refuses peers of these networks for a time of 1 s to 30 days, beside the deny list: they are closed at once
-    /// ([`RefusedBy::DenyList`](super::RefusedBy::DenyList)). Within a second the kernel's filter has them
-    /// too, where there is one ([`Admission::deny`](super::Admission::deny)): their `connect` hears nothing then. A network that is
-    /// denied or allowed already gets the new time. Peers of the allow list get in all the same. A list that is a [file](IpList::file) is
+    /// ([`RefusedBy::DenyList`](super::RefusedBy::DenyList)). Within a second the kernel's filter has them too, where there is
+    /// one ([`Admission::deny`](super::Admission::deny)): their `connect` hears nothing then. A network that is denied or
+    /// allowed already gets the new time. Peers of the allow list get in all the same. A list that is a [file](IpList::file) is
     /// read now, on this thread, and not again. Returns at how many listeners it holds: those that have an admission.
     ///
     /// # Errors

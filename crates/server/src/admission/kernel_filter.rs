@@ -1,5 +1,5 @@
-//! What is denied, by a list or for a time, as a filter of the kernel (classic BPF) at the listeners: a denied peer's first packet is dropped before there
-//! is a connection, without privilege.
+//! What is denied, by a list or for a time, as a filter of the kernel (classic BPF) at the listeners: a denied peer's first
+//! packet is dropped before there is a connection, without privilege.
 //!
 //! One program serves both families, since `[::]` takes both:
 //!
@@ -257,8 +257,8 @@ fn program(v4: &[Range], v6: &[Range]) -> Vec<Instruction> {
     program
 }
 
-/// Networks that are denied: those for a time, then a list's, the widest ones of each first. A network of IPv6 has the size of one
-/// of IPv4 with half of its bits.
+/// Networks that are denied: those for a time, then a list's, the widest ones of each first. A network of IPv6 has the size of
+/// one of IPv4 with half of its bits.
 struct Denied {
     networks: Vec<IpNet>,
     allowed: [Vec<Range>; 2],

@@ -120,9 +120,10 @@ impl KeyLimits {
 /// # }
 /// ```
 ///
-/// A key costs 33 to 76 bytes until its buckets are full again, whatever its own length: [`tracked_max`](KeyLimits::tracked_max)
-/// bounds them, and nothing is held before the first one. A key is known by 64 bits of a hash that each process draws: of a million
-/// keys two share their rate once in 37 million runs. A take reads the clock, and locks one of 64 parts of the table.
+/// A key costs 33 to 76 bytes until its buckets are full again, whatever its own length:
+/// [`tracked_max`](KeyLimits::tracked_max) bounds them, and nothing is held before the first one. A key is known by 64 bits of
+/// a hash that each process draws: of a million keys two share their rate once in 37 million runs. A take reads the clock, and
+/// locks one of 64 parts of the table.
 #[derive(Clone)]
 pub struct KeyRates {
     inner: Arc<Inner>,

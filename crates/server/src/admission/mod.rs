@@ -192,10 +192,10 @@ impl Admission {
     /// Refuses peers of these networks ([`RefusedBy::DenyList`]).
     ///
     /// At TCP listeners of the server's own the widest of the networks are also given to the kernel as a filter, up to 4096
-    /// instructions: about 2000 networks of IPv4. Those that are [denied for a time](AdmissionControl::deny) come first. It drops their first packets, so that a peer's `connect` hears nothing and
-    /// times out. It needs no privilege. [Adopted](crate::listen::adopt) sockets, Unix sockets and listeners behind
-    /// [proxies](crate::listen::ProxyProtocol) have no filter. See
-    /// [`without_kernel_filter`](Admission::without_kernel_filter).
+    /// instructions: about 2000 networks of IPv4. Those that are [denied for a time](AdmissionControl::deny) come first. It
+    /// drops their first packets, so that a peer's `connect` hears nothing and times out. It needs no privilege.
+    /// [Adopted](crate::listen::adopt) sockets, Unix sockets and listeners behind [proxies](crate::listen::ProxyProtocol) have
+    /// no filter. See [`without_kernel_filter`](Admission::without_kernel_filter).
     ///
     /// A list that denies a whole family (`0.0.0.0/0`) is an error, unless it says so twice.
     pub fn deny(self, list: IpList) -> Admission {
@@ -225,8 +225,8 @@ impl Admission {
         Admission { tracked_max: Some(prefixes), ..self }
     }
 
-    /// Leaves the [deny list](Admission::deny), and what is denied for a time, to the server alone: such peers are connected, and closed at once. A peer that
-    /// is filtered by the kernel waits for an answer in vain instead.
+    /// Leaves the [deny list](Admission::deny), and what is denied for a time, to the server alone: such peers are connected,
+    /// and closed at once. A peer that is filtered by the kernel waits for an answer in vain instead.
     pub fn without_kernel_filter(self) -> Admission {
         Admission { without_kernel_filter: true, ..self }
     }

@@ -9,8 +9,8 @@ use super::shard::Limiters;
 use super::{KernelFilters, Limiter};
 use crate::shard::clock::Deadline;
 
-/// How often the files are looked at, one `stat` for each, and the networks that are denied for a time: the kernel gets no more than
-/// one program in this time.
+/// How often the files are looked at, one `stat` for each, and the networks that are denied for a time: the kernel gets no more
+/// than one program in this time.
 const LOOKS_EVERY: Duration = Duration::from_secs(1);
 
 /// Gives the kernel the deny lists, and starts a thread that does so again when a list changed, or networks were denied or allowed

@@ -142,7 +142,7 @@ fn early_frames_are_answered_in_the_words_of_the_service() {
                     busy += usize::from(me.line().await?.as_deref() == Some("slower"));
                     assert_eq!(me.line().await?.as_deref(), Some("-"));
                 }
-                assert!(busy > 0, "the other one has no rate of its own");
+                assert!(busy > 0, "both have one rate");
                 Ok(())
             });
         }
