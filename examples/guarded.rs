@@ -1,4 +1,5 @@
-//! An echo of lines that limits who is let in: connections and their rate by address, the rate of all, lists of networks.
+//! An echo of lines that limits who is let in: connections and their rate by address, the rate of all, lists of networks; and how
+//! many lines an address may send.
 //!
 //!     cargo run --release --example guarded -- --per-address 2
 //!     for n in 1 2 3; do (printf 'hello\n'; sleep 2) | nc -N 127.0.0.1 7000 & done; wait
@@ -10,8 +11,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
-use ringserve::admission::{Admission, IpList, IpListError};
+use ringserve::admission::{Admission, IpList, IpListError, KeyLimits, KeyRates};
 use ringserve::framing::Lines;
+use ringserve::middleware::RateLimit;
 use ringserve::{Cx, Driver, Frame, Server, Service};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
@@ -28,6 +30,9 @@ struct Args {
     /// Connections that an address may open in a second.
     #[arg(long, default_value_t = 50, value_name = "COUNT")]
     address_rate: u32,
+    /// Lines that the connections of an address may send in a second together; further ones wait.
+    #[arg(long, default_value_t = 10_000, value_name = "COUNT")]
+    lines_per_second: u32,
     /// Connections that are taken in a second, of all addresses together; the rate rises within ten seconds.
     #[arg(long, default_value_t = 20_000, value_name = "COUNT")]
     accept_rate: u32,
@@ -64,6 +69,11 @@ impl Args {
     }
 }
 
+/// The echo, for the lines that an address may send.
+fn limited(rates: &KeyRates) -> impl Service<Session = ()> + use<> {
+    RateLimit::by_key(Echo, rates.clone(), |cx, _line| cx.peer().addr().map(|addr| addr.ip()))
+}
+
 /// What a connection hears that is refused, for its address or since the server is full.
 const BUSY: &str = "-BUSY try again\n";
 
@@ -85,7 +95,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     let args = Args::parse();
     let server = Server::bind(args.listen).driver(args.driver).shards(args.shards);
-    server.admission(args.admission()?).framing(Lines::default()).serve(|_shard| Echo)?;
+    let rates = KeyRates::new(KeyLimits::default().frames(args.lines_per_second, args.lines_per_second))?;
+    server.admission(args.admission()?).framing(Lines::default()).serve(move |_shard| limited(&rates))?;
     Ok(())
 }
 
@@ -122,6 +133,31 @@ mod tests {
                 assert_eq!(me.line().await?.as_deref(), Some("hello"));
                 Ok(())
             });
+            sim.run_until_done();
+        });
+    }
+
+    #[test]
+    fn lines_of_an_address_wait_for_its_rate_and_others_do_not() {
+        Sim::seeds(20).faults(Faults::none()).run(|sim| {
+            let rates = KeyRates::new(KeyLimits::default().frames(5, 5)).unwrap();
+            let server = Server::bind("10.0.0.1:7000").shards(2).framing(Lines::default());
+            let addr = sim.serve(server, move |_shard| limited(&rates));
+            for (name, lines, seconds) in [("hasty", 20, 3), ("modest", 5, 0)] {
+                sim.client(name, async move |net| {
+                    // Two connections have one rate.
+                    let mut both = [net.connect(addr).await?, net.connect(addr).await?];
+                    let began = net.now();
+                    for n in 0..lines {
+                        both[n % 2].send(format!("{n}\n")).await?;
+                    }
+                    for n in 0..lines {
+                        assert_eq!(both[n % 2].line().await?, Some(n.to_string()));
+                    }
+                    assert_eq!((net.now() - began).as_secs_f64().round() as u64, seconds);
+                    Ok(())
+                });
+            }
             sim.run_until_done();
         });
     }

@@ -64,8 +64,8 @@
 //!
 //! # Middleware
 //!
-//! [`middleware`] has structs that wrap a service and are services: a time limit, a bound on the calls in flight, counts. With
-//! the feature `tower` the module `tower` takes stacks of tower's layers.
+//! [`middleware`] has structs that wrap a service and are services: a time limit, a bound on the calls in flight, rates by key,
+//! counts. With the feature `tower` the module `tower` takes stacks of tower's layers.
 //!
 //! # Upstreams
 //!
@@ -122,7 +122,7 @@
 //! | module | contents |
 //! |---|---|
 //! | the root | the first program: services, the server, its handles, connections, [`Limits`], [`CloseReason`] |
-//! | [`admission`] | who is let in: limits on addresses, lists of networks, the rate of new connections |
+//! | [`admission`] | who is let in: limits on addresses, lists of networks, the rate of new connections, rates by key |
 //! | [`guide`] | pages for people who write a server: a first hour, which kind, state, waiting, ends, tests, deployment |
 //! | [`factory`] | values that the factory of a server may return |
 //! | [`framing`] | bytes to frames, and replies to bytes |

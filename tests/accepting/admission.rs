@@ -283,7 +283,7 @@ fn listener_and_service_bound_all_their_peers_together() {
 #[test]
 fn limits_are_changed_while_the_server_runs() {
     for driver in drivers() {
-        let admission = Admission::default().adjustable().accept_rate(10_000, 1000);
+        let admission = Admission::default().adjustable().accept_rate(10_000, 1000).without_kernel_filter();
         let running = greets(driver, LOOPBACK, 2, admission);
         let (addr, control) = (running.local_addrs()[0], running.control());
         let held: Vec<_> = (0..4).filter_map(|_| greeted("127.0.1.1", addr)).collect();

@@ -13,7 +13,8 @@ pub struct ConnStats {
     pub accepted: u64,
     /// Connections that were refused: [`refused_by`](ConnStats::refused_by) has the causes.
     pub refused: u64,
-    /// Connections that waited because `connections_max` was reached, or the server's rate.
+    /// Connections that waited because `connections_max` was reached, or the server's rate, or since the server refuses for its
+    /// load and had no room for last words. Each counts once.
     pub waited: u64,
     /// Connections that this shard accepted and handed to another one: its own table was full, or, at a Unix socket, it had
     /// more than the other one.

@@ -84,7 +84,7 @@ pub use transport::{Channel, Fault, Transport, Unsealed};
 pub mod internals {
     pub use crate::chunked::Chunked;
     pub use crate::outbox::OWNED_BYTES_MIN;
-    pub use crate::rate::{Gcra, SharedGcra};
+    pub use crate::rate::{Gcra, SharedGcra, UnitRate};
     pub use crate::slots::Slots;
     pub use crate::wheel::{Wheel, step_at};
 

@@ -57,6 +57,47 @@ impl Gcra {
     }
 }
 
+/// The time in which a rate gives that many units, in nanoseconds, rounded up.
+pub(crate) fn time_of(units: u64, per_second: u64) -> u64 {
+    let per_second = per_second.max(1);
+    match units.checked_mul(SECOND) {
+        Some(product) => product.div_ceil(per_second),
+        None => {
+            let time = (u128::from(units) * u128::from(SECOND)).div_ceil(per_second.into());
+            u64::try_from(time).unwrap_or(u64::MAX)
+        }
+    }
+}
+
+/// A rate of units that are taken several at a time, bytes for example. What takes more than is there may do so while there is
+/// any, and leaves a debt: over any time no more than `burst + rate × time` is there, and the last take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnitRate {
+    per_second: u64,
+    /// How far ahead a bucket may be.
+    tolerance: u64,
+}
+
+impl UnitRate {
+    /// `per_second` and `burst` are 1 at least.
+    pub fn new(per_second: u64, burst: u64) -> UnitRate {
+        debug_assert!(per_second > 0 && burst > 0);
+        UnitRate { per_second, tolerance: time_of(burst.saturating_sub(1), per_second) }
+    }
+
+    /// The time until there is a unit, in nanoseconds; 0 if there is one.
+    #[inline]
+    pub fn wait(&self, bucket: u64, now: u64) -> u64 {
+        bucket.saturating_sub(now.saturating_add(self.tolerance))
+    }
+
+    /// The bucket without these units, whether it has them or not.
+    #[inline]
+    pub fn pay(&self, bucket: u64, units: u64, now: u64) -> u64 {
+        bucket.max(now).saturating_add(time_of(units, self.per_second))
+    }
+}
+
 /// A rate that other threads may change, or switch off. For a moment a reader may see the interval of one and the burst of
 /// another.
 #[derive(Debug, Default)]
@@ -252,6 +293,26 @@ mod tests {
             let gcra = Gcra::new(per_second, 1);
             assert!(gcra.interval * u64::from(per_second) >= SECOND);
         }
+    }
+
+    #[test]
+    fn units_are_there_at_their_rate_and_a_large_take_is_paid_off() {
+        // One unit at a time is the same as a bucket of tokens.
+        let (units, tokens) = (UnitRate::new(7, 3), Gcra::new(7, 3));
+        let (mut bucket, mut taken) = (0, 0);
+        for now in (0..10 * SECOND).step_by(1_000_000) {
+            while units.wait(bucket, now) == 0 {
+                assert_eq!(tokens.take(bucket, now), Some(units.pay(bucket, 1, now)));
+                (bucket, taken) = (units.pay(bucket, 1, now), taken + 1);
+            }
+            assert_eq!(tokens.take(bucket, now), None);
+        }
+        assert_eq!(taken, 72, "3 at once, and 69 in ten seconds: the 70th is due behind them");
+        let bytes = UnitRate::new(1_000_000_000, 1_000_000_000);
+        assert_eq!(bytes.pay(0, 1, 0), 1, "a fast rate is exact");
+        let debt = bytes.pay(0, 5_000_000_000, 0);
+        assert_eq!(bytes.wait(debt, 0), 4 * SECOND + 1);
+        assert_eq!(UnitRate::new(1, 1).pay(0, u64::MAX, 7), u64::MAX);
     }
 
     #[test]

@@ -13,7 +13,7 @@
 use core::time::Duration;
 
 use crate::chunked::Chunked;
-use crate::rate::{Gcra, SECOND};
+use crate::rate::{Gcra, SECOND, time_of};
 use crate::{Limits, Time, WhenTooFast};
 
 /// The longest wait before a connection that is held back is looked at again: its debt may be an hour, and a drain, which lifts
@@ -71,9 +71,7 @@ impl Meter {
             self.frames = gcra.pay(self.frames, now);
         }
         if self.rates.bytes > 0 {
-            // A frame has 1 GiB at most: the product fits.
-            let time = (bytes as u64 * SECOND).div_ceil(self.rates.bytes);
-            self.bytes = self.bytes.max(now) + time;
+            self.bytes = self.bytes.max(now) + time_of(bytes as u64, self.rates.bytes);
         }
     }
 }

@@ -19,8 +19,7 @@ pub struct AdmissionOptions {
 enum Order {
     /// Denies networks for a time: their peers are closed at once
     Deny(Timed),
-    /// Lets peers of networks in for a time, whatever other limits say but accept_rate. What the kernel filters of the deny list
-    /// stays filtered: take such a network off the list
+    /// Lets peers of networks in for a time, whatever other limits say but accept_rate
     Allow(Timed),
     /// Forgets networks that were denied or allowed for a time
     Forget {

@@ -60,6 +60,8 @@ pub(super) struct Accepting {
     waiting: VecDeque<(u16, Socket, Option<SocketAddr>)>,
     /// Connections handed out as [`Event::Accepted`] and not answered yet.
     pending: usize,
+    /// Those of them that waited before, and are counted; some may be answered while others are pending.
+    waited: Vec<Socket>,
     retry_at: Option<Time>,
     /// The rate of the server, which all of its shards share.
     rate: Option<Arc<AcceptRate>>,
@@ -112,6 +114,7 @@ impl Accepting {
             others_have_room: false,
             waiting: VecDeque::new(),
             pending: 0,
+            waited: Vec::new(),
             retry_at: None,
             rate: None,
             held_by_rate: None,
@@ -194,10 +197,17 @@ impl Accepting {
 
     /// The services answered at `now` for a newcomer that was not postponed.
     fn answered(&mut self, now: Time) {
-        self.pending -= 1;
+        self.one_answered();
         // Those behind it are asked for in the next turn: this one may begin a handshake before, and those have a limit.
         if core::mem::take(&mut self.one_by_one) && !self.waiting.is_empty() {
             self.postponed = self.postponed.or(Some(now));
+        }
+    }
+
+    fn one_answered(&mut self) {
+        self.pending -= 1;
+        if self.pending == 0 {
+            self.waited.clear();
         }
     }
 
@@ -451,11 +461,19 @@ impl<O: Observer> Shard<O> {
             self.give_token_back();
         }
         let Some(id) = self.admit::<()>(socket, peer, listener) else { return };
-        let Some(conn) = self.conns.get_mut(id) else { return };
-        conn.opened = Opened::LastWords;
-        self.accepting.parting += 1;
-        if let Some(outlet) = conn.outlet() {
-            outlet.write(words);
+        self.refused_with(id, by, words);
+    }
+
+    /// Closes a connection whose service was not called as [`refused`](Shard::refused), behind some last words as they are.
+    /// Only if one more [may part](Shard::may_part).
+    pub fn refused_with(&mut self, id: ConnId, by: RefusedBy, words: &[u8]) {
+        if let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.is_open() && conn.opened == Opened::No)
+        {
+            conn.opened = Opened::LastWords;
+            self.accepting.parting += 1;
+            if let Some(outlet) = conn.outlet() {
+                outlet.write(words);
+            }
         }
         self.refused(id, by);
     }
@@ -466,10 +484,11 @@ impl<O: Observer> Shard<O> {
         if self.has_stopped() {
             return self.refuse(socket, listener, RefusedBy::Stopping);
         }
-        self.accepting.pending -= 1;
+        let is_counted = self.accepting.waited.contains(&socket);
+        self.accepting.one_answered();
         self.accepting.give_back();
         self.give_token_back();
-        self.counters_at(listener).waited += u64::from(self.accepting.postponed.is_none());
+        self.counters_at(listener).waited += u64::from(!is_counted);
         let place = self.accepting.put_back.min(self.accepting.waiting.len());
         self.accepting.waiting.insert(place, (listener, socket, peer));
         self.accepting.put_back = place + 1;
@@ -549,7 +568,11 @@ impl<O: Observer> Shard<O> {
             && !self.accepting.awaits_answer()
             && let Some((listener, socket, peer)) = self.accepting.waiting.pop_front()
         {
-            if self.ask(listener, socket, peer) || self.hand_off(listener, socket, peer) {
+            if self.ask(listener, socket, peer) {
+                self.accepting.waited.push(socket);
+                continue;
+            }
+            if self.hand_off(listener, socket, peer) {
                 continue;
             }
             self.accepting.waiting.push_front((listener, socket, peer));

@@ -86,8 +86,9 @@ impl AdmissionControl {
     }
 
     /// Refuses peers of these networks for a time of 1 s to 30 days, beside the deny list: they are closed at once
-    /// ([`RefusedBy::DenyList`](super::RefusedBy::DenyList)). The kernel's filter holds the list alone. A network that is denied
-    /// or allowed already gets the new time. Peers of the allow list get in all the same. A list that is a [file](IpList::file) is
+    /// ([`RefusedBy::DenyList`](super::RefusedBy::DenyList)). Within a second the kernel's filter has them too, where there is
+    /// one ([`Admission::deny`](super::Admission::deny)): their `connect` hears nothing then. A network that is denied or
+    /// allowed already gets the new time. Peers of the allow list get in all the same. A list that is a [file](IpList::file) is
     /// read now, on this thread, and not again. Returns at how many listeners it holds: those that have an admission.
     ///
     /// # Errors
@@ -101,10 +102,8 @@ impl AdmissionControl {
 
     /// Lets peers of these networks in for a time of 1 s to 30 days, as the allow list does: lists, counts, rates and
     /// the load do not refuse them. Two things are those of the list alone: they take tokens of
-    /// [`accept_rate`](super::Admission::accept_rate) as others do, and have no slots beside a full table. And what
-    /// [the kernel filters](super::Admission::deny) stays filtered: to let in a network of the deny list, take it off that list,
-    /// write it into the allow list if that is a file, or start the server with
-    /// [`without_kernel_filter`](super::Admission::without_kernel_filter). Returns at how many listeners it holds.
+    /// [`accept_rate`](super::Admission::accept_rate) as others do, and have no slots beside a full table. What
+    /// [the kernel filters](super::Admission::deny) gets in within a second. Returns at how many listeners it holds.
     ///
     /// # Errors
     /// As of [`deny`](AdmissionControl::deny), but for whole families.

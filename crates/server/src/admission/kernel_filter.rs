@@ -1,5 +1,5 @@
-//! The deny list as a filter of the kernel (classic BPF) at the listeners: a denied peer's first packet is dropped before there
-//! is a connection, without privilege.
+//! What is denied, by a list or for a time, as a filter of the kernel (classic BPF) at the listeners: a denied peer's first
+//! packet is dropped before there is a connection, without privilege.
 //!
 //! One program serves both families, since `[::]` takes both:
 //!
@@ -8,20 +8,25 @@
 //!                         └ 6 ─▶ source, word 0 ──▶ binary search ─▶ drop, keep, or go on with word 1, and so on
 //! ```
 //!
-//! A program may have 4096 instructions, so of a longer list the widest networks are taken. The rest is refused by the server.
+//! A program may have 4096 instructions, so of a longer list the widest networks are taken, behind those that are denied for a
+//! time. The rest is refused by the server. The program is made again when a list changed, or a time began or ended.
 
 use std::io;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use ipnet::IpNet;
+use ringserve_core::Time;
 use ringserve_drivers::{Listener, ListenerFilter};
 use socket2::SockFilter;
 use tracing::{info, warn};
 
-use super::Limiter;
 use super::lists::Networks;
 use super::shard::Limiters;
+use super::timed::Until;
+use super::{IpList, Limiter};
 use crate::log::guarded;
+use crate::shard::clock::Clock;
 
 /// The longest program that the kernel takes (`BPF_MAXINSNS`).
 const INSTRUCTIONS_MAX: usize = 4096;
@@ -252,26 +257,31 @@ fn program(v4: &[Range], v6: &[Range]) -> Vec<Instruction> {
     program
 }
 
-/// The networks of a deny list, the widest ones first: a network of IPv6 has the size of one of IPv4 with half of its bits.
+/// Networks that are denied: those for a time, then a list's, the widest ones of each first. A network of IPv6 has the size of
+/// one of IPv4 with half of its bits.
 struct Denied {
     networks: Vec<IpNet>,
     allowed: [Vec<Range>; 2],
 }
 
 impl Denied {
-    fn new(deny: &Networks, allow: Option<&Networks>) -> Denied {
-        let v4 = deny.v4.iter().map(IpNet::V4);
-        let mut networks: Vec<IpNet> = v4.chain(deny.v6.iter().map(IpNet::V6)).collect();
+    /// What allows a network for a time is stronger than what denies it.
+    fn new(deny: Option<&Networks>, allow: Option<&Networks>, timed: &[(IpNet, Until)]) -> Denied {
+        let timed_that = |allows: bool| {
+            timed.iter().filter(move |(_, until)| until.allows == allows).map(|(network, _)| *network)
+        };
         let width = |network: &IpNet| match network {
             IpNet::V4(network) => 2 * u32::from(network.prefix_len()),
             IpNet::V6(network) => u32::from(network.prefix_len()),
         };
+        let mut networks: Vec<IpNet> = timed_that(false).collect();
         networks.sort_by_key(width);
-        let ranges =
-            |networks: &mut dyn Iterator<Item = IpNet>| merged(networks.map(|of| range(&of)).collect());
-        let allowed = allow.map_or_else(Default::default, |allow| {
-            [ranges(&mut allow.v4.iter().map(IpNet::V4)), ranges(&mut allow.v6.iter().map(IpNet::V6))]
-        });
+        let mut listed: Vec<IpNet> = deny.into_iter().flat_map(Networks::iter).collect();
+        listed.sort_by_key(width);
+        networks.extend(listed);
+        let allowed = allow.into_iter().flat_map(Networks::iter).chain(timed_that(true));
+        let (v4, v6): (Vec<IpNet>, Vec<IpNet>) = allowed.partition(|network| matches!(network, IpNet::V4(_)));
+        let allowed = [v4, v6].map(|networks| merged(networks.iter().map(range).collect()));
         Denied { networks, allowed }
     }
 
@@ -299,39 +309,72 @@ impl Denied {
     }
 }
 
-/// The filters of all listeners that have one.
+/// The filters of all listeners that may have one.
 pub(crate) struct KernelFilters {
-    each: Vec<(Weak<Limiter>, Vec<ListenerFilter>)>,
+    each: Vec<Filtered>,
+    clock: Clock,
+}
+
+/// The listeners of a limiter.
+struct Filtered {
+    limiter: Weak<Limiter>,
+    listeners: Vec<ListenerFilter>,
+    /// How often the networks for a time were changed before the last program was made.
+    changes: u64,
+    /// When one of their times is over that the program knows of.
+    stale_at: Option<Time>,
 }
 
 impl KernelFilters {
     /// Those of the listeners of all shards, each shard's in the same order.
-    pub(crate) fn of(sockets: &[Vec<Listener>], limiters: &Limiters) -> KernelFilters {
-        let mut each: Vec<(Weak<Limiter>, Vec<ListenerFilter>)> = Vec::new();
+    pub(crate) fn of(sockets: &[Vec<Listener>], limiters: &Limiters, clock: Clock) -> KernelFilters {
+        let mut each: Vec<Filtered> = Vec::new();
         for listener in 0..sockets.first().map_or(0, Vec::len) {
-            let at = limiters.in_front_of(listener).filter(|_| limiters.filter_at(listener));
+            let at = limiters.in_front_of(listener).filter(|limiter| limiter.filters);
             let Some(limiter) = at else { continue };
             let weak = Arc::downgrade(limiter);
             let of_shards = sockets.iter().filter_map(|shard| ListenerFilter::of(&shard[listener]));
-            match each.iter_mut().find(|(of, _)| of.ptr_eq(&weak)) {
-                Some((_, filters)) => filters.extend(of_shards),
-                None => each.push((weak, of_shards.collect())),
+            match each.iter_mut().find(|of| of.limiter.ptr_eq(&weak)) {
+                Some(filtered) => filtered.listeners.extend(of_shards),
+                None => {
+                    let listeners = of_shards.collect();
+                    each.push(Filtered { limiter: weak, listeners, changes: 0, stale_at: None });
+                }
             }
         }
-        KernelFilters { each }
+        each.retain(|filtered| !filtered.listeners.is_empty());
+        KernelFilters { each, clock }
     }
 
-    /// Gives the kernel the lists as they are now.
-    pub(crate) fn set(&self) {
-        for (limiter, listeners) in &self.each {
-            if let Some(limiter) = limiter.upgrade()
-                && let Some(deny) = &limiter.deny
-                && !listeners.is_empty()
-            {
-                let allow = limiter.allow.as_ref().map(|allow| allow.networks());
-                let denied = Denied::new(&deny.networks(), allow.as_deref());
-                set(&denied, |program| listeners.iter().try_for_each(|listener| listener.set(program)));
+    /// True if there is none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.each.is_empty()
+    }
+
+    /// Gives the kernel what is denied now; where no list changed, only if a time began or ended.
+    pub(super) fn set(&mut self, lists_changed: bool) {
+        let now = self.clock.now();
+        for Filtered { limiter, listeners, changes, stale_at } in &mut self.each {
+            let Some(limiter) = limiter.upgrade() else { continue };
+            // Before the networks are read: what changes behind it is seen the next time.
+            let changed = limiter.timed.changes();
+            let is_stale = changed != *changes || stale_at.is_some_and(|at| at <= now);
+            let is_new = lists_changed && limiter.deny.is_some();
+            if !is_stale && !is_new {
+                continue;
             }
+            let timed = limiter.timed.list(now);
+            (*changes, *stale_at) = (changed, timed.iter().map(|(_, until)| until.at).min());
+            if timed.iter().any(|(_, until)| !until.allows) {
+                limiter.has_filtered.store(true, Ordering::Relaxed);
+            }
+            if !limiter.is_filtered() {
+                continue;
+            }
+            let [deny, allow] =
+                [&limiter.deny, &limiter.allow].map(|list| list.as_ref().map(IpList::networks));
+            let denied = Denied::new(deny.as_deref(), allow.as_deref(), &timed);
+            set(&denied, |program| listeners.iter().try_for_each(|listener| listener.set(program)));
         }
     }
 }

@@ -37,11 +37,14 @@
 //! # }
 //! ```
 //!
+//! [`KeyRates`] bound what those send that were let in, by a key that the program names.
+//!
 //! All of it is off by default, and costs nothing then. [`RefusedBy`] names what refused a connection, in
 //! [`ConnStats::refused_by`](crate::stats::ConnStats::refused_by).
 
 mod control;
 mod kernel_filter;
+mod key_rates;
 mod lists;
 mod rates;
 mod shard;
@@ -53,7 +56,7 @@ mod watch;
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -64,6 +67,7 @@ use tracing::{info, warn};
 pub(crate) use control::Journal;
 pub use control::{AdmissionChange, AdmissionControl, AdmissionSettings, TimedNetwork};
 pub(crate) use kernel_filter::KernelFilters;
+pub use key_rates::{KeyLimits, KeyRates, KeyRatesStats, RetryAfter};
 pub use lists::{IpList, IpListError};
 pub(crate) use rates::ServerRate;
 use rates::{Over, PrefixLimits, Rate};
@@ -188,10 +192,10 @@ impl Admission {
     /// Refuses peers of these networks ([`RefusedBy::DenyList`]).
     ///
     /// At TCP listeners of the server's own the widest of the networks are also given to the kernel as a filter, up to 4096
-    /// instructions: about 2000 networks of IPv4. It drops their first packets, so that a peer's `connect` hears nothing and
-    /// times out. It needs no privilege. [Adopted](crate::listen::adopt) sockets, Unix sockets and listeners behind
-    /// [proxies](crate::listen::ProxyProtocol) have no filter. See
-    /// [`without_kernel_filter`](Admission::without_kernel_filter).
+    /// instructions: about 2000 networks of IPv4. Those that are [denied for a time](AdmissionControl::deny) come first. It
+    /// drops their first packets, so that a peer's `connect` hears nothing and times out. It needs no privilege.
+    /// [Adopted](crate::listen::adopt) sockets, Unix sockets and listeners behind [proxies](crate::listen::ProxyProtocol) have
+    /// no filter. See [`without_kernel_filter`](Admission::without_kernel_filter).
     ///
     /// A list that denies a whole family (`0.0.0.0/0`) is an error, unless it says so twice.
     pub fn deny(self, list: IpList) -> Admission {
@@ -221,8 +225,8 @@ impl Admission {
         Admission { tracked_max: Some(prefixes), ..self }
     }
 
-    /// Leaves the [deny list](Admission::deny) to the server alone: its peers are connected, and closed at once. A peer that
-    /// is filtered by the kernel waits for an answer in vain instead.
+    /// Leaves the [deny list](Admission::deny), and what is denied for a time, to the server alone: such peers are connected,
+    /// and closed at once. A peer that is filtered by the kernel waits for an answer in vain instead.
     pub fn without_kernel_filter(self) -> Admission {
         Admission { without_kernel_filter: true, ..self }
     }
@@ -283,6 +287,12 @@ impl Admission {
             || self.deny.is_some()
             || self.allow.is_some()
             || self.shed_reply.is_some();
+        if self.without_kernel_filter && !asks {
+            return wrong(
+                "without_kernel_filter is set, and nothing else that could refuse a peer; set a deny list, or leave it out"
+                    .to_owned(),
+            );
+        }
         let limiter = asks.then(|| Limiter {
             deny: self.deny.clone(),
             allow: self.allow.clone(),
@@ -291,6 +301,7 @@ impl Admission {
             total,
             timed: Timed::default(),
             filters: !self.without_kernel_filter,
+            has_filtered: AtomicBool::new(false),
             set: Mutex::new(LimitsSet {
                 per_address: self.per_address,
                 address_rate: self.address_rate,
@@ -337,12 +348,6 @@ impl Admission {
             }
             Some(_) if !is_tracked => return wrong(nothing_to_track("tracked_max")),
             _ => {}
-        }
-        if self.without_kernel_filter && self.deny.is_none() {
-            return wrong(
-                "without_kernel_filter is set, and there is no deny list; set that, or leave it out"
-                    .to_owned(),
-            );
         }
         let limits =
             PrefixLimits { at_once: self.per_address.unwrap_or(u32::MAX), rate: rate.map(Rate::gcra) };
@@ -449,8 +454,10 @@ pub(crate) struct Limiter {
     total: Total,
     /// Networks that were denied or allowed for a time.
     timed: Timed,
-    /// The deny list is given to the kernel too.
+    /// What is denied is given to the kernel too.
     filters: bool,
+    /// The kernel was given networks that are denied for a time.
+    has_filtered: AtomicBool,
     /// The limits as they were set last.
     set: Mutex<LimitsSet>,
     /// What connections hear that are refused for their number, or for the load.
@@ -524,6 +531,11 @@ impl Limiter {
                 Err(by)
             }
         }
+    }
+
+    /// True if the kernel may drop packets for it. It stays so: its drops stay in the kernel's count.
+    fn is_filtered(&self) -> bool {
+        self.filters && (self.deny.is_some() || self.has_filtered.load(Ordering::Relaxed))
     }
 
     /// Takes a connection back that was counted.

@@ -62,9 +62,9 @@ impl Limiters {
         self.at(listener).filter(|(limited, _)| !limited.is_proxied).map(|(_, limiter)| limiter)
     }
 
-    /// True if the kernel may drop packets at a listener because of a list.
+    /// True if the kernel may drop packets at a listener because of a list, or of networks that are or were denied for a time.
     pub(crate) fn filter_at(&self, listener: usize) -> bool {
-        self.in_front_of(listener).is_some_and(|limiter| limiter.filters && limiter.deny.is_some())
+        self.in_front_of(listener).is_some_and(|limiter| limiter.is_filtered())
     }
 
     /// How many listeners there are.

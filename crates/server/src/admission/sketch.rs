@@ -4,7 +4,7 @@
 //! none lowers them below what is true, so it errs upwards only: a prefix may be refused early, and is never let in beyond its
 //! limit.
 
-use super::rates::{Over, PrefixLimits};
+use super::table::Tally;
 
 /// Four rows: that all four cells of a prefix are shared becomes seldom, and each costs a cache miss.
 const ROWS: usize = 4;
@@ -14,25 +14,25 @@ const COLUMN_BITS: u32 = 10;
 const COLUMNS: usize = 1 << COLUMN_BITS;
 
 #[derive(Clone, Copy, Default)]
-struct Cell {
+struct Cell<T> {
     /// The bucket of the rate.
     bucket: u64,
-    /// Connections.
-    count: u32,
+    /// Connections, or another bucket.
+    tally: T,
 }
 
 /// The cells of one stripe.
-pub(super) struct Sketch {
-    cells: Box<[Cell]>,
+pub(super) struct Sketch<T> {
+    cells: Box<[Cell<T>]>,
     /// Connections that are counted here.
     live: u32,
     /// The latest bucket.
     latest: u64,
 }
 
-impl Sketch {
+impl<T: Tally> Sketch<T> {
     /// `None` if the system has no memory for it.
-    pub(super) fn new() -> Option<Sketch> {
+    pub(super) fn new() -> Option<Sketch<T>> {
         let mut cells = Vec::new();
         cells.try_reserve_exact(ROWS * COLUMNS).ok()?;
         cells.resize(ROWS * COLUMNS, Cell::default());
@@ -47,44 +47,33 @@ impl Sketch {
         })
     }
 
-    /// Connections of a prefix and the bucket of its rate, or more.
-    pub(super) fn known_of(&self, hash: u64) -> (u32, u64) {
-        let cells = Sketch::places(hash).map(|place| self.cells[place]);
-        let least = |known: (u32, u64), cell: &Cell| (known.0.min(cell.count), known.1.min(cell.bucket));
-        cells.iter().fold((u32::MAX, u64::MAX), least)
+    /// The bucket of a prefix and its tally, or more.
+    pub(super) fn known_of(&self, hash: u64) -> (u64, T) {
+        let [first, rest @ ..] = Sketch::<T>::places(hash).map(|place| self.cells[place]);
+        let least =
+            |(bucket, tally): (u64, T), cell: Cell<T>| (bucket.min(cell.bucket), tally.least(cell.tally));
+        rest.into_iter().fold((first.bucket, first.tally), least)
     }
 
-    /// Counts a connection.
+    /// Changes what is known of a prefix.
     ///
     /// # Errors
-    /// If the prefix may have no more.
-    pub(super) fn charge(&mut self, hash: u64, limits: &PrefixLimits, now: u64) -> Result<(), Over> {
-        let (mut count, mut bucket) = self.known_of(hash);
-        limits.charge(&mut count, &mut bucket, 0, now)?;
-        for place in Sketch::places(hash) {
+    /// Those of `change`, after which nothing is changed.
+    pub(super) fn change<E>(
+        &mut self,
+        hash: u64,
+        change: impl FnOnce(&mut u64, &mut T) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let (mut bucket, before) = self.known_of(hash);
+        let mut after = before;
+        change(&mut bucket, &mut after)?;
+        for place in Sketch::<T>::places(hash) {
             let cell = &mut self.cells[place];
-            cell.count += 1;
+            cell.tally = cell.tally.follow(before, after);
             cell.bucket = cell.bucket.max(bucket);
         }
-        self.live += 1;
-        self.latest = self.latest.max(bucket);
+        self.latest = self.latest.max(bucket).max(after.full_at());
         Ok(())
-    }
-
-    /// Takes a connection back that was counted here.
-    pub(super) fn release(&mut self, hash: u64) {
-        debug_assert!(self.live > 0, "a connection is taken back that was not counted");
-        for place in Sketch::places(hash) {
-            let cell = &mut self.cells[place];
-            cell.count = cell.count.saturating_sub(1);
-        }
-        self.live = self.live.saturating_sub(1);
-    }
-
-    /// Every bucket is full from now on.
-    pub(super) fn forgive(&mut self) {
-        self.cells.iter_mut().for_each(|cell| cell.bucket = 0);
-        self.latest = 0;
     }
 
     /// True if it knows nothing any more.
@@ -98,12 +87,42 @@ impl Sketch {
     }
 }
 
+impl Sketch<u32> {
+    /// One more connection is counted here.
+    pub(super) fn count(&mut self) {
+        self.live += 1;
+    }
+
+    /// Takes a connection back that was counted here.
+    pub(super) fn release(&mut self, hash: u64) {
+        debug_assert!(self.live > 0, "a connection is taken back that was not counted");
+        for place in Sketch::<u32>::places(hash) {
+            let cell = &mut self.cells[place];
+            cell.tally = cell.tally.saturating_sub(1);
+        }
+        self.live = self.live.saturating_sub(1);
+    }
+
+    /// Every bucket is full from now on.
+    pub(super) fn forgive(&mut self) {
+        self.cells.iter_mut().for_each(|cell| cell.bucket = 0);
+        self.latest = 0;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use ringserve_core::internals::Gcra;
 
+    use super::super::rates::{Over, PrefixLimits};
     use super::*;
     use crate::shard::random::Random;
+
+    fn charge(sketch: &mut Sketch<u32>, hash: u64, limits: &PrefixLimits, now: u64) -> Result<(), Over> {
+        sketch.change(hash, |bucket, count| limits.charge(count, bucket, 0, now))?;
+        sketch.count();
+        Ok(())
+    }
 
     #[test]
     fn sketch_errs_upwards_only_and_forgets_what_is_taken_back() {
@@ -113,12 +132,12 @@ mod tests {
         let hashes: Vec<u64> = (0..3000).map(|_| random.next()).collect();
         for (n, hash) in hashes.iter().enumerate() {
             for _ in 0..n % 4 {
-                sketch.charge(*hash, &limits, 0).unwrap();
+                charge(&mut sketch, *hash, &limits, 0).unwrap();
             }
         }
         let mut exact = 0;
         for (n, hash) in hashes.iter().enumerate() {
-            let (count, _) = sketch.known_of(*hash);
+            let (_, count) = sketch.known_of(*hash);
             assert!(count as usize >= n % 4, "{count} of {} are known", n % 4);
             exact += usize::from(count as usize == n % 4);
         }
@@ -127,19 +146,21 @@ mod tests {
         for (n, hash) in hashes.iter().enumerate() {
             (0..n % 4).for_each(|_| sketch.release(*hash));
         }
-        assert!(sketch.is_empty(0) && sketch.cells.iter().all(|cell| cell.count == 0));
+        assert!(sketch.is_empty(0) && sketch.cells.iter().all(|cell| cell.tally == 0));
     }
 
     #[test]
     fn prefix_beside_others_keeps_its_rate() {
         let mut sketch = Sketch::new().unwrap();
         let limits = PrefixLimits { at_once: u32::MAX, rate: Some(Gcra::new(10, 5)) };
-        let charged = (0..100).filter(|_| sketch.charge(7, &limits, 1000).is_ok()).count();
+        let charged = (0..100).filter(|_| charge(&mut sketch, 7, &limits, 1000).is_ok()).count();
         assert_eq!(charged, 5);
         // Other cells in each row.
-        assert!(sketch.charge(!7, &limits, 1000).is_ok());
+        assert!(charge(&mut sketch, !7, &limits, 1000).is_ok());
         assert!(!sketch.is_empty(1000) && sketch.live() == 6);
         let later = 1000 + 100_000_000;
-        assert!(sketch.charge(7, &limits, later).is_ok() && sketch.charge(7, &limits, later).is_err());
+        assert!(
+            charge(&mut sketch, 7, &limits, later).is_ok() && charge(&mut sketch, 7, &limits, later).is_err()
+        );
     }
 }

@@ -8,8 +8,10 @@
 //!
 //! An entry goes when it knows nothing any more: no connection, and a bucket that is full again. With a rate that is found out
 //! where room is needed, so a stripe is swept then. An entry with a connection is never dropped.
+//!
+//! The same table holds the rates of [keys](super::KeyRates): an entry has a second bucket in the place of the connections.
 
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, Hash};
 use std::mem;
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -47,6 +49,8 @@ enum Kind {
     V4,
     V6,
     User,
+    /// What a program names, by its hash.
+    Key,
 }
 
 impl Prefix {
@@ -69,21 +73,74 @@ impl Prefix {
     }
 }
 
+/// What is known of a prefix beside the bucket of its rate: its connections, or one more bucket.
+pub(super) trait Tally: Copy + Default + PartialEq {
+    /// What holds for each prefix.
+    type Limits;
+
+    /// True if there may be entries that know nothing any more.
+    fn leaves_idle(limits: &Self::Limits) -> bool;
+
+    /// When a bucket is full again; 0 for what is none.
+    fn full_at(self) -> u64;
+
+    /// True if it says no more than one that is not there.
+    fn is_idle(self, now: u64) -> bool;
+
+    /// The lesser one of what two cells of a sketch know.
+    fn least(self, other: Self) -> Self;
+
+    /// What a cell of a sketch knows after that of one of its prefixes went from `before` to `after`.
+    fn follow(self, before: Self, after: Self) -> Self;
+
+    /// What an entry takes over from the sketch, and what stays there.
+    fn split(self) -> (Self, Self);
+}
+
+/// Connections.
+impl Tally for u32 {
+    type Limits = SharedLimits;
+
+    fn leaves_idle(limits: &SharedLimits) -> bool {
+        limits.has_had_rate()
+    }
+
+    fn full_at(self) -> u64 {
+        0
+    }
+
+    #[inline]
+    fn is_idle(self, _now: u64) -> bool {
+        self == 0
+    }
+
+    fn least(self, other: u32) -> u32 {
+        self.min(other)
+    }
+
+    fn follow(self, before: u32, after: u32) -> u32 {
+        self.saturating_add(after - before)
+    }
+
+    fn split(self) -> (u32, u32) {
+        (0, self)
+    }
+}
+
 /// What is known of a prefix.
-struct Entry {
+struct Entry<T> {
     bits: u64,
     /// The bucket of its rate.
     bucket: u64,
-    /// Its connections.
-    count: u32,
+    tally: T,
     kind: Kind,
-    /// The sketch may know of more of them.
+    /// The sketch may know of more connections.
     is_sketched: bool,
 }
 
-const _: () = assert!(size_of::<Entry>() <= 32);
+const _: () = assert!(size_of::<Entry<u32>>() == 24 && size_of::<Entry<u64>>() == 32);
 
-impl Entry {
+impl<T: Tally> Entry<T> {
     #[inline]
     fn is(&self, prefix: Prefix) -> bool {
         self.bits == prefix.bits && self.kind == prefix.kind
@@ -96,7 +153,7 @@ impl Entry {
     /// It knows no more than an entry that is not there.
     #[inline]
     fn is_idle(&self, now: u64) -> bool {
-        self.count == 0 && self.bucket <= now
+        self.tally.is_idle(now) && self.bucket <= now
     }
 }
 
@@ -124,24 +181,26 @@ impl Charge {
     pub(super) const NOWHERE: Charge = Charge { bits: 0, kind: Kind::V4, place: Place::Nowhere };
 }
 
+/// The system has no memory for one more.
+pub(super) struct NoMemory;
+
 /// All prefixes of a server.
-pub(crate) struct Table {
-    stripes: Box<[Stripe]>,
+pub(crate) struct Table<T: Tally = u32> {
+    stripes: Box<[Stripe<T>]>,
     hasher: SeedableRandomState,
-    limits: SharedLimits,
+    limits: T::Limits,
     /// Entries of a stripe at most.
     stripe_max: usize,
 }
 
 /// On separate lines: a lock that is taken moves no neighbour's.
 #[repr(align(128))]
-struct Stripe(Mutex<Prefixes>);
+struct Stripe<T>(Mutex<Prefixes<T>>);
 
 /// One stripe's part.
-#[derive(Default)]
-struct Prefixes {
-    entries: HashTable<Entry>,
-    sketch: Option<Box<Sketch>>,
+struct Prefixes<T> {
+    entries: HashTable<Entry<T>>,
+    sketch: Option<Box<Sketch<T>>>,
     /// Connections that entries count.
     live: u32,
     /// The last sweep of the full stripe; `None` before the first.
@@ -151,9 +210,15 @@ struct Prefixes {
 /// The hash function's constants, drawn once: with its seed they keep a peer from choosing addresses that collide.
 static SHARED_SEED: OnceLock<SharedSeed> = OnceLock::new();
 
-impl Table {
+impl<T> Default for Prefixes<T> {
+    fn default() -> Prefixes<T> {
+        Prefixes { entries: HashTable::new(), sketch: None, live: 0, swept_at: None }
+    }
+}
+
+impl<T: Tally> Table<T> {
     /// A table of `tracked_max` prefixes. A `simulated` one hashes by its seed alone.
-    pub(crate) fn new(limits: PrefixLimits, tracked_max: usize, seed: u64, simulated: bool) -> Table {
+    pub(super) fn with_limits(limits: T::Limits, tracked_max: usize, seed: u64, simulated: bool) -> Table<T> {
         let shared = match simulated {
             true => SharedSeed::global_fixed(),
             false => SHARED_SEED.get_or_init(|| SharedSeed::from_u64(Random::system_seed())),
@@ -162,9 +227,15 @@ impl Table {
         Table {
             stripes: (0..STRIPES).map(stripe).collect(),
             hasher: SeedableRandomState::with_seed(seed, shared),
-            limits: SharedLimits::new(limits),
+            limits,
             stripe_max: (tracked_max / STRIPES).max(1),
         }
+    }
+
+    /// What stands for a key: one of as many as 64 bits can tell apart.
+    #[inline]
+    pub(super) fn prefix_of_key(&self, key: &(impl Hash + ?Sized)) -> Prefix {
+        Prefix { bits: self.hasher.hash_one(key), kind: Kind::Key }
     }
 
     #[inline]
@@ -174,61 +245,84 @@ impl Table {
 
     /// The part of a hash, by bits that neither the table of a stripe nor its sketch looks at first.
     #[inline]
-    fn stripe(&self, hash: u64) -> MutexGuard<'_, Prefixes> {
+    fn stripe(&self, hash: u64) -> MutexGuard<'_, Prefixes<T>> {
         let Stripe(stripe) = &self.stripes[(hash >> 48) as usize % STRIPES];
         stripe.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a connection of a prefix that begins now.
+    pub(super) fn limits(&self) -> &T::Limits {
+        &self.limits
+    }
+
+    /// Changes what is known of a prefix: its bucket and its tally, beside which the sketch may know of more. Returns true if the
+    /// table had no room for it.
     ///
     /// # Errors
-    /// If the prefix may have no more.
-    pub(crate) fn charge(&self, prefix: Prefix, now: u64) -> Result<Charge, Over> {
+    /// Those of `change`, after which nothing is known that was not.
+    pub(super) fn change<E: From<NoMemory>>(
+        &self,
+        prefix: Prefix,
+        now: u64,
+        change: impl FnOnce(&mut u64, &mut T, T) -> Result<(), E>,
+    ) -> Result<bool, E> {
         let hash = self.hash(prefix);
-        let stripe = &mut *self.stripe(hash);
-        let place = match stripe.entries.find_mut(hash, |entry| entry.is(prefix)) {
-            Some(Entry { count, bucket, is_sketched, .. }) => {
-                let sketch = stripe.sketch.as_ref().filter(|_| *is_sketched);
-                let beside = sketch.map_or(0, |sketch| sketch.known_of(hash).0);
-                self.limits.get().charge(count, bucket, beside, now)?;
-                Place::Table
-            }
-            None => self.charge_new(stripe, hash, prefix, now)?,
+        let place = self.change_in(&mut self.stripe(hash), hash, prefix, now, change)?;
+        Ok(place == Place::Sketch)
+    }
+
+    #[inline]
+    fn change_in<E: From<NoMemory>>(
+        &self,
+        stripe: &mut Prefixes<T>,
+        hash: u64,
+        prefix: Prefix,
+        now: u64,
+        change: impl FnOnce(&mut u64, &mut T, T) -> Result<(), E>,
+    ) -> Result<Place, E> {
+        let Some(Entry { tally, bucket, is_sketched, .. }) =
+            stripe.entries.find_mut(hash, |entry| entry.is(prefix))
+        else {
+            return self.change_new(stripe, hash, prefix, now, change);
         };
-        stripe.live += u32::from(place == Place::Table);
-        Ok(Charge { bits: prefix.bits, kind: prefix.kind, place })
+        let sketch = stripe.sketch.as_ref().filter(|_| *is_sketched);
+        let beside = sketch.map_or(T::default(), |sketch| sketch.known_of(hash).1);
+        change(bucket, tally, beside)?;
+        Ok(Place::Table)
     }
 
     /// The same for a prefix that has no entry.
-    fn charge_new(&self, stripe: &mut Prefixes, hash: u64, prefix: Prefix, now: u64) -> Result<Place, Over> {
+    fn change_new<E: From<NoMemory>>(
+        &self,
+        stripe: &mut Prefixes<T>,
+        hash: u64,
+        prefix: Prefix,
+        now: u64,
+        change: impl FnOnce(&mut u64, &mut T, T) -> Result<(), E>,
+    ) -> Result<Place, E> {
         if stripe.sketch.as_ref().is_some_and(|sketch| sketch.is_empty(now)) {
             stripe.sketch = None;
         }
         if !self.has_room(stripe, now) {
-            return self.charge_sketched(stripe, hash, now);
+            let sketch = match &mut stripe.sketch {
+                Some(sketch) => sketch,
+                none => none.insert(Box::new(Sketch::new().ok_or(NoMemory)?)),
+            };
+            sketch.change(hash, |bucket, tally| change(bucket, tally, T::default()))?;
+            return Ok(Place::Sketch);
         }
         // Connections that came while there was no room are still its own.
-        let (beside, mut bucket) = stripe.sketch.as_ref().map_or((0, 0), |sketch| sketch.known_of(hash));
-        let mut count = 0;
-        self.limits.get().charge(&mut count, &mut bucket, beside, now)?;
-        let (Prefix { bits, kind }, is_sketched) = (prefix, beside > 0);
-        let rehash = |entry: &Entry| self.hash(entry.prefix());
-        stripe.entries.insert_unique(hash, Entry { bits, bucket, count, kind, is_sketched }, rehash);
+        let known = stripe.sketch.as_ref().map(|sketch| sketch.known_of(hash));
+        let (mut bucket, tally) = known.unwrap_or_default();
+        let (mut tally, beside) = tally.split();
+        change(&mut bucket, &mut tally, beside)?;
+        let (Prefix { bits, kind }, is_sketched) = (prefix, beside != T::default());
+        let rehash = |entry: &Entry<T>| self.hash(entry.prefix());
+        stripe.entries.insert_unique(hash, Entry { bits, bucket, tally, kind, is_sketched }, rehash);
         Ok(Place::Table)
     }
 
-    #[cold]
-    fn charge_sketched(&self, stripe: &mut Prefixes, hash: u64, now: u64) -> Result<Place, Over> {
-        let sketch = match &mut stripe.sketch {
-            Some(sketch) => sketch,
-            none => none.insert(Box::new(Sketch::new().ok_or(Over::Memory)?)),
-        };
-        sketch.charge(hash, &self.limits.get(), now)?;
-        Ok(Place::Sketch)
-    }
-
     /// True if one more entry has room.
-    fn has_room(&self, stripe: &mut Prefixes, now: u64) -> bool {
+    fn has_room(&self, stripe: &mut Prefixes<T>, now: u64) -> bool {
         let len = stripe.entries.len();
         if len < self.stripe_max && len < stripe.entries.capacity() {
             return true;
@@ -237,12 +331,12 @@ impl Table {
     }
 
     #[cold]
-    fn make_room(&self, stripe: &mut Prefixes, now: u64) -> bool {
-        let rehash = |entry: &Entry| self.hash(entry.prefix());
+    fn make_room(&self, stripe: &mut Prefixes<T>, now: u64) -> bool {
+        let rehash = |entry: &Entry<T>| self.hash(entry.prefix());
         let is_full = stripe.entries.len() >= self.stripe_max;
         // Without a rate no entry is idle. One that grows is swept as often as it doubles.
         let rests = stripe.swept_at.is_some_and(|at| is_full && now.saturating_sub(at) < SWEPT_EVERY);
-        if self.limits.has_had_rate() && !rests && (is_full || stripe.entries.len() >= SWEPT_FROM) {
+        if T::leaves_idle(&self.limits) && !rests && (is_full || stripe.entries.len() >= SWEPT_FROM) {
             stripe.swept_at = Some(now);
             stripe.entries.retain(|entry| !entry.is_idle(now));
             let (len, capacity) = (stripe.entries.len(), stripe.entries.capacity());
@@ -252,6 +346,53 @@ impl Table {
             }
         }
         stripe.entries.len() < self.stripe_max && stripe.entries.try_reserve(1, rehash).is_ok()
+    }
+
+    /// What it holds.
+    pub(crate) fn stats(&self) -> AdmissionStats {
+        let mut stats = AdmissionStats::default();
+        for Stripe(stripe) in &self.stripes {
+            let stripe = stripe.lock().unwrap_or_else(PoisonError::into_inner);
+            let sketched = stripe.sketch.as_ref().map_or(0, |sketch| sketch.live() as usize);
+            stats.prefixes += stripe.entries.len();
+            stats.connections += stripe.live as usize + sketched;
+            stats.sketched += sketched;
+        }
+        stats
+    }
+
+    /// Bytes that entries and sketches take.
+    #[cfg(test)]
+    pub(super) fn bytes(&self) -> usize {
+        let bytes = |Stripe(stripe): &Stripe<T>| {
+            let stripe = stripe.lock().unwrap();
+            stripe.entries.allocation_size() + stripe.sketch.as_ref().map_or(0, |_| 64 << 10)
+        };
+        self.stripes.iter().map(bytes).sum()
+    }
+}
+
+impl Table {
+    /// The same for connections.
+    pub(crate) fn new(limits: PrefixLimits, tracked_max: usize, seed: u64, simulated: bool) -> Table {
+        Table::with_limits(SharedLimits::new(limits), tracked_max, seed, simulated)
+    }
+
+    /// Counts a connection of a prefix that begins now.
+    ///
+    /// # Errors
+    /// If the prefix may have no more.
+    pub(crate) fn charge(&self, prefix: Prefix, now: u64) -> Result<Charge, Over> {
+        let hash = self.hash(prefix);
+        let stripe = &mut *self.stripe(hash);
+        let place = self.change_in(stripe, hash, prefix, now, |bucket, count, beside| {
+            self.limits.get().charge(count, bucket, beside, now)
+        })?;
+        match (place, &mut stripe.sketch) {
+            (Place::Sketch, Some(sketch)) => sketch.count(),
+            _ => stripe.live += 1,
+        }
+        Ok(Charge { bits: prefix.bits, kind: prefix.kind, place })
     }
 
     /// Takes a connection back.
@@ -270,7 +411,7 @@ impl Table {
             return;
         };
         let known = entry.get_mut();
-        known.count -= 1;
+        known.tally -= 1;
         stripe.live -= 1;
         if known.is_idle(now) {
             entry.remove();
@@ -284,39 +425,16 @@ impl Table {
             let stripe = &mut *stripe.lock().unwrap_or_else(PoisonError::into_inner);
             stripe.entries.retain(|entry| {
                 entry.bucket = 0;
-                entry.count > 0
+                entry.tally > 0
             });
             if let Some(sketch) = &mut stripe.sketch {
                 sketch.forgive();
             }
         }
     }
-
-    /// What it holds.
-    pub(crate) fn stats(&self) -> AdmissionStats {
-        let mut stats = AdmissionStats::default();
-        for Stripe(stripe) in &self.stripes {
-            let stripe = stripe.lock().unwrap_or_else(PoisonError::into_inner);
-            let sketched = stripe.sketch.as_ref().map_or(0, |sketch| sketch.live() as usize);
-            stats.prefixes += stripe.entries.len();
-            stats.connections += stripe.live as usize + sketched;
-            stats.sketched += sketched;
-        }
-        stats
-    }
-
-    /// Bytes that entries and sketches take.
-    #[cfg(test)]
-    fn bytes(&self) -> usize {
-        let bytes = |Stripe(stripe): &Stripe| {
-            let stripe = stripe.lock().unwrap();
-            stripe.entries.allocation_size() + stripe.sketch.as_ref().map_or(0, |_| 64 << 10)
-        };
-        self.stripes.iter().map(bytes).sum()
-    }
 }
 
-impl Prefixes {
+impl Prefixes<u32> {
     #[cold]
     fn release_sketched(&mut self, hash: u64, now: u64) {
         let Some(sketch) = &mut self.sketch else {

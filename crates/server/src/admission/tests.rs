@@ -68,7 +68,7 @@ fn settings_that_cannot_hold_are_refused_with_the_fix() {
             "connection_rate is 6 a second, and accept_rate is 5",
         ),
         (base().tracked_max(2000), "tracked_max is set, and neither per_address nor address_rate is"),
-        (base().without_kernel_filter(), "without_kernel_filter is set, and there is no deny list"),
+        (Admission::default().without_kernel_filter(), "without_kernel_filter is set, and nothing else"),
         (base().deny(list("10.0.0.0/8\n::/0")), "the list: ::/0 denies every peer of its family"),
         (base().deny(IpList::file("/nonexistent/deny.txt")), "/nonexistent/deny.txt: it cannot be read"),
         (base().allow(IpList::file("/nonexistent/allow.txt")), "/nonexistent/allow.txt: it cannot be read"),

@@ -2,9 +2,10 @@
 //!
 //! They lie beside the lists, of which a file may be read again at any moment. A look costs one load where none was added
 //! since the last change that left none: networks whose time is over are looked up until they are forgotten by the next change.
+//! The thread that gives the kernel its filter asks each second whether they changed.
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
@@ -66,6 +67,8 @@ impl Entries {
 pub(super) struct Timed {
     /// There may be some.
     some: AtomicBool,
+    /// How often they were changed.
+    changes: AtomicU64,
     /// Held while they are changed.
     changing: Mutex<()>,
     entries: ArcSwap<Entries>,
@@ -106,6 +109,11 @@ impl Timed {
         Change { of: self, entries, _changing: changing }
     }
 
+    /// How often they were changed.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
     /// All whose time is not over.
     pub(super) fn list(&self, now: Time) -> Vec<(IpNet, Until)> {
         self.entries.load().iter().filter(|(_, until)| until.at > now).collect()
@@ -137,6 +145,8 @@ impl Change<'_> {
     pub(super) fn keep(self) {
         self.of.some.store(self.entries.len() > 0, Ordering::Relaxed);
         self.of.entries.store(Arc::new(self.entries));
+        // Behind the entries, so that one that sees the number finds them.
+        self.of.changes.fetch_add(1, Ordering::Release);
     }
 }
 

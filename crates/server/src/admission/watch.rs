@@ -1,4 +1,4 @@
-//! Reading lists again that changed, on a thread beside the shards.
+//! Reading lists again that changed, and giving the kernel what is denied, on a thread beside the shards.
 
 use std::io;
 use std::sync::{Arc, Weak};
@@ -9,18 +9,20 @@ use super::shard::Limiters;
 use super::{KernelFilters, Limiter};
 use crate::shard::clock::Deadline;
 
-/// How often the files are looked at: one `stat` for each.
+/// How often the files are looked at, one `stat` for each, and the networks that are denied for a time: the kernel gets no more
+/// than one program in this time.
 const LOOKS_EVERY: Duration = Duration::from_secs(1);
 
-/// Gives the kernel the deny lists, and starts a thread that does so again when a list changed. It ends, a moment late, with the
-/// server; there is none if no list is a file.
+/// Gives the kernel the deny lists, and starts a thread that does so again when a list changed, or networks were denied or allowed
+/// for a time, or that is over. It ends, a moment late, with the server; there is none if no list is a file, and no listener can
+/// have a filter.
 ///
 /// # Errors
 /// If no thread can be started.
-pub(crate) fn watch(limiters: &Limiters, filters: KernelFilters) -> io::Result<()> {
-    filters.set();
-    let watched: Vec<Weak<Limiter>> =
-        limiters.each().filter(|limiter| limiter.has_files()).map(Arc::downgrade).collect();
+pub(crate) fn watch(limiters: &Limiters, mut filters: KernelFilters) -> io::Result<()> {
+    filters.set(true);
+    let is_watched = |limiter: &&Arc<Limiter>| limiter.has_files() || !filters.is_empty();
+    let watched: Vec<Weak<Limiter>> = limiters.each().filter(is_watched).map(Arc::downgrade).collect();
     if watched.is_empty() {
         return Ok(());
     }
@@ -32,9 +34,7 @@ pub(crate) fn watch(limiters: &Limiters, filters: KernelFilters) -> io::Result<(
             }
             let mut changed = false;
             alive.iter().for_each(|limiter| changed |= limiter.refresh());
-            if changed {
-                filters.set();
-            }
+            filters.set(changed);
         }
     };
     thread::Builder::new().name("ringserve-lists".into()).spawn(watch).map(drop)

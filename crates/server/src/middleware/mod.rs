@@ -203,6 +203,7 @@ pub(crate) mod calls;
 mod concurrency_limit;
 mod observe;
 pub(crate) mod permits;
+mod rate_limit;
 mod sojourn;
 mod timeout;
 
@@ -210,4 +211,5 @@ pub use adaptive_limit::{AdaptiveLimit, Gradient2};
 pub use calls::{Calls, ShardCalls};
 pub use concurrency_limit::ConcurrencyLimit;
 pub use observe::{CallEnd, CallObserver, Observe};
+pub use rate_limit::{RateLimit, RateLimitError};
 pub use timeout::{TimeLimit, TimeLimitError};

@@ -418,7 +418,9 @@ impl<S: Serves + Send + 'static> Prepared<S> {
             sockets.iter_mut().flatten().for_each(Listener::one_by_one);
         }
         let limiters = self.limiters(&checked);
-        watch(&limiters, KernelFilters::of(&sockets, &limiters)).map_err(Error::Thread)?;
+        // One for all: networks are denied until a time on it.
+        let clock = Clock::start();
+        watch(&limiters, KernelFilters::of(&sockets, &limiters, clock.clone())).map_err(Error::Thread)?;
         let on_start = self.settings.on_start.take();
         #[cfg(feature = "tls")]
         super::listen::tls::begin(self.binds())?;
@@ -439,7 +441,7 @@ impl<S: Serves + Send + 'static> Prepared<S> {
             buffers_max: checked.server_limits.receive_buffers_max(),
             limits: self.services.iter().map(|service| service.limits.clone()).collect(),
         };
-        let plan = Plan { record, ..self.plan(checked, chosen, &listening) };
+        let plan = Plan { record, clock, ..self.plan(checked, chosen, &listening) };
         let launched = plan.launch(starting, until, sockets, &cpus, OneShard::run)?;
         // Made before user code runs: if that panics, dropping it ends the server.
         let handle = ServerHandle::new(listening, launched);

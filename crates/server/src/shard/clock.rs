@@ -87,7 +87,6 @@ impl Clock {
     }
 
     /// True for the time of a simulation: what shows the system's there is not decided by the seed.
-    #[cfg(feature = "http")]
     pub(crate) fn is_simulated(&self) -> bool {
         !matches!(self, Clock::Real { .. })
     }

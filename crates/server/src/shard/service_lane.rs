@@ -459,13 +459,10 @@ where
             Ok(charge) if keep(common, &peer, id, charge) => {}
             Ok(_) => return core.abort(id, CloseReason::MemoryLimit),
             Err(by) => {
-                if let Some(words) = words_for(common, &peer, by)
-                    && takes_words(common, core)
-                    && let Some(head) = core.shared(id)
-                {
-                    head.write(&words);
-                }
-                return core.refused(id, by);
+                return match words_for(common, &peer, by) {
+                    Some(words) if takes_words(common, core) => core.refused_with(id, by, &words),
+                    _ => core.refused(id, by),
+                };
             }
         }
         match self.admits(common, &peer) {

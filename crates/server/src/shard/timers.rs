@@ -58,7 +58,6 @@ impl Timers {
         self.clock.now()
     }
 
-    #[cfg(feature = "http")]
     pub(crate) fn clock(&self) -> &Clock {
         &self.clock
     }

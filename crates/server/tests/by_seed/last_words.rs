@@ -9,6 +9,7 @@ use ringserve_server::Server;
 use ringserve_server::admission::{Admission, RefusedBy};
 use ringserve_server::framing::Lines;
 use ringserve_server::limits::ServerLimits;
+use ringserve_server::listen::ProxyProtocol;
 use ringserve_server::overload::Load;
 use ringserve_server::testing::{ClientStream, Net, Sim};
 
@@ -177,6 +178,39 @@ fn peer_that_does_not_leave_keeps_no_place_for_long() {
         assert!(served >= PARTING as u64, "{served}");
         assert_eq!(running.stats().counters.refused_by(RefusedBy::Load), refused);
         assert_eq!(running.stats().counters.refused_by(RefusedBy::ConnectionRate), 0);
+    });
+}
+
+#[test]
+fn client_behind_a_proxy_that_does_not_leave_is_gone_soon() {
+    Sim::seeds(60).run(|sim| {
+        let admission = Admission::default().per_address(1);
+        let server = server(admission).shards(1).proxy_protocol(ProxyProtocol::from(["10.128.0.0/9"]));
+        let running = sim.start(server, |_shard| Echo).expect("the server starts");
+        let counts = Counts::default();
+        for n in 0..5 {
+            let counts = counts.clone();
+            sim.client(format!("c{n}"), async move |net| {
+                let mut me = net.connect(ADDR).await?;
+                me.send("PROXY TCP4 192.0.2.1 198.51.100.7 56324 443\r\nhello\n").await?;
+                let heard = me.line().await?.expect("an answer, or the words");
+                let (served, refused) = counts.0.get();
+                let is_refused = heard.trim_end() == WORDS;
+                counts.0.set((served + u64::from(!is_refused), refused + u64::from(is_refused)));
+                // It does not close.
+                net.sleep(Duration::from_secs(20)).await;
+                drop(me);
+                Ok(())
+            });
+        }
+        counts.wait_for(sim, 5);
+        assert_eq!(counts.0.get(), (1, 4));
+        // 200 ms and what the network takes; other connections have two seconds.
+        sim.run_for(Duration::from_millis(500));
+        assert_eq!(running.stats().connections, 1);
+        sim.run_until_done();
+        sim.finish();
+        assert_eq!(running.stats().counters.refused_by(RefusedBy::AddressCount), 4);
     });
 }
 

@@ -6,6 +6,7 @@ mod codec;
 mod framed;
 mod framings;
 mod heavy;
+mod key_rates;
 mod last_words;
 mod late_calls;
 mod middleware;

@@ -239,6 +239,7 @@ fn newcomers_that_are_put_off_keep_their_order() {
     };
     put_off(&mut shard, at(1));
     shard.end();
+    assert_eq!(shard.counters(LaneId::FIRST).waited, 3);
     assert!(matches!(shard.ops()[..], [Op::AcceptStop { listener: 0 }]));
     for seconds in 2..5 {
         shard.begin(at(seconds), 0);
@@ -259,4 +260,5 @@ fn newcomers_that_are_put_off_keep_their_order() {
     shard.turn(at(5));
     assert_eq!(shard.connections(LaneId::FIRST), 3);
     assert!(shard.ops().iter().any(|op| matches!(op, Op::Accept { listener: 0 })), "accepting goes on");
+    assert_eq!(shard.counters(LaneId::FIRST).waited, 3, "each counts once, however often it was put off");
 }

@@ -42,12 +42,32 @@ fn packet(source: IpAddr) -> Vec<u8> {
 
 fn denied(deny: &str, allow: &str) -> Denied {
     let [deny, allow] = [deny, allow].map(|list| list.parse::<IpList>().unwrap().networks());
-    Denied::new(&deny, Some(&allow))
+    Denied::new(Some(&deny), Some(&allow), &[])
 }
 
 fn whole(deny: &str, allow: &str) -> Vec<Instruction> {
     let denied = denied(deny, allow);
     denied.program(denied.networks.len())
+}
+
+#[test]
+fn networks_for_a_time_come_first_and_allowed_ones_are_stronger() {
+    let [deny, allow, now, later] = ["10.0.0.0/8", "10.1.0.0/16", "192.0.2.7 10.9.0.0/16", "10.9.9.0/24"]
+        .map(|list| list.parse::<IpList>().unwrap().networks());
+    let until = |allows| Until { at: Time::from_nanos(1), allows };
+    let timed = now.iter().map(|network| (network, until(false)));
+    let timed: Vec<_> = timed.chain(later.iter().map(|network| (network, until(true)))).collect();
+    let denied = Denied::new(Some(&deny), Some(&allow), &timed);
+    let first =
+        ["10.9.0.0/16", "192.0.2.7/32", "10.0.0.0/8"].map(|network| network.parse::<IpNet>().unwrap());
+    assert_eq!(denied.networks, first, "the widest one of the list comes behind a single address");
+    let keeps = |count: usize, source: &str| keeps(&denied.program(count), &packet(source.parse().unwrap()));
+    assert!(!keeps(2, "192.0.2.7") && !keeps(2, "10.9.1.1") && keeps(2, "10.2.0.1"));
+    assert!(!keeps(3, "10.2.0.1") && keeps(3, "10.1.0.1") && keeps(3, "10.9.9.1"));
+    // No list at all.
+    let denied = Denied::new(None, None, &timed);
+    assert_eq!(denied.networks, first[..2]);
+    assert!(Denied::new(None, None, &[]).program(0).is_empty());
 }
 
 #[test]
