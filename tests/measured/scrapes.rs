@@ -101,8 +101,10 @@ fn scrape_takes_the_same_with_few_and_with_many_connections() {
     }
     println!("{} connections: {:?}; {MANY}: {:?}", 10, least[0], least[1]);
     let [few, many] = least;
-    assert!(many.bytes < few.bytes + 100 && many.allocations == few.allocations, "{least:?}");
-    assert!(many.time < 2 * few.time, "{least:?}");
+    // Numbers have more digits.
+    assert!(many.bytes < few.bytes + 300 && many.allocations == few.allocations, "{least:?}");
+    // A nanosecond for each connection would double it.
+    assert!(many.time < few.time * 3 / 2, "{least:?}");
     let after = servers.each_ref().map(turns);
     for (before, after) in before.iter().zip(after) {
         // Each of both questions is one turn, and one in which its answer is published.
@@ -111,7 +113,7 @@ fn scrape_takes_the_same_with_few_and_with_many_connections() {
     // What has to look at each connection does so in pages, and other turns come between.
     let [_, many] = &servers;
     let before = turns(many);
-    let found = many.inspect(&Query::connections().within(Duration::from_secs(60)));
+    let found = many.inspect(Query::connections().within(Duration::from_secs(60)));
     assert_eq!((found.sums.connections, found.connections.len()), (MANY, 20));
     assert!(turns(many) - before >= MANY / PAGE, "{} turns", turns(many) - before);
 }
@@ -126,7 +128,7 @@ fn a_million() {
         all.sort_by_key(|scrape| scrape.time);
         println!("{} connections: median {:?}, longest {:?}", shards * connections, all[100], all[199].time);
         let began = server.stats_now().shards.iter().map(|shard| shard.driver.turns).sum::<u64>();
-        let found = server.inspect(&Query::connections().within(Duration::from_secs(60)));
+        let found = server.inspect(Query::connections().within(Duration::from_secs(60)));
         let turns = server.stats_now().shards.iter().map(|shard| shard.driver.turns).sum::<u64>() - began;
         println!("  an inspection looked at {} in {turns} turns", found.sums.connections);
     }

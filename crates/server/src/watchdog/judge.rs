@@ -10,7 +10,8 @@ use super::stall::StallCause;
 /// What a thread runs is counted at ticks of the scheduler, of which the slowest kernels have one each 10 ms.
 const TICK: Duration = Duration::from_millis(10);
 
-/// A turn that takes this part of the threshold is followed from the look on that finds it: a thousand others are shorter.
+/// A turn that takes this part of the threshold, 2.5 ms as it comes, is followed from the look on that finds it: most turns take
+/// microseconds, and a look that asks what a thread does reads four files.
 const LATE_PART: u32 = 10;
 
 /// What a shard is at.
