@@ -35,8 +35,7 @@ fn main() {
     };
     let (over, all_turns_over) = sync_channel(0);
     let frame = vec![b'x'; 64];
-    let (connections, listener, shards, sends) = (1, 0, 1, 1);
-    let script = Script { connections, listener, shards, frame, sends, rounds: turns, stays: false, over };
+    let script = Script { connections: 1, listener: 0, shards: 1, frame, sends: 1, rounds: turns, over };
     // The looks of a watchdog go by the clock, which is far behind under callgrind; what a shard stores for it is counted.
     let server = Server::bind("127.0.0.1:0").shards(1);
     let server = if case == "watched" { server } else { server.stalls(Stalls::off()) };

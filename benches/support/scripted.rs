@@ -35,8 +35,6 @@ pub struct Script {
     /// Sends of a round, on all shards.
     pub sends: u64,
     pub rounds: u64,
-    /// The shards go on when all rounds are over, without frames: what other threads ask of them is answered.
-    pub stays: bool,
     pub over: SyncSender<()>,
 }
 
@@ -76,7 +74,6 @@ impl Drivers for Scripted {
             waker: Waker::new()?,
             wake_armed: false,
             rounds: 0,
-            is_told: false,
             submissions: Vec::new(),
             completions: VecDeque::new(),
             quiet: VecDeque::new(),
@@ -98,8 +95,6 @@ pub struct ScriptedKernel {
     wake_armed: bool,
     /// Rounds that began.
     rounds: u64,
-    /// All are over, and that was told.
-    is_told: bool,
     submissions: Vec<RawOp>,
     completions: VecDeque<RawCqe>,
     quiet: VecDeque<SentQuietly>,
@@ -152,13 +147,7 @@ impl ScriptedKernel {
             return;
         }
         if self.rounds == self.script.rounds {
-            if !self.is_told {
-                self.is_told = true;
-                let _ = self.script.over.send(());
-            }
-            if self.script.stays {
-                return;
-            }
+            let _ = self.script.over.send(());
             loop {
                 thread::park();
             }
