@@ -22,6 +22,7 @@ mod pinned_memory;
 mod pipelines;
 mod receive_memory;
 mod rpc_allocations;
+mod scrapes;
 mod silent_all;
 mod stream_allocations;
 mod system_calls;

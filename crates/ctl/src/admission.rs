@@ -1,7 +1,7 @@
 //! The limits on who is let in: as they are, and orders that change them.
 
 use clap::{Args, Subcommand};
-use ringserve_report::{Admission, AdmissionLimits, Rate};
+use ringserve_report::{Admission, AdmissionChange, AdmissionLimits, Rate};
 
 use crate::client::{Endpoint, Failure};
 use crate::text::{plain, seconds, table};
@@ -93,31 +93,46 @@ fn text_of(admission: &Admission) -> String {
         return "the server limits no peer (Server::admission)\n".to_owned();
     }
     let mut text = String::new();
-    if let Some(Rate { per_second, burst }) = admission.accept_rate {
-        text.push_str(&format!("accept_rate={per_second}/{burst} of the whole server\n"));
+    if let Some(rate) = admission.accept_rate {
+        text.push_str(&format!("{}\n", line_of_rate(rate)));
     }
     for limits in &admission.limits {
         text.push_str(&limits_of(limits));
     }
     for change in &admission.changes {
-        text.push_str(&format!("{} ago: {}\n", seconds(change.ago_seconds), plain(&change.what)));
+        text.push_str(&format!("{}\n", line_of_change(change)));
     }
     text
 }
 
-fn limits_of(limits: &AdmissionLimits) -> String {
+/// The rate of the whole server.
+pub fn line_of_rate(Rate { per_second, burst }: Rate) -> String {
+    format!("accept_rate={per_second}/{burst} of the whole server")
+}
+
+/// What was changed, and when.
+pub fn line_of_change(change: &AdmissionChange) -> String {
+    format!("{} ago: {}", seconds(change.ago_seconds), plain(&change.what))
+}
+
+/// The limits as they are set, each as an order would set it, and what counts for them.
+pub fn line_of_limits(limits: &AdmissionLimits) -> String {
     let count = |count: Option<u32>| count.map_or("off".to_owned(), |count| count.to_string());
     let rate = |rate: Option<Rate>| {
         rate.map_or("off".to_owned(), |rate| format!("{}/{}", rate.per_second, rate.burst))
     };
-    let mut text = format!(
-        "per_address={} address_rate={} connections_max={} connection_rate={}{}\n",
+    format!(
+        "per_address={} address_rate={} connections_max={} connection_rate={}{}",
         count(limits.per_address),
         rate(limits.address_rate),
         count(limits.connections_max),
         rate(limits.connection_rate),
         limits.connections.map_or(String::new(), |now| format!(", {now} connections count")),
-    );
+    )
+}
+
+fn limits_of(limits: &AdmissionLimits) -> String {
+    let mut text = line_of_limits(limits) + "\n";
     if !limits.networks.is_empty() {
         let line = |network: &ringserve_report::TimedNetwork| {
             let what = if network.allows { "allowed" } else { "denied" };
@@ -133,7 +148,7 @@ fn limits_of(limits: &AdmissionLimits) -> String {
 
 #[cfg(test)]
 mod tests {
-    use ringserve_report::{AdmissionChange, TimedNetwork};
+    use ringserve_report::TimedNetwork;
 
     use super::*;
 

@@ -7,6 +7,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Paragraph};
 use ringserve_report::{Phase, Report, Severity, ShardReport, Stage, State};
 
+use crate::admission::{line_of_change, line_of_limits, line_of_rate};
 use crate::lists::line_of;
 use crate::text::{bytes, count, percent, plain, seconds};
 
@@ -18,6 +19,9 @@ const CAUSE_MAX: usize = 4;
 
 /// Lists are this long at most.
 const LIST_MAX: usize = 10;
+
+/// Limits, and changes of them, that are shown: most servers have one of the first.
+const LIMITS_MAX: usize = 3;
 
 const DIM: Style = Style::new().fg(Color::DarkGray);
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
@@ -31,6 +35,7 @@ pub fn draw(frame: &mut Frame<'_>, report: &Report, place: &str, trouble: Option
         ("shards", shards(report, area)),
         ("last second, and how long things take", rates(report)),
         ("closes", closes(report)),
+        ("who is let in", admission(report)),
         ("largest outboxes", outboxes(report)),
         ("stalls", stalls(report)),
         ("doctor", findings(report)),
@@ -246,6 +251,22 @@ fn closes(report: &Report) -> Vec<Line<'static>> {
     };
     let texts: Vec<String> = closes.iter().take(LIST_MAX).map(text).collect();
     if texts.is_empty() { Vec::new() } else { vec![Line::raw(texts.join("   "))] }
+}
+
+/// The limits as they are now, and the last changes, the newest first. Nothing for a server that limits no peer.
+fn admission(report: &Report) -> Vec<Line<'static>> {
+    let Some(admission) = &report.admission else { return Vec::new() };
+    let mut lines: Vec<String> = admission.accept_rate.map(line_of_rate).into_iter().collect();
+    for limits in admission.limits.iter().take(LIMITS_MAX) {
+        let networks = match limits.networks_total {
+            0 => String::new(),
+            many => format!(", {many} networks denied or allowed for a time"),
+        };
+        lines.push(line_of_limits(limits) + &networks);
+    }
+    let changes = admission.changes.iter().rev().take(LIMITS_MAX);
+    lines.extend(changes.map(|change| format!("changed {}", line_of_change(change))));
+    lines.into_iter().map(Line::raw).collect()
 }
 
 fn outboxes(report: &Report) -> Vec<Line<'static>> {

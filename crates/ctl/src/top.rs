@@ -93,7 +93,10 @@ fn lines_of(buffer: &Buffer) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use ringserve_report::{Connection, Finding, Severity, ShardReport, Stage, StageName, Stall, State};
+    use ringserve_report::{
+        Admission, AdmissionChange, AdmissionLimits, Connection, Finding, Rate, Severity, ShardReport, Stage,
+        StageName, Stall, State,
+    };
 
     use super::*;
 
@@ -154,6 +157,37 @@ mod tests {
             assert!(text.contains(words), "{words:?} is in\n{text}");
         }
         assert!(text.lines().all(|line| line.chars().count() <= 120));
+    }
+
+    #[test]
+    fn limits_are_shown_with_their_last_changes() {
+        let text = text_of(&report(), "", 120, 50);
+        assert!(!text.contains("let in"), "a server that limits no peer has no line: {text}");
+        let change = |ago_seconds, what: &str| AdmissionChange { ago_seconds, what: what.into() };
+        let changes = (1..=5).map(|n| change(60.0 - f64::from(n), &format!("per_address is {n}\x1b[2J")));
+        let limits = AdmissionLimits {
+            per_address: Some(5),
+            connection_rate: Some(Rate { per_second: 200, burst: 50 }),
+            connections: Some(7),
+            networks_total: 2,
+            ..AdmissionLimits::default()
+        };
+        let admission = Admission {
+            limits: vec![limits],
+            accept_rate: Some(Rate { per_second: 20_000, burst: 5000 }),
+            changes: changes.collect(),
+        };
+        let text = text_of(&Report { admission: Some(admission), ..report() }, "", 120, 50);
+        for words in [
+            " who is let in ",
+            "accept_rate=20000/5000 of the whole server",
+            "per_address=5 address_rate=off connections_max=off connection_rate=200/50, 7 connections count, 2 networks",
+            "changed 55 s ago: per_address is 5",
+            "changed 57 s ago: per_address is 3",
+        ] {
+            assert!(text.contains(words), "{words:?} is in\n{text}");
+        }
+        assert!(!text.contains("per_address is 2") && !text.contains('\x1b'), "{text}");
     }
 
     #[test]

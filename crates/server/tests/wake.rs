@@ -239,6 +239,46 @@ fn a_look_within_a_turn_lets_the_shard_fall_asleep() {
     });
 }
 
+/// A shard that published sleeps with that mark, and any call is seen as without it; the turn behind it is told, and no other.
+#[test]
+fn shard_that_published_is_roused_and_told_in_its_next_turn() {
+    model(|| {
+        let shard = Shard::new();
+        let caller = {
+            let shard = shard.clone();
+            thread::spawn(move || shard.send(1))
+        };
+        let (mut turns, mut letters) = (0, 0);
+        shard.run(|called, brought| {
+            assert_eq!(called.has(Attention::PUBLISHED), turns == 1, "in turn {turns}");
+            turns += 1;
+            if turns == 1 {
+                shard.inbox.published();
+            }
+            letters += brought.letters.len();
+            letters == 1
+        });
+        caller.join().unwrap();
+    });
+}
+
+#[test]
+fn marks_of_the_watchdog_and_of_figures_lie_side_by_side() {
+    model(|| {
+        let inbox: ShardInbox<u32> = ShardInbox::new();
+        inbox.published();
+        assert_eq!(inbox.sleep(), Sleep::Awake);
+        assert!(inbox.fall_asleep());
+        assert!(inbox.watch(), "it sleeps");
+        assert_eq!(inbox.sleep(), Sleep::Asleep);
+        assert_eq!(inbox.call(Attention::LETTERS), Called::Asleep);
+        assert_eq!(inbox.call(Attention::LETTERS), Called::Awake, "the first caller rouses it");
+        let called = inbox.begin_turn(&mut Brought::default());
+        assert!(called.has(Attention::WATCHED) && called.has(Attention::PUBLISHED));
+        assert_eq!(inbox.begin_turn(&mut Brought::default()), Attention::NONE);
+    });
+}
+
 /// A watchdog rests while the shard sleeps: the mark hides no call, and is found by the turn that leaves the wait.
 #[test]
 fn watchdog_that_rests_is_woken_by_the_turn_that_a_call_begins() {

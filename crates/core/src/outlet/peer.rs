@@ -17,6 +17,14 @@ const V6: u64 = 2 << 48;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PeerWords(pub [u64; 3]);
 
+impl PeerWords {
+    /// True if the other two words are part of it. Without them, zeros stand there.
+    #[inline]
+    pub fn is_long(&self) -> bool {
+        self.0[0] & V6 != 0
+    }
+}
+
 impl From<Option<SocketAddr>> for PeerWords {
     fn from(peer: Option<SocketAddr>) -> PeerWords {
         let port = |peer: SocketAddr| u64::from(peer.port()) << PORT_SHIFT;

@@ -1,7 +1,7 @@
 //! What a server does when more comes than it can serve.
 //!
 //! ```text
-//!   watchdog   signals of each shard ─▶ Stages ─▶ stage, and the share of frames to shed     each 25 ms
+//!   watchdog   signals of each shard ─▶ Stages ─▶ stage, and the share of frames to shed     each 35 ms
 //!   shard      reads both once a turn; asks `Service::shed` for that share of its frames
 //! ```
 

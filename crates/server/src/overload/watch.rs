@@ -11,6 +11,7 @@ use super::{Load, Overload};
 use crate::log::guarded;
 use crate::server::control::ServerControl;
 use crate::watchdog::facts::ThreadTimes;
+use crate::watchdog::judge::State;
 use crate::watchdog::watch::Lines;
 
 /// Signals are read this often at most.
@@ -88,7 +89,7 @@ impl Loads {
         }
         self.looked = now;
         for (shard, followed) in self.shards.iter_mut().enumerate() {
-            followed.signals = followed.read(now, shard, control, &self.limits, times(shard));
+            followed.signals = followed.read(now, shard, control, &self.limits, || times(shard));
         }
         // Of all shards, and of this look: the next one may be far away.
         let connections: usize = self.shards.iter().map(|followed| followed.connections).sum();
@@ -133,28 +134,32 @@ impl Followed {
         shard: usize,
         control: &ServerControl,
         limits: &Overload,
-        times: Option<ThreadTimes>,
+        times: impl FnOnce() -> Option<ThreadTimes>,
     ) -> Signals {
         let remote = &control.remotes()[shard];
         let turns = remote.snapshot().map_or(0, |snapshot| snapshot.turn_count());
         let mut signals = Signals::default();
-        if let Some(times) = times {
-            self.keep(Sample { at: now, times, turns });
-            if let Some(over) = self.over() {
-                signals.busy = over.busy;
-                let late = over.busy >= SATURATED && over.turn > limits.turn_max;
-                let lasts = |since: &mut Option<Time>, holds: bool| match holds {
-                    true => OVER + (now - *since.get_or_insert(now)),
-                    false => {
-                        *since = None;
-                        Duration::ZERO
-                    }
-                };
-                signals.saturated = lasts(&mut self.saturated_since, over.busy >= SATURATED);
-                signals.late = lasts(&mut self.late_since, late);
-                if over.starved >= STARVED {
-                    signals.excuse = Some(Excuse::Starved);
+        if self.needs_times(now, remote.state()) {
+            match times() {
+                Some(times) => self.keep(Sample { at: now, times, turns }),
+                // The thread ended: what it did before is over.
+                None => self.samples.clear(),
+            }
+        }
+        if let Some(over) = self.over() {
+            signals.busy = over.busy;
+            let late = over.busy >= SATURATED && over.turn > limits.turn_max;
+            let lasts = |since: &mut Option<Time>, holds: bool| match holds {
+                true => OVER + (now - *since.get_or_insert(now)),
+                false => {
+                    *since = None;
+                    Duration::ZERO
                 }
+            };
+            signals.saturated = lasts(&mut self.saturated_since, over.busy >= SATURATED);
+            signals.late = lasts(&mut self.late_since, late);
+            if over.starved >= STARVED {
+                signals.excuse = Some(Excuse::Starved);
             }
         }
         if control.watch().is_stalled(shard, STALLED_FROM, now) {
@@ -173,6 +178,16 @@ impl Followed {
         (signals.queue, signals.held) = (self.queue, self.held);
         signals.paused |= self.is_paused;
         signals
+    }
+
+    /// True if the thread's times are to be read. A shard that was found in its wait is not saturated: it is enough to know now and
+    /// then how busy it is.
+    fn needs_times(&self, now: Time, state: State) -> bool {
+        let is_known = self.samples.back().is_some_and(|last| now - last.at < OVER);
+        !is_known
+            || matches!(state, State::Turn(_))
+            || self.signals.busy >= SATURATED
+            || self.stages.load() != Load::Calm
     }
 
     /// Reads what the kernel and the shard tell. True for each of two things that happened since the last time: a queue lost
@@ -262,6 +277,21 @@ mod tests {
         assert_eq!(followed.samples.len(), 5);
         followed.keep(sample(9000, 400, 100, 200));
         assert!(followed.over().is_none(), "the watchdog rested");
+    }
+
+    #[test]
+    fn times_of_a_shard_that_waits_are_read_seldom() {
+        let mut followed = Followed::default();
+        let (waits, works) = (State::Waits(at(1)), State::Turn(at(1)));
+        assert!(followed.needs_times(at(1000), waits), "nothing is known yet");
+        followed.keep(sample(1000, 0, 0, 0));
+        assert!(!followed.needs_times(at(1099), waits));
+        assert!(followed.needs_times(at(1100), waits) && followed.needs_times(at(1010), works));
+        followed.signals.busy = 0.95;
+        assert!(
+            followed.needs_times(at(1010), waits),
+            "it was saturated, and the look has to tell that it is no more"
+        );
     }
 
     #[test]

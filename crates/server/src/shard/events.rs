@@ -99,7 +99,8 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
         // First: from here on a watchdog sees that the shard does not wait any more.
         self.called = self.remote.begin_turn(&mut self.delivery);
         if self.common.shard.timers().is_due(self.common.now) {
-            self.common.fire_timers();
+            let due = self.common.fire_timers();
+            self.called.add(due);
         }
         if self.called.has(Attention::COMMAND) {
             self.apply_orders(core);

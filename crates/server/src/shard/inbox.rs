@@ -360,6 +360,11 @@ impl RemoteShard {
         self.inbox.fall_asleep()
     }
 
+    /// On the shard, within its turn: all that it did is published.
+    pub(crate) fn all_published(&self) {
+        self.inbox.published();
+    }
+
     /// Adds the tasks that were woken since the turn began to `woken`.
     ///
     /// True if any were, or were spawned.

@@ -25,11 +25,7 @@ const TIMED_ONE_IN: u32 = 64;
 /// A shard's own.
 pub(crate) struct Meter {
     pub(super) snapshot: Arc<Snapshot>,
-    /// When the turn began, or the last one.
-    began: Time,
     publish_at: Time,
-    /// The same if there was a turn since figures were published, else [`Time::NEVER`].
-    next: Time,
     #[cfg(feature = "metrics")]
     timing: Timing,
 }
@@ -46,9 +42,7 @@ impl Meter {
     pub(super) fn new(snapshot: Arc<Snapshot>) -> Meter {
         Meter {
             snapshot,
-            began: Time::ZERO,
             publish_at: Time::ZERO,
-            next: Time::NEVER,
             #[cfg(feature = "metrics")]
             timing: Timing { goes_on: false, until_timed: TIMED_ONE_IN },
         }
@@ -60,31 +54,26 @@ impl Meter {
         #[cfg(feature = "metrics")]
         if self.timing.goes_on {
             self.timing.goes_on = false;
-            self.snapshot.turns.add(nanos(self.began, now), 1);
+            self.count_turn(now, 1);
         }
-        self.began = now;
         self.snapshot.begin_turn(now);
     }
 
-    /// The turn is over. True if figures are to be published now.
+    /// The turn is over.
     #[inline]
-    pub(super) fn end_turn(&mut self) -> bool {
+    pub(super) fn end_turn(&mut self) {
         self.snapshot.end_turn();
-        let is_due = self.began >= self.publish_at;
-        self.next = if is_due { Time::NEVER } else { self.publish_at };
-        is_due
     }
 
-    /// They were.
-    pub(super) fn published(&mut self) {
-        (self.publish_at, self.next) = (self.began + PUBLISHED_EVERY, Time::NEVER);
+    /// Figures were published in the turn that began then.
+    pub(super) fn published(&mut self, now: Time) {
+        self.publish_at = now + PUBLISHED_EVERY;
     }
 
-    /// When figures have to be published though nothing happens, or [`Time::NEVER`]: a shard that slept for longer would leave out its
-    /// last ones.
-    #[inline]
-    pub(super) fn next_publication(&self) -> Time {
-        self.next
+    /// When figures are to be published again, if something happens. If nothing else does, a shard wakes for it: one that slept for
+    /// longer would leave out its last ones.
+    pub(super) fn publish_at(&self) -> Time {
+        self.publish_at
     }
 }
 
@@ -120,7 +109,14 @@ impl Meter {
     #[cold]
     fn time_turn(&mut self, clock: &Timers) {
         self.timing.until_timed = TIMED_ONE_IN;
-        self.snapshot.turns.add(nanos(self.began, clock.now()), TIMED_ONE_IN.into());
+        self.count_turn(clock.now(), TIMED_ONE_IN.into());
+    }
+
+    /// The turn was over then, and stands for `count`.
+    fn count_turn(&self, over: Time, count: u64) {
+        if let Some(began) = self.snapshot.last_turn() {
+            self.snapshot.turns.add(nanos(began, over), count);
+        }
     }
 }
 

@@ -137,6 +137,8 @@ impl<D: Driver, V> ShardLoop<D, V> {
         let limiters = parts.shard.server().limiters().clone();
         let shards = parts.shard.count();
         let meter = Meter::new(parts.shard.remote().publishes(&parts.names).clone());
+        // At the end of the first turn.
+        parts.shard.timers().set_publication(Time::ZERO);
         let lane = ShardLane {
             end: End { shard: parts.shard.clone() },
             driver: parts.driver,
@@ -209,12 +211,16 @@ impl Common {
         self.meter.snapshot.work.on(work);
     }
 
-    /// Wakes the tasks that slept until now.
+    /// Wakes the tasks that slept until now. Returns what else is due.
     #[cold]
-    pub(super) fn fire_timers(&mut self) {
+    pub(super) fn fire_timers(&mut self) -> Attention {
         self.works(StalledWork::Waker);
         if let Err(panicked) = self.shard.timers().fire(self.now) {
             self.report_panic("waker", None, &panicked);
+        }
+        match self.shard.timers().is_publication_due(self.now) {
+            true => Attention::PUBLICATION,
+            false => Attention::NONE,
         }
     }
 

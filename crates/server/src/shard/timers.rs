@@ -28,14 +28,16 @@ pub(crate) struct Timers {
 }
 
 struct Shared {
-    /// The value of [`Alarms::next`] or [`Time::NEVER`], so that a turn need not compute it.
+    /// The earlier one of [`Alarms::next`] and `publication`, or [`Time::NEVER`], so that a turn need not compute it.
     next: Cell<Time>,
+    /// When the shard's figures are to be published, or [`Time::NEVER`]: here, since a turn looks for what is due here anyway.
+    publication: Cell<Time>,
     state: RefCell<Inner>,
 }
 
 impl Shared {
     fn set_next(&self, alarms: &Alarms) {
-        self.next.set(alarms.next().unwrap_or(Time::NEVER));
+        self.next.set(alarms.next().unwrap_or(Time::NEVER).min(self.publication.get()));
     }
 }
 
@@ -49,7 +51,8 @@ struct Inner {
 impl Timers {
     pub(crate) fn new(clock: Clock) -> Timers {
         let state = RefCell::new(Inner { alarms: Alarms::new(), fired: Vec::new(), on_sleep: None });
-        Timers { inner: Rc::new(Shared { next: Cell::new(Time::NEVER), state }), clock }
+        let (next, publication) = (Cell::new(Time::NEVER), Cell::new(Time::NEVER));
+        Timers { inner: Rc::new(Shared { next, publication, state }), clock }
     }
 
     /// Reads the time on the shard's clock.
@@ -68,16 +71,27 @@ impl Timers {
         self.inner.state.borrow_mut().on_sleep = Some(waker);
     }
 
-    /// The time before which no task is to be woken.
+    /// The time before which no task is to be woken, and no figures are to be published.
     #[inline]
     pub(crate) fn next(&self) -> Time {
         self.inner.next.get()
     }
 
-    /// True if a task may have slept until `now`.
+    /// True if a task may have slept until `now`, or figures are to be published.
     #[inline]
     pub(crate) fn is_due(&self, now: Time) -> bool {
         self.next() <= now
+    }
+
+    /// Figures are to be published at `time`; never by [`Time::NEVER`].
+    pub(crate) fn set_publication(&self, time: Time) {
+        self.inner.publication.set(time);
+        self.inner.set_next(&self.inner.state.borrow().alarms);
+    }
+
+    /// True if that time has come.
+    pub(crate) fn is_publication_due(&self, now: Time) -> bool {
+        self.inner.publication.get() <= now
     }
 
     /// Wakes the tasks that slept until `now`.

@@ -133,8 +133,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     #[inline]
     pub(super) fn wait(&mut self) -> Wait {
         let ShardLoop { core, lane } = self;
-        let mut next = core.next_turn_or_never().min(lane.common.meter.next_publication());
-        next = next.min(lane.common.shard.timers().next());
+        let mut next = core.next_turn_or_never().min(lane.common.shard.timers().next());
         if lane.spare.is_active() {
             let at = if lane.spare.has_to_do() { Some(lane.common.now) } else { lane.spare.next() };
             next = next.min(at.unwrap_or(Time::NEVER));
@@ -184,10 +183,22 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         if !core.take_send_awaited() {
             lane.driver.defer_sent();
         }
-        let is_asked = lane.called.has(Attention::REPORT);
         self.lane.share_room(&mut self.core);
-        if self.lane.common.meter.end_turn() || is_asked {
-            self.publish();
+        self.lane.common.meter.end_turn();
+        if self.lane.called.has(Attention::TELLING) {
+            self.tell();
+        }
+    }
+
+    /// Publishes figures if that is due, and reports if that is asked for. Figures that this turn made old are published later.
+    #[cold]
+    #[inline(never)]
+    fn tell(&mut self) {
+        let Common { shard, meter, now, .. } = &self.lane.common;
+        let is_asked = self.lane.called.has(Attention::REPORT);
+        match is_asked || *now >= meter.publish_at() {
+            true => self.publish(),
+            false => shard.timers().set_publication(meter.publish_at()),
         }
         if is_asked {
             self.lane.remote.report(self.report());
@@ -219,7 +230,10 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         publishing.held(core.held_bytes());
         drop(publishing);
         let Common { shard, meter, losses, now, .. } = &mut lane.common;
-        meter.published();
+        meter.published(*now);
+        // Until the next turn there is nothing more to publish.
+        shard.timers().set_publication(Time::NEVER);
+        lane.remote.all_published();
         let server = shard.server();
         losses.look(shard.index(), server.queues(), server.listeners(), *now);
     }

@@ -18,6 +18,8 @@
 //! * Of several callers that find the shard asleep the first one wakes it: the others see its bit.
 //! * A watchdog that goes to rest marks the word of a shard that sleeps, which changes nothing above: the turn that takes the
 //!   word finds the mark, and wakes the watchdog.
+//! * A shard that published its figures marks its word in the same way, so that the next turn, which makes them old, finds that
+//!   without a look.
 //!
 //! `tests/wake.rs` of this crate checks all interleavings of this file with loom.
 
@@ -28,6 +30,12 @@ const ASLEEP: u16 = 1 << 7;
 
 /// A watchdog rests until the shard leaves its wait.
 const WATCHED: u16 = 1 << 8;
+
+/// What the shard published is all that it did.
+const PUBLISHED: u16 = 1 << 9;
+
+/// Both leave a shard that sleeps asleep.
+const MARKS: u16 = WATCHED | PUBLISHED;
 
 /// The work of a shard's turn: a set of the constants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,11 +61,22 @@ impl Attention {
     pub(crate) const UPSTREAMS: Attention = Attention(1 << 6);
     /// The shard leaves a wait, and a watchdog rests until then.
     pub(crate) const WATCHED: Attention = Attention(WATCHED);
+    /// No turn followed the one that published figures, until this one.
+    pub(crate) const PUBLISHED: Attention = Attention(PUBLISHED);
+    /// Figures are to be published. Of the shard alone: it is never in the word.
+    pub(crate) const PUBLICATION: Attention = Attention(1 << 10);
+    /// What a turn does at its end for those who watch it.
+    pub(crate) const TELLING: Attention =
+        Attention(Attention::REPORT.0 | Attention::PUBLISHED.0 | Attention::PUBLICATION.0);
 
     /// True if one of `what` is in it.
     #[inline]
     pub(crate) fn has(self, what: Attention) -> bool {
         self.0 & what.0 != 0
+    }
+
+    pub(crate) fn add(&mut self, what: Attention) {
+        self.0 |= what.0;
     }
 }
 
@@ -111,7 +130,7 @@ impl<L> ShardInbox<L> {
     /// Asks for attention. What is to be seen then was written before.
     #[inline]
     pub(crate) fn call(&self, what: Attention) -> Called {
-        match self.word.fetch_or(what.0, Ordering::AcqRel) & !WATCHED {
+        match self.word.fetch_or(what.0, Ordering::AcqRel) & !MARKS {
             ASLEEP => Called::Asleep,
             _ => Called::Awake,
         }
@@ -178,7 +197,14 @@ impl<L> ShardInbox<L> {
     /// On the shard, before it waits. False if something came since [`begin_turn`](ShardInbox::begin_turn): then it must
     /// not wait.
     pub(crate) fn fall_asleep(&self) -> bool {
-        self.word.compare_exchange(0, ASLEEP, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        let change =
+            |from| self.word.compare_exchange(from, from | ASLEEP, Ordering::AcqRel, Ordering::Relaxed);
+        change(0).or_else(|word| if word == PUBLISHED { change(word) } else { Err(word) }).is_ok()
+    }
+
+    /// On the shard, within its turn: all that it did is published. The next turn is told.
+    pub(crate) fn published(&self) {
+        self.word.fetch_or(PUBLISHED, Ordering::AcqRel);
     }
 
     /// On the shard's thread: true between [`fall_asleep`](ShardInbox::fall_asleep) and the next turn, as long as nothing
@@ -186,14 +212,14 @@ impl<L> ShardInbox<L> {
     #[cfg(feature = "runtime-tokio")]
     #[inline]
     pub(crate) fn is_asleep(&self) -> bool {
-        self.word.load(Ordering::Relaxed) & !WATCHED == ASLEEP
+        self.word.load(Ordering::Relaxed) & !MARKS == ASLEEP
     }
 
     /// For a watchdog that goes to rest: the shard is told to wake it when it leaves its wait. False if it does not wait, or was
     /// called there.
     pub(crate) fn watch(&self) -> bool {
         let marked = self.word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |word| {
-            (word & !WATCHED == ASLEEP).then_some(ASLEEP | WATCHED)
+            (word & !MARKS == ASLEEP).then_some(word | WATCHED)
         });
         marked.is_ok()
     }
@@ -208,7 +234,7 @@ impl<L> ShardInbox<L> {
     /// For a watchdog: whether the shard waits, and whether it was called there. What it stored before it left its last wait is
     /// seen.
     pub(crate) fn sleep(&self) -> Sleep {
-        match self.word.load(Ordering::Acquire) & !WATCHED {
+        match self.word.load(Ordering::Acquire) & !MARKS {
             ASLEEP => Sleep::Asleep,
             word if word & ASLEEP != 0 => Sleep::Called,
             _ => Sleep::Awake,

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   shard      turn, work ──▶ Snapshot                    a store for each piece of work, before user code runs
-//!   watchdog   look ──▶ judge ──▶ Stall ──▶ log, stalls   each 12 ms while a shard works; else it rests
-//!                 └─ the same turn as at the last look: /proc/self/task/TID
+//!   watchdog   look ──▶ judge ──▶ Stall ──▶ log, stalls   each 35 ms while a shard works; else it rests
+//!                 └─ a turn that is not short: /proc/self/task/TID, and the next look 12 ms later
 //!   shard      leaves its wait, and the watchdog rests ──▶ wakes it
 //! ```
 //!
@@ -56,7 +56,7 @@ impl Stalls {
         Stalls { over: None }
     }
 
-    /// Reports turns that are longer than `time`, which is taken as 2 ms at least. They are found within two times half of it.
+    /// Reports turns that are longer than `time`, which is taken as 2 ms at least. They are found before they take twice that long.
     pub fn over(self, time: Duration) -> Stalls {
         Stalls { over: Some(time.max(OVER_MIN)) }
     }
@@ -66,9 +66,16 @@ impl Stalls {
         self.over
     }
 
-    /// The time between two looks.
+    /// The time between two looks at a shard that may be stalled.
     pub(crate) fn looks_every(over: Duration) -> Duration {
         (over / 2).min(LOOKS_EVERY_MAX)
+    }
+
+    /// The same while no shard is in a turn that is not short. A stall that begins right behind a look is found by the next one,
+    /// and told by that or by the one that follows it, since what a thread runs takes two looks to be known: at twice the
+    /// threshold.
+    pub(crate) fn looks_seldom(over: Duration) -> Duration {
+        (over * 7 / 5).min(LOOKS_EVERY_MAX)
     }
 }
 

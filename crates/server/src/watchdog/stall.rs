@@ -112,10 +112,10 @@ impl fmt::Display for StallCause {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StalledWork {
-    /// The shard itself.
-    Framework,
     /// [`Service::call`](crate::Service::call), and the framing that cuts its frames.
     Call,
+    /// The shard itself.
+    Framework,
     /// [`Service::open`](crate::Service::open).
     Open,
     /// [`Service::close`](crate::Service::close), and the drop of the session.
@@ -139,10 +139,11 @@ pub enum StalledWork {
 }
 
 impl StalledWork {
-    /// All of them, by the number with which a shard notes them: four bits.
+    /// All of them, by the number with which a shard notes them: four bits. The first is zero, so that the word of a call is the
+    /// connection's id.
     const ALL: [StalledWork; 12] = [
-        StalledWork::Framework,
         StalledWork::Call,
+        StalledWork::Framework,
         StalledWork::Open,
         StalledWork::Close,
         StalledWork::Admit,

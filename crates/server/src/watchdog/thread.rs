@@ -60,7 +60,7 @@ impl Drop for Watchdog {
 struct Looked {
     files: ThreadFiles,
     lines: Lines,
-    /// Packets that its queues had lost when its turn was seen for the second time.
+    /// Packets that its queues had lost when its turn was last seen to be none of a stall.
     lost_before: Option<u64>,
 }
 
@@ -76,9 +76,20 @@ impl Looked {
     }
 }
 
+/// What a look at a shard asks of the next one, in ascending order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Pace {
+    /// None is needed until the shard leaves its wait.
+    Rest,
+    Seldom,
+    /// The shard may be stalled, or is one that does not say when it leaves its wait.
+    Close,
+}
+
 struct Looks {
     control: ServerControl,
     every: Duration,
+    seldom: Duration,
     judge: Judge,
     shards: Vec<Looked>,
     loads: Loads,
@@ -97,6 +108,7 @@ impl Looks {
         let remotes = control.remotes();
         Looks {
             every: Stalls::looks_every(over),
+            seldom: Stalls::looks_seldom(over),
             judge: Judge::new(remotes.len(), over),
             shards: remotes.iter().map(looked).collect(),
             loads: Loads::new(overload, &control),
@@ -112,36 +124,40 @@ impl Looks {
         self.control.remotes().iter().for_each(|remote| remote.set_watch(&watch));
         self.own = this_thread();
         self.waited = time_of(self.own).unwrap_or_default().waited;
-        let mut last = self.control.now();
+        let mut due = self.control.now();
         while !watch.is_over() {
             let now = self.control.now();
-            self.check_own(now, last);
-            let mut is_quiet = true;
+            self.check_own(now, due);
+            let mut pace = Pace::Rest;
             for shard in 0..self.shards.len() {
-                is_quiet &= self.look(shard, now);
+                pace = pace.max(self.look(shard, now));
             }
             let files = &self.shards;
             watch.keep_times(now, files.iter().map(|shard| shard.files.times()));
-            is_quiet &= self.loads.look(now, &self.control, |shard| files[shard].files.times());
+            let is_calm = self.loads.look(now, &self.control, |shard| files[shard].files.times());
             // In this order: a shard that leaves its wait behind the first one finds the mark.
-            if is_quiet && self.control.remotes().iter().all(|remote| remote.lets_watchdog_rest()) {
+            if pace == Pace::Rest
+                && is_calm
+                && self.control.remotes().iter().all(|remote| remote.lets_watchdog_rest())
+            {
                 rest();
                 let woke = self.control.now();
                 if woke - now >= OVER {
                     watch.forget_times();
                 }
-                last = woke;
+                due = woke;
             } else {
-                last = now;
-                nap(self.every);
+                let time = if pace == Pace::Close { self.every } else { self.seldom };
+                due = now + time;
+                nap(time);
             }
         }
     }
 
     /// Finds out whether the process was stopped since the last look: the watchdog itself did not wake in time, though no other
     /// thread had its CPU.
-    fn check_own(&mut self, now: Time, last: Time) {
-        let late = (now - last).saturating_sub(self.every);
+    fn check_own(&mut self, now: Time, due: Time) {
+        let late = now - due;
         if late < self.every {
             return;
         }
@@ -152,8 +168,7 @@ impl Looks {
         }
     }
 
-    /// True if the shard waits, as it did at the look before.
-    fn look(&mut self, shard: usize, now: Time) -> bool {
+    fn look(&mut self, shard: usize, now: Time) -> Pace {
         let remote = &self.control.remotes()[shard];
         let looked = &mut self.shards[shard];
         let (state, mut thread) = match remote.state() {
@@ -161,23 +176,27 @@ impl Looks {
             state => (state, None),
         };
         let rests = self.judge.rests(shard, state);
-        let Some(working) = remote.snapshot().map(|snapshot| snapshot.work.read()) else { return true };
-        let asks = self.judge.asks(shard, state);
+        let Some(snapshot) = remote.snapshot() else { return Pace::Rest };
+        let working = snapshot.work.read();
+        let asks = self.judge.asks(shard, now, state);
+        let pace = match state {
+            State::Waits(_) if rests => Pace::Rest,
+            _ if asks || remote.is_hosted() => Pace::Close,
+            _ => Pace::Seldom,
+        };
         if asks && thread.is_none() {
             thread = looked.files.facts();
         }
         let seen = Seen { state, work: working.mark, thread };
         let verdict = self.judge.look(shard, now, seen);
-        if !asks {
-            looked.lost_before = None;
-        }
-        if asks && verdict.is_none() {
-            looked.lost_before = queues(&self.control, shard).1;
+        let is_under_way = verdict.as_ref().is_some_and(|verdict| verdict.stage != Stage::Ended);
+        if !is_under_way {
+            looked.lost_before = if asks { queues(&self.control, shard).1 } else { None };
         }
         if let Some(verdict) = verdict {
             self.tell(shard, now, verdict, working);
         }
-        rests
+        pace
     }
 
     fn tell(&mut self, shard: usize, now: Time, verdict: Verdict, working: Working) {

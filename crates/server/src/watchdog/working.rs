@@ -1,8 +1,8 @@
 //! What a shard works on, in words that the watchdog reads while the shard is blocked.
 //!
 //! ```text
-//!   work    4 bits: which code         60 bits: the connection, or NO_CONNECTION
-//!   peer    as `PeerWords`
+//!   work    4 bits: which code, none for a call      60 bits: the connection, or NO_CONNECTION
+//!   peer    as `PeerWords`; behind the first word what was there before, unless that tells of IPv6
 //!   frame   bytes of the frame, 0 if none is known
 //! ```
 //!
@@ -20,12 +20,20 @@ const ID_BITS: u32 = ConnId::SLOT_BITS + ConnId::GENERATION_BITS;
 /// An id that no connection has: there is no such slot.
 const NO_CONNECTION: u64 = (1 << ID_BITS) - 1;
 
+/// The shard's own code works. All bits, which one instruction stores.
+const OWN: u64 = u64::MAX;
+
 /// A shard's own.
-#[derive(Default)]
 pub(crate) struct WorkWords {
     work: AtomicU64,
     frame: AtomicU64,
     peer: [AtomicU64; 3],
+}
+
+impl Default for WorkWords {
+    fn default() -> WorkWords {
+        WorkWords { work: AtomicU64::new(OWN), frame: AtomicU64::new(0), peer: Default::default() }
+    }
 }
 
 /// What they say.
@@ -43,7 +51,7 @@ impl WorkWords {
     /// What follows is the shard's own.
     #[inline]
     pub(crate) fn end(&self) {
-        self.work.store(StalledWork::Framework.number(), Ordering::Relaxed);
+        self.work.store(OWN, Ordering::Relaxed);
     }
 
     /// The shard works on no connection from now on.
@@ -55,9 +63,10 @@ impl WorkWords {
     /// The shard works on a connection from now on.
     #[inline]
     pub(crate) fn on_connection(&self, work: StalledWork, id: ConnId, peer: PeerWords) {
+        // First: words of the peer that are not needed are not loaded either where nothing was stored before.
+        self.for_peer(peer);
         self.work.store(work.number() << ID_BITS | id.bits(), Ordering::Relaxed);
         self.frame.store(0, Ordering::Relaxed);
-        self.for_peer(peer);
     }
 
     /// The shard works on a connection whose peer is not at hand.
@@ -75,8 +84,14 @@ impl WorkWords {
     }
 
     #[inline]
-    fn for_peer(&self, PeerWords(peer): PeerWords) {
-        self.peer.iter().zip(peer).for_each(|(word, part)| word.store(part, Ordering::Relaxed));
+    fn for_peer(&self, peer: PeerWords) {
+        let PeerWords([first, high, low]) = peer;
+        let [to_first, to_high, to_low] = &self.peer;
+        if peer.is_long() {
+            to_high.store(high, Ordering::Relaxed);
+            to_low.store(low, Ordering::Relaxed);
+        }
+        to_first.store(first, Ordering::Relaxed);
     }
 
     /// The call is for a frame of this length.
@@ -117,9 +132,17 @@ mod tests {
     #[test]
     fn what_was_stored_is_read() {
         let words = WorkWords::default();
+        let own = |words: &WorkWords| {
+            let working = words.read();
+            assert_eq!(
+                (working.work, working.connection, working.peer),
+                (StalledWork::Framework, None, None)
+            );
+        };
+        own(&words);
+        words.on(StalledWork::Task);
         words.end();
-        let working = words.read();
-        assert_eq!((working.work, working.connection, working.peer), (StalledWork::Framework, None, None));
+        own(&words);
         for peer in ["10.1.2.3:5511", "[2001:db8::7]:65535", "[fe80::1%7]:1", "255.255.255.255:65535"] {
             let (id, peer): (_, SocketAddr) = (ConnId::new(17, (1 << 36) - 1), peer.parse().unwrap());
             words.on_connection(StalledWork::Call, id, Some(peer).into());
