@@ -66,6 +66,11 @@ impl Meter {
         self.snapshot.begin_turn(now);
     }
 
+    /// How long ago the turn before began; nothing if there was none.
+    pub(super) fn since_turn(&self, now: Time) -> Duration {
+        if self.began == Time::ZERO { Duration::ZERO } else { now - self.began }
+    }
+
     /// The turn is over. True if figures are to be published now.
     #[inline]
     pub(super) fn end_turn(&mut self) -> bool {
