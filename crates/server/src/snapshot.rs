@@ -48,6 +48,8 @@ pub(crate) struct Snapshot {
     turn: AtomicU64,
     /// Turns since the start.
     turn_count: AtomicU64,
+    /// Frames that might have been shed since the start, and those for which a service was asked.
+    shedding: [AtomicU64; 2],
     /// What the watchdog reads of the figures, without all the others.
     watched: [AtomicU64; 4],
     /// What it works on there.
@@ -78,6 +80,7 @@ impl Snapshot {
             sequence: AtomicU64::new(0),
             turn: AtomicU64::new(0),
             turn_count: AtomicU64::new(0),
+            shedding: Default::default(),
             watched: Default::default(),
             work: WorkWords::default(),
             lines,
@@ -130,6 +133,21 @@ impl Snapshot {
     pub(crate) fn begin_turn(&self, now: Time) {
         self.turn.store(now.as_nanos(), Ordering::Relaxed);
         self.turn_count.store(self.turn_count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// On the shard, in a turn while some frames may be shed: how many might have been since the start, and for how many a service was
+    /// asked.
+    pub(crate) fn show_shedding(&self, (asked, drawn): (u64, u64)) {
+        self.shedding
+            .iter()
+            .zip([asked, drawn])
+            .for_each(|(word, count)| word.store(count, Ordering::Relaxed));
+    }
+
+    /// The same, as they were in the last such turn.
+    pub(crate) fn shedding(&self) -> (u64, u64) {
+        let [asked, drawn] = self.shedding.each_ref().map(|word| word.load(Ordering::Relaxed));
+        (asked, drawn)
     }
 
     /// On the shard, before figures are stored.

@@ -297,6 +297,7 @@ impl<S: CodecService> WithCodec<S> {
         let is_answered = self.service.shed(cx, item, load) == Shed::Answered;
         if is_answered {
             cx.head().count_shed();
+            cx.shard().note_shed();
         }
         is_answered
     }

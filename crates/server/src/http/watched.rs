@@ -64,6 +64,7 @@ where
         let watching = self.watch.begin(!request.body().is_end_stream() || streams);
         if self.sheds(&request) {
             self.watch.count_shed();
+            self.shard.note_shed();
             // Within twice the time in which a stage is left, and not all at once.
             let retry_after = 1 + (self.shard.random() % 4) as u8;
             return Answering { future: None, watching, offered: None, retry_after };

@@ -1,11 +1,12 @@
 //! What a server does when more comes than it can serve.
 //!
 //! ```text
-//!   watchdog   signals of each shard ─▶ Stages ─▶ stage, and the share of frames to shed     each 35 ms
-//!   shard      reads both once a turn; asks `Service::shed` for that share of its frames
+//!   watchdog   signals of each shard ─▶ Stages ─▶ stage, and how long turns may be          each 35 ms
+//!   shard      reads both once a turn ─▶ Pace ─▶ asks `Service::shed` for a share of its frames
 //! ```
 
 pub(crate) mod board;
+pub(crate) mod pace;
 pub(crate) mod share;
 pub(crate) mod stages;
 pub(crate) mod watch;
@@ -27,7 +28,8 @@ pub enum Load {
     /// service may leave out what is expensive and not needed.
     Busy,
     /// It has not waited for [`Overload::shed_after`] and each of its turns is long, or 80 % of what connections may hold
-    /// is held. [`Service::shed`](crate::Service::shed) is asked for a share of the frames.
+    /// is held. [`Service::shed`](crate::Service::shed) is asked for a share of the frames, so many that turns stay below
+    /// [`Overload::turn_max`].
     Shedding,
     /// Connections are about to be lost: the accept queue is 80 % full or lost some, the table is 98 % full, or 90 % of what
     /// connections may hold is held. Newcomers are refused where there are words for that
@@ -104,6 +106,10 @@ impl Overload {
     }
 
     /// From which length on a turn is long: about a third of what a request may wait while the server sheds. 4 ms by default.
+    ///
+    /// A shard that sheds since its turns were long keeps them at three quarters of this. What came in during one turn is the work of
+    /// the next, so a request waits for two of them, and some. Shorter ones answer sooner, and serve fewer: the cost of a turn itself,
+    /// and of a read and a write for each connection, is shared by fewer frames.
     pub fn turn_max(self, time: Duration) -> Overload {
         Overload { turn_max: time, ..self }
     }
@@ -116,36 +122,76 @@ impl Overload {
 
 /// A shard's stage and share, where the shard reads them.
 #[derive(Debug, Default)]
-pub(crate) struct SharedLoad(AtomicU32);
+pub(crate) struct SharedLoad {
+    word: AtomicU32,
+    /// How long turns are to be, in microseconds. Set before the word that has them be paced.
+    turn_micros: AtomicU32,
+}
 
 /// Bits of the share.
 const SHARE_BITS: u32 = 24;
 
+/// The largest share.
+const SHARE_MAX: u32 = (1 << SHARE_BITS) - 1;
+
 /// Newcomers are refused.
 const REFUSES: u32 = 1 << 31;
+
+/// The shard sheds what makes its turns long.
+const PACES: u32 = 1 << 30;
 
 /// What a shard knows of its load in a turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LoadNow(u32);
 
+/// What a shard is told, which has a [`Load`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Told {
+    /// A part of one: the least for which a service is asked.
+    pub share: f64,
+    /// How long turns are to be, by shedding what makes them longer.
+    pub turn: Option<Duration>,
+    /// Newcomers are to be refused, by a service that has words for that.
+    pub refuses: bool,
+}
+
 impl SharedLoad {
-    /// `share` is a part of one. `refuses` is true if newcomers are to be refused, by a service that has words for that.
-    pub(crate) fn set(&self, load: Load, share: f64, refuses: bool) {
-        let share = (share.clamp(0.0, 1.0) * f64::from((1u32 << SHARE_BITS) - 1)) as u32;
-        let share = if load >= Load::Shedding { share } else { 0 };
-        let refuses = if refuses { REFUSES } else { 0 };
-        self.0.store(refuses | (load as u32) << SHARE_BITS | share, Ordering::Relaxed);
+    pub(crate) fn set(&self, load: Load, told: Told) {
+        let (mut share, mut paces) = (0, 0);
+        if load >= Load::Shedding {
+            share = LoadNow::share_of(told.share);
+            if let Some(turn) = told.turn {
+                let micros = u32::try_from(turn.as_micros()).unwrap_or(u32::MAX).max(1);
+                self.turn_micros.store(micros, Ordering::Relaxed);
+                paces = PACES;
+            }
+        }
+        let refuses = if told.refuses { REFUSES } else { 0 };
+        self.word.store(refuses | paces | (load as u32) << SHARE_BITS | share, Ordering::Relaxed);
     }
 
     #[inline]
     pub(crate) fn get(&self) -> LoadNow {
-        LoadNow(self.0.load(Ordering::Relaxed))
+        LoadNow(self.word.load(Ordering::Relaxed))
+    }
+
+    /// How long turns are to be, while that is of interest.
+    pub(crate) fn turn(&self) -> Option<Duration> {
+        // One that is not set yet is so for a turn at most.
+        let micros = self.turn_micros.load(Ordering::Relaxed);
+        let paces = self.get().0 & PACES != 0 && micros > 0;
+        paces.then(|| Duration::from_micros(micros.into()))
     }
 }
 
 impl LoadNow {
+    /// A part of one, as it is drawn for.
+    fn share_of(part: f64) -> u32 {
+        (part.clamp(0.0, 1.0) * f64::from(SHARE_MAX)) as u32
+    }
+
     pub(crate) fn load(self) -> Load {
-        Load::from_number((self.0 & !REFUSES) >> SHARE_BITS)
+        Load::from_number((self.0 & !(REFUSES | PACES)) >> SHARE_BITS)
     }
 
     /// True if newcomers are refused, by a service that has words for that.
@@ -154,15 +200,15 @@ impl LoadNow {
         self.0 & REFUSES != 0
     }
 
-    /// True if some frames are shed.
+    /// True if some frames may be shed.
     #[inline]
     pub(crate) fn sheds(self) -> bool {
-        self.0 & ((1 << SHARE_BITS) - 1) != 0
+        self.0 & (PACES | SHARE_MAX) != 0
     }
 
-    /// True for the share of all random numbers for which a frame is shed.
-    pub(crate) fn takes(self, random: u64) -> bool {
-        (random as u32 >> (32 - SHARE_BITS)) < self.0 & ((1 << SHARE_BITS) - 1)
+    /// True for the share of all random numbers for which a frame is shed, which is no smaller than `least`.
+    fn takes(self, random: u64, least: u32) -> bool {
+        (random as u32 >> (32 - SHARE_BITS)) < (self.0 & SHARE_MAX).max(least)
     }
 }
 
@@ -174,14 +220,17 @@ mod tests {
     fn shard_reads_the_load_that_was_set() {
         let shared = SharedLoad::default();
         assert_eq!((shared.get().load(), shared.get().sheds()), (Load::Calm, false));
+        let turn = Duration::from_millis(4);
         for load in Load::ALL {
-            for refuses in [true, false] {
-                shared.set(load, 0.5, refuses);
-                let now = shared.get();
-                assert_eq!((now.load(), now.sheds(), now.refuses()), (load, load >= Load::Shedding, refuses));
+            for (refuses, paces) in [(true, false), (false, true), (true, true), (false, false)] {
+                let turn = paces.then_some(turn);
+                shared.set(load, Told { share: 0.5, turn, refuses });
+                let (now, sheds) = (shared.get(), load >= Load::Shedding);
+                assert_eq!((now.load(), now.sheds(), now.refuses()), (load, sheds, refuses));
+                assert_eq!(shared.turn(), turn.filter(|_| sheds));
             }
         }
-        shared.set(Load::Full, 0.0, true);
+        shared.set(Load::Full, Told { refuses: true, ..Told::default() });
         assert!(!shared.get().sheds());
     }
 
@@ -189,10 +238,10 @@ mod tests {
     fn frames_are_taken_in_the_share_that_was_set() {
         let shared = SharedLoad::default();
         for (share, least, most) in [(0.0, 0, 0), (0.25, 240, 272), (1.0, 1022, 1024), (7.0, 1022, 1024)] {
-            shared.set(Load::Shedding, share, false);
+            shared.set(Load::Shedding, Told { share, ..Told::default() });
             let now = shared.get();
             // Evenly spread over all that are drawn.
-            let taken = (0..1024u64).filter(|n| now.takes(n << 22)).count();
+            let taken = (0..1024u64).filter(|n| now.takes(n << 22, 0)).count();
             assert!((least..=most).contains(&taken), "{share}: {taken}");
         }
     }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use ringserve_core::Time;
 
-use super::share::Share;
-use super::{Load, Overload};
+use super::share::{NEGLIGIBLE, Share};
+use super::{Load, Overload, Told};
 
 /// How often the share of frames is set.
 const SHARE_EACH: Duration = Duration::from_millis(100);
@@ -26,6 +26,9 @@ const REFUSES_TO: f64 = 0.95;
 /// A stage is left at this part of the thresholds at which it is entered.
 const LEAVES_AT: f64 = 0.8;
 
+/// Turns that are paced take this part of the length from which on they are long: by chance some are half as long again.
+const PACED_AT: f64 = 0.75;
+
 /// A table that is as full as this keeps the stage of a paused accept: a slot that is free for a moment ends no pause.
 const TABLE_FULL: f64 = 0.98;
 
@@ -38,6 +41,8 @@ pub(crate) struct Signals {
     pub late: Duration,
     /// Which part of the last 100 ms it was on a CPU.
     pub busy: f64,
+    /// For which part of the frames of that time a service was asked to shed.
+    pub shed: f64,
     /// What waits in its accept queue, of what fits: the fullest of its listeners.
     pub queue: f64,
     /// True if the queue lost some since the last look.
@@ -130,8 +135,13 @@ pub(crate) struct Change {
 pub(crate) struct Stages {
     load: Load,
     cause: Option<Cause>,
+    /// For what connections hold.
     share: Share,
     share_set: Time,
+    /// The part for which services were asked lately, for whatever reason.
+    shed: f64,
+    /// Frames are shed that make turns long.
+    paces: bool,
     /// Newcomers are refused.
     refuses: bool,
     /// Since when the signals have been below the thresholds at which the stage is left.
@@ -148,13 +158,20 @@ impl Stages {
         self.cause
     }
 
+    /// The part of the frames for which services are asked to shed.
     pub(crate) fn share(&self) -> f64 {
-        self.share.get()
+        self.share.get().max(self.shed)
+    }
+
+    /// What the shard is told beside its stage.
+    pub(crate) fn told(&self, limits: &Overload) -> Told {
+        let turn = self.paces.then(|| limits.turn_max.mul_f64(PACED_AT));
+        Told { share: self.share.get(), turn, refuses: self.refuses() }
     }
 
     /// True while what leads to [`Load::Refusing`] holds, and not for as long as the stage lasts: refusing takes its cause away
     /// at once, and a server that refuses all for two seconds would then let all in.
-    pub(crate) fn refuses(&self) -> bool {
+    fn refuses(&self) -> bool {
         self.refuses
     }
 
@@ -189,18 +206,23 @@ impl Stages {
             || self.load == Load::Full
                 && signals.table >= TABLE_FULL
                 && signals.excuse != Some(Excuse::Drains)
-            || self.load == Load::Shedding && signals.excuse.is_none() && !self.share.is_negligible()
+            || self.load == Load::Shedding && signals.excuse.is_none() && self.share() > NEGLIGIBLE
     }
 
     fn set_share(&mut self, now: Time, signals: &Signals) {
-        if self.load < Load::Shedding || signals.excuse.is_some() {
+        if self.load < Load::Shedding || signals.excuse == Some(Excuse::Drains) {
+            (self.paces, self.shed) = (false, 0.0);
             return self.share.end();
         }
+        // A shard that is kept from its work for a moment is asked for no less behind it.
+        if signals.excuse.is_some() {
+            return;
+        }
+        self.shed = signals.shed;
+        self.paces = !signals.late.is_zero() || self.paces && self.shed > NEGLIGIBLE;
         if self.share_set == Time::ZERO || now - self.share_set >= SHARE_EACH {
             self.share_set = now;
-            // Calls are what fills memory: fewer of them let it fall.
-            let over = !signals.late.is_zero() || signals.held >= HELD_SHED;
-            self.share.step(over, signals.busy);
+            self.share.step(signals.held >= HELD_SHED, signals.busy);
         }
     }
 }
@@ -244,6 +266,7 @@ mod tests {
     use std::collections::VecDeque;
 
     use super::*;
+    use crate::overload::pace::{Law, Orders, Turn};
 
     fn ms(ms: u64) -> Duration {
         Duration::from_millis(ms)
@@ -257,6 +280,7 @@ mod tests {
         saturated: Duration::ZERO,
         late: Duration::ZERO,
         busy: 0.1,
+        shed: 0.0,
         queue: 0.0,
         lost: false,
         held: 0.0,
@@ -413,10 +437,33 @@ mod tests {
         assert_eq!(stages.load(), Load::Busy);
     }
 
+    #[test]
+    fn moment_without_a_cpu_does_not_end_the_shedding() {
+        let limits = Overload::default();
+        let late = Signals { saturated: ms(60_000), late: ms(1000), busy: 1.0, ..CALM };
+        let shedding = Signals { late: Duration::ZERO, shed: 0.8, ..late };
+        for (excuse, goes_on) in [(Excuse::Starved, true), (Excuse::Stalled, true), (Excuse::Drains, false)] {
+            let mut stages = Stages::default();
+            stages.step(at(0), &late, &limits);
+            stages.step(at(25), &shedding, &limits);
+            stages.step(at(50), &Signals { shed: 0.0, excuse: Some(excuse), ..CALM }, &limits);
+            let told = stages.told(&limits);
+            assert_eq!((told.turn.is_some(), stages.share() > 0.5), (goes_on, goes_on), "{excuse:?}");
+        }
+        // Nothing was shed for a while, and turns are short.
+        let mut stages = Stages::default();
+        stages.step(at(0), &late, &limits);
+        assert_eq!(stages.told(&limits).turn, Some(ms(3)));
+        stages.step(at(25), &Signals { shed: 0.01, ..CALM }, &limits);
+        assert_eq!((stages.told(&limits).turn, stages.load()), (None, Load::Shedding));
+    }
+
     /// A shard that can serve 5000 requests a second and takes what came in each turn, as far as it is not shed. What is shed
-    /// takes a hundredth of the time.
+    /// takes a fiftieth of the time.
     struct Model {
         stages: Stages,
+        law: Law,
+        turn: Turn,
         now: f64,
         queued: f64,
         saturated_since: f64,
@@ -434,6 +481,8 @@ mod tests {
         fn new() -> Model {
             Model {
                 stages: Stages::default(),
+                law: Law::default(),
+                turn: Turn::default(),
                 now: 0.0,
                 queued: 0.0,
                 saturated_since: 0.0,
@@ -458,11 +507,22 @@ mod tests {
         fn run(&mut self, until: f64, rate: f64) {
             let (mut looked, mut spans) = (self.now, VecDeque::new());
             while self.now < until {
-                let share = self.stages.share();
-                let frames = self.queued.min(256.0);
+                let told = self.stages.told(&Overload::default());
+                let orders = match told.turn {
+                    Some(aim) => self.law.step(aim, self.turn),
+                    None => {
+                        self.law = Law::default();
+                        Orders { share: told.share, serves_max: f64::INFINITY }
+                    }
+                };
+                let frames = self.queued.min(4096.0);
                 self.queued -= frames;
-                let served = frames * (1.0 - share);
-                let turn = (served * Self::CALL + frames * share * Self::CALL / 100.0).max(0.000_01);
+                let shed = (frames * orders.share).max(frames - orders.serves_max);
+                let served = frames - shed;
+                let turn = (served * Self::CALL + shed * Self::CALL / 50.0).max(0.000_01);
+                let counted = |frames: f64| frames.round() as u32;
+                let (took, asked) = (Duration::from_secs_f64(turn), counted(frames));
+                self.turn = Turn { took, wall: took, asked, drawn: counted(shed), shed: counted(shed) };
                 self.served += served;
                 self.waits.push((turn * (1.5 + self.queued / frames.max(1.0)), served));
                 let late = turn > Overload::default().turn_max.as_secs_f64();
@@ -472,7 +532,8 @@ mod tests {
                     self.saturated_since = self.now + turn + idle;
                 }
                 self.now += turn + idle;
-                spans.push_back((self.now, turn, turn + idle));
+                self.turn.wall = Duration::from_secs_f64(turn + idle);
+                spans.push_back((self.now, turn, turn + idle, frames, shed));
                 // A peer that hears of nothing sends no more than its connection takes.
                 self.queued = (self.queued + (turn + idle) * rate).min(20_000.0);
                 if self.now - looked >= 0.025 {
@@ -484,6 +545,8 @@ mod tests {
                         late: self.late_since.map_or(Duration::ZERO, since),
                         busy: spans.iter().map(|span| span.1).sum::<f64>()
                             / spans.iter().map(|span| span.2).sum::<f64>(),
+                        shed: spans.iter().map(|span| span.4).sum::<f64>()
+                            / spans.iter().map(|span| span.3).sum::<f64>().max(1.0),
                         ..CALM
                     };
                     let now = Time::from_nanos((self.now * 1e9) as u64 + 1);
@@ -507,13 +570,33 @@ mod tests {
         let goodput = (model.served - before) / 20.0;
         assert!(goodput >= 4500.0, "{goodput} a second");
         let p99 = model.p99();
-        assert!(p99 <= 0.015, "{p99} s");
+        assert!(p99 <= 0.006, "{p99} s");
         assert_eq!(model.changes.len(), changes, "{:?}", model.changes);
         assert_eq!(model.stages.load(), Load::Shedding);
         // After the storm.
         model.run(45.0, 1000.0);
         assert_eq!((model.stages.load(), model.stages.share()), (Load::Calm, 0.0));
         assert!(model.changes.last().unwrap().0 <= 37.0, "{:?}", model.changes);
+    }
+
+    #[test]
+    fn storm_is_balanced_within_half_a_second_of_its_stage() {
+        for times in [1.5, 4.0, 8.0] {
+            let mut model = Model::new();
+            model.run(1.0, 1000.0);
+            let rate = times * 5000.0;
+            while model.stages.load() < Load::Shedding {
+                model.run(model.now + 0.005, rate);
+            }
+            assert!(model.now < 2.5, "{times}: shedding from {} s on", model.now);
+            model.run(model.now + 0.5, rate);
+            let (before, from) = (model.served, model.now);
+            model.waits.clear();
+            model.run(from + 1.0, rate);
+            let goodput = (model.served - before) / (model.now - from);
+            let p99 = model.p99();
+            assert!(goodput >= 4200.0 && p99 <= 0.008, "{times}: {goodput} a second, {p99} s");
+        }
     }
 
     proptest::proptest! {
@@ -527,14 +610,15 @@ mod tests {
             for (saturated, late, busy, queue, lost, held, table, paused) in storm {
                 let excuse = None;
                 let (saturated, late) = (ms(saturated), ms(late));
-                let signals = Signals { saturated, late, busy, queue, lost, held, table, paused, excuse };
+                let shed = busy;
+                let signals = Signals { saturated, late, busy, shed, queue, lost, held, table, paused, excuse };
                 stages.step(at(now), &signals, &limits);
                 let (wanted, _) = wanted(&signals, &limits, 1.0);
                 proptest::prop_assert!(stages.load() >= wanted);
                 proptest::prop_assert!((0.0..=1.0).contains(&stages.share()));
                 now += 25;
             }
-            // The share halves each 100 ms, and each of four stages takes 2 s.
+            // The share for memory halves each 100 ms, and each of four stages takes 2 s.
             for _ in 0..(8000 + 1000) / 25 {
                 stages.step(at(now), &CALM, &limits);
                 now += 25;

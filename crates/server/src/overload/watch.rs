@@ -60,6 +60,8 @@ struct Sample {
     at: Time,
     times: ThreadTimes,
     turns: u64,
+    /// Frames that might have been shed, and those for which a service was asked.
+    shedding: (u64, u64),
 }
 
 /// The loads of a server's shards.
@@ -99,7 +101,7 @@ impl Loads {
             let signals = Signals { table, ..followed.signals };
             let change = followed.stages.step(now, &signals, &self.limits);
             let stages = &followed.stages;
-            control.remotes()[shard].load.set(stages.load(), stages.share(), stages.refuses());
+            control.remotes()[shard].load.set(stages.load(), stages.told(&self.limits));
             control.watch().loads.post(shard, &followed.stages);
             if let Some(change) = change {
                 control.watch().loads.count(change);
@@ -138,16 +140,17 @@ impl Followed {
     ) -> Signals {
         let remote = &control.remotes()[shard];
         let turns = remote.snapshot().map_or(0, |snapshot| snapshot.turn_count());
+        let shedding = remote.snapshot().map_or((0, 0), |snapshot| snapshot.shedding());
         let mut signals = Signals::default();
         if self.needs_times(now, remote.state()) {
             match times() {
-                Some(times) => self.keep(Sample { at: now, times, turns }),
+                Some(times) => self.keep(Sample { at: now, times, turns, shedding }),
                 // The thread ended: what it did before is over.
                 None => self.samples.clear(),
             }
         }
         if let Some(over) = self.over() {
-            signals.busy = over.busy;
+            (signals.busy, signals.shed) = (over.busy, over.shed);
             let late = over.busy >= SATURATED && over.turn > limits.turn_max;
             let lasts = |since: &mut Option<Time>, holds: bool| match holds {
                 true => OVER + (now - *since.get_or_insert(now)),
@@ -237,7 +240,10 @@ impl Followed {
         let waited = last.times.waited.saturating_sub(first.times.waited);
         let part = |time: Duration| time.as_secs_f64() / wall.as_secs_f64();
         let turns = u32::try_from(last.turns - first.turns).unwrap_or(u32::MAX).max(1);
-        Some(Did { busy: part(ran), starved: part(waited), turn: ran / turns })
+        // The two are stored one after the other, so one may be of a turn before.
+        let asked = last.shedding.0.saturating_sub(first.shedding.0).max(1) as f64;
+        let shed = (last.shedding.1.saturating_sub(first.shedding.1) as f64 / asked).min(1.0);
+        Some(Did { busy: part(ran), starved: part(waited), turn: ran / turns, shed })
     }
 }
 
@@ -248,6 +254,8 @@ struct Did {
     starved: f64,
     /// How long a turn was on a CPU, in the mean.
     turn: Duration,
+    /// The part of the frames for which a service was asked to shed.
+    shed: f64,
 }
 
 #[cfg(test)]
@@ -260,7 +268,7 @@ mod tests {
 
     fn sample(ms: u64, ran: u64, waited: u64, turns: u64) -> Sample {
         let times = ThreadTimes { ran: Duration::from_millis(ran), waited: Duration::from_millis(waited) };
-        Sample { at: at(ms), times, turns }
+        Sample { at: at(ms), times, turns, shedding: (turns * 8, turns * 6) }
     }
 
     #[test]
@@ -273,7 +281,7 @@ mod tests {
         }
         let did = followed.over().unwrap();
         assert!((did.busy - 0.8).abs() < 1e-9 && (did.starved - 0.2).abs() < 1e-9);
-        assert_eq!(did.turn, Duration::from_millis(2));
+        assert_eq!((did.turn, did.shed), (Duration::from_millis(2), 0.75));
         assert_eq!(followed.samples.len(), 5);
         followed.keep(sample(9000, 400, 100, 200));
         assert!(followed.over().is_none(), "the watchdog rested");

@@ -18,7 +18,7 @@ use super::runtime::Runtime;
 use super::serves::Serves;
 use super::starting::{StartState, Starting};
 use crate::overload::watch::Loads;
-use crate::overload::{Load, Overload};
+use crate::overload::{Load, Overload, Told};
 use crate::service::Made;
 use crate::shard::beginning::Beginning;
 use crate::shard::blocking::Pool;
@@ -184,7 +184,8 @@ impl SteppedServer {
 
     /// What a watchdog would say of each shard.
     pub(crate) fn set_load(&self, load: Load, share: f64) {
-        self.remotes.iter().for_each(|remote| remote.load.set(load, share, load >= Load::Refusing));
+        let told = Told { share, turn: None, refuses: load >= Load::Refusing };
+        self.remotes.iter().for_each(|remote| remote.load.set(load, told));
     }
 
     /// The loads are looked at from now on.

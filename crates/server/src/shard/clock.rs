@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use ringserve_core::Time;
 use ringserve_drivers::monotonic_nanos;
+use rustix::time::{ClockId, clock_gettime};
 
 /// How long ago the clocks of new servers started, in nanoseconds. For tests.
 static AGE: AtomicU64 = AtomicU64::new(0);
@@ -40,6 +41,8 @@ pub(crate) enum Clock {
 #[derive(Clone, Debug)]
 pub(crate) struct VirtualTime {
     nanos: std::sync::Arc<AtomicU64>,
+    /// For how long the shard was on a CPU whose round it is.
+    ran: std::sync::Arc<AtomicU64>,
     /// The instant that stands for its zero, for the standard library's instants.
     #[cfg(feature = "http")]
     zero: Instant,
@@ -51,6 +54,7 @@ impl VirtualTime {
     pub(crate) fn start() -> VirtualTime {
         VirtualTime {
             nanos: std::sync::Arc::default(),
+            ran: std::sync::Arc::default(),
             #[cfg(feature = "http")]
             zero: Instant::now(),
         }
@@ -62,6 +66,11 @@ impl VirtualTime {
 
     pub(crate) fn set(&self, now: Duration) {
         self.nanos.store(nanos(now), Ordering::Relaxed);
+    }
+
+    /// A shard has its round that was on a CPU for this long.
+    pub(crate) fn set_ran(&self, ran: Duration) {
+        self.ran.store(nanos(ran), Ordering::Relaxed);
     }
 }
 
@@ -83,6 +92,19 @@ impl Clock {
             Clock::Real { zero } => Time::from_nanos(monotonic_nanos().wrapping_sub(*zero)),
             #[cfg(feature = "testing")]
             Clock::Simulated { time, age } => Time::from_nanos(nanos(time.now() + *age)),
+        }
+    }
+
+    /// How long the thread that asks was on a CPU. In a simulation, how long the shard was, whose round it is.
+    pub(crate) fn ran(&self) -> Duration {
+        match self {
+            Clock::Real { .. } => {
+                let ran = clock_gettime(ClockId::ThreadCPUTime);
+                let nanos = u32::try_from(ran.tv_nsec).unwrap_or_default();
+                Duration::new(u64::try_from(ran.tv_sec).unwrap_or_default(), nanos)
+            }
+            #[cfg(feature = "testing")]
+            Clock::Simulated { time, .. } => Duration::from_nanos(time.ran.load(Ordering::Relaxed)),
         }
     }
 

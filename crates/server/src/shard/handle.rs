@@ -20,6 +20,7 @@ use ringserve_core::{ConnHead, Time};
 
 use super::timers::{Interval, Sleep, Timeout, Timers};
 use crate::guard::{Panicked, guard};
+use crate::overload::pace::Pace;
 use crate::overload::{Load, LoadNow};
 use crate::server::control::ServerControl;
 
@@ -39,6 +40,7 @@ struct Inner {
     tasks: LocalTasks,
     timers: Timers,
     random: Random,
+    pace: Pace,
     remote: Arc<RemoteShard>,
     mailboxes: RefCell<Vec<ReadMailbox>>,
     draining: DrainFlag,
@@ -65,6 +67,7 @@ impl Shard {
             tasks: LocalTasks::new(index, remote.clone(), timers.clone()),
             timers,
             random,
+            pace: Pace::default(),
             remote,
             mailboxes: RefCell::default(),
             draining: DrainFlag::default(),
@@ -281,16 +284,28 @@ impl Shard {
         self.inner.remote.load.get().load()
     }
 
-    /// The load, for the share of all questions that is to be shed now.
+    /// The load, for the share of all questions that is to be shed now. Which of them were is [noted](Shard::note_shed).
     #[inline]
     pub(crate) fn sheds(&self) -> Option<Load> {
         let now = self.inner.remote.load.get();
-        if now.sheds() { self.draws(now) } else { None }
+        (now.sheds() && self.draws(now)).then(|| now.load())
     }
 
+    /// True for the share of all frames that is to be shed under a load.
     #[cold]
-    fn draws(&self, now: LoadNow) -> Option<Load> {
-        now.takes(self.random()).then(|| now.load())
+    pub(crate) fn draws(&self, load: LoadNow) -> bool {
+        self.inner.pace.draws(load, self.random())
+    }
+
+    /// A frame, or a request, was shed for which that was so.
+    #[cold]
+    pub(crate) fn note_shed(&self) {
+        self.inner.pace.note_shed();
+    }
+
+    /// Decides what is shed.
+    pub(crate) fn pace(&self) -> &Pace {
+        &self.inner.pace
     }
 
     /// A random number, of which all 64 bits are as likely set as not. It costs some nanoseconds and no system call. Not for

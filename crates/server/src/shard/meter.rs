@@ -59,6 +59,11 @@ impl Meter {
         self.snapshot.begin_turn(now);
     }
 
+    /// How long ago the turn before began; nothing if there was none.
+    pub(super) fn since_turn(&self, now: Time) -> Duration {
+        self.snapshot.last_turn().map_or(Duration::ZERO, |began| now - began)
+    }
+
     /// The turn is over.
     #[inline]
     pub(super) fn end_turn(&mut self) {

@@ -299,13 +299,14 @@ fn sheds<S: Service<H>, H>(
     frame: &Frame<H>,
 ) -> bool {
     // One without a byte is the end of the input.
-    if frame.wire().is_empty() || !common.load.takes(common.shard.random()) {
+    if frame.wire().is_empty() || !common.shard.draws(common.load) {
         return false;
     }
     match service.shed(&Cx::new(shared, &common.shard), frame, common.load.load()) {
         Shed::Serve => false,
         Shed::Answered => {
             shared.count_shed();
+            common.shard.note_shed();
             true
         }
     }

@@ -94,6 +94,8 @@ pub(crate) struct Common {
     pub(super) now: Time,
     /// What the shard was asked for when the turn began.
     pub(super) load: LoadNow,
+    /// Frames may have been shed in the turn before.
+    pub(super) has_shed: bool,
     pub(super) meter: Meter,
     pub(super) losses: LossLog,
     pub(super) names: ServiceNames,
@@ -149,6 +151,7 @@ impl<D: Driver, V> ShardLoop<D, V> {
                 shard: parts.shard,
                 now: Time::ZERO,
                 load: LoadNow::default(),
+                has_shed: false,
                 meter,
                 losses: LossLog::new(limiters.clone()),
                 admission: ShardAdmission::new(limiters, shards),

@@ -61,6 +61,11 @@ impl Timers {
         self.clock.now()
     }
 
+    /// How long the thread that asks was on a CPU. In a simulation, how long the shard was, whose round it is.
+    pub(crate) fn ran(&self) -> Duration {
+        self.clock.ran()
+    }
+
     pub(crate) fn clock(&self) -> &Clock {
         &self.clock
     }

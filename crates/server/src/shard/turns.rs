@@ -18,7 +18,7 @@ use super::many::TaskNumbers;
 use super::random::Random;
 use super::service_lane::ServiceLane;
 use super::services::Services;
-use super::state::{Asks, Common, Parts, ShardLoop};
+use super::state::{Asks, Common, Parts, ShardLane, ShardLoop};
 use super::upstreams::add_upstreams;
 use super::wake::Attention;
 use crate::log::{LogObserver, guarded};
@@ -171,8 +171,11 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     /// Takes in the driver's completions and hands it the next operations.
     pub(super) fn turn(&mut self, completions: &mut Vec<Completion>) {
         let ShardLoop { core, lane } = self;
-        lane.common.meter.begin_turn(lane.common.now);
         lane.common.load = lane.remote.load.get();
+        if lane.common.load.sheds() || lane.common.has_shed {
+            lane.pace_turn(completions.len());
+        }
+        lane.common.meter.begin_turn(lane.common.now);
         core.turn(lane.common.now, completions, lane);
         let mut ops = core.take_ops();
         for op in ops.by_ref() {
@@ -236,6 +239,19 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         lane.remote.all_published();
         let server = shard.server();
         losses.look(shard.index(), server.queues(), server.listeners(), *now);
+    }
+}
+
+impl<D: Driver, V> ShardLane<D, V> {
+    /// Decides what a turn of this number of completions sheds, by what the one before did.
+    #[cold]
+    fn pace_turn(&mut self, completions: usize) {
+        let Common { shard, meter, load, has_shed, now, .. } = &mut self.common;
+        let since = meter.since_turn(*now);
+        let brings_all = completions < Budget::default().completions;
+        shard.pace().begin_turn(self.remote.load.turn(), brings_all, since, || shard.timers().ran());
+        meter.snapshot.show_shedding(shard.pace().counts());
+        *has_shed = load.sheds();
     }
 }
 

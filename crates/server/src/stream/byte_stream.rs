@@ -256,6 +256,7 @@ impl Stream {
         let sheds = self.shard.sheds().is_some();
         if sheds {
             self.shared.count_shed();
+            self.shard.note_shed();
         }
         sheds
     }

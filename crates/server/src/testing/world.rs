@@ -449,6 +449,7 @@ impl World {
         let mut servers = self.servers.borrow_mut();
         let one = &mut servers[server];
         COMPUTED.set(Duration::ZERO);
+        self.time.set_ran(one.ran[shard].0);
         let end = one.server.step(shard).map(|end| {
             end.as_ref().err().map(|death| match death {
                 ShardDeath::Driver(errno) => Ok(*errno),

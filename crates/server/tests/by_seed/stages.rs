@@ -22,7 +22,8 @@ const CALL: Duration = Duration::from_micros(200);
 /// What the busy word takes.
 const WORD: Duration = Duration::from_micros(4);
 
-/// How long clients wait that hear it.
+/// How long clients wait that hear it, in the mean: up to half as long more or less, as clients should, so that they do not come
+/// again all at once.
 const BACK_OFF: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Default)]
@@ -69,14 +70,16 @@ fn storm(sim: &Sim, clients: u32, pause: Duration, until: Duration) {
     for n in 0..clients {
         sim.client(format!("storm{n}"), async move |net| {
             let mut me = net.connect(ADDR).await?;
+            let mut times = n;
             while net.now() < until {
+                times += 1;
                 me.send("work\n".repeat(10)).await?;
                 let mut pause = pause;
                 for _ in 0..10 {
                     let line = me.line().await?.expect("an answer");
                     assert!(line == "work" || line == "busy");
                     if line == "busy" {
-                        pause = BACK_OFF;
+                        pause = BACK_OFF / 2 + BACK_OFF * (times * 37 % 100) / 100;
                     }
                 }
                 net.sleep(pause).await;
