@@ -105,20 +105,6 @@ pub struct Anomalies {
     pub installs_failed: u64,
 }
 
-/// Linux since 6.13 does this many pieces of deferred work in a call, or as many once more where it submits as well, and leaves the rest
-/// for the next call. A turn of long calls would take in 40 connections, and all others would wait for the turns behind it.
-const PORTION: usize = 20;
-
-/// What a call of the kernel returned, without the errors that mean nothing.
-#[inline]
-fn expected(entered: Result<(), i32>) -> Result<(), i32> {
-    match entered {
-        // Without memory now, it may have some for the next turn.
-        Err(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN | libc::ENOMEM) => Ok(()),
-        entered => entered,
-    }
-}
-
 /// Where a turn's completions go.
 struct Sink<'a> {
     out: &'a mut Vec<Completion>,
@@ -368,20 +354,12 @@ impl<K: Kernel> Uring<K> {
             return Ok(());
         }
         self.stats.enters += 1;
-        expected(self.kernel.enter(u32::from(timeout.is_some()), timeout.flatten()))
-    }
-
-    /// Takes the kernel's completions, as many as there is room for. Returns their number.
-    #[inline(always)]
-    fn reap(&mut self, sink: &mut Sink<'_>) -> usize {
-        let mut reaped = 0;
-        while sink.has_room()
-            && let Some(cqe) = self.kernel.reap(&mut self.side)
-        {
-            self.complete(cqe, sink);
-            reaped += 1;
+        let entered = self.kernel.enter(u32::from(timeout.is_some()), timeout.flatten());
+        match entered {
+            // Without memory now, it may have some for the next turn.
+            Err(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN | libc::ENOMEM) => Ok(()),
+            entered => entered,
         }
-        reaped
     }
 
     /// Delivers a completion in this turn, or in the next where the budget is used up.
@@ -476,11 +454,10 @@ impl<K: Kernel> Driver for Uring<K> {
         if self.emptying > 0 {
             self.empty_queues(&mut sink);
         }
-        let mut reaped = self.reap(&mut sink);
-        while reaped >= PORTION && sink.has_room() && self.kernel.has_task_work() {
-            self.stats.enters += 1;
-            expected(self.kernel.enter(0, None))?;
-            reaped = self.reap(&mut sink);
+        while sink.has_room()
+            && let Some(cqe) = self.kernel.reap(&mut self.side)
+        {
+            self.complete(cqe, &mut sink);
         }
         while sink.has_room()
             && let Some(sent) = self.kernel.reap_quiet()

@@ -30,8 +30,6 @@ struct Script {
     completions: VecDeque<RawCqe>,
     overflowing: bool,
     task_work: bool,
-    /// What each enter brings, in order.
-    deferred: VecDeque<Vec<RawCqe>>,
     enters: Vec<(u32, Option<Duration>)>,
     next_enter: Result<(), i32>,
     now: Duration,
@@ -92,7 +90,6 @@ impl Kernel for Script {
     fn enter(&mut self, wait_for: u32, timeout: Option<Duration>) -> Result<(), i32> {
         self.queued = 0;
         self.enters.push((wait_for, timeout));
-        self.completions.extend(self.deferred.pop_front().into_iter().flatten());
         std::mem::replace(&mut self.next_enter, Ok(()))
     }
 
@@ -130,7 +127,7 @@ impl Kernel for Script {
     }
 
     fn has_task_work(&mut self) -> bool {
-        self.task_work || !self.deferred.is_empty()
+        self.task_work
     }
 
     fn is_overflowing(&mut self) -> bool {
@@ -200,7 +197,6 @@ impl Rig {
             completions: VecDeque::new(),
             overflowing: false,
             task_work: false,
-            deferred: VecDeque::new(),
             enters: Vec::new(),
             next_enter: Ok(()),
             now: Duration::from_secs(100),

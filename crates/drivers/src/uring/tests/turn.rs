@@ -48,36 +48,6 @@ fn a_turn_enters_only_for_a_reason_and_blocks_only_for_nothing_else() {
 }
 
 #[test]
-fn work_that_a_full_portion_left_is_done_in_the_same_turn() {
-    let mut rig = Rig::new(64);
-    let id = rig.receiving(1, 1);
-    let mut portions = |sizes: &[usize], budget: usize| {
-        for size in sizes {
-            (0..*size).for_each(|_| rig.says(Kind::Ignored, 0, -libc::ENOENT, 0));
-            let portion = rig.kernel().completions.drain(..).collect();
-            rig.kernel().deferred.push_back(portion);
-        }
-        // The last one has something for the shard.
-        (0..2).for_each(|_| rig.says_bytes(id, 1, F_MORE));
-        let last = rig.kernel().completions.drain(..).collect::<Vec<_>>();
-        rig.kernel().deferred.back_mut().unwrap().extend(last);
-        rig.kernel().enters.clear();
-        let budget = Budget { completions: budget, ..Budget::default() };
-        rig.ring.turn(Wait::No, budget, &mut rig.out).unwrap();
-        let found = (rig.kernel().enters.len(), rig.seen().len());
-        while rig.kernel().has_task_work() || rig.kernel().has_completions() {
-            rig.turn();
-            rig.seen();
-        }
-        found
-    };
-    assert_eq!(portions(&[PORTION, PORTION, 3], 256), (3, 2));
-    // Fewer than that are all that there was: what comes meanwhile is the next turn's.
-    assert_eq!(portions(&[PORTION - 1, 1], 256), (1, 0));
-    assert_eq!(portions(&[PORTION], 1), (1, 1), "no more than the turn takes");
-}
-
-#[test]
 fn an_overflow_counts_once_and_is_flushed() {
     let mut rig = Rig::new(4);
     rig.kernel().enters.clear();
