@@ -7,8 +7,6 @@ use std::time::Duration;
 use ringserve_core::AcceptRate;
 use ringserve_core::internals::{Gcra, SharedGcra};
 
-use super::table::NoMemory;
-
 /// The largest rate and the largest burst. A bucket counts in nanoseconds, so an interval is exact to a thousandth here.
 const RATE_MAX: u32 = 1_000_000;
 
@@ -94,12 +92,6 @@ pub(crate) enum Over {
     Rate,
     /// The system has no memory to count it.
     Memory,
-}
-
-impl From<NoMemory> for Over {
-    fn from(NoMemory: NoMemory) -> Over {
-        Over::Memory
-    }
 }
 
 /// The limits of each prefix.

@@ -184,6 +184,12 @@ impl Charge {
 /// The system has no memory for one more.
 pub(super) struct NoMemory;
 
+impl From<NoMemory> for Over {
+    fn from(NoMemory: NoMemory) -> Over {
+        Over::Memory
+    }
+}
+
 /// All prefixes of a server.
 pub(crate) struct Table<T: Tally = u32> {
     stripes: Box<[Stripe<T>]>,

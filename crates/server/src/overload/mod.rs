@@ -28,7 +28,7 @@ pub enum Load {
     /// service may leave out what is expensive and not needed.
     Busy,
     /// It has not waited for [`Overload::shed_after`] and each of its turns is long, or 80 % of what connections may hold
-    /// is held. [`Service::shed`](crate::Service::shed) is asked for a share of the frames, so many that turns stay below
+    /// is held. [`Service::shed`](crate::Service::shed) is asked for the share of the frames that keeps turns below
     /// [`Overload::turn_max`].
     Shedding,
     /// Connections are about to be lost: the accept queue is 80 % full or lost some, the table is 98 % full, or 90 % of what
