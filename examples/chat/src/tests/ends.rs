@@ -64,7 +64,7 @@ fn slow_reader_is_told_how_many_lines_it_missed() {
 
 #[test]
 fn drain_says_whole_lines_and_ends_with_fin() {
-    Sim::seeds(100).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(50).faults(Faults::harmless()).run(|sim| {
         let server = starts(sim);
         let addr = server.addr();
         let count = 2 + (sim.random() % 4) as usize;

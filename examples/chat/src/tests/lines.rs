@@ -29,7 +29,7 @@ impl Heard {
 #[test]
 fn each_line_reaches_each_other_member_once_in_order() {
     const LINES: usize = 20;
-    Sim::seeds(200).faults(Faults::all()).run(|sim| {
+    Sim::seeds(100).faults(Faults::all()).run(|sim| {
         let addr = starts(sim).addr();
         let count = 2 + (sim.random() % 5) as usize;
         let missing = Meeting::of(count);
@@ -86,7 +86,7 @@ fn each_line_reaches_each_other_member_once_in_order() {
 
 #[test]
 fn lines_arrive_as_they_were_said() {
-    Sim::seeds(100).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(50).faults(Faults::harmless()).run(|sim| {
         let addr = starts(sim).addr();
         let missing = Meeting::of(2);
         let longest = "y".repeat(LINE_BYTES_MAX - 1);

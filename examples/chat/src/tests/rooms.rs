@@ -67,7 +67,7 @@ impl Walker {
 #[test]
 fn rooms_and_names_hold_while_members_walk_about() {
     const ROOMS: [&str; 3] = ["lobby", "kitchen", "attic"];
-    Sim::seeds(200).faults(Faults::all()).run(|sim| {
+    Sim::seeds(100).faults(Faults::all()).run(|sim| {
         let addr = starts(sim).addr();
         let count = 2 + (sim.random() % 4) as usize;
         for n in 0..count {
@@ -114,7 +114,7 @@ fn rooms_and_names_hold_while_members_walk_about() {
 
 #[test]
 fn member_is_told_what_happens_in_its_room_and_nothing_else() {
-    Sim::seeds(100).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(50).faults(Faults::harmless()).run(|sim| {
         let addr = starts(sim).addr();
         let (entered, left) = (Meeting::of(2), Meeting::of(2));
         let (here, gone) = (entered.clone(), left.clone());
@@ -163,7 +163,7 @@ fn member_is_told_what_happens_in_its_room_and_nothing_else() {
 
 #[test]
 fn commands_do_what_they_say() {
-    Sim::seeds(100).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(50).faults(Faults::harmless()).run(|sim| {
         let addr = starts(sim).addr();
         sim.client("ann", async move |net| {
             let mut me = enters(&net, addr, "ann").await?;
@@ -213,7 +213,7 @@ fn commands_do_what_they_say() {
 
 #[test]
 fn who_tells_the_members_of_all_shards() {
-    Sim::seeds(100).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(50).faults(Faults::harmless()).run(|sim| {
         let addr = starts(sim).addr();
         let count = 3 + (sim.random() % 10) as usize;
         let (entered, asked) = (Meeting::of(count), Meeting::of(count));

@@ -6,7 +6,7 @@ use super::*;
 
 #[test]
 fn requests_are_read_in_both_forms_and_wrong_ones_refused() {
-    Sim::seeds(60).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(30).faults(Faults::harmless()).run(|sim| {
         let addr = starts(sim, &[]).addr();
         sim.client("me", async move |net| {
             let mut me = Redis::connect(&net, addr).await?;

@@ -9,7 +9,7 @@ use super::*;
 
 #[test]
 fn subscribers_of_all_shards_hear_each_message_once_in_order() {
-    Sim::seeds(100).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(50).faults(Faults::harmless()).run(|sim| {
         let addr = starts(sim, &[]).addr();
         let (count, ready) = (1 + sim.random() % 6, Rc::new(Cell::new(0)));
         for n in 0..count {

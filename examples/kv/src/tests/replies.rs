@@ -6,7 +6,7 @@ use super::*;
 
 #[test]
 fn long_values_of_all_shards_reach_a_slow_reader_whole() {
-    Sim::seeds(60).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(30).faults(Faults::harmless()).run(|sim| {
         let server = starts(sim, &[]);
         let addr = server.addr();
         let value = |key: usize| char::from(b'a' + key as u8).to_string().repeat(60_000 + 7 * key);
@@ -79,7 +79,7 @@ fn client_that_never_reads_is_held_back_and_ended() {
 
 #[test]
 fn drain_answers_what_arrived_and_ends_with_fin() {
-    Sim::seeds(150).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(75).faults(Faults::harmless()).run(|sim| {
         let server = starts(sim, &[]);
         let addr = server.addr();
         for n in 0..1 + sim.random() % 5 {

@@ -35,7 +35,7 @@ async fn connect_to(shard: usize, net: &Net, addr: SocketAddr) -> io::Result<Red
 
 #[test]
 fn shard_without_room_refuses_its_part_and_others_do_theirs() {
-    Sim::seeds(60).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(30).faults(Faults::harmless()).run(|sim| {
         let (server, [own, far]) = two_shards(sim, 1);
         sim.client("me", async move |net| {
             let mut waits = connect_to(0, &net, server.addr()).await?;
@@ -81,7 +81,7 @@ fn what_follows_quit_is_not_done_where_quit_waits() {
 fn questions_to_a_shard_that_ends_get_an_error() {
     let lost = Rc::new(Cell::new(0));
     let count = lost.clone();
-    Sim::seeds(60).faults(Faults::harmless()).run(move |sim| {
+    Sim::seeds(30).faults(Faults::harmless()).run(move |sim| {
         let (server, [_, far]) = two_shards(sim, REQUESTS_MAX);
         let (other, lost, asks) = (server.clone(), count.clone(), Rc::new(Cell::new(false)));
         let is_asked = asks.clone();

@@ -52,7 +52,7 @@ fn each_subscriber_on_every_shard_hears_each_message_in_order() {
 
 #[test]
 fn retained_message_comes_to_each_later_subscriber_once() {
-    Sim::seeds(60).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(30).faults(Faults::harmless()).run(|sim| {
         let addr = starts(sim, &[]).addr();
         sim.client("all", async move |net| {
             let (mut writer, _) = Hello::new(4, "writer").connects(&net, addr).await?;

@@ -7,7 +7,7 @@ use super::*;
 #[test]
 fn acknowledged_messages_survive_connections_that_are_lost() {
     const MESSAGES: usize = 40;
-    Sim::seeds(60).faults(Faults::all()).run(|sim| {
+    Sim::seeds(30).faults(Faults::all()).run(|sim| {
         let addr = starts(sim, &[]).addr();
         let version = if sim.seed().is_multiple_of(2) { 4 } else { 5 };
         let (subscribed, published) = (Steps::default(), Steps::default());
@@ -75,7 +75,7 @@ fn acknowledged_messages_survive_connections_that_are_lost() {
 
 #[test]
 fn kept_session_sends_what_came_until_it_is_acknowledged() {
-    Sim::seeds(60).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(30).faults(Faults::harmless()).run(|sim| {
         let addr = starts(sim, &[]).addr();
         let version = if sim.seed().is_multiple_of(2) { 4 } else { 5 };
         sim.client("both", async move |net| {
@@ -256,7 +256,7 @@ fn no_more_is_in_flight_than_the_client_takes() {
 
 #[test]
 fn client_that_is_gone_before_its_answer_leaves_no_session() {
-    Sim::seeds(60).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(30).faults(Faults::harmless()).run(|sim| {
         let addr = starts(sim, &["--sessions-max", "2"]).addr();
         sim.client("all", async move |net| {
             for n in 0..40 {

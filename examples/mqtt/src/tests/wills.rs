@@ -13,7 +13,7 @@ async fn heir(net: &Net, addr: SocketAddr) -> io::Result<Client> {
 
 #[test]
 fn will_is_published_where_a_client_is_lost_and_nowhere_else() {
-    Sim::seeds(80).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(40).faults(Faults::harmless()).run(|sim| {
         let addr = starts(sim, &[]).addr();
         let version = if sim.seed().is_multiple_of(2) { 4 } else { 5 };
         sim.client("all", async move |net| {
@@ -61,7 +61,7 @@ fn will_is_published_where_a_client_is_lost_and_nowhere_else() {
 
 #[test]
 fn will_of_a_connection_that_is_taken_over_is_published() {
-    Sim::seeds(60).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(30).faults(Faults::harmless()).run(|sim| {
         let addr = starts(sim, &[]).addr();
         sim.client("all", async move |net| {
             let mut heir = heir(&net, addr).await?;
