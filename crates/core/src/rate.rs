@@ -9,7 +9,7 @@
 //!        ▲ full       ▲ some tokens       ▲ none
 //! ```
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 
 use crate::Time;
@@ -132,7 +132,8 @@ impl SharedGcra {
 /// How long a shard waits at most for several tokens at once: with thousands in a second it would wake for each of them.
 const TOKENS_FOR: u64 = SECOND / 1000;
 
-/// The rate at which all shards of a server take connections, which rises from a tenth of it to the whole after a start.
+/// The rate at which all shards of a server take connections, which rises from a tenth of it to the whole after a start, and each time
+/// that [`begin_again`](AcceptRate::begin_again) says so.
 ///
 /// It counts in the time of a clock that runs at the speed of the slope, so that the interval between two tokens is the same
 /// number at any time:
@@ -149,12 +150,26 @@ pub struct AcceptRate {
     gcra: SharedGcra,
     /// In nanoseconds.
     slow_start: u64,
-    /// When the slope began; [`u64::MAX`] before that.
-    began: AtomicU64,
-    /// The bucket, by the clock with a slope.
-    bucket: AtomicU64,
+    /// That of now, and the one before it: a shard that looks meanwhile takes from either, and never from the bucket of one by the clock
+    /// of the other.
+    slopes: [Slope; 2],
+    current: AtomicUsize,
     /// Connections in a second, and at once in the lower half: an interval is rounded.
     set: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Slope {
+    /// When it began; [`u64::MAX`] before that.
+    began: AtomicU64,
+    /// The bucket, by the clock with this slope.
+    bucket: AtomicU64,
+}
+
+impl Slope {
+    fn began_at(nanos: u64) -> Slope {
+        Slope { began: AtomicU64::new(nanos), bucket: AtomicU64::new(0) }
+    }
 }
 
 impl AcceptRate {
@@ -163,8 +178,8 @@ impl AcceptRate {
         AcceptRate {
             gcra: SharedGcra::new(Some(Gcra::new(per_second, burst))),
             slow_start: u64::try_from(slow_start.as_nanos()).unwrap_or(u64::MAX),
-            began: AtomicU64::new(u64::MAX),
-            bucket: AtomicU64::new(0),
+            slopes: [Slope::began_at(u64::MAX), Slope::began_at(u64::MAX)],
+            current: AtomicUsize::new(0),
             set: AtomicU64::new(AcceptRate::pair(per_second, burst)),
         }
     }
@@ -173,7 +188,7 @@ impl AcceptRate {
     /// the end.
     pub fn set(&self, per_second: u32, burst: u32) {
         self.gcra.set(Some(Gcra::new(per_second, burst)));
-        self.bucket.store(0, Ordering::Relaxed);
+        self.slope().bucket.store(0, Ordering::Relaxed);
         self.set.store(AcceptRate::pair(per_second, burst), Ordering::Relaxed);
     }
 
@@ -195,28 +210,44 @@ impl AcceptRate {
     /// A shard begins to accept. The first one of all begins the slope.
     pub(crate) fn begin(&self, now: Time) {
         let began = now.as_nanos();
-        let _ = self.began.compare_exchange(u64::MAX, began, Ordering::Relaxed, Ordering::Relaxed);
+        let _ = self.slope().began.compare_exchange(u64::MAX, began, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// The time by the clock with a slope.
-    fn slope_of(&self, now: Time) -> u64 {
+    /// The slope begins again, with all of its burst: newcomers had to wait, and come back at once. Nothing happens to a rate without
+    /// one. Call it seldom, and from one thread.
+    pub fn begin_again(&self, now: Time) {
+        if self.slow_start == 0 {
+            return;
+        }
+        let next = 1 - self.current.load(Ordering::Relaxed);
+        self.slopes[next].began.store(now.as_nanos(), Ordering::Relaxed);
+        self.slopes[next].bucket.store(0, Ordering::Relaxed);
+        self.current.store(next, Ordering::Release);
+    }
+
+    fn slope(&self) -> &Slope {
+        &self.slopes[self.current.load(Ordering::Acquire)]
+    }
+
+    /// The time by the clock with this slope.
+    fn time_on(&self, slope: &Slope, now: Time) -> u64 {
         // A shard's turn may have begun before the one that began the slope.
-        let time = now.as_nanos().saturating_sub(self.began.load(Ordering::Relaxed));
+        let time = now.as_nanos().saturating_sub(slope.began.load(Ordering::Relaxed));
         let (slope, on_it) = (u128::from(self.slow_start), u128::from(time.min(self.slow_start)));
         // The area below the slope: time / 10 + 9 time² / (20 slow_start).
         let below = on_it / 10 + (9 * on_it * on_it).checked_div(20 * slope).unwrap_or(0);
         u64::try_from(below).unwrap_or(u64::MAX) + time.saturating_sub(self.slow_start)
     }
 
-    /// The time at which the clock with a slope has that value.
-    fn time_of(&self, slope: u64) -> Time {
-        let began = self.began.load(Ordering::Relaxed);
-        let whole = self.slope_of(Time::from_nanos(began.saturating_add(self.slow_start)));
-        if slope >= whole {
-            return Time::from_nanos(began.saturating_add(self.slow_start).saturating_add(slope - whole));
+    /// The time at which the clock with this slope has that value.
+    fn time_of(&self, slope: &Slope, value: u64) -> Time {
+        let began = slope.began.load(Ordering::Relaxed);
+        let whole = self.time_on(slope, Time::from_nanos(began.saturating_add(self.slow_start)));
+        if value >= whole {
+            return Time::from_nanos(began.saturating_add(self.slow_start).saturating_add(value - whole));
         }
         // The other way round: 9 time² + 2 slow_start time - 20 slow_start slope = 0.
-        let (all, below) = (u128::from(self.slow_start), u128::from(slope));
+        let (all, below) = (u128::from(self.slow_start), u128::from(value));
         let time = ((all * all + 180 * all * below).isqrt().saturating_sub(all)) / 9;
         // One microsecond more than what was rounded away: a shard that wakes too early would wake at once again.
         Time::from_nanos(began.saturating_add(u64::try_from(time).unwrap_or(u64::MAX)).saturating_add(1000))
@@ -227,33 +258,35 @@ impl AcceptRate {
     /// # Errors
     /// If there is none: the time to ask again, at which there is one, or several of them where they come fast.
     pub(crate) fn take(&self, now: Time) -> Result<(), Time> {
-        let (slope, gcra) = (self.slope_of(now), self.gcra());
-        let take = |bucket| gcra.take(bucket, slope);
-        match self.bucket.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
+        let (slope, gcra) = (self.slope(), self.gcra());
+        let time = self.time_on(slope, now);
+        let take = |bucket| gcra.take(bucket, time);
+        match slope.bucket.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
             Ok(_) => Ok(()),
-            Err(bucket) => Err(self.retry_at(bucket, now)),
+            Err(bucket) => Err(self.retry_at(slope, bucket, now)),
         }
     }
 
     /// The time to ask again, if there is no token now.
     pub(crate) fn held_until(&self, now: Time) -> Option<Time> {
-        let bucket = self.bucket.load(Ordering::Relaxed);
-        let is_empty = self.gcra().take(bucket, self.slope_of(now)).is_none();
-        is_empty.then(|| self.retry_at(bucket, now))
+        let slope = self.slope();
+        let bucket = slope.bucket.load(Ordering::Relaxed);
+        let is_empty = self.gcra().take(bucket, self.time_on(slope, now)).is_none();
+        is_empty.then(|| self.retry_at(slope, bucket, now))
     }
 
-    fn retry_at(&self, bucket: u64, now: Time) -> Time {
+    fn retry_at(&self, slope: &Slope, bucket: u64, now: Time) -> Time {
         let gcra = self.gcra();
         let most = (gcra.burst() / 2).max(1);
         let tokens = (TOKENS_FOR / gcra.interval).clamp(1, most);
-        self.time_of(gcra.has(bucket, tokens)).max(now + Duration::from_nanos(1))
+        self.time_of(slope, gcra.has(bucket, tokens)).max(now + Duration::from_nanos(1))
     }
 
     /// Gives a token back, of a connection that was refused for a reason that is older, or that another shard takes.
     pub(crate) fn give_back(&self) {
         let interval = self.gcra().interval;
         let back = |bucket: u64| Some(bucket.saturating_sub(interval));
-        let _ = self.bucket.fetch_update(Ordering::Relaxed, Ordering::Relaxed, back);
+        let _ = self.slope().bucket.fetch_update(Ordering::Relaxed, Ordering::Relaxed, back);
     }
 }
 
@@ -333,6 +366,30 @@ mod tests {
     }
 
     #[test]
+    fn slope_that_begins_again_is_the_same_slope() {
+        for slow in [0, 10] {
+            let rate = AcceptRate::new(1000, 2, Duration::from_secs(slow));
+            rate.begin(at(0));
+            let taken = |from: u64| {
+                (from..from + 1000)
+                    .map(|millis| (0..).take_while(|_| rate.take(at(millis)).is_ok()).count())
+                    .sum()
+            };
+            let (first, later): (usize, usize) = (taken(0), taken(20_000));
+            rate.begin_again(at(30_000));
+            let again: usize = taken(30_000);
+            rate.begin_again(at(40_000));
+            let third: usize = taken(40_000);
+            assert!(later >= 1000, "{later}");
+            let expected = if slow == 0 { 1000 } else { first };
+            assert!(
+                again.abs_diff(expected) <= 2 && third.abs_diff(expected) <= 2,
+                "{first}, {again}, {third}"
+            );
+        }
+    }
+
+    #[test]
     fn shard_that_waits_as_told_finds_tokens() {
         for (per_second, burst, slow) in
             [(1, 1, 60), (7, 3, 10), (20_000, 5000, 10), (20_000, 1, 0), (1, 9, 0)]
@@ -374,11 +431,11 @@ mod tests {
         let rate = AcceptRate::new(10, 1, Duration::from_secs(10));
         rate.begin(at(1000));
         rate.begin(at(9000));
-        assert_eq!(rate.slope_of(at(11_000)), 5_500_000_000);
+        assert_eq!(rate.time_on(rate.slope(), at(11_000)), 5_500_000_000);
         // A turn of another shard that began before.
-        assert_eq!(rate.slope_of(at(0)), 0);
-        assert_eq!(rate.time_of(5_500_000_000), at(11_000));
-        let middle = rate.time_of(rate.slope_of(at(4000)));
+        assert_eq!(rate.time_on(rate.slope(), at(0)), 0);
+        assert_eq!(rate.time_of(rate.slope(), 5_500_000_000), at(11_000));
+        let middle = rate.time_of(rate.slope(), rate.time_on(rate.slope(), at(4000)));
         assert!(middle >= at(4000) && middle - at(4000) < Duration::from_micros(10), "{middle:?}");
     }
 }

@@ -184,7 +184,8 @@ impl Admission {
 
     /// Lets [`accept_rate`](Admission::accept_rate) rise from a tenth to the whole of it in this time after the start, in a
     /// straight line; at most an hour. A restarted server then takes in the clients of the one before without losing any. The
-    /// burst is there from the beginning.
+    /// burst is there from the beginning. The same begins again when a shard's [`Load::Full`](crate::overload::Load::Full) ends,
+    /// behind which the newcomers that had to wait come at once.
     pub fn slow_start(self, time: Duration) -> Admission {
         Admission { slow_start: Some(time), ..self }
     }

@@ -63,7 +63,7 @@ impl Law {
         fade(&mut self.took, took);
         fade(&mut self.wall, turn.wall.as_secs_f64().max(took));
         fade(&mut self.asked, turn.asked.into());
-        fade(&mut self.served, (turn.asked - turn.shed).into());
+        fade(&mut self.served, turn.asked.saturating_sub(turn.shed).into());
         fade(&mut self.drawn, turn.drawn.into());
         fade(&mut self.shed, turn.shed.into());
         let part = |of: f64, all: f64| if all < PART_MIN { 1.0 } else { (of / all).max(PART_MIN) };

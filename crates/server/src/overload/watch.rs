@@ -99,7 +99,11 @@ impl Loads {
         for shard in 0..self.shards.len() {
             let followed = &mut self.shards[shard];
             let signals = Signals { table, ..followed.signals };
+            let was_full = followed.stages.load() == Load::Full;
             let change = followed.stages.step(now, &signals, &self.limits);
+            if was_full && followed.stages.load() < Load::Full {
+                control.starts_slowly(now);
+            }
             let stages = &followed.stages;
             control.remotes()[shard].load.set(stages.load(), stages.told(&self.limits));
             control.watch().loads.post(shard, &followed.stages);

@@ -98,6 +98,13 @@ impl ServerControl {
         &self.limiters
     }
 
+    /// Newcomers had to wait, and come back at once: the rate of all listeners rises as after a start.
+    pub(crate) fn starts_slowly(&self, now: Time) {
+        if let Some(rate) = &self.rate {
+            rate.begin_again(now);
+        }
+    }
+
     /// Changes the limits on who is let in while the server runs, of all listeners together: networks that are denied or allowed
     /// for a time, counts and rates. See [`AdmissionControl`].
     pub fn admission(&self) -> AdmissionControl {

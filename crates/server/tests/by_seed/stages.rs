@@ -210,6 +210,43 @@ fn pause_of_accepting_is_full_for_as_long_as_it_lasts() {
 }
 
 #[test]
+fn rate_of_newcomers_rises_again_behind_a_pause_of_accepting() {
+    Sim::seeds(10).run(|sim| {
+        let limits = ServerLimits::default().connections_max(20);
+        let admission = Admission::default().accept_rate(100, 1).slow_start(Duration::from_secs(10));
+        let server = Server::bind(ADDR).server_limits(limits).admission(admission).framing(Lines::default());
+        let running = sim.start(server, |_shard| Echo).expect("the server starts");
+        running.follow_load();
+        let leave_at = sim.now() + Duration::from_secs(20);
+        let served = Rc::new(Cell::new(0));
+        let comes = |name: String, leave_at: Duration| {
+            let served = served.clone();
+            sim.client(name, async move |net| {
+                let mut me = net.connect(ADDR).await?;
+                me.send("hello\n").await?;
+                assert_eq!(me.line().await?.as_deref(), Some("hello"));
+                served.set(served.get() + 1);
+                net.sleep(leave_at.saturating_sub(net.now())).await;
+                Ok(())
+            });
+        };
+        (0..24).for_each(|n| comes(format!("old{n}"), leave_at));
+        watch(sim, &running, Duration::from_secs(19));
+        assert_eq!((served.get(), running.load()), (20, Load::Full));
+        while running.load() == Load::Full {
+            sim.run_for(Duration::from_millis(5));
+        }
+        assert_eq!(served.get(), 24);
+        (0..60).for_each(|n| comes(format!("new{n}"), Duration::ZERO));
+        sim.run_for(Duration::from_secs(1));
+        let first = served.get() - 24;
+        assert!((5..=20).contains(&first), "{first} of 60 in the first second, at a tenth of the rate");
+        sim.run_until_done();
+        assert_eq!(served.get(), 84);
+    });
+}
+
+#[test]
 fn memory_that_is_held_has_a_way_out() {
     Sim::seeds(30).run(|sim| {
         const HELD_MAX: usize = 4 << 20;
