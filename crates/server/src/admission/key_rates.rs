@@ -14,7 +14,8 @@ use std::time::Duration;
 use ringserve_core::internals::UnitRate;
 
 use super::rates::Rate;
-use super::table::{NoMemory, TRACKED, Table, Tally};
+use super::sketch::Tally;
+use super::table::{NoMemory, TRACKED, Table};
 use super::{AdmissionError, TRACKED_RANGE, wrong};
 use crate::shard::handle::Shard;
 

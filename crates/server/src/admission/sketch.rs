@@ -4,8 +4,6 @@
 //! none lowers them below what is true, so it errs upwards only: a prefix may be refused early, and is never let in beyond its
 //! limit.
 
-use super::table::Tally;
-
 /// Four rows: that all four cells of a prefix are shared becomes seldom, and each costs a cache miss.
 const ROWS: usize = 4;
 
@@ -19,6 +17,30 @@ struct Cell<T> {
     bucket: u64,
     /// Connections, or another bucket.
     tally: T,
+}
+
+/// What is known of a prefix beside the bucket of its rate: its connections, or one more bucket.
+pub(super) trait Tally: Copy + Default + PartialEq {
+    /// What holds for each prefix.
+    type Limits;
+
+    /// True if there may be entries that know nothing any more.
+    fn leaves_idle(limits: &Self::Limits) -> bool;
+
+    /// When a bucket is full again; 0 for what is none.
+    fn full_at(self) -> u64;
+
+    /// True if it says no more than one that is not there.
+    fn is_idle(self, now: u64) -> bool;
+
+    /// The lesser one of what two cells of a sketch know.
+    fn least(self, other: Self) -> Self;
+
+    /// What a cell of a sketch knows after that of one of its prefixes went from `before` to `after`.
+    fn follow(self, before: Self, after: Self) -> Self;
+
+    /// What an entry takes over from the sketch, and what stays there.
+    fn split(self) -> (Self, Self);
 }
 
 /// The cells of one stripe.

@@ -22,7 +22,7 @@ use hashbrown::HashTable;
 
 use super::AdmissionStats;
 use super::rates::{Over, PrefixLimits, SharedLimits};
-use super::sketch::Sketch;
+use super::sketch::{Sketch, Tally};
 use crate::shard::random::Random;
 
 /// Stripes: with as many shards that accept all the time, two seldom want one lock.
@@ -71,30 +71,6 @@ impl Prefix {
     pub(crate) fn of_user(uid: u32) -> Prefix {
         Prefix { bits: uid.into(), kind: Kind::User }
     }
-}
-
-/// What is known of a prefix beside the bucket of its rate: its connections, or one more bucket.
-pub(super) trait Tally: Copy + Default + PartialEq {
-    /// What holds for each prefix.
-    type Limits;
-
-    /// True if there may be entries that know nothing any more.
-    fn leaves_idle(limits: &Self::Limits) -> bool;
-
-    /// When a bucket is full again; 0 for what is none.
-    fn full_at(self) -> u64;
-
-    /// True if it says no more than one that is not there.
-    fn is_idle(self, now: u64) -> bool;
-
-    /// The lesser one of what two cells of a sketch know.
-    fn least(self, other: Self) -> Self;
-
-    /// What a cell of a sketch knows after that of one of its prefixes went from `before` to `after`.
-    fn follow(self, before: Self, after: Self) -> Self;
-
-    /// What an entry takes over from the sketch, and what stays there.
-    fn split(self) -> (Self, Self);
 }
 
 /// Connections.
