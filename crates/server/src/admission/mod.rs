@@ -45,6 +45,7 @@
 mod control;
 mod kernel_filter;
 mod key_rates;
+mod limiter;
 mod lists;
 mod rates;
 mod shard;
@@ -55,30 +56,29 @@ mod total;
 mod watch;
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::net::IpAddr;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 pub use ringserve_core::RefusedBy;
 use ringserve_core::Time;
-use tracing::{info, warn};
 
 pub(crate) use control::Journal;
 pub use control::{AdmissionChange, AdmissionControl, AdmissionSettings, TimedNetwork};
 pub(crate) use kernel_filter::KernelFilters;
 pub use key_rates::{KeyLimits, KeyRates, KeyRatesStats, RetryAfter};
+pub(crate) use limiter::{Limiter, Source};
+use limiter::{LimitsSet, Lines};
 pub use lists::{IpList, IpListError};
 pub(crate) use rates::ServerRate;
-use rates::{Over, PrefixLimits, Rate};
+use rates::{PrefixLimits, Rate};
 pub(crate) use shard::{Limiters, ShardAdmission};
 pub(crate) use table::Charge;
-use table::{Prefix, TRACKED, Table};
-use timed::{Timed, Until};
+use table::{TRACKED, Table};
+use timed::Timed;
 use total::Total;
 pub(crate) use watch::watch;
-
-use crate::log::{LINES_PER_SECOND, guarded};
 
 /// Slots of each shard's connection table for peers of the allow list, beside those of all.
 pub(crate) const RESERVED: usize = 64;
@@ -444,169 +444,6 @@ pub struct AdmissionStats {
     pub sketched: usize,
 }
 
-/// What an [`Admission`] asks of connections, for all shards.
-pub(crate) struct Limiter {
-    deny: Option<IpList>,
-    allow: Option<IpList>,
-    /// `None` if no prefix has a limit.
-    table: Option<Table>,
-    v6_bits: u8,
-    /// All peers together.
-    total: Total,
-    /// Networks that were denied or allowed for a time.
-    timed: Timed,
-    /// What is denied is given to the kernel too.
-    filters: bool,
-    /// The kernel was given networks that are denied for a time.
-    has_filtered: AtomicBool,
-    /// The limits as they were set last.
-    set: Mutex<LimitsSet>,
-    /// What connections hear that are refused for their number, or for the load.
-    shed_reply: Option<Arc<[u8]>>,
-    lines: Lines,
-}
-
-impl Limiter {
-    /// True for a peer that gets in whatever else holds.
-    #[inline]
-    pub(crate) fn allows(&self, address: IpAddr) -> bool {
-        self.allow.as_ref().is_some_and(|allow| allow.contains(address))
-    }
-
-    /// The same, also for a time.
-    pub(crate) fn allows_now(&self, address: IpAddr, now: Time) -> bool {
-        self.allows(address) || self.timed_at(address, now).is_some_and(|until| until.allows)
-    }
-
-    /// What holds for an address for a time.
-    #[inline]
-    fn timed_at(&self, address: IpAddr, now: Time) -> Option<Until> {
-        if self.timed.has_some() { self.timed.at(address, now) } else { None }
-    }
-
-    /// Asks whether a connection may begin now, which is then counted if there are limits to count for.
-    ///
-    /// # Errors
-    /// What refuses it.
-    #[inline]
-    pub(crate) fn let_in(&self, source: Source, now: Time) -> Result<Option<Charge>, RefusedBy> {
-        let prefix = match source {
-            Source::Address(address) => {
-                if self.allows(address) {
-                    return Ok(None);
-                }
-                match self.timed_at(address, now) {
-                    Some(Until { allows: true, .. }) => return Ok(None),
-                    Some(_) => return Err(RefusedBy::DenyList),
-                    None => {}
-                }
-                if self.deny.as_ref().is_some_and(|deny| deny.contains(address)) {
-                    return Err(RefusedBy::DenyList);
-                }
-                Prefix::of_address(address, self.v6_bits)
-            }
-            Source::User(uid) => Prefix::of_user(uid),
-        };
-        let now = now.as_nanos();
-        if self.total.counts() {
-            return self.let_in_beside_all(prefix, now).map(Some);
-        }
-        let Some(table) = &self.table else { return Ok(None) };
-        table.charge(prefix, now).map(Some).map_err(RefusedBy::from)
-    }
-
-    /// The same where all peers together have limits too. One that these refuse is not charged for.
-    fn let_in_beside_all(&self, prefix: Prefix, now: u64) -> Result<Charge, RefusedBy> {
-        self.total.check(now)?;
-        let charge = match &self.table {
-            Some(table) => table.charge(prefix, now)?,
-            None => Charge::NOWHERE,
-        };
-        match self.total.take(now) {
-            Ok(()) => Ok(charge),
-            Err(by) => {
-                // Another shard took the last place.
-                if let Some(table) = &self.table {
-                    table.release(charge, now);
-                }
-                Err(by)
-            }
-        }
-    }
-
-    /// True if the kernel may drop packets for it. It stays so: its drops stay in the kernel's count.
-    fn is_filtered(&self) -> bool {
-        self.filters && (self.deny.is_some() || self.has_filtered.load(Ordering::Relaxed))
-    }
-
-    /// Takes a connection back that was counted.
-    #[inline]
-    pub(crate) fn release(&self, charge: Charge, now: Time) {
-        self.total.release();
-        if let Some(table) = &self.table {
-            table.release(charge, now.as_nanos());
-        }
-    }
-
-    /// True if it asks for users at the other ends of Unix sockets.
-    pub(crate) fn counts(&self) -> bool {
-        self.table.is_some() || self.total.counts()
-    }
-
-    /// Says that a connection was refused, unless ten lines said so within the second.
-    #[cold]
-    pub(crate) fn report(
-        &self,
-        shard: usize,
-        service: Option<&str>,
-        peer: Option<SocketAddr>,
-        by: RefusedBy,
-        now: Time,
-    ) {
-        if self.lines.allows(now) {
-            let (peer, by) = (peer.map(tracing::field::display), by.name());
-            guarded(|| warn!(shard, service, peer, by, "connection refused by the server's admission"));
-        }
-    }
-
-    pub(crate) fn stats(&self) -> AdmissionStats {
-        self.table.as_ref().map(Table::stats).unwrap_or_default()
-    }
-
-    /// Reads lists again whose files changed, and says what came of it. True if a list is another one.
-    fn refresh(&self) -> bool {
-        let mut changed = false;
-        for (list, is_deny) in [(&self.deny, true), (&self.allow, false)] {
-            let Some(list) = list else { continue };
-            let check = |networks: &lists::Networks| if is_deny { networks.check_denied() } else { Ok(()) };
-            match list.refresh(false, check) {
-                Ok(false) => {}
-                Ok(true) => {
-                    changed = true;
-                    let file = list.path().unwrap_or(std::path::Path::new("")).display();
-                    guarded(|| info!(%file, networks = list.len(), "a list of networks was read again"));
-                }
-                Err(error) => guarded(|| warn!("the old list of networks stays: {error}")),
-            }
-        }
-        changed
-    }
-
-    /// True if one of its lists is a file.
-    fn has_files(&self) -> bool {
-        [&self.deny, &self.allow].into_iter().flatten().any(|list| list.path().is_some())
-    }
-}
-
-impl fmt::Debug for Limiter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Limiter")
-            .field("deny", &self.deny)
-            .field("allow", &self.allow)
-            .finish_non_exhaustive()
-    }
-}
-
 /// The limits alone, without a server, for benchmarks.
 #[doc(hidden)]
 #[derive(Debug)]
@@ -647,46 +484,6 @@ impl Door {
     /// What it holds.
     pub fn stats(&self) -> AdmissionStats {
         self.0.stats()
-    }
-}
-
-/// The limits of a [`Limiter`] as they were set last.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct LimitsSet {
-    per_address: Option<u32>,
-    address_rate: Option<Rate>,
-    connections_max: Option<u32>,
-    connection_rate: Option<Rate>,
-}
-
-impl From<Over> for RefusedBy {
-    fn from(over: Over) -> RefusedBy {
-        match over {
-            Over::Count => RefusedBy::AddressCount,
-            Over::Rate => RefusedBy::AddressRate,
-            Over::Memory => RefusedBy::Memory,
-        }
-    }
-}
-
-/// Where a connection comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Source {
-    Address(IpAddr),
-    /// The user at the other end of a Unix socket.
-    User(u32),
-}
-
-/// Lines of the log that all shards of a server write together: the second, and how many in it.
-#[derive(Default)]
-struct Lines(AtomicU64);
-
-impl Lines {
-    fn allows(&self, now: Time) -> bool {
-        let second = (now.as_millis() / 1000) << 32;
-        let next = |lines: u64| if lines >> 32 << 32 < second { second + 1 } else { lines.saturating_add(1) };
-        let before = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |lines| Some(next(lines)));
-        next(before.unwrap_or_default()) as u32 <= LINES_PER_SECOND
     }
 }
 

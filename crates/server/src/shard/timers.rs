@@ -91,7 +91,10 @@ impl Timers {
     /// Figures are to be published at `time`; never by [`Time::NEVER`].
     pub(crate) fn set_publication(&self, time: Time) {
         self.inner.publication.set(time);
-        self.inner.set_next(&self.inner.state.borrow().alarms);
+        match time {
+            Time::NEVER => self.inner.set_next(&self.inner.state.borrow().alarms),
+            time => self.inner.next.set(self.inner.next.get().min(time)),
+        }
     }
 
     /// True if that time has come.

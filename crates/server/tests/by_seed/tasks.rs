@@ -174,6 +174,21 @@ fn tick_that_is_late_leaves_a_turn_to_others_first() {
     });
 }
 
+#[test]
+fn sleep_is_what_its_shard_waits_for() {
+    on_a_shard(async |shard: Shard| {
+        for millis in 1..200 {
+            let (time, before) = (Duration::from_millis(millis), shard.now());
+            shard.sleep(time).await;
+            let slept = shard.now() - before;
+            assert!(
+                slept >= time && slept < time + Duration::from_millis(3),
+                "{slept:?} instead of {time:?}"
+            );
+        }
+    });
+}
+
 /// Counts what lives.
 struct Alive(Rc<Cell<u32>>);
 
