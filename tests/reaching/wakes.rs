@@ -245,12 +245,16 @@ fn report_is_whole_never_falls_and_names_stale_shards() {
     let during = report_when_stale(&[0]);
     assert!(during.counters.frames > before.counters.frames, "the other shard answered");
     assert_eq!(during.shards[0].counters.frames, before.shards[0].counters.frames, "what it said last");
-    // From a shard: neither its own answer nor that of the blocked one is waited for.
-    asks.ask("report");
-    let (report, waits) = reports.recv_timeout(SOON).unwrap();
-    assert_eq!((report.shards.len(), report.stale_shards().collect::<Vec<_>>()), (2, vec![0, 1]));
-    assert!(report.counters.frames >= during.counters.frames, "counters never fall");
-    assert_eq!(waits, 0, "the shard did not wait");
+    // From a shard: neither its own answer nor that of the blocked one is waited for. The kernel makes a thread wait for reasons
+    // that are not ours now and then (a page, a lock on the list of mappings); a shard that waited for an answer would each time.
+    let fewest_waits = (0..20).map(|_| {
+        asks.ask("report");
+        let (report, waits) = reports.recv_timeout(SOON).unwrap();
+        assert_eq!((report.shards.len(), report.stale_shards().collect::<Vec<_>>()), (2, vec![0, 1]));
+        assert!(report.counters.frames >= during.counters.frames, "counters never fall");
+        waits
+    });
+    assert_eq!(fewest_waits.min(), Some(0), "the shard waits for no answer");
     block.end();
     blocks.recv();
     ringserve_tests::a_turn_passes(running);
