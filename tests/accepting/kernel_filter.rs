@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use ringserve::admission::{Admission, IpList, RefusedBy};
-use ringserve::{Server, ServerHandle};
+use ringserve::{Driver, Server, ServerHandle};
 use ringserve_tests::child::{Process, is_child};
 use ringserve_tests::limited::{
     connect_from, drivers, ended, greeted, greets, hears_hello, refused_by, try_to_greet,
@@ -144,40 +144,45 @@ fn list_is_replaced_under_load_and_no_allowed_peer_is_lost() {
 
 #[test]
 fn networks_are_filtered_for_their_time() {
-    for driver in drivers() {
-        // One server with a list, and one that is only asked to count: it has no filter until it needs one.
-        for admission in [Admission::default().deny(list("127.0.7.0/24")), Admission::default().adjustable()]
-        {
-            let running = greets(driver, "127.0.0.1:0", 2, admission);
-            let (addr, admission) = (running.local_addrs()[0], running.control().admission());
-            let had_list = !greets_from("127.0.7.1", addr);
-            let held = greeted("127.0.9.1", addr).unwrap();
-            // The server refuses them at once, and the kernel soon.
-            admission.deny(&list("127.0.9.0/24"), Duration::from_secs(3600)).unwrap();
-            assert!(!greets_from("127.0.9.1", addr));
-            eventually("the kernel drops its packets", SOON, || is_silent("127.0.9.1", addr));
-            assert!(greets_from("127.0.8.1", addr), "others are served");
-            assert_eq!(greets_from("127.0.7.1", addr), !had_list, "and the list holds as before");
-            writeln!(&held, "still there").unwrap();
-            let mut line = String::new();
-            BufReader::new(&held).read_line(&mut line).unwrap();
-            assert_eq!(line, "still there\n");
-            // What is allowed is stronger, also than the list.
-            admission.allow(&list("127.0.9.9 127.0.7.7"), Duration::from_secs(3600)).unwrap();
-            for allowed in ["127.0.9.9", "127.0.7.7"] {
-                eventually("an allowed peer is let through", SOON, || greets_from(allowed, addr));
-            }
-            assert!(is_silent("127.0.9.1", addr));
-            admission.forget(&list("127.0.9.0/24")).unwrap();
-            eventually("a network is forgotten", SOON, || greets_from("127.0.9.1", addr));
-            // A time that ends by itself.
-            admission.deny(&list("127.0.6.0/24"), Duration::from_secs(2)).unwrap();
-            eventually("the kernel has it", SOON, || is_silent("127.0.6.1", addr));
-            eventually("its time is over", SOON, || greets_from("127.0.6.1", addr));
-            assert_eq!(greets_from("127.0.7.1", addr), !had_list);
-            ended(running);
+    // What is dropped is known by waiting, so they wait together.
+    thread::scope(|scope| {
+        for driver in drivers() {
+            // One server with a list, and one that is only asked to count: it has no filter until it needs one.
+            scope.spawn(move || filters_for_a_time(driver, Admission::default().deny(list("127.0.7.0/24"))));
+            scope.spawn(move || filters_for_a_time(driver, Admission::default().adjustable()));
         }
+    });
+}
+
+fn filters_for_a_time(driver: Driver, admission: Admission) {
+    let running = greets(driver, "127.0.0.1:0", 2, admission);
+    let (addr, admission) = (running.local_addrs()[0], running.control().admission());
+    let had_list = !greets_from("127.0.7.1", addr);
+    let held = greeted("127.0.9.1", addr).unwrap();
+    // The server refuses them at once, and the kernel soon.
+    admission.deny(&list("127.0.9.0/24"), Duration::from_secs(3600)).unwrap();
+    assert!(!greets_from("127.0.9.1", addr));
+    eventually("the kernel drops its packets", SOON, || is_silent("127.0.9.1", addr));
+    assert!(greets_from("127.0.8.1", addr), "others are served");
+    assert_eq!(greets_from("127.0.7.1", addr), !had_list, "and the list holds as before");
+    writeln!(&held, "still there").unwrap();
+    let mut line = String::new();
+    BufReader::new(&held).read_line(&mut line).unwrap();
+    assert_eq!(line, "still there\n");
+    // What is allowed is stronger, also than the list.
+    admission.allow(&list("127.0.9.9 127.0.7.7"), Duration::from_secs(3600)).unwrap();
+    for allowed in ["127.0.9.9", "127.0.7.7"] {
+        eventually("an allowed peer is let through", SOON, || greets_from(allowed, addr));
     }
+    assert!(is_silent("127.0.9.1", addr));
+    admission.forget(&list("127.0.9.0/24")).unwrap();
+    eventually("a network is forgotten", SOON, || greets_from("127.0.9.1", addr));
+    // A time that ends by itself.
+    admission.deny(&list("127.0.6.0/24"), Duration::from_secs(2)).unwrap();
+    eventually("the kernel has it", SOON, || is_silent("127.0.6.1", addr));
+    eventually("its time is over", SOON, || greets_from("127.0.6.1", addr));
+    assert_eq!(greets_from("127.0.7.1", addr), !had_list);
+    ended(running);
 }
 
 fn list(text: &str) -> IpList {

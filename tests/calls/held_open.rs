@@ -161,27 +161,3 @@ fn a_drain_waits_for_it_no_longer_than_it_may() {
     assert_eq!(client.end(), End::Reset);
     assert_eq!(lab.ended().counters.closed_for(CloseReason::DrainTimeout), 1);
 }
-
-#[test]
-fn half_frame_that_cannot_be_finished_is_not_too_slow() {
-    // The rate is measured over 10 s, so this takes as long.
-    let lab = Lab::start(no_time_limits().read_bytes_per_second_min(240));
-    let mut client = lab.reached("it");
-    assert_eq!(client.ask(order::hold_open()), b"held");
-    client.write(&frame(b"half of it")[..9]);
-    client.finish_writing();
-    assert_eq!(client.recv(), b"ended");
-    let mut slow = lab.client();
-    slow.write(&frame(b"half of it")[..9]);
-    eventually("one that could go on is closed", 2 * SOON, || {
-        lab.stats().counters.closed_for(CloseReason::ReadTooSlow) >= 1
-    });
-    let handle = lab.shared.handle("it");
-    assert_eq!(handle.push("still here"), Ok(()));
-    assert_eq!(client.recv(), b"still here");
-    handle.close();
-    assert_eq!(client.end(), End::Fin);
-    drop((client, slow));
-    lab.closed_for(CloseReason::ReadTooSlow, 1);
-    lab.finish();
-}

@@ -243,6 +243,29 @@ fn half_frame_below_the_rate_is_closed_and_one_above_lives() {
 }
 
 #[test]
+fn half_frame_that_cannot_be_finished_is_not_too_slow() {
+    let lab = Lab::start(no_time_limits().read_bytes_per_second_min(240));
+    let mut client = lab.reached("it");
+    assert_eq!(client.ask(order::hold_open()), b"held");
+    client.write(&frame(b"half of it")[..9]);
+    client.finish_writing();
+    assert_eq!(client.recv(), b"ended");
+    let mut slow = lab.client();
+    slow.write(&frame(b"half of it")[..9]);
+    eventually("one that could go on is closed", 2 * SOON, || {
+        lab.stats().counters.closed_for(CloseReason::ReadTooSlow) >= 1
+    });
+    let handle = lab.shared.handle("it");
+    assert_eq!(handle.push("still here"), Ok(()));
+    assert_eq!(client.recv(), b"still here");
+    handle.close();
+    assert_eq!(client.end(), End::Fin);
+    drop((client, slow));
+    lab.closed_for(CloseReason::ReadTooSlow, 1);
+    lab.finish();
+}
+
+#[test]
 fn limits_that_contradict_each_other_do_not_start() {
     let limits = no_time_limits().outbox_bytes_low(10).outbox_bytes_high(5);
     let server = ringserve_tests::On::default().server(limits);

@@ -149,6 +149,9 @@ pub struct OverloadOptions {
     /// Seconds to measure in each row
     #[arg(long, default_value_t = 10.0, value_parser = seconds)]
     pub seconds: f64,
+    /// Seconds from the begin of the storm to where measuring begins, in the rows goodput and marked
+    #[arg(long, default_value_t = 5.0, value_parser = seconds)]
+    pub settle: f64,
     /// A directory with tokio-shed and go-shed, as scripts/rivals builds them, to be measured beside
     #[arg(long, value_name = "DIRECTORY")]
     pub rivals: Option<PathBuf>,

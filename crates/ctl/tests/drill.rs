@@ -76,19 +76,8 @@ fn cause_that_is_not_named_in_time_is_wrong() {
 fn missed_bar_of_overload_is_told_by_code_and_json() {
     let _turn = in_turn();
     // A server that is asked for a tenth of what it can do serves a tenth.
-    let arguments = [
-        "overload",
-        "--only",
-        "goodput",
-        "--driver",
-        "epoll",
-        "--times",
-        "0.1",
-        "--seconds",
-        "0.5",
-        "--json",
-    ];
-    let (code, json) = drill(&arguments);
+    let arguments = "overload --only goodput --driver epoll --times 0.1 --settle 0.5 --seconds 0.5 --json";
+    let (code, json) = drill(&arguments.split(' ').collect::<Vec<_>>());
     assert_eq!(code, 1, "{json}");
     let rows: Vec<serde_json::Value> = serde_json::from_str(&json).unwrap();
     let told = |row: &serde_json::Value| (row["server"].clone(), row["held"].clone(), row["beside"].clone());

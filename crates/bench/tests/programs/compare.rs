@@ -7,7 +7,7 @@ use std::process::Command;
 fn a_report_has_every_server_and_a_chart_for_each_piece_of_work() {
     let out = std::env::temp_dir().join(format!("ringserve-compare-{}", std::process::id()));
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringserve-bench"));
-    let works = ["lockstep-50", "echo-50", "lines", "awaits", "open-60", "firehose", "churn"];
+    let works = ["lockstep-50", "echo-50", "open-60", "firehose", "churn"];
     command.args(["compare", "--rounds", "1", "--seconds", "0.1", "--works", &works.join(",")]);
     command.arg("--rivals").arg(out.join("none")).arg("--out").arg(&out);
     let output = command.output().unwrap();

@@ -96,7 +96,7 @@ fn tried(
     let time = Duration::from_secs_f64(options.seconds);
     let mut outcomes = match row {
         Row::Goodput | Row::Marked => {
-            let storm = storm::run(process.addr(), options.times, time)?;
+            let storm = storm::run(process.addr(), options)?;
             let mut both = Vec::new();
             if row == Row::Goodput {
                 both.push(Outcome::of(Row::Goodput, name, storm.goodput_bars(), storm.to_string()));
@@ -140,9 +140,7 @@ fn beside(cpus: &Cpus, options: &OverloadOptions, tell: impl Fn(&str)) -> Vec<Ou
 
 /// The storm at a server that was started for comparison, and ends behind it.
 fn compared(name: &str, process: Result<Process, Failure>, options: &OverloadOptions) -> Outcome {
-    let time = Duration::from_secs_f64(options.seconds);
-    let storm = process.and_then(|process| storm::run(process.addr(), options.times, time));
-    match storm {
+    match process.and_then(|process| storm::run(process.addr(), options)) {
         Ok(storm) => Outcome::of(Row::Goodput, name, storm.goodput_bars(), storm.to_string()),
         Err(failure) => Outcome::failed(Row::Goodput, name, failure.0),
     }
@@ -197,6 +195,7 @@ mod tests {
             times: 4.0,
             micros: 200,
             seconds: 0.1,
+            settle: 0.1,
             rivals: None,
         };
         let outcome = compared("go-shed", Err(Failure("no such file".to_owned())), &options);

@@ -16,15 +16,13 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use super::peer::{percentile, run_local};
 use super::rows::Bar;
 use super::server::MARK;
+use crate::args::OverloadOptions;
 use crate::client::Failure;
 
 const CONNECTIONS: usize = 100;
 
 /// For how long as many requests are sent as are answered.
 const CLOSED: Duration = Duration::from_secs(3);
-
-/// From the begin of the storm to where measuring begins.
-const SETTLES: Duration = Duration::from_secs(5);
 
 /// One request in this many is marked, and served whatever the load is.
 const MARKED_ONE_IN: u64 = 10;
@@ -202,10 +200,11 @@ async fn most(addr: SocketAddr) -> Result<f64, Failure> {
     Ok(answered / (CLOSED.as_secs_f64() - 0.5))
 }
 
-async fn storm(addr: SocketAddr, rate: f64, time: Duration) -> Result<Outcome, Failure> {
+async fn storm(addr: SocketAddr, rate: f64, options: &OverloadOptions) -> Result<Outcome, Failure> {
     let storm = Storm::connect(addr, false).await?;
     let begun = Instant::now();
-    let (from, until) = (begun + SETTLES, begun + SETTLES + time);
+    let from = begun + Duration::from_secs_f64(options.settle);
+    let until = from + Duration::from_secs_f64(options.seconds);
     {
         let mut counts = storm.counts.borrow_mut();
         (counts.from, counts.until) = (Some(from), Some(until));
@@ -231,7 +230,7 @@ async fn storm(addr: SocketAddr, rate: f64, time: Duration) -> Result<Outcome, F
     // What is on its way has time to come.
     storm.run(until + Duration::from_secs(1), |_| {}).await;
     let mut counts = storm.counts.borrow_mut();
-    let seconds = time.as_secs_f64();
+    let seconds = options.seconds;
     Ok(Outcome {
         asked: counts.due as f64 / seconds,
         served: counts.times.len() as f64 / seconds,
@@ -244,12 +243,12 @@ async fn storm(addr: SocketAddr, rate: f64, time: Duration) -> Result<Outcome, F
 }
 
 /// Finds out what the server can do, and asks it for `times` that.
-pub(super) fn run(addr: SocketAddr, times: f64, time: Duration) -> Result<Outcome, Failure> {
+pub(super) fn run(addr: SocketAddr, options: &OverloadOptions) -> Result<Outcome, Failure> {
     run_local(async {
         let most = most(addr).await?;
         // The stage of a server that was asked for all that it can do.
         tokio::time::sleep(Duration::from_secs(3)).await;
-        let storm = storm(addr, most * times, time).await?;
+        let storm = storm(addr, most * options.times, options).await?;
         Ok(Outcome { most, ..storm })
     })
 }
