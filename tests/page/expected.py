@@ -346,6 +346,7 @@ def panels(report):
                 for found in report["findings"]
             ],
         ),
+        "admission": admission(report["admission"]),
         "outboxes": (missing, [renamed(connection_row(c, bytes_(c["outbox_bytes"])), "Outbox") for c in report["outboxes"]]),
         "calls": (
             missing,
@@ -355,6 +356,26 @@ def panels(report):
             ],
         ),
     }
+
+
+def admission(told):
+    """The limits on who is let in: the rate of the server in the remark, with the last change, and a row for each `Admission`."""
+    if not told:
+        return "", []
+    limit = lambda given: f"{count(given['per_second'])}/s, {count(given['burst'])} at once" if given else ""
+    changes = [change["what"] for change in told["changes"][-1:]]
+    rows = [
+        {
+            "Per address": [f"{count(of['per_address'])} at once", limit(of["address_rate"])],
+            "From all": [
+                count(of["connections"]) + (f" of {count(of['connections_max'])}" if of["connections_max"] is not None else ""),
+                limit(of["connection_rate"]),
+            ],
+            "Networks for a time": [count(of["networks_total"])],
+        }
+        for of in told["limits"]
+    ]
+    return dots(limit(told["accept_rate"]), *changes), rows
 
 
 def charts(report):

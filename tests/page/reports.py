@@ -99,6 +99,18 @@ def finding(check, severity, what, value, needed, otherwise, fix):
     }
 
 
+def admission_limits(per_address, address_rate, connections_max, connection_rate, connections, networks):
+    return {
+        "per_address": per_address,
+        "address_rate": address_rate,
+        "connections_max": connections_max,
+        "connection_rate": connection_rate,
+        "connections": connections,
+        "networks_total": networks,
+        "networks": [{"network": f"192.0.{n}.0/24", "allows": n == 1, "left_seconds": 59.5} for n in range(networks)],
+    }
+
+
 def calm():
     shards = [
         shard(n, busy, starved, 12_057 + 3 * n)
@@ -129,6 +141,7 @@ def calm():
             stage("host", 48_391, 1_048_576, "descriptors"),
         ],
         "overload": {"stage": 0, "name": "calm", "cause": "", "shed_total": 0},
+        "admission": {"limits": [], "accept_rate": None, "changes": []},
         "rates": {
             "accepts_per_second": 212.0,
             "closes_per_second": 209.4,
@@ -236,6 +249,17 @@ def shedding():
         stage("host", 1_000_016, 1_048_576, "descriptors"),
     ]
     report["overload"] = {"stage": 3, "name": "shedding connections", "cause": "the table is at 99 %", "shed_total": 88_120}
+    report["admission"] = {
+        "limits": [
+            admission_limits(20, {"per_second": 5, "burst": 25}, 50_000, {"per_second": 1_100, "burst": 1_500}, 48_211, 2),
+            admission_limits(None, None, None, None, None, 0),
+        ],
+        "accept_rate": {"per_second": 20_000, "burst": 5_000},
+        "changes": [
+            {"ago_seconds": 312.5, "what": "per_address from off to 20"},
+            {"ago_seconds": 2.25, "what": "192.0.2.0/24 denied for 3600 s"},
+        ],
+    }
     report["shards"] = [shard(n, 0.97 - n / 100, 0.021, 249_967 + n) for n in range(4)]
     report["rates"] |= {"accepts_per_second": 0.4, "closes_per_second": 1_204.5}
     return report
@@ -277,6 +301,7 @@ def draining():
     report = calm()
     report["server"] |= {"phase": "draining", "connections": 1}
     report["overload"] = None
+    report["admission"] = None
     report["accept_queues"] = []
     report["outboxes"] = report["outboxes"][:2]
     report["waiting_calls"] = []
@@ -357,12 +382,18 @@ def fields_of_types(source: Path) -> dict[str, list[str]]:
 
 def differences_of_fields(source: Path) -> list[str]:
     """What these reports lack of the types, or have too much. Empty if the page is shown what a server sends."""
-    report = calm() | {"overload": shedding()["overload"]}
+    report = calm() | {part: shedding()[part] for part in ("overload", "admission")}
+    admission = report["admission"]
     examples = {
         "Report": report,
         "ServerFacts": report["server"],
         "Stage": report["funnel"][0],
         "Overload": report["overload"],
+        "Admission": admission,
+        "AdmissionLimits": admission["limits"][0],
+        "Rate": admission["accept_rate"],
+        "TimedNetwork": admission["limits"][0]["networks"][0],
+        "AdmissionChange": admission["changes"][0],
         "Rates": report["rates"],
         "ShardReport": report["shards"][0],
         "ServiceReport": report["services"][0],
