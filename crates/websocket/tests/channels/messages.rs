@@ -119,6 +119,15 @@ fn small_messages_that_came_together_are_handed_on_together() {
     let mut side = Side::messages();
     side.takes(&wire);
     assert_eq!(cut(&side.plain).len(), 16);
+    // Each is what its own frame says, whatever the one before it is.
+    let mut side = Side::messages();
+    let sent: Vec<(Kind, u8)> = (0..16).map(|n| [(Kind::Text, b'a'), (Kind::Binary, 0xff)][n % 2]).collect();
+    let opcode = |kind| if kind == Kind::Text { Opcode::Text } else { Opcode::Binary };
+    side.takes(
+        &sent.iter().flat_map(|(kind, byte)| frame(true, opcode(*kind), &[*byte; 64])).collect::<Vec<u8>>(),
+    );
+    let found: Vec<(Kind, u8)> = cut(&side.plain).iter().map(|(kind, bytes)| (*kind, bytes[0])).collect();
+    assert_eq!((found, side.pieces), (sent, 1));
     // A text that is none ends the connection, and those before it are handed on.
     let mut side = Side::messages();
     let bad = frame(true, Opcode::Text, b"no \xff text");
