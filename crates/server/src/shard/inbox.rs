@@ -549,6 +549,19 @@ mod tests {
     }
 
     #[test]
+    fn watchdog_rests_while_a_shard_waits_and_once_it_ended() {
+        let remote = RemoteShard::new();
+        remote.set_thread(7);
+        assert!(!remote.lets_watchdog_rest(), "it has not begun its first turn, and wakes no watchdog");
+        assert!(remote.fall_asleep());
+        assert!(remote.lets_watchdog_rest(), "it waits");
+        remote.begin_turn(&mut Delivery::default());
+        assert!(!remote.lets_watchdog_rest(), "it works");
+        remote.set_thread(0);
+        assert!(remote.lets_watchdog_rest(), "it ended");
+    }
+
+    #[test]
     fn an_order_is_never_taken_back() {
         let remote = RemoteShard::new();
         remote.command(Command::Force);
