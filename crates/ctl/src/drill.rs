@@ -386,7 +386,8 @@ mod tests {
         assert!(named.is_right());
         assert!(!Outcome { why: "a call computes".into(), found, ..Outcome::of(Cause::Lock) }.is_right());
         assert_eq!(named.row()[..5], ["lock", "handler", "handler", "1.3", "ok"].map(String::from));
-        let other = Outcome { found: Some("table".into()), ..Outcome::of(Cause::Lock) };
+        let (found, why) = (Some("table".into()), "no slot for a lock".into());
+        let other = Outcome { found, why, ..Outcome::of(Cause::Lock) };
         assert_eq!((other.is_right(), &*other.row()[4]), (false, "WRONG"));
         let none = Outcome::of(Cause::Lock);
         assert_eq!((none.is_right(), &*none.row()[2]), (false, "none"));
