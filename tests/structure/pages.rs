@@ -1,4 +1,4 @@
-//! Links of the pages that people read lead somewhere, and the guide has all of its pages.
+//! Links of the pages that people read lead somewhere, their text is 100 columns wide, and the guide has all of its pages.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -49,6 +49,23 @@ fn broken(file: &Path, page: &str) -> String {
     lines
 }
 
+/// Columns of text, as in the pages that people read beside code.
+const COLUMNS: usize = 100;
+
+/// A line for each line of text that is too wide and could be broken. Tables and code are as wide as they have to be.
+fn wide(file: &Path, page: &str) -> String {
+    let mut lines = String::new();
+    let mut is_code = false;
+    for (n, line) in (1..).zip(page.lines()) {
+        is_code ^= line.trim_start().starts_with("```");
+        let is_text = !is_code && !line.trim_start().starts_with(['|', '#']);
+        if is_text && line.chars().count() > COLUMNS && line.trim().contains(' ') {
+            let _ = writeln!(lines, "  {}:{n}", file.display());
+        }
+    }
+    lines
+}
+
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this package is in the workspace")
 }
@@ -58,14 +75,36 @@ fn pages(folder: &Path) -> Vec<PathBuf> {
     entries.filter(|path| path.extension().is_some_and(|extension| extension == "md")).collect()
 }
 
+const WRITTEN: [&str; 6] = [".", "docs", "docs/guide", "examples", "examples/bugs", "crates/bench/rivals"];
+
+/// What `compare` writes.
+const MADE: [&str; 1] = ["docs/performance"];
+
+/// What is found in all pages of these folders.
+fn in_pages_of<'a>(folders: impl Iterator<Item = &'a &'a str>, find: fn(&Path, &str) -> String) -> String {
+    let pages: Vec<PathBuf> = folders.flat_map(|folder| pages(&root().join(folder))).collect();
+    assert!(pages.len() > 15, "the pages are there");
+    pages.iter().map(|file| find(file, &fs::read_to_string(file).expect("text"))).collect()
+}
+
 #[test]
 fn links_of_all_pages_lead_somewhere() {
-    let folders = [".", "docs", "docs/guide", "docs/performance", "examples", "crates/bench/rivals"];
-    let pages: Vec<PathBuf> = folders.into_iter().flat_map(|folder| pages(&root().join(folder))).collect();
-    assert!(pages.len() > 15, "the pages are there");
-    let found: String =
-        pages.iter().map(|file| broken(file, &fs::read_to_string(file).expect("text"))).collect();
+    let found = in_pages_of(WRITTEN.iter().chain(&MADE), broken);
     assert!(found.is_empty(), "links that lead nowhere:\n{found}");
+}
+
+#[test]
+fn text_of_all_pages_is_100_columns_wide() {
+    let found = in_pages_of(WRITTEN.iter(), wide);
+    assert!(found.is_empty(), "lines of text with more than {COLUMNS} columns:\n{found}");
+}
+
+#[test]
+fn planted_wide_lines_are_found() {
+    let (word, text) = ("x".repeat(120), "x ".repeat(60));
+    let page = format!("{text}\n* {text}\n{word}\n| {text} |\n```\n{text}\n```\n");
+    let found = wide(Path::new("a.md"), &page);
+    assert_eq!(found, "  a.md:1\n  a.md:2\n");
 }
 
 #[test]
