@@ -72,6 +72,17 @@ pub(crate) enum Write {
     Shut,
 }
 
+/// The state of the receiving half.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Input {
+    /// More may arrive.
+    Open,
+    /// A channel said that nothing more would come. FIN is still to be received.
+    Closed,
+    /// The peer sent FIN, or receiving failed.
+    Fin,
+}
+
 /// The treatment of received bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Intake {
@@ -253,8 +264,7 @@ pub(crate) struct Conn {
     pub receive_used: bool,
     /// Receiving is held back because the inbox is full.
     pub paused: bool,
-    /// The peer sent FIN, or the end of a channel, or receiving failed: nothing more will arrive.
-    pub input_ended: bool,
+    pub input: Input,
     pub send: Flight,
     pub aside: Aside,
     pub opened: Opened,
@@ -311,7 +321,7 @@ impl Conn {
             bulk: 0,
             receive_used: false,
             paused: false,
-            input_ended: false,
+            input: Input::Open,
             send: Flight::None,
             aside: Aside::default(),
             opened: Opened::No,
@@ -422,13 +432,19 @@ impl Conn {
         self.inbox.as_ref().map_or(0, |inbox| inbox.waiting_bytes())
     }
 
-    /// True if nothing more will arrive that is not thrown away, and none is awaited: a channel's input may end before the peer's
-    /// FIN is there.
-    pub(crate) fn has_fin(&self) -> bool {
-        self.input_ended && !self.receive.is_on()
+    /// True if nothing more will arrive that is not thrown away.
+    #[inline]
+    pub(crate) fn input_ended(&self) -> bool {
+        self.input != Input::Open
     }
 
-    /// True if bytes should be received now.
+    /// True if no receive would bring anything.
+    pub(crate) fn has_fin(&self) -> bool {
+        self.input == Input::Fin
+    }
+
+    /// True if bytes should be received now. A channel's input may end before FIN is there, which is received too: what lies
+    /// unread at a close would make a reset of it.
     pub(crate) fn wants_receive(&self) -> bool {
         !self.has_fin()
             && match self.state {
@@ -446,7 +462,7 @@ impl Conn {
     /// True if the service is to be called once more, for the end of the input.
     #[inline]
     pub(crate) fn owes_end(&self) -> bool {
-        self.input_ended
+        self.input_ended()
             && !self.has_handler()
             && !self.is_cut()
             && !self.inbox.as_ref().is_some_and(|inbox| inbox.is_mid_frame())
@@ -542,7 +558,7 @@ impl Conn {
         if let Some(inbox) = &self.inbox
             && inbox.has_begun()
             && self.takes_frames()
-            && !self.input_ended
+            && !self.input_ended()
         {
             let left = inbox.window_began.left(times.read_window, now);
             if left < next.0 {
@@ -558,7 +574,7 @@ impl Conn {
             }
         }
         // A peer that has sent FIN cannot answer, and owes no more bytes; one that was sent FIN cannot be asked.
-        let answers = self.opened == Opened::Yes && !self.input_ended && self.write == Write::Open;
+        let answers = self.opened == Opened::Yes && !self.input_ended() && self.write == Write::Open;
         if self.is_open() && answers && times.heartbeat != NEVER {
             let left = self.heard_at.left(times.heartbeat, now);
             if left < next.0 {
@@ -582,14 +598,14 @@ impl Conn {
 /// A connection's name with its state, for messages of failed checks.
 pub(crate) fn describe(id: ConnId, conn: &Conn) -> alloc::string::String {
     alloc::format!(
-        "connection {id}: {:?} connect {:?} receive {:?} send {:?} write {:?} handler {:?} input_ended {} close_sent {}",
+        "connection {id}: {:?} connect {:?} receive {:?} send {:?} write {:?} handler {:?} input {:?} close_sent {}",
         conn.state,
         conn.connect,
         conn.receive,
         conn.send,
         conn.write,
         conn.handler,
-        conn.input_ended,
+        conn.input,
         conn.close_sent
     )
 }

@@ -259,7 +259,7 @@ impl<'a, O: Observer> Frames<'a, O> {
                         (self.plain, self.frame_bytes) = (false, 0);
                         return Next::Frame(Frame::default());
                     }
-                    if conn.inbox.is_some() || conn.input_ended || conn.paused || shard.drain.is_some() {
+                    if conn.inbox.is_some() || conn.input_ended() || conn.paused || shard.drain.is_some() {
                         shard.out_of_bytes(self.id);
                     }
                     return Next::Nothing;

@@ -4,7 +4,7 @@ use ringserve_buf::{Block, Lease, LeaseMut, try_box};
 
 use super::turn::{Event, Lane, hand_out};
 use super::{Frames, Shard, expect_conn};
-use crate::conn::{Conn, Flight, Opened, Queued, State};
+use crate::conn::{Conn, Flight, Input, Opened, Queued, State};
 use crate::inbox::{Inbox, NoMemory};
 use crate::outlet::Outlet;
 use crate::{CloseReason, ConnId, Observer, Op, ReceiveEnd};
@@ -58,7 +58,7 @@ impl<O: Observer> Shard<O> {
             && !conn.is_cut()
             && let Some(shared) = &conn.shared
         {
-            let plain = conn.inbox.is_none() && !conn.input_ended && !conn.paused && self.drain.is_none();
+            let plain = conn.inbox.is_none() && !conn.input_ended() && !conn.paused && self.drain.is_none();
             let (of, shared, is_first) = (conn.lane, shared.clone(), !conn.frame_seen);
             if first_since_armed {
                 self.arm(id);
@@ -158,16 +158,16 @@ impl<O: Observer> Shard<O> {
         }
         match end {
             ReceiveEnd::Stopped => {}
-            ReceiveEnd::Eof => conn.input_ended = true,
+            ReceiveEnd::Eof => conn.input = Input::Fin,
             ReceiveEnd::Error(errno) => {
-                conn.input_ended = true;
+                conn.input = Input::Fin;
                 if conn.state != State::Closing {
                     return self.abort(id, CloseReason::of_errno(errno));
                 }
             }
         }
         match conn.state {
-            State::Open if conn.input_ended => {
+            State::Open if conn.has_fin() => {
                 if conn.has_channel() {
                     self.sealed_input_ended(id);
                 }
@@ -198,7 +198,7 @@ impl<O: Observer> Shard<O> {
         if conn.has_channel() && !conn.is_cut() && self.channels.is_put_off(id) {
             return self.want_step(id);
         }
-        if conn.input_ended {
+        if conn.input_ended() {
             return self.finish_input(id);
         }
         if conn.paused {

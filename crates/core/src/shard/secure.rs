@@ -454,7 +454,7 @@ impl<O: Observer> Shard<O> {
             return self.finish(id, CloseReason::BadFrame(error));
         }
         // What it sent before FIN may be the rest.
-        if conn.input_ended && !waits {
+        if conn.input_ended() && !waits {
             let reason = if came == 0 { CloseReason::PeerClosed } else { CloseReason::PeerClosedMidFrame };
             self.finish(id, reason);
         }

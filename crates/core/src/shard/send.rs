@@ -224,9 +224,9 @@ impl<O: Observer> Shard<O> {
             // A write limit asked for it, to see how much the peer takes.
             SendEnd::Stopped if batch.is_empty() => self.shared.recycle(batch),
             SendEnd::Stopped => {
-                if let Some(reason) =
-                    write_limit(&self.lanes[conn.lane].limits, &mut batch, left, looked_at, now)
-                {
+                let limits = &self.lanes[conn.lane].limits;
+                let judged = self.lateness.judged_for(self.wheel.next_or_never(), self.now);
+                if let Some(reason) = write_limit(limits, &mut batch, left, looked_at, now, judged) {
                     self.note_stall(lane, stalled);
                     return self.abort(id, reason);
                 }
@@ -239,7 +239,7 @@ impl<O: Observer> Shard<O> {
         if waits && shared.outbox_bytes() <= self.lanes[conn.lane].limits.outbox_bytes_low {
             shared.take_ready(|waker| self.events.push_back(Event::Wake(id, waker)));
             // One without bytes has to find out that nothing waits any more, so that it receives again, and is quiet.
-            let looks = conn.inbox.is_some() || conn.input_ended || conn.paused;
+            let looks = conn.inbox.is_some() || conn.input_ended() || conn.paused;
             if let Some(inbox) = &mut conn.inbox {
                 inbox.begin_window(self.stamp);
             }
@@ -279,7 +279,8 @@ impl<O: Observer> Shard<O> {
     }
 }
 
-/// The reason to close a peer at `now` that took `bytes` of a send since the last look at `looked_at`, if there is one.
+/// The reason to close a peer at `now` that took `bytes` of a send since the last look at `looked_at`, if there is one. The shard,
+/// which sends nothing while it is away, has `judged` limits for as long.
 #[cold]
 #[inline(never)]
 fn write_limit(
@@ -288,12 +289,15 @@ fn write_limit(
     bytes: usize,
     looked_at: Stamp,
     now: Stamp,
+    judged: Duration,
 ) -> Option<CloseReason> {
     let time = batch.untaken_since.get_or_insert(looked_at).age(now);
     match limits.write_stall_timeout {
-        Some(stalled) if bytes == 0 => (time >= stalled).then_some(CloseReason::WriteStallTimeout),
+        Some(stalled) if bytes == 0 => {
+            (time >= stalled && !judged.is_zero()).then_some(CloseReason::WriteStallTimeout)
+        }
         _ => {
-            let least = limits.write_bytes_per_second_min as u128 * time.as_millis() / 1000;
+            let least = limits.write_bytes_per_second_min as u128 * time.min(judged).as_millis() / 1000;
             batch.untaken_since = Some(now);
             ((bytes as u128) < least).then_some(CloseReason::WriteTooSlow)
         }

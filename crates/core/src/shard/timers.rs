@@ -35,24 +35,48 @@ pub(super) struct Lateness {
     since: Option<Time>,
     /// A turn brought few completions, which that turn looks at.
     ends: bool,
+    /// The last turn in which limits were put off.
+    last: Option<Time>,
 }
 
 impl Lateness {
     /// True if limits are put off in a turn that begins at `now` with `completions`, when the first timer was due at `due`.
     pub(super) fn judge(&mut self, due: Time, now: Time, completions: usize) -> bool {
-        let is_late = due < now && now - due > LATE;
-        let Some(since) = self.since.filter(|since| now - *since < 2 * CATCH_UP_MAX) else {
-            *self = Lateness { since: is_late.then_some(now), ends: false };
-            return is_late;
-        };
-        if now - since >= CATCH_UP_MAX {
-            return false;
+        let is_late = is_later(due, now, LATE);
+        match self.began(due, now) {
+            None => (self.since, self.ends) = (is_late.then_some(now), false),
+            Some(since) if now - since >= CATCH_UP_MAX => return false,
+            Some(_) => {
+                if core::mem::replace(&mut self.ends, !is_late && completions < FEW) && !is_late {
+                    self.since = None;
+                }
+            }
         }
-        if core::mem::replace(&mut self.ends, !is_late && completions < FEW) && !is_late {
-            self.since = None;
+        if self.since.is_some() {
+            self.last = Some(now);
         }
         self.since.is_some()
     }
+
+    /// When limits began to be put off, if that counts at `now`. A shard that was away for longer than they may be had no time
+    /// to catch up in.
+    fn began(&self, due: Time, now: Time) -> Option<Time> {
+        self.since.filter(|since| now - *since < 2 * CATCH_UP_MAX && !is_later(due, now, CATCH_UP_MAX))
+    }
+
+    /// For how long limits have been judged at `now`, before the timers of that turn are looked at.
+    pub(super) fn judged_for(&self, due: Time, now: Time) -> Duration {
+        let is_behind = match self.began(due, now) {
+            None => is_later(due, now, LATE),
+            Some(since) => now - since < CATCH_UP_MAX,
+        };
+        if is_behind { Duration::ZERO } else { self.last.map_or(Duration::MAX, |last| now - last) }
+    }
+}
+
+/// True if `now` is later than `due` by more than `by`.
+fn is_later(due: Time, now: Time, by: Duration) -> bool {
+    due < now && now - due > by
 }
 
 impl<O: Observer> Shard<O> {

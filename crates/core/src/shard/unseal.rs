@@ -14,7 +14,7 @@ use ringserve_buf::{LeaseMut, try_box};
 use super::Shard;
 use super::secure::PANICKED;
 use super::turn::Lane;
-use crate::conn::{Aside, Conn, Opened};
+use crate::conn::{Aside, Conn, Input, Opened};
 use crate::inbox::Inbox;
 use crate::transport::{Fault, Unsealed};
 use crate::{Channel, CloseReason, ConnId, Observer};
@@ -171,7 +171,7 @@ impl<O: Observer> Shard<O> {
         if !conn.takes_frames() || conn.waiting_bytes() > 0 {
             return self.hold(id, plain.freeze(), false);
         }
-        let is_plain = conn.inbox.is_none() && !conn.input_ended && !conn.paused && self.drain.is_none();
+        let is_plain = conn.inbox.is_none() && !conn.input_ended() && !conn.paused && self.drain.is_none();
         if !core::mem::replace(has_batch, true) {
             // One for all records that came together.
             self.begin_batch();
@@ -184,7 +184,7 @@ impl<O: Observer> Shard<O> {
     fn input_closed(&mut self, id: ConnId) {
         if let Some(conn) = self.conns.get_mut(id) {
             conn.aside.note(Aside::CLOSED, true);
-            conn.input_ended = true;
+            conn.input = conn.input.max(Input::Closed);
         }
     }
 

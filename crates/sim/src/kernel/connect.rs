@@ -113,10 +113,10 @@ impl State {
         self.ring.connects.iter().any(|connect| connect.of.due <= self.now || connect.cancels.is_ending())
     }
 
-    /// A connect that takes too long is given up. `late` is how late the shard may find out.
+    /// A connect that takes too long is given up. `late` is how late a shard that has caught up may find out.
     pub(super) fn check_connects(&self, now: u64, late: u64) {
         for connect in self.ring.connects.iter().filter(|connect| !connect.cancels.is_ending()) {
-            let ends = self.connect_ends(self.socks[connect.file].opened_at);
+            let ends = self.connect_ends(self.socks[connect.file].opened_at).max(self.catches_up_until);
             assert!(
                 now <= ends.saturating_add(late),
                 "connection {} is not there, and the shard waits for it for ever",

@@ -108,6 +108,7 @@ impl Transport for Toy {
             client: 0,
             name: Rc::default(),
             finished: false,
+            has_asked: false,
             is_welcome: false,
         };
         if let Some(name) = &self.name {
@@ -155,6 +156,9 @@ struct ToyChannel {
     client: u64,
     name: Rc<Facts>,
     finished: bool,
+    /// It asked the peer for new keys, and heard of none. It asks for one answer at a time: a peer that sends much before it reads
+    /// would be held back by the answers.
+    has_asked: bool,
     /// The server is ready too.
     is_welcome: bool,
 }
@@ -255,7 +259,7 @@ impl ToyChannel {
                 Ok(None)
             }
             (Stage::Ready, Kind::Update) => {
-                self.reads = self.reads.renewed();
+                (self.reads, self.has_asked) = (self.reads.renewed(), false);
                 if body != [0] && !self.finished {
                     self.update(0, out);
                 }
@@ -345,7 +349,8 @@ impl Channel for ToyChannel {
             self.writes.seal(Kind::Data, body, out);
             self.records += 1;
             if self.toy.updates_every > 0 && self.records >= self.toy.updates_every {
-                self.update(1, out);
+                let asks = !std::mem::replace(&mut self.has_asked, true);
+                self.update(asks.into(), out);
             }
         }
         Ok(())

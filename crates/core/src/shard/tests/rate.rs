@@ -87,3 +87,55 @@ fn a_peer_that_takes_nothing_has_its_whole_time() {
     assert_eq!(end, Some((CloseReason::WriteTooSlow, 10)));
     assert_eq!(trickle(write_limits(None, 0), |_| 0), (Vec::new(), None));
 }
+
+/// A shard with two connections that send much, the second one since 5 s after the first, whose peer took 5000 bytes in 12 s. Returns
+/// the rest of the first one's send.
+fn in_the_middle_of_two_sends(limits: Limits) -> (Tested, ConnId, Box<Batch>) {
+    let (mut shard, ids) = with_connections(2, limits);
+    shard.shared(ids[0]).unwrap().write(&[b'r'; 1 << 20]);
+    let batch = sent_to(&mut shard, ids[0]).expect("it is sent");
+    shard.turn(at(5));
+    shard.shared(ids[1]).unwrap().write(&[b'r'; 1 << 20]);
+    sent_to(&mut shard, ids[1]).expect("it is sent");
+    shard.turn(at(12));
+    assert!(is_stopped(&mut shard, ids[0]));
+    let batch = looked(&mut shard, ids[0], batch, 5000).expect("it goes on");
+    (shard, ids[0], batch)
+}
+
+fn is_stopped(shard: &mut Tested, of: ConnId) -> bool {
+    shard.take_ops().any(|op| matches!(op, Op::SendStop { id } if id == of))
+}
+
+/// What is left of a send that was stopped, of which `bytes` were taken, if it goes on.
+fn looked(shard: &mut Tested, id: ConnId, mut batch: Box<Batch>, bytes: usize) -> Option<Box<Batch>> {
+    batch.advance(bytes);
+    shard.complete(Completion::Sent { id, batch, end: SendEnd::Stopped });
+    sent_to(shard, id)
+}
+
+#[test]
+fn rate_of_a_send_begins_again_where_its_shard_was_away() {
+    for (bytes, stays) in [(2500, true), (2000, false)] {
+        let (mut shard, id, batch) = in_the_middle_of_two_sends(write_limits(Some(30), 240));
+        shard.begin_late(at(72), 1);
+        shard.end();
+        assert!(!is_stopped(&mut shard, id), "it is looked at later");
+        let mut tenths = 0;
+        while !is_stopped(&mut shard, id) {
+            tenths += 1;
+            shard.turn(at(72) + Duration::from_millis(100 * tenths));
+        }
+        assert!((100..110).contains(&tenths), "{tenths}");
+        assert_eq!(looked(&mut shard, id, batch, bytes).is_some(), stays, "of {bytes} bytes in 10 s");
+    }
+}
+
+#[test]
+fn look_at_a_send_that_a_late_shard_asked_for_before_costs_nothing() {
+    for (bytes, stall_timeout) in [(0, Some(30)), (1, Some(30)), (1, None)] {
+        let (mut shard, id, batch) = in_the_middle_of_two_sends(write_limits(stall_timeout, 240));
+        shard.begin_late(at(72), 1);
+        assert!(looked(&mut shard, id, batch, bytes).is_some(), "{bytes} bytes, limit {stall_timeout:?}");
+    }
+}

@@ -445,6 +445,20 @@ fn shard_that_is_always_late_judges_each_other_second() {
     }
     judged.dedup();
     assert_eq!(judged, [1, 3, 5]);
+}
+
+#[test]
+fn shard_that_is_away_again_has_no_time_to_catch_up() {
+    let mut lateness = Lateness::default();
+    let mut is_behind = |due, now| lateness.judge(due, now, 300);
+    assert!(is_behind(at(1), at(7)));
+    assert!(is_behind(at(7), at(7) + Duration::from_millis(1500)));
+    assert!(is_behind(at(9), at(9)), "its second is not over");
+    assert!(!is_behind(at(9), at(9) + Duration::from_millis(600)));
+}
+
+#[test]
+fn shard_whose_timers_are_in_time_is_not_late() {
     assert!(!Lateness::default().judge(Time::NEVER, at(1), 300), "no timer was due");
     assert!(
         !Lateness::default().judge(at(1), at(1) + Duration::from_millis(60), 0),

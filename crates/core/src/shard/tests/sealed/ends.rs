@@ -246,6 +246,26 @@ fn close_waits_for_the_fin_behind_the_peers_last_word() {
 }
 
 #[test]
+fn close_waits_for_fin_though_its_receive_ended_before() {
+    let (mut shard, id, mut peer) = ready(Limits::default());
+    shard.begin(at(2), 2);
+    shard.receive(id, &peer.record(CLOSE, b""));
+    // As where no buffer was left.
+    shard.complete(Completion::ReceiveEnded { id, end: ReceiveEnd::Stopped });
+    shard.end();
+    let (_, ops) = leave(&mut shard, id, &mut peer);
+    assert!(matches!(ops[..], [Op::Receive { .. }, Op::Shutdown { .. }]), "{ops:?}");
+    shard.begin(at(2), 1);
+    shard.complete(Completion::ShutDown { id });
+    shard.end();
+    assert_eq!(shard.ops().len(), 0, "what is behind the last word is not received yet");
+    shard.begin(at(2), 1);
+    shard.complete(Completion::ReceiveEnded { id, end: ReceiveEnd::Eof });
+    shard.end();
+    assert!(matches!(shard.ops()[..], [Op::Close { how: CloseHow::Orderly, .. }]));
+}
+
+#[test]
 fn drain_closes_a_ready_connection_with_its_last_word() {
     let (mut shard, id, mut peer) = ready(Limits::default());
     shard.begin(at(2), 1);
