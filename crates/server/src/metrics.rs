@@ -42,6 +42,7 @@
 //! | `connections_closed_total` | `reason`, `closed_by` | connections that ended |
 //! | `headroom_connections` | | connections that may come before [`ServerLimits::connections_max`](crate::limits::ServerLimits::connections_max) or the descriptors are used up |
 //! | `refused_total` | `why` | newcomers that were refused, by [cause](RefusedBy::name) |
+//! | `newcomers` | | connections that were accepted and wait for a place ([`ShardStats::newcomers`](crate::stats::ShardStats::newcomers)) |
 //! | `waited_total`, `accept_paused_total`, `accept_held_total` | | newcomers that found a limit reached, and how often accepting paused at a limit, or waited for the server's rate |
 //! | `admission_prefixes`, `admission_connections`, `admission_sketched` | | what the limits on addresses hold ([`AdmissionStats`](crate::stats::AdmissionStats)) |
 //! | `accept_queue_waiting`, `accept_queue_capacity`, `accept_queue_lost_total` | `shard`, `listener` | the kernel's queues ([`AcceptQueueStats`](crate::stats::AcceptQueueStats)); `shard` is `all` for an adopted socket |
@@ -184,6 +185,9 @@ impl Metrics {
         to.gauges("admission_connections", "Connections that count for a prefix", None, counted)?;
         let sketched = [(Vec::new(), admission.sketched as u64)];
         to.gauges("admission_sketched", "Those of them beyond what is tracked exactly", None, sketched)?;
+        let newcomers: u64 = stats.shards.iter().map(|shard| shard.newcomers as u64).sum();
+        let what = "Connections that were accepted and wait for a place";
+        to.gauges("newcomers", what, None, [(Vec::new(), newcomers)])?;
         to.counter("waited", "Connections that waited since a limit was reached", counters.waited)?;
         to.counter("accept_paused", "Times that accepting stopped at a limit", counters.accept_paused)
     }

@@ -221,8 +221,9 @@ impl<'a, W: Iterator<Item = &'a AtomicU64>> Publishing<'a, W> {
         each_of_buffers(&mut stats, |count| self.put(*count));
     }
 
-    pub(crate) fn held(&mut self, bytes: usize) {
-        self.put(bytes as u64);
+    pub(crate) fn sizes(&mut self, held_bytes: usize, newcomers: usize) {
+        self.put(held_bytes as u64);
+        self.put(newcomers as u64);
     }
 }
 
@@ -254,6 +255,7 @@ fn each_word(stats: &mut ShardStats, mut visit: impl FnMut(&mut u64)) {
     stats.driver.each_count(&mut visit);
     each_of_buffers(&mut stats.buffers, &mut visit);
     visit_size(&mut stats.held_bytes, &mut visit);
+    visit_size(&mut stats.newcomers, &mut visit);
 }
 
 fn each_of_buffers(stats: &mut BufferStats, mut visit: impl FnMut(&mut u64)) {
@@ -288,7 +290,7 @@ mod tests {
         publishing.connections(figures.upstreams.counters, figures.upstreams.connections);
         publishing.driver(figures.driver);
         publishing.buffers(figures.buffers);
-        publishing.held(figures.held_bytes);
+        publishing.sizes(figures.held_bytes, figures.newcomers);
         assert!(publishing.words.next().is_none_or(|rest| rest.load(Ordering::Relaxed) == 0));
     }
 
@@ -304,7 +306,7 @@ mod tests {
         assert_eq!((stats.driver.turns, stats.driver.submissions_delayed), (7, 7));
         let buffers = stats.buffers;
         assert_eq!((buffers.total, buffers.free, buffers.with_kernel, buffers.leased), (7, 7, 7, 7));
-        assert_eq!(stats.held_bytes, 7);
+        assert_eq!((stats.held_bytes, stats.newcomers), (7, 7));
         assert!(stats.services.iter().all(|of| of.counters.reasons().all(|(_, count)| count == 7)));
     }
 

@@ -509,6 +509,11 @@ impl<O: Observer> Shard<O> {
         self.retry_accepts();
     }
 
+    /// Connections that were accepted and wait for a place: a burst brings some before accepting stops.
+    pub fn newcomers(&self) -> usize {
+        self.accepting.waiting.len()
+    }
+
     /// True while a limit holds accepting back, or the kernel refused it. Not while the server's rate does.
     pub fn is_accept_paused(&self) -> bool {
         self.accepting.told_paused

@@ -62,6 +62,7 @@ impl Running {
             connections: stats.connections as u64,
             connections_max: facts.connections_max as u64,
             connections_wanted: facts.connections_wanted as u64,
+            newcomers: stats.shards.iter().map(|shard| shard.newcomers as u64).sum(),
             waited: stats.counters.waited,
             accept_paused: stats.counters.accept_paused,
             opened: stats.counters.opened,

@@ -15,6 +15,8 @@ pub(crate) struct Figures {
     pub(crate) connections_max: u64,
     /// The most that the program's limit allows.
     pub(crate) connections_wanted: u64,
+    /// Connections that were accepted and wait for a place.
+    pub(crate) newcomers: u64,
     /// Connections that found the table full, in total.
     pub(crate) waited: u64,
     /// Times that accepting stopped at a limit, in total.

@@ -160,7 +160,7 @@ impl Seen<'_> {
     }
 
     fn table(&self) -> Stage {
-        let Figures { connections, connections_max, connections_wanted, waited, .. } = *self.now;
+        let Figures { connections, connections_max, connections_wanted, newcomers, waited, .. } = *self.now;
         let paused = self.grew(|now| now.accept_paused);
         let stage = Stage {
             now: connections,
@@ -169,7 +169,8 @@ impl Seen<'_> {
             lost_recently: self.grew(|now| now.waited),
             ..calm(StageName::Table, "connections")
         };
-        let waiting: u64 = self.now.queues.iter().map(|queue| queue.waiting).sum();
+        let queued: u64 = self.now.queues.iter().map(|queue| queue.waiting).sum();
+        let waiting = queued + newcomers;
         let MachineFigures { descriptors, descriptors_max, .. } = self.now.machine;
         let of_descriptors = "raise RLIMIT_NOFILE (ulimit -n, LimitNOFILE= in systemd)";
         if connections_max > 0 && connections >= connections_max {
@@ -184,7 +185,7 @@ impl Seen<'_> {
             let felt = waiting > 0 || paused > 0 || stage.lost_recently > 0;
             let state = if felt { State::Lost } else { State::Warn };
             let why = format!(
-                "{connections} connections fill the table of {connections_max}, and {waiting} wait to be accepted: {fix}"
+                "{connections} connections fill the table of {connections_max}, and {waiting} wait for a place: {fix}"
             );
             return Stage { state, why, ..stage };
         }

@@ -135,6 +135,10 @@ fn full_table_is_found_at_the_table() {
         now.waited = 40;
         queue_overflows(now);
     });
+    // A burst was accepted before accepting stopped, so that no queue holds it.
+    is_cause(StageName::Table, State::Lost, &["184 wait for a place"], |now| {
+        (now.connections, now.newcomers) = (1000, 184);
+    });
     let quiet = cause_of(|now| now.connections = 1000);
     assert_eq!((quiet.0, quiet.1), (StageName::Table, State::Warn));
 }

@@ -156,6 +156,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
             driver: self.lane.driver.stats(),
             buffers: self.lane.driver.pool().counts(),
             held_bytes: self.core.held_bytes(),
+            newcomers: self.core.newcomers(),
             ..ShardStats::default()
         };
         for (lane, name) in self.lane.common.names.lanes() {
@@ -230,7 +231,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         publishing.connections(counters, connections);
         publishing.driver(lane.driver.stats());
         publishing.buffers(lane.driver.pool().counts());
-        publishing.held(core.held_bytes());
+        publishing.sizes(core.held_bytes(), core.newcomers());
         drop(publishing);
         let Common { shard, meter, losses, now, .. } = &mut lane.common;
         meter.published(*now);

@@ -48,13 +48,13 @@ fn the_limit_on_connections_is_of_all_lanes_together() {
     }
     assert_eq!(stopped, [0, 1, 2], "all listeners rest");
     come(&mut shard, 2, 2);
-    assert_eq!((shard.slots_left(), shard.counters(second).waited), (0, 1));
+    assert_eq!((shard.slots_left(), shard.counters(second).waited, shard.newcomers()), (0, 1, 1));
     // A place that a connection of the first lane leaves is the second lane's.
     shard.heard();
     shard.abort(ids[1], CloseReason::Aborted);
     shard.complete(Completion::Closed { id: ids[1] });
     assert!(shard.heard().contains(&Heard::Accepted(Socket(2))));
-    assert_eq!((shard.connections(LaneId::FIRST), shard.connections(second)), (0, 2));
+    assert_eq!((shard.connections(LaneId::FIRST), shard.connections(second), shard.newcomers()), (0, 2, 0));
 }
 
 #[test]
