@@ -16,7 +16,7 @@ use super::listen::addr::{Bind, Binds};
 use super::listen::endpoint::{Endpoints, IntoEndpoints};
 use super::listen::proxy_protocol::ProxyProtocol;
 use super::listen::transport::MakeTransport;
-use super::prepared::{Prepared, ServicePlan, Settings};
+use super::prepared::{Described, Prepared, ServicePlan, Settings};
 #[cfg(feature = "admin")]
 use super::running::Beside;
 use super::running::ServerHandle;
@@ -193,7 +193,7 @@ impl Server<Several> {
             all.push((service.label(), hosted(admit.or_else(|| self.settings.admit.clone()))));
             services.push(service);
         }
-        Ok(Prepared { settings: self.settings, services, serves: AllOf(all) })
+        Ok(Prepared { described: Described { settings: self.settings, services }, serves: AllOf(all) })
     }
 }
 
@@ -364,24 +364,28 @@ impl<F: TypedFraming + Clone + Send> Server<F> {
         Make: IntoService<F>,
     {
         let Server { binds, framing, settings } = self;
-        let binds = binds.all().map_err(Error::Address)?;
-        let binds = prepared(binds, Make::protocols(), TypeId::of::<F>())?;
-        let (limits_given, mut limits) =
-            (settings.limits.is_some(), settings.limits.clone().unwrap_or_default());
-        Make::adjust(&mut limits);
-        let sockets = settings.sockets.clone();
-        let service = ServicePlan {
-            name: None,
-            binds,
-            limits,
-            limits_given,
-            sockets,
-            admission: None,
-            access_log: None,
-        };
         let serves = One::new(framing, factory, settings.admit.clone());
-        Ok(Prepared { settings, services: vec![service], serves })
+        let described = one_service(binds, settings, Make::protocols(), TypeId::of::<F>(), Make::adjust)?;
+        Ok(Prepared { described, serves })
     }
+}
+
+/// A server of one service, which adjusts limits so.
+fn one_service(
+    binds: Binds,
+    settings: Settings,
+    protocols: &'static [&'static str],
+    framing: TypeId,
+    adjust: fn(&mut Limits),
+) -> Result<Described, Error> {
+    let binds = binds.all().map_err(Error::Address)?;
+    let binds = prepared(binds, protocols, framing)?;
+    let (limits_given, mut limits) = (settings.limits.is_some(), settings.limits.clone().unwrap_or_default());
+    adjust(&mut limits);
+    let sockets = settings.sockets.clone();
+    let service =
+        ServicePlan { name: None, binds, limits, limits_given, sockets, admission: None, access_log: None };
+    Ok(Described { settings, services: vec![service] })
 }
 
 impl<F> Server<F> {

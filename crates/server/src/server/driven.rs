@@ -11,11 +11,11 @@ use ringserve_drivers::UringConfig;
 
 use super::builder::{Server, Several};
 use super::error::Error;
-use super::launch::give_up;
+use super::launch::{RunShard, give_up};
 use super::listen::addr::Bind;
 use super::listen::sockets::Listening;
 use super::plan::{OneShard, Plan};
-use super::prepared::Prepared;
+use super::prepared::{CheckLimits, Described, Prepared};
 use super::running::ServerHandle;
 use super::runtime::Runtime;
 use super::serves::Serves;
@@ -81,8 +81,10 @@ where
     D: Drivers,
     S: Serves + Send + 'static,
 {
+    let Prepared { described, serves } = prepared;
     let (config, listening, plan) = planned(
-        prepared,
+        described,
+        &|number, limits| serves.check_limits(number, limits),
         &|addr, is_adopted, shards| match is_adopted {
             true => drivers.adopt(addr, shards).map(|()| addr),
             false => drivers.listen(addr, shards),
@@ -91,33 +93,36 @@ where
     )?;
     let drivers = Arc::new(drivers);
     let no_sockets = (0..plan.shards).map(|_| Vec::new()).collect();
-    let launched = plan.launch(Starting::new(), None, no_sockets, &[], move |shard: OneShard<_>, start| {
-        match drivers.make(shard.index, &config) {
-            Ok(driver) => shard.run_on(driver, start),
+    let of_shard = || -> RunShard {
+        let (serves, drivers, config) = (serves.again(), drivers.clone(), config.clone());
+        Box::new(move |shard: OneShard, start| match drivers.make(shard.index, &config) {
+            Ok(driver) => shard.run_on(serves, driver, start),
             Err(error) => give_up(&start, Error::Broken { shard: shard.index, error }),
-        }
-    });
-    Ok(ServerHandle::new(listening, launched?))
+        })
+    };
+    let launched = plan.launch(Starting::new(), None, no_sockets, &[], &of_shard)?;
+    Ok(ServerHandle::new(listening, launched))
 }
 
 /// Listens at an address, or adopts the socket that has it, on this number of shards. Returns the address with its port.
 pub(super) type ListenBy<'a> = &'a dyn Fn(SocketAddr, bool, usize) -> io::Result<SocketAddr>;
 
 /// The plan of a server that listens by `listen`, and what an io_uring driver of it would have.
-pub(super) fn planned<S: Serves>(
-    mut prepared: Prepared<S>,
+pub(super) fn planned(
+    mut described: Described,
+    framings: CheckLimits<'_>,
     listen: ListenBy<'_>,
     descriptors: u64,
-) -> Result<(UringConfig, Listening, Plan<S>), Error> {
-    let checked = prepared.check(|| 1)?;
-    let (config, chosen) = prepared.wanted(&checked, descriptors).driven();
+) -> Result<(UringConfig, Listening, Plan), Error> {
+    let checked = described.check(framings, 1)?;
+    let (config, chosen) = described.wanted(&checked, descriptors).driven();
     let failed = |addr: &Address, error| Error::Listen { addr: addr.clone(), error };
     let place = |bind: &Bind| match bind.addr.as_ip() {
         Some(ip) => Ok((ip, bind.adopted.is_some())),
         None => Err(failed(&bind.addr, io::ErrorKind::Unsupported.into())),
     };
     // All are looked at before the first is listened at: nothing would close that one.
-    let places = prepared.binds().map(place).collect::<Result<Vec<_>, Error>>()?;
+    let places = described.binds().map(place).collect::<Result<Vec<_>, Error>>()?;
     let listen = |&(ip, is_adopted): &(SocketAddr, bool)| {
         let listened = listen(ip, is_adopted, checked.shards);
         listened.map(Address::Ip).map_err(|error| failed(&Address::Ip(ip), error))
@@ -125,7 +130,7 @@ pub(super) fn planned<S: Serves>(
     let addrs = places.iter().map(listen).collect::<Result<_, Error>>()?;
     let adopted = places.iter().map(|(_, is_adopted)| *is_adopted).collect();
     let listening = Listening::new(addrs, adopted, Vec::new(), Vec::new());
-    let mut plan = prepared.plan(checked, chosen, &listening);
+    let mut plan = described.plan(checked, chosen, &listening);
     plan.runtime = Runtime::Own;
     Ok((config, listening, plan))
 }

@@ -37,15 +37,18 @@ const IDLE_BYTES: usize = 256;
 /// Threads of a start that failed have this long to end: a shard gives up after 5 s what its driver does not end.
 const ENDS_WITHIN: Duration = Duration::from_secs(6);
 
-impl<S: Serves + Send + 'static> Plan<S> {
-    /// Starts all shards and waits until each one is ready. `run` is what each does on its thread, to its end.
+/// What a shard does on its thread, to its end.
+pub(super) type RunShard = Box<dyn FnOnce(OneShard, ShardStart) -> ShardEnd + Send>;
+
+impl Plan {
+    /// Starts all shards and waits until each one is ready. `of_shard` is called for each, and returns what that one does.
     pub(super) fn launch(
         self,
         mut starting: Starting,
         until: Until<'_>,
         sockets: Vec<Vec<Listener>>,
         cpus: &[usize],
-        run: impl Fn(OneShard<S>, ShardStart) -> ShardEnd + Clone + Send + 'static,
+        of_shard: &dyn Fn() -> RunShard,
     ) -> Result<Launched, Error> {
         let mut threads = Vec::new();
         // So that nothing listens any more after a start that failed, whatever a factory still waits for. Adopted sockets are
@@ -62,7 +65,7 @@ impl<S: Serves + Send + 'static> Plan<S> {
         let control = shards[0].control.clone();
         for shard in shards {
             let index = shard.index;
-            let (start, run, span) = (starting.of_shard(index), run.clone(), span.clone());
+            let (start, run, span) = (starting.of_shard(index), of_shard(), span.clone());
             let thread = thread::Builder::new().name(format!("{name}-{index}")).spawn(move || {
                 let _entered = span.and_then(|span| guard(|| span.entered()).ok());
                 to_the_end(shard, start, run)
@@ -123,11 +126,7 @@ fn of_those_that_end(
 }
 
 /// A shard's thread. If the shard ends by itself, the cause is logged and the others are told to drain.
-fn to_the_end<S>(
-    shard: OneShard<S>,
-    start: ShardStart,
-    run: impl Fn(OneShard<S>, ShardStart) -> ShardEnd,
-) -> ShardEnd {
+fn to_the_end(shard: OneShard, start: ShardStart, run: RunShard) -> ShardEnd {
     let (index, control, not_ready) = (shard.index, shard.control.clone(), start.clone());
     enter_shard(index, &control.remotes()[index]);
     control.remotes()[index].set_thread(cpu::this_thread());
@@ -152,9 +151,9 @@ pub(super) fn ended(index: usize, remotes: &[Arc<RemoteShard>], ran: thread::Res
     end
 }
 
-impl<S: Serves> OneShard<S> {
+impl OneShard {
     /// On the shard's own thread: makes driver and service, says so, and serves.
-    pub(super) fn run(mut self, start: ShardStart) -> ShardEnd {
+    pub(super) fn run<S: Serves>(mut self, serves: S, start: ShardStart) -> ShardEnd {
         if let Some(cpu) = self.cpu
             && let Err(error) = cpu::pin_to(cpu)
         {
@@ -164,33 +163,38 @@ impl<S: Serves> OneShard<S> {
         // The one place where the driver is decided: from here on everything is compiled for it.
         match self.chosen.kind.clone() {
             ChosenKind::Uring(config) => match Uring::new(&config, sockets) {
-                Ok(driver) => self.run_inside(driver, start),
+                Ok(driver) => self.run_inside(serves, driver, start),
                 Err(error) => give_up(&start, Error::Driver(error)),
             },
             ChosenKind::Epoll(config) => match Epoll::new(&config, sockets) {
-                Ok(driver) => self.run_inside(driver, start),
+                Ok(driver) => self.run_inside(serves, driver, start),
                 Err(error) => give_up(&start, Error::Driver(error)),
             },
         }
     }
 
     /// Inside the runtime it was told to run in.
-    fn run_inside<D: Driver<Descriptor = OwnedFd>>(self, driver: D, start: ShardStart) -> ShardEnd {
+    fn run_inside<D: Driver<Descriptor = OwnedFd>, S: Serves>(
+        self,
+        serves: S,
+        driver: D,
+        start: ShardStart,
+    ) -> ShardEnd {
         match self.runtime {
-            Runtime::Own => self.run_on(driver, start),
+            Runtime::Own => self.run_on(serves, driver, start),
             #[cfg(feature = "runtime-tokio")]
             runtime => {
                 let (shard, started) = (self.index, start.clone());
-                let serves = runtime.run(|| async move {
-                    match self.prepare(driver, &start) {
+                let served = runtime.run(Box::pin(async move {
+                    match self.prepare(serves, driver, &start) {
                         None => Ok(Default::default()),
                         Some((parts, Gate::Serving, Made::Now(services))) => {
                             ShardLoop::new(parts, services).run_hosted().await
                         }
                         Some((parts, _, made)) => Beginning::new(parts, made, start).run_hosted().await,
                     }
-                });
-                match serves {
+                }));
+                match served {
                     Ok(end) => end.map_err(ShardDeath::Driver),
                     Err(error) => give_up(&started, Error::Runtime { shard, error }),
                 }
@@ -199,8 +203,13 @@ impl<S: Serves> OneShard<S> {
     }
 
     /// On its own thread, where the driver blocks.
-    pub(super) fn run_on<D: Driver<Descriptor = OwnedFd>>(self, driver: D, start: ShardStart) -> ShardEnd {
-        let end = match self.prepare(driver, &start) {
+    pub(super) fn run_on<D: Driver<Descriptor = OwnedFd>, S: Serves>(
+        self,
+        serves: S,
+        driver: D,
+        start: ShardStart,
+    ) -> ShardEnd {
+        let end = match self.prepare(serves, driver, &start) {
             None => return Ok(Default::default()),
             Some((parts, Gate::Serving, Made::Now(services))) => ShardLoop::new(parts, services).run(),
             Some((parts, _, made)) => Beginning::new(parts, made, start).run(),
@@ -209,12 +218,13 @@ impl<S: Serves> OneShard<S> {
     }
 
     /// Calls the factories of the shard, says so, and waits until those of all others returned. `None` if it cannot be made.
-    fn prepare<D: Driver<Descriptor = OwnedFd>>(
+    fn prepare<D: Driver<Descriptor = OwnedFd>, S: Serves>(
         self,
+        serves: S,
         driver: D,
         start: &ShardStart,
     ) -> Option<Prepared<D, impl Services + use<D, S>>> {
-        match self.make(driver, start) {
+        match self.make(serves, driver, start) {
             Ok((parts, made)) => Some((parts, start.pass(), made)),
             Err(error) => {
                 start.failed(error);

@@ -3,8 +3,10 @@
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::Waker;
 
-use ringserve_core::{AcceptRate, Address, Driver, Limits, Quota, ServerLimits};
+use ringserve_core::framing::Encoding;
+use ringserve_core::{AcceptRate, Address, Driver, Limits, Quota, ServerLimits, Transport};
 use ringserve_drivers::Listener;
 
 use super::accept_queue::AcceptQueues;
@@ -36,8 +38,7 @@ use crate::stats::ServiceNames;
 use crate::watchdog::Stalls;
 
 /// The parts from which all shards are made.
-pub(super) struct Plan<S> {
-    pub(super) serves: S,
+pub(super) struct Plan {
     pub(super) server_limits: ServerLimits,
     /// The names of the services, in their order.
     pub(super) lanes: Vec<LanePlan>,
@@ -80,7 +81,7 @@ pub(super) struct LanePlan {
     pub(super) listeners: u16,
 }
 
-impl<S: Serves> Plan<S> {
+impl Plan {
     /// Begins the start.
     pub(super) fn begin(&self, starting: &mut Starting) {
         let names = self.names.lanes().map(|(_, name)| name.to_string()).collect();
@@ -88,7 +89,7 @@ impl<S: Serves> Plan<S> {
     }
 
     /// Each shard, before it is made, with its listeners.
-    pub(super) fn shards(self, sockets: Vec<Vec<Listener>>, cpus: &[usize]) -> Vec<OneShard<S>> {
+    pub(super) fn shards(self, sockets: Vec<Vec<Listener>>, cpus: &[usize]) -> Vec<OneShard> {
         let remotes = (0..self.shards).map(|_| RemoteShard::new()).collect();
         let control = ServerControl::new(remotes, self.listeners, self.blocking, self.clock.clone())
             .with_accept_queues(AcceptQueues::of(&sockets))
@@ -102,7 +103,6 @@ impl<S: Serves> Plan<S> {
         let one = |(index, sockets): (usize, Vec<Listener>)| OneShard {
             index,
             cpu: cpus.get(index).copied(),
-            serves: self.serves.again(),
             server_limits: self.server_limits.clone(),
             lanes: self.lanes.clone(),
             names: self.names.clone(),
@@ -125,10 +125,9 @@ impl<S: Serves> Plan<S> {
 }
 
 /// One shard before it runs.
-pub(super) struct OneShard<S> {
+pub(super) struct OneShard {
     pub(super) index: usize,
     pub(super) cpu: Option<usize>,
-    serves: S,
     server_limits: ServerLimits,
     lanes: Vec<LanePlan>,
     names: ServiceNames,
@@ -148,25 +147,49 @@ pub(super) struct OneShard<S> {
     pub(super) sockets: Vec<Listener>,
 }
 
-impl<S: Serves> OneShard<S> {
+impl OneShard {
     /// On the shard's own thread: calls the factories, and makes what lies below the services.
-    pub(super) fn make<D: Driver<Descriptor = OwnedFd>>(
+    pub(super) fn make<D: Driver<Descriptor = OwnedFd>, S: Serves>(
         self,
+        serves: S,
         driver: D,
         start: &ShardStart,
     ) -> Result<(Parts<D>, MadeOf<impl Services + use<D, S>>), Error> {
         // First, since nothing has to be taken back if that panics.
         let transports = guard(|| self.transports.made().collect::<Vec<_>>());
         let transports = transports.map_err(|_| Error::FactoryPanicked { shard: self.index })?;
+        let shard = self.handle(driver.waker());
+        // What the factories before the one that fails left with the shard may hold it.
+        let (made, encodings) = serves.make(shard.clone(), start).inspect_err(|_| shard.end())?;
+        let parts = self.parts(shard, driver, transports, encodings)?;
+        match &made {
+            Made::Now(_) => start.succeeded(),
+            Made::Later(_) => start.waits(),
+        }
+        Ok((parts, made))
+    }
+
+    /// What the factories are called with.
+    fn handle(&self, waker: Waker) -> Shard {
+        let remote = self.control.remotes()[self.index].clone();
+        remote.set_driver(waker);
+        let random = Random::of_shard(self.seed, self.index);
+        let shard = Shard::new(self.index, remote, self.control.clone(), self.clock.clone(), random);
+        shard.upstream_requests().set_connect_timeout(self.server_limits.connect_timeout);
+        shard
+    }
+
+    /// What lies below services whose replies are encoded so.
+    fn parts<D: Driver<Descriptor = OwnedFd>>(
+        self,
+        shard: Shard,
+        driver: D,
+        transports: Vec<(u16, Rc<dyn Transport>)>,
+        encodings: Vec<Encoding>,
+    ) -> Result<Parts<D>, Error> {
         let remotes = self.control.remotes().clone();
         let remote = remotes[self.index].clone();
-        remote.set_driver(driver.waker());
-        let random = Random::of_shard(self.seed, self.index);
         let limiters = self.control.limiters().clone();
-        let shard = Shard::new(self.index, remote.clone(), self.control, self.clock, random);
-        shard.upstream_requests().set_connect_timeout(self.server_limits.connect_timeout);
-        // What the factories before the one that fails left with the shard may hold it.
-        let (made, encodings) = self.serves.make(shard.clone(), start).inspect_err(|_| shard.end())?;
         let mut lanes = self.lanes.iter().zip(encodings);
         // There is a first service, as was checked.
         let Some((first, encoding)) = lanes.next() else { return Err(Error::Services(String::new())) };
@@ -209,12 +232,6 @@ impl<S: Serves> OneShard<S> {
         let upstreams = add_upstreams(&mut core, &first.limits, self.chosen.upstreams());
         let (one_queue, asks, names, proxies) = (self.one_queue, self.asks, self.names, self.proxies);
         let accounted = self.told.accounted;
-        match &made {
-            Made::Now(_) => start.succeeded(),
-            Made::Later(_) => start.waits(),
-        }
-        let parts =
-            Parts { shard, core, driver, others, one_queue, asks, upstreams, names, proxies, accounted };
-        Ok((parts, made))
+        Ok(Parts { shard, core, driver, others, one_queue, asks, upstreams, names, proxies, accounted })
     }
 }

@@ -1,4 +1,7 @@
 //! A server that was told everything, on its way to its start: how it is set, its services, and how they are made.
+//!
+//! Each program compiles what knows the types of its services. So only [`Prepared`] knows them: what it is described by is
+//! checked and started by code that is compiled once.
 
 use std::collections::HashSet;
 use std::future::Future;
@@ -7,7 +10,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::thread;
 
-use ringserve_core::{Address, Limits, ServerLimits};
+use ringserve_core::{Address, LimitError, Limits, ServerLimits};
 use ringserve_drivers::Listener;
 
 use super::control::ServerControl;
@@ -15,6 +18,7 @@ use super::control::ServerControl;
 use super::driver::DESCRIPTORS_PER_SHARD;
 use super::driver::{Chosen, Driver, Wanted};
 use super::error::Error;
+use super::launch::RunShard;
 use super::launch::{announce, cpus_to_pin, descriptors};
 use super::listen::addr::{self, Bind};
 use super::listen::proxy_protocol::Proxies;
@@ -153,10 +157,15 @@ impl ServicePlan {
     }
 }
 
+/// A server as the program described it: all but the services themselves.
+pub(crate) struct Described {
+    pub(super) settings: Settings,
+    pub(super) services: Vec<ServicePlan>,
+}
+
 /// All of it.
 pub(crate) struct Prepared<S> {
-    pub(crate) settings: Settings,
-    pub(crate) services: Vec<ServicePlan>,
+    pub(crate) described: Described,
     pub(crate) serves: S,
 }
 
@@ -173,9 +182,12 @@ pub(super) struct Checked {
     seed: u64,
 }
 
-impl<S: Serves> Prepared<S> {
+/// Has the framing of the service with a number refuse limits with which it cannot work.
+pub(super) type CheckLimits<'a> = &'a dyn Fn(usize, &Limits) -> Result<(), LimitError>;
+
+impl Described {
     /// Checks what the program set. There are `by_default` shards if it does not say.
-    pub(super) fn check(&mut self, by_default: impl FnOnce() -> usize) -> Result<Checked, Error> {
+    pub(super) fn check(&mut self, framings: CheckLimits<'_>, by_default: usize) -> Result<Checked, Error> {
         self.check_services()?;
         if let Some(text) = self.settings.telling.unclear() {
             return Err(Error::Trace(text.to_owned()));
@@ -194,10 +206,10 @@ impl<S: Serves> Prepared<S> {
             } else {
                 service.limits = service.limits.clone().fitted(&server_limits);
             }
-            self.serves.check_limits(number, &service.limits).map_err(wrong)?;
+            framings(number, &service.limits).map_err(wrong)?;
             service.sockets.check().map_err(|error| Error::SocketOption(error).of_service(label.as_ref()))?;
         }
-        let shards = self.settings.shards.unwrap_or_else(by_default);
+        let shards = self.settings.shards.unwrap_or(by_default);
         if !(1..=SHARDS_MAX).contains(&shards) {
             return Err(Error::Shards(shards));
         }
@@ -319,7 +331,7 @@ impl<S: Serves> Prepared<S> {
     }
 
     /// The parts from which the shards are made.
-    pub(super) fn plan(self, checked: Checked, chosen: Chosen, listening: &Listening) -> Plan<S> {
+    pub(super) fn plan(self, checked: Checked, chosen: Chosen, listening: &Listening) -> Plan {
         let limiters = self.limiters(&checked);
         let proxies = Proxies::of(self.binds().map(|bind| (&bind.addr, bind.proxy.as_ref())));
         let transports = Transports::of(self.binds().map(|bind| bind.transport.as_ref()));
@@ -341,7 +353,6 @@ impl<S: Serves> Prepared<S> {
         let lane =
             |service: ServicePlan| LanePlan { limits: service.limits, listeners: service.binds.len() as u16 };
         Plan {
-            serves: self.serves,
             server_limits: checked.server_limits,
             lanes: self.services.into_iter().map(lane).collect(),
             names,
@@ -396,8 +407,27 @@ impl<S: Serves + Send + 'static> Prepared<S> {
     }
 
     /// Starts all shards, on their own threads; not to the end if `until` is done while a factory waits.
-    pub(super) fn start(mut self, starting: Starting, until: Until<'_>) -> Result<ServerHandle, Error> {
-        let mut checked = self.check(|| thread::available_parallelism().map_or(1, usize::from))?;
+    pub(super) fn start(self, starting: Starting, until: Until<'_>) -> Result<ServerHandle, Error> {
+        let Prepared { described, serves } = self;
+        let of_shard = || -> RunShard {
+            let serves = serves.again();
+            Box::new(move |shard: OneShard, start| shard.run(serves, start))
+        };
+        described.start(&|number, limits| serves.check_limits(number, limits), &of_shard, starting, until)
+    }
+}
+
+impl Described {
+    /// Starts all shards, each of which does on its thread what `of_shard` returns.
+    fn start(
+        mut self,
+        framings: CheckLimits<'_>,
+        of_shard: &dyn Fn() -> RunShard,
+        starting: Starting,
+        until: Until<'_>,
+    ) -> Result<ServerHandle, Error> {
+        let by_default = thread::available_parallelism().map_or(1, usize::from);
+        let mut checked = self.check(framings, by_default)?;
         self.settings.runtime.check()?;
         // First, so that it answers while factories are pending.
         #[cfg(feature = "admin")]
@@ -442,7 +472,7 @@ impl<S: Serves + Send + 'static> Prepared<S> {
             limits: self.services.iter().map(|service| service.limits.clone()).collect(),
         };
         let plan = Plan { record, clock, ..self.plan(checked, chosen, &listening) };
-        let launched = plan.launch(starting, until, sockets, &cpus, OneShard::run)?;
+        let launched = plan.launch(starting, until, sockets, &cpus, of_shard)?;
         // Made before user code runs: if that panics, dropping it ends the server.
         let handle = ServerHandle::new(listening, launched);
         #[cfg(feature = "admin")]

@@ -3,6 +3,8 @@
 use std::fmt;
 #[cfg(feature = "runtime-tokio")]
 use std::io;
+#[cfg(feature = "runtime-tokio")]
+use std::pin::Pin;
 use std::str::FromStr;
 
 #[cfg(feature = "runtime-tokio-uring")]
@@ -54,17 +56,17 @@ impl Runtime {
         Ok(())
     }
 
-    /// Runs the future that `make` returns to its end, both inside the runtime.
+    /// Runs a future to its end inside the runtime. It is boxed, so that the runtime's loop is compiled once and not for each service.
     #[cfg(feature = "runtime-tokio")]
-    pub(crate) fn run<T, Fut: Future<Output = T>>(self, make: impl FnOnce() -> Fut) -> io::Result<T> {
+    pub(crate) fn run<T>(self, inside: Pin<Box<dyn Future<Output = T> + '_>>) -> io::Result<T> {
         #[cfg(feature = "runtime-tokio-uring")]
         if self == Runtime::TokioUring {
             let runtime = tokio_uring::Runtime::new(&tokio_uring::builder())?;
-            return Ok(runtime.block_on(async { make().await }));
+            return Ok(runtime.block_on(inside));
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let local = tokio::task::LocalSet::new();
-        let done = local.block_on(&runtime, async { make().await });
+        let done = local.block_on(&runtime, inside);
         // Tasks are dropped inside the runtime; its blocking threads are not waited for.
         {
             let _inside = runtime.enter();

@@ -4,19 +4,20 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ringserve_core::ServerLimits;
-use ringserve_simkernel::{Network, RingId};
+use ringserve_core::{Limits, ServerLimits};
+use ringserve_drivers::Uring;
+use ringserve_simkernel::{Network, RingId, SimKernel};
 
 use super::control::ServerControl;
 use super::driven::planned;
 use super::error::Error;
 use super::launch::ended;
-use super::plan::Plan;
-use super::prepared::Prepared;
+use super::plan::{OneShard, Plan};
+use super::prepared::{CheckLimits, Described, Prepared};
 use super::running::{ShardDeath, ShardEnd};
 use super::runtime::Runtime;
 use super::serves::Serves;
-use super::starting::{StartState, Starting};
+use super::starting::{ShardStart, StartState, Starting};
 use crate::overload::watch::Loads;
 use crate::overload::{Load, Overload, Told};
 use crate::service::Made;
@@ -58,24 +59,67 @@ fn refuse_runtime(runtime: Runtime) -> Result<(), Error> {
 /// Descriptors of a simulated process: tables that cost little to make.
 const SIMULATED_DESCRIPTORS: u64 = 20_000;
 
+/// Makes a pool for calls that block.
+type MakePool<'a> = &'a dyn Fn(&ServerLimits) -> Arc<dyn Pool>;
+
+/// Calls the factories of a shard.
+type MakeShard<'a> = &'a dyn Fn(OneShard, Uring<SimKernel>, &ShardStart) -> Result<MadeShard, Error>;
+
+/// A shard whose factories returned.
+struct MadeShard {
+    /// Its services are there.
+    is_there: bool,
+    /// What is stepped, and whether the services of all shards are there.
+    steps: Box<dyn FnOnce(RingId, bool) -> Box<dyn Stepped>>,
+}
+
 impl SteppedServer {
     /// Begins what [`Server::start`] does, on this network, with one shard by default: calls the factories. The shards take clock
     /// and chance as told, and `on_call` hears of each call of theirs. What the server was told of its driver, of sockets and of
     /// pinning is ignored.
     pub(crate) fn start<S: Serves>(
-        mut server: Prepared<S>,
+        server: Prepared<S>,
         network: &Network,
-        (clock, seed): (Clock, u64),
-        pool: impl FnOnce(&ServerLimits) -> Arc<dyn Pool>,
+        simulated: (Clock, u64),
+        pool: MakePool<'_>,
         on_call: &OnCall,
     ) -> Result<SteppedServer, Error> {
-        refuse_runtime(server.settings.runtime)?;
-        server.settings.seed = Some(seed);
+        let Prepared { described, serves } = server;
+        let make = |shard: OneShard, driver, start: &ShardStart| {
+            let (parts, made) = shard.make(serves.again(), driver, start)?;
+            let start = start.clone();
+            Ok(MadeShard {
+                is_there: matches!(made, Made::Now(_)),
+                steps: Box::new(move |ring, all_there| {
+                    let stage = match made {
+                        Made::Now(services) if all_there => Stage::Serves(ShardLoop::new(parts, services)),
+                        made => Stage::Begins(Beginning::new(parts, made, start)),
+                    };
+                    Box::new(SteppedShard::new(ring, stage))
+                }),
+            })
+        };
+        let framings = |number, limits: &Limits| serves.check_limits(number, limits);
+        SteppedServer::begin(described, &framings, &make, network, simulated, pool, on_call)
+    }
+
+    /// The same of a server whose framings refuse limits, and whose shards are made, by these.
+    fn begin(
+        mut described: Described,
+        framings: CheckLimits<'_>,
+        make: MakeShard<'_>,
+        network: &Network,
+        (clock, seed): (Clock, u64),
+        pool: MakePool<'_>,
+        on_call: &OnCall,
+    ) -> Result<SteppedServer, Error> {
+        refuse_runtime(described.settings.runtime)?;
+        described.settings.seed = Some(seed);
         let listen = |addr, is_adopted, shards| match is_adopted {
             true => network.adopt(addr, shards).map(|()| addr),
             false => network.listen(addr, shards),
         };
-        let (config, listening, plan) = planned(server, &listen, SIMULATED_DESCRIPTORS)?;
+        let (config, listening, plan) = planned(described, framings, &listen, SIMULATED_DESCRIPTORS)?;
         let (limits, reserved) = (plan.server_limits.clone(), plan.chosen.reserved());
         let overload = plan.overload.clone();
         let blocking = pool(&limits);
@@ -109,10 +153,10 @@ impl SteppedServer {
             let (start, ring) = (server.starting.of_shard(index), driver.kernel().ring());
             // As on its thread.
             enter_shard(index, &remote);
-            let made = shard.make(driver, &start);
+            let made = make(shard, driver, &start);
             leave_shard();
             match made {
-                Ok(made) => all_made.push((ring, start, made)),
+                Ok(made) => all_made.push((ring, made)),
                 Err(error) => {
                     remote.close();
                     start.failed(error);
@@ -120,13 +164,9 @@ impl SteppedServer {
                 }
             }
         }
-        let all_there = all_made.iter().all(|(_, _, (_, made))| matches!(made, Made::Now(_)));
-        for (ring, start, (parts, made)) in all_made {
-            let stage = match made {
-                Made::Now(services) if all_there => Stage::Serves(ShardLoop::new(parts, services)),
-                made => Stage::Begins(Beginning::new(parts, made, start)),
-            };
-            server.shards.push(Box::new(SteppedShard::new(ring, stage)));
+        let all_there = all_made.iter().all(|(_, made)| made.is_there);
+        for (ring, made) in all_made {
+            server.shards.push((made.steps)(ring, all_there));
             server.ends.push(None);
         }
         Ok(server)

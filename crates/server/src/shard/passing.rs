@@ -1,12 +1,14 @@
 //! Connections that are passed to other shards.
 
+use std::cmp::Reverse;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use ringserve_core::{Driver, Socket};
 
 use super::Core;
-use super::inbox::Letter;
+use super::inbox::{Letter, RemoteShard};
 use super::services::Services;
 use super::state::ShardLane;
 use crate::peer::Peer;
@@ -46,15 +48,19 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
     pub(super) fn hand_off_to_another(&mut self, socket: Socket, peer: Option<SocketAddr>, listener: u16) {
         let Some(others) = &self.others else { return };
         let Some(socket) = self.driver.hand_over(socket) else { return };
-        let mut letter = Letter::Socket { socket, peer, listener };
-        let mut remotes: Vec<_> = others.iter().collect();
-        remotes.sort_by_key(|remote| std::cmp::Reverse(remote.room()));
-        for remote in remotes {
-            remote.take_room();
-            match remote.send(letter) {
-                Ok(()) => return,
-                Err(back) => letter = back,
-            }
+        send_where_room_is(others, Letter::Socket { socket, peer, listener });
+    }
+}
+
+/// Sends to the shard with the most room that is there.
+fn send_where_room_is(others: &[Arc<RemoteShard>], mut letter: Letter) {
+    let mut remotes: Vec<_> = others.iter().collect();
+    remotes.sort_by_key(|remote| Reverse(remote.room()));
+    for remote in remotes {
+        remote.take_room();
+        match remote.send(letter) {
+            Ok(()) => return,
+            Err(back) => letter = back,
         }
     }
 }

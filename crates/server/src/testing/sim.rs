@@ -96,9 +96,9 @@ impl Sim {
     /// # Errors
     /// Those of [`Server::start`](crate::Server::start).
     pub fn start_several(&self, server: Server<Several>) -> Result<SimServer, Error> {
-        let Prepared { settings, services, serves } = server.prepared()?;
+        let Prepared { described, serves } = server.prepared()?;
         let serves = AllWatched { all: serves, watches: self.watches() };
-        self.start_prepared(Prepared { settings, services, serves })
+        self.start_prepared(Prepared { described, serves })
     }
 
     fn watches(&self) -> Watches {
@@ -112,7 +112,12 @@ impl Sim {
         let seed = world.seed ^ number << 48;
         let pool = |limits: &ServerLimits| world.add_pool(seed, limits);
         let on_call = world.watches_callers();
-        let server = SteppedServer::start(server, &world.network, (clock, seed), pool, &on_call);
+        self.begun(SteppedServer::start(server, &world.network, (clock, seed), &pool, &on_call))
+    }
+
+    /// A server whose factories were called.
+    fn begun(&self, server: Result<SteppedServer, Error>) -> Result<SimServer, Error> {
+        let world = &self.world;
         world.check_panics("a factory");
         let server = server?;
         let (addrs, shards) = (server.addrs.clone(), server.count());

@@ -80,10 +80,13 @@ impl Trace {
 
     /// An event, whose text is made where it is kept.
     pub(crate) fn event(&self, place: &Place, connection: Option<SocketAddr>, what: impl FnOnce() -> String) {
-        if self.keeps == Keeps::Hash {
-            return;
+        if self.keeps != Keeps::Hash {
+            self.keep(place, connection, what());
         }
-        let event = Event { at: self.time.now(), place: place.clone(), connection, what: what() };
+    }
+
+    fn keep(&self, place: &Place, connection: Option<SocketAddr>, what: String) {
+        let event = Event { at: self.time.now(), place: place.clone(), connection, what };
         if self.keeps == Keeps::Prints {
             println!("{event}");
         }

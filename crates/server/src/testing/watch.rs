@@ -86,9 +86,13 @@ impl Watcher {
     }
 
     fn note(&self, peer: Option<SocketAddr>, number: u64, what: impl FnOnce() -> String) {
+        self.is_about(peer, number);
+        self.trace.event(&Place::Shard(self.shard), peer, what);
+    }
+
+    fn is_about(&self, peer: Option<SocketAddr>, number: u64) {
         self.trace.hash(&[self.shard as u64, peer.map_or(0, |peer| peer.port().into()), number]);
         self.trace.set_subject(peer);
-        self.trace.event(&Place::Shard(self.shard), peer, what);
     }
 
     fn opens(&self, id: ConnId, peer: Peer) {

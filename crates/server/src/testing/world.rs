@@ -307,6 +307,16 @@ impl World {
     ) {
         let waits_for = Rc::new(Cell::new(WaitsFor::Something));
         let code = code(waits_for.clone());
+        self.add_task(name, (counts, is_client), code, waits_for);
+    }
+
+    fn add_task(
+        &self,
+        name: Rc<str>,
+        (counts, is_client): (bool, bool),
+        code: Code,
+        waits_for: Rc<Cell<WaitsFor>>,
+    ) {
         let mut tasks = self.tasks.borrow_mut();
         let task = tasks.len() as u32;
         self.clients_left.set(self.clients_left.get() + usize::from(counts));
