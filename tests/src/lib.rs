@@ -20,6 +20,7 @@ pub mod puppet;
 pub mod streams;
 pub mod watch;
 
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
@@ -80,7 +81,13 @@ pub const PERIOD: usize = 251 * 256;
 
 /// Bytes that tell where in a stream they stand, so that a byte lost, doubled or moved shows.
 pub fn pattern(len: usize) -> Vec<u8> {
-    (0..len).map(|n| (n % 251) as u8 ^ (n / 251 % 256) as u8).collect()
+    static ONCE: LazyLock<Vec<u8>> =
+        LazyLock::new(|| (0..PERIOD).map(|n| (n % 251) as u8 ^ (n / 251) as u8).collect());
+    let mut bytes = Vec::with_capacity(len);
+    while bytes.len() < len {
+        bytes.extend_from_slice(&ONCE[..PERIOD.min(len - bytes.len())]);
+    }
+    bytes
 }
 
 /// A small generator of numbers that look random, the same for the same seed.

@@ -69,7 +69,7 @@ fn serve(sim: &Sim, service: Blocks, shards: usize, (threads, queue): (usize, us
 
 #[test]
 fn calls_that_block_are_answered_while_their_shard_goes_on() {
-    Sim::seeds(300).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(150).faults(Faults::harmless()).run(|sim| {
         let service = Blocks::default();
         let ran = service.ran.clone();
         let server = serve(sim, service, 2, (1 + sim.random() as usize % 3, 1000));
@@ -318,7 +318,7 @@ fn peers_have_the_address_they_came_to_and_credentials_given() {
 
 #[test]
 fn halves_of_a_stream_read_and_write_beside_each_other() {
-    Sim::seeds(200).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(100).faults(Faults::harmless()).run(|sim| {
         sim.serve(Server::bind(ADDR), |_shard| {
             stream(async |stream: Stream| {
                 let shard = stream.shard().clone();

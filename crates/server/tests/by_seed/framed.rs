@@ -121,7 +121,7 @@ fn frames_come_whole_and_in_order_however_they_are_cut() {
         let limits = Limits::default().outbox_bytes_high(20_000).outbox_bytes_low(5_000);
         limits.frame_bytes_max(100_000).inbox_bytes_high(30_000)
     };
-    Sim::seeds(if cfg!(debug_assertions) { 100 } else { 1000 }).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(if cfg!(debug_assertions) { 50 } else { 1000 }).faults(Faults::harmless()).run(|sim| {
         let small: fn(u64) -> u64 = |random| random % 100;
         let any: fn(u64) -> u64 =
             |random| [random % 100, random % 5000, random % 90_000][random as usize % 3];

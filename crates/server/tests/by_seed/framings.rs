@@ -179,7 +179,7 @@ fn server(limits: Limits) -> Server<Mixed> {
 fn bytes_behind_a_switch_are_cut_by_the_new_rule() {
     let switches = Rc::new(Cell::new(0));
     let all = switches.clone();
-    Sim::seeds(300).faults(Faults::all()).run(move |sim| {
+    Sim::seeds(150).faults(Faults::all()).run(move |sim| {
         let store = Store::default();
         let limits = Limits::default()
             .frame_bytes_max(4096)

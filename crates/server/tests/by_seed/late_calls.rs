@@ -83,7 +83,7 @@ fn worst(waits: &Waits, from: Duration) -> Duration {
 
 #[test]
 fn calls_that_waited_too_long_are_shed_and_the_rest_is_fresh() {
-    Sim::seeds(20).run(|sim| {
+    Sim::seeds(10).run(|sim| {
         let scarce = Scarce::default();
         let made = scarce.clone();
         let server = Server::bind("10.0.0.1:7000").framing(Lines::default());

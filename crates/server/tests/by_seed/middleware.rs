@@ -202,7 +202,7 @@ fn projected_cx_has_the_tasks_and_handles_of_its_connection() {
 fn layers_keep_their_sessions_around_calls_that_wait() {
     let (calls, refusals) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
     let (all_calls, all_refusals) = (calls.clone(), refusals.clone());
-    Sim::seeds(300).faults(Faults::all()).run(move |sim| {
+    Sim::seeds(150).faults(Faults::all()).run(move |sim| {
         let (sums, outer, inner) = (Sums::default(), Rc::new(Seen::default()), Rc::new(Seen::default()));
         let (service, seen) = (sums.clone(), (outer.clone(), inner.clone()));
         let addr = sim.serve(lines().shards(2), move |_shard| {

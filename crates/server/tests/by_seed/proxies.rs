@@ -168,7 +168,7 @@ async fn ask(net: &Net, addr: SocketAddr, rounds: u64, bytes: usize) -> ClientRe
 
 #[test]
 fn proxy_ends_each_upstream_once_whatever_happens_to_them() {
-    let seeds = if cfg!(debug_assertions) { 100 } else { 1000 };
+    let seeds = if cfg!(debug_assertions) { 50 } else { 1000 };
     let [opened, at_the_end, for_memory, shut_down] = [(); 4].map(|()| Rc::new(Cell::new(0)));
     let counts = [&opened, &at_the_end, &for_memory, &shut_down].map(Rc::clone);
     let planted = |message: &str| message.contains("planted");

@@ -105,7 +105,7 @@ fn block(command: u8, fields: &[u8]) -> Vec<u8> {
 
 #[test]
 fn one_service_sees_clients_of_both_listeners() {
-    Sim::seeds(300).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(150).faults(Faults::harmless()).run(|sim| {
         let shards = 1 + sim.random() as usize % 3;
         sim.serve_several(both(trusted().keep_tlvs()).shards(shards));
         for number in 0..3 {

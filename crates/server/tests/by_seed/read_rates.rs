@@ -110,7 +110,7 @@ fn counters(server: &SimServer) -> ConnStats {
 
 #[test]
 fn frames_beyond_a_rate_wait_and_none_is_lost() {
-    let seeds = if cfg!(debug_assertions) { 150 } else { 2000 };
+    let seeds = if cfg!(debug_assertions) { 75 } else { 2000 };
     Sim::seeds(seeds).faults(Faults::none()).run(|sim| {
         let draw = |below: u64| sim.random() % below;
         let frames = [0, 1, 5, 40, 300][draw(5) as usize];
@@ -162,7 +162,7 @@ fn frames_beyond_a_rate_wait_and_none_is_lost() {
 
 #[test]
 fn no_fault_lets_more_frames_through() {
-    let seeds = if cfg!(debug_assertions) { 100 } else { 1000 };
+    let seeds = if cfg!(debug_assertions) { 50 } else { 1000 };
     Sim::seeds(seeds).faults(Faults::all()).run(|sim| {
         let limits = Limits::default()
             .read_frames_per_second_max(20)

@@ -99,7 +99,7 @@ fn question(form: u8, len: usize) -> Vec<u8> {
 
 #[test]
 fn replies_of_every_form_arrive_whole_at_slow_peers() {
-    let seeds = if cfg!(debug_assertions) { 60 } else { 600 };
+    let seeds = if cfg!(debug_assertions) { 30 } else { 600 };
     let planted = |message: &str| message.contains("planted");
     let answered = Rc::new(Cell::new(0));
     let count = answered.clone();
@@ -188,7 +188,7 @@ fn large_bodies_arrive_whole_at_slow_peers() {
     }
     let answered = Rc::new(Cell::new(0));
     let count = answered.clone();
-    Sim::seeds(if cfg!(debug_assertions) { 30 } else { 300 }).faults(Faults::all()).run(move |sim| {
+    Sim::seeds(if cfg!(debug_assertions) { 15 } else { 300 }).faults(Faults::all()).run(move |sim| {
         let addr = sim.serve(Server::bind("10.0.0.1:7000"), |_shard| http(service_fn(answer)));
         sim.expect_losses();
         for n in 0..4 {

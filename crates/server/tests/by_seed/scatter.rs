@@ -129,7 +129,7 @@ async fn hears(me: &mut ClientStream, expected: &str) -> io::Result<()> {
 
 #[test]
 fn replies_come_in_the_order_of_their_requests() {
-    Sim::seeds(150).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(75).faults(Faults::harmless()).run(|sim| {
         let addr = starts(sim, 1 + sim.seed() as usize % 4, 1000, None).server.addr();
         for n in 0..1 + sim.random() % 4 {
             sim.client(format!("c{n}"), async move |net| {
@@ -169,7 +169,7 @@ fn replies_come_in_the_order_of_their_requests() {
 
 #[test]
 fn reader_that_is_slow_gets_all_and_holds_back_its_questions() {
-    Sim::seeds(10).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(5).faults(Faults::harmless()).run(|sim| {
         let lab = starts(sim, 2, 1000, None);
         let (addr, answered) = (lab.server.addr(), lab.answered.clone());
         sim.client("slow", async move |net| {

@@ -283,7 +283,7 @@ fn counts(shards: usize, dropped: &Arc<AtomicUsize>, fails: Option<usize>) -> Se
 
 #[test]
 fn services_of_a_shard_share_a_value_and_shards_do_not() {
-    Sim::seeds(100).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(50).faults(Faults::harmless()).run(|sim| {
         let (shards, dropped) = (1 + sim.seed() as usize % 3, Arc::default());
         let server = sim.start_several(counts(shards, &dropped, None)).unwrap();
         let told: Rc<RefCell<Vec<String>>> = Rc::default();

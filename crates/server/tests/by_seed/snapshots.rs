@@ -30,7 +30,7 @@ impl Service for Counts {
 
 #[test]
 fn resting_shards_have_published_all_that_they_did() {
-    Sim::seeds(200).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(100).faults(Faults::harmless()).run(|sim| {
         let server = Server::bind("10.0.0.1:7000").shards(3).framing(Lines::default());
         let server = sim.start(server, |_shard| Counts).unwrap();
         let addr = server.addr();

@@ -126,7 +126,7 @@ fn storm_is_shed_without_a_swing_and_leaves_no_trace() {
 
 #[test]
 fn full_table_refuses_newcomers_until_there_is_room() {
-    Sim::seeds(30).run(|sim| {
+    Sim::seeds(15).run(|sim| {
         const TABLE: usize = 200;
         let limits = ServerLimits::default().connections_max(TABLE);
         let admission = Admission::default().shed_reply("busy\r\n");
@@ -248,7 +248,7 @@ fn rate_of_newcomers_rises_again_behind_a_pause_of_accepting() {
 
 #[test]
 fn memory_that_is_held_has_a_way_out() {
-    Sim::seeds(30).run(|sim| {
+    Sim::seeds(15).run(|sim| {
         const HELD_MAX: usize = 4 << 20;
         let limits = ServerLimits::default().held_bytes_max(HELD_MAX);
         let server = Server::bind(ADDR)

@@ -122,7 +122,7 @@ fn starts(sim: &Sim, shards: usize) -> (SimServer, Made, All) {
 
 #[test]
 fn subscribers_of_all_shards_hear_each_message_once_and_in_order() {
-    Sim::seeds(100).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(50).faults(Faults::harmless()).run(|sim| {
         let shards = 1 + sim.seed() as usize % 4;
         let (server, made, topics) = starts(sim, shards);
         let (addr, count, ready) = (server.addr(), 1 + sim.random() % 6, Rc::new(Cell::new(0)));

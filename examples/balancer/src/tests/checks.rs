@@ -34,7 +34,7 @@ fn upstream_is_down_after_three_checks_and_up_after_two() {
 
 #[test]
 fn upstream_that_comes_back_gets_clients_again() {
-    Sim::seeds(20).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(10).faults(Faults::harmless()).run(|sim| {
         let (echoing, running) = starts(sim, &[]);
         let addr = running.addr();
         echoing[0].mode.set(Mode::Refuses);

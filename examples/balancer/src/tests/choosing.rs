@@ -6,7 +6,7 @@ use super::*;
 
 #[test]
 fn connections_are_even_over_all_shards() {
-    Sim::seeds(30).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(15).faults(Faults::harmless()).run(|sim| {
         let (echoing, running) = starts(sim, &[]);
         let addr = running.addr();
         let stay = Rc::new(Cell::new(0));
@@ -136,7 +136,7 @@ fn client_for_which_there_is_no_upstream_is_closed() {
 
 #[test]
 fn drained_upstream_keeps_its_clients_and_gets_no_more() {
-    Sim::seeds(30).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(15).faults(Faults::harmless()).run(|sim| {
         let (_echoes, running) = starts(sim, &[]);
         let addr = running.addr();
         for (name, after) in [("early", 0), ("late", 30), ("last", 90)] {
@@ -189,7 +189,7 @@ fn client_hello(name: &str) -> Vec<u8> {
 
 #[test]
 fn name_in_the_first_record_decides() {
-    Sim::seeds(40).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(20).faults(Faults::harmless()).run(|sim| {
         let places = ["A.example,b.example=10.0.0.11:80", "*=10.0.0.12:80", "10.0.0.13:80"];
         let echoing = ADDRS.map(|addr| Echo::start(sim, addr));
         let options = places.iter().flat_map(|place| ["--upstream", *place]).collect::<Vec<_>>();

@@ -57,7 +57,7 @@ fn no_byte_is_lost_or_crossed_between_clients() {
 
 #[test]
 fn what_a_client_hears_is_its_own_whatever_breaks() {
-    Sim::seeds(24).faults(Faults::all()).run(|sim| {
+    Sim::seeds(12).faults(Faults::all()).run(|sim| {
         let (echoes, running) = starts(sim, &["--idle-timeout", "30"]);
         let addr = running.addr();
         for client in 0..8 {

@@ -7,7 +7,7 @@ fn slow_reader_is_told_how_many_lines_it_missed() {
     const LINES: usize = 600;
     let missed_some = Rc::new(Cell::new(0));
     let count = missed_some.clone();
-    Sim::seeds(12).faults(Faults::harmless()).run(move |sim| {
+    Sim::seeds(6).faults(Faults::harmless()).run(move |sim| {
         let server = starts(sim);
         let addr = server.addr();
         let (entered, said) = (Meeting::of(3), Meeting::of(3));
@@ -64,7 +64,7 @@ fn slow_reader_is_told_how_many_lines_it_missed() {
 
 #[test]
 fn drain_says_whole_lines_and_ends_with_fin() {
-    Sim::seeds(50).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(25).faults(Faults::harmless()).run(|sim| {
         let server = starts(sim);
         let addr = server.addr();
         let count = 2 + (sim.random() % 4) as usize;
@@ -158,7 +158,7 @@ fn room_hears_of_members_that_reset_or_fall_silent() {
 
 #[test]
 fn member_that_misses_too_many_lines_is_reset() {
-    Sim::seeds(5).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(2).faults(Faults::harmless()).run(|sim| {
         let addr = starts(sim).addr();
         let entered = Meeting::of(2);
         let here = entered.clone();

@@ -29,7 +29,7 @@ impl Heard {
 #[test]
 fn each_line_reaches_each_other_member_once_in_order() {
     const LINES: usize = 20;
-    Sim::seeds(100).faults(Faults::all()).run(|sim| {
+    Sim::seeds(50).faults(Faults::all()).run(|sim| {
         let addr = starts(sim).addr();
         let count = 2 + (sim.random() % 5) as usize;
         let missing = Meeting::of(count);

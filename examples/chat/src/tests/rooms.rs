@@ -67,7 +67,7 @@ impl Walker {
 #[test]
 fn rooms_and_names_hold_while_members_walk_about() {
     const ROOMS: [&str; 3] = ["lobby", "kitchen", "attic"];
-    Sim::seeds(100).faults(Faults::all()).run(|sim| {
+    Sim::seeds(50).faults(Faults::all()).run(|sim| {
         let addr = starts(sim).addr();
         let count = 2 + (sim.random() % 4) as usize;
         for n in 0..count {
@@ -276,7 +276,7 @@ fn who_tells_the_members_of_all_shards() {
 
 #[test]
 fn metrics_are_those_of_all_shards() {
-    Sim::seeds(30).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(15).faults(Faults::harmless()).run(|sim| {
         let server = starts(sim);
         let (addr, http) = (server.addr(), server.local_addrs()[1]);
         let entered = Meeting::of(5);

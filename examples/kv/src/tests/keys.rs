@@ -36,7 +36,7 @@ async fn scan(me: &mut Redis, options: &str, mut between: impl AsyncFnMut()) -> 
 
 #[test]
 fn keys_scan_and_dbsize_tell_all_keys_of_all_shards() {
-    Sim::seeds(75).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(40).faults(Faults::harmless()).run(|sim| {
         let addr = starts(sim, &[]).addr();
         let count = sim.random() % 80;
         sim.client("me", async move |net| {
@@ -141,7 +141,7 @@ fn ends_are_told_by_a_clock_that_is_cut_to_milliseconds_once() {
 
 #[test]
 fn increments_of_all_connections_count_once() {
-    Sim::seeds(75).faults(Faults::all()).run(|sim| {
+    Sim::seeds(40).faults(Faults::all()).run(|sim| {
         let addr = starts(sim, &[]).addr();
         let (sent, answered) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
         for n in 0..2 + sim.random() % 5 {

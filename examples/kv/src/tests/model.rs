@@ -319,7 +319,7 @@ impl Chance<'_> {
 
 #[test]
 fn every_command_answers_as_a_map_whose_keys_end() {
-    Sim::seeds(100).faults(Faults::all()).run(|sim| {
+    Sim::seeds(50).faults(Faults::all()).run(|sim| {
         let addr = starts(sim, &[]).addr();
         for client in 0..1 + (sim.random() % 5) as usize {
             sim.client(format!("c{client}"), async move |net| {

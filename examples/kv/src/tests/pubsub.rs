@@ -9,7 +9,7 @@ use super::*;
 
 #[test]
 fn subscribers_of_all_shards_hear_each_message_once_in_order() {
-    Sim::seeds(50).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(25).faults(Faults::harmless()).run(|sim| {
         let addr = starts(sim, &[]).addr();
         let (count, ready) = (1 + sim.random() % 6, Rc::new(Cell::new(0)));
         for n in 0..count {
@@ -86,7 +86,7 @@ fn subscriber_of_version_2_does_nothing_else() {
 
 #[test]
 fn subscriber_that_never_reads_is_cut_off_and_others_hear() {
-    Sim::seeds(10).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(5).faults(Faults::harmless()).run(|sim| {
         let server = starts(sim, &[]);
         let (addr, ready) = (server.addr(), Rc::new(Cell::new(0)));
         sim.expect_losses();

@@ -79,7 +79,7 @@ fn client_that_never_reads_is_held_back_and_ended() {
 
 #[test]
 fn drain_answers_what_arrived_and_ends_with_fin() {
-    Sim::seeds(75).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(40).faults(Faults::harmless()).run(|sim| {
         let server = starts(sim, &[]);
         let addr = server.addr();
         for n in 0..1 + sim.random() % 5 {

@@ -206,7 +206,7 @@ fn client_without_an_id_is_told_one() {
 
 #[test]
 fn broken_packets_harm_the_connection_that_sends_them_alone() {
-    Sim::seeds(75).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(40).faults(Faults::harmless()).run(|sim| {
         let addr = starts(sim, &[]).addr();
         let done = Steps::default();
         for n in 0..3 {

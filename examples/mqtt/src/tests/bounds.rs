@@ -193,7 +193,7 @@ fn messages_that_wait_are_bounded_and_the_first_ones_stay() {
 
 #[test]
 fn retained_messages_wait_within_the_bound_of_the_session() {
-    Sim::seeds(10).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(5).faults(Faults::harmless()).run(|sim| {
         let addr = starts(sim, &["--session-bytes-max", "40000"]).addr();
         sim.client("all", async move |net| {
             const MESSAGES: usize = 300;

@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn each_subscriber_on_every_shard_hears_each_message_in_order() {
     const MESSAGES: usize = 30;
-    Sim::seeds(30).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(15).faults(Faults::harmless()).run(|sim| {
         let addr = starts(sim, &[]).addr();
         let (publishers, subscribers) = (2, 3 + sim.random() as usize % 6);
         let subscribed = Steps::default();
@@ -108,7 +108,7 @@ fn retained_message_comes_to_each_later_subscriber_once() {
 
 #[test]
 fn retained_messages_agree_on_all_shards_at_last() {
-    Sim::seeds(40).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(20).faults(Faults::harmless()).run(|sim| {
         let addr = starts(sim, &[]).addr();
         let written = Steps::default();
         for n in 0..3 {
@@ -212,7 +212,7 @@ fn properties_are_passed_on_and_lifetimes_count_down() {
 fn slow_reader_misses_qos_0_and_slows_none_down() {
     const MESSAGES: usize = 800;
     let missed_some = Cell::new(0);
-    Sim::seeds(8).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(4).faults(Faults::harmless()).run(|sim| {
         let addr = starts(sim, &["--session-bytes-max", "1000000"]).addr();
         let (subscribed, published, missed) = (Steps::default(), Steps::default(), Steps::default());
         for name in ["quick", "slow"] {

@@ -7,7 +7,7 @@ use super::*;
 #[test]
 fn acknowledged_messages_survive_connections_that_are_lost() {
     const MESSAGES: usize = 40;
-    Sim::seeds(30).faults(Faults::all()).run(|sim| {
+    Sim::seeds(15).faults(Faults::all()).run(|sim| {
         let addr = starts(sim, &[]).addr();
         let version = if sim.seed().is_multiple_of(2) { 4 } else { 5 };
         let (subscribed, published) = (Steps::default(), Steps::default());

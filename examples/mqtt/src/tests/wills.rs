@@ -89,7 +89,7 @@ fn will_of_a_connection_that_is_taken_over_is_published() {
 
 #[test]
 fn silent_client_is_lost_after_one_and_a_half_of_its_keep_alive() {
-    Sim::seeds(20).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(10).faults(Faults::harmless()).run(|sim| {
         let addr = starts(sim, &[]).addr();
         sim.client("all", async move |net| {
             let mut heir = heir(&net, addr).await?;

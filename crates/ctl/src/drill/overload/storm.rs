@@ -21,8 +21,10 @@ use crate::client::Failure;
 
 const CONNECTIONS: usize = 100;
 
-/// For how long as many requests are sent as are answered.
-const CLOSED: Duration = Duration::from_secs(3);
+/// For how long as many requests are sent as are answered, behind the half second that is no measure, and for how long the server
+/// rests then: a drill of less time takes less.
+const CLOSED_MAX: f64 = 2.5;
+const RESTS_MAX: f64 = 3.0;
 
 /// One request in this many is marked, and served whatever the load is.
 const MARKED_ONE_IN: u64 = 10;
@@ -189,15 +191,16 @@ impl Storm {
 }
 
 /// Requests a second that are answered if each connection sends one after the other.
-async fn most(addr: SocketAddr) -> Result<f64, Failure> {
+async fn most(addr: SocketAddr, options: &OverloadOptions) -> Result<f64, Failure> {
+    let measured = options.seconds.min(CLOSED_MAX);
     let storm = Storm::connect(addr, true).await?;
     let now = Instant::now();
     storm.conns.iter().for_each(|(_, conn)| push(conn, now, false));
-    // The first half second is no measure.
-    storm.counts.borrow_mut().from = Some(now + Duration::from_millis(500));
-    storm.run(now + CLOSED, |_| {}).await;
+    let from = now + Duration::from_millis(500);
+    storm.counts.borrow_mut().from = Some(from);
+    storm.run(from + Duration::from_secs_f64(measured), |_| {}).await;
     let answered = storm.counts.borrow().times.len() as f64;
-    Ok(answered / (CLOSED.as_secs_f64() - 0.5))
+    Ok(answered / measured)
 }
 
 async fn storm(addr: SocketAddr, rate: f64, options: &OverloadOptions) -> Result<Outcome, Failure> {
@@ -245,9 +248,9 @@ async fn storm(addr: SocketAddr, rate: f64, options: &OverloadOptions) -> Result
 /// Finds out what the server can do, and asks it for `times` that.
 pub(super) fn run(addr: SocketAddr, options: &OverloadOptions) -> Result<Outcome, Failure> {
     run_local(async {
-        let most = most(addr).await?;
-        // The stage of a server that was asked for all that it can do.
-        tokio::time::sleep(Duration::from_secs(3)).await;
+        let most = most(addr, options).await?;
+        // The stage of a server that was asked for all that it can do goes.
+        tokio::time::sleep(Duration::from_secs_f64(options.settle.min(RESTS_MAX))).await;
         let storm = storm(addr, most * options.times, options).await?;
         Ok(Outcome { most, ..storm })
     })
