@@ -1,9 +1,13 @@
 //! Figures that shards publish, by seed: they are those of the last turn, once the shards had a moment.
 
+use std::cell::Cell;
 use std::convert::Infallible;
+use std::rc::Rc;
 use std::time::Duration;
 
 use ringserve_server::framing::Lines;
+use ringserve_server::limits::ServerLimits;
+use ringserve_server::stats::ConnStats;
 use ringserve_server::testing::{Faults, Sim};
 use ringserve_server::{Cx, Frame, Server, Service};
 
@@ -59,4 +63,43 @@ fn resting_shards_have_published_all_that_they_did() {
         sim.run_until_done();
         sim.finish();
     });
+}
+
+#[test]
+fn newcomers_of_a_burst_are_told_while_they_wait() {
+    const PEERS: u64 = 12;
+    let most = Rc::new(Cell::new(0));
+    let seen = most.clone();
+    Sim::seeds(30).faults(Faults::none()).run(move |sim| {
+        let server = Server::bind("10.0.0.1:7000").shards(2).framing(Lines::default());
+        let server = server.server_limits(ServerLimits::default().connections_max(3));
+        let server = Rc::new(sim.start(server, |_shard| Counts).unwrap());
+        let addr = server.addr();
+        // Each place goes from peer to peer, and all of them came at once.
+        for n in 0..PEERS {
+            sim.client(format!("peer {n}"), async move |net| {
+                let mut me = net.connect(addr).await?;
+                me.send("x\n").await?;
+                assert_eq!(me.line().await?.as_deref(), Some("x"));
+                net.sleep(2 * SECOND).await;
+                Ok(())
+            });
+        }
+        let most = seen.clone();
+        sim.client("looks", async move |net| {
+            for _ in 0..PEERS {
+                net.sleep(SECOND).await;
+                let stats = server.stats();
+                let newcomers: usize = stats.shards.iter().map(|shard| shard.newcomers).sum();
+                let ConnStats { accepted, opened, .. } = stats.counters;
+                assert_eq!(newcomers as u64, accepted - opened, "{stats:?}");
+                most.set(most.get().max(newcomers));
+            }
+            assert_eq!(server.stats().counters.opened, PEERS);
+            Ok(())
+        });
+        sim.run_until_done();
+        sim.finish();
+    });
+    assert!(most.get() > 0, "a burst comes with more than there are places");
 }
