@@ -1,12 +1,18 @@
 //! What a server counts as text: it is what OpenMetrics says, and it says what happened.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use ringserve::admission::{KeyLimits, KeyRates};
+use ringserve::framing::Lines;
 use ringserve::metrics::Metrics;
 use ringserve::metrics::prometheus_client::encoding::text::encode;
 use ringserve::metrics::prometheus_client::metrics::gauge::Gauge;
 use ringserve::metrics::prometheus_client::registry::Registry;
+use ringserve::{Cx, Frame, Server, Service};
 use ringserve_tests::openmetrics::{Family, Kind, parse};
 use ringserve_tests::{Client, Lab, SOON, eventually, no_time_limits, order};
 
@@ -19,6 +25,52 @@ fn scrape(lab: &Lab) -> BTreeMap<String, Family> {
     lab.running.metrics().write_prometheus(&mut text);
     assert!(started.elapsed() < SCRAPE, "it took {:?}", started.elapsed());
     parse(&text).unwrap_or_else(|error| panic!("{error} in:\n{text}"))
+}
+
+/// Takes each line as a key of all of them, until one refuses.
+struct Keys([KeyRates; 3]);
+
+impl Service for Keys {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, line: Frame) -> Result<(), Infallible> {
+        let taken = self.0.iter().all(|rates| rates.take(cx.shard(), &*line, 1, 0).is_ok());
+        cx.reply(if taken { "ok" } else { "early" });
+        Ok(())
+    }
+}
+
+#[test]
+fn rates_by_key_are_counted_by_their_name() {
+    let rates = |name| KeyRates::new(KeyLimits::default().frames(1, 1).name(name)).unwrap();
+    let wide = KeyRates::new(KeyLimits::default().frames(1_000_000, 1_000_000)).unwrap();
+    let all = [wide, rates("tenants"), rates("tenants")];
+    let server = Server::bind("127.0.0.1:0").shards(1).framing(Lines::default());
+    let running = server.start(move |_shard| Keys(all.clone())).unwrap();
+    let text = || {
+        let mut text = String::new();
+        running.metrics().write_prometheus(&mut text);
+        text
+    };
+    assert!(!text().contains("rates=\""), "no shard was asked");
+    let mut peer = BufReader::new(TcpStream::connect(running.local_addrs()[0]).unwrap());
+    for (key, answer) in [("a", "ok\n"), ("b", "ok\n"), ("a", "early\n"), ("c", "ok\n")] {
+        writeln!(peer.get_mut(), "{key}").unwrap();
+        let mut line = String::new();
+        peer.read_line(&mut line).unwrap();
+        assert_eq!(line, answer, "{key}");
+    }
+    let families = parse(&text()).unwrap();
+    let of = |name: &str, rates: &str| {
+        value(&families, &format!("ringserve_key_rates_{name}{{rates=\"{rates}\"}}"))
+    };
+    assert_eq!(of("keys", "tenants"), Some(6.0), "three of each");
+    assert_eq!((of("refused_total", "tenants"), of("refused_total", "keys")), (Some(1.0), Some(0.0)));
+    assert_eq!(of("sketched_total", "tenants"), Some(0.0));
+    drop(peer);
+    running.shutdown();
+    running.wait().unwrap();
 }
 
 fn value(families: &BTreeMap<String, Family>, sample: &str) -> Option<f64> {

@@ -45,6 +45,7 @@
 //! | `newcomers` | | connections that were accepted and wait for a place ([`ShardStats::newcomers`](crate::stats::ShardStats::newcomers)) |
 //! | `waited_total`, `accept_paused_total`, `accept_held_total` | | newcomers that found a limit reached, and how often accepting paused at a limit, or waited for the server's rate |
 //! | `admission_prefixes`, `admission_connections`, `admission_sketched` | | what the limits on addresses hold ([`AdmissionStats`](crate::stats::AdmissionStats)) |
+//! | `key_rates_keys`, `key_rates_refused_total`, `key_rates_sketched_total` | `rates` | rates by key ([`KeyRatesStats`](crate::admission::KeyRatesStats)), by their [name](crate::admission::KeyLimits::name), once a shard was asked of one |
 //! | `accept_queue_waiting`, `accept_queue_capacity`, `accept_queue_lost_total` | `shard`, `listener` | the kernel's queues ([`AcceptQueueStats`](crate::stats::AcceptQueueStats)); `shard` is `all` for an adopted socket |
 //! | `frames_total` | `shard` | frames handed to the services |
 //! | `received_bytes_total`, `sent_bytes_total`, `sends_total`, `receives_paused_total`, `reads_held_total`, `frames_copied_total`, `frames_shed_total` | | of all shards |
@@ -77,7 +78,7 @@ use prometheus_client::encoding::{
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::admission::RefusedBy;
+use crate::admission::{KeyRatesStats, RefusedBy};
 use crate::histogram::{Counted, Histogram};
 use crate::server::control::ServerControl;
 use crate::server::running::ServerHandle;
@@ -185,11 +186,24 @@ impl Metrics {
         to.gauges("admission_connections", "Connections that count for a prefix", None, counted)?;
         let sketched = [(Vec::new(), admission.sketched as u64)];
         to.gauges("admission_sketched", "Those of them beyond what is tracked exactly", None, sketched)?;
+        self.key_rates(to)?;
         let newcomers: u64 = stats.shards.iter().map(|shard| shard.newcomers as u64).sum();
         let what = "Connections that were accepted and wait for a place";
         to.gauges("newcomers", what, None, [(Vec::new(), newcomers)])?;
         to.counter("waited", "Connections that waited since a limit was reached", counters.waited)?;
         to.counter("accept_paused", "Times that accepting stopped at a limit", counters.accept_paused)
+    }
+
+    fn key_rates(&self, to: &mut Families<'_>) -> fmt::Result {
+        let rates = self.server.key_rates_stats();
+        let each = |of: fn(&KeyRatesStats) -> u64| {
+            rates.iter().map(move |(name, stats)| (label("rates", name), of(stats)))
+        };
+        to.gauges("key_rates_keys", "Keys whose rates are tracked", None, each(|stats| stats.keys as u64))?;
+        let what = "Frames, or whatever a service takes, that came too early for their key";
+        to.counters("key_rates_refused", what, None, each(|stats| stats.refused))?;
+        let what = "Those of keys beyond what is tracked exactly";
+        to.counters("key_rates_sketched", what, None, each(|stats| stats.sketched))
     }
 
     fn accept_queues(&self, to: &mut Families<'_>) -> fmt::Result {

@@ -4,11 +4,12 @@
 //!   key ──hash──▶ the table of admission ──▶ entry: bucket of frames, bucket of bytes
 //! ```
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt;
 use std::hash::Hash;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use ringserve_core::internals::UnitRate;
@@ -32,6 +33,7 @@ pub struct KeyLimits {
     frames: Option<Rate>,
     bytes: Option<(u64, u64)>,
     tracked_max: Option<usize>,
+    name: Option<&'static str>,
 }
 
 impl KeyLimits {
@@ -50,6 +52,12 @@ impl KeyLimits {
     /// in cells that several share, 4 MiB in all: such a key never has more than its rate, and may have less.
     pub fn tracked_max(self, keys: usize) -> KeyLimits {
         KeyLimits { tracked_max: Some(keys), ..self }
+    }
+
+    /// Sets what the keys are, such as `"tenants"`, for the label `rates` of the server's metrics. Default `"keys"`. Rates of one
+    /// name are added up there.
+    pub fn name(self, name: &'static str) -> KeyLimits {
+        KeyLimits { name: Some(name), ..self }
     }
 
     fn check(self) -> Result<KeyLimits, AdmissionError> {
@@ -135,6 +143,7 @@ struct Inner {
     table: OnceLock<Table<Bucket>>,
     limits: Buckets,
     tracked_max: usize,
+    name: &'static str,
     refused: AtomicU64,
     sketched: AtomicU64,
 }
@@ -224,13 +233,14 @@ impl KeyRates {
     /// # Errors
     /// No limit is set, or a number is out of range.
     pub fn new(limits: KeyLimits) -> Result<KeyRates, AdmissionError> {
-        let KeyLimits { frames, bytes, tracked_max } = limits.check()?;
+        let KeyLimits { frames, bytes, tracked_max, name } = limits.check()?;
         let frames = frames.map(|rate| UnitRate::new(rate.per_second.into(), rate.burst.into()));
         let bytes = bytes.map(|(per_second, burst)| UnitRate::new(per_second, burst));
         let inner = Inner {
             table: OnceLock::new(),
             limits: Buckets { frames, bytes },
             tracked_max: tracked_max.unwrap_or(TRACKED),
+            name: name.unwrap_or("keys"),
             refused: AtomicU64::new(0),
             sketched: AtomicU64::new(0),
         };
@@ -262,8 +272,9 @@ impl KeyRates {
         (frames, bytes): (u32, usize),
         wait_max: Duration,
     ) -> Result<Duration, RetryAfter> {
-        let Inner { table, limits, tracked_max, refused, sketched } = &*self.inner;
+        let Inner { table, limits, tracked_max, refused, sketched, .. } = &*self.inner;
         let table = table.get_or_init(|| {
+            shard.server().key_rates().add(self);
             let simulated = shard.timers().clock().is_simulated();
             Table::with_limits(*limits, *tracked_max, shard.random(), simulated)
         });
@@ -297,6 +308,35 @@ impl KeyRates {
             refused: refused.load(Ordering::Relaxed),
             sketched: sketched.load(Ordering::Relaxed),
         }
+    }
+}
+
+/// The rates of keys of which the shards of a server were asked.
+#[derive(Clone, Default)]
+pub(crate) struct UsedKeyRates(Arc<Mutex<Vec<Weak<Inner>>>>);
+
+impl UsedKeyRates {
+    fn add(&self, rates: &KeyRates) {
+        let mut used = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        used.retain(|rates| rates.strong_count() > 0);
+        used.push(Arc::downgrade(&rates.inner));
+    }
+
+    /// What those that are still there hold, by name.
+    pub(crate) fn stats(&self) -> BTreeMap<&'static str, KeyRatesStats> {
+        let used: Vec<_> = {
+            let used = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            used.iter().filter_map(Weak::upgrade).collect()
+        };
+        let mut by_name = BTreeMap::<_, KeyRatesStats>::new();
+        for inner in used {
+            let KeyRatesStats { keys, refused, sketched } = by_name.entry(inner.name).or_default();
+            let of = KeyRates { inner }.stats();
+            *keys += of.keys;
+            *refused += of.refused;
+            *sketched += of.sketched;
+        }
+        by_name
     }
 }
 

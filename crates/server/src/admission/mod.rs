@@ -67,6 +67,7 @@ use ringserve_core::Time;
 pub(crate) use control::Journal;
 pub use control::{AdmissionChange, AdmissionControl, AdmissionSettings, TimedNetwork};
 pub(crate) use kernel_filter::KernelFilters;
+pub(crate) use key_rates::UsedKeyRates;
 pub use key_rates::{KeyLimits, KeyRates, KeyRatesStats, RetryAfter};
 pub(crate) use limiter::{Limiter, Source};
 use limiter::{LimitsSet, Lines};

@@ -1,5 +1,6 @@
 //! Watching and stopping a server from any thread.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use ringserve_core::{AcceptRate, Address, Time};
 
 use super::accept_queue::AcceptQueues;
 use super::cpu::time_of;
-use crate::admission::{AdmissionControl, AdmissionStats, Journal, Limiters};
+use crate::admission::{AdmissionControl, AdmissionStats, Journal, KeyRatesStats, Limiters, UsedKeyRates};
 use crate::doctor::{Expected, Finding, Lived, Record};
 use crate::overload::{Load, ShardLoad};
 use crate::shard::blocking::Pool;
@@ -32,6 +33,7 @@ pub struct ServerControl {
     limiters: Limiters,
     rate: Option<Arc<AcceptRate>>,
     journal: Arc<Journal>,
+    key_rates: UsedKeyRates,
     clock: Clock,
     blocking: Arc<dyn Pool>,
     watch: Arc<Watch>,
@@ -56,6 +58,7 @@ impl ServerControl {
             limiters: Limiters::default(),
             rate: None,
             journal: Arc::default(),
+            key_rates: UsedKeyRates::default(),
             clock,
             blocking,
             watch: Arc::default(),
@@ -94,6 +97,10 @@ impl ServerControl {
         ServerControl { limiters, rate, ..self }
     }
 
+    pub(crate) fn key_rates(&self) -> &UsedKeyRates {
+        &self.key_rates
+    }
+
     pub(crate) fn limiters(&self) -> &Limiters {
         &self.limiters
     }
@@ -128,6 +135,12 @@ impl ServerControl {
             *sketched += of.sketched;
         }
         sum
+    }
+
+    /// What the [rates by key](crate::admission::KeyRates) hold of which a shard was asked, by their
+    /// [name](crate::admission::KeyLimits::name). It takes the 64 locks of each table, one after the other.
+    pub fn key_rates_stats(&self) -> BTreeMap<&'static str, KeyRatesStats> {
+        self.key_rates.stats()
     }
 
     #[cfg(feature = "tls")]
