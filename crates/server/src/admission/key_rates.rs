@@ -4,16 +4,16 @@
 //!   key ──hash──▶ the table of admission ──▶ entry: bucket of frames, bucket of bytes
 //! ```
 
-use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt;
 use std::hash::Hash;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use ringserve_core::internals::UnitRate;
 
+use super::key_stats::{KeepsRates, KeyRatesStats};
 use super::rates::Rate;
 use super::sketch::Tally;
 use super::table::{NoMemory, TRACKED, Table};
@@ -274,7 +274,8 @@ impl KeyRates {
     ) -> Result<Duration, RetryAfter> {
         let Inner { table, limits, tracked_max, refused, sketched, .. } = &*self.inner;
         let table = table.get_or_init(|| {
-            shard.server().key_rates().add(self);
+            let used: Arc<dyn KeepsRates> = self.inner.clone();
+            shard.server().key_rates().add(&used);
             let simulated = shard.timers().clock().is_simulated();
             Table::with_limits(*limits, *tracked_max, shard.random(), simulated)
         });
@@ -302,7 +303,17 @@ impl KeyRates {
 
     /// What is tracked, and what was refused. Locks each of the 64 parts of the table for a moment.
     pub fn stats(&self) -> KeyRatesStats {
-        let Inner { table, refused, sketched, .. } = &*self.inner;
+        self.inner.stats()
+    }
+}
+
+impl KeepsRates for Inner {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn stats(&self) -> KeyRatesStats {
+        let Inner { table, refused, sketched, .. } = self;
         KeyRatesStats {
             keys: table.get().map_or(0, |table| table.stats().prefixes),
             refused: refused.load(Ordering::Relaxed),
@@ -311,51 +322,10 @@ impl KeyRates {
     }
 }
 
-/// The rates of keys of which the shards of a server were asked.
-#[derive(Clone, Default)]
-pub(crate) struct UsedKeyRates(Arc<Mutex<Vec<Weak<Inner>>>>);
-
-impl UsedKeyRates {
-    fn add(&self, rates: &KeyRates) {
-        let mut used = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        used.retain(|rates| rates.strong_count() > 0);
-        used.push(Arc::downgrade(&rates.inner));
-    }
-
-    /// What those that are still there hold, by name.
-    pub(crate) fn stats(&self) -> BTreeMap<&'static str, KeyRatesStats> {
-        let used: Vec<_> = {
-            let used = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            used.iter().filter_map(Weak::upgrade).collect()
-        };
-        let mut by_name = BTreeMap::<_, KeyRatesStats>::new();
-        for inner in used {
-            let KeyRatesStats { keys, refused, sketched } = by_name.entry(inner.name).or_default();
-            let of = KeyRates { inner }.stats();
-            *keys += of.keys;
-            *refused += of.refused;
-            *sketched += of.sketched;
-        }
-        by_name
-    }
-}
-
 impl fmt::Debug for KeyRates {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KeyRates").field("stats", &self.stats()).finish_non_exhaustive()
     }
-}
-
-/// What [`KeyRates`] hold.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct KeyRatesStats {
-    /// Keys that are tracked exactly: whose buckets were not full when they were looked at last.
-    pub keys: usize,
-    /// Takes that were refused. A [`RateLimit`](crate::middleware::RateLimit) may have let the call wait then.
-    pub refused: u64,
-    /// Takes of keys for which there was no room: raise [`KeyLimits::tracked_max`] if it grows.
-    pub sketched: u64,
 }
 
 /// How long a key has to wait until it may send again. Others of the key may be there first.

@@ -1,0 +1,53 @@
+//! What the rates by key of a server hold, by their name.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// What [`KeyRates`](super::KeyRates) hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KeyRatesStats {
+    /// Keys that are tracked exactly: whose buckets were not full when they were looked at last.
+    pub keys: usize,
+    /// Takes that were refused. A [`RateLimit`](crate::middleware::RateLimit) may have let the call wait then.
+    pub refused: u64,
+    /// Takes of keys for which there was no room: raise [`KeyLimits::tracked_max`](super::KeyLimits::tracked_max) if it grows.
+    pub sketched: u64,
+}
+
+/// Rates by key of which a server's shards were asked.
+pub(crate) trait KeepsRates: Send + Sync {
+    /// What the keys are.
+    fn name(&self) -> &'static str;
+
+    fn stats(&self) -> KeyRatesStats;
+}
+
+/// All of them, as long as a service has them.
+#[derive(Clone, Default)]
+pub(crate) struct UsedKeyRates(Arc<Mutex<Vec<Weak<dyn KeepsRates>>>>);
+
+impl UsedKeyRates {
+    pub(crate) fn add(&self, rates: &Arc<dyn KeepsRates>) {
+        let mut used = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        used.retain(|rates| rates.strong_count() > 0);
+        used.push(Arc::downgrade(rates));
+    }
+
+    /// What they hold, by name.
+    pub(crate) fn stats(&self) -> BTreeMap<&'static str, KeyRatesStats> {
+        let used: Vec<_> = {
+            let used = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            used.iter().filter_map(Weak::upgrade).collect()
+        };
+        let mut by_name = BTreeMap::<_, KeyRatesStats>::new();
+        for rates in used {
+            let KeyRatesStats { keys, refused, sketched } = by_name.entry(rates.name()).or_default();
+            let of = rates.stats();
+            *keys += of.keys;
+            *refused += of.refused;
+            *sketched += of.sketched;
+        }
+        by_name
+    }
+}
