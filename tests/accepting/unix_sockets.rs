@@ -387,8 +387,7 @@ fn a_full_shard_passes_what_came_by_a_unix_socket_on() {
 #[test]
 fn of_two_that_start_at_once_over_a_stale_file_one_serves() {
     let dir = Dir::new("race");
-    let path = dir.path("s");
-    for _ in 0..10 {
+    let race = |path: PathBuf| {
         drop(UnixListener::bind(&path).unwrap());
         let both = Barrier::new(2);
         let started: Vec<Result<ServerHandle, Error>> = thread::scope(|scope| {
@@ -405,5 +404,11 @@ fn of_two_that_start_at_once_over_a_stale_file_one_serves() {
         Client::connect_unix(&path).echoes("");
         drop(served);
         assert!(!path.exists());
-    }
+    };
+    thread::scope(|scope| {
+        for n in 0..10 {
+            let path = dir.path(&format!("s{n}"));
+            scope.spawn(move || race(path));
+        }
+    });
 }
