@@ -43,7 +43,7 @@ fn ten_planted_causes_are_named_at_their_stages() {
         drill(&["--json", "--within", "60"].into_iter().chain(only).collect::<Vec<_>>())
     };
     let lanes = thread::scope(|scope| {
-        let lanes = LANES.map(|causes| scope.spawn(move || lane(&causes)));
+        let lanes = LANES.map(|causes| scope.spawn(move || lane(causes)));
         lanes.map(|lane| lane.join().unwrap())
     });
     let mut planted = 0;
