@@ -45,7 +45,7 @@
 //! | `newcomers` | | connections that were accepted and wait for a place ([`ShardStats::newcomers`](crate::stats::ShardStats::newcomers)) |
 //! | `waited_total`, `accept_paused_total`, `accept_held_total` | | newcomers that found a limit reached, and how often accepting paused at a limit, or waited for the server's rate |
 //! | `admission_prefixes`, `admission_connections`, `admission_sketched` | | what the limits on addresses hold ([`AdmissionStats`](crate::stats::AdmissionStats)) |
-//! | `key_rates_keys`, `key_rates_refused_total`, `key_rates_sketched_total` | `rates` | rates by key ([`KeyRatesStats`](crate::admission::KeyRatesStats)), by their [name](crate::admission::KeyLimits::name), once a shard was asked of one |
+//! | `key_rates_keys`, `key_rates_refused_total`, `key_rates_sketched_total` | `rates` | rates by key ([`KeyRatesStats`]), by their [name](crate::admission::KeyLimits::name), once a shard was asked of one |
 //! | `accept_queue_waiting`, `accept_queue_capacity`, `accept_queue_lost_total` | `shard`, `listener` | the kernel's queues ([`AcceptQueueStats`](crate::stats::AcceptQueueStats)); `shard` is `all` for an adopted socket |
 //! | `frames_total` | `shard` | frames handed to the services |
 //! | `received_bytes_total`, `sent_bytes_total`, `sends_total`, `receives_paused_total`, `reads_held_total`, `frames_copied_total`, `frames_shed_total` | | of all shards |
