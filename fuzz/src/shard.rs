@@ -186,7 +186,7 @@ fn step(rig: &mut Rig, what: u8, input: &mut Input<'_>) {
             }
         }
         29 => rig.order(Command::Drain),
-        30 => rig.order(Command::Force),
+        30 => rig.order(Command::Abort),
         // As a server does when it has nothing else to do: everything answers, then it sleeps.
         _ => {
             rig.next_turn(Duration::ZERO);

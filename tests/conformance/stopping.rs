@@ -231,7 +231,7 @@ pub fn force_while_a_call_waits(on: On) {
 pub fn force_while_lingering(on: On) {
     let (lab, client) = lingering(on, Duration::from_secs(3600));
     lab.running.abort();
-    // It had ended before; force only cuts its waiting short.
+    // It had ended before; the abort only cuts its waiting short.
     ended_for(&lab.ended(), CloseReason::Closed, 1);
     drop(client);
 }

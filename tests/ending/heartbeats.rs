@@ -38,7 +38,7 @@ fn a_mute_peer_is_asked_as_often_as_it_may_miss_and_then_closed() {
     }
     drop(clients);
     lab.closed_for(CloseReason::HeartbeatLost, 20);
-    assert_eq!(lab.shared.beats.load(SeqCst), 60);
+    assert_eq!(lab.shared.heartbeats.load(SeqCst), 60);
     lab.finish();
 }
 
@@ -126,6 +126,6 @@ fn heartbeats_switched_off_ask_no_peer() {
     assert_eq!(client.end(), End::Fin);
     drop(client);
     lab.closed_for(CloseReason::IdleTimeout, 1);
-    assert_eq!(lab.shared.beats.load(SeqCst), 0);
+    assert_eq!(lab.shared.heartbeats.load(SeqCst), 0);
     lab.finish();
 }

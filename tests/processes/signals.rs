@@ -1,4 +1,4 @@
-//! `serve` in a child process: the first signal drains, the second one forces.
+//! `serve` in a child process: the first signal drains, the second one aborts.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;

@@ -29,7 +29,7 @@ pub struct Shared {
     pub block: Block,
     /// Given away by [`order::reach`](crate::order::reach).
     pub handles: Mutex<HashMap<Vec<u8>, ConnHandle>>,
-    pub beats: AtomicU64,
+    pub heartbeats: AtomicU64,
     pub inputs_ended: AtomicU64,
     /// Connections that are open, and the most there were.
     pub open_now: AtomicU64,
@@ -264,7 +264,7 @@ impl Service for Puppet {
     }
 
     fn heartbeat(&self, cx: &Cx<'_, Session>) {
-        self.shared.beats.fetch_add(1, SeqCst);
+        self.shared.heartbeats.fetch_add(1, SeqCst);
         cx.reply(b"beat");
     }
 

@@ -81,7 +81,7 @@ pub struct Plan {
     /// Pushes of other threads, in 65536 turns.
     pub pushes: u16,
     /// Another shard, and what it shares with this one.
-    pub elsewhere: Option<Elsewhere>,
+    pub other_shard: Option<OtherShard>,
     /// Peers that are upstreams: the server connects to them.
     pub upstreams: usize,
     /// Peers that send half a frame and then next to nothing, in 16.
@@ -92,10 +92,10 @@ pub struct Plan {
     pub quiet_times: u16,
     /// Turns after which the shard is told to drain, if it was not before.
     pub turns: u64,
-    /// A completion is lost, if the shard is forced.
+    /// A completion is lost, if the shard is aborted.
     pub loses_completion: bool,
-    /// Nanoseconds after that until it is forced; `None` if it is not.
-    pub force_after: Option<u64>,
+    /// Nanoseconds after that until it is aborted; `None` if it is not.
+    pub abort_after: Option<u64>,
     /// One turn's budget.
     pub budget: Budget,
     /// Calls of a turn and the smallest batch of a connection, where they are fewer than what ships.
@@ -108,7 +108,7 @@ pub struct Plan {
 
 /// Another shard of the same server.
 #[derive(Clone, Copy, Debug)]
-pub struct Elsewhere {
+pub struct OtherShard {
     /// Its slots.
     pub connections_max: usize,
     /// Connections of both together.
@@ -116,18 +116,18 @@ pub struct Elsewhere {
     /// Nanoseconds it keeps a connection, at most.
     pub keeps_max: u64,
     /// Nanoseconds until it finds what was passed on to it, at most.
-    pub mail_max: u64,
+    pub letter_max: u64,
 }
 
-impl Elsewhere {
-    fn draw(rng: &mut Rng, connections_max: usize) -> Elsewhere {
+impl OtherShard {
+    fn draw(rng: &mut Rng, connections_max: usize) -> OtherShard {
         let slots = rng.range(1, 4) as usize;
         let quota = if rng.one_in(2) { connections_max + slots } else { rng.spread(1, 24) as usize };
-        Elsewhere {
+        OtherShard {
             connections_max: slots,
             quota,
             keeps_max: rng.spread(MS, 1000 * MS),
-            mail_max: rng.spread(MS, 400 * MS),
+            letter_max: rng.spread(MS, 400 * MS),
         }
     }
 }
@@ -165,7 +165,7 @@ impl Plan {
         let tight_memory = rng.one_in(6);
         let sizes = draw_sizes(rng, framing, payload_max, buffer_bytes, buffers, tight_memory);
         let slow = rng.one_in(4);
-        let elsewhere = passes_on.then(|| Elsewhere::draw(rng, connections_max));
+        let other_shard = passes_on.then(|| OtherShard::draw(rng, connections_max));
         // Early, so that much is under way.
         let short = rng.one_in(if passes_on { 3 } else { 8 });
         let (server_limits, limits) = draw_times(rng, slow, sizes);
@@ -195,7 +195,7 @@ impl Plan {
         Plan {
             large_from,
             tight_memory,
-            elsewhere,
+            other_shard,
             connections_max,
             listeners: if rng.one_in(4) { 2 } else { 1 },
             adopted,
@@ -236,7 +236,7 @@ impl Plan {
             turns: if short || held { rng.spread(5, turns.max(6)) } else { turns },
             loses_completion: rng.one_in(4),
             open_waits,
-            force_after: rng.one_in(3).then(|| rng.spread(0, 400 * MS)),
+            abort_after: rng.one_in(3).then(|| rng.spread(0, 400 * MS)),
             budget: Budget {
                 completions: if small_budget { rng.spread(1, 16) as usize } else { 256 },
                 bytes: if rng.one_in(8) { rng.spread(64, 4096) as usize } else { 1 << 20 },

@@ -23,7 +23,7 @@ struct Handle {
 
 /// A push under way.
 #[derive(Debug)]
-struct Mail {
+struct Letter {
     due: u64,
     id: ConnId,
     bytes: usize,
@@ -33,7 +33,7 @@ struct Mail {
 #[derive(Debug, Default)]
 pub struct Pushes {
     handles: Vec<Handle>,
-    mail: Vec<Mail>,
+    letters: Vec<Letter>,
 }
 
 type Live = [(ConnId, ConnShared<Session>)];
@@ -86,31 +86,32 @@ impl Pushes {
         state.cover.fault(Fault::PushAnnounced);
         handle.on_the_way += bytes;
         let due = state.now + state.rng.spread(1000, 20 * MS);
-        self.mail.push(Mail { due, id: handle.id, bytes });
+        self.letters.push(Letter { due, id: handle.id, bytes });
     }
 
-    /// The shard reads its mail. True if there was some.
+    /// The shard reads its letters. True if there were some.
     pub fn deliver(&mut self, state: &mut State, live: &Live, now: u64) -> bool {
-        let before = self.mail.len();
-        let (due, later) = std::mem::take(&mut self.mail).into_iter().partition(|mail| mail.due <= now);
-        self.mail = later;
-        let due: Vec<Mail> = due;
-        for mail in due {
-            match find(live, mail.id) {
-                Some(shared) => service::push(state, shared, mail.bytes),
+        let before = self.letters.len();
+        let (due, later) =
+            std::mem::take(&mut self.letters).into_iter().partition(|letter| letter.due <= now);
+        self.letters = later;
+        let due: Vec<Letter> = due;
+        for letter in due {
+            match find(live, letter.id) {
+                Some(shared) => service::push(state, shared, letter.bytes),
                 None => state.cover.fault(Fault::PushTooLate),
             }
-            let handle = self.handles.iter_mut().find(|handle| handle.id == mail.id);
+            let handle = self.handles.iter_mut().find(|handle| handle.id == letter.id);
             let handle = handle.expect("a handle with something on the way is kept");
-            handle.gate.arrived(mail.bytes);
-            handle.on_the_way -= mail.bytes;
+            handle.gate.arrived(letter.bytes);
+            handle.on_the_way -= letter.bytes;
         }
-        before > self.mail.len()
+        before > self.letters.len()
     }
 
-    /// When the next mail is due.
+    /// When the next letter is due.
     pub fn next_due(&self) -> u64 {
-        self.mail.iter().map(|mail| mail.due).min().unwrap_or(u64::MAX)
+        self.letters.iter().map(|letter| letter.due).min().unwrap_or(u64::MAX)
     }
 
     /// Panics unless each account says what is there and what is on the way.

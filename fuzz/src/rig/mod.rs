@@ -173,7 +173,7 @@ pub enum Command {
     /// To drain.
     Drain,
     /// To stop at once.
-    Force,
+    Abort,
 }
 
 impl Rig {

@@ -16,7 +16,7 @@ impl Lane for Model {
         match std::mem::replace(&mut self.order, Command::Serve) {
             Command::Serve => {}
             Command::Drain => shard.drain(),
-            Command::Force => shard.force(),
+            Command::Abort => shard.abort_all(),
         }
     }
 

@@ -48,14 +48,14 @@ struct Holder {
 /// Holds until the input ends. What fails is told on the output.
 pub(crate) fn run(plan: Plan) -> io::Result<()> {
     let mut holder = Holder { plan, streams: Vec::new(), reply: Vec::new() };
-    match holder.obey() {
+    match holder.apply_orders() {
         Ok(()) => Ok(()),
         Err(error) => tell(&format!("failed {error}")),
     }
 }
 
 impl Holder {
-    fn obey(&mut self) -> io::Result<()> {
+    fn apply_orders(&mut self) -> io::Result<()> {
         tell("0")?;
         for line in io::stdin().lock().lines() {
             let line = line?;

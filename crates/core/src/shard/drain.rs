@@ -144,10 +144,10 @@ impl<O: Observer> Shard<O> {
     }
 
     /// Aborts every connection, and accepts no more.
-    pub fn force(&mut self) {
+    pub fn abort_all(&mut self) {
         self.drain();
         self.stop();
-        self.abort_all(CloseReason::ServerAborted);
+        self.abort_each(CloseReason::ServerAborted);
     }
 
     /// Closes connections to upstreams after their queued bytes, at the end of a turn, once no accepted connection is left.
@@ -243,7 +243,7 @@ impl<O: Observer> Shard<O> {
             Stage::Delayed { until } if now >= *until => return self.stop(),
             Stage::Delayed { .. } | Stage::GivenUp => return,
             Stage::Looking { deadline, .. } | Stage::Finishing { deadline } if now >= *deadline => {
-                return self.abort_all(CloseReason::DrainTimeout);
+                return self.abort_each(CloseReason::DrainTimeout);
             }
             Stage::Aborted { until, last_looks } => {
                 if now >= *until {
@@ -319,7 +319,7 @@ impl<O: Observer> Shard<O> {
         self.close_if_quiet(id);
     }
 
-    fn abort_all(&mut self, reason: CloseReason) {
+    fn abort_each(&mut self, reason: CloseReason) {
         for index in 0..self.conns.used() {
             if let Some(id) = self.conns.id_at(index) {
                 self.abort(id, reason);

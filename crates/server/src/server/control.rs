@@ -340,7 +340,7 @@ impl ServerControl {
 
     /// Stops at once, as [`ServerHandle::abort`](crate::ServerHandle::abort).
     pub fn abort(&self) {
-        self.remotes.iter().for_each(|remote| remote.command(Command::Force));
+        self.remotes.iter().for_each(|remote| remote.command(Command::Abort));
     }
 }
 

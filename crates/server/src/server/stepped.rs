@@ -177,7 +177,7 @@ impl SteppedServer {
         let state = self.starting.poll_start();
         match &state {
             StartState::Ready(true) => self.command(Command::Serve),
-            StartState::Failed(_) => self.command(Command::Force),
+            StartState::Failed(_) => self.command(Command::Abort),
             StartState::Ready(false) | StartState::Waits(_) => {}
         }
         state

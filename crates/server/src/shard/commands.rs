@@ -27,7 +27,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
         match command {
             Command::Serve => {}
             Command::Drain => core.drain(),
-            Command::Force => core.force(),
+            Command::Abort => core.abort_all(),
         }
         if command != Command::Serve
             && let Err(panicked) = self.common.shard.set_draining()

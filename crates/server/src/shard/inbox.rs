@@ -60,7 +60,7 @@ pub(crate) trait OnEnd: Send + Sync {
 pub(crate) enum Command {
     Serve = 0,
     Drain = 1,
-    Force = 2,
+    Abort = 2,
 }
 
 /// A request of another thread to a shard.
@@ -174,7 +174,7 @@ impl RemoteShard {
         match self.command.load(Ordering::SeqCst) {
             0 => Command::Serve,
             1 => Command::Drain,
-            _ => Command::Force,
+            _ => Command::Abort,
         }
     }
 
@@ -564,8 +564,8 @@ mod tests {
     #[test]
     fn an_order_is_never_taken_back() {
         let remote = RemoteShard::new();
-        remote.command(Command::Force);
+        remote.command(Command::Abort);
         remote.command(Command::Drain);
-        assert_eq!(remote.last_command(), Command::Force);
+        assert_eq!(remote.last_command(), Command::Abort);
     }
 }

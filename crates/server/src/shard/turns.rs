@@ -92,7 +92,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
 
     /// The driver broke: no completion comes any more. The service hears of the end of each connection.
     pub(super) fn broken(&mut self) {
-        self.core.force();
+        self.core.abort_all();
         self.core.dispatch(&mut self.lane);
         self.lane.common.meter.snapshot.end();
         let mut report = self.report();

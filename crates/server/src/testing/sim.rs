@@ -266,7 +266,7 @@ impl Sim {
 
     /// Stops all servers at once, with resets. Returns at once.
     pub fn abort(&self) {
-        self.command(Command::Force);
+        self.command(Command::Abort);
     }
 
     fn command(&self, command: Command) {
@@ -400,7 +400,7 @@ impl SimServer {
 
     /// Stops the server at once, with resets. Returns at once.
     pub fn abort(&self) {
-        self.world.command(self.number, Command::Force);
+        self.world.command(self.number, Command::Abort);
     }
 
     /// True once every shard ended.

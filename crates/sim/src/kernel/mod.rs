@@ -111,7 +111,7 @@ pub struct State {
     /// The shard was told to drain, and when it aborts what is left.
     pub drain_deadline: Option<u64>,
     /// The shard was told to stop at once.
-    pub forced: bool,
+    pub aborted: bool,
     /// The shard's turn.
     pub turn: u64,
     /// What is accepted now has a place, here or elsewhere.
@@ -192,7 +192,7 @@ impl State {
             alarm: NEVER,
             quiet_world: false,
             drain_deadline: None,
-            forced: false,
+            aborted: false,
             turn: 0,
             has_room: true,
             dry_in_a_row: 0,

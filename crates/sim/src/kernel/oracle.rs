@@ -223,7 +223,7 @@ impl State {
             }
             Shutdown => self.drain_deadline.is_some() && idle && !sock.held,
             DrainTimeout => self.drain_deadline.is_some_and(|deadline| now >= deadline),
-            ServerAborted => self.forced,
+            ServerAborted => self.aborted,
             System(_) => sock.may(excuse::SYSTEM),
             other => panic!("unknown reason {other}"),
         };
@@ -259,7 +259,7 @@ impl State {
         let Some((ended, reason)) = sock.ended else {
             panic!("connection {tag} is closed before the service knows");
         };
-        let cut_off = self.forced || self.drain_deadline.is_some_and(|deadline| self.now >= deadline);
+        let cut_off = self.aborted || self.drain_deadline.is_some_and(|deadline| self.now >= deadline);
         let lingered = self.now + STEP >= ended + self.plan.limits.linger_timeout.as_nanos() as u64;
         match how {
             CloseHow::Orderly => {
@@ -314,7 +314,7 @@ impl State {
         // One that a drain ended in order has its time to read all and to close too.
         if let Some((ended, CloseReason::Shutdown)) = sock.ended {
             let lingers = ended + self.plan.limits.linger_timeout.as_nanos() as u64;
-            let cut_off = self.forced || self.drain_deadline.is_some_and(|deadline| self.now >= deadline);
+            let cut_off = self.aborted || self.drain_deadline.is_some_and(|deadline| self.now >= deadline);
             let excuses = excuse::RESET | excuse::SYSTEM | excuse::SILENT;
             let excused = !sock.opened || sock.may(excuses) || cut_off;
             assert!(excused || self.now + STEP >= lingers, "connection {tag} was reset by the drain");

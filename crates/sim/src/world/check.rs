@@ -89,8 +89,8 @@ impl Above {
     pub(super) fn end(mut self, core: Core, mut completions: Vec<Completion>) -> Outcome {
         let budget = self.state.borrow().plan.budget;
         self.pushes.end(&mut self.state.borrow_mut());
-        if let Some(elsewhere) = &mut self.elsewhere {
-            elsewhere.end(&mut self.state.borrow_mut(), self.now, self.ahead);
+        if let Some(other) = &mut self.other_shard {
+            other.end(&mut self.state.borrow_mut(), self.now, self.ahead);
         }
         for _ in 0..64 {
             self.state.borrow_mut().pass(1_000_000);

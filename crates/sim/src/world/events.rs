@@ -19,9 +19,9 @@ const OPEN_BYTES: usize = 300;
 
 impl Lane<Watched> for Above {
     fn begin(&mut self, core: &mut Core) {
-        self.obey(core);
+        self.apply_orders(core);
         self.look_for_cuts(core);
-        self.read_mail(core);
+        self.read_letters(core);
         self.looks = true;
     }
 
@@ -54,8 +54,8 @@ impl Lane<Watched> for Above {
         let room = core.slots_left() > 0 && self.freed_turn != self.turn;
         assert!(!room, "there is room, and a socket is passed on");
         self.protocol.passed_on(socket);
-        let elsewhere = self.elsewhere.as_mut().expect("there is no other shard");
-        elsewhere.take(state, socket, listener);
+        let other = self.other_shard.as_mut().expect("there is no other shard");
+        other.take(state, socket, listener);
     }
 
     fn connected(&mut self, core: &mut Core, id: ConnId) {
@@ -196,7 +196,7 @@ impl Above {
         }
         let Some(id) = core.admit::<Session>(socket, Some(address_of(tag)), listener) else {
             let deadline = state.drain_deadline.unwrap_or(u64::MAX);
-            assert!(state.forced || self.now.as_nanos() >= deadline, "there is memory");
+            assert!(state.aborted || self.now.as_nanos() >= deadline, "there is memory");
             return;
         };
         if self.stopped_turn != u64::MAX {

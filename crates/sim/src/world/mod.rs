@@ -5,8 +5,8 @@
 
 mod calls;
 mod check;
-mod elsewhere;
 mod events;
+mod other_shard;
 mod relieved;
 mod user;
 mod watched;
@@ -33,7 +33,7 @@ use crate::pushes::Pushes;
 use crate::rng::Rng;
 use crate::service::Session;
 use crate::tasks::Tasks;
-use elsewhere::Elsewhere;
+use other_shard::OtherShard;
 use watched::{Tally, Watched};
 
 /// Turns in which a shard that drains takes in what had arrived, at most: 16, and one for every eight of its connections.
@@ -83,7 +83,7 @@ struct Above {
     tasks: Tasks,
     openings: Vec<Opening>,
     pushes: Pushes,
-    elsewhere: Option<Elsewhere>,
+    other_shard: Option<OtherShard>,
     /// When the service closes what it held open.
     closings: Vec<(u64, ConnId)>,
     live: Vec<(ConnId, ConnShared<Session>)>,
@@ -107,11 +107,11 @@ struct Above {
     listeners_closed: u16,
     /// When it has taken in what had arrived by then, at the latest.
     looked_at: u64,
-    /// A completion that the core never hears of, once it was forced.
+    /// A completion that the core never hears of, once it was aborted.
     lost: Option<ConnId>,
     /// The turn in which a slot became free last.
     freed_turn: u64,
-    force_at: u64,
+    abort_at: u64,
     idle_turns: u32,
     /// Turns after which memory is given back again; 0 is never.
     gives_back: u64,
@@ -188,8 +188,8 @@ impl World {
         if !driver.may_lend_beyond_turn() {
             core.copy_frames();
         }
-        let elsewhere = plan.elsewhere.map(|elsewhere| {
-            let (other, quota) = Elsewhere::new(elsewhere, plan.framing, pool.clone());
+        let other_shard = plan.other_shard.map(|other| {
+            let (other, quota) = OtherShard::new(other, plan.framing, pool.clone());
             core.share_quota(quota);
             other
         });
@@ -203,7 +203,7 @@ impl World {
             tasks: Tasks::default(),
             openings: Vec::new(),
             pushes: Pushes::default(),
-            elsewhere,
+            other_shard,
             closings: Vec::new(),
             live: Vec::new(),
             upstreams,
@@ -221,7 +221,7 @@ impl World {
             looked_at: 0,
             lost: None,
             freed_turn: u64::MAX,
-            force_at: NEVER,
+            abort_at: NEVER,
             idle_turns: 0,
             // By its number, so that other draws stay as they are.
             gives_back: [0, 0, 50, 9][seed as usize % 4],
@@ -379,7 +379,8 @@ impl Above {
     fn loses(&mut self, completion: &Completion) -> bool {
         let state = &mut *self.state.borrow_mut();
         let Completion::Closed { id } = completion else { return false };
-        if !state.forced || !state.plan.loses_completion || self.lost.is_some() || self.elsewhere.is_some() {
+        if !state.aborted || !state.plan.loses_completion || self.lost.is_some() || self.other_shard.is_some()
+        {
             return false;
         }
         state.cover.fault(Fault::LeftBehind);
@@ -401,8 +402,8 @@ impl Above {
         self.live.iter().find(|(known, _)| *known == id).map(|(_, shared)| shared.body().tag)
     }
 
-    /// Tells the shard to stop when it is time.
-    fn obey(&mut self, core: &mut Core) {
+    /// Gives the shard the order to drain, and later to abort, when it is time.
+    fn apply_orders(&mut self, core: &mut Core) {
         let mut state = self.state.borrow_mut();
         let now = state.now;
         if self.drained_at.is_none() {
@@ -424,22 +425,22 @@ impl Above {
             self.stops_at = self.now + delay;
             let deadline = self.stops_at + state.plan.server_limits.drain_timeout;
             state.drain_deadline = Some(deadline.as_nanos());
-            if let Some(after) = state.plan.force_after {
-                self.force_at = now + after;
-                state.alarm = state.alarm.min(self.force_at);
+            if let Some(after) = state.plan.abort_after {
+                self.abort_at = now + after;
+                state.alarm = state.alarm.min(self.abort_at);
             }
             drop(state);
             return core.drain();
         }
-        if now >= self.force_at {
-            self.force_at = NEVER;
+        if now >= self.abort_at {
+            self.abort_at = NEVER;
             if !self.live.is_empty() {
-                state.cover.fault(Fault::Forced);
+                state.cover.fault(Fault::AbortedAll);
             }
-            state.forced = true;
+            state.aborted = true;
             drop(state);
             self.stops_at = self.stops_at.min(self.now);
-            core.force();
+            core.abort_all();
         }
     }
 
@@ -486,8 +487,8 @@ impl Above {
     fn wait(&mut self, core: &Core) -> Wait {
         let wait = core.wait();
         let mut state = self.state.borrow_mut();
-        let mut alarm = self.force_at;
-        let mut woken = state.now >= self.force_at;
+        let mut alarm = self.abort_at;
+        let mut woken = state.now >= self.abort_at;
         for parked in self.tasks.iter() {
             match &parked.wants_room {
                 Some(flag) => woken |= flag.is_set(),
@@ -496,7 +497,7 @@ impl Above {
         }
         alarm = self.openings.iter().map(|opening| opening.due).fold(alarm, u64::min);
         alarm = alarm.min(self.pushes.next_due());
-        alarm = self.elsewhere.as_ref().map_or(alarm, |elsewhere| alarm.min(elsewhere.next_due()));
+        alarm = self.other_shard.as_ref().map_or(alarm, |other| alarm.min(other.next_due()));
         alarm = self.closings.iter().map(|(at, _)| *at).fold(alarm, u64::min);
         for (_, shared) in &self.live {
             alarm = shared.body().kept.borrow().iter().map(|(until, _)| *until).fold(alarm, u64::min);

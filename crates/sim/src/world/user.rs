@@ -11,12 +11,12 @@ use crate::sock::excuse;
 
 impl Above {
     /// What other threads and shards left for this one.
-    pub(super) fn read_mail(&mut self, core: &mut Core) {
+    pub(super) fn read_letters(&mut self, core: &mut Core) {
         let state = &mut *self.state.borrow_mut();
         let now = self.now.as_nanos();
         self.moved |= self.pushes.deliver(state, &self.live, now);
-        let Some(elsewhere) = &mut self.elsewhere else { return };
-        for (socket, listener) in elsewhere.returned(state, now) {
+        let Some(other) = &mut self.other_shard else { return };
+        for (socket, listener) in other.returned(state, now) {
             self.moved = true;
             let tag = state.descriptor(socket.0 as i32);
             self.protocol.passed_back(socket);
@@ -28,16 +28,16 @@ impl Above {
     pub(super) fn other_shard(&mut self, core: &mut Core) {
         let state = &mut *self.state.borrow_mut();
         state.has_room = core.slots_left() > 0;
-        let Some(elsewhere) = &mut self.elsewhere else { return };
-        elsewhere.turn(state, self.now, self.ahead);
-        elsewhere.check(core.connections(LaneId::FIRST));
-        elsewhere.offer_room(state, core);
-        if state.has_room && !elsewhere.quota_left() {
+        let Some(other) = &mut self.other_shard else { return };
+        other.turn(state, self.now, self.ahead);
+        other.check(core.connections(LaneId::FIRST));
+        other.offer_room(state, core);
+        if state.has_room && !other.quota_left() {
             state.cover.fault(Fault::QuotaUsedUp);
         }
         // Those who wait here since there was room nowhere are not passed on later, and hold up the backlog.
-        state.has_room |= elsewhere.is_known_to_have_room() && !self.protocol.has_waiting();
-        state.has_room &= elsewhere.quota_left();
+        state.has_room |= other.is_known_to_have_room() && !self.protocol.has_waiting();
+        state.has_room &= other.quota_left();
     }
 
     /// What tasks of the service do beside its calls: give back frames, push, use names that are old.

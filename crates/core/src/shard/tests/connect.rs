@@ -141,7 +141,7 @@ fn abort_resets_upstreams_together_with_the_others() {
     let (mut shard, lane, _) = connecting(Limits::default(), 2);
     let second = shard.connect(lane, address(), ()).unwrap();
     shard.complete(Completion::Connected { id: second, result: Ok(()) });
-    shard.force();
+    shard.abort_all();
     shard.end();
     assert_eq!(shard.counters(lane).closed_for(CloseReason::ServerAborted), 2);
     assert_eq!(shard.connect(lane, address(), ()), None);

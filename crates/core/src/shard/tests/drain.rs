@@ -6,7 +6,7 @@ use super::*;
 fn operation_that_never_ends_is_left_behind_in_time() {
     let (mut shard, id) = with_connection(Limits::default());
     shard.begin(at(1), 0);
-    shard.force();
+    shard.abort_all();
     shard.end();
     assert_eq!(shard.heard(), [Heard::Ended { id, reason: CloseReason::ServerAborted, opened: true }]);
     let mut now = at(1);
@@ -28,7 +28,7 @@ fn operation_that_never_ends_is_left_behind_in_time() {
 fn shard_that_stood_still_takes_what_its_driver_ended_meanwhile() {
     let (mut shard, id) = with_connection(Limits::default());
     shard.begin(at(1), 0);
-    shard.force();
+    shard.abort_all();
     shard.end();
     // The machine slept, and all that was awaited came meanwhile.
     let ends = [
@@ -49,8 +49,8 @@ fn shard_that_stood_still_takes_what_its_driver_ended_meanwhile() {
 }
 
 #[test]
-fn delayed_drain_accepts_until_its_time_or_force() {
-    for forced in [false, true] {
+fn delayed_drain_accepts_until_its_time_or_an_abort() {
+    for aborted in [false, true] {
         let (mut shard, id) =
             with_connection(ServerLimits { drain_delay: Duration::from_secs(10), ..ServerLimits::default() });
         shard.begin(at(1), 0);
@@ -58,11 +58,11 @@ fn delayed_drain_accepts_until_its_time_or_force() {
         shard.end();
         assert!(shard.all_share().is_draining() && !shard.has_stopped());
         assert_eq!(shard.take_ops().filter(|op| matches!(op, Op::StopListening { .. })).count(), 0);
-        shard.begin(at(if forced { 5 } else { 11 }), 0);
-        if forced {
-            shard.force();
+        shard.begin(at(if aborted { 5 } else { 11 }), 0);
+        if aborted {
+            shard.abort_all();
         }
-        assert!(shard.has_stopped() && shard.shared(id).is_none() == forced);
+        assert!(shard.has_stopped() && shard.shared(id).is_none() == aborted);
         shard.end();
         assert_eq!(shard.take_ops().filter(|op| matches!(op, Op::StopListening { .. })).count(), 1);
     }

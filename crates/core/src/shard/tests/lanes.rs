@@ -65,7 +65,7 @@ fn what_a_lane_turns_away_is_counted_there() {
     shard.refuse(Socket(0), 1, RefusedBy::Admit);
     come(&mut shard, 1, 1);
     shard.handed_off(1, None);
-    shard.force();
+    shard.abort_all();
     come(&mut shard, 2, 2);
     let counters = shard.counters(second);
     assert_eq!((counters.accepted, counters.refused, counters.handed_off), (3, 2, 1));

@@ -44,8 +44,8 @@ struct Kept {
 type OtherCore = Shard;
 
 /// The other shard of the server, with the sockets on their way to it and back.
-pub struct Elsewhere {
-    plan: plan::Elsewhere,
+pub struct OtherShard {
+    plan: plan::OtherShard,
     core: OtherCore,
     quota: Arc<Quota>,
     letters: Vec<Letter>,
@@ -55,9 +55,9 @@ pub struct Elsewhere {
     told: (bool, bool),
 }
 
-impl Elsewhere {
+impl OtherShard {
     /// The other shard, and the quota for both.
-    pub fn new(plan: plan::Elsewhere, framing: AnyFraming, pool: Pool) -> (Elsewhere, Arc<Quota>) {
+    pub fn new(plan: plan::OtherShard, framing: AnyFraming, pool: Pool) -> (OtherShard, Arc<Quota>) {
         let quota = Arc::new(Quota::new(plan.quota));
         let limits = Limits::default().idle_timeout(None).first_frame_timeout(None);
         let mut core = Shard::new(
@@ -70,7 +70,7 @@ impl Elsewhere {
             (),
         );
         core.share_quota(quota.clone());
-        let other = Elsewhere {
+        let other = OtherShard {
             plan,
             core,
             quota: quota.clone(),
@@ -89,7 +89,7 @@ impl Elsewhere {
             state.cover.fault(Fault::PassedAway);
             return state.close_passed(socket);
         }
-        post(&mut self.letters, self.plan.mail_max, state, false, socket, listener);
+        post(&mut self.letters, self.plan.letter_max, state, false, socket, listener);
     }
 
     /// Sockets that come back by now.
@@ -225,19 +225,19 @@ impl Elsewhere {
 /// Puts a socket on its way.
 fn post(
     letters: &mut Vec<Letter>,
-    mail_max: u64,
+    letter_max: u64,
     state: &mut State,
     back: bool,
     socket: Socket,
     listener: u16,
 ) {
-    let due = state.now + state.rng.spread(10_000, mail_max.max(10_001));
+    let due = state.now + state.rng.spread(10_000, letter_max.max(10_001));
     letters.push(Letter { due, back, socket, listener });
 }
 
 /// What stands above the other shard.
 struct Other<'a> {
-    plan: &'a plan::Elsewhere,
+    plan: &'a plan::OtherShard,
     state: &'a mut State,
     letters: &'a mut Vec<Letter>,
     kept: &'a mut Vec<Kept>,
@@ -285,7 +285,7 @@ impl Lane for Other<'_> {
     }
 
     fn hand_off(&mut self, _: &mut OtherCore, socket: Socket, _: Option<SocketAddr>, listener: u16) {
-        post(self.letters, self.plan.mail_max, self.state, true, socket, listener);
+        post(self.letters, self.plan.letter_max, self.state, true, socket, listener);
     }
 
     fn ended(&mut self, _: &mut OtherCore, _: Ended) {}
