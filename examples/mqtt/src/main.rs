@@ -28,7 +28,6 @@
 mod broker;
 mod node;
 mod packet;
-mod session;
 mod sessions;
 #[cfg(test)]
 mod tests;

@@ -10,18 +10,19 @@
 //! says: they hear of it in one order and all keep the same, whatever becomes of its publisher meanwhile.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use clap::Args;
 use ringserve::sync::{Mesh, Reply, Sending};
+use ringserve::task::JoinHandle;
 use ringserve::topics::Filters;
 use ringserve::{ConnHandle, ConnId, Shard};
 
 use crate::packet::{Connect, Publication, Read, Reason};
-use crate::session::{Made, Session};
 
 /// Messages that may wait for a shard, each a packet at most.
 pub const MESSAGES_MAX: usize = 1024;
@@ -79,6 +80,41 @@ pub struct Goodbye {
 
 /// The code for a filter, or 0.
 pub type Answer = Read<u8>;
+
+pub type Session = RefCell<State>;
+
+/// What the home of a client keeps of it, connected or not.
+#[derive(Default)]
+pub struct State {
+    pub id: Arc<str>,
+    pub connection: Option<(ConnHandle, Arc<Connect>)>,
+    /// The connection has no room. A task goes on once it has.
+    pub is_stalled: bool,
+    pub filters: BTreeSet<Arc<str>>,
+    /// Messages that wait, those first that were sent on a connection before.
+    pub waiting: VecDeque<Kept>,
+    pub in_flight: VecDeque<Kept>,
+    /// What is published if the client is lost.
+    pub will: Option<Publication>,
+    /// Of filters and of messages.
+    pub bytes: usize,
+    pub last_id: u16,
+    /// How long it outlives its connection, and the task that ends it then.
+    pub expiry: Duration,
+    pub timer: Option<JoinHandle<()>>,
+}
+
+/// A message for a client. One of QoS 1 is kept until it is acknowledged.
+pub struct Kept {
+    pub publication: Arc<Publication>,
+    pub flags: u8,
+    /// 0 until it is sent with QoS 1.
+    pub id: u16,
+}
+
+/// The packets that were made last, by version and flags, each with its message, id and time left: clients that are sent the
+/// same share it.
+pub type Made = BTreeMap<(bool, u8), (Arc<Publication>, u16, Option<Duration>, Bytes)>;
 
 /// A session, and the options of its subscription.
 pub type Subscriber = (Rc<Session>, u8);

@@ -177,12 +177,8 @@ pub struct Properties {
 }
 
 impl Properties {
-    fn number(&self, id: u8) -> Option<u32> {
-        self.numbers.get(&id).copied()
-    }
-
     pub fn seconds(&self, id: u8) -> Option<Duration> {
-        self.number(id).map(|seconds| Duration::from_secs(seconds.into()))
+        self.numbers.get(&id).map(|seconds| Duration::from_secs(u64::from(*seconds)))
     }
 }
 
@@ -280,7 +276,7 @@ impl Connect {
         let given = rest.properties(OF_CONNECT)?;
         let of_version = if is_five || is_clean { Duration::ZERO } else { EXPIRY_MAX };
         let expiry = given.seconds(0x11).unwrap_or(of_version).min(EXPIRY_MAX);
-        let [receive_max, packet_max] = [0x21, 0x27].map(|id| given.number(id).unwrap_or(0xFFFF_FFFF));
+        let [receive_max, packet_max] = [0x21, 0x27].map(|id| *given.numbers.get(&id).unwrap_or(&u32::MAX));
         if receive_max == 0 || packet_max == 0 {
             return Err(Reason::ProtocolError);
         }

@@ -15,9 +15,8 @@ use ringserve::task::JoinHandle;
 use ringserve::topics::{is_filter, matching};
 use ringserve::{ConnHandle, ConnId, PushError};
 
-use crate::node::{Answer, Goodbye, Node, Request};
+use crate::node::{Answer, Goodbye, Kept, Node, Request, Session, State};
 use crate::packet::{Connect, DUP, EXPIRY_MAX, Publication, QOS_1, Reason, disconnect};
-use crate::session::{Kept, Session, State};
 
 /// Messages of QoS 1 that a client is sent before it acknowledges the first, if it takes that many.
 const IN_FLIGHT_MAX: usize = 64;
