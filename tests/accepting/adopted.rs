@@ -197,7 +197,7 @@ fn a_start_that_fails_leaves_an_adopted_socket_as_it_is() {
 }
 
 #[test]
-fn options_that_connections_inherit_are_set_on_an_adopted_socket() {
+fn inherited_options_are_set_on_an_adopted_socket() {
     let ((listener, addr), file) = (any_port(), Unix::new("options"));
     let options = SocketOptions::default()
         .backlog(7)

@@ -88,7 +88,7 @@ fn connect(addr: SocketAddr) -> TcpStream {
 }
 
 #[test]
-fn services_have_one_value_a_shard_however_many_listeners_lead_to_it() {
+fn services_have_one_value_a_shard_for_all_their_listeners() {
     for driver in BOTH {
         let (file, made) = (path("value"), Arc::new(AtomicUsize::new(0)));
         let count = made.clone();

@@ -124,7 +124,7 @@ fn call_awaits_values_aborts_and_panics_of_tasks() {
 }
 
 #[test]
-fn tasks_of_a_connection_are_bounded_and_dropped_before_its_close() {
+fn connection_tasks_are_bounded_and_dropped_before_its_close() {
     on_each(|running, mut client, seen| {
         let mut other = Client::connect(running.local_addrs()[0]);
         assert_eq!(other.ask("own"), b"own");

@@ -67,7 +67,7 @@ func connect(protocol, pool int) *redis.Client {
 	})
 }
 
-// Runs a function so many times at once.
+// Runs a function `count` times at once.
 func atOnce(count int, run func(n int)) {
 	var all sync.WaitGroup
 	for n := range count {
@@ -201,7 +201,7 @@ func refusals(client *redis.Client) {
 
 func publishing(client *redis.Client) {
 	const readers, publishers, each = 12, 4, 200
-	// Each has a connection of its own, some on every shard.
+	// Each has its own connection, some on every shard.
 	var all [readers]*redis.PubSub
 	atOnce(readers, func(n int) {
 		all[n] = client.Subscribe(ctx, "news", fmt.Sprintf("own:%d", n))

@@ -38,7 +38,7 @@ def connect(protocol, **options):
 
 
 def at_once(*calls):
-    """Runs each call on a thread of its own."""
+    """Runs each call on its own thread."""
     errors = []
 
     def run(call):
@@ -160,7 +160,7 @@ def errors(client):
 
 
 def subscribers(protocol, count):
-    """So many at least, and two on each shard at least, each with its connection alone."""
+    """`count` at least, and two on each shard at least, each with its connection alone."""
     found, shards = [], []
     while len(found) < count or any(shards.count(n) < 2 for n in range(SHARDS)):
         assert len(found) < 200, f"of {len(found)} connections the shards have {shards}"

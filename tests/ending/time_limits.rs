@@ -109,7 +109,7 @@ fn a_listener_is_idle_where_received_bytes_alone_count() {
 }
 
 #[test]
-fn a_talker_without_answers_is_idle_where_sent_bytes_alone_count() {
+fn talker_without_answers_is_idle_if_sent_bytes_alone_count() {
     let lab = Lab::start(no_time_limits().idle_timeout(SHORT).idle_counts(IdleCounts::Sent));
     let (mut talks, mut asks) = (lab.reached("it"), lab.client());
     let started = Instant::now();

@@ -301,7 +301,7 @@ fn compressed_messages_go_both_ways_and_no_bomb_comes_in() {
 }
 
 #[test]
-fn server_closes_by_a_code_by_the_end_of_the_handler_and_by_its_panic() {
+fn server_closes_by_code_and_by_end_or_panic_of_the_handler() {
     let rig = Rig::start(HttpOptions::default());
     for (said, code) in [("close", 4000), ("return", 1000)] {
         let mut client = rig.raw();

@@ -508,7 +508,7 @@ fn question_of_a_connection_that_goes_is_given_up() {
 }
 
 #[test]
-fn questions_to_a_full_shard_come_back_and_sends_wait_their_turn() {
+fn questions_to_a_full_shard_return_and_sends_wait_their_turn() {
     const WAITING: u32 = 600;
     let mesh = Mesh::<u32, u32>::with_capacity(2);
     let (handled, block) =

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use ringserve::stats::ServerStats;
 use ringserve_tests::{Lab, SOON, eventually, no_time_limits, order};
 
-/// What is published is this much behind at most, and a test's thread is late besides.
+/// What is published is this much behind at most, and a test's thread is late too.
 const LATE: Duration = Duration::from_millis(100);
 
 #[test]

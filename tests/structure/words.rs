@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// Phrases that no text has, with the reason or what to write instead.
@@ -15,7 +16,9 @@ const PHRASES: &[(&str, &str)] = &[
     ("anyone", "name the subject"),
     ("everybody", "name the subjects"),
     ("everyone", "name the subjects"),
+    ("no one", "name the subject: no peer, no shard"),
     ("anew", "again"),
+    ("besides", "also, too; beside is a place"),
     ("so many", "name the parameter, in backticks"),
     ("so long", "name the parameter, in backticks"),
     ("inside of", "inside"),
@@ -34,6 +37,7 @@ const NAMES: &[(&str, &str)] = &[
     ("CallCounts", "CallStats"),
     ("DeadlineElapsed", "Elapsed"),
     ("DrainBegins", "Draining"),
+    ("Elsewhere", "OtherShard, Peers"),
     ("Host", "Runtime: a host is a machine"),
     ("ListenAddr", "Address"),
     ("OptionError", "SocketOptionError"),
@@ -42,6 +46,7 @@ const NAMES: &[(&str, &str)] = &[
     ("drain_begins", "draining"),
     ("given_away", "handed_off"),
     ("meet_others", "Peers"),
+    ("obey", "apply_orders"),
     ("pass_on", "hand_off"),
     ("room_made", "slot_freed"),
     ("serve_http", "serve, of http(..)"),
@@ -49,7 +54,17 @@ const NAMES: &[(&str, &str)] = &[
     ("serve_waiting", "retry_accepts"),
     ("start_http", "start, of http(..)"),
     ("start_stream", "start, of stream(..)"),
+    ("wishes", "close_requested"),
     ("work_off", "dispatch"),
+];
+
+/// Characters of a function's name: those of tests are sentences.
+const NAME_CHARS_MAX: usize = 60;
+
+/// How the names of texts end. Scripts are texts too.
+const ENDINGS: &[&str] = &[
+    ".rs", ".md", ".toml", ".yaml", ".patch", ".service", ".socket", ".sh", ".py", ".go", ".mjs", ".html",
+    ".java",
 ];
 
 /// A line for each place of a text where a refused word is.
@@ -69,8 +84,10 @@ fn refused(file: &Path, text: &str) -> String {
             complain(phrase, instead);
         }
         let trimmed = line.trim_start();
-        if ["/// ...", "//! ..."].iter().any(|begin| trimmed.starts_with(begin)) {
-            complain("...", "a line of documentation stands alone");
+        for begin in ["/// ...", "//! ...", "/// See there", "/// See the module"] {
+            if trimmed.starts_with(begin) {
+                complain(begin, "a line of documentation stands alone");
+            }
         }
         if trimmed.starts_with("//") {
             continue;
@@ -78,8 +95,17 @@ fn refused(file: &Path, text: &str) -> String {
         for (name, instead) in names.iter().filter(|(name, _)| has_word(line, name)) {
             complain(name, instead);
         }
+        if let Some(name) = function(trimmed).filter(|name| is_source && name.len() > NAME_CHARS_MAX) {
+            complain(name, "a name of at most 60 characters, the subject first");
+        }
     }
     found
+}
+
+/// The name of the function that a line begins.
+fn function(line: &str) -> Option<&str> {
+    let (name, _) = line.split_once("fn ")?.1.split_once(['(', '<'])?;
+    name.chars().all(|c| c.is_alphanumeric() || c == '_').then_some(name)
 }
 
 /// True if `text` has `word`, and no letter, digit or underscore beside it. What ends with a colon and a space, or a quotation mark,
@@ -98,15 +124,20 @@ fn has_word(text: &str, word: &str) -> bool {
 fn collect(folder: &Path, texts: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("a folder can be read").flatten() {
         let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
-        if path.is_dir() && !matches!(&*name, "target" | "corpus" | ".git" | "artifacts") {
+        if path.is_dir() && !matches!(&*name, "target" | "corpus" | ".git" | "artifacts" | "node_modules") {
             collect(&path, texts);
-        } else if [".rs", ".md", ".toml", ".yaml", ".patch", ".service", ".socket"]
-            .iter()
-            .any(|ending| name.ends_with(ending))
-        {
+        } else if ENDINGS.iter().any(|ending| name.ends_with(ending)) || is_script(&path) {
             texts.push(path);
         }
     }
+}
+
+/// True for a script, whatever its name.
+fn is_script(path: &Path) -> bool {
+    let mut begin = [0; 2];
+    path.is_file()
+        && fs::File::open(path).and_then(|mut file| file.read_exact(&mut begin)).is_ok()
+        && begin == *b"#!"
 }
 
 #[test]
@@ -115,6 +146,7 @@ fn refused_words_do_not_occur() {
     let mut texts = Vec::new();
     collect(root, &mut texts);
     assert!(texts.len() > 300, "the texts are there");
+    assert!(texts.iter().any(|text| text.ends_with("scripts/fuzz")), "scripts are among them");
     let mut found = String::new();
     for file in texts.iter().filter(|file| !file.ends_with("tests/structure/words.rs")) {
         let text = fs::read_to_string(file).expect("text");
@@ -125,9 +157,10 @@ fn refused_words_do_not_occur() {
 
 #[test]
 fn planted_refused_words_are_found() {
-    let text = "// Nobody reads this.\nfn f() { pass_on(hosts) }\n/// ... and goes on\n// seamless, Hosts";
-    let found = refused(Path::new("a.rs"), text);
+    let text = "// Nobody reads this.\nfn f() { pass_on(hosts) }\n/// ... and goes on\n// seamless, Hosts\n/// See there.";
+    let text = format!("{text}\nfn {}() {{}}\nfn {}() {{}}", "long_".repeat(12), "longer_".repeat(9));
+    let found = refused(Path::new("a.rs"), &text);
     let places: Vec<&str> = found.lines().map(|line| line.split(": ").next().unwrap_or("").trim()).collect();
-    assert_eq!(places, ["a.rs:1", "a.rs:2", "a.rs:3"]);
+    assert_eq!(places, ["a.rs:1", "a.rs:2", "a.rs:3", "a.rs:5", "a.rs:7"]);
     assert_eq!(refused(Path::new("a.md"), "pass_on is not looked for in pages"), "");
 }

@@ -139,7 +139,7 @@ impl Service for Silent {
 }
 
 #[test]
-fn target_of_a_request_counts_as_held_while_its_connection_lasts() {
+fn target_of_a_request_counts_as_held_while_connected() {
     const TARGET_BYTES: usize = 6000;
     let limits = Limits::default().frame_bytes_max(16 << 10).inbox_bytes_high(16 << 10);
     let limits = limits.outbox_bytes_high(16 << 10).outbox_bytes_low(4 << 10).outbox_bytes_max(16 << 10);

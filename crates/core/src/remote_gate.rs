@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_end_is_asked_for_once_and_not_of_who_is_gone() {
+    fn end_is_asked_for_once_and_never_of_a_gone_connection() {
         let gate = RemoteGate::new(0, 100, false);
         assert!(!gate.is_gone());
         assert!(gate.ask_close() && gate.is_gone() && gate.ask_abort());

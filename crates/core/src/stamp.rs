@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_of_a_limit_is_the_same_before_and_after_every_wrap() {
+    fn rest_of_a_limit_is_the_same_before_and_after_a_wrap() {
         let second = |time: Time| time + Duration::from_secs(1);
         let steps = |seconds: u64| (Duration::from_secs(seconds).as_nanos() >> 24) as u32;
         for nanos in [0, (1 << 55) - 5, (1 << 56) - 500_000_000, (1 << 56) - 1, 1 << 56, (99 << 56) - 1] {

@@ -96,7 +96,7 @@ fn cancelled_receive_into_a_block_loses_nothing_on_epoll() {
 }
 
 #[test]
-fn driver_that_ends_under_a_receive_into_a_block_ends_that_first() {
+fn driver_ends_a_receive_into_a_block_before_itself() {
     let mut rig = uring();
     let (mut client, id) = rig.connect(0);
     let mut block = Box::new(Block::default());

@@ -54,7 +54,7 @@ fn all_got(clients: &mut [TcpStream], text: &[u8]) {
 }
 
 #[test]
-fn a_broadcast_to_a_thousand_through_eight_entries_reaches_each_once() {
+fn broadcast_to_a_thousand_by_eight_entries_reaches_each_once() {
     let (submission_entries, completion_entries) = (ENTRIES, ENTRIES);
     let config = UringConfig { submission_entries, completion_entries, connections: CONNECTIONS, ..small() };
     let mut rig = Rig::accepting(&config);

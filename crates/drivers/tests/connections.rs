@@ -204,7 +204,7 @@ fn sockets_adopted_in_one_turn_keep_their_identities() {
 }
 
 #[test]
-fn a_refused_socket_is_closed_and_a_slot_is_used_again_and_again() {
+fn refused_socket_is_closed_and_its_slot_used_again() {
     let mut rig = Rig::accepting(&small());
     let mut client = TcpStream::connect(rig.address).unwrap();
     let (socket, _) = rig.accepted();

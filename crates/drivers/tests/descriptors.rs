@@ -24,7 +24,7 @@ fn accept_ended(rig: &mut Rig) -> AcceptEnd {
 }
 
 #[test]
-fn at_the_descriptor_limit_accepting_ends_and_the_queued_connection_survives() {
+fn queued_connection_survives_the_limit_of_descriptors() {
     let _limit = LIMIT.lock().unwrap_or_else(|lock| lock.into_inner());
     let mut rig = Rig::accepting(&small());
     let (_first, id) = rig.connect(0);
@@ -81,7 +81,7 @@ fn without_descriptors<T>(run: impl FnOnce() -> T) -> T {
 }
 
 #[test]
-fn a_queue_is_taken_once_descriptors_are_back_and_given_up_in_bounded_turns() {
+fn queue_is_taken_once_descriptors_are_back_or_given_up() {
     let _limit = LIMIT.lock().unwrap_or_else(|lock| lock.into_inner());
     for uring in [true, false] {
         for back in [true, false] {

@@ -194,7 +194,7 @@ fn a_stopped_receive_leaves_its_bytes_for_the_next_one() {
 }
 
 #[test]
-fn a_slot_is_used_again_and_owes_nothing_to_its_former_connection() {
+fn slot_used_again_owes_nothing_to_its_former_connection() {
     let mut rig = Rig::accepting(&small_epoll(256, 64));
     let mut last = None;
     for round in 0..20 {

@@ -60,7 +60,7 @@ fn parked_connections_do_not_spin_while_every_buffer_is_held() {
 }
 
 #[test]
-fn all_connections_are_served_by_one_buffer_though_most_are_idle() {
+fn one_buffer_serves_all_connections_though_most_are_idle() {
     let pool = PoolConfig { buffer_bytes: 512, buffers_max: 1, poison: true };
     let mut rig = Rig::accepting(&UringConfig { pool, ..small() });
     let mut clients: Vec<_> = (0..100).map(|slot| rig.connect(slot)).collect();
@@ -303,7 +303,7 @@ fn a_waker_ends_a_turn_from_another_thread_and_wakes_are_joined() {
 }
 
 #[test]
-fn dropping_the_driver_with_everything_in_flight_ends_everything() {
+fn dropped_driver_ends_everything_in_flight() {
     let mut rig = Rig::accepting(&small());
     let mut clients = Vec::new();
     let much = vec![7; 8 << 20];
@@ -359,7 +359,7 @@ fn incremental_buffers_take_several_receives_each() {
 }
 
 #[test]
-fn a_multishot_that_was_cancelled_leaves_the_bytes_in_the_socket() {
+fn cancelled_multishot_leaves_the_bytes_in_the_socket() {
     let mut rig = Rig::accepting(&small());
     let (mut client, id) = rig.connect(0);
     rig.driver.submit(Op::Receive { id });
@@ -479,7 +479,7 @@ fn deferred_sends_through_a_small_queue_all_come_back() {
 }
 
 #[test]
-fn a_deferred_send_that_failed_is_told_though_the_completion_queue_overflows() {
+fn failed_deferred_send_is_told_though_completions_overflow() {
     let config = UringConfig { submission_entries: 8, completion_entries: 8, ..small() };
     let mut rig = Rig::accepting(&config);
     let (client, broken) = rig.connect(50);

@@ -456,7 +456,7 @@ fn an_adopted_listener_is_left_with_what_is_queued() {
 /// The kernel wakes one of those who wait at a queue. A ring that is woken and stops at once must not leave the connection
 /// to a driver that was not woken.
 #[test]
-fn connection_for_which_a_stopping_driver_was_woken_is_not_forgotten() {
+fn connection_that_woke_a_stopping_driver_is_not_forgotten() {
     for (name, make) in MAKE_OF {
         for kind in [any_tcp as fn() -> _, unix] {
             let (place, other, listener) = adopted(kind);

@@ -151,9 +151,9 @@ pub fn panic_in_encode(bytes: usize, reply: impl FnOnce()) {
 /// One of the framings that ship, or, if it is `touchy`, a user's own that panics where it is told to.
 #[derive(Clone, Copy, Debug)]
 pub struct TestFraming {
-    /// What it does otherwise.
+    /// The rule for its frames, touchy or not.
     pub framing: AnyFraming,
-    /// See there.
+    /// True if it panics where it is told to.
     pub touchy: bool,
 }
 

@@ -88,9 +88,9 @@ pub struct Clocks {
 pub struct Sealed {
     /// Since when.
     pub at: u64,
-    /// Calls that waited, and since when the first of them did, or another was done.
+    /// Calls that waited.
     pub waiting: usize,
-    /// See there.
+    /// Since when the first of them did, or another was done.
     pub waiting_since: u64,
     /// When something last kept it from being idle.
     pub used_at: u64,

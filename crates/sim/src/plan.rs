@@ -38,9 +38,9 @@ pub struct Plan {
     pub adopted: bool,
     /// Connections each listener's backlog holds.
     pub backlog: usize,
-    /// Receive buffers, and whether the kernel fills them bit by bit.
+    /// Receive buffers.
     pub buffers: usize,
-    /// See there.
+    /// True if the kernel fills them bit by bit.
     pub incremental: bool,
     /// Entries of the buffer ring.
     pub ring_entries: usize,

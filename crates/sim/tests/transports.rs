@@ -135,7 +135,7 @@ fn one_service_serves_listeners_with_and_without_one() {
 }
 
 #[test]
-fn who_is_asked_when() {
+fn proxy_is_asked_about_and_then_its_client() {
     Sim::seeds(100).faults(Faults::harmless()).run(|sim| {
         sim.expect_losses();
         let asked = Arc::new(Mutex::new(Vec::new()));
@@ -508,7 +508,7 @@ fn upstream_without_its_end_of_a_transport_is_no_stream() {
 }
 
 #[test]
-fn upstream_waits_for_the_first_poll_and_takes_no_transport_behind() {
+fn upstream_waits_for_a_poll_and_takes_no_transport_behind() {
     Sim::seeds(60).faults(Faults::harmless()).run(|sim| {
         let is_polled = sim.random().is_multiple_of(2);
         let has_header = sim.random().is_multiple_of(2);

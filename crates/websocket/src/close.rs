@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_close_frame_is_read_as_it_was_written_and_cut_between_characters() {
+    fn close_frame_is_read_as_written_and_cut_between_characters() {
         let mut out = Vec::new();
         write(Some(4000), "why", &mut out);
         assert_eq!(out, b"\x88\x05\x0f\xa0why");

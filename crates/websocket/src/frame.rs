@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_of_clients_are_masked_and_have_no_bits_but_negotiated_ones() {
+    fn client_frames_are_masked_and_have_negotiated_bits_alone() {
         let header = |first: u8, second: u8| match Header::decode(&[first, second, 1, 2, 3, 4]) {
             Ok(Decoded::Header(header, _)) => header,
             other => panic!("{other:?}"),

@@ -61,7 +61,7 @@ func main() {
 		}
 		go func() {
 			defer conn.Close()
-			// An error ends this connection, and nobody asks why.
+			// An error ends this connection, whatever it is.
 			_ = serve(conn)
 		}()
 	}

@@ -130,7 +130,7 @@ fn block_is_read_whatever_it_is_cut_into() {
 }
 
 #[test]
-fn proxy_that_speaks_for_itself_or_for_no_address_is_let_through() {
+fn proxy_that_speaks_for_itself_or_no_address_is_let_through() {
     let local = v2(CommandV2::Local, &[]);
     for bytes in [
         local.clone(),

@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_wait_and_one_whose_timer_cannot_be_set_have_a_time_of_their_own() {
+    fn short_wait_and_one_without_timer_have_separate_times() {
         let mut timer = Timer::default();
         assert_eq!(timer.bound(SHORT, true), Bound::Call);
         assert_eq!(timer.bound(S, false), Bound::Call);

@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parked_connections_leave_first_in_first_out_and_from_the_middle() {
+    fn parked_connections_leave_in_order_and_from_the_middle() {
         let mut ports = Ports::new();
         let ids: Vec<ConnId> = (0..5).map(|n| ConnId::new(n * 300, u64::from(n))).collect();
         for id in &ids {
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn who_got_nothing_is_before_all_who_did_and_behind_others_who_did_not() {
+    fn receive_that_got_nothing_is_before_all_that_did() {
         let mut ports = Ports::new();
         let ids: Vec<ConnId> = (0..6).map(|n| ConnId::new(n, u64::from(n))).collect();
         let park = |ports: &mut Ports, slot: usize, received_any: bool| {

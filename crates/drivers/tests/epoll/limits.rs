@@ -78,7 +78,7 @@ fn a_waker_ends_the_turn_from_another_thread_and_is_seen_once() {
 }
 
 #[test]
-fn a_request_costs_one_receive_and_one_send_and_at_most_one_wait() {
+fn request_costs_one_receive_one_send_and_at_most_one_wait() {
     for defer in [false, true] {
         let mut rig = Rig::accepting(&small_epoll(4096, 64));
         let (mut client, id) = rig.connect_receiving(0);
@@ -124,7 +124,7 @@ impl Rig {
 }
 
 #[test]
-fn deferred_answers_come_when_the_wait_ends_or_something_else_is_there() {
+fn deferred_answers_come_when_the_wait_ends_or_with_others() {
     let mut rig = Rig::accepting(&small_epoll(4096, 64));
     let (_client, id) = rig.connect_receiving(0);
     rig.calm();
@@ -149,7 +149,7 @@ fn deferred_answers_come_when_the_wait_ends_or_something_else_is_there() {
 }
 
 #[test]
-fn connections_wait_and_wake_no_shard_while_accepting_is_stopped() {
+fn connections_wake_no_shard_while_accepting_is_stopped() {
     let mut rig = Rig::accepting(&small_epoll(4096, 64));
     rig.calm();
     rig.driver.submit(Op::AcceptStop { listener: 0 });
@@ -180,10 +180,10 @@ fn accepting_keeps_to_the_budget_and_loses_no_peer() {
 
 /// The limit is the process's, so this test runs itself once more in a separate process.
 #[test]
-fn at_the_descriptor_limit_accepting_ends_and_the_queued_connection_survives() {
+fn queued_connection_survives_the_limit_of_descriptors() {
     const CHILD: &str = "RINGSERVE_EPOLL_DESCRIPTORS";
     if std::env::var_os(CHILD).is_none() {
-        let name = "limits::at_the_descriptor_limit_accepting_ends_and_the_queued_connection_survives";
+        let name = "limits::queued_connection_survives_the_limit_of_descriptors";
         let mut child = Command::new(std::env::current_exe().unwrap());
         let output = child.args([name, "--exact", "--nocapture"]).env(CHILD, "1").output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);

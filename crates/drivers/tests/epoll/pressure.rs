@@ -29,7 +29,7 @@ fn an_empty_pool_parks_connections_and_no_byte_is_lost() {
 }
 
 #[test]
-fn a_parked_receive_waits_for_a_buffer_without_spinning_and_can_be_stopped() {
+fn parked_receive_waits_without_spinning_and_can_be_stopped() {
     let mut rig = Rig::accepting(&small_epoll(64, 1));
     let (mut first, a) = rig.connect_receiving(0);
     let (mut second, b) = rig.connect_receiving(1);
@@ -170,7 +170,7 @@ fn a_budget_of_bytes_ends_the_turn_that_reaches_it() {
 }
 
 #[test]
-fn a_firehose_holds_up_neither_its_neighbours_nor_new_connections() {
+fn firehose_holds_up_neither_neighbours_nor_new_connections() {
     let mut rig = Rig::accepting(&small_epoll(256, 64));
     rig.budget.completions = 2;
     let (ids, writers) = busy(&mut rig, 1, 4 << 20);
@@ -193,7 +193,7 @@ fn a_firehose_holds_up_neither_its_neighbours_nor_new_connections() {
 }
 
 #[test]
-fn a_connection_that_sends_without_pause_does_not_hold_up_others() {
+fn connection_that_sends_without_pause_holds_up_no_other() {
     let mut rig = Rig::accepting(&small_epoll(256, 64));
     rig.budget.completions = 1;
     let (mut drinker, stream) = rig.connect(0);

@@ -285,7 +285,7 @@ fn accept_queue_is_the_accepts_of_the_longest_stall() {
 }
 
 #[test]
-fn queue_of_handshakes_loses_options_by_cookies_and_peers_without() {
+fn queue_of_handshakes_loses_options_or_peers() {
     let files = [("proc/sys/net/ipv4/tcp_max_syn_backlog", "1000\n")];
     both_sides(
         "syn_backlog",

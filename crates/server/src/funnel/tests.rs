@@ -144,7 +144,7 @@ fn full_table_is_found_at_the_table() {
 }
 
 #[test]
-fn descriptors_are_found_at_the_table_whichever_way_they_bound_it() {
+fn descriptors_that_bound_the_table_are_found_either_way() {
     let words = ["descriptors", "RLIMIT_NOFILE", "1000000"];
     is_cause(StageName::Table, State::Lost, &words, |now| {
         (now.connections, now.connections_wanted, now.waited) = (1000, 1_000_000, 1);

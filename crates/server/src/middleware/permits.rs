@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_dropped_with_a_permit_it_does_not_know_of_passes_it_on() {
+    fn waiter_dropped_with_an_unseen_permit_hands_it_on() {
         let permits = Permits::new(1);
         let woken: Arc<Woken> = Arc::default();
         let held = poll(&mut acquire(&permits), &woken).expect("one is free");

@@ -173,7 +173,7 @@ proptest! {
     }
 
     #[test]
-    fn garbage_never_panics_never_loops_and_reads_the_same_in_any_split(
+    fn garbage_never_panics_or_loops_and_reads_alike_in_any_split(
         wire in "([*$\\-0-9]{1,4}(\r\n)?|[a-z\"' ]{0,6}(\r\n|\n)?){0,12}",
         cuts in prop::collection::vec(any::<usize>(), 0..40),
     ) {
@@ -339,7 +339,7 @@ proptest! {
     }
 
     #[test]
-    fn text_is_a_number_exactly_when_it_is_how_that_number_is_written(text in "-?[0-9]{0,21}|[ -~]{0,4}") {
+    fn text_is_a_number_exactly_if_that_number_is_written_so(text in "-?[0-9]{0,21}|[ -~]{0,4}") {
         let expected = text.parse::<i64>().ok().filter(|value| value.to_string() == text);
         prop_assert_eq!(number(text.as_bytes()), expected);
     }

@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn upstreams_have_their_part_of_a_table_and_never_more_than_half() {
+    fn upstreams_have_their_part_of_a_table_and_half_at_most() {
         let of = |descriptors, connections_max, upstreams_max| {
             let sizes = sizes(
                 descriptors,
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoint_beside_a_server_has_descriptors_that_connections_leave() {
+    fn endpoint_beside_a_server_has_what_connections_leave() {
         let (limits, sockets) = (ServerLimits::default(), SocketOptions::default());
         let connections = |left_alone| {
             let wanted = Wanted {

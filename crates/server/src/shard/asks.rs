@@ -538,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn end_of_a_shard_ends_its_questions_alone_and_after_its_answers() {
+    fn end_of_a_shard_ends_its_questions_behind_its_answers() {
         let (asker, _remote) = asker();
         let (mut answered, ticket) = ask(&asker, 1);
         let ((mut lost, _), (mut other, _)) = (ask(&asker, 1), ask(&asker, 2));

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_given_back_by_a_quiet_shard_that_needs_less_than_half() {
+    fn quiet_shard_that_needs_less_than_half_gives_memory_back() {
         let nothing = of(0, 0, 64);
         for most in [of(256, 0, 64), of(0, MIB as usize, 64), of(9000, 5 << 20, 4096)] {
             assert!(begins(most, nothing, MIB), "quiet");
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_taken_back_is_asked_for_a_few_times_and_then_left() {
+    fn memory_that_stays_taken_is_asked_for_a_few_times_only() {
         let (mut spare, much) = (Spare::new(), of(0, 0, 4096));
         spare.note(at(1), much, 0);
         let mut tries = 0;

@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn an_aborted_task_is_dropped_at_once_and_its_slot_serves_the_next_one() {
+    fn aborted_task_is_dropped_at_once_and_its_slot_used_again() {
         let (tasks, dropped) = (tasks(), Rc::new(Cell::new(0)));
         let first = tasks.spawn(Box::pin(waits(Counts(dropped.clone()))));
         tasks.run_new();
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_that_was_aborted_before_its_first_poll_is_never_polled() {
+    fn task_aborted_before_its_first_poll_is_never_polled() {
         let (tasks, dropped) = (tasks(), Rc::new(Cell::new(0)));
         let counts = Counts(dropped.clone());
         let task = tasks.spawn(Box::pin(async move {

@@ -235,7 +235,7 @@ fn each_end_of_a_peer_is_told_after_the_frames_before_it() {
 }
 
 #[test]
-fn payload_without_a_frame_is_refused_and_the_connection_goes_on() {
+fn payload_without_a_frame_is_refused_without_a_close() {
     Sim::seeds(20).faults(Faults::harmless()).run(|sim| {
         let (_server, done) = with_client(sim, Limits::default(), |shard| async move {
             let mut upstream = connect(&shard, LengthPrefix::bytes(1)).await;

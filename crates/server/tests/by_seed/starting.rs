@@ -199,7 +199,7 @@ fn failing_service_of_several_is_named() {
 }
 
 #[test]
-fn first_error_is_told_though_another_service_panics_in_its_drop() {
+fn first_error_is_told_though_another_service_drop_panics() {
     /// A destructor that panics.
     struct Bomb;
 

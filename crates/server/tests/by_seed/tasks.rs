@@ -81,7 +81,7 @@ fn handle_gives_the_value_of_a_task_that_awaits_tasks() {
 }
 
 #[test]
-fn handle_of_an_aborted_task_says_so_and_one_that_is_dropped_detaches() {
+fn handle_of_an_aborted_task_says_so_and_a_dropped_one_detaches() {
     on_a_shard(async |shard: Shard| {
         let counted = Rc::new(());
         let held = counted.clone();
@@ -278,7 +278,7 @@ impl Service for Tasks {
 }
 
 #[test]
-fn tasks_of_a_connection_end_before_its_close_and_others_outlive_it() {
+fn tasks_of_a_connection_end_before_its_close_others_do_not() {
     let pushed_in_all = Rc::new(Cell::new(0));
     let total = pushed_in_all.clone();
     Sim::seeds(60).faults(Faults::all()).run(move |sim| {
@@ -447,7 +447,7 @@ impl Service for Gives {
 }
 
 #[test]
-fn pushes_that_wait_for_room_reach_a_slow_reader_whole_and_in_order() {
+fn waiting_pushes_reach_a_slow_reader_whole_and_in_order() {
     let limits = Limits::default().outbox_bytes_low(1 << 10).outbox_bytes_high(4 << 10);
     Sim::seeds(50).faults(Faults::harmless()).run(move |sim| {
         let given = Given::new();

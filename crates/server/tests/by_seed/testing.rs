@@ -241,7 +241,7 @@ fn asks_once<F: Fn(&Cx<'_, ()>) -> String + Clone + 'static>(sim: &Sim, with: F)
 }
 
 #[test]
-fn service_that_reads_the_systems_clock_is_found_and_the_cause_named() {
+fn service_that_reads_the_systems_clock_is_found_and_named() {
     let nanos = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos();
     let text = failure(|| Sim::seeds(1).run(|sim| asks_once(sim, move |_| nanos().to_string())));
     assert!(text.contains("a second run of the same seed did something else"), "{text}");

@@ -121,7 +121,7 @@ fn starts(sim: &Sim, shards: usize) -> (SimServer, Made, All) {
 }
 
 #[test]
-fn subscribers_of_all_shards_hear_each_message_once_and_in_order() {
+fn subscribers_of_all_shards_hear_messages_once_and_in_order() {
     Sim::seeds(50).faults(Faults::harmless()).run(|sim| {
         let shards = 1 + sim.seed() as usize % 4;
         let (server, made, topics) = starts(sim, shards);
@@ -182,7 +182,7 @@ fn subscribers_of_all_shards_hear_each_message_once_and_in_order() {
 }
 
 #[test]
-fn subscriber_that_reads_slowly_misses_nothing_until_too_much_waits() {
+fn slow_subscriber_misses_nothing_until_too_much_waits() {
     Sim::seeds(20).faults(Faults::harmless()).run(|sim| {
         let (server, _, _) = starts(sim, 2);
         let (addr, ready) = (server.addr(), Rc::new(Cell::new(0)));

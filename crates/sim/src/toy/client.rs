@@ -336,7 +336,7 @@ impl PeerStream {
         self.layer.as_ref().is_some_and(|layer| layer.closed)
     }
 
-    /// The transport says something to what came, which no one waits for: the server may be gone.
+    /// The transport says something to what came, which no client waits for: the server may be gone.
     async fn flush_answers(&mut self) {
         if !self.has_ended && self.layer.as_ref().is_some_and(|layer| !layer.out.is_empty()) {
             self.lost = self.flush().await.err().map(|error| error.kind());

@@ -25,7 +25,7 @@ impl Above {
         for (id, shared) in self.live.iter().filter(|(id, _)| core.shared(*id).is_some()) {
             let outbox = shared.outbox_bytes();
             let holds = core.held_bytes_of(*id, SETTLED);
-            // Of several small sends that wait no one is listed.
+            // Several small sends that wait are not listed.
             let holds = if outbox >= LISTED { holds } else { holds.saturating_sub(outbox) };
             assert!(
                 class(holds) <= class(least),

@@ -62,7 +62,7 @@ fn client_without_a_certificate_is_refused_unless_it_may() {
 }
 
 #[test]
-fn certificate_of_another_authority_is_refused_even_if_none_is_required() {
+fn certificate_of_another_authority_is_refused_if_none_is_due() {
     let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
     let cert = theirs.ecdsa(&["client"]);
     for required in [true, false] {

@@ -139,7 +139,7 @@ fn certificates_that_cannot_be_shown_are_named_at_the_start() {
 }
 
 #[test]
-fn configuration_that_makes_no_connection_is_refused_at_the_start() {
+fn configuration_without_connections_is_refused_at_the_start() {
     let authority = Authority::new("authority");
     let config = crate::pair::listener_of(Tls::server(), &authority).config().unwrap();
     let with = |change: fn(&mut ServerConfig)| {

@@ -127,7 +127,7 @@ fn connection_that_closes_is_not_reset_for_what_others_hold() {
         ),
     );
     shard.begin(at(1), 0);
-    // No one holds so much that it is compared.
+    // No connection holds so much that it is compared.
     for id in &ids[..34] {
         shard.shared(*id).unwrap().write(&[b'r'; 3000]);
     }

@@ -132,7 +132,7 @@ fn rate_of_a_send_begins_again_where_its_shard_was_away() {
 }
 
 #[test]
-fn look_at_a_send_that_a_late_shard_asked_for_before_costs_nothing() {
+fn look_that_a_late_shard_asked_for_at_a_send_costs_nothing() {
     for (bytes, stall_timeout) in [(0, Some(30)), (1, Some(30)), (1, None)] {
         let (mut shard, id, batch) = in_the_middle_of_two_sends(write_limits(stall_timeout, 240));
         shard.begin_late(at(72), 1);

@@ -59,7 +59,7 @@ fn check_ended(shard: &mut Tested, id: ConnId, reason: CloseReason) {
 }
 
 #[test]
-fn connection_behind_a_header_is_the_clients_however_its_bytes_come() {
+fn connection_behind_a_header_is_the_clients_in_any_split() {
     let header = block(CommandV2::Proxy(Some(ends())), &[(5, b"id")]);
     for header in [line(), header] {
         let bytes = [&header[..], &empty_frames(2)].concat();

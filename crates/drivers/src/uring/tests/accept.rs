@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_cancel_that_misses_an_accept_is_made_again_until_the_accept_ends() {
+fn cancel_that_misses_an_accept_is_repeated_until_it_ends() {
     let mut rig = Rig::new(8);
     rig.ring.submit(Op::Accept { listener: 2 });
     rig.turn();
@@ -67,7 +67,7 @@ fn is_closed(completion: &Completion) -> bool {
 }
 
 #[test]
-fn a_listener_is_closed_once_its_accept_ended_and_its_queue_is_empty() {
+fn listener_closes_once_its_accept_ended_and_queue_is_empty() {
     let mut rig = Rig::new(4);
     rig.ring.submit(Op::Accept { listener: 2 });
     rig.turn();
@@ -99,7 +99,7 @@ fn a_listener_is_closed_once_its_accept_ended_and_its_queue_is_empty() {
 }
 
 #[test]
-fn an_accept_that_ends_by_itself_while_listening_stops_is_not_armed_again() {
+fn accept_that_ends_while_listening_stops_is_not_armed_again() {
     for res in [7, -libc::EMFILE, -libc::EINTR, -libc::EINVAL] {
         let mut rig = Rig::new(4);
         rig.ring.submit(Op::Accept { listener: 2 });
@@ -118,7 +118,7 @@ fn an_accept_that_ends_by_itself_while_listening_stops_is_not_armed_again() {
 }
 
 #[test]
-fn a_queue_is_emptied_within_the_budget_and_a_quarter_of_it_a_turn() {
+fn queue_is_emptied_within_a_quarter_of_the_budget_a_turn() {
     let mut rig = Rig::new(4);
     rig.kernel().backlog.extend((0..100).map(|n| Ok(20 + n)));
     rig.ring.submit(Op::StopListening { listener: 2 });
@@ -155,7 +155,7 @@ fn a_queue_is_looked_at_until_handshakes_had_their_time() {
 }
 
 #[test]
-fn without_descriptors_a_queue_is_asked_every_ten_milliseconds_for_a_second() {
+fn queue_without_descriptors_is_asked_each_10_ms_for_a_second() {
     let mut rig = Rig::new(4);
     rig.kernel().backlog.extend([Err(libc::EMFILE); 1000]);
     rig.ring.submit(Op::StopListening { listener: 2 });

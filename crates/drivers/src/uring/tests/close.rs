@@ -14,7 +14,7 @@ fn doubtful(rig: &mut Rig) -> ConnId {
 }
 
 #[test]
-fn a_receive_that_was_never_found_is_proven_gone_before_its_slot_is_free() {
+fn receive_never_found_is_proven_gone_before_its_slot_is_free() {
     let mut rig = Rig::new(8);
     let id = doubtful(&mut rig);
     rig.ring.submit(Op::Close { id, how: CloseHow::Abort });

@@ -58,7 +58,7 @@ fn a_connect_that_is_stopped_ends_once() {
 }
 
 #[test]
-fn a_socket_that_cannot_be_made_ends_the_connect_and_its_slot_is_closed_as_any() {
+fn socket_that_cannot_be_made_ends_the_connect_and_its_slot() {
     let mut rig = Rig::new(8);
     let id = connecting(&mut rig, Address::unix("/nowhere"));
     assert!(rig.ops().is_empty());
@@ -71,7 +71,7 @@ fn a_socket_that_cannot_be_made_ends_the_connect_and_its_slot_is_closed_as_any()
 }
 
 #[test]
-fn a_cancel_that_misses_a_connect_is_made_again_until_the_connect_ends() {
+fn cancel_that_misses_a_connect_is_repeated_until_it_ends() {
     let mut rig = Rig::new(8);
     let id = connecting(&mut rig, local());
     rig.ring.submit(Op::ConnectStop { id });

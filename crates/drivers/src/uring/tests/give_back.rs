@@ -31,7 +31,7 @@ fn the_buffer_ring_is_replaced_once_no_receive_is_in_flight() {
 }
 
 #[test]
-fn a_receive_that_does_not_end_keeps_others_for_a_tenth_of_a_second() {
+fn receive_that_does_not_end_keeps_others_for_100_ms() {
     let mut rig = Rig::new(64);
     let id = rig.receiving(1, 1);
     rig.ring.submit(Op::ReceiveStop { id });

@@ -211,7 +211,7 @@ fn input_that_is_shut_down_ends_the_receive_without_a_cancel() {
 }
 
 #[test]
-fn shutdown_that_is_still_queued_is_pointless_once_the_receive_ended() {
+fn queued_shutdown_is_pointless_once_the_receive_ended() {
     let mut rig = Rig::new(8);
     let id = rig.receiving(1, 1);
     rig.kernel().room = 0;
@@ -225,7 +225,7 @@ fn shutdown_that_is_still_queued_is_pointless_once_the_receive_ended() {
 }
 
 #[test]
-fn receive_that_does_not_notice_the_end_of_its_input_is_cancelled() {
+fn receive_that_misses_the_end_of_its_input_is_cancelled() {
     let mut rig = Rig::new(8);
     let id = ending(&mut rig);
     rig.says(Kind::Shutdown, id.bits(), 0, 0);

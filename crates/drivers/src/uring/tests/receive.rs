@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_cancelled_receive_ends_once_though_its_completion_says_more() {
+fn cancelled_receive_ends_once_though_its_completion_says_more() {
     let mut rig = Rig::new(8);
     let id = rig.receiving(1, 1);
     rig.ring.submit(Op::ReceiveStop { id });
@@ -116,7 +116,7 @@ fn the_answer_to_an_earlier_stop_does_not_end_a_later_receive() {
 }
 
 #[test]
-fn receives_without_a_buffer_are_parked_in_order_and_armed_as_buffers_come_back() {
+fn receives_without_a_buffer_are_parked_and_armed_in_order() {
     let mut rig = Rig::new(2);
     let ids: Vec<ConnId> = (0..5).map(|slot| rig.receiving(slot, 1)).collect();
     rig.says_bytes(ids[0], 64, F_MORE);
@@ -208,7 +208,7 @@ fn an_incremental_buffer_stays_with_the_kernel_until_it_says_so() {
 }
 
 #[test]
-fn a_buffer_given_back_while_the_shard_sleeps_wakes_it_if_a_receive_waits() {
+fn buffer_given_back_wakes_a_sleeping_shard_for_a_receive() {
     #[derive(Default)]
     struct Wakes(std::sync::atomic::AtomicUsize);
     impl std::task::Wake for Wakes {
@@ -241,7 +241,7 @@ fn a_buffer_given_back_while_the_shard_sleeps_wakes_it_if_a_receive_waits() {
 }
 
 #[test]
-fn the_ring_gets_more_buffers_when_it_ran_dry_and_fewer_after_a_quiet_time() {
+fn ring_gets_more_buffers_when_empty_and_fewer_when_quiet() {
     let mut rig = Rig::new(1000);
     let id = rig.receiving(1, 1);
     assert_eq!(rig.kernel().provided.len(), 32);
@@ -308,7 +308,7 @@ fn receive_into_a_block_ends_with_what_came() {
 }
 
 #[test]
-fn receive_into_a_block_that_is_interrupted_takes_as_many_bytes_again() {
+fn interrupted_receive_into_a_block_takes_as_many_bytes_again() {
     let mut rig = Rig::new(8);
     let id = filling(&mut rig, 1);
     for errno in [libc::EINTR, libc::ECANCELED, libc::EAGAIN] {

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_cancel_that_misses_a_send_is_made_again_until_the_send_ends() {
+fn cancel_that_misses_a_send_is_repeated_until_it_ends() {
     let mut rig = Rig::new(8);
     let id = rig.sending(10);
     rig.ring.submit(Op::SendStop { id });

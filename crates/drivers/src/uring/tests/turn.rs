@@ -26,7 +26,7 @@ fn a_full_submission_queue_keeps_the_order_and_does_not_block() {
 }
 
 #[test]
-fn a_turn_enters_only_for_a_reason_and_blocks_only_for_nothing_else() {
+fn turn_enters_for_a_reason_and_blocks_with_nothing_else() {
     let mut rig = Rig::new(4);
     let id = rig.receiving(1, 1);
     let enters = |rig: &mut Rig| std::mem::take(&mut rig.kernel().enters);

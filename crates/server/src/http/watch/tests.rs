@@ -58,7 +58,7 @@ fn what_a_socket_took_is_not_held() {
 }
 
 #[test]
-fn what_was_uploaded_is_not_held_by_a_connection_without_requests() {
+fn connection_without_requests_holds_no_upload() {
     let watch = Watch::new(bounds(), None);
     watch.read(100, false);
     let request = watch.begin(true);

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_is_taken_is_refused_with_its_holder_even_if_it_would_be_shared() {
+    fn taken_port_is_refused_with_its_holder_even_if_shared() {
         let (_held, listening) = listen(&any_port(), 1, false).unwrap();
         let error = listen(&listening.addrs, 1, false).err().unwrap().to_string();
         let me = format!("is in use by process {}", std::process::id());
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wildcard_of_ipv6_leaves_ipv4_to_a_listener_that_has_its_port() {
+    fn wildcard_of_ipv6_leaves_ipv4_to_a_listener_on_its_port() {
         let addrs = |list: &[&str]| -> Vec<Address> {
             list.iter().map(|addr| Address::Ip(addr.parse().unwrap())).collect()
         };

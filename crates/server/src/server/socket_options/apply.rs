@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn options_of_the_handshake_are_the_listeners_alone_and_keep_nothing_from_its_connections() {
+    fn options_of_the_handshake_are_the_listeners_alone() {
         let options = SocketOptions::default().fast_open(17).defer_accept(Duration::from_secs(7));
         let (listener, socket, _) = accepted(&options).unwrap();
         assert_eq!(TcpOption::FastOpen.get(&listener).unwrap(), 17);
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_cuts_or_rounds_is_named_once_with_the_value_it_gave() {
+    fn value_that_the_kernel_cuts_is_named_once_with_the_result() {
         let max = |name| sysctl(name).unwrap().parse::<u32>().unwrap();
         let (send, receive) = (max("net.core.wmem_max"), max("net.core.rmem_max"));
         let (queue, over) = (max("net.core.somaxconn"), 1 << 30);
@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn a_congestion_control_that_is_not_there_is_refused_with_those_that_are() {
+    fn unknown_congestion_control_is_refused_with_the_known_ones() {
         let options = SocketOptions::default().congestion("nonesuch");
         let error = accepted(&options).map(drop).unwrap_err();
         let known = sysctl("net.ipv4.tcp_available_congestion_control").unwrap();

@@ -4,7 +4,7 @@ use super::*;
 use crate::proxy::{Ends, Expected, write_v1};
 
 #[test]
-fn service_is_asked_once_the_handshake_is_done_and_frames_follow() {
+fn service_is_asked_behind_the_handshake_and_frames_follow() {
     for step in [1, 3, 1000] {
         let (mut shard, id) = starting(Limits::default(), TOY);
         let mut peer = Peer::default();
@@ -173,7 +173,7 @@ fn first_frame_has_its_time_from_the_handshake_on() {
 }
 
 #[test]
-fn peer_that_sends_too_much_before_the_end_of_its_handshake_is_closed() {
+fn peer_that_sends_too_much_during_its_handshake_is_closed() {
     let (mut shard, id) = starting(Limits::default(), TOY);
     let mut peer = Peer::default();
     shard.begin(at(1), 4);
@@ -190,7 +190,7 @@ fn peer_that_sends_too_much_before_the_end_of_its_handshake_is_closed() {
 }
 
 #[test]
-fn peer_that_speaks_behind_its_last_flight_is_paused_and_not_closed() {
+fn peer_that_speaks_behind_its_last_flight_is_only_paused() {
     let (mut shard, id) = starting(Limits::default(), TOY);
     let mut peer = Peer::default();
     shard.begin(at(1), 5);
@@ -220,7 +220,7 @@ fn step_of_a_connection_that_ended_does_not_wait() {
 }
 
 #[test]
-fn turn_with_other_things_to_do_makes_one_step_and_one_without_eight() {
+fn busy_turn_makes_one_step_and_a_free_one_eight() {
     let mut shard = secured(Limits::default(), TOY);
     shard.begin(Time::ZERO, 40);
     let ids: Vec<ConnId> = (0..20).map(|number| accept(&mut shard, number)).collect();
