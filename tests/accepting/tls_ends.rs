@@ -7,12 +7,17 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
+use http_body_util::BodyExt;
 use ringserve::framing::Lines;
-
+use ringserve::http::hyper::body::Incoming;
+use ringserve::http::hyper::service::service_fn;
+use ringserve::http::hyper::{Request, Response};
 use ringserve::tls::Tls;
 use ringserve::tls::rustls::version::{TLS12, TLS13};
 use ringserve::tls::rustls::{AlertDescription, ClientConfig, Error};
-use ringserve::{CloseReason, Cx, Driver, Frame, Limits, Server, ServerHandle, Service, Stream, stream};
+use ringserve::{
+    CloseReason, Cx, Driver, Frame, Limits, Server, ServerHandle, Service, Stream, http, stream,
+};
 use ringserve_tests::SOON;
 use ringserve_tests::watch::closed_for;
 
@@ -254,6 +259,69 @@ fn stream_that_ended_its_side_hears_the_rest() {
             let told = hears.recv_timeout(SOON).unwrap();
             let expected = if is_whole { Ok(b"and mine".to_vec()) } else { Err(ErrorKind::UnexpectedEof) };
             assert_eq!(told, expected);
+        }
+        shut_down(server);
+    }
+}
+
+#[test]
+fn answer_to_the_end_of_a_side_ends_the_other() {
+    let believed = Believed::new();
+    for driver in drivers() {
+        let (told, hears) = channel();
+        let strict = believed.tls().require_close_notify(true);
+        let server = Server::bind(any_port()).tls(strict).driver(driver).shards(1);
+        let server = server
+            .start(move |_shard| {
+                let told = told.clone();
+                stream(move |one| half_close(one, told.clone()))
+            })
+            .unwrap();
+        // Peers of 1.2 have to give up their side as soon as they hear of the end, as its standard says.
+        for version in [&TLS12, &TLS13] {
+            let config = Arc::new(believed.client_of(&[version]));
+            let mut stream = connect(&config, server.local_addrs()[0], "");
+            stream.write_all(b"go\n").unwrap();
+            assert_eq!(rest(&mut stream).0, b"last words\n");
+            stream.conn.send_close_notify();
+            stream.flush().unwrap();
+            // No FIN, which follows only once the server's own is there.
+            assert_eq!(hears.recv_timeout(SOON).unwrap(), Ok(Vec::new()));
+        }
+        shut_down(server);
+    }
+}
+
+#[test]
+fn request_that_is_cut_off_is_none_and_a_whole_one_is_answered() {
+    let believed = Believed::new();
+    for driver in drivers() {
+        let (told, hears) = channel();
+        let server = Server::bind(any_port()).tls(believed.tls()).driver(driver).shards(1);
+        let server = server
+            .start(move |_shard| {
+                let told = told.clone();
+                http(service_fn(move |request: Request<Incoming>| {
+                    let told = told.clone();
+                    async move {
+                        let body = request.into_body().collect().await.map(|body| body.to_bytes());
+                        told.send(body.as_ref().map(|body| body.to_vec()).map_err(drop)).unwrap();
+                        body.map(|_| Response::new("thanks".to_owned()))
+                    }
+                }))
+            })
+            .unwrap();
+        let config = Arc::new(believed.client());
+        // It knows how long it is, so that the missing close_notify says nothing.
+        for (body, heard) in [("all of it", Ok(b"all of it".to_vec())), ("half", Err(()))] {
+            let mut stream = connect(&config, server.local_addrs()[0], "");
+            let head = "POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\nconnection: close\r\n\r\n";
+            stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
+            stream.flush().unwrap();
+            stream.sock.shutdown(Shutdown::Write).unwrap();
+            assert_eq!(hears.recv_timeout(SOON).unwrap(), heard);
+            let answer = String::from_utf8(rest(&mut stream).0).unwrap();
+            assert_eq!(answer.ends_with("thanks"), heard.is_ok(), "{answer}");
         }
         shut_down(server);
     }
