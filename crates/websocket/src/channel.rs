@@ -326,7 +326,11 @@ impl WebSocketChannel {
             match Header::decode(busy.kept())? {
                 Decoded::Header(header, size) => break (header, size),
                 Decoded::Needs(until) if busy.keep(wire, until) => {}
-                Decoded::Needs(_) => return Ok(None),
+                Decoded::Needs(_) => {
+                    // What is wrong with it may show before it is whole.
+                    Header::decode(busy.kept())?;
+                    return Ok(None);
+                }
             }
         };
         let mask = header.check_client(compresses)?;
