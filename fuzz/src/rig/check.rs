@@ -4,7 +4,7 @@ use ringserve_core::{CloseReason, ConnId, Ended, Wait};
 
 use super::driver::Listening;
 use super::user::session_of;
-use super::{Core, LATE_MAX, Model, QUOTA};
+use super::{Core, LATE_MAX, Model, PUT_OFF_MAX, QUOTA};
 use crate::framings::Start;
 
 impl Model {
@@ -130,7 +130,7 @@ impl Model {
             let limited = calls > 0 && !shared.is_gone() && !wire.send.stopping;
             if let Some(limit) = limits.handler_timeout.filter(|_| limited) {
                 let late = self.now > talk.waits_since + limit + LATE_MAX;
-                let wakes = matches!(shard.wait(), Wait::For(pause) if pause < LATE_MAX);
+                let wakes = matches!(shard.wait(), Wait::For(pause) if pause < PUT_OFF_MAX);
                 assert!(!late || wakes, "{id}: a call waits for longer than it may");
             }
             if let Some(gate) = &*shared.body().gate.borrow() {

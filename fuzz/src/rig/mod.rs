@@ -50,6 +50,9 @@ const NAP_MAX: Duration = Duration::from_secs(60);
 /// Time limits go off this much late at most: two steps of the shard's wheel.
 const LATE_MAX: Duration = Duration::from_millis(34);
 
+/// Those that a shard cannot judge, since it came late to them, are looked at again after this at most: five of the same steps.
+const PUT_OFF_MAX: Duration = Duration::from_millis(85);
+
 /// Connections at most over this shard and those it shares them with: fewer than it may hold at most.
 const QUOTA: usize = 3;
 
