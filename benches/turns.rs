@@ -130,6 +130,10 @@ impl Channel for Unchanged {
     fn is_mid_record(&self) -> bool {
         false
     }
+
+    fn wants_more(&self) -> bool {
+        self.is_ready
+    }
 }
 
 /// Of two calls the first waits, and the second wakes it.

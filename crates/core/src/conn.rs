@@ -404,6 +404,12 @@ impl Conn {
         self.has_channel() && self.opened != Opened::Handshake && !self.aside.says(Aside::FINISHED)
     }
 
+    /// True if a channel alone keeps it from the short paths, and has neither said its last word nor heard the peer's.
+    #[inline]
+    pub(crate) fn is_sealed_alone(&self) -> bool {
+        self.aside.0 == Aside::SEALED
+    }
+
     /// True if its channel may have more than what was unsealed.
     #[inline]
     pub(crate) fn is_unsealing(&self) -> bool {

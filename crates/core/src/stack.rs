@@ -250,6 +250,12 @@ impl Channel for StackChannel {
         self.lower.is_mid_record() || self.upper().is_some_and(|upper| upper.is_mid_record())
     }
 
+    fn wants_more(&self) -> bool {
+        self.plain.is_empty()
+            && self.lower.wants_more()
+            && self.upper().is_some_and(|upper| upper.wants_more())
+    }
+
     fn cut_off(&self) -> Option<CloseReason> {
         self.lower.cut_off().or_else(|| self.upper()?.cut_off())
     }

@@ -94,6 +94,12 @@ pub trait Channel: 'static {
     /// True if a record began and has not ended, so that a peer that ends now has been cut off.
     fn is_mid_record(&self) -> bool;
 
+    /// True if [`open`](Channel::open) would answer [`More`](Unsealed::More) to an empty `wire`, with nothing
+    /// [held](Channel::held_bytes) and [no record under way](Channel::is_mid_record): it need not be asked then. By default it is asked.
+    fn wants_more(&self) -> bool {
+        false
+    }
+
     /// The peer sent FIN behind a whole record, or [said](Unsealed::Closed) that nothing more would come: the reason if that is a
     /// fault, since it had to say so and did not, or was in the middle of something.
     fn cut_off(&self) -> Option<CloseReason> {
@@ -185,8 +191,14 @@ impl ChannelTable {
     /// Calls a connection's channel, if it is there. It stays if that panics.
     #[inline]
     pub(crate) fn ask<T>(&self, id: ConnId, call: impl FnOnce(&mut dyn Channel) -> T) -> Option<T> {
-        let mut taken = Taken { of: self, id, channel: Some(self.take(id)?) };
-        taken.channel.as_deref_mut().map(call)
+        // Borrowed as long as the call lasts, which may look for others, and makes no room for any.
+        let entries = self.entries.borrow();
+        let place = entries.get(id.slot())?;
+        let mut taken = Taken { place, entry: place.take() };
+        match &mut taken.entry {
+            Some((of, channel)) if *of == id => Some(call(&mut **channel)),
+            _ => None,
+        }
     }
 
     /// Slots for which there is memory.
@@ -214,17 +226,14 @@ impl ChannelTable {
 
 /// A channel that is called, until it is put back.
 struct Taken<'a> {
-    of: &'a ChannelTable,
-    id: ConnId,
-    channel: Option<Box<dyn Channel>>,
+    place: &'a Cell<Option<Entry>>,
+    entry: Option<Entry>,
 }
 
 impl Drop for Taken<'_> {
     #[inline]
     fn drop(&mut self) {
-        if let Some(channel) = self.channel.take() {
-            self.of.put(self.id, channel);
-        }
+        self.place.set(self.entry.take());
     }
 }
 

@@ -461,6 +461,10 @@ impl<C: Connection> Channel for TlsChannel<C> {
         !self.held.is_empty()
     }
 
+    fn wants_more(&self) -> bool {
+        self.phase == Phase::Open && self.held_bytes() == 0
+    }
+
     fn cut_off(&self) -> Option<CloseReason> {
         (self.common.rules.require_close_notify && self.phase == Phase::Open)
             .then_some(CloseReason::TlsTruncated)

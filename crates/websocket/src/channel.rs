@@ -660,6 +660,10 @@ impl Channel for WebSocketChannel {
         self.busy.as_deref().is_some_and(|busy| is_mid(busy) || !busy.gathered.is_empty())
     }
 
+    fn wants_more(&self) -> bool {
+        matches!(self.stage, Stage::Open) && self.busy.is_none()
+    }
+
     fn cut_off(&self) -> Option<CloseReason> {
         let is_mid = self.busy.as_ref().is_some_and(|busy| busy.message.is_some() || busy.kept_len > 0);
         is_mid.then_some(CloseReason::PeerClosedMidFrame)

@@ -7,6 +7,7 @@ use super::Shard;
 use super::secure::PANICKED;
 use crate::batch::KEPT_BYTES_MAX;
 use crate::conn::{Aside, Conn, State};
+use crate::transport::Fault;
 use crate::{CloseReason, ConnId, Observer};
 
 /// What a seal adds, as far as room for it is made before: a part of the bytes, and some more. Records of 4 KiB and more add less.
@@ -36,7 +37,7 @@ impl<O: Observer> Shard<O> {
         let seals = conn.may_seal();
         let speaks = seals && conn.aside.says(Aside::SPEAKS);
         let out_bytes = self.channels.out_bytes(id);
-        let mut plain = if seals { shared.take_pending() } else { None };
+        let plain = if seals { shared.take_pending() } else { None };
         let ends = seals && (is_draining || half_closes);
         if plain.is_none() && out_bytes == 0 && !ends && !speaks {
             if half_closes {
@@ -44,41 +45,43 @@ impl<O: Observer> Shard<O> {
             }
             return;
         }
-        // What is wrapped leaves as it is; the rest of it is short.
-        let is_wrapped = plain
-            .as_mut()
-            // One that panics seals nothing, which says so.
-            .is_some_and(|plain| self.call_channel(id, |channel| channel.wrap(plain)).unwrap_or(false));
-        let plain_bytes = plain.as_ref().filter(|_| !is_wrapped).map_or(0, |plain| plain.len());
-        let room = out_bytes + plain_bytes + plain_bytes / ADDED_PART + ADDED_BYTES;
         let batch = self.shared.begin_batch(id, true).map(|(batch, _)| batch);
         let with_room = batch.and_then(|mut batch| {
-            batch.copied.try_reserve(room).ok()?;
+            batch.copied.try_reserve(out_bytes + ADDED_BYTES).ok()?;
             Some(batch)
         });
         let Some(mut batch) = with_room else { return self.abort(id, CloseReason::MemoryLimit) };
-        batch.copied.append(&mut self.channels.take_out(id));
-        self.shared.release(out_bytes);
+        if out_bytes > 0 {
+            batch.copied.append(&mut self.channels.take_out(id));
+            self.shared.release(out_bytes);
+        }
         if speaks {
             self.note_aside(id, Aside::SPEAKS, false);
             self.call_channel_out(id, &mut batch.copied, |channel, out| channel.speak(out));
         }
         let mut fault = None;
-        if plain.is_some() && has_rested {
-            self.call_channel(id, |channel| channel.rested());
-        }
-        match plain {
-            Some(mut plain) if is_wrapped => {
-                plain.prepend(&batch.copied);
-                self.shared.recycle(core::mem::replace(&mut batch, plain));
+        if let Some(mut plain) = plain {
+            // What is wrapped leaves as it is.
+            let is_wrapped = self.call_channel_out(id, &mut batch.copied, |channel, out| {
+                if has_rested {
+                    channel.rested();
+                }
+                if channel.wrap(&mut plain) {
+                    return Ok(true);
+                }
+                let room = plain.len() + plain.len() / ADDED_PART + ADDED_BYTES;
+                out.try_reserve(room).map_err(|_| Fault(CloseReason::MemoryLimit))?;
+                channel.seal(&plain, out).map(|()| false)
+            });
+            match is_wrapped.unwrap_or(Err(PANICKED)) {
+                Ok(true) => {
+                    plain.prepend(&batch.copied);
+                    core::mem::swap(&mut batch, &mut plain);
+                }
+                Ok(false) => {}
+                Err(of) => fault = Some(of),
             }
-            Some(plain) => {
-                let sealed =
-                    self.call_channel_out(id, &mut batch.copied, |channel, out| channel.seal(&plain, out));
-                fault = sealed.unwrap_or(Err(PANICKED)).err();
-                self.shared.recycle(plain);
-            }
-            None => {}
+            self.shared.recycle(plain);
         }
         if ends && fault.is_none() {
             self.note_aside(id, Aside::FINISHED, true);

@@ -85,6 +85,12 @@ impl Channels {
         self.said.get(id.slot())?.as_deref()
     }
 
+    /// True if there is nothing of these, nor [anything put off](Channels::is_put_off).
+    #[inline]
+    pub(super) fn has_said_nothing(&self, id: ConnId) -> bool {
+        self.said(id).is_none_or(|said| said.out.is_empty() && said.later.is_none())
+    }
+
     /// Bytes that are sealed and in no send yet.
     #[inline]
     pub(super) fn out_bytes(&self, id: ConnId) -> usize {
@@ -379,7 +385,7 @@ impl<O: Observer> Shard<O> {
             let mut out = Vec::new();
             let unsealed = self.call_channel_out(id, &mut out, |channel, out| channel.work(out));
             self.note_out(id, out);
-            self.go_on(id, LeaseMut::empty(), Some(unsealed.unwrap_or(Unsealed::Fault(PANICKED))), lane);
+            self.go_on(id, LeaseMut::empty(), 0, Some(unsealed.unwrap_or(Unsealed::Fault(PANICKED))), lane);
         }
         if self.channels.working.is_empty() {
             self.channels.working.shrink_to(QUEUE_KEPT);

@@ -179,7 +179,7 @@ impl<O: Observer> Shard<O> {
             && let Some(shared) = &conn.shared
             && shared.is_plain()
             && conn.is_open()
-            && !conn.is_aside()
+            && (!conn.is_aside() || (conn.is_sealed_alone() && self.channels.has_said_nothing(id)))
             && self.drain.is_none()
             && conn.timer.is_set()
             && conn.timer.left(self.stamp) <= i64::from(shared.lane().idle)

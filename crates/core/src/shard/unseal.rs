@@ -27,11 +27,36 @@ impl<O: Observer> Shard<O> {
     /// Bytes came of a connection with a channel.
     #[inline(never)]
     pub(super) fn unseal(&mut self, id: ConnId, wire: LeaseMut, lane: &mut (impl Lane<O> + ?Sized)) {
+        let is_common = |conn: &Conn| conn.takes_frames() && conn.is_sealed_alone() && conn.inbox.is_none();
+        if self.conns.get(id).is_some_and(is_common) && self.channels.has_said_nothing(id) {
+            return self.unseal_whole(id, wire, lane);
+        }
         self.came_early(id, wire.len());
         if self.channels.is_put_off(id) {
             return self.put_off(id, wire);
         }
-        self.go_on(id, wire, None, lane);
+        let came = wire.len();
+        self.go_on(id, wire, came, None, lane);
+    }
+
+    /// The common case: a whole record, with nothing before it, and nothing behind.
+    fn unseal_whole(&mut self, id: ConnId, mut wire: LeaseMut, lane: &mut (impl Lane<O> + ?Sized)) {
+        let (came, mut out) = (wire.len(), Vec::new());
+        let answered = self.call_channel_out(id, &mut out, |channel, out| {
+            let unsealed = channel.open(&mut wire, out);
+            (unsealed, wire.is_empty() && channel.wants_more())
+        });
+        let unsealed = match answered {
+            Some((Unsealed::Plain(plain), true)) if out.is_empty() && !plain.is_empty() => {
+                let Some(conn) = self.conns.get(id) else { return };
+                let is_plain = !conn.input_ended() && !conn.paused && self.drain.is_none();
+                self.begin_batch();
+                return self.hand_out_aside(id, plain.freeze(), is_plain, lane);
+            }
+            answered => answered.map_or(Unsealed::Fault(PANICKED), |(unsealed, _)| unsealed),
+        };
+        self.note_out(id, out);
+        self.go_on(id, wire, came, Some(unsealed), lane);
     }
 
     /// Keeps what came until the connection's next step, behind what is kept already.
@@ -59,16 +84,20 @@ impl<O: Observer> Shard<O> {
     pub(super) fn take_later(&mut self, id: ConnId, later: Vec<u8>, lane: &mut (impl Lane<O> + ?Sized)) {
         self.shared.release(later.capacity());
         match LeaseMut::try_from_vec(later) {
-            Some(wire) => self.go_on(id, wire, None, lane),
+            Some(wire) => {
+                let came = wire.len();
+                self.go_on(id, wire, came, None, lane);
+            }
             None => self.abort(id, CloseReason::MemoryLimit),
         }
     }
 
-    /// Has a channel take all of `wire`, after what it answered before, if it did.
+    /// Has a channel take all of `wire`, after what it answered before, if it did. `came` bytes are new, with those that it took then.
     pub(super) fn go_on(
         &mut self,
         id: ConnId,
         wire: LeaseMut,
+        came: usize,
         answered: Option<Unsealed>,
         lane: &mut (impl Lane<O> + ?Sized),
     ) {
@@ -76,7 +105,7 @@ impl<O: Observer> Shard<O> {
             // What it has is not over before it says so, though FIN may be there.
             conn.aside.unseal(true);
         }
-        let left = self.unseal_all(id, wire, answered, lane);
+        let left = self.unseal_all(id, wire, came, answered, lane);
         let Some(conn) = self.conns.get_mut(id) else { return };
         conn.aside.unseal(false);
         let Some(came) = left else { return };
@@ -93,10 +122,10 @@ impl<O: Observer> Shard<O> {
         &mut self,
         id: ConnId,
         mut wire: LeaseMut,
+        mut came: usize,
         mut answered: Option<Unsealed>,
         lane: &mut (impl Lane<O> + ?Sized),
     ) -> Option<usize> {
-        let mut came = wire.len();
         let most = came + GROWS_MAX;
         let (mut has_batch, mut said) = (false, 0);
         loop {

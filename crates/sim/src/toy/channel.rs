@@ -379,6 +379,10 @@ impl Channel for ToyChannel {
         !self.kept.is_empty()
     }
 
+    fn wants_more(&self) -> bool {
+        self.stage == Stage::Ready && self.held_bytes() == 0
+    }
+
     fn facts(&self) -> Option<Rc<dyn Any>> {
         let is_known = match self.is_client() {
             true => self.is_welcome,

@@ -98,6 +98,7 @@ fn channel_that_can_seal_no_more_has_its_last_word() {
         }
         let mut said = hear(&mut peer, &first);
         done(&mut shard, id, first);
+        shard.turn(at(3));
         let (more, ops) = leave(&mut shard, id, &mut peer);
         said.extend(more);
         assert_eq!(said, [Said::Data(b"first".to_vec()), Said::Other(ALERT)]);

@@ -226,6 +226,10 @@ impl Channel for ToyChannel {
         self.kept.len()
     }
 
+    fn wants_more(&self) -> bool {
+        self.ready && !self.works && !self.closed && !self.begun && self.kept.is_empty()
+    }
+
     fn kept_bytes(&self) -> usize {
         self.kept_bytes
     }
