@@ -16,6 +16,9 @@ pub(crate) const LENT_MAX: usize = 64;
 /// send, and a second piece costs as much.
 const MOVED_BYTES_MAX: usize = 4096;
 
+/// No more bytes wait for what follows them: arbitrary, some dozens of short replies.
+pub(crate) const HELD_BYTES_MAX: usize = 4096;
+
 /// A recycled batch keeps at most this much room for copied bytes: one receive buffer's worth of replies.
 pub(crate) const KEPT_BYTES_MAX: usize = 64 * 1024;
 
@@ -49,6 +52,8 @@ pub struct Batch {
     pub(crate) untaken_since: Option<Stamp>,
     /// The system had no memory for what was appended last.
     pub(crate) refused: bool,
+    /// More follows in a moment, in the same send.
+    pub(crate) is_held: bool,
     /// Drops owned bytes that left: their owner is user code, which may panic.
     pub(crate) release: fn(Bytes),
 }
@@ -64,6 +69,7 @@ impl Batch {
             left: 0,
             untaken_since: None,
             refused: false,
+            is_held: false,
             release: drop,
         }
     }
@@ -175,6 +181,12 @@ impl Batch {
         self.left
     }
 
+    /// True if it waits for what follows.
+    #[inline]
+    pub(crate) fn waits(&self) -> bool {
+        self.is_held && self.left <= HELD_BYTES_MAX
+    }
+
     /// True if nothing is left to send.
     #[inline]
     pub fn is_empty(&self) -> bool {
@@ -253,7 +265,7 @@ impl Batch {
         }
         (self.sent, self.left) = (0, 0);
         self.untaken_since = None;
-        self.refused = false;
+        (self.refused, self.is_held) = (false, false);
         self.copied.capacity() > KEPT_BYTES_MAX
     }
 

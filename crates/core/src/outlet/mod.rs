@@ -343,7 +343,18 @@ impl Outlet {
     /// The bytes to send next, if there are any, and which count as in flight from now on.
     #[inline]
     pub(crate) fn take_pending(&self) -> Option<Box<Batch>> {
-        let mut batch = self.pending.borrow_mut().take()?;
+        self.take_pending_if(|_| true)
+    }
+
+    /// The same, unless they wait for what follows them.
+    #[inline]
+    pub(crate) fn take_unheld(&self) -> Option<Box<Batch>> {
+        self.take_pending_if(|batch| !batch.waits())
+    }
+
+    #[inline]
+    fn take_pending_if(&self, may: impl FnOnce(&Batch) -> bool) -> Option<Box<Batch>> {
+        let mut batch = self.pending.borrow_mut().take_if(|batch| may(batch))?;
         if batch.is_empty() {
             self.lane.shard().recycle(batch);
             return None;

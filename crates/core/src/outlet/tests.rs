@@ -12,6 +12,7 @@ use bytes::BufMut;
 
 use super::*;
 use crate::Limits;
+use crate::batch::HELD_BYTES_MAX;
 use crate::framing::{Decode, Encoding, FrameError, Framing, LengthPrefix, Raw};
 use crate::framing::{EncodeError, Payload};
 use crate::outbox::Outbox;
@@ -108,6 +109,40 @@ fn panic_in_a_written_reply_resets_and_leaves_what_was_queued() {
     let nested = || outlet.reply_with(|_| outlet.write(b"inside"));
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(nested)).is_err());
     assert_eq!(queued(&outlet), b"\0\0\0\x03one");
+}
+
+#[test]
+fn held_replies_wait_for_their_release_or_a_few_kib() {
+    let (shard, outlet) = outlet(Rc::new(Raw).encoding(), &Arc::default());
+    let dirty = || {
+        let mut all = Vec::new();
+        shard.swap_dirty(&mut all);
+        outlet.take_dirty_unless_plain();
+        all.len()
+    };
+    let sends = || outlet.take_unheld().map(|batch| batch.len());
+    outlet.hold_replies();
+    outlet.write(b"one");
+    assert_eq!((dirty(), sends()), (1, Some(3)), "there was nothing to hold");
+    outlet.all_sent();
+    outlet.write(b"one");
+    outlet.hold_replies();
+    assert_eq!((dirty(), sends()), (1, None));
+    outlet.write(b" two");
+    assert_eq!((dirty(), sends()), (1, None));
+    outlet.release_replies();
+    assert_eq!((dirty(), sends()), (1, Some(7)));
+    outlet.all_sent();
+    outlet.write(b"one");
+    outlet.hold_replies();
+    outlet.write(&[0; HELD_BYTES_MAX - 3]);
+    assert_eq!(sends(), None);
+    outlet.write(b"x");
+    assert_eq!(sends(), Some(HELD_BYTES_MAX + 1));
+    outlet.all_sent();
+    outlet.write(b"one");
+    outlet.hold_replies();
+    assert_eq!(queued(&outlet), b"one", "what ends a connection takes all of it");
 }
 
 #[test]

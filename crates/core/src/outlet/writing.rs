@@ -1,8 +1,11 @@
 //! What user code writes to a connection: replies, and bytes as they are.
 
+use alloc::boxed::Box;
+
 use ringserve_buf::ReplyWriter;
 
 use super::{ABORT, ACCOUNTED, DIRTY, GATED, GONE, NO_MEMORY, NOT_FRAMED, OVER_HIGH, Outlet, WRITING_ENDED};
+use crate::Batch;
 use crate::framing::{EncodeError, Framing, InPlace, Payload, Written};
 use crate::outbox::{LEND_BYTES_MIN, Outbox};
 use crate::shared::Wakes;
@@ -135,6 +138,22 @@ impl Outlet {
             }
             None => Appended::NotFramed,
         });
+    }
+
+    /// Has what is queued wait for [`release_replies`](Outlet::release_replies): more follows in a moment, and both leave in one
+    /// send. It leaves before that if it comes to be more than a few KiB, or if more than replies is asked of the connection.
+    pub fn hold_replies(&self) {
+        if let Some(batch) = &mut *self.pending.borrow_mut() {
+            batch.is_held = true;
+        }
+    }
+
+    /// Lets held replies leave, with what is queued in this turn.
+    pub fn release_replies(&self) {
+        let is_held = |batch: &mut Box<Batch>| core::mem::take(&mut batch.is_held);
+        if self.pending.borrow_mut().as_mut().is_some_and(is_held) {
+            self.mark_dirty();
+        }
     }
 
     /// Queues what `write` writes: as many frames.

@@ -98,9 +98,12 @@ mod turns;
 
 use std::cell::{RefCell, RefMut};
 use std::fmt;
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
+
+use ringserve_core::Outlet;
 
 pub use batch::Batch;
 
@@ -236,6 +239,8 @@ impl<A: Answers> Scatter<A> {
             if !is_idle || !replies.queue.borrow().is_carried() {
                 return Rest(None);
             }
+            // What was answered before leaves with the answers, and not by itself.
+            cx.head().hold_replies();
             (replies.turns.take(), None)
         } else {
             (replies.turns.wait(), Some(begin))
@@ -259,7 +264,7 @@ impl<A: Answers> Scatter<A> {
                 begin();
             }
             // Other calls go first, so that their pipelined requests go along.
-            None => drop(cx.spawn(async {}).await),
+            None => yield_once().await,
         }
         self.carry(cx, replies).await;
     }
@@ -278,7 +283,7 @@ impl<A: Answers> Scatter<A> {
 
     async fn carry<S: 'static>(&self, cx: &Cx<'_, S>, replies: &Replies<A>) {
         let (inner, queue, mut asked) = (&*self.inner, &replies.queue, Vec::new());
-        let _carried = Carried(queue);
+        let _carried = Carried(queue, cx.head());
         let here = inner.shard.index();
         while !queue.borrow().is_done() {
             let mut own = None;
@@ -297,6 +302,7 @@ impl<A: Answers> Scatter<A> {
                 let batch = batch.unwrap_or_else(|why| Batch::failed(&*inner.answers, left, shard, why));
                 queue.borrow_mut().answered(shard, batch);
             }
+            cx.head().release_replies();
             loop {
                 let text = queue.borrow_mut().write();
                 for piece in text.chunks(PIECE_BYTES) {
@@ -318,15 +324,29 @@ impl<A: Answers> Scatter<A> {
     }
 }
 
+/// Waits until what the shard has at hand was looked at.
+async fn yield_once() {
+    let mut has_yielded = false;
+    poll_fn(|task| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        task.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await
+}
+
 /// A queue that a call carries. If a time limit drops it before its end, it leaves nothing behind for later requests to wait
 /// for.
-struct Carried<'a, A: Answers>(&'a RefCell<Queue<A>>);
+struct Carried<'a, A: Answers>(&'a RefCell<Queue<A>>, &'a Outlet);
 
 impl<A: Answers> Drop for Carried<'_, A> {
     fn drop(&mut self) {
         if let Ok(mut queue) = self.0.try_borrow_mut() {
             *queue = Queue::default();
         }
+        self.1.release_replies();
     }
 }
 

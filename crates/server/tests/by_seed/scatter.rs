@@ -168,6 +168,26 @@ fn replies_come_in_the_order_of_their_requests() {
 }
 
 #[test]
+fn replies_of_pipelined_requests_leave_in_one_send() {
+    Sim::seeds(20).run(|sim| {
+        let lab = starts(sim, 2, 1000, None);
+        sim.client("me", async move |net| {
+            let mut me = connects(&net, &lab.server).await?;
+            let sends = || lab.server.stats().counters.sends;
+            let before = sends();
+            me.send("here\ncount 0\ncount 1\ncount 0\nhere\n").await?;
+            for reply in ["here", "count 0=1", "count 1=1", "count 0=2"] {
+                hears(&mut me, reply).await?;
+            }
+            assert_eq!(sends() - before, 1, "the reply before the first question leaves with its answer");
+            hears(&mut me, "here").await?;
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
 fn reader_that_is_slow_gets_all_and_holds_back_its_questions() {
     Sim::seeds(5).faults(Faults::harmless()).run(|sim| {
         let lab = starts(sim, 2, 1000, None);
@@ -236,8 +256,10 @@ fn request_that_is_dropped_takes_its_replies_along() {
             me.send("count 0 1\n").await?;
             hears(&mut me, "count 0=1 1=1").await?;
             lab.server.stall(1, 40 * SECOND);
-            me.send("count 0 1\nhere\n").await?;
+            me.send("shard\ncount 0 1\nhere\n").await?;
             net.sleep(30 * SECOND).await;
+            // It waited for the answers, and leaves without them.
+            hears(&mut me, "0").await?;
             me.send("count 0\n").await?;
             // The second one had its turn when the first one was given up, or was given up with it.
             let line = me.line().await?.unwrap();
