@@ -382,9 +382,11 @@ impl<'a, O: Observer> Frames<'a, O> {
     /// Parks a call with the frame handed out last; the call holds `bytes` of memory in addition. See [`Shard::call_parked`].
     #[inline]
     pub fn park(&mut self, call: u32, bytes: usize) -> Parked {
-        self.plain = false;
         self.note_first();
-        self.shard.call_parked(self.id, call, bytes + self.frame_bytes)
+        let parked = self.shard.call_parked(self.id, call, bytes + self.frame_bytes);
+        // Where it ended the connection, the outlet says so.
+        self.plain &= !self.shard.calls_are_full(self.id);
+        parked
     }
 
     /// Goes on with bytes from the inbox. False if the system has no memory.
