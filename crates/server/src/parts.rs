@@ -8,6 +8,9 @@ use ringserve_core::Frame;
 /// The size from which a part that fills its own block is kept in that block.
 const KEPT_BYTES_MIN: usize = 16 << 10;
 
+/// Bytes between two parts, such as the length of the second one, that are copied along.
+const BETWEEN_BYTES_MAX: usize = 16;
+
 /// Begin and end of a part.
 pub type Span = (u32, u32);
 
@@ -85,6 +88,27 @@ impl<'a> Parts<'a> {
     /// Part `n` in lower case, to compare or to print. Bytes that are not UTF-8 are replaced.
     pub fn word(&self, n: usize) -> String {
         String::from_utf8_lossy(self.get(n)).to_ascii_lowercase()
+    }
+
+    /// Appends copies of all parts to `bytes`, and their places there to `spans`. Where nearly all bytes from the first part to
+    /// the last one are theirs, they are copied in one go.
+    #[inline]
+    pub(crate) fn copy_to(&self, bytes: &mut Vec<u8>, spans: &mut Vec<Span>) {
+        let (Some(&(from, _)), Some(&(_, to))) = (self.spans.first(), self.spans.last()) else { return };
+        let before = bytes.len() as u32;
+        let own: usize = self.spans.iter().map(|(from, to)| (to - from) as usize).sum();
+        let all = self.bytes.get(from as usize..to as usize).unwrap_or_default();
+        let are_within = self.spans.iter().all(|span| span.0 >= from && span.1 <= to);
+        if are_within && all.len() <= own + BETWEEN_BYTES_MAX * self.len() {
+            bytes.extend_from_slice(all);
+            spans.extend(self.spans.iter().map(|span| (before + span.0 - from, before + span.1 - from)));
+            return;
+        }
+        for part in self.from(0) {
+            let from = bytes.len() as u32;
+            bytes.extend_from_slice(part);
+            spans.push((from, bytes.len() as u32));
+        }
     }
 
     /// Keeps part `n` for longer than its frame lives.
@@ -202,6 +226,26 @@ mod tests {
     use ringserve_buf::Lease;
 
     use super::*;
+
+    #[test]
+    fn copied_parts_are_the_same_and_little_else_goes_along() {
+        let bytes: Vec<u8> = (0..200).collect();
+        for (spans, copied) in [
+            (vec![], 0),
+            (vec![(3, 7)], 4),
+            (vec![(3, 7), (9, 9), (20, 90)], 87),
+            (vec![(0, 0), (150, 160)], 10),
+            (vec![(90, 95), (3, 7), (40, 41)], 10),
+            (vec![(3, 90), (7, 9)], 89),
+        ] {
+            let parts = Parts::new(&bytes, &spans);
+            let (mut to, mut places) = (b"before".to_vec(), vec![(0, 6)]);
+            parts.copy_to(&mut to, &mut places);
+            let copy = Parts::new(&to, &places[1..]);
+            assert_eq!((copy.len(), to.len() - 6), (parts.len(), copied), "{spans:?}");
+            assert!(copy.from(0).eq(parts.from(0)), "{spans:?}");
+        }
+    }
 
     #[test]
     fn large_part_stays_in_its_block_unless_that_is_much_larger() {

@@ -1,7 +1,5 @@
 //! Questions to one shard, and its answers.
 
-use std::collections::VecDeque;
-
 use super::Answers;
 use crate::parts::{Parts, Span};
 use crate::sync::AskError;
@@ -17,13 +15,15 @@ pub struct Batch<Q> {
     /// Parts of questions, with their places.
     bytes: Vec<u8>,
     spans: Vec<Span>,
-    /// Unanswered questions, each with the number of its parts and the place of the first.
-    asked: VecDeque<(Q, usize)>,
+    /// Questions, each with the number of its parts; how many are answered, and the place of the first part of the others.
+    asked: Vec<(Q, usize)>,
+    answered: usize,
     at: usize,
-    /// Answers, with the length of each unread one and the place of the first.
+    /// Answers, with the end of each; how many are read, and the place of the first other one.
     answers: Vec<u8>,
-    lens: VecDeque<usize>,
+    ends: Vec<usize>,
     read: usize,
+    read_to: usize,
 }
 
 /// Takes back the bytes that an answer wrote before it panicked.
@@ -40,8 +40,8 @@ impl Drop for Kept<'_> {
 
 impl<Q> Default for Batch<Q> {
     fn default() -> Batch<Q> {
-        let (bytes, spans, asked, at, answers, lens, read) = Default::default();
-        Batch { bytes, spans, asked, at, answers, lens, read }
+        let (bytes, spans, asked, answered, at, answers, ends, read, read_to) = Default::default();
+        Batch { bytes, spans, asked, answered, at, answers, ends, read, read_to }
     }
 }
 
@@ -49,33 +49,30 @@ impl<Q: Copy> Batch<Q> {
     /// Adds a question, and returns the bytes that it takes.
     pub(super) fn ask(&mut self, question: Q, parts: Parts<'_>) -> usize {
         let before = self.question_bytes();
-        for part in parts.from(0) {
-            let from = self.bytes.len() as u32;
-            self.bytes.extend_from_slice(part);
-            self.spans.push((from, self.bytes.len() as u32));
-        }
-        self.asked.push_back((question, parts.len()));
+        parts.copy_to(&mut self.bytes, &mut self.spans);
+        self.asked.push((question, parts.len()));
         self.question_bytes() - before
     }
 
     /// Answers a question at once.
     pub(super) fn answer_now<A: Answers<Question = Q>>(&mut self, shard: &A, question: Q, parts: Parts<'_>) {
-        let before = self.answers.len();
-        let mut kept = Kept { answers: &mut self.answers, len: before };
+        let len = self.answers.len();
+        let mut kept = Kept { answers: &mut self.answers, len };
         shard.answer(question, parts, kept.answers);
         kept.len = kept.answers.len();
         drop(kept);
-        self.lens.push_back(self.answers.len() - before);
+        self.ends.push(self.answers.len());
     }
 
     /// Answers questions until an answer is full.
     pub(super) fn answer<A: Answers<Question = Q>>(&mut self, shard: &A) {
         while self.has_room()
-            && let Some((question, count)) = self.asked.pop_front()
+            && let Some(&(question, count)) = self.asked.get(self.answered)
         {
-            let (before, spans) = (self.answers.len(), &self.spans[self.at..][..count]);
+            let spans = &self.spans[self.at..][..count];
             shard.answer(question, Parts::new(&self.bytes, spans), &mut self.answers);
-            self.lens.push_back(self.answers.len() - before);
+            self.ends.push(self.answers.len());
+            self.answered += 1;
             self.at += count;
         }
     }
@@ -89,21 +86,20 @@ impl<Q: Copy> Batch<Q> {
     ) -> Batch<Q> {
         let mut batch = Batch::default();
         for _ in 0..asked {
-            let before = batch.answers.len();
             here.failed(shard, why, &mut batch.answers);
-            batch.lens.push_back(batch.answers.len() - before);
+            batch.ends.push(batch.answers.len());
         }
         batch
     }
 
     /// The number of unanswered questions.
     pub(super) fn left(&self) -> usize {
-        self.asked.len()
+        self.asked.len() - self.answered
     }
 
     /// True if there are unread answers.
     pub(super) fn is_answered(&self) -> bool {
-        !self.lens.is_empty()
+        self.read < self.ends.len()
     }
 
     pub(super) fn has_room(&self) -> bool {
@@ -112,20 +108,22 @@ impl<Q: Copy> Batch<Q> {
 
     /// Memory of the unanswered questions and of all parts.
     pub(super) fn question_bytes(&self) -> usize {
-        self.bytes.len() + self.spans.len() * size_of::<Span>() + self.asked.len() * size_of::<(Q, usize)>()
+        self.bytes.len() + self.spans.len() * size_of::<Span>() + self.left() * size_of::<(Q, usize)>()
     }
 
     /// The next answer.
     pub(super) fn next(&mut self) -> Option<&[u8]> {
-        let from = self.read;
-        self.read += self.lens.pop_front()?;
-        Some(&self.answers[from..self.read])
+        let end = *self.ends.get(self.read)?;
+        self.read += 1;
+        let from = std::mem::replace(&mut self.read_to, end);
+        Some(&self.answers[from..end])
     }
 
     /// Removes the answers, which were read.
     pub(super) fn ask_on(&mut self) {
         self.answers.clear();
-        self.read = 0;
+        self.ends.clear();
+        (self.read, self.read_to) = (0, 0);
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
@@ -133,7 +131,7 @@ impl<Q: Copy> Batch<Q> {
             + self.spans.capacity() * size_of::<Span>()
             + self.asked.capacity() * size_of::<(Q, usize)>()
             + self.answers.capacity()
-            + self.lens.capacity() * size_of::<usize>()
+            + self.ends.capacity() * size_of::<usize>()
     }
 
     /// Removes everything, and keeps its memory unless that is large.
@@ -143,8 +141,9 @@ impl<Q: Copy> Batch<Q> {
         }
         self.bytes.clear();
         self.spans.clear();
+        self.asked.clear();
         self.ask_on();
-        self.at = 0;
+        (self.answered, self.at) = (0, 0);
     }
     /// Where it keeps what.
     #[cfg(test)]

@@ -20,8 +20,8 @@
 //! # What is bounded
 //!
 //! At most 256 KiB and one request of a connection wait before others begin: unsent questions, texts, and 16 bytes for each
-//! text and each answer that is due. A question counts with its size, 8 bytes, and its parts with 8 bytes each. An answer to a
-//! batch has at most 256 KiB and one reply; the rest is asked for when that is written. Replies are written as the peer takes
+//! text and each answer that is due. A question counts with its size, 8 bytes, and its parts with up to 24 bytes each. An answer
+//! to a batch has at most 256 KiB and one reply; the rest is asked for when that is written. Replies are written as the peer takes
 //! them. So a connection whose peer does not read keeps about 512 KiB for each shard, and the shards stay free for others.
 //!
 //! # What goes wrong
