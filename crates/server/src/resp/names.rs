@@ -1,13 +1,12 @@
 //! Commands by their names.
 
-use std::collections::HashMap;
-
-use foldhash::fast::FixedState;
-
 use crate::parts::Parts;
 
 /// Letters of an unknown command, and of its arguments, that the error repeats.
 const TOLD_MAX: usize = 128;
+
+/// Spreads words over the places: an odd number without a pattern, the fraction of the golden ratio.
+const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// Values with names of 1 to 16 letters, found in small or capital letters: the commands of a server.
 ///
@@ -19,7 +18,15 @@ const TOLD_MAX: usize = 128;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Names<T> {
-    by_word: HashMap<u128, (usize, T), FixedState>,
+    /// Each name at the place that its word gives, or at the next free one. Half of the places are free, at least.
+    places: Box<[Option<Named<T>>]>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Named<T> {
+    word: u128,
+    len: usize,
+    what: T,
 }
 
 impl<T: Copy> Names<T> {
@@ -28,22 +35,41 @@ impl<T: Copy> Names<T> {
     /// # Panics
     /// If a name is there twice, is longer than 16 letters, or has other characters.
     pub fn new(all: impl IntoIterator<Item = (&'static str, T)>) -> Names<T> {
-        let mut by_word = HashMap::default();
+        let all: Vec<_> = all.into_iter().collect();
+        let mut names = Names { places: vec![None; (2 * all.len()).next_power_of_two()].into() };
         for (name, what) in all {
             let is_name =
                 (1..=16).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_alphabetic());
             assert!(is_name, "{name:?} is no name of 1 to 16 letters");
-            let before = by_word.insert(word(name.as_bytes()), (name.len(), what));
-            assert!(before.is_none(), "{name:?} is there twice");
+            let (len, word) = (name.len(), word(name.as_bytes()));
+            let at = names.place_of(word);
+            assert!(names.places[at].is_none(), "{name:?} is there twice");
+            names.places[at] = Some(Named { word, len, what });
         }
-        Names { by_word }
+        names
     }
 
     /// The value with this name.
     #[inline]
     pub fn get(&self, name: &[u8]) -> Option<T> {
+        let named = self.places[self.place_of(word(name))]?;
         // A space or a zero before a name looks like nothing in a word, and a word does not hold the end of a long name.
-        self.by_word.get(&word(name)).filter(|(len, _)| *len == name.len()).map(|(_, what)| *what)
+        (named.len == name.len()).then_some(named.what)
+    }
+
+    /// The place of a word, or the one that it would have.
+    #[inline]
+    fn place_of(&self, word: u128) -> usize {
+        let last = self.places.len() - 1;
+        let mut at = (word ^ word >> 64) as u64;
+        at = at.wrapping_mul(SPREAD) >> 32;
+        loop {
+            let place = at as usize & last;
+            if self.places[place].is_none_or(|named| named.word == word) {
+                return place;
+            }
+            at += 1;
+        }
     }
 }
 

@@ -100,13 +100,23 @@ impl<'a, 'b> Writer<'a, 'b> {
 
     #[inline]
     fn line(&mut self, kind: &[u8], text: &[u8]) -> Replied {
-        [kind, text, b"\r\n"].into_iter().for_each(|piece| self.put(piece));
+        self.put(kind);
+        self.put(text);
+        self.put(b"\r\n");
         Ok(())
     }
 
     #[inline]
-    fn count(&mut self, kind: &[u8], count: usize) -> Replied {
-        self.line(kind, itoa::Buffer::new().format(count).as_bytes())
+    fn count(&mut self, kind: u8, count: usize) -> Replied {
+        let mut digits = itoa::Buffer::new();
+        let digits = digits.format(count).as_bytes();
+        // In one piece: it stands before every string.
+        let mut line = [0; 24];
+        line[0] = kind;
+        line[1..=digits.len()].copy_from_slice(digits);
+        line[1 + digits.len()..][..2].copy_from_slice(b"\r\n");
+        self.put(&line[..digits.len() + 3]);
+        Ok(())
     }
 
     /// Writes a type of version 3, or the one that stands for it in version 2.
@@ -127,7 +137,8 @@ impl<'a, 'b> Writer<'a, 'b> {
     /// Writes `OK`.
     #[inline]
     pub fn ok(&mut self) -> Replied {
-        self.simple("OK")
+        self.put(b"+OK\r\n");
+        Ok(())
     }
 
     /// Writes a simple string of the server's words, without a line end.
@@ -152,8 +163,10 @@ impl<'a, 'b> Writer<'a, 'b> {
     #[inline]
     pub fn bulk(&mut self, bytes: impl AsRef<[u8]>) -> Replied {
         let bytes = bytes.as_ref();
-        self.count(b"$", bytes.len())?;
-        self.line(bytes, b"")
+        self.count(b'$', bytes.len())?;
+        self.put(bytes);
+        self.put(b"\r\n");
+        Ok(())
     }
 
     /// Writes a string, or [nothing](Writer::null).
@@ -175,11 +188,12 @@ impl<'a, 'b> Writer<'a, 'b> {
     pub fn bulk_kept(&mut self, kept: &Kept) -> Replied {
         match (&mut self.to, kept.block()) {
             (To::Peer(_), Some(block)) => {
-                self.count(b"$", block.len())?;
+                self.count(b'$', block.len())?;
                 if let To::Peer(to) = &mut self.to {
                     to.lend(block.clone().into_lease());
                 }
-                self.line(b"", b"")
+                self.put(b"\r\n");
+                Ok(())
             }
             _ => self.bulk(kept),
         }
@@ -226,7 +240,7 @@ impl<'a, 'b> Writer<'a, 'b> {
             return self.bulk(text);
         }
         let text = text.as_ref();
-        self.count(b"=", text.len() + 4)?;
+        self.count(b'=', text.len() + 4)?;
         self.put(format.as_bytes());
         self.line(b":", text)
     }
@@ -234,12 +248,12 @@ impl<'a, 'b> Writer<'a, 'b> {
     /// Writes the start of an array of this many elements.
     #[inline]
     pub fn array(&mut self, len: usize) -> Replied {
-        self.count(b"*", len)
+        self.count(b'*', len)
     }
 
     /// Writes the start of a map of this many pairs. In version 2 an array of twice as many elements.
     pub fn map(&mut self, len: usize) -> Replied {
-        if self.version == Version::Three { self.count(b"%", len) } else { self.array(2 * len) }
+        if self.version == Version::Three { self.count(b'%', len) } else { self.array(2 * len) }
     }
 
     /// Writes the start of a set of this many elements that differ. In version 2 an array.

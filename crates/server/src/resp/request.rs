@@ -52,24 +52,35 @@ impl Resp {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     spans: SmallVec<[Span; 4]>,
-    words: Option<Box<[u8]>>,
-    error: Option<Bad>,
+    /// One word, since a request is moved a few times on its way to the service.
+    rare: Option<Box<Rare>>,
+}
+
+/// What few requests have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Rare {
+    /// A copy of the words of a line.
+    Words(Box<[u8]>),
+    Error(Bad),
 }
 
 impl Request {
     /// The arguments, the name of the command first. `frame` is the frame of this request.
     #[inline]
     pub fn args<'a>(&'a self, frame: &'a Frame) -> Parts<'a> {
-        match &self.words {
-            None => Parts::of_frame(frame, &self.spans),
-            Some(words) => Parts::new(words, &self.spans),
+        match self.rare.as_deref() {
+            Some(Rare::Words(words)) => Parts::new(words, &self.spans),
+            _ => Parts::of_frame(frame, &self.spans),
         }
     }
 
     /// The reason why the bytes are no request, in the words of Redis. Nothing behind them can be read: reply, and close.
     #[inline]
     pub fn error(&self) -> Option<&str> {
-        self.error.as_deref()
+        match self.rare.as_deref() {
+            Some(Rare::Error(error)) => Some(error),
+            _ => None,
+        }
     }
 }
 
@@ -79,15 +90,19 @@ impl TypedFraming for Resp {
 
     #[inline]
     fn cut(&self, _: &mut (), bytes: &[u8], scanned: usize) -> Result<Cut<Request>, FrameError> {
-        let found = match bytes.first() {
-            Some(b'*') => array(bytes, self.request_bytes_max),
-            Some(_) => line(bytes, scanned),
-            None => Ok(Cut::More(1)),
+        let mut spans = SmallVec::new();
+        let end = match bytes.first() {
+            Some(b'*') => array(bytes, self.request_bytes_max, &mut spans),
+            Some(_) => return Ok(line(bytes, scanned).unwrap_or_else(|bad| refused(bytes, bad))),
+            None => Ok(End::Missing(1)),
         };
-        Ok(found.unwrap_or_else(|bad| {
-            let head = Request { error: Some(bad), ..Request::default() };
-            Cut::Frame { skip: 0, len: 0, consumed: bytes.len(), head }
-        }))
+        Ok(match end {
+            Ok(End::At(at)) => {
+                Cut::Frame { skip: 0, len: at, consumed: at, head: Request { spans, rare: None } }
+            }
+            Ok(End::Missing(bytes)) => Cut::More(bytes),
+            Err(bad) => refused(bytes, bad),
+        })
     }
 
     fn write(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
@@ -112,18 +127,32 @@ impl TypedFraming for Resp {
     }
 }
 
-/// Walks over the arguments. Like Redis it takes any two bytes for the `\r\n` behind an argument, and a negative count for
-/// none.
+/// The end of a request.
+enum End {
+    At(usize),
+    /// At least as many bytes are missing.
+    Missing(usize),
+}
+
+/// All of it is handed over as a request that is none.
+#[cold]
+fn refused(bytes: &[u8], bad: Bad) -> Cut<Request> {
+    let rare = Some(Box::new(Rare::Error(bad)));
+    Cut::Frame { skip: 0, len: 0, consumed: bytes.len(), head: Request { rare, ..Request::default() } }
+}
+
+/// Walks over the arguments, and notes their places. Like Redis it takes any two bytes for the `\r\n` behind an argument, and a
+/// negative count for none.
 #[inline]
-fn array(bytes: &[u8], max: usize) -> Result<Cut<Request>, Bad> {
+fn array(bytes: &[u8], max: usize, spans: &mut SmallVec<[Span; 4]>) -> Result<End, Bad> {
     // The bytes that are missing to judge further, and the number of arguments that follow.
     let more = |missing, left: usize| {
         let patience = if bytes.len() < PATIENT_FROM_BYTES { 0 } else { bytes.len() / GROWTH };
-        Ok(Cut::More(missing + patience.min(left * ARG_BYTES_MIN)))
+        Ok(End::Missing(missing + patience.min(left * ARG_BYTES_MIN)))
     };
     let sign = usize::from(bytes.get(1) == Some(&b'-'));
     let Some((count, header)) = length(&bytes[sign..], ARGS_MAX, BAD_COUNT)? else { return more(1, 0) };
-    let (mut at, mut spans) = (sign + header, SmallVec::new());
+    let mut at = sign + header;
     for left in (0..if sign == 0 { count } else { 0 }).rev() {
         let rest = bytes.get(at..).unwrap_or_default();
         let found = match rest.first() {
@@ -141,13 +170,31 @@ fn array(bytes: &[u8], max: usize) -> Result<Cut<Request>, Bad> {
             return more(at - bytes.len(), left);
         }
     }
-    Ok(Cut::Frame { skip: 0, len: at, consumed: at, head: Request { spans, ..Request::default() } })
+    Ok(End::At(at))
 }
 
 /// The number in a line behind its first byte, and the length of that line; `None` if it is not whole. A byte that has no place
 /// in a number is refused as soon as it is seen.
 #[inline]
-fn length(line: &[u8], max: usize, refused: &'static str) -> Result<Option<(usize, usize)>, Bad> {
+pub(super) fn length(line: &[u8], max: usize, refused: &'static str) -> Result<Option<(usize, usize)>, Bad> {
+    let digit = |byte: u8| usize::from(byte - b'0');
+    // As most are: one digit or two.
+    match *line {
+        [_, one @ b'0'..=b'9', b'\r', _, ..] if digit(one) <= max => Ok(Some((digit(one), 4))),
+        [_, ten @ b'1'..=b'9', one @ b'0'..=b'9', b'\r', _, ..] if 10 * digit(ten) + digit(one) <= max => {
+            Ok(Some((10 * digit(ten) + digit(one), 5)))
+        }
+        _ => long_length(line, max, refused),
+    }
+}
+
+/// The same for any number.
+#[inline(never)]
+pub(super) fn long_length(
+    line: &[u8],
+    max: usize,
+    refused: &'static str,
+) -> Result<Option<(usize, usize)>, Bad> {
     let mut value = 0;
     for (at, byte) in line.iter().enumerate().skip(1) {
         match byte {
@@ -179,7 +226,7 @@ pub(super) fn words(line: &[u8]) -> Option<Request> {
     loop {
         while bytes.next_if(u8::is_ascii_whitespace).is_some() {}
         if bytes.peek().is_none() {
-            return Some(Request { spans, words: Some(words.into()), error: None });
+            return Some(Request { spans, rare: Some(Box::new(Rare::Words(words.into()))) });
         }
         let start = words.len() as u32;
         while let Some(quote) = bytes.next_if(|byte| !byte.is_ascii_whitespace()) {

@@ -3,7 +3,7 @@ use ringserve_buf::Lease;
 use ringserve_core::framing::{Cut, TypedFraming};
 use ringserve_core::{Frame, LimitError, Limits};
 
-use super::request::words;
+use super::request::{length, long_length, words};
 use super::*;
 use crate::parts::Parts;
 use crate::scatter::Merge;
@@ -64,6 +64,25 @@ fn refusal(wire: &str) -> String {
     match decoded(wire.as_bytes(), &[]) {
         (requests, Some(bad)) if requests.is_empty() => bad,
         other => panic!("{wire:?} gave {other:?}"),
+    }
+}
+
+#[test]
+fn short_lengths_are_read_as_long_ones() {
+    let bytes = b"0159x\r\n";
+    for n in 0..bytes.len().pow(4) {
+        let line: Vec<u8> =
+            [b'$'].into_iter().chain((0..4).map(|at| bytes[n / 7_usize.pow(at) % 7])).collect();
+        for len in 1..=line.len() {
+            for max in [0, 7, 52, 1000] {
+                let (line, read) = (&line[..len], |read: Result<_, std::borrow::Cow<'_, str>>| read.ok());
+                assert_eq!(
+                    read(length(line, max, "bad")),
+                    read(long_length(line, max, "bad")),
+                    "{line:?}, {max}"
+                );
+            }
+        }
     }
 }
 
