@@ -93,6 +93,9 @@ impl Node {
     }
 }
 
+/// A request, and its command if its arguments fit.
+type Asked<'a> = (&'a Frame, &'a Request, Option<&'static Command>);
+
 /// A connection, as the framework keeps it.
 pub struct Session {
     client: Client,
@@ -165,14 +168,14 @@ impl Kv {
             return Rest::none();
         }
         let asks = command.is_some_and(|command| command.to != To::Client);
-        self.scatter.in_turn(cx, &session.replies, asks, move || self.answer(cx, &frame, &request))
+        self.scatter.in_turn(cx, &session.replies, asks, move || self.answer(cx, (&frame, &request, command)))
     }
 
     /// Answers a request whose turn it is, or asks the shards that it is about.
     #[inline(never)]
-    fn answer(&self, cx: &Cx<'_, Session>, frame: &Frame, request: &Request) {
+    fn answer(&self, cx: &Cx<'_, Session>, (frame, request, found): Asked<'_>) {
         let (args, client) = (request.args(frame), &cx.session().client);
-        let command = match checked(client, request, args) {
+        let command = match checked(client, (frame, request, found)) {
             Ok(command) => command,
             Err(error) => {
                 // A browser was made to talk to this port: what follows its headers may be requests of an attacker.
@@ -237,17 +240,18 @@ fn say(cx: &Cx<'_, Session>, write: impl FnOnce(&mut Writer<'_, '_>)) {
 }
 
 /// The command that a client asks for, if it may.
-fn checked(client: &Client, request: &Request, args: Parts<'_>) -> Result<&'static Command, Bad> {
+fn checked(client: &Client, (frame, request, found): Asked<'_>) -> Result<&'static Command, Bad> {
     if let Some(error) = request.error() {
         return Err(format!("ERR Protocol error: {error}").into());
     }
-    let Some(command) = commands::find(args.get(0)) else {
-        return Err(unknown_command(args).into());
+    let Some(command) = found else {
+        let args = request.args(frame);
+        let Some(Command { name, .. }) = commands::find(args.get(0)) else {
+            return Err(unknown_command(args).into());
+        };
+        return Err(format!("ERR wrong number of arguments for '{name}' command").into());
     };
     let name = command.name;
-    if !command.fits(args.len()) {
-        return Err(format!("ERR wrong number of arguments for '{name}' command").into());
-    }
     if client.only_listens.get()
         && !(name.ends_with("subscribe") || ["ping", "quit", "reset"].contains(&name))
     {
