@@ -15,7 +15,8 @@
 //!
 //! A batch is one message of a [`Mesh`], whatever number of questions is in it, and the batches of a connection to all shards
 //! are under way at the same time. Questions to the connection's own shard are answered at once unless an earlier one waits
-//! before them. A question costs no allocation once memory for as many exists; a batch costs a few.
+//! before them. Up to 4 KiB of replies that are queued when the first question is asked leave with its answer, in one send. A
+//! question costs no allocation once memory for as many exists; a batch costs a few.
 //!
 //! # What is bounded
 //!
