@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use pair::{Authority, Pair, client_config, listener_of};
 use ringserve_buf::LeaseMut;
-use ringserve_core::{Batch, Channel, Unsealed};
+use ringserve_core::{Batch, Unsealed};
 use ringserve_tls::Tls;
 use ringserve_tls::rustls::version::{TLS12, TLS13};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
