@@ -13,14 +13,14 @@ STAGES = {
     "peer": "Peer",
     "host": "Host",
 }
-SIGNS = {"calm": "✓ calm", "warn": "! warning", "lost": "✕ losing", "error": "✕ error", "info": "i info"}
+SIGNS = {"calm": "✓ calm", "warn": "! warning", "lost": "✕ trouble", "error": "✕ error", "info": "i info"}
 LADDER = ["calm", "busy", "shedding requests", "shedding connections", "accepting is paused"]
 HOLDERS = {
     "cpu": "its own computing",
     "lock": "a lock or channel",
     "read": "a blocking read",
     "sleep": "a sleep",
-    "starved": "others on its CPU",
+    "starved": "lack of CPU",
 }
 
 
@@ -126,7 +126,7 @@ def status(report):
         return upper(f"Draining, {text}" if draining else text)
 
     if cause and cause["state"] == "lost":
-        return "lost", "✕", head(f"losing at: {name_of(cause)}"), upper(cause["why"])
+        return "lost", "✕", head(f"trouble at: {name_of(cause)}"), upper(cause["why"])
     if overload and overload["stage"] > 1:
         stage = overload["stage"]
         return "lost" if stage > 2 else "warn", "!", head(f"overload stage {stage}: {LADDER[stage]}"), upper(overload["cause"])
@@ -179,7 +179,7 @@ def funnel(report):
             f"{count(stage['lost_total'])} since the start" if stage["lost_total"] else "",
         ]
         if stage is cause:
-            texts.append("first loss" if stage["state"] == "lost" else "first warning")
+            texts.append("first trouble" if stage["state"] == "lost" else "first warning")
         stages.append(
             {"texts": [text.strip() for text in texts if text.strip()], "bar": width(stage["now"] / capacity if capacity else 0)}
         )

@@ -78,13 +78,14 @@ fn conntrack(seen: &Seen<'_>) -> Found {
     let (count, max) = seen.now.machine.conntrack.unwrap_or_default();
     let fix = format!(
         "sysctl -w net.netfilter.nf_conntrack_max={}, or a NOTRACK rule for the port",
-        max.max(1) * 2
+        max.max(count).max(1) * 2
     );
     if dropped > 0 || (max > 0 && count * 100 >= max * 95) {
-        let why = format!(
-            "the kernel tracks {count} connections of {max} and dropped {dropped} packets {}: {fix}",
-            seen.recently()
-        );
+        let drops = match dropped {
+            0 => "drops packets of others".to_owned(),
+            _ => format!("dropped {dropped} packets {}", seen.recently()),
+        };
+        let why = format!("the kernel tracks {count} connections of {max} (nf_conntrack) and {drops}: {fix}");
         return Some((State::Lost, why));
     }
     let is_near = max > 0 && count * 100 >= max * 80;
@@ -103,8 +104,9 @@ fn quota(seen: &Seen<'_>) -> Found {
     }
     let cpus = seen.now.machine.quota.map_or_else(String::new, |cpus| format!(" of {cpus:.2} CPUs"));
     let time = Duration::from_secs_f64(share * seen.window().as_secs_f64());
+    let fewer = if seen.now.shards.len() > 1 { ", or run fewer shards" } else { "" };
     let why = format!(
-        "the control group's quota{cpus} kept threads from running for {} {}: raise cpu.max, or run fewer shards",
+        "the control group's quota{cpus} kept threads from running for {} {}: raise cpu.max{fewer}",
         seconds(time),
         seen.recently()
     );

@@ -249,6 +249,12 @@ impl Seen<'_> {
         stage
     }
 
+    /// The call that has waited for longest is one of a peer that takes nothing, so it may well wait for that.
+    fn waits_for_its_peer(&self) -> bool {
+        let OutboxFigures { held_back, idle, peer, .. } = &self.now.outboxes;
+        *held_back > 0 && *idle >= LONG_STALL && *peer == self.now.waiting.peer
+    }
+
     fn handler(&self) -> Stage {
         let ClosedFigures { handler_timeout, panicked, .. } = self.now.closed;
         let timed_out = self.grew(|now| now.closed.handler_timeout);
@@ -297,6 +303,14 @@ impl Seen<'_> {
         if let Some(timeout) = timeout
             && oldest >= LONG_CALL
         {
+            if self.waits_for_its_peer() {
+                let why = format!(
+                    "a call of {} has waited for {}, and its peer does not read: see the stage peer",
+                    self.now.waiting.peer,
+                    seconds(oldest)
+                );
+                return Stage { state: State::Warn, why, ..stage };
+            }
             let state = if paused || oldest * 2 >= timeout { State::Lost } else { State::Warn };
             let why = format!(
                 "a call of {} has waited for {}, and further frames of its connection behind it \

@@ -168,6 +168,10 @@ fn full_conntrack_is_found_at_the_machine() {
     is_cause(StageName::Machine, State::Warn, &["nf_conntrack_max"], |now| {
         now.machine.conntrack = Some((55_000, 65_536));
     });
+    // More than there may be: it was lowered.
+    is_cause(StageName::Machine, State::Lost, &["drops packets", "nf_conntrack_max=256"], |now| {
+        now.machine.conntrack = Some((128, 64));
+    });
 }
 
 #[test]
@@ -273,6 +277,18 @@ fn slow_handler_is_found_at_the_handler() {
         now.waiting.paused = false;
     };
     is_cause(StageName::Handler, State::Warn, &["calls_in_flight_max"], brief);
+    let of_a_slow_reader = |now: &mut Figures, peer: &str| {
+        waits(now);
+        let peer = peer.to_owned();
+        now.outboxes =
+            OutboxFigures { held_back: 1, peer, idle: Duration::from_secs(2), ..OutboxFigures::default() };
+    };
+    is_cause(StageName::Handler, State::Warn, &["see the stage peer"], |now| {
+        of_a_slow_reader(now, "10.1.2.3:5511");
+    });
+    is_cause(StageName::Handler, State::Lost, &["calls_in_flight_max"], |now| {
+        of_a_slow_reader(now, "10.9.9.9:5511");
+    });
     is_cause(StageName::Handler, State::Lost, &["handler_timeout"], |now| now.closed.handler_timeout = 1);
     is_cause(StageName::Handler, State::Lost, &["panic"], |now| now.closed.panicked = 1);
     let long_polls = after(|now| {
