@@ -176,9 +176,16 @@ pub struct DrillOptions {
     /// Seconds that each cause has to be named
     #[arg(long, default_value_t = 20.0, value_parser = seconds)]
     pub within: f64,
-    /// This process has a network to itself
+    /// Seconds for which each cause stays after it was named, to be looked at: the address of its page is told
+    #[arg(long, default_value_t = 0.0, value_parser = seconds_or_none, value_name = "SECONDS")]
+    pub hold: f64,
+    /// This process has a network to itself, and its server's endpoint is to be at this path
     #[arg(long, hide = true)]
-    pub alone: bool,
+    pub alone: Option<PathBuf>,
+}
+
+fn seconds_or_none(text: &str) -> Result<f64, String> {
+    if text == "0" { Ok(0.0) } else { seconds(text) }
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   drill ──starts──▶ drill-server, prepared for its cause ◀──load── drill
-//!     └──reads /report.json, 5 times a second, until a stage is red──┘
+//!     ├──reads /report.json, 5 times a second, until a stage is red──┘
+//!     └──with --hold: a browser's address, from which all is copied to the server's endpoint
 //! ```
 //!
 //! Each server is a process, which ends with its case. What needs a network with other settings runs in a namespace; what a user
@@ -11,6 +12,7 @@
 pub mod causes;
 mod load;
 pub mod overload;
+mod relay;
 mod server;
 
 use std::fs;
@@ -30,6 +32,7 @@ use crate::args::DrillOptions;
 use crate::client::{Endpoint, Failure, Place};
 use crate::text::{plain, table};
 use causes::Cause;
+use relay::Relay;
 pub use server::serve;
 
 /// Between two reports: they are made at most five times a second.
@@ -100,14 +103,29 @@ impl Outcome {
 pub fn run(options: &DrillOptions, json: bool) -> Result<u8, Failure> {
     let causes = if options.only.is_empty() { Cause::ALL.to_vec() } else { options.only.clone() };
     let within = Duration::from_secs_f64(options.within);
+    let hold = Duration::from_secs_f64(options.hold);
+    let relay = (!hold.is_zero() && options.alone.is_none()).then(Relay::start).transpose()?;
     let mut outcomes = Vec::new();
     for cause in causes {
         if !json {
             eprintln!("{cause}: {} has to be red within {within:?}", cause.stage());
         }
-        let once = || match cause.needs_network() && !options.alone {
-            true => in_network(cause, options.within),
-            false => drilled(cause, within),
+        if let Some(relay) = &relay {
+            eprintln!("its page: {}, until {hold:?} after it is", relay.url());
+        }
+        let once = || {
+            if let Some(admin) = &options.alone {
+                return drilled(cause, within, hold, admin);
+            }
+            let folder = Folder::new(cause)?;
+            let admin = folder.0.join("admin.sock");
+            if let Some(relay) = &relay {
+                relay.lead_to(&admin);
+            }
+            match cause.needs_network() {
+                true => in_network(cause, options, &folder.0, &admin),
+                false => drilled(cause, within, hold, &admin),
+            }
         };
         let mut outcome = once()?;
         for _ in 1..TRIES {
@@ -142,9 +160,8 @@ const NETWORK: &str = "ip link set lo up && mount --make-rprivate / && \
     iptables -A INPUT -m conntrack --ctstate NEW -j ACCEPT && shift && exec \"$@\"";
 
 /// Runs one case in a network namespace, as another process of this program.
-fn in_network(cause: Cause, within: f64) -> Result<Outcome, Failure> {
-    let folder = Folder::new(cause)?;
-    let limit = folder.0.join("nf_conntrack_max");
+fn in_network(cause: Cause, options: &DrillOptions, folder: &Path, admin: &Path) -> Result<Outcome, Failure> {
+    let limit = folder.join("nf_conntrack_max");
     fs::write(&limit, format!("{}\n", load::TRACKED_MAX))?;
     let shell = |program: &[&str]| {
         let mut command = Command::new("unshare");
@@ -164,8 +181,10 @@ fn in_network(cause: Cause, within: f64) -> Result<Outcome, Failure> {
     }
     let program = std::env::current_exe()?;
     let program = program.to_string_lossy();
-    let (name, within) = (cause.to_string(), within.to_string());
-    let arguments = [&*program, "--json", "drill", "--alone", "--only", &name, "--within", &within];
+    let (name, admin) = (cause.to_string(), admin.to_string_lossy());
+    let (within, hold) = (options.within.to_string(), options.hold.to_string());
+    let arguments = [&*program, "--json", "drill", "--alone", &admin, "--only", &name];
+    let arguments = [&arguments[..], &["--within", &within, "--hold", &hold]].concat();
     let done = shell(&arguments).stderr(Stdio::inherit()).output()?;
     let outcomes: Vec<Outcome> = serde_json::from_slice(&done.stdout).map_err(|error| {
         Failure(format!("the drill in a network says nothing that can be read ({error})"))
@@ -265,9 +284,7 @@ impl Drop for Server {
 }
 
 /// One case.
-fn drilled(cause: Cause, within: Duration) -> Result<Outcome, Failure> {
-    let folder = Folder::new(cause)?;
-    let admin = folder.0.join("admin.sock");
+fn drilled(cause: Cause, within: Duration, hold: Duration, admin: &Path) -> Result<Outcome, Failure> {
     let group = match cause {
         Cause::Quota => match Group::new(QUOTA) {
             Ok(group) => Some(group),
@@ -276,7 +293,7 @@ fn drilled(cause: Cause, within: Duration) -> Result<Outcome, Failure> {
         Cause::Cpu => Group::new(FIRST).ok(),
         _ => None,
     };
-    let (server, addr) = Server::start(cause, &admin)?;
+    let (server, addr) = Server::start(cause, admin)?;
     if let Some(group) = &group {
         group.take(&server)?;
     }
@@ -291,6 +308,9 @@ fn drilled(cause: Cause, within: Duration) -> Result<Outcome, Failure> {
         let begun = Instant::now();
         scope.spawn(|| load::load(cause, addr, &stop));
         let red = first_red(&endpoint, begun, within, &mut busy);
+        if matches!(red, Ok(Some(_))) {
+            thread::sleep(hold);
+        }
         stop.store(true, Ordering::Relaxed);
         // What the load waits for ends with the server.
         drop(server);

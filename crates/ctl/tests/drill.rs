@@ -1,8 +1,13 @@
 //! The drill names the ten causes that it plants in servers of this build, on the driver of `RINGSERVE_DRIVER`.
 
-use std::process::Command;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use serde::Deserialize;
 
@@ -64,6 +69,62 @@ fn ten_planted_causes_are_named_at_their_stages() {
         assert_eq!(*code, 0, "{json}");
     }
     assert!(planted >= 8, "{lanes:?}");
+}
+
+/// A drill that holds its cause, in a folder that is removed with what a killed process leaves there.
+struct Held {
+    drill: Child,
+    folder: PathBuf,
+}
+
+impl Held {
+    fn start(cause: &str) -> Held {
+        let folder = std::env::temp_dir().join(format!("ringserve-held-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ringserve-ctl"));
+        command.args(["drill", "--only", cause, "--within", "60", "--hold", "3600"]).env("TMPDIR", &folder);
+        let drill = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        Held { drill, folder }
+    }
+
+    /// Where it says that its page is.
+    fn url(&mut self) -> String {
+        let lines = BufReader::new(self.drill.stderr.take().unwrap()).lines();
+        let urls = lines.map_while(Result::ok).filter_map(|line| {
+            let (url, _) = line.strip_prefix("its page: ")?.split_once(',')?;
+            Some(url.to_owned())
+        });
+        { urls }.next().expect("an address")
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.drill.kill().unwrap();
+        self.drill.wait().unwrap();
+        fs::remove_dir_all(&self.folder).unwrap();
+    }
+}
+
+#[test]
+fn held_cause_is_on_the_page_at_the_address_that_is_told() {
+    let _turn = in_turn();
+    let mut held = Held::start("table");
+    let url = held.url();
+    let addr = url.strip_prefix("http://").unwrap();
+    let ask = |path: &str| {
+        let mut stream = TcpStream::connect(addr)?;
+        write!(stream, "GET {path} HTTP/1.1\r\nhost: {addr}\r\nconnection: close\r\n\r\n")?;
+        std::io::read_to_string(stream)
+    };
+    // Its server starts meanwhile, and the cause has to work. It stays red, so a look that comes late finds it too.
+    let is_red = || {
+        thread::sleep(Duration::from_millis(100));
+        ask("/report.json").is_ok_and(|report| report.contains(r#"{"name":"table","state":"lost""#))
+    };
+    assert!((0..600).any(|_| is_red()), "{:?}", ask("/report.json"));
+    assert!(held.drill.try_wait().unwrap().is_none(), "it is held");
+    assert!(ask("/").unwrap().contains("<!doctype html>"));
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! What peers do to a server of the drill, until it is over.
 
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use socket2::{Domain, Socket, Type};
 
@@ -22,55 +23,70 @@ pub const TRACKED_MAX: usize = 64;
 /// Between two rounds of what is done again and again.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// Until peers are followed by others: sooner than a limit of the server ends them.
+const RENEWED: Duration = Duration::from_secs(20);
+
+/// Peers that do not read, at once. Each stays for seconds longer than the server waits for it.
+const READERS: usize = 32;
+
 /// Within it each connect and each call has to be done.
 const SOON: Duration = Duration::from_secs(5);
 
 /// Runs until told to stop. Errors of connections are part of what is planted, and no failure.
 pub fn load(cause: Cause, addr: SocketAddr, stop: &AtomicBool) {
     let goes_on = || !stop.load(Ordering::Relaxed);
-    let rest = || {
-        while goes_on() {
+    let rest = |time| {
+        let begun = Instant::now();
+        while goes_on() && begun.elapsed() < time {
             thread::sleep(PAUSE);
         }
     };
     match cause {
         Cause::Backlog => {
             while goes_on() {
-                let _burst: Vec<_> = (0..BURST).filter_map(|_| begun(addr).ok()).collect();
-                thread::sleep(PAUSE);
+                let _burst = crowd(addr, BURST);
+                rest(PAUSE);
             }
         }
         Cause::Table | Cause::Descriptors => {
             // Those that find no room wait in the accept queue.
-            let _crowd: Vec<_> = (0..CROWD).filter_map(|_| begun(addr).ok()).collect();
-            rest();
+            let mut _before = Vec::new();
+            while goes_on() {
+                _before = crowd(addr, CROWD);
+                rest(RENEWED);
+            }
         }
         Cause::Conntrack => {
-            let _tracked: Vec<_> = (0..2 * TRACKED_MAX).filter_map(|_| begun(addr).ok()).collect();
-            rest();
+            let _tracked = crowd(addr, 2 * TRACKED_MAX);
+            rest(Duration::MAX);
         }
         Cause::Lock => {
             let _peer = asks(addr, b"L\n");
-            rest();
+            rest(Duration::MAX);
         }
         Cause::Cpu => {
             // One call after the other, as many as there is time for.
-            let _peer = asks(addr, &b"C\n".repeat(50));
-            rest();
+            let _peer = asks(addr, &b"C\n".repeat(2000));
+            rest(Duration::MAX);
         }
         Cause::Slow => {
-            // Further ones wait behind the first.
-            let _peer = asks(addr, &b"S\n".repeat(50));
-            rest();
+            // Further ones wait behind the first, more than are received for one that waits.
+            let mut _before = None;
+            while goes_on() {
+                let peer = asks(addr, &b"S\n".repeat(50_000));
+                rest(RENEWED);
+                _before = peer;
+            }
         }
         Cause::Reader => {
-            let mut peers = Vec::new();
+            let mut peers = VecDeque::new();
             while goes_on() {
                 // One that was reset is followed by another.
-                if peers.len() < 16 {
-                    peers.extend(asks(addr, b"F\n"));
+                peers.extend(asks(addr, b"F\n"));
+                if peers.len() > READERS {
+                    peers.pop_front();
                 }
-                thread::sleep(PAUSE);
+                rest(if peers.len() < READERS / 2 { PAUSE } else { 5 * PAUSE });
             }
         }
         Cause::Memory => {
@@ -101,6 +117,11 @@ pub fn load(cause: Cause, addr: SocketAddr, stop: &AtomicBool) {
             });
         }
     }
+}
+
+/// Connects that are not waited for.
+fn crowd(addr: SocketAddr, peers: usize) -> Vec<Socket> {
+    (0..peers).filter_map(|_| begun(addr).ok()).collect()
 }
 
 /// A connect that is not waited for.

@@ -21,8 +21,8 @@ use crate::client::Failure;
 /// For how long a handler computes.
 const COMPUTES: Duration = Duration::from_secs(3);
 
-/// For how long the lock is held.
-const LOCKED: Duration = Duration::from_secs(60);
+/// For how long a call waits: as long as it may.
+const SLOW: Duration = Duration::from_secs(3600);
 
 /// Descriptors of a process that has few: a shard takes 32 of them, and the endpoint its own.
 const DESCRIPTORS: u64 = 160;
@@ -54,7 +54,7 @@ impl Service for Victim {
                     cx.reply(&FLOOD[..]);
                 }
             }
-            Some(b'S') => cx.sleep(LOCKED).await,
+            Some(b'S') => cx.sleep(SLOW).await,
             Some(b'D') => {}
             _ => cx.reply(line),
         }
@@ -72,7 +72,9 @@ pub fn serve(cause: Cause, admin: &Path) -> Result<u8, Failure> {
     let held = lock.clone();
     thread::spawn(move || {
         let _held = held.lock();
-        thread::sleep(LOCKED);
+        loop {
+            thread::park();
+        }
     });
     let server = set(cause).admin(Admin::new(format!("unix:{}", admin.display())));
     let started = server.start(move |_shard| Victim { lock: lock.clone() });
@@ -97,9 +99,8 @@ fn set(cause: Cause) -> Server<Lines> {
             let buffer = 4096;
             server.shards(1).server_limits(all.receive_buffer_bytes(buffer).receive_bytes_max(2 * buffer))
         }
-        Cause::Slow => server.shards(1).limits(limits.handler_timeout(Duration::from_secs(4))),
         Cause::Reader => server.shards(1).limits(limits.write_stall_timeout(Duration::from_secs(2))),
         Cause::Lock | Cause::Cpu => server.shards(2),
-        Cause::Conntrack | Cause::Quota => server.shards(1),
+        Cause::Conntrack | Cause::Quota | Cause::Slow => server.shards(1),
     }
 }
