@@ -175,8 +175,10 @@ impl Seen<'_> {
         let of_descriptors = "raise RLIMIT_NOFILE (ulimit -n, LimitNOFILE= in systemd)";
         if connections_max > 0 && connections >= connections_max {
             let fix = if connections_wanted > connections_max {
+                let limit = descriptors_max.map_or_else(String::new, |max| format!(" {max}"));
                 format!(
-                    "descriptors allow no more: {of_descriptors}; ServerLimits::connections_max is {connections_wanted}"
+                    "the limit of{limit} descriptors (open files) allows no more: {of_descriptors}; \
+                     ServerLimits::connections_max is {connections_wanted}"
                 )
             } else {
                 "raise ServerLimits::connections_max, or close idle ones sooner by Limits::idle_timeout"
@@ -226,7 +228,8 @@ impl Seen<'_> {
         // The buffers of a ring are fewer at first than there may be: a burst that finds none costs a moment.
         if parked > 0 && self.now.buffers_full {
             let dry = format!(
-                "receives found no memory {parked} times {}: {buffers} of {buffers_max} buffers hold bytes",
+                "receives found no memory {parked} times {}: there may be {buffers_max} buffers, of which {buffers} \
+                 hold bytes now",
                 self.recently()
             );
             return if self.now.shards.iter().any(|shard| self.is_blocked(shard)) {
@@ -417,7 +420,10 @@ fn of_queue(queue: &QueueFigures) -> String {
 /// The sentence about a shard that code of the program blocks.
 fn blocked(number: usize, stall: &StallFigures) -> String {
     let (does, fix) = match stall.cause {
-        StallCause::Lock => ("waits for a lock or a channel", "await, or use one that tasks can wait for"),
+        StallCause::Lock => (
+            "waits for a lock or a channel",
+            "use one of ringserve::sync, for which a call waits without its thread, or hold it for less",
+        ),
         StallCause::Read => ("reads from a file or a socket that blocks", "use Shard::spawn_blocking"),
         StallCause::Sleep => ("sleeps", "await Cx::sleep instead"),
         StallCause::Cpu => ("computes", "use Shard::spawn_blocking, or divide the work by awaits"),

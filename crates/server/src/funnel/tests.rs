@@ -176,7 +176,8 @@ fn full_conntrack_is_found_at_the_machine() {
 
 #[test]
 fn lock_in_a_handler_is_found_at_the_handler() {
-    let words = ["shard 0 is blocked by a call for 10.1.2.3:5511", "futex_do_wait", "4.2 s", "await"];
+    let words =
+        ["shard 0 is blocked by a call for 10.1.2.3:5511", "futex_do_wait", "4.2 s", "ringserve::sync"];
     is_cause(StageName::Handler, State::Lost, &words, |now| {
         now.shards[0].stall = stall(StallCause::Lock, true);
         now.receives_parked = 2;
@@ -300,7 +301,7 @@ fn slow_handler_is_found_at_the_handler() {
 
 #[test]
 fn dry_receive_memory_is_found_at_the_first_frame() {
-    let words = ["37 times", "4096 of 4096 buffers", "receive_bytes_max"];
+    let words = ["37 times", "4096 buffers, of which 4096 hold", "receive_bytes_max"];
     is_cause(StageName::FirstFrame, State::Lost, &words, |now| {
         (now.receives_parked, now.buffers, now.buffers_full) = (37, 4096, true);
     });
