@@ -22,6 +22,7 @@ use socket2::SockFilter;
 use tracing::{info, warn};
 
 use super::lists::Networks;
+use super::ranges::{Range, merged, range};
 use super::shard::Limiters;
 use super::timed::Until;
 use super::{IpList, Limiter};
@@ -76,9 +77,6 @@ impl Instruction {
     }
 }
 
-/// Addresses from the first to the last one, in the lowest bits.
-type Range = (u128, u128);
-
 /// What becomes of sources whose word is in a segment.
 enum Outcome {
     Keep,
@@ -89,19 +87,6 @@ enum Outcome {
 
 /// A word's values from this one to the next segment.
 type Segment = (u32, Outcome);
-
-/// Ranges in their order that do not touch each other.
-fn merged(mut ranges: Vec<Range>) -> Vec<Range> {
-    ranges.sort_unstable();
-    let mut merged: Vec<Range> = Vec::new();
-    for (first, last) in ranges {
-        match merged.last_mut() {
-            Some((_, end)) if first <= end.saturating_add(1) => *end = last.max(*end),
-            _ => merged.push((first, last)),
-        }
-    }
-    merged
-}
 
 /// `ranges` without `holes`; both in order.
 fn without(ranges: Vec<Range>, holes: &[Range]) -> Vec<Range> {
@@ -124,13 +109,6 @@ fn without(ranges: Vec<Range>, holes: &[Range]) -> Vec<Range> {
         }
     }
     left
-}
-
-fn range(network: &IpNet) -> Range {
-    match network {
-        IpNet::V4(network) => (u32::from(network.network()).into(), u32::from(network.broadcast()).into()),
-        IpNet::V6(network) => (network.network().into(), network.broadcast().into()),
-    }
 }
 
 /// Segments of the first of `words` words.

@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use prefix_trie::PrefixSet;
+
+use super::ranges::{Ranges, range};
 
 /// Bytes of a file at most: more than a million networks.
 const FILE_BYTES_MAX: u64 = 64 << 20;
@@ -23,7 +24,8 @@ const SHOWN: usize = 60;
 /// networks (`10.0.0.0/8`, `2001:db8::/32`). Bits behind the prefix do not matter. A network of IPv4 addresses holds for peers
 /// that `[::]` shows as `::ffff:192.0.2.7`, too.
 ///
-/// A look into a list takes as long as the prefix is, however many networks there are.
+/// A look into a list takes about as long whatever networks it has. One of IPv4 takes 14 bytes, and one of
+/// IPv6 52.
 ///
 /// ```
 /// use ringserve::admission::{Admission, IpList};
@@ -89,8 +91,7 @@ impl IpList {
 
     /// How many networks it has, each once.
     pub fn len(&self) -> usize {
-        let networks = self.shared.networks.load();
-        networks.v4.len() + networks.v6.len()
+        self.shared.networks.load().len()
     }
 
     /// True if it has none.
@@ -217,10 +218,21 @@ impl std::error::Error for IpListError {}
 /// The networks of a list.
 #[derive(Default)]
 pub(super) struct Networks {
-    pub(super) v4: PrefixSet<Ipv4Net>,
-    pub(super) v6: PrefixSet<Ipv6Net>,
+    /// In their order, each once.
+    v4: Box<[Ipv4Net]>,
+    v6: Box<[Ipv6Net]>,
+    /// The addresses of those networks.
+    v4_ranges: Ranges<u32>,
+    v6_ranges: Ranges<u128>,
     /// Everything, of which it was said once alone.
-    pub(super) all_once: Option<IpNet>,
+    all_once: Option<IpNet>,
+}
+
+/// Each once, in their order.
+fn sorted<T: Ord>(mut networks: Vec<T>) -> Box<[T]> {
+    networks.sort_unstable();
+    networks.dedup();
+    networks.into()
 }
 
 impl Networks {
@@ -235,7 +247,7 @@ impl Networks {
     /// # Errors
     /// The number of the first wrong line, and what is wrong with it.
     fn parse(text: &str) -> Result<Networks, (usize, String)> {
-        let mut networks = Networks::default();
+        let (mut v4, mut v6) = (Vec::new(), Vec::new());
         let mut everything: [Vec<IpNet>; 2] = Default::default();
         for (number, line) in text.lines().enumerate() {
             let entries = line.split(['#', ';']).next().unwrap_or_default();
@@ -251,25 +263,36 @@ impl Networks {
                     everything[usize::from(network.addr().is_ipv6())].push(network);
                 }
                 match network {
-                    IpNet::V4(network) => _ = networks.v4.insert(network),
-                    IpNet::V6(network) => _ = networks.v6.insert(network),
+                    IpNet::V4(network) => v4.push(network),
+                    IpNet::V6(network) => v6.push(network),
                 }
             }
         }
         let once = everything.iter().find(|said| said.len() == 1);
-        networks.all_once = once.and_then(|said| said.first().copied());
-        Ok(networks)
+        let (v4, v6) = (sorted(v4), sorted(v6));
+        Ok(Networks {
+            v4_ranges: Ranges::new(v4.iter().map(|network| range(&IpNet::V4(*network)))),
+            v6_ranges: Ranges::new(v6.iter().map(|network| range(&IpNet::V6(*network)))),
+            all_once: once.and_then(|said| said.first().copied()),
+            v4,
+            v6,
+        })
+    }
+
+    fn len(&self) -> usize {
+        self.v4.len() + self.v6.len()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = IpNet> + '_ {
-        self.v4.iter().map(IpNet::V4).chain(self.v6.iter().map(IpNet::V6))
+        let v4 = self.v4.iter().copied().map(IpNet::V4);
+        v4.chain(self.v6.iter().copied().map(IpNet::V6))
     }
 
     #[inline]
     pub(super) fn contains(&self, address: IpAddr) -> bool {
         match address.to_canonical() {
-            IpAddr::V4(address) => self.v4.is_covered(&address.into()),
-            IpAddr::V6(address) => self.v6.is_covered(&address.into()),
+            IpAddr::V4(address) => self.v4_ranges.contains(address.into()),
+            IpAddr::V6(address) => self.v6_ranges.contains(address.into()),
         }
     }
 
@@ -443,20 +466,39 @@ mod tests {
         assert!(has(&list, "10.0.0.1"));
     }
 
+    /// An address, or its network: many lie beside each other, or in each other.
+    fn network_of_any() -> impl Strategy<Value = IpNet> {
+        let v4 = (any::<u32>(), 1..=32u8)
+            .prop_map(|(bits, len)| Ipv4Net::new((bits & 0x8f0f_03ff).into(), len).unwrap().trunc().into());
+        let v6 = (any::<u128>(), 1..=128u8).prop_map(|(bits, len)| {
+            // None of them is all of IPv4 too.
+            let bits = bits & 0x8003_0000_0003_0000_0003_8000_0000_0007 | 1 << 127;
+            Ipv6Net::new(bits.into(), len).unwrap().trunc().into()
+        });
+        prop_oneof![v4, v6]
+    }
+
     proptest! {
         #[test]
         fn list_finds_what_a_search_finds(
-            networks in prop::collection::vec((any::<u32>(), 1..=32u8), 0..20),
-            addresses in prop::collection::vec(any::<u32>(), 1..50),
+            networks in prop::collection::vec(network_of_any(), 0..100),
+            others in prop::collection::vec(network_of_any(), 1..50),
+            twice in 0..3usize,
         ) {
-            let networks: Vec<Ipv4Net> =
-                networks.iter().map(|(bits, len)| Ipv4Net::new((*bits).into(), *len).unwrap()).collect();
-            let text: String = networks.iter().map(|network| format!("{network}\n")).collect();
-            let list = list(&text);
-            let near = networks.iter().flat_map(|network| [network.network(), network.broadcast()]);
-            for address in addresses.into_iter().map(std::net::Ipv4Addr::from).chain(near) {
+            let said = networks.iter().chain(&networks[..twice.min(networks.len())]);
+            let list = list(&said.map(|network| format!("{network}\n")).collect::<String>());
+            let mut each = networks.clone();
+            each.sort_unstable();
+            each.dedup();
+            prop_assert_eq!(list.len(), each.len());
+            prop_assert_eq!(list.networks().iter().collect::<Vec<_>>(), each);
+            let ends = |network: &IpNet| [network.network(), network.broadcast()];
+            for address in networks.iter().chain(&others).flat_map(ends) {
                 let is_in = networks.iter().any(|network| network.contains(&address));
-                prop_assert_eq!(list.contains(address.into()), is_in);
+                prop_assert_eq!(list.contains(address), is_in, "{}", address);
+                if let IpAddr::V4(address) = address {
+                    prop_assert_eq!(list.contains(address.to_ipv6_mapped().into()), is_in, "{}", address);
+                }
             }
         }
     }

@@ -48,6 +48,7 @@ mod key_rates;
 mod key_stats;
 mod limiter;
 mod lists;
+mod ranges;
 mod rates;
 mod shard;
 mod sketch;
