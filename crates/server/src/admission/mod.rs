@@ -52,6 +52,7 @@ mod ranges;
 mod rates;
 mod shard;
 mod sketch;
+mod slots;
 mod table;
 mod timed;
 mod total;
@@ -115,7 +116,7 @@ const V6_BITS: (u8, u8) = (32, 64);
 /// there; not to the proxy, nor to a connection for which the proxy names no client, as in its health checks. What comes from
 /// a source that is not trusted is reset anyway.
 ///
-/// With a count or a rate of addresses a connection costs 16 bytes in addition, and each prefix 25 to 57 while it has a
+/// With a count or a rate of addresses a connection costs 16 bytes in addition, and each prefix 32 to 48 while it has a
 /// connection, or its rate has not recovered: [`tracked_max`](Admission::tracked_max) bounds them.
 #[derive(Clone, Debug, Default)]
 #[must_use = "it does nothing before a server has it"]
@@ -223,7 +224,7 @@ impl Admission {
         Admission { ipv6_prefix: Some(bits), ..self }
     }
 
-    /// Sets how many prefixes are tracked exactly, 1024 to 67 108 864. Default 917 504, of at most 26 MB. New prefixes beyond
+    /// Sets how many prefixes are tracked exactly, 1024 to 67 108 864. Default 917 504, of at most 30 MB. New prefixes beyond
     /// are counted in cells that several share, 4 MiB in all: such a prefix is never let in beyond its limits, and may be
     /// refused below them. A prefix with connections is tracked until they ended.
     pub fn tracked_max(self, prefixes: usize) -> Admission {

@@ -18,17 +18,17 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use foldhash::SharedSeed;
 use foldhash::quality::SeedableRandomState;
-use hashbrown::HashTable;
 
 use super::AdmissionStats;
 use super::rates::{Over, PrefixLimits, SharedLimits};
 use super::sketch::{Sketch, Tally};
+use super::slots::Slots;
 use crate::shard::random::Random;
 
 /// Stripes: with as many shards that accept all the time, two seldom want one lock.
 const STRIPES: usize = 64;
 
-/// Prefixes that are tracked by default: as many as the stripes hold in 16 384 buckets each.
+/// Prefixes that are tracked by default.
 pub(super) const TRACKED: usize = STRIPES * 14_336;
 
 /// How long a stripe that is full is not swept again: a sweep looks at all its entries, with the lock held.
@@ -114,7 +114,7 @@ struct Entry<T> {
     is_sketched: bool,
 }
 
-const _: () = assert!(size_of::<Entry<u32>>() == 24 && size_of::<Entry<u64>>() == 32);
+const _: () = assert!(size_of::<Option<Entry<u32>>>() == 24 && size_of::<Option<Entry<u64>>>() == 32);
 
 impl<T: Tally> Entry<T> {
     #[inline]
@@ -181,7 +181,7 @@ struct Stripe<T>(Mutex<Prefixes<T>>);
 
 /// One stripe's part.
 struct Prefixes<T> {
-    entries: HashTable<Entry<T>>,
+    entries: Slots<Entry<T>>,
     sketch: Option<Box<Sketch<T>>>,
     /// Connections that entries count.
     live: u32,
@@ -194,7 +194,7 @@ static SHARED_SEED: OnceLock<SharedSeed> = OnceLock::new();
 
 impl<T> Default for Prefixes<T> {
     fn default() -> Prefixes<T> {
-        Prefixes { entries: HashTable::new(), sketch: None, live: 0, swept_at: None }
+        Prefixes { entries: Slots::default(), sketch: None, live: 0, swept_at: None }
     }
 }
 
@@ -225,7 +225,7 @@ impl<T: Tally> Table<T> {
         self.hasher.hash_one((prefix.bits, prefix.kind as u8))
     }
 
-    /// The part of a hash, by bits that neither the table of a stripe nor its sketch looks at first.
+    /// The part of a hash, by bits that neither the slots of a stripe nor its sketch looks at first.
     #[inline]
     fn stripe(&self, hash: u64) -> MutexGuard<'_, Prefixes<T>> {
         let Stripe(stripe) = &self.stripes[(hash >> 48) as usize % STRIPES];
@@ -261,8 +261,8 @@ impl<T: Tally> Table<T> {
         now: u64,
         change: impl FnOnce(&mut u64, &mut T, T) -> Result<(), E>,
     ) -> Result<Place, E> {
-        let Some(Entry { tally, bucket, is_sketched, .. }) =
-            stripe.entries.find_mut(hash, |entry| entry.is(prefix))
+        let found = stripe.entries.find(hash, |entry| entry.is(prefix));
+        let Some(Entry { tally, bucket, is_sketched, .. }) = found.and_then(|place| stripe.entries.at(place))
         else {
             return self.change_new(stripe, hash, prefix, now, change);
         };
@@ -298,8 +298,7 @@ impl<T: Tally> Table<T> {
         let (mut tally, beside) = tally.split();
         change(&mut bucket, &mut tally, beside)?;
         let (Prefix { bits, kind }, is_sketched) = (prefix, beside != T::default());
-        let rehash = |entry: &Entry<T>| self.hash(entry.prefix());
-        stripe.entries.insert_unique(hash, Entry { bits, bucket, tally, kind, is_sketched }, rehash);
+        stripe.entries.insert(hash, Entry { bits, bucket, tally, kind, is_sketched });
         Ok(Place::Table)
     }
 
@@ -314,20 +313,20 @@ impl<T: Tally> Table<T> {
 
     #[cold]
     fn make_room(&self, stripe: &mut Prefixes<T>, now: u64) -> bool {
-        let rehash = |entry: &Entry<T>| self.hash(entry.prefix());
+        let hash = |entry: &Entry<T>| self.hash(entry.prefix());
         let is_full = stripe.entries.len() >= self.stripe_max;
-        // Without a rate no entry is idle. One that grows is swept as often as it doubles.
+        // Without a rate no entry is idle. One that grows is swept before it does.
         let rests = stripe.swept_at.is_some_and(|at| is_full && now.saturating_sub(at) < SWEPT_EVERY);
         if T::leaves_idle(&self.limits) && !rests && (is_full || stripe.entries.len() >= SWEPT_FROM) {
             stripe.swept_at = Some(now);
-            stripe.entries.retain(|entry| !entry.is_idle(now));
+            stripe.entries.retain(hash, |entry| !entry.is_idle(now));
             let (len, capacity) = (stripe.entries.len(), stripe.entries.capacity());
             if len < capacity / 4 {
                 // After a crowd that is gone.
-                stripe.entries.shrink_to(2 * len, rehash);
+                stripe.entries.shrink_to(2 * len, hash);
             }
         }
-        stripe.entries.len() < self.stripe_max && stripe.entries.try_reserve(1, rehash).is_ok()
+        stripe.entries.len() < self.stripe_max && stripe.entries.grow(self.stripe_max, hash)
     }
 
     /// What it holds.
@@ -348,7 +347,7 @@ impl<T: Tally> Table<T> {
     pub(super) fn bytes(&self) -> usize {
         let bytes = |Stripe(stripe): &Stripe<T>| {
             let stripe = stripe.lock().unwrap();
-            stripe.entries.allocation_size() + stripe.sketch.as_ref().map_or(0, |_| 64 << 10)
+            stripe.entries.bytes() + stripe.sketch.as_ref().map_or(0, |_| 64 << 10)
         };
         self.stripes.iter().map(bytes).sum()
     }
@@ -388,15 +387,15 @@ impl Table {
         if charge.place == Place::Sketch {
             return stripe.release_sketched(hash, now);
         }
-        let Ok(mut entry) = stripe.entries.find_entry(hash, |entry| entry.is(prefix)) else {
+        let place = stripe.entries.find(hash, |entry| entry.is(prefix));
+        let Some((place, known)) = place.and_then(|place| Some((place, stripe.entries.at(place)?))) else {
             debug_assert!(false, "{charge:?} is taken back, and its entry is gone");
             return;
         };
-        let known = entry.get_mut();
         known.tally -= 1;
         stripe.live -= 1;
         if known.is_idle(now) {
-            entry.remove();
+            stripe.entries.remove(place, |entry| self.hash(entry.prefix()));
         }
     }
 
@@ -405,7 +404,8 @@ impl Table {
         self.limits.set(limits);
         for Stripe(stripe) in &self.stripes {
             let stripe = &mut *stripe.lock().unwrap_or_else(PoisonError::into_inner);
-            stripe.entries.retain(|entry| {
+            let hash = |entry: &Entry<u32>| self.hash(entry.prefix());
+            stripe.entries.retain(hash, |entry| {
                 entry.bucket = 0;
                 entry.tally > 0
             });

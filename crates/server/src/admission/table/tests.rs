@@ -115,7 +115,7 @@ fn full_table_forgets_no_live_count_and_bounds_its_memory() {
         (0..20_000).map(|number| (number, table.charge(v4(number), 0).unwrap())).collect();
     let (tracked, sketched) = self::tracked(&table);
     assert!(tracked <= max && tracked + sketched == 20_000, "{tracked} tracked, {sketched} in sketches");
-    assert!(table.bytes() < (max * 57 + 64 * (64 << 10)), "{} bytes", table.bytes());
+    assert!(table.bytes() < (max * 33 + 64 * (64 << 10)), "{} bytes", table.bytes());
     // Each has one; those in sketches may be taken to have more, those with entries exactly one more.
     let mut second = Vec::new();
     for &(number, charge) in &live {
