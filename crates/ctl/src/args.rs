@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::net::SocketAddrV4;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -155,6 +156,10 @@ pub struct OverloadOptions {
     /// A directory with tokio-shed and go-shed, as scripts/rivals builds them, to be measured beside
     #[arg(long, value_name = "DIRECTORY")]
     pub rivals: Option<PathBuf>,
+    /// Tries the row prefix alone, at a server of this machine that is there already: it limits connections by address, and
+    /// answers each line with itself
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["only", "driver", "rivals"])]
+    pub target: Option<SocketAddrV4>,
 }
 
 fn times(text: &str) -> Result<f64, String> {

@@ -152,6 +152,30 @@ fn missed_bar_of_overload_is_told_by_code_and_json() {
 }
 
 #[test]
+fn server_that_is_there_already_is_flooded() {
+    let _turn = in_turn();
+    let arguments = "overload-server --row prefix --driver epoll --micros 200 --sheds";
+    let mut server = Command::new(env!("CARGO_BIN_EXE_ringserve-ctl"))
+        .args(arguments.split(' '))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let said = BufReader::new(server.stdout.take().unwrap()).lines().next().unwrap().unwrap();
+    let addr = said.strip_prefix("listening ").unwrap();
+    let (code, json) = drill(&["overload", "--target", addr, "--seconds", "1", "--json"]);
+    // It serves until its input ends.
+    drop(server.stdin.take());
+    assert!(server.wait().unwrap().success());
+    let rows: Vec<serde_json::Value> = serde_json::from_str(&json).unwrap();
+    assert!(rows.len() == 1 && rows[0]["row"] == "prefix" && rows[0]["server"] == addr, "{json}");
+    let bars = rows[0]["bars"].as_array().unwrap();
+    // Whether each of them is in time is a matter of the machine.
+    assert!(bars[1]["of"] == "canaries served" && bars[1]["value"].as_f64().unwrap() > 0.0, "{json}");
+    assert_eq!(code, i32::from(rows[0]["held"] == false), "{json}");
+}
+
+#[test]
 fn innocent_peers_stay_where_heavy_ones_fill_the_memory() {
     let _turn = in_turn();
     let arguments = ["overload", "--only", "memory", "--seconds", "2", "--json"];

@@ -40,6 +40,12 @@ const BUSY: f64 = 0.05;
 pub fn run(options: &OverloadOptions, json: bool) -> Result<u8, Failure> {
     let cpus = Cpus::take()?;
     peer::raise_descriptors()?;
+    if let Some(target) = options.target {
+        let time = Duration::from_secs_f64(options.seconds);
+        let outcomes = [flood::run(&target.to_string(), target.into(), time)?];
+        print_all(&outcomes, json)?;
+        return Ok(u8::from(outcomes.iter().any(Outcome::fails)));
+    }
     let asked = |row| options.only.is_empty() || options.only.contains(&row);
     let drivers = match &options.driver {
         Some(driver) => vec![*driver],
@@ -197,6 +203,7 @@ mod tests {
             seconds: 0.1,
             settle: 0.1,
             rivals: None,
+            target: None,
         };
         let outcome = compared("go-shed", Err(Failure("no such file".to_owned())), &options);
         assert!(outcome.failed && outcome.why == "no such file", "{outcome:?}");
