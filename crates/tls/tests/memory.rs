@@ -59,7 +59,7 @@ fn made_for_a_message(pair: &mut Pair) -> usize {
 }
 
 #[test]
-fn connection_takes_less_than_4_kib_and_what_rustls_allocates_for_messages() {
+fn connection_takes_4_kib_and_messages_what_rustls_allocates() {
     // The plaintext that came, and the record that leaves: rustls hands both over in blocks.
     costs_by("rustls 0.23", Tls::server(), 4096, 2);
     #[cfg(feature = "next-ring")]
