@@ -86,7 +86,7 @@ impl Channels {
     }
 
     /// True if there is nothing of these, nor [anything put off](Channels::is_put_off).
-    #[inline]
+    #[inline(never)]
     pub(super) fn has_said_nothing(&self, id: ConnId) -> bool {
         self.said(id).is_none_or(|said| said.out.is_empty() && said.later.is_none())
     }
