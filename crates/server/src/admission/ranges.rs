@@ -130,6 +130,8 @@ mod tests {
     }
 
     proptest! {
+        // Each looks for 65 536 addresses.
+        #![proptest_config(ProptestConfig::with_cases(40))]
         #[test]
         fn ranges_have_what_a_search_finds(ranges in of_u16()) {
             let found: Ranges<u16> = Ranges::new(ranges.iter().copied());
