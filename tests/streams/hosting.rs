@@ -279,6 +279,8 @@ impl Keeper {
             let mut frames: Vec<Frame> = Vec::new();
             loop {
                 tokio::select! {
+                    // A frame that was answered before they are let go is one of them.
+                    biased;
                     frame = kept.recv() => match frame {
                         Some(frame) => frames.push(frame),
                         None => return,
