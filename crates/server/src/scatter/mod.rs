@@ -235,18 +235,18 @@ impl<A: Answers> Scatter<A> {
         begin: impl FnOnce(),
     ) -> Rest<impl Future<Output = ()>> {
         let is_idle = replies.is_idle();
-        let (turn, begin) = if is_idle || asks && replies.takes_questions() {
+        let (turn, request) = if is_idle || asks && replies.takes_questions() {
             begin();
             if !is_idle || !replies.queue.borrow().is_carried() {
                 return Rest(None);
             }
             // What was answered before leaves with the answers, and not by itself.
             cx.head().hold_replies();
-            (replies.turns.take(), None)
+            (replies.turns.take(), Request::Asks(Carried(&replies.queue, cx.head())))
         } else {
-            (replies.turns.wait(), Some(begin))
+            (replies.turns.wait(), Request::Waits(begin))
         };
-        Rest(Some(Box::pin(self.finish(cx, replies, turn, begin))))
+        Rest(Some(Box::pin(self.finish(cx, replies, turn, request))))
     }
 
     async fn finish<S: 'static>(
@@ -254,20 +254,24 @@ impl<A: Answers> Scatter<A> {
         cx: &Cx<'_, S>,
         replies: &Replies<A>,
         turn: Turn<'_>,
-        begin: Option<impl FnOnce()>,
+        request: Request<'_, '_, A, impl FnOnce()>,
     ) {
-        match begin {
-            Some(begin) => {
+        let carried = match request {
+            Request::Waits(begin) => {
                 turn.begin().await;
                 if cx.is_ending() {
                     return;
                 }
                 begin();
+                Carried(&replies.queue, cx.head())
             }
-            // Other calls go first, so that their pipelined requests go along.
-            None => yield_once().await,
-        }
-        self.carry(cx, replies).await;
+            Request::Asks(carried) => {
+                // Other calls go first, so that their pipelined requests go along.
+                yield_once().await;
+                carried
+            }
+        };
+        self.carry(cx, carried).await;
     }
 
     /// Begins the reply to a request, from within the `begin` of [`in_turn`](Scatter::in_turn).
@@ -282,9 +286,8 @@ impl<A: Answers> Scatter<A> {
         Asking { inner: &self.inner, queue }
     }
 
-    async fn carry<S: 'static>(&self, cx: &Cx<'_, S>, replies: &Replies<A>) {
-        let (inner, queue, mut asked) = (&*self.inner, &replies.queue, Vec::new());
-        let _carried = Carried(queue, cx.head());
+    async fn carry<S: 'static>(&self, cx: &Cx<'_, S>, carried: Carried<'_, '_, A>) {
+        let (inner, queue, mut asked) = (&*self.inner, carried.0, Vec::new());
         let here = inner.shard.index();
         while !queue.borrow().is_done() {
             let mut own = None;
@@ -338,11 +341,19 @@ async fn yield_once() {
     .await
 }
 
-/// A queue that a call carries. If a time limit drops it before its end, it leaves nothing behind for later requests to wait
-/// for.
-struct Carried<'a, A: Answers>(&'a RefCell<Queue<A>>, &'a Outlet);
+/// What is left of a request.
+enum Request<'a, 'b, A: Answers, F> {
+    /// It began, and its questions and those of later ones are to be asked.
+    Asks(Carried<'a, 'b, A>),
+    /// It begins by this when it has its turn.
+    Waits(F),
+}
 
-impl<A: Answers> Drop for Carried<'_, A> {
+/// A queue that a call carries. If a time limit drops it before its end, it leaves nothing behind for later requests to wait
+/// for, and no reply that is held.
+struct Carried<'a, 'b, A: Answers>(&'a RefCell<Queue<A>>, &'b Outlet);
+
+impl<A: Answers> Drop for Carried<'_, '_, A> {
     fn drop(&mut self) {
         if let Ok(mut queue) = self.0.try_borrow_mut() {
             *queue = Queue::default();

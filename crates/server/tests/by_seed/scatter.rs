@@ -278,6 +278,25 @@ fn request_that_is_dropped_takes_its_replies_along() {
 }
 
 #[test]
+fn request_dropped_before_it_asks_leaves_nothing_behind() {
+    Sim::seeds(40).run(|sim| {
+        // Its time is over as it is looked at for the first time.
+        let lab = starts(sim, 2, 1000, Some(Duration::ZERO));
+        sim.client("me", async move |net| {
+            let mut me = connects(&net, &lab.server).await?;
+            me.send("shard\ncount 0 1\n").await?;
+            hears(&mut me, "0").await?;
+            net.sleep(SECOND).await;
+            me.send("here\ncount 0\nhere\n").await?;
+            hears(&mut me, "here").await?;
+            hears(&mut me, "here").await?;
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
 fn answer_that_panics_fails_its_batch_alone() {
     Sim::seeds(40).faults(Faults::harmless()).allow_panics(|said| said.starts_with("planted")).run(|sim| {
         let lab = starts(sim, 3, 1000, None);
