@@ -340,21 +340,12 @@ impl Outlet {
         self.pending.borrow().is_some() || self.half_closes()
     }
 
-    /// The bytes to send next, if there are any, and which count as in flight from now on.
+    /// The bytes to send next, if there are any, and which count as in flight from now on. Those that are
+    /// [held](Outlet::hold_replies) wait, unless nothing can follow them.
     #[inline]
     pub(crate) fn take_pending(&self) -> Option<Box<Batch>> {
-        self.take_pending_if(|_| true)
-    }
-
-    /// The same, unless they wait for what follows them.
-    #[inline]
-    pub(crate) fn take_unheld(&self) -> Option<Box<Batch>> {
-        self.take_pending_if(|batch| !batch.waits())
-    }
-
-    #[inline]
-    fn take_pending_if(&self, may: impl FnOnce(&Batch) -> bool) -> Option<Box<Batch>> {
-        let mut batch = self.pending.borrow_mut().take_if(|batch| may(batch))?;
+        let may_leave = |batch: &mut Box<Batch>| !batch.waits() || self.has(GONE | WRITING_ENDED);
+        let mut batch = self.pending.borrow_mut().take_if(may_leave)?;
         if batch.is_empty() {
             self.lane.shard().recycle(batch);
             return None;

@@ -141,7 +141,7 @@ impl Outlet {
     }
 
     /// Has what is queued wait for [`release_replies`](Outlet::release_replies): more follows in a moment, and both leave in one
-    /// send. It leaves before that if it comes to be more than a few KiB, or if more than replies is asked of the connection.
+    /// send. It leaves before that if it comes to be more than a few KiB, or if the connection or its writing ends.
     pub fn hold_replies(&self) {
         if let Some(batch) = &mut *self.pending.borrow_mut() {
             batch.is_held = true;

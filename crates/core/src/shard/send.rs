@@ -39,7 +39,7 @@ impl<O: Observer> Shard<O> {
             return self.flush_checked(id);
         }
         // The common case: a reply, with nothing that depends on the time of its sending.
-        let Some(batch) = outlet.take_unheld() else { return self.close_if_quiet(id) };
+        let Some(batch) = outlet.take_pending() else { return self.close_if_quiet(id) };
         let len = batch.len();
         let owns = len >= LISTED_BYTES && batch.owns();
         conn.send = Flight::Armed;

@@ -85,6 +85,29 @@ fn fault_is_told_behind_a_send_that_is_in_flight() {
 }
 
 #[test]
+fn held_replies_are_sealed_with_what_follows_them() {
+    let (mut shard, id, mut peer) = ready(Limits::default());
+    let outlet = shard.shared(id).unwrap().clone();
+    outlet.write(b"one");
+    outlet.hold_replies();
+    shard.turn(at(2));
+    assert!(shard.ops().is_empty());
+    outlet.release_replies();
+    outlet.write(b" two");
+    shard.turn(at(3));
+    let first = sent_to(&mut shard, id);
+    assert_eq!(hear(&mut peer, &first), [Said::Data(b"one two".to_vec())]);
+    // Nor does the end of a send take them along.
+    outlet.write(b"three");
+    outlet.hold_replies();
+    done(&mut shard, id, first);
+    shard.turn(at(4));
+    assert!(shard.ops().is_empty());
+    shard.finish(id, CloseReason::Closed);
+    assert_eq!(leave(&mut shard, id, &mut peer).0, [Said::Data(b"three".to_vec()), Said::Other(CLOSE)]);
+}
+
+#[test]
 fn channel_that_can_seal_no_more_has_its_last_word() {
     // While it is open, and while its replies leave at the end.
     for closes in [false, true] {
