@@ -94,15 +94,18 @@ impl<E> Slots<E> {
         }
     }
 
-    /// Keeps the entries that are to be kept, and asks for some of them twice.
+    /// Keeps the entries that are to be kept.
     pub(super) fn retain(&mut self, hash: impl Fn(&E) -> u64, mut keeps: impl FnMut(&mut E) -> bool) {
-        let mut at = 0;
-        while let Some(slot) = self.slots.get_mut(at) {
-            if slot.as_mut().is_none_or(&mut keeps) {
-                at += 1;
-            } else {
-                // Another one may move up.
-                self.remove(at, &hash);
+        let Some(free) = self.slots.iter().position(Option::is_none) else { return };
+        // From behind a free slot on: so the home of each is between that one and its place, and it finds a slot no later.
+        let mut at = free;
+        for _ in 0..self.slots.len() {
+            at = self.next(at);
+            if let Some(mut entry) = self.slots[at].take() {
+                self.len -= 1;
+                if keeps(&mut entry) {
+                    self.insert(hash(&entry), entry);
+                }
             }
         }
     }
@@ -211,6 +214,30 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn sweep_asks_for_each_entry_once_and_for_few_hashes() {
+        let mut slots: Slots<u64> = Slots::default();
+        // Entries in runs, as random hashes have them.
+        let hash = |key: &u64| {
+            let mixed = (key ^ key >> 7).wrapping_mul(0xFF51_AFD7_ED55_8CCD);
+            (mixed ^ mixed >> 33).wrapping_mul(0xC4CE_B9FE_1A85_EC53) >> 32
+        };
+        for key in 0..14_336 {
+            assert!(slots.grow(14_336, hash));
+            slots.insert(hash(&key), key);
+        }
+        let (asked, hashed) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
+        let counted = |key: &u64| {
+            hashed.set(hashed.get() + 1);
+            hash(key)
+        };
+        slots.retain(counted, |key| {
+            asked.set(asked.get() + 1);
+            *key % 8 == 0
+        });
+        assert_eq!((slots.len(), asked.get(), hashed.get()), (1792, 14_336, 1792));
     }
 
     #[test]
