@@ -96,10 +96,12 @@ impl<'a> Parts<'a> {
     pub(crate) fn copy_to(&self, bytes: &mut Vec<u8>, spans: &mut Vec<Span>) {
         let (Some(&(from, _)), Some(&(_, to))) = (self.spans.first(), self.spans.last()) else { return };
         let before = bytes.len() as u32;
-        let own: usize = self.spans.iter().map(|(from, to)| (to - from) as usize).sum();
-        let all = self.bytes.get(from as usize..to as usize).unwrap_or_default();
-        let are_within = self.spans.iter().all(|span| span.0 >= from && span.1 <= to);
-        if are_within && all.len() <= own + BETWEEN_BYTES_MAX * self.len() {
+        let own: usize = self.spans.iter().map(|(from, to)| to.saturating_sub(*from) as usize).sum();
+        let are_within = self.spans.iter().all(|span| span.0 >= from && span.0 <= span.1 && span.1 <= to);
+        if are_within
+            && let Some(all) = self.bytes.get(from as usize..to as usize)
+            && all.len() <= own + BETWEEN_BYTES_MAX * self.len()
+        {
             bytes.extend_from_slice(all);
             spans.extend(self.spans.iter().map(|span| (before + span.0 - from, before + span.1 - from)));
             return;
@@ -245,6 +247,13 @@ mod tests {
             assert_eq!((copy.len(), to.len() - 6), (parts.len(), copied), "{spans:?}");
             assert!(copy.from(0).eq(parts.from(0)), "{spans:?}");
         }
+    }
+
+    #[test]
+    #[should_panic = "out of range"]
+    fn part_outside_of_its_bytes_is_copied_from_no_others() {
+        let (mut bytes, mut spans) = (b"others".to_vec(), Vec::new());
+        Parts::new(b"own", &[(0, 5)]).copy_to(&mut bytes, &mut spans);
     }
 
     #[test]
