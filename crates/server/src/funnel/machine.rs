@@ -82,7 +82,7 @@ fn conntrack(seen: &Seen<'_>) -> Found {
     );
     if dropped > 0 || (max > 0 && count * 100 >= max * 95) {
         let drops = match dropped {
-            0 => "drops packets of others".to_owned(),
+            0 => "drops packets of others beyond".to_owned(),
             _ => format!("dropped {dropped} packets {}", seen.recently()),
         };
         let why = format!("the kernel tracks {count} connections of {max} (nf_conntrack) and {drops}: {fix}");

@@ -168,6 +168,10 @@ fn full_conntrack_is_found_at_the_machine() {
     is_cause(StageName::Machine, State::Warn, &["nf_conntrack_max"], |now| {
         now.machine.conntrack = Some((55_000, 65_536));
     });
+    // Nothing was dropped yet.
+    is_cause(StageName::Machine, State::Lost, &["63000 connections of 65536", "of others beyond:"], |now| {
+        now.machine.conntrack = Some((63_000, 65_536));
+    });
     // More than there may be: it was lowered.
     is_cause(StageName::Machine, State::Lost, &["drops packets", "nf_conntrack_max=256"], |now| {
         now.machine.conntrack = Some((128, 64));
