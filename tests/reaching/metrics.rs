@@ -12,7 +12,7 @@ use ringserve::metrics::Metrics;
 use ringserve::metrics::prometheus_client::encoding::text::encode;
 use ringserve::metrics::prometheus_client::metrics::gauge::Gauge;
 use ringserve::metrics::prometheus_client::registry::Registry;
-use ringserve::{Cx, Frame, Server, Service};
+use ringserve::{Cx, Frame, Server, ServerHandle, Service};
 use ringserve_tests::openmetrics::{Family, Kind, parse};
 use ringserve_tests::{Client, Lab, SOON, eventually, no_time_limits, order};
 
@@ -71,6 +71,37 @@ fn rates_by_key_are_counted_by_their_name() {
     drop(peer);
     running.shutdown();
     running.wait().unwrap();
+}
+
+#[test]
+fn rates_by_key_are_in_the_metrics_of_each_server_that_asks() {
+    let rates = KeyRates::new(KeyLimits::default().frames(1, 1)).unwrap();
+    let keys = |server: &ServerHandle| {
+        let mut text = String::new();
+        server.metrics().write_prometheus(&mut text);
+        value(&parse(&text).unwrap(), "ringserve_key_rates_keys{rates=\"keys\"}")
+    };
+    let start = || {
+        let all = [(); 3].map(|()| rates.clone());
+        let server = Server::bind("127.0.0.1:0").shards(1).framing(Lines::default());
+        server.start(move |_shard| Keys(all.clone())).unwrap()
+    };
+    let ask = |server: &ServerHandle| {
+        let mut peer = BufReader::new(TcpStream::connect(server.local_addrs()[0]).unwrap());
+        writeln!(peer.get_mut(), "key").unwrap();
+        peer.read_line(&mut String::new()).unwrap();
+    };
+    let (first, second) = (start(), start());
+    ask(&first);
+    assert_eq!((keys(&first), keys(&second)), (Some(1.0), None));
+    for server in [&second, &first, &second] {
+        ask(server);
+        assert_eq!((keys(&first), keys(&second)), (Some(1.0), Some(1.0)), "once each");
+    }
+    for server in [first, second] {
+        server.shutdown();
+        server.wait().unwrap();
+    }
 }
 
 fn value(families: &BTreeMap<String, Family>, sample: &str) -> Option<f64> {

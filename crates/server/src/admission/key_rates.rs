@@ -144,6 +144,8 @@ struct Inner {
     limits: Buckets,
     tracked_max: usize,
     name: &'static str,
+    /// The number of the server that knows of it since last.
+    server: AtomicU64,
     refused: AtomicU64,
     sketched: AtomicU64,
 }
@@ -241,6 +243,7 @@ impl KeyRates {
             limits: Buckets { frames, bytes },
             tracked_max: tracked_max.unwrap_or(TRACKED),
             name: name.unwrap_or("keys"),
+            server: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             sketched: AtomicU64::new(0),
         };
@@ -272,10 +275,11 @@ impl KeyRates {
         (frames, bytes): (u32, usize),
         wait_max: Duration,
     ) -> Result<Duration, RetryAfter> {
-        let Inner { table, limits, tracked_max, refused, sketched, .. } = &*self.inner;
+        let Inner { table, limits, tracked_max, server, refused, sketched, .. } = &*self.inner;
+        if server.load(Ordering::Relaxed) != shard.server().key_rates().number() {
+            self.tell(shard);
+        }
         let table = table.get_or_init(|| {
-            let used: Arc<dyn KeepsRates> = self.inner.clone();
-            shard.server().key_rates().add(&used);
             let simulated = shard.timers().clock().is_simulated();
             Table::with_limits(*limits, *tracked_max, shard.random(), simulated)
         });
@@ -299,6 +303,15 @@ impl KeyRates {
                 Err(RetryAfter(Duration::from_nanos(wait)))
             }
         }
+    }
+
+    /// Has the shard's server know of them, mostly once.
+    #[cold]
+    fn tell(&self, shard: &Shard) {
+        let used = shard.server().key_rates();
+        let rates: Arc<dyn KeepsRates> = self.inner.clone();
+        used.add(Arc::downgrade(&rates));
+        self.inner.server.store(used.number(), Ordering::Relaxed);
     }
 
     /// What is tracked, and what was refused. Locks each of the 64 parts of the table for a moment.

@@ -1,6 +1,7 @@
 //! What the rates by key of a server hold, by their name.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// What [`KeyRates`](super::KeyRates) hold.
@@ -25,19 +26,38 @@ pub(crate) trait KeepsRates: Send + Sync {
 
 /// All of them, as long as a service has them.
 #[derive(Clone, Default)]
-pub(crate) struct UsedKeyRates(Arc<Mutex<Vec<Weak<dyn KeepsRates>>>>);
+pub(crate) struct UsedKeyRates(Arc<Used>);
+
+struct Used {
+    /// Tells it from those of other servers of the process. Not 0.
+    number: u64,
+    rates: Mutex<Vec<Weak<dyn KeepsRates>>>,
+}
+
+impl Default for Used {
+    fn default() -> Used {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        Used { number: LAST.fetch_add(1, Ordering::Relaxed) + 1, rates: Mutex::default() }
+    }
+}
 
 impl UsedKeyRates {
-    pub(crate) fn add(&self, rates: &Arc<dyn KeepsRates>) {
-        let mut used = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        used.retain(|rates| rates.strong_count() > 0);
-        used.push(Arc::downgrade(rates));
+    #[inline]
+    pub(crate) fn number(&self) -> u64 {
+        self.0.number
+    }
+
+    /// Adds these, unless they are there.
+    pub(crate) fn add(&self, rates: Weak<dyn KeepsRates>) {
+        let mut used = self.0.rates.lock().unwrap_or_else(PoisonError::into_inner);
+        used.retain(|known| known.strong_count() > 0 && !known.ptr_eq(&rates));
+        used.push(rates);
     }
 
     /// What they hold, by name.
     pub(crate) fn stats(&self) -> BTreeMap<&'static str, KeyRatesStats> {
         let used: Vec<_> = {
-            let used = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let used = self.0.rates.lock().unwrap_or_else(PoisonError::into_inner);
             used.iter().filter_map(Weak::upgrade).collect()
         };
         let mut by_name = BTreeMap::<_, KeyRatesStats>::new();
