@@ -5,7 +5,8 @@ use crate::parts::{Parts, Span};
 use crate::sync::AskError;
 
 /// Bytes of answers that one shard sends another at once; at most one more answer goes with them. The rest is asked for when
-/// these are written, so a connection with a slow reader keeps this much in memory for each shard.
+/// these are written, so a connection with a slow reader keeps this much in memory for each shard. The ends of answers without
+/// bytes have as many.
 pub(super) const ANSWER_BYTES_MAX: usize = 256 << 10;
 /// Bytes of a batch that are kept for the next one.
 pub(super) const SPARE_BYTES_MAX: usize = 16 << 10;
@@ -103,7 +104,7 @@ impl<Q: Copy> Batch<Q> {
     }
 
     pub(super) fn has_room(&self) -> bool {
-        self.answers.len() <= ANSWER_BYTES_MAX
+        self.answers.len() <= ANSWER_BYTES_MAX && size_of_val(&*self.ends) < ANSWER_BYTES_MAX
     }
 
     /// Memory of the unanswered questions and of all parts.

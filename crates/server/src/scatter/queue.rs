@@ -316,6 +316,36 @@ mod tests {
     }
 
     #[test]
+    fn answers_without_bytes_take_no_more_memory_than_others() {
+        let mut queue = Queue::new(2);
+        let asks = |queue: &mut Queue<Fills>| {
+            ask(queue, 1, 0, b"a");
+            ask(queue, 0, 0, b"b");
+        };
+        // Without end, so that an answer of this shard is always behind a question to the other one.
+        for _ in 0..100_000 {
+            asks(&mut queue);
+            let mut batches: Vec<_> = queue.take().collect();
+            for (shard, batch) in &mut batches {
+                batch.answer(&Fills);
+                if *shard == 0 {
+                    queue.answered(0, mem::take(batch));
+                }
+            }
+            asks(&mut queue);
+            batches
+                .into_iter()
+                .filter(|(shard, _)| *shard == 1)
+                .for_each(|(_, batch)| queue.answered(1, batch));
+            let text = queue.write();
+            queue.wrote(text);
+            assert!(queue.due.len() < 10, "{} are due", queue.due.len());
+        }
+        let bytes = queue.ways[0].now.memory_bytes();
+        assert!(bytes <= 2 * ANSWER_BYTES_MAX, "{bytes} bytes");
+    }
+
+    #[test]
     fn texts_and_answers_without_bytes_take_room_until_written() {
         type Add = fn(&mut Queue<Fills>);
         let adds: [(Add, usize); 4] = [
