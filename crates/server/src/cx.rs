@@ -122,7 +122,7 @@ impl<'a, S: 'static> Cx<'a, S> {
     }
 
     /// How much the shard is asked for beside what it can do: a call may leave out what is expensive and not needed. Reads a
-    /// number that the watchdog sets, each 35 ms.
+    /// number that the watchdog sets, each 35 ms unless all shards are calm.
     pub fn load(&self) -> Load {
         self.shard.load()
     }

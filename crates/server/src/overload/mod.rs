@@ -1,7 +1,7 @@
 //! What a server does when more comes than it can serve.
 //!
 //! ```text
-//!   watchdog   signals of each shard ─▶ Stages ─▶ stage, and how long turns may be          each 35 ms
+//!   watchdog   signals of each shard ─▶ Stages ─▶ stage, and how long turns may be          each 100 ms, and each 35 ms unless all is calm
 //!   shard      reads both once a turn ─▶ Pace ─▶ asks `Service::shed` for a share of its frames
 //! ```
 

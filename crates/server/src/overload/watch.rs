@@ -20,6 +20,9 @@ const READ_EVERY: Duration = Duration::from_millis(20);
 /// What a shard did is taken over this time.
 const OVER: Duration = Duration::from_millis(100);
 
+/// A shard at ease that waits is read this often at least, if there is a look.
+const SELDOM: Duration = Duration::from_millis(180);
+
 /// Samples of this time at most: no more are kept, and nothing is allocated for them.
 const SAMPLES: usize = 16;
 
@@ -39,7 +42,9 @@ const STALLED_FROM: Duration = Duration::from_millis(100);
 #[derive(Default)]
 struct Followed {
     stages: Stages,
-    /// Of the last look, without the table, which is that of all.
+    /// When it was read last.
+    looked: Time,
+    /// Of then, without the table, which is that of all.
     signals: Signals,
     samples: VecDeque<Sample>,
     saturated_since: Option<Time>,
@@ -91,13 +96,19 @@ impl Loads {
         }
         self.looked = now;
         for (shard, followed) in self.shards.iter_mut().enumerate() {
-            followed.signals = followed.read(now, shard, control, &self.limits, || times(shard));
+            if followed.is_to_be_read(now, control.remotes()[shard].state()) {
+                followed.looked = now;
+                followed.signals = followed.read(now, shard, control, &self.limits, || times(shard));
+            }
         }
         // Of all shards, and of this look: the next one may be far away.
         let connections: usize = self.shards.iter().map(|followed| followed.connections).sum();
         let table = connections as f64 / control.connections_max().max(1) as f64;
         for shard in 0..self.shards.len() {
             let followed = &mut self.shards[shard];
+            if followed.looked != now {
+                continue;
+            }
             let signals = Signals { table, ..followed.signals };
             let was_full = followed.stages.load() == Load::Full;
             let change = followed.stages.step(now, &signals, &self.limits);
@@ -113,6 +124,11 @@ impl Loads {
             }
         }
         self.are_calm(control)
+    }
+
+    /// True if the next look may be as late as shards that go on let it be: all are calm, and none is about to be anything else.
+    pub(crate) fn may_wait(&self) -> bool {
+        self.shards.iter().all(|followed| followed.is_at_ease())
     }
 
     /// True if nothing is left to be done until a shard works again.
@@ -175,7 +191,7 @@ impl Followed {
         if control.is_draining() {
             signals.excuse = Some(Excuse::Drains);
         }
-        let has_time = signals.busy < SATURATED && signals.excuse.is_none();
+        let has_time = has_time(&signals);
         // A shard publishes before it sleeps, so that what it did last is read before the watchdog rests.
         let publication = remote.snapshot().map_or(0, |snapshot| snapshot.publication());
         if !has_time || publication != self.publication {
@@ -185,6 +201,17 @@ impl Followed {
         (signals.queue, signals.held) = (self.queue, self.held);
         signals.paused |= self.is_paused;
         signals
+    }
+
+    /// True if it is calm, and nothing says that it will be anything else soon.
+    fn is_at_ease(&self) -> bool {
+        self.stages.load() == Load::Calm && has_time(&self.signals)
+    }
+
+    /// True if the shard is to be read at this look. One at ease that waits is left alone at every other late look: a read is some
+    /// system calls, which take as long as the wake-up.
+    fn is_to_be_read(&self, now: Time, state: State) -> bool {
+        !(matches!(state, State::Waits(_)) && self.is_at_ease() && now - self.looked < SELDOM)
     }
 
     /// True if the thread's times are to be read. A shard that was found in its wait is not saturated: it is enough to know now and
@@ -251,6 +278,11 @@ impl Followed {
     }
 }
 
+/// True if a shard that shows this waits for its peers now and then.
+fn has_time(signals: &Signals) -> bool {
+    signals.busy < SATURATED && signals.excuse.is_none()
+}
+
 /// What a shard did over some time.
 struct Did {
     /// The part of it that it was on a CPU, and the part that it waited for one.
@@ -304,6 +336,18 @@ mod tests {
             followed.needs_times(at(1010), waits),
             "it was saturated, and the look has to tell that it is no more"
         );
+    }
+
+    #[test]
+    fn shard_at_ease_that_waits_is_read_at_every_other_late_look() {
+        let (waits, works) = (State::Waits(at(1)), State::Turn(at(1)));
+        let mut followed = Followed { looked: at(1000), ..Followed::default() };
+        assert!(!followed.is_to_be_read(at(1100), waits) && followed.is_to_be_read(at(1200), waits));
+        assert!(followed.is_to_be_read(at(1020), works));
+        followed.signals.busy = 0.95;
+        assert!(followed.is_to_be_read(at(1020), waits), "it was saturated");
+        followed.signals = Signals { excuse: Some(Excuse::Starved), ..Signals::default() };
+        assert!(followed.is_to_be_read(at(1020), waits), "others have its CPU");
     }
 
     #[test]

@@ -128,17 +128,6 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Waits for `time`, or until the thread is [unparked](thread::Thread::unpark). For threads beside the shards.
-#[expect(clippy::disallowed_methods, reason = "it is one of the ways in which such a thread waits")]
-pub(crate) fn nap(time: Duration) {
-    thread::park_timeout(time);
-}
-
-/// Waits until the thread is unparked, or for no reason.
-pub(crate) fn rest() {
-    thread::park();
-}
-
 /// A point in time by which a thread that is no shard's waits no longer: one that starts a server, or asks how it is.
 #[derive(Clone, Copy)]
 pub(crate) struct Deadline(Instant);

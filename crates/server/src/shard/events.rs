@@ -98,6 +98,11 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
     fn begin(&mut self, core: &mut Core) {
         // First: from here on a watchdog sees that the shard does not wait any more.
         self.called = self.remote.begin_turn(&mut self.delivery);
+        if self.called.has(Attention::WATCHED)
+            && let Some(alarm) = self.remote.alarm()
+        {
+            alarm.begins(self.common.now);
+        }
         if self.common.shard.timers().is_due(self.common.now) {
             let due = self.common.fire_timers();
             self.called.add(due);

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Wake, Waker};
+use std::time::Duration;
 
 use bytes::Bytes;
 use ringserve_core::{ConnId, RemoteGate, Time};
@@ -19,6 +20,7 @@ use crate::inspect::Walk;
 use crate::overload::SharedLoad;
 use crate::snapshot::Snapshot;
 use crate::stats::{ServiceNames, ShardStats};
+use crate::watchdog::alarm::Alarm;
 use crate::watchdog::judge::State;
 use crate::watchdog::watch::Watch;
 
@@ -212,6 +214,11 @@ impl RemoteShard {
         }
     }
 
+    /// True if it is in a turn of this length, or more.
+    pub(crate) fn is_in_turn_for(&self, time: Duration, now: Time) -> bool {
+        matches!(self.state(), State::Turn(began) if now - began >= time)
+    }
+
     /// From now on this watchdog is woken.
     pub(crate) fn set_watch(&self, watch: &Arc<Watch>) {
         let _ = self.watch.set(watch.clone());
@@ -223,11 +230,9 @@ impl RemoteShard {
         self.inbox.watch() || self.thread().is_none()
     }
 
-    #[cold]
-    fn wake_watchdog(&self) {
-        if let Some(watch) = self.watch.get() {
-            watch.wake();
-        }
+    /// The alarm of the watchdog, if there is one.
+    pub(crate) fn alarm(&self) -> Option<&Alarm> {
+        self.watch.get()?.alarm()
     }
 
     /// On a shard inside a runtime, before its first turn.
@@ -327,8 +332,11 @@ impl RemoteShard {
     fn wake_host(&self) -> bool {
         let host = self.host.lock().unwrap_or_else(PoisonError::into_inner).clone();
         // A task of the runtime may keep the shard from leaving its wait.
-        if host.is_some() && self.inbox.take_watched() {
-            self.wake_watchdog();
+        if host.is_some()
+            && self.inbox.take_watched()
+            && let Some(alarm) = self.alarm()
+        {
+            alarm.ring();
         }
         host.map(Waker::wake).is_some()
     }
@@ -392,11 +400,7 @@ impl RemoteShard {
     /// On the shard: what came since the last turn began. What was brought is added to `post`.
     #[inline]
     pub(crate) fn begin_turn(&self, delivery: &mut Delivery) -> Attention {
-        let called = self.inbox.begin_turn(delivery);
-        if called.has(Attention::WATCHED) {
-            self.wake_watchdog();
-        }
-        called
+        self.inbox.begin_turn(delivery)
     }
 
     /// Leaves mail for the shard. It comes back if the shard ended.

@@ -26,6 +26,7 @@ const TIMED_ONE_IN: u32 = 64;
 pub(crate) struct Meter {
     pub(super) snapshot: Arc<Snapshot>,
     publish_at: Time,
+    put_off_at: Time,
     #[cfg(feature = "metrics")]
     timing: Timing,
 }
@@ -43,6 +44,7 @@ impl Meter {
         Meter {
             snapshot,
             publish_at: Time::ZERO,
+            put_off_at: Time::ZERO,
             #[cfg(feature = "metrics")]
             timing: Timing { goes_on: false, until_timed: TIMED_ONE_IN },
         }
@@ -57,6 +59,17 @@ impl Meter {
             self.count_turn(now, 1);
         }
         self.snapshot.begin_turn(now);
+    }
+
+    /// From when on a turn that begins puts the watchdog's next look off.
+    #[inline]
+    pub(super) fn put_off_at(&self) -> Time {
+        self.put_off_at
+    }
+
+    /// The look is put off, and then again.
+    pub(super) fn put_off(&mut self, again: Time) {
+        self.put_off_at = again;
     }
 
     /// How long ago the turn before began; nothing if there was none.

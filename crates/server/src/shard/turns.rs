@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ringserve_core::framing::Framing;
 use ringserve_core::{Budget, Completion, Driver, Limits, ServerLimits, Time, Wait};
@@ -28,6 +29,9 @@ use crate::server::telling::{LaneSet, Told};
 use crate::service::Service;
 use crate::snapshot::WatchedFigures;
 use crate::stats::{ServiceNames, ServiceStats, ShardStats, UpstreamStats};
+
+/// Without a watchdog, a shard asks this often whether there is one.
+const UNWATCHED: Duration = Duration::from_secs(1);
 
 impl<D: Driver, V: Services> ShardLoop<D, V> {
     pub(crate) fn new(parts: Parts<D>, services: V) -> Self {
@@ -177,6 +181,9 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
             lane.pace_turn(completions.len());
         }
         lane.common.meter.begin_turn(lane.common.now);
+        if lane.common.now >= lane.common.meter.put_off_at() {
+            lane.puts_look_off();
+        }
         core.turn(lane.common.now, completions, lane);
         let mut ops = core.take_ops();
         for op in ops.by_ref() {
@@ -244,6 +251,18 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
 }
 
 impl<D: Driver, V> ShardLane<D, V> {
+    /// Puts the watchdog's next look off, which is for shards that do not go on.
+    #[cold]
+    #[inline(never)]
+    fn puts_look_off(&mut self) {
+        let now = self.common.now;
+        let remotes = self.common.shard.server().remotes();
+        let next = self.remote.alarm().map(|alarm| {
+            alarm.put_off(now, |late| remotes.iter().any(|remote| remote.is_in_turn_for(late, now)))
+        });
+        self.common.meter.put_off(next.unwrap_or(now + UNWATCHED));
+    }
+
     /// Decides what a turn of this number of completions sheds, by what the one before did.
     #[cold]
     fn pace_turn(&mut self, completions: usize) {

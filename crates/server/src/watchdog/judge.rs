@@ -4,15 +4,12 @@ use std::time::Duration;
 
 use ringserve_core::Time;
 
+use super::Stalls;
 use super::facts::{Place, ThreadFacts};
 use super::stall::StallCause;
 
 /// What a thread runs is counted at ticks of the scheduler, of which the slowest kernels have one each 10 ms.
 const TICK: Duration = Duration::from_millis(10);
-
-/// A turn that takes this part of the threshold, 2.5 ms as it comes, is followed from the look on that finds it: most turns take
-/// microseconds, and a look that asks what a thread does reads four files.
-const LATE_PART: u32 = 10;
 
 /// What a shard is at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,7 +158,7 @@ impl Judge {
     /// True if a look needs to know what the thread does: the shard is where it was at the look before, or in a turn that is
     /// not short.
     pub(crate) fn asks(&self, shard: usize, now: Time, state: State) -> bool {
-        self.shards[shard].asks(now, state, self.over / LATE_PART)
+        self.shards[shard].asks(now, state, Stalls::late(self.over))
     }
 
     /// True if the shard waits, and did not leave its wait since the look before.

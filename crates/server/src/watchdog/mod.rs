@@ -2,17 +2,20 @@
 //!
 //! ```text
 //!   shard      turn, work ──▶ Snapshot                    a store for each piece of work, before user code runs
-//!   watchdog   look ──▶ judge ──▶ Stall ──▶ log, stalls   each 35 ms while a shard works; else it rests
+//!   watchdog   look ──▶ judge ──▶ Stall ──▶ log, stalls   35 ms after the last turn that began, 100 ms after the last look
 //!                 └─ a turn that is not short: /proc/self/task/TID, and the next look 12 ms later
-//!   shard      leaves its wait, and the watchdog rests ──▶ wakes it
+//!   shard      a turn begins, and no other one is long ──▶ puts the look off
+//!   shard      leaves its wait, and the watchdog rests ──▶ sets the time of its look
 //! ```
 //!
+//! * [`alarm`] is the timer that all of them set.
 //! * [`judge`] is a pure function of what looks find. [`facts`] reads a thread's files and tells what it waits for. [`thread`] is
 //!   the loop around both.
 //! * A shard that waits in its driver says so in the word of its inbox (`shard/wake.rs`), so no store marks the end of a turn.
 //!   The watchdog marks that same word when it goes to rest: the shard that takes the word finds the mark, without another look.
 //! * No watchdog runs in a simulation, which steps [`judge`] alone.
 
+pub(crate) mod alarm;
 pub(crate) mod facts;
 pub(crate) mod judge;
 pub(crate) mod stall;
@@ -31,6 +34,13 @@ const OVER_MIN: Duration = Duration::from_millis(2);
 
 /// Looks are no further apart, so that a long stall is told while it is fresh.
 const LOOKS_EVERY_MAX: Duration = Duration::from_millis(250);
+
+/// A turn that takes this part of the threshold, 2.5 ms as it comes, is followed from the look on that finds it: most turns take
+/// microseconds, and a look that asks what a thread does reads four files.
+const LATE_PART: u32 = 10;
+
+/// Looks at shards that go on are this far apart: what the stages of a load are made of.
+const LOOKS_LATE: Duration = Duration::from_millis(100);
 
 /// When a shard counts as stalled, and what is told of it. By default one that is in the same turn of its loop for 25 ms.
 ///
@@ -66,12 +76,17 @@ impl Stalls {
         self.over
     }
 
+    /// The length from which a turn is not short.
+    pub(crate) fn late(over: Duration) -> Duration {
+        over / LATE_PART
+    }
+
     /// The time between two looks at a shard that may be stalled.
     pub(crate) fn looks_every(over: Duration) -> Duration {
         (over / 2).min(LOOKS_EVERY_MAX)
     }
 
-    /// The same while no shard is in a turn that is not short. A stall that begins right behind a look is found by the next one,
+    /// The same while no shard is in a turn that is not short, if none of them begins another one. A stall that begins right behind a look is found by the next one,
     /// and told by that or by the one that follows it, since what a thread runs takes two looks to be known: at twice the
     /// threshold.
     pub(crate) fn looks_seldom(over: Duration) -> Duration {

@@ -8,18 +8,19 @@ use ringserve_core::Time;
 use tracing::{info, warn};
 
 use super::Stalls;
+use super::alarm::Alarm;
 use super::facts::{ThreadFacts, ThreadFiles};
 use super::judge::{Judge, Seen, Stage, State, Verdict};
 use super::stall::{Stall, StalledWork};
 use super::times::OVER;
 use super::watch::{END_TOLD_FROM, Lines};
 use super::working::Working;
+
 use crate::log::guarded;
 use crate::overload::Overload;
 use crate::overload::watch::Loads;
 use crate::server::control::ServerControl;
 use crate::server::cpu::{this_thread, time_of};
-use crate::shard::clock::{nap, rest};
 use crate::shard::inbox::RemoteShard;
 
 /// For the thread's own frames, and those of the program's log.
@@ -36,11 +37,18 @@ impl Watchdog {
     pub(crate) fn start(stalls: Stalls, overload: Overload, control: &ServerControl) -> Option<Watchdog> {
         let over = stalls.threshold()?;
         let looks = Looks::new(control.clone(), over, overload);
-        let thread = thread::Builder::new().name("ringserve-watch".to_owned()).stack_size(STACK_BYTES);
-        match thread.spawn(move || looks.run()) {
+        let alarm = Alarm::new(over);
+        let spawned = alarm.and_then(|alarm| {
+            control.watch().begin(control.remotes().len(), alarm);
+            let thread = thread::Builder::new().name("ringserve-watch".to_owned()).stack_size(STACK_BYTES);
+            thread.spawn(move || looks.run())
+        });
+        match spawned {
             Ok(thread) => Some(Watchdog { control: control.clone(), thread: Some(thread) }),
             Err(error) => {
-                guarded(|| warn!(%error, "no thread for the watchdog: stalls of shards are not reported"));
+                guarded(
+                    || warn!(%error, "no thread or timer for the watchdog: stalls of shards are not reported"),
+                );
                 None
             }
         }
@@ -120,14 +128,13 @@ impl Looks {
 
     fn run(mut self) {
         let watch = self.control.watch().clone();
-        watch.begin(self.shards.len(), thread::current());
+        let Some(alarm) = watch.alarm() else { return };
         self.control.remotes().iter().for_each(|remote| remote.set_watch(&watch));
         self.own = this_thread();
         self.waited = time_of(self.own).unwrap_or_default().waited;
-        let mut due = self.control.now();
-        while !watch.is_over() {
+        loop {
             let now = self.control.now();
-            self.check_own(now, due);
+            self.check_own(now, alarm.due());
             let mut pace = Pace::Rest;
             for shard in 0..self.shards.len() {
                 pace = pace.max(self.look(shard, now));
@@ -135,21 +142,25 @@ impl Looks {
             let files = &self.shards;
             watch.keep_times(now, files.iter().map(|shard| shard.files.times()));
             let is_calm = self.loads.look(now, &self.control, |shard| files[shard].files.times());
+            let may_rest = pace == Pace::Rest && is_calm;
+            if may_rest {
+                alarm.rest();
+            }
             // In this order: a shard that leaves its wait behind the first one finds the mark.
-            if pace == Pace::Rest
-                && is_calm
-                && self.control.remotes().iter().all(|remote| remote.lets_watchdog_rest())
-            {
-                rest();
-                let woke = self.control.now();
-                if woke - now >= OVER {
-                    watch.forget_times();
-                }
-                due = woke;
-            } else {
-                let time = if pace == Pace::Close { self.every } else { self.seldom };
-                due = now + time;
-                nap(time);
+            let rests = may_rest && self.control.remotes().iter().all(|remote| remote.lets_watchdog_rest());
+            match pace {
+                _ if rests => {}
+                Pace::Close => alarm.look_in(now, self.every),
+                _ if self.loads.may_wait() => alarm.look_late(now),
+                _ => alarm.look_in(now, self.seldom),
+            }
+            // Behind all that sets the timer: an end later than this sets it again.
+            if watch.is_over() {
+                return;
+            }
+            alarm.wait();
+            if rests && self.control.now() - now >= OVER {
+                watch.forget_times();
             }
         }
     }

@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::Thread;
 use std::time::Duration;
 
 use ringserve_core::Time;
 
+use super::alarm::Alarm;
 use super::facts::ThreadTimes;
 use super::stall::{ShardTimes, Stall, StallCause};
 use super::times::Times;
@@ -19,8 +19,8 @@ const KEPT: usize = 64;
 /// Shared by a server's controls, its shards and its watchdog.
 #[derive(Default)]
 pub(crate) struct Watch {
-    /// The watchdog's thread, for shards that leave their wait.
-    thread: OnceLock<Thread>,
+    /// Set once there is a watchdog.
+    alarm: OnceLock<Alarm>,
     is_over: AtomicBool,
     stalls: Mutex<VecDeque<Kept>>,
     /// By shard and cause.
@@ -36,19 +36,16 @@ pub(super) struct Kept {
 }
 
 impl Watch {
-    /// The watchdog of this number of shards is on this thread.
-    pub(super) fn begin(&self, shards: usize, thread: Thread) {
+    /// A watchdog of this number of shards begins, whose looks this alarm makes.
+    pub(super) fn begin(&self, shards: usize, alarm: Alarm) {
         let _ = self.counts.set((0..shards).map(|_| Default::default()).collect());
         self.times().prepare(shards);
-        let _ = self.thread.set(thread);
+        let _ = self.alarm.set(alarm);
     }
 
-    /// A shard leaves its wait while the watchdog rests, or is called there.
-    #[cold]
-    pub(crate) fn wake(&self) {
-        if let Some(thread) = self.thread.get() {
-            thread.unpark();
-        }
+    /// `None` if there is no watchdog.
+    pub(crate) fn alarm(&self) -> Option<&Alarm> {
+        self.alarm.get()
     }
 
     /// The server is over, and its watchdog too, and with them each stall that lasted until now.
@@ -57,7 +54,9 @@ impl Watch {
         for kept in self.kept().iter_mut().filter(|kept| kept.stall.ongoing) {
             (kept.stall.ongoing, kept.stall.lasted) = (false, now - kept.since);
         }
-        self.wake();
+        if let Some(alarm) = self.alarm() {
+            alarm.ring();
+        }
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -206,7 +205,7 @@ mod tests {
     #[test]
     fn last_stalls_are_kept_and_those_that_last() {
         let watch = Watch::default();
-        watch.begin(2, std::thread::current());
+        watch.begin(2, Alarm::new(Duration::from_millis(25)).unwrap());
         watch.begins(at(1), stall(1, true));
         for second in 0..100 {
             watch.begins(at(second), stall(0, true));
@@ -231,7 +230,7 @@ mod tests {
     #[test]
     fn stall_ends_with_its_server() {
         let watch = Watch::default();
-        watch.begin(2, std::thread::current());
+        watch.begin(2, Alarm::new(Duration::from_millis(25)).unwrap());
         watch.begins(at(1), stall(0, false));
         watch.begins(at(3), stall(1, true));
         assert!(watch.is_stalled(1, Duration::from_secs(1), at(5)));
