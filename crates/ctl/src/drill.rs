@@ -10,6 +10,7 @@
 //! may not plant is told and left out.
 
 pub mod causes;
+mod left;
 mod load;
 pub mod overload;
 mod relay;
@@ -32,6 +33,7 @@ use crate::args::DrillOptions;
 use crate::client::{Endpoint, Failure, Place};
 use crate::text::{plain, table};
 use causes::Cause;
+use left::Left;
 use relay::Relay;
 pub use server::serve;
 
@@ -101,6 +103,7 @@ impl Outcome {
 
 /// Plants all causes that were asked for, prints what became of each, and returns 1 if one was not named.
 pub fn run(options: &DrillOptions, json: bool) -> Result<u8, Failure> {
+    left::remove_at_signals()?;
     let causes = if options.only.is_empty() { Cause::ALL.to_vec() } else { options.only.clone() };
     let within = Duration::from_secs_f64(options.within);
     let hold = Duration::from_secs_f64(options.hold);
@@ -185,7 +188,12 @@ fn in_network(cause: Cause, options: &DrillOptions, folder: &Path, admin: &Path)
     let (within, hold) = (options.within.to_string(), options.hold.to_string());
     let arguments = [&*program, "--json", "drill", "--alone", &admin, "--only", &name];
     let arguments = [&arguments[..], &["--within", &within, "--hold", &hold]].concat();
-    let done = shell(&arguments).stderr(Stdio::inherit()).output()?;
+    let alone = shell(&arguments).stderr(Stdio::inherit()).spawn()?;
+    let kept = Left::Process(alone.id());
+    left::add(kept.clone());
+    let done = alone.wait_with_output();
+    left::take(&kept);
+    let done = done?;
     let outcomes: Vec<Outcome> = serde_json::from_slice(&done.stdout).map_err(|error| {
         Failure(format!("the drill in a network says nothing that can be read ({error})"))
     })?;
@@ -198,14 +206,17 @@ struct Folder(PathBuf);
 impl Folder {
     fn new(cause: Cause) -> Result<Folder, Failure> {
         let path = std::env::temp_dir().join(format!("ringserve-drill-{}-{cause}", std::process::id()));
-        fs::create_dir_all(&path)?;
-        Ok(Folder(path))
+        left::add(Left::Folder(path.clone()));
+        let folder = Folder(path);
+        fs::create_dir_all(&folder.0)?;
+        Ok(folder)
     }
 }
 
 impl Drop for Folder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
+        left::take(&Left::Folder(self.0.clone()));
     }
 }
 
@@ -231,6 +242,7 @@ impl Group {
                 continue;
             }
             let group = Group(Path::new(root).join(&name));
+            left::add(Left::Group(group.0.clone()));
             match fs::create_dir(&group.0).and_then(|()| fs::write(group.0.join(file), value)) {
                 Ok(()) => return Ok(group),
                 Err(error) => failed = format!("no control group can be made in {root}: {error}"),
@@ -248,6 +260,7 @@ impl Drop for Group {
     fn drop(&mut self) {
         // Its process was waited for.
         let _ = fs::remove_dir(&self.0);
+        left::take(&Left::Group(self.0.clone()));
     }
 }
 
@@ -260,6 +273,7 @@ impl Server {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("drill-server").arg(cause.name()).arg(admin);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        left::add(Left::Process(child.id()));
         let output = child.stdout.take();
         let server = Server(child);
         let (tell, told) = channel();
@@ -279,6 +293,8 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.0.kill();
+        // Before it is waited for: its number may be another's then.
+        left::take(&Left::Process(self.0.id()));
         let _ = self.0.wait();
     }
 }

@@ -128,6 +128,32 @@ fn held_cause_is_on_the_page_at_the_address_that_is_told() {
 }
 
 #[test]
+fn signal_removes_all_that_the_drill_has_on_the_machine() {
+    let _turn = in_turn();
+    // A handler that computes has a control group where one can be made, and conntrack a network.
+    for (cause, signal, code) in [("cpu", "INT", 130), ("conntrack", "TERM", 143), ("table", "HUP", 129)] {
+        let mut held = Held::start(cause);
+        held.url();
+        let number = held.drill.id().to_string();
+        let groups =
+            ["/sys/fs/cgroup", "/sys/fs/cgroup/cpu"].map(|root| format!("{root}/ringserve-drill-{number}"));
+        let has_begun = || {
+            thread::sleep(Duration::from_millis(20));
+            let of_child = format!("/proc/{number}/task/{number}/children");
+            !fs::read_to_string(of_child).unwrap().is_empty()
+        };
+        assert!((0..1000).any(|_| has_begun()), "{cause} has a server");
+        assert!(fs::read_dir(&held.folder).unwrap().count() == 1, "{cause} has a folder");
+        let sent = Command::new("kill").args(["-s", signal, &number]).status().unwrap();
+        assert!(sent.success());
+        let status = held.drill.wait().unwrap();
+        assert_eq!(status.code(), Some(code), "{cause}, {signal}");
+        assert_eq!(fs::read_dir(&held.folder).unwrap().count(), 0, "{cause}, {signal}");
+        assert!(groups.iter().all(|group| !fs::exists(group).unwrap()), "{cause}, {signal}: {groups:?}");
+    }
+}
+
+#[test]
 fn cause_that_is_not_named_in_time_is_wrong() {
     let _turn = in_turn();
     // A call that waits is red after two seconds.
