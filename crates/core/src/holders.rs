@@ -54,11 +54,18 @@ pub(crate) struct Holders {
     heads: [u32; LISTS],
     /// Bit n is set exactly when list n has a connection.
     occupied: u64,
+    /// What all of them hold at most, by their lists.
+    bytes_max: usize,
+}
+
+/// What a connection of a list holds at most.
+fn most_of(class: Class) -> usize {
+    2 << class
 }
 
 impl Holders {
     pub(crate) fn new() -> Holders {
-        Holders { nodes: Chunked::new(), heads: [NONE; LISTS], occupied: 0 }
+        Holders { nodes: Chunked::new(), heads: [NONE; LISTS], occupied: 0, bytes_max: 0 }
     }
 
     /// Bytes of the calls of one connection that wait.
@@ -117,7 +124,13 @@ impl Holders {
         Some(self.heads[class as usize])
     }
 
+    /// No less than all of them hold together, and no more than twice what they held when they were listed.
+    pub(crate) fn bytes_max(&self) -> usize {
+        self.bytes_max
+    }
+
     fn link(&mut self, index: u32, class: Class) {
+        self.bytes_max += most_of(class);
         let head = self.heads[usize::from(class)];
         let (prev, next) = match self.nodes.get_mut(head) {
             Some(first) => (core::mem::replace(&mut first.prev, index), head),
@@ -138,7 +151,9 @@ impl Holders {
     fn unlist(&mut self, index: u32) {
         let Some(node) = self.nodes.get_mut(index).filter(|node| node.class > 0) else { return };
         let (prev, next) = (node.prev, node.next);
-        let class = usize::from(core::mem::take(&mut node.class));
+        let class = core::mem::take(&mut node.class);
+        self.bytes_max -= most_of(class);
+        let class = usize::from(class);
         if next == index {
             self.heads[class] = NONE;
             self.occupied &= !(1 << class);
@@ -157,7 +172,7 @@ impl Holders {
 
     /// Panics if a list is broken. Returns how many connections are listed.
     pub(crate) fn invariants(&self) -> usize {
-        let mut listed = 0;
+        let (mut listed, mut bytes_max) = (0, 0);
         for (class, head) in self.heads.iter().enumerate() {
             assert_eq!(*head != NONE, self.occupied >> class & 1 == 1, "list {class}");
             let mut at = *head;
@@ -167,10 +182,12 @@ impl Holders {
                 let next = self.nodes.get(node.next).expect("a ring has no end");
                 assert_eq!(next.prev, at, "a ring is the same both ways");
                 listed += 1;
+                bytes_max += most_of(node.class);
                 assert!(listed <= self.nodes.len(), "a list runs in a circle without its head");
                 at = if node.next == *head { NONE } else { node.next };
             }
         }
+        assert_eq!(self.bytes_max, bytes_max, "the lists are not what was counted");
         listed
     }
 }

@@ -3,7 +3,8 @@
 //! Connections whose inbox, pending calls, service or outbox hold 4 KiB or more are listed by that number
 //! ([`Holders`](crate::holders::Holders)). Bytes that come and go at once are not held: a reply counts once its send has been
 //! in flight for [`SETTLES`], and half a frame after the same time. So at the limit connections go that keep memory, and not
-//! one that happens to need some.
+//! one that happens to need some. Where those that keep some have little of it all, what came just now is the cause, and
+//! everything counts.
 
 use super::{QUEUE_KEPT, Shard};
 
@@ -19,6 +20,9 @@ const SETTLES: u32 = 3;
 
 /// Everything counts.
 const AT_ONCE: u32 = 0;
+
+/// Of all that is held, the part that those who keep it have to have, so that they go first.
+const KEPT_PART: usize = 4;
 
 impl<O: Observer> Shard<O> {
     /// Bytes that all connections hold.
@@ -147,7 +151,8 @@ impl<O: Observer> Shard<O> {
         let mut others = grew.iter().rev();
         while self.held_bytes() > self.limits.held_bytes_max {
             let heaviest = self.heaviest(steps);
-            if heaviest.is_none() && steps != AT_ONCE {
+            let keep_little = self.holders.bytes_max() <= self.held_bytes() / KEPT_PART;
+            if keep_little && steps != AT_ONCE {
                 steps = AT_ONCE;
                 self.list_settled(steps);
                 continue;

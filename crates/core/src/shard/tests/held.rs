@@ -166,6 +166,26 @@ fn heaviest_reply_goes_where_nothing_is_held_for_long() {
 }
 
 #[test]
+fn heaviest_replies_go_where_little_is_held_for_long() {
+    let limits = Limits { outbox_bytes_max: 100_000, frame_bytes_max: 100_000, ..Limits::default() };
+    // Those that keep a quarter of it go one by one, until they have less.
+    for (keep, expected) in [(2, &[9][..]), (5, &[0, 1, 9])] {
+        let (mut shard, ids) = with_connections(12, (held(110_000), limits.clone()));
+        shard.begin(at(1), 0);
+        let mut half = Vec::from([0, 0, 0x80, 0]);
+        half.resize(6_000, b'h');
+        ids[..keep].iter().for_each(|id| shard.receive_part(*id, &half));
+        assert_eq!(ended(&mut shard), []);
+        shard.begin(at(2), 0);
+        for id in &ids[9..] {
+            shard.shared(*id).unwrap().write(&[b'r'; 35_000]);
+        }
+        let expected: Vec<ConnId> = expected.iter().map(|n| ids[*n]).collect();
+        assert_eq!(ended(&mut shard), expected, "{keep} keep 6000 bytes each");
+    }
+}
+
+#[test]
 fn calls_that_wait_hold_back_others_where_memory_is_tight() {
     let limits = (
         held(40_000),
