@@ -21,7 +21,7 @@ const EACH: Duration = Duration::from_millis(20);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Left {
-    /// The number of a child that nobody has waited for.
+    /// The number of a child that was not waited for.
     Process(u32),
     /// A control group, whose processes are among these.
     Group(PathBuf),

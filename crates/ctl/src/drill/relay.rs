@@ -9,6 +9,10 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
+
+/// Between two tries to accept.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Ends with the process.
 pub struct Relay {
@@ -22,7 +26,12 @@ impl Relay {
         let relay = Relay { addr: listener.local_addr()?, to: Arc::default() };
         let to = relay.to.clone();
         thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
+            for stream in listener.incoming() {
+                let Ok(stream) = stream else {
+                    // As where descriptors are used up, which lasts.
+                    thread::sleep(PAUSE);
+                    continue;
+                };
                 let path = to.lock().unwrap_or_else(PoisonError::into_inner).clone();
                 // Between two cases no endpoint is there, and the browser asks again.
                 if let Ok(endpoint) = UnixStream::connect(path) {

@@ -3,7 +3,7 @@
 //! ```text
 //!   watchdog   look ──▶ waits for the timer ─────────────────────────────▶ goes off: look
 //!   shard      a turn begins, and half of the time is over: is another one in a turn that is not short?
-//!                 └─ no: sets the timer anew, up to the time of the look that is due in any case
+//!                 └─ no: sets the timer again, up to the time of the look that is due in any case
 //! ```
 //!
 //! A look is a wake-up of a thread that has slept, which costs 20 µs and more. To set the timer costs a shard one system call, and
