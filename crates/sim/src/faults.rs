@@ -153,6 +153,7 @@ named! {
         Lent "frame lent to a send",
         CallsHeldBack "no more calls of a connection since memory is tight",
         HeavyGoes "connection that holds much ends since memory is tight",
+        NewestGoes "heaviest connection ends though it has not held that for long, since little else is held",
         LightGoes "connection that holds little ends since memory is tight",
         Dry "pool empty while receives wait",
     }

@@ -11,6 +11,12 @@ use crate::rng::Rng;
 /// Nanoseconds in a millisecond.
 pub const MS: u64 = 1_000_000;
 
+/// What an outbox has that is flooded. Others hold a few times 4 KiB at most, less than a quarter of [`FLOODED`].
+pub const FLOOD: usize = 48 << 10;
+
+/// What all connections may hold that are flooded.
+const FLOODED: usize = 3 * FLOOD;
+
 /// Never, as a time.
 pub const NEVER: u64 = u64::MAX;
 
@@ -28,6 +34,8 @@ pub struct Plan {
     pub upstream_limits: Limits,
     /// True if the shard may run out of its memory limit.
     pub tight_memory: bool,
+    /// Half of the accepted peers are answered with [`FLOOD`] bytes a frame, so that memory is full before any of it has settled.
+    pub floods: bool,
     /// Slots of the shard and of the file table.
     pub connections_max: usize,
     /// Of how many opens one waits; 0 for none.
@@ -169,6 +177,15 @@ impl Plan {
         // Early, so that much is under way.
         let short = rng.one_in(if passes_on { 3 } else { 8 });
         let (server_limits, limits) = draw_times(rng, slow, sizes);
+        // Of a copy, so that what it draws changes nothing else of a seed.
+        let floods = tight_memory && Rng::new(rng.clone().below(1 << 32) ^ 0x666C_6F6F).one_in(2);
+        let (server_limits, limits) = match floods {
+            true => (
+                server_limits.held_bytes_max(FLOODED),
+                limits.outbox_bytes_high(FLOOD).outbox_bytes_max(2 * FLOOD),
+            ),
+            false => (server_limits, limits),
+        };
         server_limits.check().expect("limits are drawn in their ranges");
         server_limits.check_service(&limits).expect("limits are drawn so that they hold together");
         // Of a copy, so that what it draws changes nothing else of a seed.
@@ -195,6 +212,7 @@ impl Plan {
         Plan {
             large_from,
             tight_memory,
+            floods,
             other_shard,
             connections_max,
             listeners: if rng.one_in(4) { 2 } else { 1 },

@@ -13,7 +13,7 @@ use crate::bytes::{self, AnyFraming, PAYLOAD_MAX};
 use crate::faults::Fault;
 use crate::kernel::State;
 use crate::pace::Pace;
-use crate::plan::MS;
+use crate::plan::{FLOOD, MS};
 use crate::sock::excuse;
 
 /// What the service keeps for a connection.
@@ -93,6 +93,19 @@ pub fn say(state: &mut State, shared: &ConnShared<Session>, len: usize) {
     let payload = bytes::payload(session.tag, 1000 + number, len);
     state.socks[session.tag].owed.extend_from_slice(payload);
     outlet.write(payload);
+    charge(state, shared);
+}
+
+/// Fills an outbox.
+fn flood(state: &mut State, shared: &ConnShared<Session>) {
+    let session = shared.body();
+    while takes_replies(state, shared) && shared.outbox_bytes() < FLOOD {
+        let number = session.replies.get();
+        session.replies.set(number + 1);
+        let payload = bytes::payload(session.tag, 1000 + number, PAYLOAD_MAX);
+        state.socks[session.tag].owed.extend_from_slice(payload);
+        shared.write(payload);
+    }
     charge(state, shared);
 }
 
@@ -263,6 +276,10 @@ pub fn call(state: &mut State, id: ConnId, shared: &ConnShared<Session>, frame: 
 
 /// What most calls do.
 fn answer(state: &mut State, shared: &ConnShared<Session>, frame: Frame) {
+    let tag = shared.body().tag;
+    if state.plan.floods && tag.is_multiple_of(2) && !state.socks[tag].upstream {
+        return flood(state, shared);
+    }
     match state.rng.below(8) {
         0 => {}
         1 => {

@@ -94,6 +94,7 @@ struct Above {
     tallies: [Tally; 2],
     /// Names of connections that are gone.
     old: Vec<ConnId>,
+    kept: relieved::Kept,
     now: Time,
     /// How far the shard's clock is ahead of the kernel's.
     ahead: u64,
@@ -210,6 +211,7 @@ impl World {
             connecting: Vec::new(),
             tallies: Default::default(),
             old: Vec::new(),
+            kept: Vec::new(),
             now: Time::ZERO,
             ahead: plan.clock_start,
             turn: 0,
@@ -278,6 +280,7 @@ impl Above {
         self.state.borrow_mut().note_starvation();
         core.turn(self.shard_time(), completions, self);
         self.check_relieved(core);
+        self.note_kept(core);
         let (held, most) = (core.held_bytes(), self.state.borrow().plan.server_limits.held_bytes_max);
         assert!(held <= most, "{held} bytes are held after a turn, of {most}");
         let defers = !core.take_send_awaited() && self.state.borrow().plan.defers;
