@@ -15,6 +15,8 @@ STAGES = {
 }
 SIGNS = {"calm": "✓ calm", "warn": "! warning", "lost": "✕ trouble", "error": "✕ error", "info": "i info"}
 LADDER = ["calm", "busy", "shedding requests", "shedding connections", "accepting is paused"]
+# Rows of a list, until all are asked for.
+ROWS = 8
 HOLDERS = {
     "cpu": "its own computing",
     "lock": "a lock or channel",
@@ -253,6 +255,18 @@ def stall_row(stall):
     }
 
 
+def shed(overload):
+    """What was shed, or what becomes of the load of a stage that sheds nothing."""
+    if overload["shed_total"] or overload["stage"] < 2:
+        return f"{plural(overload['shed_total'], 'request')} shed since the start"
+    return "newcomers wait, or are refused" if overload["stage"] > 2 else "the service sheds none"
+
+
+def more(rows):
+    """What a list says of the rows that it leaves out."""
+    return f"{len(rows) - ROWS} more" if len(rows) > ROWS else ""
+
+
 def panels(report):
     """Each panel's remark and rows; a row is a dict of its columns, each with its lines of text."""
     silent = report["silent_shards"]
@@ -282,7 +296,7 @@ def panels(report):
             ],
         ),
         "overload": (
-            f"{count(overload['shed_total'])} shed since the start" if overload else "",
+            shed(overload) if overload else "",
             (
                 [
                     {
@@ -322,7 +336,7 @@ def panels(report):
         ),
         "stalls": ("", [stall_row(stall) for stall in reversed(report["stalls"])]),
         "queues": (
-            f"8 of {len(queues)}, by loss" if len(queues) > 8 else "",
+            "",
             [
                 {
                     "Listener": [queue["listener"]],
@@ -330,7 +344,7 @@ def panels(report):
                     "Waiting": [f"{count(queue['waiting'])} of {count(queue['capacity'])}"],
                     "Packets lost": [count(queue["lost"])],
                 }
-                for queue in queues[:8]
+                for queue in queues
             ],
         ),
         "doctor": (

@@ -30,8 +30,8 @@ READ = """() => {
   const cell = td => td.querySelector('.bar') ? [...td.querySelectorAll('i')].map(i => `${i.className} ${width(i)}`)
     : td.querySelector('button') ? [td.firstChild.getAttribute('aria-label')] : [td.firstChild.textContent, td.lastChild.textContent];
   const panels = {};
-  for (const section of document.querySelectorAll('section:has(.scroll)')) {
-    const [head, body] = section.children, [table, empty] = body.children;
+  for (const section of document.querySelectorAll('section:has(.rows)')) {
+    const [head, body] = section.children, [table, empty, more] = body.children;
     if (!table) continue;
     const labels = [...table.tHead.rows[0].cells].map(th => th.textContent);
     panels[head.firstChild.id] = {
@@ -41,10 +41,11 @@ READ = """() => {
       rows: [...table.tBodies[0].rows].map(row => [...row.cells].map(cell)),
       classes: [...table.tBodies[0].rows].map(row => row.className),
       empty: empty.hidden ? '' : empty.textContent,
+      more: more.hidden ? '' : more.textContent,
     };
   }
   const rest = document.body.cloneNode(true);
-  for (const e of rest.querySelectorAll('#program, #facts, #link, #status, #funnel, #whys, section:has(.scroll), figure > p, figure span, dialog, script')) e.remove();
+  for (const e of rest.querySelectorAll('#program, #facts, #link, #status, #funnel, #whys, section:has(.rows), figure > p, figure span, dialog, script')) e.remove();
   return {
     program: $('program').textContent, facts: $('facts').textContent, link: $('link').textContent, title: document.title,
     status: [$('status').className.split(' ')[0], $('status').children[0].textContent, ...texts($('status').children[1])],
@@ -119,7 +120,8 @@ class Look:
             panel = found["panels"][name]
             if name != "shards":
                 same(f"remark of {name}", panel["note"], note)
-            same(f"rows of {name}", len(panel["rows"]), len(rows))
+            same(f"rows of {name}", len(panel["rows"]), min(len(rows), expected.ROWS))
+            same(f"others of {name}", panel["more"], expected.more(rows))
             assert bool(panel["empty"]) != bool(rows), f"{name} says {panel['empty']!r} of {len(rows)} rows"
             for place, (cells, labels, row) in enumerate(zip(panel["rows"], panel["data"], rows)):
                 same(f"columns of {name}", panel["labels"], list(row))
@@ -184,8 +186,8 @@ def status_names_what_is_wrong(browser):
         same("calm", look.read()["status"][2], "Calm")
         for number, (state, headline) in enumerate(
             [
-                (reports.shedding, "Losing at: Table"),
-                (reports.stalled, "Losing at: Handler"),
+                (reports.shedding, "Trouble at: Table"),
+                (reports.stalled, "Trouble at: Handler"),
                 (reports.draining, "Draining"),
             ]
         ):
@@ -427,13 +429,25 @@ def rows_stay_below_the_pointer_and_focus_stays(browser):
         same("rows below the pointer", look.read()["panels"]["outboxes"]["rows"], before)
         look.page.mouse.move(2, 2)
         eventually("they follow", lambda: look.read()["panels"]["outboxes"]["rows"][0][0][0] == report["outboxes"][9]["peer"])
-        name = f"Close the connection of {report['outboxes'][1]['peer']}"
+        name = f"Close the connection of {report['outboxes'][2]['peer']}"
         look.page.get_by_role("button", name=name, exact=True).focus()
         look.page.mouse.move(2, 2)
         report["server"]["pid"] = 81
         look.shown(report)
         look.check(report)
         same("focus", look.page.evaluate("document.activeElement.getAttribute('aria-label')"), name)
+
+
+def all_rows_are_shown_where_they_are_asked_for(browser):
+    report = reports.many()
+    with look_at(browser, report) as look:
+        look.check(report)
+        look.page.locator("section:has(#shards)").get_by_role("button", name="45 more", exact=True).click()
+        found = look.read()["panels"]
+        same("shards", [row[0][0] for row in found["shards"]["rows"]], ["40", *(str(n) for n in range(53) if n != 40)])
+        same("others", (found["shards"]["more"], found["closes"]["more"]), ("Fewer", "29 more"))
+        look.page.get_by_role("button", name="Fewer", exact=True).click()
+        look.check(report)
 
 
 def held_figures_stand_still(browser):
@@ -445,7 +459,7 @@ def held_figures_stand_still(browser):
         found = look.read()
         same("status", (found["status"][2], found["link"]), ("Calm", "❙❙ held"))
         look.page.get_by_role("button", name="Hold").click()
-        eventually("they go on", lambda: look.read()["status"][2] == "Losing at: Handler")
+        eventually("they go on", lambda: look.read()["status"][2] == "Trouble at: Handler")
 
 
 def charts_show_two_minutes(browser):
@@ -556,7 +570,7 @@ def keyboard_reaches_everything(browser):
             reached.append(name)
         buttons = look.page.evaluate("document.querySelectorAll('td button').length")
         same("close buttons", sum(name.startswith("Close the connection") for name in reached), buttons)
-        assert {"Hold", "shards", "stalls", "metrics", "report.json"} <= set(reached), reached
+        assert {"Hold", "1 more", "2 more", "metrics", "report.json"} <= set(reached), reached
 
 
 # Two minutes of figures as they might have been, for pictures.

@@ -117,7 +117,7 @@ def look_at_real_server(look_of, binary, eventually, same, folder=None):
         eventually("the outbox is named", lambda: any(row[0][0] == peer for row in look.read()["panels"]["outboxes"]["rows"]))
         compared("outbox")
         page.mouse.move(2, 2)
-        button = page.get_by_role("region", name="Largest outboxes").get_by_role(
+        button = page.locator("section:has(#outboxes)").get_by_role(
             "button", name=f"Close the connection of {peer}", exact=True
         )
         button.click()
@@ -131,7 +131,7 @@ def look_at_real_server(look_of, binary, eventually, same, folder=None):
         eventually("it is gone", lambda: not any(row[0][0] == peer for row in look.read()["panels"]["outboxes"]["rows"]))
 
         blocking = server.say("block 6000")
-        status("Losing at: Handler", "Stalled")
+        status("Trouble at: Handler", "Stalled")
         time.sleep(1.5)
         found = look.read()["panels"]
         assert any("stalled" in row[0][1] for row in found["shards"]["rows"]), found["shards"]["rows"]

@@ -289,6 +289,8 @@ def stalled():
     }
     report["shards"][3] |= {"stalled_seconds": 0.026, "busy": 0.62, "starved": 0.38, "asleep": 0.0}
     report["shards"][2] |= {"stale": True}
+    # It was blocked before it could publish anything.
+    report["shards"][3] |= {name: None for name in ("connections", "turns", "frames", "buffers_used", "buffers")}
     report["silent_shards"] = [1, 2]
     report["stalls"] += [
         stall(3, 0.026, 0.026, ongoing=True, cause="other", waits_in="do_sys_poll", work="message", peer=None, connection=None),

@@ -83,7 +83,7 @@ fn head(report: &Report, place: &str, trouble: Option<&str>) -> Vec<Line<'static
     let mut lines = vec![Line::from(first), Line::raw(second)];
     if let Some(overload) = report.overload.as_ref().filter(|overload| overload.stage > 0) {
         let text = format!(
-            "overload stage {} ({}): {}; {} shed since the start",
+            "overload stage {} ({}): {}; {} requests shed since the start",
             overload.stage,
             plain(&overload.name),
             plain(&overload.cause),
@@ -198,7 +198,8 @@ fn shards(report: &Report, area: Rect) -> Vec<Line<'static>> {
             let text = format!("{:>5} busy, {:>5} starved", percent(shard.busy), percent(shard.starved));
             spans.push(Span::raw(format!("{text:<28}")));
         }
-        spans.push(Span::raw(format!("{:>9} open {:>6} wait", shard.connections, shard.accept_queue)));
+        let open = shard.connections.map_or_else(|| "-".to_owned(), |open| open.to_string());
+        spans.push(Span::raw(format!("{open:>9} open {:>6} wait", shard.accept_queue)));
         Line::from(spans)
     };
     let mut lines: Vec<Line<'static>> = shown.into_iter().map(line).collect();

@@ -109,7 +109,7 @@ mod tests {
                     shard,
                     busy: 0.5,
                     starved: 0.25,
-                    connections: 7,
+                    connections: Some(7),
                     ..ShardReport::default()
                 })
                 .collect(),

@@ -122,7 +122,8 @@ pub struct Stage {
     pub now: u64,
     /// How much it takes, if that is bounded.
     pub capacity: Option<u64>,
-    /// What `now` and `capacity` count: `connections`, `calls`, `bytes`, `descriptors`.
+    /// What `now` and `capacity` count: `connections`, `calls`, `bytes`, `descriptors`; and what the figure is that [`why`](Stage::why)
+    /// is about, where that is another one: `ms blocked`, `% starved`.
     pub unit: String,
     /// What was lost here since the start: packets, connections, or peers that were closed.
     pub lost_total: u64,
@@ -223,7 +224,7 @@ pub struct Overload {
     pub name: String,
     /// Why it is there; empty while it is calm.
     pub cause: String,
-    /// Requests and connections that were shed since the start.
+    /// Requests that services shed since the start.
     pub shed_total: u64,
 }
 
@@ -263,16 +264,17 @@ pub struct ShardReport {
     pub stalled_seconds: Option<f64>,
     /// True if its figures are those from before: a handler blocks it.
     pub stale: bool,
-    /// Connections now.
-    pub connections: u64,
+    /// Connections now. `None`, as are the figures that follow, of a shard that has published nothing yet: it has just started, or
+    /// was blocked before it could.
+    pub connections: Option<u64>,
     /// Turns of its loop since the start.
-    pub turns: u64,
+    pub turns: Option<u64>,
     /// Frames handed to the services since the start.
-    pub frames: u64,
+    pub frames: Option<u64>,
     /// Receive buffers with bytes that are not taken yet: frames that handlers keep, or that wait.
-    pub buffers_used: u64,
+    pub buffers_used: Option<u64>,
     /// Receive buffers taken from the system.
-    pub buffers: u64,
+    pub buffers: Option<u64>,
     /// Connections that wait to be accepted by it.
     pub accept_queue: u64,
 }

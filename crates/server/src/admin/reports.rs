@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use ringserve_report::{
     AcceptQueue, Close, Connection, Finding, Overload, Phase, Quantiles, Rates, Report, ServerFacts,
-    ServiceReport, ShardReport, Times,
+    ServiceReport, Severity, ShardReport, Stage, State, Times,
 };
 
 use super::admission::{NETWORKS_REPORTED, admission};
 use super::history::Sample;
 use super::sources::{Reading, connection, stall};
 use super::target::Running;
+use crate::doctor::Certainty;
 use crate::funnel::funnel;
 use crate::histogram::{Counted, Histogram};
 use crate::host::machine::Machine;
@@ -43,7 +44,7 @@ pub(super) fn report(
     reading: Reading,
     (before, second_ago): (&Sample, &Sample),
     lists: &Lists,
-    findings: Vec<Finding>,
+    mut findings: Vec<Finding>,
 ) -> Report {
     let Reading { stats, queues, stalls, sample: mut now } = reading;
     now.figures.outboxes = running.outboxes(&stats, &lists.outboxes);
@@ -84,9 +85,11 @@ pub(super) fn report(
             frames_per_second: per_second(frames.saturating_sub(earlier)),
         }
     });
+    let stages = funnel(&now.figures, &before.figures);
+    findings.splice(0..0, present(&stages));
     Report {
         server,
-        funnel: funnel(&now.figures, &before.figures),
+        funnel: stages,
         overload: Some(overload(running, stats.counters.frames_shed)),
         admission: Some(admission(running, NETWORKS_REPORTED)),
         rates: rates(&now, second_ago, per_second),
@@ -101,6 +104,26 @@ pub(super) fn report(
         stalls: stalls.iter().map(stall).collect(),
         findings,
     }
+}
+
+/// What the doctor says of the stage that is the cause now: it is what an operator came for.
+fn present(stages: &[Stage]) -> Option<Finding> {
+    let of = |state| stages.iter().find(|stage| stage.state == state);
+    let (stage, severity) = match (of(State::Lost), of(State::Warn)) {
+        (Some(stage), _) => (stage, Severity::Error),
+        (None, Some(stage)) => (stage, Severity::Warn),
+        (None, None) => return None,
+    };
+    let (value, fix) = stage.why.split_once(": ").unwrap_or((&stage.why, ""));
+    Some(Finding {
+        check: "now".to_owned(),
+        severity,
+        what: format!("the stage {}", stage.name),
+        value: value.to_owned(),
+        fix: fix.to_owned(),
+        certainty: Certainty::Seen.as_str().to_owned(),
+        ..Finding::default()
+    })
 }
 
 fn process_facts(machine: &Machine) -> ServerFacts {
@@ -136,6 +159,10 @@ fn shards(running: &Running, now: &Sample, stats: &[crate::stats::ShardStats]) -
     };
     let each = stats.iter().zip(&now.figures.shards).enumerate().map(|(shard, (stats, figures))| {
         let stalled = running.in_turn_for(shard).filter(|time| *time > STALLED);
+        // What was published as it began says nothing of a shard that is blocked since.
+        let has_gone_on = stats.driver.turns > 0 || stalled.is_none();
+        let is_known = has_gone_on && running.control.remotes()[shard].has_published();
+        let known = |figure: u64| is_known.then_some(figure);
         ShardReport {
             shard,
             busy: figures.busy,
@@ -143,11 +170,11 @@ fn shards(running: &Running, now: &Sample, stats: &[crate::stats::ShardStats]) -
             asleep: (1.0 - figures.busy - figures.starved).max(0.0),
             stalled_seconds: stalled.map(|time| time.as_secs_f64()),
             stale: stats.stale,
-            connections: stats.connections as u64,
-            turns: stats.driver.turns,
-            frames: stats.counters.frames,
-            buffers_used: stats.buffers.leased as u64,
-            buffers: stats.buffers.total as u64,
+            connections: known(stats.connections as u64),
+            turns: known(stats.driver.turns),
+            frames: known(stats.counters.frames),
+            buffers_used: known(stats.buffers.leased as u64),
+            buffers: known(stats.buffers.total as u64),
             accept_queue: waiting(shard),
         }
     });
@@ -196,4 +223,29 @@ fn overload(running: &Running, shed_total: u64) -> Overload {
     let Some(worst) = worst else { return Overload::default() };
     let cause = worst.cause.map_or_else(String::new, |cause| format!("shard {}: {cause}", worst.shard));
     Overload { stage: worst.load as u8, name: worst.load.to_string(), cause, shed_total }
+}
+
+#[cfg(test)]
+mod tests {
+    use ringserve_report::StageName;
+
+    use super::*;
+
+    #[test]
+    fn doctor_says_what_is_the_cause_now() {
+        let stage = |name, state, why: &str| Stage { name, state, why: why.to_owned(), ..Stage::default() };
+        let warns = stage(StageName::Table, State::Warn, "90 of 100 connections: further ones will wait");
+        let lost = stage(StageName::Handler, State::Lost, "shard 0 is blocked, and computes: await");
+        let said = |stages: &[Stage]| {
+            present(stages).map(|found| (found.severity, found.what, found.value, found.fix))
+        };
+        let of = |severity, [what, value, fix]: [&str; 3]| {
+            Some((severity, what.to_owned(), value.to_owned(), fix.to_owned()))
+        };
+        let blocked = ["the stage handler", "shard 0 is blocked, and computes", "await"];
+        assert_eq!(said(&[warns.clone(), lost]), of(Severity::Error, blocked));
+        let nearly = ["the stage table", "90 of 100 connections", "further ones will wait"];
+        assert_eq!(said(&[warns]), of(Severity::Warn, nearly));
+        assert_eq!(said(&[Stage::default()]), None);
+    }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ringserve_report::{Stage, StageName, State};
 
-use super::{Figures, MachineFigures, STARVED, Seen, calm, seconds};
+use super::{Figure, Figures, MachineFigures, STARVED, Seen, calm, millis, seconds};
 
 /// The share of time that a control group may take from a process before it is the cause of what peers feel.
 const THROTTLED: f64 = 0.1;
@@ -64,18 +64,20 @@ pub(super) fn machine(seen: &Seen<'_>) -> Stage {
     };
     // The first of the worst.
     let found = [conntrack(seen), quota(seen), memory(seen), starved(seen), packets(seen), files(seen)];
-    let found = found.into_iter().flatten().min_by_key(|(state, _)| *state != State::Lost);
+    let found = found.into_iter().flatten().min_by_key(|(state, ..)| *state != State::Lost);
     match found {
-        Some((state, why)) => Stage { state, why, ..stage },
+        Some((state, why, figure)) => figure.on(Stage { state, why, ..stage }),
         None => stage,
     }
 }
 
-type Found = Option<(State, String)>;
+/// With the figure that the sentence is about.
+type Found = Option<(State, String, Figure)>;
 
 fn conntrack(seen: &Seen<'_>) -> Found {
     let dropped = seen.grew(|now| now.machine.conntrack_drops);
     let (count, max) = seen.now.machine.conntrack.unwrap_or_default();
+    let figure = Figure { now: count, capacity: Some(max), unit: "tracked" };
     let fix = format!(
         "sysctl -w net.netfilter.nf_conntrack_max={}, or a NOTRACK rule for the port",
         max.max(count).max(1) * 2
@@ -86,13 +88,14 @@ fn conntrack(seen: &Seen<'_>) -> Found {
             _ => format!("dropped {dropped} packets {}", seen.recently()),
         };
         let why = format!("the kernel tracks {count} connections of {max} (nf_conntrack) and {drops}: {fix}");
-        return Some((State::Lost, why));
+        return Some((State::Lost, why, figure));
     }
     let is_near = max > 0 && count * 100 >= max * 80;
     is_near.then(|| {
         (
             State::Warn,
             format!("the kernel tracks {count} connections of {max}, and drops packets beyond: {fix}"),
+            figure,
         )
     })
 }
@@ -110,17 +113,19 @@ fn quota(seen: &Seen<'_>) -> Found {
         seconds(time),
         seen.recently()
     );
-    Some((if share >= THROTTLED { State::Lost } else { State::Warn }, why))
+    let figure = Figure { now: millis(time), capacity: Some(millis(seen.window())), unit: "ms held back" };
+    Some((if share >= THROTTLED { State::Lost } else { State::Warn }, why, figure))
 }
 
 fn memory(seen: &Seen<'_>) -> Found {
     let (used, pressure) = seen.now.machine.tcp_bytes?;
     let is = |share: u64| pressure > 0 && used * 100 >= pressure * share;
+    let figure = Figure { now: used, capacity: Some(pressure), unit: "bytes" };
     let fix = "raise net.ipv4.tcp_mem, or bound the buffers of sockets (TCP_NOTSENT_LOWAT, SocketOptions)";
     if is(100) {
         let why =
             format!("sockets of TCP hold {used} bytes, and from {pressure} on the kernel prunes them: {fix}");
-        return Some((State::Lost, why));
+        return Some((State::Lost, why, figure));
     }
     is(70).then(|| {
         (
@@ -128,6 +133,7 @@ fn memory(seen: &Seen<'_>) -> Found {
             format!(
                 "sockets of TCP hold {used} bytes of {pressure}, from which on the kernel prunes them: {fix}"
             ),
+            figure,
         )
     })
 }
@@ -143,7 +149,8 @@ fn starved(seen: &Seen<'_>) -> Found {
          give the shards CPUs to themselves (Server::pin)",
         share * 100.0
     );
-    Some((if share >= 2.0 * STARVED { State::Lost } else { State::Warn }, why))
+    let figure = Figure { now: (share * 100.0) as u64, capacity: Some(100), unit: "% starved" };
+    Some((if share >= 2.0 * STARVED { State::Lost } else { State::Warn }, why, figure))
 }
 
 fn packets(seen: &Seen<'_>) -> Found {
@@ -155,7 +162,8 @@ fn packets(seen: &Seen<'_>) -> Found {
             seen.recently()
         )
     };
-    (dropped > 0).then(|| (State::Warn, why()))
+    (dropped > 0)
+        .then(|| (State::Warn, why(), Figure { now: dropped, capacity: None, unit: "packets dropped" }))
 }
 
 fn files(seen: &Seen<'_>) -> Found {
@@ -164,5 +172,5 @@ fn files(seen: &Seen<'_>) -> Found {
     let why = format!(
         "{descriptors} of {max} descriptors are open: raise RLIMIT_NOFILE (ulimit -n, LimitNOFILE= in systemd)"
     );
-    Some((State::Warn, why))
+    Some((State::Warn, why, Figure { now: descriptors, capacity: Some(max), unit: "descriptors" }))
 }

@@ -121,6 +121,11 @@ impl Seen<'_> {
             lost_recently,
             ..calm(StageName::AcceptQueue, "connections")
         };
+        let of_one = |number: usize| Figure {
+            now: queues[number].waiting,
+            capacity: Some(queues[number].capacity),
+            unit: "connections",
+        };
         let losing = (0..queues.len()).filter(|number| self.lost(*number) > 0);
         let explained = |number: &usize| self.obstacle(queues[*number].shard);
         let worst = losing.clone().filter(|number| explained(number).is_none()).max_by_key(|n| self.lost(*n));
@@ -133,7 +138,7 @@ impl Seen<'_> {
                 self.recently(),
                 of_queue(&queues[number]),
             );
-            return Stage { state: State::Lost, why, ..stage };
+            return of_one(number).on(Stage { state: State::Lost, why, ..stage });
         }
         if let Some((number, by)) = losing.filter_map(|n| Some((n, explained(&n)?))).next() {
             let why = format!(
@@ -142,18 +147,19 @@ impl Seen<'_> {
                 self.recently(),
                 of_queue(&queues[number]),
             );
-            return Stage { state: State::Warn, why, ..stage };
+            return of_one(number).on(Stage { state: State::Warn, why, ..stage });
         }
-        let full = queues.iter().find(|queue| queue.waiting > 0 && queue.waiting * 2 >= queue.capacity);
+        let full = queues.iter().position(|queue| queue.waiting > 0 && queue.waiting * 2 >= queue.capacity);
         match full {
-            Some(queue) => {
+            Some(number) => {
+                let queue = &queues[number];
                 let why = format!(
                     "{} connections wait at {}, whose queue takes {}: when it is full their packets are dropped",
                     queue.waiting,
                     of_queue(queue),
                     queue.capacity
                 );
-                Stage { state: State::Warn, why, ..stage }
+                of_one(number).on(Stage { state: State::Warn, why, ..stage })
             }
             None => stage,
         }
@@ -192,18 +198,21 @@ impl Seen<'_> {
             return Stage { state, why, ..stage };
         }
         if paused > 0 {
-            let why = match descriptors_max.filter(|max| descriptors + 1 >= *max) {
-                Some(max) => format!(
+            let stage = Stage { state: State::Lost, ..stage };
+            if let Some(max) = descriptors_max.filter(|max| descriptors + 1 >= *max) {
+                let why = format!(
                     "accepting stopped {paused} times {}: {descriptors} of {max} descriptors are open; {of_descriptors}",
                     self.recently()
-                ),
-                None => format!(
-                    "accepting stopped {paused} times {}, at a limit that is not that of connections: \
-                     ServerLimits::handshakes_max, memory, or files of the system (fs.file-max)",
-                    self.recently()
-                ),
-            };
-            return Stage { state: State::Lost, why, ..stage };
+                );
+                let figure = Figure { now: descriptors, capacity: Some(max), unit: "descriptors" };
+                return figure.on(Stage { why, ..stage });
+            }
+            let why = format!(
+                "accepting stopped {paused} times {}, at a limit that is not that of connections: \
+                 ServerLimits::handshakes_max, memory, or files of the system (fs.file-max)",
+                self.recently()
+            );
+            return Figure { now: paused, capacity: None, unit: "pauses" }.on(Stage { why, ..stage });
         }
         if connections * 10 >= connections_max * 9 && connections > 0 {
             let why = format!(
@@ -286,7 +295,8 @@ impl Seen<'_> {
                     seconds(stall.lasted)
                 )
             };
-            return Stage { state, why, ..stage };
+            let figure = Figure { now: millis(stall.lasted), capacity: None, unit: "ms blocked" };
+            return figure.on(Stage { state, why, ..stage });
         }
         if panics > 0 {
             let why = format!(
@@ -306,13 +316,14 @@ impl Seen<'_> {
         if let Some(timeout) = timeout
             && oldest >= LONG_CALL
         {
+            let waited = Figure { now: millis(oldest), capacity: Some(millis(timeout)), unit: "ms waited" };
             if self.waits_for_its_peer() {
                 let why = format!(
                     "a call of {} has waited for {}, and its peer does not read: see the stage peer",
                     self.now.waiting.peer,
                     seconds(oldest)
                 );
-                return Stage { state: State::Warn, why, ..stage };
+                return waited.on(Stage { state: State::Warn, why, ..stage });
             }
             let state = if paused || oldest * 2 >= timeout { State::Lost } else { State::Warn };
             let why = format!(
@@ -323,7 +334,7 @@ impl Seen<'_> {
                 seconds(oldest),
                 seconds(timeout)
             );
-            return Stage { state, why, ..stage };
+            return waited.on(Stage { state, why, ..stage });
         }
         stage
     }
@@ -360,7 +371,8 @@ impl Seen<'_> {
                 "{largest} bytes wait for {}, which is closed at {largest_max} (Limits::outbox_bytes_max)",
                 self.now.outboxes.peer
             );
-            return Stage { state: State::Warn, why, ..stage };
+            let figure = Figure { now: largest, capacity: Some(largest_max), unit: "bytes" };
+            return figure.on(Stage { state: State::Warn, why, ..stage });
         }
         stage
     }
@@ -403,6 +415,25 @@ impl Seen<'_> {
         }
         stage
     }
+}
+
+/// What a stage shows that its sentence is about, where that is not what it shows else.
+#[derive(Clone, Copy)]
+struct Figure {
+    now: u64,
+    capacity: Option<u64>,
+    unit: &'static str,
+}
+
+impl Figure {
+    fn on(self, stage: Stage) -> Stage {
+        let Figure { now, capacity, unit } = self;
+        Stage { now, capacity, unit: unit.to_owned(), ..stage }
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// A stage at which nothing is wrong.

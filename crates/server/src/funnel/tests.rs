@@ -361,3 +361,45 @@ fn blocked_shard_explains_no_loss_of_another_one() {
     let state = |name| stages.iter().find(|stage| stage.name == name).unwrap().state;
     assert_eq!((state(StageName::AcceptQueue), state(StageName::Handler)), (State::Lost, State::Lost));
 }
+
+/// What the stage that is the cause shows, of what it takes.
+fn figure_of(change: impl FnOnce(&mut Figures)) -> (u64, Option<u64>, String) {
+    let stages = after(change);
+    let stage = stages.iter().find(|stage| stage.state != State::Calm).expect("something is wrong");
+    (stage.now, stage.capacity, stage.unit.clone())
+}
+
+#[test]
+fn stage_shows_the_figure_that_its_sentence_is_about() {
+    let is = |change: fn(&mut Figures), now: u64, capacity: Option<u64>, unit: &str| {
+        assert_eq!(figure_of(change), (now, capacity, unit.to_owned()));
+    };
+    let queue = |now: &mut Figures| {
+        queue_overflows(now);
+        now.queues[1].waiting = 7;
+    };
+    is(queue, 4097, Some(4096), "connections");
+    let descriptors = |now: &mut Figures| {
+        now.accept_paused = 3;
+        (now.machine.descriptors, now.machine.descriptors_max) = (64, Some(64));
+    };
+    is(descriptors, 64, Some(64), "descriptors");
+    is(|now| now.accept_paused = 3, 3, None, "pauses");
+    is(|now| now.shards[1].stall = stall(StallCause::Lock, true), 4200, None, "ms blocked");
+    let waits = |now: &mut Figures| {
+        now.waiting.calls = 5;
+        (now.waiting.oldest, now.waiting.timeout) =
+            (Duration::from_millis(2500), Some(Duration::from_secs(30)));
+    };
+    is(waits, 2500, Some(30_000), "ms waited");
+    let outbox = |now: &mut Figures| {
+        (now.outboxes.bytes, now.outboxes.largest, now.outboxes.largest_max) = (90, 60, 100);
+    };
+    is(outbox, 60, Some(100), "bytes");
+    is(|now| now.machine.conntrack = Some((128, 128)), 128, Some(128), "tracked");
+    is(|now| now.machine.throttled = Duration::from_secs(8), 8000, Some(10_000), "ms held back");
+    is(|now| now.machine.tcp_bytes = Some((400, 300)), 400, Some(300), "bytes");
+    is(|now| now.shards[1].starved = 0.8, 80, Some(100), "% starved");
+    is(|now| now.machine.softnet_drops = 9, 9, None, "packets dropped");
+    is(|now| now.machine.descriptors = 19_000, 19_000, Some(20_000), "descriptors");
+}

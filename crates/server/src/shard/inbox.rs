@@ -257,6 +257,12 @@ impl RemoteShard {
         ShardStats { stale: ended, ..stats }
     }
 
+    /// True if there are figures of it.
+    #[cfg(feature = "admin")]
+    pub(crate) fn has_published(&self) -> bool {
+        self.snapshot().is_some_and(|snapshot| snapshot.publication() > 0)
+    }
+
     /// Asks for a report, and returns the number by which [`latest_report`](RemoteShard::latest_report) knows it.
     pub(crate) fn ask_report(&self) -> u64 {
         let mut reports = self.reports();
@@ -563,6 +569,17 @@ mod tests {
         assert!(!remote.lets_watchdog_rest(), "it works");
         remote.set_thread(0);
         assert!(remote.lets_watchdog_rest(), "it ended");
+    }
+
+    #[cfg(feature = "admin")]
+    #[test]
+    fn shard_that_has_published_nothing_has_no_figures() {
+        let remote = RemoteShard::new();
+        assert!(!remote.has_published());
+        let snapshot = remote.publishes(&ServiceNames::new([("service".into(), 1)])).clone();
+        assert!(!remote.has_published());
+        drop(snapshot.publish());
+        assert!(remote.has_published());
     }
 
     #[test]
