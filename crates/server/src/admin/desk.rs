@@ -108,27 +108,37 @@ impl Desk {
                 })
                 .await
             };
-            if ticked && let Some(running) = self.running() {
+            let asked = poll_fn(|task| Poll::Ready(self.press.poll_asked(task).is_ready())).await;
+            let writes = asked || (ticked && self.press.has_listeners());
+            // A report has a reading, too, and one a second is enough.
+            if ticked
+                && !writes
+                && let Some(running) = self.running()
+            {
                 self.history.borrow_mut().push(running.read().sample);
             }
-            let asked = poll_fn(|task| Poll::Ready(self.press.poll_asked(task).is_ready())).await;
-            if asked || (ticked && self.press.has_listeners()) {
+            if writes {
                 let number = self.press.begin();
                 let at = self.shard.now();
-                let report = self.report().await;
+                let report = self.report(ticked).await;
                 let json = serde_json::to_vec(&report).unwrap_or_default();
                 self.press.publish(number, at, &json);
             }
         }
     }
 
-    async fn report(self: &Rc<Self>) -> Report {
+    /// What it read is kept as the sample of this second if it is `sampled`.
+    async fn report(self: &Rc<Self>, sampled: bool) -> Report {
         let Some(running) = self.running() else { return reports::starting() };
         self.examine().await;
         self.list(running).await;
         let reading = running.read();
-        let history = self.history.borrow();
-        let then = (&*history.before(&reading.sample), &*history.second_ago(&reading.sample));
+        let mut history = self.history.borrow_mut();
+        let then = (history.before(&reading.sample), history.second_ago(&reading.sample));
+        if sampled {
+            history.push(reading.sample.clone());
+        }
+        let then = (&*then.0, &*then.1);
         reports::report(running, reading, then, &self.lists.borrow().0, self.findings.borrow().clone())
     }
 
