@@ -13,6 +13,10 @@ use crate::lease::Lease;
 /// The least size of a block that is kept. The system gives smaller ones without a page fault for each 4 KiB.
 const KEPT_FROM: usize = 64 * 1024;
 
+/// How much of a frame must be there, or come at once, before it takes a block that is kept: what comes by a receive buffer. So only
+/// that is copied, and all that follows goes where it stays.
+const TAKES_FROM: usize = 16 * 1024;
+
 /// Bytes that arrive piece by piece, in one block that grows with them.
 ///
 /// It at most doubles: memory follows the arrived bytes, not the announced number. All of it is initialised, the part behind
@@ -50,7 +54,8 @@ impl Block {
         // Exactly what is expected where that is near, but an eighth at least, so that growing stays rare.
         let near = self.len.saturating_add(expected).max(size + size / 8);
         let size = size.saturating_mul(2).min(near).max(self.len.saturating_add(more));
-        let kept = self.home.as_ref().filter(|_| size >= KEPT_FROM).and_then(|home| home.take(size, near));
+        let takes = size >= TAKES_FROM && near >= KEPT_FROM;
+        let kept = self.home.as_ref().filter(|_| takes).and_then(|home| home.take(size, near));
         let Some(mut memory) = kept.or_else(|| try_zeroed(size)) else { return false };
         memory[..self.len].copy_from_slice(&self.memory[..self.len]);
         let old = mem::replace(&mut self.memory, memory);
@@ -184,15 +189,16 @@ struct Kept {
 }
 
 impl Kept {
-    /// A block of at least `size` bytes, if possible of `wanted`, and at most twice that: the most recent one with enough, or
-    /// else the largest.
+    /// A block of `wanted` bytes and at most an eighth more, the most recent one. A larger one would be too large for who keeps it
+    /// with what is in it, and would come back for the next. Or else, from 64 KiB on, the largest of `size` bytes or more.
     #[cold]
     fn take(&self, size: usize, wanted: usize) -> Option<Vec<u8>> {
         let mut blocks = self.blocks.borrow_mut();
-        let most = wanted.saturating_mul(2);
+        let most = wanted.saturating_add(wanted / 8);
         let fits = blocks.iter().rposition(|block| block.len() >= wanted && block.len() <= most);
         let index = fits.or_else(|| {
-            let fewer = (0..blocks.len()).filter(|index| (size..wanted).contains(&blocks[*index].len()));
+            let sizes = if size < KEPT_FROM { 0..0 } else { size..wanted };
+            let fewer = (0..blocks.len()).filter(|index| sizes.contains(&blocks[*index].len()));
             fewer.max_by_key(|index| blocks[*index].len())
         })?;
         let block = blocks.remove(index);
@@ -286,14 +292,16 @@ mod tests {
     }
 
     #[test]
-    fn a_kept_block_is_no_more_than_twice_what_is_wanted() {
-        let blocks = Blocks::new(1 << 20);
-        let mut block = blocks.block();
-        assert!(block.put(&vec_of(300_000), 300_000));
-        drop(block);
-        let mut block = blocks.block();
-        assert!(block.put(&vec_of(100_000), 100_000));
-        assert_eq!((block.held_bytes(), blocks.kept_bytes()), (100_000, 300_000));
+    fn a_kept_block_is_at_most_an_eighth_more_than_what_is_wanted() {
+        for (kept, taken) in [(112_500, 112_500), (112_501, 100_000)] {
+            let blocks = Blocks::new(1 << 20);
+            let mut block = blocks.block();
+            assert!(block.put(&vec_of(kept), kept));
+            drop(block);
+            let mut block = blocks.block();
+            assert!(block.put(&vec_of(16_384), 100_000) && block.put(&vec_of(83_616), 83_616));
+            assert_eq!((block.held_bytes(), block.len()), (taken, 100_000));
+        }
     }
 
     #[test]
@@ -303,11 +311,23 @@ mod tests {
         assert!(block.put(&vec_of(1 << 20), 1 << 20));
         drop(block);
         let mut block = blocks.block();
-        assert!(block.put(&[1; 10], 1 << 20));
-        assert_eq!((block.held_bytes(), blocks.kept_bytes()), (10, 1 << 20));
-        assert!(block.put(&vec_of(40_000), 1 << 20) && block.put(&vec_of(1), 1 << 20));
+        assert!(block.put(&vec_of(16_383), 1 << 20));
+        assert_eq!((block.held_bytes(), blocks.kept_bytes()), (16_383, 1 << 20));
+        assert!(block.put(&[1; 1], (1 << 20) - 16_383));
         assert_eq!((block.held_bytes(), blocks.kept_bytes()), (1 << 20, 0));
-        assert_eq!((block[0], block.len()), (1, 40_011));
+        assert_eq!((block[0], block[16_383], block.len()), (7, 1, 16_384));
+        // What came at once is as good as what is there.
+        drop(block);
+        let mut block = blocks.block();
+        assert!(block.put(&vec_of(16_384), 1 << 20));
+        assert_eq!((block.held_bytes(), blocks.kept_bytes()), (1 << 20, 0));
+        // Nor is a smaller one for a part of what is announced, before as much of it came.
+        drop(block);
+        let mut block = blocks.block();
+        assert!(block.put(&vec_of(16_384), 1 << 29));
+        assert_eq!((block.held_bytes(), blocks.kept_bytes()), (16_384, 1 << 20));
+        assert!(block.put(&vec_of(50_000), 1 << 29));
+        assert_eq!((block.held_bytes(), blocks.kept_bytes()), (1 << 20, 0));
     }
 
     #[test]

@@ -275,7 +275,7 @@ impl Inbox {
             false => _ = self.begin_window(now),
         }
         self.partial_began = now;
-        if !self.partial.put(bytes, bytes.len()) {
+        if !self.partial.put(bytes, bytes.len().saturating_add(missing)) {
             return Err(NoMemory);
         }
         self.scanned = bytes.len();

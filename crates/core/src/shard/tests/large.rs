@@ -67,6 +67,33 @@ fn rest_of_a_large_frame_comes_without_the_drivers_buffers() {
 }
 
 #[test]
+fn kept_block_is_taken_with_the_first_buffer_of_a_frame() {
+    let (mut shard, id) = begun(Limits::default(), 300_000);
+    shard.begin(at(1), 1);
+    shard.complete(Completion::ReceiveEnded { id, end: ReceiveEnd::Stopped });
+    shard.end();
+    let mut times = Vec::new();
+    shard.heard();
+    for turn in 1..4 {
+        times.push(0);
+        while shard.heard().is_empty() {
+            let (block, most) = into_block(shard.ops());
+            shard.begin(at(turn), 1);
+            fill(&mut shard, id, block, most);
+            shard.end();
+            times[turn as usize - 1] += 1;
+        }
+        shard.begin(at(turn), 2);
+        shard.receive(id, &wire(300_000)[..16 << 10]);
+        shard.complete(Completion::ReceiveEnded { id, end: ReceiveEnd::Stopped });
+        shard.end();
+        shard.heard();
+        assert_eq!(shard.held_bytes(), 300_004, "all of it, of which a buffer came");
+    }
+    assert!(times[0] > 3 && times[1..] == [1, 1], "receives into a block for each frame: {times:?}");
+}
+
+#[test]
 fn head_that_lies_about_its_length_costs_what_came() {
     let limits = Limits::default().frame_bytes_max(1 << 30);
     let (mut shard, id) = begun(limits, 512 << 20);
