@@ -1,26 +1,17 @@
 //! What a client asks on its connection, and what it is answered.
 
 use std::cell::{Cell, OnceCell};
-use std::rc::Rc;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{rc::Rc, sync::Arc};
 
 use ringserve::framing::FrameError;
 use ringserve::limits::{ConnLimits, IdleCounts};
 use ringserve::{Closed, Cx, Failure, Frame, Service};
 
-use crate::node::{Answer, Goodbye, Message, Node, Request};
-use crate::packet::{Connect, Publication, Read, Reader, Reason, disconnect, packet};
-
-/// Bytes of a client id at most: it is kept with each message of the client.
-const ID_BYTES_MAX: usize = 256;
+use crate::packet::{Connect, Goodbye, Publication, Read, Reader, Reason, packet};
+use crate::sessions::{Answer, Node};
 
 /// Bytes of a will at most: each session may keep one.
 const WILL_BYTES_MAX: usize = 4096;
-
-/// Types of packets.
-const SUBACK: u8 = 0x90;
-const UNSUBACK: u8 = 0xB0;
 
 /// The broker on one shard.
 pub struct Broker(pub Rc<Node>);
@@ -42,25 +33,26 @@ impl Service for Broker {
     type Error = Reason;
 
     async fn call(&self, cx: &MqttCx<'_>, packet: Frame) -> Read<()> {
+        let node = &self.0;
         let Some(client) = cx.session().client.get() else {
-            return if packet[0] == 0x10 {
-                self.connect(cx, &packet).await
-            } else {
-                Err(Reason::ProtocolError)
-            };
+            return self.connect(cx, &packet).await;
         };
         let mut rest = Reader::of(&packet, client.is_five)?;
         match packet[0] {
             0x30..=0x3F => self.publish(cx, client, &packet).await?,
             0x40 => {
-                let request = Request::Acknowledged(rest.packet_id()?);
+                let id = rest.packet_id()?;
                 // Without an answer: there are as many as messages.
-                let _ended = self.0.tell(client, cx.id(), request).await;
+                let job = node.job(client, cx.id(), move |node, session| node.acknowledged(session, id));
+                let _ended = node.tell(&client.id, job).await;
             }
-            0x82 => self.filters(cx, client, rest, SUBACK).await?,
-            0xA2 => self.filters(cx, client, rest, UNSUBACK).await?,
+            0x82 => self.filters(cx, client, rest, true).await?,
+            0xA2 => self.filters(cx, client, rest, false).await?,
             0xC0 => cx.write(&[0xD0, 0]),
-            0xE0 => disconnected(cx, rest)?,
+            0xE0 => {
+                cx.session().goodbye.set(rest.goodbye()?);
+                cx.close();
+            }
             // What belongs to QoS 2 and to authentication, a second CONNECT, packets of servers, and other flags.
             _ => return Err(Reason::ProtocolError),
         }
@@ -84,7 +76,9 @@ impl Service for Broker {
         let (node, Connection { client, goodbye, .. }) = (&self.0, closed.session());
         // At the end of the server all sessions end, without their wills.
         if let Some(client) = client.get().filter(|_| !node.shard.is_draining()) {
-            node.shard.spawn(node.tell(client, closed.id(), Request::Closed(goodbye.get())));
+            let goodbye = goodbye.take();
+            let job = node.job(client, closed.id(), |node, session| node.closed(session, goodbye));
+            node.shard.spawn(node.tell(&client.id, job));
         }
     }
 }
@@ -92,47 +86,33 @@ impl Service for Broker {
 /// Closes the connection, after the code that version 5 has for the reason.
 fn leave(cx: &MqttCx<'_>, reason: Reason) {
     let Connection { client, is_welcome, .. } = cx.session();
-    if let Some(client) = client.get().filter(|client| is_welcome.get() && client.is_five) {
-        cx.write(disconnect(reason, client.packet_max));
+    if let Some(client) = client.get().filter(|_| is_welcome.get()) {
+        cx.write(client.goodbye(reason));
     }
     cx.close();
-}
-
-/// The client says goodbye.
-fn disconnected(cx: &MqttCx<'_>, mut rest: Reader<'_>) -> Read<()> {
-    let code = if rest.left.is_empty() { 0 } else { rest.number(1)? };
-    let expiry =
-        if rest.left.is_empty() { None } else { rest.properties(&[0x11, 0x1F, 0x26])?.seconds(0x11) };
-    rest.end()?;
-    cx.session().goodbye.set(Goodbye { drops_will: code == 0, expiry });
-    cx.close();
-    Ok(())
 }
 
 impl Broker {
     async fn connect(&self, cx: &MqttCx<'_>, frame: &[u8]) -> Read<()> {
         let mut rest = Reader::of(frame, false)?;
         let (name, version) = (rest.text()?, rest.number(1)?);
-        let is_five = (name, version) == ("MQTT", 5);
+        let is_five = (frame[0], name, version) == (0x10, "MQTT", 5);
         rest.is_five = is_five;
-        let attached = match (name, version) {
-            ("MQTT", 4 | 5) => self.attach(cx, rest).await,
-            ("MQTT" | "MQIsdp", _) => Err(Reason::UnsupportedVersion),
+        let attached = match (frame[0], name, version) {
+            (0x10, "MQTT", 4 | 5) => self.attach(cx, rest).await,
+            (0x10, "MQTT" | "MQIsdp", _) => Err(Reason::UnsupportedVersion),
+            // Another packet, or another protocol.
             _ => Err(Reason::MalformedPacket),
         };
         match attached {
             Ok(_) => cx.session().is_welcome.set(true),
-            Err(reason) if is_five => cx.write(packet(0x20, &[&[0, reason as u8, 0]])),
-            Err(reason) => cx.write(reason.refusal_of_three()),
+            Err(reason) => cx.write(reason.refusal(is_five)),
         }
         attached.map(drop)
     }
 
     async fn attach(&self, cx: &MqttCx<'_>, rest: Reader<'_>) -> Answer {
         let (node, mut connect) = (&self.0, Connect::read(rest)?);
-        if connect.is_assigned && !connect.is_five && !connect.is_clean || connect.id.len() > ID_BYTES_MAX {
-            return Err(Reason::IdNotValid);
-        }
         if connect.will.as_ref().is_some_and(|will| will.bytes() > WILL_BYTES_MAX) {
             return Err(Reason::TooLarge);
         }
@@ -140,14 +120,14 @@ impl Broker {
             let (shard, random) = (node.shard.index(), node.shard.random());
             connect.id = format!("shard{shard}-{random:016x}{:016x}", cx.id().bits()).into();
         }
-        let idle = Some(Duration::from_millis(1500 * u64::from(connect.keep_alive)));
-        let limits = ConnLimits::default().idle_timeout(idle.filter(|idle| !idle.is_zero()));
-        cx.set_limits(&limits.idle_counts(IdleCounts::Received)).map_err(|_| Reason::Unspecified)?;
+        let idle = Some(connect.keep_alive * 3 / 2).filter(|idle| !idle.is_zero());
+        let limits = ConnLimits::default().idle_timeout(idle).idle_counts(IdleCounts::Received);
+        cx.set_limits(&limits).map_err(|_| Reason::Unspecified)?;
 
         // Its session hears of the end of the connection, also if that comes before the answer.
         let client = cx.session().client.get_or_init(|| Arc::new(connect));
-        let message = Message::Attach(cx.handle(), client.clone());
-        node.ask(&client.id, message).await
+        let (handle, connect) = (cx.handle(), client.clone());
+        node.ask(&client.id, Box::new(|node, reply| reply.answer(node.attach(handle, connect)))).await
     }
 
     async fn publish(&self, cx: &MqttCx<'_>, client: &Connect, frame: &Frame) -> Read<()> {
@@ -159,25 +139,25 @@ impl Broker {
         Ok(())
     }
 
-    /// SUBSCRIBE or UNSUBSCRIBE: the home of the session says a code for each filter.
-    async fn filters(&self, cx: &MqttCx<'_>, client: &Connect, mut rest: Reader<'_>, answer: u8) -> Read<()> {
-        let (mut reply, mut requests) = (rest.packet_id()?.to_be_bytes().to_vec(), Vec::new());
-        let subscribes = answer == SUBACK;
+    /// SUBSCRIBE, which adds filters, or UNSUBSCRIBE: the home of the session says a code for each.
+    async fn filters(&self, cx: &MqttCx<'_>, client: &Connect, mut rest: Reader<'_>, adds: bool) -> Read<()> {
+        let (mut reply, mut jobs) = (rest.packet_id()?.to_be_bytes().to_vec(), Vec::new());
         rest.properties(&[0x26])?;
-        while !rest.left.is_empty() || requests.is_empty() {
-            let filter = rest.text()?.into();
-            requests.push(match subscribes {
-                true => Request::Subscribe(filter, rest.options()?),
-                false => Request::Unsubscribe(filter),
-            });
+        while !rest.left.is_empty() || jobs.is_empty() {
+            let filter = Arc::<str>::from(rest.text()?);
+            let options = if adds { Some(rest.options()?) } else { None };
+            jobs.push(self.0.job(client, cx.id(), move |node, session| match options {
+                Some(options) => node.subscribe(session, &filter, options),
+                None => node.unsubscribe(session, &filter),
+            }));
         }
         reply.extend(client.is_five.then_some(0));
-        for request in requests {
-            let code = self.0.ask(&client.id, Message::Session(client.id.clone(), cx.id(), request)).await?;
-            let of_three = subscribes.then_some(code.min(0x80));
+        for job in jobs {
+            let code = self.0.ask(&client.id, job).await?;
+            let of_three = adds.then_some(code.min(0x80));
             reply.extend(if client.is_five { Some(code) } else { of_three });
         }
-        cx.write(packet(answer, &[&reply]));
+        cx.write(packet(if adds { 0x90 } else { 0xB0 }, &[&reply]));
         Ok(())
     }
 }

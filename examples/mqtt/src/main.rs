@@ -10,8 +10,8 @@
 //!
 //! Packets are frames ([`packet`]). The session of a client, with its filters and with what it did not acknowledge, is at home on
 //! the shard that the hash of the client id says, wherever the client is connected ([`sessions`]): what a client asks on its
-//! connection ([`broker`]) is asked there. A message goes to each shard once ([`node`]), where the filters of all sessions are a
-//! tree ([`Filters`](ringserve::topics::Filters)). Everything is in memory.
+//! connection ([`broker`]) is done there, as a closure. A message goes to each shard once, where the filters of all sessions are
+//! a tree ([`Filters`](ringserve::topics::Filters)). Everything is in memory.
 //!
 //! * Supported: QoS 0 and 1, retained messages, wills, wildcards, `$` topics, keep-alive, sessions that outlive their connection
 //!   for a day at most, take-over of a client id, receive maximum, maximum packet size, message expiry, no local, retain as
@@ -26,17 +26,13 @@
 //! * All shards retain the same messages, since each topic has a shard that all others hear of it from.
 
 mod broker;
-mod node;
 mod packet;
 mod sessions;
 #[cfg(test)]
 mod tests;
 
-use std::error::Error;
-use std::io::IsTerminal;
-use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::time::Duration;
+use std::io::{IsTerminal, stdout};
+use std::{error::Error, net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::Parser;
 use ringserve::listen::{endpoints, tcp};
@@ -44,12 +40,14 @@ use ringserve::sync::Mesh;
 use ringserve::tls::{Pem, Tls, TlsError};
 use ringserve::websocket::WebSocketOptions;
 use ringserve::{Driver, Limits, Server, Several};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 use crate::broker::Broker;
-use crate::node::{Bounds, MESSAGES_MAX, Node};
 use crate::packet::{PACKET_BYTES_MAX, PACKETS};
+use crate::sessions::{Bounds, Node};
+
+/// Jobs that may wait for a shard, each with a packet at most.
+const JOBS_MAX: usize = 1024;
 
 /// A broker of MQTT 3.1.1 and 5.
 #[derive(Parser)]
@@ -96,14 +94,14 @@ impl Args {
         }
         let limits = Limits::default().frame_bytes_max(PACKET_BYTES_MAX);
         let clients = endpoints(listeners).framing(PACKETS).limits(limits).name("mqtt");
-        let (bounds, mesh) = (self.bounds.clone(), Mesh::with_capacity(MESSAGES_MAX));
+        let (bounds, mesh) = (self.bounds.clone(), Mesh::with_capacity(JOBS_MAX));
         Ok(Server::new().service(clients, move |shard| Broker(Node::new(shard, &mesh, &bounds))))
     }
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
     let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let color = stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     let args = Args::parse();
     Ok(args.server()?.driver(args.driver).shards(args.shards).serve()?)

@@ -2,17 +2,18 @@
 //!
 //! A packet of 3.1.1 is read as one of version 5 without properties, so both versions are one from here on.
 
-use std::collections::BTreeMap;
-use std::fmt;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use ringserve::framing::{Decode, Framing, LengthField, LengthPrefix};
 use ringserve::time::Time;
 
+/// Bytes of a client id at most: it is kept with each message of the client.
+const ID_BYTES_MAX: usize = 256;
 /// Bytes of a packet at most.
 pub const PACKET_BYTES_MAX: usize = 256 << 10;
+/// Messages of QoS 1 that a client is sent before it acknowledges the first, if it takes that many.
+const IN_FLIGHT_MAX: u32 = 64;
 /// For how long a session outlives its connection at most.
 pub const EXPIRY_MAX: Duration = Duration::from_secs(86_400);
 
@@ -42,15 +43,17 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// The CONNACK of 3.1.1, where it has a code for the reason.
-    pub fn refusal_of_three(self) -> &'static [u8] {
-        match self {
-            Reason::UnsupportedVersion => &[0x20, 2, 0, 1],
-            Reason::IdNotValid => &[0x20, 2, 0, 2],
-            Reason::QuotaExceeded | Reason::ServerBusy => &[0x20, 2, 0, 3],
-            Reason::QosNotSupported => &[0x20, 2, 0, 5],
-            _ => &[],
-        }
+    /// The CONNACK that refuses a client; none where 3.1.1 has no code for the reason.
+    pub fn refusal(self, is_five: bool) -> Vec<u8> {
+        let code = match self {
+            _ if is_five => return packet(0x20, &[&[0, self as u8, 0]]),
+            Reason::UnsupportedVersion => 1,
+            Reason::IdNotValid => 2,
+            Reason::QuotaExceeded | Reason::ServerBusy => 3,
+            Reason::QosNotSupported => 5,
+            _ => return Vec::new(),
+        };
+        packet(0x20, &[&[0, code]])
     }
 }
 
@@ -63,23 +66,10 @@ impl fmt::Display for Reason {
 /// What was read, or why not.
 pub type Read<T> = Result<T, Reason>;
 
-/// What servers say in version 5 before they close a connection: the code, and its name if the client takes as long a packet.
-pub fn disconnect(reason: Reason, packet_max: u32) -> Vec<u8> {
-    let name = format!("{reason:?}");
-    let len = name.len() as u8;
-    let named = [&[len + 3, 0x1F, 0, len], name.as_bytes()].concat();
-    packet(0xE0, &[&[reason as u8], if packet_max < 64 { &[] } else { &named }])
-}
-
 /// Flags of a PUBLISH.
 const RETAIN: u8 = 1;
 pub const QOS_1: u8 = 2;
 pub const DUP: u8 = 8;
-
-/// Which properties may occur.
-const OF_PUBLISH: &[u8] = &[0x01, 0x02, 0x03, 0x08, 0x09, 0x26];
-const OF_WILL: &[u8] = &[0x01, 0x02, 0x03, 0x08, 0x09, 0x18, 0x26];
-const OF_CONNECT: &[u8] = &[0x11, 0x17, 0x19, 0x21, 0x22, 0x26, 0x27];
 
 /// What is left of a packet.
 pub struct Reader<'a> {
@@ -116,12 +106,8 @@ impl<'a> Reader<'a> {
         Ok(found)
     }
 
-    fn binary(&mut self) -> Read<&'a [u8]> {
-        self.sized(TWO_BYTES)
-    }
-
     pub fn text(&mut self) -> Read<&'a str> {
-        let text = str::from_utf8(self.binary()?).ok().filter(|text| !text.contains('\0'));
+        let text = str::from_utf8(self.sized(TWO_BYTES)?).ok().filter(|text| !text.contains('\0'));
         text.ok_or(Reason::MalformedPacket)
     }
 
@@ -147,7 +133,7 @@ impl<'a> Reader<'a> {
                 0x01 | 0x17 | 0x19 => rest.number(1)?,
                 0x21 | 0x22 => rest.number(2)?,
                 0x02 | 0x11 | 0x18 | 0x27 => rest.number(4)?,
-                0x09 => rest.binary().map(|_| 0)?,
+                0x09 => rest.sized(TWO_BYTES).map(|_| 0)?,
                 0x26 => rest.text().and_then(|_| rest.text()).map(|_| 0)?,
                 _ => rest.text().map(|_| 0)?,
             };
@@ -162,9 +148,25 @@ impl<'a> Reader<'a> {
         Ok(found)
     }
 
-    pub fn end(&self) -> Read<()> {
+    /// Reads what is behind the length of a DISCONNECT.
+    pub fn goodbye(mut self) -> Read<Goodbye> {
+        let code = if self.left.is_empty() { 0 } else { self.number(1)? };
+        let allowed = &[0x11, 0x1F, 0x26];
+        let given = if self.left.is_empty() { Properties::default() } else { self.properties(allowed)? };
+        self.end()?;
+        Ok(Goodbye { drops_will: code == 0, expiry: given.seconds(0x11) })
+    }
+
+    fn end(&self) -> Read<()> {
         if self.left.is_empty() { Ok(()) } else { Err(Reason::MalformedPacket) }
     }
+}
+
+/// What a client says before its connection ends: that its will is dropped, and how long the session lasts.
+#[derive(Default)]
+pub struct Goodbye {
+    pub drops_will: bool,
+    pub expiry: Option<Duration>,
 }
 
 /// The properties of a packet of version 5.
@@ -196,11 +198,8 @@ pub struct Publication {
     pub expires: Option<Time>,
     /// The client id of its publisher.
     pub from: Arc<str>,
-}
-
-/// True if a message may be published under this name.
-pub fn is_topic(topic: &str) -> bool {
-    !topic.is_empty() && !topic.contains(['+', '#'])
+    /// All of the packet as it came, with its version, if others may be sent just that.
+    pub as_it_came: Option<(bool, Bytes)>,
 }
 
 impl Publication {
@@ -213,13 +212,15 @@ impl Publication {
         }
         let topic = rest.text()?;
         let id = if qos == 0 { 0 } else { rest.packet_id()? };
-        let properties = rest.properties(OF_PUBLISH)?;
+        let properties = rest.properties(&[0x01, 0x02, 0x03, 0x08, 0x09, 0x26])?;
         let payload = packet.slice_ref(rest.left);
-        Ok((id, Publication::new(topic, payload, qos, head & RETAIN != 0, properties)?))
+        let read = Publication::new(topic, payload, qos, head & RETAIN != 0, properties)?;
+        let is_plain = head == 0x30 && read.lifetime.is_none();
+        Ok((id, Publication { as_it_came: is_plain.then(|| (is_five, packet.clone())), ..read }))
     }
 
     fn new(topic: &str, payload: Bytes, qos: u8, retain: bool, given: Properties) -> Read<Publication> {
-        if !is_topic(topic) {
+        if topic.is_empty() || topic.contains(['+', '#']) {
             return Err(Reason::TopicInvalid);
         }
         if qos > 1 {
@@ -236,7 +237,11 @@ impl Publication {
     }
 
     /// As a PUBLISH with these flags, with an id if they say QoS 1, and with what is left of its lifetime.
-    pub fn encode(&self, is_five: bool, flags: u8, id: u16, left: Option<Duration>) -> Bytes {
+    pub fn packet(&self, is_five: bool, flags: u8, id: u16, left: Option<Duration>) -> Bytes {
+        let same = self.as_it_came.as_ref().filter(|(version, _)| flags == 0 && *version == is_five);
+        if let Some((_, packet)) = same {
+            return packet.clone();
+        }
         let (topic_len, id) = ((self.topic.len() as u16).to_be_bytes(), id.to_be_bytes());
         let id = if flags & QOS_1 != 0 { &id[..] } else { &[] };
         let (left, mut properties) = (left.map(|left| seconds(0x02, left)), Vec::new());
@@ -248,7 +253,7 @@ impl Publication {
 }
 
 /// A CONNECT, without user name and password, of which this broker asks nothing.
-#[derive(Clone)]
+#[derive(Default)]
 pub struct Connect {
     pub is_five: bool,
     pub id: Arc<str>,
@@ -257,8 +262,8 @@ pub struct Connect {
     pub is_clean: bool,
     /// For how long the session outlives the connection.
     pub expiry: Duration,
-    /// In seconds; 0 for none.
-    pub keep_alive: u32,
+    /// Zero for none.
+    pub keep_alive: Duration,
     /// Messages of QoS 1 that are not acknowledged, and bytes of a packet: what the client takes at most.
     pub receive_max: u32,
     pub packet_max: u32,
@@ -269,32 +274,44 @@ impl Connect {
     /// Reads what is behind the version.
     pub fn read(mut rest: Reader<'_>) -> Read<Connect> {
         let (is_five, flags, keep_alive) = (rest.is_five, rest.number(1)?, rest.number(2)?);
+        let keep_alive = Duration::from_secs(keep_alive.into());
         let (is_clean, has_will, qos) = (flags & 2 != 0, flags & 4 != 0, (flags >> 3 & 3) as u8);
         if flags & 1 != 0 || qos == 3 || !has_will && flags & 0x38 != 0 {
             return Err(Reason::MalformedPacket);
         }
-        let given = rest.properties(OF_CONNECT)?;
+        let given = rest.properties(&[0x11, 0x17, 0x19, 0x21, 0x22, 0x26, 0x27])?;
         let of_version = if is_five || is_clean { Duration::ZERO } else { EXPIRY_MAX };
         let expiry = given.seconds(0x11).unwrap_or(of_version).min(EXPIRY_MAX);
         let [receive_max, packet_max] = [0x21, 0x27].map(|id| *given.numbers.get(&id).unwrap_or(&u32::MAX));
+        let receive_max = receive_max.min(IN_FLIGHT_MAX);
         if receive_max == 0 || packet_max == 0 {
             return Err(Reason::ProtocolError);
         }
         let (id, mut will) = (Arc::<str>::from(rest.text()?), None);
         if has_will {
-            let given = rest.properties(OF_WILL)?;
-            let (topic, payload) = (rest.text()?, rest.binary()?.to_vec().into());
+            let given = rest.properties(&[0x01, 0x02, 0x03, 0x08, 0x09, 0x18, 0x26])?;
+            let (topic, payload) = (rest.text()?, rest.sized(TWO_BYTES)?.to_vec().into());
             will = Some(Publication::new(topic, payload, qos, flags & 0x20 != 0, given)?);
         }
-        if flags & 0x80 != 0 {
-            rest.text()?;
-        }
-        if flags & 0x40 != 0 {
-            rest.binary()?;
-        }
+        let _user = if flags & 0x80 != 0 { rest.text()? } else { "" };
+        let _password = if flags & 0x40 != 0 { rest.sized(TWO_BYTES)? } else { &[] };
         rest.end()?;
         let is_assigned = id.is_empty();
+        if is_assigned && !is_five && !is_clean || id.len() > ID_BYTES_MAX {
+            return Err(Reason::IdNotValid);
+        }
         Ok(Connect { is_five, id, is_assigned, is_clean, expiry, keep_alive, receive_max, packet_max, will })
+    }
+
+    /// What it is told in version 5 before its connection is closed: the code, and its name if it takes as long a packet.
+    pub fn goodbye(&self, reason: Reason) -> Vec<u8> {
+        let name = format!("{reason:?}");
+        let len = name.len() as u8;
+        let named = [&[len + 3, 0x1F, 0, len], name.as_bytes()].concat();
+        match self.is_five {
+            true => packet(0xE0, &[&[reason as u8], if self.packet_max < 64 { &[] } else { &named }]),
+            false => Vec::new(),
+        }
     }
 
     /// Its CONNACK.

@@ -1,43 +1,211 @@
-//! The sessions whose home a shard is, wherever their clients are connected: what they subscribe to, and the messages that wait.
+//! One shard: the sessions whose home it is, wherever their clients are connected, and how a message comes to all of them.
 //!
 //! ```text
-//!   keep ──▶ waiting ── the connection has room, and the client takes more ──▶ in flight ── acknowledged ──▶
-//!               ▲                        (QoS 0 ends here)                        │
-//!               └────────────────── the client connects again ◀──────────────────┘
+//!   PUBLISH ─────────────────────────────▶ every shard ──▶ the sessions at home there ──▶ their connections
+//!      └─ retained ─▶ shard of the topic ──────┘
+//!   SUBSCRIBE, PUBACK, .. ──▶ shard of the client id, the home of its session
 //! ```
+//!
+//! A session never moves, so none is lost on the way. A retained message goes to all shards from the one that its topic's hash
+//! says: they hear of it in one order and all keep the same, whatever becomes of its publisher meanwhile.
 
-use std::rc::Rc;
-use std::sync::Arc;
-use std::time::Duration;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::{rc::Rc, sync::Arc, time::Duration};
 
-use bytes::Bytes;
+use clap::Args;
+use ringserve::sync::{Mesh, Reply, Sending};
 use ringserve::task::JoinHandle;
-use ringserve::topics::{is_filter, matching};
-use ringserve::{ConnHandle, ConnId, PushError};
+use ringserve::topics::{Filters, is_filter, matching};
+use ringserve::{ConnHandle, ConnId, PushError, Shard};
 
-use crate::node::{Answer, Goodbye, Kept, Node, Request, Session, State};
-use crate::packet::{Connect, DUP, EXPIRY_MAX, Publication, QOS_1, Reason, disconnect};
+use crate::packet::{Connect, DUP, EXPIRY_MAX, Goodbye, Publication, QOS_1, Read, Reason};
 
-/// Messages of QoS 1 that a client is sent before it acknowledges the first, if it takes that many.
-const IN_FLIGHT_MAX: usize = 64;
-
+/// Bytes that a retained message counts for at least, so that a subscriber of all topics has few enough of them looked at.
+const RETAINED_BYTES_MIN: usize = 4096;
 /// Bytes that a level of a filter counts for.
 const LEVEL_BYTES: usize = 256;
 
-/// What a filter counts for where it is kept.
-fn filter_bytes(filter: &str) -> usize {
-    filter.len() + LEVEL_BYTES * filter.split('/').count()
+/// Options of a subscription, beside the QoS in the lowest two bits.
+const NO_LOCAL: u8 = 4;
+const RETAIN_AS_PUBLISHED: u8 = 8;
+
+/// What a shard keeps at most.
+#[derive(Args, Clone)]
+pub struct Bounds {
+    /// Sessions of a shard at most, of clients that are connected or were.
+    #[arg(long, default_value_t = 100_000, value_name = "N")]
+    sessions_max: usize,
+    /// Bytes of filters and of messages that wait for a client at most, each message with 128 more.
+    #[arg(long, default_value_t = 1 << 20, value_name = "BYTES")]
+    session_bytes_max: usize,
+    /// The same of all sessions of a shard.
+    #[arg(long, default_value_t = 256 << 20, value_name = "BYTES")]
+    sessions_bytes_max: usize,
+    /// Bytes of retained messages at most, each counted as 4 KiB at least. Every shard has its part, for its topics.
+    #[arg(long, default_value_t = 64 << 20, value_name = "BYTES")]
+    retained_bytes_max: usize,
 }
 
-/// The QoS of a subscription: a client that asks for QoS 2 is granted QoS 1.
-fn granted(options: u8) -> u8 {
-    (options & 3).min(1)
+/// What a shard does for another one, or for itself.
+pub type Job = Box<dyn FnOnce(&Rc<Node>, Reply<Answer>) + Send>;
+
+/// The code for a filter, or 0.
+pub type Answer = Read<u8>;
+
+pub type Session = RefCell<State>;
+
+/// What the home of a client keeps of it, connected or not.
+#[derive(Default)]
+pub struct State {
+    connection: Option<ConnHandle>,
+    /// Its last CONNECT.
+    client: Arc<Connect>,
+    /// The connection has no room. A task goes on once it has.
+    is_stalled: bool,
+    filters: BTreeSet<Arc<str>>,
+    /// Messages in their order: first those that were sent on this connection and are not acknowledged, then those that wait.
+    messages: VecDeque<Kept>,
+    sent: usize,
+    last_id: u16,
+    /// What is published if the client is lost.
+    will: Option<Publication>,
+    /// Of filters and of messages.
+    bytes: usize,
+    /// How long it outlives its connection, and the task that ends it then.
+    expiry: Duration,
+    timer: Option<JoinHandle<()>>,
+}
+
+/// A message for a client. One of QoS 1 is kept until it is acknowledged.
+struct Kept {
+    publication: Arc<Publication>,
+    flags: u8,
+    /// 0 until it is sent with QoS 1, on this connection or an earlier one.
+    id: u16,
+}
+
+/// A session, and the options of its subscription.
+type Subscriber = (Rc<Session>, u8);
+
+pub struct Node {
+    pub shard: Shard,
+    mesh: Mesh<Job, Answer>,
+    bounds: Bounds,
+    sessions: RefCell<BTreeMap<Arc<str>, Rc<Session>>>,
+    /// The filters of these sessions, by client id.
+    filters: RefCell<Filters<Arc<str>, Subscriber>>,
+    /// Bytes that these sessions keep.
+    kept_bytes: Cell<usize>,
+    /// The last retained message of each topic. Every shard has all of them, and they share the memory of the messages.
+    retained: RefCell<BTreeMap<Arc<str>, Arc<Publication>>>,
+    /// Bytes of those whose topics fall to this shard.
+    retained_bytes: Cell<usize>,
 }
 
 impl Node {
+    pub fn new(shard: &Shard, mesh: &Mesh<Job, Answer>, bounds: &Bounds) -> Rc<Node> {
+        let (shard, mesh, bounds) = (shard.clone(), mesh.clone(), bounds.clone());
+        let (sessions, filters, kept_bytes, retained, retained_bytes) = Default::default();
+        let all = Node { shard, mesh, bounds, sessions, filters, kept_bytes, retained, retained_bytes };
+        let node = Rc::new(all);
+        let here = node.clone();
+        node.mesh.register_with_reply(&node.shard, move |_from, job, reply| job(&here, reply));
+        node
+    }
+
+    /// Has the shard of a client id, or of a topic, do something.
+    pub fn tell(&self, name: &str, job: Job) -> Sending<Job> {
+        self.mesh.send(self.mesh.shard_of(name), job)
+    }
+
+    /// The same, with an answer.
+    pub async fn ask(&self, name: &str, job: Job) -> Answer {
+        let answer = self.mesh.ask_waiting(self.mesh.shard_of(name), job).await;
+        answer.unwrap_or(Err(Reason::ServerBusy))
+    }
+
+    /// What is to be done with the session of a connection, unless another connection has it by then.
+    pub fn job<F>(&self, client: &Connect, connection: ConnId, job: F) -> Job
+    where
+        F: FnOnce(&Rc<Node>, &Rc<Session>) -> u8 + Send + 'static,
+    {
+        let (id, shard) = (client.id.clone(), self.shard.index());
+        Box::new(move |node, reply| {
+            let session = node.sessions.borrow().get(&id).cloned().unwrap_or_default();
+            let last = session.borrow().connection.as_ref().map(|last| (last.shard(), last.id()));
+            let is_its_own = last == Some((shard, connection));
+            reply.answer(if is_its_own { Ok(job(node, &session)) } else { Err(Reason::TakenOver) });
+        })
+    }
+
+    /// Brings a message to all shards: each of them has it, or has it in its mailbox, when this returns.
+    ///
+    /// # Errors
+    /// If it is to be retained, and there is no room for it. No shard has it then.
+    pub async fn publish(self: &Rc<Self>, mut publication: Publication) -> Read<()> {
+        publication.expires = publication.lifetime.map(|lifetime| self.shard.now() + lifetime);
+        let (topic, publication) = (publication.topic.clone(), Arc::new(publication));
+        if publication.retain {
+            return self.ask(&topic, Box::new(|node, reply| node.retain(publication, reply))).await.map(drop);
+        }
+        self.fan_out(publication).await;
+        Ok(())
+    }
+
+    fn retain(self: &Rc<Self>, publication: Arc<Publication>, reply: Reply<Answer>) {
+        let bytes = |kept: &Arc<Publication>| kept.bytes().max(RETAINED_BYTES_MIN);
+        let before = self.retained.borrow().get(&publication.topic).map_or(0, bytes);
+        let after = if publication.payload.is_empty() { 0 } else { bytes(&publication) };
+        let all = self.retained_bytes.get() - before + after;
+        if after > before && all > self.bounds.retained_bytes_max / self.shard.count() {
+            return reply.answer(Err(Reason::QuotaExceeded));
+        }
+        self.retained_bytes.set(all);
+        let sent = self.fan_out(publication);
+        // Not by the connection of the publisher, which may end on the way.
+        self.shard.spawn(async move {
+            sent.await;
+            reply.answer(Ok(0));
+        });
+    }
+
+    /// The message has its place in the order of each shard when this returns, and room there once the future is done.
+    fn fan_out(self: &Rc<Self>, publication: Arc<Publication>) -> impl Future<Output = ()> + use<> {
+        let others = (0..self.shard.count()).filter(|shard| *shard != self.shard.index());
+        let sent = others.map(|shard| {
+            let publication = publication.clone();
+            self.mesh.send(shard, Box::new(move |node, _reply| node.route(&publication)))
+        });
+        let sent: Vec<_> = sent.collect();
+        self.route(&publication);
+        async {
+            for sending in sent {
+                // A shard ends with the server.
+                let _ended = sending.await;
+            }
+        }
+    }
+
+    /// Hands a message to the sessions at home here.
+    fn route(self: &Rc<Self>, publication: &Arc<Publication>) {
+        let Publication { topic, retain, payload, from, .. } = &**publication;
+        if *retain && payload.is_empty() {
+            self.retained.borrow_mut().remove(topic);
+        } else if *retain {
+            self.retained.borrow_mut().insert(topic.clone(), publication.clone());
+        }
+        self.filters.borrow().matching(topic, |id, (session, options)| {
+            if options & NO_LOCAL == 0 || id != from {
+                let is_retained = options & RETAIN_AS_PUBLISHED != 0 && *retain;
+                self.keep(session, publication, *options, is_retained);
+            }
+        });
+    }
+
     /// Gives a session to a connection, which is sent its CONNACK before all else.
     pub fn attach(self: &Rc<Self>, connection: ConnHandle, client: Arc<Connect>) -> Answer {
-        let (id, old) = (client.id.clone(), self.sessions.borrow().get(&client.id).cloned());
+        let old = self.sessions.borrow().get(&client.id).cloned();
         if old.is_none() && self.sessions.borrow().len() >= self.bounds.sessions_max {
             return Err(Reason::QuotaExceeded);
         }
@@ -45,29 +213,25 @@ impl Node {
         // The connection was sent nothing before, so there is room.
         let _gone = connection.push_raw(client.answer(kept.is_some()));
         let session = kept.unwrap_or_default();
+        self.sessions.borrow_mut().insert(client.id.clone(), session.clone());
         let mut state = session.borrow_mut();
-        (state.id, state.will, state.expiry) = (id.clone(), client.will.clone(), client.expiry);
-        (state.connection, state.is_stalled) = (Some((connection, client)), false);
+        (state.will, state.expiry) = (client.will.clone(), client.expiry);
+        (state.connection, state.client, state.is_stalled) = (Some(connection), client, false);
         drop(state);
-        self.sessions.borrow_mut().insert(id, session.clone());
         self.send_waiting(&session);
         Ok(0)
     }
 
     /// Ends what a session has of its last connection, for the next one. False if the session ends with it.
-    fn take_over(self: &Rc<Self>, session: &Rc<Session>, is_clean: bool) -> bool {
+    fn take_over(self: &Rc<Self>, session: &Session, is_clean: bool) -> bool {
         let mut state = session.borrow_mut();
         state.timer.take().inspect(JoinHandle::abort);
-        if let Some((connection, last)) = state.connection.take() {
-            if last.is_five {
-                let _full_or_gone = connection.push_raw(disconnect(Reason::TakenOver, last.packet_max));
-            }
+        if let Some(connection) = state.connection.take() {
+            let _full_or_gone = connection.push_raw(state.client.goodbye(Reason::TakenOver));
             connection.close();
         }
         // What the client did not acknowledge is sent again, in order.
-        while let Some(kept) = state.in_flight.pop_back() {
-            state.waiting.push_front(Kept { flags: kept.flags | DUP, ..kept });
-        }
+        state.sent = 0;
         let goes_on = !is_clean && !state.expiry.is_zero();
         drop(state);
         self.publish_will(session);
@@ -77,67 +241,52 @@ impl Node {
         goes_on
     }
 
-    /// The session that a connection has, unless another connection has it by now.
-    pub fn session(&self, id: &str, shard: usize, connection: ConnId) -> Option<Rc<Session>> {
-        let session = self.sessions.borrow().get(id)?.clone();
-        let last = session.borrow().connection.as_ref().map(|(last, _)| (last.shard(), last.id()));
-        (last == Some((shard, connection))).then_some(session)
-    }
-
-    /// Does what a connection asks of its session.
-    pub fn serve(self: &Rc<Self>, session: &Rc<Session>, request: Request) -> u8 {
-        match request {
-            Request::Subscribe(filter, options) => return self.subscribe(session, filter, options),
-            Request::Unsubscribe(filter) => return self.unsubscribe(session, &filter),
-            Request::Acknowledged(id) => self.acknowledged(session, id),
-            Request::Closed(goodbye) => self.closed(session, goodbye),
-        }
-        0
-    }
-
-    fn subscribe(self: &Rc<Self>, session: &Rc<Session>, filter: Arc<str>, options: u8) -> u8 {
-        if !is_filter(&filter) || filter.starts_with("$share/") {
+    pub fn subscribe(self: &Rc<Self>, session: &Rc<Session>, filter: &Arc<str>, options: u8) -> u8 {
+        if !is_filter(filter) || filter.starts_with("$share/") {
             return Reason::FilterInvalid as u8;
         }
         let mut state = session.borrow_mut();
-        let (id, is_new) = (state.id.clone(), !state.filters.contains(&filter));
-        if is_new && !self.count(&mut state, filter_bytes(&filter)) {
+        let is_new = !state.filters.contains(filter);
+        if is_new && !self.count(&mut state, filter_bytes(filter)) {
             return Reason::QuotaExceeded as u8;
         }
         state.filters.insert(filter.clone());
+        self.filters.borrow_mut().insert(filter, state.client.id.clone(), (session.clone(), options));
         drop(state);
-        self.filters.borrow_mut().insert(&filter, id, (session.clone(), options));
         // Retained messages are asked for always, with a new filter, or never.
         if matches!((options >> 4, is_new), (0, _) | (1, true)) {
-            for (_, publication) in matching(&self.retained.borrow(), &filter) {
+            for (_, publication) in matching(&self.retained.borrow(), filter) {
                 self.keep(session, publication, options, true);
             }
         }
         granted(options)
     }
 
-    fn unsubscribe(&self, session: &Session, filter: &str) -> u8 {
+    pub fn unsubscribe(&self, session: &Session, filter: &str) -> u8 {
         let mut state = session.borrow_mut();
         if !state.filters.remove(filter) {
             // "No subscription existed" is a success.
             return 0x11;
         }
-        self.filters.borrow_mut().remove(filter, &state.id);
+        self.filters.borrow_mut().remove(filter, &state.client.id);
         self.discount(&mut state, filter_bytes(filter));
         0
     }
 
-    fn acknowledged(self: &Rc<Self>, session: &Rc<Session>, id: u16) {
+    pub fn acknowledged(self: &Rc<Self>, session: &Rc<Session>, id: u16) -> u8 {
         let mut state = session.borrow_mut();
-        let place = state.in_flight.iter().position(|kept| kept.id == id);
-        if let Some(kept) = place.and_then(|place| state.in_flight.remove(place)) {
+        let place = state.messages.iter().take(state.sent).position(|kept| kept.id == id);
+        if let Some(kept) = place.and_then(|place| state.messages.remove(place)) {
+            state.sent -= 1;
             self.discount(&mut state, kept.publication.bytes());
         }
         drop(state);
         self.send_waiting(session);
+        0
     }
 
-    fn closed(self: &Rc<Self>, session: &Rc<Session>, goodbye: Goodbye) {
+    /// The connection ended.
+    pub fn closed(self: &Rc<Self>, session: &Rc<Session>, goodbye: Goodbye) -> u8 {
         session.borrow_mut().will.take_if(|_| goodbye.drops_will);
         self.publish_will(session);
         let (node, ends, mut state) = (self.clone(), session.clone(), session.borrow_mut());
@@ -146,11 +295,12 @@ impl Node {
         if !state.expiry.is_zero() {
             state.expiry = goodbye.expiry.unwrap_or(state.expiry).min(EXPIRY_MAX);
         }
-        let expiry = state.expiry;
+        let expired = self.shard.sleep(state.expiry);
         state.timer = Some(self.shard.spawn(async move {
-            node.shard.sleep(expiry).await;
+            expired.await;
             node.end(&ends);
         }));
+        0
     }
 
     fn publish_will(self: &Rc<Self>, session: &Session) {
@@ -161,22 +311,22 @@ impl Node {
     }
 
     fn end(&self, session: &Session) {
-        let State { id, filters, bytes, .. } = session.take();
-        self.sessions.borrow_mut().remove(&id);
-        filters.iter().for_each(|filter| self.filters.borrow_mut().remove(filter, &id));
+        let State { client, filters, bytes, .. } = session.take();
+        self.sessions.borrow_mut().remove(&client.id);
+        filters.iter().for_each(|filter| self.filters.borrow_mut().remove(filter, &client.id));
         self.kept_bytes.update(|all| all - bytes);
     }
 
     /// Has a message wait for a client, and sends it if that may be. Without room it is dropped, and so it is with QoS 0 where
     /// the client is not connected.
-    pub fn keep(self: &Rc<Self>, to: &Rc<Session>, message: &Arc<Publication>, options: u8, retain: bool) {
+    fn keep(self: &Rc<Self>, to: &Rc<Session>, message: &Arc<Publication>, options: u8, retain: bool) {
         let mut state = to.borrow_mut();
         let qos = message.qos.min(granted(options));
         if qos == 0 && state.connection.is_none() || !self.count(&mut state, message.bytes()) {
             return;
         }
         let flags = qos << 1 | u8::from(retain);
-        state.waiting.push_back(Kept { publication: message.clone(), flags, id: 0 });
+        state.messages.push_back(Kept { publication: message.clone(), flags, id: 0 });
         drop(state);
         self.send_waiting(to);
     }
@@ -184,19 +334,19 @@ impl Node {
     /// Sends what waits, as far as the connection has room and the client takes more before it acknowledges.
     fn send_waiting(self: &Rc<Self>, session: &Rc<Session>) {
         let state = &mut *session.borrow_mut();
-        while let (Some((connection, client)), Some(next)) = (&state.connection, state.waiting.front_mut()) {
-            let is_answered = next.flags & QOS_1 != 0;
-            let in_flight_max = IN_FLIGHT_MAX.min(client.receive_max as usize);
-            if state.is_stalled || is_answered && state.in_flight.len() >= in_flight_max {
+        while let (Some(connection), Some(next)) = (&state.connection, state.messages.get(state.sent)) {
+            let (client, mut id, is_answered) = (&state.client, next.id, next.flags & QOS_1 != 0);
+            if state.is_stalled || is_answered && state.sent as u32 >= client.receive_max {
                 return;
             }
-            while is_answered && next.id == 0 {
-                state.last_id = state.last_id.checked_add(1).unwrap_or(1);
-                let is_taken = state.in_flight.iter().any(|kept| kept.id == state.last_id);
-                next.id = if is_taken { 0 } else { state.last_id };
+            while is_answered && id == 0 {
+                state.last_id = state.last_id.wrapping_add(1);
+                let is_taken = state.messages.range(..state.sent).any(|kept| kept.id == state.last_id);
+                id = if is_taken { 0 } else { state.last_id };
             }
             let left = next.publication.expires.map(|at| at - self.shard.now());
-            let packet = self.packet(client.is_five, next, left);
+            let flags = if next.id > 0 { next.flags | DUP } else { next.flags };
+            let packet = next.publication.packet(client.is_five, flags, id, left);
             let fits = left != Some(Duration::ZERO) && packet.len() <= client.packet_max as usize;
             if fits && connection.push_raw(packet) == Err(PushError::Full) {
                 state.is_stalled = true;
@@ -208,42 +358,38 @@ impl Node {
                 });
                 return;
             }
-            let Some(sent) = state.waiting.pop_front() else { return };
             if fits && is_answered {
-                state.in_flight.push_back(sent);
-            } else {
-                self.discount(state, sent.publication.bytes());
+                state.messages[state.sent].id = id;
+                state.sent += 1;
+            } else if let Some(done) = state.messages.remove(state.sent) {
+                self.discount(state, done.publication.bytes());
             }
         }
-    }
-
-    fn packet(&self, is_five: bool, next: &Kept, left: Option<Duration>) -> Bytes {
-        let (Kept { publication, flags, id }, mut made) = (next, self.made.borrow_mut());
-        if let Some((of, of_id, of_left, packet)) = made.get(&(is_five, *flags))
-            && Arc::ptr_eq(of, publication)
-            && (*of_id, *of_left) == (*id, left)
-        {
-            return packet.clone();
-        }
-        let packet = publication.encode(is_five, *flags, *id, left);
-        made.insert((is_five, *flags), (publication.clone(), *id, left, packet.clone()));
-        packet
     }
 
     /// Counts what is kept for a client. False, and nothing is counted, if that is too much.
     fn count(&self, state: &mut State, bytes: usize) -> bool {
         let (of_session, of_all) = (state.bytes + bytes, self.kept_bytes.get() + bytes);
-        let bounds = &self.bounds;
-        let fits = of_session <= bounds.session_bytes_max && of_all <= bounds.sessions_bytes_max;
-        if fits {
-            state.bytes = of_session;
-            self.kept_bytes.set(of_all);
+        if of_session > self.bounds.session_bytes_max || of_all > self.bounds.sessions_bytes_max {
+            return false;
         }
-        fits
+        state.bytes = of_session;
+        self.kept_bytes.set(of_all);
+        true
     }
 
     fn discount(&self, state: &mut State, bytes: usize) {
         state.bytes -= bytes;
         self.kept_bytes.update(|all| all - bytes);
     }
+}
+
+/// What a filter counts for where it is kept.
+fn filter_bytes(filter: &str) -> usize {
+    filter.len() + LEVEL_BYTES * filter.split('/').count()
+}
+
+/// The QoS of a subscription: a client that asks for QoS 2 is granted QoS 1.
+fn granted(options: u8) -> u8 {
+    (options & 3).min(1)
 }
