@@ -11,7 +11,7 @@ use crate::rng::Rng;
 /// Nanoseconds in a millisecond.
 pub const MS: u64 = 1_000_000;
 
-/// What an outbox has that is flooded. Others hold a few times 4 KiB at most, less than a quarter of [`FLOODED`].
+/// What an outbox has that is flooded. Others hold a few times 4 KiB at most, less than a quarter of `FLOODED`.
 pub const FLOOD: usize = 48 << 10;
 
 /// What all connections may hold that are flooded.
