@@ -23,6 +23,7 @@ use ringserve::listen::{ProxyProtocol, tcp};
 use ringserve::net::SocketOptions;
 use ringserve::tls::{Pem, Tls};
 use ringserve::{Limits, Server, Several, Stream, stream};
+use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 use crate::balancer::Balancer;
 
@@ -116,7 +117,9 @@ fn run() -> Result<(), Box<dyn Error>> {
 }
 
 fn main() -> ExitCode {
-    tracing_subscriber::fmt().with_target(false).with_ansi(stdout().is_terminal()).init();
+    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
+    let color = stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     run().inspect_err(|error| eprintln!("error: {error}")).map_or(ExitCode::from(2), |()| ExitCode::SUCCESS)
 }
 

@@ -26,6 +26,7 @@ use ringserve::metrics::prometheus_client::registry::Registry;
 use ringserve::sync::{Mesh, OnAll};
 use ringserve::{Closed, ConnId, Cx, Frame, Limits, LocalHandle, Opening, PushError, Refusal, Server};
 use ringserve::{ServerControl, Service, Session, Several, Shard, SharedPayload, http};
+use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 /// A chat server.
 #[derive(Parser)]
@@ -253,7 +254,9 @@ fn server(args: &Args) -> Server<Several> {
 }
 
 fn main() -> Result<(), ringserve::Error> {
-    tracing_subscriber::fmt().with_target(false).with_ansi(stdout().is_terminal()).init();
+    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
+    let color = stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     server(&Args::parse()).serve()
 }
 

@@ -34,6 +34,7 @@ use ringserve::{
     Closed, ConnId, Driver, Limits, Opening, Refusal, Server, Session, Several, Shard, http, ws,
 };
 use serde::{Deserialize, Serialize};
+use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 /// A chat server for browsers.
 #[derive(Parser)]
@@ -302,7 +303,9 @@ fn server(args: &Args) -> Result<Server<Several>, Box<dyn Error>> {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    tracing_subscriber::fmt().with_target(false).with_ansi(io::stdout().is_terminal()).init();
+    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
+    let color = io::stdout().is_terminal() && env::var_os("NO_COLOR").is_none();
+    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     let args = Args::parse();
     let scheme = if args.plain { "http" } else { "https" };
     println!("the page is {scheme}://{}", args.listen);
