@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use http_body_util::BodyExt;
@@ -214,8 +214,11 @@ fn close_is_announced_and_an_abort_is_not() {
     }
 }
 
+/// What a stream hears behind the end of its side.
+type Heard = Result<Vec<u8>, ErrorKind>;
+
 /// Ends its side at the first line, and tells what it hears then.
-async fn half_close(mut stream: Stream, told: Sender<Result<Vec<u8>, ErrorKind>>) -> io::Result<()> {
+async fn half_close(mut stream: Stream, told: Sender<Heard>) -> io::Result<()> {
     let mut heard = Vec::new();
     stream.read_frame().await?;
     stream.queue("last words\n");
@@ -231,19 +234,23 @@ async fn half_close(mut stream: Stream, told: Sender<Result<Vec<u8>, ErrorKind>>
     Ok(())
 }
 
+/// A server of such streams, which takes no end without a close_notify.
+fn half_closing(believed: &Believed, driver: Driver) -> (ServerHandle, Receiver<Heard>) {
+    let (told, hears) = channel();
+    let strict = believed.tls().require_close_notify(true);
+    let server = Server::bind(any_port()).tls(strict).driver(driver).shards(1);
+    let server = server.start(move |_shard| {
+        let told = told.clone();
+        stream(move |one| half_close(one, told.clone()))
+    });
+    (server.unwrap(), hears)
+}
+
 #[test]
 fn stream_that_ended_its_side_hears_the_rest() {
     let believed = Believed::new();
     for driver in drivers() {
-        let (told, hears) = channel();
-        let strict = believed.tls().require_close_notify(true);
-        let server = Server::bind(any_port()).tls(strict).driver(driver).shards(1);
-        let server = server
-            .start(move |_shard| {
-                let told = told.clone();
-                stream(move |one| half_close(one, told.clone()))
-            })
-            .unwrap();
+        let (server, hears) = half_closing(&believed, driver);
         let config = Arc::new(believed.client_of(&[&TLS13]));
         for is_whole in [true, false] {
             let mut stream = connect(&config, server.local_addrs()[0], "");
@@ -268,15 +275,7 @@ fn stream_that_ended_its_side_hears_the_rest() {
 fn answer_to_the_end_of_a_side_ends_the_other() {
     let believed = Believed::new();
     for driver in drivers() {
-        let (told, hears) = channel();
-        let strict = believed.tls().require_close_notify(true);
-        let server = Server::bind(any_port()).tls(strict).driver(driver).shards(1);
-        let server = server
-            .start(move |_shard| {
-                let told = told.clone();
-                stream(move |one| half_close(one, told.clone()))
-            })
-            .unwrap();
+        let (server, hears) = half_closing(&believed, driver);
         // Peers of 1.2 have to give up their side as soon as they hear of the end, as its standard says.
         for version in [&TLS12, &TLS13] {
             let config = Arc::new(believed.client_of(&[version]));

@@ -81,32 +81,36 @@ fn takes_replies(state: &State, shared: &ConnShared<Session>) -> bool {
 
 /// Replies with a frame of the service's own, or raw bytes.
 pub fn say(state: &mut State, shared: &ConnShared<Session>, len: usize) {
-    let (outlet, session) = (&**shared, shared.body());
     if !takes_replies(state, shared) {
         return;
     }
     if !state.rng.one_in(8) {
         return push(state, shared, len);
     }
-    let number = session.replies.get();
-    session.replies.set(number + 1);
-    let payload = bytes::payload(session.tag, 1000 + number, len);
-    state.socks[session.tag].owed.extend_from_slice(payload);
-    outlet.write(payload);
+    write(state, shared, len);
     charge(state, shared);
 }
 
 /// Fills an outbox.
 fn flood(state: &mut State, shared: &ConnShared<Session>) {
-    let session = shared.body();
     while takes_replies(state, shared) && shared.outbox_bytes() < FLOOD {
-        let number = session.replies.get();
-        session.replies.set(number + 1);
-        let payload = bytes::payload(session.tag, 1000 + number, PAYLOAD_MAX);
-        state.socks[session.tag].owed.extend_from_slice(payload);
-        shared.write(payload);
+        write(state, shared, PAYLOAD_MAX);
     }
     charge(state, shared);
+}
+
+/// Sends raw bytes of the service's own.
+fn write(state: &mut State, shared: &ConnShared<Session>, len: usize) {
+    let payload = own_payload(shared.body(), len);
+    state.socks[shared.body().tag].owed.extend_from_slice(payload);
+    shared.write(payload);
+}
+
+/// The next bytes that the service says by itself.
+fn own_payload(session: &Session, len: usize) -> &'static [u8] {
+    let number = session.replies.get();
+    session.replies.set(number + 1);
+    bytes::payload(session.tag, 1000 + number, len)
 }
 
 /// Replies with a frame that another thread pushed.
@@ -115,9 +119,7 @@ pub fn push(state: &mut State, shared: &ConnShared<Session>, len: usize) {
     if !takes_replies(state, shared) {
         return;
     }
-    let number = session.replies.get();
-    session.replies.set(number + 1);
-    let payload = bytes::payload(session.tag, 1000 + number, len);
+    let payload = own_payload(session, len);
     if state.rng.chance(state.plan.encode_panics) {
         state.cover.fault(Fault::EncodePanics);
         state.socks[session.tag].excuses |= excuse::PANICKED;
