@@ -96,11 +96,15 @@ impl<'a> Parts<'a> {
     pub(crate) fn copy_to(&self, bytes: &mut Vec<u8>, spans: &mut Vec<Span>) {
         let (Some(&(from, _)), Some(&(_, to))) = (self.spans.first(), self.spans.last()) else { return };
         let before = bytes.len() as u32;
-        let own: usize = self.spans.iter().map(|(from, to)| to.saturating_sub(*from) as usize).sum();
-        let are_within = self.spans.iter().all(|span| span.0 >= from && span.0 <= span.1 && span.1 <= to);
-        if are_within
+        let (mut at, mut between, mut are_in_order) = (from, 0, true);
+        for &(from, to) in self.spans {
+            are_in_order &= at <= from && from <= to;
+            between += from.wrapping_sub(at) as usize;
+            at = to;
+        }
+        if are_in_order
             && let Some(all) = self.bytes.get(from as usize..to as usize)
-            && all.len() <= own + BETWEEN_BYTES_MAX * self.len()
+            && between <= BETWEEN_BYTES_MAX * self.len()
         {
             bytes.extend_from_slice(all);
             spans.extend(self.spans.iter().map(|span| (before + span.0 - from, before + span.1 - from)));

@@ -158,14 +158,21 @@ impl Kv {
         }
         let (node, session) = (&*self.node, cx.session());
         let command = commands::find(args.get(0)).filter(|command| command.fits(args.len()));
-        if session.replies.is_idle()
-            && let Some(command) = command
-            && command.to == To::Key
-            && !session.client.only_listens.get()
-            && node.store.borrow().owner(args.get(1)) == node.shard.index()
+        // Most are about one key.
+        let of_key = command.filter(|command| command.to == To::Key);
+        let of_key = of_key.map(|command| (command, node.store.borrow().owner(args.get(1))));
+        let may_all = || !session.client.only_listens.get();
+        if let Some((command, owner)) = of_key
+            && may_all()
         {
-            say(cx, |out| node.run(command, args, out));
-            return Rest::none();
+            if owner == node.shard.index() && session.replies.is_idle() {
+                say(cx, |out| node.run(command, args, out));
+                return Rest::none();
+            }
+            if let Some(mut asking) = self.scatter.along(&session.replies) {
+                asking.ask(owner, (command, session.client.version()), args);
+                return Rest::none();
+            }
         }
         let asks = command.is_some_and(|command| command.to != To::Client);
         self.scatter.in_turn(cx, &session.replies, asks, move || self.answer(cx, (&frame, &request, command)))

@@ -327,6 +327,13 @@ fn keys_with_the_same_tag_are_together() {
     {
         assert_eq!(hash_tag(key.as_bytes()), tag.as_bytes(), "{key}");
     }
+    // Wherever it is.
+    for (before, behind) in (0..20).flat_map(|before| (0..20).map(move |behind| (before, behind))) {
+        let key = format!("{}{{tag}}{}", "|".repeat(before), "z".repeat(behind));
+        assert_eq!(hash_tag(key.as_bytes()), b"tag", "{key}");
+        let key = key.replace('{', "|");
+        assert_eq!(hash_tag(key.as_bytes()), key.as_bytes(), "{key}");
+    }
 }
 
 #[test]
@@ -454,6 +461,17 @@ fn names_are_found_in_any_letters_and_nothing_else_is() {
         ["", "ge", "gets", " get", "get ", "\0get", "g\x05t", "'et", "abcdefghijklmnopq", "punsubscribe\0"]
     {
         assert_eq!(names.get(other.as_bytes()), None, "{other:?}");
+    }
+    // Each letter counts, in a name of any length.
+    for len in 1..=16 {
+        let name = &"abcdefghijklmnop"[..len];
+        let names = Names::new([(name, len)]);
+        assert_eq!(names.get(name.to_uppercase().as_bytes()), Some(len));
+        for at in 0..len {
+            let mut other = name.as_bytes().to_vec();
+            other[at] = b'z';
+            assert_eq!(names.get(&other), None, "{name}, {at}");
+        }
     }
 }
 

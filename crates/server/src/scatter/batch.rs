@@ -49,10 +49,10 @@ impl<Q> Default for Batch<Q> {
 impl<Q: Copy> Batch<Q> {
     /// Adds a question, and returns the bytes that it takes.
     pub(super) fn ask(&mut self, question: Q, parts: Parts<'_>) -> usize {
-        let before = self.question_bytes();
+        let before = self.bytes.len();
         parts.copy_to(&mut self.bytes, &mut self.spans);
         self.asked.push((question, parts.len()));
-        self.question_bytes() - before
+        self.bytes.len() - before + size_of_val(parts.spans()) + size_of::<(Q, usize)>()
     }
 
     /// Answers a question at once.
@@ -112,12 +112,17 @@ impl<Q: Copy> Batch<Q> {
         self.bytes.len() + self.spans.len() * size_of::<Span>() + self.left() * size_of::<(Q, usize)>()
     }
 
-    /// The next answer.
-    pub(super) fn next(&mut self) -> Option<&[u8]> {
-        let end = *self.ends.get(self.read)?;
-        self.read += 1;
+    /// The next answers and how many they are: at most `count`, and one or as many as `bytes` have room for.
+    pub(super) fn next(&mut self, count: usize, bytes: usize) -> Option<(usize, &[u8])> {
+        let unread = self.ends.get(self.read..).filter(|unread| !unread.is_empty())?;
+        let count = count.min(unread.len());
+        let (count, end) = match unread[count - 1] {
+            end if end - self.read_to <= bytes => (count, end),
+            _ => (1, unread[0]),
+        };
+        self.read += count;
         let from = std::mem::replace(&mut self.read_to, end);
-        Some(&self.answers[from..end])
+        Some((count, &self.answers[from..end]))
     }
 
     /// Removes the answers, which were read.

@@ -121,7 +121,7 @@ const PIECE_BYTES: usize = 64 << 10;
 const SPARE_MAX: usize = 64;
 
 /// The questions between the shards of a server: made before its start, cloned into its factory.
-pub type Questions<Q> = Mesh<Batch<Q>, Batch<Q>>;
+pub type Questions<Q> = Mesh<Box<Batch<Q>>, Box<Batch<Q>>>;
 
 /// The rest of a request that [`Scatter::in_turn`] could not finish at once: mostly nothing, else a future.
 #[must_use = "it does nothing unless it is awaited"]
@@ -193,7 +193,7 @@ struct Inner<A: Answers> {
     answers: Rc<A>,
     shard: Shard,
     questions: Questions<A::Question>,
-    spare: RefCell<Vec<Queue<A>>>,
+    spare: RefCell<Vec<Box<Queue<A>>>>,
 }
 
 impl<A: Answers> Scatter<A> {
@@ -237,7 +237,7 @@ impl<A: Answers> Scatter<A> {
         let is_idle = replies.is_idle();
         let (turn, request) = if is_idle || asks && replies.takes_questions() {
             begin();
-            if !is_idle || !replies.queue.borrow().is_carried() {
+            if !is_idle || replies.queue.borrow().is_none() {
                 return Rest(None);
             }
             // What was answered before leaves with the answers, and not by itself.
@@ -279,19 +279,41 @@ impl<A: Answers> Scatter<A> {
     /// # Panics
     /// If another `Asking` of the same connection lives.
     pub fn asking<'a>(&'a self, replies: &'a Replies<A>) -> Asking<'a, A> {
-        let mut queue = replies.queue.borrow_mut();
-        if !queue.is_carried() {
-            *queue = self.inner.spare.borrow_mut().pop().unwrap_or_else(|| Queue::new(self.shards()));
-        }
+        let spare =
+            || self.inner.spare.borrow_mut().pop().unwrap_or_else(|| Queue::new(self.shards()).into());
+        let queue = RefMut::map(replies.queue.borrow_mut(), |queue| &mut **queue.get_or_insert_with(spare));
         Asking { inner: &self.inner, queue }
     }
 
+    /// Begins the reply to a request that only asks, if earlier requests of the connection wait and its questions go with
+    /// theirs: it needs nothing to be awaited. Else [`in_turn`](Scatter::in_turn) begins it. This is the short way for most
+    /// requests of a pipeline, whose frames need not be kept.
+    ///
+    /// # Panics
+    /// If another `Asking` of the same connection lives.
+    #[inline]
+    pub fn along<'a>(&'a self, replies: &'a Replies<A>) -> Option<Asking<'a, A>> {
+        if replies.is_idle() || replies.turns.has_waiting() {
+            return None;
+        }
+        let queue = RefMut::filter_map(replies.queue.borrow_mut(), |queue| {
+            queue.as_deref_mut().filter(|queue| queue.has_room())
+        });
+        Some(Asking { inner: &self.inner, queue: queue.ok()? })
+    }
+
     async fn carry<S: 'static>(&self, cx: &Cx<'_, S>, carried: Carried<'_, '_, A>) {
-        let (inner, queue, mut asked) = (&*self.inner, carried.0, Vec::new());
+        let (inner, Carried(place, _)) = (&*self.inner, &carried);
+        if place.borrow().is_none() {
+            // The request replied by itself.
+            return;
+        }
+        let queue = || RefMut::map(place.borrow_mut(), |queue| &mut **queue.as_mut().expect("it is carried"));
         let here = inner.shard.index();
-        while !queue.borrow().is_done() {
+        let mut asked = queue().asked();
+        while !queue().is_done() {
             let mut own = None;
-            for (shard, batch) in queue.borrow_mut().take() {
+            for (shard, batch) in queue().take() {
                 match shard == here {
                     true => own = Some(batch),
                     false => asked.push((shard, batch.left(), inner.questions.ask(shard, batch))),
@@ -299,31 +321,33 @@ impl<A: Answers> Scatter<A> {
             }
             if let Some(mut batch) = own {
                 batch.answer(&*inner.answers);
-                queue.borrow_mut().answered(here, batch);
+                queue().answered(here, batch);
             }
             for (shard, left, answer) in asked.drain(..) {
                 let batch = answer.await;
-                let batch = batch.unwrap_or_else(|why| Batch::failed(&*inner.answers, left, shard, why));
-                queue.borrow_mut().answered(shard, batch);
+                let failed = |why| Box::new(Batch::failed(&*inner.answers, left, shard, why));
+                queue().answered(shard, batch.unwrap_or_else(failed));
             }
             cx.head().release_replies();
             loop {
-                let text = queue.borrow_mut().write();
+                let text = queue().write();
                 for piece in text.chunks(PIECE_BYTES) {
                     cx.ready().await;
                     cx.write(piece);
                 }
                 let is_all = text.is_empty();
-                queue.borrow_mut().wrote(text);
+                queue().wrote(text);
                 if is_all {
                     break;
                 }
             }
         }
-        let queue = queue.take();
         let mut spare = inner.spare.borrow_mut();
-        if queue.is_carried() && spare.len() < SPARE_MAX {
-            spare.push(queue.rest());
+        if let Some(mut queue) = place.take()
+            && spare.len() < SPARE_MAX
+        {
+            queue.rest(asked);
+            spare.push(queue);
         }
     }
 }
@@ -351,12 +375,12 @@ enum Request<'a, 'b, A: Answers, F> {
 
 /// A queue that a call carries. If a time limit drops it before its end, it leaves nothing behind for later requests to wait
 /// for, and no reply that is held.
-struct Carried<'a, 'b, A: Answers>(&'a RefCell<Queue<A>>, &'b Outlet);
+struct Carried<'a, 'b, A: Answers>(&'a RefCell<Option<Box<Queue<A>>>>, &'b Outlet);
 
 impl<A: Answers> Drop for Carried<'_, '_, A> {
     fn drop(&mut self) {
         if let Ok(mut queue) = self.0.try_borrow_mut() {
-            *queue = Queue::default();
+            *queue = None;
         }
         self.1.release_replies();
     }
@@ -376,7 +400,8 @@ impl<A: Answers> fmt::Debug for Scatter<A> {
 
 /// The replies of one connection: its session, or a part of it. It takes a few words while no reply is due.
 pub struct Replies<A: Answers> {
-    queue: RefCell<Queue<A>>,
+    /// `None` while no reply is due.
+    queue: RefCell<Option<Box<Queue<A>>>>,
     turns: Turns,
 }
 
@@ -389,7 +414,7 @@ impl<A: Answers> Replies<A> {
 
     /// True if a request may ask while earlier ones wait.
     fn takes_questions(&self) -> bool {
-        !self.turns.has_waiting() && self.queue.borrow().has_room()
+        !self.turns.has_waiting() && self.queue.borrow().as_ref().is_none_or(|queue| queue.has_room())
     }
 }
 

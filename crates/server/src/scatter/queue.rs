@@ -6,6 +6,7 @@ use std::mem;
 use super::batch::{ANSWER_BYTES_MAX, Batch, SPARE_BYTES_MAX};
 use super::{Answers, Merge};
 use crate::parts::Parts;
+use crate::sync::Ask;
 
 /// Bytes that may wait for one connection before it begins no other request: unsent questions, texts, and due answers.
 const QUEUE_BYTES_MAX: usize = 256 << 10;
@@ -14,51 +15,47 @@ const QUEUE_BYTES_MAX: usize = 256 << 10;
 enum Due {
     /// This many bytes of the texts.
     Text(usize),
-    /// The next answer of that shard.
-    Answer(usize),
+    /// The next answers of that shard, and how many.
+    Answers(u32, u32),
     /// One reply made of this many answers.
     Merged(usize),
 }
 
-/// The batch of one shard on its way, and the next one.
+/// The batch of one shard, and the next one. `None` while the first one is on its way.
 struct Way<Q> {
-    now: Batch<Q>,
-    next: Batch<Q>,
+    now: Option<Box<Batch<Q>>>,
+    next: Box<Batch<Q>>,
 }
+
+/// What another shard is asked: its number, the number of questions, and the answers to be.
+pub(super) type Asked<Q> = (usize, usize, Ask<Box<Batch<Q>>>);
 
 /// The replies that a connection waits for.
 pub(super) struct Queue<A: Answers> {
     due: VecDeque<Due>,
-    /// One for each shard; empty while no call carries the queue.
+    /// How many answers, texts and merges are due.
+    count: usize,
+    /// One for each shard.
     ways: Vec<Way<A::Question>>,
     /// Memory of unsent questions.
     bytes: usize,
     texts: VecDeque<u8>,
     /// The merge in progress, with the number of answers that it lacks.
     merged: Option<(A::Merged, usize)>,
-    /// Written bytes, whose memory is kept for the next time.
+    /// Written bytes and questions on their way, whose memory is kept for the next time.
     written: Vec<u8>,
-}
-
-impl<A: Answers> Default for Queue<A> {
-    fn default() -> Queue<A> {
-        Queue::new(0)
-    }
+    asked: Vec<Asked<A::Question>>,
 }
 
 impl<A: Answers> Queue<A> {
     pub(super) fn new(shards: usize) -> Queue<A> {
-        let ways = (0..shards).map(|_| Way { now: Batch::default(), next: Batch::default() }).collect();
-        let (due, bytes, texts, written) = Default::default();
-        Queue { due, ways, bytes, texts, merged: None, written }
-    }
-
-    pub(super) fn is_carried(&self) -> bool {
-        !self.ways.is_empty()
+        let ways = (0..shards).map(|_| Way { now: Some(Box::default()), next: Box::default() }).collect();
+        let (due, count, bytes, texts, written) = Default::default();
+        Queue { due, count, ways, bytes, texts, merged: None, written, asked: Vec::new() }
     }
 
     pub(super) fn has_room(&self) -> bool {
-        self.bytes + self.texts.len() + self.due.len() * size_of::<Due>() <= QUEUE_BYTES_MAX
+        self.bytes + self.texts.len() + self.count * size_of::<Due>() <= QUEUE_BYTES_MAX
     }
 
     pub(super) fn is_done(&self) -> bool {
@@ -68,32 +65,39 @@ impl<A: Answers> Queue<A> {
     pub(super) fn put(&mut self, bytes: &[u8]) {
         self.texts.extend(bytes);
         self.due.push_back(Due::Text(bytes.len()));
+        self.count += 1;
     }
 
     /// The next `answers` answers become one reply.
     pub(super) fn merge(&mut self, answers: usize) {
         self.due.push_back(Due::Merged(answers));
+        self.count += 1;
     }
 
     /// Asks a shard. `here` is this shard with its index: it answers at once, as long as its answers have room.
     pub(super) fn ask(&mut self, shard: usize, question: A::Question, parts: Parts<'_>, here: (&A, usize)) {
         let Way { now, next } = &mut self.ways[shard];
-        if shard == here.1 && now.has_room() {
+        if shard == here.1
+            && let Some(now) = now.as_mut().filter(|now| now.has_room())
+        {
             debug_assert_eq!(now.left() + next.left(), 0, "what waits does so since there was no room");
             now.answer_now(here.0, question, parts);
         } else {
             self.bytes += next.ask(question, parts);
         }
-        self.due.push_back(Due::Answer(shard));
+        self.count += 1;
+        let shard = shard as u32;
+        match self.due.back_mut() {
+            Some(Due::Answers(last, count)) if *last == shard => *count += 1,
+            _ => self.due.push_back(Due::Answers(shard, 1)),
+        }
     }
 
     /// The batches to be sent now, each with its shard.
-    pub(super) fn take(&mut self) -> impl Iterator<Item = (usize, Batch<A::Question>)> {
+    pub(super) fn take(&mut self) -> impl Iterator<Item = (usize, Box<Batch<A::Question>>)> {
         let Queue { ways, bytes, .. } = self;
-        ways.iter_mut().enumerate().filter_map(|(shard, Way { now, next })| {
-            if now.is_answered() {
-                return None;
-            }
+        ways.iter_mut().enumerate().filter_map(|(shard, Way { now: place, next })| {
+            let now = place.as_mut().filter(|now| !now.is_answered())?;
             if now.left() > 0 {
                 // Questions that did not fit into the last answer come first.
                 now.ask_on();
@@ -102,38 +106,57 @@ impl<A: Answers> Queue<A> {
                 mem::swap(now, next);
                 *bytes -= now.question_bytes();
             }
-            (now.left() > 0).then(|| (shard, mem::take(now)))
+            Some((shard, place.take_if(|now| now.left() > 0)?))
         })
     }
 
-    pub(super) fn answered(&mut self, shard: usize, batch: Batch<A::Question>) {
-        self.ways[shard].now = batch;
+    pub(super) fn answered(&mut self, shard: usize, batch: Box<Batch<A::Question>>) {
+        self.ways[shard].now = Some(batch);
+    }
+
+    /// Room for the questions on their way, which [`rest`](Queue::rest) takes back.
+    pub(super) fn asked(&mut self) -> Vec<Asked<A::Question>> {
+        mem::take(&mut self.asked)
     }
 
     /// Due replies that are answered: up to this many bytes and one reply. Their memory comes back by [`wrote`](Queue::wrote).
     pub(super) fn write(&mut self) -> Vec<u8> {
         let mut text = mem::take(&mut self.written);
         while text.len() < ANSWER_BYTES_MAX
-            && let Some(due) = self.due.front()
+            && let Some(due) = self.due.front_mut()
         {
-            match *due {
-                Due::Text(len) => text.extend(self.texts.drain(..len)),
-                Due::Answer(shard) => {
-                    let Some(answer) = self.ways[shard].now.next() else { break };
+            let (done, is_over) = match due {
+                Due::Text(len) => {
+                    text.extend(self.texts.drain(..*len));
+                    (1, true)
+                }
+                Due::Answers(shard, left) => {
+                    let most = if self.merged.is_none() { *left as usize } else { 1 };
+                    let Some(now) = &mut self.ways[*shard as usize].now else { break };
+                    let next = now.next(most, ANSWER_BYTES_MAX - text.len());
+                    let Some((count, answers)) = next else { break };
                     match &mut self.merged {
-                        None => text.extend_from_slice(answer),
+                        None => text.extend_from_slice(answers),
                         Some((merged, left)) => {
-                            merged.add(answer);
+                            merged.add(answers);
                             *left -= 1;
                         }
                     }
+                    *left -= count as u32;
+                    (count, *left == 0)
                 }
-                Due::Merged(answers) => self.merged = Some((A::Merged::default(), answers)),
+                Due::Merged(answers) => {
+                    self.merged = Some((A::Merged::default(), *answers));
+                    (1, true)
+                }
+            };
+            if is_over {
+                self.due.pop_front();
             }
+            self.count -= done;
             if let Some((mut merged, _)) = self.merged.take_if(|(_, left)| *left == 0) {
                 merged.write(&mut text);
             }
-            self.due.pop_front();
         }
         text
     }
@@ -144,9 +167,11 @@ impl<A: Answers> Queue<A> {
     }
 
     /// Gives large memory back when nothing is due.
-    pub(super) fn rest(mut self) -> Queue<A> {
+    pub(super) fn rest(&mut self, asked: Vec<Asked<A::Question>>) {
+        debug_assert!(asked.is_empty());
+        self.asked = asked;
         for Way { now, next } in &mut self.ways {
-            now.clear();
+            now.get_or_insert_default().clear();
             next.clear();
         }
         // A request that panicked, or asked for fewer answers than it merges, leaves the merge behind.
@@ -160,7 +185,6 @@ impl<A: Answers> Queue<A> {
         if self.texts.capacity() > SPARE_BYTES_MAX {
             self.texts = VecDeque::new();
         }
-        self
     }
 }
 
@@ -196,6 +220,10 @@ mod tests {
 
     fn ask(queue: &mut Queue<Fills>, shard: usize, len: usize, name: &[u8]) {
         queue.ask(shard, len, Parts::new(name, &[(0, name.len() as u32)]), (&Fills, 0));
+    }
+
+    fn now_of(queue: &Queue<Fills>, shard: usize) -> &Batch<usize> {
+        queue.ways[shard].now.as_ref().expect("it is not on its way")
     }
 
     /// All that is written until every shard has answered all.
@@ -255,7 +283,7 @@ mod tests {
         queue.merge(4);
         ask(&mut queue, 0, 1, b"a");
         assert_eq!(carried(&mut queue), b"");
-        let mut queue = queue.rest();
+        queue.rest(Vec::new());
         ask(&mut queue, 0, 1, b"b");
         assert_eq!(carried(&mut queue), b"b");
     }
@@ -294,7 +322,7 @@ mod tests {
         for name in b"abc" {
             ask(&mut queue, 0, ANSWER_BYTES_MAX, &[*name]);
         }
-        assert_eq!(queue.ways[0].now.left() + queue.ways[0].next.left(), 1, "two fill an answer");
+        assert_eq!(now_of(&queue, 0).left() + queue.ways[0].next.left(), 1, "two fill an answer");
         ask(&mut queue, 0, 1, b"d");
         let all = carried(&mut queue);
         assert_eq!((all.len(), all.last()), (3 * ANSWER_BYTES_MAX + 1, Some(&b'd')));
@@ -308,10 +336,10 @@ mod tests {
             ask(&mut queue, 1, 1, &name);
         }
         let each = name.len() + size_of::<(usize, usize)>() + size_of::<Span>() + size_of::<Due>();
-        assert_eq!(queue.due.len(), QUEUE_BYTES_MAX / each + 1);
+        assert_eq!(queue.count, QUEUE_BYTES_MAX / each + 1);
         let batch = queue.take().next().unwrap();
         assert!(queue.has_room());
-        queue.answered(1, Batch::failed(&Fills, batch.1.left(), 1, AskError::Gone));
+        queue.answered(1, Batch::failed(&Fills, batch.1.left(), 1, AskError::Gone).into());
         assert_eq!(carried(&mut queue), b"!1".repeat(QUEUE_BYTES_MAX / each + 1));
     }
 
@@ -341,7 +369,7 @@ mod tests {
             queue.wrote(text);
             assert!(queue.due.len() < 10, "{} are due", queue.due.len());
         }
-        let bytes = queue.ways[0].now.memory_bytes();
+        let bytes = now_of(&queue, 0).memory_bytes();
         assert!(bytes <= 2 * ANSWER_BYTES_MAX, "{bytes} bytes");
     }
 
@@ -366,7 +394,7 @@ mod tests {
             add(&mut queue);
             assert!(!queue.has_room(), "{each} bytes each");
             for (shard, batch) in queue.take().collect::<Vec<_>>() {
-                queue.answered(shard, Batch::failed(&Fills, batch.left(), shard, AskError::Gone));
+                queue.answered(shard, Batch::failed(&Fills, batch.left(), shard, AskError::Gone).into());
             }
             while !queue.is_done() {
                 let text = queue.write();
@@ -386,8 +414,7 @@ mod tests {
             }
             let all = carried(queue);
             assert_eq!(all.len(), 50 * 101);
-            let Way { now, next } = &queue.ways[1];
-            [now.memory(), next.memory()]
+            [now_of(queue, 1).memory(), queue.ways[1].next.memory()]
                 .concat()
                 .into_iter()
                 .chain([queue.written.as_ptr() as usize])
@@ -400,8 +427,8 @@ mod tests {
         kept.sort_unstable();
         again.sort_unstable();
         assert_eq!(kept, again);
-        let queue = queue.rest();
-        assert!(queue.is_carried() && queue.is_done());
+        queue.rest(Vec::new());
+        assert!(queue.is_done());
     }
 
     #[test]
@@ -411,9 +438,9 @@ mod tests {
         queue.put(&[b'b'; SPARE_BYTES_MAX + 1]);
         let text = queue.write();
         queue.wrote(text);
-        let queue = queue.rest();
+        queue.rest(Vec::new());
         assert_eq!((queue.written.capacity(), queue.texts.capacity()), (0, 0));
-        assert_eq!(queue.ways[0].now.memory(), Batch::<usize>::default().memory());
+        assert_eq!(now_of(&queue, 0).memory(), Batch::<usize>::default().memory());
     }
 
     #[test]
@@ -423,10 +450,10 @@ mod tests {
             ask(&mut queue, n % 2, 0, b"a");
         }
         assert_eq!(carried(&mut queue), b"");
-        let queue = queue.rest();
+        queue.rest(Vec::new());
         assert_eq!(queue.due.capacity(), 0);
-        for Way { now, next } in &queue.ways {
-            assert_eq!((now.memory_bytes(), next.memory_bytes()), (0, 0));
+        for (shard, Way { next, .. }) in queue.ways.iter().enumerate() {
+            assert_eq!((now_of(&queue, shard).memory_bytes(), next.memory_bytes()), (0, 0));
         }
     }
 }

@@ -82,7 +82,10 @@ impl Drop for Turn<'_> {
     fn drop(&mut self) {
         self.start();
         let mut line = self.turns.line.borrow_mut();
-        line.retain(|(number, _)| *number != self.number);
+        match line.front() {
+            Some((number, _)) if *number == self.number => drop(line.pop_front()),
+            _ => line.retain(|(number, _)| *number != self.number),
+        }
         let next = line.front_mut().and_then(|(_, waker)| waker.take());
         drop(line);
         if let Some(waker) = next {

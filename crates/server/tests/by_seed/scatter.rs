@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ringserve_server::framing::{Lines, Parts};
-use ringserve_server::scatter::{Answers, Questions, Replies, Scatter};
+use ringserve_server::scatter::{Answers, Asking, Questions, Replies, Scatter};
 use ringserve_server::sync::AskError;
 use ringserve_server::testing::{ClientStream, Faults, Sim, SimServer};
 use ringserve_server::{Cx, Frame, Limits, Server, Service, Shard};
@@ -57,6 +57,7 @@ impl Answers for Words {
 
 /// `count`, `long` and `panic` ask for the words behind them, the first letter of `merged` for all at once; `here` and `shard` reply
 /// by themselves.
+/// Those of even length go along with earlier ones where they may.
 /// A time limit on the rest of a request makes it be dropped.
 struct Asks {
     scatter: Scatter<Words>,
@@ -71,29 +72,38 @@ impl Service for Asks {
     async fn call(&self, cx: &Cx<'_, Replies<Words>>, line: Frame) -> Result<(), Infallible> {
         let mut words = line.split(|byte| *byte == b' ');
         let verb = words.next().unwrap_or_default();
-        let begin = || {
-            let (question, is_merged) = match verb {
-                b"count" => (Question::Count, false),
-                b"merged" => (Question::Count, true),
-                b"long" => (Question::Long, false),
-                b"panic" => (Question::Panic, false),
-                b"shard" => return cx.reply(self.shard.index().to_string()),
-                _ => return cx.reply("here"),
-            };
-            let mut asking = self.scatter.asking(cx.session());
+        let question = match verb {
+            b"count" => Some((Question::Count, false)),
+            b"merged" => Some((Question::Count, true)),
+            b"long" => Some((Question::Long, false)),
+            b"panic" => Some((Question::Panic, false)),
+            _ => None,
+        };
+        let ask = |mut asking: Asking<'_, Words>, (question, is_merged)| {
             asking.put(verb);
             if is_merged {
                 asking.merge(words.clone().count());
             }
-            for word in words {
+            for word in words.clone() {
                 let span = [(0, word.len() as u32)];
                 let shard = usize::from(*word.last().unwrap()) % self.scatter.shards();
                 asking.ask(shard, question, Parts::new(word, &span));
             }
             asking.put(b"\n");
         };
-        let asks = ![b"here".as_slice(), b"shard"].contains(&verb);
-        let rest = self.scatter.in_turn(cx, cx.session(), asks, begin);
+        if let Some(question) = question
+            && line.len().is_multiple_of(2)
+            && let Some(asking) = self.scatter.along(cx.session())
+        {
+            ask(asking, question);
+            return Ok(());
+        }
+        let begin = || match (question, verb) {
+            (Some(question), _) => ask(self.scatter.asking(cx.session()), question),
+            (None, b"shard") => cx.reply(self.shard.index().to_string()),
+            (None, _) => cx.reply("here"),
+        };
+        let rest = self.scatter.in_turn(cx, cx.session(), question.is_some(), begin);
         match self.limit {
             Some(limit) => drop(self.shard.timeout(limit, rest).await),
             None => rest.await,

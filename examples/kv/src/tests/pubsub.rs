@@ -85,6 +85,33 @@ fn subscriber_of_version_2_does_nothing_else() {
 }
 
 #[test]
+fn request_that_waits_behind_a_subscription_is_refused_in_its_turn() {
+    Sim::seeds(40).faults(Faults::harmless()).run(|sim| {
+        let addr = starts(sim, &[]).addr();
+        sim.client("me", async move |net| {
+            let mut me = Redis::connect(&net, addr).await?;
+            // Some of the keys are on other shards.
+            let gets: String = (0..8).map(|n| format!("get k{n}\r\n")).collect();
+            me.0.send(format!("{gets}subscribe a\r\n{gets}reset\r\n{gets}")).await?;
+            for _ in 0..8 {
+                assert_eq!(me.reply().await?, "nil");
+            }
+            assert_eq!(me.reply().await?, "[\"subscribe\" \"a\" :1]");
+            for _ in 0..8 {
+                let refused = me.reply().await?;
+                assert!(refused.starts_with("-ERR Can't execute 'get'"), "{refused}");
+            }
+            assert_eq!(me.reply().await?, "+RESET");
+            for _ in 0..8 {
+                assert_eq!(me.reply().await?, "nil");
+            }
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
 fn subscriber_that_never_reads_is_cut_off_and_others_hear() {
     Sim::seeds(5).faults(Faults::harmless()).run(|sim| {
         let server = starts(sim, &[]);
