@@ -42,7 +42,7 @@ impl<T: Copy> Names<T> {
                 (1..=16).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_alphabetic());
             assert!(is_name, "{name:?} is no name of 1 to 16 letters");
             let (len, word) = (name.len(), word(name.as_bytes()));
-            let at = names.place_of(word);
+            let at = names.place_of(word, len);
             assert!(names.places[at].is_none(), "{name:?} is there twice");
             names.places[at] = Some(Named { word, len, what });
         }
@@ -52,20 +52,18 @@ impl<T: Copy> Names<T> {
     /// The value with this name.
     #[inline]
     pub fn get(&self, name: &[u8]) -> Option<T> {
-        let named = self.places[self.place_of(word(name))]?;
-        // A space or a zero before a name looks like nothing in a word, and a word does not hold the end of a long name.
-        (named.len == name.len()).then_some(named.what)
+        self.places[self.place_of(word(name), name.len())].map(|named| named.what)
     }
 
-    /// The place of a word, or the one that it would have.
+    /// The place of a name, or the one that it would have.
     #[inline]
-    fn place_of(&self, word: u128) -> usize {
+    fn place_of(&self, word: u128, len: usize) -> usize {
         let last = self.places.len() - 1;
-        let mut at = (word ^ word >> 64) as u64;
+        let mut at = (word ^ word >> 64) as u64 ^ len as u64;
         at = at.wrapping_mul(SPREAD) >> 32;
         loop {
             let place = at as usize & last;
-            if self.places[place].is_none_or(|named| named.word == word) {
+            if self.places[place].is_none_or(|named| named.word == word && named.len == len) {
                 return place;
             }
             at += 1;
@@ -73,10 +71,21 @@ impl<T: Copy> Names<T> {
     }
 }
 
-/// A name as a number, the same for small and capital letters. Bytes behind the 16th are left out.
+/// A name of 1 to 16 letters as a number, the same for small and capital letters, and for no other name of that length. It is
+/// made of the first and the last bytes, which may be the same ones: that takes no loop.
 #[inline]
 fn word(name: &[u8]) -> u128 {
-    name.iter().take(16).fold(0, |word, byte| word << 8 | u128::from(byte & 0xDF))
+    let small = u128::from_ne_bytes([0x20; 16]);
+    let all = if let (Some(first), Some(last)) = (name.first_chunk(), name.last_chunk()) {
+        u128::from(u64::from_le_bytes(*first)) | u128::from(u64::from_le_bytes(*last)) << 64
+    } else if let (Some(first), Some(last)) = (name.first_chunk(), name.last_chunk()) {
+        u128::from(u32::from_le_bytes(*first)) | u128::from(u32::from_le_bytes(*last)) << 32
+    } else if let (Some(first), Some(last)) = (name.first(), name.last()) {
+        u128::from(*first) | u128::from(name[name.len() / 2]) << 8 | u128::from(*last) << 16
+    } else {
+        0
+    };
+    all & !small
 }
 
 /// The [error](super::Writer::error) of Redis for an unknown command, with the first of its arguments.
