@@ -85,7 +85,7 @@ fn subscriber_of_version_2_does_nothing_else() {
 }
 
 #[test]
-fn request_that_waits_behind_a_subscription_is_refused_in_its_turn() {
+fn request_behind_a_subscription_is_refused_in_its_turn() {
     Sim::seeds(40).faults(Faults::harmless()).run(|sim| {
         let addr = starts(sim, &[]).addr();
         sim.client("me", async move |net| {
