@@ -1,4 +1,5 @@
 use alloc::rc::Rc;
+use alloc::vec::Vec;
 
 use super::varint::{VARINT_BYTES_MAX, read_varint, varint_bytes, with_varint, write_varint};
 use super::{ByteOrder, Decode, EncodeError, Encoding, FrameError, Framing, InPlace, LengthPrefix, Payload};
@@ -136,6 +137,31 @@ impl LengthField {
     pub const fn keep_header(self, keep_header: bool) -> LengthField {
         assert!(keep_header || self.offset == 0, "with an offset the header is kept");
         LengthField { keep_header, ..self }
+    }
+
+    /// The frame of a payload in `parts`, whole, behind `before`: the bytes before the length, as many as the
+    /// [`offset`](LengthField::offset), or bytes that have nothing to do with it. For frames that are shared, or inside others.
+    ///
+    /// ```
+    /// use ringserve::framing::LengthField;
+    ///
+    /// let packets = LengthField::varint_max(4).offset(1);
+    /// assert_eq!(packets.frame(&[0x30], &[b"\0\x01t", b"on"]), Ok(b"\x30\x05\0\x01ton".to_vec()));
+    /// ```
+    ///
+    /// # Errors
+    /// If the length cannot say how long it is.
+    pub fn frame(self, before: &[u8], parts: &[&[u8]]) -> Result<Vec<u8>, EncodeError> {
+        let bytes = parts.iter().map(|part| part.len()).sum();
+        let length = self.length_of(bytes)?;
+        let mut frame = Vec::with_capacity(before.len() + VARINT_BYTES_MAX + bytes);
+        frame.extend_from_slice(before);
+        match self.width {
+            Some(prefix) => prefix.append(length, &mut frame)?,
+            None => with_varint(length, |header| frame.extend_from_slice(header)),
+        }
+        parts.iter().for_each(|part| frame.extend_from_slice(part));
+        Ok(frame)
     }
 
     /// Bytes of the shortest header.

@@ -1,4 +1,5 @@
 use alloc::rc::Rc;
+use alloc::vec::Vec;
 
 use super::{Decode, EncodeError, Encoding, FrameError, Framing, InPlace, Payload};
 use super::{frame_or_more, not_above_frame_bytes_max};
@@ -94,6 +95,13 @@ impl LengthPrefix {
     pub(super) fn write(self, length: u64, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
         self.fits(length)?;
         self.with_bytes(length, |bytes| out.put(bytes));
+        Ok(())
+    }
+
+    /// Appends a length to bytes.
+    pub(super) fn append(self, length: u64, out: &mut Vec<u8>) -> Result<(), EncodeError> {
+        self.fits(length)?;
+        self.with_bytes(length, |bytes| out.extend_from_slice(bytes));
         Ok(())
     }
 
