@@ -33,6 +33,7 @@ mod parts;
 mod peer;
 #[cfg(feature = "resp")]
 pub mod resp;
+mod room;
 pub mod scatter;
 mod server;
 mod service;
@@ -183,6 +184,7 @@ pub mod transport {
 
 /// Limits of a server, in addition to those of a service ([`Limits`]), and the memory that it may use.
 pub mod limits {
+    pub use crate::room::{Room, Taken};
     pub use crate::server::memory::{UsableMemory, usable_memory};
     pub use crate::watchdog::Stalls;
     pub use ringserve_core::{ConnLimits, IdleCounts, LimitError, ServerLimits, WhenTooFast};

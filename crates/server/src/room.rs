@@ -1,0 +1,138 @@
+//! Room for what a service keeps: it is taken, and free again once what took it is dropped.
+
+use std::cell::Cell;
+use std::fmt;
+use std::rc::Rc;
+
+/// Room for what a service keeps on a shard, in bytes or in any other unit: messages that wait for a client, entries of a cache.
+///
+/// What [`take`](Room::take) returns lies beside the thing that takes the room, and frees it when it is dropped, so nothing is
+/// counted by hand. A room may be [within](Room::within) another one, which then bounds all of its parts together. The default
+/// has room for nothing. Clones are the same room.
+///
+/// ```
+/// use ringserve::limits::Room;
+///
+/// let all = Room::new(100);
+/// let (one, other) = (all.within(60), all.within(60));
+/// let kept = one.take(60).expect("room for 60");
+/// assert!(one.take(1).is_none(), "it has its part");
+/// assert!(other.take(41).is_none(), "40 are left for all others");
+/// drop(kept);
+/// assert_eq!((one.taken(), all.taken()), (0, 0));
+/// ```
+#[derive(Clone, Default)]
+pub struct Room {
+    inner: Rc<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    taken: Cell<usize>,
+    max: usize,
+    within: Option<Room>,
+}
+
+/// A part of a [`Room`] that is taken until this is dropped.
+#[derive(Debug)]
+#[must_use = "it is free again once this is dropped"]
+pub struct Taken {
+    room: Room,
+    amount: usize,
+}
+
+impl Room {
+    /// Room for `max`.
+    pub fn new(max: usize) -> Room {
+        Room { inner: Rc::new(Inner { max, ..Inner::default() }) }
+    }
+
+    /// Room for `max` that is taken from this room too.
+    pub fn within(&self, max: usize) -> Room {
+        Room { inner: Rc::new(Inner { max, taken: Cell::default(), within: Some(self.clone()) }) }
+    }
+
+    /// Takes `amount`. `None`, and nothing is taken, if that is too much for this room or for one that it is within.
+    pub fn take(&self, amount: usize) -> Option<Taken> {
+        let mut taken = Taken { room: self.clone(), amount: 0 };
+        taken.resize(amount).then_some(taken)
+    }
+
+    /// The part that is taken.
+    pub fn taken(&self) -> usize {
+        self.inner.taken.get()
+    }
+
+    /// This room, and those that it is within.
+    fn all(&self) -> impl Iterator<Item = &Inner> {
+        std::iter::successors(Some(&*self.inner), |inner| inner.within.as_ref().map(|within| &*within.inner))
+    }
+}
+
+impl Taken {
+    /// Takes `amount` instead. False, and nothing changes, if there is no room for that; less always fits.
+    pub fn resize(&mut self, amount: usize) -> bool {
+        let (before, grows) = (self.amount, amount > self.amount);
+        let after = |room: &Inner| (room.taken.get() - before).saturating_add(amount);
+        if grows && self.room.all().any(|room| after(room) > room.max) {
+            return false;
+        }
+        self.room.all().for_each(|room| room.taken.set(after(room)));
+        self.amount = amount;
+        true
+    }
+
+    /// How much this is.
+    pub fn amount(&self) -> usize {
+        self.amount
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.resize(0);
+    }
+}
+
+impl fmt::Debug for Room {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Room({} of {})", self.taken(), self.inner.max)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_takes_of_all_that_it_is_within_or_of_none() {
+        let all = Room::new(10);
+        let half = all.within(8);
+        let quarter = half.within(100);
+        let first = quarter.take(6).unwrap();
+        assert_eq!([&all, &half, &quarter].map(Room::taken), [6, 6, 6]);
+        assert!(quarter.take(3).is_none(), "the middle one has room for 2");
+        assert!(quarter.take(usize::MAX).is_none());
+        assert_eq!([&all, &half, &quarter].map(Room::taken), [6, 6, 6]);
+        let _second = all.take(3).unwrap();
+        assert!(half.take(2).is_none(), "the outer one has room for 1");
+        drop(first);
+        assert_eq!([&all, &half, &quarter].map(Room::taken), [3, 0, 0]);
+    }
+
+    #[test]
+    fn what_is_taken_grows_as_far_as_there_is_room() {
+        let room = Room::new(10);
+        let (mut taken, _other) = (room.take(4).unwrap(), room.take(5).unwrap());
+        assert!(!taken.resize(6));
+        assert_eq!((taken.amount(), room.taken()), (4, 9));
+        assert!(taken.resize(5) && taken.resize(0));
+        assert_eq!((taken.amount(), room.taken()), (0, 5));
+    }
+
+    #[test]
+    fn room_for_nothing_lets_nothing_be_taken() {
+        assert!(Room::default().take(1).is_none());
+        assert_eq!(Room::default().take(0).unwrap().amount(), 0);
+    }
+}
