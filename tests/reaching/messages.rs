@@ -605,3 +605,46 @@ fn whatever_waits_for_a_shard_that_ends_comes_to_an_end() {
         assert!(outcome.is_ok() || outcome == Err(SendError::Gone(number)), "{outcome:?}");
     }
 }
+
+/// Sends what a frame says to all other shards, and answers once each has room for it.
+struct SendsToOthers(Mesh<Vec<u8>>);
+
+impl Service for SendsToOthers {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
+        self.0.send_to_others(|to| [&frame[..], &[to as u8]].concat()).await;
+        cx.reply(format!("{}", cx.shard().index()));
+        Ok(())
+    }
+}
+
+#[test]
+fn what_is_sent_to_others_comes_to_each_but_this_one() {
+    // Room for one, so that senders wait for more.
+    let (mesh, (got, reports)) = (Mesh::<Vec<u8>>::with_capacity(1), channel::<Got>());
+    let (of_shards, got) = (mesh.clone(), Mutex::new(got));
+    let running = server(3).start(move |shard: &Shard| {
+        let (index, got) = (shard.index(), got.lock().unwrap().clone());
+        of_shards.register(shard, move |_from, message: Vec<u8>| got.send((index, message)).unwrap());
+        SendsToOthers(of_shards.clone())
+    });
+    let running = running.unwrap();
+    let mut client = Client::connect(running.local_addrs()[0]);
+    for n in 0..100u8 {
+        let here: usize = String::from_utf8(client.ask([n])).unwrap().parse().unwrap();
+        let mut told = [next(&reports), next(&reports)];
+        told.sort();
+        let others: Vec<Got> = (0..3).filter(|to| *to != here).map(|to| (to, vec![n, to as u8])).collect();
+        assert_eq!(told[..], others);
+    }
+    // From a thread that is no shard it goes to all.
+    await_here(mesh.send_to_others(|to| vec![to as u8]));
+    let mut told = [next(&reports), next(&reports), next(&reports)];
+    told.sort();
+    assert_eq!(told, [0, 1, 2].map(|to| (to, vec![to as u8])));
+    finish(running);
+    await_here(mesh.send_to_others(|_| Vec::new()));
+    assert!(reports.recv().is_err(), "no shard is left, and nothing was told");
+}

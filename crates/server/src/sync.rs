@@ -77,7 +77,7 @@
 pub use crate::shard::asks::{Ask, AskError, OnAll, Reply};
 pub use crate::shard::draining::Draining;
 pub use crate::shard::mailbox::{SendError, Sending};
-pub use crate::shard::messages::Mesh;
+pub use crate::shard::messages::{Mesh, SendingToOthers};
 #[cfg(feature = "sync")]
 pub use tokio::sync::{
     AcquireError, Mutex, MutexGuard, Notify, OwnedMutexGuard, OwnedSemaphorePermit, Semaphore,

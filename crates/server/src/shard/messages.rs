@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
+use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
-use std::task::Waker;
+use std::task::{Context, Poll, Waker};
 
 use super::asks::{Ask, AskError, Asker, Brought, OnAll, Reply, wake_all};
 use super::handle::Shard;
@@ -256,6 +257,28 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
         }
     }
 
+    /// Sends a message to each shard but this one, as [`send`](Mesh::send) does: `message` makes it for the shard of that
+    /// number. From a thread that is no shard it goes to all. Each has its place in the order when this returns, and room when
+    /// the future is done. Shards that ended are passed over.
+    ///
+    /// For one that every shard is to have, share it in an [`Arc`], and take it in here beside the call: here it is there at
+    /// once.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use ringserve::sync::Mesh;
+    /// # async fn publish(mesh: &Mesh<Arc<str>>, take_in: impl Fn(&str), text: Arc<str>) {
+    /// let sent = mesh.send_to_others(|_shard| text.clone());
+    /// take_in(&text);
+    /// sent.await;
+    /// # }
+    /// ```
+    pub fn send_to_others(&self, mut message: impl FnMut(usize) -> M) -> SendingToOthers<M> {
+        let this_one = self.inner.shards.get().map(Members::this_one);
+        let others = (0..self.count()).filter(|to| Some(*to) != this_one);
+        SendingToOthers { sent: others.map(|to| self.send(to, message(to))).collect() }
+    }
+
     /// Sends a message to a shard, from any thread, without waiting.
     ///
     /// # Errors
@@ -284,6 +307,28 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
     fn member(&self, shard: usize) -> Option<Found<'_, M, A>> {
         let shards = self.inner.shards.get()?;
         Some((shards, shards.members.get(shard)?.get()?))
+    }
+}
+
+/// The future of [`Mesh::send_to_others`]: done once each shard has room for its message, or ended. Dropping it takes back the
+/// messages without room.
+#[must_use = "messages without room are taken back if it is dropped"]
+pub struct SendingToOthers<M> {
+    sent: Vec<Sending<M>>,
+}
+
+impl<M> Future for SendingToOthers<M> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<()> {
+        self.sent.retain_mut(|sending| Pin::new(sending).poll(task).is_pending());
+        if self.sent.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+impl<M> fmt::Debug for SendingToOthers<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SendingToOthers({} wait)", self.sent.len())
     }
 }
 
