@@ -95,20 +95,17 @@ fn leave(cx: &MqttCx<'_>, reason: Reason) {
 impl Broker {
     async fn connect(&self, cx: &MqttCx<'_>, frame: &[u8]) -> Read<()> {
         let mut rest = Reader::of(frame, false)?;
-        let (name, version) = (rest.text()?, rest.number(1)?);
-        let is_five = (frame[0], name, version) == (0x10, "MQTT", 5);
+        let (name, version) = (rest.text()?, rest.left.u8()?);
+        let is_five = version == 5;
         rest.is_five = is_five;
         let attached = match (frame[0], name, version) {
             (0x10, "MQTT", 4 | 5) => self.attach(cx, rest).await,
             (0x10, "MQTT" | "MQIsdp", _) => Err(Reason::UnsupportedVersion),
             // Another packet, or another protocol.
-            _ => Err(Reason::MalformedPacket),
+            _ => return Err(Reason::MalformedPacket),
         };
-        match attached {
-            Ok(_) => cx.session().is_welcome.set(true),
-            Err(reason) => cx.write(reason.refusal(is_five)),
-        }
-        attached.map(drop)
+        cx.session().is_welcome.set(attached.is_ok());
+        attached.map(drop).inspect_err(|reason| cx.write(reason.refusal(is_five)))
     }
 
     async fn attach(&self, cx: &MqttCx<'_>, rest: Reader<'_>) -> Answer {

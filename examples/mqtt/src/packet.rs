@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use ringserve::framing::{Decode, Framing, LengthField, LengthPrefix};
+use ringserve::framing::{FieldError, Fields, LengthField, LengthPrefix};
 use ringserve::time::Time;
 
 /// Bytes of a client id at most: it is kept with each message of the client.
@@ -63,6 +63,12 @@ impl fmt::Display for Reason {
     }
 }
 
+impl From<FieldError> for Reason {
+    fn from(_: FieldError) -> Reason {
+        Reason::MalformedPacket
+    }
+}
+
 /// What was read, or why not.
 pub type Read<T> = Result<T, Reason>;
 
@@ -73,7 +79,7 @@ pub const DUP: u8 = 8;
 
 /// What is left of a packet.
 pub struct Reader<'a> {
-    pub left: &'a [u8],
+    pub left: Fields<'a>,
     /// Version 5, and not 3.1.1.
     pub is_five: bool,
 }
@@ -81,40 +87,24 @@ pub struct Reader<'a> {
 impl<'a> Reader<'a> {
     /// Reads what is behind the length of a packet.
     pub fn of(packet: &'a [u8], is_five: bool) -> Read<Reader<'a>> {
-        let left = Reader { left: &packet[1..], is_five }.sized(VARINT)?;
+        let left = Fields::new(Fields::new(&packet[1..]).framed(&VARINT)?);
         Ok(Reader { left, is_five })
     }
 
-    pub fn number(&mut self, bytes: usize) -> Read<u32> {
-        let (number, left) = self.left.split_at_checked(bytes).ok_or(Reason::MalformedPacket)?;
-        self.left = left;
-        Ok(number.iter().fold(0, |number, byte| number << 8 | u32::from(*byte)))
-    }
-
     pub fn packet_id(&mut self) -> Read<u16> {
-        let id = self.number(2)? as u16;
+        let id = self.left.u16()?;
         if id == 0 { Err(Reason::ProtocolError) } else { Ok(id) }
     }
 
-    /// Bytes behind their length.
-    fn sized(&mut self, by: impl Framing) -> Read<&'a [u8]> {
-        let Ok(Decode::Frame { skip, len, consumed }) = by.decode(self.left, 0) else {
-            return Err(Reason::MalformedPacket);
-        };
-        let found = &self.left[skip..][..len];
-        self.left = &self.left[consumed..];
-        Ok(found)
-    }
-
     pub fn text(&mut self) -> Read<&'a str> {
-        let text = str::from_utf8(self.sized(TWO_BYTES)?).ok().filter(|text| !text.contains('\0'));
-        text.ok_or(Reason::MalformedPacket)
+        let text = self.left.text(&TWO_BYTES)?;
+        if text.contains('\0') { Err(Reason::MalformedPacket) } else { Ok(text) }
     }
 
     /// What a SUBSCRIBE says behind a filter.
     pub fn options(&mut self) -> Read<u8> {
         let reserved = if self.is_five { 0xC0 } else { 0xFC };
-        let options = self.number(1)? as u8;
+        let options = self.left.u8()?;
         let is_sound = options & reserved == 0 && options & 3 != 3 && options & 0x30 != 0x30;
         if is_sound { Ok(options) } else { Err(Reason::MalformedPacket) }
     }
@@ -125,15 +115,14 @@ impl<'a> Reader<'a> {
         if !self.is_five {
             return Ok(found);
         }
-        let mut rest = Reader { left: self.sized(VARINT)?, ..*self };
-        while let from @ [id, left @ ..] = rest.left {
-            rest.left = left;
-            let number = match id {
-                _ if !allowed.contains(id) => return Err(Reason::ProtocolError),
-                0x01 | 0x17 | 0x19 => rest.number(1)?,
-                0x21 | 0x22 => rest.number(2)?,
-                0x02 | 0x11 | 0x18 | 0x27 => rest.number(4)?,
-                0x09 => rest.sized(TWO_BYTES).map(|_| 0)?,
+        let mut rest = Reader { left: Fields::new(self.left.framed(&VARINT)?), ..*self };
+        while let from @ [id, ..] = rest.left.left() {
+            let number = match rest.left.u8()? {
+                id if !allowed.contains(&id) => return Err(Reason::ProtocolError),
+                0x01 | 0x17 | 0x19 => rest.left.u8()?.into(),
+                0x21 | 0x22 => rest.left.u16()?.into(),
+                0x02 | 0x11 | 0x18 | 0x27 => rest.left.u32()?,
+                0x09 => rest.left.framed(&TWO_BYTES).map(|_| 0)?,
                 0x26 => rest.text().and_then(|_| rest.text()).map(|_| 0)?,
                 _ => rest.text().map(|_| 0)?,
             };
@@ -142,7 +131,7 @@ impl<'a> Reader<'a> {
                 return Err(Reason::ProtocolError);
             }
             if ![0x02, 0x18].contains(id) {
-                found.passed_on.extend_from_slice(&from[..from.len() - rest.left.len()]);
+                found.passed_on.extend_from_slice(&from[..from.len() - rest.left.left().len()]);
             }
         }
         Ok(found)
@@ -150,15 +139,11 @@ impl<'a> Reader<'a> {
 
     /// Reads what is behind the length of a DISCONNECT.
     pub fn goodbye(mut self) -> Read<Goodbye> {
-        let code = if self.left.is_empty() { 0 } else { self.number(1)? };
+        let code = if self.left.is_empty() { 0 } else { self.left.u8()? };
         let allowed = &[0x11, 0x1F, 0x26];
         let given = if self.left.is_empty() { Properties::default() } else { self.properties(allowed)? };
-        self.end()?;
+        self.left.end()?;
         Ok(Goodbye { drops_will: code == 0, expiry: given.seconds(0x11) })
-    }
-
-    fn end(&self) -> Read<()> {
-        if self.left.is_empty() { Ok(()) } else { Err(Reason::MalformedPacket) }
     }
 }
 
@@ -213,7 +198,7 @@ impl Publication {
         let topic = rest.text()?;
         let id = if qos == 0 { 0 } else { rest.packet_id()? };
         let properties = rest.properties(&[0x01, 0x02, 0x03, 0x08, 0x09, 0x26])?;
-        let payload = packet.slice_ref(rest.left);
+        let payload = packet.slice_ref(rest.left.left());
         let read = Publication::new(topic, payload, qos, head & RETAIN != 0, properties)?;
         let is_plain = head == 0x30 && read.lifetime.is_none();
         Ok((id, Publication { as_it_came: is_plain.then(|| (is_five, packet.clone())), ..read }))
@@ -244,10 +229,13 @@ impl Publication {
         }
         let (topic_len, id) = ((self.topic.len() as u16).to_be_bytes(), id.to_be_bytes());
         let id = if flags & QOS_1 != 0 { &id[..] } else { &[] };
-        let (left, mut properties) = (left.map(|left| seconds(0x02, left)), Vec::new());
-        if is_five {
-            put_sized(&mut properties, &[left.as_slice().as_flattened(), &self.properties]);
-        }
+        let left = left.map(|left| seconds(0x02, left));
+        let properties = [left.as_slice().as_flattened(), &self.properties];
+        let properties = if is_five {
+            VARINT.frame(&[], &properties).expect("they came in one packet")
+        } else {
+            Vec::new()
+        };
         packet(0x30 | flags, &[&topic_len, self.topic.as_bytes(), id, &properties, &self.payload]).into()
     }
 }
@@ -273,9 +261,9 @@ pub struct Connect {
 impl Connect {
     /// Reads what is behind the version.
     pub fn read(mut rest: Reader<'_>) -> Read<Connect> {
-        let (is_five, flags, keep_alive) = (rest.is_five, rest.number(1)?, rest.number(2)?);
-        let keep_alive = Duration::from_secs(keep_alive.into());
-        let (is_clean, has_will, qos) = (flags & 2 != 0, flags & 4 != 0, (flags >> 3 & 3) as u8);
+        let (is_five, flags) = (rest.is_five, rest.left.u8()?);
+        let keep_alive = Duration::from_secs(rest.left.u16()?.into());
+        let (is_clean, has_will, qos) = (flags & 2 != 0, flags & 4 != 0, flags >> 3 & 3);
         if flags & 1 != 0 || qos == 3 || !has_will && flags & 0x38 != 0 {
             return Err(Reason::MalformedPacket);
         }
@@ -290,12 +278,12 @@ impl Connect {
         let (id, mut will) = (Arc::<str>::from(rest.text()?), None);
         if has_will {
             let given = rest.properties(&[0x01, 0x02, 0x03, 0x08, 0x09, 0x18, 0x26])?;
-            let (topic, payload) = (rest.text()?, rest.sized(TWO_BYTES)?.to_vec().into());
+            let (topic, payload) = (rest.text()?, rest.left.framed(&TWO_BYTES)?.to_vec().into());
             will = Some(Publication::new(topic, payload, qos, flags & 0x20 != 0, given)?);
         }
         let _user = if flags & 0x80 != 0 { rest.text()? } else { "" };
-        let _password = if flags & 0x40 != 0 { rest.sized(TWO_BYTES)? } else { &[] };
-        rest.end()?;
+        let _password = if flags & 0x40 != 0 { rest.left.framed(&TWO_BYTES)? } else { &[] };
+        rest.left.end()?;
         let is_assigned = id.is_empty();
         if is_assigned && !is_five && !is_clean || id.len() > ID_BYTES_MAX {
             return Err(Reason::IdNotValid);
@@ -337,21 +325,7 @@ fn seconds(id: u8, time: Duration) -> [u8; 5] {
     [id, a, b, c, d]
 }
 
-/// Appends parts behind their length.
-fn put_sized(out: &mut Vec<u8>, parts: &[&[u8]]) {
-    let mut len: usize = parts.iter().map(|part| part.len()).sum();
-    while len > 0x7F {
-        out.push(len as u8 | 0x80);
-        len >>= 7;
-    }
-    out.push(len as u8);
-    parts.iter().for_each(|part| out.extend_from_slice(part));
-}
-
 /// A packet of this type and flags, in parts.
 pub fn packet(head: u8, parts: &[&[u8]]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(5 + parts.iter().map(|part| part.len()).sum::<usize>());
-    out.push(head);
-    put_sized(&mut out, parts);
-    out
+    PACKETS.frame(&[head], parts).expect("no packet is longer than PACKET_BYTES_MAX and its topic")
 }

@@ -10,10 +10,11 @@
 //! says: they hear of it in one order and all keep the same, whatever becomes of its publisher meanwhile.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::{rc::Rc, sync::Arc, time::Duration};
 
 use clap::Args;
+use ringserve::limits::{Room, Taken};
 use ringserve::sync::{Mesh, Reply, Sending};
 use ringserve::task::JoinHandle;
 use ringserve::topics::{Filters, is_filter, matching};
@@ -63,15 +64,15 @@ pub struct State {
     client: Arc<Connect>,
     /// The connection has no room. A task goes on once it has.
     is_stalled: bool,
-    filters: BTreeSet<Arc<str>>,
+    filters: BTreeMap<Arc<str>, Taken>,
     /// Messages in their order: first those that were sent on this connection and are not acknowledged, then those that wait.
     messages: VecDeque<Kept>,
     sent: usize,
     last_id: u16,
     /// What is published if the client is lost.
     will: Option<Publication>,
-    /// Of filters and of messages.
-    bytes: usize,
+    /// For filters and for messages.
+    room: Room,
     /// How long it outlives its connection, and the task that ends it then.
     expiry: Duration,
     timer: Option<JoinHandle<()>>,
@@ -83,6 +84,7 @@ struct Kept {
     flags: u8,
     /// 0 until it is sent with QoS 1, on this connection or an earlier one.
     id: u16,
+    _room: Taken,
 }
 
 /// A session, and the options of its subscription.
@@ -95,8 +97,8 @@ pub struct Node {
     sessions: RefCell<BTreeMap<Arc<str>, Rc<Session>>>,
     /// The filters of these sessions, by client id.
     filters: RefCell<Filters<Arc<str>, Subscriber>>,
-    /// Bytes that these sessions keep.
-    kept_bytes: Cell<usize>,
+    /// For all that these sessions keep.
+    room: Room,
     /// The last retained message of each topic. Every shard has all of them, and they share the memory of the messages.
     retained: RefCell<BTreeMap<Arc<str>, Arc<Publication>>>,
     /// Bytes of those whose topics fall to this shard.
@@ -105,10 +107,10 @@ pub struct Node {
 
 impl Node {
     pub fn new(shard: &Shard, mesh: &Mesh<Job, Answer>, bounds: &Bounds) -> Rc<Node> {
+        let (sessions, filters, retained, retained_bytes) = Default::default();
         let (shard, mesh, bounds) = (shard.clone(), mesh.clone(), bounds.clone());
-        let (sessions, filters, kept_bytes, retained, retained_bytes) = Default::default();
-        let all = Node { shard, mesh, bounds, sessions, filters, kept_bytes, retained, retained_bytes };
-        let node = Rc::new(all);
+        let room = Room::new(bounds.sessions_bytes_max);
+        let node = Rc::new(Node { shard, mesh, bounds, sessions, filters, room, retained, retained_bytes });
         let here = node.clone();
         node.mesh.register_with_reply(&node.shard, move |_from, job, reply| job(&here, reply));
         node
@@ -172,19 +174,12 @@ impl Node {
 
     /// The message has its place in the order of each shard when this returns, and room there once the future is done.
     fn fan_out(self: &Rc<Self>, publication: Arc<Publication>) -> impl Future<Output = ()> + use<> {
-        let others = (0..self.shard.count()).filter(|shard| *shard != self.shard.index());
-        let sent = others.map(|shard| {
+        let sent = self.mesh.send_to_others(|_shard| {
             let publication = publication.clone();
-            self.mesh.send(shard, Box::new(move |node, _reply| node.route(&publication)))
+            Box::new(move |node, _reply| node.route(&publication))
         });
-        let sent: Vec<_> = sent.collect();
         self.route(&publication);
-        async {
-            for sending in sent {
-                // A shard ends with the server.
-                let _ended = sending.await;
-            }
-        }
+        sent
     }
 
     /// Hands a message to the sessions at home here.
@@ -212,7 +207,10 @@ impl Node {
         let kept = old.filter(|session| self.take_over(session, client.is_clean));
         // The connection was sent nothing before, so there is room.
         let _gone = connection.push_raw(client.answer(kept.is_some()));
-        let session = kept.unwrap_or_default();
+        let session = kept.unwrap_or_else(|| {
+            let room = self.room.within(self.bounds.session_bytes_max);
+            Rc::new(RefCell::new(State { room, ..State::default() }))
+        });
         self.sessions.borrow_mut().insert(client.id.clone(), session.clone());
         let mut state = session.borrow_mut();
         (state.will, state.expiry) = (client.will.clone(), client.expiry);
@@ -246,11 +244,13 @@ impl Node {
             return Reason::FilterInvalid as u8;
         }
         let mut state = session.borrow_mut();
-        let is_new = !state.filters.contains(filter);
-        if is_new && !self.count(&mut state, filter_bytes(filter)) {
-            return Reason::QuotaExceeded as u8;
+        let is_new = !state.filters.contains_key(filter);
+        if is_new {
+            let Some(taken) = state.room.take(filter_bytes(filter)) else {
+                return Reason::QuotaExceeded as u8;
+            };
+            state.filters.insert(filter.clone(), taken);
         }
-        state.filters.insert(filter.clone());
         self.filters.borrow_mut().insert(filter, state.client.id.clone(), (session.clone(), options));
         drop(state);
         // Retained messages are asked for always, with a new filter, or never.
@@ -264,21 +264,20 @@ impl Node {
 
     pub fn unsubscribe(&self, session: &Session, filter: &str) -> u8 {
         let mut state = session.borrow_mut();
-        if !state.filters.remove(filter) {
+        if state.filters.remove(filter).is_none() {
             // "No subscription existed" is a success.
             return 0x11;
         }
         self.filters.borrow_mut().remove(filter, &state.client.id);
-        self.discount(&mut state, filter_bytes(filter));
         0
     }
 
     pub fn acknowledged(self: &Rc<Self>, session: &Rc<Session>, id: u16) -> u8 {
         let mut state = session.borrow_mut();
         let place = state.messages.iter().take(state.sent).position(|kept| kept.id == id);
-        if let Some(kept) = place.and_then(|place| state.messages.remove(place)) {
+        if let Some(place) = place {
+            state.messages.remove(place);
             state.sent -= 1;
-            self.discount(&mut state, kept.publication.bytes());
         }
         drop(state);
         self.send_waiting(session);
@@ -311,10 +310,9 @@ impl Node {
     }
 
     fn end(&self, session: &Session) {
-        let State { client, filters, bytes, .. } = session.take();
+        let State { client, filters, .. } = session.take();
         self.sessions.borrow_mut().remove(&client.id);
-        filters.iter().for_each(|filter| self.filters.borrow_mut().remove(filter, &client.id));
-        self.kept_bytes.update(|all| all - bytes);
+        filters.keys().for_each(|filter| self.filters.borrow_mut().remove(filter, &client.id));
     }
 
     /// Has a message wait for a client, and sends it if that may be. Without room it is dropped, and so it is with QoS 0 where
@@ -322,13 +320,13 @@ impl Node {
     fn keep(self: &Rc<Self>, to: &Rc<Session>, message: &Arc<Publication>, options: u8, retain: bool) {
         let mut state = to.borrow_mut();
         let qos = message.qos.min(granted(options));
-        if qos == 0 && state.connection.is_none() || !self.count(&mut state, message.bytes()) {
-            return;
+        let is_heard = qos > 0 || state.connection.is_some();
+        if let Some(_room) = state.room.take(message.bytes()).filter(|_| is_heard) {
+            let flags = qos << 1 | u8::from(retain);
+            state.messages.push_back(Kept { publication: message.clone(), flags, id: 0, _room });
+            drop(state);
+            self.send_waiting(to);
         }
-        let flags = qos << 1 | u8::from(retain);
-        state.messages.push_back(Kept { publication: message.clone(), flags, id: 0 });
-        drop(state);
-        self.send_waiting(to);
     }
 
     /// Sends what waits, as far as the connection has room and the client takes more before it acknowledges.
@@ -361,26 +359,10 @@ impl Node {
             if fits && is_answered {
                 state.messages[state.sent].id = id;
                 state.sent += 1;
-            } else if let Some(done) = state.messages.remove(state.sent) {
-                self.discount(state, done.publication.bytes());
+            } else {
+                state.messages.remove(state.sent);
             }
         }
-    }
-
-    /// Counts what is kept for a client. False, and nothing is counted, if that is too much.
-    fn count(&self, state: &mut State, bytes: usize) -> bool {
-        let (of_session, of_all) = (state.bytes + bytes, self.kept_bytes.get() + bytes);
-        if of_session > self.bounds.session_bytes_max || of_all > self.bounds.sessions_bytes_max {
-            return false;
-        }
-        state.bytes = of_session;
-        self.kept_bytes.set(of_all);
-        true
-    }
-
-    fn discount(&self, state: &mut State, bytes: usize) {
-        state.bytes -= bytes;
-        self.kept_bytes.update(|all| all - bytes);
     }
 }
 
