@@ -135,6 +135,23 @@ fn an_address_that_is_none_is_named_at_the_start() {
     assert!(matches!(started, Err(Error::Shards(0))));
 }
 
+#[test]
+fn a_time_to_coalesce_out_of_range_is_named_at_the_start() {
+    let start = |time| {
+        let server = On::default().server(no_time_limits()).coalesce(time);
+        server.start(|_| Puppet::new(Default::default()))
+    };
+    for wrong in [Duration::from_nanos(999), Duration::from_micros(1001), Duration::MAX] {
+        let Err(Error::Coalesce(named)) = start(wrong) else { panic!("{wrong:?} is no error") };
+        assert_eq!(named, wrong);
+    }
+    for right in [Duration::ZERO, Duration::from_micros(1), Duration::from_millis(1)] {
+        let running = start(right).unwrap();
+        running.shutdown();
+        running.wait().unwrap();
+    }
+}
+
 /// Connections put their handles and texts here; a task of the shard sends each text to all.
 #[derive(Default)]
 struct Room {

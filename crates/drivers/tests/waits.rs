@@ -1,9 +1,15 @@
 //! Waits of a turn, the timer that serves many of them, and the wakes that end them.
 
+mod common;
+
+use std::io::Write as _;
+use std::net::TcpStream;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use ringserve_core::{Budget, Driver, Wait};
-use ringserve_drivers::{Epoll, EpollConfig, Uring, UringConfig};
+use common::{PATIENCE, Rig, Tested, small, small_epoll};
+use ringserve_core::{Budget, Completion, Driver, Wait};
+use ringserve_drivers::{Epoll, EpollConfig, SystemKernel, Uring, UringConfig};
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
@@ -39,4 +45,100 @@ fn a_wait_after_a_longer_one_ends_in_time_on_io_uring() {
 fn a_wait_after_a_longer_one_ends_in_time_on_epoll() {
     let driver = Epoll::new(&EpollConfig::default(), Vec::new()).unwrap();
     waits_end_in_time(driver);
+}
+
+/// Much longer than what is done meanwhile takes.
+const COALESCE: Duration = Duration::from_secs(1);
+
+/// Two connections whose bytes come one by one.
+struct Pair<D> {
+    rig: Rig<D>,
+    peers: [TcpStream; 2],
+}
+
+impl<D: Tested> Pair<D> {
+    fn new(config: &D::Config) -> Pair<D> {
+        let mut rig = Rig::<D>::accepting(config);
+        let peers = [0, 1].map(|slot| rig.connect_receiving(slot).0);
+        rig.calm();
+        Pair { rig, peers }
+    }
+
+    /// A turn that brings bytes of both.
+    fn hear_both(&mut self) {
+        self.peers.iter_mut().for_each(|peer| peer.write_all(b"x").unwrap());
+        assert_eq!(self.rig.turn(Wait::No), 2, "{:?}", self.rig.events);
+        self.rig.events.clear();
+    }
+
+    /// One turn, in whose wait 8 bytes come. Returns how many of them it brought, and with how many enters.
+    fn one_turn(&mut self) -> (usize, u64) {
+        let mut peers = self.peers.each_ref().map(|peer| peer.try_clone().unwrap());
+        let before = self.rig.driver.stats().enters;
+        let writes = thread::spawn(move || {
+            for n in 0..8 {
+                thread::sleep(Duration::from_millis(10));
+                peers[n % 2].write_all(b"x").unwrap();
+            }
+        });
+        self.rig.turn_woken();
+        let enters = self.rig.driver.stats().enters - before;
+        writes.join().unwrap();
+        let bytes = self.rig.events.drain(..).map(|event| match event {
+            Completion::Received { lease, .. } => lease.len(),
+            other => panic!("{other:?}"),
+        });
+        (bytes.sum(), enters)
+    }
+}
+
+fn comes_together<D: Tested>(coalescing: &D::Config, plain: &D::Config) {
+    let mut pair = Pair::<D>::new(plain);
+    pair.hear_both();
+    assert_eq!(pair.one_turn(), (1, 1), "the first ends the wait");
+
+    let mut pair = Pair::<D>::new(coalescing);
+    assert_eq!(pair.one_turn(), (1, 1), "nothing came before, so the first ends the wait");
+    pair.rig.calm();
+    pair.rig.events.clear();
+    pair.hear_both();
+    assert_eq!(pair.one_turn(), (8, 1), "all come in one turn");
+    pair.rig.settled();
+}
+
+fn wakes_and_times_end_it<D: Tested>(coalescing: &D::Config) {
+    let mut pair = Pair::<D>::new(coalescing);
+    let waker = pair.rig.driver.waker();
+    pair.hear_both();
+    waker.wake_by_ref();
+    assert_eq!(pair.rig.turn_woken(), 0, "a wake before the wait is seen behind it");
+
+    // A timer that goes off in the wait for more, and is a completion of io_uring, does not end it: its own time does.
+    waker.wake_by_ref();
+    pair.rig.turn(Wait::For(COALESCE / 5));
+    pair.hear_both();
+    let start = Instant::now();
+    assert_eq!(pair.rig.turn(Wait::For(COALESCE / 4)), 0);
+    assert!(start.elapsed() < PATIENCE);
+}
+
+#[test]
+fn more_come_in_one_turn_behind_several_connections_on_io_uring() {
+    comes_together::<Uring<SystemKernel>>(&UringConfig { coalesce: COALESCE, ..small() }, &small());
+}
+
+#[test]
+fn more_come_in_one_turn_behind_several_connections_on_epoll() {
+    let plain = small_epoll(4096, 128);
+    comes_together::<Epoll>(&EpollConfig { coalesce: COALESCE, ..plain.clone() }, &plain);
+}
+
+#[test]
+fn a_wait_for_more_ends_in_time_on_io_uring() {
+    wakes_and_times_end_it::<Uring<SystemKernel>>(&UringConfig { coalesce: COALESCE, ..small() });
+}
+
+#[test]
+fn a_wait_for_more_ends_in_time_on_epoll() {
+    wakes_and_times_end_it::<Epoll>(&EpollConfig { coalesce: COALESCE, ..small_epoll(4096, 128) });
 }

@@ -239,6 +239,8 @@ named! {
         CancelConnectAlready "cancel of a connect: EALREADY",
         Wake "wake-up",
         Timeout "enter: ETIME",
+        CameTogether "enter that waits for more: something came",
+        MoreTimeout "enter that waits for more: ETIME",
     }
 }
 

@@ -72,6 +72,8 @@ pub struct Plan {
     pub gap_max: u64,
     /// Sends that nothing depends on may be reported late, as the real shard allows.
     pub defers: bool,
+    /// How long the driver waits for more behind a turn with several connections.
+    pub coalesce: Duration,
     /// Nanoseconds that a late completion is late, at most.
     pub late_max: u64,
     /// What can go wrong.
@@ -207,6 +209,9 @@ impl Plan {
         // Of a copy too.
         let large_frames = &mut Rng::new(rng.clone().below(1 << 32) ^ 0x6C61_7267);
         let large_from = large_frames.one_in(2).then(|| large_frames.spread(1, 1000) as usize);
+        // Of a copy too.
+        let coalescing = &mut Rng::new(rng.clone().below(1 << 32) ^ 0x636F_616C);
+        let coalesces = coalescing.one_in(3);
         let small_budget = rng.one_in(4);
         let peers = rng.spread(if passes_on { 16 } else { 1 }, 60) as usize;
         Plan {
@@ -235,6 +240,7 @@ impl Plan {
             payload_max,
             gap_max: rng.spread(50_000, 40 * MS),
             defers: rng.one_in(2),
+            coalesce: Duration::from_nanos(if coalesces { coalescing.spread(1000, MS) } else { 0 }),
             late_max: rng.spread(MS, 200 * MS),
             rates: Rates::draw(rng),
             unusual: match rng.below(5) {

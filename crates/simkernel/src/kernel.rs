@@ -37,6 +37,8 @@ pub struct SimKernel {
     bell: Alarm,
     /// In virtual time, the end of the wait that goes on, which a quiet send does not end.
     waits_until: Option<Option<Duration>>,
+    /// In virtual time, a wait for several completions that goes on: how many, and its end. Until then none is seen.
+    waits_for_more: Option<(usize, Duration)>,
     /// Listeners of the network.
     pub(crate) listeners: Vec<usize>,
     /// Something is ready, and left for the next enter.
@@ -67,6 +69,7 @@ impl SimKernel {
             waker,
             bell,
             waits_until: None,
+            waits_for_more: None,
             listeners,
             left_over: false,
         })
@@ -158,7 +161,17 @@ impl SimKernel {
         let now = self.now();
         let is_over = self.waits_until.flatten().is_some_and(|until| until <= now);
         self.step();
+        if wait_for > 1
+            && let Some(timeout) = timeout
+        {
+            self.waits_for_more = Some((wait_for as usize, now.saturating_add(timeout)));
+        }
+        let posted = self.ring.completions.ready.len();
+        self.waits_for_more.take_if(|(many, until)| posted >= *many || *until <= now);
         let (until, result) = match () {
+            () if self.waits_for_more.is_some() => {
+                (Some(self.waits_for_more.map(|(_, until)| until)), Err(libc::ETIME))
+            }
             () if self.ring.completions.ready.len() >= wait_for as usize => (None, Ok(())),
             () if self.left_over || self.faults.strike(Fault::EnterInterrupted) => (None, Err(libc::EINTR)),
             // What the wait before this one held back is told now.
@@ -230,6 +243,9 @@ impl Kernel for SimKernel {
     }
 
     fn reap(&mut self, side: &mut KernelSide) -> Option<RawCqe> {
+        if self.waits_for_more.is_some() {
+            return None;
+        }
         let Posted { cqe, note: bytes } = self.ring.completions.ready.pop_front()?;
         if let Some(buffer) = cqe.buffer() {
             side.spare(buffer)[..bytes.len()].copy_from_slice(&bytes);
@@ -251,7 +267,7 @@ impl Kernel for SimKernel {
     }
 
     fn has_completions(&mut self) -> bool {
-        !self.ring.completions.ready.is_empty()
+        !self.ring.completions.ready.is_empty() && self.waits_for_more.is_none()
     }
 
     fn has_quiet(&mut self) -> bool {
@@ -259,7 +275,10 @@ impl Kernel for SimKernel {
     }
 
     fn has_task_work(&mut self) -> bool {
-        self.left_over || self.bell.is_raised() || self.ring.wake_armed && self.waker.is_raised()
+        self.left_over
+            || self.waits_for_more.is_some()
+            || self.bell.is_raised()
+            || self.ring.wake_armed && self.waker.is_raised()
     }
 
     fn is_overflowing(&mut self) -> bool {

@@ -130,7 +130,7 @@ impl Network {
     pub fn driver(&self, shard: usize, config: &UringConfig) -> io::Result<Uring<SimKernel>> {
         let (_, side) = Pool::new(config.pool).map_err(io::Error::other)?;
         let kernel = SimKernel::new(self.shared.clone(), shard, config)?;
-        Ok(Uring::with_kernel(kernel, side, config.connections))
+        Ok(Uring::with_kernel(kernel, side, config.connections).coalescing(config.coalesce))
     }
 
     /// Connects in real time, as soon as a place in the backlog is free.

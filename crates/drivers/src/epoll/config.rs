@@ -1,5 +1,7 @@
 //! Sizes of the epoll driver.
 
+use std::time::Duration;
+
 use ringserve_buf::PoolConfig;
 use ringserve_core::ConnId;
 
@@ -16,6 +18,10 @@ pub struct EpollConfig {
     pub pool: PoolConfig,
     /// Tells the peer's address of each accepted connection. Accepting brings it anyway. On by default.
     pub peer_addresses: bool,
+    /// Behind a turn that brought bytes of several connections, how long the next one sleeps before it looks for events; what
+    /// comes then is late by as much. 0 by default. With it the thread that makes the driver has a timer slack of 1 ns, since
+    /// the usual 50 µs would be slept on top.
+    pub coalesce: Duration,
     /// Prepares a socket before it connects.
     pub before_connect: BeforeConnect,
 }
@@ -27,6 +33,7 @@ impl Default for EpollConfig {
             connections: 16 * 1024,
             pool: PoolConfig::default(),
             peer_addresses: true,
+            coalesce: Duration::ZERO,
             before_connect: BeforeConnect::default(),
         }
     }

@@ -30,6 +30,7 @@ mod table;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 use std::task;
 use std::time::Duration;
@@ -38,11 +39,13 @@ use ringserve_buf::{KernelSide, Pool};
 use ringserve_core::{Budget, Completion, ConnId, Driver, DriverStats, Op, PeerCredentials, Socket, Wait};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
+use rustix::thread::{nanosleep, set_current_timer_slack};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 
 use crate::shared::accept::Listener;
+use crate::shared::coalesce::Coalesce;
 use crate::shared::connect::BeforeConnect;
 use crate::shared::report::SetupError;
 use crate::shared::report::log;
@@ -115,6 +118,7 @@ pub struct Epoll {
     connections_max: u32,
     /// Accepted connections come with their peer's address.
     peer_addresses: bool,
+    coalesce: Coalesce,
     stats: DriverStats,
 }
 
@@ -156,6 +160,10 @@ impl Epoll {
         // Setting it again takes back that it is readable.
         epoll::add(&instance, &timerfd, EventData::new_u64(TIMER), READABLE)
             .map_err(failed("epoll_ctl on the timerfd"))?;
+        if !config.coalesce.is_zero() {
+            // Without it each sleep is longer, and nothing else is wrong.
+            let _ = set_current_timer_slack(NonZeroU64::new(1));
+        }
         let listeners: Result<_, io::Error> = listeners.into_iter().map(Listening::new).collect();
         Ok(Epoll {
             instance,
@@ -183,6 +191,7 @@ impl Epoll {
             before_connect: config.before_connect.clone(),
             connections_max: config.connections,
             peer_addresses: config.peer_addresses,
+            coalesce: Coalesce::new(config.coalesce),
             stats: DriverStats::default(),
         })
     }
@@ -224,9 +233,14 @@ impl Epoll {
                 return Ok(());
             }
             _ if answers => Some(Duration::ZERO),
-            Wait::For(time) if self.is_bound(time) => None,
-            Wait::For(time) => Some(time),
-            Wait::Forever => None,
+            Wait::For(time) => {
+                let left = time - self.sleep_for_more(Some(time));
+                if self.is_bound(left) { None } else { Some(left) }
+            }
+            Wait::Forever => {
+                self.sleep_for_more(None);
+                None
+            }
         };
         self.skipped = false;
         self.stats.enters += 1;
@@ -243,6 +257,20 @@ impl Epoll {
         }
         self.more_events = count == EVENTS_MAX;
         Ok(())
+    }
+
+    /// Begins a wait of at most `longest`, with a sleep if several connections were heard: what comes meanwhile is found together
+    /// behind it. Returns how long it sleeps.
+    #[inline]
+    fn sleep_for_more(&mut self, longest: Option<Duration>) -> Duration {
+        let time = self.coalesce.begin_wait(longest);
+        if !time.is_zero() {
+            self.stats.calls += 1;
+            let request = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
+            // A signal may end it before.
+            let _ = nanosleep(&request);
+        }
+        time
     }
 
     /// True if the timer ends a wait of this length.
@@ -347,8 +375,8 @@ impl Driver for Epoll {
         let polled = self.poll(wait);
         (self.quiet, self.sent_at_once) = (false, 0);
         polled?;
-        let mut room =
-            Room { end: completions.len() + budget.completions.max(1), bytes: budget.bytes.max(1) };
+        let begin = completions.len();
+        let mut room = Room { end: begin + budget.completions.max(1), bytes: budget.bytes.max(1) };
         // The one that is first may use up the budget, so they take turns. The completions of one operation all
         // come by the same way, so their order is kept.
         self.first_source = if self.first_source == 2 { 0 } else { self.first_source + 1 };
@@ -359,6 +387,7 @@ impl Driver for Epoll {
                 _ => self.take_connections(&room, completions),
             }
         }
+        self.coalesce.brought(&completions[begin..]);
         if cfg!(debug_assertions) {
             self.invariants();
         }

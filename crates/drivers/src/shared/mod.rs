@@ -2,6 +2,7 @@
 
 pub(crate) mod accept;
 pub(crate) mod activation;
+pub(crate) mod coalesce;
 pub(crate) mod connect;
 pub(crate) mod process;
 pub(crate) mod report;

@@ -1,5 +1,7 @@
 //! Sizes and choices of the io_uring driver.
 
+use std::time::Duration;
+
 use ringserve_buf::PoolConfig;
 use ringserve_core::ConnId;
 
@@ -35,6 +37,9 @@ pub struct UringConfig {
     pub plain_descriptors: bool,
     /// Asks for the peer's address of each accepted connection, which is a separate system call here. On by default.
     pub peer_addresses: bool,
+    /// Behind a turn that brought bytes of several connections, how long the next one waits for more; what comes then is
+    /// late by as much. 0 by default: it takes what comes first. 256 completions end the wait before.
+    pub coalesce: Duration,
     /// Prepares a socket before it connects.
     pub before_connect: BeforeConnect,
 }
@@ -50,6 +55,7 @@ impl Default for UringConfig {
             restrict: true,
             plain_descriptors: false,
             peer_addresses: true,
+            coalesce: Duration::ZERO,
             before_connect: BeforeConnect::default(),
         }
     }

@@ -36,6 +36,7 @@ use ringserve_core::{
     Budget, Completion, ConnId, Driver, DriverStats, GivesBack, Op, PeerCredentials, Socket, Wait,
 };
 
+use crate::shared::coalesce::Coalesce;
 use crate::shared::report::log;
 use crate::shared::wait::SET_FROM;
 use accept::Listening;
@@ -48,6 +49,9 @@ use table::{Ports, Sending};
 pub use config::UringConfig;
 pub use system::SystemKernel;
 pub use system::probe::{Found, probe, probe_accept, probe_ring, try_apart};
+
+/// Completions that end a wait for more before its time: as many as a turn takes.
+const COALESCED_MAX: u32 = 256;
 
 /// The io_uring driver over a [`Kernel`].
 ///
@@ -86,6 +90,7 @@ pub struct Uring<K: Kernel> {
     connections_max: u32,
     /// Each accepted connection is asked for its peer's address.
     peer_addresses: bool,
+    coalesce: Coalesce,
     stats: DriverStats,
     anomalies: Anomalies,
 }
@@ -157,9 +162,17 @@ impl<K: Kernel> Uring<K> {
             overflowing: false,
             connections_max,
             peer_addresses: true,
+            coalesce: Coalesce::default(),
             stats: DriverStats::default(),
             anomalies: Anomalies::default(),
         }
+    }
+
+    /// The same driver with [`UringConfig::coalesce`].
+    #[must_use]
+    pub fn coalescing(mut self, wait: Duration) -> Uring<K> {
+        self.coalesce = Coalesce::new(wait);
+        self
     }
 
     /// Anomalies since the start.
@@ -354,7 +367,12 @@ impl<K: Kernel> Uring<K> {
             return Ok(());
         }
         self.stats.enters += 1;
-        let entered = self.kernel.enter(u32::from(timeout.is_some()), timeout.flatten());
+        let entered = match timeout.map(|longest| (longest, self.coalesce.begin_wait(longest))) {
+            None => self.kernel.enter(0, None),
+            Some((longest, Duration::ZERO)) => self.kernel.enter(1, longest),
+            // If nothing came by then, the next turn waits for what comes first.
+            Some((_, wait)) => self.kernel.enter(COALESCED_MAX, Some(wait)),
+        };
         match entered {
             // Without memory now, it may have some for the next turn.
             Err(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN | libc::ENOMEM) => Ok(()),
@@ -443,7 +461,8 @@ impl<K: Kernel> Driver for Uring<K> {
     fn turn(&mut self, wait: Wait, budget: Budget, completions: &mut Vec<Completion>) -> Result<(), i32> {
         self.stats.turns += 1;
         self.submit_queued(wait)?;
-        let end = completions.len() + budget.completions.max(1);
+        let begin = completions.len();
+        let end = begin + budget.completions.max(1);
         let mut sink = Sink { out: completions, end, bytes: budget.bytes.max(1) };
         // What the last turn left comes first.
         while sink.has_room()
@@ -464,6 +483,7 @@ impl<K: Kernel> Driver for Uring<K> {
         {
             self.sent(sent.id, sent.bytes, sent.batch, &mut sink);
         }
+        self.coalesce.brought(&completions[begin..]);
         if cfg!(debug_assertions) {
             self.invariants();
         }

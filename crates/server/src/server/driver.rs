@@ -3,6 +3,7 @@
 use std::env;
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use ringserve_buf::PoolConfig;
 use ringserve_core::{Address, ConnId, ServerLimits};
@@ -100,6 +101,7 @@ pub(crate) enum ChosenKind {
 pub(crate) struct Wanted<'a> {
     pub(crate) driver: Driver,
     pub(crate) incremental: bool,
+    pub(crate) coalesce: Duration,
     pub(crate) shards: usize,
     /// The soft limit on descriptors.
     pub(crate) descriptors: u64,
@@ -168,6 +170,7 @@ impl Wanted<'_> {
             pool: self.pool(),
             plain_descriptors: !direct_descriptors,
             incremental: self.incremental,
+            coalesce: self.coalesce,
             peer_addresses: self.peer_addresses,
             ..UringConfig::default()
         };
@@ -224,8 +227,8 @@ impl Wanted<'_> {
         probe_epoll()?;
         let sizes = self.in_descriptors();
         let (connections, before_connect) = (sizes.slots(), self.before_connect());
-        let peer_addresses = self.peer_addresses;
-        let config = EpollConfig { connections, pool: self.pool(), peer_addresses, before_connect };
+        let (peer_addresses, coalesce) = (self.peer_addresses, self.coalesce);
+        let config = EpollConfig { connections, pool: self.pool(), peer_addresses, coalesce, before_connect };
         let reason = format!(
             "epoll ({why}); each connection costs a descriptor, so RLIMIT_NOFILE, {}, bounds them",
             self.descriptors
@@ -301,6 +304,7 @@ mod tests {
         let wanted = Wanted {
             driver: Driver::Auto,
             incremental: false,
+            coalesce: Duration::ZERO,
             shards,
             descriptors,
             left_alone: 0,
@@ -344,6 +348,7 @@ mod tests {
             let wanted = Wanted {
                 driver: Driver::Epoll,
                 incremental: false,
+                coalesce: Duration::ZERO,
                 shards: 2,
                 descriptors: 1000,
                 left_alone,

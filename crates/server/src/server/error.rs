@@ -41,6 +41,8 @@ pub enum Error {
     Trace(String),
     /// The number of shards is 0 or above 1024.
     Shards(usize),
+    /// The time given to [`Server::coalesce`](crate::Server::coalesce) is neither zero nor 1 µs to 1 ms.
+    Coalesce(Duration),
     /// Another process, or another listener of this one, listens there already.
     AddressInUse {
         /// The address.
@@ -152,6 +154,10 @@ impl fmt::Display for Error {
                 "{text:?} is no network whose connections could be traced; write ADDRESS or ADDRESS/BITS"
             ),
             Error::Shards(count) => write!(f, "shards is {count}; it must be 1 to 1024"),
+            Error::Coalesce(time) => write!(
+                f,
+                "coalesce is {time:?}; it must be 0, which is off, or 1 µs to 1 ms, by which requests are late"
+            ),
             Error::AddressInUse { addr, holder } => {
                 write!(f, "{addr} is in use")?;
                 if let Some(holder) = holder {

@@ -9,6 +9,7 @@ use std::iter;
 use std::pin::pin;
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use ringserve_core::{Address, LimitError, Limits, ServerLimits};
 use ringserve_drivers::Listener;
@@ -52,6 +53,10 @@ use crate::watchdog::Stalls;
 /// Shards at most: beyond, something is wrong with the number.
 const SHARDS_MAX: usize = 1024;
 
+/// For how long a shard may wait for more: less is not told from nothing, and a client that waits for its answer notices more.
+const COALESCE_MIN: Duration = Duration::from_micros(1);
+const COALESCE_MAX: Duration = Duration::from_millis(1);
+
 /// Descriptors for the endpoint beside a server: those of its shard, and of its 32 connections. Without them it would be silent
 /// just when the connections of the server have taken all.
 #[cfg(feature = "admin")]
@@ -74,6 +79,7 @@ pub(crate) struct Settings {
     pub(super) share_port: bool,
     pub(super) driver: Driver,
     pub(super) incremental: bool,
+    pub(super) coalesce: Duration,
     pub(super) runtime: Runtime,
     pub(super) stalls: Stalls,
     pub(super) overload: Overload,
@@ -213,6 +219,10 @@ impl Described {
         if !(1..=SHARDS_MAX).contains(&shards) {
             return Err(Error::Shards(shards));
         }
+        let coalesce = self.settings.coalesce;
+        if !coalesce.is_zero() && !(COALESCE_MIN..=COALESCE_MAX).contains(&coalesce) {
+            return Err(Error::Coalesce(coalesce));
+        }
         let seed = self.settings.seed.unwrap_or_else(Random::system_seed);
         let (limiters, rate) = self.check_admission(server_limits.connections_max, seed)?;
         Ok(Checked { server_limits, shards, limiters, rate, seed })
@@ -317,6 +327,7 @@ impl Described {
         Wanted {
             driver: self.settings.driver,
             incremental: self.settings.incremental,
+            coalesce: self.settings.coalesce,
             shards: checked.shards,
             descriptors,
             left_alone: 0,

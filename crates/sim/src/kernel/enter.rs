@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use ringserve_core::Wait;
 use ringserve_drivers::kernel::{Kind, RawCqe};
 use ringserve_simkernel::ring::Posted;
 
@@ -48,19 +49,24 @@ impl State {
         late.min(self.peers_at).min(self.alarm).min(self.next_connect())
     }
 
-    /// Blocks until there is a completion.
-    pub(super) fn block(&mut self, deadline: u64) -> Result<(), i32> {
+    /// Blocks until there are `wait_for` completions.
+    pub(super) fn block(&mut self, wait_for: usize, deadline: u64) -> Result<(), i32> {
+        let waits_for_more = wait_for > 1;
         for looks in 0u32.. {
             assert!(looks < LOOKS_MAX, "peers keep busy for ever while the shard sleeps");
             self.work(true);
-            if !self.ring.completions.ready.is_empty() {
+            // What overflows waits for the next enter.
+            if self.ring.completions.ready.len() >= wait_for || !self.ring.completions.overflow.is_empty() {
+                if waits_for_more {
+                    self.cover.arm(Arm::CameTogether);
+                }
                 return Ok(());
             }
             if self.strikes(Fault::EnterInterrupted) {
                 self.cut_short = true;
                 return Err(libc::EINTR);
             }
-            if looks == 0 {
+            if looks == 0 && self.ring.completions.ready.is_empty() {
                 self.check_blocked(deadline);
             }
             if self.ring.is_ending_something() {
@@ -73,9 +79,12 @@ impl State {
                 self.pass(passed);
                 self.work(true);
                 if !self.ring.completions.ready.is_empty() {
+                    if waits_for_more {
+                        self.cover.arm(Arm::CameTogether);
+                    }
                     return Ok(());
                 }
-                self.cover.arm(Arm::Timeout);
+                self.cover.arm(if waits_for_more { Arm::MoreTimeout } else { Arm::Timeout });
                 return Err(libc::ETIME);
             }
             if next == NEVER {
@@ -120,11 +129,27 @@ impl State {
             return Ok(());
         }
         self.cut_short = false;
-        if self.ring.completions.ready.is_empty() {
+        self.check_wait(wait_for, timeout);
+        let wait_for = (wait_for as usize).min(self.plan.completions);
+        if self.ring.completions.ready.len() < wait_for {
             let deadline = timeout.map_or(NEVER, |time| self.now + time.as_nanos() as u64);
-            return self.block(deadline);
+            return self.block(wait_for, deadline);
         }
         Ok(())
+    }
+
+    /// The driver waits no longer than the shard lets it, and for more than one completion no longer than it was told.
+    fn check_wait(&self, wait_for: u32, timeout: Option<Duration>) {
+        let longest = timeout.unwrap_or(Duration::MAX);
+        let may = match self.may_wait {
+            Wait::No => Duration::ZERO,
+            Wait::For(time) => time,
+            Wait::Forever => Duration::MAX,
+        };
+        assert!(longest <= may, "it waits for {longest:?} where the shard may for {may:?}");
+        let coalesce = self.plan.coalesce;
+        let ends = wait_for <= 1 || longest <= coalesce;
+        assert!(ends, "it waits for {wait_for} completions for {longest:?}, and may for {coalesce:?}");
     }
 
     /// True if an enter would bring a completion.

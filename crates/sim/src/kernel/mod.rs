@@ -29,7 +29,7 @@ use std::task::{Wake, Waker};
 use std::time::Duration;
 
 use ringserve_buf::{Block, KernelSide, Pool};
-use ringserve_core::{Address, ConnId, Socket};
+use ringserve_core::{Address, ConnId, Socket, Wait};
 use ringserve_drivers::kernel::{Kernel, Kind, RawCqe, RawOp, SentQuietly};
 use ringserve_simkernel::ring::{Descriptors, Posted, Ring, Sizes};
 
@@ -106,6 +106,8 @@ pub struct State {
     pub listeners: Vec<Listener>,
     /// When the shard wants to be woken.
     pub alarm: u64,
+    /// How long it may wait in this turn.
+    pub may_wait: Wait,
     /// Nothing happens any more until the shard is told to stop.
     pub quiet_world: bool,
     /// The shard was told to drain, and when it aborts what is left.
@@ -190,6 +192,7 @@ impl State {
             peers_at: 0,
             listeners: (0..plan.listeners).map(|_| Listener::default()).collect(),
             alarm: NEVER,
+            may_wait: Wait::No,
             quiet_world: false,
             drain_deadline: None,
             aborted: false,

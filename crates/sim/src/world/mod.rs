@@ -168,7 +168,7 @@ impl World {
         }
         let state = Rc::new(RefCell::new(state));
         let kernel = SimKernel::new(state.clone());
-        let driver = Uring::with_kernel(kernel, side, plan.slots() as u32);
+        let driver = Uring::with_kernel(kernel, side, plan.slots() as u32).coalescing(plan.coalesce);
         let framing = Rc::new(TestFraming { framing: plan.framing, touchy: plan.encode_panics > 0 });
         let mut core = Shard::new(
             plan.server_limits.clone(),
@@ -511,6 +511,8 @@ impl Above {
         }
         woken |= alarm <= state.now;
         state.alarm = alarm;
-        if woken { Wait::No } else { wait }
+        let wait = if woken { Wait::No } else { wait };
+        state.may_wait = wait;
+        wait
     }
 }

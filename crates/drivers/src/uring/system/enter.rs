@@ -20,7 +20,8 @@ pub(super) struct Quiet {
 
 impl SystemKernel {
     pub(super) fn enter_kernel(&mut self, wait_for: u32, timeout: Option<Duration>) -> Result<(), i32> {
-        let timespec = timeout.filter(|time| !self.is_bound(*time)).map(Timespec::from);
+        // The timer is one completion, which ends no wait for more.
+        let timespec = timeout.filter(|time| wait_for > 1 || !self.is_bound(*time)).map(Timespec::from);
         let args = timespec.as_ref().map(|timespec| SubmitArgs::new().timespec(timespec));
         let mut flags = self.enter_flags();
         flags.set(EnterFlags::EXT_ARG, args.is_some());

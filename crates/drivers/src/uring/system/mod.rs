@@ -126,7 +126,7 @@ impl Uring<SystemKernel> {
         config.check()?;
         let (_, side) = Pool::new(config.pool)?;
         let kernel = SystemKernel::new(config, listeners)?;
-        let mut driver = Uring::with_kernel(kernel, side, config.connections);
+        let mut driver = Uring::with_kernel(kernel, side, config.connections).coalescing(config.coalesce);
         driver.peer_addresses = config.peer_addresses;
         Ok(driver)
     }

@@ -140,3 +140,29 @@ fn a_wake_ends_the_turn_and_the_next_one_is_armed() {
     rig.turn();
     assert!(matches!(rig.ops()[..], [RawOp::ReadWake]));
 }
+
+#[test]
+fn driver_waits_for_more_once_behind_several_connections() {
+    let wait = Duration::from_micros(50);
+    let mut rig = Rig::new(8);
+    rig.ring.coalesce = Coalesce::new(wait);
+    let ids = [rig.receiving(1, 1), rig.receiving(2, 1)];
+    let waits = |rig: &mut Rig, ids: &[ConnId], wait| {
+        ids.iter().for_each(|id| rig.says_bytes(*id, 1, F_MORE));
+        rig.turn();
+        rig.kernel().enters.clear();
+        rig.ring.turn(wait, Budget::default(), &mut rig.out).unwrap();
+        std::mem::take(&mut rig.kernel().enters)
+    };
+    assert_eq!(waits(&mut rig, &ids, Wait::Forever), [(256, Some(wait))]);
+    rig.ring.turn(Wait::Forever, Budget::default(), &mut rig.out).unwrap();
+    assert_eq!(
+        std::mem::take(&mut rig.kernel().enters),
+        [(1, None)],
+        "nothing came, and it is not asked again"
+    );
+    assert_eq!(waits(&mut rig, &ids, Wait::For(wait / 2)), [(256, Some(wait / 2))]);
+    assert_eq!(waits(&mut rig, &ids, Wait::No), []);
+    assert_eq!(waits(&mut rig, &[], Wait::Forever), [(256, Some(wait))], "put off, and not forgotten");
+    assert_eq!(waits(&mut rig, &[ids[0], ids[0]], Wait::Forever), [(1, None)]);
+}
