@@ -76,6 +76,9 @@ struct Args {
     /// auto, io_uring or epoll.
     #[arg(long, default_value_t, value_name = "NAME")]
     driver: Driver,
+    /// Microseconds that a shard waits for more behind messages of several clients, as `Server::coalesce` says; 0 is off.
+    #[arg(long, default_value_t = 0, value_name = "MICROSECONDS")]
+    coalesce: u64,
     #[command(flatten)]
     bounds: Bounds,
 }
@@ -104,5 +107,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     let color = stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     let args = Args::parse();
-    Ok(args.server()?.driver(args.driver).shards(args.shards).serve()?)
+    let coalesce = Duration::from_micros(args.coalesce);
+    Ok(args.server()?.driver(args.driver).shards(args.shards).coalesce(coalesce).serve()?)
 }

@@ -487,7 +487,7 @@ impl<F> Server<F> {
     /// those whose replies or pushes gather. All that a busy shard is told comes late by as much: requests, messages of other
     /// shards, timers that were set meanwhile by other threads, an order to drain. Limits and timers that the shard knows of are
     /// not late, replies of a turn leave before the wait, and 256 events end it. A single connection, or one peer at a time,
-    /// waits for nothing; a shard that always has something to do seldom comes to wait. Try 100 µs, and measure both CPU and
+    /// waits for nothing; a shard that always has something to do seldom comes to wait. Try 500 µs, and measure both CPU and
     /// latency.
     ///
     /// With epoll the wait is a system call more, in place of the ones that it saves. Inside [tokio](Runtime) it does nothing,
@@ -497,7 +497,7 @@ impl<F> Server<F> {
     /// # use ringserve::Server;
     /// use std::time::Duration;
     ///
-    /// let server = Server::bind("127.0.0.1:7000").coalesce(Duration::from_micros(50));
+    /// let server = Server::bind("127.0.0.1:7000").coalesce(Duration::from_micros(500));
     /// ```
     pub fn coalesce(mut self, wait: Duration) -> Server<F> {
         self.settings.coalesce = wait;
