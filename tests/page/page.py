@@ -179,6 +179,12 @@ def figures_follow_the_report(browser):
             report["server"]["pid"] = 100 + number
             look.shown(report)
             look.check(report)
+        for stage, name in ((1, "busy"), (2, "shedding requests"), (3, "shedding connections")):
+            report = reports.shedding()
+            report["overload"].update(stage=stage, name=name, shed_total=0)
+            report["server"]["pid"] = stage
+            look.shown(report)
+            look.check(report)
 
 
 def status_names_what_is_wrong(browser):

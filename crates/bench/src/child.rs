@@ -11,6 +11,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 /// The start of the line by which a server tells the address it is bound to.
 pub(crate) const LISTENING: &str = "listening ";
 
+/// What stands in that line before the address of its admin endpoint, if it has one.
+pub(crate) const ADMIN: &str = " admin ";
+
 /// How long a server may take to say where it listens. Starting takes milliseconds.
 const START_MAX: Duration = Duration::from_secs(10);
 
@@ -22,6 +25,8 @@ pub(crate) struct Child {
     process: std::process::Child,
     /// Where it listens.
     pub(crate) address: SocketAddr,
+    /// Where its admin endpoint does.
+    pub(crate) admin: Option<SocketAddr>,
 }
 
 impl Child {
@@ -65,12 +70,13 @@ impl Child {
     fn spawn(name: &str, command: &mut Command) -> io::Result<Self> {
         let process = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
         // From here on the process ends with `child`, also when it does not start well.
-        let mut child = Self { process, address: SocketAddr::from(([127, 0, 0, 1], 0)) };
+        let mut child = Self { process, address: SocketAddr::from(([127, 0, 0, 1], 0)), admin: None };
         let line = child.first_line()?;
-        child.address = line
-            .strip_prefix(LISTENING)
-            .and_then(|address| address.parse().ok())
-            .ok_or_else(|| io::Error::other(format!("{name} said {line:?}, not where it listens")))?;
+        let unknown = || io::Error::other(format!("{name} said {line:?}, not where it listens"));
+        let addresses = line.strip_prefix(LISTENING).ok_or_else(unknown)?;
+        let mut addresses = addresses.split(ADMIN).map(|address| address.parse().map_err(|_| unknown()));
+        child.address = addresses.next().ok_or_else(unknown)??;
+        child.admin = addresses.next().transpose()?;
         Ok(child)
     }
 

@@ -15,19 +15,28 @@ impl Schedstat {
     /// The sum over the threads that `pid` has now. The time of threads that have ended is not in it,
     /// so differences are right only while no thread ends.
     pub(crate) fn of_process(pid: u32) -> io::Result<Self> {
+        Self::of_threads(pid, |_| true)
+    }
+
+    /// The sum over those threads whose name `counts`: the first 15 bytes of what the program called them.
+    pub(crate) fn of_threads(pid: u32, counts: impl Fn(&str) -> bool) -> io::Result<Self> {
         let mut sum = Self::default();
         for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-            let path = task?.path().join("schedstat");
-            let text = match fs::read_to_string(&path) {
-                Ok(text) => text,
-                // The thread ended since the directory was read.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                Err(error) => return Err(error),
+            let task = task?.path();
+            // `None` if the thread ended since the directory was read.
+            let read = |file| match fs::read_to_string(task.join(file)) {
+                Ok(text) => Ok(Some(text)),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+                Err(error) => Err(error),
             };
+            let (Some(name), Some(text)) = (read("comm")?, read("schedstat")?) else { continue };
+            if !counts(name.trim_end()) {
+                continue;
+            }
             let thread = Self::parse(&text).ok_or_else(|| {
                 io::Error::other(format!(
                     "{} reads {text:?}, not three numbers; is CONFIG_SCHED_INFO on?",
-                    path.display()
+                    task.join("schedstat").display()
                 ))
             })?;
             sum.cpu_ns += thread.cpu_ns;

@@ -3,17 +3,20 @@
 mod holder;
 mod holders;
 mod memory;
+mod page;
 mod progress;
 mod reading;
 mod slabs;
 mod split;
 
+use std::net::SocketAddr;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use self::holders::{Holders, Start, Task};
 use self::memory::{Kernel, tcp_sockets};
+use self::page::Page;
 use self::progress::Progress;
 use self::reading::Reading;
 use crate::child::Child;
@@ -174,6 +177,9 @@ fn one_server(plan: &Plan, server: &Target, shards: usize) -> io::Result<Vec<Str
     sleep(Duration::from_secs(plan.seconds));
     let idle = Schedstat::of_process(child.pid())?.since(busy).cpu_ns;
     let after = Reading::now(plan, child.pid())?;
+    if let Some(admin) = child.admin {
+        watch_page(plan, &name, child.pid(), admin)?;
+    }
 
     let mut progress = Progress::new(&name, "answered again", 0, plan.connections);
     let answered = holders.run(Task::Check, |done| {
@@ -206,6 +212,28 @@ fn one_server(plan: &Plan, server: &Target, shards: usize) -> io::Result<Vec<Str
         format!("{:.0}", counted as f64 / opening.as_secs_f64()),
         format!("{:.0}", idle as f64 / 1000.0 / plan.seconds as f64),
     ])
+}
+
+/// Says on standard error what an open page of the server costs its threads.
+fn watch_page(plan: &Plan, name: &str, server: u32, admin: SocketAddr) -> io::Result<()> {
+    let endpoint = || Schedstat::of_threads(server, |thread| thread.starts_with("ringserve-admin"));
+    let shards = || Schedstat::of_threads(server, |thread| !thread.starts_with("ringserve-admin"));
+    let asked = Instant::now();
+    let mut page = Page::open(admin)?;
+    let first = asked.elapsed();
+    let before = (endpoint()?, shards()?);
+    let reports = page.watch(Duration::from_secs(plan.seconds))?;
+    let spent = (endpoint()?.since(before.0), shards()?.since(before.1));
+    let each_second = |spent: Schedstat| spent.cpu_ns as f64 / 1000.0 / plan.seconds as f64;
+    eprintln!(
+        "{name}: an open page had its first report after {:.2} s and {reports} in {} s, for {:.0} µs/s of the endpoint's thread \
+         and {:.0} µs/s of all others",
+        first.as_secs_f64(),
+        plan.seconds,
+        each_second(spent.0),
+        each_second(spent.1)
+    );
+    Ok(())
 }
 
 /// Ends a server and its connections, and waits until the kernel has freed their sockets, so that they do not count as the

@@ -39,6 +39,9 @@ const PER_SHARD: u64 = 19_000;
 ///
 /// idle CPU: what the server's threads use while nothing happens.
 ///
+/// ringserve-page (built with --features admin) has an admin endpoint, and is watched for --seconds more while a page of it is
+/// open: what that costs its threads is said beside the table.
+///
 /// In the end every connection answers once more; one that does not, or that was closed, ends the run with its name.
 ///
 /// ringserve on io_uring takes a shard for each 19 000 connections, all in one process: its connections cost no

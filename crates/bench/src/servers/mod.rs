@@ -11,6 +11,7 @@ mod tls;
 mod tokio_echo;
 mod websocket;
 
+use std::fmt;
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener};
 
@@ -80,6 +81,8 @@ pub(crate) const SERVERS: &[Server] = &[
         speaks: Speaks::Raw,
         run: Run::Sized(product::raw_without_addresses),
     },
+    #[cfg(feature = "admin")]
+    Server { name: "ringserve-page", speaks: Speaks::Raw, run: Run::Sized(product::raw_with_a_page) },
     Server { name: "ringserve-stream", speaks: Speaks::Raw, run: Run::Sized(product::stream) },
     Server { name: "ringserve-awaits", speaks: Speaks::Raw, run: Run::Sized(product::awaits) },
     Server {
@@ -204,8 +207,18 @@ pub(crate) fn serve(server: &Server, address: SocketAddr, shards: usize) -> io::
 
 /// Says where the server listens.
 fn announce(address: SocketAddr) -> io::Result<()> {
+    say(format_args!("{LISTENING}{address}"))
+}
+
+/// The same where it has an admin endpoint.
+#[cfg(feature = "admin")]
+fn announce_with_admin(address: SocketAddr, admin: SocketAddr) -> io::Result<()> {
+    say(format_args!("{LISTENING}{address}{}{admin}", crate::child::ADMIN))
+}
+
+fn say(line: fmt::Arguments<'_>) -> io::Result<()> {
     let mut stdout = io::stdout();
-    writeln!(stdout, "{LISTENING}{address}")?;
+    writeln!(stdout, "{line}")?;
     stdout.flush()
 }
 

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use ringserve::framing::{Framing, Lines, Raw};
 use ringserve::limits::ServerLimits;
+#[cfg(feature = "admin")]
+use ringserve::net::Address;
 use ringserve::net::SocketOptions;
 use ringserve::{Cx, Driver, Frame, Limits, Runtime, Server, ServerHandle, Service, Shard, Stream};
 use rustix::process::{Resource, getrlimit};
@@ -64,6 +66,18 @@ pub(crate) fn raw_without_addresses(address: SocketAddr, shards: usize) -> io::R
         Server::bind(address).driver(Driver::IoUring).limits(limits()).server_limits(server_limits(shards));
     let server = server.sockets(sockets().peer_address(false)).shards(shards).pin(false);
     wait(server.start(|_shard| Echo).map_err(io::Error::other)?)
+}
+
+/// Echoes raw bytes on io_uring, beside an admin endpoint.
+#[cfg(feature = "admin")]
+pub(crate) fn raw_with_a_page(address: SocketAddr, shards: usize) -> io::Result<()> {
+    let server = Server::bind(address).driver(Driver::IoUring).admin("127.0.0.1:0");
+    let server = server.limits(limits()).server_limits(server_limits(shards)).sockets(sockets());
+    let running = server.shards(shards).pin(false).start(|_shard| Echo).map_err(io::Error::other)?;
+    let admin = running.admin_address().and_then(Address::as_ip);
+    let admin = admin.ok_or_else(|| io::Error::other("the admin endpoint has no address"))?;
+    super::announce_with_admin(running.local_addrs()[0], admin)?;
+    running.wait().map(|_| ()).map_err(io::Error::other)
 }
 
 /// Echoes lines on io_uring.
