@@ -39,7 +39,10 @@ impl Page {
             self.stream.get_ref().set_read_timeout(Some(left))?;
             match self.stream.read_until(b'\n', &mut line) {
                 Ok(0) => {
-                    return Err(io::Error::new(ErrorKind::UnexpectedEof, "the admin endpoint ended the page"));
+                    return Err(io::Error::new(
+                        ErrorKind::UnexpectedEof,
+                        "the admin endpoint ended the page",
+                    ));
                 }
                 Ok(_) => {
                     reports += usize::from(line.starts_with(b"data:"));

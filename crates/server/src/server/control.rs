@@ -8,7 +8,6 @@ use std::time::Duration;
 use ringserve_core::{AcceptRate, Address, Time};
 
 use super::accept_queue::AcceptQueues;
-use super::cpu::time_of;
 use crate::admission::{AdmissionControl, AdmissionStats, Journal, KeyRatesStats, Limiters, UsedKeyRates};
 use crate::doctor::{Expected, Finding, Lived, Record};
 use crate::overload::{Load, ShardLoad};
@@ -208,11 +207,11 @@ impl ServerControl {
         self.watch.stalls(self.clock.now())
     }
 
-    /// How the threads of the shards spend their time, shard by shard. A file of `/proc` is read for each; no shard is asked or
-    /// waited for. All zeros for a shard that ended, in a simulation, and where the kernel does not count (`CONFIG_SCHED_INFO`).
+    /// How the threads of the shards spend their time, shard by shard. A file of `/proc` is read for each, which stays open from
+    /// then on; no shard is asked or waited for. All zeros for a shard that ended, in a simulation, and where the kernel does
+    /// not count (`CONFIG_SCHED_INFO`).
     pub fn shard_times(&self) -> Vec<ShardTimes> {
-        let times = |remote: &Arc<RemoteShard>| time_of(remote.thread()?);
-        let times: Vec<_> = self.remotes.iter().map(times).collect();
+        let times: Vec<_> = self.remotes.iter().map(|remote| remote.times()).collect();
         self.watch.shares(self.clock.now(), &times)
     }
 

@@ -1,7 +1,5 @@
 //! Cores, quotas and descriptors.
 
-use std::fs;
-
 use ringserve_drivers::{Resource, ResourceLimit};
 use rustix::process::{self, Rlimit, setrlimit};
 use rustix::thread::{CpuSet, gettid, sched_getaffinity, sched_setaffinity};
@@ -23,7 +21,7 @@ pub(crate) fn this_thread() -> u32 {
 
 /// The times of a thread of this process. `None` if it ended, or the kernel does not count (`CONFIG_SCHED_INFO`).
 pub(crate) fn time_of(thread: u32) -> Option<ThreadTimes> {
-    ThreadTimes::parsed(&fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).ok()?)
+    ThreadTimes::read(&ThreadTimes::file(thread)?)
 }
 
 /// Keeps this thread on one CPU.

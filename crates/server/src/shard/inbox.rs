@@ -1,6 +1,7 @@
 //! A shard for other threads: requests to it, its order, and its last report.
 
 use std::cell::Cell;
+use std::fs::File;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
@@ -21,6 +22,7 @@ use crate::overload::SharedLoad;
 use crate::snapshot::Snapshot;
 use crate::stats::{ServiceNames, ShardStats};
 use crate::watchdog::alarm::Alarm;
+use crate::watchdog::facts::ThreadTimes;
 use crate::watchdog::judge::State;
 use crate::watchdog::watch::Watch;
 
@@ -114,6 +116,8 @@ pub(crate) struct RemoteShard {
     snapshot: OnceLock<Arc<Snapshot>>,
     /// The system's number of the shard's thread; 0 before its start and after its end, and in a simulation.
     thread: AtomicU32,
+    /// Where the kernel counts the thread's times, from the first question for them on.
+    times: OnceLock<File>,
     /// How much it is asked for, as the watchdog sees it.
     pub(crate) load: SharedLoad,
     /// It runs inside a runtime, whose tasks run between its turns.
@@ -149,6 +153,7 @@ impl RemoteShard {
             reported: Condvar::new(),
             snapshot: OnceLock::new(),
             thread: AtomicU32::new(0),
+            times: OnceLock::new(),
             load: SharedLoad::default(),
             is_hosted: AtomicBool::new(false),
             watch: OnceLock::new(),
@@ -222,6 +227,20 @@ impl RemoteShard {
     /// From now on this watchdog is woken.
     pub(crate) fn set_watch(&self, watch: &Arc<Watch>) {
         let _ = self.watch.set(watch.clone());
+    }
+
+    /// The times of the shard's thread, while it runs. `None` where the kernel does not count them.
+    pub(crate) fn times(&self) -> Option<ThreadTimes> {
+        let thread = self.thread()?;
+        let file = match self.times.get() {
+            Some(file) => file,
+            // One that cannot be opened now may be later, as when the process has descriptors again.
+            None => {
+                let file = ThreadTimes::file(thread)?;
+                self.times.get_or_init(|| file)
+            }
+        };
+        ThreadTimes::read(file)
     }
 
     /// For a watchdog: true if it may rest as far as this shard goes, which waits and wakes it then, or whose thread ended. One

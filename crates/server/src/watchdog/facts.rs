@@ -73,9 +73,9 @@ pub(crate) struct ThreadFiles {
 impl ThreadFiles {
     /// Those of a thread of this process. What the kernel does not show is left out.
     pub(crate) fn open(thread: u32) -> ThreadFiles {
-        let open = |name: &str| File::open(format!("/proc/self/task/{thread}/{name}")).ok();
+        let open = |name| file_of(thread, name);
         ThreadFiles {
-            schedstat: open("schedstat"),
+            schedstat: ThreadTimes::file(thread),
             stat: open("stat"),
             syscall: open("syscall"),
             wchan: open("wchan"),
@@ -84,10 +84,7 @@ impl ThreadFiles {
 
     /// `None` if the thread ended, or the kernel does not count (`CONFIG_SCHED_INFO`).
     pub(crate) fn times(&self) -> Option<ThreadTimes> {
-        // Each few milliseconds while a shard works, so nothing is allocated for it.
-        let mut bytes = [0; BYTES];
-        let read = self.schedstat.as_ref()?.read_at(&mut bytes, 0).ok()?;
-        ThreadTimes::parsed(str::from_utf8(&bytes[..read]).ok()?)
+        ThreadTimes::read(self.schedstat.as_ref()?)
     }
 
     /// `None` if the thread ended, or the kernel does not show whether it runs.
@@ -106,6 +103,10 @@ impl ThreadFiles {
     }
 }
 
+fn file_of(thread: u32, name: &str) -> Option<File> {
+    File::open(format!("/proc/self/task/{thread}/{name}")).ok()
+}
+
 /// The text of a file from its beginning, which the kernel makes at each read.
 fn text_of<'a>(file: Option<&File>, bytes: &'a mut [u8; BYTES]) -> Option<&'a str> {
     let read = file?.read_at(bytes, 0).ok()?;
@@ -115,8 +116,21 @@ fn text_of<'a>(file: Option<&File>, bytes: &'a mut [u8; BYTES]) -> Option<&'a st
 }
 
 impl ThreadTimes {
+    /// The file in which the kernel counts them for a thread of this process. `None` where it does not.
+    pub(crate) fn file(thread: u32) -> Option<File> {
+        file_of(thread, "schedstat")
+    }
+
+    /// What such a file says now. `None` if the thread ended.
+    pub(crate) fn read(schedstat: &File) -> Option<ThreadTimes> {
+        // Each few milliseconds while a shard works, so nothing is allocated for it.
+        let mut bytes = [0; BYTES];
+        let read = schedstat.read_at(&mut bytes, 0).ok()?;
+        ThreadTimes::parsed(str::from_utf8(&bytes[..read]).ok()?)
+    }
+
     /// As `schedstat` has them: nanoseconds run, nanoseconds waited, slices.
-    pub(crate) fn parsed(text: &str) -> Option<ThreadTimes> {
+    fn parsed(text: &str) -> Option<ThreadTimes> {
         let mut nanos = text.split_ascii_whitespace().map(|field| field.parse().map(Duration::from_nanos));
         Some(ThreadTimes { ran: nanos.next()?.ok()?, waited: nanos.next()?.ok()? })
     }
