@@ -227,6 +227,7 @@ fn server(plan: &Plan, fate: Option<Fate>) -> Server {
         .admission(plan.admission.clone().unwrap_or_default())
         .server_limits(server_limits(plan, fate))
         .incremental_buffers(plan.incremental)
+        .coalesce(plan.coalesce)
 }
 
 fn server_limits(plan: &Plan, fate: Option<Fate>) -> ServerLimits {
@@ -241,6 +242,7 @@ fn two_services(plan: &Plan, fate: Option<Fate>) -> Server<Several> {
         .admission(plan.admission.clone().unwrap_or_default())
         .server_limits(server_limits(plan, fate))
         .incremental_buffers(plan.incremental)
+        .coalesce(plan.coalesce)
 }
 
 /// A server of the run, and what its services share.

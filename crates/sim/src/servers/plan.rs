@@ -266,6 +266,8 @@ pub struct Plan {
     /// Of how many opens one waits; 0 for none.
     pub open_waits: u64,
     pub incremental: bool,
+    /// How long a shard waits for more behind several connections.
+    pub coalesce: Duration,
     /// Messages that a mailbox has room for.
     pub mailbox: usize,
     /// Clients come to their end before the servers are drained, so that nothing is forgiven.
@@ -361,6 +363,7 @@ impl Plan {
             open_panics: if rng.one_in(8) { rng.range(1, 8) } else { 0 },
             refuses: if rng.one_in(8) { rng.range(1, 8) } else { 0 },
             incremental: rng.one_in(8),
+            coalesce: coalesce(seed),
             waits: !rng.one_in(4),
             // Of a copy, so that what it draws changes nothing else of a seed.
             open_waits: Rng::new(rng.clone().below(1 << 32)).pick(&[0, 0, 1, 3]),
@@ -415,6 +418,11 @@ impl Plan {
     pub fn loses(&self) -> bool {
         self.limits_bite || self.open_panics > 0 || self.refuses > 0
     }
+}
+
+fn coalesce(seed: u64) -> Duration {
+    let rng = &mut Rng::new(seed ^ 0x636F_616C_6573);
+    if rng.one_in(3) { Duration::from_micros(rng.spread(1, 1000)) } else { Duration::ZERO }
 }
 
 /// Limits that no client reaches, of which each connection has to be taken back, and a rate that many wait for.
