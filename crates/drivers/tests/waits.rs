@@ -81,6 +81,7 @@ impl<D: Tested> Pair<D> {
                 peers[n % 2].write_all(b"x").unwrap();
             }
         });
+        self.rig.driver.defer_sent();
         self.rig.turn_woken();
         let enters = self.rig.driver.stats().enters - before;
         writes.join().unwrap();
@@ -111,6 +112,7 @@ fn wakes_and_times_end_it<D: Tested>(coalescing: &D::Config) {
     let waker = pair.rig.driver.waker();
     pair.hear_both();
     waker.wake_by_ref();
+    pair.rig.driver.defer_sent();
     assert_eq!(pair.rig.turn_woken(), 0, "a wake before the wait is seen behind it");
 
     // A timer that goes off in the wait for more, and is a completion of io_uring, does not end it: its own time does.
@@ -118,6 +120,7 @@ fn wakes_and_times_end_it<D: Tested>(coalescing: &D::Config) {
     pair.rig.turn(Wait::For(COALESCE / 5));
     pair.hear_both();
     let start = Instant::now();
+    pair.rig.driver.defer_sent();
     assert_eq!(pair.rig.turn(Wait::For(COALESCE / 4)), 0);
     assert!(start.elapsed() < PATIENCE);
 }

@@ -73,11 +73,12 @@ impl Taken {
     /// Takes `amount` instead. False, and nothing changes, if there is no room for that; less always fits.
     pub fn resize(&mut self, amount: usize) -> bool {
         let (before, grows) = (self.amount, amount > self.amount);
-        let after = |room: &Inner| (room.taken.get() - before).saturating_add(amount);
-        if grows && self.room.all().any(|room| after(room) > room.max) {
+        let others = |room: &Inner| room.taken.get() - before;
+        let fits = |room: &Inner| others(room).checked_add(amount).is_some_and(|after| after <= room.max);
+        if grows && !self.room.all().all(fits) {
             return false;
         }
-        self.room.all().for_each(|room| room.taken.set(after(room)));
+        self.room.all().for_each(|room| room.taken.set(others(room) + amount));
         self.amount = amount;
         true
     }
@@ -118,6 +119,15 @@ mod tests {
         assert!(half.take(2).is_none(), "the outer one has room for 1");
         drop(first);
         assert_eq!([&all, &half, &quarter].map(Room::taken), [3, 0, 0]);
+    }
+
+    #[test]
+    fn a_room_without_a_bound_counts_no_further_than_it_can() {
+        let room = Room::new(usize::MAX);
+        let all = room.take(usize::MAX).unwrap();
+        assert!(room.take(1).is_none());
+        drop(all);
+        assert_eq!((room.taken(), room.take(1).is_some()), (0, true));
     }
 
     #[test]

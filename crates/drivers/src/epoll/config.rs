@@ -19,8 +19,8 @@ pub struct EpollConfig {
     /// Tells the peer's address of each accepted connection. Accepting brings it anyway. On by default.
     pub peer_addresses: bool,
     /// Behind a turn that brought bytes of several connections, how long the next one sleeps before it looks for events; what
-    /// comes then is late by as much. 0 by default. With it the thread that makes the driver has a timer slack of 1 ns, since
-    /// the usual 50 µs would be slept on top.
+    /// comes then is late by as much. 0 by default. From the first such sleep on the thread has a timer slack of 1 ns, which
+    /// threads that it starts inherit, since the usual 50 µs would be slept on top.
     pub coalesce: Duration,
     /// Prepares a socket before it connects.
     pub before_connect: BeforeConnect,

@@ -119,6 +119,8 @@ pub struct Epoll {
     /// Accepted connections come with their peer's address.
     peer_addresses: bool,
     coalesce: Coalesce,
+    /// The thread's timers have no slack any more, since it slept for more.
+    has_no_slack: bool,
     stats: DriverStats,
 }
 
@@ -160,10 +162,6 @@ impl Epoll {
         // Setting it again takes back that it is readable.
         epoll::add(&instance, &timerfd, EventData::new_u64(TIMER), READABLE)
             .map_err(failed("epoll_ctl on the timerfd"))?;
-        if !config.coalesce.is_zero() {
-            // Without it each sleep is longer, and nothing else is wrong.
-            let _ = set_current_timer_slack(NonZeroU64::new(1));
-        }
         let listeners: Result<_, io::Error> = listeners.into_iter().map(Listening::new).collect();
         Ok(Epoll {
             instance,
@@ -192,6 +190,7 @@ impl Epoll {
             connections_max: config.connections,
             peer_addresses: config.peer_addresses,
             coalesce: Coalesce::new(config.coalesce),
+            has_no_slack: false,
             stats: DriverStats::default(),
         })
     }
@@ -266,6 +265,10 @@ impl Epoll {
         let time = self.coalesce.begin_wait(longest);
         if !time.is_zero() {
             self.stats.calls += 1;
+            if !std::mem::replace(&mut self.has_no_slack, true) {
+                // Without it each sleep is longer, and nothing else is wrong.
+                let _ = set_current_timer_slack(NonZeroU64::new(1));
+            }
             let request = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
             // A signal may end it before.
             let _ = nanosleep(&request);

@@ -325,8 +325,8 @@ impl<K: Kernel> Uring<K> {
         self.repeat_cancels();
         self.queue_probes();
         self.flush();
-        self.quiet = false;
-        self.enter(wait)
+        let quiet = std::mem::take(&mut self.quiet);
+        self.enter(wait, quiet)
     }
 
     /// True if there is something to do without the kernel, or the kernel holds something back until it is entered.
@@ -347,8 +347,9 @@ impl<K: Kernel> Uring<K> {
         queue.into_iter().chain(cancels).chain(self.rest_due_in()).min()
     }
 
-    /// Enters the kernel if there is a reason to, and blocks if it is allowed to.
-    fn enter(&mut self, wait: Wait) -> Result<(), i32> {
+    /// Enters the kernel if there is a reason to, and blocks if it is allowed to. Unless the ends of this turn's sends may come
+    /// later (`quiet`), they end the wait, as whatever comes first does.
+    fn enter(&mut self, wait: Wait, quiet: bool) -> Result<(), i32> {
         let overflowing = self.kernel.is_overflowing();
         self.stats.overflows += u64::from(overflowing && !self.overflowing);
         self.overflowing = overflowing;
@@ -367,11 +368,13 @@ impl<K: Kernel> Uring<K> {
             return Ok(());
         }
         self.stats.enters += 1;
-        let entered = match timeout.map(|longest| (longest, self.coalesce.begin_wait(longest))) {
+        let entered = match timeout {
             None => self.kernel.enter(0, None),
-            Some((longest, Duration::ZERO)) => self.kernel.enter(1, longest),
-            // If nothing came by then, the next turn waits for what comes first.
-            Some((_, wait)) => self.kernel.enter(COALESCED_MAX, Some(wait)),
+            Some(longest) => match if quiet { self.coalesce.begin_wait(longest) } else { Duration::ZERO } {
+                Duration::ZERO => self.kernel.enter(1, longest),
+                // If nothing came by then, the next turn waits for what comes first.
+                wait => self.kernel.enter(COALESCED_MAX, Some(wait)),
+            },
         };
         match entered {
             // Without memory now, it may have some for the next turn.

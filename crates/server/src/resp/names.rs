@@ -59,7 +59,8 @@ impl<T: Copy> Names<T> {
     #[inline]
     fn place_of(&self, word: u128, len: usize) -> usize {
         let last = self.places.len() - 1;
-        let mut at = (word ^ word >> 64) as u64 ^ len as u64;
+        // Names of eight letters are the same in both halves.
+        let mut at = word as u64 ^ ((word >> 64) as u64).rotate_left(32) ^ len as u64;
         at = at.wrapping_mul(SPREAD) >> 32;
         loop {
             let place = at as usize & last;

@@ -78,7 +78,7 @@ impl<A: Answers> Queue<A> {
     pub(super) fn ask(&mut self, shard: usize, question: A::Question, parts: Parts<'_>, here: (&A, usize)) {
         let Way { now, next } = &mut self.ways[shard];
         if shard == here.1
-            && let Some(now) = now.as_mut().filter(|now| now.has_room())
+            && let Some(now) = now.as_mut().filter(|now| now.has_room() && next.left() == 0)
         {
             debug_assert_eq!(now.left() + next.left(), 0, "what waits does so since there was no room");
             now.answer_now(here.0, question, parts);
@@ -314,6 +314,37 @@ mod tests {
             ask(&mut queue, usize::from(n) % 2, 40_000, &[n]);
         }
         assert!(carried(&mut queue) == expected);
+    }
+
+    #[test]
+    fn own_question_waits_for_earlier_ones_that_were_left() {
+        let mut queue = Queue::new(1);
+        // Two fill the first answer. Of those that wait two fill the second one, and two are left for the third.
+        for (len, name) in [(ANSWER_BYTES_MAX, b"abcd".as_slice()), (1, b"ef")] {
+            name.iter().for_each(|name| ask(&mut queue, 0, len, &[*name]));
+        }
+        let (mut all, mut late) = (Vec::new(), vec![(b'e', b"h"), (b'c', b"g")]);
+        while !queue.is_done() {
+            for (shard, mut batch) in queue.take().collect::<Vec<_>>() {
+                batch.answer(&Fills);
+                queue.answered(shard, batch);
+            }
+            loop {
+                let text = queue.write();
+                // While the text waits for the peer another request goes along.
+                if let Some((_, name)) = late.pop_if(|(at, _)| text.first() == Some(at)) {
+                    ask(&mut queue, 0, 1, name);
+                }
+                let is_all = text.is_empty();
+                all.extend_from_slice(&text);
+                queue.wrote(text);
+                if is_all {
+                    break;
+                }
+            }
+        }
+        all.dedup();
+        assert_eq!(all, b"abcdefgh");
     }
 
     #[test]

@@ -486,11 +486,12 @@ impl<F> Server<F> {
     /// It saves CPU where many peers send a little each without waiting for answers: there are fewer turns, and fewer sends to
     /// those whose replies or pushes gather. All that a busy shard is told comes late by as much: requests, messages of other
     /// shards, timers that were set meanwhile by other threads, an order to drain. Limits and timers that the shard knows of are
-    /// not late, replies of a turn leave before the wait, and 256 events end it. A single connection, or one peer at a time,
-    /// waits for nothing; a shard that always has something to do seldom comes to wait. Try 500 µs, and measure both CPU and
-    /// latency.
+    /// not late, nor are replies, as far as their sockets take them at once. On io_uring 256 events end the wait, and so does a
+    /// send that something waits for. A single connection, or one peer at a time, waits for nothing; a shard that always has
+    /// something to do seldom comes to wait. Try 500 µs, and measure both CPU and latency.
     ///
-    /// With epoll the wait is a system call more, in place of the ones that it saves. Inside [tokio](Runtime) it does nothing,
+    /// With epoll the wait is a system call more, in place of the ones that it saves, and the shard's thread has a timer slack of
+    /// 1 ns from the first one on, which threads that it starts from then on inherit. Inside [tokio](Runtime) it does nothing,
     /// since the shard does not wait by itself there.
     ///
     /// ```no_run

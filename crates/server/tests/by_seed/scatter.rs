@@ -324,3 +324,35 @@ fn answer_that_panics_fails_its_batch_alone() {
         sim.run_until_done();
     });
 }
+
+#[test]
+fn own_requests_behind_long_answers_keep_their_order() {
+    Sim::seeds(10).faults(Faults::harmless()).run(|sim| {
+        let lab = starts(sim, 2, 1000, None);
+        sim.client("me", async move |net| {
+            let mut me = connects(&net, &lab.server).await?;
+            // More than an answer of each shard holds: the rest waits for the next rounds, in which the other shard is slow.
+            me.send(format!("long{}\n", " 0 1".repeat(14))).await?;
+            assert_eq!(me.exactly(4).await?, b"long");
+            let mut heard = 0;
+            for (until, say) in
+                [(8, None), (12, Some("count ga0\n")), (20, None), (24, Some("count hb0\n")), (28, None)]
+            {
+                for word in heard..until {
+                    let text = me.exactly(50_000).await?;
+                    assert!(text.iter().all(|byte| *byte == b"01"[word % 2]), "answer {word}");
+                }
+                heard = until;
+                match say {
+                    Some(say) => me.send(say).await?,
+                    None => lab.server.stall(1, SECOND),
+                }
+            }
+            for line in ["", "count ga0=1", "count hb0=1"] {
+                hears(&mut me, line).await?;
+            }
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}

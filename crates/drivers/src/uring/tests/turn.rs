@@ -151,6 +151,7 @@ fn driver_waits_for_more_once_behind_several_connections() {
         ids.iter().for_each(|id| rig.says_bytes(*id, 1, F_MORE));
         rig.turn();
         rig.kernel().enters.clear();
+        rig.ring.defer_sent();
         rig.ring.turn(wait, Budget::default(), &mut rig.out).unwrap();
         std::mem::take(&mut rig.kernel().enters)
     };
@@ -165,4 +166,12 @@ fn driver_waits_for_more_once_behind_several_connections() {
     assert_eq!(waits(&mut rig, &ids, Wait::No), []);
     assert_eq!(waits(&mut rig, &[], Wait::Forever), [(256, Some(wait))], "put off, and not forgotten");
     assert_eq!(waits(&mut rig, &[ids[0], ids[0]], Wait::Forever), [(1, None)]);
+
+    rig.out.clear();
+    rig.turn();
+    ids.iter().for_each(|id| rig.says_bytes(*id, 1, F_MORE));
+    rig.turn();
+    rig.kernel().enters.clear();
+    rig.ring.turn(Wait::Forever, Budget::default(), &mut rig.out).unwrap();
+    assert_eq!(rig.kernel().enters, [(1, None)], "a send that something waits for ends the wait");
 }
