@@ -295,9 +295,8 @@ impl Rates {
             for fault in [CancelRace, CancelLate] {
                 rates[fault as usize] = rates[fault as usize].saturating_mul(64);
             }
-            for fault in [ProbeFails, ProbeRace] {
-                rates[fault as usize] = rates[fault as usize].saturating_mul(16);
-            }
+            rates[ProbeFails as usize] = rates[ProbeFails as usize].saturating_mul(16);
+            rates[ProbeRace as usize] = rates[ProbeRace as usize].saturating_mul(32);
             // Most of those that miss a reset hear of it from a send soon after.
             rates[ResetUnheard as usize] = rates[ResetUnheard as usize].saturating_mul(16);
         }
