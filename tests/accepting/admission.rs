@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::Write;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::thread;
@@ -354,8 +354,12 @@ fn child_has_two_customers() {
     ip("link add veth0 type veth peer name veth1");
     ip("link set veth0 up");
     ip("link set veth1 up");
+    let any = TcpListener::bind("[::]:0").unwrap();
     for address in ["2001:db8:a::1", "2001:db8:a::2", "2001:db8:b::1"] {
         ip(&format!("-6 addr add {address}/64 dev veth0 nodad"));
+        // The kernel hears a moment later that the link is up, and has no way to the address before.
+        let itself = SocketAddr::new(address.parse().unwrap(), any.local_addr().unwrap().port());
+        eventually("the address is reached", SOON, || connect_from(address, itself, SOON).is_some());
     }
     for driver in drivers() {
         let running = greets(driver, "[::]:0", 2, Admission::default().per_address(2));
