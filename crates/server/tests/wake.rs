@@ -136,6 +136,28 @@ fn letters_of_two_callers_reach_a_shard_that_sleeps() {
 }
 
 #[test]
+fn letters_that_come_within_a_turn_are_seen_at_its_end_or_later() {
+    model(|| {
+        let shard = Shard::new();
+        let callers: Vec<_> = (1..=2)
+            .map(|letter| {
+                let shard = shard.clone();
+                thread::spawn(move || shard.send(letter))
+            })
+            .collect();
+        let mut sum = 0;
+        shard.run(|_called, brought| {
+            if shard.inbox.has(Attention::LATE) {
+                shard.inbox.take_letters(&mut brought.letters);
+            }
+            sum += brought.letters.iter().sum::<u32>();
+            sum == 3
+        });
+        callers.into_iter().for_each(|caller| caller.join().unwrap());
+    });
+}
+
+#[test]
 fn an_order_beside_a_letter_is_seen_and_its_value_too() {
     model(|| {
         let shard = Shard::new();

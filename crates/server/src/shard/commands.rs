@@ -12,8 +12,17 @@ use crate::guard::guard;
 use crate::peer::Peer;
 use crate::stats::StalledWork;
 
-/// The most letters in a turn: 1 ms of short pushes.
-const LETTERS_IN_A_TURN: usize = 4096;
+/// The most letters at the beginning of a turn, and as many at its end: together 1 ms of short pushes.
+const LETTERS_AT_ONCE: usize = 2048;
+
+/// The part of a turn that reads letters.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    /// Those that came before it.
+    Begin,
+    /// Those that came meanwhile.
+    End,
+}
 
 impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
     pub(super) fn apply_orders(&mut self, core: &mut Core) {
@@ -59,13 +68,13 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
         }
     }
 
-    /// Carries out requests of other threads to connections, up to the room of a turn.
+    /// Carries out requests to connections, of other threads and of the shard's own code, up to the room of that part of a turn.
     #[inline(never)]
-    pub(super) fn read_letters(&mut self, core: &mut Core) {
+    pub(super) fn read_letters(&mut self, core: &mut Core, part: Part) {
         self.common.works(StalledWork::Message);
         let mut letters = std::mem::take(&mut self.delivery.letters);
-        let mut looked = false;
-        for letter in letters.drain(..LETTERS_IN_A_TURN.min(letters.len())) {
+        let mut looked = part == Part::End;
+        for letter in letters.drain(..LETTERS_AT_ONCE.min(letters.len())) {
             match letter {
                 Letter::Push { id, gate, payload, is_framed } => {
                     let bytes = Letter::bytes_of(&payload);

@@ -7,6 +7,7 @@ use std::task::Waker;
 use ringserve_core::{CloseReason, Completion, ConnId, Driver, Ended, Frames, Lane, Socket};
 
 use super::Core;
+use super::commands::Part;
 use super::inbox::Command;
 use super::opens::OPENING;
 use super::services::Services;
@@ -21,7 +22,7 @@ use crate::stats::StalledWork;
 
 /// How often a turn polls those who were woken, by others of the same turn as a rule: one task hands its result to
 /// another, which sends it. Four, since HTTP/2 with a task for each request needs two, and a task that wakes itself without
-/// end must not keep the shard from its sockets. What others want of connections is for the next turn.
+/// end must not keep the shard from its sockets.
 const WAKE_ROUNDS: usize = 4;
 
 impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
@@ -60,6 +61,22 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
         self.delivery.tasks = woken;
         self.common.works(StalledWork::Task);
         self.common.shard.tasks().run_new();
+    }
+
+    /// Carries out what was asked for since the turn began, by its own code as a rule: so pushes leave with the replies of their
+    /// turn, and lead to no other one. What is asked for meanwhile is left for the next turn.
+    #[cold]
+    #[inline(never)]
+    fn attend_late(&mut self, core: &mut Core) {
+        // Behind those that the turn had no room for at its beginning.
+        self.remote.take_letters(&mut self.delivery.letters);
+        if !self.delivery.letters.is_empty() {
+            self.read_letters(core, Part::End);
+        }
+        // Both: what is left in the word would keep the shard from sleeping.
+        if self.called.has(Attention::UPSTREAMS) | self.remote.take(Attention::UPSTREAMS) {
+            self.upstreams.serve(core);
+        }
     }
 }
 
@@ -117,7 +134,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
             self.read_messages();
         }
         if !self.delivery.letters.is_empty() {
-            self.read_letters(core);
+            self.read_letters(core, Part::Begin);
         }
     }
 
@@ -225,9 +242,8 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
                 break;
             }
         }
-        // Both: what is left in the word would keep the shard from sleeping.
-        if self.called.has(Attention::UPSTREAMS) | self.remote.take(Attention::UPSTREAMS) {
-            self.upstreams.serve(core);
+        if self.called.has(Attention::UPSTREAMS) | self.remote.has(Attention::LATE) {
+            self.attend_late(core);
         }
         let grown = core.held_bytes() >> 20;
         if self.spare.is_concerned(core.all_connections(), self.driver.pool().total(), grown) {

@@ -406,6 +406,17 @@ impl RemoteShard {
         self.inbox.take_tasks(woken)
     }
 
+    /// Adds the letters that came since the turn began to `letters`.
+    pub(crate) fn take_letters(&self, letters: &mut Vec<Letter>) {
+        self.inbox.take_letters(letters);
+    }
+
+    /// On the shard: true if one of `what` was asked for since the turn began. It is not taken.
+    #[inline]
+    pub(crate) fn has(&self, what: Attention) -> bool {
+        self.inbox.has(what)
+    }
+
     /// On the shard: true if that was asked for since the turn began.
     #[inline]
     pub(crate) fn take(&self, what: Attention) -> bool {

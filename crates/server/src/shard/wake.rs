@@ -59,6 +59,8 @@ impl Attention {
     pub(crate) const TOUCHED: Attention = Attention(1 << 5);
     /// User code of the shard asked for something of its upstreams.
     pub(crate) const UPSTREAMS: Attention = Attention(1 << 6);
+    /// What a turn looks for once more at its end.
+    pub(crate) const LATE: Attention = Attention(Attention::LETTERS.0 | Attention::UPSTREAMS.0);
     /// The shard leaves a wait, and a watchdog rests until then.
     pub(crate) const WATCHED: Attention = Attention(WATCHED);
     /// No turn followed the one that published figures, until this one.
@@ -183,11 +185,25 @@ impl<L> ShardInbox<L> {
         called
     }
 
+    /// The same for letters.
+    #[inline]
+    pub(crate) fn take_letters(&self, letters: &mut Vec<L>) {
+        if self.take(Attention::LETTERS) {
+            move_all(&mut self.brought().letters, letters);
+        }
+    }
+
+    /// On the shard, within its turn: true if one of `what` was asked for since the turn began. It is not taken.
+    #[inline]
+    pub(crate) fn has(&self, what: Attention) -> bool {
+        Attention(self.word.load(Ordering::Relaxed)).has(what)
+    }
+
     /// On the shard, within its turn: true if that was asked for since the turn began. The rest is left for the next
     /// turn, and keeps the shard awake until then.
     #[inline]
     pub(crate) fn take(&self, what: Attention) -> bool {
-        let called = Attention(self.word.load(Ordering::Relaxed)).has(what);
+        let called = self.has(what);
         if called {
             self.word.fetch_and(!what.0, Ordering::AcqRel);
         }

@@ -13,6 +13,7 @@ mod middleware;
 mod overload;
 mod proxies;
 mod proxy_protocol;
+mod pushes;
 mod read_rates;
 mod replies;
 mod scatter;

@@ -88,6 +88,7 @@ pub fn expected() -> Vec<(&'static str, String)> {
     for did in [
         "message to another shard",
         "push by a task",
+        "push by a call",
         "word from an upstream",
         "upstream by its name",
         "call that blocks",
