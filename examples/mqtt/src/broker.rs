@@ -8,7 +8,7 @@ use ringserve::limits::{ConnLimits, IdleCounts};
 use ringserve::{Closed, Cx, Failure, Frame, Service};
 
 use crate::packet::{Connect, Goodbye, Publication, Read, Reader, Reason, packet};
-use crate::sessions::{Answer, Node};
+use crate::sessions::{Answer, Node, job};
 
 /// Bytes of a will at most: each session may keep one.
 const WILL_BYTES_MAX: usize = 4096;
@@ -43,11 +43,10 @@ impl Service for Broker {
             0x40 => {
                 let id = rest.packet_id()?;
                 // Without an answer: there are as many as messages.
-                let job = node.job(client, cx.id(), move |node, session| node.acknowledged(session, id));
+                let job = job(client, move |node, session| node.acknowledged(session, id));
                 let _ended = node.tell(&client.id, job).await;
             }
-            0x82 => self.filters(cx, client, rest, true).await?,
-            0xA2 => self.filters(cx, client, rest, false).await?,
+            0x82 | 0xA2 => self.filters(cx, client, &packet).await?,
             0xC0 => cx.write(&[0xD0, 0]),
             0xE0 => {
                 cx.session().goodbye.set(rest.goodbye()?);
@@ -77,7 +76,7 @@ impl Service for Broker {
         // At the end of the server all sessions end, without their wills.
         if let Some(client) = client.get().filter(|_| !node.shard.is_draining()) {
             let goodbye = goodbye.take();
-            let job = node.job(client, closed.id(), |node, session| node.closed(session, goodbye));
+            let job = job(client, |node, session| node.closed(session, goodbye));
             node.shard.spawn(node.tell(&client.id, job));
         }
     }
@@ -137,13 +136,14 @@ impl Broker {
     }
 
     /// SUBSCRIBE, which adds filters, or UNSUBSCRIBE: the home of the session says a code for each.
-    async fn filters(&self, cx: &MqttCx<'_>, client: &Connect, mut rest: Reader<'_>, adds: bool) -> Read<()> {
+    async fn filters(&self, cx: &MqttCx<'_>, client: &Arc<Connect>, frame: &[u8]) -> Read<()> {
+        let (mut rest, adds) = (Reader::of(frame, client.is_five)?, frame[0] == 0x82);
         let (mut reply, mut jobs) = (rest.packet_id()?.to_be_bytes().to_vec(), Vec::new());
         rest.properties(&[0x26])?;
         while !rest.left.is_empty() || jobs.is_empty() {
             let filter = Arc::<str>::from(rest.text()?);
             let options = if adds { Some(rest.options()?) } else { None };
-            jobs.push(self.0.job(client, cx.id(), move |node, session| match options {
+            jobs.push(job(client, move |node, session| match options {
                 Some(options) => node.subscribe(session, &filter, options),
                 None => node.unsubscribe(session, &filter),
             }));

@@ -230,12 +230,7 @@ impl Publication {
         let (topic_len, id) = ((self.topic.len() as u16).to_be_bytes(), id.to_be_bytes());
         let id = if flags & QOS_1 != 0 { &id[..] } else { &[] };
         let left = left.map(|left| seconds(0x02, left));
-        let properties = [left.as_slice().as_flattened(), &self.properties];
-        let properties = if is_five {
-            VARINT.frame(&[], &properties).expect("they came in one packet")
-        } else {
-            Vec::new()
-        };
+        let properties = properties(is_five, &[left.as_slice().as_flattened(), &self.properties]);
         packet(0x30 | flags, &[&topic_len, self.topic.as_bytes(), id, &properties, &self.payload]).into()
     }
 }
@@ -294,8 +289,7 @@ impl Connect {
     /// What it is told in version 5 before its connection is closed: the code, and its name if it takes as long a packet.
     pub fn goodbye(&self, reason: Reason) -> Vec<u8> {
         let name = format!("{reason:?}");
-        let len = name.len() as u8;
-        let named = [&[len + 3, 0x1F, 0, len], name.as_bytes()].concat();
+        let named = properties(true, &[&[0x1F, 0, name.len() as u8], name.as_bytes()]);
         match self.is_five {
             true => packet(0xE0, &[&[reason as u8], if self.packet_max < 64 { &[] } else { &named }]),
             false => Vec::new(),
@@ -304,18 +298,14 @@ impl Connect {
 
     /// Its CONNACK.
     pub fn answer(&self, is_present: bool) -> Vec<u8> {
-        let flags_and_code = [u8::from(is_present), 0];
-        if !self.is_five {
-            return packet(0x20, &[&flags_and_code]);
-        }
         // QoS 1 at most, no ids of subscriptions, no shared ones, the largest packet, and how long the session lasts.
-        let mut properties = vec![0x24, 1, 0x29, 0, 0x2A, 0, 0x27];
-        properties.extend((PACKET_BYTES_MAX as u32).to_be_bytes());
-        properties.extend(seconds(0x11, self.expiry));
+        let mut told = vec![0x24, 1, 0x29, 0, 0x2A, 0, 0x27];
+        told.extend((PACKET_BYTES_MAX as u32).to_be_bytes());
+        told.extend(seconds(0x11, self.expiry));
         if self.is_assigned {
-            properties.extend([&[0x12, 0, self.id.len() as u8], self.id.as_bytes()].concat());
+            told.extend([&[0x12, 0, self.id.len() as u8], self.id.as_bytes()].concat());
         }
-        packet(0x20, &[&flags_and_code, &[properties.len() as u8], &properties])
+        packet(0x20, &[&[u8::from(is_present), 0], &properties(self.is_five, &[&told])])
     }
 }
 
@@ -323,6 +313,12 @@ impl Connect {
 fn seconds(id: u8, time: Duration) -> [u8; 5] {
     let [a, b, c, d] = (time.as_secs() as u32).to_be_bytes();
     [id, a, b, c, d]
+}
+
+/// Properties in parts, behind their length; 3.1.1 has neither.
+fn properties(is_five: bool, parts: &[&[u8]]) -> Vec<u8> {
+    let framed = is_five.then(|| VARINT.frame(&[], parts).expect("a packet has room for them"));
+    framed.unwrap_or_default()
 }
 
 /// A packet of this type and flags, in parts.

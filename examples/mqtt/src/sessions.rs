@@ -18,7 +18,7 @@ use ringserve::limits::{Room, Taken};
 use ringserve::sync::{Mesh, Reply, Sending};
 use ringserve::task::JoinHandle;
 use ringserve::topics::{Filters, is_filter, matching};
-use ringserve::{ConnHandle, ConnId, PushError, Shard};
+use ringserve::{ConnHandle, PushError, Shard};
 
 use crate::packet::{Connect, DUP, EXPIRY_MAX, Goodbye, Publication, QOS_1, Read, Reason};
 
@@ -90,6 +90,16 @@ struct Kept {
 /// A session, and the options of its subscription.
 type Subscriber = (Rc<Session>, u8);
 
+/// What is to be done with the session of a connection, which its CONNECT names, unless another connection has it by then.
+pub fn job(client: &Arc<Connect>, job: impl FnOnce(&Rc<Node>, &Rc<Session>) -> u8 + Send + 'static) -> Job {
+    let client = client.clone();
+    Box::new(move |node, reply| {
+        let session = node.sessions.borrow().get(&client.id).cloned();
+        let own = session.filter(|session| Arc::ptr_eq(&session.borrow().client, &client));
+        reply.answer(own.map(|session| job(node, &session)).ok_or(Reason::TakenOver));
+    })
+}
+
 pub struct Node {
     pub shard: Shard,
     mesh: Mesh<Job, Answer>,
@@ -125,20 +135,6 @@ impl Node {
     pub async fn ask(&self, name: &str, job: Job) -> Answer {
         let answer = self.mesh.ask_waiting(self.mesh.shard_of(name), job).await;
         answer.unwrap_or(Err(Reason::ServerBusy))
-    }
-
-    /// What is to be done with the session of a connection, unless another connection has it by then.
-    pub fn job<F>(&self, client: &Connect, connection: ConnId, job: F) -> Job
-    where
-        F: FnOnce(&Rc<Node>, &Rc<Session>) -> u8 + Send + 'static,
-    {
-        let (id, shard) = (client.id.clone(), self.shard.index());
-        Box::new(move |node, reply| {
-            let session = node.sessions.borrow().get(&id).cloned().unwrap_or_default();
-            let last = session.borrow().connection.as_ref().map(|last| (last.shard(), last.id()));
-            let is_its_own = last == Some((shard, connection));
-            reply.answer(if is_its_own { Ok(job(node, &session)) } else { Err(Reason::TakenOver) });
-        })
     }
 
     /// Brings a message to all shards: each of them has it, or has it in its mailbox, when this returns.
@@ -244,13 +240,12 @@ impl Node {
             return Reason::FilterInvalid as u8;
         }
         let mut state = session.borrow_mut();
-        let is_new = !state.filters.contains_key(filter);
-        if is_new {
-            let Some(taken) = state.room.take(filter_bytes(filter)) else {
-                return Reason::QuotaExceeded as u8;
-            };
-            state.filters.insert(filter.clone(), taken);
-        }
+        let old = state.filters.remove(filter);
+        let is_new = old.is_none();
+        let Some(taken) = old.or_else(|| state.room.take(filter_bytes(filter))) else {
+            return Reason::QuotaExceeded as u8;
+        };
+        state.filters.insert(filter.clone(), taken);
         self.filters.borrow_mut().insert(filter, state.client.id.clone(), (session.clone(), options));
         drop(state);
         // Retained messages are asked for always, with a new filter, or never.
