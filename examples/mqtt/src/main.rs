@@ -77,7 +77,7 @@ struct Args {
     #[arg(long, default_value_t, value_name = "NAME")]
     driver: Driver,
     /// Microseconds that a shard waits for more behind messages of several clients, as `Server::coalesce` says; 0 is off.
-    #[arg(long, default_value_t = 0, value_name = "MICROSECONDS")]
+    #[arg(long, default_value_t = 50, value_name = "MICROSECONDS")]
     coalesce: u64,
     #[command(flatten)]
     bounds: Bounds,
