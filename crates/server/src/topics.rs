@@ -202,6 +202,7 @@ impl<T: Ord + Clone, F: Copy> Subscriber<T, F> {
     }
 
     /// The number of topics.
+    #[inline]
     pub fn count(&self) -> usize {
         self.listener.hears.borrow().len()
     }

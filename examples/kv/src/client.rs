@@ -1,6 +1,6 @@
 //! Connections, the commands about them, and what clients publish to each other.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 
 use ringserve::framing::Parts;
 use ringserve::resp::{self, Replied, Version, Writer, matches, unknown_subcommand};
@@ -10,7 +10,6 @@ use crate::keys::number;
 
 /// The Redis whose commands, errors and replies these are.
 const VERSION: &str = "7.0.0";
-const BAD_NAME: &str = "ERR Client names cannot contain spaces, newlines or special characters.";
 
 /// A pattern, if it is true, or a channel.
 type Topic = (bool, Vec<u8>);
@@ -22,28 +21,22 @@ pub type Topics = topics::Topics<Topic, Version>;
 pub struct Client {
     pub id: u64,
     /// Its shard, and how many there are.
-    place: (usize, usize),
-    listens: Subscriber<Topic, Version>,
-    name: RefCell<Vec<u8>>,
-    /// True while it listens and may not do everything, as in version 2 of the protocol.
-    pub only_listens: Cell<bool>,
+    pub place: (usize, usize),
+    pub listens: Subscriber<Topic, Version>,
+    pub name: RefCell<Vec<u8>>,
 }
 
 impl Client {
-    pub fn new(id: u64, place: (usize, usize), listens: Subscriber<Topic, Version>) -> Client {
-        Client { id, place, listens, name: RefCell::default(), only_listens: Cell::default() }
-    }
-
     /// The version of the protocol that it speaks.
     #[inline]
     pub fn version(&self) -> Version {
         self.listens.form()
     }
 
-    /// It speaks this version, or listens to something else than before.
-    fn changed(&self, version: Version) {
-        self.listens.set_form(version);
-        self.only_listens.set(version == Version::Two && self.listens.count() > 0);
+    /// True while it listens and may not do everything, as in version 2 of the protocol.
+    #[inline]
+    pub fn only_listens(&self) -> bool {
+        self.version() == Version::Two && self.listens.count() > 0
     }
 }
 
@@ -72,15 +65,13 @@ pub fn publish(topics: &Topics, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Re
 pub fn subscribe(client: &Client, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
     let command = args.word(0);
     let is_pattern = command.starts_with('p');
-    let mut names: Vec<Option<Vec<u8>>> = args.from(1).map(|name| Some(name.to_vec())).collect();
+    let mut names: Vec<_> = args.from(1).map(<[u8]>::to_vec).collect();
     if names.is_empty() {
         let all = client.listens.topics().into_iter();
-        names.extend(all.filter(|topic| topic.0 == is_pattern).map(|topic| Some(topic.1)));
+        names.extend(all.filter(|topic| topic.0 == is_pattern).map(|topic| topic.1));
     }
-    if names.is_empty() {
-        names.push(None);
-    }
-    for name in names {
+    let no_name = names.is_empty().then_some(None);
+    for name in names.into_iter().map(Some).chain(no_name) {
         out.push(3)?;
         out.bulk(&command)?;
         out.bulk_or_null(name.as_ref())?;
@@ -91,14 +82,13 @@ pub fn subscribe(client: &Client, args: Parts<'_>, out: &mut Writer<'_, '_>) -> 
         };
         out.integer(client.listens.count() as i64)?;
     }
-    client.changed(client.version());
     Ok(())
 }
 
 pub fn ping(client: &Client, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
     match args.len() {
         3.. => Err("ERR wrong number of arguments for 'ping' command".into()),
-        _ if client.only_listens.get() => {
+        _ if client.only_listens() => {
             out.array(2)?;
             out.bulk(b"pong")?;
             out.bulk(args.get(1))
@@ -118,7 +108,7 @@ pub fn select(_: &Client, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied 
 pub fn reset(client: &Client, _: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
     client.name.borrow_mut().clear();
     client.listens.unsubscribe_all();
-    client.changed(Version::Two);
+    client.listens.set_form(Version::Two);
     out.simple("RESET")
 }
 
@@ -143,7 +133,7 @@ pub fn hello(client: &Client, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Repl
             option => return Err(format!("ERR Syntax error in HELLO option '{option}'").into()),
         }
     }
-    client.changed(version);
+    client.listens.set_form(version);
     out.set_version(version);
     out.map(5)?;
     let about = ["server", "redis", "version", VERSION, "mode", "standalone"];
@@ -156,7 +146,7 @@ pub fn hello(client: &Client, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Repl
 
 fn rename(client: &Client, name: &[u8]) -> Replied {
     if !name.iter().all(u8::is_ascii_graphic) {
-        return Err(BAD_NAME.into());
+        return Err("ERR Client names cannot contain spaces, newlines or special characters.".into());
     }
     *client.name.borrow_mut() = name.to_vec();
     Ok(())

@@ -12,8 +12,6 @@ pub type Bad = Cow<'static, str>;
 
 const SYNTAX: Bad = Bad::Borrowed("ERR syntax error");
 const NOT_A_NUMBER: Bad = Bad::Borrowed("ERR value is not an integer or out of range");
-const OVERFLOW: Bad = Bad::Borrowed("ERR increment or decrement would overflow");
-const TOO_LONG: Bad = Bad::Borrowed("ERR string exceeds maximum allowed size (proto-max-bulk-len)");
 /// Keys SCAN looks at if it is not told how many, as in Redis.
 const SCAN_COUNT: i64 = 10;
 
@@ -155,52 +153,46 @@ pub fn get_and_end(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>)
 }
 
 pub fn append(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
-    let len = store.find(args.get(1)).map_or(0, |at| store.value(at).len());
-    overwrite(store, args, out, len, args.get(2))
+    let len = store.value_of(args.get(1)).len();
+    out.integer(overwrite(store, args.get(1), len, args.get(2))?)
 }
 
 pub fn set_range(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
     let from = usize::try_from(number(args, 2)?).map_err(|_| "ERR offset is out of range")?;
     match args.get(3) {
         b"" => strlen(store, args, out),
-        bytes => overwrite(store, args, out, from, bytes),
+        bytes => out.integer(overwrite(store, args.get(1), from, bytes)?),
     }
 }
 
-fn overwrite(
-    store: &mut Store,
-    args: Parts<'_>,
-    out: &mut Writer<'_, '_>,
-    from: usize,
-    bytes: &[u8],
-) -> Replied {
+/// Writes bytes into a value, and returns its length.
+fn overwrite(store: &mut Store, key: &[u8], from: usize, bytes: &[u8]) -> Result<i64, Bad> {
     let to = from.saturating_add(bytes.len());
     if to > store.value_bytes_max && !bytes.is_empty() {
-        return Err(TOO_LONG);
+        return Err("ERR string exceeds maximum allowed size (proto-max-bulk-len)".into());
     }
-    let len = store.change(args.get(1), |value| {
+    Ok(store.change(key, |value| {
         value.resize(value.len().max(to), 0);
         value[from..to].copy_from_slice(bytes);
-        value.len()
-    });
-    out.integer(len as i64)
+        value.len() as i64
+    }))
 }
 
 pub fn strlen(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
-    let len = store.find(args.get(1)).map_or(0, |at| store.value(at).len());
-    out.integer(len as i64)
+    out.integer(store.value_of(args.get(1)).len() as i64)
 }
 
 pub fn get_range(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
     let (from, to) = (number(args, 2)?, number(args, 3)?);
-    let value = store.find(args.get(1)).map_or(&[][..], |at| &**store.value(at));
+    let value = store.value_of(args.get(1));
     let place = |n: i64| if n < 0 { n.saturating_add(value.len() as i64).max(0) } else { n } as usize;
     out.bulk(value.get(place(from)..place(to).saturating_add(1).min(value.len())).unwrap_or_default())
 }
 
 pub fn add(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>, amount: i64) -> Replied {
     let before = store.find(args.get(1)).map_or(Some(0), |at| resp::number(store.value(at)));
-    let after = before.ok_or(NOT_A_NUMBER)?.checked_add(amount).ok_or(OVERFLOW)?;
+    let after = before.ok_or(NOT_A_NUMBER)?.checked_add(amount);
+    let after = after.ok_or("ERR increment or decrement would overflow")?;
     store.change(args.get(1), |value| {
         value.clear();
         resp::write_number(after, value);

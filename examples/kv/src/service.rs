@@ -61,8 +61,7 @@ impl Node {
         let now = move || (epoch + (clock.now() - started)).as_millis() as u64;
         let store = RefCell::new(Store::new(keyer, now, place, value_bytes_max));
         let topics = Topics::new(shard, WAITING_BYTES_MAX);
-        let node = Node { shard: shard.clone(), store, topics, opened: Cell::new(0) };
-        let node = Rc::new(node);
+        let node = Rc::new(Node { shard: shard.clone(), store, topics, opened: Cell::new(0) });
         shard.spawn(node.clone().expire());
         node
     }
@@ -75,10 +74,7 @@ impl Node {
             let left = next.map_or(u64::MAX, |end| end.saturating_sub(self.store.borrow().now()));
             // No timer lasts longer than a day.
             let left = Duration::from_millis(left.clamp(1, 86_400_000));
-            match next {
-                Some(_) => drop(self.shard.timeout(left, sooner.notified()).await),
-                None => sooner.notified().await,
-            }
+            let _ = self.shard.timeout(left, sooner.notified()).await;
         }
     }
 
@@ -120,7 +116,7 @@ impl Service<Request> for Kv {
         let id = node.opened.get() * node.shard.count() as u64 + node.shard.index() as u64 + 1;
         node.opened.set(node.opened.get() + 1);
         let listens = node.topics.subscriber(opening.local_handle(), Version::Two);
-        let client = Client::new(id, node.store.borrow().place, listens);
+        let client = Client { id, place: node.store.borrow().place, listens, name: RefCell::default() };
         Ok(Session { client, replies: Replies::default() })
     }
 
@@ -159,12 +155,10 @@ impl Kv {
         let (node, session) = (&*self.node, cx.session());
         let command = commands::find(args.get(0)).filter(|command| command.fits(args.len()));
         // Most are about one key.
-        let of_key = command.filter(|command| command.to == To::Key);
-        let of_key = of_key.map(|command| (command, node.store.borrow().owner(args.get(1))));
-        let may_all = || !session.client.only_listens.get();
-        if let Some((command, owner)) = of_key
-            && may_all()
+        if let Some(command) = command.filter(|command| command.to == To::Key)
+            && !session.client.only_listens()
         {
+            let owner = node.store.borrow().owner(args.get(1));
             if owner == node.shard.index() && session.replies.is_idle() {
                 say(cx, |out| node.run(command, args, out));
                 return Rest::none();
@@ -259,9 +253,7 @@ fn checked(client: &Client, (frame, request, found): Asked<'_>) -> Result<&'stat
         return Err(format!("ERR wrong number of arguments for '{name}' command").into());
     };
     let name = command.name;
-    if client.only_listens.get()
-        && !(name.ends_with("subscribe") || ["ping", "quit", "reset"].contains(&name))
-    {
+    if client.only_listens() && !(name.ends_with("subscribe") || ["ping", "quit", "reset"].contains(&name)) {
         return Err(format!(
             "ERR Can't execute '{name}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in \
              this context"

@@ -88,6 +88,11 @@ impl Store {
         &self.keys[at].value
     }
 
+    /// The value of a key, empty if it is not there.
+    pub fn value_of(&mut self, key: &[u8]) -> &[u8] {
+        self.find(key).map_or(&[], |at| self.value(at))
+    }
+
     /// When the key there ends, or [`NEVER`].
     pub fn end(&self, at: usize) -> u64 {
         self.keys[at].end
