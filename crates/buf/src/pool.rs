@@ -211,6 +211,25 @@ impl KernelSide {
         Some(id)
     }
 
+    /// Lends up to `most` buffers that are free, without growing the pool, and shows `each` the number and the memory of each: for
+    /// drivers that have several written at once. Returns how many there were.
+    #[inline]
+    pub fn lend_several<'a>(&'a mut self, most: usize, mut each: impl FnMut(u16, &'a mut [u8])) -> usize {
+        for count in 0..most {
+            if self.inner.free.borrow().is_empty() {
+                return count;
+            }
+            let Some(id) = self.lend() else { return count };
+            let (_, data) = self.lent(id);
+            let len = self.inner.config.buffer_bytes;
+            // SAFETY: the range is the buffer's, initialised (zeroed at allocation) and free until it was lent just now, so that
+            // no lease covers any of it. A lent buffer is not lent again, so the slices of this call are disjoint; and as long as
+            // one of them lives `self` is borrowed, so that no other slice is made, none of it is reported, and none taken back.
+            each(id, unsafe { core::slice::from_raw_parts_mut(data.as_ptr(), len) });
+        }
+        most
+    }
+
     /// A receive waits for a buffer, and the driver is about to sleep: the next buffer that is freed wakes what
     /// [`wake_when_freed`](Pool::wake_when_freed) was given, once.
     pub fn wait_for_buffer(&mut self) {
@@ -325,6 +344,30 @@ mod tests {
         side.take_back(b);
         assert_eq!(side.lend(), Some(b));
         assert_eq!(side.lend(), Some(a));
+        pool.invariants();
+    }
+
+    #[test]
+    fn several_are_lent_at_once_as_far_as_they_are_free() {
+        let (pool, mut side) = small(2 * CHUNK_BUFFERS);
+        assert_eq!(side.lend_several(4, |_, _| panic!("none is free")), 0, "the pool does not grow for it");
+        let first = side.lend().unwrap();
+        side.take_back(first);
+        let mut lent = Vec::new();
+        let count = side.lend_several(3, |id, memory| lent.push((id, memory)));
+        for (n, (id, memory)) in lent.iter_mut().enumerate() {
+            assert!(*id != first || n == 0, "the one freed last comes first");
+            memory.fill(n as u8 + 1);
+        }
+        assert!(lent.iter().enumerate().all(|(n, (_, memory))| **memory == [n as u8 + 1; 64]), "disjoint");
+        let ids: Vec<u16> = lent.iter().map(|(id, _)| *id).collect();
+        assert_eq!((count, ids.len(), pool.counts().with_kernel), (3, 3, 3));
+        let (filled, part) = (side.received(ids[0], 64, true), side.received(ids[1], 10, true));
+        assert_eq!((&*filled, &*part), (&[1; 64][..], &[2; 10][..]));
+        side.take_back(ids[2]);
+        assert_eq!(side.lend_several(CHUNK_BUFFERS, |_, _| ()), CHUNK_BUFFERS - 2);
+        assert_eq!(side.lend_several(1, |_, _| ()), 0);
+        drop((filled, part));
         pool.invariants();
     }
 

@@ -12,7 +12,7 @@
 //! | [`Op::Connect`] | one [`Completion::Connected`] |
 //! | [`Op::ConnectStop`] | ends the connect soon, if it has not ended yet, mostly with `ECANCELED` |
 //! | [`Op::Receive`] | any number of [`Completion::Received`], then one [`Completion::ReceiveEnded`] |
-//! | [`Op::ReceiveOnce`] | at most one [`Completion::Received`], then one [`Completion::ReceiveEnded`] |
+//! | [`Op::ReceiveOnce`] | at most one [`Completion::Received`], or several in a row if it may fill several buffers, then one [`Completion::ReceiveEnded`] |
 //! | [`Op::ReceiveInto`] | one [`Completion::Filled`], as soon as bytes came, at the end, on an error, or stopped |
 //! | [`Op::ReceiveStop`] | ends one of the receives with [`ReceiveEnd::Stopped`], if it has not ended yet |
 //! | [`Op::ShutdownInput`] | ends one of the receives soon, in any way, if it has not ended yet |
@@ -118,6 +118,8 @@ pub enum Op {
     ReceiveOnce {
         /// The connection.
         id: ConnId,
+        /// It may fill several buffers at once, as many as the driver likes; else one.
+        several: bool,
     },
     /// Receive once, behind the bytes of a block, which belongs to the driver until the completion.
     ReceiveInto {

@@ -32,7 +32,7 @@ fn takes_what_may_come_and_leaves_the_rest<D: Tested>(mut rig: Rig<D>) {
         block = back;
     }
     assert!(**block == bytes[..90_000]);
-    rig.driver.submit(Op::ReceiveOnce { id });
+    rig.driver.submit(Op::ReceiveOnce { id, several: false });
     assert_eq!(*rig.received(id), bytes[90_000..94_096], "one buffer");
     assert_eq!(rig.receive_ended(id), ReceiveEnd::Stopped);
     while block.len() < 95_904 {

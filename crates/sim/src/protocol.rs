@@ -148,7 +148,7 @@ impl Protocol {
                 flight.connect_stop = flight.connect;
             }
             Op::Refuse { socket } => self.socket_leaves(socket.0),
-            Op::Receive { id } | Op::ReceiveOnce { id } | Op::ReceiveInto { id, .. } => {
+            Op::Receive { id } | Op::ReceiveOnce { id, .. } | Op::ReceiveInto { id, .. } => {
                 let flight = self.flight(*id, "receive");
                 assert!(!flight.receive && !flight.connect && !flight.close, "receive on {id}: {flight:?}");
                 flight.receive = true;

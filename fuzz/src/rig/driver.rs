@@ -279,7 +279,7 @@ impl Model {
             }
             Op::ConnectStop { id }
             | Op::Receive { id }
-            | Op::ReceiveOnce { id }
+            | Op::ReceiveOnce { id, .. }
             | Op::ReceiveInto { id, .. }
             | Op::ReceiveStop { id }
             | Op::ShutdownInput { id }

@@ -24,7 +24,8 @@ pub(super) const KEPT_FOR_LONG: usize = 4;
 const BULK_RECEIVES: u8 = 8;
 
 /// The same after a stream was paused: as many as fill its outbox and its inbox once more by the default marks, so that a reader
-/// that stays behind is paused again without a receive that goes on. That one would bring 32 buffers before it is told to stop.
+/// that stays behind is paused again without a receive that goes on. That one would bring 32 buffers before it is told to stop. Each
+/// takes several buffers where the driver can, so that what is passed on leaves in fewer sends.
 const RECEIVES_AFTER_PAUSE: u8 = 32;
 
 /// `EIO`, as every Linux has it.
@@ -343,8 +344,10 @@ impl<O: Observer> Shard<O> {
         // After a switch bytes are cut by the new rule first, which may find a whole frame in them.
         let fills = conn.takes_frames() && !conn.is_cut() && !conn.outlet().is_some_and(Outlet::is_switched);
         let Some(inbox) = conn.inbox.as_mut().filter(|inbox| fills && inbox.lacks().is_some()) else {
+            // The head of a large frame takes one buffer, since what is behind it would be copied; a stream takes what it gets.
+            let reads_on = !conn.has_channel() && conn.outlet().is_some_and(Outlet::reads_on);
             conn.bulk -= 1;
-            return self.ops.push(Op::ReceiveOnce { id });
+            return self.ops.push(Op::ReceiveOnce { id, several: reads_on });
         };
         let before = inbox.held_bytes();
         let away = inbox.send_away();
@@ -369,7 +372,7 @@ fn receive_op(conn: &mut Conn, id: ConnId) -> Option<Op> {
     if wanted && conn.receive == Flight::None {
         conn.receive = Flight::Armed;
         conn.receive_used = false;
-        return Some(if conn.bulk > 0 { Op::ReceiveOnce { id } } else { Op::Receive { id } });
+        return Some(if conn.bulk > 0 { Op::ReceiveOnce { id, several: false } } else { Op::Receive { id } });
     }
     if !wanted && conn.receive.stop() {
         // Nothing is received after it: then the end of the input ends the receive, whatever else the driver waits for.

@@ -135,6 +135,9 @@ struct Room {
     /// Length of the list of completions at which it ends.
     end: usize,
     bytes: usize,
+    /// Buffers that one receive may fill, so that all which begin the turn in the queue have their share of it and of the free
+    /// buffers; 0 until it is asked for.
+    share: usize,
 }
 
 impl Room {
@@ -360,7 +363,7 @@ impl Driver for Epoll {
             Op::Connect { id, address } => self.connect(id, &address),
             Op::ConnectStop { id } => self.connect_stop(id),
             Op::Receive { id } => self.receive(id),
-            Op::ReceiveOnce { id } => self.receive_once(id),
+            Op::ReceiveOnce { id, several } => self.receive_once(id, several),
             Op::ReceiveInto { id, block, most } => self.receive_into(id, block, most as usize),
             Op::ReceiveStop { id } => self.receive_stop(id),
             Op::ShutdownInput { id } => self.receive_stop(id),
@@ -379,7 +382,7 @@ impl Driver for Epoll {
         (self.quiet, self.sent_at_once) = (false, 0);
         polled?;
         let begin = completions.len();
-        let mut room = Room { end: begin + budget.completions.max(1), bytes: budget.bytes.max(1) };
+        let mut room = Room { end: begin + budget.completions.max(1), bytes: budget.bytes.max(1), share: 0 };
         // The one that is first may use up the budget, so they take turns. The completions of one operation all
         // come by the same way, so their order is kept.
         self.first_source = if self.first_source == 2 { 0 } else { self.first_source + 1 };

@@ -25,6 +25,10 @@ pub(super) struct Port {
     pub(super) receiving: bool,
     /// It ends with the first bytes.
     pub(super) once: bool,
+    /// It may fill several buffers at once.
+    pub(super) several: bool,
+    /// The last receive filled a buffer: the next one has several.
+    pub(super) full: bool,
     /// False only if the socket was found empty and there was no edge since.
     pub(super) readable: bool,
     /// False only if the socket was found full and there was no edge since.
@@ -100,6 +104,18 @@ impl Ports {
     #[inline]
     pub(super) fn front(&mut self) -> Option<&mut Port> {
         self.table.at(self.table.first())
+    }
+
+    /// How many are in the queue, counted up to `most`.
+    pub(super) fn queued_up_to(&mut self, most: usize) -> usize {
+        let (mut slot, mut count) = (self.table.first(), 0);
+        while count < most
+            && let Some(port) = self.table.at(slot)
+        {
+            slot = port.place.after();
+            count += 1;
+        }
+        count
     }
 
     /// Puts the port into the queue or takes it out, as its flags say. Call it after changing them.

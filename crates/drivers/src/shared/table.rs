@@ -30,6 +30,11 @@ impl Place {
         ConnId::from_bits(self.id)
     }
 
+    /// The slot behind this one in the list.
+    pub(crate) fn after(&self) -> u32 {
+        self.after
+    }
+
     /// The slot before this one in the list.
     pub(crate) fn before(&self) -> u32 {
         self.before

@@ -304,7 +304,7 @@ impl<K: Kernel> Uring<K> {
             Op::Connect { id, address } => self.connect(id, address),
             Op::ConnectStop { id } => self.connect_stop(id),
             Op::Receive { id } => self.begin_receive(id, false, None),
-            Op::ReceiveOnce { id } => self.begin_receive(id, true, None),
+            Op::ReceiveOnce { id, .. } => self.begin_receive(id, true, None),
             Op::ReceiveInto { id, block, most } => {
                 self.begin_receive(id, true, Some((block, most as usize)));
             }

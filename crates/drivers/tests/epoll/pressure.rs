@@ -1,7 +1,7 @@
 //! Too few buffers, slow readers, small budgets, busy neighbours.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::common::{EpollRig as Rig, pattern, small_epoll};
 
 #[test]
 fn an_empty_pool_parks_connections_and_no_byte_is_lost() {
-    for buffers_max in [1, 2, 4] {
+    for buffers_max in [1, 2, 4, 9] {
         let mut rig = Rig::accepting(&small_epoll(512, buffers_max));
         let (ids, writers) = busy(&mut rig, 6, 40_000);
         take_all(&mut rig, &ids, 40_000, buffers_max);
@@ -167,6 +167,96 @@ fn a_budget_of_bytes_ends_the_turn_that_reaches_it() {
     assert_eq!(rig.turn_woken(), 2);
     assert_eq!(rig.turn(Wait::No), 2);
     assert_eq!(rig.received_bytes(id, 2560), pattern(0, 2560));
+}
+
+/// Turns until this many completions came, none of which is looked at.
+fn fills(rig: &mut Rig, count: usize) {
+    while rig.events.len() < count {
+        rig.turn_woken();
+    }
+}
+
+#[test]
+fn behind_a_full_buffer_one_call_fills_several() {
+    let mut rig = Rig::accepting(&small_epoll(1024, 64));
+    let (mut client, id) = rig.connect_receiving(0);
+    rig.calm();
+    let bytes = pattern(0, 40_000);
+    client.write_all(&bytes[..20_000]).unwrap();
+    let calls = rig.driver.stats().calls;
+    fills(&mut rig, 20);
+    // One buffer, 16 of them, and the rest, in which the socket was found empty.
+    assert_eq!(rig.driver.stats().calls - calls, 3);
+    assert_eq!(rig.received_bytes(id, 20_000), bytes[..20_000]);
+    client.write_all(&bytes[20_000..33_000]).unwrap();
+    fills(&mut rig, 13);
+    assert_eq!(rig.driver.stats().calls - calls, 4, "it is known that much comes");
+    assert_eq!(rig.received_bytes(id, 13_000), bytes[20_000..33_000]);
+    // The end behind bytes that take several.
+    client.write_all(&bytes[33_000..]).unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(rig.received_bytes(id, 7000), bytes[33_000..]);
+    assert_eq!(rig.receive_ended(id), ReceiveEnd::Eof);
+    rig.close(id, CloseHow::Orderly);
+    rig.settled();
+}
+
+#[test]
+fn receive_for_once_fills_several_buffers_if_it_may() {
+    let mut rig = Rig::accepting(&small_epoll(1024, 64));
+    let (mut client, id) = rig.connect(0);
+    let bytes = pattern(0, 20_000);
+    client.write_all(&bytes).unwrap();
+    rig.calm();
+    let mut got = Vec::new();
+    // That the first one fills its buffer is what tells of more.
+    for (several, filled) in [(true, 1), (false, 1), (true, 16), (false, 1), (true, 1)] {
+        rig.driver.submit(Op::ReceiveOnce { id, several });
+        assert_eq!(rig.receive_ended(id), ReceiveEnd::Stopped);
+        assert_eq!(rig.events.len(), filled, "{several}");
+        while !rig.events.is_empty() {
+            got.extend_from_slice(&rig.received(id));
+        }
+    }
+    assert!(got == bytes);
+    rig.close(id, CloseHow::Orderly);
+    rig.settled();
+}
+
+#[test]
+fn end_of_a_receive_for_once_keeps_to_the_budget() {
+    let mut rig = Rig::accepting(&small_epoll(1024, 64));
+    let (mut client, id) = rig.connect(0);
+    client.write_all(&pattern(0, 9 * 1024)).unwrap();
+    rig.driver.submit(Op::ReceiveOnce { id, several: true });
+    assert_eq!(rig.receive_ended(id), ReceiveEnd::Stopped);
+    rig.budget.completions = 4;
+    rig.driver.submit(Op::ReceiveOnce { id, several: true });
+    fills(&mut rig, 1 + 4 + 1);
+    assert_eq!(rig.received_bytes(id, 5 * 1024), pattern(0, 5 * 1024));
+    assert_eq!(rig.receive_ended(id), ReceiveEnd::Stopped);
+    rig.close(id, CloseHow::Abort);
+    rig.settled();
+}
+
+#[test]
+fn those_who_send_much_share_a_turn() {
+    let mut rig = Rig::accepting(&small_epoll(1024, 64));
+    let mut clients: Vec<_> = (0..3).map(|slot| rig.connect_receiving(slot)).collect();
+    rig.calm();
+    for (client, _) in &mut clients {
+        client.write_all(&[1; 30_000]).unwrap();
+    }
+    // One each, in which more is found to wait.
+    rig.budget.bytes = 3 * 1024;
+    fills(&mut rig, 3);
+    rig.events.clear();
+    rig.budget.bytes = 12 * 1024;
+    rig.turn_woken();
+    for (_, id) in &clients {
+        let of = |event: &&Completion| event.id() == Some(*id);
+        assert_eq!(rig.events.iter().filter(of).count(), 4, "{id}: {:?}", rig.events);
+    }
 }
 
 #[test]

@@ -397,7 +397,7 @@ fn block_of_a_copy_serves_the_next_copy() {
 }
 
 #[test]
-fn stream_that_was_paused_is_received_from_buffer_by_buffer() {
+fn stream_that_was_paused_is_received_from_part_by_part() {
     for is_stream in [true, false] {
         let limits = Limits { inbox_bytes_high: 4 * BUFFER_BYTES, ..Limits::default() };
         let (mut shard, ids, _pool, mut side) = with_buffers(limits, 1);
@@ -420,7 +420,7 @@ fn stream_that_was_paused_is_received_from_buffer_by_buffer() {
             }
             shard.end();
             match shard.ops()[..] {
-                [Op::ReceiveOnce { .. }] => once += 1,
+                [Op::ReceiveOnce { several: true, .. }] => once += 1,
                 [Op::Receive { .. }] => break,
                 ref ops => panic!("{ops:?}"),
             }

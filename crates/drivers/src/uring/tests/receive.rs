@@ -351,7 +351,7 @@ fn receive_into_a_block_that_is_stopped_gives_it_back_once() {
 fn receive_for_once_ends_behind_its_bytes() {
     let mut rig = Rig::new(8);
     let id = rig.adopted(1, 1);
-    rig.ring.submit(Op::ReceiveOnce { id });
+    rig.ring.submit(Op::ReceiveOnce { id, several: false });
     rig.turn();
     assert!(matches!(rig.ops()[..], [.., RawOp::ReceiveOnce { .. }]));
     rig.says(Kind::Receive, id.bits(), -libc::EINTR, 0);
