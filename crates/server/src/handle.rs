@@ -21,8 +21,8 @@ use crate::shard::notice::notice;
 /// answers [`PushError::Gone`], whatever connection took its place.
 ///
 /// Pushes of one thread arrive in order. A push takes a lock for a few instructions, and wakes the shard if it sleeps. Code of the
-/// connection's own shard pushes behind the replies that are queued before the end of its turn, and with them in one send; a
-/// [`LocalHandle`] queues at once.
+/// connection's own shard pushes behind the replies that are queued before the end of its turn, and with them in one send as a
+/// rule; a [`LocalHandle`] queues at once.
 ///
 /// Handles of one connection are equal. A handle is safe as the key of a map, since the part that is compared never changes;
 /// clippy's `mutable_key_type` does not see that. `(handle.shard(), handle.id())` is a key too, and a smaller one.
@@ -114,7 +114,7 @@ impl ConnHandle {
     }
 
     /// Closes the connection after its queued replies; a pending call is dropped then. Pushes find it gone at once. Its shard
-    /// carries the order out in its next turn, or at the end of this one if the caller runs on that shard: frames that came
+    /// carries the order out in its next turn, or as a rule at the end of this one if the caller runs on that shard: frames that came
     /// before may still be handed over. [`Cx::close`](crate::Cx::close) closes at once.
     pub fn close(&self) {
         // A request that is repeated must not fill the shard's inbox.
@@ -123,7 +123,7 @@ impl ConnHandle {
         }
     }
 
-    /// Resets the connection in its shard's next turn, or at the end of this one if the caller runs on that shard. Pushes find it
+    /// Resets the connection in its shard's next turn, or as a rule at the end of this one if the caller runs on that shard. Pushes find it
     /// gone at once.
     pub fn abort(&self) {
         if self.gate.ask_abort() {

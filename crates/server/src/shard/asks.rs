@@ -89,6 +89,9 @@ impl<A> Asker<A> {
 
     /// Takes a slot for a question to a shard. `None` if the asker ended.
     pub(super) fn begin(&self, to: u32) -> Option<Ticket> {
+        if let Some(shard) = self.shard.get() {
+            shard.note_question();
+        }
         self.slots().begin(to)
     }
 

@@ -242,7 +242,8 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
                 break;
             }
         }
-        if self.called.has(Attention::UPSTREAMS) | self.remote.has(Attention::LATE) {
+        let left_over = !self.delivery.letters.is_empty();
+        if self.called.has(Attention::UPSTREAMS) | left_over | self.remote.has(Attention::LATE) {
             self.attend_late(core);
         }
         let grown = core.held_bytes() >> 20;

@@ -120,6 +120,8 @@ pub(crate) struct RemoteShard {
     times: OnceLock<File>,
     /// How much it is asked for, as the watchdog sees it.
     pub(crate) load: SharedLoad,
+    /// It asked shards something since it last looked.
+    has_asked: AtomicBool,
     /// It runs inside a runtime, whose tasks run between its turns.
     is_hosted: AtomicBool,
     /// Set once there is a watchdog.
@@ -155,6 +157,7 @@ impl RemoteShard {
             thread: AtomicU32::new(0),
             times: OnceLock::new(),
             load: SharedLoad::default(),
+            has_asked: AtomicBool::new(false),
             is_hosted: AtomicBool::new(false),
             watch: OnceLock::new(),
             on_end: Mutex::new(Some(Vec::new())),
@@ -415,6 +418,21 @@ impl RemoteShard {
     #[inline]
     pub(crate) fn has(&self, what: Attention) -> bool {
         self.inbox.has(what)
+    }
+
+    /// On the shard: it asked shards something.
+    pub(crate) fn note_question(&self) {
+        self.has_asked.store(true, Ordering::Relaxed);
+    }
+
+    /// On the shard: true if it asked shards something since the last call of this.
+    #[inline]
+    pub(crate) fn take_question(&self) -> bool {
+        let has_asked = self.has_asked.load(Ordering::Relaxed);
+        if has_asked {
+            self.has_asked.store(false, Ordering::Relaxed);
+        }
+        has_asked
     }
 
     /// On the shard: true if that was asked for since the turn began.

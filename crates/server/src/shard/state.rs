@@ -83,6 +83,8 @@ pub(crate) struct ShardLane<D: Driver, V> {
     pub(super) command: Command,
     /// The bits that the turn has to handle.
     pub(super) called: Attention,
+    /// It asked a shard, or answered one, in the last turn.
+    pub(super) has_talked: bool,
     pub(super) delivery: Delivery,
     pub(super) spare: Spare,
 }
@@ -167,6 +169,7 @@ impl<D: Driver, V> ShardLoop<D, V> {
             asks: parts.asks,
             command: Command::Serve,
             called: Attention::NONE,
+            has_talked: false,
             delivery: Delivery::default(),
             spare: Spare::new(),
         };
@@ -189,6 +192,7 @@ impl<D: Driver, V> ShardLoop<D, V> {
             upstreams: lane.upstreams,
             command: lane.command,
             called: lane.called,
+            has_talked: lane.has_talked,
             delivery: lane.delivery,
             spare: lane.spare,
         };

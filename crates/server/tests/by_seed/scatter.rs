@@ -197,6 +197,31 @@ fn replies_of_pipelined_requests_leave_in_one_send() {
     });
 }
 
+/// What sleeps has to be woken, so shards that talk look once more before they do; and no more often, which would be for nothing.
+#[test]
+fn shards_that_talk_look_once_more_before_they_sleep() {
+    const QUESTIONS: u64 = 50;
+    Sim::seeds(20).faults(Faults::none()).run(|sim| {
+        let lab = starts(sim, 2, 1000, None);
+        sim.client("me", async move |net| {
+            let mut me = connects(&net, &lab.server).await?;
+            let turns = || [0, 1].map(|shard: usize| lab.server.stats().shards[shard].driver.turns);
+            let before = turns();
+            for n in 1..=QUESTIONS {
+                me.send("count 1\n").await?;
+                hears(&mut me, &format!("count 1={n}")).await?;
+                net.sleep(SECOND / 100).await;
+            }
+            let [asker, other] = [0, 1].map(|shard| turns()[shard] - before[shard]);
+            // Without a second look 6 turns for a question, and 2 of the shard that is asked.
+            assert!((6 * QUESTIONS + 25..8 * QUESTIONS).contains(&asker), "{asker} turns of the asker");
+            assert!((3 * QUESTIONS..5 * QUESTIONS).contains(&other), "{other} turns of the other shard");
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
 #[test]
 fn reader_that_is_slow_gets_all_and_holds_back_its_questions() {
     Sim::seeds(5).faults(Faults::harmless()).run(|sim| {
