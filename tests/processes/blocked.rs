@@ -30,6 +30,8 @@ const SETUP: i64 = 425;
 const ENTER: i64 = 426;
 const REGISTER: i64 = 427;
 
+const READV: i64 = if cfg!(target_arch = "x86_64") { 19 } else { 65 };
+
 const SYSCTL: &str = "/proc/sys/kernel/io_uring_disabled";
 
 /// The sysctl cases must not meet others.
@@ -75,6 +77,16 @@ fn rings_can_be_made_but_not_entered() {
 fn rings_can_be_made_but_nothing_registered() {
     for errno in [Errno::PERM, Errno::NOSYS] {
         without(REGISTER, errno).names(&["file table is", "seccomp", "io_uring_register in it"]);
+    }
+}
+
+/// It receives into several buffers at once by `readv` where it may.
+#[test]
+fn epoll_serves_where_its_receives_of_several_are_refused() {
+    let _alone = alone();
+    for errno in [Errno::PERM, Errno::NOSYS] {
+        let errno = errno.raw_os_error();
+        child(&format!("{SETUP} {errno}, {READV} {errno}")).on_epoll();
     }
 }
 
@@ -200,9 +212,11 @@ fn a_server_in_a_process_where_something_is_blocked() {
             profile.retain(|rule| !rule.names.iter().any(|name| name.starts_with("io_uring")));
             confine(&profile);
         }
-        call => {
-            let (call, errno) = call.split_once(' ').unwrap();
-            forbid(call.parse().unwrap(), errno.parse().unwrap());
+        calls => {
+            for call in calls.split(", ") {
+                let (call, errno) = call.split_once(' ').unwrap();
+                forbid(call.parse().unwrap(), errno.parse().unwrap());
+            }
         }
     }
     tracing_subscriber::fmt().with_ansi(false).init();

@@ -114,8 +114,8 @@ impl ConnHandle {
     }
 
     /// Closes the connection after its queued replies; a pending call is dropped then. Pushes find it gone at once. Its shard
-    /// carries the order out in its next turn, or as a rule at the end of this one if the caller runs on that shard: frames that came
-    /// before may still be handed over. [`Cx::close`](crate::Cx::close) closes at once.
+    /// carries the order out in its next turn, or as a rule at the end of this one if the caller runs on that shard: frames that
+    /// came before may still be handed over. [`Cx::close`](crate::Cx::close) closes at once.
     pub fn close(&self) {
         // A request that is repeated must not fill the shard's inbox.
         if self.gate.ask_close() {
@@ -123,8 +123,8 @@ impl ConnHandle {
         }
     }
 
-    /// Resets the connection in its shard's next turn, or as a rule at the end of this one if the caller runs on that shard. Pushes find it
-    /// gone at once.
+    /// Resets the connection in its shard's next turn, or as a rule at the end of this one if the caller runs on that shard. Pushes
+    /// find it gone at once.
     pub fn abort(&self) {
         if self.gate.ask_abort() {
             let _ = self.remote.send(Letter::Abort { id: self.id });

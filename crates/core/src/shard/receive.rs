@@ -23,9 +23,9 @@ pub(super) const KEPT_FOR_LONG: usize = 4;
 /// receive that goes on would bring much of such a frame before it ends, and take a cancel.
 const BULK_RECEIVES: u8 = 8;
 
-/// The same after a stream was paused: as many as fill its outbox and its inbox once more by the default marks, so that a reader
-/// that stays behind is paused again without a receive that goes on. That one would bring 32 buffers before it is told to stop. Each
-/// takes several buffers where the driver can, so that what is passed on leaves in fewer sends.
+/// The same after a stream was paused: as many as fill its outbox and its inbox once more by the default marks, a buffer each, so
+/// that a reader that stays behind is paused again without a receive that goes on. That one would bring 32 buffers before it is
+/// told to stop. Each takes up to 16 buffers on epoll, so that what is passed on leaves in fewer sends.
 const RECEIVES_AFTER_PAUSE: u8 = 32;
 
 /// `EIO`, as every Linux has it.

@@ -92,6 +92,8 @@ pub struct Epoll {
     ports: Ports,
     /// The blocks of receives into them.
     blocks: HashMap<ConnId, Filling>,
+    /// The system refuses to receive into several buffers at once.
+    refuses_several: bool,
     /// The receive that was for once and has just brought bytes.
     once_over: Option<ConnId>,
     listeners: Vec<Listening>,
@@ -176,6 +178,7 @@ impl Epoll {
             pool,
             ports: Ports::new(),
             blocks: HashMap::new(),
+            refuses_several: false,
             once_over: None,
             listeners: listeners
                 .map_err(|error| SetupError::from_epoll("O_NONBLOCK on a listener", error))?,

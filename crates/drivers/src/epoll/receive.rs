@@ -81,7 +81,8 @@ impl Epoll {
             if !self.blocks.is_empty() && self.read_into(room, completions) {
                 continue;
             }
-            if self.ports.front().is_some_and(|port| port.full && port.several)
+            if !self.refuses_several
+                && self.ports.front().is_some_and(|port| port.full && port.several)
                 && self.read_several(room, completions)
             {
                 self.end_once(room, completions);
@@ -186,8 +187,8 @@ impl Epoll {
         }
     }
 
-    /// Receives from the head of the queue into several buffers, for a completion each. False if one is all it gets: then nothing
-    /// was received.
+    /// Receives from the head of the queue into several buffers, for a completion each. False if one is all it gets, now or for
+    /// good: then nothing was received.
     #[inline(never)]
     fn read_several(&mut self, room: &mut Room, completions: &mut Vec<Completion>) -> bool {
         let each = self.pool.buffer_bytes();
@@ -220,6 +221,8 @@ impl Epoll {
             };
             (count, result)
         };
+        // A filter of system calls that knows the others alone.
+        self.refuses_several = matches!(result, Err(Errno::PERM | Errno::NOSYS));
         let bytes = result.unwrap_or_default();
         let used = bytes.div_ceil(each);
         // The last one first, so that they are lent in the same order again.
@@ -227,8 +230,10 @@ impl Epoll {
             self.side.take_back(*buffer);
         }
         if bytes == 0 {
-            completions.extend(self.found_nothing(id, result));
-            return true;
+            if !self.refuses_several {
+                completions.extend(self.found_nothing(id, result));
+            }
+            return !self.refuses_several;
         }
         port.full = bytes >= each;
         port.readable = bytes == count * each || port.hung_up;
