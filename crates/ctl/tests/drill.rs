@@ -132,6 +132,10 @@ fn signal_removes_all_that_the_drill_has_on_the_machine() {
     let _turn = in_turn();
     // A handler that computes has a control group where one can be made, and conntrack a network.
     for (cause, signal, code) in [("cpu", "INT", 130), ("conntrack", "TERM", 143), ("table", "HUP", 129)] {
+        if cause == "conntrack" && Command::new("iptables").arg("--version").output().is_err() {
+            println!("skipped: {cause}, which the drill leaves out without iptables");
+            continue;
+        }
         let mut held = Held::start(cause);
         held.url();
         let number = held.drill.id().to_string();

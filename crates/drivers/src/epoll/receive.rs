@@ -222,7 +222,7 @@ impl Epoll {
             (count, result)
         };
         // A filter of system calls that knows the others alone.
-        self.refuses_several = matches!(result, Err(Errno::PERM | Errno::NOSYS));
+        self.refuses_several = matches!(result, Err(Errno::PERM | Errno::NOSYS | Errno::ACCESS));
         let bytes = result.unwrap_or_default();
         let used = bytes.div_ceil(each);
         // The last one first, so that they are lent in the same order again.

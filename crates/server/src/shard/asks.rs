@@ -89,10 +89,11 @@ impl<A> Asker<A> {
 
     /// Takes a slot for a question to a shard. `None` if the asker ended.
     pub(super) fn begin(&self, to: u32) -> Option<Ticket> {
+        let ticket = self.slots().begin(to)?;
         if let Some(shard) = self.shard.get() {
             shard.note_question();
         }
-        self.slots().begin(to)
+        Some(ticket)
     }
 
     /// Frees the slot of a question that was not sent.

@@ -11,6 +11,7 @@ mod commands;
 pub(crate) mod draining;
 mod events;
 mod give_back;
+mod give_way;
 pub(crate) mod guarded_transport;
 pub(crate) mod handle;
 #[cfg(feature = "runtime-tokio")]

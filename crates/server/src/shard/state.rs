@@ -6,6 +6,7 @@ use bytes::Bytes;
 use ringserve_core::{ConnId, Driver, LaneId, Time};
 
 use super::Core;
+use super::give_way::Way;
 use super::handle::Shard;
 use super::inbox::{Command, Delivery, RemoteShard};
 use super::meter::{LossLog, Meter};
@@ -83,8 +84,7 @@ pub(crate) struct ShardLane<D: Driver, V> {
     pub(super) command: Command,
     /// The bits that the turn has to handle.
     pub(super) called: Attention,
-    /// It asked a shard, or answered one, in the last turn.
-    pub(super) has_talked: bool,
+    pub(super) way: Way,
     pub(super) delivery: Delivery,
     pub(super) spare: Spare,
 }
@@ -169,7 +169,7 @@ impl<D: Driver, V> ShardLoop<D, V> {
             asks: parts.asks,
             command: Command::Serve,
             called: Attention::NONE,
-            has_talked: false,
+            way: Way::default(),
             delivery: Delivery::default(),
             spare: Spare::new(),
         };
@@ -192,7 +192,7 @@ impl<D: Driver, V> ShardLoop<D, V> {
             upstreams: lane.upstreams,
             command: lane.command,
             called: lane.called,
-            has_talked: lane.has_talked,
+            way: lane.way,
             delivery: lane.delivery,
             spare: lane.spare,
         };

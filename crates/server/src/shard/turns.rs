@@ -77,12 +77,17 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     #[inline]
     pub(crate) fn round(&mut self, completions: &mut Vec<Completion>) -> Option<Result<ShardStats, i32>> {
         self.lane.common.now = self.lane.common.shard.timers().now();
+        self.lane.way.end(self.lane.common.now);
         self.turn(completions);
         if self.is_done() {
             return Some(Ok(self.ended()));
         }
         let wait = self.wait();
-        self.drive(wait, completions).err().map(Err)
+        let driven = self.drive(wait, completions);
+        if self.lane.way.is_given && completions.is_empty() {
+            self.give_way();
+        }
+        driven.err().map(Err)
     }
 
     #[inline]
@@ -136,7 +141,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     /// How long the driver may wait. From here on a wake-up reaches it there.
     #[inline]
     pub(super) fn wait(&mut self) -> Wait {
-        let gives_way = self.gives_way();
+        let talks = self.talks();
         let ShardLoop { core, lane } = self;
         let mut next = core.next_turn_or_never().min(lane.common.shard.timers().next());
         if lane.spare.is_active() {
@@ -145,9 +150,13 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         }
         let left_over = !lane.delivery.tasks.is_empty() || !lane.delivery.letters.is_empty();
         let is_due = next <= lane.common.now;
-        if is_due || left_over || gives_way || !lane.remote.fall_asleep() {
+        lane.way.is_given = talks && !is_due && !left_over && lane.way.is_free(lane.common.now);
+        if is_due || left_over || lane.way.is_given || !lane.remote.fall_asleep() {
             #[cfg(feature = "metrics")]
-            lane.common.meter.goes_on();
+            match lane.way.is_given {
+                true => lane.common.meter.waits(lane.common.shard.timers()),
+                false => lane.common.meter.goes_on(),
+            }
             return Wait::No;
         }
         #[cfg(feature = "metrics")]
@@ -155,17 +164,21 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         if next == Time::NEVER { Wait::Forever } else { Wait::For(next - lane.common.now) }
     }
 
-    /// True if the shard asked another one, or answered it, in this turn: what it sends leaves at once then. In the turn behind it
-    /// gives its CPU away before it looks whether it may sleep. A shard on the same CPU answers meanwhile, or asks more, and neither
-    /// has to be woken.
+    /// True if the shard and others talk: it asked one of them something in this turn, or read messages. Then it takes one more turn
+    /// before it sleeps.
     #[inline]
-    fn gives_way(&mut self) -> bool {
-        let lane = &mut self.lane;
+    fn talks(&mut self) -> bool {
+        let lane = &self.lane;
         let talks = lane.remote.take_question() | lane.called.has(Attention::MESSAGES);
-        if std::mem::replace(&mut lane.has_talked, talks) && !talks {
-            std::thread::yield_now();
-        }
-        talks
+        talks && lane.common.shard.count() > 1 && !lane.remote.is_hosted()
+    }
+
+    /// Gives the CPU away if the shard talks with others, once what it sends has left and nothing came. A shard on the same CPU
+    /// answers meanwhile, or asks more, and neither has to be woken.
+    #[cold]
+    fn give_way(&mut self) {
+        self.lane.way.begin(self.lane.common.now);
+        std::thread::yield_now();
     }
 
     pub(super) fn report(&self) -> ShardStats {

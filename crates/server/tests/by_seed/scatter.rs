@@ -210,12 +210,13 @@ fn shards_that_talk_look_once_more_before_they_sleep() {
             for n in 1..=QUESTIONS {
                 me.send("count 1\n").await?;
                 hears(&mut me, &format!("count 1={n}")).await?;
-                net.sleep(SECOND / 100).await;
+                // After a turn that took long the CPU is kept for 100 ms.
+                net.sleep(SECOND / 5).await;
             }
             let [asker, other] = [0, 1].map(|shard| turns()[shard] - before[shard]);
-            // Without a second look 6 turns for a question, and 2 of the shard that is asked.
-            assert!((6 * QUESTIONS + 25..8 * QUESTIONS).contains(&asker), "{asker} turns of the asker");
-            assert!((3 * QUESTIONS..5 * QUESTIONS).contains(&other), "{other} turns of the other shard");
+            // Without a second look 416 and 102; of the asker up to 428 if it takes none behind its questions.
+            assert!((440..500).contains(&asker), "{asker} turns of the asker");
+            assert!((250..350).contains(&other), "{other} turns of the other shard");
             Ok(())
         });
         sim.run_until_done();
