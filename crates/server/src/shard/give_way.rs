@@ -2,44 +2,44 @@
 
 use std::time::Duration;
 
-use ringserve_core::Time;
+use ringserve_core::{Driver, Time};
 
-/// A turn from which the CPU was away for longer was one beside busy processes.
+use super::state::ShardLane;
+
+/// The CPU was away for longer: other processes are busy on it.
 const PATIENCE: Duration = Duration::from_millis(1);
 
 /// For how long it is kept then.
 const REST: Duration = Duration::from_millis(100);
 
-/// Whether the CPU is given away, and how long that took.
+/// Whether the CPU is given away.
 #[derive(Debug, Default)]
 pub(super) struct Way {
     /// It is, behind this turn, if nothing came.
     pub(super) is_given: bool,
-    /// When the turn began behind which it was given away last, until the next turn.
-    given: Option<Time>,
     /// It is kept until then.
     kept_until: Time,
 }
 
 impl Way {
-    /// True if it may be given away.
-    pub(super) fn is_free(&self, now: Time) -> bool {
-        now >= self.kept_until
-    }
-
-    /// It is given away, in a turn that began then.
-    pub(super) fn begin(&mut self, turn: Time) {
-        self.given = Some(turn);
-    }
-
-    /// The next turn begins.
-    #[inline]
-    pub(super) fn end(&mut self, now: Time) {
-        if let Some(given) = self.given.take()
-            && now - given > PATIENCE
-        {
-            self.kept_until = now + REST;
+    /// It was given away, and the shard has it again.
+    pub(super) fn took(&mut self, began: Time, ended: Time) {
+        if ended - began > PATIENCE {
+            self.kept_until = ended + REST;
         }
+    }
+}
+
+impl<D: Driver, V> ShardLane<D, V> {
+    /// True if the shard, which asked others something or read messages, takes one more turn before it sleeps: not if it is alone,
+    /// or hosted by a runtime, whose tasks would wait too.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn gives_way(&mut self) -> bool {
+        self.remote.forget_questions();
+        let gives = self.common.now >= self.way.kept_until && !self.remote.is_hosted();
+        self.way.is_given = gives && self.common.shard.count() > 1;
+        self.way.is_given
     }
 }
 
@@ -50,15 +50,9 @@ mod tests {
     #[test]
     fn cpu_is_kept_for_a_while_after_it_was_away_for_long() {
         let (mut way, at) = (Way::default(), |micros| Time::ZERO + Duration::from_micros(micros));
-        assert!(way.is_free(at(0)));
-        way.begin(at(0));
-        way.end(at(1000));
-        assert!(way.is_free(at(1000)));
-        way.begin(at(2000));
-        way.end(at(3001));
-        assert!(!way.is_free(at(3001)) && !way.is_free(at(103_000)) && way.is_free(at(103_001)));
-        // A long turn behind which it was not given away says nothing.
-        way.end(at(900_000));
-        assert!(way.is_free(at(900_000)));
+        way.took(at(0), at(1000));
+        assert_eq!(way.kept_until, Time::ZERO);
+        way.took(at(2000), at(3001));
+        assert_eq!(way.kept_until, at(103_001));
     }
 }

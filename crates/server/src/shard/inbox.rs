@@ -120,7 +120,7 @@ pub(crate) struct RemoteShard {
     times: OnceLock<File>,
     /// How much it is asked for, as the watchdog sees it.
     pub(crate) load: SharedLoad,
-    /// It asked shards something since it last looked.
+    /// It asked shards something, which was not forgotten.
     has_asked: AtomicBool,
     /// It runs inside a runtime, whose tasks run between its turns.
     is_hosted: AtomicBool,
@@ -425,14 +425,15 @@ impl RemoteShard {
         self.has_asked.store(true, Ordering::Relaxed);
     }
 
-    /// On the shard: true if it asked shards something since the last call of this.
+    /// On the shard: true if it asked shards something that was not [forgotten](RemoteShard::forget_questions).
     #[inline]
-    pub(crate) fn take_question(&self) -> bool {
-        let has_asked = self.has_asked.load(Ordering::Relaxed);
-        if has_asked {
-            self.has_asked.store(false, Ordering::Relaxed);
-        }
-        has_asked
+    pub(crate) fn has_asked(&self) -> bool {
+        self.has_asked.load(Ordering::Relaxed)
+    }
+
+    /// On the shard: what it asked shards is forgotten.
+    pub(crate) fn forget_questions(&self) {
+        self.has_asked.store(false, Ordering::Relaxed);
     }
 
     /// On the shard: true if that was asked for since the turn began.

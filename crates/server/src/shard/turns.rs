@@ -77,15 +77,14 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     #[inline]
     pub(crate) fn round(&mut self, completions: &mut Vec<Completion>) -> Option<Result<ShardStats, i32>> {
         self.lane.common.now = self.lane.common.shard.timers().now();
-        self.lane.way.end(self.lane.common.now);
         self.turn(completions);
         if self.is_done() {
             return Some(Ok(self.ended()));
         }
         let wait = self.wait();
         let driven = self.drive(wait, completions);
-        if self.lane.way.is_given && completions.is_empty() {
-            self.give_way();
+        if self.lane.way.is_given {
+            self.give_way(completions.is_empty());
         }
         driven.err().map(Err)
     }
@@ -141,7 +140,6 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     /// How long the driver may wait. From here on a wake-up reaches it there.
     #[inline]
     pub(super) fn wait(&mut self) -> Wait {
-        let talks = self.talks();
         let ShardLoop { core, lane } = self;
         let mut next = core.next_turn_or_never().min(lane.common.shard.timers().next());
         if lane.spare.is_active() {
@@ -150,8 +148,8 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         }
         let left_over = !lane.delivery.tasks.is_empty() || !lane.delivery.letters.is_empty();
         let is_due = next <= lane.common.now;
-        lane.way.is_given = talks && !is_due && !left_over && lane.way.is_free(lane.common.now);
-        if is_due || left_over || lane.way.is_given || !lane.remote.fall_asleep() {
+        let talks = lane.remote.has_asked() | lane.called.has(Attention::MESSAGES);
+        if is_due || left_over || (talks && lane.gives_way()) || !lane.remote.fall_asleep() {
             #[cfg(feature = "metrics")]
             match lane.way.is_given {
                 true => lane.common.meter.waits(lane.common.shard.timers()),
@@ -164,21 +162,18 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         if next == Time::NEVER { Wait::Forever } else { Wait::For(next - lane.common.now) }
     }
 
-    /// True if the shard and others talk: it asked one of them something in this turn, or read messages. Then it takes one more turn
-    /// before it sleeps.
-    #[inline]
-    fn talks(&mut self) -> bool {
-        let lane = &self.lane;
-        let talks = lane.remote.take_question() | lane.called.has(Attention::MESSAGES);
-        talks && lane.common.shard.count() > 1 && !lane.remote.is_hosted()
-    }
-
-    /// Gives the CPU away if the shard talks with others, once what it sends has left and nothing came. A shard on the same CPU
+    /// Gives the CPU away if nothing came, since the shard talks with others and what it sends has left. A shard on the same CPU
     /// answers meanwhile, or asks more, and neither has to be woken.
     #[cold]
-    fn give_way(&mut self) {
-        self.lane.way.begin(self.lane.common.now);
-        std::thread::yield_now();
+    #[inline(never)]
+    fn give_way(&mut self, nothing_came: bool) {
+        self.lane.way.is_given = false;
+        if nothing_came {
+            let timers = self.lane.common.shard.timers();
+            let began = timers.now();
+            std::thread::yield_now();
+            self.lane.way.took(began, timers.now());
+        }
     }
 
     pub(super) fn report(&self) -> ShardStats {
