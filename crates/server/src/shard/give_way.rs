@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use ringserve_core::{Driver, Time};
-
-use super::state::ShardLane;
+use ringserve_core::Time;
 
 /// The CPU was away for longer: other processes are busy on it.
 const PATIENCE: Duration = Duration::from_millis(1);
@@ -22,24 +20,17 @@ pub(super) struct Way {
 }
 
 impl Way {
+    /// A shard that talks with others takes one more turn before it sleeps, unless the CPU is kept now. True if so.
+    pub(super) fn gives(&mut self, now: Time) -> bool {
+        self.is_given = now >= self.kept_until;
+        self.is_given
+    }
+
     /// It was given away, and the shard has it again.
     pub(super) fn took(&mut self, began: Time, ended: Time) {
         if ended - began > PATIENCE {
             self.kept_until = ended + REST;
         }
-    }
-}
-
-impl<D: Driver, V> ShardLane<D, V> {
-    /// True if the shard, which asked others something or read messages, takes one more turn before it sleeps: not if it is alone,
-    /// or hosted by a runtime, whose tasks would wait too.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn gives_way(&mut self) -> bool {
-        self.remote.forget_questions();
-        let gives = self.common.now >= self.way.kept_until && !self.remote.is_hosted();
-        self.way.is_given = gives && self.common.shard.count() > 1;
-        self.way.is_given
     }
 }
 
@@ -51,8 +42,8 @@ mod tests {
     fn cpu_is_kept_for_a_while_after_it_was_away_for_long() {
         let (mut way, at) = (Way::default(), |micros| Time::ZERO + Duration::from_micros(micros));
         way.took(at(0), at(1000));
-        assert_eq!(way.kept_until, Time::ZERO);
+        assert!(way.gives(at(1000)) && way.is_given);
         way.took(at(2000), at(3001));
-        assert_eq!(way.kept_until, at(103_001));
+        assert!(!way.gives(at(103_000)) && !way.is_given && way.gives(at(103_001)));
     }
 }

@@ -149,7 +149,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         let left_over = !lane.delivery.tasks.is_empty() || !lane.delivery.letters.is_empty();
         let is_due = next <= lane.common.now;
         let talks = lane.remote.has_asked() | lane.called.has(Attention::MESSAGES);
-        if is_due || left_over || (talks && lane.gives_way()) || !lane.remote.fall_asleep() {
+        if is_due || left_over || (talks && gives_way(lane)) || !lane.remote.fall_asleep() {
             #[cfg(feature = "metrics")]
             match lane.way.is_given {
                 true => lane.common.meter.waits(lane.common.shard.timers()),
@@ -338,4 +338,14 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
     let accounted = LaneSet::default();
     let parts = Parts { shard, core, driver, others, one_queue, asks, upstreams, names, proxies, accounted };
     ShardLoop::new(parts, services).run()
+}
+
+/// True if a shard that asked others something, or read messages, takes one more turn before it sleeps: not if it is alone, or
+/// hosted by a runtime, whose tasks would wait too.
+#[cold]
+#[inline(never)]
+fn gives_way<D: Driver, V>(lane: &mut ShardLane<D, V>) -> bool {
+    lane.remote.forget_questions();
+    let has_others = lane.common.shard.count() > 1 && !lane.remote.is_hosted();
+    has_others && lane.way.gives(lane.common.now)
 }
