@@ -66,6 +66,10 @@ fn a_value_out_of_range_is_named_with_its_range() {
     assert!(limits.check().is_err());
     let limits = ServerLimits { drain_delay: Duration::MAX, ..ServerLimits::default() };
     assert!(limits.check().unwrap_err().to_string().starts_with("drain_delay is "));
+    let limits = ServerLimits::default().drain_spread(Duration::from_secs(26));
+    let text = limits.check().unwrap_err().to_string();
+    assert!(text.starts_with("drain_spread is 26000 and drain_timeout is 25000"), "{text}");
+    assert_eq!(ServerLimits::default().drain_spread(Duration::from_secs(25)).check(), Ok(()));
 }
 
 #[test]

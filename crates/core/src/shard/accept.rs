@@ -222,6 +222,11 @@ impl Accepting {
         self.quota.as_ref().is_none_or(|quota| quota.used.load(Ordering::Relaxed) < quota.max)
     }
 
+    /// Connections of all shards of the server, if they share a limit.
+    pub(super) fn used_by_all(&self) -> Option<usize> {
+        self.quota.as_ref().map(|quota| quota.used.load(Ordering::Relaxed))
+    }
+
     /// Takes one of the server's connections, if it has one left, or not as many as `beyond` more.
     fn take_quota(&self, beyond: usize) -> bool {
         let Some(quota) = &self.quota else { return true };

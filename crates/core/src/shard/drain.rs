@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!   the order ──▶ Delayed ──▶ Looking ────────────▶ Finishing ──▶ Aborted ──▶ given up
-//!                 as before   listeners close,      no input      resets      what the driver
-//!                             what arrived is       is looked at              never ended
-//!                             taken in
+//!                 as before   listeners close,      one after     resets      what the driver
+//!                             what arrived is       the other               never ended
+//!                             taken in              is cut
 //! ```
 //!
 //! * Each connection gets `draining` at the start, some in each turn ([`NOTIFIED_IN_A_TURN`]), and none is cut before all had it.
@@ -13,12 +13,16 @@
 //! * *Looking*: the listeners are closed, and bytes that had arrived are received. It is over when a turn brings nothing, or
 //!   after [`LOOKS_MIN`] turns and one more for every [`CONNECTIONS_A_LOOK`] connections: the driver brings earlier completions
 //!   first, 256 in a turn.
-//! * *Finishing*: every connection is cut. Later bytes are dropped, so that no call begins for them, and none of them waits in
-//!   the kernel, where it would turn the close into a reset. Frames that were received whole are answered, pending calls are
-//!   awaited, queued replies leave; then FIN. A connection that its service holds open is left alone.
-//! * A connection from the queue of a listener comes later than the others, and is cut [`NEWCOMER`] after the turn that
-//!   admitted it. One that was accepted less than that ago, and has not brought a frame, has the same time.
-//! * A connection whose PROXY header is not whole by then, or whose handshake is not done, is closed.
+//! * *Finishing*: every connection is cut, one after the other, in random order, over
+//!   [`ServerLimits::drain_spread`](crate::ServerLimits::drain_spread). Until its moment it is served as before. Then later bytes
+//!   are dropped, so that no call begins for them, and none of them waits in the kernel, where it would turn the close into a
+//!   reset. Frames that were received whole are answered, pending calls are awaited, queued replies leave; then FIN. A connection
+//!   that its service holds open is left alone.
+//! * One without a frame yet has its moment [`FIRST_FRAME`] later: its first request may be on its way. So has one in a handshake
+//!   that brought a byte, or was accepted less than that ago; another one whose PROXY header is not whole, or whose handshake is
+//!   not done, is closed at once.
+//! * A connection from the queue of a listener comes later than the others, and is cut [`FIRST_FRAME`] after the turn that
+//!   admitted it.
 //! * Connections to upstreams stay until the last accepted one is gone, since that one may need them. Then their queued bytes
 //!   leave, and they are closed.
 //! * *Aborted*, after [`ServerLimits::drain_timeout`](crate::ServerLimits::drain_timeout) or at the order: every connection is
@@ -26,6 +30,7 @@
 //! * Connections that are left [`GIVE_UP`] and [`LAST_LOOKS`] later are left behind: a completion of the driver did not come.
 
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::Shard;
@@ -40,9 +45,9 @@ const LOOKS_MIN: u32 = 16;
 /// Connections for each of which one more look is granted: a turn takes 256 completions, and a connection may have had several.
 const CONNECTIONS_A_LOOK: u32 = 8;
 
-/// Time that a connection from a listener's queue has for its request: its socket has to become one of the driver's, and its
-/// receive has to be armed. Together with the time to close a listener it is answered or closed within 100 ms.
-const NEWCOMER: Duration = Duration::from_millis(30);
+/// Time that a connection has for its first request, and a handshake that began for its end: two round trips of a slow network
+/// and the turns in which its socket becomes one of the driver's. Half of the drain's time at most.
+const FIRST_FRAME: Duration = Duration::from_millis(500);
 
 /// Time that the driver has to end aborted connections, and more time once the shard has looked at completions of that time: a
 /// machine that slept finds all of them there. Together the rest of the 30 s after which Kubernetes kills, with the default of
@@ -66,6 +71,10 @@ pub(super) struct Drain {
     /// Connections admitted since the begin or right before, with the time at which they are cut: `None` until the turn after
     /// the one that admitted them begins.
     newcomers: VecDeque<(Option<Time>, ConnId)>,
+    /// Connections that had a frame, and those that may still bring their first one.
+    leavers: [Leavers; 2],
+    /// Time over which they leave.
+    spread: Duration,
     /// Connections to upstreams are being closed, and none is made any more.
     outbound_closed: bool,
 }
@@ -96,7 +105,14 @@ enum Stage {
 
 impl Drain {
     fn new(stage: Stage) -> Drain {
-        Drain { stage, notified: 0, newcomers: VecDeque::new(), outbound_closed: false }
+        Drain {
+            stage,
+            notified: 0,
+            newcomers: VecDeque::new(),
+            leavers: Default::default(),
+            spread: Duration::ZERO,
+            outbound_closed: false,
+        }
     }
 
     /// True if turns follow each other without a wait.
@@ -118,7 +134,19 @@ impl Drain {
         let untimed = self.newcomers.back().is_some_and(|(at, _)| at.is_none());
         let newcomer =
             if untimed { Some(Time::ZERO) } else { self.newcomers.front().and_then(|(at, _)| *at) };
-        stage.into_iter().chain(newcomer).min()
+        let leavers = self.leavers.iter().filter_map(Leavers::next);
+        stage.into_iter().chain(newcomer).chain(leavers).min()
+    }
+
+    /// Takes a connection that is to be cut now.
+    fn take_due(&mut self, now: Time) -> Option<ConnId> {
+        if let Some(&(Some(at), id)) = self.newcomers.front()
+            && at <= now
+        {
+            self.newcomers.pop_front();
+            return Some(id);
+        }
+        self.leavers.iter_mut().find_map(|leavers| leavers.take_due(now))
     }
 
     /// True once listeners are closed and no upstream is connected to any more.
@@ -127,9 +155,49 @@ impl Drain {
     }
 }
 
+/// Connections that are cut one after the other, at equal distances.
+#[derive(Default)]
+struct Leavers {
+    /// The next one is the last of them.
+    ids: Vec<ConnId>,
+    at: Time,
+    distance: Duration,
+}
+
+impl Leavers {
+    /// All of them between `from` and `spread` later, in an order that `seed` decides.
+    fn new(mut ids: Vec<ConnId>, from: Time, spread: Duration, seed: u64) -> Leavers {
+        let mut state = seed;
+        for left in (2..=ids.len()).rev() {
+            // SplitMix64.
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+            ids.swap(left - 1, ((mixed ^ mixed >> 31) % left as u64) as usize);
+        }
+        let distance = spread / (ids.len() as u32).max(1);
+        Leavers { ids, at: from, distance }
+    }
+
+    /// When the next one is cut.
+    fn next(&self) -> Option<Time> {
+        (!self.ids.is_empty()).then_some(self.at)
+    }
+
+    /// Takes the next one, if its time has come.
+    fn take_due(&mut self, now: Time) -> Option<ConnId> {
+        let due = if self.at <= now { self.ids.pop() } else { None };
+        if due.is_some() {
+            self.at = self.at + self.distance;
+        }
+        due
+    }
+}
+
 impl<O: Observer> Shard<O> {
     /// Begins to shut down, at once or after [`ServerLimits::drain_delay`](crate::ServerLimits::drain_delay): listeners are
-    /// closed, received frames are answered, and connections are closed when they owe nothing; after
+    /// closed, received frames are answered, and connections are closed when they owe nothing, one after the other over
+    /// [`ServerLimits::drain_spread`](crate::ServerLimits::drain_spread); after
     /// [`ServerLimits::drain_timeout`](crate::ServerLimits::drain_timeout) the rest is aborted.
     pub fn drain(&mut self) {
         if self.drain.is_some() {
@@ -182,7 +250,11 @@ impl<O: Observer> Shard<O> {
             first_turn: true,
         };
         let notified = self.drain.as_ref().map_or(0, |drain| drain.notified);
-        self.drain = Some(Drain { notified, ..Drain::new(stage) });
+        let connections = self.accepting.used_by_all().unwrap_or(self.conns.len());
+        let most = (self.limits.drain_timeout - self.first_frame_time()) / 2;
+        let by_number = Duration::from_millis(connections as u64).min(most);
+        let spread = self.limits.drain_spread.unwrap_or(by_number);
+        self.drain = Some(Drain { notified, spread, ..Drain::new(stage) });
         self.stop_listening();
         self.retry_accepts();
     }
@@ -191,6 +263,17 @@ impl<O: Observer> Shard<O> {
     /// being closed.
     pub fn has_stopped(&self) -> bool {
         self.drain.as_ref().is_some_and(Drain::has_stopped)
+    }
+
+    /// Time over which connections are closed since the shard [stopped](Shard::has_stopped): for those whose service holds them
+    /// open, which end by themselves.
+    pub fn drain_spread(&self) -> Duration {
+        self.drain.as_ref().map_or(Duration::ZERO, |drain| drain.spread)
+    }
+
+    /// Time for a first request.
+    fn first_frame_time(&self) -> Duration {
+        FIRST_FRAME.min(self.limits.drain_timeout / 2)
     }
 
     /// True if a socket that comes now may still become a connection.
@@ -259,39 +342,51 @@ impl<O: Observer> Shard<O> {
                 let arrives = core::mem::take(&mut self.has_received) || core::mem::take(first_turn);
                 *turns_left = if arrives { turns_left.saturating_sub(1) } else { 0 };
                 if *turns_left == 0 && drain.notified == ALL_NOTIFIED {
+                    let left = *deadline - now;
                     drain.stage = Stage::Finishing { deadline: *deadline };
-                    self.cut_all();
+                    self.begin_to_cut(left);
                 }
             }
         }
-        self.cut_newcomers();
+        self.cut_due();
     }
 
-    /// Cuts every connection, except young ones whose first request may be on its way.
-    fn cut_all(&mut self) {
+    /// Gives each connection the moment at which it is cut, within the `left` time of the drain.
+    fn begin_to_cut(&mut self, left: Duration) {
+        let first_frame = self.first_frame_time();
+        let (mut served, mut young) = (Vec::new(), Vec::new());
         for index in 0..self.conns.used() {
             let Some(id) = self.conns.id_at(index) else { continue };
             let is_on = |conn: &&Conn| conn.intake == Intake::On && !self.lanes[conn.lane].is_outbound;
             let Some(conn) = self.conns.get(id).filter(is_on) else { continue };
-            match !conn.frame_seen && conn.since.age(self.stamp) < NEWCOMER {
-                true => self.note_newcomer(id),
-                false => self.cut(id),
+            let is_silent_start =
+                conn.is_starting() && !conn.receive_used && conn.since.age(self.stamp) >= first_frame;
+            match (is_silent_start, conn.frame_seen) {
+                (true, _) => self.cut(id),
+                (false, true) => served.push(id),
+                (false, false) => young.push(id),
             }
         }
+        let (now, seed) = (self.now, self.now.as_nanos());
+        let Some(drain) = &mut self.drain else { return };
+        let later = drain.spread.min(left.saturating_sub(first_frame));
+        drain.leavers = [
+            Leavers::new(served, now, drain.spread.min(left), seed),
+            Leavers::new(young, now + first_frame, later, !seed),
+        ];
     }
 
-    fn cut_newcomers(&mut self) {
-        let now = self.now;
+    /// Cuts connections whose moment has come.
+    fn cut_due(&mut self) {
+        let (now, first_frame) = (self.now, self.first_frame_time());
         if let Some(drain) = &mut self.drain {
             let untimed = drain.newcomers.iter_mut().rev().take_while(|(at, _)| at.is_none());
             // Their time begins here, since the turn that admitted them may have lasted longer.
-            untimed.for_each(|(at, _)| *at = Some(now + NEWCOMER));
+            untimed.for_each(|(at, _)| *at = Some(now + first_frame));
         }
         while let Some(drain) = &mut self.drain
-            && let Some(&(Some(at), id)) = drain.newcomers.front()
-            && at <= now
+            && let Some(id) = drain.take_due(now)
         {
-            drain.newcomers.pop_front();
             self.cut(id);
         }
     }
@@ -331,6 +426,7 @@ impl<O: Observer> Shard<O> {
             // Once is enough: the rest is up to the driver.
             drain.stage = Stage::Aborted { until: self.now + GIVE_UP, last_looks: false };
             drain.newcomers.clear();
+            drain.leavers = Default::default();
             drain.notified = ALL_NOTIFIED;
             drain.outbound_closed = true;
         }

@@ -50,7 +50,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
     pub(super) fn notify_stopping(&mut self, core: &Core) {
         if core.has_stopped()
             && !self.common.shard.is_stopping()
-            && let Err(panicked) = self.common.shard.set_stopping()
+            && let Err(panicked) = self.common.shard.set_stopping(core.drain_spread())
         {
             self.common.report_panic("waker", None, &panicked);
         }

@@ -1,6 +1,6 @@
 use std::any::Any;
 use std::borrow::Cow;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -46,6 +46,8 @@ struct Inner {
     draining: DrainFlag,
     /// Its [`drain_delay`](crate::limits::ServerLimits::drain_delay) is over.
     stopping: DrainFlag,
+    /// Time over which connections leave from then on.
+    drain_spread: Cell<Duration>,
     upstreams: Requests,
     awaited: Awaited,
     /// One of each type.
@@ -72,6 +74,7 @@ impl Shard {
             mailboxes: RefCell::default(),
             draining: DrainFlag::default(),
             stopping: DrainFlag::default(),
+            drain_spread: Cell::default(),
             upstreams: Requests::default(),
             awaited: Awaited::default(),
             shared: RefCell::default(),
@@ -372,12 +375,21 @@ impl Shard {
         self.inner.stopping.wait()
     }
 
+    /// How long after [that](Shard::stopping) a stream that owes nothing is closed: half a second, in which requests that were on
+    /// their way arrive, and its share of [`drain_spread`](crate::limits::ServerLimits::drain_spread). Each call draws another one.
+    #[cfg(feature = "http")]
+    pub(crate) fn leaves_after(&self) -> Duration {
+        let share = self.inner.random.next() as f64 / u64::MAX as f64;
+        Duration::from_millis(500) + self.inner.drain_spread.get().mul_f64(share)
+    }
+
     pub(crate) fn is_stopping(&self) -> bool {
         self.inner.stopping.has_begun()
     }
 
-    /// Wakes the tasks that waited for this, of which a waker may panic.
-    pub(crate) fn set_stopping(&self) -> Result<(), Panicked> {
+    /// The delay is over, and connections leave over this time. Wakes the tasks that waited for this, of which a waker may panic.
+    pub(crate) fn set_stopping(&self, drain_spread: Duration) -> Result<(), Panicked> {
+        self.inner.drain_spread.set(drain_spread);
         self.inner.stopping.begin()
     }
 

@@ -1,6 +1,7 @@
 //! The end of a shard, and of a connection that lingers.
 
 use super::*;
+use crate::proxy::Expected;
 
 #[test]
 fn operation_that_never_ends_is_left_behind_in_time() {
@@ -68,26 +69,173 @@ fn delayed_drain_accepts_until_its_time_or_an_abort() {
     }
 }
 
-/// The order comes right after the connection, or a second later, and one frame after the first turns of the drain.
-#[test]
-fn connection_accepted_right_before_a_drain_has_its_time_to_ask() {
-    for (seconds, is_answered) in [(0, true), (1, false)] {
-        let (mut shard, id) = with_connection(Limits::default());
-        shard.begin(at(seconds), 0);
-        shard.drain();
-        shard.end();
-        // The first turns of the drain bring nothing.
-        for _ in 0..3 {
-            shard.turn(at(seconds));
+fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// Tells the shard to drain at the second `seconds`, and takes the turns that look for what had arrived.
+fn drain_at(shard: &mut Tested, seconds: u64) {
+    shard.begin(at(seconds), 0);
+    shard.drain();
+    shard.end();
+    while shard.wait() == Wait::No {
+        shard.turn(at(seconds));
+    }
+}
+
+/// When connections end until the time `until`, by the milliseconds since a drain at the second `seconds`. The shard has a turn
+/// each 10 ms at most.
+fn ends(shard: &mut Tested, seconds: u64, until: Duration) -> Vec<u128> {
+    let (mut ends, mut now) = (Vec::new(), at(seconds));
+    loop {
+        let ended = shard.heard().iter().filter(|heard| matches!(heard, Heard::Ended { .. })).count();
+        ends.extend(core::iter::repeat_n((now - at(seconds)).as_millis(), ended));
+        match shard.wait() {
+            Wait::No => {}
+            Wait::For(time) if now + time <= at(seconds) + until => now = now + time.max(millis(10)),
+            Wait::For(_) | Wait::Forever => return ends,
         }
-        assert_eq!(shard.is_cut(id), !is_answered, "connected {seconds} s ago");
-        shard.begin(at(seconds), 0);
-        shard.receive(id, &[0, 0, 0, 1, b'x']);
+        shard.turn(now);
+    }
+}
+
+/// All of which had a frame.
+fn with_served_connections(count: usize, limits: impl Into<Bounds>) -> (Tested, Vec<ConnId>) {
+    let (mut shard, ids) = with_connections(count, limits);
+    shard.begin(Time::ZERO, count);
+    ids.iter().for_each(|id| shard.receive(*id, &empty_frames(1)));
+    shard.end();
+    shard.heard();
+    (shard, ids)
+}
+
+#[test]
+fn ten_thousand_quiet_connections_leave_over_ten_seconds() {
+    for (served, first) in [(true, 0), (false, 500)] {
+        let limits = Limits::default();
+        let (mut shard, _) =
+            if served { with_served_connections(10_000, limits) } else { with_connections(10_000, limits) };
+        drain_at(&mut shard, 5);
+        let ends = ends(&mut shard, 5, millis(11_000));
+        assert_eq!(ends.len(), 10_000);
+        assert!((first..first + 20).contains(&ends[0]) && ends[9999] > first + 9900, "{ends:?}");
+        for window in (0..11_000).step_by(100) {
+            let gone = ends.iter().filter(|end| (window..window + 100).contains(*end)).count();
+            assert!(gone <= 300, "{gone} connections end {window} ms after the order or up to 100 ms later");
+        }
+    }
+}
+
+#[test]
+fn connections_leave_in_no_order_of_theirs() {
+    let (mut shard, ids) = with_served_connections(100, Limits::default());
+    drain_at(&mut shard, 5);
+    let mut order = Vec::new();
+    while order.len() < ids.len() {
+        let Wait::For(time) = shard.wait() else { break };
+        let now = shard.shard.now + time;
+        shard.turn(now);
+        order.extend(shard.heard().into_iter().filter_map(|heard| match heard {
+            Heard::Ended { id, .. } => Some(id.slot()),
+            _ => None,
+        }));
+    }
+    let rising = order.windows(2).filter(|pair| pair[0] < pair[1]).count();
+    assert!((25..75).contains(&rising), "{order:?}");
+}
+
+#[test]
+fn few_connections_leave_at_once_and_all_do_without_a_spread() {
+    for (count, spread, most) in [(5, None, 10), (1000, Some(Duration::ZERO), 0), (2, Some(millis(3000)), 1500)] {
+        let server = ServerLimits::default().drain_spread(spread);
+        let (mut shard, ids) = with_served_connections(count, server);
+        drain_at(&mut shard, 5);
+        let ends = ends(&mut shard, 5, millis(20_000));
+        assert_eq!(ends.len(), ids.len());
+        assert_eq!(*ends.last().unwrap(), most, "{count}, {spread:?}: {ends:?}");
+    }
+}
+
+/// Half a second, and then over at most half of the time of the drain.
+#[test]
+fn every_connection_leaves_within_the_time_of_the_drain() {
+    for seconds in [1, 4] {
+        let server = ServerLimits::default().drain_timeout(Duration::from_secs(seconds));
+        let (mut shard, _) = with_connections(20_000, server);
+        drain_at(&mut shard, 5);
+        let ends = ends(&mut shard, 5, millis(seconds * 1000));
+        assert_eq!(ends.len(), 20_000);
+        assert!(*ends.last().unwrap() <= u128::from(500 + seconds * 500), "{:?}", ends.last());
+        assert_eq!(shard.counters(LaneId::FIRST).closed_for(CloseReason::DrainTimeout), 0);
+    }
+}
+
+#[test]
+fn connections_of_other_shards_lengthen_the_time_over_which_they_leave() {
+    let (mut shard, _) = with_connections(0, Limits::default());
+    let quota = Arc::new(Quota::new(100));
+    shard.share_quota(quota.clone());
+    let mut other = Tested::new(Limits::default(), 3, 1);
+    other.share_quota(quota);
+    other.begin(Time::ZERO, 3);
+    (0..3).for_each(|number| _ = accept(&mut other, number));
+    drain_at(&mut shard, 5);
+    assert_eq!(shard.drain_spread(), millis(3));
+}
+
+/// Its request comes before its moment, or with it.
+#[test]
+fn connection_is_served_until_its_moment_in_a_drain() {
+    let server = ServerLimits::default().drain_spread(millis(2000));
+    let (mut shard, ids) = with_served_connections(2, server);
+    drain_at(&mut shard, 5);
+    let stays = ids[usize::from(shard.shared(ids[0]).is_none())];
+    shard.heard();
+    shard.begin(at(5) + millis(900), 1);
+    shard.receive(stays, &empty_frames(1));
+    shard.end();
+    assert_eq!(shard.handed(), [stays]);
+    shard.begin(at(6), 1);
+    shard.receive(stays, &empty_frames(1));
+    shard.end();
+    assert_eq!(shard.heard(), [Heard::Ended { id: stays, reason: CloseReason::Shutdown, opened: true }]);
+}
+
+/// However long ago it was accepted: its first request may be on its way.
+#[test]
+fn connection_without_a_frame_has_half_a_second_to_ask_in_a_drain() {
+    for (after, is_answered) in [(0, true), (499, true), (501, false)] {
+        let (mut shard, id) = with_connection(Limits::default());
+        drain_at(&mut shard, 5);
+        shard.begin(at(5) + millis(after), 1);
+        shard.receive(id, &empty_frames(1));
         shard.end();
-        assert_eq!(shard.heard().contains(&Heard::Frame(id)), is_answered, "connected {seconds} s ago");
-        // Its time is over, and it is owed nothing.
-        shard.turn(at(seconds) + Duration::from_millis(31));
-        assert!(shard.is_cut(id) || shard.shared(id).is_none());
+        assert_eq!(shard.heard().contains(&Heard::Frame(id)), is_answered, "{after} ms after the order");
+        shard.turn(at(5) + millis(501));
+        assert!(shard.shared(id).is_none());
+    }
+}
+
+/// A header stands for a handshake.
+#[test]
+fn start_that_brought_a_byte_has_half_a_second_in_a_drain() {
+    // Bytes at the start, seconds until the order, and whether it may go on then.
+    for (bytes, seconds, goes_on) in [(&b""[..], 2, false), (b"", 0, true), (b"PROXY TCP4 ", 2, true)] {
+        let limits = Limits::default().proxy_header_timeout(None).handshake_timeout(None);
+        let mut shard = Tested::new(limits, 1, 1);
+        shard.lane.awaits_header = true;
+        shard.expect_header(0, Expected { bytes_max: 1000, keeps_tlvs: false });
+        shard.begin(Time::ZERO, 1);
+        let id = accept(&mut shard, 1);
+        if !bytes.is_empty() {
+            shard.receive_part(id, bytes);
+        }
+        shard.end();
+        drain_at(&mut shard, seconds);
+        shard.turn(at(seconds) + millis(499));
+        assert_eq!(shard.shared(id).is_some(), goes_on, "{bytes:?}, accepted {seconds} s before");
+        shard.turn(at(seconds) + millis(501));
+        assert!(shard.shared(id).is_none());
     }
 }
 
@@ -140,10 +288,8 @@ fn every_connection_is_told_once_before_any_is_cut() {
         assert!(shard.lane.told.len() <= 512 * turns, "too many at once");
     }
     assert_eq!((turns, &shard.lane.told), (3, &ids));
-    while !matches!(shard.wait(), Wait::For(_)) {
-        shard.turn(at(5));
-    }
-    assert_eq!((shard.heard().len(), shard.lane.told.len()), (ids.len(), ids.len()));
+    assert_eq!(ends(&mut shard, 5, millis(2000)).len(), ids.len());
+    assert_eq!(shard.lane.told.len(), ids.len());
 }
 
 #[test]

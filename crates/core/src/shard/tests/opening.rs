@@ -136,8 +136,8 @@ fn drain_ends_an_open_whose_peer_said_nothing() {
     let (mut shard, id) = with_opening(Limits::default());
     shard.drain();
     // It was accepted long before the drain.
-    for step in 0..20 {
-        shard.turn(at(5) + Duration::from_millis(step));
+    for step in 0..=60 {
+        shard.turn(at(5) + Duration::from_millis(step * 10));
     }
     check_dropped(&mut shard, id, CloseReason::Shutdown);
 }
@@ -149,8 +149,8 @@ fn drain_answers_what_was_received_before_an_open_was_done() {
     shard.receive(id, &empty_frames(1));
     shard.end();
     shard.drain();
-    for step in 0..20 {
-        shard.turn(at(5) + Duration::from_millis(step));
+    for step in 0..=50 {
+        shard.turn(at(5) + Duration::from_millis(step * 10));
     }
     assert_eq!(shard.heard(), []);
     shard.begin(at(6), 0);

@@ -244,8 +244,8 @@ fn drain_closes_what_has_no_whole_header() {
     shard.receive(id, &line()[..9]);
     shard.end();
     shard.drain();
-    for _ in 0..3 {
-        shard.turn(at(2));
+    for seconds in [2, 2, 2, 3] {
+        shard.turn(at(seconds));
     }
     check_ended(&mut shard, id, CloseReason::Shutdown);
 }

@@ -296,8 +296,8 @@ fn drain_closes_a_ready_connection_with_its_last_word() {
     shard.receive(id, &peer.frame(b"half")[..7]);
     shard.end();
     shard.drain();
-    for turn in 0..40 {
-        shard.turn(at(2) + Duration::from_millis(turn));
+    for turn in 0..60 {
+        shard.turn(at(2) + Duration::from_millis(turn * 10));
     }
     assert_eq!(leave(&mut shard, id, &mut peer).0, [Said::Other(CLOSE)]);
     shard.dispatch();

@@ -335,8 +335,8 @@ fn drain_closes_what_is_in_its_handshake() {
     shard.receive(second, &Peer::default().flights()[..9]);
     shard.end();
     shard.drain();
-    for turn in 0..40 {
-        shard.turn(at(2) + Duration::from_millis(turn));
+    for turn in 0..60 {
+        shard.turn(at(2) + Duration::from_millis(turn * 10));
         leave(&mut shard, id, &mut peer);
     }
     let ended = shard.heard();
