@@ -119,7 +119,7 @@ pub fn shutdown_with_requests_on_the_way(on: On) {
 }
 
 pub fn shutdown_while_a_client_asks_on_and_on(on: On) {
-    let limits = no_time_limits().calls_in_flight_max(4).linger_timeout(SOON);
+    let limits = no_time_limits().calls_in_flight_max(4).linger_timeout(SOON).drain_spread(Duration::ZERO);
     let lab = Lab::on(on, limits);
     let (mut client, mut quiet) = (lab.client(), lab.client());
     client.write(&[frame(order::gate("1")), frame(order::gate("2"))].concat());

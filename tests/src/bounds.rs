@@ -88,6 +88,6 @@ setters! {
         drain_timeout: Duration,
         drain_delay: Duration,
     } options {
-        connect_timeout,
+        connect_timeout, drain_spread,
     }
 }

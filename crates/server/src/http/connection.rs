@@ -102,9 +102,7 @@ impl Http {
                 .map_err(Cause::FirstBytes)?,
         };
         let service = Watched::new(service, watch.clone(), self.may_shed.clone(), &shard);
-        let timer = &self.timer;
-        let watched =
-            WatchedConnection { watch: &watch, fate, shard: &shard, timer, tick: self.bounds.tick };
+        let watched = WatchedConnection { watch: &watch, fate, timer: &self.timer, tick: self.bounds.tick };
         match (detected, versions) {
             (Detected::Nothing, _) => Ok(()),
             (Detected::Other, HttpVersions::Http2) => Err(Cause::NotHttp2),
@@ -139,13 +137,12 @@ impl fmt::Debug for Http {
 struct WatchedConnection<'a> {
     watch: &'a Watch,
     fate: Fate,
-    shard: &'a Shard,
     timer: &'a ShardTimer,
     tick: Duration,
 }
 
 impl WatchedConnection<'_> {
-    /// Waits for the end of the connection, which it is told to come to at its moment once the server shuts down.
+    /// Waits for the end of the connection, which it is told to come to once the server shuts down.
     async fn run<C: Future<Output = hyper::Result<()>>>(
         &self,
         mut connection: Pin<&mut C>,
@@ -153,15 +150,10 @@ impl WatchedConnection<'_> {
         shut_down: impl Fn(Pin<&mut C>),
     ) -> Result<(), Cause> {
         let mut drains = false;
-        let mut leaves: Option<ShardTimerSleep> = None;
         let mut sleep: Option<ShardTimerSleep> = None;
         poll_fn(|task| {
             if !drains && Pin::new(&mut drain).poll(task).is_ready() {
                 drains = true;
-                leaves = Some(self.timer.after(self.shard.leaves_after()));
-            }
-            if leaves.as_mut().is_some_and(|sleep| Pin::new(sleep).poll(task).is_ready()) {
-                leaves = None;
                 shut_down(connection.as_mut());
             }
             if sleep.as_mut().is_some_and(|sleep| Pin::new(sleep).poll(task).is_ready()) {

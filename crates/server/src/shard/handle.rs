@@ -378,6 +378,7 @@ impl Shard {
     /// How long after [that](Shard::stopping) a stream that owes nothing is closed: half a second, in which requests that were on
     /// their way arrive, and its share of [`drain_spread`](crate::limits::ServerLimits::drain_spread). Each call draws another one.
     #[cfg(feature = "http")]
+    #[allow(dead_code, reason = "each connection of HTTP asks")]
     pub(crate) fn leaves_after(&self) -> Duration {
         let share = self.inner.random.next() as f64 / u64::MAX as f64;
         Duration::from_millis(500) + self.inner.drain_spread.get().mul_f64(share)

@@ -146,7 +146,9 @@ fn connections_leave_in_no_order_of_theirs() {
 
 #[test]
 fn few_connections_leave_at_once_and_all_do_without_a_spread() {
-    for (count, spread, most) in [(5, None, 10), (1000, Some(Duration::ZERO), 0), (2, Some(millis(3000)), 1500)] {
+    for (count, spread, most) in
+        [(5, None, 10), (1000, Some(Duration::ZERO), 0), (2, Some(millis(3000)), 1500)]
+    {
         let server = ServerLimits::default().drain_spread(spread);
         let (mut shard, ids) = with_served_connections(count, server);
         drain_at(&mut shard, 5);
