@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ringserve_files::Stamp;
 use rustls::ServerConfig;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::CertificateDer;
@@ -14,7 +15,6 @@ use crate::key_log::KeyLogFile;
 use crate::names::{Names, Times};
 #[cfg(feature = "next")]
 use crate::next::{self, Next};
-use crate::pem::Stamp;
 use crate::stable::{self, Stable};
 use crate::tickets::{self, Ticketer};
 use crate::version::{Parts, Server, Version};
@@ -123,7 +123,8 @@ impl Tls {
     }
 
     /// Checks the files of certificates, keys and authorities every `interval`, and reads them again when one changes. If they
-    /// cannot be used, the log names the file and the old certificate stays. 0 s is taken for 1 s.
+    /// cannot be used, the log names the file and the old certificate stays. One that cannot be read, as while no descriptor is
+    /// left, is named once and tried again every `interval`. 0 s is taken for 1 s.
     pub fn watch_files(mut self, interval: Duration) -> Tls {
         self.watch = Some(if interval.is_zero() { Duration::from_secs(1) } else { interval });
         self
@@ -150,7 +151,7 @@ impl Tls {
     }
 
     /// Appends the secrets of all connections to a file, so that recorded traffic can be read, by Wireshark for example. For
-    /// finding faults only.
+    /// finding faults only. The file is made for its owner alone; a link in its place is refused.
     pub fn key_log(self, file: impl Into<PathBuf>) -> Tls {
         self.own(|own| own.key_log = Some(file.into()))
     }

@@ -9,10 +9,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 
 use ringserve_core::{Channel, Transport};
+use ringserve_files::Watcher;
 use rustls::ServerConfig;
 
 use crate::config::Built;
-use crate::pem::Stamp;
 use crate::{Tls, TlsError};
 
 /// The TLS of a listener in use. Clones share it: a program that keeps one can replace the server's certificates.
@@ -149,7 +149,7 @@ impl TlsListener {
     }
 
     /// Starts to watch its files, if the program wants that ([`Tls::watch_files`]), on a thread that ends with the last clone
-    /// of this. `report` is called after each reading. Does nothing if that thread is there already.
+    /// of this. `report` is called after each reading, and once if they cannot be read. Does nothing if that thread is there already.
     ///
     /// # Errors
     /// If no thread can be started.
@@ -159,22 +159,32 @@ impl TlsListener {
         if self.shared.is_watched.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
-        let (shared, mut seen) = (Arc::downgrade(&self.shared), self.current().tls.stamps());
+        let (shared, stamps) = (Arc::downgrade(&self.shared), self.current().tls.stamps());
+        let mut watcher = Watcher::of_judged(stamps);
         let watch = move || {
             loop {
                 thread::sleep(interval);
                 let Some(shared) = shared.upgrade() else { return };
-                let listener = TlsListener { shared };
-                let stamp: Vec<_> = listener.files().iter().map(|file| Stamp::of(file)).collect();
-                if stamp != seen {
-                    seen = stamp;
-                    report(listener.reload());
+                if let Some(reloaded) = (TlsListener { shared }).look(&mut watcher) {
+                    report(reloaded);
                 }
             }
         };
         thread::Builder::new().name("ringserve-tls".into()).spawn(watch).map(drop).inspect_err(|_| {
             self.shared.is_watched.store(false, Ordering::Relaxed);
         })
+    }
+
+    /// Reads its files again if they changed. `None` if there is nothing to say.
+    fn look(&self, watcher: &mut Watcher) -> Option<Result<(), TlsError>> {
+        let secret = &mut *self.writing();
+        let tls = self.current().tls.clone();
+        let read = || {
+            let again = tls.read_again()?;
+            let stamps = again.stamps();
+            Ok((again, stamps))
+        };
+        watcher.look(&tls.files(), read, |again| self.set(secret, again))
     }
 
     /// What rustls has of it now. `None` where it is of rustls 0.24.

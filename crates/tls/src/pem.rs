@@ -1,11 +1,10 @@
 //! Certificates, keys and revocation lists as text.
 
 use std::fmt;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
 
+use ringserve_files::Stamp;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 
@@ -18,16 +17,6 @@ pub struct Pem {
     text: Arc<[u8]>,
 }
 
-/// The time and size of a file, which change with it. `None` if there is no file.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Stamp(Option<(SystemTime, u64)>);
-
-impl Stamp {
-    pub(crate) fn of(file: &Path) -> Stamp {
-        Stamp(fs::metadata(file).and_then(|data| Ok((data.modified()?, data.len()))).ok())
-    }
-}
-
 impl Pem {
     /// Reads `file`.
     ///
@@ -35,11 +24,9 @@ impl Pem {
     /// If the file cannot be read.
     pub fn file(file: impl Into<PathBuf>) -> Result<Pem, TlsError> {
         let file = file.into();
-        // Taken before the file is read, so that a change meanwhile is seen.
-        let stamp = Stamp::of(&file);
-        let text = fs::read(&file)
+        let read = ringserve_files::read(&file, u64::MAX)
             .map_err(|error| TlsError::of(Some(&file), format_args!("cannot be read: {error}")))?;
-        Ok(Pem { file: Some((file, stamp)), text: text.into() })
+        Ok(Pem { file: Some((file, read.stamp)), text: read.bytes.into() })
     }
 
     /// The same file, read again; a text without a file as it is.
@@ -60,7 +47,7 @@ impl Pem {
 
     /// The stamp of the file when it was read.
     pub(crate) fn stamp(&self) -> Option<Stamp> {
-        self.file.as_ref().map(|(_, stamp)| stamp.clone())
+        self.file.as_ref().map(|(_, stamp)| *stamp)
     }
 
     pub(crate) fn error(&self, cause: impl fmt::Display) -> TlsError {

@@ -1,16 +1,14 @@
 //! Lists of networks, from text and from files that are read again when they change.
 
 use std::fmt;
-use std::fs::{self, File};
-use std::io::Read;
 use std::net::IpAddr;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use ringserve_files::{Content, Watcher};
 
 use super::ranges::{Ranges, range};
 
@@ -47,27 +45,17 @@ pub struct IpList {
 
 struct Shared {
     file: Option<PathBuf>,
-    /// How the file was when it was read; not yet read as `None`.
-    seen: Mutex<Option<Stamp>>,
+    /// Knows how the file was when it was read.
+    watcher: Mutex<Watcher>,
     networks: ArcSwap<Networks>,
-}
-
-/// What changes with a file. Without any where there is no file.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Stamp(Option<(u64, u64, i64, i64)>);
-
-impl Stamp {
-    fn of(file: &Path) -> Stamp {
-        let stamp = |data: fs::Metadata| (data.ino(), data.len(), data.mtime(), data.mtime_nsec());
-        Stamp(fs::metadata(file).ok().map(stamp))
-    }
 }
 
 impl IpList {
     /// A list in a file: a network or an address in each line, and comments behind `#` or `;`. It is read when the server
-    /// starts, which fails if it cannot be read, and again within a second after it changed, as its time or its size tells. A
-    /// file with a wrong line then keeps the old list in use, with an error in the log that names the line. Replace the file by
-    /// renaming a new one over it: the half of a file that is written in place may be a list as well.
+    /// starts, which fails if it cannot be read, and again within a second after it changed, as its times or its size tell. A
+    /// file with a wrong line then keeps the old list in use, with an error in the log that names the line. So does one that
+    /// cannot be read, with one error, and each second tries again. Replace the file by renaming a new one over it: the half of a
+    /// file that is written in place may be a list as well.
     ///
     /// A file may have 64 MiB. In a simulation it is read at the start alone.
     pub fn file(file: impl Into<PathBuf>) -> IpList {
@@ -78,7 +66,7 @@ impl IpList {
         IpList {
             shared: Arc::new(Shared {
                 file,
-                seen: Mutex::default(),
+                watcher: Mutex::default(),
                 networks: ArcSwap::from_pointee(networks),
             }),
         }
@@ -103,8 +91,8 @@ impl IpList {
     /// failed by it, or another list have taken it. True if the list may be another one now.
     ///
     /// # Errors
-    /// If it cannot be read, or has a wrong line, or is refused by `check`: the list stays as it is, and is not read again before
-    /// the file changes.
+    /// If it has a wrong line, or is refused by `check`: the list stays as it is, and is not read again before the file changes.
+    /// Or if it cannot be read: then it is tried again by the next call, which fails for another reason alone.
     pub(super) fn refresh(
         &self,
         at_start: bool,
@@ -114,20 +102,19 @@ impl IpList {
             let checked = check(&self.shared.networks.load());
             return checked.map(|()| false).map_err(|why| IpListError { file: None, line: None, why });
         };
-        let mut seen = self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watcher = self.shared.watcher.lock().unwrap_or_else(PoisonError::into_inner);
         if at_start {
-            *seen = None;
+            *watcher = Watcher::default();
         }
-        // Taken before the file is read, so that a change meanwhile is seen.
-        let stamp = Stamp::of(file);
-        if *seen == Some(stamp) {
-            return Ok(false);
-        }
-        *seen = Some(stamp);
-        let networks = Networks::read(file)?;
-        check(&networks).map_err(|why| IpListError { file: Some(file.clone()), line: None, why })?;
-        self.shared.networks.store(Arc::new(networks));
-        Ok(true)
+        let wrong = |(line, why)| IpListError { file: Some(file.clone()), line, why };
+        let read = || read(file).map(|read| (read.bytes, vec![read.stamp])).map_err(|why| wrong((None, why)));
+        let judge = |bytes| {
+            let networks = Networks::of(bytes).map_err(wrong)?;
+            check(&networks).map_err(|why| wrong((None, why)))?;
+            self.shared.networks.store(Arc::new(networks));
+            Ok(true)
+        };
+        watcher.look(&[file], read, judge).unwrap_or(Ok(false))
     }
 
     /// What it has now.
@@ -141,7 +128,8 @@ impl IpList {
     /// If it cannot be read, or has a wrong line.
     pub(super) fn read_networks(&self) -> Result<Arc<Networks>, IpListError> {
         let Some(file) = &self.shared.file else { return Ok(self.networks()) };
-        Networks::read(file).map(Arc::new)
+        let read = read(file).map_err(|why| (None, why)).and_then(|read| Networks::of(read.bytes));
+        read.map(Arc::new).map_err(|(line, why)| IpListError { file: Some(file.clone()), line, why })
     }
 
     /// Where it is read from.
@@ -150,15 +138,8 @@ impl IpList {
     }
 }
 
-fn read(file: &Path) -> Result<String, String> {
-    let mut text = String::new();
-    let opened = File::open(file).map_err(|error| format!("it cannot be read: {error}"))?;
-    let read = opened.take(FILE_BYTES_MAX + 1).read_to_string(&mut text);
-    read.map_err(|error| format!("it cannot be read: {error}"))?;
-    if text.len() as u64 > FILE_BYTES_MAX {
-        return Err(format!("it has more than {} MiB, which is the most", FILE_BYTES_MAX >> 20));
-    }
-    Ok(text)
+fn read(file: &Path) -> Result<Content, String> {
+    ringserve_files::read(file, FILE_BYTES_MAX + 1).map_err(|error| format!("it cannot be read: {error}"))
 }
 
 /// Networks and addresses, one in each line, or between commas and spaces.
@@ -236,12 +217,17 @@ fn sorted<T: Ord>(mut networks: Vec<T>) -> Box<[T]> {
 }
 
 impl Networks {
+    /// Those of a file.
+    ///
     /// # Errors
-    /// The file cannot be read, or has a wrong line.
-    fn read(file: &Path) -> Result<Networks, IpListError> {
-        let wrong = |line, why| IpListError { file: Some(file.to_owned()), line, why };
-        let text = read(file).map_err(|why| wrong(None, why))?;
-        Networks::parse(&text).map_err(|(line, why)| wrong(Some(line), why))
+    /// The number of the first wrong line, and what is wrong with it; or with the whole.
+    fn of(bytes: Vec<u8>) -> Result<Networks, (Option<usize>, String)> {
+        if bytes.len() as u64 > FILE_BYTES_MAX {
+            return Err((None, format!("it has more than {} MiB, which is the most", FILE_BYTES_MAX >> 20)));
+        }
+        let text =
+            String::from_utf8(bytes).map_err(|_| (None, "it cannot be read: it is no UTF-8".to_owned()))?;
+        Networks::parse(&text).map_err(|(line, why)| (Some(line), why))
     }
 
     /// # Errors
@@ -325,6 +311,8 @@ fn network(text: &str) -> Option<IpNet> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -462,8 +450,11 @@ mod tests {
         fs::remove_file(&file.0).unwrap();
         let gone = list.refresh(false, unchecked).unwrap_err().to_string();
         assert!(gone.contains("it cannot be read: No such file"), "{gone}");
-        assert_eq!(list.refresh(false, unchecked), Ok(false));
+        assert_eq!(list.refresh(false, unchecked), Ok(false), "it is said once");
         assert!(has(&list, "10.0.0.1"));
+        file.write("12.0.0.0/8");
+        assert_eq!(list.refresh(false, unchecked), Ok(true));
+        assert!(has(&list, "12.0.0.1"));
     }
 
     /// An address, or its network: many lie beside each other, or in each other.
