@@ -7,6 +7,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Mutex;
 
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
 use crate::TlsError;
 
 /// Appends the secrets of each connection to a file, in the format of NSS, which Wireshark reads.
@@ -14,9 +17,14 @@ pub(crate) struct KeyLogFile(Mutex<File>);
 
 impl KeyLogFile {
     pub(crate) fn open(path: &Path) -> Result<KeyLogFile, TlsError> {
-        let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
-        let file = file.map_err(|error| {
-            TlsError::of(Some(path), format_args!("keys cannot be logged there: {error}"))
+        // A link may be another user's, who has the secrets appended to a file of his choice.
+        let no_link = OFlags::NOFOLLOW.bits().cast_signed();
+        let file = OpenOptions::new().create(true).append(true).mode(0o600).custom_flags(no_link).open(path);
+        let file = file.map_err(|error| match error.raw_os_error() {
+            Some(code) if code == Errno::LOOP.raw_os_error() => {
+                TlsError::of(Some(path), "keys cannot be logged there: it is a link, which is not followed")
+            }
+            _ => TlsError::of(Some(path), format_args!("keys cannot be logged there: {error}")),
         })?;
         Ok(KeyLogFile(Mutex::new(file)))
     }
@@ -32,5 +40,29 @@ impl KeyLogFile {
 impl fmt::Debug for KeyLogFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("KeyLogFile")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn link_is_not_followed() {
+        let name = |name: &str| {
+            std::env::temp_dir().join(format!("ringserve-key-log-{name}-{}", std::process::id()))
+        };
+        let (target, link) = (name("target"), name("link"));
+        symlink(&target, &link).unwrap();
+        let refused = KeyLogFile::open(&link).unwrap_err().to_string();
+        let made = target.exists();
+        fs::remove_file(&link).unwrap();
+        let opened = KeyLogFile::open(&target);
+        fs::remove_file(&target).unwrap();
+        assert!(refused.contains("it is a link") && !made, "{refused}");
+        opened.unwrap().append("CLIENT_RANDOM", &[1], &[2]);
     }
 }
