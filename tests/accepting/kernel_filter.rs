@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use ringserve::admission::{Admission, IpList, RefusedBy};
+use ringserve::stats::AcceptQueueStats;
 use ringserve::{Driver, Server, ServerHandle};
 use ringserve_tests::child::{Process, is_child};
 use ringserve_tests::limited::{
@@ -60,8 +61,10 @@ fn denied_source_hears_nothing_and_others_are_served() {
                 assert!(greeted(source, addr).is_some(), "{source}");
             }
             refused_by(&running, RefusedBy::DenyList, 0);
-            let lost: u64 = running.accept_queues().iter().filter_map(|queue| queue.lost).sum();
-            assert!(lost > 0, "the gauge counts what the filter drops");
+            let queues = running.accept_queues();
+            let sum = |of: fn(&AcceptQueueStats) -> Option<u64>| queues.iter().filter_map(of).sum::<u64>();
+            assert!(sum(|queue| queue.dropped) > 0, "the gauge counts what the filter drops");
+            assert_eq!(sum(|queue| queue.lost), 0, "no queue was full");
             ended(running);
         }
     }

@@ -1,10 +1,10 @@
-//! How full the accept queue of a listener is, and what the kernel lost there: two `getsockopt`, without privilege and without
+//! How full the accept queue of a listener is, and what the kernel discarded there: two `getsockopt`, without privilege and without
 //! a look at the other sockets of the machine.
 //!
 //! | value | option | field |
 //! |---|---|---|
 //! | waiting, capacity | `TCP_INFO` | `tcpi_unacked`, `tcpi_sacked`, which mean this for a listener alone |
-//! | lost | `SO_MEMINFO` (Linux 4.12) | `SK_MEMINFO_DROPS` |
+//! | dropped | `SO_MEMINFO` (Linux 4.12) | `SK_MEMINFO_DROPS` |
 //!
 //! A gauge does not hold its listener: a descriptor of it would keep it listening after its driver closed it, and the kernel
 //! would go on giving connections to a queue that is never emptied.
@@ -21,9 +21,9 @@ use crate::shared::socket_options::get;
 pub struct ListenerGauge {
     /// Each driver's descriptor of the one socket.
     sockets: Vec<Weak<Socket>>,
-    /// The last count of losses, of which the kernel tells the lowest 32 bits. Locked during a read, so that no thread widens a
+    /// The last count of drops, of which the kernel tells the lowest 32 bits. Locked during a read, so that no thread widens a
     /// count by one that is older.
-    lost: Mutex<u64>,
+    dropped: Mutex<u64>,
 }
 
 /// What [`ListenerGauge::read`] found.
@@ -33,9 +33,10 @@ pub struct QueueReading {
     pub waiting: u32,
     /// The backlog, as the system cut it. The queue takes one connection more: the kernel asks whether it has more than that.
     pub capacity: u32,
-    /// Packets that the kernel dropped there since the socket listens: mostly first ones, for which the queue had no room, and
-    /// those that a peer repeats as well. `None` before Linux 4.12.
-    pub lost: Option<u64>,
+    /// Packets that the kernel discarded there since the socket listens, for whatever reason: first ones for which the queue had
+    /// no room, those that a filter refuses, and those that a peer repeats though the first one was answered. `None` before
+    /// Linux 4.12.
+    pub dropped: Option<u64>,
 }
 
 impl ListenerGauge {
@@ -46,7 +47,7 @@ impl ListenerGauge {
         let sockets: Vec<_> = descriptors.into_iter().map(Listener::socket).collect();
         let is_gauged = sockets.first().is_some_and(|socket| is_ip(socket));
         let sockets = sockets.into_iter().map(Arc::downgrade).collect();
-        is_gauged.then(|| ListenerGauge { sockets, lost: Mutex::new(0) })
+        is_gauged.then(|| ListenerGauge { sockets, dropped: Mutex::new(0) })
     }
 
     /// The queue now. `None` once the socket is closed, or does not listen any more.
@@ -55,14 +56,14 @@ impl ListenerGauge {
         let socket = self.sockets.iter().find_map(Weak::upgrade)?;
         let info: TcpInfo = get(&socket, libc::IPPROTO_TCP, libc::TCP_INFO).ok()?;
         let (waiting, capacity) = queue_in(&info)?;
-        let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.dropped.lock().unwrap_or_else(PoisonError::into_inner);
         let drops = get::<MemInfo>(&socket, libc::SOL_SOCKET, libc::SO_MEMINFO).ok();
         let drops = drops.map(|info| info[libc::SK_MEMINFO_DROPS as usize]);
-        let lost = drops.map(|drops| {
-            *lost = widened(*lost, drops);
-            *lost
+        let dropped = drops.map(|drops| {
+            *last = widened(*last, drops);
+            *last
         });
-        Some(QueueReading { waiting, capacity, lost })
+        Some(QueueReading { waiting, capacity, dropped })
     }
 }
 
@@ -128,18 +129,18 @@ mod tests {
         let listener = Listener::own(socket);
         let gauge = ListenerGauge::of([&listener]).unwrap();
         let backlog = BACKLOG as u32;
-        assert_eq!(gauge.read(), Some(QueueReading { waiting: 0, capacity: backlog, lost: Some(0) }));
+        assert_eq!(gauge.read(), Some(QueueReading { waiting: 0, capacity: backlog, dropped: Some(0) }));
         let before = listen_drops();
         let queued: Vec<Socket> = (0..=backlog).map(|_| begins_to_connect(addr)).collect();
         assert!(queued.iter().all(|peer| peer.peer_addr().is_ok()), "their handshakes are done");
-        let full = QueueReading { waiting: backlog + 1, capacity: backlog, lost: Some(0) };
+        let full = QueueReading { waiting: backlog + 1, capacity: backlog, dropped: Some(0) };
         assert_eq!(gauge.read(), Some(full));
         let late: Vec<Socket> = (0..7).map(|_| begins_to_connect(addr)).collect();
         let read = gauge.read().unwrap();
         assert_eq!((read.waiting, read.capacity), (full.waiting, full.capacity));
         // They may have repeated their packets by now, and listeners of other tests may lose some too.
-        let (lost, drops) = (read.lost.unwrap(), listen_drops() - before);
-        assert!((7..=drops).contains(&lost), "{lost} lost here and {drops} in the namespace");
+        let (dropped, drops) = (read.dropped.unwrap(), listen_drops() - before);
+        assert!((7..=drops).contains(&dropped), "{dropped} dropped here and {drops} in the namespace");
         // Their packets were dropped, so they know that they are not connected.
         assert!(late.iter().all(|peer| peer.peer_addr().is_err()));
     }
@@ -177,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn count_of_losses_goes_on_where_the_kernel_begins_again() {
+    fn count_of_drops_goes_on_where_the_kernel_begins_again() {
         let near_the_end = u32::MAX - 2;
         let wide = widened(0, near_the_end);
         assert_eq!(wide, u64::from(near_the_end));

@@ -65,8 +65,11 @@ pub struct HostStats {
     /// Connections that the kernel aborted for memory (`TCPAbortOnMemory`).
     pub tcp_memory_aborts: u64,
     /// Packets that were dropped before any socket saw them, because the queue of a CPU was full
-    /// (`net.core.netdev_max_backlog`).
+    /// (`net.core.netdev_max_backlog`): those of all network namespaces.
     pub packets_dropped: u64,
+    /// Packets that arrived at devices of this network namespace and were dropped there for any reason, those of a full queue of a
+    /// CPU among them (`/proc/net/dev`).
+    pub device_drops: u64,
     /// Times that a CPU did not get through its packets within its budget (`net.core.netdev_budget`).
     pub packets_squeezed: u64,
 }
@@ -163,8 +166,16 @@ pub(crate) fn read_of(machine: &Machine) -> HostStats {
         tcp_pruned: tcp("PruneCalled"),
         tcp_memory_aborts: tcp("TCPAbortOnMemory"),
         packets_dropped,
+        device_drops: device_drops(machine),
         packets_squeezed,
     }
+}
+
+/// How often a queue of a listener of the network namespace had no room: its accept queue (`ListenOverflows`), or that of its
+/// handshakes, where cookies are off (`TCPReqQFullDrop`). `None` if it cannot be read.
+pub(crate) fn queue_overflows(machine: &Machine) -> Option<u64> {
+    let tcp = counters(machine, "/proc/net/netstat", "TcpExt: ");
+    Some(tcp.get("ListenOverflows")? + tcp.get("TCPReqQFullDrop").unwrap_or(&0))
 }
 
 /// The least CPU quota of the control groups of the process and all groups above, in CPUs; `None` without one.
@@ -230,6 +241,13 @@ fn packets(machine: &Machine) -> (u64, u64) {
         (column(1).unwrap_or(0), column(2).unwrap_or(0))
     };
     text.lines().map(of_line).fold((0, 0), |sum, line| (sum.0 + line.0, sum.1 + line.1))
+}
+
+/// Two lines of names, then one for each device: `eth0:`, with bytes, packets, errors and drops of what it received.
+fn device_drops(machine: &Machine) -> u64 {
+    let text = machine.text("/proc/net/dev").unwrap_or_default();
+    let of_line = |line: &str| line.split_once(':')?.1.split_whitespace().nth(3)?.parse::<u64>().ok();
+    text.lines().filter_map(of_line).sum()
 }
 
 /// A line of names, then one for each CPU, in hexadecimal.
@@ -341,9 +359,13 @@ mod tests {
         plant("proc/sys/net/netfilter/nf_conntrack_max", "40\n");
         plant(
             "proc/net/netstat",
-            "TcpExt: SyncookiesSent ListenDrops TCPReqQFullDrop\nTcpExt: 1 2 3\nIpExt: A\nIpExt: 9\n",
+            "TcpExt: SyncookiesSent ListenDrops TCPReqQFullDrop ListenOverflows\nTcpExt: 1 2 3 4\nIpExt: A\nIpExt: 9\n",
         );
         plant("proc/net/softnet_stat", "00 0000000a 00000001 0\n00 00000002 00000002 0\n");
+        plant(
+            "proc/net/dev",
+            "Inter-|   Receive  |  Transmit\n face |bytes    packets errs drop fifo|bytes\n    lo: 9 8 7 6 5 0\n  eth0:90 80 70 1 0 0\n",
+        );
         plant("proc/pressure/memory", "some avg10=12.50 avg60=1.00\nfull avg10=3.00\n");
         plant("proc/self/cgroup", "0::/a/b\n");
         plant("sys/fs/cgroup/a/cpu.max", "150000 100000\n");
@@ -353,7 +375,9 @@ mod tests {
         );
         plant("sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
         let host = read_of(&Machine::below(&root));
+        let overflows = queue_overflows(&Machine::below(&root));
         fs::remove_dir_all(&root).unwrap();
+        assert_eq!((overflows, queue_overflows(&Machine::below(&root))), (Some(7), None));
         let expected = HostStats {
             conntrack: Some(Usage { now: 10, max: 40 }),
             conntrack_drops: 0x13,
@@ -372,6 +396,7 @@ mod tests {
             handshakes_dropped: 3,
             syn_cookies_sent: 1,
             packets_dropped: 12,
+            device_drops: 7,
             packets_squeezed: 3,
             ..HostStats::default()
         };

@@ -225,9 +225,17 @@ impl Metrics {
         let lost = each().filter_map(|(labels, queue)| Some((labels, queue.lost?)));
         to.counters(
             "accept_queue_lost",
-            "Packets dropped at a listener, mostly as its queue was full",
+            "Packets of newcomers dropped at a listener while its queue was nearly full, or queues of the network namespace \
+             overflowed",
             None,
             lost,
+        )?;
+        let dropped = each().filter_map(|(labels, queue)| Some((labels, queue.dropped?)));
+        to.counters(
+            "accept_queue_dropped",
+            "Packets discarded at a listener for any reason: lost ones, those of denied networks, and those that a peer repeats",
+            None,
+            dropped,
         )
     }
 

@@ -62,11 +62,6 @@ impl Limiters {
         self.at(listener).filter(|(limited, _)| !limited.is_proxied).map(|(_, limiter)| limiter)
     }
 
-    /// True if the kernel may drop packets at a listener because of a list, or of networks that are or were denied for a time.
-    pub(crate) fn filter_at(&self, listener: usize) -> bool {
-        self.in_front_of(listener).is_some_and(|limiter| limiter.is_filtered())
-    }
-
     /// How many listeners there are.
     pub(super) fn listeners(&self) -> usize {
         self.0.len()

@@ -14,7 +14,7 @@ const FILE_MAX: usize = 1 << 20;
 const PIECE: usize = 4 << 10;
 
 /// Files that a machine keeps open at most. [`read_of`](super::read_of) takes some ten, and two for each control group with a
-/// quota; the endpoint, which keeps them, has 64 descriptors, of which its shard and its connections take 40.
+/// quota; the endpoint, which keeps them, has 96 descriptors, of which its shard and its connections take 72.
 const KEPT_MAX: usize = 24;
 
 /// The files of a machine.
@@ -38,7 +38,6 @@ impl Machine {
 
     /// The same with files that stay open, so that they are read also where the process has no descriptor left: the first look
     /// opens them.
-    #[cfg(any(test, feature = "admin"))]
     pub(crate) fn keeping(self) -> Machine {
         Machine { kept: Some(Arc::default()), ..self }
     }

@@ -31,7 +31,7 @@ pub enum Load {
     /// is held. [`Service::shed`](crate::Service::shed) is asked for the share of the frames that keeps turns below
     /// [`Overload::turn_max`].
     Shedding,
-    /// Connections are about to be lost: the accept queue is 80 % full or lost some, the table is 98 % full, or 90 % of what
+    /// Connections are about to be lost: the accept queue is 80 % full or lost eight packets within a second, the table is 98 % full, or 90 % of what
     /// connections may hold is held. Newcomers are refused where there are words for that
     /// ([`Admission::shed_reply`](crate::admission::Admission::shed_reply)), and wait else.
     Refusing,

@@ -30,7 +30,7 @@ const LEAVES_AT: f64 = 0.8;
 const PACED_AT: f64 = 0.75;
 
 /// A table that is as full as this keeps the stage of a paused accept: a slot that is free for a moment ends no pause.
-const TABLE_FULL: f64 = 0.98;
+pub(super) const TABLE_FULL: f64 = 0.98;
 
 /// What is known of a shard at a moment. Shares are parts of one.
 #[derive(Clone, Copy, Debug, Default)]
@@ -45,7 +45,7 @@ pub(crate) struct Signals {
     pub shed: f64,
     /// What waits in its accept queue, of what fits: the fullest of its listeners.
     pub queue: f64,
-    /// True if the queue lost some since the last look.
+    /// True if its queues lost some since the last look, and many within a second.
     pub lost: bool,
     /// What its connections hold, of what they may.
     pub held: f64,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ringserve_core::Time;
 use tracing::{info, warn};
 
-use super::stages::{Change, Excuse, Signals, Stages};
+use super::stages::{Change, Excuse, Signals, Stages, TABLE_FULL};
 use super::{Load, Overload};
 use crate::log::guarded;
 use crate::server::control::ServerControl;
@@ -28,6 +28,13 @@ const SAMPLES: usize = 16;
 
 /// A longer gap between two looks: the watchdog rested, or the process was stopped.
 const GAP: Duration = Duration::from_millis(400);
+
+/// How often a queue that overflows is known by a count of the whole namespace is noted, so that it explains no later drop.
+const OVERFLOWS_EVERY: Duration = Duration::from_secs(1);
+
+/// Packets that a shard's queues lose within a second before newcomers are refused: single ones are repeated a second later, and
+/// are no reason to send others away.
+const LOST_MANY: u64 = 8;
 
 /// A shard that is busy for this part of the time does not wait. The kernel counts the time of a thread that runs at ticks.
 const SATURATED: f64 = 0.9;
@@ -54,10 +61,37 @@ struct Followed {
     queue: f64,
     held: f64,
     connections: usize,
-    lost: Option<u64>,
+    losses: Losses,
     paused: Option<u64>,
     is_paused: bool,
     lines: Lines,
+}
+
+/// What the queues of a shard lost.
+#[derive(Default)]
+struct Losses {
+    /// Since the start.
+    total: u64,
+    /// Those since the beginning of the present second.
+    of_second: u64,
+    began: Time,
+}
+
+impl Losses {
+    /// Takes in the losses until now. True if there were some since the last time, and many within a second.
+    fn take(&mut self, now: Time, total: u64) -> bool {
+        let more = total.saturating_sub(self.total);
+        // A queue that was closed takes its count along.
+        self.total = total;
+        if more == 0 {
+            return false;
+        }
+        if now - self.began >= Duration::from_secs(1) {
+            (self.began, self.of_second) = (now, 0);
+        }
+        self.of_second += more;
+        self.of_second >= LOST_MANY
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -69,11 +103,28 @@ struct Sample {
     shedding: (u64, u64),
 }
 
+/// Whether the whole server had no room, and not only a shard, beside which newcomers find another one.
+#[derive(Default)]
+struct Whole {
+    was_full: bool,
+}
+
+impl Whole {
+    /// Takes in how many of its shards are full, and how full the table is that they share. True once there was no room anywhere.
+    fn take(&mut self, full: usize, shards: usize, table: f64) -> bool {
+        self.was_full |= full > 0 && (full == shards || table >= TABLE_FULL);
+        self.was_full
+    }
+}
+
 /// The loads of a server's shards.
 pub(crate) struct Loads {
     limits: Overload,
     shards: Vec<Followed>,
     looked: Time,
+    whole: Whole,
+    /// When overflows of the namespace were noted last.
+    noted: Time,
 }
 
 impl Loads {
@@ -81,7 +132,13 @@ impl Loads {
         let shards = control.remotes().len();
         control.watch().loads.begin(shards);
         let followed = || Followed { samples: VecDeque::with_capacity(SAMPLES), ..Followed::default() };
-        Loads { limits, shards: (0..shards).map(|_| followed()).collect(), looked: Time::ZERO }
+        Loads {
+            limits,
+            shards: (0..shards).map(|_| followed()).collect(),
+            looked: Time::ZERO,
+            whole: Whole::default(),
+            noted: Time::ZERO,
+        }
     }
 
     /// Looks at all shards, whose threads' times `times` reads. True if all are calm, and all that they published was read.
@@ -95,6 +152,10 @@ impl Loads {
             return self.are_calm(control);
         }
         self.looked = now;
+        if now - self.noted >= OVERFLOWS_EVERY {
+            self.noted = now;
+            control.queues().note_overflows();
+        }
         for (shard, followed) in self.shards.iter_mut().enumerate() {
             if followed.is_to_be_read(now, control.remotes()[shard].state()) {
                 followed.looked = now;
@@ -104,6 +165,7 @@ impl Loads {
         // Of all shards, and of this look: the next one may be far away.
         let connections: usize = self.shards.iter().map(|followed| followed.connections).sum();
         let table = connections as f64 / control.connections_max().max(1) as f64;
+        let mut left_full = false;
         for shard in 0..self.shards.len() {
             let followed = &mut self.shards[shard];
             if followed.looked != now {
@@ -112,9 +174,7 @@ impl Loads {
             let signals = Signals { table, ..followed.signals };
             let was_full = followed.stages.load() == Load::Full;
             let change = followed.stages.step(now, &signals, &self.limits);
-            if was_full && followed.stages.load() < Load::Full {
-                control.starts_slowly(now);
-            }
+            left_full |= was_full && followed.stages.load() < Load::Full;
             let stages = &followed.stages;
             control.remotes()[shard].load.set(stages.load(), stages.told(&self.limits));
             control.watch().loads.post(shard, &followed.stages);
@@ -122,6 +182,11 @@ impl Loads {
                 control.watch().loads.count(change);
                 tell(shard, now, change, &mut followed.lines);
             }
+        }
+        let full = self.shards.iter().filter(|followed| followed.stages.load() == Load::Full).count();
+        if self.whole.take(full, self.shards.len(), table) && left_full {
+            self.whole = Whole::default();
+            control.starts_slowly(now);
         }
         self.are_calm(control)
     }
@@ -196,7 +261,7 @@ impl Followed {
         let publication = remote.snapshot().map_or(0, |snapshot| snapshot.publication());
         if !has_time || publication != self.publication {
             self.publication = publication;
-            (signals.lost, signals.paused) = self.read_queues(shard, control);
+            (signals.lost, signals.paused) = self.read_queues(now, shard, control);
         }
         (signals.queue, signals.held) = (self.queue, self.held);
         signals.paused |= self.is_paused;
@@ -224,17 +289,13 @@ impl Followed {
             || self.stages.load() != Load::Calm
     }
 
-    /// Reads what the kernel and the shard tell. True for each of two things that happened since the last time: a queue lost
-    /// some, and accepting was paused.
-    fn read_queues(&mut self, shard: usize, control: &ServerControl) -> (bool, bool) {
-        let (mut lost, mut queue) = (None, 0.0f64);
+    /// Reads what the kernel and the shard tell. True for each of two things that happened since the last time: queues lost many,
+    /// and accepting was paused.
+    fn read_queues(&mut self, now: Time, shard: usize, control: &ServerControl) -> (bool, bool) {
+        let (mut lost, mut queue) = (0, 0.0f64);
         for of in control.queues().read_those_of(shard) {
             queue = queue.max(of.waiting as f64 / of.capacity.max(1) as f64);
-            // A filter's drops are in it, which cost the shard nothing.
-            let is_filtered = control.limiters().filter_at(of.listener);
-            if let Some(count) = of.lost.filter(|_| !is_filtered) {
-                *lost.get_or_insert(0) += count;
-            }
+            lost += of.lost.unwrap_or(0);
         }
         let watched =
             control.remotes()[shard].snapshot().map(|snapshot| snapshot.watched()).unwrap_or_default();
@@ -243,11 +304,9 @@ impl Followed {
         self.connections = watched.connections;
         self.is_paused = watched.is_paused;
         self.held = watched.held_bytes as f64 / control.held_bytes_max().max(1) as f64;
-        let grew =
-            |before: Option<u64>, now: Option<u64>| before.zip(now).is_some_and(|(before, now)| now > before);
-        let happened = (grew(self.lost, lost), grew(self.paused, paused));
-        (self.lost, self.paused) = (lost.or(self.lost), paused);
-        happened
+        let was_paused = self.paused.zip(paused).is_some_and(|(before, now)| now > before);
+        self.paused = paused;
+        (self.losses.take(now, lost), was_paused)
     }
 
     fn keep(&mut self, sample: Sample) {
@@ -321,6 +380,31 @@ mod tests {
         assert_eq!(followed.samples.len(), 5);
         followed.keep(sample(9000, 400, 100, 200));
         assert!(followed.over().is_none(), "the watchdog rested");
+    }
+
+    #[test]
+    fn server_is_full_where_no_shard_has_room() {
+        let full = |shards, table| Whole::default().take(shards, 2, table);
+        assert!(!full(0, 1.0) && !full(1, 0.97), "the other one accepts");
+        assert!(full(2, 0.1), "descriptors are missing");
+        assert!(full(1, 0.98), "no newcomer came to the other one yet");
+        let mut whole = Whole::default();
+        assert!(whole.take(2, 2, 1.0) && whole.take(1, 2, 0.5), "until a shard leaves");
+    }
+
+    #[test]
+    fn single_packets_that_are_lost_refuse_nobody() {
+        let mut losses = Losses::default();
+        let mut total = 0;
+        // Two a second, for a minute; and seven at once.
+        for ms in (1000..60_000).step_by(500) {
+            total += 1;
+            assert!(!losses.take(at(ms), total) && !losses.take(at(ms + 100), total), "{ms}");
+        }
+        assert!(!losses.take(at(61_000), total + 7));
+        assert!(losses.take(at(61_900), total + 8), "eight within a second");
+        assert!(!losses.take(at(61_950), total + 8), "no more since");
+        assert!(!losses.take(at(70_000), 0), "a drain closed the listeners");
     }
 
     #[test]

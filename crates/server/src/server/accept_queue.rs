@@ -1,9 +1,12 @@
 //! What waits to be accepted, and what was lost there, for each listener and shard.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ringserve_drivers::{Listener, ListenerGauge, QueueReading};
+
+use crate::host::{machine::Machine, queue_overflows};
 
 /// The kernel's queue of connections that are established and not accepted yet, of one listener and one shard.
 ///
@@ -24,64 +27,237 @@ pub struct AcceptQueueStats {
     /// [`SocketOptions::backlog`](crate::net::SocketOptions::backlog), or what `net.core.somaxconn` left of it. The kernel
     /// takes one connection more, and drops the first packets of those that come then.
     pub capacity: u64,
-    /// Packets dropped at this listener since it listens. It is no number of peers: those that a peer repeats count again, and so
-    /// do those that a filter of the kernel dropped. A value that grows is the sign. `None` before Linux 4.12.
+    /// Packets of newcomers dropped since the server began because a queue had no room. It is no number of peers: those that a peer
+    /// repeats count again. A value that grows is the sign. `None` before Linux 4.12.
+    ///
+    /// Drops count if at a look the queue holds four fifths of its capacity, or if since the look before the kernel counted
+    /// that queues of the network namespace overflowed (`ListenOverflows`, `TCPReqQFullDrop` of `/proc/net/netstat`), and then no
+    /// more than it counted.
     pub lost: Option<u64>,
+    /// Packets discarded at this listener since it listens, for whatever reason: those of `lost`, those that a filter of the
+    /// kernel refuses, and those that a peer repeats though the first one was answered, as peers do whose network loses packets.
+    /// No sign of a fault of the server. `None` before Linux 4.12.
+    pub dropped: Option<u64>,
 }
 
 /// The gauges of all TCP listeners of a server.
 #[derive(Clone, Default)]
-pub(crate) struct AcceptQueues(Arc<[Gauge]>);
+pub(crate) struct AcceptQueues(Arc<Gauges>);
+
+#[derive(Default)]
+struct Gauges {
+    each: Box<[Gauge]>,
+    overflows: Overflows,
+}
 
 struct Gauge {
     listener: usize,
     shard: Option<usize>,
     gauge: ListenerGauge,
+    tally: Mutex<Tally>,
+}
+
+/// How often queues of the network namespace overflowed.
+struct Overflows {
+    /// With a file that stays open: queues overflow when descriptors are used up.
+    machine: Machine,
+    /// As it was read last; [`UNREAD`] where it cannot be.
+    last: AtomicU64,
+}
+
+/// No count of overflows is known.
+const UNREAD: u64 = u64::MAX;
+
+impl Default for Overflows {
+    fn default() -> Overflows {
+        Overflows { machine: Machine::here().keeping(), last: AtomicU64::new(UNREAD) }
+    }
+}
+
+impl Overflows {
+    /// Reads the count. `None` where the machine does not tell.
+    fn read(&self) -> Option<u64> {
+        let now = queue_overflows(&self.machine);
+        self.last.store(now.unwrap_or(UNREAD), Ordering::Relaxed);
+        now
+    }
+
+    /// The count as it was read last.
+    fn last(&self) -> Option<u64> {
+        Some(self.last.load(Ordering::Relaxed)).filter(|count| *count != UNREAD)
+    }
+}
+
+/// What is known of the drops at a listener.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    /// As of the last look.
+    dropped: u64,
+    /// Of no later than that look.
+    overflows: Option<u64>,
+    lost: u64,
+}
+
+impl Tally {
+    /// Takes in what was dropped until now. The kernel drops packets at a listener for many reasons, so the queue has to have been
+    /// near its capacity, or the namespace to have counted overflows meanwhile. `overflows` is read if that is needed, and `last`
+    /// is what it was before. Returns the losses since the beginning.
+    fn take(
+        &mut self,
+        reading: &QueueReading,
+        last: Option<u64>,
+        overflows: impl FnOnce() -> Option<u64>,
+    ) -> Option<u64> {
+        let dropped = reading.dropped?;
+        let more = dropped.saturating_sub(self.dropped);
+        if more == 0 {
+            self.overflows = last.max(self.overflows);
+            return Some(self.lost);
+        }
+        self.dropped = dropped;
+        let (before, now) = (self.overflows, overflows());
+        self.overflows = now;
+        self.lost += match (before, now) {
+            _ if is_near_full(reading) => more,
+            (Some(before), Some(now)) => more.min(now.saturating_sub(before)),
+            _ => 0,
+        };
+        Some(self.lost)
+    }
+}
+
+/// True if the queue holds four fifths of what it may.
+fn is_near_full(reading: &QueueReading) -> bool {
+    let (waiting, capacity) = (u64::from(reading.waiting), u64::from(reading.capacity));
+    waiting > 0 && waiting * 5 >= capacity * 4
 }
 
 impl AcceptQueues {
     /// Those of the listeners of all shards, each shard's in the same order.
     pub(crate) fn of(sockets: &[Vec<Listener>]) -> AcceptQueues {
-        let mut gauges = Vec::new();
+        let overflows = Overflows::default();
+        overflows.read();
+        let mut each = Vec::new();
         let count = sockets.first().map_or(0, Vec::len);
         for listener in 0..count {
             let mut of_shards = sockets.iter().map(|of_shard| &of_shard[listener]).enumerate().peekable();
             let adopted = of_shards.next_if(|(_, first)| first.is_adopted());
             if let Some((_, first)) = adopted {
                 let one = ListenerGauge::of([first].into_iter().chain(of_shards.map(|(_, other)| other)));
-                gauges.extend(one.map(|gauge| Gauge { listener, shard: None, gauge }));
+                each.extend(one.map(|gauge| Gauge::new(listener, None, gauge, &overflows)));
                 continue;
             }
-            let each = of_shards.filter_map(|(shard, socket)| {
+            let its = of_shards.filter_map(|(shard, socket)| {
                 let gauge = ListenerGauge::of([socket])?;
-                Some(Gauge { listener, shard: Some(shard), gauge })
+                Some(Gauge::new(listener, Some(shard), gauge, &overflows))
             });
-            gauges.extend(each);
+            each.extend(its);
         }
-        AcceptQueues(gauges.into())
+        AcceptQueues(Arc::new(Gauges { each: each.into(), overflows }))
+    }
+
+    /// Reads how often queues of the namespace overflowed, so that what is dropped from now on is not laid to what was before. For
+    /// a caller that looks now and then.
+    pub(crate) fn note_overflows(&self) {
+        if !self.0.each.is_empty() {
+            self.0.overflows.read();
+        }
     }
 
     /// Each queue as it is now.
     pub(crate) fn read(&self) -> impl Iterator<Item = AcceptQueueStats> {
-        self.0.iter().filter_map(Gauge::read)
+        self.0.each.iter().filter_map(|gauge| gauge.read(&self.0.overflows))
     }
 
     /// Those of one shard; the first one has those from which all accept.
     pub(crate) fn read_those_of(&self, shard: usize) -> impl Iterator<Item = AcceptQueueStats> {
-        self.0.iter().filter(move |gauge| gauge.shard.unwrap_or(0) == shard).filter_map(Gauge::read)
+        let its = self.0.each.iter().filter(move |gauge| gauge.shard.unwrap_or(0) == shard);
+        its.filter_map(|gauge| gauge.read(&self.0.overflows))
     }
 }
 
 impl Gauge {
-    fn read(&self) -> Option<AcceptQueueStats> {
-        let QueueReading { waiting, capacity, lost } = self.gauge.read()?;
+    /// What an adopted socket dropped before is not this server's affair.
+    fn new(listener: usize, shard: Option<usize>, gauge: ListenerGauge, overflows: &Overflows) -> Gauge {
+        let dropped = gauge.read().and_then(|reading| reading.dropped).unwrap_or(0);
+        let tally = Mutex::new(Tally { dropped, overflows: overflows.last(), lost: 0 });
+        Gauge { listener, shard, gauge, tally }
+    }
+
+    fn read(&self, overflows: &Overflows) -> Option<AcceptQueueStats> {
+        // Before the drops are read, so that no later overflow is taken for an earlier one.
+        let last = overflows.last();
+        let reading = self.gauge.read()?;
+        let mut tally = self.tally.lock().unwrap_or_else(PoisonError::into_inner);
+        let lost = tally.take(&reading, last, || overflows.read());
+        let QueueReading { waiting, capacity, dropped } = reading;
         let (waiting, capacity) = (waiting.into(), capacity.into());
-        Some(AcceptQueueStats { listener: self.listener, shard: self.shard, waiting, capacity, lost })
+        Some(AcceptQueueStats {
+            listener: self.listener,
+            shard: self.shard,
+            waiting,
+            capacity,
+            lost,
+            dropped,
+        })
     }
 }
 
 impl fmt::Debug for AcceptQueues {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.read()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(waiting: u32, dropped: u64) -> QueueReading {
+        QueueReading { waiting, capacity: 100, dropped: Some(dropped) }
+    }
+
+    /// What is lost after each look, which finds what waits, what was dropped and how often queues overflowed.
+    fn lost<const N: usize>(looks: [(u32, u64, Option<u64>); N]) -> [u64; N] {
+        let mut tally = Tally { overflows: looks[0].2, ..Tally::default() };
+        let mut last = looks[0].2;
+        looks.map(|(waiting, dropped, overflows)| {
+            let lost = tally.take(&reading(waiting, dropped), last, || overflows).unwrap();
+            last = overflows;
+            lost
+        })
+    }
+
+    #[test]
+    fn packets_that_are_repeated_are_no_loss() {
+        // Two a second, and nothing overflows; here or where the kernel does not tell.
+        assert_eq!(lost([(0, 0, Some(7)), (0, 2, Some(7)), (1, 4, Some(7)), (79, 400, Some(7))]), [0; 4]);
+        assert_eq!(lost([(0, 0, None), (0, 2, None), (79, 400, None)]), [0; 3]);
+    }
+
+    #[test]
+    fn drops_at_a_queue_that_is_nearly_full_are_losses() {
+        assert_eq!(lost([(0, 0, Some(7)), (80, 3, Some(7)), (101, 5, Some(9))]), [0, 3, 5]);
+        assert_eq!(lost([(0, 0, None), (101, 5, None), (0, 6, None)]), [0, 5, 5]);
+    }
+
+    #[test]
+    fn drops_while_queues_overflow_are_losses() {
+        assert_eq!(lost([(0, 0, Some(7)), (0, 30, Some(17)), (0, 31, Some(17))]), [0, 10, 10]);
+        assert_eq!(lost([(0, 0, Some(7)), (0, 3, Some(5000))]), [0, 3], "most of them elsewhere");
+        // What overflowed before the look without drops is no reason for those behind it.
+        assert_eq!(lost([(0, 0, Some(7)), (0, 0, Some(900)), (0, 0, Some(900)), (0, 2, Some(900))]), [0; 4]);
+    }
+
+    #[test]
+    fn two_looks_at_once_count_a_loss_once() {
+        let mut tally = Tally { overflows: Some(0), ..Tally::default() };
+        assert_eq!(tally.take(&reading(101, 9), Some(0), || Some(9)), Some(9));
+        assert_eq!(
+            tally.take(&reading(101, 8), Some(0), || Some(9)),
+            Some(9),
+            "it was read before the other"
+        );
+        assert_eq!(tally.take(&QueueReading { dropped: None, ..reading(0, 0) }, None, || None), None);
     }
 }

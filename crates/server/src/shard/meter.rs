@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ringserve_core::{Address, Time};
-use tracing::{info, warn};
+use tracing::warn;
 
 #[cfg(feature = "metrics")]
 use super::timers::Timers;
-use crate::admission::Limiters;
 use crate::log::{LineLimit, guarded};
 use crate::server::accept_queue::AcceptQueues;
 use crate::snapshot::Snapshot;
@@ -145,36 +144,24 @@ fn nanos(from: Time, to: Time) -> u64 {
 }
 
 /// What a shard's log knows of packets that its listeners lost.
+#[derive(Default)]
 pub(crate) struct LossLog {
     /// By listener.
-    lost: Vec<Option<u64>>,
+    lost: Vec<u64>,
     lines: LineLimit,
-    limiters: Limiters,
 }
 
 impl LossLog {
-    /// Of listeners some of which may have a filter.
-    pub(super) fn new(limiters: Limiters) -> LossLog {
-        LossLog { lost: Vec::new(), lines: LineLimit::default(), limiters }
-    }
-
     /// Writes a line for each listener of the shard that lost packets since the last look.
     pub(super) fn look(&mut self, shard: usize, queues: &AcceptQueues, listeners: &[Address], now: Time) {
         for queue in queues.read_those_of(shard) {
             let (Some(lost), Some(listener)) = (queue.lost, listeners.get(queue.listener)) else { continue };
             if self.lost.len() <= queue.listener {
-                self.lost.resize(queue.listener + 1, None);
+                self.lost.resize(queue.listener + 1, 0);
             }
-            // What an adopted socket lost before is not this server's affair.
-            let at_first = if queue.shard.is_none() { lost } else { 0 };
-            let before = self.lost[queue.listener].replace(lost).unwrap_or(at_first);
+            let before = std::mem::replace(&mut self.lost[queue.listener], lost);
             if lost > before && self.lines.allows(now) {
                 let (lost, waiting, capacity) = (lost - before, queue.waiting, queue.capacity);
-                if self.limiters.filter_at(queue.listener) {
-                    let what = "packets of newcomers were dropped: those of denied networks, or the accept queue was full";
-                    guarded(|| info!(shard, %listener, lost, waiting, capacity, "{what}"));
-                    continue;
-                }
                 guarded(|| {
                     warn!(
                         shard,

@@ -155,7 +155,7 @@ impl<D: Driver, V> ShardLoop<D, V> {
                 load: LoadNow::default(),
                 has_shed: false,
                 meter,
-                losses: LossLog::new(limiters.clone()),
+                losses: LossLog::default(),
                 admission: ShardAdmission::new(limiters, shards),
                 names: parts.names,
                 proxies: parts.proxies,
