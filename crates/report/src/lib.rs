@@ -256,7 +256,7 @@ pub struct ShardReport {
     pub shard: usize,
     /// The share of the last second for which its thread ran, 0 to 1.
     pub busy: f64,
-    /// The share for which it could have run, and others had the CPU.
+    /// The share for which it could have run, and others had the CPU, or the quota of its control group was used up.
     pub starved: f64,
     /// The rest: it waited for its peers.
     pub asleep: f64,

@@ -49,6 +49,7 @@ pub(super) fn report(
     let Reading { stats, queues, stalls, sample: mut now } = reading;
     now.figures.outboxes = running.outboxes(&stats, &lists.outboxes);
     now.figures.waiting = running.waiting(&stats, &lists.waiting);
+    now.figures.share_throttling(&second_ago.figures);
     let control = &running.control;
     let phase = if control.is_draining() { Phase::Draining } else { Phase::Serving };
     let server = ServerFacts {

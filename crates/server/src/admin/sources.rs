@@ -103,6 +103,7 @@ impl Running {
         let each = times.iter().map(|times| ShardFigures {
             busy: times.busy,
             starved: times.starved,
+            throttled: 0.0,
             stall: last(times.shard).map(|stall| StallFigures {
                 ongoing: stall.ongoing,
                 lasted: stall.lasted,

@@ -59,10 +59,35 @@ pub(crate) struct QueueFigures {
 pub(crate) struct ShardFigures {
     /// The share of the last second for which it ran.
     pub(crate) busy: f64,
-    /// The share for which it could have run, and others had the CPU.
+    /// The share for which it could have run, and had no CPU: a quota was used up, or others had it.
     pub(crate) starved: f64,
+    /// The part of `starved` that is the quota's: [`Figures::share_throttling`].
+    pub(crate) throttled: f64,
     /// The stall that lasts, or the last one that ended within the window.
     pub(crate) stall: Option<StallFigures>,
+}
+
+impl ShardFigures {
+    /// The share for which it could have run, and others had the CPU.
+    pub(crate) fn robbed(&self) -> f64 {
+        (self.starved - self.throttled).max(0.0)
+    }
+}
+
+impl Figures {
+    /// Finds the quota's part of what shards waited for a CPU, from what the control group was held back since `before`, about the
+    /// time of which the shares are. The group counts a sum over all CPUs, of which each shard has the part that it has of all
+    /// waiting, and no more than it waited.
+    pub(crate) fn share_throttling(&mut self, before: &Figures) {
+        let window = self.at.saturating_sub(before.at).as_secs_f64();
+        let held_back = self.machine.throttled.saturating_sub(before.machine.throttled).as_secs_f64();
+        let starved: f64 = self.shards.iter().map(|shard| shard.starved).sum();
+        if window <= 0.0 || starved <= 0.0 {
+            return;
+        }
+        let part = (held_back / window / starved).min(1.0);
+        self.shards.iter_mut().for_each(|shard| shard.throttled = shard.starved * part);
+    }
 }
 
 /// A shard that did not go on.
@@ -147,8 +172,10 @@ pub(crate) struct MachineFigures {
     pub(crate) cookies: u64,
     /// Bytes of memory that TCP holds, and those from which on the kernel presses it to hold less.
     pub(crate) tcp_bytes: Option<(u64, u64)>,
-    /// Packets dropped before they came to a socket, in total.
+    /// Packets of the whole machine dropped before they came to a socket, in total.
     pub(crate) softnet_drops: u64,
+    /// Packets dropped at devices of this network namespace, in total.
+    pub(crate) device_drops: u64,
 }
 
 impl MachineFigures {
@@ -165,6 +192,7 @@ impl MachineFigures {
             cookies: host.syn_cookies_sent,
             tcp_bytes: host.tcp_memory.map(|memory| (memory.now, memory.pressure)),
             softnet_drops: host.packets_dropped,
+            device_drops: host.device_drops,
         }
     }
 
@@ -175,6 +203,7 @@ impl MachineFigures {
             handshakes_dropped: self.handshakes_dropped.saturating_sub(before.handshakes_dropped),
             cookies: self.cookies.saturating_sub(before.cookies),
             softnet_drops: self.softnet_drops.saturating_sub(before.softnet_drops),
+            device_drops: self.device_drops.saturating_sub(before.device_drops),
             ..self
         }
     }

@@ -53,13 +53,13 @@ pub(super) fn is_throttled(seen: &Seen<'_>) -> bool {
 }
 
 pub(super) fn machine(seen: &Seen<'_>) -> Stage {
-    let MachineFigures { descriptors, descriptors_max, conntrack_drops, softnet_drops, .. } =
+    let MachineFigures { descriptors, descriptors_max, conntrack_drops, softnet_drops, device_drops, .. } =
         seen.now.machine;
     let stage = Stage {
         now: descriptors,
         capacity: descriptors_max,
-        lost_total: conntrack_drops + softnet_drops,
-        lost_recently: seen.grew(|now| now.machine.conntrack_drops + now.machine.softnet_drops),
+        lost_total: conntrack_drops + softnet_drops.min(device_drops),
+        lost_recently: seen.grew(|now| now.machine.conntrack_drops) + packets_dropped(seen),
         ..calm(StageName::Machine, "descriptors")
     };
     // The first of the worst.
@@ -139,7 +139,7 @@ fn memory(seen: &Seen<'_>) -> Found {
 }
 
 fn starved(seen: &Seen<'_>) -> Found {
-    let shards = (0..).zip(&seen.now.shards).map(|(number, shard)| (number, shard.starved));
+    let shards = (0..).zip(&seen.now.shards).map(|(number, shard)| (number, shard.robbed()));
     let (number, share): (usize, f64) = shards.max_by(|(_, one), (_, other)| one.total_cmp(other))?;
     if share < STARVED {
         return None;
@@ -153,8 +153,14 @@ fn starved(seen: &Seen<'_>) -> Found {
     Some((if share >= 2.0 * STARVED { State::Lost } else { State::Warn }, why, figure))
 }
 
+/// Packets of this namespace that were dropped before they came to a socket. The queues of CPUs are those of all namespaces, and
+/// each drop there is counted at its device too, which is one namespace's; but devices drop for other reasons as well.
+fn packets_dropped(seen: &Seen<'_>) -> u64 {
+    seen.grew(|now| now.machine.softnet_drops).min(seen.grew(|now| now.machine.device_drops))
+}
+
 fn packets(seen: &Seen<'_>) -> Found {
-    let dropped = seen.grew(|now| now.machine.softnet_drops);
+    let dropped = packets_dropped(seen);
     let why = || {
         format!(
             "{dropped} packets were dropped before they came to a socket {}: raise net.core.netdev_max_backlog, or \

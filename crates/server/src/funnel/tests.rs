@@ -109,6 +109,7 @@ fn losses_of_long_ago_are_no_cause_now() {
         handshakes_dropped: 1,
         cookies: 1,
         softnet_drops: 1,
+        device_drops: 1,
         ..old.machine
     };
     let before = Figures { at: Duration::from_secs(100), ..old.clone() };
@@ -220,6 +221,39 @@ fn cpu_quota_is_found_at_the_machine() {
         now.shards[1].stall = stall(StallCause::Starved, false);
         queue_overflows(now);
     });
+}
+
+#[test]
+fn quota_is_not_laid_to_others() {
+    // It was used up for most of the last second, which is little of the ten that are looked at.
+    let held_back = |now: &mut Figures, starved: [f64; 2], millis| {
+        now.shards.iter_mut().zip(starved).for_each(|(shard, share)| shard.starved = share);
+        now.machine.throttled = Duration::from_millis(millis);
+        now.share_throttling(&Figures { at: Duration::from_secs(109), ..calm_server() });
+    };
+    for (starved, millis) in [([0.8, 0.0], 800), ([0.7, 0.8], 1500), ([0.4, 0.4], 900)] {
+        is_cause(StageName::Machine, State::Lost, &["quota", "cpu.max"], |now| {
+            held_back(now, starved, millis);
+            // By the share of all ten seconds it is a warning at most.
+            now.machine.throttled = now.machine.throttled.max(Duration::from_secs(1));
+        });
+    }
+    is_cause(StageName::Machine, State::Warn, &["quota"], |now| held_back(now, [0.8, 0.0], 790));
+    // What others took is told beside it.
+    is_cause(StageName::Machine, State::Lost, &["shard 1", "70 %", "others"], |now| {
+        held_back(now, [0.0, 0.8], 100);
+    });
+}
+
+#[test]
+fn packets_of_other_namespaces_are_no_affair_of_this_server() {
+    let stages = after(|now| now.machine.softnet_drops = 9);
+    assert!(stages.iter().all(|stage| stage.state == State::Calm && stage.lost_recently == 0), "{stages:?}");
+    is_cause(StageName::Machine, State::Warn, &["4 packets"], |now| {
+        (now.machine.softnet_drops, now.machine.device_drops) = (9, 4);
+    });
+    let stages = after(|now| now.machine.device_drops = 9);
+    assert!(stages.iter().all(|stage| stage.state == State::Calm), "frames of a protocol that nothing takes");
 }
 
 #[test]
@@ -400,6 +434,7 @@ fn stage_shows_the_figure_that_its_sentence_is_about() {
     is(|now| now.machine.throttled = Duration::from_secs(8), 8000, Some(10_000), "ms held back");
     is(|now| now.machine.tcp_bytes = Some((400, 300)), 400, Some(300), "bytes");
     is(|now| now.shards[1].starved = 0.8, 80, Some(100), "% starved");
-    is(|now| now.machine.softnet_drops = 9, 9, None, "packets dropped");
+    let dropped = |now: &mut Figures| (now.machine.softnet_drops, now.machine.device_drops) = (9, 10);
+    is(dropped, 9, None, "packets dropped");
     is(|now| now.machine.descriptors = 19_000, 19_000, Some(20_000), "descriptors");
 }
