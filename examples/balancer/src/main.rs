@@ -36,6 +36,9 @@ struct Args {
     /// Where the state is, by HTTP: / as text, /json. This host may POST to /drain/HOST:PORT and /undrain/HOST:PORT.
     #[arg(long, default_value = "127.0.0.1:9000", value_name = "ADDR:PORT")]
     status: SocketAddr,
+    /// A name by which the state may be asked for, beside addresses and localhost; may be given several times.
+    #[arg(long, value_name = "NAME")]
+    status_name: Vec<String>,
     /// A server for clients; may be given several times. With names it is for those that ask for one of them by TLS.
     #[arg(long, required = true, value_name = "[NAME,..=]HOST:PORT")]
     upstream: Vec<String>,

@@ -1,13 +1,16 @@
-//! The state by HTTP: GET / as text, and /json; POST to /drain/HOST:PORT and /undrain/HOST:PORT, from this host.
+//! The state by HTTP: GET / as text, and /json; POST to /drain/HOST:PORT and /undrain/HOST:PORT, from this host. A request calls the
+//! balancer by an address, as localhost, or by a name of `--status-name`: a page of another site, whose name was made to resolve to
+//! this host, reads nothing.
 
 use std::future::ready;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ringserve::framing::Raw;
-use ringserve::http::hyper::header::{CONTENT_TYPE, ORIGIN};
+use ringserve::http::hyper::header::{CONTENT_TYPE, HOST, ORIGIN};
 use ringserve::http::hyper::{Method, Request, Response, body::Incoming};
-use ringserve::http::hyper::{http::Error, service::service_fn};
+use ringserve::http::hyper::{http::Error, http::uri::Authority, service::service_fn};
 use ringserve::http::{Http, HttpOptions};
 use ringserve::{IntoService, Peer, Shard, Stream, stream};
 use serde_json::json;
@@ -30,6 +33,11 @@ fn answer(request: &Request<Incoming>, peer: &Peer, balancer: &Balancer) -> Resu
     let (what, name) = path.split_once('/').unwrap_or((path, ""));
     let upstream = balancer.upstreams.iter().find(|upstream| upstream.name == name);
     let (status, kind, body) = match (request.method(), what, upstream) {
+        _ if !is_called_by_name(request, &balancer.args.status_name) => (
+            403,
+            "text/plain",
+            "ask for this host by its address, localhost, or a name of --status-name\n".into(),
+        ),
         (&Method::GET, "", None) => (200, "text/plain", text(balancer)),
         (&Method::GET, "json", None) => (200, "application/json", json!(balancer).to_string()),
         (&Method::POST, "drain" | "undrain", Some(_)) if !may_drain(request, peer) => {
@@ -43,6 +51,20 @@ fn answer(request: &Request<Incoming>, peer: &Peer, balancer: &Balancer) -> Resu
         _ => (404, "text/plain", "GET / or /json, POST /drain/HOST:PORT or /undrain/HOST:PORT\n".into()),
     };
     Response::builder().status(status).header(CONTENT_TYPE, kind).body(body)
+}
+
+/// Browsers say which name a page asked for, and no page has an address of this host as its own name.
+fn is_called_by_name(request: &Request<Incoming>, names: &[String]) -> bool {
+    let authority = |text: &str| text.parse::<Authority>().is_ok_and(|said| is_ours(said.host(), names));
+    let mut hosts = request.headers().get_all(HOST).iter().map(|host| host.to_str().is_ok_and(authority));
+    let uri = request.uri().authority().is_none_or(|said| is_ours(said.host(), names));
+    uri && hosts.next() == Some(true) && hosts.next().is_none()
+}
+
+fn is_ours(host: &str, names: &[String]) -> bool {
+    let is_address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>().is_ok();
+    let same = |name: &str| name.eq_ignore_ascii_case(host.trim_end_matches('.'));
+    is_address || same("localhost") || names.iter().any(|name| same(name))
 }
 
 /// Any page that a browser of this host shows can come from there too, but says its origin.

@@ -139,8 +139,13 @@ fn upstreams_hear_by_the_proxy_protocol_who_the_client_is() {
 
 /// What a request is answered: the status, and the body.
 async fn asks(net: &Net, request: &str) -> std::io::Result<(String, String)> {
+    asks_for(net, request, "10.0.0.1:9000").await
+}
+
+/// The same of a request that calls the balancer by this name.
+async fn asks_for(net: &Net, request: &str, host: &str) -> std::io::Result<(String, String)> {
     let mut me = net.connect("10.0.0.1:9000").await?;
-    me.send(format!("{request} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")).await?;
+    me.send(format!("{request} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n")).await?;
     let answer = String::from_utf8(me.closed().await?).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     Ok((head.split(' ').nth(1).unwrap().to_owned(), body.to_owned()))
@@ -149,7 +154,7 @@ async fn asks(net: &Net, request: &str) -> std::io::Result<(String, String)> {
 #[test]
 fn state_is_told_by_http_and_changed_from_this_host_alone() {
     Sim::seeds(10).run(|sim| {
-        let (echoing, running) = starts(sim, &[]);
+        let (echoing, running) = starts(sim, &["--status-name", "lb.internal"]);
         let addr = running.addr();
         echoing[2].mode.set(Mode::Refuses);
         sim.run_for(20 * SECOND);
@@ -172,6 +177,19 @@ fn state_is_told_by_http_and_changed_from_this_host_alone() {
                 ("200", &"10.0.0.12:80".into(), &true.into())
             );
             assert_eq!((&state["retries"], &state["upstreams"][2]["down"]), (&0.into(), &true.into()));
+            // A page of another site, whose name was made to resolve to the balancer.
+            for (host, wanted) in [
+                ("evil.example", "403"),
+                ("10.0.0.1.evil.example:9000", "403"),
+                ("localhost@evil.example", "403"),
+                ("", "403"),
+                ("LOCALHOST:1", "200"),
+                ("[::1]:9000", "200"),
+                ("lb.internal:9000", "200"),
+            ] {
+                assert_eq!(asks_for(&net, "GET /json", host).await?.0, wanted, "{host}");
+                assert_eq!(asks_for(&net, "GET /", host).await?.0, wanted, "{host}");
+            }
             // It is another host's.
             for (request, wanted) in [
                 ("POST /drain/10.0.0.11:80", "403"),
