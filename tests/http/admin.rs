@@ -1,5 +1,6 @@
 //! The admin endpoint: what it answers, whom it refuses, and that shards do not notice.
 
+mod crowds;
 mod load;
 mod paths;
 mod safety;

@@ -11,6 +11,8 @@
 //!     curl http://127.0.0.1:9000/metrics
 //!     curl -X POST -H 'X-Ringserve: 1' -d 'info,ringserve=debug' http://127.0.0.1:9000/log-level
 //!     curl -X POST -H 'X-Ringserve: 1' http://127.0.0.1:9000/drain
+//!
+//! `--probes 0.0.0.0:9001` answers `/healthz` and `/readyz` there, without a token, and nothing else.
 
 use std::convert::Infallible;
 use std::io::IsTerminal;
@@ -25,7 +27,8 @@ use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::prelude::*;
 use tracing_subscriber::{EnvFilter, reload};
 
-/// Lines that are sent back, and an admin endpoint. If RINGSERVE_ADMIN_TOKEN is set, requests there must have that token.
+/// Lines that are sent back, and an admin endpoint. If RINGSERVE_ADMIN_TOKEN is set, requests there must have that token, or to
+/// read alone that of RINGSERVE_ADMIN_READ_TOKEN.
 #[derive(Parser)]
 struct Args {
     /// Address and port to listen on; port 0 finds a free one.
@@ -34,6 +37,9 @@ struct Args {
     /// Where the admin endpoint is: an address and a port, or unix:PATH.
     #[arg(long, default_value = "127.0.0.1:9000", value_name = "PLACE")]
     admin: String,
+    /// A further place, at which it answers /healthz and /readyz alone.
+    #[arg(long, value_name = "PLACE")]
+    probes: Option<String>,
     /// Shards; by default one for each CPU.
     #[arg(long, value_name = "N")]
     shards: Option<usize>,
@@ -114,6 +120,12 @@ fn main() -> Result<(), ringserve::Error> {
     });
     if let Ok(token) = std::env::var("RINGSERVE_ADMIN_TOKEN") {
         admin = admin.token(token);
+    }
+    if let Ok(token) = std::env::var("RINGSERVE_ADMIN_READ_TOKEN") {
+        admin = admin.read_token(token);
+    }
+    if let Some(probes) = args.probes {
+        admin = admin.probes(probes);
     }
     let mut server = Server::bind(args.listen).driver(args.driver).framing(Lines::default()).admin(admin);
     if let Some(shards) = args.shards {

@@ -121,6 +121,33 @@ fn token_is_asked_for_where_it_matters() {
 }
 
 #[test]
+fn token_for_reading_gives_no_order() {
+    let lab = lab(Admin::new(LOCAL).token("correct-horse-battery").read_token("staple-staple-staple"));
+    let addr = endpoint(&lab.running);
+    let [orders, reads] = ["correct-horse-battery", "staple-staple-staple"]
+        .map(|token| format!("authorization: Bearer {token}"));
+    let header = "x-ringserve: 1";
+    for path in ["/report.json", "/metrics", "/connections", "/stalls", "/doctor", "/admission"] {
+        for token in [&orders, &reads] {
+            assert_eq!(ask(addr, "GET", path, &[token], "").status, 200, "{path}");
+        }
+        assert_eq!(get(addr, path).status, 401, "{path}");
+    }
+    for path in ["/connections/0.0.0/close", "/log-level", "/admission/deny?network=192.0.2.0/24", "/drain"] {
+        let refused = ask(addr, "POST", path, &[&reads, header], "");
+        assert_eq!(
+            (refused.status, refused.text()),
+            (403, "this token may read, and gives no orders\n"),
+            "{path}"
+        );
+        assert_eq!(post(addr, path, "").status, 401, "{path}");
+    }
+    assert!(!lab.running.control().is_draining());
+    assert_eq!(ask(addr, "POST", "/connections/0.0.0/close", &[&orders, header], "").status, 202);
+    lab.finish();
+}
+
+#[test]
 fn paths_that_climb_lead_nowhere() {
     let lab = lab(LOCAL);
     let addr = endpoint(&lab.running);

@@ -31,6 +31,12 @@ fn places_that_would_not_be_safe_are_errors_of_the_start() {
         (Admin::new("[::]:0"), "Admin::token"),
         (Admin::new("0.0.0.0:0").token("short"), "5 bytes"),
         (Admin::new("127.0.0.1:0").token("with a space in between"), "ASCII"),
+        (Admin::new("127.0.0.1:0").read_token("short"), "5 bytes"),
+        (
+            Admin::new("127.0.0.1:0").token("correct-horse-battery").read_token("correct-horse-battery"),
+            "are the same",
+        ),
+        (Admin::new("127.0.0.1:0").probes("nonsense"), "127.0.0.1:9000"),
         (Admin::new("nonsense"), "127.0.0.1:9000"),
         (Admin::new("/run/admin.sock"), "unix:/run/admin.sock"),
         (Admin::new("unix:/nowhere/at/all/admin.sock"), "/nowhere/at/all"),
@@ -97,6 +103,19 @@ fn endpoint_answers_while_factories_are_pending() {
     assert_eq!(get(addr, "/readyz").status, 200);
     eventually("it is reported", SOON, || get(addr, "/report.json").report().server.phase == Phase::Serving);
     watch::finish(running);
+}
+
+#[test]
+fn server_without_a_shard_is_not_healthy() {
+    let lab = lab("127.0.0.1:0");
+    let addr = endpoint(&lab.running);
+    assert_eq!(get(addr, "/healthz").text(), "ok\n");
+    lab.running.shutdown();
+    eventually("the shards are gone", SOON, || {
+        let answer = get(addr, "/healthz");
+        answer.status == 503 && answer.text() == "no shard runs\n"
+    });
+    lab.ended();
 }
 
 #[test]

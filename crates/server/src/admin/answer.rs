@@ -6,10 +6,13 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use hyper::body::{Body, Bytes, Frame, SizeHint};
-use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue, WWW_AUTHENTICATE};
+use hyper::header::{
+    ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE,
+};
 use hyper::{Response, StatusCode};
 
 use super::gate::Refused;
+use super::guests::Asking;
 use super::press::{Listener, Press};
 use super::routes::{self, Route};
 use crate::shard::draining::Draining;
@@ -27,10 +30,23 @@ const PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style
      connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// The body of an answer.
-pub(super) enum Answer {
+pub(super) struct Answer {
+    content: Content,
+    /// The request is being answered for as long as hyper has not taken all of it.
+    _asking: Option<Asking>,
+}
+
+enum Content {
     /// `None` once it was taken.
     Whole(Option<Bytes>),
     Events(Box<Events>),
+}
+
+impl Answer {
+    /// The same for a request of a connection.
+    pub(super) fn of(self, asking: Asking) -> Answer {
+        Answer { _asking: Some(asking), ..self }
+    }
 }
 
 /// Reports, one after the other, until the endpoint ends.
@@ -43,11 +59,12 @@ pub(super) struct Events {
 }
 
 impl Events {
-    pub(super) fn new(press: &Rc<Press>, draining: Draining) -> Events {
-        let _listener = press.listen();
+    /// `None` if there are as many listeners as there may be.
+    pub(super) fn new(press: &Rc<Press>, draining: Draining) -> Option<Events> {
+        let _listener = press.listen()?;
         // The first one is for this listener, and comes at once.
         let next = press.ask();
-        Events { press: press.clone(), next, draining, _listener }
+        Some(Events { press: press.clone(), next, draining, _listener })
     }
 
     fn poll_next(&mut self, task: &mut Context<'_>) -> Poll<Option<Bytes>> {
@@ -69,31 +86,31 @@ impl Body for Answer {
         mut self: Pin<&mut Self>,
         task: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let next = match &mut *self {
-            Answer::Whole(bytes) => Poll::Ready(bytes.take().filter(|bytes| !bytes.is_empty())),
-            Answer::Events(events) => events.poll_next(task),
+        let next = match &mut self.content {
+            Content::Whole(bytes) => Poll::Ready(bytes.take().filter(|bytes| !bytes.is_empty())),
+            Content::Events(events) => events.poll_next(task),
         };
         next.map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes))))
     }
 
     fn is_end_stream(&self) -> bool {
-        match self {
-            Answer::Whole(bytes) => bytes.as_ref().is_none_or(Bytes::is_empty),
-            Answer::Events(_) => false,
+        match &self.content {
+            Content::Whole(bytes) => bytes.as_ref().is_none_or(Bytes::is_empty),
+            Content::Events(_) => false,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match self {
-            Answer::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
-            Answer::Events(_) => SizeHint::default(),
+        match &self.content {
+            Content::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
+            Content::Events(_) => SizeHint::default(),
         }
     }
 }
 
 /// An answer of any type. None may be kept, none is guessed to be of another type, and no other origin may embed it.
-fn response(status: StatusCode, kind: &'static str, body: Answer) -> Response<Answer> {
-    let mut response = Response::new(body);
+fn response(status: StatusCode, kind: &'static str, content: Content) -> Response<Answer> {
+    let mut response = Response::new(Answer { content, _asking: None });
     *response.status_mut() = status;
     let headers = response.headers_mut();
     for (name, value) in [
@@ -108,7 +125,7 @@ fn response(status: StatusCode, kind: &'static str, body: Answer) -> Response<An
 }
 
 pub(super) fn whole(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Response<Answer> {
-    response(status, kind, Answer::Whole(Some(body.into())))
+    response(status, kind, Content::Whole(Some(body.into())))
 }
 
 /// A sentence, with a line feed behind it.
@@ -134,7 +151,20 @@ pub(super) fn page() -> Response<Answer> {
 }
 
 pub(super) fn events(events: Events) -> Response<Answer> {
-    response(StatusCode::OK, EVENTS, Answer::Events(Box::new(events)))
+    response(StatusCode::OK, EVENTS, Content::Events(Box::new(events)))
+}
+
+/// There are as many requests of this kind as there may be: a later one may be answered. The connection makes room for others.
+pub(super) fn too_many(text: impl Into<String>) -> Response<Answer> {
+    let mut response = sentence(StatusCode::SERVICE_UNAVAILABLE, text);
+    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("5"));
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
+/// There is no such path at the listener for probes.
+pub(super) fn no_probe() -> Response<Answer> {
+    sentence(StatusCode::NOT_FOUND, "this listener is for probes: it answers /healthz and /readyz")
 }
 
 /// There is no such path.
@@ -168,6 +198,7 @@ pub(super) fn refused(why: &Refused) -> Response<Answer> {
             response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             response
         }
+        Refused::ReadsOnly => sentence(StatusCode::FORBIDDEN, "this token may read, and gives no orders"),
         Refused::Header => sentence(
             StatusCode::FORBIDDEN,
             "a request with an effect needs the header X-Ringserve: 1, which no page of another site can send",

@@ -20,8 +20,9 @@ use super::LogLevel;
 use super::admission;
 use super::answer::{self, Answer, Events, JSON};
 use super::gate::Gate;
+use super::guests::{Guest, Guests};
 use super::history::History;
-use super::press::Press;
+use super::press::{LISTENERS_MAX, Press};
 use super::reports::{self, Lists};
 use super::routes::{Route, parameters};
 use super::sources::{connection, findings, stall};
@@ -56,6 +57,10 @@ const FILTER_BYTES_MAX: usize = 1024;
 
 /// The most connections that `/connections` shows.
 const LIMIT_MAX: usize = 1000;
+
+/// Requests of one address that are answered at once, without probes: a browser has six, and programs on this machine have the
+/// same address.
+const ASKING_MAX: usize = 12;
 
 /// What the endpoint was told.
 pub(super) struct Settings {
@@ -188,12 +193,39 @@ impl Desk {
         }
     }
 
-    /// Answers one request.
+    /// Answers one request of a guest.
     pub(super) async fn answer(
         self: Rc<Self>,
         request: Request<Incoming>,
+        guests: Rc<Guests>,
+        guest: Rc<Guest>,
     ) -> Result<Response<Answer>, Infallible> {
-        Ok(self.answered(request).await)
+        let is_probe = Route::find(request.uri().path()).is_some_and(Route::is_probe);
+        let others = guests.asking_from(guest.address());
+        let shard = self.shard.clone();
+        let asking = guest.asks(is_probe, move || shard.now());
+        let answer = match is_probe || others < ASKING_MAX {
+            true => self.answered(request).await,
+            false => answer::too_many(format!("{others} requests of this address are being answered")),
+        };
+        Ok(answer.map(|answer| answer.of(asking)))
+    }
+
+    /// Answers a request at the listener for probes, whatever name it calls the endpoint by: it tells nothing but how the server is.
+    pub(super) async fn probed(
+        self: Rc<Self>,
+        request: Request<Incoming>,
+        guest: Rc<Guest>,
+    ) -> Result<Response<Answer>, Infallible> {
+        let shard = self.shard.clone();
+        let asking = guest.asks(true, move || shard.now());
+        let answer = match Route::find(request.uri().path()).filter(|route| route.is_probe()) {
+            Some(route) if !route.allows(request.method()) => answer::other_method(route),
+            Some(Route::Health) => self.health(),
+            Some(_) => self.ready(),
+            None => answer::no_probe(),
+        };
+        Ok(answer.map(|answer| answer.of(asking)))
     }
 
     async fn answered(self: &Rc<Self>, request: Request<Incoming>) -> Response<Answer> {
@@ -205,7 +237,7 @@ impl Desk {
         if !route.allows(request.method()) {
             return answer::other_method(route);
         }
-        let may = if route.is_open() { Ok(()) } else { gate.check_caller(&request) };
+        let may = if route.is_open() { Ok(()) } else { gate.check_caller(&request, route.has_effect()) };
         let means = if route.has_effect() { Gate::check_effect(&request) } else { Ok(()) };
         if let Err(why) = may.and(means) {
             return answer::refused(&why);
@@ -215,7 +247,10 @@ impl Desk {
             Route::Health => self.health(),
             Route::Ready => self.ready(),
             Route::Report => self.report_json().await,
-            Route::Events => answer::events(Events::new(&self.press, self.shard.draining())),
+            Route::Events => match Events::new(&self.press, self.shard.draining()) {
+                Some(events) => answer::events(events),
+                None => answer::too_many(format!("{LISTENERS_MAX} listen to events, and no more may")),
+            },
             Route::LogLevel => self.set_log_level(request.into_body()).await,
             Route::Metrics
             | Route::Connections
@@ -245,10 +280,14 @@ impl Desk {
         }
     }
 
-    /// Health: bad only if a shard is as good as dead, since what restarts a server for it cuts off all connections.
+    /// Health: bad only if a shard is as good as dead, or none is left, since what restarts a server for it cuts off all
+    /// connections.
     fn health(&self) -> Response<Answer> {
         let Some(running) = self.running() else { return answer::sentence(StatusCode::OK, "starting") };
         let shards = running.control.remotes().len();
+        if !(0..shards).any(|shard| running.runs(shard)) {
+            return answer::sentence(StatusCode::SERVICE_UNAVAILABLE, "no shard runs");
+        }
         let dead = (0..shards).filter_map(|shard| Some((shard, running.in_turn_for(shard)?)));
         // A shard inside a runtime is in no turn while a task of the runtime blocks its thread.
         let stalls = running.control.stalls();

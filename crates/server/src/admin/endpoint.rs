@@ -1,29 +1,43 @@
 //! The endpoint as a server beside another one.
 
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::service::service_fn;
+use ringserve_core::framing::Raw;
 use ringserve_core::{Address, Limits, ServerLimits};
 use tracing::{error, info};
 
 use super::Admin;
 use super::desk::{Desk, Settings};
-use super::gate::Gate;
+use super::gate::{Gate, Tokens};
+use super::guests::Guests;
 use super::places::Place;
 use super::target::Target;
-use crate::http::{HttpOptions, HttpVersions, http};
+use crate::http::{Http, HttpOptions, HttpVersions};
 use crate::log::guarded;
 use crate::server::builder::Server;
 use crate::server::control::ServerControl;
 use crate::server::driver::Driver;
 use crate::server::error::Error;
+use crate::server::prepared::ENDPOINT_CONNECTIONS;
 use crate::server::running::{Beside, Facts, RunsBeside, ServerHandle};
 use crate::server::socket_options::options::SocketOptions;
+use crate::service::IntoService;
+use crate::shard::handle::Shard;
+use crate::stream::byte_stream::Stream;
+use crate::stream::service::stream;
 use crate::watchdog::Stalls;
 
-/// Connections at once: a browser has six, and a scraper one. Further ones wait in the backlog.
-const CONNECTIONS_MAX: usize = 32;
+/// Connections at once: a browser has six, and a scraper one. For each further one another makes room.
+const GUESTS_MAX: usize = 32;
+
+/// Connections of probes at once, at their own listener.
+const PROBES_MAX: usize = 16;
+
+/// Both, and those that are ended and not gone yet. Further ones wait in the backlog.
+const CONNECTIONS_MAX: usize = ENDPOINT_CONNECTIONS;
 
 /// A client that sends no request for this long, or reads nothing, makes room for others.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -43,19 +57,27 @@ struct Endpoint {
     /// `None` once it ended.
     server: Option<ServerHandle>,
     address: Address,
+    probes: Option<Address>,
 }
 
 impl Beside for Admin {
     fn start(self: Box<Self>) -> Result<Box<dyn RunsBeside>, Error> {
-        let Admin { addr, token, names, log_level } = *self;
+        let Admin { addr, probes, token, read_token, names, log_level } = *self;
         let place = Place::parse(&addr).map_err(Error::Admin)?;
-        token.as_deref().map_or(Ok(()), Gate::check_token).map_err(Error::Admin)?;
-        place.check(token.is_some()).map_err(Error::Admin)?;
+        let probes = probes.map(|addr| Place::parse(&addr)).transpose().map_err(Error::Admin)?;
+        let tokens = Tokens::check(token, read_token).map_err(Error::Admin)?;
+        place.check(tokens.are_asked_for()).map_err(Error::Admin)?;
         let names = names.iter().map(|name| Gate::read_name(name)).collect::<Result<Vec<_>, _>>();
-        let gate = Gate::new(names.map_err(Error::Admin)?, place.ips(), token.as_deref());
+        let gate = Gate::new(names.map_err(Error::Admin)?, place.ips(), tokens);
+        let probes_from = place.listeners();
         let server = match place {
             Place::Ip(addrs) => Server::bind(&addrs[..]),
             Place::Unix(path) => Server::bind_unix(path),
+        };
+        let server = match probes {
+            Some(Place::Ip(addrs)) => server.listen(&addrs[..]),
+            Some(Place::Unix(path)) => server.listen_unix(path),
+            None => server,
         };
         let target = Arc::new(Target::default());
         let settings = Arc::new(Settings { gate, log_level, target: target.clone() });
@@ -68,18 +90,38 @@ impl Beside for Admin {
             .sockets(SocketOptions::default().unix_mode(UNIX_MODE))
             .stalls(Stalls::off())
             .beside_another()
-            .start(move |shard| {
-                let desk = Desk::begin(shard, settings.clone());
-                http(service_fn(move |request| desk.clone().answer(request))).options(options())
-            });
+            .start(move |shard| serve(shard, Desk::begin(shard, settings.clone()), probes_from));
         let server = started.map_err(|error| Error::Admin(cause(error)))?;
         let address = server.listeners()[0].clone();
-        guarded(|| match &address {
-            Address::Ip(addr) => info!("admin endpoint at http://{addr}"),
-            unix => info!("admin endpoint at {unix}"),
-        });
-        Ok(Box::new(Endpoint { target, server: Some(server), address }))
+        let probes = server.listeners().get(probes_from).cloned();
+        for (what, address) in [("admin endpoint", Some(&address)), ("probes", probes.as_ref())] {
+            guarded(|| match address {
+                Some(Address::Ip(addr)) => info!("{what} at http://{addr}"),
+                Some(unix) => info!("{what} at {unix}"),
+                None => {}
+            });
+        }
+        Ok(Box::new(Endpoint { target, server: Some(server), address, probes }))
     }
+}
+
+/// The service of the endpoint's shard. Listeners from this number on are for probes.
+fn serve(shard: &Shard, desk: Rc<Desk>, probes_from: usize) -> impl IntoService<Raw> + use<> {
+    let http = Http::new(shard, &options());
+    let (guests, probes) = (Rc::new(Guests::new(GUESTS_MAX)), Rc::new(Guests::new(PROBES_MAX)));
+    stream(async move |stream: Stream| {
+        let is_for_probes = stream.peer().listener() >= probes_from;
+        let guests = if is_for_probes { &probes } else { &guests };
+        let stay = guests.welcome(&stream, stream.shard().now());
+        let served = if is_for_probes {
+            http.serve(stream, service_fn(|request| desk.clone().probed(request, stay.guest().clone()))).await
+        } else {
+            let answer = |request| desk.clone().answer(request, guests.clone(), stay.guest().clone());
+            http.serve(stream, service_fn(answer)).await
+        };
+        // That it made room is no failure.
+        if stay.is_sent_away() { Ok(()) } else { served }
+    })
 }
 
 impl RunsBeside for Endpoint {
@@ -89,6 +131,10 @@ impl RunsBeside for Endpoint {
 
     fn address(&self) -> &Address {
         &self.address
+    }
+
+    fn probes(&self) -> Option<&Address> {
+        self.probes.as_ref()
     }
 }
 

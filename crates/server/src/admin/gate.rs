@@ -28,7 +28,52 @@ pub(super) struct Gate {
     /// In lower case.
     names: Vec<String>,
     ips: Vec<IpAddr>,
-    token: Option<Box<str>>,
+    tokens: Tokens,
+}
+
+/// The secrets of an endpoint. Without any, no request is asked for one.
+#[derive(Debug, Default)]
+pub(super) struct Tokens {
+    /// Of those who may read and give orders.
+    orders: Option<Box<str>>,
+    /// Of those who may read.
+    reads: Option<Box<str>>,
+}
+
+impl Tokens {
+    /// # Errors
+    /// A sentence with the cause: one that is easily guessed, or that a header cannot have, or both are the same.
+    pub(super) fn check(orders: Option<String>, reads: Option<String>) -> Result<Tokens, String> {
+        [&orders, &reads].into_iter().flatten().try_for_each(|token| check_token(token))?;
+        if orders.is_some() && orders == reads {
+            return Err(
+                "Admin::token and Admin::read_token are the same: give two, or the first alone".to_owned()
+            );
+        }
+        Ok(Tokens { orders: orders.map(Into::into), reads: reads.map(Into::into) })
+    }
+
+    /// True if there is one.
+    pub(super) fn are_asked_for(&self) -> bool {
+        self.orders.is_some() || self.reads.is_some()
+    }
+}
+
+/// Refuses tokens that are easily guessed, or that a header cannot have.
+///
+/// # Errors
+/// A sentence with the cause.
+fn check_token(token: &str) -> Result<(), String> {
+    if token.len() < TOKEN_MIN {
+        return Err(format!(
+            "the token has {} bytes: give one of {TOKEN_MIN} or more, at random",
+            token.len()
+        ));
+    }
+    match token.bytes().all(|byte| byte.is_ascii_graphic()) {
+        true => Ok(()),
+        false => Err("the token has a byte that is no visible character of ASCII".to_owned()),
+    }
 }
 
 /// The reason why a request is refused.
@@ -38,6 +83,8 @@ pub(super) enum Refused {
     Name(String),
     /// The token is missing or wrong.
     Token,
+    /// It has an effect, and its token is one for reading.
+    ReadsOnly,
     /// It has an effect, and lacks the header by which that is meant.
     Header,
     /// It was sent by a page of another origin.
@@ -48,10 +95,10 @@ impl Gate {
     pub(super) fn new(
         names: impl IntoIterator<Item = String>,
         ips: impl IntoIterator<Item = IpAddr>,
-        token: Option<&str>,
+        tokens: Tokens,
     ) -> Gate {
         let names = names.into_iter().chain(["localhost".to_owned()]);
-        Gate { names: names.collect(), ips: ips.into_iter().collect(), token: token.map(Box::from) }
+        Gate { names: names.collect(), ips: ips.into_iter().collect(), tokens }
     }
 
     /// A name as hosts are compared with it: in lower case, without the dot of a name that is whole.
@@ -75,23 +122,6 @@ impl Gate {
         Ok(plain(authority.host()))
     }
 
-    /// Refuses tokens that are easily guessed, or that a header cannot have.
-    ///
-    /// # Errors
-    /// A sentence with the cause.
-    pub(super) fn check_token(token: &str) -> Result<(), String> {
-        if token.len() < TOKEN_MIN {
-            return Err(format!(
-                "the token has {} bytes: give one of {TOKEN_MIN} or more, at random",
-                token.len()
-            ));
-        }
-        match token.bytes().all(|byte| byte.is_ascii_graphic()) {
-            true => Ok(()),
-            false => Err("the token has a byte that is no visible character of ASCII".to_owned()),
-        }
-    }
-
     /// Refuses a request that does not call the endpoint by one of its names.
     ///
     /// # Errors
@@ -105,18 +135,28 @@ impl Gate {
         }
     }
 
-    /// Refuses a request without the token, if there is one.
+    /// Refuses a request without a token that allows it, if there is one.
     ///
     /// # Errors
-    /// It is missing or wrong.
-    pub(super) fn check_caller<B>(&self, request: &Request<B>) -> Result<(), Refused> {
-        let Some(token) = &self.token else { return Ok(()) };
+    /// It is missing or wrong, or allows less.
+    pub(super) fn check_caller<B>(&self, request: &Request<B>, has_effect: bool) -> Result<(), Refused> {
+        if !self.tokens.are_asked_for() {
+            return Ok(());
+        }
         let said = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
         let said = said.and_then(|value| value.split_once(' '));
         let said =
             said.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, said)| said.trim());
-        let is_right = said.is_some_and(|said| bool::from(said.as_bytes().ct_eq(token.as_bytes())));
-        if is_right { Ok(()) } else { Err(Refused::Token) }
+        let is = |token: &Option<Box<str>>| {
+            said.zip(token.as_ref())
+                .is_some_and(|(said, token)| said.as_bytes().ct_eq(token.as_bytes()).into())
+        };
+        match (is(&self.tokens.orders), is(&self.tokens.reads)) {
+            (true, _) => Ok(()),
+            (false, true) if has_effect => Err(Refused::ReadsOnly),
+            (false, true) => Ok(()),
+            (false, false) => Err(Refused::Token),
+        }
     }
 
     /// Refuses a request with an effect that a page of another origin may have sent.
@@ -177,7 +217,8 @@ mod tests {
 
     fn gate(ips: &[&str]) -> Gate {
         let ips = ips.iter().map(|ip| ip.parse().unwrap());
-        Gate::new([Gate::read_name("Admin.Internal.").unwrap()], ips, Some("correct-horse-battery"))
+        let tokens = Tokens::check(Some("correct-horse-battery".to_owned()), None).unwrap();
+        Gate::new([Gate::read_name("Admin.Internal.").unwrap()], ips, tokens)
     }
 
     fn request(headers: &[(&str, &str)]) -> Request<()> {
@@ -270,19 +311,57 @@ mod tests {
             ("Bearer ", false),
             ("correct-horse-battery", false),
         ] {
-            assert_eq!(gate.check_caller(&request(&[("authorization", said)])).is_ok(), is_right, "{said}");
+            for has_effect in [true, false] {
+                let checked = gate.check_caller(&request(&[("authorization", said)]), has_effect);
+                assert_eq!(checked.is_ok(), is_right, "{said}");
+            }
         }
-        assert_eq!(gate.check_caller(&request(&[])), Err(Refused::Token));
-        assert_eq!(Gate::default().check_caller(&request(&[])), Ok(()));
+        assert_eq!(gate.check_caller(&request(&[]), false), Err(Refused::Token));
+        assert_eq!(Gate::default().check_caller(&request(&[]), true), Ok(()));
+    }
+
+    #[test]
+    fn token_for_reading_gives_no_orders() {
+        let token = |text: &str| Some(text.to_owned());
+        let (orders, reads) = (token("correct-horse-battery"), token("staple-staple-staple"));
+        let gate = |orders: &Option<String>| Gate {
+            tokens: Tokens::check(orders.clone(), reads.clone()).unwrap(),
+            ..Gate::default()
+        };
+        let said = |gate: &Gate, token: &str, has_effect| {
+            gate.check_caller(&request(&[("authorization", &format!("Bearer {token}"))]), has_effect)
+        };
+        let both = gate(&orders);
+        for has_effect in [true, false] {
+            assert_eq!(said(&both, "correct-horse-battery", has_effect), Ok(()));
+            assert_eq!(said(&both, "staple-staple-stapler", has_effect), Err(Refused::Token));
+        }
+        // Without a token for orders no request gives any.
+        for gate in [&both, &gate(&None)] {
+            assert_eq!(said(gate, "staple-staple-staple", false), Ok(()));
+            assert_eq!(said(gate, "staple-staple-staple", true), Err(Refused::ReadsOnly));
+            assert_eq!(gate.check_caller(&request(&[]), true), Err(Refused::Token));
+        }
     }
 
     #[test]
     fn weak_tokens_are_refused() {
-        assert!(Gate::check_token("secret").unwrap_err().contains("6 bytes"));
-        assert!(Gate::check_token("").is_err());
-        assert!(Gate::check_token("with a space in it").is_err());
-        assert!(Gate::check_token("mit-umlaut-äääääää").is_err());
-        assert_eq!(Gate::check_token("0123456789abcdef"), Ok(()));
+        let checked = |orders: Option<&str>, reads: Option<&str>| {
+            Tokens::check(orders.map(str::to_owned), reads.map(str::to_owned)).map(drop)
+        };
+        for check in [|token| (Some(token), None), |token| (None, Some(token))] {
+            let checked = |token| {
+                let (orders, reads) = check(token);
+                checked(orders, reads)
+            };
+            assert!(checked("secret").unwrap_err().contains("6 bytes"));
+            assert!(checked("").is_err());
+            assert!(checked("with a space in it").is_err());
+            assert!(checked("mit-umlaut-äääääää").is_err());
+            assert_eq!(checked("0123456789abcdef"), Ok(()));
+        }
+        let same = checked(Some("0123456789abcdef"), Some("0123456789abcdef"));
+        assert!(same.unwrap_err().contains("are the same"));
     }
 
     #[test]

@@ -25,7 +25,7 @@
 //! | `/connections?by=outbox&limit=20` | connections by `outbox`, `idle`, `bytes_in`, `age` or `oldest_call`, 1000 at most |
 //! | `/stalls` | the last times for which a shard did not go on |
 //! | `/doctor?for=connections=1000000,accepts=20000` | what is wrong with the machine and the settings, for what is [expected](crate::doctor::Expected) |
-//! | `/healthz` | 503 if a shard has not gone on for 10 s, so that no busy server is restarted |
+//! | `/healthz` | 503 if a shard has not gone on for 10 s, or none is left, so that no busy server is restarted |
 //! | `/readyz` | 503 while the server starts or drains, or its [load](crate::overload::Load) is refusing or full |
 //! | `/admission` | the limits on who is let in as they are now, as an [`Admission`](ringserve_report::Admission) |
 //! | POST `/admission/deny?network=192.0.2.0/24&seconds=600` | denies networks for a time; `allow` lets them in, but for what the kernel filters; `forget` ends either |
@@ -47,7 +47,11 @@
 //! of reports ask the shards, within a second and a quarter of one: a shard that does not answer is named. It samples the server
 //! each second, and writes reports while they are asked for.
 //!
-//! It takes 32 connections, about 1 MiB, and closes those that ask for nothing or read nothing for 10 s. Further ones wait.
+//! It has room for 32 connections, about 1 MiB, and closes those that ask for nothing or read nothing for 10 s. For each further
+//! one another makes room at once: the oldest that has asked nothing yet, or else the one that has been quiet for longest behind
+//! its last answer. A connection whose request is being answered, or that listens to events, makes room for none: there may be 16
+//! listeners, and of one address 12 such requests at once, probes (`/healthz`, `/readyz`) not counted; more are answered with 503.
+//! So no crowd keeps a probe out. Probes may have [their own listener](Admin::probes), with room for 16 connections.
 //!
 //! # Who may ask
 //!
@@ -67,6 +71,7 @@ mod answer;
 mod desk;
 mod endpoint;
 mod gate;
+mod guests;
 mod history;
 mod places;
 mod press;
@@ -98,7 +103,9 @@ type LogLevel = Arc<dyn Fn(&str) -> Result<(), String> + Send + Sync>;
 #[must_use = "an endpoint is given to Server::admin"]
 pub struct Admin {
     addr: String,
+    probes: Option<String>,
     token: Option<String>,
+    read_token: Option<String>,
     names: Vec<String>,
     log_level: Option<LogLevel>,
 }
@@ -107,7 +114,30 @@ impl Admin {
     /// An endpoint at `addr`: `127.0.0.1:9000`, `localhost:9000`, `[::1]:9000`, `unix:/run/app/admin.sock`, `unix:@app`. Port 0
     /// finds a free one. The start checks it.
     pub fn new(addr: impl Into<String>) -> Admin {
-        Admin { addr: addr.into(), token: None, names: Vec::new(), log_level: None }
+        Admin {
+            addr: addr.into(),
+            probes: None,
+            token: None,
+            read_token: None,
+            names: Vec::new(),
+            log_level: None,
+        }
+    }
+
+    /// Answers `/healthz` and `/readyz` at this address too, and nothing else there: in the forms of [`new`](Admin::new), also
+    /// without a token at an address that other machines reach, and whatever name a request has for it. So the rest may stay at a
+    /// Unix socket or at loopback, and a crowd at one listener keeps no peer out of the other. A later call replaces the former
+    /// one; without it the endpoint has one place.
+    ///
+    /// ```no_run
+    /// # use ringserve::Server;
+    /// use ringserve::admin::Admin;
+    ///
+    /// let server = Server::bind("0.0.0.0:7000").admin(Admin::new("unix:/run/app/admin.sock").probes("0.0.0.0:9001"));
+    /// ```
+    pub fn probes(mut self, addr: impl Into<String>) -> Admin {
+        self.probes = Some(addr.into());
+        self
     }
 
     /// Asks each request for this token, as `Authorization: Bearer TOKEN`: 16 visible characters or more. With it the endpoint
@@ -116,8 +146,17 @@ impl Admin {
     ///
     /// `/`, `/healthz` and `/readyz` answer without it: the page holds nothing until it has the token, and probes of balancers
     /// and of Kubernetes have none.
+    ///
+    /// Who has it may give orders too. Give scrapers and dashboards a [token for reading](Admin::read_token).
     pub fn token(mut self, token: impl Into<String>) -> Admin {
         self.token = Some(token.into());
+        self
+    }
+
+    /// Lets requests with this token read, and gives them 403 where they have an effect. It is of the same form as
+    /// [`token`](Admin::token), and another one. Set alone it asks each request for it, and no order is taken.
+    pub fn read_token(mut self, token: impl Into<String>) -> Admin {
+        self.read_token = Some(token.into());
         self
     }
 
@@ -163,12 +202,14 @@ impl From<String> for Admin {
     }
 }
 
-/// Without the token.
+/// Without the tokens.
 impl fmt::Debug for Admin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Admin")
             .field("addr", &self.addr)
+            .field("probes", &self.probes)
             .field("has_token", &self.token.is_some())
+            .field("has_read_token", &self.read_token.is_some())
             .field("names", &self.names)
             .finish_non_exhaustive()
     }

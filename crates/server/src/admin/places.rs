@@ -52,6 +52,14 @@ impl Place {
         }
     }
 
+    /// How many listeners there are at it.
+    pub(super) fn listeners(&self) -> usize {
+        match self {
+            Place::Ip(addrs) => addrs.len(),
+            Place::Unix(_) => 1,
+        }
+    }
+
     /// The addresses by which a request may call the endpoint.
     pub(super) fn ips(&self) -> impl Iterator<Item = IpAddr> + '_ {
         let addrs = match self {

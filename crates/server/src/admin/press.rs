@@ -19,6 +19,9 @@ use ringserve_core::Time;
 /// A report that is younger is given again: snapshots are up to 100 ms old themselves.
 const RECENT: Duration = Duration::from_millis(200);
 
+/// Listeners at once: tabs of browsers, and programs that watch. Each keeps its connection.
+pub(super) const LISTENERS_MAX: usize = 16;
+
 const EVENT_BEGIN: &[u8] = b"data: ";
 const EVENT_END: &[u8] = b"\n\n";
 
@@ -92,9 +95,13 @@ impl Press {
         poll_fn(|task| self.poll_issue(number, task)).await
     }
 
-    pub(super) fn listen(self: &Rc<Self>) -> Listener {
-        self.listeners.set(self.listeners.get() + 1);
-        Listener { press: self.clone() }
+    /// `None` if there are [`LISTENERS_MAX`].
+    pub(super) fn listen(self: &Rc<Self>) -> Option<Listener> {
+        let count = self.listeners.get() + 1;
+        (count <= LISTENERS_MAX).then(|| {
+            self.listeners.set(count);
+            Listener { press: self.clone() }
+        })
     }
 
     pub(super) fn has_listeners(&self) -> bool {
@@ -188,5 +195,9 @@ mod tests {
         assert!(press.has_listeners());
         drop(other);
         assert!(!press.has_listeners());
+        let all: Vec<_> = (0..LISTENERS_MAX).map(|_| press.listen().expect("there is room")).collect();
+        assert!(press.listen().is_none());
+        drop(all);
+        assert!(press.listen().is_some());
     }
 }

@@ -105,6 +105,11 @@ impl Route {
         matches!(self, Route::Page | Route::Health | Route::Ready)
     }
 
+    /// True if supervisors and balancers ask it again and again.
+    pub(super) fn is_probe(self) -> bool {
+        matches!(self, Route::Health | Route::Ready)
+    }
+
     /// The methods of the path, for the header `allow`.
     pub(super) fn methods(self) -> &'static str {
         if self.has_effect() { "POST" } else { "GET, HEAD" }
@@ -239,7 +244,12 @@ mod tests {
             Route::Events,
             Route::Admission,
         ] {
-            assert!(!route.is_open() && !route.allows(&Method::POST) && route.allows(&Method::HEAD));
+            assert!(
+                !route.is_probe()
+                    && !route.is_open()
+                    && !route.allows(&Method::POST)
+                    && route.allows(&Method::HEAD)
+            );
         }
     }
 

@@ -57,10 +57,14 @@ const SHARDS_MAX: usize = 1024;
 const COALESCE_MIN: Duration = Duration::from_micros(1);
 const COALESCE_MAX: Duration = Duration::from_millis(1);
 
-/// Descriptors for the endpoint beside a server: those of its shard, and of its 32 connections. Without them it would be silent
-/// just when the connections of the server have taken all.
+/// Connections of the endpoint beside a server.
 #[cfg(feature = "admin")]
-const ENDPOINT_DESCRIPTORS: u64 = DESCRIPTORS_PER_SHARD + 32;
+pub(crate) const ENDPOINT_CONNECTIONS: usize = 64;
+
+/// Descriptors for the endpoint beside a server: those of its shard, and of its connections. Without them it would be silent just
+/// when the connections of the server have taken all.
+#[cfg(feature = "admin")]
+const ENDPOINT_DESCRIPTORS: u64 = DESCRIPTORS_PER_SHARD + ENDPOINT_CONNECTIONS as u64;
 
 /// How a server is set, beside its services.
 #[derive(Default)]

@@ -36,6 +36,9 @@ pub(crate) trait RunsBeside: Send + Sync {
 
     /// Its first address, with the real port.
     fn address(&self) -> &Address;
+
+    /// The first address of its listener for probes, if there is one.
+    fn probes(&self) -> Option<&Address>;
 }
 
 /// Settings of a server that serves, for the endpoint beside it.
@@ -119,6 +122,13 @@ impl ServerHandle {
     #[cfg(feature = "admin")]
     pub fn admin_address(&self) -> Option<&Address> {
         self.beside.as_ref().map(|beside| beside.address())
+    }
+
+    /// The first address at which the endpoint has [probes answered alone](crate::admin::Admin::probes), with the real port, if there
+    /// is one.
+    #[cfg(feature = "admin")]
+    pub fn probes_address(&self) -> Option<&Address> {
+        self.beside.as_ref().and_then(|beside| beside.probes())
     }
 
     /// The addresses of the server, with the real ports: each address and each Unix socket, in the order in which they were
