@@ -19,7 +19,8 @@ pub struct ConnStats {
     /// Connections that this shard accepted and handed to another one: its own table was full, or, at a Unix socket, it had
     /// more than the other one.
     pub handed_off: u64,
-    /// Times accepting stopped because of a limit: connections, descriptors, system files.
+    /// Times accepting stopped because of a limit: connections, descriptors, system files; or at one listener, where as many
+    /// connections began as [`handshakes_max`](crate::ServerLimits::handshakes_max) allows and none could go, or its accept failed.
     pub accept_paused: u64,
     /// Times accepting waited for the server's rate of new connections.
     pub accept_held: u64,

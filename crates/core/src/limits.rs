@@ -131,9 +131,15 @@ pub struct ServerLimits {
     /// accepting pauses and new connections wait in the backlog; no peer is dropped. Default 1 000 000, less where the driver
     /// holds fewer. Unused room costs nothing.
     pub connections_max: usize,
-    /// Connections of each shard that are not open yet because their PROXY header or handshake is not whole; 1 to 16 million.
-    /// At the limit accepting pauses. Default 4096: with [`Limits::handshake_timeout`] a source that sends nothing gets no more
-    /// of the table than that.
+    /// Connections of each listener and shard that are not open yet because their PROXY header or handshake is not whole; 1 to
+    /// 16 million. Default 4096: sources that send nothing get no more of the table than that for each such listener, and no
+    /// more memory than that many handshakes take, a few KiB each with TLS.
+    ///
+    /// From half of the limit on such a connection has less time: [`Limits::handshake_timeout`] at half of it, 3 s at the limit.
+    /// There one goes for each newcomer: the oldest that sent no byte and is older than 1 s, else the oldest that is older than
+    /// 3 s. It is reset, and counts as [`HandshakeTimeout`](crate::CloseReason::HandshakeTimeout) or
+    /// [`ProxyTimeout`](crate::CloseReason::ProxyTimeout). One that waits for the shard stays. Where none may go, accepting
+    /// pauses at that listener, and at no other.
     pub handshakes_max: usize,
     /// Bytes that all connections of one shard hold together in outboxes, unread frames, pending calls and HTTP buffers.
     /// Default 1 GiB; at least `outbox_bytes_max`, `frame_bytes_max` and `inbox_bytes_high`.

@@ -38,8 +38,8 @@ pub trait Observer {
     fn over_held_bytes_max(&mut self, now: Time, lane: LaneId, id: ConnId, bytes: usize, held: usize) {}
     /// The connection ended: no more frames, no more replies. Its account, if it has one, is complete.
     fn ended(&mut self, now: Time, lane: LaneId, outlet: &Outlet, reason: CloseReason) {}
-    /// Accepting was paused by a limit, or resumed.
-    fn accept_paused(&mut self, now: Time, paused: bool) {}
+    /// Accepting was paused by a limit, or resumed: at one listener, or at all of the shard's.
+    fn accept_paused(&mut self, now: Time, listener: Option<u16>, paused: bool) {}
     /// Makes a call of the shard's to a connection's [`Channel`](crate::Channel), which is others' code. `None` if that panicked, and the panic was
     /// caught and told. By default none is caught.
     #[inline]

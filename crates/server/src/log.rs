@@ -222,17 +222,25 @@ impl Observer for LogObserver {
         }
     }
 
-    fn accept_paused(&mut self, now: Time, paused: bool) {
+    fn accept_paused(&mut self, now: Time, listener: Option<u16>, paused: bool) {
         if !self.accept.allows(now) {
             return;
         }
-        guarded(|| match paused {
-            true => warn!(
-                shard = self.shard,
-                "accepting paused at a limit: connections_max or handshakes_max is reached, or the system has no descriptor left; \
-                 new connections wait in the backlog"
+        let (shard, service) = (self.shard, listener.and_then(|listener| self.names.at(listener)));
+        guarded(|| match (paused, listener) {
+            (true, None) => warn!(
+                shard,
+                "accepting paused at a limit: connections_max is reached, or the system has no descriptor left; new connections wait \
+                 in the backlog"
             ),
-            false => info!(shard = self.shard, "accepting again"),
+            (true, Some(listener)) => warn!(
+                shard,
+                service,
+                listener,
+                "accepting paused at one listener: as many of its connections are in a handshake, or before their PROXY header, as \
+                 handshakes_max allows, or its accept failed; its new connections wait in the backlog"
+            ),
+            (false, listener) => info!(shard, service, listener, "accepting again"),
         });
     }
 }

@@ -39,8 +39,8 @@ pub struct ShardStats {
     pub stale: bool,
 }
 
-/// The connections of one service: what happened to them, and how many there are. All services stop accepting together, so
-/// [`ConnStats::accept_paused`] is counted for the first one.
+/// The connections of one service: what happened to them, and how many there are. A pause of all listeners together counts in
+/// [`ConnStats::accept_paused`] of the first one, and that of a single listener in that of its service.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServiceStats {

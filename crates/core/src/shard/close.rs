@@ -78,7 +78,7 @@ impl<O: Observer> Shard<O> {
         conn.reason = None;
         conn.lingering = !conn.aborting && !conn.has_fin();
         conn.send_at = self.stamp;
-        let (of, was_starting) = (conn.lane, conn.is_starting());
+        let (of, listener, was_starting) = (conn.lane, shared.listener(), conn.is_starting());
         let sealed = conn.has_channel().then(|| shared.clone());
         if was_starting {
             conn.opened = Opened::No;
@@ -98,7 +98,7 @@ impl<O: Observer> Shard<O> {
             self.drop_channel(id, &outlet, was_starting, reason);
         }
         if was_starting {
-            self.start_over(of);
+            self.start_over(of, listener);
         }
         self.join(id);
     }

@@ -4,6 +4,7 @@
 //! the operations that follow. One verb a file.
 
 mod accept;
+mod accepting;
 mod calls;
 mod check;
 mod close;
@@ -20,6 +21,7 @@ mod seal;
 mod secure;
 mod send;
 mod starting;
+mod starts;
 #[cfg(test)]
 mod tests;
 mod timers;
@@ -44,8 +46,8 @@ use crate::stamp::Stamp;
 use crate::wheel::Wheel;
 use crate::{ConnId, ConnStats, LaneId, Limits, Observer, Op, ServerLimits, Time};
 
-use accept::Accepting;
-pub use accept::Quota;
+use accepting::Accepting;
+pub use accepting::Quota;
 pub use calls::Parked;
 use drain::Drain;
 pub use frames::{Frames, Next, Rest, Whole};

@@ -98,7 +98,7 @@ impl Channels {
     }
 
     /// Bytes received before the channel was ready.
-    fn came(&self, id: ConnId) -> usize {
+    pub(super) fn came(&self, id: ConnId) -> usize {
         self.said(id).map_or(0, |said| said.came)
     }
 
@@ -228,12 +228,10 @@ impl<O: Observer> Shard<O> {
         conn.aside.seal();
         conn.opened = Opened::Handshake;
         self.lanes[conn.lane].counters.handshakes_started += 1;
+        let listener = conn.outlet().map(|outlet| outlet.listener());
         // Those that the server makes have a separate bound.
-        if !self.lanes[conn.lane].is_outbound {
-            self.accepting.starting += 1;
-        }
-        if self.is_full_of_starts() {
-            self.sync_accept();
+        if let Some(listener) = listener.filter(|_| !self.lanes[conn.lane].is_outbound) {
+            self.start_begins(id, listener);
         }
         self.note_out(id, out);
         self.sync_receive(id);
@@ -418,7 +416,7 @@ impl<O: Observer> Shard<O> {
             self.channels.tidy(id);
         }
         let facts = self.call_channel(id, |channel| channel.facts()).flatten();
-        self.start_over(lane_id);
+        self.start_over(lane_id, shared.listener());
         if facts.is_some_and(|facts| !shared.keep_facts(facts)) {
             return self.abort(id, CloseReason::MemoryLimit);
         }

@@ -12,10 +12,14 @@
 use ringserve_buf::{LeaseMut, try_box};
 
 use super::Shard;
+use super::secure::Channels;
+use super::starts::Stage;
 use super::turn::Lane;
-use crate::conn::Opened;
+use crate::conn::{Conn, Opened, Queued};
 use crate::inbox::Inbox;
 use crate::proxy::{self, Expected, Header, HeaderError, Tlvs};
+use crate::slots::Slots;
+use crate::wheel::STEP;
 use crate::{CloseReason, ConnId, LaneId, Observer};
 
 impl<O: Observer> Shard<O> {
@@ -28,18 +32,90 @@ impl<O: Observer> Shard<O> {
     /// [expects](Shard::expect_header) one. [`Lane::proxied`] says that it is there, [`Lane::ended`] that it will not be.
     pub fn await_header(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.is_open()) else { return };
+        let Some(listener) = conn.outlet().map(|outlet| outlet.listener()) else { return };
         conn.opened = Opened::Header;
-        self.accepting.starting += 1;
-        if self.is_full_of_starts() {
-            self.sync_accept();
-        }
+        self.start_begins(id, listener);
         self.sync_receive(id);
         self.arm(id);
     }
 
-    /// True if no further connection may begin with a header or a handshake.
-    pub(super) fn is_full_of_starts(&self) -> bool {
-        self.accepting.starting >= self.limits.handshakes_max
+    /// Counts a connection at its listener, since its header or the end of its handshake is awaited.
+    pub(super) fn start_begins(&mut self, id: ConnId, listener: u16) {
+        let (now, max) = (self.now, self.limits.handshakes_max);
+        let (conns, channels) = (&self.conns, &self.channels);
+        self.accepting.starting += 1;
+        let Some(at) = self.accepting.at(listener) else { return };
+        let is_noted = at.starts.begin(id, now, |id| stage(conns, channels, id));
+        let is_crowd = at.starts.is_crowd(max);
+        if !is_noted {
+            return self.abort(id, CloseReason::MemoryLimit);
+        }
+        if self.is_full_of_starts(listener) {
+            self.sync_accept();
+        } else if is_crowd {
+            self.note_crowd(listener, false);
+        }
+    }
+
+    /// True if no further connection may begin with a header or a handshake at a listener.
+    pub(super) fn is_full_of_starts(&self, listener: u16) -> bool {
+        let Some(at) = self.accepting.listeners.get(usize::from(listener)) else { return false };
+        // Those of which the service is asked already are no starts yet, but will be.
+        let begins = at.header.is_some() || self.channels.transport(listener).is_some();
+        at.starts.count() + if begins { at.pending } else { 0 } >= self.limits.handshakes_max
+    }
+
+    /// The connection that goes for a newcomer of a listener at which as many begin as may.
+    #[cold]
+    pub(super) fn first_to_go(&mut self, listener: u16) -> Option<ConnId> {
+        let (then, conns, channels) = (self.accepting.looked.until(), &self.conns, &self.channels);
+        self.accepting.at(listener)?.starts.first_to_go(then, |id| stage(conns, channels, id))
+    }
+
+    /// Ends a connection whose header or handshake was awaited for as long as can be at its listener. Without a goodbye: one that
+    /// lingers would keep its place in the table.
+    pub(super) fn make_room(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get(id) else { return };
+        let reason = match conn.opened {
+            Opened::Header => CloseReason::ProxyTimeout,
+            _ => CloseReason::HandshakeTimeout,
+        };
+        // The place is its successor's.
+        self.accepting.makes_room = true;
+        self.abort(id, reason);
+        self.accepting.makes_room = false;
+    }
+
+    /// Ends those that had their time, where there is a crowd.
+    pub(super) fn end_starts(&mut self) {
+        let now = self.now;
+        let is_due = self.accepting.starts_at.take_if(|at| *at <= now).is_some();
+        if !is_due || self.has_stopped() {
+            return;
+        }
+        for listener in 0..self.accepting.listeners.len() as u16 {
+            while let Some(id) = self.out_of_time(listener) {
+                self.make_room(id);
+            }
+        }
+    }
+
+    fn out_of_time(&mut self, listener: u16) -> Option<ConnId> {
+        let (then, max) = (self.accepting.looked.until(), self.limits.handshakes_max);
+        let whole = self.lanes[self.accepting.lane_of(listener)].limits.handshake_timeout;
+        let (conns, channels) = (&self.conns, &self.channels);
+        self.accepting.at(listener)?.starts.out_of_time(then, max, whole, |id| stage(conns, channels, id))
+    }
+
+    /// Sees to it that those of a crowd end in time. `one_waits` if a newcomer may, and nothing could go for it.
+    pub(super) fn note_crowd(&mut self, listener: u16, one_waits: bool) {
+        let (now, max) = (self.now, self.limits.handshakes_max);
+        let whole = self.lanes[self.accepting.lane_of(listener)].limits.handshake_timeout;
+        let Some(at) = self.accepting.at(listener) else { return };
+        let Some(next) = at.starts.next(max, whole, one_waits) else { return };
+        // One that cannot go now is looked at once more in a moment.
+        let next = next.max(now + STEP);
+        self.accepting.starts_at = Some(self.accepting.starts_at.map_or(next, |before| before.min(next)));
     }
 
     /// Bytes came of a connection whose header is awaited.
@@ -105,7 +181,7 @@ impl<O: Observer> Shard<O> {
             conn.since = self.stamp;
         }
         let lane = conn.lane;
-        self.start_over(lane);
+        self.start_over(lane, shared.listener());
         let is_kept = shared.keep_header(header.ends, tlvs);
         self.observer.proxied(self.now, lane, id, shared.peer(), shared.proxied().via);
         is_kept
@@ -139,12 +215,15 @@ impl<O: Observer> Shard<O> {
 
     /// A connection's header, or the end of its handshake, is not awaited any more.
     #[cold]
-    pub(super) fn start_over(&mut self, lane: LaneId) {
+    pub(super) fn start_over(&mut self, lane: LaneId, listener: u16) {
         if self.lanes[lane].is_outbound {
             return;
         }
-        let was_full = self.is_full_of_starts();
+        let was_full = self.is_full_of_starts(listener);
         self.accepting.starting -= 1;
+        if let Some(at) = self.accepting.at(listener) {
+            at.starts.end();
+        }
         if was_full {
             self.retry_accepts();
         }
@@ -152,6 +231,26 @@ impl<O: Observer> Shard<O> {
 
     /// Panics unless `starting` connections are counted.
     pub(super) fn check_starting(&self, starting: usize) {
-        assert_eq!(starting, self.accepting.starting, "connections whose header or handshake is awaited");
+        let counted: usize = self.accepting.listeners.iter().map(|at| at.starts.count()).sum();
+        assert_eq!(
+            [starting; 2],
+            [counted, self.accepting.starting],
+            "connections whose header or handshake is awaited"
+        );
+        let pending: usize = self.accepting.listeners.iter().map(|at| at.pending).sum();
+        assert_eq!(pending, self.accepting.pending, "newcomers of which the services are asked");
     }
+}
+
+/// How far a connection is that was begun.
+fn stage(conns: &Slots<Conn>, channels: &Channels, id: ConnId) -> Stage {
+    let Some(conn) = conns.get(id).filter(|conn| conn.is_starting()) else { return Stage::Over };
+    if conn.queued.is_in(Queued::WORKING) {
+        return Stage::Works;
+    }
+    let is_silent = match conn.opened {
+        Opened::Header => conn.inbox.is_none(),
+        _ => channels.came(id) == 0,
+    };
+    if is_silent { Stage::Silent } else { Stage::Heard }
 }

@@ -27,7 +27,7 @@ const CATCH_UP_MAX: Duration = Duration::from_secs(1);
 
 /// A turn that brings fewer completions than this leaves none in the kernel: `io_uring_enter` works off 20 at once
 /// (`IO_LOCAL_TW_DEFAULT_MAX` of Linux 6.18).
-const FEW: usize = 16;
+pub(super) const FEW: usize = 16;
 
 /// Whether a shard came late to its timers, and has not caught up.
 #[derive(Debug, Default)]

@@ -276,6 +276,9 @@ impl<O: Observer> Shard<O> {
         if self.drain.is_some() {
             self.step_drain(completions);
         }
+        if self.accepting.starting > 0 {
+            self.accepting.looked.turn_begins(now, completions);
+        }
         self.check_accepting();
     }
 

@@ -244,12 +244,12 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         let ShardLoop { core, lane } = self;
         let mut watched = WatchedFigures {
             held_bytes: core.held_bytes(),
+            accept_paused: core.accept_pauses(),
             is_paused: core.is_accept_paused(),
             ..WatchedFigures::default()
         };
         for (service, _) in lane.common.names.lanes() {
             watched.connections += core.connections(service);
-            watched.accept_paused += core.counters(service).accept_paused;
         }
         lane.common.meter.snapshot.show(watched);
         let mut publishing = lane.common.meter.snapshot.publish();

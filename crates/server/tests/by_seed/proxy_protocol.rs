@@ -308,6 +308,33 @@ fn silent_proxies_hold_up_others_for_their_time_alone() {
 }
 
 #[test]
+fn silent_proxies_hold_up_no_other_listener() {
+    Sim::seeds(30).faults(Faults::harmless()).run(|sim| {
+        let limits = ServerLimits::default().handshakes_max(3);
+        sim.serve_several(both(trusted()).server_limits(limits));
+        for number in 0..20 {
+            sim.background(format!("silent {number}"), async |net| {
+                let mut me = net.connect(proxied()).await?;
+                let _ = me.closed().await;
+                Ok(())
+            });
+        }
+        sim.client("direct", async |net| {
+            for _ in 0..10 {
+                net.sleep(SECOND / 10).await;
+                let began = net.now();
+                let mut me = net.connect(direct()).await?;
+                me.send("hello\n").await?;
+                assert!(me.line().await?.is_some());
+                assert!(net.now() - began < SECOND / 2, "{:?}", net.now() - began);
+            }
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
 fn drain_closes_those_without_a_header_at_once() {
     Sim::seeds(50).faults(Faults::harmless()).run(|sim| {
         sim.expect_losses();

@@ -224,16 +224,102 @@ fn accepting_pauses_while_as_many_begin_as_may() {
     shard.end();
     assert_eq!(shard.heard(), [], "the third one waits");
     assert_eq!(shard.counters(LaneId::FIRST).accept_paused, 1);
-    shard.begin(at(1), 1);
+    let soon = Time::ZERO + Duration::from_millis(500);
+    shard.begin(soon, 1);
     shard.receive(first, &line());
     assert_eq!(shard.heard(), [Heard::Proxied(first, Some(ends().source)), Heard::Accepted(Socket(3))]);
     shard.end();
-    shard.begin(at(2), 1);
+    shard.begin(soon, 1);
     shard.abort(second, CloseReason::Aborted);
     shard.complete(Completion::AcceptEnded { listener: 0, end: AcceptEnd::Stopped });
     shard.end();
     let accepts = |op: &Op| matches!(op, Op::Accept { listener: 0 });
     assert!(shard.ops().iter().any(accepts), "one of two is left");
+    shard.check();
+}
+
+/// A shard with a listener that expects headers, two of which may be awaited, and a plain one. A third connection came to the first.
+fn crowded(silent: bool) -> (Tested, [ConnId; 2]) {
+    let mut shard = Tested::new(ServerLimits::default().handshakes_max(2), 8, 2);
+    shard.expect_header(0, Expected { bytes_max: BYTES_MAX, keeps_tlvs: true });
+    shard.lane.awaits_header = true;
+    shard.begin(Time::ZERO, 3);
+    let ids = [come(&mut shard, 1), come(&mut shard, 2)];
+    if !silent {
+        ids.into_iter().for_each(|id| shard.receive(id, &line()[..9]));
+    }
+    shard.complete(Completion::Accepted { listener: 0, socket: Socket(3), peer: Some(proxy()) });
+    assert_eq!(shard.heard(), [], "the third one waits");
+    shard.end();
+    assert_eq!(shard.counters(LaneId::FIRST).accept_paused, 1);
+    (shard, ids)
+}
+
+#[test]
+fn listener_at_which_as_many_begin_as_may_is_paused_alone() {
+    let (mut shard, _) = crowded(true);
+    assert!(!shard.is_accept_paused(), "there is room for others");
+    shard.lane.awaits_header = false;
+    shard.begin(Time::ZERO, 1);
+    shard.complete(Completion::Accepted { listener: 1, socket: Socket(4), peer: None });
+    assert_eq!(shard.heard(), [Heard::Accepted(Socket(4))], "it does not wait behind the third one");
+    shard.end();
+    shard.check();
+}
+
+#[test]
+fn silent_one_makes_room_after_a_second_and_one_that_spoke_after_three() {
+    for (silent, seconds) in [(true, 1), (false, 3)] {
+        let (mut shard, [first, _]) = crowded(silent);
+        let reason = CloseReason::ProxyTimeout;
+        shard.turn(at(seconds - 1) + Duration::from_millis(950));
+        assert_eq!(shard.heard(), []);
+        let next = shard.next_turn().expect("it is woken");
+        assert!(next >= at(seconds) && next < at(seconds) + Duration::from_millis(50), "{next:?}");
+        shard.turn(next);
+        assert_eq!(shard.heard(), [], "what came at that moment is looked at first");
+        shard.turn(next + Duration::from_millis(20));
+        assert_eq!(
+            shard.heard(),
+            [Heard::Ended { id: first, reason, opened: false }, Heard::Accepted(Socket(3))]
+        );
+        assert_eq!(shard.counters(LaneId::FIRST).closed_for(reason), 1);
+        assert!(!shard.ops().iter().any(|op| matches!(op, Op::Shutdown { .. })), "its place is free at once");
+        shard.check();
+    }
+}
+
+#[test]
+fn one_whose_bytes_may_wait_in_the_kernel_makes_no_room() {
+    let (mut shard, [first, second]) = crowded(true);
+    // The shard was away, and looks at what came meanwhile.
+    shard.begin_late(at(2), 2);
+    shard.receive(first, &line()[..9]);
+    shard.receive(second, &line()[..9]);
+    shard.end();
+    assert_eq!(shard.heard(), []);
+    shard.turn(at(2) + Duration::from_millis(200));
+    assert_eq!(shard.heard(), []);
+    shard.check();
+}
+
+#[test]
+fn time_of_those_that_begin_falls_where_there_are_many() {
+    // With three of four it is half of the way from 6 s to 3 s.
+    let limits = Limits::default().handshake_timeout(Duration::from_secs(6)).proxy_header_timeout(None);
+    let mut shard = expecting((ServerLimits::default().handshakes_max(4), limits));
+    shard.begin(Time::ZERO, 3);
+    let [first, _, _] = [1, 2, 3].map(|number| come(&mut shard, number));
+    shard.end();
+    shard.turn(at(4));
+    assert_eq!(shard.heard(), []);
+    shard.turn(at(5));
+    shard.turn(at(5) + Duration::from_millis(20));
+    let reason = CloseReason::ProxyTimeout;
+    assert_eq!(shard.heard(), [Heard::Ended { id: first, reason, opened: false }]);
+    // Two of four have nearly the whole time again.
+    shard.turn(at(5) + Duration::from_millis(800));
+    assert_eq!(shard.heard(), []);
     shard.check();
 }
 

@@ -200,6 +200,39 @@ fn shard_that_postponed_a_newcomer_wakes_up_for_it() {
 }
 
 #[test]
+fn newcomer_that_is_put_off_holds_up_its_own_listener_alone() {
+    let mut shard = Tested::new(Limits::default(), 4, 2);
+    shard.lane.leaves_sockets = true;
+    shard.turn(Time::ZERO);
+    shard.ops();
+    shard.begin(at(1), 2);
+    shard.complete(Completion::Accepted { listener: 0, socket: Socket(3), peer: None });
+    shard.postpone(Socket(3), None, 0, at(2));
+    shard.heard();
+    shard.complete(Completion::Accepted { listener: 1, socket: Socket(4), peer: None });
+    assert_eq!(shard.heard(), [Heard::Accepted(Socket(4))]);
+    shard.end();
+    assert!(matches!(shard.ops()[..], [Op::AcceptStop { listener: 0 }]));
+}
+
+#[test]
+fn listener_whose_accept_fails_rests_alone() {
+    let mut shard = Tested::new(Limits::default(), 4, 2);
+    shard.turn(Time::ZERO);
+    shard.ops();
+    for (end, rests, now) in [(AcceptEnd::Error(22), 0, at(1)), (AcceptEnd::Descriptors, 1, at(2))] {
+        shard.begin(now, 1);
+        shard.complete(Completion::AcceptEnded { listener: 0, end });
+        shard.end();
+        assert_eq!(shard.ops().len(), rests, "the other one is stopped where all lack something: {end:?}");
+        let again = shard.next_turn().expect("it tries again");
+        assert!(again < now + Duration::from_secs(1), "{again:?}");
+        shard.turn(again);
+        assert!(shard.ops().iter().any(|op| matches!(op, Op::Accept { listener: 0 })));
+    }
+}
+
+#[test]
 fn pause_ends_with_its_limit_though_newcomers_are_put_off() {
     let mut shard = Tested::new(Limits::default(), 1, 1);
     shard.turn(Time::ZERO);

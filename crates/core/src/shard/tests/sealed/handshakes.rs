@@ -266,8 +266,27 @@ fn accepting_pauses_while_as_many_handshakes_go_on_as_may() {
     shard.receive(first, &Peer::default().flights());
     shard.end();
     assert_eq!((shard.heard(), stats(&shard).accept_paused), (vec![], 1), "the third one waits");
-    shard.turn(at(1));
+    shard.turn(Time::ZERO);
     assert_eq!(shard.heard(), [Heard::Secured(first), Heard::Accepted(Socket(3))]);
+    shard.check();
+}
+
+#[test]
+fn handshake_whose_step_waits_for_the_shard_makes_no_room() {
+    let mut shard = secured(ServerLimits::default().handshakes_max(2), TOY);
+    shard.begin(Time::ZERO, 3);
+    let (first, second) = (accept(&mut shard, 1), accept(&mut shard, 2));
+    shard.receive(first, &Peer::default().flights()[..9]);
+    shard.end();
+    shard.begin(at(4), 2);
+    shard.heard();
+    shard.receive(second, &Peer::default().flights());
+    shard.end();
+    shard.heard();
+    shard.begin(at(4), 1);
+    shard.complete(Completion::Accepted { listener: 0, socket: Socket(3), peer: None });
+    shard.end();
+    assert!(!shard.heard().iter().any(|heard| matches!(heard, Heard::Ended { id, .. } if *id == second)));
     shard.check();
 }
 
