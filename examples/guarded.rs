@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
-use ringserve::admission::{Admission, IpList, IpListError, KeyLimits, KeyRates};
+use ringserve::admission::{AddressKey, Admission, IpList, IpListError, KeyLimits, KeyRates};
 use ringserve::framing::Lines;
 use ringserve::middleware::RateLimit;
 use ringserve::{Cx, Driver, Frame, Server, Service};
@@ -71,7 +71,7 @@ impl Args {
 
 /// The echo, for the lines that an address may send.
 fn limited(rates: &KeyRates) -> impl Service<Session = ()> + use<> {
-    RateLimit::by_key(Echo, rates.clone(), |cx, _line| cx.peer().addr().map(|addr| addr.ip()))
+    RateLimit::by_key(Echo, rates.clone(), |cx, _line| cx.peer().addr().map(|addr| AddressKey::of(addr.ip())))
 }
 
 /// What a connection hears that is refused, for its address or since the server is full.

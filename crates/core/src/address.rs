@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 use alloc::string::String;
 use core::fmt;
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 
 /// An address to listen at, or to connect to. Its text is an IP address with its port, such as `[::1]:7000`, or `unix:` and a
 /// path, such as `unix:/run/app.sock`; with an abstract name `unix:@app`.
@@ -67,10 +67,31 @@ impl fmt::Display for Address {
     }
 }
 
+/// One form for each address: an IPv4 address that `[::]` or a proxy writes as one of IPv6 (`::ffff:192.0.2.1`) is one of IPv4.
+#[inline]
+pub fn canonical(addr: SocketAddr) -> SocketAddr {
+    match addr.ip().to_canonical() {
+        IpAddr::V4(ip) => SocketAddr::new(ip.into(), addr.port()),
+        IpAddr::V6(_) => addr,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use alloc::string::ToString;
+
+    #[test]
+    fn ipv4_address_has_one_form() {
+        for (addr, form) in [
+            ("[::ffff:192.0.2.1]:7", "192.0.2.1:7"),
+            ("192.0.2.1:7", "192.0.2.1:7"),
+            ("[fe80::1%3]:7", "[fe80::1%3]:7"),
+            ("[::192.0.2.1]:7", "[::192.0.2.1]:7"),
+        ] {
+            assert_eq!(canonical(addr.parse().unwrap()), form.parse().unwrap(), "{addr}");
+        }
+    }
 
     #[test]
     fn an_address_reads_as_users_write_it() {

@@ -82,6 +82,7 @@ pub use transport::{Channel, Fault, Transport, Unsealed};
 /// change without notice.
 #[doc(hidden)]
 pub mod internals {
+    pub use crate::address::canonical;
     pub use crate::chunked::Chunked;
     pub use crate::outbox::OWNED_BYTES_MIN;
     pub use crate::rate::{Gcra, SharedGcra, UnitRate};

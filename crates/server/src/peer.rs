@@ -29,7 +29,8 @@ impl Peer {
         Peer { addr, via: None, is_proxy: false, listener, asked: Asked::default() }
     }
 
-    /// The address of the peer, behind a proxy that of the client. `None` on a Unix socket, for a peer that was gone before the
+    /// The address of the peer, behind a proxy that of the client. One of IPv4 is shown as such wherever it came, also at `[::]` and
+    /// in a PROXY header of IPv6: `::ffff:192.0.2.1` is `192.0.2.1`. `None` on a Unix socket, for a peer that was gone before the
     /// kernel was asked, and where [`SocketOptions::peer_address`](crate::net::SocketOptions::peer_address) is off.
     pub fn addr(&self) -> Option<SocketAddr> {
         self.addr

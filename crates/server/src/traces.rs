@@ -28,8 +28,7 @@ impl Chosen {
 
     fn includes(&self, peer: Option<SocketAddr>) -> bool {
         let Some(peer) = peer.filter(|_| !self.networks.is_empty()) else { return false };
-        let ip = peer.ip().to_canonical();
-        self.networks.iter().any(|network| network.contains(&ip))
+        self.networks.iter().any(|network| network.contains(&peer.ip()))
     }
 }
 

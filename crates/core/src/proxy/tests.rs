@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use super::tlvs::{CRC32C, SSL, UNIQUE_ID};
 use super::v2::crc32c;
 use super::*;
+use crate::address::canonical;
 
 const MAX: usize = 4096;
 
@@ -152,6 +153,25 @@ fn proxy_that_speaks_for_itself_or_no_address_is_let_through() {
 }
 
 #[test]
+fn block_of_datagrams_or_of_no_family_is_read_where_it_parses() {
+    let wrong = tlv(CRC32C, &[1, 2, 3, 4]);
+    for (family, addrs) in [(0x00, 0), (0x12, 12), (0x22, 36), (0x32, 216)] {
+        let read = |behind: &[u8]| {
+            let bytes = block(0x21, family, &[&vec![7; addrs][..], behind].concat());
+            let header = read_split(&bytes)?.unwrap();
+            assert_eq!((header.len, header.ends), (bytes.len(), None), "{family:#x}");
+            Ok(Tlvs::of(&bytes[header.tlvs]).unique_id().map(<[u8]>::to_vec))
+        };
+        assert_eq!(read(&tlv(UNIQUE_ID, b"id")), Ok(Some(b"id".to_vec())));
+        // Half a field, and addresses that are not whole.
+        assert_eq!(read(&[tlv(UNIQUE_ID, b"id"), vec![4]].concat()), Ok(None));
+        let short = block(0x21, family, &vec![0; addrs.saturating_sub(1)]);
+        assert_eq!(read_split(&short).unwrap().unwrap().ends, None);
+        assert_eq!(read(&wrong), Err(HeaderError::Checksum));
+    }
+}
+
+#[test]
 fn block_of_another_version_command_or_family_is_refused() {
     for command in (0..=255).filter(|command| ![0x20, 0x21].contains(command)) {
         assert!(
@@ -159,7 +179,8 @@ fn block_of_another_version_command_or_family_is_refused() {
             "{command:#x}"
         );
     }
-    for family in (0..=255).filter(|family| ![0x00, 0x11, 0x21, 0x31].contains(family)) {
+    let known = [0x00, 0x11, 0x12, 0x21, 0x22, 0x31, 0x32];
+    for family in (0..=255).filter(|family| !known.contains(family)) {
         assert!(matches!(refusal(&block(0x21, family, &[0; 216])), HeaderError::Malformed(_)), "{family:#x}");
     }
     for (family, short) in [(0x11, 11), (0x21, 35), (0x31, 215)] {
@@ -245,7 +266,8 @@ fn addresses_of_two_families_are_written_as_one() {
     let mixed = ends("192.0.2.1:7", "[2001:db8::1]:8");
     assert_eq!(v1(Some(mixed)), b"PROXY TCP6 ::ffff:192.0.2.1 2001:db8::1 7 8\r\n");
     let read = read(&v2(CommandV2::Proxy(Some(mixed)), &[]), MAX).unwrap().unwrap();
-    assert_eq!(read.ends, Some(ends("[::ffff:192.0.2.1]:7", "[2001:db8::1]:8")));
+    assert_eq!(read.ends, Some(mixed), "an IPv4 address has one form");
+    assert_eq!(super::read(&v1(Some(mixed)), MAX).unwrap().unwrap().ends, Some(mixed));
 }
 
 #[test]
@@ -260,7 +282,9 @@ fn fields_that_do_not_fit_are_left_out() {
 /// What the crate `ppp` reads, as a header of ours.
 fn read_by_ppp(bytes: &[u8]) -> Option<(usize, Option<Ends>)> {
     use ppp::{v1, v2};
-    let both = |source: SocketAddr, destination| Some(Ends { source, destination });
+    let both = |source: SocketAddr, destination: SocketAddr| {
+        Some(Ends { source: canonical(source), destination: canonical(destination) })
+    };
     if bytes.first() == Some(&b'P') {
         let header = v1::Header::try_from(bytes).ok()?;
         let ends = match header.addresses {
@@ -278,7 +302,7 @@ fn read_by_ppp(bytes: &[u8]) -> Option<(usize, Option<Ends>)> {
     }
     let header = v2::Header::try_from(bytes).ok()?;
     let ends = match header.addresses {
-        _ if header.command == v2::Command::Local => None,
+        _ if header.command == v2::Command::Local || header.protocol == v2::Protocol::Datagram => None,
         v2::Addresses::IPv4(ip) => both(
             (ip.source_address, ip.source_port).into(),
             (ip.destination_address, ip.destination_port).into(),

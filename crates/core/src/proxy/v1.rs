@@ -3,6 +3,7 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::{Ends, Header, HeaderError, LINE_BEGIN, LINE_MAX, agree};
+use crate::address::canonical;
 
 /// Reads a line.
 pub(super) fn read(bytes: &[u8]) -> Result<Option<Header>, HeaderError> {
@@ -47,8 +48,8 @@ fn both<'a, A: Into<IpAddr>>(
     let (source, destination) = (addr(words.next()?)?, addr(words.next()?)?);
     let (source_port, destination_port) = (port(words.next()?)?, port(words.next()?)?);
     Some(Ends {
-        source: SocketAddr::new(source.into(), source_port),
-        destination: SocketAddr::new(destination.into(), destination_port),
+        source: canonical(SocketAddr::new(source.into(), source_port)),
+        destination: canonical(SocketAddr::new(destination.into(), destination_port)),
     })
 }
 

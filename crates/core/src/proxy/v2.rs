@@ -4,6 +4,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use super::tlvs::{self, CRC32C, SSL, UNIQUE_ID, fields};
 use super::{Ends, Header, HeaderError, SIGNATURE, agree};
+use crate::address::canonical;
 
 /// The bytes that all blocks begin with.
 pub(super) const FIXED: usize = 16;
@@ -26,10 +27,10 @@ pub(super) fn read(bytes: &[u8], bytes_max: usize) -> Result<Option<Header>, Hea
         // The addresses are not to be looked at.
         _ if is_local => 0,
         None | Some(0x00) => 0,
-        Some(0x11) => 12,
-        Some(0x21) => 36,
-        Some(0x31) => 216,
-        Some(0x12 | 0x22 | 0x32) => return Err(HeaderError::Malformed(&"a PROXY block of datagrams")),
+        // Those of datagrams count as unspecified, and so do their ends.
+        Some(0x11 | 0x12) => 12,
+        Some(0x21 | 0x22) => 36,
+        Some(0x31 | 0x32) => 216,
         Some(_) => return Err(HeaderError::Malformed(&"a PROXY block of another family")),
     };
     let Some(length) = bytes.get(14..FIXED) else { return Ok(None) };
@@ -37,16 +38,24 @@ pub(super) fn read(bytes: &[u8], bytes_max: usize) -> Result<Option<Header>, Hea
     if len > bytes_max {
         return Err(HeaderError::too_large(len, bytes_max));
     }
-    if len < FIXED + addrs {
+    let is_stream = matches!(family, Some(0x11 | 0x21 | 0x31));
+    if is_stream && len < FIXED + addrs {
         return Err(HeaderError::Malformed(&"a PROXY block shorter than its addresses"));
     }
     let Some(block) = bytes.get(..len) else { return Ok(None) };
-    if is_local || family == Some(0x00) {
+    if is_local {
         return Ok(Some(Header { len, ends: None, tlvs: len..len }));
     }
-    check(block, FIXED + addrs)?;
-    let ends = ends(&block[FIXED..FIXED + addrs]);
-    Ok(Some(Header { len, ends, tlvs: FIXED + addrs..len }))
+    let from = (FIXED + addrs).min(len);
+    match check(block, from) {
+        // What an unspecified block has is to be skipped where it is not understood.
+        Err(HeaderError::Malformed(_)) if !is_stream => Ok(Some(Header { len, ends: None, tlvs: len..len })),
+        Err(error) => Err(error),
+        Ok(()) => {
+            let ends = if is_stream { ends(&block[FIXED..from]) } else { None };
+            Ok(Some(Header { len, ends, tlvs: from..len }))
+        }
+    }
 }
 
 /// The addresses, by the lengths of their families; `None` for a Unix socket.
@@ -61,8 +70,8 @@ fn ends(addrs: &[u8]) -> Option<Ends> {
     };
     let ports = addrs.len().checked_sub(4)?;
     Some(Ends {
-        source: SocketAddr::new(addr(0)?, port(ports)?),
-        destination: SocketAddr::new(addr(1)?, port(ports + 2)?),
+        source: canonical(SocketAddr::new(addr(0)?, port(ports)?)),
+        destination: canonical(SocketAddr::new(addr(1)?, port(ports + 2)?)),
     })
 }
 

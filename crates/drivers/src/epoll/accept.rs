@@ -4,13 +4,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ringserve_core::internals::Slots;
+use ringserve_core::internals::{Slots, canonical};
 use ringserve_core::{AcceptEnd, Completion, ConnId, Socket as Name};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use socket2::Socket;
 
 use super::{Epoll, LISTENERS, READABLE, Room};
-use crate::shared::accept::{self, Emptying, FilterState, Listener, accept};
+use crate::shared::accept::{self, Emptying, FilterState, Gone, Listener, accept};
 use crate::shared::report::log;
 use crate::shared::wait;
 
@@ -18,6 +18,12 @@ use crate::shared::wait;
 /// keep it until there is, so a crowd at a full server must not take the descriptors of others: of an admin endpoint, of files. A
 /// server sets 32 aside for each shard.
 const ACCEPTED_MAX: usize = 24;
+
+/// How many of them a listener may have in any case: one that waits for a limit of its own must not hold up the others.
+const OWN_MIN: usize = 2;
+
+/// The listener of a socket that another driver accepted.
+const TAKEN_OVER: u16 = u16::MAX;
 
 /// A listener.
 pub(super) struct Listening {
@@ -36,6 +42,7 @@ pub(super) struct Listening {
     /// It is to be closed once its queue is empty.
     emptying: Option<Emptying>,
     filter: Arc<FilterState>,
+    gone: Gone,
 }
 
 impl Listening {
@@ -44,33 +51,53 @@ impl Listening {
         let (socket, filter) = listener.into_parts();
         socket.set_nonblocking(true)?;
         let socket = Some(socket);
-        Ok(Listening { socket, armed: false, ready: false, is_shared, is_adopted, emptying: None, filter })
+        Ok(Listening {
+            socket,
+            armed: false,
+            ready: false,
+            is_shared,
+            is_adopted,
+            emptying: None,
+            filter,
+            gone: Gone::default(),
+        })
     }
 }
 
 /// Sockets that were accepted and not adopted or refused yet. A name that was answered already names none.
 #[derive(Default)]
 pub(super) struct Accepted {
-    sockets: Slots<Socket>,
+    /// Each with its listener.
+    sockets: Slots<(Socket, u16)>,
 }
 
 impl Accepted {
-    pub(super) fn put(&mut self, socket: Socket) -> Name {
-        let id = self.sockets.insert_with(|_| socket).expect("memory for some sockets");
+    fn put(&mut self, socket: Socket, listener: u16) -> Name {
+        let id = self.sockets.insert_with(|_| (socket, listener)).expect("memory for some sockets");
         Name(id.bits())
     }
 
-    /// True if another one may be accepted.
-    fn has_room(&self) -> bool {
-        self.sockets.len() < ACCEPTED_MAX
+    pub(super) fn take_over(&mut self, socket: Socket) -> Name {
+        self.put(socket, TAKEN_OVER)
+    }
+
+    /// True if another one may be accepted at a listener.
+    fn has_room(&self, listener: u16) -> bool {
+        self.sockets.len() < ACCEPTED_MAX || self.count_of(listener) < OWN_MIN
+    }
+
+    #[cold]
+    fn count_of(&self, listener: u16) -> usize {
+        let all = (0..self.sockets.used()).filter_map(|slot| self.sockets.get(self.sockets.id_at(slot)?));
+        all.filter(|(_, of)| *of == listener).count()
     }
 
     pub(super) fn find(&self, name: Name) -> Option<&Socket> {
-        self.sockets.get(ConnId::from_bits(name.0))
+        self.sockets.get(ConnId::from_bits(name.0)).map(|(socket, _)| socket)
     }
 
     pub(super) fn take(&mut self, name: Name) -> Option<Socket> {
-        self.sockets.remove(ConnId::from_bits(name.0))
+        self.sockets.remove(ConnId::from_bits(name.0)).map(|(socket, _)| socket)
     }
 }
 
@@ -184,12 +211,13 @@ impl Epoll {
     }
 
     pub(super) fn can_accept(&self) -> bool {
-        self.listeners.iter().any(|listening| self.takes(listening))
+        (0..self.listeners.len()).any(|index| self.takes(index))
     }
 
     /// True if the listener is asked for a connection now. The queue of one that is to be closed is emptied in any case.
-    fn takes(&self, listening: &Listening) -> bool {
-        listening.ready && (self.accepted.has_room() || listening.emptying.is_some())
+    fn takes(&self, index: usize) -> bool {
+        let listening = &self.listeners[index];
+        listening.ready && (listening.emptying.is_some() || self.accepted.has_room(index as u16))
     }
 
     /// Accepts on each listener that has connections queued, within the budget.
@@ -202,7 +230,7 @@ impl Epoll {
         self.next_listener = (first + 1) % count;
         for n in 0..count {
             let index = (first + n) % count;
-            while self.takes(&self.listeners[index]) && room.is_left(completions) {
+            while self.takes(index) && room.is_left(completions) {
                 completions.extend(self.accept_one(index));
                 if self.listeners[index].is_shared {
                     break;
@@ -225,6 +253,7 @@ impl Epoll {
         }
         let error = match accept(listening_socket, true) {
             Ok((socket, peer)) => {
+                listening.gone = Gone::default();
                 if let Some(emptying) = &mut listening.emptying {
                     emptying.went_on();
                 }
@@ -233,11 +262,11 @@ impl Epoll {
                     self.stats.calls += 1;
                     let _ = socket.detach_filter();
                 }
-                let socket = self.accepted.put(socket);
+                let socket = self.accepted.put(socket, listener);
                 return Some(Completion::Accepted {
                     listener,
                     socket,
-                    peer: peer.as_socket().filter(|_| self.peer_addresses),
+                    peer: peer.as_socket().filter(|_| self.peer_addresses).map(canonical),
                 });
             }
             Err(error) => error.raw_os_error().unwrap_or(libc::EIO),
@@ -250,14 +279,7 @@ impl Epoll {
                 self.listeners[index].ready = false;
                 return None;
             }
-            // One connection was gone before it was accepted (accept(2) lists these).
-            libc::ECONNABORTED | libc::EINTR | libc::EPROTO => return None,
-            libc::ENETDOWN | libc::ENETUNREACH | libc::EHOSTDOWN | libc::EHOSTUNREACH | libc::ENONET => {
-                return None;
-            }
-            libc::EMFILE => AcceptEnd::Descriptors,
-            libc::ENFILE => AcceptEnd::SystemFiles,
-            errno => AcceptEnd::Error(errno),
+            errno => self.listeners[index].gone.end_of(errno)?,
         };
         self.disarm(index);
         Some(Completion::AcceptEnded { listener, end })
@@ -291,5 +313,30 @@ impl Epoll {
         self.stats.calls += 1;
         let known = self.accepted.take(name).is_some();
         debug_assert!(known, "{name:?} was not accepted, or is answered already");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn sockets_of_one_listener_that_wait_leave_room_for_another() {
+        let mut accepted = Accepted::default();
+        let mut come = |listener: u16| {
+            let has_room = accepted.has_room(listener);
+            let (socket, _) = UnixStream::pair().unwrap();
+            let name = has_room.then(|| accepted.put(Socket::from(OwnedFd::from(socket)), listener));
+            (name, has_room)
+        };
+        let first = come(0).0.unwrap();
+        for _ in 1..ACCEPTED_MAX {
+            assert!(come(0).1);
+        }
+        assert_eq!([0, 1, 1, 1, 2].map(|listener| come(listener).1), [false, true, true, false, true]);
+        assert!(accepted.take(first).is_some() && !accepted.has_room(0), "the others have their own");
     }
 }

@@ -36,6 +36,7 @@ use std::task;
 use std::time::Duration;
 
 use ringserve_buf::{KernelSide, Pool};
+use ringserve_core::internals::canonical;
 use ringserve_core::{Budget, Completion, ConnId, Driver, DriverStats, Op, PeerCredentials, Socket, Wait};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
@@ -425,7 +426,7 @@ impl Driver for Epoll {
 
     fn local_of(&mut self, socket: Socket) -> Option<SocketAddr> {
         self.stats.calls += 1;
-        self.accepted.find(socket)?.local_addr().ok()?.as_socket()
+        self.accepted.find(socket)?.local_addr().ok()?.as_socket().map(canonical)
     }
 
     fn credentials_of(&mut self, socket: Socket) -> Option<PeerCredentials> {
@@ -438,7 +439,7 @@ impl Driver for Epoll {
     }
 
     fn take_over(&mut self, descriptor: OwnedFd) -> Socket {
-        self.accepted.put(descriptor.into())
+        self.accepted.take_over(descriptor.into())
     }
 
     /// The epoll instance itself.

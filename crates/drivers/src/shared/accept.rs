@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use ringserve_core::AcceptEnd;
 use socket2::{Domain, SockAddr, SockFilter, SockRef, Socket};
 
 use crate::shared::report::{is_refused, log};
@@ -227,13 +228,36 @@ impl Refusal {
         match errno {
             // A Unix socket that was shut down returns EINVAL.
             libc::EAGAIN | libc::EINVAL => Refusal::Empty,
-            libc::ECONNABORTED | libc::EINTR | libc::EPROTO => Refusal::Gone,
+            libc::ECONNABORTED | libc::ECONNRESET | libc::EINTR | libc::EPROTO => Refusal::Gone,
             libc::ENETDOWN | libc::ENETUNREACH | libc::EHOSTDOWN | libc::EHOSTUNREACH | libc::ENONET => {
                 Refusal::Gone
             }
+            libc::ENOPROTOOPT | libc::EOPNOTSUPP | libc::ETIMEDOUT | libc::ENOSR => Refusal::Gone,
             libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM => Refusal::NoDescriptor,
             _ => Refusal::Broken,
         }
+    }
+}
+
+/// How often in a row a connection may be gone before it was accepted. A listener that says so on and on is broken.
+const GONE_MAX: u32 = 16;
+
+/// Connections in a row that were gone before they were accepted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Gone(u32);
+
+impl Gone {
+    /// Why an accept ends that the kernel refused with `errno`; `None` where the next connection is accepted at once.
+    pub(crate) fn end_of(&mut self, errno: i32) -> Option<AcceptEnd> {
+        let is_gone = Refusal::of(errno) == Refusal::Gone;
+        self.0 = if is_gone { self.0 + 1 } else { 0 };
+        match errno {
+            _ if is_gone && self.0 < GONE_MAX => return None,
+            libc::EMFILE => Some(AcceptEnd::Descriptors),
+            libc::ENFILE => Some(AcceptEnd::SystemFiles),
+            errno => Some(AcceptEnd::Error(errno)),
+        }
+        .inspect(|_| self.0 = 0)
     }
 }
 
@@ -309,6 +333,36 @@ impl Emptying {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn connection_that_is_gone_pauses_nothing_until_sixteen_are() {
+        let gone = [
+            libc::ECONNABORTED,
+            libc::ECONNRESET,
+            libc::EINTR,
+            libc::EPROTO,
+            libc::ENETDOWN,
+            libc::ENETUNREACH,
+            libc::EHOSTDOWN,
+            libc::EHOSTUNREACH,
+            libc::ENONET,
+            libc::ENOPROTOOPT,
+            libc::EOPNOTSUPP,
+            libc::ETIMEDOUT,
+            libc::ENOSR,
+        ];
+        let mut in_a_row = Gone::default();
+        for errno in gone {
+            assert_eq!(in_a_row.end_of(errno), None, "{errno}");
+        }
+        for _ in gone.len()..15 {
+            assert_eq!(in_a_row.end_of(libc::EPROTO), None);
+        }
+        assert_eq!(in_a_row.end_of(libc::ENOPROTOOPT), Some(AcceptEnd::Error(libc::ENOPROTOOPT)));
+        assert_eq!(in_a_row.end_of(libc::ENOPROTOOPT), None, "behind the pause it begins again");
+        assert_eq!(in_a_row.end_of(libc::EMFILE), Some(AcceptEnd::Descriptors));
+        assert_eq!(in_a_row.end_of(libc::EBADF), Some(AcceptEnd::Error(libc::EBADF)));
+    }
 
     #[test]
     fn want_of_descriptors_is_waited_out_and_then_given_up() {

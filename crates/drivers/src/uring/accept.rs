@@ -1,12 +1,13 @@
 //! Accepting, turning what was accepted into connections, and the end of a listener.
 
+use ringserve_core::internals::canonical;
 use ringserve_core::{AcceptEnd, Completion, ConnId, Socket};
 
 use std::time::Duration;
 
 use super::kernel::{F_MORE, Kernel, RawCqe, RawOp};
 use super::{Sink, Uring};
-use crate::shared::accept::{Emptying, TAKEN_IN_A_TURN};
+use crate::shared::accept::{Emptying, Gone, TAKEN_IN_A_TURN};
 use crate::shared::report::log;
 
 /// A listener's accept.
@@ -17,6 +18,7 @@ pub(super) struct Listening {
     /// True exactly when it was told to stop and has not ended.
     stop: bool,
     life: Life,
+    gone: Gone,
 }
 
 /// The fate of the listening socket.
@@ -49,7 +51,7 @@ impl<K: Kernel> Uring<K> {
             debug_assert!(false, "accept on listener {listener}, which is being closed");
             return;
         }
-        *listening = Listening { armed: true, ..Listening::default() };
+        (listening.armed, listening.stop) = (true, false);
         self.queue.push(RawOp::Accept { listener });
     }
 
@@ -180,7 +182,7 @@ impl<K: Kernel> Uring<K> {
         self.stats.calls += u64::from(self.kernel.drop_filter(listener, fd));
         let peer = if self.peer_addresses {
             self.stats.calls += 1;
-            self.kernel.peer_of(fd)
+            self.kernel.peer_of(fd).map(canonical)
         } else {
             None
         };
@@ -213,6 +215,7 @@ impl<K: Kernel> Uring<K> {
             return self.stale(cqe);
         }
         if cqe.res >= 0 {
+            self.listeners[index].gone = Gone::default();
             self.accepted(listener, cqe.res, sink);
             if cqe.flags & F_MORE != 0 {
                 return;
@@ -228,21 +231,18 @@ impl<K: Kernel> Uring<K> {
             (self.listeners[index].armed, self.listeners[index].stop) = (false, false);
             return;
         }
+        let listening = &mut self.listeners[index];
         let end = match -cqe.res {
-            // Ended by itself, or one connection was gone before it was accepted (accept(2) lists these).
+            // Ended by itself, or is told to stop.
             _ if cqe.res >= 0 => None,
-            libc::ECONNABORTED | libc::EINTR | libc::EAGAIN | libc::EPROTO => None,
-            libc::ENETDOWN | libc::ENETUNREACH | libc::EHOSTDOWN | libc::EHOSTUNREACH | libc::ENONET => None,
-            libc::ECANCELED => None,
-            libc::EMFILE => Some(AcceptEnd::Descriptors),
-            libc::ENFILE => Some(AcceptEnd::SystemFiles),
-            errno => Some(AcceptEnd::Error(errno)),
+            libc::EAGAIN | libc::ECANCELED => None,
+            errno => listening.gone.end_of(errno),
         };
         let end = end.or(self.listeners[index].stop.then_some(AcceptEnd::Stopped));
         match end {
             None => self.queue.push(RawOp::Accept { listener }),
             Some(end) => {
-                self.listeners[index] = Listening::default();
+                (self.listeners[index].armed, self.listeners[index].stop) = (false, false);
                 if matches!(end, AcceptEnd::Stopped) && cqe.res < 0 && self.kernel.is_adopted(listener) {
                     self.take_one(listener, sink);
                 }

@@ -32,6 +32,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use ringserve_buf::{Block, KernelSide, Pool};
+use ringserve_core::internals::canonical;
 use ringserve_core::{
     Budget, Completion, ConnId, Driver, DriverStats, GivesBack, Op, PeerCredentials, Socket, Wait,
 };
@@ -523,7 +524,7 @@ impl<K: Kernel> Driver for Uring<K> {
 
     fn local_of(&mut self, socket: Socket) -> Option<SocketAddr> {
         self.stats.calls += 1;
-        self.kernel.local_of(socket.0 as i32)
+        self.kernel.local_of(socket.0 as i32).map(canonical)
     }
 
     fn credentials_of(&mut self, socket: Socket) -> Option<PeerCredentials> {

@@ -20,7 +20,7 @@ const SHOWN: usize = 60;
 
 /// Networks whose addresses are denied or allowed ([`Admission::deny`], [`Admission::allow`]): addresses (`192.0.2.7`) and
 /// networks (`10.0.0.0/8`, `2001:db8::/32`). Bits behind the prefix do not matter. A network of IPv4 addresses holds for peers
-/// that `[::]` shows as `::ffff:192.0.2.7`, too.
+/// of `[::]`, too, and may be written as one of IPv6 (`::ffff:192.0.2.0/120`).
 ///
 /// A look into a list takes about as long whatever networks it has. One of IPv4 takes 14 bytes, and one of
 /// IPv6 52.
@@ -296,8 +296,8 @@ impl Networks {
     }
 }
 
-/// An address, or a network, which is one of IPv4 where it is inside `::ffff:0:0/96`.
-fn network(text: &str) -> Option<IpNet> {
+/// An address, or a network, which is one of IPv4 where it is inside `::ffff:0:0/96`. Bits behind the prefix are zeros.
+pub(crate) fn network(text: &str) -> Option<IpNet> {
     let network = text.parse::<IpNet>().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))?;
     let mapped = |network: Ipv6Net| {
         let bits = network.prefix_len().checked_sub(96)?;

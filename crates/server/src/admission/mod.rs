@@ -75,10 +75,12 @@ pub use key_stats::KeyRatesStats;
 pub(crate) use key_stats::UsedKeyRates;
 pub(crate) use limiter::{Limiter, Source};
 use limiter::{LimitsSet, Lines};
+pub(crate) use lists::network;
 pub use lists::{IpList, IpListError};
 pub(crate) use rates::ServerRate;
 use rates::{PrefixLimits, Rate};
 pub(crate) use shard::{Limiters, ShardAdmission};
+pub use table::AddressKey;
 pub(crate) use table::Charge;
 use table::{TRACKED, Table};
 use timed::Timed;
@@ -100,9 +102,9 @@ const V6_BITS: (u8, u8) = (32, 64);
 /// Whom a server, or one of its services, lets in, and how fast. For [`Server::admission`](crate::Server::admission) and
 /// [`Endpoints::admission`](crate::listen::Endpoints::admission). Everything is off by default.
 ///
-/// A *prefix* is what counts as one peer: an address of IPv4, the first 64 bits of one of IPv6
-/// ([`ipv6_prefix`](Admission::ipv6_prefix)), and at a Unix socket the user of the process at the other end. All shards count
-/// together.
+/// A *prefix* is what counts as one peer: an address of IPv4, also where IPv6 carries it (NAT64, `64:ff9b::192.0.2.7`); the first
+/// 64 bits of one of IPv6 ([`ipv6_prefix`](Admission::ipv6_prefix)); and at a Unix socket the user of the process at the other
+/// end. All shards count together. [`AddressKey`] is that for [`KeyRates`].
 ///
 /// | setting | what becomes of a connection beyond it |
 /// |---|---|

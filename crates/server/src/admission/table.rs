@@ -37,6 +37,37 @@ const SWEPT_EVERY: u64 = 250_000_000;
 /// Entries below which a stripe is not swept to save memory.
 const SWEPT_FROM: usize = 64;
 
+/// The upper 96 bits of addresses by which IPv6 reaches IPv4 (RFC 6052), `64:ff9b::/96`: each has an IPv4 address in the others.
+const NAT64: u128 = 0x0064_ff9b << 64;
+
+/// What an address counts as for [`Admission`](super::Admission), as a key for [`KeyRates`](super::KeyRates): an address of IPv4, also
+/// where it is written as `::ffff:192.0.2.7` or `64:ff9b::192.0.2.7`, or the first bits of one of IPv6. A peer has 2^64 addresses of
+/// IPv6 and more, so that a rate by the whole address limits nobody.
+///
+/// ```
+/// use ringserve::admission::AddressKey;
+///
+/// let key = |address: &str| AddressKey::of(address.parse().unwrap());
+/// assert_eq!(key("2001:db8::1"), key("2001:db8::2"));
+/// assert_ne!(key("192.0.2.7"), key("192.0.2.8"));
+/// assert_eq!(key("192.0.2.7"), key("::ffff:192.0.2.7"));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AddressKey(Prefix);
+
+impl AddressKey {
+    /// By the first 64 bits of an IPv6 address: what a customer of a provider has at least.
+    pub fn of(address: IpAddr) -> AddressKey {
+        AddressKey::with_ipv6_prefix(address, 64)
+    }
+
+    /// By the first `bits` of an IPv6 address, as [`Admission::ipv6_prefix`](super::Admission::ipv6_prefix) counts; more than 64 are
+    /// 64.
+    pub fn with_ipv6_prefix(address: IpAddr, bits: u8) -> AddressKey {
+        AddressKey(Prefix::of_address(address, bits.min(64)))
+    }
+}
+
 /// What connections are counted by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Prefix {
@@ -59,6 +90,9 @@ impl Prefix {
     pub(crate) fn of_address(address: IpAddr, v6_bits: u8) -> Prefix {
         match address.to_canonical() {
             IpAddr::V4(address) => Prefix { bits: u32::from(address).into(), kind: Kind::V4 },
+            IpAddr::V6(address) if u128::from(address) >> 32 == NAT64 => {
+                Prefix { bits: (u128::from(address) as u32).into(), kind: Kind::V4 }
+            }
             IpAddr::V6(address) => {
                 let upper = (u128::from(address) >> 64) as u64;
                 let mask = u64::MAX.checked_shl(64 - u32::from(v6_bits)).unwrap_or(0);

@@ -234,7 +234,7 @@ impl<F: TypedFraming + Clone + Send> Server<F> {
     /// Listens on `addr` as well, on every address that it resolves to. Listeners are numbered in the order in which they are
     /// given ([`Peer::listener`], [`ServerHandle::listeners`]); there may be 1024.
     ///
-    /// `[::]` takes IPv4 too, with peers shown as `::ffff:192.0.2.1`, unless this server listens at an IPv4 address on the same
+    /// `[::]` takes IPv4 too, with peers shown as `192.0.2.1`, unless this server listens at an IPv4 address on the same
     /// port: then `[::]` takes IPv6 alone. So `0.0.0.0:7000` and `[::]:7000` go together, in either order.
     ///
     /// ```no_run

@@ -1,11 +1,10 @@
 //! What a server tells of single connections: accounts, an access log, spans.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
-use ipnet::IpNet;
 use ringserve_core::LaneId;
 
+use crate::admission::network;
 use crate::traces::Chosen;
 
 /// The program's settings.
@@ -72,8 +71,7 @@ impl Telling {
     }
 
     pub(super) fn trace_peer(&mut self, text: &str) {
-        let network = text.parse::<IpNet>().ok();
-        match network.or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from)) {
+        match network(text) {
             Some(network) => self.chosen.networks.push(network),
             None => _ = self.unclear.get_or_insert_with(|| text.to_owned()),
         }

@@ -37,6 +37,9 @@ fn addresses_of_one_customer_are_one_prefix() {
     assert_eq!(prefix("2001:db8:a::1", 32), prefix("2001:db8:ffff::1", 32));
     assert_ne!(prefix("10.0.0.1", 64), prefix("10.0.0.2", 64));
     assert_eq!(prefix("::ffff:10.0.0.1", 64), prefix("10.0.0.1", 64), "an IPv4 client of [::]");
+    assert_eq!(prefix("64:ff9b::10.0.0.1", 64), prefix("10.0.0.1", 64), "an IPv4 client behind NAT64");
+    assert_ne!(prefix("64:ff9b::10.0.0.1", 64), prefix("64:ff9b::10.0.0.2", 64));
+    assert_eq!(prefix("64:ff9b:1::10.0.0.1", 64), prefix("64:ff9b:1::10.0.0.2", 64), "another prefix");
     assert_ne!(prefix("::ffff:10.0.0.1", 64), prefix("::ffff:10.0.0.2", 64));
     // The same bits, of another kind.
     let v6: IpAddr = Ipv6Addr::from(10u128 << 64).into();

@@ -1,12 +1,14 @@
 //! Listeners for connections that come through proxies.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
 use ringserve_core::Address;
 use ringserve_core::proxy::Expected;
+
+use crate::admission::network;
 
 /// The range of `header_bytes_max`: the size that every receiver has to take, and the largest that the length field can say.
 const HEADER_BYTES: (usize, usize) = (536, 16 + 65_535);
@@ -22,7 +24,7 @@ const HEADER_BYTES: (usize, usize) = (536, 16 + 65_535);
 /// | received | outcome |
 /// |---|---|
 /// | a header for `TCP4`, `TCP6` | the client is the peer |
-/// | `UNKNOWN`, `LOCAL`, no or a Unix address | the proxy is the peer, as in its health checks |
+/// | `UNKNOWN`, `LOCAL`, no or a Unix address, a family of datagrams | the proxy is the peer, as in its health checks |
 /// | a source outside of the networks | reset, [`ProxyUntrusted`](crate::CloseReason::ProxyUntrusted) |
 /// | anything else, a wrong checksum, more than [`header_bytes_max`](ProxyProtocol::header_bytes_max) | closed, [`ProxyBadHeader`](crate::CloseReason::ProxyBadHeader) |
 /// | half a header, or nothing, for [`Limits::proxy_header_timeout`](crate::Limits::proxy_header_timeout) | closed, [`ProxyTimeout`](crate::CloseReason::ProxyTimeout) |
@@ -116,12 +118,8 @@ impl ProxyProtocol {
     }
 }
 
-fn network(text: &str) -> Option<IpNet> {
-    let network = text.parse::<IpNet>().ok();
-    network.or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))
-}
-
-/// Networks whose headers are believed, each an address with a prefix length, such as `10.0.0.0/8`, or an address alone.
+/// Networks whose headers are believed, each an address with a prefix length, such as `10.0.0.0/8`, or an address alone. IPv4 may be
+/// written as IPv6 (`::ffff:10.0.0.0/104`).
 impl<T: AsRef<str>> FromIterator<T> for ProxyProtocol {
     fn from_iter<I: IntoIterator<Item = T>>(networks: I) -> ProxyProtocol {
         let mut protocol = ProxyProtocol::default();
@@ -158,8 +156,7 @@ impl Trust {
     /// True if a header from `source` is believed.
     pub(crate) fn includes(&self, source: Option<SocketAddr>) -> bool {
         let Some(source) = source.filter(|_| !self.is_unix) else { return self.is_unix };
-        let ip = source.ip().to_canonical();
-        self.protocol.networks.iter().any(|network| network.contains(&ip))
+        self.protocol.networks.iter().any(|network| network.contains(&source.ip()))
     }
 }
 
@@ -204,7 +201,9 @@ mod tests {
 
     #[test]
     fn network_is_an_address_with_or_without_its_bits() {
-        let protocol = ProxyProtocol::from(["10.0.0.0/8", "fd00::/8", "192.0.2.7"]);
+        let networks =
+            ["10.0.0.0/8", "fd00::/8", "192.0.2.7", "::ffff:203.0.113.0/120", "::ffff:198.51.100.9"];
+        let protocol = ProxyProtocol::from(networks);
         protocol.check(&ip()).unwrap();
         let trust = Trust { protocol, is_unix: false };
         for (source, is_trusted) in [
@@ -214,8 +213,9 @@ mod tests {
             ("[fe80::1]:7", false),
             ("192.0.2.7:7", true),
             ("192.0.2.8:7", false),
-            ("[::ffff:10.0.0.1]:7", true),
-            ("[::ffff:11.0.0.1]:7", false),
+            ("203.0.113.77:7", true),
+            ("203.0.114.77:7", false),
+            ("198.51.100.9:7", true),
         ] {
             assert_eq!(trust.includes(source.parse().ok()), is_trusted, "{source}");
         }
