@@ -38,7 +38,7 @@ pub(super) struct Looked {
 }
 
 impl Looked {
-    /// A turn begins that brings so many completions, behind one that was looked at.
+    /// A turn begins that brings `completions`, behind one that was looked at.
     pub(super) fn turn_begins(&mut self, now: Time, completions: usize) {
         if self.is_all || self.row == 0 {
             self.row_from = self.turn;
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_was_looked_at_once_a_turn_brought_little_or_many_did_much() {
+    fn what_came_was_looked_at_once_a_turn_brought_little() {
         let mut looked = Looked::default();
         looked.turn_begins(at(1), 3);
         assert_eq!(looked.until(), Time::ZERO);

@@ -19,7 +19,7 @@ use crate::shared::wait;
 /// server sets 32 aside for each shard.
 const ACCEPTED_MAX: usize = 24;
 
-/// How many of them a listener may have in any case: one that waits for a limit of its own must not hold up the others.
+/// How many of them a listener may have in any case: one that waits for its own limit must not hold up the others.
 const OWN_MIN: usize = 2;
 
 /// The listener of a socket that another driver accepted.

@@ -42,7 +42,7 @@ const NAT64: u128 = 0x0064_ff9b << 64;
 
 /// What an address counts as for [`Admission`](super::Admission), as a key for [`KeyRates`](super::KeyRates): an address of IPv4, also
 /// where it is written as `::ffff:192.0.2.7` or `64:ff9b::192.0.2.7`, or the first bits of one of IPv6. A peer has 2^64 addresses of
-/// IPv6 and more, so that a rate by the whole address limits nobody.
+/// IPv6 and more, so that a rate by the whole address limits no peer.
 ///
 /// ```
 /// use ringserve::admission::AddressKey;

@@ -268,7 +268,7 @@ fn listener_at_which_as_many_begin_as_may_is_paused_alone() {
 }
 
 #[test]
-fn silent_one_makes_room_after_a_second_and_one_that_spoke_after_three() {
+fn silent_one_makes_room_sooner_than_one_that_spoke() {
     for (silent, seconds) in [(true, 1), (false, 3)] {
         let (mut shard, [first, _]) = crowded(silent);
         let reason = CloseReason::ProxyTimeout;
