@@ -3,6 +3,7 @@
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use ringserve::{CloseReason, ServerHandle, Shard, Stream, stream};
 use ringserve_tests::Bounds;
 use ringserve_tests::client::End;
 use ringserve_tests::{On, SOON, Streams, alone, no_time_limits, pattern, watch};
-use socket2::{Domain, SockRef, Socket, Type};
+use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 
 /// A server whose shard runs one task at its start.
 #[track_caller]
@@ -38,6 +39,37 @@ fn hear<T>(receiver: &Receiver<T>) -> T {
     receiver.recv_timeout(SOON).expect("the task says so")
 }
 
+/// A file that goes with the test.
+struct Path(PathBuf);
+
+impl Path {
+    fn new(name: &str) -> Path {
+        Path(std::env::temp_dir().join(format!("ringserve-upstreams-{}-{name}", std::process::id())))
+    }
+}
+
+impl Drop for Path {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// A Unix listener whose backlog is full, and the peers that fill it.
+fn full_queue(path: &Path) -> (Socket, Vec<Socket>, Address) {
+    let listener = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+    let addr = SockAddr::unix(&path.0).unwrap();
+    listener.bind(&addr).unwrap();
+    listener.listen(1).unwrap();
+    let connect = || {
+        let socket = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        socket.connect(&addr).map(|()| socket)
+    };
+    let fillers = (0..8).map_while(|_| connect().ok()).collect();
+    assert_eq!(connect().unwrap_err().kind(), ErrorKind::WouldBlock);
+    (listener, fillers, Address::unix(path.0.to_str().unwrap()))
+}
+
 /// A listener whose backlog is full, so that the kernel answers no other peer, and the peers that fill it.
 fn unanswering() -> (Socket, Vec<Socket>, SocketAddr) {
     let listener = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
@@ -57,10 +89,22 @@ fn unanswering() -> (Socket, Vec<Socket>, SocketAddr) {
 #[test]
 fn an_upstream_that_never_answers_is_given_up_after_the_limit() {
     let (_listener, _fillers, addr) = unanswering();
+    is_given_up_after_the_limit(addr.into());
+}
+
+#[test]
+fn unix_socket_with_a_full_queue_is_given_up_after_the_limit() {
+    let path = Path::new("given-up");
+    let (_listener, _fillers, addr) = full_queue(&path);
+    is_given_up_after_the_limit(addr);
+}
+
+#[track_caller]
+fn is_given_up_after_the_limit(addr: Address) {
     let (tell, told) = told();
     let limits = no_time_limits().connect_timeout(Duration::from_millis(100));
     let running = with_task(limits, move |shard| {
-        let tell = tell.clone();
+        let (tell, addr) = (tell.clone(), addr.clone());
         async move {
             let error = shard.connect(addr).await.unwrap_err();
             tell.send((error.kind(), error.to_string())).unwrap();
@@ -73,14 +117,53 @@ fn an_upstream_that_never_answers_is_given_up_after_the_limit() {
 }
 
 #[test]
+fn unix_socket_with_a_full_queue_is_waited_for() {
+    let path = Path::new("waited-for");
+    let (listener, fillers, addr) = full_queue(&path);
+    let (tell, told) = told();
+    let running = with_task(no_time_limits(), move |shard| {
+        let (tell, addr) = (tell.clone(), addr.clone());
+        async move {
+            for _ in 0..8 {
+                let (tell, addr, here) = (tell.clone(), addr.clone(), shard.clone());
+                shard.spawn(async move {
+                    let heard = async {
+                        let mut upstream = here.connect(addr).await?;
+                        Ok::<_, std::io::Error>(upstream.read_frame().await?.map(|frame| frame.to_vec()))
+                    };
+                    tell.send(heard.await.map_err(|error| error.to_string())).unwrap();
+                });
+            }
+        }
+    });
+    watch::holds_upstreams(&running, 8);
+    let accepted: Vec<Socket> = (0..fillers.len() + 8).map(|_| listener.accept().unwrap().0).collect();
+    accepted.iter().for_each(|mut upstream| drop(upstream.write(b"hello")));
+    (0..8).for_each(|_| assert_eq!(hear(&told), Ok(Some(b"hello".to_vec()))));
+    watch::finish(running);
+}
+
+#[test]
 fn an_attempt_is_given_up_by_dropping_it_and_by_a_shutdown() {
     let (_listener, _fillers, addr) = unanswering();
+    are_given_up(addr.into());
+}
+
+#[test]
+fn attempt_at_a_full_queue_is_given_up_by_dropping_it_and_by_a_shutdown() {
+    let path = Path::new("dropped");
+    let (_listener, _fillers, addr) = full_queue(&path);
+    are_given_up(addr);
+}
+
+#[track_caller]
+fn are_given_up(addr: Address) {
     let (tell, told) = told();
     let limits = no_time_limits().connect_timeout(None);
     let running = with_task(limits, move |shard| {
-        let tell = tell.clone();
+        let (tell, addr) = (tell.clone(), addr.clone());
         async move {
-            let given_up = shard.timeout(Duration::from_millis(50), shard.connect(addr)).await;
+            let given_up = shard.timeout(Duration::from_millis(50), shard.connect(addr.clone())).await;
             assert!(given_up.is_err());
             tell.send(()).unwrap();
             let _ = shard.connect(addr).await;

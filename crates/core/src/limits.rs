@@ -158,7 +158,8 @@ pub struct ServerLimits {
     pub receive_bytes_max: usize,
     /// Bytes of one receive buffer, 64 to 16 MiB. Default 16 KiB.
     pub receive_buffer_bytes: usize,
-    /// Time to connect to an upstream ([`Shard::connect`]). If it is off, the kernel tries for about two minutes. Default 10 s.
+    /// Time to connect to an upstream ([`Shard::connect`]). If it is off, the kernel tries for about two minutes,
+    /// and a Unix socket with a full queue is waited for without an end. Default 10 s.
     ///
     /// [`Shard::connect`]: https://docs.rs/ringserve/latest/ringserve/struct.Shard.html
     pub connect_timeout: Option<Duration>,

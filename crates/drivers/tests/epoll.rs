@@ -1,10 +1,14 @@
 //! The epoll driver on the kernel of this machine: one connection's life.
 
 mod common;
+#[path = "epoll/full_queue.rs"]
+mod full_queue;
 #[path = "epoll/limits.rs"]
 mod limits;
 #[path = "epoll/pressure.rs"]
 mod pressure;
+#[path = "epoll/short.rs"]
+mod short;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};

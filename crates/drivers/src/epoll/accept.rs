@@ -7,7 +7,7 @@ use std::time::Duration;
 use ringserve_core::internals::{Slots, canonical};
 use ringserve_core::{AcceptEnd, Completion, ConnId, Socket as Name};
 use rustix::event::epoll::{self, EventData, EventFlags};
-use socket2::Socket;
+use socket2::{Domain, Socket};
 
 use super::{Epoll, LISTENERS, READABLE, Room};
 use crate::shared::accept::{self, Emptying, FilterState, Gone, Listener, accept};
@@ -67,18 +67,20 @@ impl Listening {
 /// Sockets that were accepted and not adopted or refused yet. A name that was answered already names none.
 #[derive(Default)]
 pub(super) struct Accepted {
-    /// Each with its listener.
-    sockets: Slots<(Socket, u16)>,
+    /// Each with its listener, and with whether it is a Unix socket.
+    sockets: Slots<(Socket, u16, bool)>,
 }
 
 impl Accepted {
-    fn put(&mut self, socket: Socket, listener: u16) -> Name {
-        let id = self.sockets.insert_with(|_| (socket, listener)).expect("memory for some sockets");
+    fn put(&mut self, socket: Socket, listener: u16, is_unix: bool) -> Name {
+        let accepted = |_| (socket, listener, is_unix);
+        let id = self.sockets.insert_with(accepted).expect("memory for some sockets");
         Name(id.bits())
     }
 
     pub(super) fn take_over(&mut self, socket: Socket) -> Name {
-        self.put(socket, TAKEN_OVER)
+        let is_unix = socket.domain().is_ok_and(|domain| domain == Domain::UNIX);
+        self.put(socket, TAKEN_OVER, is_unix)
     }
 
     /// True if another one may be accepted at a listener.
@@ -89,15 +91,15 @@ impl Accepted {
     #[cold]
     fn count_of(&self, listener: u16) -> usize {
         let all = (0..self.sockets.used()).filter_map(|slot| self.sockets.get(self.sockets.id_at(slot)?));
-        all.filter(|(_, of)| *of == listener).count()
+        all.filter(|(_, of, _)| *of == listener).count()
     }
 
     pub(super) fn find(&self, name: Name) -> Option<&Socket> {
-        self.sockets.get(ConnId::from_bits(name.0)).map(|(socket, _)| socket)
+        self.sockets.get(ConnId::from_bits(name.0)).map(|(socket, ..)| socket)
     }
 
-    pub(super) fn take(&mut self, name: Name) -> Option<Socket> {
-        self.sockets.remove(ConnId::from_bits(name.0)).map(|(socket, _)| socket)
+    pub(super) fn take(&mut self, name: Name) -> Option<(Socket, bool)> {
+        self.sockets.remove(ConnId::from_bits(name.0)).map(|(socket, _, is_unix)| (socket, is_unix))
     }
 }
 
@@ -158,7 +160,7 @@ impl Epoll {
 
     /// How long it is until a queue can be asked for what is left in it. Those that can be asked now are `ready` then.
     #[inline]
-    pub(crate) fn due_in(&mut self) -> Option<Duration> {
+    pub(super) fn emptied_in(&mut self) -> Option<Duration> {
         if self.emptying == 0 {
             return None;
         }
@@ -262,7 +264,7 @@ impl Epoll {
                     self.stats.calls += 1;
                     let _ = socket.detach_filter();
                 }
-                let socket = self.accepted.put(socket, listener);
+                let socket = self.accepted.put(socket, listener, peer.is_unix());
                 return Some(Completion::Accepted {
                     listener,
                     socket,
@@ -287,8 +289,8 @@ impl Epoll {
 
     pub(super) fn adopt(&mut self, id: ConnId, name: Name) {
         assert!(id.slot() < self.connections_max, "slot {} is beyond connections_max", id.slot());
-        let Some(socket) = self.accepted.take(name) else { return Self::unknown(id, "adopt") };
-        if self.ports.open(id, Some(socket)).is_none() {
+        let Some((socket, is_unix)) = self.accepted.take(name) else { return Self::unknown(id, "adopt") };
+        if self.ports.open(id, Some(socket), is_unix).is_none() {
             // The socket is closed: that is all that can be done without mixing up two connections.
             return Self::unknown(id, "adopt");
         }
@@ -301,7 +303,8 @@ impl Epoll {
         let Some(socket) = &port.socket else { return };
         self.stats.calls += 1;
         let name = EventData::new_u64(id.slot().into());
-        if let Err(errno) = epoll::add(&self.instance, socket, name, READABLE | EventFlags::OUT) {
+        let events = READABLE | EventFlags::OUT | EventFlags::PRI;
+        if let Err(errno) = epoll::add(&self.instance, socket, name, events) {
             log::warn!(%id, error = %errno, "a connection could not enter the epoll");
             port.unregistered = errno.raw_os_error() as u16;
             // So that the next receive finds out.
@@ -329,7 +332,7 @@ mod tests {
         let mut come = |listener: u16| {
             let has_room = accepted.has_room(listener);
             let (socket, _) = UnixStream::pair().unwrap();
-            let name = has_room.then(|| accepted.put(Socket::from(OwnedFd::from(socket)), listener));
+            let name = has_room.then(|| accepted.put(Socket::from(OwnedFd::from(socket)), listener, true));
             (name, has_room)
         };
         let first = come(0).0.unwrap();

@@ -1,20 +1,44 @@
 //! Connecting.
+//!
+//! A connect that the kernel goes on with ends with an event. That to a Unix socket with a full queue does not: it fails, and no event
+//! tells of room. It waits here, and is tried again in growing pauses until it is stopped.
+
+use std::time::Duration;
 
 use ringserve_core::{Address, Completion, ConnId};
-use socket2::Socket;
+use socket2::{SockAddr, Socket};
 
 use super::Epoll;
 use crate::shared::connect::{errno, to_kernel};
+use crate::shared::wait;
+
+/// The first pause before a connect to a full queue is tried again, and the longest one. Each is twice as long as the one before.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
+
+/// A connect that waits for a place in the queue of a Unix socket.
+pub(super) struct Waiting {
+    id: ConnId,
+    to: SockAddr,
+    pause: Duration,
+    /// When it is tried again, by the monotonic clock.
+    due: Duration,
+}
 
 impl Epoll {
     pub(super) fn connect(&mut self, id: ConnId, address: &Address) {
         assert!(id.slot() < self.connections_max, "slot {} is beyond connections_max", id.slot());
-        let (socket, result) = match self.begin_connect(address) {
-            Ok((socket, result)) => (Some(socket), result),
-            Err(errno) => (None, Err(errno)),
+        let is_unix = matches!(address, Address::Unix(_));
+        let (socket, to, result) = match self.begin_connect(address) {
+            Ok((socket, to, result)) => (Some(socket), Some(to), result),
+            Err(errno) => (None, None, Err(errno)),
         };
-        let Some(port) = self.ports.open(id, socket) else { return Self::unknown(id, "connect") };
-        port.connecting = result == Err(libc::EINPROGRESS);
+        let Some(port) = self.ports.open(id, socket, is_unix) else { return Self::unknown(id, "connect") };
+        let has_no_place = is_unix && result == Err(libc::EAGAIN);
+        port.connecting = has_no_place || result == Err(libc::EINPROGRESS);
+        if let Some(to) = to.filter(|_| has_no_place) {
+            let (pause, due) = (PAUSES.0, wait::now() + PAUSES.0);
+            return self.waiting.push(Waiting { id, to, pause, due });
+        }
         if port.connecting {
             port.writable = false;
         } else {
@@ -23,18 +47,51 @@ impl Epoll {
         self.register(id);
     }
 
-    fn begin_connect(&mut self, address: &Address) -> Result<(Socket, Result<(), i32>), i32> {
+    fn begin_connect(&mut self, address: &Address) -> Result<(Socket, SockAddr, Result<(), i32>), i32> {
         let to = to_kernel(address)?;
         self.stats.calls += 3;
         let socket = self.before_connect.open_socket(address)?;
         socket.set_nonblocking(true).map_err(|error| errno(&error))?;
         let result = socket.connect(&to).map_err(|error| errno(&error));
-        Ok((socket, result))
+        Ok((socket, to, result))
+    }
+
+    /// Tries connects again that wait for a place, each when it is due.
+    #[cold]
+    pub(super) fn connect_again(&mut self) {
+        let (now, mut waiting) = (wait::now(), std::mem::take(&mut self.waiting));
+        waiting.retain_mut(|one| one.due > now || self.has_no_place(one, now));
+        self.waiting = waiting;
+    }
+
+    /// Tries a connect again. True if it has to wait on.
+    fn has_no_place(&mut self, Waiting { id, to, pause, due }: &mut Waiting, now: Duration) -> bool {
+        let Some(port) = self.ports.find(*id).filter(|port| port.connecting) else { return false };
+        let Some(socket) = &port.socket else { return false };
+        self.stats.calls += 1;
+        let result = socket.connect(to).map_err(|error| errno(&error));
+        if result == Err(libc::EAGAIN) {
+            *pause = (*pause * 2).min(PAUSES.1);
+            *due = now + *pause;
+            return true;
+        }
+        port.connecting = false;
+        self.ready.push_back(Completion::Connected { id: *id, result });
+        self.register(*id);
+        false
+    }
+
+    /// How long it is until a connect is tried again.
+    #[inline]
+    pub(super) fn connect_in(&self) -> Option<Duration> {
+        let due = self.waiting.iter().map(|one| one.due).min()?;
+        Some(due.saturating_sub(wait::now()))
     }
 
     pub(super) fn connect_stop(&mut self, id: ConnId) {
         let Some(port) = self.ports.find(id) else { return Self::unknown(id, "stop of a connect") };
         if std::mem::replace(&mut port.connecting, false) {
+            self.waiting.retain(|one| one.id != id);
             self.ready.push_back(Completion::Connected { id, result: Err(libc::ECANCELED) });
         }
     }

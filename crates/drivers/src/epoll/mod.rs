@@ -14,9 +14,9 @@
 //! nothing costs one call and does no harm, and none can be missed.
 //!
 //! A request costs one receive and one send, and a share of an `epoll_wait`: a receive that does not fill its
-//! buffer emptied the socket, so no further one is tried before the next edge. In the middle of a large frame as much as waits
-//! is received in one call, straight into the frame. Long waits end by a timerfd, which is
-//! set once for many of them.
+//! buffer emptied the socket, so no further one is tried before the next edge. `receive.rs` has the
+//! exceptions. In the middle of a large frame as much as waits is received in one call, straight into the frame.
+//! Long waits end by a timerfd, which is set once for many of them.
 
 mod accept;
 mod close;
@@ -53,6 +53,7 @@ use crate::shared::report::log;
 use crate::shared::socket_options::peer_credentials;
 use crate::shared::wait::{Bound, SET_FROM, Timer, Waker};
 use accept::{Accepted, Listening};
+use connect::Waiting;
 use receive::Filling;
 use table::Ports;
 
@@ -100,6 +101,8 @@ pub struct Epoll {
     listeners: Vec<Listening>,
     /// The number of them that are being emptied, to be closed.
     emptying: usize,
+    /// Connects that wait for a place in the queue of a Unix socket.
+    waiting: Vec<Waiting>,
     /// The listener that accepts first in the next turn, so that each gets its share of the budget.
     next_listener: usize,
     accepted: Accepted,
@@ -184,6 +187,7 @@ impl Epoll {
             listeners: listeners
                 .map_err(|error| SetupError::from_epoll("O_NONBLOCK on a listener", error))?,
             emptying: 0,
+            waiting: Vec::new(),
             next_listener: 0,
             accepted: Accepted::default(),
             first_source: 0,
@@ -200,6 +204,16 @@ impl Epoll {
             has_no_slack: false,
             stats: DriverStats::default(),
         })
+    }
+
+    /// How long it is until something is to be done without an event.
+    #[inline]
+    fn due_in(&mut self) -> Option<Duration> {
+        let emptied = self.emptied_in();
+        if self.waiting.is_empty() {
+            return emptied;
+        }
+        [emptied, self.connect_in()].into_iter().flatten().min()
     }
 
     /// True if there is something to do before the next event. Forgets [`defer_sent`](Driver::defer_sent).
@@ -316,12 +330,13 @@ impl Epoll {
     fn on_edge(&mut self, slot: u32, event: EventFlags) {
         let Some(port) = self.ports.at(slot) else { return };
         let ended = event.intersects(EventFlags::ERR | EventFlags::HUP | EventFlags::RDHUP);
-        port.hung_up |= ended;
+        port.goes_on |= ended;
+        port.marked |= event.contains(EventFlags::PRI);
         port.writable |= event.intersects(EventFlags::OUT | EventFlags::ERR | EventFlags::HUP);
         if ended || event.contains(EventFlags::IN) {
             port.readable = true;
         }
-        let connected = port.connecting && (port.writable || port.hung_up);
+        let connected = port.connecting && (port.writable || ended);
         let stuck = port.writable && port.batch.is_some();
         self.ports.sync_queue(slot);
         if stuck {
@@ -383,6 +398,9 @@ impl Driver for Epoll {
     fn turn(&mut self, wait: Wait, budget: Budget, completions: &mut Vec<Completion>) -> Result<(), i32> {
         self.stats.turns += 1;
         let polled = self.poll(wait);
+        if !self.waiting.is_empty() {
+            self.connect_again();
+        }
         (self.quiet, self.sent_at_once) = (false, 0);
         polled?;
         let begin = completions.len();
@@ -435,10 +453,11 @@ impl Driver for Epoll {
     }
 
     fn hand_over(&mut self, socket: Socket) -> Option<OwnedFd> {
-        self.accepted.take(socket).map(OwnedFd::from)
+        self.accepted.take(socket).map(|(socket, _)| OwnedFd::from(socket))
     }
 
     fn take_over(&mut self, descriptor: OwnedFd) -> Socket {
+        self.stats.calls += 1;
         self.accepted.take_over(descriptor.into())
     }
 

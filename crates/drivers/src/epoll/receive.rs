@@ -1,13 +1,24 @@
 //! Receiving: one buffer at a time for each connection in the queue, going round; several behind a receive that filled one, since
 //! more is likely to wait; or straight into the block of a large frame.
+//!
+//! A receive that ends short of its buffers found the socket empty, so the next one waits for an edge. Where the kernel ends it
+//! for another reason, receives go on until the socket is empty:
+//!
+//! * The peer's end or an error: an edge tells.
+//! * Urgent data, of TCP and of Unix sockets. A receive ends before the mark, and bytes wait behind it. An edge tells of each mark
+//!   that is in the socket (`EPOLLPRI`). Where a signal is pending, the receive at a mark of TCP says `EAGAIN` though bytes
+//!   wait, so it is asked twice.
+//! * Unix sockets with descriptors or credentials (`SO_PASSCRED`): a receive takes one message with them, and its flags tell that
+//!   they were cut off (`MSG_CTRUNC`).
 
 use std::io::IoSliceMut;
 
 use ringserve_buf::Block;
 use ringserve_core::{Completion, ConnId, ReceiveEnd};
 use rustix::io::{Errno, readv};
-use rustix::net::{RecvFlags, recv};
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recv, recvmsg};
 
+use super::table::Port;
 use super::{Epoll, Room};
 
 /// Buffers of one receive, at most: 256 KiB, a quarter of what a turn brings. Fewer where others wait for their share of that.
@@ -17,6 +28,51 @@ const SEVERAL: usize = 16;
 pub(super) struct Filling {
     block: Box<Block>,
     most: usize,
+}
+
+impl Port {
+    /// Receives into one buffer.
+    #[inline]
+    fn receive(&mut self, calls: &mut u64, spare: &mut [u8]) -> Result<usize, Errno> {
+        match &self.socket {
+            Some(_) if self.is_unix => self.receive_several(calls, &mut [IoSliceMut::new(spare)]),
+            Some(socket) if self.unregistered == 0 => {
+                *calls += 1;
+                recv(socket, spare, RecvFlags::empty()).map(|(count, _)| count)
+            }
+            _ => Err(Errno::from_raw_os_error(self.unregistered.into())),
+        }
+    }
+
+    /// Receives into these buffers, one behind the other.
+    #[inline(never)]
+    fn receive_several(&mut self, calls: &mut u64, spare: &mut [IoSliceMut<'_>]) -> Result<usize, Errno> {
+        let Some(socket) = self.socket.as_ref().filter(|_| self.unregistered == 0) else {
+            return Err(Errno::from_raw_os_error(self.unregistered.into()));
+        };
+        *calls += 1;
+        if !self.is_unix {
+            return readv(socket, spare);
+        }
+        // Descriptors are not taken: the kernel closes them.
+        let received = recvmsg(socket, spare, &mut RecvAncillaryBuffer::default(), RecvFlags::empty())?;
+        self.goes_on |= received.flags.contains(ReturnFlags::CTRUNC);
+        Ok(received.bytes)
+    }
+
+    /// True if more waits, or may wait, behind a receive that has brought bytes: it `filled` its buffers, or ended for another
+    /// reason than an empty socket.
+    #[inline]
+    fn has_more(&self, filled: bool) -> bool {
+        filled || self.goes_on || self.marked
+    }
+
+    /// The socket said that it is empty.
+    fn is_empty(&mut self) {
+        self.goes_on = false;
+        // At a mark that may not be so: it is asked once more.
+        self.readable = std::mem::take(&mut self.marked);
+    }
 }
 
 impl Epoll {
@@ -118,24 +174,18 @@ impl Epoll {
         let Some(port) = self.ports.front() else { return false };
         let id = port.id();
         let Some(Filling { block, most }) = self.blocks.get_mut(&id) else { return false };
-        let result = match &port.socket {
-            Some(socket) if port.unregistered == 0 => {
-                self.stats.calls += 1;
-                recv(socket, block.spare(*most), RecvFlags::empty()).map(|(count, _)| count)
-            }
-            _ => Err(Errno::from_raw_os_error(port.unregistered.into())),
-        };
+        let result = port.receive(&mut self.stats.calls, block.spare(*most));
         let (bytes, end) = match result {
             Ok(count) if count > 0 => {
                 block.advance(count);
-                port.readable = count == *most || port.hung_up;
+                port.readable = port.has_more(count == *most);
                 (count, ReceiveEnd::Stopped)
             }
             Ok(_) if port.failed != 0 => (0, ReceiveEnd::Error(port.failed.into())),
             Ok(_) => (0, ReceiveEnd::Eof),
             Err(Errno::INTR) => return true,
             Err(Errno::AGAIN) => {
-                (port.readable, port.hung_up) = (false, false);
+                port.is_empty();
                 self.ports.sync_queue(id.slot());
                 return true;
             }
@@ -155,19 +205,11 @@ impl Epoll {
         let id = port.id();
         let spare = self.side.spare(buffer);
         let bytes = spare.len();
-        let result = match &port.socket {
-            Some(socket) if port.unregistered == 0 => {
-                self.stats.calls += 1;
-                recv(socket, spare, RecvFlags::empty()).map(|(count, _)| count)
-            }
-            _ => Err(Errno::from_raw_os_error(port.unregistered.into())),
-        };
-        match result {
+        match port.receive(&mut self.stats.calls, spare) {
             Ok(count) if count > 0 => {
-                // A short receive emptied the socket: what comes later makes an edge. Not so the peer's end, if
-                // its edge was seen already.
+                // A short receive emptied the socket: what comes later makes an edge.
                 port.full = count == bytes;
-                port.readable = port.full || port.hung_up;
+                port.readable = port.has_more(port.full);
                 if port.once {
                     (port.receiving, port.once) = (false, false);
                     self.once_over = Some(id);
@@ -212,14 +254,7 @@ impl Epoll {
                     (*place, *slice) = (buffer, IoSliceMut::new(spare));
                 }
             });
-            let result = match &port.socket {
-                Some(socket) if port.unregistered == 0 => {
-                    self.stats.calls += 1;
-                    readv(socket, &mut slices[..count])
-                }
-                _ => Err(Errno::from_raw_os_error(port.unregistered.into())),
-            };
-            (count, result)
+            (count, port.receive_several(&mut self.stats.calls, &mut slices[..count]))
         };
         // A filter of system calls that knows the others alone.
         self.refuses_several = matches!(result, Err(Errno::PERM | Errno::NOSYS | Errno::ACCESS));
@@ -236,7 +271,7 @@ impl Epoll {
             return !self.refuses_several;
         }
         port.full = bytes >= each;
-        port.readable = bytes == count * each || port.hung_up;
+        port.readable = port.has_more(bytes == count * each);
         if port.once {
             (port.receiving, port.once) = (false, false);
             self.once_over = Some(id);
@@ -264,7 +299,7 @@ impl Epoll {
             Ok(_) => Some(ReceiveEnd::Eof),
             Err(Errno::INTR) => None,
             Err(Errno::AGAIN) => {
-                (port.readable, port.hung_up) = (false, false);
+                port.is_empty();
                 None
             }
             Err(errno) => Some(ReceiveEnd::Error(errno.raw_os_error())),

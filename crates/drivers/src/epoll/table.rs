@@ -33,8 +33,13 @@ pub(super) struct Port {
     pub(super) readable: bool,
     /// False only if the socket was found full and there was no edge since.
     pub(super) writable: bool,
-    /// The peer's end or an error was announced: receive until it is found, there is no further edge.
-    pub(super) hung_up: bool,
+    /// The peer's end or an error was announced, or a message ended a receive before its buffer was full: receive until the end is
+    /// found or the socket is empty, there is no further edge.
+    pub(super) goes_on: bool,
+    /// A mark of urgent data was announced. A receive ends there, and once may even say that the socket is empty.
+    pub(super) marked: bool,
+    /// A Unix socket: a receive ends behind each message that came with descriptors or credentials.
+    pub(super) is_unix: bool,
     /// True exactly while it is in the queue: when it is receiving and readable.
     queued: bool,
     /// It found the pool empty. Such ports are at the head of the queue.
@@ -82,9 +87,9 @@ impl Ports {
     }
 
     /// Makes the slot this id's; `None` if it is another's still, and the socket is closed.
-    pub(super) fn open(&mut self, id: ConnId, socket: Option<Socket>) -> Option<&mut Port> {
+    pub(super) fn open(&mut self, id: ConnId, socket: Option<Socket>, is_unix: bool) -> Option<&mut Port> {
         let port = self.table.open(id)?;
-        (port.socket, port.writable) = (socket, true);
+        (port.socket, port.writable, port.is_unix) = (socket, true, is_unix);
         Some(port)
     }
 
@@ -192,7 +197,7 @@ mod tests {
     fn queued(ports: &mut Ports, count: u32) -> Vec<ConnId> {
         let ids: Vec<ConnId> = (0..count).map(|n| ConnId::new(n * 300, u64::from(n))).collect();
         for id in &ids {
-            let port = ports.open(*id, Some(socket())).unwrap();
+            let port = ports.open(*id, Some(socket()), false).unwrap();
             (port.receiving, port.readable) = (true, true);
             ports.sync_queue(id.slot());
             ports.invariants();
@@ -242,9 +247,10 @@ mod tests {
         assert!(size_of::<Port>() <= 48, "{}", size_of::<Port>());
         let mut ports = Ports::new();
         let (old, new) = (ConnId::new(7, 1), ConnId::new(7, 2));
-        assert!(ports.open(old, Some(socket())).is_some() && ports.open(new, Some(socket())).is_none());
+        assert!(ports.open(old, Some(socket()), false).is_some());
+        assert!(ports.open(new, Some(socket()), false).is_none());
         ports.close(7);
         assert!(ports.find(old).is_none() && ports.at(7).is_none());
-        assert!(ports.open(new, Some(socket())).is_some() && ports.find(old).is_none());
+        assert!(ports.open(new, Some(socket()), true).is_some() && ports.find(old).is_none());
     }
 }
