@@ -16,7 +16,7 @@ use std::rc::Rc;
 use ringserve_buf::{LeaseMut, try_box};
 use ringserve_core::{Batch, Channel, CloseReason, Fault, Transport, Unsealed};
 
-use crate::extension::{Extension, TOO_LARGE};
+use crate::extension::{Extension, TOO_LARGE, compressed_max};
 use crate::frame::{CONTROL_BYTES_MAX, Decoded, HEADER_BYTES_MAX, Header, Opcode, Violation, put};
 use crate::info::{Recent, WebSocketInfo};
 use crate::messages::{Kind, MARK_BYTES, mark};
@@ -404,7 +404,7 @@ impl WebSocketChannel {
 
     /// Begins a frame of a message that is not whole, by its header: `size` bytes at the front of `wire`, or what was kept.
     fn begin(&mut self, header: Header, mask: [u8; 4], size: Option<usize>, wire: &mut LeaseMut) -> Step {
-        let (marks, most) = (self.common.marks, self.common.options.message_bytes_max as u64);
+        let (marks, most) = (self.common.marks, self.common.options.message_bytes_max);
         let busy = self.busy()?;
         let is_first = header.opcode != Opcode::Continuation;
         let mut message = match (busy.message, is_first) {
@@ -419,7 +419,7 @@ impl WebSocketChannel {
             }
         };
         message.bytes = message.bytes.saturating_add(header.len);
-        if message.bytes > most {
+        if message.bytes > if message.is_compressed { compressed_max(most) } else { most } as u64 {
             return Err(TOO_LARGE.into());
         }
         let rest = Rest { left: header.len, mask, fin: header.fin };

@@ -49,6 +49,12 @@ impl InflateError {
     }
 }
 
+/// The longest compressed form of a message of at most `bytes` bytes: a compressor that finds nothing, and writes each byte by the
+/// fixed codes of deflate, makes an eighth more of them, and a little for its blocks. A longer one wastes on purpose.
+pub(crate) fn compressed_max(bytes: usize) -> usize {
+    bytes + bytes / 8 + bytes / 128 + 64
+}
+
 /// What a message is that says more than `message_bytes_max`.
 pub(crate) const TOO_LARGE: Violation =
     Violation { code: close::TOO_LARGE, what: "a message of more than message_bytes_max" };

@@ -59,8 +59,9 @@ impl WebSocketOptions {
     }
 
     /// Bytes of a message that a peer may send, up to 1 GiB. A larger one ends its connection by the code 1009, as soon as its
-    /// length is known. A message in fragments, or a compressed one, is put together and held up to here; of others the framing
-    /// holds what it needs. Default 1 MiB.
+    /// length is known. A message in fragments is put together and held up to here; of others the framing holds what it needs. A
+    /// compressed one is held in that form too, which may be longer by a seventh and 64 bytes: where a compressor finds nothing, it
+    /// adds to the message. Default 1 MiB.
     ///
     /// # Panics
     /// If it is 0, or above 1 GiB.

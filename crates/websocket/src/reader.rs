@@ -3,7 +3,7 @@
 use core::fmt;
 
 use crate::close;
-use crate::extension::{Extension, InflateError, TOO_LARGE};
+use crate::extension::{Extension, InflateError, TOO_LARGE, compressed_max};
 use crate::frame::{Decoded, HEADER_BYTES_MAX, Header, Opcode, Violation};
 use crate::mask;
 use crate::messages::Kind;
@@ -48,7 +48,8 @@ impl fmt::Display for ReadError {
 
 impl std::error::Error for ReadError {}
 
-/// Reads the frames of a client. Holds a message of at most `message_bytes_max`, as far as it came, and nothing between messages.
+/// Reads the frames of a client. Holds a message of at most `message_bytes_max`, as far as it came, and nothing between messages. The
+/// compressed form of a message may be longer by a seventh, and is held beside what it says while it is inflated.
 #[derive(Debug)]
 pub struct Reader {
     bytes_max: usize,
@@ -210,7 +211,8 @@ impl Reader {
         }
         if !header.opcode.is_control()
             && let Some(message) = &self.message
-            && header.len > (self.bytes_max - message.payload.len()) as u64
+            && let most = if message.compressed { compressed_max(self.bytes_max) } else { self.bytes_max }
+            && header.len > (most - message.payload.len()) as u64
         {
             return Err(TOO_LARGE);
         }
@@ -371,6 +373,27 @@ mod tests {
             }
         }
         assert!(Reader::new(10_000, false).take(&mut &bytes[..], None).is_err());
+    }
+
+    #[cfg(feature = "deflate")]
+    #[test]
+    fn message_that_does_not_compress_is_taken_up_to_the_limit() {
+        use crate::deflate::{Deflate, PerMessageDeflate};
+        let mut shard = PerMessageDeflate::new(Deflate::default());
+        let message: Vec<u8> = (0..1000u32).map(|at| (at.wrapping_mul(0x9e37_79b9) >> 11) as u8).collect();
+        // A block that is stored as it is, and the start of the one that ends it.
+        let len = message.len() as u16;
+        let block = [&[0][..], &len.to_le_bytes(), &(!len).to_le_bytes(), &message, &[0]].concat();
+        let mut bytes = Vec::new();
+        put_masked(true, 4, Opcode::Binary, &block, [9; 4], &mut bytes);
+        let mut reader = Reader::new(message.len(), true);
+        let received = reader.take(&mut &bytes[..], Some(&mut shard));
+        assert!(received == Ok(Some(Received::Message(Kind::Binary, message.clone()))));
+        let long = vec![0; message.len() + message.len() / 4];
+        bytes.clear();
+        put_masked(true, 4, Opcode::Binary, &long, [9; 4], &mut bytes);
+        let refused = Reader::new(message.len(), true).take(&mut &bytes[..20], Some(&mut shard));
+        assert_eq!(refused, Err(ReadError::Violation(TOO_LARGE)), "before it is here");
     }
 
     proptest! {

@@ -16,21 +16,29 @@ const HEADERS_MAX: usize = 100;
 /// How each request begins, so that what is none is refused at its first bytes.
 const BEGINS: &[u8] = b"GET ";
 
+/// Empty lines before a request that are passed over. Arbitrary: clients that send any send one.
+const EMPTY_LINES_MAX: usize = 8;
+
+const LINE_END: &[u8] = b"\r\n";
 const END: &[u8] = b"\r\n\r\n";
 
 /// What is put behind the key of a client before it is hashed (RFC 6455, 1.3).
 const GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 
-/// Where the head of a request ends in `bytes`, of which the first `scanned` were looked at before.
+/// Where the head of a request ends in `bytes`, of which the first `scanned` were looked at before. A few empty lines may stand
+/// before it, as some clients send one behind the request before (RFC 9112, 2.2), and count towards its length.
 ///
 /// # Errors
 /// What it is answered with where it cannot be one: 400, or 431 beyond 16 KiB.
 pub fn find_end(bytes: &[u8], scanned: usize) -> Result<Option<usize>, Reject> {
-    let begins = bytes.len().min(BEGINS.len());
-    if bytes[..begins] != BEGINS[..begins] {
+    let lines = bytes.chunks(LINE_END.len()).take(EMPTY_LINES_MAX);
+    let first = lines.take_while(|line| *line == LINE_END).count() * LINE_END.len();
+    let begin = &bytes[first..];
+    let is_line_end = begin == &LINE_END[..1];
+    if !is_line_end && !begin.starts_with(&BEGINS[..begin.len().min(BEGINS.len())]) {
         return Err(Reject::new(400).text("a request of WebSocket begins with GET"));
     }
-    let from = scanned.saturating_sub(END.len() - 1).min(bytes.len());
+    let from = scanned.saturating_sub(END.len() - 1).clamp(first, bytes.len());
     let end = bytes[from..].windows(END.len()).position(|bytes| bytes == END).map(|at| from + at + END.len());
     if end.unwrap_or(bytes.len()) > HEAD_BYTES_MAX {
         return Err(Reject::new(431));
@@ -386,6 +394,17 @@ mod tests {
             assert_eq!(find_end(&more, scanned), Ok(Some(head.len())), "{scanned}");
         }
         assert_eq!(find_end(b"\x16\x03\x01", 0).unwrap_err().status(), 400);
+        for lines in [1, 2, EMPTY_LINES_MAX] {
+            let late = [LINE_END.repeat(lines), more.clone()].concat();
+            let end = late.len() - 4;
+            for len in 0..end {
+                assert_eq!(find_end(&late[..len], len.saturating_sub(1)), Ok(None), "{lines} {len}");
+            }
+            assert_eq!(find_end(&late, end - 1), Ok(Some(end)));
+            assert!(read(&late[..end], |_, _| Ok(())).is_ok());
+        }
+        let lines = LINE_END.repeat(EMPTY_LINES_MAX + 1);
+        assert_eq!(find_end(&lines, 0).unwrap_err().status(), 400);
         let mut long = GOOD.as_bytes()[..GOOD.len() - 2].to_vec();
         long.resize(HEAD_BYTES_MAX, b'x');
         assert_eq!(find_end(&long, 0), Ok(None));

@@ -255,6 +255,33 @@ fn what_inflates_to_too_much_or_to_nothing_ends_the_connection() {
 }
 
 #[test]
+fn message_within_the_limit_is_taken_though_its_compressed_form_is_longer() {
+    let options = WebSocketOptions::new().message_bytes_max(60).extension(|| Doubles);
+    for (says, code) in [(60, None), (61, Some(1009)), (80, Some(1009))] {
+        for frames in [1, 2] {
+            let mut side = Side::new(&WebSocketTransport::messages(&options));
+            side.takes(&crate::side::request("/", OFFER));
+            side.out.clear();
+            let payload = vec![b'x'; 2 * says];
+            let mut wire = Vec::new();
+            for (at, part) in payload.chunks(payload.len() / frames).enumerate() {
+                let opcode = if at == 0 { Opcode::Text } else { Opcode::Continuation };
+                put_masked(at + 1 == frames, if at == 0 { 4 } else { 0 }, opcode, part, MASK, &mut wire);
+            }
+            if says > 70 {
+                // A form that is much too long is not kept.
+                wire.pop();
+            }
+            side.takes(&wire);
+            assert_eq!(side.close_code(), code, "{says} in {frames}");
+            if code.is_none() {
+                assert_eq!(cut(&side.plain), [(Kind::Text, vec![b'x'; says])]);
+            }
+        }
+    }
+}
+
+#[test]
 fn headers_of_replies_are_those_of_a_server() {
     let mut side = Side::messages();
     let reply = Kind::Text.header(2);
