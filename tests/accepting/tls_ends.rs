@@ -234,11 +234,11 @@ async fn half_close(mut stream: Stream, told: Sender<Heard>) -> io::Result<()> {
     Ok(())
 }
 
-/// A server of such streams, which takes no end without a close_notify.
-fn half_closing(believed: &Believed, driver: Driver) -> (ServerHandle, Receiver<Heard>) {
+/// A server of such streams, which takes no end without a close_notify if it is `strict`.
+fn half_closing(believed: &Believed, driver: Driver, strict: bool) -> (ServerHandle, Receiver<Heard>) {
     let (told, hears) = channel();
-    let strict = believed.tls().require_close_notify(true);
-    let server = Server::bind(any_port()).tls(strict).driver(driver).shards(1);
+    let tls = believed.tls().require_close_notify(strict);
+    let server = Server::bind(any_port()).tls(tls).driver(driver).shards(1);
     let server = server.start(move |_shard| {
         let told = told.clone();
         stream(move |one| half_close(one, told.clone()))
@@ -250,7 +250,7 @@ fn half_closing(believed: &Believed, driver: Driver) -> (ServerHandle, Receiver<
 fn stream_that_ended_its_side_hears_the_rest() {
     let believed = Believed::new();
     for driver in drivers() {
-        let (server, hears) = half_closing(&believed, driver);
+        let (server, hears) = half_closing(&believed, driver, true);
         let config = Arc::new(believed.client_of(&[&TLS13]));
         for is_whole in [true, false] {
             let mut stream = connect(&config, server.local_addrs()[0], "");
@@ -272,10 +272,35 @@ fn stream_that_ended_its_side_hears_the_rest() {
 }
 
 #[test]
+fn fin_without_close_notify_ends_a_stream_as_without_tls() {
+    let believed = Believed::new();
+    for driver in drivers() {
+        let (server, hears) = half_closing(&believed, driver, false);
+        let config = Arc::new(believed.client_of(&[&TLS13]));
+        for is_whole in [true, false] {
+            let mut stream = connect(&config, server.local_addrs()[0], "");
+            stream.write_all(b"go\n").unwrap();
+            assert_eq!(rest(&mut stream).0, b"last words\n");
+            let mut bytes = sealed(&mut stream, b"and mine");
+            if !is_whole {
+                bytes.pop();
+            }
+            stream.sock.write_all(&bytes).unwrap();
+            stream.sock.shutdown(Shutdown::Write).unwrap();
+            let told = hears.recv_timeout(SOON).unwrap();
+            let expected = if is_whole { Ok(b"and mine".to_vec()) } else { Err(ErrorKind::UnexpectedEof) };
+            assert_eq!(told, expected, "a record that was cut");
+        }
+        closed_for(&server, CloseReason::HandlerError, 0);
+        shut_down(server);
+    }
+}
+
+#[test]
 fn answer_to_the_end_of_a_side_ends_the_other() {
     let believed = Believed::new();
     for driver in drivers() {
-        let (server, hears) = half_closing(&believed, driver);
+        let (server, hears) = half_closing(&believed, driver, true);
         // Peers of 1.2 have to give up their side as soon as they hear of the end, as its standard says.
         for version in [&TLS12, &TLS13] {
             let config = Arc::new(believed.client_of(&[version]));

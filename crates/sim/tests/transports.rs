@@ -302,8 +302,8 @@ async fn read_all(mut stream: Stream, heard: Rc<RefCell<Vec<String>>>) {
 }
 
 #[test]
-fn stream_that_is_cut_off_hears_of_it() {
-    for (marks, end) in [(true, "the end"), (false, "unexpected end of file")] {
+fn stream_hears_of_the_end_and_of_a_record_that_was_cut() {
+    for (said, end) in [("mark", "the end"), ("", "the end"), ("start", "unexpected end of file")] {
         Sim::seeds(60).faults(Faults::harmless()).run(move |sim| {
             let heard = Rc::new(RefCell::new(Vec::new()));
             let tell = heard.clone();
@@ -318,9 +318,14 @@ fn stream_that_is_cut_off_hears_of_it() {
             sim.client("it", async move |net| {
                 let mut me = connect(&net, "it").await?;
                 me.send("hello").await?;
-                match marks {
-                    true => me.finish().await?,
-                    false => me.cut_off()?,
+                match said {
+                    "mark" => me.finish().await?,
+                    "start" => {
+                        let record = me.sealed(b"more");
+                        me.send_raw(&record[..record.len() - 1]).await?;
+                        me.cut_off()?;
+                    }
+                    _ => me.cut_off()?,
                 }
                 assert_eq!(me.closed().await?, b"");
                 Ok(())

@@ -15,7 +15,6 @@ use super::handle::Shard;
 use super::many::TaskNumbers;
 use super::opens::{Answer, Begun, OPENING, OpenEnd, Opens};
 use super::services::Services;
-use super::session::Session;
 use super::state::{Admit, Common, named};
 use crate::admission::{Charge, ShardAdmission};
 use crate::closed::{Closed, Failure};
@@ -503,11 +502,6 @@ where
     }
 
     fn input_ended(&mut self, common: &mut Common, core: &mut Core, id: ConnId) {
-        if core.was_cut_off(id)
-            && let Some(stream) = core.shared(id).and_then(|head| head.downcast_ref::<Session>())
-        {
-            stream.body().cut_off();
-        }
         self.notify(common, core, id, "input_ended", |service, cx| service.input_ended(cx));
     }
 
