@@ -14,10 +14,13 @@
 use std::convert::Infallible;
 use std::error::Error;
 use std::fs;
+use std::future::poll_fn;
 use std::io::{self, IsTerminal};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 
 use clap::Parser;
@@ -76,6 +79,9 @@ struct Args {
     driver: Driver,
 }
 
+/// Bytes of a line of a stream, with its end.
+const LINE_BYTES_MAX: usize = 64 << 10;
+
 struct Echo;
 
 impl Service for Echo {
@@ -92,11 +98,21 @@ impl Service for Echo {
     }
 }
 
-/// The same by a stream.
+/// The same by a stream. Nobody cuts its input here, so that the length of a line is bounded, and a drain is heard of.
 async fn echo(mut stream: Stream) -> io::Result<()> {
     let mut line = Vec::new();
-    while let Some(bytes) = stream.read_frame().await? {
+    let mut draining = stream.draining();
+    loop {
+        // What is there is read first.
+        let bytes = poll_fn(|task| match stream.poll_read_frame(task) {
+            Poll::Pending => Pin::new(&mut draining).poll(task).map(|()| Ok(None)),
+            bytes => bytes,
+        });
+        let Some(bytes) = bytes.await? else { return Ok(()) };
         for part in bytes.split_inclusive(|byte| *byte == b'\n') {
+            if line.len() + part.len() > LINE_BYTES_MAX {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "a line of more than 64 KiB"));
+            }
             line.extend_from_slice(part);
             if !part.ends_with(b"\n") {
                 continue;
@@ -109,7 +125,6 @@ async fn echo(mut stream: Stream) -> io::Result<()> {
             line.clear();
         }
     }
-    Ok(())
 }
 
 /// What is known of the peer of a connection.
