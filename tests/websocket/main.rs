@@ -5,5 +5,6 @@ mod ends;
 mod floods;
 mod messages;
 mod seeds;
+mod slow;
 mod streams;
 mod tls;

@@ -98,7 +98,7 @@ impl Service for Echo {
     }
 }
 
-/// The same by a stream. Nobody cuts its input here, so that the length of a line is bounded, and a drain is heard of.
+/// The same by a stream. No framing bounds its lines, and no lane ends it in a drain: it does both.
 async fn echo(mut stream: Stream) -> io::Result<()> {
     let mut line = Vec::new();
     let mut draining = stream.draining();

@@ -265,14 +265,19 @@ impl<O: Observer> Shard<O> {
         self.drain.as_ref().is_some_and(Drain::has_stopped)
     }
 
-    /// Time over which connections are closed since the shard [stopped](Shard::has_stopped): for those whose service holds them
+    /// True once what had arrived before the shard [stopped](Shard::has_stopped) was taken in.
+    pub fn has_looked(&self) -> bool {
+        self.drain.as_ref().is_some_and(|drain| drain.has_stopped() && !drain.looks())
+    }
+
+    /// Time over which connections are closed since the shard [has looked](Shard::has_looked): for those whose service holds them
     /// open, which end by themselves.
     pub fn drain_spread(&self) -> Duration {
         self.drain.as_ref().map_or(Duration::ZERO, |drain| drain.spread)
     }
 
-    /// Time for a first request.
-    fn first_frame_time(&self) -> Duration {
+    /// Time for a request that is on its way then.
+    pub fn first_frame_time(&self) -> Duration {
         FIRST_FRAME.min(self.limits.drain_timeout / 2)
     }
 

@@ -16,11 +16,11 @@ use hyper::{Request, Response};
 use tracing::debug;
 
 use super::detect::{Detected, Replayed, detect};
+use super::leaving::{Leaving, Step};
 use super::options::{HttpOptions, HttpVersions};
 use super::runtime::{ShardTimer, ShardTimerSleep};
 use super::watch::{Bounds, Excess, Next, Watch};
 use super::watched::{MayShed, StreamExecutor, Watched};
-use crate::shard::draining::Draining;
 use crate::shard::handle::Shard;
 use crate::stream::byte_stream::Stream;
 use crate::stream::hyper_io::Fate;
@@ -90,25 +90,23 @@ impl Http {
         B: Body + 'static,
         B::Error: Into<Box<dyn StdError + Send + Sync>>,
     {
-        let mut drain = stream.shard().stopping();
         let (shard, fate) = (stream.shard().clone(), stream.fate());
         let watch = Watch::new(self.bounds, Some(stream.fate()));
         let mut stream = Replayed::new(stream, watch.clone());
         let versions = self.options.versions;
         let detected = match versions {
             HttpVersions::Http1 => Detected::Other,
-            _ => detect(&mut stream, self.options.header_timeout, &mut drain)
-                .await
-                .map_err(Cause::FirstBytes)?,
+            _ => detect(&mut stream, self.options.header_timeout).await.map_err(Cause::FirstBytes)?,
         };
         let service = Watched::new(service, watch.clone(), self.may_shed.clone(), &shard);
-        let watched = WatchedConnection { watch: &watch, fate, timer: &self.timer, tick: self.bounds.tick };
+        let timer = &self.timer;
+        let watched = WatchedConnection { watch: &watch, fate, shard: &shard, timer, tick: self.bounds.tick };
         match (detected, versions) {
             (Detected::Nothing, _) => Ok(()),
             (Detected::Other, HttpVersions::Http2) => Err(Cause::NotHttp2),
             (Detected::Other, _) => {
                 let mut connection = self.http1.serve_connection(stream, service);
-                watched.run(Pin::new(&mut connection), drain, http1::Connection::graceful_shutdown).await?;
+                watched.run(Pin::new(&mut connection), http1::Connection::graceful_shutdown).await?;
                 #[cfg(feature = "websocket")]
                 if let Some(begin) = watch.take_upgrade() {
                     let parts = connection.into_parts();
@@ -121,7 +119,7 @@ impl Http {
                 let executor = StreamExecutor::new(&shard, watch.clone());
                 let builder = self.options.build_http2(executor, self.timer.clone());
                 let connection = pin!(builder.serve_connection(stream, service));
-                watched.run(connection, drain, http2::Connection::graceful_shutdown).await
+                watched.run(connection, http2::Connection::graceful_shutdown).await
             }
         }
     }
@@ -137,25 +135,21 @@ impl fmt::Debug for Http {
 struct WatchedConnection<'a> {
     watch: &'a Watch,
     fate: Fate,
+    shard: &'a Shard,
     timer: &'a ShardTimer,
     tick: Duration,
 }
 
 impl WatchedConnection<'_> {
-    /// Waits for the end of the connection, which it is told to come to once the server shuts down.
+    /// Waits for the end of the connection, which it is told to come to at its moment once the server shuts down.
     async fn run<C: Future<Output = hyper::Result<()>>>(
         &self,
         mut connection: Pin<&mut C>,
-        mut drain: Draining,
         shut_down: impl Fn(Pin<&mut C>),
     ) -> Result<(), Cause> {
-        let mut drains = false;
-        let mut sleep: Option<ShardTimerSleep> = None;
+        let mut leaving = Leaving::new(self.shard.stopping());
+        let (mut sleep, mut rest): (Option<ShardTimerSleep>, Option<ShardTimerSleep>) = Default::default();
         poll_fn(|task| {
-            if !drains && Pin::new(&mut drain).poll(task).is_ready() {
-                drains = true;
-                shut_down(connection.as_mut());
-            }
             if sleep.as_mut().is_some_and(|sleep| Pin::new(sleep).poll(task).is_ready()) {
                 sleep = None;
                 let next = self.watch.tick(self.fate.outbox_bytes());
@@ -171,18 +165,44 @@ impl WatchedConnection<'_> {
                     self.sets(&mut sleep, task);
                 }
             }
-            let Poll::Ready(end) = connection.as_mut().poll(task) else {
-                if sleep.is_none() && self.watch.take_began() {
-                    self.sets(&mut sleep, task);
+            loop {
+                if let Poll::Ready(end) = connection.as_mut().poll(task) {
+                    return Poll::Ready(match self.watch.exceeded() {
+                        Some(excess) => Err(Cause::Excess(excess)),
+                        None => end.map_err(Cause::Hyper),
+                    });
                 }
-                return Poll::Pending;
-            };
-            Poll::Ready(match self.watch.exceeded() {
-                Some(excess) => Err(Cause::Excess(excess)),
-                None => end.map_err(Cause::Hyper),
-            })
+                // Only now, since what is there was read.
+                match leaving.poll(task, self.shard, self.timer, self.watch, &self.fate) {
+                    Poll::Ready(Step::ShutDown) => shut_down(connection.as_mut()),
+                    Poll::Ready(Step::Close) => return Poll::Ready(Ok(())),
+                    Poll::Pending => break,
+                }
+            }
+            if sleep.is_none() && self.watch.take_began() {
+                self.sets(&mut sleep, task);
+            }
+            if self.watch.is_http2() {
+                self.ends_rests(&mut rest, task);
+            }
+            Poll::Pending
         })
         .await
+    }
+
+    /// Waits for the time of uploads that were answered early.
+    fn ends_rests(&self, sleep: &mut Option<ShardTimerSleep>, task: &mut Context<'_>) {
+        loop {
+            if sleep.as_mut().is_some_and(|sleep| Pin::new(sleep).poll(task).is_pending()) {
+                return;
+            }
+            if sleep.take().is_some() {
+                self.watch.with_rests(|rests| rests.pass_time(self.timer.time()));
+                self.watch.say_rests();
+            }
+            let Some(next) = self.watch.with_rests(|rests| rests.next()) else { return };
+            *sleep = Some(self.timer.until(next));
+        }
     }
 
     fn sets(&self, sleep: &mut Option<ShardTimerSleep>, task: &mut Context<'_>) {

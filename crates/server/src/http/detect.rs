@@ -1,6 +1,6 @@
 //! What a peer speaks.
 
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
 use std::io;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
@@ -10,8 +10,9 @@ use std::time::Duration;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use ringserve_core::internals::OWNED_BYTES_MIN;
 
+use super::leaving::Leave;
+use super::rests::{Out, RESET_BYTES};
 use super::watch::Watch;
-use crate::shard::draining::Draining;
 use crate::stream::byte_stream::Stream;
 
 /// How each connection of HTTP/2 begins. No request of HTTP/1.1 does.
@@ -40,12 +41,9 @@ pub(super) struct Replayed {
 ///
 /// # Errors
 /// `TimedOut` if it does not become clear within `time`, those of reading else.
-pub(super) async fn detect(
-    stream: &mut Replayed,
-    time: Option<Duration>,
-    drain: &mut Draining,
-) -> io::Result<Detected> {
+pub(super) async fn detect(stream: &mut Replayed, time: Option<Duration>) -> io::Result<Detected> {
     let shard = stream.stream.shard().clone();
+    let mut leave = Leave::new(&shard, true);
     let mut seen = 0;
     let becomes_clear = poll_fn(|task| {
         loop {
@@ -63,7 +61,7 @@ pub(super) async fn detect(
                 (Poll::Ready(Ok(())), None) => {}
                 (Poll::Ready(Err(error)), _) => return Poll::Ready(Err(error)),
                 (Poll::Pending, _) => {
-                    return Pin::new(&mut *drain).poll(task).map(|()| Ok(Detected::Nothing));
+                    return leave.poll(task).map(|()| Ok(Detected::Nothing));
                 }
             }
         }
@@ -108,10 +106,65 @@ impl Replayed {
         self.stream
     }
 
-    fn count(&self, written: &Poll<io::Result<usize>>) {
-        if let Poll::Ready(Ok(bytes)) = written {
-            self.watch.written(*bytes);
+    /// Reads frames of HTTP/2, without those that are dropped.
+    fn poll_frames(&self, task: &mut Context<'_>, buf: &mut ReadBufCursor<'_>) -> Poll<io::Result<()>> {
+        let room = buf.remaining();
+        loop {
+            let mut ended = false;
+            let polled = self.stream.poll_peek(task, |bytes| {
+                ended = bytes.is_empty();
+                self.watch.with_rests(|rests| rests.take(bytes, buf))
+            });
+            let is_over = !matches!(polled, Poll::Ready(Ok(()))) || ended;
+            if is_over || buf.remaining() < room {
+                self.watch.say_rests();
+                return polled;
+            }
         }
+    }
+
+    /// Writes frames of HTTP/2, without resets that are kept back.
+    fn poll_write_frames(
+        &self,
+        task: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.watch.say_rests();
+        let now = || self.stream.shard().timers().now();
+        let pass = match self.watch.with_rests(|rests| rests.next_out(pieces, now)) {
+            Out::Keep(stream) => {
+                self.watch.with_rests(|rests| rests.keep(stream, now()));
+                return Poll::Ready(Ok(RESET_BYTES));
+            }
+            Out::Pass(bytes) => bytes,
+        };
+        let mut shorter;
+        let mut front = pieces;
+        if pass < pieces.iter().map(|piece| piece.len()).sum() {
+            shorter = Vec::new();
+            let mut left = pass;
+            for piece in pieces {
+                shorter.push(io::IoSlice::new(&piece[..piece.len().min(left)]));
+                left -= shorter[shorter.len() - 1].len();
+            }
+            front = &shorter;
+        }
+        let written = self.poll_write_all(task, front);
+        if let Poll::Ready(Ok(bytes)) = written {
+            self.watch.with_rests(|rests| rests.went(front, bytes));
+        }
+        written
+    }
+
+    fn poll_write_all(&self, task: &mut Context<'_>, pieces: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        let watch = &self.watch;
+        let share = |piece: &[u8]| if piece.len() < OWNED_BYTES_MIN { None } else { watch.shared(piece) };
+        let room = self.stream.owned_room(watch.rate_window());
+        let written = self.stream.poll_put_all(task, pieces, room, share);
+        if let Poll::Ready(Ok(bytes)) = written {
+            watch.written(bytes);
+        }
+        written
     }
 }
 
@@ -121,28 +174,34 @@ impl Read for Replayed {
         task: &mut Context<'_>,
         mut buf: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.replay.is_empty() {
-            let room = buf.remaining();
-            let polled = self.stream.poll_peek(task, |bytes| {
+        let room = buf.remaining();
+        if !self.replay.is_empty() {
+            let (bytes, rest) = self.replay.split_at(self.replay.len().min(room));
+            buf.put_slice(bytes);
+            self.replay = rest;
+            self.watch.read(bytes.len(), false);
+            if self.watch.is_http2() {
+                self.watch.with_rests(|rests| rests.replayed(bytes));
+            }
+            return Poll::Ready(Ok(()));
+        }
+        let polled = if self.watch.is_http2() {
+            self.poll_frames(task, &mut buf)
+        } else {
+            self.stream.poll_peek(task, |bytes| {
                 let len = bytes.len().min(room);
                 buf.put_slice(&bytes[..len]);
                 len
-            });
-            self.watch.read(room - buf.remaining(), polled.is_pending());
-            return polled;
-        }
-        let (bytes, rest) = self.replay.split_at(self.replay.len().min(buf.remaining()));
-        buf.put_slice(bytes);
-        self.replay = rest;
-        Poll::Ready(Ok(()))
+            })
+        };
+        self.watch.read(room - buf.remaining(), polled.is_pending());
+        polled
     }
 }
 
 impl Write for Replayed {
-    fn poll_write(mut self: Pin<&mut Self>, task: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.stream).poll_write(task, bytes);
-        self.count(&polled);
-        polled
+    fn poll_write(self: Pin<&mut Self>, task: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(task, &[io::IoSlice::new(bytes)])
     }
 
     fn poll_write_vectored(
@@ -150,12 +209,10 @@ impl Write for Replayed {
         task: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let watch = &self.watch;
-        let share = |piece: &[u8]| if piece.len() < OWNED_BYTES_MIN { None } else { watch.shared(piece) };
-        let room = self.stream.owned_room(watch.rate_window());
-        let polled = self.stream.poll_put_all(task, pieces, room, share);
-        self.count(&polled);
-        polled
+        match self.watch.is_http2() {
+            true => self.poll_write_frames(task, pieces),
+            false => self.poll_write_all(task, pieces),
+        }
     }
 
     fn is_write_vectored(&self) -> bool {

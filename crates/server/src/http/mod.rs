@@ -25,8 +25,12 @@
 //!
 //! * The protocol is told by the first bytes: those of HTTP/2 begin with its preface. Below TLS the service offers `h2` and
 //!   `http/1.1` (ALPN), unless the program says which: one that serves a single version does so by `Tls::alpn`.
-//! * When the server shuts down, connections end as soon as what was asked is answered: HTTP/1.1 says
-//!   `connection: close`, HTTP/2 sends GOAWAY, and connections that wait for a request are closed.
+//! * When the server shuts down, requests that had arrived are answered. A connection that waits for one is closed at its moment
+//!   within [`drain_spread`](crate::limits::ServerLimits::drain_spread), with HTTP/1.1 half a second after the order at the
+//!   earliest: until then a request is answered, with `connection: close` where nothing more came behind it. HTTP/2 sends GOAWAY,
+//!   PING and GOAWAY at its moment, and ends when its streams do; without a stream after 2 s, whether the client answers or not.
+//! * A service of HTTP/2 may answer an upload without reading it: up to 64 KiB of the rest are dropped for up to a second, so that
+//!   a client which sends little sees its answer alone, and the stream is reset then. With HTTP/1.1 the connection ends.
 //! * [`HttpOptions`] bound headers, time, rates and streams. What hyper finds too large it answers with 431 or 414 and
 //!   closes. A body is as long as the peer likes, unless the service stops reading: `http_body_util::Limited` stops it.
 //! * A request beyond its bounds is answered with 408 (its body came too slowly) or 503 (the service took too long). Where
@@ -72,7 +76,9 @@
 
 mod connection;
 mod detect;
+mod leaving;
 mod options;
+mod rests;
 mod runtime;
 mod serve;
 #[cfg(feature = "websocket")]

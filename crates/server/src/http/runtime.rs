@@ -83,7 +83,15 @@ impl ShardTimer {
 
     /// Waits for `time`. While it waits no poll reads the clock.
     pub(super) fn after(&self, time: Duration) -> ShardTimerSleep {
-        ShardTimerSleep { inner: self.inner.clone(), until: self.inner.now() + time, number: None }
+        self.until(self.time() + time)
+    }
+
+    pub(super) fn until(&self, until: Time) -> ShardTimerSleep {
+        ShardTimerSleep { inner: self.inner.clone(), until, number: None }
+    }
+
+    pub(super) fn time(&self) -> Time {
+        self.inner.now()
     }
 }
 

@@ -18,8 +18,8 @@ use ringserve_websocket::frame::{Header, Opcode, Violation};
 use ringserve_websocket::reader::{ReadError, Reader, Received};
 use ringserve_websocket::{Extension, Kind, WebSocketInfo, close};
 
+use super::leaving::Leave;
 use super::upgrade::Hold;
-use crate::shard::draining::Draining;
 use crate::shard::handle::Shard;
 use crate::shard::timers::Sleep;
 use crate::stream::byte_stream::Stream;
@@ -99,11 +99,11 @@ pub struct Socket {
     left: usize,
     /// What the latest ping says, that is to be answered.
     ping: Option<Vec<u8>>,
-    stopping: Draining,
+    leave: Leave,
     times: Times,
     /// Goes off where the client was silent.
     silence: Option<Sleep>,
-    /// Bytes came since it was set.
+    /// Bytes came since it was set: any, also of a message that takes long.
     heard: bool,
     pinged: bool,
     /// Goes off where nothing leaves, or no close frame comes.
@@ -153,7 +153,7 @@ impl Socket {
             out: Vec::new(),
             left: 0,
             ping: None,
-            stopping: shard.stopping(),
+            leave: Leave::new(&shard, false),
             silence: times.ping.map(|time| shard.sleep(time)),
             heard: false,
             pinged: false,
@@ -218,7 +218,7 @@ impl Socket {
 
     fn poll_next(&mut self, task: &mut Context<'_>) -> Poll<Result<Option<Message>, SocketError>> {
         loop {
-            if self.state == State::Open && Pin::new(&mut self.stopping).poll(task).is_ready() {
+            if self.state == State::Open && self.leave.poll(task).is_ready() {
                 self.begin_close(close::GOING_AWAY, "");
             }
             if self.out.is_empty()
@@ -248,7 +248,6 @@ impl Socket {
                 ready!(self.poll_silence(task))?;
                 continue;
             };
-            self.heard = true;
             match came {
                 Came::Received(Received::Message(kind, payload)) => {
                     if self.state == State::Open {
@@ -405,7 +404,7 @@ impl Socket {
     }
 
     fn poll_read(&mut self, task: &mut Context<'_>) -> Poll<Result<Came, SocketError>> {
-        let Socket { io, reader, extension, .. } = self;
+        let Socket { io, reader, extension, heard, .. } = self;
         let mut extension = extension.as_ref().map(|extension| extension.borrow_mut());
         let mut take = |bytes: &mut &[u8]| {
             let extension = extension.as_mut().map(|extension| &mut ***extension as &mut dyn Extension);
@@ -427,6 +426,7 @@ impl Socket {
                     let polled = stream.poll_peek(task, |bytes| {
                         let mut rest = bytes;
                         ended = bytes.is_empty();
+                        *heard = true;
                         taken = take(&mut rest);
                         bytes.len() - rest.len()
                     });
@@ -448,6 +448,7 @@ impl Socket {
                         Poll::Ready(Err(error)) => break Poll::Ready(Err(Ended::Io(error))),
                         Poll::Ready(Ok(())) => {}
                     }
+                    *heard = true;
                     let mut rest = space.filled();
                     if rest.is_empty() {
                         break Poll::Ready(Ok(Came::End));

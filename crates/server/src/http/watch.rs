@@ -24,7 +24,11 @@ use std::time::Duration;
 
 use hyper::body::Bytes;
 
+use farewell::Farewell;
+pub(super) use farewell::request_bytes;
+
 use super::options::HttpOptions;
+use super::rests::Rests;
 #[cfg(feature = "websocket")]
 use crate::stream::byte_stream::Stream;
 use crate::stream::hyper_io::Fate;
@@ -58,6 +62,8 @@ pub(super) struct Bounds {
     held_bytes_max: usize,
     /// The most that hyper holds of what a peer sent: with HTTP/1.1, and with HTTP/2.
     received_max: [u64; 2],
+    /// The window of a stream of HTTP/2.
+    stream_window: u32,
 }
 
 impl Bounds {
@@ -83,6 +89,7 @@ impl Bounds {
                 options.buffer_bytes_max as u64,
                 u64::from(options.connection_window_bytes) + u64::from(options.header_bytes_max),
             ],
+            stream_window: options.stream_window_bytes,
         }
     }
 }
@@ -199,6 +206,9 @@ pub(super) struct Watch {
     idle: Cell<u32>,
     /// What the last request beyond its bounds exceeded.
     found: Cell<Option<Excess>>,
+    farewell: Farewell,
+    /// With HTTP/2.
+    rests: RefCell<Option<Box<Rests>>>,
     /// Bytes held of what came on streams that speak something else than HTTP.
     #[cfg(feature = "websocket")]
     upgraded_held: Cell<usize>,
@@ -256,6 +266,8 @@ impl Watch {
             output: Cell::default(),
             idle: Cell::default(),
             found: Cell::default(),
+            farewell: Farewell::default(),
+            rests: RefCell::default(),
             #[cfg(feature = "websocket")]
             upgraded_held: Cell::default(),
             #[cfg(feature = "websocket")]
@@ -296,6 +308,23 @@ impl Watch {
             self.find_oldest(&self.requests.borrow());
         }
         self.count();
+    }
+
+    /// With the rests of uploads of a connection of HTTP/2.
+    pub(super) fn with_rests<R>(&self, then: impl FnOnce(&mut Rests) -> R) -> R {
+        let mut rests = self.rests.borrow_mut();
+        then(rests.get_or_insert_with(|| Box::new(Rests::new(self.bounds.stream_window))))
+    }
+
+    /// Sends what is to be said of them.
+    pub(super) fn say_rests(&self) {
+        let says = self.with_rests(Rests::take_said);
+        if !says.is_empty()
+            && let Some(fate) = &self.fate
+        {
+            fate.queue(&says);
+            self.written(says.len());
+        }
     }
 
     /// Counts a request that was shed.
@@ -654,5 +683,6 @@ impl Watching {
     }
 }
 
+mod farewell;
 #[cfg(test)]
 mod tests;

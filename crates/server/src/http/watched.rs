@@ -16,7 +16,7 @@ use ringserve_core::internals::OWNED_BYTES_MIN;
 
 #[cfg(feature = "websocket")]
 use super::upgrade::{self, Offered};
-use super::watch::{Excess, Watch, Watching};
+use super::watch::{Excess, Watch, Watching, request_bytes};
 
 /// There are no upgrades.
 #[cfg(not(feature = "websocket"))]
@@ -61,6 +61,9 @@ where
         // hyper extends a request that asks for something else than HTTP, whose bytes may come then.
         let upgrades = cfg!(feature = "websocket") && !request.extensions().is_empty();
         let streams = upgrades && request.version() == Version::HTTP_2;
+        if !self.watch.is_http2() {
+            self.watch.note_request(request_bytes(&request));
+        }
         let watching = self.watch.begin(!request.body().is_end_stream() || streams);
         if self.sheds(&request) {
             self.watch.count_shed();
@@ -104,9 +107,12 @@ where
         }
         let Some(future) = this.future.as_pin_mut() else {
             this.watching.set_answered();
-            return Poll::Ready(Ok(busy(*this.retry_after)));
+            let mut response = busy(*this.retry_after);
+            say_the_end(&mut response, this.watching);
+            return Poll::Ready(Ok(response));
         };
-        let response = ready!(future.poll(task))?;
+        let mut response = ready!(future.poll(task))?;
+        say_the_end(&mut response, this.watching);
         this.watching.set_answered();
         #[cfg(feature = "websocket")]
         if this.offered.take().is_some() {
@@ -120,6 +126,14 @@ where
         }
         let watching = this.watching.clone();
         Poll::Ready(Ok(response.map(|body| Tracked::Of { body, watching })))
+    }
+}
+
+/// The last answer of a connection of HTTP/1.1 says so, while the server drains.
+#[inline]
+fn say_the_end<B>(response: &mut Response<B>, watching: &Watching) {
+    if watching.is_last() && response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
 }
 

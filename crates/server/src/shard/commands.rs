@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use ringserve_core::Driver;
 
 use super::Core;
+use super::draining::Moment;
 use super::inbox::{Command, Letter};
 use super::services::Services;
 use super::state::ShardLane;
@@ -45,12 +46,13 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
         }
     }
 
-    /// Tells the tasks that wait for it that the drain delay is over.
+    /// Tells the tasks that wait for it that the drain delay is over, and what had arrived by then was taken in.
     #[cold]
     pub(super) fn notify_stopping(&mut self, core: &Core) {
-        if core.has_stopped()
+        let moment = Moment { spread: core.drain_spread(), first: core.first_frame_time() };
+        if core.has_looked()
             && !self.common.shard.is_stopping()
-            && let Err(panicked) = self.common.shard.set_stopping(core.drain_spread())
+            && let Err(panicked) = self.common.shard.set_stopping(moment)
         {
             self.common.report_panic("waker", None, &panicked);
         }

@@ -5,8 +5,33 @@ use std::fmt;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use crate::guard::{Panicked, discard, wake};
+
+/// When connections end that end by themselves in a drain.
+#[derive(Clone, Copy, Debug, Default)]
+#[cfg_attr(not(feature = "http"), allow(dead_code, reason = "connections of HTTP ask for it"))]
+pub(crate) struct Moment {
+    /// Time over which they do, each at a random moment.
+    pub(crate) spread: Duration,
+    /// Time that a request which is on its way may take.
+    pub(crate) first: Duration,
+}
+
+#[cfg(feature = "http")]
+impl Moment {
+    /// The time until the moment of one of them, by a random number.
+    pub(crate) fn of(self, random: u64) -> Duration {
+        self.spread.mul_f64(random as f64 / u64::MAX as f64)
+    }
+
+    /// The same for one that may be asked meanwhile.
+    pub(crate) fn behind_first(self, random: u64) -> Duration {
+        let spread = self.spread.saturating_sub(self.first);
+        self.first + Moment { spread, ..self }.of(random)
+    }
+}
 
 /// The state of the drain, with the tasks that wait for it. Clones share it.
 #[derive(Clone, Default)]

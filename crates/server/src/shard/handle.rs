@@ -10,7 +10,7 @@ use super::attempts::Requests;
 use super::awaited::Awaited;
 use super::blocking::{Blocking, Pool, submit};
 use super::clock::Clock;
-use super::draining::{DrainFlag, Draining};
+use super::draining::{DrainFlag, Draining, Moment};
 use super::inbox::RemoteShard;
 use super::join::{JoinHandle, SpawnError};
 use super::random::Random;
@@ -46,8 +46,7 @@ struct Inner {
     draining: DrainFlag,
     /// Its [`drain_delay`](crate::limits::ServerLimits::drain_delay) is over.
     stopping: DrainFlag,
-    /// Time over which connections leave from then on.
-    drain_spread: Cell<Duration>,
+    moment: Cell<Moment>,
     upstreams: Requests,
     awaited: Awaited,
     /// One of each type.
@@ -74,7 +73,7 @@ impl Shard {
             mailboxes: RefCell::default(),
             draining: DrainFlag::default(),
             stopping: DrainFlag::default(),
-            drain_spread: Cell::default(),
+            moment: Cell::default(),
             upstreams: Requests::default(),
             awaited: Awaited::default(),
             shared: RefCell::default(),
@@ -369,28 +368,25 @@ impl Shard {
         self.inner.draining.wait()
     }
 
-    /// Waits until the drain delay is over: until then connections are served as before.
+    /// Waits until the drain delay is over, and what had arrived by then was taken in: until then connections are served as before.
     #[cfg(feature = "http")]
     pub(crate) fn stopping(&self) -> Draining {
         self.inner.stopping.wait()
     }
 
-    /// How long after [that](Shard::stopping) a stream that owes nothing is closed: half a second, in which requests that were on
-    /// their way arrive, and its share of [`drain_spread`](crate::limits::ServerLimits::drain_spread). Each call draws another one.
+    /// When connections that end by themselves do so, once they are [told](Shard::stopping).
     #[cfg(feature = "http")]
-    #[allow(dead_code, reason = "each connection of HTTP asks")]
-    pub(crate) fn leaves_after(&self) -> Duration {
-        let share = self.inner.random.next() as f64 / u64::MAX as f64;
-        Duration::from_millis(500) + self.inner.drain_spread.get().mul_f64(share)
+    pub(crate) fn moment(&self) -> Moment {
+        self.inner.moment.get()
     }
 
     pub(crate) fn is_stopping(&self) -> bool {
         self.inner.stopping.has_begun()
     }
 
-    /// The delay is over, and connections leave over this time. Wakes the tasks that waited for this, of which a waker may panic.
-    pub(crate) fn set_stopping(&self, drain_spread: Duration) -> Result<(), Panicked> {
-        self.inner.drain_spread.set(drain_spread);
+    /// Wakes the tasks that waited for this, of which a waker may panic.
+    pub(crate) fn set_stopping(&self, moment: Moment) -> Result<(), Panicked> {
+        self.inner.moment.set(moment);
         self.inner.stopping.begin()
     }
 

@@ -90,6 +90,11 @@ impl Fate {
         self.shared.body().nothing_comes()
     }
 
+    /// True if bytes came that were not read.
+    pub(crate) fn has_unread(&self) -> bool {
+        self.shared.body().has_unread()
+    }
+
     /// Bytes that hyper holds now.
     pub(crate) fn set_held(&self, bytes: usize) {
         self.shared.set_service_bytes(bytes);
@@ -98,6 +103,11 @@ impl Fate {
     /// Bytes that the kernel has not taken yet.
     pub(crate) fn outbox_bytes(&self) -> usize {
         self.shared.outbox_bytes()
+    }
+
+    /// Queues bytes, as [`Stream::queue`].
+    pub(crate) fn queue(&self, bytes: &[u8]) {
+        self.shared.reply(bytes.into());
     }
 
     /// Counts a request that was answered without the service.

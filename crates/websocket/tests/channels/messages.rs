@@ -255,7 +255,7 @@ fn what_inflates_to_too_much_or_to_nothing_ends_the_connection() {
 }
 
 #[test]
-fn message_within_the_limit_is_taken_though_its_compressed_form_is_longer() {
+fn message_may_have_a_longer_compressed_form() {
     let options = WebSocketOptions::new().message_bytes_max(60).extension(|| Doubles);
     for (says, code) in [(60, None), (61, Some(1009)), (80, Some(1009))] {
         for frames in [1, 2] {

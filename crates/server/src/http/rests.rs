@@ -1,0 +1,360 @@
+//! Rests of uploads that were answered before they were through.
+//!
+//! hyper resets a stream of HTTP/2 as soon as its answer is whole, wherever the body of its request is; and what then comes of that
+//! body counts as the peer's errors, until the connection ends for them. So both directions are read here as frames:
+//!
+//! ```text
+//!   hyper ── RST_STREAM(NO_ERROR) ──▶ kept back, until the body ends (it never leaves then), 64 KiB came of it, or a second passed
+//!   peer  ── DATA of such a stream ──▶ dropped, and given back to the window of the connection
+//! ```
+//!
+//! What is on its way once the reset leaves is dropped for another second, as with other resets that are the server's wish.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::time::Duration;
+
+use hyper::rt::ReadBufCursor;
+use ringserve_core::Time;
+
+/// Bytes of a rest that are dropped before its stream is reset, and the time: a form or a small file is through by then, and its
+/// sender sees the answer instead of a reset.
+const BYTES_MAX: u32 = 64 << 10;
+pub(super) const TIME_MAX: Duration = Duration::from_secs(1);
+
+/// Rests of a connection at once. Arbitrary: more than the streams that it may have.
+const RESTS_MAX: usize = 256;
+
+/// Bytes that are given back to the window of the connection at once, so that small frames cost few updates. The window is 64 KiB
+/// at least.
+const GIVEN_BACK: u32 = 16 << 10;
+
+/// What a client says before its first frame.
+const PREFACE_BYTES: u32 = 24;
+
+const HEADER_BYTES: usize = 9;
+pub(super) const RESET_BYTES: usize = HEADER_BYTES + 4;
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const WINDOW_UPDATE: u8 = 8;
+const END_STREAM: u8 = 1;
+
+/// Reasons for which a server ends a stream that has done nothing wrong: what is on its way then is no error either.
+const NO_ERROR: u32 = 0;
+const INTERNAL_ERROR: u32 = 2;
+const REFUSED_STREAM: u32 = 7;
+const CANCEL: u32 = 8;
+
+/// A place in frames that follow each other.
+#[derive(Clone, Copy, Debug, Default)]
+struct Place {
+    /// The start of a header.
+    header: [u8; HEADER_BYTES],
+    have: usize,
+    /// Bytes up to the next one.
+    left: u32,
+}
+
+impl Place {
+    fn is_between(&self) -> bool {
+        self.have == 0 && self.left == 0
+    }
+
+    /// Goes on over bytes, up to the end of a header or of a frame at most. Returns how many.
+    fn step(&mut self, bytes: &[u8]) -> usize {
+        if self.left > 0 {
+            let count = bytes.len().min(self.left as usize);
+            self.left -= count as u32;
+            return count;
+        }
+        let count = bytes.len().min(HEADER_BYTES - self.have);
+        self.header[self.have..self.have + count].copy_from_slice(&bytes[..count]);
+        self.have += count;
+        if self.have == HEADER_BYTES {
+            self.have = 0;
+            self.left = number(&self.header[..3]);
+        }
+        count
+    }
+
+    fn pass(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let count = self.step(bytes);
+            bytes = &bytes[count..];
+        }
+    }
+}
+
+/// Of at most 4 bytes.
+fn number(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0, |number, byte| number << 8 | u32::from(*byte))
+}
+
+fn stream_of(header: &[u8]) -> u32 {
+    number(&header[5..HEADER_BYTES]) & 0x7fff_ffff
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Rest {
+    stream: u32,
+    /// Bytes that may still be dropped.
+    room: u32,
+    since: Time,
+}
+
+/// What comes next of what hyper writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Out {
+    /// The front, of this length, which leaves.
+    Pass(usize),
+    /// The reset of this stream, which is kept back: [`RESET_BYTES`].
+    Keep(u32),
+}
+
+/// The rests of one connection of HTTP/2.
+#[derive(Debug)]
+pub(super) struct Rests {
+    out: Place,
+    came: Place,
+    /// Bytes of the header at hand that were passed on before it was whole, and those at its end that were not since.
+    given: usize,
+    held: usize,
+    /// Bytes of a frame that are to be dropped.
+    dropping: u32,
+    /// Streams whose reset is kept back, and those whose reset left. The oldest first.
+    kept: VecDeque<Rest>,
+    told: VecDeque<Rest>,
+    /// The most that may be on its way of a stream.
+    window: u32,
+    /// Bytes that were dropped and not given back.
+    owed: u32,
+    /// Frames that are to leave.
+    says: Vec<u8>,
+}
+
+impl Rests {
+    /// Of a connection whose streams have this window.
+    pub(super) fn new(window: u32) -> Rests {
+        Rests {
+            out: Place::default(),
+            came: Place { left: PREFACE_BYTES, ..Place::default() },
+            given: 0,
+            held: 0,
+            dropping: 0,
+            kept: VecDeque::new(),
+            told: VecDeque::new(),
+            window,
+            owed: 0,
+            says: Vec::new(),
+        }
+    }
+
+    /// What is to be done with the front of what hyper writes.
+    pub(super) fn next_out(&mut self, pieces: &[IoSlice<'_>], now: impl Fn() -> Time) -> Out {
+        let (mut place, mut at) = (self.out, 0);
+        for piece in pieces {
+            let mut rest = &piece[..];
+            while !rest.is_empty() {
+                if place.is_between()
+                    && let Some(reset) = rest.first_chunk::<RESET_BYTES>()
+                    && reset[3] == RST_STREAM
+                {
+                    let stream = stream_of(reset);
+                    match number(&reset[HEADER_BYTES..]) {
+                        NO_ERROR if at == 0 => return Out::Keep(stream),
+                        NO_ERROR => return Out::Pass(at),
+                        INTERNAL_ERROR | REFUSED_STREAM | CANCEL => self.note_told(stream, now()),
+                        _ => {}
+                    }
+                }
+                let count = place.step(rest);
+                (rest, at) = (&rest[count..], at + count);
+            }
+        }
+        Out::Pass(at)
+    }
+
+    /// `count` bytes of the front left, or were kept back.
+    pub(super) fn went(&mut self, pieces: &[IoSlice<'_>], mut count: usize) {
+        for piece in pieces {
+            let some = count.min(piece.len());
+            self.out.pass(&piece[..some]);
+            count -= some;
+        }
+    }
+
+    /// Keeps the reset of a stream back.
+    pub(super) fn keep(&mut self, stream: u32, now: Time) {
+        self.kept.push_back(Rest { stream, room: BYTES_MAX, since: now });
+        if self.kept.len() > RESTS_MAX {
+            self.tell(0, now);
+        }
+    }
+
+    /// The front of the preface was passed on before.
+    pub(super) fn replayed(&mut self, bytes: &[u8]) {
+        self.came.pass(bytes);
+    }
+
+    /// Passes what the peer sent on, as far as there is room. Returns how much of it was taken.
+    pub(super) fn take(&mut self, bytes: &[u8], buf: &mut ReadBufCursor<'_>) -> usize {
+        if !self.filters() {
+            let count = bytes.len().min(buf.remaining());
+            buf.put_slice(&bytes[..count]);
+            self.came.pass(&bytes[..count]);
+            self.given = self.came.have;
+            return count;
+        }
+        let mut at = 0;
+        loop {
+            self.give_held(buf);
+            let rest = &bytes[at..];
+            if rest.is_empty() || buf.remaining() == 0 {
+                return at;
+            }
+            if self.dropping > 0 {
+                let count = rest.len().min(self.dropping as usize);
+                self.dropping -= count as u32;
+                at += count;
+            } else if self.came.left > 0 {
+                let rest = &rest[..rest.len().min(buf.remaining())];
+                let count = self.came.step(rest);
+                buf.put_slice(&rest[..count]);
+                at += count;
+            } else {
+                at += self.came.step(rest);
+                if self.came.have == 0 {
+                    self.judge();
+                }
+            }
+        }
+    }
+
+    /// Passes on what was held back until it was known whether its frame is dropped.
+    pub(super) fn give_held(&mut self, buf: &mut ReadBufCursor<'_>) {
+        let count = self.held.min(buf.remaining());
+        let from = HEADER_BYTES - self.held;
+        buf.put_slice(&self.came.header[from..from + count]);
+        self.held -= count;
+    }
+
+    fn filters(&self) -> bool {
+        self.held > 0 || self.dropping > 0 || self.came.have > self.given || self.has_some()
+    }
+
+    fn has_some(&self) -> bool {
+        !(self.kept.is_empty() && self.told.is_empty())
+    }
+
+    /// A header is whole.
+    fn judge(&mut self) {
+        let given = std::mem::take(&mut self.given);
+        if given == 0 && self.drops() {
+            self.dropping = std::mem::take(&mut self.came.left);
+        } else {
+            self.held = HEADER_BYTES - given;
+        }
+    }
+
+    /// True if the frame at hand is dropped.
+    fn drops(&mut self) -> bool {
+        let (header, len) = (&self.came.header, self.came.left);
+        let (kind, stream) = (header[3], stream_of(header));
+        let ends = matches!(kind, DATA | HEADERS) && header[4] & END_STREAM != 0;
+        let of = |rests: &VecDeque<Rest>| rests.iter().position(|rest| rest.stream == stream);
+        let (kept, told) = (of(&self.kept), of(&self.told));
+        if ends || kind == RST_STREAM {
+            // It is through: no reset leaves.
+            _ = kept.map(|at| self.kept.remove(at));
+            _ = told.map(|at| self.told.remove(at));
+        }
+        if kind != DATA || (kept.is_none() && told.is_none()) {
+            return false;
+        }
+        if !ends {
+            if let Some(at) = kept {
+                let rest = &mut self.kept[at];
+                match rest.room.checked_sub(len) {
+                    Some(room) => rest.room = room,
+                    None => {
+                        let until = rest.since + TIME_MAX;
+                        self.tell(at, until);
+                    }
+                }
+            } else if let Some(at) = told {
+                // More than may have been on its way is the peer's error.
+                let Some(room) = self.told[at].room.checked_sub(len) else {
+                    self.told.remove(at);
+                    return false;
+                };
+                self.told[at].room = room;
+            }
+        }
+        self.owed += len;
+        if ends || self.owed >= GIVEN_BACK {
+            self.give_back();
+        }
+        true
+    }
+
+    /// Has the reset of a stream leave.
+    fn tell(&mut self, at: usize, now: Time) {
+        let Some(rest) = self.kept.remove(at) else { return };
+        self.say(RST_STREAM, rest.stream, NO_ERROR);
+        self.note_told(rest.stream, now);
+    }
+
+    fn note_told(&mut self, stream: u32, now: Time) {
+        if self.told.iter().any(|rest| rest.stream == stream) {
+            return;
+        }
+        if self.told.len() == RESTS_MAX {
+            self.told.pop_front();
+        }
+        self.told.push_back(Rest { stream, room: self.window, since: now });
+    }
+
+    fn give_back(&mut self) {
+        let owed = std::mem::take(&mut self.owed);
+        if owed > 0 {
+            self.say(WINDOW_UPDATE, 0, owed);
+        }
+    }
+
+    /// A frame that consists of a number.
+    fn say(&mut self, kind: u8, stream: u32, number: u32) {
+        self.says.extend([0, 0, 4, kind, 0]);
+        self.says.extend(stream.to_be_bytes());
+        self.says.extend(number.to_be_bytes());
+    }
+
+    /// Frames that are to leave now: not in the middle of one of hyper's.
+    pub(super) fn take_said(&mut self) -> Vec<u8> {
+        if self.out.is_between() { std::mem::take(&mut self.says) } else { Vec::new() }
+    }
+
+    /// When there is something to do.
+    pub(super) fn next(&self) -> Option<Time> {
+        let fronts = [self.kept.front(), self.told.front()];
+        fronts.into_iter().flatten().map(|rest| rest.since + TIME_MAX).min()
+    }
+
+    /// Time went on.
+    pub(super) fn pass_time(&mut self, now: Time) {
+        let is_over = |rests: &VecDeque<Rest>| rests.front().is_some_and(|rest| rest.since + TIME_MAX <= now);
+        while is_over(&self.told) {
+            self.told.pop_front();
+        }
+        while is_over(&self.kept) {
+            self.tell(0, now);
+        }
+        if !self.has_some() {
+            self.give_back();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

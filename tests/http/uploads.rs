@@ -1,0 +1,162 @@
+//! Uploads over HTTP/2 that are answered before they are through, in simulations by seed.
+
+use std::cell::Cell;
+use std::convert::Infallible;
+use std::io;
+use std::rc::Rc;
+use std::time::Duration;
+
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use ringserve::testing::{ClientStream, Faults, Net, Sim};
+use ringserve::{CloseReason, Server, http};
+use ringserve_tests::http::frames::{PREFACE, SETTINGS, frame, request};
+
+const ADDR: &str = "10.0.0.1:80";
+const DATA: u8 = 0;
+const RST_STREAM: u8 = 3;
+const GOAWAY: u8 = 7;
+const WINDOW_UPDATE: u8 = 8;
+const END_STREAM: u8 = 1;
+const PIECE: usize = 15_000;
+
+/// A client of HTTP/2, frame by frame.
+struct Peer {
+    me: ClientStream,
+    window: usize,
+    resets: usize,
+}
+
+impl Peer {
+    async fn connect(net: &Net) -> io::Result<Peer> {
+        let mut me = net.connect(ADDR).await?;
+        me.send([PREFACE, SETTINGS].concat()).await?;
+        Ok(Peer { me, window: 65_535, resets: 0 })
+    }
+
+    /// The next frame: kind, flags, stream.
+    async fn next(&mut self) -> io::Result<(u8, u8, u32)> {
+        let head = self.me.exactly(9).await?;
+        let number = |bytes: &[u8]| bytes.iter().fold(0, |number, byte| number << 8 | u32::from(*byte));
+        let payload = self.me.exactly(number(&head[..3]) as usize).await?;
+        let (kind, stream) = (head[3], number(&head[5..]));
+        match kind {
+            GOAWAY => panic!("the connection ends for uploads: {payload:?}"),
+            WINDOW_UPDATE if stream == 0 => self.window += number(&payload) as usize,
+            RST_STREAM => {
+                assert_eq!(number(&payload), 0, "for no error");
+                self.resets += 1;
+            }
+            _ => {}
+        }
+        Ok((kind, head[4], stream))
+    }
+
+    async fn answered(&mut self, stream: u32) -> io::Result<()> {
+        loop {
+            let (kind, flags, of) = self.next().await?;
+            if kind <= 1 && flags & END_STREAM != 0 && of == stream {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn reset(&mut self) -> io::Result<u32> {
+        loop {
+            if let (RST_STREAM, _, stream) = self.next().await? {
+                return Ok(stream);
+            }
+        }
+    }
+
+    /// Sends a piece of a body, cut somewhere.
+    async fn send(&mut self, net: &Net, stream: u32, ends: bool) -> io::Result<()> {
+        while self.window < PIECE {
+            self.next().await?;
+        }
+        self.window -= PIECE;
+        let bytes = frame(DATA, u8::from(ends), stream, &[b'.'; PIECE]);
+        let (head, tail) = bytes.split_at(net.random() as usize % 20);
+        self.me.send(head).await?;
+        if net.random().is_multiple_of(8) {
+            net.sleep(Duration::from_millis(1)).await;
+        }
+        self.me.send(tail).await
+    }
+}
+
+/// A server that reads no body; its client does as it is told, and is still served then.
+fn uploads(seeds: u64, client: impl AsyncFn(&Net, &mut Peer) -> io::Result<()> + Copy + 'static) {
+    Sim::seeds(seeds).faults(Faults::none()).run(|sim| {
+        let served = Rc::new(Cell::new(0u32));
+        let counts = served.clone();
+        let running = sim.start(Server::bind(ADDR).shards(1), move |_shard| {
+            let served = counts.clone();
+            http(service_fn(move |_request: Request<Incoming>| {
+                served.set(served.get() + 1);
+                let mut response = Response::new("no".to_owned());
+                *response.status_mut() = StatusCode::UNAUTHORIZED;
+                std::future::ready(Ok::<_, Infallible>(response))
+            }))
+        });
+        let running = running.expect("the server starts");
+        sim.client("one", async move |net| {
+            let mut peer = Peer::connect(&net).await?;
+            client(&net, &mut peer).await?;
+            peer.me.send(request(9_999, true, "/")).await?;
+            peer.answered(9_999).await?;
+            Ok(())
+        });
+        sim.run_until_done();
+        sim.finish();
+        assert!(served.get() > 1);
+        assert_eq!(running.stats().counters.closed_for(CloseReason::HandlerError), 0);
+    });
+}
+
+#[test]
+fn small_uploads_that_are_answered_early_are_read_to_their_end() {
+    uploads(3, async |net, peer| {
+        for stream in (1..1_200).step_by(2) {
+            peer.me.send(request(stream, false, "/")).await?;
+            peer.answered(stream).await?;
+            for piece in 0..4 {
+                peer.send(net, stream, piece == 3).await?;
+            }
+        }
+        assert_eq!(peer.resets, 0, "nothing of them was left");
+        Ok(())
+    });
+}
+
+#[test]
+fn rest_of_a_long_upload_is_no_error() {
+    uploads(3, async |net, peer| {
+        for stream in (1..200).step_by(2) {
+            peer.me.send(request(stream, false, "/")).await?;
+            peer.answered(stream).await?;
+            // What was on its way when the reset came.
+            for _ in 0..20 {
+                peer.send(net, stream, false).await?;
+            }
+            while peer.resets <= stream as usize / 2 {
+                assert_eq!(peer.reset().await?, stream);
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn upload_that_does_not_come_is_reset_after_a_second() {
+    uploads(5, async |net, peer| {
+        peer.me.send(request(1, false, "/")).await?;
+        peer.answered(1).await?;
+        let from = net.now();
+        assert_eq!(peer.reset().await?, 1);
+        let after = net.now() - from;
+        assert!((900..1_200).contains(&after.as_millis()), "{after:?}");
+        Ok(())
+    });
+}
