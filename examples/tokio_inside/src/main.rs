@@ -9,20 +9,19 @@
 //!     printf 'file /etc/hostname\n' | nc -N 127.0.0.1 7000
 
 use std::fmt::Write as _;
-use std::io::{self, IsTerminal};
+use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::Parser;
 use ringserve::framing::Lines;
+use ringserve::log::LogOptions;
 use ringserve::{Cx, Driver, Frame, Runtime, Server, Service};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::spawn_local;
 use tokio::time::{sleep, timeout};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
 
 /// Answers lines: `wait MS`, `count`, `fetch ADDR:PORT`, `file PATH`; everything else is sent back.
 #[derive(Parser)]
@@ -79,11 +78,18 @@ impl Answers {
         match self.runtime {
             #[cfg(feature = "runtime-tokio-uring")]
             Runtime::TokioUring => {
-                let file = ringserve::tokio_uring::fs::File::open(path).await?;
-                let (read, mut bytes) = file.read_at(Vec::with_capacity(FILE_BYTES_MAX), 0).await;
-                bytes.truncate(read?);
-                file.close().await?;
-                Ok(bytes)
+                let path = path.to_owned();
+                // A task, since the call is dropped if its peer goes away. An open of tokio-uring that is dropped loses its
+                // descriptor.
+                spawn_local(async move {
+                    let file = ringserve::tokio_uring::fs::File::open(path).await?;
+                    let (read, mut bytes) = file.read_at(Vec::with_capacity(FILE_BYTES_MAX), 0).await;
+                    // Also behind a read that failed: it is closed, or its descriptor is lost.
+                    file.close().await?;
+                    bytes.truncate(read?);
+                    Ok(bytes)
+                })
+                .await?
             }
             _ => {
                 let path = path.to_owned();
@@ -136,9 +142,7 @@ impl Service for Answers {
 }
 
 fn main() -> Result<(), ringserve::Error> {
-    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
+    ringserve::log::init(LogOptions::default())?;
     let args = Args::parse();
     if args.runtime == Runtime::Own {
         eprintln!("--runtime own: this example needs a runtime; choose tokio or tokio-uring");

@@ -30,6 +30,9 @@ pub enum Runtime {
     Tokio,
     /// A runtime of tokio-uring for each shard, which is one of tokio's too: its files work in handlers. It has a ring of its
     /// own, so it needs io_uring even if the server runs on epoll. Cargo feature `runtime-tokio-uring`.
+    ///
+    /// Its operations do not bear the drop of a call, which the end of a connection is: an open that is dropped loses its
+    /// descriptor. Do them in a task of `tokio::task::spawn_local`, whose handle the call awaits.
     #[cfg(feature = "runtime-tokio-uring")]
     TokioUring,
 }
