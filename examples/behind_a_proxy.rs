@@ -6,15 +6,13 @@
 
 use std::convert::Infallible;
 use std::fmt::Write;
-use std::io::IsTerminal;
 use std::net::SocketAddr;
 
 use clap::Parser;
 use ringserve::framing::Lines;
 use ringserve::listen::{ProxyProtocol, endpoints, tcp};
+use ringserve::log::LogOptions;
 use ringserve::{Cx, Driver, Frame, Server, Service};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
 
 /// A server that answers each line with the address of its client.
 #[derive(Parser)]
@@ -72,9 +70,7 @@ impl Service for WhoAmI {
 }
 
 fn main() -> Result<(), ringserve::Error> {
-    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
+    ringserve::log::init(LogOptions::default())?;
     let args = Args::parse();
     let protocol = ProxyProtocol::from(args.trust).keep_tlvs();
     let listeners = (tcp(args.listen), tcp(args.proxies).proxy_protocol(protocol));

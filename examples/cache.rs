@@ -10,17 +10,16 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::io::{self, IsTerminal};
+use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
 use clap::Parser;
 use ringserve::framing::Lines;
+use ringserve::log::LogOptions;
 use ringserve::net::Framed;
 use ringserve::{Cx, Driver, Frame, Server, Service, Shard};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
 
 /// A cache of lines in front of an upstream.
 #[derive(Parser)]
@@ -120,9 +119,7 @@ impl Service for Cache {
 }
 
 fn main() -> Result<(), ringserve::Error> {
-    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    let color = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
+    ringserve::log::init(LogOptions::default())?;
     let args = Args::parse();
     let framing = Lines::default().bytes_max(LINE_BYTES_MAX);
     let server = Server::bind(args.listen).framing(framing).driver(args.driver).shards(args.shards);

@@ -8,14 +8,12 @@
 
 use std::convert::Infallible;
 use std::fmt;
-use std::io::IsTerminal;
 use std::net::SocketAddr;
 
 use clap::Parser;
 use ringserve::framing::{Decode, EncodeError, FrameError, Framing, Outbox, Payload};
+use ringserve::log::LogOptions;
 use ringserve::{Cx, Driver, Frame, Server, Service};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
 
 /// Bytes of each header.
 pub const HEADER_BYTES: usize = 9;
@@ -137,9 +135,7 @@ impl Service for Frames {
 }
 
 fn main() -> Result<(), ringserve::Error> {
-    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
+    ringserve::log::init(LogOptions::default())?;
     let args = Args::parse();
     let mut server = Server::bind(args.listen).driver(args.driver).framing(Http2Frames);
     if let Some(shards) = args.shards {

@@ -9,7 +9,6 @@
 //!     printf 'hello\n' | nc -N -U /tmp/echo.sock
 
 use std::convert::Infallible;
-use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,10 +16,9 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use ringserve::framing::{LengthPrefix, Lines};
 use ringserve::limits::ServerLimits;
+use ringserve::log::LogOptions;
 use ringserve::net::SocketOptions;
 use ringserve::{Cx, Driver, Frame, Limits, Server, Service, Shard};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
 
 /// An echo server.
 #[derive(Parser)]
@@ -81,9 +79,7 @@ impl Service for Echo {
 }
 
 fn main() -> Result<(), ringserve::Error> {
-    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
+    ringserve::log::init(LogOptions::default())?;
     let args = Args::parse();
     let mut server = match (args.listen.split_first(), args.unix.split_first()) {
         (Some((first, others)), _) => {

@@ -12,7 +12,6 @@
 //! program says how many requests it answered, and why its connections ended.
 
 use std::collections::BTreeMap;
-use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::num::ParseIntError;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -22,9 +21,8 @@ use std::time::Duration;
 use clap::Parser;
 use ringserve::framing::Lines;
 use ringserve::limits::ServerLimits;
+use ringserve::log::LogOptions;
 use ringserve::{Closed, Cx, Driver, Frame, Limits, Server, Service};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
 
 /// A server that takes its time, and its leave.
 #[derive(Parser)]
@@ -97,9 +95,7 @@ impl Service for Patient {
 }
 
 fn main() -> Result<(), ringserve::Error> {
-    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
+    ringserve::log::init(LogOptions::default())?;
     let args = Args::parse();
     let limits = Limits::default().calls_in_flight_max(4);
     let server_limits = ServerLimits::default().drain_timeout(Duration::from_millis(args.drain));

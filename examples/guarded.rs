@@ -5,7 +5,6 @@
 //!     for n in 1 2 3; do (printf 'hello\n'; sleep 2) | nc -N 127.0.0.1 7000 & done; wait
 
 use std::convert::Infallible;
-use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,10 +12,9 @@ use std::time::Duration;
 use clap::Parser;
 use ringserve::admission::{AddressKey, Admission, IpList, IpListError, KeyLimits, KeyRates};
 use ringserve::framing::Lines;
+use ringserve::log::LogOptions;
 use ringserve::middleware::RateLimit;
 use ringserve::{Cx, Driver, Frame, Server, Service};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
 
 /// A server that echoes lines, and limits who is let in.
 #[derive(Parser)]
@@ -90,9 +88,7 @@ impl Service for Echo {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
+    ringserve::log::init(LogOptions::default())?;
     let args = Args::parse();
     let server = Server::bind(args.listen).driver(args.driver).shards(args.shards);
     let rates = KeyRates::new(KeyLimits::default().frames(args.lines_per_second, args.lines_per_second))?;

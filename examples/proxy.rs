@@ -6,17 +6,16 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::io::{self, IsTerminal};
+use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
 use clap::Parser;
 use ringserve::limits::ServerLimits;
+use ringserve::log::LogOptions;
 use ringserve::net::{Address, CopyError, CopySide, ProxyHeader, copy_bidirectional};
 use ringserve::{Driver, Limits, Server, Stream, stream};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
 
 /// A proxy: each client is connected to one of the upstreams, in turns.
 #[derive(Parser)]
@@ -95,9 +94,7 @@ async fn relay(mut client: Stream, to: Address, send_proxy: Option<u8>) -> Resul
 }
 
 fn main() -> Result<(), ringserve::Error> {
-    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
+    ringserve::log::init(LogOptions::default())?;
     let args = Args::parse();
     // Which side speaks first is for the protocol to say.
     let limits = Limits::default().first_frame_timeout(None);

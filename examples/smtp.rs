@@ -9,15 +9,15 @@
 use std::cell::{Cell, RefCell};
 use std::error::Error;
 use std::fs::{self, File};
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
 use ringserve::framing::{DotPart, DotState, DotStuffed, FrameError, FramingState, Lines};
+use ringserve::log::LogOptions;
 use ringserve::{Cx, Failure, Frame, Limits, Opening, Refusal, Server, Service, with_heads};
-use tracing_subscriber::filter::{EnvFilter, LevelFilter};
 
 /// A server that receives mail.
 #[derive(Clone, Parser)]
@@ -191,9 +191,7 @@ impl Service<DotPart> for Receiver {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
+    ringserve::log::init(LogOptions::default())?;
     let receiver = Receiver::parse();
     fs::create_dir_all(&receiver.spool)?;
     Ok(receiver.server().serve(move |_shard| with_heads(receiver.clone()))?)

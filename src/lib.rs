@@ -3,7 +3,7 @@
 //! Implement [`Service`], say how bytes become frames, and serve:
 //!
 //! ```no_run
-//! use ringserve::{Cx, Frame, Server, Service, framing::Lines};
+//! use ringserve::{Cx, Frame, Server, Service, framing::Lines, log::LogOptions};
 //!
 //! struct Echo;
 //!
@@ -18,7 +18,7 @@
 //! }
 //!
 //! fn main() -> Result<(), ringserve::Error> {
-//!     tracing_subscriber::fmt::init(); // what the server says goes to the screen
+//!     ringserve::log::init(LogOptions::default())?; // what the server says goes to the screen
 //!     Server::bind("127.0.0.1:7000").framing(Lines::default()).serve(|_shard| Echo)
 //! }
 //! ```
@@ -103,6 +103,7 @@
 //! | `admin` | the module `admin`: a port beside the server with a page, metrics, health and orders |
 //! | `codec` | the module `codec`: services over codecs of `tokio_util` |
 //! | `http` | the function and the module `http`: HTTP/1.1 and HTTP/2, by hyper, which is there as `http::hyper` |
+//! | `log` | the module `log`: a subscriber of tracing that never holds up a shard; text or JSON |
 //! | `metrics` | the module `metrics`: what a server counts, as OpenMetrics, by prometheus-client |
 //! | `resp` | the module `resp`: the protocol of Redis, requests as frames and replies in both versions |
 //! | `sync` | in the module [`sync`] channels and locks: tokio's, which need no runtime |
@@ -137,7 +138,7 @@
 //! | [`time`] | a shard's clock, intervals, the futures of [`Cx::sleep`] and [`Cx::timeout`] |
 //! | [`topics`] | publish and subscribe |
 //! | [`transport`] | layers between a socket and its framing |
-//! | `admin`, `codec`, `http`, `metrics`, `resp`, `testing`, `tls`, `tower`, `websocket` | with the feature of that name |
+//! | `admin`, `codec`, `http`, `log`, `metrics`, `resp`, `testing`, `tls`, `tower`, `websocket` | with the feature of that name |
 //!
 //! # Limitations
 //!
@@ -155,6 +156,9 @@ pub use ringserve_server::http;
 pub use ringserve_server::metrics;
 #[cfg(feature = "resp")]
 pub use ringserve_server::resp;
+#[cfg(feature = "log")]
+#[doc(inline)]
+pub use ringserve_server::subscriber as log;
 #[cfg(feature = "testing")]
 pub use ringserve_server::testing;
 #[cfg(feature = "tls")]

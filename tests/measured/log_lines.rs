@@ -77,7 +77,7 @@ fn each_failed_connection_has_one_line_that_names_it() {
     fails.write(&frame(b"fail").repeat(4));
     watch::closed_for(&running, CloseReason::HandlerError, 1);
     let line = one_line(&logged, &fails, "handler failed, connection closed");
-    assert!(line.contains(" WARN ") && line.contains("error=planted error"), "{line}");
+    assert!(line.contains(" INFO ") && line.contains("error=planted error"), "{line}");
     assert!(line.contains(" id="), "{line}");
     let failed = logged.text().matches("handler failed, connection closed").count();
     assert_eq!(failed, 1, "of four calls that fail together");

@@ -7,6 +7,7 @@ mod descriptor_limit;
 mod doctor;
 mod late;
 mod locked_memory;
+mod logs;
 mod memory_returns;
 mod refused_memory;
 mod sandboxes;

@@ -1,11 +1,12 @@
 //! No files of a crate import each other in a circle (that no crates do is for cargo to see), public types can grow, the links
-//! of pages lead somewhere, and texts and names do without refused words.
+//! of pages lead somewhere, texts and names do without refused words, and lines of the log are guarded.
 //!
 //! An import leads to the file that defines what is imported, whichever modules pass it on with `pub use`. A module and its
 //! parts are one subject, so a part may name the module that it is a part of. A parent's `mod x;` imports nothing, and
 //! neither does what is compiled for tests alone.
 
 mod evolving;
+mod log_lines;
 mod pages;
 mod tree;
 mod words;

@@ -18,7 +18,7 @@ pub use listener_gauge::{ListenerGauge, QueueReading};
 pub use shared::accept::Listener;
 pub use shared::activation::take_activated;
 pub use shared::connect::BeforeConnect;
-pub use shared::process::{Resource, ResourceLimit, trim_heap};
+pub use shared::process::{Resource, ResourceLimit, at_exit, trim_heap};
 pub use shared::report::{SetupError, guarded};
 pub use shared::socket_options::{TcpOption, peer_process};
 pub use shared::wait::{Waker, monotonic_nanos};

@@ -2,8 +2,8 @@
 //!
 //! [`Server::access_log`](crate::Server::access_log), or [`Endpoints::access_log`](crate::listen::Endpoints::access_log) for one
 //! service of several, writes an event of `tracing` at level INFO with the target `ringserve::access` when a connection ended.
-//! A subscriber decides where it goes, and in which format: the guide has a [program](https://github.com/ringserve/ringserve/blob/main/docs/guide/inspecting.md#a-line-for-each-connection-that-ended)
-//! that appends lines of JSON to a file.
+//! A subscriber decides where it goes, and in which format: `LogOptions::access_file` of `ringserve::log` appends lines of JSON to a
+//! file.
 //!
 //! | field | what it is |
 //! |---|---|
@@ -16,8 +16,8 @@
 //! | `reason`, `closed_by` | the [close reason](crate::CloseReason), and the side that it counts for |
 //!
 //! The lines are not limited: an attack of a million short connections writes a million of them, and a subscriber that
-//! blocks keeps the shard from its other connections. So take one that hands lines to a thread, such as `tracing-appender`'s
-//! `non_blocking`, which drops them when it is behind. Connections that were refused before they were kept for anything
+//! blocks keeps the shard from its other connections. `ringserve::log` hands lines to a thread, and drops them when it is behind.
+//! Connections that were refused before they were kept for anything
 //! ([`Server::admit`](crate::Server::admit)), and those that the server makes, are in no line.
 
 use ringserve_core::{CloseReason, ConnId, Outlet, Time};

@@ -24,6 +24,7 @@ pub mod host;
 pub mod http;
 pub mod inspect;
 mod log;
+mod log_thread;
 #[cfg(feature = "metrics")]
 pub mod metrics;
 pub mod middleware;
@@ -41,6 +42,8 @@ mod shard;
 mod snapshot;
 pub mod stats;
 mod stream;
+#[cfg(feature = "log")]
+pub mod subscriber;
 pub mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;

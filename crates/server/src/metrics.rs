@@ -63,6 +63,7 @@
 //! | `shard_stale` | `shard` | 1 if a handler blocks the shard for more than 250 ms: its figures are those from before |
 //! | `shard_skew_ratio` | | [`ServerStats::skew`](crate::stats::ServerStats::skew), if there are several shards |
 //! | `blocking_threads`, `blocking_queued`, `blocking_calls_total` | `result` of the last | [`Shard::spawn_blocking`](crate::Shard::spawn_blocking) |
+//! | `log_lines_dropped_total` | | lines that were dropped since their queue was full, or nothing reads the log any more: all those of `ringserve::log`; with another subscriber those of watchdog, admin endpoint, signals and reloads |
 //! | `turn_seconds` | | histogram: turns of all shards. Of those that end in a wait one in 64 is timed and counts for 64; each other one is |
 //! | `call_seconds` | | histogram: calls that waited and are done, from the turn in which they began to the one in which they ended |
 //! | `first_frame_seconds` | | histogram: from when a connection could send its first frame, with its handshake done, to that frame; in steps of 17 ms |
@@ -153,8 +154,18 @@ impl Collector for Metrics {
         driver(&mut to, &stats)?;
         self.shards(&mut to, &stats)?;
         blocking(&mut to, &stats)?;
+        let what = "Lines that the log dropped, as what reads it is slow or away";
+        to.counter("log_lines_dropped", what, log_lines_dropped())?;
         self.histograms(&mut to)
     }
+}
+
+fn log_lines_dropped() -> u64 {
+    #[cfg(feature = "log")]
+    let of_subscriber = crate::subscriber::lines_dropped();
+    #[cfg(not(feature = "log"))]
+    let of_subscriber = 0;
+    of_subscriber + crate::log_thread::dropped()
 }
 
 impl Metrics {

@@ -15,17 +15,14 @@
 //! `--probes 0.0.0.0:9001` answers `/healthz` and `/readyz` there, without a token, and nothing else.
 
 use std::convert::Infallible;
-use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::Parser;
 use ringserve::admin::Admin;
 use ringserve::framing::Lines;
+use ringserve::log::LogOptions;
 use ringserve::{Cx, Driver, Frame, Server, Service};
-use tracing_subscriber::filter::LevelFilter;
-use tracing_subscriber::prelude::*;
-use tracing_subscriber::{EnvFilter, reload};
 
 /// Lines that are sent back, and an admin endpoint. If RINGSERVE_ADMIN_TOKEN is set, requests there must have that token, or to
 /// read alone that of RINGSERVE_ADMIN_READ_TOKEN.
@@ -107,17 +104,9 @@ impl Service for Lively {
 }
 
 fn main() -> Result<(), ringserve::Error> {
-    let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    let (filter, log_level) = reload::Layer::new(filter);
-    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let lines = tracing_subscriber::fmt::layer().with_target(false).with_ansi(color);
-    tracing_subscriber::registry().with(filter).with(lines).init();
-
+    ringserve::log::init(LogOptions::default())?;
     let args = Args::parse();
-    let mut admin = Admin::new(args.admin).log_level(move |text| {
-        let filter = EnvFilter::try_new(text).map_err(|error| error.to_string())?;
-        log_level.reload(filter).map_err(|error| error.to_string())
-    });
+    let mut admin = Admin::new(args.admin);
     if let Ok(token) = std::env::var("RINGSERVE_ADMIN_TOKEN") {
         admin = admin.token(token);
     }

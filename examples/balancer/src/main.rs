@@ -14,16 +14,15 @@
 mod balancer;
 mod status;
 
-use std::io::{IsTerminal, stdout};
 use std::{error::Error, net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 
 use clap::{Parser, builder::NonEmptyStringValueParser, value_parser};
 use ringserve::limits::ServerLimits;
 use ringserve::listen::{ProxyProtocol, tcp};
+use ringserve::log::LogOptions;
 use ringserve::net::SocketOptions;
 use ringserve::tls::{Pem, Tls};
 use ringserve::{Limits, Server, Several, Stream, stream};
-use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 use crate::balancer::Balancer;
 
@@ -115,14 +114,12 @@ fn server(balancer: &Arc<Balancer>) -> Result<Server<Several>, Box<dyn Error>> {
 }
 
 fn run() -> Result<(), Box<dyn Error>> {
+    ringserve::log::init(LogOptions::default())?;
     let balancer = Arc::new(Balancer::new(Args::parse())?);
     Ok(server(&balancer)?.serve()?)
 }
 
 fn main() -> ExitCode {
-    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    let color = stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
     run().inspect_err(|error| eprintln!("error: {error}")).map_or(ExitCode::from(2), |()| ExitCode::SUCCESS)
 }
 

@@ -12,13 +12,13 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashSet};
-use std::io::{IsTerminal, stdout};
 use std::{convert::Infallible, net::SocketAddr, rc::Rc, sync::Arc, time::Duration};
 
 use clap::Parser;
 use ringserve::framing::Lines;
 use ringserve::http::hyper::{Response, http::Error, service::service_fn};
 use ringserve::listen::tcp;
+use ringserve::log::LogOptions;
 use ringserve::metrics::Metrics;
 use ringserve::metrics::prometheus_client::encoding::text::encode;
 use ringserve::metrics::prometheus_client::metrics::{counter::ConstCounter, gauge::ConstGauge};
@@ -26,7 +26,6 @@ use ringserve::metrics::prometheus_client::registry::Registry;
 use ringserve::sync::{Mesh, OnAll};
 use ringserve::{Closed, ConnId, Cx, Frame, Limits, LocalHandle, Opening, PushError, Refusal, Server};
 use ringserve::{ServerControl, Service, Session, Several, Shard, SharedPayload, http};
-use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 /// A chat server.
 #[derive(Parser)]
@@ -254,9 +253,7 @@ fn server(args: &Args) -> Server<Several> {
 }
 
 fn main() -> Result<(), ringserve::Error> {
-    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    let color = stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
+    ringserve::log::init(LogOptions::default())?;
     server(&Args::parse()).serve()
 }
 

@@ -7,7 +7,6 @@
 //!     curl --http2-prior-knowledge http://127.0.0.1:8080/json
 
 use std::convert::Infallible;
-use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -20,9 +19,8 @@ use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use ringserve::http::HttpOptions;
+use ringserve::log::LogOptions;
 use ringserve::{Driver, Server, http};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
 
 /// An HTTP server: GET and HEAD of /, /json, and /bytes/N for N bytes; POST /echo, and /upload or /length to count bytes.
 #[derive(Parser)]
@@ -135,9 +133,7 @@ impl Body for Made {
 }
 
 fn main() -> Result<(), ringserve::Error> {
-    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
+    ringserve::log::init(LogOptions::default())?;
     let args = Args::parse();
     let mut server = Server::bind(args.listen).driver(args.driver);
     if let Some(shards) = args.shards {

@@ -8,7 +8,6 @@ use std::convert::Infallible;
 use std::error::Error;
 use std::fs;
 use std::future::ready;
-use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,10 +16,9 @@ use clap::Parser;
 use ringserve::http::hyper::body::Incoming;
 use ringserve::http::hyper::service::service_fn;
 use ringserve::http::hyper::{Method, Request, Response, StatusCode};
+use ringserve::log::LogOptions;
 use ringserve::tls::{Pem, Tls};
 use ringserve::{Driver, Server, http};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
 
 /// An HTTPS server: GET / says which protocol was spoken, GET /bytes/N sends N bytes.
 #[derive(Parser)]
@@ -67,9 +65,7 @@ fn self_signed() -> Result<(Pem, Pem), Box<dyn Error>> {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
+    ringserve::log::init(LogOptions::default())?;
     let args = Args::parse();
     let (cert, key) = match (&args.cert, &args.key) {
         (Some(cert), Some(key)) => (Pem::file(cert)?, Pem::file(key)?),

@@ -19,17 +19,15 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
 use ringserve::limits::ServerLimits;
+use ringserve::log::LogOptions;
 use ringserve::resp::Resp;
 use ringserve::scatter::Questions;
 use ringserve::{Driver, Limits, Server, Shard, WithHeads, with_heads};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
 
 use crate::service::{Kv, Node};
 use crate::store::Keyer;
@@ -90,9 +88,7 @@ fn service(
 }
 
 fn main() -> Result<(), ringserve::Error> {
-    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
+    ringserve::log::init(LogOptions::default())?;
     let args = Args::parse();
     let service = service(store::random_keyer(), args.request_bytes_max as usize, REQUESTS_MAX, unix_time);
     args.server(args.listen).driver(args.driver).shards(args.shards).serve(service)

@@ -9,18 +9,16 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::Parser;
 use ringserve::framing::{FrameError, Lines};
+use ringserve::log::LogOptions;
 use ringserve::middleware::{Calls, ConcurrencyLimit, Observe, TimeLimit};
 use ringserve::tower::{Request, Tower};
 use ringserve::{Closed, Cx, Driver, Failure, Frame, Opening, Refusal, Server, Service, Session, Shard};
 use tower::{BoxError, ServiceBuilder, ServiceExt, service_fn};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
 
 /// A server that waits as many milliseconds as a line says.
 #[derive(Parser)]
@@ -180,9 +178,7 @@ fn of_tower(shard: &Shard, at_once: usize) -> impl Service<Session = (), Error =
 }
 
 fn main() -> Result<(), ringserve::Error> {
-    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
+    ringserve::log::init(LogOptions::default())?;
     let args = Args::parse();
     let mut server = Server::bind(args.listen).framing(Lines::default()).driver(args.driver);
     if let Some(shards) = args.shards {

@@ -31,16 +31,15 @@ mod sessions;
 #[cfg(test)]
 mod tests;
 
-use std::io::{IsTerminal, stdout};
 use std::{error::Error, net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::Parser;
 use ringserve::listen::{endpoints, tcp};
+use ringserve::log::LogOptions;
 use ringserve::sync::Mesh;
 use ringserve::tls::{Pem, Tls, TlsError};
 use ringserve::websocket::WebSocketOptions;
 use ringserve::{Driver, Limits, Server, Several};
-use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 use crate::broker::Broker;
 use crate::packet::{PACKET_BYTES_MAX, PACKETS};
@@ -103,9 +102,7 @@ impl Args {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    let color = stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
+    ringserve::log::init(LogOptions::default())?;
     let args = Args::parse();
     let coalesce = Duration::from_micros(args.coalesce);
     Ok(args.server()?.driver(args.driver).shards(args.shards).coalesce(coalesce).serve()?)

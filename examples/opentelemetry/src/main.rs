@@ -9,7 +9,6 @@
 
 use std::convert::Infallible;
 use std::error::Error;
-use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -20,10 +19,9 @@ use opentelemetry_otlp::{MetricExporter, WithExportConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::metrics::{PeriodicReader, SdkMeterProvider};
 use ringserve::framing::Lines;
+use ringserve::log::LogOptions;
 use ringserve::stats::ConnStats;
 use ringserve::{Cx, Driver, Frame, Server, ServerControl, Service};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
 
 /// A server of lines that gives its figures to a collector.
 #[derive(Parser)]
@@ -97,9 +95,7 @@ fn exporter(collector: &str, every: Duration) -> Result<SdkMeterProvider, Box<dy
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
+    ringserve::log::init(LogOptions::default())?;
     let args = Args::parse();
     let exporter = exporter(&args.collector, Duration::from_secs(args.every))?;
     let meter = exporter.meter("ringserve");

@@ -27,7 +27,6 @@ mod tests;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::error::Error;
-use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,13 +35,12 @@ use std::time::Duration;
 use clap::Parser;
 use ringserve::framing::{FrameError, LengthPrefix};
 use ringserve::limits::{ConnLimits, ServerLimits};
+use ringserve::log::LogOptions;
 use ringserve::task::BlockingError;
 use ringserve::{Cx, Frame, Limits, Opening, Refusal, Server, Service, Session};
 use rusqlite::{Connection, OptionalExtension, Row};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
 
 /// A server of remote calls over SQLite.
 #[derive(Parser)]
@@ -239,9 +237,7 @@ fn server(args: &Args) -> Server<LengthPrefix> {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
+    ringserve::log::init(LogOptions::default())?;
     let args = Args::parse();
     let rpc = Rpc::new(&args)?;
     Ok(server(&args).shards(args.shards).serve(move |_shard| rpc.clone())?)

@@ -15,7 +15,7 @@ use std::convert::Infallible;
 use std::error::Error;
 use std::fs;
 use std::future::poll_fn;
-use std::io::{self, IsTerminal};
+use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -26,10 +26,9 @@ use std::time::Duration;
 use clap::Parser;
 use ringserve::framing::Lines;
 use ringserve::listen::{Endpoint, endpoints, tcp};
+use ringserve::log::LogOptions;
 use ringserve::tls::{Clients, Pem, Tickets, Tls, TlsInfo};
 use ringserve::{Cx, Driver, Frame, Server, Service, Stream, stream};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
 
 /// An echo server over TLS: a line comes back as it is, `who` is answered by what is known of the connection.
 #[derive(Parser)]
@@ -176,9 +175,7 @@ fn tls(args: &Args) -> Result<Tls, Box<dyn Error>> {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
+    ringserve::log::init(LogOptions::default())?;
     let args = Args::parse();
     let mut listen: Vec<Endpoint> = vec![tcp(args.listen).tls(tls(&args)?)];
     listen.extend(args.plain.map(tcp));

@@ -11,19 +11,19 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::error::Error;
 use std::future::ready;
-use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use std::{env, fs, io};
+use std::{env, fs};
 
 use clap::Parser;
 use ringserve::http::hyper::body::Incoming;
 use ringserve::http::hyper::service::service_fn;
 use ringserve::http::hyper::{Method, Request, Response, StatusCode};
 use ringserve::listen::{Endpoint, tcp};
+use ringserve::log::LogOptions;
 use ringserve::sync::{Mesh, OnAll};
 use ringserve::tls::{Pem, Tls};
 use ringserve::topics::{Subscriber, Topics};
@@ -34,7 +34,6 @@ use ringserve::{
     Closed, ConnId, Driver, Limits, Opening, Refusal, Server, Session, Several, Shard, http, ws,
 };
 use serde::{Deserialize, Serialize};
-use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 /// A chat server for browsers.
 #[derive(Parser)]
@@ -303,9 +302,7 @@ fn server(args: &Args) -> Result<Server<Several>, Box<dyn Error>> {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let log = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    let color = io::stdout().is_terminal() && env::var_os("NO_COLOR").is_none();
-    tracing_subscriber::fmt().with_env_filter(log).with_target(false).with_ansi(color).init();
+    ringserve::log::init(LogOptions::default())?;
     let args = Args::parse();
     let scheme = if args.plain { "http" } else { "https" };
     println!("the page is {scheme}://{}", args.listen);

@@ -48,6 +48,15 @@ pub fn trim_heap() {
     }
 }
 
+/// Has `call` run when the process exits: `main` returned, or a thread called `exit`. Nothing runs where it aborts, or is killed. The
+/// locks of other threads may be held meanwhile, for ever.
+pub fn at_exit(call: extern "C" fn()) {
+    // SAFETY: a function without arguments, which is there as long as the process. Where the list is full it is not called.
+    unsafe {
+        libc::atexit(call);
+    }
+}
+
 fn ask(resource: Resource) -> io::Result<ResourceLimit> {
     let number = match resource {
         Resource::Descriptors => libc::RLIMIT_NOFILE,

@@ -14,7 +14,6 @@ use hyper::body::{Body, Bytes, Incoming};
 use hyper::{Request, Response, StatusCode};
 use ringserve_core::{ConnId, Time};
 use ringserve_report::{Connections, Finding, Report};
-use tracing::info;
 
 use super::LogLevel;
 use super::admission;
@@ -30,6 +29,7 @@ use super::target::{Running, Target};
 use crate::doctor::Expected;
 use crate::inspect::{By, Inspection, Query};
 use crate::log::guarded;
+use crate::log::lines::info;
 use crate::metrics::Metrics;
 use crate::overload::Load;
 use crate::shard::handle::Shard;
@@ -361,7 +361,7 @@ impl Desk {
     async fn set_log_level(&self, body: Incoming) -> Response<Answer> {
         let Some(log_level) = &self.settings.log_level else {
             let text = "the program gave no way to set the level of its log: the subscriber of tracing has it, so \
-                        give a function by Admin::log_level";
+                        log by ringserve::log, or give a function by Admin::log_level";
             return answer::sentence(StatusCode::NOT_IMPLEMENTED, text);
         };
         let filter = match read_filter(body).await {
@@ -390,8 +390,8 @@ fn metrics(running: &Running) -> Response<Answer> {
 }
 
 fn drain(running: &Running) -> Response<Answer> {
-    guarded(|| info!("the server shuts down, as the admin endpoint was told"));
     running.control.shutdown();
+    guarded(|| info!("the server shuts down, as the admin endpoint was told"));
     answer::sentence(StatusCode::ACCEPTED, "the server shuts down")
 }
 

@@ -7,7 +7,6 @@ use std::time::Duration;
 use hyper::service::service_fn;
 use ringserve_core::framing::Raw;
 use ringserve_core::{Address, Limits, ServerLimits};
-use tracing::{error, info};
 
 use super::Admin;
 use super::desk::{Desk, Settings};
@@ -17,6 +16,7 @@ use super::places::Place;
 use super::target::Target;
 use crate::http::{Http, HttpOptions, HttpVersions};
 use crate::log::guarded;
+use crate::log::lines::{error, info};
 use crate::server::builder::Server;
 use crate::server::control::ServerControl;
 use crate::server::driver::Driver;
@@ -80,6 +80,7 @@ impl Beside for Admin {
             None => server,
         };
         let target = Arc::new(Target::default());
+        let log_level = log_level.or_else(Admin::log_level_of_subscriber);
         let settings = Arc::new(Settings { gate, log_level, target: target.clone() });
         let started = server
             .shards(1)

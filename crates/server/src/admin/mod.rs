@@ -167,8 +167,9 @@ impl Admin {
         self
     }
 
-    /// Has POST `/log-level` call `set` with the body, up to 1 KiB of text such as `info,ringserve=debug`. The level of the log is
-    /// the subscriber's, so the program says how it is set. Without it the path answers 501.
+    /// Has POST `/log-level` call `set` with the body, up to 1 KiB of text such as `info,ringserve=debug`. A program that logs by
+    /// `ringserve::log` needs no function. With another subscriber the level is that one's, so the program says how it is set;
+    /// without a function the path answers 501.
     ///
     /// `set` runs on the endpoint's thread. Its error is the answer, with status 400.
     ///
@@ -187,6 +188,14 @@ impl Admin {
     ) -> Admin {
         self.log_level = Some(Arc::new(move |text| set(text).map_err(|error| error.to_string())));
         self
+    }
+
+    /// The way to set the filter of `ringserve::log`, where that is the log.
+    fn log_level_of_subscriber() -> Option<LogLevel> {
+        #[cfg(feature = "log")]
+        return crate::subscriber::is_set().then(|| Arc::new(crate::subscriber::set_filter) as LogLevel);
+        #[cfg(not(feature = "log"))]
+        None
     }
 }
 

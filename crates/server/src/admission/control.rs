@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use ringserve_core::{AcceptRate, Time};
-use tracing::info;
 
 use super::lists::Networks;
 use super::rates::Rate;
@@ -19,6 +18,7 @@ use super::shard::Limiters;
 use super::timed::{Change, TIMED_MAX, Until};
 use super::{AdmissionError, IpList, Limiter, LimitsSet, PrefixLimits, wrong};
 use crate::log::guarded;
+use crate::log::lines::info;
 use crate::shard::clock::Clock;
 
 /// The longest time for which a network is denied or allowed: what is to stay belongs into a list.

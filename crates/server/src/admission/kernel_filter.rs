@@ -19,7 +19,6 @@ use ipnet::IpNet;
 use ringserve_core::Time;
 use ringserve_drivers::{Listener, ListenerFilter};
 use socket2::SockFilter;
-use tracing::{info, warn};
 
 use super::lists::Networks;
 use super::ranges::{Range, merged, range};
@@ -27,6 +26,7 @@ use super::shard::Limiters;
 use super::timed::Until;
 use super::{IpList, Limiter};
 use crate::log::guarded;
+use crate::log::lines::{info, warn};
 use crate::shard::clock::Clock;
 
 /// The longest program that the kernel takes (`BPF_MAXINSNS`).

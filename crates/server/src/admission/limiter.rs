@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use ringserve_core::{RefusedBy, Time};
-use tracing::{info, warn};
 
 use super::lists::Networks;
 use super::rates::{Over, Rate};
@@ -18,7 +17,8 @@ use super::table::{Charge, Prefix, Table};
 use super::timed::{Timed, Until};
 use super::total::Total;
 use super::{AdmissionStats, IpList};
-use crate::log::{LINES_PER_SECOND, guarded};
+use crate::log::lines::{info, warn};
+use crate::log::{LINES_PER_SECOND, LeftOut, guarded};
 
 /// What an [`Admission`] asks of connections, for all shards.
 pub(crate) struct Limiter {
@@ -139,9 +139,10 @@ impl Limiter {
         by: RefusedBy,
         now: Time,
     ) {
-        if self.lines.allows(now) {
+        if let Some(left_out) = self.lines.sample(now) {
             let (peer, by) = (peer.map(tracing::field::display), by.name());
-            guarded(|| warn!(shard, service, peer, by, "connection refused by the server's admission"));
+            // It does what it is there for, which is no warning.
+            info!(shard, service, peer, by, left_out, "connection refused by the server's admission");
         }
     }
 
@@ -215,10 +216,16 @@ pub(crate) enum Source {
 pub(super) struct Lines(AtomicU64);
 
 impl Lines {
-    pub(super) fn allows(&self, now: Time) -> bool {
+    /// `Some` if there may be a line: the first one of a second with the number of those that were left out in the last one that
+    /// had any.
+    pub(super) fn sample(&self, now: Time) -> Option<LeftOut> {
         let second = (now.as_millis() / 1000) << 32;
-        let next = |lines: u64| if lines >> 32 << 32 < second { second + 1 } else { lines.saturating_add(1) };
+        let begins = |lines: u64| lines >> 32 << 32 < second;
+        let next = |lines: u64| if begins(lines) { second + 1 } else { lines.saturating_add(1) };
         let before = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |lines| Some(next(lines)));
-        next(before.unwrap_or_default()) as u32 <= LINES_PER_SECOND
+        let before = before.unwrap_or_default();
+        let left_out = (before as u32).saturating_sub(LINES_PER_SECOND);
+        let is_allowed = next(before) as u32 <= LINES_PER_SECOND;
+        is_allowed.then_some((begins(before) && left_out > 0).then_some(left_out))
     }
 }

@@ -333,8 +333,11 @@ fn users_and_addresses_count_apart() {
 #[test]
 fn all_shards_together_write_ten_lines_a_second() {
     let lines = Lines::default();
-    let in_second =
-        |second: u64| (0..100).filter(|_| lines.allows(Time::from_nanos(second * 1_000_000_000 + 5))).count();
+    let in_second = |second: u64| {
+        (0..100).filter(|_| lines.sample(Time::from_nanos(second * 1_000_000_000 + 5)).is_some()).count()
+    };
     assert_eq!([in_second(0), in_second(1), in_second(1), in_second(9)], [10, 10, 0, 10]);
     assert_eq!(in_second(8), 0, "a shard whose turn began before");
+    let next = Time::from_nanos(10_000_000_000);
+    assert_eq!([lines.sample(next), lines.sample(next)], [Some(Some(90 + 100)), Some(None)]);
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::shard::Limiters;
 use super::{KernelFilters, Limiter};
+use crate::log_thread::hand_over;
 use crate::shard::clock::Deadline;
 
 /// How often the files are looked at, one `stat` for each, and the networks that are denied for a time: the kernel gets no more
@@ -27,6 +28,7 @@ pub(crate) fn watch(limiters: &Limiters, mut filters: KernelFilters) -> io::Resu
         return Ok(());
     }
     let watch = move || {
+        let _handing = hand_over(None);
         while rests() {
             let alive: Vec<_> = watched.iter().filter_map(Weak::upgrade).collect();
             if alive.is_empty() {

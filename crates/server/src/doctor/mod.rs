@@ -33,11 +33,11 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use ringserve_core::Time;
-use tracing::{error, warn};
 
 use crate::host::machine::Machine;
 use crate::host::{HostStats, read_of};
 use crate::log::guarded;
+use crate::log::lines::{error, warn};
 use crate::shard::clock::Deadline;
 
 pub(crate) use case::{Lived, Rings, Setup};

@@ -13,7 +13,6 @@ use hyper::body::{Body, Incoming};
 use hyper::server::conn::{http1, http2};
 use hyper::service::Service;
 use hyper::{Request, Response};
-use tracing::debug;
 
 use super::detect::{Detected, Replayed, detect};
 use super::leaving::{Leaving, Step};
@@ -21,6 +20,7 @@ use super::options::{HttpOptions, HttpVersions};
 use super::runtime::{ShardTimer, ShardTimerSleep};
 use super::watch::{Bounds, Excess, Next, Watch};
 use super::watched::{MayShed, StreamExecutor, Watched};
+use crate::log::lines::debug;
 use crate::shard::handle::Shard;
 use crate::stream::byte_stream::Stream;
 use crate::stream::hyper_io::Fate;

@@ -8,10 +8,11 @@ use std::time::Duration;
 use hyper::header::{HeaderName, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode, Version};
 use ringserve_websocket::{WebSocketOptions, in_http};
-use tracing::debug;
 
 use super::socket::{Parts, Shared, Socket, Times};
 use super::upgrade::find;
+
+use crate::log::lines::debug;
 
 /// Silence of a client after which it is pinged.
 const PING_INTERVAL: Duration = Duration::from_secs(30);

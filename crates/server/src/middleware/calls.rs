@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tracing::{Level, debug, enabled, trace, warn};
+use tracing::{Level, enabled};
 
 use super::observe::{CallEnd, CallObserver};
 use crate::cx::Cx;
 use crate::log::LineLimit;
+use crate::log::lines::{debug, trace, warn};
 use crate::service::Service;
 use ringserve_core::{Frame, Time};
 

@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use ringserve_core::Time;
-use tracing::{info, warn};
 
 use super::stages::{Change, Excuse, Signals, Stages, TABLE_FULL};
 use super::{Load, Overload};
 use crate::log::guarded;
+use crate::log::lines::{info, warn};
 use crate::server::control::ServerControl;
 use crate::watchdog::facts::ThreadTimes;
 use crate::watchdog::judge::State;

@@ -104,6 +104,9 @@ pub enum Error {
     /// The [admin endpoint](crate::Server::admin) cannot be started.
     #[cfg(feature = "admin")]
     Admin(String),
+    /// The log cannot be set up ([`log::init`](crate::subscriber::init)).
+    #[cfg(feature = "log")]
+    Log(String),
     /// A thread cannot be started.
     Thread(io::Error),
     /// Signals cannot be handled.
@@ -203,6 +206,8 @@ impl fmt::Display for Error {
                 "the factory for shard {shard} was not done within {time:?}, which is ServerLimits::start_timeout"
             ),
             Error::Runtime { shard, error } => write!(f, "no runtime for shard {shard}: {error}"),
+            #[cfg(feature = "log")]
+            Error::Log(reason) => write!(f, "the log cannot be set up: {reason}"),
             #[cfg(feature = "admin")]
             Error::Admin(reason) => write!(f, "the admin endpoint cannot be started: {reason}"),
             Error::Thread(error) => write!(f, "cannot start a thread for a shard: {error}"),

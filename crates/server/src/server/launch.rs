@@ -10,7 +10,7 @@ use std::time::Duration;
 use ringserve_core::{Driver, Limits, ServerLimits};
 use ringserve_drivers::{Epoll, Listener, Uring};
 use socket2::SockRef;
-use tracing::{error, info, info_span, warn};
+use tracing::info_span;
 
 use super::cpu;
 use super::driver::{Chosen, ChosenKind, DESCRIPTORS_PER_SHARD};
@@ -23,6 +23,8 @@ use super::serves::Serves;
 use super::starting::{Ended, Gate, ShardStart, Starting, Until};
 use crate::guard::{guard, message_of};
 use crate::log::guarded;
+use crate::log::lines::{error, info, warn};
+use crate::log_thread::hand_over;
 use crate::service::Made;
 use crate::shard::beginning::Beginning;
 use crate::shard::clock::Deadline;
@@ -59,7 +61,8 @@ impl Plan {
         self.begin(&mut starting);
         let name = if self.is_beside { "ringserve-admin" } else { "ringserve" };
         // So that its lines in the log are told apart from those of the server. Subscribers may panic.
-        let span = if self.is_beside { guard(|| info_span!("admin")).ok() } else { None };
+        let is_beside = self.is_beside;
+        let span = if is_beside { guard(|| info_span!("admin")).ok() } else { None };
         let (stalls, overload) = (self.stalls, self.overload.clone());
         let shards = self.shards(sockets, cpus);
         let control = shards[0].control.clone();
@@ -67,6 +70,8 @@ impl Plan {
             let index = shard.index;
             let (start, run, span) = (starting.of_shard(index), of_shard(), span.clone());
             let thread = thread::Builder::new().name(format!("{name}-{index}")).spawn(move || {
+                // An endpoint answers whatever becomes of the log.
+                let _handing = if is_beside { hand_over(span.clone()) } else { None };
                 let _entered = span.and_then(|span| guard(|| span.entered()).ok());
                 to_the_end(shard, start, run)
             });

@@ -3,10 +3,10 @@
 use std::fmt;
 
 use ringserve_core::{Limits, ServerLimits};
-use tracing::{info, warn};
 
 use crate::host::machine::{GroupFile, GroupFiles, Machine};
 use crate::host::soft_limit;
+use crate::log::lines::{info, warn};
 
 /// From this value on a control group has no limit: the first version says so by the largest multiple of a page that a number
 /// holds.

@@ -39,8 +39,8 @@ use super::telling::Telling;
 use super::until::serve_until;
 use crate::admission::{Admission, KernelFilters, Limiter, Limiters, RESERVED, ServerRate, watch};
 use crate::doctor::{Record, Rings, Setup};
-use crate::guard::guard;
 use crate::log;
+use crate::log_thread::write_at_the_end;
 use crate::overload::Overload;
 use crate::shard::blocking::threads::Threads;
 use crate::shard::clock::Clock;
@@ -407,7 +407,7 @@ impl<S: Serves + Send + 'static> Prepared<S> {
         let ended = running.wait();
         drop(signals);
         let report = ended?;
-        let _ = guard(|| log::stopped(&report));
+        write_at_the_end(move || log::stopped(&report));
         Ok(())
     }
 

@@ -8,13 +8,14 @@ use std::thread::{self, JoinHandle};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
-use tracing::{info, warn};
 
 use super::control::ServerControl;
 use super::error::Error;
 use super::running::ServerHandle;
 use super::starting::Interrupter;
 use crate::guard::guard;
+use crate::log::lines::{info, warn};
+use crate::log_thread::hand_over;
 
 const SIGNALS: [i32; 2] = [SIGINT, SIGTERM];
 
@@ -64,6 +65,7 @@ impl StopSignals {
         let (handle, stage) = (signals.handle(), Arc::new(Mutex::new(Stage::Starting(interrupter))));
         let for_thread = stage.clone();
         let thread = thread::Builder::new().name("ringserve-signals".into()).spawn(move || {
+            let _handing = hand_over(None);
             for signal in signals.forever() {
                 on_signal(&mut stage_of(&for_thread), if signal == SIGINT { "SIGINT" } else { "SIGTERM" });
             }

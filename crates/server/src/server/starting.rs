@@ -20,10 +20,10 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use ringserve_core::Time;
-use tracing::warn;
 
 use super::error::Error;
 use crate::log::guarded;
+use crate::log::lines::warn;
 use crate::shard::clock::{Clock, Deadline};
 
 /// A start that takes longer is explained in the log, once: by then an operator looks there.

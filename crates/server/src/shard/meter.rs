@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ringserve_core::{Address, Time};
-use tracing::warn;
 
 #[cfg(feature = "metrics")]
 use super::timers::Timers;
+use crate::log::lines::warn;
 use crate::log::{LineLimit, guarded};
 use crate::server::accept_queue::AcceptQueues;
 use crate::snapshot::Snapshot;

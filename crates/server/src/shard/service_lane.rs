@@ -7,7 +7,7 @@ use std::time::Duration;
 use ringserve_core::framing::{FrameError, HoldsState, TypedFraming};
 use ringserve_core::{CloseReason, ConnId, ConnShared, Ended, Frame, Frames, Next, RefusedBy, Socket, Whole};
 use tracing::field::display;
-use tracing::{debug, warn};
+use tracing::{debug, info};
 
 use super::Core;
 use super::calls::{CallEnd, Job, Resumed, Tasks};
@@ -258,14 +258,16 @@ where
         let service = peer.as_ref().and_then(|peer| common.names.at(peer.listener));
         // Of several calls that fail the first one ends the connection.
         let first = core.shared(id).is_some_and(|shared| !shared.is_gone());
-        let warns = first && self.handler_errors.allows(common.now);
+        let told = first.then(|| self.handler_errors.sample(common.now)).flatten();
         // Writing the error and dropping it is user code too.
         let logged = guard(|| {
             let peer = peer.map(display);
-            if warns {
-                warn!(shard, service, %id, peer, %error, "handler failed, connection closed");
-            } else {
-                debug!(shard, service, %id, peer, %error, "handler failed");
+            match told {
+                // What the peer sent may be the cause, so it is no warning.
+                Some(left_out) => {
+                    info!(shard, service, %id, peer, %error, left_out, "handler failed, connection closed");
+                }
+                None => debug!(shard, service, %id, peer, %error, "handler failed"),
             }
         });
         self.report_failure(common, core, id, &Failure::Error(&error));

@@ -234,8 +234,8 @@ impl Common {
     /// A connection came to a listener of proxies from elsewhere.
     #[cold]
     pub(super) fn report_untrusted(&mut self, peer: &Peer) {
-        if self.untrusted.allows(self.now) {
-            log::untrusted(self.shard.index(), self.names.at(peer.listener), peer);
+        if let Some(left_out) = self.untrusted.sample(self.now) {
+            log::untrusted(self.shard.index(), self.names.at(peer.listener), peer, left_out);
         }
     }
 

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use ringserve_core::framing::Framing;
 use ringserve_core::{Budget, Completion, Driver, Limits, ServerLimits, Time, Wait};
-use tracing::{debug, error};
 
 use super::blocking::threads::Threads;
 use super::calls::calls;
@@ -22,6 +21,7 @@ use super::services::Services;
 use super::state::{Asks, Common, Parts, ShardLane, ShardLoop};
 use super::upstreams::add_upstreams;
 use super::wake::Attention;
+use crate::log::lines::{debug, error};
 use crate::log::{LogObserver, guarded};
 use crate::server::control::ServerControl;
 use crate::server::listen::proxy_protocol::Proxies;

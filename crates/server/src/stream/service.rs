@@ -8,12 +8,12 @@ use std::rc::Rc;
 
 use ringserve_core::framing::Raw;
 use ringserve_core::{ConnHead, Frame, Limits};
-use tracing::warn;
 
 use super::byte_stream::Stream;
 use crate::closed::Closed;
 use crate::cx::Cx;
-use crate::log::{LineLimit, guarded};
+use crate::log::LineLimit;
+use crate::log::lines::info;
 use crate::opening::{Opening, Refusal};
 use crate::peer::Peer;
 use crate::service::{IntoService, Made, NoService, Service};
@@ -204,9 +204,11 @@ async fn run<H: HandleStream>(handler: Rc<Handler<H>>, head: ConnHead, shard: Sh
     let stream = Stream::new(shared, shard.clone());
     let result = handler.handler.handle(stream).await;
     if let Some(error) = result.error() {
-        if handler.errors.borrow_mut().allows(shard.timers().now()) {
+        // What the peer sent may be the cause, so it is no warning.
+        let told = handler.errors.borrow_mut().sample(shard.timers().now());
+        if let Some(left_out) = told {
             let (id, peer) = (head.id(), Peer::of(&head));
-            guarded(|| warn!(shard = shard.index(), %id, %peer, %error, "stream failed, connection closed"));
+            info!(shard = shard.index(), %id, %peer, %error, left_out, "stream failed, connection closed");
         }
         head.fail();
     }

@@ -5,7 +5,6 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use ringserve_core::Time;
-use tracing::{info, warn};
 
 use super::Stalls;
 use super::alarm::Alarm;
@@ -17,6 +16,8 @@ use super::watch::{END_TOLD_FROM, Lines};
 use super::working::Working;
 
 use crate::log::guarded;
+use crate::log::lines::{info, warn};
+use crate::log_thread::hand_over;
 use crate::overload::Overload;
 use crate::overload::watch::Loads;
 use crate::server::control::ServerControl;
@@ -130,6 +131,8 @@ impl Looks {
         let watch = self.control.watch().clone();
         let Some(alarm) = watch.alarm() else { return };
         self.control.remotes().iter().for_each(|remote| remote.set_watch(&watch));
+        // What blocks the log must not keep it from its looks.
+        let _handing = hand_over(None);
         self.own = this_thread();
         self.waited = time_of(self.own).unwrap_or_default().waited;
         loop {

@@ -3,11 +3,11 @@
 use std::fmt;
 
 use ringserve_tls::{ServerTls, TlsError};
-use tracing::{info, warn};
 
 use super::addr::Bind;
 use super::transport::MakeTransport;
-use crate::guard::guard;
+use crate::log::lines::{info, warn};
+use crate::log_thread::hand_over;
 use crate::server::error::Error;
 
 /// Looks at the TLS of a service's listeners, for a service that speaks `protocols`.
@@ -43,15 +43,17 @@ pub(crate) fn begin<'a>(binds: impl Iterator<Item = &'a Bind>) -> Result<(), Err
     Ok(())
 }
 
-/// The program's logger may panic, and the replacement holds.
+/// The program's log may block, and the replacement holds.
 fn caution(warning: fmt::Arguments<'_>) {
-    let _ = guard(|| warn!("TLS: {warning}"));
+    let _handing = hand_over(None);
+    warn!("TLS: {warning}");
 }
 
-/// The program's logger may panic, and the thread that watches goes on.
+/// The program's log may block, and the thread that watches goes on.
 fn report(reloaded: Result<(), TlsError>) {
-    let _ = guard(|| match reloaded {
+    let _handing = hand_over(None);
+    match reloaded {
         Ok(()) => info!("TLS: certificates were read again"),
         Err(error) => warn!("TLS: the old certificates stay: {error}"),
-    });
+    }
 }

@@ -18,9 +18,9 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use socket2::{Domain, SockAddr, Socket, Type};
-use tracing::{info, warn};
 
 use super::ip::{RETRY_FOR, process_name};
+use crate::log::lines::{info, warn};
 use crate::server::error::Error;
 use crate::server::socket_options::apply::Warnings;
 use crate::server::socket_options::options::SocketOptions;

@@ -9,10 +9,10 @@ use std::thread;
 use std::time::Duration;
 
 use ringserve_core::ServerLimits;
-use tracing::warn;
 
 use super::{BlockingError, BlockingStats, Pool, Work};
 use crate::log::guarded;
+use crate::log::lines::warn;
 use crate::server::cpu;
 use crate::shard::clock::Deadline;
 
