@@ -273,20 +273,24 @@ fn accepting_pauses_while_as_many_handshakes_go_on_as_may() {
 
 #[test]
 fn handshake_whose_step_waits_for_the_shard_makes_no_room() {
-    let mut shard = secured(ServerLimits::default().handshakes_max(2), TOY);
-    shard.begin(Time::ZERO, 3);
-    let (first, second) = (accept(&mut shard, 1), accept(&mut shard, 2));
-    shard.receive(first, &Peer::default().flights()[..9]);
+    let mut shard = secured(ServerLimits::default().handshakes_max(5), TOY);
+    shard.begin(Time::ZERO, 4);
+    let ids = [1, 2, 3, 4].map(|number| accept(&mut shard, number));
     shard.end();
-    shard.begin(at(4), 2);
-    shard.heard();
-    shard.receive(second, &Peer::default().flights());
+    shard.begin(at(4), 4);
+    ids.into_iter().for_each(|id| shard.receive(id, &Peer::default().flights()));
     shard.end();
-    shard.heard();
-    shard.begin(at(4), 1);
-    shard.complete(Completion::Accepted { listener: 0, socket: Socket(3), peer: None });
-    shard.end();
-    assert!(!shard.heard().iter().any(|heard| matches!(heard, Heard::Ended { id, .. } if *id == second)));
+    // One step in each of two turns, while two newcomers come in each.
+    for (tenth, newcomers) in [(1, [5, 6]), (2, [7, 8])] {
+        shard.begin(at(4) + Duration::from_millis(100 * tenth), 2);
+        for number in newcomers {
+            shard.complete(Completion::Accepted { listener: 0, socket: Socket(number), peer: None });
+        }
+        shard.end();
+    }
+    let heard = shard.heard();
+    assert!(!heard.iter().any(|heard| matches!(heard, Heard::Ended { .. })), "{heard:?}");
+    assert_eq!((stats(&shard).handshakes_done, shard.newcomers()), (2, 1), "the last one waits");
     shard.check();
 }
 
