@@ -290,6 +290,20 @@ fn silent_one_makes_room_sooner_than_one_that_spoke() {
 }
 
 #[test]
+fn newcomers_for_which_others_go_keep_their_order() {
+    let (mut shard, [first, second]) = crowded(true);
+    shard.begin(Time::ZERO, 1);
+    shard.complete(Completion::Accepted { listener: 0, socket: Socket(4), peer: Some(proxy()) });
+    shard.end();
+    shard.turn(at(2));
+    shard.turn(at(2) + Duration::from_millis(20));
+    let ended = |id| Heard::Ended { id, reason: CloseReason::ProxyTimeout, opened: false };
+    let come = |number| Heard::Accepted(Socket(number));
+    assert_eq!(shard.heard(), [ended(first), come(3), ended(second), come(4)], "one for one");
+    shard.check();
+}
+
+#[test]
 fn one_whose_bytes_may_wait_in_the_kernel_makes_no_room() {
     let (mut shard, [first, second]) = crowded(true);
     // The shard was away, and looks at what came meanwhile.
