@@ -139,7 +139,8 @@ pub struct ServerLimits {
     /// There one goes for each newcomer: the oldest that sent no byte and is older than 1 s, else the oldest that is older than
     /// 3 s. It is reset, and counts as [`HandshakeTimeout`](crate::CloseReason::HandshakeTimeout) or
     /// [`ProxyTimeout`](crate::CloseReason::ProxyTimeout). One that waits for the shard stays. Where none may go, accepting
-    /// pauses at that listener, and at no other.
+    /// pauses at that listener, and at no other. While `connections_max` is reached one goes likewise, of the listener that has
+    /// most of them.
     pub handshakes_max: usize,
     /// Bytes that all connections of one shard hold together in outboxes, unread frames, pending calls and HTTP buffers.
     /// Default 1 GiB; at least `outbox_bytes_max`, `frame_bytes_max` and `inbox_bytes_high`.

@@ -424,6 +424,9 @@ impl<O: Observer> Shard<O> {
             held |= self.sync_listener(listener, room && !by_rate);
             put_off |= self.accepting.at(listener).is_some_and(|at| at.is_put_off());
         }
+        if !room && self.accepting.starting > 0 {
+            self.make_room_for_all();
+        }
         let by_limit = held && (!room || self.accepting.retry_at.is_some());
         // A rate holds many times in a second, and as it was asked to; and what is put off is refused soon, or let in. Told, either
         // would keep a server refusing that has room.

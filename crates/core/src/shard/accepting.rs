@@ -10,7 +10,7 @@ use core::time::Duration;
 
 use super::starts::{Looked, Starts};
 use crate::proxy::Expected;
-use crate::{AcceptRate, LaneId, Socket, Time};
+use crate::{AcceptRate, ConnId, LaneId, Socket, Time};
 
 /// How long accepting rests after the kernel refused it: ten attempts a second find a freed descriptor soon
 /// and cost nothing.
@@ -75,6 +75,8 @@ pub(super) struct Accepting {
     pub starts_at: Option<Time>,
     /// One of them goes, and its place is taken.
     pub makes_room: bool,
+    /// The one that goes since the table is full, until its place is free.
+    pub leaves: Option<ConnId>,
     /// The listener whose waiting sockets are the first to have places.
     pub next_listener: usize,
     /// Connections that are there for last words alone.
@@ -171,6 +173,7 @@ impl Accepting {
             looked: Looked::default(),
             starts_at: None,
             makes_room: false,
+            leaves: None,
             next_listener: 0,
             parting: 0,
         }

@@ -86,6 +86,22 @@ impl<O: Observer> Shard<O> {
         self.accepting.makes_room = false;
     }
 
+    /// The table is full: one that began makes room, of the listener that has most of them, as at the limit of that one. Otherwise
+    /// those that say nothing to one listener would keep others from accepting.
+    #[cold]
+    pub(super) fn make_room_for_all(&mut self) {
+        if self.accepting.leaves.is_some_and(|id| self.conns.get(id).is_some()) {
+            return;
+        }
+        let counts = self.accepting.listeners.iter().map(|at| at.starts.count());
+        let Some((listener, _)) = (0..).zip(counts).max_by_key(|(_, count)| *count) else { return };
+        self.accepting.leaves = self.first_to_go(listener);
+        match self.accepting.leaves {
+            Some(id) => self.make_room(id),
+            None => self.note_crowd(listener, true),
+        }
+    }
+
     /// Ends those that had their time, where there is a crowd.
     pub(super) fn end_starts(&mut self) {
         let now = self.now;

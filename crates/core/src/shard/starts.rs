@@ -176,9 +176,9 @@ impl Starts {
         over.next().map(|((id, _), _)| id)
     }
 
-    /// The next time at which one has to go, if there is a crowd; where newcomers wait, at which one may.
+    /// The next time at which one has to go, if there is a crowd; or where newcomers may wait for a place, at which one may.
     pub(super) fn next(&self, max: usize, whole: Option<Duration>, one_waits: bool) -> Option<Time> {
-        if !self.is_crowd(max) {
+        if !one_waits && !self.is_crowd(max) {
             return None;
         }
         let time = self.time(max, whole);

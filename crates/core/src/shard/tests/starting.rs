@@ -290,6 +290,31 @@ fn silent_one_makes_room_sooner_than_one_that_spoke() {
 }
 
 #[test]
+fn silent_ones_do_not_keep_the_table_from_other_listeners() {
+    let mut shard = Tested::new(ServerLimits::default(), 3, 2);
+    shard.expect_header(0, Expected { bytes_max: BYTES_MAX, keeps_tlvs: true });
+    shard.lane.awaits_header = true;
+    shard.begin(Time::ZERO, 4);
+    let [first, second, _] = [1, 2, 3].map(|number| come(&mut shard, number));
+    shard.lane.awaits_header = false;
+    shard.complete(Completion::Accepted { listener: 1, socket: Socket(4), peer: None });
+    shard.end();
+    shard.turn(at(1));
+    assert_eq!(shard.heard(), [], "the table is full");
+    for turn in 0..3 {
+        shard.turn(at(1) + Duration::from_millis(20 * (turn + 1)));
+    }
+    let ended = |id| Heard::Ended { id, reason: CloseReason::ProxyTimeout, opened: false };
+    assert_eq!(shard.heard(), [ended(first)], "one for one");
+    shard.begin(at(2), 2);
+    shard.complete(Completion::ReceiveEnded { id: first, end: ReceiveEnd::Stopped });
+    shard.complete(Completion::Closed { id: first });
+    assert_eq!(shard.heard(), [Heard::Accepted(Socket(4)), ended(second)], "the next one has a place, too");
+    shard.end();
+    shard.check();
+}
+
+#[test]
 fn newcomers_for_which_others_go_keep_their_order() {
     let (mut shard, [first, second]) = crowded(true);
     shard.begin(Time::ZERO, 1);
