@@ -150,7 +150,7 @@ fn an_attempt_is_given_up_by_dropping_it_and_by_a_shutdown() {
 }
 
 #[test]
-fn attempt_at_a_full_queue_is_given_up_by_dropping_it_and_by_a_shutdown() {
+fn attempt_at_a_full_queue_is_dropped_or_ends_at_a_shutdown() {
     let path = Path::new("dropped");
     let (_listener, _fillers, addr) = full_queue(&path);
     are_given_up(addr);

@@ -56,6 +56,7 @@ mod traces;
 mod watchdog;
 #[cfg(feature = "websocket")]
 pub mod websocket;
+mod yields;
 
 #[cfg(feature = "runtime-tokio-uring")]
 pub use tokio_uring;
@@ -213,6 +214,7 @@ pub mod net {
 pub mod task {
     pub use crate::shard::blocking::{Blocking, BlockingError};
     pub use crate::shard::join::{JoinError, JoinHandle, SpawnError};
+    pub use crate::yields::yield_now;
 }
 
 /// The clock of the shards, and the futures of [`Cx::sleep`](crate::Cx::sleep) and [`Cx::timeout`](crate::Cx::timeout).

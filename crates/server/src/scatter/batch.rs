@@ -4,10 +4,9 @@ use super::Answers;
 use crate::parts::{Parts, Span};
 use crate::sync::AskError;
 
-/// Bytes of answers that one shard sends another at once; at most one more answer goes with them. The rest is asked for when
-/// these are written, so a connection with a slow reader keeps this much in memory for each shard. The ends of answers without
-/// bytes have as many.
-pub(super) const ANSWER_BYTES_MAX: usize = 256 << 10;
+/// Bytes of the answers of all shards that a connection has at once; at most one more answer of each goes with them. The rest is
+/// asked for when these are written. Each shard has its part.
+pub(super) const ANSWERS_BYTES_MAX: usize = 96 << 10;
 /// Bytes of a batch that are kept for the next one.
 pub(super) const SPARE_BYTES_MAX: usize = 16 << 10;
 
@@ -25,6 +24,8 @@ pub struct Batch<Q> {
     ends: Vec<usize>,
     read: usize,
     read_to: usize,
+    /// Bytes of answers that it takes, and the last one more.
+    pub(super) answer_bytes_max: usize,
 }
 
 /// Takes back the bytes that an answer wrote before it panicked.
@@ -42,7 +43,8 @@ impl Drop for Kept<'_> {
 impl<Q> Default for Batch<Q> {
     fn default() -> Batch<Q> {
         let (bytes, spans, asked, answered, at, answers, ends, read, read_to) = Default::default();
-        Batch { bytes, spans, asked, answered, at, answers, ends, read, read_to }
+        let answer_bytes_max = 0;
+        Batch { bytes, spans, asked, answered, at, answers, ends, read, read_to, answer_bytes_max }
     }
 }
 
@@ -67,7 +69,7 @@ impl<Q: Copy> Batch<Q> {
 
     /// Answers questions until an answer is full.
     pub(super) fn answer<A: Answers<Question = Q>>(&mut self, shard: &A) {
-        while self.has_room()
+        while self.has_room(self.answer_bytes_max)
             && let Some(&(question, count)) = self.asked.get(self.answered)
         {
             let spans = &self.spans[self.at..][..count];
@@ -103,8 +105,9 @@ impl<Q: Copy> Batch<Q> {
         self.read < self.ends.len()
     }
 
-    pub(super) fn has_room(&self) -> bool {
-        self.answers.len() <= ANSWER_BYTES_MAX && size_of_val(&*self.ends) < ANSWER_BYTES_MAX
+    /// True if less than this many bytes of answers and of their ends are there.
+    pub(super) fn has_room(&self, bytes: usize) -> bool {
+        self.answers.len() + size_of_val(&*self.ends) <= bytes
     }
 
     /// Memory of the unanswered questions and of all parts.

@@ -20,10 +20,12 @@
 //!
 //! # What is bounded
 //!
-//! At most 256 KiB and one request of a connection wait before others begin: unsent questions, texts, and 16 bytes for each
-//! text and each answer that is due. A question counts with its size, 8 bytes, and its parts with up to 24 bytes each. An answer
-//! to a batch has at most 256 KiB and one reply; the rest is asked for when that is written. Replies are written as the peer takes
-//! them. So a connection whose peer does not read keeps about 512 KiB for each shard, and the shards stay free for others.
+//! At most 128 KiB and one request of a connection wait before others begin: unsent questions, texts, and 16 bytes for each
+//! text and each answer that is due. A question counts with its size, 8 bytes, and its parts with up to 24 bytes each. While they
+//! are under way as many more may wait, and go next: a pipeline of any length keeps all shards at work. The answers to the batches
+//! under way have at most 96 KiB together, and one reply of each shard; the rest is asked for when these are written. Replies are
+//! written as the peer takes them. So a connection holds at most 1 MiB beside its outbox, whatever the number of shards and however
+//! slowly its peer reads, and one request and one reply of each shard where these are long; the shards stay free for others.
 //!
 //! # What goes wrong
 //!
@@ -99,7 +101,6 @@ mod turns;
 
 use std::cell::{RefCell, RefMut};
 use std::fmt;
-use std::future::poll_fn;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
@@ -114,6 +115,7 @@ use crate::cx::Cx;
 use crate::parts::Parts;
 use crate::shard::handle::Shard;
 use crate::sync::{AskError, Mesh};
+use crate::task::yield_now;
 
 /// Long replies are written in pieces of this size, and wait for the peer between them.
 const PIECE_BYTES: usize = 64 << 10;
@@ -242,11 +244,26 @@ impl<A: Answers> Scatter<A> {
             }
             // What was answered before leaves with the answers, and not by itself.
             cx.head().hold_replies();
-            (replies.turns.take(), Request::Asks(Carried(&replies.queue, cx.head())))
+            (replies.turns.take(), Request::Asks(Carried(Some(&replies.queue), cx.head())))
         } else {
-            (replies.turns.wait(), Request::Waits(begin))
+            (replies.turns.wait(asks), Request::Waits(begin))
         };
         Rest(Some(Box::pin(self.finish(cx, replies, turn, request))))
+    }
+
+    /// Does the work of a request that takes its time, such as one that [yields](crate::task::yield_now), when all earlier replies are
+    /// written. Later requests wait for its end. Nothing is done if the connection was closed meanwhile.
+    pub async fn alone<S: 'static>(
+        &self,
+        cx: &Cx<'_, S>,
+        replies: &Replies<A>,
+        work: impl Future<Output = ()>,
+    ) {
+        let turn = replies.turns.wait(false);
+        turn.wait(|| false).await;
+        if !cx.is_ending() {
+            work.await;
+        }
     }
 
     async fn finish<S: 'static>(
@@ -258,20 +275,29 @@ impl<A: Answers> Scatter<A> {
     ) {
         let carried = match request {
             Request::Waits(begin) => {
-                turn.begin().await;
+                let has_turn = turn.wait(|| replies.has_room_again()).await;
+                let carried = has_turn.then(|| Carried(Some(&replies.queue), cx.head()));
                 if cx.is_ending() {
                     return;
                 }
+                let is_left_over = replies.queue.borrow().is_some();
+                turn.begin();
                 begin();
-                Carried(&replies.queue, cx.head())
+                // What it asks goes along, or it replied by itself.
+                let Some(carried) = carried.filter(|_| replies.queue.borrow().is_some()) else { return };
+                if !is_left_over {
+                    replies.turns.wake_next();
+                    yield_now().await;
+                }
+                carried
             }
             Request::Asks(carried) => {
                 // Other calls go first, so that their pipelined requests go along.
-                yield_once().await;
+                yield_now().await;
                 carried
             }
         };
-        self.carry(cx, carried).await;
+        self.carry(cx, replies, carried).await;
     }
 
     /// Begins the reply to a request, from within the `begin` of [`in_turn`](Scatter::in_turn).
@@ -302,16 +328,23 @@ impl<A: Answers> Scatter<A> {
         Some(Asking { inner: &self.inner, queue: queue.ok()? })
     }
 
-    async fn carry<S: 'static>(&self, cx: &Cx<'_, S>, carried: Carried<'_, '_, A>) {
-        let (inner, Carried(place, _)) = (&*self.inner, &carried);
-        if place.borrow().is_none() {
-            // The request replied by itself.
-            return;
-        }
+    /// Asks and writes until nothing is due, or until what was under way is written and another call that asks waits: that one carries
+    /// on. So no call lasts for ever, however long a pipeline is.
+    async fn carry<S: 'static>(&self, cx: &Cx<'_, S>, replies: &Replies<A>, carried: Carried<'_, '_, A>) {
+        let (inner, place) = (&*self.inner, &replies.queue);
         let queue = || RefMut::map(place.borrow_mut(), |queue| &mut **queue.as_mut().expect("it is carried"));
+        let make_room = || {
+            if queue().has_room_again() {
+                replies.turns.wake_next();
+            }
+        };
         let here = inner.shard.index();
-        let mut asked = queue().asked();
+        let (mut asked, mut has_written) = (queue().asked(), false);
         while !queue().is_done() {
+            if std::mem::replace(&mut has_written, true) && replies.turns.next_asks() {
+                queue().keep_asked(asked);
+                return carried.hand_over();
+            }
             let mut own = None;
             for (shard, batch) in queue().take() {
                 match shard == here {
@@ -323,6 +356,8 @@ impl<A: Answers> Scatter<A> {
                 batch.answer(&*inner.answers);
                 queue().answered(here, batch);
             }
+            // Others ask while these are under way.
+            make_room();
             for (shard, left, answer) in asked.drain(..) {
                 let batch = answer.await;
                 let failed = |why| Box::new(Batch::failed(&*inner.answers, left, shard, why));
@@ -341,6 +376,7 @@ impl<A: Answers> Scatter<A> {
                     break;
                 }
             }
+            make_room();
         }
         let mut spare = inner.spare.borrow_mut();
         if let Some(mut queue) = place.take()
@@ -350,19 +386,6 @@ impl<A: Answers> Scatter<A> {
             spare.push(queue);
         }
     }
-}
-
-/// Waits until what the shard has at hand was looked at.
-async fn yield_once() {
-    let mut has_yielded = false;
-    poll_fn(|task| {
-        if std::mem::replace(&mut has_yielded, true) {
-            return Poll::Ready(());
-        }
-        task.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await
 }
 
 /// What is left of a request.
@@ -375,11 +398,18 @@ enum Request<'a, 'b, A: Answers, F> {
 
 /// A queue that a call carries. If a time limit drops it before its end, it leaves nothing behind for later requests to wait
 /// for, and no reply that is held.
-struct Carried<'a, 'b, A: Answers>(&'a RefCell<Option<Box<Queue<A>>>>, &'b Outlet);
+struct Carried<'a, 'b, A: Answers>(Option<&'a RefCell<Option<Box<Queue<A>>>>>, &'b Outlet);
+
+impl<A: Answers> Carried<'_, '_, A> {
+    /// Leaves the queue to the next call.
+    fn hand_over(mut self) {
+        self.0 = None;
+    }
+}
 
 impl<A: Answers> Drop for Carried<'_, '_, A> {
     fn drop(&mut self) {
-        if let Ok(mut queue) = self.0.try_borrow_mut() {
+        if let Some(Ok(mut queue)) = self.0.map(RefCell::try_borrow_mut) {
             *queue = None;
         }
         self.1.release_replies();
@@ -410,6 +440,11 @@ impl<A: Answers> Replies<A> {
     #[inline]
     pub fn is_idle(&self) -> bool {
         self.turns.is_free()
+    }
+
+    /// True if a request that waited may go along with earlier ones, and others behind it.
+    fn has_room_again(&self) -> bool {
+        self.queue.borrow().as_ref().is_some_and(|queue| queue.has_room_again())
     }
 
     /// True if a request may ask while earlier ones wait.

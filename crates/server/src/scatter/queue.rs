@@ -3,13 +3,14 @@
 use std::collections::VecDeque;
 use std::mem;
 
-use super::batch::{ANSWER_BYTES_MAX, Batch, SPARE_BYTES_MAX};
-use super::{Answers, Merge};
+use super::batch::{ANSWERS_BYTES_MAX, Batch, SPARE_BYTES_MAX};
+use super::{Answers, Merge, PIECE_BYTES};
 use crate::parts::Parts;
 use crate::sync::Ask;
 
 /// Bytes that may wait for one connection before it begins no other request: unsent questions, texts, and due answers.
-const QUEUE_BYTES_MAX: usize = 256 << 10;
+/// As much more is under way to other shards.
+const QUEUE_BYTES_MAX: usize = 128 << 10;
 
 /// Parts of replies that are due, in this order.
 enum Due {
@@ -35,8 +36,9 @@ pub(super) struct Queue<A: Answers> {
     due: VecDeque<Due>,
     /// How many answers, texts and merges are due.
     count: usize,
-    /// One for each shard.
+    /// One for each shard, and the bytes of answers that each may give at once.
     ways: Vec<Way<A::Question>>,
+    answer_bytes_max: usize,
     /// Memory of unsent questions.
     bytes: usize,
     texts: VecDeque<u8>,
@@ -50,12 +52,22 @@ pub(super) struct Queue<A: Answers> {
 impl<A: Answers> Queue<A> {
     pub(super) fn new(shards: usize) -> Queue<A> {
         let ways = (0..shards).map(|_| Way { now: Some(Box::default()), next: Box::default() }).collect();
-        let (due, count, bytes, texts, written) = Default::default();
-        Queue { due, count, ways, bytes, texts, merged: None, written, asked: Vec::new() }
+        let (due, count, bytes, texts, written, asked) = Default::default();
+        let answer_bytes_max = ANSWERS_BYTES_MAX / shards;
+        Queue { due, count, ways, answer_bytes_max, bytes, texts, merged: None, written, asked }
     }
 
     pub(super) fn has_room(&self) -> bool {
-        self.bytes + self.texts.len() + self.count * size_of::<Due>() <= QUEUE_BYTES_MAX
+        self.waiting_bytes() <= QUEUE_BYTES_MAX
+    }
+
+    /// True if there is room for many requests, where there was none.
+    pub(super) fn has_room_again(&self) -> bool {
+        self.waiting_bytes() <= QUEUE_BYTES_MAX / 2
+    }
+
+    fn waiting_bytes(&self) -> usize {
+        self.bytes + self.texts.len() + self.count * size_of::<Due>()
     }
 
     pub(super) fn is_done(&self) -> bool {
@@ -78,7 +90,8 @@ impl<A: Answers> Queue<A> {
     pub(super) fn ask(&mut self, shard: usize, question: A::Question, parts: Parts<'_>, here: (&A, usize)) {
         let Way { now, next } = &mut self.ways[shard];
         if shard == here.1
-            && let Some(now) = now.as_mut().filter(|now| now.has_room() && next.left() == 0)
+            && let Some(now) =
+                now.as_mut().filter(|now| now.has_room(self.answer_bytes_max) && next.left() == 0)
         {
             debug_assert_eq!(now.left() + next.left(), 0, "what waits does so since there was no room");
             now.answer_now(here.0, question, parts);
@@ -95,7 +108,7 @@ impl<A: Answers> Queue<A> {
 
     /// The batches to be sent now, each with its shard.
     pub(super) fn take(&mut self) -> impl Iterator<Item = (usize, Box<Batch<A::Question>>)> {
-        let Queue { ways, bytes, .. } = self;
+        let Queue { ways, bytes, answer_bytes_max, .. } = self;
         ways.iter_mut().enumerate().filter_map(|(shard, Way { now: place, next })| {
             let now = place.as_mut().filter(|now| !now.is_answered())?;
             if now.left() > 0 {
@@ -106,6 +119,7 @@ impl<A: Answers> Queue<A> {
                 mem::swap(now, next);
                 *bytes -= now.question_bytes();
             }
+            now.answer_bytes_max = *answer_bytes_max;
             Some((shard, place.take_if(|now| now.left() > 0)?))
         })
     }
@@ -119,10 +133,16 @@ impl<A: Answers> Queue<A> {
         mem::take(&mut self.asked)
     }
 
-    /// Due replies that are answered: up to this many bytes and one reply. Their memory comes back by [`wrote`](Queue::wrote).
+    /// Takes that room back.
+    pub(super) fn keep_asked(&mut self, asked: Vec<Asked<A::Question>>) {
+        debug_assert!(asked.is_empty());
+        self.asked = asked;
+    }
+
+    /// Due replies that are answered: up to a piece and one reply. Their memory comes back by [`wrote`](Queue::wrote).
     pub(super) fn write(&mut self) -> Vec<u8> {
         let mut text = mem::take(&mut self.written);
-        while text.len() < ANSWER_BYTES_MAX
+        while text.len() < PIECE_BYTES
             && let Some(due) = self.due.front_mut()
         {
             let (done, is_over) = match due {
@@ -133,7 +153,7 @@ impl<A: Answers> Queue<A> {
                 Due::Answers(shard, left) => {
                     let most = if self.merged.is_none() { *left as usize } else { 1 };
                     let Some(now) = &mut self.ways[*shard as usize].now else { break };
-                    let next = now.next(most, ANSWER_BYTES_MAX - text.len());
+                    let next = now.next(most, PIECE_BYTES - text.len());
                     let Some((count, answers)) = next else { break };
                     match &mut self.merged {
                         None => text.extend_from_slice(answers),
@@ -166,10 +186,19 @@ impl<A: Answers> Queue<A> {
         self.written = text;
     }
 
+    /// All that it holds here.
+    #[cfg(test)]
+    fn memory_bytes(&self) -> usize {
+        let ways = self.ways.iter().flat_map(|way| way.now.iter().chain([&way.next]));
+        ways.map(|batch| batch.memory_bytes()).sum::<usize>()
+            + self.due.capacity() * size_of::<Due>()
+            + self.texts.capacity()
+            + self.written.capacity()
+    }
+
     /// Gives large memory back when nothing is due.
     pub(super) fn rest(&mut self, asked: Vec<Asked<A::Question>>) {
-        debug_assert!(asked.is_empty());
-        self.asked = asked;
+        self.keep_asked(asked);
         for Way { now, next } in &mut self.ways {
             now.get_or_insert_default().clear();
             next.clear();
@@ -236,7 +265,7 @@ mod tests {
                 queue.answered(shard, batch);
             }
             let text = queue.write();
-            assert!(text.len() <= 2 * ANSWER_BYTES_MAX, "{} bytes at once", text.len());
+            assert!(text.len() <= PIECE_BYTES + ANSWERS_BYTES_MAX, "{} bytes at once", text.len());
             all.extend_from_slice(&text);
             queue.wrote(text);
         }
@@ -319,8 +348,8 @@ mod tests {
     #[test]
     fn own_question_waits_for_earlier_ones_that_were_left() {
         let mut queue = Queue::new(1);
-        // Two fill the first answer. Of those that wait two fill the second one, and two are left for the third.
-        for (len, name) in [(ANSWER_BYTES_MAX, b"abcd".as_slice()), (1, b"ef")] {
+        // Each of the first ones fills an answer. The last two are left for one more.
+        for (len, name) in [(ANSWERS_BYTES_MAX, b"abcd".as_slice()), (1, b"ef")] {
             name.iter().for_each(|name| ask(&mut queue, 0, len, &[*name]));
         }
         let (mut all, mut late) = (Vec::new(), vec![(b'e', b"h"), (b'c', b"g")]);
@@ -351,12 +380,12 @@ mod tests {
     fn own_question_waits_for_earlier_ones_of_this_shard() {
         let mut queue = Queue::new(1);
         for name in b"abc" {
-            ask(&mut queue, 0, ANSWER_BYTES_MAX, &[*name]);
+            ask(&mut queue, 0, ANSWERS_BYTES_MAX, &[*name]);
         }
-        assert_eq!(now_of(&queue, 0).left() + queue.ways[0].next.left(), 1, "two fill an answer");
+        assert_eq!(now_of(&queue, 0).left() + queue.ways[0].next.left(), 2, "one fills an answer");
         ask(&mut queue, 0, 1, b"d");
         let all = carried(&mut queue);
-        assert_eq!((all.len(), all.last()), (3 * ANSWER_BYTES_MAX + 1, Some(&b'd')));
+        assert_eq!((all.len(), all.last()), (3 * ANSWERS_BYTES_MAX + 1, Some(&b'd')));
     }
 
     #[test]
@@ -372,6 +401,45 @@ mod tests {
         assert!(queue.has_room());
         queue.answered(1, Batch::failed(&Fills, batch.1.left(), 1, AskError::Gone).into());
         assert_eq!(carried(&mut queue), b"!1".repeat(QUEUE_BYTES_MAX / each + 1));
+    }
+
+    /// What a connection holds at its worst, whatever is asked: what is under way, what waits behind it, answers, and a piece of them.
+    #[test]
+    fn pipeline_without_an_end_holds_a_mebibyte() {
+        for shards in [1, 2, 3, 8, 64] {
+            for (len, name) in [(0, 1), (1, 7), (5, 20), (100, 30), (1000, 3), (10, 2000)] {
+                let (mut queue, mut n, name) = (Queue::new(shards), 0, vec![b'x'; name]);
+                let mut fill = |queue: &mut Queue<Fills>| {
+                    while queue.has_room() {
+                        ask(queue, n % shards, len, &name);
+                        n += 1;
+                    }
+                };
+                let mut most = 0;
+                for _ in 0..20 {
+                    fill(&mut queue);
+                    let mut batches: Vec<_> = queue.take().collect();
+                    // Others ask while these are under way.
+                    fill(&mut queue);
+                    batches.iter_mut().for_each(|(_, batch)| batch.answer(&Fills));
+                    let away: usize = batches.iter().map(|(_, batch)| batch.memory_bytes()).sum();
+                    most = most.max(queue.memory_bytes() + away);
+                    for (shard, batch) in batches {
+                        queue.answered(shard, batch);
+                    }
+                    loop {
+                        let text = queue.write();
+                        most = most.max(queue.memory_bytes() + text.capacity());
+                        let is_all = text.is_empty();
+                        queue.wrote(text);
+                        if is_all {
+                            break;
+                        }
+                    }
+                }
+                assert!(most <= 1 << 20, "{most} bytes, {shards} shards, answers of {len} bytes");
+            }
+        }
     }
 
     #[test]
@@ -401,7 +469,7 @@ mod tests {
             assert!(queue.due.len() < 10, "{} are due", queue.due.len());
         }
         let bytes = now_of(&queue, 0).memory_bytes();
-        assert!(bytes <= 2 * ANSWER_BYTES_MAX, "{bytes} bytes");
+        assert!(bytes <= 2 * ANSWERS_BYTES_MAX, "{bytes} bytes");
     }
 
     #[test]
@@ -417,7 +485,8 @@ mod tests {
             ),
         ];
         for (add, each) in adds {
-            let mut queue = Queue::new(2);
+            // Of one shard, whose answers have all the room.
+            let mut queue = Queue::new(if each == size_of::<Due>() { 1 } else { 2 });
             for _ in 0..QUEUE_BYTES_MAX / each {
                 add(&mut queue);
             }

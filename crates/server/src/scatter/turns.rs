@@ -9,17 +9,24 @@ use std::task::{Poll, Waker};
 #[derive(Default)]
 pub(super) struct Turns {
     /// The first one has its turn. Numbers grow.
-    line: RefCell<VecDeque<(u64, Option<Waker>)>>,
+    line: RefCell<VecDeque<Place>>,
     last: Cell<u64>,
     /// Calls in the line that did not begin.
     waiting: Cell<usize>,
+}
+
+struct Place {
+    number: u64,
+    waker: Option<Waker>,
+    /// What it asks may go along with what the call before it carries.
+    asks: bool,
+    has_begun: bool,
 }
 
 /// A place in the line. Its drop gives the turn to the next one.
 pub(super) struct Turn<'a> {
     turns: &'a Turns,
     number: u64,
-    has_begun: Cell<bool>,
 }
 
 impl Turns {
@@ -37,56 +44,81 @@ impl Turns {
     /// The turn, which is free.
     pub(super) fn take(&self) -> Turn<'_> {
         debug_assert!(self.is_free());
-        self.line_up(true)
+        self.line_up(true, true)
     }
 
     /// The last place in the line.
-    pub(super) fn wait(&self) -> Turn<'_> {
+    pub(super) fn wait(&self, asks: bool) -> Turn<'_> {
         self.waiting.set(self.waiting.get() + 1);
-        self.line_up(false)
+        self.line_up(asks, false)
     }
 
-    fn line_up(&self, has_begun: bool) -> Turn<'_> {
+    fn line_up(&self, asks: bool, has_begun: bool) -> Turn<'_> {
         let number = self.last.get() + 1;
         self.last.set(number);
-        self.line.borrow_mut().push_back((number, None));
-        Turn { turns: self, number, has_begun: Cell::new(has_begun) }
+        self.line.borrow_mut().push_back(Place { number, waker: None, asks, has_begun });
+        Turn { turns: self, number }
+    }
+
+    fn begins(&self, place: &mut Place) {
+        if !std::mem::replace(&mut place.has_begun, true) {
+            self.waiting.set(self.waiting.get() - 1);
+        }
+    }
+
+    /// True if the call behind the one that has its turn asks.
+    pub(super) fn next_asks(&self) -> bool {
+        self.line.borrow().get(1).is_some_and(|place| place.asks)
+    }
+
+    /// Has the next one look again.
+    pub(super) fn wake_next(&self) {
+        let waker = self.line.borrow_mut().get_mut(1).and_then(|place| place.waker.take());
+        if let Some(waker) = waker {
+            waker.wake();
+        }
     }
 }
 
 impl Turn<'_> {
-    /// Waits for the turn.
-    pub(super) async fn begin(&self) {
+    /// Waits for the turn; or, if this call asks, until it is the next one and may go along with the call that has it. True if it
+    /// has the turn. Does not begin.
+    pub(super) async fn wait(&self, may_go_along: impl Fn() -> bool) -> bool {
         poll_fn(|task| {
             let mut line = self.turns.line.borrow_mut();
-            let place =
-                line.iter().position(|(number, _)| *number == self.number).expect("it is in the line");
+            let place = line.iter().position(|place| place.number == self.number).expect("it is in the line");
+            line[place].waker = None;
             if place == 0 {
-                return Poll::Ready(());
+                return Poll::Ready(true);
             }
-            line[place].1 = Some(task.waker().clone());
+            if place == 1 && line[0].has_begun && line[1].asks && may_go_along() {
+                return Poll::Ready(false);
+            }
+            line[place].waker = Some(task.waker().clone());
             Poll::Pending
         })
-        .await;
-        self.start();
+        .await
     }
 
-    fn start(&self) {
-        if !self.has_begun.replace(true) {
-            self.turns.waiting.set(self.turns.waiting.get() - 1);
+    /// Begins: from now on later ones may go along.
+    pub(super) fn begin(&self) {
+        let mut line = self.turns.line.borrow_mut();
+        if let Some(place) = line.iter_mut().find(|place| place.number == self.number) {
+            self.turns.begins(place);
         }
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.start();
         let mut line = self.turns.line.borrow_mut();
-        match line.front() {
-            Some((number, _)) if *number == self.number => drop(line.pop_front()),
-            _ => line.retain(|(number, _)| *number != self.number),
+        if let Some(place) = line.iter().position(|place| place.number == self.number)
+            && let Some(mut place) = line.remove(place)
+        {
+            self.turns.begins(&mut place);
         }
-        let next = line.front_mut().and_then(|(_, waker)| waker.take());
+        // The next one has the turn, or may go along now that this one has begun.
+        let next = line.iter_mut().take(2).find_map(|place| place.waker.take());
         drop(line);
         if let Some(waker) = next {
             waker.wake();

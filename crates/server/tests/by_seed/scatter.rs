@@ -177,6 +177,42 @@ fn replies_come_in_the_order_of_their_requests() {
     });
 }
 
+/// Beyond what a connection may have waiting, in all ways to begin a request, with others between that reply by themselves.
+#[test]
+fn replies_of_long_pipelines_come_in_order() {
+    Sim::seeds(30).faults(Faults::harmless()).run(|sim| {
+        let addr = starts(sim, 1 + sim.seed() as usize % 4, 1000, None).server.addr();
+        for n in 0..1 + sim.random() % 2 {
+            sim.client(format!("c{n}"), async move |net| {
+                let mut me = net.connect(addr).await?;
+                let (mut counts, mut sent, mut expected) =
+                    (HashMap::<String, u32>::new(), String::new(), Vec::new());
+                let own = [1, 20, 1000][net.random() as usize % 3];
+                for _ in 0..600 {
+                    if net.random().is_multiple_of(own) {
+                        sent += "here\n";
+                        expected.push("here".to_owned());
+                        continue;
+                    }
+                    let verb = ["count", "merged"][net.random() as usize % 2];
+                    let word =
+                        format!("{}{n}:{}", "w".repeat(net.random() as usize % 1500), net.random() % 9);
+                    let count = counts.entry(word.clone()).or_default();
+                    *count += 1;
+                    expected.push(format!("{verb} {word}={count}"));
+                    sent += &format!("{verb} {word}\n");
+                }
+                me.send(sent).await?;
+                for reply in expected {
+                    hears(&mut me, &reply).await?;
+                }
+                Ok(())
+            });
+        }
+        sim.run_until_done();
+    });
+}
+
 #[test]
 fn replies_of_pipelined_requests_leave_in_one_send() {
     Sim::seeds(20).run(|sim| {
