@@ -13,7 +13,7 @@ use ringserve_core::Frame;
 use ringserve_core::framing::{Cut, TypedFraming};
 use ringserve_server::framing::Parts;
 use ringserve_server::resp::{
-    Resp, Version, Writer, matches, number, unknown_command, unknown_subcommand, write_number,
+    Matching, Pattern, Resp, Version, Writer, number, unknown_command, unknown_subcommand, write_number,
 };
 
 use crate::input::Input;
@@ -222,7 +222,13 @@ fn check(args: &Args) {
         assert_eq!(text, *value.1);
     }
     if let [pattern, text, ..] = &args[..] {
-        assert_eq!(matches(pattern, text), naively_matches(pattern, text), "{pattern:x?} and {text:x?}");
+        let is_match = naively_matches(pattern, text);
+        if let Ok(compiled) = Pattern::new(pattern) {
+            assert_eq!(compiled.matches(text), is_match, "{pattern:x?} and {text:x?}");
+            let mut matching = Matching::default();
+            let by_steps = std::iter::repeat_with(|| matching.go_on(&compiled, text, &mut 7));
+            assert_eq!(by_steps.take(1 << 20).flatten().next(), Some(is_match), "{pattern:x?} and {text:x?}");
+        }
     }
     let all = args.concat();
     let mut at = 0;

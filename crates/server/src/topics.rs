@@ -77,7 +77,7 @@ const MESSAGE_BYTES: usize = 64;
 
 /// The subscribers of one shard, by topic. Clones share them.
 ///
-/// A topic `T` costs memory while it has a subscriber. `F` is the form in which a subscriber gets messages, where there are
+/// A topic `T` costs memory while it has a subscriber, and a clone of it for each; behind an [`Rc`] its name is there once. `F` is the form in which a subscriber gets messages, where there are
 /// several: a version of a protocol, a language.
 pub struct Topics<T, F = ()>(Rc<Shared<T, F>>);
 
@@ -181,6 +181,8 @@ impl<T: Ord + Clone, F: Copy> Subscriber<T, F> {
             return false;
         }
         let mut topics = self.shared.topics.borrow_mut();
+        // A clone of the one that is there: a topic behind a counted pointer is in memory once, whatever the number of subscribers.
+        let topic = topics.get_key_value(&topic).map_or(topic, |(known, _)| known.clone());
         let listeners = topics.entry(topic.clone()).or_default();
         hears.insert(topic, listeners.len());
         listeners.push(self.listener.clone());

@@ -1,21 +1,102 @@
 //! Connections, the commands about them, and what clients publish to each other.
 
 use std::cell::RefCell;
+use std::cmp::Ordering;
+use std::rc::Rc;
 
 use ringserve::framing::Parts;
-use ringserve::resp::{self, Replied, Version, Writer, matches, unknown_subcommand};
+use ringserve::limits::{Room, Taken};
+use ringserve::resp::{self, Pattern, PatternTooLong, Replied, Version, Writer, unknown_subcommand};
 use ringserve::topics::{self, Subscriber};
 
 use crate::keys::number;
+use crate::walk::too_long;
 
 /// The Redis whose commands, errors and replies these are.
 const VERSION: &str = "7.0.0";
 
-/// A pattern, if it is true, or a channel.
-type Topic = (bool, Vec<u8>);
+/// Bytes of what the clients of a shard, and one of them, listen to: names, compiled patterns, and as much more for each.
+pub const LISTENED_BYTES_MAX: (usize, usize) = (64 << 20, 8 << 20);
+const TOPIC_BYTES: usize = 256;
+/// The same for steps that the patterns cost for each byte of a channel's name.
+pub const PATTERN_STEPS_MAX: (usize, usize) = (16_384, 4096);
+/// Steps of a message at most, on its way to those who listen to patterns.
+const MESSAGE_STEPS_MAX: usize = 4 << 20;
+
+/// What a client listens to. All who listen to it share it.
+#[derive(Clone)]
+pub enum Topic {
+    Channel(Rc<[u8]>),
+    Pattern(Rc<Pattern>),
+}
+
+impl Topic {
+    fn new(is_pattern: bool, name: &[u8]) -> Result<Topic, PatternTooLong> {
+        Ok(match is_pattern {
+            true => Topic::Pattern(Pattern::new(name)?.into()),
+            false => Topic::Channel(name.into()),
+        })
+    }
+
+    /// Channels come first. No pattern is less than the empty one.
+    pub fn key(&self) -> (bool, &[u8]) {
+        match self {
+            Topic::Channel(name) => (false, name),
+            Topic::Pattern(pattern) => (true, pattern.as_bytes()),
+        }
+    }
+
+    /// What it counts for: bytes, and steps.
+    fn cost(&self) -> [usize; 2] {
+        match self {
+            Topic::Channel(name) => [name.len() + TOPIC_BYTES, 0],
+            Topic::Pattern(pattern) => [pattern.held_bytes() + TOPIC_BYTES, pattern.steps_for_a_byte()],
+        }
+    }
+}
+
+impl PartialEq for Topic {
+    fn eq(&self, other: &Topic) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Topic {}
+
+impl PartialOrd for Topic {
+    fn partial_cmp(&self, other: &Topic) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Topic {
+    fn cmp(&self, other: &Topic) -> Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+/// Room for what the clients of a shard listen to, or one of them: bytes, and steps.
+#[derive(Clone)]
+pub struct Rooms([Room; 2]);
+
+impl Rooms {
+    pub fn new() -> Rooms {
+        Rooms([Room::new(LISTENED_BYTES_MAX.0), Room::new(PATTERN_STEPS_MAX.0)])
+    }
+
+    /// A client's part, of which nothing is taken.
+    pub fn of_client(&self) -> RefCell<[Taken; 2]> {
+        let [bytes, steps] = &self.0;
+        let parts = [bytes.within(LISTENED_BYTES_MAX.1), steps.within(PATTERN_STEPS_MAX.1)];
+        RefCell::new(parts.map(|part| part.take(0).expect("nothing has room")))
+    }
+}
 
 /// The subscribers of one shard.
-pub type Topics = topics::Topics<Topic, Version>;
+pub struct Topics {
+    pub all: topics::Topics<Topic, Version>,
+    pub rooms: Rooms,
+}
 
 /// A connection.
 pub struct Client {
@@ -23,6 +104,8 @@ pub struct Client {
     /// Its shard, and how many there are.
     pub place: (usize, usize),
     pub listens: Subscriber<Topic, Version>,
+    /// What that takes of the shard's rooms.
+    pub taken: RefCell<[Taken; 2]>,
     pub name: RefCell<Vec<u8>>,
 }
 
@@ -43,6 +126,9 @@ impl Client {
 /// Sends a message to the subscribers of this shard, and tells how many there are.
 pub fn publish(topics: &Topics, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
     let (channel, message) = (args.get(1), args.get(2));
+    if channel.len() * topics.rooms.0[1].taken() > MESSAGE_STEPS_MAX {
+        return Err("ERR the channel's name is too long for the patterns that clients listen to".into());
+    }
     let told = |parts: &[&[u8]], version| {
         let mut text = Vec::new();
         Writer::to_vec(&mut text, version).reply(|out| {
@@ -51,38 +137,43 @@ pub fn publish(topics: &Topics, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Re
         });
         text
     };
-    let exact =
-        topics.publish(&(false, channel.to_vec()), |version| told(&[b"message", channel, message], version));
-    let patterns = topics.publish_where(
-        &(true, Vec::new())..,
-        |(_, pattern)| matches(pattern, channel),
-        |(_, pattern), version| told(&[b"pmessage", pattern, channel, message], version),
+    let exact = topics
+        .all
+        .publish(&Topic::Channel(channel.into()), |version| told(&[b"message", channel, message], version));
+    let first = Topic::new(true, b"").map_err(too_long)?;
+    let patterns = topics.all.publish_where(
+        &first..,
+        |topic| matches!(topic, Topic::Pattern(pattern) if pattern.matches(channel)),
+        |topic, version| told(&[b"pmessage", topic.key().1, channel, message], version),
     );
     out.integer((exact + patterns) as i64)
 }
 
-/// SUBSCRIBE and its like: a message about each channel or pattern.
-pub fn subscribe(client: &Client, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
-    let command = args.word(0);
-    let is_pattern = command.starts_with('p');
-    let mut names: Vec<_> = args.from(1).map(<[u8]>::to_vec).collect();
-    if names.is_empty() {
-        let all = client.listens.topics().into_iter();
-        names.extend(all.filter(|topic| topic.0 == is_pattern).map(|topic| topic.1));
+impl Client {
+    /// Begins to listen to a channel or a pattern, or ends it.
+    pub fn change(&self, ends: bool, is_pattern: bool, name: &[u8]) -> Replied {
+        let topic = Topic::new(is_pattern, name).map_err(too_long)?;
+        let (cost, mut taken) = (topic.cost(), self.taken.borrow_mut());
+        if ends {
+            if self.listens.unsubscribe(&topic) {
+                taken.iter_mut().zip(cost).for_each(|(taken, cost)| {
+                    taken.resize(taken.amount() - cost);
+                });
+            }
+        } else if self.listens.subscribe(topic.clone()) {
+            let before = [&taken[0], &taken[1]].map(Taken::amount);
+            let has_room =
+                taken.iter_mut().zip(cost).all(|(taken, cost)| taken.resize(taken.amount() + cost));
+            if !has_room {
+                self.listens.unsubscribe(&topic);
+                taken.iter_mut().zip(before).for_each(|(taken, before)| {
+                    taken.resize(before);
+                });
+                return Err("ERR too many channels and patterns, or too long ones".into());
+            }
+        }
+        Ok(())
     }
-    let no_name = names.is_empty().then_some(None);
-    for name in names.into_iter().map(Some).chain(no_name) {
-        out.push(3)?;
-        out.bulk(&command)?;
-        out.bulk_or_null(name.as_ref())?;
-        match name {
-            Some(name) if command.contains("unsub") => client.listens.unsubscribe(&(is_pattern, name)),
-            Some(name) => client.listens.subscribe((is_pattern, name)),
-            None => false,
-        };
-        out.integer(client.listens.count() as i64)?;
-    }
-    Ok(())
 }
 
 pub fn ping(client: &Client, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
@@ -108,6 +199,9 @@ pub fn select(_: &Client, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied 
 pub fn reset(client: &Client, _: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
     client.name.borrow_mut().clear();
     client.listens.unsubscribe_all();
+    for taken in client.taken.borrow_mut().iter_mut() {
+        taken.resize(0);
+    }
     client.listens.set_form(Version::Two);
     out.simple("RESET")
 }
@@ -170,7 +264,10 @@ pub fn config(_: &Client, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied 
         return Err(unknown_subcommand(args).into());
     }
     let all = [("save", ""), ("appendonly", "no"), ("databases", "1"), ("maxmemory", "0")];
-    let asked = |name: &str| (2..args.len()).any(|n| matches(args.word(n).as_bytes(), name.as_bytes()));
+    let patterns: Result<Vec<_>, _> =
+        (2..args.len()).map(|n| Pattern::new(args.word(n).as_bytes())).collect();
+    let patterns = patterns.map_err(too_long)?;
+    let asked = |name: &str| patterns.iter().any(|pattern| pattern.matches(name.as_bytes()));
     let told: Vec<_> = all.into_iter().filter(|(name, _)| asked(name)).collect();
     out.map(told.len())?;
     told.into_iter().flat_map(|(name, value)| [name, value]).try_for_each(|text| out.bulk(text))

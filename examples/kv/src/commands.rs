@@ -6,8 +6,9 @@ use ringserve::framing::Parts;
 use ringserve::resp::{Names, Replied, Writer, unknown_subcommand};
 
 use crate::client::{self, Client, Topics};
-use crate::keys::{self, EX, EXAT, PX, PXAT, number};
+use crate::keys::{self, Bad, EX, EXAT, PX, PXAT, number};
 use crate::store::Store;
+use crate::walk::Query;
 
 /// Which shards a command asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,11 +23,10 @@ pub enum To {
     Values,
     /// All shards. What they say becomes one reply.
     All,
-    /// That which its cursor names.
-    Cursor,
 }
 
 type OnClient = fn(&Client, Parts<'_>, &mut Writer<'_, '_>) -> Replied;
+type ToQuery = fn(Parts<'_>) -> Result<Query, Bad>;
 type OnStore = fn(&mut Store, Parts<'_>, &mut Writer<'_, '_>) -> Replied;
 
 /// What a command does. One that reaches several keys does it for each, where that key is.
@@ -35,6 +35,10 @@ pub enum Run {
     Client(OnClient),
     Store(OnStore),
     Topics(fn(&Topics, Parts<'_>, &mut Writer<'_, '_>) -> Replied),
+    /// Walks over the keys of one shard or of all, in parts.
+    Walk(ToQuery),
+    /// Begins or ends to listen, name by name.
+    Listen,
 }
 
 pub struct Command {
@@ -60,7 +64,7 @@ impl Command {
             To::Key => [1, 1, 1],
             To::Each(step) => [1, -1, step as i64],
             To::Values => [1, -1, 1],
-            To::Client | To::All | To::Cursor => [0, 0, 0],
+            To::Client | To::All => [0, 0, 0],
         };
         out.array(6)?;
         out.bulk(self.name)?;
@@ -107,6 +111,14 @@ const fn on_client(name: &'static str, arity: i64, run: OnClient) -> Command {
     Command { name, arity, to: To::Client, run: Run::Client(run) }
 }
 
+const fn walks(name: &'static str, arity: i64, to_query: ToQuery) -> Command {
+    Command { name, arity, to: To::Client, run: Run::Walk(to_query) }
+}
+
+const fn listens(name: &'static str, arity: i64) -> Command {
+    Command { name, arity, to: To::Client, run: Run::Listen }
+}
+
 static COMMANDS: &[Command] = &[
     on_keys("get", 2, To::Key, keys::get),
     on_keys("set", -3, To::Key, keys::set),
@@ -149,16 +161,16 @@ static COMMANDS: &[Command] = &[
     on_keys("unlink", -2, To::Each(1), |store, args, out| out.integer(store.delete(args.get(1)))),
     on_keys("exists", -2, To::Each(1), |store, args, out| out.integer(store.find(args.get(1)).is_some())),
     on_keys("touch", -2, To::Each(1), |store, args, out| out.integer(store.find(args.get(1)).is_some())),
-    on_keys("keys", 2, To::All, keys::keys),
-    on_keys("scan", -2, To::Cursor, keys::scan),
+    walks("keys", 2, Query::of_keys),
+    walks("scan", -2, Query::of_scan),
     on_keys("dbsize", 1, To::All, |store, _, out| out.integer(store.len() as i64)),
     on_keys("flushall", -1, To::All, keys::flush),
     on_keys("flushdb", -1, To::All, keys::flush),
     Command { name: "publish", arity: 3, to: To::All, run: Run::Topics(client::publish) },
-    on_client("subscribe", -2, client::subscribe),
-    on_client("unsubscribe", -1, client::subscribe),
-    on_client("psubscribe", -2, client::subscribe),
-    on_client("punsubscribe", -1, client::subscribe),
+    listens("subscribe", -2),
+    listens("unsubscribe", -1),
+    listens("psubscribe", -2),
+    listens("punsubscribe", -1),
     on_client("ping", -1, client::ping),
     on_client("echo", 2, |_, args, out| out.bulk(args.get(1))),
     on_client("select", 2, client::select),

@@ -3,17 +3,15 @@
 use std::borrow::Cow;
 
 use ringserve::framing::Parts;
-use ringserve::resp::{self, Replied, Writer, matches};
+use ringserve::resp::{self, Replied, Writer};
 
 use crate::store::{NEVER, Store};
 
 /// What a client is told of a request that fails.
 pub type Bad = Cow<'static, str>;
 
-const SYNTAX: Bad = Bad::Borrowed("ERR syntax error");
+pub const SYNTAX: Bad = Bad::Borrowed("ERR syntax error");
 const NOT_A_NUMBER: Bad = Bad::Borrowed("ERR value is not an integer or out of range");
-/// Keys SCAN looks at if it is not told how many, as in Redis.
-const SCAN_COUNT: i64 = 10;
 
 /// How a client tells the end of a key: in units of that many milliseconds, and since 1970 or from now on.
 #[derive(Clone, Copy)]
@@ -244,38 +242,6 @@ pub fn flush(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Re
     }
     store.clear();
     out.ok()
-}
-
-pub fn keys(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
-    let keys = store.keys(0, usize::MAX).filter(|key| matches(args.get(1), key));
-    out.bulks(keys.collect::<Vec<_>>())
-}
-
-/// A cursor names a shard and a position there. Shards are scanned one after the other. A key that is there from the first call to the
-/// last is seen, since keys only move to lower positions, and are seen from the highest to the lowest.
-pub fn scan(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
-    let (shard, shards) = store.place;
-    let cursor = resp::number(args.get(1)).and_then(|cursor| usize::try_from(cursor).ok());
-    let cursor = cursor.ok_or("ERR invalid cursor")?;
-    let (mut count, mut pattern, mut strings) = (SCAN_COUNT, None, true);
-    for n in (2..args.len()).step_by(2) {
-        match &*args.word(n) {
-            _ if n + 1 == args.len() => return Err(SYNTAX),
-            "match" => pattern = Some(args.get(n + 1)),
-            "type" => strings = args.word(n + 1) == "string",
-            "count" => count = number(args, n + 1)?,
-            _ => return Err(SYNTAX),
-        }
-    }
-    if count < 1 {
-        return Err(SYNTAX);
-    }
-    let top = if cursor < shards { store.len() } else { store.len().min(cursor / shards) };
-    let from = top.saturating_sub(count as usize);
-    let wanted = |key: &&[u8]| strings && pattern.is_none_or(|pattern| matches(pattern, key));
-    out.array(2)?;
-    out.bulk_integer(if from == 0 { (shard + 1) % shards } else { from * shards + shard } as i64)?;
-    out.bulks(store.keys(from, top).rev().filter(wanted).collect::<Vec<_>>())
 }
 
 #[cfg(test)]

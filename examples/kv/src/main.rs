@@ -9,6 +9,8 @@
 //!
 //! * A command on one key is atomic. One on several is done for each key alone.
 //! * A shard with a full mailbox refuses its part with `TRYAGAIN`, and one that ended with `ERR`. The others do theirs all the same.
+//! * KEYS and SCAN walk over the keys in parts, and SUBSCRIBE takes names in parts: others are served between them. A pattern has at
+//!   most 64 KiB. What a client listens to takes at most 8 MiB, and 64 MiB for all of a shard.
 //! * A message goes to each shard once, and is encoded once there. A subscriber that reads slowly is cut off when 8 MiB wait for it.
 
 mod client;
@@ -18,6 +20,7 @@ mod service;
 mod store;
 #[cfg(test)]
 mod tests;
+mod walk;
 
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -29,7 +32,7 @@ use ringserve::resp::Resp;
 use ringserve::scatter::Questions;
 use ringserve::{Driver, Limits, Server, Shard, WithHeads, with_heads};
 
-use crate::service::{Kv, Node};
+use crate::service::{Kv, Node, Walks};
 use crate::store::Keyer;
 
 /// A key-value server that speaks the Redis protocol.
@@ -83,8 +86,8 @@ fn service(
     requests_max: usize,
     epoch: fn() -> Duration,
 ) -> impl Fn(&Shard) -> WithHeads<Kv> + Send + Sync {
-    let work = Questions::with_capacity(requests_max);
-    move |shard| with_heads(Kv::new(Node::new(shard, keyer.clone(), value_bytes_max, epoch), &work))
+    let (work, walks) = (Questions::with_capacity(requests_max), Walks::new());
+    move |shard| with_heads(Kv::new(Node::new(shard, keyer.clone(), value_bytes_max, epoch, &walks), &work))
 }
 
 fn main() -> Result<(), ringserve::Error> {

@@ -2,33 +2,45 @@
 
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
+use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ringserve::framing::{FrameError, Parts};
-use ringserve::resp::{self, Merged, Request, Version, Writer, unknown_command};
+use ringserve::resp::{Merged, Request, Version, Writer, unknown_command};
 use ringserve::scatter::{Answers, Questions, Replies, Rest, Scatter};
-use ringserve::sync::AskError;
-use ringserve::{Cx, Frame, Opening, Refusal, Service, Shard};
+use ringserve::sync::{AskError, Mesh};
+use ringserve::task::yield_now;
+use ringserve::{Cx, Frame, Opening, Refusal, Service, Shard, topics};
 
-use crate::client::{Client, Topics};
+use crate::client::{Client, Rooms, Topics};
 use crate::commands::{self, Command, Run, To};
 use crate::keys::Bad;
 use crate::store::{Keyer, Store};
+use crate::walk::{Found, Query, STEPS, Walk};
 
 /// Keys that are removed at once when their time is over, before others are served.
 const EXPIRED_AT_ONCE: usize = 1000;
 /// Bytes of messages that wait for a slow subscriber, beyond which it is cut off.
 const WAITING_BYTES_MAX: usize = 8 << 20;
+/// Names of SUBSCRIBE and its like at once, before others are served.
+const NAMES_AT_ONCE: usize = 64;
+/// Bytes of a long reply that are written at once.
+const PIECE_BYTES: usize = 64 << 10;
 
 /// What shards ask each other: to run a command, for a client that speaks this version.
 pub type Question = (&'static Command, Version);
+
+/// What shards ask each other beside: to walk over their keys.
+pub type Walks = Mesh<Query, Found>;
 
 /// One shard: its keys and its subscribers.
 pub struct Node {
     shard: Shard,
     pub store: RefCell<Store>,
     topics: Topics,
+    walks: Walks,
     opened: Cell<u64>,
 }
 
@@ -41,28 +53,47 @@ impl Answers for Node {
     }
 
     fn failed(&self, shard: usize, why: AskError, out: &mut Vec<u8>) {
-        Writer::to_vec(out, Version::Two).reply(|_| {
-            Err(Bad::Owned(match why {
-                AskError::Full => format!("TRYAGAIN shard {shard} has too many requests waiting"),
-                AskError::Gone => format!("ERR shard {shard} has ended"),
-                // The request may have been worked on.
-                _ => format!("ERR shard {shard} gave no answer"),
-            }))
-        });
+        Writer::to_vec(out, Version::Two).reply(|_| Err(failure(shard, why)));
     }
+}
+
+/// What a client is told where a shard gave no answer.
+fn failure(shard: usize, why: AskError) -> Bad {
+    Bad::Owned(match why {
+        AskError::Full => format!("TRYAGAIN shard {shard} has too many requests waiting"),
+        AskError::Gone => format!("ERR shard {shard} has ended"),
+        // The request may have been worked on.
+        _ => format!("ERR shard {shard} gave no answer"),
+    })
 }
 
 impl Node {
     /// A shard without keys and connections.
-    pub fn new(shard: &Shard, keyer: Keyer, value_bytes_max: usize, epoch: fn() -> Duration) -> Rc<Node> {
+    pub fn new(
+        shard: &Shard,
+        keyer: Keyer,
+        value_bytes_max: usize,
+        epoch: fn() -> Duration,
+        walks: &Walks,
+    ) -> Rc<Node> {
         let (clock, place, started) = (shard.clone(), (shard.index(), shard.count()), shard.now());
         // Read behind the clock, and cut to milliseconds once: so no key lives longer than the clock of a peer says.
         let epoch = epoch();
         let now = move || (epoch + (clock.now() - started)).as_millis() as u64;
         let store = RefCell::new(Store::new(keyer, now, place, value_bytes_max));
-        let topics = Topics::new(shard, WAITING_BYTES_MAX);
-        let node = Rc::new(Node { shard: shard.clone(), store, topics, opened: Cell::new(0) });
-        shard.spawn(node.clone().expire());
+        let topics = Topics { all: topics::Topics::new(shard, WAITING_BYTES_MAX), rooms: Rooms::new() };
+        let (shard, walks) = (shard.clone(), walks.clone());
+        let node = Rc::new(Node { shard, store, topics, walks, opened: Cell::new(0) });
+        node.shard.spawn(node.clone().expire());
+        let here = node.clone();
+        node.walks.register_with_reply(&node.shard, move |_from, query, reply| {
+            let walk = here.clone().walk(query);
+            here.shard.spawn(async move {
+                if let Some(found) = walk.await {
+                    reply.answer(found);
+                }
+            });
+        });
         node
     }
 
@@ -78,13 +109,27 @@ impl Node {
         }
     }
 
+    /// Walks over the keys of this shard, until the client does not wait for what it finds.
+    async fn walk(self: Rc<Node>, query: Query) -> Option<Found> {
+        let asker = query.asker.clone();
+        let mut walk = Walk::begin(&mut self.store.borrow_mut(), query);
+        while asker.strong_count() > 0 {
+            let found = walk.go_on(&self.store.borrow(), STEPS);
+            if found.is_some() {
+                return found;
+            }
+            yield_now().await;
+        }
+        None
+    }
+
     /// Runs a command on the keys, or the subscribers, of this shard.
     #[inline]
     fn run(&self, command: &Command, args: Parts<'_>, out: &mut Writer<'_, '_>) {
         out.reply(|out| match command.run {
             Run::Store(run) => run(&mut self.store.borrow_mut(), args, out),
             Run::Topics(run) => run(&self.topics, args, out),
-            Run::Client(_) => unreachable!("{} is about no shard", command.name),
+            Run::Client(_) | Run::Walk(_) | Run::Listen => unreachable!("{} is about no shard", command.name),
         });
     }
 }
@@ -115,8 +160,9 @@ impl Service<Request> for Kv {
         // Different on all shards.
         let id = node.opened.get() * node.shard.count() as u64 + node.shard.index() as u64 + 1;
         node.opened.set(node.opened.get() + 1);
-        let listens = node.topics.subscriber(opening.local_handle(), Version::Two);
-        let client = Client { id, place: node.store.borrow().place, listens, name: RefCell::default() };
+        let listens = node.topics.all.subscriber(opening.local_handle(), Version::Two);
+        let (place, taken) = (node.store.borrow().place, node.topics.rooms.of_client());
+        let client = Client { id, place, listens, taken, name: RefCell::default() };
         Ok(Session { client, replies: Replies::default() })
     }
 
@@ -126,9 +172,12 @@ impl Service<Request> for Kv {
         cx: &Cx<'_, Session>,
         frame: Frame<Request>,
     ) -> impl Future<Output = Result<(), Infallible>> {
-        let rest = self.begin(cx, frame);
+        let begun = self.begin(cx, frame);
         async move {
-            rest.await;
+            match begun {
+                Begun::Rest(rest) => rest.await,
+                Begun::Long(work) => work.await,
+            }
             Ok(())
         }
     }
@@ -139,6 +188,53 @@ impl Service<Request> for Kv {
     }
 }
 
+/// SUBSCRIBE and its like: a message about each channel or pattern, in parts, between which others are served. An error ends it.
+async fn listen(cx: &Cx<'_, Session>, args: Parts<'_>) {
+    let (client, command) = (&cx.session().client, args.word(0));
+    let (is_pattern, ends) = (command.starts_with('p'), command.contains("unsub"));
+    let mut all = Vec::new();
+    if args.len() == 1 {
+        all = client.listens.topics();
+        all.retain(|topic| topic.key().0 == is_pattern);
+    }
+    let names: &mut dyn Iterator<Item = Option<&[u8]>> = match (args.len(), all.is_empty()) {
+        (1, true) => &mut std::iter::once(None),
+        (1, false) => &mut all.iter().map(|topic| Some(topic.key().1)),
+        _ => &mut args.from(1).map(Some),
+    };
+    let mut left = NAMES_AT_ONCE;
+    for name in names {
+        if left == 0 {
+            yield_now().await;
+            cx.ready().await;
+            left = NAMES_AT_ONCE;
+        }
+        let mut is_done = true;
+        say(cx, |out| {
+            out.reply(|out| {
+                let result = name.map_or(Ok(()), |name| client.change(ends, is_pattern, name));
+                is_done = result.is_ok();
+                result?;
+                out.push(3)?;
+                out.bulk(&command)?;
+                out.bulk_or_null(name)?;
+                out.integer(client.listens.count() as i64)
+            })
+        });
+        if !is_done {
+            return;
+        }
+        // Long ones take longer.
+        left = left.saturating_sub(1 + name.map_or(0, <[u8]>::len) / 1024);
+    }
+}
+
+/// What is left of a request: little, or what takes its time.
+enum Begun<R, L> {
+    Rest(Rest<R>),
+    Long(Pin<Box<L>>),
+}
+
 impl Kv {
     /// Of a shard, which the others can ask from then on.
     pub fn new(node: Rc<Node>, work: &Questions<Question>) -> Kv {
@@ -146,11 +242,15 @@ impl Kv {
     }
 
     #[inline]
-    fn begin(&self, cx: &Cx<'_, Session>, frame: Frame<Request>) -> Rest<impl Future<Output = ()>> {
+    fn begin(
+        &self,
+        cx: &Cx<'_, Session>,
+        frame: Frame<Request>,
+    ) -> Begun<impl Future<Output = ()>, impl Future<Output = ()>> {
         let (frame, request) = frame.into_parts();
         let args = request.args(&frame);
         if args.is_empty() && request.error().is_none() {
-            return Rest::none();
+            return Begun::Rest(Rest::none());
         }
         let (node, session) = (&*self.node, cx.session());
         let command = commands::find(args.get(0)).filter(|command| command.fits(args.len()));
@@ -161,15 +261,70 @@ impl Kv {
             let owner = node.store.borrow().owner(args.get(1));
             if owner == node.shard.index() && session.replies.is_idle() {
                 say(cx, |out| node.run(command, args, out));
-                return Rest::none();
+                return Begun::Rest(Rest::none());
             }
             if let Some(mut asking) = self.scatter.along(&session.replies) {
                 asking.ask(owner, (command, session.client.version()), args);
-                return Rest::none();
+                return Begun::Rest(Rest::none());
             }
         }
+        if command.is_some_and(|command| matches!(command.run, Run::Walk(_) | Run::Listen)) {
+            let work = async move { self.take_time(cx, (&frame, &request, command)).await };
+            return Begun::Long(Box::pin(self.scatter.alone(cx, &session.replies, work)));
+        }
         let asks = command.is_some_and(|command| command.to != To::Client);
-        self.scatter.in_turn(cx, &session.replies, asks, move || self.answer(cx, (&frame, &request, command)))
+        let answer = move || self.answer(cx, (&frame, &request, command));
+        Begun::Rest(self.scatter.in_turn(cx, &session.replies, asks, answer))
+    }
+
+    /// Answers a request that takes its time, when its turn has come.
+    async fn take_time(&self, cx: &Cx<'_, Session>, (frame, request, found): Asked<'_>) {
+        let args = request.args(frame);
+        match checked(&cx.session().client, (frame, request, found)).map(|command| command.run) {
+            Ok(Run::Listen) => listen(cx, args).await,
+            Ok(Run::Walk(to_query)) => match to_query(args) {
+                Ok(query) => self.walk(cx, query).await,
+                Err(error) => say(cx, |out| out.reply(|_| Err(error))),
+            },
+            _ => self.answer(cx, (frame, request, found)),
+        }
+    }
+
+    /// KEYS or SCAN, over the shards that it asks.
+    async fn walk(&self, cx: &Cx<'_, Session>, mut query: Query) {
+        let (walks, asker) = (&self.node.walks, Arc::new(()));
+        query.asker = Arc::downgrade(&asker);
+        let (of_scan, mut all) = (query.shard(walks.count()), Found::default());
+        let answers = match of_scan {
+            Some(shard) => vec![walks.ask(shard, query).await],
+            None => walks.on_all(|_| query.clone()).await,
+        };
+        for (shard, answer) in answers.into_iter().enumerate() {
+            match answer {
+                Ok(found) if all.keys.is_empty() => all = Found { count: all.count + found.count, ..found },
+                Ok(found) => {
+                    all.keys.extend_from_slice(&found.keys);
+                    all.count += found.count;
+                }
+                Err(why) => {
+                    let error = failure(of_scan.unwrap_or(shard), why);
+                    return say(cx, |out| out.reply(|_| Err(error)));
+                }
+            }
+        }
+        say(cx, |out| {
+            out.reply(|out| {
+                if of_scan.is_some() {
+                    out.array(2)?;
+                    out.bulk_integer(all.cursor)?;
+                }
+                out.array(all.count)
+            });
+        });
+        for piece in all.keys.chunks(PIECE_BYTES) {
+            cx.ready().await;
+            cx.write(piece);
+        }
     }
 
     /// Answers a request whose turn it is, or asks the shards that it is about.
@@ -209,10 +364,6 @@ impl Kv {
             To::Each(step) => step,
             To::Values => 1,
             To::Key => return asking.ask(owner(args.get(1)), question, args),
-            To::Cursor => {
-                let cursor = resp::number(args.get(1)).unwrap_or_default() as usize;
-                return asking.ask(cursor % shards, question, args);
-            }
             To::All | To::Client => {
                 asking.merge(shards);
                 return (0..shards).for_each(|shard| asking.ask(shard, question, args));

@@ -1,11 +1,12 @@
 //! The keys of one shard, with their values and their ends.
 //!
 //! They lie next to each other, so a position names a key until one before it goes: then the last one moves into the gap. That is
-//! what SCAN walks over, from the end to the start.
+//! what KEYS and SCAN walk over, from the end to the start.
 
-use std::collections::BTreeSet;
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashSet};
 use std::hash::{BuildHasher, RandomState};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use foldhash::SharedSeed;
 use foldhash::quality::SeedableRandomState;
@@ -32,6 +33,13 @@ struct Entry {
     end: u64,
 }
 
+/// How far a walk is: keys at this position and above were seen. The store moves it as it moves keys.
+pub struct Place {
+    pub at: usize,
+    /// Keys that were seen and came to be below it.
+    pub seen: HashSet<Box<[u8]>>,
+}
+
 /// Keys and values of one shard, and when they end.
 pub struct Store {
     keys: IndexMap<Box<[u8]>, Entry, Keyer>,
@@ -45,6 +53,8 @@ pub struct Store {
     pub place: (usize, usize),
     /// Bytes a value may grow to: no longer than what a request could bring.
     pub value_bytes_max: usize,
+    /// The walks that are under way.
+    walks: Vec<Weak<RefCell<Place>>>,
 }
 
 impl Store {
@@ -55,7 +65,8 @@ impl Store {
         value_bytes_max: usize,
     ) -> Store {
         let (keys, clock) = (IndexMap::with_hasher(keyer), Box::new(clock));
-        Store { keys, ends: BTreeSet::new(), sooner: Rc::default(), clock, place, value_bytes_max }
+        let (ends, sooner, walks) = Default::default();
+        Store { keys, ends, sooner, clock, place, value_bytes_max, walks }
     }
 
     pub fn now(&self) -> u64 {
@@ -152,6 +163,32 @@ impl Store {
         if at != last {
             self.set_end(at, end);
         }
+        if !self.walks.is_empty() {
+            self.move_walks(at, last);
+        }
+    }
+
+    /// A walk that saw what is at `top` and above.
+    pub fn walked(&mut self, top: usize) -> Rc<RefCell<Place>> {
+        let place = Rc::new(RefCell::new(Place { at: top, seen: HashSet::new() }));
+        self.walks.retain(|walk| walk.strong_count() > 0);
+        self.walks.push(Rc::downgrade(&place));
+        place
+    }
+
+    /// The key at `last` has moved to `at`.
+    #[cold]
+    fn move_walks(&mut self, at: usize, last: usize) {
+        for walk in self.walks.iter().filter_map(Weak::upgrade) {
+            let mut walk = walk.borrow_mut();
+            if at < walk.at
+                && walk.at <= last
+                && let Some((key, _)) = self.keys.get_index(at)
+            {
+                walk.seen.insert(key.clone());
+            }
+            walk.at = walk.at.min(last);
+        }
     }
 
     /// True if the key was there.
@@ -161,6 +198,7 @@ impl Store {
 
     pub fn clear(&mut self) {
         (self.keys, self.ends) = (IndexMap::with_hasher(self.keys.hasher().clone()), BTreeSet::new());
+        self.walks.iter().filter_map(Weak::upgrade).for_each(|walk| walk.borrow_mut().at = 0);
     }
 
     pub fn len(&self) -> usize {
@@ -177,11 +215,10 @@ impl Store {
         self.ends.first().map(|(end, _)| *end)
     }
 
-    /// Keys whose time is not over from one position to another.
-    pub fn keys(&self, from: usize, to: usize) -> impl DoubleEndedIterator<Item = &[u8]> {
-        let now = if self.ends.is_empty() { 0 } else { self.now() };
-        let entries = self.keys.get_range(from..to.min(self.keys.len())).into_iter().flatten();
-        entries.filter(move |(_, entry)| entry.end > now).map(|(key, _)| &**key)
+    /// The key at a position, if its time is not over.
+    pub fn key(&self, at: usize) -> Option<&[u8]> {
+        let (key, entry) = self.keys.get_index(at)?;
+        (entry.end == NEVER || entry.end > self.now()).then_some(&**key)
     }
 }
 

@@ -13,7 +13,8 @@
 //! | [`Writer`], [`Version`] | replies, written in place; types that version 2 lacks are written as Redis does |
 //! | [`Merged`] | one reply merged from those of several shards |
 //! | [`Names`] | the commands of a server by their names; [`unknown_command`], [`unknown_subcommand`] for all others |
-//! | [`number`], [`write_number`], [`matches()`], [`hash_tag`] | numbers, patterns, keys that stay together |
+//! | [`Pattern`], [`Matching`] | patterns, also against long texts, in parts |
+//! | [`number`], [`write_number`], [`hash_tag`] | numbers, keys that stay together |
 //!
 //! ```no_run
 //! use std::convert::Infallible;
@@ -59,7 +60,7 @@ mod names;
 mod reply;
 mod request;
 
-pub use glob::matches;
+pub use glob::{Matching, Pattern, PatternTooLong};
 pub use names::{Names, unknown_command, unknown_subcommand};
 pub use reply::{Merged, Replied, Version, Writer};
 pub use request::{Request, Resp};

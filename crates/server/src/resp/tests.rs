@@ -413,10 +413,77 @@ fn patterns_match_as_in_redis() {
     }
 }
 
+fn matches(pattern: &[u8], text: &[u8]) -> bool {
+    let pattern = Pattern::new(pattern).expect("it is short");
+    let is_match = pattern.matches(text);
+    assert_eq!(in_steps(&pattern, text, 1).0, is_match, "{pattern:?}, step by step");
+    is_match
+}
+
+/// Whether a text matches, found out with `steps` at once, and how many it took.
+fn in_steps(pattern: &Pattern, text: &[u8], steps: usize) -> (bool, usize) {
+    let (mut matching, mut all) = (Matching::default(), 0);
+    loop {
+        let mut left = steps;
+        let is_match = matching.go_on(pattern, text, &mut left);
+        all += steps - left;
+        match is_match {
+            Some(is_match) => return (is_match, all),
+            None => assert_eq!(left, 0, "{pattern:?} stops early"),
+        }
+    }
+}
+
 #[test]
-fn many_stars_do_not_take_forever() {
-    let pattern = b"a*".repeat(50);
-    assert!(!matches(&[&pattern[..], b"b"].concat(), &b"a".repeat(1000)));
+fn pattern_takes_no_more_steps_than_it_says() {
+    let text = b"a".repeat(100_000);
+    let sets = b"[ab]".repeat(1000);
+    let patterns = [
+        ([&b"a*".repeat(50)[..], b"c*"].concat(), 1),
+        ([b"*", &b"a".repeat(30_000)[..], b"b*"].concat(), 1),
+        ([b"*", &sets[..], b"c*"].concat(), 17),
+        ([b"*", &sets[..], b"c*", &sets, b"d*"].concat(), 33),
+        ([b"*", &b"?".repeat(60)[..], b"b*"].concat(), 1),
+        (b"*[b]".repeat(10_000), 1),
+    ];
+    for (pattern, each) in patterns {
+        let pattern = Pattern::new(&[&pattern[..], b"b"].concat()).unwrap();
+        assert_eq!(pattern.steps_for_a_byte(), each);
+        // The ends stand there, so that the middle is looked for.
+        let text = [&text[..], b"b"].concat();
+        let (is_match, steps) = in_steps(&pattern, &text, 10_000);
+        let most = text.len() * each + pattern.as_bytes().len() + 10_000;
+        assert!(!is_match && steps <= most, "{steps} of {most} steps for {each} a byte");
+    }
+}
+
+#[test]
+fn longest_pattern_is_bounded_and_a_longer_one_is_refused() {
+    let longest = b"[ab".repeat(1 << 20);
+    assert_eq!(Pattern::new(&longest[..Pattern::BYTES_MAX + 1]).unwrap_err(), PatternTooLong);
+    let different: Vec<u8> =
+        (0..=255_u8).flat_map(|a| (a..=255).flat_map(move |b| [b'[', a, b, b']'])).collect();
+    for longest in [&longest[..Pattern::BYTES_MAX], &different[..Pattern::BYTES_MAX]] {
+        let pattern = Pattern::new(longest).unwrap();
+        assert!(pattern.held_bytes() <= 1 << 20, "{} bytes", pattern.held_bytes());
+    }
+}
+
+/// Says of each beginning of the pattern whether it takes what there is of the text. As [`Pattern`] reads it, without a set.
+fn defined(pattern: &[u8], text: &[u8]) -> bool {
+    let stars = pattern.iter().take_while(|byte| **byte == b'*').count();
+    let mut takes: Vec<bool> = (0..=pattern.len()).map(|len| len <= stars).collect();
+    for byte in text {
+        let mut longer = vec![false];
+        for (at, token) in pattern.iter().enumerate() {
+            longer.push(match token {
+                b'*' => takes[at + 1] || longer[at],
+                token => takes[at] && (*token == b'?' || token == byte),
+            });
+        }
+        takes = longer;
+    }
+    takes[pattern.len()]
 }
 
 proptest! {
@@ -427,20 +494,29 @@ proptest! {
 
     #[test]
     fn stars_match_as_the_definition_says(pattern in "[*?ab]{0,7}", text in "[ab]{0,7}") {
-        fn defined(pattern: &[u8], text: &[u8]) -> bool {
-            match pattern {
-                [] => text.is_empty(),
-                [b'*', rest @ ..] => (0..=text.len()).any(|taken| defined(rest, &text[taken..])),
-                [first, rest @ ..] => {
-                    text.first().is_some_and(|byte| matches!(first, b'?') || first == byte)
-                        && defined(rest, &text[1..])
-                }
-            }
-        }
-        prop_assert_eq!(
-            matches(pattern.as_bytes(), text.as_bytes()),
-            defined(pattern.as_bytes(), text.as_bytes())
-        );
+        let is_match = defined(pattern.as_bytes(), text.as_bytes());
+        prop_assert_eq!(matches(pattern.as_bytes(), text.as_bytes()), is_match);
+    }
+
+    #[test]
+    fn long_segments_match_as_the_definition_says(
+        pattern in "(a{0,70}[?b]?){0,3}(\\*(a{0,70}[?b]?[?b]?){0,3}){0,3}",
+        text in "(a{0,150}b?b?){0,4}",
+    ) {
+        let is_match = defined(pattern.as_bytes(), text.as_bytes());
+        prop_assert_eq!(matches(pattern.as_bytes(), text.as_bytes()), is_match);
+        // So it is where each byte is a set.
+        let sets: String = pattern.chars().map(|c| if c == 'a' { "[a]".to_owned() } else { c.into() }).collect();
+        prop_assert_eq!(matches(sets.as_bytes(), text.as_bytes()), is_match);
+    }
+
+    #[test]
+    fn texts_made_of_a_pattern_match_it(
+        middle in "(a{60,70}\\?b?){1,3}", filled in "[ab]", before in "[ab]{0,200}", behind in "[ab]{0,200}",
+    ) {
+        let text = [&before, &middle.replace('?', &filled), &behind].map(|part| &**part).concat();
+        let pattern = format!("*{middle}*");
+        prop_assert!(matches(pattern.as_bytes(), text.as_bytes()));
     }
 
     #[test]

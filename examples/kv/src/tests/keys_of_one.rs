@@ -10,6 +10,7 @@ use super::*;
 use crate::commands;
 use crate::commands::Run;
 use crate::tests::keyer_of;
+use crate::walk::{Query, STEPS, Walk};
 
 /// A shard without a connection.
 struct Lab {
@@ -32,9 +33,25 @@ impl Lab {
         };
         let args = head.args(&line);
         let command = commands::find(args.get(0)).expect("a command");
-        let Run::Store(run) = command.run else { panic!("it is about no key") };
-        let mut text = Vec::new();
-        Writer::to_vec(&mut text, Version::Two).reply(|out| run(&mut self.store, args, out));
+        let (mut text, mut keys) = (Vec::new(), Vec::new());
+        Writer::to_vec(&mut text, Version::Two).reply(|out| match command.run {
+            Run::Store(run) => run(&mut self.store, args, out),
+            Run::Walk(to_query) => {
+                let query = to_query(args)?;
+                let is_scan = query.shard(1).is_some();
+                let mut walk = Walk::begin(&mut self.store, query);
+                let found = std::iter::repeat_with(|| walk.go_on(&self.store, 3)).flatten().next();
+                let found = found.expect("it ends");
+                if is_scan {
+                    out.array(2)?;
+                    out.bulk_integer(found.cursor)?;
+                }
+                keys = found.keys;
+                out.array(found.count)
+            }
+            _ => panic!("it is about no key"),
+        });
+        text.extend(keys);
         self.store.invariants();
         String::from_utf8(text).unwrap().trim_end().replace("\r\n", " ")
     }
@@ -363,4 +380,66 @@ fn old_values_are_told_by_what_replaces_them() {
         ("getdel k", "$1 e"),
         ("getdel k", "$-1"),
     ]);
+}
+
+/// What a walk finds, how many parts it took, and what `between` does to the store there.
+fn walked(lab: &mut Lab, query: &[u8], mut between: impl FnMut(&mut Store)) -> (Vec<String>, usize) {
+    let line = frame(query);
+    let Ok(Cut::Frame { head, .. }) = Resp::new(1 << 20).cut(&mut (), &line, 0) else { panic!("no request") };
+    let query = Query::of_keys(head.args(&line)).unwrap();
+    let (mut walk, mut parts) = (Walk::begin(&mut lab.store, query), 1);
+    loop {
+        if let Some(found) = walk.go_on(&lab.store, STEPS) {
+            let text = String::from_utf8(found.keys).unwrap();
+            let found: Vec<String> = text.lines().skip(1).step_by(2).map(str::to_owned).collect();
+            return (found, parts);
+        }
+        between(&mut lab.store);
+        lab.store.invariants();
+        parts += 1;
+    }
+}
+
+#[test]
+fn keys_that_stay_during_a_walk_are_found_once() {
+    let mut lab = Lab::new();
+    for n in 0..50_000 {
+        lab.store.change(format!("{}{n}", if n % 3 == 0 { "stays" } else { "goes" }).as_bytes(), |_| ());
+    }
+    let (mut next, mut new) = (0, 0);
+    let (mut found, parts) = walked(&mut lab, b"keys stays*\n", |store| {
+        for _ in 0..5000 {
+            store.delete(format!("goes{next}").as_bytes());
+            next += 1;
+        }
+        for _ in 0..1000 {
+            store.change(format!("new{new}").as_bytes(), |_| ());
+            new += 1;
+        }
+    });
+    assert!(parts > 5, "{parts} parts");
+    found.sort();
+    let count = found.len();
+    found.dedup();
+    assert_eq!((found.len(), count), (16_667, 16_667));
+}
+
+#[test]
+fn long_keys_and_many_keys_are_matched_in_parts() {
+    let mut lab = Lab::new();
+    for n in 0..20 {
+        lab.store.change(format!("{n}{}", "a".repeat(100_000)).as_bytes(), |_| ());
+    }
+    // 17 steps for each byte.
+    let pattern = format!("keys *{}c*\n", "[ab]".repeat(1000));
+    let (found, parts) = walked(&mut lab, pattern.as_bytes(), |_| ());
+    assert!(found.is_empty() && parts >= 20 * 16, "{parts} parts");
+    lab.store.clear();
+    for n in 0..100_000 {
+        lab.store.change(format!("{n}").as_bytes(), |_| ());
+    }
+    let (found, parts) = walked(&mut lab, b"keys *\n", |_| ());
+    assert!(found.len() == 100_000 && parts >= 10, "{parts} parts");
+    let (found, _) = walked(&mut lab, b"keys *\n", Store::clear);
+    assert!(found.len() < 20_000, "{} of a store that was cleared", found.len());
 }

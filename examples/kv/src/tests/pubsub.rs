@@ -151,3 +151,59 @@ fn subscriber_that_never_reads_is_cut_off_and_others_hear() {
         sim.run_until_done();
     });
 }
+
+#[test]
+fn names_of_channels_have_a_bound_and_give_their_room_back() {
+    Sim::seeds(4).faults(Faults::harmless()).run(|sim| {
+        let addr = starts(sim, &[]).addr();
+        sim.client("me", async move |net| {
+            let mut me = Redis::connect(&net, addr).await?;
+            let long = |kind: &str, n: usize| request(&[kind, &format!("{n}{}", "x".repeat(900_000))]);
+            for verb in ["subscribe", "unsubscribe", "subscribe"] {
+                for n in 0..9 {
+                    me.0.send(long(verb, n)).await?;
+                    assert!(me.reply().await?.starts_with(&format!("[\"{verb}\" ")), "{verb} {n}");
+                }
+            }
+            me.0.send(long("subscribe", 9)).await?;
+            let refused = me.reply().await?;
+            assert_eq!(refused, "-ERR too many channels and patterns, or too long ones");
+            // Its end is an end of all of them, for each of the next ones.
+            drop(me);
+            for _ in 0..9 {
+                let mut me = Redis::connect(&net, addr).await?;
+                for n in 0..8 {
+                    me.0.send(long("subscribe", n)).await?;
+                    assert!(me.reply().await?.starts_with("[\"subscribe\" "), "{n}");
+                }
+                me.check(&[("reset", "+RESET")]).await?;
+            }
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn patterns_have_a_bound_and_so_has_their_cost_for_a_message() {
+    Sim::seeds(4).faults(Faults::harmless()).run(|sim| {
+        let addr = starts(sim, &[]).addr();
+        sim.client("me", async move |net| {
+            let mut me = Redis::connect(&net, addr).await?;
+            for verb in ["psubscribe", "keys"] {
+                me.0.send(request(&[verb, &"a".repeat((64 << 10) + 1)])).await?;
+                assert_eq!(me.reply().await?, "-ERR a pattern has at most 65536 bytes", "{verb}");
+            }
+            // The longest ones behind a star, until they are too many for a shard.
+            let mut refused = 0;
+            for n in 0..6 {
+                me.0.send(request(&["psubscribe", &format!("*{n}{}*", "?".repeat(65_000))])).await?;
+                refused += usize::from(me.reply().await?.starts_with("-ERR too many"));
+            }
+            assert_eq!(refused, 2, "each costs 1017 steps for a byte, of 4096");
+            me.check(&[("reset", "+RESET"), ("publish news x", ":0")]).await?;
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
