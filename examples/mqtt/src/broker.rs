@@ -3,12 +3,12 @@
 use std::cell::{Cell, OnceCell};
 use std::{rc::Rc, sync::Arc};
 
-use ringserve::framing::FrameError;
+use ringserve::framing::{Fields, FrameError};
 use ringserve::limits::{ConnLimits, IdleCounts};
 use ringserve::{Closed, Cx, Failure, Frame, Service};
 
-use crate::packet::{Connect, Goodbye, Publication, Read, Reader, Reason, packet};
-use crate::sessions::{Answer, Node, job};
+use crate::packet::{Connect, Goodbye, Publication, Read, Reader, Reason, TWO_BYTES, packet};
+use crate::sessions::{Answer, Node, job, subscription};
 
 /// Bytes of a will at most: each session may keep one.
 const WILL_BYTES_MAX: usize = 4096;
@@ -37,17 +37,20 @@ impl Service for Broker {
         let Some(client) = cx.session().client.get() else {
             return self.connect(cx, &packet).await;
         };
-        let mut rest = Reader::of(&packet, client.is_five)?;
+        let rest = Reader::of(&packet, client.is_five)?;
         match packet[0] {
             0x30..=0x3F => self.publish(cx, client, &packet).await?,
             0x40 => {
-                let id = rest.packet_id()?;
+                let id = rest.acknowledged()?;
                 // Without an answer: there are as many as messages.
                 let job = job(client, move |node, session| node.acknowledged(session, id));
                 let _ended = node.tell(&client.id, job).await;
             }
             0x82 | 0xA2 => self.filters(cx, client, &packet).await?,
-            0xC0 => cx.write(&[0xD0, 0]),
+            0xC0 => {
+                rest.left.end()?;
+                cx.write(&[0xD0, 0]);
+            }
             0xE0 => {
                 cx.session().goodbye.set(rest.goodbye()?);
                 cx.close();
@@ -138,18 +141,25 @@ impl Broker {
     /// SUBSCRIBE, which adds filters, or UNSUBSCRIBE: the home of the session says a code for each.
     async fn filters(&self, cx: &MqttCx<'_>, client: &Arc<Connect>, frame: &[u8]) -> Read<()> {
         let (mut rest, adds) = (Reader::of(frame, client.is_five)?, frame[0] == 0x82);
-        let (mut reply, mut jobs) = (rest.packet_id()?.to_be_bytes().to_vec(), Vec::new());
+        let mut reply = rest.packet_id()?.to_be_bytes().to_vec();
         rest.properties(&[0x26])?;
-        while !rest.left.is_empty() || jobs.is_empty() {
-            let filter = Arc::<str>::from(rest.text()?);
-            let options = if adds { Some(rest.options()?) } else { None };
-            jobs.push(job(client, move |node, session| match options {
-                Some(options) => node.subscribe(session, &filter, options),
-                None => node.unsubscribe(session, &filter),
-            }));
+        // All are read before one is done, and none is kept meanwhile: there may be thousands.
+        let mut count = 0;
+        let mut all = Fields::new(rest.left.left());
+        while !rest.left.is_empty() || count == 0 {
+            rest.text()?;
+            if adds {
+                rest.options()?;
+            }
+            count += 1;
         }
         reply.extend(client.is_five.then_some(0));
-        for job in jobs {
+        for _ in 0..count {
+            let filter = Arc::<str>::from(all.text(&TWO_BYTES)?);
+            let job = match adds {
+                true => subscription(client, filter, all.u8()?),
+                false => job(client, move |node, session| node.unsubscribe(session, &filter)),
+            };
             let code = self.0.ask(&client.id, job).await?;
             let of_three = adds.then_some(code.min(0x80));
             reply.extend(if client.is_five { Some(code) } else { of_three });

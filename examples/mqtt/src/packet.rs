@@ -20,7 +20,7 @@ pub const EXPIRY_MAX: Duration = Duration::from_secs(86_400);
 /// The length before properties.
 const VARINT: LengthField = LengthField::varint_max(4);
 /// The length before a text.
-const TWO_BYTES: LengthPrefix = LengthPrefix::bytes(2);
+pub const TWO_BYTES: LengthPrefix = LengthPrefix::bytes(2);
 /// Cuts bytes into packets: a byte with type and flags, a length, and as many bytes. A frame is all of that.
 pub const PACKETS: LengthField = VARINT.offset(1);
 
@@ -137,8 +137,23 @@ impl<'a> Reader<'a> {
         Ok(found)
     }
 
+    /// Reads what is behind the length of a PUBACK: whose it is.
+    pub fn acknowledged(mut self) -> Read<u16> {
+        let id = self.packet_id()?;
+        if self.is_five && !self.left.is_empty() {
+            let _code = self.left.u8()?;
+            let _given =
+                if self.left.is_empty() { Properties::default() } else { self.properties(&[0x1F, 0x26])? };
+        }
+        self.left.end()?;
+        Ok(id)
+    }
+
     /// Reads what is behind the length of a DISCONNECT.
     pub fn goodbye(mut self) -> Read<Goodbye> {
+        if !self.is_five {
+            self.left.end()?;
+        }
         let code = if self.left.is_empty() { 0 } else { self.left.u8()? };
         let allowed = &[0x11, 0x1F, 0x26];
         let given = if self.left.is_empty() { Properties::default() } else { self.properties(allowed)? };

@@ -10,20 +10,23 @@
 //! says: they hear of it in one order and all keep the same, whatever becomes of its publisher meanwhile.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, VecDeque};
-use std::{rc::Rc, sync::Arc, time::Duration};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::{ops::Bound, rc::Rc, sync::Arc, time::Duration};
 
 use clap::Args;
 use ringserve::limits::{Room, Taken};
-use ringserve::sync::{Mesh, Reply, Sending};
-use ringserve::task::JoinHandle;
-use ringserve::topics::{Filters, is_filter, matching};
+use ringserve::sync::{Mesh, Notify, Reply, Sending};
+use ringserve::task::{JoinHandle, yield_now};
+use ringserve::time::Time;
+use ringserve::topics::{Filters, is_filter};
 use ringserve::{ConnHandle, PushError, Shard};
 
 use crate::packet::{Connect, DUP, EXPIRY_MAX, Goodbye, Publication, QOS_1, Read, Reason};
 
 /// Bytes that a retained message counts for at least, so that a subscriber of all topics has few enough of them looked at.
 const RETAINED_BYTES_MIN: usize = 4096;
+/// Retained messages that are looked at before others are served.
+const LOOKED_AT_ONCE: usize = 256;
 /// Bytes that a level of a filter counts for.
 const LEVEL_BYTES: usize = 256;
 
@@ -94,9 +97,25 @@ type Subscriber = (Rc<Session>, u8);
 pub fn job(client: &Arc<Connect>, job: impl FnOnce(&Rc<Node>, &Rc<Session>) -> u8 + Send + 'static) -> Job {
     let client = client.clone();
     Box::new(move |node, reply| {
-        let session = node.sessions.borrow().get(&client.id).cloned();
-        let own = session.filter(|session| Arc::ptr_eq(&session.borrow().client, &client));
+        let own = node.session_of(&client);
         reply.answer(own.map(|session| job(node, &session)).ok_or(Reason::TakenOver));
+    })
+}
+
+/// SUBSCRIBE with one filter. It is answered when the retained messages that it asks for are on their way.
+pub fn subscription(client: &Arc<Connect>, filter: Arc<str>, options: u8) -> Job {
+    let client = client.clone();
+    Box::new(move |node, reply| {
+        let Some(session) = node.session_of(&client) else { return reply.answer(Err(Reason::TakenOver)) };
+        let (code, is_told) = node.subscribe(&session, &filter, options);
+        if !is_told {
+            return reply.answer(Ok(code));
+        }
+        let here = node.clone();
+        node.shard.spawn(async move {
+            here.tell_retained(&session, &filter, options).await;
+            reply.answer(Ok(code));
+        });
     })
 }
 
@@ -113,14 +132,20 @@ pub struct Node {
     retained: RefCell<BTreeMap<Arc<str>, Arc<Publication>>>,
     /// Bytes of those whose topics fall to this shard.
     retained_bytes: Cell<usize>,
+    /// When those that have an end come to it, and what tells that one comes to be the next.
+    ends: RefCell<BTreeSet<(Time, Arc<str>)>>,
+    sooner: Notify,
 }
 
 impl Node {
     pub fn new(shard: &Shard, mesh: &Mesh<Job, Answer>, bounds: &Bounds) -> Rc<Node> {
-        let (sessions, filters, retained, retained_bytes) = Default::default();
+        let (sessions, filters, retained, retained_bytes, ends, sooner) = Default::default();
         let (shard, mesh, bounds) = (shard.clone(), mesh.clone(), bounds.clone());
         let room = Room::new(bounds.sessions_bytes_max);
-        let node = Rc::new(Node { shard, mesh, bounds, sessions, filters, room, retained, retained_bytes });
+        let node =
+            Node { shard, mesh, bounds, sessions, filters, room, retained, retained_bytes, ends, sooner };
+        let node = Rc::new(node);
+        node.shard.spawn(node.clone().expire());
         let here = node.clone();
         node.mesh.register_with_reply(&node.shard, move |_from, job, reply| job(&here, reply));
         node
@@ -151,10 +176,64 @@ impl Node {
         Ok(())
     }
 
+    /// The session of a connection, unless another connection has it by then.
+    fn session_of(&self, client: &Arc<Connect>) -> Option<Rc<Session>> {
+        let session = self.sessions.borrow().get(&client.id).cloned();
+        session.filter(|session| Arc::ptr_eq(&session.borrow().client, client))
+    }
+
+    /// Removes retained messages as their time comes.
+    async fn expire(self: Rc<Self>) {
+        loop {
+            let now = self.shard.now();
+            let mut next = None;
+            for _ in 0..LOOKED_AT_ONCE {
+                next = self.ends.borrow().first().cloned();
+                let Some((_, topic)) = next.take_if(|(end, _)| *end <= now) else { break };
+                let kept = self.forget(&topic);
+                if self.mesh.shard_of(&*topic) == self.shard.index() {
+                    let bytes = kept.map_or(0, |kept| retained_bytes(&kept));
+                    self.retained_bytes.set(self.retained_bytes.get() - bytes);
+                }
+            }
+            match next {
+                // No timer lasts longer than a day.
+                Some((end, _)) => {
+                    let left = (end - self.shard.now()).min(EXPIRY_MAX);
+                    let _ = self.shard.timeout(left, self.sooner.notified()).await;
+                }
+                None if self.ends.borrow().is_empty() => self.sooner.notified().await,
+                None => yield_now().await,
+            }
+        }
+    }
+
+    /// Removes the retained message of a topic.
+    fn forget(&self, topic: &Arc<str>) -> Option<Arc<Publication>> {
+        let kept = self.retained.borrow_mut().remove(topic)?;
+        if let Some(end) = kept.expires {
+            self.ends.borrow_mut().remove(&(end, topic.clone()));
+        }
+        Some(kept)
+    }
+
+    /// Retains a message in the place of an earlier one.
+    fn remember(&self, publication: &Arc<Publication>) {
+        let topic = &publication.topic;
+        self.forget(topic);
+        self.retained.borrow_mut().insert(topic.clone(), publication.clone());
+        if let Some(end) = publication.expires {
+            let mut ends = self.ends.borrow_mut();
+            if ends.first().is_none_or(|(first, _)| end < *first) {
+                self.sooner.notify_one();
+            }
+            ends.insert((end, topic.clone()));
+        }
+    }
+
     fn retain(self: &Rc<Self>, publication: Arc<Publication>, reply: Reply<Answer>) {
-        let bytes = |kept: &Arc<Publication>| kept.bytes().max(RETAINED_BYTES_MIN);
-        let before = self.retained.borrow().get(&publication.topic).map_or(0, bytes);
-        let after = if publication.payload.is_empty() { 0 } else { bytes(&publication) };
+        let before = self.retained.borrow().get(&publication.topic).map_or(0, |kept| retained_bytes(kept));
+        let after = if publication.payload.is_empty() { 0 } else { retained_bytes(&publication) };
         let all = self.retained_bytes.get() - before + after;
         if after > before && all > self.bounds.retained_bytes_max / self.shard.count() {
             return reply.answer(Err(Reason::QuotaExceeded));
@@ -182,9 +261,9 @@ impl Node {
     fn route(self: &Rc<Self>, publication: &Arc<Publication>) {
         let Publication { topic, retain, payload, from, .. } = &**publication;
         if *retain && payload.is_empty() {
-            self.retained.borrow_mut().remove(topic);
+            self.forget(topic);
         } else if *retain {
-            self.retained.borrow_mut().insert(topic.clone(), publication.clone());
+            self.remember(publication);
         }
         self.filters.borrow().matching(topic, |id, (session, options)| {
             if options & NO_LOCAL == 0 || id != from {
@@ -235,26 +314,57 @@ impl Node {
         goes_on
     }
 
-    pub fn subscribe(self: &Rc<Self>, session: &Rc<Session>, filter: &Arc<str>, options: u8) -> u8 {
+    /// Returns the code, and whether the client is to be told retained messages.
+    fn subscribe(&self, session: &Rc<Session>, filter: &Arc<str>, options: u8) -> (u8, bool) {
         if !is_filter(filter) || filter.starts_with("$share/") {
-            return Reason::FilterInvalid as u8;
+            return (Reason::FilterInvalid as u8, false);
         }
         let mut state = session.borrow_mut();
         let old = state.filters.remove(filter);
         let is_new = old.is_none();
         let Some(taken) = old.or_else(|| state.room.take(filter_bytes(filter))) else {
-            return Reason::QuotaExceeded as u8;
+            return (Reason::QuotaExceeded as u8, false);
         };
         state.filters.insert(filter.clone(), taken);
         self.filters.borrow_mut().insert(filter, state.client.id.clone(), (session.clone(), options));
-        drop(state);
         // Retained messages are asked for always, with a new filter, or never.
-        if matches!((options >> 4, is_new), (0, _) | (1, true)) {
-            for (_, publication) in matching(&self.retained.borrow(), filter) {
-                self.keep(session, publication, options, true);
+        (granted(options), matches!((options >> 4, is_new), (0, _) | (1, true)))
+    }
+
+    /// Has the retained messages that a filter matches wait for a client, in parts, between which others are served. Ends with the
+    /// subscription.
+    async fn tell_retained(self: &Rc<Self>, session: &Rc<Session>, filter: &Arc<str>, options: u8) {
+        let prefix = filter.split(['+', '#']).next().unwrap_or_default();
+        // "a/#" matches "a" too.
+        let prefix = if filter.ends_with("/#") { prefix.trim_end_matches('/') } else { prefix };
+        let mut wanted = Filters::default();
+        wanted.insert(filter, (), ());
+        let mut from = Bound::Included(Arc::<str>::from(prefix));
+        loop {
+            let part: Vec<Arc<Publication>> = {
+                let retained = self.retained.borrow();
+                let behind = retained.range::<Arc<str>, _>((from.as_ref(), Bound::Unbounded));
+                let ours = behind.take_while(|(topic, _)| topic.starts_with(prefix));
+                ours.take(LOOKED_AT_ONCE).map(|(_, publication)| publication.clone()).collect()
+            };
+            let Some(last) = part.last() else { return };
+            from = Bound::Excluded(last.topic.clone());
+            let is_last = part.len() < LOOKED_AT_ONCE;
+            for publication in part {
+                let mut is_wanted = false;
+                wanted.matching(&publication.topic, |(), ()| is_wanted = true);
+                if is_wanted {
+                    self.keep(session, &publication, options, true);
+                }
+            }
+            if is_last {
+                return;
+            }
+            yield_now().await;
+            if !session.borrow().filters.contains_key(filter) {
+                return;
             }
         }
-        granted(options)
     }
 
     pub fn unsubscribe(&self, session: &Session, filter: &str) -> u8 {
@@ -359,6 +469,11 @@ impl Node {
             }
         }
     }
+}
+
+/// What a retained message counts for.
+fn retained_bytes(publication: &Publication) -> usize {
+    publication.bytes().max(RETAINED_BYTES_MIN)
 }
 
 /// What a filter counts for where it is kept.

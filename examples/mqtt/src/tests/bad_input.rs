@@ -145,6 +145,8 @@ fn packet_that_is_wrong_ends_the_connection_with_its_code() {
         ("UNSUBSCRIBE from nothing", packet(0xA2, b"\0\x01\0"), 0x81),
         ("PUBACK without an id", packet(0x40, b""), 0x81),
         ("bytes behind DISCONNECT", packet(0xE0, b"\0\0x"), 0x81),
+        ("bytes behind PINGREQ", packet(0xC0, b"x"), 0x81),
+        ("bytes behind PUBACK", packet(0x40, b"\0\x01\0\0x"), 0x81),
     ] {
         let answer = answer_to([connect(5), bytes.clone()].concat());
         let (_connack, answer) = answer.split_at(usize::from(answer[1]) + 2);
@@ -155,6 +157,24 @@ fn packet_that_is_wrong_ends_the_connection_with_its_code() {
         if !is_sound && !what.starts_with("SUBSCRIBE") {
             assert_eq!(answer_to([connect(4), bytes].concat()), [0x20, 2, 0, 0], "{what}");
         }
+    }
+}
+
+/// What is the rest of a packet in version 5 is behind the end of one in 3.1.1.
+#[test]
+fn codes_and_properties_of_version_5_are_too_much_for_version_3() {
+    for (what, bytes) in [
+        ("PUBACK with a code", packet(0x40, b"\0\x01\0")),
+        ("PUBACK with properties", packet(0x40, b"\0\x01\x10\x09\x1F\0\x01a\x26\0\0\0\0")),
+        ("DISCONNECT with a code", packet(0xE0, b"\0")),
+    ] {
+        let then_pings =
+            |version| answer_to([connect(version), bytes.clone(), vec![0xC0, 0, 0xE0, 0]].concat());
+        assert_eq!(then_pings(4), [0x20, 2, 0, 0], "{what}");
+        let answer = then_pings(5);
+        let pong = answer.ends_with(&[0xD0, 0]);
+        assert!(bytes[0] == 0xE0 || pong, "{what}: {answer:?}");
+        assert!(!answer.windows(2).any(|two| two == [0xE0, 0x12]), "{what}: {answer:?}");
     }
 }
 

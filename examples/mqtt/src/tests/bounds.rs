@@ -303,3 +303,84 @@ fn client_comes_back_to_a_shard_that_is_full() {
         sim.run_until_done();
     });
 }
+
+#[test]
+fn retained_messages_give_their_room_back_at_their_expiry() {
+    Sim::seeds(20).faults(Faults::harmless()).run(|sim| {
+        let shards = 1 + sim.seed() as usize % 3;
+        let room = (shards * 13_000).to_string();
+        let addr = starts_on(sim, shards, &["--retained-bytes-max", &room]).addr();
+        sim.client("all", async move |net| {
+            let (mut me, _) = Hello::new(5, "me").connects(&net, addr).await?;
+            // Three on each shard at most, by turns with no end, with one, and with another one.
+            let publish = async |me: &mut Client, topic: &str, seconds: Option<u32>| {
+                let expiry = seconds.map(|seconds| [&[2][..], &seconds.to_be_bytes()].concat());
+                let body = me.message(topic, "x", 1, &expiry.unwrap_or_default());
+                me.stream.send(packet(0x33, &body)).await?;
+                let (kind, _) = me.packet().await?;
+                io::Result::Ok(kind == 0x40)
+            };
+            let mut kept = 0;
+            for n in 0.. {
+                if !publish(&mut me, &format!("t{n}"), Some(10 + n % 7)).await? {
+                    break;
+                }
+                kept += 1;
+            }
+            assert!((3..=3 * shards).contains(&kept), "{kept} kept");
+            net.sleep(60 * SECOND).await;
+            // As many as before, on the same shards; of one that is published again the last end counts.
+            let (mut me, _) = Hello::new(5, "me").connects(&net, addr).await?;
+            for n in 0..kept {
+                assert!(publish(&mut me, &format!("t{n}"), Some(5)).await?, "t{n}");
+                assert!(publish(&mut me, &format!("t{n}"), (n % 2 == 0).then_some(100)).await?, "t{n} again");
+            }
+            net.sleep(20 * SECOND).await;
+            let (mut later, _) = Hello::new(5, "later").connects(&net, addr).await?;
+            later.subscribes(&[("#", 1)]).await?;
+            for _ in 0..kept {
+                later.hears().await?;
+            }
+            net.sleep(100 * SECOND).await;
+            for n in (0..kept).step_by(2) {
+                assert!(publish(&mut me, &format!("t{n}"), None).await?, "t{n} at last");
+            }
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn subscription_of_2000_filters_is_told_what_is_retained_once() {
+    Sim::seeds(3).faults(Faults::harmless()).run(|sim| {
+        let server = starts(sim, &["--session-bytes-max", "10000000"]);
+        let addr = server.addr();
+        sim.client("all", async move |net| {
+            let (mut me, _) = Hello::new(4, "publisher").connects(&net, addr).await?;
+            for n in 0..600 {
+                me.publishes(1, &format!("t/{n:04}"), "x").await?;
+            }
+            me.pings().await?;
+            net.sleep(SECOND).await;
+            let (mut many, _) = Hello::new(5, "many").connects(&net, addr).await?;
+            let turns = || -> u64 { server.stats().shards.iter().map(|shard| shard.driver.turns).sum() };
+            let before = turns();
+            let filters: Vec<String> = (0..2000).map(|n| format!("+/{n:04}")).collect();
+            let asked: Vec<_> = filters.iter().map(|filter| (&**filter, 0)).collect();
+            assert_eq!(many.subscribes(&asked).await?, vec![0; 2000]);
+            let turns = turns() - before;
+            // Each looks at 600 messages, in three parts.
+            assert!(turns > 2000, "{turns} turns");
+            let mut heard: Vec<String> = many.unread.drain(..).map(|heard| heard.topic).collect();
+            heard.sort();
+            assert!(
+                heard.iter().eq(&(0..600).map(|n| format!("t/{n:04}")).collect::<Vec<_>>()),
+                "{}",
+                heard.len()
+            );
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
