@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::task::{Poll, Waker};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use ringserve::framing::Lines;
 use ringserve::sync::Mesh;
@@ -64,11 +65,14 @@ fn line(client: &mut Client) -> u64 {
 }
 
 /// Runs `ask` while each of the flooders has filled its buffers, and gives it the lines that were handed out so far.
-fn while_others_flood(ask: impl FnOnce(&mut Client, &AtomicU64)) {
+fn while_others_flood<S>(make: fn(Arc<AtomicU64>) -> S, ask: impl FnOnce(&mut Client, &AtomicU64))
+where
+    S: Service<Session = ()>,
+{
     let lines = Arc::new(AtomicU64::new(0));
     let counted = lines.clone();
     let server = Server::bind("127.0.0.1:0").shards(1).pin(false).bounded(no_time_limits());
-    let running = server.framing(Lines::default()).start(move |_| Count(counted.clone())).unwrap();
+    let running = server.framing(Lines::default()).start(move |_| make(counted.clone())).unwrap();
     let addr = running.local_addrs()[0];
     let mut flooders: Vec<Client> = (0..FLOODERS).map(|_| Client::connect(addr)).collect();
     let mut pinger = Client::connect(addr);
@@ -103,7 +107,7 @@ fn while_others_flood(ask: impl FnOnce(&mut Client, &AtomicU64)) {
 /// The most lines of the flooders that were handed out before a line of the pinger was answered.
 fn most_lines_before_an_answer_to(asked: &[u8]) -> u64 {
     let mut most = 0;
-    while_others_flood(|pinger, lines| {
+    while_others_flood(Count, |pinger, lines| {
         for _ in 0..20 {
             let before = lines.load(SeqCst);
             pinger.write(asked);
@@ -132,6 +136,37 @@ fn a_call_that_waited_goes_on_while_others_flood() {
     let most = most_lines_before_an_answer_to(b"wait\n");
     // As long as a ping, and the turns until it is polled.
     assert!(most < 8 * 16 * FLOODERS as u64, "{most} lines before a call went on");
+}
+
+/// As [`Count`], with calls that take 5 µs each.
+struct Busy(Arc<AtomicU64>);
+
+impl Service for Busy {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, line: Frame) -> Result<(), Infallible> {
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_micros(5) {}
+        Count(self.0.clone()).call(cx, line).await
+    }
+}
+
+/// By the peer's own frames alone, so that it counts no lines for which its client was late: they come together.
+#[test]
+fn fewer_frames_of_others_go_before_where_calls_take_long() {
+    if !alone(fewer_frames_of_others_go_before_where_calls_take_long) {
+        return;
+    }
+    const PINGS: usize = 400;
+    let mut most = 0;
+    while_others_flood(Busy, |pinger, _| {
+        pinger.write(&b"ping\n".repeat(PINGS));
+        let lines: Vec<u64> = (0..PINGS).map(|_| line(pinger)).collect();
+        most = lines.windows(2).map(|two| two[1] - two[0]).max().unwrap();
+    });
+    eprintln!("{most} lines at most");
+    assert!(most <= 6000, "{most} lines between two pings");
 }
 
 /// Tasks that wait until a line comes, and then count themselves.

@@ -46,8 +46,8 @@ pub(crate) struct Snapshot {
     /// When the turn began that the shard is in, or its last one: nanoseconds of its clock. Zero before the first, and after the end.
     /// Whether it is in it, its inbox tells.
     turn: AtomicU64,
-    /// Turns since the start.
-    turn_count: AtomicU64,
+    /// Turns since the start, in parts of whole ones.
+    turn_parts: AtomicU64,
     /// Frames that might have been shed since the start, and those for which a service was asked.
     shedding: [AtomicU64; 2],
     /// What the watchdog reads of the figures, without all the others.
@@ -79,7 +79,7 @@ impl Snapshot {
         Snapshot {
             sequence: AtomicU64::new(0),
             turn: AtomicU64::new(0),
-            turn_count: AtomicU64::new(0),
+            turn_parts: AtomicU64::new(0),
             shedding: Default::default(),
             watched: Default::default(),
             work: WorkWords::default(),
@@ -128,11 +128,11 @@ impl Snapshot {
         stats
     }
 
-    /// On the shard: a turn begins.
+    /// On the shard: a turn begins, behind one that was so much of a whole one ([`turn_part`](ringserve_core::Shard::turn_part)).
     #[inline]
-    pub(crate) fn begin_turn(&self, now: Time) {
+    pub(crate) fn begin_turn(&self, now: Time, last: u32) {
         self.turn.store(now.as_nanos(), Ordering::Relaxed);
-        self.turn_count.store(self.turn_count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        self.turn_parts.store(self.turn_parts.load(Ordering::Relaxed) + u64::from(last), Ordering::Relaxed);
     }
 
     /// On the shard, in a turn while some frames may be shed: how many might have been since the start, and for how many a service was
@@ -170,9 +170,10 @@ impl Snapshot {
         self.sequence.load(Ordering::Relaxed)
     }
 
-    /// Turns since the start.
-    pub(crate) fn turn_count(&self) -> u64 {
-        self.turn_count.load(Ordering::Relaxed)
+    /// Turns since the start, in parts of whole ones ([`WHOLE_TURN`](ringserve_core::Shard::WHOLE_TURN)): several that were cut, as
+    /// turns before them took long, count as one. So a shard whose turns are cut is as late as it was.
+    pub(crate) fn turn_parts(&self) -> u64 {
+        self.turn_parts.load(Ordering::Relaxed)
     }
 
     /// On the shard: the turn's work is done, and what follows is the shard's own.
@@ -349,7 +350,7 @@ mod tests {
         let snapshot = Snapshot::new(names());
         assert_eq!(snapshot.last_turn(), None);
         let now = Time::from_nanos(5_000_000_000);
-        snapshot.begin_turn(now);
+        snapshot.begin_turn(now, 1);
         snapshot.end_turn();
         assert_eq!(snapshot.last_turn(), Some(now));
         snapshot.end();

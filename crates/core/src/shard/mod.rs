@@ -91,6 +91,8 @@ pub struct Shard<O: Observer = ()> {
     has_received: bool,
     /// Bytes received since the turn began.
     received: usize,
+    /// Completions that the turn brought.
+    brought: usize,
     events: VecDeque<Event>,
     work: Work,
     /// Connections with bytes left over for a later turn, in the order of their turns.
@@ -153,6 +155,7 @@ impl<O: Observer> Shard<O> {
             send_awaited: false,
             has_received: false,
             received: 0,
+            brought: 0,
             events: VecDeque::new(),
             work: Work::default(),
             runnable: VecDeque::new(),

@@ -322,6 +322,8 @@ fn with_connections(count: usize, limits: impl Into<Bounds>) -> (Tested, Vec<Con
     shard.begin(Time::ZERO, count);
     let ids = (0..count as u64).map(|number| accept(&mut shard, number)).collect();
     shard.end();
+    // Nothing is left of it: the next turn comes after a wait.
+    shard.turn(Time::ZERO);
     shard.ops();
     (shard, ids)
 }

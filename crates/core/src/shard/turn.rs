@@ -258,6 +258,13 @@ impl<O: Observer> Shard<O> {
     #[inline]
     pub(super) fn begin_turn(&mut self, now: Time, completions: usize) {
         debug_assert!(now >= self.now, "time went back");
+        let received = core::mem::take(&mut self.received);
+        let brought = core::mem::replace(&mut self.brought, completions);
+        let Budget { completions: most, bytes } = Budget::default();
+        if self.later > 0 || brought >= most || received >= bytes {
+            // The driver had no reason to wait: all of the time went by in the turn before.
+            self.work.fit(now - self.now);
+        }
         (self.now, self.stamp) = (now, Stamp::at(now));
         let pinned = self.pool.leased() * self.limits.receive_buffer_bytes;
         self.short_of_buffers = self.copy_always || pinned * 2 > self.limits.receive_bytes_max;
@@ -269,9 +276,9 @@ impl<O: Observer> Shard<O> {
         // If the turn before could not relieve, nothing would ever go on.
         let relieved = self.held_bytes() <= self.limits.held_bytes_max;
         self.held_in_turn_max = if relieved { self.limits.held_bytes_max } else { usize::MAX };
-        let received = core::mem::take(&mut self.received);
         if self.later > 0 {
-            self.take_up(completions, received);
+            // The bytes of this turn are not known yet: those of the one before tell whether the driver has more.
+            self.take_up(completions, completions >= most || received >= bytes);
         }
         if self.drain.is_some() {
             self.step_drain(completions);
@@ -282,16 +289,13 @@ impl<O: Observer> Shard<O> {
         self.check_accepting();
     }
 
-    /// Gives waiting connections their batches, and handshakes their steps, in a turn that brings `completions`, after one that
-    /// brought `received` bytes.
+    /// Gives waiting connections their batches, and handshakes their steps, in a turn that brings `completions`; `crowded` is
+    /// true if the driver has more.
     #[cold]
     #[inline(never)]
-    fn take_up(&mut self, completions: usize, received: usize) {
+    fn take_up(&mut self, completions: usize, crowded: bool) {
         self.runnable.append(&mut self.served);
         let steps = self.channels.steps(completions > 0 || !self.runnable.is_empty());
-        let Budget { completions: most, bytes } = Budget::default();
-        // The driver has more news than it brought, judged by the turn before: the bytes of this one are not known yet.
-        let crowded = completions >= most || received >= bytes;
         let batches = self.work.batches(crowded).min(self.runnable.len());
         self.later -= batches;
         for id in self.runnable.drain(..batches) {
@@ -322,6 +326,20 @@ impl<O: Observer> Shard<O> {
             Completion::ShutDown { id } => self.shut_down(id),
             Completion::Closed { id } => self.closed(id),
         }
+    }
+
+    /// A turn without a bound that long turns before it left.
+    pub const WHOLE_TURN: u32 = super::work::WHOLE;
+
+    /// How much of [`WHOLE_TURN`](Shard::WHOLE_TURN) the last turn was: a half, a quarter and so on, if turns before it were long.
+    #[inline]
+    pub fn turn_part(&self) -> u32 {
+        self.work.part()
+    }
+
+    /// True if the next turn goes on with what the last one had no room for, as long turns before it had left it less.
+    pub fn cuts_turns(&self) -> bool {
+        self.later > 0 && self.turn_part() < Self::WHOLE_TURN
     }
 
     /// Ends a turn: carries out requests of user code since the last one, and sends queued bytes.

@@ -4,15 +4,32 @@
 //! lines are 30 million calls. So a turn has a bound, and a connection gets a batch of frames at a time. Remaining frames wait
 //! in a queue behind all earlier ones, and are taken up first in the next turn; in between the driver is asked for news. A
 //! connection with one frame then waits for at most one batch of each of the others.
+//!
+//! Calls are cheap or not, which no shard knows before. So a turn that took long halves the bound and the least batch for the next
+//! one, and a short turn doubles them again.
+
+use core::time::Duration;
 
 /// Calls of a turn: frames handed out, resumed calls and tasks. Later ones wait for the next turn. It is as much as a driver
-/// brings in a turn if each of its 256 completions is 16 pipelined requests: 0.6 ms of the cheapest calls, 20 ms of calls of 5
-/// µs.
+/// brings in a turn if each of its 256 completions is 16 pipelined requests: 0.6 ms of the cheapest calls. Calls of 5 µs would
+/// be 20 ms, and have a quarter of it.
 const CALLS_IN_A_TURN: u32 = 4096;
 
 /// Frames in a row for one connection while many want some: the usual depth of a pipeline, which is then not torn apart. 500
-/// peers that send without end delay a frame by 60 ms of calls of 5 µs.
+/// peers that send without end delay a frame by 2000 calls of 5 µs, since long turns leave a quarter of it.
 const BATCH_MIN: u32 = 16;
+
+/// Beyond this time a turn was long: the next one has half of the calls.
+const LONG_TURN: Duration = Duration::from_millis(6);
+
+/// Below this time a turn was short: the next one has twice the calls, if it had less than all. Twice a short turn is not long.
+const SHORT_TURN: Duration = Duration::from_micros(1500);
+
+/// How often calls and batches are halved: down to 256 calls a turn, which is one for each completion, and single frames.
+const HALVED_MAX: u32 = 4;
+
+/// A turn that nothing halved, in parts of which each halved one has some.
+pub(super) const WHOLE: u32 = 1 << HALVED_MAX;
 
 /// Frames in a row for a single connection. A thousand calls of 25 ns are 25 µs.
 const BATCH_MAX: u32 = 1024;
@@ -29,6 +46,8 @@ pub(super) struct Work {
     calls_max: u32,
     tasks_max: u32,
     batch_min: u32,
+    /// How often the three are halved in this turn, for long turns before it.
+    halved: u32,
     calls_left: u32,
     /// Calls that no frame takes.
     tasks_left: u32,
@@ -53,6 +72,7 @@ impl Work {
             calls_max,
             tasks_max,
             batch_min,
+            halved: 0,
             calls_left: 0,
             tasks_left: 0,
             batch: 0,
@@ -61,18 +81,35 @@ impl Work {
         }
     }
 
+    /// Fits the next turn's work to the time that the last one `took`, where another one followed without a wait.
+    #[cold]
+    pub(super) fn fit(&mut self, took: Duration) {
+        if took > LONG_TURN {
+            self.halved = (self.halved + 1).min(HALVED_MAX);
+        } else if took < SHORT_TURN {
+            self.halved = self.halved.saturating_sub(1);
+        }
+    }
+
+    /// How much of [`WHOLE`] the turn may do.
+    #[inline]
+    pub(super) fn part(&self) -> u32 {
+        WHOLE >> self.halved
+    }
+
     /// Begins a turn in which at most `connections` want frames.
     #[inline]
     pub(super) fn begin_turn(&mut self, connections: usize) {
+        let calls_max = (self.calls_max >> self.halved).max(1);
         // Few connections need no division.
-        self.batch = if connections * BATCH_MAX as usize <= self.calls_max as usize {
+        self.batch = if connections * BATCH_MAX as usize <= calls_max as usize {
             BATCH_MAX
         } else {
-            (self.calls_max / connections.min(self.calls_max as usize) as u32)
-                .clamp(self.batch_min, BATCH_MAX)
+            let batch_min = (self.batch_min >> self.halved).max(1);
+            (calls_max / connections.min(calls_max as usize) as u32).clamp(batch_min, BATCH_MAX)
         };
-        (self.calls_left, self.frames_left) = (self.calls_max, 0);
-        self.tasks_left = self.tasks_max;
+        (self.calls_left, self.frames_left) = (calls_max, 0);
+        self.tasks_left = (self.tasks_max >> self.halved).max(1);
     }
 
     /// The number of waiting connections that get a batch now, if each uses all of it. `crowded` is true if the driver has more

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use ringserve_core::Time;
+use ringserve_core::{Shard, Time};
 
 use super::stages::{Change, Excuse, Signals, Stages, TABLE_FULL};
 use super::{Load, Overload};
@@ -98,6 +98,7 @@ impl Losses {
 struct Sample {
     at: Time,
     times: ThreadTimes,
+    /// In parts of whole ones.
     turns: u64,
     /// Frames that might have been shed, and those for which a service was asked.
     shedding: (u64, u64),
@@ -224,7 +225,7 @@ impl Followed {
         times: impl FnOnce() -> Option<ThreadTimes>,
     ) -> Signals {
         let remote = &control.remotes()[shard];
-        let turns = remote.snapshot().map_or(0, |snapshot| snapshot.turn_count());
+        let turns = remote.snapshot().map_or(0, |snapshot| snapshot.turn_parts());
         let shedding = remote.snapshot().map_or((0, 0), |snapshot| snapshot.shedding());
         let mut signals = Signals::default();
         if self.needs_times(now, remote.state()) {
@@ -329,11 +330,11 @@ impl Followed {
         let ran = last.times.ran.saturating_sub(first.times.ran);
         let waited = last.times.waited.saturating_sub(first.times.waited);
         let part = |time: Duration| time.as_secs_f64() / wall.as_secs_f64();
-        let turns = u32::try_from(last.turns - first.turns).unwrap_or(u32::MAX).max(1);
+        let turns = (last.turns - first.turns) as f64 / f64::from(<Shard>::WHOLE_TURN);
         // The two are stored one after the other, so one may be of a turn before.
         let asked = last.shedding.0.saturating_sub(first.shedding.0).max(1) as f64;
         let shed = (last.shedding.1.saturating_sub(first.shedding.1) as f64 / asked).min(1.0);
-        Some(Did { busy: part(ran), starved: part(waited), turn: ran / turns, shed })
+        Some(Did { busy: part(ran), starved: part(waited), turn: ran.div_f64(turns.max(1.0)), shed })
     }
 }
 
@@ -347,7 +348,7 @@ struct Did {
     /// The part of it that it was on a CPU, and the part that it waited for one.
     busy: f64,
     starved: f64,
-    /// How long a turn was on a CPU, in the mean.
+    /// How long a whole turn was on a CPU, in the mean.
     turn: Duration,
     /// The part of the frames for which a service was asked to shed.
     shed: f64,
@@ -363,7 +364,8 @@ mod tests {
 
     fn sample(ms: u64, ran: u64, waited: u64, turns: u64) -> Sample {
         let times = ThreadTimes { ran: Duration::from_millis(ran), waited: Duration::from_millis(waited) };
-        Sample { at: at(ms), times, turns, shedding: (turns * 8, turns * 6) }
+        let parts = turns * u64::from(<Shard>::WHOLE_TURN);
+        Sample { at: at(ms), times, turns: parts, shedding: (turns * 8, turns * 6) }
     }
 
     #[test]

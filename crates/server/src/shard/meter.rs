@@ -49,15 +49,15 @@ impl Meter {
         }
     }
 
-    /// A turn begins.
+    /// A turn begins, behind one that was so much of a whole one.
     #[inline]
-    pub(super) fn begin_turn(&mut self, now: Time) {
+    pub(super) fn begin_turn(&mut self, now: Time, last: u32) {
         #[cfg(feature = "metrics")]
         if self.timing.goes_on {
             self.timing.goes_on = false;
             self.count_turn(now, 1);
         }
-        self.snapshot.begin_turn(now);
+        self.snapshot.begin_turn(now, last);
     }
 
     /// From when on a turn that begins puts the watchdog's next look off.

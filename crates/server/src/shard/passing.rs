@@ -82,7 +82,7 @@ mod tests {
         let remotes = [RemoteShard::new(), RemoteShard::new()];
         let names = ServiceNames::new([("it".into(), 1)]);
         let began = Time::from_nanos(1_000_000_000);
-        remotes[0].publishes(&names).begin_turn(began);
+        remotes[0].publishes(&names).begin_turn(began, 1);
         remotes[0].set_room(100);
         remotes[1].set_room(10);
         let letters = |shard: usize| {

@@ -200,9 +200,9 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         let ShardLoop { core, lane } = self;
         lane.common.load = lane.remote.load.get();
         if lane.common.load.sheds() || lane.common.has_shed {
-            lane.pace_turn(completions.len());
+            lane.pace_turn(completions.len() < Budget::default().completions && !core.cuts_turns());
         }
-        lane.common.meter.begin_turn(lane.common.now);
+        lane.common.meter.begin_turn(lane.common.now, core.turn_part());
         if lane.common.now >= lane.common.meter.put_off_at() {
             lane.puts_look_off();
         }
@@ -285,12 +285,12 @@ impl<D: Driver, V> ShardLane<D, V> {
         self.common.meter.put_off(next.unwrap_or(now + UNWATCHED));
     }
 
-    /// Decides what a turn of this number of completions sheds, by what the one before did.
+    /// Decides what a turn sheds, by what the one before did. `brings_all` is false if the next one goes on with what it has no room
+    /// for.
     #[cold]
-    fn pace_turn(&mut self, completions: usize) {
+    fn pace_turn(&mut self, brings_all: bool) {
         let Common { shard, meter, load, has_shed, now, .. } = &mut self.common;
         let since = meter.since_turn(*now);
-        let brings_all = completions < Budget::default().completions;
         shard.pace().begin_turn(self.remote.load.turn(), brings_all, since, || shard.timers().ran());
         meter.snapshot.show_shedding(shard.pace().counts());
         *has_shed = load.sheds();

@@ -144,7 +144,7 @@ fn connection_whose_bytes_wait_for_the_shard_is_not_idle() {
     let mut handed = shard.handed().len();
     let mut turns = 1;
     while handed < FRAMES {
-        assert!(turns < 100, "{handed} frames");
+        assert!(turns < 2 * FRAMES, "{handed} frames");
         now = now + turn;
         shard.begin_late(now, 500);
         let frames = shard.handed();

@@ -18,7 +18,7 @@ fn a_frame_waits_for_one_batch_of_each_other_connection() {
     // It comes in the second turn, when the driver has no more news than the ping.
     for turn in -1.. {
         assert_eq!(shard.wait(), Wait::No);
-        shard.begin(at(2), usize::from(turn == 0));
+        shard.begin(at(1), usize::from(turn == 0));
         if turn == 0 {
             handed.clear();
             shard.receive(pinger, &empty_frames(1));
@@ -37,6 +37,106 @@ fn a_frame_waits_for_one_batch_of_each_other_connection() {
         let batches = handed.iter().filter(|of| **of == id).count();
         assert!((16..=32).contains(&batches), "{batches} of {id}");
     }
+}
+
+/// The most frames of 500 peers without an end between two of a peer that asks one by one, where each call takes `call`, and the
+/// batches of the others at the end. An answer and the next question take one turn. The first questions are left out, in which the
+/// shard learns what calls take.
+fn most_frames_between_two_of_a_calm_peer(call: Duration) -> (usize, usize) {
+    let (mut shard, mut ids) = with_connections(501, Limits::default());
+    let calm = ids.pop().unwrap();
+    let mut now = at(1);
+    let (mut asks_in, mut others, mut counts) = (1, 0, Vec::new());
+    let mut batch = 0;
+    for turn in 0.. {
+        let asks = turn == asks_in;
+        shard.begin(now, if turn == 0 { 500 } else { usize::from(asks) });
+        if turn == 0 {
+            ids.iter().for_each(|id| shard.receive(*id, &empty_frames(2000)));
+        }
+        if asks {
+            shard.receive(calm, &empty_frames(1));
+        }
+        shard.end();
+        shard.ops();
+        let handed = shard.handed();
+        for (n, id) in handed.iter().enumerate() {
+            if *id == calm {
+                counts.push(core::mem::take(&mut others));
+                asks_in = turn + 2;
+            } else {
+                others += 1;
+                let row = handed[n..].iter().take_while(|of| *of == id).count();
+                batch = if n > 0 && handed[n - 1] == *id { batch } else { row };
+            }
+        }
+        if counts.len() == 30 {
+            break;
+        }
+        now = now + call * handed.len() as u32;
+    }
+    (counts[10..].iter().copied().max().unwrap(), batch)
+}
+
+#[test]
+fn calm_peer_waits_for_fewer_frames_where_calls_take_longer() {
+    let nanos = Duration::from_nanos;
+    let (cheap, batch) = most_frames_between_two_of_a_calm_peer(nanos(150));
+    assert!(batch == 16 && cheap < 4 * 4096, "{cheap} frames, batches of {batch}");
+    let (most, batch) = most_frames_between_two_of_a_calm_peer(nanos(5000));
+    assert!(batch == 4 && most <= 6000, "{most} frames, batches of {batch}");
+    let (most, batch) = most_frames_between_two_of_a_calm_peer(nanos(100_000));
+    assert!(batch == 1 && most <= 1500, "{most} frames, batches of {batch}");
+}
+
+#[test]
+fn short_turns_have_all_their_calls_again() {
+    let (mut shard, ids) = with_connections(500, Limits::default());
+    let mut now = at(1);
+    let mut turn = |shard: &mut Tested, took: Duration| {
+        shard.begin(now, 0);
+        shard.end();
+        now = now + took;
+        shard.handed().len()
+    };
+    shard.begin(at(1), 500);
+    ids.iter().for_each(|id| shard.receive(*id, &empty_frames(4000)));
+    shard.end();
+    assert_eq!(shard.handed().len(), 4096);
+    let (long, middle, short) =
+        (Duration::from_millis(7), Duration::from_millis(4), Duration::from_millis(1));
+    let took = [long, long, middle, short, short, short, long];
+    // What a turn took shows in the next one.
+    let calls: Vec<usize> = took.iter().map(|took| turn(&mut shard, *took)).collect();
+    // The first one has a sixteenth, since the driver brought as much as it may.
+    assert_eq!(calls, [256, 2048, 1024, 1024, 2048, 4096, 4096]);
+    let calls: Vec<usize> = [long; 5].iter().map(|took| turn(&mut shard, *took)).collect();
+    assert_eq!(calls, [2048, 1024, 512, 256, 256]);
+    assert_eq!((shard.turn_part(), shard.cuts_turns()), (Core::WHOLE_TURN / 16, true));
+}
+
+#[test]
+fn turn_behind_a_wait_is_not_taken_for_a_long_one() {
+    let (mut shard, ids) = with_connections(8, Limits::default());
+    for second in 1..5 {
+        shard.begin(at(second), 8);
+        ids.iter().for_each(|id| shard.receive(*id, &empty_frames(512)));
+        shard.end();
+        assert_eq!(shard.handed().len(), 4096, "it was over with all of them, and then it waited");
+        assert_ne!(shard.wait(), Wait::No);
+    }
+}
+
+#[test]
+fn long_turn_is_known_by_the_news_that_a_driver_had_left_too() {
+    let (mut shard, ids) = with_connections(256, Limits::default());
+    let turns = [0, 20].map(|ms| {
+        shard.begin(at(1) + Duration::from_millis(ms), 256);
+        ids.iter().for_each(|id| shard.receive(*id, &empty_frames(16)));
+        shard.end();
+        shard.handed().len()
+    });
+    assert_eq!(turns, [4096, 2048]);
 }
 
 #[test]
