@@ -49,6 +49,15 @@ pub trait Service<H = ()>: Sized + 'static {
     /// connection, in chunks of 256 connections, and a few instructions for each frame. Off by default, at no cost.
     const ACCOUNTS: bool = false;
 
+    /// Frames are pieces of a stream of bytes, which have to be taken in their order, as by a codec. A middleware says what the
+    /// service inside says.
+    const PIECES: bool = false;
+
+    /// A call may wait before it reaches the service inside, and later ones of its connection may go before it: for a middleware.
+    /// Around a service of [`PIECES`](Service::PIECES) it allows one call of a connection at a time: a server with
+    /// [`Limits::calls_in_flight_max`] above 1 does not start.
+    const REORDERS: bool = false;
+
     /// Makes the session of a connection that was accepted, or refuses it. A greeting or last words may be queued here. By
     /// default the session is made by `Default`; a service whose session is not `Default` has to write this method.
     ///
@@ -402,7 +411,16 @@ where
 /// The methods of a service that do not depend on its error, all handed to the field `service`.
 macro_rules! delegate_to_service {
     ($service:ty, $head:ty) => {
+        $crate::service::delegate_to_service!(
+            $service,
+            $head,
+            <$service as $crate::Service<$head>>::REORDERS
+        );
+    };
+    ($service:ty, $head:ty, $reorders:expr) => {
         const ACCOUNTS: bool = <$service as $crate::Service<$head>>::ACCOUNTS;
+        const PIECES: bool = <$service as $crate::Service<$head>>::PIECES;
+        const REORDERS: bool = $reorders;
 
         fn open(
             &self,

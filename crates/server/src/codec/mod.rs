@@ -40,8 +40,9 @@
 //!
 //! # What is bounded, and what ends a connection
 //!
-//! Bytes that are not an item yet are bounded by [`WithCodec::bytes_max`], and count towards
-//! [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max) from 4 KiB on. A codec that allocates what a
+//! Bytes that are not an item yet are bounded by [`WithCodec::bytes_max`]. They count towards
+//! [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max) if they take more than 256 bytes, and so do
+//! received bytes behind the item whose call waits, and a buffer of which such an item is a part. A codec that allocates what a
 //! peer claims, as `LengthDelimitedCodec` does, allocates before this bound can act: set the codec's own limit too.
 //!
 //! A decoder's error, or too many bytes, goes to [`CodecService::malformed`] for last words. Then the connection is closed with
@@ -55,7 +56,9 @@
 //! # Around it
 //!
 //! [`middleware`](crate::middleware) around a [`WithCodec`] sees a call for each piece of received bytes, and a call without a
-//! byte for the peer's FIN.
+//! byte for the peer's FIN. Where calls may wait in it, as in [`ConcurrencyLimit`](crate::middleware::ConcurrencyLimit), the pieces
+//! of a connection would lose their order: a server with [`Limits::calls_in_flight_max`] above 1 refuses it at the start. A
+//! middleware of your own says so by [`Service::PIECES`] and [`Service::REORDERS`].
 //!
 //! For time limits each piece of received bytes is a frame: the first byte ends [`Limits::first_frame_timeout`], and each piece
 //! starts [`Limits::idle_timeout`] again.
@@ -69,9 +72,11 @@ mod tests;
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
-use std::future::{Future, ready};
+use std::future::{Future, poll_fn, ready};
 use std::ops::Deref;
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::Poll;
 
 use bytes::BytesMut;
 use ringserve_core::{CloseReason, ConnHead, Frame, Limits};
@@ -90,6 +95,9 @@ use crate::service::Service;
 /// The start of an item is copied out of the shard's buffer up to this size and waits in a separate block. That is cheap, and
 /// frees the buffer, which is usually larger, for others.
 const SMALL_BYTES_MAX: usize = 4 * 1024;
+
+/// Waiting bytes in a block of this size at most count in no bound: to count them would take as much again.
+const UNCOUNTED_MAX: usize = 256;
 
 /// Handles the items of a codec. As [`Service`], whose docs explain each method.
 pub trait CodecService: Sized + 'static {
@@ -128,8 +136,8 @@ pub trait CodecService: Sized + 'static {
     /// close are dropped.
     ///
     /// With [`Limits::calls_in_flight_max`](crate::Limits::calls_in_flight_max) above 1, bytes that arrive while this future is
-    /// pending go on to the decoder, and their items are handed over behind those that are left of earlier bytes: in order, up
-    /// to that limit at once. Replies to later items may overtake those to earlier ones, so peers must tell replies apart by
+    /// pending go on to the decoder, and their items are handed over behind those that are left of earlier bytes: calls begin in
+    /// the order of their items, up to that limit at once. Replies to later items may overtake those to earlier ones, so peers must tell replies apart by
     /// their content, such as an id. Items that arrived in one piece wait for each other until more bytes come.
     ///
     /// # Errors
@@ -302,6 +310,24 @@ impl<S: CodecService> WithCodec<S> {
         is_answered
     }
 
+    /// Before a call waits: what is behind its item takes no more memory than it has to, and counts.
+    fn counted<T>(&self, polled: Poll<T>, cx: &CodecCx<'_, S>, pinned: &Pinned<'_, S>) -> Poll<T> {
+        if polled.is_pending() {
+            let state = cx.cx.session();
+            pinned.add(state.leave_buffer(&self.spare_in));
+            state.count_held(cx.head());
+        }
+        polled
+    }
+
+    /// Drops what was received, as the connection ends.
+    fn drop_rest(&self, cx: &CodecCx<'_, S>) {
+        let state = cx.cx.session();
+        state.bytes.borrow_mut().clear();
+        state.leave_buffer(&self.spare_in);
+        state.count_held(cx.head());
+    }
+
     /// The next item of received bytes. If there is none, the buffer goes back to the shard, unless many bytes wait in it.
     fn next(&self, state: &CodecSession<S>, ended: bool) -> Decoded<S::Codec> {
         let mut bytes = state.bytes.borrow_mut();
@@ -312,9 +338,10 @@ impl<S: CodecService> WithCodec<S> {
         if found.is_none() && bytes.len() > self.bytes_max {
             return Err(CodecError::TooLarge { bytes: bytes.len(), max: self.bytes_max });
         }
-        if found.is_none() && bytes.len() <= SMALL_BYTES_MAX {
-            let rest = BytesMut::from(&bytes[..]);
-            self.spare_in.keep(std::mem::replace(&mut bytes, rest));
+        let is_small = bytes.len() <= SMALL_BYTES_MAX;
+        drop(bytes);
+        if found.is_none() && is_small {
+            state.leave_buffer(&self.spare_in);
         }
         Ok(found)
     }
@@ -328,6 +355,7 @@ impl<S: CodecService> Service for WithCodec<S> {
     type Error = WithCodecError<S::Error, <S::Codec as Decoder>::Error>;
 
     const ACCOUNTS: bool = S::ACCOUNTS;
+    const PIECES: bool = true;
 
     async fn open(&self, opening: &Opening<'_>) -> Result<CodecSession<S>, Refusal> {
         opening.head().hear_end();
@@ -350,7 +378,15 @@ impl<S: CodecService> Service for WithCodec<S> {
             match self.next(state, ended) {
                 Ok(Some(item)) => match cx.shard().sheds() {
                     Some(load) if self.sheds(cx, &item, load) => {}
-                    _ => self.service.call(cx, item).await.map_err(WithCodecError::Service)?,
+                    _ => {
+                        let pinned = Pinned::new(state);
+                        let mut call = pin!(self.service.call(cx, item));
+                        let counted = poll_fn(|task| self.counted(call.as_mut().poll(task), cx, &pinned));
+                        if let Err(error) = counted.await {
+                            self.drop_rest(cx);
+                            return Err(WithCodecError::Service(error));
+                        }
+                    }
                 },
                 Ok(None) => {
                     state.count_held(cx.head());
@@ -363,15 +399,18 @@ impl<S: CodecService> Service for WithCodec<S> {
                 }
                 Err(error) => {
                     self.service.malformed(cx, &error);
+                    self.drop_rest(cx);
                     return Err(WithCodecError::Codec(error));
                 }
             }
             if cx.head().is_ending() {
                 // Bytes received behind the item at hand are no longer for the service.
-                state.bytes.borrow_mut().clear();
+                self.drop_rest(cx);
                 return Ok(());
             }
-            cx.ready().await;
+            let pinned = Pinned::new(state);
+            let mut ready = pin!(cx.ready());
+            poll_fn(|task| self.counted(ready.as_mut().poll(task), cx, &pinned)).await;
         }
     }
 
@@ -418,25 +457,52 @@ pub struct CodecSession<S: CodecService> {
     codec: Place<S::Codec>,
     /// Bytes that were received and not decoded. Between two calls in a separate block, or none.
     bytes: RefCell<BytesMut>,
+    /// The size of the buffer in which they lie.
+    room: Cell<usize>,
+    /// The sizes of buffers that were left behind, and that items of calls which wait still use.
+    pinned: Cell<usize>,
     /// Bytes that the shard counts as held here.
     counted_bytes: Cell<usize>,
 }
 
 impl<S: CodecService> CodecSession<S> {
     fn new(user: S::Session, codec: Place<S::Codec>) -> CodecSession<S> {
-        CodecSession { user, codec, bytes: RefCell::default(), counted_bytes: Cell::new(0) }
+        CodecSession {
+            user,
+            codec,
+            bytes: RefCell::default(),
+            room: Cell::new(0),
+            pinned: Cell::new(0),
+            counted_bytes: Cell::new(0),
+        }
     }
 
     fn with_codec<R>(&self, service: &S, work: impl FnOnce(&mut S::Codec) -> R) -> R {
         self.codec.with(|| service.codec(), work)
     }
 
-    /// Counts waiting bytes as held, unless they are few.
+    /// Counts the memory of waiting bytes as held, unless it is hardly any.
     fn count_held(&self, head: &ConnHead) {
-        let bytes = self.bytes.borrow();
-        let held = if bytes.len() <= SMALL_BYTES_MAX { 0 } else { bytes.capacity() };
+        let held = self.room.get() + self.pinned.get();
+        let held = if held <= UNCOUNTED_MAX { 0 } else { held };
         if self.counted_bytes.replace(held) != held {
             head.set_service_bytes(held);
+        }
+    }
+
+    /// Leaves the buffer of received bytes to others where little of it is used: the rest gets a separate block. Returns the size
+    /// of the buffer if items still use it.
+    fn leave_buffer(&self, spare: &Spare) -> usize {
+        let (mut bytes, room) = (self.bytes.borrow_mut(), self.room.get());
+        let is_fit = room <= UNCOUNTED_MAX.max(bytes.len() * 2);
+        if room == 0 || (is_fit && !bytes.is_empty()) {
+            return 0;
+        }
+        let rest = BytesMut::from(&bytes[..]);
+        self.room.set(rest.capacity());
+        match spare.keep(std::mem::replace(&mut bytes, rest), room) {
+            true => 0,
+            false => room,
         }
     }
 
@@ -447,12 +513,37 @@ impl<S: CodecService> CodecSession<S> {
             let mut room = spare.take(bytes.len() + received.len());
             room.extend_from_slice(&bytes);
             *bytes = room;
+            self.room.set(0);
         }
         bytes.extend_from_slice(received);
+        self.room.set(self.room.get().max(bytes.capacity()));
     }
 }
 
 impl<S: CodecService> Session for CodecSession<S> {}
+
+/// The buffers that the item of a call pins, as long as the call is there.
+struct Pinned<'a, S: CodecService> {
+    state: &'a CodecSession<S>,
+    bytes: Cell<usize>,
+}
+
+impl<'a, S: CodecService> Pinned<'a, S> {
+    fn new(state: &'a CodecSession<S>) -> Pinned<'a, S> {
+        Pinned { state, bytes: Cell::new(0) }
+    }
+
+    fn add(&self, bytes: usize) {
+        self.bytes.set(self.bytes.get() + bytes);
+        self.state.pinned.set(self.state.pinned.get() + bytes);
+    }
+}
+
+impl<S: CodecService> Drop for Pinned<'_, S> {
+    fn drop(&mut self) {
+        self.state.pinned.set(self.state.pinned.get() - self.bytes.get());
+    }
+}
 
 impl<S: CodecService> fmt::Debug for CodecSession<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

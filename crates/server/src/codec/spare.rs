@@ -26,14 +26,15 @@ impl Spare {
         }
     }
 
-    /// Keeps a buffer, unless it grew large or parts of it are still used by items.
-    pub(super) fn keep(&self, mut buffer: BytesMut) {
+    /// Keeps a buffer of `room` bytes, unless it grew large. False if parts of it are still used by items.
+    pub(super) fn keep(&self, mut buffer: BytesMut, room: usize) -> bool {
         buffer.clear();
         // Its capacity says what is left behind the parts that were split off; this asks for the whole.
-        let is_large = buffer.try_reclaim(KEPT_BYTES_MAX + 1);
-        if !is_large && buffer.try_reclaim(ROOM_BYTES) {
+        let is_whole = buffer.try_reclaim(room);
+        if is_whole && room >= ROOM_BYTES && !buffer.try_reclaim(KEPT_BYTES_MAX + 1) {
             self.0.set(buffer);
         }
+        is_whole
     }
 
     /// Hands what `encode` wrote to `write`.
@@ -50,7 +51,7 @@ impl Spare {
             bytes.clear();
             self.0.set(bytes);
         } else {
-            self.keep(bytes);
+            self.keep(bytes, ROOM_BYTES);
         }
         written
     }

@@ -35,7 +35,7 @@ fn receive(with: &WithCodec<Nothing>, state: &CodecSession<Nothing>, bytes: &[u8
 /// A service whose shard has a buffer that can be told from a new one.
 fn with_buffer() -> WithCodec<Nothing> {
     let with = WithCodec::new(Nothing);
-    with.spare_in.keep(BytesMut::with_capacity(KEPT_BYTES_MAX));
+    with.spare_in.keep(BytesMut::with_capacity(KEPT_BYTES_MAX), KEPT_BYTES_MAX);
     assert!(has_buffer(&with));
     with
 }
@@ -44,7 +44,8 @@ fn with_buffer() -> WithCodec<Nothing> {
 fn has_buffer(with: &WithCodec<Nothing>) -> bool {
     let mut buffer = with.spare_in.take(0);
     let is_large = buffer.try_reclaim(KEPT_BYTES_MAX);
-    with.spare_in.keep(buffer);
+    let room = buffer.capacity();
+    with.spare_in.keep(buffer, room);
     is_large
 }
 

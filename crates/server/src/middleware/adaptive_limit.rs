@@ -110,7 +110,7 @@ impl<S: Service<H>, H: 'static> Service<H> for AdaptiveLimit<S> {
         self.service.failed(cx, failure);
     }
 
-    delegate_to_service!(S, H);
+    delegate_to_service!(S, H, true);
 }
 
 /// The rule of Netflix's [concurrency-limits] by that name: the bound is multiplied by how much longer calls used to take than

@@ -74,5 +74,5 @@ impl<S: Service<H>, H: 'static> Service<H> for ConcurrencyLimit<S> {
         self.service.failed(cx, failure);
     }
 
-    delegate_to_service!(S, H);
+    delegate_to_service!(S, H, true);
 }

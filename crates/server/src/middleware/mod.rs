@@ -66,6 +66,8 @@
 //!     type Session = Used<S::Session>;
 //!     type Error = S::Error;
 //!     const ACCOUNTS: bool = S::ACCOUNTS;
+//!     const PIECES: bool = S::PIECES;
+//!     const REORDERS: bool = S::REORDERS;
 //!
 //!     async fn open(&self, opening: &Opening<'_>) -> Result<Self::Session, Refusal> {
 //!         Ok(Used { calls: Cell::new(0), inner: self.service.open(opening).await? })

@@ -133,7 +133,7 @@ where
         }
     }
 
-    delegate_to_service!(S, H);
+    delegate_to_service!(S, H, true);
 }
 
 /// The reason why a call through [`RateLimit`] failed.

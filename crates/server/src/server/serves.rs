@@ -82,6 +82,16 @@ impl<F: TypedFraming + Clone, Factory> One<F, Factory> {
     }
 }
 
+/// Refuses several calls at once where pieces of a stream would lose their order.
+fn check_calls<S: Service<H>, H>(limits: &Limits) -> Result<(), LimitError> {
+    let value = u64::from(limits.calls_in_flight_max);
+    if value > 1 && S::PIECES && S::REORDERS {
+        let name = "calls_in_flight_max, where a middleware around a codec lets calls wait,";
+        return Err(LimitError::Range { name, value, min: 1, max: 1 });
+    }
+    Ok(())
+}
+
 /// A service's lane, and how its replies are encoded.
 type LaneOf<V> = (MadeOf<V>, Encoding);
 
@@ -171,6 +181,7 @@ where
     }
 
     fn check_limits(&self, _only: usize, limits: &Limits) -> Result<(), LimitError> {
+        check_calls::<Make::Service, F::Head>(limits)?;
         self.framing.check_limits(limits)
     }
 
@@ -238,6 +249,7 @@ where
     }
 
     fn check_limits(&self, limits: &Limits) -> Result<(), LimitError> {
+        check_calls::<Make::Service, F::Head>(limits)?;
         self.framing.check_limits(limits)
     }
 

@@ -406,6 +406,8 @@ impl<S: Service<H>, H: Default + 'static> Service<H> for Recorded<S, H> {
     type Error = &'static str;
 
     const ACCOUNTS: bool = S::ACCOUNTS;
+    const PIECES: bool = S::PIECES;
+    const REORDERS: bool = S::REORDERS;
 
     async fn open(&self, opening: &Opening<'_>) -> Result<S::Session, Refusal> {
         let mut answer = OpenAnswer { seen: &self.seen.opened, is_open: false };

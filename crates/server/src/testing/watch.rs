@@ -169,6 +169,8 @@ impl<S: Service<H>, H: 'static> Service<H> for Watched<S> {
     type Error = S::Error;
 
     const ACCOUNTS: bool = S::ACCOUNTS;
+    const PIECES: bool = S::PIECES;
+    const REORDERS: bool = S::REORDERS;
 
     async fn open(&self, opening: &Opening<'_>) -> Result<S::Session, Refusal> {
         let (id, peer) = (opening.id(), opening.peer());

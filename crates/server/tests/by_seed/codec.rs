@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use ringserve_server::codec::{CodecCx, CodecError, CodecHandle, CodecPushError, CodecService, WithCodec};
 use ringserve_server::limits::ServerLimits;
+use ringserve_server::middleware::{ConcurrencyLimit, TimeLimit};
 use ringserve_server::testing::{Faults, Sim};
 use ringserve_server::{CloseReason, Closed, Limits, PushError, Server};
-use tokio_util::codec::{LinesCodec, LinesCodecError};
+use tokio_util::bytes::BytesMut;
+use tokio_util::codec::{LengthDelimitedCodec, LinesCodec, LinesCodecError};
 
 const ADDR: &str = "10.0.0.1:7000";
 
@@ -261,6 +263,121 @@ fn starts_of_items_count_as_held_memory() {
         let for_memory = server.stats().counters.closed_for(CloseReason::MemoryLimit);
         assert!((3..=6).contains(&for_memory), "{for_memory} went");
     });
+}
+
+/// Notes the order in which items begin, and answers each after a while.
+struct Numbered(Rc<RefCell<Vec<u64>>>);
+
+impl CodecService for Numbered {
+    type Codec = LinesCodec;
+    type Session = ();
+    type Error = LinesCodecError;
+
+    fn codec(&self) -> LinesCodec {
+        LinesCodec::new()
+    }
+
+    async fn call(&self, cx: &CodecCx<'_, Self>, line: String) -> Result<(), LinesCodecError> {
+        self.0.borrow_mut().push(line.trim_end_matches('x').parse().expect("a number"));
+        cx.sleep(millis(cx.shard().random() % 4 * 10)).await;
+        cx.reply(format!("{line}{}", "y".repeat(cx.shard().random() as usize % 2000)))
+    }
+}
+
+#[test]
+fn items_of_several_calls_at_once_begin_in_their_order() {
+    const LINES: u64 = 60;
+    Sim::seeds(if cfg!(debug_assertions) { 100 } else { 1000 }).faults(Faults::harmless()).run(|sim| {
+        let begun = Rc::new(RefCell::new(Vec::new()));
+        let seen = begun.clone();
+        let calls = 2 + (sim.seed() % 4) as u16;
+        let limits = Limits::default().calls_in_flight_max(calls);
+        let limits = limits.outbox_bytes_high(4000).outbox_bytes_low(1000);
+        let server = Server::bind(ADDR).shards(1).limits(limits);
+        sim.start(server, move |_shard| WithCodec::new(Numbered(seen.clone()))).expect("it starts");
+        sim.client("sends", async move |net| {
+            let mut me = net.connect(ADDR).await?;
+            let lines: String =
+                (0..LINES).map(|n| format!("{n}{}\n", "x".repeat(net.random() as usize % 9))).collect();
+            for piece in lines.as_bytes().chunks(1 + net.random() as usize % 40) {
+                me.send(piece).await?;
+                net.sleep(millis(net.random() % 2 * 7)).await;
+            }
+            me.finish()?;
+            let said = String::from_utf8(me.closed().await?)?;
+            assert_eq!(said.lines().count() as u64, LINES);
+            Ok(())
+        });
+        sim.run_until_done();
+        assert_eq!(*begun.borrow(), Vec::from_iter(0..LINES));
+    });
+}
+
+#[test]
+fn pieces_that_would_lose_their_order_are_refused_at_the_start() {
+    let sim_of = |calls: u16, waits: bool| {
+        let outcome = Rc::new(RefCell::new(None));
+        let told = outcome.clone();
+        Sim::seeds(1).run(move |sim| {
+            let server = Server::bind(ADDR).shards(1).limits(Limits::default().calls_in_flight_max(calls));
+            let service = || WithCodec::new(Numbered(Rc::default()));
+            let started = match waits {
+                true => sim.start(server, move |_| ConcurrencyLimit::new(service(), 8)).map(drop),
+                false => sim.start(server, move |_| TimeLimit::new(service(), millis(1000))).map(drop),
+            };
+            *told.borrow_mut() = Some(started.map_err(|error| error.to_string()));
+        });
+        outcome.take().expect("it was tried")
+    };
+    assert_eq!((sim_of(1, true), sim_of(4, false)), (Ok(()), Ok(())));
+    let error = sim_of(4, true).unwrap_err();
+    assert!(error.contains("a middleware around a codec lets calls wait, is 4; it must be 1"), "{error}");
+}
+
+/// Holds each item until the test ends.
+struct Keeps;
+
+impl CodecService for Keeps {
+    type Codec = LengthDelimitedCodec;
+    type Session = ();
+    type Error = std::io::Error;
+
+    fn codec(&self) -> LengthDelimitedCodec {
+        LengthDelimitedCodec::new()
+    }
+
+    async fn call(&self, cx: &CodecCx<'_, Self>, item: BytesMut) -> Result<(), std::io::Error> {
+        cx.sleep(millis(100_000)).await;
+        drop(item);
+        Ok(())
+    }
+}
+
+#[test]
+fn bytes_behind_an_item_whose_call_waits_count() {
+    const PEERS: usize = 20;
+    // What is behind the item, and what a connection holds at least and at most. A small item is a part of a buffer.
+    for (behind, least, most) in
+        [(0, 16 << 10, 20 << 10), (3000, 19 << 10, 24 << 10), (15_000, 15_000, 20 << 10)]
+    {
+        Sim::seeds(1).run(|sim| {
+            let server = Server::bind(ADDR).shards(1);
+            let server = sim.start(server, |_shard| WithCodec::new(Keeps)).expect("it starts");
+            for n in 0..PEERS {
+                sim.background(format!("c{n}"), async move |net| {
+                    let mut me = net.connect(ADDR).await?;
+                    let first = [&10u32.to_be_bytes()[..], &[b'x'; 10]].concat();
+                    me.send([&first[..], &0xFFFFu32.to_be_bytes(), &vec![b'y'; behind]].concat()).await?;
+                    let _ = me.closed().await;
+                    Ok(())
+                });
+            }
+            sim.expect_losses();
+            sim.run_for(millis(5000));
+            let held = server.stats().shards[0].held_bytes / PEERS;
+            assert!((least..=most).contains(&held), "{held} bytes each with {behind} behind an item");
+        });
+    }
 }
 
 #[test]
