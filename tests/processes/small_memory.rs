@@ -11,6 +11,7 @@ use std::process::ExitStatus;
 
 use ringserve::Server;
 use ringserve::framing::LengthPrefix;
+use ringserve::limits::ServerLimits;
 use ringserve_tests::child::{Process, is_child};
 use ringserve_tests::client::frame;
 use ringserve_tests::{Client, Puppet, SOON, eventually, order};
@@ -36,12 +37,36 @@ fn child_serves() {
     }
 }
 
+/// The child: waits for the number of its shards, then serves with limits of the program until its input ends.
+#[test]
+#[ignore = "the child process of the other tests here, which start it; alone: RINGSERVE_TEST_CHILD=1 cargo test -p ringserve-tests --test processes small_memory::child_serves_with_limits -- --exact --ignored --nocapture"]
+fn child_serves_with_limits() {
+    if !is_child() {
+        return;
+    }
+    let mut lines = std::io::stdin().lines();
+    let shards: usize = lines.next().unwrap().unwrap().parse().unwrap();
+    tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stdout).init();
+    let limits = ServerLimits::default().held_bytes_max(64 << 20).receive_bytes_max(8 << 20);
+    let server = Server::bind("127.0.0.1:0").shards(shards).pin(false).server_limits(limits);
+    let shared = std::sync::Arc::default();
+    let started =
+        server.framing(LengthPrefix::default()).start(move |_| Puppet::new(std::sync::Arc::clone(&shared)));
+    match started {
+        Ok(running) => {
+            println!("\naddress {}", running.local_addrs()[0]);
+            lines.for_each(drop);
+        }
+        Err(error) => println!("\nrefused: {error}"),
+    }
+}
+
 /// A control group for one process, of either version; removed once that has ended.
 struct Group(PathBuf);
 
 impl Group {
     fn with_limit(bytes: usize) -> Result<Group, String> {
-        let name = format!("ringserve-test-{}", std::process::id());
+        let name = format!("ringserve-test-{}-{}", std::process::id(), bytes >> 20);
         let (mut why, limit) = (String::new(), bytes.to_string());
         for (root, file) in [
             ("/sys/fs/cgroup", "memory.max"),
@@ -64,6 +89,15 @@ impl Group {
         Err(why)
     }
 
+    fn allows(&self, bytes: usize) {
+        for file in ["memory.max", "memory.limit_in_bytes"] {
+            // A plain write would make the file of the other version.
+            if self.0.join(file).exists() {
+                fs::write(self.0.join(file), bytes.to_string()).unwrap();
+            }
+        }
+    }
+
     fn takes(&self, process: u32) {
         fs::write(self.0.join("cgroup.procs"), process.to_string()).unwrap();
     }
@@ -73,6 +107,47 @@ impl Drop for Group {
     fn drop(&mut self) {
         let _ = fs::remove_dir(&self.0);
     }
+}
+
+/// A server of `shards` shards, with limits of the program, in a control group of `bytes` bytes.
+fn with_limits_in(bytes: usize, shards: usize) -> Option<(Group, Process)> {
+    let group =
+        Group::with_limit(bytes).inspect_err(|why| eprintln!("NOT TESTED: no control group:{why}")).ok()?;
+    let mut server = Process::start(child_serves_with_limits);
+    group.takes(server.child.id());
+    server.say(&shards.to_string());
+    Some((group, server))
+}
+
+#[test]
+fn limits_of_a_program_follow_its_control_group() {
+    let Some((group, mut server)) = with_limits_in(64 << 20, 2) else { return };
+    let said = server.line_after("memory: the process may use ");
+    assert!(
+        said.starts_with("64 MiB (memory.") && said.contains("limits of the program are lowered"),
+        "{said}"
+    );
+    // An eighth of 56 MiB, and a sixteenth.
+    assert!(said.contains("held_bytes_max 7340032 and receive_bytes_max 3670016 of each shard"), "{said}");
+    Client::connect(server.line_after("address ").parse().unwrap()).echoes("alive");
+    for (megabytes, expected) in [
+        (400, "held_bytes_max is 67108864 and receive_bytes_max 8388608"),
+        (48, "held_bytes_max is 5242880 and receive_bytes_max 2621440"),
+    ] {
+        group.allows(megabytes << 20);
+        let said = server.line_after("memory: the process may use ");
+        assert!(said.starts_with(&format!("{megabytes} MiB (memory.")) && said.contains(expected), "{said}");
+    }
+}
+
+#[test]
+fn server_whose_least_limits_do_not_fit_is_refused() {
+    let Some((_group, mut server)) = with_limits_in(30 << 20, 64) else { return };
+    let said = server.line_after("refused: ");
+    assert!(
+        said.starts_with("64 shards need 32 MiB at least, and the process may use 30 MiB (memory."),
+        "{said}"
+    );
 }
 
 fn ended(server: &mut Process) -> Option<ExitStatus> {

@@ -161,7 +161,7 @@ pub struct Blocks {
 impl Blocks {
     /// Makes a store of at most `bytes_max` bytes.
     pub fn new(bytes_max: usize) -> Blocks {
-        Blocks { kept: Rc::new(Kept { bytes_max, ..Kept::default() }) }
+        Blocks { kept: Rc::new(Kept { bytes_max: Cell::new(bytes_max), ..Kept::default() }) }
     }
 
     /// An empty block, which holds no memory yet.
@@ -172,6 +172,14 @@ impl Blocks {
     /// Bytes of spare blocks.
     pub fn kept_bytes(&self) -> usize {
         self.kept.bytes.get()
+    }
+
+    /// Keeps at most `bytes_max` bytes of spare blocks from now on. Frees those that it keeps if they are more.
+    pub fn bound(&self, bytes_max: usize) {
+        self.kept.bytes_max.set(bytes_max);
+        if self.kept_bytes() > bytes_max {
+            self.drop_kept();
+        }
     }
 
     /// Frees the spare blocks.
@@ -185,7 +193,7 @@ impl Blocks {
 struct Kept {
     blocks: RefCell<Vec<Vec<u8>>>,
     bytes: Cell<usize>,
-    bytes_max: usize,
+    bytes_max: Cell<usize>,
 }
 
 impl Kept {
@@ -217,12 +225,12 @@ impl Kept {
     #[cold]
     fn keep_large(&self, memory: Vec<u8>) {
         let mut blocks = self.blocks.borrow_mut();
-        if memory.len() > self.bytes_max || blocks.try_reserve(1).is_err() {
+        if memory.len() > self.bytes_max.get() || blocks.try_reserve(1).is_err() {
             return;
         }
         let mut bytes = self.bytes.get() + memory.len();
         let mut gone = 0;
-        while bytes > self.bytes_max {
+        while bytes > self.bytes_max.get() {
             bytes -= blocks[gone].len();
             gone += 1;
         }

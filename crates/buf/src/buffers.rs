@@ -199,6 +199,8 @@ pub(crate) struct Chunk {
 
 pub(crate) struct Inner {
     pub config: PoolConfig,
+    /// Buffers at most, which the configuration bounds.
+    pub most: Cell<usize>,
     /// Chunk `n` holds buffers `n * CHUNK_BUFFERS` and up; `None` where memory was given back. A chunk goes only
     /// while all its buffers are free, so the header of a buffer in use stays where it is.
     pub chunks: RefCell<Vec<Option<Chunk>>>,
@@ -240,6 +242,10 @@ impl Inner {
             return false;
         }
         let count = self.chunk_buffers(chunk);
+        // The first chunk is there whatever the bound, or nothing would be received.
+        if self.total.get() > 0 && self.total.get() + count > self.most.get() {
+            return false;
+        }
         let Some(memory) = Region::new(count * self.config.buffer_bytes) else { return false };
         let first = chunk * CHUNK_BUFFERS;
         let headers =

@@ -74,6 +74,7 @@ impl Pool {
         }
         let inner = Rc::new(Inner {
             config,
+            most: Cell::new(config.buffers_max),
             chunks: RefCell::default(),
             free: RefCell::default(),
             total: Cell::new(0),
@@ -117,7 +118,15 @@ impl Pool {
     /// The number of buffers that could be lent now: free ones and those not yet taken from the system.
     pub fn available(&self) -> usize {
         let counts = self.counts();
-        counts.free + self.inner.config.buffers_max - counts.total
+        counts.free + self.inner.most.get().saturating_sub(counts.total)
+    }
+
+    /// Bounds the pool to this many buffers from now on, and to those it was made for at most; a chunk of 64 is there in any case.
+    /// Chunks in which every buffer is free go back to the system at once, as many as are too many.
+    pub fn bound(&self, buffers: usize) {
+        self.inner.most.set(buffers.min(self.inner.config.buffers_max));
+        let too_many = self.total().saturating_sub(buffers.max(CHUNK_BUFFERS));
+        self.trim(0, too_many.div_ceil(CHUNK_BUFFERS));
     }
 
     /// Has `waker` called when a buffer is freed that a receive waits for: leases may be dropped outside the shard's

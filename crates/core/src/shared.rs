@@ -78,7 +78,7 @@ pub struct ShardShared {
     /// A service came to hold more for a connection since the turn began.
     service_grew: Cell<bool>,
     spare_batches_max: usize,
-    held_bytes_max: usize,
+    held_bytes_max: Cell<usize>,
     /// Drops owned bytes that left.
     release: Cell<fn(Bytes)>,
     /// False while receive memory is short.
@@ -193,7 +193,7 @@ impl ShardShared {
             held_bytes: Cell::new(0),
             service_grew: Cell::new(false),
             spare_batches_max: spare_batches_max(limits),
-            held_bytes_max: limits.held_bytes_max,
+            held_bytes_max: Cell::new(limits.held_bytes_max),
             release: Cell::new(drop),
             lend: Cell::new(true),
             draining: Cell::new(false),
@@ -253,7 +253,11 @@ impl ShardShared {
     }
 
     pub(crate) fn held_bytes_max(&self) -> usize {
-        self.held_bytes_max
+        self.held_bytes_max.get()
+    }
+
+    pub(crate) fn set_held_bytes_max(&self, bytes: usize) {
+        self.held_bytes_max.set(bytes);
     }
 
     #[inline]

@@ -103,7 +103,9 @@ impl<O: Observer> Shard<O> {
             held_bytes += conn.outlet().map_or(0, |outlet| outlet.service_bytes());
         }
         // The buffer that the kernel still fills, where it fills one for many receives, is not leased yet.
-        let most = self.limits.receive_bytes_max;
+        // What was received before the bound was lowered stays as long as it is needed.
+        let before = self.pool.buffers_max() * self.limits.receive_buffer_bytes;
+        let most = self.limits.receive_bytes_max.max(before);
         let beyond = |bytes: usize| bytes.saturating_sub(self.limits.receive_buffer_bytes);
         let (kept, kept_for_long) = (beyond(kept), beyond(kept_for_long));
         assert!(kept * KEPT_FOR_A_MOMENT <= most, "{kept} of {most} bytes wait in receive buffers");

@@ -6,7 +6,7 @@
 //! one that happens to need some. Where those that keep some have little of it all, what came just now is the cause, and
 //! everything counts.
 
-use super::{QUEUE_KEPT, Shard};
+use super::{QUEUE_KEPT, Shard, kept_bytes_max};
 
 use crate::conn::Queued;
 use crate::holders::class_of;
@@ -28,6 +28,17 @@ impl<O: Observer> Shard<O> {
     /// Bytes that all connections hold.
     pub fn held_bytes(&self) -> usize {
         self.shared.held_bytes()
+    }
+
+    /// Bounds what connections hold, and the receive memory, from now on. Connections that hold most go if they hold too much.
+    pub fn bound_memory(&mut self, held_bytes_max: usize, receive_bytes_max: usize) {
+        (self.limits.held_bytes_max, self.limits.receive_bytes_max) = (held_bytes_max, receive_bytes_max);
+        self.shared.set_held_bytes_max(held_bytes_max);
+        self.pool.bound(self.limits.receive_buffers_max());
+        self.blocks.bound(kept_bytes_max(&self.limits));
+        if self.held_bytes() > held_bytes_max {
+            self.relieve(&[]);
+        }
     }
 
     /// Bytes that one connection holds, without half a frame and queued bytes that have been there for fewer than `steps` steps

@@ -398,12 +398,39 @@ impl<F> Server<F> {
         self
     }
 
-    /// Sets limits of the server: connections, memory, upstreams and the shutdown. They are checked at the start, and stay as
-    /// they are; if they allow more memory than the process may use, a warning says so. Without them the server takes the
-    /// defaults, [fitted](ServerLimits::fitted) into [that memory](crate::limits::usable_memory), with room for one connection
-    /// by [`limits`](Server::limits), and logs the result.
+    /// Sets limits of the server: connections, memory, upstreams and the shutdown. They are checked at the start. Those on memory
+    /// are lowered where the control group or `RLIMIT_AS` has no room for them; see [`fit_limits`](Server::fit_limits). Without
+    /// limits of the program the server takes the defaults, [fitted](ServerLimits::fitted) into the [memory that the process may
+    /// use](crate::limits::usable_memory), with room for one connection by [`limits`](Server::limits), and logs the result.
     pub fn server_limits(mut self, server_limits: ServerLimits) -> Server<F> {
         self.settings.server_limits = Some(server_limits);
+        self
+    }
+
+    /// Fits limits that the program set into the memory of the process's control group and `RLIMIT_AS`, or, by `false`, keeps them.
+    /// By default they are fitted.
+    ///
+    /// [`held_bytes_max`](ServerLimits::held_bytes_max) and [`receive_bytes_max`](ServerLimits::receive_bytes_max) fit if all shards
+    /// need no more than 1.25 and 1 times of them, and 20 MiB. If not, they are lowered as by [`ServerLimits::fitted`], and
+    /// [`Limits`] of which one connection may hold more than its shard as by [`Limits::fitted`]; a warning says so. A server for
+    /// which even the least limits are too much does not start. Nothing else is lowered: memory that is available on the machine is
+    /// shared with others, so where there is less of it than the limits allow, a warning says that.
+    ///
+    /// The limit of a control group may change while the server runs: both follow within a second, down and up again, and never
+    /// above what the program set, or the default. That takes a thread which looks twice a second, where the process is in such a
+    /// group.
+    ///
+    /// ```no_run
+    /// use ringserve_core::ServerLimits;
+    /// use ringserve_server::Server;
+    ///
+    /// // The service's own memory was measured: it leaves enough for this.
+    /// let server = Server::bind("127.0.0.1:7000")
+    ///     .server_limits(ServerLimits::default().held_bytes_max(200 << 20))
+    ///     .fit_limits(false);
+    /// ```
+    pub fn fit_limits(mut self, fit: bool) -> Server<F> {
+        self.settings.keeps_limits = !fit;
         self
     }
 

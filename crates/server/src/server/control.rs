@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ringserve_core::{AcceptRate, Address, Time};
@@ -13,7 +14,7 @@ use crate::doctor::{Expected, Finding, Lived, Record};
 use crate::overload::{Load, ShardLoad};
 use crate::shard::blocking::Pool;
 use crate::shard::clock::{Clock, Deadline};
-use crate::shard::inbox::{Command, RemoteShard};
+use crate::shard::inbox::{Command, Letter, RemoteShard};
 use crate::stats::{AcceptQueueStats, ServerStats, ShardStats, ShardTimes, Stall};
 use crate::watchdog::judge::State;
 use crate::watchdog::watch::Watch;
@@ -37,7 +38,7 @@ pub struct ServerControl {
     blocking: Arc<dyn Pool>,
     watch: Arc<Watch>,
     connections_max: usize,
-    held_bytes_max: usize,
+    held_bytes_max: Arc<AtomicUsize>,
     record: Option<Arc<Record>>,
     #[cfg(feature = "tls")]
     tls: ringserve_tls::ServerTls,
@@ -62,7 +63,7 @@ impl ServerControl {
             blocking,
             watch: Arc::default(),
             connections_max: usize::MAX,
-            held_bytes_max: usize::MAX,
+            held_bytes_max: Arc::new(AtomicUsize::new(usize::MAX)),
             record: None,
             #[cfg(feature = "tls")]
             tls: Default::default(),
@@ -80,11 +81,26 @@ impl ServerControl {
 
     /// With the bytes that the connections of each shard may hold.
     pub(crate) fn with_held_bytes_max(self, held_bytes_max: usize) -> ServerControl {
-        ServerControl { held_bytes_max, ..self }
+        self.held_bytes_max.store(held_bytes_max, Ordering::Relaxed);
+        self
     }
 
     pub(crate) fn held_bytes_max(&self) -> usize {
-        self.held_bytes_max
+        self.held_bytes_max.load(Ordering::Relaxed)
+    }
+
+    /// Bounds the memory of each shard by other limits from now on.
+    pub(crate) fn bound_memory(&self, held_bytes_max: usize, receive_bytes_max: usize) {
+        self.held_bytes_max.store(held_bytes_max, Ordering::Relaxed);
+        for remote in self.remotes.iter() {
+            // A shard that ended needs none.
+            let _ = remote.send(Letter::Memory { held_bytes_max, receive_bytes_max });
+        }
+    }
+
+    /// False once all shards have ended.
+    pub(crate) fn has_shards(&self) -> bool {
+        self.remotes.iter().any(|remote| remote.thread().is_some())
     }
 
     pub(crate) fn with_record(self, record: Option<Arc<Record>>) -> ServerControl {

@@ -108,6 +108,8 @@ pub(crate) struct Wanted<'a> {
     /// Those that connections must leave to others.
     pub(crate) left_alone: u64,
     pub(crate) limits: &'a ServerLimits,
+    /// Receive buffers of a shard, where its limit may rise to that.
+    pub(crate) receive_buffers_max: usize,
     /// Socket options of upstreams.
     pub(crate) sockets: &'a SocketOptions,
     /// Some service asks for its peers' addresses.
@@ -138,7 +140,7 @@ impl Wanted<'_> {
     fn pool(&self) -> PoolConfig {
         PoolConfig {
             buffer_bytes: self.limits.receive_buffer_bytes,
-            buffers_max: self.limits.receive_buffers_max(),
+            buffers_max: self.receive_buffers_max,
             poison: false,
         }
     }
@@ -309,6 +311,7 @@ mod tests {
             descriptors,
             left_alone: 0,
             limits: &limits,
+            receive_buffers_max: limits.receive_buffers_max(),
             sockets: &sockets,
             peer_addresses: true,
             reserved: 0,
@@ -353,6 +356,7 @@ mod tests {
                 descriptors: 1000,
                 left_alone,
                 limits: &limits,
+                receive_buffers_max: limits.receive_buffers_max(),
                 sockets: &sockets,
                 peer_addresses: true,
                 reserved: 0,

@@ -9,6 +9,7 @@ use ringserve_core::{Address, LimitError};
 use ringserve_drivers::SetupError;
 use rustix::io::Errno;
 
+use super::memory::UsableMemory;
 use super::socket_options::check::SocketOptionError;
 use crate::admission::AdmissionError;
 
@@ -63,6 +64,15 @@ pub enum Error {
         limit: u64,
         /// Descriptors needed at least.
         needed: u64,
+    },
+    /// The control group or `RLIMIT_AS` leaves less memory than the least limits of this many shards need.
+    Memory {
+        /// The shards.
+        shards: usize,
+        /// Bytes needed at least.
+        needed: u64,
+        /// What the process may use.
+        usable: UsableMemory,
     },
     /// The driver that was asked for cannot be used.
     Driver(SetupError),
@@ -191,6 +201,11 @@ impl fmt::Display for Error {
                 f,
                 "RLIMIT_NOFILE is {limit} and at least {needed} descriptors are needed: raise it (ulimit -n, \
                  LimitNOFILE= in systemd, --ulimit nofile= in docker) or set fewer shards"
+            ),
+            Error::Memory { shards, needed, usable } => write!(
+                f,
+                "{shards} shards need {} MiB at least, and the process may use {usable}: set fewer shards, or give it more",
+                needed >> 20
             ),
             Error::Driver(error) => write!(f, "{error}"),
             Error::NoDriver { uring, epoll } => {

@@ -2,11 +2,8 @@
 
 use std::fmt;
 
-use ringserve_core::{Limits, ServerLimits};
-
 use crate::host::machine::{GroupFile, GroupFiles, Machine};
 use crate::host::soft_limit;
-use crate::log::lines::{info, warn};
 
 /// From this value on a control group has no limit: the first version says so by the largest multiple of a page that a number
 /// holds.
@@ -46,12 +43,27 @@ pub fn usable_memory() -> Option<UsableMemory> {
 
 /// The same of a machine.
 pub(crate) fn usable_memory_of(machine: &Machine) -> Option<UsableMemory> {
+    let (own, available) = (own_memory(machine), available_memory(machine));
+    own.into_iter().chain(available).min_by_key(|memory| memory.bytes)
+}
+
+/// What is the process's own, and no other's: the least limit of its control groups and its address space.
+pub(super) fn own_memory(machine: &Machine) -> Option<UsableMemory> {
     let mut found: Vec<UsableMemory> = machine.group_files(&LIMITS).iter().filter_map(of_group).collect();
     let address_space = soft_limit(machine, "Max address space").filter(|bytes| *bytes < NO_LIMIT);
     found.extend(address_space.map(|bytes| UsableMemory { bytes, source: "RLIMIT_AS".to_owned() }));
-    let available = machine.kib_field("/proc/meminfo", "MemAvailable");
-    found.extend(available.map(|bytes| UsableMemory { bytes, source: "MemAvailable".to_owned() }));
     found.into_iter().min_by_key(|memory| memory.bytes)
+}
+
+/// True if the process is in a control group that may have a limit, now or later.
+pub(super) fn is_in_group(machine: &Machine) -> bool {
+    !machine.group_files(&LIMITS).is_empty()
+}
+
+/// What the machine has available for all.
+pub(super) fn available_memory(machine: &Machine) -> Option<UsableMemory> {
+    let available = machine.kib_field("/proc/meminfo", "MemAvailable");
+    available.map(|bytes| UsableMemory { bytes, source: "MemAvailable".to_owned() })
 }
 
 /// The limits of control groups.
@@ -69,52 +81,6 @@ fn of_group(file: &GroupFile) -> Option<UsableMemory> {
 /// A limit as control groups have it; `None` for none.
 fn parse(text: &str) -> Option<u64> {
     text.trim().parse().ok().filter(|bytes| *bytes < NO_LIMIT)
-}
-
-/// Fits default limits into the memory that the process may use. Limits of the program stay, with a warning if they exceed that
-/// memory: those of the server if they are `given`, and those of each service marked so.
-pub(super) fn fit(
-    server: &mut ServerLimits,
-    given: bool,
-    services: &mut [(&mut Limits, bool)],
-    shards: usize,
-) {
-    let Some(memory) = usable_memory() else { return };
-    let mut fitted = server.clone();
-    if !given {
-        let all = services.iter().filter(|(_, given)| *given);
-        fitted = all.fold(fitted.fitted(memory.bytes, shards), |fitted, of| fitted.with_room_for(&*of.0));
-    }
-    let most = fitted.memory_bytes(shards);
-    if most > memory.bytes {
-        warn!(
-            "the limits let {shards} shards hold {} MiB (receive_bytes_max and held_bytes_max of each), and the process may \
-             use {memory}: lower them, or fit them by ServerLimits::fitted",
-            most >> 20
-        );
-    }
-    if given {
-        return;
-    }
-    for (limits, _) in services.iter_mut().filter(|(_, given)| !given) {
-        **limits = limits.clone().fitted(&fitted);
-    }
-    if fitted == *server {
-        info!("memory: the process may use {memory}; the default limits fit");
-    } else {
-        for (limits, _) in services {
-            info!(
-                "memory: the process may use {memory}; limits that follow from it: connections_max {}, receive_bytes_max {} \
-                 and held_bytes_max {} of each shard, outbox_bytes_max {}, frame_bytes_max {}",
-                fitted.connections_max,
-                fitted.receive_bytes_max,
-                fitted.held_bytes_max,
-                limits.outbox_bytes_max,
-                limits.frame_bytes_max
-            );
-        }
-    }
-    *server = fitted;
 }
 
 #[cfg(test)]

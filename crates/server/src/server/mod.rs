@@ -7,6 +7,7 @@ pub(crate) mod cpu;
 pub(crate) mod driven;
 pub(crate) mod driver;
 pub(crate) mod error;
+mod fit;
 mod inspecting;
 mod launch;
 pub(crate) mod listen;

@@ -193,6 +193,7 @@ impl OneShard {
         let mut lanes = self.lanes.iter().zip(encodings);
         // There is a first service, as was checked.
         let Some((first, encoding)) = lanes.next() else { return Err(Error::Services(String::new())) };
+        driver.pool().bound(self.server_limits.receive_buffers_max());
         let mut core = ringserve_core::Shard::new(
             self.server_limits,
             first.limits.clone(),

@@ -19,13 +19,13 @@ use super::control::ServerControl;
 use super::driver::DESCRIPTORS_PER_SHARD;
 use super::driver::{Chosen, Driver, Wanted};
 use super::error::Error;
+use super::fit::{Fit, fit, follow};
 use super::launch::RunShard;
 use super::launch::{announce, cpus_to_pin, descriptors};
 use super::listen::addr::{self, Bind};
 use super::listen::proxy_protocol::Proxies;
 use super::listen::sockets::{Listen, Listening, Place};
 use super::listen::transport::Transports;
-use super::memory;
 use super::plan::{LanePlan, OneShard, Plan};
 use super::running::ServerHandle;
 #[cfg(feature = "admin")]
@@ -78,6 +78,8 @@ pub(crate) struct Settings {
     pub(super) seed: Option<u64>,
     /// `None` if the program does not say.
     pub(super) server_limits: Option<ServerLimits>,
+    /// Those and the services' stay as they are, whatever memory there is.
+    pub(super) keeps_limits: bool,
     pub(super) shards: Option<usize>,
     pub(super) pin: Option<bool>,
     pub(super) share_port: bool,
@@ -185,6 +187,8 @@ type LimitersOfListeners = Vec<Option<Arc<Limiter>>>;
 /// The settings after the checks.
 pub(super) struct Checked {
     pub(super) server_limits: ServerLimits,
+    /// The receive buffers of a shard by what the program set, or by default.
+    receive_buffers_max: usize,
     pub(super) shards: usize,
     limiters: LimitersOfListeners,
     /// The rate of all of them.
@@ -229,7 +233,8 @@ impl Described {
         }
         let seed = self.settings.seed.unwrap_or_else(Random::system_seed);
         let (limiters, rate) = self.check_admission(server_limits.connections_max, seed)?;
-        Ok(Checked { server_limits, shards, limiters, rate, seed })
+        let receive_buffers_max = server_limits.receive_buffers_max();
+        Ok(Checked { server_limits, receive_buffers_max, shards, limiters, rate, seed })
     }
 
     /// Makes the limits on who is let in. Services without their own share those of the server, and listeners those of their
@@ -336,6 +341,7 @@ impl Described {
             descriptors,
             left_alone: 0,
             limits: &checked.server_limits,
+            receive_buffers_max: checked.receive_buffers_max,
             sockets: &self.services[0].sockets,
             reserved: if limiters.reserve() { RESERVED } else { 0 },
             // Where proxies connect their addresses say whether they are trusted.
@@ -447,9 +453,7 @@ impl Described {
         // First, so that it answers while factories are pending.
         #[cfg(feature = "admin")]
         let beside = self.settings.beside.take().map(Beside::start).transpose()?;
-        let given = self.settings.server_limits.is_some();
-        let limits = self.services.iter_mut().map(|service| (&mut service.limits, service.limits_given));
-        memory::fit(&mut checked.server_limits, given, &mut limits.collect::<Vec<_>>(), checked.shards);
+        let memory = self.fit_memory(&mut checked)?;
         let descriptors = descriptors(checked.shards, self.binds().count())?;
         #[cfg(feature = "admin")]
         let left_alone = if beside.is_some() { ENDPOINT_DESCRIPTORS } else { 0 };
@@ -488,6 +492,9 @@ impl Described {
         };
         let plan = Plan { record, clock, ..self.plan(checked, chosen, &listening) };
         let launched = plan.launch(starting, until, sockets, &cpus, of_shard)?;
+        if let Some(memory) = memory {
+            follow(memory, &launched.control).map_err(Error::Thread)?;
+        }
         // Made before user code runs: if that panics, dropping it ends the server.
         let handle = ServerHandle::new(listening, launched);
         #[cfg(feature = "admin")]
@@ -499,6 +506,17 @@ impl Described {
             on_start(handle.control());
         }
         Ok(handle)
+    }
+
+    /// Fits limits into the memory that the process may use. Returns what that depends on, if it may change.
+    fn fit_memory(&mut self, checked: &mut Checked) -> Result<Option<Fit>, Error> {
+        // The endpoint beside a server holds little, and the server's own lines say what there is.
+        let keeps = self.settings.keeps_limits || self.settings.is_beside;
+        let services = self.services.iter().map(|of| (of.limits.clone(), of.limits_given)).collect();
+        let wanted =
+            Fit::new(&checked.server_limits, self.settings.server_limits.is_some(), services, checked.shards);
+        let mut limits: Vec<_> = self.services.iter_mut().map(|of| &mut of.limits).collect();
+        fit(if keeps { wanted.kept() } else { wanted }, &mut checked.server_limits, &mut limits)
     }
 
     fn places(&self) -> Vec<Place<'_>> {

@@ -110,6 +110,9 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
                     let socket = self.driver.take_over(socket);
                     core.take_handed_off(listener, socket, peer);
                 }
+                Letter::Memory { held_bytes_max, receive_bytes_max } => {
+                    core.bound_memory(held_bytes_max, receive_bytes_max);
+                }
                 Letter::Inspect(mut walk) => {
                     if walk.is_abandoned() {
                         continue;

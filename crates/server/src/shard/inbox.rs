@@ -81,6 +81,8 @@ pub(crate) enum Letter {
     Socket { socket: OwnedFd, peer: Option<SocketAddr>, listener: u16 },
     /// The next page of an inspection.
     Inspect(Box<Walk>),
+    /// The limits on memory changed.
+    Memory { held_bytes_max: usize, receive_bytes_max: usize },
 }
 
 impl Letter {

@@ -61,6 +61,28 @@ fn reply_that_leaves_at_once_ends_the_heaviest_connection() {
 }
 
 #[test]
+fn lower_bound_ends_the_heaviest_and_a_higher_one_none() {
+    let (mut shard, ids) = nearly_full();
+    shard.begin(at(2), 0);
+    shard.bound_memory(85_000, 1 << 20);
+    assert_eq!(ended(&mut shard), [ids[4]]);
+    assert_eq!(shard.pool.available(), 64);
+    // Service limits of a connection are held to it too.
+    let limits = crate::ConnLimits::default().frame_bytes_max(90_000);
+    assert!(shard.shared(ids[0]).unwrap().set_limits(&limits).is_err());
+    shard.begin(at(3), 0);
+    shard.bound_memory(200_000, 4 << 20);
+    assert!(shard.shared(ids[0]).unwrap().set_limits(&limits).is_ok());
+    assert_eq!(shard.pool.available(), 256);
+    let mut half = Vec::from([0, 0, 0x80, 0]);
+    half.resize(30_000, b'h');
+    for id in &ids[9..] {
+        shard.receive_part(*id, &half);
+    }
+    assert_eq!(ended(&mut shard), [], "170 KB");
+}
+
+#[test]
 fn half_a_frame_counts_once_the_rest_does_not_follow() {
     let (mut shard, ids) = nearly_full();
     shard.begin(at(2), 0);
