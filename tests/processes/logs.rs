@@ -55,10 +55,15 @@ fn serve(parent: &File) {
     let tells = parent.try_clone().unwrap();
     let ended = server.admin(std::env::var(ADMIN).unwrap()).serve(move |shard| {
         let addr = &shard.server().listeners()[0];
-        writeln!(&mut &tells, "\nserves at {addr}").unwrap();
+        say(&tells, format!("serves at {addr}"));
         Misbehaves
     });
-    writeln!(&mut &*parent, "\nserve returned {ended:?}").unwrap();
+    say(parent, format!("serve returned {ended:?}"));
+}
+
+/// In one write, since the log may go there too.
+fn say(mut parent: &File, line: String) {
+    parent.write_all(format!("\n{line}\n").as_bytes()).unwrap();
 }
 
 /// The child: its stderr is a pipe of which it does what it is told.
@@ -90,7 +95,7 @@ fn child_serves() {
 }
 
 /// What the child does with its pipe.
-fn follow(reader: File, mut parent: File) {
+fn follow(reader: File, parent: File) {
     let mut reader = Some(reader);
     for order in io::stdin().lines().map_while(Result::ok) {
         match order.as_str() {
@@ -100,18 +105,17 @@ fn follow(reader: File, mut parent: File) {
                 let pipe = File::options().write(true).custom_flags(nonblocking).open("/proc/self/fd/2");
                 let mut pipe = pipe.unwrap();
                 while pipe.write(FILLER).is_ok() {}
-                writeln!(parent, "\nfilled").unwrap();
+                say(&parent, "filled".to_owned());
             }
             "log" => {
                 (0..10 * LINES_MAX).for_each(|n| tracing::info!(n, "a line of the program"));
-                writeln!(parent, "\nlogged").unwrap();
+                say(&parent, "logged".to_owned());
             }
             "read" => {
-                let (reader, mut parent) =
-                    (BufReader::new(reader.take().unwrap()), parent.try_clone().unwrap());
+                let (reader, parent) = (BufReader::new(reader.take().unwrap()), parent.try_clone().unwrap());
                 thread::spawn(move || {
                     for line in reader.lines().map_while(Result::ok).filter(|line| !line.starts_with("...")) {
-                        writeln!(parent, "\nread {line}").unwrap();
+                        say(&parent, format!("read {line}"));
                     }
                 });
             }
