@@ -18,7 +18,10 @@ pub(crate) const ADMIN: &str = " admin ";
 const START_MAX: Duration = Duration::from_secs(10);
 
 /// Bytes of the line that says where, at most.
-const LINE_BYTES_MAX: usize = 256;
+const LINE_BYTES_MAX: usize = 512;
+
+/// Lines before it, at most.
+const LOG_LINES_MAX: usize = 8;
 
 /// A running server. Dropping it kills the process and waits for its end.
 pub(crate) struct Child {
@@ -67,13 +70,31 @@ impl Child {
         Ok(command)
     }
 
+    /// Starts `example-kv` on any CPU, with that driver and that many shards.
+    pub(crate) fn start_kv(path: &Path, driver: &str, shards: usize) -> io::Result<Self> {
+        let mut command = Command::new(path);
+        command.args(["--listen", "127.0.0.1:0", "--driver", driver, "--shards", &shards.to_string()]);
+        command.env("RUST_LOG", "info").env("NO_COLOR", "1");
+        Child::spawn("example-kv", &mut command)
+    }
+
     fn spawn(name: &str, command: &mut Command) -> io::Result<Self> {
         let process = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
         // From here on the process ends with `child`, also when it does not start well.
         let mut child = Self { process, address: SocketAddr::from(([127, 0, 0, 1], 0)), admin: None };
-        let line = child.first_line()?;
+        let line = child.next_line()?;
         let unknown = || io::Error::other(format!("{name} said {line:?}, not where it listens"));
-        let addresses = line.strip_prefix(LISTENING).ok_or_else(unknown)?;
+        // An example says it in its log, where warnings may come first.
+        let mut said = line.clone();
+        for _ in 0..LOG_LINES_MAX {
+            if said.contains(LISTENING) {
+                break;
+            }
+            said = child.next_line()?;
+        }
+        let (_, addresses) = said.split_once(LISTENING).ok_or_else(unknown)?;
+        let addresses = addresses.strip_prefix("on ").unwrap_or(addresses);
+        let addresses = addresses.split_once(',').map_or(addresses, |(first, _)| first);
         let mut addresses = addresses.split(ADMIN).map(|address| address.parse().map_err(|_| unknown()));
         child.address = addresses.next().ok_or_else(unknown)??;
         child.admin = addresses.next().transpose()?;
@@ -85,8 +106,8 @@ impl Child {
         self.process.id()
     }
 
-    /// Its first line of output, waited for within bounds.
-    fn first_line(&mut self) -> io::Result<String> {
+    /// Its next line of output, waited for within bounds.
+    fn next_line(&mut self) -> io::Result<String> {
         let Some(stdout) = &mut self.process.stdout else {
             return Err(io::Error::other("the child has no pipe"));
         };

@@ -5,6 +5,7 @@
 
 mod child;
 mod compare;
+mod cores;
 mod generator;
 mod idle;
 mod load;
@@ -24,8 +25,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::options::{
-    ChurnOptions, CompareOptions, FanoutOptions, HoldOptions, IdleOptions, LoadOptions, LockstepOptions,
-    ServeOptions,
+    ChurnOptions, CompareOptions, CoresOptions, FanoutOptions, HoldOptions, IdleOptions, LoadOptions,
+    LockstepOptions, ServeOptions,
 };
 
 /// Measures TCP servers against the limit of what the kernel allows.
@@ -46,6 +47,7 @@ enum Command {
     Load(LoadOptions),
     Churn(ChurnOptions),
     Compare(CompareOptions),
+    Cores(CoresOptions),
     Fanout(FanoutOptions),
     Idle(IdleOptions),
     #[command(hide = true)]
@@ -60,6 +62,7 @@ fn main() -> ExitCode {
         Command::Lockstep(options) => options.plan().and_then(|plan| lockstep::run(&plan)),
         Command::Churn(options) => options.plan().and_then(|plan| load::run(&plan)),
         Command::Compare(options) => options.plan().and_then(|plan| compare::run(&plan)),
+        Command::Cores(options) => options.plan().and_then(|plan| cores::run(&plan)),
         Command::Fanout(options) => options.plan().and_then(|plan| load::run(&plan)),
         Command::Load(options) => options.plan().and_then(|plan| load::run(&plan)),
     };

@@ -4,20 +4,33 @@
 use std::io;
 
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit};
-use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Pins the calling thread, and every thread it starts later, to `cpu`.
+/// Pins the calling thread, and every thread and process it starts later, to `cpu`.
 pub(crate) fn pin_to(cpu: usize) -> io::Result<()> {
-    if cpu >= CpuSet::MAX_CPU {
-        return Err(io::Error::other(format!("--cpu {cpu}: the largest is {}", CpuSet::MAX_CPU - 1)));
+    run_on(&[cpu])
+}
+
+/// The same with several CPUs.
+pub(crate) fn run_on(cpus: &[usize]) -> io::Result<()> {
+    let mut set = CpuSet::new();
+    for &cpu in cpus {
+        if cpu >= CpuSet::MAX_CPU {
+            return Err(io::Error::other(format!("--cpu {cpu}: the largest is {}", CpuSet::MAX_CPU - 1)));
+        }
+        set.set(cpu);
     }
-    let mut cpus = CpuSet::new();
-    cpus.set(cpu);
-    sched_setaffinity(None, &cpus).map_err(|error| {
+    sched_setaffinity(None, &set).map_err(|error| {
         io::Error::other(format!(
-            "cannot run on CPU {cpu} ({error}); see Cpus_allowed_list in /proc/self/status"
+            "cannot run on CPU {cpus:?} ({error}); see Cpus_allowed_list in /proc/self/status"
         ))
     })
+}
+
+/// The CPUs that the calling thread may run on, in ascending order.
+pub(crate) fn allowed_cpus() -> io::Result<Vec<usize>> {
+    let set = sched_getaffinity(None)?;
+    Ok((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect())
 }
 
 /// Makes the calling thread, and every thread it starts later, a `SCHED_BATCH` one.

@@ -1,5 +1,6 @@
 //! CPU time of a process, to the nanosecond, from `/proc/PID/task/*/schedstat`.
 
+use std::ffi::OsString;
 use std::{fs, io};
 
 /// What the scheduler counted for the threads of a process.
@@ -21,8 +22,21 @@ impl Schedstat {
     /// The sum over those threads whose name `counts`: the first 15 bytes of what the program called them.
     pub(crate) fn of_threads(pid: u32, counts: impl Fn(&str) -> bool) -> io::Result<Self> {
         let mut sum = Self::default();
+        for (_, name, thread) in Self::of_each_thread(pid)? {
+            if counts(&name) {
+                sum.cpu_ns += thread.cpu_ns;
+                sum.runs += thread.runs;
+            }
+        }
+        Ok(sum)
+    }
+
+    /// Of each thread that `pid` has now, with its number and its name.
+    pub(crate) fn of_each_thread(pid: u32) -> io::Result<Vec<(OsString, String, Self)>> {
+        let mut threads = Vec::new();
         for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-            let task = task?.path();
+            let task = task?;
+            let (number, task) = (task.file_name(), task.path());
             // `None` if the thread ended since the directory was read.
             let read = |file| match fs::read_to_string(task.join(file)) {
                 Ok(text) => Ok(Some(text)),
@@ -30,19 +44,15 @@ impl Schedstat {
                 Err(error) => Err(error),
             };
             let (Some(name), Some(text)) = (read("comm")?, read("schedstat")?) else { continue };
-            if !counts(name.trim_end()) {
-                continue;
-            }
             let thread = Self::parse(&text).ok_or_else(|| {
                 io::Error::other(format!(
                     "{} reads {text:?}, not three numbers; is CONFIG_SCHED_INFO on?",
                     task.join("schedstat").display()
                 ))
             })?;
-            sum.cpu_ns += thread.cpu_ns;
-            sum.runs += thread.runs;
+            threads.push((number, name.trim_end().to_owned(), thread));
         }
-        Ok(sum)
+        Ok(threads)
     }
 
     /// What was counted since `earlier`.

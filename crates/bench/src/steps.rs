@@ -35,12 +35,18 @@ impl Shape {
 
     /// Bytes of a message as it leaves.
     pub(crate) fn sent_bytes(self) -> usize {
-        self.bytes.saturating_add(self.head_bytes(Sender::Client))
+        match self.layer {
+            Layer::Exchange(exchange) => exchange.request.len(),
+            _ => self.bytes.saturating_add(self.head_bytes(Sender::Client)),
+        }
     }
 
     /// Bytes of a message as it comes back.
     pub(crate) fn reply_bytes(self) -> usize {
-        self.bytes.saturating_add(self.head_bytes(Sender::Server))
+        match self.layer {
+            Layer::Exchange(exchange) => exchange.reply.len(),
+            _ => self.bytes.saturating_add(self.head_bytes(Sender::Server)),
+        }
     }
 
     fn head_bytes(self, sender: Sender) -> usize {
@@ -73,6 +79,14 @@ pub(crate) struct Messages {
 impl Messages {
     /// `payloads` are messages of that shape.
     fn new(shape: Shape, payloads: Vec<u8>) -> Messages {
+        if let Layer::Exchange(exchange) = shape.layer {
+            let (sent, replies) = (exchange.request, exchange.reply);
+            return Messages {
+                shape,
+                sent: sent.repeat(shape.pipeline),
+                replies: Some(replies.repeat(shape.pipeline)),
+            };
+        }
         if shape.layer != Layer::WebSocket {
             return Messages { shape, sent: payloads, replies: None };
         }
@@ -106,6 +120,13 @@ impl Messages {
     /// Writes the connection's number into the first message, so that bytes which reach the wrong
     /// connection are noticed.
     pub(crate) fn sign(&mut self, mut number: usize) {
+        if let Layer::Exchange(exchange) = self.shape.layer {
+            for at in exchange.number_at.map_or(0..0, |first| first..first + 8).rev() {
+                self.sent[at] = b'0' + (number % 10) as u8;
+                number /= 10;
+            }
+            return;
+        }
         // Eight digits number more connections than there can be; the end of a line stays.
         let digits = (self.shape.bytes - usize::from(self.shape.lines)).min(8);
         for at in 0..digits {
@@ -120,6 +141,14 @@ impl Messages {
             }
         }
     }
+}
+
+/// Where `got` is not what is `expected`, in which a zero byte is any byte.
+pub(crate) fn first_difference(expected: &[u8], got: &[u8]) -> Option<usize> {
+    if expected == got {
+        return None;
+    }
+    expected.iter().zip(got).position(|(expected, got)| expected != got && *expected != 0)
 }
 
 /// Open connections to one server, and what they send.
@@ -193,6 +222,9 @@ pub(crate) fn check_echo(address: SocketAddr, shape: Shape) -> io::Result<()> {
     for _ in 0..3 {
         load.step()?;
     }
+    if matches!(shape.layer, Layer::Exchange(_)) {
+        return Ok(());
+    }
     let messages = shape.messages();
     let mut reply = Vec::new();
     let stream = &mut load.streams[0];
@@ -226,7 +258,7 @@ pub(crate) fn expect_reply(stream: &mut impl Read, expected: &[u8], reply: &mut 
         }
         _ => error,
     })?;
-    match expected.iter().zip(reply.iter()).position(|(expected, got)| expected != got) {
+    match first_difference(expected, reply) {
         None => Ok(()),
         Some(at) => Err(io::Error::other(format!(
             "byte {at} of a reply of {} is {:#04x}, sent was {:#04x}",

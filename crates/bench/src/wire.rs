@@ -36,6 +36,18 @@ pub(crate) enum Layer {
     Tls(Handshakes),
     /// The bytes written are frames, and so are those that are read.
     WebSocket,
+    /// Each message is the request, and what comes back is the reply.
+    Exchange(&'static Exchange),
+}
+
+/// A question of a protocol and its one answer.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Exchange {
+    pub(crate) request: &'static [u8],
+    /// Where eight digits of it are the number of the connection.
+    pub(crate) number_at: Option<usize>,
+    /// A zero byte stands for any byte.
+    pub(crate) reply: &'static [u8],
 }
 
 /// A socket, and what is spoken on it.
@@ -50,7 +62,7 @@ impl<S: Read + Write> Wire<S> {
     /// The handshake is made with the first bytes.
     pub(crate) fn new(socket: S, layer: Layer) -> io::Result<Wire<S>> {
         let handshakes = match layer {
-            Layer::Plain => return Ok(Wire::Plain(socket)),
+            Layer::Plain | Layer::Exchange(_) => return Ok(Wire::Plain(socket)),
             Layer::WebSocket => return Ok(Wire::WebSocket(socket, Some(Box::default()))),
             Layer::Tls(handshakes) => handshakes,
         };

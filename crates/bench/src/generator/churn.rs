@@ -12,7 +12,7 @@ use socket2::{Domain, Socket, Type};
 
 use super::{LOOK, Outcome, Phase, Plan, REPLY_MAX, Shared, cpu_time};
 use crate::process;
-use crate::steps::Messages;
+use crate::steps::{Messages, first_difference};
 use crate::wire::Wire;
 
 /// Loopback addresses that connections come from in turn. A port of each is not free again for a minute after a
@@ -54,7 +54,9 @@ impl Trip {
             match self.stream.read(space) {
                 Ok(0) => return Err(io::Error::other("the server closed a connection before its reply")),
                 Ok(count) => {
-                    if space[..count] != message.replies()[self.received..][..count] {
+                    if first_difference(&message.replies()[self.received..][..count], &space[..count])
+                        .is_some()
+                    {
                         return Err(io::Error::other("a reply is not what was sent"));
                     }
                     self.received += count;

@@ -54,7 +54,7 @@ impl Holders {
         let (mut first, mut holders) = (0, Vec::new());
         let most = share(start.connections, start.processes, 0);
         let layer = match start.layer {
-            Layer::Plain => Vec::new(),
+            Layer::Plain | Layer::Exchange(_) => Vec::new(),
             Layer::Tls(handshakes) => {
                 let value = handshakes.to_possible_value();
                 vec!["--tls".to_owned(), value.map_or_else(String::new, |value| value.get_name().to_owned())]

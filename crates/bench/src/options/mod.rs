@@ -2,6 +2,7 @@
 
 mod churn;
 mod compare;
+mod cores;
 mod fanout;
 mod idle;
 mod load;
@@ -16,6 +17,7 @@ use std::path::Path;
 
 pub(crate) use churn::ChurnOptions;
 pub(crate) use compare::CompareOptions;
+pub(crate) use cores::CoresOptions;
 pub(crate) use fanout::FanoutOptions;
 pub(crate) use idle::{HoldOptions, IdleOptions};
 pub(crate) use load::LoadOptions;
@@ -51,7 +53,7 @@ fn chosen(named: Vec<&'static Server>, layer: Layer, lines: bool) -> io::Result<
             (Speaks::WebSocket, _) => {
                 return Err(refused(format!("{name} speaks WebSocket: add --websocket")));
             }
-            (_, Layer::Plain) => {}
+            (_, Layer::Plain | Layer::Exchange(_)) => {}
             (_, Layer::Tls(_)) => return Err(refused(format!("{name} speaks no TLS: leave --tls out"))),
             (_, Layer::WebSocket) => {
                 return Err(refused(format!("{name} speaks no WebSocket: leave --websocket out")));
@@ -64,7 +66,9 @@ fn chosen(named: Vec<&'static Server>, layer: Layer, lines: bool) -> io::Result<
     Ok(match layer {
         Layer::Tls(_) => TLS_SERVERS.iter().collect(),
         Layer::WebSocket => WEBSOCKET_SERVERS.iter().collect(),
-        Layer::Plain => SERVERS.iter().filter(|server| lines || server.speaks == Speaks::Raw).collect(),
+        Layer::Plain | Layer::Exchange(_) => {
+            SERVERS.iter().filter(|server| lines || server.speaks == Speaks::Raw).collect()
+        }
     })
 }
 

@@ -58,7 +58,7 @@ pub(super) fn built(place: &Path) -> impl Iterator<Item = (String, PathBuf)> {
 pub(super) fn targets(place: &Path, layer: Layer, lines: bool) -> Vec<Target> {
     let (names, mode): (&[&str], _) = match layer {
         Layer::Plain if lines => (&RIVALS, "lines"),
-        Layer::Plain => (&RIVALS, "raw"),
+        Layer::Plain | Layer::Exchange(_) => (&RIVALS, "raw"),
         Layer::Tls(_) => (&TLS_RIVALS, "tls"),
         Layer::WebSocket => (&WEBSOCKET_RIVALS, "websocket"),
     };

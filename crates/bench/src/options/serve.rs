@@ -38,7 +38,7 @@ impl ServeOptions {
     /// Serves until the process ends.
     pub(crate) fn run(&self) -> io::Result<()> {
         let server = known(&self.server)?;
-        if self.shards > 1 && !server.is_sized() {
+        if self.shards > 1 && !server.has_shards() {
             return Err(refused(format!("--shards {}: {} has one", self.shards, server.name)));
         }
         process::raise_open_files()?;

@@ -13,7 +13,7 @@ use hyper_util::server::conn::auto;
 use ringserve::net::SocketOptions;
 use ringserve::{Driver, Server, http};
 
-use super::product::wait;
+use super::product::{has_a_cpu_each, wait};
 
 /// The longest body that can be asked for.
 static BODY: [u8; 16 << 20] = [b'b'; 16 << 20];
@@ -25,27 +25,28 @@ async fn hello(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infa
 }
 
 /// On io_uring.
-pub(super) fn ringserve(address: SocketAddr) -> io::Result<()> {
-    serve(address, Driver::IoUring, SocketOptions::default())
+pub(super) fn ringserve(address: SocketAddr, shards: usize) -> io::Result<()> {
+    serve(address, shards, Driver::IoUring, SocketOptions::default())
 }
 
 /// The same, whose sockets take as much as their send buffers hold, as tokio's do.
-pub(super) fn ringserve_fills_buffers(address: SocketAddr) -> io::Result<()> {
-    serve(address, Driver::IoUring, SocketOptions::default().not_sent_bytes_max(None))
+pub(super) fn ringserve_fills_buffers(address: SocketAddr, shards: usize) -> io::Result<()> {
+    serve(address, shards, Driver::IoUring, SocketOptions::default().not_sent_bytes_max(None))
 }
 
 /// The same on epoll.
-pub(super) fn ringserve_on_epoll(address: SocketAddr) -> io::Result<()> {
-    serve(address, Driver::Epoll, SocketOptions::default())
+pub(super) fn ringserve_on_epoll(address: SocketAddr, shards: usize) -> io::Result<()> {
+    serve(address, shards, Driver::Epoll, SocketOptions::default())
 }
 
 /// That on epoll.
-pub(super) fn ringserve_on_epoll_fills_buffers(address: SocketAddr) -> io::Result<()> {
-    serve(address, Driver::Epoll, SocketOptions::default().not_sent_bytes_max(None))
+pub(super) fn ringserve_on_epoll_fills_buffers(address: SocketAddr, shards: usize) -> io::Result<()> {
+    serve(address, shards, Driver::Epoll, SocketOptions::default().not_sent_bytes_max(None))
 }
 
-fn serve(address: SocketAddr, driver: Driver, sockets: SocketOptions) -> io::Result<()> {
-    let server = Server::bind(address).driver(driver).sockets(sockets).shards(1).pin(false);
+fn serve(address: SocketAddr, shards: usize, driver: Driver, sockets: SocketOptions) -> io::Result<()> {
+    let server =
+        Server::bind(address).driver(driver).sockets(sockets).shards(shards).pin(has_a_cpu_each(shards));
     wait(server.start(|_shard| http(service_fn(hello))).map_err(io::Error::other)?)
 }
 
@@ -69,20 +70,34 @@ pub(super) fn tokio_with_timer(listener: TcpListener) -> io::Result<()> {
     serve_on_tokio(listener, builder)
 }
 
+/// The same on a work-stealing runtime with this many workers.
+pub(super) fn tokio_with_workers(address: SocketAddr, workers: usize) -> io::Result<()> {
+    let listener = super::listen(address)?;
+    super::announce(listener.local_addr()?)?;
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().pipeline_flush(true).timer(TokioTimer::new());
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build()?;
+    // In a task, so that the accepting loop runs on a worker too.
+    runtime.block_on(runtime.spawn(accept_all(listener, builder))).map_err(io::Error::other)?
+}
+
 fn serve_on_tokio(listener: TcpListener, builder: auto::Builder<TokioExecutor>) -> io::Result<()> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-        let listener = tokio::net::TcpListener::from_std(listener)?;
-        loop {
-            match listener.accept().await {
-                Ok((stream, _)) => {
-                    let builder = builder.clone();
-                    drop(tokio::spawn(async move {
-                        builder.serve_connection(TokioIo::new(stream), service_fn(hello)).await
-                    }));
-                }
-                // Out of descriptors: let connections end before the next try.
-                Err(_) => tokio::task::yield_now().await,
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(accept_all(listener, builder))
+}
+
+async fn accept_all(listener: TcpListener, builder: auto::Builder<TokioExecutor>) -> io::Result<()> {
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let builder = builder.clone();
+                drop(tokio::spawn(async move {
+                    builder.serve_connection(TokioIo::new(stream), service_fn(hello)).await
+                }));
             }
+            // Out of descriptors: let connections end before the next try.
+            Err(_) => tokio::task::yield_now().await,
         }
-    })
+    }
 }

@@ -49,6 +49,11 @@ pub(crate) struct Server {
 }
 
 impl Server {
+    /// True if it takes a number of shards.
+    pub(crate) fn has_shards(&self) -> bool {
+        matches!(self.run, Run::Sized(_) | Run::Shards(_))
+    }
+
     /// True if shards of it in one process hold more than its limit of open files.
     pub(crate) fn is_sized(&self) -> bool {
         matches!(self.run, Run::Sized(_))
@@ -62,7 +67,9 @@ pub(crate) enum Run {
     On(fn(TcpListener) -> io::Result<()>),
     /// It binds the address itself and calls [`announce`] when it listens.
     Itself(fn(SocketAddr) -> io::Result<()>),
-    /// The same with this many shards, which hold [`sized_connections_max`] connections together.
+    /// The same with this many shards, or worker threads.
+    Shards(fn(SocketAddr, usize) -> io::Result<()>),
+    /// The same with shards that hold [`sized_connections_max`] connections together.
     Sized(fn(SocketAddr, usize) -> io::Result<()>),
 }
 
@@ -75,7 +82,7 @@ pub(crate) const SERVERS: &[Server] = &[
     Server { name: "limit-epoll", speaks: Speaks::Raw, run: Run::On(limit_epoll::run) },
     Server { name: "tokio", speaks: Speaks::Raw, run: Run::On(tokio_echo::run) },
     Server { name: "ringserve", speaks: Speaks::Raw, run: Run::Sized(product::raw) },
-    Server { name: "ringserve-epoll", speaks: Speaks::Raw, run: Run::Itself(product::raw_on_epoll) },
+    Server { name: "ringserve-epoll", speaks: Speaks::Raw, run: Run::Shards(product::raw_on_epoll) },
     Server {
         name: "ringserve-no-addresses",
         speaks: Speaks::Raw,
@@ -107,7 +114,7 @@ pub(crate) const SERVERS: &[Server] = &[
     Server {
         name: "ringserve-epoll-lines",
         speaks: Speaks::Lines,
-        run: Run::Itself(product::lines_on_epoll),
+        run: Run::Shards(product::lines_on_epoll),
     },
     Server { name: "ringserve-codec", speaks: Speaks::Lines, run: Run::Sized(codec::ringserve) },
     Server {
@@ -149,20 +156,21 @@ pub(crate) const FANOUT_SERVERS: &[Server] = &[
 
 /// Every server that `scripts/http-speed` can measure.
 pub(crate) const HTTP_SERVERS: &[Server] = &[
-    Server { name: "ringserve-http", speaks: Speaks::Http, run: Run::Itself(http::ringserve) },
-    Server { name: "ringserve-epoll-http", speaks: Speaks::Http, run: Run::Itself(http::ringserve_on_epoll) },
+    Server { name: "ringserve-http", speaks: Speaks::Http, run: Run::Shards(http::ringserve) },
+    Server { name: "ringserve-epoll-http", speaks: Speaks::Http, run: Run::Shards(http::ringserve_on_epoll) },
     Server {
         name: "ringserve-http-full-buffers",
         speaks: Speaks::Http,
-        run: Run::Itself(http::ringserve_fills_buffers),
+        run: Run::Shards(http::ringserve_fills_buffers),
     },
     Server {
         name: "ringserve-epoll-http-full-buffers",
         speaks: Speaks::Http,
-        run: Run::Itself(http::ringserve_on_epoll_fills_buffers),
+        run: Run::Shards(http::ringserve_on_epoll_fills_buffers),
     },
     Server { name: "tokio-http", speaks: Speaks::Http, run: Run::On(http::tokio) },
     Server { name: "tokio-http-flush", speaks: Speaks::Http, run: Run::On(http::tokio_flushes_together) },
+    Server { name: "tokio-http-multi", speaks: Speaks::Http, run: Run::Shards(http::tokio_with_workers) },
     Server { name: "tokio-http-timer", speaks: Speaks::Http, run: Run::On(http::tokio_with_timer) },
 ];
 
@@ -201,7 +209,7 @@ pub(crate) fn serve(server: &Server, address: SocketAddr, shards: usize) -> io::
             run(listener)
         }
         Run::Itself(run) => run(address),
-        Run::Sized(run) => run(address, shards),
+        Run::Shards(run) | Run::Sized(run) => run(address, shards),
     }
 }
 

@@ -5,6 +5,7 @@ use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::task::Poll;
+use std::thread::available_parallelism;
 use std::time::Duration;
 
 use ringserve::framing::{Framing, Lines, Raw};
@@ -86,13 +87,13 @@ pub(crate) fn lines(address: SocketAddr, shards: usize) -> io::Result<()> {
 }
 
 /// Echoes lines on epoll.
-pub(crate) fn lines_on_epoll(address: SocketAddr) -> io::Result<()> {
-    serve(address, 1, Lines::default(), Driver::Epoll, |_| Echo)
+pub(crate) fn lines_on_epoll(address: SocketAddr, shards: usize) -> io::Result<()> {
+    serve(address, shards, Lines::default(), Driver::Epoll, |_| Echo)
 }
 
 /// Echoes raw bytes on epoll.
-pub(crate) fn raw_on_epoll(address: SocketAddr) -> io::Result<()> {
-    serve(address, 1, Raw, Driver::Epoll, |_| Echo)
+pub(crate) fn raw_on_epoll(address: SocketAddr, shards: usize) -> io::Result<()> {
+    serve(address, shards, Raw, Driver::Epoll, |_| Echo)
 }
 
 /// Echoes raw bytes on io_uring, inside a runtime of tokio's.
@@ -141,7 +142,7 @@ pub(super) fn serve<S: Service>(
         .server_limits(server_limits(shards))
         .sockets(sockets())
         .shards(shards)
-        .pin(false);
+        .pin(has_a_cpu_each(shards));
     wait(server.start(factory).map_err(io::Error::other)?)
 }
 
@@ -175,6 +176,11 @@ pub(crate) fn connections_max(shards: usize) -> usize {
     let files = getrlimit(Resource::Nofile).current.and_then(|files| usize::try_from(files).ok());
     let wanted = ServerLimits::default().connections_max.max(SHARD_CONNECTIONS_MAX * shards);
     files.map_or(wanted, |files| files.saturating_mul(shards).min(wanted))
+}
+
+/// True if each of several shards can have a CPU.
+pub(super) fn has_a_cpu_each(shards: usize) -> bool {
+    shards > 1 && available_parallelism().is_ok_and(|cpus| cpus.get() >= shards)
 }
 
 /// The limits of all services here: nothing ends a connection that is measured for long.
