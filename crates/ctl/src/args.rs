@@ -128,7 +128,7 @@ pub struct TopOptions {
 
 #[derive(Clone, Debug, Subcommand)]
 pub enum Drill {
-    /// Overloads servers that it starts itself in five ways, on both drivers, and holds what they still do against a bar each.
+    /// Overloads servers that it starts itself in six ways, on both drivers, and holds what they still do against a bar each.
     /// Needs two CPUs with nothing else to do, and three minutes
     Overload(OverloadOptions),
 }

@@ -7,7 +7,7 @@
 //! ringserve-ctl doctor --for connections=1000000     this machine, before a server is there
 //! ringserve-ctl admission                            whom it lets in, and orders that change that
 //! ringserve-ctl drill                                plants ten causes, and looks whether they are named
-//! ringserve-ctl drill overload                       more than a server can do, in five ways, each held against a bar
+//! ringserve-ctl drill overload                       more than a server can do, in six ways, each held against a bar
 //! ```
 
 mod admission;

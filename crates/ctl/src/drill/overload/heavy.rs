@@ -14,6 +14,7 @@ use tokio::time::{Instant, interval, sleep, timeout_at};
 use super::peer::{ATTACKER, connect, echo, of_client, percentile, run_local};
 use super::process::Process;
 use super::rows::{Bar, Outcome, Row};
+use super::server::PEAK_MAX_MIB;
 use crate::client::Failure;
 
 /// Peers that ask for a MiB each and read nothing: together more than the 64 MiB that the shard may hold.
@@ -21,6 +22,9 @@ const READERS: usize = 96;
 
 /// The most that the kernel takes for a peer that does not read.
 const WINDOW: u32 = 4096;
+
+/// Peers that ask for a MiB each at the same moment: twenty times what the shard may hold.
+const AT_ONCE: usize = 1500;
 
 /// Peers that send this much of a frame, and no end of it.
 const HALVES: usize = 200;
@@ -90,6 +94,38 @@ pub(super) fn run(name: &str, process: &mut Process, time: Duration) -> Result<O
     Ok(Outcome::of(Row::Memory, name, bars, why))
 }
 
+/// Has many ask at the same moment, beside those that do nothing wrong.
+pub(super) fn burst(name: &str, process: &mut Process, time: Duration) -> Result<Outcome, Failure> {
+    let addr = process.addr();
+    let count = run_local(async {
+        let count = Rc::new(Count::default());
+        let mut peers = Vec::new();
+        for _ in 0..AT_ONCE {
+            peers.push(reads_nothing(addr).await?);
+        }
+        let until = Instant::now() + time;
+        let innocent: Vec<_> =
+            (0..INNOCENT).map(|number| spawn_local(innocent(number, addr, until, count.clone()))).collect();
+        sleep(ASKS_EVERY).await;
+        for peer in &mut peers {
+            // One may have been closed already.
+            let _sent = peer.try_write(b"heavy\n");
+        }
+        for one in innocent {
+            one.await.map_err(|error| Failure(format!("a client of the drill ended: {error}")))?;
+        }
+        Ok(count)
+    })?;
+    let told = process.told()?;
+    let bars = vec![
+        Bar::at_most("the most memory", "MiB", told.peak_mib, PEAK_MAX_MIB),
+        Bar::at_most("innocent closed", "", count.innocent.get() as f64, 0.0),
+        Bar::at_least("closed for memory", "", told.closed_for_memory as f64, 1.0),
+    ];
+    let why = format!("{} requests of {INNOCENT} innocent peers", count.asked.get());
+    Ok(Outcome::of(Row::Burst, name, bars, why))
+}
+
 /// Asks and is answered, until the time is over.
 async fn innocent(number: usize, addr: SocketAddr, until: Instant, count: Rc<Count>) {
     let Ok(mut stream) = connect(of_client(number), addr).await else {
@@ -145,10 +181,15 @@ async fn reader(number: usize, addr: SocketAddr) {
 }
 
 async fn ask_for_much(addr: SocketAddr) -> io::Result<TcpStream> {
+    let mut stream = reads_nothing(addr).await?;
+    stream.write_all(b"heavy\n").await?;
+    Ok(stream)
+}
+
+/// A peer of which the kernel takes little.
+async fn reads_nothing(addr: SocketAddr) -> io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
     socket.set_recv_buffer_size(WINDOW)?;
     socket.bind(SocketAddr::new(ATTACKER, 0))?;
-    let mut stream = socket.connect(addr).await?;
-    stream.write_all(b"heavy\n").await?;
-    Ok(stream)
+    socket.connect(addr).await
 }

@@ -1,4 +1,4 @@
-//! The drill of overload: a server on one CPU meets more than it can do, in five ways, and is held against a bar in each.
+//! The drill of overload: a server on one CPU meets more than it can do, in six ways, and is held against a bar in each.
 //!
 //! ```text
 //!   first CPU    overload-server: one shard, set as its row needs it; told by lines what to do, and what to tell
@@ -11,6 +11,7 @@
 //! | `prefix` | 20 000 connects a second from one address, and a few from another |
 //! | `return` | all clients of a server that restarts, at once |
 //! | `memory` | peers that read nothing and halves of frames, to the limit of memory |
+//! | `burst` | peers that read nothing, twenty times that limit in a moment |
 
 mod comeback;
 mod flood;
@@ -117,6 +118,7 @@ fn tried(
         Row::Prefix => vec![flood::run(name, process.addr(), time)?],
         Row::Return => vec![comeback::run(name, &mut process)?],
         Row::Memory => vec![heavy::run(name, &mut process, time)?],
+        Row::Burst => vec![heavy::burst(name, &mut process, time)?],
     };
     let told = process.told()?;
     outcomes.iter_mut().for_each(|outcome| outcome.starved = told.starved());

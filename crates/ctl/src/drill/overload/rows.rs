@@ -20,10 +20,13 @@ pub enum Row {
     Return,
     /// Peers that make the server hold memory: who is closed
     Memory,
+    /// Peers that ask for much at the same moment: how much memory the process takes
+    Burst,
 }
 
 impl Row {
-    pub(super) const ALL: [Row; 5] = [Row::Goodput, Row::Marked, Row::Prefix, Row::Return, Row::Memory];
+    pub(super) const ALL: [Row; 6] =
+        [Row::Goodput, Row::Marked, Row::Prefix, Row::Return, Row::Memory, Row::Burst];
 
     /// As the command line has it.
     pub fn name(self) -> &'static str {
@@ -33,6 +36,7 @@ impl Row {
             Row::Prefix => "prefix",
             Row::Return => "return",
             Row::Memory => "memory",
+            Row::Burst => "burst",
         }
     }
 }

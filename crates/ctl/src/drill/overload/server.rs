@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::fs;
 use std::io::BufRead;
 use std::net::SocketAddr;
 use std::thread;
@@ -21,8 +22,12 @@ use crate::client::Failure;
 /// A mark, which the service knows.
 pub(super) const MARK: u8 = b'!';
 
-/// What the shard of the row `memory` may hold.
+/// What the shard of the rows `memory` and `burst` may hold and receive.
 const HELD_MAX: usize = 64 << 20;
+const RECEIVED_MAX: usize = 64 << 20;
+
+/// The most memory that its process may have taken, in MiB: what is held takes up to a quarter more, and 20 MiB are for all else.
+pub(super) const PEAK_MAX_MIB: f64 = ((HELD_MAX + HELD_MAX / 4 + RECEIVED_MAX) >> 20) as f64 + 20.0;
 
 /// The reply to a line that asks for one that is not read.
 const HEAVY: usize = 1 << 20;
@@ -45,6 +50,8 @@ pub(super) struct Told {
     cpu_wait: f64,
     /// Seconds since the start.
     ran_for: f64,
+    /// The most memory that the process has taken, in MiB.
+    pub(super) peak_mib: f64,
 }
 
 impl Told {
@@ -110,11 +117,21 @@ fn start(
             let (per_second, burst) = ADDRESS_RATE;
             server.admission(Admission::default().address_rate(per_second, burst))
         }
-        Row::Memory => server.server_limits(all.held_bytes_max(HELD_MAX)),
+        Row::Memory | Row::Burst => {
+            server.server_limits(all.held_bytes_max(HELD_MAX).receive_bytes_max(RECEIVED_MAX))
+        }
     };
     let (time, sheds) = work;
     let started = server.start(move |_shard| Work { time, sheds });
     started.map_err(|error| Failure(format!("the server of the drill does not start: {error}")))
+}
+
+/// The most memory that this process has taken so far; nothing if the kernel does not tell.
+fn peak_mib() -> f64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let kib =
+        status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse().ok());
+    kib.unwrap_or(f64::NAN) / 1024.0
 }
 
 fn told(running: &ServerHandle, since: Instant) -> Told {
@@ -132,6 +149,7 @@ fn told(running: &ServerHandle, since: Instant) -> Told {
         cpu: times.iter().map(|of| of.cpu.as_secs_f64()).sum(),
         cpu_wait: times.iter().map(|of| of.cpu_wait.as_secs_f64()).sum(),
         ran_for: since.elapsed().as_secs_f64(),
+        peak_mib: peak_mib(),
     }
 }
 
