@@ -284,7 +284,14 @@ impl<A: Answers> Scatter<A> {
                 turn.begin();
                 begin();
                 // What it asks goes along, or it replied by itself.
-                let Some(carried) = carried.filter(|_| replies.queue.borrow().is_some()) else { return };
+                let Some(carried) = carried.filter(|_| replies.queue.borrow().is_some()) else {
+                    drop(turn);
+                    // No further request begins to wait while others that waited go along: else each would, one by one.
+                    while replies.turns.next_asks() && replies.has_room_again() && !cx.is_ending() {
+                        yield_now().await;
+                    }
+                    return;
+                };
                 if !is_left_over {
                     replies.turns.wake_next();
                     yield_now().await;

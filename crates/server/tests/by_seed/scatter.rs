@@ -213,6 +213,34 @@ fn replies_of_long_pipelines_come_in_order() {
     });
 }
 
+/// While what is asked is under way, as much more waits. So a batch is never a question alone, however long a pipeline is.
+#[test]
+fn pipeline_of_any_length_is_asked_in_large_batches() {
+    const REQUESTS: usize = 7000;
+    Sim::seeds(5).faults(Faults::none()).run(|sim| {
+        let lab = starts(sim, 2, 1000, None);
+        sim.client("me", async move |net| {
+            let mut me = connects(&net, &lab.server).await?;
+            let words = (0..40).map(|n| format!(" {}", n % 10)).collect::<String>();
+            let all: String = (0..REQUESTS).map(|n| format!("count {}\n", n % 10)).collect();
+            me.send(format!("long{words}\n{all}")).await?;
+            // The requests are there, behind a reply that is not read.
+            net.sleep(5 * SECOND).await;
+            let turns = || lab.server.stats().shards[1].driver.turns;
+            let before = turns();
+            assert_eq!(me.exactly(4).await?, b"long");
+            me.exactly(40 * 50_000 + 1).await?;
+            for n in 0..REQUESTS {
+                hears(&mut me, &format!("count {}={}", n % 10, n / 10 + 1)).await?;
+            }
+            let turns = turns() - before;
+            assert!(turns < 1000, "{turns} turns of the other shard for {REQUESTS} requests");
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
 #[test]
 fn replies_of_pipelined_requests_leave_in_one_send() {
     Sim::seeds(20).run(|sim| {
