@@ -6,6 +6,7 @@ use core::fmt;
 use bytes::Bytes;
 use ringserve_buf::Lease;
 
+use crate::holders::LISTED_BYTES;
 use crate::stamp::Stamp;
 
 /// The most leases in one batch, but for what is put before it: with the copied bytes between them at most some 130 pieces, far
@@ -21,6 +22,9 @@ pub(crate) const HELD_BYTES_MAX: usize = 4096;
 
 /// A recycled batch keeps at most this much room for copied bytes: one receive buffer's worth of replies.
 pub(crate) const KEPT_BYTES_MAX: usize = 64 * 1024;
+
+/// Memory of a batch beyond the bytes left to send counts from here on: as much as a connection has to hold to be compared.
+const ROOM_BYTES_MIN: usize = LISTED_BYTES;
 
 /// Bytes on their way to one peer, in order: copied ones in one block, and leases lent in between.
 ///
@@ -54,6 +58,8 @@ pub struct Batch {
     pub(crate) refused: bool,
     /// More follows in a moment, in the same send.
     pub(crate) is_held: bool,
+    /// Its memory beyond the bytes left to send is counted as held.
+    pub(crate) room_counts: bool,
     /// Drops owned bytes that left: their owner is user code, which may panic.
     pub(crate) release: fn(Bytes),
 }
@@ -70,6 +76,7 @@ impl Batch {
             untaken_since: None,
             refused: false,
             is_held: false,
+            room_counts: false,
             release: drop,
         }
     }
@@ -265,7 +272,7 @@ impl Batch {
         }
         (self.sent, self.left) = (0, 0);
         self.untaken_since = None;
-        (self.refused, self.is_held) = (false, false);
+        (self.refused, self.is_held, self.room_counts) = (false, false, false);
         self.copied.capacity() > KEPT_BYTES_MAX
     }
 
@@ -294,6 +301,21 @@ impl Batch {
     /// True if it has bytes that are neither copied nor a received frame's in its buffer: dropping them may be awaited.
     pub(crate) fn owns(&self) -> bool {
         self.lent.iter().any(|(_, lease)| !lease.is_pooled())
+    }
+
+    /// True if it may have much memory beyond the bytes left to send.
+    #[inline]
+    pub(crate) fn may_have_room(&self) -> bool {
+        self.copied.capacity() > ROOM_BYTES_MIN || !self.lent.is_empty()
+    }
+
+    /// Memory beyond the bytes left to send, without that of receive buffers, which is counted elsewhere: what it was grown by, what
+    /// was sent already, and what owned bytes have beside what they lend. None below 4 KiB.
+    pub(crate) fn room_beyond(&self) -> usize {
+        let of = |lease: &Lease| if lease.is_pooled() { lease.len() } else { lease.pinned_bytes().max(lease.len()) };
+        let memory = self.copied.capacity() + self.lent.iter().map(|(_, lease)| of(lease)).sum::<usize>();
+        let room = memory.saturating_sub(self.left);
+        if room < ROOM_BYTES_MIN { 0 } else { room }
     }
 
     /// Bytes of room for copied ones.

@@ -39,11 +39,34 @@ struct Node {
     class: Class,
     /// Bytes of the connection's calls that wait.
     call_bytes: usize,
+    /// Memory of the connection's batches beyond the bytes that they have to send: of the one in flight, and of the one behind it.
+    /// Limits on an outbox keep both below 4 GiB.
+    rooms: [u32; 2],
+    /// What the driver has of an ended connection: the batch that was in flight, and the block of a large frame.
+    returning: [u32; 2],
+}
+
+/// Which batch of a connection has room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RoomOf {
+    /// The one in flight.
+    Flight,
+    /// The one behind it.
+    Pending,
+}
+
+/// What the driver gives back of a connection that ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Returning {
+    /// The batch that was in flight.
+    Batch,
+    /// The block into which it received.
+    Block,
 }
 
 impl Default for Node {
     fn default() -> Node {
-        Node { prev: NONE, next: NONE, class: 0, call_bytes: 0 }
+        Node { prev: NONE, next: NONE, class: 0, call_bytes: 0, rooms: [0; 2], returning: [0; 2] }
     }
 }
 
@@ -54,18 +77,11 @@ pub(crate) struct Holders {
     heads: [u32; LISTS],
     /// Bit n is set exactly when list n has a connection.
     occupied: u64,
-    /// What all of them hold at most, by their lists.
-    bytes_max: usize,
-}
-
-/// What a connection of a list holds at most.
-fn most_of(class: Class) -> usize {
-    2 << class
 }
 
 impl Holders {
     pub(crate) fn new() -> Holders {
-        Holders { nodes: Chunked::new(), heads: [NONE; LISTS], occupied: 0, bytes_max: 0 }
+        Holders { nodes: Chunked::new(), heads: [NONE; LISTS], occupied: 0 }
     }
 
     /// Bytes of the calls of one connection that wait.
@@ -90,6 +106,50 @@ impl Holders {
         node.call_bytes -= bytes;
     }
 
+    /// Memory of a connection's batches beyond the bytes that they have to send.
+    pub(crate) fn room_of(&self, index: u32) -> usize {
+        self.nodes.get(index).map_or(0, |node| node.rooms.iter().map(|room| *room as usize).sum())
+    }
+
+    /// The same of the batch in flight alone.
+    pub(crate) fn room_in_flight(&self, index: u32) -> usize {
+        self.nodes.get(index).map_or(0, |node| node.rooms[RoomOf::Flight as usize] as usize)
+    }
+
+    /// Notes such memory of one batch. Returns what was noted before, and what is now: nothing where the system has no memory
+    /// to note it.
+    pub(crate) fn set_room(&mut self, index: u32, of: RoomOf, bytes: usize) -> (usize, usize) {
+        if bytes > 0 && !self.nodes.grow_to(index) {
+            return (0, 0);
+        }
+        let Some(node) = self.nodes.get_mut(index) else { return (0, 0) };
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        (core::mem::replace(&mut node.rooms[of as usize], bytes) as usize, bytes as usize)
+    }
+
+    /// Notes what the driver will give back of a connection that ends. Returns how much is noted: nothing where the system has no
+    /// memory for that.
+    pub(crate) fn returns(&mut self, index: u32, what: Returning, bytes: usize) -> usize {
+        if bytes == 0 || !self.nodes.grow_to(index) {
+            return 0;
+        }
+        let Some(node) = self.nodes.get_mut(index) else { return 0 };
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        debug_assert_eq!(node.returning[what as usize], 0, "two of a kind are on their way back");
+        node.returning[what as usize] = bytes;
+        bytes as usize
+    }
+
+    /// The driver gave it back. Returns how much was noted.
+    pub(crate) fn returned(&mut self, index: u32, what: Returning) -> usize {
+        self.nodes.get_mut(index).map_or(0, |node| core::mem::take(&mut node.returning[what as usize]) as usize)
+    }
+
+    /// What is on its way back of one connection.
+    pub(crate) fn returning(&self, index: u32) -> usize {
+        self.nodes.get(index).map_or(0, |node| node.returning.iter().map(|bytes| *bytes as usize).sum())
+    }
+
     /// The list that a connection is in.
     pub(crate) fn class(&self, index: u32) -> Class {
         self.nodes.get(index).map_or(0, |node| node.class)
@@ -112,10 +172,13 @@ impl Holders {
         true
     }
 
-    /// The connection ended: it is in no list, and its calls hold nothing any more. Returns how much they held.
+    /// The connection ended: it is in no list, and its calls and batches hold nothing any more. Returns how much they held.
     pub(crate) fn forget(&mut self, index: u32) -> usize {
         self.unlist(index);
-        self.nodes.get_mut(index).map_or(0, |node| core::mem::take(&mut node.call_bytes))
+        let room = self.room_of(index);
+        let Some(node) = self.nodes.get_mut(index) else { return 0 };
+        node.rooms = [0; 2];
+        room + core::mem::take(&mut node.call_bytes)
     }
 
     /// The oldest one of the heaviest list that has any. It may hold less by now.
@@ -124,13 +187,19 @@ impl Holders {
         Some(self.heads[class as usize])
     }
 
-    /// No less than all of them hold together, and no more than twice what they held when they were listed.
-    pub(crate) fn bytes_max(&self) -> usize {
-        self.bytes_max
+    /// The one behind a listed connection in its list, if it is not the last there.
+    pub(crate) fn behind(&self, index: u32) -> Option<u32> {
+        let node = self.nodes.get(index)?;
+        (node.next != self.heads[usize::from(node.class)]).then_some(node.next)
+    }
+
+    /// The oldest one of the heaviest list below `class` that has any.
+    pub(crate) fn heaviest_below(&self, class: Class) -> Option<u32> {
+        let class = (self.occupied & ((1 << class) - 1)).checked_ilog2()?;
+        Some(self.heads[class as usize])
     }
 
     fn link(&mut self, index: u32, class: Class) {
-        self.bytes_max += most_of(class);
         let head = self.heads[usize::from(class)];
         let (prev, next) = match self.nodes.get_mut(head) {
             Some(first) => (core::mem::replace(&mut first.prev, index), head),
@@ -151,9 +220,7 @@ impl Holders {
     fn unlist(&mut self, index: u32) {
         let Some(node) = self.nodes.get_mut(index).filter(|node| node.class > 0) else { return };
         let (prev, next) = (node.prev, node.next);
-        let class = core::mem::take(&mut node.class);
-        self.bytes_max -= most_of(class);
-        let class = usize::from(class);
+        let class = usize::from(core::mem::take(&mut node.class));
         if next == index {
             self.heads[class] = NONE;
             self.occupied &= !(1 << class);
@@ -172,7 +239,7 @@ impl Holders {
 
     /// Panics if a list is broken. Returns how many connections are listed.
     pub(crate) fn invariants(&self) -> usize {
-        let (mut listed, mut bytes_max) = (0, 0);
+        let mut listed = 0;
         for (class, head) in self.heads.iter().enumerate() {
             assert_eq!(*head != NONE, self.occupied >> class & 1 == 1, "list {class}");
             let mut at = *head;
@@ -182,12 +249,10 @@ impl Holders {
                 let next = self.nodes.get(node.next).expect("a ring has no end");
                 assert_eq!(next.prev, at, "a ring is the same both ways");
                 listed += 1;
-                bytes_max += most_of(node.class);
                 assert!(listed <= self.nodes.len(), "a list runs in a circle without its head");
                 at = if node.next == *head { NONE } else { node.next };
             }
         }
-        assert_eq!(self.bytes_max, bytes_max, "the lists are not what was counted");
         listed
     }
 }

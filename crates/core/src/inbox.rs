@@ -150,9 +150,14 @@ impl Inbox {
         self.away.is_some()
     }
 
+    /// Bytes of its block while that is with the driver.
+    pub(crate) fn away_bytes(&self) -> usize {
+        self.away.map_or(0, |(held, _)| held)
+    }
+
     /// Bytes of memory this inbox holds.
     pub(crate) fn held_bytes(&self) -> usize {
-        let away = self.away.map_or(0, |(held, _)| held) + self.record.unwrap_or(0);
+        let away = self.away_bytes() + self.record.unwrap_or(0);
         let received = self.full_pinned + self.backlog.held_bytes() + self.rest.pinned_bytes();
         self.partial.held_bytes() + away + received
     }

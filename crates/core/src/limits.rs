@@ -148,6 +148,8 @@ pub struct ServerLimits {
     /// From three quarters of the limit on, a connection with a pending call begins no other, and one whose frames are not
     /// taken is not received from. Above the limit connections are closed until the rest fits: those that hold most first,
     /// compared by powers of two. A connection that holds less than 4 KiB in one of these places goes only if no other is left.
+    /// What they had in flight is with the driver for a moment more: until that gives it back no call begins or goes on where both
+    /// together are above the limit. So the process uses a quarter more than this limit at most, beside the receive buffers.
     ///
     /// A pending call counts with the size of its future, about 300 bytes, and with its frame if that is on the heap. Memory
     /// that a handler allocates is not counted; receive buffers have `receive_bytes_max`. Blocks kept for the next large frames

@@ -75,6 +75,8 @@ pub struct ShardShared {
     queues: RefCell<Queues>,
     /// Bytes that all connections hold: in inboxes and outboxes, in flight, by calls that wait, by services.
     held_bytes: Cell<usize>,
+    /// Bytes that the driver still has of connections that ended.
+    returning_bytes: Cell<usize>,
     /// A service came to hold more for a connection since the turn began.
     service_grew: Cell<bool>,
     spare_batches_max: usize,
@@ -191,6 +193,7 @@ impl ShardShared {
         ShardShared {
             queues: RefCell::default(),
             held_bytes: Cell::new(0),
+            returning_bytes: Cell::new(0),
             service_grew: Cell::new(false),
             spare_batches_max: spare_batches_max(limits),
             held_bytes_max: Cell::new(limits.held_bytes_max),
@@ -263,6 +266,28 @@ impl ShardShared {
     #[inline]
     pub(crate) fn held_bytes(&self) -> usize {
         self.held_bytes.get()
+    }
+
+    /// Bytes that the driver still has of connections that ended, and gives back soon.
+    #[inline]
+    pub(crate) fn returning_bytes(&self) -> usize {
+        self.returning_bytes.get()
+    }
+
+    /// The driver has `bytes` more of them.
+    pub(crate) fn add_returning(&self, bytes: usize) {
+        self.returning_bytes.set(self.returning_bytes.get() + bytes);
+    }
+
+    /// It gave `bytes` of them back.
+    pub(crate) fn remove_returning(&self, bytes: usize) {
+        self.returning_bytes.set(self.returning_bytes.get() - bytes);
+    }
+
+    /// Memory of all connections: what they hold, and what the driver still has of those that ended.
+    #[inline]
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.held_bytes.get() + self.returning_bytes.get()
     }
 
     /// A service holds `bytes` for a connection for which it held `before`.

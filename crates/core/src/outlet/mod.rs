@@ -335,6 +335,16 @@ impl Outlet {
         self.pending.borrow().as_ref().map_or(0, |batch| batch.len())
     }
 
+    /// Memory of the batch that waits, beyond its bytes.
+    pub(crate) fn pending_room(&self) -> usize {
+        self.pending.borrow().as_ref().map_or(0, |batch| batch.room_beyond())
+    }
+
+    /// Bytes with the kernel.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight.get() as usize
+    }
+
     /// True if there may be bytes to send next, or the end of them.
     pub(crate) fn has_more(&self) -> bool {
         self.pending.borrow().is_some() || self.half_closes()
@@ -392,7 +402,7 @@ impl Outlet {
         self.update_gate();
     }
 
-    /// Takes nothing from now on and drops what is queued. What is in flight does not count any more.
+    /// Takes nothing from now on and drops what is queued. What is in flight counts as on its way back, elsewhere.
     pub(crate) fn end(&self) {
         self.seal();
         self.lane.shard().set_service_bytes(self.service_bytes(), 0);

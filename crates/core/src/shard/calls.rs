@@ -104,10 +104,11 @@ impl<O: Observer> Shard<O> {
     }
 
     /// True if the turn has room for another call apart from frames: a resumed call or a task. It counts. Calls without room
-    /// are left to the next turn, which must come without a wait.
+    /// are left to the next turn, which must come without a wait. There is none where much was queued in the turn, or memory is used
+    /// up and some of it is on its way back.
     #[inline]
     pub fn take_call(&mut self) -> bool {
-        self.work.take_call()
+        !self.holds_off() && self.work.take_call()
     }
 
     /// True if no other call of a connection may begin before a pending one is done.

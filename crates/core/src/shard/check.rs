@@ -22,7 +22,7 @@ impl<O: Observer> Shard<O> {
         self.wheel.invariants();
         let (mut held_bytes, mut listed, mut starting) = (0, 0, 0);
         let (mut channels, mut working) = (0, 0);
-        let (mut kept, mut kept_for_long) = (0, 0);
+        let (mut kept, mut kept_for_long, mut returning_bytes) = (0, 0, 0);
         for index in 0..self.conns.used() {
             let Some(id) = self.conns.id_at(index) else { continue };
             let Some(conn) = self.conns.get(id) else { continue };
@@ -89,7 +89,10 @@ impl<O: Observer> Shard<O> {
                     || inbox.waiting_bytes() == 0;
                 assert!(moves, "frames wait for nothing: {}", text());
             }
-            held_bytes += conn.outlet().map_or(0, |outlet| outlet.outbox_bytes());
+            held_bytes += conn.outlet().map_or(0, |outlet| outlet.outbox_bytes()) + self.holders.room_of(index);
+            let returning = self.holders.returning(index);
+            assert!(returning == 0 || conn.send.is_on() || conn.receive.is_on(), "never comes back: {}", text());
+            returning_bytes += returning;
             let calls = self.holders.call_bytes_of(index);
             assert!(calls == 0 || conn.has_handler(), "calls that are done hold memory: {}", text());
             held_bytes += calls;
@@ -119,6 +122,7 @@ impl<O: Observer> Shard<O> {
         assert_eq!(self.later, queued, "what is left for later");
         self.lanes.invariants(self.conns.len());
         assert_eq!(held_bytes, self.held_bytes(), "bytes held");
+        assert_eq!(returning_bytes, self.shared.returning_bytes(), "bytes on their way back");
         assert_eq!(listed, self.holders.invariants(), "slots that are free are listed");
     }
 }

@@ -10,6 +10,7 @@ use alloc::boxed::Box;
 use super::turn::{Ended, Event};
 use super::{Shard, expect_conn};
 use crate::conn::{NO_HANDLER, Opened, State, Write};
+use crate::holders::Returning;
 use crate::{CloseHow, CloseReason, ConnId, Observer, Op};
 
 impl<O: Observer> Shard<O> {
@@ -67,7 +68,11 @@ impl<O: Observer> Shard<O> {
     fn begin_close(&mut self, id: ConnId, reason: CloseReason) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let Some(shared) = conn.shared.take() else { return };
+        let sends = conn.send.is_on();
+        // Before its room is forgotten.
+        let in_flight = if sends { shared.in_flight() + self.holders.room_in_flight(id.slot()) } else { 0 };
         self.shared.release(self.holders.forget(id.slot()));
+        self.returns(id, Returning::Batch, in_flight);
         let Some(conn) = self.conns.get_mut(id) else { return };
         // A waiter for room may be a task, which is not dropped with the connection.
         shared.take_ready(|waker| self.events.push_back(Event::Wake(id, waker)));
@@ -147,6 +152,7 @@ impl<O: Observer> Shard<O> {
             return;
         }
         let Some(conn) = self.conns.remove(id) else { return };
+        debug_assert_eq!(self.holders.returning(id.slot()), 0, "the driver has memory of {id}, which is free");
         self.accepting.parting -= usize::from(conn.opened == Opened::LastWords);
         self.wheel.clear(id.slot());
         self.lanes[conn.lane].shared.headers().forget(id);

@@ -5,14 +5,18 @@
 //! in flight for [`SETTLES`], and half a frame after the same time. So at the limit connections go that keep memory, and not
 //! one that happens to need some. Where those that keep some have little of it all, what came just now is the cause, and
 //! everything counts.
+//!
+//! Who goes is decided at the end of a turn, when everything that was queued in it was looked at. What a closed connection had
+//! in flight is with the driver until that gives it back. It counts apart: it holds off new calls, and closes nobody.
 
 use super::{QUEUE_KEPT, Shard, kept_bytes_max};
 
 use crate::conn::Queued;
-use crate::holders::class_of;
+use crate::holders::{Holders, Returning, RoomOf, class_of};
 use crate::inbox::Inbox;
+use crate::shared::ShardShared;
 use crate::stamp::Stamp;
-use crate::{CloseReason, ConnId, Observer};
+use crate::{Batch, CloseReason, ConnId, Observer};
 
 /// Steps after which queued bytes or half a frame count as held: 34 to 50 ms. A send that fits the kernel's buffer is over
 /// within its turn, and is reported within a few of them; the rest of a frame follows as fast as its peer sends.
@@ -23,6 +27,23 @@ const AT_ONCE: u32 = 0;
 
 /// Of all that is held, the part that those who keep it have to have, so that they go first.
 const KEPT_PART: usize = 4;
+
+/// Counts memory of a connection's batch beyond the bytes that it has to send.
+#[cold]
+pub(super) fn set_room(holders: &mut Holders, shared: &ShardShared, id: ConnId, of: RoomOf, bytes: usize) {
+    let (before, now) = holders.set_room(id.slot(), of, bytes);
+    shared.release(before);
+    shared.hold(now);
+}
+
+/// The same of one that is about to be sent, behind which there is none.
+#[cold]
+#[inline(never)]
+pub(super) fn count_room(holders: &mut Holders, shared: &ShardShared, id: ConnId, batch: &mut Batch) {
+    set_room(holders, shared, id, RoomOf::Pending, 0);
+    set_room(holders, shared, id, RoomOf::Flight, batch.room_beyond());
+    batch.room_counts = holders.room_in_flight(id.slot()) > 0;
+}
 
 impl<O: Observer> Shard<O> {
     /// Bytes that all connections hold.
@@ -41,6 +62,31 @@ impl<O: Observer> Shard<O> {
         }
     }
 
+    /// The same, with what the driver still has of connections that ended.
+    #[inline]
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.shared.memory_bytes()
+    }
+
+    /// Counts what the driver will give back of a connection that ends.
+    pub(super) fn returns(&mut self, id: ConnId, what: Returning, bytes: usize) {
+        self.shared.add_returning(self.holders.returns(id.slot(), what, bytes));
+        // The driver has to report it in its next wait.
+        self.send_awaited |= bytes > 0;
+    }
+
+    /// The driver gave it back.
+    pub(super) fn returned(&mut self, id: ConnId, what: Returning) {
+        self.shared.remove_returning(self.holders.returned(id.slot(), what));
+    }
+
+    /// True if no user code is called before the driver gave memory back, or before the turn is over: what it queues would come on
+    /// top.
+    #[inline]
+    pub(super) fn holds_off(&self) -> bool {
+        self.memory_bytes() > self.held_in_turn_max
+    }
+
     /// Bytes that one connection holds, without half a frame and queued bytes that have been there for fewer than `steps` steps
     /// of 17 ms.
     pub fn held_bytes_of(&self, id: ConnId, steps: u32) -> usize {
@@ -49,7 +95,8 @@ impl<O: Observer> Shard<O> {
         let outbox =
             conn.outlet().filter(|_| steps == AT_ONCE || (conn.send.is_on() && is_old(conn.send_at)));
         let sealed = |_: &&_| if conn.has_channel() { self.channels.out_bytes(id) } else { 0 };
-        let bytes = outbox.map_or(0, |outlet| outlet.outbox_bytes() + sealed(&outlet))
+        let room = |_: &&_| self.holders.room_of(id.slot());
+        let bytes = outbox.map_or(0, |outlet| outlet.outbox_bytes() + sealed(&outlet) + room(&outlet))
             + conn.outlet().map_or(0, |outlet| outlet.service_bytes())
             + self.holders.call_bytes_of(id.slot())
             + match conn.has_channel() {
@@ -77,7 +124,7 @@ impl<O: Observer> Shard<O> {
 
     /// True if memory is tight: no connection begins optional work.
     pub(super) fn is_tight(&self) -> bool {
-        self.held_bytes() > self.limits.held_bytes_max / 4 * 3
+        self.memory_bytes() > self.limits.held_bytes_max / 4 * 3
     }
 
     /// Lists a connection by the bytes that it has held for `steps` steps.
@@ -98,11 +145,11 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Watches a connection whose inbox or calls grew.
+    /// Watches a connection whose inbox or calls grew. Whether that is too much is asked at the end of the turn.
     pub(super) fn check_held(&mut self, id: ConnId) {
         self.watch(id);
-        if self.held_bytes() > self.limits.held_bytes_max {
-            self.relieve(&[id]);
+        if self.held_bytes() > self.limits.held_bytes_max && self.grew.try_reserve(1).is_ok() {
+            self.grew.push(id);
         }
     }
 
@@ -124,62 +171,115 @@ impl<O: Observer> Shard<O> {
         self.list_holder(id, SETTLES);
     }
 
-    /// Lists connections whose memory was not given back in time, or which have any.
+    /// Lists connections whose memory was not given back in time.
     #[inline(never)]
-    fn list_settled(&mut self, steps: u32) {
+    fn list_settled(&mut self) {
         let now = self.stamp;
         while let Some((id, since)) = self.watched.front().copied() {
-            if since.left(steps, now) > 0 {
+            if since.left(SETTLES, now) > 0 {
                 return;
             }
             self.watched.pop_front();
             let Some(conn) = self.conns.get_mut(id) else { continue };
             conn.queued.leave(Queued::WATCHED);
-            match conn.shared {
-                Some(_) if steps == AT_ONCE => self.list_holder(id, AT_ONCE),
+            if conn.shared.is_some() {
                 // The bytes may be younger than this look at them.
-                Some(_) => self.watch(id),
-                None => {}
+                self.watch(id);
             }
         }
         self.watched.shrink_to(QUEUE_KEPT);
+    }
+
+    /// Lists those that are watched by what they have held for `steps` steps. They are watched still.
+    fn list_watched(&mut self, steps: u32) {
+        for at in 0..self.watched.len() {
+            if let Some((id, _)) = self.watched.get(at).copied()
+                && self.shared(id).is_some()
+            {
+                self.list_holder(id, steps);
+            }
+        }
     }
 
     /// Counts bytes as held, at the end of a turn, that were there before it and stay.
     #[inline]
     pub(super) fn settle_held(&mut self) {
         if !self.watched.is_empty() {
-            self.list_settled(SETTLES);
+            self.list_settled();
         }
     }
 
-    /// Ends the connections that hold most until the rest is below the limit. `grew` are those that made it pass; the last of
+    /// Ends the connections that hold most until the rest is below the limit. `dirty` and those that grew made it pass; the last of
     /// them go if none holds much.
     #[cold]
-    pub(super) fn relieve(&mut self, grew: &[ConnId]) {
+    pub(super) fn relieve(&mut self, dirty: &[ConnId]) {
         let mut steps = SETTLES;
-        self.list_settled(steps);
-        let mut others = grew.iter().rev();
+        self.list_settled();
+        // Some of what settled since then comes to be looked at later.
+        self.list_watched(SETTLES);
+        let grew = core::mem::take(&mut self.grew);
+        let mut others = dirty.iter().chain(&grew).rev().copied();
+        // What those are known to hold at least that keep it.
+        let mut kept = 0;
         while self.held_bytes() > self.limits.held_bytes_max {
-            let heaviest = self.heaviest(steps);
-            let keep_little = self.holders.bytes_max() <= self.held_bytes() / KEPT_PART;
-            if keep_little && steps != AT_ONCE {
-                steps = AT_ONCE;
-                self.list_settled(steps);
-                continue;
+            let quarter = self.held_bytes().div_ceil(KEPT_PART);
+            if steps == SETTLES && kept < quarter {
+                kept = self.settled_bytes(quarter);
+                if kept < quarter {
+                    steps = AT_ONCE;
+                    self.list_watched(AT_ONCE);
+                }
             }
+            let heaviest = self.heaviest(steps);
             // A closing connection holds nothing.
-            let mut others = others.by_ref().copied().filter(|id| self.shared(*id).is_some());
-            let Some(victim) = heaviest.or_else(|| others.next()) else { return };
+            let mut others = others.by_ref().filter(|id| self.shared(*id).is_some());
+            let Some(victim) = heaviest.or_else(|| others.next()) else { break };
             let (bytes, held) = (self.held_bytes_of(victim, steps), self.held_bytes());
             if let Some(lane) = self.lane_of(victim) {
                 self.observer.over_held_bytes_max(self.now, lane, victim, bytes, held);
             }
             self.abort(victim, CloseReason::MemoryLimit);
+            kept = kept.saturating_sub(bytes);
+        }
+        if steps == AT_ONCE {
+            self.list_watched(SETTLES);
         }
     }
 
-    /// The connection that has held most for longest. Those that shrank since they were listed move to where they belong.
+    /// What listed connections hold now that has settled, or `wanted` and some more where it is more. Those that do not hold it any
+    /// more move to where they belong.
+    fn settled_bytes(&mut self, wanted: usize) -> usize {
+        let mut sum = 0;
+        let mut next = self.holders.heaviest();
+        while let Some(index) = next {
+            if sum >= wanted {
+                break;
+            }
+            let class = self.holders.class(index);
+            next = self.holders.behind(index);
+            if let Some(id) = self.conns.id_at(index) {
+                let bytes = self.held_bytes_of(id, SETTLES);
+                sum += if class_of(bytes) >= class { bytes } else { 0 };
+                self.list_again(id, bytes);
+            }
+            if next.is_none() {
+                next = self.holders.heaviest_below(class);
+            }
+        }
+        sum
+    }
+
+    /// Moves a listed connection to the list for `bytes`, the bytes that have settled. What came just now may settle yet.
+    fn list_again(&mut self, id: ConnId, bytes: usize) {
+        // Its node is there, so this cannot fail.
+        self.holders.list(id.slot(), bytes);
+        if class_of(self.held_bytes_of(id, AT_ONCE)) > class_of(bytes) {
+            self.watch(id);
+        }
+    }
+
+    /// The connection that holds most, of equal ones the one that did first. Those that shrank since they were listed move to where
+    /// they belong.
     fn heaviest(&mut self, steps: u32) -> Option<ConnId> {
         loop {
             let index = self.holders.heaviest()?;
@@ -192,15 +292,10 @@ impl<O: Observer> Shard<O> {
             if class_of(bytes) == self.holders.class(index) {
                 return Some(id);
             }
-            // Its node is there, so this cannot fail.
-            self.holders.list(index, bytes);
-            if class_of(self.held_bytes_of(id, AT_ONCE)) > class_of(bytes) {
-                // What came just now may settle yet.
-                self.watch(id);
-                if self.holders.class(index) > class_of(bytes) {
-                    // The system has no memory to watch it: it counts now.
-                    return Some(id);
-                }
+            self.list_again(id, bytes);
+            if self.holders.class(index) > class_of(bytes) {
+                // The system has no memory to watch it: it counts now.
+                return Some(id);
             }
         }
     }

@@ -106,6 +106,8 @@ pub struct Shard<O: Observer = ()> {
     meters: Meters,
     /// Bytes held beyond which a turn hands out no frame.
     held_in_turn_max: usize,
+    /// Connections whose inbox or calls grew in this turn while too much was held.
+    grew: Vec<ConnId>,
     /// Connections that came to hold much, each once, with the time: it counts after a moment.
     watched: VecDeque<(ConnId, Stamp)>,
     /// Receive memory is short: frames are copied, nothing is lent.
@@ -165,6 +167,7 @@ impl<O: Observer> Shard<O> {
             holders: Holders::new(),
             meters: Meters::new(),
             held_in_turn_max: usize::MAX,
+            grew: Vec::new(),
             watched: VecDeque::new(),
             short_of_buffers: false,
             copy_always: false,

@@ -5,6 +5,7 @@ use ringserve_buf::{Block, Lease, LeaseMut, try_box};
 use super::turn::{Event, Lane, hand_out};
 use super::{Frames, Shard, expect_conn};
 use crate::conn::{Conn, Flight, Input, Opened, Queued, State};
+use crate::holders::Returning;
 use crate::inbox::{Inbox, NoMemory};
 use crate::outlet::Outlet;
 use crate::{CloseReason, ConnId, Observer, Op, ReceiveEnd};
@@ -151,6 +152,9 @@ impl<O: Observer> Shard<O> {
     }
 
     pub(super) fn receive_ended(&mut self, id: ConnId, end: ReceiveEnd) {
+        if self.shared.returning_bytes() > 0 {
+            self.returned(id, Returning::Block);
+        }
         let Some(conn) = expect_conn(&mut self.conns, id) else { return };
         conn.receive = Flight::None;
         if conn.inbox.as_ref().is_some_and(|inbox| inbox.is_away()) && conn.state != State::Closing {
@@ -309,10 +313,13 @@ impl<O: Observer> Shard<O> {
             && let Some(inbox) = conn.inbox.take()
         {
             self.shared.release(inbox.held_bytes());
-            // The driver gives the block back, which is counted no more; at an end it does so without being asked.
+            // One that the driver lost does not come back.
+            let away = if conn.receive.is_on() { inbox.away_bytes() } else { 0 };
+            // The driver gives the block back; at an end it does so without being asked.
             if inbox.is_away() && conn.state != State::Closing && !conn.aborting && conn.receive.stop() {
                 self.ops.push(Op::ReceiveStop { id });
             }
+            self.returns(id, Returning::Block, away);
         }
     }
 

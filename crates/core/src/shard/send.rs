@@ -6,7 +6,9 @@ use core::time::Duration;
 use super::turn::Event;
 use super::{Shard, expect_conn};
 use crate::conn::{Flight, State, Write};
-use crate::holders::LISTED_BYTES;
+use super::held::{count_room, set_room};
+use crate::holders::{LISTED_BYTES, Returning, RoomOf};
+use crate::outlet::Outlet;
 use crate::stamp::Stamp;
 use crate::{Batch, CloseReason, ConnId, LaneId, Limits, Observer, Op, SendEnd};
 
@@ -26,6 +28,7 @@ impl<O: Observer> Shard<O> {
         if self.held_bytes() > self.limits.held_bytes_max {
             self.relieve(&dirty);
         }
+        self.grew.clear();
         dirty.clear();
         self.scratch = dirty;
     }
@@ -39,7 +42,10 @@ impl<O: Observer> Shard<O> {
             return self.flush_checked(id);
         }
         // The common case: a reply, with nothing that depends on the time of its sending.
-        let Some(batch) = outlet.take_pending() else { return self.close_if_quiet(id) };
+        let Some(mut batch) = outlet.take_pending() else { return self.close_if_quiet(id) };
+        if batch.may_have_room() {
+            count_room(&mut self.holders, &self.shared, id, &mut batch);
+        }
         let len = batch.len();
         let owns = len >= LISTED_BYTES && batch.owns();
         conn.send = Flight::Armed;
@@ -112,10 +118,17 @@ impl<O: Observer> Shard<O> {
             // It may have been started in this turn, when nothing waited for its end yet. Now something does, if
             // only what is queued behind it.
             self.send_awaited = true;
-            if conn.outlet().is_some_and(|outlet| outlet.outbox_bytes() >= LISTED_BYTES) {
+            let Some(outlet) = conn.outlet() else { return };
+            let room = outlet.pending_room();
+            if room + outlet.outbox_bytes() >= LISTED_BYTES {
+                set_room(&mut self.holders, &self.shared, id, RoomOf::Pending, room);
                 self.watch(id);
             }
             return;
+        }
+        if conn.outlet().is_some_and(Outlet::is_over_max) {
+            // Such as a reply of 4 GiB, which no send takes.
+            return self.abort(id, CloseReason::OutboxFull);
         }
         if conn.has_channel() {
             return self.start_sealed(id);
@@ -153,7 +166,10 @@ impl<O: Observer> Shard<O> {
     }
 
     #[inline]
-    fn send(&mut self, id: ConnId, batch: Box<Batch>) {
+    fn send(&mut self, id: ConnId, mut batch: Box<Batch>) {
+        if batch.may_have_room() {
+            count_room(&mut self.holders, &self.shared, id, &mut batch);
+        }
         let Some(conn) = self.conns.get_mut(id) else { return };
         conn.send = Flight::Armed;
         conn.send_at = self.stamp;
@@ -178,6 +194,7 @@ impl<O: Observer> Shard<O> {
         if end == SendEnd::Done
             && let Some(shared) = &conn.shared
             && shared.is_plain()
+            && !batch.room_counts
             && conn.is_open()
             && (!conn.is_aside() || (conn.is_sealed_alone() && self.channels.has_said_nothing(id)))
             && self.drain.is_none()
@@ -205,8 +222,12 @@ impl<O: Observer> Shard<O> {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let Some(shared) = &conn.shared else {
             self.shared.recycle(batch);
+            self.returned(id, Returning::Batch);
             return self.join(id);
         };
+        if core::mem::take(&mut batch.room_counts) {
+            set_room(&mut self.holders, &self.shared, id, RoomOf::Flight, 0);
+        }
         let left = shared.sent_but(batch.len());
         shared.left(left);
         shared.lane().moved.bytes_sent.add(left as u64);

@@ -7,6 +7,7 @@ mod lanes;
 mod large;
 mod opening;
 mod rate;
+mod relief;
 mod sealed;
 mod starting;
 mod timers;

@@ -28,6 +28,10 @@ use crate::outlet::ConnHead;
 use crate::stamp::Stamp;
 use crate::{Budget, CloseReason, Completion, ConnId, LaneId, Observer, Op, Socket, Time, Wait};
 
+/// The part of what may be held that is queued in one turn before it ends: then it is sent, and what peers take at once is given
+/// back.
+const PART_IN_A_TURN: usize = 8;
+
 /// The code above a shard: a service, its upstreams, a simulated service.
 ///
 /// A hook may call any method of the shard. It must not panic; a lane catches the panics of user code.
@@ -245,11 +249,11 @@ impl<O: Observer> Shard<O> {
         hand_out(&mut Frames::new(self, id, of, &shared, lease, plain, is_first), lane);
     }
 
-    /// Begins a connection's batch of frames. It gets none if the turn brought more than may be held: memory of other
-    /// connections' calls would come on top, and only the end of the turn relieves.
+    /// Begins a connection's batch of frames. It gets none if the turn brought much, or more than may be held: memory of other
+    /// connections' calls would come on top, and only the end of the turn sends and relieves.
     #[inline]
     pub(super) fn begin_batch(&mut self) {
-        match self.held_bytes() > self.held_in_turn_max {
+        match self.holds_off() {
             false => self.work.begin_batch(),
             true => self.work.refuse_batch(),
         }
@@ -274,8 +278,10 @@ impl<O: Observer> Shard<O> {
         }
         self.work.begin_turn(self.later + completions);
         // If the turn before could not relieve, nothing would ever go on.
-        let relieved = self.held_bytes() <= self.limits.held_bytes_max;
-        self.held_in_turn_max = if relieved { self.limits.held_bytes_max } else { usize::MAX };
+        let held_max = self.limits.held_bytes_max;
+        let relieved = self.held_bytes() <= held_max;
+        let in_turn = self.memory_bytes().saturating_add(held_max / PART_IN_A_TURN);
+        self.held_in_turn_max = if relieved { held_max.min(in_turn) } else { in_turn };
         if self.later > 0 {
             // The bytes of this turn are not known yet: those of the one before tell whether the driver has more.
             self.take_up(completions, completions >= most || received >= bytes);

@@ -1,0 +1,324 @@
+//! Who goes when connections hold too much, and what counts until the driver gives it back.
+
+use bytes::Bytes;
+use proptest::prelude::*;
+
+use super::*;
+use crate::holders::LISTED_BYTES;
+
+const HELD_MAX: usize = 1 << 20;
+
+/// A shard with `count` connections that may hold a MiB together.
+fn tight(count: usize) -> (Tested, Vec<ConnId>) {
+    let limits = Limits {
+        frame_bytes_max: 1 << 19,
+        outbox_bytes_max: HELD_MAX,
+        outbox_bytes_high: HELD_MAX,
+        write_stall_timeout: None,
+        write_bytes_per_second_min: 0,
+        ..Limits::default()
+    };
+    with_connections(count, (ServerLimits::default().held_bytes_max(HELD_MAX), limits))
+}
+
+/// The connections that were closed for want of memory since this was asked last.
+fn closed(shard: &mut Tested) -> Vec<ConnId> {
+    let end = |heard| match heard {
+        Heard::Ended { id, reason, .. } => {
+            assert_eq!(reason, CloseReason::MemoryLimit);
+            Some(id)
+        }
+        _ => None,
+    };
+    shard.heard().into_iter().filter_map(end).collect()
+}
+
+/// The sends that were begun since this was asked last.
+fn sends(shard: &mut Tested) -> Vec<(ConnId, Box<Batch>)> {
+    let send = |op| if let Op::Send { id, batch } = op { Some((id, batch)) } else { None };
+    shard.ops().into_iter().filter_map(send).collect()
+}
+
+fn write(shard: &Tested, id: ConnId, bytes: usize) {
+    shard.shared(id).unwrap().write_payload(Payload::from(vec![b'r'; bytes]));
+}
+
+/// A request that is answered with `answer` bytes.
+fn ask(shard: &mut Tested, id: ConnId, answer: usize) {
+    shard.lane.replies = answer;
+    shard.receive(id, &empty_frames(1));
+}
+
+#[test]
+fn aborted_outbox_holds_off_calls_until_it_is_back() {
+    let (mut shard, ids) = tight(6);
+    shard.begin(at(1), 0);
+    ids[..3].iter().for_each(|id| write(&shard, *id, 500_000));
+    shard.end();
+    let gone = closed(&mut shard);
+    assert_eq!(gone.len(), 1);
+    assert_eq!((shard.held_bytes(), shard.memory_bytes()), (1_000_000, 1_500_000));
+    let mut sent = sends(&mut shard);
+    for turn in 2..5 {
+        shard.begin(at(turn), 0);
+        if turn == 2 {
+            ask(&mut shard, ids[5], 100);
+        }
+        assert!(!shard.take_call(), "a call that is resumed would queue more");
+        shard.end();
+        assert_eq!(shard.handed(), [], "nothing is back");
+        assert_eq!(shard.wait(), Wait::No);
+    }
+    shard.begin(at(5), 1);
+    let place = sent.iter().position(|(id, _)| *id == gone[0]).unwrap();
+    let (id, batch) = sent.swap_remove(place);
+    shard.complete(Completion::Sent { id, batch, end: SendEnd::Stopped });
+    assert_eq!(shard.memory_bytes(), shard.held_bytes());
+    shard.end();
+    shard.turn(at(6));
+    assert_eq!(shard.handed(), [ids[5]]);
+}
+
+#[test]
+fn memory_on_its_way_back_closes_nobody() {
+    let (mut shard, ids) = tight(20);
+    shard.begin(at(1), 0);
+    ids[..3].iter().for_each(|id| write(&shard, *id, 500_000));
+    shard.end();
+    assert_eq!(closed(&mut shard).len(), 1);
+    // What peers sent meanwhile is kept, and paid for by nobody.
+    shard.begin(at(2), 0);
+    ids[4..].iter().for_each(|id| ask(&mut shard, *id, 100));
+    shard.end();
+    assert_eq!(closed(&mut shard), []);
+}
+
+#[test]
+fn peers_without_a_batch_in_a_full_turn_stay() {
+    let (mut shard, ids) = tight(40);
+    shard.begin(at(1), 40);
+    for (n, id) in ids.iter().enumerate() {
+        // Each fourth one asks for a third of what all may hold.
+        let answer = if n % 4 == 0 { HELD_MAX / 3 } else { 15 };
+        ask(&mut shard, *id, answer);
+    }
+    shard.end();
+    let mut gone = closed(&mut shard);
+    for turn in 2..200 {
+        let sent = sends(&mut shard);
+        shard.begin(at(turn), 0);
+        for (id, mut batch) in sent {
+            // Those that ask for little take it, and so the driver does with what was aborted.
+            if batch.len() < LISTED_BYTES {
+                batch.advance(batch.len());
+                shard.complete(Completion::Sent { id, batch, end: SendEnd::Done });
+            } else if shard.shared(id).is_none() {
+                shard.complete(Completion::Sent { id, batch, end: SendEnd::Stopped });
+            } else {
+                shard.shard.ops.push(Op::Send { id, batch });
+            }
+        }
+        shard.end();
+        gone.extend(closed(&mut shard));
+        assert!(shard.memory_bytes() < HELD_MAX + HELD_MAX / 2, "{}", shard.memory_bytes());
+    }
+    let innocent = |id: &&ConnId| !ids.iter().position(|other| other == *id).unwrap().is_multiple_of(4);
+    assert_eq!(gone.iter().filter(innocent).count(), 0, "of {gone:?}");
+    let handed = ids.iter().filter(|id| shard.conns.get(**id).is_some_and(|conn| conn.frame_seen)).count();
+    assert!(handed >= 30, "{handed} were answered");
+}
+
+#[test]
+fn turn_ends_its_batches_when_it_queued_a_part_of_what_may_be_held() {
+    let (mut shard, ids) = tight(12);
+    shard.begin(at(1), 12);
+    ids.iter().for_each(|id| ask(&mut shard, *id, HELD_MAX / 16));
+    shard.end();
+    assert_eq!(shard.handed(), ids[..2]);
+    shard.turn(at(1));
+    // Bytes of those that wait count too, until they are taken up.
+    assert!((2..=3).contains(&shard.handed().len()));
+}
+
+#[test]
+fn memory_counts_by_what_is_allocated() {
+    let (mut shard, ids) = tight(3);
+    shard.begin(at(1), 0);
+    let mut roomy = Vec::with_capacity(200_000);
+    roomy.resize(50_000, b'r');
+    shard.shared(ids[0]).unwrap().write_payload(Payload::from(roomy));
+    // By its second part the block of the other one is doubled.
+    write(&shard, ids[1], 20_000);
+    shard.shared(ids[1]).unwrap().write(b"end");
+    shard.end();
+    let mut sent = sends(&mut shard);
+    let allocated = sent.iter().map(|(_, batch)| batch.held_bytes()).sum::<usize>();
+    assert!(allocated >= 200_000 + 2 * 20_000, "{allocated}");
+    assert_eq!(shard.held_bytes(), allocated);
+    // What waits behind it counts likewise, and what was sent of it is there until the rest is.
+    shard.begin(at(2), 0);
+    write(&shard, ids[1], 30_000);
+    shard.shared(ids[1]).unwrap().write(b"end");
+    shard.end();
+    assert!((allocated + 60_000..allocated + 61_000).contains(&shard.held_bytes()), "{}", shard.held_bytes());
+    let before = shard.held_bytes();
+    let (id, mut batch) = sent.swap_remove(0);
+    batch.advance(45_000);
+    shard.begin(at(3), 1);
+    shard.complete(Completion::Sent { id, batch, end: SendEnd::Stopped });
+    shard.end();
+    assert_eq!((shard.held_bytes(), shard.shared(id).unwrap().outbox_bytes()), (before, 5_000));
+    // All of it is forgotten at the ends.
+    sent.extend(sends(&mut shard));
+    shard.begin(at(4), 2);
+    for (id, mut batch) in sent {
+        batch.advance(batch.len());
+        shard.complete(Completion::Sent { id, batch, end: SendEnd::Done });
+    }
+    shard.end();
+    for (id, mut batch) in sends(&mut shard) {
+        batch.advance(batch.len());
+        shard.complete(Completion::Sent { id, batch, end: SendEnd::Done });
+    }
+    assert_eq!(shard.memory_bytes(), 0);
+}
+
+#[test]
+fn block_of_a_large_frame_counts_until_the_driver_gives_it_back() {
+    let (mut shard, ids) = tight(1);
+    shard.begin(at(1), 0);
+    let mut half = Vec::from([0, 4, 0, 0]);
+    half.resize(20_000, b'h');
+    shard.receive_part(ids[0], &half);
+    shard.complete(Completion::ReceiveEnded { id: ids[0], end: crate::ReceiveEnd::Stopped });
+    shard.end();
+    let into = |op| if let Op::ReceiveInto { block, .. } = op { Some(block) } else { None };
+    let block = shard.ops().into_iter().find_map(into).expect("it is received straight into its block");
+    let held = shard.held_bytes();
+    assert!(held >= 20_000);
+    shard.begin(at(2), 0);
+    shard.abort(ids[0], CloseReason::Aborted);
+    shard.end();
+    assert_eq!((shard.held_bytes(), shard.memory_bytes()), (0, held));
+    shard.begin(at(3), 1);
+    let end = crate::ReceiveEnd::Stopped;
+    shard.complete(Completion::Filled { id: ids[0], block, bytes: 0, end });
+    shard.end();
+    assert_eq!(shard.memory_bytes(), 0);
+}
+
+#[test]
+fn reply_of_4_gib_is_too_much_and_wraps_no_count() {
+    let limits = Limits::default().outbox_bytes_max(1 << 31).outbox_bytes_high(1 << 20);
+    let (mut shard, id) = with_connection((ServerLimits::default().held_bytes_max(8 << 30), limits));
+    shard.begin(at(1), 0);
+    shard.shared(id).unwrap().write(b"first");
+    shard.end();
+    let (_, mut first) = sends(&mut shard).remove(0);
+    shard.begin(at(2), 1);
+    let piece = Bytes::from(vec![0; 64 << 20]);
+    for _ in 0..64 {
+        shard.shared(id).unwrap().write_payload(piece.clone().into());
+    }
+    // The send before it ends in the turn in which it is queued.
+    first.advance(first.len());
+    shard.complete(Completion::Sent { id, batch: first, end: SendEnd::Done });
+    shard.end();
+    assert_eq!(shard.heard(), [Heard::Ended { id, reason: CloseReason::OutboxFull, opened: true }]);
+    assert_eq!((sends(&mut shard).len(), shard.memory_bytes()), (0, 0));
+}
+
+/// What a connection holds: half a frame, or a reply on its way.
+#[derive(Clone, Debug)]
+enum Hold {
+    Half(usize),
+    Reply(usize),
+}
+
+fn hold() -> impl Strategy<Value = Hold> {
+    let bytes = prop_oneof![1..4000usize, 4100..9000usize, 10_000..300_000usize];
+    (any::<bool>(), bytes).prop_map(|(half, bytes)| if half { Hold::Half(bytes) } else { Hold::Reply(bytes) })
+}
+
+fn class(bytes: usize) -> u32 {
+    if bytes < LISTED_BYTES { 0 } else { bytes.ilog2() }
+}
+
+/// What has settled with those that are compared.
+fn settled_bytes(each: impl Iterator<Item = usize>) -> usize {
+    each.filter(|held| *held >= LISTED_BYTES).sum()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// Steps of connections that hold more, and of time. At each end of a turn those that went held most.
+    #[test]
+    fn heaviest_goes_by_what_it_holds_at_that_moment(
+        steps in prop::collection::vec((0..30usize, hold(), 0..4u64, any::<bool>()), 20..120),
+    ) {
+        let (mut shard, ids) = tight(30);
+        let mut millis = 1000;
+        let mut flying: Vec<(ConnId, Box<Batch>)> = Vec::new();
+        shard.begin(Time::ZERO + Duration::from_millis(millis), 0);
+        for (n, hold, waits, takes) in steps {
+            let id = ids[n];
+            if shard.shared(id).is_none() {
+                continue;
+            }
+            match hold {
+                Hold::Half(bytes) if shard.conns.get(id).is_some_and(|conn| conn.inbox.is_none()) => {
+                    let mut half = Vec::from([0, 7, 0, 0]);
+                    half.resize(bytes + 4, b'h');
+                    shard.receive_part(id, &half);
+                }
+                Hold::Reply(bytes) if shard.shared(id).unwrap().pending_bytes() == 0 => {
+                    // So that its block has no more room than it needs.
+                    shard.shard.shared.drop_spare();
+                    write(&shard, id, bytes);
+                }
+                Hold::Half(_) | Hold::Reply(_) => {}
+            }
+            if takes && let Some(at) = flying.iter().position(|(of, _)| *of == id) {
+                let (id, mut batch) = flying.swap_remove(at);
+                batch.advance(batch.len());
+                shard.complete(Completion::Sent { id, batch, end: SendEnd::Done });
+            }
+            if waits == 0 {
+                continue;
+            }
+            let before: Vec<_> = ids.iter().map(|id| (shard.held_bytes_of(*id, 0), shard.held_bytes_of(*id, 3))).collect();
+            let (held, settled) = (shard.held_bytes(), settled_bytes(before.iter().map(|of| of.1)));
+            shard.end();
+            let gone = closed(&mut shard);
+            flying.extend(sends(&mut shard));
+            let stay = ids.iter().filter(|id| shard.shared(**id).is_some());
+            let now: Vec<_> = stay.map(|id| (shard.held_bytes_of(*id, 0), shard.held_bytes_of(*id, 3))).collect();
+            let heaviest = now.iter().map(|of| class(of.0)).max().unwrap_or(0);
+            let heaviest_settled = now.iter().map(|of| class(of.1)).max().unwrap_or(0);
+            let settled_stays = settled_bytes(now.iter().map(|of| of.1));
+            for id in &gone {
+                let (held_by_it, settled_of_it) = before[ids.iter().position(|other| other == id).unwrap()];
+                let text = std::format!("{held_by_it}, {settled_of_it} settled, of {held}, {settled} settled; stay {now:?}");
+                prop_assert!(class(held_by_it) > 0 || heaviest == 0, "below 4 KiB: {text}");
+                if settled * 4 < held {
+                    prop_assert!(class(held_by_it) >= heaviest, "of all: {text}");
+                }
+                if settled_stays * 4 >= held {
+                    prop_assert!(class(settled_of_it) >= heaviest_settled, "of those that settled: {text}");
+                }
+            }
+            shard.check();
+            millis += [0, 1, 30, 200][waits as usize];
+            shard.begin(Time::ZERO + Duration::from_millis(millis), 0);
+            // The driver gives back what was aborted.
+            let (back, on): (Vec<_>, Vec<_>) =
+                flying.drain(..).partition(|(id, _)| shard.shared(*id).is_none());
+            flying = on;
+            for (id, batch) in back {
+                shard.complete(Completion::Sent { id, batch, end: SendEnd::Stopped });
+            }
+        }
+        shard.end();
+    }
+}
