@@ -15,3 +15,4 @@ mod signals;
 mod small_memory;
 mod stalls;
 mod starts;
+mod unread_answers;

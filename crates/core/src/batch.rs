@@ -309,12 +309,10 @@ impl Batch {
         self.copied.capacity() > ROOM_BYTES_MIN || !self.lent.is_empty()
     }
 
-    /// Memory beyond the bytes left to send, without that of receive buffers, which is counted elsewhere: what it was grown by, what
-    /// was sent already, and what owned bytes have beside what they lend. None below 4 KiB.
+    /// Memory beyond the bytes left to send: what its block was grown by, and what was sent already. None below 4 KiB. What is lent
+    /// counts by its bytes: the rest of a block in which a frame was received was mostly never touched.
     pub(crate) fn room_beyond(&self) -> usize {
-        let of = |lease: &Lease| if lease.is_pooled() { lease.len() } else { lease.pinned_bytes().max(lease.len()) };
-        let memory = self.copied.capacity() + self.lent.iter().map(|(_, lease)| of(lease)).sum::<usize>();
-        let room = memory.saturating_sub(self.left);
+        let room = (self.copied.capacity() + self.lent_bytes).saturating_sub(self.left);
         if room < ROOM_BYTES_MIN { 0 } else { room }
     }
 

@@ -142,7 +142,9 @@ impl Holders {
 
     /// The driver gave it back. Returns how much was noted.
     pub(crate) fn returned(&mut self, index: u32, what: Returning) -> usize {
-        self.nodes.get_mut(index).map_or(0, |node| core::mem::take(&mut node.returning[what as usize]) as usize)
+        self.nodes
+            .get_mut(index)
+            .map_or(0, |node| core::mem::take(&mut node.returning[what as usize]) as usize)
     }
 
     /// What is on its way back of one connection.

@@ -26,6 +26,7 @@ mod id;
 mod in_place;
 mod inbox;
 mod limits;
+mod line;
 mod observer;
 mod outbox;
 mod outlet;
@@ -35,6 +36,7 @@ mod read_rate;
 mod reason;
 mod refused;
 mod remote_gate;
+mod reservation;
 mod shard;
 mod shared;
 mod shared_payload;
@@ -66,6 +68,7 @@ pub use rate::AcceptRate;
 pub use reason::{CloseReason, ClosedBy};
 pub use refused::RefusedBy;
 pub use remote_gate::RemoteGate;
+pub use reservation::{NoMemoryLeft, Reservation};
 pub use shard::{
     ConnFigure, ConnFigures, ConnState, ConnView, Ended, Frames, Lane, Next, Parked, Quota, Rest, Shard,
     Whole,

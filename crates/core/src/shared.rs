@@ -14,6 +14,7 @@ use ringserve_buf::try_box;
 use crate::account::Accounts;
 use crate::batch::KEPT_BYTES_MAX;
 use crate::framing::Encoding;
+use crate::line::{Line, reservable_bytes};
 use crate::proxy::Headers;
 use crate::times::Times;
 use crate::transport::{ChannelTable, Facts};
@@ -87,6 +88,8 @@ pub struct ShardShared {
     lend: Cell<bool>,
     draining: Cell<bool>,
     channels: ChannelTable,
+    /// Calls that wait for memory.
+    line: Line,
 }
 
 #[derive(Default)]
@@ -201,7 +204,31 @@ impl ShardShared {
             lend: Cell::new(true),
             draining: Cell::new(false),
             channels: ChannelTable::default(),
+            line: Line::default(),
         }
+    }
+
+    /// Calls that wait for memory.
+    #[inline]
+    pub(crate) fn line(&self) -> &Line {
+        &self.line
+    }
+
+    /// The room for reservations.
+    pub(crate) fn reservable_bytes(&self) -> usize {
+        reservable_bytes(self.held_bytes_max.get())
+    }
+
+    /// True if `bytes` more fit into the room for reservations.
+    #[inline]
+    pub(crate) fn fits(&self, bytes: usize) -> bool {
+        self.memory_bytes() + bytes <= self.reservable_bytes()
+    }
+
+    /// True if `bytes` can be [reserved](crate::Reservation) without a wait.
+    #[inline]
+    pub fn has_room(&self, bytes: usize) -> bool {
+        self.fits(bytes) && self.line.is_empty()
     }
 
     /// The channels of its connections.

@@ -11,19 +11,20 @@ use ringserve_buf::ReplyWriter;
 use ringserve_core::framing::{HoldsState, Written};
 use ringserve_core::proxy::Tlvs;
 use ringserve_core::{
-    ConnHead, ConnId, ConnLimits, ConnShared, LimitError, Payload, SharedPayload, facts_as,
+    ConnHead, ConnId, ConnLimits, ConnShared, LimitError, NoMemoryLeft, Payload, SharedPayload, facts_as,
 };
 
 use crate::handle::{ConnHandle, LocalHandle};
 use crate::overload::Load;
 use crate::peer::Peer;
+use crate::reserve::Reserved;
 use crate::shard::handle::Shard;
 use crate::shard::join::{JoinHandle, SpawnError};
 use crate::shard::timers::{Sleep, Timeout};
 
 /// The connection of a call.
 ///
-/// Only [`ready`](Cx::ready), [`sleep`](Cx::sleep) and [`timeout`](Cx::timeout) wait. Replies are queued, and all replies of a
+/// Only [`ready`](Cx::ready), [`reserve`](Cx::reserve), [`sleep`](Cx::sleep) and [`timeout`](Cx::timeout) wait. Replies are queued, and all replies of a
 /// turn leave in one send.
 ///
 /// # What a dropped call leaves
@@ -145,6 +146,40 @@ impl<'a, S: 'static> Cx<'a, S> {
             Poll::Pending
         })
         .await
+    }
+
+    /// Reserves memory for a large answer before it is built: at once where all connections of the shard hold less than three
+    /// quarters of [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max) with it, else in a line, first
+    /// come, first served. Reserved bytes count as held by this connection until the result is dropped: queue the answer, then drop
+    /// it. An answer that is not reserved, and passes the limit, has those closed that hold most.
+    ///
+    /// Who is first in the line for 50 ms has connections closed whose peers read nothing for 2 s, the one that holds most first,
+    /// and none that holds less than half of `bytes`.
+    ///
+    /// # Errors
+    /// [`NoMemoryLeft::UsedUp`](crate::limits::NoMemoryLeft::UsedUp) after 5 s, and at once where more is asked for than is ever
+    /// reserved, or the connection takes no more bytes. Answer with a short error then.
+    ///
+    /// ```
+    /// use ringserve::{Cx, Frame, Service};
+    ///
+    /// struct Pages;
+    ///
+    /// impl Service for Pages {
+    ///     type Session = ();
+    ///     type Error = std::convert::Infallible;
+    ///
+    ///     async fn call(&self, cx: &Cx<'_, ()>, _: Frame) -> Result<(), Self::Error> {
+    ///         match cx.reserve(1_000_000).await {
+    ///             Ok(_reserved) => cx.reply(vec![b'.'; 1_000_000]),
+    ///             Err(_) => cx.reply("busy"),
+    ///         }
+    ///         Ok(())
+    ///     }
+    /// }
+    /// ```
+    pub async fn reserve(&self, bytes: usize) -> Result<Reserved, NoMemoryLeft> {
+        Reserved::wait(self.head, self.shard, bytes).await
     }
 
     /// Switches the rule that cuts this connection's bytes into frames: the state of its

@@ -32,6 +32,7 @@ mod opening;
 pub mod overload;
 mod parts;
 mod peer;
+mod reserve;
 #[cfg(feature = "resp")]
 pub mod resp;
 mod room;
@@ -188,10 +189,11 @@ pub mod transport {
 
 /// Limits of a server, in addition to those of a service ([`Limits`]), and the memory that it may use.
 pub mod limits {
+    pub use crate::reserve::Reserved;
     pub use crate::room::{Room, Taken};
     pub use crate::server::memory::{UsableMemory, usable_memory};
     pub use crate::watchdog::Stalls;
-    pub use ringserve_core::{ConnLimits, IdleCounts, LimitError, ServerLimits, WhenTooFast};
+    pub use ringserve_core::{ConnLimits, IdleCounts, LimitError, NoMemoryLeft, ServerLimits, WhenTooFast};
 }
 
 /// Addresses, socket options, and connections to other servers.

@@ -17,7 +17,7 @@ use ringserve::{Cx, Frame, Opening, Refusal, Service, Shard, topics};
 use crate::client::{Client, Rooms, Topics};
 use crate::commands::{self, Command, Run, To};
 use crate::keys::Bad;
-use crate::store::{Keyer, Store};
+use crate::store::{Keyer, LARGE_BYTES, Store};
 use crate::walk::{Found, Query, STEPS, Walk};
 
 /// Keys that are removed at once when their time is over, before others are served.
@@ -254,22 +254,29 @@ impl Kv {
         }
         let (node, session) = (&*self.node, cx.session());
         let command = commands::find(args.get(0)).filter(|command| command.fits(args.len()));
+        let mut large = 0;
         // Most are about one key.
         if let Some(command) = command.filter(|command| command.to == To::Key)
             && !session.client.only_listens()
         {
             let owner = node.store.borrow().owner(args.get(1));
-            if owner == node.shard.index() && session.replies.is_idle() {
+            let is_here = owner == node.shard.index();
+            if is_here && node.store.borrow().has_large && command.name.starts_with("get") {
+                let bytes = node.store.borrow_mut().value_of(args.get(1)).len();
+                large = if bytes >= LARGE_BYTES { bytes } else { 0 };
+            }
+            if large > 0 {
+                // It waits for memory below.
+            } else if is_here && session.replies.is_idle() {
                 say(cx, |out| node.run(command, args, out));
                 return Begun::Rest(Rest::none());
-            }
-            if let Some(mut asking) = self.scatter.along(&session.replies) {
+            } else if let Some(mut asking) = self.scatter.along(&session.replies) {
                 asking.ask(owner, (command, session.client.version()), args);
                 return Begun::Rest(Rest::none());
             }
         }
-        if command.is_some_and(|command| matches!(command.run, Run::Walk(_) | Run::Listen)) {
-            let work = async move { self.take_time(cx, (&frame, &request, command)).await };
+        if large > 0 || command.is_some_and(|command| matches!(command.run, Run::Walk(_) | Run::Listen)) {
+            let work = async move { self.take_time(cx, (&frame, &request, command), large).await };
             return Begun::Long(Box::pin(self.scatter.alone(cx, &session.replies, work)));
         }
         let asks = command.is_some_and(|command| command.to != To::Client);
@@ -277,9 +284,16 @@ impl Kv {
         Begun::Rest(self.scatter.in_turn(cx, &session.replies, asks, answer))
     }
 
-    /// Answers a request that takes its time, when its turn has come.
-    async fn take_time(&self, cx: &Cx<'_, Session>, (frame, request, found): Asked<'_>) {
+    /// Answers a request that takes its time, when its turn has come: one with a `large` value of the shard's own as soon as there is
+    /// memory for it.
+    async fn take_time(&self, cx: &Cx<'_, Session>, (frame, request, found): Asked<'_>, large: usize) {
         let args = request.args(frame);
+        if let Some(command) = found.filter(|_| large > 0) {
+            return match cx.reserve(large).await {
+                Ok(_reserved) => say(cx, |out| self.node.run(command, args, out)),
+                Err(_) => say(cx, |out| out.reply(|_| Err("TRYAGAIN memory is used up".into()))),
+            };
+        }
         match checked(&cx.session().client, (frame, request, found)).map(|command| command.run) {
             Ok(Run::Listen) => listen(cx, args).await,
             Ok(Run::Walk(to_query)) => match to_query(args) {

@@ -15,6 +15,9 @@ use ringserve::framing::{Kept, Parts};
 use ringserve::resp::hash_tag;
 use ringserve::sync::Notify;
 
+/// Bytes of a value from which on memory is reserved for the answer: below them it is copied, and not kept until it is sent.
+pub const LARGE_BYTES: usize = 32 << 10;
+
 /// The end of a key that has none.
 pub const NEVER: u64 = u64::MAX;
 
@@ -53,6 +56,8 @@ pub struct Store {
     pub place: (usize, usize),
     /// Bytes a value may grow to: no longer than what a request could bring.
     pub value_bytes_max: usize,
+    /// There was a value for whose answer memory is reserved.
+    pub has_large: bool,
     /// The walks that are under way.
     walks: Vec<Weak<RefCell<Place>>>,
 }
@@ -66,7 +71,7 @@ impl Store {
     ) -> Store {
         let (keys, clock) = (IndexMap::with_hasher(keyer), Box::new(clock));
         let (ends, sooner, walks) = Default::default();
-        Store { keys, ends, sooner, clock, place, value_bytes_max, walks }
+        Store { keys, ends, sooner, clock, place, value_bytes_max, has_large: false, walks }
     }
 
     pub fn now(&self) -> u64 {
@@ -130,12 +135,16 @@ impl Store {
             Some(at) => at,
             None => self.insert(key, Kept::default()),
         };
-        change(self.keys[at].value.to_mut())
+        let value = self.keys[at].value.to_mut();
+        let changed = change(value);
+        self.has_large |= value.len() >= LARGE_BYTES;
+        changed
     }
 
     /// Gives a key an argument as its value, and another end if one is told. A new key without one never ends.
     #[inline]
     pub fn put(&mut self, key: &[u8], args: Parts<'_>, n: usize, end: Option<u64>) {
+        self.has_large |= args.get(n).len() >= LARGE_BYTES;
         let at = match self.find(key) {
             None => self.insert(key, args.keep(n)),
             Some(at) => {

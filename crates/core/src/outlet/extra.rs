@@ -23,8 +23,9 @@ pub(super) struct Extra {
     /// The same for other calls of the connection.
     more_ready: Vec<Waker>,
     pub(super) gate: Option<Arc<RemoteGate>>,
-    /// Bytes that the service holds for it.
+    /// Bytes that the service holds for it, and those that are reserved for an answer.
     service_bytes: usize,
+    reserved_bytes: usize,
     /// Why user code closes or aborts it, if it says more than that.
     pub(super) reason: Option<CloseReason>,
     asked: Option<Box<Asked>>,
@@ -201,10 +202,26 @@ impl Outlet {
         }
     }
 
-    /// What [`set_service_bytes`](Outlet::set_service_bytes) said last.
+    /// Reserves bytes for an answer, which count as held by the service.
+    pub(crate) fn reserve(&self, bytes: usize) {
+        self.with_extra(|extra| extra.reserved_bytes += bytes);
+        self.lane.shard().set_service_bytes(0, bytes);
+        self.mark_dirty();
+    }
+
+    /// Gives bytes back that were reserved, unless the connection's end did.
+    pub(crate) fn unreserve(&self, bytes: usize) {
+        let Some(mut extra) = self.extra.take() else { return };
+        let bytes = bytes.min(extra.reserved_bytes);
+        extra.reserved_bytes -= bytes;
+        self.extra.set(Some(extra));
+        self.lane.shard().release(bytes);
+    }
+
+    /// What [`set_service_bytes`](Outlet::set_service_bytes) said last, and what is reserved.
     pub(crate) fn service_bytes(&self) -> usize {
         let extra = self.extra.take();
-        let bytes = extra.as_ref().map_or(0, |extra| extra.service_bytes);
+        let bytes = extra.as_ref().map_or(0, |extra| extra.service_bytes + extra.reserved_bytes);
         self.extra.set(extra);
         bytes
     }

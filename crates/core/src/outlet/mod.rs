@@ -405,6 +405,7 @@ impl Outlet {
     /// Takes nothing from now on and drops what is queued. What is in flight counts as on its way back, elsewhere.
     pub(crate) fn end(&self) {
         self.seal();
+        self.unreserve(usize::MAX);
         self.lane.shard().set_service_bytes(self.service_bytes(), 0);
         self.left(self.in_flight.get() as usize);
         self.drop_pending();

@@ -89,9 +89,14 @@ impl<O: Observer> Shard<O> {
                     || inbox.waiting_bytes() == 0;
                 assert!(moves, "frames wait for nothing: {}", text());
             }
-            held_bytes += conn.outlet().map_or(0, |outlet| outlet.outbox_bytes()) + self.holders.room_of(index);
+            held_bytes +=
+                conn.outlet().map_or(0, |outlet| outlet.outbox_bytes()) + self.holders.room_of(index);
             let returning = self.holders.returning(index);
-            assert!(returning == 0 || conn.send.is_on() || conn.receive.is_on(), "never comes back: {}", text());
+            assert!(
+                returning == 0 || conn.send.is_on() || conn.receive.is_on(),
+                "never comes back: {}",
+                text()
+            );
             returning_bytes += returning;
             let calls = self.holders.call_bytes_of(index);
             assert!(calls == 0 || conn.has_handler(), "calls that are done hold memory: {}", text());

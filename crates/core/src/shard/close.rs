@@ -152,7 +152,11 @@ impl<O: Observer> Shard<O> {
             return;
         }
         let Some(conn) = self.conns.remove(id) else { return };
-        debug_assert_eq!(self.holders.returning(id.slot()), 0, "the driver has memory of {id}, which is free");
+        debug_assert_eq!(
+            self.holders.returning(id.slot()),
+            0,
+            "the driver has memory of {id}, which is free"
+        );
         self.accepting.parting -= usize::from(conn.opened == Opened::LastWords);
         self.wheel.clear(id.slot());
         self.lanes[conn.lane].shared.headers().forget(id);

@@ -7,7 +7,7 @@
 //! everything counts.
 //!
 //! Who goes is decided at the end of a turn, when everything that was queued in it was looked at. What a closed connection had
-//! in flight is with the driver until that gives it back. It counts apart: it holds off new calls, and closes nobody.
+//! in flight is with the driver until that gives it back. It counts apart: it holds off new calls, and closes no connection.
 
 use super::{QUEUE_KEPT, Shard, kept_bytes_max};
 
@@ -20,7 +20,7 @@ use crate::{Batch, CloseReason, ConnId, Observer};
 
 /// Steps after which queued bytes or half a frame count as held: 34 to 50 ms. A send that fits the kernel's buffer is over
 /// within its turn, and is reported within a few of them; the rest of a frame follows as fast as its peer sends.
-const SETTLES: u32 = 3;
+pub(super) const SETTLES: u32 = 3;
 
 /// Everything counts.
 const AT_ONCE: u32 = 0;
@@ -62,7 +62,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// The same, with what the driver still has of connections that ended.
+    /// Bytes that all connections hold, with what the driver still has of those that ended.
     #[inline]
     pub(super) fn memory_bytes(&self) -> usize {
         self.shared.memory_bytes()
@@ -280,7 +280,7 @@ impl<O: Observer> Shard<O> {
 
     /// The connection that holds most, of equal ones the one that did first. Those that shrank since they were listed move to where
     /// they belong.
-    fn heaviest(&mut self, steps: u32) -> Option<ConnId> {
+    pub(super) fn heaviest(&mut self, steps: u32) -> Option<ConnId> {
         loop {
             let index = self.holders.heaviest()?;
             let Some(id) = self.conns.id_at(index) else {

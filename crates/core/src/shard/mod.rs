@@ -17,6 +17,7 @@ mod inspect;
 mod lanes;
 mod metered;
 mod receive;
+mod reserve;
 mod seal;
 mod secure;
 mod send;

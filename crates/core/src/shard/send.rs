@@ -3,10 +3,10 @@
 use alloc::boxed::Box;
 use core::time::Duration;
 
+use super::held::{count_room, set_room};
 use super::turn::Event;
 use super::{Shard, expect_conn};
 use crate::conn::{Flight, State, Write};
-use super::held::{count_room, set_room};
 use crate::holders::{LISTED_BYTES, Returning, RoomOf};
 use crate::outlet::Outlet;
 use crate::stamp::Stamp;

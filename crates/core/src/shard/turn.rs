@@ -356,6 +356,9 @@ impl<O: Observer> Shard<O> {
         }
         self.settle_held();
         self.flush();
+        if !self.shared.line().is_empty() {
+            self.serve_line();
+        }
         if cfg!(debug_assertions) {
             self.invariants();
         }
@@ -398,16 +401,19 @@ impl<O: Observer> Shard<O> {
             return self.now;
         }
         let next = self.wheel.next_or_never();
-        match self.drain.is_some() || self.accepting.may_retry() {
+        match self.drain.is_some() || self.accepting.may_retry() || !self.shared.line().is_empty() {
             false => next,
             true => self.next_beside(next),
         }
     }
 
-    /// The earliest of the times of limits, which is `next`, of a drain and of accepting again.
+    /// The earliest of the times of limits, which is `next`, of a drain, of accepting again and of a look at the line.
     #[cold]
     #[inline(never)]
     fn next_beside(&self, mut next: Time) -> Time {
+        if let Some(at) = self.line_look() {
+            next = next.min(at);
+        }
         if let Some(at) = self.accepting.retry_at(self.now) {
             next = next.min(at);
         }

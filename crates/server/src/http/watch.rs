@@ -19,10 +19,12 @@ use std::future::Future;
 #[cfg(feature = "websocket")]
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
-use std::task::Waker;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use hyper::body::Bytes;
+use ringserve_core::Reservation;
+use ringserve_core::internals::OWNED_BYTES_MIN;
 
 use farewell::Farewell;
 pub(super) use farewell::request_bytes;
@@ -42,6 +44,9 @@ const LOOKS: usize = 4;
 
 /// What hyper holds is counted in steps of this many bytes, so that a small request changes the account of the shard once.
 const COUNT_STEP: usize = 4096;
+
+/// As much memory is reserved for a piece of a response: as a reader of files brings at once.
+const MEMORY_PIECE: usize = 64 << 10;
 
 /// [`HttpOptions`] in ticks.
 #[derive(Clone, Copy, Debug)]
@@ -238,6 +243,8 @@ pub(super) struct Watching {
     held_back: Cell<bool>,
     rate: Cell<Rate>,
     excess: Cell<Option<Excess>>,
+    /// The memory that its body waits for.
+    memory: Cell<Option<Reservation>>,
     /// The stream speaks something else, as long as it likes.
     upgraded: Cell<bool>,
 }
@@ -391,6 +398,7 @@ impl Watch {
             held_back: Cell::default(),
             rate: Cell::default(),
             excess: Cell::default(),
+            memory: Cell::default(),
             upgraded: Cell::default(),
         });
         if http2 {
@@ -624,6 +632,28 @@ impl Watching {
         if waits {
             self.held_back.set(true);
             connection.holds_back.set(true);
+        }
+        waits
+    }
+
+    /// True if a body of `left` bytes or more has to wait, since the shard's memory is used up: an answer that is short, of a
+    /// connection that holds little, does not. Its task is woken when there is some.
+    #[inline]
+    pub(super) fn waits_for_memory(&self, left: u64, task: &mut Context<'_>) -> bool {
+        let Some(connection) = self.connection.upgrade() else { return false };
+        let Some(fate) = &connection.fate else { return false };
+        if fate.has_room(MEMORY_PIECE) {
+            return false;
+        }
+        let is_short = left <= OWNED_BYTES_MIN as u64;
+        if is_short && connection.held.get() + fate.outbox_bytes() < COUNT_STEP {
+            return false;
+        }
+        let mut memory = self.memory.take().unwrap_or_else(|| fate.reservation());
+        // What it makes of it counts at once, and so the reservation need not.
+        let waits = memory.poll(MEMORY_PIECE, task.waker()).is_pending();
+        if waits {
+            self.memory.set(Some(memory));
         }
         waits
     }

@@ -181,7 +181,7 @@ impl<B: Body + 'static> Body for Tracked<B> {
         task: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Piece<B::Data>>, B::Error>>> {
         let TrackedProjection::Of { body, watching } = self.project() else { return Poll::Ready(None) };
-        if watching.waits_for_room() {
+        if watching.waits_for_room() || watching.waits_for_memory(body.size_hint().lower(), task) {
             return Poll::Pending;
         }
         let frame = ready!(body.poll_frame(task));

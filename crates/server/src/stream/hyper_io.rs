@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper::rt::{Read, ReadBufCursor, Write};
-use ringserve_core::ConnShared;
+use ringserve_core::{ConnShared, Reservation};
 
 use super::byte_stream::Stream;
 use crate::shard::session::Session;
@@ -98,6 +98,16 @@ impl Fate {
     /// Bytes that hyper holds now.
     pub(crate) fn set_held(&self, bytes: usize) {
         self.shared.set_service_bytes(bytes);
+    }
+
+    /// True if the shard has memory for `bytes` more.
+    pub(crate) fn has_room(&self, bytes: usize) -> bool {
+        self.shared.lane().shard().has_room(bytes)
+    }
+
+    /// Memory of the shard that may be waited for.
+    pub(crate) fn reservation(&self) -> Reservation {
+        Reservation::new(self.shared.head())
     }
 
     /// Bytes that the kernel has not taken yet.

@@ -27,7 +27,7 @@ fn held(held_bytes_max: usize) -> ServerLimits {
     ServerLimits { held_bytes_max, ..ServerLimits::default() }
 }
 
-/// Receives a part of a frame in a turn of its own, since a turn takes up a part of what may be held.
+/// Receives a part of a frame in a separate turn, since a turn takes up a part of what may be held.
 fn receive_in_a_turn(shard: &mut Tested, id: ConnId, bytes: &[u8]) {
     shard.receive_part(id, bytes);
     assert_eq!(ended(shard), []);

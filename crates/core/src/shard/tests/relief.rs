@@ -1,10 +1,13 @@
 //! Who goes when connections hold too much, and what counts until the driver gives it back.
 
+use core::task::Poll;
+
 use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::*;
 use crate::holders::LISTED_BYTES;
+use crate::{NoMemoryLeft, Reservation};
 
 const HELD_MAX: usize = 1 << 20;
 
@@ -80,13 +83,13 @@ fn aborted_outbox_holds_off_calls_until_it_is_back() {
 }
 
 #[test]
-fn memory_on_its_way_back_closes_nobody() {
+fn memory_on_its_way_back_closes_no_peer() {
     let (mut shard, ids) = tight(20);
     shard.begin(at(1), 0);
     ids[..3].iter().for_each(|id| write(&shard, *id, 500_000));
     shard.end();
     assert_eq!(closed(&mut shard).len(), 1);
-    // What peers sent meanwhile is kept, and paid for by nobody.
+    // What peers sent meanwhile is kept, and none pays for it.
     shard.begin(at(2), 0);
     ids[4..].iter().for_each(|id| ask(&mut shard, *id, 100));
     shard.end();
@@ -129,7 +132,7 @@ fn peers_without_a_batch_in_a_full_turn_stay() {
 }
 
 #[test]
-fn turn_ends_its_batches_when_it_queued_a_part_of_what_may_be_held() {
+fn turn_ends_when_it_queued_a_part_of_what_may_be_held() {
     let (mut shard, ids) = tight(12);
     shard.begin(at(1), 12);
     ids.iter().for_each(|id| ask(&mut shard, *id, HELD_MAX / 16));
@@ -144,16 +147,14 @@ fn turn_ends_its_batches_when_it_queued_a_part_of_what_may_be_held() {
 fn memory_counts_by_what_is_allocated() {
     let (mut shard, ids) = tight(3);
     shard.begin(at(1), 0);
-    let mut roomy = Vec::with_capacity(200_000);
-    roomy.resize(50_000, b'r');
-    shard.shared(ids[0]).unwrap().write_payload(Payload::from(roomy));
+    write(&shard, ids[0], 50_000);
     // By its second part the block of the other one is doubled.
     write(&shard, ids[1], 20_000);
     shard.shared(ids[1]).unwrap().write(b"end");
     shard.end();
     let mut sent = sends(&mut shard);
     let allocated = sent.iter().map(|(_, batch)| batch.held_bytes()).sum::<usize>();
-    assert!(allocated >= 200_000 + 2 * 20_000, "{allocated}");
+    assert!(allocated >= 50_000 + 2 * 20_000, "{allocated}");
     assert_eq!(shard.held_bytes(), allocated);
     // What waits behind it counts likewise, and what was sent of it is there until the rest is.
     shard.begin(at(2), 0);
@@ -226,6 +227,74 @@ fn reply_of_4_gib_is_too_much_and_wraps_no_count() {
     shard.end();
     assert_eq!(shard.heard(), [Heard::Ended { id, reason: CloseReason::OutboxFull, opened: true }]);
     assert_eq!((sends(&mut shard).len(), shard.memory_bytes()), (0, 0));
+}
+
+/// A reservation that was polled once.
+fn reserve(shard: &Tested, id: ConnId, bytes: usize) -> (Reservation, Poll<Result<(), NoMemoryLeft>>) {
+    let mut reservation = Reservation::new(shard.shared(id).unwrap());
+    let polled = reservation.poll(bytes, Waker::noop());
+    (reservation, polled)
+}
+
+#[test]
+fn memory_is_reserved_up_to_three_quarters_and_then_in_a_line() {
+    let (mut shard, ids) = tight(6);
+    shard.begin(at(1), 0);
+    assert_eq!(reserve(&shard, ids[0], HELD_MAX / 4 * 3 + 1).1, Poll::Ready(Err(NoMemoryLeft::TooLarge)));
+    let (first, polled) = reserve(&shard, ids[0], HELD_MAX / 2);
+    assert_eq!(polled, Poll::Ready(Ok(())));
+    let (mut second, polled) = reserve(&shard, ids[1], HELD_MAX / 2);
+    assert_eq!(polled, Poll::Pending);
+    // Who comes later waits behind it, and so does not keep it waiting for ever.
+    let (mut third, polled) = reserve(&shard, ids[2], 10);
+    assert_eq!(polled, Poll::Pending);
+    let (fourth, _) = reserve(&shard, ids[3], 10);
+    shard.end();
+    assert_eq!((shard.heard(), shard.held_bytes()), (vec![], HELD_MAX / 2));
+    assert!(shard.wait() != Wait::Forever, "a line is looked at");
+    shard.begin(at(2), 0);
+    drop((first, fourth));
+    shard.end();
+    assert_eq!(shard.heard(), [Heard::Wake(ids[1]), Heard::Wake(ids[2])]);
+    assert_eq!(second.poll(HELD_MAX / 2, Waker::noop()), Poll::Ready(Ok(())));
+    assert_eq!(shard.held_bytes(), HELD_MAX / 2 + 10);
+    // What is granted and not taken goes back likewise, and an end gives all back.
+    shard.begin(at(3), 0);
+    shard.abort(ids[2], CloseReason::Aborted);
+    shard.end();
+    assert_eq!(third.poll(10, Waker::noop()), Poll::Ready(Err(NoMemoryLeft::Gone)));
+    drop((third, second));
+    assert_eq!(shard.memory_bytes(), 0);
+}
+
+#[test]
+fn those_that_read_nothing_make_room_for_who_waits() {
+    let (mut shard, ids) = tight(6);
+    shard.begin(at(1), 0);
+    ids[..2].iter().for_each(|id| write(&shard, *id, 350_000));
+    write(&shard, ids[2], 50_000);
+    shard.end();
+    let sent = sends(&mut shard);
+    let (mut waits, polled) = reserve(&shard, ids[3], 300_000);
+    assert_eq!(polled, Poll::Pending);
+    shard.turn(at(2));
+    shard.turn(at(2) + Duration::from_millis(500));
+    assert_eq!(shard.heard(), [], "they may read yet");
+    shard.turn(at(4));
+    assert_eq!(closed(&mut shard), ids[..1]);
+    assert_eq!(waits.poll(300_000, Waker::noop()), Poll::Pending, "nothing is back");
+    shard.begin(at(5), 1);
+    let (id, batch) = sent.into_iter().next().unwrap();
+    shard.complete(Completion::Sent { id, batch, end: SendEnd::Stopped });
+    shard.end();
+    assert_eq!(waits.poll(300_000, Waker::noop()), Poll::Ready(Ok(())));
+    // Who holds little beside what is wanted is not closed for it.
+    let (_more, polled) = reserve(&shard, ids[4], 750_000);
+    assert_eq!(polled, Poll::Pending);
+    for turn in 6..9 {
+        shard.turn(at(turn));
+    }
+    assert_eq!(closed(&mut shard), []);
 }
 
 /// What a connection holds: half a frame, or a reply on its way.

@@ -1,0 +1,106 @@
+//! Memory that a call reserves before it builds a large answer: first come, first served.
+//!
+//! ```text
+//!   poll ──▶ fits, and no call waits ─────────────────────────▶ reserved: counts as what the service holds for the connection
+//!     └────▶ Wanted, in the line ──▶ end of a turn: it fits ──▶ granted, and woken
+//! ```
+
+use alloc::rc::Rc;
+use core::cell::Cell;
+use core::fmt;
+use core::task::{Poll, Waker};
+
+use crate::ShardShared;
+use crate::line::Wanted;
+use crate::outlet::ConnHead;
+
+/// Why memory was not reserved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NoMemoryLeft {
+    /// More was asked for than three quarters of [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max).
+    TooLarge,
+    /// It was used up for 5 s.
+    UsedUp,
+    /// The connection takes no more bytes.
+    Gone,
+}
+
+impl fmt::Display for NoMemoryLeft {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            NoMemoryLeft::TooLarge => "more than three quarters of held_bytes_max",
+            NoMemoryLeft::UsedUp => "memory is used up",
+            NoMemoryLeft::Gone => "the connection takes no more bytes",
+        })
+    }
+}
+
+impl core::error::Error for NoMemoryLeft {}
+
+/// Memory that is reserved for a connection, or waited for. Its drop gives it back.
+pub struct Reservation {
+    head: ConnHead,
+    wanted: Option<Rc<Wanted>>,
+    bytes: usize,
+}
+
+impl Reservation {
+    /// Of nothing, for a connection.
+    pub fn new(head: &ConnHead) -> Reservation {
+        Reservation { head: head.clone(), wanted: None, bytes: 0 }
+    }
+
+    fn shard(&self) -> &ShardShared {
+        self.head.lane().shard()
+    }
+
+    /// Reserves `bytes`, the same in each call, or wakes `waker` once they are.
+    ///
+    /// # Errors
+    /// If they will never be.
+    pub fn poll(&mut self, bytes: usize, waker: &Waker) -> Poll<Result<(), NoMemoryLeft>> {
+        if self.head.is_gone() {
+            return Poll::Ready(Err(NoMemoryLeft::Gone));
+        }
+        if let Some(wanted) = &self.wanted {
+            if wanted.is_granted.get() {
+                (self.wanted, self.bytes) = (None, bytes);
+                return Poll::Ready(Ok(()));
+            }
+            wanted.waker.set(Some(waker.clone()));
+            return Poll::Pending;
+        }
+        if bytes > self.shard().reservable_bytes() {
+            return Poll::Ready(Err(NoMemoryLeft::TooLarge));
+        }
+        if self.shard().has_room(bytes) {
+            self.head.reserve(bytes);
+            self.bytes = bytes;
+            return Poll::Ready(Ok(()));
+        }
+        let wanted = Rc::new(Wanted {
+            id: self.head.id(),
+            bytes,
+            since: Cell::default(),
+            is_granted: Cell::default(),
+            waker: Cell::new(Some(waker.clone())),
+        });
+        self.shard().line().push(&wanted);
+        self.wanted = Some(wanted);
+        Poll::Pending
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let granted = self.wanted.take().filter(|wanted| wanted.is_granted.get());
+        self.head.unreserve(self.bytes + granted.map_or(0, |wanted| wanted.bytes));
+    }
+}
+
+impl fmt::Debug for Reservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reservation").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,33 @@
+//! Memory that a handler reserves before it builds a large answer.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::time::Duration;
+
+use ringserve_core::{ConnHead, NoMemoryLeft, Reservation};
+
+use crate::shard::handle::Shard;
+
+/// How long a handler waits for memory: a peer that reads takes a large answer in less, and one that asks is still there.
+const WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// Memory that is [reserved](crate::Cx::reserve) for a connection. Its drop gives it back.
+#[must_use = "it is given back when it is dropped"]
+pub struct Reserved(Reservation);
+
+impl Reserved {
+    pub(crate) async fn wait(head: &ConnHead, shard: &Shard, bytes: usize) -> Result<Reserved, NoMemoryLeft> {
+        let mut reservation = Reservation::new(head);
+        let granted = poll_fn(|task| reservation.poll(bytes, task.waker()));
+        match shard.timeout(WAIT_MAX, granted).await {
+            Ok(granted) => granted.map(|()| Reserved(reservation)),
+            Err(_) => Err(NoMemoryLeft::UsedUp),
+        }
+    }
+}
+
+impl fmt::Debug for Reserved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Reserved").field(&self.0).finish()
+    }
+}
