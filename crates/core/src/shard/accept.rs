@@ -39,6 +39,7 @@ impl<O: Observer> Shard<O> {
     }
 
     fn place(&mut self, listener: u16, socket: Socket, peer: Option<SocketAddr>) {
+        self.accepting.know(listener);
         let is_next = self.accepting.at(listener).is_some_and(|at| at.waiting.is_empty() && !at.is_put_off())
             || self.accepting.is_reserved(listener, peer);
         if is_next && self.takes_newcomers() && self.ask(listener, socket, peer) {
@@ -457,7 +458,7 @@ impl<O: Observer> Shard<O> {
         if held && at.armed && !at.stopping {
             at.stopping = true;
             self.ops.push(Op::AcceptStop { listener });
-        } else if !held && !at.armed {
+        } else if !held && !at.armed && !at.closed {
             at.armed = true;
             self.ops.push(Op::Accept { listener });
         }
@@ -473,7 +474,7 @@ impl<O: Observer> Shard<O> {
 
     /// Takes in the queues of the listeners, and closes them.
     pub(super) fn stop_listening(&mut self) {
-        for listener in 0..self.accepting.listeners.len() as u16 {
+        for (listener, _) in (0..).zip(&self.accepting.listeners).filter(|(_, at)| !at.closed) {
             self.ops.push(Op::StopListening { listener });
         }
         // Accepting does not rest any more, and is not held back.

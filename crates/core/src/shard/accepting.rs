@@ -184,6 +184,13 @@ impl Accepting {
         self.listeners.extend((0..listeners).map(|_| Listener::new(lane)));
     }
 
+    /// Has a place for what waits of a listener: another shard may pass on what it accepted at one that this one has not.
+    pub(super) fn know(&mut self, listener: u16) {
+        while self.listeners.len() <= usize::from(listener) {
+            self.listeners.push(Listener { closed: true, ..Listener::new(LaneId::FIRST) });
+        }
+    }
+
     pub(super) fn at(&mut self, listener: u16) -> Option<&mut Listener> {
         self.listeners.get_mut(usize::from(listener))
     }

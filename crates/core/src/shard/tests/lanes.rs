@@ -58,6 +58,22 @@ fn the_limit_on_connections_is_of_all_lanes_together() {
 }
 
 #[test]
+fn socket_of_a_listener_that_another_shard_has_waits_here() {
+    let mut shard = Tested::new(Limits::default(), 1, 0);
+    shard.begin(Time::ZERO, 0);
+    for number in [1, 2] {
+        shard.take_handed_off(3, Socket(number), None);
+    }
+    shard.dispatch();
+    let id = adopted(&mut shard)[0];
+    assert_eq!((shard.heard(), shard.newcomers()), (vec![Heard::Accepted(Socket(1))], 1));
+    shard.abort(id, CloseReason::Aborted);
+    shard.complete(Completion::Closed { id });
+    assert!(shard.heard().contains(&Heard::Accepted(Socket(2))));
+    assert!(!shard.ops().iter().any(|op| matches!(op, Op::Accept { .. })));
+}
+
+#[test]
 fn what_a_lane_turns_away_is_counted_there() {
     let (mut shard, second) = with_two_lanes(Limits::default());
     shard.lane.leaves_sockets = true;
