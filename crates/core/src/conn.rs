@@ -147,9 +147,9 @@ impl Due {
     /// be missed.
     pub(crate) fn may_be_undone(self, is_last: bool) -> bool {
         match self {
-            Due::Linger | Due::Probe | Due::Resume => false,
+            Due::Probe | Due::Resume => false,
             Due::Heartbeat => is_last,
-            Due::Write | Due::ReadRate | Due::Close(_) => true,
+            Due::Linger | Due::Write | Due::ReadRate | Due::Close(_) => true,
         }
     }
 }

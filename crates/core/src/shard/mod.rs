@@ -121,6 +121,8 @@ pub struct Shard<O: Observer = ()> {
     scratch: Vec<ConnId>,
     fired: Vec<u32>,
     lateness: Lateness,
+    /// Completions of all turns.
+    taken: u64,
 }
 
 impl<O: Observer> Drop for Shard<O> {
@@ -176,6 +178,7 @@ impl<O: Observer> Shard<O> {
             scratch: Vec::new(),
             fired: Vec::new(),
             lateness: Lateness::default(),
+            taken: 0,
             limits,
         }
     }

@@ -246,7 +246,7 @@ impl<O: Observer> Shard<O> {
             SendEnd::Stopped if batch.is_empty() => self.shared.recycle(batch),
             SendEnd::Stopped => {
                 let limits = &self.lanes[conn.lane].limits;
-                let judged = self.lateness.judged_for(self.wheel.next_or_never(), self.now);
+                let judged = self.lateness.judged_for(self.now);
                 if let Some(reason) = write_limit(limits, &mut batch, left, looked_at, now, judged) {
                     self.note_stall(lane, stalled);
                     return self.abort(id, reason);

@@ -3,8 +3,8 @@
 //! Activity only moves a step number in the connection. The timer stays where it is, and when it goes off the
 //! limit is worked out again: so a frame costs no move on the wheel.
 //!
-//! A shard that was away, in a call that blocked or since its process was stopped, comes late to its timers, and what its
-//! peers sent meanwhile waits in the kernel. Their limits are put off until it has caught up.
+//! A shard that was away, in a call that blocked or since its process was stopped, has not looked at what its peers sent and took
+//! meanwhile: that waits in the kernel. Limits are put off until it has, as long as that takes: see [`Lateness`].
 
 use core::time::Duration;
 
@@ -19,64 +19,115 @@ use crate::{CloseReason, ConnId, Observer, Op, Time};
 /// Steps for which a limit is put off that a late shard cannot judge.
 const PUT_OFF: i64 = 4;
 
-/// A shard that comes to its timers by more than this after they were due is late. Rounding makes two steps of it.
+/// A shard whose last turn began longer ago was away, or slept. Two steps come of rounding where it slept until a timer.
 const LATE: Duration = STEP.saturating_mul(4);
 
-/// Limits are put off for this long at most, and judged for as long before they are put off again.
+/// Limits are put off for this long, and longer only for connections that were not looked at. They are judged for as long before
+/// they are put off again.
 const CATCH_UP_MAX: Duration = Duration::from_secs(1);
+
+/// Completions of one connection that may come before the first of another one: a receive that goes on brings 32, and a send ends.
+const OF_EACH: u64 = 33;
 
 /// A turn that brings fewer completions than this leaves none in the kernel: `io_uring_enter` works off 20 at once
 /// (`IO_LOCAL_TW_DEFAULT_MAX` of Linux 6.18).
 pub(super) const FEW: usize = 16;
 
-/// Whether a shard came late to its timers, and has not caught up.
+/// Whether a shard was away, and has not caught up.
+///
+/// ```text
+///                was away                   the driver has no more, or each connection had its completions
+///   InTime ───────────────────▶ Behind ──────────────────────────────────────────────────────┬──▶ InTime
+///     ▲                           ▲                                                           │
+///     └──────────── Judging ──────┘ away for longer than a second                             │
+///                      ▲                                                                      │
+///                      └────────────────── after a second or more, where it never has no more ┘
+/// ```
 #[derive(Debug, Default)]
 pub(super) struct Lateness {
-    since: Option<Time>,
+    stage: Stage,
     /// A turn brought few completions, which that turn looks at.
     ends: bool,
     /// The last turn in which limits were put off.
     last: Option<Time>,
 }
 
-impl Lateness {
-    /// True if limits are put off in a turn that begins at `now` with `completions`, when the first timer was due at `due`.
-    pub(super) fn judge(&mut self, due: Time, now: Time, completions: usize) -> bool {
-        let is_late = is_later(due, now, LATE);
-        match self.began(due, now) {
-            None => (self.since, self.ends) = (is_late.then_some(now), false),
-            Some(since) if now - since >= CATCH_UP_MAX => return false,
-            Some(_) => {
-                if core::mem::replace(&mut self.ends, !is_late && completions < FEW) && !is_late {
-                    self.since = None;
-                }
-            }
-        }
-        if self.since.is_some() {
-            self.last = Some(now);
-        }
-        self.since.is_some()
-    }
-
-    /// When limits began to be put off, if that counts at `now`. A shard that was away for longer than they may be had no time
-    /// to catch up in.
-    fn began(&self, due: Time, now: Time) -> Option<Time> {
-        self.since.filter(|since| now - *since < 2 * CATCH_UP_MAX && !is_later(due, now, CATCH_UP_MAX))
-    }
-
-    /// For how long limits have been judged at `now`, before the timers of that turn are looked at.
-    pub(super) fn judged_for(&self, due: Time, now: Time) -> Duration {
-        let is_behind = match self.began(due, now) {
-            None => is_later(due, now, LATE),
-            Some(since) => now - since < CATCH_UP_MAX,
-        };
-        if is_behind { Duration::ZERO } else { self.last.map_or(Duration::MAX, |last| now - last) }
-    }
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    #[default]
+    InTime,
+    /// Limits are put off since then, when the shard had taken this many completions.
+    Behind { since: Time, taken: u64 },
+    /// They are judged until then, although the driver always has more.
+    Judging { until: Time },
 }
 
-/// True if `now` is later than `due` by more than `by`.
-fn is_later(due: Time, now: Time, by: Duration) -> bool {
-    due < now && now - due > by
+/// A turn that begins, for [`Lateness::step`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Beginning {
+    pub(super) now: Time,
+    /// How long ago the turn before began.
+    pub(super) gap: Duration,
+    pub(super) completions: usize,
+    /// Completions of all turns.
+    pub(super) taken: u64,
+    /// The turn before received as much as one may.
+    pub(super) more: bool,
+    /// A timer is due, and was not before.
+    pub(super) is_in_time: bool,
+    pub(super) connections: usize,
+}
+
+impl Lateness {
+    /// True if the shard was away a while ago, or just now if its last turn began that long ago, so that [`step`](Lateness::step) is
+    /// to be called.
+    #[inline]
+    pub(super) fn is_asked(&self, gap_nanos: u64) -> bool {
+        gap_nanos > LATE.as_nanos() as u64 || self.stage != Stage::InTime
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(super) fn step(&mut self, turn: &Beginning) {
+        let Beginning { now, gap, completions, taken, more, .. } = *turn;
+        // It slept until a timer, and there is nothing else.
+        let slept = completions == 0 && turn.is_in_time;
+        let was_away = |for_longer: Duration| gap > for_longer && !slept;
+        let begins = match self.stage {
+            Stage::InTime => was_away(LATE),
+            Stage::Behind { .. } => was_away(CATCH_UP_MAX),
+            Stage::Judging { until } => was_away(if now < until { CATCH_UP_MAX } else { LATE }),
+        };
+        match self.stage {
+            _ if begins => (self.stage, self.ends) = (Stage::Behind { since: now, taken }, false),
+            Stage::Judging { until } if now >= until => self.stage = Stage::InTime,
+            Stage::Behind { since, taken: before } => {
+                // What came by now is looked at in this turn; the next one can judge.
+                let brings_all = completions < FEW && !more && gap <= LATE;
+                let had_all = core::mem::replace(&mut self.ends, brings_all) && !more;
+                let of_each = OF_EACH * turn.connections as u64;
+                if had_all || completions == 0 && !more {
+                    self.stage = Stage::InTime;
+                } else if now - since >= CATCH_UP_MAX && taken - before >= of_each {
+                    self.stage = Stage::Judging { until: now + (now - since) };
+                }
+            }
+            Stage::InTime | Stage::Judging { .. } => {}
+        }
+        if self.is_behind() {
+            self.last = Some(now);
+        }
+    }
+
+    /// True if limits are put off.
+    pub(super) fn is_behind(&self) -> bool {
+        matches!(self.stage, Stage::Behind { .. })
+    }
+
+    /// For how long limits have been judged at `now`.
+    pub(super) fn judged_for(&self, now: Time) -> Duration {
+        if self.is_behind() { Duration::ZERO } else { self.last.map_or(Duration::MAX, |last| now - last) }
+    }
 }
 
 impl<O: Observer> Shard<O> {
@@ -110,11 +161,33 @@ impl<O: Observer> Shard<O> {
         self.arm(id);
     }
 
+    /// Finds out whether limits are put off in a turn that begins with `completions`, `gap` after the last one. There is `more` if
+    /// that one received as much as it may.
+    #[cold]
     #[inline(never)]
-    pub(super) fn fire_timers(&mut self, completions: usize) {
+    pub(super) fn step_lateness(&mut self, gap: Duration, completions: usize, more: bool) {
+        let (now, due) = (self.now, self.wheel.next_or_never());
+        self.lateness.step(&Beginning {
+            now,
+            gap,
+            completions,
+            taken: self.taken,
+            more,
+            is_in_time: self.wheel.is_due(now) && now - due <= LATE,
+            connections: self.conns.len(),
+        });
+    }
+
+    /// True if what peers sent and took while the shard was away may wait in the kernel: no time limit is judged meanwhile.
+    pub fn is_behind(&self) -> bool {
+        self.lateness.is_behind()
+    }
+
+    #[inline(never)]
+    pub(super) fn fire_timers(&mut self) {
         let mut fired = core::mem::take(&mut self.fired);
         let starved = self.is_starved();
-        let is_behind = self.lateness.judge(self.wheel.next_or_never(), self.now, completions);
+        let is_behind = self.lateness.is_behind();
         self.wheel.advance(self.now, &mut fired);
         for index in fired.drain(..) {
             let Some(id) = self.conns.id_at(index) else { continue };

@@ -18,6 +18,7 @@
 use alloc::vec::{Drain, Vec};
 use core::net::SocketAddr;
 use core::task::Waker;
+use core::time::Duration;
 
 use ringserve_buf::Lease;
 
@@ -269,12 +270,17 @@ impl<O: Observer> Shard<O> {
             // The driver had no reason to wait: all of the time went by in the turn before.
             self.work.fit(now - self.now);
         }
+        let gap_nanos = now.as_nanos().saturating_sub(self.now.as_nanos());
         (self.now, self.stamp) = (now, Stamp::at(now));
+        self.taken += completions as u64;
+        if self.lateness.is_asked(gap_nanos) {
+            self.step_lateness(Duration::from_nanos(gap_nanos), completions, received >= bytes);
+        }
         let pinned = self.pool.leased() * self.limits.receive_buffer_bytes;
         self.short_of_buffers = self.copy_always || pinned * 2 > self.limits.receive_bytes_max;
         self.shared.set_lend(!self.short_of_buffers);
         if self.wheel.is_due(now) {
-            self.fire_timers(completions);
+            self.fire_timers();
         }
         self.work.begin_turn(self.later + completions);
         // If the turn before could not relieve, nothing would ever go on.

@@ -2,7 +2,7 @@
 
 use alloc::string::ToString;
 
-use super::super::timers::Lateness;
+use super::super::timers::{Beginning, Lateness};
 use super::*;
 use crate::{CloseReason, ConnLimits, IdleCounts};
 
@@ -432,14 +432,19 @@ fn peer_whose_bytes_waited_for_a_late_shard_stays() {
     assert_eq!(shard.counters(LaneId::FIRST).closed_for(CloseReason::IdleTimeout), 1);
 }
 
+/// A turn `gap` after the one before, of a shard that never sleeps, with a crowd's completions.
+fn crowded(now: Time, gap: Duration, taken: u64) -> Beginning {
+    Beginning { now, gap, completions: 300, taken, more: false, is_in_time: false, connections: 0 }
+}
+
 #[test]
 fn shard_that_is_always_late_judges_each_other_second() {
     let mut lateness = Lateness::default();
     let mut judged = Vec::new();
     for tenth in 0..60_u64 {
-        let due = Time::from_nanos(1_000_000_000 + tenth * 100_000_000);
-        let is_behind = lateness.judge(due, due + Duration::from_millis(100), 300);
-        if !is_behind {
+        let now = Time::from_nanos(1_000_000_000 + tenth * 100_000_000);
+        lateness.step(&crowded(now, Duration::from_millis(100), 300 * tenth));
+        if !lateness.is_behind() {
             judged.push(tenth / 10);
         }
     }
@@ -450,18 +455,120 @@ fn shard_that_is_always_late_judges_each_other_second() {
 #[test]
 fn shard_that_is_away_again_has_no_time_to_catch_up() {
     let mut lateness = Lateness::default();
-    let mut is_behind = |due, now| lateness.judge(due, now, 300);
-    assert!(is_behind(at(1), at(7)));
-    assert!(is_behind(at(7), at(7) + Duration::from_millis(1500)));
-    assert!(is_behind(at(9), at(9)), "its second is not over");
-    assert!(!is_behind(at(9), at(9) + Duration::from_millis(600)));
+    let mut is_behind = |now, millis| {
+        lateness.step(&crowded(now, Duration::from_millis(millis), 0));
+        lateness.is_behind()
+    };
+    assert!(is_behind(at(7), 6000));
+    assert!(is_behind(at(7) + Duration::from_millis(1500), 1500));
+    assert!(is_behind(at(9), 500), "its second is not over");
+    assert!(!is_behind(at(9) + Duration::from_millis(600), 600));
+}
+
+/// After a stop all of them have news: more than a second is needed for that.
+#[test]
+fn shard_that_was_away_judges_once_each_connection_had_its_completions() {
+    let mut lateness = Lateness::default();
+    let mut turn = |turns: u64, gap| {
+        let now = at(60) + Duration::from_millis(10 * turns);
+        lateness.step(&Beginning { connections: 5000, ..crowded(now, gap, 300 * turns) });
+        lateness.is_behind()
+    };
+    assert!(turn(0, Duration::from_secs(30)));
+    let turns = (1..).find(|turns| !turn(*turns, Duration::from_millis(10))).unwrap();
+    assert_eq!(turns, 5000 * 33 / 300);
 }
 
 #[test]
-fn shard_whose_timers_are_in_time_is_not_late() {
-    assert!(!Lateness::default().judge(Time::NEVER, at(1), 300), "no timer was due");
-    assert!(
-        !Lateness::default().judge(at(1), at(1) + Duration::from_millis(60), 0),
-        "rounding makes two steps of it"
+fn shard_has_caught_up_once_its_driver_brings_little_and_no_large_frames() {
+    // Completions of each turn, those that received as much as a turn may, and the turn that judges.
+    for (completions, large, judges) in
+        [(&[0, 0][..], 0, 1), (&[0, 3, 3], 0, 2), (&[300, 300, 3, 3], 0, 3), (&[3, 3, 3, 3, 3, 3], 3, 5)]
+    {
+        let mut lateness = Lateness::default();
+        let behind = completions.iter().enumerate().map(|(turn, completions)| {
+            let gap = Duration::from_millis(if turn == 0 { 30_000 } else { 1 });
+            let now = at(60) + Duration::from_millis(turn as u64);
+            let more = (1..=large).contains(&turn);
+            lateness.step(&Beginning {
+                completions: *completions,
+                more,
+                connections: 9,
+                ..crowded(now, gap, 0)
+            });
+            lateness.is_behind()
+        });
+        let behind = behind.collect::<Vec<_>>();
+        assert_eq!(
+            behind.iter().position(|is_behind| !is_behind),
+            Some(judges),
+            "{completions:?}: {behind:?}"
+        );
+    }
+}
+
+#[test]
+fn shard_that_slept_until_a_timer_is_not_late() {
+    let slept = Beginning { completions: 0, is_in_time: true, ..crowded(at(9), Duration::from_secs(8), 0) };
+    for (turn, is_behind) in [
+        (slept, false),
+        (Beginning { completions: 1, ..slept }, true),
+        (Beginning { is_in_time: false, ..slept }, true),
+        (crowded(at(9), Duration::from_millis(60), 0), false),
+    ] {
+        let mut lateness = Lateness::default();
+        if lateness.is_asked(turn.gap.as_nanos() as u64) {
+            lateness.step(&turn);
+        }
+        assert_eq!(lateness.is_behind(), is_behind, "{turn:?}");
+    }
+}
+
+/// The limit runs out right behind the stop, while the driver brings what came meanwhile.
+#[test]
+fn limit_that_runs_out_behind_a_stop_waits_for_what_came_in_it() {
+    let (mut shard, ids) = with_connections(
+        2,
+        Limits {
+            first_frame_timeout: None,
+            idle_timeout: Some(Duration::from_secs(30)),
+            ..Limits::default()
+        },
     );
+    shard.begin(at(1), 0);
+    ids.iter().for_each(|id| shard.receive(*id, &empty_frames(1)));
+    shard.end();
+    // Stopped until just before the limit, so that no timer is late.
+    shard.turn(at(30) + Duration::from_millis(800));
+    let mut now = at(30) + Duration::from_millis(950);
+    shard.begin_late(now, 256);
+    shard.end();
+    for _ in 0..60 {
+        now = now + Duration::from_millis(4);
+        shard.begin_late(now, 256);
+        shard.end();
+    }
+    assert!(ids.iter().all(|id| shard.shared(*id).is_some()), "what came is not read yet");
+    shard.begin_late(now, 1);
+    shard.receive(ids[0], &empty_frames(1));
+    shard.end();
+    shard.turn(at(35));
+    assert!(shard.shared(ids[0]).is_some() && shard.shared(ids[1]).is_none());
+}
+
+#[test]
+fn peer_whose_end_came_in_a_stop_is_closed_in_order() {
+    let (mut shard, id) =
+        with_connection(Limits { linger_timeout: Duration::from_secs(1), ..Limits::default() });
+    shard.begin(at(1), 0);
+    shard.finish(id, CloseReason::Closed);
+    shard.complete(Completion::ShutDown { id });
+    shard.end();
+    shard.ops();
+    shard.begin_late(at(31), 2);
+    shard.receive(id, b"late");
+    shard.complete(Completion::ReceiveEnded { id, end: crate::ReceiveEnd::Eof });
+    shard.end();
+    let ops = shard.ops();
+    assert!(matches!(&ops[..], [Op::Close { how: CloseHow::Orderly, .. }]), "{ops:?}");
 }
