@@ -7,12 +7,14 @@
 #![deny(clippy::disallowed_methods)]
 
 mod epoll;
+mod listener_end;
 mod listener_filter;
 mod listener_gauge;
 mod shared;
 mod uring;
 
 pub use epoll::{Epoll, EpollConfig, probe_epoll};
+pub use listener_end::ListenerEnd;
 pub use listener_filter::ListenerFilter;
 pub use listener_gauge::{ListenerGauge, QueueReading};
 pub use shared::accept::Listener;

@@ -3,15 +3,15 @@
 use std::io;
 use std::sync::{Arc, Weak};
 
-use socket2::{Domain, SockFilter, Socket};
+use socket2::{Domain, SockFilter};
 
-use crate::shared::accept::{FilterState, Listener};
+use crate::shared::accept::{FilterState, Listener, ListeningSocket};
 
 /// Sets the filter of one TCP listener, from any thread, until its driver closes it.
 #[derive(Clone, Debug)]
 pub struct ListenerFilter {
     /// A descriptor here would keep the socket listening after its driver closed it.
-    socket: Weak<Socket>,
+    socket: Weak<ListeningSocket>,
     state: Arc<FilterState>,
 }
 

@@ -13,14 +13,14 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use socket2::{Domain, Socket};
 
-use crate::shared::accept::Listener;
+use crate::shared::accept::{Listener, ListeningSocket};
 use crate::shared::socket_options::get;
 
 /// Reads the accept queue of one TCP listener, from any thread, until its drivers closed it.
 #[derive(Debug)]
 pub struct ListenerGauge {
     /// Each driver's descriptor of the one socket.
-    sockets: Vec<Weak<Socket>>,
+    sockets: Vec<Weak<ListeningSocket>>,
     /// The last count of drops, of which the kernel tells the lowest 32 bits. Locked during a read, so that no thread widens a
     /// count by one that is older.
     dropped: Mutex<u64>,

@@ -483,3 +483,26 @@ fn connection_that_woke_a_stopping_driver_is_not_forgotten() {
         }
     }
 }
+
+/// As a child has it that was forked without exec.
+#[test]
+fn newcomers_are_refused_where_another_descriptor_keeps_the_listener() {
+    for (name, make) in DRIVERS {
+        for is_stopped in [true, false] {
+            let (place, listener) = tcp("127.0.0.1:0");
+            let kept = listener.try_clone().unwrap();
+            let mut driver = make(listener);
+            driver.submit(Op::Accept { listener: 0 });
+            driver.turn(Wait::No, Budget::default(), &mut Vec::new()).unwrap();
+            if is_stopped {
+                driver.submit(Op::StopListening { listener: 0 });
+                assert_eq!(until_ended(&mut *driver, 7, &mut Vec::new()), AcceptEnd::Closed);
+            } else {
+                drop(driver);
+            }
+            eprintln!("{name}, stopped: {is_stopped}");
+            place.assert_refuses();
+            drop(kept);
+        }
+    }
+}

@@ -10,7 +10,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use socket2::{Domain, Socket};
 
 use super::{Epoll, LISTENERS, READABLE, Room};
-use crate::shared::accept::{self, Emptying, FilterState, Gone, Listener, accept};
+use crate::shared::accept::{self, Emptying, FilterState, Gone, Listener, ListeningSocket, accept};
 use crate::shared::report::log;
 use crate::shared::wait;
 
@@ -28,7 +28,7 @@ const TAKEN_OVER: u16 = u16::MAX;
 /// A listener.
 pub(super) struct Listening {
     /// `None` once it is closed.
-    socket: Option<Arc<Socket>>,
+    socket: Option<Arc<ListeningSocket>>,
     /// An accept is in flight. It is registered exactly then, so that no shard is woken by connections that
     /// are not wanted; registering again reports those that were queued meanwhile.
     armed: bool,

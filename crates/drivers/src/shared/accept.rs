@@ -7,11 +7,14 @@
 //!   had begun are completed, and enter the queue: so the queue is looked at for [`HANDSHAKE`] more.
 //! * A Unix listener is shut down for reading: connects are refused at once, and the queue stays. Shards share the queue,
 //!   each by a descriptor, and each closes its own once it finds the queue empty.
+//! * A TCP listener of this server alone is shut down as it is closed, since a child that was forked without exec may have
+//!   another descriptor of it: newcomers would wait in a queue that nobody empties.
 //! * An adopted listener is left alone: others accept from its queue, now or later, and a change of the socket would affect
 //!   them. Its queue is left to them with the close of one descriptor of several.
 
 use std::io;
 use std::net::Shutdown;
+use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -50,12 +53,48 @@ const NO_NEWCOMERS: [SockFilter; 5] = [
     SockFilter::new((libc::BPF_RET | libc::BPF_K) as u16, 0, 0, u32::MAX),
 ];
 
+/// A listening socket, which is shut down as it is closed if no other process or driver accepts from it.
+#[derive(Debug)]
+pub(crate) struct ListeningSocket {
+    socket: Socket,
+    is_adopted: bool,
+}
+
+impl ListeningSocket {
+    /// Refuses newcomers, and resets those in the queue, also where a forked child has the socket too.
+    pub(crate) fn shut_down(&self) {
+        // Of a Unix socket each shard has a descriptor, and connects are refused once one of them stops.
+        if !self.is_adopted && !matches!(self.socket.domain(), Ok(Domain::UNIX)) {
+            let _ = self.socket.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl Deref for ListeningSocket {
+    type Target = Socket;
+
+    fn deref(&self) -> &Socket {
+        &self.socket
+    }
+}
+
+impl AsFd for ListeningSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for ListeningSocket {
+    fn drop(&mut self) {
+        self.shut_down();
+    }
+}
+
 /// A listening socket that is given to a driver, with its ownership.
 #[derive(Debug)]
 pub struct Listener {
     /// The driver's alone, but for the moments in which a [gauge](crate::ListenerGauge) reads.
-    socket: Arc<Socket>,
-    is_adopted: bool,
+    socket: Arc<ListeningSocket>,
     /// Its connections are accepted one by one.
     one_by_one: bool,
     filter: Arc<FilterState>,
@@ -74,8 +113,8 @@ impl Listener {
     }
 
     fn new(socket: OwnedFd, is_adopted: bool) -> Listener {
-        let socket = Arc::new(Socket::from(socket));
-        Listener { socket, is_adopted, one_by_one: false, filter: Arc::default() }
+        let socket = Arc::new(ListeningSocket { socket: Socket::from(socket), is_adopted });
+        Listener { socket, one_by_one: false, filter: Arc::default() }
     }
 
     /// Has an io_uring accept one connection at a time, and the next one in the next turn. Otherwise a single accept brings the
@@ -94,19 +133,19 @@ impl Listener {
 
     /// True if [`adopted`](Listener::adopted) made it.
     pub fn is_adopted(&self) -> bool {
-        self.is_adopted
+        self.socket.is_adopted
     }
 
     /// True if other drivers accept from the same queue. A Unix socket has no `SO_REUSEPORT`.
     pub fn is_shared(&self) -> bool {
-        self.is_adopted || SockRef::from(self).domain().is_ok_and(|domain| domain == Domain::UNIX)
+        self.is_adopted() || SockRef::from(self).domain().is_ok_and(|domain| domain == Domain::UNIX)
     }
 
-    pub(crate) fn socket(&self) -> &Arc<Socket> {
+    pub(crate) fn socket(&self) -> &Arc<ListeningSocket> {
         &self.socket
     }
 
-    pub(crate) fn into_parts(self) -> (Arc<Socket>, Arc<FilterState>) {
+    pub(crate) fn into_parts(self) -> (Arc<ListeningSocket>, Arc<FilterState>) {
         (self.socket, self.filter)
     }
 }
