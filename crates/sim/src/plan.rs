@@ -358,6 +358,12 @@ fn draw_times(rng: &mut Rng, slow: bool, (server, sizes): (ServerLimits, Limits)
     } else {
         Duration::ZERO
     });
+    let spread = match rng.below(3) {
+        0 => None,
+        1 => Some(Duration::ZERO),
+        _ => Some(time(rng, 1, 2000).min(server.drain_timeout)),
+    };
+    let server = server.drain_spread(spread);
     (server, limits.linger_timeout(time(rng, 20, 300)))
 }
 

@@ -479,7 +479,9 @@ fn limits(rng: &mut Rng, bite: bool) -> (ServerLimits, Limits) {
         .receive_buffer_bytes(rng.pick(&[512, 4096, 16 << 10]))
         .receive_bytes_max(rng.pick(&[256 << 10, 8 << 20]));
     let inbox_bytes_high = rng.pick(&[1 << 10, 64 << 10]);
+    let spread = if rng.one_in(2) { Some(millis(rng, 5000).min(server.drain_timeout)) } else { None };
     let server = server
+        .drain_spread(spread)
         .connections_max(if rng.one_in(4) { rng.range(4, 8) as usize } else { 1000 })
         .upstreams_max(rng.pick(&[64, 1024]));
     let mut limits =

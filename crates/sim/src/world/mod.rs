@@ -39,9 +39,12 @@ use watched::{Tally, Watched};
 /// Turns in which a shard that drains takes in what had arrived, at most: 16, and one for every eight of its connections.
 const LOOKS_MAX: u64 = 16 + 40 / 8 + 2;
 
-/// Nanoseconds for which it looks at a connection that was queued at a listener, and, once it has taken in the rest, at one
-/// that was accepted right before.
-const NEWCOMER: u64 = 30_000_000;
+/// How long it looks at a connection that was queued at a listener, and, once it has taken in the rest, at one without a frame:
+/// half of the drain's time at most.
+const FIRST_FRAME: Duration = Duration::from_millis(500);
+
+/// Over how long connections leave at most where the seed drew no time: the other shard has some, too.
+const SPREAD: Duration = Duration::from_millis(100);
 
 /// Nanoseconds in an hour.
 const HOUR: u64 = 3_600_000_000_000;
@@ -327,6 +330,9 @@ impl Above {
             return;
         }
         let state = &mut *self.state.borrow_mut();
+        let limits = &state.plan.server_limits;
+        let leaves = FIRST_FRAME.min(limits.drain_timeout / 2) + limits.drain_spread.unwrap_or(SPREAD);
+        let leaves = leaves.as_nanos() as u64;
         let looked = self.turn.saturating_sub(self.stopped_turn) > LOOKS_MAX;
         if looked && self.looked_at == 0 {
             self.looked_at = self.now.as_nanos();
@@ -346,7 +352,7 @@ impl Above {
             if now > sock.opened_at && sock.looked_at_from == 0 {
                 sock.looked_at_from = now;
             }
-            let settled = sock.looked_at_from > 0 && now > sock.looked_at_from.max(self.looked_at) + NEWCOMER;
+            let settled = sock.looked_at_from > 0 && now > sock.looked_at_from.max(self.looked_at) + leaves;
             // One that the server made outlives them all.
             let stays = sock.held || shared.is_gone() || !sock.opened || sock.upstream;
             assert!(cut || stays || !looked || !settled, "{id} takes frames in a drain for ever");
