@@ -8,9 +8,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ringserve::framing::LengthPrefix;
-use ringserve::{CloseReason, Cx, Frame, Service};
+use ringserve::{CloseReason, Cx, Error, Frame, Service};
 use ringserve_tests::client::{End, frame, frames};
-use ringserve_tests::{Client, Lab, On, SOON, Shared, eventually, no_time_limits, order, pattern};
+use ringserve_tests::{Client, Lab, On, Puppet, SOON, Shared, eventually, no_time_limits, order, pattern};
 
 #[test]
 fn quiet_connections_are_closed_with_fin_and_the_port_is_free() {
@@ -250,4 +250,19 @@ fn newcomers_that_were_queued_are_answered_by_a_busy_shard() {
     }
     drop((old, new, blocks));
     ringserve_tests::watch::ended(running);
+}
+
+#[test]
+fn wait_gives_up_a_shard_that_a_call_blocks_and_ends_no_process() {
+    let shared = Arc::<Shared>::default();
+    let limits = no_time_limits().drain_timeout(Duration::from_millis(50));
+    let puppet = shared.clone();
+    let server = On::default().server(limits).framing(LengthPrefix::default());
+    let running = server.start(move |_| Puppet::new(puppet.clone())).unwrap();
+    let mut client = Client::connect(running.local_addrs()[0]);
+    client.send(order::block());
+    eventually("the shard is blocked", SOON, || shared.block.came() == 1);
+    running.shutdown();
+    assert!(matches!(running.wait(), Err(Error::Blocked { shard: 0 })));
+    shared.block.end();
 }

@@ -283,10 +283,15 @@ impl<F: TypedFraming + Clone + Send> Server<F> {
 
     /// Starts the server and waits until it has shut down, which SIGINT or SIGTERM begins: listeners are closed, frames that
     /// had arrived are answered, and the rest is reset after [`ServerLimits::drain_timeout`] ([`ServerHandle::shutdown`]). A
-    /// second signal ends the server at once. A signal while a factory still waits ends the server before it began, with `Ok`:
-    /// the future of [`starting`](crate::starting()) is dropped, and the thread of a factory that blocks is left alone.
+    /// second signal ends the server at once; two SIGTERMs within 200 ms are one. A signal while a factory still waits ends the
+    /// server before it began, with `Ok`: the future of [`starting`](crate::starting()) is dropped, and the thread of a factory
+    /// that blocks is left alone. Where the start fails otherwise the signal then ends the process.
     ///
-    /// After the return, even with an error, both signals do what they did before the first server of the process. So install a
+    /// The process ends with status 1 where a call blocks a shard: a second after the second signal, and 10 s after
+    /// `drain_delay` and `drain_timeout`. SIGHUP reads certificates again, or drains where the process has a terminal, since that
+    /// was closed; SIGUSR1 and SIGUSR2 are logged. These three are left alone if the program handles or ignores them.
+    ///
+    /// After the return, even with an error, signals do what they did before the first server of the process. So install a
     /// signal handler of the program before that, or [start](Server::start) the server instead. An ignored signal, such as
     /// SIGINT below `nohup`, stays ignored.
     ///

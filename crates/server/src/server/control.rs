@@ -6,9 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use ringserve_core::{AcceptRate, Address, Time};
+use ringserve_core::{AcceptRate, Address, ServerLimits, Time};
+use ringserve_drivers::Listener;
 
 use super::accept_queue::AcceptQueues;
+use super::ending::Ending;
 use crate::admission::{AdmissionControl, AdmissionStats, Journal, KeyRatesStats, Limiters, UsedKeyRates};
 use crate::doctor::{Expected, Finding, Lived, Record};
 use crate::overload::{Load, ShardLoad};
@@ -40,6 +42,7 @@ pub struct ServerControl {
     connections_max: usize,
     held_bytes_max: Arc<AtomicUsize>,
     record: Option<Arc<Record>>,
+    ending: Arc<Ending>,
     #[cfg(feature = "tls")]
     tls: ringserve_tls::ServerTls,
 }
@@ -51,6 +54,8 @@ impl ServerControl {
         blocking: Arc<dyn Pool>,
         clock: Clock,
     ) -> ServerControl {
+        let watch = Arc::<Watch>::default();
+        let ending = Arc::new(Ending::new(remotes.clone(), watch.clone(), clock.clone()));
         ServerControl {
             remotes,
             listeners,
@@ -61,10 +66,11 @@ impl ServerControl {
             key_rates: UsedKeyRates::default(),
             clock,
             blocking,
-            watch: Arc::default(),
+            watch,
             connections_max: usize::MAX,
             held_bytes_max: Arc::new(AtomicUsize::new(usize::MAX)),
             record: None,
+            ending,
             #[cfg(feature = "tls")]
             tls: Default::default(),
         }
@@ -101,6 +107,16 @@ impl ServerControl {
     /// False once all shards have ended.
     pub(crate) fn has_shards(&self) -> bool {
         self.remotes.iter().any(|remote| remote.thread().is_some())
+    }
+
+    /// With what its end goes by: limits, and listeners by shard.
+    pub(super) fn with_end(self, limits: &ServerLimits, sockets: &[Vec<Listener>]) -> ServerControl {
+        let ending = Ending::new(self.remotes.clone(), self.watch.clone(), self.clock.clone());
+        ServerControl { ending: Arc::new(ending.of(limits, sockets)), ..self }
+    }
+
+    pub(super) fn ending(&self) -> &Arc<Ending> {
+        &self.ending
     }
 
     pub(crate) fn with_record(self, record: Option<Arc<Record>>) -> ServerControl {
@@ -348,14 +364,22 @@ impl ServerControl {
         }
     }
 
+    /// Reads what can be read again while the server runs: certificates. Lists of networks are read when their files change.
+    pub(super) fn read_again(&self) {
+        #[cfg(feature = "tls")]
+        super::listen::tls::read_again(&self.tls);
+    }
+
     /// Begins to shut down, as [`ServerHandle::shutdown`](crate::ServerHandle::shutdown).
     pub fn shutdown(&self) {
         self.remotes.iter().for_each(|remote| remote.command(Command::Drain));
+        self.ending.drains();
     }
 
     /// Stops at once, as [`ServerHandle::abort`](crate::ServerHandle::abort).
     pub fn abort(&self) {
         self.remotes.iter().for_each(|remote| remote.command(Command::Abort));
+        self.ending.aborts();
     }
 }
 

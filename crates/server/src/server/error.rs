@@ -135,6 +135,11 @@ pub enum Error {
         /// The message of the panic.
         message: String,
     },
+    /// A shard did not end in time after the order to stop, since a call blocks it. Its thread is left alone.
+    Blocked {
+        /// The shard.
+        shard: usize,
+    },
     /// The order to stop came before every shard was ready: by SIGINT or SIGTERM, a [`ServerControl`](crate::ServerControl), or
     /// the future of `run_until`. [`Server::serve`](crate::Server::serve) and [`Server::run_until`](crate::Server::run_until)
     /// return `Ok` then.
@@ -233,6 +238,9 @@ impl fmt::Display for Error {
                     f,
                     "shard {shard} panicked outside of user code: {message}; this is a bug, please report it"
                 )
+            }
+            Error::Blocked { shard } => {
+                write!(f, "shard {shard} did not end after the order to stop: a call blocks it")
             }
             Error::Interrupted => f.write_str("the server was told to stop before it was ready"),
         }

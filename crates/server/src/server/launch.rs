@@ -139,7 +139,10 @@ fn to_the_end(shard: OneShard, start: ShardStart, run: RunShard) -> ShardEnd {
     control.remotes()[index].set_thread(0);
     if let Err(death) = &end {
         not_ready.failed(death.error(index));
+        // The others were told.
+        control.ending().drains();
     }
+    control.ending().shard_ended();
     end
 }
 

@@ -6,6 +6,7 @@ pub(crate) mod control;
 pub(crate) mod cpu;
 pub(crate) mod driven;
 pub(crate) mod driver;
+mod ending;
 pub(crate) mod error;
 mod fit;
 mod inspecting;

@@ -96,6 +96,7 @@ impl Plan {
             .with_connections_max(self.chosen.connections_max())
             .with_held_bytes_max(self.server_limits.held_bytes_max)
             .with_record(self.record)
+            .with_end(&self.server_limits, &sockets)
             .with_limiters(self.limiters, self.rate.clone());
         #[cfg(feature = "tls")]
         let control = control.with_tls(self.tls);

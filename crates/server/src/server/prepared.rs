@@ -32,7 +32,7 @@ use super::running::ServerHandle;
 use super::running::{Beside, Facts};
 use super::runtime::Runtime;
 use super::serves::Serves;
-use super::signals::StopSignals;
+use super::signals::{StopSignals, end_process};
 use super::socket_options::options::SocketOptions;
 use super::starting::{Starting, Until};
 use super::telling::Telling;
@@ -404,13 +404,17 @@ impl<S: Serves + Send + 'static> Prepared<S> {
     /// Serves until a signal says to stop.
     pub(super) fn serve(self) -> Result<(), Error> {
         let starting = Starting::new();
-        let signals = StopSignals::take(starting.interrupter())?;
+        let mut signals = StopSignals::take(starting.interrupter())?;
         let running = match self.start(starting, None) {
+            Ok(running) => running,
             Err(Error::Interrupted) => return Ok(()),
-            started => started?,
+            Err(error) => return Err(signals.failed(error)),
         };
-        signals.stop(&running);
+        signals.stop(&running)?;
         let ended = running.wait();
+        if matches!(ended, Err(Error::Blocked { .. })) {
+            end_process("a call blocks a shard");
+        }
         drop(signals);
         let report = ended?;
         write_at_the_end(move || log::stopped(&report));

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use ringserve_core::Address;
 #[cfg(feature = "admin")]
@@ -11,10 +12,12 @@ use ringserve_core::Limits;
 
 use super::accept_queue::AcceptQueueStats;
 use super::control::ServerControl;
+use super::ending::ABORTS;
 use super::error::Error;
 use super::listen::sockets::Listening;
 use super::socket_options::apply::SocketOptionWarning;
 use crate::guard::message_of;
+use crate::shard::clock::Deadline;
 use crate::stats::{ServerStats, ShardStats};
 use crate::watchdog::thread::Watchdog;
 
@@ -85,7 +88,8 @@ pub(super) struct Launched {
     pub(super) watchdog: Option<Watchdog>,
 }
 
-/// A server that runs on its own threads. Its drop stops the server at once and waits for its threads.
+/// A server that runs on its own threads. Its drop stops the server at once and waits for its threads, for 15 s at most: one that
+/// is blocked then is left alone.
 #[must_use = "dropping it stops the server"]
 pub struct ServerHandle {
     control: ServerControl,
@@ -194,11 +198,17 @@ impl ServerHandle {
     ///
     /// # Errors
     /// If a shard ended by itself: its driver broke, or its loop panicked. That is logged when it happens, the other shards
-    /// drain, and the error is returned at their end.
+    /// drain, and the error is returned at their end. [`Error::Blocked`] if a shard did not end within 10 s after
+    /// [`drain_timeout`](crate::limits::ServerLimits::drain_timeout), or 15 s after an abort.
     pub fn wait(mut self) -> Result<ServerStats, Error> {
         let mut report = ServerStats::default();
         let mut failed = None;
+        let all_ended = self.control.ending().wait(self.threads.len());
         for (shard, thread) in std::mem::take(&mut self.threads).into_iter().enumerate() {
+            if !all_ended && self.control.remotes()[shard].thread().is_some() {
+                failed.get_or_insert(Error::Blocked { shard });
+                continue;
+            }
             match thread.join().unwrap_or_else(|panic| Err(ShardDeath::Panicked(message_of(panic)))) {
                 Ok(shard) => report.add(shard),
                 Err(death) => _ = failed.get_or_insert_with(|| death.error(shard)),
@@ -218,8 +228,12 @@ impl Drop for ServerHandle {
     fn drop(&mut self) {
         if !self.threads.is_empty() {
             self.abort();
+            let deadline = Deadline::within(ABORTS);
             for thread in self.threads.drain(..) {
-                let _ = thread.join();
+                while !thread.is_finished() && deadline.pauses(Duration::from_millis(1)) {}
+                if thread.is_finished() {
+                    let _ = thread.join();
+                }
             }
         }
         drop(self.watchdog.take());

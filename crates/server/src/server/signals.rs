@@ -1,23 +1,40 @@
-//! SIGINT and SIGTERM during [`serve`](crate::Server::serve), and their former effect before and after.
+//! Signals during [`serve`](crate::Server::serve), and their former effect before and after.
+//!
+//! | signal | in a start | while it serves |
+//! |---|---|---|
+//! | SIGTERM, SIGINT | ends the start; a second one the process | the first drains, the second aborts, the third ends the process |
+//! | SIGHUP, from a terminal | ends the start | drains |
+//! | SIGHUP | | reads certificates again |
+//! | SIGUSR1, SIGUSR2 | | are logged |
+//!
+//! A thread apart ends the process where the server does not end: [`Ending::outlasts`].
 
 use std::fs;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals};
+use signal_hook::low_level;
 
 use super::control::ServerControl;
+use super::ending::Ending;
 use super::error::Error;
 use super::running::ServerHandle;
 use super::starting::Interrupter;
-use crate::guard::guard;
-use crate::log::lines::{info, warn};
-use crate::log_thread::hand_over;
+use crate::log::lines::{error, info, warn};
+use crate::log_thread::{hand_over, write_at_the_end};
+use crate::shard::clock::Deadline;
 
-const SIGNALS: [i32; 2] = [SIGINT, SIGTERM];
+/// Those that stop a server are taken unless they are ignored, the others where they would end the process.
+const STOPS: [i32; 2] = [SIGINT, SIGTERM];
+const OTHERS: [i32; 3] = [SIGHUP, SIGUSR1, SIGUSR2];
+
+/// Two SIGTERMs within this time are one: `timeout` of GNU sends two at once, to the process and to its group.
+const JOINED: Duration = Duration::from_millis(200);
 
 /// The servers in [`serve`](crate::Server::serve) in this process. A handler of the process cannot be removed, so ours stays
 /// when the last server returns, and then does what the signal did before: it ends the process, unless the program handled the
@@ -31,28 +48,40 @@ struct Serving {
 struct Known {
     /// True while there is no server.
     none_serves: Arc<AtomicBool>,
-    /// The signals that are not ignored.
+    /// The signals that servers take.
     taken: Vec<i32>,
+    /// Those of them that would end the process.
+    ends_process: Vec<i32>,
 }
 
 static SERVING: Mutex<Serving> = Mutex::new(Serving { servers: 0, known: None });
 
 /// Takes the signals of this process for a server until it is dropped.
 pub(super) struct StopSignals {
-    stage: Arc<Mutex<Stage>>,
+    receiver: Arc<Mutex<Receiver>>,
     handle: Handle,
     thread: Option<JoinHandle<()>>,
+    /// Ends the process where the server does not end.
+    ends: Option<(Arc<Ending>, JoinHandle<()>)>,
 }
 
-/// The receiver of a signal.
+/// The receiver of signals.
+struct Receiver {
+    stage: Stage,
+    /// SIGHUP says that the terminal is gone, and otherwise that files are to be read again.
+    has_terminal: bool,
+    /// A SIGTERM until then is the one that came before.
+    joined: Option<Deadline>,
+}
+
 enum Stage {
     Starting(Interrupter),
-    /// The start was interrupted.
-    Interrupted,
+    /// The start was interrupted, by this signal.
+    Interrupted(i32),
     Running {
         handle: ServerControl,
-        /// A signal came before.
-        again: bool,
+        /// Signals to stop that came before.
+        stops: u32,
     },
 }
 
@@ -62,26 +91,53 @@ impl StopSignals {
         let wanted = signals_to_take().map_err(Error::Signals)?;
         let mut signals = Signals::new(wanted).map_err(Error::Signals)?;
         begin_serving();
-        let (handle, stage) = (signals.handle(), Arc::new(Mutex::new(Stage::Starting(interrupter))));
-        let for_thread = stage.clone();
+        let has_terminal = fs::File::open("/dev/tty").is_ok();
+        let receiver = Receiver { stage: Stage::Starting(interrupter), has_terminal, joined: None };
+        let (handle, receiver) = (signals.handle(), Arc::new(Mutex::new(receiver)));
+        let for_thread = receiver.clone();
         let thread = thread::Builder::new().name("ringserve-signals".into()).spawn(move || {
             let _handing = hand_over(None);
             for signal in signals.forever() {
-                on_signal(&mut stage_of(&for_thread), if signal == SIGINT { "SIGINT" } else { "SIGTERM" });
+                lock(&for_thread).on_signal(signal);
             }
         });
         let thread = thread.map_err(Error::Thread).inspect_err(|_| end_serving())?;
-        Ok(StopSignals { stage, handle, thread: Some(thread) })
+        Ok(StopSignals { receiver, handle, thread: Some(thread), ends: None })
     }
 
     /// Sends signals to this server from now on, and a signal that came before.
-    pub(super) fn stop(&self, running: &ServerHandle) {
-        let stage = &mut *stage_of(&self.stage);
-        let again = matches!(stage, Stage::Interrupted);
-        if again {
+    ///
+    /// # Errors
+    /// If no thread can be started.
+    pub(super) fn stop(&mut self, running: &ServerHandle) -> Result<(), Error> {
+        let ending = running.control().ending().clone();
+        let outlasted = ending.clone();
+        let ends = thread::Builder::new().name("ringserve-ends".into()).spawn(move || {
+            if outlasted.outlasts() {
+                end_process("the server did not end in time");
+            }
+        });
+        self.ends = Some((ending, ends.map_err(Error::Thread)?));
+        let receiver = &mut *lock(&self.receiver);
+        let stops = u32::from(matches!(receiver.stage, Stage::Interrupted(_)));
+        if stops > 0 {
             running.shutdown();
         }
-        *stage = Stage::Running { handle: running.control(), again };
+        receiver.stage = Stage::Running { handle: running.control(), stops };
+        Ok(())
+    }
+
+    /// The server did not start, with this error. A signal that came meanwhile has its former effect, or a program that tries
+    /// again and again would never end.
+    pub(super) fn failed(self, error: Error) -> Error {
+        let stage = &lock(&self.receiver).stage;
+        if let Stage::Interrupted(signal) = *stage
+            && serving().known.as_ref().is_some_and(|known| known.ends_process.contains(&signal))
+        {
+            error!("{}: the start failed: {error}", name_of(signal));
+            let _ = low_level::emulate_default_handler(signal);
+        }
+        error
     }
 }
 
@@ -89,35 +145,80 @@ impl Drop for StopSignals {
     fn drop(&mut self) {
         end_serving();
         self.handle.close();
-        // The thread does not panic: its logging is guarded.
+        // The threads do not panic: their logging is guarded.
         let _ = self.thread.take().map(JoinHandle::join);
+        if let Some((ending, thread)) = self.ends.take() {
+            ending.is_over();
+            let _ = thread.join();
+        }
     }
 }
 
-fn stage_of(stage: &Mutex<Stage>) -> MutexGuard<'_, Stage> {
-    stage.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(receiver: &Mutex<Receiver>) -> MutexGuard<'_, Receiver> {
+    receiver.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The effect of the signal comes first: where the log has no reader any more, writing to it may panic.
-fn on_signal(stage: &mut Stage, name: &str) {
-    match stage {
-        Stage::Starting(interrupter) => {
-            interrupter.interrupt();
-            *stage = Stage::Interrupted;
-            let _ = guard(|| info!("{name}: stopped before it was ready"));
-        }
-        Stage::Interrupted => {}
-        Stage::Running { handle, again } if !*again => {
-            *again = true;
-            handle.shutdown();
-            let _ =
-                guard(|| info!("{name}: accepting no more, finishing replies; once more to stop at once"));
-        }
-        Stage::Running { handle, .. } => {
-            handle.abort();
-            let _ = guard(|| warn!("{name}: stopping at once"));
+fn name_of(signal: i32) -> &'static str {
+    low_level::signal_name(signal).unwrap_or("a signal")
+}
+
+impl Receiver {
+    fn on_signal(&mut self, signal: i32) {
+        match signal {
+            SIGTERM if self.joined.is_some_and(|until| !until.is_over()) => {}
+            SIGTERM => {
+                self.joined = Some(Deadline::within(JOINED));
+                self.on_stop(signal);
+            }
+            SIGHUP if !self.has_terminal => self.on_reload(),
+            SIGINT | SIGHUP => self.on_stop(signal),
+            _ => info!("{}: nothing is done for it", name_of(signal)),
         }
     }
+
+    /// The effect of the signal comes first: where the log has no reader any more, writing to it may panic.
+    fn on_stop(&mut self, signal: i32) {
+        let name = name_of(signal);
+        match &mut self.stage {
+            Stage::Starting(interrupter) => {
+                interrupter.interrupt();
+                self.stage = Stage::Interrupted(signal);
+                info!("{name}: stopped before it was ready");
+            }
+            Stage::Running { handle, stops: stops @ 0 } => {
+                *stops = 1;
+                handle.shutdown();
+                info!("{name}: accepting no more, finishing replies; once more to stop at once");
+            }
+            // Shell and kernel both send one where a terminal is closed.
+            Stage::Interrupted(_) | Stage::Running { .. } if signal == SIGHUP => {}
+            Stage::Running { handle, stops: stops @ 1 } => {
+                *stops = 2;
+                handle.abort();
+                handle.ending().exits();
+                warn!("{name}: stopping at once");
+            }
+            Stage::Interrupted(_) | Stage::Running { .. } => end_process(name),
+        }
+    }
+
+    fn on_reload(&self) {
+        info!("SIGHUP: certificates are read again; lists are as their files change");
+        if let Stage::Running { handle, .. } = &self.stage {
+            handle.read_again();
+        }
+    }
+}
+
+/// Ends the process, whatever blocks. The line is written by a thread whose log is the program's.
+pub(super) fn end_process(why: &'static str) -> ! {
+    let says = thread::Builder::new().spawn(move || {
+        write_at_the_end(move || error!("{why}: the process ends"));
+        #[cfg(feature = "log")]
+        crate::subscriber::flush(Duration::from_secs(1));
+    });
+    let _ = says.map(JoinHandle::join);
+    low_level::exit(1)
 }
 
 fn serving() -> MutexGuard<'static, Serving> {
@@ -131,17 +232,18 @@ fn signals_to_take() -> io::Result<Vec<i32>> {
         return Ok(known.taken.clone());
     }
     let none_serves = Arc::new(AtomicBool::new(true));
-    let mut taken = Vec::new();
-    for signal in SIGNALS {
+    let (mut taken, mut ends_process) = (Vec::new(), Vec::new());
+    for signal in STOPS.into_iter().chain(OTHERS) {
         let is = Disposition::of(signal);
         if is == Disposition::Default {
             signal_hook::flag::register_conditional_default(signal, none_serves.clone())?;
+            ends_process.push(signal);
         }
-        if is != Disposition::Ignored {
+        if is == Disposition::Default || is == Disposition::Handled && STOPS.contains(&signal) {
             taken.push(signal);
         }
     }
-    serving.known = Some(Known { none_serves, taken: taken.clone() });
+    serving.known = Some(Known { none_serves, taken: taken.clone(), ends_process });
     Ok(taken)
 }
 

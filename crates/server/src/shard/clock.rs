@@ -129,7 +129,7 @@ fn nanos(time: Duration) -> u64 {
 }
 
 /// A point in time by which a thread that is no shard's waits no longer: one that starts a server, or asks how it is.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Deadline(Instant);
 
 #[expect(clippy::disallowed_methods, reason = "such a thread waits in real time")]
@@ -137,6 +137,10 @@ impl Deadline {
     /// In `time` from now.
     pub(crate) fn within(time: Duration) -> Deadline {
         Deadline(Instant::now() + time)
+    }
+
+    pub(crate) fn is_over(self) -> bool {
+        Instant::now() >= self.0
     }
 
     /// Sleeps for `time`. False at once if the deadline is over.
