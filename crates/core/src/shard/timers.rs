@@ -17,9 +17,9 @@ use crate::wheel::{STEP, step_at};
 use crate::{CloseReason, ConnId, Observer, Op, Time};
 
 /// Steps for which a limit is put off that a late shard cannot judge.
-const PUT_OFF: i64 = 4;
+const PUT_OFF: i64 = 3;
 
-/// A shard whose last turn began longer ago was away, or slept. Two steps come of rounding where it slept until a timer.
+/// A shard that comes to its timers by more than this after they were due was away. Rounding makes two steps of it.
 const LATE: Duration = STEP.saturating_mul(4);
 
 /// Limits are put off for this long, and longer only for connections that were not looked at. They are judged for as long before
@@ -73,8 +73,8 @@ pub(super) struct Beginning {
     pub(super) taken: u64,
     /// The turn before received as much as one may.
     pub(super) more: bool,
-    /// A timer is due, and was not before.
-    pub(super) is_in_time: bool,
+    /// By how much it comes late to the first timer that is due, if one is.
+    pub(super) late: Option<Duration>,
     pub(super) connections: usize,
 }
 
@@ -90,20 +90,20 @@ impl Lateness {
     #[inline(never)]
     pub(super) fn step(&mut self, turn: &Beginning) {
         let Beginning { now, gap, completions, taken, more, .. } = *turn;
-        // It slept until a timer, and there is nothing else.
-        let slept = completions == 0 && turn.is_in_time;
-        let was_away = |for_longer: Duration| gap > for_longer && !slept;
+        let is_late = turn.late.is_some_and(|late| late > LATE);
+        // Unless it slept until a timer, and there is nothing else.
+        let was_away = gap > CATCH_UP_MAX && (is_late || turn.late.is_none() || completions > 0);
         let begins = match self.stage {
-            Stage::InTime => was_away(LATE),
-            Stage::Behind { .. } => was_away(CATCH_UP_MAX),
-            Stage::Judging { until } => was_away(if now < until { CATCH_UP_MAX } else { LATE }),
+            Stage::InTime => is_late || was_away,
+            Stage::Behind { .. } => was_away,
+            Stage::Judging { until } => was_away || is_late && now >= until,
         };
         match self.stage {
             _ if begins => (self.stage, self.ends) = (Stage::Behind { since: now, taken }, false),
             Stage::Judging { until } if now >= until => self.stage = Stage::InTime,
             Stage::Behind { since, taken: before } => {
                 // What came by now is looked at in this turn; the next one can judge.
-                let brings_all = completions < FEW && !more && gap <= LATE;
+                let brings_all = completions < FEW && !more && !is_late;
                 let had_all = core::mem::replace(&mut self.ends, brings_all) && !more;
                 let of_each = OF_EACH * turn.connections as u64;
                 if had_all || completions == 0 && !more {
@@ -173,7 +173,7 @@ impl<O: Observer> Shard<O> {
             completions,
             taken: self.taken,
             more,
-            is_in_time: self.wheel.is_due(now) && now - due <= LATE,
+            late: self.wheel.is_due(now).then(|| now - due),
             connections: self.conns.len(),
         });
     }

@@ -13,6 +13,7 @@ mod watched;
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::time::Duration;
 
 use ringserve_buf::{Pool, PoolConfig};
 use ringserve_core::framing::Framing;

@@ -434,7 +434,7 @@ fn peer_whose_bytes_waited_for_a_late_shard_stays() {
 
 /// A turn `gap` after the one before, of a shard that never sleeps, with a crowd's completions.
 fn crowded(now: Time, gap: Duration, taken: u64) -> Beginning {
-    Beginning { now, gap, completions: 300, taken, more: false, is_in_time: false, connections: 0 }
+    Beginning { now, gap, completions: 300, taken, more: false, late: Some(gap), connections: 0 }
 }
 
 #[test]
@@ -509,12 +509,14 @@ fn shard_has_caught_up_once_its_driver_brings_little_and_no_large_frames() {
 
 #[test]
 fn shard_that_slept_until_a_timer_is_not_late() {
-    let slept = Beginning { completions: 0, is_in_time: true, ..crowded(at(9), Duration::from_secs(8), 0) };
+    let (long, short) = (Duration::from_secs(8), Duration::from_millis(60));
+    let slept = Beginning { completions: 0, late: Some(short), ..crowded(at(9), long, 0) };
     for (turn, is_behind) in [
         (slept, false),
         (Beginning { completions: 1, ..slept }, true),
-        (Beginning { is_in_time: false, ..slept }, true),
-        (crowded(at(9), Duration::from_millis(60), 0), false),
+        (Beginning { late: None, ..slept }, true),
+        (Beginning { gap: Duration::from_millis(900), late: None, ..slept }, false),
+        (crowded(at(9), short, 0), false),
     ] {
         let mut lateness = Lateness::default();
         if lateness.is_asked(turn.gap.as_nanos() as u64) {
@@ -539,7 +541,7 @@ fn limit_that_runs_out_behind_a_stop_waits_for_what_came_in_it() {
     ids.iter().for_each(|id| shard.receive(*id, &empty_frames(1)));
     shard.end();
     // Stopped until just before the limit, so that no timer is late.
-    shard.turn(at(30) + Duration::from_millis(800));
+    shard.turn(at(29));
     let mut now = at(30) + Duration::from_millis(950);
     shard.begin_late(now, 256);
     shard.end();
