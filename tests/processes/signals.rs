@@ -277,7 +277,7 @@ fn second_signal_ends_the_process_of_a_blocked_shard() {
 }
 
 #[test]
-fn blocked_shard_is_named_refuses_newcomers_and_ends_with_its_process() {
+fn blocked_shard_is_named_and_ends_with_its_process() {
     let (mut served, mut client, _unheard) = Served::blocked();
     served.process.signal(Signal::TERM);
     assert_eq!(client.end(), End::Fin);

@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_listener_refuses_newcomers_from_then_on_and_an_adopted_one_does_not() {
+    fn own_listener_refuses_newcomers_and_an_adopted_one_does_not() {
         for is_own in [true, false] {
             let socket = TcpListener::bind("127.0.0.1:0").unwrap();
             let addr = socket.local_addr().unwrap();

@@ -102,7 +102,7 @@ mod tests {
     fn adopted_and_unix_listeners_have_no_filter() {
         let adopted = Listener::adopted(TcpListener::bind("127.0.0.1:0").unwrap());
         assert!(ListenerFilter::of(&adopted).is_none());
-        let (unix, _) = Socket::pair(Domain::UNIX, socket2::Type::STREAM, None).unwrap();
+        let (unix, _) = socket2::Socket::pair(Domain::UNIX, socket2::Type::STREAM, None).unwrap();
         assert!(ListenerFilter::of(&Listener::own(unix)).is_none());
     }
 }

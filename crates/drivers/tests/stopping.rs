@@ -486,7 +486,7 @@ fn connection_that_woke_a_stopping_driver_is_not_forgotten() {
 
 /// As a child has it that was forked without exec.
 #[test]
-fn newcomers_are_refused_where_another_descriptor_keeps_the_listener() {
+fn newcomers_are_refused_where_a_child_keeps_the_listener() {
     for (name, make) in DRIVERS {
         for is_stopped in [true, false] {
             let (place, listener) = tcp("127.0.0.1:0");

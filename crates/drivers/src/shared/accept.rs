@@ -8,7 +8,7 @@
 //! * A Unix listener is shut down for reading: connects are refused at once, and the queue stays. Shards share the queue,
 //!   each by a descriptor, and each closes its own once it finds the queue empty.
 //! * A TCP listener of this server alone is shut down as it is closed, since a child that was forked without exec may have
-//!   another descriptor of it: newcomers would wait in a queue that nobody empties.
+//!   another descriptor of it: newcomers would wait in a queue from which no shard accepts.
 //! * An adopted listener is left alone: others accept from its queue, now or later, and a change of the socket would affect
 //!   them. Its queue is left to them with the close of one descriptor of several.
 

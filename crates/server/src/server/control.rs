@@ -364,12 +364,6 @@ impl ServerControl {
         }
     }
 
-    /// Reads what can be read again while the server runs: certificates. Lists of networks are read when their files change.
-    pub(super) fn read_again(&self) {
-        #[cfg(feature = "tls")]
-        super::listen::tls::read_again(&self.tls);
-    }
-
     /// Begins to shut down, as [`ServerHandle::shutdown`](crate::ServerHandle::shutdown).
     pub fn shutdown(&self) {
         self.remotes.iter().for_each(|remote| remote.command(Command::Drain));

@@ -15,7 +15,6 @@ use ringserve_core::ServerLimits;
 use ringserve_drivers::{Listener, ListenerEnd};
 
 use crate::log::lines::error;
-use crate::log_thread::hand_over;
 use crate::shard::clock::{Clock, Deadline};
 use crate::shard::inbox::RemoteShard;
 use crate::watchdog::judge::State;
@@ -192,7 +191,6 @@ impl Ending {
 
     /// Names what blocks each shard.
     fn tell(&self) {
-        let _handing = hand_over(None);
         let stalls = self.watch.stalls(self.clock.now());
         for shard in self.blocked() {
             let stall = stalls.iter().rfind(|stall| stall.shard == shard && stall.ongoing);

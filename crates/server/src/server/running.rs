@@ -17,6 +17,7 @@ use super::error::Error;
 use super::listen::sockets::Listening;
 use super::socket_options::apply::SocketOptionWarning;
 use crate::guard::message_of;
+use crate::log_thread::hand_over;
 use crate::shard::clock::Deadline;
 use crate::stats::{ServerStats, ShardStats};
 use crate::watchdog::thread::Watchdog;
@@ -203,7 +204,10 @@ impl ServerHandle {
     pub fn wait(mut self) -> Result<ServerStats, Error> {
         let mut report = ServerStats::default();
         let mut failed = None;
+        // It tells what blocks a shard, and goes on whatever blocks the log.
+        let handing = hand_over(None);
         let all_ended = self.control.ending().wait(self.threads.len());
+        drop(handing);
         for (shard, thread) in std::mem::take(&mut self.threads).into_iter().enumerate() {
             if !all_ended && self.control.remotes()[shard].thread().is_some() {
                 failed.get_or_insert(Error::Blocked { shard });

@@ -202,10 +202,14 @@ impl Receiver {
         }
     }
 
+    /// Reads again what can be read again: certificates.
     fn on_reload(&self) {
         info!("SIGHUP: certificates are read again; lists are as their files change");
-        if let Stage::Running { handle, .. } = &self.stage {
-            handle.read_again();
+        #[cfg(feature = "tls")]
+        if let Stage::Running { handle, .. } = &self.stage
+            && let Err(error) = handle.tls().reload()
+        {
+            warn!("TLS: the old certificates stay: {error}");
         }
     }
 }

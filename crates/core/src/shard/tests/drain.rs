@@ -173,7 +173,7 @@ fn every_connection_leaves_within_the_time_of_the_drain() {
 }
 
 #[test]
-fn connections_of_other_shards_lengthen_the_time_over_which_they_leave() {
+fn connections_of_other_shards_lengthen_the_spread() {
     let (mut shard, _) = with_connections(0, Limits::default());
     let quota = Arc::new(Quota::new(100));
     shard.share_quota(quota.clone());
@@ -205,7 +205,7 @@ fn connection_is_served_until_its_moment_in_a_drain() {
 
 /// However long ago it was accepted: its first request may be on its way.
 #[test]
-fn connection_without_a_frame_has_half_a_second_to_ask_in_a_drain() {
+fn connection_without_a_frame_has_half_a_second_to_ask() {
     for (after, is_answered) in [(0, true), (499, true), (501, false)] {
         let (mut shard, id) = with_connection(Limits::default());
         drain_at(&mut shard, 5);

@@ -467,7 +467,7 @@ fn shard_that_is_away_again_has_no_time_to_catch_up() {
 
 /// After a stop all of them have news: more than a second is needed for that.
 #[test]
-fn shard_that_was_away_judges_once_each_connection_had_its_completions() {
+fn shard_that_was_away_judges_once_it_looked_at_each() {
     let mut lateness = Lateness::default();
     let mut turn = |turns: u64, gap| {
         let now = at(60) + Duration::from_millis(10 * turns);
@@ -480,7 +480,7 @@ fn shard_that_was_away_judges_once_each_connection_had_its_completions() {
 }
 
 #[test]
-fn shard_has_caught_up_once_its_driver_brings_little_and_no_large_frames() {
+fn shard_has_caught_up_once_its_driver_brings_little() {
     // Completions of each turn, those that received as much as a turn may, and the turn that judges.
     for (completions, large, judges) in
         [(&[0, 0][..], 0, 1), (&[0, 3, 3], 0, 2), (&[300, 300, 3, 3], 0, 3), (&[3, 3, 3, 3, 3, 3], 3, 5)]

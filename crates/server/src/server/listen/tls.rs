@@ -43,13 +43,6 @@ pub(crate) fn begin<'a>(binds: impl Iterator<Item = &'a Bind>) -> Result<(), Err
     Ok(())
 }
 
-/// Reads the files of all again, and says what is wrong with them.
-pub(crate) fn read_again(all: &ServerTls) {
-    if let Err(error) = all.reload() {
-        report(Err(error));
-    }
-}
-
 /// The program's log may block, and the replacement holds.
 fn caution(warning: fmt::Arguments<'_>) {
     let _handing = hand_over(None);
