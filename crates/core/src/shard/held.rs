@@ -28,6 +28,9 @@ const AT_ONCE: u32 = 0;
 /// Of all that is held, the part that those who keep it have to have, so that they go first.
 const KEPT_PART: usize = 4;
 
+/// Memory that input takes for each of its bytes, at most, but for blocks that double.
+const INPUT_GROWS: usize = 8;
+
 /// Counts memory of a connection's batch beyond the bytes that it has to send.
 #[cold]
 pub(super) fn set_room(holders: &mut Holders, shared: &ShardShared, id: ConnId, of: RoomOf, bytes: usize) {
@@ -84,7 +87,16 @@ impl<O: Observer> Shard<O> {
     /// top.
     #[inline]
     pub(super) fn holds_off(&self) -> bool {
-        self.memory_bytes() > self.held_in_turn_max
+        self.memory_bytes() > self.held_in_turn_max && self.is_over_turn()
+    }
+
+    /// The same where the turn took up its part. What was received is no answer: blocks of frames grow with it, by several times as
+    /// much at once.
+    #[cold]
+    #[inline(never)]
+    fn is_over_turn(&self) -> bool {
+        let with_input = self.held_in_turn_max.saturating_add(self.received.saturating_mul(INPUT_GROWS));
+        self.memory_bytes() > with_input.min(self.held_most)
     }
 
     /// Bytes that one connection holds, without half a frame and queued bytes that have been there for fewer than `steps` steps

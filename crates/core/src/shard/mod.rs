@@ -107,6 +107,8 @@ pub struct Shard<O: Observer = ()> {
     meters: Meters,
     /// Bytes held beyond which a turn hands out no frame.
     held_in_turn_max: usize,
+    /// The same whatever the turn brought.
+    held_most: usize,
     /// Connections whose inbox or calls grew in this turn while too much was held.
     grew: Vec<ConnId>,
     /// Connections that came to hold much, each once, with the time: it counts after a moment.
@@ -170,6 +172,7 @@ impl<O: Observer> Shard<O> {
             holders: Holders::new(),
             meters: Meters::new(),
             held_in_turn_max: usize::MAX,
+            held_most: usize::MAX,
             grew: Vec::new(),
             watched: VecDeque::new(),
             short_of_buffers: false,

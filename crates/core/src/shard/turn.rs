@@ -287,7 +287,8 @@ impl<O: Observer> Shard<O> {
         let held_max = self.limits.held_bytes_max;
         let relieved = self.held_bytes() <= held_max;
         let in_turn = self.memory_bytes().saturating_add(held_max / PART_IN_A_TURN);
-        self.held_in_turn_max = if relieved { held_max.min(in_turn) } else { in_turn };
+        self.held_most = if relieved { held_max } else { usize::MAX };
+        self.held_in_turn_max = self.held_most.min(in_turn);
         if self.later > 0 {
             // The bytes of this turn are not known yet: those of the one before tell whether the driver has more.
             self.take_up(completions, completions >= most || received >= bytes);

@@ -135,7 +135,7 @@ fn peers_without_a_batch_in_a_full_turn_stay() {
 fn turn_ends_when_it_queued_a_part_of_what_may_be_held() {
     let (mut shard, ids) = tight(12);
     shard.begin(at(1), 12);
-    ids.iter().for_each(|id| ask(&mut shard, *id, HELD_MAX / 16));
+    ids.iter().for_each(|id| ask(&mut shard, *id, HELD_MAX / 16 + 1000));
     shard.end();
     assert_eq!(shard.handed(), ids[..2]);
     shard.turn(at(1));
