@@ -98,7 +98,7 @@ const fn asked(exchange: &'static Exchange) -> Shape {
     Shape { bytes: exchange.request.len(), pipeline: 1, lines: false, layer: Layer::Exchange(exchange) }
 }
 
-/// Each connection asks for a key of its own, so that keys lie on all shards.
+/// Each connection asks for another key, so that keys lie on all shards.
 static GET: Exchange = Exchange {
     request: b"*2\r\n$3\r\nGET\r\n$12\r\nkey:00000000\r\n",
     number_at: Some(22),
@@ -112,7 +112,7 @@ static HELLO: Exchange = Exchange {
     reply: b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\ndate: \0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\r\n\r\nhello\n",
 };
 
-/// Sets the keys that so many connections ask for.
+/// Sets the keys that this number of `connections` asks for.
 pub(super) fn fill_kv(address: SocketAddr, connections: usize) -> io::Result<()> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(REPLY_MAX))?;

@@ -14,7 +14,7 @@ use crate::process;
 /// Measure what more cores bring.
 ///
 /// Runs echo, framed lines, GETs of `example-kv`, HTTP and connections of one round trip on 1, 2, 4 and 8 shards, each on a
-/// CPU of its own, beside tokio's work-stealing runtime and Go's on as many. The generator has a thread on each of the
+/// separate CPU, beside tokio's work-stealing runtime and Go's on as many. The generator has a thread on each of the
 /// CPUs that no server gets: half of those that there are, so that its part is the same for every number of shards. Where the
 /// machine tells siblings of a core, servers get one of each core and the generator the other.
 ///
