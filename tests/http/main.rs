@@ -7,6 +7,7 @@ mod grpc;
 mod over_streams;
 mod server;
 mod shed;
+mod stops;
 mod timer;
 mod uploads;
 mod websocket;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
-use ringserve::testing::{ClientStream, Faults, Net, Sim};
+use ringserve::testing::{ClientStream, Faults, Net, Sim, SimServer};
 use ringserve::websocket::{Message, Messages, WebSocket, WsCx, upgrade};
 use ringserve::{CloseReason, Limits, Server, http, ws};
 use ringserve_tests::http::frames::{PREFACE, SETTINGS, frame};
@@ -100,22 +100,26 @@ impl Peer {
     }
 }
 
+/// A server that pings a client which is silent for 30 s.
+fn start(sim: &Sim, kind: Kind) -> SimServer {
+    let limits = Limits::default().heartbeat_interval(Duration::from_secs(30)).first_frame_timeout(None);
+    let running = match kind {
+        Kind::Listener => {
+            let server = Server::bind(ADDR).websocket().framing(Messages::default()).limits(limits);
+            sim.start(server.shards(1), |_shard| ws(Echo))
+        }
+        _ => sim.start(Server::bind(ADDR).shards(1), |_shard| http(service_fn(answer))),
+    };
+    running.expect("the server starts")
+}
+
 #[test]
 fn client_that_takes_long_for_one_frame_is_alive() {
     const PIECE: usize = 3000;
     const PIECES: usize = 20;
     for kind in [Kind::Listener, Kind::Http1, Kind::Http2] {
         Sim::seeds(5).faults(Faults::none()).run(move |sim| {
-            let interval = Duration::from_secs(30);
-            let limits = Limits::default().heartbeat_interval(interval).first_frame_timeout(None);
-            let running = match kind {
-                Kind::Listener => {
-                    let server = Server::bind(ADDR).websocket().framing(Messages::default()).limits(limits);
-                    sim.start(server, |_shard| ws(Echo))
-                }
-                _ => sim.start(Server::bind(ADDR), |_shard| http(service_fn(answer))),
-            };
-            let running = running.expect("the server starts");
+            let running = start(sim, kind);
             sim.client("slow", async move |net| {
                 let mut peer = Peer::connect(&net, kind).await?;
                 let mut wire = Vec::new();
@@ -139,6 +143,34 @@ fn client_that_takes_long_for_one_frame_is_alive() {
             let counters = running.stats().counters;
             assert_eq!(counters.closed_for(CloseReason::HeartbeatLost), 0, "{kind:?}");
             assert_eq!(counters.closed_for(CloseReason::Aborted), 0, "{kind:?}");
+        });
+    }
+}
+
+#[test]
+fn client_that_spoke_while_the_shard_stood_still_is_alive() {
+    // More than a turn takes in.
+    const CLIENTS: usize = 400;
+    for kind in [Kind::Listener, Kind::Http1, Kind::Http2] {
+        Sim::seeds(2).faults(Faults::none()).run(move |sim| {
+            let running = start(sim, kind);
+            for n in 0..CLIENTS {
+                sim.client(format!("{n}"), async move |net| {
+                    let mut peer = Peer::connect(&net, kind).await?;
+                    assert_eq!(peer.next().await?, (Opcode::Ping, 0));
+                    net.sleep(Duration::from_secs(5)).await;
+                    let mut wire = Vec::new();
+                    put_masked(true, 0, Opcode::Pong, b"", [1, 2, 3, 4], &mut wire);
+                    put_masked(true, 0, Opcode::Binary, b"here", [1, 2, 3, 4], &mut wire);
+                    peer.send(&wire).await?;
+                    // It may be asked once more.
+                    while peer.next().await? != (Opcode::Binary, 4) {}
+                    Ok(())
+                });
+            }
+            sim.run_for(Duration::from_secs(32));
+            running.stall(0, Duration::from_secs(100));
+            sim.run_until_done();
         });
     }
 }

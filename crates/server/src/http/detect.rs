@@ -12,6 +12,7 @@ use ringserve_core::internals::OWNED_BYTES_MIN;
 
 use super::leaving::Leave;
 use super::rests::{Out, RESET_BYTES};
+use super::runtime::PUT_OFF;
 use super::watch::Watch;
 use crate::stream::byte_stream::Stream;
 
@@ -45,7 +46,7 @@ pub(super) async fn detect(stream: &mut Replayed, time: Option<Duration>) -> io:
     let shard = stream.stream.shard().clone();
     let mut leave = Leave::new(&shard, true);
     let mut seen = 0;
-    let becomes_clear = poll_fn(|task| {
+    let mut becomes_clear = pin!(poll_fn(|task| {
         loop {
             let mut detected = None;
             let polled = stream.stream.poll_peek(task, |bytes| match classify(&mut seen, bytes) {
@@ -65,13 +66,18 @@ pub(super) async fn detect(stream: &mut Replayed, time: Option<Duration>) -> io:
                 }
             }
         }
-    });
+    }));
     let Some(time) = time else { return becomes_clear.await };
-    match shard.timeout(time, pin!(becomes_clear)).await {
-        Ok(detected) => detected,
-        Err(_elapsed) => {
-            let text = format!("the first {} bytes did not come within {time:?}", PREFACE.len());
-            Err(io::Error::new(io::ErrorKind::TimedOut, text))
+    let mut left = time;
+    loop {
+        match shard.timeout(left, becomes_clear.as_mut()).await {
+            Ok(detected) => return detected,
+            // They may be there.
+            Err(_elapsed) if shard.is_behind() => left = PUT_OFF,
+            Err(_elapsed) => {
+                let text = format!("the first {} bytes did not come within {time:?}", PREFACE.len());
+                return Err(io::Error::new(io::ErrorKind::TimedOut, text));
+            }
         }
     }
 }

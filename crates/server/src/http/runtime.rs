@@ -8,6 +8,9 @@
 //!   task ──▶ sleeps until the first timer ──▶ wakes whose timers went off ──▶ sleeps until the next one
 //! ```
 //!
+//! After a time in which the shard was away the task waits until it has looked at what came meanwhile: else hyper would take peers
+//! for silent whose bytes are there.
+//!
 //! hyper makes a sleep for each request of HTTP/1.1 and drops it when the head is there. With the same time for all, the
 //! task's next look is then never too late, and it is woken about once in that time, not for each request.
 
@@ -28,6 +31,9 @@ use crate::shard::timers::Alarms;
 
 /// Looks at the timers in a row: a second one where a timer's time came while those of others went off.
 const LOOKS: usize = 2;
+
+/// Time for which timers are put off while the shard has not looked at what came. Arbitrary: a turn or two.
+pub(super) const PUT_OFF: Duration = Duration::from_millis(10);
 
 /// Runs hyper's futures on a shard. They need not be `Send`, and end with the shard.
 #[derive(Clone, Debug)]
@@ -116,6 +122,13 @@ async fn look_after(inner: Arc<Inner>, shard: Shard) {
     let mut sleep = None;
     let (mut fired, mut wakers) = (Vec::new(), Vec::new());
     poll_fn(|task| {
+        if shard.is_behind() {
+            // What hyper waits for may be there.
+            let sleep = sleep.insert(shard.sleep(PUT_OFF));
+            if Pin::new(sleep).poll(task).is_pending() {
+                return Poll::<()>::Pending;
+            }
+        }
         // A time that is over already is rare; the shard has its turn between two looks, whatever the clock does.
         for _ in 0..LOOKS {
             let now = inner.now();

@@ -19,6 +19,7 @@ use ringserve_websocket::reader::{ReadError, Reader, Received};
 use ringserve_websocket::{Extension, Kind, WebSocketInfo, close};
 
 use super::leaving::Leave;
+use super::runtime::PUT_OFF;
 use super::upgrade::Hold;
 use crate::shard::handle::Shard;
 use crate::shard::timers::Sleep;
@@ -306,6 +307,11 @@ impl Socket {
         }
         let (Some(silence), Some(time)) = (&mut self.silence, self.times.ping) else { return Poll::Pending };
         ready!(Pin::new(silence).poll(task));
+        if self.shard.is_behind() {
+            // Its bytes may be there.
+            self.silence = Some(self.shard.sleep(PUT_OFF));
+            return Poll::Ready(Ok(()));
+        }
         self.silence = Some(self.shard.sleep(time));
         if std::mem::take(&mut self.heard) {
             self.pinged = false;

@@ -47,6 +47,9 @@ struct Inner {
     /// Its [`drain_delay`](crate::limits::ServerLimits::drain_delay) is over.
     stopping: DrainFlag,
     moment: Cell<Moment>,
+    /// What peers sent and took while the shard was away may wait in the kernel.
+    #[cfg(feature = "http")]
+    behind: Cell<bool>,
     upstreams: Requests,
     awaited: Awaited,
     /// One of each type.
@@ -74,6 +77,8 @@ impl Shard {
             draining: DrainFlag::default(),
             stopping: DrainFlag::default(),
             moment: Cell::default(),
+            #[cfg(feature = "http")]
+            behind: Cell::default(),
             upstreams: Requests::default(),
             awaited: Awaited::default(),
             shared: RefCell::default(),
@@ -378,6 +383,19 @@ impl Shard {
     #[cfg(feature = "http")]
     pub(crate) fn moment(&self) -> Moment {
         self.inner.moment.get()
+    }
+
+    #[cfg(feature = "http")]
+    #[inline]
+    pub(crate) fn set_behind(&self, is_behind: bool) {
+        self.inner.behind.set(is_behind);
+    }
+
+    /// True if what peers sent and took while the shard was away may wait in the kernel: no limit on what they do is judged
+    /// meanwhile.
+    #[cfg(feature = "http")]
+    pub(crate) fn is_behind(&self) -> bool {
+        self.inner.behind.get()
     }
 
     pub(crate) fn is_stopping(&self) -> bool {
