@@ -26,7 +26,7 @@ impl Lane for Model {
         if opening == 1 {
             return shard.refuse(socket, listener, RefusedBy::Admit);
         }
-        let id = shard.admit::<Session>(socket, None, 0).expect("there is memory");
+        let id = shard.admit::<Session>(socket, None, listener).expect("there is memory");
         let session = Session { peer, ..Session::default() };
         assert!(
             shard.shared(id).is_some_and(|head| head.fill(session).is_ok()),
