@@ -86,19 +86,27 @@ impl<O: Observer> Shard<O> {
         self.accepting.makes_room = false;
     }
 
-    /// The table is full: one that began makes room, of the listener that has most of them, as at the limit of that one. Otherwise
-    /// those that say nothing to one listener would keep others from accepting.
+    /// The table is full: one that began makes room as at the limit of its listener; of the listener that has most of them, among those
+    /// where one may go. Otherwise those that say nothing to one listener would keep others from accepting.
     #[cold]
     pub(super) fn make_room_for_all(&mut self) {
         if self.accepting.leaves.is_some_and(|id| self.conns.get(id).is_some()) {
             return;
         }
-        let counts = self.accepting.listeners.iter().map(|at| at.starts.count());
-        let Some((listener, _)) = (0..).zip(counts).max_by_key(|(_, count)| *count) else { return };
-        self.accepting.leaves = self.first_to_go(listener);
+        let listeners = 0..self.accepting.listeners.len() as u16;
+        let mut most = None;
+        for listener in listeners.clone() {
+            let count = self.accepting.listeners[usize::from(listener)].starts.count();
+            if most.is_none_or(|(most, _)| count >= most)
+                && let Some(id) = self.first_to_go(listener)
+            {
+                most = Some((count, id));
+            }
+        }
+        self.accepting.leaves = most.map(|(_, id)| id);
         match self.accepting.leaves {
             Some(id) => self.make_room(id),
-            None => self.note_crowd(listener, true),
+            None => listeners.for_each(|listener| self.note_crowd(listener, true)),
         }
     }
 

@@ -315,6 +315,35 @@ fn silent_ones_do_not_keep_the_table_from_other_listeners() {
 }
 
 #[test]
+fn silent_one_makes_room_where_the_largest_crowd_is_young() {
+    let mut shard = Tested::new(ServerLimits::default(), 3, 3);
+    for listener in 0..2 {
+        shard.expect_header(listener, Expected { bytes_max: BYTES_MAX, keeps_tlvs: true });
+    }
+    shard.lane.awaits_header = true;
+    shard.begin(Time::ZERO, 1);
+    let old = come(&mut shard, 1);
+    shard.end();
+    let later = at(1) + Duration::from_millis(500);
+    shard.begin(later, 2);
+    for number in [2, 3] {
+        shard.complete(Completion::Accepted { listener: 1, socket: Socket(number), peer: Some(proxy()) });
+        assert_eq!(shard.heard(), [Heard::Accepted(Socket(number))]);
+    }
+    shard.lane.awaits_header = false;
+    shard.end();
+    shard.begin(later, 1);
+    shard.complete(Completion::Accepted { listener: 2, socket: Socket(4), peer: None });
+    shard.end();
+    for turn in 1..4 {
+        shard.turn(later + Duration::from_millis(20 * turn));
+    }
+    let ended = Heard::Ended { id: old, reason: CloseReason::ProxyTimeout, opened: false };
+    assert_eq!(shard.heard(), [ended], "the other listener's are young");
+    shard.check();
+}
+
+#[test]
 fn newcomers_for_which_others_go_keep_their_order() {
     let (mut shard, [first, second]) = crowded(true);
     shard.begin(Time::ZERO, 1);
