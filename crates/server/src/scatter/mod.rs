@@ -248,7 +248,8 @@ impl<A: Answers> Scatter<A> {
         } else {
             (replies.turns.wait(asks), Request::Waits(begin))
         };
-        Rest(Some(Box::pin(self.finish(cx, replies, turn, request))))
+        let heir = Heir { turn, replies };
+        Rest(Some(Box::pin(self.finish(cx, heir, request))))
     }
 
     /// Does the work of a request that takes its time, such as one that [yields](crate::task::yield_now), when all earlier replies are
@@ -269,10 +270,10 @@ impl<A: Answers> Scatter<A> {
     async fn finish<S: 'static>(
         &self,
         cx: &Cx<'_, S>,
-        replies: &Replies<A>,
-        turn: Turn<'_>,
+        heir: Heir<'_, A>,
         request: Request<'_, '_, A, impl FnOnce()>,
     ) {
+        let Heir { turn, replies } = &heir;
         let carried = match request {
             Request::Waits(begin) => {
                 let has_turn = turn.wait(|| replies.has_room_again()).await;
@@ -285,9 +286,13 @@ impl<A: Answers> Scatter<A> {
                 begin();
                 // What it asks goes along, or it replied by itself.
                 let Some(carried) = carried.filter(|_| replies.queue.borrow().is_some()) else {
-                    drop(turn);
-                    // No further request begins to wait while others that waited go along: else each would, one by one.
-                    while replies.turns.next_asks() && replies.has_room_again() && !cx.is_ending() {
+                    let replies = heir.gives_way();
+                    // No further request begins to wait while others that waited go along: else each would, one by one. Each of
+                    // them had a look by then, unless its handler does something else.
+                    for _ in 0..replies.turns.waiting() {
+                        if !replies.turns.next_asks() || !replies.has_room_again() || cx.is_ending() {
+                            break;
+                        }
                         yield_now().await;
                     }
                     return;
@@ -391,6 +396,30 @@ impl<A: Answers> Scatter<A> {
         {
             queue.rest(asked);
             spare.push(queue);
+        }
+    }
+}
+
+/// The turn of a call, which may be left replies with it. If it is dropped before it looks at them, as by a time limit, it takes them
+/// along.
+struct Heir<'a, A: Answers> {
+    turn: Turn<'a>,
+    replies: &'a Replies<A>,
+}
+
+impl<'a, A: Answers> Heir<'a, A> {
+    /// Gives the turn to the next call.
+    fn gives_way(self) -> &'a Replies<A> {
+        self.replies
+    }
+}
+
+impl<A: Answers> Drop for Heir<'_, A> {
+    fn drop(&mut self) {
+        if self.turn.is_unbegun()
+            && let Ok(mut queue) = self.replies.queue.try_borrow_mut()
+        {
+            *queue = None;
         }
     }
 }

@@ -36,9 +36,14 @@ impl Turns {
         self.line.borrow().is_empty()
     }
 
-    /// True if a call waits, or has its turn and did not begin.
+    /// How many calls wait, or have their turn and did not begin.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.get()
+    }
+
+    /// True if there is one.
     pub(super) fn has_waiting(&self) -> bool {
-        self.waiting.get() > 0
+        self.waiting() > 0
     }
 
     /// The turn, which is free.
@@ -98,6 +103,12 @@ impl Turn<'_> {
             Poll::Pending
         })
         .await
+    }
+
+    /// True if this call has the turn, and did not begin.
+    pub(super) fn is_unbegun(&self) -> bool {
+        let line = self.turns.line.borrow();
+        line.front().is_some_and(|place| place.number == self.number && !place.has_begun)
     }
 
     /// Begins: from now on later ones may go along.

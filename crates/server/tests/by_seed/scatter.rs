@@ -56,7 +56,7 @@ impl Answers for Words {
 }
 
 /// `count`, `long` and `panic` ask for the words behind them, the first letter of `merged` for all at once; `here` and `shard` reply
-/// by themselves.
+/// by themselves. The handlers of `late` and `never`, which ask like `count`, look at what is left of them 5 s later, and not at all.
 /// Those of even length go along with earlier ones where they may.
 /// A time limit on the rest of a request makes it be dropped.
 struct Asks {
@@ -73,7 +73,7 @@ impl Service for Asks {
         let mut words = line.split(|byte| *byte == b' ');
         let verb = words.next().unwrap_or_default();
         let question = match verb {
-            b"count" => Some((Question::Count, false)),
+            b"count" | b"late" | b"never" => Some((Question::Count, false)),
             b"merged" => Some((Question::Count, true)),
             b"long" => Some((Question::Long, false)),
             b"panic" => Some((Question::Panic, false)),
@@ -104,7 +104,11 @@ impl Service for Asks {
             (None, _) => cx.reply("here"),
         };
         let rest = self.scatter.in_turn(cx, cx.session(), question.is_some(), begin);
+        if matches!(verb, b"late" | b"never") {
+            self.shard.sleep(5 * SECOND).await;
+        }
         match self.limit {
+            _ if verb == b"never" => drop(rest),
             Some(limit) => drop(self.shard.timeout(limit, rest).await),
             None => rest.await,
         }
@@ -118,7 +122,11 @@ struct Lab {
 }
 
 fn starts(sim: &Sim, shards: usize, questions_max: usize, limit: Option<Duration>) -> Lab {
-    let calls = 2 + sim.seed() as u16 % 3;
+    starts_with(sim, shards, questions_max, limit, 2 + sim.seed() as u16 % 3)
+}
+
+/// With a number of calls of one connection at the same time.
+fn starts_with(sim: &Sim, shards: usize, questions_max: usize, limit: Option<Duration>, calls: u16) -> Lab {
     let limits = Limits::default().calls_in_flight_max(calls).handler_timeout(None);
     let server = Server::bind("10.0.0.1:7000").framing(Lines::default()).limits(limits).shards(shards);
     let (questions, answered) = (Questions::with_capacity(questions_max), Rc::new(Cell::new(0)));
@@ -390,6 +398,60 @@ fn request_dropped_before_it_asks_leaves_nothing_behind() {
             me.send("here\ncount 0\nhere\n").await?;
             hears(&mut me, "here").await?;
             hears(&mut me, "here").await?;
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+/// Replies are handed over to the call that has the turn next. It takes them along where it never looks: later requests do not wait
+/// for them, and no reply comes behind its time.
+#[test]
+fn request_dropped_before_its_turn_takes_what_it_was_left() {
+    Sim::seeds(20).run(|sim| {
+        let lab = starts_with(sim, 2, 1000, None, 6);
+        sim.client("me", async move |net| {
+            let mut me = connects(&net, &lab.server).await?;
+            // More than one round of answers, behind which another request waits.
+            let long = " 0 1".repeat(14);
+            me.send(format!("count 1\nhere\nlong{long}\nnever 1\n")).await?;
+            for line in ["count 1=1", "here"] {
+                hears(&mut me, line).await?;
+            }
+            assert_eq!(me.exactly(4).await?, b"long");
+            net.sleep(30 * SECOND).await;
+            me.send("here\ncount 1\n").await?;
+            let mut rounds = me.line().await?.unwrap();
+            assert!(rounds.len() < 28 * 50_000, "all answers came: nothing was handed over");
+            rounds.retain(|letter| !"01".contains(letter));
+            assert_eq!(rounds, "here", "the rest of the answers comes late");
+            hears(&mut me, "count 1=2").await?;
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+/// A request that went along waits for others that may, and for none whose handler does something else.
+#[test]
+fn nothing_turns_while_a_handler_does_not_look_at_its_request() {
+    Sim::seeds(20).faults(Faults::none()).run(|sim| {
+        let lab = starts_with(sim, 2, 1000, None, 6);
+        sim.client("me", async move |net| {
+            let mut me = connects(&net, &lab.server).await?;
+            lab.server.stall(1, 2 * SECOND);
+            me.send("count 0 1\nhere\ncount 1\ncount 1\nlate 1\n").await?;
+            for line in ["count 0=1 1=1", "here"] {
+                hears(&mut me, line).await?;
+            }
+            lab.server.stall(1, 2 * SECOND);
+            let turns = || lab.server.stats().shards[0].driver.turns;
+            let before = turns();
+            for line in ["count 1=2", "count 1=3", "late 1=4"] {
+                hears(&mut me, line).await?;
+            }
+            let turns = turns() - before;
+            assert!(turns < 100, "{turns} turns");
             Ok(())
         });
         sim.run_until_done();
