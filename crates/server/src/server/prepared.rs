@@ -496,11 +496,11 @@ impl Described {
         };
         let plan = Plan { record, clock, ..self.plan(checked, chosen, &listening) };
         let launched = plan.launch(starting, until, sockets, &cpus, of_shard)?;
-        if let Some(memory) = memory {
-            follow(memory, &launched.control).map_err(Error::Thread)?;
-        }
-        // Made before user code runs: if that panics, dropping it ends the server.
+        // Made before user code runs: if that panics, or something fails, dropping it ends the server.
         let handle = ServerHandle::new(listening, launched);
+        if let Some(memory) = memory {
+            follow(memory, &handle.control()).map_err(Error::Thread)?;
+        }
         #[cfg(feature = "admin")]
         let handle = {
             beside.iter().for_each(|beside| beside.begins(handle.control(), facts.clone()));
