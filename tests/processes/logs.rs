@@ -1,13 +1,13 @@
 //! A log whose pipe is full or has no reader: nothing waits for it but its own thread.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
-use std::process::ExitStatus;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
 use std::thread;
 use std::time::Duration;
 
@@ -136,6 +136,17 @@ fn child_logs_json() {
     serve(&File::from(io::stdout().as_fd().try_clone_to_owned().unwrap()));
 }
 
+/// The child: its log is a file.
+#[test]
+#[ignore = "the child process of `sighup_opens_the_file_of_the_log_again`; alone: RINGSERVE_TEST_CHILD=1 cargo test -p ringserve-tests --test processes logs::child_logs_to_a_file -- --exact --ignored --nocapture"]
+fn child_logs_to_a_file() {
+    if !is_child() {
+        return;
+    }
+    log::init(LogOptions::default().file(std::env::var(LOG).unwrap())).unwrap();
+    serve(&File::from(io::stdout().as_fd().try_clone_to_owned().unwrap()));
+}
+
 struct Served {
     process: Process,
     peer: BufReader<TcpStream>,
@@ -144,12 +155,14 @@ struct Served {
 
 impl Served {
     fn start<F: Fn()>(child: F, how: &str) -> Served {
-        let name = format!("ringserve-log-{}-{how}.sock", std::process::id());
-        let admin = std::env::temp_dir().join(name);
+        let name = how.rsplit('/').next().unwrap();
+        let admin = std::env::temp_dir().join(format!("ringserve-log-{}-{name}.sock", std::process::id()));
         let place = format!("unix:{}", admin.display());
-        let mut process = Process::start_as(child, |command| {
-            command.env(LOG, how).env(ADMIN, place).env_remove("RUST_LOG").env_remove("RUST_BACKTRACE")
-        });
+        // Without a terminal, which SIGHUP would be about.
+        let mut command = Command::new("setsid");
+        command.arg(std::env::current_exe().unwrap()).env(LOG, how).env(ADMIN, place);
+        let mut process =
+            Process::start_by(child, command.env_remove("RUST_LOG").env_remove("RUST_BACKTRACE"));
         let addr = process.line_after("serves at ");
         let peer = BufReader::new(TcpStream::connect(addr).unwrap());
         peer.get_ref().set_read_timeout(Some(SOON)).unwrap();
@@ -283,4 +296,23 @@ fn lines_of_json_have_panics_and_the_level_follows_the_endpoint() {
     served.process.signal(Signal::TERM);
     let line = served.process.line_after(r#""msg":"stopped after "#);
     assert!(line.contains("handler_panicked 1"), "{line}");
+}
+
+/// As whatever moves old files away does.
+#[test]
+fn sighup_opens_the_file_of_the_log_again() {
+    let file = std::env::temp_dir().join(format!("ringserve-log-{}.log", std::process::id()));
+    let old = file.with_extension("old");
+    let has = |file: &Path, line: &str| fs::read_to_string(file).is_ok_and(|text| text.contains(line));
+    let mut served = Served::start(child_logs_to_a_file, file.to_str().unwrap());
+    served.answers("hello");
+    served.says("fail");
+    eventually("the line is in the file", SOON, || has(&file, "handler failed"));
+    fs::rename(&file, &old).unwrap();
+    served.process.signal(Signal::HUP);
+    eventually("the line of the signal is in a new file", SOON, || has(&file, "SIGHUP: "));
+    assert!(!has(&old, "SIGHUP: ") && !has(&file, "handler failed"));
+    assert!(served.ends().success());
+    assert!(has(&file, "stopped after ") && !has(&old, "stopped after "));
+    [file, old].iter().for_each(|file| fs::remove_file(file).unwrap());
 }

@@ -288,8 +288,9 @@ impl<F: TypedFraming + Clone + Send> Server<F> {
     /// that blocks is left alone. Where the start fails otherwise the signal then ends the process.
     ///
     /// The process ends with status 1 where a call blocks a shard: a second after the second signal, and 10 s after
-    /// `drain_delay` and `drain_timeout`. SIGHUP reads certificates again, or drains where the process has a terminal, since that
-    /// was closed; SIGUSR1 and SIGUSR2 are logged. These three are left alone if the program handles or ignores them.
+    /// `drain_delay` and `drain_timeout`. SIGHUP reads certificates again and opens the files of `ringserve::log` again, or drains
+    /// where the process has a terminal, since that was closed; SIGUSR1 and SIGUSR2 are logged. These three are left alone if the
+    /// program handles or ignores them.
     ///
     /// After the return, even with an error, signals do what they did before the first server of the process. So install a
     /// signal handler of the program before that, or [start](Server::start) the server instead. An ignored signal, such as

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | SIGTERM, SIGINT | ends the start; a second one the process | the first drains, the second aborts, the third ends the process |
 //! | SIGHUP, from a terminal | ends the start | drains |
-//! | SIGHUP | | reads certificates again |
+//! | SIGHUP | opens the log's files again | the same, and reads certificates again |
 //! | SIGUSR1, SIGUSR2 | | are logged |
 //!
 //! A thread apart ends the process where the server does not end: [`Ending::outlasts`].
@@ -202,8 +202,10 @@ impl Receiver {
         }
     }
 
-    /// Reads again what can be read again: certificates.
+    /// Reads again what can be read again, certificates, and opens the files of the log again: this line is in the new one.
     fn on_reload(&self) {
+        #[cfg(feature = "log")]
+        crate::subscriber::reopen();
         info!("SIGHUP: certificates are read again; lists are as their files change");
         #[cfg(feature = "tls")]
         if let Stage::Running { handle, .. } = &self.stage

@@ -24,7 +24,8 @@
 //! * The environment variable `RUST_LOG` has the filter, or [`LogOptions::filter`] where there is none; `info` without either.
 //!   [`set_filter`] changes it at any time, and so does POST `/log-level` of the admin endpoint.
 //! * Text has colors if it goes to a terminal and the environment has no `NO_COLOR`.
-//! * A file is opened again by [`reopen`], for whatever moves old files away.
+//! * A file is opened again by [`reopen`], for whatever moves old files away; during [`serve`](crate::Server::serve) also by
+//!   SIGHUP, unless the process has a terminal.
 //! * A panic is a line with its file and line, instead of the text that Rust writes to stderr; with a back trace where
 //!   `RUST_BACKTRACE` asks for it.
 //! * What waits when the process exits is written out within a second, or lost. A process that aborts loses it, but for the
