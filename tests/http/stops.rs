@@ -38,7 +38,7 @@ fn requests_that_came_while_the_shard_stood_still_are_answered() {
                 }
                 net.sleep(Duration::from_secs(20)).await;
                 me.send(&ask[said % ask.len()..]).await?;
-                while me.line().await?.expect("an answer") != "" {}
+                while !me.line().await?.expect("an answer").is_empty() {}
                 assert_eq!(me.exactly(body.len()).await?, body.as_bytes());
                 Ok(())
             });
