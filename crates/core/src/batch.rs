@@ -58,6 +58,8 @@ pub struct Batch {
     pub(crate) refused: bool,
     /// More follows in a moment, in the same send.
     pub(crate) is_held: bool,
+    /// The last look at it in flight found that the peer had taken none of it since the one before.
+    pub(crate) is_untaken: bool,
     /// Its memory beyond the bytes left to send is counted as held.
     pub(crate) room_counts: bool,
     /// Drops owned bytes that left: their owner is user code, which may panic.
@@ -76,6 +78,7 @@ impl Batch {
             untaken_since: None,
             refused: false,
             is_held: false,
+            is_untaken: false,
             room_counts: false,
             release: drop,
         }
@@ -272,7 +275,7 @@ impl Batch {
         }
         (self.sent, self.left) = (0, 0);
         self.untaken_since = None;
-        (self.refused, self.is_held, self.room_counts) = (false, false, false);
+        (self.refused, self.is_held, self.is_untaken, self.room_counts) = (false, false, false, false);
         self.copied.capacity() > KEPT_BYTES_MAX
     }
 
@@ -303,10 +306,11 @@ impl Batch {
         self.lent.iter().any(|(_, lease)| !lease.is_pooled())
     }
 
-    /// True if it may have much memory beyond the bytes left to send.
+    /// True if it may have much memory beyond the bytes left to send, and none of them left. A block of 64 KiB comes from those that
+    /// are kept for the next send, which are few: it counts once a look finds it in flight.
     #[inline]
     pub(crate) fn may_have_room(&self) -> bool {
-        self.copied.capacity() > ROOM_BYTES_MIN || !self.lent.is_empty()
+        self.copied.capacity() > KEPT_BYTES_MAX
     }
 
     /// Memory beyond the bytes left to send: what its block was grown by, and what was sent already. None below 4 KiB. What is lent

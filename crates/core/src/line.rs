@@ -18,8 +18,6 @@ pub(crate) fn reservable_bytes(held_bytes_max: usize) -> usize {
 pub(crate) struct Wanted {
     pub(crate) id: ConnId,
     pub(crate) bytes: usize,
-    /// When it was first in the line, and found no room.
-    pub(crate) since: Cell<Option<Stamp>>,
     pub(crate) is_granted: Cell<bool>,
     pub(crate) waker: Cell<Option<Waker>>,
 }
@@ -28,6 +26,10 @@ pub(crate) struct Wanted {
 #[derive(Default)]
 pub(crate) struct Line {
     wanted: RefCell<VecDeque<Weak<Wanted>>>,
+    /// Since when there is one, or when others were last looked at for it.
+    pub(crate) since: Cell<Option<Stamp>>,
+    /// What all of it wanted at that look.
+    pub(crate) looked_for: Cell<usize>,
 }
 
 impl Line {
@@ -45,6 +47,13 @@ impl Line {
                 None => drop(wanted.pop_front()),
             }
         }
+    }
+
+    /// What all that wait want, or `most` if that is less.
+    pub(crate) fn wanted_bytes(&self, most: usize) -> usize {
+        let wanted = self.wanted.borrow();
+        let each = wanted.iter().filter_map(Weak::upgrade).map(|of| of.bytes);
+        each.fold(0, |sum, bytes| most.min(sum + bytes))
     }
 
     pub(crate) fn pop(&self) {

@@ -63,16 +63,16 @@ impl Reservation {
         if self.head.is_gone() {
             return Poll::Ready(Err(NoMemoryLeft::Gone));
         }
-        if let Some(wanted) = &self.wanted {
-            if wanted.is_granted.get() {
-                (self.wanted, self.bytes) = (None, bytes);
-                return Poll::Ready(Ok(()));
-            }
-            wanted.waker.set(Some(waker.clone()));
-            return Poll::Pending;
+        if self.wanted.as_ref().is_some_and(|wanted| wanted.is_granted.get()) {
+            (self.wanted, self.bytes) = (None, bytes);
+            return Poll::Ready(Ok(()));
         }
         if bytes > self.shard().reservable_bytes() {
             return Poll::Ready(Err(NoMemoryLeft::TooLarge));
+        }
+        if let Some(wanted) = &self.wanted {
+            wanted.waker.set(Some(waker.clone()));
+            return Poll::Pending;
         }
         if self.shard().has_room(bytes) {
             self.head.reserve(bytes);
@@ -82,7 +82,6 @@ impl Reservation {
         let wanted = Rc::new(Wanted {
             id: self.head.id(),
             bytes,
-            since: Cell::default(),
             is_granted: Cell::default(),
             waker: Cell::new(Some(waker.clone())),
         });

@@ -231,6 +231,16 @@ impl ShardShared {
         self.fits(bytes) && self.line.is_empty()
     }
 
+    /// Bytes that have to be given back until all fits that the line was last looked at for.
+    pub(crate) fn missing_bytes(&self) -> usize {
+        (self.held_bytes() + self.line.looked_for.get()).saturating_sub(self.reservable_bytes())
+    }
+
+    /// True if calls wait for memory that is not on its way back.
+    pub(crate) fn is_short(&self) -> bool {
+        !self.line.is_empty() && self.missing_bytes() > 0
+    }
+
     /// The channels of its connections.
     #[inline]
     pub(crate) fn channels(&self) -> &ChannelTable {

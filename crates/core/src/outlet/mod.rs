@@ -340,6 +340,12 @@ impl Outlet {
         self.pending.borrow().as_ref().map_or(0, |batch| batch.room_beyond())
     }
 
+    /// The same of a block that was not kept for the next send.
+    pub(crate) fn pending_large_room(&self) -> usize {
+        let pending = self.pending.borrow();
+        pending.as_ref().filter(|batch| batch.may_have_room()).map_or(0, |batch| batch.room_beyond())
+    }
+
     /// Bytes with the kernel.
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight.get() as usize

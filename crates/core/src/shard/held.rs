@@ -23,7 +23,7 @@ use crate::{Batch, CloseReason, ConnId, Observer};
 pub(super) const SETTLES: u32 = 3;
 
 /// Everything counts.
-const AT_ONCE: u32 = 0;
+pub(super) const AT_ONCE: u32 = 0;
 
 /// Of all that is held, the part that those who keep it have to have, so that they go first.
 const KEPT_PART: usize = 4;

@@ -3,16 +3,15 @@
 use core::time::Duration;
 
 use super::Shard;
-use super::held::SETTLES;
+use super::held::{AT_ONCE, SETTLES};
 use super::turn::Event;
-use crate::line::Wanted;
-use crate::{CloseReason, Observer, Time};
+use crate::{ConnId, Observer, Op, Time};
 
 /// How often a shard looks at its line without other news: as long as memory takes to count as held.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Steps after which a peer that left what it asked for has to make room: 2 s. One that reads slowly takes some of it within that.
-const UNREAD: u32 = 119;
+/// Steps after which a peer that took nothing of a send has to make room: 2 s. One that reads slowly takes some of it within that.
+pub(super) const UNREAD: u32 = 119;
 
 impl<O: Observer> Shard<O> {
     /// Grants what fits, in the order of the line, at the end of a turn.
@@ -20,10 +19,11 @@ impl<O: Observer> Shard<O> {
     #[inline(never)]
     pub(super) fn serve_line(&mut self) {
         while let Some(first) = self.shared.line().first() {
-            // One whose connection ended is woken too, and finds that.
-            if let Some(outlet) = self.shared(first.id).filter(|outlet| !outlet.is_gone()) {
+            // One whose connection ended, or for which the bound is too low by now, is woken too, and finds that.
+            let may_fit = first.bytes <= self.shared.reservable_bytes();
+            if let Some(outlet) = self.shared(first.id).filter(|outlet| may_fit && !outlet.is_gone()) {
                 if !self.shared.fits(first.bytes) {
-                    return self.close_unread(&first);
+                    return self.look_for_room();
                 }
                 outlet.reserve(first.bytes);
                 first.is_granted.set(true);
@@ -33,28 +33,46 @@ impl<O: Observer> Shard<O> {
                 self.events.push_back(Event::Wake(first.id, waker));
             }
         }
+        let line = self.shared.line();
+        line.since.set(None);
+        line.looked_for.set(0);
     }
 
-    /// Closes those that hold most for one that waited as long as memory takes to settle: those that read nothing must not keep it
-    /// from others. None goes that reads, or holds less than half of what is wanted.
-    fn close_unread(&mut self, first: &Wanted) {
-        let since = first.since.get().unwrap_or(self.stamp);
-        first.since.set(Some(since));
+    /// Looks at the sends of those that hold most, if their peers may have read nothing: they must not keep memory from others. The
+    /// first in the line may be one of them. What was taken of a send is only known once it was stopped.
+    fn look_for_room(&mut self) {
+        let line = self.shared.line();
+        let since = line.since.get().unwrap_or(self.stamp);
+        line.since.set(Some(since));
         if since.left(SETTLES, self.stamp) > 0 {
             return;
         }
+        let most = self.shared.reservable_bytes();
+        line.since.set(Some(self.stamp));
+        line.looked_for.set(line.wanted_bytes(most));
         // What is on its way back makes room by itself.
-        while self.held_bytes() + first.bytes > self.shared.reservable_bytes() {
-            let Some(victim) = self.heaviest(SETTLES) else { return };
-            let (bytes, held) = (self.held_bytes_of(victim, UNREAD), self.held_bytes());
-            if victim == first.id || bytes < first.bytes / 2 {
-                return;
+        let mut missing = self.shared.missing_bytes();
+        let mut next = self.holders.heaviest();
+        while let Some(index) = next.filter(|_| missing > 0) {
+            let class = self.holders.class(index);
+            next = self.holders.behind(index).or_else(|| self.holders.heaviest_below(class));
+            if let Some(id) = self.conns.id_at(index)
+                && self.stop_unread(id)
+            {
+                missing = missing.saturating_sub(self.held_bytes_of(id, AT_ONCE));
             }
-            if let Some(lane) = self.lane_of(victim) {
-                self.observer.over_held_bytes_max(self.now, lane, victim, bytes, held);
-            }
-            self.abort(victim, CloseReason::MemoryLimit);
         }
+    }
+
+    /// Stops a send that has been in flight for so long that its peer may have read nothing. False if there is none.
+    fn stop_unread(&mut self, id: ConnId) -> bool {
+        let Some(conn) = self.conns.get_mut(id) else { return false };
+        let is_old = conn.shared.is_some() && conn.send.is_on() && conn.send_at.left(UNREAD, self.stamp) <= 0;
+        if is_old && conn.send.stop() {
+            self.send_awaited = true;
+            self.ops.push(Op::SendStop { id });
+        }
+        is_old
     }
 
     /// When the line is looked at again if nothing else happens.

@@ -4,12 +4,15 @@ use alloc::boxed::Box;
 use core::time::Duration;
 
 use super::held::{count_room, set_room};
+use super::lanes::LaneState;
+use super::reserve::UNREAD;
 use super::turn::Event;
 use super::{Shard, expect_conn};
 use crate::conn::{Flight, State, Write};
 use crate::holders::{LISTED_BYTES, Returning, RoomOf};
 use crate::outlet::Outlet;
 use crate::stamp::Stamp;
+use crate::wheel::STEP;
 use crate::{Batch, CloseReason, ConnId, LaneId, Limits, Observer, Op, SendEnd};
 
 impl<O: Observer> Shard<O> {
@@ -119,7 +122,10 @@ impl<O: Observer> Shard<O> {
             // only what is queued behind it.
             self.send_awaited = true;
             let Some(outlet) = conn.outlet() else { return };
-            let room = outlet.pending_room();
+            let room = match self.holders.room_of(id.slot()) {
+                0 => outlet.pending_large_room(),
+                _ => outlet.pending_room(),
+            };
             if room + outlet.outbox_bytes() >= LISTED_BYTES {
                 set_room(&mut self.holders, &self.shared, id, RoomOf::Pending, room);
                 self.watch(id);
@@ -167,7 +173,7 @@ impl<O: Observer> Shard<O> {
 
     #[inline]
     fn send(&mut self, id: ConnId, mut batch: Box<Batch>) {
-        if batch.may_have_room() {
+        if batch.may_have_room() || self.holders.room_of(id.slot()) > 0 {
             count_room(&mut self.holders, &self.shared, id, &mut batch);
         }
         let Some(conn) = self.conns.get_mut(id) else { return };
@@ -245,9 +251,10 @@ impl<O: Observer> Shard<O> {
             // A write limit asked for it, to see how much the peer takes.
             SendEnd::Stopped if batch.is_empty() => self.shared.recycle(batch),
             SendEnd::Stopped => {
-                let limits = &self.lanes[conn.lane].limits;
                 let judged = self.lateness.judged_for(self.now);
-                if let Some(reason) = write_limit(limits, &mut batch, left, looked_at, now, judged) {
+                let is_short = self.shared.is_short();
+                let of = &self.lanes[lane];
+                if let Some(reason) = judge(of, &mut batch, left, looked_at, now, judged, is_short) {
                     self.note_stall(lane, stalled);
                     return self.abort(id, reason);
                 }
@@ -281,12 +288,7 @@ impl<O: Observer> Shard<O> {
             self.note_stall(lane, stalled);
         }
         match rest {
-            Some(batch) => {
-                // Replies may be queued behind it.
-                self.send_awaited = true;
-                self.send(id, batch);
-                self.watch(id);
-            }
+            Some(batch) => self.send_rest(id, batch, looked_at),
             None if more => self.start_send(id),
             None => {}
         }
@@ -298,6 +300,55 @@ impl<O: Observer> Shard<O> {
         }
         self.close_if_quiet(id);
     }
+
+    /// Goes on with a send that was looked at.
+    #[cold]
+    #[inline(never)]
+    fn send_rest(&mut self, id: ConnId, mut batch: Box<Batch>, looked_at: Stamp) {
+        // Replies may be queued behind it.
+        self.send_awaited = true;
+        let is_untaken = batch.is_untaken;
+        count_room(&mut self.holders, &self.shared, id, &mut batch);
+        self.send(id, batch);
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        if is_untaken && is_early(&self.lanes[conn.lane], looked_at, self.stamp) {
+            // As if it had not been looked at.
+            conn.send_at = looked_at;
+        }
+        let room = conn.outlet().map_or(0, Outlet::pending_room);
+        set_room(&mut self.holders, &self.shared, id, RoomOf::Pending, room);
+        self.watch(id);
+    }
+}
+
+/// The reason to close a peer at `now` that took `bytes` of a send since the last look at `looked_at`, if there is one: it is too
+/// slow, or has read nothing for so long that it goes where memory `is_short`.
+#[cold]
+#[inline(never)]
+fn judge(
+    of: &LaneState,
+    batch: &mut Batch,
+    bytes: usize,
+    looked_at: Stamp,
+    now: Stamp,
+    judged: Duration,
+    is_short: bool,
+) -> Option<CloseReason> {
+    // What the kernel came to have room for goes out behind the first look that found nothing, and shows at the next.
+    let again = core::mem::replace(&mut batch.is_untaken, bytes == 0) && bytes == 0;
+    let time = batch.untaken_since.get_or_insert(looked_at).age(now).min(judged);
+    if again && is_short && time >= STEP * UNREAD {
+        return Some(CloseReason::MemoryLimit);
+    }
+    if bytes == 0 && is_early(of, looked_at, now) {
+        return None;
+    }
+    write_limit(&of.limits, batch, bytes, looked_at, now, judged)
+}
+
+/// True if a send was looked at for memory, before its limit: where nothing of it was taken that changes nothing.
+fn is_early(of: &LaneState, looked_at: Stamp, now: Stamp) -> bool {
+    looked_at.left(of.times.write_look, now) > 0
 }
 
 /// The reason to close a peer at `now` that took `bytes` of a send since the last look at `looked_at`, if there is one. The shard,

@@ -404,7 +404,7 @@ impl<O: Observer> Shard<O> {
     /// The same, or [`Time::NEVER`]: a comparison with it costs less than a look whether there is a time at all.
     #[inline]
     pub fn next_turn_or_never(&self) -> Time {
-        if self.later > 0 || !self.events.is_empty() || self.shared.has_dirty() {
+        if self.later > 0 || !self.events.is_empty() || self.shared.has_dirty() || !self.grew.is_empty() {
             return self.now;
         }
         let next = self.wheel.next_or_never();

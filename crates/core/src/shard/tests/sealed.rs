@@ -263,6 +263,26 @@ fn stopped_send_goes_on_with_the_same_bytes() {
 }
 
 #[test]
+fn room_of_what_waited_behind_a_send_is_forgotten_once_it_is_sealed() {
+    let limits = Limits::default().outbox_bytes_max(1 << 20);
+    let (mut shard, id, mut peer) = ready(limits);
+    shard.shared(id).unwrap().write(&[7; 100_000]);
+    shard.turn(at(2));
+    let batch = sent_to(&mut shard, id);
+    // Its large block, which is kept, takes a small reply.
+    let before = shard.held_bytes();
+    shard.shared(id).unwrap().write(b"small");
+    shard.turn(at(3));
+    assert!(shard.held_bytes() >= before + 90_000, "{}", shard.held_bytes());
+    shard.begin(at(4), 1);
+    done(&mut shard, id, batch);
+    shard.end();
+    assert!(shard.held_bytes() < 1000, "{}", shard.held_bytes());
+    leave(&mut shard, id, &mut peer);
+    assert_eq!(shard.held_bytes(), 0);
+}
+
+#[test]
 fn peer_that_takes_nothing_is_held_back_by_what_is_sealed() {
     let limits = Limits::default().outbox_bytes_high(500).outbox_bytes_low(400);
     let (mut shard, id, mut peer) = ready(limits);
