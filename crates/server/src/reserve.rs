@@ -9,7 +9,7 @@ use ringserve_core::{ConnHead, NoMemoryLeft, Reservation};
 use crate::shard::handle::Shard;
 
 /// How long a handler waits for memory: a peer that reads takes a large answer in less, and one that asks is still there.
-const WAIT_MAX: Duration = Duration::from_secs(5);
+pub(crate) const WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// Memory that is [reserved](crate::Cx::reserve) for a connection. Its drop gives it back.
 #[must_use = "it is given back when it is dropped"]

@@ -4,11 +4,9 @@ use alloc::boxed::Box;
 use core::time::Duration;
 
 use super::Shard;
-use super::held::set_room;
 use super::secure::PANICKED;
 use crate::batch::KEPT_BYTES_MAX;
 use crate::conn::{Aside, Conn, State};
-use crate::holders::RoomOf;
 use crate::transport::Fault;
 use crate::{CloseReason, ConnId, Observer};
 
@@ -41,9 +39,6 @@ impl<O: Observer> Shard<O> {
         let out_bytes = self.channels.out_bytes(id);
         let plain = if seals { shared.take_pending() } else { None };
         let ends = seals && (is_draining || half_closes);
-        if self.holders.room_of(id.slot()) > 0 {
-            set_room(&mut self.holders, &self.shared, id, RoomOf::Pending, 0);
-        }
         if plain.is_none() && out_bytes == 0 && !ends && !speaks {
             if half_closes {
                 self.end_writing(id);

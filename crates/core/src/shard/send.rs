@@ -132,6 +132,10 @@ impl<O: Observer> Shard<O> {
             }
             return;
         }
+        if self.holders.room_of(id.slot()) > 0 {
+            // Nothing is behind it any more.
+            set_room(&mut self.holders, &self.shared, id, RoomOf::Pending, 0);
+        }
         if conn.outlet().is_some_and(Outlet::is_over_max) {
             // Such as a reply of 4 GiB, which no send takes.
             return self.abort(id, CloseReason::OutboxFull);
@@ -173,7 +177,7 @@ impl<O: Observer> Shard<O> {
 
     #[inline]
     fn send(&mut self, id: ConnId, mut batch: Box<Batch>) {
-        if batch.may_have_room() || self.holders.room_of(id.slot()) > 0 {
+        if batch.may_have_room() {
             count_room(&mut self.holders, &self.shared, id, &mut batch);
         }
         let Some(conn) = self.conns.get_mut(id) else { return };

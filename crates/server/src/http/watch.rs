@@ -31,6 +31,7 @@ pub(super) use farewell::request_bytes;
 
 use super::options::HttpOptions;
 use super::rests::Rests;
+use crate::reserve::WAIT_MAX;
 #[cfg(feature = "websocket")]
 use crate::stream::byte_stream::Stream;
 use crate::stream::hyper_io::Fate;
@@ -63,6 +64,7 @@ pub(super) struct Bounds {
     answer: u32,
     request: u32,
     idle: u32,
+    memory: u32,
     /// Bytes of responses that hyper holds for a connection of HTTP/2.
     held_bytes_max: usize,
     /// The most that hyper holds of what a peer sent: with HTTP/1.1, and with HTTP/2.
@@ -89,6 +91,7 @@ impl Bounds {
             answer: options.response_timeout.map_or(u32::MAX, ticks),
             request: options.request_timeout.map_or(u32::MAX, ticks),
             idle: options.http2_idle_timeout.map_or(u32::MAX, ticks),
+            memory: ticks(WAIT_MAX),
             held_bytes_max: options.connection_send_bytes_max,
             received_max: [
                 options.buffer_bytes_max as u64,
@@ -112,6 +115,8 @@ pub(super) enum Excess {
     ResponseBody,
     /// The service had no answer.
     Answer,
+    /// Memory for more of its answer was used up for too long.
+    Memory,
     /// The request with its answer took too long.
     Request,
     /// No request ran for too long, and the peer did not end the connection when it was told.
@@ -126,6 +131,7 @@ impl fmt::Display for Excess {
             }
             Excess::ResponseBody => "the peer took its response below HttpOptions::body_bytes_per_second_min",
             Excess::Answer => "the service gave no response within HttpOptions::response_timeout",
+            Excess::Memory => "memory for more of the response was used up for 5 s",
             Excess::Request => "the request took longer than HttpOptions::request_timeout",
             Excess::Idle => {
                 "the peer kept a connection without requests beyond HttpOptions::http2_idle_timeout"
@@ -245,6 +251,8 @@ pub(super) struct Watching {
     excess: Cell<Option<Excess>>,
     /// The memory that its body waits for.
     memory: Cell<Option<Reservation>>,
+    /// Ticks for which it waited.
+    memory_ticks: Cell<u32>,
     /// The stream speaks something else, as long as it likes.
     upgraded: Cell<bool>,
 }
@@ -399,6 +407,7 @@ impl Watch {
             rate: Cell::default(),
             excess: Cell::default(),
             memory: Cell::default(),
+            memory_ticks: Cell::default(),
             upgraded: Cell::default(),
         });
         if http2 {
@@ -527,6 +536,9 @@ impl Watch {
         if !request.answered.get() && !uploads && count(&request.answering) > bounds.answer {
             return Some(Excess::Answer);
         }
+        if request.waits_for_memory_now() && count(&request.memory_ticks) > bounds.memory {
+            return Some(Excess::Memory);
+        }
         if !request.http2 {
             let mut input = self.input.get();
             let low = request.has_body && self.reading.get() && input.is_low(self.read.get(), bounds);
@@ -642,6 +654,8 @@ impl Watching {
     pub(super) fn waits_for_memory(&self, left: u64, task: &mut Context<'_>) -> bool {
         let Some(connection) = self.connection.upgrade() else { return false };
         let Some(fate) = &connection.fate else { return false };
+        // What was granted meanwhile goes back, and what waits leaves the line.
+        let memory = self.memory.take();
         if fate.has_room(MEMORY_PIECE) {
             return false;
         }
@@ -649,12 +663,23 @@ impl Watching {
         if is_short && connection.held.get() + fate.outbox_bytes() < COUNT_STEP {
             return false;
         }
-        let mut memory = self.memory.take().unwrap_or_else(|| fate.reservation());
+        let mut memory = memory.unwrap_or_else(|| {
+            self.memory_ticks.set(0);
+            fate.reservation()
+        });
         // What it makes of it counts at once, and so the reservation need not.
         let waits = memory.poll(MEMORY_PIECE, task.waker()).is_pending();
         if waits {
             self.memory.set(Some(memory));
         }
+        waits
+    }
+
+    /// True while its body waits for memory.
+    fn waits_for_memory_now(&self) -> bool {
+        let memory = self.memory.take();
+        let waits = memory.is_some();
+        self.memory.set(memory);
         waits
     }
 

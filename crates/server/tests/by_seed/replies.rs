@@ -220,3 +220,83 @@ fn large_bodies_arrive_whole_at_slow_peers() {
     });
     assert!(answered.get() > 30, "{} bodies", answered.get());
 }
+
+/// Bodies of HTTP that wait for memory that others keep.
+#[cfg(feature = "http")]
+mod http_bodies {
+    use ringserve_server::http;
+    use ringserve_server::http::hyper::body::Incoming;
+    use ringserve_server::http::hyper::service::service_fn;
+    use ringserve_server::http::hyper::{Request, Response};
+    use ringserve_server::limits::ServerLimits;
+    use ringserve_server::testing::{Net, SimServer};
+
+    use super::*;
+
+    async fn answer(request: Request<Incoming>) -> Result<Response<String>, Infallible> {
+        Ok(Response::new("b".repeat(request.uri().path()[1..].parse().unwrap())))
+    }
+
+    /// A server whose memory a peer keeps that takes some all the time, for `seconds`, and so is not closed for others.
+    fn used_up(sim: &Sim, seconds: u64) -> SimServer {
+        let server = Server::bind("10.0.0.1:7000")
+            .limits(Limits::default().outbox_bytes_max(4 << 20))
+            .server_limits(ServerLimits::default().held_bytes_max(4 << 20));
+        let running = sim.start(server, |_shard| http(service_fn(answer))).expect("the server starts");
+        sim.background("slow", async move |net| {
+            let mut me = net.connect("10.0.0.1:7000").await?;
+            me.send("GET /3900000 HTTP/1.1\r\nHost: a\r\n\r\n").await?;
+            for _ in 0..seconds {
+                me.exactly(4000).await?;
+                net.sleep(Duration::from_secs(1)).await;
+            }
+            Ok(())
+        });
+        sim.run_for(Duration::from_secs(1));
+        running
+    }
+
+    #[test]
+    fn wait_for_memory_has_an_end() {
+        Sim::seeds(10).faults(Faults::none()).run(|sim| {
+            let _running = used_up(sim, 60);
+            sim.client("waits", async move |net| {
+                let mut me = net.connect("10.0.0.1:7000").await?;
+                me.send("GET /200000 HTTP/1.1\r\nHost: a\r\n\r\n").await?;
+                let (asked, mut came) = (net.now(), 0);
+                while let Ok(some) = me.some().await
+                    && !some.is_empty()
+                {
+                    came += some.len();
+                }
+                let waited = net.now() - asked;
+                assert!(came < 200_000, "{came} bytes");
+                assert!((5..=15).contains(&waited.as_secs()), "{waited:?}");
+                Ok(())
+            });
+            sim.run_for(Duration::from_secs(60));
+        });
+    }
+
+    #[test]
+    fn granted_memory_goes_back_once_the_body_counts() {
+        Sim::seeds(10).faults(Faults::none()).run(|sim| {
+            let running = used_up(sim, 2);
+            let ask = |name: &str| {
+                sim.background(name, async move |net: Net| {
+                    let mut me = net.connect("10.0.0.1:7000").await?;
+                    me.send("GET /600000 HTTP/1.1\r\nHost: a\r\n\r\n").await?;
+                    net.sleep(Duration::from_secs(60)).await;
+                    Ok(())
+                });
+            };
+            ask("waits");
+            sim.run_for(Duration::from_secs(5));
+            let held = running.stats().shards[0].held_bytes;
+            assert!(held > 0);
+            ask("need not wait");
+            sim.run_for(Duration::from_secs(5));
+            assert_eq!(running.stats().shards[0].held_bytes, 2 * held);
+        });
+    }
+}
