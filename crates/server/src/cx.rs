@@ -153,8 +153,8 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// come, first served. Reserved bytes count as held by this connection until the result is dropped: queue the answer, then drop
     /// it. An answer that is not reserved, and passes the limit, has those closed that hold most.
     ///
-    /// Who is first in the line for 50 ms has connections closed whose peers read nothing for 2 s, the one that holds most first,
-    /// and none that holds less than half of `bytes`.
+    /// Where the line lasts for 50 ms, connections are closed whose peers took nothing of a send for 2 s, the one that holds most
+    /// first, until all fits that waits. A peer that reads stays, and so does a connection that owes nothing.
     ///
     /// # Errors
     /// [`NoMemoryLeft::UsedUp`](crate::limits::NoMemoryLeft::UsedUp) after 5 s, and at once where more is asked for than is ever

@@ -296,7 +296,8 @@ mod http_bodies {
             assert!(held > 0);
             ask("need not wait");
             sim.run_for(Duration::from_secs(5));
-            assert_eq!(running.stats().shards[0].held_bytes, 2 * held);
+            let both = running.stats().shards[0].held_bytes;
+            assert!(both.abs_diff(2 * held) < 4096, "{both}, and {held} before");
         });
     }
 }
