@@ -64,7 +64,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Stops a send that has been in flight for so long that its peer may have read nothing. False if there is none.
+    /// Stops a send that has been in flight for [`UNREAD`] steps: its peer may have read nothing. False if there is none.
     fn stop_unread(&mut self, id: ConnId) -> bool {
         let Some(conn) = self.conns.get_mut(id) else { return false };
         let is_old = conn.shared.is_some() && conn.send.is_on() && conn.send_at.left(UNREAD, self.stamp) <= 0;

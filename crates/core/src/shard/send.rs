@@ -326,7 +326,7 @@ impl<O: Observer> Shard<O> {
 }
 
 /// The reason to close a peer at `now` that took `bytes` of a send since the last look at `looked_at`, if there is one: it is too
-/// slow, or has read nothing for so long that it goes where memory `is_short`.
+/// slow, or memory `is_short` and it has read nothing for [`UNREAD`] steps.
 #[cold]
 #[inline(never)]
 fn judge(

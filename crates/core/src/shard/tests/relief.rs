@@ -354,7 +354,7 @@ fn first_in_the_line_goes_where_it_reads_nothing_itself() {
 }
 
 #[test]
-fn many_that_hold_little_and_read_nothing_make_room_at_once_for_all_that_wait() {
+fn many_that_read_nothing_make_room_for_all_that_wait() {
     let (mut shard, ids) = tight(46);
     shard.begin(at(1), 0);
     ids[..26].iter().for_each(|id| write(&shard, *id, 30_000));
@@ -424,7 +424,7 @@ fn block_kept_for_the_next_send_costs_a_small_reply_nothing() {
 }
 
 #[test]
-fn room_of_what_waits_behind_a_send_counts_on_when_that_is_looked_at() {
+fn room_behind_a_send_counts_on_when_that_is_looked_at() {
     let (mut shard, ids) = tight(1);
     shard.begin(at(1), 0);
     write(&shard, ids[0], 10_000);

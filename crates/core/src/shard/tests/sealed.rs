@@ -263,7 +263,7 @@ fn stopped_send_goes_on_with_the_same_bytes() {
 }
 
 #[test]
-fn room_of_what_waited_behind_a_send_is_forgotten_once_it_is_sealed() {
+fn room_behind_a_send_is_forgotten_once_it_is_sealed() {
     let limits = Limits::default().outbox_bytes_max(1 << 20);
     let (mut shard, id, mut peer) = ready(limits);
     shard.shared(id).unwrap().write(&[7; 100_000]);
