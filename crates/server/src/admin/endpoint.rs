@@ -70,6 +70,7 @@ impl Beside for Admin {
         let names = names.iter().map(|name| Gate::read_name(name)).collect::<Result<Vec<_>, _>>();
         let gate = Gate::new(names.map_err(Error::Admin)?, place.ips(), tokens);
         let probes_from = place.listeners();
+        let listeners = probes_from + probes.as_ref().map_or(0, Place::listeners);
         let server = match place {
             Place::Ip(addrs) => Server::bind(&addrs[..]),
             Place::Unix(path) => Server::bind_unix(path),
@@ -93,6 +94,13 @@ impl Beside for Admin {
             .beside_another()
             .start(move |shard| serve(shard, Desk::begin(shard, settings.clone()), probes_from));
         let server = started.map_err(|error| Error::Admin(cause(error)))?;
+        // One that is counted twice or not would answer what it must not.
+        if server.listeners().len() != listeners {
+            let found = server.listeners().len();
+            return Err(Error::Admin(format!(
+                "{found} listeners instead of {listeners}: give each address once"
+            )));
+        }
         let address = server.listeners()[0].clone();
         let probes = server.listeners().get(probes_from).cloned();
         for (what, address) in [("admin endpoint", Some(&address)), ("probes", probes.as_ref())] {

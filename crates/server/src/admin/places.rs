@@ -29,11 +29,21 @@ impl Place {
         let wrong = |error| {
             format!("{text:?} is no address ({error}): give one as 127.0.0.1:9000 or unix:/run/admin.sock")
         };
-        let found: Vec<SocketAddr> = text.to_socket_addrs().map_err(wrong)?.collect();
-        match found.is_empty() {
-            true => Err(format!("{text} has no address")),
-            false => Ok(Place::Ip(found)),
+        match Place::of(text.to_socket_addrs().map_err(wrong)?) {
+            Place::Ip(found) if found.is_empty() => Err(format!("{text} has no address")),
+            place => Ok(place),
         }
+    }
+
+    /// Each address once, as the server listens: a name may resolve to an address twice.
+    fn of(addrs: impl Iterator<Item = SocketAddr>) -> Place {
+        let mut found = Vec::new();
+        for addr in addrs {
+            if !found.contains(&addr) {
+                found.push(addr);
+            }
+        }
+        Place::Ip(found)
     }
 
     /// Refuses addresses that other machines reach, unless they have to say a token.
@@ -91,6 +101,13 @@ mod tests {
             let error = Place::parse(text).unwrap_err();
             assert!(error.contains(words), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn address_that_a_name_has_twice_is_one_listener() {
+        let addrs = ["127.0.0.1:9000", "[::1]:9000", "127.0.0.1:9000", "127.0.0.1:0", "127.0.0.1:0"];
+        let place = Place::of(addrs.iter().map(|addr| addr.parse().unwrap()));
+        assert_eq!(place.listeners(), 3, "{place:?}");
     }
 
     #[test]
