@@ -177,14 +177,15 @@ impl TlsListener {
 
     /// Reads its files again if they changed. `None` if there is nothing to say.
     fn look(&self, watcher: &mut Watcher) -> Option<Result<(), TlsError>> {
-        let secret = &mut *self.writing();
-        let tls = self.current().tls.clone();
+        // Nothing waits for a look that finds all as it was, however slow the disk is.
         let read = || {
+            let secret = self.writing();
+            let tls = self.current().tls.clone();
             let again = tls.read_again()?;
             let stamps = again.stamps();
-            Ok((again, stamps))
+            Ok(((again, secret), stamps))
         };
-        watcher.look(&tls.files(), read, |again| self.set(secret, again))
+        watcher.look(&self.files(), read, |(again, mut secret)| self.set(&mut secret, again))
     }
 
     /// What rustls has of it now. `None` where it is of rustls 0.24.

@@ -11,6 +11,8 @@
 
 use std::fs;
 use std::io;
+#[cfg(feature = "tls")]
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -25,6 +27,8 @@ use super::ending::Ending;
 use super::error::Error;
 use super::running::ServerHandle;
 use super::starting::Interrupter;
+#[cfg(feature = "tls")]
+use crate::guard::guard;
 use crate::log::lines::{error, info, warn};
 use crate::log_thread::{hand_over, write_at_the_end};
 use crate::shard::clock::Deadline;
@@ -72,6 +76,8 @@ struct Receiver {
     has_terminal: bool,
     /// A SIGTERM until then is the one that came before.
     joined: Option<Deadline>,
+    #[cfg(feature = "tls")]
+    reloads: Reloads,
 }
 
 enum Stage {
@@ -92,7 +98,13 @@ impl StopSignals {
         let mut signals = Signals::new(wanted).map_err(Error::Signals)?;
         begin_serving();
         let has_terminal = fs::File::open("/dev/tty").is_ok();
-        let receiver = Receiver { stage: Stage::Starting(interrupter), has_terminal, joined: None };
+        let receiver = Receiver {
+            stage: Stage::Starting(interrupter),
+            has_terminal,
+            joined: None,
+            #[cfg(feature = "tls")]
+            reloads: Reloads::default(),
+        };
         let (handle, receiver) = (signals.handle(), Arc::new(Mutex::new(receiver)));
         let for_thread = receiver.clone();
         let thread = thread::Builder::new().name("ringserve-signals".into()).spawn(move || {
@@ -130,11 +142,16 @@ impl StopSignals {
     /// The server did not start, with this error. A signal that came meanwhile has its former effect, or a program that tries
     /// again and again would never end.
     pub(super) fn failed(self, error: Error) -> Error {
-        let stage = &lock(&self.receiver).stage;
-        if let Stage::Interrupted(signal) = *stage
-            && serving().known.as_ref().is_some_and(|known| known.ends_process.contains(&signal))
-        {
-            error!("{}: the start failed: {error}", name_of(signal));
+        let interrupted = match lock(&self.receiver).stage {
+            Stage::Interrupted(signal) => Some(signal),
+            _ => None,
+        };
+        // No lock is held in what follows: a log that blocks must leave the next signal its effect.
+        let ends =
+            |signal: &i32| serving().known.as_ref().is_some_and(|known| known.ends_process.contains(signal));
+        if let Some(signal) = interrupted.filter(ends) {
+            let why = error.to_string();
+            say_at_the_end(move || error!("{}: the start failed: {why}", name_of(signal)));
             let _ = low_level::emulate_default_handler(signal);
         }
         error
@@ -208,9 +225,43 @@ impl Receiver {
         crate::subscriber::reopen();
         info!("SIGHUP: certificates are read again; lists are as their files change");
         #[cfg(feature = "tls")]
-        if let Stage::Running { handle, .. } = &self.stage
-            && let Err(error) = handle.tls().reload()
-        {
+        if let Stage::Running { handle, .. } = &self.stage {
+            self.reloads.ask(handle);
+        }
+    }
+}
+
+/// Readings of certificates, on a separate thread: a disk may hold one up for ever, and SIGTERM has its effect then.
+#[cfg(feature = "tls")]
+#[derive(Default)]
+struct Reloads {
+    /// Those that were asked for since the last one began; the thread is there while there are some.
+    asked: Arc<AtomicU32>,
+}
+
+#[cfg(feature = "tls")]
+impl Reloads {
+    fn ask(&self, server: &ServerControl) {
+        if self.asked.fetch_add(1, Ordering::SeqCst) > 0 {
+            return;
+        }
+        let (server, asked) = (server.clone(), self.asked.clone());
+        let reads = move || {
+            let _handing = hand_over(None);
+            loop {
+                let seen = asked.load(Ordering::SeqCst);
+                match guard(|| server.tls().reload()) {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => warn!("TLS: the old certificates stay: {error}"),
+                    Err(panicked) => warn!("TLS: the old certificates stay: {panicked}"),
+                }
+                if asked.compare_exchange(seen, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+                    return;
+                }
+            }
+        };
+        if let Err(error) = thread::Builder::new().name("ringserve-reload".into()).spawn(reads) {
+            self.asked.store(0, Ordering::SeqCst);
             warn!("TLS: the old certificates stay: {error}");
         }
     }
@@ -219,12 +270,17 @@ impl Receiver {
 /// Ends the process, whatever blocks. The line is written by a thread whose log is the program's.
 pub(super) fn end_process(why: &'static str) -> ! {
     let says = thread::Builder::new().spawn(move || {
-        write_at_the_end(move || error!("{why}: the process ends"));
-        #[cfg(feature = "log")]
-        crate::subscriber::flush(Duration::from_secs(1));
+        say_at_the_end(move || error!("{why}: the process ends"));
     });
     let _ = says.map(JoinHandle::join);
     low_level::exit(1)
+}
+
+/// Writes the last line of the process, and waits for it a second or two at most.
+fn say_at_the_end(line: impl FnOnce() + Send + 'static) {
+    write_at_the_end(line);
+    #[cfg(feature = "log")]
+    crate::subscriber::flush(Duration::from_secs(1));
 }
 
 fn serving() -> MutexGuard<'static, Serving> {
