@@ -6,6 +6,7 @@ use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
+use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
@@ -86,18 +87,23 @@ impl Peer {
     }
 }
 
-/// A server that reads no body; its client does as it is told, and is still served then.
+/// A server that reads no body but of `/read`; its client does as it is told, and is still served then.
 fn uploads(seeds: u64, client: impl AsyncFn(&Net, &mut Peer) -> io::Result<()> + Copy + 'static) {
     Sim::seeds(seeds).faults(Faults::none()).run(|sim| {
         let served = Rc::new(Cell::new(0u32));
         let counts = served.clone();
         let running = sim.start(Server::bind(ADDR).shards(1), move |_shard| {
             let served = counts.clone();
-            http(service_fn(move |_request: Request<Incoming>| {
+            http(service_fn(move |mut request: Request<Incoming>| {
                 served.set(served.get() + 1);
-                let mut response = Response::new("no".to_owned());
-                *response.status_mut() = StatusCode::UNAUTHORIZED;
-                std::future::ready(Ok::<_, Infallible>(response))
+                async move {
+                    if request.uri().path() == "/read" {
+                        while request.body_mut().frame().await.is_some() {}
+                    }
+                    let mut response = Response::new("no".to_owned());
+                    *response.status_mut() = StatusCode::UNAUTHORIZED;
+                    Ok::<_, Infallible>(response)
+                }
             }))
         });
         let running = running.expect("the server starts");
@@ -126,6 +132,26 @@ fn small_uploads_that_are_answered_early_are_read_to_their_end() {
             }
         }
         assert_eq!(peer.resets, 0, "nothing of them was left");
+        Ok(())
+    });
+}
+
+/// A header that comes last may lie on both sides of the end of hyper's buffer, wherever that is.
+#[test]
+fn upload_beside_one_that_was_answered_is_read_to_its_end() {
+    uploads(3, async |net, peer| {
+        for stream in (1..4_000).step_by(4) {
+            peer.me.send(request(stream, false, "/")).await?;
+            peer.answered(stream).await?;
+            let body = vec![b'.'; net.random() as usize % PIECE];
+            while peer.window < body.len() {
+                peer.next().await?;
+            }
+            peer.window -= body.len();
+            let frames = [request(stream + 2, false, "/read"), frame(DATA, 0, stream + 2, &body)];
+            peer.me.send([frames.concat(), frame(DATA, END_STREAM, stream + 2, &[])].concat()).await?;
+            peer.answered(stream + 2).await?;
+        }
         Ok(())
     });
 }

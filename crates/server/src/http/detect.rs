@@ -115,6 +115,10 @@ impl Replayed {
     /// Reads frames of HTTP/2, without those that are dropped.
     fn poll_frames(&self, task: &mut Context<'_>, buf: &mut ReadBufCursor<'_>) -> Poll<io::Result<()>> {
         let room = buf.remaining();
+        self.watch.with_rests(|rests| rests.give_held(buf));
+        if buf.remaining() < room {
+            return Poll::Ready(Ok(()));
+        }
         loop {
             let mut ended = false;
             let polled = self.stream.poll_peek(task, |bytes| {

@@ -38,8 +38,11 @@ pub(super) const RESET_BYTES: usize = HEADER_BYTES + 4;
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
+const PUSH_PROMISE: u8 = 5;
 const WINDOW_UPDATE: u8 = 8;
+const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
 
 /// Reasons for which a server ends a stream that has done nothing wrong: what is on its way then is no error either.
 const NO_ERROR: u32 = 0;
@@ -55,11 +58,13 @@ struct Place {
     have: usize,
     /// Bytes up to the next one.
     left: u32,
+    /// The frame at hand goes on in the next one, and none may come between them.
+    goes_on: bool,
 }
 
 impl Place {
     fn is_between(&self) -> bool {
-        self.have == 0 && self.left == 0
+        self.have == 0 && self.left == 0 && !self.goes_on
     }
 
     /// Goes on over bytes, up to the end of a header or of a frame at most. Returns how many.
@@ -75,6 +80,8 @@ impl Place {
         if self.have == HEADER_BYTES {
             self.have = 0;
             self.left = number(&self.header[..3]);
+            let [.., kind, flags, _, _, _, _] = self.header;
+            self.goes_on = matches!(kind, HEADERS | PUSH_PROMISE | CONTINUATION) && flags & END_HEADERS == 0;
         }
         count
     }
@@ -232,7 +239,8 @@ impl Rests {
         }
     }
 
-    /// Passes on what was held back until it was known whether its frame is dropped.
+    /// Passes on what was held back until it was known whether its frame is dropped. To be asked before each reading: it may be the
+    /// last that comes.
     pub(super) fn give_held(&mut self, buf: &mut ReadBufCursor<'_>) {
         let count = self.held.min(buf.remaining());
         let from = HEADER_BYTES - self.held;

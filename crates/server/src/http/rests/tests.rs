@@ -98,6 +98,21 @@ fn frames_of_the_server_stand_between_those_of_hyper() {
 }
 
 #[test]
+fn frames_of_the_server_stand_behind_headers_that_are_whole() {
+    for kind in [HEADERS, PUSH_PROMISE] {
+        let mut rests = rests();
+        rests.keep(1, NOW);
+        rests.went(&[IoSlice::new(&frame(kind, END_STREAM, 3, b"large"))], usize::MAX);
+        rests.pass_time(NOW + TIME_MAX);
+        assert_eq!(rests.take_said(), b"");
+        rests.went(&[IoSlice::new(&frame(CONTINUATION, 0, 3, b"and larger"))], usize::MAX);
+        assert_eq!(rests.take_said(), b"");
+        rests.went(&[IoSlice::new(&frame(CONTINUATION, END_HEADERS, 3, b"whole"))], usize::MAX);
+        assert_eq!(rests.take_said().len(), RESET_BYTES);
+    }
+}
+
+#[test]
 fn rest_that_is_through_or_too_long_is_known() {
     let piece = frame(DATA, 0, 1, &[b'.'; 16_000]);
     let last = frame(DATA, END_STREAM, 1, b"last");
