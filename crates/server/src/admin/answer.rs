@@ -32,7 +32,7 @@ const PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style
 /// The body of an answer.
 pub(super) struct Answer {
     content: Content,
-    /// The request is being answered for as long as hyper has not taken all of it.
+    /// The request counts for its address for as long as hyper has not taken all of it.
     _asking: Option<Asking>,
 }
 
@@ -44,7 +44,11 @@ enum Content {
 
 impl Answer {
     /// The same for a request of a connection.
-    pub(super) fn of(self, asking: Asking) -> Answer {
+    pub(super) fn of(self, mut asking: Asking) -> Answer {
+        // Who reads a whole answer slowly makes room for others.
+        if matches!(self.content, Content::Whole(_)) {
+            asking.is_answered();
+        }
         Answer { _asking: Some(asking), ..self }
     }
 }

@@ -100,8 +100,8 @@ impl<C> Guest<C> {
         self.address
     }
 
-    /// A request came, which is answered once the result is dropped, at this time of a clock. A probe does not count for its
-    /// address.
+    /// A request came, which is answered once the result is told so or dropped, at this time of a clock. Until the drop it counts
+    /// for its address, unless it is a probe.
     pub(super) fn asks(self: &Rc<Self>, is_probe: bool, now: impl Fn() -> Time + 'static) -> Asking
     where
         C: 'static,
@@ -110,22 +110,37 @@ impl<C> Guest<C> {
         self.asking.set(self.asking.get() + 1);
         let counted = usize::from(!is_probe);
         self.counted.set(self.counted.get() + counted);
-        let guest = self.clone();
-        Asking(Some(Box::new(move || {
+        let (guest, of_address) = (self.clone(), self.clone());
+        let answered = move || {
             guest.asking.set(guest.asking.get() - 1);
-            guest.counted.set(guest.counted.get() - counted);
             guest.quiet_since.set(now());
-        })))
+        };
+        let leaves = move || of_address.counted.set(of_address.counted.get() - counted);
+        Asking { answered: Some(Box::new(answered)), leaves: Some(Box::new(leaves)) }
     }
 }
 
-/// A request that is being answered, until its drop.
-pub(super) struct Asking(Option<Box<dyn FnOnce()>>);
+/// A request that is being answered, until its drop at the latest.
+pub(super) struct Asking {
+    answered: Option<Box<dyn FnOnce()>>,
+    /// It counts no more for its address.
+    leaves: Option<Box<dyn FnOnce()>>,
+}
+
+impl Asking {
+    /// The answer is there, and its connection may make room from now on.
+    pub(super) fn is_answered(&mut self) {
+        if let Some(answered) = self.answered.take() {
+            answered();
+        }
+    }
+}
 
 impl Drop for Asking {
     fn drop(&mut self) {
-        if let Some(ends) = self.0.take() {
-            ends();
+        self.is_answered();
+        if let Some(leaves) = self.leaves.take() {
+            leaves();
         }
     }
 }
@@ -239,6 +254,20 @@ mod tests {
         case.stays[0] = None;
         case.comes();
         assert_eq!(case.ended(), [3]);
+    }
+
+    #[test]
+    fn answer_that_is_not_read_keeps_no_place() {
+        let mut case = Case::new(1);
+        case.comes();
+        let mut asking = case.asks(0);
+        asking.is_answered();
+        case.comes();
+        assert_eq!(case.ended(), [0]);
+        let one = Some([127, 0, 0, 1].into());
+        assert_eq!(case.guests.asking_from(one), 1, "its memory is in use");
+        drop(asking);
+        assert_eq!(case.guests.asking_from(one), 0);
     }
 
     #[test]
