@@ -134,9 +134,10 @@ pub(crate) struct Deadline(Instant);
 
 #[expect(clippy::disallowed_methods, reason = "such a thread waits in real time")]
 impl Deadline {
-    /// In `time` from now.
+    /// In `time` from now, or in a hundred years.
     pub(crate) fn within(time: Duration) -> Deadline {
-        Deadline(Instant::now() + time)
+        const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+        Deadline(Instant::now() + time.min(CENTURY))
     }
 
     pub(crate) fn is_over(self) -> bool {

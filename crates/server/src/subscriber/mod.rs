@@ -59,6 +59,7 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{EnvFilter, Registry, reload};
 
 use crate::server::error::Error;
+use crate::shard::clock::Deadline;
 use json::Json;
 use writer::{Output, Shared};
 
@@ -212,7 +213,7 @@ pub fn lines_dropped() -> u64 {
 /// Waits until each line so far is written, for this time at most. True if each is. The exit of the process does it, with a
 /// second.
 pub fn flush(within: Duration) -> bool {
-    LOG.get().is_none_or(|log| log.lines.each().all(|lines| lines.flush(within)))
+    LOG.get().is_none_or(|log| log.lines.flush(within))
 }
 
 /// Sets the filter: `info,ringserve=debug` for example.
@@ -278,6 +279,12 @@ impl Lines {
 
     fn each(&self) -> impl Iterator<Item = &Shared> {
         [Some(&*self.log), self.access.as_deref()].into_iter().flatten()
+    }
+
+    /// Waits until each line of both is written, for this time at most.
+    fn flush(&self, within: Duration) -> bool {
+        let until = Deadline::within(within);
+        self.each().all(|lines| lines.flush(until))
     }
 }
 

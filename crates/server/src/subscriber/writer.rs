@@ -111,10 +111,10 @@ impl Shared {
         self.work.notify_one();
     }
 
-    /// Waits until each line is written, `within` at most. True if each is.
-    pub(super) fn flush(&self, within: Duration) -> bool {
+    /// Waits for each line to be written. True if each is.
+    pub(super) fn flush(&self, until: Deadline) -> bool {
         let queue = self.queue();
-        Deadline::within(within).wait_while(&self.done, queue, |queue| !queue.is_written()).is_written()
+        until.wait_while(&self.done, queue, |queue| !queue.is_written()).is_written()
     }
 }
 
@@ -283,6 +283,11 @@ mod tests {
     }
 
     #[test]
+    fn flush_may_have_all_the_time_there_is() {
+        assert!(shared(1).flush(Deadline::within(Duration::MAX)));
+    }
+
+    #[test]
     fn full_pipe_holds_up_the_writer_alone() {
         let (mut reader, writer) = pipe();
         let shared = shared(300);
@@ -292,13 +297,16 @@ mod tests {
         for _ in 0..1000 {
             shared.push(&line);
         }
-        assert!(!shared.flush(Duration::from_millis(1)), "the pipe cannot have taken everything");
+        assert!(
+            !shared.flush(Deadline::within(Duration::from_millis(1))),
+            "the pipe cannot have taken everything"
+        );
         let dropped = shared.dropped();
         assert!((1000 - 300 - 128..=1000 - 128).contains(&dropped), "{dropped}");
         let mut read = vec![0; 512 * (1000 - dropped as usize)];
         reader.read_exact(&mut read).unwrap();
         assert!(read.chunks(512).all(|read| read == line));
-        assert!(shared.flush(SOON));
+        assert!(shared.flush(Deadline::within(SOON)));
     }
 
     #[test]
@@ -308,9 +316,9 @@ mod tests {
         // `/dev/full` has no room for anything.
         start_at(&shared, File::options().write(true).open("/dev/full").unwrap(), Output::File(path.clone()));
         shared.push(b"before\n");
-        assert!(!shared.flush(Duration::from_millis(1)));
+        assert!(!shared.flush(Deadline::within(Duration::from_millis(1))));
         shared.reopen();
-        assert!(shared.flush(SOON));
+        assert!(shared.flush(Deadline::within(SOON)));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "before\n");
         assert_eq!(shared.dropped(), 0);
         let _ = std::fs::remove_file(&path);
@@ -322,13 +330,13 @@ mod tests {
         let shared = shared(8);
         start(shared.clone(), Output::File(path.clone())).unwrap();
         shared.push(b"first\n");
-        assert!(shared.flush(SOON));
+        assert!(shared.flush(Deadline::within(SOON)));
         std::fs::rename(&path, &moved).unwrap();
         shared.push(b"second\n");
-        assert!(shared.flush(SOON));
+        assert!(shared.flush(Deadline::within(SOON)));
         shared.reopen();
         shared.push(b"third\n");
-        assert!(shared.flush(SOON));
+        assert!(shared.flush(Deadline::within(SOON)));
         assert_eq!(std::fs::read_to_string(&moved).unwrap(), "first\nsecond\n");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "third\n");
         [path, moved].iter().for_each(|path| std::fs::remove_file(path).unwrap());
@@ -342,7 +350,7 @@ mod tests {
         start_at(&shared, writer, Output::Stdout);
         for lost in 1..4 {
             shared.push(b"without a reader\n");
-            assert!(shared.flush(SOON));
+            assert!(shared.flush(Deadline::within(SOON)));
             assert_eq!(shared.dropped(), lost);
         }
     }
@@ -357,6 +365,6 @@ mod tests {
         (0..500).for_each(|_| shared.push(&line));
         let mut read = vec![0; 512 * 500];
         reader.read_exact(&mut read).unwrap();
-        assert!(shared.flush(SOON) && shared.dropped() == 0);
+        assert!(shared.flush(Deadline::within(SOON)) && shared.dropped() == 0);
     }
 }
