@@ -53,12 +53,13 @@ fn answer(request: &Request<Incoming>, peer: &Peer, balancer: &Balancer) -> Resu
     Response::builder().status(status).header(CONTENT_TYPE, kind).body(body)
 }
 
-/// Browsers say which name a page asked for, and no page has an address of this host as its own name.
+/// Browsers say which name a page asked for, and no page has an address of this host as its own name. A request of HTTP/2 has the
+/// name in its URI, mostly without a header.
 fn is_called_by_name(request: &Request<Incoming>, names: &[String]) -> bool {
     let authority = |text: &str| text.parse::<Authority>().is_ok_and(|said| is_ours(said.host(), names));
     let mut hosts = request.headers().get_all(HOST).iter().map(|host| host.to_str().is_ok_and(authority));
-    let uri = request.uri().authority().is_none_or(|said| is_ours(said.host(), names));
-    uri && hosts.next() == Some(true) && hosts.next().is_none()
+    let in_uri = request.uri().authority().map(|said| is_ours(said.host(), names));
+    in_uri != Some(false) && hosts.next().or(in_uri) == Some(true) && hosts.next().is_none()
 }
 
 fn is_ours(host: &str, names: &[String]) -> bool {
