@@ -51,6 +51,8 @@ fn child_serves() {
         .inbox_bytes_high(1 << 20)
         .calls_in_flight_max(u16::MAX);
     let server = Server::bind("127.0.0.1:0").shards(1).pin(false).bounded(limits).framing(Lines::default());
+    // Else they follow the limit on the address space, and the system refuses nothing.
+    let server = server.fit_limits(false);
     let running = server.start(|_| Greedy).unwrap();
     let mut warm = Client::connect(running.local_addrs()[0]);
     warm.write(b"hello\n");
