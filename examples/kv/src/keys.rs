@@ -11,6 +11,7 @@ use crate::store::{NEVER, Store};
 pub type Bad = Cow<'static, str>;
 
 pub const SYNTAX: Bad = Bad::Borrowed("ERR syntax error");
+pub const NO_MEMORY: Bad = Bad::Borrowed("TRYAGAIN memory is used up");
 const NOT_A_NUMBER: Bad = Bad::Borrowed("ERR value is not an integer or out of range");
 
 /// How a client tells the end of a key: in units of that many milliseconds, and since 1970 or from now on.

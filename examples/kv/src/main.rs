@@ -11,6 +11,8 @@
 //! * A shard with a full mailbox refuses its part with `TRYAGAIN`, and one that ended with `ERR`. The others do theirs all the same.
 //! * KEYS and SCAN walk over the keys in parts, and SUBSCRIBE takes names in parts: others are served between them. A pattern has at
 //!   most 64 KiB. What a client listens to takes at most 8 MiB, and 64 MiB for all of a shard.
+//! * What KEYS and SCAN found takes at most 64 MiB of each shard until there is memory for the answer, which counts as held by its
+//!   client. Else they are refused with `TRYAGAIN`. Larger sets of keys are for SCAN.
 //! * A message goes to each shard once, and is encoded once there. A subscriber that reads slowly is cut off when 8 MiB wait for it.
 
 mod client;

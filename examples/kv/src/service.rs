@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use ringserve::framing::{FrameError, Parts};
@@ -16,9 +17,9 @@ use ringserve::{Cx, Frame, Opening, Refusal, Service, Shard, topics};
 
 use crate::client::{Client, Rooms, Topics};
 use crate::commands::{self, Command, Run, To};
-use crate::keys::Bad;
+use crate::keys::{Bad, NO_MEMORY};
 use crate::store::{Keyer, LARGE_BYTES, Store};
-use crate::walk::{Found, Query, STEPS, Walk};
+use crate::walk::{Found, PIECE_BYTES, Query, STEPS, Walk};
 
 /// Keys that are removed at once when their time is over, before others are served.
 const EXPIRED_AT_ONCE: usize = 1000;
@@ -26,14 +27,12 @@ const EXPIRED_AT_ONCE: usize = 1000;
 const WAITING_BYTES_MAX: usize = 8 << 20;
 /// Names of SUBSCRIBE and its like at once, before others are served.
 const NAMES_AT_ONCE: usize = 64;
-/// Bytes of a long reply that are written at once.
-const PIECE_BYTES: usize = 64 << 10;
 
 /// What shards ask each other: to run a command, for a client that speaks this version.
 pub type Question = (&'static Command, Version);
 
 /// What shards ask each other beside: to walk over their keys.
-pub type Walks = Mesh<Query, Found>;
+pub type Walks = Mesh<Query, Result<Found, Bad>>;
 
 /// One shard: its keys and its subscribers.
 pub struct Node {
@@ -41,6 +40,8 @@ pub struct Node {
     pub store: RefCell<Store>,
     topics: Topics,
     walks: Walks,
+    /// Bytes that its walks found, wherever these are.
+    found: Arc<AtomicUsize>,
     opened: Cell<u64>,
 }
 
@@ -83,7 +84,7 @@ impl Node {
         let store = RefCell::new(Store::new(keyer, now, place, value_bytes_max));
         let topics = Topics { all: topics::Topics::new(shard, WAITING_BYTES_MAX), rooms: Rooms::new() };
         let (shard, walks) = (shard.clone(), walks.clone());
-        let node = Rc::new(Node { shard, store, topics, walks, opened: Cell::new(0) });
+        let node = Rc::new(Node { shard, store, topics, walks, found: Arc::default(), opened: Cell::new(0) });
         node.shard.spawn(node.clone().expire());
         let here = node.clone();
         node.walks.register_with_reply(&node.shard, move |_from, query, reply| {
@@ -110,9 +111,9 @@ impl Node {
     }
 
     /// Walks over the keys of this shard, until the client does not wait for what it finds.
-    async fn walk(self: Rc<Node>, query: Query) -> Option<Found> {
+    async fn walk(self: Rc<Node>, query: Query) -> Option<Result<Found, Bad>> {
         let asker = query.asker.clone();
-        let mut walk = Walk::begin(&mut self.store.borrow_mut(), query);
+        let mut walk = Walk::begin(&mut self.store.borrow_mut(), query, &self.found);
         while asker.strong_count() > 0 {
             let found = walk.go_on(&self.store.borrow(), STEPS);
             if found.is_some() {
@@ -291,13 +292,17 @@ impl Kv {
         if let Some(command) = found.filter(|_| large > 0) {
             return match cx.reserve(large).await {
                 Ok(_reserved) => say(cx, |out| self.node.run(command, args, out)),
-                Err(_) => say(cx, |out| out.reply(|_| Err("TRYAGAIN memory is used up".into()))),
+                Err(_) => say(cx, |out| out.reply(|_| Err(NO_MEMORY))),
             };
         }
         match checked(&cx.session().client, (frame, request, found)).map(|command| command.run) {
             Ok(Run::Listen) => listen(cx, args).await,
             Ok(Run::Walk(to_query)) => match to_query(args) {
-                Ok(query) => self.walk(cx, query).await,
+                Ok(query) => {
+                    if let Err(error) = self.walk(cx, query).await {
+                        say(cx, |out| out.reply(|_| Err(error)));
+                    }
+                }
                 Err(error) => say(cx, |out| out.reply(|_| Err(error))),
             },
             _ => self.answer(cx, (frame, request, found)),
@@ -305,40 +310,38 @@ impl Kv {
     }
 
     /// KEYS or SCAN, over the shards that it asks.
-    async fn walk(&self, cx: &Cx<'_, Session>, mut query: Query) {
+    async fn walk(&self, cx: &Cx<'_, Session>, mut query: Query) -> Result<(), Bad> {
         let (walks, asker) = (&self.node.walks, Arc::new(()));
         query.asker = Arc::downgrade(&asker);
-        let (of_scan, mut all) = (query.shard(walks.count()), Found::default());
+        let of_scan = query.shard(walks.count());
         let answers = match of_scan {
             Some(shard) => vec![walks.ask(shard, query).await],
             None => walks.on_all(|_| query.clone()).await,
         };
-        for (shard, answer) in answers.into_iter().enumerate() {
-            match answer {
-                Ok(found) if all.keys.is_empty() => all = Found { count: all.count + found.count, ..found },
-                Ok(found) => {
-                    all.keys.extend_from_slice(&found.keys);
-                    all.count += found.count;
-                }
-                Err(why) => {
-                    let error = failure(of_scan.unwrap_or(shard), why);
-                    return say(cx, |out| out.reply(|_| Err(error)));
-                }
-            }
-        }
+        let of_shard = |(shard, answer): (usize, Result<_, AskError>)| {
+            answer.map_err(|why| failure(of_scan.unwrap_or(shard), why))?
+        };
+        let all: Vec<Found> = answers.into_iter().enumerate().map(of_shard).collect::<Result<_, Bad>>()?;
+        let bytes: usize = all.iter().map(|found| found.held.bytes()).sum();
+        let _reserved = cx.reserve(bytes).await.map_err(|_| NO_MEMORY)?;
         say(cx, |out| {
             out.reply(|out| {
                 if of_scan.is_some() {
                     out.array(2)?;
-                    out.bulk_integer(all.cursor)?;
+                    out.bulk_integer(all[0].cursor)?;
                 }
-                out.array(all.count)
+                out.array(all.iter().map(|found| found.count).sum())
             });
         });
-        for piece in all.keys.chunks(PIECE_BYTES) {
-            cx.ready().await;
-            cx.write(piece);
+        // From here on the client alone holds them, and the shards may find more.
+        let pieces: Vec<Vec<u8>> = all.into_iter().flat_map(|found| found.keys).collect();
+        for piece in pieces {
+            for part in piece.chunks(PIECE_BYTES) {
+                cx.ready().await;
+                cx.write(part);
+            }
         }
+        Ok(())
     }
 
     /// Answers a request whose turn it is, or asks the shards that it is about.

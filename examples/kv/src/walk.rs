@@ -2,12 +2,13 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::Weak;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 
 use ringserve::framing::Parts;
 use ringserve::resp::{self, Matching, Pattern, PatternTooLong, Version, Writer};
 
-use crate::keys::{Bad, SYNTAX, number};
+use crate::keys::{Bad, NO_MEMORY, SYNTAX, number};
 use crate::store::{Place, Store};
 
 /// Keys SCAN looks at if it is not told how many, as in Redis.
@@ -16,6 +17,10 @@ const SCAN_COUNT: i64 = 10;
 pub const STEPS: usize = 100_000;
 /// Steps that a key costs beside its match.
 const KEY_STEPS: usize = 10;
+/// Bytes of a long reply that are kept together, and written at once.
+pub const PIECE_BYTES: usize = 64 << 10;
+/// Bytes that a shard found, for all clients together, and for which no client has memory reserved yet.
+pub const FOUND_BYTES_MAX: usize = 64 << 20;
 
 /// What KEYS or SCAN asks of a shard.
 #[derive(Clone)]
@@ -29,13 +34,65 @@ pub struct Query {
     pub asker: Weak<()>,
 }
 
-/// What a shard found: keys as strings of the protocol, and how many they are.
+/// What a shard found: keys as strings of the protocol, in pieces, and how many they are.
 #[derive(Default)]
 pub struct Found {
-    pub keys: Vec<u8>,
+    pub keys: Vec<Vec<u8>>,
+    pub held: Held,
     pub count: usize,
     /// The cursor for the rest of a scan.
     pub cursor: i64,
+}
+
+/// A part of the [bytes](FOUND_BYTES_MAX) that a shard found. What it found goes to other shards, as no
+/// [`Room`](ringserve::limits::Room) does.
+#[derive(Default)]
+pub struct Held {
+    all: Arc<AtomicUsize>,
+    bytes: usize,
+}
+
+impl Held {
+    /// A part of these bytes, which only their shard makes more.
+    fn of(all: &Arc<AtomicUsize>) -> Held {
+        Held { all: all.clone(), bytes: 0 }
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn add(&mut self, bytes: usize) -> Result<(), Bad> {
+        if self.all.load(Ordering::Relaxed) + bytes > FOUND_BYTES_MAX {
+            return Err(NO_MEMORY);
+        }
+        self.all.fetch_add(bytes, Ordering::Relaxed);
+        self.bytes += bytes;
+        Ok(())
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl Found {
+    /// Adds a key, if there is room for it.
+    fn add(&mut self, key: &[u8]) -> Result<(), Bad> {
+        // Its length before it, and the ends of both lines.
+        let len = key.len() + 16;
+        self.held.add(len)?;
+        if self.keys.last().is_none_or(|piece| piece.len() >= PIECE_BYTES) {
+            self.keys.last_mut().into_iter().for_each(Vec::shrink_to_fit);
+            self.keys.push(Vec::with_capacity(len));
+        }
+        let piece = self.keys.last_mut().expect("there is one");
+        Writer::to_vec(piece, Version::Two).reply(|out| out.bulk(key));
+        self.count += 1;
+        Ok(())
+    }
 }
 
 pub fn too_long(error: PatternTooLong) -> Bad {
@@ -90,8 +147,10 @@ pub struct Walk {
 }
 
 impl Walk {
-    pub fn begin(store: &mut Store, query: Query) -> Walk {
-        let ((shard, shards), mut top, mut from, mut found) = (store.place, store.len(), 0, Found::default());
+    /// Begins one that counts what it finds among `held`.
+    pub fn begin(store: &mut Store, query: Query, held: &Arc<AtomicUsize>) -> Walk {
+        let ((shard, shards), mut top, mut from) = (store.place, store.len(), 0);
+        let mut found = Found { held: Held::of(held), ..Found::default() };
         if let Some((cursor, count)) = query.part {
             top = if cursor < shards { top } else { top.min(cursor / shards) };
             from = top.saturating_sub(count);
@@ -100,20 +159,24 @@ impl Walk {
         Walk { query, place: store.walked(top), from, long: None, found }
     }
 
-    /// Goes on for about that many steps. `None` if there is more to do.
-    pub fn go_on(&mut self, store: &Store, mut steps: usize) -> Option<Found> {
+    /// Goes on for about that many steps. `None` if there is more to do. An error ends it: what was found is too much.
+    pub fn go_on(&mut self, store: &Store, mut steps: usize) -> Option<Result<Found, Bad>> {
         if let Some((key, mut matching)) = self.long.take() {
             match self.query.pattern.as_ref().map(|pattern| matching.go_on(pattern, &key, &mut steps)) {
                 Some(None) => {
                     self.long = Some((key, matching));
                     return None;
                 }
-                is_match => self.add(&key, is_match.flatten().unwrap_or(true)),
+                is_match => {
+                    if let Err(error) = self.add(&key, is_match.flatten().unwrap_or(true)) {
+                        return Some(Err(error));
+                    }
+                }
             }
         }
         loop {
             let at = match &mut self.place.borrow_mut().at {
-                at if *at <= self.from => return Some(std::mem::take(&mut self.found)),
+                at if *at <= self.from => return Some(Ok(std::mem::take(&mut self.found))),
                 at => {
                     *at -= 1;
                     *at
@@ -133,15 +196,16 @@ impl Walk {
                     self.long = Some((key.into(), matching));
                     return None;
                 }
-                is_match => self.add(key, is_match.flatten().unwrap_or(true)),
+                is_match => {
+                    if let Err(error) = self.add(key, is_match.flatten().unwrap_or(true)) {
+                        return Some(Err(error));
+                    }
+                }
             }
         }
     }
 
-    fn add(&mut self, key: &[u8], is_match: bool) {
-        if is_match && self.query.strings {
-            Writer::to_vec(&mut self.found.keys, Version::Two).reply(|out| out.bulk(key));
-            self.found.count += 1;
-        }
+    fn add(&mut self, key: &[u8], is_match: bool) -> Result<(), Bad> {
+        if is_match && self.query.strings { self.found.add(key) } else { Ok(()) }
     }
 }

@@ -97,6 +97,58 @@ fn keys_scan_and_dbsize_tell_all_keys_of_all_shards() {
 }
 
 #[test]
+fn answers_of_keys_that_nobody_reads_count_as_held() {
+    const HELD_BYTES_MAX: usize = 24 << 20;
+    Sim::seeds(4).faults(Faults::harmless()).run(|sim| {
+        let args = Args::parse_from(["kv"]);
+        let limits = Limits::default().frame_bytes_max(1 << 20).outbox_bytes_max(2 << 20);
+        let limits = limits.calls_in_flight_max(2).handler_timeout(None).idle_timeout(None);
+        let of_server = ServerLimits::default().held_bytes_max(HELD_BYTES_MAX);
+        let shards = 1 + sim.seed() as usize % 4;
+        let server =
+            args.server(ADDR.parse().unwrap()).limits(limits).server_limits(of_server).shards(shards);
+        let keyer = keyer_of(sim.random(), sim.random());
+        let server = sim.start(server, service(keyer, 1 << 20, REQUESTS_MAX, || UNIX_START)).unwrap();
+        let addr = server.addr();
+        let (answers, asked) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
+        sim.expect_losses();
+        for n in 0..6 {
+            let (answers, asked) = (answers.clone(), asked.clone());
+            sim.client(format!("deaf{n}"), async move |net| {
+                while !asked.get() {
+                    net.sleep(SECOND).await;
+                }
+                let mut me = Redis::connect(&net, addr).await?;
+                me.0.send("keys *\r\n").await?;
+                net.sleep(15 * SECOND).await;
+                // Before the limits for peers that take nothing end it. A reply without its end was cut off, and is not held.
+                match me.reply().await {
+                    Ok(reply) if reply.starts_with('[') => answers.set(answers.get() + 1),
+                    Ok(reply) => assert_eq!(reply, "-TRYAGAIN memory is used up"),
+                    Err(_) => {}
+                }
+                Ok(())
+            });
+        }
+        sim.client("me", async move |net| {
+            let mut me = Redis::connect(&net, addr).await?;
+            for n in 0..18 {
+                me.0.send(request(&["set", &format!("{n}{}", "k".repeat(900_000)), "v"])).await?;
+                assert_eq!(me.reply().await?, "+OK");
+            }
+            asked.set(true);
+            for _ in 0..60 {
+                net.sleep(SECOND).await;
+                me.check(&[("ping", "+PONG"), ("get none", "nil"), ("dbsize", ":18")]).await?;
+            }
+            Ok(())
+        });
+        sim.run_until_done();
+        assert!(answers.get() <= shards, "{} answers of 16 MB on {shards} shards", answers.get());
+    });
+}
+
+#[test]
 fn keys_that_end_give_their_memory_back_as_others_come() {
     Sim::seeds(10).faults(Faults::harmless()).run(|sim| {
         let addr = starts(sim, &[]).addr();

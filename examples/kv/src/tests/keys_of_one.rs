@@ -1,6 +1,8 @@
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ringserve::framing::{Cut, TypedFraming};
 use ringserve::resp::{Resp, Version};
@@ -10,7 +12,7 @@ use super::*;
 use crate::commands;
 use crate::commands::Run;
 use crate::tests::keyer_of;
-use crate::walk::{Query, STEPS, Walk};
+use crate::walk::{FOUND_BYTES_MAX, Found, Query, STEPS, Walk};
 
 /// A shard without a connection.
 struct Lab {
@@ -39,14 +41,14 @@ impl Lab {
             Run::Walk(to_query) => {
                 let query = to_query(args)?;
                 let is_scan = query.shard(1).is_some();
-                let mut walk = Walk::begin(&mut self.store, query);
+                let mut walk = Walk::begin(&mut self.store, query, &Arc::default());
                 let found = std::iter::repeat_with(|| walk.go_on(&self.store, 3)).flatten().next();
-                let found = found.expect("it ends");
+                let found = found.expect("it ends")?;
                 if is_scan {
                     out.array(2)?;
                     out.bulk_integer(found.cursor)?;
                 }
-                keys = found.keys;
+                keys = found.keys.concat();
                 out.array(found.count)
             }
             _ => panic!("it is about no key"),
@@ -387,10 +389,10 @@ fn walked(lab: &mut Lab, query: &[u8], mut between: impl FnMut(&mut Store)) -> (
     let line = frame(query);
     let Ok(Cut::Frame { head, .. }) = Resp::new(1 << 20).cut(&mut (), &line, 0) else { panic!("no request") };
     let query = Query::of_keys(head.args(&line)).unwrap();
-    let (mut walk, mut parts) = (Walk::begin(&mut lab.store, query), 1);
+    let (mut walk, mut parts) = (Walk::begin(&mut lab.store, query, &Arc::default()), 1);
     loop {
         if let Some(found) = walk.go_on(&lab.store, STEPS) {
-            let text = String::from_utf8(found.keys).unwrap();
+            let text = String::from_utf8(found.unwrap().keys.concat()).unwrap();
             let found: Vec<String> = text.lines().skip(1).step_by(2).map(str::to_owned).collect();
             return (found, parts);
         }
@@ -442,4 +444,31 @@ fn long_keys_and_many_keys_are_matched_in_parts() {
     assert!(found.len() == 100_000 && parts >= 10, "{parts} parts");
     let (found, _) = walked(&mut lab, b"keys *\n", Store::clear);
     assert!(found.len() < 20_000, "{} of a store that was cleared", found.len());
+}
+
+#[test]
+fn what_walks_find_has_a_bound_until_it_is_dropped() {
+    let mut lab = Lab::new();
+    for n in 0..25 {
+        lab.store.change(format!("{n}{}", "a".repeat(1 << 20)).as_bytes(), |_| ());
+    }
+    let held = Arc::new(AtomicUsize::new(0));
+    let mut found = || -> Result<Found, Bad> {
+        let line = frame(b"scan 0 count 1000\n");
+        let Ok(Cut::Frame { head, .. }) = Resp::new(1 << 20).cut(&mut (), &line, 0) else {
+            panic!("no request")
+        };
+        let mut walk = Walk::begin(&mut lab.store, Query::of_scan(head.args(&line))?, &held);
+        std::iter::repeat_with(|| walk.go_on(&lab.store, STEPS)).flatten().next().expect("it ends")
+    };
+    for _ in 0..3 {
+        let (one, other) = (found().unwrap(), found().unwrap());
+        let bytes: usize = [&one, &other].iter().flat_map(|found| &found.keys).map(Vec::capacity).sum();
+        let counted = held.load(Ordering::Relaxed);
+        assert!((bytes..=FOUND_BYTES_MAX).contains(&counted), "{counted} counted of {bytes}");
+        assert_eq!(found().err(), Some(NO_MEMORY));
+        assert_eq!(held.load(Ordering::Relaxed), counted);
+        drop((one, other));
+        assert_eq!(held.load(Ordering::Relaxed), 0);
+    }
 }
