@@ -196,11 +196,16 @@ impl Served {
         answer
     }
 
-    /// Lines that were dropped, as the metric has them.
+    /// Lines that were dropped, as the metric has them: the endpoint has it once the server has begun.
     fn dropped(&self) -> u64 {
-        let metrics = self.ask("GET /metrics", "");
-        let line = metrics.lines().find_map(|line| line.strip_prefix("ringserve_log_lines_dropped_total "));
-        line.expect("the metric is there").trim().parse().unwrap()
+        let mut dropped = None;
+        eventually("the metric is there", SOON, || {
+            let metrics = self.ask("GET /metrics", "");
+            let name = "ringserve_log_lines_dropped_total ";
+            dropped = metrics.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+            dropped.is_some()
+        });
+        dropped.unwrap()
     }
 
     /// Orders the drain, and waits for the end.
