@@ -86,6 +86,21 @@ pub fn is_child() -> bool {
     std::env::var_os(ROLE).is_some()
 }
 
+/// The test binary. Signals have their usual effect there, also where this process was started with some ignored, as by `nohup`.
+fn program() -> Command {
+    const BROKEN_PIPE: u64 = 1 << 12;
+    let path = std::env::current_exe().unwrap();
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default();
+    if ignored & !BROKEN_PIPE == 0 {
+        return Command::new(path);
+    }
+    let mut command = Command::new("env");
+    command.arg("--default-signal").arg(path);
+    command
+}
+
 impl Process {
     /// Runs one ignored test of this binary, which is named by its function.
     pub fn start<F: Fn()>(child: F) -> Process {
@@ -114,7 +129,7 @@ impl Process {
 
     /// As [`start`](Process::start), after a change to the command.
     pub fn start_as<F: Fn()>(child: F, change: impl FnOnce(&mut Command) -> &mut Command) -> Process {
-        Process::spawn(child, change(&mut Command::new(std::env::current_exe().unwrap())))
+        Process::spawn(child, change(&mut program()))
     }
 
     fn spawn<F: Fn()>(child: F, command: &mut Command) -> Process {
