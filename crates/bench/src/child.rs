@@ -93,8 +93,8 @@ impl Child {
             said = child.next_line()?;
         }
         let (_, addresses) = said.split_once(LISTENING).ok_or_else(unknown)?;
-        let addresses = addresses.strip_prefix("on ").unwrap_or(addresses);
-        let addresses = addresses.split_once(',').map_or(addresses, |(first, _)| first);
+        let of_example = addresses.strip_prefix("on ").and_then(|rest| rest.split([',', ' ']).next());
+        let addresses = of_example.unwrap_or(addresses);
         let mut addresses = addresses.split(ADMIN).map(|address| address.parse().map_err(|_| unknown()));
         child.address = addresses.next().ok_or_else(unknown)??;
         child.admin = addresses.next().transpose()?;
