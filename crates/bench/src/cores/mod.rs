@@ -21,6 +21,9 @@ pub(crate) use works::{WORKS, Work};
 /// Load before each measurement.
 const WARM_UP: Duration = Duration::from_millis(500);
 
+/// Start, check, connections and end of a server.
+const AROUND: Duration = Duration::from_secs(2);
+
 /// Above this share of its CPUs a generator has no time left.
 const BUSY_MAX: f64 = 0.95;
 
@@ -109,7 +112,7 @@ pub(crate) fn run(plan: &Plan) -> io::Result<()> {
             plan.programs.display()
         );
     }
-    let each = plan.measured + WARM_UP + Duration::from_millis(300);
+    let each = plan.measured + WARM_UP + AROUND;
     let all = each * (entrants.len() * plan.shards.len() * plan.rounds) as u32;
     eprintln!(
         "servers on CPUs {:?}, generator on {:?}; about {} s",

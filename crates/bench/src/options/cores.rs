@@ -38,7 +38,7 @@ pub(crate) struct CoresOptions {
     #[arg(long, default_value_t = 1.5)]
     seconds: f64,
     /// Rounds; in each, every server is measured once with each number of shards.
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=100))]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=100))]
     rounds: u16,
     /// Where `example-kv`, `tokio-multi` and `go-net` are [default: beside this program]. Those that are missing are left out.
     #[arg(long)]
