@@ -239,7 +239,7 @@ fn signals_without_a_meaning_are_told_and_end_nothing() {
 impl Served {
     /// One of two shards is blocked. A client of the other one, and those of the blocked one.
     fn blocked() -> (Served, Client, Vec<Client>) {
-        let served = Served::of(Process::start(child_is_blocked));
+        let mut served = Served::of(Process::start(child_is_blocked));
         let mut blocker = served.client();
         blocker.send(order::block());
         let mut unheard = vec![blocker];
@@ -251,6 +251,8 @@ impl Served {
             client.stream.set_read_timeout(Some(SOON)).unwrap();
             if is_answered {
                 assert_eq!(client.recv(), order::echo(""));
+                // By then the start is over too: it listens a moment before.
+                served.process.line_after(" stalled for ");
                 return (served, client, unheard);
             }
             unheard.push(client);
