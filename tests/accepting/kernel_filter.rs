@@ -15,6 +15,7 @@ use ringserve_tests::child::{Process, is_child};
 use ringserve_tests::limited::{
     connect_from, drivers, ended, greeted, greets, hears_hello, refused_by, try_to_greet,
 };
+use ringserve_tests::proc_net::listen_overflows;
 use ringserve_tests::{EndOf, SOON, eventually};
 
 /// A denied peer hears nothing for longer than any handshake on loopback takes.
@@ -52,6 +53,7 @@ impl Drop for Listed {
 fn denied_source_hears_nothing_and_others_are_served() {
     for driver in drivers() {
         for addr in ["127.0.0.1:0", "[::]:0"] {
+            let before = listen_overflows();
             let list = "127.0.9.0/24\n2001:db8::/32".parse().unwrap();
             let allow = "127.0.9.9".parse().unwrap();
             let running = greets(driver, addr, 2, Admission::default().deny(list).allow(allow));
@@ -64,7 +66,10 @@ fn denied_source_hears_nothing_and_others_are_served() {
             let queues = running.accept_queues();
             let sum = |of: fn(&AcceptQueueStats) -> Option<u64>| queues.iter().filter_map(of).sum::<u64>();
             assert!(sum(|queue| queue.dropped) > 0, "the gauge counts what the filter drops");
-            assert_eq!(sum(|queue| queue.lost), 0, "no queue was full");
+            // A queue of a test beside this one may be full, and drops count as losses then.
+            if listen_overflows() == before {
+                assert_eq!(sum(|queue| queue.lost), 0, "no queue was full");
+            }
             ended(running);
         }
     }

@@ -11,6 +11,7 @@ use ringserve::Error;
 use ringserve::framing::LengthPrefix;
 use ringserve::net::SocketOptions;
 use ringserve_tests::child::{Process, is_child};
+use ringserve_tests::proc_net::tcp_counter;
 use ringserve_tests::{Client, Lab, On, Puppet, SOON, eventually, no_time_limits, order};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use socket2::{Domain, Socket, Type};
@@ -175,21 +176,12 @@ fn child_changes_settings() {
 fn fast_opened(addr: SocketAddr) -> bool {
     /// From `linux/socket.h`.
     const MSG_FASTOPEN: i32 = 0x2000_0000;
-    let before = passive_fast_opens();
+    let before = tcp_counter("TCPFastOpenPassive");
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, None).unwrap();
     let frame = ringserve_tests::client::frame(order::echo("first"));
     assert_eq!(socket.send_to_with_flags(&frame, &addr.into(), MSG_FASTOPEN).unwrap(), frame.len());
     assert_eq!(Client::of(socket).recv(), order::echo("first"));
-    passive_fast_opens() > before
-}
-
-/// `TcpExt: TCPFastOpenPassive` of this network.
-fn passive_fast_opens() -> u64 {
-    let netstat = fs::read_to_string("/proc/net/netstat").unwrap();
-    let mut lines = netstat.lines().filter_map(|line| line.strip_prefix("TcpExt: "));
-    let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
-    let mut both = names.split(' ').zip(values.split(' '));
-    both.find(|(name, _)| *name == "TCPFastOpenPassive").unwrap().1.parse().unwrap()
+    tcp_counter("TCPFastOpenPassive") > before
 }
 
 #[test]

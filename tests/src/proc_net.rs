@@ -42,12 +42,22 @@ pub fn accept_queue(at: SocketAddr) -> u64 {
 
 /// What was dropped at listeners of this network namespace, for any reason: `ListenDrops` of `nstat -az`.
 pub fn listen_drops() -> u64 {
+    tcp_counter("ListenDrops").expect("the kernel counts them")
+}
+
+/// How often a queue of a listener of this network namespace had no room: what makes a drop a loss.
+pub fn listen_overflows() -> u64 {
+    let overflows = tcp_counter("ListenOverflows").expect("the kernel counts them");
+    overflows + tcp_counter("TCPReqQFullDrop").unwrap_or(0)
+}
+
+/// A counter of `nstat -az` for this network namespace, by its name without `TcpExt`.
+pub fn tcp_counter(name: &str) -> Option<u64> {
     let netstat = fs::read_to_string("/proc/net/netstat").expect("Linux has /proc");
     let mut lines = netstat.lines().filter_map(|line| line.strip_prefix("TcpExt: "));
-    let (names, values) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+    let (names, values) = (lines.next()?, lines.next()?);
     let mut both = names.split(' ').zip(values.split(' '));
-    let found = both.find(|(name, _)| *name == "ListenDrops").and_then(|(_, value)| value.parse().ok());
-    found.expect("the kernel counts them")
+    both.find(|(found, _)| *found == name).and_then(|(_, value)| value.parse().ok())
 }
 
 /// An address as the table writes it: the four bytes as a number of this machine, then the port.
