@@ -8,6 +8,7 @@
 mod evolving;
 mod log_lines;
 mod pages;
+mod standards;
 mod tree;
 mod words;
 

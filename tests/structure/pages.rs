@@ -75,7 +75,8 @@ fn pages(folder: &Path) -> Vec<PathBuf> {
     entries.filter(|path| path.extension().is_some_and(|extension| extension == "md")).collect()
 }
 
-const WRITTEN: [&str; 6] = [".", "docs", "docs/guide", "examples", "examples/bugs", "crates/bench/rivals"];
+const WRITTEN: [&str; 7] =
+    [".", "docs", "docs/guide", "examples", "examples/bugs", "examples/smtp", "crates/bench/rivals"];
 
 /// What `compare` writes.
 const MADE: [&str; 1] = ["docs/performance"];
