@@ -75,8 +75,16 @@ fn pages(folder: &Path) -> Vec<PathBuf> {
     entries.filter(|path| path.extension().is_some_and(|extension| extension == "md")).collect()
 }
 
-const WRITTEN: [&str; 7] =
-    [".", "docs", "docs/guide", "examples", "examples/bugs", "examples/smtp", "crates/bench/rivals"];
+const WRITTEN: [&str; 8] = [
+    ".",
+    "docs",
+    "docs/guide",
+    "examples",
+    "examples/bugs",
+    "examples/kv",
+    "examples/smtp",
+    "crates/bench/rivals",
+];
 
 /// What `compare` writes.
 const MADE: [&str; 1] = ["docs/performance"];

@@ -23,6 +23,8 @@ pub enum To {
     Values,
     /// All shards. What they say becomes one reply.
     All,
+    /// The connection's own: it is about no key.
+    Own,
 }
 
 type OnClient = fn(&Client, Parts<'_>, &mut Writer<'_, '_>) -> Replied;
@@ -64,7 +66,7 @@ impl Command {
             To::Key => [1, 1, 1],
             To::Each(step) => [1, -1, step as i64],
             To::Values => [1, -1, 1],
-            To::Client | To::All => [0, 0, 0],
+            To::Client | To::All | To::Own => [0, 0, 0],
         };
         out.array(6)?;
         out.bulk(self.name)?;
@@ -163,6 +165,7 @@ static COMMANDS: &[Command] = &[
     on_keys("touch", -2, To::Each(1), |store, args, out| out.integer(store.find(args.get(1)).is_some())),
     walks("keys", 2, Query::of_keys),
     walks("scan", -2, Query::of_scan),
+    on_keys("time", 1, To::Own, keys::time),
     on_keys("dbsize", 1, To::All, |store, _, out| out.integer(store.len() as i64)),
     on_keys("flushall", -1, To::All, keys::flush),
     on_keys("flushdb", -1, To::All, keys::flush),

@@ -68,7 +68,7 @@ impl<'a> Options<'a> {
     }
 
     /// The end that SET or GETEX is told.
-    fn end(&self, store: &Store, command: &str) -> Result<Option<u64>, Bad> {
+    fn end(&self, store: &mut Store, command: &str) -> Result<Option<u64>, Bad> {
         if ENDS.iter().filter(|(word, _)| self.has(word)).count() > 1 || self.has("nx") && self.has("xx") {
             return Err(SYNTAX);
         }
@@ -80,14 +80,18 @@ fn invalid(command: &str) -> Bad {
     format!("ERR invalid expire time in '{command}' command").into()
 }
 
-/// The end that a time names. `None` if Redis could not count up to it.
-fn end_of(store: &Store, unit: Unit, time: i64) -> Option<u64> {
+/// The end that a time names: a span by the shard's clock, a time since 1970 by that of the wall. `None` if Redis could not count up
+/// to it.
+fn end_of(store: &mut Store, unit: Unit, time: i64) -> Option<u64> {
     let millis = time.checked_mul(unit.0)?;
-    let end = if unit.1 { millis } else { millis.checked_add(store.now() as i64)? };
+    let end = match unit {
+        Unit(_, true) => millis.saturating_sub(store.ahead()),
+        Unit(_, false) => millis.checked_add(store.now() as i64)?,
+    };
     Some(end.max(0) as u64)
 }
 
-fn end_to_be(store: &Store, unit: Unit, time: Option<i64>, command: &str) -> Result<u64, Bad> {
+fn end_to_be(store: &mut Store, unit: Unit, time: Option<i64>, command: &str) -> Result<u64, Bad> {
     let time = time.ok_or(NOT_A_NUMBER)?;
     end_of(store, unit, time).filter(|_| time > 0).ok_or_else(|| invalid(command))
 }
@@ -183,6 +187,9 @@ pub fn strlen(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> R
 
 pub fn get_range(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
     let (from, to) = (number(args, 2)?, number(args, 3)?);
+    if from < 0 && to < 0 && from > to {
+        return out.bulk("");
+    }
     let value = store.value_of(args.get(1));
     let place = |n: i64| if n < 0 { n.saturating_add(value.len() as i64).max(0) } else { n } as usize;
     out.bulk(value.get(place(from)..place(to).saturating_add(1).min(value.len())).unwrap_or_default())
@@ -224,10 +231,14 @@ pub fn expire(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>, unit
 
 /// TTL, PTTL, EXPIRETIME and PEXPIRETIME. Redis rounds to the nearest second.
 pub fn ttl(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>, unit: Unit) -> Replied {
-    out.integer(match store.find(args.get(1)).map(|at| store.end(at)) {
+    let end = store.find(args.get(1)).map(|at| store.end(at));
+    out.integer(match end {
         None => -2,
         Some(NEVER) => -1,
-        Some(end) => (end as i64 - if unit.1 { 0 } else { store.now() as i64 } + unit.0 / 2) / unit.0,
+        Some(end) => {
+            let zero = if unit.1 { -store.ahead() } else { store.now() as i64 };
+            (end as i64).saturating_sub(zero).saturating_add(unit.0 / 2) / unit.0
+        }
     })
 }
 
@@ -235,6 +246,14 @@ pub fn persist(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> 
     let found = store.find(args.get(1)).filter(|at| store.end(*at) != NEVER);
     found.into_iter().for_each(|at| store.set_end(at, NEVER));
     out.integer(found.is_some())
+}
+
+/// TIME: seconds since 1970, and microseconds of the next one.
+pub fn time(store: &mut Store, _: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
+    let now = store.wall();
+    out.array(2)?;
+    out.bulk_integer(now.as_secs() as i64)?;
+    out.bulk_integer(now.subsec_micros().into())
 }
 
 pub fn flush(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {

@@ -13,6 +13,8 @@
 //!   most 64 KiB. What a client listens to takes at most 8 MiB, and 64 MiB for all of a shard.
 //! * What KEYS and SCAN found takes at most 64 MiB of each shard until there is memory for the answer, which counts as held by its
 //!   client. Else they are refused with `TRYAGAIN`. Larger sets of keys are for SCAN.
+//! * EX, PX, EXPIRE, PEXPIRE and TTL go by the shard's clock, so that none ends sooner or later where the system's is set. EXPIREAT,
+//!   PEXPIREAT, EXAT, PXAT, EXPIRETIME and TIME go by the system's as it is at the command.
 //! * A message goes to each shard once, and is encoded once there. A subscriber that reads slowly is cut off when 8 MiB wait for it.
 
 mod client;
@@ -75,26 +77,25 @@ impl Args {
 /// Requests that may wait for a shard.
 const REQUESTS_MAX: usize = 65_536;
 
-/// Time since 1970.
-fn unix_time() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
-}
-
-/// Makes the service of each shard. `epoch` tells the time once: keys end by the clock of their shard, which no change of the system's
-/// moves.
+/// Makes the service of each shard. `wall` tells the time since 1970 to a shard of this age. Keys end by the clock of their shard, which
+/// no change of the system's moves.
 fn service(
     keyer: Keyer,
     value_bytes_max: usize,
     requests_max: usize,
-    epoch: fn() -> Duration,
+    wall: impl Fn(Duration) -> Duration + Clone + Send + Sync + 'static,
 ) -> impl Fn(&Shard) -> WithHeads<Kv> + Send + Sync {
     let (work, walks) = (Questions::with_capacity(requests_max), Walks::new());
-    move |shard| with_heads(Kv::new(Node::new(shard, keyer.clone(), value_bytes_max, epoch, &walks), &work))
+    move |shard| {
+        let node = Node::new(shard, keyer.clone(), value_bytes_max, wall.clone(), &walks);
+        with_heads(Kv::new(node, &work))
+    }
 }
 
 fn main() -> Result<(), ringserve::Error> {
     ringserve::log::init(LogOptions::default())?;
     let args = Args::parse();
+    let unix_time = |_age| SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let service = service(store::random_keyer(), args.request_bytes_max as usize, REQUESTS_MAX, unix_time);
     args.server(args.listen).driver(args.driver).shards(args.shards).serve(service)
 }

@@ -74,14 +74,21 @@ impl Node {
         shard: &Shard,
         keyer: Keyer,
         value_bytes_max: usize,
-        epoch: fn() -> Duration,
+        wall: impl Fn(Duration) -> Duration + 'static,
         walks: &Walks,
     ) -> Rc<Node> {
         let (clock, place, started) = (shard.clone(), (shard.index(), shard.count()), shard.now());
         // Read behind the clock, and cut to milliseconds once: so no key lives longer than the clock of a peer says.
-        let epoch = epoch();
-        let now = move || (epoch + (clock.now() - started)).as_millis() as u64;
-        let store = RefCell::new(Store::new(keyer, now, place, value_bytes_max));
+        let epoch = wall(Duration::ZERO);
+        let age = move || clock.now() - started;
+        let (now, wall) = (
+            {
+                let age = age.clone();
+                move || (epoch + age()).as_millis() as u64
+            },
+            move || wall(age()),
+        );
+        let store = RefCell::new(Store::new(keyer, now, wall, place, value_bytes_max));
         let topics = Topics { all: topics::Topics::new(shard, WAITING_BYTES_MAX), rooms: Rooms::new() };
         let (shard, walks) = (shard.clone(), walks.clone());
         let node = Rc::new(Node { shard, store, topics, walks, found: Arc::default(), opened: Cell::new(0) });
@@ -381,6 +388,7 @@ impl Kv {
             To::Each(step) => step,
             To::Values => 1,
             To::Key => return asking.ask(owner(args.get(1)), question, args),
+            To::Own => return asking.ask(self.node.shard.index(), question, args),
             To::All | To::Client => {
                 asking.merge(shards);
                 return (0..shards).for_each(|shard| asking.ask(shard, question, args));

@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeSet, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::rc::{Rc, Weak};
+use std::time::Duration;
 
 use foldhash::SharedSeed;
 use foldhash::quality::SeedableRandomState;
@@ -30,9 +31,12 @@ pub fn random_keyer() -> Keyer {
     SeedableRandomState::with_seed(random(), Box::leak(Box::new(SharedSeed::from_u64(random()))))
 }
 
+/// Milliseconds below which a difference of the clocks is none: what lies between a look at one and a look at the other.
+const CLOCK_STEP_MILLIS: u64 = 50;
+
 struct Entry {
     value: Kept,
-    /// In milliseconds since 1970.
+    /// By [`Store::now`].
     end: u64,
 }
 
@@ -50,8 +54,11 @@ pub struct Store {
     ends: BTreeSet<(u64, u32)>,
     /// Told when a key comes to be the next one that ends.
     pub sooner: Rc<Notify>,
-    /// Milliseconds since 1970.
     clock: Box<dyn Fn() -> u64>,
+    /// Time since 1970, by a clock that may be set.
+    wall: Box<dyn Fn() -> Duration>,
+    /// Milliseconds by which that one was ahead of the other when it was last looked at.
+    ahead: i64,
     /// This shard, and how many there are.
     pub place: (usize, usize),
     /// Bytes a value may grow to: no longer than what a request could bring.
@@ -66,16 +73,33 @@ impl Store {
     pub fn new(
         keyer: Keyer,
         clock: impl Fn() -> u64 + 'static,
+        wall: impl Fn() -> Duration + 'static,
         place: (usize, usize),
         value_bytes_max: usize,
     ) -> Store {
-        let (keys, clock) = (IndexMap::with_hasher(keyer), Box::new(clock));
+        let (keys, clock, wall) = (IndexMap::with_hasher(keyer), Box::new(clock), Box::new(wall));
         let (ends, sooner, walks) = Default::default();
-        Store { keys, ends, sooner, clock, place, value_bytes_max, has_large: false, walks }
+        Store { keys, ends, sooner, clock, wall, ahead: 0, place, value_bytes_max, has_large: false, walks }
     }
 
+    /// Milliseconds since 1970 as they were known at the start, and by the shard's clock from then on: no key ends sooner or later
+    /// for a clock that is set.
     pub fn now(&self) -> u64 {
         (self.clock)()
+    }
+
+    /// Time since 1970, as this host knows it now.
+    pub fn wall(&self) -> Duration {
+        (self.wall)()
+    }
+
+    /// Milliseconds from [`now`](Store::now) to [`wall`](Store::wall), for times that a client names or is told.
+    pub fn ahead(&mut self) -> i64 {
+        let ahead = self.wall().as_millis() as i64 - self.now() as i64;
+        if ahead.abs_diff(self.ahead) >= CLOCK_STEP_MILLIS {
+            self.ahead = ahead;
+        }
+        self.ahead
     }
 
     /// Which shard owns a key. Bits that tables do not look at decide.

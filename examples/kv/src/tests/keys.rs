@@ -3,6 +3,8 @@
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use ringserve::testing::Faults;
 
@@ -108,7 +110,8 @@ fn answers_of_keys_that_nobody_reads_count_as_held() {
         let server =
             args.server(ADDR.parse().unwrap()).limits(limits).server_limits(of_server).shards(shards);
         let keyer = keyer_of(sim.random(), sim.random());
-        let server = sim.start(server, service(keyer, 1 << 20, REQUESTS_MAX, || UNIX_START)).unwrap();
+        let server =
+            sim.start(server, service(keyer, 1 << 20, REQUESTS_MAX, |age| UNIX_START + age)).unwrap();
         let addr = server.addr();
         let (answers, asked) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
         sim.expect_losses();
@@ -185,6 +188,45 @@ fn ends_are_told_by_a_clock_that_is_cut_to_milliseconds_once() {
                 let told = sent..=(UNIX_START + net.now()).as_millis();
                 assert!(told.contains(&(end - left)), "{} of {told:?}", end - left);
             }
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn wall_clock_that_is_set_moves_no_key_that_is_there() {
+    Sim::seeds(30).faults(Faults::harmless()).run(|sim| {
+        let set_by = Arc::new(AtomicU64::new(0));
+        let (keyer, hours) = (keyer_of(sim.random(), sim.random()), set_by.clone());
+        let wall = move |age| UNIX_START + age + 3600 * SECOND * hours.load(Relaxed) as u32;
+        let server =
+            Args::parse_from(["kv"]).server(ADDR.parse().unwrap()).shards(1 + sim.seed() as usize % 4);
+        let addr = sim.start(server, service(keyer, 1 << 20, REQUESTS_MAX, wall)).unwrap().addr();
+        sim.client("me", async move |net| {
+            let mut me = Redis::connect(&net, addr).await?;
+            for hours in 0..3 {
+                set_by.store(hours, Relaxed);
+                let now = UNIX_START.as_secs() + 3600 * hours + net.now().as_secs();
+                let told = me.ask("time").await?;
+                let seconds: u64 = told[1..].split('"').nth(1).expect("seconds").parse()?;
+                assert!((now..=now + 2).contains(&seconds), "{told} at {now}");
+                me.check(&[
+                    (&format!("set span:{hours} v ex 5000"), "+OK"),
+                    (&format!("set point:{hours} v exat {}", now + 5000), "+OK"),
+                    (&format!("set over:{hours} v exat {}", now - 1), "+OK"),
+                    (&format!("exists over:{hours}"), ":0"),
+                ])
+                .await?;
+            }
+            for (name, hours) in
+                [("span", 0), ("point", 0), ("span", 1), ("point", 1), ("span", 2), ("point", 2)]
+            {
+                let left: u64 = me.ask(&format!("ttl {name}:{hours}")).await?[1..].parse()?;
+                assert!((4990..=5001).contains(&left), "{name}:{hours} has {left} s");
+            }
+            net.sleep(5010 * SECOND).await;
+            me.check(&[("dbsize", ":0")]).await?;
             Ok(())
         });
         sim.run_until_done();

@@ -3,6 +3,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use ringserve::framing::{Cut, TypedFraming};
 use ringserve::resp::{Resp, Version};
@@ -18,13 +19,18 @@ use crate::walk::{FOUND_BYTES_MAX, Found, Query, STEPS, Walk};
 struct Lab {
     store: Store,
     millis: Rc<Cell<u64>>,
+    /// Milliseconds by which the clock of the wall was set forward.
+    set_by: Rc<Cell<i64>>,
 }
 
 impl Lab {
     fn new() -> Lab {
-        let millis = Rc::new(Cell::new(1_000_001_000_000));
+        let millis = Rc::new(Cell::new(1_000_001_000_000_u64));
         let clock = millis.clone();
-        Lab { store: Store::new(keyer_of(1, 2), move || clock.get(), (0, 1), 100), millis }
+        let (shard, set_by) = (millis.clone(), Rc::new(Cell::new(0)));
+        let set = set_by.clone();
+        let wall = move || Duration::from_millis(shard.get().saturating_add_signed(set.get()));
+        Lab { store: Store::new(keyer_of(1, 2), move || clock.get(), wall, (0, 1), 100), millis, set_by }
     }
 
     /// The reply to a line, on one line.
@@ -297,6 +303,155 @@ fn expireat_ends_a_key_at_a_point_in_time() {
         ("set k v", "+OK"),
         ("pexpireat k -9223372036854775808", ":1"),
         ("dbsize", ":0"),
+    ]);
+}
+
+#[test]
+fn times_since_1970_go_by_the_wall_and_spans_by_the_shard() {
+    let mut lab = Lab::new();
+    lab.check(&[
+        ("time", "*2 $10 1000001000 $1 0"),
+        ("set span v ex 100", "+OK"),
+        ("set point v exat 1000001100", "+OK"),
+        ("expiretime span", ":1000001100"),
+    ]);
+    // Both clocks are looked at one after the other.
+    for millis in [1, -1, 49, -49] {
+        lab.set_by.set(millis);
+        lab.check(&[
+            ("set k v pxat 1000001100007", "+OK"),
+            ("pexpiretime k", ":1000001100007"),
+            ("pttl k", ":100007"),
+        ]);
+    }
+    // An hour forward: what was set ends when it was to end, and what names a time means the new one.
+    lab.set_by.set(3_600_000);
+    lab.check(&[
+        ("time", "*2 $10 1000004600 $1 0"),
+        ("ttl span", ":100"),
+        ("ttl point", ":100"),
+        ("pexpiretime span", ":1000004700000"),
+        ("set k v exat 1000004610", "+OK"),
+        ("pttl k", ":10000"),
+        ("set k v pxat 1000004620000", "+OK"),
+        ("pttl k", ":20000"),
+        ("pexpireat k 1000004630000", ":1"),
+        ("pttl k", ":30000"),
+        ("getex k exat 1000004640", "$1 v"),
+        ("pttl k", ":40000"),
+        ("expiretime k", ":1000004640"),
+        ("set k v ex 10", "+OK"),
+        ("pttl k", ":10000"),
+        ("expire k 20", ":1"),
+        ("pttl k", ":20000"),
+        // By the clock of the shard that is to come, and by that of the wall over.
+        ("expireat k 1000004600", ":1"),
+        ("exists k", ":0"),
+    ]);
+    // And back by a day.
+    lab.set_by.set(-86_400_000);
+    lab.check(&[
+        ("ttl span", ":100"),
+        ("expiretime span", ":999914700"),
+        ("set k v", "+OK"),
+        ("expireat k 999914601", ":1"),
+        ("pttl k", ":1000"),
+        ("pexpireat k 9223372036854775807", ":1"),
+        ("ttl k", ":9223371036853776"),
+        ("pexpireat k -9223372036854775808", ":1"),
+        ("exists k", ":0"),
+    ]);
+}
+
+#[test]
+fn each_number_may_be_as_large_as_a_client_writes_it() {
+    let none = "-ERR value is not an integer or out of range";
+    let (least, most) = ("-9223372036854775808", "9223372036854775807");
+    let mut lab = Lab::new();
+    for (command, at_least, at_most) in [
+        ("incrby n", ":-9223372036854775808", ":9223372036854775807"),
+        ("decrby n", "-ERR decrement would overflow", ":-9223372036854775807"),
+        (
+            "expire k",
+            "-ERR invalid expire time in 'expire' command",
+            "-ERR invalid expire time in 'expire' command",
+        ),
+        ("pexpire k", ":1", "-ERR invalid expire time in 'pexpire' command"),
+        (
+            "expireat k",
+            "-ERR invalid expire time in 'expireat' command",
+            "-ERR invalid expire time in 'expireat' command",
+        ),
+        ("pexpireat k", ":1", ":1"),
+        (
+            "set k v ex",
+            "-ERR invalid expire time in 'set' command",
+            "-ERR invalid expire time in 'set' command",
+        ),
+        (
+            "set k v px",
+            "-ERR invalid expire time in 'set' command",
+            "-ERR invalid expire time in 'set' command",
+        ),
+        (
+            "set k v exat",
+            "-ERR invalid expire time in 'set' command",
+            "-ERR invalid expire time in 'set' command",
+        ),
+        ("set k v pxat", "-ERR invalid expire time in 'set' command", "+OK"),
+        (
+            "getex k ex",
+            "-ERR invalid expire time in 'getex' command",
+            "-ERR invalid expire time in 'getex' command",
+        ),
+        ("getex k pxat", "-ERR invalid expire time in 'getex' command", "$5 Hello"),
+        ("getrange k 0", "$1 H", "$5 Hello"),
+        ("getrange k -1", "$0", "$1 o"),
+        ("scan", "-ERR invalid cursor", "*2 $1 0 *1 $1 k"),
+        ("scan 0 count", "-ERR syntax error", "*2 $1 0 *1 $1 k"),
+    ] {
+        for (number, expected) in [
+            (least, at_least),
+            (most, at_most),
+            ("-9223372036854775809", none),
+            ("9223372036854775808", none),
+            ("18446744073709551616", none),
+            ("1e3", none),
+            ("+1", none),
+            ("01", none),
+            ("''", none),
+        ] {
+            lab.check(&[("flushall", "+OK"), ("set k Hello", "+OK")]);
+            let expected =
+                if command == "scan" && expected == none { "-ERR invalid cursor" } else { expected };
+            assert_eq!(lab.ask(&format!("{command} {number}")), expected, "{command} {number}");
+            // Whatever it did can be told.
+            for asks in ["ttl k", "pttl k", "expiretime k", "pexpiretime k"] {
+                assert!(lab.ask(asks).starts_with(':'), "{asks} after {command} {number}");
+            }
+        }
+    }
+    let many = "-ERR string exceeds maximum allowed size (proto-max-bulk-len)";
+    lab.check(&[
+        ("set k Hello", "+OK"),
+        ("pexpireat k 9223372036854775807", ":1"),
+        ("expiretime k", ":9223372036854775"),
+        ("pexpiretime k", ":9223372036854775807"),
+        ("ttl k", ":9223371036853776"),
+        ("pexpire k 9223371036853775807 gt", ":0"),
+        ("pexpire k 9223371036853775806 lt", ":1"),
+        ("setex k -9223372036854775808 v", "-ERR invalid expire time in 'setex' command"),
+        ("psetex k 9223372036854775807 v", "-ERR invalid expire time in 'psetex' command"),
+        ("getrange k -9223372036854775808 9223372036854775807", "$5 Hello"),
+        ("getrange k 9223372036854775807 -9223372036854775808", "$0"),
+        // Redis looks which is first before it looks where they are.
+        ("getrange k -50 -100", "$0"),
+        ("getrange k -100 -50", "$1 H"),
+        ("setrange k 9223372036854775807 x", many),
+        ("setrange k 9223372036854775807 ''", ":5"),
+        ("setrange k -9223372036854775808 x", "-ERR offset is out of range"),
+        ("setrange k 9223372036854775808 x", none),
+        ("scan 9223372036854775807 count 9223372036854775807", "*2 $1 0 *1 $1 k"),
     ]);
 }
 

@@ -34,7 +34,8 @@ fn starts(sim: &Sim, args: &[&str]) -> SimServer {
     let args = Args::parse_from([&["kv"], args].concat());
     let keyer = keyer_of(sim.random(), sim.random());
     let server = args.server(ADDR.parse().unwrap()).shards(1 + sim.seed() as usize % 4);
-    sim.start(server, service(keyer, args.request_bytes_max as usize, REQUESTS_MAX, || UNIX_START)).unwrap()
+    sim.start(server, service(keyer, args.request_bytes_max as usize, REQUESTS_MAX, |age| UNIX_START + age))
+        .unwrap()
 }
 
 /// A client of the protocol.

@@ -44,7 +44,7 @@ fn requests_are_read_in_both_forms_and_wrong_ones_refused() {
                 ("select 0", "+OK"),
                 ("select 1", "-ERR DB index is out of range"),
                 ("config get databases", "[\"databases\" \"1\"]"),
-                ("command count", ":53"),
+                ("command count", ":54"),
                 ("get k", "\"9223372036854775807\""),
                 ("mget k none k", "[\"9223372036854775807\" nil \"9223372036854775807\"]"),
             ])

@@ -13,9 +13,12 @@ fn two_shards(sim: &Sim, requests_max: usize) -> (SimServer, [String; 2]) {
     let keyer = keyer_of(sim.random(), sim.random());
     let server = args.server(ADDR.parse().unwrap()).shards(2);
     let server = sim
-        .start(server, service(keyer.clone(), args.request_bytes_max as usize, requests_max, || UNIX_START))
+        .start(
+            server,
+            service(keyer.clone(), args.request_bytes_max as usize, requests_max, |age| UNIX_START + age),
+        )
         .unwrap();
-    let store = store::Store::new(keyer, || 0, (0, 2), 0);
+    let store = store::Store::new(keyer, || 0, || Duration::ZERO, (0, 2), 0);
     let key_of = |shard| {
         let mut names = (0..).map(|n| format!("key:{n}"));
         names.find(|name| store.owner(name.as_bytes()) == shard).unwrap()

@@ -46,7 +46,9 @@ fn any_step() -> impl Strategy<Value = Step> {
 fn store() -> (Store, Rc<Cell<u64>>) {
     let millis = Rc::new(Cell::new(1));
     let clock = millis.clone();
-    (Store::new(keyer_of(1, 2), move || clock.get(), (0, 8), 100), millis)
+    let (clock, wall) = (millis.clone(), clock);
+    let wall = move || Duration::from_millis(wall.get());
+    (Store::new(keyer_of(1, 2), move || clock.get(), wall, (0, 8), 100), millis)
 }
 
 proptest! {
