@@ -75,15 +75,17 @@ fn pages(folder: &Path) -> Vec<PathBuf> {
     entries.filter(|path| path.extension().is_some_and(|extension| extension == "md")).collect()
 }
 
-const WRITTEN: [&str; 8] = [
+const WRITTEN: [&str; 10] = [
     ".",
     "docs",
     "docs/guide",
     "examples",
     "examples/bugs",
     "examples/kv",
+    "examples/mqtt",
     "examples/smtp",
     "crates/bench/rivals",
+    "crates/core/src/proxy",
 ];
 
 /// What `compare` writes.

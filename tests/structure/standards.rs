@@ -9,7 +9,12 @@ use crate::collect;
 use crate::tree::Sources;
 
 /// Beside the tests of what they are about.
-const TABLES: &[&str] = &["examples/kv/STANDARD.md", "examples/smtp/STANDARD.md"];
+const TABLES: &[&str] = &[
+    "crates/core/src/proxy/STANDARD.md",
+    "examples/kv/STANDARD.md",
+    "examples/mqtt/STANDARD.md",
+    "examples/smtp/STANDARD.md",
+];
 
 /// The names of all functions behind `#[test]`, `proptest!` ones too.
 fn tests_in(sources: &Sources) -> BTreeSet<&str> {

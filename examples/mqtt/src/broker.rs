@@ -52,7 +52,12 @@ impl Service for Broker {
                 cx.write(&[0xD0, 0]);
             }
             0xE0 => {
-                cx.session().goodbye.set(rest.goodbye()?);
+                let goodbye = rest.goodbye()?;
+                // A session that was to end with its connection is not kept by its end.
+                if client.expiry.is_zero() && goodbye.expiry.is_some_and(|expiry| !expiry.is_zero()) {
+                    return Err(Reason::ProtocolError);
+                }
+                cx.session().goodbye.set(goodbye);
                 cx.close();
             }
             // What belongs to QoS 2 and to authentication, a second CONNECT, packets of servers, and other flags.

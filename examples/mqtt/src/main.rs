@@ -13,6 +13,8 @@
 //! connection ([`broker`]) is done there, as a closure. A message goes to each shard once, where the filters of all sessions are
 //! a tree ([`Filters`](ringserve::topics::Filters)). Everything is in memory.
 //!
+//! `STANDARD.md` goes through the numbered statements of both standards, with a test for each.
+//!
 //! * Supported: QoS 0 and 1, retained messages, wills, wildcards, `$` topics, keep-alive, sessions that outlive their connection
 //!   for a day at most, take-over of a client id, receive maximum, maximum packet size, message expiry, no local, retain as
 //!   published, retain handling.

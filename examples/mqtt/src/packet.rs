@@ -34,15 +34,29 @@ pub enum Reason {
     IdNotValid = 0x85,
     ServerBusy = 0x89,
     ShuttingDown = 0x8B,
+    BadAuthenticationMethod = 0x8C,
     TakenOver = 0x8E,
     FilterInvalid = 0x8F,
     TopicInvalid = 0x90,
+    TopicAliasInvalid = 0x94,
     TooLarge = 0x95,
     QuotaExceeded = 0x97,
     QosNotSupported = 0x9B,
+    SharedNotSupported = 0x9E,
+    SubscriptionIdsNotSupported = 0xA1,
 }
 
 impl Reason {
+    /// Why a property is refused where it stands: some belong to what this broker does not do.
+    fn of_refused(property: u8) -> Reason {
+        match property {
+            0x0B => Reason::SubscriptionIdsNotSupported,
+            0x15 | 0x16 => Reason::BadAuthenticationMethod,
+            0x23 => Reason::TopicAliasInvalid,
+            _ => Reason::ProtocolError,
+        }
+    }
+
     /// The CONNACK that refuses a client; none where 3.1.1 has no code for the reason.
     pub fn refusal(self, is_five: bool) -> Vec<u8> {
         let code = match self {
@@ -118,8 +132,15 @@ impl<'a> Reader<'a> {
         let mut rest = Reader { left: Fields::new(self.left.framed(&VARINT)?), ..*self };
         while let from @ [id, ..] = rest.left.left() {
             let number = match rest.left.u8()? {
-                id if !allowed.contains(&id) => return Err(Reason::ProtocolError),
-                0x01 | 0x17 | 0x19 => rest.left.u8()?.into(),
+                id if !allowed.contains(&id) => return Err(Reason::of_refused(id)),
+                // Each of these is 0 or 1.
+                0x01 | 0x17 | 0x19 => match rest.left.u8()? {
+                    flag @ 0..=1 => flag.into(),
+                    _ => return Err(Reason::ProtocolError),
+                },
+                // An answer goes to a topic, and to no filter.
+                0x08 if rest.text()?.contains(['+', '#']) => return Err(Reason::ProtocolError),
+                0x08 => 0,
                 0x21 | 0x22 => rest.left.u16()?.into(),
                 0x02 | 0x11 | 0x18 | 0x27 => rest.left.u32()?,
                 0x09 => rest.left.framed(&TWO_BYTES).map(|_| 0)?,
@@ -274,7 +295,9 @@ impl Connect {
         let (is_five, flags) = (rest.is_five, rest.left.u8()?);
         let keep_alive = Duration::from_secs(rest.left.u16()?.into());
         let (is_clean, has_will, qos) = (flags & 2 != 0, flags & 4 != 0, flags >> 3 & 3);
-        if flags & 1 != 0 || qos == 3 || !has_will && flags & 0x38 != 0 {
+        // In 3.1.1 no password stands without a user name.
+        let is_password_alone = !is_five && flags & 0xC0 == 0x40;
+        if flags & 1 != 0 || qos == 3 || !has_will && flags & 0x38 != 0 || is_password_alone {
             return Err(Reason::MalformedPacket);
         }
         let given = rest.properties(&[0x11, 0x17, 0x19, 0x21, 0x22, 0x26, 0x27])?;

@@ -316,7 +316,10 @@ impl Node {
 
     /// Returns the code, and whether the client is to be told retained messages.
     fn subscribe(&self, session: &Rc<Session>, filter: &Arc<str>, options: u8) -> (u8, bool) {
-        if !is_filter(filter) || filter.starts_with("$share/") {
+        if filter.starts_with("$share/") {
+            return (Reason::SharedNotSupported as u8, false);
+        }
+        if !is_filter(filter) {
             return (Reason::FilterInvalid as u8, false);
         }
         let mut state = session.borrow_mut();
@@ -395,10 +398,7 @@ impl Node {
         self.publish_will(session);
         let (node, ends, mut state) = (self.clone(), session.clone(), session.borrow_mut());
         state.connection = None;
-        // A session that was to end with its connection does so.
-        if !state.expiry.is_zero() {
-            state.expiry = goodbye.expiry.unwrap_or(state.expiry).min(EXPIRY_MAX);
-        }
+        state.expiry = goodbye.expiry.unwrap_or(state.expiry).min(EXPIRY_MAX);
         let expired = self.shard.sleep(state.expiry);
         state.timer = Some(self.shard.spawn(async move {
             expired.await;

@@ -78,7 +78,28 @@ fn connect_that_is_wrong_is_refused_with_its_code() {
             connect_of("MQTT", 5, 6, b"\0\0\x01x\0\0\x01#\0\0"),
             vec![0x20, 3, 0, 0x90, 0],
         ),
-        ("authentication", connect_of("MQTT", 5, 2, b"\x04\x15\0\x01x\0\x01x"), vec![0x20, 3, 0, 0x82, 0]),
+        ("authentication", connect_of("MQTT", 5, 2, b"\x04\x15\0\x01x\0\x01x"), vec![0x20, 3, 0, 0x8C, 0]),
+        (
+            "authentication data",
+            connect_of("MQTT", 5, 2, b"\x04\x16\0\x01x\0\x01x"),
+            vec![0x20, 3, 0, 0x8C, 0],
+        ),
+        (
+            "a request that is no flag",
+            connect_of("MQTT", 5, 2, b"\x02\x19\x02\0\x01x"),
+            vec![0x20, 3, 0, 0x82, 0],
+        ),
+        (
+            "a problem that is no flag",
+            connect_of("MQTT", 5, 2, b"\x02\x17\x02\0\x01x"),
+            vec![0x20, 3, 0, 0x82, 0],
+        ),
+        ("a password alone", connect_of("MQTT", 4, 0x42, b"\0\x01x\0\x01p"), vec![]),
+        (
+            "will that is answered to a filter",
+            connect_of("MQTT", 5, 6, b"\0\0\x01x\x04\x08\0\x01#\0\x01t\0\0"),
+            vec![0x20, 3, 0, 0x82, 0],
+        ),
         ("receive maximum 0", connect_of("MQTT", 5, 2, b"\x03\x21\0\0\0\x01x"), vec![0x20, 3, 0, 0x82, 0]),
         ("largest packet 0", connect_of("MQTT", 5, 2, b"\x05\x27\0\0\0\0\0\x01x"), vec![0x20, 3, 0, 0x82, 0]),
         (
@@ -125,21 +146,24 @@ fn packet_that_is_wrong_ends_the_connection_with_its_code() {
         ("topic with +", publish(0x30, b"a/+", b"\0x"), 0x90),
         ("topic with #", publish(0x30, b"#", b"\0x"), 0x90),
         ("empty topic", publish(0x30, b"", b"\0x"), 0x90),
-        ("topic alias", publish(0x30, b"", b"\x03\x23\0\x01x"), 0x82),
+        ("topic alias", publish(0x30, b"", b"\x03\x23\0\x01x"), 0x94),
+        ("format that is no flag", publish(0x30, b"t", b"\x02\x01\x02x"), 0x82),
+        ("answer to a filter", publish(0x30, b"t", b"\x05\x08\0\x02a#x"), 0x82),
+        ("user property that is no UTF-8", publish(0x30, b"t", b"\x07\x26\0\x01k\0\x01\xFFx"), 0x81),
         ("topic is no UTF-8", publish(0x30, b"a\xC0\xAF", b"\0x"), 0x81),
         ("topic with a surrogate", publish(0x30, b"\xED\xA0\x80", b"\0x"), 0x81),
         ("topic with NUL", publish(0x30, b"a\0", b"\0x"), 0x81),
         ("topic that is cut", packet(0x30, b"\0\x09abc"), 0x81),
         ("properties that are cut", publish(0x30, b"t", b"\x09"), 0x81),
         ("property of CONNECT", publish(0x30, b"t", b"\x03\x21\0\x01x"), 0x82),
-        ("id of a subscription", publish(0x30, b"t", b"\x02\x0B\x01x"), 0x82),
+        ("id of a subscription", publish(0x30, b"t", b"\x02\x0B\x01x"), 0xA1),
         ("SUBSCRIBE to nothing", packet(0x82, b"\0\x01\0"), 0x81),
         ("SUBSCRIBE with id 0", packet(0x82, b"\0\0\0\0\x01a\0"), 0x82),
         ("SUBSCRIBE without options", packet(0x82, b"\0\x01\0\0\x01a"), 0x81),
         ("SUBSCRIBE with QoS 3", packet(0x82, b"\0\x01\0\0\x01a\x03"), 0x81),
         ("SUBSCRIBE with reserved options", packet(0x82, b"\0\x01\0\0\x01a\x40"), 0x81),
         ("SUBSCRIBE with retain handling 3", packet(0x82, b"\0\x01\0\0\x01a\x30"), 0x81),
-        ("SUBSCRIBE with an id", packet(0x82, b"\0\x01\x02\x0B\x01\0\x01a\0"), 0x82),
+        ("SUBSCRIBE with an id", packet(0x82, b"\0\x01\x02\x0B\x01\0\x01a\0"), 0xA1),
         ("SUBSCRIBE whose filter is no UTF-8", packet(0x82, b"\0\x01\0\0\x01\xFF\0"), 0x81),
         ("SUBSCRIBE whose second filter is no UTF-8", packet(0x82, b"\0\x01\0\0\x01a\0\0\x01\xFF\0"), 0x81),
         ("UNSUBSCRIBE from nothing", packet(0xA2, b"\0\x01\0"), 0x81),
@@ -152,8 +176,10 @@ fn packet_that_is_wrong_ends_the_connection_with_its_code() {
         let (_connack, answer) = answer.split_at(usize::from(answer[1]) + 2);
         assert_eq!((answer[0], usize::from(answer[1]) + 2, answer[2]), (0xE0, answer.len(), code), "{what}");
         // 3.1.1 has no code: the connection ends.
-        let is_sound =
-            ["properties that are cut", "property of CONNECT", "id of a subscription"].contains(&what);
+        let sound = ["properties that are cut", "property of CONNECT", "id of a subscription"];
+        let sound =
+            [&sound[..], &["format that is no flag", "answer to a filter", "user property that is no UTF-8"]];
+        let is_sound = sound.concat().contains(&what);
         if !is_sound && !what.starts_with("SUBSCRIBE") {
             assert_eq!(answer_to([connect(4), bytes].concat()), [0x20, 2, 0, 0], "{what}");
         }
@@ -187,7 +213,7 @@ fn filters_are_granted_or_refused_one_by_one() {
             let filters =
                 [("a", 2), ("a/#/b", 0), ("$share/g/a", 1), ("", 0), ("b+", 1), ("+/b", 0), (&*deep, 1)];
             let (mut me, _) = Hello::new(5, "five").connects(&net, addr).await?;
-            assert_eq!(me.subscribes(&filters).await?, [1, 0x8F, 0x8F, 0x8F, 0x8F, 0, 0x8F]);
+            assert_eq!(me.subscribes(&filters).await?, [1, 0x8F, 0x9E, 0x8F, 0x8F, 0, 0x8F]);
             let (mut me, _) = Hello::new(4, "three").connects(&net, addr).await?;
             assert_eq!(me.subscribes(&filters).await?, [1, 0x80, 0x80, 0x80, 0x80, 0, 0x80]);
             assert_eq!(me.unsubscribes("a").await?, Vec::<u8>::new());

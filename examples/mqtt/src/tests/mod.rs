@@ -4,6 +4,7 @@ mod bad_input;
 mod bounds;
 mod messages;
 mod sessions;
+mod statements;
 mod transports;
 mod wills;
 

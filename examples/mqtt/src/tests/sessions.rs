@@ -166,10 +166,11 @@ fn session_ends_when_its_time_is_over() {
                 me.stream.closed().await?;
                 net.sleep(SECOND).await;
                 assert!(!hello.connects(&net, addr).await?.1);
-                // And not begin one: this one ends with its connection.
+                // And not begin one: this one ends with its connection, and what asks for another end is no goodbye.
                 let short = Hello { properties: vec![], ..hello.clone() };
                 let (mut me, _) = short.connects(&net, addr).await?;
                 me.stream.send(packet(0xE0, &[0, 5, 0x11, 0, 0, 0, 9])).await?;
+                assert_eq!(me.answer(0xE0).await?[0], 0x82);
                 me.stream.closed().await?;
                 net.sleep(SECOND).await;
                 assert!(!hello.connects(&net, addr).await?.1);
