@@ -96,7 +96,7 @@
 //!
 //! # Cargo features
 //!
-//! All are off by default.
+//! All are off by default. A method whose feature is off does not compile, and the error names the feature.
 //!
 //! | feature | what it adds |
 //! |---|---|

@@ -186,7 +186,7 @@ fn panic_after_a_wait_is_that_of_a_factory() {
         })
     });
     let error = started.recv_timeout(SOON).expect("the start returns").unwrap_err();
-    assert!(matches!(error, Error::FactoryPanicked { shard: 1 }), "{error}");
+    assert!(matches!(error, Error::FactoryPanicked { shard: 1, .. }), "{error}");
 }
 
 #[test]

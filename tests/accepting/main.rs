@@ -17,3 +17,4 @@ mod tls;
 mod tls_ends;
 mod tls_floods;
 mod unix_sockets;
+mod words;

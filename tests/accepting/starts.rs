@@ -124,7 +124,7 @@ fn a_factory_that_fails_on_one_shard_leaves_nothing_running() {
 #[test]
 fn a_factory_that_panics_is_an_error() {
     let started = On::default().server(no_time_limits()).start(|_| -> Puppet { panic!("planted: factory") });
-    assert!(matches!(started, Err(Error::FactoryPanicked { shard: 0 })));
+    assert!(matches!(started, Err(Error::FactoryPanicked { shard: 0, .. })));
 }
 
 #[test]

@@ -227,7 +227,10 @@ fn file_has_the_permissions_asked_for_under_any_umask() {
     let sockets = SocketOptions::default().unix_mode(0o10000);
     let error =
         server_at(dir.path("s")).sockets(sockets).start(|_| Puppet::new(Default::default())).unwrap_err();
-    assert_eq!(error.to_string(), "socket options: unix_mode is 0o10000; it must be 0 to 0o777");
+    assert_eq!(
+        error.to_string(),
+        "socket options: SocketOptions::unix_mode is 0o10000; it must be 0 to 0o777"
+    );
 }
 
 #[test]

@@ -44,6 +44,8 @@ fn drain_under_load_cuts_no_reply_and_resets_no_peer() {
     });
     let report = lab.ended();
     assert_eq!(report.counters.closed_for(CloseReason::Shutdown), 20, "{:?}", report.counters);
+    let frames = report.counters.frames;
+    assert_eq!(frames, answered.load(SeqCst), "a request without an answer before the FIN was not executed");
 }
 
 /// Asks for a few replies at a time, and looks at each, until the server closes: with FIN, and not within a reply.

@@ -326,7 +326,7 @@ fn a_server_whose_shards_cannot_join_does_not_start() {
         twice.register(shard, |_from, ()| {});
         Sends(Mesh::new())
     });
-    assert!(matches!(error, Err(ringserve::Error::FactoryPanicked { shard: 0 })), "{error:?}");
+    assert!(matches!(error, Err(ringserve::Error::FactoryPanicked { shard: 0, .. })), "{error:?}");
     let shared = Mesh::<Vec<u8>>::new();
     let (running, _reports) = reporting(2, shared.clone());
     let other = server(3).start(move |shard: &Shard| {

@@ -150,6 +150,12 @@ mod guide {
     #[doc = include_str!("../../docs/guide/replies.md")]
     struct Replies;
 
+    #[doc = include_str!("../../docs/guide/replacing.md")]
+    struct Replacing;
+
     #[doc = include_str!("../../docs/guide/services.md")]
     struct Services;
+
+    #[doc = include_str!("../../docs/guide/upstreams.md")]
+    struct Upstreams;
 }

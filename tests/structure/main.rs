@@ -5,6 +5,7 @@
 //! parts are one subject, so a part may name the module that it is a part of. A parent's `mod x;` imports nothing, and
 //! neither does what is compiled for tests alone.
 
+mod errors;
 mod evolving;
 mod log_lines;
 mod pages;

@@ -139,3 +139,44 @@ fn planted_broken_links_are_found() {
     let wrong: Vec<&str> = found.lines().map(|line| line.rsplit(' ').next().unwrap_or("")).collect();
     assert_eq!(wrong, ["#none", "../none.md"]);
 }
+
+/// Each figure of a text for the bytes of an idle connection of a service.
+fn idle_figures(text: &str) -> Vec<u64> {
+    let words: Vec<&str> =
+        text.split(|c: char| c.is_whitespace() || c == '*').filter(|word| !word.is_empty()).collect();
+    let mut figures = Vec::new();
+    for (at, _) in words.iter().enumerate().filter(|(_, word)| **word == "idle") {
+        let (mut rest, mut next) = (words[at + 1..].iter().filter(|word| **word != "about"), Vec::new());
+        next.extend(rest.by_ref().take(4));
+        if let [&"connection", &("costs" | "takes"), number, unit] = next[..]
+            && unit.starts_with("bytes")
+        {
+            figures.extend(number.parse::<u64>());
+        }
+    }
+    figures
+}
+
+#[test]
+fn idle_connection_has_one_figure() {
+    let of_doctor =
+        fs::read_to_string(root().join("crates/server/src/doctor/capacity.rs")).expect("a source");
+    let figure = of_doctor.split("CONNECTION_BYTES: u64 = ").nth(1).and_then(|rest| rest.split(';').next());
+    let figure: u64 = figure.and_then(|figure| figure.parse().ok()).expect("a number");
+    let measured = fs::read_to_string(root().join("docs/PERFORMANCE.md")).expect("a page");
+    assert!(measured.contains(&format!("| ringserve | 1 | 19 000 | {figure} |")), "not measured: {figure}");
+    let mut pages = pages(&root().join("docs/guide"));
+    pages.extend(["README.md", "docs/OPERATIONS.md", "docs/ARCHITECTURE.md"].map(|page| root().join(page)));
+    let mut count = 0;
+    for page in pages {
+        for found in idle_figures(&fs::read_to_string(&page).expect("a page")) {
+            assert_eq!(found, figure, "{}", page.display());
+            count += 1;
+        }
+    }
+    assert!(count >= 3, "{count} pages have it");
+    assert_eq!(
+        idle_figures("**An idle connection costs 256\nbytes** or takes: idle connection takes about 3 KB"),
+        [256]
+    );
+}

@@ -36,6 +36,20 @@ mod pool;
 mod region;
 mod writer;
 
+/// Has `Debug` of an error print the text of its `Display`: an error that `main` returns, or on which `unwrap` is called, is
+/// shown by `Debug`, and is to be read there as a sentence. Type parameters follow in brackets, with their bounds.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! debug_is_display {
+    ($error:ty $(, [$($parameters:tt)*])?) => {
+        impl $(<$($parameters)*>)? ::core::fmt::Debug for $error {
+            fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+                ::core::fmt::Display::fmt(self, f)
+            }
+        }
+    };
+}
+
 pub use block::{Block, Blocks};
 pub use buffers::{CHUNK_BUFFERS, PoolConfig};
 pub use counted::{Counted, CountedHead, WeakHead};

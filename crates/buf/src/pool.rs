@@ -15,7 +15,7 @@ use crate::lease_mut::LeaseMut;
 const BUFFERS_LIMIT: usize = 1 << 15;
 
 /// Why a pool cannot be made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub enum PoolError {
     /// `buffer_bytes` is outside 64 to 16 MiB.
     BufferBytes(usize),
@@ -31,6 +31,8 @@ impl fmt::Display for PoolError {
         }
     }
 }
+
+crate::debug_is_display!(PoolError);
 
 impl core::error::Error for PoolError {}
 

@@ -1,9 +1,12 @@
 //! Limits of services, connections and servers, with their checks.
 
-use core::fmt;
+mod error;
+
 use core::time::Duration;
 
-use crate::wheel::STEP;
+pub use error::LimitError;
+pub(crate) use error::ordered;
+use error::{TIME_MIN, in_order, in_range, time_in_range, times_in_range};
 
 /// Limits of a service and of each of its connections. Every default is safe on the open Internet. [`check`](Limits::check)
 /// refuses sets that contradict each other; [`fitted`](Limits::fitted) lowers those that cost memory. Limits that all services
@@ -153,7 +156,8 @@ pub struct ServerLimits {
     ///
     /// A pending call counts with the size of its future, about 300 bytes, and with its frame if that is on the heap. Memory
     /// that a handler allocates is not counted; receive buffers have `receive_bytes_max`. Blocks kept for the next large frames
-    /// and replies come on top: a sixteenth of this limit for each kind, at most 32 and 16 MiB.
+    /// and replies come on top: a sixteenth of this limit for each kind, at most 32 and 16 MiB. Below 16 KiB a service needs
+    /// [`Limits`] that fit in, since the defaults would be lowered to less than 8 KiB a frame.
     pub held_bytes_max: usize,
     /// Receive buffers of one shard together, at least one buffer and at most 32768 of them, allocated in steps of 1 MiB as
     /// needed. Default 64 MiB. When frames kept by handlers pin half of them, further frames are copied before the service gets
@@ -205,11 +209,13 @@ pub struct ServerLimits {
 /// A server with two shards and nothing to do: 6 MiB resident.
 const FIXED_BYTES: u64 = 8 << 20;
 
-/// Memory of an idle connection: 256 bytes of the process; of the kernel 3.8 KB for the socket and 0.9 KB for the receive.
+/// Memory of an idle connection: 251 bytes of the process; of the kernel 3.8 KB for the socket and 0.9 KB for the receive.
 const CONNECTION_BYTES: usize = 5 << 10;
 
 /// Lower values would leave no room for a frame of a few KiB.
 const HELD_MIN: usize = 256 << 10;
+/// Half of it is what the heads of HTTP and the lines of most protocols have at most.
+const HELD_BY_DEFAULT_MIN: usize = 16 << 10;
 const RECEIVE_BUFFERS_MIN: usize = 16;
 
 /// Which bytes keep a connection from being idle. No choice costs anything for a frame: the time is noted for each completion.
@@ -390,49 +396,6 @@ impl ConnLimits {
     }
 }
 
-/// A limit that is wrong, and why.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum LimitError {
-    /// A value is out of its range.
-    Range {
-        /// The limit.
-        name: &'static str,
-        /// Its value; durations in milliseconds.
-        value: u64,
-        /// The smallest allowed.
-        min: u64,
-        /// The largest allowed.
-        max: u64,
-    },
-    /// Two values contradict each other.
-    Order {
-        /// The limit that must be the smaller one.
-        small: &'static str,
-        /// The value of `small`.
-        small_value: u64,
-        /// The limit that must be the larger one.
-        large: &'static str,
-        /// The value of `large`.
-        large_value: u64,
-    },
-}
-
-impl fmt::Display for LimitError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            LimitError::Range { name, value, min, max } => {
-                write!(f, "{name} is {value}; it must be {min} to {max}")
-            }
-            LimitError::Order { small, small_value, large, large_value } => {
-                write!(f, "{small} is {small_value} and {large} is {large_value}; {small} must not be larger")
-            }
-        }
-    }
-}
-
-impl core::error::Error for LimitError {}
-
 impl Limits {
     /// Refuses values out of range, and pairs that contradict each other.
     ///
@@ -441,44 +404,64 @@ impl Limits {
     pub fn check(&self) -> Result<(), LimitError> {
         let gib = 1u64 << 30;
         let bytes = [
-            ("frame_bytes_max", self.frame_bytes_max, gib),
-            ("outbox_bytes_high", self.outbox_bytes_high, 2 * gib),
-            ("outbox_bytes_max", self.outbox_bytes_max, 2 * gib),
-            ("inbox_bytes_high", self.inbox_bytes_high, gib),
-            ("heartbeats_missed_max", self.heartbeats_missed_max.into(), 255),
-            ("calls_in_flight_max", self.calls_in_flight_max.into(), 65535),
-            ("connection_tasks_max", self.connection_tasks_max.into(), 65535),
+            ("Limits::frame_bytes_max", self.frame_bytes_max, gib),
+            ("Limits::outbox_bytes_high", self.outbox_bytes_high, 2 * gib),
+            ("Limits::outbox_bytes_max", self.outbox_bytes_max, 2 * gib),
+            ("Limits::inbox_bytes_high", self.inbox_bytes_high, gib),
+            ("Limits::heartbeats_missed_max", self.heartbeats_missed_max.into(), 255),
+            ("Limits::calls_in_flight_max", self.calls_in_flight_max.into(), 65535),
+            ("Limits::connection_tasks_max", self.connection_tasks_max.into(), 65535),
         ];
         for (name, value, max) in bytes {
             in_range(name, value as u64, 1, max)?;
         }
-        in_range("write_bytes_per_second_min", self.write_bytes_per_second_min as u64, 0, gib)?;
-        in_range("read_bytes_per_second_min", self.read_bytes_per_second_min as u64, 0, gib)?;
-        in_range("read_frames_per_second_max", self.read_frames_per_second_max.into(), 0, 1_000_000)?;
-        in_range("read_bytes_per_second_max", self.read_bytes_per_second_max as u64, 0, gib)?;
+        in_range("Limits::write_bytes_per_second_min", self.write_bytes_per_second_min as u64, 0, gib)?;
+        in_range("Limits::read_bytes_per_second_min", self.read_bytes_per_second_min as u64, 0, gib)?;
+        in_range("Limits::read_frames_per_second_max", self.read_frames_per_second_max.into(), 0, 1_000_000)?;
+        in_range("Limits::read_bytes_per_second_max", self.read_bytes_per_second_max as u64, 0, gib)?;
         if self.read_bytes_per_second_max > 0 {
             let [least, most] = [self.read_bytes_per_second_min, self.read_bytes_per_second_max];
-            ordered("read_bytes_per_second_min", least, "read_bytes_per_second_max", most)?;
+            ordered("Limits::read_bytes_per_second_min", least, "Limits::read_bytes_per_second_max", most)?;
         }
         times_in_range([
-            ("first_frame_timeout", self.first_frame_timeout),
-            ("idle_timeout", self.idle_timeout),
-            ("write_stall_timeout", self.write_stall_timeout),
-            ("handler_timeout", self.handler_timeout),
-            ("open_timeout", self.open_timeout),
-            ("handshake_timeout", self.handshake_timeout),
-            ("heartbeat_interval", self.heartbeat_interval),
-            ("linger_timeout", Some(self.linger_timeout)),
+            ("Limits::first_frame_timeout", self.first_frame_timeout),
+            ("Limits::idle_timeout", self.idle_timeout),
+            ("Limits::write_stall_timeout", self.write_stall_timeout),
+            ("Limits::handler_timeout", self.handler_timeout),
+            ("Limits::open_timeout", self.open_timeout),
+            ("Limits::handshake_timeout", self.handshake_timeout),
+            ("Limits::heartbeat_interval", self.heartbeat_interval),
         ])?;
+        time_in_range("Limits::linger_timeout", self.linger_timeout, TIME_MIN, false)?;
 
         if let Some(header) = self.proxy_header_timeout {
-            in_range("proxy_header_timeout", millis(header), millis(PROXY_HEADER_MIN), YEAR)?;
+            time_in_range("Limits::proxy_header_timeout", header, PROXY_HEADER_MIN, true)?;
         }
-        in_order("heartbeat_interval", self.heartbeat_interval, "idle_timeout", self.idle_timeout)?;
+        in_order(
+            "Limits::heartbeat_interval",
+            self.heartbeat_interval,
+            "Limits::idle_timeout",
+            self.idle_timeout,
+        )?;
         let handshake = self.handshake_timeout;
-        in_order("proxy_header_timeout", self.proxy_header_timeout, "handshake_timeout", handshake)?;
-        ordered("outbox_bytes_low", self.outbox_bytes_low, "outbox_bytes_high", self.outbox_bytes_high)?;
-        ordered("outbox_bytes_high", self.outbox_bytes_high, "outbox_bytes_max", self.outbox_bytes_max)
+        in_order(
+            "Limits::proxy_header_timeout",
+            self.proxy_header_timeout,
+            "Limits::handshake_timeout",
+            handshake,
+        )?;
+        ordered(
+            "Limits::outbox_bytes_low",
+            self.outbox_bytes_low,
+            "Limits::outbox_bytes_high",
+            self.outbox_bytes_high,
+        )?;
+        ordered(
+            "Limits::outbox_bytes_high",
+            self.outbox_bytes_high,
+            "Limits::outbox_bytes_max",
+            self.outbox_bytes_max,
+        )
     }
 
     /// These limits, lowered so that one outbox or one frame takes at most half of what a shard of such a server may hold.
@@ -502,9 +485,9 @@ impl Limits {
     /// The limits that [`held_bytes_max`](ServerLimits::held_bytes_max) of a shard must not be below.
     fn held_bytes(&self) -> [(&'static str, usize); 3] {
         [
-            ("outbox_bytes_max", self.outbox_bytes_max),
-            ("frame_bytes_max", self.frame_bytes_max),
-            ("inbox_bytes_high", self.inbox_bytes_high),
+            ("Limits::outbox_bytes_max", self.outbox_bytes_max),
+            ("Limits::frame_bytes_max", self.frame_bytes_max),
+            ("Limits::inbox_bytes_high", self.inbox_bytes_high),
         ]
     }
 
@@ -530,22 +513,27 @@ impl ServerLimits {
     /// # Errors
     /// The first fault found.
     pub fn check(&self) -> Result<(), LimitError> {
-        in_range("connections_max", self.connections_max as u64, 1, u64::MAX)?;
-        in_range("handshakes_max", self.handshakes_max as u64, 1, 1 << 24)?;
-        in_range("held_bytes_max", self.held_bytes_max as u64, 1, u64::MAX)?;
-        in_range("upstreams_max", self.upstreams_max as u64, 0, 1 << 23)?;
-        in_range("blocking_threads_max", self.blocking_threads_max as u64, 1, 1024)?;
-        in_range("blocking_queue_max", self.blocking_queue_max as u64, 0, 1_000_000)?;
-        in_range("receive_buffer_bytes", self.receive_buffer_bytes as u64, 64, 16 << 20)?;
+        in_range("ServerLimits::connections_max", self.connections_max as u64, 1, u64::MAX)?;
+        in_range("ServerLimits::handshakes_max", self.handshakes_max as u64, 1, 1 << 24)?;
+        in_range("ServerLimits::held_bytes_max", self.held_bytes_max as u64, 1, u64::MAX)?;
+        in_range("ServerLimits::upstreams_max", self.upstreams_max as u64, 0, 1 << 23)?;
+        in_range("ServerLimits::blocking_threads_max", self.blocking_threads_max as u64, 1, 1024)?;
+        in_range("ServerLimits::blocking_queue_max", self.blocking_queue_max as u64, 0, 1_000_000)?;
+        in_range("ServerLimits::receive_buffer_bytes", self.receive_buffer_bytes as u64, 64, 16 << 20)?;
         let buffer = self.receive_buffer_bytes as u64;
-        in_range("receive_bytes_max", self.receive_bytes_max as u64, buffer, buffer << 15)?;
+        in_range("ServerLimits::receive_bytes_max", self.receive_bytes_max as u64, buffer, buffer << 15)?;
         times_in_range([
-            ("connect_timeout", self.connect_timeout),
-            ("start_timeout", self.start_timeout),
-            ("drain_timeout", Some(self.drain_timeout)),
+            ("ServerLimits::connect_timeout", self.connect_timeout),
+            ("ServerLimits::start_timeout", self.start_timeout),
         ])?;
-        in_range("drain_delay", millis(self.drain_delay), 0, YEAR)?;
-        in_order("drain_spread", self.drain_spread, "drain_timeout", Some(self.drain_timeout))
+        time_in_range("ServerLimits::drain_timeout", self.drain_timeout, TIME_MIN, false)?;
+        time_in_range("ServerLimits::drain_delay", self.drain_delay, Duration::ZERO, false)?;
+        in_order(
+            "ServerLimits::drain_spread",
+            self.drain_spread,
+            "ServerLimits::drain_timeout",
+            Some(self.drain_timeout),
+        )
     }
 
     /// Refuses a service of which one connection may hold more than the whole shard.
@@ -554,10 +542,19 @@ impl ServerLimits {
     /// The first contradiction found, or a fault that [`Limits::check`] finds.
     pub fn check_service(&self, service: &Limits) -> Result<(), LimitError> {
         service.check()?;
-        service
-            .held_bytes()
-            .into_iter()
-            .try_for_each(|(name, bytes)| ordered(name, bytes, "held_bytes_max", self.held_bytes_max))
+        service.held_bytes().into_iter().try_for_each(|(name, bytes)| {
+            ordered(name, bytes, "ServerLimits::held_bytes_max", self.held_bytes_max)
+        })
+    }
+
+    /// Refuses a [`held_bytes_max`](ServerLimits::held_bytes_max) into which the limits of a service that sets none cannot be
+    /// [fitted](Limits::fitted): below 16 KiB a frame or an outbox of it would have less than 8 KiB.
+    ///
+    /// # Errors
+    /// [`LimitError::HeldBytes`].
+    pub fn check_defaults(&self) -> Result<(), LimitError> {
+        let (value, min) = (self.held_bytes_max as u64, HELD_BY_DEFAULT_MIN as u64);
+        if value < min { Err(LimitError::HeldBytes { value, min }) } else { Ok(()) }
     }
 
     /// These limits, lowered so that a server of `shards` shards fits into `memory_bytes`: connections, receive memory,
@@ -657,47 +654,6 @@ macro_rules! setters {
 
 /// The lowest [`Limits::proxy_header_timeout`]: TCP sends a SYN/ACK again after 1 s and 3 s.
 const PROXY_HEADER_MIN: Duration = Duration::from_secs(3);
-
-/// In milliseconds.
-const YEAR: u64 = 365 * 24 * 3600 * 1000;
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
-fn times_in_range<const N: usize>(times: [(&'static str, Option<Duration>); N]) -> Result<(), LimitError> {
-    let step = STEP.as_millis() as u64 + 1;
-    let set = times.into_iter().filter_map(|(name, time)| Some((name, time?)));
-    set.into_iter().try_for_each(|(name, time)| in_range(name, millis(time), step, YEAR))
-}
-
-fn in_range(name: &'static str, value: u64, min: u64, max: u64) -> Result<(), LimitError> {
-    if (min..=max).contains(&value) { Ok(()) } else { Err(LimitError::Range { name, value, min, max }) }
-}
-
-/// Refuses times that contradict each other, where both are set.
-fn in_order(
-    small: &'static str,
-    small_time: Option<Duration>,
-    large: &'static str,
-    large_time: Option<Duration>,
-) -> Result<(), LimitError> {
-    let (Some(small_time), Some(large_time)) = (small_time, large_time) else { return Ok(()) };
-    let millis = |time| usize::try_from(millis(time)).unwrap_or(usize::MAX);
-    ordered(small, millis(small_time), large, millis(large_time))
-}
-
-pub(crate) fn ordered(
-    small: &'static str,
-    small_value: usize,
-    large: &'static str,
-    large_value: usize,
-) -> Result<(), LimitError> {
-    if small_value <= large_value {
-        return Ok(());
-    }
-    Err(LimitError::Order { small, small_value: small_value as u64, large, large_value: large_value as u64 })
-}
 
 #[cfg(test)]
 mod tests;

@@ -15,7 +15,7 @@ use crate::line::Wanted;
 use crate::outlet::ConnHead;
 
 /// Why memory was not reserved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NoMemoryLeft {
     /// More was asked for than three quarters of [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max).
@@ -35,6 +35,8 @@ impl fmt::Display for NoMemoryLeft {
         })
     }
 }
+
+ringserve_buf::debug_is_display!(NoMemoryLeft);
 
 impl core::error::Error for NoMemoryLeft {}
 

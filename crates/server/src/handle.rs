@@ -370,7 +370,7 @@ impl fmt::Debug for LocalHandle {
 }
 
 /// The reason why a push was not queued.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub enum PushError {
     /// The peer reads too slowly.
     Full,
@@ -386,5 +386,7 @@ impl fmt::Display for PushError {
         })
     }
 }
+
+ringserve_buf::debug_is_display!(PushError);
 
 impl std::error::Error for PushError {}

@@ -28,6 +28,8 @@ mod log_thread;
 #[cfg(feature = "metrics")]
 pub mod metrics;
 pub mod middleware;
+#[doc(hidden)]
+pub mod off;
 mod opening;
 pub mod overload;
 mod parts;

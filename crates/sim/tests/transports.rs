@@ -410,7 +410,7 @@ fn transport_that_cannot_be_made_ends_the_start() {
     Sim::seeds(1).allow_panics(|said| said.starts_with("planted")).run(|sim| {
         let server = server(|| panic!("planted: no transport"));
         let error = sim.start(server, |_shard| Who).unwrap_err();
-        assert!(matches!(error, Error::FactoryPanicked { shard: 0 }), "{error}");
+        assert!(matches!(error, Error::FactoryPanicked { shard: 0, .. }), "{error}");
     });
 }
 

@@ -48,7 +48,9 @@ impl Rules {
     pub(crate) fn check(self) -> Result<(), TlsError> {
         match self.record_bytes {
             512..=ANSWER_START => Ok(()),
-            bytes => Err(TlsError::new(format_args!("records of {bytes} bytes: 512 to {ANSWER_START}"))),
+            bytes => Err(TlsError::new(format_args!(
+                "Tls::record_bytes is {bytes}; it must be 512 to {ANSWER_START}"
+            ))),
         }
     }
 }

@@ -82,8 +82,11 @@ impl TlsClient {
     /// # Errors
     /// If `name` is neither.
     pub fn to(&self, name: &str) -> Result<Rc<TlsClientTransport>, TlsError> {
-        let name = ServerName::try_from(name.to_owned())
-            .map_err(|_| TlsError::new(format_args!("`{name}` is no name of a server")))?;
+        let name = ServerName::try_from(name.to_owned()).map_err(|_| {
+            TlsError::new(format_args!(
+                "`{name}` is no name of a server: one is as `db.example.org`, or an address"
+            ))
+        })?;
         let common = Rc::new(Common::new(Rules::default(), None));
         Ok(Rc::new(TlsClientTransport { config: self.config.clone(), name, common }))
     }

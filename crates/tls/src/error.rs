@@ -40,10 +40,6 @@ impl fmt::Display for TlsError {
     }
 }
 
-impl fmt::Debug for TlsError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+ringserve_buf::debug_is_display!(TlsError);
 
 impl std::error::Error for TlsError {}

@@ -29,7 +29,7 @@ pub const fn is_valid(code: u16) -> bool {
 }
 
 /// What the peer did that ends the connection: the code of the close frame that tells it so, and what was wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Violation {
     /// One of those that [may be sent](is_valid).
     pub code: u16,
@@ -60,5 +60,7 @@ impl fmt::Display for Violation {
         write!(f, "{} (code {})", self.what, self.code)
     }
 }
+
+ringserve_buf::debug_is_display!(Violation);
 
 impl std::error::Error for Violation {}

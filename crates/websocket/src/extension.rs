@@ -25,7 +25,7 @@ pub trait Extension: 'static {
 }
 
 /// Why a compressed message cannot be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub enum InflateError {
     /// The payload is no compressed one.
     Malformed,
@@ -68,5 +68,7 @@ impl fmt::Display for InflateError {
         })
     }
 }
+
+ringserve_buf::debug_is_display!(InflateError);
 
 impl std::error::Error for InflateError {}

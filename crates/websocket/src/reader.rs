@@ -23,7 +23,7 @@ pub enum Received {
 }
 
 /// Why nothing more can be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub enum ReadError {
     /// The client broke the rules.
     Violation(Violation),
@@ -45,6 +45,8 @@ impl fmt::Display for ReadError {
         }
     }
 }
+
+ringserve_buf::debug_is_display!(ReadError);
 
 impl std::error::Error for ReadError {}
 

@@ -10,7 +10,7 @@ use core::fmt;
 /// | [`LengthField`](super::LengthField) | [`NegativeLength`](FrameError::NegativeLength) |
 /// | [`LengthField::varint`](super::LengthField::varint) | also [`VarintOverflow`](FrameError::VarintOverflow) and [`VarintOverlong`](FrameError::VarintOverlong) |
 /// | your own | [`Malformed`](FrameError::Malformed), [`Coded`](FrameError::Coded) |
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FrameError {
     /// The frame is, or claims to be, larger than [`Limits::frame_bytes_max`](crate::Limits::frame_bytes_max).
@@ -105,11 +105,13 @@ impl fmt::Display for FrameError {
     }
 }
 
+ringserve_buf::debug_is_display!(FrameError);
+
 impl core::error::Error for FrameError {}
 
 /// The reason why a payload cannot be written as a frame. It closes the connection: a reply that was left out would shift every
 /// later one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct EncodeError(
     /// The fault of the payload.
     pub &'static str,
@@ -120,5 +122,7 @@ impl fmt::Display for EncodeError {
         write!(f, "payload cannot be framed: {}", self.0)
     }
 }
+
+ringserve_buf::debug_is_display!(EncodeError);
 
 impl core::error::Error for EncodeError {}

@@ -22,7 +22,7 @@ pub struct Fields<'a> {
 }
 
 /// A frame has no such field: it ends within it, or what is there is none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FieldError;
 
@@ -31,6 +31,8 @@ impl fmt::Display for FieldError {
         f.write_str("a field is not whole, or not what it has to be")
     }
 }
+
+ringserve_buf::debug_is_display!(FieldError);
 
 impl core::error::Error for FieldError {}
 

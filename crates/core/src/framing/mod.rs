@@ -350,7 +350,7 @@ fn not_above_frame_bytes_max(small: &'static str, value: usize, limits: &Limits)
     if small_value <= large_value {
         return Ok(());
     }
-    Err(LimitError::Order { small, small_value, large: "frame_bytes_max", large_value })
+    Err(LimitError::Order { small, small_value, large: "Limits::frame_bytes_max", large_value })
 }
 
 #[cfg(test)]

@@ -59,7 +59,7 @@ pub struct Header {
 
 /// The reason why bytes are no PROXY header. The connection is closed with
 /// [`CloseReason::ProxyBadHeader`](crate::CloseReason::ProxyBadHeader), which carries it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HeaderError {
     /// The connection does not begin with a header: its peer is no proxy, or a proxy without the setting to send it.
@@ -102,6 +102,8 @@ impl fmt::Display for HeaderError {
         }
     }
 }
+
+ringserve_buf::debug_is_display!(HeaderError);
 
 impl core::error::Error for HeaderError {}
 

@@ -12,7 +12,6 @@ use ringserve_buf::PoolError;
 use crate::shared::process::{Resource, ResourceLimit};
 
 /// The reason why a ring could not be set up, or does not work.
-#[derive(Debug)]
 #[non_exhaustive]
 pub enum SetupError {
     /// A value of the configuration is out of its range.
@@ -199,6 +198,8 @@ impl fmt::Display for SetupError {
         }
     }
 }
+
+ringserve_buf::debug_is_display!(SetupError);
 
 impl std::error::Error for SetupError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {

@@ -342,7 +342,7 @@ impl fmt::Debug for KeyRates {
 }
 
 /// How long a key has to wait until it may send again. Others of the key may be there first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct RetryAfter(Duration);
 
 impl RetryAfter {
@@ -357,6 +357,8 @@ impl fmt::Display for RetryAfter {
         write!(f, "too much was sent for this key; there is room in {:?}", self.0)
     }
 }
+
+ringserve_buf::debug_is_display!(RetryAfter);
 
 impl Error for RetryAfter {}
 

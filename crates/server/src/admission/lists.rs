@@ -163,7 +163,7 @@ impl fmt::Debug for IpList {
 }
 
 /// The reason why a list cannot be used. The text names the file and the line.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct IpListError {
     file: Option<PathBuf>,
     line: Option<usize>,
@@ -193,6 +193,8 @@ impl fmt::Display for IpListError {
         }
     }
 }
+
+ringserve_buf::debug_is_display!(IpListError);
 
 impl std::error::Error for IpListError {}
 

@@ -421,7 +421,7 @@ fn wrong<T>(why: String) -> Result<T, AdmissionError> {
 
 /// The reason why an [`Admission`] cannot be used: a number out of range, settings that contradict each other, or a list that
 /// cannot be read. The text names the cause and the fix.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct AdmissionError(String);
 
 #[cfg(feature = "admin")]
@@ -436,6 +436,8 @@ impl fmt::Display for AdmissionError {
         f.write_str(&self.0)
     }
 }
+
+ringserve_buf::debug_is_display!(AdmissionError);
 
 impl std::error::Error for AdmissionError {}
 

@@ -91,7 +91,7 @@ impl<C> fmt::Debug for CodecHandle<C> {
 }
 
 /// The reason why [`CodecHandle::push`] queued nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CodecPushError<E> {
     /// The connection takes no push now.
@@ -108,5 +108,7 @@ impl<E: fmt::Display> fmt::Display for CodecPushError<E> {
         }
     }
 }
+
+ringserve_buf::debug_is_display!(CodecPushError<E>, [E: fmt::Display]);
 
 impl<E: fmt::Debug + fmt::Display> std::error::Error for CodecPushError<E> {}

@@ -218,7 +218,7 @@ pub trait CodecService: Sized + 'static {
 }
 
 /// The reason why bytes are not an item.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CodecError<E> {
     /// More bytes than [`WithCodec::bytes_max`] wait for the rest of their item.
@@ -246,10 +246,12 @@ impl<E: fmt::Display> fmt::Display for CodecError<E> {
     }
 }
 
+ringserve_buf::debug_is_display!(CodecError<E>, [E: fmt::Display]);
+
 impl<E: fmt::Debug + fmt::Display> std::error::Error for CodecError<E> {}
 
 /// The reason why a call of [`WithCodec`] failed. `E` is the error of the [`CodecService`], `D` that of the decoder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WithCodecError<E, D> {
     /// The service failed.
@@ -266,6 +268,8 @@ impl<E: fmt::Display, D: fmt::Display> fmt::Display for WithCodecError<E, D> {
         }
     }
 }
+
+ringserve_buf::debug_is_display!(WithCodecError<E, D>, [E: fmt::Display, D: fmt::Display]);
 
 /// A [`Service`] made of a [`CodecService`]. See the [module](self).
 pub struct WithCodec<S> {

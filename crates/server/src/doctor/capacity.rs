@@ -4,8 +4,9 @@ use super::case::{Case, Texts, percent, size};
 use super::{Certainty, Finding, Severity};
 use crate::server::memory::usable_memory_of;
 
-/// Memory of the process for an idle connection, as `ringserve-bench idle` measured it.
-const CONNECTION_BYTES: u64 = 251;
+/// Memory of the process for an idle connection, as `ringserve-bench idle` measured it on io_uring: the figure of docs/PERFORMANCE.md,
+/// and of whatever else names one.
+pub(crate) const CONNECTION_BYTES: u64 = 251;
 
 /// Memory of the kernel for an idle connection: its socket, without received or unsent bytes.
 const SOCKET_BYTES: u64 = 3800;

@@ -40,6 +40,7 @@ use crate::log::guarded;
 use crate::log::lines::{error, warn};
 use crate::shard::clock::Deadline;
 
+pub(crate) use capacity::CONNECTION_BYTES;
 pub(crate) use case::{Lived, Rings, Setup};
 pub(crate) use network::migrates;
 

@@ -215,7 +215,6 @@ impl WatchedConnection<'_> {
 }
 
 /// Why a connection of HTTP failed.
-#[derive(Debug)]
 pub struct HttpError {
     cause: Cause,
 }
@@ -285,5 +284,7 @@ impl fmt::Display for HttpError {
         Ok(())
     }
 }
+
+ringserve_buf::debug_is_display!(HttpError);
 
 impl StdError for HttpError {}

@@ -165,30 +165,32 @@ impl HttpOptions {
     pub fn check(&self) -> Result<(), LimitError> {
         let (kib, gib) = (1u64 << 10, 1u64 << 30);
         let numbers = [
-            ("header_bytes_max", self.header_bytes_max.into(), 1, self.buffer_bytes_max as u64),
-            ("headers_max", self.headers_max as u64, 1, 1 << 15),
-            ("buffer_bytes_max", self.buffer_bytes_max as u64, 8 * kib, gib),
-            ("streams_max", self.streams_max.into(), 1, (1 << 31) - 1),
-            ("stream_window_bytes", self.stream_window_bytes.into(), 1, (1 << 31) - 1),
+            ("HttpOptions::header_bytes_max", self.header_bytes_max.into(), 1, self.buffer_bytes_max as u64),
+            ("HttpOptions::headers_max", self.headers_max as u64, 1, 1 << 15),
+            ("HttpOptions::buffer_bytes_max", self.buffer_bytes_max as u64, 8 * kib, gib),
+            ("HttpOptions::streams_max", self.streams_max.into(), 1, (1 << 31) - 1),
+            ("HttpOptions::stream_window_bytes", self.stream_window_bytes.into(), 1, (1 << 31) - 1),
             // hyper never takes less than the protocol begins with.
-            ("connection_window_bytes", self.connection_window_bytes.into(), 1, (1 << 31) - 1),
-            ("send_bytes_max", self.send_bytes_max as u64, 1, 4 * gib - 1),
-            ("connection_send_bytes_max", self.connection_send_bytes_max as u64, 1, gib),
-            ("body_bytes_per_second_min", self.body_bytes_per_second_min as u64, 0, gib),
+            ("HttpOptions::connection_window_bytes", self.connection_window_bytes.into(), 1, (1 << 31) - 1),
+            ("HttpOptions::send_bytes_max", self.send_bytes_max as u64, 1, 4 * gib - 1),
+            ("HttpOptions::connection_send_bytes_max", self.connection_send_bytes_max as u64, 1, gib),
+            ("HttpOptions::body_bytes_per_second_min", self.body_bytes_per_second_min as u64, 0, gib),
         ];
         for (name, value, min, max) in numbers {
             in_range(name, value, min, max)?;
         }
-        let (hour, year) = (3600 * 1000, 365 * 24 * 3600 * 1000);
+        let (hour, year) = (Duration::from_secs(3600), Duration::from_secs(365 * 24 * 3600));
         let times = [
-            ("rate_window", Some(self.rate_window), hour),
-            ("response_timeout", self.response_timeout, year),
-            ("request_timeout", self.request_timeout, year),
-            ("http2_idle_timeout", self.http2_idle_timeout, year),
+            ("HttpOptions::rate_window", Some(self.rate_window), hour),
+            ("HttpOptions::response_timeout", self.response_timeout, year),
+            ("HttpOptions::request_timeout", self.request_timeout, year),
+            ("HttpOptions::http2_idle_timeout", self.http2_idle_timeout, year),
         ];
+        let min = Duration::from_millis(10);
         for (name, time, max) in times {
-            if let Some(time) = time {
-                in_range(name, u64::try_from(time.as_millis()).unwrap_or(u64::MAX), 10, max)?;
+            if let Some(value) = time.filter(|time| !(min..=max).contains(time)) {
+                let may_be_off = name != "HttpOptions::rate_window";
+                return Err(LimitError::Time { name, value, min, max, may_be_off });
             }
         }
         Ok(())

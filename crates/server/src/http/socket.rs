@@ -580,7 +580,6 @@ enum Ended {
 }
 
 /// Why a [`Socket`] has nothing more.
-#[derive(Debug)]
 pub struct SocketError {
     cause: Cause,
 }
@@ -620,6 +619,8 @@ impl fmt::Display for SocketError {
         }
     }
 }
+
+ringserve_buf::debug_is_display!(SocketError);
 
 impl std::error::Error for SocketError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {

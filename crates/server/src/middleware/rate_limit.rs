@@ -137,7 +137,7 @@ where
 }
 
 /// The reason why a call through [`RateLimit`] failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RateLimitError<E> {
     /// The key sent too fast: the call would have waited for this time.
@@ -154,6 +154,8 @@ impl<E: fmt::Display> fmt::Display for RateLimitError<E> {
         }
     }
 }
+
+ringserve_buf::debug_is_display!(RateLimitError<E>, [E: fmt::Display]);
 
 impl<E: std::error::Error + 'static> std::error::Error for RateLimitError<E> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {

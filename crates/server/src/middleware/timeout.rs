@@ -60,7 +60,7 @@ impl<S: Service<H>, H: 'static> Service<H> for TimeLimit<S> {
 }
 
 /// The reason why a call through [`TimeLimit`] failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TimeLimitError<E> {
     /// The call was not done within this time.
@@ -77,6 +77,8 @@ impl<E: fmt::Display> fmt::Display for TimeLimitError<E> {
         }
     }
 }
+
+ringserve_buf::debug_is_display!(TimeLimitError<E>, [E: fmt::Display]);
 
 impl<E: std::error::Error + 'static> std::error::Error for TimeLimitError<E> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {

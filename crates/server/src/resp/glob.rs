@@ -57,7 +57,7 @@ struct Segment {
 }
 
 /// A pattern has more than 64 KiB.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PatternTooLong;
 
@@ -66,6 +66,8 @@ impl fmt::Display for PatternTooLong {
         write!(f, "a pattern has at most {} bytes", Pattern::BYTES_MAX)
     }
 }
+
+ringserve_buf::debug_is_display!(PatternTooLong);
 
 impl std::error::Error for PatternTooLong {}
 

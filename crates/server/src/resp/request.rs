@@ -111,12 +111,12 @@ impl TypedFraming for Resp {
 
     fn check_limits(&self, limits: &Limits) -> Result<(), LimitError> {
         let (name, value, max) =
-            ("request_bytes_max", self.request_bytes_max as u64, limits.frame_bytes_max as u64);
+            ("Resp::request_bytes_max", self.request_bytes_max as u64, limits.frame_bytes_max as u64);
         if !(1024..=u64::from(u32::MAX)).contains(&value) {
             return Err(LimitError::Range { name, value, min: 1024, max: u64::from(u32::MAX) });
         }
         if value > max {
-            let (small, small_value, large, large_value) = (name, value, "frame_bytes_max", max);
+            let (small, small_value, large, large_value) = (name, value, "Limits::frame_bytes_max", max);
             return Err(LimitError::Order { small, small_value, large, large_value });
         }
         Ok(())

@@ -315,9 +315,12 @@ fn bytes_of_a_request_are_within_limits() {
     let check =
         |bytes: usize, frame: usize| Resp::new(bytes).check_limits(&Limits::default().frame_bytes_max(frame));
     assert_eq!(check(1 << 20, 1 << 20), Ok(()));
-    assert!(matches!(check(1000, 1 << 20), Err(LimitError::Range { name: "request_bytes_max", .. })));
+    assert!(matches!(check(1000, 1 << 20), Err(LimitError::Range { name: "Resp::request_bytes_max", .. })));
     assert!(matches!(check(5 << 30, 1 << 20), Err(LimitError::Range { .. })), "spans have 32 bits");
-    assert!(matches!(check(2 << 20, 1 << 20), Err(LimitError::Order { small: "request_bytes_max", .. })));
+    assert!(matches!(
+        check(2 << 20, 1 << 20),
+        Err(LimitError::Order { small: "Resp::request_bytes_max", .. })
+    ));
 }
 
 #[test]

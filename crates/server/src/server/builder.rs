@@ -1,6 +1,7 @@
 //! Building and starting a server.
 
 use std::any::TypeId;
+use std::fmt;
 use std::future::Future;
 use std::net::ToSocketAddrs;
 use std::path::PathBuf;
@@ -80,7 +81,7 @@ struct Declared {
 impl Server<Raw> {
     /// A server on `addr`, on every address that it resolves to. Port 0 finds a free port, the same for all shards. An address
     /// that cannot be resolved is an error of the start. See [`listen`](Server::listen).
-    pub fn bind(addr: impl ToSocketAddrs) -> Server<Raw> {
+    pub fn bind(addr: impl ToSocketAddrs + fmt::Debug) -> Server<Raw> {
         Server::on(Binds::default().ip(addr))
     }
 
@@ -241,7 +242,7 @@ impl<F: TypedFraming + Clone + Send> Server<F> {
     /// # use ringserve::Server;
     /// let server = Server::bind("0.0.0.0:7000").listen("[::]:7000").listen_unix("/run/app.sock");
     /// ```
-    pub fn listen(self, addr: impl ToSocketAddrs) -> Server<F> {
+    pub fn listen(self, addr: impl ToSocketAddrs + fmt::Debug) -> Server<F> {
         Server { binds: self.binds.ip(addr), ..self }
     }
 

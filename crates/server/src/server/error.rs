@@ -96,6 +96,8 @@ pub enum Error {
     FactoryPanicked {
         /// The shard of the factory.
         shard: usize,
+        /// The message of the panic.
+        message: String,
     },
     /// The factory was not done within [`ServerLimits::start_timeout`](crate::limits::ServerLimits::start_timeout).
     StartTimeout {
@@ -169,12 +171,15 @@ impl fmt::Display for Error {
             Error::SocketOption(error) => write!(f, "socket options: {error}"),
             Error::Trace(text) => write!(
                 f,
-                "{text:?} is no network whose connections could be traced; write ADDRESS or ADDRESS/BITS"
+                "Server::trace_peer: {text:?} is no network whose connections could be traced; write ADDRESS or ADDRESS/BITS"
             ),
-            Error::Shards(count) => write!(f, "shards is {count}; it must be 1 to 1024"),
+            Error::Shards(count) => write!(
+                f,
+                "Server::shards is {count}; it must be 1 to 1024, or None, which is the number of CPUs"
+            ),
             Error::Coalesce(time) => write!(
                 f,
-                "coalesce is {time:?}; it must be 0, which is off, or 1 µs to 1 ms, by which requests are late"
+                "Server::coalesce is {time:?}; it must be 0, which is off, or 1 µs to 1 ms, by which requests are late"
             ),
             Error::AddressInUse { addr, holder } => {
                 write!(f, "{addr} is in use")?;
@@ -196,8 +201,14 @@ impl fmt::Display for Error {
             Error::Listen { addr, error } => {
                 write!(f, "cannot listen on {addr}: {error}")?;
                 // Errors of other refused calls, as in a sandbox, carry their own text.
-                let denied = error.raw_os_error() == Some(Errno::ACCESS.raw_os_error());
-                if denied && addr.as_ip().is_some_and(|addr| is_privileged(addr.port())) {
+                let is = |errno: Errno| error.raw_os_error() == Some(errno.raw_os_error());
+                if is(Errno::ADDRNOTAVAIL) {
+                    write!(
+                        f,
+                        "; this machine has no such address: 0.0.0.0 and [::] stand for all that it has"
+                    )?;
+                }
+                if is(Errno::ACCESS) && addr.as_ip().is_some_and(|addr| is_privileged(addr.port())) {
                     write!(f, "; ports below net.ipv4.ip_unprivileged_port_start need CAP_NET_BIND_SERVICE")?;
                 }
                 Ok(())
@@ -220,10 +231,13 @@ impl fmt::Display for Error {
                 write!(f, "RINGSERVE_DRIVER is {name}; it must be auto, io_uring or epoll")
             }
             Error::Factory { shard, error } => write!(f, "no service for shard {shard}: {error}"),
-            Error::FactoryPanicked { shard } => write!(f, "the factory panicked for shard {shard}"),
+            Error::FactoryPanicked { shard, message } => {
+                write!(f, "the factory panicked for shard {shard}: {message}")
+            }
             Error::StartTimeout { shard, time } => write!(
                 f,
-                "the factory for shard {shard} was not done within {time:?}, which is ServerLimits::start_timeout"
+                "the factory for shard {shard} was not done within {time:?}, which is ServerLimits::start_timeout; \
+                 raise it, or set None to wait without a limit"
             ),
             Error::Runtime { shard, error } => write!(f, "no runtime for shard {shard}: {error}"),
             #[cfg(feature = "log")]
@@ -253,11 +267,7 @@ fn is_privileged(port: u16) -> bool {
     port < start.trim().parse().unwrap_or(1024)
 }
 
-impl fmt::Debug for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+ringserve_buf::debug_is_display!(Error);
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {

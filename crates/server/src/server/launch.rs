@@ -21,6 +21,7 @@ use super::running::{Launched, ServerHandle, ShardDeath, ShardEnd};
 use super::runtime::Runtime;
 use super::serves::Serves;
 use super::starting::{Ended, Gate, ShardStart, Starting, Until};
+use crate::doctor::CONNECTION_BYTES;
 use crate::guard::{guard, message_of};
 use crate::log::guarded;
 use crate::log::lines::{error, info, warn};
@@ -32,9 +33,6 @@ use crate::shard::inbox::{Command, RemoteShard, enter_shard};
 use crate::shard::services::Services;
 use crate::shard::state::{Parts, ShardLoop};
 use crate::watchdog::thread::Watchdog;
-
-/// Measured as 251 with `ringserve-bench idle`.
-const IDLE_BYTES: usize = 256;
 
 /// Threads of a start that failed have this long to end: a shard gives up after 5 s what its driver does not end.
 const ENDS_WITHIN: Duration = Duration::from_secs(6);
@@ -314,8 +312,7 @@ pub(super) fn announce(
         );
     }
     info!(
-        "an idle connection costs {IDLE_BYTES} bytes of user memory or less, beside the session and the kernel's \
-         socket"
+        "an idle connection costs about {CONNECTION_BYTES} bytes of user memory, beside the session and the kernel's socket"
     );
 }
 

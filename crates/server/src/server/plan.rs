@@ -158,7 +158,8 @@ impl OneShard {
     ) -> Result<(Parts<D>, MadeOf<impl Services + use<D, S>>), Error> {
         // First, since nothing has to be taken back if that panics.
         let transports = guard(|| self.transports.made().collect::<Vec<_>>());
-        let transports = transports.map_err(|_| Error::FactoryPanicked { shard: self.index })?;
+        let transports = transports
+            .map_err(|panic| Error::FactoryPanicked { shard: self.index, message: panic.to_string() })?;
         let shard = self.handle(driver.waker());
         // What the factories before the one that fails left with the shard may hold it.
         let (made, encodings) = serves.make(shard.clone(), start).inspect_err(|_| shard.end())?;

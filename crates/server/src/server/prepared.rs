@@ -218,6 +218,7 @@ impl Described {
             } else if service.limits_given {
                 server_limits.check_service(&service.limits).map_err(wrong)?;
             } else {
+                server_limits.check_defaults().map_err(wrong)?;
                 service.limits = service.limits.clone().fitted(&server_limits);
             }
             framings(number, &service.limits).map_err(wrong)?;
@@ -302,12 +303,15 @@ impl Described {
         let mut names = HashSet::new();
         for service in &self.services {
             if service.binds.is_empty() {
-                return wrong(format!("the service {} has no endpoint", service.label()));
+                return wrong(format!(
+                    "the service {} has no endpoint; give it one, such as tcp(\"127.0.0.1:7000\")",
+                    service.label()
+                ));
             }
             if let Some(name) = &service.name
                 && !names.insert(name)
             {
-                return wrong(format!("two have the name {name}"));
+                return wrong(format!("two have the name {name}; give each another one by Endpoints::name"));
             }
         }
         let labels: Vec<String> = self.services.iter().map(ServicePlan::label).collect();

@@ -10,7 +10,7 @@ use ringserve_core::{LimitError, Limits};
 
 use super::error::Error;
 use super::starting::ShardStart;
-use crate::guard::guard;
+use crate::guard::{Panicked, guard};
 use crate::service::{IntoService, Made, NoService, Service};
 use crate::shard::calls::calls;
 use crate::shard::handle::Shard;
@@ -86,7 +86,7 @@ impl<F: TypedFraming + Clone, Factory> One<F, Factory> {
 fn check_calls<S: Service<H>, H>(limits: &Limits) -> Result<(), LimitError> {
     let value = u64::from(limits.calls_in_flight_max);
     if value > 1 && S::PIECES && S::REORDERS {
-        let name = "calls_in_flight_max, where a middleware around a codec lets calls wait,";
+        let name = "Limits::calls_in_flight_max, where a middleware around a codec lets calls wait,";
         return Err(LimitError::Range { name, value, min: 1, max: 1 });
     }
     Ok(())
@@ -103,7 +103,7 @@ fn made<F: TypedFraming, Make: IntoService<F>>(
 ) -> Result<MadeOf<Make::Service>, Error> {
     start.calls(number);
     let of = shard.index();
-    let panicked = move |_| Error::FactoryPanicked { shard: of };
+    let panicked = move |panic: Panicked| Error::FactoryPanicked { shard: of, message: panic.to_string() };
     let made = guard(|| factory().into_service(shard)).map_err(panicked)?;
     let mut making = match made.map_err(|error| no_service(of, error))? {
         Made::Now(service) => {

@@ -357,7 +357,9 @@ impl ShardStart {
 
     /// The shard ends because one of its factories panicked.
     pub(crate) fn panicked(&self) {
-        self.failed(Error::FactoryPanicked { shard: self.shard });
+        // It goes on through the shard's task, which logs its message.
+        let message = "its message is in the log".to_owned();
+        self.failed(Error::FactoryPanicked { shard: self.shard, message });
     }
 
     /// Holds the shard back until the factories of all shards returned, or the start failed.

@@ -458,7 +458,7 @@ impl<A> fmt::Debug for Reply<A> {
 }
 
 /// The reason why a question has no answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AskError {
     /// Too many messages wait for the shard. The question was not handled.
@@ -479,6 +479,8 @@ impl fmt::Display for AskError {
         })
     }
 }
+
+ringserve_buf::debug_is_display!(AskError);
 
 impl std::error::Error for AskError {}
 

@@ -79,7 +79,7 @@ impl<T> fmt::Debug for JoinHandle<T> {
 }
 
 /// The reason why a task has no output.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum JoinError {
     /// [`JoinHandle::abort`] was called.
@@ -103,10 +103,12 @@ impl fmt::Display for JoinError {
     }
 }
 
+ringserve_buf::debug_is_display!(JoinError);
+
 impl std::error::Error for JoinError {}
 
 /// The reason why a connection takes no further task.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SpawnError {
     /// The connection has [`Limits::connection_tasks_max`](crate::Limits::connection_tasks_max) tasks already.
@@ -123,5 +125,7 @@ impl fmt::Display for SpawnError {
         })
     }
 }
+
+ringserve_buf::debug_is_display!(SpawnError);
 
 impl std::error::Error for SpawnError {}

@@ -242,15 +242,6 @@ impl<M> SendError<M> {
     }
 }
 
-impl<M> fmt::Debug for SendError<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            SendError::Full(_) => "Full(..)",
-            SendError::Gone(_) => "Gone(..)",
-        })
-    }
-}
-
 impl<M> fmt::Display for SendError<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -259,5 +250,7 @@ impl<M> fmt::Display for SendError<M> {
         })
     }
 }
+
+ringserve_buf::debug_is_display!(SendError<M>, [M]);
 
 impl<M> std::error::Error for SendError<M> {}

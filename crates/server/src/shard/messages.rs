@@ -294,6 +294,10 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
     /// The shard to which a key falls: the same on every shard and thread of this build of the program. All keys spread evenly,
     /// but the hash has no secret: a peer that chooses its keys can have all of them fall to one shard. 0 before the first shard
     /// registered.
+    ///
+    /// It is for memory alone, and not for names of files or anything else that outlives the process: another number of shards,
+    /// another version of Rust or of ringserve may give another shard. Store data under a hash of your own, with a fixed number
+    /// of parts, and give each shard some of the parts.
     pub fn shard_of(&self, key: &(impl Hash + ?Sized)) -> usize {
         let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(key);
         (hash % self.count().max(1) as u64) as usize

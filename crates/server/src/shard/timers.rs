@@ -364,7 +364,7 @@ impl<F> fmt::Debug for Timeout<'_, F> {
 }
 
 /// The time given to [`Cx::timeout`](crate::Cx::timeout) was over before the future was done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Elapsed;
 
@@ -373,6 +373,8 @@ impl fmt::Display for Elapsed {
         f.write_str("the time is over")
     }
 }
+
+ringserve_buf::debug_is_display!(Elapsed);
 
 impl std::error::Error for Elapsed {}
 

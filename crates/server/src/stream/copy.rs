@@ -60,7 +60,6 @@ pub enum CopySide {
 }
 
 /// The reason why [`copy_bidirectional`] ended before both streams had.
-#[derive(Debug)]
 #[non_exhaustive]
 pub struct CopyError {
     /// The stream that broke.
@@ -82,6 +81,8 @@ impl fmt::Display for CopyError {
         write!(f, "the {side} connection broke after {there} bytes there and {back} back: {}", self.error)
     }
 }
+
+ringserve_buf::debug_is_display!(CopyError);
 
 impl std::error::Error for CopyError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {

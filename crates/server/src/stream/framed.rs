@@ -269,7 +269,6 @@ impl<F> fmt::Debug for FramedWriter<F> {
 }
 
 /// The reason why a [`Framed`] read or wrote no frame.
-#[derive(Debug)]
 #[non_exhaustive]
 pub enum FramedError {
     /// The connection ended otherwise than by the peer's FIN, or takes no more bytes. As from a [`Stream`].
@@ -300,6 +299,8 @@ impl fmt::Display for FramedError {
         }
     }
 }
+
+ringserve_buf::debug_is_display!(FramedError);
 
 impl std::error::Error for FramedError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {

@@ -23,7 +23,7 @@
 //!
 //! * The environment variable `RUST_LOG` has the filter, or [`LogOptions::filter`] where there is none; `info` without either.
 //!   [`set_filter`] changes it at any time, and so does POST `/log-level` of the admin endpoint.
-//! * Text has colors if it goes to a terminal and the environment has no `NO_COLOR`.
+//! * Text has colors if it goes to a terminal and the environment has no `NO_COLOR`. A file, a pipe and journald get none.
 //! * A file is opened again by [`reopen`], for whatever moves old files away; during [`serve`](crate::Server::serve) also by
 //!   SIGHUP, unless the process has a terminal.
 //! * A panic is a line with its file and line, instead of the text that Rust writes to stderr; with a back trace where
@@ -114,7 +114,7 @@ impl LogOptions {
         self
     }
 
-    /// Appends to a file, which is made if it is not there.
+    /// Appends to a file, which is made if it is not there. It has no colors, which [`color`](LogOptions::color) puts there.
     pub fn file(mut self, path: impl Into<PathBuf>) -> LogOptions {
         self.output = Output::File(path.into());
         self
@@ -167,7 +167,12 @@ pub fn init(options: LogOptions) -> Result<(), Error> {
     let wrong = |text: String| Err(Error::Log(text));
     let (filter, ignored) = match first_filter(&options.filter) {
         Ok(filter) => filter,
-        Err(error) => return wrong(format!("the filter {:?} of the log: {error}", options.filter)),
+        Err(error) => {
+            return wrong(format!(
+                "LogOptions::filter is {:?}: {error}; write one such as \"info,app=debug\"",
+                options.filter
+            ));
+        }
     };
     let lines = match Lines::start(&options) {
         Ok(lines) => lines,

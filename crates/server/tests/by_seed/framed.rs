@@ -271,7 +271,8 @@ fn framing_that_cannot_work_with_the_limit_says_so() {
             assert!(matches!(error, FramedError::Limits(_)), "{error}");
             assert_eq!(
                 error.to_string(),
-                "Fixed::bytes is 51 and frame_bytes_max is 50; Fixed::bytes must not be larger"
+                "Fixed::bytes is 51 and Limits::frame_bytes_max is 50; Fixed::bytes must not be larger: lower it, or \
+                 raise Limits::frame_bytes_max"
             );
             assert!(upstream.next().await.is_none());
         });

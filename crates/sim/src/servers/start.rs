@@ -184,7 +184,7 @@ impl Start {
         let of = self.concerns.0;
         let is_right = match self.fate {
             Some(Fate::Fails) => matches!(error, Error::Factory { shard, .. } if *shard == of),
-            Some(Fate::Panics) => matches!(error, Error::FactoryPanicked { shard } if *shard == of),
+            Some(Fate::Panics) => matches!(error, Error::FactoryPanicked { shard, .. } if *shard == of),
             Some(Fate::Drains | Fate::Aborts) => matches!(error, Error::Interrupted),
             Some(Fate::TimesOut) => matches!(error, Error::StartTimeout { shard, .. } if *shard == of),
             None => true,

@@ -171,7 +171,8 @@ fn limits_that_contradict_a_framing_are_refused_with_both_names() {
     let refused = |framing: &dyn Framing, frame_bytes_max: usize| {
         framing.check(&Limits { frame_bytes_max, ..Limits::default() }).map_err(|error| error.to_string())
     };
-    let text = "Lines::bytes_max is 9 and frame_bytes_max is 8; Lines::bytes_max must not be larger";
+    let text = "Lines::bytes_max is 9 and Limits::frame_bytes_max is 8; Lines::bytes_max must not be larger: lower it, or raise \
+                Limits::frame_bytes_max";
     assert_eq!(refused(&Lines::default().bytes_max(9), 8), Err(text.to_string()));
     let cases: [(&str, Any, usize); 6] = [
         ("Delimiter::bytes_max", Box::new(Delimiter::new(b"\0").bytes_max(9)), 9),

@@ -1,6 +1,7 @@
 //! Where a server is told to listen.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::io;
 use std::net::ToSocketAddrs;
 use std::os::fd::OwnedFd;
@@ -74,7 +75,7 @@ pub(crate) struct Binds {
 }
 
 impl Binds {
-    pub(crate) fn ip(mut self, addr: impl ToSocketAddrs) -> Binds {
+    pub(crate) fn ip(mut self, addr: impl ToSocketAddrs + fmt::Debug) -> Binds {
         match addr.to_socket_addrs() {
             Ok(found) => {
                 let before = self.binds.len();
@@ -85,10 +86,13 @@ impl Binds {
                     }
                 }
                 if self.binds.len() == before {
-                    self.fail(io::Error::new(io::ErrorKind::InvalidInput, "it resolves to no address"));
+                    self.fail(io::Error::new(
+                        io::ErrorKind::InvalidInput,
+                        format!("{addr:?} has no address"),
+                    ));
                 }
             }
-            Err(error) => self.fail(error),
+            Err(error) => self.fail(unusable(&addr, &error)),
         }
         self
     }
@@ -182,6 +186,26 @@ impl Binds {
     }
 }
 
+/// The error of an address that is none, or that nothing is found for: with the address as it was written, and what to write.
+fn unusable(addr: &impl fmt::Debug, error: &io::Error) -> io::Error {
+    let said = format!("{addr:?}");
+    let text = if said.starts_with("\"unix:") || said.starts_with("\"/") {
+        format!(
+            "{said} is no address of TCP; a Unix socket is reached by Server::bind_unix, Server::listen_unix or listen::unix"
+        )
+    } else if error.kind() == io::ErrorKind::InvalidInput {
+        format!(
+            "{said} is no address ({error}); write HOST:PORT, such as \"127.0.0.1:7000\" or \"[::1]:7000\", with port 0 for a \
+             free one"
+        )
+    } else {
+        format!(
+            "{said} is not found: {error}; write a name or an address of this machine, or 0.0.0.0 or [::] for all that it has"
+        )
+    };
+    io::Error::new(error.kind(), text)
+}
+
 /// Settings of a single address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Claim<'a> {
@@ -249,6 +273,6 @@ mod tests {
         let claimed = check(twice, [Some("web"), Some("admin"), None]);
         assert_eq!(claimed.unwrap_err(), format!("{addr} is given twice: to the service web and to admin"));
         let none = Binds::default().ip(&[][..]).all().unwrap_err();
-        assert!(none.to_string().ends_with("it resolves to no address"), "{none}");
+        assert!(none.to_string().ends_with("[] has no address"), "{none}");
     }
 }

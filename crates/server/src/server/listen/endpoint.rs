@@ -20,7 +20,7 @@ use crate::shard::state::Admit;
 
 /// A TCP address, on every address that it resolves to. Port 0 finds a free port. An address that cannot be resolved is an
 /// error of the start. `[::]` and IPv4 go together as in [`Server::listen`](crate::Server::listen).
-pub fn tcp(addr: impl ToSocketAddrs) -> Endpoint {
+pub fn tcp(addr: impl ToSocketAddrs + fmt::Debug) -> Endpoint {
     Endpoint(Binds::default().ip(addr))
 }
 

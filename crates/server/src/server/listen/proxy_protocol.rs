@@ -107,12 +107,15 @@ impl ProxyProtocol {
         let (min, max) = HEADER_BYTES;
         if !(min..=max).contains(&self.header_bytes_max) {
             return wrong(format!(
-                "header_bytes_max is {}; it must be {min} to {max}",
+                "ProxyProtocol::header_bytes_max is {}; it must be {min} to {max}",
                 self.header_bytes_max
             ));
         }
         if self.networks.is_empty() && addr.as_ip().is_some() {
-            return wrong(format!("no network is named whose PROXY headers are trusted at {addr}"));
+            return wrong(format!(
+                "no network is named whose PROXY headers are trusted at {addr}; name those of the proxies, such as \
+                 ProxyProtocol::from([\"10.0.0.0/8\"])"
+            ));
         }
         Ok(())
     }

@@ -15,7 +15,10 @@ pub(crate) fn prepare(binds: &mut [Bind], framing: TypeId) -> Result<(), Error> 
     for bind in binds {
         let Some(options) = bind.websocket.clone() else {
             if takes_messages {
-                let text = format!("{} takes messages of WebSocket, and does not speak it", bind.addr);
+                let text = format!(
+                    "the service at {} takes messages of WebSocket, and its endpoint does not speak it; add `.websocket()` to that",
+                    bind.addr
+                );
                 return Err(Error::Services(text));
             }
             continue;

@@ -7,7 +7,6 @@ use std::time::Duration;
 use super::options::{KeepAlive, SocketOptions};
 
 /// A socket option out of range, or refused by the kernel.
-#[derive(Debug)]
 pub struct SocketOptionError {
     name: &'static str,
     value: String,
@@ -67,14 +66,16 @@ impl fmt::Display for SocketOptionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let SocketOptionError { name, value, why } = self;
         match why {
-            Why::Range(range) => write!(f, "{name} is {value}; it must be {range}"),
+            Why::Range(range) => write!(f, "SocketOptions::{name} is {value}; it must be {range}"),
             Why::Refused { error, hint } => {
-                write!(f, "the kernel refused {name} = {value}: {error}")?;
+                write!(f, "the kernel refused SocketOptions::{name}, {value}: {error}")?;
                 hint.iter().try_for_each(|hint| write!(f, "; {hint}"))
             }
         }
     }
 }
+
+ringserve_buf::debug_is_display!(SocketOptionError);
 
 impl std::error::Error for SocketOptionError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
@@ -111,8 +112,8 @@ fn buffer(name: &'static str, bytes: Option<u32>) -> Result<(), SocketOptionErro
     fits(name, (1..=1 << 30).contains(&bytes), bytes, "1 to 1073741824")
 }
 
-fn seconds(name: &'static str, time: Duration) -> Result<(), SocketOptionError> {
-    fits(name, (1..=32767).contains(&time.as_secs()), format_args!("{time:?}"), "1 s to 32767 s")
+fn seconds(name: &'static str, time: Duration, range: &'static str) -> Result<(), SocketOptionError> {
+    fits(name, (1..=32767).contains(&time.as_secs()), format_args!("{time:?}"), range)
 }
 
 impl SocketOptions {
@@ -123,20 +124,20 @@ impl SocketOptions {
     pub fn check(&self) -> Result<(), SocketOptionError> {
         positive("backlog", Some(self.backlog))?;
         if let Some(KeepAlive { idle, interval, probes }) = self.keep_alive {
-            seconds("keep_alive.idle", idle)?;
-            seconds("keep_alive.interval", interval)?;
+            seconds("keep_alive.idle", idle, "1 s to 32767 s")?;
+            seconds("keep_alive.interval", interval, "1 s to 32767 s")?;
             fits("keep_alive.probes", (1..=127).contains(&probes), probes, "1 to 127")?;
         }
         if let Some(time) = self.user_timeout {
             let ok = (1..=u128::from(u32::MAX >> 1)).contains(&time.as_millis());
-            fits("user_timeout", ok, format_args!("{time:?}"), "1 ms to 24 days")?;
+            fits("user_timeout", ok, format_args!("{time:?}"), "1 ms to 24 days, or None, which is off")?;
         }
         positive("not_sent_bytes_max", self.not_sent_bytes_max)?;
         buffer("send_buffer_bytes", self.send_buffer_bytes)?;
         buffer("receive_buffer_bytes", self.receive_buffer_bytes)?;
         positive("fast_open", self.fast_open)?;
         if let Some(time) = self.defer_accept {
-            seconds("defer_accept", time)?;
+            seconds("defer_accept", time, "1 s to 32767 s, or None, which is off")?;
         }
         if let Some(name) = &self.congestion {
             // The kernel cuts longer names, and may then know them.
@@ -156,23 +157,32 @@ mod tests {
     fn a_value_out_of_range_is_named() {
         let text = |options: SocketOptions| options.check().unwrap_err().to_string();
         let options = SocketOptions::default().backlog(0);
-        assert_eq!(text(options), "backlog is 0; it must be 1 to 2147483647");
+        assert_eq!(text(options), "SocketOptions::backlog is 0; it must be 1 to 2147483647");
         let keep_alive = Some(KeepAlive::default().interval(Duration::from_millis(10)));
         let options = SocketOptions::default().keep_alive(keep_alive);
-        assert!(text(options).starts_with("keep_alive.interval is 10ms"));
+        assert!(text(options).starts_with("SocketOptions::keep_alive.interval is 10ms"));
         let options = SocketOptions::default().send_buffer_bytes(u32::MAX);
-        assert_eq!(text(options), "send_buffer_bytes is 4294967295; it must be 1 to 1073741824");
+        assert_eq!(
+            text(options),
+            "SocketOptions::send_buffer_bytes is 4294967295; it must be 1 to 1073741824"
+        );
         let options = SocketOptions::default().receive_buffer_bytes(0);
-        assert!(text(options).starts_with("receive_buffer_bytes is 0"));
+        assert!(text(options).starts_with("SocketOptions::receive_buffer_bytes is 0"));
         let options = SocketOptions::default().fast_open(0);
-        assert!(text(options).starts_with("fast_open is 0"));
+        assert!(text(options).starts_with("SocketOptions::fast_open is 0"));
         let options = SocketOptions::default().defer_accept(Duration::ZERO);
-        assert_eq!(text(options), "defer_accept is 0ns; it must be 1 s to 32767 s");
+        assert_eq!(
+            text(options),
+            "SocketOptions::defer_accept is 0ns; it must be 1 s to 32767 s, or None, which is off"
+        );
         for name in ["", "sixteen letters!", "a b"] {
             let options = SocketOptions::default().congestion(name);
-            assert_eq!(text(options), format!("congestion is {name:?}; it must be 1 to 15 ASCII letters"));
+            assert_eq!(
+                text(options),
+                format!("SocketOptions::congestion is {name:?}; it must be 1 to 15 ASCII letters")
+            );
         }
         let options = SocketOptions::default().unix_mode(0o1777);
-        assert_eq!(text(options), "unix_mode is 0o1777; it must be 0 to 0o777");
+        assert_eq!(text(options), "SocketOptions::unix_mode is 0o1777; it must be 0 to 0o777");
     }
 }

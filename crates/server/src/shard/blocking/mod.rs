@@ -36,7 +36,7 @@ pub(crate) fn resolve(pool: &Arc<dyn Pool>, host: &str, port: u16) -> Blocking<i
 }
 
 /// The reason why a [blocking call](crate::Shard::spawn_blocking) has no result.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BlockingError {
     /// All threads are busy, and [`ServerLimits::blocking_queue_max`](crate::limits::ServerLimits::blocking_queue_max)
@@ -64,6 +64,8 @@ impl fmt::Display for BlockingError {
         }
     }
 }
+
+ringserve_buf::debug_is_display!(BlockingError);
 
 impl std::error::Error for BlockingError {}
 
