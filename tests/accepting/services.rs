@@ -249,16 +249,16 @@ fn services_that_cannot_be_are_named() {
     let named = |name: &str| tcp(any_port()).name(name);
     assert!(failure(Server::new()).contains("there is none"));
     let twice = Server::new().service(named("a"), Named::new("a")).service(named("a"), Named::new("a"));
-    assert!(failure(twice).ends_with("two have the name a"));
+    assert!(failure(twice).contains("two have the name a; give"));
     let nowhere = Server::new().service(endpoints([]).name("a"), Named::new("a"));
-    assert!(failure(nowhere).ends_with("the service a has no endpoint"));
+    assert!(failure(nowhere).contains("the service a has no endpoint; give"));
     let all = (0..33).fold(Server::new(), |server, _| server.service(tcp(any_port()), Named::new("a")));
     assert!(failure(all).ends_with("there are 33; 32 is the most"));
     let limits = Limits::default().frame_bytes_max(0);
     let bad = Server::new()
         .service(named("a"), Named::new("a"))
         .service(named("b").limits(limits), Named::new("b"));
-    assert!(failure(bad).starts_with("service b: limits: frame_bytes_max is 0"));
+    assert!(failure(bad).starts_with("service b: limits: Limits::frame_bytes_max is 0"));
     let none = Server::new()
         .service(named("a"), Named::new("a"))
         .service(tcp("no such host.invalid:1").name("b"), Named::new("b"));

@@ -49,7 +49,8 @@ fn a_congestion_control_that_is_not_there_stops_the_start() {
     let server = On::default().server(no_time_limits()).sockets(sockets);
     let error = server.start(|_| Puppet::new(Default::default())).unwrap_err();
     assert!(matches!(error, Error::SocketOption(_)));
-    let start = "socket options: the kernel refused congestion = nonesuch: No such file or directory";
+    let start =
+        "socket options: the kernel refused SocketOptions::congestion = nonesuch: No such file or directory";
     let text = error.to_string();
     assert!(
         text.starts_with(start) && text.contains("net.ipv4.tcp_available_congestion_control has "),

@@ -270,5 +270,5 @@ fn limits_that_contradict_each_other_do_not_start() {
     let limits = no_time_limits().outbox_bytes_low(10).outbox_bytes_high(5);
     let server = ringserve_tests::On::default().server(limits);
     let error = server.start(|_| ringserve_tests::Puppet::new(Default::default())).unwrap_err();
-    assert!(error.to_string().starts_with("limits: outbox_bytes_low is 10"), "{error}");
+    assert!(error.to_string().starts_with("limits: Limits::outbox_bytes_low is 10"), "{error}");
 }

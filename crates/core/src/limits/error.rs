@@ -123,7 +123,9 @@ pub(super) const TIME_MIN: Duration = Duration::from_millis(STEP.as_millis() as 
 
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
-pub(super) fn times_in_range<const N: usize>(times: [(&'static str, Option<Duration>); N]) -> Result<(), LimitError> {
+pub(super) fn times_in_range<const N: usize>(
+    times: [(&'static str, Option<Duration>); N],
+) -> Result<(), LimitError> {
     let mut set = times.into_iter().filter_map(|(name, time)| Some((name, time?)));
     set.try_for_each(|(name, time)| time_in_range(name, time, TIME_MIN, true))
 }

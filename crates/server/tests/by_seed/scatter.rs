@@ -51,7 +51,12 @@ impl Answers for Words {
     }
 
     fn failed(&self, shard: usize, why: AskError, out: &mut Vec<u8>) {
-        out.extend_from_slice(format!(" {shard}!{why:?}").as_bytes());
+        let why = match why {
+            AskError::Full => "Full",
+            AskError::Gone => "Gone",
+            _ => "Unanswered",
+        };
+        out.extend_from_slice(format!(" {shard}!{why}").as_bytes());
     }
 }
 

@@ -206,7 +206,8 @@ impl Model {
                 assert!(self.plan.mailbox < 1000, "a large mailbox is full");
             }
             Err(error) => {
-                self.cover.count("ask", format!("{error:?} after {deal:?}"));
+                let name = if error == AskError::Gone { "Gone" } else { "Unanswered" };
+                self.cover.count("ask", format!("{name} after {deal:?}"));
                 if error == AskError::Gone || deal.answers() {
                     let ended = self.common.meshes.questions.ask(to, question).await;
                     assert_eq!(ended, Err(AskError::Gone), "a shard that lives gives no answer");

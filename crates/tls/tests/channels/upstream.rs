@@ -95,6 +95,9 @@ fn server_of_another_name_or_authority_is_refused() {
         assert_eq!(server.fault, Some(CloseReason::TlsAlertReceived(alert)));
     }
     let client = Tls::client(ours.pem().as_str().into()).unwrap();
-    assert_eq!(client.to("no name").unwrap_err().to_string(), "`no name` is no name of a server");
+    assert_eq!(
+        client.to("no name").unwrap_err().to_string(),
+        "`no name` is no name of a server: one is as `db.example.org`, or an address"
+    );
     assert_eq!(Tls::client("rubbish".into()).unwrap_err().to_string(), "has no certificate");
 }

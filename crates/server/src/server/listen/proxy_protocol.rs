@@ -237,12 +237,13 @@ mod tests {
         let none: [&str; 0] = [];
         assert_eq!(
             refused(ProxyProtocol::from(none)),
-            "no network is named whose PROXY headers are trusted at 0.0.0.0:7000"
+            "no network is named whose PROXY headers are trusted at 0.0.0.0:7000; name those of the proxies, such as \
+             ProxyProtocol::from([\"10.0.0.0/8\"])"
         );
         ProxyProtocol::default().check(&Address::unix("a")).unwrap();
         for bytes in [535, 65_552] {
             let error = refused(ProxyProtocol::from(["::/0"]).header_bytes_max(bytes));
-            assert_eq!(error, format!("header_bytes_max is {bytes}; it must be 536 to 65551"));
+            assert_eq!(error, format!("ProxyProtocol::header_bytes_max is {bytes}; it must be 536 to 65551"));
         }
     }
 }

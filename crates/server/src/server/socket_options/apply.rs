@@ -519,7 +519,7 @@ mod tests {
         let error = accepted(&options).map(drop).unwrap_err();
         let known = sysctl("net.ipv4.tcp_available_congestion_control").unwrap();
         let text = format!(
-            "the kernel refused congestion = nonesuch: No such file or directory (os error 2); \
+            "the kernel refused SocketOptions::congestion = nonesuch: No such file or directory (os error 2); \
              net.ipv4.tcp_available_congestion_control has {known}"
         );
         assert_eq!((error.to_string(), error.name()), (text, "congestion"));

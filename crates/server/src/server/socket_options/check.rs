@@ -68,7 +68,7 @@ impl fmt::Display for SocketOptionError {
         match why {
             Why::Range(range) => write!(f, "SocketOptions::{name} is {value}; it must be {range}"),
             Why::Refused { error, hint } => {
-                write!(f, "the kernel refused SocketOptions::{name}, {value}: {error}")?;
+                write!(f, "the kernel refused SocketOptions::{name} = {value}: {error}")?;
                 hint.iter().try_for_each(|hint| write!(f, "; {hint}"))
             }
         }
