@@ -26,6 +26,9 @@ pub const LATE: u64 = 2 * STEP;
 /// How long it does so, in nanoseconds: until it has caught up, at most for a second, and by four steps at a time.
 pub const CATCH_UP_MAX: u64 = 1_000_000_000 + 4 * STEP;
 
+/// A shard that slept for longer than this takes itself to have been away, and has caught up as long after it.
+pub const SLEPT_LONG: u64 = 1_000_000_000;
+
 /// Steps beyond that, with a turn in each: where several limits are over at once, as after a long stop of the process, one
 /// is carried out in each step. There are not more of them.
 const LATE_STEPS: u32 = 6;
@@ -253,20 +256,35 @@ pub struct WriteRate {
     since: Option<(u64, usize)>,
     /// The bytes that will have been taken when all of it is.
     end: usize,
+    /// At the last look the peer had taken too little, if the shard was there all the time.
+    excused: bool,
 }
 
 impl WriteRate {
     /// The core sends `bytes` of a connection whose peer took `taken` so far. Panics if it goes on with a send of which the
-    /// peer took too little, at `least` bytes a second, of which a shard that came late knows nothing until `late`.
-    pub fn sent(&mut self, bytes: usize, taken: usize, least: usize, late: u64, now: u64) {
+    /// peer took too little, at `least` bytes a second, of which a shard that came late knows nothing until `late`, and one that
+    /// slept for long may not until `slept`: where that is why it goes on, the next look judges all of the time.
+    pub fn sent(&mut self, bytes: usize, taken: usize, least: usize, (late, slept): (u64, u64), now: u64) {
         let rest = taken < self.end;
         if let Some((since, before)) = self.since
             && rest
             && taken > before
         {
-            let time = now.saturating_sub(since.max(late)).saturating_sub(2 * STEP);
-            let enough = (taken - before) as u128 * 1_000_000_000 >= least as u128 * u128::from(time);
-            assert!(enough, "a peer took {} bytes in {} ns, and stays", taken - before, now - since);
+            let enough = |from: u64| {
+                let time = now.saturating_sub(since.max(from)).saturating_sub(2 * STEP);
+                (taken - before) as u128 * 1_000_000_000 >= least as u128 * u128::from(time)
+            };
+            let was_excused = std::mem::replace(&mut self.excused, !enough(late));
+            assert!(
+                !self.excused || (!was_excused && enough(late.max(slept))),
+                "a peer took {} bytes in {} ns, and stays{}",
+                taken - before,
+                now - since,
+                if was_excused { " again" } else { "" }
+            );
+        }
+        if !rest {
+            self.excused = false;
         }
         if !rest || self.since.is_none_or(|(_, before)| taken > before) {
             self.since = Some((now, taken));

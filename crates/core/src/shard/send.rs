@@ -13,7 +13,7 @@ use crate::holders::{LISTED_BYTES, Returning, RoomOf};
 use crate::outlet::Outlet;
 use crate::stamp::Stamp;
 use crate::wheel::STEP;
-use crate::{Batch, CloseReason, ConnId, LaneId, Limits, Observer, Op, SendEnd};
+use crate::{Batch, CloseReason, ConnId, LaneId, Observer, Op, SendEnd};
 
 impl<O: Observer> Shard<O> {
     /// Looks at every connection user code touched.
@@ -256,11 +256,14 @@ impl<O: Observer> Shard<O> {
             SendEnd::Stopped if batch.is_empty() => self.shared.recycle(batch),
             SendEnd::Stopped => {
                 let judged = self.lateness.judged_for(self.now);
-                let is_short = self.shared.is_short();
-                let of = &self.lanes[lane];
-                if let Some(reason) = judge(of, &mut batch, left, looked_at, now, judged, is_short) {
-                    self.note_stall(lane, stalled);
-                    return self.abort(id, reason);
+                let look = Look { looked_at, now, judged, is_short: self.shared.is_short() };
+                match judge(&self.lanes[lane], &mut batch, left, &look) {
+                    Ok(Verdict::Enough) => {}
+                    Ok(Verdict::Excused) => self.lateness.watch(self.now),
+                    Err(reason) => {
+                        self.note_stall(lane, stalled);
+                        return self.abort(id, reason);
+                    }
                 }
                 rest = Some(batch);
             }
@@ -325,57 +328,57 @@ impl<O: Observer> Shard<O> {
     }
 }
 
-/// The reason to close a peer at `now` that took `bytes` of a send since the last look at `looked_at`, if there is one: it is too
-/// slow, or memory `is_short` and it has read nothing for [`UNREAD`] steps.
-#[cold]
-#[inline(never)]
-fn judge(
-    of: &LaneState,
-    batch: &mut Batch,
-    bytes: usize,
+/// A look at how much was taken of a send.
+struct Look {
+    /// The last one, or when the send began.
     looked_at: Stamp,
     now: Stamp,
+    /// For how long limits have been judged: a shard that is away sends nothing.
     judged: Duration,
+    /// Memory is short.
     is_short: bool,
-) -> Option<CloseReason> {
+}
+
+/// What a look says of a peer that stays.
+enum Verdict {
+    Enough,
+    /// It took too little, unless the shard was away for a part of the time.
+    Excused,
+}
+
+/// Judges a peer that took `bytes` of a send since the last look.
+///
+/// # Errors
+/// The reason to close it: it is too slow, or memory is short and it has read nothing for [`UNREAD`] steps.
+#[cold]
+#[inline(never)]
+fn judge(of: &LaneState, batch: &mut Batch, bytes: usize, look: &Look) -> Result<Verdict, CloseReason> {
+    let Look { looked_at, now, judged, is_short } = *look;
     // What the kernel came to have room for goes out behind the first look that found nothing, and shows at the next.
     let again = core::mem::replace(&mut batch.is_untaken, bytes == 0) && bytes == 0;
-    let time = batch.untaken_since.get_or_insert(looked_at).age(now).min(judged);
-    if again && is_short && time >= STEP * UNREAD {
-        return Some(CloseReason::MemoryLimit);
+    let time = batch.untaken_since.get_or_insert(looked_at).age(now);
+    if again && is_short && time.min(judged) >= STEP * UNREAD {
+        return Err(CloseReason::MemoryLimit);
     }
     if bytes == 0 && is_early(of, looked_at, now) {
-        return None;
+        return Ok(Verdict::Enough);
     }
-    write_limit(&of.limits, batch, bytes, looked_at, now, judged)
+    let verdict = |enough: bool| if enough { Verdict::Enough } else { Verdict::Excused };
+    match of.limits.write_stall_timeout {
+        Some(stalled) if bytes == 0 => match time >= stalled {
+            true if !judged.is_zero() => Err(CloseReason::WriteStallTimeout),
+            is_over => Ok(verdict(!is_over)),
+        },
+        _ => {
+            batch.untaken_since = Some(now);
+            let least = of.limits.write_bytes_per_second_min as u128;
+            let takes = |time: Duration| bytes as u128 >= least * time.as_millis() / 1000;
+            if takes(time.min(judged)) { Ok(verdict(takes(time))) } else { Err(CloseReason::WriteTooSlow) }
+        }
+    }
 }
 
 /// True if a send was looked at for memory, before its limit: where nothing of it was taken that changes nothing.
 fn is_early(of: &LaneState, looked_at: Stamp, now: Stamp) -> bool {
     looked_at.left(of.times.write_look, now) > 0
-}
-
-/// The reason to close a peer at `now` that took `bytes` of a send since the last look at `looked_at`, if there is one. The shard,
-/// which sends nothing while it is away, has `judged` limits for as long.
-#[cold]
-#[inline(never)]
-fn write_limit(
-    limits: &Limits,
-    batch: &mut Batch,
-    bytes: usize,
-    looked_at: Stamp,
-    now: Stamp,
-    judged: Duration,
-) -> Option<CloseReason> {
-    let time = batch.untaken_since.get_or_insert(looked_at).age(now);
-    match limits.write_stall_timeout {
-        Some(stalled) if bytes == 0 => {
-            (time >= stalled && !judged.is_zero()).then_some(CloseReason::WriteStallTimeout)
-        }
-        _ => {
-            let least = limits.write_bytes_per_second_min as u128 * time.min(judged).as_millis() / 1000;
-            batch.untaken_since = Some(now);
-            ((bytes as u128) < least).then_some(CloseReason::WriteTooSlow)
-        }
-    }
 }

@@ -33,7 +33,18 @@ const OF_EACH: u64 = 33;
 /// (`IO_LOCAL_TW_DEFAULT_MAX` of Linux 6.18).
 pub(super) const FEW: usize = 16;
 
+/// A peer for which time that the shard may have been away was left out of its rate is judged once more within this. Until then
+/// the shard [wakes](WAKES) again and again.
+const WATCHED: Duration = RATE_WINDOW.saturating_add(Duration::from_secs(1));
+
+/// A shard that sleeps for so short a time was not away where it was not late.
+const WAKES: Duration = Duration::from_millis(500);
+
 /// Whether a shard was away, and has not caught up.
+///
+/// One that slept for long and was woken by a completion may as well have been stopped: it takes itself to have been away. A peer
+/// whose rate is not judged for that would never be, where the only news is from others and comes seldom. So from then on the shard
+/// wakes twice a second for a while, which tells the two apart.
 ///
 /// ```text
 ///                was away                   the driver has no more, or each connection had its completions
@@ -50,6 +61,8 @@ pub(super) struct Lateness {
     ends: bool,
     /// The last turn in which limits were put off.
     last: Option<Time>,
+    /// Until then the shard wakes twice a second.
+    watches_until: Option<Time>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,6 +103,7 @@ impl Lateness {
     #[inline(never)]
     pub(super) fn step(&mut self, turn: &Beginning) {
         let Beginning { now, gap, completions, taken, more, .. } = *turn;
+        self.watches_until = self.watches_until.filter(|until| now < *until);
         let is_late = turn.late.is_some_and(|late| late > LATE);
         // Unless it slept until a timer, and there is nothing else.
         let was_away = gap > CATCH_UP_MAX && (is_late || turn.late.is_none() || completions > 0);
@@ -122,6 +136,22 @@ impl Lateness {
     /// True if limits are put off.
     pub(super) fn is_behind(&self) -> bool {
         matches!(self.stage, Stage::Behind { .. })
+    }
+
+    /// A rate was not judged for all of its time.
+    pub(super) fn watch(&mut self, now: Time) {
+        self.watches_until = Some(now + WATCHED);
+    }
+
+    /// True if the shard [wakes](Lateness::wakes_at) without other news.
+    #[inline]
+    pub(super) fn watches(&self) -> bool {
+        self.watches_until.is_some()
+    }
+
+    /// When it does so next.
+    pub(super) fn wakes_at(&self, now: Time) -> Option<Time> {
+        self.watches_until.filter(|until| now < *until).map(|_| now + WAKES)
     }
 
     /// For how long limits have been judged at `now`.
@@ -293,6 +323,7 @@ impl<O: Observer> Shard<O> {
             }
             _ => return self.set_timer(id, PUT_OFF),
         }
+        self.lateness.watch(self.now);
         self.arm(id);
     }
 

@@ -408,17 +408,19 @@ impl<O: Observer> Shard<O> {
             return self.now;
         }
         let next = self.wheel.next_or_never();
-        match self.drain.is_some() || self.accepting.may_retry() || !self.shared.line().is_empty() {
+        let looks = !self.shared.line().is_empty() || self.lateness.watches();
+        match looks || self.drain.is_some() || self.accepting.may_retry() {
             false => next,
             true => self.next_beside(next),
         }
     }
 
-    /// The earliest of the times of limits, which is `next`, of a drain, of accepting again and of a look at the line.
+    /// The earliest of the times of limits, which is `next`, of a drain, of accepting again, of a look at the line, and of a wake-up
+    /// that shows that the shard was not away.
     #[cold]
     #[inline(never)]
     fn next_beside(&self, mut next: Time) -> Time {
-        if let Some(at) = self.line_look() {
+        for at in [self.line_look(), self.lateness.wakes_at(self.now)].into_iter().flatten() {
             next = next.min(at);
         }
         if let Some(at) = self.accepting.retry_at(self.now) {

@@ -130,6 +130,10 @@ pub struct State {
     pub starved_at: u64,
     /// Until when limits may be put off, since the shard came late to its timers.
     pub catches_up_until: u64,
+    /// When the last turn began.
+    turn_began: u64,
+    /// The same of rates alone, since it slept for long.
+    pub slept_until: u64,
 
     pool: Pool,
     /// Connections that have no slot.
@@ -204,6 +208,8 @@ impl State {
             rests: false,
             starved_at: 0,
             catches_up_until: 0,
+            turn_began: 0,
+            slept_until: 0,
             pool,
             descriptors: Descriptors::default(),
             ring,

@@ -6,7 +6,7 @@ use ringserve_core::{IdleCounts, Limits};
 
 use super::{STALL_MAX, State};
 use crate::bytes::AnyFraming;
-use crate::clocks::{LATE_MAX, Look, READ_WINDOW, STEP};
+use crate::clocks::{LATE_MAX, Look, READ_WINDOW, SLEPT_LONG, STEP};
 use crate::faults::Fault;
 use crate::pace::Pace;
 use crate::rng::Rng;
@@ -68,8 +68,11 @@ impl State {
         }
     }
 
-    /// Notes at the start of a turn whether there is a buffer to receive into.
-    pub fn note_starvation(&mut self) {
+    /// Notes at the start of a turn how long ago the last one began, and whether there is a buffer to receive into.
+    pub fn begin_turn(&mut self) {
+        if self.now - std::mem::replace(&mut self.turn_began, self.now) > SLEPT_LONG {
+            self.slept_until = self.now + SLEPT_LONG;
+        }
         if self.pool.available() == 0 && self.pool.counts().with_kernel == 0 {
             self.starved_at = self.now;
         }

@@ -281,7 +281,7 @@ impl Above {
             self.look();
         }
         completions.retain(|completion| !self.loses(completion));
-        self.state.borrow_mut().note_starvation();
+        self.state.borrow_mut().begin_turn();
         core.turn(self.shard_time(), completions, self);
         self.check_relieved(core);
         self.note_kept(core);
@@ -309,7 +309,7 @@ impl Above {
                 && let Some((_, shared)) = self.live.iter().find(|(known, _)| known == id)
             {
                 let least = state.plan.limits.write_bytes_per_second_min;
-                let late = state.catches_up_until;
+                let late = (state.catches_up_until, state.slept_until);
                 let sock = &mut state.socks[shared.body().tag];
                 (sock.untold, sock.sent_turn, sock.sent_at) = (true, self.turn, self.now.as_nanos());
                 sock.rate.sent(batch.len(), sock.taken, least, late, self.now.as_nanos());

@@ -139,3 +139,56 @@ fn look_that_a_late_shard_asked_for_at_a_send_costs_nothing() {
         assert!(looked(&mut shard, id, batch, bytes).is_some(), "{bytes} bytes, limit {stall_timeout:?}");
     }
 }
+
+/// When and why a connection of which `begins` makes something ends, within two minutes, on a shard whose only news come from another
+/// one: whenever it has slept for `gap`, and else together with a timer, if not within a second. Its peer takes 10 bytes a second.
+fn ends_beside_seldom_news(
+    gap: Duration,
+    begins: impl FnOnce(&mut Tested, ConnId),
+) -> Option<(CloseReason, Duration)> {
+    let limits = Limits { read_bytes_per_second_min: 240, ..write_limits(Some(30), 240) };
+    let (mut shard, ids) = with_connections(2, limits);
+    shard.begin_late(Time::ZERO, 0);
+    begins(&mut shard, ids[0]);
+    let mut batch = sent_to(&mut shard, ids[0]);
+    let mut now = Time::ZERO;
+    for _ in 0..1000 {
+        let Wait::For(wait) = shard.wait() else { panic!("no limit is to come: {:?}", shard.wait()) };
+        let has_news = wait > Duration::from_secs(1);
+        now = now + if has_news { wait.min(gap) } else { wait };
+        shard.begin_late(now, usize::from(has_news));
+        if has_news {
+            shard.receive(ids[1], &empty_frames(1));
+        }
+        shard.end();
+        if is_stopped(&mut shard, ids[0]) {
+            batch = looked(&mut shard, ids[0], batch.expect("a send is in flight"), 100);
+        }
+        for heard in shard.heard() {
+            if let Heard::Ended { reason, .. } = heard {
+                return Some((reason, now - Time::ZERO));
+            }
+        }
+        if now > at(120) {
+            return None;
+        }
+    }
+    panic!("the shard never sleeps");
+}
+
+#[test]
+fn slow_peers_are_closed_though_the_only_news_come_seldom() {
+    for gap in [Duration::from_millis(1100), Duration::from_secs(3), Duration::MAX] {
+        let writes = |shard: &mut Tested, id| shard.shared(id).unwrap().write(&[b'r'; 1 << 20]);
+        let half_frame = |shard: &mut Tested, id| shard.receive_part(id, &[0, 0, 0, 9, b'h']);
+        let ends = [
+            (ends_beside_seldom_news(gap, writes), CloseReason::WriteTooSlow),
+            (ends_beside_seldom_news(gap, half_frame), CloseReason::ReadTooSlow),
+        ];
+        for (end, why) in ends {
+            let (reason, after) = end.unwrap_or_else(|| panic!("it stays, {why:?}, news after {gap:?}"));
+            // A second window is judged, whatever the first one left open.
+            assert!(reason == why && after < Duration::from_secs(22), "{reason:?} after {after:?}, {gap:?}");
+        }
+    }
+}
