@@ -348,7 +348,9 @@ fn draw_times(rng: &mut Rng, slow: bool, (server, sizes): (ServerLimits, Limits)
             true => rng.spread(1, 400) as usize,
             false => rng.pick(&[0, 1, 240]),
         });
-    let server = server.connect_timeout(maybe(rng, 40, 1000));
+    // Half of them are shorter than a handshake may take.
+    let soon = rng.one_in(2).then(|| time(rng, 20, 120));
+    let server = server.connect_timeout(soon.or(maybe(rng, 40, 1000)));
     let limits = limits
         .handler_timeout(rng.one_in(2).then(|| time(rng, 20, if slow { 15_000 } else { 1000 })))
         .heartbeat_interval(heartbeat.map(|heartbeat| heartbeat.min(idle.unwrap_or(heartbeat))))
