@@ -109,17 +109,23 @@ impl Drawn {
 }
 
 /// Time by the clock that runs as fast as the rate of all has risen.
-fn slope(time: u64, whole: u64) -> u64 {
+pub fn slope(time: u64, whole: u64) -> u64 {
     let on_it = u128::from(time.min(whole));
     let below = on_it / 10 + (9 * on_it * on_it).checked_div(20 * u128::from(whole)).unwrap_or(0);
     below as u64 + time.saturating_sub(whole)
 }
 
-/// Times are in nanoseconds, and in their order.
-fn window_is_over(times: &[u64], now: u64, (rate, burst): (u32, u32)) -> bool {
+/// True if there were more than may be in some time until now. Times are in nanoseconds, and in their order.
+fn window_is_over(times: &[u64], now: u64, rate: (u32, u32)) -> bool {
+    is_over(times, 0, now, rate)
+}
+
+/// The same if there were some more now.
+pub fn is_over(times: &[u64], more: usize, now: u64, (rate, burst): (u32, u32)) -> bool {
     let interval = SECOND.div_ceil(rate.into());
-    let over =
-        |(n, from): (usize, &u64)| (times.len() - n) as u64 > u64::from(burst) + (now - from) / interval;
+    let over = |(n, from): (usize, &u64)| {
+        (times.len() - n + more) as u64 > u64::from(burst) + now.saturating_sub(*from) / interval
+    };
     times.iter().enumerate().any(over)
 }
 

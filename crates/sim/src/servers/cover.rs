@@ -147,6 +147,9 @@ pub fn expected() -> Vec<(&'static str, String)> {
     ] {
         all.push(("admission", admitted.to_owned()));
     }
+    for paused in ["of one shard", "of all shards"] {
+        all.push(("pause", paused.to_owned()));
+    }
     all.push(("crowd", "beyond a turn".to_owned()));
     for seen in ["open", "calling", "silent shard", "given up"] {
         all.push(("inspect", seen.to_owned()));

@@ -6,6 +6,7 @@
 //!   client     what is owed to a client, and that nothing else comes
 //!   service    what user code does, panics included
 //!   admitted   a server beside the others whose limits on peers are reached, and not exceeded
+//!   paused     a server beside the others one of whose two shards pauses, and what that does to its rate of newcomers
 //!   proxied    clients behind proxies, and intruders
 //!   layered    clients through the toy transport, and peers that break it
 //!   rules      rules of framing that are switched, frames in pieces, codecs: a separate service and client for each
@@ -23,6 +24,7 @@ mod cover;
 mod inspected;
 mod layered;
 mod meshes;
+mod paused;
 mod plan;
 mod proxied;
 mod rules;
@@ -197,6 +199,7 @@ fn run_seed(seed: u64, options: &Options, sum: &mut Sum) -> Result<(), String> {
 fn play(sim: &Sim, plan: &Plan, cover: &Cover) {
     cover.count("frames", format!("{:?}", plan.frames));
     let admitted = Admitted::begin(sim, plan, cover);
+    paused::begin(sim, plan, cover);
     match plan.frames {
         Frames::Lines => play_framed(sim, plan, cover, Lines::default()),
         Frames::Lengths => play_framed(sim, plan, cover, LengthPrefix::bytes(4)),
