@@ -102,6 +102,7 @@ impl Above {
             };
             if due && !core.take_call() {
                 // It is due in the next turn too.
+                self.held_off = true;
                 return self.state.borrow_mut().cover.fault(Fault::TurnFull);
             }
             if due {

@@ -118,6 +118,8 @@ struct Above {
     freed_turn: u64,
     abort_at: u64,
     idle_turns: u32,
+    /// A call was left to the next turn.
+    held_off: bool,
     /// Turns after which memory is given back again; 0 is never.
     gives_back: u64,
     gives_back_now: bool,
@@ -229,6 +231,7 @@ impl World {
             freed_turn: u64::MAX,
             abort_at: NEVER,
             idle_turns: 0,
+            held_off: false,
             // By its number, so that other draws stay as they are.
             gives_back: [0, 0, 50, 9][seed as usize % 4],
             gives_back_now: false,
