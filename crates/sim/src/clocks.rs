@@ -127,7 +127,7 @@ impl Clocks {
             self.held_bytes += bytes;
         }
         self.arrivals.push_back((now, bytes));
-        while self.arrivals.front().is_some_and(|(at, _)| at + 3 * READ_WINDOW < now) {
+        while self.arrivals.front().is_some_and(|(at, _)| at + 5 * READ_WINDOW < now) {
             self.arrivals.pop_front();
         }
     }

@@ -213,6 +213,9 @@ impl State {
         let limits = limits.clone();
         // A window ends at the next look, and the one behind it begins then.
         let late = LATE_MAX + if self.plan.rates.of(Fault::Stall) > 0 { STALL_MAX } else { 0 };
+        // One behind a long sleep may be left open, and no more than one.
+        let slept = self.slept_until > 0 && self.slept_until + 2 * READ_WINDOW > now;
+        let late = late + if slept { READ_WINDOW } else { 0 };
         let sock = &mut self.socks[tag];
         if stopping {
             sock.clocks.stopping_at = now;
