@@ -7,7 +7,7 @@ use crate::args::DoctorOptions;
 use crate::client::{Endpoint, Failure};
 use crate::text::plain;
 
-/// Examines, prints, and returns 0 if there is nothing above notes, 1 for a warning, 2 for an error.
+/// Examines, prints, and returns 0 if there is nothing above notes, 1 for a warning or a check that could not look, 2 for an error.
 pub fn run(there: Option<&Endpoint>, options: &DoctorOptions, json: bool) -> Result<u8, Failure> {
     let mut findings = match there {
         Some(endpoint) => of_server(endpoint, options)?,
@@ -29,7 +29,8 @@ pub fn run(there: Option<&Endpoint>, options: &DoctorOptions, json: bool) -> Res
 fn code(findings: &[Finding]) -> u8 {
     let code = |finding: &Finding| match finding.severity {
         Severity::Info => 0,
-        Severity::Warn => 1,
+        // A check that was not made is no pass.
+        Severity::NotChecked | Severity::Warn => 1,
         // One that this version does not know is taken for the worst.
         _ => 2,
     };
@@ -47,6 +48,7 @@ fn of_machine(options: &DoctorOptions) -> Vec<Finding> {
         Server::bind("127.0.0.1:0").shards(options.shards.map(usize::from)).share_port(options.share_port);
     let severity = |severity| match severity {
         ringserve::doctor::Severity::Info => Severity::Info,
+        ringserve::doctor::Severity::NotChecked => Severity::NotChecked,
         ringserve::doctor::Severity::Warn => Severity::Warn,
         _ => Severity::Error,
     };
@@ -70,6 +72,7 @@ fn word(severity: Severity) -> &'static str {
         Severity::Error => "error",
         Severity::Warn => "warning",
         Severity::Info => "note",
+        Severity::NotChecked => "not checked",
         _ => "finding",
     }
 }
@@ -78,8 +81,12 @@ fn word(severity: Severity) -> &'static str {
 fn page(findings: &[Finding], whose: &str) -> String {
     let mut text = String::new();
     for finding in findings {
-        text +=
-            &format!("{}: {} is {}\n", word(finding.severity), plain(&finding.what), plain(&finding.value));
+        let of_check = match finding.severity {
+            Severity::NotChecked => format!("{}: ", plain(&finding.check)),
+            _ => String::new(),
+        };
+        let (what, value) = (plain(&finding.what), plain(&finding.value));
+        text += &format!("{}: {of_check}{what} is {value}\n", word(finding.severity));
         for (name, part) in [
             ("needed", &finding.needed),
             ("otherwise", &finding.otherwise),
@@ -96,8 +103,12 @@ fn page(findings: &[Finding], whose: &str) -> String {
     let checks = ringserve::doctor::checks().len();
     let (errors, warnings, notes) = (count(Severity::Error), count(Severity::Warn), count(Severity::Info));
     let plural = |count: usize| if count == 1 { "" } else { "s" };
+    let missing = match count(Severity::NotChecked) {
+        0 => String::new(),
+        count => format!("; {count} could not look"),
+    };
     text += &format!(
-        "{whose}: {errors} error{}, {warnings} warning{}, {notes} note{} of {checks} checks\n",
+        "{whose}: {errors} error{}, {warnings} warning{}, {notes} note{} of {checks} checks{missing}\n",
         plural(errors),
         plural(warnings),
         plural(notes)
@@ -124,6 +135,7 @@ mod tests {
         assert_eq!(code(&[]), 0);
         assert_eq!(code(&[found(Severity::Info), found(Severity::Info)]), 0);
         assert_eq!(code(&[found(Severity::Warn), found(Severity::Info)]), 1);
+        assert_eq!(code(&[found(Severity::NotChecked)]), 1, "it is no pass");
         assert_eq!(code(&[found(Severity::Warn), found(Severity::Error)]), 2);
     }
 
@@ -134,6 +146,15 @@ mod tests {
             text.starts_with(
                 "warning: a thing is 7\n  sure      seen\n\nthis machine: 0 errors, 1 warning, 0 notes of "
             ),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn check_that_could_not_look_is_named_and_counted() {
+        let text = page(&[Finding { check: "clock".into(), ..found(Severity::NotChecked) }], "this machine");
+        assert!(
+            text.starts_with("not checked: clock: a thing is 7\n") && text.ends_with("; 1 could not look\n"),
             "{text}"
         );
     }

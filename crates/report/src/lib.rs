@@ -528,6 +528,8 @@ pub struct Finding {
 pub enum Severity {
     /// Good to know.
     Info,
+    /// The check could not look, so it is no pass: [`value`](Finding::value) has the reason.
+    NotChecked,
     /// It will cost something under load.
     Warn,
     /// Something will not work.

@@ -218,6 +218,7 @@ pub(super) fn findings(running: &Running, expected: &Expected) -> Vec<report::Fi
         check: found.check.to_owned(),
         severity: match found.severity {
             Severity::Info => report::Severity::Info,
+            Severity::NotChecked => report::Severity::NotChecked,
             Severity::Warn => report::Severity::Warn,
             Severity::Error => report::Severity::Error,
         },

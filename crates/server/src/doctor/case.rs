@@ -5,7 +5,7 @@ use std::time::Duration;
 use ringserve_drivers::{SetupError, probe, probe_accept};
 
 use super::{Certainty, Expected, Finding, Severity};
-use crate::host::machine::Machine;
+use crate::host::machine::{Machine, Refusal};
 use crate::host::{HostStats, read_of};
 
 /// What is known of the rings of a server.
@@ -65,6 +65,8 @@ pub(crate) struct Case<'a> {
     pub(crate) expected: &'a Expected,
     /// The machine now.
     pub(crate) host: HostStats,
+    /// What of the files for that could not be looked at.
+    pub(crate) host_refused: Vec<Refusal>,
     /// The machine at an earlier look.
     pub(crate) before: Option<HostStats>,
     /// Of a server that runs.
@@ -94,8 +96,10 @@ impl<'a> Case<'a> {
             Rings::Untried => trial().map(|tables| if tables { Rings::Tables } else { Rings::Descriptors }),
             known => Ok(known),
         };
+        machine.take_refused();
         let host = read_of(machine);
-        Case { machine, setup, expected, host, before: None, lived: None, rings }
+        let host_refused = machine.take_refused();
+        Case { machine, setup, expected, host, host_refused, before: None, lived: None, rings }
     }
 
     /// With an earlier look at the machine.

@@ -3,7 +3,8 @@
 //! [`Server::doctor`](crate::Server::doctor) examines before a start, [`ServerControl::doctor`](crate::ServerControl::doctor) a
 //! server that runs, with what it went through. A start writes findings to the log that are [`Warn`](Severity::Warn) or worse,
 //! one line each. A [`Finding`] has the value, what is needed with its formula, what happens otherwise, and the command: there
-//! is no advice without a number behind it.
+//! is no advice without a number behind it. A check that could not look says that, too: it is no pass
+//! ([`NotChecked`](Severity::NotChecked)).
 //!
 //! Many checks ask for numbers that only the program or its operator knows: say them by [`Expected`].
 //!
@@ -34,7 +35,7 @@ use std::time::Duration;
 
 use ringserve_core::Time;
 
-use crate::host::machine::Machine;
+use crate::host::machine::{Machine, Refusal};
 use crate::host::{HostStats, read_of};
 use crate::log::guarded;
 use crate::log::lines::{error, warn};
@@ -44,7 +45,7 @@ pub(crate) use capacity::CONNECTION_BYTES;
 pub(crate) use case::{Lived, Rings, Setup};
 pub(crate) use network::migrates;
 
-use case::Case;
+use case::{Case, Texts};
 
 /// How bad a [`Finding`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -52,6 +53,9 @@ use case::Case;
 pub enum Severity {
     /// Good to know. Sound machines have some of these.
     Info,
+    /// The check could not look: a file is refused, or `/proc` is not there. So it is no pass. The finding has the file and the
+    /// reason.
+    NotChecked,
     /// It costs something: latency, CPU time, or connections under load.
     Warn,
     /// What is expected of the server does not work.
@@ -192,10 +196,11 @@ impl FromStr for Expected {
 }
 
 impl Severity {
-    /// `info`, `warn` or `error`.
+    /// `info`, `not_checked`, `warn` or `error`.
     pub fn as_str(self) -> &'static str {
         match self {
             Severity::Info => "info",
+            Severity::NotChecked => "not_checked",
             Severity::Warn => "warn",
             Severity::Error => "error",
         }
@@ -225,9 +230,16 @@ impl fmt::Display for Certainty {
     }
 }
 
-/// As `RLIMIT_NOFILE is 20000, needed: 501088 (..); otherwise ..; do: ..`.
+/// As `RLIMIT_NOFILE is 20000, needed: 501088 (..); otherwise ..; do: ..`, or `descriptors was not checked: ..`.
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.severity == Severity::NotChecked {
+            return write!(
+                f,
+                "{} was not checked: {} is {}; do: {}",
+                self.check, self.what, self.value, self.fix
+            );
+        }
         write!(f, "{} is {}", self.what, self.value)?;
         if !self.needed.is_empty() {
             write!(f, ", needed: {}", self.needed)?;
@@ -245,6 +257,8 @@ struct Check {
     /// When a start leaves it out.
     at_start: AtStart,
     look: Look,
+    /// Files that were read before it, by how their paths begin: those of [`HostStats`].
+    files: &'static [&'static str],
 }
 
 /// Whether the start of a server makes a check.
@@ -258,8 +272,20 @@ enum AtStart {
 }
 
 const fn check(name: &'static str, at_start: AtStart, look: Look) -> Check {
-    Check { name, at_start, look }
+    Check { name, at_start, look, files: &[] }
 }
+
+/// One that judges by what these files said.
+const fn check_of(
+    name: &'static str,
+    at_start: AtStart,
+    look: Look,
+    files: &'static [&'static str],
+) -> Check {
+    Check { name, at_start, look, files }
+}
+
+const CPU_GROUP: &[&str] = &["/proc/self/cgroup", "/sys/fs/cgroup/"];
 
 /// All checks. A finding has the name of the check that made it.
 const CHECKS: &[Check] = &[
@@ -269,24 +295,39 @@ const CHECKS: &[Check] = &[
     // The start tries the rings of all shards.
     check("locked_memory", AtStart::Said, limits::locked_memory),
     check("accept_queue", AtStart::Made, network::accept_queue),
-    check("syn_backlog", AtStart::Made, network::syn_backlog),
-    check("conntrack", AtStart::Made, network::conntrack),
-    check("tcp_memory", AtStart::Made, capacity::tcp_memory),
+    check_of("syn_backlog", AtStart::Made, network::syn_backlog, &["/proc/net/netstat"]),
+    check_of("conntrack", AtStart::Made, network::conntrack, &["/proc/sys/net/netfilter/"]),
+    check_of(
+        "tcp_memory",
+        AtStart::Made,
+        capacity::tcp_memory,
+        &["/proc/net/sockstat", "/proc/sys/net/ipv4/tcp_mem"],
+    ),
     check("socket_memory", AtStart::Made, capacity::socket_memory),
     check("memory", AtStart::Made, capacity::memory),
-    check("orphans", AtStart::Made, capacity::orphans),
-    check("time_wait", AtStart::Made, capacity::time_wait),
+    check_of(
+        "orphans",
+        AtStart::Made,
+        capacity::orphans,
+        &["/proc/net/sockstat", "/proc/sys/net/ipv4/tcp_max_orphans"],
+    ),
+    check_of(
+        "time_wait",
+        AtStart::Made,
+        capacity::time_wait,
+        &["/proc/net/sockstat", "/proc/sys/net/ipv4/tcp_max_tw_buckets"],
+    ),
     // A warning of the socket options.
     check("tcp_migrate_req", AtStart::Said, network::migrate),
-    check("packets", AtStart::TooEarly, network::packets),
+    check_of("packets", AtStart::TooEarly, network::packets, &["/proc/net/softnet_stat", "/proc/net/dev"]),
     check("receive_queues", AtStart::Made, network::receive_queues),
     check("local_ports", AtStart::Made, network::local_ports),
     check("keep_alive", AtStart::Made, network::keep_alive),
     check("clock", AtStart::Made, cpu::clock),
-    check("cpu_quota", AtStart::Made, cpu::quota),
-    check("cpu_throttled", AtStart::TooEarly, cpu::throttled),
-    check("cpu_steal", AtStart::TooEarly, cpu::steal),
-    check("cpu_pressure", AtStart::TooEarly, cpu::pressure),
+    check_of("cpu_quota", AtStart::Made, cpu::quota, CPU_GROUP),
+    check_of("cpu_throttled", AtStart::TooEarly, cpu::throttled, CPU_GROUP),
+    check_of("cpu_steal", AtStart::TooEarly, cpu::steal, &["/proc/stat"]),
+    check_of("cpu_pressure", AtStart::TooEarly, cpu::pressure, &["/proc/pressure/cpu"]),
     check("numa", AtStart::Made, cpu::numa),
     check("build", AtStart::Made, program::build),
     check("diagnosis", AtStart::Made, program::diagnosis),
@@ -303,7 +344,7 @@ const WATCHED: Duration = Duration::from_millis(200);
 
 /// Examines a server that does not run yet, for two tenths of a second.
 pub(crate) fn examine(setup: &Setup, expected: &Expected) -> Vec<Finding> {
-    let machine = Machine::here();
+    let machine = Machine::here().noting();
     let before = read_of(&machine);
     let watched = Deadline::within(WATCHED);
     watched.pauses(WATCHED);
@@ -319,7 +360,7 @@ pub(crate) struct Record {
 impl Record {
     /// Examines a server that starts, and writes findings to the log that are warnings or worse.
     pub(crate) fn begin(setup: Setup) -> Record {
-        let (machine, expected) = (Machine::here(), Expected::default());
+        let (machine, expected) = (Machine::here().noting(), Expected::default());
         let case = Case::new(&machine, &setup, &expected);
         tell(&case);
         let past = Mutex::new(Past::new(case.host));
@@ -328,7 +369,7 @@ impl Record {
 
     /// Examines the server at work, at this time of its clock.
     pub(crate) fn examine(&self, expected: &Expected, lived: Lived, now: Time) -> Vec<Finding> {
-        let machine = Machine::here();
+        let machine = Machine::here().noting();
         let case = Case::new(&machine, &self.setup, expected).of_server(lived);
         let before = self.past.lock().unwrap_or_else(PoisonError::into_inner).before(now, &case.host);
         diagnose(&case.since(before))
@@ -371,9 +412,42 @@ fn diagnose(case: &Case<'_>) -> Vec<Finding> {
 
 fn made(case: &Case<'_>, is_made: impl Fn(&Check) -> bool) -> Vec<Finding> {
     let mut findings = Vec::new();
-    CHECKS.iter().filter(|check| is_made(check)).for_each(|check| (check.look)(case, &mut findings));
+    CHECKS.iter().filter(|check| is_made(check)).for_each(|check| check.make(case, &mut findings));
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     findings
+}
+
+impl Check {
+    /// Looks, and says so where it could not and found nothing for that.
+    fn make(&self, case: &Case<'_>, found: &mut Vec<Finding>) {
+        let before = found.len();
+        case.machine.take_refused();
+        (self.look)(case, found);
+        let mut refused = case.machine.take_refused();
+        let read_before = case.host_refused.iter();
+        let is_its = |refusal: &&Refusal| self.files.iter().any(|file| refusal.path.starts_with(file));
+        refused.extend(read_before.filter(is_its).cloned());
+        if found.len() > before {
+            return;
+        }
+        let Some(Refusal { path, why }) = refused.first() else { return };
+        let mut others: Vec<&str> =
+            refused.iter().map(|other| &*other.path).filter(|other| other != path).collect();
+        others.sort_unstable();
+        others.dedup();
+        let more = if others.is_empty() { String::new() } else { format!(", and {} more", others.len()) };
+        let texts = Texts {
+            what: format!("{path}{more}"),
+            value: format!("not readable: {why}"),
+            needed: "a look at it".into(),
+            otherwise: "what this check would find is not known".into(),
+            fix: match why.ends_with("is not mounted") {
+                true => format!("mount it, or let the container have it: {why}"),
+                false => "let the server's user read it, or free what it lacks".into(),
+            },
+        };
+        found.push(texts.of(self.name, Severity::NotChecked, Certainty::Seen));
+    }
 }
 
 /// Lines that a start writes at most.
@@ -387,6 +461,13 @@ fn tell(case: &Case<'_>) {
             Severity::Error => error!("doctor: {finding}"),
             _ => warn!("doctor: {finding}"),
         });
+    }
+    let missing: Vec<&Finding> =
+        findings.iter().filter(|finding| finding.severity == Severity::NotChecked).collect();
+    if let Some(first) = missing.first() {
+        let names: Vec<&str> = missing.iter().map(|finding| finding.check).collect();
+        let (names, what, value) = (names.join(", "), &first.what, &first.value);
+        guarded(|| warn!("doctor: not checked: {names}: {what} is {value}"));
     }
     let rest = told.skip(LINES_MAX).count();
     if rest > 0 {

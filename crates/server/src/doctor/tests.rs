@@ -75,7 +75,7 @@ impl Planted {
     }
 
     fn machine(&self) -> Machine {
-        Machine::below(&self.0)
+        Machine::below(&self.0).noting()
     }
 
     fn findings(&self, setup: &Setup, expected: &Expected) -> Vec<Finding> {
@@ -152,11 +152,51 @@ fn sound_machine_has_no_finding() {
 }
 
 #[test]
-fn machine_without_any_file_has_no_finding_above_info() {
+fn machine_without_any_file_was_not_checked() {
     let nothing = Planted(std::env::temp_dir().join("ringserve-doctor-of-nothing"));
     let found = nothing.findings(&setup(), &connections(1_000_000).accepts_per_second(20_000));
-    let above: Vec<_> = found.iter().filter(|finding| finding.severity > Severity::Info).collect();
+    let above: Vec<_> = found.iter().filter(|finding| finding.severity > Severity::NotChecked).collect();
     assert!(above.is_empty(), "{above:?}");
+    let missing: Vec<&str> = found
+        .iter()
+        .filter(|finding| finding.severity == Severity::NotChecked)
+        .map(|finding| finding.check)
+        .collect();
+    for check in
+        ["descriptors", "accept_queue", "conntrack", "tcp_memory", "memory", "packets", "clock", "cpu_steal"]
+    {
+        assert!(missing.contains(&check), "{check} passed: {missing:?}");
+    }
+    let descriptors = found.iter().find(|finding| finding.check == "descriptors").unwrap().to_string();
+    assert_eq!(
+        descriptors,
+        "descriptors was not checked: /proc/self/limits is not readable: /proc is not mounted; do: mount it, or let the \
+         container have it: /proc is not mounted"
+    );
+}
+
+/// A file that is there and cannot be read. The tests may run as root, whom no mode keeps out: so it is a directory.
+#[test]
+fn check_whose_file_is_refused_is_no_pass() {
+    let refuse = |path: &str| {
+        let planted = Planted::new();
+        fs::remove_file(planted.0.join(path)).unwrap();
+        fs::create_dir(planted.0.join(path)).unwrap();
+        let expected = connections(30_000).accepts_per_second(9_000);
+        let found = planted.findings(&setup(), &expected);
+        assert!(found.iter().all(|finding| finding.severity == Severity::NotChecked), "{found:?}");
+        assert!(found.iter().all(|finding| finding.what == format!("/{path}")), "{found:?}");
+        found.iter().map(|finding| finding.check).collect::<Vec<_>>()
+    };
+    assert_eq!(refuse("proc/self/limits"), ["descriptors", "locked_memory", "socket_memory", "memory"]);
+    assert_eq!(refuse("proc/net/sockstat"), ["tcp_memory", "orphans", "time_wait"]);
+    assert_eq!(refuse("proc/net/softnet_stat"), ["packets"]);
+    assert_eq!(refuse("proc/pressure/cpu"), ["cpu_pressure"]);
+    assert_eq!(refuse("proc/stat"), ["cpu_steal"]);
+    // What is not there is of a feature that the kernel lacks.
+    let planted = Planted::new();
+    fs::remove_file(planted.0.join("proc/pressure/cpu")).unwrap();
+    assert_eq!(planted.findings(&setup(), &Expected::default()), []);
 }
 
 #[test]

@@ -23,7 +23,20 @@ pub(crate) struct Machine {
     root: PathBuf,
     /// Files that were read once, and stay open; `None` if each look opens them.
     kept: Option<Arc<Mutex<HashMap<PathBuf, File>>>>,
+    /// What could not be looked at, if that is noted.
+    refused: Option<Arc<Mutex<Vec<Refusal>>>>,
 }
+
+/// A file that could not be looked at: which is not the same as one that is not there, as that of a feature that the kernel lacks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    /// Where it is on the machine, such as `/proc/self/limits`.
+    pub(crate) path: String,
+    pub(crate) why: String,
+}
+
+/// Directories below which nothing is known where they are not mounted, with one that each of them has.
+const TREES: [(&str, &str); 2] = [("/proc/", "/proc/self"), ("/sys/", "/sys/devices")];
 
 impl Machine {
     /// The machine that this process runs on.
@@ -33,13 +46,45 @@ impl Machine {
 
     /// A machine whose files are below `root`.
     pub(crate) fn below(root: impl Into<PathBuf>) -> Machine {
-        Machine { root: root.into(), kept: None }
+        Machine { root: root.into(), kept: None, refused: None }
     }
 
     /// The same with files that stay open, so that they are read also where the process has no descriptor left: the first look
     /// opens them.
     pub(crate) fn keeping(self) -> Machine {
         Machine { kept: Some(Arc::default()), ..self }
+    }
+
+    /// The same, which notes what it cannot look at.
+    pub(crate) fn noting(self) -> Machine {
+        Machine { refused: Some(Arc::default()), ..self }
+    }
+
+    /// What could not be looked at since the last call.
+    pub(crate) fn take_refused(&self) -> Vec<Refusal> {
+        let refused = self.refused.as_ref();
+        refused.map_or_else(Vec::new, |all| {
+            std::mem::take(&mut *all.lock().unwrap_or_else(PoisonError::into_inner))
+        })
+    }
+
+    /// Notes why there is no look at a place, unless it is not there.
+    fn note(&self, place: &Path, error: &io::Error) {
+        let Some(refused) = &self.refused else { return };
+        let path = format!("/{}", place.strip_prefix(&self.root).unwrap_or(place).display());
+        let why = match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+                let tree = TREES.iter().find(|(tree, _)| path.starts_with(tree));
+                match tree.filter(|(_, inside)| !self.place(inside).exists()) {
+                    Some((tree, _)) => format!("{} is not mounted", tree.trim_end_matches('/')),
+                    None => return,
+                }
+            }
+            // The kernel has the file of a feature that is switched off.
+            io::ErrorKind::Unsupported | io::ErrorKind::InvalidInput => return,
+            _ => error.to_string(),
+        };
+        refused.lock().unwrap_or_else(PoisonError::into_inner).push(Refusal { path, why });
     }
 
     /// Where a file of the machine is. `path` begins with a slash.
@@ -54,15 +99,18 @@ impl Machine {
 
     /// The same of a file whose whole place is known.
     pub(crate) fn text_at(&self, place: &Path) -> Option<String> {
-        let Some(kept) = &self.kept else { return whole(&File::open(place).ok()?).ok() };
+        let read = |opened: io::Result<File>| {
+            let text = opened.and_then(|file| Ok((whole(&file)?, file)));
+            text.inspect_err(|error| self.note(place, error)).ok()
+        };
+        let Some(kept) = &self.kept else { return read(File::open(place)).map(|(text, _)| text) };
         let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
         // One that cannot be read any more, as that of a control group that was left, makes room for its successor.
         if let Some(text) = kept.get(place).and_then(|file| whole(file).ok()) {
             return Some(text);
         }
         kept.remove(place);
-        let file = File::open(place).ok()?;
-        let text = whole(&file).ok()?;
+        let (text, file) = read(File::open(place))?;
         if kept.len() < KEPT_MAX {
             kept.insert(place.to_owned(), file);
         }
@@ -92,7 +140,9 @@ impl Machine {
 
     /// The names in a directory, in their order; none if it cannot be read.
     pub(crate) fn names(&self, path: &str) -> Vec<String> {
-        let Ok(entries) = fs::read_dir(self.place(path)) else { return Vec::new() };
+        let place = self.place(path);
+        let entries = fs::read_dir(&place).inspect_err(|error| self.note(&place, error));
+        let Ok(entries) = entries else { return Vec::new() };
         let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
         let mut names: Vec<String> = entries.flatten().map(name).collect();
         names.sort();
@@ -101,7 +151,14 @@ impl Machine {
 
     /// True if there is such a file or directory.
     pub(crate) fn has(&self, path: &str) -> bool {
-        self.place(path).exists()
+        let place = self.place(path);
+        match place.metadata() {
+            Ok(_) => true,
+            Err(error) => {
+                self.note(&place, &error);
+                false
+            }
+        }
     }
 
     /// The value of a line `name: value`, as in `/proc/meminfo` and `/proc/self/status`.
