@@ -1,5 +1,6 @@
 //! Configurations of a listener's TLS.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use rustls::pki_types::CertificateDer;
 
 use crate::channel::Rules;
 use crate::key_log::KeyLogFile;
-use crate::names::{Names, Times};
+use crate::names::{Names, Times, not_after};
 #[cfg(feature = "next")]
 use crate::next::{self, Next};
 use crate::stable::{self, Stable};
@@ -94,6 +95,18 @@ impl Tls {
     #[cfg(feature = "next")]
     pub fn from_next_config(config: Arc<rustls_next::ServerConfig>) -> Tls {
         Tls { source: Source::GivenNext(config), rules: Rules::default(), watch: None }
+    }
+
+    /// When its certificates expire, by name: the first of each.
+    pub(crate) fn expiries(&self) -> BTreeMap<String, u64> {
+        let mut found = BTreeMap::new();
+        let Source::Own(own) = &self.source else { return found };
+        for (name, chain, _) in &own.certificates {
+            let Some(not_after) = not_after(chain) else { continue };
+            let earliest = found.entry(name.clone().unwrap_or_default()).or_insert(not_after);
+            *earliest = not_after.min(*earliest);
+        }
+        found
     }
 
     fn own(mut self, change: impl FnOnce(&mut Own)) -> Tls {

@@ -37,7 +37,7 @@ pub use error::TlsError;
 pub use info::{Identity, TlsInfo};
 pub use listener::{TlsListener, TlsTransport};
 pub use pem::Pem;
-pub use server::ServerTls;
+pub use server::{CertificateExpiry, ServerTls};
 pub use tickets::Tickets;
 
 pub use rustls;

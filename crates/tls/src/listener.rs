@@ -1,6 +1,7 @@
 //! The TLS of a listener on all shards, which may be replaced in use.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -128,6 +129,14 @@ impl TlsListener {
         let secret = &mut *self.writing();
         let tls = self.current().tls.clone();
         self.set(secret, tls.read_again()?)
+    }
+
+    /// When the certificates in use expire, in seconds since the beginning of 1970: by name, which is empty for that of all other
+    /// names, the first of each.
+    pub(crate) fn expiries(&self) -> BTreeMap<String, u64> {
+        // Not under the lock, which shards take too.
+        let tls = self.current().tls.clone();
+        tls.expiries()
     }
 
     /// The files that [`reload`](TlsListener::reload) reads.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 
@@ -31,6 +31,9 @@ pub(crate) enum KeyError {
     Unfit,
     Other(String),
 }
+
+/// Behind the last second of the year 9999, which is the last that a certificate can name.
+const END_OF_TIMES: u64 = 253_402_300_800;
 
 /// Checks of the times of certificates.
 #[derive(Default)]
@@ -116,6 +119,18 @@ fn certified<K>(
         }),
         KeyError::Other(error) => key.error(error),
     })
+}
+
+/// When the first certificate of a chain expires, in seconds since the beginning of 1970; `None` if it cannot be read.
+pub(crate) fn not_after(chain: &Pem) -> Option<u64> {
+    let certificates = chain.certificates().ok()?;
+    let certificate = webpki::EndEntityCert::try_from(&certificates[0]).ok()?;
+    // Its time is checked first, and at the end of all times it has expired.
+    let end = UnixTime::since_unix_epoch(Duration::from_secs(END_OF_TIMES));
+    match certificate.verify_for_usage(&[], &[], &[], end, webpki::KeyUsage::server_auth(), None, None) {
+        Err(webpki::Error::CertExpired { not_after, .. }) => Some(not_after.as_secs()),
+        _ => None,
+    }
 }
 
 fn check_time(pem: &Pem, certificate: &CertificateDer<'_>) -> Result<(), TlsError> {

@@ -31,6 +31,31 @@ impl ServerTls {
     }
 }
 
+impl ServerTls {
+    /// When the certificates in use expire, of every address that has TLS: the first that does of each name. None of an address
+    /// whose configuration of rustls is the program's.
+    pub fn expiries(&self) -> Vec<CertificateExpiry> {
+        let of = |(listener, tls): (usize, &TlsListener)| {
+            let each = tls.expiries().into_iter();
+            each.map(move |(name, not_after)| CertificateExpiry { listener, name, not_after })
+                .collect::<Vec<_>>()
+        };
+        self.listeners.iter().enumerate().flat_map(of).collect()
+    }
+}
+
+/// When a certificate expires.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CertificateExpiry {
+    /// The place of the address among those that have TLS, from 0.
+    pub listener: usize,
+    /// The name for which clients ask; empty for the certificate of all others.
+    pub name: String,
+    /// In seconds since the beginning of 1970.
+    pub not_after: u64,
+}
+
 impl fmt::Debug for ServerTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("ServerTls").field(&self.listeners).finish()

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use rcgen::{KeyPair, date_time_ymd};
 use ringserve_core::Transport;
 use ringserve_tls::rustls::version::TLS13;
-use ringserve_tls::{Clients, Pem, Tls, TlsError, TlsListener};
+use ringserve_tls::{Clients, Pem, ServerTls, Tls, TlsError, TlsListener};
 
 use crate::pair::{Authority, Cert, Pair, client_config};
 
@@ -221,6 +221,41 @@ fn expired_certificate_in_use_does_not_keep_the_others() {
     let logged = format!("the secrets of connections are logged in {}", log.display());
     assert_eq!(WARNINGS.lock().unwrap()[1..], [logged]);
     fs::remove_file(&log).unwrap();
+}
+
+#[test]
+fn expiry_of_certificates_in_use_is_known_by_name() {
+    let authority = Authority::new("authority");
+    let until = |year| {
+        authority.sign(&["localhost"], KeyPair::generate().unwrap(), |params| {
+            params.not_after = date_time_ymd(year, 1, 1);
+        })
+    };
+    let (first, soon, late) = (until(2090), until(2080), until(2099));
+    let tls = |cert: &Cert| {
+        let tls = crate::server().certificate(cert.pems().0, cert.pems().1);
+        let tls = tls.certificate_for("www.example.org", late.pems().0, late.pems().1);
+        tls.certificate_for("www.example.org", soon.pems().0, soon.pems().1)
+    };
+    let listener = TlsListener::new(tls(&first)).unwrap();
+    let server: ServerTls = [listener.clone(), listener.clone()].into_iter().collect();
+    let found = || {
+        let each = server.expiries().into_iter().map(|of| (of.listener, of.name, of.not_after));
+        each.collect::<Vec<_>>()
+    };
+    let of_listener = |listener, default: u64| {
+        let named = |name: &str, year| (listener, name.to_owned(), seconds(year));
+        [named("", default), named("www.example.org", 2080)]
+    };
+    assert_eq!(found(), [of_listener(0, 2090), of_listener(1, 2090)].concat());
+    listener.replace(tls(&late)).unwrap();
+    assert_eq!(found(), [of_listener(0, 2099), of_listener(1, 2099)].concat(), "that of the one in use");
+}
+
+/// From the beginning of 1970 to that of a year of this century.
+fn seconds(year: u64) -> u64 {
+    let days = (year - 1970) * 365 + (year - 1969) / 4;
+    days * 86_400
 }
 
 #[test]
