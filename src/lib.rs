@@ -100,11 +100,11 @@
 //!
 //! | feature | what it adds |
 //! |---|---|
-//! | `admin` | the module `admin`: a port beside the server with a page, metrics, health and orders |
+//! | `admin` | the module `admin`: a port beside the server with a page, metrics, health and orders, and paths of the program |
 //! | `codec` | the module `codec`: services over codecs of `tokio_util` |
 //! | `http` | the function and the module `http`: HTTP/1.1 and HTTP/2, by hyper, which is there as `http::hyper` |
 //! | `log` | the module `log`: a subscriber of tracing that never holds up a shard; text or JSON |
-//! | `metrics` | the module `metrics`: what a server counts, as OpenMetrics, by prometheus-client |
+//! | `metrics` | the module `metrics`: what a server and its program count, as OpenMetrics, by prometheus-client |
 //! | `resp` | the module `resp`: the protocol of Redis, requests as frames and replies in both versions |
 //! | `sync` | in the module [`sync`] channels and locks: tokio's, which need no runtime |
 //! | `testing` | the module `testing`: whole servers by seed, in virtual time, for tests |

@@ -1,9 +1,11 @@
 //! Listeners with TLS, on both drivers.
 
 use std::convert::Infallible;
+use std::fs::File;
 use std::future::ready;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 
 use ringserve::framing::Lines;
@@ -18,7 +20,8 @@ use ringserve::tls::rustls::{ClientConfig, ClientConnection, RootCertStore, Stre
 use ringserve::tls::{Pem, Tls};
 use ringserve::{CloseReason, Cx, Driver, Frame, Server, ServerHandle, Service, Stream, http, stream};
 use ringserve_tests::watch::closed_for;
-use ringserve_tests::{SOON, on_epoll};
+use ringserve_tests::{SOON, eventually, on_epoll};
+use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 
 /// A certificate for localhost, its key, and clients that believe it.
 pub(super) struct Believed {
@@ -105,6 +108,48 @@ pub(super) fn shut_down(server: ServerHandle) {
     server.shutdown();
     let stats = server.wait().unwrap();
     assert_eq!(stats.counters.opened, stats.counters.closed);
+}
+
+/// A file on a mount that does not answer: a thread that reads it waits. Here it is a pipe with nothing in it.
+#[test]
+fn reload_that_hangs_holds_up_no_connection() {
+    let believed = Believed::new();
+    let file = std::env::temp_dir().join(format!("ringserve-hangs-{}.pem", std::process::id()));
+    std::fs::write(&file, &believed.chain).unwrap();
+    let tls = Tls::server().certificate(Pem::file(&file).unwrap(), Pem::from(&*believed.key));
+    let server = Server::bind(any_port()).tls(tls).framing(Lines::default()).shards(2);
+    let server = server.start(|_shard| Who).unwrap();
+    let (addr, config) = (server.local_addrs()[0], Arc::new(believed.client_of(&[&TLS13])));
+    let mut before = connect(&config, addr, "");
+    assert_eq!(line(&mut before, "hello\n"), "hello");
+    std::fs::remove_file(&file).unwrap();
+    mknodat(CWD, &file, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    let tls = server.tls().clone();
+    let reload = std::thread::spawn(move || tls.reload());
+    let mut pipe = None;
+    // Without a reader it cannot be opened so.
+    eventually("the file is read", SOON, || {
+        let nonblocking = OFlags::NONBLOCK.bits() as i32;
+        pipe = File::options().write(true).custom_flags(nonblocking).open(&file).ok();
+        pipe.is_some()
+    });
+    for _ in 0..4 {
+        assert_eq!(line(&mut connect(&config, addr, ""), "new\n"), "new");
+        assert_eq!(line(&mut before, "old\n"), "old");
+    }
+    // Nor a scrape, which has when the certificate in use expires.
+    let mut metrics = String::new();
+    server.metrics().write_prometheus(&mut metrics);
+    assert!(metrics.contains("ringserve_certificate_expiry_seconds{listener=\"0\",name=\"\"} "), "{metrics}");
+    assert!(!reload.is_finished());
+    let mut pipe = pipe.unwrap();
+    pipe.write_all(b"no certificate").unwrap();
+    drop(pipe);
+    assert!(reload.join().unwrap().is_err());
+    assert_eq!(line(&mut connect(&config, addr, ""), "the old one stays\n"), "the old one stays");
+    std::fs::remove_file(&file).unwrap();
+    drop(before);
+    shut_down(server);
 }
 
 #[test]

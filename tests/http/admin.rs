@@ -3,6 +3,7 @@
 mod crowds;
 mod load;
 mod paths;
+mod program;
 mod safety;
 mod starts;
 

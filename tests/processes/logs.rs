@@ -7,7 +7,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::{ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use ringserve::{Cx, Frame, Service};
 use ringserve_tests::child::{Process, is_child};
 use ringserve_tests::{On, SOON, eventually, no_time_limits};
 use rustix::fs::OFlags;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use rustix::stdio::{dup2_stderr, dup2_stdout};
 
 /// Tells the child how it logs, and where its admin endpoint is.
@@ -41,6 +42,7 @@ impl Service for Misbehaves {
             b"block" => thread::sleep(Duration::from_millis(300)),
             b"panic" => panic!("planted"),
             b"fail" => return Err("planted"),
+            b"say" => (0..LINES_MAX / 2).for_each(|n| tracing::info!(n, "a line of the program")),
             _ => {}
         }
         cx.reply(line);
@@ -147,6 +149,100 @@ fn child_logs_to_a_file() {
     serve(&File::from(io::stdout().as_fd().try_clone_to_owned().unwrap()));
 }
 
+/// The child: its log is its terminal, and what it says goes to a file.
+#[test]
+#[ignore = "the child process of `stopped_terminal_holds_up_nothing`; alone: RINGSERVE_TEST_CHILD=1 cargo test -p ringserve-tests --test processes logs::child_logs_to_a_terminal -- --exact --ignored --nocapture"]
+fn child_logs_to_a_terminal() {
+    if !is_child() {
+        return;
+    }
+    log::init(LogOptions::default().stderr().lines_max(LINES_MAX)).unwrap();
+    let parent = File::options().append(true).open(std::env::var(LOG).unwrap()).unwrap();
+    say(&parent, format!("process {}", std::process::id()));
+    serve(&parent);
+}
+
+/// Ctrl-S stops the output of a terminal, and a thread that writes there waits.
+#[test]
+fn stopped_terminal_holds_up_nothing() {
+    let file = std::env::temp_dir().join(format!("ringserve-terminal-{}", std::process::id()));
+    let admin = file.with_extension("sock");
+    File::create(&file).unwrap();
+    let child = format!(
+        "exec '{}' logs::child_logs_to_a_terminal --exact --ignored --nocapture",
+        std::env::current_exe().unwrap().display()
+    );
+    // It gives the child a terminal, of which our pipes are the other end.
+    let mut command = Command::new("script");
+    command.args(["-qfc", &child, "/dev/null"]).env("RINGSERVE_TEST_CHILD", "1").env_remove("RUST_LOG");
+    command.env(LOG, &file).env(ADMIN, format!("unix:{}", admin.display()));
+    let started = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let Ok(mut terminal) = started else { return eprintln!("there is no `script`: nothing is tested") };
+    let (mut keys, mut screen) = (terminal.stdin.take().unwrap(), terminal.stdout.take().unwrap());
+    let shown = Arc::new(Mutex::new(Vec::new()));
+    let shows = shown.clone();
+    thread::spawn(move || {
+        let mut bytes = [0; 4096];
+        while let Ok(count @ 1..) = screen.read(&mut bytes) {
+            shows.lock().unwrap().extend_from_slice(&bytes[..count]);
+        }
+    });
+    let has = |words: &str| {
+        let shown = shown.lock().unwrap();
+        shown.windows(words.len()).any(|window| window == words.as_bytes())
+    };
+    let said = |begin: &str| {
+        let mut found = None;
+        eventually(begin, SOON, || {
+            let text = fs::read_to_string(&file).unwrap();
+            found = text.lines().find_map(|line| line.strip_prefix(begin)).map(str::to_owned);
+            found.is_some()
+        });
+        found.unwrap()
+    };
+    let process: i32 = said("process ").parse().unwrap();
+    let peer = BufReader::new(TcpStream::connect(said("serves at ")).unwrap());
+    peer.get_ref().set_read_timeout(Some(SOON)).unwrap();
+    let mut served = AtTerminal { peer, admin };
+    served.answers("hello");
+    let ctrl = |keys: &mut ChildStdin, letter: u8| {
+        keys.write_all(&[letter & 0x1f]).unwrap();
+        keys.flush().unwrap();
+    };
+    ctrl(&mut keys, b's');
+    eventually("the log is stuck", SOON, || {
+        served.answers("say");
+        served.dropped() > 0
+    });
+    assert!(!has("lines of the log were dropped"), "nothing is shown");
+    served.answers("block");
+    assert!(served.ask("GET /healthz", "").starts_with("HTTP/1.1 200"));
+    served.answers("hello");
+    ctrl(&mut keys, b'q');
+    eventually("the terminal goes on", SOON, || has("lines of the log were dropped"));
+    kill_process(Pid::from_raw(process).unwrap(), Signal::TERM).unwrap();
+    assert_eq!(said("serve returned "), "Ok(())");
+    drop(keys);
+    eventually("the process ends", SOON, || terminal.try_wait().unwrap().is_some());
+    fs::remove_file(&file).unwrap();
+}
+
+/// A peer of a server, and its endpoint.
+struct AtTerminal {
+    peer: BufReader<TcpStream>,
+    admin: PathBuf,
+}
+
+impl Asks for AtTerminal {
+    fn peer(&mut self) -> &mut BufReader<TcpStream> {
+        &mut self.peer
+    }
+
+    fn admin(&self) -> &Path {
+        &self.admin
+    }
+}
+
 struct Served {
     process: Process,
     peer: BufReader<TcpStream>,
@@ -169,22 +265,38 @@ impl Served {
         Served { process, peer, admin }
     }
 
+    /// Orders the drain, and waits for the end.
+    #[track_caller]
+    fn ends(mut self) -> ExitStatus {
+        self.process.signal(Signal::TERM);
+        assert_eq!(self.process.line_after("serve returned "), "Ok(())");
+        eventually("the process ends", SOON, || self.process.child.try_wait().unwrap().is_some());
+        self.process.child.wait().unwrap()
+    }
+}
+
+/// A server with a connection, and its endpoint at a Unix socket.
+trait Asks {
+    fn peer(&mut self) -> &mut BufReader<TcpStream>;
+
+    fn admin(&self) -> &Path;
+
     fn says(&mut self, line: &str) {
-        writeln!(self.peer.get_mut(), "{line}").unwrap();
+        writeln!(self.peer().get_mut(), "{line}").unwrap();
     }
 
     #[track_caller]
     fn answers(&mut self, line: &str) {
         self.says(line);
         let mut answer = String::new();
-        self.peer.read_line(&mut answer).expect("an answer");
+        self.peer().read_line(&mut answer).expect("an answer");
         assert_eq!(answer.trim_end(), line);
     }
 
     /// The answer of the endpoint, with its head.
     #[track_caller]
     fn ask(&self, request: &str, body: &str) -> String {
-        let mut stream = UnixStream::connect(&self.admin).unwrap();
+        let mut stream = UnixStream::connect(self.admin()).unwrap();
         stream.set_read_timeout(Some(SOON)).unwrap();
         let len = body.len();
         let head = "Host: localhost\r\nX-Ringserve: 1\r\nConnection: close";
@@ -207,14 +319,15 @@ impl Served {
         });
         dropped.unwrap()
     }
+}
 
-    /// Orders the drain, and waits for the end.
-    #[track_caller]
-    fn ends(mut self) -> ExitStatus {
-        self.process.signal(Signal::TERM);
-        assert_eq!(self.process.line_after("serve returned "), "Ok(())");
-        eventually("the process ends", SOON, || self.process.child.try_wait().unwrap().is_some());
-        self.process.child.wait().unwrap()
+impl Asks for Served {
+    fn peer(&mut self) -> &mut BufReader<TcpStream> {
+        &mut self.peer
+    }
+
+    fn admin(&self) -> &Path {
+        &self.admin
     }
 }
 
@@ -294,6 +407,16 @@ fn lines_of_json_have_panics_and_the_level_follows_the_endpoint() {
     assert!(line.contains(r#""shard":0,"#) && line.contains(r#""panic":"planted""#), "{line}");
     let answer = served.ask("POST /log-level", "info,ringserve_server=debug");
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    // Who gave the order: this process, at the other end of a Unix socket.
+    let who = format!(
+        r#""peer":"unix, user {}, process {}""#,
+        rustix::process::getuid().as_raw(),
+        std::process::id()
+    );
+    let line = served.process.line_after(r#""msg":"the admin endpoint sets the log to "#);
+    assert!(line.contains("info,ringserve_server=debug") && line.contains(&who), "{line}");
+    let line = served.process.line_after(r#""msg":"order to the admin endpoint: POST /log-level","#);
+    assert!(line.contains(&who) && line.contains(r#""status":200"#), "{line}");
     let answer = served.ask("POST /log-level", "ringserve=loud");
     assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
     served.process.line_after(r#""spans":["admin"],"msg":"connection opened","#);

@@ -147,6 +147,80 @@ fn scrape_says_what_happened_and_only_once() {
     lab.finish();
 }
 
+/// Each call of a service is in its histogram, whether it waited or not, and each error is counted.
+#[test]
+fn calls_of_a_service_are_counted_with_their_times_and_errors() {
+    let lab = Lab::on_shards(2, no_time_limits());
+    let service = lab.addr().to_string();
+    let of = |families: &BTreeMap<String, Family>, name: &str| {
+        value(families, &format!("ringserve_service_{name}")).unwrap_or_else(|| panic!("{name} is there"))
+    };
+    let mut clients: Vec<Client> = (0..4).map(|_| lab.client()).collect();
+    clients.iter_mut().for_each(|client| (0..5).for_each(|_| client.echoes("x")));
+    let mut waits = lab.client();
+    waits.gets_back(order::sleep(40));
+    waits.send(order::gate("later"));
+    // One ends with its connection, and others stay.
+    let mut goes = lab.client();
+    goes.send(order::gate("never"));
+    let mut late: Vec<Client> = [order::fail_late(), order::panic_late()]
+        .into_iter()
+        .map(|wrong| {
+            let mut client = lab.client();
+            client.send(wrong);
+            client
+        })
+        .collect();
+    lab.parked(4);
+    goes.reset();
+    for wrong in [order::fail(), order::panics()] {
+        let mut client = lab.client();
+        client.send(wrong);
+        client.read_to_end();
+    }
+    lab.holds(7);
+    let labels = format!("service=\"{service}\"");
+    eventually("it is published", SOON, || lab.running.stats().counters.frames == 27);
+    let families = scrape(&lab);
+    // 20 echoes, one that slept, and two that went wrong: neither those that wait nor the one that was dropped.
+    assert_eq!(of(&families, &format!("call_seconds_count{{{labels}}}")), 23.0);
+    assert_eq!(of(&families, &format!("calls_in_flight{{{labels}}}")), 3.0);
+    let calls = &families["ringserve_service_call_seconds"].samples;
+    let buckets = calls.iter().filter(|(sample, _)| sample.contains("_bucket{"));
+    let first = buckets.map(|(_, count)| *count).reduce(f64::min).unwrap();
+    assert_eq!(first, 22.0, "those that ended at once");
+    let slept = of(&families, &format!("call_seconds_sum{{{labels}}}"));
+    assert!((0.04..10.0).contains(&slept), "{slept} s");
+    lab.shared.gate.open();
+    waits.recv();
+    late.iter_mut().for_each(|client| drop(client.read_to_end()));
+    lab.holds(5);
+    let families = scrape(&lab);
+    assert_eq!(of(&families, &format!("calls_in_flight{{{labels}}}")), 0.0);
+    assert_eq!(of(&families, &format!("call_seconds_count{{{labels}}}")), 26.0);
+    let errors = |kind: &str| of(&families, &format!("call_errors_total{{kind=\"{kind}\",{labels}}}"));
+    assert_eq!((errors("error"), errors("panic")), (2.0, 2.0));
+    drop((clients, waits, late));
+    lab.finish();
+}
+
+#[test]
+fn server_and_process_tell_what_they_are() {
+    let lab = Lab::start(no_time_limits());
+    let families = scrape(&lab);
+    let of = |sample: &str| value(&families, sample).unwrap_or_else(|| panic!("{sample} is there"));
+    let driver = if ringserve_tests::on_epoll() { "epoll" } else { "io_uring" };
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(of(&format!("ringserve_build_info{{driver=\"{driver}\",version=\"{version}\"}}")), 1.0);
+    let (started, process) = (of("ringserve_start_time_seconds"), of("process_start_time_seconds"));
+    assert!(started >= process - 1.0 && process > 1.5e9, "{started} and {process}");
+    assert!(of("ringserve_connections_max") >= 1.0 && of("ringserve_held_max_bytes") >= 1e6);
+    assert!(of("process_open_fds") >= 3.0 && of("process_max_fds") >= of("process_open_fds"));
+    assert!(of("process_resident_memory_bytes") > 1e6 && of("process_cpu_seconds_total") >= 0.0);
+    assert!(of("process_virtual_memory_bytes") > of("process_resident_memory_bytes"));
+    lab.finish();
+}
+
 #[test]
 fn each_turn_is_in_the_histogram_as_often_as_it_counts() {
     let lab = Lab::start(no_time_limits());

@@ -164,14 +164,39 @@ fn labels_of(text: &str) -> Result<Vec<(String, String)>, String> {
     }
 }
 
-/// Its buckets rise, the last one has no end, and has as many as the count.
+/// Each of its series: those with the same labels beside that of the bucket.
 fn histogram(name: &str, family: &Family) -> Result<(), String> {
-    let count = family.samples.get(&format!("{name}_count")).ok_or("no count")?;
-    let sum = family.samples.get(&format!("{name}_sum")).ok_or("no sum")?;
+    let counts = family.samples.keys().filter_map(|series| series.strip_prefix(&format!("{name}_count")));
+    let labels: Vec<&str> = counts.collect();
+    if labels.is_empty() {
+        return Err("no count".into());
+    }
+    let mut read = 0;
+    for labels in labels {
+        read += 2 + of_labels(name, labels, family)?;
+    }
+    match family.samples.len() - read {
+        0 => Ok(()),
+        more => Err(format!("{more} lines are of no series with a count")),
+    }
+}
+
+/// Its buckets rise, the last one has no end, and has as many as the count. Returns how many there are.
+fn of_labels(name: &str, labels: &str, family: &Family) -> Result<usize, String> {
+    let of = |what: &str| family.samples.get(&format!("{name}_{what}{labels}"));
+    let (count, sum) = (of("count").ok_or("no count")?, of("sum").ok_or("no sum")?);
     let mut buckets = Vec::new();
     for (series, value) in &family.samples {
-        let Some(end) = series.strip_prefix(&format!("{name}_bucket{{le=\"")) else { continue };
-        let end = match end.trim_end_matches("\"}") {
+        let Some(its) = series.strip_prefix(&format!("{name}_bucket{{")) else { continue };
+        let mut its = labels_of(its.strip_suffix('}').ok_or("no }")?)?;
+        let end = its.iter().position(|(label, _)| label == "le").ok_or("a bucket without an end")?;
+        let (_, end) = its.remove(end);
+        let others: Vec<String> = its.iter().map(|(name, value)| format!("{name}=\"{value}\"")).collect();
+        let others = if others.is_empty() { String::new() } else { format!("{{{}}}", others.join(",")) };
+        if others != labels {
+            continue;
+        }
+        let end = match &*end {
             "+Inf" => f64::INFINITY,
             end => end.parse::<f64>().map_err(|error| error.to_string())?,
         };
@@ -186,6 +211,6 @@ fn histogram(name: &str, family: &Family) -> Result<(), String> {
     }
     match *count == 0.0 && *sum != 0.0 {
         true => Err("there is a sum of nothing".into()),
-        false => Ok(()),
+        false => Ok(buckets.len()),
     }
 }

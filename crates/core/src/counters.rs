@@ -48,6 +48,9 @@ pub struct ConnStats {
     /// for more than it can do. Of services over codecs the items, of HTTP the requests, and of streams what they say
     /// themselves.
     pub frames_shed: u64,
+    /// Calls that did not end at once, and waited. The frames that are neither among these nor among those that were shed are calls
+    /// that ended at once.
+    pub calls_waited: u64,
     /// Handshakes of transports that began. Each is then done, failed, or took longer than
     /// [`Limits::handshake_timeout`](crate::Limits::handshake_timeout).
     pub handshakes_started: u64,
@@ -122,6 +125,7 @@ impl ConnStats {
             reads_held,
             frames_copied,
             frames_shed,
+            calls_waited,
             handshakes_started,
             handshakes_done,
             handshakes_failed,
@@ -147,6 +151,7 @@ impl ConnStats {
             reads_held,
             frames_copied,
             frames_shed,
+            calls_waited,
             handshakes_started,
             handshakes_done,
             handshakes_failed,
@@ -175,6 +180,7 @@ impl AddAssign<&ConnStats> for ConnStats {
         self.reads_held += other.reads_held;
         self.frames_copied += other.frames_copied;
         self.frames_shed += other.frames_shed;
+        self.calls_waited += other.calls_waited;
         self.handshakes_started += other.handshakes_started;
         self.handshakes_done += other.handshakes_done;
         self.handshakes_failed += other.handshakes_failed;

@@ -47,7 +47,7 @@ impl Histogram {
 
 /// A load and a store, which cost less than an atomic addition: no other thread writes.
 #[inline]
-fn add(cell: &AtomicU64, n: u64) {
+pub(crate) fn add(cell: &AtomicU64, n: u64) {
     cell.store(cell.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
 }
 
@@ -107,6 +107,21 @@ impl Counted {
         };
         let cell = self.cells.iter().take_while(|cell| !reaches(cell)).count();
         if self.count() == 0 { Duration::ZERO } else { Duration::from_nanos(end_of(cell)) }
+    }
+
+    /// Adds times that were shorter than the first step, for which nothing is in the sum.
+    pub(crate) fn add_shortest(&mut self, times: u64) {
+        self.cells[0] += times;
+    }
+
+    /// The same as [`buckets`](Counted::buckets) from nothing on, one an octave.
+    pub(crate) fn octaves(&self) -> Vec<(f64, u64)> {
+        let halves = self.buckets(Duration::ZERO);
+        // The first one is alone, and so is the one without an end.
+        let (first, last) = (halves[0], halves[halves.len() - 1]);
+        let pairs = halves[1..halves.len() - 1].chunks(2);
+        let octaves = pairs.map(|pair| (pair[pair.len() - 1].0, pair.iter().map(|(_, count)| count).sum()));
+        [first].into_iter().chain(octaves).chain([last]).collect()
     }
 
     /// Two buckets an octave: each one's end in seconds, and how many times lie between that and the end of the one before. What
@@ -196,6 +211,19 @@ mod tests {
         );
         let ends: Vec<f64> = buckets.iter().map(|(end, _)| *end).collect();
         assert!(ends.is_sorted() && ends[ends.len() - 2] > 68.0 && ends[ends.len() - 1].is_infinite());
+    }
+
+    #[test]
+    fn octaves_hold_what_their_halves_hold() {
+        let mut sum =
+            counted(&[Duration::from_micros(3), Duration::from_micros(4), Duration::from_secs(100)]);
+        sum.add_shortest(5);
+        let octaves = sum.octaves();
+        assert_eq!(octaves.len(), 1 + OCTAVES + 1);
+        let found: Vec<(u64, u64)> =
+            octaves[..4].iter().map(|(end, count)| ((end * 1e9).round() as u64, *count)).collect();
+        assert_eq!(found, [(1024, 5), (2048, 0), (4096, 2), (8192, 0)]);
+        assert_eq!((octaves[octaves.len() - 1].1, sum.count()), (1, 8));
     }
 
     #[test]

@@ -151,7 +151,7 @@ pub(crate) fn read_of(machine: &Machine) -> HostStats {
             machine.sysctl("net.netfilter.nf_conntrack_max"),
         ),
         conntrack_drops: conntrack_drops(machine),
-        descriptors: Usage::of(descriptors(machine), soft_limit(machine, "Max open files")),
+        descriptors: Usage::of(open_descriptors(machine), soft_limit(machine, "Max open files")),
         open_files: Usage::of(files.first().copied(), files.get(2).copied()),
         tcp_memory: tcp_memory(machine, socket("mem")),
         orphans: Usage::of(socket("orphan"), machine.sysctl("net.ipv4.tcp_max_orphans")),
@@ -218,7 +218,7 @@ fn counters(machine: &Machine, path: &str, begin: &str) -> HashMap<String, u64> 
 }
 
 /// Since Linux 6.2 the size of the directory is their number. Before it is zero, and this one is open while it is listed.
-fn descriptors(machine: &Machine) -> Option<u64> {
+pub(crate) fn open_descriptors(machine: &Machine) -> Option<u64> {
     let folder = machine.place("/proc/self/fd");
     if let Some(count) = fs::metadata(&folder).ok().map(|found| found.len()).filter(|count| *count > 0) {
         return Some(count);

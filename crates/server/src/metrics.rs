@@ -35,8 +35,15 @@
 //! # }
 //! ```
 //!
+//! Beside these there are the figures of the process by their usual names ([`Process`]). The program's own are [`Figures`].
+//!
 //! | name, behind `ringserve_` | labels | what it is |
 //! |---|---|---|
+//! | `build_info` | `version`, `driver` | 1: the version of ringserve, and `io_uring` or `epoll` |
+//! | `start_time_seconds` | | when the server started, in seconds since the beginning of 1970. Not in a simulation |
+//! | `connections_max`, `held_max_bytes` | | limits: connections of the server, and [bytes that are held](crate::limits::ServerLimits::held_bytes_max) of each shard, as they are now |
+//! | `held_bytes` | `shard` | what its connections hold beside receive buffers |
+//! | `certificate_expiry_seconds` | `listener`, `name` | when each certificate in use expires, in seconds since the beginning of 1970. `listener` is the place among the addresses with TLS, from 0; `name` is empty for that of all other names. None for a configuration of rustls that the program gave |
 //! | `connections` | `shard` | connections now, closing ones included |
 //! | `connections_accepted_total`, `connections_opened_total`, `handed_off_total` | `shard` | as in [`ConnStats`] |
 //! | `connections_closed_total` | `reason`, `closed_by` | connections that ended |
@@ -51,6 +58,8 @@
 //! | `received_bytes_total`, `sent_bytes_total`, `sends_total`, `receives_paused_total`, `reads_held_total`, `frames_copied_total`, `frames_shed_total` | | of all shards |
 //! | `handshakes_total`, `handshakes_waiting` | `result` of the first | handshakes of transports |
 //! | `service_connections`, `service_frames_total` | `service` | each service's |
+//! | `service_call_seconds` | `service` | histogram: all calls of a service. Those that ended at once are in the first bucket, and no clock was read for them; others have the time from the turn in which they began to the one in which they ended. Of streams and of HTTP the calls are pieces that were received |
+//! | `service_calls_in_flight`, `service_call_errors_total` | `service`, `kind` of the last | calls that wait now; those that returned an error, or panicked (`error`, `panic`) |
 //! | `upstream_connections`, `upstream_connections_opened_total`, `upstream_connections_closed_total` | `reason` of the last | connections that the server made |
 //! | `receive_buffers` | `state` | buffers of receive memory |
 //! | `turns_total` | `shard` | turns of the loop |
@@ -69,22 +78,33 @@
 //! | `first_frame_seconds` | | histogram: from when a connection could send its first frame, with its handshake done, to that frame; in steps of 17 ms |
 //! | `send_stall_seconds` | | histogram: until a peer took of a send for which more bytes, a handler or the end of the connection waited, from when it began or the peer last took a part of it; in steps of 17 ms, and shorter ones are not counted |
 
-use std::fmt::{self, Write};
-use std::time::Duration;
+mod families;
+mod figures;
+mod process;
+#[cfg(feature = "admin")]
+pub(crate) mod scrape;
+
+use std::fmt;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, UNIX_EPOCH};
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{
-    DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, MetricEncoder, NoLabelSet, text,
-};
-use prometheus_client::metrics::MetricType;
+use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::registry::{Registry, Unit};
+
+use families::{Families, Labels, label};
 
 use crate::admission::{KeyRatesStats, RefusedBy};
 use crate::histogram::{Counted, Histogram};
 use crate::server::control::ServerControl;
 use crate::server::running::ServerHandle;
-use crate::snapshot::Snapshot;
+use crate::snapshot::{CallFigures, Snapshot};
 use crate::stats::{ConnStats, DriverStats, ServerStats, ShardTimes};
+
+pub use figures::{
+    Counter, Counters, Figures, FiguresError, Gauge, Gauges, Histograms, SECONDS, ValueHistogram,
+};
+pub use process::Process;
 
 /// The crate that writes the text, for a [registry](prometheus_client::registry::Registry) of the program's.
 pub use prometheus_client;
@@ -103,16 +123,30 @@ impl Metrics {
     /// The type of the text, for the header of that name.
     pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
+    /// That of the older text of Prometheus.
+    #[cfg(feature = "admin")]
+    pub(crate) const TEXT_CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
     /// Appends the whole text: OpenMetrics 1.0, as Prometheus takes it since 2.5. About 200 values, 16 more for each shard, 3 for
     /// each listener of a shard, and 2 for each service.
     ///
     /// It makes two system calls for each listener of a shard, and reads a file of `/proc` for each shard. It waits for
     /// nothing, so a handler may call it.
     pub fn write_prometheus(&self, text: &mut String) {
+        self.write_families(text);
+        // A `String` takes everything.
+        let _ = text::encode_eof(text);
+    }
+
+    /// The same without the line that ends the text.
+    pub(crate) fn write_families(&self, text: &mut String) {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(self.clone()));
-        // A `String` takes everything.
-        let _ = text::encode(text, &registry);
+        // A simulation has no process.
+        if !self.server.clock().is_simulated() {
+            registry.register_collector(Box::new(Process::default()));
+        }
+        let _ = text::encode_registry(text, &registry);
     }
 }
 
@@ -144,12 +178,14 @@ impl ServerHandle {
 impl Collector for Metrics {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let stats = self.server.stats();
-        let mut to = Families(encoder);
+        let mut to = Families::new(encoder, "ringserve_");
+        self.about(&mut to)?;
         self.connections(&mut to, &stats)?;
         self.accept_queues(&mut to)?;
         moved(&mut to, &stats)?;
         handshakes(&mut to, &stats.counters)?;
         services(&mut to, &stats)?;
+        self.calls(&mut to, &stats)?;
         upstreams(&mut to, &stats)?;
         driver(&mut to, &stats)?;
         self.shards(&mut to, &stats)?;
@@ -169,6 +205,73 @@ fn log_lines_dropped() -> u64 {
 }
 
 impl Metrics {
+    /// What the server is, and its limits.
+    fn about(&self, to: &mut Families<'_>) -> fmt::Result {
+        let version = ("version", env!("CARGO_PKG_VERSION").to_owned());
+        let labels = vec![version, ("driver", self.server.driver().to_owned())];
+        to.gauges("build_info", "1, with the version of ringserve and the driver", None, [(labels, 1u64)])?;
+        let started = self.server.clock().started().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+        let started = started.map(|at| (Vec::new(), at.as_secs_f64()));
+        let what = "When the server started, since the beginning of 1970";
+        to.gauges("start_time", what, Some(&Unit::Seconds), started)?;
+        let connections = [(Vec::new(), self.server.connections_max() as u64)];
+        to.gauges("connections_max", "Connections that the server takes at once", None, connections)?;
+        let held = [(Vec::new(), self.server.held_bytes_max() as u64)];
+        let what = "Bytes that the connections of each shard may hold beside receive buffers";
+        to.gauges("held_max", what, Some(&Unit::Bytes), held)?;
+        #[cfg(feature = "tls")]
+        self.certificates(to)?;
+        Ok(())
+    }
+
+    #[cfg(feature = "tls")]
+    fn certificates(&self, to: &mut Families<'_>) -> fmt::Result {
+        let each = self.server.tls().expiries();
+        let each = each
+            .into_iter()
+            .map(|of| (vec![("listener", of.listener.to_string()), ("name", of.name)], of.not_after));
+        let what = "When the certificate in use expires, since the beginning of 1970";
+        to.gauges("certificate_expiry", what, Some(&Unit::Seconds), each)
+    }
+
+    /// Shows `visit` what each shard counts of the calls of each service, by its number.
+    fn each_calls(&self, mut visit: impl FnMut(usize, &CallFigures)) {
+        let snapshots = self.server.remotes().iter().filter_map(|remote| remote.snapshot());
+        for (service, of) in snapshots.flat_map(|snapshot| snapshot.calls.iter().enumerate()) {
+            visit(service, of);
+        }
+    }
+
+    /// All calls of each service: those that waited by their times, and those that ended at once, of which no clock was read, in
+    /// the lowest bucket.
+    fn calls(&self, to: &mut Families<'_>, stats: &ServerStats) -> fmt::Result {
+        let mut all = vec![Calls::default(); stats.services.len()];
+        self.each_calls(|service, of| {
+            if let Some(sum) = all.get_mut(service) {
+                sum.add(of);
+            }
+        });
+        let each =
+            || stats.services.iter().zip(&all).map(|(of, calls)| (label("service", &of.name), of, calls));
+        let times = each().map(|(labels, of, calls)| {
+            let (counters, mut times) = (&of.counters, calls.times.clone());
+            let others = counters.frames_shed + counters.calls_waited;
+            times.add_shortest(counters.frames.saturating_sub(others));
+            (labels, times)
+        });
+        let times: Vec<(Labels, Counted)> = times.collect();
+        let what = "All calls of a service: those that ended at once are in the first bucket";
+        to.histograms("service_call", what, &times)?;
+        let in_flight = each().map(|(labels, _, calls)| (labels, calls.in_flight));
+        to.gauges("service_calls_in_flight", "Calls of a service that wait now", None, in_flight)?;
+        let failed = each().flat_map(|(labels, _, calls)| {
+            let kinds = [("error", calls.failed), ("panic", calls.panicked)];
+            kinds.map(|(kind, count)| ([labels.clone(), label("kind", kind)].concat(), count))
+        });
+        let what = "Calls of a service that returned an error, or panicked";
+        to.counters("service_call_errors", what, None, failed)
+    }
+
     fn connections(&self, to: &mut Families<'_>, stats: &ServerStats) -> fmt::Result {
         to.gauges("connections", "Connections now", None, by_shard(stats, |shard| shard.connections as u64))?;
         let accepted = by_shard(stats, |shard| shard.counters.accepted);
@@ -257,6 +360,9 @@ impl Metrics {
             None,
             by_shard(stats, |shard| shard.driver.turns),
         )?;
+        let held = by_shard(stats, |shard| shard.held_bytes as u64);
+        let what = "Bytes that connections hold beside receive buffers";
+        to.gauges("held", what, Some(&Unit::Bytes), held)?;
         to.gauges(
             "shard_stale",
             "1 for a shard that is blocked",
@@ -331,7 +437,8 @@ impl Metrics {
         };
         let turns = sum(|snapshot| &snapshot.turns);
         to.histogram("turn", "Turns of the shards' loops, without the wait behind", &turns, Duration::ZERO)?;
-        let calls = sum(|snapshot| &snapshot.calls);
+        let mut calls = Counted::new();
+        self.each_calls(|_, of| of.waited.add_to(&mut calls));
         to.histogram("call", "Calls that waited", &calls, Duration::ZERO)?;
         let first = sum(|snapshot| &snapshot.first_frames);
         to.histogram(
@@ -342,6 +449,30 @@ impl Metrics {
         )?;
         let stalls = sum(|snapshot| &snapshot.send_stalls);
         to.histogram("send_stall", "Until a peer took what waited for it", &stalls, STEP)
+    }
+}
+
+/// The calls of a service on all shards.
+#[derive(Clone)]
+struct Calls {
+    times: Counted,
+    in_flight: u64,
+    failed: u64,
+    panicked: u64,
+}
+
+impl Default for Calls {
+    fn default() -> Calls {
+        Calls { times: Counted::new(), in_flight: 0, failed: 0, panicked: 0 }
+    }
+}
+
+impl Calls {
+    fn add(&mut self, of: &CallFigures) {
+        of.waited.add_to(&mut self.times);
+        self.in_flight += of.in_flight();
+        self.failed += of.failed.load(Ordering::Relaxed);
+        self.panicked += of.panicked.load(Ordering::Relaxed);
     }
 }
 
@@ -429,13 +560,6 @@ fn blocking(to: &mut Families<'_>, stats: &ServerStats) -> fmt::Result {
     to.counters("blocking_calls", "Calls that block and ended", None, ends)
 }
 
-/// The labels of a value.
-type Labels = Vec<(&'static str, String)>;
-
-fn label(name: &'static str, value: impl ToString) -> Labels {
-    vec![(name, value.to_string())]
-}
-
 fn by_shard<'a>(
     stats: &'a ServerStats,
     of: impl Fn(&crate::stats::ShardStats) -> u64 + 'a,
@@ -448,65 +572,4 @@ fn by_reason(counters: &ConnStats) -> impl Iterator<Item = (Labels, u64)> + '_ {
         let closed_by = format!("{:?}", reason.closed_by()).to_lowercase();
         (vec![("reason", reason.name().to_owned()), ("closed_by", closed_by)], count)
     })
-}
-
-/// Writes metrics of one name after the other.
-struct Families<'a>(DescriptorEncoder<'a>);
-
-impl Families<'_> {
-    fn family(
-        &mut self,
-        name: &str,
-        help: &str,
-        unit: Option<&Unit>,
-        kind: MetricType,
-        write: impl FnOnce(&mut MetricEncoder<'_>) -> fmt::Result,
-    ) -> fmt::Result {
-        let (mut full, mut sentence) = (String::new(), String::new());
-        write!(full, "ringserve_{name}")?;
-        write!(sentence, "{help}.")?;
-        let mut encoder = self.0.encode_descriptor(&full, &sentence, unit, kind)?;
-        write(&mut encoder)
-    }
-
-    fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
-        self.counters(name, help, None, [(Vec::new(), value)])
-    }
-
-    fn counters<V: EncodeCounterValue>(
-        &mut self,
-        name: &str,
-        help: &str,
-        unit: Option<&Unit>,
-        values: impl IntoIterator<Item = (Labels, V)>,
-    ) -> fmt::Result {
-        let none = None::<&prometheus_client::metrics::exemplar::Exemplar<NoLabelSet, f64>>;
-        self.family(name, help, unit, MetricType::Counter, |encoder| {
-            values.into_iter().try_for_each(|(labels, value)| match labels.is_empty() {
-                true => encoder.encode_counter(&value, none),
-                false => encoder.encode_family(&labels)?.encode_counter(&value, none),
-            })
-        })
-    }
-
-    fn gauges<V: EncodeGaugeValue>(
-        &mut self,
-        name: &str,
-        help: &str,
-        unit: Option<&Unit>,
-        values: impl IntoIterator<Item = (Labels, V)>,
-    ) -> fmt::Result {
-        self.family(name, help, unit, MetricType::Gauge, |encoder| {
-            values.into_iter().try_for_each(|(labels, value)| match labels.is_empty() {
-                true => encoder.encode_gauge(&value),
-                false => encoder.encode_family(&labels)?.encode_gauge(&value),
-            })
-        })
-    }
-
-    fn histogram(&mut self, name: &str, help: &str, of: &Counted, from: Duration) -> fmt::Result {
-        self.family(name, help, Some(&Unit::Seconds), MetricType::Histogram, |encoder| {
-            encoder.encode_histogram::<NoLabelSet>(of.seconds(), of.count(), &of.buckets(from), None)
-        })
-    }
 }

@@ -38,6 +38,50 @@ pub(crate) struct WatchedFigures {
     pub(crate) is_paused: bool,
 }
 
+/// What a shard counts of the calls of one service. None is touched by a call that ends at once and well: those are the frames
+/// that are in no other count.
+#[cfg(feature = "metrics")]
+pub(crate) struct CallFigures {
+    /// How long calls took that waited.
+    pub(crate) waited: Histogram,
+    /// Calls that began to wait, and those of them that ended: done, failed, or dropped with their connection.
+    begun: AtomicU64,
+    ended: AtomicU64,
+    /// Calls that returned an error, and those that panicked, at once or later.
+    pub(crate) failed: AtomicU64,
+    pub(crate) panicked: AtomicU64,
+}
+
+#[cfg(feature = "metrics")]
+impl CallFigures {
+    fn new() -> CallFigures {
+        let zero = || AtomicU64::new(0);
+        CallFigures {
+            waited: Histogram::new(),
+            begun: zero(),
+            ended: zero(),
+            failed: zero(),
+            panicked: zero(),
+        }
+    }
+
+    /// On the shard: a call waits.
+    pub(crate) fn begins(&self) {
+        crate::histogram::add(&self.begun, 1);
+    }
+
+    /// On the shard: this number of calls that waited are over.
+    pub(crate) fn end(&self, calls: u64) {
+        crate::histogram::add(&self.ended, calls);
+    }
+
+    /// Calls that wait now. Ends are read first, so that none seems to end that did not begin.
+    pub(crate) fn in_flight(&self) -> u64 {
+        let ended = self.ended.load(Ordering::Acquire);
+        self.begun.load(Ordering::Acquire).saturating_sub(ended)
+    }
+}
+
 /// What one shard publishes.
 #[repr(align(128))]
 pub(crate) struct Snapshot {
@@ -59,9 +103,9 @@ pub(crate) struct Snapshot {
     /// How long turns take.
     #[cfg(feature = "metrics")]
     pub(crate) turns: Histogram,
-    /// How long calls take that wait.
+    /// The calls of each service.
     #[cfg(feature = "metrics")]
-    pub(crate) calls: Histogram,
+    pub(crate) calls: Box<[CallFigures]>,
     /// How long connections take to send their first frame.
     #[cfg(feature = "metrics")]
     pub(crate) first_frames: Histogram,
@@ -76,6 +120,8 @@ impl Snapshot {
         each_word(&mut blank(&names), |_| words += 1);
         let line = || Line([const { AtomicU64::new(0) }; 16]);
         let lines = (0..usize::div_ceil(words, 16)).map(|_| line()).collect();
+        #[cfg(feature = "metrics")]
+        let calls = names.lanes().map(|_| CallFigures::new()).collect();
         Snapshot {
             sequence: AtomicU64::new(0),
             turn: AtomicU64::new(0),
@@ -88,7 +134,7 @@ impl Snapshot {
             #[cfg(feature = "metrics")]
             turns: Histogram::new(),
             #[cfg(feature = "metrics")]
-            calls: Histogram::new(),
+            calls,
             #[cfg(feature = "metrics")]
             first_frames: Histogram::new(),
             #[cfg(feature = "metrics")]

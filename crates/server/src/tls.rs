@@ -33,8 +33,8 @@ use std::rc::Rc;
 use ringserve_core::framing::TypedFraming;
 
 pub use ringserve_tls::{
-    Clients, Identity, Pem, ServerTls, Tickets, Tls, TlsClient, TlsClientTransport, TlsError, TlsInfo,
-    TlsListener, rustls,
+    CertificateExpiry, Clients, Identity, Pem, ServerTls, Tickets, Tls, TlsClient, TlsClientTransport,
+    TlsError, TlsInfo, TlsListener, rustls,
 };
 
 #[cfg(feature = "tls-next")]

@@ -12,16 +12,33 @@
 //!     curl -X POST -H 'X-Ringserve: 1' -d 'info,ringserve=debug' http://127.0.0.1:9000/log-level
 //!     curl -X POST -H 'X-Ringserve: 1' http://127.0.0.1:9000/drain
 //!
-//! `--probes 0.0.0.0:9001` answers `/healthz` and `/readyz` there, without a token, and nothing else.
+//! `--probes 0.0.0.0:9001` answers `/healthz` and `/readyz` there, without a token, and nothing else. `--keep FILE` keeps orders on
+//! who is let in over a restart.
+//!
+//! The program adds to the endpoint: counters that each shard counts for itself (`lively_lines_total`), a collector that is asked
+//! at each scrape (`lively_floods_allowed`), and a path that shows and sets whether floods are allowed:
+//!
+//!     curl http://127.0.0.1:9000/metrics | grep lively
+//!     curl http://127.0.0.1:9000/lively/floods
+//!     curl -X POST -H 'X-Ringserve: 1' -d off http://127.0.0.1:9000/lively/floods
 
 use std::convert::Infallible;
+use std::fmt;
 use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::Parser;
-use ringserve::admin::Admin;
+use ringserve::admin::{Admin, AdminAnswer, AdminRoute};
+use ringserve::admission::Admission;
 use ringserve::framing::Lines;
 use ringserve::log::LogOptions;
+use ringserve::metrics::prometheus_client::collector::Collector;
+use ringserve::metrics::prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use ringserve::metrics::prometheus_client::metrics::gauge::ConstGauge;
+use ringserve::metrics::{Counter, Counters, Figures};
 use ringserve::{Cx, Driver, Frame, Server, Service};
 
 /// Lines that are sent back, and an admin endpoint. If RINGSERVE_ADMIN_TOKEN is set, requests there must have that token, or to
@@ -37,6 +54,9 @@ struct Args {
     /// A further place, at which it answers /healthz and /readyz alone.
     #[arg(long, value_name = "PLACE")]
     probes: Option<String>,
+    /// A file that keeps orders on who is let in over a restart.
+    #[arg(long, value_name = "FILE")]
+    keep: Option<PathBuf>,
     /// Shards; by default one for each CPU.
     #[arg(long, value_name = "N")]
     shards: Option<usize>,
@@ -79,14 +99,78 @@ impl Wish {
     }
 }
 
-struct Lively;
+/// What is counted of one shard's lines, by what they ask for.
+struct Heard {
+    echo: Counter,
+    wait: Counter,
+    block: Counter,
+    flood: Counter,
+}
+
+impl Heard {
+    /// Handles for the shard that calls this.
+    fn of(lines: &Counters<1>) -> Heard {
+        let of = |wish| lines.with([wish]);
+        Heard { echo: of("echo"), wait: of("wait"), block: of("block"), flood: of("flood") }
+    }
+
+    fn of_wish(&self, wish: &Wish) -> &Counter {
+        match wish {
+            Wish::Echo => &self.echo,
+            Wish::Wait(_) => &self.wait,
+            Wish::Block(_) => &self.block,
+            Wish::Flood { .. } => &self.flood,
+        }
+    }
+}
+
+/// Whether floods are allowed: read by all shards, and set at the endpoint.
+#[derive(Clone, Debug)]
+struct Floods(Arc<AtomicBool>);
+
+impl Floods {
+    fn are_allowed(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// The path that shows and sets it.
+    fn routes(&self) -> [AdminRoute; 2] {
+        let (shown, set) = (self.clone(), self.clone());
+        let word = |allowed| if allowed { "on\n" } else { "off\n" };
+        let get = AdminRoute::get("/lively/floods", move |_request| word(shown.are_allowed()));
+        let post = AdminRoute::post("/lively/floods", move |request| match request.body() {
+            body @ (b"on" | b"off") => {
+                set.0.store(body == b"on", Ordering::Relaxed);
+                AdminAnswer::from(word(body == b"on"))
+            }
+            _ => AdminAnswer::error(400, "send on or off"),
+        });
+        [get.about("whether floods are allowed"), post.about("allows floods, or not: on or off")]
+    }
+}
+
+impl Collector for Floods {
+    fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
+        let gauge = ConstGauge::new(u64::from(self.are_allowed()));
+        let help = "1 if floods are allowed";
+        gauge.encode(to.encode_descriptor("lively_floods_allowed", help, None, gauge.metric_type())?)
+    }
+}
+
+struct Lively {
+    heard: Heard,
+    floods: Floods,
+}
 
 impl Service for Lively {
     type Session = ();
     type Error = Infallible;
 
     async fn call(&self, cx: &Cx<'_, ()>, line: Frame) -> Result<(), Infallible> {
-        match Wish::of(&line) {
+        let wish = Wish::of(&line);
+        self.heard.of_wish(&wish).add(1);
+        match wish {
+            Wish::Flood { .. } if !self.floods.are_allowed() => {}
             Wish::Echo => {}
             Wish::Wait(time) => cx.sleep(time).await,
             // Wrong, and here to be seen.
@@ -116,11 +200,22 @@ fn main() -> Result<(), ringserve::Error> {
     if let Some(probes) = args.probes {
         admin = admin.probes(probes);
     }
+    if let Some(file) = args.keep {
+        admin = admin.keep_admission(file);
+    }
+    let (figures, floods) = (Figures::default(), Floods(Arc::new(AtomicBool::new(true))));
+    let lines = figures.counter("lively_lines", "Lines by what they ask for", ["wish"]);
+    admin = admin.figures(&figures).collector(floods.clone());
+    for route in floods.routes() {
+        admin = admin.route(route);
+    }
     let mut server = Server::bind(args.listen).driver(args.driver).framing(Lines::default()).admin(admin);
+    // Limits that are not set now may be set at the endpoint.
+    server = server.admission(Admission::default().adjustable());
     if let Some(shards) = args.shards {
         server = server.shards(shards);
     }
-    server.serve(|_shard| Lively)
+    server.serve(move |_shard| Lively { heard: Heard::of(&lines), floods: floods.clone() })
 }
 
 #[cfg(test)]
@@ -143,7 +238,11 @@ mod tests {
     fn each_line_is_answered_and_floods_come_whole() {
         Sim::seeds(50).faults(Faults::harmless()).run(|sim| {
             let server = Server::bind("10.0.0.1:7000").framing(Lines::default()).admin("127.0.0.1:9000");
-            let addr = sim.serve(server.shards(1 + sim.seed() as usize % 3), |_shard| Lively);
+            let (figures, floods) = (Figures::default(), Floods(Arc::new(AtomicBool::new(true))));
+            let lines = figures.counter("lively_lines", "Lines by what they ask for", ["wish"]);
+            let service =
+                move |_: &ringserve::Shard| Lively { heard: Heard::of(&lines), floods: floods.clone() };
+            let addr = sim.serve(server.shards(1 + sim.seed() as usize % 3), service);
             sim.client("reader", async move |net| {
                 let mut me = net.connect(addr).await?;
                 me.send("hello\nwait 2000\nflood 1\n").await?;
@@ -156,6 +255,11 @@ mod tests {
                 Ok(())
             });
             sim.run_until_done();
+            let mut text = String::new();
+            figures.write_prometheus(&mut text);
+            for line in ["{wish=\"echo\"} 1\n", "{wish=\"wait\"} 1\n", "{wish=\"flood\"} 1\n"] {
+                assert!(text.contains(&format!("lively_lines_total{line}")), "{line} is not in {text}");
+            }
         });
     }
 }

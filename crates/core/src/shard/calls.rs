@@ -32,7 +32,9 @@ impl<O: Observer> Shard<O> {
         }
         conn.handler = handler;
         conn.calls += 1;
-        conn.calls_full = conn.calls >= self.lanes[conn.lane].limits.calls_in_flight_max;
+        let lane = &mut self.lanes[conn.lane];
+        lane.counters.calls_waited += 1;
+        conn.calls_full = conn.calls >= lane.limits.calls_in_flight_max;
         self.arm(id);
         // A connection that ended during the call, or just now, holds nothing.
         if self.shared(id).is_none() {

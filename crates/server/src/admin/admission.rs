@@ -1,8 +1,9 @@
 //! `/admission`: the limits on who is let in, as they are, and orders that change them.
 
+use std::fmt;
 use std::time::Duration;
 
-use hyper::{Response, StatusCode};
+use hyper::Response;
 use ringserve_core::Time;
 use ringserve_report::{Admission, AdmissionChange, AdmissionLimits, Rate, TimedNetwork};
 
@@ -53,72 +54,147 @@ pub(super) fn show(running: &Running) -> Response<Answer> {
     answer::json(serde_json::to_vec(&admission(running, usize::MAX)))
 }
 
-/// Applies the order of a request, and answers with what was done, or with what is wrong.
-pub(super) fn apply_order(running: &Running, order: Order, query: Option<&str>) -> Response<Answer> {
-    match carry_out(running, order, query) {
-        Ok(done) => answer::sentence(StatusCode::OK, done),
-        Err(why) => answer::sentence(StatusCode::BAD_REQUEST, why),
-    }
+/// A change that an order makes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Change {
+    pub(super) what: What,
+    /// The address of the one listener that is meant, with those that share its limits; `None` for all.
+    pub(super) listener: Option<String>,
 }
 
-/// # Errors
-/// A sentence with the cause; nothing is changed then.
-fn carry_out(running: &Running, order: Order, query: Option<&str>) -> Result<String, String> {
-    let told = |error: AdmissionError| error.to_string();
-    if order == Order::Limit {
-        let (control, limit) = parse_limit(running, query)?;
-        return set(&control, &limit).map_err(told);
-    }
-    let [network, seconds, listener] = parameters(query, ["network", "seconds", "listener"])?;
-    let control = control_at(running, listener)?;
-    let text = network.ok_or("the network is missing: give network=192.0.2.0/24")?;
-    let networks: IpList = text.parse().map_err(|error| format!("network: {error}"))?;
-    if order == Order::Forget {
-        if seconds.is_some() {
-            return Err("forget takes no seconds".to_owned());
+/// What is changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    Deny {
+        networks: String,
+        time: Duration,
+    },
+    Allow {
+        networks: String,
+        time: Duration,
+    },
+    Forget {
+        networks: String,
+    },
+    /// `None` switches the limit off.
+    Limit {
+        name: &'static str,
+        value: Option<String>,
+    },
+}
+
+impl What {
+    /// With the networks of another one, which is of the same kind.
+    pub(super) fn add_networks_of(&mut self, other: &What) {
+        let (What::Deny { networks: more, .. }
+        | What::Allow { networks: more, .. }
+        | What::Forget { networks: more }) = other
+        else {
+            return;
+        };
+        if let What::Deny { networks, .. } | What::Allow { networks, .. } | What::Forget { networks } = self {
+            networks.push(',');
+            networks.push_str(more);
         }
-        let count = control.forget(&networks).map_err(told)?;
-        return Ok(format!("{count} of them were denied or allowed for a time, and are not any more"));
     }
-    let seconds = seconds.ok_or("the time is missing: give seconds=600")?;
-    let time = seconds.parse().map(Duration::from_secs);
-    let time = time.map_err(|_| format!("seconds is {seconds:.20}; it must be a whole number"))?;
-    match order {
-        Order::Allow => {
-            control.allow(&networks, time).map(|at| format!("{text} is allowed for {time:?}{}", control.share(at)))
-        },
-        _ => control.deny(&networks, time).map(|at| {
-            let at = control.share(at);
-            format!("{text} is denied for {time:?}{at}; connections that are there stay, and networks that are allowed get in")
-        }),
-    }
-    .map_err(told)
 }
 
-/// The name of a limit and its value; `None` switches it off.
-type LimitSaid = (&'static str, Option<String>);
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.what {
+            What::Deny { networks, time } => write!(f, "deny {networks:.100} for {time:?}")?,
+            What::Allow { networks, time } => write!(f, "allow {networks:.100} for {time:?}")?,
+            What::Forget { networks } => write!(f, "forget {networks:.100}")?,
+            What::Limit { name, value } => {
+                write!(f, "limit {name}={:.40}", value.as_deref().unwrap_or("off"))?
+            }
+        }
+        match &self.listener {
+            Some(listener) => write!(f, " at {listener}"),
+            None => Ok(()),
+        }
+    }
+}
 
 /// The limits that can be set.
-const LIMITS: [&str; 5] =
+pub(super) const LIMITS: [&str; 5] =
     ["per_address", "address_rate", "connections_max", "connection_rate", "accept_rate"];
 
-/// # Errors
-/// There is not one limit in the query, or one that is none.
-fn parse_limit(running: &Running, query: Option<&str>) -> Result<(AdmissionControl, LimitSaid), String> {
-    let [a, b, c, d, e] = LIMITS;
-    let [v, w, x, y, z, listener] = parameters(query, [a, b, c, d, e, "listener"])?;
-    let control = control_at(running, listener)?;
-    let mut given = LIMITS.into_iter().zip([v, w, x, y, z]).filter_map(|(name, value)| Some((name, value?)));
-    match (given.next(), given.next()) {
-        (Some((name, value)), None) => Ok((control, (name, (value != "off").then_some(value)))),
-        _ => Err(format!(
-            "give one of {}, as in per_address=20, address_rate=5/20 or per_address=off",
-            LIMITS.join(", ")
-        )),
+impl Change {
+    /// What the query of an order asks for.
+    ///
+    /// # Errors
+    /// A sentence with the cause.
+    pub(super) fn parse(running: &Running, order: Order, query: Option<&str>) -> Result<Change, String> {
+        if order == Order::Limit {
+            let [a, b, c, d, e] = LIMITS;
+            let [v, w, x, y, z, listener] = parameters(query, [a, b, c, d, e, "listener"])?;
+            let listener = listener.map(|said| find_listener(running, &said)).transpose()?;
+            let mut given =
+                LIMITS.into_iter().zip([v, w, x, y, z]).filter_map(|(name, value)| Some((name, value?)));
+            return match (given.next(), given.next()) {
+                (Some((name, value)), None) => Ok(Change {
+                    what: What::Limit { name, value: (value != "off").then_some(value) },
+                    listener,
+                }),
+                _ => Err(format!(
+                    "give one of {}, as in per_address=20, address_rate=5/20 or per_address=off",
+                    LIMITS.join(", ")
+                )),
+            };
+        }
+        let [network, seconds, listener] = parameters(query, ["network", "seconds", "listener"])?;
+        let listener = listener.map(|said| find_listener(running, &said)).transpose()?;
+        let networks = network.ok_or("the network is missing: give network=192.0.2.0/24")?;
+        if order == Order::Forget {
+            return match seconds {
+                Some(_) => Err("forget takes no seconds".to_owned()),
+                None => Ok(Change { what: What::Forget { networks }, listener }),
+            };
+        }
+        let seconds = seconds.ok_or("the time is missing: give seconds=600")?;
+        let time = seconds.parse().map(Duration::from_secs);
+        let time = time.map_err(|_| format!("seconds is {seconds:.20}; it must be a whole number"))?;
+        let what = match order {
+            Order::Allow => What::Allow { networks, time },
+            _ => What::Deny { networks, time },
+        };
+        Ok(Change { what, listener })
+    }
+
+    /// Makes it. Returns what was done.
+    ///
+    /// # Errors
+    /// A sentence with the cause; nothing is changed then.
+    pub(super) fn apply(&self, running: &Running) -> Result<String, String> {
+        let told = |error: AdmissionError| error.to_string();
+        let control = match &self.listener {
+            None => running.control.admission(),
+            Some(listener) => running.control.admission_at(number_of(running, listener)?),
+        };
+        let list = |text: &str| text.parse::<IpList>().map_err(|error| format!("network: {error}"));
+        match &self.what {
+            What::Limit { name, value } => set(&control, name, value.as_deref()).map_err(told),
+            What::Forget { networks } => {
+                let count = control.forget(&list(networks)?).map_err(told)?;
+                Ok(format!("{count} of them were denied or allowed for a time, and are not any more"))
+            }
+            What::Allow { networks, time } => {
+                let at = control.allow(&list(networks)?, *time).map_err(told)?;
+                Ok(format!("{networks} is allowed for {time:?}{}", control.share(at)))
+            }
+            What::Deny { networks, time } => {
+                let at = control.deny(&list(networks)?, *time).map_err(told)?;
+                let at = control.share(at);
+                Ok(format!(
+                    "{networks} is denied for {time:?}{at}; connections that are there stay, and networks that are allowed get in"
+                ))
+            }
+        }
     }
 }
 
-fn set(control: &AdmissionControl, (name, value): &LimitSaid) -> Result<String, AdmissionError> {
+fn set(control: &AdmissionControl, name: &str, value: Option<&str>) -> Result<String, AdmissionError> {
     let wrong =
         |form: &str, value: &str| AdmissionError::new(format!("{name} is {value:.40}; it must be {form}"));
     let count = || match value {
@@ -134,7 +210,7 @@ fn set(control: &AdmissionControl, (name, value): &LimitSaid) -> Result<String, 
             numbers.map(Some).ok_or_else(|| wrong("RATE/BURST, such as 5/20, or off", value))
         }
     };
-    let at = match *name {
+    let at = match name {
         "per_address" => control.share(control.set_per_address(count()?)?),
         "address_rate" => control.share(control.set_address_rate(rate()?)?),
         "connections_max" => control.share(control.set_connections_max(count()?)?),
@@ -147,20 +223,28 @@ fn set(control: &AdmissionControl, (name, value): &LimitSaid) -> Result<String, 
             None => return Err(wrong("RATE/BURST: it cannot be switched off while the server runs", "off")),
         },
     };
-    Ok(format!("{name} is {}{at}", value.as_deref().unwrap_or("off")))
+    Ok(format!("{name} is {}{at}", value.unwrap_or("off")))
+}
+
+/// The address of a listener, which is said by that or by its number.
+///
+/// # Errors
+/// There is no such listener.
+fn find_listener(running: &Running, said: &str) -> Result<String, String> {
+    let all = running.control.listeners();
+    let known = all.iter().find(|addr| addr.to_string() == said);
+    let known = known.or_else(|| all.get(said.parse::<usize>().ok()?));
+    known.map(ToString::to_string).ok_or_else(|| no_listener(running, said))
 }
 
 /// # Errors
-/// There is no such listener.
-fn control_at(running: &Running, listener: Option<String>) -> Result<AdmissionControl, String> {
-    let Some(listener) = listener else { return Ok(running.control.admission()) };
-    let all = running.control.listeners();
-    let said = all.iter().position(|addr| addr.to_string() == listener);
-    match said.or_else(|| listener.parse().ok().filter(|number| *number < all.len())) {
-        Some(number) => Ok(running.control.admission_at(number)),
-        None => {
-            let all: Vec<String> = all.iter().map(ToString::to_string).collect();
-            Err(format!("listener is {listener:.60}; there are {}", all.join(", ")))
-        }
-    }
+/// There is no listener at this address.
+fn number_of(running: &Running, listener: &str) -> Result<usize, String> {
+    let mut all = running.control.listeners().iter();
+    all.position(|addr| addr.to_string() == listener).ok_or_else(|| no_listener(running, listener))
+}
+
+fn no_listener(running: &Running, said: &str) -> String {
+    let all: Vec<String> = running.control.listeners().iter().map(ToString::to_string).collect();
+    format!("listener is {said:.60}; there are {}", all.join(", "))
 }

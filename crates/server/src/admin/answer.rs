@@ -14,7 +14,7 @@ use hyper::{Response, StatusCode};
 use super::gate::Refused;
 use super::guests::Asking;
 use super::press::{Listener, Press};
-use super::routes::{self, Route};
+use super::routes;
 use crate::shard::draining::Draining;
 
 pub(super) const TEXT: &str = "text/plain; charset=utf-8";
@@ -114,11 +114,15 @@ impl Body for Answer {
 
 /// An answer of any type. None may be kept, none is guessed to be of another type, and no other origin may embed it.
 fn response(status: StatusCode, kind: &'static str, content: Content) -> Response<Answer> {
+    typed(status, HeaderValue::from_static(kind), content)
+}
+
+fn typed(status: StatusCode, kind: HeaderValue, content: Content) -> Response<Answer> {
     let mut response = Response::new(Answer { content, _asking: None });
     *response.status_mut() = status;
     let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, kind);
     for (name, value) in [
-        (CONTENT_TYPE, kind),
         (CACHE_CONTROL, "no-store"),
         (HeaderName::from_static("x-content-type-options"), "nosniff"),
         (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
@@ -130,6 +134,11 @@ fn response(status: StatusCode, kind: &'static str, content: Content) -> Respons
 
 pub(super) fn whole(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Response<Answer> {
     response(status, kind, Content::Whole(Some(body.into())))
+}
+
+/// An answer of the program's, of any type.
+pub(super) fn of_program(status: StatusCode, kind: HeaderValue, body: Bytes) -> Response<Answer> {
+    typed(status, kind, Content::Whole(Some(body)))
 }
 
 /// A sentence, with a line feed behind it.
@@ -171,17 +180,14 @@ pub(super) fn no_probe() -> Response<Answer> {
     sentence(StatusCode::NOT_FOUND, "this listener is for probes: it answers /healthz and /readyz")
 }
 
-/// There is no such path.
-pub(super) fn no_path() -> Response<Answer> {
-    sentence(
-        StatusCode::NOT_FOUND,
-        format!("there is no such path; there are\n\n{}", routes::list().trim_end()),
-    )
+/// There is no such path. `of_program` has the lines of its paths.
+pub(super) fn no_path(of_program: &str) -> Response<Answer> {
+    let list = routes::list() + of_program;
+    sentence(StatusCode::NOT_FOUND, format!("there is no such path; there are\n\n{}", list.trim_end()))
 }
 
-/// The path has another method.
-pub(super) fn other_method(route: Route) -> Response<Answer> {
-    let allowed = route.methods();
+/// The path has other methods.
+pub(super) fn other_method(allowed: &'static str) -> Response<Answer> {
     let mut response = sentence(StatusCode::METHOD_NOT_ALLOWED, format!("this path allows {allowed}"));
     response.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
     response

@@ -4,13 +4,13 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::future::poll_fn;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use hyper::body::{Body, Bytes, Incoming};
+use hyper::body::Incoming;
 use hyper::{Request, Response, StatusCode};
 use ringserve_core::{ConnId, Time};
 use ringserve_report::{Connections, Finding, Report};
@@ -18,19 +18,25 @@ use ringserve_report::{Connections, Finding, Report};
 use super::LogLevel;
 use super::admission;
 use super::answer::{self, Answer, Events, JSON};
+use super::aside::{Aside, ROUTES_AT_ONCE, SCRAPES_AT_ONCE, WRITES_AT_ONCE};
+use super::caller::{BodyError, Who, order_of, read_body};
 use super::gate::Gate;
 use super::guests::{Guest, Guests};
 use super::history::History;
+use super::kept::KeptOrders;
 use super::press::{LISTENERS_MAX, Press};
+use super::program::{AdminRoute, ProgramRoutes};
 use super::reports::{self, Lists};
 use super::routes::{Route, parameters};
 use super::sources::{connection, findings, stall};
 use super::target::{Running, Target};
 use crate::doctor::Expected;
 use crate::inspect::{By, Inspection, Query};
-use crate::log::guarded;
 use crate::log::lines::info;
-use crate::metrics::Metrics;
+use crate::log::{LineLimit, guarded};
+use crate::metrics::Figures;
+use crate::metrics::prometheus_client::collector::Collector;
+use crate::metrics::scrape::Collectors;
 use crate::overload::Load;
 use crate::shard::handle::Shard;
 
@@ -67,12 +73,44 @@ pub(super) struct Settings {
     pub(super) gate: Gate,
     pub(super) log_level: Option<LogLevel>,
     pub(super) target: Arc<Target>,
+    pub(super) program: Program,
+    pub(super) kept: Option<Arc<KeptOrders>>,
+}
+
+/// What the program adds to the endpoint.
+pub(super) struct Program {
+    pub(super) routes: ProgramRoutes,
+    pub(super) collectors: Arc<Collectors>,
+}
+
+impl Program {
+    /// # Errors
+    /// A sentence with the cause.
+    pub(super) fn check(
+        routes: Vec<AdminRoute>,
+        collectors: Vec<Box<dyn Collector>>,
+        figures: Vec<Figures>,
+    ) -> Result<Program, String> {
+        let mut all = Collectors::default();
+        for figures in figures {
+            figures.check().map_err(|error| format!("Admin::figures: {error}"))?;
+            all.add(Box::new(figures));
+        }
+        collectors.into_iter().for_each(|collector| all.add(collector));
+        Ok(Program { routes: ProgramRoutes::check(routes)?, collectors: Arc::new(all) })
+    }
 }
 
 /// What the shard of the endpoint keeps.
 pub(super) struct Desk {
-    shard: Shard,
-    settings: Arc<Settings>,
+    pub(super) shard: Shard,
+    pub(super) settings: Arc<Settings>,
+    /// Where code of the program runs, and the disk is waited for.
+    pub(super) routes: Aside,
+    pub(super) scrapes: Aside,
+    pub(super) writes: Aside,
+    /// Orders that were refused.
+    pub(super) refused: RefCell<LineLimit>,
     press: Rc<Press>,
     history: RefCell<History>,
     lists: RefCell<(Lists, Option<Time>)>,
@@ -87,6 +125,10 @@ impl Desk {
         let desk = Rc::new(Desk {
             shard: shard.clone(),
             settings,
+            routes: Aside::new(ROUTES_AT_ONCE),
+            scrapes: Aside::new(SCRAPES_AT_ONCE),
+            writes: Aside::new(WRITES_AT_ONCE),
+            refused: RefCell::default(),
             press: Rc::default(),
             history: RefCell::default(),
             lists: RefCell::default(),
@@ -97,7 +139,7 @@ impl Desk {
         desk
     }
 
-    fn running(&self) -> Option<&Running> {
+    pub(super) fn running(&self) -> Option<&Running> {
         self.settings.target.running()
     }
 
@@ -199,13 +241,14 @@ impl Desk {
         request: Request<Incoming>,
         guests: Rc<Guests>,
         guest: Rc<Guest>,
+        peer: Rc<str>,
     ) -> Result<Response<Answer>, Infallible> {
         let is_probe = Route::find(request.uri().path()).is_some_and(Route::is_probe);
         let others = guests.asking_from(guest.address());
         let shard = self.shard.clone();
         let asking = guest.asks(is_probe, move || shard.now());
         let answer = match is_probe || others < ASKING_MAX {
-            true => self.answered(request).await,
+            true => self.answered(request, &peer).await,
             false => answer::too_many(format!("{others} requests of this address are being answered")),
         };
         Ok(answer.map(|answer| answer.of(asking)))
@@ -220,7 +263,7 @@ impl Desk {
         let shard = self.shard.clone();
         let asking = guest.asks(true, move || shard.now());
         let answer = match Route::find(request.uri().path()).filter(|route| route.is_probe()) {
-            Some(route) if !route.allows(request.method()) => answer::other_method(route),
+            Some(route) if !route.allows(request.method()) => answer::other_method(route.methods()),
             Some(Route::Health) => self.health(),
             Some(_) => self.ready(),
             None => answer::no_probe(),
@@ -228,20 +271,36 @@ impl Desk {
         Ok(answer.map(|answer| answer.of(asking)))
     }
 
-    async fn answered(self: &Rc<Self>, request: Request<Incoming>) -> Response<Answer> {
+    async fn answered(self: &Rc<Self>, request: Request<Incoming>, peer: &str) -> Response<Answer> {
         let gate = &self.settings.gate;
         if let Err(why) = gate.check_name(&request) {
             return answer::refused(&why);
         }
-        let Some(route) = Route::find(request.uri().path()) else { return answer::no_path() };
+        let Some(route) = Route::find(request.uri().path()) else {
+            return self.answered_by_program(request, peer).await;
+        };
         if !route.allows(request.method()) {
-            return answer::other_method(route);
+            return answer::other_method(route.methods());
         }
-        let may = if route.is_open() { Ok(()) } else { gate.check_caller(&request, route.has_effect()) };
-        let means = if route.has_effect() { Gate::check_effect(&request) } else { Ok(()) };
-        if let Err(why) = may.and(means) {
-            return answer::refused(&why);
+        let token = match self.let_in(&request, route.has_effect(), route.is_open(), peer) {
+            Ok(token) => token,
+            Err(refused) => return refused,
+        };
+        let who = Who { peer, token };
+        let order = route.has_effect().then(|| order_of(&request));
+        let answer = self.carried_out(route, request, who).await;
+        if let Some(order) = order {
+            who.ordered(&order, answer.status());
         }
+        answer
+    }
+
+    async fn carried_out(
+        self: &Rc<Self>,
+        route: Route,
+        request: Request<Incoming>,
+        who: Who<'_>,
+    ) -> Response<Answer> {
         match route {
             Route::Page => answer::page(),
             Route::Health => self.health(),
@@ -251,7 +310,7 @@ impl Desk {
                 Some(events) => answer::events(events),
                 None => answer::too_many(format!("{LISTENERS_MAX} listen to events, and no more may")),
             },
-            Route::LogLevel => self.set_log_level(request.into_body()).await,
+            Route::LogLevel => self.set_log_level(request.into_body(), who).await,
             Route::Metrics
             | Route::Connections
             | Route::Stalls
@@ -269,12 +328,12 @@ impl Desk {
                     Route::Doctor => self.doctor(request.uri().query()).await,
                     Route::Admission => admission::show(running),
                     Route::ChangeAdmission(order) => {
-                        admission::apply_order(running, order, request.uri().query())
+                        self.change_admission(running, order, request.uri().query()).await
                     }
                     Route::Drain => drain(running),
                     Route::Close { shard, id } => close(running, shard, id),
                     Route::Stalls => stalls(running),
-                    _ => metrics(running),
+                    _ => self.metrics(running, request.headers()).await,
                 }
             }
         }
@@ -358,7 +417,7 @@ impl Desk {
         }
     }
 
-    async fn set_log_level(&self, body: Incoming) -> Response<Answer> {
+    async fn set_log_level(&self, body: Incoming, who: Who<'_>) -> Response<Answer> {
         let Some(log_level) = &self.settings.log_level else {
             let text = "the program gave no way to set the level of its log: the subscriber of tracing has it, so \
                         log by ringserve::log, or give a function by Admin::log_level";
@@ -368,11 +427,10 @@ impl Desk {
             Ok(filter) => filter,
             Err(text) => return answer::sentence(StatusCode::BAD_REQUEST, text),
         };
+        // Before it is set: behind that there may be no line of this level.
+        who.sets_the_log(&filter);
         match log_level(&filter) {
-            Ok(()) => {
-                guarded(|| info!("the log was set to {filter:?} by the admin endpoint"));
-                answer::sentence(StatusCode::OK, format!("the log is set to {filter}"))
-            }
+            Ok(()) => answer::sentence(StatusCode::OK, format!("the log is set to {filter}")),
             Err(error) => answer::sentence(StatusCode::BAD_REQUEST, error),
         }
     }
@@ -381,12 +439,6 @@ impl Desk {
 fn stalls(running: &Running) -> Response<Answer> {
     let stalls: Vec<_> = running.control.stalls().iter().map(stall).collect();
     answer::json(serde_json::to_vec(&stalls))
-}
-
-fn metrics(running: &Running) -> Response<Answer> {
-    let mut text = String::new();
-    running.control.metrics().write_prometheus(&mut text);
-    answer::whole(StatusCode::OK, Metrics::CONTENT_TYPE, text)
 }
 
 fn drain(running: &Running) -> Response<Answer> {
@@ -441,18 +493,12 @@ fn parse_query(query: Option<&str>) -> Result<Query, String> {
 ///
 /// # Errors
 /// A sentence with the cause.
-async fn read_filter(mut body: Incoming) -> Result<String, String> {
-    let mut bytes = Vec::new();
-    loop {
-        let frame = poll_fn(|task| Pin::new(&mut body).poll_frame(task)).await;
-        let Some(frame) = frame else { break };
-        let frame = frame.map_err(|error| error.to_string())?;
-        let data: Bytes = frame.into_data().unwrap_or_default();
-        if bytes.len() + data.len() > FILTER_BYTES_MAX {
-            return Err(format!("the filter has more than {FILTER_BYTES_MAX} bytes"));
-        }
-        bytes.extend_from_slice(&data);
-    }
+async fn read_filter(body: Incoming) -> Result<String, String> {
+    let bytes = match read_body(body, FILTER_BYTES_MAX).await {
+        Ok(bytes) => bytes,
+        Err(BodyError::TooLarge) => return Err(format!("the filter has more than {FILTER_BYTES_MAX} bytes")),
+        Err(BodyError::Broken(error)) => return Err(error),
+    };
     let text = String::from_utf8(bytes).map_err(|_| "the filter is no text".to_owned())?;
     match text.trim() {
         "" => Err("the filter is missing: send it as the body, such as info,ringserve=debug".to_owned()),

@@ -9,9 +9,11 @@ use ringserve_core::framing::Raw;
 use ringserve_core::{Address, Limits, ServerLimits};
 
 use super::Admin;
-use super::desk::{Desk, Settings};
+use super::aside::THREADS;
+use super::desk::{Desk, Program, Settings};
 use super::gate::{Gate, Tokens};
 use super::guests::Guests;
+use super::kept::KeptOrders;
 use super::places::Place;
 use super::target::Target;
 use crate::http::{Http, HttpOptions, HttpVersions};
@@ -25,6 +27,7 @@ use crate::server::prepared::ENDPOINT_CONNECTIONS;
 use crate::server::running::{Beside, Facts, RunsBeside, ServerHandle};
 use crate::server::socket_options::options::SocketOptions;
 use crate::service::IntoService;
+use crate::shard::clock::seconds_since_1970;
 use crate::shard::handle::Shard;
 use crate::stream::byte_stream::Stream;
 use crate::stream::service::stream;
@@ -54,6 +57,7 @@ const UNIX_MODE: u32 = 0o600;
 /// An endpoint that runs.
 struct Endpoint {
     target: Arc<Target>,
+    kept: Option<Arc<KeptOrders>>,
     /// `None` once it ended.
     server: Option<ServerHandle>,
     address: Address,
@@ -62,10 +66,13 @@ struct Endpoint {
 
 impl Beside for Admin {
     fn start(self: Box<Self>) -> Result<Box<dyn RunsBeside>, Error> {
-        let Admin { addr, probes, token, read_token, names, log_level } = *self;
+        let Admin { addr, probes, tokens, read_token, names, log_level, routes, collectors, figures, kept } =
+            *self;
+        let program = Program::check(routes, collectors, figures).map_err(Error::Admin)?;
+        let kept = kept.map(KeptOrders::read).transpose().map_err(Error::Admin)?.map(Arc::new);
         let place = Place::parse(&addr).map_err(Error::Admin)?;
         let probes = probes.map(|addr| Place::parse(&addr)).transpose().map_err(Error::Admin)?;
-        let tokens = Tokens::check(token, read_token).map_err(Error::Admin)?;
+        let tokens = Tokens::check(tokens, read_token).map_err(Error::Admin)?;
         place.check(tokens.are_asked_for()).map_err(Error::Admin)?;
         let names = names.iter().map(|name| Gate::read_name(name)).collect::<Result<Vec<_>, _>>();
         let gate = Gate::new(names.map_err(Error::Admin)?, place.ips(), tokens);
@@ -82,14 +89,15 @@ impl Beside for Admin {
         };
         let target = Arc::new(Target::default());
         let log_level = log_level.or_else(Admin::log_level_of_subscriber);
-        let settings = Arc::new(Settings { gate, log_level, target: target.clone() });
+        let settings =
+            Arc::new(Settings { gate, log_level, target: target.clone(), program, kept: kept.clone() });
         let started = server
             .shards(1)
             .pin(false)
             .driver(Driver::Epoll)
             .limits(limits())
             .server_limits(server_limits())
-            .sockets(SocketOptions::default().unix_mode(UNIX_MODE))
+            .sockets(SocketOptions::default().unix_mode(UNIX_MODE).peer_credentials(true))
             .stalls(Stalls::off())
             .beside_another()
             .start(move |shard| serve(shard, Desk::begin(shard, settings.clone()), probes_from));
@@ -110,7 +118,7 @@ impl Beside for Admin {
                 None => {}
             });
         }
-        Ok(Box::new(Endpoint { target, server: Some(server), address, probes }))
+        Ok(Box::new(Endpoint { target, kept, server: Some(server), address, probes }))
     }
 }
 
@@ -122,10 +130,12 @@ fn serve(shard: &Shard, desk: Rc<Desk>, probes_from: usize) -> impl IntoService<
         let is_for_probes = stream.peer().listener() >= probes_from;
         let guests = if is_for_probes { &probes } else { &guests };
         let stay = guests.welcome(&stream, stream.shard().now());
+        let peer = name_of_peer(&stream);
         let served = if is_for_probes {
             http.serve(stream, service_fn(|request| desk.clone().probed(request, stay.guest().clone()))).await
         } else {
-            let answer = |request| desk.clone().answer(request, guests.clone(), stay.guest().clone());
+            let answer =
+                |request| desk.clone().answer(request, guests.clone(), stay.guest().clone(), peer.clone());
             http.serve(stream, service_fn(answer)).await
         };
         // That it made room is no failure.
@@ -133,9 +143,22 @@ fn serve(shard: &Shard, desk: Rc<Desk>, probes_from: usize) -> impl IntoService<
     })
 }
 
+/// A peer as the log names it for its orders: its address, or the process at the other end of a Unix socket.
+fn name_of_peer(stream: &Stream) -> Rc<str> {
+    let peer = stream.peer();
+    match (peer.addr(), peer.credentials()) {
+        (Some(addr), _) => addr.to_string().into(),
+        (None, Some(of)) => format!("unix, user {}, process {}", of.uid, of.pid.unwrap_or_default()).into(),
+        (None, None) => "unix".into(),
+    }
+}
+
 impl RunsBeside for Endpoint {
     fn begins(&self, server: ServerControl, facts: Facts) {
         self.target.begins(server, facts);
+        if let (Some(kept), Some(running)) = (&self.kept, self.target.running()) {
+            kept.apply(running, seconds_since_1970());
+        }
     }
 
     fn address(&self) -> &Address {
@@ -183,7 +206,7 @@ fn server_limits() -> ServerLimits {
         .held_bytes_max(4 * OUTBOX_BYTES_MAX)
         .receive_bytes_max(1 << 20)
         .upstreams_max(0)
-        .blocking_threads_max(1)
+        .blocking_threads_max(THREADS)
         .blocking_queue_max(CONNECTIONS_MAX)
         .drain_timeout(DRAIN)
 }

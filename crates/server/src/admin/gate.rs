@@ -22,6 +22,16 @@ pub(super) const HEADER: HeaderName = HeaderName::from_static("x-ringserve");
 /// The shortest token: 16 letters at random are 90 bits.
 pub(super) const TOKEN_MIN: usize = 16;
 
+/// Tokens for orders at most: all are compared for each request.
+const TOKENS_MAX: usize = 16;
+
+/// Characters of a token's name at most: it is in each line of the log about its orders.
+const NAME_CHARS_MAX: usize = 40;
+
+/// The names of the tokens that are given without one.
+pub(super) const TOKEN: &str = "token";
+const READ_TOKEN: &str = "read_token";
+
 /// The names and the secret of an endpoint.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
@@ -34,8 +44,8 @@ pub(super) struct Gate {
 /// The secrets of an endpoint. Without any, no request is asked for one.
 #[derive(Debug, Default)]
 pub(super) struct Tokens {
-    /// Of those who may read and give orders.
-    orders: Option<Box<str>>,
+    /// Of those who may read and give orders, each with its name.
+    orders: Vec<(Box<str>, Box<str>)>,
     /// Of those who may read.
     reads: Option<Box<str>>,
 }
@@ -43,19 +53,38 @@ pub(super) struct Tokens {
 impl Tokens {
     /// # Errors
     /// A sentence with the cause: one that is easily guessed, or that a header cannot have, or both are the same.
-    pub(super) fn check(orders: Option<String>, reads: Option<String>) -> Result<Tokens, String> {
-        [&orders, &reads].into_iter().flatten().try_for_each(|token| check_token(token))?;
-        if orders.is_some() && orders == reads {
-            return Err(
-                "Admin::token and Admin::read_token are the same: give two, or the first alone".to_owned()
-            );
+    pub(super) fn check(orders: Vec<(String, String)>, reads: Option<String>) -> Result<Tokens, String> {
+        if orders.len() > TOKENS_MAX {
+            return Err(format!("there are {} tokens; {TOKENS_MAX} is the most", orders.len()));
         }
-        Ok(Tokens { orders: orders.map(Into::into), reads: reads.map(Into::into) })
+        reads.iter().try_for_each(|token| check_token(token))?;
+        for (number, (name, token)) in orders.iter().enumerate() {
+            check_token(token)?;
+            let is_name = |c: char| c.is_alphanumeric() || "-_.@".contains(c);
+            if name.is_empty() || name.chars().count() > NAME_CHARS_MAX || !name.chars().all(is_name) {
+                return Err(format!(
+                    "the token's name {name:.60?} is none: it has 1 to {NAME_CHARS_MAX} letters, digits, -, _, . and @"
+                ));
+            }
+            let before = &orders[..number];
+            if before.iter().any(|(other, _)| other == name) {
+                return Err(format!("two tokens have the name {name}"));
+            }
+            if let Some((other, _)) = before.iter().find(|(_, other)| other == token) {
+                return Err(format!("the tokens {other} and {name} are the same"));
+            }
+            if reads.as_ref() == Some(token) {
+                return Err("Admin::token and Admin::read_token are the same: give two, or the first alone"
+                    .to_owned());
+            }
+        }
+        let orders = orders.into_iter().map(|(name, token)| (name.into(), token.into()));
+        Ok(Tokens { orders: orders.collect(), reads: reads.map(Into::into) })
     }
 
     /// True if there is one.
     pub(super) fn are_asked_for(&self) -> bool {
-        self.orders.is_some() || self.reads.is_some()
+        !self.orders.is_empty() || self.reads.is_some()
     }
 }
 
@@ -135,27 +164,32 @@ impl Gate {
         }
     }
 
-    /// Refuses a request without a token that allows it, if there is one.
+    /// Refuses a request without a token that allows it, if there is one. Returns the name of its token.
     ///
     /// # Errors
     /// It is missing or wrong, or allows less.
-    pub(super) fn check_caller<B>(&self, request: &Request<B>, has_effect: bool) -> Result<(), Refused> {
+    pub(super) fn check_caller<B>(
+        &self,
+        request: &Request<B>,
+        has_effect: bool,
+    ) -> Result<Option<&str>, Refused> {
         if !self.tokens.are_asked_for() {
-            return Ok(());
+            return Ok(None);
         }
         let said = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
         let said = said.and_then(|value| value.split_once(' '));
         let said =
             said.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, said)| said.trim());
-        let is = |token: &Option<Box<str>>| {
-            said.zip(token.as_ref())
-                .is_some_and(|(said, token)| said.as_bytes().ct_eq(token.as_bytes()).into())
-        };
-        match (is(&self.tokens.orders), is(&self.tokens.reads)) {
-            (true, _) => Ok(()),
-            (false, true) if has_effect => Err(Refused::ReadsOnly),
-            (false, true) => Ok(()),
-            (false, false) => Err(Refused::Token),
+        let is =
+            |token: &str| -> bool { said.is_some_and(|said| said.as_bytes().ct_eq(token.as_bytes()).into()) };
+        // Each is compared, so that the time does not tell which one was nearly right.
+        let names: Vec<&str> =
+            self.tokens.orders.iter().filter(|(_, token)| is(token)).map(|(name, _)| &**name).collect();
+        match (names.first(), self.tokens.reads.as_deref().is_some_and(is)) {
+            (Some(name), _) => Ok(Some(name)),
+            (None, true) if has_effect => Err(Refused::ReadsOnly),
+            (None, true) => Ok(Some(READ_TOKEN)),
+            (None, false) => Err(Refused::Token),
         }
     }
 
@@ -215,9 +249,13 @@ fn called<B>(request: &Request<B>) -> Result<&str, &'static str> {
 mod tests {
     use super::*;
 
+    fn named(name: &str, token: &str) -> (String, String) {
+        (name.to_owned(), token.to_owned())
+    }
+
     fn gate(ips: &[&str]) -> Gate {
         let ips = ips.iter().map(|ip| ip.parse().unwrap());
-        let tokens = Tokens::check(Some("correct-horse-battery".to_owned()), None).unwrap();
+        let tokens = Tokens::check(vec![named("token", "correct-horse-battery")], None).unwrap();
         Gate::new([Gate::read_name("Admin.Internal.").unwrap()], ips, tokens)
     }
 
@@ -317,28 +355,30 @@ mod tests {
             }
         }
         assert_eq!(gate.check_caller(&request(&[]), false), Err(Refused::Token));
-        assert_eq!(Gate::default().check_caller(&request(&[]), true), Ok(()));
+        assert_eq!(Gate::default().check_caller(&request(&[]), true), Ok(None));
     }
 
     #[test]
     fn token_for_reading_gives_no_orders() {
-        let token = |text: &str| Some(text.to_owned());
-        let (orders, reads) = (token("correct-horse-battery"), token("staple-staple-staple"));
-        let gate = |orders: &Option<String>| Gate {
-            tokens: Tokens::check(orders.clone(), reads.clone()).unwrap(),
+        let reads = Some("staple-staple-staple".to_owned());
+        let gate = |orders: &[(String, String)]| Gate {
+            tokens: Tokens::check(orders.to_vec(), reads.clone()).unwrap(),
             ..Gate::default()
         };
         let said = |gate: &Gate, token: &str, has_effect| {
-            gate.check_caller(&request(&[("authorization", &format!("Bearer {token}"))]), has_effect)
+            let found =
+                gate.check_caller(&request(&[("authorization", &format!("Bearer {token}"))]), has_effect);
+            found.map(|name| name.unwrap_or_default().to_owned())
         };
-        let both = gate(&orders);
+        let both = gate(&[named("anna", "correct-horse-battery"), named("deploy", "battery-horse-correct")]);
         for has_effect in [true, false] {
-            assert_eq!(said(&both, "correct-horse-battery", has_effect), Ok(()));
+            assert_eq!(said(&both, "correct-horse-battery", has_effect), Ok("anna".to_owned()));
+            assert_eq!(said(&both, "battery-horse-correct", has_effect), Ok("deploy".to_owned()));
             assert_eq!(said(&both, "staple-staple-stapler", has_effect), Err(Refused::Token));
         }
         // Without a token for orders no request gives any.
-        for gate in [&both, &gate(&None)] {
-            assert_eq!(said(gate, "staple-staple-staple", false), Ok(()));
+        for gate in [&both, &gate(&[])] {
+            assert_eq!(said(gate, "staple-staple-staple", false), Ok("read_token".to_owned()));
             assert_eq!(said(gate, "staple-staple-staple", true), Err(Refused::ReadsOnly));
             assert_eq!(gate.check_caller(&request(&[]), true), Err(Refused::Token));
         }
@@ -347,7 +387,8 @@ mod tests {
     #[test]
     fn weak_tokens_are_refused() {
         let checked = |orders: Option<&str>, reads: Option<&str>| {
-            Tokens::check(orders.map(str::to_owned), reads.map(str::to_owned)).map(drop)
+            let orders = orders.map(|token| named("token", token)).into_iter().collect();
+            Tokens::check(orders, reads.map(str::to_owned)).map(drop)
         };
         for check in [|token| (Some(token), None), |token| (None, Some(token))] {
             let checked = |token| {
@@ -362,6 +403,16 @@ mod tests {
         }
         let same = checked(Some("0123456789abcdef"), Some("0123456789abcdef"));
         assert!(same.unwrap_err().contains("are the same"));
+        let orders = |all: &[(&str, &str)]| {
+            let all = all.iter().map(|(name, token)| named(name, token)).collect();
+            Tokens::check(all, None).map(drop).unwrap_err()
+        };
+        let (one, other) = ("0123456789abcdef", "fedcba9876543210");
+        assert!(orders(&[("a", one), ("a", other)]).contains("two tokens have the name a"));
+        assert!(orders(&[("a", one), ("b", one)]).contains("a and b are the same"));
+        for name in ["", "a b", "a\nb", &"a".repeat(41)] {
+            assert!(orders(&[(name, one)]).contains("is none"), "{name:?}");
+        }
     }
 
     #[test]

@@ -21,7 +21,7 @@
 //! | `/` | a page for a browser |
 //! | `/report.json` | all that is seen of the server, as a [`Report`](ringserve_report::Report); at most 200 ms old |
 //! | `/events` | the same each second, as server-sent events |
-//! | `/metrics` | figures for Prometheus: [`metrics`](crate::metrics) |
+//! | `/metrics` | figures for Prometheus, with those of the program: [`metrics`](crate::metrics). As OpenMetrics, or as the older text where the request's `Accept` prefers that |
 //! | `/connections?by=outbox&limit=20` | connections by `outbox`, `idle`, `bytes_in`, `age` or `oldest_call`, 1000 at most |
 //! | `/stalls` | the last times for which a shard did not go on |
 //! | `/doctor?for=connections=1000000,accepts=20000` | what is wrong with the machine and the settings, for what is [expected](crate::doctor::Expected) |
@@ -33,6 +33,11 @@
 //! | POST `/drain` | shuts the server down, as [`ServerControl::shutdown`](crate::ServerControl::shutdown) |
 //! | POST `/connections/ID/close` | closes a connection, after its queued replies |
 //! | POST `/log-level` | gives the body to the function of [`Admin::log_level`] |
+//!
+//! A program adds its own [paths](Admin::route), [collectors](Admin::collector) and [figures](Admin::figures).
+//!
+//! Each order is a line in the log: what, from which peer, by the token of which [name](Admin::named_token), and with what result.
+//! So is one that was refused, ten a second at most.
 //!
 //! An order of `/admission` holds for all listeners that count for it, and says so if those are not all (`at 1 of 2 listeners`);
 //! with `&listener=` for the one at that address and those that share its limits. `accept_rate` is that of the server. It is what [`AdmissionControl`](crate::admission::AdmissionControl) does, and says what is wrong with status 400.
@@ -68,22 +73,32 @@
 
 mod admission;
 mod answer;
+mod aside;
+mod caller;
 mod desk;
 mod endpoint;
 mod gate;
 mod guests;
 mod history;
+mod kept;
+mod orders;
 mod places;
 mod press;
+mod program;
 mod reports;
 mod routes;
 mod sources;
 mod target;
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::metrics::Figures;
+use crate::metrics::prometheus_client::collector::Collector;
 use crate::server::builder::Server;
+
+pub use program::{AdminAnswer, AdminRequest, AdminRoute};
 
 /// What `/report.json` and others answer, as types.
 pub use ringserve_report as report;
@@ -104,10 +119,15 @@ type LogLevel = Arc<dyn Fn(&str) -> Result<(), String> + Send + Sync>;
 pub struct Admin {
     addr: String,
     probes: Option<String>,
-    token: Option<String>,
+    /// Those for orders, by name.
+    tokens: Vec<(String, String)>,
     read_token: Option<String>,
     names: Vec<String>,
     log_level: Option<LogLevel>,
+    routes: Vec<AdminRoute>,
+    collectors: Vec<Box<dyn Collector>>,
+    figures: Vec<Figures>,
+    kept: Option<PathBuf>,
 }
 
 impl Admin {
@@ -117,10 +137,14 @@ impl Admin {
         Admin {
             addr: addr.into(),
             probes: None,
-            token: None,
+            tokens: Vec::new(),
             read_token: None,
             names: Vec::new(),
             log_level: None,
+            routes: Vec::new(),
+            collectors: Vec::new(),
+            figures: Vec::new(),
+            kept: None,
         }
     }
 
@@ -147,9 +171,25 @@ impl Admin {
     /// `/`, `/healthz` and `/readyz` answer without it: the page holds nothing until it has the token, and probes of balancers
     /// and of Kubernetes have none.
     ///
-    /// Who has it may give orders too. Give scrapers and dashboards a [token for reading](Admin::read_token).
+    /// Who has it may give orders too. Give scrapers and dashboards a [token for reading](Admin::read_token). Lines of the log
+    /// about orders call it `token`; a later call replaces it.
     pub fn token(mut self, token: impl Into<String>) -> Admin {
-        self.token = Some(token.into());
+        self.tokens.retain(|(name, _)| name != gate::TOKEN);
+        self.named_token(gate::TOKEN, token)
+    }
+
+    /// A further token for orders, of a person or a program, whose name the log has for each of its orders: 1 to 40 letters,
+    /// digits, `-`, `_`, `.` and `@`. It is of the same form as [`token`](Admin::token), and there may be 16 of both.
+    ///
+    /// ```no_run
+    /// # use ringserve::Server;
+    /// use ringserve::admin::Admin;
+    ///
+    /// let secret = |name| std::env::var(name).unwrap();
+    /// let admin = Admin::new("0.0.0.0:9000").named_token("anna", secret("ANNA")).named_token("deploy", secret("DEPLOY"));
+    /// ```
+    pub fn named_token(mut self, name: impl Into<String>, token: impl Into<String>) -> Admin {
+        self.tokens.push((name.into(), token.into()));
         self
     }
 
@@ -190,6 +230,71 @@ impl Admin {
         self
     }
 
+    /// Answers at a path of the program's too: see [`AdminRoute`]. May be called 64 times.
+    ///
+    /// ```no_run
+    /// use ringserve::admin::{Admin, AdminRoute};
+    ///
+    /// let connections = AdminRoute::get("/app/connections", |request| {
+    ///     format!("{}\n", request.server().map_or(0, |server| server.stats().connections))
+    /// });
+    /// let admin = Admin::new("127.0.0.1:9000").route(connections.about("how many there are"));
+    /// ```
+    pub fn route(mut self, route: AdminRoute) -> Admin {
+        self.routes.push(route);
+        self
+    }
+
+    /// Adds metrics of the program's to `/metrics`, by a [`Collector`] of prometheus-client. May be called several times.
+    ///
+    /// It runs on a thread beside the endpoint's, for 8 s at most: then, and if it panics, has the name of another figure or more
+    /// than 2 MiB of text, the scrape goes without it, with a line in the log. `ringserve_collectors_left_out` counts those that
+    /// a scrape lacks.
+    ///
+    /// ```no_run
+    /// use ringserve::admin::Admin;
+    /// use ringserve::metrics::prometheus_client::collector::Collector;
+    /// use ringserve::metrics::prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+    /// use ringserve::metrics::prometheus_client::metrics::gauge::ConstGauge;
+    ///
+    /// #[derive(Debug)]
+    /// struct Disk;
+    ///
+    /// impl Collector for Disk {
+    ///     fn encode(&self, mut to: DescriptorEncoder<'_>) -> std::fmt::Result {
+    ///         let gauge = ConstGauge::new(7i64); // what a query of the disk returns
+    ///         gauge.encode(to.encode_descriptor("app_disk_free_bytes", "Free bytes", None, gauge.metric_type())?)
+    ///     }
+    /// }
+    ///
+    /// let admin = Admin::new("127.0.0.1:9000").collector(Disk);
+    /// ```
+    pub fn collector(mut self, collector: impl Collector) -> Admin {
+        self.collectors.push(Box::new(collector));
+        self
+    }
+
+    /// Adds figures that the program counts on its shards to `/metrics`. The server does not start if some of them
+    /// [cannot be shown](Figures::check).
+    pub fn figures(mut self, figures: &Figures) -> Admin {
+        self.figures.push(figures.clone());
+        self
+    }
+
+    /// Keeps what orders change of the admission (POST `/admission/..`) in this file, and makes the same changes at the next
+    /// start, for the rest of their time: a denied network stays denied over a deploy. Without it orders are gone with the process.
+    ///
+    /// The file has a line for each order, and is replaced as a whole before the order is answered. Without one the server begins
+    /// without orders. What the program changes itself, by [`AdmissionControl`](crate::admission::AdmissionControl), is not kept.
+    /// An order for one listener names its address, so give that a fixed port. The orders hold within moments of the start, when
+    /// all shards are ready; one that cannot be made any more is a warning and stays in the file.
+    ///
+    /// The server does not start if the file cannot be read, or has a line that is no order.
+    pub fn keep_admission(mut self, file: impl Into<PathBuf>) -> Admin {
+        self.kept = Some(file.into());
+        self
+    }
+
     /// The way to set the filter of `ringserve::log`, where that is the log.
     fn log_level_of_subscriber() -> Option<LogLevel> {
         #[cfg(feature = "log")]
@@ -217,9 +322,13 @@ impl fmt::Debug for Admin {
         f.debug_struct("Admin")
             .field("addr", &self.addr)
             .field("probes", &self.probes)
-            .field("has_token", &self.token.is_some())
+            .field("tokens", &self.tokens.iter().map(|(name, _)| name).collect::<Vec<_>>())
             .field("has_read_token", &self.read_token.is_some())
             .field("names", &self.names)
+            .field("routes", &self.routes)
+            .field("collectors", &self.collectors)
+            .field("figures", &self.figures)
+            .field("kept", &self.kept)
             .finish_non_exhaustive()
     }
 }

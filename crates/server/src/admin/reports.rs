@@ -14,7 +14,7 @@ use super::sources::{Reading, connection, stall};
 use super::target::Running;
 use crate::doctor::Certainty;
 use crate::funnel::funnel;
-use crate::histogram::{Counted, Histogram};
+use crate::histogram::Counted;
 use crate::host::machine::Machine;
 use crate::inspect::Inspection;
 use crate::snapshot::Snapshot;
@@ -196,10 +196,10 @@ fn closes(now: &ConnStats, before: &ConnStats) -> Vec<Close> {
 }
 
 fn times(running: &Running) -> Times {
-    let of = |of: fn(&Snapshot) -> &Histogram| {
+    let of = |of: fn(&Snapshot, &mut Counted)| {
         let mut sum = Counted::new();
         let snapshots = running.control.remotes().iter().filter_map(|remote| remote.snapshot());
-        snapshots.for_each(|snapshot| of(snapshot).add_to(&mut sum));
+        snapshots.for_each(|snapshot| of(snapshot, &mut sum));
         let quantile = |share| sum.quantile(share).as_secs_f64();
         Quantiles {
             count: sum.count(),
@@ -211,10 +211,10 @@ fn times(running: &Running) -> Times {
         }
     };
     Times {
-        turn: of(|snapshot| &snapshot.turns),
-        call: of(|snapshot| &snapshot.calls),
-        first_frame: of(|snapshot| &snapshot.first_frames),
-        send_stall: of(|snapshot| &snapshot.send_stalls),
+        turn: of(|snapshot, sum| snapshot.turns.add_to(sum)),
+        call: of(|snapshot, sum| snapshot.calls.iter().for_each(|of| of.waited.add_to(sum))),
+        first_frame: of(|snapshot, sum| snapshot.first_frames.add_to(sum)),
+        send_stall: of(|snapshot, sum| snapshot.send_stalls.add_to(sum)),
     }
 }
 

@@ -116,17 +116,41 @@ impl Route {
     }
 
     pub(super) fn allows(self, method: &Method) -> bool {
-        match self.has_effect() {
-            true => method == Method::POST,
-            false => method == Method::GET || method == Method::HEAD,
-        }
+        allows(self.has_effect(), method)
     }
+}
+
+/// True if a path with an effect, or without one, answers this method.
+pub(super) fn allows(has_effect: bool, method: &Method) -> bool {
+    match has_effect {
+        true => method == Method::POST,
+        false => method == Method::GET || method == Method::HEAD,
+    }
+}
+
+/// True for a path that has a route of the endpoint's, or is below one.
+pub(super) fn is_own(path: &str) -> bool {
+    Route::find(path).is_some()
+        || ["/connections", "/admission"]
+            .iter()
+            .any(|own| path.strip_prefix(own).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
 }
 
 /// All paths, one a line.
 pub(super) fn list() -> String {
-    let line = |(method, path, what): &(&str, &str, &str)| format!("{method} {path:<33} {what}\n");
-    PATHS.iter().map(line).collect()
+    PATHS.iter().map(|(method, path, what)| line(method, path, what)).collect()
+}
+
+/// A line of the list.
+pub(super) fn line(method: &str, path: &str, what: &str) -> String {
+    format!("{method} {path:<33} {what}\n")
+}
+
+/// The first value of a parameter; `None` if it is missing, or no UTF-8.
+pub(super) fn parameter(query: Option<&str>, wanted: &str) -> Option<String> {
+    let mut pairs = query?.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+    let (_, value) = pairs.find(|(name, _)| *name == wanted)?;
+    Some(percent_decode_str(value).decode_utf8().ok()?.into_owned())
 }
 
 /// The name of a connection as the endpoint writes it: `0.17.3`.

@@ -28,8 +28,8 @@ const TIME_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 const CHANGES_MAX: usize = 32;
 
 /// Changes the limits of a server that runs, from any thread: [`ServerControl::admission`](crate::ServerControl::admission). A
-/// change holds for connections that come after it; none that is there is closed. It is gone with the process. A control that is
-/// kept goes by the time of each call.
+/// change holds for connections that come after it; none that is there is closed. It is gone with the process; orders to an admin
+/// endpoint can be kept (`Admin::keep_admission`). A control that is kept goes by the time of each call.
 ///
 /// ```
 /// use std::time::Duration;

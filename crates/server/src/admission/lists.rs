@@ -132,6 +132,12 @@ impl IpList {
         read.map(Arc::new).map_err(|(line, why)| IpListError { file: Some(file.clone()), line, why })
     }
 
+    /// The networks that it has now, as texts.
+    #[cfg(feature = "admin")]
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.networks().iter().map(|network| network.to_string()).collect()
+    }
+
     /// Where it is read from.
     pub(super) fn path(&self) -> Option<&Path> {
         self.shared.file.as_deref()

@@ -42,6 +42,9 @@ pub struct ServerControl {
     connections_max: usize,
     held_bytes_max: Arc<AtomicUsize>,
     record: Option<Arc<Record>>,
+    /// The name of its driver.
+    #[cfg(feature = "metrics")]
+    driver: &'static str,
     ending: Arc<Ending>,
     #[cfg(feature = "tls")]
     tls: ringserve_tls::ServerTls,
@@ -70,6 +73,8 @@ impl ServerControl {
             connections_max: usize::MAX,
             held_bytes_max: Arc::new(AtomicUsize::new(usize::MAX)),
             record: None,
+            #[cfg(feature = "metrics")]
+            driver: "simulated",
             ending,
             #[cfg(feature = "tls")]
             tls: Default::default(),
@@ -83,6 +88,22 @@ impl ServerControl {
     /// With the connections that all shards together may have.
     pub(crate) fn with_connections_max(self, connections_max: usize) -> ServerControl {
         ServerControl { connections_max, ..self }
+    }
+
+    /// With the name of its driver.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn with_driver(self, driver: &'static str) -> ServerControl {
+        ServerControl { driver, ..self }
+    }
+
+    #[cfg(feature = "metrics")]
+    pub(crate) fn driver(&self) -> &'static str {
+        self.driver
+    }
+
+    #[cfg(feature = "metrics")]
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.clock
     }
 
     /// With the bytes that the connections of each shard may hold.

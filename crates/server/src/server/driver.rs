@@ -256,7 +256,7 @@ impl Chosen {
     }
 
     /// `io_uring` or `epoll`.
-    #[cfg(feature = "admin")]
+    #[cfg(feature = "metrics")]
     pub(crate) fn name(&self) -> &'static str {
         match self.kind {
             ChosenKind::Uring(_) => "io_uring",

@@ -98,6 +98,8 @@ impl Plan {
             .with_record(self.record)
             .with_end(&self.server_limits, &sockets)
             .with_limiters(self.limiters, self.rate.clone());
+        #[cfg(feature = "metrics")]
+        let control = control.with_driver(self.chosen.name());
         #[cfg(feature = "tls")]
         let control = control.with_tls(self.tls);
         let quota = Arc::new(Quota::new(self.chosen.connections_max()));

@@ -223,15 +223,17 @@ where
         })
     }
 
-    /// Drops a connection's calls that wait, `first` and those listed behind it.
-    pub(crate) fn cancel(&mut self, first: u32) {
-        let mut task = Some(first);
+    /// Drops a connection's calls that wait, `first` and those listed behind it. Returns how many there were.
+    pub(crate) fn cancel(&mut self, first: u32) -> usize {
+        let (mut task, mut count) = (Some(first), 0);
         while let Some(number) = task {
-            let Some(slot) = self.slot(number).filter(|slot| slot.id.is_some()) else { return };
+            let Some(slot) = self.slot(number).filter(|slot| slot.id.is_some()) else { break };
             task = slot.next;
             self.discard(number);
             self.free.push(number);
+            count += 1;
         }
+        count
     }
 
     /// After a panic in [`Slot::call`]: drops the call that was under way.

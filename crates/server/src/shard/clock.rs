@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, MutexGuard, PoisonError};
 use std::thread;
+#[cfg(feature = "metrics")]
+use std::time::SystemTime;
 use std::time::{Duration, Instant};
 
 use ringserve_core::Time;
@@ -113,6 +115,13 @@ impl Clock {
         !matches!(self, Clock::Real { .. })
     }
 
+    /// When it was at zero, by the calendar; `None` in a simulation.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn started(&self) -> Option<SystemTime> {
+        let age = Duration::from_nanos(self.now().as_nanos());
+        if self.is_simulated() { None } else { SystemTime::now().checked_sub(age) }
+    }
+
     /// The same moment for code that counts in instants of the standard library.
     #[cfg(feature = "http")]
     pub(crate) fn instant(&self) -> Instant {
@@ -126,6 +135,13 @@ impl Clock {
 
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The calendar's time, in seconds since the beginning of 1970.
+#[cfg(feature = "admin")]
+#[expect(clippy::disallowed_methods, reason = "what is kept over a restart goes by the calendar")]
+pub(crate) fn seconds_since_1970() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
 /// A point in time by which a thread that is no shard's waits no longer: one that starts a server, or asks how it is.

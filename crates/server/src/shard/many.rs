@@ -48,6 +48,12 @@ impl TaskNumbers {
         debug_assert!(service < SERVICES_MAX);
         TaskNumbers { mark: (service as u32) << TASK_BITS, max: 1 << TASK_BITS }
     }
+
+    /// The number of the service.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn service(self) -> usize {
+        (self.mark >> TASK_BITS) as usize
+    }
 }
 
 impl Many {

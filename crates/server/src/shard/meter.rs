@@ -7,6 +7,8 @@ use ringserve_core::{Address, Time};
 
 #[cfg(feature = "metrics")]
 use super::timers::Timers;
+#[cfg(feature = "metrics")]
+use crate::histogram::add;
 use crate::log::lines::warn;
 use crate::log::{LineLimit, guarded};
 use crate::server::accept_queue::AcceptQueues;
@@ -97,9 +99,39 @@ impl Meter {
 /// The lengths of turns and calls, for those who read them.
 #[cfg(feature = "metrics")]
 impl Meter {
-    /// A call that waited is done, which began in a turn then.
-    pub(super) fn call_ended(&self, now: Time, began: Time) {
-        self.snapshot.calls.add(nanos(began, now), 1);
+    /// A call of this service waits.
+    pub(super) fn call_waits(&self, service: usize) {
+        if let Some(calls) = self.snapshot.calls.get(service) {
+            calls.begins();
+        }
+    }
+
+    /// A call that waited is over, which began in a turn then.
+    pub(super) fn call_ended(&self, service: usize, now: Time, began: Time) {
+        let Some(calls) = self.snapshot.calls.get(service) else { return };
+        calls.waited.add(nanos(began, now), 1);
+        calls.end(1);
+    }
+
+    /// Calls that waited are dropped, since their connection ended.
+    pub(super) fn calls_dropped(&self, service: usize, count: usize) {
+        if let Some(calls) = self.snapshot.calls.get(service) {
+            calls.end(count as u64);
+        }
+    }
+
+    /// A call returned an error.
+    pub(super) fn call_failed(&self, service: usize) {
+        if let Some(calls) = self.snapshot.calls.get(service) {
+            add(&calls.failed, 1);
+        }
+    }
+
+    /// A call panicked.
+    pub(super) fn call_panicked(&self, service: usize) {
+        if let Some(calls) = self.snapshot.calls.get(service) {
+            add(&calls.panicked, 1);
+        }
     }
 
     /// The next turn begins as soon as this one is over.

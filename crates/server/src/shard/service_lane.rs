@@ -37,6 +37,9 @@ pub(crate) struct ServiceLane<S: Service<F::Head>, F: TypedFraming, Make, Fut> {
     opens: Opens<S, F::Head>,
     admit: Option<Admit>,
     handler_errors: LineLimit,
+    /// The number of the service.
+    #[cfg(feature = "metrics")]
+    number: usize,
 }
 
 impl<S, F, Make, Fut> ServiceLane<S, F, Make, Fut>
@@ -57,7 +60,16 @@ where
         let service = Rc::new(service);
         let tasks = Tasks::new(service.clone(), make, shard.clone(), numbers);
         let opens = Opens::new(service.clone(), shard.clone(), numbers);
-        ServiceLane { service, framing, tasks, opens, admit, handler_errors: LineLimit::default() }
+        ServiceLane {
+            service,
+            framing,
+            tasks,
+            opens,
+            admit,
+            handler_errors: LineLimit::default(),
+            #[cfg(feature = "metrics")]
+            number: numbers.service(),
+        }
     }
 
     /// Has a connection's frames called for, one after the other.
@@ -101,6 +113,8 @@ where
                 return self.failed(common, frames.shard(), id, error);
             }
             self.tasks.waits(task, id, common.now);
+            #[cfg(feature = "metrics")]
+            common.meter.call_waits(self.number);
             let parked = frames.park(task, self.tasks.call_bytes());
             self.tasks.list(task, parked);
         }
@@ -253,6 +267,8 @@ where
 
     #[cold]
     fn failed(&mut self, common: &mut Common, core: &mut Core, id: ConnId, error: S::Error) {
+        #[cfg(feature = "metrics")]
+        common.meter.call_failed(self.number);
         let shard = common.shard.index();
         let peer = core.shared(id).map(|shared| Peer::of(shared));
         let service = peer.as_ref().and_then(|peer| common.names.at(peer.listener));
@@ -280,6 +296,8 @@ where
 
     #[cold]
     fn panicked(&mut self, common: &mut Common, core: &mut Core, id: ConnId, panicked: &Panicked) {
+        #[cfg(feature = "metrics")]
+        common.meter.call_panicked(self.number);
         common.report_panic("call", named(core, id), panicked);
         let queued = |core: &Core| core.shared(id).map_or(0, |shared| shared.outbox_bytes());
         let before = queued(core);
@@ -511,7 +529,13 @@ where
         let Ended { id, shared, reason, opened, call, .. } = ended;
         common.meter.snapshot.work.on_connection(StalledWork::Close, id, shared.peer_words());
         match call {
-            Some(task) if opened => self.tasks.cancel(task),
+            Some(task) if opened => {
+                let dropped = self.tasks.cancel(task);
+                #[cfg(feature = "metrics")]
+                common.meter.calls_dropped(self.number, dropped);
+                #[cfg(not(feature = "metrics"))]
+                let _ = dropped;
+            }
             Some(task) => self.opens.cancel(task),
             None => {}
         }
@@ -543,7 +567,7 @@ where
         }
         let end = self.tasks.resume(task)?;
         #[cfg(feature = "metrics")]
-        common.meter.call_ended(common.now, end.began);
+        common.meter.call_ended(self.number, common.now, end.began);
         let CallEnd { id, result, parked, before, .. } = end;
         core.call_done(id, task, parked, before);
         match result {
