@@ -133,8 +133,14 @@ fn rate_of_a_send_begins_again_where_its_shard_was_away() {
 
 #[test]
 fn look_that_a_late_shard_asked_for_at_a_send_costs_nothing() {
-    for (bytes, stall_timeout) in [(0, Some(30)), (1, Some(30)), (1, None)] {
+    let cases = [(0, Some(30)), (1, Some(30)), (1, None)];
+    for ((bytes, stall_timeout), is_asked) in cases.into_iter().flat_map(|case| [(case, false), (case, true)])
+    {
         let (mut shard, id, batch) = in_the_middle_of_two_sends(write_limits(stall_timeout, 240));
+        if is_asked {
+            shard.turn(at(23));
+            assert!(is_stopped(&mut shard, id), "it is looked at before its shard is away");
+        }
         shard.begin_late(at(72), 1);
         assert!(looked(&mut shard, id, batch, bytes).is_some(), "{bytes} bytes, limit {stall_timeout:?}");
     }

@@ -372,7 +372,10 @@ fn own_limit_that_contradicts_another_changes_nothing() {
     shard.begin(at(1), 0);
     let shared = shard.shared(id).unwrap();
     let text = shared.set_limits(&ConnLimits::default().frame_bytes_max(65 << 20)).unwrap_err().to_string();
-    assert!(text.contains("frame_bytes_max is 68157440 and ServerLimits::held_bytes_max is 67108864"), "{text}");
+    assert!(
+        text.contains("frame_bytes_max is 68157440 and ServerLimits::held_bytes_max is 67108864"),
+        "{text}"
+    );
     let beyond = ConnLimits::default().heartbeat_interval(Duration::from_secs(31));
     let text = shared.set_limits(&beyond).unwrap_err().to_string();
     assert!(text.contains("heartbeat_interval is 31s and Limits::idle_timeout is 30s"), "{text}");
