@@ -12,6 +12,7 @@
 //! program says how many requests it answered, and why its connections ended.
 
 use std::collections::BTreeMap;
+use std::io::{Write as _, stdout};
 use std::net::SocketAddr;
 use std::num::ParseIntError;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -112,9 +113,10 @@ fn main() -> Result<(), ringserve::Error> {
     server.serve(move |_shard| Patient { deadline, report: of_all.clone() })?;
 
     let (answered, too_late) = (report.answered.load(Relaxed), report.too_late.load(Relaxed));
-    println!("{answered} requests answered, {too_late} too late");
+    // Not `println!`, which panics where nothing reads.
+    let _ = writeln!(stdout(), "{answered} requests answered, {too_late} too late");
     for (reason, count) in report.ends.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-        println!("{count} connections ended: {reason}");
+        let _ = writeln!(stdout(), "{count} connections ended: {reason}");
     }
     Ok(())
 }

@@ -3,9 +3,12 @@
 //!
 //!     cargo run --release --example guarded -- --per-address 2
 //!     for n in 1 2 3; do (printf 'hello\n'; sleep 2) | nc -N 127.0.0.1 7000 & done; wait
+//!
+//! It listens at all addresses, those of IPv4 alone where this host has no IPv6.
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -15,11 +18,12 @@ use ringserve::framing::Lines;
 use ringserve::log::LogOptions;
 use ringserve::middleware::RateLimit;
 use ringserve::{Cx, Driver, Frame, Server, Service};
+use tracing::warn;
 
 /// A server that echoes lines, and limits who is let in.
 #[derive(Parser)]
 struct Args {
-    /// Address and port; port 0 finds a free one.
+    /// Address and port; port 0 finds a free one, and [::] is each address of this host, with IPv6 or without.
     #[arg(long, default_value = "[::]:7000", value_name = "ADDR:PORT")]
     listen: SocketAddr,
     /// Connections that an address may have at once: one of IPv4, or a network of 64 bits of IPv6.
@@ -67,6 +71,25 @@ impl Args {
     }
 }
 
+/// Where to listen for `[::]` on a host where that cannot be bound: at each address of IPv4.
+fn with_or_without_ipv6(wanted: SocketAddr, binds: impl Fn(SocketAddr) -> io::Result<()>) -> SocketAddr {
+    if wanted.ip() != Ipv6Addr::UNSPECIFIED {
+        return wanted;
+    }
+    // Any port will do to see whether there is such an address.
+    let error = match binds((Ipv6Addr::UNSPECIFIED, 0).into()) {
+        Err(error) if matches!(error.raw_os_error(), Some(EAFNOSUPPORT | EADDRNOTAVAIL)) => error,
+        // What else is wrong with it the server says.
+        _ => return wanted,
+    };
+    warn!("there is no IPv6 here, so it listens at all addresses of IPv4: {error}");
+    (Ipv4Addr::UNSPECIFIED, wanted.port()).into()
+}
+
+/// As Linux numbers them.
+const EAFNOSUPPORT: i32 = 97;
+const EADDRNOTAVAIL: i32 = 99;
+
 /// The echo, for the lines that an address may send.
 fn limited(rates: &KeyRates) -> impl Service<Session = ()> + use<> {
     RateLimit::by_key(Echo, rates.clone(), |cx, _line| cx.peer().addr().map(|addr| AddressKey::of(addr.ip())))
@@ -90,7 +113,8 @@ impl Service for Echo {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     ringserve::log::init(LogOptions::default())?;
     let args = Args::parse();
-    let server = Server::bind(args.listen).driver(args.driver).shards(args.shards);
+    let listen = with_or_without_ipv6(args.listen, |addr| TcpListener::bind(addr).map(drop));
+    let server = Server::bind(listen).driver(args.driver).shards(args.shards);
     let rates = KeyRates::new(KeyLimits::default().frames(args.lines_per_second, args.lines_per_second))?;
     server.admission(args.admission()?).framing(Lines::default()).serve(move |_shard| limited(&rates))?;
     Ok(())
@@ -101,6 +125,21 @@ mod tests {
     use ringserve::testing::{Faults, Sim};
 
     use super::*;
+
+    #[test]
+    fn host_without_ipv6_is_served_by_ipv4() {
+        let at = |wanted: &str, errno: Option<i32>| {
+            let binds = |_| errno.map_or(Ok(()), |errno| Err(io::Error::from_raw_os_error(errno)));
+            with_or_without_ipv6(wanted.parse().unwrap(), binds).to_string()
+        };
+        for errno in [EAFNOSUPPORT, EADDRNOTAVAIL] {
+            assert_eq!(at("[::]:7000", Some(errno)), "0.0.0.0:7000");
+            assert_eq!(at("[::1]:7000", Some(errno)), "[::1]:7000", "another one was asked for");
+        }
+        assert_eq!(at("[::]:7000", None), "[::]:7000");
+        // EMFILE says nothing of it.
+        assert_eq!(at("[::]:7000", Some(24)), "[::]:7000");
+    }
 
     #[test]
     fn greedy_host_has_its_count_and_others_are_served() {

@@ -14,7 +14,7 @@ use std::time::Duration;
 use clap::Parser;
 use ringserve::limits::ServerLimits;
 use ringserve::log::LogOptions;
-use ringserve::net::{Address, CopyError, CopySide, ProxyHeader, copy_bidirectional};
+use ringserve::net::{Address, CopyError, CopySide, ProxyHeader, copy_bidirectional, is_local_failure};
 use ringserve::{Driver, Limits, Server, Stream, stream};
 
 /// A proxy: each client is connected to one of the upstreams, in turns.
@@ -73,7 +73,9 @@ async fn relay(mut client: Stream, to: Address, send_proxy: Option<u8>) -> Resul
     let mut upstream = match connecting.await {
         Ok(upstream) => upstream,
         Err(error) => {
-            client.upstream_failed();
+            if !is_local_failure(&error) {
+                client.upstream_failed();
+            }
             return Err(Broken::Connect(to, error));
         }
     };
@@ -81,7 +83,9 @@ async fn relay(mut client: Stream, to: Address, send_proxy: Option<u8>) -> Resul
         Ok(_) => Ok(()),
         Err(broken) if broken.side == CopySide::Second => {
             // A reset, so that the client does not take what came for all of it.
-            client.upstream_failed();
+            if !is_local_failure(&broken.error) {
+                client.upstream_failed();
+            }
             client.abort();
             Err(Broken::Upstream(to, broken))
         }

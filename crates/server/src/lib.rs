@@ -209,6 +209,7 @@ pub mod net {
     pub use crate::stream::copy::{CopyError, CopySide, CopyStream, copy_bidirectional};
     pub use crate::stream::framed::{Framed, FramedError, FramedReader, FramedWriter};
     pub use crate::stream::halves::{ReadHalf, WriteHalf};
+    pub use crate::stream::local_failure::is_local_failure;
     pub use crate::stream::proxy_header::ProxyHeader;
     pub use crate::stream::service::StreamResult;
     pub use ringserve_core::{Address, PeerCredentials};

@@ -1,11 +1,12 @@
 //! From a client to an upstream. What the shards share of an upstream are atomics, so that none waits for another one.
 
 use std::net::ToSocketAddrs;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::{error::Error, io, io::ErrorKind, ptr, time::Duration};
 
-use ringserve::net::{CopySide, ProxyHeader, copy_bidirectional};
+use ringserve::net::{CopySide, ProxyHeader, copy_bidirectional, is_local_failure};
 use ringserve::tls::rustls::server::{Accepted, Acceptor};
 use ringserve::tls::{Pem, Tls, TlsClient};
 use ringserve::{Peer, Shard, Stream};
@@ -13,6 +14,9 @@ use serde::Serialize;
 use tracing::{info, warn};
 
 use crate::Args;
+
+/// Parts of the time of a check, of which a time in which this process did not run takes one at most.
+const CHECK_PARTS: u32 = 8;
 
 /// Time and bytes for the first record of a client. Browsers send 2 KiB.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
@@ -27,6 +31,8 @@ pub struct Upstream {
     /// By its checks, and by an operator.
     pub down: AtomicBool,
     pub drained: AtomicBool,
+    /// Its last check did not come about, for want of something of this host: it is what it was before.
+    pub unchecked: AtomicBool,
     /// Clients that it has now, and all that it had.
     pub connections: AtomicUsize,
     pub clients: AtomicU64,
@@ -77,11 +83,28 @@ pub struct Balancer {
 
 impl Balancer {
     pub fn new(args: Args) -> Result<Balancer, Box<dyn Error>> {
+        Balancer::with_names(args, |name| name.to_socket_addrs().map(drop))
+    }
+
+    /// The same, where `look_up` looks whether a name has an address. One that has none is down until it has.
+    pub fn with_names(
+        args: Args,
+        look_up: impl Fn(&str) -> io::Result<()>,
+    ) -> Result<Balancer, Box<dyn Error>> {
         let tls = args.upstream_ca.as_ref().map(|ca| Tls::client(Pem::file(ca)?)).transpose()?;
         let upstreams: Vec<_> = args.upstream.iter().map(|text| Upstream::new(text)).collect();
         for (n, upstream) in upstreams.iter().enumerate() {
             let name = &upstream.name;
-            name.to_socket_addrs().map_err(|error| format!("upstream {name}: {error}"))?;
+            match look_up(name) {
+                Err(error) if error.kind() == ErrorKind::InvalidInput => {
+                    return Err(format!("upstream {name}: {error}").into());
+                }
+                Err(error) => {
+                    warn!("upstream {name} is down until its checks find it: {error}");
+                    upstream.down.store(true, Relaxed);
+                }
+                Ok(()) => {}
+            }
             tls.as_ref().map(|tls| tls.to(upstream.host())).transpose()?;
             if upstreams[..n].iter().any(|other| other.name == *name) {
                 return Err(format!("upstream {name} is given twice").into());
@@ -133,27 +156,34 @@ impl Balancer {
     /// Connects to an upstream, and where that fails to another one. The client's bytes wait, so that none is lost.
     async fn find(&self, client: &Stream, server_name: Option<&str>) -> io::Result<(Busy<'_>, Stream)> {
         let (mut tried, mut why) = (Vec::new(), "all are down, drained or for other names".to_owned());
+        let mut ours = None;
         while let Some(busy) = self.choose(server_name, &tried, client.shard().random()) {
             self.retries.fetch_add(u64::from(!tried.is_empty()), Relaxed);
             match self.connect(client.shard(), busy.0, Some(&client.peer())).await {
                 Ok(upstream) => return Ok((busy, upstream)),
-                // This shard has no room for it, and no other upstream helps.
-                Err(error) if error.kind() == ErrorKind::ResourceBusy => return Err(error),
-                Err(error) => why = format!("{} was tried last: {error}", busy.0.name),
+                // Ports to another upstream may be left.
+                Err(error) if error.kind() == ErrorKind::AddrNotAvailable => ours = Some(error),
+                // This process lacks what it takes, and no other upstream helps.
+                Err(error) if is_local_failure(&error) => return Err(error),
+                Err(error) => {
+                    why = format!("{} was tried last: {error}", busy.0.name);
+                    busy.0.failed.fetch_add(1, Relaxed);
+                }
             }
-            busy.0.failed.fetch_add(1, Relaxed);
             tried.push(busy.0);
         }
-        Err(io::Error::other(format!("no upstream: {why}")))
+        Err(ours.unwrap_or_else(|| io::Error::other(format!("no upstream: {why}"))))
     }
 
     /// Serves a client to its end.
     pub async fn serve(&self, mut client: Stream) -> Result<(), Box<dyn Error>> {
         let shard = client.shard().clone();
         let (server_name, first) = shard.timeout(HELLO_TIMEOUT, self.hello(&mut client)).await??;
-        let found = self.find(&client, server_name.as_deref()).await.inspect_err(|_| {
+        let found = self.find(&client, server_name.as_deref()).await.inspect_err(|error| {
             self.refused.fetch_add(1, Relaxed);
-            client.upstream_failed();
+            if !is_local_failure(error) {
+                client.upstream_failed();
+            }
         });
         let (busy, mut upstream) = found?;
         busy.0.clients.fetch_add(1, Relaxed);
@@ -164,9 +194,11 @@ impl Balancer {
         busy.0.bytes_back.fetch_add(back, Relaxed);
         match copied {
             Err(broken) if broken.side == CopySide::Second => {
-                busy.0.broken.fetch_add(1, Relaxed);
+                if !is_local_failure(&broken.error) {
+                    busy.0.broken.fetch_add(1, Relaxed);
+                    client.upstream_failed();
+                }
                 // A reset, so that the client does not take what came for all of it.
-                client.upstream_failed();
                 client.abort();
                 return Err(format!("upstream {}: {}", busy.0.name, broken.error).into());
             }
@@ -213,10 +245,18 @@ impl Balancer {
         let (mut ticks, mut against) = (shard.interval(self.args.check_interval), 0);
         loop {
             ticks.tick().await;
-            let checked = shard.timeout(self.args.check_interval, self.check(shard, upstream)).await;
-            let checked = checked.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()));
-            // This shard has no room to look, which says nothing of the upstream.
-            if matches!(&checked, Err(error) if error.kind() == ErrorKind::ResourceBusy) {
+            let checked = self.check_in_time(shard, upstream).await;
+            // What is missing here says nothing of the upstream, and is said once.
+            let not_looked = checked.as_ref().err().filter(|error| is_local_failure(error));
+            let was_unchecked = upstream.unchecked.swap(not_looked.is_some(), Relaxed);
+            match not_looked {
+                Some(error) if !was_unchecked => {
+                    warn!("upstream {} cannot be checked: {error}", upstream.name)
+                }
+                None if was_unchecked => info!("upstream {} is checked again", upstream.name),
+                _ => {}
+            }
+            if not_looked.is_some() {
                 continue;
             }
             let is_down = upstream.down.load(Relaxed);
@@ -230,6 +270,17 @@ impl Balancer {
                 }
             }
         }
+    }
+
+    /// A check, within its time. A time in which this shard was blocked, or the process stopped, is no time that the upstream had.
+    async fn check_in_time(&self, shard: &Shard, upstream: &Upstream) -> io::Result<()> {
+        let mut check = pin!(self.check(shard, upstream));
+        for _ in 0..CHECK_PARTS {
+            if let Ok(checked) = shard.timeout(self.args.check_interval / CHECK_PARTS, &mut check).await {
+                return checked;
+            }
+        }
+        Err(ErrorKind::TimedOut.into())
     }
 
     async fn check(&self, shard: &Shard, upstream: &Upstream) -> io::Result<()> {

@@ -7,6 +7,9 @@
 //!     curl http://127.0.0.1:9000                                      as text; /json for programs
 //!     curl -X POST http://127.0.0.1:9000/drain/localhost:8000         no more clients for it; /undrain/.. for the way back
 //!
+//! A name without an address is down until its checks find one. What this process itself lacks (ports, descriptors, memory, a CPU) is
+//! not counted against an upstream: a check for which it is lacking leaves the upstream as it was, and the state says `not checked`.
+//!
 //! TLS ends here with `--cert`, and begins towards upstreams with `--upstream-ca`. An upstream may be for clients that ask by TLS for
 //! certain names, as `--upstream www.example.org=web.internal:443`. Without `--cert` the name is read from the client's first record,
 //! and TLS passes through to the upstream, whose certificate the client sees.

@@ -1,6 +1,8 @@
 //! The state by HTTP: GET / as text, and /json; POST to /drain/HOST:PORT and /undrain/HOST:PORT, from this host. A request calls the
 //! balancer by an address, as localhost, or by a name of `--status-name`: a page of another site, whose name was made to resolve to
-//! this host, reads nothing.
+//! this host, reads nothing. A request without a `Host` is no browser's, and reads too.
+//!
+//! Probes ask for /healthz, or by `OPTIONS /` as HAProxy does, whatever name they use: 503 if no client can be sent anywhere.
 
 use std::future::ready;
 use std::net::IpAddr;
@@ -33,13 +35,16 @@ fn answer(request: &Request<Incoming>, peer: &Peer, balancer: &Balancer) -> Resu
     let (what, name) = path.split_once('/').unwrap_or((path, ""));
     let upstream = balancer.upstreams.iter().find(|upstream| upstream.name == name);
     let (status, kind, body) = match (request.method(), what, upstream) {
+        (&Method::GET | &Method::HEAD, "healthz", None) | (&Method::OPTIONS, "", None) => health(balancer),
         _ if !is_called_by_name(request, &balancer.args.status_name) => (
             403,
             "text/plain",
             "ask for this host by its address, localhost, or a name of --status-name\n".into(),
         ),
-        (&Method::GET, "", None) => (200, "text/plain", text(balancer)),
-        (&Method::GET, "json", None) => (200, "application/json", json!(balancer).to_string()),
+        (&Method::GET | &Method::HEAD, "", None) => (200, "text/plain", text(balancer)),
+        (&Method::GET | &Method::HEAD, "json", None) => {
+            (200, "application/json", json!(balancer).to_string())
+        }
         (&Method::POST, "drain" | "undrain", Some(_)) if !may_drain(request, peer) => {
             (403, "text/plain", "only a program of this host may\n".into())
         }
@@ -59,7 +64,18 @@ fn is_called_by_name(request: &Request<Incoming>, names: &[String]) -> bool {
     let authority = |text: &str| text.parse::<Authority>().is_ok_and(|said| is_ours(said.host(), names));
     let mut hosts = request.headers().get_all(HOST).iter().map(|host| host.to_str().is_ok_and(authority));
     let in_uri = request.uri().authority().map(|said| is_ours(said.host(), names));
-    in_uri != Some(false) && hosts.next().or(in_uri) == Some(true) && hosts.next().is_none()
+    // Each browser says a name, and each page that posts is one of a browser.
+    let without = request.method() != Method::POST;
+    in_uri != Some(false) && hosts.next().or(in_uri).unwrap_or(without) && hosts.next().is_none()
+}
+
+/// Whether there is an upstream for clients.
+fn health(balancer: &Balancer) -> (u16, &'static str, String) {
+    let is_ready = |upstream: &Upstream| !upstream.down.load(Relaxed) && !upstream.drained.load(Relaxed);
+    match balancer.upstreams.iter().any(is_ready) {
+        true => (200, "text/plain", "ok\n".into()),
+        false => (503, "text/plain", "no upstream is up\n".into()),
+    }
 }
 
 fn is_ours(host: &str, names: &[String]) -> bool {
@@ -85,5 +101,6 @@ fn line(upstream: &Upstream) -> String {
     let (there, back) = (&upstream.bytes_there, &upstream.bytes_back);
     let state = if upstream.down.load(Relaxed) { "down" } else { "up" };
     let drained = if upstream.drained.load(Relaxed) { ", drained" } else { "" };
-    format!("{name} {state}{drained}: {counts}, {there:?} bytes there and {back:?} back\n")
+    let unchecked = if upstream.unchecked.load(Relaxed) { ", not checked" } else { "" };
+    format!("{name} {state}{drained}{unchecked}: {counts}, {there:?} bytes there and {back:?} back\n")
 }

@@ -16,6 +16,7 @@ use std::error::Error;
 use std::fs;
 use std::future::poll_fn;
 use std::io;
+use std::io::{Write as _, stdout};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -145,7 +146,9 @@ fn self_signed() -> Result<(Pem, Pem), Box<dyn Error>> {
     let made = rcgen::generate_simple_self_signed(["localhost".into()])?;
     let file = std::env::temp_dir().join("ringserve-cert.pem");
     fs::write(&file, made.cert.pem())?;
-    println!("made a certificate for localhost; clients believe it with {}", file.display());
+    // Not `println!`, which panics where nothing reads.
+    let _ =
+        writeln!(stdout(), "made a certificate for localhost; clients believe it with {}", file.display());
     Ok((made.cert.pem().into(), made.signing_key.serialize_pem().into()))
 }
 

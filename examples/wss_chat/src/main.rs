@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::error::Error;
 use std::future::ready;
+use std::io::{Write as _, stdout};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -270,7 +271,9 @@ fn self_signed() -> Result<(Pem, Pem), Box<dyn Error>> {
     let made = rcgen::generate_simple_self_signed(["localhost".into(), "127.0.0.1".into()])?;
     let file = env::temp_dir().join("ringserve-chat.pem");
     fs::write(&file, made.cert.pem())?;
-    println!("made a certificate for localhost; clients believe it with {}", file.display());
+    // Not `println!`, which panics where nothing reads.
+    let _ =
+        writeln!(stdout(), "made a certificate for localhost; clients believe it with {}", file.display());
     Ok((made.cert.pem().into(), made.signing_key.serialize_pem().into()))
 }
 
@@ -305,7 +308,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     ringserve::log::init(LogOptions::default())?;
     let args = Args::parse();
     let scheme = if args.plain { "http" } else { "https" };
-    println!("the page is {scheme}://{}", args.listen);
+    let _ = writeln!(stdout(), "the page is {scheme}://{}", args.listen);
     Ok(server(&args)?.serve()?)
 }
 

@@ -11,7 +11,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use hyper::body::Incoming;
-use hyper::{Request, Response, StatusCode};
+use hyper::{Method, Request, Response, StatusCode};
 use ringserve_core::{ConnId, Time};
 use ringserve_report::{Connections, Finding, Report};
 
@@ -243,7 +243,7 @@ impl Desk {
         guest: Rc<Guest>,
         peer: Rc<str>,
     ) -> Result<Response<Answer>, Infallible> {
-        let is_probe = Route::find(request.uri().path()).is_some_and(Route::is_probe);
+        let is_probe = Route::probe(request.method(), request.uri().path()).is_some();
         let others = guests.asking_from(guest.address());
         let shard = self.shard.clone();
         let asking = guest.asks(is_probe, move || shard.now());
@@ -254,7 +254,7 @@ impl Desk {
         Ok(answer.map(|answer| answer.of(asking)))
     }
 
-    /// Answers a request at the listener for probes, whatever name it calls the endpoint by: it tells nothing but how the server is.
+    /// Answers a request at the listener for probes.
     pub(super) async fn probed(
         self: Rc<Self>,
         request: Request<Incoming>,
@@ -262,16 +262,26 @@ impl Desk {
     ) -> Result<Response<Answer>, Infallible> {
         let shard = self.shard.clone();
         let asking = guest.asks(true, move || shard.now());
-        let answer = match Route::find(request.uri().path()).filter(|route| route.is_probe()) {
-            Some(route) if !route.allows(request.method()) => answer::other_method(route.methods()),
-            Some(Route::Health) => self.health(),
-            Some(_) => self.ready(),
-            None => answer::no_probe(),
-        };
+        let answer = self.answered_probe(&request).unwrap_or_else(answer::no_probe);
         Ok(answer.map(|answer| answer.of(asking)))
     }
 
+    /// Answers a probe, whatever name it calls the endpoint by, or none: it tells nothing but how the server is.
+    fn answered_probe(&self, request: &Request<Incoming>) -> Option<Response<Answer>> {
+        let method = request.method();
+        Some(match Route::probe(method, request.uri().path())? {
+            route if method != Method::OPTIONS && !route.allows(method) => {
+                answer::other_method(route.methods())
+            }
+            Route::Health => self.health(),
+            _ => self.ready(),
+        })
+    }
+
     async fn answered(self: &Rc<Self>, request: Request<Incoming>, peer: &str) -> Response<Answer> {
+        if let Some(answer) = self.answered_probe(&request) {
+            return answer;
+        }
         let gate = &self.settings.gate;
         if let Err(why) = gate.check_name(&request) {
             return answer::refused(&why);

@@ -64,7 +64,8 @@
 //! not start unless a [token](Admin::token) is set. A local user who reaches it can read everything and stop the server.
 //!
 //! Each request must have a `Host` that is `localhost`, the endpoint's address, or a [name that was given](Admin::host_name): so
-//! a page of another site, whose name is made to resolve to 127.0.0.1, reads nothing. A POST needs the header `X-Ringserve: 1`,
+//! a page of another site, whose name is made to resolve to 127.0.0.1, reads nothing. Probes (`/healthz`, `/readyz`, and
+//! `OPTIONS /`, which is `/readyz` for HAProxy) may call it as they like, or have no `Host`. A POST needs the header `X-Ringserve: 1`,
 //! and no `Origin` but the endpoint's:
 //!
 //! ```text

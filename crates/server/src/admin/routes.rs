@@ -94,6 +94,14 @@ impl Route {
         })
     }
 
+    /// The route that a probe asks for. `OPTIONS /` is how HAProxy asks where it is told nothing else.
+    pub(super) fn probe(method: &Method, path: &str) -> Option<Route> {
+        match Route::find(path) {
+            Some(Route::Page) if method == Method::OPTIONS => Some(Route::Ready),
+            route => route.filter(|route| route.is_probe()),
+        }
+    }
+
     /// True if a request has an effect.
     pub(super) fn has_effect(self) -> bool {
         matches!(self, Route::Drain | Route::Close { .. } | Route::LogLevel | Route::ChangeAdmission(_))

@@ -66,6 +66,20 @@ impl Limiter {
     /// What refuses it.
     #[inline]
     pub(crate) fn let_in(&self, source: Source, now: Time) -> Result<Option<Charge>, RefusedBy> {
+        self.let_in_by(source, now, false)
+    }
+
+    /// The same; `is_late` where the connection may have come while the shard was away, so that its rate is not known.
+    ///
+    /// # Errors
+    /// What refuses it.
+    #[inline]
+    pub(crate) fn let_in_by(
+        &self,
+        source: Source,
+        now: Time,
+        is_late: bool,
+    ) -> Result<Option<Charge>, RefusedBy> {
         let prefix = match source {
             Source::Address(address) => {
                 if self.allows(address) {
@@ -85,20 +99,22 @@ impl Limiter {
         };
         let now = now.as_nanos();
         if self.total.counts() {
-            return self.let_in_beside_all(prefix, now).map(Some);
+            return self.let_in_beside_all(prefix, now, is_late).map(Some);
         }
         let Some(table) = &self.table else { return Ok(None) };
-        table.charge(prefix, now).map(Some).map_err(RefusedBy::from)
+        let charge = if is_late { table.charge_late(prefix, now) } else { table.charge(prefix, now) };
+        charge.map(Some).map_err(RefusedBy::from)
     }
 
     /// The same where all peers together have limits too. One that these refuse is not charged for.
-    fn let_in_beside_all(&self, prefix: Prefix, now: u64) -> Result<Charge, RefusedBy> {
-        self.total.check(now)?;
+    fn let_in_beside_all(&self, prefix: Prefix, now: u64, is_late: bool) -> Result<Charge, RefusedBy> {
+        self.total.check(now, is_late)?;
         let charge = match &self.table {
+            Some(table) if is_late => table.charge_late(prefix, now)?,
             Some(table) => table.charge(prefix, now)?,
             None => Charge::NOWHERE,
         };
-        match self.total.take(now) {
+        match self.total.take(now, is_late) {
             Ok(()) => Ok(charge),
             Err(by) => {
                 // Another shard took the last place.

@@ -333,15 +333,17 @@ fn sheds<S: Service<H>, H>(
 
 /// Asks whether the server lets a connection in that was accepted.
 #[inline]
-fn let_in(common: &Common, peer: &Peer) -> Result<Option<Charge>, RefusedBy> {
+fn let_in(common: &Common, core: &Core, peer: &Peer) -> Result<Option<Charge>, RefusedBy> {
     let Some(admission) = &common.admission else { return Ok(None) };
-    admission.let_in(peer, common.now).inspect_err(|by| report_refused(common, admission, peer, *by))
+    let is_late = core.is_behind();
+    admission.let_in(peer, common.now, is_late).inspect_err(|by| report_refused(common, admission, peer, *by))
 }
 
 /// The same for a client behind a proxy.
-fn let_client_in(common: &Common, peer: &Peer) -> Result<Option<Charge>, RefusedBy> {
+fn let_client_in(common: &Common, core: &Core, peer: &Peer) -> Result<Option<Charge>, RefusedBy> {
     let Some(admission) = &common.admission else { return Ok(None) };
-    admission.let_client_in(peer, common.now).inspect_err(|by| report_refused(common, admission, peer, *by))
+    let let_in = admission.let_client_in(peer, common.now, core.is_behind());
+    let_in.inspect_err(|by| report_refused(common, admission, peer, *by))
 }
 
 #[cold]
@@ -436,7 +438,7 @@ where
         if words.is_some() && !has_words(common, core) {
             return core.postpone(socket, peer.addr, peer.listener, common.now + POSTPONED);
         }
-        let charge = match let_in(common, &peer) {
+        let charge = match let_in(common, core, &peer) {
             Ok(charge) => charge,
             Err(by) => return refuse(common, core, socket, &peer, by),
         };
@@ -475,7 +477,7 @@ where
 
     fn proxied(&mut self, common: &mut Common, core: &mut Core, id: ConnId) {
         let Some(peer) = core.shared(id).map(|head| Peer::of(head)) else { return };
-        match let_client_in(common, &peer) {
+        match let_client_in(common, core, &peer) {
             Ok(charge) if keep(common, &peer, id, charge) => {}
             Ok(_) => return core.abort(id, CloseReason::MemoryLimit),
             Err(by) => {

@@ -1,5 +1,6 @@
 //! Connecting to upstreams.
 
+use std::error::Error;
 use std::fmt;
 use std::io;
 use std::mem;
@@ -366,17 +367,11 @@ impl Named {
                     };
                     let mut addrs = match found {
                         Ok(addrs) => addrs.into_iter(),
-                        Err(error) => {
-                            return Poll::Ready(Err(self.failed(error.kind(), "does not resolve", &error)));
-                        }
+                        Err(error) => return Poll::Ready(Err(failed(&self.name, "does not resolve", error))),
                     };
                     let Some(first) = addrs.next() else {
-                        let why = "it has no address";
-                        return Poll::Ready(Err(self.failed(
-                            io::ErrorKind::NotFound,
-                            "does not resolve",
-                            &why,
-                        )));
+                        let error = io::Error::new(io::ErrorKind::NotFound, "it has no address");
+                        return Poll::Ready(Err(failed(&self.name, "does not resolve", error)));
                     };
                     self.attempt(shard, first, addrs);
                 }
@@ -389,8 +384,7 @@ impl Named {
                     };
                     let next = rest.next().filter(|_| self.time.is_none_or(|(_, until)| shard.now() < until));
                     let Some(next) = next else {
-                        let what = format!("at {addr}");
-                        return Poll::Ready(Err(self.failed(error.kind(), &what, &error)));
+                        return Poll::Ready(Err(failed(&self.name, &format!("at {addr}"), error)));
                     };
                     let rest = mem::take(rest);
                     self.attempt(shard, next, rest);
@@ -409,9 +403,28 @@ impl Named {
         let attempting = Attempting::begin(addr.into(), shard, self.transport.clone());
         self.step = Step::Trying { attempting, addr, rest };
     }
+}
 
-    fn failed(&self, kind: io::ErrorKind, what: &str, why: &dyn fmt::Display) -> io::Error {
-        io::Error::new(kind, format!("{} {what}: {why}", self.name))
+fn failed(name: &Name, what: &str, cause: io::Error) -> io::Error {
+    io::Error::new(cause.kind(), NamedFailure { what: format!("{name} {what}"), cause })
+}
+
+/// Why a name led to no connection.
+#[derive(Debug)]
+struct NamedFailure {
+    what: String,
+    cause: io::Error,
+}
+
+impl fmt::Display for NamedFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.what, self.cause)
+    }
+}
+
+impl Error for NamedFailure {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        Some(&self.cause)
     }
 }
 

@@ -18,6 +18,7 @@ pub(crate) mod framed;
 pub(crate) mod halves;
 #[cfg(feature = "http")]
 pub(crate) mod hyper_io;
+pub(crate) mod local_failure;
 pub(crate) mod proxy_header;
 pub(crate) mod service;
 #[cfg(feature = "tokio")]

@@ -1,5 +1,6 @@
 //! Services on whole simulated servers, by seed. One binary: each would link a whole server of every kind.
 
+mod arrivals;
 mod bad_input;
 mod blocking;
 mod codec;

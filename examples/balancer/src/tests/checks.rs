@@ -117,6 +117,47 @@ fn shard_without_room_for_a_check_holds_no_upstream_down() {
 }
 
 #[test]
+fn time_in_which_the_balancer_stands_still_is_no_upstreams() {
+    Sim::seeds(30).run(|sim| {
+        let (_echoes, running) = starts(sim, &["--check-send", "are you well", "--check-expect", "you well"]);
+        let shards = 1 + sim.seed() as usize % 4;
+        for _ in 0..20 {
+            // In the middle of a check, as likely as not.
+            sim.run_for(Duration::from_micros(1_900_000 + sim.random() % 200_000));
+            (0..shards).for_each(|shard| running.server.stall(shard, 10 * SECOND));
+            sim.run_for(10 * SECOND);
+            assert!((0..3).all(|number| !running.is_down(number)), "they echo");
+        }
+    });
+}
+
+#[test]
+fn name_without_an_address_is_down_until_it_has_one() {
+    Sim::seeds(20).run(|sim| {
+        let echoing = Echo::start(sim, ADDRS[0]);
+        let options = ["--upstream", "late.example:80", "--upstream", "never.example:80"];
+        let given = ["balancer", "--listen", "10.0.0.1:7000", "--status", "10.0.0.1:9000"];
+        let args = Args::try_parse_from(given.into_iter().chain(options)).unwrap();
+        let unknown = |_: &str| Err(std::io::Error::other("no such name"));
+        let balancer = Arc::new(Balancer::with_names(args, unknown).unwrap());
+        let down = |balancer: &Balancer| [0, 1].map(|n| balancer.upstreams[n].down.load(Relaxed));
+        assert_eq!(down(&balancer), [true; 2]);
+        let addr = sim.start_several(server(&balancer).unwrap().shards(2)).unwrap().addr();
+        sim.run_for(20 * SECOND);
+        assert_eq!(down(&balancer), [true; 2]);
+        sim.name("late.example", ["10.0.0.11".parse().unwrap()]);
+        assert!(sim.run_until(60 * SECOND, || down(&balancer) == [false, true]), "it is found");
+        sim.client("me", async move |net| {
+            let mut me = net.connect(addr).await?;
+            echoes(&mut me).await?;
+            Ok(())
+        });
+        sim.run_until_done();
+        assert!(echoing.lines.borrow().is_empty());
+    });
+}
+
+#[test]
 fn upstreams_hear_by_the_proxy_protocol_who_the_client_is() {
     Sim::seeds(20).run(|sim| {
         let echoing = Echo::start(sim, ADDRS[0]);

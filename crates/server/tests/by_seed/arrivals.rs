@@ -1,0 +1,59 @@
+//! Connections that came while a shard was away: they are counted, and their rate is not known.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use ringserve_server::Server;
+use ringserve_server::admission::Admission;
+use ringserve_server::framing::Lines;
+use ringserve_server::testing::{Faults, Sim};
+
+use crate::Echo;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Connects four times a second for twelve seconds, eight of which the shard is away, and returns how many were served.
+fn served(sim: &Sim, admission: Admission) -> usize {
+    let server = Server::bind("10.0.0.1:7000").admission(admission).framing(Lines::default());
+    let server = sim.start(server, |_shard| Echo).unwrap();
+    let (addr, count) = (server.addr(), Rc::new(Cell::new(0)));
+    let counted = count.clone();
+    sim.client("steady", async move |net| {
+        for _ in 0..48 {
+            let (net_of_one, count) = (net.clone(), counted.clone());
+            net.spawn(async move {
+                let Ok(mut me) = net_of_one.connect(addr).await else { return };
+                if me.send("x\n").await.is_ok() && matches!(me.line().await, Ok(Some(line)) if line == "x") {
+                    count.set(count.get() + 1);
+                    net_of_one.sleep(60 * SECOND).await;
+                }
+            });
+            net.sleep(SECOND / 4).await;
+        }
+        net.sleep(20 * SECOND).await;
+        Ok(())
+    });
+    sim.run_for(2 * SECOND);
+    server.stall(0, 8 * SECOND);
+    sim.run_until_done();
+    count.get()
+}
+
+#[test]
+fn rate_of_a_peer_is_not_measured_over_a_stall() {
+    Sim::seeds(20).faults(Faults::none()).run(|sim| {
+        assert_eq!(served(sim, Admission::default().address_rate(5, 5)), 48);
+    });
+    Sim::seeds(20).faults(Faults::none()).run(|sim| {
+        assert_eq!(served(sim, Admission::default().connection_rate(5, 5)), 48);
+    });
+}
+
+#[test]
+fn number_of_a_peer_holds_behind_a_stall_too() {
+    Sim::seeds(20).faults(Faults::none()).run(|sim| {
+        let admission = Admission::default().address_rate(5, 5).per_address(20);
+        assert_eq!(served(sim, admission), 20);
+    });
+}
