@@ -3,6 +3,7 @@
 mod ends;
 mod errors;
 mod slow;
+mod statements;
 mod streams;
 mod versions;
 

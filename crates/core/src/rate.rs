@@ -40,6 +40,13 @@ impl Gcra {
         (bucket <= now + self.tolerance).then(|| self.pay(bucket, now))
     }
 
+    /// The same where the token may have been asked for at any time since `from`, which is not after `now`: in all of that time there
+    /// are as many as if each had been asked for as it was there.
+    #[inline]
+    pub fn take_since(&self, bucket: u64, from: u64, now: u64) -> Option<u64> {
+        (bucket <= now + self.tolerance).then(|| self.pay(bucket, from.min(now)))
+    }
+
     /// The bucket without one more of its tokens, whether it has one or not.
     #[inline]
     pub(crate) fn pay(&self, bucket: u64, now: u64) -> u64 {

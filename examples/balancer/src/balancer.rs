@@ -246,6 +246,9 @@ impl Balancer {
         loop {
             ticks.tick().await;
             let checked = self.check_in_time(shard, upstream).await;
+            if shard.is_draining() {
+                return;
+            }
             // What is missing here says nothing of the upstream, and is said once.
             let not_looked = checked.as_ref().err().filter(|error| is_local_failure(error));
             let was_unchecked = upstream.unchecked.swap(not_looked.is_some(), Relaxed);

@@ -63,6 +63,8 @@ pub(super) struct Lateness {
     last: Option<Time>,
     /// Until then the shard wakes twice a second.
     watches_until: Option<Time>,
+    /// The last turn before those began: what comes now may have come since.
+    from: Time,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -113,7 +115,15 @@ impl Lateness {
             Stage::Judging { until } => was_away || is_late && now >= until,
         };
         match self.stage {
-            _ if begins => (self.stage, self.ends) = (Stage::Behind { since: now, taken }, false),
+            _ if begins => {
+                // Of an absence that follows another one the beginning is that of the first.
+                self.from = if self.is_behind() {
+                    self.from
+                } else {
+                    Time::from_nanos(now.as_nanos().saturating_sub(gap.as_nanos() as u64))
+                };
+                (self.stage, self.ends) = (Stage::Behind { since: now, taken }, false);
+            }
             Stage::Judging { until } if now >= until => self.stage = Stage::InTime,
             Stage::Behind { since, taken: before } => {
                 // What came by now is looked at in this turn; the next one can judge.
@@ -152,6 +162,11 @@ impl Lateness {
     /// When it does so next.
     pub(super) fn wakes_at(&self, now: Time) -> Option<Time> {
         self.watches_until.filter(|until| now < *until).map(|_| now + WAKES)
+    }
+
+    /// The time since which what comes now may have waited.
+    pub(super) fn behind_from(&self) -> Option<Time> {
+        self.is_behind().then_some(self.from)
     }
 
     /// For how long limits have been judged at `now`.
@@ -211,6 +226,12 @@ impl<O: Observer> Shard<O> {
     /// True if what peers sent and took while the shard was away may wait in the kernel: no time limit is judged meanwhile.
     pub fn is_behind(&self) -> bool {
         self.lateness.is_behind()
+    }
+
+    /// While the shard [is behind](Shard::is_behind): the time since which connections and bytes that it sees now may have waited in
+    /// the kernel.
+    pub fn behind_from(&self) -> Option<Time> {
+        self.lateness.behind_from()
     }
 
     #[inline(never)]

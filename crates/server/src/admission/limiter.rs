@@ -66,19 +66,19 @@ impl Limiter {
     /// What refuses it.
     #[inline]
     pub(crate) fn let_in(&self, source: Source, now: Time) -> Result<Option<Charge>, RefusedBy> {
-        self.let_in_by(source, now, false)
+        self.let_in_since(source, now, now)
     }
 
-    /// The same; `is_late` where the connection may have come while the shard was away, so that its rate is not known.
+    /// The same for a connection that came between `from` and `now`, while the shard was away.
     ///
     /// # Errors
     /// What refuses it.
     #[inline]
-    pub(crate) fn let_in_by(
+    pub(crate) fn let_in_since(
         &self,
         source: Source,
+        from: Time,
         now: Time,
-        is_late: bool,
     ) -> Result<Option<Charge>, RefusedBy> {
         let prefix = match source {
             Source::Address(address) => {
@@ -97,24 +97,22 @@ impl Limiter {
             }
             Source::User(uid) => Prefix::of_user(uid),
         };
-        let now = now.as_nanos();
+        let (from, now) = (from.as_nanos(), now.as_nanos());
         if self.total.counts() {
-            return self.let_in_beside_all(prefix, now, is_late).map(Some);
+            return self.let_in_beside_all(prefix, from, now).map(Some);
         }
         let Some(table) = &self.table else { return Ok(None) };
-        let charge = if is_late { table.charge_late(prefix, now) } else { table.charge(prefix, now) };
-        charge.map(Some).map_err(RefusedBy::from)
+        table.charge_since(prefix, from, now).map(Some).map_err(RefusedBy::from)
     }
 
     /// The same where all peers together have limits too. One that these refuse is not charged for.
-    fn let_in_beside_all(&self, prefix: Prefix, now: u64, is_late: bool) -> Result<Charge, RefusedBy> {
-        self.total.check(now, is_late)?;
+    fn let_in_beside_all(&self, prefix: Prefix, from: u64, now: u64) -> Result<Charge, RefusedBy> {
+        self.total.check(now)?;
         let charge = match &self.table {
-            Some(table) if is_late => table.charge_late(prefix, now)?,
-            Some(table) => table.charge(prefix, now)?,
+            Some(table) => table.charge_since(prefix, from, now)?,
             None => Charge::NOWHERE,
         };
-        match self.total.take(now, is_late) {
+        match self.total.take(from, now) {
             Ok(()) => Ok(charge),
             Err(by) => {
                 // Another shard took the last place.

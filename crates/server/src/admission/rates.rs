@@ -141,20 +141,20 @@ impl SharedLimits {
 
 impl PrefixLimits {
     /// Counts a connection, if the prefix may have one more. Of `beside` nothing is known but that they are the prefix's, or may
-    /// be.
+    /// be. It came between `from` and `now`.
     #[inline]
     pub(super) fn charge(
         &self,
         count: &mut u32,
         bucket: &mut u64,
         beside: u32,
-        now: u64,
+        (from, now): (u64, u64),
     ) -> Result<(), Over> {
         if count.saturating_add(beside) >= self.at_once {
             return Err(Over::Count);
         }
         if let Some(rate) = &self.rate {
-            *bucket = rate.take(*bucket, now).ok_or(Over::Rate)?;
+            *bucket = rate.take_since(*bucket, from, now).ok_or(Over::Rate)?;
         }
         *count += 1;
         Ok(())

@@ -152,11 +152,12 @@ impl ShardAdmission {
     }
 
     /// Asks whether a connection that was accepted may begin. At listeners of proxies that is asked of their
-    /// [clients](ShardAdmission::let_client_in). One that `is_late` may have come while the shard was away.
+    /// [clients](ShardAdmission::let_client_in). It came between the two times, which differ
+    /// where the shard was away.
     ///
     /// # Errors
     /// What refuses it.
-    pub(crate) fn let_in(&self, peer: &Peer, now: Time, is_late: bool) -> Result<Option<Charge>, RefusedBy> {
+    pub(crate) fn let_in(&self, peer: &Peer, (from, now): (Time, Time)) -> Result<Option<Charge>, RefusedBy> {
         let Some((limited, limiter)) = self.limiters.at(peer.listener()).filter(|(of, _)| !of.is_proxied)
         else {
             return Ok(None);
@@ -169,7 +170,7 @@ impl ShardAdmission {
             // It was reset before it could be asked for its address.
             (None, None) => return Err(RefusedBy::AddressUnknown),
         };
-        limiter.let_in_by(source, now, is_late)
+        limiter.let_in_since(source, from, now)
     }
 
     /// The same for the client behind a proxy, whose header was read. A proxy that speaks for itself is let in.
@@ -179,12 +180,11 @@ impl ShardAdmission {
     pub(crate) fn let_client_in(
         &self,
         peer: &Peer,
-        now: Time,
-        is_late: bool,
+        (from, now): (Time, Time),
     ) -> Result<Option<Charge>, RefusedBy> {
         let Some((limited, limiter)) = self.limiters.at(peer.listener()) else { return Ok(None) };
         match peer.addr.filter(|_| peer.via.is_some() || limited.is_unix) {
-            Some(addr) => limiter.let_in_by(Source::Address(addr.ip()), now, is_late),
+            Some(addr) => limiter.let_in_since(Source::Address(addr.ip()), from, now),
             None => Ok(None),
         }
     }

@@ -141,7 +141,7 @@ mod tests {
     use crate::shard::random::Random;
 
     fn charge(sketch: &mut Sketch<u32>, hash: u64, limits: &PrefixLimits, now: u64) -> Result<(), Over> {
-        sketch.change(hash, |bucket, count| limits.charge(count, bucket, 0, now))?;
+        sketch.change(hash, |bucket, count| limits.charge(count, bucket, 0, (now, now)))?;
         sketch.count();
         Ok(())
     }

@@ -398,23 +398,18 @@ impl Table {
     /// # Errors
     /// If the prefix may have no more.
     pub(crate) fn charge(&self, prefix: Prefix, now: u64) -> Result<Charge, Over> {
-        self.charge_by(self.limits.get(), prefix, now)
+        self.charge_since(prefix, now, now)
     }
 
-    /// The same where connections came while the shard was away: they may have come in their rate, which is not measured.
+    /// The same for a connection that came between `from` and `now`, while the shard was away.
     ///
     /// # Errors
-    /// If the prefix may have no more at once.
-    #[cold]
-    pub(crate) fn charge_late(&self, prefix: Prefix, now: u64) -> Result<Charge, Over> {
-        self.charge_by(PrefixLimits { rate: None, ..self.limits.get() }, prefix, now)
-    }
-
-    fn charge_by(&self, limits: PrefixLimits, prefix: Prefix, now: u64) -> Result<Charge, Over> {
+    /// If the prefix may have no more.
+    pub(crate) fn charge_since(&self, prefix: Prefix, from: u64, now: u64) -> Result<Charge, Over> {
         let hash = self.hash(prefix);
         let stripe = &mut *self.stripe(hash);
         let place = self.change_in(stripe, hash, prefix, now, |bucket, count, beside| {
-            limits.charge(count, bucket, beside, now)
+            self.limits.get().charge(count, bucket, beside, (from, now))
         })?;
         match (place, &mut stripe.sketch) {
             (Place::Sketch, Some(sketch)) => sketch.count(),

@@ -34,38 +34,39 @@ impl Total {
         self.counts
     }
 
-    /// Checks that there is room, before a peer is charged for what may be refused. No rate is measured where connections may have
-    /// come while the shard was away.
+    /// Checks that there is room, before a peer is charged for what may be refused.
     ///
     /// # Errors
     /// What would refuse it.
     #[cold]
-    pub(super) fn check(&self, now: u64, is_late: bool) -> Result<(), RefusedBy> {
+    pub(super) fn check(&self, now: u64) -> Result<(), RefusedBy> {
         if self.live.load(Ordering::Relaxed) >= self.at_once.load(Ordering::Relaxed) {
             return Err(RefusedBy::ConnectionCount);
         }
         let is_out = |rate: Gcra| rate.take(self.bucket.load(Ordering::Relaxed), now).is_none();
-        match !is_late && self.rate.get().is_some_and(is_out) {
+        match self.rate.get().is_some_and(is_out) {
             true => Err(RefusedBy::ConnectionRate),
             false => Ok(()),
         }
     }
 
-    /// Counts a connection.
+    /// Counts a connection that came between `from` and `now`.
     ///
     /// # Errors
     /// What refuses it: another shard may have taken the last place since the check.
     #[cold]
-    pub(super) fn take(&self, now: u64, is_late: bool) -> Result<(), RefusedBy> {
+    pub(super) fn take(&self, from: u64, now: u64) -> Result<(), RefusedBy> {
         let at_once = self.at_once.load(Ordering::Relaxed);
         let more = |live: u32| (live < at_once).then(|| live + 1);
         if self.live.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_err() {
             return Err(RefusedBy::ConnectionCount);
         }
-        if let Some(rate) = self.rate.get().filter(|_| !is_late)
+        if let Some(rate) = self.rate.get()
             && self
                 .bucket
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |bucket| rate.take(bucket, now))
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |bucket| {
+                    rate.take_since(bucket, from, now)
+                })
                 .is_err()
         {
             self.live.fetch_sub(1, Ordering::Relaxed);
@@ -110,33 +111,33 @@ mod tests {
         let total = Total::new(Some(1000), None, false);
         let taken: usize = thread::scope(|scope| {
             let threads: Vec<_> = (0..4)
-                .map(|_| scope.spawn(|| (0..500).filter(|_| total.take(0, false).is_ok()).count()))
+                .map(|_| scope.spawn(|| (0..500).filter(|_| total.take(0, 0).is_ok()).count()))
                 .collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).sum()
         });
         assert_eq!((taken, total.live()), (1000, 1000));
-        assert_eq!(total.check(0, false), Err(RefusedBy::ConnectionCount));
+        assert_eq!(total.check(0), Err(RefusedBy::ConnectionCount));
         total.release();
-        assert_eq!((total.check(0, false), total.take(0, false)), (Ok(()), Ok(())));
+        assert_eq!((total.check(0), total.take(0, 0)), (Ok(()), Ok(())));
     }
 
     #[test]
     fn refusal_for_the_rate_takes_no_place() {
         let total = Total::new(Some(10), Some(Gcra::new(1, 2)), false);
-        assert_eq!((total.take(0, false), total.take(0, false)), (Ok(()), Ok(())));
+        assert_eq!((total.take(0, 0), total.take(0, 0)), (Ok(()), Ok(())));
         assert_eq!(
-            (total.check(0, false), total.take(0, false)),
+            (total.check(0), total.take(0, 0)),
             (Err(RefusedBy::ConnectionRate), Err(RefusedBy::ConnectionRate))
         );
         assert_eq!(total.live(), 2);
-        assert_eq!(total.take(1_000_000_000, false), Ok(()));
+        assert_eq!(total.take(1_000_000_000, 1_000_000_000), Ok(()));
         // A new rate begins with all of its burst.
         total.set_rate(Some(Gcra::new(1, 1)));
-        assert_eq!(total.take(1_000_000_000, false), Ok(()));
+        assert_eq!(total.take(1_000_000_000, 1_000_000_000), Ok(()));
         total.set_rate(None);
-        (0..6).for_each(|_| assert_eq!(total.take(1_000_000_000, false), Ok(())));
-        assert_eq!(total.check(0, false), Err(RefusedBy::ConnectionCount));
+        (0..6).for_each(|_| assert_eq!(total.take(1_000_000_000, 1_000_000_000), Ok(())));
+        assert_eq!(total.check(0), Err(RefusedBy::ConnectionCount));
         total.set_at_once(None);
-        assert_eq!(total.check(0, false), Ok(()));
+        assert_eq!(total.check(0), Ok(()));
     }
 }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ringserve_core::framing::{FrameError, HoldsState, TypedFraming};
-use ringserve_core::{CloseReason, ConnId, ConnShared, Ended, Frame, Frames, Next, RefusedBy, Socket, Whole};
+use ringserve_core::{
+    CloseReason, ConnId, ConnShared, Ended, Frame, Frames, Next, RefusedBy, Socket, Time, Whole,
+};
 use tracing::field::display;
 use tracing::{debug, info};
 
@@ -331,18 +333,34 @@ fn sheds<S: Service<H>, H>(
     }
 }
 
+/// Time before now at most in which connections may have come that a shard sees late. Those that waited for longer are few: their peers
+/// gave up.
+const LATE_MAX: Duration = Duration::from_secs(10);
+
+/// Between when and when a connection came that a shard sees now: as many may come in that time as their rate allows, and none is
+/// refused since the shard was away meanwhile.
+#[inline]
+fn arrival(common: &Common, core: &Core) -> (Time, Time) {
+    let now = common.now;
+    match core.behind_from() {
+        None => (now, now),
+        Some(from) if now - from <= LATE_MAX => (from, now),
+        Some(_) => (Time::from_nanos(now.as_nanos() - LATE_MAX.as_nanos() as u64), now),
+    }
+}
+
 /// Asks whether the server lets a connection in that was accepted.
 #[inline]
 fn let_in(common: &Common, core: &Core, peer: &Peer) -> Result<Option<Charge>, RefusedBy> {
     let Some(admission) = &common.admission else { return Ok(None) };
-    let is_late = core.is_behind();
-    admission.let_in(peer, common.now, is_late).inspect_err(|by| report_refused(common, admission, peer, *by))
+    let let_in = admission.let_in(peer, arrival(common, core));
+    let_in.inspect_err(|by| report_refused(common, admission, peer, *by))
 }
 
 /// The same for a client behind a proxy.
 fn let_client_in(common: &Common, core: &Core, peer: &Peer) -> Result<Option<Charge>, RefusedBy> {
     let Some(admission) = &common.admission else { return Ok(None) };
-    let let_in = admission.let_client_in(peer, common.now, core.is_behind());
+    let let_in = admission.let_client_in(peer, arrival(common, core));
     let_in.inspect_err(|by| report_refused(common, admission, peer, *by))
 }
 

@@ -13,14 +13,14 @@ use crate::Echo;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Connects four times a second for twelve seconds, eight of which the shard is away, and returns how many were served.
-fn served(sim: &Sim, admission: Admission) -> usize {
+/// Connects `often` times a second for twelve seconds, eight of which the shard is away, and returns how many were served.
+fn served(sim: &Sim, admission: Admission, often: u32) -> usize {
     let server = Server::bind("10.0.0.1:7000").admission(admission).framing(Lines::default());
     let server = sim.start(server, |_shard| Echo).unwrap();
     let (addr, count) = (server.addr(), Rc::new(Cell::new(0)));
     let counted = count.clone();
     sim.client("steady", async move |net| {
-        for _ in 0..48 {
+        for _ in 0..12 * often {
             let (net_of_one, count) = (net.clone(), counted.clone());
             net.spawn(async move {
                 let Ok(mut me) = net_of_one.connect(addr).await else { return };
@@ -29,7 +29,7 @@ fn served(sim: &Sim, admission: Admission) -> usize {
                     net_of_one.sleep(60 * SECOND).await;
                 }
             });
-            net.sleep(SECOND / 4).await;
+            net.sleep(SECOND / often).await;
         }
         net.sleep(20 * SECOND).await;
         Ok(())
@@ -43,10 +43,10 @@ fn served(sim: &Sim, admission: Admission) -> usize {
 #[test]
 fn rate_of_a_peer_is_not_measured_over_a_stall() {
     Sim::seeds(20).faults(Faults::none()).run(|sim| {
-        assert_eq!(served(sim, Admission::default().address_rate(5, 5)), 48);
+        assert_eq!(served(sim, Admission::default().address_rate(5, 5), 4), 48);
     });
     Sim::seeds(20).faults(Faults::none()).run(|sim| {
-        assert_eq!(served(sim, Admission::default().connection_rate(5, 5)), 48);
+        assert_eq!(served(sim, Admission::default().connection_rate(5, 5), 4), 48);
     });
 }
 
@@ -54,6 +54,15 @@ fn rate_of_a_peer_is_not_measured_over_a_stall() {
 fn number_of_a_peer_holds_behind_a_stall_too() {
     Sim::seeds(20).faults(Faults::none()).run(|sim| {
         let admission = Admission::default().address_rate(5, 5).per_address(20);
-        assert_eq!(served(sim, admission), 20);
+        assert_eq!(served(sim, admission, 4), 20);
+    });
+}
+
+#[test]
+fn no_more_come_behind_a_stall_than_in_its_time() {
+    Sim::seeds(20).faults(Faults::none()).run(|sim| {
+        // Five a second for twelve seconds, and five at once.
+        let count = served(sim, Admission::default().address_rate(5, 5), 20);
+        assert!((55..=70).contains(&count), "{count} of 240");
     });
 }
