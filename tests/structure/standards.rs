@@ -14,6 +14,7 @@ const TABLES: &[&str] = &[
     "examples/kv/STANDARD.md",
     "examples/mqtt/STANDARD.md",
     "examples/smtp/STANDARD.md",
+    "tests/http/STANDARD.md",
 ];
 
 /// The names of all functions behind `#[test]`, `proptest!` ones too.

@@ -397,11 +397,12 @@ impl Table {
     ///
     /// # Errors
     /// If the prefix may have no more.
+    #[cfg(test)]
     pub(crate) fn charge(&self, prefix: Prefix, now: u64) -> Result<Charge, Over> {
         self.charge_since(prefix, now, now)
     }
 
-    /// The same for a connection that came between `from` and `now`, while the shard was away.
+    /// Counts a connection of a prefix that came between `from` and `now`; they differ where the shard was away.
     ///
     /// # Errors
     /// If the prefix may have no more.

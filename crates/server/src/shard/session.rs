@@ -85,7 +85,6 @@ impl Session {
             CloseReason::TlsHandshakeFailed(_)
             | CloseReason::TlsBadRecord
             | CloseReason::TlsAlertReceived(_) => io::ErrorKind::InvalidData,
-            CloseReason::MemoryLimit => io::ErrorKind::OutOfMemory,
             _ if self.input_ended.get() => return self.end_of_input(),
             _ => io::ErrorKind::ConnectionAborted,
         };
