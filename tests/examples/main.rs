@@ -7,4 +7,5 @@ mod kv;
 mod probes;
 mod proxy;
 mod starting;
+mod tls_echo;
 mod websocket;

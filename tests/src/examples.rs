@@ -110,6 +110,22 @@ impl Example {
         eventually(&format!("it says {text:?}"), SOON, || self.log.lock().unwrap().contains(text));
     }
 
+    /// Where it listens beside, by the number of its listener: 1 for the second one.
+    #[track_caller]
+    pub fn listens_at(&self, listener: usize) -> SocketAddr {
+        if listener == 0 {
+            return self.addr;
+        }
+        let mut addr = None;
+        eventually(&format!("it listens {} times", listener + 1), SOON, || {
+            let log = self.log.lock().unwrap();
+            let rest = log.split("listening on ").nth(listener);
+            addr = rest.and_then(|rest| rest.split_once(' ')).map(|(addr, _)| addr.parse().unwrap());
+            addr.is_some()
+        });
+        addr.unwrap()
+    }
+
     /// Tells it to end as an operator does.
     pub fn terminate(&self) {
         kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();

@@ -53,6 +53,21 @@ impl Reservation {
         Reservation { head: head.clone(), wanted: None, bytes: 0 }
     }
 
+    /// Counts `bytes` from now on, whether they fit or not: memory that is there already.
+    pub fn hold(&mut self, bytes: usize) {
+        self.head.unreserve(self.bytes.saturating_sub(bytes));
+        let more = bytes.saturating_sub(self.bytes);
+        if more > 0 && !self.head.is_gone() {
+            self.head.reserve(more);
+        }
+        self.bytes = bytes;
+    }
+
+    /// The bytes that are reserved, or held.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     fn shard(&self) -> &ShardShared {
         self.head.lane().shard()
     }

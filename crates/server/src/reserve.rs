@@ -24,6 +24,10 @@ impl Reserved {
             Err(_) => Err(NoMemoryLeft::UsedUp),
         }
     }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
 }
 
 impl fmt::Debug for Reserved {

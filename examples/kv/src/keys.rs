@@ -103,6 +103,18 @@ pub fn get(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Repl
     }
 }
 
+/// The bytes of the value that a command answers with, before it runs.
+pub fn answer_bytes(store: &mut Store, command: &str, args: Parts<'_>) -> usize {
+    match command {
+        "get" | "mget" | "getset" | "getdel" | "getex" => store.value_of(args.get(1)).len(),
+        "set" if args.from(3).any(|option| option.eq_ignore_ascii_case(b"get")) => {
+            store.value_of(args.get(1)).len()
+        }
+        "getrange" => range(store, args).map_or(0, <[u8]>::len),
+        _ => 0,
+    }
+}
+
 pub fn set(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
     if args.len() <= 3 {
         store.put(args.get(1), args, 2, Some(NEVER));
@@ -186,13 +198,18 @@ pub fn strlen(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> R
 }
 
 pub fn get_range(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
+    out.bulk(range(store, args)?)
+}
+
+/// The part of a value that GETRANGE asks for.
+fn range<'a>(store: &'a mut Store, args: Parts<'_>) -> Result<&'a [u8], Bad> {
     let (from, to) = (number(args, 2)?, number(args, 3)?);
     if from < 0 && to < 0 && from > to {
-        return out.bulk("");
+        return Ok(&[]);
     }
     let value = store.value_of(args.get(1));
     let place = |n: i64| if n < 0 { n.saturating_add(value.len() as i64).max(0) } else { n } as usize;
-    out.bulk(value.get(place(from)..place(to).saturating_add(1).min(value.len())).unwrap_or_default())
+    Ok(value.get(place(from)..place(to).saturating_add(1).min(value.len())).unwrap_or_default())
 }
 
 pub fn add(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>, amount: i64) -> Replied {

@@ -17,7 +17,7 @@ use ringserve::{Cx, Frame, Opening, Refusal, Service, Shard, topics};
 
 use crate::client::{Client, Rooms, Topics};
 use crate::commands::{self, Command, Run, To};
-use crate::keys::{Bad, NO_MEMORY};
+use crate::keys::{self, Bad, NO_MEMORY};
 use crate::store::{Keyer, LARGE_BYTES, Store};
 use crate::walk::{Found, PIECE_BYTES, Query, STEPS, Walk};
 
@@ -53,6 +53,11 @@ impl Answers for Node {
         self.run(command, args, &mut Writer::to_vec(out, version));
     }
 
+    fn large_bytes(&self, (command, _): Question, args: Parts<'_>) -> usize {
+        let mut store = self.store.borrow_mut();
+        if store.has_large { keys::answer_bytes(&mut store, command.name, args) } else { 0 }
+    }
+
     fn failed(&self, shard: usize, why: AskError, out: &mut Vec<u8>) {
         Writer::to_vec(out, Version::Two).reply(|_| Err(failure(shard, why)));
     }
@@ -60,6 +65,9 @@ impl Answers for Node {
 
 /// What a client is told where a shard gave no answer.
 fn failure(shard: usize, why: AskError) -> Bad {
+    if why == AskError::NoMemory {
+        return NO_MEMORY;
+    }
     Bad::Owned(match why {
         AskError::Full => format!("TRYAGAIN shard {shard} has too many requests waiting"),
         AskError::Gone => format!("ERR shard {shard} has ended"),
@@ -269,8 +277,8 @@ impl Kv {
         {
             let owner = node.store.borrow().owner(args.get(1));
             let is_here = owner == node.shard.index();
-            if is_here && node.store.borrow().has_large && command.name.starts_with("get") {
-                let bytes = node.store.borrow_mut().value_of(args.get(1)).len();
+            if is_here {
+                let bytes = node.large_bytes((command, session.client.version()), args);
                 large = if bytes >= LARGE_BYTES { bytes } else { 0 };
             }
             if large > 0 {

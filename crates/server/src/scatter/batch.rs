@@ -7,6 +7,8 @@ use crate::sync::AskError;
 /// Bytes of the answers of all shards that a connection has at once; at most one more answer of each goes with them. The rest is
 /// asked for when these are written. Each shard has its part.
 pub(super) const ANSWERS_BYTES_MAX: usize = 96 << 10;
+/// Bytes of an answer from which on there has to be memory for it before it is made.
+pub(super) const LARGE_BYTES: usize = 32 << 10;
 /// Bytes of a batch that are kept for the next one.
 pub(super) const SPARE_BYTES_MAX: usize = 16 << 10;
 
@@ -26,6 +28,9 @@ pub struct Batch<Q> {
     read_to: usize,
     /// Bytes of answers that it takes, and the last one more.
     pub(super) answer_bytes_max: usize,
+    /// Bytes of the large answer that is next, and those for which there is memory.
+    wanted: usize,
+    granted: usize,
 }
 
 /// Takes back the bytes that an answer wrote before it panicked.
@@ -43,8 +48,21 @@ impl Drop for Kept<'_> {
 impl<Q> Default for Batch<Q> {
     fn default() -> Batch<Q> {
         let (bytes, spans, asked, answered, at, answers, ends, read, read_to) = Default::default();
-        let answer_bytes_max = 0;
-        Batch { bytes, spans, asked, answered, at, answers, ends, read, read_to, answer_bytes_max }
+        let [answer_bytes_max, wanted, granted] = [0; 3];
+        Batch {
+            bytes,
+            spans,
+            asked,
+            answered,
+            at,
+            answers,
+            ends,
+            read,
+            read_to,
+            answer_bytes_max,
+            wanted,
+            granted,
+        }
     }
 }
 
@@ -67,16 +85,57 @@ impl<Q: Copy> Batch<Q> {
         self.ends.push(self.answers.len());
     }
 
-    /// Answers questions until an answer is full.
+    /// Answers questions until an answer is full, or the next one is large: that is an answer by itself, once there is memory for it.
     pub(super) fn answer<A: Answers<Question = Q>>(&mut self, shard: &A) {
+        let mut granted = std::mem::take(&mut self.granted);
+        self.wanted = 0;
         while self.has_room(self.answer_bytes_max)
             && let Some(&(question, count)) = self.asked.get(self.answered)
         {
-            let spans = &self.spans[self.at..][..count];
-            shard.answer(question, Parts::new(&self.bytes, spans), &mut self.answers);
-            self.ends.push(self.answers.len());
-            self.answered += 1;
-            self.at += count;
+            let parts = Parts::new(&self.bytes, &self.spans[self.at..][..count]);
+            let bytes = shard.large_bytes(question, parts);
+            if bytes >= LARGE_BYTES.max(granted + 1) {
+                self.wanted = bytes;
+                return;
+            }
+            let is_large = bytes >= LARGE_BYTES;
+            if is_large {
+                // With its frame, so that it does not grow by as much again.
+                self.answers.reserve_exact(bytes + 64);
+            }
+            shard.answer(question, parts, &mut self.answers);
+            self.is_answered_to(count);
+            if is_large {
+                return;
+            }
+            granted = 0;
+        }
+    }
+
+    /// The next question, which has that many parts, is answered.
+    fn is_answered_to(&mut self, count: usize) {
+        self.ends.push(self.answers.len());
+        self.answered += 1;
+        self.at += count;
+    }
+
+    /// Memory that it needs for its next answer.
+    pub(super) fn wants(&self) -> Option<usize> {
+        (self.wanted > self.granted).then_some(self.wanted)
+    }
+
+    /// There is as much memory for its next answer.
+    pub(super) fn grant(&mut self, bytes: usize) {
+        self.granted = bytes;
+    }
+
+    /// There is none: adds a substitute for its next answer.
+    pub(super) fn refuse<A: Answers<Question = Q>>(&mut self, here: &A, shard: usize) {
+        self.ask_on();
+        self.wanted = 0;
+        if let Some(&(_, count)) = self.asked.get(self.answered) {
+            here.failed(shard, AskError::NoMemory, &mut self.answers);
+            self.is_answered_to(count);
         }
     }
 
@@ -128,6 +187,17 @@ impl<Q: Copy> Batch<Q> {
         Some((count, &self.answers[from..end]))
     }
 
+    /// True if it has one answer alone, of more than `bytes`.
+    pub(super) fn is_long(&self, bytes: usize) -> bool {
+        self.read == 0 && self.ends.len() == 1 && self.answers.len() > bytes
+    }
+
+    /// Exchanges that answer for an empty text.
+    pub(super) fn take_long(&mut self, text: &mut Vec<u8>) {
+        std::mem::swap(&mut self.answers, text);
+        self.ask_on();
+    }
+
     /// Removes the answers, which were read.
     pub(super) fn ask_on(&mut self) {
         self.answers.clear();
@@ -152,8 +222,9 @@ impl<Q: Copy> Batch<Q> {
         self.spans.clear();
         self.asked.clear();
         self.ask_on();
-        (self.answered, self.at) = (0, 0);
+        (self.answered, self.at, self.wanted, self.granted) = (0, 0, 0, 0);
     }
+
     /// Where it keeps what.
     #[cfg(test)]
     pub(super) fn memory(&self) -> [usize; 3] {

@@ -24,7 +24,9 @@
 //! text and each answer that is due. A question counts with its size, 8 bytes, and its parts with up to 24 bytes each. While they
 //! are under way as many more may wait, and go next: a pipeline of any length keeps all shards at work. The answers to the batches
 //! under way have at most 96 KiB together, and one reply of each shard; the rest is asked for when these are written. Replies are
-//! written as the peer takes them. So a connection holds at most 1 MiB beside its outbox, whatever the number of shards and however
+//! written as the peer takes them. What waits meanwhile counts as held by the connection
+//! ([`held_bytes_max`](crate::limits::ServerLimits::held_bytes_max)), and memory for each answer of 32 KiB or more is reserved before
+//! it is made ([`Answers::large_bytes`]). So a connection holds at most 1 MiB beside its outbox, whatever the number of shards and however
 //! slowly its peer reads, and one request and one reply of each shard where these are long; the shards stay free for others.
 //!
 //! # What goes wrong
@@ -113,12 +115,15 @@ use self::queue::Queue;
 use self::turns::{Turn, Turns};
 use crate::cx::Cx;
 use crate::parts::Parts;
+use crate::reserve::Reserved;
 use crate::shard::handle::Shard;
 use crate::sync::{AskError, Mesh};
 use crate::task::yield_now;
 
 /// Long replies are written in pieces of this size, and wait for the peer between them.
 const PIECE_BYTES: usize = 64 << 10;
+/// Replies from this size on are not copied.
+const LONG_BYTES: usize = 2 * PIECE_BYTES;
 /// The most queues that a shard keeps for later connections.
 const SPARE_MAX: usize = 64;
 
@@ -161,6 +166,15 @@ pub trait Answers: 'static {
 
     /// Adds the answer to `out`, behind those to others.
     fn answer(&self, question: Self::Question, parts: Parts<'_>, out: &mut Vec<u8>);
+
+    /// The bytes that the answer will have, if these are many: from 32 KiB on the answer is made once there is memory for it on
+    /// the shard of the connection, as by [`Cx::reserve`], and fails with [`AskError::NoMemory`] where there is none for 5 s.
+    /// Called before [`answer`](Answers::answer), perhaps more than once. An answer that grew since is asked for again.
+    ///
+    /// 0, unless it is overridden: then long answers count as held once they are queued for a peer, and not while they are made.
+    fn large_bytes(&self, _question: Self::Question, _parts: Parts<'_>) -> usize {
+        0
+    }
 
     /// Adds a substitute for an answer that a shard did not give. Called on the shard of the connection, once for each
     /// question.
@@ -357,6 +371,7 @@ impl<A: Answers> Scatter<A> {
                 queue().keep_asked(asked);
                 return carried.hand_over();
             }
+            let mut reserved = self.reserve_for_next(cx, replies).await;
             let mut own = None;
             for (shard, batch) in queue().take() {
                 match shard == here {
@@ -378,11 +393,9 @@ impl<A: Answers> Scatter<A> {
             cx.head().release_replies();
             loop {
                 let text = queue().write();
-                for piece in text.chunks(PIECE_BYTES) {
-                    cx.ready().await;
-                    cx.write(piece);
-                }
                 let is_all = text.is_empty();
+                // What is reserved is for the first one.
+                let text = self.write(cx, replies, text, reserved.take()).await;
                 queue().wrote(text);
                 if is_all {
                     break;
@@ -396,6 +409,56 @@ impl<A: Answers> Scatter<A> {
         {
             queue.rest(asked);
             spare.push(queue);
+        }
+    }
+}
+
+impl<A: Answers> Scatter<A> {
+    /// Waits for the memory of the answer that is due, if it is a large one. Of several shards' answers only that is waited for: none
+    /// keeps memory from others that waits for more.
+    async fn reserve_for_next<S: 'static>(&self, cx: &Cx<'_, S>, replies: &Replies<A>) -> Option<Reserved> {
+        let queue =
+            || RefMut::map(replies.queue.borrow_mut(), |queue| &mut **queue.as_mut().expect("it is carried"));
+        let (shard, bytes) = queue().wants()?;
+        cx.head().release_replies();
+        let reserved = cx.reserve(bytes).await.ok();
+        match &reserved {
+            Some(_) => queue().wanting(shard).grant(bytes),
+            None => queue().wanting(shard).refuse(&*self.inner.answers, shard),
+        }
+        reserved
+    }
+
+    /// Writes due replies as the peer takes them. A long one becomes the outbox's, as far as that has room, and others are copied.
+    /// Returns the memory of those.
+    async fn write<S: 'static>(
+        &self,
+        cx: &Cx<'_, S>,
+        replies: &Replies<A>,
+        text: Vec<u8>,
+        reserved: Option<Reserved>,
+    ) -> Vec<u8> {
+        let left = text.len().saturating_sub(reserved.as_ref().map_or(0, Reserved::bytes));
+        let limits = cx.head().lane().limits();
+        let room = limits.outbox_bytes_max.saturating_sub(limits.outbox_bytes_high);
+        if (LONG_BYTES..=room).contains(&text.len()) {
+            self.ready(cx, replies, left).await;
+            cx.write(text);
+            return Vec::new();
+        }
+        for piece in text.chunks(PIECE_BYTES) {
+            self.ready(cx, replies, left).await;
+            cx.write(piece);
+        }
+        text
+    }
+
+    /// Waits for the peer, with `text` bytes of replies in hand that do not count yet.
+    async fn ready<S: 'static>(&self, cx: &Cx<'_, S>, replies: &Replies<A>, text: usize) {
+        if cx.head().is_full() {
+            replies.queue.borrow_mut().iter_mut().for_each(|queue| queue.hold(cx.head(), text));
+            cx.ready().await;
+            replies.queue.borrow_mut().iter_mut().for_each(|queue| queue.let_go());
         }
     }
 }

@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 use std::mem;
 
-use super::batch::{ANSWERS_BYTES_MAX, Batch, SPARE_BYTES_MAX};
+use ringserve_core::{ConnHead, Reservation};
+
+use super::batch::{ANSWERS_BYTES_MAX, Batch, LARGE_BYTES, SPARE_BYTES_MAX};
 use super::{Answers, Merge, PIECE_BYTES};
 use crate::parts::Parts;
 use crate::sync::Ask;
@@ -47,14 +49,16 @@ pub(super) struct Queue<A: Answers> {
     /// Written bytes and questions on their way, whose memory is kept for the next time.
     written: Vec<u8>,
     asked: Vec<Asked<A::Question>>,
+    /// What counts as held for the peer while it is waited for.
+    held: Option<Reservation>,
 }
 
 impl<A: Answers> Queue<A> {
     pub(super) fn new(shards: usize) -> Queue<A> {
         let ways = (0..shards).map(|_| Way { now: Some(Box::default()), next: Box::default() }).collect();
-        let (due, count, bytes, texts, written, asked) = Default::default();
+        let (due, count, bytes, texts, written, asked, held) = Default::default();
         let answer_bytes_max = ANSWERS_BYTES_MAX / shards;
-        Queue { due, count, ways, answer_bytes_max, bytes, texts, merged: None, written, asked }
+        Queue { due, count, ways, answer_bytes_max, bytes, texts, merged: None, written, asked, held }
     }
 
     pub(super) fn has_room(&self) -> bool {
@@ -89,11 +93,13 @@ impl<A: Answers> Queue<A> {
     /// Asks a shard. `here` is this shard with its index: it answers at once, as long as its answers have room.
     pub(super) fn ask(&mut self, shard: usize, question: A::Question, parts: Parts<'_>, here: (&A, usize)) {
         let Way { now, next } = &mut self.ways[shard];
+        // What waits does so since there was no room, or no memory for a large answer.
+        let max = self.answer_bytes_max;
+        let is_next = |now: &&mut Box<Batch<A::Question>>| now.has_room(max) && now.left() + next.left() == 0;
         if shard == here.1
-            && let Some(now) =
-                now.as_mut().filter(|now| now.has_room(self.answer_bytes_max) && next.left() == 0)
+            && let Some(now) = now.as_mut().filter(is_next)
+            && here.0.large_bytes(question, parts) < LARGE_BYTES
         {
-            debug_assert_eq!(now.left() + next.left(), 0, "what waits does so since there was no room");
             now.answer_now(here.0, question, parts);
         } else {
             self.bytes += next.ask(question, parts);
@@ -110,7 +116,7 @@ impl<A: Answers> Queue<A> {
     pub(super) fn take(&mut self) -> impl Iterator<Item = (usize, Box<Batch<A::Question>>)> {
         let Queue { ways, bytes, answer_bytes_max, .. } = self;
         ways.iter_mut().enumerate().filter_map(|(shard, Way { now: place, next })| {
-            let now = place.as_mut().filter(|now| !now.is_answered())?;
+            let now = place.as_mut().filter(|now| !now.is_answered() && now.wants().is_none())?;
             if now.left() > 0 {
                 // Questions that did not fit into the last answer come first.
                 now.ask_on();
@@ -126,6 +132,33 @@ impl<A: Answers> Queue<A> {
 
     pub(super) fn answered(&mut self, shard: usize, batch: Box<Batch<A::Question>>) {
         self.ways[shard].now = Some(batch);
+    }
+
+    /// The shard whose large answer is due, and the memory that it needs first.
+    pub(super) fn wants(&self) -> Option<(usize, usize)> {
+        let Some(Due::Answers(shard, _)) = self.due.front() else { return None };
+        let shard = *shard as usize;
+        let now = self.ways[shard].now.as_ref().filter(|now| !now.is_answered())?;
+        Some((shard, now.wants()?))
+    }
+
+    /// The batch of a shard, to which it is [wanted](Queue::wants).
+    pub(super) fn wanting(&mut self, shard: usize) -> &mut Batch<A::Question> {
+        self.ways[shard].now.as_mut().expect("it is not on its way")
+    }
+
+    /// The peer is waited for, with `text` bytes in hand: what waits here counts as held for it. No request comes on top meanwhile.
+    pub(super) fn hold(&mut self, head: &ConnHead, text: usize) {
+        let ways = self.ways.iter().flat_map(|way| &way.now);
+        let here = ways.map(|batch| batch.memory_bytes()).sum::<usize>() + text;
+        let mut reservation = Reservation::new(head);
+        reservation.hold(here + self.waiting_bytes());
+        self.held = Some(reservation);
+    }
+
+    /// It is not waited for.
+    pub(super) fn let_go(&mut self) {
+        self.held = None;
     }
 
     /// Room for the questions on their way, which [`rest`](Queue::rest) takes back.
@@ -153,15 +186,7 @@ impl<A: Answers> Queue<A> {
                 Due::Answers(shard, left) => {
                     let most = if self.merged.is_none() { *left as usize } else { 1 };
                     let Some(now) = &mut self.ways[*shard as usize].now else { break };
-                    let next = now.next(most, PIECE_BYTES - text.len());
-                    let Some((count, answers)) = next else { break };
-                    match &mut self.merged {
-                        None => text.extend_from_slice(answers),
-                        Some((merged, left)) => {
-                            merged.add(answers);
-                            *left -= 1;
-                        }
-                    }
+                    let Some(count) = read::<A>(now, most, &mut self.merged, &mut text) else { break };
                     *left -= count as u32;
                     (count, *left == 0)
                 }
@@ -183,7 +208,8 @@ impl<A: Answers> Queue<A> {
 
     pub(super) fn wrote(&mut self, mut text: Vec<u8>) {
         text.clear();
-        self.written = text;
+        // A long answer was it.
+        self.written = if text.capacity() > 2 * PIECE_BYTES { Vec::new() } else { text };
     }
 
     /// All that it holds here.
@@ -205,6 +231,7 @@ impl<A: Answers> Queue<A> {
         }
         // A request that panicked, or asked for fewer answers than it merges, leaves the merge behind.
         self.merged = None;
+        self.held = None;
         if self.due.capacity() * size_of::<Due>() > SPARE_BYTES_MAX {
             self.due = VecDeque::new();
         }
@@ -215,6 +242,30 @@ impl<A: Answers> Queue<A> {
             self.texts = VecDeque::new();
         }
     }
+}
+
+/// Reads answers into a text: as many as `most` and a piece has room for, or one. A long one is a text by itself, and is not copied.
+fn read<A: Answers>(
+    now: &mut Batch<A::Question>,
+    most: usize,
+    merged: &mut Option<(A::Merged, usize)>,
+    text: &mut Vec<u8>,
+) -> Option<usize> {
+    if merged.is_none() && now.is_long(PIECE_BYTES) {
+        return text.is_empty().then(|| {
+            now.take_long(text);
+            1
+        });
+    }
+    let (count, answers) = now.next(most, PIECE_BYTES.saturating_sub(text.len()))?;
+    match merged {
+        None => text.extend_from_slice(answers),
+        Some((merged, left)) => {
+            merged.add(answers);
+            *left -= 1;
+        }
+    }
+    Some(count)
 }
 
 #[cfg(test)]
@@ -240,12 +291,18 @@ mod tests {
             out.resize(out.len() + len, parts.get(0)[0]);
         }
 
+        fn large_bytes(&self, len: usize, _: Parts<'_>) -> usize {
+            if len == LARGE { len } else { 0 }
+        }
+
         fn failed(&self, shard: usize, _: AskError, out: &mut Vec<u8>) {
             out.extend_from_slice(format!("!{shard}").as_bytes());
         }
     }
 
     const PANICS: usize = usize::MAX;
+    /// There has to be memory for as many.
+    const LARGE: usize = 3 * PIECE_BYTES + 1;
 
     fn ask(queue: &mut Queue<Fills>, shard: usize, len: usize, name: &[u8]) {
         queue.ask(shard, len, Parts::new(name, &[(0, name.len() as u32)]), (&Fills, 0));
@@ -293,6 +350,84 @@ mod tests {
         }
         assert_eq!(queue.write(), b"bbccddeeff>");
         assert!(queue.is_done());
+    }
+
+    /// Of all large answers only that is wanted which is due.
+    #[test]
+    fn large_answers_wait_for_memory_in_the_order_of_their_replies() {
+        let mut queue = Queue::new(2);
+        for (n, (shard, len)) in
+            [(1, 1), (0, 2), (1, LARGE), (0, LARGE), (1, LARGE), (1, 3)].into_iter().enumerate()
+        {
+            ask(&mut queue, shard, len, &[b'a' + n as u8]);
+        }
+        let (mut all, mut wanted) = (Vec::new(), Vec::new());
+        while !queue.is_done() {
+            if let Some((shard, bytes)) = queue.wants() {
+                wanted.push((shard, all.len()));
+                assert_eq!(bytes, LARGE);
+                // There is none for the second one.
+                match wanted.len() {
+                    2 => queue.wanting(shard).refuse(&Fills, shard),
+                    _ => queue.wanting(shard).grant(bytes),
+                }
+            }
+            for (shard, mut batch) in queue.take().collect::<Vec<_>>() {
+                batch.answer(&Fills);
+                queue.answered(shard, batch);
+            }
+            loop {
+                let text = queue.write();
+                let is_all = text.is_empty();
+                all.extend_from_slice(&text);
+                queue.wrote(text);
+                if is_all {
+                    break;
+                }
+            }
+        }
+        assert_eq!(wanted, [(1, 3), (0, 3 + LARGE), (1, 5 + LARGE)]);
+        let large = |byte: u8| [byte].repeat(LARGE);
+        assert!(all == [b"abb".as_slice(), &large(b'c'), b"!0", &large(b'e'), b"fff"].concat());
+    }
+
+    #[test]
+    fn memory_is_granted_for_the_next_answer_alone() {
+        let mut queue = Queue::new(2);
+        ask(&mut queue, 1, 1, b"a");
+        ask(&mut queue, 1, LARGE, b"b");
+        let (shard, mut batch) = queue.take().next().unwrap();
+        // It was large when memory for it was asked for.
+        batch.grant(LARGE);
+        batch.answer(&Fills);
+        assert_eq!((batch.left(), batch.wants()), (1, Some(LARGE)));
+        queue.answered(shard, batch);
+        assert_eq!(queue.wants(), None, "what is answered is written first");
+    }
+
+    #[test]
+    fn long_answer_is_a_text_without_a_copy() {
+        let mut queue = Queue::new(1);
+        ask(&mut queue, 0, 1, b"a");
+        ask(&mut queue, 0, LARGE, b"b");
+        let mut places = Vec::new();
+        while !queue.is_done() {
+            if let Some((shard, bytes)) = queue.wants() {
+                queue.wanting(shard).grant(bytes);
+            }
+            for (shard, mut batch) in queue.take().collect::<Vec<_>>() {
+                batch.answer(&Fills);
+                places.push(batch.memory()[2]);
+                queue.answered(shard, batch);
+            }
+            let text = queue.write();
+            if text.len() == LARGE {
+                assert_eq!(places.last(), Some(&(text.as_ptr() as usize)));
+            }
+            queue.wrote(text);
+            assert!(queue.written.capacity() <= 2 * PIECE_BYTES);
+        }
+        assert_eq!(places.len(), 2);
     }
 
     #[test]

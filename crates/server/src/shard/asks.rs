@@ -468,6 +468,8 @@ pub enum AskError {
     /// The shard dropped the question or the reply, panicked, or ended; or the asking shard ended. The question may have been
     /// handled.
     Unanswered,
+    /// There was no memory for a [large answer](crate::scatter::Answers::large_bytes). The question was not handled.
+    NoMemory,
 }
 
 impl fmt::Display for AskError {
@@ -476,6 +478,7 @@ impl fmt::Display for AskError {
             AskError::Full => "too many messages wait for the shard",
             AskError::Gone => "the shard ended, or no shard has that number",
             AskError::Unanswered => "the shard took the question and gave no answer",
+            AskError::NoMemory => "memory is used up",
         })
     }
 }

@@ -8,12 +8,17 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ringserve_server::framing::{Lines, Parts};
+use ringserve_server::limits::ServerLimits;
 use ringserve_server::scatter::{Answers, Asking, Questions, Replies, Scatter};
 use ringserve_server::sync::AskError;
 use ringserve_server::testing::{ClientStream, Faults, Sim, SimServer};
 use ringserve_server::{Cx, Frame, Limits, Server, Service, Shard};
 
 const SECOND: Duration = Duration::from_secs(1);
+/// What the connections of a shard may hold.
+const HELD_BYTES_MAX: usize = 16 << 20;
+/// Bytes of a huge answer.
+const HUGE: usize = 1 << 20;
 
 /// What is asked of a word.
 #[derive(Clone, Copy)]
@@ -22,6 +27,8 @@ enum Question {
     Count,
     /// Many bytes of it.
     Long,
+    /// Even more, for which there has to be memory.
+    Huge,
     Panic,
 }
 
@@ -46,21 +53,27 @@ impl Answers for Words {
                 out.extend_from_slice(format!(" {}={count}", word.escape_ascii()).as_bytes());
             }
             Question::Long => out.extend(word.iter().cycle().take(50_000)),
+            Question::Huge => out.resize(out.len() + HUGE, word[0]),
             Question::Panic => panic!("planted: an answer"),
         }
+    }
+
+    fn large_bytes(&self, question: Question, _: Parts<'_>) -> usize {
+        if matches!(question, Question::Huge) { HUGE } else { 0 }
     }
 
     fn failed(&self, shard: usize, why: AskError, out: &mut Vec<u8>) {
         let why = match why {
             AskError::Full => "Full",
             AskError::Gone => "Gone",
+            AskError::NoMemory => "NoMemory",
             _ => "Unanswered",
         };
         out.extend_from_slice(format!(" {shard}!{why}").as_bytes());
     }
 }
 
-/// `count`, `long` and `panic` ask for the words behind them, the first letter of `merged` for all at once; `here` and `shard` reply
+/// `count`, `long`, `huge` and `panic` ask for the words behind them, the first letter of `merged` for all at once; `here` and `shard` reply
 /// by themselves. The handlers of `late` and `never`, which ask like `count`, look at what is left of them 5 s later, and not at all.
 /// Those of even length go along with earlier ones where they may.
 /// A time limit on the rest of a request makes it be dropped.
@@ -81,6 +94,7 @@ impl Service for Asks {
             b"count" | b"late" | b"never" => Some((Question::Count, false)),
             b"merged" => Some((Question::Count, true)),
             b"long" => Some((Question::Long, false)),
+            b"huge" => Some((Question::Huge, false)),
             b"panic" => Some((Question::Panic, false)),
             _ => None,
         };
@@ -133,7 +147,10 @@ fn starts(sim: &Sim, shards: usize, questions_max: usize, limit: Option<Duration
 /// With a number of calls of one connection at the same time.
 fn starts_with(sim: &Sim, shards: usize, questions_max: usize, limit: Option<Duration>, calls: u16) -> Lab {
     let limits = Limits::default().calls_in_flight_max(calls).handler_timeout(None);
-    let server = Server::bind("10.0.0.1:7000").framing(Lines::default()).limits(limits).shards(shards);
+    let limits = limits.outbox_bytes_max(HELD_BYTES_MAX / 2);
+    let of_server = ServerLimits::default().held_bytes_max(HELD_BYTES_MAX);
+    let server = Server::bind("10.0.0.1:7000").framing(Lines::default()).limits(limits);
+    let server = server.server_limits(of_server).shards(shards);
     let (questions, answered) = (Questions::with_capacity(questions_max), Rc::new(Cell::new(0)));
     let shared = answered.clone();
     let server = sim.start(server, move |shard| {
@@ -322,6 +339,74 @@ fn reader_that_is_slow_gets_all_and_holds_back_its_questions() {
             }
             hears(&mut me, "").await?;
             hears(&mut me, "here").await?;
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+/// Wherever they are made: at the connection's shard behind other requests, or at another one.
+#[test]
+fn huge_answers_are_made_where_there_is_memory_for_them() {
+    const MOST: u32 = (HELD_BYTES_MAX / 4 * 3 / HUGE) as u32;
+    Sim::seeds(4).faults(Faults::harmless()).run(|sim| {
+        let lab = starts(sim, 2, 1000, None);
+        let is_over = Rc::new(Cell::new(false));
+        sim.expect_losses();
+        for n in 0..4 * MOST {
+            let (server, is_over) = (lab.server.addr(), is_over.clone());
+            sim.client(format!("deaf{n}"), async move |net| {
+                let mut me = net.connect(server).await?;
+                me.send(["huge 1 0 1\n", "huge 0 1\n", "here\nhuge 0\n"][n as usize % 3]).await?;
+                while !is_over.get() {
+                    net.sleep(SECOND).await;
+                }
+                Ok(())
+            });
+        }
+        let (addr, answered) = (lab.server.addr(), lab.answered.clone());
+        sim.client("honest", async move |net| {
+            net.sleep(SECOND).await;
+            assert!((MOST..=2 * MOST).contains(&answered.get()), "{} answers", answered.get());
+            let mut me = net.connect(addr).await?;
+            for n in 0..3 {
+                me.send("huge a b\ncount a\n").await?;
+                assert_eq!(me.exactly(4).await?, b"huge");
+                // Where peers that read nothing are found later than it waits, there is none.
+                for word in [b"a", b"b"] {
+                    let first = me.exactly(1).await?;
+                    if first == b" " {
+                        assert_eq!(me.exactly(10).await?[1..], *b"!NoMemory");
+                        continue;
+                    }
+                    assert_eq!(first, word);
+                    assert!(me.exactly(HUGE - 1).await? == vec![word[0]; HUGE - 1]);
+                }
+                hears(&mut me, "").await?;
+                hears(&mut me, &format!("count a={}", n + 1)).await?;
+            }
+            is_over.set(true);
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn what_waits_behind_a_peer_that_reads_nothing_counts_as_held() {
+    Sim::seeds(10).faults(Faults::harmless()).run(|sim| {
+        let lab = starts(sim, 2, 1000, None);
+        sim.expect_losses();
+        sim.client("deaf", async move |net| {
+            let mut me = connects(&net, &lab.server).await?;
+            let words = "w".repeat(5000);
+            let counts = format!("count {words}0 {words}1\n").repeat(10);
+            me.send(format!("long{}\n{counts}", " 0 1".repeat(40))).await?;
+            net.sleep(5 * SECOND).await;
+            let held = lab.server.stats().shards[0].held_bytes;
+            // An outbox and a piece, and behind them answers and the questions of those that count.
+            let least = Limits::default().outbox_bytes_high + 64 * 1024 + 100_000;
+            assert!(held > least, "{held} bytes are held, and there are more than {least}");
             Ok(())
         });
         sim.run_until_done();

@@ -1,5 +1,9 @@
 //! Replies: their order, their length, and the end of a connection.
 
+use std::cell::Cell;
+use std::rc::Rc;
+
+use ringserve::CloseReason;
 use ringserve::testing::Faults;
 
 use super::*;
@@ -32,6 +36,73 @@ fn long_values_of_all_shards_reach_a_slow_reader_whole() {
             assert_eq!(me.reply().await?, format!(":{}", 60_021));
             assert!(me.reply().await? == format!("\"{}\"", value(4)));
             assert_eq!(me.reply().await?, "+PONG");
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+/// Of any shard: it is copied where it lies, and again where the client is.
+#[test]
+fn large_values_are_copied_as_there_is_memory_for_them() {
+    const HELD_BYTES_MAX: usize = 16 << 20;
+    const VALUE_BYTES: usize = 1_000_000;
+    Sim::seeds(10).faults(Faults::harmless()).run(|sim| {
+        let limits = Limits::default().frame_bytes_max(2 << 20).outbox_bytes_max(8 << 20);
+        let limits = limits.calls_in_flight_max(2).handler_timeout(None).idle_timeout(None);
+        let of_server = ServerLimits::default().held_bytes_max(HELD_BYTES_MAX);
+        let shards = 2 + sim.seed() as usize % 3;
+        let args = Args::parse_from(["kv"]);
+        let server =
+            args.server(ADDR.parse().unwrap()).limits(limits).server_limits(of_server).shards(shards);
+        let keyer = keyer_of(sim.random(), sim.random());
+        let server =
+            sim.start(server, service(keyer, 2 << 20, REQUESTS_MAX, |age| UNIX_START + age)).unwrap();
+        let (addr, is_there, is_over) = (server.addr(), Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
+        sim.expect_losses();
+        for n in 0..25 * shards {
+            let (is_there, is_over) = (is_there.clone(), is_over.clone());
+            sim.client(format!("deaf{n}"), async move |net| {
+                let mut me = Redis::connect(&net, addr).await?;
+                while !is_there.get() {
+                    net.sleep(SECOND / 100).await;
+                }
+                let asks = ["get k0", "mget k1 k2 k3", "ping\r\ngetrange k3 0 -1", "set k2 v get"][n % 4];
+                me.0.send(format!("{asks}\r\n")).await?;
+                while !is_over.get() {
+                    net.sleep(SECOND).await;
+                }
+                Ok(())
+            });
+        }
+        sim.client("me", async move |net| {
+            let mut me = Redis::connect(&net, addr).await?;
+            for key in 0..4 {
+                me.0.send(request(&["set", &format!("k{key}"), &"v".repeat(VALUE_BYTES)])).await?;
+                assert_eq!(me.reply().await?, "+OK");
+            }
+            is_there.set(true);
+            // No client is closed before it is found which read nothing: no more is copied than there is memory for.
+            for _ in 0..15 {
+                net.sleep(SECOND / 10).await;
+                assert_eq!(server.stats().counters.closed_for(CloseReason::MemoryLimit), 0);
+                assert_eq!(me.ask("ping").await?, "+PONG");
+            }
+            let held: usize = server.stats().shards.iter().map(|shard| shard.held_bytes).sum();
+            assert!(
+                held > shards * HELD_BYTES_MAX / 4,
+                "{held} bytes held of {shards} times {HELD_BYTES_MAX}"
+            );
+            // Who reads has its answer, or hears that there is no memory.
+            net.sleep(10 * SECOND).await;
+            me.0.send("mget k0 k1 k3\r\n").await?;
+            assert_eq!(me.0.line().await?.as_deref(), Some("*3"));
+            let value = format!("\"{}\"", "v".repeat(VALUE_BYTES));
+            for _ in 0..3 {
+                let reply = me.reply().await?;
+                assert!(reply == value || reply == "-TRYAGAIN memory is used up", "{reply:.60}");
+            }
+            is_over.set(true);
             Ok(())
         });
         sim.run_until_done();

@@ -270,6 +270,33 @@ fn memory_is_reserved_up_to_three_quarters_and_then_in_a_line() {
     assert_eq!(shard.memory_bytes(), 0);
 }
 
+#[test]
+fn what_is_there_already_is_held_without_a_wait() {
+    let (mut shard, ids) = tight(6);
+    shard.begin(at(1), 0);
+    let mut held = Reservation::new(shard.shared(ids[0]).unwrap());
+    for bytes in [HELD_MAX, 10, HELD_MAX / 4 * 3 + 1] {
+        held.hold(bytes);
+        assert_eq!((held.bytes(), shard.held_bytes()), (bytes, bytes));
+    }
+    // Others wait for it meanwhile.
+    let (waits, polled) = reserve(&shard, ids[1], 10);
+    assert_eq!(polled, Poll::Pending);
+    held.hold(0);
+    shard.end();
+    assert_eq!((shard.heard(), shard.held_bytes()), (vec![Heard::Wake(ids[1])], 10));
+    drop(waits);
+    shard.begin(at(2), 0);
+    held.hold(10);
+    shard.abort(ids[0], CloseReason::Aborted);
+    shard.end();
+    // An end gives it back, and nothing is held for who is gone.
+    held.hold(20);
+    assert_eq!(shard.memory_bytes(), 0);
+    drop(held);
+    assert_eq!(shard.memory_bytes(), 0);
+}
+
 /// The driver stops the sends that it was told to, of which the peers took `taken` bytes each, and goes on with them.
 fn stop(shard: &mut Tested, flying: &mut Vec<(ConnId, Box<Batch>)>, taken: usize) -> Vec<ConnId> {
     let told = |op| if let Op::SendStop { id } = op { Some(id) } else { None };
