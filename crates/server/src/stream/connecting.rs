@@ -410,11 +410,12 @@ fn failed(name: &Name, what: &str, cause: io::Error) -> io::Error {
 }
 
 /// Why a name led to no connection.
-#[derive(Debug)]
 struct NamedFailure {
     what: String,
     cause: io::Error,
 }
+
+ringserve_buf::debug_is_display!(NamedFailure);
 
 impl fmt::Display for NamedFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
