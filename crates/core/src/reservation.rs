@@ -102,7 +102,7 @@ impl Reservation {
             is_granted: Cell::default(),
             waker: Cell::new(Some(waker.clone())),
         });
-        self.shard().line().push(&wanted);
+        self.shard().line_up(&wanted);
         self.wanted = Some(wanted);
         Poll::Pending
     }

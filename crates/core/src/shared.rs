@@ -14,7 +14,7 @@ use ringserve_buf::try_box;
 use crate::account::Accounts;
 use crate::batch::KEPT_BYTES_MAX;
 use crate::framing::Encoding;
-use crate::line::{Line, reservable_bytes};
+use crate::line::{Line, Wanted, reservable_bytes};
 use crate::proxy::Headers;
 use crate::times::Times;
 use crate::transport::{ChannelTable, Facts};
@@ -71,6 +71,22 @@ impl Count {
     }
 }
 
+/// Memory of all connections.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Memory {
+    /// What they hold.
+    pub(crate) held: usize,
+    /// What the driver still has of those that ended.
+    pub(crate) returning: usize,
+}
+
+impl Memory {
+    #[inline]
+    pub(crate) fn bytes(self) -> usize {
+        self.held + self.returning
+    }
+}
+
 /// State that the connections of one shard share.
 pub struct ShardShared {
     queues: RefCell<Queues>,
@@ -78,7 +94,9 @@ pub struct ShardShared {
     held_bytes: Cell<usize>,
     /// Bytes that the driver still has of connections that ended.
     returning_bytes: Cell<usize>,
-    /// A service came to hold more for a connection since the turn began.
+    /// Something is asked that a turn looks at as it ends: a service came to hold more for a connection since the turn began, or a call
+    /// came into the line.
+    has_asked: Cell<bool>,
     service_grew: Cell<bool>,
     spare_batches_max: usize,
     held_bytes_max: Cell<usize>,
@@ -86,6 +104,8 @@ pub struct ShardShared {
     release: Cell<fn(Bytes)>,
     /// False while receive memory is short.
     lend: Cell<bool>,
+    /// What peers sent and took while the shard was away may wait in the kernel.
+    is_behind: Cell<bool>,
     draining: Cell<bool>,
     channels: ChannelTable,
     /// Calls that wait for memory.
@@ -197,15 +217,39 @@ impl ShardShared {
             queues: RefCell::default(),
             held_bytes: Cell::new(0),
             returning_bytes: Cell::new(0),
+            has_asked: Cell::new(false),
             service_grew: Cell::new(false),
             spare_batches_max: spare_batches_max(limits),
             held_bytes_max: Cell::new(limits.held_bytes_max),
             release: Cell::new(drop),
             lend: Cell::new(true),
+            is_behind: Cell::new(false),
             draining: Cell::new(false),
             channels: ChannelTable::default(),
             line: Line::default(),
         }
+    }
+
+    /// True if a service came to hold more, or calls may wait for memory.
+    #[inline]
+    pub(crate) fn has_asked(&self) -> bool {
+        self.has_asked.get()
+    }
+
+    /// All of it was looked at, but for what is asked still.
+    pub(crate) fn looked(&self) {
+        self.has_asked.set(self.asks());
+    }
+
+    /// True if a service came to hold more, or calls wait.
+    pub(crate) fn asks(&self) -> bool {
+        self.service_grew.get() || !self.line.is_empty()
+    }
+
+    /// Puts a call at the end of the line.
+    pub(crate) fn line_up(&self, last: &Rc<Wanted>) {
+        self.line.push(last);
+        self.has_asked.set(true);
     }
 
     /// Calls that wait for memory.
@@ -270,6 +314,15 @@ impl ShardShared {
         self.draining.set(true);
     }
 
+    /// True if what peers sent and took while the shard was away may wait in the kernel: no time limit is judged meanwhile.
+    pub fn is_behind(&self) -> bool {
+        self.is_behind.get()
+    }
+
+    pub(crate) fn set_behind(&self, is_behind: bool) {
+        self.is_behind.set(is_behind);
+    }
+
     pub(crate) fn set_lend(&self, lend: bool) {
         self.lend.set(lend);
     }
@@ -324,7 +377,13 @@ impl ShardShared {
     /// Memory of all connections: what they hold, and what the driver still has of those that ended.
     #[inline]
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.held_bytes.get() + self.returning_bytes.get()
+        self.memory().bytes()
+    }
+
+    /// The same apart.
+    #[inline]
+    pub(crate) fn memory(&self) -> Memory {
+        Memory { held: self.held_bytes.get(), returning: self.returning_bytes.get() }
     }
 
     /// A service holds `bytes` for a connection for which it held `before`.
@@ -333,10 +392,10 @@ impl ShardShared {
         self.hold(bytes);
         if bytes > before {
             self.service_grew.set(true);
+            self.has_asked.set(true);
         }
     }
 
-    #[inline]
     pub(crate) fn take_service_grew(&self) -> bool {
         self.service_grew.take()
     }

@@ -138,14 +138,19 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// between pieces, so that a slow peer slows it down.
     pub async fn ready(&self) {
         poll_fn(|task| {
-            let outlet = &**self.head;
-            if !outlet.is_full() || outlet.is_gone() {
+            if self.is_ready() {
                 return Poll::Ready(());
             }
-            outlet.wake_when_ready(task.waker());
+            self.head.wake_when_ready(task.waker());
             Poll::Pending
         })
         .await
+    }
+
+    /// True if [`ready`](Cx::ready) returns at once.
+    #[inline]
+    pub(crate) fn is_ready(&self) -> bool {
+        !self.head.is_full() || self.head.is_gone()
     }
 
     /// Reserves memory for a large answer before it is built: at once where all connections of the shard hold less than three

@@ -100,7 +100,8 @@ impl<O: Observer> Shard<O> {
     fn take_token(&mut self) -> bool {
         let Some(rate) = self.accepting.rate.as_ref().filter(|_| !self.has_stopped()) else { return true };
         let taken = rate.take(self.now);
-        self.accepting.held_by_rate = taken.map_or_else(Some, |()| rate.held_until(self.now));
+        let until = taken.map_or_else(Some, |()| rate.held_until(self.now));
+        self.accepting.hold_by_rate(until);
         taken.is_ok()
     }
 
@@ -108,7 +109,8 @@ impl<O: Observer> Shard<O> {
     fn give_token_back(&mut self) {
         if let Some(rate) = self.accepting.rate.as_ref().filter(|_| !self.has_stopped()) {
             rate.give_back();
-            self.accepting.held_by_rate = rate.held_until(self.now);
+            let until = rate.held_until(self.now);
+            self.accepting.hold_by_rate(until);
         }
     }
 
@@ -347,14 +349,8 @@ impl<O: Observer> Shard<O> {
     /// Checks, at the start of a turn, everything that may have changed since the last one, on other shards too.
     #[inline]
     pub(super) fn check_accepting(&mut self) {
-        let accepting = &self.accepting;
         let room = self.has_room() || self.hands_off();
-        let rests = accepting.retry_at.is_some()
-            || accepting.held_by_rate.is_some()
-            || accepting.unsettled
-            || accepting.starts_at.is_some_and(|at| at <= self.now)
-            || !accepting.started;
-        if rests || room == accepting.is_full {
+        if room == self.accepting.is_full || (self.accepting.is_timed && self.accepting.rests(self.now)) {
             self.retry_accepts();
         }
     }
@@ -400,6 +396,11 @@ impl<O: Observer> Shard<O> {
 
     /// Arms or stops each listener as the limits say.
     pub(super) fn sync_accept(&mut self) {
+        self.sync_listeners();
+        self.accepting.is_timed = !self.accepting.is_settled();
+    }
+
+    fn sync_listeners(&mut self) {
         self.accepting.settle();
         if self.accepting.withheld {
             return;

@@ -68,6 +68,8 @@ pub(super) struct Accepting {
     pub withheld: bool,
     /// A listener has something that waits.
     pub unsettled: bool,
+    /// There may be a [time](Accepting::retry_at) to check again, or something to check at each turn.
+    pub is_timed: bool,
     /// Connections whose PROXY header or handshake is awaited, and up to when was looked at what they sent.
     pub starting: usize,
     pub looked: Looked,
@@ -169,6 +171,7 @@ impl Accepting {
             started: false,
             withheld: false,
             unsettled: false,
+            is_timed: true,
             starting: 0,
             looked: Looked::default(),
             starts_at: None,
@@ -211,14 +214,30 @@ impl Accepting {
         }
     }
 
-    /// False if there is no [time](Accepting::retry_at) to check again.
-    #[inline]
-    pub(super) fn may_retry(&self) -> bool {
-        self.retry_at.is_some()
+    /// True if there is no [time](Accepting::retry_at) to check again, and nothing to check at each turn.
+    pub(super) fn is_settled(&self) -> bool {
+        self.started
+            && self.retry_at.is_none()
+            && self.held_by_rate.is_none()
+            && !self.unsettled
+            && self.starts_at.is_none()
+            && !(self.is_full && self.quota.is_some())
+    }
+
+    /// True if something is checked at each turn, or the time has come to end one that begins.
+    #[cold]
+    pub(super) fn rests(&self, now: Time) -> bool {
+        !self.started
+            || self.retry_at.is_some()
             || self.held_by_rate.is_some()
             || self.unsettled
-            || self.starts_at.is_some()
-            || self.quota.is_some()
+            || self.starts_at.is_some_and(|at| at <= now)
+    }
+
+    /// The rate of the server has no token until then, or has one.
+    pub(super) fn hold_by_rate(&mut self, until: Option<Time>) {
+        self.held_by_rate = until;
+        self.is_timed |= until.is_some();
     }
 
     /// The time to check again: accepting rests after an error, the rate has a token then, services put newcomers off, one that begins

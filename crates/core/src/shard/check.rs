@@ -16,6 +16,14 @@ impl<O: Observer> Shard<O> {
         }
     }
 
+    /// Panics if a turn would pass by what it has to do seldom.
+    fn check_marks(&self) {
+        let is_calm = self.drain.is_none() && self.accepting.starting == 0 && !self.had_more;
+        assert!(self.begins_aside || is_calm, "a turn would not see what it begins with");
+        assert!(self.accepting.is_timed || self.accepting.is_settled(), "accepting would rest for ever");
+        assert!(self.shared.has_asked() || !self.shared.asks(), "what is asked would not be looked at");
+    }
+
     /// Panics if anything contradicts itself.
     pub fn check(&self) {
         self.conns.invariants();
@@ -122,6 +130,7 @@ impl<O: Observer> Shard<O> {
             "{kept_for_long} of {most} bytes wait there for readers"
         );
         self.check_starting(starting);
+        self.check_marks();
         self.check_channels(channels, working);
         let queued = self.runnable.len() + self.served.len() + self.channels.queue_len();
         assert_eq!(self.later, queued, "what is left for later");

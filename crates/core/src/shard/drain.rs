@@ -209,6 +209,7 @@ impl<O: Observer> Shard<O> {
         }
         let stage = Stage::Delayed { until: self.now + self.limits.drain_delay };
         self.drain = Some(Drain::new(stage));
+        self.begins_aside = true;
     }
 
     /// Aborts every connection, and accepts no more.
@@ -255,6 +256,7 @@ impl<O: Observer> Shard<O> {
         let by_number = Duration::from_millis(connections as u64).min(most);
         let spread = self.limits.drain_spread.unwrap_or(by_number);
         self.drain = Some(Drain { notified, spread, ..Drain::new(stage) });
+        self.begins_aside = true;
         self.stop_listening();
         self.retry_accepts();
     }

@@ -9,6 +9,7 @@
 //! Who goes is decided at the end of a turn, when everything that was queued in it was looked at. What a closed connection had
 //! in flight is with the driver until that gives it back. It counts apart: it holds off new calls, and closes no connection.
 
+use super::receive::short_from;
 use super::{QUEUE_KEPT, Shard, kept_bytes_max};
 
 use crate::conn::Queued;
@@ -30,6 +31,15 @@ const KEPT_PART: usize = 4;
 
 /// Memory that input takes for each of its bytes, at most, but for blocks that double.
 const INPUT_GROWS: usize = 8;
+
+/// The part of what may be held that is queued in one turn before it ends: then it is sent, and what peers take at once is given
+/// back.
+const PART_IN_A_TURN: usize = 8;
+
+/// Memory up to which a turn goes on, however much there was before it.
+pub(super) fn calm_bytes(held_bytes_max: usize) -> usize {
+    held_bytes_max / PART_IN_A_TURN
+}
 
 /// Counts memory of a connection's batch beyond the bytes that it has to send.
 #[cold]
@@ -57,6 +67,10 @@ impl<O: Observer> Shard<O> {
     /// Bounds what connections hold, and the receive memory, from now on. Connections that hold most go if they hold too much.
     pub fn bound_memory(&mut self, held_bytes_max: usize, receive_bytes_max: usize) {
         (self.limits.held_bytes_max, self.limits.receive_bytes_max) = (held_bytes_max, receive_bytes_max);
+        self.calm_bytes = calm_bytes(held_bytes_max);
+        if !self.copy_always {
+            self.short_from = short_from(&self.limits);
+        }
         self.shared.set_held_bytes_max(held_bytes_max);
         self.pool.bound(self.limits.receive_buffers_max());
         self.blocks.bound(kept_bytes_max(&self.limits));
@@ -87,16 +101,20 @@ impl<O: Observer> Shard<O> {
     /// top.
     #[inline]
     pub(super) fn holds_off(&self) -> bool {
-        self.memory_bytes() > self.held_in_turn_max && self.is_over_turn()
+        self.memory_bytes() > self.calm_bytes && self.is_over_turn()
     }
 
-    /// The same where the turn took up its part. What was received is no answer: blocks of frames grow with it, by several times as
-    /// much at once.
+    /// The same where there is more than a turn may queue. What was received is no answer: blocks of frames grow with it, by several
+    /// times as much at once.
     #[cold]
     #[inline(never)]
     fn is_over_turn(&self) -> bool {
-        let with_input = self.held_in_turn_max.saturating_add(self.received.saturating_mul(INPUT_GROWS));
-        self.memory_bytes() > with_input.min(self.held_most)
+        let (before, held_max) = (self.held_before, self.limits.held_bytes_max);
+        // If the turn before could not relieve, nothing would ever go on.
+        let most = if before.held <= held_max { held_max } else { usize::MAX };
+        let in_turn = before.bytes().saturating_add(self.calm_bytes);
+        let with_input = in_turn.saturating_add(self.received.saturating_mul(INPUT_GROWS));
+        self.memory_bytes() > with_input.min(most)
     }
 
     /// Bytes that one connection holds, without half a frame and queued bytes that have been there for fewer than `steps` steps

@@ -41,7 +41,7 @@ use crate::framing::Encoding;
 use crate::holders::Holders;
 use crate::outlet::ConnHead;
 use crate::read_rate::Meters;
-use crate::shared::ShardShared;
+use crate::shared::{Memory, ShardShared};
 use crate::slots::Slots;
 use crate::stamp::Stamp;
 use crate::wheel::Wheel;
@@ -52,8 +52,10 @@ pub use accepting::Quota;
 pub use calls::Parked;
 use drain::Drain;
 pub use frames::{Frames, Next, Rest, Whole};
+use held::calm_bytes;
 pub use inspect::{ConnFigure, ConnFigures, ConnState, ConnView};
 use lanes::Lanes;
+use receive::short_from;
 use secure::Channels;
 use timers::Lateness;
 use turn::Event;
@@ -92,8 +94,10 @@ pub struct Shard<O: Observer = ()> {
     has_received: bool,
     /// Bytes received since the turn began.
     received: usize,
-    /// Completions that the turn brought.
-    brought: usize,
+    /// The turn brought as many completions as one may.
+    had_more: bool,
+    /// The next turn has more to begin with than most: that is so, or the shard drains, or headers or handshakes are awaited.
+    begins_aside: bool,
     events: VecDeque<Event>,
     work: Work,
     /// Connections with bytes left over for a later turn, in the order of their turns.
@@ -105,16 +109,18 @@ pub struct Shard<O: Observer = ()> {
     channels: Channels,
     holders: Holders,
     meters: Meters,
-    /// Bytes held beyond which a turn hands out no frame.
-    held_in_turn_max: usize,
-    /// The same whatever the turn brought.
-    held_most: usize,
+    /// Memory as the turn began.
+    held_before: Memory,
+    /// Memory up to which a turn goes on, however much there was before it.
+    calm_bytes: usize,
     /// Connections whose inbox or calls grew in this turn while too much was held.
     grew: Vec<ConnId>,
     /// Connections that came to hold much, each once, with the time: it counts after a moment.
     watched: VecDeque<(ConnId, Stamp)>,
     /// Receive memory is short: frames are copied, nothing is lent.
     short_of_buffers: bool,
+    /// Leased buffers from which on it is: none, where frames are always copied.
+    short_from: usize,
     /// Frames are copied always, since the driver's buffers must not be kept.
     copy_always: bool,
     accepting: Accepting,
@@ -123,8 +129,6 @@ pub struct Shard<O: Observer = ()> {
     scratch: Vec<ConnId>,
     fired: Vec<u32>,
     lateness: Lateness,
-    /// Completions of all turns.
-    taken: u64,
 }
 
 impl<O: Observer> Drop for Shard<O> {
@@ -162,7 +166,8 @@ impl<O: Observer> Shard<O> {
             send_awaited: false,
             has_received: false,
             received: 0,
-            brought: 0,
+            had_more: false,
+            begins_aside: false,
             events: VecDeque::new(),
             work: Work::default(),
             runnable: VecDeque::new(),
@@ -171,24 +176,24 @@ impl<O: Observer> Shard<O> {
             channels: Channels::new(),
             holders: Holders::new(),
             meters: Meters::new(),
-            held_in_turn_max: usize::MAX,
-            held_most: usize::MAX,
+            held_before: Memory::default(),
+            calm_bytes: calm_bytes(limits.held_bytes_max),
             grew: Vec::new(),
             watched: VecDeque::new(),
             short_of_buffers: false,
+            short_from: short_from(&limits),
             copy_always: false,
             drain: None,
             scratch: Vec::new(),
             fired: Vec::new(),
             lateness: Lateness::default(),
-            taken: 0,
             limits,
         }
     }
 
     /// Copies every frame before it is handed out, and lends none: for drivers whose buffers must not be kept.
     pub fn copy_frames(&mut self) {
-        self.copy_always = true;
+        (self.copy_always, self.short_from) = (true, 0);
     }
 
     /// Bounds a turn to `calls` calls, and the smallest batch of a connection's frames to `batch`; both at least 1. By default

@@ -8,7 +8,7 @@ use crate::conn::{Conn, Flight, Input, Opened, Queued, State};
 use crate::holders::Returning;
 use crate::inbox::{Inbox, NoMemory};
 use crate::outlet::Outlet;
-use crate::{CloseReason, ConnId, Observer, Op, ReceiveEnd};
+use crate::{CloseReason, ConnId, Observer, Op, ReceiveEnd, ServerLimits};
 
 /// Missing bytes from which a frame is received straight into its block.
 pub(super) const LARGE_BYTES: usize = 32 * 1024;
@@ -31,6 +31,11 @@ const RECEIVES_AFTER_PAUSE: u8 = 32;
 
 /// `EIO`, as every Linux has it.
 const EIO: i32 = 5;
+
+/// Leased buffers from which on receive memory is short: more than half of it.
+pub(super) fn short_from(limits: &ServerLimits) -> usize {
+    limits.receive_bytes_max / limits.receive_buffer_bytes.saturating_mul(2).max(1) + 1
+}
 
 impl<O: Observer> Shard<O> {
     #[inline]

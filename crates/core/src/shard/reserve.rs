@@ -15,8 +15,6 @@ pub(super) const UNREAD: u32 = 119;
 
 impl<O: Observer> Shard<O> {
     /// Grants what fits, in the order of the line, at the end of a turn.
-    #[cold]
-    #[inline(never)]
     pub(super) fn serve_line(&mut self) {
         while let Some(first) = self.shared.line().first() {
             // One whose connection ended, or for which the bound is too low by now, is woken too, and finds that.

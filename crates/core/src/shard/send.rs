@@ -25,15 +25,28 @@ impl<O: Observer> Shard<O> {
         for id in &dirty {
             self.flush_one(*id);
         }
-        if self.shared.take_service_grew() {
-            self.watch_services(&dirty);
-        }
-        if self.held_bytes() > self.limits.held_bytes_max {
-            self.relieve(&dirty);
+        if self.shared.has_asked() || self.held_bytes() > self.limits.held_bytes_max {
+            self.see_to_memory(&dirty);
         }
         self.grew.clear();
         dirty.clear();
         self.scratch = dirty;
+    }
+
+    /// Makes room, and gives it to the calls that wait for it.
+    #[cold]
+    #[inline(never)]
+    fn see_to_memory(&mut self, dirty: &[ConnId]) {
+        if self.shared.take_service_grew() {
+            self.watch_services(dirty);
+        }
+        if self.held_bytes() > self.limits.held_bytes_max {
+            self.relieve(dirty);
+        }
+        if !self.shared.line().is_empty() {
+            self.serve_line();
+        }
+        self.shared.looked();
     }
 
     #[inline]

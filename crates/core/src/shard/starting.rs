@@ -44,6 +44,7 @@ impl<O: Observer> Shard<O> {
         let (now, max) = (self.now, self.limits.handshakes_max);
         let (conns, channels) = (&self.conns, &self.channels);
         self.accepting.starting += 1;
+        self.begins_aside = true;
         let Some(at) = self.accepting.at(listener) else { return };
         let is_noted = at.starts.begin(id, now, |id| stage(conns, channels, id));
         let is_crowd = at.starts.is_crowd(max);
@@ -140,6 +141,7 @@ impl<O: Observer> Shard<O> {
         // One that cannot go now is looked at once more in a moment.
         let next = next.max(now + STEP);
         self.accepting.starts_at = Some(self.accepting.starts_at.map_or(next, |before| before.min(next)));
+        self.accepting.is_timed = true;
     }
 
     /// Bytes came of a connection whose header is awaited.

@@ -71,7 +71,7 @@ pub(super) struct Lateness {
 enum Stage {
     #[default]
     InTime,
-    /// Limits are put off since then, when the shard had taken this many completions.
+    /// Limits are put off since then, and so many completions were taken since that turn.
     Behind { since: Time, taken: u64 },
     /// They are judged until then, although the driver always has more.
     Judging { until: Time },
@@ -84,8 +84,6 @@ pub(super) struct Beginning {
     /// How long ago the turn before began.
     pub(super) gap: Duration,
     pub(super) completions: usize,
-    /// Completions of all turns.
-    pub(super) taken: u64,
     /// The turn before received as much as one may.
     pub(super) more: bool,
     /// By how much it comes late to the first timer that is due, if one is.
@@ -104,7 +102,7 @@ impl Lateness {
     #[cold]
     #[inline(never)]
     pub(super) fn step(&mut self, turn: &Beginning) {
-        let Beginning { now, gap, completions, taken, more, .. } = *turn;
+        let Beginning { now, gap, completions, more, .. } = *turn;
         self.watches_until = self.watches_until.filter(|until| now < *until);
         let is_late = turn.late.is_some_and(|late| late > LATE);
         // Unless it slept until a timer, and there is nothing else.
@@ -122,18 +120,21 @@ impl Lateness {
                 } else {
                     Time::from_nanos(now.as_nanos().saturating_sub(gap.as_nanos() as u64))
                 };
-                (self.stage, self.ends) = (Stage::Behind { since: now, taken }, false);
+                (self.stage, self.ends) = (Stage::Behind { since: now, taken: 0 }, false);
             }
             Stage::Judging { until } if now >= until => self.stage = Stage::InTime,
-            Stage::Behind { since, taken: before } => {
+            Stage::Behind { since, taken } => {
+                let taken = taken + completions as u64;
                 // What came by now is looked at in this turn; the next one can judge.
                 let brings_all = completions < FEW && !more && !is_late;
                 let had_all = core::mem::replace(&mut self.ends, brings_all) && !more;
                 let of_each = OF_EACH * turn.connections as u64;
                 if had_all || completions == 0 && !more {
                     self.stage = Stage::InTime;
-                } else if now - since >= CATCH_UP_MAX && taken - before >= of_each {
+                } else if now - since >= CATCH_UP_MAX && taken >= of_each {
                     self.stage = Stage::Judging { until: now + (now - since) };
+                } else {
+                    self.stage = Stage::Behind { since, taken };
                 }
             }
             Stage::InTime | Stage::Judging { .. } => {}
@@ -216,11 +217,11 @@ impl<O: Observer> Shard<O> {
             now,
             gap,
             completions,
-            taken: self.taken,
             more,
             late: self.wheel.is_due(now).then(|| now - due),
             connections: self.conns.len(),
         });
+        self.shared.set_behind(self.lateness.is_behind());
     }
 
     /// True if what peers sent and took while the shard was away may wait in the kernel: no time limit is judged meanwhile.

@@ -29,10 +29,6 @@ use crate::outlet::ConnHead;
 use crate::stamp::Stamp;
 use crate::{Budget, CloseReason, Completion, ConnId, LaneId, Observer, Op, Socket, Time, Wait};
 
-/// The part of what may be held that is queued in one turn before it ends: then it is sent, and what peers take at once is given
-/// back.
-const PART_IN_A_TURN: usize = 8;
-
 /// The code above a shard: a service, its upstreams, a simulated service.
 ///
 /// A hook may call any method of the shard. It must not panic; a lane catches the panics of user code.
@@ -264,42 +260,57 @@ impl<O: Observer> Shard<O> {
     pub(super) fn begin_turn(&mut self, now: Time, completions: usize) {
         debug_assert!(now >= self.now, "time went back");
         let received = core::mem::take(&mut self.received);
-        let brought = core::mem::replace(&mut self.brought, completions);
-        let Budget { completions: most, bytes } = Budget::default();
-        if self.later > 0 || brought >= most || received >= bytes {
-            // The driver had no reason to wait: all of the time went by in the turn before.
-            self.work.fit(now - self.now);
-        }
         let gap_nanos = now.as_nanos().saturating_sub(self.now.as_nanos());
         (self.now, self.stamp) = (now, Stamp::at(now));
-        self.taken += completions as u64;
-        if self.lateness.is_asked(gap_nanos) {
-            self.step_lateness(Duration::from_nanos(gap_nanos), completions, received >= bytes);
+        let has_more = completions >= Budget::default().completions;
+        let is_calm =
+            self.later == 0 && received < Budget::default().bytes && !self.lateness.is_asked(gap_nanos);
+        if is_calm && !self.begins_aside && !has_more {
+            self.begin_work(completions);
+        } else {
+            self.begin_aside(Duration::from_nanos(gap_nanos), completions, received);
         }
-        let pinned = self.pool.leased() * self.limits.receive_buffer_bytes;
-        self.short_of_buffers = self.copy_always || pinned * 2 > self.limits.receive_bytes_max;
+        self.check_accepting();
+    }
+
+    /// What each turn begins with.
+    #[inline(always)]
+    fn begin_work(&mut self, completions: usize) {
+        self.short_of_buffers = self.pool.leased() >= self.short_from;
         self.shared.set_lend(!self.short_of_buffers);
-        if self.wheel.is_due(now) {
+        if self.wheel.is_due(self.now) {
             self.fire_timers();
         }
         self.work.begin_turn(self.later + completions);
-        // If the turn before could not relieve, nothing would ever go on.
-        let held_max = self.limits.held_bytes_max;
-        let relieved = self.held_bytes() <= held_max;
-        let in_turn = self.memory_bytes().saturating_add(held_max / PART_IN_A_TURN);
-        self.held_most = if relieved { held_max } else { usize::MAX };
-        self.held_in_turn_max = self.held_most.min(in_turn);
+        self.held_before = self.shared.memory();
+    }
+
+    /// Begins a turn that has more to do, `gap` after the one before, which `received` so many bytes.
+    #[cold]
+    #[inline(never)]
+    fn begin_aside(&mut self, gap: Duration, completions: usize, received: usize) {
+        let Budget { completions: most, bytes } = Budget::default();
+        let has_more = completions >= most;
+        let had_more = core::mem::replace(&mut self.had_more, has_more);
+        if self.later > 0 || had_more || received >= bytes {
+            // The driver had no reason to wait: all of the time went by in the turn before.
+            self.work.fit(gap);
+        }
+        if self.lateness.is_asked(gap.as_nanos() as u64) {
+            self.step_lateness(gap, completions, received >= bytes);
+        }
+        self.begin_work(completions);
         if self.later > 0 {
             // The bytes of this turn are not known yet: those of the one before tell whether the driver has more.
-            self.take_up(completions, completions >= most || received >= bytes);
+            self.take_up(completions, has_more || received >= bytes);
         }
         if self.drain.is_some() {
             self.step_drain(completions);
         }
         if self.accepting.starting > 0 {
-            self.accepting.looked.turn_begins(now, completions);
+            self.accepting.looked.turn_begins(self.now, completions);
         }
-        self.check_accepting();
+        self.begins_aside = has_more || self.drain.is_some() || self.accepting.starting > 0;
     }
 
     /// Gives waiting connections their batches, and handshakes their steps, in a turn that brings `completions`; `crowded` is
@@ -363,9 +374,6 @@ impl<O: Observer> Shard<O> {
         }
         self.settle_held();
         self.flush();
-        if !self.shared.line().is_empty() {
-            self.serve_line();
-        }
         if cfg!(debug_assertions) {
             self.invariants();
         }
@@ -404,12 +412,12 @@ impl<O: Observer> Shard<O> {
     /// The same, or [`Time::NEVER`]: a comparison with it costs less than a look whether there is a time at all.
     #[inline]
     pub fn next_turn_or_never(&self) -> Time {
-        if self.later > 0 || !self.events.is_empty() || self.shared.has_dirty() || !self.grew.is_empty() {
+        if (self.later | self.events.len() | self.grew.len()) > 0 || self.shared.has_dirty() {
             return self.now;
         }
         let next = self.wheel.next_or_never();
-        let looks = !self.shared.line().is_empty() || self.lateness.watches();
-        match looks || self.drain.is_some() || self.accepting.may_retry() {
+        let looks = self.shared.has_asked() || self.lateness.watches();
+        match looks || self.drain.is_some() || self.accepting.is_timed {
             false => next,
             true => self.next_beside(next),
         }

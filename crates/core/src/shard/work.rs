@@ -41,13 +41,36 @@ const PART_OF_TASKS: u32 = 8;
 /// that news have had no batch yet. Receives of peers that send too much are paused as the queue is emptied, so it ends.
 const PART_WHILE_CROWDED: u32 = 16;
 
-/// The rest of the turn.
-pub(super) struct Work {
+/// What a turn may do.
+#[derive(Clone, Copy)]
+struct Bounds {
     calls_max: u32,
     tasks_max: u32,
     batch_min: u32,
-    /// How often the three are halved in this turn, for long turns before it.
+    /// How much of [`WHOLE`] that is.
+    part: u32,
+}
+
+impl Bounds {
+    /// Halved so often.
+    fn halved(self, times: u32) -> Bounds {
+        let least = |most: u32| (most >> times).max(1);
+        Bounds {
+            calls_max: least(self.calls_max),
+            tasks_max: least(self.tasks_max),
+            batch_min: least(self.batch_min),
+            part: self.part >> times,
+        }
+    }
+}
+
+/// The rest of the turn.
+pub(super) struct Work {
+    /// Those of a turn that nothing halved.
+    whole: Bounds,
+    /// How often they are halved, for long turns, and what is left of them.
     halved: u32,
+    bounds: Bounds,
     calls_left: u32,
     /// Calls that no frame takes.
     tasks_left: u32,
@@ -68,11 +91,11 @@ impl Work {
     /// Other bounds, of at least 1.
     pub(super) fn bounded(calls_max: u32, batch_min: u32) -> Work {
         let tasks_max = calls_max.div_ceil(PART_OF_TASKS);
+        let whole = Bounds { calls_max, tasks_max, batch_min, part: WHOLE };
         Work {
-            calls_max,
-            tasks_max,
-            batch_min,
+            whole,
             halved: 0,
+            bounds: whole,
             calls_left: 0,
             tasks_left: 0,
             batch: 0,
@@ -89,27 +112,27 @@ impl Work {
         } else if took < SHORT_TURN {
             self.halved = self.halved.saturating_sub(1);
         }
+        self.bounds = self.whole.halved(self.halved);
     }
 
     /// How much of [`WHOLE`] the turn may do.
     #[inline]
     pub(super) fn part(&self) -> u32 {
-        WHOLE >> self.halved
+        self.bounds.part
     }
 
     /// Begins a turn in which at most `connections` want frames.
     #[inline]
     pub(super) fn begin_turn(&mut self, connections: usize) {
-        let calls_max = (self.calls_max >> self.halved).max(1);
+        let Bounds { calls_max, tasks_max, batch_min, .. } = self.bounds;
         // Few connections need no division.
         self.batch = if connections * BATCH_MAX as usize <= calls_max as usize {
             BATCH_MAX
         } else {
-            let batch_min = (self.batch_min >> self.halved).max(1);
             (calls_max / connections.min(calls_max as usize) as u32).clamp(batch_min, BATCH_MAX)
         };
         (self.calls_left, self.frames_left) = (calls_max, 0);
-        self.tasks_left = (self.tasks_max >> self.halved).max(1);
+        self.tasks_left = tasks_max;
     }
 
     /// The number of waiting connections that get a batch now, if each uses all of it. `crowded` is true if the driver has more

@@ -65,6 +65,7 @@
 //!
 //! Between two items of one piece replies get time to leave, so that [`Limits`] on outboxes hold for items too.
 
+mod counted;
 mod handle;
 mod spare;
 #[cfg(test)]
@@ -72,17 +73,16 @@ mod tests;
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
-use std::future::{Future, poll_fn, ready};
+use std::future::{Future, ready};
 use std::ops::Deref;
-use std::pin::pin;
 use std::rc::Rc;
-use std::task::Poll;
 
 use bytes::BytesMut;
 use ringserve_core::{CloseReason, ConnHead, Frame, Limits};
 
 pub use tokio_util::codec::{Decoder, Encoder};
 
+use self::counted::Counted;
 use self::handle::Place;
 pub use self::handle::{CodecHandle, CodecPushError};
 use self::spare::Spare;
@@ -314,16 +314,6 @@ impl<S: CodecService> WithCodec<S> {
         is_answered
     }
 
-    /// Before a call waits: what is behind its item takes no more memory than it has to, and counts.
-    fn counted<T>(&self, polled: Poll<T>, cx: &CodecCx<'_, S>, pinned: &Pinned<'_, S>) -> Poll<T> {
-        if polled.is_pending() {
-            let state = cx.cx.session();
-            pinned.add(state.leave_buffer(&self.spare_in));
-            state.count_held(cx.head());
-        }
-        polled
-    }
-
     /// Drops what was received, as the connection ends.
     fn drop_rest(&self, cx: &CodecCx<'_, S>) {
         let state = cx.cx.session();
@@ -383,10 +373,7 @@ impl<S: CodecService> Service for WithCodec<S> {
                 Ok(Some(item)) => match cx.shard().sheds() {
                     Some(load) if self.sheds(cx, &item, load) => {}
                     _ => {
-                        let pinned = Pinned::new(state);
-                        let mut call = pin!(self.service.call(cx, item));
-                        let counted = poll_fn(|task| self.counted(call.as_mut().poll(task), cx, &pinned));
-                        if let Err(error) = counted.await {
+                        if let Err(error) = Counted::new(self.service.call(cx, item), cx).await {
                             self.drop_rest(cx);
                             return Err(WithCodecError::Service(error));
                         }
@@ -412,9 +399,9 @@ impl<S: CodecService> Service for WithCodec<S> {
                 self.drop_rest(cx);
                 return Ok(());
             }
-            let pinned = Pinned::new(state);
-            let mut ready = pin!(cx.ready());
-            poll_fn(|task| self.counted(ready.as_mut().poll(task), cx, &pinned)).await;
+            if !cx.is_ready() {
+                Counted::new(cx.ready(), cx).await;
+            }
         }
     }
 
@@ -526,29 +513,6 @@ impl<S: CodecService> CodecSession<S> {
 
 impl<S: CodecService> Session for CodecSession<S> {}
 
-/// The buffers that the item of a call pins, as long as the call is there.
-struct Pinned<'a, S: CodecService> {
-    state: &'a CodecSession<S>,
-    bytes: Cell<usize>,
-}
-
-impl<'a, S: CodecService> Pinned<'a, S> {
-    fn new(state: &'a CodecSession<S>) -> Pinned<'a, S> {
-        Pinned { state, bytes: Cell::new(0) }
-    }
-
-    fn add(&self, bytes: usize) {
-        self.bytes.set(self.bytes.get() + bytes);
-        self.state.pinned.set(self.state.pinned.get() + bytes);
-    }
-}
-
-impl<S: CodecService> Drop for Pinned<'_, S> {
-    fn drop(&mut self) {
-        self.state.pinned.set(self.state.pinned.get() - self.bytes.get());
-    }
-}
-
 impl<S: CodecService> fmt::Debug for CodecSession<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CodecSession").finish_non_exhaustive()
@@ -565,6 +529,24 @@ pub struct CodecCx<'a, S: CodecService> {
 }
 
 impl<'a, S: CodecService> CodecCx<'a, S> {
+    /// Has what is behind the item at hand take no more memory than it has to, and counts it. Returns the size of its buffer if the
+    /// item pins that, which then counts until it is [released](CodecCx::release).
+    #[cold]
+    fn leave_behind(&self) -> usize {
+        let state = self.cx.session();
+        let pinned = state.leave_buffer(&self.with.spare_in);
+        state.pinned.set(state.pinned.get() + pinned);
+        state.count_held(self.head());
+        pinned
+    }
+
+    /// The call is over whose item pinned so many bytes.
+    #[cold]
+    fn release(&self, bytes: usize) {
+        let pinned = &self.cx.session().pinned;
+        pinned.set(pinned.get() - bytes);
+    }
+
     /// Queues one item, encoded by the connection's codec.
     ///
     /// # Errors

@@ -120,8 +120,6 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
         {
             alarm.begins(self.common.now);
         }
-        #[cfg(feature = "http")]
-        self.common.shard.set_behind(core.is_behind());
         if self.common.shard.timers().is_due(self.common.now) {
             let due = self.common.fire_timers();
             self.called.add(due);

@@ -1,5 +1,7 @@
 use std::any::Any;
 use std::borrow::Cow;
+#[cfg(feature = "http")]
+use std::cell::OnceCell;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
@@ -16,6 +18,8 @@ use super::join::{JoinHandle, SpawnError};
 use super::random::Random;
 use super::spawned::{LocalTasks, ResetsOnPanic};
 use super::task::boxed;
+#[cfg(feature = "http")]
+use ringserve_core::ShardShared;
 use ringserve_core::{ConnHead, Time};
 
 use super::timers::{Interval, Sleep, Timeout, Timers};
@@ -47,9 +51,9 @@ struct Inner {
     /// Its [`drain_delay`](crate::limits::ServerLimits::drain_delay) is over.
     stopping: DrainFlag,
     moment: Cell<Moment>,
-    /// What peers sent and took while the shard was away may wait in the kernel.
+    /// What its connections share, once there is a state machine.
     #[cfg(feature = "http")]
-    behind: Cell<bool>,
+    core: OnceCell<Rc<ShardShared>>,
     upstreams: Requests,
     awaited: Awaited,
     /// One of each type.
@@ -78,7 +82,7 @@ impl Shard {
             stopping: DrainFlag::default(),
             moment: Cell::default(),
             #[cfg(feature = "http")]
-            behind: Cell::default(),
+            core: OnceCell::default(),
             upstreams: Requests::default(),
             awaited: Awaited::default(),
             shared: RefCell::default(),
@@ -386,16 +390,15 @@ impl Shard {
     }
 
     #[cfg(feature = "http")]
-    #[inline]
-    pub(crate) fn set_behind(&self, is_behind: bool) {
-        self.inner.behind.set(is_behind);
+    pub(crate) fn set_core(&self, core: &Rc<ShardShared>) {
+        let _ = self.inner.core.set(core.clone());
     }
 
     /// True if what peers sent and took while the shard was away may wait in the kernel: no limit on what they do is judged
     /// meanwhile.
     #[cfg(feature = "http")]
     pub(crate) fn is_behind(&self) -> bool {
-        self.inner.behind.get()
+        self.inner.core.get().is_some_and(|core| core.is_behind())
     }
 
     pub(crate) fn is_stopping(&self) -> bool {

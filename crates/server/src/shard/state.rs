@@ -138,6 +138,8 @@ impl<D: Driver, V> ShardLoop<D, V> {
             parts.core.copy_frames();
         }
         parts.core.all_share().release_owned_by(drop_owned);
+        #[cfg(feature = "http")]
+        parts.shard.set_core(parts.core.all_share());
         let limiters = parts.shard.server().limiters().clone();
         let shards = parts.shard.count();
         let meter = Meter::new(parts.shard.remote().publishes(&parts.names).clone());

@@ -436,8 +436,8 @@ fn peer_whose_bytes_waited_for_a_late_shard_stays() {
 }
 
 /// A turn `gap` after the one before, of a shard that never sleeps, with a crowd's completions.
-fn crowded(now: Time, gap: Duration, taken: u64) -> Beginning {
-    Beginning { now, gap, completions: 300, taken, more: false, late: Some(gap), connections: 0 }
+fn crowded(now: Time, gap: Duration) -> Beginning {
+    Beginning { now, gap, completions: 300, more: false, late: Some(gap), connections: 0 }
 }
 
 #[test]
@@ -446,7 +446,7 @@ fn shard_that_is_always_late_judges_each_other_second() {
     let mut judged = Vec::new();
     for tenth in 0..60_u64 {
         let now = Time::from_nanos(1_000_000_000 + tenth * 100_000_000);
-        lateness.step(&crowded(now, Duration::from_millis(100), 300 * tenth));
+        lateness.step(&crowded(now, Duration::from_millis(100)));
         if !lateness.is_behind() {
             judged.push(tenth / 10);
         }
@@ -459,7 +459,7 @@ fn shard_that_is_always_late_judges_each_other_second() {
 fn shard_that_is_away_again_has_no_time_to_catch_up() {
     let mut lateness = Lateness::default();
     let mut is_behind = |now, millis| {
-        lateness.step(&crowded(now, Duration::from_millis(millis), 0));
+        lateness.step(&crowded(now, Duration::from_millis(millis)));
         lateness.is_behind()
     };
     assert!(is_behind(at(7), 6000));
@@ -474,7 +474,7 @@ fn shard_that_was_away_judges_once_it_looked_at_each() {
     let mut lateness = Lateness::default();
     let mut turn = |turns: u64, gap| {
         let now = at(60) + Duration::from_millis(10 * turns);
-        lateness.step(&Beginning { connections: 5000, ..crowded(now, gap, 300 * turns) });
+        lateness.step(&Beginning { connections: 5000, ..crowded(now, gap) });
         lateness.is_behind()
     };
     assert!(turn(0, Duration::from_secs(30)));
@@ -497,7 +497,7 @@ fn shard_has_caught_up_once_its_driver_brings_little() {
                 completions: *completions,
                 more,
                 connections: 9,
-                ..crowded(now, gap, 0)
+                ..crowded(now, gap)
             });
             lateness.is_behind()
         });
@@ -513,13 +513,13 @@ fn shard_has_caught_up_once_its_driver_brings_little() {
 #[test]
 fn shard_that_slept_until_a_timer_is_not_late() {
     let (long, short) = (Duration::from_secs(8), Duration::from_millis(60));
-    let slept = Beginning { completions: 0, late: Some(short), ..crowded(at(9), long, 0) };
+    let slept = Beginning { completions: 0, late: Some(short), ..crowded(at(9), long) };
     for (turn, is_behind) in [
         (slept, false),
         (Beginning { completions: 1, ..slept }, true),
         (Beginning { late: None, ..slept }, true),
         (Beginning { gap: Duration::from_millis(900), late: None, ..slept }, false),
-        (crowded(at(9), short, 0), false),
+        (crowded(at(9), short), false),
     ] {
         let mut lateness = Lateness::default();
         if lateness.is_asked(turn.gap.as_nanos() as u64) {
