@@ -22,6 +22,7 @@ use hyper::body::{Body, Bytes, Frame, Incoming};
 use hyper::service::service_fn;
 use hyper::{Request, Response, Version};
 use ringserve::http::{Http, HttpOptions, HttpVersions};
+use ringserve::limits::LimitError;
 use ringserve::{CloseReason, ServerHandle, Stream, http, stream};
 use ringserve_tests::Bounds;
 use ringserve_tests::client::End;

@@ -14,6 +14,7 @@ use ringserve::http::hyper::header::{CONTENT_TYPE, HOST, ORIGIN};
 use ringserve::http::hyper::{Method, Request, Response, body::Incoming};
 use ringserve::http::hyper::{http::Error, http::uri::Authority, service::service_fn};
 use ringserve::http::{Http, HttpOptions};
+use ringserve::limits::LimitError;
 use ringserve::{IntoService, Peer, Shard, Stream, stream};
 use serde_json::json;
 use tracing::info;
@@ -21,13 +22,13 @@ use tracing::info;
 use crate::balancer::{Balancer, Upstream};
 
 /// The service of a shard, whose answers depend on the peer.
-pub fn service(shard: &Shard, balancer: Arc<Balancer>) -> impl IntoService<Raw> + use<> {
-    let http = Http::new(shard, &HttpOptions::default());
-    stream(async move |stream: Stream| {
+pub fn service(shard: &Shard, balancer: Arc<Balancer>) -> Result<impl IntoService<Raw> + use<>, LimitError> {
+    let http = Http::new(shard, &HttpOptions::default())?;
+    Ok(stream(async move |stream: Stream| {
         let (peer, balancer) = (stream.peer(), balancer.clone());
         let answer = move |request: Request<Incoming>| ready(answer(&request, &peer, &balancer));
         http.serve(stream, service_fn(answer)).await
-    })
+    }))
 }
 
 fn answer(request: &Request<Incoming>, peer: &Peer, balancer: &Balancer) -> Result<Response<String>, Error> {

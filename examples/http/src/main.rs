@@ -4,7 +4,8 @@
 //!     curl http://127.0.0.1:8080/
 //!     curl http://127.0.0.1:8080/echo -d hello
 //!     curl http://127.0.0.1:8080/bytes/1000000000 --limit-rate 1M -o /dev/null
-//!     curl --http2-prior-knowledge http://127.0.0.1:8080/json
+//!     curl http://127.0.0.1:8080/length -T FILE -H 'expect: 100-continue'
+//!     curl --http2-prior-knowledge --head http://127.0.0.1:8080/json
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -41,7 +42,7 @@ struct Args {
 }
 
 /// What is there at once, what the peer sends, or what is made as it goes.
-type Answer = Response<Either<Full<Bytes>, Either<Incoming, Made>>>;
+type Answer = Response<Either<Full<Bytes>, Either<Echo, Made>>>;
 
 async fn answer(mut request: Request<Incoming>) -> Result<Answer, hyper::Error> {
     if request.method() == Method::HEAD {
@@ -68,8 +69,12 @@ async fn answer_whole(request: Request<Incoming>) -> Result<Answer, hyper::Error
             answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
             answer
         }
-        // It is read as fast as the answer is.
-        (&Method::POST, "/echo") => Response::new(Either::Right(Either::Left(request.into_body()))),
+        (&Method::POST, "/echo") => {
+            // A client that waits for 100 is told to go on where its body is read before the answer begins, and not behind that.
+            let mut rest = request.into_body();
+            let first = rest.frame().await.transpose()?;
+            Response::new(Either::Right(Either::Left(Echo { first, rest })))
+        }
         (&Method::POST | &Method::PUT, "/upload" | "/length") => {
             text(format!("{} bytes\n", length(request.into_body()).await?))
         }
@@ -98,6 +103,31 @@ async fn length(mut body: Incoming) -> Result<u64, hyper::Error> {
         length += frame?.data_ref().map_or(0, |data| data.len() as u64);
     }
     Ok(length)
+}
+
+/// What a client sends, read as fast as it takes it back.
+struct Echo {
+    first: Option<Frame<Bytes>>,
+    rest: Incoming,
+}
+
+impl Body for Echo {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        task: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        match self.first.take() {
+            Some(first) => Poll::Ready(Some(Ok(first))),
+            None => Pin::new(&mut self.rest).poll_frame(task),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.first.is_none() && self.rest.is_end_stream()
+    }
 }
 
 /// A body of `left` bytes that are made when there is room for them, and not before.
@@ -215,6 +245,53 @@ mod tests {
                     Ok(())
                 });
             }
+            sim.run_until_done();
+        });
+    }
+
+    #[test]
+    fn client_that_waits_for_100_is_told_to_go_on() {
+        Sim::seeds(20).run(|sim| {
+            let server = Server::bind("10.0.0.1:8080").shards(1);
+            let addr = sim.serve(server, |_shard| http(service_fn(answer)));
+            for path in ["/echo", "/length"] {
+                sim.client(path, async move |net| {
+                    let mut me = net.connect(addr).await?;
+                    let head = "HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n";
+                    me.send(format!("POST {path} {head}")).await?;
+                    assert_eq!(me.line().await?.as_deref(), Some("HTTP/1.1 100 Continue"));
+                    assert_eq!(me.line().await?.as_deref(), Some(""));
+                    me.send("hello").await?;
+                    me.finish()?;
+                    let answer = String::from_utf8(me.closed().await?)?;
+                    let is_whole = answer.starts_with("HTTP/1.1 200 ")
+                        && answer.contains(if path == "/echo" { "hello" } else { "5 bytes" });
+                    assert!(is_whole, "{answer}");
+                    Ok(())
+                });
+            }
+            sim.run_until_done();
+        });
+    }
+
+    #[test]
+    fn head_is_answered_as_get_without_a_body() {
+        Sim::seeds(20).run(|sim| {
+            let server = Server::bind("10.0.0.1:8080").shards(1);
+            let addr = sim.serve(server, |_shard| http(service_fn(answer)));
+            sim.client("me", async move |net| {
+                for (path, status, len) in
+                    [("/", 200, 6), ("/bytes/1000000", 200, 1_000_000), ("/none", 404, 14)]
+                {
+                    let mut me = net.connect(addr).await?;
+                    me.send(format!("HEAD {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")).await?;
+                    let answer = String::from_utf8(me.closed().await?)?;
+                    assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+                    assert!(answer.contains(&format!("content-length: {len}\r\n")), "{answer}");
+                    assert!(answer.ends_with("\r\n\r\n"), "{answer}");
+                }
+                Ok(())
+            });
             sim.run_until_done();
         });
     }

@@ -55,16 +55,16 @@ fn one_protocol_alone_can_be_spoken() {
 fn a_shard_has_one_service_and_a_connection_can_have_its_own() {
     let server = On::default().server(no_time_limits());
     let running = server.start(|shard| {
-        let http = Http::new(shard, &HttpOptions::default().date(false));
+        let http = Http::new(shard, &HttpOptions::default().date(false))?;
         let requests = Rc::new(Cell::new(0));
-        stream(async move |stream: Stream| {
+        Ok::<_, LimitError>(stream(async move |stream: Stream| {
             let (peer, requests) = (stream.peer(), requests.clone());
             let answer = move |_: Request<Incoming>| {
                 requests.set(requests.get() + 1);
                 ready(Ok::<_, BoxError>(Response::new(format!("{peer} {}", requests.get()))))
             };
             http.serve(stream, service_fn(answer)).await
-        })
+        }))
     });
     let running = running.expect("the server starts");
     let mut clients: Vec<Client> = (0..3).map(|_| Client::connect(running.local_addrs()[0])).collect();
@@ -84,6 +84,7 @@ fn options_out_of_range_are_refused_at_the_start() {
     for (name, options) in [
         ("header_bytes_max", defaults().header_bytes_max(65 << 10)),
         ("buffer_bytes_max", defaults().buffer_bytes_max(8191).header_bytes_max(1)),
+        ("buffer_bytes_max", defaults().buffer_bytes_max(100)),
         ("rate_window", defaults().rate_window(Duration::from_millis(9))),
         ("response_timeout", defaults().response_timeout(Duration::ZERO)),
         ("body_bytes_per_second_min", defaults().body_bytes_per_second_min(usize::MAX)),
@@ -96,4 +97,51 @@ fn options_out_of_range_are_refused_at_the_start() {
         let error = error.expect("it is refused").to_string();
         assert!(error.contains(&format!("{name} is ")), "{error}");
     }
+}
+
+#[test]
+fn options_out_of_range_are_an_error_of_a_connection_served_by_hand() {
+    let server = On::default().server(no_time_limits()).start(|shard| {
+        let http = Http::new(shard, &HttpOptions::default().buffer_bytes_max(100))?;
+        Ok::<_, LimitError>(stream(async move |stream: Stream| {
+            let answer = |_: Request<Incoming>| ready(Ok::<_, BoxError>(Response::new(String::new())));
+            http.serve(stream, service_fn(answer)).await
+        }))
+    });
+    let error = server.err().expect("it is refused").to_string();
+    assert!(error.contains("buffer_bytes_max is 100"), "{error}");
+}
+
+#[test]
+fn requests_without_one_valid_host_are_refused_before_the_service() {
+    let rig = Rig::start(HttpOptions::default());
+    let ask = |request: String| {
+        let mut client = rig.client();
+        client.write(request.as_bytes());
+        let (head, _) = read_answer(&mut client);
+        (head, client)
+    };
+    for (version, hosts) in [
+        ("1.1", ""),
+        ("1.1", "host: a\r\nHost: a\r\n"),
+        ("1.1", "host: a/b\r\n"),
+        ("1.1", "host: user@a\r\n"),
+        ("1.0", "host: a\r\nhost: b\r\n"),
+        ("1.0", "host: a b\r\n"),
+    ] {
+        let (head, mut client) = ask(format!("GET /gate HTTP/{version}\r\n{hosts}\r\n"));
+        assert!(head.starts_with(&format!("HTTP/{version} 400 ")), "{hosts:?}: {head}");
+        assert_eq!(client.end(), End::Fin, "{hosts:?}");
+    }
+    assert_eq!(rig.handlers.dropped.load(SeqCst), 0);
+    for (version, hosts) in [
+        ("1.0", ""),
+        ("1.1", "host:\r\n"),
+        ("1.1", "host: example.org:80\r\n"),
+        ("1.1", "host: [::1]:80\r\n"),
+    ] {
+        let (head, _client) = ask(format!("GET / HTTP/{version}\r\n{hosts}\r\n"));
+        assert!(head.starts_with(&format!("HTTP/{version} 200 ")), "{hosts:?}: {head}");
+    }
+    ringserve_tests::finish(rig.running);
 }

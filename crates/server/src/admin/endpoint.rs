@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hyper::service::service_fn;
 use ringserve_core::framing::Raw;
-use ringserve_core::{Address, Limits, ServerLimits};
+use ringserve_core::{Address, LimitError, Limits, ServerLimits};
 
 use super::Admin;
 use super::aside::THREADS;
@@ -123,10 +123,14 @@ impl Beside for Admin {
 }
 
 /// The service of the endpoint's shard. Listeners from this number on are for probes.
-fn serve(shard: &Shard, desk: Rc<Desk>, probes_from: usize) -> impl IntoService<Raw> + use<> {
-    let http = Http::new(shard, &options());
+fn serve(
+    shard: &Shard,
+    desk: Rc<Desk>,
+    probes_from: usize,
+) -> Result<impl IntoService<Raw> + use<>, LimitError> {
+    let http = Http::new(shard, &options())?;
     let (guests, probes) = (Rc::new(Guests::new(GUESTS_MAX)), Rc::new(Guests::new(PROBES_MAX)));
-    stream(async move |stream: Stream| {
+    Ok(stream(async move |stream: Stream| {
         let is_for_probes = stream.peer().listener() >= probes_from;
         let guests = if is_for_probes { &probes } else { &guests };
         let stay = guests.welcome(&stream, stream.shard().now());
@@ -140,7 +144,7 @@ fn serve(shard: &Shard, desk: Rc<Desk>, probes_from: usize) -> impl IntoService<
         };
         // That it made room is no failure.
         if stay.is_sent_away() { Ok(()) } else { served }
-    })
+    }))
 }
 
 /// A peer as the log names it for its orders: its address, or the process at the other end of a Unix socket.

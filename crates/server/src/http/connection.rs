@@ -13,6 +13,7 @@ use hyper::body::{Body, Incoming};
 use hyper::server::conn::{http1, http2};
 use hyper::service::Service;
 use hyper::{Request, Response};
+use ringserve_core::LimitError;
 
 use super::detect::{Detected, Replayed, detect};
 use super::leaving::{Leaving, Step};
@@ -37,15 +38,13 @@ pub struct Http {
 impl Http {
     /// For the streams of `shard`.
     ///
-    /// # Panics
-    /// With what is wrong, if [`HttpOptions::check`] refuses the options.
-    pub fn new(shard: &Shard, options: &HttpOptions) -> Http {
-        if let Err(error) = options.check() {
-            panic!("{error}");
-        }
+    /// # Errors
+    /// What [`HttpOptions::check`] finds. A factory that returns it keeps the server from its start.
+    pub fn new(shard: &Shard, options: &HttpOptions) -> Result<Http, LimitError> {
+        options.check()?;
         let timer = ShardTimer::new(shard);
         let (http1, bounds) = (options.http1(timer.clone()), Bounds::new(options));
-        Http { http1, options: options.clone(), bounds, timer, may_shed: None }
+        Ok(Http { http1, options: options.clone(), bounds, timer, may_shed: None })
     }
 
     /// Says which requests may be shed, as [`HttpService::shed`](super::HttpService::shed).

@@ -31,6 +31,8 @@
 //!   PING and GOAWAY at its moment, and ends when its streams do; without a stream after 2 s, whether the client answers or not.
 //! * A service of HTTP/2 may answer an upload without reading it: up to 64 KiB of the rest are dropped for up to a second, so that
 //!   a client which sends little sees its answer alone, and the stream is reset then. With HTTP/1.1 the connection ends.
+//! * A request of HTTP/1.1 without a `host`, and one of HTTP/1.1 or 1.0 with two of them or with one that is no name and port, is
+//!   answered with 400, and its connection ends. An empty `host` is valid.
 //! * [`HttpOptions`] bound headers, time, rates and streams. What hyper finds too large it answers with 431 or 414 and
 //!   closes. A body is as long as the peer likes, unless the service stops reading: `http_body_util::Limited` stops it.
 //! * A request beyond its bounds is answered with 408 (its body came too slowly) or 503 (the service took too long). Where
@@ -56,16 +58,17 @@
 //! use std::future::ready;
 //!
 //! use ringserve::http::{Http, HttpOptions};
+//! use ringserve::limits::LimitError;
 //! use ringserve::{Server, Stream, stream};
 //!
 //! # fn main() -> Result<(), ringserve::Error> {
 //! Server::bind("127.0.0.1:8080").serve(|shard| {
-//!     let http = Http::new(shard, &HttpOptions::default());
-//!     stream(async move |stream: Stream| {
+//!     let http = Http::new(shard, &HttpOptions::default())?;
+//!     Ok::<_, LimitError>(stream(async move |stream: Stream| {
 //!         let peer = stream.peer();
 //!         let answer = move |_: Request<Incoming>| ready(Ok::<_, Infallible>(Response::new(peer.to_string())));
 //!         http.serve(stream, service_fn(answer)).await
-//!     })
+//!     }))
 //! })
 //! # }
 //! ```
@@ -76,6 +79,7 @@
 
 mod connection;
 mod detect;
+mod host;
 mod leaving;
 mod options;
 mod rests;

@@ -165,9 +165,10 @@ impl HttpOptions {
     pub fn check(&self) -> Result<(), LimitError> {
         let (kib, gib) = (1u64 << 10, 1u64 << 30);
         let numbers = [
+            // The first, as it bounds another one.
+            ("HttpOptions::buffer_bytes_max", self.buffer_bytes_max as u64, 8 * kib, gib),
             ("HttpOptions::header_bytes_max", self.header_bytes_max.into(), 1, self.buffer_bytes_max as u64),
             ("HttpOptions::headers_max", self.headers_max as u64, 1, 1 << 15),
-            ("HttpOptions::buffer_bytes_max", self.buffer_bytes_max as u64, 8 * kib, gib),
             ("HttpOptions::streams_max", self.streams_max.into(), 1, (1 << 31) - 1),
             ("HttpOptions::stream_window_bytes", self.stream_window_bytes.into(), 1, (1 << 31) - 1),
             // hyper never takes less than the protocol begins with.

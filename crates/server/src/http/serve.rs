@@ -104,8 +104,7 @@ where
     type Service = Streams<OnShard<S>>;
 
     fn into_service(self, shard: &Shard) -> Result<Made<Self::Service>, NoService> {
-        self.options.check()?;
-        let http = Http::new(shard, &self.options).sheds(self.may_shed);
+        let http = Http::new(shard, &self.options)?.sheds(self.may_shed);
         Ok(Made::Now(Streams::new(shard, OnShard { http, service: Rc::new(self.service) })))
     }
 

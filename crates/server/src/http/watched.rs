@@ -14,6 +14,7 @@ use hyper::{Request, Response, StatusCode, Version};
 use pin_project_lite::pin_project;
 use ringserve_core::internals::OWNED_BYTES_MIN;
 
+use super::host::has_valid_host;
 #[cfg(feature = "websocket")]
 use super::upgrade::{self, Offered};
 use super::watch::{Excess, Watch, Watching, request_bytes};
@@ -40,10 +41,47 @@ impl<S> Watched<S> {
         Watched { service, watch, may_shed, shard: shard.clone() }
     }
 
-    /// True if a request is answered without the service.
+    /// Why a request is answered without the service, if it is.
     #[inline]
-    fn sheds(&self, request: &Request<Incoming>) -> bool {
-        self.may_shed.as_ref().is_some_and(|may_shed| self.shard.sheds().is_some() && may_shed(request))
+    fn refuses(&self, request: &Request<Incoming>) -> Option<Refused> {
+        if !has_valid_host(request) {
+            return Some(Refused::Host);
+        }
+        let may_shed = self.may_shed.as_ref()?;
+        if self.shard.sheds().is_none() || !may_shed(request) {
+            return None;
+        }
+        self.watch.count_shed();
+        self.shard.note_shed();
+        // Within twice the time in which a stage is left, and not all at once.
+        Some(Refused::Busy { retry_after: 1 + (self.shard.random() % 4) as u8 })
+    }
+}
+
+/// Why a request is answered without the service.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Refused {
+    /// It has not one host that is valid.
+    Host,
+    /// It is shed, and may come again after so many seconds.
+    Busy { retry_after: u8 },
+}
+
+impl Refused {
+    #[cold]
+    fn answer<B>(self) -> Response<Tracked<B>> {
+        let mut response = Response::new(Tracked::Nothing);
+        let (status, name, value) = match self {
+            // Where the next request begins may be another's opinion.
+            Refused::Host => (StatusCode::BAD_REQUEST, CONNECTION, HeaderValue::from_static("close")),
+            // Its connection stays.
+            Refused::Busy { retry_after } => {
+                (StatusCode::SERVICE_UNAVAILABLE, RETRY_AFTER, u16::from(retry_after).into())
+            }
+        };
+        *response.status_mut() = status;
+        response.headers_mut().insert(name, value);
+        response
     }
 }
 
@@ -65,31 +103,26 @@ where
             self.watch.note_request(request_bytes(&request));
         }
         let watching = self.watch.begin(!request.body().is_end_stream() || streams);
-        if self.sheds(&request) {
-            self.watch.count_shed();
-            self.shard.note_shed();
-            // Within twice the time in which a stage is left, and not all at once.
-            let retry_after = 1 + (self.shard.random() % 4) as u8;
-            return Answering { future: None, watching, offered: None, retry_after };
+        if let Some(refused) = self.refuses(&request) {
+            return Answering { future: None, watching, offered: None, refused };
         }
         #[cfg(feature = "websocket")]
         let offered = upgrades.then(|| upgrade::offer(&mut request, &self.shard, &self.watch, &watching));
         #[cfg(not(feature = "websocket"))]
         let offered = None;
-        Answering { future: Some(self.service.call(request)), watching, offered, retry_after: 0 }
+        Answering { future: Some(self.service.call(request)), watching, offered, refused: Refused::Host }
     }
 }
 
 pin_project! {
     /// The future of a service, which answers by itself when the request is beyond its bounds, or shed.
     pub(super) struct Answering<F> {
-        // `None` for a request that is shed.
+        // `None` for a request that is refused.
         #[pin]
         future: Option<F>,
         watching: Rc<Watching>,
         offered: Option<Offered>,
-        // Seconds after which one that is shed may come again.
-        retry_after: u8,
+        refused: Refused,
     }
 }
 
@@ -107,7 +140,7 @@ where
         }
         let Some(future) = this.future.as_pin_mut() else {
             this.watching.set_answered();
-            let mut response = busy(*this.retry_after);
+            let mut response = this.refused.answer();
             say_the_end(&mut response, this.watching);
             return Poll::Ready(Ok(response));
         };
@@ -147,15 +180,6 @@ fn refusal<B>(excess: Excess, http2: bool) -> Response<Tracked<B>> {
     if !http2 {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
-    response
-}
-
-/// The answer to a request that is shed. Its connection stays.
-#[cold]
-fn busy<B>(retry_after: u8) -> Response<Tracked<B>> {
-    let mut response = Response::new(Tracked::Nothing);
-    *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(u16::from(retry_after)));
     response
 }
 

@@ -222,7 +222,7 @@ fn state_is_told_by_http_and_changed_from_this_host_alone() {
             for (host, wanted) in [
                 ("evil.example", "403"),
                 ("10.0.0.1.evil.example:9000", "403"),
-                ("localhost@evil.example", "403"),
+                ("localhost@evil.example", "400"),
                 ("", "403"),
                 ("LOCALHOST:1", "200"),
                 ("[::1]:9000", "200"),
@@ -245,6 +245,46 @@ fn state_is_told_by_http_and_changed_from_this_host_alone() {
             assert!(!drained.upstream(0).drained.load(Relaxed) && drained.upstream(1).drained.load(Relaxed));
             Ok(())
         });
+        sim.run_until_done();
+    });
+}
+
+/// The first frames of HTTP/2 of a client that asks for `/`: the preface, SETTINGS, and HEADERS that end their stream.
+fn asks_by_http2(host: &str) -> Vec<u8> {
+    let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+    let fields = [&[0x82, 0x86, 0x84, 0x41, host.len() as u8], host.as_bytes()].concat();
+    let headers = [0, 0, fields.len() as u8, 1, 5, 0, 0, 0, 1];
+    [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &settings, &headers, &fields].concat()
+}
+
+#[test]
+fn state_is_told_by_http_2_under_the_name_in_its_uri() {
+    Sim::seeds(10).run(|sim| {
+        let (_echoing, _running) = starts(sim, &[]);
+        // 200 is a field of HPACK's table, and 403 a literal behind a name there.
+        for (host, status) in [("10.0.0.1:9000", 0x88), ("evil.example", 0x48)] {
+            sim.client(host, async move |net| {
+                let mut me = net.connect("10.0.0.1:9000").await?;
+                me.send(asks_by_http2(host)).await?;
+                let (mut head, mut body) = (Vec::new(), Vec::new());
+                loop {
+                    let frame = me.exactly(9).await?;
+                    let payload = me.exactly(usize::from(frame[1]) << 8 | usize::from(frame[2])).await?;
+                    match frame[3] {
+                        0 => body.extend(payload),
+                        1 => head.extend(payload),
+                        _ => continue,
+                    }
+                    if frame[4] & 1 == 1 {
+                        break;
+                    }
+                }
+                assert_eq!(head.first(), Some(&status), "{host}: {head:x?}");
+                let text = String::from_utf8(body)?;
+                assert_eq!(text.contains("10.0.0.11:80 up"), host != "evil.example", "{text}");
+                Ok(())
+            });
+        }
         sim.run_until_done();
     });
 }
