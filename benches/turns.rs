@@ -16,12 +16,16 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Poll, Waker};
 
 use bytes::Bytes;
+use ringserve::http::hyper::service::service_fn;
+use ringserve::http::hyper::{Request, Response, body::Incoming};
 use ringserve::limits::Stalls;
 use ringserve::listen::tcp;
 use ringserve::sync::{AskError, Mesh};
 use ringserve::transport::{Batch, Channel, Fault, LeaseMut, Transport, Unsealed};
-use ringserve::{ConnHandle, Cx, Frame, Opening, PushError, Refusal, Server, Service, Stream, stream};
+use ringserve::{ConnHandle, Cx, Frame, Opening, PushError, Refusal, Server, Service, Stream, http, stream};
 use ringserve_server::internals::{start_on, start_several_on};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
 
 use echo::Echo;
 use scripted::{Script, Scripted};
@@ -34,7 +38,7 @@ fn main() {
             return;
         }
         return println!(
-            "usage: turns CASE TURNS, where CASE is ring, fifty, waits, push, shards, asks, stream, sealed, services, second or watched"
+            "usage: turns CASE TURNS, where CASE is ring, fifty, waits, push, shards, asks, stream, sealed, services, second, http, pipelined, logged or watched"
         );
     };
     let (over, all_turns_over) = sync_channel(0);
@@ -78,12 +82,51 @@ fn main() {
             start_several_on(server, start(Script { listener: (case == "second").into(), ..script }))
         }
         "stream" => start_on(server, start(script), |_| stream(echo_stream)),
+        // 16 requests at once, in the second; with an access log of requests that goes nowhere, in the third.
+        "http" | "pipelined" | "logged" => {
+            if case == "logged" {
+                tracing::subscriber::set_global_default(Dropped).expect("the only one");
+            }
+            let requests = if case == "pipelined" { 16 } else { 1 };
+            let frame = b"GET /hello HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".repeat(requests);
+            let logs = case == "logged";
+            start_on(server, start(Script { frame, ..script }), move |_| {
+                http(service_fn(hello)).access_log(logs)
+            })
+        }
         "sealed" => start_on(server.transport(|| AsIs), start(script), |_| Echo),
         other => panic!("there is no case {other}"),
     }
     .expect("the server starts");
     all_turns_over.recv().expect("the first shard runs");
     std::process::exit(0);
+}
+
+async fn hello(_request: Request<Incoming>) -> Result<Response<String>, Infallible> {
+    Ok(Response::new("hello".into()))
+}
+
+/// Drops each event of `tracing`, as what is behind it may be anything.
+struct Dropped;
+
+impl Subscriber for Dropped {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::INFO
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &Event<'_>) {}
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
 }
 
 /// Sends back what a stream brings.

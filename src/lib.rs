@@ -113,7 +113,7 @@
 //! | `tls-next`, `tls-next-ring`, `tls-next-aws-lc-rs` | a preview of rustls 0.24, for listeners that ask for it |
 //! | `tokio` | tokio's `AsyncRead` and `AsyncWrite` for [`Stream`], without a runtime |
 //! | `tower` | the module `tower`: services of tower |
-//! | `websocket` | the module `websocket`: WebSocket below any service, and the function `ws`: services of whole messages; with `http` too, sockets inside HTTP |
+//! | `websocket` | the module `websocket`: WebSocket below any service, and the function `ws`: services of whole messages; with `http` too, sockets inside HTTP, and clients |
 //! | `websocket-deflate` | messages of it that are compressed |
 //! | `runtime-tokio` | `Runtime::Tokio`: shards inside a runtime of tokio's |
 //! | `runtime-tokio-uring` | `Runtime::TokioUring`: shards inside a runtime of tokio-uring's, which is there as `tokio_uring` |

@@ -1,6 +1,8 @@
 //! HTTP and gRPC, with hyper on a shard, and the admin endpoint that stands on it.
 
+mod access;
 mod admin;
+mod clients;
 mod drains;
 mod floods;
 mod grpc;
@@ -9,5 +11,7 @@ mod server;
 mod shed;
 mod stops;
 mod timer;
+mod tunnels;
 mod uploads;
 mod websocket;
+mod websocket_client;

@@ -49,3 +49,44 @@ fn requests_that_came_while_the_shard_stood_still_are_answered() {
         assert_eq!(running.stats().counters.closed_for(CloseReason::Closed), 0);
     });
 }
+
+#[test]
+fn time_for_a_head_begins_when_it_is_waited_for() {
+    Sim::seeds(10).faults(Faults::none()).run(|sim| {
+        let running = sim.start(Server::bind(ADDR).shards(1), |shard| {
+            let shard = shard.clone();
+            http(service_fn(move |request: Request<Incoming>| {
+                let shard = shard.clone();
+                async move {
+                    if request.uri().path() == "/slow" {
+                        shard.sleep(Duration::from_secs(40)).await;
+                    }
+                    Ok::<_, Infallible>(Response::new(String::new()))
+                }
+            }))
+        });
+        let running = running.expect("the server starts");
+        // Of both, 25 s of the 30 are over each time before the head is whole.
+        for path in ["/", "/slow"] {
+            sim.client(path, async move |net| {
+                let mut me = net.connect(ADDR).await?;
+                let ask = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n");
+                for pause in [0, 25, 25, 25] {
+                    me.send(&ask[..5]).await?;
+                    net.sleep(Duration::from_secs(pause)).await;
+                    me.send(&ask[5..]).await?;
+                    while !me.line().await?.expect("an answer").is_empty() {}
+                }
+                let answered = net.now();
+                me.send(&ask[..5]).await?;
+                assert_eq!(me.closed().await?, b"");
+                let waited = net.now() - answered;
+                let wanted = Duration::from_secs(30)..Duration::from_secs(31);
+                assert!(wanted.contains(&waited), "it was closed after {waited:?}");
+                Ok(())
+            });
+        }
+        sim.run_until_done();
+        assert_eq!(running.stats().counters.closed_for(CloseReason::HandlerError), 0);
+    });
+}

@@ -96,7 +96,7 @@ pub(crate) struct TlsChannel<C: Connection> {
     /// Plaintext that arrived with the last step of the handshake.
     early: Vec<u8>,
     /// What the client asked for. rustls 0.23 does not tell this of an unbuffered connection.
-    server_name: Option<Rc<str>>,
+    server_name: Option<Arc<str>>,
     /// The last message sent was an alert or `close_notify`.
     finished: bool,
     /// Bytes of plaintext that are still sent in small records.

@@ -1,7 +1,7 @@
 //! Facts of a handshake.
 
 use std::fmt;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use rustls::ProtocolVersion;
 use rustls::pki_types::CertificateDer;
@@ -12,7 +12,7 @@ pub struct TlsInfo {
     pub(crate) version: ProtocolVersion,
     pub(crate) cipher_suite: rustls::CipherSuite,
     pub(crate) alpn: Option<Box<[u8]>>,
-    pub(crate) server_name: Option<Rc<str>>,
+    pub(crate) server_name: Option<Arc<str>>,
     pub(crate) resumed: bool,
     pub(crate) identity: Option<Identity>,
 }

@@ -137,6 +137,21 @@ impl Header {
         Ok(mask)
     }
 
+    /// Refuses what no server may send to a client that has offered no extension.
+    ///
+    /// # Errors
+    /// A payload that is masked; a bit of an extension.
+    #[inline]
+    pub fn check_server(&self) -> Result<(), Violation> {
+        if self.mask.is_some() {
+            return Err(Violation::protocol("a frame of a server that is masked"));
+        }
+        if self.rsv != 0 {
+            return Err(Violation::protocol("a bit of an extension that was not negotiated"));
+        }
+        Ok(())
+    }
+
     /// The bytes of the header.
     #[inline]
     pub fn encode(&self) -> HeaderBytes {
@@ -195,7 +210,7 @@ impl core::ops::Deref for HeaderBytes {
     }
 }
 
-/// Appends a frame of a client to `out`: for tests of servers.
+/// Appends a frame of a client to `out`.
 pub fn put_masked(fin: bool, rsv: u8, opcode: Opcode, payload: &[u8], mask: [u8; 4], out: &mut Vec<u8>) {
     let header = Header { fin, rsv, opcode, len: payload.len() as u64, mask: Some(mask) };
     out.extend_from_slice(&header.encode());
@@ -290,5 +305,16 @@ mod tests {
         for first in [0xa1, 0xf1, 0xc0, 0xc9, 0xc8] {
             assert!(header(first, 0x80).check_client(true).is_err(), "{first:x}");
         }
+    }
+
+    #[test]
+    fn server_frames_are_in_the_clear_and_have_no_bits() {
+        let check = |bytes: &[u8]| match Header::decode(bytes) {
+            Ok(Decoded::Header(header, _)) => header.check_server(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(check(&[0x81, 0x02]), Ok(()));
+        assert!(check(&[0x81, 0x82, 1, 2, 3, 4]).unwrap_err().what.contains("masked"));
+        assert!(check(&[0xc1, 0x02]).unwrap_err().what.contains("not negotiated"));
     }
 }

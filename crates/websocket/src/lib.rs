@@ -11,9 +11,11 @@
 //! Two kinds of services stand above it. One of bytes, whatever its framing, hears of no message: the payloads are a stream
 //! ([`WebSocketTransport::stream`]). One of whole messages has the framing [`Messages`] ([`WebSocketTransport::messages`]).
 //!
-//! Not here: WebSocket over HTTP/2 (RFC 8441), and clients.
+//! A client begins with a [`ClientRequest`], and reads what it is sent by [`reader::Reader::of_server`]. Not here: the bytes of
+//! WebSocket over HTTP/2 (RFC 8441).
 
 mod channel;
+pub mod client;
 pub mod close;
 mod code;
 #[cfg(feature = "deflate")]
@@ -30,6 +32,7 @@ pub mod upgrade;
 pub mod utf8;
 
 pub use channel::WebSocketTransport;
+pub use client::{ClientRequest, HandshakeError};
 #[cfg(feature = "deflate")]
 pub use deflate::{Deflate, PerMessageDeflate};
 pub use extension::{Extension, InflateError};

@@ -10,7 +10,7 @@ use crate::messages::Kind;
 use crate::upgrade::{Accept, Reject, Upgrade};
 
 /// Bytes of a message by default.
-const MESSAGE_BYTES_MAX: usize = 1 << 20;
+pub(crate) const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
 /// Bytes of a message at most.
 const MESSAGE_BYTES_LIMIT: usize = 1 << 30;

@@ -1,4 +1,5 @@
-//! Frames of a client as messages in memory that is theirs: for connections that are no listener's, as those inside HTTP.
+//! Frames of a peer as messages in memory that is theirs: for connections that are no listener's, as those inside HTTP and those of a
+//! client.
 
 use core::fmt;
 
@@ -9,7 +10,7 @@ use crate::mask;
 use crate::messages::Kind;
 use crate::utf8::Utf8;
 
-/// What a client sent.
+/// What a peer sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Received {
     /// A message. That of kind text was checked.
@@ -25,7 +26,7 @@ pub enum Received {
 /// Why nothing more can be read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum ReadError {
-    /// The client broke the rules.
+    /// The peer broke the rules.
     Violation(Violation),
     /// The system has no memory for a message.
     NoMemory,
@@ -50,12 +51,14 @@ ringserve_buf::debug_is_display!(ReadError);
 
 impl std::error::Error for ReadError {}
 
-/// Reads the frames of a client. Holds a message of at most `message_bytes_max`, as far as it came, and nothing between messages. The
+/// Reads the frames of a peer. Holds a message of at most `message_bytes_max`, as far as it came, and nothing between messages. The
 /// compressed form of a message may be longer by a seventh, and is held beside what it says while it is inflated.
 #[derive(Debug)]
 pub struct Reader {
     bytes_max: usize,
     compresses: bool,
+    /// The peer is a server.
+    of_server: bool,
     /// The start of a header.
     header: [u8; HEADER_BYTES_MAX],
     have: usize,
@@ -85,11 +88,12 @@ struct Message {
 }
 
 impl Reader {
-    /// Of a connection whose messages have at most `message_bytes_max` bytes, and may come compressed if it `compresses`.
+    /// Of a connection to a client whose messages have at most `message_bytes_max` bytes, and may come compressed if it `compresses`.
     pub fn new(message_bytes_max: usize, compresses: bool) -> Reader {
         Reader {
             bytes_max: message_bytes_max,
             compresses,
+            of_server: false,
             header: [0; HEADER_BYTES_MAX],
             have: 0,
             frame: None,
@@ -97,6 +101,11 @@ impl Reader {
             control: Vec::new(),
             inflated: 0,
         }
+    }
+
+    /// Of a connection to a server, whose messages have at most `message_bytes_max` bytes, and are not compressed.
+    pub fn of_server(message_bytes_max: usize) -> Reader {
+        Reader { of_server: true, ..Reader::new(message_bytes_max, false) }
     }
 
     /// Bytes of messages that came compressed, since this was asked for last: they cost time, and their client little.
@@ -113,7 +122,7 @@ impl Reader {
     /// connection compresses.
     ///
     /// # Errors
-    /// Where the client broke the rules, and where the system has no memory. Then nothing more may be read.
+    /// Where the peer broke the rules, and where the system has no memory. Then nothing more may be read.
     pub fn take(
         &mut self,
         bytes: &mut &[u8],
@@ -137,8 +146,10 @@ impl Reader {
             let at = into.len();
             into.try_reserve(len).map_err(|_| ReadError::NoMemory)?;
             into.extend_from_slice(payload);
-            // At most 3.
-            mask::apply(&mut into[at..], mask::from(frame.mask, (frame.done % 4) as usize));
+            if frame.mask != [0; 4] {
+                // At most 3.
+                mask::apply(&mut into[at..], mask::from(frame.mask, (frame.done % 4) as usize));
+            }
             if !is_control
                 && let Some(message) = &mut self.message
                 && message.kind == Kind::Text
@@ -191,7 +202,10 @@ impl Reader {
     }
 
     fn begin(&mut self, header: Header) -> Result<(), Violation> {
-        let mask = header.check_client(self.compresses)?;
+        let mask = match self.of_server {
+            true => header.check_server().map(|()| [0; 4])?,
+            false => header.check_client(self.compresses)?,
+        };
         let kind = match header.opcode {
             Opcode::Text => Some(Kind::Text),
             Opcode::Binary => Some(Kind::Binary),

@@ -11,7 +11,7 @@ use httparse::{EMPTY_HEADER, Status};
 pub const HEAD_BYTES_MAX: usize = 16 * 1024;
 
 /// Header fields of a request. More are answered with 431.
-const HEADERS_MAX: usize = 100;
+pub(crate) const HEADERS_MAX: usize = 100;
 
 /// How each request begins, so that what is none is refused at its first bytes.
 const BEGINS: &[u8] = b"GET ";
@@ -93,7 +93,7 @@ impl<'a> Upgrade<'a> {
         self.headers(name).flat_map(items)
     }
 
-    fn has_item(&self, name: &str, item: &str) -> bool {
+    pub(crate) fn has_item(&self, name: &str, item: &str) -> bool {
         self.items(name).any(|found| found.eq_ignore_ascii_case(item))
     }
 
@@ -194,14 +194,15 @@ pub fn accept_key(key: &[u8]) -> [u8; 28] {
     let mut hash = sha1_smol::Sha1::new();
     hash.update(key);
     hash.update(GUID);
-    base64(hash.digest().bytes())
+    base64(&hash.digest().bytes())
 }
 
-/// The only hash that is ever written so has 20 bytes: 27 characters, and one for what is missing.
-fn base64(hash: [u8; 20]) -> [u8; 28] {
+/// Four characters for three bytes, with those for what is missing at the end. `TO` is as many.
+pub(crate) fn base64<const TO: usize>(bytes: &[u8]) -> [u8; TO] {
     const CHARACTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = [b'='; 28];
-    for (three, four) in hash.chunks(3).zip(text.chunks_mut(4)) {
+    debug_assert_eq!(TO, 4 * bytes.len().div_ceil(3));
+    let mut text = [b'='; TO];
+    for (three, four) in bytes.chunks(3).zip(text.chunks_mut(4)) {
         let mut bits = 0u32;
         for at in 0..3 {
             bits = bits << 8 | u32::from(three.get(at).copied().unwrap_or(0));
@@ -338,7 +339,7 @@ fn phrase(status: u16) -> &'static str {
     }
 }
 
-fn put_field(name: &str, value: &str, fields: &mut String) {
+pub(crate) fn put_field(name: &str, value: &str, fields: &mut String) {
     let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     assert!(!name.is_empty() && name.bytes().all(is_token), "{name:?} is the name of no header field");
     let is_value = |c: char| c == '\t' || !c.is_control();

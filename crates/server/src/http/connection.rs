@@ -13,14 +13,14 @@ use hyper::body::{Body, Incoming};
 use hyper::server::conn::{http1, http2};
 use hyper::service::Service;
 use hyper::{Request, Response};
-use ringserve_core::LimitError;
+use ringserve_core::{LimitError, Time};
 
 use super::detect::{Detected, Replayed, detect};
 use super::leaving::{Leaving, Step};
 use super::options::{HttpOptions, HttpVersions};
 use super::runtime::{ShardTimer, ShardTimerSleep};
 use super::watch::{Bounds, Excess, Next, Watch};
-use super::watched::{MayShed, StreamExecutor, Watched};
+use super::watched::{Serving, StreamExecutor, Watched};
 use crate::log::lines::debug;
 use crate::shard::handle::Shard;
 use crate::stream::byte_stream::Stream;
@@ -32,7 +32,7 @@ pub struct Http {
     options: HttpOptions,
     bounds: Bounds,
     timer: ShardTimer,
-    may_shed: Option<MayShed>,
+    serving: Serving,
 }
 
 impl Http {
@@ -43,18 +43,28 @@ impl Http {
     pub fn new(shard: &Shard, options: &HttpOptions) -> Result<Http, LimitError> {
         options.check()?;
         let timer = ShardTimer::new(shard);
-        let (http1, bounds) = (options.http1(timer.clone()), Bounds::new(options));
-        Ok(Http { http1, options: options.clone(), bounds, timer, may_shed: None })
+        let (mut http1, bounds) = (options.http1(timer.clone()), Bounds::new(options));
+        // hyper would read the clock and allocate for each request. `Heads` does so for each time that the peer is waited for.
+        http1.header_read_timeout(None);
+        Ok(Http { http1, options: options.clone(), bounds, timer, serving: Serving::default() })
     }
 
     /// Says which requests may be shed, as [`HttpService::shed`](super::HttpService::shed).
     #[must_use]
     pub fn shed(self, may_shed: impl Fn(&Request<Incoming>) -> bool + 'static) -> Http {
-        self.sheds(Some(Rc::new(may_shed)))
+        let serving = Serving { may_shed: Some(Rc::new(may_shed)), ..self.serving };
+        Http { serving, ..self }
     }
 
-    pub(super) fn sheds(self, may_shed: Option<MayShed>) -> Http {
-        Http { may_shed, ..self }
+    /// Whether each request has a line in the access log, as [`HttpService::access_log`](super::HttpService::access_log).
+    #[must_use]
+    pub fn access_log(self, on: bool) -> Http {
+        let serving = Serving { logs: on, ..self.serving };
+        Http { serving, ..self }
+    }
+
+    pub(super) fn serving(self, serving: Serving) -> Http {
+        Http { serving, ..self }
     }
 
     /// Serves one connection with `service`, to its end. When the server shuts down it ends after what was asked until
@@ -97,16 +107,16 @@ impl Http {
             HttpVersions::Http1 => Detected::Other,
             _ => detect(&mut stream, self.options.header_timeout).await.map_err(Cause::FirstBytes)?,
         };
-        let service = Watched::new(service, watch.clone(), self.may_shed.clone(), &shard);
+        let service = Watched::new(service, watch.clone(), self.serving.clone(), &shard);
         let timer = &self.timer;
-        let watched = WatchedConnection { watch: &watch, fate, shard: &shard, timer, tick: self.bounds.tick };
+        let (tick, head_time) = (self.bounds.tick, self.options.header_timeout);
+        let watched = WatchedConnection { watch: &watch, fate, shard: &shard, timer, tick, head_time };
         match (detected, versions) {
             (Detected::Nothing, _) => Ok(()),
             (Detected::Other, HttpVersions::Http2) => Err(Cause::NotHttp2),
             (Detected::Other, _) => {
                 let mut connection = self.http1.serve_connection(stream, service);
                 watched.run(Pin::new(&mut connection), http1::Connection::graceful_shutdown).await?;
-                #[cfg(feature = "websocket")]
                 if let Some(begin) = watch.take_upgrade() {
                     let parts = connection.into_parts();
                     begin(parts.io.into_stream(), parts.read_buf).await;
@@ -137,6 +147,17 @@ struct WatchedConnection<'a> {
     shard: &'a Shard,
     timer: &'a ShardTimer,
     tick: Duration,
+    /// For the head of a request of HTTP/1.1.
+    head_time: Option<Duration>,
+}
+
+/// Until when the head of the next request has to be there.
+#[derive(Default)]
+struct Heads {
+    /// `None` while a request runs.
+    until: Option<Time>,
+    /// Goes off then or earlier.
+    sleep: Option<ShardTimerSleep>,
 }
 
 impl WatchedConnection<'_> {
@@ -148,6 +169,7 @@ impl WatchedConnection<'_> {
     ) -> Result<(), Cause> {
         let mut leaving = Leaving::new(self.shard.stopping());
         let (mut sleep, mut rest): (Option<ShardTimerSleep>, Option<ShardTimerSleep>) = Default::default();
+        let mut heads = Heads::default();
         poll_fn(|task| {
             if sleep.as_mut().is_some_and(|sleep| Pin::new(sleep).poll(task).is_ready()) {
                 sleep = None;
@@ -183,10 +205,35 @@ impl WatchedConnection<'_> {
             }
             if self.watch.is_http2() {
                 self.ends_rests(&mut rest, task);
+            } else if self.is_silent(&mut heads, task) {
+                return Poll::Ready(Err(Cause::Silent));
             }
             Poll::Pending
         })
         .await
+    }
+
+    /// True if the head of a request of HTTP/1.1 did not come in time. A sleep is not set anew for each request: one that goes off
+    /// early is set again.
+    fn is_silent(&self, heads: &mut Heads, task: &mut Context<'_>) -> bool {
+        let Some(time) = self.head_time else { return false };
+        if self.watch.take_headed() {
+            heads.until = None;
+        }
+        if !self.watch.awaits_head() {
+            return false;
+        }
+        let until = *heads.until.get_or_insert_with(|| self.timer.time() + time);
+        loop {
+            let sleep = heads.sleep.get_or_insert_with(|| self.timer.until(until));
+            if Pin::new(sleep).poll(task).is_pending() {
+                return false;
+            }
+            heads.sleep = None;
+            if self.timer.time() >= until {
+                return true;
+            }
+        }
     }
 
     /// Waits for the time of uploads that were answered early.
@@ -222,6 +269,8 @@ pub struct HttpError {
 enum Cause {
     FirstBytes(io::Error),
     NotHttp2,
+    /// No head of a request came in time.
+    Silent,
     Excess(Excess),
     Hyper(hyper::Error),
 }
@@ -239,7 +288,7 @@ impl HttpError {
     fn is_failure(&self, nothing_comes: bool) -> bool {
         match &self.cause {
             // Then the peer is gone or silent.
-            Cause::FirstBytes(_) => false,
+            Cause::FirstBytes(_) | Cause::Silent => false,
             Cause::NotHttp2 => true,
             Cause::Excess(excess) => *excess != Excess::Idle,
             // What came was wrong, even if nothing comes any more.
@@ -270,6 +319,7 @@ impl fmt::Display for HttpError {
         let error = match &self.cause {
             Cause::FirstBytes(error) => return error.fmt(f),
             Cause::Excess(excess) => return excess.fmt(f),
+            Cause::Silent => return f.write_str("no request came within HttpOptions::header_timeout"),
             Cause::NotHttp2 => return f.write_str("the peer does not speak HTTP/2"),
             Cause::Hyper(error) => error,
         };

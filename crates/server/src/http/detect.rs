@@ -106,7 +106,6 @@ impl Replayed {
     }
 
     /// The stream, where nothing that was read is to be given out again.
-    #[cfg(feature = "websocket")]
     pub(super) fn into_stream(self) -> Stream {
         debug_assert!(self.replay.is_empty(), "hyper read what showed that it is HTTP/1.1");
         self.stream
@@ -169,7 +168,7 @@ impl Replayed {
     fn poll_write_all(&self, task: &mut Context<'_>, pieces: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
         let watch = &self.watch;
         let share = |piece: &[u8]| if piece.len() < OWNED_BYTES_MIN { None } else { watch.shared(piece) };
-        let room = self.stream.owned_room(watch.rate_window());
+        let room = || self.stream.owned_room(watch.rate_window());
         let written = self.stream.poll_put_all(task, pieces, room, share);
         if let Poll::Ready(Ok(bytes)) = written {
             watch.written(bytes);

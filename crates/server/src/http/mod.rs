@@ -33,6 +33,11 @@
 //!   a client which sends little sees its answer alone, and the stream is reset then. With HTTP/1.1 the connection ends.
 //! * A request of HTTP/1.1 without a `host`, and one of HTTP/1.1 or 1.0 with two of them or with one that is no name and port, is
 //!   answered with 400, and its connection ends. An empty `host` is valid.
+//! * Each request has a [`ClientInfo`] among its extensions: the peer, what a proxy said of it, the facts of TLS.
+//! * `hyper::upgrade::on` gives a service the bytes behind its answer of 101, or of 2xx to CONNECT, on any thread. What such a tunnel
+//!   holds, with HTTP/1.1 up to 64 KiB in each direction, counts with its connection; beyond that the peer, or the service, is held
+//!   back. The connection's limits still hold, those of a request end with the answer, and a drain waits for the tunnel as for a
+//!   [`Stream`](crate::Stream).
 //! * [`HttpOptions`] bound headers, time, rates and streams. What hyper finds too large it answers with 431 or 414 and
 //!   closes. A body is as long as the peer likes, unless the service stops reading: `http_body_util::Limited` stops it.
 //! * A request beyond its bounds is answered with 408 (its body came too slowly) or 503 (the service took too long). Where
@@ -77,6 +82,10 @@
 //! [`Stream`](crate::Stream) is what such a builder serves, as it implements hyper's `Read` and `Write`. The bounds behind the head of a request
 //! ([`HttpOptions::response_timeout`], `request`, `body_bytes_per_second_min`, `http2_idle`) are those of [`Http`] alone.
 
+mod access;
+mod client_info;
+#[cfg(feature = "websocket")]
+pub(crate) mod connect;
 mod connection;
 mod detect;
 mod host;
@@ -87,6 +96,7 @@ mod runtime;
 mod serve;
 #[cfg(feature = "websocket")]
 pub(crate) mod socket;
+mod tunnel;
 #[cfg(feature = "websocket")]
 pub(crate) mod upgrade;
 mod watch;
@@ -94,6 +104,7 @@ mod watched;
 #[cfg(feature = "websocket")]
 pub(crate) mod websocket;
 
+pub use client_info::ClientInfo;
 pub use connection::{Http, HttpError};
 pub use hyper;
 pub use options::{HttpOptions, HttpVersions};

@@ -13,7 +13,7 @@ use ringserve_core::framing::Raw;
 
 use super::connection::{Http, HttpError};
 use super::options::HttpOptions;
-use super::watched::MayShed;
+use super::watched::Serving;
 use crate::service::{IntoService, Made, NoService};
 use crate::shard::handle::Shard;
 use crate::stream::byte_stream::Stream;
@@ -48,14 +48,14 @@ where
     B: Body + 'static,
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
-    HttpService { service, options: HttpOptions::default(), may_shed: None }
+    HttpService { service, options: HttpOptions::default(), serving: Serving::default() }
 }
 
 /// What [`http`] makes of a service of hyper's.
 pub struct HttpService<S> {
     service: S,
     options: HttpOptions,
-    may_shed: Option<MayShed>,
+    serving: Serving,
 }
 
 impl<S> HttpService<S> {
@@ -89,7 +89,35 @@ impl<S> HttpService<S> {
     /// ```
     #[must_use]
     pub fn shed(self, may_shed: impl Fn(&Request<Incoming>) -> bool + 'static) -> HttpService<S> {
-        HttpService { may_shed: Some(Rc::new(may_shed)), ..self }
+        let serving = Serving { may_shed: Some(Rc::new(may_shed)), ..self.serving };
+        HttpService { serving, ..self }
+    }
+
+    /// Whether each request has a line in the access log, once its answer is through or cut: an event of `tracing` at level INFO with
+    /// the target `ringserve::access::http` and the fields `shard`, `id`, `peer`, `via`, `version`, `method`, `path` (without the query),
+    /// `status`, `bytes` (of the answer's body), `seconds` and `whole`. Default false. [The access log](crate::access_log) of
+    /// connections has one line for each of these, whatever this says.
+    ///
+    /// What the client sent is escaped: the path has visible ASCII alone. The lines are not limited, and a subscriber that blocks
+    /// keeps the shard from its other connections; `ringserve::log` hands lines to a thread, and drops them when it is behind.
+    ///
+    /// ```no_run
+    /// # use std::convert::Infallible;
+    /// # use ringserve::http::hyper::body::Incoming;
+    /// # use ringserve::http::hyper::service::service_fn;
+    /// # use ringserve::http::hyper::{Request, Response};
+    /// # use ringserve::{Server, http};
+    /// # async fn hello(_request: Request<Incoming>) -> Result<Response<String>, Infallible> {
+    /// #     Ok(Response::new("hello".into()))
+    /// # }
+    /// # fn main() -> Result<(), ringserve::Error> {
+    /// Server::bind("127.0.0.1:8080").serve(|_shard| http(service_fn(hello)).access_log(true))
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn access_log(self, on: bool) -> HttpService<S> {
+        let serving = Serving { logs: on, ..self.serving };
+        HttpService { serving, ..self }
     }
 }
 
@@ -104,7 +132,7 @@ where
     type Service = Streams<OnShard<S>>;
 
     fn into_service(self, shard: &Shard) -> Result<Made<Self::Service>, NoService> {
-        let http = Http::new(shard, &self.options)?.sheds(self.may_shed);
+        let http = Http::new(shard, &self.options)?.serving(self.serving);
         Ok(Made::Now(Streams::new(shard, OnShard { http, service: Rc::new(self.service) })))
     }
 

@@ -1,4 +1,4 @@
-//! A WebSocket inside HTTP: a connection of HTTP/1.1 that was upgraded, or a stream of HTTP/2.
+//! A WebSocket inside HTTP: a connection of HTTP/1.1 that was upgraded, or a stream of HTTP/2; or that of a client.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -14,10 +14,11 @@ use bytes::Bytes;
 use hyper::rt::{Read, ReadBuf, Write};
 use hyper::upgrade::Upgraded;
 use ringserve_core::Frame;
-use ringserve_websocket::frame::{Header, Opcode, Violation};
+use ringserve_websocket::frame::{Header, Opcode, Violation, put_masked};
 use ringserve_websocket::reader::{ReadError, Reader, Received};
 use ringserve_websocket::{Extension, Kind, WebSocketInfo, close};
 
+use super::connect::Masks;
 use super::leaving::Leave;
 use super::runtime::PUT_OFF;
 use super::upgrade::Hold;
@@ -81,11 +82,12 @@ impl Inflated {
     }
 }
 
-/// A WebSocket inside HTTP, as the handler given to [`upgrade`](crate::websocket::upgrade()) holds it.
+/// A WebSocket inside HTTP, as the handler given to [`upgrade`](crate::websocket::upgrade()) holds it, or that of a client, as
+/// [`connect`](crate::websocket::connect()) makes it.
 ///
-/// Pings are answered, and silent clients pinged, while [`next`](Socket::next) is awaited. All of its futures may be dropped
+/// Pings are answered, and silent peers pinged, while [`next`](Socket::next) is awaited. All of its futures may be dropped
 /// before their end, as by a `select`: nothing is lost, and a message that was begun is sent to its end by the next call.
-/// Dropped, it closes with the code 1000 without waiting for the client; where the handler panics, with 1011.
+/// Dropped, it closes with the code 1000 without waiting for the peer; where the handler panics, with 1011.
 pub struct Socket {
     io: Io,
     reader: Reader,
@@ -100,7 +102,10 @@ pub struct Socket {
     left: usize,
     /// What the latest ping says, that is to be answered.
     ping: Option<Vec<u8>>,
-    leave: Leave,
+    /// A client ends when its owner says so, and not with the server.
+    leave: Option<Leave>,
+    /// Of a client.
+    masks: Option<Masks>,
     times: Times,
     /// Goes off where the client was silent.
     silence: Option<Sleep>,
@@ -143,10 +148,14 @@ impl Socket {
     }
 
     fn new(io: Io, parts: Parts) -> Socket {
-        let Parts { shard, info, extension, message_bytes_max, times } = parts;
+        let Parts { shard, info, extension, message_bytes_max, times, masks } = parts;
+        let reader = match masks {
+            Some(_) => Reader::of_server(message_bytes_max),
+            None => Reader::new(message_bytes_max, extension.is_some()),
+        };
         Socket {
             io,
-            reader: Reader::new(message_bytes_max, extension.is_some()),
+            reader,
             extension,
             inflated: shard.shared(Inflated::default),
             info: Rc::new(info),
@@ -154,7 +163,8 @@ impl Socket {
             out: Vec::new(),
             left: 0,
             ping: None,
-            leave: Leave::new(&shard, false),
+            leave: masks.is_none().then(|| Leave::new(&shard, false)),
+            masks,
             silence: times.ping.map(|time| shard.sleep(time)),
             heard: false,
             pinged: false,
@@ -219,14 +229,17 @@ impl Socket {
 
     fn poll_next(&mut self, task: &mut Context<'_>) -> Poll<Result<Option<Message>, SocketError>> {
         loop {
-            if self.state == State::Open && self.leave.poll(task).is_ready() {
+            if self.state == State::Open
+                && let Some(leave) = &mut self.leave
+                && leave.poll(task).is_ready()
+            {
                 self.begin_close(close::GOING_AWAY, "");
             }
             if self.out.is_empty()
                 && self.state == State::Open
                 && let Some(said) = self.ping.take()
             {
-                self.put_control(Opcode::Pong, &said);
+                self.put_frame(Opcode::Pong, &said);
             }
             let sent = self.poll_out(task)?;
             match self.state {
@@ -262,7 +275,7 @@ impl Socket {
                     let said = said.as_ref().map(|(code, reason)| (*code, &**reason));
                     self.info.peer_closed(said);
                     if self.state == State::Open {
-                        close::write(said.map(|(code, _)| code), "", &mut self.out);
+                        self.put_close(said.map(|(code, _)| code), "");
                     }
                     self.state = State::Leaving;
                 }
@@ -321,7 +334,7 @@ impl Socket {
             return Poll::Ready(Err(SocketError::io(io::ErrorKind::TimedOut.into())));
         } else if self.out.is_empty() {
             self.pinged = true;
-            self.put_control(Opcode::Ping, &[]);
+            self.put_frame(Opcode::Ping, &[]);
         }
         Poll::Ready(Ok(()))
     }
@@ -347,17 +360,28 @@ impl Socket {
                 return put(&mut self.out, &header, compressed);
             }
         }
-        put(&mut self.out, &Header::whole(kind.opcode(), payload.len() as u64), payload);
+        self.put_frame(kind.opcode(), payload);
     }
 
-    fn put_control(&mut self, opcode: Opcode, payload: &[u8]) {
-        put(&mut self.out, &Header::whole(opcode, payload.len() as u64), payload);
+    /// A whole frame, of any opcode.
+    fn put_frame(&mut self, opcode: Opcode, payload: &[u8]) {
+        match &mut self.masks {
+            Some(masks) => put_masked(true, 0, opcode, payload, masks.next(), &mut self.out),
+            None => put(&mut self.out, &Header::whole(opcode, payload.len() as u64), payload),
+        }
     }
 
-    /// Queues the server's close frame, as the last one.
+    fn put_close(&mut self, code: Option<u16>, reason: &str) {
+        let mut frame = Vec::new();
+        close::write(code, reason, &mut frame);
+        // Behind the two bytes of its header.
+        self.put_frame(Opcode::Close, &frame[2..]);
+    }
+
+    /// Queues the own close frame, as the last one.
     fn begin_close(&mut self, code: u16, reason: &str) {
         if self.state == State::Open {
-            close::write(Some(code), reason, &mut self.out);
+            self.put_close(Some(code), reason);
             self.state = State::Closing;
         }
     }
@@ -562,6 +586,8 @@ pub(super) struct Parts {
     pub(super) extension: Option<Shared>,
     pub(super) message_bytes_max: usize,
     pub(super) times: Times,
+    /// Of a client.
+    pub(super) masks: Option<Masks>,
 }
 
 fn received(kind: Kind, payload: Vec<u8>) -> Message {
@@ -595,7 +621,7 @@ impl SocketError {
         SocketError { cause: Cause::Io(error) }
     }
 
-    /// The code by which the client was told what it did wrong, if it did. Else the connection ended.
+    /// The code by which the peer was told what it did wrong, if it did. Else the connection ended.
     pub fn code(&self) -> Option<u16> {
         match &self.cause {
             Cause::Violation(violation) => Some(violation.code),
@@ -609,9 +635,9 @@ impl fmt::Display for SocketError {
         match &self.cause {
             Cause::Violation(violation) => violation.fmt(f),
             Cause::Io(error) => match error.kind() {
-                io::ErrorKind::UnexpectedEof => f.write_str("the client left without a close frame"),
+                io::ErrorKind::UnexpectedEof => f.write_str("the peer left without a close frame"),
                 io::ErrorKind::TimedOut => {
-                    f.write_str("the client answered no ping, or took nothing for too long")
+                    f.write_str("the peer answered no ping, or took nothing for too long")
                 }
                 io::ErrorKind::BrokenPipe => f.write_str("the connection is closed"),
                 _ => error.fmt(f),

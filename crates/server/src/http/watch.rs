@@ -14,9 +14,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
-#[cfg(feature = "websocket")]
 use std::future::Future;
-#[cfg(feature = "websocket")]
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::task::Waker;
@@ -28,10 +26,11 @@ use ringserve_core::Reservation;
 use farewell::Farewell;
 pub(super) use farewell::request_bytes;
 
+use super::client_info::ClientInfo;
 use super::options::HttpOptions;
 use super::rests::Rests;
+use super::tunnel::Seed;
 use crate::reserve::WAIT_MAX;
-#[cfg(feature = "websocket")]
 use crate::stream::byte_stream::Stream;
 use crate::stream::hyper_io::Fate;
 
@@ -96,7 +95,6 @@ impl Bounds {
 }
 
 /// What is made of a connection that hyper has left, with what hyper had read of it.
-#[cfg(feature = "websocket")]
 pub(super) type Begin = Box<dyn FnOnce(Stream, Bytes) -> Pin<Box<dyn Future<Output = ()>>>>;
 
 /// What went beyond its bound.
@@ -191,6 +189,8 @@ pub(super) struct Watch {
     written: Cell<u64>,
     /// A request began since the timer was last asked for.
     began: Cell<bool>,
+    /// The same, since the time for heads was.
+    headed: Cell<bool>,
     /// Those that run, and entries that are free: those that only this list holds.
     requests: RefCell<Vec<Rc<Watching>>>,
     /// Where to look for a free one.
@@ -217,7 +217,6 @@ pub(super) struct Watch {
     #[cfg(feature = "websocket")]
     upgraded_held: Cell<usize>,
     /// What the connection is to become when hyper leaves it.
-    #[cfg(feature = "websocket")]
     upgrade: RefCell<Option<Begin>>,
 }
 
@@ -263,6 +262,7 @@ impl Watch {
             read: Cell::default(),
             written: Cell::default(),
             began: Cell::default(),
+            headed: Cell::default(),
             requests: RefCell::default(),
             cursor: Cell::default(),
             next: Cell::default(),
@@ -278,7 +278,6 @@ impl Watch {
             rests: RefCell::default(),
             #[cfg(feature = "websocket")]
             upgraded_held: Cell::default(),
-            #[cfg(feature = "websocket")]
             upgrade: RefCell::default(),
         })
     }
@@ -326,6 +325,11 @@ impl Watch {
         }
     }
 
+    /// What is known of the connection.
+    pub(super) fn client_info(&self, shard: usize) -> Option<ClientInfo> {
+        Some(self.fate.as_ref()?.client_info(shard))
+    }
+
     /// Counts a request that was shed.
     pub(super) fn count_shed(&self) {
         if let Some(fate) = &self.fate {
@@ -341,12 +345,33 @@ impl Watch {
     pub(super) fn begin(self: &Rc<Watch>, has_body: bool) -> Rc<Watching> {
         let http2 = self.http2.get();
         self.began.set(true);
+        self.headed.set(true);
         self.input.set(Rate::default());
         if !http2 {
             // The one before it is over.
             self.held_from.set(self.read_from.get());
         }
-        let watching = self.entry(Watching {
+        let watching = self.entry(http2, has_body);
+        if http2 {
+            self.next.set(Some(watching.clone()));
+        }
+        watching
+    }
+
+    fn entry(self: &Rc<Watch>, http2: bool, has_body: bool) -> Rc<Watching> {
+        let mut requests = self.requests.borrow_mut();
+        for _ in 0..LOOKS.min(requests.len()) {
+            let cursor = match self.cursor.get() + 1 {
+                cursor if cursor < requests.len() => cursor,
+                _ => 0,
+            };
+            self.cursor.set(cursor);
+            if let Some(free) = Rc::get_mut(&mut requests[cursor]) {
+                free.begin_anew(has_body, self.read_from.get());
+                return requests[cursor].clone();
+            }
+        }
+        let watching = Rc::new(Watching {
             connection: Rc::downgrade(self),
             http2,
             has_body,
@@ -365,23 +390,6 @@ impl Watch {
             memory_ticks: Cell::default(),
             upgraded: Cell::default(),
         });
-        if http2 {
-            self.next.set(Some(watching.clone()));
-        }
-        watching
-    }
-
-    fn entry(&self, watching: Watching) -> Rc<Watching> {
-        let mut requests = self.requests.borrow_mut();
-        for _ in 0..LOOKS.min(requests.len()) {
-            let cursor = (self.cursor.get() + 1) % requests.len();
-            self.cursor.set(cursor);
-            if let Some(free) = Rc::get_mut(&mut requests[cursor]) {
-                *free = watching;
-                return requests[cursor].clone();
-            }
-        }
-        let watching = Rc::new(watching);
         requests.push(watching.clone());
         watching
     }
@@ -396,8 +404,17 @@ impl Watch {
         self.began.take()
     }
 
+    /// True if a request of HTTP/1.1 began since this was last asked.
+    pub(super) fn take_headed(&self) -> bool {
+        self.headed.take()
+    }
+
+    /// True if a connection of HTTP/1.1 waits for the head of a request.
+    pub(super) fn awaits_head(&self) -> bool {
+        self.reading.get() && self.is_quiet()
+    }
+
     /// Has the connection become something else when hyper leaves it, or not.
-    #[cfg(feature = "websocket")]
     pub(super) fn set_upgrade(&self, begin: Option<Begin>) {
         // Its drop is user code.
         let before = self.upgrade.replace(begin);
@@ -405,7 +422,6 @@ impl Watch {
     }
 
     /// What the connection becomes, now that hyper left it and holds nothing of it.
-    #[cfg(feature = "websocket")]
     pub(super) fn take_upgrade(&self) -> Option<Begin> {
         let begin = self.upgrade.take()?;
         if let Some(fate) = &self.fate {
@@ -514,6 +530,21 @@ impl Watch {
 }
 
 impl Watching {
+    /// Another request of the same connection, written over the one before where they differ: most of it is as it was.
+    fn begin_anew(&mut self, has_body: bool, read_from: u64) {
+        self.has_body = has_body;
+        self.read_from = Cell::new(read_from);
+        (self.answered, self.task, self.held_back, self.upgraded) = Default::default();
+        (self.age, self.answering, self.held, self.sent) = Default::default();
+        (self.rate, self.excess, self.memory_ticks) = Default::default();
+        if self.waker.get_mut().is_some() {
+            crate::guard::discard(self.waker.take());
+        }
+        if self.memory.get_mut().is_some() {
+            self.memory.set(None);
+        }
+    }
+
     pub(super) fn is_http2(&self) -> bool {
         self.http2
     }
@@ -541,7 +572,6 @@ impl Watching {
     }
 
     /// The next task of hyper's is of this stream.
-    #[cfg(feature = "websocket")]
     pub(super) fn await_task(self: &Rc<Watching>) {
         if let Some(connection) = self.connection.upgrade() {
             connection.next.set(Some(self.clone()));
@@ -558,7 +588,6 @@ impl Watching {
     }
 
     /// The stream speaks something else than HTTP.
-    #[cfg(feature = "websocket")]
     pub(super) fn set_upgraded(&self) {
         self.upgraded.set(true);
     }
@@ -571,8 +600,16 @@ impl Watching {
         }
     }
 
+    /// The connection goes on with `seed` once hyper leaves it, unless something else begins then.
+    pub(super) fn begins(&self, seed: Seed) {
+        if let Some(connection) = self.connection.upgrade()
+            && connection.upgrade.borrow().is_none()
+        {
+            connection.set_upgrade(Some(Box::new(move |stream, read| Box::pin(seed.carry(stream, read)))));
+        }
+    }
+
     /// The answer is not what an upgrade begins with.
-    #[cfg(feature = "websocket")]
     pub(super) fn forget_upgrade(&self) {
         if let Some(connection) = self.connection.upgrade() {
             connection.set_upgrade(None);

@@ -1,6 +1,7 @@
 //! What stands between hyper and a service, so that a request is watched and can be ended.
 
 use std::any::Any;
+use std::cell::OnceCell;
 use std::io::IoSlice;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -10,35 +11,65 @@ use hyper::body::{Body, Buf, Bytes, Frame, Incoming, SizeHint};
 use hyper::header::{CONNECTION, HeaderValue, RETRY_AFTER};
 use hyper::rt::Executor;
 use hyper::service::Service;
-use hyper::{Request, Response, StatusCode, Version};
+use hyper::{Method, Request, Response, StatusCode, Version};
 use pin_project_lite::pin_project;
 use ringserve_core::internals::OWNED_BYTES_MIN;
 
+use super::access::{Line, Site};
+use super::client_info::ClientInfo;
 use super::host::has_valid_host;
+use super::tunnel::Seed;
 #[cfg(feature = "websocket")]
 use super::upgrade::{self, Offered};
 use super::watch::{Excess, Watch, Watching, request_bytes};
 
-/// There are no upgrades.
+use crate::shard::handle::Shard;
+
+/// There are no sockets.
 #[cfg(not(feature = "websocket"))]
 enum Offered {}
 
-use crate::shard::handle::Shard;
-
 /// Which requests may be shed.
 pub(super) type MayShed = Rc<dyn Fn(&Request<Incoming>) -> bool>;
+
+/// How the requests of a service are served.
+#[derive(Clone, Default)]
+pub(super) struct Serving {
+    pub(super) may_shed: Option<MayShed>,
+    /// Each has a line in the access log.
+    pub(super) logs: bool,
+}
 
 /// A service each of whose requests is watched.
 pub(super) struct Watched<S> {
     service: S,
     watch: Rc<Watch>,
-    may_shed: Option<MayShed>,
+    serving: Serving,
     shard: Shard,
+    /// What each request is given, once there was one.
+    client: OnceCell<ClientInfo>,
+    site: OnceCell<Rc<Site>>,
 }
 
 impl<S> Watched<S> {
-    pub(super) fn new(service: S, watch: Rc<Watch>, may_shed: Option<MayShed>, shard: &Shard) -> Watched<S> {
-        Watched { service, watch, may_shed, shard: shard.clone() }
+    pub(super) fn new(service: S, watch: Rc<Watch>, serving: Serving, shard: &Shard) -> Watched<S> {
+        let (client, site) = Default::default();
+        Watched { service, watch, serving, shard: shard.clone(), client, site }
+    }
+
+    fn client(&self) -> Option<&ClientInfo> {
+        if self.client.get().is_none() {
+            _ = self.client.set(self.watch.client_info(self.shard.index())?);
+        }
+        self.client.get()
+    }
+
+    /// The line of a request in the access log.
+    #[cold]
+    fn line(&self, request: &Request<Incoming>) -> Option<Rc<Line>> {
+        let client = self.client()?;
+        let site = self.site.get_or_init(|| Site::new(&self.shard, client.id(), client.peer()));
+        Some(Line::new(site, request))
     }
 
     /// Why a request is answered without the service, if it is.
@@ -47,7 +78,7 @@ impl<S> Watched<S> {
         if !has_valid_host(request) {
             return Some(Refused::Host);
         }
-        let may_shed = self.may_shed.as_ref()?;
+        let may_shed = self.serving.may_shed.as_ref()?;
         if self.shard.sheds().is_none() || !may_shed(request) {
             return None;
         }
@@ -88,29 +119,72 @@ impl Refused {
 impl<S, B> Service<Request<Incoming>> for Watched<S>
 where
     S: Service<Request<Incoming>, Response = Response<B>>,
-    B: 'static,
+    B: Body + 'static,
 {
     type Response = Response<Tracked<B>>;
     type Error = S::Error;
     type Future = Answering<S::Future>;
 
-    #[cfg_attr(not(feature = "websocket"), expect(unused_mut, reason = "upgrades change it"))]
     fn call(&self, mut request: Request<Incoming>) -> Answering<S::Future> {
         // hyper extends a request that asks for something else than HTTP, whose bytes may come then.
-        let upgrades = cfg!(feature = "websocket") && !request.extensions().is_empty();
+        let upgrades = !request.extensions().is_empty();
         let streams = upgrades && request.version() == Version::HTTP_2;
         if !self.watch.is_http2() {
             self.watch.note_request(request_bytes(&request));
         }
         let watching = self.watch.begin(!request.body().is_end_stream() || streams);
+        let line = if self.serving.logs { self.line(&request) } else { None };
         if let Some(refused) = self.refuses(&request) {
-            return Answering { future: None, watching, offered: None, refused };
+            return Answering { future: None, watching, switch: None, refused, line };
         }
-        #[cfg(feature = "websocket")]
-        let offered = upgrades.then(|| upgrade::offer(&mut request, &self.shard, &self.watch, &watching));
-        #[cfg(not(feature = "websocket"))]
-        let offered = None;
-        Answering { future: Some(self.service.call(request)), watching, offered, refused: Refused::Host }
+        let switch = if upgrades { Some(self.switch(&mut request, &watching)) } else { None };
+        if let Some(client) = self.client() {
+            request.extensions_mut().insert(client.clone());
+        }
+        Answering { future: Some(self.service.call(request)), watching, switch, refused: Refused::Host, line }
+    }
+}
+
+/// What a connection, or a stream of HTTP/2, becomes where its request is answered so.
+struct Switch {
+    is_connect: bool,
+    /// With HTTP/1.1; `None` where the service was promised nothing.
+    seed: Option<Seed>,
+    /// A number by which the service may find its connection, until it answered.
+    _offered: Option<Offered>,
+}
+
+impl<S> Watched<S> {
+    #[cold]
+    fn switch(&self, request: &mut Request<Incoming>, watching: &Rc<Watching>) -> Box<Switch> {
+        Box::new(Switch {
+            is_connect: request.method() == Method::CONNECT,
+            seed: if watching.is_http2() { None } else { Seed::plant(request) },
+            #[cfg(feature = "websocket")]
+            _offered: Some(upgrade::offer(request, &self.shard, &self.watch, watching)),
+            #[cfg(not(feature = "websocket"))]
+            _offered: None,
+        })
+    }
+}
+
+impl Switch {
+    /// True if this is the answer with which something else than HTTP begins.
+    fn begins_with(&self, status: StatusCode, is_http2: bool) -> bool {
+        (self.is_connect && status.is_success()) || (!is_http2 && status == StatusCode::SWITCHING_PROTOCOLS)
+    }
+
+    /// The service answered, and something else begins or not.
+    fn settle(self, begins: bool, watching: &Rc<Watching>) {
+        if !begins {
+            watching.forget_upgrade();
+        } else if watching.is_http2() {
+            // hyper makes a task that sends what comes instead, before another request begins.
+            watching.await_task();
+            watching.set_upgraded();
+        } else if let Some(seed) = self.seed {
+            watching.begins(seed);
+        }
     }
 }
 
@@ -121,45 +195,72 @@ pin_project! {
         #[pin]
         future: Option<F>,
         watching: Rc<Watching>,
-        offered: Option<Offered>,
+        // Few have one, and all are moved with it.
+        switch: Option<Box<Switch>>,
         refused: Refused,
+        line: Option<Rc<Line>>,
     }
 }
 
 impl<F, B, E> Future for Answering<F>
 where
     F: Future<Output = Result<Response<B>, E>>,
+    B: Body + 'static,
 {
     type Output = Result<Response<Tracked<B>>, E>;
 
     fn poll(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        if let Some(excess) = this.watching.excess() {
-            this.watching.set_answered();
-            return Poll::Ready(Ok(refusal(excess, this.watching.is_http2())));
-        }
-        let Some(future) = this.future.as_pin_mut() else {
-            this.watching.set_answered();
-            let mut response = this.refused.answer();
-            say_the_end(&mut response, this.watching);
-            return Poll::Ready(Ok(response));
+        let instead = match (this.watching.excess(), this.future.as_pin_mut()) {
+            (Some(excess), _) => refusal(excess, this.watching.is_http2()),
+            (None, None) => this.refused.answer(),
+            (None, Some(future)) => {
+                let response = ready!(future.poll(task))?;
+                let switch = this.switch.take();
+                return Poll::Ready(Ok(answered(response, this.watching, switch, this.line.take())));
+            }
         };
-        let mut response = ready!(future.poll(task))?;
-        say_the_end(&mut response, this.watching);
         this.watching.set_answered();
-        #[cfg(feature = "websocket")]
-        if this.offered.take().is_some() {
-            if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-                this.watching.forget_upgrade();
-            }
-            if this.watching.is_http2() && response.status().is_success() {
-                // hyper makes a task that sends what comes instead, before another request begins.
-                this.watching.await_task();
-            }
-        }
-        let watching = this.watching.clone();
-        Poll::Ready(Ok(response.map(|body| Tracked::Of { body, watching })))
+        Poll::Ready(Ok(in_its_place(instead, this.watching, this.line.take())))
     }
+}
+
+/// The service answered.
+#[inline]
+fn answered<B: Body>(
+    mut response: Response<B>,
+    watching: &Rc<Watching>,
+    switch: Option<Box<Switch>>,
+    line: Option<Rc<Line>>,
+) -> Response<Tracked<B>> {
+    let status = response.status();
+    let begins = switch.as_ref().is_some_and(|switch| switch.begins_with(status, watching.is_http2()));
+    if !begins {
+        say_the_end(&mut response, watching);
+    }
+    watching.set_answered();
+    if let Some(switch) = switch {
+        switch.settle(begins, watching);
+    }
+    if let Some(line) = &line {
+        line.answered(&response);
+    }
+    let watching = watching.clone();
+    response.map(|body| Tracked::Of { body, watching, line })
+}
+
+/// An answer that is not the service's.
+#[cold]
+fn in_its_place<B: Body + 'static>(
+    mut response: Response<Tracked<B>>,
+    watching: &Watching,
+    line: Option<Rc<Line>>,
+) -> Response<Tracked<B>> {
+    say_the_end(&mut response, watching);
+    if let Some(line) = line {
+        line.answered(&response);
+    }
+    response
 }
 
 /// The last answer of a connection of HTTP/1.1 says so, while the server drains.
@@ -191,6 +292,7 @@ pin_project! {
             #[pin]
             body: B,
             watching: Rc<Watching>,
+            line: Option<Rc<Line>>,
         },
         Nothing,
     }
@@ -204,12 +306,18 @@ impl<B: Body + 'static> Body for Tracked<B> {
         self: Pin<&mut Self>,
         task: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Piece<B::Data>>, B::Error>>> {
-        let TrackedProjection::Of { body, watching } = self.project() else { return Poll::Ready(None) };
+        let TrackedProjection::Of { mut body, watching, line } = self.project() else {
+            return Poll::Ready(None);
+        };
         if watching.waits_for_room() || watching.waits_for_memory(body.size_hint().lower(), task) {
             return Poll::Pending;
         }
-        let frame = ready!(body.poll_frame(task));
-        Poll::Ready(frame.map(|frame| Ok(frame?.map_data(|data| Piece::new(data, watching.clone())))))
+        let frame = ready!(body.as_mut().poll_frame(task)).transpose()?;
+        if let Some(line) = line {
+            line.made(frame.as_ref(), body.is_end_stream());
+        }
+        let piece = |data| Piece::new(data, watching.clone(), line.clone());
+        Poll::Ready(frame.map(|frame| Ok(frame.map_data(piece))))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -231,19 +339,33 @@ impl<B: Body + 'static> Body for Tracked<B> {
 pub(super) struct Piece<D: Buf> {
     data: D,
     watching: Rc<Watching>,
+    line: Option<Rc<Line>>,
     /// Where it began, if its bytes are shared.
     shared: Option<usize>,
 }
 
 impl<D: Buf + 'static> Piece<D> {
-    fn new(data: D, watching: Rc<Watching>) -> Piece<D> {
+    fn new(data: D, watching: Rc<Watching>, line: Option<Rc<Line>>) -> Piece<D> {
         watching.hold(data.remaining());
+        if let Some(line) = &line {
+            line.piece(data.remaining());
+        }
         let bytes = (&data as &dyn Any).downcast_ref::<Bytes>();
         let shared = bytes.filter(|bytes| bytes.len() >= OWNED_BYTES_MIN).map(|bytes| {
             watching.share(bytes);
             bytes.as_ptr().addr()
         });
-        Piece { data, watching, shared }
+        Piece { data, watching, line, shared }
+    }
+}
+
+impl<D: Buf> Piece<D> {
+    /// The connection has bytes of it.
+    fn sent(&self, bytes: usize) {
+        self.watching.let_go(bytes, true);
+        if let Some(line) = &self.line {
+            line.sent(bytes);
+        }
     }
 }
 
@@ -262,12 +384,12 @@ impl<D: Buf> Buf for Piece<D> {
 
     fn advance(&mut self, bytes: usize) {
         self.data.advance(bytes);
-        self.watching.let_go(bytes, true);
+        self.sent(bytes);
     }
 
     fn copy_to_bytes(&mut self, len: usize) -> Bytes {
         let bytes = self.data.copy_to_bytes(len);
-        self.watching.let_go(len, true);
+        self.sent(len);
         bytes
     }
 }

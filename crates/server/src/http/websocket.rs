@@ -18,7 +18,7 @@ use crate::log::lines::debug;
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 
 /// As [`Limits::write_stall_timeout`](crate::Limits::write_stall_timeout).
-const WRITE_STALL_TIMEOUT: Duration = Duration::from_secs(30);
+pub(super) const WRITE_STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Lets a client that asks for WebSocket in, for a service of [`http`](crate::http()): the answer is what the service returns, and
 /// `handler` has the socket once it left. Messages of 1 MiB, every origin; [`Upgrades`] bound and choose otherwise.
@@ -128,6 +128,7 @@ impl Upgrades {
             extension: self.extension.clone().filter(|_| answer.compresses),
             message_bytes_max: self.options.largest_message(),
             times: self.times,
+            masks: None,
         };
         if request.version() == Version::HTTP_2 {
             let upgraded = hyper::upgrade::on(request);

@@ -7,9 +7,11 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 #[cfg(any(feature = "http", feature = "tokio"))]
-use bytes::Bytes;
+use bytes::{BufMut, Bytes};
 use ringserve_buf::ReplyWriter;
 use ringserve_core::framing::Written;
+#[cfg(any(feature = "http", feature = "tokio"))]
+use ringserve_core::internals::OWNED_BYTES_MIN;
 use ringserve_core::proxy::Tlvs;
 use ringserve_core::{ConnId, ConnShared, Frame, Payload, facts_as};
 
@@ -152,16 +154,22 @@ impl Stream {
         &self,
         task: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
-        owned_room: usize,
+        owned_room: impl Fn() -> usize,
         share: impl Fn(&[u8]) -> Option<Bytes>,
     ) -> Poll<io::Result<usize>> {
         self.poll_room(task).map_ok(|room| {
+            let all: usize = pieces.iter().map(|piece| piece.len()).sum();
+            if all <= room && all < OWNED_BYTES_MIN {
+                // None of them is long enough to be shared.
+                self.queue_with(|out| pieces.iter().for_each(|piece| out.put_slice(piece)));
+                return all;
+            }
             let mut taken = 0;
             for piece in pieces {
                 let left = room - taken;
                 let len = match share(piece) {
                     Some(mut bytes) => {
-                        bytes.truncate(owned_room.max(left));
+                        bytes.truncate(owned_room().max(left));
                         let len = bytes.len();
                         self.shared.write_payload(bytes.into());
                         len

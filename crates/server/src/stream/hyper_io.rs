@@ -2,13 +2,21 @@
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
+#[cfg(feature = "tls")]
+use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper::rt::{Read, ReadBufCursor, Write};
+#[cfg(feature = "tls")]
+use ringserve_core::facts_as;
 use ringserve_core::{ConnShared, Reservation};
+#[cfg(feature = "tls")]
+use ringserve_tls::TlsInfo;
 
 use super::byte_stream::Stream;
+use crate::http::ClientInfo;
+use crate::peer::Peer;
 use crate::shard::session::Session;
 
 impl Read for Stream {
@@ -60,7 +68,7 @@ impl Write for Stream {
         task: &mut Context<'_>,
         pieces: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.poll_put_all(task, pieces, 0, |_| None)
+        self.poll_put_all(task, pieces, || 0, |_| None)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -123,6 +131,19 @@ impl Fate {
     /// Counts a request that was answered without the service.
     pub(crate) fn count_shed(&self) {
         self.shared.count_shed();
+    }
+
+    /// What is known of the connection, for code that runs anywhere.
+    pub(crate) fn client_info(&self, shard: usize) -> ClientInfo {
+        let (peer, id, tlvs) = (Peer::of(&self.shared), self.shared.id(), self.shared.tlvs());
+        ClientInfo::new(
+            peer,
+            id,
+            shard,
+            tlvs.as_ref(),
+            #[cfg(feature = "tls")]
+            self.shared.facts().and_then(facts_as).map(|info: Rc<TlsInfo>| (*info).clone()),
+        )
     }
 
     /// Resets the connection, as [`Stream::abort`].

@@ -55,7 +55,7 @@ impl AsyncWrite for Stream {
         task: &mut Context<'_>,
         pieces: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.poll_put_all(task, pieces, 0, |_| None)
+        self.poll_put_all(task, pieces, || 0, |_| None)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -84,7 +84,7 @@ impl AsyncWrite for WriteHalf {
         task: &mut Context<'_>,
         pieces: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.0.poll_put_all(task, pieces, 0, |_| None)
+        self.0.poll_put_all(task, pieces, || 0, |_| None)
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -69,8 +69,12 @@ const LINES_MAX: usize = 8192;
 /// For what is left at the exit.
 const END: Duration = Duration::from_secs(1);
 
-/// The target of the lines of [`access_log`](crate::access_log).
+/// The target of the lines of [`access_log`](crate::access_log), and the front of those of requests.
 const ACCESS: &str = "ringserve::access";
+
+fn is_access(target: &str) -> bool {
+    target.strip_prefix(ACCESS).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+}
 
 /// The log of this process, once there is one.
 static LOG: OnceLock<Log> = OnceLock::new();
@@ -302,7 +306,7 @@ impl<'a> MakeWriter<'a> for Lines {
 
     fn make_writer_for(&'a self, event: &Metadata<'_>) -> &'a Shared {
         match &self.access {
-            Some(access) if event.target() == ACCESS => access,
+            Some(access) if is_access(event.target()) => access,
             _ => &self.log,
         }
     }
@@ -326,7 +330,7 @@ where
         line: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
-        match self.is_json || self.is_access_apart && event.metadata().target() == ACCESS {
+        match self.is_json || self.is_access_apart && is_access(event.metadata().target()) {
             true => Json.format_event(context, line, event),
             false => self.text.format_event(context, line, event),
         }

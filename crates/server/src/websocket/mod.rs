@@ -74,11 +74,15 @@ pub use message::{Message, Outgoing, Text};
 pub use ringserve_websocket::{
     Accept, Extension, InflateError, Kind, Messages, Reject, Upgrade, WebSocketInfo, WebSocketOptions, close,
 };
+#[cfg(feature = "http")]
+pub use ringserve_websocket::{ClientRequest, HandshakeError};
 #[cfg(feature = "websocket-deflate")]
 pub use ringserve_websocket::{Deflate, PerMessageDeflate};
 pub use service::{WebSocket, Ws, WsCx, WsHandle, WsLocalHandle, WsService, ws};
 
 use crate::cx::Cx;
+#[cfg(feature = "http")]
+pub use crate::http::connect::{ConnectError, connect};
 #[cfg(feature = "http")]
 pub use crate::http::socket::{Socket, SocketError};
 #[cfg(feature = "http")]
