@@ -37,6 +37,10 @@ page!(state, "state.md", all());
 page!(stopping, "stopping.md", all());
 page!(testing, "testing.md", any(not(doctest), feature = "testing"));
 page!(tls, "tls.md", any(not(doctest), feature = "tls"));
-page!(websocket, "websocket.md", any(not(doctest), all(feature = "http", feature = "websocket")));
+page!(
+    websocket,
+    "websocket.md",
+    any(not(doctest), all(feature = "http", feature = "tls", feature = "websocket"))
+);
 page!(under_attack, "under_attack.md", all());
 page!(waiting, "waiting.md", all());

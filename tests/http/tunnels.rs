@@ -172,7 +172,7 @@ fn bytes_pass_both_ways_behind_a_101_and_a_connect() {
 }
 
 #[test]
-fn stream_of_http_2_is_a_tunnel_that_outlives_the_time_of_a_request() {
+fn tunnel_of_http_2_outlives_the_time_of_a_request() {
     let options = HttpOptions::default().request_timeout(BRIEF).response_timeout(BRIEF).rate_window(BRIEF);
     let rig = Rig::start(no_time_limits(), options);
     with_http2(rig.running.local_addrs()[0], async |mut sender: Sender| {
@@ -248,7 +248,7 @@ fn service_hears_that_its_tunnel_broke_and_a_drain_waits_for_it() {
 }
 
 #[test]
-fn upgrade_that_is_not_answered_so_fails_and_the_connection_goes_on() {
+fn upgrade_that_is_answered_otherwise_fails_alone() {
     let rig = Rig::start(no_time_limits(), HttpOptions::default());
     let mut client = rig.client();
     for count in 1..3 {

@@ -15,7 +15,7 @@
 //! | `seconds` | from the accept to the end |
 //! | `reason`, `closed_by` | the [close reason](crate::CloseReason), and the side that it counts for |
 //!
-//! A service of HTTP has a log of its requests besides: `http(..).access_log(true)`.
+//! A service of HTTP has a log of its requests too: `http(..).access_log(true)`.
 //!
 //! The lines are not limited: an attack of a million short connections writes a million of them, and a subscriber that
 //! blocks keeps the shard from its other connections. `ringserve::log` hands lines to a thread, and drops them when it is behind.

@@ -92,7 +92,7 @@ impl ClientRequest {
         (self.message_bytes_max, self.timeout, self.ping_interval)
     }
 
-    /// Appends the request to `out`, with a key that nobody can foresee. Returns what reads its answer.
+    /// Appends the request to `out`, with a key that no server can foresee. Returns what reads its answer.
     ///
     /// # Errors
     /// If host, target or a protocol cannot stand in a request.
@@ -214,6 +214,7 @@ impl Expected {
 
 /// Why a client has no WebSocket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum HandshakeError {
     /// The request cannot be written.
     Request(&'static str),

@@ -100,7 +100,7 @@ fn options_out_of_range_are_refused_at_the_start() {
 }
 
 #[test]
-fn options_out_of_range_are_an_error_of_a_connection_served_by_hand() {
+fn options_out_of_range_are_an_error_of_http_by_hand() {
     let server = On::default().server(no_time_limits()).start(|shard| {
         let http = Http::new(shard, &HttpOptions::default().buffer_bytes_max(100))?;
         Ok::<_, LimitError>(stream(async move |stream: Stream| {
@@ -113,7 +113,7 @@ fn options_out_of_range_are_an_error_of_a_connection_served_by_hand() {
 }
 
 #[test]
-fn requests_without_one_valid_host_are_refused_before_the_service() {
+fn requests_without_one_valid_host_are_refused() {
     let rig = Rig::start(HttpOptions::default());
     let ask = |request: String| {
         let mut client = rig.client();

@@ -18,45 +18,61 @@
 //! An answer counts as whole once the connection has all of it; the connection's line tells whether that left. A request that hyper
 //! answers by itself, since it cannot be read, has no line.
 
-use std::borrow::Cow;
 use std::cell::Cell;
-use std::fmt::Write;
+use std::fmt;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
 use hyper::body::{Body, Frame};
 use hyper::{Method, Request, Response, StatusCode, Version};
 use ringserve_core::{ConnId, Time};
-use ringserve_drivers::guarded;
-use tracing::info;
 
-use crate::peer::Peer;
+use super::client_info::ClientInfo;
+use super::watch::Watch;
+use crate::log::lines::info;
 use crate::shard::handle::Shard;
 
-/// Bytes of a path that are in a line.
+/// Bytes of a path that are in a line, and those that take no separate memory.
 const PATH_BYTES_MAX: usize = 1024;
+const SHORT_PATH: usize = 63;
 
 /// What the lines of a connection have in common.
 pub(super) struct Site {
     shard: Shard,
+    watch: Rc<Watch>,
     id: ConnId,
     peer: Option<SocketAddr>,
     via: Option<SocketAddr>,
+    /// A line that was written, for the next request: one is enough for HTTP/1.1.
+    free: Cell<Option<Rc<Line>>>,
 }
 
 impl Site {
-    pub(super) fn new(shard: &Shard, id: ConnId, peer: Peer) -> Rc<Site> {
-        Rc::new(Site { shard: shard.clone(), id, peer: peer.addr(), via: peer.via() })
+    pub(super) fn new(shard: &Shard, watch: &Rc<Watch>, client: &ClientInfo) -> Rc<Site> {
+        let peer = client.peer();
+        Rc::new(Site {
+            shard: shard.clone(),
+            watch: watch.clone(),
+            id: client.id(),
+            peer: peer.addr(),
+            via: peer.via(),
+            free: Cell::default(),
+        })
     }
 }
 
-/// A request, whose line is written when this is dropped.
-pub(super) struct Line {
-    site: Rc<Site>,
+/// A share in the line of a request, which is written when the last one is dropped; or of none.
+#[derive(Clone, Default)]
+pub(super) struct Logged(Option<Rc<Line>>);
+
+/// A request.
+struct Line {
+    /// `None` between two requests.
+    site: Option<Rc<Site>>,
     began: Time,
     version: Version,
     method: Method,
-    path: Box<[u8]>,
+    path: Path,
     status: Cell<Option<StatusCode>>,
     /// Bytes of the answer's body that were made, and that the connection has.
     made: Cell<u64>,
@@ -67,49 +83,105 @@ pub(super) struct Line {
     is_made: Cell<bool>,
 }
 
-impl Line {
-    pub(super) fn new<B>(site: &Rc<Site>, request: &Request<B>) -> Rc<Line> {
-        let path = request.uri().path().as_bytes();
-        Rc::new(Line {
-            site: site.clone(),
+enum Path {
+    Short { len: u8, bytes: [u8; SHORT_PATH] },
+    Long(Box<[u8]>),
+}
+
+impl Logged {
+    pub(super) fn new<B>(site: &Rc<Site>, request: &Request<B>) -> Logged {
+        let line = Line {
+            site: Some(site.clone()),
             began: site.shard.now(),
             version: request.version(),
             method: request.method().clone(),
-            path: path[..path.len().min(PATH_BYTES_MAX)].into(),
+            path: Path::new(request.uri().path().as_bytes()),
             status: Cell::default(),
             made: Cell::default(),
             sent: Cell::default(),
             expected: Cell::default(),
             is_made: Cell::default(),
-        })
+        };
+        let mut free = site.free.take();
+        match free.as_mut().and_then(Rc::get_mut) {
+            Some(free) => *free = line,
+            None => free = Some(Rc::new(line)),
+        }
+        Logged(free)
     }
 
     /// The service answered, or another did in its place.
     pub(super) fn answered<B: Body>(&self, response: &Response<B>) {
+        let Some(line) = &self.0 else { return };
         let (status, body) = (response.status(), response.body());
-        self.status.set(Some(status));
-        self.expected.set(body.size_hint().exact());
-        let has_no_body = self.method == Method::HEAD
+        line.status.set(Some(status));
+        line.expected.set(body.size_hint().exact());
+        let has_no_body = line.method == Method::HEAD
             || status.is_informational()
             || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
-        self.is_made.set(has_no_body || body.is_end_stream());
+        line.is_made.set(has_no_body || body.is_end_stream());
     }
 
-    /// A frame of the body, or its end, and whether it is known to be the last one.
-    pub(super) fn made<D>(&self, frame: Option<&Frame<D>>, is_last: bool) {
-        if is_last || frame.is_none_or(|frame| frame.is_trailers()) {
-            self.is_made.set(true);
+    /// A frame of the body, or its end.
+    pub(super) fn made<B: Body>(&self, frame: Option<&Frame<B::Data>>, body: &B) {
+        let Some(line) = &self.0 else { return };
+        if frame.is_none_or(|frame| frame.is_trailers()) || body.is_end_stream() {
+            line.is_made.set(true);
         }
     }
 
     /// A piece of the body.
     pub(super) fn piece(&self, bytes: usize) {
-        self.made.set(self.made.get() + bytes as u64);
+        if let Some(line) = &self.0 {
+            line.made.set(line.made.get() + bytes as u64);
+        }
     }
 
     /// The connection has bytes of it.
     pub(super) fn sent(&self, bytes: usize) {
-        self.sent.set(self.sent.get() + bytes as u64);
+        if let Some(line) = &self.0 {
+            line.sent.set(line.sent.get() + bytes as u64);
+        }
+    }
+}
+
+impl Drop for Logged {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(line) = self.0.take() {
+            line.let_go();
+        }
+    }
+}
+
+impl Line {
+    /// Writes the line, if nothing else has a share in it.
+    fn let_go(mut self: Rc<Line>) {
+        let Some(line) = Rc::get_mut(&mut self) else { return };
+        let Some(site) = line.site.take() else { return };
+        line.write(&site);
+        site.free.set(Some(self));
+    }
+
+    fn write(&self, site: &Site) {
+        let now = site.shard.now();
+        site.watch.note_time(now);
+        let seconds = (now - self.began).as_secs_f64();
+        info!(
+            target: "ringserve::access::http",
+            shard = site.shard.index(),
+            id = %site.id,
+            peer = site.peer.map(tracing::field::display),
+            via = site.via.map(tracing::field::display),
+            version = ?self.version,
+            method = self.method.as_str(),
+            path = %Shown(self.path.bytes()),
+            status = self.status.get().map(|status| status.as_u16()),
+            bytes = self.sent.get(),
+            seconds,
+            whole = self.is_whole(),
+            "answered"
+        );
     }
 
     fn is_whole(&self) -> bool {
@@ -120,48 +192,45 @@ impl Line {
     }
 }
 
-impl Drop for Line {
-    fn drop(&mut self) {
-        let Site { shard, id, peer, via } = &*self.site;
-        let path = escape(&self.path);
-        let seconds = (shard.now() - self.began).as_secs_f64();
-        guarded(|| {
-            info!(
-                target: "ringserve::access::http",
-                shard = shard.index(),
-                %id,
-                peer = peer.map(tracing::field::display),
-                via = via.map(tracing::field::display),
-                version = ?self.version,
-                method = self.method.as_str(),
-                path = &*path,
-                status = self.status.get().map(|status| status.as_u16()),
-                bytes = self.sent.get(),
-                seconds,
-                whole = self.is_whole(),
-                "answered"
-            );
-        });
+impl Path {
+    fn new(path: &[u8]) -> Path {
+        let mut bytes = [0; SHORT_PATH];
+        match bytes.get_mut(..path.len()) {
+            Some(front) => {
+                front.copy_from_slice(path);
+                Path::Short { len: path.len() as u8, bytes }
+            }
+            None => Path::Long(path[..path.len().min(PATH_BYTES_MAX)].into()),
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Path::Short { len, bytes } => &bytes[..usize::from(*len)],
+            Path::Long(bytes) => bytes,
+        }
     }
 }
 
 /// A path without what could end a line, or a value in quotes.
-fn escape(path: &[u8]) -> Cow<'_, str> {
-    let is_plain = |byte: &u8| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\');
-    if path.iter().all(is_plain)
-        && let Ok(path) = std::str::from_utf8(path)
-    {
-        return path.into();
-    }
-    let mut escaped = String::with_capacity(3 * path.len());
-    for byte in path {
-        if is_plain(byte) {
-            escaped.push(char::from(*byte));
-        } else {
-            _ = write!(escaped, "%{byte:02X}");
+struct Shown<'a>(&'a [u8]);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_plain = |byte: &u8| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\');
+        let mut rest = self.0;
+        while !rest.is_empty() {
+            let plain = rest.iter().position(|byte| !is_plain(byte)).unwrap_or(rest.len());
+            let (front, behind) = rest.split_at(plain);
+            f.write_str(std::str::from_utf8(front).unwrap_or_default())?;
+            rest = behind;
+            if let Some((byte, behind)) = behind.split_first() {
+                write!(f, "%{byte:02X}")?;
+                rest = behind;
+            }
         }
+        Ok(())
     }
-    escaped.into()
 }
 
 #[cfg(test)]
@@ -170,9 +239,22 @@ mod tests {
 
     #[test]
     fn path_has_nothing_that_ends_a_value_or_a_line() {
-        assert!(matches!(escape(b"/a/b%20c;d=e"), Cow::Borrowed("/a/b%20c;d=e")));
-        assert_eq!(escape(b"/a\nb\"c\\d\x7f\x1b[2J e"), "/a%0Ab%22c%5Cd%7F%1B[2J%20e");
-        assert_eq!(escape("/gr\u{fc}n\u{85}".as_bytes()), "/gr%C3%BCn%C2%85");
-        assert_eq!(escape(&[b'/', 0xff, 0xc3]), "/%FF%C3");
+        for (path, shown) in [
+            (&b"/a/b%20c;d=e"[..], "/a/b%20c;d=e"),
+            (b"/a\nb\"c\\d\x7f\x1b[2J e", "/a%0Ab%22c%5Cd%7F%1B[2J%20e"),
+            ("/gr\u{fc}n\u{85}".as_bytes(), "/gr%C3%BCn%C2%85"),
+            (&[b'/', 0xff, 0xc3], "/%FF%C3"),
+            (b"", ""),
+        ] {
+            assert_eq!(Shown(path).to_string(), shown);
+        }
+    }
+
+    #[test]
+    fn path_is_kept_to_its_length() {
+        for (len, kept) in [(0, 0), (1, 1), (63, 63), (64, 64), (1024, 1024), (1025, 1024)] {
+            let path = vec![b'a'; len];
+            assert_eq!(Path::new(&path).bytes(), &path[..kept]);
+        }
     }
 }

@@ -1,15 +1,14 @@
 //! A client of WebSocket, above a stream to an upstream.
 
 use std::fmt;
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 
 use bytes::Bytes;
 use ringserve_websocket::{ClientRequest, HandshakeError};
 
+use super::masks::Masks;
 use super::socket::{Parts, Socket, Times};
 use super::websocket::WRITE_STALL_TIMEOUT;
-use crate::shard::handle::Shard;
 use crate::stream::byte_stream::Stream;
 
 /// Asks the server at the other end of `stream` for WebSocket, and waits for its answer. The stream is one that
@@ -84,6 +83,7 @@ pub async fn connect(mut stream: Stream, request: &ClientRequest) -> Result<Sock
 
 /// Why [`connect`] gives no socket.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum ConnectError {
     /// What the server answered, or what the request lacks.
     Handshake(HandshakeError),
@@ -124,40 +124,5 @@ impl std::error::Error for ConnectError {
             ConnectError::Handshake(error) => Some(error),
             ConnectError::Io(error) => Some(error),
         }
-    }
-}
-
-/// The masks of a client's frames. No server can foresee them, as RFC 6455, 10.3 wants it: each is the hash of a number by a key of
-/// the system's. In a simulation the seed decides them.
-pub(super) struct Masks {
-    keys: Option<RandomState>,
-    shard: Shard,
-    count: u64,
-}
-
-impl Masks {
-    fn new(shard: &Shard) -> Masks {
-        let is_simulated = shard.timers().clock().is_simulated();
-        Masks { keys: (!is_simulated).then(RandomState::new), shard: shard.clone(), count: 0 }
-    }
-
-    fn number(&mut self) -> u64 {
-        self.count += 1;
-        match &self.keys {
-            Some(keys) => keys.hash_one(self.count),
-            None => self.shard.random(),
-        }
-    }
-
-    /// For the request.
-    fn key(&mut self) -> [u8; 16] {
-        let both = u128::from(self.number()) << 64 | u128::from(self.number());
-        both.to_ne_bytes()
-    }
-
-    /// For a frame.
-    pub(super) fn next(&mut self) -> [u8; 4] {
-        // Half of it says nothing of the other half.
-        (self.number() as u32).to_ne_bytes()
     }
 }

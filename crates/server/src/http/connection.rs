@@ -213,17 +213,19 @@ impl WatchedConnection<'_> {
         .await
     }
 
-    /// True if the head of a request of HTTP/1.1 did not come in time. A sleep is not set anew for each request: one that goes off
-    /// early is set again.
+    /// True if the head of a request of HTTP/1.1 did not come in time. No request sets a sleep: one that goes off early
+    /// is set again.
     fn is_silent(&self, heads: &mut Heads, task: &mut Context<'_>) -> bool {
         let Some(time) = self.head_time else { return false };
+        let time_read = self.watch.take_time();
         if self.watch.take_headed() {
             heads.until = None;
         }
         if !self.watch.awaits_head() {
             return false;
         }
-        let until = *heads.until.get_or_insert_with(|| self.timer.time() + time);
+        let now = || time_read.unwrap_or_else(|| self.timer.time());
+        let until = *heads.until.get_or_insert_with(|| now() + time);
         loop {
             let sleep = heads.sleep.get_or_insert_with(|| self.timer.until(until));
             if Pin::new(sleep).poll(task).is_pending() {

@@ -12,11 +12,12 @@ pub(super) fn has_valid_host<B>(request: &Request<B>) -> bool {
     if request.version() == Version::HTTP_2 {
         return true;
     }
-    let mut hosts = request.headers().get_all(HOST).iter();
-    match (hosts.next(), hosts.next()) {
-        (None, _) => request.version() < Version::HTTP_11,
-        (Some(host), None) => is_host(host.as_bytes()),
-        (Some(_), Some(_)) => false,
+    let fields = request.headers();
+    // Where each field stands once, as mostly, this one does.
+    let is_single = || fields.len() == fields.keys_len() || fields.get_all(HOST).iter().count() == 1;
+    match fields.get(HOST) {
+        None => request.version() < Version::HTTP_11,
+        Some(host) => is_host(host.as_bytes()) && is_single(),
     }
 }
 

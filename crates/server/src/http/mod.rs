@@ -90,6 +90,8 @@ mod connection;
 mod detect;
 mod host;
 mod leaving;
+#[cfg(feature = "websocket")]
+mod masks;
 mod options;
 mod rests;
 mod runtime;

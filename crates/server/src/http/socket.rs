@@ -18,8 +18,8 @@ use ringserve_websocket::frame::{Header, Opcode, Violation, put_masked};
 use ringserve_websocket::reader::{ReadError, Reader, Received};
 use ringserve_websocket::{Extension, Kind, WebSocketInfo, close};
 
-use super::connect::Masks;
 use super::leaving::Leave;
+use super::masks::Masks;
 use super::runtime::PUT_OFF;
 use super::upgrade::Hold;
 use crate::shard::handle::Shard;

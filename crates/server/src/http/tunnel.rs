@@ -218,7 +218,7 @@ impl Seed {
     pub(super) async fn carry(mut self, stream: Stream, read: Bytes) {
         self.answers.borrow_mut().now = true;
         _ = self.connection.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        // What hyper made of it is the service's now, or nobody's.
+        // What hyper made of it is the service's now, if that still wants it.
         drop(self.connection);
         let carrier = Carrier { tunnel: self.tunnel, stream };
         let mut state = carrier.tunnel.state();

@@ -21,7 +21,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use hyper::body::Bytes;
-use ringserve_core::Reservation;
+use ringserve_core::{Reservation, Time};
 
 use farewell::Farewell;
 pub(super) use farewell::request_bytes;
@@ -191,6 +191,8 @@ pub(super) struct Watch {
     began: Cell<bool>,
     /// The same, since the time for heads was.
     headed: Cell<bool>,
+    /// The time, where it was read since then.
+    time: Cell<Option<Time>>,
     /// Those that run, and entries that are free: those that only this list holds.
     requests: RefCell<Vec<Rc<Watching>>>,
     /// Where to look for a free one.
@@ -263,6 +265,7 @@ impl Watch {
             written: Cell::default(),
             began: Cell::default(),
             headed: Cell::default(),
+            time: Cell::default(),
             requests: RefCell::default(),
             cursor: Cell::default(),
             next: Cell::default(),
@@ -407,6 +410,16 @@ impl Watch {
     /// True if a request of HTTP/1.1 began since this was last asked.
     pub(super) fn take_headed(&self) -> bool {
         self.headed.take()
+    }
+
+    /// The time was read.
+    pub(super) fn note_time(&self, now: Time) {
+        self.time.set(Some(now));
+    }
+
+    /// The time, if it was read since this was last asked.
+    pub(super) fn take_time(&self) -> Option<Time> {
+        self.time.take()
     }
 
     /// True if a connection of HTTP/1.1 waits for the head of a request.

@@ -15,7 +15,7 @@ use hyper::{Method, Request, Response, StatusCode, Version};
 use pin_project_lite::pin_project;
 use ringserve_core::internals::OWNED_BYTES_MIN;
 
-use super::access::{Line, Site};
+use super::access::{Logged, Site};
 use super::client_info::ClientInfo;
 use super::host::has_valid_host;
 use super::tunnel::Seed;
@@ -65,18 +65,17 @@ impl<S> Watched<S> {
     }
 
     /// The line of a request in the access log.
-    #[cold]
-    fn line(&self, request: &Request<Incoming>) -> Option<Rc<Line>> {
-        let client = self.client()?;
-        let site = self.site.get_or_init(|| Site::new(&self.shard, client.id(), client.peer()));
-        Some(Line::new(site, request))
+    fn line(&self, request: &Request<Incoming>) -> Logged {
+        let Some(client) = self.client().filter(|_| self.serving.logs) else { return Logged::default() };
+        let site = self.site.get_or_init(|| Site::new(&self.shard, &self.watch, client));
+        Logged::new(site, request)
     }
 
     /// Why a request is answered without the service, if it is.
     #[inline]
     fn refuses(&self, request: &Request<Incoming>) -> Option<Refused> {
         if !has_valid_host(request) {
-            return Some(Refused::Host);
+            return Some(Refused::Invalid);
         }
         let may_shed = self.serving.may_shed.as_ref()?;
         if self.shard.sheds().is_none() || !may_shed(request) {
@@ -93,8 +92,8 @@ impl<S> Watched<S> {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Refused {
     /// It has not one host that is valid.
-    Host,
-    /// It is shed, and may come again after so many seconds.
+    Invalid,
+    /// It is shed, and may come again after `retry_after` seconds.
     Busy { retry_after: u8 },
 }
 
@@ -104,7 +103,7 @@ impl Refused {
         let mut response = Response::new(Tracked::Nothing);
         let (status, name, value) = match self {
             // Where the next request begins may be another's opinion.
-            Refused::Host => (StatusCode::BAD_REQUEST, CONNECTION, HeaderValue::from_static("close")),
+            Refused::Invalid => (StatusCode::BAD_REQUEST, CONNECTION, HeaderValue::from_static("close")),
             // Its connection stays.
             Refused::Busy { retry_after } => {
                 (StatusCode::SERVICE_UNAVAILABLE, RETRY_AFTER, u16::from(retry_after).into())
@@ -133,7 +132,7 @@ where
             self.watch.note_request(request_bytes(&request));
         }
         let watching = self.watch.begin(!request.body().is_end_stream() || streams);
-        let line = if self.serving.logs { self.line(&request) } else { None };
+        let line = self.line(&request);
         if let Some(refused) = self.refuses(&request) {
             return Answering { future: None, watching, switch: None, refused, line };
         }
@@ -141,7 +140,13 @@ where
         if let Some(client) = self.client() {
             request.extensions_mut().insert(client.clone());
         }
-        Answering { future: Some(self.service.call(request)), watching, switch, refused: Refused::Host, line }
+        Answering {
+            future: Some(self.service.call(request)),
+            watching,
+            switch,
+            refused: Refused::Invalid,
+            line,
+        }
     }
 }
 
@@ -198,7 +203,7 @@ pin_project! {
         // Few have one, and all are moved with it.
         switch: Option<Box<Switch>>,
         refused: Refused,
-        line: Option<Rc<Line>>,
+        line: Logged,
     }
 }
 
@@ -217,11 +222,11 @@ where
             (None, Some(future)) => {
                 let response = ready!(future.poll(task))?;
                 let switch = this.switch.take();
-                return Poll::Ready(Ok(answered(response, this.watching, switch, this.line.take())));
+                return Poll::Ready(Ok(answered(response, this.watching, switch, std::mem::take(this.line))));
             }
         };
         this.watching.set_answered();
-        Poll::Ready(Ok(in_its_place(instead, this.watching, this.line.take())))
+        Poll::Ready(Ok(in_its_place(instead, this.watching, std::mem::take(this.line))))
     }
 }
 
@@ -231,7 +236,7 @@ fn answered<B: Body>(
     mut response: Response<B>,
     watching: &Rc<Watching>,
     switch: Option<Box<Switch>>,
-    line: Option<Rc<Line>>,
+    line: Logged,
 ) -> Response<Tracked<B>> {
     let status = response.status();
     let begins = switch.as_ref().is_some_and(|switch| switch.begins_with(status, watching.is_http2()));
@@ -242,9 +247,7 @@ fn answered<B: Body>(
     if let Some(switch) = switch {
         switch.settle(begins, watching);
     }
-    if let Some(line) = &line {
-        line.answered(&response);
-    }
+    line.answered(&response);
     let watching = watching.clone();
     response.map(|body| Tracked::Of { body, watching, line })
 }
@@ -254,12 +257,10 @@ fn answered<B: Body>(
 fn in_its_place<B: Body + 'static>(
     mut response: Response<Tracked<B>>,
     watching: &Watching,
-    line: Option<Rc<Line>>,
+    line: Logged,
 ) -> Response<Tracked<B>> {
     say_the_end(&mut response, watching);
-    if let Some(line) = line {
-        line.answered(&response);
-    }
+    line.answered(&response);
     response
 }
 
@@ -292,7 +293,7 @@ pin_project! {
             #[pin]
             body: B,
             watching: Rc<Watching>,
-            line: Option<Rc<Line>>,
+            line: Logged,
         },
         Nothing,
     }
@@ -313,9 +314,7 @@ impl<B: Body + 'static> Body for Tracked<B> {
             return Poll::Pending;
         }
         let frame = ready!(body.as_mut().poll_frame(task)).transpose()?;
-        if let Some(line) = line {
-            line.made(frame.as_ref(), body.is_end_stream());
-        }
+        line.made(frame.as_ref(), &*body);
         let piece = |data| Piece::new(data, watching.clone(), line.clone());
         Poll::Ready(frame.map(|frame| Ok(frame.map_data(piece))))
     }
@@ -339,17 +338,15 @@ impl<B: Body + 'static> Body for Tracked<B> {
 pub(super) struct Piece<D: Buf> {
     data: D,
     watching: Rc<Watching>,
-    line: Option<Rc<Line>>,
+    line: Logged,
     /// Where it began, if its bytes are shared.
     shared: Option<usize>,
 }
 
 impl<D: Buf + 'static> Piece<D> {
-    fn new(data: D, watching: Rc<Watching>, line: Option<Rc<Line>>) -> Piece<D> {
+    fn new(data: D, watching: Rc<Watching>, line: Logged) -> Piece<D> {
         watching.hold(data.remaining());
-        if let Some(line) = &line {
-            line.piece(data.remaining());
-        }
+        line.piece(data.remaining());
         let bytes = (&data as &dyn Any).downcast_ref::<Bytes>();
         let shared = bytes.filter(|bytes| bytes.len() >= OWNED_BYTES_MIN).map(|bytes| {
             watching.share(bytes);
@@ -363,9 +360,7 @@ impl<D: Buf> Piece<D> {
     /// The connection has bytes of it.
     fn sent(&self, bytes: usize) {
         self.watching.let_go(bytes, true);
-        if let Some(line) = &self.line {
-            line.sent(bytes);
-        }
+        self.line.sent(bytes);
     }
 }
 
