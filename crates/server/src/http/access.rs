@@ -83,31 +83,21 @@ struct Line {
     is_made: Cell<bool>,
 }
 
-enum Path {
-    Short { len: u8, bytes: [u8; SHORT_PATH] },
-    Long(Box<[u8]>),
+/// What is kept of a path.
+struct Path {
+    len: u8,
+    short: [u8; SHORT_PATH],
+    /// In its place, if it is longer.
+    long: Option<Box<[u8]>>,
 }
 
 impl Logged {
     pub(super) fn new<B>(site: &Rc<Site>, request: &Request<B>) -> Logged {
-        let line = Line {
-            site: Some(site.clone()),
-            began: site.shard.now(),
-            version: request.version(),
-            method: request.method().clone(),
-            path: Path::new(request.uri().path().as_bytes()),
-            status: Cell::default(),
-            made: Cell::default(),
-            sent: Cell::default(),
-            expected: Cell::default(),
-            is_made: Cell::default(),
-        };
-        let mut free = site.free.take();
-        match free.as_mut().and_then(Rc::get_mut) {
-            Some(free) => *free = line,
-            None => free = Some(Rc::new(line)),
+        let mut free = site.free.take().unwrap_or_else(Line::empty);
+        if let Some(line) = Rc::get_mut(&mut free) {
+            line.begin(site, request);
         }
-        Logged(free)
+        Logged(Some(free))
     }
 
     /// The service answered, or another did in its place.
@@ -155,6 +145,35 @@ impl Drop for Logged {
 }
 
 impl Line {
+    #[cold]
+    fn empty() -> Rc<Line> {
+        Rc::new(Line {
+            site: None,
+            began: Time::ZERO,
+            version: Version::HTTP_11,
+            method: Method::GET,
+            path: Path { len: 0, short: [0; SHORT_PATH], long: None },
+            status: Cell::default(),
+            made: Cell::default(),
+            sent: Cell::default(),
+            expected: Cell::default(),
+            is_made: Cell::default(),
+        })
+    }
+
+    /// Another request, written over the one before.
+    fn begin<B>(&mut self, site: &Rc<Site>, request: &Request<B>) {
+        self.site = Some(site.clone());
+        self.began = site.shard.now();
+        self.version = request.version();
+        if self.method != *request.method() {
+            self.method = request.method().clone();
+        }
+        self.path.set(request.uri().path().as_bytes());
+        (self.status, self.made, self.sent) = Default::default();
+        (self.expected, self.is_made) = Default::default();
+    }
+
     /// Writes the line, if nothing else has a share in it.
     fn let_go(mut self: Rc<Line>) {
         let Some(line) = Rc::get_mut(&mut self) else { return };
@@ -193,22 +212,19 @@ impl Line {
 }
 
 impl Path {
-    fn new(path: &[u8]) -> Path {
-        let mut bytes = [0; SHORT_PATH];
-        match bytes.get_mut(..path.len()) {
+    fn set(&mut self, path: &[u8]) {
+        self.long = match self.short.get_mut(..path.len()) {
             Some(front) => {
                 front.copy_from_slice(path);
-                Path::Short { len: path.len() as u8, bytes }
+                self.len = path.len() as u8;
+                None
             }
-            None => Path::Long(path[..path.len().min(PATH_BYTES_MAX)].into()),
-        }
+            None => Some(path[..path.len().min(PATH_BYTES_MAX)].into()),
+        };
     }
 
     fn bytes(&self) -> &[u8] {
-        match self {
-            Path::Short { len, bytes } => &bytes[..usize::from(*len)],
-            Path::Long(bytes) => bytes,
-        }
+        self.long.as_deref().unwrap_or(&self.short[..usize::from(self.len)])
     }
 }
 
@@ -252,9 +268,11 @@ mod tests {
 
     #[test]
     fn path_is_kept_to_its_length() {
-        for (len, kept) in [(0, 0), (1, 1), (63, 63), (64, 64), (1024, 1024), (1025, 1024)] {
+        let mut kept = Path { len: 0, short: [0; SHORT_PATH], long: None };
+        for (len, most) in [(1, 1), (0, 0), (63, 63), (64, 64), (1, 1), (1024, 1024), (1025, 1024)] {
             let path = vec![b'a'; len];
-            assert_eq!(Path::new(&path).bytes(), &path[..kept]);
+            kept.set(&path);
+            assert_eq!(kept.bytes(), &path[..most]);
         }
     }
 }
