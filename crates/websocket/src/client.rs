@@ -213,7 +213,7 @@ impl Expected {
 }
 
 /// Why a client has no WebSocket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HandshakeError {
     /// The request cannot be written.
@@ -233,6 +233,8 @@ impl fmt::Display for HandshakeError {
         }
     }
 }
+
+ringserve_buf::debug_is_display!(HandshakeError);
 
 impl std::error::Error for HandshakeError {}
 

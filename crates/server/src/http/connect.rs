@@ -82,7 +82,6 @@ pub async fn connect(mut stream: Stream, request: &ClientRequest) -> Result<Sock
 }
 
 /// Why [`connect`] gives no socket.
-#[derive(Debug)]
 #[non_exhaustive]
 pub enum ConnectError {
     /// What the server answered, or what the request lacks.
@@ -117,6 +116,8 @@ impl fmt::Display for ConnectError {
         }
     }
 }
+
+ringserve_buf::debug_is_display!(ConnectError);
 
 impl std::error::Error for ConnectError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
