@@ -72,6 +72,7 @@
 //! | `shard_stale` | `shard` | 1 if a handler blocks the shard for more than 250 ms: its figures are those from before |
 //! | `shard_skew_ratio` | | [`ServerStats::skew`](crate::stats::ServerStats::skew), if there are several shards |
 //! | `blocking_threads`, `blocking_queued`, `blocking_calls_total` | `result` of the last | [`Shard::spawn_blocking`](crate::Shard::spawn_blocking) |
+//! | `collectors_left_out` | | collectors of the program that a scrape of an admin endpoint lacks; the log has why. Only where there are some |
 //! | `log_lines_dropped_total` | | lines that were dropped since their queue was full, or nothing reads the log any more: all those of `ringserve::log`; with another subscriber those of watchdog, admin endpoint, signals and reloads |
 //! | `turn_seconds` | | histogram: turns of all shards. Of those that end in a wait one in 64 is timed and counts for 64; each other one is |
 //! | `call_seconds` | | histogram: calls that waited and are done, from the turn in which they began to the one in which they ended |
@@ -127,8 +128,8 @@ impl Metrics {
     #[cfg(feature = "admin")]
     pub(crate) const TEXT_CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-    /// Appends the whole text: OpenMetrics 1.0, as Prometheus takes it since 2.5. About 200 values, 16 more for each shard, 3 for
-    /// each listener of a shard, and 2 for each service.
+    /// Appends the whole text: OpenMetrics 1.0, as Prometheus takes it since 2.5. About 220 values, 17 more for each shard, 3 for
+    /// each listener of a shard, and 35 for each service.
     ///
     /// It makes two system calls for each listener of a shard, and reads a file of `/proc` for each shard. It waits for
     /// nothing, so a handler may call it.
