@@ -71,7 +71,7 @@ pub(super) struct Lateness {
 enum Stage {
     #[default]
     InTime,
-    /// Limits are put off since then, and so many completions were taken since that turn.
+    /// Limits are put off since then, and `taken` completions came behind that turn.
     Behind { since: Time, taken: u64 },
     /// They are judged until then, although the driver always has more.
     Judging { until: Time },

@@ -285,7 +285,7 @@ impl<O: Observer> Shard<O> {
         self.held_before = self.shared.memory();
     }
 
-    /// Begins a turn that has more to do, `gap` after the one before, which `received` so many bytes.
+    /// Begins a turn that has more to do, `gap` after the one before, which brought `received` bytes.
     #[cold]
     #[inline(never)]
     fn begin_aside(&mut self, gap: Duration, completions: usize, received: usize) {

@@ -540,7 +540,7 @@ impl<'a, S: CodecService> CodecCx<'a, S> {
         pinned
     }
 
-    /// The call is over whose item pinned so many bytes.
+    /// The call is over whose item pinned a buffer of `bytes`.
     #[cold]
     fn release(&self, bytes: usize) {
         let pinned = &self.cx.session().pinned;
