@@ -237,9 +237,9 @@ impl Outlet {
         let limits = limits.over(service);
         limits.check()?;
         ordered(
-            "frame_bytes_max",
+            "Limits::frame_bytes_max",
             limits.frame_bytes_max,
-            "held_bytes_max",
+            "ServerLimits::held_bytes_max",
             self.lane.shard().held_bytes_max(),
         )?;
         let own = OwnLimits {
