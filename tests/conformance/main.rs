@@ -154,6 +154,7 @@ macro_rules! cases {
             own_limits {
                 small_frames_before_a_login
                 idle_time_of_one_connection
+                deadline_of_a_login
                 call_that_waits_as_long_as_it_likes
                 bad_limits_change_nothing
             }

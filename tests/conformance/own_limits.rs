@@ -32,6 +32,11 @@ impl Service for Bounded {
             b"login" => cx.set_limits(&large),
             b"keep alive" => cx.set_limits(&large.idle_timeout(SHORT).idle_counts(IdleCounts::Received)),
             b"patient" => cx.set_limits(&large.handler_timeout(None)),
+            b"who" => cx.set_limits(&ConnLimits::default().deadline(LONG)),
+            b"it is me" => {
+                let set = cx.set_limits(&ConnLimits::default().deadline(LONG));
+                set.and_then(|()| cx.set_limits(&ConnLimits::default().deadline(None)))
+            }
             b"bad" => cx.set_limits(&large.idle_timeout(Duration::ZERO)),
             b"long" => {
                 cx.sleep(LONG).await;
@@ -93,6 +98,20 @@ pub fn idle_time_of_one_connection(on: On) {
     drop(alive);
     watch::closed_for(&lab.running, CloseReason::IdleTimeout, 1);
     assert_eq!(other.ask(b"hello"), b"hello");
+    lab.finish();
+}
+
+pub fn deadline_of_a_login(on: On) {
+    let lab = Lab::on(on, no_time_limits());
+    let (mut stranger, mut member) = (lab.client(), lab.client());
+    assert_eq!(member.ask(b"it is me"), b"it is me");
+    // What it says then, and limits that do not name the deadline, leave it as it is.
+    stranger.write(&[frame(b"who"), frame(b"login"), frame(b"hello")].concat());
+    assert_eq!((stranger.recv(), stranger.recv()), (b"who".to_vec(), b"login".to_vec()));
+    assert_eq!((stranger.recv(), stranger.end()), (b"hello".to_vec(), End::Fin));
+    drop(stranger);
+    watch::closed_for(&lab.running, CloseReason::DeadlinePassed, 1);
+    assert_eq!(member.ask(b"hello"), b"hello");
     lab.finish();
 }
 

@@ -185,6 +185,30 @@ impl Queued {
     }
 }
 
+/// Limits that a connection has itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Own(u8);
+
+impl Own {
+    /// In the place of its lane's.
+    pub(crate) const LIMITS: u8 = 1;
+    /// It ends at a deadline.
+    pub(crate) const DEADLINE: u8 = 2;
+
+    #[inline]
+    pub(crate) fn has(self, what: u8) -> bool {
+        self.0 & what != 0
+    }
+
+    /// Notes that, or takes it back.
+    pub(crate) fn note(&mut self, what: u8, holds: bool) {
+        match holds {
+            true => self.0 |= what,
+            false => self.0 &= !what,
+        }
+    }
+}
+
 /// Reasons that keep a connection's bytes and replies from the short paths. In one byte, so that these check once.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Aside(u8);
@@ -270,8 +294,8 @@ pub(crate) struct Conn {
     pub opened: Opened,
     /// A whole frame arrived.
     pub frame_seen: bool,
-    /// It has its own limits.
-    pub limited: bool,
+    /// The limits that it has itself.
+    pub own: Own,
     /// As many calls wait as may.
     pub calls_full: bool,
     /// The service heard that nothing more will arrive.
@@ -326,7 +350,7 @@ impl Conn {
             aside: Aside::default(),
             opened: Opened::No,
             frame_seen: false,
-            limited: false,
+            own: Own::default(),
             calls_full: false,
             input_end_notified: false,
             missed_heartbeats: 0,
@@ -488,7 +512,7 @@ impl Conn {
     /// Its times, where its lane's are `times`.
     #[inline]
     pub(crate) fn times(&self, times: &Times) -> Times {
-        if self.limited { self.own_times().unwrap_or(*times) } else { *times }
+        if self.own.has(Own::LIMITS) { self.own_times().unwrap_or(*times) } else { *times }
     }
 
     /// The times that it set, if it did.
@@ -502,7 +526,7 @@ impl Conn {
     #[inline]
     pub(crate) fn next_limit(&self, slot: u32, times: &Times, now: Stamp) -> (i64, Due) {
         let own;
-        let times = if self.limited {
+        let times = if self.own.has(Own::LIMITS) {
             own = self.times(times);
             &own
         } else {
@@ -523,6 +547,15 @@ impl Conn {
         let mut next = (FOR_EVER, Due::Write);
         if self.send.is_on() {
             next.0 = self.send_at.left(times.write_look, now);
+        }
+        if self.own.has(Own::DEADLINE)
+            && self.is_open()
+            && let Some(outlet) = self.outlet()
+        {
+            let left = outlet.deadline_left(now);
+            if left < next.0 {
+                next = (left, Due::Close(CloseReason::DeadlinePassed));
+            }
         }
         if self.is_open() && !self.frame_seen && !self.is_opening() {
             if self.is_starting() {

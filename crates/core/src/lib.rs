@@ -17,6 +17,7 @@ mod chunked;
 mod conn;
 mod counters;
 mod cut;
+mod deadlines;
 mod driver;
 mod frame;
 mod frame_reader;

@@ -1,11 +1,14 @@
 //! Limits of services, connections and servers, with their checks.
 
 mod error;
+mod own;
 
 use core::time::Duration;
 
 pub use error::LimitError;
 pub(crate) use error::ordered;
+pub use own::ConnLimits;
+
 use error::{TIME_MIN, in_order, in_range, time_in_range, times_in_range};
 
 /// Limits of a service and of each of its connections. Every default is safe on the open Internet. [`check`](Limits::check)
@@ -301,97 +304,6 @@ impl Default for ServerLimits {
             drain_timeout: Duration::from_secs(25),
             drain_delay: Duration::ZERO,
             drain_spread: None,
-        }
-    }
-}
-
-/// Limits of one connection that differ from those of its service, until it ends or others are set. A limit that is not set
-/// here keeps the value of the service's [`Limits`].
-///
-/// ```
-/// use std::time::Duration;
-///
-/// use ringserve_core::{ConnLimits, IdleCounts};
-///
-/// // A client that promised a sign of life every minute.
-/// let keeps_alive = ConnLimits::default().idle_timeout(Duration::from_secs(90)).idle_counts(IdleCounts::Received);
-/// // A peer that did not log in yet.
-/// let stranger = ConnLimits::default().frame_bytes_max(4096);
-/// // A call that waits for as long as its peer does.
-/// let patient = ConnLimits::default().handler_timeout(None);
-/// # let _ = (keeps_alive, stranger, patient);
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ConnLimits {
-    frame_bytes_max: Option<usize>,
-    idle_timeout: Option<Option<Duration>>,
-    idle_counts: Option<IdleCounts>,
-    handler_timeout: Option<Option<Duration>>,
-    heartbeat_interval: Option<Option<Duration>>,
-    read_frames_per_second_max: Option<u32>,
-    read_bytes_per_second_max: Option<usize>,
-}
-
-impl ConnLimits {
-    /// As [`Limits::frame_bytes_max`], from the next frame on, even if it was received already. A frame that was begun and
-    /// already exceeds it is too large.
-    #[must_use]
-    pub fn frame_bytes_max(self, bytes: usize) -> ConnLimits {
-        ConnLimits { frame_bytes_max: Some(bytes), ..self }
-    }
-
-    /// As [`Limits::idle_timeout`]; `None` is off.
-    #[must_use]
-    pub fn idle_timeout(self, time: impl Into<Option<Duration>>) -> ConnLimits {
-        ConnLimits { idle_timeout: Some(time.into()), ..self }
-    }
-
-    /// As [`Limits::idle_counts`].
-    #[must_use]
-    pub fn idle_counts(self, counts: IdleCounts) -> ConnLimits {
-        ConnLimits { idle_counts: Some(counts), ..self }
-    }
-
-    /// As [`Limits::handler_timeout`], also for calls that are pending already; `None` is off.
-    #[must_use]
-    pub fn handler_timeout(self, time: impl Into<Option<Duration>>) -> ConnLimits {
-        ConnLimits { handler_timeout: Some(time.into()), ..self }
-    }
-
-    /// As [`Limits::heartbeat_interval`]; `None` is off.
-    #[must_use]
-    pub fn heartbeat_interval(self, time: impl Into<Option<Duration>>) -> ConnLimits {
-        ConnLimits { heartbeat_interval: Some(time.into()), ..self }
-    }
-
-    /// As [`Limits::read_frames_per_second_max`], from the next turn of the shard on; 0 is off. What was sent before the first
-    /// such limit of the connection does not count.
-    #[must_use]
-    pub fn read_frames_per_second_max(self, frames: u32) -> ConnLimits {
-        ConnLimits { read_frames_per_second_max: Some(frames), ..self }
-    }
-
-    /// As [`Limits::read_bytes_per_second_max`], from the next turn of the shard on; 0 is off.
-    #[must_use]
-    pub fn read_bytes_per_second_max(self, bytes: usize) -> ConnLimits {
-        ConnLimits { read_bytes_per_second_max: Some(bytes), ..self }
-    }
-
-    /// The limits that hold for a connection of a service with `service`.
-    pub(crate) fn over(&self, service: &Limits) -> Limits {
-        Limits {
-            frame_bytes_max: self.frame_bytes_max.unwrap_or(service.frame_bytes_max),
-            idle_timeout: self.idle_timeout.unwrap_or(service.idle_timeout),
-            idle_counts: self.idle_counts.unwrap_or(service.idle_counts),
-            handler_timeout: self.handler_timeout.unwrap_or(service.handler_timeout),
-            heartbeat_interval: self.heartbeat_interval.unwrap_or(service.heartbeat_interval),
-            read_frames_per_second_max: self
-                .read_frames_per_second_max
-                .unwrap_or(service.read_frames_per_second_max),
-            read_bytes_per_second_max: self
-                .read_bytes_per_second_max
-                .unwrap_or(service.read_bytes_per_second_max),
-            ..service.clone()
         }
     }
 }

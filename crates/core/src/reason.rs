@@ -113,10 +113,12 @@ pub enum CloseReason {
     /// [`Limits::read_bytes_per_second_max`](crate::Limits::read_bytes_per_second_max), where
     /// [`Limits::when_read_too_fast`](crate::Limits::when_read_too_fast) is to close.
     ReadTooFast,
+    /// The service gave the connection a [deadline](crate::ConnLimits::deadline), which passed.
+    DeadlinePassed,
 }
 
 impl CloseReason {
-    pub(crate) const COUNT: usize = 38;
+    pub(crate) const COUNT: usize = 39;
 
     /// The side that ended the connection.
     pub fn closed_by(self) -> ClosedBy {
@@ -135,7 +137,7 @@ impl CloseReason {
             | UpgradeRefused(_) => ClosedBy::Peer,
             FirstFrameTimeout | IdleTimeout | WriteStallTimeout | WriteTooSlow | ReadTooSlow
             | ReadTooFast | HeartbeatLost | ProxyUntrusted | ProxyTimeout | HandshakeTimeout
-            | MemoryLimit | Shutdown | DrainTimeout | ServerAborted => ClosedBy::Server,
+            | MemoryLimit | Shutdown | DrainTimeout | ServerAborted | DeadlinePassed => ClosedBy::Server,
             UpstreamFailed | ConnectFailed(_) | ConnectTimeout => ClosedBy::Upstream,
             Closed | Aborted | Refused | HandlerError | HandlerTimeout | OpenTimeout | HandlerPanicked
             | ReplyNotFramed | OutboxFull => ClosedBy::Service,
@@ -191,6 +193,7 @@ impl CloseReason {
             TlsTruncated => 35,
             UpgradeRefused(_) => 36,
             ReadTooFast => 37,
+            DeadlinePassed => 38,
         }
     }
 
@@ -247,6 +250,7 @@ pub(crate) const EACH: [CloseReason; CloseReason::COUNT] = {
         TlsTruncated,
         UpgradeRefused(0),
         ReadTooFast,
+        DeadlinePassed,
     ]
 };
 
@@ -290,6 +294,7 @@ pub(crate) const NAMES: [&str; CloseReason::COUNT] = [
     "tls_truncated",
     "upgrade_refused",
     "read_too_fast",
+    "deadline_passed",
 ];
 
 impl fmt::Display for CloseReason {

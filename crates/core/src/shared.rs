@@ -7,12 +7,14 @@ use alloc::vec::Vec;
 use core::cell::{Cell, RefCell};
 use core::fmt;
 use core::task::Waker;
+use core::time::Duration;
 
 use bytes::Bytes;
 use ringserve_buf::try_box;
 
 use crate::account::Accounts;
 use crate::batch::KEPT_BYTES_MAX;
+use crate::deadlines::Deadlines;
 use crate::framing::Encoding;
 use crate::line::{Line, Wanted, reservable_bytes};
 use crate::proxy::Headers;
@@ -94,8 +96,8 @@ pub struct ShardShared {
     held_bytes: Cell<usize>,
     /// Bytes that the driver still has of connections that ended.
     returning_bytes: Cell<usize>,
-    /// Something is asked that a turn looks at as it ends: a service came to hold more for a connection since the turn began, or a call
-    /// came into the line.
+    /// Something is asked that a turn looks at as it ends: a service came to hold more for a connection since the turn began, a
+    /// deadline changed, or a call came into the line.
     has_asked: Cell<bool>,
     service_grew: Cell<bool>,
     spare_batches_max: usize,
@@ -110,6 +112,7 @@ pub struct ShardShared {
     channels: ChannelTable,
     /// Calls that wait for memory.
     line: Line,
+    deadlines: Deadlines,
 }
 
 #[derive(Default)]
@@ -227,10 +230,11 @@ impl ShardShared {
             draining: Cell::new(false),
             channels: ChannelTable::default(),
             line: Line::default(),
+            deadlines: Deadlines::default(),
         }
     }
 
-    /// True if a service came to hold more, or calls may wait for memory.
+    /// True if a service came to hold more, a deadline changed, or calls may wait for memory.
     #[inline]
     pub(crate) fn has_asked(&self) -> bool {
         self.has_asked.get()
@@ -241,15 +245,27 @@ impl ShardShared {
         self.has_asked.set(self.asks());
     }
 
-    /// True if a service came to hold more, or calls wait.
+    /// True if a service came to hold more, a deadline changed, or calls wait.
     pub(crate) fn asks(&self) -> bool {
-        self.service_grew.get() || !self.line.is_empty()
+        self.service_grew.get() || self.deadlines.has_changes() || !self.line.is_empty()
+    }
+
+    /// User code sets the deadline of a connection, or takes it away.
+    pub(crate) fn change_deadline(&self, id: ConnId, time: Option<Duration>) {
+        self.deadlines.change(id, time);
+        self.has_asked.set(true);
     }
 
     /// Puts a call at the end of the line.
     pub(crate) fn line_up(&self, last: &Rc<Wanted>) {
         self.line.push(last);
         self.has_asked.set(true);
+    }
+
+    /// The deadlines of its connections.
+    #[inline]
+    pub(crate) fn deadlines(&self) -> &Deadlines {
+        &self.deadlines
     }
 
     /// Calls that wait for memory.

@@ -256,8 +256,9 @@ impl<'a, S: 'static> Cx<'a, S> {
 
     /// Gives this connection limits that differ from its service's, until others are set: the keep-alive that a client asked
     /// for, small frames before a login, a call that may take as long as its peer stays. A limit that is not set here keeps the
-    /// value of [`Limits`](crate::Limits). The new limits hold from the next frame on, and for pending calls. They allocate
-    /// some 150 bytes, which stay until the connection ends, and cost a few instructions for each frame.
+    /// value of [`Limits`](crate::Limits), and a [deadline](ConnLimits::deadline) stays as it is. The new limits hold from the next
+    /// frame on, and for pending calls. They allocate some 150 bytes, which stay until the connection ends, and cost a few
+    /// instructions for each frame; a deadline alone does neither.
     ///
     /// # Errors
     /// A value out of its range, or one that contradicts another limit. Nothing is changed then.

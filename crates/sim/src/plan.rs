@@ -40,6 +40,8 @@ pub struct Plan {
     pub connections_max: usize,
     /// Of how many opens one waits; 0 for none.
     pub open_waits: u64,
+    /// Of how many opens one has a deadline; 0 for none.
+    pub deadlines: u64,
     /// Listeners.
     pub listeners: u16,
     /// The listeners are adopted: they stay with their queues.
@@ -205,6 +207,8 @@ impl Plan {
         let limits = limits.open_timeout(open_timeout);
         let limits = draw_paces(&mut Rng::new(rng.clone().below(1 << 32) ^ 0x7061_6365), limits);
         // Of a copy too.
+        let deadlines = Rng::new(rng.clone().below(1 << 32) ^ 0x6465_6164).pick(&[0, 0, 1, 4]);
+        // Of a copy too.
         let adopted = Rng::new(rng.clone().below(1 << 32) ^ 0x6164_6F70).one_in(6);
         // Of a copy too.
         let large_frames = &mut Rng::new(rng.clone().below(1 << 32) ^ 0x6C61_7267);
@@ -260,6 +264,7 @@ impl Plan {
             turns: if short || held { rng.spread(5, turns.max(6)) } else { turns },
             loses_completion: rng.one_in(4),
             open_waits,
+            deadlines,
             abort_after: rng.one_in(3).then(|| rng.spread(0, 400 * MS)),
             budget: Budget {
                 completions: if small_budget { rng.spread(1, 16) as usize } else { 256 },

@@ -180,6 +180,8 @@ pub struct Sock {
     pub unread_at: u64,
     /// When and why the service was told that it ended.
     pub ended: Option<(u64, CloseReason)>,
+    /// The deadline that the service gave it, by the server's clock.
+    pub deadline: Option<u64>,
     /// Turns for which it has been open beyond its limits.
     pub overdue: u32,
     /// Bits of [`excuse`].
@@ -242,6 +244,7 @@ impl Sock {
             used_before: 0,
             unread_at: 0,
             ended: None,
+            deadline: None,
             overdue: 0,
             excuses: 0,
         }

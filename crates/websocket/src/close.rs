@@ -70,9 +70,12 @@ pub fn code_of(reason: CloseReason) -> u16 {
         Why::PeerClosed | Why::Closed | Why::Aborted => NORMAL,
         Why::PeerClosedMidFrame => PROTOCOL_ERROR,
         Why::Shutdown | Why::DrainTimeout | Why::ServerAborted | Why::IdleTimeout => GOING_AWAY,
-        Why::FirstFrameTimeout | Why::ReadTooSlow | Why::ReadTooFast | Why::HeartbeatLost | Why::Refused => {
-            POLICY
-        }
+        Why::FirstFrameTimeout
+        | Why::ReadTooSlow
+        | Why::ReadTooFast
+        | Why::HeartbeatLost
+        | Why::Refused
+        | Why::DeadlinePassed => POLICY,
         _ => INTERNAL_ERROR,
     }
 }
@@ -126,6 +129,7 @@ mod tests {
             (CloseReason::BadFrame(FrameError::VarintOverflow), POLICY),
             (CloseReason::ReadTooSlow, POLICY),
             (CloseReason::ReadTooFast, POLICY),
+            (CloseReason::DeadlinePassed, POLICY),
         ] {
             assert_eq!(code_of(reason), code, "{reason}");
             assert!(is_valid(code_of(reason)));

@@ -12,6 +12,7 @@ use super::{ABORT, ACCOUNTED, AWAITED, CLOSE, GATED, LIMITED, NOT_FRAMED, Outlet
 use crate::limits::ordered;
 use crate::proxy::{Ends, Proxied, Tlvs};
 use crate::read_rate::ReadRates;
+use crate::stamp::Stamp;
 use crate::times::Times;
 use crate::{Account, CloseReason, ConnLimits, LimitError, PeerCredentials, RemoteGate, Time};
 
@@ -227,14 +228,16 @@ impl Outlet {
     }
 
     /// Bounds the connection by other limits than those of its service, from now on. What an earlier call set and this one does
-    /// not is the service's again. Allocates; a connection without its own limits holds nothing for them.
+    /// not is the service's again, but for a deadline. Allocates; a connection without its own limits holds nothing for them, and
+    /// one that has a deadline alone only that.
     ///
     /// # Errors
     /// As [`Limits::check`](crate::Limits::check), of these limits together with the service's, and where a frame may be larger than
     /// all that the shard may hold; nothing is changed then.
     pub fn set_limits(&self, limits: &ConnLimits) -> Result<(), LimitError> {
-        let service = self.lane.limits();
-        let limits = limits.over(service);
+        limits.check_deadline()?;
+        let (deadline, own) = (limits.deadline, limits.names_others() || self.is_limited());
+        let limits = limits.over(self.lane.limits());
         limits.check()?;
         ordered(
             "Limits::frame_bytes_max",
@@ -242,16 +245,27 @@ impl Outlet {
             "ServerLimits::held_bytes_max",
             self.lane.shard().held_bytes_max(),
         )?;
-        let own = OwnLimits {
-            frame_bytes_max: limits.frame_bytes_max,
-            times: Times::new(&limits, None),
-            read_rates: ReadRates::new(&limits),
-        };
-        self.with_extra(|extra| extra.limits = Some(Box::new(own)));
-        self.set(LIMITED);
+        if let Some(time) = deadline {
+            self.lane.shard().change_deadline(self.id, time);
+        }
+        if own {
+            let own = OwnLimits {
+                frame_bytes_max: limits.frame_bytes_max,
+                times: Times::new(&limits, None),
+                read_rates: ReadRates::new(&limits),
+            };
+            self.with_extra(|extra| extra.limits = Some(Box::new(own)));
+            self.set(LIMITED);
+        }
         // The state machine looks when they are due.
         self.mark_dirty();
         Ok(())
+    }
+
+    /// Steps from `now` until its deadline is over, negative once it has been for longer.
+    #[cold]
+    pub(crate) fn deadline_left(&self, now: Stamp) -> i64 {
+        self.lane.shard().deadlines().left(self.id, now)
     }
 
     #[inline]

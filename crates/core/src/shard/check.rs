@@ -3,7 +3,7 @@
 use super::Shard;
 use super::receive::{KEPT_FOR_A_MOMENT, KEPT_FOR_LONG};
 use crate::Observer;
-use crate::conn::{Flight, Opened, Queued, State, Write, describe};
+use crate::conn::{Flight, Opened, Own, Queued, State, Write, describe};
 use crate::holders::class_of;
 use crate::outlet::Outlet;
 
@@ -29,7 +29,7 @@ impl<O: Observer> Shard<O> {
         self.conns.invariants();
         self.wheel.invariants();
         let (mut held_bytes, mut listed, mut starting) = (0, 0, 0);
-        let (mut channels, mut working) = (0, 0);
+        let (mut channels, mut working, mut deadlines) = (0, 0, 0);
         let (mut kept, mut kept_for_long, mut returning_bytes) = (0, 0, 0);
         for index in 0..self.conns.used() {
             let Some(id) = self.conns.id_at(index) else { continue };
@@ -39,6 +39,7 @@ impl<O: Observer> Shard<O> {
             assert_eq!(conn.reason.is_some(), conn.state == State::Draining, "{}", text());
             starting += usize::from(conn.is_starting() && !self.lanes[conn.lane].is_outbound);
             working += u64::from(conn.queued.is_in(Queued::WORKING));
+            deadlines += usize::from(conn.own.has(Own::DEADLINE));
             if conn.has_channel() && conn.state != State::Closing {
                 // One that panicked is gone.
                 channels += usize::from(self.shared.channels().has(id));
@@ -134,6 +135,7 @@ impl<O: Observer> Shard<O> {
         self.check_channels(channels, working);
         let queued = self.runnable.len() + self.served.len() + self.channels.queue_len();
         assert_eq!(self.later, queued, "what is left for later");
+        assert_eq!(deadlines, self.shared.deadlines().len(), "deadlines of connections that are there");
         self.lanes.invariants(self.conns.len());
         assert_eq!(held_bytes, self.held_bytes(), "bytes held");
         assert_eq!(returning_bytes, self.shared.returning_bytes(), "bytes on their way back");

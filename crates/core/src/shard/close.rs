@@ -9,7 +9,7 @@ use alloc::boxed::Box;
 
 use super::turn::{Ended, Event};
 use super::{Shard, expect_conn};
-use crate::conn::{NO_HANDLER, Opened, State, Write};
+use crate::conn::{NO_HANDLER, Opened, Own, State, Write};
 use crate::holders::Returning;
 use crate::{CloseHow, CloseReason, ConnId, Observer, Op};
 
@@ -77,6 +77,10 @@ impl<O: Observer> Shard<O> {
         // A waiter for room may be a task, which is not dropped with the connection.
         shared.take_ready(|waker| self.events.push_back(Event::Wake(id, waker)));
         shared.end();
+        if conn.own.has(Own::DEADLINE) {
+            conn.own.note(Own::DEADLINE, false);
+            self.shared.deadlines().forget(id);
+        }
         conn.state = State::Closing;
         let call = conn.has_handler().then_some(conn.handler);
         (conn.handler, conn.calls, conn.calls_full) = (NO_HANDLER, 0, false);

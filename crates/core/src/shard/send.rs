@@ -26,17 +26,20 @@ impl<O: Observer> Shard<O> {
             self.flush_one(*id);
         }
         if self.shared.has_asked() || self.held_bytes() > self.limits.held_bytes_max {
-            self.see_to_memory(&dirty);
+            self.see_to_asked(&dirty);
         }
         self.grew.clear();
         dirty.clear();
         self.scratch = dirty;
     }
 
-    /// Makes room, and gives it to the calls that wait for it.
+    /// Takes in deadlines, makes room, and gives it to the calls that wait for it.
     #[cold]
     #[inline(never)]
-    fn see_to_memory(&mut self, dirty: &[ConnId]) {
+    fn see_to_asked(&mut self, dirty: &[ConnId]) {
+        if self.shared.deadlines().has_changes() {
+            self.take_deadlines();
+        }
         if self.shared.take_service_grew() {
             self.watch_services(dirty);
         }

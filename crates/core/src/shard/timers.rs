@@ -10,7 +10,7 @@ use core::time::Duration;
 
 use super::Shard;
 use super::turn::Event;
-use crate::conn::{Due, Queued};
+use crate::conn::{Conn, Due, Own, Queued};
 use crate::stamp::Timer;
 use crate::times::RATE_WINDOW;
 use crate::wheel::{STEP, step_at};
@@ -201,10 +201,25 @@ impl<O: Observer> Shard<O> {
     #[cold]
     pub(super) fn limits_set(&mut self, id: ConnId) {
         if let Some(conn) = self.conns.get_mut(id) {
-            conn.limited = true;
+            conn.own.note(Own::LIMITS, true);
         }
         self.meter_by_own_limits(id);
         self.arm(id);
+    }
+
+    /// Takes in the deadlines that user code set or took away.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn take_deadlines(&mut self) {
+        for (id, steps) in self.shared.deadlines().take_changes() {
+            let is_open = |conn: &&mut Conn| conn.is_open();
+            let Some(conn) = self.conns.get_mut(id).filter(is_open) else { continue };
+            let has_one = self.shared.deadlines().keep(id, steps, self.stamp);
+            conn.own.note(Own::DEADLINE, has_one);
+            if has_one {
+                self.arm(id);
+            }
+        }
     }
 
     /// Finds out whether limits are put off in a turn that begins with `completions`, `gap` after the last one. There is `more` if

@@ -18,8 +18,8 @@ fn is_orderly(reason: CloseReason) -> bool {
     use CloseReason::*;
     match reason {
         PeerClosed | PeerClosedMidFrame | BadFrame(_) | FirstFrameTimeout | IdleTimeout | ReadTooSlow
-        | ReadTooFast | HeartbeatLost | HandlerTimeout | OpenTimeout | Closed | Refused | HandlerError
-        | ReplyNotFramed | Shutdown | UpstreamFailed => true,
+        | ReadTooFast | HeartbeatLost | HandlerTimeout | OpenTimeout | DeadlinePassed | Closed | Refused
+        | HandlerError | ReplyNotFramed | Shutdown | UpstreamFailed => true,
         // There is no peer to whom anything could be said.
         ConnectFailed(_) | ConnectTimeout => false,
         PeerReset | WriteStallTimeout | WriteTooSlow | Aborted | HandlerPanicked | OutboxFull
@@ -58,6 +58,10 @@ impl State {
     fn check_served(&self, tag: usize) {
         let sock = &self.socks[tag];
         if !sock.opened || sock.ended.is_some() || sock.may(excuse::SILENT) {
+            return;
+        }
+        // It ends as soon as that is judged, and nothing else of it is looked at before.
+        if sock.deadline.is_some_and(|at| self.now + STEP >= at) {
             return;
         }
         if self.is_sending(tag) {
@@ -196,6 +200,7 @@ impl State {
             }
             ReadTooSlow => then.half && sock.clocks.read_is_too_slow(limits, now) && !then.ended,
             OpenTimeout => over(sock.accepted_at, limits.open_timeout),
+            DeadlinePassed => sock.deadline.is_some_and(|at| then.at + STEP >= at),
             HandlerTimeout => {
                 let ends = self.handler_ends(then.waiting_since);
                 let due = ends.max(sock.clocks.stopping_at);

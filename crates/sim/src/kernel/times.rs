@@ -54,6 +54,7 @@ impl State {
             Some(_) if !sock.fin_read && !sock.reset && !self.is_stopping(tag) => Some("linger"),
             Some(_) => None,
             None if busy && self.is_stopping(tag) => None,
+            None if sock.deadline.is_some() && sock.clocks.sealed.is_none() => Some("deadline"),
             None if busy => look_after(limits).map(|_| "write_stall_timeout"),
             None if self.is_deaf(tag) && !self.is_stopping(tag) => Some("the reset"),
             None if limits.heartbeat_interval.is_some() && !sock.fin_read && !sock.fin_asked => {
@@ -223,6 +224,7 @@ impl State {
         sock.clocks.look(look, now);
         let overdue = match () {
             () if stopping || put_off => None,
+            () if sock.deadline.is_some_and(|at| now > at + LATE_MAX) => Some("deadline"),
             () if handler => Some("handler"),
             () if deaf => Some("the reset"),
             () if sock.fin_read => None,

@@ -30,6 +30,7 @@ impl Above {
                         shared.outbox_bytes()
                     );
                     let called = service::call(&mut state, id, &shared, frame);
+                    self.may_change_deadline(&mut state, &shared);
                     drop(state);
                     let goes_on = match called {
                         Called::Parked(parked) => {

@@ -231,6 +231,7 @@ impl Above {
         sock.clocks.start(self.now.as_nanos());
         self.live.push((id, shared.clone()));
         let accepts = service::open(&mut state, &shared);
+        self.may_begin_deadline(&mut state, &shared);
         let Some(due) = state.open_waits_until(tag) else {
             drop(state);
             return self.opened(core, id, tag, accepts);

@@ -5,6 +5,7 @@
 
 mod calls;
 mod check;
+mod deadlines;
 mod events;
 mod other_shard;
 mod relieved;

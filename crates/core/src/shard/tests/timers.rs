@@ -325,6 +325,63 @@ fn limits_of_one_connection_are_no_others() {
 }
 
 #[test]
+fn deadline_counts_from_when_it_is_set_whatever_comes() {
+    let limits = Limits::default().first_frame_timeout(None).idle_timeout(None);
+    let (mut shard, ids) = with_connections(4, limits);
+    let set = |shard: &Tested, id, limits: &ConnLimits| shard.shared(id).unwrap().set_limits(limits).unwrap();
+    let ten = ConnLimits::default().deadline(Duration::from_secs(10));
+    let closed = |shard: &Tested| shard.counters(LaneId::FIRST).closed_for(CloseReason::DeadlinePassed);
+    shard.begin(at(1), 0);
+    ids.iter().for_each(|id| set(&shard, *id, &ten));
+    shard.end();
+    shard.begin(at(8), 1);
+    shard.receive(ids[0], &empty_frames(1));
+    // It is not named here, taken away, and begun again.
+    set(&shard, ids[1], &ConnLimits::default().frame_bytes_max(100));
+    set(&shard, ids[2], &ConnLimits::default().deadline(None));
+    set(&shard, ids[3], &ten);
+    shard.end();
+    shard.turn(at(10));
+    assert_eq!(closed(&shard), 0);
+    shard.turn(at(12));
+    assert_eq!(closed(&shard), 2);
+    shard.turn(at(17));
+    assert_eq!(closed(&shard), 2);
+    shard.turn(at(19));
+    assert_eq!(closed(&shard), 3);
+    shard.turn(at(3600));
+    let left = shard.shared(ids[2]).expect("it stays");
+    assert!(!left.is_limited(), "frames of one that has a deadline alone take the short ways");
+    assert_eq!(left.lane().shard().deadlines().len(), 0, "nothing is kept for one that has none");
+}
+
+#[test]
+fn deadline_ends_a_call_that_waits() {
+    let (mut shard, id) = with_connection(Limits::default().handler_timeout(None));
+    shard.lane.parks = Some(0);
+    shard.begin(at(1), 1);
+    shard.receive(id, &empty_frames(1));
+    let own = ConnLimits::default().deadline(Duration::from_secs(5));
+    shard.shared(id).unwrap().set_limits(&own).unwrap();
+    shard.end();
+    shard.turn(at(5));
+    assert_eq!(shard.counters(LaneId::FIRST).closed, 0);
+    shard.turn(at(7));
+    assert_eq!(shard.counters(LaneId::FIRST).closed_for(CloseReason::DeadlinePassed), 1);
+}
+
+#[test]
+fn deadline_out_of_its_range_changes_nothing() {
+    let (mut shard, id) = with_connection(Limits::default());
+    shard.begin(at(1), 0);
+    let shared = shard.shared(id).unwrap();
+    let own = ConnLimits::default().deadline(Duration::ZERO).frame_bytes_max(100);
+    let text = shared.set_limits(&own).unwrap_err().to_string();
+    assert!(text.starts_with("ConnLimits::deadline is 0 s; it must be "), "{text}");
+    assert!(!shared.is_limited());
+}
+
+#[test]
 fn own_idle_time_counts_from_the_end_of_a_send() {
     let limits = Limits::default().write_stall_timeout(Duration::from_secs(60)).write_bytes_per_second_min(0);
     let (mut shard, id) =
