@@ -133,7 +133,7 @@
 //! | [`net`] | addresses, socket options, connections to other servers |
 //! | [`scatter`] | pipelined requests whose answers lie on several shards |
 //! | [`stats`] | counters and state of a server, stalls of its shards |
-//! | [`sync`] | messages between shards, the begin of a drain; with the feature `sync` channels and locks |
+//! | [`sync`] | messages between shards, the end of the start, the drain; with the feature `sync` channels and locks |
 //! | [`task`] | handles of tasks and of blocking calls |
 //! | [`time`] | a shard's clock, intervals, the futures of [`Cx::sleep`] and [`Cx::timeout`] |
 //! | [`topics`] | publish and subscribe |

@@ -4,13 +4,16 @@ use std::convert::Infallible;
 use std::future::pending;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use ringserve::framing::Lines;
-use ringserve::sync::Mesh;
+use ringserve::listen::tcp;
+use ringserve::sync::{Mesh, NotStarted};
 use ringserve::{
     Cx, Error, Frame, IntoService, Runtime, Server, ServerControl, ServerHandle, Service, Shard, starting,
 };
@@ -95,6 +98,120 @@ fn is_refused(addr: SocketAddr) {
 fn told(controls: Sender<ServerControl>) -> impl Fn(&Shard) + Send + Sync {
     let controls = Mutex::new(controls);
     move |shard| drop(controls.lock().unwrap().send(shard.server().clone()))
+}
+
+/// A lock file, as a factory captures it.
+struct Lock(Arc<AtomicUsize>);
+
+impl Lock {
+    fn new(held: &Arc<AtomicUsize>) -> Lock {
+        held.fetch_add(1, SeqCst);
+        Lock(held.clone())
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
+/// Answers once it may.
+struct Waits(Arc<AtomicBool>);
+
+impl Service for Waits {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
+        while !self.0.load(SeqCst) {
+            cx.sleep(Duration::from_millis(2)).await;
+        }
+        cx.reply(frame);
+        Ok(())
+    }
+}
+
+/// One call of a server waits in its drain, which is on one of its shards.
+fn locks_are_held(running: ServerHandle, held: &AtomicUsize, locks: usize, may_answer: &AtomicBool) {
+    let addr = running.local_addrs()[0];
+    let mut client = TcpStream::connect(addr).unwrap();
+    client.set_read_timeout(Some(SOON)).unwrap();
+    client.write_all(b"x\n").unwrap();
+    eventually("it is asked", SOON, || running.stats_now().counters.frames == 1);
+    assert_eq!(held.load(SeqCst), locks, "as long as it serves");
+    running.shutdown();
+    is_refused(addr);
+    assert_eq!(held.load(SeqCst), locks, "as long as it drains");
+    may_answer.store(true, SeqCst);
+    let mut answer = Vec::new();
+    client.read_to_end(&mut answer).unwrap();
+    assert_eq!(answer, b"x\n");
+    running.wait().unwrap();
+    assert_eq!(held.load(SeqCst), 0);
+}
+
+#[test]
+fn capture_of_a_factory_lives_until_the_last_shard_ended() {
+    for runtime in [Runtime::Own, Runtime::Tokio] {
+        let (held, may_answer) = (Arc::default(), Arc::<AtomicBool>::default());
+        let (lock, waits) = (Lock::new(&held), may_answer.clone());
+        let running = lines(2).runtime(runtime).start(move |_shard| {
+            let _held = &lock;
+            Waits(waits.clone())
+        });
+        locks_are_held(running.unwrap(), &held, 1, &may_answer);
+    }
+}
+
+#[test]
+fn capture_of_several_services_lives_until_the_last_shard_ended() {
+    let (held, may_answer) = (Arc::default(), Arc::<AtomicBool>::default());
+    let locked = || {
+        let (lock, waits) = (Lock::new(&held), may_answer.clone());
+        move |_shard: &Shard| {
+            let _held = &lock;
+            Waits(waits.clone())
+        }
+    };
+    let any = || tcp("127.0.0.1:0").framing(Lines::default()).limits(no_time_limits().service);
+    let server = Server::new().shards(2).service(any(), locked()).service(any(), locked());
+    locks_are_held(server.start().unwrap(), &held, 2, &may_answer);
+}
+
+#[test]
+fn task_hears_that_the_server_does_not_come_to_serve() {
+    for runtime in [Runtime::Own, Runtime::Tokio] {
+        for fails in [true, false] {
+            let (sender, controls) = channel();
+            let (tell, (say, heard)) = (told(sender), channel());
+            let say = Mutex::new(say);
+            let started = start(lines(2).runtime(runtime), move |shard| {
+                tell(shard);
+                let (waits, say) = (shard.clone(), say.lock().unwrap().clone());
+                if shard.index() == 0 {
+                    shard.spawn(async move {
+                        let _ = say.send(None);
+                        let _ = say.send(Some(waits.started().await));
+                    });
+                }
+                let shard = shard.clone();
+                starting(async move {
+                    match shard.index() {
+                        1 if fails => Err("no journal"),
+                        _ => pending::<Result<Says, &str>>().await,
+                    }
+                })
+            });
+            assert_eq!(heard.recv_timeout(SOON), Ok(None), "it is there before the services");
+            if !fails {
+                addr_of(&controls).0.shutdown();
+            }
+            let told = heard.recv_timeout(SOON).unwrap();
+            assert!(matches!(told, Some(Err(NotStarted { .. }))), "{told:?}");
+            assert!(started.recv_timeout(SOON).unwrap().is_err());
+        }
+    }
 }
 
 #[test]

@@ -224,6 +224,61 @@ fn a_drain_ends_the_connections_and_calls_of_every_service() {
     }
 }
 
+#[test]
+fn service_is_served_until_the_one_before_it_has_ended() {
+    for driver in BOTH {
+        let timeout = ServerLimits::default().drain_timeout(SOON * 10);
+        let goes_on = Arc::new(AtomicBool::new(false));
+        let (until, clients) = (goes_on.clone(), tcp(any_port()).framing(Lines::default()).name("clients"));
+        let running = of(driver)
+            .shards(2)
+            .server_limits(timeout)
+            .service(
+                tcp(any_port()).framing(Lines::default()).name("replica").drains_after("clients"),
+                Named::new("replica"),
+            )
+            .service(clients, move |_shard| Until(until.clone()))
+            .start()
+            .unwrap();
+        let [replica, clients] = running.local_addrs().to_vec()[..] else { panic!("there are two") };
+        let replicas: Vec<_> = (0..8).map(|_| connect(replica)).collect();
+        replicas.iter().for_each(|replica| drop(ask(replica, "x")));
+        let mut client = connect(clients);
+        client.write_all(b"x\n").unwrap();
+        eventually("it is asked", SOON, || {
+            running.stats_now().service("clients").unwrap().counters.frames == 1
+        });
+        running.shutdown();
+        eventually("the listeners are closed", SOON, || TcpStream::connect(replica).is_err());
+        replicas.iter().for_each(|replica| assert!(ask(replica, "y").ends_with(" y"), "it is served"));
+        goes_on.store(true, SeqCst);
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).unwrap();
+        assert_eq!(answer, "x\n");
+        for mut replica in &replicas {
+            assert_eq!(replica.read(&mut [0]).unwrap(), 0, "FIN");
+        }
+        drop((replicas, client));
+        running.wait().unwrap();
+    }
+}
+
+/// Answers once it may.
+struct Until(Arc<AtomicBool>);
+
+impl Service for Until {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
+        while !self.0.load(SeqCst) {
+            cx.sleep(Duration::from_millis(2)).await;
+        }
+        cx.reply(frame);
+        Ok(())
+    }
+}
+
 /// What a start says that fails.
 fn failure(server: Server<Several>) -> String {
     let error = server.start().unwrap_err();

@@ -1,5 +1,7 @@
 //! What a server, its shards and their parts count and hold.
 
+#[cfg(feature = "testing")]
+use std::ops::Range;
 use std::sync::Arc;
 
 pub use ringserve_buf::BufferStats;
@@ -155,6 +157,19 @@ impl ServiceNames {
     /// The lanes with their names.
     pub(crate) fn lanes(&self) -> impl Iterator<Item = (LaneId, &Arc<str>)> {
         (0..).map(LaneId::nth).zip(self.0.iter().map(|named| &named.name))
+    }
+
+    /// The listeners that lead to the service of this name.
+    #[cfg(feature = "testing")]
+    pub(crate) fn listeners(&self, name: &str) -> Option<Range<usize>> {
+        let service = self.0.iter().position(|named| &*named.name == name)?;
+        let begin = service.checked_sub(1).map_or(0, |before| self.0[before].listeners_end);
+        Some(begin.into()..self.0[service].listeners_end.into())
+    }
+
+    /// All names, as text.
+    pub(crate) fn list(&self) -> String {
+        self.0.iter().map(|named| &*named.name).collect::<Vec<_>>().join(", ")
     }
 
     /// True for connections that the server makes: no service is theirs.

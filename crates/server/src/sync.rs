@@ -1,4 +1,4 @@
-//! Synchronisation of tasks: messages and questions between shards, the start of a drain, and, with the feature `sync`,
+//! Synchronisation of tasks: messages and questions between shards, the end of the start, the drain, and, with the feature `sync`,
 //! channels and locks.
 //!
 //! # Channels and locks
@@ -76,8 +76,10 @@
 
 pub use crate::shard::asks::{Ask, AskError, OnAll, Reply};
 pub use crate::shard::draining::Draining;
+pub use crate::shard::ends::{ServiceEnded, UnknownService};
 pub use crate::shard::mailbox::{SendError, Sending};
 pub use crate::shard::messages::{Mesh, SendingToOthers};
+pub use crate::shard::started::{NotStarted, Started};
 #[cfg(feature = "sync")]
 pub use tokio::sync::{
     AcquireError, Mutex, MutexGuard, Notify, OwnedMutexGuard, OwnedSemaphorePermit, Semaphore,

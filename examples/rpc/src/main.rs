@@ -146,7 +146,7 @@ impl Rpc {
     fn login(&self, cx: &Cx<'_, Conn>, call: Result<Call, String>) -> Outcome {
         let Call::Login { token } = call? else { return Err("log in first".to_owned()) };
         let user = self.users.get(&token).ok_or("no such token")?;
-        cx.set_limits(&ConnLimits::default()).map_err(|error| error.to_string())?;
+        cx.set_limits(&ConnLimits::default().deadline(None)).map_err(|error| error.to_string())?;
         cx.session().who.replace(Who::User(user.clone()));
         Ok(json!(**user))
     }
@@ -194,8 +194,8 @@ impl Service for Rpc {
     type Error = String;
 
     async fn open(&self, opening: &Opening<'_>) -> Result<Conn, Refusal> {
-        let small = ConnLimits::default().frame_bytes_max(STRANGER_FRAME_BYTES_MAX);
-        opening.set_limits(&small).map_err(|error| Refusal::new(error.to_string()))?;
+        let stranger = ConnLimits::default().frame_bytes_max(STRANGER_FRAME_BYTES_MAX).deadline(LOGIN_TIME);
+        opening.set_limits(&stranger).map_err(|error| Refusal::new(error.to_string()))?;
         Ok(Conn { who: RefCell::new(Who::Stranger) })
     }
 
@@ -229,7 +229,7 @@ fn server(args: &Args) -> Server<LengthPrefix> {
         // So that 1024 queries that wait hold some 64 MiB at most.
         .frame_bytes_max(64 << 10)
         .calls_in_flight_max(64)
-        .first_frame_timeout(LOGIN_TIME)
+        .first_frame_timeout(None) // the login has a deadline
         // Each request has a limit, and is answered when that is over.
         .handler_timeout(None);
     let queries = ServerLimits::default().blocking_threads_max(1).blocking_queue_max(args.queries_max);

@@ -6,6 +6,7 @@ use core::net::SocketAddr;
 
 use super::Shard;
 use super::accepting::{Quota, RETRY, Reserve};
+use super::lanes::Wave;
 use super::turn::Event;
 use crate::conn::Opened;
 use crate::outlet::ConnShared;
@@ -42,7 +43,8 @@ impl<O: Observer> Shard<O> {
         self.accepting.know(listener);
         let is_next = self.accepting.at(listener).is_some_and(|at| at.waiting.is_empty() && !at.is_put_off())
             || self.accepting.is_reserved(listener, peer);
-        if is_next && self.takes_newcomers() && self.ask(listener, socket, peer) {
+        let is_over = self.lanes[self.accepting.lane_of(listener)].wave == Wave::Over;
+        if is_next && !is_over && self.takes_newcomers() && self.ask(listener, socket, peer) {
             return;
         }
         if self.has_stopped() {

@@ -325,6 +325,13 @@ impl Accepting {
         !self.waits() && self.listeners_left() == 0
     }
 
+    /// True if a listener of a lane is open, or something that came there was not answered.
+    pub(super) fn is_open(&self, lane: LaneId) -> bool {
+        let of_lane = |listener: &&Listener| listener.lane == lane;
+        let mut all = self.listeners.iter().filter(of_lane);
+        all.any(|listener| !listener.closed || !listener.waiting.is_empty() || listener.pending > 0)
+    }
+
     /// Listeners whose sockets are open.
     pub(super) fn listeners_left(&self) -> usize {
         self.listeners.iter().filter(|listener| !listener.closed).count()

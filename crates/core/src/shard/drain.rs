@@ -23,6 +23,9 @@
 //!   not done, is closed at once.
 //! * A connection from the queue of a listener comes later than the others, and is cut [`FIRST_FRAME`] after the turn that
 //!   admitted it.
+//! * A lane may wait for another one ([`Shard::drain_lane_later`]): its listeners close with the others, and its connections are
+//!   served as before. Once they are let go ([`Shard::drain_lane`]) they have a separate wave, *Looking* and *Finishing* once more,
+//!   within the same time.
 //! * Connections to upstreams stay until the last accepted one is gone, since that one may need them. Then their queued bytes
 //!   leave, and they are closed.
 //! * *Aborted*, after [`ServerLimits::drain_timeout`](crate::ServerLimits::drain_timeout) or at the order: every connection is
@@ -34,9 +37,10 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::Shard;
+use super::lanes::{LaneState, Wave};
 use super::turn::Event;
 use crate::conn::{Conn, Intake, Opened};
-use crate::{CloseReason, ConnId, Observer, Time};
+use crate::{CloseReason, ConnId, LaneId, Observer, Time};
 
 /// Turns that bring bytes until connections are cut: the few that the first of 256 completions may need while others come in
 /// between. A client that sends its next request with each answer gets one more answer for each of them.
@@ -71,8 +75,10 @@ pub(super) struct Drain {
     /// Connections admitted since the begin or right before, with the time at which they are cut: `None` until the turn after
     /// the one that admitted them begins.
     newcomers: VecDeque<(Option<Time>, ConnId)>,
-    /// Connections that had a frame, and those that may still bring their first one.
-    leavers: [Leavers; 2],
+    /// Connections that had a frame, and those that may still bring their first one, of each wave.
+    leavers: Vec<Leavers>,
+    /// Lanes were let go whose wave has not begun.
+    has_next: bool,
     /// Time over which they leave.
     spread: Duration,
     /// Connections to upstreams are being closed, and none is made any more.
@@ -109,7 +115,8 @@ impl Drain {
             stage,
             notified: 0,
             newcomers: VecDeque::new(),
-            leavers: Default::default(),
+            leavers: Vec::new(),
+            has_next: false,
             spread: Duration::ZERO,
             outbound_closed: false,
         }
@@ -127,7 +134,7 @@ impl Drain {
             Stage::Looking { deadline, .. } | Stage::Finishing { deadline } => Some(deadline),
             Stage::GivenUp => None,
         };
-        if self.notified != ALL_NOTIFIED {
+        if self.notified != ALL_NOTIFIED || self.may_go_on() {
             return Some(Time::ZERO);
         }
         // A newcomer without a time has a turn at once. The last ones are those without.
@@ -136,6 +143,11 @@ impl Drain {
             if untimed { Some(Time::ZERO) } else { self.newcomers.front().and_then(|(at, _)| *at) };
         let leavers = self.leavers.iter().filter_map(Leavers::next);
         stage.into_iter().chain(newcomer).chain(leavers).min()
+    }
+
+    /// True if the next wave may begin.
+    fn may_go_on(&self) -> bool {
+        self.has_next && matches!(self.stage, Stage::Finishing { .. }) && self.notified == ALL_NOTIFIED
     }
 
     /// Takes a connection that is to be cut now.
@@ -204,6 +216,7 @@ impl<O: Observer> Shard<O> {
             return;
         }
         self.shared.set_draining();
+        self.lanes.next_wave(Wave::Next, Wave::Begins);
         if self.limits.drain_delay.is_zero() {
             return self.stop();
         }
@@ -240,22 +253,78 @@ impl<O: Observer> Shard<O> {
         self.drain.as_ref().is_some_and(|drain| drain.outbound_closed)
     }
 
+    /// The first stage of a wave.
+    fn looking(&self, deadline: Time) -> Stage {
+        let turns_left = LOOKS_MIN + self.conns.len() as u32 / CONNECTIONS_A_LOOK;
+        Stage::Looking { deadline, turns_left, first_turn: true }
+    }
+
+    /// Has the connections of a lane served as before in a drain, until [`drain_lane`](Shard::drain_lane) or its end. Before the
+    /// first turn.
+    pub fn drain_lane_later(&mut self, lane: LaneId) {
+        self.lanes[lane].wave = Wave::Waits;
+    }
+
+    /// Has the connections of a lane that waited drain too.
+    pub fn drain_lane(&mut self, lane: LaneId) {
+        if self.lanes[lane].wave == Wave::Waits {
+            self.lanes[lane].wave = Wave::Next;
+            if let Some(drain) = &mut self.drain {
+                drain.has_next = true;
+            }
+        }
+    }
+
+    /// True once the shard has stopped, the lane does not wait, and none of its connections is left. From then on none comes:
+    /// another shard may have one on its way here, which is refused.
+    pub fn is_lane_over(&mut self, lane: LaneId) -> bool {
+        let LaneState { wave, connections, .. } = self.lanes[lane];
+        let is_left = || connections > 0 || self.accepting.is_open(lane);
+        if !self.has_stopped() || wave == Wave::Waits || is_left() {
+            return wave == Wave::Over;
+        }
+        self.lanes[lane].wave = Wave::Over;
+        true
+    }
+
+    /// True once the connections of a lane have their moments, or had them: for those whose service holds them open, which end by
+    /// themselves.
+    pub fn is_lane_leaving(&self, lane: LaneId) -> bool {
+        self.has_stopped() && matches!(self.lanes[lane].wave, Wave::Begun | Wave::Over)
+    }
+
+    /// True once the shard has stopped, for what does not wait for another lane.
+    pub(super) fn has_stopped_for(&self, id: ConnId) -> bool {
+        let waits = |conn: &Conn| matches!(self.lanes[conn.lane].wave, Wave::Waits | Wave::Next);
+        self.has_stopped() && !self.conns.get(id).is_some_and(waits)
+    }
+
+    /// Begins the wave of the lanes that were let go.
+    #[cold]
+    fn begin_next_wave(&mut self) {
+        let Some(Stage::Finishing { deadline }) = self.drain.as_ref().map(|drain| drain.stage) else {
+            return;
+        };
+        self.lanes.next_wave(Wave::Next, Wave::Begins);
+        let stage = self.looking(deadline);
+        if let Some(drain) = &mut self.drain {
+            (drain.stage, drain.notified, drain.has_next) = (stage, 0, false);
+        }
+    }
+
     /// Ends the delay: nothing new from here on.
     fn stop(&mut self) {
         if self.has_stopped() {
             return;
         }
-        let stage = Stage::Looking {
-            deadline: self.now + self.limits.drain_timeout,
-            turns_left: LOOKS_MIN + self.conns.len() as u32 / CONNECTIONS_A_LOOK,
-            first_turn: true,
-        };
-        let notified = self.drain.as_ref().map_or(0, |drain| drain.notified);
+        let stage = self.looking(self.now + self.limits.drain_timeout);
+        let (notified, has_next) =
+            self.drain.as_ref().map_or((0, false), |drain| (drain.notified, drain.has_next));
         let connections = self.accepting.used_by_all().unwrap_or(self.conns.len());
         let most = (self.limits.drain_timeout - self.first_frame_time()) / 2;
         let by_number = Duration::from_millis(connections as u64).min(most);
         let spread = self.limits.drain_spread.unwrap_or(by_number);
-        self.drain = Some(Drain { notified, spread, ..Drain::new(stage) });
+        self.drain = Some(Drain { notified, has_next, spread, ..Drain::new(stage) });
         self.begins_aside = true;
         self.stop_listening();
         self.retry_accepts();
@@ -267,13 +336,7 @@ impl<O: Observer> Shard<O> {
         self.drain.as_ref().is_some_and(Drain::has_stopped)
     }
 
-    /// True once what had arrived before the shard [stopped](Shard::has_stopped) was taken in.
-    pub fn has_looked(&self) -> bool {
-        self.drain.as_ref().is_some_and(|drain| drain.has_stopped() && !drain.looks())
-    }
-
-    /// Time over which connections are closed since the shard [has looked](Shard::has_looked): for those whose service holds them
-    /// open, which end by themselves.
+    /// Time over which connections are closed since those of their lane [leave](Shard::is_lane_leaving).
     pub fn drain_spread(&self) -> Duration {
         self.drain.as_ref().map_or(Duration::ZERO, |drain| drain.spread)
     }
@@ -291,7 +354,8 @@ impl<O: Observer> Shard<O> {
 
     /// Notes a new connection, which is cut a little later than the others.
     pub(super) fn note_newcomer(&mut self, id: ConnId) {
-        let Some(drain) = self.drain.as_mut().filter(|drain| drain.has_stopped()) else { return };
+        let waits = !self.has_stopped_for(id);
+        let Some(drain) = self.drain.as_mut().filter(|_| !waits) else { return };
         drain.newcomers.push_back((None, id));
         if let Some(conn) = self.conns.get_mut(id) {
             conn.intake = Intake::Brief;
@@ -306,7 +370,10 @@ impl<O: Observer> Shard<O> {
         drain.notified = if slots.end < used { slots.end } else { ALL_NOTIFIED };
         for slot in slots {
             let Some(id) = self.conns.id_at(slot) else { continue };
-            let is_served = |conn: &&Conn| conn.is_open() && !self.lanes[conn.lane].is_outbound;
+            let is_served = |conn: &&Conn| {
+                let lane = &self.lanes[conn.lane];
+                conn.is_open() && !lane.is_outbound && lane.wave == Wave::Begins
+            };
             if self.conns.get(id).filter(is_served).is_some_and(|conn| conn.opened == Opened::Yes) {
                 self.events.push_back(Event::Draining(id));
             }
@@ -315,9 +382,13 @@ impl<O: Observer> Shard<O> {
 
     /// Notes an opened connection. One that opens in a drain, behind the others, gets `draining` too.
     pub(super) fn notify_opened(&mut self, id: ConnId) {
-        let is_behind = self.drain.as_ref().is_some_and(|drain| id.slot() < drain.notified);
-        let is_served = self.lane_of(id).is_some_and(|lane| !self.lanes[lane].is_outbound);
-        if is_behind && is_served {
+        let Some(drain) = &self.drain else { return };
+        let is_told = self.lane_of(id).map(|lane| &self.lanes[lane]).is_some_and(|lane| match lane.wave {
+            Wave::Begins => !lane.is_outbound && id.slot() < drain.notified,
+            Wave::Begun | Wave::Over => !lane.is_outbound,
+            Wave::Waits | Wave::Next => false,
+        });
+        if is_told {
             self.events.push_back(Event::Draining(id));
         }
     }
@@ -326,6 +397,11 @@ impl<O: Observer> Shard<O> {
     #[cold]
     #[inline(never)]
     pub(super) fn step_drain(&mut self, completions: usize) {
+        if self.drain.as_ref().is_some_and(Drain::may_go_on) {
+            self.begin_next_wave();
+        }
+        // Who is told now hears of it behind this.
+        let all_told = self.drain.as_ref().is_some_and(|drain| drain.notified == ALL_NOTIFIED);
         self.notify_draining();
         let Some(drain) = &mut self.drain else { return };
         let now = self.now;
@@ -348,7 +424,7 @@ impl<O: Observer> Shard<O> {
             Stage::Looking { deadline, turns_left, first_turn } => {
                 let arrives = core::mem::take(&mut self.has_received) || core::mem::take(first_turn);
                 *turns_left = if arrives { turns_left.saturating_sub(1) } else { 0 };
-                if *turns_left == 0 && drain.notified == ALL_NOTIFIED {
+                if *turns_left == 0 && all_told {
                     let left = *deadline - now;
                     drain.stage = Stage::Finishing { deadline: *deadline };
                     self.begin_to_cut(left);
@@ -364,7 +440,10 @@ impl<O: Observer> Shard<O> {
         let (mut served, mut young) = (Vec::new(), Vec::new());
         for index in 0..self.conns.used() {
             let Some(id) = self.conns.id_at(index) else { continue };
-            let is_on = |conn: &&Conn| conn.intake == Intake::On && !self.lanes[conn.lane].is_outbound;
+            let is_on = |conn: &&Conn| {
+                let lane = &self.lanes[conn.lane];
+                conn.intake == Intake::On && !lane.is_outbound && lane.wave == Wave::Begins
+            };
             let Some(conn) = self.conns.get(id).filter(is_on) else { continue };
             let is_silent_start =
                 conn.is_starting() && !conn.receive_used && conn.since.age(self.stamp) >= first_frame;
@@ -374,13 +453,15 @@ impl<O: Observer> Shard<O> {
                 (false, false) => young.push(id),
             }
         }
+        self.lanes.next_wave(Wave::Begins, Wave::Begun);
         let (now, seed) = (self.now, self.now.as_nanos());
         let Some(drain) = &mut self.drain else { return };
         let later = drain.spread.min(left.saturating_sub(first_frame));
-        drain.leavers = [
+        drain.leavers.retain(|leavers| leavers.next().is_some());
+        drain.leavers.extend([
             Leavers::new(served, now, drain.spread.min(left), seed),
             Leavers::new(young, now + first_frame, later, !seed),
-        ];
+        ]);
     }
 
     /// Cuts connections whose moment has come.
@@ -433,9 +514,12 @@ impl<O: Observer> Shard<O> {
             // Once is enough: the rest is up to the driver.
             drain.stage = Stage::Aborted { until: self.now + GIVE_UP, last_looks: false };
             drain.newcomers.clear();
-            drain.leavers = Default::default();
-            drain.notified = ALL_NOTIFIED;
+            drain.leavers.clear();
+            (drain.notified, drain.has_next) = (ALL_NOTIFIED, false);
             drain.outbound_closed = true;
+            [Wave::Waits, Wave::Next, Wave::Begins]
+                .into_iter()
+                .for_each(|wave| self.lanes.next_wave(wave, Wave::Begun));
         }
         self.refuse_waiting();
     }

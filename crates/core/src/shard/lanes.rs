@@ -20,6 +20,21 @@ use crate::times::Times;
 use crate::{ConnId, ConnStats, LaneId, Limits, Observer};
 use core::net::SocketAddr;
 
+/// How far the shard's drain is with the connections of a lane. Those that wait for another lane have a later wave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wave {
+    /// They are served as before until [`Shard::drain_lane`].
+    Waits,
+    /// They have the next wave.
+    Next,
+    /// They have this one: they are told, and what had arrived is taken in.
+    Begins,
+    /// Each has its moment, or had it.
+    Begun,
+    /// None is left, and none comes any more.
+    Over,
+}
+
 /// The shard's state of a lane.
 pub(super) struct LaneState {
     pub limits: Limits,
@@ -30,6 +45,8 @@ pub(super) struct LaneState {
     pub counters: ConnStats,
     /// True for upstreams: in a drain they stay until no other connection is left.
     pub is_outbound: bool,
+    /// How far a drain is with it.
+    pub wave: Wave,
     /// Connections that exist.
     pub connections: usize,
     /// The most connections of an upstream lane. All lanes of accepted connections share one limit.
@@ -112,6 +129,12 @@ impl Lanes {
         core::iter::once(&self.first).chain(&self.others)
     }
 
+    /// The lanes that were in one stage of their drain come to the next one.
+    pub(super) fn next_wave(&mut self, from: Wave, to: Wave) {
+        let all = core::iter::once(&mut self.first).chain(&mut self.others);
+        all.filter(|lane| lane.wave == from).for_each(|lane| lane.wave = to);
+    }
+
     /// Panics if anything contradicts itself, with `all` connections of all lanes.
     pub(super) fn invariants(&self, all: usize) {
         let of = |outbound| -> usize {
@@ -140,6 +163,7 @@ impl LaneState {
             limits,
             counters: ConnStats::default(),
             is_outbound,
+            wave: Wave::Next,
             connections: 0,
             connections_max,
         }

@@ -130,7 +130,7 @@ impl Server<Several> {
     }
 
     /// Adds a service, reached at all of `endpoints`. `factory` is called once on each shard's thread, may fail, and may
-    /// [wait](crate::starting()). There may be 32 services.
+    /// [wait](crate::starting()); it and what it captured live until all shards ended. There may be 32 services.
     pub fn service<E, Make>(
         mut self,
         endpoints: E,
@@ -140,9 +140,19 @@ impl Server<Several> {
         E: IntoEndpoints,
         Make: IntoService<E::Framing>,
     {
-        let Endpoints { binds, framing, name, limits, sockets, admit, admission, access_log } =
+        let Endpoints { binds, framing, name, limits, sockets, admit, admission, access_log, drains_after } =
             endpoints.into_endpoints();
-        let endpoints = Endpoints { binds, framing: (), name, limits, sockets, admit, admission, access_log };
+        let endpoints = Endpoints {
+            binds,
+            framing: (),
+            name,
+            limits,
+            sockets,
+            admit,
+            admission,
+            access_log,
+            drains_after,
+        };
         let hosted = |admit| Box::new(One::new(framing, factory, admit)) as Box<dyn Hosted>;
         self.framing.services.push(Declared {
             endpoints,
@@ -183,7 +193,9 @@ impl Server<Several> {
     pub(crate) fn prepared(self) -> Result<Prepared<AllOf>, Error> {
         let (mut services, mut all) = (Vec::new(), Vec::new());
         for Declared { endpoints, adjust, hosted, protocols, framing } in self.framing.services {
-            let Endpoints { binds, name, limits, sockets, admit, admission, access_log, .. } = endpoints;
+            let Endpoints {
+                binds, name, limits, sockets, admit, admission, access_log, drains_after, ..
+            } = endpoints;
             let binds = binds.all().map_err(|error| Error::Address(error).of_service(name.as_ref()))?;
             let binds =
                 prepared(binds, protocols, framing).map_err(|error| error.of_service(name.as_ref()))?;
@@ -191,7 +203,16 @@ impl Server<Several> {
             let (limits_given, mut limits) = (limits.is_some(), limits.unwrap_or_default());
             adjust(&mut limits);
             let sockets = sockets.unwrap_or_else(|| self.settings.sockets.clone());
-            let service = ServicePlan { name, binds, limits, limits_given, sockets, admission, access_log };
+            let service = ServicePlan {
+                name,
+                binds,
+                limits,
+                limits_given,
+                sockets,
+                admission,
+                access_log,
+                drains_after,
+            };
             all.push((service.label(), hosted(admit.or_else(|| self.settings.admit.clone()))));
             services.push(service);
         }
@@ -309,6 +330,35 @@ impl<F: TypedFraming + Clone + Send> Server<F> {
     /// Starts the server on its own threads. `factory` is called on each shard's thread, may fail, and may
     /// [wait](crate::starting()). Signals are left alone.
     ///
+    /// The factory, and what it captured, lives until all shards ended and the last blocking call did: a lock of a file that it
+    /// holds is kept for as long.
+    ///
+    /// ```no_run
+    /// use std::fs::File;
+    ///
+    /// use ringserve::{Cx, Frame, Server, Service, framing::Lines};
+    /// # struct Store;
+    /// # impl Service for Store {
+    /// #     type Session = ();
+    /// #     type Error = std::convert::Infallible;
+    /// #     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Self::Error> {
+    /// #         cx.reply(frame);
+    /// #         Ok(())
+    /// #     }
+    /// # }
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let lock = File::create("/var/lib/store/lock")?;
+    /// lock.try_lock()?;
+    /// let server = Server::bind("127.0.0.1:7000").framing(Lines::default()).start(move |_shard| {
+    ///     let _held = &lock;
+    ///     Store
+    /// })?;
+    /// server.wait()?; // from here on another process may lock it
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// If any shard cannot be started. Nothing is left running then, except threads of factories that block: they end when the
     /// factories return.
@@ -391,8 +441,16 @@ fn one_service(
     let (limits_given, mut limits) = (settings.limits.is_some(), settings.limits.clone().unwrap_or_default());
     adjust(&mut limits);
     let sockets = settings.sockets.clone();
-    let service =
-        ServicePlan { name: None, binds, limits, limits_given, sockets, admission: None, access_log: None };
+    let service = ServicePlan {
+        name: None,
+        binds,
+        limits,
+        limits_given,
+        sockets,
+        admission: None,
+        access_log: None,
+        drains_after: Vec::new(),
+    };
     Ok(Described { settings, services: vec![service] })
 }
 

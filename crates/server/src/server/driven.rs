@@ -18,7 +18,7 @@ use super::plan::{OneShard, Plan};
 use super::prepared::{CheckLimits, Described, Prepared};
 use super::running::ServerHandle;
 use super::runtime::Runtime;
-use super::serves::Serves;
+use super::serves::{Kept, Serves};
 use super::starting::Starting;
 use crate::service::IntoService;
 use crate::shard::handle::Shard;
@@ -94,14 +94,18 @@ where
     let drivers = Arc::new(drivers);
     let no_sockets = (0..plan.shards).map(|_| Vec::new()).collect();
     let of_shard = || -> RunShard {
-        let (serves, drivers, config) = (serves.again(), drivers.clone(), config.clone());
-        Box::new(move |shard: OneShard, start| match drivers.make(shard.index, &config) {
-            Ok(driver) => shard.run_on(serves, driver, start),
-            Err(error) => give_up(&start, Error::Broken { shard: shard.index, error }),
+        let (serves, kept) = (serves.again(), Kept::new(serves.again()));
+        let (drivers, config) = (drivers.clone(), config.clone());
+        Box::new(move |shard: OneShard, start| {
+            let _kept = kept;
+            match drivers.make(shard.index, &config) {
+                Ok(driver) => shard.run_on(serves, driver, start),
+                Err(error) => give_up(&start, Error::Broken { shard: shard.index, error }),
+            }
         })
     };
     let launched = plan.launch(Starting::new(), None, no_sockets, &[], &of_shard)?;
-    Ok(ServerHandle::new(listening, launched))
+    Ok(ServerHandle::new(listening, launched).keeping(Kept::new(serves)))
 }
 
 /// Listens at an address, or adopts the socket that has it, on this number of shards. Returns the address with its port.

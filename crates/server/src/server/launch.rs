@@ -149,6 +149,8 @@ pub(super) fn ended(index: usize, remotes: &[Arc<RemoteShard>], ran: thread::Res
     let end = ran.unwrap_or_else(|panic| Err(ShardDeath::Panicked(message_of(panic))));
     // Also where the loop never began.
     remotes[index].close();
+    // Those whose services wait for the end of others.
+    remotes.iter().for_each(|remote| remote.look_again());
     if let Err(death) = &end {
         let cause = death.error(index);
         guarded(|| error!(shard = index, "{cause}; the other shards drain and the server ends"));

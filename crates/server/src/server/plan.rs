@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use ringserve_core::framing::Encoding;
-use ringserve_core::{AcceptRate, Address, Driver, Limits, Quota, ServerLimits, Transport};
+use ringserve_core::{AcceptRate, Address, Driver, LaneId, Limits, Quota, ServerLimits, Transport};
 use ringserve_drivers::Listener;
 
 use super::accept_queue::AcceptQueues;
@@ -27,6 +27,7 @@ use crate::overload::Overload;
 use crate::service::Made;
 use crate::shard::blocking::Pool;
 use crate::shard::clock::Clock;
+use crate::shard::ends::Ends;
 use crate::shard::guarded_transport::{GuardedTransport, reports_panics};
 use crate::shard::handle::Shard;
 use crate::shard::inbox::RemoteShard;
@@ -79,6 +80,8 @@ pub(super) struct LanePlan {
     pub(super) limits: Limits,
     /// The number of listeners that lead to it.
     pub(super) listeners: u16,
+    /// The services, as bits, after whose end it drains.
+    pub(super) after: u32,
 }
 
 impl Plan {
@@ -178,7 +181,8 @@ impl OneShard {
         let remote = self.control.remotes()[self.index].clone();
         remote.set_driver(waker);
         let random = Random::of_shard(self.seed, self.index);
-        let shard = Shard::new(self.index, remote, self.control.clone(), self.clock.clone(), random);
+        let ends = Ends::new(self.names.clone(), self.lanes.iter().map(|lane| lane.after).collect());
+        let shard = Shard::new(self.index, remote, self.control.clone(), self.clock.clone(), random, ends);
         shard.upstream_requests().set_connect_timeout(self.server_limits.connect_timeout);
         shard
     }
@@ -215,6 +219,9 @@ impl OneShard {
         );
         for (lane, encoding) in lanes {
             core.add_inbound(lane.limits.clone(), lane.listeners, encoding);
+        }
+        for (number, _) in (0..).zip(&self.lanes).filter(|(_, lane)| lane.after != 0) {
+            core.drain_lane_later(LaneId::nth(number));
         }
         for (listener, header) in self.proxies.expected() {
             core.expect_header(listener, header);

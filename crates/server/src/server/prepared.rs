@@ -31,7 +31,7 @@ use super::running::ServerHandle;
 #[cfg(feature = "admin")]
 use super::running::{Beside, Facts};
 use super::runtime::Runtime;
-use super::serves::Serves;
+use super::serves::{Kept, Serves};
 use super::signals::{StopSignals, end_process};
 use super::socket_options::options::SocketOptions;
 use super::starting::{Starting, Until};
@@ -158,6 +158,8 @@ pub(crate) struct ServicePlan {
     pub(super) access_log: Option<bool>,
     /// In the place of the server's.
     pub(super) admission: Option<Admission>,
+    /// The names of services after which it drains.
+    pub(super) drains_after: Vec<String>,
 }
 
 impl ServicePlan {
@@ -314,11 +316,45 @@ impl Described {
                 return wrong(format!("two have the name {name}; give each another one by Endpoints::name"));
             }
         }
+        self.drains_after().map_err(Error::Services)?;
         let labels: Vec<String> = self.services.iter().map(ServicePlan::label).collect();
         let label = |n: usize| (labels.len() > 1).then(|| &*labels[n]);
         let of_service = |(n, service): (usize, &'_ ServicePlan)| iter::repeat_n(n, service.binds.len());
         let leads_to = self.services.iter().enumerate().flat_map(of_service).map(label);
         addr::check(self.binds().zip(leads_to)).map_err(Error::Address)
+    }
+
+    /// For each service, those as bits after whose end it drains.
+    ///
+    /// # Errors
+    /// One that is not there, and a circle, with the names of both.
+    fn drains_after(&self) -> Result<Vec<u32>, String> {
+        let number = |name: &String| self.services.iter().position(|of| of.name.as_ref() == Some(name));
+        let bits = |service: &ServicePlan| {
+            service.drains_after.iter().try_fold(0, |bits: u32, after| match number(after) {
+                Some(number) => Ok(bits | 1 << number),
+                None => {
+                    Err(format!("{} drains after {after}, and no service has that name", service.label()))
+                }
+            })
+        };
+        let after = self.services.iter().map(bits).collect::<Result<Vec<u32>, String>>()?;
+        let of = |services: u32| after.iter().enumerate().filter(move |(n, _)| services >> n & 1 == 1);
+        for (number, direct) in after.iter().enumerate() {
+            for (other, _) in of(*direct) {
+                // All that the other one waits for, directly or not.
+                let (mut all, mut before) = (1 << other, 0);
+                while all != before {
+                    before = all;
+                    all |= of(all).fold(0, |more, (_, after)| more | after);
+                }
+                if all >> number & 1 == 1 {
+                    let [one, two] = [number, other].map(|n| self.services[n].label());
+                    return Err(format!("{one} drains after {two}, which in the end drains after {one}"));
+                }
+            }
+        }
+        Ok(after)
     }
 
     /// Where all services are reached, in the order of the listeners.
@@ -375,11 +411,16 @@ impl Described {
         let told = self.settings.telling.told(self.services.iter().map(|service| service.access_log));
         let asks = asks.or(Asks { credentials: limiters.count_users(), ..Asks::default() });
         let blocking = Arc::new(Threads::new(&checked.server_limits));
-        let lane =
-            |service: ServicePlan| LanePlan { limits: service.limits, listeners: service.binds.len() as u16 };
+        // Was checked.
+        let after = self.drains_after().unwrap_or_default();
+        let lane = |(number, service): (usize, ServicePlan)| LanePlan {
+            limits: service.limits,
+            listeners: service.binds.len() as u16,
+            after: after.get(number).copied().unwrap_or_default(),
+        };
         Plan {
             server_limits: checked.server_limits,
-            lanes: self.services.into_iter().map(lane).collect(),
+            lanes: self.services.into_iter().enumerate().map(lane).collect(),
             names,
             proxies,
             transports,
@@ -439,10 +480,14 @@ impl<S: Serves + Send + 'static> Prepared<S> {
     pub(super) fn start(self, starting: Starting, until: Until<'_>) -> Result<ServerHandle, Error> {
         let Prepared { described, serves } = self;
         let of_shard = || -> RunShard {
-            let serves = serves.again();
-            Box::new(move |shard: OneShard, start| shard.run(serves, start))
+            let (serves, kept) = (serves.again(), Kept::new(serves.again()));
+            Box::new(move |shard: OneShard, start| {
+                let _kept = kept;
+                shard.run(serves, start)
+            })
         };
-        described.start(&|number, limits| serves.check_limits(number, limits), &of_shard, starting, until)
+        let framings: CheckLimits<'_> = &|number, limits| serves.check_limits(number, limits);
+        Ok(described.start(framings, &of_shard, starting, until)?.keeping(Kept::new(serves)))
     }
 }
 

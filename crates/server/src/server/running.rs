@@ -15,6 +15,7 @@ use super::control::ServerControl;
 use super::ending::ABORTS;
 use super::error::Error;
 use super::listen::sockets::Listening;
+use super::serves::Kept;
 use super::socket_options::apply::SocketOptionWarning;
 use crate::guard::message_of;
 use crate::log_thread::hand_over;
@@ -98,6 +99,8 @@ pub struct ServerHandle {
     watchdog: Option<Watchdog>,
     /// Dropped after the threads ended, which removes the files of Unix sockets.
     listening: Listening,
+    /// The factories.
+    kept: Kept,
     /// Dropped last: it answers until the server has ended.
     #[cfg(feature = "admin")]
     beside: Option<Box<dyn RunsBeside>>,
@@ -111,9 +114,16 @@ impl ServerHandle {
             threads,
             watchdog,
             listening,
+            kept: Kept::default(),
             #[cfg(feature = "admin")]
             beside: None,
         }
+    }
+
+    /// The server with its factories.
+    pub(super) fn keeping(mut self, kept: Kept) -> ServerHandle {
+        self.kept = kept;
+        self
     }
 
     /// The server with an endpoint beside it, which ends after it.

@@ -1,8 +1,10 @@
 //! The services of a server, one or several, and how each shard makes its own.
 
+use std::any::Any;
+use std::fmt;
 use std::future::poll_fn;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
 use ringserve_core::framing::{Encoding, HoldsState, TypedFraming};
@@ -45,6 +47,30 @@ pub(crate) trait Serves: Sized {
 
 /// The services that factories made for a shard.
 pub(crate) type MadeOf<V> = Made<V, Error>;
+
+/// Factories that are not called any more, with what they captured: a lock file, a handle of the log. Each shard keeps them to
+/// its end, and the handle of the server until the last blocking call ended. Their drop is user code.
+#[derive(Default)]
+pub(crate) struct Kept(Mutex<Option<Box<dyn Any + Send>>>);
+
+impl Kept {
+    pub(crate) fn new(factories: impl Any + Send) -> Kept {
+        Kept(Mutex::new(Some(Box::new(factories))))
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let factories = self.0.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let _ = guard(move || drop(factories));
+    }
+}
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Kept")
+    }
+}
 
 /// One service, whose type is known to everything above a shard.
 pub(crate) struct One<F, Factory> {
@@ -254,6 +280,7 @@ where
     }
 
     fn make(&self, shard: &Shard, of: (&ShardStart, usize)) -> Result<LaneOf<Box<dyn Services>>, Error> {
+        let shard = &shard.of_service(of.1);
         self.boxed(shard, of.1, made(shard, of, || (self.factory)(shard))?)
     }
 
@@ -264,6 +291,7 @@ where
         of: (&ShardStart, usize),
         watches: &Watches,
     ) -> Result<LaneOf<Box<dyn Services>>, Error> {
+        let shard = &shard.of_service(of.1);
         self.boxed(shard, of.1, made(shard, of, || watches.over((self.factory)(shard)))?)
     }
 }

@@ -1,5 +1,6 @@
 //! A server without threads, for simulations: the same making of its shards, which are stepped by one thread.
 
+use std::any::Any;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +19,7 @@ use super::running::{ShardDeath, ShardEnd};
 use super::runtime::Runtime;
 use super::serves::Serves;
 use super::starting::{ShardStart, StartState, Starting};
+use crate::guard::guard;
 use crate::overload::watch::Loads;
 use crate::overload::{Load, Overload, Told};
 use crate::service::Made;
@@ -27,12 +29,14 @@ use crate::shard::clock::{Clock, Deadline};
 use crate::shard::inbox::{Command, OnCall, enter_shard, leave_shard};
 use crate::shard::state::{Peers, ShardLoop};
 use crate::shard::stepped::{Stage, Stepped, SteppedShard};
-use crate::stats::{ServerStats, ShardStats};
+use crate::stats::{ServerStats, ServiceNames, ShardStats};
 use crate::watchdog::facts::ThreadTimes;
 
 /// A server whose shards are stepped, on a simulated network, by one thread.
 pub(crate) struct SteppedServer {
     pub(crate) addrs: Vec<SocketAddr>,
+    /// Its services, with the numbers of their addresses.
+    pub(crate) names: ServiceNames,
     pub(crate) limits: ServerLimits,
     /// Connections beyond them that there may be.
     reserved: usize,
@@ -45,6 +49,8 @@ pub(crate) struct SteppedServer {
     overload: Overload,
     /// Its loads, if they are looked at.
     loads: Option<Loads>,
+    /// The factories, until the last shard ended.
+    kept: Option<Box<dyn Any>>,
 }
 
 /// A simulation steps shards, and no runtime's loop.
@@ -77,7 +83,7 @@ impl SteppedServer {
     /// Begins what [`Server::start`] does, on this network, with one shard by default: calls the factories. The shards take clock
     /// and chance as told, and `on_call` hears of each call of theirs. What the server was told of its driver, of sockets and of
     /// pinning is ignored.
-    pub(crate) fn start<S: Serves>(
+    pub(crate) fn start<S: Serves + 'static>(
         server: Prepared<S>,
         network: &Network,
         simulated: (Clock, u64),
@@ -100,7 +106,8 @@ impl SteppedServer {
             })
         };
         let framings = |number, limits: &Limits| serves.check_limits(number, limits);
-        SteppedServer::begin(described, &framings, &make, network, simulated, pool, on_call)
+        let server = SteppedServer::begin(described, &framings, &make, network, simulated, pool, on_call)?;
+        Ok(SteppedServer { kept: Some(Box::new(serves)), ..server })
     }
 
     /// The same of a server whose framings refuse limits, and whose shards are made, by these.
@@ -121,7 +128,7 @@ impl SteppedServer {
         };
         let (config, listening, plan) = planned(described, framings, &listen, SIMULATED_DESCRIPTORS)?;
         let (limits, reserved) = (plan.server_limits.clone(), plan.chosen.reserved());
-        let overload = plan.overload.clone();
+        let (overload, names) = (plan.overload.clone(), plan.names.clone());
         let blocking = pool(&limits);
         let plan = Plan { clock, blocking: blocking.clone(), ..plan };
         let mut starting = Starting::new();
@@ -130,6 +137,7 @@ impl SteppedServer {
         let parts = plan.shards(no_sockets, &[]);
         let mut server = SteppedServer {
             addrs: listening.ips.clone(),
+            names,
             limits,
             reserved,
             remotes: parts[0].control.remotes().clone(),
@@ -140,13 +148,14 @@ impl SteppedServer {
             control: parts[0].control.clone(),
             overload,
             loads: None,
+            kept: None,
         };
         // All of them, since their listeners close with them if a factory fails.
         let drivers = (0..parts.len()).map(|index| {
             network.driver(index, &config).map_err(|error| Error::Broken { shard: index, error })
         });
         let drivers: Vec<_> = drivers.collect::<Result<_, _>>()?;
-        let mut all_made = Vec::new();
+        let (mut all_made, mut all_there) = (Vec::new(), true);
         for (shard, driver) in parts.into_iter().zip(drivers) {
             let (index, remote) = (shard.index, shard.control.remotes()[shard.index].clone());
             remote.set_on_call(on_call.clone());
@@ -156,15 +165,18 @@ impl SteppedServer {
             let made = make(shard, driver, &start);
             leave_shard();
             match made {
-                Ok(made) => all_made.push((ring, made)),
+                Ok(made) => {
+                    all_there &= made.is_there;
+                    all_made.push((ring, made));
+                }
                 Err(error) => {
+                    all_there = false;
                     remote.close();
                     start.failed(error);
                     break;
                 }
             }
         }
-        let all_there = all_made.iter().all(|(_, made)| made.is_there);
         for (ring, made) in all_made {
             server.shards.push((made.steps)(ring, all_there));
             server.ends.push(None);
@@ -204,6 +216,8 @@ impl SteppedServer {
         self.ends[shard] = Some(ended(shard, &self.remotes, ran));
         if self.is_done() {
             self.blocking.end();
+            let kept = self.kept.take();
+            let _ = guard(move || drop(kept));
         }
         self.ends[shard].as_ref()
     }

@@ -67,7 +67,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Beginning<D, V> {
                 })))
             }
         };
-        let shard = ShardLoop::new(parts, Unmade::default());
+        let shard = ShardLoop::of(parts, Unmade::default());
         Beginning { shard, services, task, start }
     }
 
@@ -120,7 +120,8 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Beginning<D, V> {
     /// The shard with its services, which are there.
     pub(super) fn serve(self) -> Option<ShardLoop<D, V>> {
         let services = self.services.take()?;
-        let (mut shard, Unmade { passed_on }) = self.shard.with(services);
+        let (shard, Unmade { passed_on }) = self.shard.with(services);
+        let mut shard = shard.starts();
         shard.core.begin_accepting();
         for (socket, peer) in passed_on {
             shard.lane.services.accepted(&mut shard.lane.common, &mut shard.core, socket, peer);

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use ringserve_core::Driver;
+use ringserve_core::{Driver, LaneId};
 
 use super::Core;
 use super::draining::Moment;
@@ -15,6 +15,11 @@ use crate::stats::StalledWork;
 
 /// The most letters at the beginning of a turn, and as many at its end: together 1 ms of short pushes.
 const LETTERS_AT_ONCE: usize = 2048;
+
+/// The lane of the service with this number.
+fn lane_of(service: usize) -> LaneId {
+    LaneId::nth(service as u8)
+}
 
 /// The part of a turn that reads letters.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -39,21 +44,46 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
             Command::Drain => core.drain(),
             Command::Abort => core.abort_all(),
         }
-        if command != Command::Serve
-            && let Err(panicked) = self.common.shard.set_draining()
-        {
+        if command != Command::Serve {
+            let shard = &self.common.shard;
+            if let Err(panicked) = shard.set_draining().and(shard.end_start(false)) {
+                self.common.report_panic("waker", None, &panicked);
+            }
+        }
+    }
+
+    /// Tells connections that end by themselves when they do so: those of each service once what had arrived was taken in.
+    #[cold]
+    pub(super) fn notify_leaving(&mut self, core: &Core) {
+        let ends = self.common.shard.ends();
+        let moment = Moment { spread: core.drain_spread(), first: core.first_frame_time() };
+        let leaves =
+            |service: &usize| core.is_lane_leaving(lane_of(*service)) && !ends.leaving(*service).has_begun();
+        let all = (0..ends.count()).filter(leaves);
+        let woken = all.fold(Ok(()), |woken, service| woken.and(ends.leaves(service, moment)));
+        if let Err(panicked) = woken {
             self.common.report_panic("waker", None, &panicked);
         }
     }
 
-    /// Tells the tasks that wait for it that the drain delay is over, and what had arrived by then was taken in.
+    /// At the end of a turn in a drain: publishes which services have no connection left here, and takes in which have none
+    /// anywhere. What waits for those goes on.
     #[cold]
-    pub(super) fn notify_stopping(&mut self, core: &Core) {
-        let moment = Moment { spread: core.drain_spread(), first: core.first_frame_time() };
-        if core.has_looked()
-            && !self.common.shard.is_stopping()
-            && let Err(panicked) = self.common.shard.set_stopping(moment)
-        {
+    pub(super) fn step_ends(&mut self, core: &mut Core) {
+        let shard = &self.common.shard;
+        let (ends, remotes) = (shard.ends(), shard.server().remotes());
+        let over = (0..ends.count()).filter(|service| core.is_lane_over(lane_of(*service)));
+        let here = over.fold(0, |bits, service| bits | 1 << service);
+        if self.remote.services_end(here) {
+            remotes.iter().for_each(|remote| remote.look_again());
+        }
+        let all = remotes.iter().fold(u32::MAX, |all, remote| all & remote.ended_services());
+        for service in 0..ends.count() {
+            if ends.after(service) & !all == 0 {
+                core.drain_lane(lane_of(service));
+            }
+        }
+        if let Err(panicked) = ends.ended(all) {
             self.common.report_panic("waker", None, &panicked);
         }
     }

@@ -128,7 +128,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
             self.apply_orders(core);
         }
         if self.command != Command::Serve {
-            self.notify_stopping(core);
+            self.notify_leaving(core);
         }
         if self.called.has(Attention::MESSAGES) {
             self.read_messages();

@@ -2,7 +2,7 @@ use std::any::Any;
 use std::borrow::Cow;
 #[cfg(feature = "http")]
 use std::cell::OnceCell;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -12,11 +12,16 @@ use super::attempts::Requests;
 use super::awaited::Awaited;
 use super::blocking::{Blocking, Pool, submit};
 use super::clock::Clock;
-use super::draining::{DrainFlag, Draining, Moment};
+use super::draining::Draining;
+#[cfg(feature = "http")]
+use super::draining::Moment;
+use super::ends::{Ends, ServiceEnded, UnknownService};
+use super::flag::Flag;
 use super::inbox::RemoteShard;
 use super::join::{JoinHandle, SpawnError};
 use super::random::Random;
 use super::spawned::{LocalTasks, ResetsOnPanic};
+use super::started::{Start, Started};
 use super::task::boxed;
 #[cfg(feature = "http")]
 use ringserve_core::ShardShared;
@@ -33,6 +38,9 @@ use crate::server::control::ServerControl;
 #[derive(Clone)]
 pub struct Shard {
     inner: Rc<Inner>,
+    /// The service that has this handle; the first one where that does not matter.
+    #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "connections of HTTP ask for it"))]
+    service: u8,
 }
 
 /// Handles messages that other shards left, as many as a turn has room for. True if there are more.
@@ -47,10 +55,9 @@ struct Inner {
     pace: Pace,
     remote: Arc<RemoteShard>,
     mailboxes: RefCell<Vec<ReadMailbox>>,
-    draining: DrainFlag,
-    /// Its [`drain_delay`](crate::limits::ServerLimits::drain_delay) is over.
-    stopping: DrainFlag,
-    moment: Cell<Moment>,
+    start: Start,
+    draining: Flag,
+    ends: Ends,
     /// What its connections share, once there is a state machine.
     #[cfg(feature = "http")]
     core: OnceCell<Rc<ShardShared>>,
@@ -67,6 +74,7 @@ impl Shard {
         server: ServerControl,
         clock: Clock,
         random: Random,
+        ends: Ends,
     ) -> Shard {
         let timers = Timers::new(clock);
         let inner = Inner {
@@ -78,16 +86,21 @@ impl Shard {
             pace: Pace::default(),
             remote,
             mailboxes: RefCell::default(),
-            draining: DrainFlag::default(),
-            stopping: DrainFlag::default(),
-            moment: Cell::default(),
+            start: Start::default(),
+            draining: Flag::default(),
+            ends,
             #[cfg(feature = "http")]
             core: OnceCell::default(),
             upstreams: Requests::default(),
             awaited: Awaited::default(),
             shared: RefCell::default(),
         };
-        Shard { inner: Rc::new(inner) }
+        Shard { inner: Rc::new(inner), service: 0 }
+    }
+
+    /// A handle of the service with this number, of at most [`SERVICES_MAX`](super::many::SERVICES_MAX).
+    pub(crate) fn of_service(&self, service: usize) -> Shard {
+        Shard { inner: self.inner.clone(), service: service as u8 }
     }
 
     /// Which shard this is, from 0.
@@ -117,7 +130,8 @@ impl Shard {
     /// services of a shard share state without a lock, in whatever order their factories are called. Another shard has
     /// another value; one of each type is kept until the end of the shard.
     ///
-    /// It is looked for among the values of other types, so a factory asks for it and a call does not.
+    /// It is looked for among the values of other types, so a factory asks for it and a call does not. A value with closures
+    /// that need it too is asked for by [`shared_rc`](Shard::shared_rc).
     ///
     /// ```no_run
     /// use std::cell::Cell;
@@ -161,12 +175,45 @@ impl Shard {
     /// # }
     /// ```
     pub fn shared<T: 'static>(&self, make: impl FnOnce() -> T) -> Rc<T> {
-        let known = self.inner.shared.borrow().iter().find_map(|value| value.clone().downcast().ok());
-        known.unwrap_or_else(|| {
+        self.shared_rc(|| Rc::new(make()))
+    }
+
+    /// As [`shared`](Shard::shared), for a value that closures inside it need as well: `make` gives the [`Rc`] that it made for
+    /// them.
+    ///
+    /// ```no_run
+    /// use std::cell::Cell;
+    /// use std::rc::Rc;
+    ///
+    /// use ringserve::{Shard, sync::Mesh};
+    ///
+    /// /// Counts what all shards tell it.
+    /// struct Hub {
+    ///     heard: Cell<u64>,
+    ///     told: Mesh<u64>,
+    /// }
+    ///
+    /// impl Hub {
+    ///     fn new(shard: &Shard, told: &Mesh<u64>) -> Rc<Hub> {
+    ///         let hub = Rc::new(Hub { heard: Cell::new(0), told: told.clone() });
+    ///         let own = hub.clone();
+    ///         told.register(shard, move |_from, count| own.heard.set(own.heard.get() + count));
+    ///         hub
+    ///     }
+    /// }
+    ///
+    /// /// The same one for each service of the shard.
+    /// fn hub(shard: &Shard, told: &Mesh<u64>) -> Rc<Hub> {
+    ///     shard.shared_rc(|| Hub::new(shard, told))
+    /// }
+    /// # let _ = |hub: Rc<Hub>| hub.told.clone();
+    /// ```
+    pub fn shared_rc<T: 'static>(&self, make: impl FnOnce() -> Rc<T>) -> Rc<T> {
+        let known = || self.inner.shared.borrow().iter().find_map(|value| value.clone().downcast().ok());
+        known().unwrap_or_else(|| {
             // It is user code, which may ask for others: nothing is borrowed meanwhile.
-            let value = Rc::new(make());
-            let made = self.inner.shared.borrow().iter().find_map(|value| value.clone().downcast().ok());
-            made.unwrap_or_else(|| {
+            let value = make();
+            known().unwrap_or_else(|| {
                 self.inner.shared.borrow_mut().push(value.clone());
                 value
             })
@@ -364,6 +411,62 @@ impl Shard {
         Timeout::new(&self.inner.timers, time, future)
     }
 
+    /// Waits until all services of all shards are there, and peers are let in; at once if they are. For a task that a factory
+    /// spawns and that speaks to other shards: it runs as soon as the factories returned, while [futures](crate::starting()) of
+    /// theirs may still read files. What it asks through a [`Mesh`](crate::sync::Mesh) before is handled by a shard whose service
+    /// is not there.
+    ///
+    /// ```no_run
+    /// # use ringserve::{Cx, Frame, Server, Service, Shard, framing::Lines, starting, sync::Mesh};
+    /// # struct Store;
+    /// # impl Service for Store {
+    /// #     type Session = ();
+    /// #     type Error = std::convert::Infallible;
+    /// #     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Self::Error> {
+    /// #         cx.reply(frame);
+    /// #         Ok(())
+    /// #     }
+    /// # }
+    /// # async fn read_log(shard: Shard) -> std::io::Result<Store> { Ok(Store) }
+    /// /// Tells all shards each second, the first time when the last of them has read its log.
+    /// fn tick(shard: &Shard, ticks: &Mesh<()>) {
+    ///     let (shard, ticks) = (shard.clone(), ticks.clone());
+    ///     shard.clone().spawn(async move {
+    ///         shard.started().await?;
+    ///         let mut seconds = shard.interval(std::time::Duration::from_secs(1));
+    ///         loop {
+    ///             seconds.tick().await;
+    ///             ticks.on_all(|_shard| ()).await;
+    ///         }
+    /// #       #[allow(unreachable_code)]
+    /// #       Ok::<(), ringserve::sync::NotStarted>(())
+    ///     });
+    /// }
+    ///
+    /// # fn main() -> Result<(), ringserve::Error> {
+    /// let ticks = Mesh::default();
+    /// Server::bind("127.0.0.1:7000").framing(Lines::default()).serve(move |shard| {
+    ///     ticks.register(shard, |_from, ()| ());
+    ///     tick(shard, &ticks);
+    ///     starting(read_log(shard.clone()))
+    /// })
+    /// # }
+    /// ```
+    ///
+    /// A service's own future must not await this: it is one of those that are waited for.
+    ///
+    /// # Errors
+    /// [`NotStarted`](crate::sync::NotStarted) where a factory of another shard fails, or a future of one, and where the server is
+    /// told to stop before. The task is dropped then, as all are at the end of a shard.
+    pub fn started(&self) -> Started {
+        self.inner.start.wait()
+    }
+
+    /// The start is over: the server serves, or ends. Wakes the tasks that waited for this, of which a waker may panic.
+    pub(crate) fn end_start(&self, is_there: bool) -> Result<(), Panicked> {
+        self.inner.start.end(is_there)
+    }
+
     /// True once the server was told to shut down, also while it goes on as before for
     /// [`ServerLimits::drain_delay`](crate::limits::ServerLimits::drain_delay): what a readiness probe should answer by.
     pub fn is_draining(&self) -> bool {
@@ -374,19 +477,75 @@ impl Shard {
     /// [`ServerLimits::drain_delay`](crate::limits::ServerLimits::drain_delay). For tasks and [streams](crate::Stream) that have to
     /// say goodbye: a drain waits for what is owed, up to [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout).
     pub fn draining(&self) -> Draining {
-        self.inner.draining.wait()
+        Draining::of(&self.inner.draining)
     }
 
-    /// Waits until the drain delay is over, and what had arrived by then was taken in: until then connections are served as before.
+    /// Waits until no connection of the service with this [name](crate::listen::Endpoints::name) is left on any shard, in the
+    /// drain of the server: then none comes any more. For what has to outlive its clients, such as a stream of what they wrote to
+    /// a replica. Not before the server is told to shut down, and at the latest when
+    /// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout) resets what is left. In a connection of that
+    /// service itself it waits until then.
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    ///
+    /// use ringserve::listen::tcp;
+    /// use ringserve::{Cx, Frame, Server, Service, Shard, Stream, framing::Lines, stream};
+    /// # struct Store;
+    /// # impl Service for Store {
+    /// #     type Session = ();
+    /// #     type Error = std::convert::Infallible;
+    /// #     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Self::Error> {
+    /// #         cx.reply(frame);
+    /// #         Ok(())
+    /// #     }
+    /// # }
+    /// # async fn send_what_is_new(stream: &mut Stream) -> std::io::Result<()> { Ok(()) }
+    ///
+    /// /// A replica follows, and has the last record of the last client.
+    /// async fn replicate(shard: Shard, mut stream: Stream) -> Result<(), Box<dyn std::error::Error>> {
+    ///     let mut no_clients = shard.service_ended("clients")?;
+    ///     while shard.timeout(Duration::from_millis(20), &mut no_clients).await.is_err() {
+    ///         send_what_is_new(&mut stream).await?;
+    ///     }
+    ///     send_what_is_new(&mut stream).await?;
+    ///     Ok(())
+    /// }
+    ///
+    /// # fn main() -> Result<(), ringserve::Error> {
+    /// let clients = tcp("0.0.0.0:7000").framing(Lines::default()).name("clients");
+    /// let replica = tcp("10.0.0.1:7001").name("replica");
+    /// Server::new()
+    ///     .service(clients, |_shard| Store)
+    ///     .service(replica, |shard| {
+    ///         let shard = shard.clone();
+    ///         stream(move |stream| replicate(shard.clone(), stream))
+    ///     })
+    ///     .serve()
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`UnknownService`](crate::sync::UnknownService) if no service has this name, at once: in a factory it ends the start.
+    pub fn service_ended(&self, name: &str) -> Result<ServiceEnded, UnknownService> {
+        self.inner.ends.wait(name)
+    }
+
+    /// Waits until the connections of the service have their moments in the drain: until then they are served as before.
     #[cfg(feature = "http")]
     pub(crate) fn stopping(&self) -> Draining {
-        self.inner.stopping.wait()
+        Draining::of(self.inner.ends.leaving(self.service.into()))
     }
 
     /// When connections that end by themselves do so, once they are [told](Shard::stopping).
     #[cfg(feature = "http")]
     pub(crate) fn moment(&self) -> Moment {
-        self.inner.moment.get()
+        self.inner.ends.moment()
+    }
+
+    /// The services in the drain.
+    pub(crate) fn ends(&self) -> &Ends {
+        &self.inner.ends
     }
 
     #[cfg(feature = "http")]
@@ -399,16 +558,6 @@ impl Shard {
     #[cfg(feature = "http")]
     pub(crate) fn is_behind(&self) -> bool {
         self.inner.core.get().is_some_and(|core| core.is_behind())
-    }
-
-    pub(crate) fn is_stopping(&self) -> bool {
-        self.inner.stopping.has_begun()
-    }
-
-    /// Wakes the tasks that waited for this, of which a waker may panic.
-    pub(crate) fn set_stopping(&self, moment: Moment) -> Result<(), Panicked> {
-        self.inner.moment.set(moment);
-        self.inner.stopping.begin()
     }
 
     /// Wakes the tasks that waited for this, of which a waker may panic.
@@ -454,6 +603,7 @@ impl Shard {
 
     /// Drops what may hold this handle, so that nothing outlives the shard.
     pub(crate) fn end(&self) {
+        let _ = self.end_start(false);
         let mailboxes = std::mem::take(&mut *self.inner.mailboxes.borrow_mut());
         let _ = guard(move || drop(mailboxes));
         self.inner.tasks.clear();

@@ -130,6 +130,8 @@ pub(crate) struct RemoteShard {
     watch: OnceLock<Arc<Watch>>,
     /// `None` once the shard ended.
     on_end: Mutex<Option<Vec<Arc<dyn OnEnd>>>>,
+    /// The services as bits that have no connection left on it, in a drain; all of them once it ended.
+    ended_services: AtomicU32,
 }
 
 /// Reports asked for and answered, both counted.
@@ -157,6 +159,7 @@ impl RemoteShard {
             reported: Condvar::new(),
             snapshot: OnceLock::new(),
             thread: AtomicU32::new(0),
+            ended_services: AtomicU32::new(0),
             times: OnceLock::new(),
             load: SharedLoad::default(),
             has_asked: AtomicBool::new(false),
@@ -180,6 +183,22 @@ impl RemoteShard {
     pub(crate) fn command(&self, command: Command) {
         self.command.fetch_max(command as u8, Ordering::SeqCst);
         self.call(Attention::COMMAND);
+    }
+
+    /// Has the shard take a turn, since another one has news.
+    pub(crate) fn look_again(&self) {
+        self.call(Attention::COMMAND);
+    }
+
+    /// On the shard: these services have no connection left here, and will have none. True if that is new.
+    pub(crate) fn services_end(&self, services: u32) -> bool {
+        let before = self.ended_services.fetch_or(services, Ordering::SeqCst);
+        before | services != before
+    }
+
+    /// The services that have none.
+    pub(crate) fn ended_services(&self) -> u32 {
+        self.ended_services.load(Ordering::SeqCst)
     }
 
     pub(crate) fn last_command(&self) -> Command {
@@ -480,6 +499,7 @@ impl RemoteShard {
     /// The shard ended. What was left for it is dropped.
     pub(crate) fn close(&self) {
         self.set_room(0);
+        self.services_end(u32::MAX);
         if let Some(snapshot) = self.snapshot() {
             snapshot.end();
         }

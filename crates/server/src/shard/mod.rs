@@ -9,7 +9,9 @@ pub(crate) mod calls;
 pub(crate) mod clock;
 mod commands;
 pub(crate) mod draining;
+pub(crate) mod ends;
 mod events;
+pub(crate) mod flag;
 mod give_back;
 mod give_way;
 pub(crate) mod guarded_transport;
@@ -32,6 +34,7 @@ pub(crate) mod services;
 pub(crate) mod session;
 mod spare;
 pub(crate) mod spawned;
+pub(crate) mod started;
 pub(crate) mod state;
 #[cfg(feature = "testing")]
 pub(crate) mod stepped;

@@ -11,9 +11,10 @@ use ringserve_core::{Budget, Completion, Driver, Limits, ServerLimits, Time, Wai
 use super::blocking::threads::Threads;
 use super::calls::calls;
 use super::clock::Clock;
+use super::ends::Ends;
 use super::guarded_transport::reports_panics;
 use super::handle::Shard;
-use super::inbox::RemoteShard;
+use super::inbox::{Command, RemoteShard};
 use super::many::TaskNumbers;
 use super::random::Random;
 use super::service_lane::ServiceLane;
@@ -34,8 +35,17 @@ use crate::stats::{ServiceNames, ServiceStats, ShardStats, UpstreamStats};
 const UNWATCHED: Duration = Duration::from_secs(1);
 
 impl<D: Driver, V: Services> ShardLoop<D, V> {
+    /// All services of all shards are there.
     pub(crate) fn new(parts: Parts<D>, services: V) -> Self {
-        ShardLoop::of(parts, services).keeping_accounts()
+        ShardLoop::of(parts, services).keeping_accounts().starts()
+    }
+
+    /// Tells the tasks that wait for the end of the start.
+    pub(super) fn starts(mut self) -> Self {
+        if let Err(panicked) = self.lane.common.shard.end_start(true) {
+            self.lane.common.report_panic("waker", None, &panicked);
+        }
+        self
     }
 
     /// The same shard with other services. Returns those that it had.
@@ -207,6 +217,9 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
             lane.puts_look_off();
         }
         core.turn(lane.common.now, completions, lane);
+        if lane.command != Command::Serve {
+            lane.step_ends(core);
+        }
         let mut ops = core.take_ops();
         for op in ops.by_ref() {
             lane.driver.submit(op);
@@ -315,7 +328,8 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
     let blocking = Arc::new(Threads::new(&ServerLimits::default()));
     let clock = Clock::start();
     let server = ServerControl::new([remote.clone()].into(), Arc::default(), blocking, clock.clone());
-    let shard = Shard::new(0, remote.clone(), server, clock, random);
+    let ends = Ends::new(names.clone(), Box::default());
+    let shard = Shard::new(0, remote.clone(), server, clock, random, ends);
     let mut core = ringserve_core::Shard::new(
         ServerLimits::default(),
         limits.clone(),

@@ -24,7 +24,7 @@ use crate::shard::clock::Clock;
 use crate::shard::handle::Shard;
 use crate::shard::inbox::Command;
 use crate::shard::services::Services;
-use crate::stats::ServerStats;
+use crate::stats::{ServerStats, ServiceNames};
 
 /// The most virtual time for clients and servers to come to their end.
 const ENDS_WITHIN: Duration = Duration::from_secs(400 * 24 * 3600);
@@ -105,7 +105,7 @@ impl Sim {
         Watches { trace: self.world.trace.clone() }
     }
 
-    fn start_prepared<S: Serves>(&self, server: Prepared<S>) -> Result<SimServer, Error> {
+    fn start_prepared<S: Serves + 'static>(&self, server: Prepared<S>) -> Result<SimServer, Error> {
         let world = &self.world;
         let number = world.servers() as u64;
         let clock = Clock::Simulated { time: world.time.clone(), age: self.age };
@@ -120,7 +120,7 @@ impl Sim {
         let world = &self.world;
         world.check_panics("a factory");
         let server = server?;
-        let (addrs, shards) = (server.addrs.clone(), server.count());
+        let (addrs, names, shards) = (server.addrs.clone(), server.names.clone(), server.count());
         let number = world.add_server(server);
         if let Err(error) = self.wait_for_start(number) {
             world.event(|| format!("server {number} does not start: {error}"));
@@ -130,7 +130,7 @@ impl Sim {
             return Err(error);
         }
         world.event(|| format!("server {number} listens at {addrs:?} with {shards} shards"));
-        Ok(SimServer { world: world.clone(), number, addrs })
+        Ok(SimServer { world: world.clone(), number, addrs, names })
     }
 
     /// Lets time pass while factories wait.
@@ -375,6 +375,7 @@ pub struct SimServer {
     world: Rc<World>,
     number: usize,
     addrs: Vec<SocketAddr>,
+    names: ServiceNames,
 }
 
 impl SimServer {
@@ -386,6 +387,52 @@ impl SimServer {
     /// The addresses of the server, with the real ports.
     pub fn local_addrs(&self) -> &[SocketAddr] {
         &self.addrs
+    }
+
+    /// The first address of the service with this [name](crate::listen::Endpoints::name): the one that is tested, wherever its
+    /// endpoint stands among those of the server.
+    ///
+    /// ```
+    /// use ringserve::listen::tcp;
+    /// use ringserve::{Cx, Frame, Server, Service, framing::Lines, testing::Sim};
+    /// # struct Echo;
+    /// # impl Service for Echo {
+    /// #     type Session = ();
+    /// #     type Error = std::convert::Infallible;
+    /// #     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Self::Error> {
+    /// #         cx.reply(frame);
+    /// #         Ok(())
+    /// #     }
+    /// # }
+    ///
+    /// Sim::seeds(1).run(|sim| {
+    ///     let lines = |addr: &str| tcp(addr.to_owned()).framing(Lines::default());
+    ///     let server = Server::new()
+    ///         .service(lines("10.0.0.1:7001").name("admin"), |_shard| Echo)
+    ///         .service(lines("10.0.0.1:7000").name("chat"), |_shard| Echo);
+    ///     let server = sim.start_several(server).expect("it starts");
+    ///     let chat = server.addr_of("chat");
+    ///     assert_eq!(chat.port(), 7000);
+    /// });
+    /// ```
+    ///
+    /// # Panics
+    /// If no service has this name.
+    #[track_caller]
+    pub fn addr_of(&self, service: &str) -> SocketAddr {
+        self.addrs_of(service)[0]
+    }
+
+    /// The addresses of the service with this name, in the order of its endpoints.
+    ///
+    /// # Panics
+    /// If no service has this name.
+    #[track_caller]
+    pub fn addrs_of(&self, service: &str) -> &[SocketAddr] {
+        let Some(listeners) = self.names.listeners(service) else {
+            panic!("no service has the name {service}; there are {}", self.names.list());
+        };
+        &self.addrs[listeners]
     }
 
     /// Figures of the server: totals since its start, and its present state.

@@ -4,6 +4,7 @@ mod arrivals;
 mod bad_input;
 mod blocking;
 mod codec;
+mod ends;
 mod framed;
 mod framings;
 mod heavy;

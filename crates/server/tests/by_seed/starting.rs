@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::future::pending;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use ringserve_server::limits::ServerLimits;
 use ringserve_server::listen::tcp;
 use ringserve_server::sync::{AskError, Mesh};
 use ringserve_server::testing::{Faults, Sim, TestConn, frame};
-use ringserve_server::{Cx, Error, Frame, Server, ServerControl, Service, Shard, starting};
+use ringserve_server::{Cx, Error, Frame, IntoService, Server, ServerControl, Service, Shard, starting};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -111,6 +111,93 @@ fn all_shards_accept_once_the_last_service_is_there() {
             });
         }
         sim.run_until_done();
+    });
+}
+
+/// Services that are there.
+type There = Arc<AtomicUsize>;
+
+/// How many services a task of each of three shards finds there when the start is over.
+fn found_by_tasks<M: IntoService<Lines>>(
+    sim: &Sim,
+    make: impl Fn(&Shard, There) -> M + 'static,
+) -> Vec<usize> {
+    let (there, found) = (There::default(), Arc::new(Mutex::new(Vec::new())));
+    let all = found.clone();
+    sim.serve(lines().shards(3), move |shard| {
+        let (task, seen, found) = (shard.clone(), there.clone(), all.clone());
+        shard.spawn(async move {
+            task.started().await.expect("it starts");
+            found.lock().unwrap().push(seen.load(Ordering::SeqCst));
+        });
+        make(shard, there.clone())
+    });
+    sim.run_for(SECOND);
+    let found = found.lock().unwrap();
+    found.clone()
+}
+
+#[test]
+fn task_that_waits_for_the_start_finds_all_shards_there() {
+    fn says(there: &There) -> Says {
+        there.fetch_add(1, Ordering::SeqCst);
+        Says(String::new())
+    }
+    Sim::seeds(50).faults(Faults::harmless()).run(|sim| {
+        let found = found_by_tasks(sim, |shard, there| {
+            let shard = shard.clone();
+            starting(async move {
+                shard.sleep(3 * SECOND * shard.index() as u32).await;
+                says(&there)
+            })
+        });
+        assert_eq!(found, [3, 3, 3]);
+    });
+    Sim::seeds(50).faults(Faults::harmless()).run(|sim| {
+        assert_eq!(found_by_tasks(sim, |_shard, there| says(&there)), [3, 3, 3]);
+    });
+}
+
+#[test]
+fn task_hears_that_the_server_does_not_come_to_serve() {
+    Sim::seeds(50).run(|sim| {
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let told = heard.clone();
+        let started = sim.start(lines().shards(3), move |shard| {
+            let (task, told) = (shard.clone(), told.clone());
+            shard.spawn(async move {
+                let started = task.started().await;
+                told.lock().unwrap().push(started.is_ok());
+            });
+            let shard = shard.clone();
+            starting(async move {
+                shard.sleep(SECOND).await;
+                match shard.index() {
+                    1 => Err("no journal"),
+                    _ => pending::<Result<Says, &str>>().await,
+                }
+            })
+        });
+        assert!(started.is_err());
+        assert_eq!(*heard.lock().unwrap(), [false; 3]);
+    });
+}
+
+#[test]
+fn capture_of_a_factory_lives_until_the_last_shard_ended() {
+    Sim::seeds(20).run(|sim| {
+        let dropped = Arc::new(Mutex::new(Vec::new()));
+        let lock = Dropped(dropped.clone(), 0);
+        let server = sim.start(lines().shards(2), move |_shard| {
+            let _held = &lock;
+            Says(String::new())
+        });
+        let server = server.expect("it starts");
+        sim.run_for(SECOND);
+        assert!(dropped.lock().unwrap().is_empty(), "as long as it serves");
+        sim.finish();
+        assert!(server.is_done());
+        assert_eq!(*dropped.lock().unwrap(), [0]);
     });
 }
 

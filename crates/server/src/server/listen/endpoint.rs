@@ -165,6 +165,11 @@ impl Endpoint {
     pub fn access_log(self, access_log: bool) -> Endpoints<Raw> {
         endpoints(self).access_log(access_log)
     }
+
+    /// As [`Endpoints::drains_after`].
+    pub fn drains_after(self, service: impl Into<String>) -> Endpoints<Raw> {
+        endpoints(self).drains_after(service)
+    }
 }
 
 /// The endpoints of one service, with settings for its connections. A setting that is left out is taken from the server:
@@ -180,6 +185,7 @@ pub struct Endpoints<F = Raw> {
     pub(in crate::server) admit: Option<Admit>,
     pub(in crate::server) admission: Option<Admission>,
     pub(in crate::server) access_log: Option<bool>,
+    pub(in crate::server) drains_after: Vec<String>,
 }
 
 impl<F> Endpoints<F> {
@@ -194,6 +200,7 @@ impl<F> Endpoints<F> {
             admit: self.admit,
             admission: self.admission,
             access_log: self.access_log,
+            drains_after: self.drains_after,
         }
     }
 
@@ -230,6 +237,45 @@ impl<F> Endpoints<F> {
     /// [`Server::access_log`](crate::Server::access_log).
     pub fn access_log(self, access_log: bool) -> Endpoints<F> {
         Endpoints { access_log: Some(access_log), ..self }
+    }
+
+    /// In the [shutdown](crate::ServerHandle::shutdown) of the server has its connections served as before until no connection of
+    /// the service with this [name](Endpoints::name) is left on any shard. May be called for several services. Their connections
+    /// have [`Service::draining`](crate::Service::draining), and their moments, then.
+    ///
+    /// Its listeners are closed with those of all other services: connections that come later belong to another server.
+    /// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout) bounds the drain of all services together, so
+    /// that clients that stay leave it no time.
+    ///
+    /// Connections that end by themselves, as [streams](crate::stream()), await [`Shard::service_ended`](crate::Shard::service_ended).
+    ///
+    /// ```no_run
+    /// use ringserve::listen::tcp;
+    /// use ringserve::{Cx, Frame, Server, Service, framing::Lines};
+    /// # struct Store;
+    /// # impl Service for Store {
+    /// #     type Session = ();
+    /// #     type Error = std::convert::Infallible;
+    /// #     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Self::Error> {
+    /// #         cx.reply(frame);
+    /// #         Ok(())
+    /// #     }
+    /// # }
+    /// # use Store as Replica;
+    ///
+    /// # fn main() -> Result<(), ringserve::Error> {
+    /// // A replica hears of what the last client wrote.
+    /// let clients = tcp("0.0.0.0:7000").framing(Lines::default()).name("clients");
+    /// let replica = tcp("10.0.0.1:7001").framing(Lines::default()).drains_after("clients");
+    /// Server::new().service(clients, |_shard| Store).service(replica, |_shard| Replica).serve()
+    /// # }
+    /// ```
+    ///
+    /// A name that no service has, and services that wait for each other, are an error of the start
+    /// ([`Error::Services`](crate::Error::Services)), which names both.
+    pub fn drains_after(mut self, service: impl Into<String>) -> Endpoints<F> {
+        self.drains_after.push(service.into());
+        self
     }
 }
 
@@ -282,6 +328,7 @@ impl IntoEndpoints for Vec<Endpoint> {
             admit: None,
             admission: None,
             access_log: None,
+            drains_after: Vec::new(),
         }
     }
 }
