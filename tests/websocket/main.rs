@@ -3,6 +3,7 @@
 mod client;
 mod ends;
 mod floods;
+mod lines;
 mod messages;
 mod seeds;
 mod slow;

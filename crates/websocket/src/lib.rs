@@ -9,7 +9,8 @@
 //! ```
 //!
 //! Two kinds of services stand above it. One of bytes, whatever its framing, hears of no message: the payloads are a stream
-//! ([`WebSocketTransport::stream`]). One of whole messages has the framing [`Messages`] ([`WebSocketTransport::messages`]).
+//! ([`WebSocketTransport::stream`]). One of whole messages has the framing [`Messages`], and one of lines [`TextLines`]
+//! ([`WebSocketTransport::messages`]).
 //!
 //! A client begins with a [`ClientRequest`], and reads what it is sent by [`reader::Reader::of_server`]. Not here: the bytes of
 //! WebSocket over HTTP/2 (RFC 8441).
@@ -28,6 +29,7 @@ pub mod mask;
 mod messages;
 mod options;
 pub mod reader;
+mod text_lines;
 pub mod upgrade;
 pub mod utf8;
 
@@ -39,4 +41,5 @@ pub use extension::{Extension, InflateError};
 pub use info::WebSocketInfo;
 pub use messages::{Kind, MARK_BYTES, Messages};
 pub use options::WebSocketOptions;
+pub use text_lines::TextLines;
 pub use upgrade::{Accept, Reject, Upgrade};

@@ -1,10 +1,10 @@
 //! Rooms to chat in, over all shards, with metrics on a port beside.
 //!
-//!     cargo run --release -p example-chat
+//!     cargo run --release -p example-chat -- --websocket 127.0.0.1:7080
 //!     nc 127.0.0.1 7000                      and once more in another terminal
 //!     curl http://127.0.0.1:9000
 //!
-//! A line is a command, or goes to each other member of the room. However a connection ends, its room hears that the member left.
+//! A line is a command, or goes to each other member of the room. A message of WebSocket is such a line too. However a connection ends, its room hears that the member left.
 //!
 //! Each shard keeps the members that it serves and knows nothing of the others. A line goes to each shard once, as a question
 //! through a [`Mesh`], is encoded once there for all its members, and then its speaker may say the next one. A member whose
@@ -24,6 +24,7 @@ use ringserve::metrics::prometheus_client::encoding::text::encode;
 use ringserve::metrics::prometheus_client::metrics::{counter::ConstCounter, gauge::ConstGauge};
 use ringserve::metrics::prometheus_client::registry::Registry;
 use ringserve::sync::{Mesh, OnAll};
+use ringserve::websocket::TextLines;
 use ringserve::{Closed, ConnId, Cx, Frame, Limits, LocalHandle, Opening, PushError, Refusal, Server};
 use ringserve::{ServerControl, Service, Session, Several, Shard, SharedPayload, http};
 
@@ -33,6 +34,9 @@ struct Args {
     /// Address and port to listen on; port 0 finds a free one.
     #[arg(long, default_value = "127.0.0.1:7000", value_name = "ADDR:PORT")]
     listen: SocketAddr,
+    /// Address and port for WebSocket, of which each message of text is a line.
+    #[arg(long, value_name = "ADDR:PORT")]
+    websocket: Option<SocketAddr>,
     /// Where the metrics are.
     #[arg(long, default_value = "127.0.0.1:9000", value_name = "ADDR:PORT")]
     http: SocketAddr,
@@ -79,51 +83,24 @@ struct Meshes {
     figures: Mesh<(), (Vec<Arc<str>>, u64)>,
 }
 
-/// What one shard keeps, and how many lines its members missed.
-#[derive(Default)]
-struct Rooms {
+/// One shard's part of the chat, for all its services: its members, and how many lines they missed.
+struct Hub {
+    shard: Shard,
+    meshes: Meshes,
     members: RefCell<BTreeMap<Place, Rc<Member>>>,
     missed: Cell<u64>,
 }
 
-impl Rooms {
-    fn members_of(&self, room: &Arc<str>) -> Vec<Rc<Member>> {
-        let (members, first) = (self.members.borrow(), (room.clone(), ConnId::from_bits(0)));
-        let here = members.range(first..).take_while(|((of, _), _)| of == room);
-        here.map(|(_, member)| member.clone()).collect()
-    }
-
-    fn tell(&self, shard: &Shard, member: &Rc<Member>, line: &SharedPayload) {
-        let missed = member.missed.get();
-        if missed == 0 && member.handle.push_shared(line) != Err(PushError::Full) {
-            return;
-        }
-        self.missed.update(|missed| missed + 1);
-        member.missed.set(missed + 1);
-        match missed {
-            0 => drop(shard.spawn(member.clone().catch_up())),
-            MISSED_MAX => member.handle.abort(),
-            _ => {}
-        }
-    }
-}
-
-/// One shard's part of the chat.
-struct Chat {
-    shard: Shard,
-    meshes: Meshes,
-    rooms: Rc<Rooms>,
-}
-
-impl Chat {
-    fn new(shard: &Shard, meshes: &Meshes) -> Chat {
-        let (rooms, here) = (Rc::new(Rooms::default()), shard.clone());
-        let [heard, named, counted] = [rooms.clone(), rooms.clone(), rooms.clone()];
+impl Hub {
+    fn new(shard: &Shard, meshes: &Meshes) -> Rc<Hub> {
+        let (members, missed) = (RefCell::default(), Cell::default());
+        let hub = Rc::new(Hub { shard: shard.clone(), meshes: meshes.clone(), members, missed });
+        let [heard, named, counted] = [hub.clone(), hub.clone(), hub.clone()];
         meshes.said.register(shard, move |from, (room, line, by)| {
             let line = SharedPayload::new(line.to_string());
             for member in heard.members_of(&room) {
-                if (from, member.handle.id()) != (Some(here.index()), by) {
-                    heard.tell(&here, &member, &line);
+                if (from, member.handle.id()) != (Some(heard.shard.index()), by) {
+                    heard.tell(&member, &line);
                 }
             }
         });
@@ -132,7 +109,27 @@ impl Chat {
         meshes.figures.register(shard, move |_from, ()| {
             (counted.members.borrow().keys().map(|(room, _)| room.clone()).collect(), counted.missed.get())
         });
-        Chat { shard: shard.clone(), meshes: meshes.clone(), rooms }
+        hub
+    }
+
+    fn members_of(&self, room: &Arc<str>) -> Vec<Rc<Member>> {
+        let (members, first) = (self.members.borrow(), (room.clone(), ConnId::from_bits(0)));
+        let here = members.range(first..).take_while(|((of, _), _)| of == room);
+        here.map(|(_, member)| member.clone()).collect()
+    }
+
+    fn tell(&self, member: &Rc<Member>, line: &SharedPayload) {
+        let missed = member.missed.get();
+        if missed == 0 && member.handle.push_shared(line) != Err(PushError::Full) {
+            return;
+        }
+        self.missed.update(|missed| missed + 1);
+        member.missed.set(missed + 1);
+        match missed {
+            0 => drop(self.shard.spawn(member.clone().catch_up())),
+            MISSED_MAX => member.handle.abort(),
+            _ => {}
+        }
     }
 
     /// Brings a line to each shard. It is on its way when this returns, and the answers say that it was handed out.
@@ -150,12 +147,12 @@ impl Chat {
 
     fn enter(&self, member: &Rc<Member>) {
         self.announce(member, "came");
-        self.rooms.members.borrow_mut().insert(member.place.borrow().clone(), member.clone());
+        self.members.borrow_mut().insert(member.place.borrow().clone(), member.clone());
     }
 
     fn leave(&self, member: &Member) {
         self.announce(member, "left");
-        self.rooms.members.borrow_mut().remove(&*member.place.borrow());
+        self.members.borrow_mut().remove(&*member.place.borrow());
     }
 }
 
@@ -163,16 +160,19 @@ fn is_name(name: &str) -> bool {
     matches!(name.len(), 1..=32) && name.chars().all(|c| c.is_alphanumeric() || "-_".contains(c))
 }
 
+/// Lines and messages alike.
+struct Chat(Rc<Hub>);
+
 impl Service for Chat {
     type Session = Seat;
     type Error = Infallible;
 
     async fn open(&self, opening: &Opening<'_>) -> Result<Seat, Refusal> {
-        let name = format!("guest-{}-{}", self.shard.index(), opening.id().slot());
+        let name = format!("guest-{}-{}", self.0.shard.index(), opening.id().slot());
         opening.reply(format!("* you are {name}, in lobby; {HELP}"));
         let (name, place) = (RefCell::new(name.into()), RefCell::new(("lobby".into(), opening.id())));
         let member = Rc::new(Member { handle: opening.local_handle(), name, place, missed: Cell::new(0) });
-        self.enter(&member);
+        self.0.enter(&member);
         Ok(Seat(member))
     }
 
@@ -183,22 +183,22 @@ impl Service for Chat {
             _ if line.is_empty() => {}
             // A shard that is asked too much misses the line.
             _ if !line.starts_with('/') => {
-                drop(self.say(member, format!("{}: {line}", member.name.borrow())).await);
+                drop(self.0.say(member, format!("{}: {line}", member.name.borrow())).await);
             }
             ("/name", name) if is_name(name) => {
-                self.announce(member, &format!("is called {name} now"));
+                self.0.announce(member, &format!("is called {name} now"));
                 member.name.replace(name.into());
                 cx.reply(format!("* you are called {name} now"));
             }
             ("/join", room) if is_name(room) => {
-                self.leave(member);
+                self.0.leave(member);
                 member.place.borrow_mut().0 = room.into();
-                self.enter(member);
+                self.0.enter(member);
                 cx.reply(format!("* you are in {room} now"));
             }
             ("/who", "") => {
                 let (room, _) = member.place.borrow().clone();
-                let shards = self.meshes.names.on_all(|_shard| room.clone()).await;
+                let shards = self.0.meshes.names.on_all(|_shard| room.clone()).await;
                 for name in shards.into_iter().flatten().flatten() {
                     cx.ready().await;
                     cx.reply(format!("* {name} is in {room}"));
@@ -218,7 +218,7 @@ impl Service for Chat {
     }
 
     fn close(&self, closed: &Closed<'_, Seat>) {
-        self.leave(&closed.session().0);
+        self.0.leave(&closed.session().0);
     }
 }
 
@@ -242,10 +242,16 @@ async fn metrics(server: ServerControl, meshes: Meshes) -> Result<Response<Strin
 fn server(args: &Args) -> Server<Several> {
     // A member that neither says nor hears anything for four hours is out.
     let limits = Limits::default().first_frame_timeout(None).idle_timeout(Duration::from_secs(4 * 3600));
-    let chat = tcp(args.listen).framing(Lines::default()).limits(limits.frame_bytes_max(4096)).name("chat");
+    let limits = limits.frame_bytes_max(4096);
+    let lines = tcp(args.listen).framing(Lines::default()).limits(limits.clone()).name("chat");
     let meshes = Meshes::default();
     let asked = meshes.clone();
-    let server = Server::new().shards(args.shards).service(chat, move |shard| Chat::new(shard, &meshes));
+    let chat = move |shard: &Shard| Chat(shard.shared_rc(|| Hub::new(shard, &meshes)));
+    let mut server = Server::new().shards(args.shards).service(lines, chat.clone());
+    if let Some(websocket) = args.websocket {
+        let messages = tcp(websocket).websocket().framing(TextLines).limits(limits);
+        server = server.service(messages.name("chat by websocket"), chat);
+    }
     server.service(tcp(args.http).name("http"), move |shard| {
         let (server, meshes) = (shard.server().clone(), asked.clone());
         http(service_fn(move |_request| metrics(server.clone(), meshes.clone())))

@@ -22,6 +22,42 @@
 //! # }
 //! ```
 //!
+//! A service of lines takes each message of text as a line, and answers with such messages, above the framing [`TextLines`]: one
+//! vocabulary for programs that send lines and for browsers. The two services below share what a shard keeps:
+//!
+//! ```no_run
+//! use std::cell::Cell;
+//! use std::rc::Rc;
+//!
+//! use ringserve::listen::tcp;
+//! use ringserve::websocket::TextLines;
+//! use ringserve::{Cx, Frame, Server, Service, Shard, framing::Lines};
+//!
+//! struct Counter(Rc<Cell<u64>>);
+//!
+//! impl Service for Counter {
+//!     type Session = ();
+//!     type Error = std::convert::Infallible;
+//!
+//!     async fn call(&self, cx: &Cx<'_, ()>, line: Frame) -> Result<(), Self::Error> {
+//!         match &line[..] {
+//!             b"add" => self.0.set(self.0.get() + 1),
+//!             b"show" => cx.reply(self.0.get().to_string()),
+//!             _ => cx.reply("add or show"),
+//!         }
+//!         Ok(())
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), ringserve::Error> {
+//! let counter = |shard: &Shard| Counter(shard.shared(Cell::default));
+//! Server::new()
+//!     .service(tcp("0.0.0.0:7000").framing(Lines::default()), counter)
+//!     .service(tcp("0.0.0.0:7080").websocket().framing(TextLines), counter)
+//!     .serve()
+//! # }
+//! ```
+//!
 //! A service that is made for WebSocket hears of [messages](Message), each of text or of bytes, and answers with such: a
 //! [`WebSocket`], served by [`ws`] above the framing [`Messages`].
 //!
@@ -72,7 +108,8 @@ use ringserve_core::framing::TypedFraming;
 
 pub use message::{Message, Outgoing, Text};
 pub use ringserve_websocket::{
-    Accept, Extension, InflateError, Kind, Messages, Reject, Upgrade, WebSocketInfo, WebSocketOptions, close,
+    Accept, Extension, InflateError, Kind, Messages, Reject, TextLines, Upgrade, WebSocketInfo,
+    WebSocketOptions, close,
 };
 #[cfg(feature = "http")]
 pub use ringserve_websocket::{ClientRequest, HandshakeError};

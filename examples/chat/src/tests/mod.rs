@@ -2,6 +2,7 @@
 
 mod ends;
 mod lines;
+mod messages;
 mod rooms;
 
 use std::cell::{Cell, RefCell};
@@ -25,7 +26,8 @@ const LINE_BYTES_MAX: usize = 4096;
 
 /// A chat on one to four shards.
 fn starts(sim: &Sim) -> SimServer {
-    let args = Args::parse_from(["chat", "--listen", "10.0.0.1:7000", "--http", "10.0.0.1:9000"]);
+    let [lines, http, messages] = ["10.0.0.1:7000", "10.0.0.1:9000", "10.0.0.1:7080"];
+    let args = Args::parse_from(["chat", "--listen", lines, "--http", http, "--websocket", messages]);
     sim.start_several(server(&args).shards(1 + sim.seed() as usize % 4)).unwrap()
 }
 

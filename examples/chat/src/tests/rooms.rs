@@ -278,7 +278,7 @@ fn who_tells_the_members_of_all_shards() {
 fn metrics_are_those_of_all_shards() {
     Sim::seeds(15).faults(Faults::harmless()).run(|sim| {
         let server = starts(sim);
-        let (addr, http) = (server.addr(), server.local_addrs()[1]);
+        let (addr, http) = (server.addr(), server.addr_of("http"));
         let entered = Meeting::of(5);
         let done = Meeting::of(5);
         for (n, room) in ["lobby", "lobby", "attic", "attic"].into_iter().enumerate() {

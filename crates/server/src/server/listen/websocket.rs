@@ -2,7 +2,7 @@
 
 use std::any::TypeId;
 
-use ringserve_websocket::{Messages, WebSocketTransport};
+use ringserve_websocket::{Messages, TextLines, WebSocketTransport};
 
 use super::addr::Bind;
 use super::transport::MakeTransport;
@@ -11,7 +11,7 @@ use crate::server::error::Error;
 /// Puts WebSocket above what the listeners of a service with this framing have else. One of whole messages is reached by nothing
 /// else.
 pub(crate) fn prepare(binds: &mut [Bind], framing: TypeId) -> Result<(), Error> {
-    let takes_messages = framing == TypeId::of::<Messages>();
+    let takes_messages = [TypeId::of::<Messages>(), TypeId::of::<TextLines>()].contains(&framing);
     for bind in binds {
         let Some(options) = bind.websocket.clone() else {
             if takes_messages {
