@@ -29,7 +29,7 @@ use tungstenite::protocol::frame::coding::CloseCode;
 use tungstenite::{Error, Message as Sent, WebSocket};
 
 /// Short, since tests wait until it is over.
-const BRIEF: Duration = Duration::from_millis(50);
+const BRIEF: Duration = Duration::from_millis(200);
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
 const ASK: &str = "GET /echo HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n\
