@@ -108,7 +108,7 @@ fn options_out_of_range_are_an_error_of_http_by_hand() {
             http.serve(stream, service_fn(answer)).await
         }))
     });
-    let error = server.err().expect("it is refused").to_string();
+    let error = server.expect_err("it is refused").to_string();
     assert!(error.contains("buffer_bytes_max is 100"), "{error}");
 }
 

@@ -294,7 +294,7 @@ impl Desk {
         }
         let token = match self.let_in(&request, route.has_effect(), route.is_open(), peer) {
             Ok(token) => token,
-            Err(refused) => return refused,
+            Err(refused) => return *refused,
         };
         let who = Who { peer, token };
         let order = route.has_effect().then(|| order_of(&request));

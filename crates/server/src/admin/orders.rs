@@ -35,7 +35,7 @@ impl Desk {
         has_effect: bool,
         is_open: bool,
         peer: &str,
-    ) -> Result<Option<&'a str>, Response<Answer>> {
+    ) -> Result<Option<&'a str>, Box<Response<Answer>>> {
         let gate = &self.settings.gate;
         let token = if is_open { Ok(None) } else { gate.check_caller(request, has_effect) };
         let means = if has_effect { Gate::check_effect(request) } else { Ok(()) };
@@ -45,7 +45,7 @@ impl Desk {
                 let (order, status) = (order_of(request), refused.status().as_u16());
                 guarded(|| info!(peer, status, left_out, "refused order to the admin endpoint: {order}"));
             }
-            refused
+            Box::new(refused)
         })
     }
 
@@ -63,7 +63,7 @@ impl Desk {
         };
         let token = match self.let_in(&request, route.has_effect(), route.is_open(), peer) {
             Ok(token) => token,
-            Err(refused) => return refused,
+            Err(refused) => return *refused,
         };
         let order = route.has_effect().then(|| order_of(&request));
         let answer = self.run_route(route, rest, request, token).await;

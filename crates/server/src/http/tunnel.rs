@@ -71,6 +71,14 @@ impl Tunnel {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Bytes are carried from now on, beginning with what hyper had read. Returns who waits to read.
+    fn open(&self, read: &[u8]) -> Option<Waker> {
+        let mut state = self.state();
+        state.is_open = true;
+        state.came.extend_from_slice(read);
+        state.reader.take()
+    }
+
     /// The connection ended.
     fn end(&self) {
         let mut state = self.state();
@@ -221,13 +229,8 @@ impl Seed {
         // What hyper made of it is the service's now, if that still wants it.
         drop(self.connection);
         let carrier = Carrier { tunnel: self.tunnel, stream };
-        let mut state = carrier.tunnel.state();
-        state.is_open = true;
-        state.came.extend_from_slice(&read);
-        let reader = state.reader.take();
-        drop(state);
+        wake_all([carrier.tunnel.open(&read), None]);
         drop(read);
-        wake_all([reader, None]);
         let mut held = 0;
         poll_fn(|task| carrier.poll(task, &mut held)).await;
     }

@@ -85,7 +85,7 @@ enum Stage {
     /// The start was interrupted, by this signal.
     Interrupted(i32),
     Running {
-        handle: ServerControl,
+        handle: Box<ServerControl>,
         /// Signals to stop that came before.
         stops: u32,
     },
@@ -135,7 +135,7 @@ impl StopSignals {
         if stops > 0 {
             running.shutdown();
         }
-        receiver.stage = Stage::Running { handle: running.control(), stops };
+        receiver.stage = Stage::Running { handle: Box::new(running.control()), stops };
         Ok(())
     }
 

@@ -59,8 +59,10 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
         let moment = Moment { spread: core.drain_spread(), first: core.first_frame_time() };
         let leaves =
             |service: &usize| core.is_lane_leaving(lane_of(*service)) && !ends.leaving(*service).has_begun();
-        let all = (0..ends.count()).filter(leaves);
-        let woken = all.fold(Ok(()), |woken, service| woken.and(ends.leaves(service, moment)));
+        let mut woken = Ok(());
+        for service in (0..ends.count()).filter(leaves) {
+            woken = woken.and(ends.leaves(service, moment));
+        }
         if let Err(panicked) = woken {
             self.common.report_panic("waker", None, &panicked);
         }

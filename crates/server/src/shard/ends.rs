@@ -71,8 +71,11 @@ impl Ends {
     /// Takes in which services ended on all shards, as bits. Wakes the tasks that waited for it, of which a waker may panic.
     pub(crate) fn ended(&self, all: u32) -> Result<(), Panicked> {
         let is_new = |(service, end): &(usize, &End)| all >> service & 1 == 1 && !end.over.has_begun();
-        let new = self.services.iter().enumerate().filter(is_new);
-        new.fold(Ok(()), |woken, (_, end)| woken.and(end.over.begin()))
+        let mut woken = Ok(());
+        for (_, end) in self.services.iter().enumerate().filter(is_new) {
+            woken = woken.and(end.over.begin());
+        }
+        woken
     }
 
     pub(crate) fn wait(&self, name: &str) -> Result<ServiceEnded, UnknownService> {

@@ -198,8 +198,11 @@ fn dead_shard_holds_up_no_service_that_waits() {
     });
 }
 
+/// When each of them was told, since the start.
+type Moments = Arc<Mutex<Vec<(Duration, usize)>>>;
+
 /// A server whose shards say when no client is left, and how many there are then.
-fn says_when(sim: &Sim, story: &Story) -> (SimServer, Arc<Mutex<Vec<(Duration, usize)>>>) {
+fn says_when(sim: &Sim, story: &Story) -> (SimServer, Moments) {
     let (said, of_all, seen) = (Arc::new(Mutex::new(Vec::new())), story.clone(), story.service("clients"));
     let says = said.clone();
     let server = Server::new().shards(3).service(lines(7000, "clients"), move |shard| {
