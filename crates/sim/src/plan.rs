@@ -207,7 +207,7 @@ impl Plan {
         let limits = limits.open_timeout(open_timeout);
         let limits = draw_paces(&mut Rng::new(rng.clone().below(1 << 32) ^ 0x7061_6365), limits);
         // Of a copy too.
-        let deadlines = Rng::new(rng.clone().below(1 << 32) ^ 0x6465_6164).pick(&[0, 0, 1, 4]);
+        let deadlines = Rng::new(rng.clone().below(1 << 32) ^ 0x6465_6164).pick(&[0, 0, 0, 0, 0, 0, 2, 8]);
         // Of a copy too.
         let adopted = Rng::new(rng.clone().below(1 << 32) ^ 0x6164_6F70).one_in(6);
         // Of a copy too.
