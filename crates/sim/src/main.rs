@@ -10,7 +10,7 @@ use ringserve_sim::run::{Options, Violation, run};
 use ringserve_sim::servers;
 
 /// Each thing that can happen must have happened this often in a run of this size.
-const COVERED: (u64, u64) = (75, 10_000);
+const COVERED: (u64, u64) = (100, 10_000);
 
 /// Runs ringserve's state machine and io_uring bookkeeping over a simulated kernel that does everything wrong
 /// that a kernel may.

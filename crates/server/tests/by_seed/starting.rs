@@ -276,7 +276,7 @@ fn failing_service_of_several_is_named() {
                 });
             let error = sim.start_several(server).unwrap_err().to_string();
             let why = if panics {
-                "the factory panicked for shard 0"
+                "the factory panicked for shard 0: planted"
             } else {
                 "no service for shard 0: no database"
             };
@@ -370,7 +370,7 @@ fn panic_beside_a_service_that_is_not_made_ends_the_start() {
             })
         });
         let error = sim.start_several(server).unwrap_err();
-        assert_eq!(error.to_string(), "the factory panicked for shard 0");
+        assert_eq!(error.to_string(), "the factory panicked for shard 0: its message is in the log");
     });
 }
 
@@ -409,10 +409,9 @@ fn start_timeout_names_the_service_that_is_waited_for() {
             })
             .service(tcp("10.0.0.1:7001").framing(Lines::default()).name("admin"), |_| Says(String::new()));
         let error = sim.start_several(server).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "service chat: the factory for shard 1 was not done within 30s, which is ServerLimits::start_timeout"
-        );
+        let waited = "service chat: the factory for shard 1 was not done within 30s, which is ServerLimits::start_timeout";
+        let then = "raise it, or set None to wait without a limit";
+        assert_eq!(error.to_string(), format!("{waited}; {then}"));
         assert!((30 * SECOND..32 * SECOND).contains(&sim.now()), "{:?}", sim.now());
     });
 }
