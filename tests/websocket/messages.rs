@@ -191,7 +191,10 @@ impl Service for Frames {
 fn messages_without_websocket_are_refused_at_the_start() {
     let error = Server::bind(any_port()).framing(Messages::default()).start(rooms).unwrap_err();
     assert!(matches!(&error, Error::Services(_)), "{error}");
-    assert!(error.to_string().contains("takes messages of WebSocket, and does not speak it"), "{error}");
+    assert!(
+        error.to_string().contains("takes messages of WebSocket, and its endpoint does not speak it"),
+        "{error}"
+    );
     let both = endpoints((tcp(any_port()).websocket(), tcp(any_port()))).framing(Messages::default());
     let lines = endpoints([tcp(any_port())]).name("lines").framing(Lines::default());
     let server = Server::new().service(both.name("room"), rooms).service(lines, |_shard| Frames);

@@ -23,8 +23,8 @@ use crate::utf8;
 ///   no message.
 ///
 /// ```
-/// use ringserve::framing::encode_to_vec;
-/// use ringserve::websocket::TextLines;
+/// use ringserve_core::framing::encode_to_vec;
+/// use ringserve_websocket::TextLines;
 ///
 /// assert_eq!(encode_to_vec(&TextLines, b"hi"), Ok(b"\x81\x02hi".to_vec()));
 /// assert_eq!(encode_to_vec(&TextLines, b"one\ntwo"), Ok(b"\x81\x03one\x81\x03two".to_vec()));

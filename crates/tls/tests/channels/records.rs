@@ -85,7 +85,7 @@ fn answer_begins_with_small_records_after_a_rest() {
     }
     for bytes in [511, 16 * 1024 + 1] {
         let error = TlsListener::new(tls.clone().record_bytes(bytes)).unwrap_err();
-        assert_eq!(error.to_string(), format!("records of {bytes} bytes: 512 to 16384"));
+        assert_eq!(error.to_string(), format!("Tls::record_bytes is {bytes}; it must be 512 to 16384"));
     }
 }
 
