@@ -33,7 +33,7 @@ fn state(number: &mut u16) -> String {
 }
 
 #[test]
-#[ignore = "the child process of another test here, which starts it"]
+#[ignore = "the child process of another test here, which starts it; alone: RINGSERVE_TEST_CHILD=1 unshare -rn sh -c 'ip link set lo up; cargo test -p ringserve-tests --test examples balancer::child_has_four_ports -- --exact --ignored --nocapture'"]
 fn child_has_four_ports() {
     if !is_child() {
         return;
