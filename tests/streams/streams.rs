@@ -1,12 +1,15 @@
 //! Connections as streams of bytes.
 
 use std::cell::Cell;
+use std::future::poll_fn;
 use std::io::{self, ErrorKind, Write};
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
@@ -446,6 +449,45 @@ fn a_drain_lets_streams_finish_and_tells_those_that_wait() {
     drop((waits, streams));
     let report = server.finish();
     assert_eq!(report.counters.closed_for(CloseReason::Closed), 2, "{:?}", report.counters);
+}
+
+#[test]
+fn what_arrived_before_the_order_is_there_when_a_stream_is_told() {
+    let (blocks, blocked) = told();
+    let (frees, freed) = told::<()>();
+    let freed = Arc::new(Mutex::new(freed));
+    let server = Streams::start(no_time_limits(), move |_| {
+        let (blocks, freed) = (blocks.lock().unwrap().clone(), freed.clone());
+        async move |mut stream: Stream| {
+            let mut draining = stream.draining();
+            loop {
+                let frame = poll_fn(|task| match stream.poll_read_frame(task) {
+                    Poll::Pending => Pin::new(&mut draining).poll(task).map(|()| Ok(None)),
+                    frame => frame,
+                });
+                let Some(frame) = frame.await? else { return io::Result::Ok(()) };
+                if *frame == *b"block" {
+                    blocks.send(()).unwrap();
+                    freed.lock().unwrap().recv_timeout(SOON).unwrap();
+                }
+                stream.queue(frame);
+            }
+        }
+    });
+    let mut clients: Vec<Client> = (0..600).map(|_| server.client()).collect();
+    clients.iter_mut().for_each(|client| echoes(client, b"hello"));
+    // Its shard learns of the order before it has the last of the bytes that came ahead: a turn takes 256 completions.
+    let (first, rest) = clients.split_first_mut().unwrap();
+    first.write(b"block");
+    hear(&blocked);
+    rest.iter_mut().for_each(|client| client.write(b"the last"));
+    server.running.shutdown();
+    frees.lock().unwrap().send(()).unwrap();
+    assert_eq!(first.read_to_end(), (b"block".to_vec(), End::Fin));
+    for client in rest {
+        assert_eq!(client.read_to_end(), (b"the last".to_vec(), End::Fin));
+    }
+    server.finish();
 }
 
 #[test]

@@ -143,7 +143,8 @@ pub trait Service<H = ()>: Sized + 'static {
 
     /// The server begins to shut down: a moment for a goodbye. Called once for each open connection, before
     /// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout) cuts it, and for a connection that opens
-    /// later right after its `open`. A server with many connections calls it for some of them in each turn.
+    /// later right after its `open`. A server with many connections calls it for some of them in each turn. Frames that arrived
+    /// before may come behind it: a service that closes here does not answer them, and the drain itself does.
     fn draining(&self, cx: &Cx<'_, Self::Session>) {
         let _ = cx;
     }

@@ -474,8 +474,9 @@ impl Shard {
     }
 
     /// Waits until the server is told to shut down; at once if it was already, also while it goes on as before for
-    /// [`ServerLimits::drain_delay`](crate::limits::ServerLimits::drain_delay). For tasks and [streams](crate::Stream) that have to
-    /// say goodbye: a drain waits for what is owed, up to [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout).
+    /// [`ServerLimits::drain_delay`](crate::limits::ServerLimits::drain_delay). For tasks that have to say
+    /// goodbye; a connection has [`Stream::draining`](crate::Stream::draining). A drain waits for what is owed, up to
+    /// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout).
     pub fn draining(&self) -> Draining {
         Draining::of(&self.inner.draining)
     }
@@ -532,7 +533,6 @@ impl Shard {
     }
 
     /// Waits until the connections of the service have their moments in the drain: until then they are served as before.
-    #[cfg(feature = "http")]
     pub(crate) fn stopping(&self) -> Draining {
         Draining::of(self.inner.ends.leaving(self.service.into()))
     }

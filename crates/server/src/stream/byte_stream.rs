@@ -274,11 +274,13 @@ impl Stream {
         self.shard.is_draining()
     }
 
-    /// Waits until the server shuts down. The drain waits for this connection until the stream is dropped, up to
-    /// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout): a stream that may be idle for long watches
-    /// this, and ends.
+    /// Waits until the server shuts down, and what had arrived at this service before was received: behind
+    /// [`ServerLimits::drain_delay`](crate::limits::ServerLimits::drain_delay), and behind the services that this one
+    /// [drains after](crate::listen::Endpoints::drains_after). The drain waits for this connection until the stream is dropped, up
+    /// to [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout): a stream that may be idle for long watches
+    /// this, reads what is there, and ends. [`Shard::draining`](crate::Shard::draining) ends at the order already.
     pub fn draining(&self) -> Draining {
-        self.shard.draining()
+        self.shard.stopping()
     }
 
     /// Bytes that the kernel has not taken yet.
