@@ -13,8 +13,8 @@ use ringserve_core::{CloseReason, Limits, ReceiveEnd, ServerLimits};
 
 use crate::framings::{Kind, Start};
 use crate::input::Input;
+use crate::rig::service::End;
 use crate::rig::{Plan, Rig};
-use crate::service::End;
 
 /// Small ones, to be met; those around the widths of a length, the first look ahead of 1024 bytes, and a buffer;
 /// the largest there may be, for which nothing may be allocated before it arrives.

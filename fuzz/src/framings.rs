@@ -1,5 +1,7 @@
 //! The framings under test, and the same written naively to compare them with.
 
+mod field;
+
 use std::rc::Rc;
 
 use ringserve_core::framing::{
@@ -7,8 +9,8 @@ use ringserve_core::framing::{
 };
 use ringserve_core::{Limits, Outbox, Payload};
 
-use crate::field::Field;
 use crate::input::Input;
+pub use field::Field;
 
 /// A framing that ships, with its options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

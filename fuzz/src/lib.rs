@@ -14,14 +14,12 @@
 //! `framing` and `shard` go through [`rig`], which holds the shard to its own contract and to a model of every byte in and out.
 
 pub mod dot_stuffed;
-pub mod field;
 pub mod framing;
 pub mod framings;
 pub mod input;
 pub mod proxy;
 pub mod resp;
 pub mod rig;
-pub mod service;
 pub mod shard;
 pub mod switching;
 pub mod tls_bytes;

@@ -31,7 +31,9 @@ pub fn run(input: &[u8]) {
     }
     match whole {
         Ok(Some(header)) => check(stream, &header, bytes_max),
-        Ok(None) => assert!(stream.len() < bytes_max.max(LINE_MAX), "more bytes are waited for than may come"),
+        Ok(None) => {
+            assert!(stream.len() < bytes_max.max(LINE_MAX), "more bytes are waited for than may come")
+        }
         Err(error) => {
             assert_ne!(error, HeaderError::Unfinished, "that is for the end of the connection to say");
             assert!(!error.to_string().is_empty());

@@ -9,8 +9,8 @@ use ringserve_core::{AcceptEnd, CloseReason, Limits, ReceiveEnd, SendEnd, Server
 
 use crate::framings::Kind;
 use crate::input::Input;
+use crate::rig::service::End;
 use crate::rig::{Command, ECANCELED, Plan, Rig};
-use crate::service::End;
 
 /// Connections at most: enough to have others beside the one something happens to.
 const CONNECTIONS_MAX: usize = 6;

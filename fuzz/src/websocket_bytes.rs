@@ -79,7 +79,9 @@ fn hear(marks: bool, answered: bool, stream: &[u8], size: usize) -> Heard {
         let mut said = Vec::new();
         channel.ends(CloseReason::Closed);
         channel.finish(&mut said);
-        let Ok(Decoded::Header(header, size)) = Header::decode(&said) else { panic!("{said:x?} is no frame") };
+        let Ok(Decoded::Header(header, size)) = Header::decode(&said) else {
+            panic!("{said:x?} is no frame")
+        };
         assert_eq!((header.opcode, size + header.len as usize), (Opcode::Close, said.len()));
     }
     heard

@@ -1,4 +1,4 @@
-//! No files of a crate import each other in a circle (that no crates do is for cargo to see), public types can grow, the links
+//! No files of a crate import each other in a circle, and no rooms (that no crates do is for cargo to see), public types can grow, the links
 //! of pages lead somewhere, texts and names do without refused words, and lines of the log are guarded.
 //!
 //! An import leads to the file that defines what is imported, whichever modules pass it on with `pub use`. A module and its
@@ -9,6 +9,7 @@ mod errors;
 mod evolving;
 mod log_lines;
 mod pages;
+mod rooms;
 mod standards;
 mod tree;
 mod words;
@@ -31,23 +32,33 @@ type Imports = BTreeMap<PathBuf, BTreeMap<PathBuf, BTreeSet<String>>>;
 
 #[test]
 fn files_import_each_other_in_no_circle() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this package is in the workspace");
+    let mut found = String::new();
+    each_crate(|_, modules| found.push_str(&circles(modules)));
+    let found = found.replace(&format!("{}/", workspace().display()), "");
+    assert!(found.is_empty(), "files import each other in a circle:\n{found}\n{ADVICE}");
+}
+
+fn workspace() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this package is in the workspace")
+}
+
+/// Reads each crate, with the folder of its sources.
+fn each_crate(mut then: impl FnMut(&Path, &Modules)) {
+    let root = workspace();
     let packages = ["crates", "examples"].map(|folder| fs::read_dir(root.join(folder)).expect("a folder"));
     let mut folders: Vec<PathBuf> =
         packages.into_iter().flatten().flatten().map(|entry| entry.path().join("src")).collect();
     folders.retain(|src| src.is_dir());
-    folders.extend([root.join("src"), root.join("tests/src")]);
+    folders.extend(["src", "tests/src", "tests/bugs/src", "fuzz/src"].map(|folder| root.join(folder)));
+    folders.retain(|src| src.is_dir());
     folders.sort();
-    let mut found = String::new();
     for folder in folders {
         let mut sources = Sources::new();
         collect(&folder, &mut sources);
         let roots = ["lib.rs", "main.rs"].map(|name| folder.join(name));
         let roots = roots.into_iter().filter(|file| sources.contains_key(file));
-        found.extend(roots.map(|root| circles(&sources, &root)));
+        roots.for_each(|root| then(&folder, &tree::read(&sources, &root)));
     }
-    let found = found.replace(&format!("{}/", root.display()), "");
-    assert!(found.is_empty(), "files import each other in a circle:\n{found}\n{ADVICE}");
 }
 
 fn collect(folder: &Path, sources: &mut Sources) {
@@ -63,8 +74,8 @@ fn collect(folder: &Path, sources: &mut Sources) {
 }
 
 /// A line for each import of a circle, for the shortest circle of each knot of files.
-fn circles(sources: &Sources, root: &Path) -> String {
-    let imports = imports(&tree::read(sources, root));
+fn circles(modules: &Modules) -> String {
+    let imports = imports(modules);
     let mut lines = String::new();
     let mut reported = HashSet::new();
     for file in imports.keys() {
@@ -165,7 +176,7 @@ fn resolve<'a>(
 /// The circles of a crate whose files have these texts; the first is its root.
 fn circles_of(files: &[(&str, &str)]) -> String {
     let sources = files.iter().map(|(file, text)| (file.into(), (*text).to_owned())).collect();
-    circles(&sources, Path::new(files[0].0))
+    circles(&tree::read(&sources, Path::new(files[0].0)))
 }
 
 #[test]

@@ -24,6 +24,8 @@ pub struct Module {
     pub globs: Vec<Names>,
     /// Every path of two names and more that is used, imports among them.
     pub uses: BTreeSet<Names>,
+    /// Paths of `pub use`.
+    pub passes_on: BTreeSet<Names>,
     /// True within a `pub use`, which passes on what the module itself may not use.
     is_passing_on: bool,
 }
@@ -88,7 +90,7 @@ impl Module {
             UseTree::Name(tree) => self.import_as(tree.ident.to_string(), tree.ident.to_string(), path),
             UseTree::Rename(tree) => self.import_as(tree.ident.to_string(), tree.rename.to_string(), path),
             UseTree::Glob(_) => {
-                self.use_unless_passed_on(&path);
+                self.use_or_pass_on(&path);
                 self.globs.push(path);
             }
             UseTree::Group(group) => group.items.iter().for_each(|tree| self.import(tree, path.clone())),
@@ -103,14 +105,13 @@ impl Module {
         if name != "self" {
             path.push(name);
         }
-        self.use_unless_passed_on(&path);
+        self.use_or_pass_on(&path);
         self.imports.insert(known_as, path);
     }
 
-    fn use_unless_passed_on(&mut self, path: &Names) {
-        if !self.is_passing_on {
-            self.uses.insert(path.clone());
-        }
+    fn use_or_pass_on(&mut self, path: &Names) {
+        let paths = if self.is_passing_on { &mut self.passes_on } else { &mut self.uses };
+        paths.insert(path.clone());
     }
 
     /// The paths in what a macro is given.

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use crate::child::Child;
 use crate::load::{self, Measured, Target};
-use crate::options::enough_files;
 use crate::process;
 use crate::schedstat::Schedstat;
 use crate::steps::{Load, Shape, check_echo};
@@ -62,7 +61,7 @@ const RESAMPLES: usize = 2000;
 /// Measures and prints the table.
 pub(crate) fn run(plan: &Plan) -> io::Result<()> {
     if let Some(&most) = plan.connections.iter().max() {
-        enough_files("--connections", most)?;
+        process::enough_files("--connections", most)?;
     }
     process::pin_to(plan.cpu)?;
     process::set_batch_policy()?;

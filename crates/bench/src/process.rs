@@ -6,6 +6,9 @@ use std::io;
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+/// Descriptors of this process that are not connections: pipes, `/proc`, standard streams.
+pub(crate) const OTHER_FILES: u64 = 64;
+
 /// Pins the calling thread, and every thread and process it starts later, to `cpu`.
 pub(crate) fn pin_to(cpu: usize) -> io::Result<()> {
     run_on(&[cpu])
@@ -64,4 +67,16 @@ pub(crate) fn raise_open_files() -> io::Result<u64> {
 /// Has the kernel end this process when the thread that started it ends, however it ends.
 pub(crate) fn die_with_parent() -> io::Result<()> {
     Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
+}
+
+/// Refuses more connections than this process may have files.
+pub(crate) fn enough_files(option: &str, connections: usize) -> io::Result<()> {
+    let (files, needed) = (raise_open_files()?, connections as u64 + OTHER_FILES);
+    if needed <= files {
+        return Ok(());
+    }
+    let why = format!(
+        "{option}: {connections} connections need {needed} open files, and the hard limit is {files}; raise it (ulimit -Hn) or ask for fewer"
+    );
+    Err(io::Error::new(io::ErrorKind::InvalidInput, why))
 }

@@ -12,6 +12,7 @@
 pub mod causes;
 mod left;
 mod load;
+pub mod options;
 pub mod overload;
 mod relay;
 mod server;
@@ -29,7 +30,7 @@ use std::time::{Duration, Instant};
 use ringserve_report::{Report, Stage, StageName, State};
 use serde::{Deserialize, Serialize};
 
-use crate::args::DrillOptions;
+use self::options::DrillOptions;
 use crate::client::{Endpoint, Failure, Place};
 use crate::text::{plain, table};
 use causes::Cause;

@@ -24,8 +24,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use args::{Cli, Command, Drill};
+use args::{Cli, Command};
 use client::{Endpoint, Failure};
+use drill::options::Drill;
 
 /// The exit code of a command that failed, and of a command line that is wrong.
 const FAILED: u8 = 3;

@@ -77,6 +77,17 @@ pub fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
+/// Seconds of an option, 0.1 to 3600.
+///
+/// # Errors
+/// What is to be given, where it is something else.
+pub fn read_seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("give seconds, 0.1 to 3600".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -15,6 +15,7 @@
 
 mod check;
 mod driver;
+pub mod service;
 mod user;
 
 use std::cell::{Cell, RefCell};
@@ -31,8 +32,8 @@ use ringserve_core::{
 };
 
 use crate::framings::{Checked, Kind};
-use crate::service::{End, Flag, Task};
 use crate::wire::{Flight, Talk, Wire};
+use service::{End, Flag, Task};
 
 pub use driver::ECANCELED;
 

@@ -8,7 +8,7 @@ use ringserve_core::{CloseReason, ConnHead, ConnId, Ended, Frame, Lane, LaneId, 
 
 use super::{Batch, Command, Conn, Core, Model, Rig, Session};
 use crate::framings::{Kind, Start};
-use crate::service::{Called, End, Flag, Task};
+use crate::rig::service::{Called, End, Flag, Task};
 use crate::wire::Talk;
 
 impl Lane for Model {

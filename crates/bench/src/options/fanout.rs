@@ -8,9 +8,10 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 
 use super::measuring::Measuring;
-use super::{enough_files, refused};
+use super::refused;
 use crate::generator::Pace;
 use crate::load;
+use crate::process;
 use crate::servers::{FANOUT_SERVERS, find};
 use crate::steps::Shape;
 use crate::wire::Layer;
@@ -44,7 +45,7 @@ impl FanoutOptions {
         if self.measuring.cpus.len() > 1 {
             return Err(refused("--cpus: one, since who sends must see every delivery".to_owned()));
         }
-        enough_files("--listeners", self.listeners as usize)?;
+        process::enough_files("--listeners", self.listeners as usize)?;
         let named: Vec<_> = self.servers.iter().filter_map(|name| find(name)).collect();
         let servers = if named.is_empty() { FANOUT_SERVERS.iter().collect() } else { named };
         Ok(load::Plan {

@@ -9,7 +9,7 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 
 use super::speaking::Speaking;
-use super::{OTHER_FILES, chosen, known, refused, rivals};
+use super::{chosen, known, refused, rivals};
 use crate::idle::{self, HolderPlan, Sources, counted_from};
 use crate::load::Target;
 use crate::process;
@@ -91,7 +91,7 @@ impl IdleOptions {
     pub(crate) fn plan(self) -> io::Result<idle::Plan> {
         let files = process::raise_open_files()?;
         let connections = self.connections as usize;
-        let spare = files.saturating_sub(OTHER_FILES).max(1);
+        let spare = files.saturating_sub(process::OTHER_FILES).max(1);
         let per_process = self.per_process.map_or(spare, u64::from);
         if per_process > spare {
             return Err(refused(format!(

@@ -10,9 +10,10 @@ use clap::builder::PossibleValuesParser;
 
 use super::measuring::Measuring;
 use super::speaking::{Speaking, check_bytes};
-use super::{STEP_BYTES_MAX, chosen_beside, enough_files, refused};
+use super::{STEP_BYTES_MAX, chosen_beside, refused};
 use crate::generator::Pace;
 use crate::load;
+use crate::process;
 use crate::servers::{self, PROXY_SERVERS};
 use crate::steps::Shape;
 
@@ -103,7 +104,7 @@ impl LoadOptions {
         if self.newcomers.is_some_and(|rate| !(1.0..=1e5).contains(&rate)) {
             return Err(refused("--newcomers: 1 to 100000".to_owned()));
         }
-        enough_files("--connections", self.connections)?;
+        process::enough_files("--connections", self.connections)?;
         let targets = match self.target {
             Some(address) => vec![load::Target::Running { address, pid: self.pid }],
             None => chosen_beside(self.rivals.as_deref(), &self.servers, layer, self.lines)?,

@@ -25,16 +25,12 @@ pub(crate) use lockstep::LockstepOptions;
 pub(crate) use serve::ServeOptions;
 
 use crate::load::Target;
-use crate::process;
 use crate::servers::{self, SERVERS, Server, Speaks, TLS_SERVERS, WEBSOCKET_SERVERS};
 use crate::wire::Layer;
 
 /// Most bytes of one connection in one step. The generator sends all before it reads any: more than
 /// fits into the socket buffers of both sides would stand still.
 pub(crate) const STEP_BYTES_MAX: usize = 64 * 1024;
-
-/// Descriptors of this process that are not connections: pipes, `/proc`, standard streams.
-const OTHER_FILES: u64 = 64;
 
 pub(crate) fn known(name: &str) -> io::Result<&'static Server> {
     servers::find(name).ok_or_else(|| refused(format!("there is no server {name}")))
@@ -84,17 +80,6 @@ fn chosen_beside(
     Ok(servers.chain(rivals.map_or_else(Vec::new, |place| rivals::targets(place, layer, lines))).collect())
 }
 
-pub(crate) fn refused(why: String) -> io::Error {
+fn refused(why: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, why)
-}
-
-/// Refuses more connections than this process may have files.
-pub(crate) fn enough_files(option: &str, connections: usize) -> io::Result<()> {
-    let (files, needed) = (process::raise_open_files()?, connections as u64 + OTHER_FILES);
-    if needed <= files {
-        return Ok(());
-    }
-    Err(refused(format!(
-        "{option}: {connections} connections need {needed} open files, and the hard limit is {files}; raise it (ulimit -Hn) or ask for fewer"
-    )))
 }

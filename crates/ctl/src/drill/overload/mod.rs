@@ -26,8 +26,8 @@ use std::time::Duration;
 
 use ringserve::Driver;
 
-use crate::args::OverloadOptions;
 use crate::client::Failure;
+use crate::drill::options::OverloadOptions;
 use crate::text::table;
 use process::{Cpus, Process};
 use rows::{Bar, Outcome, Row};

@@ -16,8 +16,8 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use super::peer::{percentile, run_local};
 use super::rows::Bar;
 use super::server::MARK;
-use crate::args::OverloadOptions;
 use crate::client::Failure;
+use crate::drill::options::OverloadOptions;
 
 const CONNECTIONS: usize = 100;
 

@@ -2,7 +2,7 @@
 
 use ringserve_core::framing::{ByteOrder, LengthField, LengthPrefix};
 
-use crate::framings::Start;
+use super::Start;
 
 /// Its options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

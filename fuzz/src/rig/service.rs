@@ -6,7 +6,7 @@ use std::task::Wake;
 
 use ringserve_core::{Frame, Parked, Payload, Time};
 
-use crate::rig::{Conn, Model};
+use super::{Conn, Model};
 
 /// Reply sizes: around what is copied and what is lent, what a length of one byte can say, and the limits in use.
 const SIZES: [usize; 8] = [0, 1, 70, 255, 256, 1500, 4096, 9000];
