@@ -112,7 +112,8 @@ pub struct Limits {
     ///
     /// [`Cx::spawn_on_connection`]: https://docs.rs/ringserve/latest/ringserve/struct.Cx.html
     pub connection_tasks_max: u16,
-    /// How long a closing connection waits for the peer to close too; its input is dropped meanwhile. Closing earlier could
+    /// How long a closing connection waits for the peer to close too, from when its last byte and its FIN are queued in the
+    /// kernel, whether the peer took them by then or not; its input is dropped meanwhile. Closing earlier could
     /// destroy the last reply on its way. Default 2 s.
     pub linger_timeout: Duration,
 }
@@ -202,7 +203,8 @@ pub struct ServerLimits {
     pub drain_delay: Duration,
     /// Time over which connections are closed once the server shuts down and `drain_delay` is over, 0 to `drain_timeout`: each at
     /// its own moment, in random order, so that their peers do not all come back to other servers at once. Until then requests
-    /// are answered as before, and a connection that owes nothing at its moment is closed.
+    /// are answered as before, and a connection that owes nothing at its moment is closed. The last moment is 1 s before
+    /// `drain_timeout` is over, or half of it if that is less: a longer spread is cut to that.
     ///
     /// `None`, the default, is 1 s for each 1000 connections that the server has then, at most half of `drain_timeout`. 0 closes
     /// all at once. A shard keeps 8 bytes for each connection meanwhile.

@@ -16,8 +16,7 @@ use crate::chunked::Chunked;
 use crate::rate::{Gcra, SECOND, time_of};
 use crate::{Limits, Time, WhenTooFast};
 
-/// The longest wait before a connection that is held back is looked at again: its debt may be an hour, and a drain, which lifts
-/// these limits, does not look for it.
+/// The longest wait before a connection that is held back is looked at again: its debt may be an hour.
 const LOOKS_EVERY: Duration = Duration::from_secs(1);
 
 /// How fast a connection's peer may send.

@@ -53,6 +53,9 @@ const CONNECTIONS_A_LOOK: u32 = 8;
 /// and the turns in which its socket becomes one of the driver's. Half of the drain's time at most.
 const FIRST_FRAME: Duration = Duration::from_millis(500);
 
+/// Time before the end of the drain in which no connection is cut for its spread any more. Half of the drain's time at most.
+const LAST_LEAVERS: Duration = Duration::from_secs(1);
+
 /// Time that the driver has to end aborted connections, and more time once the shard has looked at completions of that time: a
 /// machine that slept finds all of them there. Together the rest of the 30 s after which Kubernetes kills, with the default of
 /// `ServerLimits::drain_timeout`. A kernel that ends nothing in that time does not do so later.
@@ -323,7 +326,10 @@ impl<O: Observer> Shard<O> {
         let connections = self.accepting.used_by_all().unwrap_or(self.conns.len());
         let most = (self.limits.drain_timeout - self.first_frame_time()) / 2;
         let by_number = Duration::from_millis(connections as u64).min(most);
-        let spread = self.limits.drain_spread.unwrap_or(by_number);
+        // The last ones have time to answer what came, and to say that they close.
+        let latest =
+            self.limits.drain_timeout.saturating_sub(LAST_LEAVERS.min(self.limits.drain_timeout / 2));
+        let spread = self.limits.drain_spread.map_or(by_number, |spread| spread.min(latest));
         self.drain = Some(Drain { notified, has_next, spread, ..Drain::new(stage) });
         self.begins_aside = true;
         self.stop_listening();
@@ -445,8 +451,7 @@ impl<O: Observer> Shard<O> {
                 conn.intake == Intake::On && !lane.is_outbound && lane.wave == Wave::Begins
             };
             let Some(conn) = self.conns.get(id).filter(is_on) else { continue };
-            let is_silent_start =
-                conn.is_starting() && !conn.receive_used && conn.since.age(self.stamp) >= first_frame;
+            let is_silent_start = self.is_silent_start(id) && conn.since.age(self.stamp) >= first_frame;
             match (is_silent_start, conn.frame_seen) {
                 (true, _) => self.cut(id),
                 (false, true) => served.push(id),
@@ -483,7 +488,7 @@ impl<O: Observer> Shard<O> {
     fn cut(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         conn.intake = Intake::Cut;
-        // Rates do not hold in a drain.
+        // Rates do not hold from here on.
         self.resume_reads(id);
         let Some(conn) = self.conns.get_mut(id) else { return };
         if conn.is_starting() {

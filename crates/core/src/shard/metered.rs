@@ -60,9 +60,9 @@ impl<O: Observer> Shard<O> {
         self.resume_reads(id);
     }
 
-    /// Whether the next frame may be handed out. In a drain it may.
+    /// Whether the next frame may be handed out. Once the connection is cut it may.
     pub(super) fn pace(&mut self, id: ConnId) -> Pace {
-        if self.has_stopped_for(id) {
+        if self.is_cut(id) {
             return Pace::Fine;
         }
         let Some(meter) = self.meters.get(id.slot()) else { return Pace::NoMemory };
@@ -77,7 +77,7 @@ impl<O: Observer> Shard<O> {
     /// Pays for a frame of `bytes` bytes, or a piece of one. False if it came too early, and its connection is to be closed for that.
     #[inline]
     pub(super) fn pay(&mut self, id: ConnId, bytes: usize) -> bool {
-        let closes = !self.has_stopped_for(id);
+        let closes = !self.is_cut(id);
         let Some(meter) = self.meters.get_mut(id.slot()) else { return true };
         let is_early = meter.rates.when_too_fast == WhenTooFast::Close && meter.wait(self.now).is_some();
         meter.pay(bytes, self.now);

@@ -231,7 +231,7 @@ impl<O: Observer> Shard<O> {
         let listener = conn.outlet().map(|outlet| outlet.listener());
         // Those that the server makes have a separate bound.
         if let Some(listener) = listener.filter(|_| !self.lanes[conn.lane].is_outbound) {
-            self.start_begins(id, listener);
+            self.start_begins(id, listener, false);
         }
         self.note_out(id, out);
         self.sync_receive(id);

@@ -13,7 +13,7 @@ use ringserve_buf::{LeaseMut, try_box};
 
 use super::Shard;
 use super::secure::Channels;
-use super::starts::Stage;
+use super::starts::{Begun, Stage};
 use super::turn::Lane;
 use crate::conn::{Conn, Opened, Queued};
 use crate::inbox::Inbox;
@@ -34,19 +34,20 @@ impl<O: Observer> Shard<O> {
         let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.is_open()) else { return };
         let Some(listener) = conn.outlet().map(|outlet| outlet.listener()) else { return };
         conn.opened = Opened::Header;
-        self.start_begins(id, listener);
+        self.start_begins(id, listener, true);
         self.sync_receive(id);
         self.arm(id);
     }
 
     /// Counts a connection at its listener, since its header or the end of its handshake is awaited.
-    pub(super) fn start_begins(&mut self, id: ConnId, listener: u16) {
+    pub(super) fn start_begins(&mut self, id: ConnId, listener: u16, is_header: bool) {
         let (now, max) = (self.now, self.limits.handshakes_max);
         let (conns, channels) = (&self.conns, &self.channels);
         self.accepting.starting += 1;
         self.begins_aside = true;
         let Some(at) = self.accepting.at(listener) else { return };
-        let is_noted = at.starts.begin(id, now, |id| stage(conns, channels, id));
+        let begun = Begun::new(id, is_header, now);
+        let is_noted = at.starts.begin(begun, |begun| stage(conns, channels, begun));
         let is_crowd = at.starts.is_crowd(max);
         if !is_noted {
             return self.abort(id, CloseReason::MemoryLimit);
@@ -66,11 +67,17 @@ impl<O: Observer> Shard<O> {
         at.starts.count() + if begins { at.pending } else { 0 } >= self.limits.handshakes_max
     }
 
+    /// True if the header or the handshake of a connection is awaited, and its peer brought no byte of it.
+    pub(super) fn is_silent_start(&self, id: ConnId) -> bool {
+        let conn = self.conns.get(id);
+        conn.is_some_and(|conn| conn.is_starting() && brought_nothing(conn, &self.channels, id))
+    }
+
     /// The connection that goes for a newcomer of a listener at which as many begin as may.
     #[cold]
     pub(super) fn first_to_go(&mut self, listener: u16) -> Option<ConnId> {
         let (then, conns, channels) = (self.accepting.looked.until(), &self.conns, &self.channels);
-        self.accepting.at(listener)?.starts.first_to_go(then, |id| stage(conns, channels, id))
+        self.accepting.at(listener)?.starts.first_to_go(then, |begun| stage(conns, channels, begun))
     }
 
     /// Ends a connection whose header or handshake was awaited for as long as can be at its listener. Without a goodbye: one that
@@ -129,7 +136,10 @@ impl<O: Observer> Shard<O> {
         let (then, max) = (self.accepting.looked.until(), self.limits.handshakes_max);
         let whole = self.lanes[self.accepting.lane_of(listener)].limits.handshake_timeout;
         let (conns, channels) = (&self.conns, &self.channels);
-        self.accepting.at(listener)?.starts.out_of_time(then, max, whole, |id| stage(conns, channels, id))
+        self.accepting
+            .at(listener)?
+            .starts
+            .out_of_time(then, max, whole, |begun| stage(conns, channels, begun))
     }
 
     /// Sees to it that those of a crowd end in time. `one_waits` if a newcomer may, and nothing could go for it.
@@ -269,14 +279,19 @@ impl<O: Observer> Shard<O> {
 }
 
 /// How far a connection is that was begun.
-fn stage(conns: &Slots<Conn>, channels: &Channels, id: ConnId) -> Stage {
-    let Some(conn) = conns.get(id).filter(|conn| conn.is_starting()) else { return Stage::Over };
+fn stage(conns: &Slots<Conn>, channels: &Channels, begun: &Begun) -> Stage {
+    let is_there = |conn: &&Conn| conn.is_starting() && (conn.opened == Opened::Header) == begun.is_header;
+    let Some(conn) = conns.get(begun.id).filter(is_there) else { return Stage::Over };
     if conn.queued.is_in(Queued::WORKING) {
         return Stage::Works;
     }
-    let is_silent = match conn.opened {
+    if brought_nothing(conn, channels, begun.id) { Stage::Silent } else { Stage::Heard }
+}
+
+/// True if the peer of a connection brought no byte of the header or the handshake that is awaited.
+fn brought_nothing(conn: &Conn, channels: &Channels, id: ConnId) -> bool {
+    match conn.opened {
         Opened::Header => conn.inbox.is_none(),
         _ => channels.came(id) == 0,
-    };
-    if is_silent { Stage::Silent } else { Stage::Heard }
+    }
 }

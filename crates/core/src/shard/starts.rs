@@ -68,8 +68,24 @@ pub(super) enum Stage {
     Works,
 }
 
-/// When one began.
-type Begun = (ConnId, Time);
+/// One that began. A connection whose header is whole, and which begins with a handshake, has another place for that: its peer speaks
+/// once more from there on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Begun {
+    pub(super) id: ConnId,
+    /// With a header, and not with a handshake.
+    pub(super) is_header: bool,
+    since: Time,
+}
+
+impl Begun {
+    pub(super) fn new(id: ConnId, is_header: bool, now: Time) -> Begun {
+        Begun { id, is_header, since: now }
+    }
+}
+
+/// Those that wait for the shard at most that are passed over for one behind them: it sees to them in the order in which they came.
+const PASSED_OVER: usize = 64;
 
 /// Those of a listener.
 #[derive(Default)]
@@ -88,16 +104,16 @@ impl Starts {
     }
 
     /// Counts one. False if the system has no memory to note it: then it has no place by age.
-    pub(super) fn begin(&mut self, id: ConnId, now: Time, stage: impl Fn(ConnId) -> Stage) -> bool {
+    pub(super) fn begin(&mut self, begun: Begun, stage: impl Fn(&Begun) -> Stage) -> bool {
         self.count += 1;
         if self.silent.len() + self.heard.len() > 2 * self.count + QUEUE_KEPT {
             for queue in [&mut self.silent, &mut self.heard] {
-                queue.retain(|(id, _)| stage(*id) != Stage::Over);
+                queue.retain(|begun| stage(begun) != Stage::Over);
             }
         }
         let has_room = self.silent.try_reserve(1).is_ok();
         if has_room {
-            self.silent.push_back((id, now));
+            self.silent.push_back(begun);
         }
         has_room
     }
@@ -125,13 +141,14 @@ impl Starts {
         whole - whole.saturating_sub(LEAST) * beyond as u32 / max as u32
     }
 
-    /// The first of both queues, once those that are over went and those that brought bytes changed over.
-    fn firsts(&mut self, stage: impl Fn(ConnId) -> Stage) -> [Option<(Begun, Stage)>; 2] {
+    /// The first of both queues that does not wait for the shard, once those that are over went and those that brought bytes changed
+    /// over.
+    fn firsts(&mut self, stage: impl Fn(&Begun) -> Stage) -> [Option<Begun>; 2] {
         let mut silent = None;
         while let Some(&begun) = self.silent.front() {
-            let is = stage(begun.0);
+            let is = stage(&begun);
             if is == Stage::Silent {
-                silent = Some((begun, is));
+                silent = Some(begun);
                 break;
             }
             self.silent.pop_front();
@@ -140,23 +157,22 @@ impl Starts {
                 self.heard.push_back(begun);
             }
         }
-        while let Some(&begun) = self.heard.front() {
-            match stage(begun.0) {
-                Stage::Over => self.heard.pop_front(),
-                is => return [silent, Some((begun, is))],
-            };
+        let mut at = 0;
+        while let Some(begun) = self.heard.get(at).filter(|_| at <= PASSED_OVER) {
+            match stage(begun) {
+                Stage::Over => drop(self.heard.remove(at)),
+                Stage::Works => at += 1,
+                Stage::Silent | Stage::Heard => return [silent, Some(*begun)],
+            }
         }
         [silent, None]
     }
 
     /// The one that goes for a newcomer at the limit, if there is one, where all was looked at that came until `then`.
-    pub(super) fn first_to_go(&mut self, then: Time, stage: impl Fn(ConnId) -> Stage) -> Option<ConnId> {
+    pub(super) fn first_to_go(&mut self, then: Time, stage: impl Fn(&Begun) -> Stage) -> Option<ConnId> {
         let [silent, heard] = self.firsts(stage);
-        let goes = |first: Option<(Begun, Stage)>, age: Duration| {
-            let ((id, since), is) = first?;
-            (is != Stage::Works && since + age <= then).then_some(id)
-        };
-        goes(silent, SILENT).or_else(|| goes(heard, LEAST))
+        let goes = |first: Option<Begun>, age: Duration| first.filter(|begun| begun.since + age <= then);
+        goes(silent, SILENT).or_else(|| goes(heard, LEAST)).map(|begun| begun.id)
     }
 
     /// One that had its time, where there is a crowd, and all was looked at that came until `then`.
@@ -165,15 +181,15 @@ impl Starts {
         then: Time,
         max: usize,
         whole: Option<Duration>,
-        stage: impl Fn(ConnId) -> Stage,
+        stage: impl Fn(&Begun) -> Stage,
     ) -> Option<ConnId> {
         if !self.is_crowd(max) {
             return None;
         }
         let time = self.time(max, whole);
         let firsts = self.firsts(stage).into_iter().flatten();
-        let mut over = firsts.filter(|((_, since), is)| *is != Stage::Works && *since + time <= then);
-        over.next().map(|((id, _), _)| id)
+        let mut over = firsts.filter(|begun| begun.since + time <= then);
+        over.next().map(|begun| begun.id)
     }
 
     /// The next time at which one has to go, if there is a crowd; or where newcomers may wait for a place, at which one may.
@@ -183,7 +199,7 @@ impl Starts {
         }
         let time = self.time(max, whole);
         let [silent, heard] = if one_waits { [SILENT.min(time), LEAST.min(time)] } else { [time, time] };
-        let next = |queue: &VecDeque<Begun>, age| queue.front().map(|(_, since)| *since + age);
+        let next = |queue: &VecDeque<Begun>, age| queue.front().map(|begun| begun.since + age);
         [next(&self.silent, silent), next(&self.heard, heard)].into_iter().flatten().min()
     }
 }
@@ -206,7 +222,7 @@ mod tests {
     fn begun(count: u32) -> Starts {
         let mut starts = Starts::default();
         for number in 0..count {
-            assert!(starts.begin(id(number), at(number.into()), |_| Stage::Silent));
+            assert!(starts.begin(Begun::new(id(number), false, at(number.into())), |_| Stage::Silent));
         }
         starts
     }
@@ -214,7 +230,7 @@ mod tests {
     #[test]
     fn silent_ones_go_first_though_others_are_older() {
         let mut starts = begun(6);
-        let stage = |of: ConnId| match of.slot() {
+        let stage = |of: &Begun| match of.id.slot() {
             0 => Stage::Heard,
             1 => Stage::Over,
             3 => Stage::Silent,
@@ -223,7 +239,7 @@ mod tests {
         assert_eq!(starts.first_to_go(at(6), stage), Some(id(3)));
         assert_eq!(starts.first_to_go(at(6), |_| Stage::Heard), Some(id(0)));
         assert_eq!(
-            starts.first_to_go(at(6), |of| if of == id(0) { Stage::Over } else { Stage::Heard }),
+            starts.first_to_go(at(6), |of| if of.id == id(0) { Stage::Over } else { Stage::Heard }),
             Some(id(2))
         );
     }
@@ -242,10 +258,28 @@ mod tests {
     }
 
     #[test]
+    fn one_behind_those_that_wait_for_the_shard_makes_room() {
+        let works =
+            |below: u32| move |of: &Begun| if of.id.slot() < below { Stage::Works } else { Stage::Heard };
+        let mut starts = begun(100);
+        assert_eq!(starts.first_to_go(at(9), works(1)), Some(id(1)));
+        assert_eq!(starts.out_of_time(at(9), 100, WHOLE, works(2)), Some(id(2)));
+        assert_eq!(starts.first_to_go(at(99), works(PASSED_OVER as u32)), Some(id(PASSED_OVER as u32)));
+        assert_eq!(starts.first_to_go(at(99), works(PASSED_OVER as u32 + 1)), None);
+        // Those that are over cost no look.
+        let over = |of: &Begun| match of.id.slot() {
+            0 => Stage::Works,
+            1..90 => Stage::Over,
+            _ => Stage::Heard,
+        };
+        assert_eq!(starts.first_to_go(at(99), over), Some(id(90)));
+    }
+
+    #[test]
     fn time_falls_from_half_of_the_limit_on() {
         let mut starts = begun(3);
         assert_eq!((starts.is_crowd(8), starts.next(8, WHOLE, false)), (false, None));
-        starts.begin(id(3), at(3), |_| Stage::Silent);
+        starts.begin(Begun::new(id(3), false, at(3)), |_| Stage::Silent);
         for (count, seconds) in [(4, 10.0), (5, 8.25), (6, 6.5), (8, 3.0), (9, 3.0)] {
             starts.count = count;
             let time = Duration::from_secs_f64(seconds);
@@ -283,7 +317,7 @@ mod tests {
     fn those_that_are_over_do_not_pile_up_behind_one_that_stays() {
         let mut starts = Starts::default();
         for number in 0..100_000 {
-            assert!(starts.begin(id(number), at(1), |of| if of == id(0) {
+            assert!(starts.begin(Begun::new(id(number), false, at(1)), |of| if of.id == id(0) {
                 Stage::Heard
             } else {
                 Stage::Over

@@ -1,6 +1,7 @@
 //! The end of a shard, and of a connection that lingers.
 
 use super::*;
+use crate::WhenTooFast;
 use crate::proxy::Expected;
 
 #[test]
@@ -158,6 +159,20 @@ fn few_connections_leave_at_once_and_all_do_without_a_spread() {
     }
 }
 
+/// A call that came at the last moment has a second.
+#[test]
+fn last_connections_leave_before_the_drain_is_over() {
+    for (seconds, most) in [(1, 500), (10, 9000)] {
+        let time = Duration::from_secs(seconds);
+        let (mut shard, ids) =
+            with_served_connections(1000, ServerLimits::default().drain_timeout(time).drain_spread(time));
+        drain_at(&mut shard, 5);
+        let ends = ends(&mut shard, 5, time);
+        assert_eq!(ends.len(), ids.len());
+        assert!((most - 20..=most + 10).contains(ends.last().unwrap()), "{:?}", ends.last());
+    }
+}
+
 /// Half a second, and then over at most half of the time of the drain.
 #[test]
 fn every_connection_leaves_within_the_time_of_the_drain() {
@@ -203,6 +218,32 @@ fn connection_is_served_until_its_moment_in_a_drain() {
     assert_eq!(shard.heard(), [Heard::Ended { id: stays, reason: CloseReason::Shutdown, opened: true }]);
 }
 
+/// Four frames more come than it may send, in the drain and before its moment.
+#[test]
+fn rate_of_a_peer_holds_until_its_moment_in_a_drain() {
+    for (when_too_fast, handed) in [(WhenTooFast::HoldBack, 6), (WhenTooFast::Close, 2)] {
+        let limits = Limits::default().read_frames_per_second_max(2).when_read_too_fast(when_too_fast);
+        let server = ServerLimits::default().drain_spread(millis(400));
+        let (mut shard, ids) = with_served_connections(2, (server, limits));
+        drain_at(&mut shard, 5);
+        let stays = ids[usize::from(shard.shared(ids[0]).is_none())];
+        shard.heard();
+        shard.begin(at(5) + millis(100), 1);
+        shard.receive(stays, &empty_frames(6));
+        shard.end();
+        let frames = |shard: &mut Tested| {
+            shard.heard().iter().filter(|heard| matches!(heard, Heard::Frame(_))).count()
+        };
+        let at_once = frames(&mut shard);
+        let too_fast = shard.counters(LaneId::FIRST).closed_for(CloseReason::ReadTooFast);
+        assert_eq!((at_once, too_fast), (2, u64::from(when_too_fast == WhenTooFast::Close)));
+        for turn in 0..20 {
+            shard.turn(at(5) + millis(200 + turn));
+        }
+        assert_eq!(at_once + frames(&mut shard), handed, "what came whole is answered");
+    }
+}
+
 /// However long ago it was accepted: its first request may be on its way.
 #[test]
 fn connection_without_a_frame_has_half_a_second_to_ask() {
@@ -221,8 +262,13 @@ fn connection_without_a_frame_has_half_a_second_to_ask() {
 /// A header stands for a handshake.
 #[test]
 fn start_that_brought_a_byte_has_half_a_second_in_a_drain() {
-    // Bytes at the start, seconds until the order, and whether it may go on then.
-    for (bytes, seconds, goes_on) in [(&b""[..], 2, false), (b"", 0, true), (b"PROXY TCP4 ", 2, true)] {
+    // Bytes at the start, whether the receive ended behind them, seconds until the order, and whether it may go on then.
+    for (bytes, again, seconds, goes_on) in [
+        (&b""[..], false, 2, false),
+        (b"", false, 0, true),
+        (b"PROXY TCP4 ", false, 2, true),
+        (b"PROXY TCP4 ", true, 2, true),
+    ] {
         let limits = Limits::default().proxy_header_timeout(None).handshake_timeout(None);
         let mut shard = Tested::new(limits, 1, 1);
         shard.lane.awaits_header = true;
@@ -231,6 +277,9 @@ fn start_that_brought_a_byte_has_half_a_second_in_a_drain() {
         let id = accept(&mut shard, 1);
         if !bytes.is_empty() {
             shard.receive_part(id, bytes);
+        }
+        if again {
+            shard.complete(Completion::ReceiveEnded { id, end: crate::ReceiveEnd::Stopped });
         }
         shard.end();
         drain_at(&mut shard, seconds);

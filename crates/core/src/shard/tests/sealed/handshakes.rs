@@ -136,6 +136,43 @@ fn handshake_follows_a_header_in_its_segment() {
     assert_eq!((shard.heard()[0], taken(&mut shard)), (Heard::Secured(id), vec![b"early".to_vec()]));
 }
 
+/// The header is no word of the handshake's, whose peer may answer only now.
+#[test]
+fn handshake_behind_a_header_is_as_old_as_itself() {
+    let mut header = Vec::new();
+    write_v1(&mut header, None);
+    let mut shard = secured(ServerLimits::default().handshakes_max(2), TOY);
+    shard.expect_header(0, Expected { bytes_max: 300, keeps_tlvs: false });
+    shard.lane.awaits_header = true;
+    let tenths = |tenths: u64| Time::ZERO + Duration::from_millis(100 * tenths);
+    let ids = [0, 7].map(|tenth| {
+        shard.begin(tenths(tenth), 1);
+        shard.complete(Completion::Accepted { listener: 0, socket: Socket(tenth), peer: None });
+        let receives = |op| if let Op::Receive { id } = op { Some(id) } else { None };
+        let id = shard.ops().into_iter().find_map(receives).unwrap();
+        shard.end();
+        id
+    });
+    shard.begin(tenths(8), 1);
+    shard.receive(ids[0], &header);
+    shard.end();
+    shard.begin(tenths(9), 2);
+    for socket in [20, 21] {
+        shard.complete(Completion::Accepted { listener: 0, socket: Socket(socket), peer: None });
+    }
+    shard.end();
+    shard.heard();
+    for tenth in 10..17 {
+        shard.turn(tenths(tenth));
+        assert_eq!(shard.heard(), [], "after {tenth} tenths of a second");
+    }
+    (17..21).for_each(|tenth| shard.turn(tenths(tenth)));
+    let ended = |heard: &Heard| if let Heard::Ended { id, .. } = heard { Some(*id) } else { None };
+    let order: Vec<_> = shard.heard().iter().filter_map(ended).collect();
+    assert_eq!(order, [ids[1], ids[0]], "the header that was awaited later is older");
+    shard.check();
+}
+
 #[test]
 fn handshake_has_its_time_from_being_accepted() {
     let limits =
