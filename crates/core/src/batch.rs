@@ -54,6 +54,8 @@ pub struct Batch {
     left: usize,
     /// Since when the peer has taken none of it, once it was looked at in flight.
     pub(crate) untaken_since: Option<Stamp>,
+    /// What looks before that of its limits found, which count for that one.
+    pub(crate) early: Option<EarlyLooks>,
     /// The system had no memory for what was appended last.
     pub(crate) refused: bool,
     /// More follows in a moment, in the same send.
@@ -66,6 +68,16 @@ pub struct Batch {
     pub(crate) release: fn(Bytes),
 }
 
+/// What looks at a send found before that of its limits.
+#[derive(Clone, Copy)]
+pub(crate) struct EarlyLooks {
+    /// The look before them, and when the peer had last taken something then.
+    pub(crate) looked_at: Stamp,
+    pub(crate) untaken_since: Stamp,
+    /// What the peer took since.
+    pub(crate) bytes: usize,
+}
+
 impl Batch {
     /// An empty batch, which holds no memory.
     pub const fn new() -> Batch {
@@ -76,6 +88,7 @@ impl Batch {
             sent: 0,
             left: 0,
             untaken_since: None,
+            early: None,
             refused: false,
             is_held: false,
             is_untaken: false,
@@ -274,7 +287,7 @@ impl Batch {
             self.drop_lent();
         }
         (self.sent, self.left) = (0, 0);
-        self.untaken_since = None;
+        (self.untaken_since, self.early) = (None, None);
         (self.refused, self.is_held, self.is_untaken, self.room_counts) = (false, false, false, false);
         self.copied.capacity() > KEPT_BYTES_MAX
     }

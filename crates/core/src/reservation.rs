@@ -53,11 +53,13 @@ impl Reservation {
         Reservation { head: head.clone(), wanted: None, bytes: 0 }
     }
 
-    /// Counts `bytes` from now on, whether they fit or not: memory that is there already.
+    /// Counts `bytes` from now on, whether they fit or not: memory that is there already. For a connection that is gone no more than
+    /// before.
     pub fn hold(&mut self, bytes: usize) {
+        let bytes = if self.head.is_gone() { bytes.min(self.bytes) } else { bytes };
         self.head.unreserve(self.bytes.saturating_sub(bytes));
         let more = bytes.saturating_sub(self.bytes);
-        if more > 0 && !self.head.is_gone() {
+        if more > 0 {
             self.head.reserve(more);
         }
         self.bytes = bytes;

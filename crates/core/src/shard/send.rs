@@ -8,6 +8,7 @@ use super::lanes::LaneState;
 use super::reserve::UNREAD;
 use super::turn::Event;
 use super::{Shard, expect_conn};
+use crate::batch::EarlyLooks;
 use crate::conn::{Flight, State, Write};
 use crate::holders::{LISTED_BYTES, Returning, RoomOf};
 use crate::outlet::Outlet;
@@ -376,16 +377,25 @@ fn judge(of: &LaneState, batch: &mut Batch, bytes: usize, look: &Look) -> Result
     if again && is_short && time.min(judged) >= STEP * UNREAD {
         return Err(CloseReason::MemoryLimit);
     }
-    if bytes == 0 && is_early(of, looked_at, now) {
+    let untaken_since = batch.untaken_since.unwrap_or(looked_at);
+    let mut seen = batch.early.take().unwrap_or(EarlyLooks { looked_at, untaken_since, bytes: 0 });
+    seen.bytes += bytes;
+    if is_early(of, seen.looked_at, now) {
+        // A rate holds over its whole time, however often memory has the send looked at.
+        batch.early = Some(seen);
+        if bytes > 0 {
+            batch.untaken_since = Some(now);
+        }
         return Ok(Verdict::Enough);
     }
     let verdict = |enough: bool| if enough { Verdict::Enough } else { Verdict::Excused };
     match of.limits.write_stall_timeout {
-        Some(stalled) if bytes == 0 => match time >= stalled {
+        Some(stalled) if seen.bytes == 0 => match time >= stalled {
             true if !judged.is_zero() => Err(CloseReason::WriteStallTimeout),
             is_over => Ok(verdict(!is_over)),
         },
         _ => {
+            let (bytes, time) = (seen.bytes, seen.untaken_since.age(now));
             batch.untaken_since = Some(now);
             let least = of.limits.write_bytes_per_second_min as u128;
             let takes = |time: Duration| bytes as u128 >= least * time.as_millis() / 1000;
@@ -394,7 +404,7 @@ fn judge(of: &LaneState, batch: &mut Batch, bytes: usize, look: &Look) -> Result
     }
 }
 
-/// True if a send was looked at for memory, before its limit: where nothing of it was taken that changes nothing.
+/// True if a send was looked at for memory, before its limits are judged.
 fn is_early(of: &LaneState, looked_at: Stamp, now: Stamp) -> bool {
     looked_at.left(of.times.write_look, now) > 0
 }

@@ -297,6 +297,28 @@ fn what_is_there_already_is_held_without_a_wait() {
     assert_eq!(shard.memory_bytes(), 0);
 }
 
+#[test]
+fn nothing_is_given_back_that_was_not_held_for_who_goes() {
+    let (mut shard, ids) = tight(2);
+    shard.begin(at(1), 0);
+    let outlet = shard.shared(ids[0]).unwrap().clone();
+    let (mut before, mut behind) = (Reservation::new(&outlet), Reservation::new(&outlet));
+    before.hold(1000);
+    write(&shard, ids[0], 100);
+    shard.finish(ids[0], CloseReason::Closed);
+    shard.end();
+    // Its last reply leaves, and what a call of it holds counts until the end.
+    assert!(outlet.is_gone() && shard.shared(ids[0]).is_some());
+    let held = shard.held_bytes();
+    behind.hold(400);
+    behind.hold(100);
+    assert_eq!((behind.bytes(), shard.held_bytes()), (0, held));
+    drop(behind);
+    assert_eq!(shard.held_bytes(), held);
+    drop(before);
+    assert_eq!(shard.held_bytes(), held - 1000);
+}
+
 /// The driver stops the sends that it was told to, of which the peers took `taken` bytes each, and goes on with them.
 fn stop(shard: &mut Tested, flying: &mut Vec<(ConnId, Box<Batch>)>, taken: usize) -> Vec<ConnId> {
     let told = |op| if let Op::SendStop { id } = op { Some(id) } else { None };
@@ -362,6 +384,51 @@ fn none_goes_for_who_waits_that_reads_or_owes_nothing() {
     }
     assert_eq!(closed(&mut shard), []);
     assert!((2..6).contains(&looks), "{looks} in ten seconds");
+}
+
+/// What peers take of a send at each look that memory asks for, and why the connection ends within 25 s.
+fn end_beside_a_line(takes: impl Fn(usize) -> usize) -> Option<(CloseReason, u64)> {
+    let server = ServerLimits::default().held_bytes_max(HELD_MAX);
+    let limits = Limits {
+        outbox_bytes_max: HELD_MAX,
+        frame_bytes_max: 1 << 19,
+        write_bytes_per_second_min: 10_000,
+        idle_timeout: None,
+        first_frame_timeout: None,
+        ..Limits::default()
+    };
+    let (mut shard, ids) = with_connections(2, (server, limits));
+    shard.begin(at(1), 0);
+    write(&shard, ids[0], 700_000);
+    shard.end();
+    let mut flying = sends(&mut shard);
+    let (_waits, polled) = reserve(&shard, ids[1], 700_000);
+    assert_eq!(polled, Poll::Pending);
+    let mut looks = 0;
+    for tenths in 11..250 {
+        shard.turn(millis(100 * tenths));
+        looks += stop(&mut shard, &mut flying, takes(looks)).len();
+        for heard in shard.heard() {
+            if let Heard::Ended { id, reason, .. } = heard {
+                assert_eq!(id, ids[0]);
+                return Some((reason, (tenths - 10) / 10));
+            }
+        }
+    }
+    assert!(looks >= 8, "{looks}");
+    None
+}
+
+#[test]
+fn rate_of_a_send_holds_over_its_time_though_memory_asks_sooner() {
+    // A small window that opens, and the whole of the rate just so.
+    assert_eq!(end_beside_a_line(|look| if look == 0 { 5000 } else { 30_000 }), None);
+    assert_eq!(end_beside_a_line(|_| 23_000), None);
+    for takes in [18_000, 1] {
+        let end = end_beside_a_line(|_| takes);
+        // At the first look behind its time.
+        assert!(matches!(end, Some((CloseReason::WriteTooSlow, 10..=12))), "{takes}: {end:?}");
+    }
 }
 
 #[test]
