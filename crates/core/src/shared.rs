@@ -250,10 +250,10 @@ impl ShardShared {
         self.service_grew.get() || self.deadlines.has_changes() || !self.line.is_empty()
     }
 
-    /// User code sets the deadline of a connection, or takes it away.
-    pub(crate) fn change_deadline(&self, id: ConnId, time: Option<Duration>) {
-        self.deadlines.change(id, time);
+    /// User code sets the deadline of a connection, or takes it away. False if the system has no memory to note it.
+    pub(crate) fn change_deadline(&self, id: ConnId, time: Option<Duration>) -> bool {
         self.has_asked.set(true);
+        self.deadlines.change(id, time)
     }
 
     /// Puts a call at the end of the line.

@@ -245,8 +245,8 @@ impl Outlet {
             "ServerLimits::held_bytes_max",
             self.lane.shard().held_bytes_max(),
         )?;
-        if let Some(time) = deadline {
-            self.lane.shard().change_deadline(self.id, time);
+        if deadline.is_some_and(|time| !self.lane.shard().change_deadline(self.id, time)) {
+            self.refuse();
         }
         if own {
             let own = OwnLimits {

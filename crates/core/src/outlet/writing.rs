@@ -212,9 +212,9 @@ impl Outlet {
         }
     }
 
-    /// The system has no memory for a reply, without which the peer cannot go on.
+    /// The system has no memory for a reply, without which the peer cannot go on, or for a deadline.
     #[cold]
-    fn refuse(&self) {
+    pub(super) fn refuse(&self) {
         self.set(NO_MEMORY | ABORT);
         self.update_gate();
         self.mark_dirty();

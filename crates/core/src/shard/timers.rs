@@ -11,6 +11,7 @@ use core::time::Duration;
 use super::Shard;
 use super::turn::Event;
 use crate::conn::{Conn, Due, Own, Queued};
+use crate::inbox::NoMemory;
 use crate::stamp::Timer;
 use crate::times::RATE_WINDOW;
 use crate::wheel::{STEP, step_at};
@@ -34,7 +35,7 @@ const OF_EACH: u64 = 33;
 pub(super) const FEW: usize = 16;
 
 /// A peer for which time that the shard may have been away was left out of its rate is judged once more within this. Until then
-/// the shard [wakes](WAKES) again and again.
+/// the shard [wakes](WAKES) again and again, and so it does behind a newcomer that counts for a rate.
 const WATCHED: Duration = RATE_WINDOW.saturating_add(Duration::from_secs(1));
 
 /// A shard that sleeps for so short a time was not away where it was not late.
@@ -44,7 +45,8 @@ const WAKES: Duration = Duration::from_millis(500);
 ///
 /// One that slept for long and was woken by a completion may as well have been stopped: it takes itself to have been away. A peer
 /// whose rate is not judged for that would never be, where the only news is from others and comes seldom. So from then on the shard
-/// wakes twice a second for a while, which tells the two apart.
+/// wakes twice a second for a while, which tells the two apart. Only what was proved lets connections in as those of the time that
+/// a shard was away: a timer or such a wake-up that came late.
 ///
 /// ```text
 ///                was away                   the driver has no more, or each connection had its completions
@@ -63,8 +65,8 @@ pub(super) struct Lateness {
     last: Option<Time>,
     /// Until then the shard wakes twice a second.
     watches_until: Option<Time>,
-    /// The last turn before those began: what comes now may have come since.
-    from: Time,
+    /// When the shard was to wake at the latest before those began, if it came too late for that: what comes now may have come since.
+    from: Option<Time>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -103,8 +105,11 @@ impl Lateness {
     #[inline(never)]
     pub(super) fn step(&mut self, turn: &Beginning) {
         let Beginning { now, gap, completions, more, .. } = *turn;
+        let before = Time::from_nanos(now.as_nanos().saturating_sub(gap.as_nanos() as u64));
+        let wake_late = self.wakes_at(before).map(|at| now - at);
         self.watches_until = self.watches_until.filter(|until| now < *until);
-        let is_late = turn.late.is_some_and(|late| late > LATE);
+        let late = turn.late.max(wake_late).filter(|late| *late > LATE);
+        let is_late = late.is_some();
         // Unless it slept until a timer, and there is nothing else.
         let was_away = gap > CATCH_UP_MAX && (is_late || turn.late.is_none() || completions > 0);
         let begins = match self.stage {
@@ -115,11 +120,10 @@ impl Lateness {
         match self.stage {
             _ if begins => {
                 // Of an absence that follows another one the beginning is that of the first.
-                self.from = if self.is_behind() {
-                    self.from
-                } else {
-                    Time::from_nanos(now.as_nanos().saturating_sub(gap.as_nanos() as u64))
-                };
+                let first = self.from.filter(|_| self.is_behind());
+                let since =
+                    late.map(|late| Time::from_nanos(now.as_nanos().saturating_sub(late.as_nanos() as u64)));
+                self.from = first.or(since);
                 (self.stage, self.ends) = (Stage::Behind { since: now, taken: 0 }, false);
             }
             Stage::Judging { until } if now >= until => self.stage = Stage::InTime,
@@ -149,7 +153,7 @@ impl Lateness {
         matches!(self.stage, Stage::Behind { .. })
     }
 
-    /// A rate was not judged for all of its time.
+    /// A rate was not judged for all of its time, or newcomers are let in by one.
     pub(super) fn watch(&mut self, now: Time) {
         self.watches_until = Some(now + WATCHED);
     }
@@ -165,9 +169,9 @@ impl Lateness {
         self.watches_until.filter(|until| now < *until).map(|_| now + WAKES)
     }
 
-    /// The time since which what comes now may have waited.
+    /// The time since which what comes now may have waited, where it is proved that the shard was away.
     pub(super) fn behind_from(&self) -> Option<Time> {
-        self.is_behind().then_some(self.from)
+        self.from.filter(|_| self.is_behind())
     }
 
     /// For how long limits have been judged at `now`.
@@ -214,10 +218,14 @@ impl<O: Observer> Shard<O> {
         for (id, steps) in self.shared.deadlines().take_changes() {
             let is_open = |conn: &&mut Conn| conn.is_open();
             let Some(conn) = self.conns.get_mut(id).filter(is_open) else { continue };
-            let has_one = self.shared.deadlines().keep(id, steps, self.stamp);
-            conn.own.note(Own::DEADLINE, has_one);
-            if has_one {
-                self.arm(id);
+            match self.shared.deadlines().keep(id, steps, self.stamp) {
+                Ok(has_one) => {
+                    conn.own.note(Own::DEADLINE, has_one);
+                    if has_one {
+                        self.arm(id);
+                    }
+                }
+                Err(NoMemory) => self.abort(id, CloseReason::MemoryLimit),
             }
         }
     }
@@ -244,10 +252,16 @@ impl<O: Observer> Shard<O> {
         self.lateness.is_behind()
     }
 
-    /// While the shard [is behind](Shard::is_behind): the time since which connections and bytes that it sees now may have waited in
-    /// the kernel.
+    /// While the shard [is behind](Shard::is_behind), since it came late to what it was to wake for: the time since which connections
+    /// and bytes that it sees now may have waited in the kernel. One that had nothing to wake for may as well have slept.
     pub fn behind_from(&self) -> Option<Time> {
         self.lateness.behind_from()
+    }
+
+    /// Wakes the shard twice a second for a while, so that it can tell a time in which it was away from one in which it slept. For
+    /// newcomers that a rate lets in: more of them may come.
+    pub fn watch_itself(&mut self) {
+        self.lateness.watch(self.now);
     }
 
     #[inline(never)]

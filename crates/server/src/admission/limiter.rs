@@ -60,6 +60,11 @@ impl Limiter {
         if self.timed.has_some() { self.timed.at(address, now) } else { None }
     }
 
+    /// True if there is a rate now, of an address or of all peers.
+    pub(crate) fn has_rate(&self) -> bool {
+        self.total.has_rate() || self.table.as_ref().is_some_and(Table::has_rate)
+    }
+
     /// Asks whether a connection may begin now, which is then counted if there are limits to count for.
     ///
     /// # Errors

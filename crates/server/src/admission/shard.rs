@@ -151,6 +151,12 @@ impl ShardAdmission {
         taken.is_some()
     }
 
+    /// True if a rate of an address, or of all peers, holds at a listener.
+    #[inline]
+    pub(crate) fn has_rate(&self, listener: usize) -> bool {
+        self.limiters.at(listener).is_some_and(|(_, limiter)| limiter.has_rate())
+    }
+
     /// Asks whether a connection that was accepted may begin. At listeners of proxies that is asked of their
     /// [clients](ShardAdmission::let_client_in). It came between the two times, which differ
     /// where the shard was away.

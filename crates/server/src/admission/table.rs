@@ -419,6 +419,11 @@ impl Table {
         Ok(Charge { bits: prefix.bits, kind: prefix.kind, place })
     }
 
+    /// True if there is a rate of each prefix now.
+    pub(super) fn has_rate(&self) -> bool {
+        self.limits.get().rate.is_some()
+    }
+
     /// Takes a connection back.
     pub(crate) fn release(&self, charge: Charge, now: u64) {
         if charge.place == Place::Nowhere {

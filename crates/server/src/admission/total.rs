@@ -34,6 +34,10 @@ impl Total {
         self.counts
     }
 
+    pub(super) fn has_rate(&self) -> bool {
+        self.rate.get().is_some()
+    }
+
     /// Checks that there is room, before a peer is charged for what may be refused.
     ///
     /// # Errors

@@ -338,7 +338,7 @@ fn sheds<S: Service<H>, H>(
 const LATE_MAX: Duration = Duration::from_secs(10);
 
 /// Between when and when a connection came that a shard sees now: as many may come in that time as their rate allows, and none is
-/// refused since the shard was away meanwhile.
+/// refused since the shard was away meanwhile. That must be known: one that only slept saw each of them as it came.
 #[inline]
 fn arrival(common: &Common, core: &Core) -> (Time, Time) {
     let now = common.now;
@@ -351,17 +351,28 @@ fn arrival(common: &Common, core: &Core) -> (Time, Time) {
 
 /// Asks whether the server lets a connection in that was accepted.
 #[inline]
-fn let_in(common: &Common, core: &Core, peer: &Peer) -> Result<Option<Charge>, RefusedBy> {
+fn let_in(common: &Common, core: &mut Core, peer: &Peer) -> Result<Option<Charge>, RefusedBy> {
     let Some(admission) = &common.admission else { return Ok(None) };
     let let_in = admission.let_in(peer, arrival(common, core));
+    watch_rates(admission, core, peer);
     let_in.inspect_err(|by| report_refused(common, admission, peer, *by))
 }
 
 /// The same for a client behind a proxy.
-fn let_client_in(common: &Common, core: &Core, peer: &Peer) -> Result<Option<Charge>, RefusedBy> {
+fn let_client_in(common: &Common, core: &mut Core, peer: &Peer) -> Result<Option<Charge>, RefusedBy> {
     let Some(admission) = &common.admission else { return Ok(None) };
     let let_in = admission.let_client_in(peer, arrival(common, core));
+    watch_rates(admission, core, peer);
     let_in.inspect_err(|by| report_refused(common, admission, peer, *by))
+}
+
+/// While newcomers come to a listener that has a rate, the shard has to know when it was away. One to which none has come for a
+/// while sleeps, and those that come to it then are few.
+#[inline]
+fn watch_rates(admission: &ShardAdmission, core: &mut Core, peer: &Peer) {
+    if admission.has_rate(peer.listener()) {
+        core.watch_itself();
+    }
 }
 
 #[cold]

@@ -1,4 +1,5 @@
-//! Connections that came while a shard was away: they are counted, and their rate is not known.
+//! Connections that came while a shard was away: they are counted, and judged by the rate of that time. And those that come to one that
+//! slept.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -65,4 +66,44 @@ fn no_more_come_behind_a_stall_than_in_its_time() {
         let count = served(sim, Admission::default().address_rate(5, 5), 20);
         assert!((55..=70).contains(&count), "{count} of 240");
     });
+}
+
+/// Connects once, and sixty times at once when that is `quiet` ago. Returns how many of these were served.
+fn served_behind(sim: &Sim, admission: Admission, quiet: Duration) -> usize {
+    let server = Server::bind("10.0.0.1:7000").admission(admission).framing(Lines::default());
+    let server = sim.start(server, |_shard| Echo).unwrap();
+    let (addr, count) = (server.addr(), Rc::new(Cell::new(0)));
+    let counted = count.clone();
+    sim.client("crowd", async move |net| {
+        drop(net.connect(addr).await);
+        net.sleep(quiet).await;
+        for _ in 0..60 {
+            let (net_of_one, count) = (net.clone(), counted.clone());
+            net.spawn(async move {
+                let Ok(mut me) = net_of_one.connect(addr).await else { return };
+                if me.send("x\n").await.is_ok() && matches!(me.line().await, Ok(Some(line)) if line == "x") {
+                    count.set(count.get() + 1);
+                    net_of_one.sleep(60 * SECOND).await;
+                }
+            });
+        }
+        net.sleep(20 * SECOND).await;
+        Ok(())
+    });
+    sim.run_until_done();
+    count.get()
+}
+
+#[test]
+fn shard_that_slept_lets_no_more_in_than_a_burst() {
+    for quiet in [3, 9, 13, 60] {
+        Sim::seeds(10).faults(Faults::none()).run(|sim| {
+            let admission = Admission::default().address_rate(5, 10);
+            assert_eq!(served_behind(sim, admission, quiet * SECOND), 10, "behind {quiet} s");
+        });
+        Sim::seeds(10).faults(Faults::none()).run(|sim| {
+            let admission = Admission::default().connection_rate(5, 10);
+            assert_eq!(served_behind(sim, admission, quiet * SECOND), 10, "behind {quiet} s");
+        });
+    }
 }

@@ -4,7 +4,7 @@
 //! Each host tries one connection after the other, and holds those that it gets. What the service is told of, in its `open`
 //! and its `close`, is what the limits count: both come in the turn in which that changes.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
@@ -115,9 +115,6 @@ pub fn slope(time: u64, whole: u64) -> u64 {
     below as u64 + time.saturating_sub(whole)
 }
 
-/// The time in which connections may have come that a shard sees late, of the server, in nanoseconds.
-const LATE_MAX: u64 = 10 * SECOND;
-
 /// True if there were more than may be in some time until now. Times are in nanoseconds, and in their order.
 fn window_is_over(times: &[u64], now: u64, rate: (u32, u32)) -> bool {
     is_over(times, 0, now, rate)
@@ -141,8 +138,6 @@ struct Source {
     counts: Vec<(u64, u32)>,
     let_in: Vec<u64>,
     refused: u64,
-    /// Some of its connections may have been judged by the rate of the time in which a shard was away.
-    late: bool,
 }
 
 /// What all shards are told of, and all hosts.
@@ -154,8 +149,6 @@ struct Book {
     began_at: Duration,
     /// Of all hosts that are not allowed, by the clock with a slope.
     let_in: Vec<u64>,
-    /// The same of all hosts as of one.
-    late: bool,
     control: Option<ServerControl>,
     cover: Cover,
 }
@@ -171,7 +164,7 @@ impl Book {
         host.expect("no other peer connects")
     }
 
-    fn opened(&mut self, address: IpAddr, now: Time, is_draining: bool, is_late: bool) {
+    fn opened(&mut self, address: IpAddr, now: Time, is_draining: bool) {
         let now = now.as_nanos();
         let (count, rate, of_all) = (self.drawn.per_address, self.drawn.rate, self.drawn.rate_of_all);
         let host = self.host(address);
@@ -186,22 +179,18 @@ impl Book {
         if standing == Standing::Allowed {
             return self.cover.count("admission", "allowed");
         }
-        host.late |= is_late;
-        let by = now + if host.late { LATE_MAX } else { 0 };
-        let (live, is_over) = (host.live, rate.is_some_and(|rate| window_is_over(&host.let_in, by, rate)));
+        let (live, is_over) = (host.live, rate.is_some_and(|rate| window_is_over(&host.let_in, now, rate)));
         assert!(
             count.is_none_or(|count| live <= count),
             "a peer has {live} connections, and may have {count:?}"
         );
         assert!(!is_over, "a peer opened more than {rate:?} allows");
-        self.late |= is_late;
-        let by = now + if self.late { LATE_MAX } else { 0 };
         // A drain lets in all that waits.
         if let Some(of_all) = of_all.filter(|_| !is_draining) {
-            let slope = |now: u64| slope(now - self.began, self.drawn.slow_start.as_nanos() as u64);
-            self.let_in.push(slope(now));
+            let now = slope(now - self.began, self.drawn.slow_start.as_nanos() as u64);
+            self.let_in.push(now);
             assert!(
-                !window_is_over(&self.let_in, slope(by), of_all),
+                !window_is_over(&self.let_in, now, of_all),
                 "all of them opened more than {of_all:?} allows"
             );
         }
@@ -253,29 +242,6 @@ impl Book {
 struct Greeter {
     book: Rc<RefCell<Book>>,
     shard: Shard,
-    quiet: Quiet,
-}
-
-/// Whether a shard may have been away. A shard that was had no news for a second, and is behind for less than a second.
-struct Quiet {
-    /// The last news of its service.
-    last: Cell<u64>,
-    until: Cell<u64>,
-}
-
-impl Quiet {
-    fn since(now: Time) -> Quiet {
-        Quiet { last: Cell::new(now.as_nanos()), until: Cell::new(0) }
-    }
-
-    /// There are news.
-    fn may_be_late(&self, now: Time) -> bool {
-        let now = now.as_nanos();
-        if now - self.last.replace(now) >= SECOND {
-            self.until.set(now + SECOND);
-        }
-        now < self.until.get()
-    }
 }
 
 impl Service for Greeter {
@@ -284,8 +250,7 @@ impl Service for Greeter {
 
     async fn open(&self, opening: &Opening<'_>) -> Result<(), Refusal> {
         let address = opening.peer().addr().expect("hosts have addresses").ip();
-        let now = self.shard.now();
-        self.book.borrow_mut().opened(address, now, opening.is_draining(), self.quiet.may_be_late(now));
+        self.book.borrow_mut().opened(address, self.shard.now(), opening.is_draining());
         opening.reply(HELLO);
         Ok(())
     }
@@ -296,9 +261,7 @@ impl Service for Greeter {
 
     fn close(&self, closed: &Closed<'_, ()>) {
         let address = closed.peer().addr().expect("hosts have addresses").ip();
-        let now = self.shard.now();
-        self.quiet.may_be_late(now);
-        self.book.borrow_mut().ended(address, now);
+        self.book.borrow_mut().ended(address, self.shard.now());
     }
 }
 
@@ -321,7 +284,6 @@ impl Admitted {
             began: 0,
             began_at: sim.now(),
             let_in: Vec::new(),
-            late: false,
             control: None,
             cover: cover.clone(),
         }));
@@ -334,15 +296,7 @@ impl Admitted {
                 Ok(())
             });
             let (counts, let_in) = (Vec::new(), Vec::new());
-            book.borrow_mut().hosts.push(Source {
-                address,
-                standing,
-                live: 0,
-                counts,
-                let_in,
-                refused: 0,
-                late: false,
-            });
+            book.borrow_mut().hosts.push(Source { address, standing, live: 0, counts, let_in, refused: 0 });
         }
         let listed = |of: Standing| -> IpList {
             let book = book.borrow();
@@ -363,8 +317,7 @@ impl Admitted {
             let mut book = its.borrow_mut();
             book.control = Some(shard.server().clone());
             book.began = shard.now().as_nanos();
-            let quiet = Quiet::since(shard.now());
-            Greeter { book: its.clone(), shard: shard.clone(), quiet }
+            Greeter { book: its.clone(), shard: shard.clone() }
         });
         // The ring of a shard may break before it began.
         Some(Admitted { book, server: server.ok()?, is_calm })

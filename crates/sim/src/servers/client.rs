@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::error::Error;
 use std::io;
+use std::time::Duration;
 
 use ringserve_server::framing::{Decode, Framing};
 use ringserve_server::testing::{ClientResult, Net};
@@ -12,6 +13,9 @@ use super::layered::Way;
 use super::plan::{ClientPlan, Leave, Verb};
 use super::service::{BIG_BYTES, request};
 use crate::toy::PeerStream;
+
+/// How long a server lingers, by default.
+const LINGERS: Duration = Duration::from_secs(2);
 
 /// What a client is owed.
 struct Owed {
@@ -102,6 +106,7 @@ pub async fn run<F: Framing>(
         }
         net.sleep(plan.pause).await;
     }
+    let asked = net.now();
     cover.count("leave", format!("{:?}", plan.leave));
     match plan.leave {
         Leave::Close => Ok(()),
@@ -120,6 +125,8 @@ pub async fn run<F: Framing>(
         }
         Leave::With(verb) => {
             let end = me.hear_to_the_end().await;
+            // From then on a server that closed may have stopped to wait for a client that takes what it said.
+            let is_late = net.now() >= asked + LINGERS;
             let (&last, rest) = (me.owed.replies.back().unwrap_or(&u32::MAX), me.owed.replies.len());
             // The last request ends the connection, with those that still wait; the first ones of a call at a time were answered.
             match (verb, end) {
@@ -139,8 +146,8 @@ pub async fn run<F: Framing>(
                     Ok(()),
                 ) => Err("a connection that is aborted ends with FIN".into()),
                 (_, Ok(())) => Ok(()),
-                (Verb::Close | Verb::Fail, Err(error)) => Err(error),
-                // A reset, as it should be.
+                (Verb::Close | Verb::Fail, Err(error)) if !is_late => Err(error),
+                // A reset, as it should be, or may.
                 (_, Err(error)) => match error.downcast::<io::Error>() {
                     Ok(error) if is_reset(&error) => Ok(()),
                     Ok(error) => Err(error.into()),

@@ -39,7 +39,7 @@ pub struct PeerStream {
     unread: Vec<u8>,
     /// FIN was sent, behind which nothing is answered.
     has_ended: bool,
-    /// What a write found, which a read does not find again.
+    /// What a write found first, which a read does not find again.
     lost: Option<io::ErrorKind>,
     /// The server's sockets may be closed without its doing.
     may_be_cut: bool,
@@ -339,7 +339,8 @@ impl PeerStream {
     /// The transport says something to what came, which no client waits for: the server may be gone.
     async fn flush_answers(&mut self) {
         if !self.has_ended && self.layer.as_ref().is_some_and(|layer| !layer.out.is_empty()) {
-            self.lost = self.flush().await.err().map(|error| error.kind());
+            let found = self.flush().await.err().map(|error| error.kind());
+            self.lost = self.lost.or(found);
         }
     }
 

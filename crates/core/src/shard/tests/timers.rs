@@ -586,6 +586,53 @@ fn shard_that_slept_until_a_timer_is_not_late() {
     }
 }
 
+/// Connections are let in as those of a time in which the shard was away, so that must be sure.
+#[test]
+fn absence_is_proved_by_what_the_shard_was_to_wake_for() {
+    let long = Duration::from_secs(8);
+    let news = Beginning { completions: 9, late: None, ..crowded(at(9), long) };
+    let half = Duration::from_millis(500);
+    for (turn, watches, since) in [
+        (news, false, None),
+        (Beginning { late: Some(Duration::from_millis(50)), ..news }, false, None),
+        (Beginning { late: Some(Duration::from_secs(3)), ..news }, false, Some(at(6))),
+        (news, true, Some(at(1) + half)),
+        (Beginning { late: Some(Duration::from_secs(3)), ..news }, true, Some(at(1) + half)),
+        (Beginning { gap: half, ..news }, true, None),
+        (
+            Beginning { gap: Duration::from_millis(600), ..news },
+            true,
+            Some(at(8) + Duration::from_millis(900)),
+        ),
+    ] {
+        let mut lateness = Lateness::default();
+        if watches {
+            lateness.watch(Time::from_nanos((at(9) - Time::ZERO - turn.gap).as_nanos() as u64));
+        }
+        lateness.step(&turn);
+        assert_eq!(lateness.behind_from(), since, "{turn:?}, {watches}");
+    }
+    // Of an absence behind which nothing was looked at the first one tells.
+    let mut lateness = Lateness::default();
+    lateness.step(&Beginning { late: Some(Duration::from_secs(3)), ..news });
+    lateness.step(&Beginning { now: at(17), ..news });
+    assert_eq!(lateness.behind_from(), Some(at(6)));
+}
+
+#[test]
+fn newcomers_keep_a_shard_awake_for_a_while() {
+    let mut shard = Tested::new(Limits::default(), 1, 1);
+    shard.turn(at(1));
+    shard.watch_itself();
+    let mut wakes = 0;
+    while let Some(next) = shard.next_turn() {
+        shard.turn(next);
+        wakes += 1;
+        assert!(wakes < 30 && !shard.is_behind());
+    }
+    assert!((20..24).contains(&wakes), "{wakes}");
+}
+
 /// The limit runs out right behind the stop, while the driver brings what came meanwhile.
 #[test]
 fn limit_that_runs_out_behind_a_stop_waits_for_what_came_in_it() {
