@@ -9,11 +9,15 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::Range;
 
 use memchr::memmem;
 
 /// Positions of a segment that are looked for at once.
 const BLOCK: usize = u64::BITS as usize;
+
+/// Up to this number of comparisons of a byte, what is looked for is compared at each place: a search costs as much before it begins.
+const COMPARED_MAX: usize = 4 * BLOCK;
 
 /// Any byte, and the first set, among tokens. Those below are bytes.
 const ANY: u16 = 256;
@@ -26,8 +30,9 @@ type Set = [u64; 4];
 /// byte as it is.
 ///
 /// It takes about 3 bytes of memory for each byte, and 32 for each different set. A match costs at most a step for each byte
-/// of the text and for each byte of the pattern, and where sets or `?` stand behind a `*`, a step for each byte of the text and each
-/// 64 positions up to the next `*`. [`Matching`] goes on with a long one later.
+/// of the text and for each byte of the pattern. Where sets or `?` stand between two `*`, it is a step for each byte of the text and
+/// each 64 positions between them, and for each set up to 128 more, as it has or lacks that many bytes.
+/// [`Matching`] goes on with a long one later.
 ///
 /// ```
 /// use ringserve::resp::Pattern;
@@ -93,20 +98,26 @@ pub struct Matching {
     /// The segment that is looked for, and from where on; 0 before the ends were compared.
     segment: usize,
     at: usize,
+    /// Made for the first segment that needs one.
     search: Option<Box<Search>>,
 }
 
 /// A search for a segment with sets, block by block.
 struct Search {
-    block: usize,
+    /// The block, by places among all tokens of the pattern; empty while nothing is looked for.
+    block: Range<usize>,
+    is_first: bool,
     /// The next byte.
     at: usize,
     /// Of the positions of the block, those at which the segment may stand behind the last byte.
     ends: u64,
     /// The block before ended at the last byte.
     has_begun: bool,
-    /// The positions that take each byte.
-    takes: [u64; 256],
+    /// The positions that take all bytes but some.
+    most: u64,
+    /// The positions for which a byte is one of the others: those that take it, or, among `most`, those that do not. All are zero
+    /// while nothing is looked for.
+    others: [u64; 256],
     /// The bytes at which the block before ended, for those behind `at`; and this one, for those before.
     ended: Vec<u64>,
 }
@@ -177,13 +188,34 @@ impl Pattern {
             + size_of_val(&*self.segments)
     }
 
-    /// The most steps that a match takes for each byte of a text: 1 for most patterns, and more where sets or `?` stand behind a
-    /// `*` with more than 64 positions up to the next one.
+    /// The most steps that a match takes for each byte of a text: 1 for most patterns, and more where sets or `?` stand between two
+    /// `*`, by the positions between them and the bytes of the sets.
     pub fn steps_for_a_byte(&self) -> usize {
         let between = self.segments.get(1..self.segments.len().saturating_sub(1)).unwrap_or_default();
+        let with_sets = || between.iter().filter(|segment| !segment.is_plain);
         // Each of these looks at all of the text for each block. All others together look at it once.
-        let long = between.iter().filter(|segment| !segment.is_plain && segment.len() > BLOCK);
-        1 + long.map(|segment| segment.len().div_ceil(BLOCK)).sum::<usize>()
+        let long = with_sets().filter(|segment| segment.len() > BLOCK);
+        // A segment that is looked for needs as many bytes of the text as it has positions.
+        let begun = with_sets().map(|segment| {
+            let steps = self.tokens[segment.range()].iter().map(|token| self.others_of(*token).2);
+            (segment.len() + steps.sum::<usize>()).div_ceil(segment.len())
+        });
+        1 + long.map(|segment| segment.len().div_ceil(BLOCK)).sum::<usize>() + begun.max().unwrap_or(0)
+    }
+
+    /// Whether a token takes most bytes, which ones are the others, and how many these are.
+    fn others_of(&self, token: u16) -> (bool, Set, usize) {
+        let set = match token {
+            ANY => return (true, Set::default(), 0),
+            SETS.. => self.sets[usize::from(token - SETS)],
+            literal => {
+                let mut one = Set::default();
+                one[usize::from(literal / 64)] = 1 << (literal % 64);
+                return (false, one, 1);
+            }
+        };
+        let count = set.iter().map(|word| word.count_ones() as usize).sum();
+        if count > 128 { (true, set.map(|word| !word), 256 - count) } else { (false, set, count) }
     }
 
     /// True if `text` matches.
@@ -222,7 +254,7 @@ impl Segment {
         (self.to - self.from) as usize
     }
 
-    fn range(&self) -> std::ops::Range<usize> {
+    fn range(&self) -> Range<usize> {
         self.from as usize..self.to as usize
     }
 }
@@ -289,76 +321,103 @@ impl Matching {
         steps: &mut usize,
     ) -> Option<Option<usize>> {
         let text = &text[self.at..];
-        if self.search.is_none() && text.len() <= BLOCK {
-            // Too short for it to be worth a search.
-            *steps = steps.saturating_sub(text.len() * segment.len().min(text.len()));
-            let places = 0..(text.len() + 1).saturating_sub(segment.len());
-            let place = places.into_iter().find(|place| pattern.stands_at(segment, &text[*place..]));
+        let places = (text.len() + 1).saturating_sub(segment.len());
+        let is_begun = self.search.as_ref().is_some_and(|search| search.is_begun());
+        if !is_begun && places * segment.len() <= COMPARED_MAX {
+            let place = (0..places).find(|place| pattern.stands_at(segment, &text[*place..]));
+            *steps = steps.saturating_sub(place.map_or(places, |place| place + 1) * segment.len());
             return Some(place.map(|place| self.at + place));
         }
-        let tokens = &pattern.tokens[segment.range()];
-        let blocks = tokens.len().div_ceil(BLOCK);
-        let mut search = self.search.take().unwrap_or_else(|| Search::new(pattern, tokens, text.len()));
-        loop {
-            let is_last = search.block + 1 == blocks;
-            if let Some(end) = search.go_on(text, is_last.then(|| (tokens.len() - 1) % BLOCK), steps) {
-                return Some(Some(self.at + end + 1 - tokens.len()));
-            }
-            if search.at < text.len() {
-                self.search = Some(search);
-                return None;
-            }
-            if is_last || !search.has_ended() {
-                return Some(None);
-            }
-            search.begin_block(pattern, tokens, search.block + 1);
-        }
+        let search = self.search.get_or_insert_with(|| Box::new(Search::new()));
+        let end = search.find(pattern, segment, text, steps)?;
+        Some(end.map(|end| self.at + end + 1 - segment.len()))
     }
 }
 
 impl Search {
-    fn new(pattern: &Pattern, tokens: &[u16], len: usize) -> Box<Search> {
-        let words = if tokens.len() > BLOCK { len.div_ceil(BLOCK) } else { 0 };
-        let (block, at, ends, takes, ended) = (0, 0, 0, [0; 256], vec![0; words]);
-        let mut search = Box::new(Search { block, at, ends, has_begun: true, takes, ended });
-        search.begin_block(pattern, tokens, 0);
-        search
+    fn new() -> Search {
+        let (most, others, ended) = (0, [0; 256], Vec::new());
+        Search { block: 0..0, is_first: true, at: 0, ends: 0, has_begun: true, most, others, ended }
     }
 
-    fn begin_block(&mut self, pattern: &Pattern, tokens: &[u16], block: usize) {
-        (self.block, self.at, self.ends, self.has_begun) = (block, 0, 0, block == 0);
-        self.takes = [0; 256];
-        for (n, token) in tokens.iter().skip(block * BLOCK).take(BLOCK).enumerate() {
-            match *token {
-                literal @ 0..ANY => self.takes[usize::from(literal)] |= 1 << n,
-                token => {
-                    let taken = (0..=255_u8).filter(|byte| pattern.takes(token, *byte));
-                    taken.for_each(|byte| self.takes[usize::from(byte)] |= 1 << n);
+    fn is_begun(&self) -> bool {
+        !self.block.is_empty()
+    }
+
+    /// Looks for a segment, and returns its last byte. `None` if the steps are used up, and `Some(None)` if it is not there.
+    fn find(
+        &mut self,
+        pattern: &Pattern,
+        segment: Segment,
+        text: &[u8],
+        steps: &mut usize,
+    ) -> Option<Option<usize>> {
+        if !self.is_begun() {
+            self.ended.clear();
+            self.ended.resize(if segment.len() > BLOCK { text.len().div_ceil(BLOCK) } else { 0 }, 0);
+            self.begin_block(pattern, segment, 0, steps);
+        }
+        loop {
+            let is_last = self.block.end == segment.range().end;
+            let end = self.go_on(text, is_last.then(|| self.block.len() - 1), steps);
+            if end.is_none() && self.at < text.len() {
+                return None;
+            }
+            self.flip(pattern);
+            if end.is_some() || is_last || !self.has_ended() {
+                self.block = 0..0;
+                return Some(end);
+            }
+            self.begin_block(pattern, segment, self.block.end - segment.range().start, steps);
+        }
+    }
+
+    fn begin_block(&mut self, pattern: &Pattern, segment: Segment, at: usize, steps: &mut usize) {
+        let of = segment.range();
+        self.block = of.start + at..of.end.min(of.start + at + BLOCK);
+        (self.is_first, self.at, self.ends, self.has_begun) = (at == 0, 0, 0, at == 0);
+        *steps = steps.saturating_sub(self.block.len() + self.flip(pattern));
+    }
+
+    /// Notes what the positions of the block take, or forgets it, if it was noted. Returns how many entries it changed.
+    fn flip(&mut self, pattern: &Pattern) -> usize {
+        let mut flipped = 0;
+        for (n, token) in pattern.tokens[self.block.clone()].iter().enumerate() {
+            let (is_most, others, count) = pattern.others_of(*token);
+            self.most ^= u64::from(is_most) << n;
+            for (word, first) in others.into_iter().zip([0, 64, 128, 192]) {
+                let mut left = word;
+                while left != 0 {
+                    self.others[first + left.trailing_zeros() as usize] ^= 1 << n;
+                    left &= left - 1;
                 }
             }
+            flipped += count;
         }
+        flipped
     }
 
     /// Looks at further bytes. Returns the first one at which the segment ends, whose last position in its last block is `last`.
     fn go_on(&mut self, text: &[u8], last: Option<usize>, steps: &mut usize) -> Option<usize> {
-        let to = self.at.saturating_add(*steps).min(text.len());
-        *steps -= to - self.at;
+        let from = self.at;
+        let to = from.saturating_add(*steps).min(text.len());
         let end = last.map_or(0, |last| 1_u64 << last);
-        let is_first = self.block == 0;
-        while self.at < to {
+        let mut found = None;
+        while self.at < to && found.is_none() {
             let at = self.at;
-            self.ends = (self.ends << 1 | u64::from(self.has_begun)) & self.takes[usize::from(text[at])];
+            let takes = self.most ^ self.others[usize::from(text[at])];
+            self.ends = (self.ends << 1 | u64::from(self.has_begun)) & takes;
             self.at += 1;
             if self.ends & end != 0 {
-                return Some(at);
-            }
-            if let Some(word) = self.ended.get_mut(at / BLOCK) {
+                found = Some(at);
+            } else if let Some(word) = self.ended.get_mut(at / BLOCK) {
                 let bit = at % BLOCK;
-                self.has_begun = is_first || *word >> bit & 1 != 0;
+                self.has_begun = self.is_first || *word >> bit & 1 != 0;
                 *word = *word & !(1 << bit) | self.ends >> (BLOCK - 1) << bit;
             }
         }
-        None
+        *steps -= self.at - from;
+        found
     }
 
     /// True if the block ended anywhere.

@@ -444,20 +444,38 @@ fn pattern_takes_no_more_steps_than_it_says() {
     let patterns = [
         ([&b"a*".repeat(50)[..], b"c*"].concat(), 1),
         ([b"*", &b"a".repeat(30_000)[..], b"b*"].concat(), 1),
-        ([b"*", &sets[..], b"c*"].concat(), 17),
-        ([b"*", &sets[..], b"c*", &sets, b"d*"].concat(), 33),
-        ([b"*", &b"?".repeat(60)[..], b"b*"].concat(), 1),
-        (b"*[b]".repeat(10_000), 1),
+        ([b"*", &sets[..], b"c*"].concat(), 17 + 3),
+        ([b"*", &sets[..], b"c*", &sets, b"d*"].concat(), 33 + 3),
+        ([b"*", &b"?".repeat(60)[..], b"b*"].concat(), 1 + 2),
+        (b"*[b]".repeat(10_000), 1 + 2),
+        (b"*[!-~]".repeat(10_000), 1 + 95),
+        (b"*[^!-~]".repeat(9000), 1 + 95),
+        (b"*[^b]".repeat(10_000), 1 + 2),
+        (b"*a[^b][ab]?".repeat(5000), 1 + 2),
     ];
     for (pattern, each) in patterns {
         let pattern = Pattern::new(&[&pattern[..], b"b"].concat()).unwrap();
         assert_eq!(pattern.steps_for_a_byte(), each);
         // The ends stand there, so that the middle is looked for.
         let text = [&text[..], b"b"].concat();
-        let (is_match, steps) = in_steps(&pattern, &text, 10_000);
+        let (_, steps) = in_steps(&pattern, &text, 10_000);
         let most = text.len() * each + pattern.as_bytes().len() + 10_000;
-        assert!(!is_match && steps <= most, "{steps} of {most} steps for {each} a byte");
+        assert!(steps <= most, "{steps} of {most} steps for {each} a byte");
     }
+}
+
+#[test]
+fn segment_that_is_found_early_takes_no_steps_for_the_rest() {
+    let pattern = Pattern::new(&b"*[b]".repeat(10_000)).unwrap();
+    let (is_match, steps) = in_steps(&pattern, &b"b".repeat(100_000), 10_000);
+    assert!(is_match && steps <= 50_000, "{steps} steps");
+}
+
+#[test]
+fn sets_take_steps_before_they_are_looked_for() {
+    let pattern = Pattern::new(&b"*[a-z]*".repeat(1000)).unwrap();
+    let (is_match, steps) = in_steps(&pattern, &b"a".repeat(10_000), 10_000);
+    assert!(is_match && steps >= 26 * 1000, "{steps} steps");
 }
 
 #[test]
