@@ -28,6 +28,9 @@ pub(crate) enum Clock {
     Real {
         /// When this one was at zero, by the system's clock; before that clock's own start, as a number that wrapped.
         zero: u64,
+        /// The same moment by the calendar as it was then; `None` if that has no such time.
+        #[cfg(feature = "metrics")]
+        started: Option<SystemTime>,
     },
     /// A simulation's.
     #[cfg(feature = "testing")]
@@ -85,13 +88,17 @@ impl Clock {
 
     /// A clock that started this long ago.
     pub(crate) fn of_age(age: Duration) -> Clock {
-        Clock::Real { zero: monotonic_nanos().wrapping_sub(nanos(age)) }
+        Clock::Real {
+            zero: monotonic_nanos().wrapping_sub(nanos(age)),
+            #[cfg(feature = "metrics")]
+            started: SystemTime::now().checked_sub(age),
+        }
     }
 
     #[inline]
     pub(crate) fn now(&self) -> Time {
         match self {
-            Clock::Real { zero } => Time::from_nanos(monotonic_nanos().wrapping_sub(*zero)),
+            Clock::Real { zero, .. } => Time::from_nanos(monotonic_nanos().wrapping_sub(*zero)),
             #[cfg(feature = "testing")]
             Clock::Simulated { time, age } => Time::from_nanos(nanos(time.now() + *age)),
         }
@@ -118,8 +125,11 @@ impl Clock {
     /// When it was at zero, by the calendar; `None` in a simulation.
     #[cfg(feature = "metrics")]
     pub(crate) fn started(&self) -> Option<SystemTime> {
-        let age = Duration::from_nanos(self.now().as_nanos());
-        if self.is_simulated() { None } else { SystemTime::now().checked_sub(age) }
+        match self {
+            Clock::Real { started, .. } => *started,
+            #[cfg(feature = "testing")]
+            Clock::Simulated { .. } => None,
+        }
     }
 
     /// The same moment for code that counts in instants of the standard library.
@@ -178,5 +188,21 @@ impl Deadline {
     ) -> MutexGuard<'a, T> {
         let left = self.0.saturating_duration_since(Instant::now());
         notified.wait_timeout_while(guard, left, waits).unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+#[cfg(all(test, feature = "metrics"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn start_is_one_moment() {
+        let clock = Clock::of_age(Duration::from_secs(3600));
+        let started = clock.started();
+        for _ in 0..100 {
+            let now = clock.now();
+            while clock.now() == now {}
+            assert_eq!(clock.started(), started);
+        }
     }
 }
