@@ -34,7 +34,7 @@ pub struct TextLines;
 
 /// The line without an end behind it.
 fn without_end(line: &[u8]) -> &[u8] {
-    let line = line.strip_suffix(b"\n").unwrap_or(line);
+    let Some(line) = line.strip_suffix(b"\n") else { return line };
     line.strip_suffix(b"\r").unwrap_or(line)
 }
 
@@ -121,6 +121,9 @@ mod tests {
         assert_eq!(decoded(Kind::Text, b"hello"), frame(5, 5));
         assert_eq!(decoded(Kind::Text, b"hello\n"), frame(5, 6));
         assert_eq!(decoded(Kind::Text, b"hello\r\n"), frame(5, 7));
+        // As a line keeps a `\r` that no `\n` follows.
+        assert_eq!(decoded(Kind::Text, b"hello\r"), frame(6, 6));
+        assert_eq!(decoded(Kind::Text, b"hello\r\r\n"), frame(6, 8));
         assert_eq!(decoded(Kind::Text, b""), frame(0, 0));
         assert_eq!(TextLines.decode(&mark(Kind::Text, 3), 0), Ok(Decode::More(3)));
     }
