@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use ringserve_drivers::{Listener, ListenerGauge, QueueReading};
 
@@ -124,6 +124,13 @@ impl Tally {
         };
         Some(self.lost)
     }
+
+    /// The losses since the beginning that are known without the count of overflows. It takes nothing in: the next look finds what
+    /// is to be found out yet.
+    fn sure(&self, reading: &QueueReading) -> Option<u64> {
+        let more = reading.dropped?.saturating_sub(self.dropped);
+        Some(self.lost + if is_near_full(reading) { more } else { 0 })
+    }
 }
 
 /// True if the queue holds four fifths of what it may.
@@ -171,8 +178,17 @@ impl AcceptQueues {
 
     /// Those of one shard; the first one has those from which all accept.
     pub(crate) fn read_those_of(&self, shard: usize) -> impl Iterator<Item = AcceptQueueStats> {
-        let its = self.0.each.iter().filter(move |gauge| gauge.shard.unwrap_or(0) == shard);
-        its.filter_map(|gauge| gauge.read(&self.0.overflows))
+        self.those_of(shard).filter_map(|gauge| gauge.read(&self.0.overflows))
+    }
+
+    /// The same for the shard itself, which waits for no other thread and for no file: without those that another thread reads at
+    /// this moment, and with the losses that are known without the count of overflows.
+    pub(crate) fn glance_at_those_of(&self, shard: usize) -> impl Iterator<Item = AcceptQueueStats> {
+        self.those_of(shard).filter_map(Gauge::glance)
+    }
+
+    fn those_of(&self, shard: usize) -> impl Iterator<Item = &Gauge> {
+        self.0.each.iter().filter(move |gauge| gauge.shard.unwrap_or(0) == shard)
     }
 }
 
@@ -190,16 +206,23 @@ impl Gauge {
         let reading = self.gauge.read()?;
         let mut tally = self.tally.lock().unwrap_or_else(PoisonError::into_inner);
         let lost = tally.take(&reading, last, || overflows.read());
+        Some(self.stats(reading, lost))
+    }
+
+    fn glance(&self) -> Option<AcceptQueueStats> {
+        let tally = match self.tally.try_lock() {
+            Ok(tally) => *tally,
+            Err(TryLockError::Poisoned(tally)) => *tally.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        let reading = self.gauge.read()?;
+        Some(self.stats(reading, tally.sure(&reading)))
+    }
+
+    fn stats(&self, reading: QueueReading, lost: Option<u64>) -> AcceptQueueStats {
         let QueueReading { waiting, capacity, dropped } = reading;
         let (waiting, capacity) = (waiting.into(), capacity.into());
-        Some(AcceptQueueStats {
-            listener: self.listener,
-            shard: self.shard,
-            waiting,
-            capacity,
-            lost,
-            dropped,
-        })
+        AcceptQueueStats { listener: self.listener, shard: self.shard, waiting, capacity, lost, dropped }
     }
 }
 
@@ -211,6 +234,11 @@ impl fmt::Debug for AcceptQueues {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
     use super::*;
 
     fn reading(waiting: u32, dropped: u64) -> QueueReading {
@@ -247,6 +275,31 @@ mod tests {
         assert_eq!(lost([(0, 0, Some(7)), (0, 3, Some(5000))]), [0, 3], "most of them elsewhere");
         // What overflowed before the look without drops is no reason for those behind it.
         assert_eq!(lost([(0, 0, Some(7)), (0, 0, Some(900)), (0, 0, Some(900)), (0, 2, Some(900))]), [0; 4]);
+    }
+
+    #[test]
+    fn glance_takes_nothing_in() {
+        let mut tally = Tally { overflows: Some(7), ..Tally::default() };
+        assert_eq!((tally.sure(&reading(0, 3)), tally.sure(&reading(101, 3))), (Some(0), Some(3)));
+        assert_eq!(tally.take(&reading(0, 3), Some(7), || Some(9)), Some(2), "a look behind it finds all");
+        assert_eq!(tally.sure(&reading(0, 9)), Some(2));
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "no shard waits here, but the test, with a bound")]
+    fn glance_waits_for_no_look() {
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let sockets = [vec![Listener::own(socket)]];
+        let queues = AcceptQueues::of(&sockets);
+        assert_eq!(queues.glance_at_those_of(0).count(), 1);
+        let look = queues.0.each[0].tally.lock().unwrap();
+        let (told, glances) = mpsc::channel();
+        thread::scope(|scope| {
+            scope.spawn(|| told.send(queues.glance_at_those_of(0).count()).unwrap());
+            let glance = glances.recv_timeout(Duration::from_secs(10));
+            drop(look);
+            assert_eq!(glance, Ok(0));
+        });
     }
 
     #[test]

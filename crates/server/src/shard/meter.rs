@@ -184,14 +184,16 @@ pub(crate) struct LossLog {
 }
 
 impl LossLog {
-    /// Writes a line for each listener of the shard that lost packets since the last look.
+    /// Writes a line for each listener of the shard that lost packets since the last look: as far as the shard knows it, which
+    /// waits for no thread that looks at the same time.
     pub(super) fn look(&mut self, shard: usize, queues: &AcceptQueues, listeners: &[Address], now: Time) {
-        for queue in queues.read_those_of(shard) {
+        for queue in queues.glance_at_those_of(shard) {
             let (Some(lost), Some(listener)) = (queue.lost, listeners.get(queue.listener)) else { continue };
             if self.lost.len() <= queue.listener {
                 self.lost.resize(queue.listener + 1, 0);
             }
-            let before = std::mem::replace(&mut self.lost[queue.listener], lost);
+            let before = self.lost[queue.listener];
+            self.lost[queue.listener] = before.max(lost);
             if lost > before && self.lines.allows(now) {
                 let (lost, waiting, capacity) = (lost - before, queue.waiting, queue.capacity);
                 guarded(|| {
