@@ -8,10 +8,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
+use ringserve::admin::{Admin, AdminRoute};
 use ringserve::framing::Lines;
 use ringserve::log::{self, LogOptions};
 use ringserve::{Cx, Frame, Service};
@@ -54,8 +55,16 @@ impl Service for Misbehaves {
 fn serve(parent: &File) {
     let limits = no_time_limits().drain_timeout(Duration::from_secs(2));
     let server = On::default().server(limits).framing(Lines::default());
-    let tells = parent.try_clone().unwrap();
-    let ended = server.admin(std::env::var(ADMIN).unwrap()).serve(move |shard| {
+    let (tells, tells_of_orders) = (parent.try_clone().unwrap(), parent.try_clone().unwrap());
+    let (ends, end) = mpsc::channel();
+    let end = Mutex::new(end);
+    let long = AdminRoute::post("/long", move |_request| {
+        say(&tells_of_orders, "a long order".to_owned());
+        end.lock().unwrap().recv_timeout(SOON).map_or("late", |()| "done")
+    });
+    let end = AdminRoute::post("/end", move |_request| ends.send(()).map_or("late", |()| "done"));
+    let admin = Admin::new(std::env::var(ADMIN).unwrap()).route(long).route(end);
+    let ended = server.admin(admin).serve(move |shard| {
         let addr = &shard.server().listeners()[0];
         say(&tells, format!("serves at {addr}"));
         Misbehaves
@@ -419,6 +428,19 @@ fn lines_of_json_have_panics_and_the_level_follows_the_endpoint() {
     assert!(line.contains(&who) && line.contains(r#""status":200"#), "{line}");
     let answer = served.ask("POST /log-level", "ringserve=loud");
     assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+    // An answer that is there and was not read makes the end of the connection a reset.
+    let mut leaves = UnixStream::connect(&served.admin).unwrap();
+    let order = "POST /long HTTP/1.1\r\nHost: localhost\r\nX-Ringserve: 1\r\nContent-Length: 0\r\n\r\n";
+    write!(leaves, "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n{order}").unwrap();
+    served.process.line_after("a long order");
+    leaves.set_read_timeout(Some(SOON)).unwrap();
+    assert_eq!(leaves.read(&mut [0]).unwrap(), 1);
+    drop(leaves);
+    let line = served
+        .process
+        .line_after(r#""msg":"order to the admin endpoint, whose caller left before the answer: "#);
+    assert!(line.contains("POST /long") && line.contains(&who), "{line}");
+    assert!(served.ask("POST /end", "").ends_with("done"));
     served.process.line_after(r#""spans":["admin"],"msg":"connection opened","#);
     // The last line is written before the process is gone.
     served.process.signal(Signal::TERM);

@@ -1,6 +1,7 @@
 //! What a program adds to the endpoint: paths, collectors and figures, and orders that outlive it.
 
-use std::fs;
+use std::fs::{self, File};
+use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex};
 
 use ringserve::admin::{Admin, AdminAnswer, AdminRoute};
@@ -12,6 +13,8 @@ use ringserve::metrics::prometheus_client::encoding::{DescriptorEncoder, EncodeM
 use ringserve::metrics::prometheus_client::metrics::gauge::ConstGauge;
 use ringserve_tests::openmetrics;
 use ringserve_tests::{Client, Lab, On, SOON, eventually, no_time_limits};
+
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::{Answer, LOCAL, ask, endpoint, get, lab, post, refused};
 
@@ -38,6 +41,14 @@ impl Latch {
         self.state.lock().unwrap().1 = true;
         self.opened.notify_all();
     }
+}
+
+/// A request whose answer is not waited for.
+fn begin_to_ask(addr: SocketAddr, method: &str, path: &str) -> Client {
+    let mut client = Client::connect(addr);
+    let head = "host: localhost\r\nx-ringserve: 1\r\ncontent-length: 0\r\nconnection: close";
+    client.write(format!("{method} {path} HTTP/1.1\r\n{head}\r\n\r\n").as_bytes());
+    client
 }
 
 #[test]
@@ -124,25 +135,44 @@ fn slow_routes_hold_up_no_other_path() {
         held.wait();
         "done"
     });
-    let lab = lab(Admin::new(LOCAL).route(slow));
+    let lab = lab(Admin::new(LOCAL).route(slow).route(AdminRoute::get("/open", |_request| "done").open()));
     let addr = endpoint(&lab.running);
-    let ask_slowly = || {
-        let mut client = Client::connect(addr);
-        client.write(b"GET /slow HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
-        client
-    };
-    let mut waiting: Vec<Client> = (0..8).map(|_| ask_slowly()).collect();
+    let mut waiting: Vec<Client> = (0..8).map(|_| begin_to_ask(addr, "GET", "/slow")).collect();
     eventually("all run", SOON, || latch.came() == 8);
     for path in ["/healthz", "/readyz", "/metrics", "/report.json", "/doctor", "/stalls"] {
         assert_eq!(get(addr, path).status, 200, "{path}");
     }
     let ninth = get(addr, "/slow");
     assert_eq!((ninth.status, ninth.header("retry-after")), (503, Some("5")));
+    assert_eq!(get(addr, "/open").status, 503, "it has no places beside");
     latch.open();
     for client in &mut waiting {
         assert_eq!(Answer::of(&client.read_to_end().0).text(), "done");
     }
     assert_eq!(get(addr, "/slow").status, 200);
+    lab.finish();
+}
+
+#[test]
+fn open_routes_leave_room_for_those_behind_the_token() {
+    let latch = Arc::new(Latch::default());
+    let held = latch.clone();
+    let open = AdminRoute::get("/open", move |_request| {
+        held.wait();
+        "done"
+    });
+    let lab =
+        lab(Admin::new(LOCAL).route(open.open()).route(AdminRoute::post("/order", |_request| "carried out")));
+    let addr = endpoint(&lab.running);
+    let mut waiting: Vec<Client> = (0..4).map(|_| begin_to_ask(addr, "GET", "/open")).collect();
+    eventually("all run", SOON, || latch.came() == 4);
+    let fifth = get(addr, "/open");
+    assert!(fifth.status == 503 && fifth.text().contains("open paths"), "{}", fifth.text());
+    assert_eq!(post(addr, "/order", "").text(), "carried out");
+    latch.open();
+    for client in &mut waiting {
+        assert_eq!(Answer::of(&client.read_to_end().0).text(), "done");
+    }
     lab.finish();
 }
 
@@ -298,4 +328,32 @@ fn orders_on_admission_outlive_the_process() {
     assert_eq!(lab.running.control().admission().settings()[0].per_address, Some(5));
     fs::remove_dir(&beside).unwrap();
     lab.finish();
+}
+
+/// The disk hangs for the first, which fails at last; the second waits for it, and writes what the third noted.
+#[test]
+fn order_behind_one_that_waits_for_the_disk_is_written_with_it() {
+    let file = std::env::temp_dir().join(format!("ringserve-slow-disk-{}", std::process::id()));
+    let (beside, aside) = (file.with_extension("new"), file.with_extension("aside"));
+    let lab = kept(&file);
+    let (addr, control) = (endpoint(&lab.running), lab.running.control().admission());
+    mknodat(CWD, &beside, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    let mut first = begin_to_ask(addr, "POST", "/admission/limit?per_address=20");
+    eventually("it holds", SOON, || control.settings()[0].per_address == Some(20));
+    let mut second = begin_to_ask(addr, "POST", "/admission/limit?connections_max=2000");
+    eventually("it holds", SOON, || control.settings()[0].connections_max == Some(2000));
+    let third = post(addr, "/admission/limit?per_address=30", "");
+    assert!(third.text().contains("per_address is 30; it is written"), "{}", third.text());
+    // A thread that opens it for writing goes on once there is a reader.
+    fs::rename(&beside, &aside).unwrap();
+    let _reader = File::open(&aside).unwrap();
+    let first = Answer::of(&first.read_to_end().0);
+    assert!(first.text().contains("may be gone after a restart"), "{}", first.text());
+    let second = Answer::of(&second.read_to_end().0);
+    assert!(second.status == 200 && !second.text().contains("restart"), "{}", second.text());
+    lab.finish();
+    let text = fs::read_to_string(&file).unwrap();
+    assert!(text.contains("\nlimit connections_max 2000\nlimit per_address 30\n"), "{text}");
+    fs::remove_file(&aside).unwrap();
+    fs::remove_file(&file).unwrap();
 }

@@ -83,22 +83,6 @@ pub(super) enum What {
     },
 }
 
-impl What {
-    /// With the networks of another one, which is of the same kind.
-    pub(super) fn add_networks_of(&mut self, other: &What) {
-        let (What::Deny { networks: more, .. }
-        | What::Allow { networks: more, .. }
-        | What::Forget { networks: more }) = other
-        else {
-            return;
-        };
-        if let What::Deny { networks, .. } | What::Allow { networks, .. } | What::Forget { networks } = self {
-            networks.push(',');
-            networks.push_str(more);
-        }
-    }
-}
-
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.what {
@@ -168,10 +152,7 @@ impl Change {
     /// A sentence with the cause; nothing is changed then.
     pub(super) fn apply(&self, running: &Running) -> Result<String, String> {
         let told = |error: AdmissionError| error.to_string();
-        let control = match &self.listener {
-            None => running.control.admission(),
-            Some(listener) => running.control.admission_at(number_of(running, listener)?),
-        };
+        let control = control_of(running, self.listener.as_deref())?;
         let list = |text: &str| text.parse::<IpList>().map_err(|error| format!("network: {error}"));
         match &self.what {
             What::Limit { name, value } => set(&control, name, value.as_deref()).map_err(told),
@@ -191,6 +172,17 @@ impl Change {
                 ))
             }
         }
+    }
+}
+
+/// That of all listeners, or of the one at this address and those that share its limits.
+///
+/// # Errors
+/// There is no listener at this address.
+pub(super) fn control_of(running: &Running, listener: Option<&str>) -> Result<AdmissionControl, String> {
+    match listener {
+        None => Ok(running.control.admission()),
+        Some(listener) => Ok(running.control.admission_at(number_of(running, listener)?)),
     }
 }
 

@@ -22,17 +22,43 @@ pub(super) struct Who<'a> {
 }
 
 impl Who<'_> {
-    /// An order was answered.
-    pub(super) fn ordered(self, order: &str, status: StatusCode) {
-        let Who { peer, token } = self;
-        let status = status.as_u16();
-        guarded(|| info!(peer, token, status, "order to the admin endpoint: {order}"));
-    }
-
     /// The filter of the log is about to be set.
     pub(super) fn sets_the_log(self, filter: &str) {
         let Who { peer, token } = self;
         guarded(|| info!(peer, token, "the admin endpoint sets the log to {filter:?}"));
+    }
+}
+
+/// An order that is carried out. The log has a line of it whether it is answered, or its caller leaves before that: what was begun
+/// is done all the same.
+pub(super) struct Ordered<'a> {
+    who: Who<'a>,
+    order: String,
+    status: Option<StatusCode>,
+}
+
+impl<'a> Ordered<'a> {
+    pub(super) fn begin<B>(who: Who<'a>, request: &Request<B>) -> Ordered<'a> {
+        Ordered { who, order: order_of(request), status: None }
+    }
+
+    pub(super) fn answered(mut self, status: StatusCode) {
+        self.status = Some(status);
+    }
+}
+
+impl Drop for Ordered<'_> {
+    fn drop(&mut self) {
+        let Ordered { who: Who { peer, token }, order, status } = self;
+        match status.map(|status| status.as_u16()) {
+            Some(status) => guarded(|| info!(peer, token, status, "order to the admin endpoint: {order}")),
+            None => guarded(|| {
+                info!(
+                    peer,
+                    token, "order to the admin endpoint, whose caller left before the answer: {order}"
+                )
+            }),
+        }
     }
 }
 

@@ -18,8 +18,11 @@ use ringserve_report::{Connections, Finding, Report};
 use super::LogLevel;
 use super::admission;
 use super::answer::{self, Answer, Events, JSON};
-use super::aside::{Aside, ROUTES_AT_ONCE, SCRAPES_AT_ONCE, WRITES_AT_ONCE};
-use super::caller::{BodyError, Who, order_of, read_body};
+use super::aside::{
+    Aside, DOCTORS_AT_ONCE, NotDone, OPEN_ROUTES_AT_ONCE, ROUTES_AT_ONCE, SCRAPES_AT_ONCE, WITHIN,
+    WRITES_AT_ONCE,
+};
+use super::caller::{BodyError, Ordered, Who, read_body};
 use super::gate::Gate;
 use super::guests::{Guest, Guests};
 use super::history::History;
@@ -107,8 +110,10 @@ pub(super) struct Desk {
     pub(super) settings: Arc<Settings>,
     /// Where code of the program runs, and the disk is waited for.
     pub(super) routes: Aside,
+    pub(super) open_routes: Aside,
     pub(super) scrapes: Aside,
     pub(super) writes: Aside,
+    doctor: Aside,
     /// Orders that were refused.
     pub(super) refused: RefCell<LineLimit>,
     press: Rc<Press>,
@@ -122,12 +127,15 @@ pub(super) struct Desk {
 impl Desk {
     /// Begins to sample.
     pub(super) fn begin(shard: &Shard, settings: Arc<Settings>) -> Rc<Desk> {
+        let routes = Aside::new(ROUTES_AT_ONCE);
         let desk = Rc::new(Desk {
             shard: shard.clone(),
             settings,
-            routes: Aside::new(ROUTES_AT_ONCE),
+            open_routes: routes.part(OPEN_ROUTES_AT_ONCE),
+            routes,
             scrapes: Aside::new(SCRAPES_AT_ONCE),
             writes: Aside::new(WRITES_AT_ONCE),
+            doctor: Aside::new(DOCTORS_AT_ONCE),
             refused: RefCell::default(),
             press: Rc::default(),
             history: RefCell::default(),
@@ -226,11 +234,11 @@ impl Desk {
 
     async fn examine_now(&self) {
         let target = self.settings.target.clone();
-        let found = self.shard.spawn_blocking(move || {
+        let examine = move || {
             let expected = Expected::default();
             target.running().map(|running| findings(running, &expected)).unwrap_or_default()
-        });
-        if let Ok(found) = found.await {
+        };
+        if let Ok(found) = self.doctor.run(&self.shard, examine).await {
             *self.findings.borrow_mut() = found;
         }
     }
@@ -297,10 +305,10 @@ impl Desk {
             Err(refused) => return *refused,
         };
         let who = Who { peer, token };
-        let order = route.has_effect().then(|| order_of(&request));
+        let ordered = route.has_effect().then(|| Ordered::begin(who, &request));
         let answer = self.carried_out(route, request, who).await;
-        if let Some(order) = order {
-            who.ordered(&order, answer.status());
+        if let Some(ordered) = ordered {
+            ordered.answered(answer.status());
         }
         answer
     }
@@ -420,10 +428,14 @@ impl Desk {
         let target = self.settings.target.clone();
         let examine =
             move || target.running().map(|running| findings(running, &expected)).unwrap_or_default();
-        let found = self.shard.spawn_blocking(examine);
-        match found.await {
+        let unavailable = |text: String| answer::sentence(StatusCode::SERVICE_UNAVAILABLE, text);
+        match self.doctor.run(&self.shard, examine).await {
             Ok(found) => answer::json(serde_json::to_vec(&found)),
-            Err(error) => answer::sentence(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
+            Err(NotDone::Full) => answer::too_many(format!("{DOCTORS_AT_ONCE} ask the doctor already")),
+            Err(NotDone::Late) => unavailable(format!(
+                "the doctor has no answer within {WITHIN:?}: a file of the machine hangs"
+            )),
+            Err(NotDone::Panicked(why) | NotDone::NotBegun(why)) => unavailable(why),
         }
     }
 

@@ -4,6 +4,7 @@
 //!   an order ─▶ applied ─▶ noted here ─▶ FILE.new written, synced ─▶ renamed to FILE          the start ─▶ read ─▶ applied again
 //! ```
 
+use std::collections::HashMap;
 use std::fmt::{self, Write as _};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -12,9 +13,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::admission::{Change, LIMITS, What};
+use super::admission::{Change, LIMITS, What, control_of};
 use super::target::Running;
-use crate::admission::IpList;
+use crate::admission::{IpList, IpListError, TIME_MAX};
 use crate::log::guarded;
 use crate::log::lines::{info, warn};
 
@@ -47,7 +48,7 @@ enum Kept {
     },
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Verb {
     Deny,
     Allow,
@@ -124,7 +125,7 @@ impl Order {
 }
 
 /// Orders, oldest first, which are applied in that order.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Orders(Vec<Order>);
 
 impl Orders {
@@ -185,31 +186,93 @@ impl Orders {
         })
     }
 
-    /// As changes that are made now; networks with the same order are one.
-    fn changes(&self, now: u64) -> Vec<Change> {
-        let mut changes: Vec<(Option<(Verb, u64)>, Change)> = Vec::new();
+    /// As changes that are made now. Each costs as much as all networks that are there, so those of a verb and a listener are one,
+    /// but for what is said in between of the same network at other listeners, which may share its limits.
+    fn changes(&self, now: u64) -> Vec<Again> {
+        let mut changes: Vec<Again> = Vec::new();
+        let (mut open, mut last_of) = (HashMap::new(), HashMap::new());
         for order in self.0.iter().filter(|order| !order.is_over(now)) {
-            let listener = order.listener.clone();
-            let (key, what) = match &order.what {
-                Kept::Limit { name, value } => (None, What::Limit { name, value: value.clone() }),
-                Kept::Network { verb, network, until } => {
-                    let (networks, time) = (network.clone(), Duration::from_secs(until - now));
-                    let what = match verb {
-                        Verb::Deny => What::Deny { networks, time },
-                        Verb::Allow => What::Allow { networks, time },
-                        Verb::Forget => What::Forget { networks },
-                    };
-                    (Some((*verb, *until)), what)
+            let listener = order.listener.as_deref();
+            let (verb, network, until) = match &order.what {
+                Kept::Limit { name, value } => {
+                    let (what, listener) =
+                        (What::Limit { name, value: value.clone() }, order.listener.clone());
+                    changes.push(Again::Limit(Change { what, listener }));
+                    continue;
+                }
+                Kept::Network { verb, network, until } => (*verb, &**network, *until),
+            };
+            let time = Duration::from_secs(until - now);
+            // What cannot be applied spoils no others.
+            let can_be = time <= TIME_MAX;
+            let last = last_of.get(network).copied();
+            let joined = open.get(&(verb, listener)).copied();
+            let at = match joined.filter(|at| can_be && last.is_none_or(|last: usize| last <= *at)) {
+                Some(at) => at,
+                None => {
+                    let (networks, listener) = (Vec::new(), order.listener.clone());
+                    changes.push(Again::Networks { verb, networks, listener });
+                    changes.len() - 1
                 }
             };
-            match changes.last_mut() {
-                Some((known, last)) if key.is_some() && *known == key && last.listener == listener => {
-                    last.what.add_networks_of(&what);
+            if can_be {
+                open.insert((verb, listener), at);
+            }
+            last_of.insert(network, at);
+            if let Again::Networks { networks, .. } = &mut changes[at] {
+                match networks.last_mut().filter(|(_, known)| *known == time) {
+                    Some((list, _)) => *list += &format!(",{network}"),
+                    None => networks.push((network.to_owned(), time)),
                 }
-                _ => changes.push((key, Change { what, listener })),
             }
         }
-        changes.into_iter().map(|(_, change)| change).collect()
+        changes
+    }
+}
+
+/// What was ordered and is applied again.
+enum Again {
+    Limit(Change),
+    /// Lists of networks, each with its time.
+    Networks {
+        verb: Verb,
+        networks: Vec<(String, Duration)>,
+        listener: Option<String>,
+    },
+}
+
+impl Again {
+    /// # Errors
+    /// A sentence with the cause; nothing is changed then.
+    fn apply(&self, running: &Running) -> Result<(), String> {
+        let (verb, networks, listener) = match self {
+            Again::Limit(change) => return change.apply(running).map(|_| ()),
+            Again::Networks { verb, networks, listener } => (verb, networks, listener),
+        };
+        let control = control_of(running, listener.as_deref())?;
+        let parsed = networks.iter().map(|(list, time)| Ok((list.parse::<IpList>()?, *time)));
+        let lists = parsed.collect::<Result<Vec<_>, IpListError>>().map_err(|error| error.to_string())?;
+        let done = match verb {
+            Verb::Deny => control.set_timed(&lists, false),
+            Verb::Allow => control.set_timed(&lists, true),
+            Verb::Forget => lists.iter().try_fold(0, |_, (list, _)| control.forget(list)),
+        };
+        done.map(|_| ()).map_err(|error| error.to_string())
+    }
+}
+
+impl fmt::Display for Again {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (verb, networks, listener) = match self {
+            Again::Limit(change) => return change.fmt(f),
+            Again::Networks { verb, networks, listener } => (verb, networks, listener),
+        };
+        let lists: Vec<String> = networks.iter().map(|(list, time)| format!("{list} for {time:?}")).collect();
+        write!(f, "{} {:.100}", verb.as_str(), lists.join(", "))?;
+        match listener {
+            Some(listener) => write!(f, " at {listener}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -226,11 +289,12 @@ impl KeptOrders {
     /// Reads the file; without one there are no orders yet.
     ///
     /// # Errors
-    /// A sentence with the cause: it cannot be read, or has a line that is no order, or there is no directory for it.
+    /// A sentence with the cause: it cannot be read, is too long, or has a line that is no order, or there is no directory for it.
     pub(super) fn read(file: PathBuf) -> Result<KeptOrders, String> {
         let shown = file.display().to_string();
         let wrong = |why: String| format!("the kept orders on admission in {shown}: {why}");
-        let orders = match ringserve_files::read(&file, FILE_BYTES_MAX) {
+        let orders = match ringserve_files::read(&file, FILE_BYTES_MAX + 1) {
+            Ok(read) if read.bytes.len() as u64 > FILE_BYTES_MAX => return Err(wrong(too_long())),
             Ok(read) => {
                 let text =
                     String::from_utf8(read.bytes).map_err(|_| wrong("the file is no text".to_owned()))?;
@@ -273,20 +337,37 @@ impl KeptOrders {
     }
 
     /// An order was applied. The file is [written](KeptOrders::write) after it.
-    pub(super) fn note(&self, change: &Change, now: u64) {
-        lock(&self.orders).note(change, now);
+    ///
+    /// # Errors
+    /// The file would be too long; it is not noted then.
+    pub(super) fn note(&self, change: &Change, now: u64) -> Result<(), String> {
+        let mut orders = lock(&self.orders);
+        let mut noted = orders.clone();
+        noted.note(change, now);
+        if noted.text().len() as u64 > FILE_BYTES_MAX {
+            return Err(too_long());
+        }
+        *orders = noted;
+        Ok(())
     }
 
-    /// Writes what was noted until now, in the place of the former file. It waits for the disk.
+    /// Writes what was noted until now, in the place of the former file. It waits for the disk. Who takes a `place` for it finds at
+    /// most one of those that are taken with a writer that has begun: the others write what is noted until they have their turn.
     ///
     /// # Errors
     /// A sentence with the cause; the former file is there still.
-    pub(super) fn write(&self) -> Result<(), String> {
-        let _writing = lock(&self.writing);
+    pub(super) fn write<P>(&self, place: P) -> Result<(), String> {
+        let writing = lock(&self.writing);
         let text = lock(&self.orders).text();
-        replace(&self.file, &text)
-            .map_err(|error| format!("{} cannot be written: {error}", self.file.display()))
+        let written = replace(&self.file, &text);
+        drop(place);
+        drop(writing);
+        written.map_err(|error| format!("{} cannot be written: {error}", self.file.display()))
     }
+}
+
+fn too_long() -> String {
+    format!("the file has more than {} MiB, which is the most", FILE_BYTES_MAX >> 20)
 }
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -385,17 +466,51 @@ mod tests {
     #[test]
     fn orders_are_applied_for_the_rest_of_their_time() {
         let text = "# a\n\ndeny 192.0.2.0/24 until 1100\ndeny 10.0.0.1/32 until 1100\nallow 10.1.0.0/16 until 1100\n\
-                    limit address_rate 5/20 at a:1\ndeny 10.0.0.2/32 until 900\n";
-        let shown: Vec<String> =
-            Orders::parse(text).unwrap().changes(1000).iter().map(ToString::to_string).collect();
+                    limit address_rate 5/20 at a:1\ndeny 10.0.0.2/32 until 900\ndeny 10.0.0.3/32 until 1007\n";
         assert_eq!(
-            shown,
+            shown(text),
             [
-                "deny 192.0.2.0/24,10.0.0.1/32 for 100s",
+                "deny 192.0.2.0/24,10.0.0.1/32 for 100s, 10.0.0.3/32 for 7s",
                 "allow 10.1.0.0/16 for 100s",
-                "limit address_rate=5/20 at a:1"
+                "limit address_rate=5/20 at a:1",
             ]
         );
+    }
+
+    fn shown(text: &str) -> Vec<String> {
+        Orders::parse(text).unwrap().changes(1000).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn many_orders_are_few_changes() {
+        let text: String = (0..1000)
+            .map(|n| {
+                let (verb, until) = (["deny", "allow"][n % 2], 1001 + n);
+                format!("{verb} 10.0.{}.{} until {until}{}\n", n / 256, n % 256, ["", " at a:1"][n / 2 % 2])
+            })
+            .collect();
+        assert_eq!(shown(&text).len(), 4);
+    }
+
+    #[test]
+    fn order_that_others_may_share_keeps_its_place() {
+        // What is said last of 10.0.0.1 holds, if a:1 and b:1 share their limits.
+        let text = "deny 10.0.0.9 until 1100 at a:1\nallow 10.0.0.1 until 1100 at b:1\ndeny 10.0.0.1 until 1100 at a:1\n\
+                    deny 10.0.0.8 until 1100 at a:1\nallow 10.0.0.7 until 1100 at b:1\n";
+        assert_eq!(
+            shown(text),
+            [
+                "deny 10.0.0.9 for 100s at a:1",
+                "allow 10.0.0.1,10.0.0.7 for 100s at b:1",
+                "deny 10.0.0.1,10.0.0.8 for 100s at a:1"
+            ]
+        );
+    }
+
+    #[test]
+    fn order_for_too_long_is_alone() {
+        let text = "deny 10.0.0.1 until 1100\ndeny 10.0.0.2 until 9000000\ndeny 10.0.0.3 until 1100\n";
+        assert_eq!(shown(text), ["deny 10.0.0.1,10.0.0.3 for 100s", "deny 10.0.0.2 for 8999000s"]);
     }
 
     #[test]
@@ -421,17 +536,24 @@ mod tests {
         assert!(KeptOrders::read(file.clone()).unwrap_err().contains("no directory"));
         fs::create_dir(&folder).unwrap();
         let kept = KeptOrders::read(file.clone()).unwrap();
-        kept.note(&deny("192.0.2.0/24", 100), 1000);
-        kept.write().unwrap();
+        kept.note(&deny("192.0.2.0/24", 100), 1000).unwrap();
+        kept.write(()).unwrap();
         assert_eq!(
             lines(&lock(&KeptOrders::read(file.clone()).unwrap().orders)),
             ["deny 192.0.2.0/24 until 1100"]
         );
         // The former one stays if the new one cannot be written.
         fs::create_dir(folder.join("orders.new")).unwrap();
-        kept.note(&deny("10.0.0.0/8", 100), 1000);
-        assert!(kept.write().unwrap_err().contains("cannot be written"));
+        kept.note(&deny("10.0.0.0/8", 100), 1000).unwrap();
+        assert!(kept.write(()).unwrap_err().contains("cannot be written"));
         assert_eq!(lock(&KeptOrders::read(file.clone()).unwrap().orders).0.len(), 1);
+        // What could not be read again is not noted.
+        let long = "x".repeat(FILE_BYTES_MAX as usize);
+        let too_long = kept.note(&change(What::Limit { name: "per_address", value: Some(long) }, None), 1000);
+        assert!(too_long.unwrap_err().contains("more than 16 MiB") && lock(&kept.orders).0.len() == 2);
+        let lines = "# a\n".repeat((FILE_BYTES_MAX / 4 + 1) as usize);
+        fs::write(&file, lines + "deny 192.0.2.0/24 until 1100\n").unwrap();
+        assert!(KeptOrders::read(file.clone()).unwrap_err().contains("more than 16 MiB"), "it is not cut");
         fs::write(&file, "nonsense\n").unwrap();
         let error = KeptOrders::read(file).unwrap_err();
         assert!(error.contains("line 1") && error.contains("remove the file"), "{error}");

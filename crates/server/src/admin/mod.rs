@@ -36,8 +36,8 @@
 //!
 //! A program adds its own [paths](Admin::route), [collectors](Admin::collector) and [figures](Admin::figures).
 //!
-//! Each order is a line in the log: what, from which peer, by the token of which [name](Admin::named_token), and with what result.
-//! So is one that was refused, ten a second at most.
+//! Each order is a line in the log: what, from which peer, by the token of which [name](Admin::named_token), and with what result,
+//! or that its caller left before that. So is one that was refused, ten a second at most.
 //!
 //! An order of `/admission` holds for all listeners that count for it, and says so if those are not all (`at 1 of 2 listeners`);
 //! with `&listener=` for the one at that address and those that share its limits. `accept_rate` is that of the server. It is what [`AdmissionControl`](crate::admission::AdmissionControl) does, and says what is wrong with status 400.
@@ -65,8 +65,9 @@
 //!
 //! Each request must have a `Host` that is `localhost`, the endpoint's address, or a [name that was given](Admin::host_name): so
 //! a page of another site, whose name is made to resolve to 127.0.0.1, reads nothing. Probes (`/healthz`, `/readyz`, and
-//! `OPTIONS /`, which is `/readyz` for HAProxy) may call it as they like, or have no `Host`. A POST needs the header `X-Ringserve: 1`,
-//! and no `Origin` but the endpoint's:
+//! `OPTIONS /`, which is `/readyz` for HAProxy) may call it as they like, and need no `Host` where they speak HTTP/1.0: one of
+//! HTTP/1.1 without it is no request, and is answered with 400. A POST needs the header `X-Ringserve: 1`, and no `Origin` but the
+//! endpoint's:
 //!
 //! ```text
 //! curl -X POST -H 'X-Ringserve: 1' http://127.0.0.1:9000/drain

@@ -9,10 +9,11 @@ use hyper::{Request, Response, StatusCode};
 
 use super::admission::Change;
 use super::answer::{self, Answer};
-use super::aside::{NotDone, ROUTES_AT_ONCE, WITHIN};
-use super::caller::{BodyError, Who, order_of, read_body};
+use super::aside::{NotDone, WITHIN};
+use super::caller::{BodyError, Ordered, Who, order_of, read_body};
 use super::desk::Desk;
 use super::gate::Gate;
+use super::kept::KeptOrders;
 use super::program::{AdminRequest, AdminRoute, ProgramPath};
 use super::routes::Order;
 use super::target::Running;
@@ -20,6 +21,13 @@ use crate::log::guarded;
 use crate::log::lines::{error, info, warn};
 use crate::metrics::scrape::{Exposition, of_server, scrape};
 use crate::shard::clock::seconds_since_1970;
+
+/// Where an order is that was noted.
+enum Kept {
+    Written,
+    /// One that waits for the disk writes it too.
+    Waits,
+}
 
 /// Bytes of a request's body at most, for a route of the program.
 const BODY_BYTES_MAX: usize = 64 << 10;
@@ -65,10 +73,10 @@ impl Desk {
             Ok(token) => token,
             Err(refused) => return *refused,
         };
-        let order = route.has_effect().then(|| order_of(&request));
+        let ordered = route.has_effect().then(|| Ordered::begin(Who { peer, token }, &request));
         let answer = self.run_route(route, rest, request, token).await;
-        if let Some(order) = order {
-            Who { peer, token }.ordered(&order, answer.status());
+        if let Some(ordered) = ordered {
+            ordered.answered(answer.status());
         }
         answer
     }
@@ -101,7 +109,11 @@ impl Desk {
             server: self.running().map(|running| running.control.clone()),
         };
         let (path, running) = (route.path(), route.clone());
-        let result = self.routes.run(&self.shard, move || running.answer(&request)).await;
+        let (aside, which) = match route.is_open() {
+            true => (&self.open_routes, "open paths"),
+            false => (&self.routes, "paths"),
+        };
+        let result = aside.run(&self.shard, move || running.answer(&request)).await;
         let (fault, status, text) = match result.map(super::AdminAnswer::parts) {
             Ok(Ok((status, kind, body))) => return answer::of_program(status, kind, body),
             Ok(Err(fault)) => {
@@ -120,7 +132,8 @@ impl Desk {
             }
             Err(NotDone::Full) => {
                 return answer::too_many(format!(
-                    "{ROUTES_AT_ONCE} requests for paths of the program are being answered"
+                    "as many requests for {which} of the program are being answered as may: {}",
+                    aside.max()
                 ));
             }
         };
@@ -133,22 +146,26 @@ impl Desk {
         let format = Exposition::accepted(accepts);
         let collectors = self.settings.program.collectors.clone();
         let all = collectors.len();
-        let collected = match all {
-            0 => None,
+        let (of_server, collected) = match all {
+            0 => (of_server(&running.control), None),
             _ => {
                 let server = running.control.clone();
-                let collect = move || collectors.collect(&of_server(&server));
+                let collect = move || {
+                    let text = of_server(&server);
+                    let collected = collectors.collect(&text);
+                    (text, collected)
+                };
                 match self.scrapes.run(&self.shard, collect).await {
-                    Ok(collected) => Some(collected),
+                    Ok((text, collected)) => (text, Some(collected)),
                     Err(why) => {
                         // The figures of the server are wanted most when the program does not answer.
                         guarded(|| warn!("figures of the program are not in a scrape: {why:?}"));
-                        Some((String::new(), all))
+                        (of_server(&running.control), Some((String::new(), all)))
                     }
                 }
             }
         };
-        answer::whole(StatusCode::OK, format.content_type(), scrape(&running.control, collected, format))
+        answer::whole(StatusCode::OK, format.content_type(), scrape(of_server, collected, format))
     }
 
     /// Applies an order on who is let in, and keeps it, if the program wants that.
@@ -165,19 +182,33 @@ impl Desk {
             Err(why) => return answer::sentence(StatusCode::BAD_REQUEST, why),
         };
         if let Some(kept) = &self.settings.kept {
-            kept.note(&change, seconds_since_1970());
-            let file = Arc::clone(kept);
-            let written = self.writes.run(&self.shard, move || file.write()).await;
-            let fault = match written {
-                Ok(written) => written.err(),
-                Err(NotDone::Late | NotDone::Full) => Some("its disk does not answer yet".to_owned()),
-                Err(NotDone::Panicked(why) | NotDone::NotBegun(why)) => Some(why),
-            };
-            if let Some(fault) = fault {
-                guarded(|| warn!("an order on admission holds, and may be gone after a restart: {fault}"));
-                done = format!("{done}; it may be gone after a restart: {fault}");
+            match self.keep(kept, &change).await {
+                Ok(Kept::Written) => {}
+                Ok(Kept::Waits) => done += "; it is written for a restart with the order before it",
+                Err(fault) => {
+                    guarded(|| {
+                        warn!("an order on admission holds, and may be gone after a restart: {fault}")
+                    });
+                    done = format!("{done}; it may be gone after a restart: {fault}");
+                }
             }
         }
         answer::sentence(StatusCode::OK, done)
+    }
+
+    /// Keeps an order that was applied.
+    ///
+    /// # Errors
+    /// A sentence that says why it may be gone after a restart.
+    async fn keep(&self, kept: &Arc<KeptOrders>, change: &Change) -> Result<Kept, String> {
+        kept.note(change, seconds_since_1970())?;
+        let file = Arc::clone(kept);
+        match self.writes.run_in_place(&self.shard, move |place| file.write(place)).await {
+            Ok(written) => written.map(|()| Kept::Written),
+            // One of those that write has not begun to: it finds the note.
+            Err(NotDone::Full) => Ok(Kept::Waits),
+            Err(NotDone::Late) => Err("its disk does not answer yet".to_owned()),
+            Err(NotDone::Panicked(why) | NotDone::NotBegun(why)) => Err(why),
+        }
     }
 }

@@ -29,7 +29,7 @@ type Handler = Arc<dyn Fn(&AdminRequest) -> AdminAnswer + Send + Sync>;
 /// |---|---|
 /// | who may ask | as with the endpoint's own paths: the right `Host`, and a token if there is one; for [`post`](AdminRoute::post) the token for orders, and `X-Ringserve: 1` |
 /// | where it runs | on a thread beside the endpoint's, so it may block: probes, metrics and all other paths are answered meanwhile |
-/// | at once | 8 of all routes, further ones are answered with 503 |
+/// | at once | 8 of all routes, and 4 of those that are [open](AdminRoute::open); further ones are answered with 503 |
 /// | time | 8 s, then the answer is 503; the function goes on, and counts among the 8 |
 /// | sizes | 64 KiB of a request's body, beyond which it is 413; 1 MiB of an answer, beyond which it is 500 |
 /// | a panic | 500, and a line in the log with the path |

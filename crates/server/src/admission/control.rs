@@ -22,7 +22,7 @@ use crate::log::lines::info;
 use crate::shard::clock::Clock;
 
 /// The longest time for which a network is denied or allowed: what is to stay belongs into a list.
-const TIME_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
+pub(crate) const TIME_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// Changes that are remembered.
 const CHANGES_MAX: usize = 32;
@@ -97,7 +97,7 @@ impl AdmissionControl {
     pub fn deny(&self, networks: &IpList, time: Duration) -> Result<usize, AdmissionError> {
         let found = networks_of(networks)?;
         found.check_denied().map_err(AdmissionError)?;
-        self.set_timed(&found, false, time)
+        self.set_timed_networks(&[(found, time)], false)
     }
 
     /// Lets peers of these networks in for a time of 1 s to 30 days, as the allow list does: lists, counts, rates and
@@ -109,36 +109,63 @@ impl AdmissionControl {
     /// As of [`deny`](AdmissionControl::deny), but for whole families.
     pub fn allow(&self, networks: &IpList, time: Duration) -> Result<usize, AdmissionError> {
         let found = networks_of(networks)?;
-        self.set_timed(&found, true, time)
+        self.set_timed_networks(&[(found, time)], true)
     }
 
-    fn set_timed(&self, networks: &Networks, allows: bool, time: Duration) -> Result<usize, AdmissionError> {
+    /// Denies or allows lists of networks, each for its time, as one change. Also whole families: they were denied before.
+    ///
+    /// # Errors
+    /// As of [`allow`](AdmissionControl::allow), if that would refuse one of them.
+    #[cfg(feature = "admin")]
+    pub(crate) fn set_timed(
+        &self,
+        lists: &[(IpList, Duration)],
+        allows: bool,
+    ) -> Result<usize, AdmissionError> {
+        let found = lists.iter().map(|(list, time)| Ok((networks_of(list)?, *time)));
+        self.set_timed_networks(&found.collect::<Result<Vec<_>, AdmissionError>>()?, allows)
+    }
+
+    fn set_timed_networks(
+        &self,
+        lists: &[(Arc<Networks>, Duration)],
+        allows: bool,
+    ) -> Result<usize, AdmissionError> {
         self.check_some()?;
-        if networks.iter().next().is_none() {
-            return wrong("there is no network in the list".to_owned());
-        }
-        if !(Duration::from_secs(1)..=TIME_MAX).contains(&time) {
-            return wrong(format!(
-                "the time is {time:?}; it must be 1 s to {} days: for longer, write the network into a list",
-                TIME_MAX.as_secs() / 86_400
-            ));
+        for (networks, time) in lists {
+            if networks.iter().next().is_none() {
+                return wrong("there is no network in the list".to_owned());
+            }
+            if !(Duration::from_secs(1)..=TIME_MAX).contains(time) {
+                return wrong(format!(
+                    "the time is {time:?}; it must be 1 s to {} days: for longer, write the network into a list",
+                    TIME_MAX.as_secs() / 86_400
+                ));
+            }
         }
         let now = self.clock.now();
-        let until = Until { at: now + time, allows };
         // Each is checked before any is kept. Limiters have one order, so that no two changes wait for each other.
         let mut changes: Vec<_> =
             self.limiters.iter().map(|(limiter, _)| limiter.timed.change(now)).collect();
         for change in &mut changes {
-            change.add(networks, until).map_err(|all| {
-                AdmissionError(format!(
-                    "there would be {all} networks for a time; {TIMED_MAX} is the most: use a list"
-                ))
-            })?;
+            for (networks, time) in lists {
+                change.add(networks, Until { at: now + *time, allows }).map_err(|all| {
+                    AdmissionError(format!(
+                        "there would be {all} networks for a time; {TIMED_MAX} is the most: use a list"
+                    ))
+                })?;
+            }
         }
         changes.into_iter().for_each(Change::keep);
         let verb = if allows { "allowed" } else { "denied" };
         let count = self.limiters.iter().map(|(_, listeners)| listeners).sum();
-        self.note(format!("{} {verb} for {time:?}{}", shown(networks), self.share(count)));
+        self.note(match lists {
+            [(networks, time)] => format!("{} {verb} for {time:?}{}", shown(networks), self.share(count)),
+            several => {
+                let all: usize = several.iter().map(|(networks, _)| networks.iter().count()).sum();
+                format!("{all} networks are {verb}, each for its time{}", self.share(count))
+            }
+        });
         Ok(count)
     }
 

@@ -68,6 +68,8 @@ pub use ringserve_core::RefusedBy;
 use ringserve_core::Time;
 
 pub(crate) use control::Journal;
+#[cfg(feature = "admin")]
+pub(crate) use control::TIME_MAX;
 pub use control::{AdmissionChange, AdmissionControl, AdmissionSettings, TimedNetwork};
 pub(crate) use kernel_filter::KernelFilters;
 pub use key_rates::{KeyLimits, KeyRates, RetryAfter};

@@ -9,6 +9,7 @@ use prometheus_client::registry::Registry;
 
 use super::Metrics;
 use super::families::Families;
+use super::figures::line_names;
 use crate::guard::guard;
 use crate::log::guarded;
 use crate::log::lines::{error, info};
@@ -90,7 +91,7 @@ impl Collectors {
     /// The text of all collectors, behind that of the server; `None` if there are none. One that panics, has a name that is there
     /// already or says too much is left out: what it does must not hide what all others say. Returns how many were.
     pub(crate) fn collect(&self, of_server: &str) -> (String, usize) {
-        let mut names: HashSet<String> = names(of_server).map(str::to_owned).collect();
+        let mut names: HashSet<String> = names(of_server).collect();
         let (mut all, mut left_out) = (String::new(), 0);
         for (number, of) in self.each.iter().enumerate() {
             let mut text = String::new();
@@ -117,7 +118,7 @@ impl Collectors {
                     if was_told {
                         guarded(|| info!("collector {number} of the program is in the metrics again"));
                     }
-                    names.extend(self::names(&text).map(str::to_owned));
+                    names.extend(self::names(&text));
                     all.push_str(&text);
                 }
             }
@@ -126,25 +127,21 @@ impl Collectors {
     }
 }
 
-/// The names of the families of a text.
-fn names(text: &str) -> impl Iterator<Item = &str> {
-    text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next())
+/// The names that begin the lines of a text, and those of its families.
+fn names(text: &str) -> impl Iterator<Item = String> {
+    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    types.flat_map(|(name, kind)| line_names(name, kind))
 }
 
 fn clash(text: &str, known: &HashSet<String>) -> Option<String> {
     let mut own = HashSet::new();
-    let twice = names(text).find(|name| known.contains(*name) || !own.insert(*name))?;
+    let twice = names(text).find(|name| known.contains(name) || !own.insert(name.clone()))?;
     Some(format!("there is another figure with the name {twice}"))
 }
 
-/// The whole answer to a scrape, with what was collected of the program.
-pub(crate) fn scrape(
-    server: &ServerControl,
-    collected: Option<(String, usize)>,
-    format: Exposition,
-) -> String {
-    let mut text = String::new();
-    server.metrics().write_families(&mut text);
+/// The whole answer to a scrape: the text of the server, with what was collected of the program.
+pub(crate) fn scrape(of_server: String, collected: Option<(String, usize)>, format: Exposition) -> String {
+    let mut text = of_server;
     if let Some((of_program, left_out)) = collected {
         text.push_str(&of_program);
         text.push_str(&left_out_line(left_out));
@@ -155,7 +152,7 @@ pub(crate) fn scrape(
     }
 }
 
-/// The server's families alone, to find what clashes with them.
+/// The text of the server alone.
 pub(crate) fn of_server(server: &ServerControl) -> String {
     let mut text = String::new();
     server.metrics().write_families(&mut text);
@@ -286,10 +283,15 @@ mod tests {
             let mut collectors = Collectors::default();
             names.iter().for_each(|name| collectors.add(Box::new(Named(name))));
             let (text, left_out) = collectors.collect(of_server);
-            (super::names(&text).map(str::to_owned).collect::<Vec<_>>(), left_out)
+            let families = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+            (families.map(str::to_owned).collect::<Vec<_>>(), left_out)
         };
         assert_eq!(collected(&["a", "panics", "b"]), (vec!["a".to_owned(), "b".to_owned()], 1));
         assert_eq!(collected(&["a", "a", "ringserve_turns"]), (vec!["a".to_owned()], 2));
+        assert_eq!(
+            collected(&["a", "a_total", "b_total", "b"]),
+            (vec!["a".to_owned(), "b_total".to_owned()], 2)
+        );
         assert_eq!(collected(&[]), (vec![], 0));
     }
 }

@@ -48,6 +48,49 @@ fn threads_are_summed_and_what_was_counted_stays() {
 }
 
 #[test]
+fn handle_that_is_dropped_moves_one_other_at_most() {
+    let figures = Figures::default();
+    let sent = figures.counter("app_sent", "Sent", []);
+    let mut handles: Vec<Counter> = (0..1000).map(|_| sent.with([])).collect();
+    handles.iter().for_each(|handle| handle.add(1));
+    let places = |handles: &[Counter]| -> Vec<usize> {
+        handles.iter().map(|handle| handle.own.cells.place.load(Ordering::Relaxed)).collect()
+    };
+    // From everywhere among them, also the last one.
+    let mut at = 999;
+    while !handles.is_empty() {
+        handles.swap_remove(at);
+        let (left, before) = (places(&handles), handles.len());
+        at = (7 * at + 3) % before.max(1);
+        assert!(left.iter().all(|place| *place < before), "{left:?}");
+        if before > 0 {
+            let gone = handles.swap_remove(at);
+            let mut before = left;
+            before.swap_remove(at);
+            drop(gone);
+            let moved = places(&handles).iter().zip(&before).filter(|(one, other)| one != other).count();
+            assert!(moved <= 1, "{moved} were moved");
+            at = (5 * at + 1) % handles.len().max(1);
+        }
+        assert!(text(&figures).contains("app_sent_total 1000\n"));
+    }
+}
+
+#[test]
+fn reader_keeps_what_there_was_when_it_began() {
+    let figures = Figures::default();
+    let sent = figures.counter("app_sent", "Sent", []);
+    let mut handles: Vec<Counter> = (0..200).map(|_| sent.with([])).collect();
+    handles.iter().for_each(|handle| handle.add(1));
+    let read = lock(&sent.family.series).values().next().unwrap().clone();
+    handles.drain(50..).for_each(drop);
+    handles.extend((0..10).map(|_| sent.with([])));
+    handles.iter().for_each(|handle| handle.add(1));
+    assert_eq!(read.sum().whole, 250, "each of the first handles once, and what those count that are there");
+    assert!(text(&figures).contains("app_sent_total 260\n"));
+}
+
+#[test]
 fn series_have_a_bound() {
     let figures = Figures::default().series_max(2);
     let by_topic = figures.counter("app_by_topic", "By topic", ["topic"]);
