@@ -23,7 +23,7 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// More than the outbox and both kernels take.
 const LARGE: usize = 12 << 20;
 
-/// `/large` has a body of [`LARGE`] bytes, `/pieces` three, `/none` 204, `/never` says nothing, `/fail` fails, `/panic`
+/// `/large` has a body of [`LARGE`] bytes, `/pieces` three pieces, of whose length `/told` says what is so and `/more` too much, `/none` 204, `/never` says nothing, `/fail` fails, `/panic`
 /// panics; others greet.
 async fn answer(request: Request<Incoming>) -> Result<Response<Bodies>, BoxError> {
     let full = |text: Vec<u8>| Full::new(Bytes::from(text)).map_err(|never| match never {}).boxed();
@@ -32,6 +32,8 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Bodies>, BoxError
         "/panic" => panic!("planted: a service that panics"),
         "/large" => Response::new(full(vec![b'.'; LARGE])),
         "/pieces" => Response::new(Three(3).boxed()),
+        "/told" => Response::builder().header("content-length", 30).body(Three(3).boxed())?,
+        "/more" => Response::builder().header("content-length", 31).body(Three(3).boxed())?,
         "/never" => std::future::pending().await,
         "/none" => Response::builder().status(StatusCode::NO_CONTENT).body(full(Vec::new()))?,
         _ => Response::new(full(b"hello".to_vec())),
@@ -133,6 +135,13 @@ fn each_request_has_one_line_once_its_answer_is_through() {
     rig.asks(&mut client, "GET /pieces");
     read_chunked(&mut client);
     rig.says("HTTP/1.1 GET /pieces 200 30 true");
+    rig.asks(&mut client, "GET /told");
+    assert_eq!(read_answer(&mut client).1.len(), 30);
+    rig.says("HTTP/1.1 GET /told 200 30 true");
+    rig.asks(&mut client, "GET /more");
+    client.read_to_end();
+    rig.says("HTTP/1.1 GET /more 200 0 false");
+    let mut client = rig.client();
     rig.asks(&mut client, "GET /fail");
     client.end();
     rig.says("HTTP/1.1 GET /fail - 0 false");

@@ -24,6 +24,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 
 use hyper::body::{Body, Frame};
+use hyper::header::{CONTENT_LENGTH, HeaderMap};
 use hyper::{Method, Request, Response, StatusCode, Version};
 use ringserve_core::{ConnId, Time};
 
@@ -105,7 +106,7 @@ impl Logged {
         let Some(line) = &self.0 else { return };
         let (status, body) = (response.status(), response.body());
         line.status.set(Some(status));
-        line.expected.set(body.size_hint().exact());
+        line.expected.set(body.size_hint().exact().or_else(|| said_length(response.headers())));
         let has_no_body = line.method == Method::HEAD
             || status.is_informational()
             || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
@@ -133,6 +134,11 @@ impl Logged {
             line.sent.set(line.sent.get() + bytes as u64);
         }
     }
+}
+
+/// What the service itself says of the length of its answer: hyper asks for no more of the body then.
+fn said_length(fields: &HeaderMap) -> Option<u64> {
+    fields.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
 impl Drop for Logged {
