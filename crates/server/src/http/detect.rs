@@ -118,11 +118,12 @@ impl Replayed {
         if buf.remaining() < room {
             return Poll::Ready(Ok(()));
         }
+        let now = || self.stream.shard().timers().now();
         loop {
             let mut ended = false;
             let polled = self.stream.poll_peek(task, |bytes| {
                 ended = bytes.is_empty();
-                self.watch.with_rests(|rests| rests.take(bytes, buf))
+                self.watch.with_rests(|rests| rests.take(bytes, buf, now))
             });
             let is_over = !matches!(polled, Poll::Ready(Ok(()))) || ended;
             if is_over || buf.remaining() < room {
@@ -161,6 +162,8 @@ impl Replayed {
         let written = self.poll_write_all(task, front);
         if let Poll::Ready(Ok(bytes)) = written {
             self.watch.with_rests(|rests| rests.went(front, bytes));
+            // Nothing may follow.
+            self.watch.say_rests();
         }
         written
     }

@@ -4,11 +4,16 @@
 //! body counts as the peer's errors, until the connection ends for them. So both directions are read here as frames:
 //!
 //! ```text
-//!   hyper ── RST_STREAM(NO_ERROR) ──▶ kept back, until the body ends (it never leaves then), 64 KiB came of it, or a second passed
+//!   hyper ── RST_STREAM(NO_ERROR) ──▶ kept back, until the body ends (it never leaves then), 64 KiB came of it, or half a second
+//!                                    passed
 //!   peer  ── DATA of such a stream ──▶ dropped, and given back to the window of the connection
+//!         ── HEADERS, its trailers ──▶ passed on, as hyper decodes what later ones refer to
 //! ```
 //!
 //! What is on its way once the reset leaves is dropped for another second, as with other resets that are the server's wish.
+//!
+//! hyper knows a stream for a second after it reset it, and 50 of them at once: on one that it knows it ignores HEADERS, and on one
+//! that it forgot they end the connection. So those of a stream that it forgot are passed on as those of one that it knows.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -18,12 +23,20 @@ use hyper::rt::ReadBufCursor;
 use ringserve_core::Time;
 
 /// Bytes of a rest that are dropped before its stream is reset, and the time: a form or a small file is through by then, and its
-/// sender sees the answer instead of a reset.
+/// sender sees the answer instead of a reset. Half of [`KNOWN_TIME`], so that hyper knows the stream while its trailers may be on their
+/// way.
 const BYTES_MAX: u32 = 64 << 10;
-pub(super) const TIME_MAX: Duration = Duration::from_secs(1);
+const TIME_MAX: Duration = Duration::from_millis(500);
 
-/// Rests of a connection at once. Arbitrary: more than the streams that it may have.
+/// Time in which bytes are on their way that left before a reset came.
+const TOLD_TIME: Duration = Duration::from_secs(1);
+
+/// Rests of a connection at once. Arbitrary: hyper counts them no longer among the streams that it may have.
 const RESTS_MAX: usize = 256;
+
+/// How long hyper knows a stream that it reset, and how many. They are 50, and some resets are seen here later than hyper counts them.
+const KNOWN_TIME: Duration = Duration::from_secs(1);
+const KNOWN_MAX: usize = 40;
 
 /// Bytes that are given back to the window of the connection at once, so that small frames cost few updates. The window is 64 KiB
 /// at least.
@@ -133,6 +146,10 @@ pub(super) struct Rests {
     /// Streams whose reset is kept back, and those whose reset left. The oldest first.
     kept: VecDeque<Rest>,
     told: VecDeque<Rest>,
+    /// Streams that hyper reset and knows, and since when. The oldest first.
+    known: VecDeque<(u32, Time)>,
+    /// HEADERS at hand are passed on as those of this stream, up to their end.
+    instead: Option<u32>,
     /// The most that may be on its way of a stream.
     window: u32,
     /// Bytes that were dropped and not given back.
@@ -152,6 +169,8 @@ impl Rests {
             dropping: 0,
             kept: VecDeque::new(),
             told: VecDeque::new(),
+            known: VecDeque::new(),
+            instead: None,
             window,
             owed: 0,
             says: Vec::new(),
@@ -172,8 +191,13 @@ impl Rests {
                     match number(&reset[HEADER_BYTES..]) {
                         NO_ERROR if at == 0 => return Out::Keep(stream),
                         NO_ERROR => return Out::Pass(at),
-                        INTERNAL_ERROR | REFUSED_STREAM | CANCEL => self.note_told(stream, now()),
-                        _ => {}
+                        // It never took such a stream in.
+                        REFUSED_STREAM => self.note_told(stream, now()),
+                        INTERNAL_ERROR | CANCEL => {
+                            self.note_known(stream, now());
+                            self.note_told(stream, now());
+                        }
+                        _ => self.note_known(stream, now()),
                     }
                 }
                 let count = place.step(rest);
@@ -194,6 +218,7 @@ impl Rests {
 
     /// Keeps the reset of a stream back.
     pub(super) fn keep(&mut self, stream: u32, now: Time) {
+        self.note_known(stream, now);
         self.kept.push_back(Rest { stream, room: BYTES_MAX, since: now });
         if self.kept.len() > RESTS_MAX {
             self.tell(0, now);
@@ -206,7 +231,12 @@ impl Rests {
     }
 
     /// Passes what the peer sent on, as far as there is room. Returns how much of it was taken.
-    pub(super) fn take(&mut self, bytes: &[u8], buf: &mut ReadBufCursor<'_>) -> usize {
+    pub(super) fn take(
+        &mut self,
+        bytes: &[u8],
+        buf: &mut ReadBufCursor<'_>,
+        now: impl Fn() -> Time,
+    ) -> usize {
         if !self.filters() {
             let count = bytes.len().min(buf.remaining());
             buf.put_slice(&bytes[..count]);
@@ -233,7 +263,7 @@ impl Rests {
             } else {
                 at += self.came.step(rest);
                 if self.came.have == 0 {
-                    self.judge();
+                    self.judge(&now);
                 }
             }
         }
@@ -249,7 +279,8 @@ impl Rests {
     }
 
     fn filters(&self) -> bool {
-        self.held > 0 || self.dropping > 0 || self.came.have > self.given || self.has_some()
+        let is_inside = self.held > 0 || self.dropping > 0 || self.instead.is_some();
+        is_inside || self.came.have > self.given || self.has_some()
     }
 
     fn has_some(&self) -> bool {
@@ -257,12 +288,44 @@ impl Rests {
     }
 
     /// A header is whole.
-    fn judge(&mut self) {
+    fn judge(&mut self, now: impl Fn() -> Time) {
         let given = std::mem::take(&mut self.given);
-        if given == 0 && self.drops() {
-            self.dropping = std::mem::take(&mut self.came.left);
-        } else {
-            self.held = HEADER_BYTES - given;
+        if given == 0 {
+            self.pick_instead(now);
+            if self.drops() {
+                self.dropping = std::mem::take(&mut self.came.left);
+                return;
+            }
+            if let Some(stream) = self.instead {
+                self.came.header[5..].copy_from_slice(&stream.to_be_bytes());
+                self.instead = self.instead.filter(|_| self.came.goes_on);
+            }
+        }
+        self.held = HEADER_BYTES - given;
+    }
+
+    /// The frame at hand may be trailers of a stream that hyper forgot.
+    fn pick_instead(&mut self, now: impl Fn() -> Time) {
+        let stream = stream_of(&self.came.header);
+        let is_rest = |rests: &VecDeque<Rest>| rests.iter().any(|rest| rest.stream == stream);
+        if self.came.header[3] == HEADERS && (is_rest(&self.kept) || is_rest(&self.told)) {
+            self.forget_known(now());
+            let is_known = self.known.iter().any(|known| known.0 == stream);
+            self.instead = self.known.back().filter(|_| !is_known).map(|known| known.0);
+        }
+    }
+
+    /// hyper reset a stream.
+    fn note_known(&mut self, stream: u32, now: Time) {
+        self.forget_known(now);
+        if self.known.len() < KNOWN_MAX {
+            self.known.push_back((stream, now));
+        }
+    }
+
+    fn forget_known(&mut self, now: Time) {
+        while self.known.front().is_some_and(|known| known.1 + KNOWN_TIME <= now) {
+            self.known.pop_front();
         }
     }
 
@@ -345,17 +408,19 @@ impl Rests {
 
     /// When there is something to do.
     pub(super) fn next(&self) -> Option<Time> {
-        let fronts = [self.kept.front(), self.told.front()];
-        fronts.into_iter().flatten().map(|rest| rest.since + TIME_MAX).min()
+        let kept = self.kept.front().map(|rest| rest.since + TIME_MAX);
+        let told = self.told.front().map(|rest| rest.since + TOLD_TIME);
+        kept.into_iter().chain(told).min()
     }
 
     /// Time went on.
     pub(super) fn pass_time(&mut self, now: Time) {
-        let is_over = |rests: &VecDeque<Rest>| rests.front().is_some_and(|rest| rest.since + TIME_MAX <= now);
-        while is_over(&self.told) {
+        let is_over =
+            |rests: &VecDeque<Rest>, time| rests.front().is_some_and(|rest| rest.since + time <= now);
+        while is_over(&self.told, TOLD_TIME) {
             self.told.pop_front();
         }
-        while is_over(&self.kept) {
+        while is_over(&self.kept, TIME_MAX) {
             self.tell(0, now);
         }
         if !self.has_some() {

@@ -24,7 +24,7 @@ fn pass(rests: &mut Rests, bytes: &[u8], piece: usize, room: usize) -> Vec<u8> {
         while !piece.is_empty() {
             let mut space = vec![0; room];
             let mut buf = ReadBuf::new(&mut space);
-            let taken = rests.take(piece, &mut buf.unfilled());
+            let taken = rests.take(piece, &mut buf.unfilled(), || NOW);
             assert!(taken > 0 || !buf.filled().is_empty(), "it goes on");
             piece = &piece[taken..];
             passed.extend_from_slice(buf.filled());
@@ -77,8 +77,10 @@ fn reset_for_no_error_is_kept_back_until_its_time() {
             assert_eq!(rests.take_said(), b"");
             rests.pass_time(NOW + TIME_MAX);
             assert_eq!(rests.take_said(), reset);
-            assert_eq!(rests.next(), Some(NOW + 2 * TIME_MAX));
-            rests.pass_time(NOW + 2 * TIME_MAX);
+            assert_eq!(rests.next(), Some(NOW + TOLD_TIME), "of the other stream");
+            rests.pass_time(NOW + TOLD_TIME);
+            assert_eq!(rests.next(), Some(NOW + TIME_MAX + TOLD_TIME));
+            rests.pass_time(NOW + TIME_MAX + TOLD_TIME);
             assert_eq!(rests.next(), None);
         } else {
             assert!(left.len() >= all.len() - RESET_BYTES, "a reset in two pieces may leave at once");
