@@ -86,7 +86,7 @@ fn read_head(client: &mut Client) -> String {
 }
 
 /// `/echo` and CONNECT send back what comes; `/elsewhere` does so on another thread; `/gate` reads nothing until the test opens it;
-/// `/large` sends [`LARGE`] bytes; `/refused` takes the upgrade and says 200.
+/// `/large` sends [`LARGE`] bytes; `/refused` takes the upgrade and says 200, `/late` once the test opens the gate.
 async fn answer(
     mut request: Request<Incoming>,
     shard: Shard,
@@ -95,6 +95,9 @@ async fn answer(
     let path = request.uri().path().to_owned();
     let upgrade = hyper::upgrade::on(&mut request);
     let mut response = Response::new(String::new());
+    if path == "/late" {
+        gate.acquire().await.unwrap().forget();
+    }
     let runs = run(upgrade, path.clone(), seen, gate);
     match &*path {
         "/elsewhere" => {
@@ -105,7 +108,7 @@ async fn answer(
         _ => drop(shard.spawn(runs)),
     }
     *response.status_mut() = match (request.method(), &*path) {
-        (_, "/refused") | (&Method::CONNECT, _) => StatusCode::OK,
+        (_, "/refused" | "/late") | (&Method::CONNECT, _) => StatusCode::OK,
         _ => StatusCode::SWITCHING_PROTOCOLS,
     };
     Ok(response)
@@ -245,6 +248,19 @@ fn service_hears_that_its_tunnel_broke_and_a_drain_waits_for_it() {
     assert_eq!(kept.read_to_end(), (b"over".to_vec(), End::Fin));
     watch::ended(rig.running);
     assert_eq!(rig.seen.ended.load(SeqCst), 1);
+}
+
+#[test]
+fn upgrade_that_waits_for_its_answer_counts() {
+    let rig = Rig::start(no_time_limits(), HttpOptions::default());
+    let mut client = rig.client();
+    client.write(format!("GET /late {UPGRADE}").as_bytes());
+    eventually("what it holds counts", SOON, || rig.held() >= 16 << 10);
+    rig.gate.add_permits(1);
+    assert!(read_answer(&mut client).0.starts_with("HTTP/1.1 200 "));
+    eventually("it holds nothing", SOON, || rig.held() < 16 << 10);
+    drop(client);
+    ringserve_tests::finish(rig.running);
 }
 
 #[test]

@@ -150,6 +150,71 @@ fn rapid_resets_and_continuations_end_their_connection() {
 }
 
 #[test]
+fn stream_that_is_reset_waits_for_no_memory() {
+    // No tick of a connection comes within the test, and three quarters of 512 KiB are for answers.
+    let hour = Duration::from_secs(3600);
+    let options = HttpOptions::default().rate_window(hour).response_timeout(None).http2_idle_timeout(None);
+    let limits = no_time_limits().frame_bytes_max(64 << 10).inbox_bytes_high(64 << 10);
+    let limits = limits.outbox_bytes_high(64 << 10).outbox_bytes_low(16 << 10).outbox_bytes_max(256 << 10);
+    let rig = Rig::start_with(limits.held_bytes_max(512 << 10), options);
+    let held = || rig.running.stats_now().shards[0].held_bytes;
+    let small = || Client::with_small_window(rig.running.local_addrs()[0]);
+    let mut deaf: Vec<Client> = (0..20).map(|_| small()).collect();
+    deaf.iter_mut().for_each(|client| client.write(b"GET /pieces HTTP/1.1\r\nhost: x\r\n\r\n"));
+    eventually("memory is used up", SOON, || held() > (384 - 64) << 10);
+    let mut client = rig.client();
+    client.write(&[frames::PREFACE, frames::SETTINGS, &frames::request(1, true, "/pieces")].concat());
+    while frames::next(&mut client).0 != 0 {}
+    // It waits for its second piece.
+    client.write(&[&frames::frame(3, 0, 1, &8u32.to_be_bytes()), frames::PING].concat());
+    while frames::next(&mut client).0 != 6 {}
+    drop(deaf);
+    watch::holds(&rig.running, 1);
+    eventually("nothing is reserved", SOON, || held() < 64 << 10);
+    drop(client);
+    ringserve_tests::finish(rig.running);
+}
+
+/// Has `count` uploads answered before they are through, waits for a reset or not, and ends them with trailers. True if the
+/// connection serves on.
+fn takes_trailers(rig: &Rig, count: u32, waits: bool) -> bool {
+    let streams = || (0..count).map(|n| 2 * n + 1);
+    let mut client = rig.client();
+    let heads: Vec<u8> = streams().flat_map(|stream| frames::request(stream, false, "/")).collect();
+    client.write(&[frames::PREFACE, frames::SETTINGS, &heads].concat());
+    for _ in streams() {
+        answered_stream(&mut client);
+    }
+    if waits {
+        reset_stream(&mut client);
+    }
+    for stream in streams() {
+        // The field has a number from then on, to which the others refer.
+        let field = if stream == 1 { &b"\x40\x01a\x01b"[..] } else { b"\xbf" };
+        client.write(&[frames::frame(1, 1, stream, b""), frames::frame(9, 4, stream, field)].concat());
+    }
+    let last = 2 * count + 1;
+    client.write(&frames::request(last, true, "/"));
+    loop {
+        match frames::next(&mut client) {
+            (7, ..) => return false,
+            (1, _, stream, _) if stream == last => return true,
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn trailers_behind_an_early_answer_end_no_connection() {
+    let rig = Rig::start(HttpOptions::default());
+    // hyper forgets all but 50 at once, and those after a second: so a machine that stands still may make it fail.
+    for (count, waits) in [(1, true), (70, false)] {
+        assert!((0..10).any(|_| takes_trailers(&rig, count, waits)), "{count}");
+    }
+    ringserve_tests::finish(rig.running);
+}
+
+#[test]
 fn streams_of_a_connection_share_what_is_kept_for_sending() {
     const STREAMS: u32 = 20;
     let rig = Rig::start(HttpOptions::default().connection_send_bytes_max(64 << 10));

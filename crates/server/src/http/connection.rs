@@ -156,6 +156,8 @@ struct WatchedConnection<'a> {
 struct Heads {
     /// `None` while a request runs.
     until: Option<Time>,
+    /// Bytes that were read when that was set.
+    read: u64,
     /// Goes off then or earlier.
     sleep: Option<ShardTimerSleep>,
 }
@@ -214,7 +216,7 @@ impl WatchedConnection<'_> {
     }
 
     /// True if the head of a request of HTTP/1.1 did not come in time. No request sets a sleep: one that goes off early
-    /// is set again.
+    /// is set again. A service may answer first and read then: what comes of that body at its rate is waited for too.
     fn is_silent(&self, heads: &mut Heads, task: &mut Context<'_>) -> bool {
         let Some(time) = self.head_time else { return false };
         let time_read = self.watch.take_time();
@@ -225,17 +227,24 @@ impl WatchedConnection<'_> {
             return false;
         }
         let now = || time_read.unwrap_or_else(|| self.timer.time());
-        let until = *heads.until.get_or_insert_with(|| now() + time);
-        loop {
+        if heads.until.is_none() {
+            (heads.until, heads.read) = (Some(now() + time), self.watch.bytes_read());
+        }
+        while let Some(until) = heads.until {
             let sleep = heads.sleep.get_or_insert_with(|| self.timer.until(until));
             if Pin::new(sleep).poll(task).is_pending() {
                 return false;
             }
             heads.sleep = None;
-            if self.timer.time() >= until {
-                return true;
+            let now = self.timer.time();
+            if now >= until {
+                if !self.watch.body_came(heads.read, time) {
+                    return true;
+                }
+                (heads.until, heads.read) = (Some(now + time), self.watch.bytes_read());
             }
         }
+        false
     }
 
     /// Waits for the time of uploads that were answered early.

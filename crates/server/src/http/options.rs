@@ -46,7 +46,8 @@ pub struct HttpOptions {
     pub versions: HttpVersions,
     /// Time for the head of a request of HTTP/1.1, from the first moment the server waits for it: so a connection that is
     /// kept alive and asks for nothing ends after this time too. With HTTP/2, and until it is clear which one it is, the
-    /// time for the first 24 bytes. Off with `None`: then [`Limits::first_frame_timeout`](crate::Limits::first_frame_timeout) and
+    /// time for the first 24 bytes. What a service of HTTP/1.1 reads of a body behind its answer may come meanwhile, at
+    /// [`body_bytes_per_second_min`](HttpOptions::body_bytes_per_second_min) over this time. Off with `None`: then [`Limits::first_frame_timeout`](crate::Limits::first_frame_timeout) and
     /// [`Limits::idle_timeout`](crate::Limits::idle_timeout) are all there is. Default 30 s, as hyper has it.
     pub header_timeout: Option<Duration>,
     /// Bytes of the head of a request, at most [`buffer_bytes_max`](HttpOptions::buffer_bytes_max). More is answered with

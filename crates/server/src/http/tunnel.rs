@@ -37,6 +37,9 @@ const HELD_MAX: usize = 64 << 10;
 /// What a tunnel counts as held is rounded up to this, so that short messages change the account of the shard seldom.
 const HELD_STEP: usize = 4096;
 
+/// What a seed holds: hyper has two buffers of 8 KiB for its connection over a pipe.
+pub(super) const SEED_BYTES: usize = 18 << 10;
+
 /// The request that hyper's connection over a pipe reads.
 const SEED: &[u8] = b"GET / HTTP/1.1\r\nhost:\r\nconnection: upgrade\r\nupgrade: bytes\r\n\r\n";
 

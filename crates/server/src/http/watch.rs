@@ -25,6 +25,7 @@ use ringserve_core::{Reservation, Time};
 
 use farewell::Farewell;
 pub(super) use farewell::request_bytes;
+pub(super) use memory::SeedBytes;
 
 use super::client_info::ClientInfo;
 use super::options::HttpOptions;
@@ -50,6 +51,8 @@ pub(super) struct Bounds {
     window: u32,
     /// Bytes that have to pass in a window; 0 is no bound.
     window_bytes: u64,
+    /// The same in a second.
+    bytes_per_second: f64,
     /// Bytes in one tick with which a request body counts as being sent.
     tick_bytes: u64,
     /// `u32::MAX`, which takes centuries, is no bound here.
@@ -79,6 +82,7 @@ impl Bounds {
             rate_window: window,
             window: ticks(window),
             window_bytes: bytes(window),
+            bytes_per_second: options.body_bytes_per_second_min as f64,
             tick_bytes: bytes(tick).max(1),
             answer: options.response_timeout.map_or(u32::MAX, ticks),
             request: options.request_timeout.map_or(u32::MAX, ticks),
@@ -179,6 +183,8 @@ pub(super) struct Watch {
     held_from: Cell<u64>,
     /// Where the last read began.
     read_from: Cell<u64>,
+    /// The latest request of HTTP/1.1 has a body.
+    has_body: Cell<bool>,
     /// Bytes that the connection counts as held by hyper.
     counted: Cell<usize>,
     http2: Cell<bool>,
@@ -201,6 +207,8 @@ pub(super) struct Watch {
     next: Cell<Option<Rc<Watching>>>,
     /// Bytes of all responses that hyper holds, without what HTTP/1.1 copied to its own buffer.
     held: Cell<usize>,
+    /// Of those that the services of requests may be given in place of hyper's upgrades.
+    seeds: Cell<usize>,
     /// Pieces of responses that hyper holds, if they are large and their bytes can be shared.
     shared: RefCell<Vec<Bytes>>,
     /// True if a response is held back, since that is too much.
@@ -258,6 +266,7 @@ impl Watch {
             fate,
             held_from: Cell::default(),
             read_from: Cell::default(),
+            has_body: Cell::default(),
             counted: Cell::default(),
             http2: Cell::default(),
             reading: Cell::default(),
@@ -270,6 +279,7 @@ impl Watch {
             cursor: Cell::default(),
             next: Cell::default(),
             held: Cell::default(),
+            seeds: Cell::default(),
             shared: RefCell::default(),
             holds_back: Cell::default(),
             read_before: Cell::default(),
@@ -353,6 +363,7 @@ impl Watch {
         if !http2 {
             // The one before it is over.
             self.held_from.set(self.read_from.get());
+            self.has_body.set(has_body);
         }
         let watching = self.entry(http2, has_body);
         if http2 {
@@ -425,6 +436,18 @@ impl Watch {
     /// True if a connection of HTTP/1.1 waits for the head of a request.
     pub(super) fn awaits_head(&self) -> bool {
         self.reading.get() && self.is_quiet()
+    }
+
+    /// All that was read until now.
+    pub(super) fn bytes_read(&self) -> u64 {
+        self.read.get()
+    }
+
+    /// True if the rest of a body, of a request of HTTP/1.1 that was answered, came in the last `time`, in which what is behind the
+    /// first `from` bytes was read, or as much of it as its rate asks for.
+    pub(super) fn body_came(&self, from: u64, time: Duration) -> bool {
+        let enough = (self.bounds.bytes_per_second * time.as_secs_f64()) as u64;
+        self.has_body.get() && self.farewell.body_came(from, self.read.get(), enough.max(1))
     }
 
     /// Has the connection become something else when hyper leaves it, or not.
@@ -574,8 +597,14 @@ impl Watching {
         self.answered.set(true);
     }
 
-    pub(super) fn set_task(&self, runs: bool) {
-        self.task.set(runs);
+    pub(super) fn begin_task(&self) {
+        self.task.set(true);
+    }
+
+    /// The task is over, or dropped. Its body waits for nothing any more.
+    pub(super) fn end_task(&self) {
+        self.task.set(false);
+        self.memory.set(None);
     }
 
     /// Wakes this one when the request is to end.

@@ -21,7 +21,7 @@ use super::host::has_valid_host;
 use super::tunnel::Seed;
 #[cfg(feature = "websocket")]
 use super::upgrade::{self, Offered};
-use super::watch::{Excess, Watch, Watching, request_bytes};
+use super::watch::{Excess, SeedBytes, Watch, Watching, request_bytes};
 
 use crate::shard::handle::Shard;
 
@@ -153,8 +153,8 @@ where
 /// What a connection, or a stream of HTTP/2, becomes where its request is answered so.
 struct Switch {
     is_connect: bool,
-    /// With HTTP/1.1; `None` where the service was promised nothing.
-    seed: Option<Seed>,
+    /// With HTTP/1.1, and what it holds; `None` where the service was promised nothing.
+    seed: Option<(Seed, SeedBytes)>,
     /// A number by which the service may find its connection, until it answered.
     _offered: Option<Offered>,
 }
@@ -164,7 +164,11 @@ impl<S> Watched<S> {
     fn switch(&self, request: &mut Request<Incoming>, watching: &Rc<Watching>) -> Box<Switch> {
         Box::new(Switch {
             is_connect: request.method() == Method::CONNECT,
-            seed: if watching.is_http2() { None } else { Seed::plant(request) },
+            seed: if watching.is_http2() {
+                None
+            } else {
+                Seed::plant(request).map(|seed| (seed, SeedBytes::hold(&self.watch)))
+            },
             #[cfg(feature = "websocket")]
             _offered: Some(upgrade::offer(request, &self.shard, &self.watch, watching)),
             #[cfg(not(feature = "websocket"))]
@@ -187,7 +191,7 @@ impl Switch {
             // hyper makes a task that sends what comes instead, before another request begins.
             watching.await_task();
             watching.set_upgraded();
-        } else if let Some(seed) = self.seed {
+        } else if let Some((seed, _)) = self.seed {
             watching.begins(seed);
         }
     }
@@ -415,7 +419,7 @@ impl<F: Future<Output = ()> + 'static> Executor<F> for StreamExecutor {
     fn execute(&self, future: F) {
         match self.watch.take_next() {
             Some(watching) => {
-                watching.set_task(true);
+                watching.begin_task();
                 self.shard.spawn(WatchedStream { future, watching });
             }
             // What comes of CONNECT.
@@ -433,6 +437,12 @@ pin_project! {
         future: F,
         watching: Rc<Watching>,
     }
+
+    impl<F> PinnedDrop for WatchedStream<F> {
+        fn drop(this: Pin<&mut Self>) {
+            this.watching.end_task();
+        }
+    }
 }
 
 impl<F: Future<Output = ()>> Future for WatchedStream<F> {
@@ -445,7 +455,6 @@ impl<F: Future<Output = ()>> Future for WatchedStream<F> {
             this.watching.keep_waker(task.waker());
             return Poll::Pending;
         }
-        this.watching.set_task(false);
         Poll::Ready(())
     }
 }

@@ -75,6 +75,12 @@ impl Farewell {
         is_last
     }
 
+    /// True if the latest request goes on behind the first `from` bytes, and ended among the `read` ones, or `enough` of it are there.
+    pub(super) fn body_came(&self, from: u64, read: u64, enough: u64) -> bool {
+        let ends = self.ends.get();
+        from < ends && (ends <= read || read - from >= enough)
+    }
+
     /// All that comes behind the first `arrived` bytes comes too late. True if the last answer, if there was one since the last
     /// look, said so.
     fn is_said(&self, arrived: u64) -> bool {
@@ -152,6 +158,19 @@ mod tests {
         farewell.request(500, 180, 230);
         assert!(farewell.is_last(true, 230, false));
         assert!(!farewell.is_last(false, 230, false), "a head whose length is another one");
+    }
+
+    #[test]
+    fn rest_of_a_body_comes_at_its_rate_or_ends() {
+        let farewell = Farewell::default();
+        farewell.request(1000, 0, 100);
+        assert!(!farewell.body_came(100, 199, 100));
+        assert!(farewell.body_came(100, 200, 100));
+        assert!(farewell.body_came(999, 1000, 100), "its last byte");
+        assert!(!farewell.body_came(1000, 5000, 100), "what is behind it is a head");
+        farewell.request(UNKNOWN, 1000, 1100);
+        assert!(farewell.body_came(1100, 1200, 100));
+        assert!(!farewell.body_came(1100, 1199, 100));
     }
 
     #[test]

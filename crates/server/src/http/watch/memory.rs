@@ -15,6 +15,7 @@ use hyper::body::Bytes;
 use ringserve_core::internals::OWNED_BYTES_MIN;
 
 use super::{Watch, Watching};
+use crate::http::tunnel::SEED_BYTES;
 
 /// What hyper holds is counted in steps of this many bytes, so that a small request changes the account of the shard once.
 const COUNT_STEP: usize = 4096;
@@ -50,7 +51,7 @@ impl Watch {
 
     /// Counts what hyper holds for the connection, rounded up.
     pub(super) fn count(&self) {
-        let held = self.received_held() as usize + self.held.get();
+        let held = self.received_held() as usize + self.held.get() + self.seeds.get();
         #[cfg(feature = "websocket")]
         let held = held + self.upgraded_held.get();
         let held = held.next_multiple_of(COUNT_STEP);
@@ -59,6 +60,24 @@ impl Watch {
         {
             fate.set_held(held);
         }
+    }
+}
+
+/// What one seed holds, until its request is answered.
+pub(in crate::http) struct SeedBytes(Rc<Watch>);
+
+impl SeedBytes {
+    pub(in crate::http) fn hold(watch: &Rc<Watch>) -> SeedBytes {
+        watch.seeds.set(watch.seeds.get() + SEED_BYTES);
+        watch.count();
+        SeedBytes(watch.clone())
+    }
+}
+
+impl Drop for SeedBytes {
+    fn drop(&mut self) {
+        self.0.seeds.set(self.0.seeds.get() - SEED_BYTES);
+        self.0.count();
     }
 }
 
