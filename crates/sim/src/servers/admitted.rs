@@ -12,18 +12,24 @@ use std::time::Duration;
 
 use ringserve_server::admission::{Admission, IpList, RefusedBy};
 use ringserve_server::framing::Lines;
-use ringserve_server::testing::{Net, Sim, SimServer};
+use ringserve_server::testing::{Fault, Net, Sim, SimServer};
 use ringserve_server::time::Time;
 use ringserve_server::{Closed, Cx, Frame, Opening, Peer, Refusal, Server, ServerControl, Service, Shard};
 
 use super::cover::Cover;
-use super::plan::Plan;
+use super::plan::{Deed, Plan};
 use crate::rng::Rng;
 
 /// Where it listens.
 const ADDR: ([u8; 4], u16) = ([10, 0, 0, 3], 7100);
 
 const SECOND: u64 = 1_000_000_000;
+
+/// The time in which connections may have come that a shard sees late, of the server.
+const LATE_MAX: u64 = 10 * SECOND;
+
+/// How long a shard is away at most where the machine does not sleep, with the time in which it catches up.
+const AWAY_MAX: u64 = 4 * SECOND;
 
 /// What the first line of a connection says.
 const HELLO: &str = "hello";
@@ -115,6 +121,15 @@ pub fn slope(time: u64, whole: u64) -> u64 {
     below as u64 + time.saturating_sub(whole)
 }
 
+/// For how long connections may have waited that are judged by the rate of that time.
+fn away_max(plan: &Plan, seed: u64) -> u64 {
+    match plan.faults.clone().drawn(seed).once_in(Fault::ShardStalls) {
+        _ if plan.deeds.iter().any(|(_, deed)| *deed == Deed::Suspend) => LATE_MAX,
+        0 => 0,
+        _ => AWAY_MAX,
+    }
+}
+
 /// True if there were more than may be in some time until now. Times are in nanoseconds, and in their order.
 fn window_is_over(times: &[u64], now: u64, rate: (u32, u32)) -> bool {
     is_over(times, 0, now, rate)
@@ -149,6 +164,8 @@ struct Book {
     began_at: Duration,
     /// Of all hosts that are not allowed, by the clock with a slope.
     let_in: Vec<u64>,
+    /// The longest that one of its shards is away, or behind.
+    away_max: u64,
     control: Option<ServerControl>,
     cover: Cover,
 }
@@ -165,7 +182,7 @@ impl Book {
     }
 
     fn opened(&mut self, address: IpAddr, now: Time, is_draining: bool) {
-        let now = now.as_nanos();
+        let (now, away_max) = (now.as_nanos(), self.away_max);
         let (count, rate, of_all) = (self.drawn.per_address, self.drawn.rate, self.drawn.rate_of_all);
         let host = self.host(address);
         let standing = host.standing;
@@ -179,7 +196,8 @@ impl Book {
         if standing == Standing::Allowed {
             return self.cover.count("admission", "allowed");
         }
-        let (live, is_over) = (host.live, rate.is_some_and(|rate| window_is_over(&host.let_in, now, rate)));
+        let (live, is_over) =
+            (host.live, rate.is_some_and(|rate| window_is_over(&host.let_in, now + away_max, rate)));
         assert!(
             count.is_none_or(|count| live <= count),
             "a peer has {live} connections, and may have {count:?}"
@@ -284,6 +302,7 @@ impl Admitted {
             began: 0,
             began_at: sim.now(),
             let_in: Vec::new(),
+            away_max: away_max(plan, sim.seed()),
             control: None,
             cover: cover.clone(),
         }));
@@ -296,7 +315,8 @@ impl Admitted {
                 Ok(())
             });
             let (counts, let_in) = (Vec::new(), Vec::new());
-            book.borrow_mut().hosts.push(Source { address, standing, live: 0, counts, let_in, refused: 0 });
+            let source = Source { address, standing, live: 0, counts, let_in, refused: 0 };
+            book.borrow_mut().hosts.push(source);
         }
         let listed = |of: Standing| -> IpList {
             let book = book.borrow();
