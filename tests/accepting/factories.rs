@@ -117,7 +117,7 @@ impl Drop for Lock {
 }
 
 /// Answers once it may.
-struct Waits(Arc<AtomicBool>);
+pub(crate) struct Waits(pub(crate) Arc<AtomicBool>);
 
 impl Service for Waits {
     type Session = ();

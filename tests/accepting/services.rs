@@ -22,6 +22,8 @@ use ringserve::{
 };
 use ringserve_tests::{SOON, eventually};
 
+use crate::factories::Waits;
+
 /// Replies with its name, the number of its calls on this shard, and the frame.
 struct Named {
     name: &'static str,
@@ -237,7 +239,7 @@ fn service_is_served_until_the_one_before_it_has_ended() {
                 tcp(any_port()).framing(Lines::default()).name("replica").drains_after("clients"),
                 Named::new("replica"),
             )
-            .service(clients, move |_shard| Until(until.clone()))
+            .service(clients, move |_shard| Waits(until.clone()))
             .start()
             .unwrap();
         let [replica, clients] = running.local_addrs().to_vec()[..] else { panic!("there are two") };
@@ -260,22 +262,6 @@ fn service_is_served_until_the_one_before_it_has_ended() {
         }
         drop((replicas, client));
         running.wait().unwrap();
-    }
-}
-
-/// Answers once it may.
-struct Until(Arc<AtomicBool>);
-
-impl Service for Until {
-    type Session = ();
-    type Error = Infallible;
-
-    async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
-        while !self.0.load(SeqCst) {
-            cx.sleep(Duration::from_millis(2)).await;
-        }
-        cx.reply(frame);
-        Ok(())
     }
 }
 

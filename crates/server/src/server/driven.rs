@@ -9,7 +9,7 @@ use ringserve_core::framing::TypedFraming;
 use ringserve_core::{Address, Driver};
 use ringserve_drivers::UringConfig;
 
-use super::builder::{Server, Several};
+use super::builder::Server;
 use super::error::Error;
 use super::launch::{RunShard, give_up};
 use super::listen::addr::Bind;
@@ -19,6 +19,7 @@ use super::prepared::{CheckLimits, Described, Prepared};
 use super::running::ServerHandle;
 use super::runtime::Runtime;
 use super::serves::{Kept, Serves};
+use super::several::Several;
 use super::starting::Starting;
 use crate::service::IntoService;
 use crate::shard::handle::Shard;

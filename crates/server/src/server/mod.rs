@@ -18,6 +18,7 @@ pub(crate) mod prepared;
 pub(crate) mod running;
 pub(crate) mod runtime;
 pub(crate) mod serves;
+pub(crate) mod several;
 mod signals;
 pub(crate) mod socket_options;
 pub(crate) mod starting;
