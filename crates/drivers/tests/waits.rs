@@ -2,14 +2,18 @@
 
 mod common;
 
+use std::fs;
 use std::io::Write as _;
 use std::net::TcpStream;
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{PATIENCE, Rig, Tested, small, small_epoll};
 use ringserve_core::{Budget, Completion, Driver, Wait};
 use ringserve_drivers::{Epoll, EpollConfig, SystemKernel, Uring, UringConfig};
+use rustix::process::Pid;
+use rustix::thread::gettid;
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
@@ -50,6 +54,13 @@ fn a_wait_after_a_longer_one_ends_in_time_on_epoll() {
 /// Much longer than what is done meanwhile takes.
 const COALESCE: Duration = Duration::from_secs(1);
 
+/// True if a thread of this process sleeps.
+fn sleeps(thread: Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/self/task/{}/stat", thread.as_raw_nonzero())).unwrap();
+    // Its name, in parentheses, may have any others inside.
+    stat.rsplit_once(") ").unwrap().1.starts_with('S')
+}
+
 /// Two connections whose bytes come one by one.
 struct Pair<D> {
     rig: Rig<D>,
@@ -71,19 +82,29 @@ impl<D: Tested> Pair<D> {
         self.rig.events.clear();
     }
 
-    /// One turn, in whose wait 8 bytes come. Returns how many of them it brought, and with how many enters.
-    fn one_turn(&mut self) -> (usize, u64) {
+    /// One turn, in whose wait a byte comes, and 7 more if that does not end it within `time`. Returns how many of them it brought,
+    /// and with how many enters.
+    fn one_turn(&mut self, time: Duration) -> (usize, u64) {
         let mut peers = self.peers.each_ref().map(|peer| peer.try_clone().unwrap());
         let before = self.rig.driver.stats().enters;
+        let (ends, end) = mpsc::channel();
+        let driver = gettid();
         let writes = thread::spawn(move || {
-            for n in 0..8 {
-                thread::sleep(Duration::from_millis(10));
-                peers[n % 2].write_all(b"x").unwrap();
+            let started = Instant::now();
+            while !sleeps(driver) {
+                assert!(started.elapsed() < PATIENCE, "the turn does not wait");
+                thread::yield_now();
+            }
+            peers[0].write_all(b"x").unwrap();
+            if end.recv_timeout(time).is_err() {
+                (1..8).for_each(|n| peers[n % 2].write_all(b"x").unwrap());
             }
         });
         self.rig.driver.defer_sent();
         self.rig.turn_woken();
         let enters = self.rig.driver.stats().enters - before;
+        // The writer may be gone, as it wrote all.
+        let _ = ends.send(());
         writes.join().unwrap();
         let bytes = self.rig.events.drain(..).map(|event| match event {
             Completion::Received { lease, .. } => lease.len(),
@@ -96,14 +117,14 @@ impl<D: Tested> Pair<D> {
 fn comes_together<D: Tested>(coalescing: &D::Config, plain: &D::Config) {
     let mut pair = Pair::<D>::new(plain);
     pair.hear_both();
-    assert_eq!(pair.one_turn(), (1, 1), "the first ends the wait");
+    assert_eq!(pair.one_turn(COALESCE / 2), (1, 1), "the first ends the wait");
 
     let mut pair = Pair::<D>::new(coalescing);
-    assert_eq!(pair.one_turn(), (1, 1), "nothing came before, so the first ends the wait");
+    assert_eq!(pair.one_turn(COALESCE / 2), (1, 1), "nothing came before, so the first ends the wait");
     pair.rig.calm();
     pair.rig.events.clear();
     pair.hear_both();
-    assert_eq!(pair.one_turn(), (8, 1), "all come in one turn");
+    assert_eq!(pair.one_turn(COALESCE / 100), (8, 1), "all come in one turn");
     pair.rig.settled();
 }
 
