@@ -124,7 +124,7 @@ fn comes_together<D: Tested>(coalescing: &D::Config, plain: &D::Config) {
     pair.rig.calm();
     pair.rig.events.clear();
     pair.hear_both();
-    assert_eq!(pair.one_turn(COALESCE / 100), (8, 1), "all come in one turn");
+    assert_eq!(pair.one_turn(Duration::ZERO), (8, 1), "all come in one turn");
     pair.rig.settled();
 }
 
