@@ -9,6 +9,7 @@ use std::task::{Context, Poll, ready};
 
 use hyper::body::{Body, Buf, Bytes, Frame, Incoming, SizeHint};
 use hyper::header::{CONNECTION, HeaderValue, RETRY_AFTER};
+use hyper::http::Extensions;
 use hyper::rt::Executor;
 use hyper::service::Service;
 use hyper::{Method, Request, Response, StatusCode, Version};
@@ -46,15 +47,16 @@ pub(super) struct Watched<S> {
     watch: Rc<Watch>,
     serving: Serving,
     shard: Shard,
-    /// What each request is given, once there was one.
+    /// What each request is given, once there was one; and as extensions of a request that has no others.
     client: OnceCell<ClientInfo>,
+    extensions: OnceCell<Extensions>,
     site: OnceCell<Rc<Site>>,
 }
 
 impl<S> Watched<S> {
     pub(super) fn new(service: S, watch: Rc<Watch>, serving: Serving, shard: &Shard) -> Watched<S> {
-        let (client, site) = Default::default();
-        Watched { service, watch, serving, shard: shard.clone(), client, site }
+        let (client, extensions, site) = Default::default();
+        Watched { service, watch, serving, shard: shard.clone(), client, extensions, site }
     }
 
     fn client(&self) -> Option<&ClientInfo> {
@@ -62,6 +64,23 @@ impl<S> Watched<S> {
             _ = self.client.set(self.watch.client_info(self.shard.index())?);
         }
         self.client.get()
+    }
+
+    /// Tells a request who asks, which has other extensions or not.
+    #[inline]
+    fn introduce(&self, request: &mut Request<Incoming>, has_others: bool) {
+        let Some(client) = self.client() else { return };
+        if has_others {
+            request.extensions_mut().insert(client.clone());
+            return;
+        }
+        // A copy costs less than to insert into an empty map.
+        let extensions = self.extensions.get_or_init(|| {
+            let mut extensions = Extensions::new();
+            extensions.insert(client.clone());
+            extensions
+        });
+        *request.extensions_mut() = extensions.clone();
     }
 
     /// The line of a request in the access log.
@@ -137,9 +156,7 @@ where
             return Answering { future: None, watching, switch: None, refused, line };
         }
         let switch = if upgrades { Some(self.switch(&mut request, &watching)) } else { None };
-        if let Some(client) = self.client() {
-            request.extensions_mut().insert(client.clone());
-        }
+        self.introduce(&mut request, upgrades);
         Answering {
             future: Some(self.service.call(request)),
             watching,
@@ -395,7 +412,11 @@ impl<D: Buf> Buf for Piece<D> {
 
 impl<D: Buf> Drop for Piece<D> {
     fn drop(&mut self) {
-        self.watching.let_go(self.data.remaining(), false);
+        let left = self.data.remaining();
+        // Mostly all of it was sent.
+        if left > 0 {
+            self.watching.let_go(left, false);
+        }
         if let Some(address) = self.shared {
             self.watching.unshare(address);
         }

@@ -61,12 +61,12 @@ impl Farewell {
     }
 
     /// True if an answer that leaves now is the last one, where `read` bytes were read in all and `unread` ones wait.
-    fn is_last(&self, has_body: bool, read: u64, unread: bool) -> bool {
+    fn is_last(&self, has_body: bool, read: u64, unread: impl FnOnce() -> bool) -> bool {
         let ends = self.ends.get();
         let is_last = match self.says.get() {
             Says::Nothing => return false,
             // A body that has not all come is not waited for.
-            Says::AtTheEnd => !unread && ends != UNKNOWN && (ends == read || (has_body && ends > read)),
+            Says::AtTheEnd => ends != UNKNOWN && (ends == read || (has_body && ends > read)) && !unread(),
             Says::From(arrived) => ends >= arrived,
         };
         if !is_last {
@@ -126,7 +126,7 @@ impl Watching {
     /// True if the answer of HTTP/1.1 that leaves now says that it is the last one.
     pub(in crate::http) fn is_last(&self) -> bool {
         let Some(connection) = self.connection.upgrade().filter(|_| !self.http2) else { return false };
-        connection.farewell.is_last(self.has_body, connection.read.get(), connection.has_unread())
+        connection.farewell.is_last(self.has_body, connection.read.get(), || connection.has_unread())
     }
 }
 
@@ -138,26 +138,26 @@ mod tests {
     fn answer_says_the_end_where_nothing_is_behind_its_request() {
         let farewell = Farewell::default();
         farewell.request(30, 0, 30);
-        assert!(!farewell.is_last(false, 30, false), "it was not told");
+        assert!(!farewell.is_last(false, 30, || false), "it was not told");
         farewell.begin();
         farewell.request(30, 30, 60);
-        assert!(farewell.is_last(false, 60, false));
-        assert!(!farewell.is_last(false, 60, true), "more waits");
-        assert!(!farewell.is_last(false, 61, false), "more was read");
+        assert!(farewell.is_last(false, 60, || false));
+        assert!(!farewell.is_last(false, 60, || true), "more waits");
+        assert!(!farewell.is_last(false, 61, || false), "more was read");
         // In two pieces.
         farewell.request(30, 80, 90);
-        assert!(farewell.is_last(false, 90, false));
+        assert!(farewell.is_last(false, 90, || false));
         // Three that came together.
         farewell.request(30, 90, 180);
-        assert!(!farewell.is_last(false, 180, false));
+        assert!(!farewell.is_last(false, 180, || false));
         farewell.request(40, 90, 180);
-        assert!(!farewell.is_last(false, 180, false));
+        assert!(!farewell.is_last(false, 180, || false));
         farewell.request(20, 90, 180);
-        assert!(farewell.is_last(false, 180, false));
+        assert!(farewell.is_last(false, 180, || false));
         // A body that has not come.
         farewell.request(500, 180, 230);
-        assert!(farewell.is_last(true, 230, false));
-        assert!(!farewell.is_last(false, 230, false), "a head whose length is another one");
+        assert!(farewell.is_last(true, 230, || false));
+        assert!(!farewell.is_last(false, 230, || false), "a head whose length is another one");
     }
 
     #[test]
@@ -178,14 +178,14 @@ mod tests {
         let farewell = Farewell::default();
         farewell.begin();
         farewell.request(30, 0, 90);
-        assert!(!farewell.is_last(false, 90, false));
+        assert!(!farewell.is_last(false, 90, || false));
         assert!(!farewell.is_said(90), "the client does not know");
         assert!(farewell.is_said(1000), "the first look holds");
         farewell.request(30, 0, 90);
-        assert!(!farewell.is_last(false, 90, false));
+        assert!(!farewell.is_last(false, 90, || false));
         farewell.request(30, 0, 200);
-        assert!(farewell.is_last(false, 200, true));
+        assert!(farewell.is_last(false, 200, || true));
         farewell.request(UNKNOWN, 200, 240);
-        assert!(farewell.is_last(true, 240, true), "one whose length is not known");
+        assert!(farewell.is_last(true, 240, || true), "one whose length is not known");
     }
 }
