@@ -27,7 +27,7 @@
 //!   served as before. Once they are let go ([`Shard::drain_lane`]) they have a separate wave, *Looking* and *Finishing* once more,
 //!   within the same time.
 //! * Connections to upstreams stay until the last accepted one is gone, since that one may need them. Then their queued bytes
-//!   leave, and they are closed.
+//!   leave, and they are closed. That includes those of other shards, as long as a shard [awaits](Shard::await_others) them.
 //! * *Aborted*, after [`ServerLimits::drain_timeout`](crate::ServerLimits::drain_timeout) or at the order: every connection is
 //!   reset.
 //! * Connections that are left [`GIVE_UP`] and [`LAST_LOOKS`] later are left behind: a completion of the driver did not come.
@@ -239,7 +239,8 @@ impl<O: Observer> Shard<O> {
     #[cold]
     #[inline(never)]
     pub(super) fn close_outbound(&mut self) {
-        let is_due = self.lanes.inbound() == 0 && self.has_stopped() && self.accepting.is_stopped();
+        let is_over = self.lanes.inbound() == 0 && self.has_stopped() && self.accepting.is_stopped();
+        let is_due = is_over && !self.outlasts();
         let Some(drain) = self.drain.as_mut().filter(|drain| is_due && !drain.outbound_closed) else {
             return;
         };
@@ -249,6 +250,18 @@ impl<O: Observer> Shard<O> {
                 self.finish(id, CloseReason::Shutdown);
             }
         }
+    }
+
+    /// Whether other shards have connections, whose calls may need this one or an upstream of it: until they have none, a shard
+    /// without connections is not [done](Shard::is_done) before its drain is aborted. True if that is new; a turn is due
+    /// once they have none.
+    pub fn await_others(&mut self, awaits: bool) -> bool {
+        core::mem::replace(&mut self.awaits_others, awaits) != awaits
+    }
+
+    /// True while it awaits them.
+    fn outlasts(&self) -> bool {
+        self.awaits_others && self.takes_newcomers()
     }
 
     /// True once connections to upstreams are being closed.
@@ -545,11 +558,11 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// True once the shard drained: no connection is left and none is accepted; or the driver did not end those that are [left
+    /// True once the shard drained: no connection is left, [here or elsewhere](Shard::await_others), and none is accepted; or the driver did not end those that are [left
     /// behind](Shard::left_behind).
     pub fn is_done(&self) -> bool {
         let Some(drain) = self.drain.as_ref().filter(|drain| drain.has_stopped()) else { return false };
-        let over = self.conns.is_empty() && self.accepting.is_stopped();
+        let over = self.conns.is_empty() && self.accepting.is_stopped() && !self.outlasts();
         (over || drain.stage == Stage::GivenUp) && self.events.is_empty()
     }
 

@@ -125,6 +125,8 @@ pub struct Shard<O: Observer = ()> {
     copy_always: bool,
     accepting: Accepting,
     drain: Option<Drain>,
+    /// Calls of connections that others have may still need this shard.
+    awaits_others: bool,
     /// Kept for its memory.
     scratch: Vec<ConnId>,
     fired: Vec<u32>,
@@ -184,6 +186,7 @@ impl<O: Observer> Shard<O> {
             short_from: short_from(&limits),
             copy_always: false,
             drain: None,
+            awaits_others: false,
             scratch: Vec::new(),
             fired: Vec::new(),
             lateness: Lateness::default(),

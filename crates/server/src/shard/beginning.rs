@@ -104,6 +104,10 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Beginning<D, V> {
 
     /// The order to stop ends the start, and what is waited for.
     pub(super) fn apply_command(&mut self) {
+        if self.shard.lane.command != Command::Serve {
+            // It had no calls.
+            self.shard.core.await_others(false);
+        }
         if self.shard.lane.command != Command::Serve && !self.serves() {
             if let Some(task) = self.task.take() {
                 self.shard.lane.common.shard.tasks().abort(task);

@@ -30,6 +30,11 @@ pub(super) enum Part {
     End,
 }
 
+/// All services as bits.
+fn bits(services: usize) -> u32 {
+    u32::MAX.checked_shr(u32::BITS - services as u32).unwrap_or_default()
+}
+
 impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
     pub(super) fn apply_orders(&mut self, core: &mut Core) {
         let command = self.remote.last_command();
@@ -41,7 +46,10 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
         self.common.works(StalledWork::Waker);
         match command {
             Command::Serve => {}
-            Command::Drain => core.drain(),
+            Command::Drain => {
+                core.await_others(true);
+                core.drain();
+            }
             Command::Abort => core.abort_all(),
         }
         if command != Command::Serve {
@@ -80,6 +88,12 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
             remotes.iter().for_each(|remote| remote.look_again());
         }
         let all = remotes.iter().fold(u32::MAX, |all, remote| all & remote.ended_services());
+        // Keys, tasks and upstreams are there until the last call that may ask for them.
+        let services = bits(ends.count());
+        let awaits = all & services != services;
+        if core.await_others(awaits) && !awaits {
+            self.remote.look_again();
+        }
         for service in 0..ends.count() {
             if ends.after(service) & !all == 0 {
                 core.drain_lane(lane_of(service));

@@ -8,6 +8,7 @@ use std::time::Duration;
 use ringserve_server::framing::Lines;
 use ringserve_server::limits::ServerLimits;
 use ringserve_server::listen::{Endpoints, tcp};
+use ringserve_server::sync::Mesh;
 use ringserve_server::testing::{Faults, Sim, SimServer};
 use ringserve_server::{Closed, Cx, Frame, Opening, Refusal, Server, Service, Several, Shard};
 
@@ -277,5 +278,45 @@ fn order_that_cannot_be_is_refused_with_both_names() {
         );
         let said = unknown.unwrap_err().to_string();
         assert!(said.ends_with("no service has the name b; there are a"), "{said}");
+    });
+}
+
+/// Asks all shards, some time after a line has come.
+struct AsksLater(Mesh<(), usize>);
+
+impl Service for AsksLater {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, _line: Frame) -> Result<(), Infallible> {
+        cx.sleep(HOLD).await;
+        let answers = self.0.on_all(|_shard| ()).await;
+        cx.reply(format!("{}", answers.into_iter().filter(Result::is_ok).count()));
+        Ok(())
+    }
+}
+
+#[test]
+fn call_in_a_drain_reaches_the_shards_without_connections() {
+    Sim::seeds(20).run(|sim| {
+        let mesh = Mesh::new();
+        let server = Server::bind("10.0.0.1:7000").shards(3).framing(Lines::default());
+        let server = sim.start(server, move |shard| {
+            let index = shard.index();
+            mesh.register(shard, move |_from, ()| index);
+            AsksLater(mesh.clone())
+        });
+        let server = server.unwrap();
+        sim.client("asks", async |net| {
+            let mut asks = net.connect("10.0.0.1:7000").await?;
+            asks.send("anything\n").await?;
+            assert_eq!(asks.line().await?.as_deref(), Some("3"));
+            Ok(())
+        });
+        sim.run_for(SECOND);
+        server.drain();
+        sim.run_until_done();
+        // No shard waits for the time of the drain.
+        assert!(sim.now() < 3 * HOLD, "{:?}", sim.now());
     });
 }
