@@ -300,6 +300,8 @@ fn orders_on_admission_outlive_the_process() {
     for path in [
         "/admission/deny?network=192.0.2.0/24,10.1.0.0/16&seconds=600",
         "/admission/forget?network=10.1.0.0/16",
+        // A whole family is said twice, and kept once.
+        "/admission/deny?network=::/0,::/0&seconds=60",
         "/admission/limit?per_address=20",
     ] {
         let answer = post(addr, path, "");
@@ -310,9 +312,11 @@ fn orders_on_admission_outlive_the_process() {
     let lab = kept(&file);
     let settings = lab.running.control().admission().settings();
     assert_eq!(settings[0].per_address, Some(20));
-    let [timed] = &settings[0].timed[..] else { panic!("{settings:?}") };
+    let [timed, family] = &settings[0].timed[..] else { panic!("{settings:?}") };
     assert_eq!((&*timed.network, timed.allows), ("192.0.2.0/24", false));
-    assert!((1..=600).contains(&timed.left.as_secs()), "{:?}", timed.left);
+    assert!((61..=600).contains(&timed.left.as_secs()), "{:?}", timed.left);
+    assert_eq!((&*family.network, family.allows), ("::/0", false));
+    assert!((1..=60).contains(&family.left.as_secs()), "{:?}", family.left);
     lab.finish();
     fs::write(&file, "deny all peers\n").unwrap();
     let error = refused(Admin::new(LOCAL).keep_admission(&file));
