@@ -336,14 +336,7 @@ impl<O: Observer> Shard<O> {
         let stage = self.looking(self.now + self.limits.drain_timeout);
         let (notified, has_next) =
             self.drain.as_ref().map_or((0, false), |drain| (drain.notified, drain.has_next));
-        let connections = self.accepting.used_by_all().unwrap_or(self.conns.len());
-        let most = (self.limits.drain_timeout - self.first_frame_time()) / 2;
-        let by_number = Duration::from_millis(connections as u64).min(most);
-        // The last ones have time to answer what came, and to say that they close.
-        let latest =
-            self.limits.drain_timeout.saturating_sub(LAST_LEAVERS.min(self.limits.drain_timeout / 2));
-        let spread = self.limits.drain_spread.map_or(by_number, |spread| spread.min(latest));
-        self.drain = Some(Drain { notified, has_next, spread, ..Drain::new(stage) });
+        self.drain = Some(Drain { notified, has_next, ..Drain::new(stage) });
         self.begins_aside = true;
         self.stop_listening();
         self.retry_accepts();
@@ -472,14 +465,30 @@ impl<O: Observer> Shard<O> {
             }
         }
         self.lanes.next_wave(Wave::Begins, Wave::Begun);
-        let (now, seed) = (self.now, self.now.as_nanos());
+        let (now, seed, spread) =
+            (self.now, self.now.as_nanos(), self.spread(served.len() + young.len(), left));
         let Some(drain) = &mut self.drain else { return };
-        let later = drain.spread.min(left.saturating_sub(first_frame));
+        drain.spread = spread;
+        let later = spread.min(left.saturating_sub(first_frame));
         drain.leavers.retain(|leavers| leavers.next().is_some());
         drain.leavers.extend([
-            Leavers::new(served, now, drain.spread.min(left), seed),
+            Leavers::new(served, now, spread, seed),
             Leavers::new(young, now + first_frame, later, !seed),
         ]);
+    }
+
+    /// The time over which the connections of a wave leave, so many of which are here, within the `left` time of the drain.
+    fn spread(&self, connections: usize, left: Duration) -> Duration {
+        // The last ones have time to answer what came, and to say that they close.
+        let latest = left.saturating_sub(LAST_LEAVERS.min(left / 2));
+        let by_number = || {
+            let here = self.conns.len().max(1);
+            let all = self.accepting.used_by_all().unwrap_or(here);
+            // Of all shards, on which the service has the same part.
+            let wave = (all * connections).div_ceil(here);
+            Duration::from_millis(wave as u64).min(left.saturating_sub(self.first_frame_time()) / 2)
+        };
+        self.limits.drain_spread.unwrap_or_else(by_number).min(latest)
     }
 
     /// Cuts connections whose moment has come.

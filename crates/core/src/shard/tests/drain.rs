@@ -189,15 +189,36 @@ fn every_connection_leaves_within_the_time_of_the_drain() {
 
 #[test]
 fn connections_of_other_shards_lengthen_the_spread() {
-    let (mut shard, _) = with_connections(0, Limits::default());
+    let mut shard = Tested::new(Limits::default(), 3, 1);
     let quota = Arc::new(Quota::new(100));
     shard.share_quota(quota.clone());
     let mut other = Tested::new(Limits::default(), 3, 1);
     other.share_quota(quota);
     other.begin(Time::ZERO, 3);
     (0..3).for_each(|number| _ = accept(&mut other, number));
+    shard.begin(Time::ZERO, 1);
+    accept(&mut shard, 0);
+    shard.end();
     drain_at(&mut shard, 5);
-    assert_eq!(shard.drain_spread(), millis(3));
+    assert_eq!(shard.drain_spread(), millis(4));
+}
+
+#[test]
+fn service_that_waits_for_another_leaves_over_its_own_time() {
+    let mut shard = Tested::new(Limits::default(), 2000, 1);
+    let last = shard.add_inbound(Limits::default(), 1, encoding());
+    shard.drain_lane_later(last);
+    shard.begin(Time::ZERO, 1010);
+    for number in 0..1010 {
+        let listener = u16::from(number >= 10);
+        shard.complete(Completion::Accepted { listener, socket: Socket(number), peer: None });
+    }
+    shard.end();
+    drain_at(&mut shard, 5);
+    assert_eq!(shard.drain_spread(), millis(10));
+    shard.drain_lane(last);
+    drain_at(&mut shard, 6);
+    assert_eq!(shard.drain_spread(), millis(1000));
 }
 
 /// Its request comes before its moment, or with it.
