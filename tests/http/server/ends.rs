@@ -82,3 +82,58 @@ fn a_drain_finishes_the_streams_of_http_2() {
     });
     ringserve_tests::finish(rig.running);
 }
+
+/// A body that fails behind its first piece, once the test says so.
+struct Fails(Arc<Semaphore>, bool);
+
+impl Body for Fails {
+    type Data = Bytes;
+    type Error = std::io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        task: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        if !std::mem::replace(&mut self.1, true) {
+            return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b"half")))));
+        }
+        let gate = self.0.clone();
+        std::pin::pin!(gate.acquire()).poll(task).map(|_| Some(Err(std::io::Error::other("planted"))))
+    }
+}
+
+#[test]
+fn answer_whose_body_fails_does_not_end_as_a_whole_one() {
+    for version in ["1.0", "1.1"] {
+        let running = On::default()
+            .server(no_time_limits())
+            .start(|_| {
+                // The peer reads the first piece before the second fails.
+                let gate = Arc::new(Semaphore::new(0));
+                http(service_fn(move |request: Request<Incoming>| {
+                    let gate = gate.clone();
+                    if request.uri().path() == "/fail" {
+                        gate.add_permits(1);
+                    }
+                    let is_cut = request.uri().path() == "/cut";
+                    ready(Ok::<_, std::io::Error>(Response::new(match is_cut {
+                        true => Fails(gate, false).boxed(),
+                        false => Full::new(Bytes::new()).map_err(|never| match never {}).boxed(),
+                    })))
+                }))
+            })
+            .expect("the server starts");
+        let mut client = Client::connect(running.local_addrs()[0]);
+        client.write(format!("GET /cut HTTP/{version}\r\nhost: x\r\n\r\n").as_bytes());
+        let mut came = Vec::new();
+        while !came.windows(4).any(|bytes| bytes == b"half") {
+            came.extend(client.read(1));
+        }
+        let mut other = Client::connect(running.local_addrs()[0]);
+        other.write(b"GET /fail HTTP/1.1\r\nhost: x\r\n\r\n");
+        read_answer(&mut other);
+        assert_eq!(client.read_to_end().1, End::Reset, "HTTP/{version}");
+        drop((client, other));
+        ringserve_tests::finish(running);
+    }
+}

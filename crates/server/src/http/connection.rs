@@ -190,6 +190,9 @@ impl WatchedConnection<'_> {
             }
             loop {
                 if let Poll::Ready(end) = connection.as_mut().poll(task) {
+                    if self.watch.is_cut_off() {
+                        self.fate.abort();
+                    }
                     return Poll::Ready(match self.watch.exceeded() {
                         Some(excess) => Err(Cause::Excess(excess)),
                         None => end.map_err(Cause::Hyper),

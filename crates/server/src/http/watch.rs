@@ -220,6 +220,8 @@ pub(super) struct Watch {
     idle: Cell<u32>,
     /// What the last request beyond its bounds exceeded.
     found: Cell<Option<Excess>>,
+    /// With HTTP/1.1: the body of an answer failed.
+    is_cut_off: Cell<bool>,
     farewell: Farewell,
     /// With HTTP/2.
     rests: RefCell<Option<Box<Rests>>>,
@@ -287,6 +289,7 @@ impl Watch {
             output: Cell::default(),
             idle: Cell::default(),
             found: Cell::default(),
+            is_cut_off: Cell::default(),
             farewell: Farewell::default(),
             rests: RefCell::default(),
             #[cfg(feature = "websocket")]
@@ -341,6 +344,11 @@ impl Watch {
     /// What is known of the connection.
     pub(super) fn client_info(&self, shard: usize) -> Option<ClientInfo> {
         Some(self.fate.as_ref()?.client_info(shard))
+    }
+
+    /// True if its peer is to see that an answer is not whole: one without a length ends where the connection does.
+    pub(super) fn is_cut_off(&self) -> bool {
+        self.is_cut_off.get()
     }
 
     /// Counts a request that was shed.
@@ -587,6 +595,14 @@ impl Watching {
 
     pub(super) fn excess(&self) -> Option<Excess> {
         self.excess.get()
+    }
+
+    /// The body of its answer failed.
+    #[cold]
+    pub(super) fn cut_off(&self) {
+        if let Some(connection) = self.connection.upgrade().filter(|_| !self.http2) {
+            connection.is_cut_off.set(true);
+        }
     }
 
     pub(super) fn is_answered(&self) -> bool {

@@ -334,7 +334,7 @@ impl<B: Body + 'static> Body for Tracked<B> {
         if watching.waits_for_room() || watching.waits_for_memory(body.size_hint().lower(), task) {
             return Poll::Pending;
         }
-        let frame = ready!(body.as_mut().poll_frame(task)).transpose()?;
+        let frame = ready!(body.as_mut().poll_frame(task)).transpose().inspect_err(|_| watching.cut_off())?;
         line.made(frame.as_ref(), &*body);
         let piece = |data| Piece::new(data, watching.clone(), line.clone());
         Poll::Ready(frame.map(|frame| Ok(frame.map_data(piece))))
