@@ -80,12 +80,12 @@ const WRITTEN: [&str; 11] = [
     "docs",
     "docs/guide",
     "examples",
-    "examples/bugs",
     "examples/kv",
     "examples/mqtt",
     "examples/smtp",
     "crates/bench/rivals",
     "crates/core/src/proxy",
+    "tests/bugs",
     "tests/http",
 ];
 
