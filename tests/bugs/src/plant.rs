@@ -212,7 +212,7 @@ fn remove_others(folder: &Path, below: &Path, files: &BTreeSet<&Path>) -> io::Re
     Ok(())
 }
 
-/// Runs a command to its end, or for so many seconds: whether it succeeded, and what it wrote.
+/// Runs a command to its end, or for `seconds`: whether it succeeded, and what it wrote.
 fn finished(command: &mut Command, seconds: u64) -> Result<(bool, String), Box<dyn Error>> {
     let output = std::env::temp_dir().join(format!("ringserve-bugs-{}", std::process::id()));
     let file = fs::File::create(&output)?;

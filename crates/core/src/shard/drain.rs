@@ -477,7 +477,7 @@ impl<O: Observer> Shard<O> {
         ]);
     }
 
-    /// The time over which the connections of a wave leave, so many of which are here, within the `left` time of the drain.
+    /// The time over which the connections of a wave leave, `connections` of which are here, within the `left` time of the drain.
     fn spread(&self, connections: usize, left: Duration) -> Duration {
         // The last ones have time to answer what came, and to say that they close.
         let latest = left.saturating_sub(LAST_LEAVERS.min(left / 2));
