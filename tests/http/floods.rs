@@ -11,6 +11,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Request, Response};
+use ringserve::framing::FrameError;
 use ringserve::http::HttpOptions;
 use ringserve::{CloseReason, ServerHandle, http};
 use ringserve_tests::Bounds;
@@ -193,7 +194,7 @@ fn endless_continuations_end_their_connection() {
             assert!(Instant::now() < bound, "the server takes a head for ever");
         }
         client.end_after_all();
-        watch::closed_for(&running, CloseReason::HandlerError, n);
+        watch::closed_for(&running, CloseReason::BadFrame(FrameError::VarintOverflow), n);
         neighbour.is_served();
     }
     drop(neighbour);

@@ -21,6 +21,7 @@ use http_body_util::{BodyExt, Empty, Full, Limited};
 use hyper::body::{Body, Bytes, Frame, Incoming};
 use hyper::service::service_fn;
 use hyper::{Request, Response, Version};
+use ringserve::framing::FrameError;
 use ringserve::http::{Http, HttpOptions, HttpVersions};
 use ringserve::limits::LimitError;
 use ringserve::{CloseReason, ServerHandle, Stream, http, stream};
@@ -29,6 +30,9 @@ use ringserve_tests::client::End;
 use ringserve_tests::http::{Bodies, Sender, frames, read_answer, with_http2};
 use ringserve_tests::{Client, On, SOON, eventually, no_time_limits, watch};
 use tokio::sync::Semaphore;
+
+/// What came is no HTTP; the counters do not know what is inside.
+const BAD: CloseReason = CloseReason::BadFrame(FrameError::VarintOverflow);
 
 const GET: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
 /// Far above what the outbox and both kernels take of an answer at once.

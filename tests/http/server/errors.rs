@@ -18,7 +18,7 @@ fn oversize_is_answered_and_counted() {
         let (head, _) = read_answer(&mut client);
         assert!(head.starts_with("HTTP/1.1 431 "), "{head}");
         assert_eq!(client.end(), End::Fin);
-        watch::closed_for(&rig.running, CloseReason::HandlerError, n as u64 + 1);
+        watch::closed_for(&rig.running, BAD, n as u64 + 1);
     }
     rig.with_http2(async |mut sender| {
         let mut request = get("/");
@@ -38,15 +38,15 @@ fn nonsense_and_service_errors_are_answered_and_counted() {
     let (head, _) = read_answer(&mut client);
     assert!(head.starts_with("HTTP/1.1 400 "), "{head}");
     assert_eq!(client.end(), End::Fin);
-    watch::closed_for(&rig.running, CloseReason::HandlerError, 1);
+    watch::closed_for(&rig.running, BAD, 1);
     let mut client = rig.client();
     client.write(b"GET /fail HTTP/1.1\r\nhost: x\r\n\r\n");
     assert_eq!(client.end(), End::Fin);
-    watch::closed_for(&rig.running, CloseReason::HandlerError, 2);
+    watch::closed_for(&rig.running, CloseReason::HandlerError, 1);
     let mut client = rig.client();
     client.write(b"POST /limited HTTP/1.1\r\nhost: x\r\ncontent-length: 11\r\n\r\nhello hello");
     assert_eq!(client.end_after_all(), End::Fin);
-    watch::closed_for(&rig.running, CloseReason::HandlerError, 3);
+    watch::closed_for(&rig.running, CloseReason::HandlerError, 2);
     // Of HTTP/2 that stream alone ends.
     rig.with_http2(async |mut sender| {
         assert!(sender.send_request(get("/fail")).await.is_err());
@@ -56,7 +56,7 @@ fn nonsense_and_service_errors_are_answered_and_counted() {
     let mut client = rig.client();
     client.write(&[frames::PREFACE, b"\0\0\0\x04\0\0\0\0\0", b"\0\0\x01\0\0\0\0\0\0x"].concat());
     client.end_after_all();
-    watch::closed_for(&rig.running, CloseReason::HandlerError, 4);
+    watch::closed_for(&rig.running, BAD, 2);
     drop(client);
     ringserve_tests::finish(rig.running);
 }

@@ -50,7 +50,7 @@ fn dripping_request_body_is_answered_with_408() {
     client.write(format!("POST /read {POST}").as_bytes());
     let (answer, _) = drip(&mut client, b"x", BRIEF / 3);
     assert!(answer.starts_with(b"HTTP/1.1 408 "), "{}", String::from_utf8_lossy(&answer));
-    watch::closed_for(&rig.running, CloseReason::HandlerError, 1);
+    watch::closed_for(&rig.running, CloseReason::ReadTooSlow, 1);
     assert_eq!(rig.handlers.inside.load(SeqCst), 0, "the service is dropped");
     neighbour.write(GET);
     assert_eq!(read_answer(&mut neighbour).1, b"HTTP/1.1");
@@ -66,7 +66,7 @@ fn dripping_body_that_is_echoed_ends_its_connection() {
     // By a reset, or by FIN if the last byte was read before.
     let (answer, _) = drip(&mut client, b"x", BRIEF / 3);
     assert!(answer.starts_with(b"HTTP/1.1 200 "), "{}", String::from_utf8_lossy(&answer));
-    watch::closed_for(&rig.running, CloseReason::HandlerError, 1);
+    watch::closed_for(&rig.running, CloseReason::ReadTooSlow, 1);
     drop(client);
     ringserve_tests::finish(rig.running);
 }
@@ -109,7 +109,7 @@ fn response_that_is_taken_byte_by_byte_ends() {
         }
     }
     assert!(ended, "it was sent whole");
-    watch::closed_for(&rig.running, CloseReason::HandlerError, 1);
+    watch::closed_for(&rig.running, CloseReason::WriteTooSlow, 1);
     drop(client);
     ringserve_tests::finish(rig.running);
 }
@@ -122,7 +122,7 @@ fn late_service_is_answered_with_503() {
     let (head, _) = read_answer(&mut client);
     assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("connection: close\r\n"), "{head}");
     assert_eq!(client.end(), End::Fin);
-    watch::closed_for(&rig.running, CloseReason::HandlerError, 1);
+    watch::closed_for(&rig.running, CloseReason::HandlerTimeout, 1);
     // A client that is gone with a FIN, which could be a half close.
     let mut client = rig.client();
     client.write(b"GET /never HTTP/1.1\r\nhost: x\r\n\r\n");

@@ -95,7 +95,7 @@ fn connection_whose_streams_hyper_cannot_reset_is_closed() {
     // With a window of 1 byte hyper takes the whole body, and no task is left that could reset the stream.
     client.write(&[frames::PREFACE, frames::ONE_BYTE, &frames::request(1, true, "/large")].concat());
     assert_eq!(client.end_after_all(), End::Reset);
-    watch::closed_for(&rig.running, CloseReason::HandlerError, 1);
+    watch::closed_for(&rig.running, CloseReason::WriteTooSlow, 1);
     drop(client);
     ringserve_tests::finish(rig.running);
 }
@@ -140,7 +140,7 @@ fn rapid_resets_and_continuations_end_their_connection() {
         // The server may be gone before all is written.
         _ = std::io::Write::write_all(&mut client.stream, attack);
         client.end_after_all();
-        watch::closed_for(&rig.running, CloseReason::HandlerError, n as u64 + 1);
+        watch::closed_for(&rig.running, BAD, n as u64 + 1);
         neighbour.write(GET);
         assert_eq!(read_answer(&mut neighbour).1, b"HTTP/1.1");
     }

@@ -36,14 +36,14 @@ fn one_protocol_alone_can_be_spoken() {
     let mut client = rig.client();
     client.write(GET);
     assert_eq!(client.end(), End::Fin);
-    watch::closed_for(&rig.running, CloseReason::HandlerError, 1);
+    watch::closed_for(&rig.running, BAD, 1);
     rig.with_http2(async |mut sender| assert_eq!(ask(&mut sender, "/").await, "HTTP/2.0"));
     ringserve_tests::finish(rig.running);
     let rig = Rig::start(HttpOptions::default().versions(HttpVersions::Http1));
     let mut client = rig.client();
     client.write(frames::PREFACE);
     client.end_after_all();
-    watch::closed_for(&rig.running, CloseReason::HandlerError, 1);
+    watch::closed_for(&rig.running, BAD, 1);
     let mut client = rig.client();
     client.write(GET);
     assert_eq!(read_answer(&mut client).1, b"HTTP/1.1");

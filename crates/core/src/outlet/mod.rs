@@ -151,11 +151,15 @@ impl Outlet {
 
     /// Closes after the queued bytes, because user code failed.
     pub fn fail(&self) {
-        // Another reason may be set already.
-        self.with_extra(|extra| {
-            extra.reason.get_or_insert(CloseReason::HandlerError);
-        });
+        self.note_reason(CloseReason::HandlerError);
         self.close();
+    }
+
+    /// Notes the reason for which the connection will end, unless another one is noted already.
+    pub fn note_reason(&self, reason: CloseReason) {
+        self.with_extra(|extra| {
+            extra.reason.get_or_insert(reason);
+        });
     }
 
     /// Closes after the queued bytes, because an upstream failed.

@@ -13,7 +13,8 @@ use hyper::body::{Body, Incoming};
 use hyper::server::conn::{http1, http2};
 use hyper::service::Service;
 use hyper::{Request, Response};
-use ringserve_core::{LimitError, Time};
+use ringserve_core::framing::FrameError;
+use ringserve_core::{CloseReason, LimitError, Time};
 
 use super::detect::{Detected, Replayed, detect};
 use super::leaving::{Leaving, Step};
@@ -85,6 +86,7 @@ impl Http {
         let Err(cause) = self.run(stream, service).await else { return Ok(()) };
         let error = HttpError { cause };
         if error.is_failure(fate.nothing_comes()) {
+            fate.ends_for(error.reason());
             return Err(error);
         }
         debug!(shard, %id, %error, "HTTP ended by its peer");
@@ -295,6 +297,18 @@ impl HttpError {
         match &self.cause {
             Cause::Hyper(error) => Some(error),
             _ => None,
+        }
+    }
+
+    /// On whose account it is, for a failure.
+    fn reason(&self) -> CloseReason {
+        match &self.cause {
+            Cause::Excess(Excess::RequestBody) => CloseReason::ReadTooSlow,
+            Cause::Excess(Excess::ResponseBody) => CloseReason::WriteTooSlow,
+            Cause::Excess(Excess::Answer | Excess::Request) => CloseReason::HandlerTimeout,
+            Cause::Excess(Excess::Memory) => CloseReason::MemoryLimit,
+            Cause::Hyper(error) if error.is_user() => CloseReason::HandlerError,
+            _ => CloseReason::BadFrame(FrameError::Malformed("what came is no HTTP that is served here")),
         }
     }
 

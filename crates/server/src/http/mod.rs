@@ -42,8 +42,11 @@
 //!   closes. A body is as long as the peer likes, unless the service stops reading: `http_body_util::Limited` stops it.
 //! * A request beyond its bounds is answered with 408 (its body came too slowly) or 503 (the service took too long). Where
 //!   the answer began already, a stream of HTTP/2 is reset and a connection of HTTP/1.1 too.
-//! * An error of a connection is logged once as "stream failed", at most ten times a second for each shard, and the
-//!   connection counted as [`CloseReason::HandlerError`](crate::CloseReason::HandlerError). A peer that vanishes, whether in
+//! * An error of a connection is logged once as "stream failed", at most ten times a second for each shard. The connection is
+//!   counted by its cause: [`BadFrame`](crate::CloseReason::BadFrame) for what is no HTTP or beyond a bound of a head,
+//!   [`ReadTooSlow`](crate::CloseReason::ReadTooSlow) and [`WriteTooSlow`](crate::CloseReason::WriteTooSlow) for the rates of
+//!   bodies, [`HandlerTimeout`](crate::CloseReason::HandlerTimeout) for the times of an answer and a request,
+//!   [`HandlerError`](crate::CloseReason::HandlerError) for the service's own errors. A peer that vanishes, whether in
 //!   the middle of a request or while it waits, or is silent for too long, is no failure and shows at debug level. An
 //!   error that a service returns closes its connection with HTTP/1.1; with HTTP/2 hyper resets that one stream
 //!   and says nothing.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use hyper::rt::{Read, ReadBufCursor, Write};
 #[cfg(feature = "tls")]
 use ringserve_core::facts_as;
-use ringserve_core::{ConnShared, Reservation};
+use ringserve_core::{CloseReason, ConnShared, Reservation};
 #[cfg(feature = "tls")]
 use ringserve_tls::TlsInfo;
 
@@ -96,6 +96,11 @@ impl Fate {
     /// True if the peer sends nothing more: it sent FIN, or the connection ended.
     pub(crate) fn nothing_comes(&self) -> bool {
         self.shared.body().nothing_comes()
+    }
+
+    /// Notes the reason for which the connection will end.
+    pub(crate) fn ends_for(&self, reason: CloseReason) {
+        self.shared.note_reason(reason);
     }
 
     /// True if bytes came that were not read.
