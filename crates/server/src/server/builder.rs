@@ -163,6 +163,9 @@ impl<F: TypedFraming + Clone + Send> Server<F> {
     /// where the process has a terminal, since that was closed; SIGUSR1 and SIGUSR2 are logged. These three are left alone if the
     /// program handles or ignores them.
     ///
+    /// `Ok` says that the server drained, also where `drain_timeout` cut connections: the log has their number, and
+    /// [`ServerHandle::wait`](crate::ServerHandle::wait) returns the counts.
+    ///
     /// After the return, even with an error, signals do what they did before the first server of the process. So install a
     /// signal handler of the program before that, or [start](Server::start) the server instead. An ignored signal, such as
     /// SIGINT below `nohup`, stays ignored.
