@@ -110,7 +110,6 @@
 //! | `testing` | the module `testing`: whole servers by seed, in virtual time, for tests |
 //! | `tls` | the module `tls`: TLS below any service, by rustls; without cryptography |
 //! | `tls-ring`, `tls-graviola`, `tls-aws-lc-rs` | `tls` with that cryptography |
-//! | `tls-next`, `tls-next-ring`, `tls-next-aws-lc-rs` | a preview of rustls 0.24, for listeners that ask for it |
 //! | `tokio` | tokio's `AsyncRead` and `AsyncWrite` for [`Stream`], without a runtime |
 //! | `tower` | the module `tower`: services of tower |
 //! | `websocket` | the module `websocket`: WebSocket below any service, and the function `ws`: services of whole messages; with `http` too, sockets inside HTTP, and clients |

@@ -37,9 +37,6 @@ pub use ringserve_tls::{
     TlsError, TlsInfo, TlsListener, rustls,
 };
 
-#[cfg(feature = "tls-next")]
-pub use ringserve_tls::rustls_next;
-
 use crate::cx::Cx;
 use crate::opening::Opening;
 use crate::server::builder::Server;

@@ -1,7 +1,7 @@
 //! What a channel costs beside rustls itself, in memory and on one thread:
 //!
 //! ```sh
-//! cargo bench -p ringserve-tls [--features graviola,next-ring]
+//! cargo bench -p ringserve-tls [--features graviola]
 //! ```
 //!
 //! With `echoes N BYTES` it sends N records back in each way and measures nothing: the functions `echo_by_channel` and
@@ -54,8 +54,6 @@ fn main() {
         return echoes(number(count), number(bytes));
     }
     measure("rustls 0.23", server());
-    #[cfg(feature = "next-ring")]
-    measure("rustls 0.24", server().next());
 }
 
 /// All of `tls`, beside rustls 0.23 and the cipher as that has it.
@@ -63,7 +61,7 @@ fn measure(rustls: &str, tls: Tls) {
     let authority = Authority::new("authority");
     let plain = {
         let (chain, key) = authority.ecdsa(&["localhost"]).pems();
-        TlsListener::new(server().certificate(chain, key)).unwrap().config().unwrap()
+        TlsListener::new(server().certificate(chain, key)).unwrap().config()
     };
     println!("{rustls}");
     println!("the server's part of a handshake, TLS 1.3, each");
@@ -72,7 +70,7 @@ fn measure(rustls: &str, tls: Tls) {
     {
         let (chain, key) = cert.pems();
         let listener = TlsListener::new(tls.clone().certificate(chain.clone(), key.clone())).unwrap();
-        let plain = TlsListener::new(server().certificate(chain, key)).unwrap().config().unwrap();
+        let plain = TlsListener::new(server().certificate(chain, key)).unwrap().config();
         for resumed in [false, true] {
             let config = || {
                 let mut config = client_config(&authority, &[&TLS13], None);
@@ -115,11 +113,7 @@ fn echoes(count: usize, bytes: usize) {
     let authority = Authority::new("authority");
     let (chain, key) = authority.ecdsa(&["localhost"]).pems();
     let config = Arc::new(client_config(&authority, &[&TLS13], None));
-    let all = [
-        server(),
-        #[cfg(feature = "next-ring")]
-        server().next(),
-    ];
+    let all = [server()];
     let plain = vec![7; bytes];
     for tls in all {
         let listener = TlsListener::new(tls.certificate(chain.clone(), key.clone())).unwrap();
@@ -134,7 +128,7 @@ fn echoes(count: usize, bytes: usize) {
     }
     let listener = TlsListener::new(server().certificate(chain, key)).unwrap();
     let mut client = ClientConnection::new(config, ServerName::try_from("localhost").unwrap()).unwrap();
-    let mut rustls = ServerConnection::new(listener.config().unwrap()).unwrap();
+    let mut rustls = ServerConnection::new(listener.config()).unwrap();
     let (mut wire, mut out, mut back) = (Vec::new(), Vec::new(), vec![0; bytes]);
     while client.is_handshaking() || rustls.is_handshaking() {
         while client.wants_write() {

@@ -14,8 +14,6 @@ use rustls::pki_types::CertificateDer;
 use crate::channel::Rules;
 use crate::key_log::KeyLogFile;
 use crate::names::{Names, Times, not_after};
-#[cfg(feature = "next")]
-use crate::next::{self, Next};
 use crate::stable::{self, Stable};
 use crate::tickets::{self, Ticketer};
 use crate::version::{Parts, Server, Version};
@@ -46,27 +44,12 @@ pub struct Tls {
 enum Source {
     Own(Box<Own>),
     Given(Arc<ServerConfig>),
-    #[cfg(feature = "next")]
-    GivenNext(Arc<rustls_next::ServerConfig>),
-}
-
-/// Which rustls there is to be below, and its cryptography, where the program gives that.
-#[derive(Clone)]
-enum By {
-    Stable(Option<Arc<CryptoProvider>>),
-    #[cfg(feature = "next")]
-    Next(Option<Arc<rustls_next::crypto::CryptoProvider>>),
-}
-
-impl Default for By {
-    fn default() -> By {
-        By::Stable(None)
-    }
 }
 
 #[derive(Clone, Default)]
 struct Own {
-    by: By,
+    /// Instead of that of the features.
+    provider: Option<Arc<CryptoProvider>>,
     certificates: Vec<(Option<String>, Pem, Pem)>,
     alpn: Option<Vec<Vec<u8>>>,
     tickets: Tickets,
@@ -89,12 +72,6 @@ impl Tls {
     /// So if configurations trust different clients, their tickets must have different keys; ours do.
     pub fn from_config(config: Arc<ServerConfig>) -> Tls {
         Tls { source: Source::Given(config), rules: Rules::default(), watch: None }
-    }
-
-    /// The same, of rustls 0.24.
-    #[cfg(feature = "next")]
-    pub fn from_next_config(config: Arc<rustls_next::ServerConfig>) -> Tls {
-        Tls { source: Source::GivenNext(config), rules: Rules::default(), watch: None }
     }
 
     /// When its certificates expire, by name: the first of each.
@@ -179,21 +156,7 @@ impl Tls {
 
     /// Sets the cryptography, instead of that of the features.
     pub fn provider(self, provider: Arc<CryptoProvider>) -> Tls {
-        self.own(|own| own.by = By::Stable(Some(provider)))
-    }
-
-    /// By rustls 0.24, of which there are previews alone, with the cryptography of the features `next-aws-lc-rs` and `next-ring`. It
-    /// decrypts records where they lie, and encrypts them without a copy. All else is as it is without; a session is resumed by
-    /// the version alone that it was begun with.
-    #[cfg(feature = "next")]
-    pub fn next(self) -> Tls {
-        self.own(|own| own.by = By::Next(None))
-    }
-
-    /// By rustls 0.24 with this cryptography.
-    #[cfg(feature = "next")]
-    pub fn next_by(self, provider: Arc<rustls_next::crypto::CryptoProvider>) -> Tls {
-        self.own(|own| own.by = By::Next(Some(provider)))
+        self.own(|own| own.provider = Some(provider))
     }
 
     /// Treats a peer that ends without `close_notify` as cut off: the connection ends with
@@ -260,22 +223,11 @@ impl Tls {
         self.rules.check()?;
         let (server, alpn_by_service) = match &self.source {
             Source::Own(own) => {
-                let server = match &own.by {
-                    By::Stable(given) => {
-                        let provider = given.clone().map_or_else(provider::provider, Ok)?;
-                        own.build(Stable(provider), secret, &mut times)?
-                    }
-                    #[cfg(feature = "next")]
-                    By::Next(given) => {
-                        let provider = given.clone().map_or_else(provider::next, Ok)?;
-                        own.build(Next(provider), secret, &mut times)?
-                    }
-                };
+                let provider = own.provider.clone().map_or_else(provider::provider, Ok)?;
+                let server = own.build(Stable(provider), secret, &mut times)?;
                 (server, own.alpn.is_none())
             }
             Source::Given(config) => (stable::server(config.clone(), None)?, false),
-            #[cfg(feature = "next")]
-            Source::GivenNext(config) => (next::server(config.clone(), None)?, false),
         };
         let Times { warnings, .. } = times;
         Ok(Built { server, alpn_by_service, rules: self.rules, warnings })

@@ -20,8 +20,6 @@ mod info;
 mod key_log;
 mod listener;
 mod names;
-#[cfg(feature = "next")]
-mod next;
 mod pem;
 mod provider;
 mod records;
@@ -41,5 +39,3 @@ pub use server::{CertificateExpiry, ServerTls};
 pub use tickets::Tickets;
 
 pub use rustls;
-#[cfg(feature = "next")]
-pub use rustls_next;

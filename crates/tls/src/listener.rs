@@ -197,11 +197,11 @@ impl TlsListener {
         watcher.look(&self.files(), read, |(again, mut secret)| self.set(&mut secret, again))
     }
 
-    /// What rustls has of it now. `None` where it is of rustls 0.24.
+    /// What rustls has of it now.
     ///
     /// # Panics
     /// If it was made from a [`Tls`] and no server has looked at it.
-    pub fn config(&self) -> Option<Arc<ServerConfig>> {
+    pub fn config(&self) -> Arc<ServerConfig> {
         self.built().server.config()
     }
 

@@ -19,23 +19,6 @@ pub(crate) fn provider() -> Result<Arc<CryptoProvider>, TlsError> {
              or give a provider of rustls to `Tls::provider`"))
 }
 
-/// That of rustls 0.24: aws-lc-rs or ring, as far as the features have them.
-///
-/// # Errors
-/// If there is none.
-#[cfg(feature = "next")]
-#[allow(unreachable_code)]
-pub(crate) fn next() -> Result<Arc<rustls_next::crypto::CryptoProvider>, TlsError> {
-    #[cfg(feature = "next-aws-lc-rs")]
-    return Ok(Arc::new(rustls_next_aws_lc_rs::DEFAULT_PROVIDER));
-    #[cfg(feature = "next-ring")]
-    return Ok(Arc::new(rustls_next_ring::DEFAULT_PROVIDER));
-    Err(TlsError::new(
-        "no cryptography for rustls 0.24: switch on a feature of ringserve (`tls-next-ring`, `tls-next-aws-lc-rs`), \
-             or give a provider to `Tls::next_by`",
-    ))
-}
-
 #[allow(unreachable_code)]
 fn built_in() -> Option<CryptoProvider> {
     #[cfg(feature = "aws-lc-rs")]

@@ -63,8 +63,6 @@ pub(crate) trait Server: Send + Sync {
     /// What the connections of one shard have in common. `alpn` goes before what the configuration says.
     fn transport(&self, alpn: Option<&[&str]>, rules: Rules) -> Box<dyn Transport>;
 
-    /// As rustls 0.23 has it, where it is of that.
-    fn config(&self) -> Option<Arc<ServerConfig>> {
-        None
-    }
+    /// As rustls has it.
+    fn config(&self) -> Arc<ServerConfig>;
 }

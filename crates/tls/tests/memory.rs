@@ -62,8 +62,6 @@ fn made_for_a_message(pair: &mut Pair) -> usize {
 fn connection_takes_4_kib_and_messages_what_rustls_allocates() {
     // The plaintext that came, and the record that leaves: rustls hands both over in blocks.
     costs_by("rustls 0.23", Tls::server(), 4096, 2);
-    #[cfg(feature = "next-ring")]
-    costs_by("rustls 0.24", Tls::server().next(), 3482, 0);
 }
 
 fn costs_by(rustls: &str, tls: Tls, most: isize, allocations: usize) {

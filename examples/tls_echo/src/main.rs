@@ -6,10 +6,6 @@
 //! With a certificate of an authority, and clients that must have one too:
 //!
 //!     cargo run --release -p example-tls-echo -- --cert cert.pem --key key.pem --clients ca.pem
-//!
-//! By a preview of rustls 0.24:
-//!
-//!     cargo run --release -p example-tls-echo --features next -- --next
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -64,10 +60,6 @@ struct Args {
     /// A connection that ends without close_notify was cut off.
     #[arg(long)]
     require_close_notify: bool,
-    /// Speaks TLS by rustls 0.24, of which there are previews alone.
-    #[cfg(feature = "next")]
-    #[arg(long)]
-    next: bool,
     /// Serves streams of bytes instead of frames. From outside they are the same.
     #[arg(long)]
     stream: bool,
@@ -166,10 +158,6 @@ fn tls(args: &Args) -> Result<Tls, Box<dyn Error>> {
     }
     if let Some(file) = &args.tickets {
         tls = tls.tickets(Tickets::from_file(file)?);
-    }
-    #[cfg(feature = "next")]
-    if args.next {
-        tls = tls.next();
     }
     if args.watch > 0 {
         tls = tls.watch_files(Duration::from_millis(args.watch));

@@ -128,7 +128,6 @@ pub(crate) const SERVERS: &[Server] = &[
 /// Every server that is measured with `--tls`.
 pub(crate) const TLS_SERVERS: &[Server] = &[
     Server { name: "ringserve-tls", speaks: Speaks::Tls, run: Run::Sized(tls::ringserve) },
-    Server { name: "ringserve-tls-next", speaks: Speaks::Tls, run: Run::Sized(tls::ringserve_next) },
     Server { name: "ringserve-epoll-tls", speaks: Speaks::Tls, run: Run::Itself(tls::ringserve_on_epoll) },
     Server { name: "tokio-rustls", speaks: Speaks::Tls, run: Run::On(tls::tokio) },
 ];

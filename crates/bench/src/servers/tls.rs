@@ -1,4 +1,4 @@
-//! Echo below TLS: ringserve's, by both versions of rustls, and tokio-rustls, with the same configuration of the same rustls.
+//! Echo below TLS: ringserve's and tokio-rustls', with the same configuration of the same rustls.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -25,11 +25,6 @@ pub(super) fn ringserve(address: SocketAddr, shards: usize) -> io::Result<()> {
     serve(address, shards, Driver::IoUring, tls()?)
 }
 
-/// The same by rustls 0.24.
-pub(super) fn ringserve_next(address: SocketAddr, shards: usize) -> io::Result<()> {
-    serve(address, shards, Driver::IoUring, tls()?.next())
-}
-
 /// Echoes raw bytes on epoll.
 pub(super) fn ringserve_on_epoll(address: SocketAddr) -> io::Result<()> {
     serve(address, 1, Driver::Epoll, tls()?)
@@ -51,7 +46,6 @@ static ACCEPTOR: OnceLock<TlsAcceptor> = OnceLock::new();
 /// Echoes raw bytes by tokio-rustls.
 pub(super) fn tokio(listener: TcpListener) -> io::Result<()> {
     let config = TlsListener::new(tls()?).map_err(io::Error::other)?.config();
-    let config = config.ok_or_else(|| io::Error::other("the configuration is not of rustls 0.23"))?;
     ACCEPTOR.get_or_init(|| TlsAcceptor::from(config));
     for_each(listener, echo)
 }

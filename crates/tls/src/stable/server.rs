@@ -126,8 +126,8 @@ impl Server for StableServer {
         Box::new(OfShard { config: Arc::new(config), common })
     }
 
-    fn config(&self) -> Option<Arc<ServerConfig>> {
-        Some(self.config.clone())
+    fn config(&self) -> Arc<ServerConfig> {
+        self.config.clone()
     }
 }
 

@@ -141,7 +141,7 @@ fn certificates_that_cannot_be_shown_are_named_at_the_start() {
 #[test]
 fn configuration_without_connections_is_refused_at_the_start() {
     let authority = Authority::new("authority");
-    let config = crate::pair::listener_of(Tls::server(), &authority).config().unwrap();
+    let config = crate::pair::listener_of(Tls::server(), &authority).config();
     let with = |change: fn(&mut ServerConfig)| {
         let mut config = (*config).clone();
         change(&mut config);
