@@ -179,9 +179,9 @@ fn tunnel_of_http_2_outlives_the_time_of_a_request() {
     let options = HttpOptions::default().request_timeout(BRIEF).response_timeout(BRIEF).rate_window(BRIEF);
     let rig = Rig::start(no_time_limits(), options);
     with_http2(rig.running.local_addrs()[0], async |mut sender: Sender| {
-        let body = http_body_util::Empty::new().map_err(|never| match never {}).boxed();
+        let nothing = || http_body_util::Empty::new().map_err(|never| match never {}).boxed();
         let request = Request::builder().method(Method::CONNECT).uri("far:80").version(Version::HTTP_2);
-        let answer = sender.send_request(request.body(body).unwrap()).await.unwrap();
+        let answer = sender.send_request(request.body(nothing()).unwrap()).await.unwrap();
         assert_eq!(answer.status(), StatusCode::OK);
         let mut io = TokioIo::new(hyper::upgrade::on(answer).await.unwrap());
         for _ in 0..5 {
@@ -189,8 +189,10 @@ fn tunnel_of_http_2_outlives_the_time_of_a_request() {
             let mut heard = [0; 5];
             io.read_exact(&mut heard).await.unwrap();
             assert_eq!(&heard, b"hello");
-            // Longer than a request may take.
-            tokio::time::sleep(2 * BRIEF).await;
+            // A request beside it has taken as long as one may.
+            let late = Request::get("http://far/late").version(Version::HTTP_2).body(nothing()).unwrap();
+            let status = sender.send_request(late).await.unwrap().status();
+            assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
         }
         io.shutdown().await.unwrap();
         let mut rest = Vec::new();

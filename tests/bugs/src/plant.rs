@@ -8,6 +8,7 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{self, Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
@@ -218,26 +219,21 @@ fn finished(command: &mut Command, seconds: u64) -> Result<(bool, String), Box<d
     let file = fs::File::create(&output)?;
     let mut child =
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).process_group(0).spawn()?;
-    let mut left = seconds.saturating_mul(10);
-    let holds = loop {
-        if let Some(status) = child.try_wait()? {
-            break Some(status.success());
-        }
-        if left == 0 {
-            // With the programs that it started.
-            kill_process_group(Pid::from_child(&child), Signal::KILL)?;
-            child.wait()?;
-            break None;
-        }
-        left -= 1;
-        thread::sleep(Duration::from_millis(100));
-    };
-    let mut text = String::from_utf8_lossy(&fs::read(&output)?).into_owned();
-    fs::remove_file(output)?;
-    if holds.is_none() {
-        text = "seed or test never ends".to_owned();
+    let (pid, (ends, ended)) = (Pid::from_child(&child), channel::<()>());
+    let guard = thread::spawn(move || {
+        let is_late = ended.recv_timeout(Duration::from_secs(seconds)) == Err(RecvTimeoutError::Timeout);
+        // With the programs that it started.
+        is_late && kill_process_group(pid, Signal::KILL).is_ok()
+    });
+    let status = child.wait()?;
+    drop(ends);
+    if guard.join().is_ok_and(|is_late| is_late) {
+        fs::remove_file(output)?;
+        return Ok((false, "seed or test never ends".to_owned()));
     }
-    Ok((holds == Some(true), text))
+    let text = String::from_utf8_lossy(&fs::read(&output)?).into_owned();
+    fs::remove_file(output)?;
+    Ok((status.success(), text))
 }
 
 /// The first line that begins so, else the last one.
