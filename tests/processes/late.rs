@@ -1,11 +1,11 @@
 //! A process that is stopped while its peers send: their limits run out, and their bytes wait in the kernel.
 
 use std::net::SocketAddr;
-use std::thread;
 use std::time::Duration;
 
 use ringserve::framing::LengthPrefix;
 use ringserve_tests::child::{Process, is_child};
+use ringserve_tests::client::End;
 use ringserve_tests::{Client, Lab, On, SOON, eventually, no_time_limits, order};
 use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 
@@ -40,8 +40,11 @@ fn peers_whose_bytes_wait_outlive_a_stop_of_the_process() {
         told.is_some_and(|(_, status)| status.stopped())
     });
     peers.iter_mut().for_each(|peer| peer.send(order::echo("meanwhile")));
-    // The limit has to run out.
-    thread::sleep(2 * IDLE);
+    // The limit runs out, as it does for a silent peer of a server that goes on.
+    let mut beside = Process::start(child_serves);
+    let mut silent = Client::connect(beside.line_after("address ").parse::<SocketAddr>().unwrap());
+    silent.echoes("before");
+    assert_eq!(silent.end(), End::Fin);
     process.signal(Signal::CONT);
     peers.iter_mut().for_each(|peer| assert_eq!(peer.recv(), order::echo("meanwhile")));
 }
