@@ -6,7 +6,7 @@ use memchr::memmem::Finder;
 use super::{
     Decode, EncodeError, Encoding, FrameError, Framing, InPlace, Payload, bytes_max_in_range, unended,
 };
-use crate::outbox::Outbox;
+use crate::bytes::Outbox;
 use crate::{LimitError, Limits};
 
 /// The longest delimiter: arbitrary, far above any in use. It bounds the bytes that are searched again when a frame goes on.

@@ -5,7 +5,7 @@ use memchr::memmem;
 use super::{
     Cut, EncodeError, Encoding, FrameError, Framing, FramingState, HoldsState, Lines, Payload, TypedFraming,
 };
-use crate::outbox::Outbox;
+use crate::bytes::Outbox;
 use crate::{LimitError, Limits};
 
 /// Lines, and texts that end at a line with a dot alone: commands and messages of SMTP, commands and articles of NNTP.

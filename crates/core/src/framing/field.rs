@@ -2,9 +2,11 @@ use alloc::rc::Rc;
 use alloc::vec::Vec;
 
 use super::varint::{VARINT_BYTES_MAX, read_varint, varint_bytes, with_varint, write_varint};
-use super::{ByteOrder, Decode, EncodeError, Encoding, FrameError, Framing, InPlace, LengthPrefix, Payload};
-use super::{frame_or_more, not_above_frame_bytes_max};
-use crate::outbox::Outbox;
+use super::{
+    ByteOrder, Decode, EncodeError, Encoding, FrameError, Framing, InPlace, LengthPrefix, Payload,
+    frame_or_more, not_above_frame_bytes_max,
+};
+use crate::bytes::Outbox;
 use crate::{LimitError, Limits};
 
 /// Room for a varint before a payload that is written in place: it fits most payloads from 128 bytes on. A shorter payload is

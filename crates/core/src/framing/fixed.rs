@@ -3,7 +3,7 @@ use alloc::rc::Rc;
 use super::{
     Decode, EncodeError, Encoding, FrameError, Framing, InPlace, Payload, not_above_frame_bytes_max,
 };
-use crate::outbox::Outbox;
+use crate::bytes::Outbox;
 use crate::{LimitError, Limits};
 
 /// Frames of one size. A reply of another size closes the connection

@@ -1,9 +1,11 @@
 use alloc::rc::Rc;
 use alloc::vec::Vec;
 
-use super::{Decode, EncodeError, Encoding, FrameError, Framing, InPlace, Payload};
-use super::{frame_or_more, not_above_frame_bytes_max};
-use crate::outbox::Outbox;
+use super::{
+    Decode, EncodeError, Encoding, FrameError, Framing, InPlace, Payload, frame_or_more,
+    not_above_frame_bytes_max,
+};
+use crate::bytes::Outbox;
 use crate::{LimitError, Limits};
 
 /// The order of the bytes of a length.

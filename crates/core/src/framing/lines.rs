@@ -3,7 +3,7 @@ use alloc::rc::Rc;
 use super::{
     Decode, EncodeError, Encoding, FrameError, Framing, InPlace, Payload, bytes_max_in_range, unended,
 };
-use crate::outbox::Outbox;
+use crate::bytes::Outbox;
 use crate::{LimitError, Limits};
 
 /// Lines that end in `\n`. A `\r` before it is not part of the payload. Replies end in `\n`, or in `\r\n`

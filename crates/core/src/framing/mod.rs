@@ -32,7 +32,7 @@ use alloc::rc::Rc;
 use alloc::vec::Vec;
 use core::fmt;
 
-use crate::outbox::Outbox;
+use crate::bytes::Outbox;
 use crate::{Batch, LimitError, Limits};
 
 pub use delimiter::Delimiter;
@@ -46,8 +46,7 @@ pub use lines::Lines;
 pub use raw::Raw;
 pub use typed::{Cut, FramingState, HoldsState, TypedFraming, Writes};
 
-pub use crate::in_place::{InPlace, Written};
-pub use crate::outbox::Payload;
+pub use crate::bytes::{InPlace, Payload, Written};
 
 /// The result of [`Framing::decode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 use alloc::rc::Rc;
 
 use super::{Decode, EncodeError, Encoding, FrameError, Framing, InPlace, Payload};
-use crate::outbox::Outbox;
+use crate::bytes::Outbox;
 
 /// No framing: each frame is a piece of received bytes, at most one receive buffer, and replies are written as they are. Frame
 /// boundaries mean nothing.

@@ -13,8 +13,7 @@ use ringserve_buf::{Lease, ReplyWriter};
 
 use super::*;
 use crate::Frame;
-use crate::cut::{Found, cut};
-use crate::inbox::Inbox;
+use crate::connection::{Found, Inbox, cut};
 
 use shapes::{Shape, any_shape};
 

@@ -6,7 +6,7 @@ use core::cell::Cell;
 use core::fmt;
 
 use super::{Decode, EncodeError, Encoding, FrameError, Framing, InPlace, Payload};
-use crate::outbox::Outbox;
+use crate::bytes::Outbox;
 use crate::{LimitError, Limits};
 
 /// The result of [`TypedFraming::cut`].

@@ -1,7 +1,7 @@
 //! LEB128 as in Protocol Buffers, in its shortest form only.
 
 use super::FrameError;
-use crate::outbox::Outbox;
+use crate::bytes::Outbox;
 
 /// 64 bits, 7 in each byte.
 pub(super) const VARINT_BYTES_MAX: usize = 10;

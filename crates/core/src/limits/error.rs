@@ -3,7 +3,7 @@
 use core::fmt;
 use core::time::Duration;
 
-use crate::wheel::STEP;
+use crate::time::STEP;
 
 /// A limit that is wrong, and why. The text names the limit with its type, its value, what is allowed and what to do; `Debug`
 /// prints the same text.

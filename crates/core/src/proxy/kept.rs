@@ -5,7 +5,7 @@ use core::net::SocketAddr;
 
 use super::Tlvs;
 use crate::ConnId;
-use crate::chunked::Chunked;
+use crate::tables::Chunked;
 
 /// Facts from the PROXY header of a connection, in addition to the client's address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

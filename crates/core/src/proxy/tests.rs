@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::tlvs::{CRC32C, SSL, UNIQUE_ID};
 use super::v2::crc32c;
 use super::*;
-use crate::address::canonical;
+use crate::driver::canonical;
 
 const MAX: usize = 4096;
 

@@ -3,7 +3,7 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::{Ends, Header, HeaderError, LINE_BEGIN, LINE_MAX, agree};
-use crate::address::canonical;
+use crate::driver::canonical;
 
 /// Reads a line.
 pub(super) fn read(bytes: &[u8]) -> Result<Option<Header>, HeaderError> {

@@ -4,7 +4,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use super::tlvs::{self, CRC32C, SSL, UNIQUE_ID, fields};
 use super::{Ends, Header, HeaderError, SIGNATURE, agree};
-use crate::address::canonical;
+use crate::driver::canonical;
 
 /// The bytes that all blocks begin with.
 pub(super) const FIXED: usize = 16;

@@ -3,9 +3,8 @@
 use super::Shard;
 use super::receive::{KEPT_FOR_A_MOMENT, KEPT_FOR_LONG};
 use crate::Observer;
-use crate::conn::{Flight, Opened, Own, Queued, State, Write, describe};
-use crate::holders::class_of;
-use crate::outlet::Outlet;
+use crate::connection::{Flight, Opened, Outlet, Own, Queued, State, Write, describe};
+use crate::tables::class_of;
 
 impl<O: Observer> Shard<O> {
     /// Panics if anything contradicts itself. Linear in the number of connections, so debug builds call it only

@@ -9,8 +9,8 @@ use alloc::boxed::Box;
 
 use super::turn::{Ended, Event};
 use super::{Shard, expect_conn};
-use crate::conn::{NO_HANDLER, Opened, Own, State, Write};
-use crate::holders::Returning;
+use crate::connection::{NO_HANDLER, Opened, Own, State, Write};
+use crate::tables::Returning;
 use crate::{CloseHow, CloseReason, ConnId, Observer, Op};
 
 impl<O: Observer> Shard<O> {

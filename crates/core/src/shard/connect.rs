@@ -4,8 +4,7 @@ use alloc::boxed::Box;
 
 use super::turn::Event;
 use super::{Shard, expect_conn};
-use crate::conn::{Flight, State};
-use crate::outlet::{ConnShared, Outlet};
+use crate::connection::{ConnShared, Flight, Outlet, State};
 use crate::{Address, CloseReason, ConnId, LaneId, Observer, Op};
 
 impl<O: Observer> Shard<O> {

@@ -39,7 +39,7 @@ use core::time::Duration;
 use super::Shard;
 use super::lanes::{LaneState, Wave};
 use super::turn::Event;
-use crate::conn::{Conn, Intake, Opened};
+use crate::connection::{Conn, Intake, Opened};
 use crate::{CloseReason, ConnId, LaneId, Observer, Time};
 
 /// Turns that bring bytes until connections are cut: the few that the first of 256 completions may need while others come in

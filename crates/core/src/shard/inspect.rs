@@ -5,8 +5,7 @@ use core::net::SocketAddr;
 use core::time::Duration;
 
 use super::Shard;
-use crate::conn::{Conn, Opened, State};
-use crate::outlet::Outlet;
+use crate::connection::{Conn, Opened, Outlet, State};
 use crate::{Account, ConnId, LaneId, Observer, Stamp};
 
 /// How far a connection is, and what it waits for.

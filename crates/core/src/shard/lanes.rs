@@ -11,12 +11,9 @@ use core::time::Duration;
 use ringserve_buf::has_room_for;
 
 use super::Shard;
-use crate::conn::Conn;
+use crate::connection::{Conn, ConnHead, LaneShared, Outlet, ShardShared};
 use crate::framing::Encoding;
-use crate::outlet::{ConnHead, Outlet};
-use crate::read_rate::ReadRates;
-use crate::shared::{LaneShared, ShardShared};
-use crate::times::Times;
+use crate::limits::{ReadRates, Times};
 use crate::{ConnId, ConnStats, LaneId, Limits, Observer};
 use core::net::SocketAddr;
 

@@ -2,32 +2,25 @@
 //!
 //! [`turn`](Shard::turn) takes completions in and dispatches their events to a [`Lane`]; [`take_ops`](Shard::take_ops) returns
 //! the operations that follow. One verb a file.
+// May use: every other room of this crate.
+// Begin with: `turn.rs`.
 
 mod accept;
-mod accepting;
-mod calls;
+mod channels;
 mod check;
 mod close;
 mod connect;
 mod drain;
 mod frames;
-mod give_back;
-mod held;
 mod inspect;
 mod lanes;
-mod metered;
+mod memory;
 mod receive;
-mod reserve;
-mod seal;
-mod secure;
 mod send;
-mod starting;
-mod starts;
 #[cfg(test)]
 mod tests;
 mod timers;
 mod turn;
-mod unseal;
 mod work;
 
 use alloc::collections::VecDeque;
@@ -36,27 +29,22 @@ use alloc::vec::Vec;
 
 use ringserve_buf::{Blocks, Pool};
 
-use crate::conn::{Conn, Queued};
+use crate::connection::{Conn, ConnHead, Memory, Queued, ShardShared};
 use crate::framing::Encoding;
-use crate::holders::Holders;
-use crate::outlet::ConnHead;
-use crate::read_rate::Meters;
-use crate::shared::{Memory, ShardShared};
-use crate::slots::Slots;
-use crate::stamp::Stamp;
-use crate::wheel::Wheel;
+use crate::limits::Meters;
+use crate::tables::{Holders, Slots};
+use crate::time::{Stamp, Wheel};
 use crate::{ConnId, ConnStats, LaneId, Limits, Observer, Op, ServerLimits, Time};
 
-use accepting::Accepting;
-pub use accepting::Quota;
-pub use calls::Parked;
+use accept::Accepting;
+pub use accept::Quota;
+use channels::Channels;
 use drain::Drain;
-pub use frames::{Frames, Next, Rest, Whole};
-use held::calm_bytes;
+pub use frames::{Frames, Next, Parked, Rest, Whole};
 pub use inspect::{ConnFigure, ConnFigures, ConnState, ConnView};
 use lanes::Lanes;
+use memory::calm_bytes;
 use receive::short_from;
-use secure::Channels;
 use timers::Lateness;
 use turn::Event;
 pub use turn::{Ended, Lane};

@@ -2,12 +2,11 @@
 
 use ringserve_buf::{Block, Lease, LeaseMut, try_box};
 
+use super::frames::Frames;
 use super::turn::{Event, Lane, hand_out};
-use super::{Frames, Shard, expect_conn};
-use crate::conn::{Conn, Flight, Input, Opened, Queued, State};
-use crate::holders::Returning;
-use crate::inbox::{Inbox, NoMemory};
-use crate::outlet::Outlet;
+use super::{Shard, expect_conn};
+use crate::connection::{Conn, Flight, Inbox, Input, NoMemory, Opened, Outlet, Queued, State};
+use crate::tables::Returning;
 use crate::{CloseReason, ConnId, Observer, Op, ReceiveEnd, ServerLimits};
 
 /// Missing bytes from which a frame is received straight into its block.

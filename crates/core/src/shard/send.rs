@@ -3,17 +3,14 @@
 use alloc::boxed::Box;
 use core::time::Duration;
 
-use super::held::{count_room, set_room};
 use super::lanes::LaneState;
-use super::reserve::UNREAD;
+use super::memory::{UNREAD, count_room, set_room};
 use super::turn::Event;
 use super::{Shard, expect_conn};
-use crate::batch::EarlyLooks;
-use crate::conn::{Flight, State, Write};
-use crate::holders::{LISTED_BYTES, Returning, RoomOf};
-use crate::outlet::Outlet;
-use crate::stamp::Stamp;
-use crate::wheel::STEP;
+use crate::bytes::EarlyLooks;
+use crate::connection::{Flight, Outlet, State, Write};
+use crate::tables::{LISTED_BYTES, Returning, RoomOf};
+use crate::time::{STEP, Stamp};
 use crate::{Batch, CloseReason, ConnId, LaneId, Observer, Op, SendEnd};
 
 impl<O: Observer> Shard<O> {

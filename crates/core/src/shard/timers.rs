@@ -10,11 +10,9 @@ use core::time::Duration;
 
 use super::Shard;
 use super::turn::Event;
-use crate::conn::{Conn, Due, Own, Queued};
-use crate::inbox::NoMemory;
-use crate::stamp::Timer;
-use crate::times::RATE_WINDOW;
-use crate::wheel::{STEP, step_at};
+use crate::connection::{Conn, Due, NoMemory, Own, Queued};
+use crate::limits::RATE_WINDOW;
+use crate::time::{STEP, Timer, step_at};
 use crate::{CloseReason, ConnId, Observer, Op, Time};
 
 /// Steps for which a limit is put off that a late shard cannot judge.

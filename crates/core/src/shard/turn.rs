@@ -24,9 +24,8 @@ use ringserve_buf::Lease;
 
 use super::frames::Frames;
 use super::{QUEUE_KEPT, Shard};
-use crate::conn::Queued;
-use crate::outlet::ConnHead;
-use crate::stamp::Stamp;
+use crate::connection::{ConnHead, Queued};
+use crate::time::Stamp;
 use crate::{Budget, CloseReason, Completion, ConnId, LaneId, Observer, Op, Socket, Time, Wait};
 
 /// The code above a shard: a service, its upstreams, a simulated service.

@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 
 use proptest::prelude::*;
 
+use crate::bytes::Outbox;
 use crate::framing::*;
-use crate::outbox::Outbox;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Shape {

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::*;
-use crate::holders::LISTED_BYTES;
+use crate::tables::LISTED_BYTES;
 use crate::{NoMemoryLeft, Reservation};
 
 const HELD_MAX: usize = 1 << 20;

@@ -1,0 +1,244 @@
+//! What user code writes to a connection: replies, and bytes as they are.
+
+use alloc::boxed::Box;
+
+use ringserve_buf::ReplyWriter;
+
+use super::{ABORT, ACCOUNTED, DIRTY, GATED, GONE, NO_MEMORY, NOT_FRAMED, OVER_HIGH, Outlet, WRITING_ENDED};
+use crate::Batch;
+use crate::bytes::{LEND_BYTES_MIN, Outbox};
+use crate::connection::shared::Wakes;
+use crate::connection::shared_payload::SharedPayload;
+use crate::framing::{EncodeError, Framing, InPlace, Payload, Written};
+
+/// The outcome of a reply in an outbox.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Appended {
+    Whole,
+    /// It has no frame.
+    NotFramed,
+    /// User code gave it up.
+    Nothing,
+}
+
+impl Outlet {
+    /// Queues one frame. Does nothing once the connection is gone. A payload that cannot be framed closes it.
+    #[inline(always)]
+    pub fn reply(&self, payload: Payload<'_>) {
+        // Where this is inlined it is known what the payload is. What is copied anyway goes on as bytes: it is neither moved nor
+        // asked for its kind again.
+        match payload {
+            Payload::Bytes(bytes) => self.reply_bytes(bytes),
+            Payload::Frame(frame) if frame.len() < LEND_BYTES_MIN => self.reply_bytes(&frame),
+            Payload::Frame(frame) => self.reply_payload(Payload::Frame(frame)),
+            Payload::Owned(owned) => self.reply_payload(Payload::Owned(owned)),
+        }
+    }
+
+    #[inline(never)]
+    fn reply_bytes(&self, bytes: &[u8]) {
+        self.append::<1>(|out| match self.lane.encoding().encode_bytes(bytes, out) {
+            Ok(()) => Appended::Whole,
+            Err(_) => Appended::NotFramed,
+        });
+    }
+
+    #[inline(never)]
+    fn reply_payload(&self, payload: Payload<'_>) {
+        self.append::<1>(|out| match self.lane.encoding().encode(payload, out) {
+            Ok(()) => Appended::Whole,
+            Err(_) => Appended::NotFramed,
+        });
+    }
+
+    /// Queues one frame whose payload `write` writes, unless what it returns says that nothing is to be sent: then nothing of it
+    /// is. It is not called once the connection is gone. If it panics, that goes on, and the connection is reset; so it does if
+    /// it comes back to this connection.
+    pub fn reply_with<R: Written>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
+        let mut result = R::unsent();
+        self.append::<1>(|out| {
+            let encoding = self.lane.encoding();
+            let mut place = InPlace::begin(out.batch, encoding.header_room());
+            result = place.write(write);
+            if !result.is_written() {
+                return Appended::Nothing;
+            }
+            let framed = encoding.encode_written(&mut place);
+            place.finish();
+            if framed.is_ok() { Appended::Whole } else { Appended::NotFramed }
+        });
+        result
+    }
+
+    /// Queues one frame whose payload comes in parts.
+    pub fn reply_parts<'p, P: Into<Payload<'p>>>(&self, parts: impl IntoIterator<Item = P>) {
+        let lends = self.lane.shard().lends();
+        self.reply_with(|out| parts.into_iter().for_each(|part| part.into().write_to(out, lends)));
+    }
+
+    /// Queues one frame by a framing that is not the lane's. Does nothing once the connection is gone.
+    ///
+    /// # Errors
+    /// The framing's. Nothing is queued then; a framing that had written a part of the frame closes the connection.
+    pub fn reply_by(&self, framing: &impl Framing, payload: Payload<'_>) -> Result<(), EncodeError> {
+        let mut encoded = Ok(());
+        self.append::<1>(|out| {
+            let before = out.len();
+            encoded = framing.encode(payload, out);
+            match encoded {
+                Ok(()) => Appended::Whole,
+                Err(_) if out.len() == before => Appended::Nothing,
+                Err(_) => Appended::NotFramed,
+            }
+        });
+        encoded
+    }
+
+    /// Queues bytes as they are.
+    pub fn write(&self, bytes: &[u8]) {
+        self.append::<0>(|out| {
+            out.put(bytes);
+            Appended::Whole
+        });
+    }
+
+    /// Queues bytes as they are, without a copy where that is possible.
+    pub fn write_payload(&self, payload: Payload<'_>) {
+        self.append::<0>(|out| {
+            out.payload(payload);
+            Appended::Whole
+        });
+    }
+
+    /// The same behind a header, as one frame: for what frames its replies one by one.
+    pub fn write_headed(&self, header: &[u8], payload: Payload<'_>) {
+        self.append::<1>(|out| {
+            out.put(header);
+            out.payload(payload);
+            Appended::Whole
+        });
+    }
+
+    /// Queues bytes that `write` writes in place, as they are; otherwise as [`reply_with`](Outlet::reply_with).
+    pub fn write_with<R: Written>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
+        let mut result = R::unsent();
+        self.append::<0>(|out| {
+            result = InPlace::begin(out.batch, 0).write(write);
+            if result.is_written() { Appended::Whole } else { Appended::Nothing }
+        });
+        result
+    }
+
+    /// Queues one frame that other connections of the shard get too: encoded at the first push of each lane.
+    pub fn reply_shared(&self, shared: &SharedPayload) {
+        self.append::<1>(|out| match shared.wire_for(&self.lane, out) {
+            Some(wire) => {
+                out.shared(&wire);
+                Appended::Whole
+            }
+            None => Appended::NotFramed,
+        });
+    }
+
+    /// Has what is queued wait for [`release_replies`](Outlet::release_replies): more follows in a moment, and both leave in one
+    /// send. It leaves before that if it comes to be more than a few KiB, or if the connection or its writing ends.
+    pub fn hold_replies(&self) {
+        if let Some(batch) = &mut *self.pending.borrow_mut() {
+            batch.is_held = true;
+        }
+    }
+
+    /// Lets held replies leave, with what is queued in this turn.
+    pub fn release_replies(&self) {
+        let is_held = |batch: &mut Box<Batch>| core::mem::take(&mut batch.is_held);
+        if self.pending.borrow_mut().as_mut().is_some_and(is_held) {
+            self.mark_dirty();
+        }
+    }
+
+    /// Queues what `write` writes: as many frames.
+    #[inline]
+    pub(super) fn append<const FRAMES: u64>(&self, write: impl FnOnce(&mut Outbox<'_>) -> Appended) {
+        let flags = self.flags.get();
+        if flags & (GONE | WRITING_ENDED | NO_MEMORY) != 0 {
+            return;
+        }
+        let (lane, shard) = (&*self.lane, self.lane.shard());
+        let mut wakes = Wakes::No;
+        // Dropped after what follows it: nothing is borrowed then.
+        let mut unfinished = Unfinished { outlet: self, before: 0 };
+        let mut pending = self.pending.borrow_mut();
+        let batch = match &mut *pending {
+            Some(batch) => batch,
+            empty => {
+                let Some((batch, wakes_shard)) = shard.begin_batch(self.id, flags & DIRTY != 0) else {
+                    drop(pending);
+                    core::mem::forget(unfinished);
+                    return self.refuse();
+                };
+                wakes = wakes_shard;
+                self.flags.set(flags | DIRTY);
+                empty.insert(batch)
+            }
+        };
+        let before = batch.len();
+        unfinished.before = before;
+        let appended = write(&mut Outbox::new(batch, shard.lends()));
+        if appended != Appended::Whole || batch.is_refused() {
+            let flag = match appended {
+                _ if batch.is_refused() => NO_MEMORY | ABORT,
+                Appended::NotFramed => NOT_FRAMED,
+                Appended::Whole | Appended::Nothing => 0,
+            };
+            batch.roll_back(before);
+            self.set(flag);
+        }
+        let len = batch.len();
+        drop(pending);
+        core::mem::forget(unfinished);
+        shard.hold(len - before);
+        if len + self.in_flight.get() as usize > lane.outbox_bytes_high() {
+            self.set(OVER_HIGH);
+        }
+        if self.flags.get() & (GATED | DIRTY | ACCOUNTED) != DIRTY {
+            self.update_gate();
+            self.mark_dirty();
+            if FRAMES > 0 && self.has(ACCOUNTED) && len > before {
+                self.count(|account| account.frames_sent += FRAMES);
+            }
+        }
+        if wakes == Wakes::Yes {
+            shard.wake_for_dirty();
+        }
+    }
+
+    /// The system has no memory for a reply, without which the peer cannot go on, or for a deadline.
+    #[cold]
+    pub(super) fn refuse(&self) {
+        self.set(NO_MEMORY | ABORT);
+        self.update_gate();
+        self.mark_dirty();
+    }
+}
+
+/// User code writes into an outbox. If it panics, what it wrote is taken back, and the connection is reset: part of a frame
+/// must neither leave nor count, and a peer that misses one cannot go on.
+struct Unfinished<'a> {
+    outlet: &'a Outlet,
+    /// Bytes that were queued before.
+    before: usize,
+}
+
+impl Drop for Unfinished<'_> {
+    #[cold]
+    fn drop(&mut self) {
+        if let Ok(mut pending) = self.outlet.pending.try_borrow_mut()
+            && let Some(batch) = &mut *pending
+        {
+            batch.roll_back(self.before);
+        }
+        self.outlet.panicked();
+        // The connection became dirty before the panic, and nothing else tells a shard that sleeps.
+        self.outlet.lane.shard().wake_for_dirty();
+    }
+}

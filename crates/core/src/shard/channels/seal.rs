@@ -1,0 +1,137 @@
+//! Replies of a connection with a channel, on their way to the peer.
+
+use alloc::boxed::Box;
+use core::time::Duration;
+
+use super::PANICKED;
+use crate::bytes::KEPT_BYTES_MAX;
+use crate::connection::{Aside, Conn, Fault, State};
+use crate::shard::Shard;
+use crate::{CloseReason, ConnId, Observer};
+
+/// What a seal adds, as far as room for it is made before: a part of the bytes, and some more. Records of 4 KiB and more add less.
+const ADDED_PART: usize = 64;
+const ADDED_BYTES: usize = 512;
+
+/// A connection that sent nothing for this time has rested: [`Channel::rested`](crate::Channel::rested).
+const REST: Duration = Duration::from_secs(1);
+
+impl<O: Observer> Shard<O> {
+    /// True if a connection has to send beside what is queued: what its channel says itself, or the end of that.
+    pub(in crate::shard) fn owes_sealed(&self, id: ConnId, draining: bool) -> bool {
+        let owes = |conn: &Conn| conn.may_seal() && (draining || conn.aside.says(Aside::SPEAKS));
+        self.channels.out_bytes(id) > 0 || self.conns.get(id).is_some_and(owes)
+    }
+
+    /// Sends what is queued, sealed, behind what the channel said by itself, and before its last word if nothing follows. None is in
+    /// flight.
+    #[inline(never)]
+    pub(in crate::shard) fn start_sealed(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get(id) else { return };
+        let Some(shared) = conn.shared.clone() else { return };
+        let is_draining = conn.state == State::Draining;
+        let reason = conn.reason.as_deref().copied();
+        let has_rested = conn.send_at.age(self.stamp) >= REST;
+        let half_closes = shared.half_closes();
+        let seals = conn.may_seal();
+        let speaks = seals && conn.aside.says(Aside::SPEAKS);
+        let out_bytes = self.channels.out_bytes(id);
+        let plain = if seals { shared.take_pending() } else { None };
+        let ends = seals && (is_draining || half_closes);
+        if plain.is_none() && out_bytes == 0 && !ends && !speaks {
+            if half_closes {
+                self.end_writing(id);
+            }
+            return;
+        }
+        let batch = self.shared.begin_batch(id, true).map(|(batch, _)| batch);
+        let with_room = batch.and_then(|mut batch| {
+            batch.copied.try_reserve(out_bytes + ADDED_BYTES).ok()?;
+            Some(batch)
+        });
+        let Some(mut batch) = with_room else { return self.abort(id, CloseReason::MemoryLimit) };
+        if out_bytes > 0 {
+            batch.copied.append(&mut self.channels.take_out(id));
+            self.shared.release(out_bytes);
+        }
+        if speaks {
+            self.note_aside(id, Aside::SPEAKS, false);
+            self.call_channel_out(id, &mut batch.copied, |channel, out| channel.speak(out));
+        }
+        let mut fault = None;
+        if let Some(mut plain) = plain {
+            // What is wrapped leaves as it is.
+            let is_wrapped = self.call_channel_out(id, &mut batch.copied, |channel, out| {
+                if has_rested {
+                    channel.rested();
+                }
+                if channel.wrap(&mut plain) {
+                    return Ok(true);
+                }
+                let room = plain.len() + plain.len() / ADDED_PART + ADDED_BYTES;
+                out.try_reserve(room).map_err(|_| Fault(CloseReason::MemoryLimit))?;
+                channel.seal(&plain, out).map(|()| false)
+            });
+            match is_wrapped.unwrap_or(Err(PANICKED)) {
+                Ok(true) => {
+                    plain.prepend(&batch.copied);
+                    core::mem::swap(&mut batch, &mut plain);
+                }
+                Ok(false) => {}
+                Err(of) => fault = Some(of),
+            }
+            self.shared.recycle(plain);
+        }
+        if ends && fault.is_none() {
+            self.note_aside(id, Aside::FINISHED, true);
+            if let Some(reason) = reason {
+                self.call_channel(id, |channel| channel.ends(reason));
+            }
+            if batch.copied.try_reserve(ADDED_BYTES).is_err() {
+                batch.refused = true;
+            } else {
+                self.call_channel_out(id, &mut batch.copied, |channel, out| channel.finish(out));
+            }
+        }
+        if batch.is_refused() {
+            self.shared.recycle(batch);
+            return self.abort(id, CloseReason::MemoryLimit);
+        }
+        batch.recount();
+        if batch.room() > KEPT_BYTES_MAX {
+            batch.trim();
+        }
+        shared.sealed(batch.len());
+        if batch.is_empty() {
+            self.shared.recycle(batch);
+            match fault {
+                Some(fault) => self.abort(id, fault.0),
+                None if half_closes => self.end_writing(id),
+                None => {}
+            }
+            return;
+        }
+        shared.lane().moved.sends.add(1);
+        self.send_and_watch(id, batch);
+        if let Some(fault) = fault {
+            self.seal_failed(id, fault.0);
+        }
+    }
+
+    fn note_aside(&mut self, id: ConnId, of_channel: u8, holds: bool) {
+        if let Some(conn) = self.conns.get_mut(id) {
+            conn.aside.note(of_channel, holds);
+        }
+    }
+
+    /// Nothing more can be sealed: what the channel said last leaves, and nothing behind that.
+    #[cold]
+    fn seal_failed(&mut self, id: ConnId, reason: CloseReason) {
+        if let Some(conn) = self.conns.get_mut(id)
+            && conn.state == State::Draining
+        {
+            conn.reason = Some(Box::new(reason));
+        }
+        self.fault(id, reason);
+    }
+}

@@ -1,0 +1,115 @@
+//! Connections whose peers may send only so fast: [`crate::limits::ReadRates`] counts.
+//!
+//! ```text
+//!   next frame ─▶ pace: Fine ─▶ cut, pay ─▶ handed out, or closed
+//!                   │ Wait
+//!                   ▼
+//!              hold_reads ──▶ its bytes in the inbox, no frame ──▶ Due::Resume ──▶ resume_reads ──▶ next frame
+//! ```
+//!
+//! No frame of others passes here: such a connection is [aside](crate::connection::Aside), so that its bytes take the checked path.
+
+use ringserve_buf::Lease;
+
+use crate::connection::Aside;
+use crate::limits::{Meter, ReadRates};
+use crate::shard::Shard;
+use crate::time::steps_for;
+use crate::{ConnId, Observer, WhenTooFast};
+
+/// Whether a peer sends too fast.
+pub(super) enum Pace {
+    /// It does not.
+    Fine,
+    /// Its next frame has to wait for that many steps.
+    Wait(u32),
+    /// The system has no memory to count it.
+    NoMemory,
+}
+
+impl<O: Observer> Shard<O> {
+    /// Limits how fast the peer of a connection sends, from now on.
+    #[cold]
+    pub(in crate::shard) fn meter(&mut self, id: ConnId, rates: ReadRates) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        let goes_on = conn.is_metered();
+        conn.aside.note(Aside::METERED, true);
+        // Without memory for one the next frame ends the connection.
+        let Some(meter) = self.meters.entry(id.slot()) else { return };
+        match goes_on {
+            true => meter.rates = rates,
+            false => *meter = Meter::new(rates),
+        }
+    }
+
+    /// The same by the limits of the connection's own.
+    pub(in crate::shard) fn meter_by_own_limits(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        let Some(own) = conn.outlet().and_then(|outlet| outlet.own_limits()) else { return };
+        let goes_on = conn.is_metered();
+        match own.read_rates {
+            // Each flush comes here once there are limits of the connection's own.
+            Some(rates)
+                if goes_on && self.meters.get(id.slot()).is_some_and(|meter| meter.rates == rates) =>
+            {
+                return;
+            }
+            Some(rates) => self.meter(id, rates),
+            None => conn.aside.note(Aside::METERED, false),
+        }
+        self.resume_reads(id);
+    }
+
+    /// Whether the next frame may be handed out. Once the connection is cut it may.
+    pub(super) fn pace(&mut self, id: ConnId) -> Pace {
+        if self.is_cut(id) {
+            return Pace::Fine;
+        }
+        let Some(meter) = self.meters.get(id.slot()) else { return Pace::NoMemory };
+        match meter.wait(self.now) {
+            None => Pace::Fine,
+            // Judged once the frame is whole: its first bytes may come early.
+            Some(_) if meter.rates.when_too_fast == WhenTooFast::Close => Pace::Fine,
+            Some(wait) => Pace::Wait(steps_for(wait)),
+        }
+    }
+
+    /// Pays for a frame of `bytes` bytes, or a piece of one. False if it came too early, and its connection is to be closed for that.
+    #[inline]
+    pub(super) fn pay(&mut self, id: ConnId, bytes: usize) -> bool {
+        let closes = !self.is_cut(id);
+        let Some(meter) = self.meters.get_mut(id.slot()) else { return true };
+        let is_early = meter.rates.when_too_fast == WhenTooFast::Close && meter.wait(self.now).is_some();
+        meter.pay(bytes, self.now);
+        !(is_early && closes)
+    }
+
+    /// Hands out no frame of a connection for this many steps. `lease` is the rest of what is at hand.
+    #[cold]
+    pub(super) fn hold_reads(&mut self, id: ConnId, lease: Lease, steps: u32) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        conn.aside.note(Aside::TOO_FAST, true);
+        let lane = conn.lane;
+        self.requeue(id, lease);
+        // The system may have had no memory for the rest.
+        let Some(inbox) = self.conns.get_mut(id).and_then(|conn| conn.inbox.as_mut()) else { return };
+        inbox.resumes = Some((self.stamp, steps));
+        self.lanes[lane].counters.reads_held += 1;
+        self.arm(id);
+    }
+
+    /// Hands out frames again, in a batch of a later turn.
+    #[cold]
+    pub(in crate::shard) fn resume_reads(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.is_too_fast()) else { return };
+        conn.aside.note(Aside::TOO_FAST, false);
+        conn.active_at = self.stamp;
+        if let Some(inbox) = &mut conn.inbox {
+            inbox.resumes = None;
+            // What the server did not look at is not the peer's fault.
+            inbox.begin_window(self.stamp);
+        }
+        self.requeue(id, Lease::empty());
+        self.arm(id);
+    }
+}
