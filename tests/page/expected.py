@@ -163,7 +163,8 @@ def facts(report):
 
 
 def width(part):
-    return f"{min(100, max(0, part * 100)):.1f}%"
+    # As `toFixed` rounds: 0.25 is 0.3.
+    return f"{Decimal(min(100, max(0, part * 100))).quantize(Decimal('0.1'), ROUND_HALF_UP)}%"
 
 
 def funnel(report):

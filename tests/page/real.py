@@ -83,6 +83,9 @@ def look_at_real_server(look_of, binary, eventually, same, folder=None):
                 for dark in (False, True):
                     page.emulate_media(color_scheme="dark" if dark else "light")
                     page.screenshot(path=Path(folder) / f"real-{name}-{'dark' if dark else 'light'}.png", full_page=True)
+                if name == "stalled":
+                    page.emulate_media(color_scheme="light")
+                    page.screenshot(path=Path(folder) / "page.png", clip={"x": 0, "y": 0, "width": 1440, "height": 770}, full_page=True)
 
         def compared(name):
             page.mouse.move(2, 2)

@@ -75,10 +75,12 @@ fn pages(folder: &Path) -> Vec<PathBuf> {
     entries.filter(|path| path.extension().is_some_and(|extension| extension == "md")).collect()
 }
 
-const WRITTEN: [&str; 11] = [
+const WRITTEN: [&str; 13] = [
     ".",
     "docs",
+    "docs/experiments",
     "docs/guide",
+    "docs/internals",
     "examples",
     "examples/kv",
     "examples/mqtt",
@@ -89,9 +91,6 @@ const WRITTEN: [&str; 11] = [
     "tests/http",
 ];
 
-/// What `compare` writes.
-const MADE: [&str; 1] = ["docs/performance"];
-
 /// What is found in all pages of these folders.
 fn in_pages_of<'a>(folders: impl Iterator<Item = &'a &'a str>, find: fn(&Path, &str) -> String) -> String {
     let pages: Vec<PathBuf> = folders.flat_map(|folder| pages(&root().join(folder))).collect();
@@ -101,7 +100,7 @@ fn in_pages_of<'a>(folders: impl Iterator<Item = &'a &'a str>, find: fn(&Path, &
 
 #[test]
 fn links_of_all_pages_lead_somewhere() {
-    let found = in_pages_of(WRITTEN.iter().chain(&MADE), broken);
+    let found = in_pages_of(WRITTEN.iter(), broken);
     assert!(found.is_empty(), "links that lead nowhere:\n{found}");
 }
 
@@ -130,6 +129,32 @@ fn guide_lists_each_of_its_pages() {
             assert!(lists.iter().all(|list| list.contains(&*name)), "{name} is not in every list");
         }
     }
+}
+
+#[test]
+fn experiments_list_each_of_their_pages() {
+    let folder = root().join("docs/experiments");
+    let list = fs::read_to_string(folder.join("README.md")).expect("a page");
+    for page in pages(&folder) {
+        let name = page.file_name().expect("a file").to_string_lossy();
+        assert!(name == "README.md" || list.contains(&format!("({name})")), "{name} is not in the list");
+    }
+}
+
+/// Bytes of a picture: the README has to come fast.
+const PICTURE_BYTES_MAX: u64 = 200_000;
+
+#[test]
+fn pictures_are_small() {
+    let mut count = 0;
+    for folder in ["docs/performance", "docs/pictures"] {
+        for picture in fs::read_dir(root().join(folder)).expect("a folder").flatten() {
+            let size = picture.metadata().expect("a file").len();
+            assert!(size <= PICTURE_BYTES_MAX, "{} has {size} bytes", picture.path().display());
+            count += 1;
+        }
+    }
+    assert!(count > 10, "{count} pictures are there");
 }
 
 #[test]
