@@ -100,7 +100,7 @@ fn buffers(criterion: &mut Criterion) {
     group.bench_function("lend, receive, free", |bencher| {
         bencher.iter(|| {
             let buffer = side.lend().expect("there is room");
-            drop(black_box(side.received(buffer, 64, true)));
+            drop(black_box(side.received(buffer, 64)));
         });
     });
     group.finish();

@@ -54,7 +54,7 @@ impl Driver for Loopback<'_> {
         self.turns_left -= 1;
         let buffer = self.side.lend().ok_or(DONE)?;
         self.side.spare(buffer)[..self.received.len()].copy_from_slice(self.received);
-        let lease = self.side.received(buffer, self.received.len(), true);
+        let lease = self.side.received(buffer, self.received.len());
         completions.push(Completion::Received { id, lease });
         Ok(())
     }

@@ -50,7 +50,7 @@ pub fn run(bytes: &[u8]) {
         limits,
         server_limits,
         buffers,
-        incremental: options & 2 != 0,
+        large: options & 2 == 0,
         copy_frames: options & 4 != 0,
         connections_max: 1,
         listeners: 1,

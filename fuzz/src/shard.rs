@@ -75,7 +75,7 @@ fn plan(what: u8, input: &mut Input<'_>) -> Plan {
         limits,
         server_limits,
         buffers,
-        incremental: options & 1 != 0,
+        large: options & 1 == 0,
         copy_frames: options & 2 != 0,
         connections_max: 1 + usize::from(options >> 2) % CONNECTIONS_MAX,
         listeners: 1 + u16::from(options >> 7),

@@ -30,7 +30,6 @@ fn adopts(on: On, listener: &TcpListener, net: &Net) -> Lab {
         .pin(false)
         .driver(on.driver)
         .server_limits(bounds.server)
-        .incremental_buffers(on.incremental)
         .service(endpoint.limits(bounds.service), move |_| Puppet::new(for_shards.clone()));
     let running = net.start_several(server).expect("the server starts");
     assert_eq!(running.local_addrs(), [listener.local_addr().unwrap()]);

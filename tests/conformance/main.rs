@@ -23,11 +23,9 @@ mod stopping;
 use ringserve::Driver;
 use ringserve_tests::{Kernel, On, on_epoll};
 
-const IO_URING: On = On { driver: Driver::IoUring, incremental: false, kernel: Kernel::Real };
+const IO_URING: On = On { driver: Driver::IoUring, kernel: Kernel::Real };
 const EPOLL: On = On { driver: Driver::Epoll, ..IO_URING };
-const INCREMENTAL: On = On { incremental: true, ..IO_URING };
 const SIMULATED: On = On { kernel: Kernel::Simulated, ..IO_URING };
-const SIMULATED_INCREMENTAL: On = On { incremental: true, ..SIMULATED };
 const SIMULATED_WITH_FAULTS: On = On { kernel: Kernel::SimulatedWithFaults, ..IO_URING };
 
 /// Driver, case, and why it does not apply.
@@ -247,16 +245,8 @@ mod epoll {
     cases!(crate::EPOLL);
 }
 
-mod incremental {
-    cases!(crate::INCREMENTAL);
-}
-
 mod simulated {
     cases!(crate::SIMULATED);
-}
-
-mod simulated_incremental {
-    cases!(crate::SIMULATED_INCREMENTAL);
 }
 
 mod simulated_with_faults {

@@ -16,8 +16,6 @@ use crate::{Client, Net, Puppet, SOON, Shared, Site, eventually, order, watch};
 #[derive(Clone, Copy, Default)]
 pub struct On {
     pub driver: Driver,
-    /// Buffers that several receives fill one behind the other, where the driver has them.
-    pub incremental: bool,
     pub kernel: Kernel,
 }
 
@@ -42,7 +40,7 @@ impl On {
     pub fn server_at(self, addr: &str, limits: Bounds) -> Server<Raw> {
         // Limits that follow the control group take a thread whose looks allocate, and tests count allocations of the process.
         let server = Server::bind(addr).shards(1).pin(false).bounded(limits).fit_limits(false);
-        server.driver(self.driver).incremental_buffers(self.incremental)
+        server.driver(self.driver)
     }
 
     /// The same, on the network of its kernel.

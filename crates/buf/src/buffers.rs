@@ -20,23 +20,22 @@ pub(crate) const POISON: u8 = 1;
 /// In [`Inner::care`]: a receive waits for the next buffer that is freed.
 pub(crate) const WAITED_FOR: u8 = 2;
 
-/// Set in a buffer's state while the kernel may write into it.
+/// A buffer's state while the kernel may write into it.
 pub(crate) const WITH_KERNEL: u32 = 1 << 31;
 
 /// The header of a pool buffer or of a heap block.
 ///
-/// Invariant, on which the `unsafe` blocks of this crate rest: while `WITH_KERNEL` is set the kernel (or a
-/// [`KernelSide::spare`](crate::KernelSide::spare) slice) writes only to bytes at `filled` and above; leases cover
-/// only bytes below `filled`; `filled` goes back to zero only when no lease is left. The range of a
-/// [`LeaseMut`](crate::LeaseMut) is disjoint from those of all others, and from that of every [`Lease`](crate::Lease), so that it
-/// alone is written: bytes are reported once, cutting shares none of them, and only a frozen lease is cloned. While a lease is left the
-/// header stays where it is, and so do the bytes: a buffer's, since its first lease holds the pool and a chunk in
-/// use is not given back; a heap block's, since its last lease frees it.
+/// Invariant, on which the `unsafe` blocks of this crate rest: the kernel, or who holds a slice of
+/// [`KernelSide::spare`](crate::KernelSide::spare), writes only while the state is `WITH_KERNEL`, and no lease is left then. The
+/// range of a [`LeaseMut`](crate::LeaseMut) is disjoint from those of all others, and from that of every
+/// [`Lease`](crate::Lease), so that it alone is written: bytes are reported once, cutting shares none of them, and only a frozen
+/// lease is cloned. While a lease is left the header stays where it is, and so do the bytes: a buffer's, since its first lease
+/// holds the pool and a chunk in use is not given back; a heap block's, since its last lease frees it.
 #[repr(C)]
 pub(crate) struct Header {
-    /// `WITH_KERNEL`, plus the number of leases.
+    /// `WITH_KERNEL`, or the number of leases; 0 if it is free.
     pub state: Cell<u32>,
-    /// The number of bytes, from the start, that were received since the buffer was lent.
+    /// The number of bytes, from the start, that were received when the buffer was last with the kernel.
     pub filled: Cell<u32>,
     /// The pool; null for a heap block.
     pool: *const Inner,
@@ -116,7 +115,7 @@ impl Header {
     #[inline]
     pub(crate) fn cloned(&self) {
         let state = self.state.get();
-        assert!(state & !WITH_KERNEL < WITH_KERNEL - 1, "too many leases on one buffer");
+        assert!(state < WITH_KERNEL - 1, "too many leases on one buffer");
         self.state.set(state + 1);
     }
 
@@ -130,16 +129,16 @@ impl Header {
         let this = unsafe { header.as_ref() };
         let left = this.state.get() - 1;
         this.state.set(left);
-        if left & !WITH_KERNEL == 0 {
+        if left == 0 {
             // SAFETY: that was the last lease, and it was the caller's.
-            unsafe { Header::last_dropped(header, left) };
+            unsafe { Header::last_dropped(header) };
         }
     }
 
     /// # Safety
-    /// The last lease is gone; `left` is the state.
+    /// The last lease is gone.
     #[inline(never)]
-    unsafe fn last_dropped(header: NonNull<Header>, left: u32) {
+    unsafe fn last_dropped(header: NonNull<Header>) {
         // SAFETY: a buffer's header lives as long as its pool, which the leases' hold keeps until the end of this
         // function; a heap block lives until it is freed below.
         let this = unsafe { header.as_ref() };
@@ -149,12 +148,10 @@ impl Header {
             // SAFETY: `of_owner` wrote it for the type of this block, of which nothing else knows any more.
             return unsafe { free(header) };
         }
-        // SAFETY: `received` forgot one `Rc` of this pool when the first lease was made. Taking it back drops the
+        // SAFETY: `received` forgot one `Rc` of this pool when it made the first lease. Taking it back drops the
         // pool if nothing else holds it, after the last use of the header.
         let pool = unsafe { Rc::from_raw(this.pool) };
-        if left == 0 {
-            pool.free(this);
-        }
+        pool.free(this);
     }
 
     /// Bytes of memory that the leases pin.

@@ -237,7 +237,7 @@ mod tests {
         let (pool, mut side) = Pool::new(config).unwrap();
         let id = side.lend().unwrap();
         side.spare(id)[..11].copy_from_slice(b"hello world");
-        let whole = side.received(id, 11, true).freeze();
+        let whole = side.received(id, 11).freeze();
         let world = whole.slice(6..11);
         assert_eq!(world.as_ptr(), whole[6..].as_ptr());
         assert_eq!((world.pinned_bytes(), world.is_pooled()), (64, true));
@@ -251,7 +251,7 @@ mod tests {
         let (_pool, mut side) = Pool::new(config).unwrap();
         let id = side.lend().unwrap();
         assert!(side.spare(id).iter().all(|byte| *byte == 0));
-        drop(side.received(id, 3, true));
+        drop(side.received(id, 3));
         assert_eq!(side.lend(), Some(id));
         assert_eq!(&side.spare(id)[..4], &[0xDD, 0xDD, 0xDD, 0]);
     }
@@ -298,10 +298,9 @@ mod tests {
         let (pool, mut side) =
             Pool::new(PoolConfig { buffer_bytes: 64, buffers_max: 2, poison: true }).unwrap();
         let (a, b) = (side.lend().unwrap(), side.lend().unwrap());
-        let (first, second) = (side.received(a, 3, true), side.received(b, 3, false));
-        let third = side.received(b, 3, false);
+        let (first, mut second) = (side.received(a, 3), side.received(b, 6));
+        let third = second.split_to(3);
         drop(second);
-        side.take_back(b);
         drop(first);
         assert_eq!(pool.counts().leased, 1);
         pool.invariants();

@@ -152,23 +152,22 @@ impl fmt::Debug for LeaseMut {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{KernelSide, Pool, PoolConfig};
-
-    fn received(side: &mut KernelSide, id: u16, bytes: &[u8], last: bool) -> LeaseMut {
-        side.spare(id)[..bytes.len()].copy_from_slice(bytes);
-        side.received(id, bytes.len(), last)
-    }
+    use crate::{Pool, PoolConfig};
 
     #[test]
     fn parts_of_a_buffer_are_written_beside_each_other() {
         let config = PoolConfig { buffer_bytes: 64, buffers_max: 1, poison: true };
         let (pool, mut side) = Pool::new(config).unwrap();
         let id = side.lend().unwrap();
-        let mut rest = received(&mut side, id, b"hello world", false);
-        let mut front = rest.split_to(5);
-        rest.advance(1);
-        let frozen = received(&mut side, id, b"frozen", false).freeze();
-        let mut later = received(&mut side, id, b"later", true);
+        let bytes = b"hello world frozen later";
+        side.spare(id)[..bytes.len()].copy_from_slice(bytes);
+        let mut later = side.received(id, bytes.len());
+        let mut front = later.split_to(5);
+        later.advance(1);
+        let mut rest = later.split_to(5);
+        later.advance(1);
+        let frozen = later.split_to(6).freeze();
+        later.advance(1);
         let shown = &*frozen;
         front.make_ascii_uppercase();
         later[0] = b'L';

@@ -2,12 +2,12 @@
 //! blocks of connections, and how replies are written.
 //!
 //! ```text
-//!            lend                     received (last)
-//!   free ───────────▶ with the kernel ───────────────▶ leased ──▶ free
-//!     ▲                    │   ▲ │                        │
-//!     │     take_back      │   └─┘ received (more)        │ last lease dropped
-//!     └────────────────────┘                              │
-//!     └───────────────────────────────────────────────────┘
+//!            lend                      received
+//!   free ───────────▶ with the kernel ───────────▶ leased
+//!     ▲                     │                         │
+//!     │      take_back      │                         │ last lease dropped
+//!     ├─────────────────────┘                         │
+//!     └───────────────────────────────────────────────┘
 //! ```
 //!
 //! A [`Pool`] is one core's. Its [`KernelSide`] exists once and belongs to the driver: it lends buffers and

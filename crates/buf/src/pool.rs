@@ -44,9 +44,9 @@ pub struct BufferStats {
     pub total: usize,
     /// Buffers that are not used.
     pub free: usize,
-    /// Buffers the kernel may write into, leased in part or not.
+    /// Buffers the kernel may write into.
     pub with_kernel: usize,
-    /// Buffers pinned by a lease and no longer with the kernel.
+    /// Buffers pinned by a lease.
     pub leased: usize,
 }
 
@@ -105,7 +105,7 @@ impl Pool {
         BufferStats { total, free, with_kernel, leased: total - free - with_kernel }
     }
 
-    /// Buffers pinned by a lease and no longer with the kernel.
+    /// Buffers pinned by a lease.
     #[inline]
     pub fn leased(&self) -> usize {
         self.counts().leased
@@ -177,7 +177,7 @@ impl Pool {
                 header.id
             );
             in_use += usize::from(used);
-            with_kernel += usize::from(header.state.get() & WITH_KERNEL != 0);
+            with_kernel += usize::from(header.state.get() == WITH_KERNEL);
         }
         assert_eq!(with_kernel, inner.with_kernel.get(), "buffers with the kernel");
         assert_eq!(in_use + freed, inner.total.get(), "a buffer is lost");
@@ -193,8 +193,8 @@ impl fmt::Debug for Pool {
 /// The driver's side of a [`Pool`]: lends buffers to a kernel and takes what arrived.
 ///
 /// There is one for each pool. A driver that passes an [`address`](KernelSide::address) to something that writes
-/// there promises that it writes only while the buffer is lent, only at and above the bytes already reported
-/// through [`received`](KernelSide::received), and that a range is reported only once it is written.
+/// there promises that it writes only while the buffer is lent, and that bytes are reported through
+/// [`received`](KernelSide::received) only once they are written.
 pub struct KernelSide {
     inner: Rc<Inner>,
 }
@@ -264,7 +264,7 @@ impl KernelSide {
         // SAFETY: the header lives in a chunk of this pool; it goes only in `trim` while the buffer is free, which
         // it is not as long as it is lent, and taking it back needs `&mut self`.
         let header = unsafe { header.as_ref() };
-        (header.state.get() & WITH_KERNEL != 0).then_some((header, data))
+        (header.state.get() == WITH_KERNEL).then_some((header, data))
     }
 
     #[inline]
@@ -275,59 +275,42 @@ impl KernelSide {
         }
     }
 
-    /// `len` more bytes were written to a lent buffer, right behind those reported before. With `last` the
-    /// kernel is done with the buffer; without, it goes on writing behind them (incremental consumption).
+    /// The kernel is done with a lent buffer, and wrote `len` bytes to its start.
     ///
     /// # Panics
-    /// If the buffer is not lent, or `len` exceeds what is left of it: then the memory can no longer be trusted.
+    /// If the buffer is not lent, or `len` exceeds its size: then the memory can no longer be trusted.
     #[inline]
-    pub fn received(&mut self, id: u16, len: usize, last: bool) -> LeaseMut {
+    pub fn received(&mut self, id: u16, len: usize) -> LeaseMut {
         let (header, data) = self.lent(id);
-        let start = header.filled.get() as usize;
-        assert!(len <= self.inner.config.buffer_bytes - start, "buffer {id} received more than it holds");
-        header.filled.set((start + len) as u32);
-        let state = header.state.get();
-        if state == WITH_KERNEL {
-            // The first lease on this buffer holds the pool for all of them; the last one lets it go.
-            core::mem::forget(self.inner.clone());
-        }
-        header.state.set(if last { (state + 1) & !WITH_KERNEL } else { state + 1 });
-        // SAFETY: start is at most the buffer's size and the buffer lies in one allocation.
-        let data = unsafe { data.add(start) };
-        // The range was not reported before, so that it is disjoint from every other one.
-        let lease = LeaseMut::new(Lease::new(NonNull::from(header), data, len));
-        if last {
-            self.inner.with_kernel.set(self.inner.with_kernel.get() - 1);
-        }
-        lease
+        assert!(len <= self.inner.config.buffer_bytes, "buffer {id} received more than it holds");
+        header.filled.set(len as u32);
+        // The first lease on this buffer holds the pool for those cut from it; the last one lets it go.
+        core::mem::forget(self.inner.clone());
+        header.state.set(1);
+        self.inner.with_kernel.set(self.inner.with_kernel.get() - 1);
+        // A lent buffer has no lease, so that this one is alone.
+        LeaseMut::new(Lease::new(NonNull::from(header), data, len))
     }
 
-    /// The kernel is done with a lent buffer and reports no further byte of it.
+    /// The kernel is done with a lent buffer, and brought nothing.
     ///
     /// # Panics
     /// If the buffer is not lent.
     pub fn take_back(&mut self, id: u16) {
         let (header, _) = self.lent(id);
-        let left = header.state.get() & !WITH_KERNEL;
-        header.state.set(left);
+        header.state.set(0);
         self.inner.with_kernel.set(self.inner.with_kernel.get() - 1);
-        if left == 0 {
-            self.inner.free(header);
-        }
+        self.inner.free(header);
     }
 
-    /// The part of a lent buffer that was not reported yet, for drivers that write it themselves (epoll, a
-    /// simulated kernel).
+    /// The memory of a lent buffer, for drivers that write it themselves (epoll, a simulated kernel).
     #[inline]
     pub fn spare(&mut self, id: u16) -> &mut [u8] {
-        let (header, data) = self.lent(id);
-        let filled = header.filled.get() as usize;
-        // SAFETY: filled is at most the buffer's size.
-        let data = unsafe { data.add(filled) };
-        let len = self.inner.config.buffer_bytes - filled;
-        // SAFETY: the range is initialised (zeroed at allocation) and inside the buffer; leases cover only bytes
-        // below `filled`; `&mut self` on the pool's only `KernelSide` keeps a second slice away; and a caller
-        // that gave the address to a kernel promised to let only that one write.
+        let (_, data) = self.lent(id);
+        let len = self.inner.config.buffer_bytes;
+        // SAFETY: the range is the buffer's and initialised (zeroed at allocation); a lent buffer has no lease; `&mut self`
+        // on the pool's only `KernelSide` keeps a second slice away; and a caller that gave the address to a kernel promised
+        // to let only that one write.
         unsafe { core::slice::from_raw_parts_mut(data.as_ptr(), len) }
     }
 }
@@ -373,7 +356,7 @@ mod tests {
         assert!(lent.iter().enumerate().all(|(n, (_, memory))| **memory == [n as u8 + 1; 64]), "disjoint");
         let ids: Vec<u16> = lent.iter().map(|(id, _)| *id).collect();
         assert_eq!((count, ids.len(), pool.counts().with_kernel), (3, 3, 3));
-        let (filled, part) = (side.received(ids[0], 64, true), side.received(ids[1], 10, true));
+        let (filled, part) = (side.received(ids[0], 64), side.received(ids[1], 10));
         assert_eq!((&*filled, &*part), (&[1; 64][..], &[2; 10][..]));
         side.take_back(ids[2]);
         assert_eq!(side.lend_several(CHUNK_BUFFERS, |_, _| ()), CHUNK_BUFFERS - 2);
@@ -388,20 +371,19 @@ mod tests {
         let a = side.lend().unwrap();
         side.lend().unwrap();
         assert_eq!((side.lend(), pool.available()), (None, 0));
-        let lease = side.received(a, 10, true);
+        let lease = side.received(a, 10);
         assert_eq!(pool.counts(), BufferStats { total: 2, free: 0, with_kernel: 1, leased: 1 });
         drop(lease);
         assert_eq!(side.lend(), Some(a));
     }
 
     #[test]
-    fn incremental_buffer_is_free_after_kernel_and_every_lease() {
+    fn buffer_is_free_after_the_last_of_its_leases() {
         let (pool, mut side) = small(1);
         let id = side.lend().unwrap();
-        side.spare(id)[..5].copy_from_slice(b"first");
-        let first = side.received(id, 5, false);
-        side.spare(id)[..6].copy_from_slice(b"second");
-        let second = side.received(id, 6, true);
+        side.spare(id)[..11].copy_from_slice(b"firstsecond");
+        let mut second = side.received(id, 11);
+        let first = second.split_to(5);
         assert_eq!((&*first, &*second), (&b"first"[..], &b"second"[..]));
         drop(first);
         assert_eq!(side.lend(), None);
@@ -431,7 +413,7 @@ mod tests {
             let mut leases: Vec<Lease> = (0..3)
                 .map(|_| {
                     let id = side.lend().unwrap();
-                    side.received(id, 1, true).freeze()
+                    side.received(id, 1).freeze()
                 })
                 .collect();
             side.wait_for_buffer();
@@ -458,8 +440,8 @@ mod tests {
     fn a_buffer_that_arrives_twice_is_noticed() {
         let (_pool, mut side) = small(1);
         let id = side.lend().unwrap();
-        drop(side.received(id, 1, true));
-        drop(side.received(id, 1, true));
+        drop(side.received(id, 1));
+        drop(side.received(id, 1));
     }
 
     #[test]
@@ -467,7 +449,7 @@ mod tests {
     fn a_length_beyond_the_buffer_is_noticed() {
         let (_pool, mut side) = small(1);
         let id = side.lend().unwrap();
-        drop(side.received(id, 65, true));
+        drop(side.received(id, 65));
     }
 
     #[test]
@@ -478,7 +460,7 @@ mod tests {
         let mut kept = None;
         for id in lent {
             if usize::from(id) == 2 * CHUNK_BUFFERS + 3 {
-                kept = Some(side.received(id, 4, true));
+                kept = Some(side.received(id, 4));
             } else {
                 side.take_back(id);
             }

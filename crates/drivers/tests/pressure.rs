@@ -345,20 +345,6 @@ fn dropped_driver_ends_everything_in_flight() {
 }
 
 #[test]
-fn incremental_buffers_take_several_receives_each() {
-    let pool = PoolConfig { buffer_bytes: 1 << 16, buffers_max: 4, poison: true };
-    let mut rig = Rig::accepting(&UringConfig { incremental: true, pool, ..small() });
-    if !rig.driver.describe().contains("incremental") {
-        return;
-    }
-    let (ids, writers) = busy(&mut rig, 6, 1_000_000);
-    take_all(&mut rig, &ids, 1_000_000, 0);
-    writers.into_iter().for_each(|writer| writer.join().unwrap());
-    ids.iter().for_each(|id| rig.close(*id, CloseHow::Orderly));
-    rig.settled();
-}
-
-#[test]
 fn cancelled_multishot_leaves_the_bytes_in_the_socket() {
     let mut rig = Rig::accepting(&small());
     let (mut client, id) = rig.connect(0);

@@ -168,7 +168,6 @@ named! {
         ReceivedMore "receive: bytes, goes on",
         ReceivedLast "receive: bytes, ended",
         ReceivedLastStopped "receive: bytes, ended, cancelled",
-        BufferGoesOn "receive: incremental buffer goes on",
         BufferInError "receive: error or end with a buffer",
         ReceiveEof "receive: end of stream",
         ReceiveEofStopped "receive: end of stream, cancelled",
@@ -299,7 +298,8 @@ impl Rates {
                 rates[fault as usize] = rates[fault as usize].saturating_mul(64);
             }
             rates[ProbeFails as usize] = rates[ProbeFails as usize].saturating_mul(16);
-            rates[ProbeRace as usize] = rates[ProbeRace as usize].saturating_mul(32);
+            // Of a probe more is seen than that nothing came only if the peer ends just then.
+            rates[ProbeRace as usize] = rates[ProbeRace as usize].saturating_mul(32).max(16_384);
             // Most of those that miss a reset hear of it from a send soon after.
             rates[ResetUnheard as usize] = rates[ResetUnheard as usize].saturating_mul(16);
         }

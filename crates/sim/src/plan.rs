@@ -50,8 +50,8 @@ pub struct Plan {
     pub backlog: usize,
     /// Receive buffers.
     pub buffers: usize,
-    /// True if the kernel fills them bit by bit.
-    pub incremental: bool,
+    /// Frames are copied out of them before they are handed out.
+    pub copies_frames: bool,
     /// Entries of the buffer ring.
     pub ring_entries: usize,
     /// Entries of the submission queue.
@@ -228,7 +228,7 @@ impl Plan {
             adopted,
             backlog: rng.spread(1, 32) as usize,
             buffers,
-            incremental: rng.one_in(4),
+            copies_frames: rng.one_in(4),
             ring_entries: ring_entries.max(1),
             submissions: rng.spread(2, 128) as usize,
             completions: rng.spread(4, 256) as usize,

@@ -55,7 +55,6 @@ impl SimKernel {
             completions: usize::MAX,
             buffers: config.buffer_ring_entries().into(),
             buffer_bytes: config.pool.buffer_bytes,
-            incremental: config.incremental,
             slots: config.connections as usize,
             listeners: listeners.len(),
         });
@@ -213,10 +212,6 @@ impl Kernel for SimKernel {
         self.ring.check_renewable();
         self.ring.buffers.clear();
         true
-    }
-
-    fn is_incremental(&self) -> bool {
-        self.ring.sizes().incremental
     }
 
     fn buffer_ring_entries(&self) -> usize {

@@ -145,7 +145,7 @@ impl SimKernel {
                 Ok(_) => {}
             }
             let ends = self.faults.strike(Fault::ReceiveEnds) || self.ring.is_single(id);
-            let flags = self.ring.buffers.select(bytes.len()) | if ends { 0 } else { F_MORE };
+            let flags = self.ring.buffers.select() | if ends { 0 } else { F_MORE };
             let cqe = RawCqe::new(Kind::Receive.with(id.bits()), bytes.len() as i32, flags);
             self.post_with(cqe, bytes);
             if ends {

@@ -95,18 +95,12 @@ impl Rig {
             self.complete(Completion::Filled { id, block, bytes: count, end: ReceiveEnd::Stopped });
             return true;
         }
-        let Some(buffer) = self.model.shared_buffer.take().or_else(|| self.model.side.lend()) else {
-            return false;
-        };
+        let Some(buffer) = self.model.side.lend() else { return false };
         let spare = self.model.side.spare(buffer);
         let count = bytes_max.min(wire.unread.len()).min(spare.len());
-        let last = !self.model.plan.incremental || count == spare.len();
         let bytes: Vec<u8> = wire.unread.drain(..count).collect();
         spare[..count].copy_from_slice(&bytes);
-        let lease = self.model.side.received(buffer, count, last);
-        if !last {
-            self.model.shared_buffer = Some(buffer);
-        }
+        let lease = self.model.side.received(buffer, count);
         let (id, peer) = (wire.id, wire.peer);
         self.receive(id, peer, &bytes, lease);
         true

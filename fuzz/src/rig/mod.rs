@@ -68,8 +68,8 @@ pub struct Plan {
     pub server_limits: ServerLimits,
     /// Buffers in the pool.
     pub buffers: usize,
-    /// Several receives share a buffer.
-    pub incremental: bool,
+    /// Frames from 64 bytes on are received straight into their blocks.
+    pub large: bool,
     /// Frames are copied out of their buffers.
     pub copy_frames: bool,
     /// Connections at most.
@@ -158,8 +158,6 @@ pub struct Model {
     upstreams: BTreeMap<ConnId, usize>,
     quota: Arc<Quota>,
     side: KernelSide,
-    /// The buffer that receives share.
-    shared_buffer: Option<u16>,
     turn: u64,
     now: Time,
     order: Command,
@@ -203,8 +201,7 @@ impl Rig {
             (),
         );
         let lane = shard.add_outbound(limits, max, framing.encoding());
-        if !plan.incremental {
-            // So that many frames are received straight into.
+        if plan.large {
             shard.large_from(64);
         }
         if plan.copy_frames {
@@ -237,7 +234,6 @@ impl Rig {
             upstreams: BTreeMap::new(),
             quota,
             side,
-            shared_buffer: None,
             turn: 1,
             now: Time::ZERO,
             order: Command::Serve,
@@ -350,9 +346,6 @@ impl Model {
         let quota = format!("{:?}", self.quota);
         assert!(quota.contains("used: 0,"), "some is not given back: {quota}");
         self.old.clear();
-        if let Some(buffer) = self.shared_buffer.take() {
-            self.side.take_back(buffer);
-        }
         self.pool.invariants();
         let counts = self.pool.counts();
         assert_eq!((counts.leased, counts.with_kernel), (0, 0), "a buffer is not given back");

@@ -455,12 +455,6 @@ pub trait Driver {
     /// The memory of received bytes.
     fn pool(&self) -> &Pool;
 
-    /// False if a lease that is held beyond the turn pins such large memory (incremental buffers) that frames should be copied
-    /// before they are handed out.
-    fn may_lend_beyond_turn(&self) -> bool {
-        true
-    }
-
     /// The counters.
     fn stats(&self) -> DriverStats;
 

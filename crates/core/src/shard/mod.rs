@@ -182,7 +182,8 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Copies every frame before it is handed out, and lends none: for drivers whose buffers must not be kept.
+    /// Copies every frame before it is handed out, and lends none. For simulations: a shard does so where few of its buffers
+    /// are left.
     pub fn copy_frames(&mut self) {
         (self.copy_always, self.short_from) = (true, 0);
     }

@@ -219,7 +219,7 @@ impl Epoll {
                 } else {
                     self.ports.leave(id.slot());
                 }
-                let lease = self.side.received(buffer, count, true);
+                let lease = self.side.received(buffer, count);
                 Some(Completion::Received { id, lease })
             }
             result => {
@@ -283,7 +283,7 @@ impl Epoll {
         }
         let mut left = bytes;
         for buffer in &buffers[..used] {
-            let lease = self.side.received(*buffer, left.min(each), true);
+            let lease = self.side.received(*buffer, left.min(each));
             left -= lease.len();
             completions.push(Completion::Received { id, lease });
         }

@@ -23,10 +23,6 @@ pub struct UringConfig {
     pub connections: u32,
     /// Receive memory.
     pub pool: PoolConfig,
-    /// Lets one buffer take the bytes of several receives, one behind the other (Linux 6.12, prudent from
-    /// 6.14). Buffers should be large then (1 MiB), and leases must not be held beyond a turn. Without it,
-    /// and where the kernel refuses it, each receive uses its own buffer.
-    pub incremental: bool,
     /// Restricts the ring to the operations the driver uses, so that code that gets hold of the process cannot
     /// use it for others. Dropped with a line in the debug log where the kernel refuses.
     pub restrict: bool,
@@ -51,7 +47,6 @@ impl Default for UringConfig {
             completion_entries: 4096,
             connections: 16 * 1024,
             pool: PoolConfig::default(),
-            incremental: false,
             restrict: true,
             plain_descriptors: false,
             peer_addresses: true,

@@ -23,8 +23,6 @@ use ringserve_core::{Address, Batch, CloseHow, ConnId, PeerCredentials};
 pub const F_MORE: u32 = 1 << 1;
 /// A buffer was used; its id is in the upper half of the flags.
 pub const F_BUFFER: u32 = 1 << 0;
-/// The kernel goes on writing into the buffer, behind the bytes of this completion.
-pub const F_BUF_MORE: u32 = 1 << 4;
 /// Where the buffer id starts in the flags.
 pub const BUFFER_SHIFT: u32 = 16;
 
@@ -265,7 +263,7 @@ pub struct RawCqe {
     pub user_data: u64,
     /// Its result, or a negative `errno`.
     pub res: i32,
-    /// [`F_MORE`], [`F_BUFFER`], [`F_BUF_MORE`] and the buffer id.
+    /// [`F_MORE`], [`F_BUFFER`] and the buffer id.
     pub flags: u32,
     /// The batch of a [`RawOp::Send`]; `None` for all others.
     pub batch: Option<Box<Batch>>,
@@ -285,11 +283,6 @@ impl RawCqe {
     /// The buffer used, if one was.
     pub fn buffer(&self) -> Option<u16> {
         (self.flags & F_BUFFER != 0).then_some((self.flags >> BUFFER_SHIFT) as u16)
-    }
-
-    /// True if the kernel is done with that buffer.
-    pub(crate) fn is_last_of_buffer(&self) -> bool {
-        self.flags & F_BUF_MORE == 0
     }
 }
 
@@ -321,11 +314,6 @@ pub trait Kernel {
     /// Puts a lent buffer behind the last one in the buffer ring. The ring has room: never more than
     /// [`buffer_ring_entries`](Kernel::buffer_ring_entries) are in it.
     fn provide(&mut self, side: &mut KernelSide, buffer: u16);
-
-    /// True if one buffer takes the bytes of several receives ([`F_BUF_MORE`]).
-    fn is_incremental(&self) -> bool {
-        false
-    }
 
     /// The most buffers in the buffer ring.
     fn buffer_ring_entries(&self) -> usize;

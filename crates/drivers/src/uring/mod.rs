@@ -502,10 +502,6 @@ impl<K: Kernel> Driver for Uring<K> {
         self.take_buffers_back()
     }
 
-    fn may_lend_beyond_turn(&self) -> bool {
-        !self.kernel.is_incremental()
-    }
-
     fn pool(&self) -> &Pool {
         &self.pool
     }

@@ -39,30 +39,21 @@ enum After {
 
 /// The completions' facts about buffers with the kernel.
 impl Buffers {
-    /// Accounts for a buffer that brought bytes; `last` if the kernel is done with it.
+    /// Accounts for a buffer that brought bytes.
     #[inline(always)]
-    pub(super) fn filled(
-        &mut self,
-        side: &mut KernelSide,
-        buffer: u16,
-        bytes: usize,
-        last: bool,
-    ) -> LeaseMut {
-        self.in_ring -= usize::from(last);
-        side.received(buffer, bytes, last)
+    pub(super) fn filled(&mut self, side: &mut KernelSide, buffer: u16, bytes: usize) -> LeaseMut {
+        self.in_ring -= 1;
+        side.received(buffer, bytes)
     }
 
     /// Accounts for the buffer of a completion, exactly once, whatever else the completion says.
     pub(super) fn arrived(&mut self, side: &mut KernelSide, cqe: &RawCqe) -> Option<LeaseMut> {
         let buffer = cqe.buffer()?;
-        let last = cqe.is_last_of_buffer();
         if cqe.res > 0 {
-            return Some(self.filled(side, buffer, cqe.res as usize, last));
+            return Some(self.filled(side, buffer, cqe.res as usize));
         }
-        if last {
-            self.in_ring -= 1;
-            side.take_back(buffer);
-        }
+        self.in_ring -= 1;
+        side.take_back(buffer);
         None
     }
 }
@@ -230,8 +221,7 @@ impl<K: Kernel> Uring<K> {
             && let Some(buffer) = cqe.buffer()
         {
             port.hears();
-            let (bytes, last) = (cqe.res as usize, cqe.is_last_of_buffer());
-            let lease = self.buffers.filled(&mut self.side, buffer, bytes, last);
+            let lease = self.buffers.filled(&mut self.side, buffer, cqe.res as usize);
             return sink.push_first(Completion::Received { id, lease });
         }
         self.on_receive_over(cqe, sink);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use ringserve_buf::PoolConfig;
 use ringserve_core::{AcceptEnd, Address, Batch, CloseHow, GivesBack, Socket};
 
-use super::kernel::{BUFFER_SHIFT, F_BUF_MORE, F_BUFFER, F_MORE, SendMode, SentQuietly};
+use super::kernel::{BUFFER_SHIFT, F_BUFFER, F_MORE, SendMode, SentQuietly};
 use super::*;
 
 mod accept;

@@ -414,15 +414,6 @@ impl<F> Server<F> {
         self
     }
 
-    /// Lets io_uring put the bytes of several receives into one buffer (Linux 6.12, prudent from 6.14; ignored elsewhere). Set
-    /// [`ServerLimits::receive_buffer_bytes`] to about 1 MiB with it. A kept frame would pin such a large buffer, so every
-    /// frame is copied before the service gets it. Off by default: measured, it gains nothing at 64 bytes and costs a quarter
-    /// more at 16 KiB; it saves memory where many connections send little.
-    pub fn incremental_buffers(mut self, incremental: bool) -> Server<F> {
-        self.settings.incremental = incremental;
-        self
-    }
-
     /// If bytes of several connections came since a shard last waited, has it wait this long for more, as a network card does
     /// that coalesces its interrupts. 0, which is off, or 1 µs to 1 ms; off by default. Another value is an
     /// error of the start ([`Error::Coalesce`]).

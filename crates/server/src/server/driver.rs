@@ -100,7 +100,6 @@ pub(crate) enum ChosenKind {
 /// The settings on which the choice depends.
 pub(crate) struct Wanted<'a> {
     pub(crate) driver: Driver,
-    pub(crate) incremental: bool,
     pub(crate) coalesce: Duration,
     pub(crate) shards: usize,
     /// The soft limit on descriptors.
@@ -171,7 +170,6 @@ impl Wanted<'_> {
             before_connect: self.before_connect(),
             pool: self.pool(),
             plain_descriptors: !direct_descriptors,
-            incremental: self.incremental,
             coalesce: self.coalesce,
             peer_addresses: self.peer_addresses,
             ..UringConfig::default()
@@ -305,7 +303,6 @@ mod tests {
         let sockets = SocketOptions::default();
         let wanted = Wanted {
             driver: Driver::Auto,
-            incremental: false,
             coalesce: Duration::ZERO,
             shards,
             descriptors,
@@ -350,7 +347,6 @@ mod tests {
         let connections = |left_alone| {
             let wanted = Wanted {
                 driver: Driver::Epoll,
-                incremental: false,
                 coalesce: Duration::ZERO,
                 shards: 2,
                 descriptors: 1000,

@@ -84,7 +84,6 @@ pub(crate) struct Settings {
     pub(super) pin: Option<bool>,
     pub(super) share_port: bool,
     pub(super) driver: Driver,
-    pub(super) incremental: bool,
     pub(super) coalesce: Duration,
     pub(super) runtime: Runtime,
     pub(super) stalls: Stalls,
@@ -375,7 +374,6 @@ impl Described {
         let limiters = self.limiters(checked);
         Wanted {
             driver: self.settings.driver,
-            incremental: self.settings.incremental,
             coalesce: self.settings.coalesce,
             shards: checked.shards,
             descriptors,

@@ -241,7 +241,7 @@ mod tests {
         for (bytes, kept) in [(4095, 0), (4096, 1), (16 << 10, 1)] {
             let id = side.lend().unwrap();
             let session = Session::default();
-            session.put(side.received(id, bytes, true).freeze());
+            session.put(side.received(id, bytes).freeze());
             session.spill();
             assert_eq!(pool.counts().leased, kept, "{bytes} bytes");
             assert_eq!(session.take_unread().len(), bytes);

@@ -133,10 +133,7 @@ fn drop_owned(bytes: Bytes) {
 
 impl<D: Driver, V> ShardLoop<D, V> {
     /// Before it knows whether its services keep accounts.
-    pub(super) fn of(mut parts: Parts<D>, services: V) -> Self {
-        if !parts.driver.may_lend_beyond_turn() {
-            parts.core.copy_frames();
-        }
+    pub(super) fn of(parts: Parts<D>, services: V) -> Self {
         parts.core.all_share().release_owned_by(drop_owned);
         #[cfg(feature = "http")]
         parts.shard.set_core(parts.core.all_share());

@@ -181,7 +181,6 @@ impl State {
             completions: plan.completions,
             buffers: plan.ring_entries,
             buffer_bytes: plan.server_limits.receive_buffer_bytes,
-            incremental: plan.incremental,
             slots: plan.slots(),
             listeners: plan.listeners.into(),
         });
@@ -295,10 +294,6 @@ impl Kernel for SimKernel {
 
     fn renew_buffer_ring(&mut self) -> bool {
         self.state.borrow_mut().renew_buffer_ring()
-    }
-
-    fn is_incremental(&self) -> bool {
-        self.state.borrow().ring.sizes().incremental
     }
 
     fn buffer_ring_entries(&self) -> usize {

@@ -1,7 +1,7 @@
 //! Submission and completion queue, overflow included.
 
 use ringserve_buf::KernelSide;
-use ringserve_drivers::kernel::{F_BUF_MORE, Kind, RawCqe, RawOp};
+use ringserve_drivers::kernel::{Kind, RawCqe, RawOp};
 use ringserve_simkernel::ring::Posted;
 
 use super::{Note, State};
@@ -101,9 +101,7 @@ impl State {
     /// not reaped.
     pub fn buffers_held(&self) -> usize {
         let waiting = self.ring.completions.iter();
-        let used_up = waiting
-            .filter(|posted| posted.cqe.buffer().is_some() && posted.cqe.flags & F_BUF_MORE == 0)
-            .count();
+        let used_up = waiting.filter(|posted| posted.cqe.buffer().is_some()).count();
         self.ring.buffers.len() + used_up
     }
 }

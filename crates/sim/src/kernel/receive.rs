@@ -1,8 +1,8 @@
-//! Receiving: multishot into provided buffers, classic and incremental, once into one of them, or into a block.
+//! Receiving: multishot into provided buffers, once into one of them, or into a block.
 
 use ringserve_buf::Block;
 use ringserve_core::ConnId;
-use ringserve_drivers::kernel::{F_BUF_MORE, F_MORE, Kind, RawCqe};
+use ringserve_drivers::kernel::{F_MORE, Kind, RawCqe};
 use ringserve_simkernel::ring::{Cancels, Operation, Posted, find};
 
 use super::{Note, State};
@@ -155,8 +155,7 @@ impl State {
             (_, true) => Arm::ReceiveErrorStopped,
         };
         if errno != libc::ENOBUFS && !self.ring.buffers.is_empty() && self.strikes(Fault::BufferInError) {
-            let goes_on = self.plan.incremental && self.rng.one_in(2);
-            flags |= self.ring.buffers.select_for_nothing(goes_on);
+            flags |= self.ring.buffers.select();
             self.cover.arm(Arm::BufferInError);
         }
         self.post(RawCqe::new(Kind::Receive.with(id.bits()), -errno, flags), arm);
@@ -274,10 +273,7 @@ impl State {
         if self.strikes(Fault::ReceiveShort) {
             len = self.rng.range(1, len as u64) as usize;
         }
-        let mut flags = self.ring.buffers.select(len);
-        if flags & F_BUF_MORE != 0 {
-            self.cover.arm(Arm::BufferGoesOn);
-        }
+        let mut flags = self.ring.buffers.select();
         let once = self.ring.is_single(id);
         let last = ends || once || self.ring.completions.is_full() || self.strikes(Fault::ReceiveEnds);
         let arm = match (last, cancelled) {

@@ -229,7 +229,6 @@ fn server(plan: &Plan, fate: Option<Fate>) -> Server {
         .limits(plan.limits.clone())
         .admission(plan.admission.clone().unwrap_or_default())
         .server_limits(server_limits(plan, fate))
-        .incremental_buffers(plan.incremental)
         .coalesce(plan.coalesce)
 }
 
@@ -244,7 +243,6 @@ fn two_services(plan: &Plan, fate: Option<Fate>) -> Server<Several> {
         .shards(plan.shards)
         .admission(plan.admission.clone().unwrap_or_default())
         .server_limits(server_limits(plan, fate))
-        .incremental_buffers(plan.incremental)
         .coalesce(plan.coalesce)
 }
 

@@ -265,7 +265,6 @@ pub struct Plan {
     pub refuses: u64,
     /// Of how many opens one waits; 0 for none.
     pub open_waits: u64,
-    pub incremental: bool,
     /// How long a shard waits for more behind several connections.
     pub coalesce: Duration,
     /// Messages that a mailbox has room for.
@@ -362,7 +361,6 @@ impl Plan {
             start: StartPlan::drawn(seed),
             open_panics: if rng.one_in(8) { rng.range(1, 8) } else { 0 },
             refuses: if rng.one_in(8) { rng.range(1, 8) } else { 0 },
-            incremental: rng.one_in(8),
             coalesce: coalesce(seed),
             waits: !rng.one_in(4),
             // Of a copy, so that what it draws changes nothing else of a seed.

@@ -193,7 +193,7 @@ impl World {
         if let Some(bytes) = plan.large_from {
             core.large_from(bytes);
         }
-        if !driver.may_lend_beyond_turn() {
+        if plan.copies_frames {
             core.copy_frames();
         }
         let other_shard = plan.other_shard.map(|other| {

@@ -1,24 +1,21 @@
-//! The buffer ring: provided buffers, the first of which is written to, classic or incremental.
+//! The buffer ring: provided buffers, the first of which is written to.
 
 use std::collections::VecDeque;
 
 use ringserve_buf::KernelSide;
-use ringserve_drivers::kernel::{BUFFER_SHIFT, F_BUF_MORE, F_BUFFER};
+use ringserve_drivers::kernel::{BUFFER_SHIFT, F_BUFFER};
 
 /// Provided buffers, in order.
 #[derive(Debug)]
 pub struct Buffers {
     ring: VecDeque<u16>,
-    /// Bytes of the first of them that are used.
-    used: usize,
     entries_max: usize,
     buffer_bytes: usize,
-    incremental: bool,
 }
 
 impl Buffers {
-    pub(super) fn new(entries_max: usize, buffer_bytes: usize, incremental: bool) -> Buffers {
-        Buffers { ring: VecDeque::new(), used: 0, entries_max, buffer_bytes, incremental }
+    pub(super) fn new(entries_max: usize, buffer_bytes: usize) -> Buffers {
+        Buffers { ring: VecDeque::new(), entries_max, buffer_bytes }
     }
 
     /// Puts a buffer behind the others.
@@ -39,36 +36,19 @@ impl Buffers {
         self.ring.is_empty()
     }
 
-    /// The number of bytes that the first one takes.
+    /// The number of bytes that one takes.
     pub fn room(&self) -> usize {
-        self.buffer_bytes - self.used
+        self.buffer_bytes
     }
 
-    /// Selects the first one for up to [`room`](Buffers::room) bytes, and returns the flags of their completion.
-    pub fn select(&mut self, bytes: usize) -> u32 {
-        self.used += bytes;
-        self.take_first(self.incremental && self.used < self.buffer_bytes)
-    }
-
-    /// Selects the first one for no bytes, as an error may do, and returns the flags of the completion. The ring is done with
-    /// it unless it `goes_on`.
-    pub fn select_for_nothing(&mut self, goes_on: bool) -> u32 {
-        self.take_first(goes_on)
-    }
-
-    fn take_first(&mut self, goes_on: bool) -> u32 {
-        let flags = F_BUFFER | u32::from(self.ring[0]) << BUFFER_SHIFT;
-        if goes_on {
-            return flags | F_BUF_MORE;
-        }
-        self.ring.pop_front();
-        self.used = 0;
-        flags
+    /// Takes the first one out, and returns the flags of the completion that names it.
+    pub fn select(&mut self) -> u32 {
+        let buffer = self.ring.pop_front().expect("a buffer is selected from a ring that has one");
+        F_BUFFER | u32::from(buffer) << BUFFER_SHIFT
     }
 
     /// Takes all of them out.
     pub fn clear(&mut self) {
         self.ring.clear();
-        self.used = 0;
     }
 }

@@ -38,8 +38,6 @@ pub struct Sizes {
     pub buffers: usize,
     /// Bytes of each provided buffer.
     pub buffer_bytes: usize,
-    /// One buffer takes the bytes of several receives.
-    pub incremental: bool,
     /// Slots of the file table.
     pub slots: usize,
     /// Listeners.
@@ -82,7 +80,7 @@ impl<F: Copy, N, R, C> Ring<F, N, R, C> {
             sizes,
             submissions: Submissions::new(sizes.submissions),
             completions: Completions::new(sizes.completions),
-            buffers: Buffers::new(sizes.buffers, sizes.buffer_bytes, sizes.incremental),
+            buffers: Buffers::new(sizes.buffers, sizes.buffer_bytes),
             files: Files::new(sizes.slots),
             receives: Vec::new(),
             singles: HashMap::new(),

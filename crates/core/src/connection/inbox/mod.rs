@@ -531,7 +531,7 @@ mod tests {
         let mut received = |byte: u8, len: usize| {
             let id = side.lend().unwrap();
             side.spare(id)[..len].fill(byte);
-            side.received(id, len, true).freeze()
+            side.received(id, len).freeze()
         };
         let mut inbox = Inbox::default();
         let first = received(b'1', 64);

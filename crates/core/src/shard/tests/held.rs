@@ -316,7 +316,7 @@ fn frames_behind_a_finished_one_do_not_count_it_again() {
     let mut send = |shard: &mut Tested, bytes: &[u8]| {
         let buffer = side.lend().unwrap();
         side.spare(buffer)[..bytes.len()].copy_from_slice(bytes);
-        let lease = side.received(buffer, bytes.len(), true);
+        let lease = side.received(buffer, bytes.len());
         shard.complete(Completion::Received { id, lease });
     };
     send(&mut shard, a);
@@ -357,7 +357,7 @@ fn receive_by_buffers(shard: &mut Tested, side: &mut KernelSide, id: ConnId, byt
     for part in bytes.chunks(BUFFER_BYTES) {
         let buffer = side.lend().expect("a buffer");
         side.spare(buffer)[..part.len()].copy_from_slice(part);
-        let lease = side.received(buffer, part.len(), true);
+        let lease = side.received(buffer, part.len());
         shard.complete(Completion::Received { id, lease });
     }
 }

@@ -131,7 +131,7 @@ fn record_that_lies_in_one_lease_is_not_copied() {
     side.spare(buffer)[..bytes.len()].copy_from_slice(&bytes);
     let start = side.spare(buffer).as_ptr();
     shard.begin(at(1), 1);
-    let lease = side.received(buffer, bytes.len(), true);
+    let lease = side.received(buffer, bytes.len());
     shard.complete(Completion::Received { id, lease });
     shard.end();
     let frame = &shard.lane.calls[0].frame;

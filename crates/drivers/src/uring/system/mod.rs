@@ -173,7 +173,6 @@ impl SystemKernel {
             (self.mode.defer_taskrun, "DEFER_TASKRUN", "COOP_TASKRUN"),
             (self.mode.no_sqarray, "NO_SQARRAY", ""),
             (self.mode.no_iowait, "NO_IOWAIT", ""),
-            (self.mode.incremental, "incremental buffers", ""),
             (self.plain.is_none(), "direct descriptors", "plain descriptors"),
             (self.mode.restricted, "restricted", ""),
         ];
@@ -359,7 +358,7 @@ impl Kernel for SystemKernel {
     }
 
     fn renew_buffer_ring(&mut self) -> bool {
-        match setup::renew(&self.ring, &self.buffers, self.group, self.mode.incremental) {
+        match setup::renew(&self.ring, &self.buffers, self.group) {
             Ok((buffers, group)) => {
                 (self.buffers, self.group) = (buffers, group);
                 true
@@ -369,10 +368,6 @@ impl Kernel for SystemKernel {
                 false
             }
         }
-    }
-
-    fn is_incremental(&self) -> bool {
-        self.mode.incremental
     }
 
     fn buffer_ring_entries(&self) -> usize {

@@ -5,7 +5,6 @@ use std::thread;
 use std::time::Duration;
 
 use io_uring::register::Restriction;
-use io_uring::types::IOU_PBUF_RING_INC;
 use io_uring::{Builder, IoUring, opcode, squeue};
 
 use super::buffer_ring::BufferRing;
@@ -28,7 +27,6 @@ pub(super) struct Mode {
     pub(super) defer_taskrun: bool,
     pub(super) no_sqarray: bool,
     pub(super) no_iowait: bool,
-    pub(super) incremental: bool,
     pub(super) restricted: bool,
 }
 
@@ -76,16 +74,8 @@ fn make_once(config: &UringConfig, restrict: bool) -> Result<Made, SetupError> {
     }
     let buffers = BufferRing::new(config.buffer_ring_entries(), config.pool.buffer_bytes)
         .map_err(|error| SetupError::from_call("the buffer ring's memory", error))?;
-    if config.incremental {
-        match retried(|| register(&ring, &buffers, GROUPS[0], IOU_PBUF_RING_INC as u16)) {
-            Ok(()) => mode.incremental = true,
-            Err(error) => log::debug!(%error, "buffers are not used incrementally"),
-        }
-    }
-    if !mode.incremental {
-        retried(|| register(&ring, &buffers, GROUPS[0], 0))
-            .map_err(|error| too_old(error, "buffer rings", "6.0", "registering a buffer ring"))?;
-    }
+    retried(|| register(&ring, &buffers, GROUPS[0]))
+        .map_err(|error| too_old(error, "buffer rings", "6.0", "registering a buffer ring"))?;
     if restrict {
         ring.submitter().register_restrictions(&mut restrictions()).map_err(SetupError::failed(RESTRICT))?;
         // The enabling thread owns the ring from here on.
@@ -121,9 +111,7 @@ fn build(config: &UringConfig, restrict: bool) -> io::Result<(IoUring, Mode)> {
         match builder.build(config.submission_entries) {
             Ok(ring) => {
                 let no_iowait = ring.params().is_feature_no_iowait();
-                let mode =
-                    Mode { defer_taskrun, no_sqarray, no_iowait, incremental: false, restricted: false };
-                return Ok((ring, mode));
+                return Ok((ring, Mode { defer_taskrun, no_sqarray, no_iowait, restricted: false }));
             }
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => refused = error,
             Err(error) => return Err(error),
@@ -133,15 +121,10 @@ fn build(config: &UringConfig, restrict: bool) -> io::Result<(IoUring, Mode)> {
 }
 
 /// A new, empty buffer ring in the place of this one, in the other group. No receive is in flight.
-pub(super) fn renew(
-    ring: &IoUring,
-    old: &BufferRing,
-    group: u16,
-    incremental: bool,
-) -> io::Result<(BufferRing, u16)> {
+pub(super) fn renew(ring: &IoUring, old: &BufferRing, group: u16) -> io::Result<(BufferRing, u16)> {
     let new = BufferRing::new(old.entries(), old.buffer_bytes())?;
     let next = GROUPS[usize::from(group == GROUPS[0])];
-    register(ring, &new, next, if incremental { IOU_PBUF_RING_INC as u16 } else { 0 })?;
+    register(ring, &new, next)?;
     if let Err(error) = ring.submitter().unregister_buf_ring(group) {
         ring.submitter().unregister_buf_ring(next)?;
         return Err(error);
@@ -149,13 +132,11 @@ pub(super) fn renew(
     Ok((new, next))
 }
 
-fn register(ring: &IoUring, buffers: &BufferRing, group: u16, flags: u16) -> io::Result<()> {
+fn register(ring: &IoUring, buffers: &BufferRing, group: u16) -> io::Result<()> {
     // SAFETY: the mapping is page aligned and `entries` long. The kernel pins its pages, and addresses in entries
     // are buffers that stay lent until the kernel named them in a completion or the ring finished (see
     // `SystemKernel`).
-    unsafe {
-        ring.submitter().register_buf_ring_with_flags(buffers.address(), buffers.entries(), group, flags)
-    }
+    unsafe { ring.submitter().register_buf_ring_with_flags(buffers.address(), buffers.entries(), group, 0) }
 }
 
 #[expect(clippy::disallowed_methods, reason = "a ring is made before its shard runs")]

@@ -189,25 +189,6 @@ fn bytes_for_a_slots_former_connection_do_not_reach_the_new_one() {
 }
 
 #[test]
-fn an_incremental_buffer_stays_with_the_kernel_until_it_says_so() {
-    let mut rig = Rig::new(1);
-    let id = rig.receiving(7, 1);
-    let buffer = rig.kernel().provided.pop_front().unwrap();
-    let flags = F_MORE | F_BUFFER | u32::from(buffer) << BUFFER_SHIFT;
-    for (len, more) in [(10, F_BUF_MORE), (20, F_BUF_MORE), (30, 0)] {
-        rig.says(Kind::Receive, id.bits(), len, flags | more);
-        rig.turn();
-        let with_kernel = usize::from(more != 0);
-        let counts = rig.ring.pool().counts();
-        assert_eq!((counts.total, counts.free), (1, 0));
-        assert_eq!((counts.with_kernel, counts.leased), (with_kernel, 1 - with_kernel));
-    }
-    assert_eq!(rig.seen(), ["7.1 got 10", "7.1 got 20", "7.1 got 30"]);
-    rig.turn();
-    assert_eq!(rig.kernel().provided.len(), 1);
-}
-
-#[test]
 fn buffer_given_back_wakes_a_sleeping_shard_for_a_receive() {
     #[derive(Default)]
     struct Wakes(std::sync::atomic::AtomicUsize);
