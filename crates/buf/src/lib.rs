@@ -21,6 +21,7 @@
 //! This crate knows no kernel: the whole of it runs under Miri.
 
 #![no_std]
+#![deny(clippy::too_many_lines)]
 
 extern crate alloc;
 #[cfg(any(test, feature = "std"))]

@@ -5,6 +5,7 @@
 
 #![warn(missing_docs)]
 #![deny(clippy::disallowed_methods)]
+#![deny(clippy::too_many_lines)]
 
 mod epoll;
 mod listener_end;

@@ -46,6 +46,8 @@
 //! queue has no end. With [`Faults`] it does what a kernel and a network seldom do. It has no oracle; what is right is for
 //! the test to say.
 
+#![deny(clippy::too_many_lines)]
+
 mod alarm;
 mod connection;
 mod faults;

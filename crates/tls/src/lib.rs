@@ -10,6 +10,8 @@
 //! Not supported: early data of TLS 1.3 (0-RTT), which can be replayed; TLS in the kernel (kTLS); versions before 1.2;
 //! renegotiation. Receive buffers hold plaintext until they are used again.
 
+#![deny(clippy::too_many_lines)]
+
 mod channel;
 mod client;
 mod clients;

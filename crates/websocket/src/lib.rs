@@ -15,6 +15,8 @@
 //! A client begins with a [`ClientRequest`], and reads what it is sent by [`reader::Reader::of_server`]. Not here: the bytes of
 //! WebSocket over HTTP/2 (RFC 8441).
 
+#![deny(clippy::too_many_lines)]
+
 mod channel;
 pub mod client;
 pub mod close;
