@@ -66,6 +66,45 @@ fn wide(file: &Path, page: &str) -> String {
     lines
 }
 
+/// A line for each path that a page names as code and no file or folder has. A path may begin anywhere below the root.
+fn gone(file: &Path, page: &str, all: &BTreeSet<String>) -> String {
+    let mut lines = String::new();
+    let is_path = |text: &str| {
+        let is_plain = text.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | '/'));
+        let is_file =
+            [".rs", ".md", ".toml", ".py", ".html", ".txt"].iter().any(|ending| text.ends_with(ending));
+        is_plain && !text.contains("..") && (is_file || (text.ends_with('/') && !text.starts_with('/')))
+    };
+    for (n, line) in (1..).zip(page.lines()) {
+        for path in line.split('`').skip(1).step_by(2).filter(|text| is_path(text)) {
+            let path = path.trim_end_matches('/');
+            if !all.iter().any(|one| one.strip_suffix(path).is_some_and(|rest| rest.ends_with('/'))) {
+                let _ = writeln!(lines, "  {}:{n}: {path}", file.display());
+            }
+        }
+    }
+    lines
+}
+
+/// Each file and folder of the tree, behind a slash.
+fn tree() -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let mut folders = vec![root().to_owned()];
+    while let Some(folder) = folders.pop() {
+        for path in fs::read_dir(folder).expect("a folder can be read").flatten().map(|entry| entry.path()) {
+            let below = path.strip_prefix(root()).expect("it is below").to_string_lossy().into_owned();
+            if below.ends_with("target") || below == ".git" {
+                continue;
+            }
+            if path.is_dir() {
+                folders.push(path);
+            }
+            found.insert(format!("/{below}"));
+        }
+    }
+    found
+}
+
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this package is in the workspace")
 }
@@ -108,6 +147,26 @@ fn links_of_all_pages_lead_somewhere() {
 fn text_of_all_pages_is_100_columns_wide() {
     let found = in_pages_of(WRITTEN.iter(), wide);
     assert!(found.is_empty(), "lines of text with more than {COLUMNS} columns:\n{found}");
+}
+
+#[test]
+fn paths_in_pages_for_contributors_exist() {
+    let all = tree();
+    let mut files = pages(&root().join("docs/internals"));
+    files
+        .extend(["docs/ARCHITECTURE.md", "docs/TESTING.md", "CONTRIBUTING.md"].map(|page| root().join(page)));
+    files.retain(|file| !file.ends_with("renamed.md"));
+    let found: String =
+        files.iter().map(|file| gone(file, &fs::read_to_string(file).expect("text"), &all)).collect();
+    assert!(found.is_empty(), "paths that are not there:\n{found}");
+}
+
+#[test]
+fn planted_paths_that_are_gone_are_found() {
+    let page =
+        "`core/src/gone.rs` `pages.rs` `structure/pages.rs` `tests/gone/` `tests/structure/` `shape.rs`\n";
+    let found = gone(Path::new("a.md"), page, &tree());
+    assert_eq!(found, "  a.md:1: core/src/gone.rs\n  a.md:1: tests/gone\n  a.md:1: shape.rs\n");
 }
 
 #[test]
