@@ -1,4 +1,4 @@
-//! What a channel of WebSocket costs, in memory and on one thread: time of the fastest run, and under callgrind instructions:
+//! What a channel of WebSocket costs, and a reader, in memory and on one thread: time of the fastest run, and under callgrind instructions:
 //!
 //! ```sh
 //! cargo bench -p ringserve-websocket
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use ringserve_buf::{Lease, LeaseMut};
 use ringserve_core::{Batch, Channel, Transport, Unsealed};
 use ringserve_websocket::frame::{Header, Opcode, put_masked};
+use ringserve_websocket::reader::Reader;
 use ringserve_websocket::{WebSocketOptions, WebSocketTransport, mask, utf8};
 
 /// Runs of which the fastest counts.
@@ -24,6 +25,10 @@ const CASES: &[(&str, usize, usize)] = &[
     ("open_20", 20_000, 20),
     ("open_16_of_64", 20_000, 16 * 64),
     ("open_4096", 20_000, 4096),
+    ("open_4096_cut", 20_000, 4096),
+    ("read_20", 20_000, 20),
+    ("read_4096", 20_000, 4096),
+    ("read_4096_cut", 20_000, 4096),
     ("wrap_64", 100_000, 64),
     ("wrap_16384_lent", 100_000, 16_384),
     ("copy_64", 100_000, 64),
@@ -48,9 +53,13 @@ fn main() {
 /// The thread's time for the rounds of a case.
 fn run(case: &str, rounds: usize) -> Duration {
     match case {
-        "open_20" => open(&frames(1, 20), rounds),
-        "open_16_of_64" => open(&frames(16, 64), rounds),
-        "open_4096" => open(&frames(1, 4096), rounds),
+        "open_20" => open(&[&frames(1, 20)], rounds),
+        "open_16_of_64" => open(&[&frames(16, 64)], rounds),
+        "open_4096" => open(&[&frames(1, 4096)], rounds),
+        "open_4096_cut" => open(&cut(&frames(1, 4096)), rounds),
+        "read_20" => read(&[&frames(1, 20)], rounds),
+        "read_4096" => read(&[&frames(1, 4096)], rounds),
+        "read_4096_cut" => read(&cut(&frames(1, 4096)), rounds),
         "wrap_64" => send(false, &[7; 64], false, rounds),
         "wrap_16384_lent" => send(false, &[7; 16_384], true, rounds),
         "copy_64" => send(true, &[7; 64], false, rounds),
@@ -66,6 +75,11 @@ fn frames(count: usize, len: usize) -> Vec<u8> {
     wire
 }
 
+/// As segments of a network have it.
+fn cut(wire: &[u8]) -> Vec<&[u8]> {
+    wire.chunks(1448).collect()
+}
+
 fn channel() -> Box<dyn Channel> {
     let transport = WebSocketTransport::messages(&WebSocketOptions::new());
     let mut channel = transport.begin(&mut Vec::new()).expect("memory");
@@ -75,13 +89,30 @@ fn channel() -> Box<dyn Channel> {
 }
 
 /// What comes is handed on. With a copy of it in each round, which is what receives it.
-fn open(wire: &[u8], rounds: usize) -> Duration {
+fn open(pieces: &[&[u8]], rounds: usize) -> Duration {
     let (mut channel, mut out) = (channel(), Vec::new());
     let begun = Instant::now();
     for _ in 0..rounds {
-        let mut wire = LeaseMut::try_copy_of(black_box(wire)).expect("memory");
-        while let Unsealed::Plain(plain) = channel.open(&mut wire, &mut out) {
-            black_box(plain);
+        for piece in pieces {
+            let mut wire = LeaseMut::try_copy_of(black_box(piece)).expect("memory");
+            while let Unsealed::Plain(plain) = channel.open(&mut wire, &mut out) {
+                black_box(plain);
+            }
+        }
+    }
+    begun.elapsed()
+}
+
+/// The same by a connection inside HTTP, whose messages are put together.
+fn read(pieces: &[&[u8]], rounds: usize) -> Duration {
+    let mut reader = Reader::new(1 << 20, false);
+    let begun = Instant::now();
+    for _ in 0..rounds {
+        for piece in pieces {
+            let mut bytes = black_box(*piece);
+            while let Some(received) = reader.take(&mut bytes, None).expect("messages") {
+                black_box(received);
+            }
         }
     }
     begun.elapsed()

@@ -16,13 +16,14 @@ use std::rc::Rc;
 use ringserve_buf::{LeaseMut, try_box};
 use ringserve_core::{Batch, Channel, CloseReason, Fault, Transport, Unsealed};
 
-use crate::extension::{Extension, TOO_LARGE, compressed_max};
-use crate::frame::{CONTROL_BYTES_MAX, Decoded, HEADER_BYTES_MAX, Header, Opcode, Violation, put};
+use crate::extension::{Extension, TOO_LARGE};
+use crate::fragments::{FramePayload, NO_TEXT, PartialMessage, ReadError, kind_of};
+use crate::frame::{CONTROL_BYTES_MAX, Decoded, HEADER_BYTES_MAX, Header, Opcode, put};
 use crate::info::{Recent, WebSocketInfo};
 use crate::messages::{Kind, MARK_BYTES, mark};
 use crate::options::WebSocketOptions;
 use crate::upgrade::{self, Reject};
-use crate::utf8::{self, Utf8};
+use crate::utf8;
 use crate::{close, mask};
 
 /// Messages up to this size are moved, so that they are handed on together with those before: that costs less than to hand one
@@ -31,9 +32,6 @@ const MOVED_BYTES_MAX: usize = 512;
 
 /// A target up to this size is about as much as a connection takes anyway, and does not count as held: to note it would take as much.
 const TARGET_BYTES_MIN: usize = 128;
-
-/// A text that is none.
-const NO_TEXT: Violation = Violation { code: close::INVALID_DATA, what: "a text that is no UTF-8" };
 
 /// Puts WebSocket between the sockets of a listener and its service. One value a shard.
 pub struct WebSocketTransport {
@@ -108,8 +106,8 @@ struct Busy {
     kept: [u8; HEADER_BYTES_MAX + CONTROL_BYTES_MAX],
     kept_len: u8,
     /// The frame of a message whose payload has not all come.
-    frame: Option<Rest>,
-    message: Option<Message>,
+    frame: Option<FramePayload>,
+    message: Option<PartialMessage>,
     /// The head of the request, or a message that is put together: with room for its mark.
     gathered: Vec<u8>,
     /// What the latest ping asked to be answered with, until that is said.
@@ -118,31 +116,19 @@ struct Busy {
     asks: bool,
 }
 
-/// What is to come of a frame.
-#[derive(Clone, Copy)]
-struct Rest {
-    left: u64,
-    /// As it goes on.
-    mask: [u8; 4],
-    fin: bool,
-}
-
-/// A message that began and has not ended.
-#[derive(Clone, Copy)]
-struct Message {
-    kind: Kind,
-    is_compressed: bool,
-    /// It is handed on as it comes, and not put together first.
-    passes: bool,
-    /// Bytes of its frames, of the last one too.
-    bytes: u64,
-    text: Utf8,
-}
-
 /// What became of a look at received bytes. `None` if there is nothing to hand on, and the next bytes are to be looked at.
 type Step = Result<Option<Unsealed>, Fault>;
 
 const NO_MEMORY: Fault = Fault(CloseReason::MemoryLimit);
+
+impl From<ReadError> for Fault {
+    fn from(error: ReadError) -> Fault {
+        match error {
+            ReadError::Violation(violation) => violation.into(),
+            ReadError::NoMemory => NO_MEMORY,
+        }
+    }
+}
 
 impl Busy {
     fn new() -> Option<Box<Busy>> {
@@ -279,8 +265,8 @@ impl WebSocketChannel {
     /// The next step with what was received, which is not nothing unless a frame that has begun may lack nothing.
     fn step(&mut self, wire: &mut LeaseMut) -> Step {
         if let Some(busy) = &mut self.busy {
-            if let Some(rest) = busy.frame {
-                return self.go_on(rest, wire);
+            if let Some(frame) = busy.frame {
+                return self.go_on(frame, wire);
             }
             if busy.kept_len > 0 {
                 return self.begin_kept(wire);
@@ -406,26 +392,11 @@ impl WebSocketChannel {
     fn begin(&mut self, header: Header, mask: [u8; 4], size: Option<usize>, wire: &mut LeaseMut) -> Step {
         let (marks, most) = (self.common.marks, self.common.options.message_bytes_max);
         let busy = self.busy()?;
-        let is_first = header.opcode != Opcode::Continuation;
-        let mut message = match (busy.message, is_first) {
-            (Some(message), false) => message,
-            (Some(_), true) => return Err(Violation::protocol("a message in the middle of another").into()),
-            (None, false) => return Err(Violation::protocol("the continuation of no message").into()),
-            (None, true) => {
-                let is_compressed = header.rsv != 0;
-                let passes = !is_compressed && (header.fin || !marks);
-                let kind = kind_of(header.opcode);
-                Message { kind, is_compressed, passes, bytes: 0, text: Utf8::default() }
-            }
-        };
-        message.bytes = message.bytes.saturating_add(header.len);
-        if message.bytes > if message.is_compressed { compressed_max(most) } else { most } as u64 {
-            return Err(TOO_LARGE.into());
-        }
-        let rest = Rest { left: header.len, mask, fin: header.fin };
-        (busy.message, busy.frame) = (Some(message), Some(rest));
-        if !(message.passes && marks) {
-            if !message.passes && !message.is_compressed && marks && busy.gathered.is_empty() {
+        let message = PartialMessage::next(busy.message, &header, most)?;
+        (busy.message, busy.frame) = (Some(message), Some(FramePayload::new(&header, mask)));
+        let passes = is_passed_on(&message, marks);
+        if !(passes && marks) {
+            if !passes && !message.is_compressed && marks && busy.gathered.is_empty() {
                 busy.gathered.try_reserve(MARK_BYTES).map_err(|_| NO_MEMORY)?;
                 busy.gathered.extend_from_slice(&[0; MARK_BYTES]);
             }
@@ -446,29 +417,20 @@ impl WebSocketChannel {
     }
 
     /// Takes what came of a frame.
-    fn go_on(&mut self, mut rest: Rest, wire: &mut LeaseMut) -> Step {
-        let most = self.common.options.message_bytes_max;
+    fn go_on(&mut self, mut frame: FramePayload, wire: &mut LeaseMut) -> Step {
+        let (marks, most) = (self.common.marks, self.common.options.message_bytes_max);
         let busy = self.busy()?;
         let Some(mut message) = busy.message else {
             busy.frame = None;
             return Ok(None);
         };
-        // As much as was received.
-        let count = rest.left.min(wire.len() as u64) as usize;
-        let mut plain = wire.split_to(count);
-        mask::apply(&mut plain, rest.mask);
-        rest.left -= count as u64;
-        rest.mask = mask::from(rest.mask, count);
-        let is_over = rest.left == 0 && rest.fin;
-        if message.kind == Kind::Text
-            && !message.is_compressed
-            && (!message.text.takes(&plain) || (is_over && !message.text.is_whole()))
-        {
-            return Err(NO_TEXT.into());
-        }
-        busy.frame = Some(rest).filter(|rest| rest.left > 0);
+        let mut plain = wire.split_to(frame.part_of(wire.len()));
+        frame.take(&mut plain);
+        let is_over = frame.ends_message();
+        message.check(&plain, is_over)?;
+        busy.frame = Some(frame).filter(|frame| frame.left > 0);
         busy.message = Some(message).filter(|_| !is_over);
-        if message.passes {
+        if is_passed_on(&message, marks) {
             return Ok((!plain.is_empty()).then_some(Unsealed::Plain(plain)));
         }
         busy.gathered.try_reserve(plain.len()).map_err(|_| NO_MEMORY)?;
@@ -478,32 +440,16 @@ impl WebSocketChannel {
             return Ok(None);
         }
         let mut gathered = mem::take(&mut busy.gathered);
-        let room = if self.common.marks { MARK_BYTES } else { 0 };
+        let room = if marks { MARK_BYTES } else { 0 };
         if message.is_compressed {
-            gathered = self.inflate(message.kind, &gathered, most)?;
+            let mut extension = self.common.extension.borrow_mut();
+            gathered = message.inflate(&gathered, most, room, extension.as_deref_mut())?;
         }
         // At most 1 GiB.
         let mark = mark(message.kind, gathered.len() - room);
         gathered[..room].copy_from_slice(&mark[..room]);
         let plain = LeaseMut::try_from_vec(gathered).ok_or(NO_MEMORY)?;
         Ok((!plain.is_empty()).then_some(Unsealed::Plain(plain)))
-    }
-
-    /// What a compressed message says, behind room for a mark.
-    fn inflate(&self, kind: Kind, payload: &[u8], most: usize) -> Result<Vec<u8>, Fault> {
-        let mut inflated = Vec::new();
-        let room = if self.common.marks { MARK_BYTES } else { 0 };
-        inflated.try_reserve(room).map_err(|_| NO_MEMORY)?;
-        inflated.resize(room, 0);
-        let mut extension = self.common.extension.borrow_mut();
-        let Some(extension) = &mut *extension else { return Ok(inflated) };
-        if let Err(error) = extension.inflate(payload, most, &mut inflated) {
-            return Err(error.violation().map_or(NO_MEMORY, Fault::from));
-        }
-        if kind == Kind::Text && !utf8::is_text(&inflated[room..]) {
-            return Err(NO_TEXT.into());
-        }
-        Ok(inflated)
     }
 
     /// Takes a control frame.
@@ -538,8 +484,10 @@ impl WebSocketChannel {
     }
 }
 
-fn kind_of(opcode: Opcode) -> Kind {
-    if opcode == Opcode::Text { Kind::Text } else { Kind::Binary }
+/// True if a message is handed on as it comes, and not put together first.
+#[inline]
+fn is_passed_on(message: &PartialMessage, marks: bool) -> bool {
+    !message.is_compressed && (message.is_single || !marks)
 }
 
 impl Channel for WebSocketChannel {
@@ -551,7 +499,7 @@ impl Channel for WebSocketChannel {
         }
         loop {
             // An empty frame that has begun ends without a byte.
-            let lacks_nothing = |busy: &Busy| busy.frame.is_some_and(|rest| rest.left == 0);
+            let lacks_nothing = |busy: &Busy| busy.frame.is_some_and(|frame| frame.left == 0);
             if wire.is_empty() && !self.busy.as_deref().is_some_and(lacks_nothing) {
                 self.busy.take_if(|busy| busy.is_over());
                 return Unsealed::More;
@@ -656,7 +604,8 @@ impl Channel for WebSocketChannel {
     }
 
     fn is_mid_record(&self) -> bool {
-        let is_mid = |busy: &Busy| busy.kept_len > 0 || busy.message.is_some_and(|message| !message.passes);
+        let gathers = |message| !is_passed_on(&message, self.common.marks);
+        let is_mid = |busy: &Busy| busy.kept_len > 0 || busy.message.is_some_and(gathers);
         self.busy.as_deref().is_some_and(|busy| is_mid(busy) || !busy.gathered.is_empty())
     }
 

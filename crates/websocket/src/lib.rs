@@ -24,6 +24,7 @@ mod code;
 #[cfg(feature = "deflate")]
 mod deflate;
 mod extension;
+mod fragments;
 pub mod frame;
 pub mod in_http;
 mod info;

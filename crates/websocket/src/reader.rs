@@ -1,14 +1,12 @@
 //! Frames of a peer as messages in memory that is theirs: for connections that are no listener's, as those inside HTTP and those of a
 //! client.
 
-use core::fmt;
-
 use crate::close;
-use crate::extension::{Extension, InflateError, TOO_LARGE, compressed_max};
+use crate::extension::Extension;
+pub use crate::fragments::ReadError;
+use crate::fragments::{FramePayload, PartialMessage};
 use crate::frame::{Decoded, HEADER_BYTES_MAX, Header, Opcode, Violation};
-use crate::mask;
 use crate::messages::Kind;
-use crate::utf8::Utf8;
 
 /// What a peer sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,34 +21,6 @@ pub enum Received {
     Close(Option<(u16, String)>),
 }
 
-/// Why nothing more can be read.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum ReadError {
-    /// The peer broke the rules.
-    Violation(Violation),
-    /// The system has no memory for a message.
-    NoMemory,
-}
-
-impl From<Violation> for ReadError {
-    fn from(violation: Violation) -> ReadError {
-        ReadError::Violation(violation)
-    }
-}
-
-impl fmt::Display for ReadError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ReadError::Violation(violation) => violation.fmt(f),
-            ReadError::NoMemory => f.write_str("the system has no memory for a message"),
-        }
-    }
-}
-
-ringserve_buf::debug_is_display!(ReadError);
-
-impl std::error::Error for ReadError {}
-
 /// Reads the frames of a peer. Holds a message of at most `message_bytes_max`, as far as it came, and nothing between messages. The
 /// compressed form of a message may be longer by a seventh, and is held beside what it says while it is inflated.
 #[derive(Debug)]
@@ -63,28 +33,20 @@ pub struct Reader {
     header: [u8; HEADER_BYTES_MAX],
     have: usize,
     /// The frame whose payload comes.
-    frame: Option<Begun>,
+    frame: Option<Frame>,
     /// The message of which a frame began.
-    message: Option<Message>,
+    message: Option<PartialMessage>,
+    /// What came of it.
+    payload: Vec<u8>,
     control: Vec<u8>,
     /// Since the last look.
     inflated: usize,
 }
 
 #[derive(Debug)]
-struct Begun {
-    header: Header,
-    mask: [u8; 4],
-    /// Bytes of the payload that came.
-    done: u64,
-}
-
-#[derive(Debug)]
-struct Message {
-    kind: Kind,
-    compressed: bool,
-    text: Utf8,
-    payload: Vec<u8>,
+struct Frame {
+    opcode: Opcode,
+    payload: FramePayload,
 }
 
 impl Reader {
@@ -98,6 +60,7 @@ impl Reader {
             have: 0,
             frame: None,
             message: None,
+            payload: Vec::new(),
             control: Vec::new(),
             inflated: 0,
         }
@@ -115,7 +78,7 @@ impl Reader {
 
     /// Bytes of memory that an unfinished message takes.
     pub fn held_bytes(&self) -> usize {
-        self.message.as_ref().map_or(0, |message| message.payload.capacity())
+        self.payload.capacity()
     }
 
     /// Takes bytes from the front, up to the end of what it then returns, or all of them. `extension` is that of the shard, if the
@@ -134,49 +97,33 @@ impl Reader {
                 self.begin(header)?;
             }
             let Some(frame) = &mut self.frame else { return Ok(None) };
-            let left = frame.header.len - frame.done;
-            let len = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len());
-            let (payload, rest) = bytes.split_at(len);
+            let (payload, rest) = bytes.split_at(frame.payload.part_of(bytes.len()));
             *bytes = rest;
-            let is_control = frame.header.opcode.is_control();
-            let into = match &mut self.message {
-                Some(message) if !is_control => &mut message.payload,
-                _ => &mut self.control,
-            };
+            let is_control = frame.opcode.is_control();
+            let into = if is_control { &mut self.control } else { &mut self.payload };
             let at = into.len();
-            into.try_reserve(len).map_err(|_| ReadError::NoMemory)?;
+            into.try_reserve(payload.len()).map_err(|_| ReadError::NoMemory)?;
             into.extend_from_slice(payload);
-            if frame.mask != [0; 4] {
-                // At most 3.
-                mask::apply(&mut into[at..], mask::from(frame.mask, (frame.done % 4) as usize));
+            frame.payload.take(&mut into[at..]);
+            let is_over = frame.payload.ends_message();
+            if !is_control && let Some(message) = &mut self.message {
+                message.check(&into[at..], is_over)?;
             }
-            if !is_control
-                && let Some(message) = &mut self.message
-                && message.kind == Kind::Text
-                && !message.compressed
-                && !message.text.takes(&message.payload[at..])
-            {
-                return Err(NO_TEXT.into());
-            }
-            frame.done += len as u64;
-            if frame.done < frame.header.len {
+            if frame.payload.left > 0 {
                 return Ok(None);
             }
-            let (opcode, fin) = (frame.header.opcode, frame.header.fin);
+            let opcode = frame.opcode;
             self.frame = None;
             if is_control {
                 return self.control(opcode).map(Some);
             }
-            if fin && let Some(message) = self.message.take() {
-                let extension = extension.take();
-                let is_compressed = message.compressed;
-                let received = message.finish(self.bytes_max, extension)?;
-                if let Received::Message(_, payload) = &received
-                    && is_compressed
-                {
+            if is_over && let Some(message) = self.message.take() {
+                let mut payload = std::mem::take(&mut self.payload);
+                if message.is_compressed {
+                    payload = message.inflate(&payload, self.bytes_max, 0, extension.take())?;
                     self.inflated += payload.len();
                 }
-                return Ok(Some(received));
+                return Ok(Some(Received::Message(message.kind, payload)));
             }
         }
     }
@@ -206,33 +153,10 @@ impl Reader {
             true => header.check_server().map(|()| [0; 4])?,
             false => header.check_client(self.compresses)?,
         };
-        let kind = match header.opcode {
-            Opcode::Text => Some(Kind::Text),
-            Opcode::Binary => Some(Kind::Binary),
-            _ => None,
-        };
-        match (kind, &self.message) {
-            (Some(_), Some(_)) => {
-                return Err(Violation::protocol("a message that begins before another one ended"));
-            }
-            (Some(kind), None) => {
-                let compressed = header.rsv != 0;
-                let (text, payload) = Default::default();
-                self.message = Some(Message { kind, compressed, text, payload });
-            }
-            (None, None) if header.opcode == Opcode::Continuation => {
-                return Err(Violation::protocol("a fragment of no message"));
-            }
-            (None, _) => {}
+        if !header.opcode.is_control() {
+            self.message = Some(PartialMessage::next(self.message, &header, self.bytes_max)?);
         }
-        if !header.opcode.is_control()
-            && let Some(message) = &self.message
-            && let most = if message.compressed { compressed_max(self.bytes_max) } else { self.bytes_max }
-            && header.len > (most - message.payload.len()) as u64
-        {
-            return Err(TOO_LARGE);
-        }
-        self.frame = Some(Begun { header, mask, done: 0 });
+        self.frame = Some(Frame { opcode: header.opcode, payload: FramePayload::new(&header, mask) });
         Ok(())
     }
 
@@ -248,32 +172,10 @@ impl Reader {
     }
 }
 
-const NO_TEXT: Violation = Violation { code: close::INVALID_DATA, what: "a text that is no UTF-8" };
-
-impl Message {
-    fn finish(self, bytes_max: usize, extension: Option<&mut dyn Extension>) -> Result<Received, ReadError> {
-        if !self.compressed {
-            if self.kind == Kind::Text && !self.text.is_whole() {
-                return Err(NO_TEXT.into());
-            }
-            return Ok(Received::Message(self.kind, self.payload));
-        }
-        let malformed = Violation::protocol("a bit of an extension that was not negotiated");
-        let Some(extension) = extension else { return Err(malformed.into()) };
-        let mut payload = Vec::new();
-        extension.inflate(&self.payload, bytes_max, &mut payload).map_err(|error: InflateError| {
-            error.violation().map_or(ReadError::NoMemory, ReadError::Violation)
-        })?;
-        if self.kind == Kind::Text && !crate::utf8::is_text(&payload) {
-            return Err(NO_TEXT.into());
-        }
-        Ok(Received::Message(self.kind, payload))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::extension::TOO_LARGE;
     use crate::frame::put_masked;
     use proptest::prelude::*;
 
