@@ -7,6 +7,7 @@ pub mod access_log;
 #[cfg(feature = "admin")]
 pub mod admin;
 pub mod admission;
+mod base;
 mod closed;
 #[cfg(feature = "codec")]
 pub mod codec;
@@ -233,7 +234,7 @@ pub mod time {
 #[doc(hidden)]
 pub mod internals {
     pub use crate::admission::{Counted, Door};
+    pub use crate::base::clock::age_new_shards;
     pub use crate::server::driven::{Drivers, start_on, start_several_on};
-    pub use crate::shard::clock::age_new_shards;
     pub use crate::shard::turns::run_on;
 }

@@ -18,9 +18,9 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::{DefaultGuard, Interest, set_default};
 use tracing::{Event, Level, Metadata, Span, Subscriber, warn};
 
+use crate::base::clock::Deadline;
 use crate::guard::guard;
 use crate::log::guarded;
-use crate::shard::clock::Deadline;
 
 /// Lines that wait at most. Watchdog and overload write some ten a minute for a shard.
 const LINES_MAX: usize = 1000;

@@ -17,10 +17,10 @@ use super::kept::KeptOrders;
 use super::program::{AdminRequest, AdminRoute, ProgramPath};
 use super::routes::Order;
 use super::target::Running;
+use crate::base::clock::seconds_since_1970;
 use crate::log::guarded;
 use crate::log::lines::{error, info, warn};
 use crate::metrics::scrape::{Exposition, of_server, scrape};
-use crate::shard::clock::seconds_since_1970;
 
 /// Where an order is that was noted.
 enum Kept {

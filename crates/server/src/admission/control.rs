@@ -17,9 +17,9 @@ use super::rates::Rate;
 use super::shard::Limiters;
 use super::timed::{Change, TIMED_MAX, Until};
 use super::{AdmissionError, IpList, Limiter, LimitsSet, PrefixLimits, wrong};
+use crate::base::clock::Clock;
 use crate::log::guarded;
 use crate::log::lines::info;
-use crate::shard::clock::Clock;
 
 /// The longest time for which a network is denied or allowed: what is to stay belongs into a list.
 pub(crate) const TIME_MAX: Duration = Duration::from_secs(30 * 24 * 3600);

@@ -25,9 +25,9 @@ use super::ranges::{Range, merged, range};
 use super::shard::Limiters;
 use super::timed::Until;
 use super::{IpList, Limiter};
+use crate::base::clock::Clock;
 use crate::log::guarded;
 use crate::log::lines::{info, warn};
-use crate::shard::clock::Clock;
 
 /// The longest program that the kernel takes (`BPF_MAXINSNS`).
 const INSTRUCTIONS_MAX: usize = 4096;

@@ -138,7 +138,7 @@ mod tests {
 
     use super::super::rates::{Over, PrefixLimits};
     use super::*;
-    use crate::shard::random::Random;
+    use crate::base::random::Random;
 
     fn charge(sketch: &mut Sketch<u32>, hash: u64, limits: &PrefixLimits, now: u64) -> Result<(), Over> {
         sketch.change(hash, |bucket, count| limits.charge(count, bucket, 0, (now, now)))?;

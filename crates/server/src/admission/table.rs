@@ -23,7 +23,7 @@ use super::AdmissionStats;
 use super::rates::{Over, PrefixLimits, SharedLimits};
 use super::sketch::{Sketch, Tally};
 use super::slots::Slots;
-use crate::shard::random::Random;
+use crate::base::random::Random;
 
 /// Stripes: with as many shards that accept all the time, two seldom want one lock.
 const STRIPES: usize = 64;

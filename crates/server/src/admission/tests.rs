@@ -3,8 +3,8 @@ use std::sync::Arc;
 use ringserve_core::Address;
 
 use super::*;
+use crate::base::clock::Clock;
 use crate::peer::Peer;
-use crate::shard::clock::Clock;
 
 fn checked(admission: &Admission) -> Result<(Option<Limiter>, Option<ServerRate>), String> {
     admission.check(false, 1000, (7, true)).map_err(|error| error.to_string())
@@ -171,7 +171,7 @@ fn control_that_is_kept_goes_by_the_time_of_each_call() {
     let limiter = Arc::new(checked(&Admission::default().adjustable()).unwrap().0.unwrap());
     let addr = Address::Ip(([10, 0, 0, 9], 7000).into());
     let limiters = Limiters::of([(Some(&limiter), &addr, false, true)].into_iter());
-    let time = crate::shard::clock::VirtualTime::start();
+    let time = crate::base::clock::VirtualTime::start();
     let clock = Clock::Simulated { time: time.clone(), age: Duration::ZERO };
     let control = AdmissionControl::new(&limiters, None, Arc::default(), clock.clone());
     let let_in = || {

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::shard::Limiters;
 use super::{KernelFilters, Limiter};
+use crate::base::clock::Deadline;
 use crate::log_thread::hand_over;
-use crate::shard::clock::Deadline;
 
 /// How often the files are looked at, one `stat` for each, and the networks that are denied for a time: the kernel gets no more
 /// than one program in this time.

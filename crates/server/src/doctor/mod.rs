@@ -35,11 +35,11 @@ use std::time::Duration;
 
 use ringserve_core::Time;
 
+use crate::base::clock::Deadline;
 use crate::host::machine::{Machine, Refusal};
 use crate::host::{HostStats, read_of};
 use crate::log::guarded;
 use crate::log::lines::{error, warn};
-use crate::shard::clock::Deadline;
 
 pub(crate) use capacity::CONNECTION_BYTES;
 pub(crate) use case::{Lived, Rings, Setup};

@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 use hyper::rt::{Executor, Sleep, Timer};
 use ringserve_core::Time;
 
+use crate::base::clock::Clock;
 use crate::guard::{discard, wake};
-use crate::shard::clock::Clock;
 use crate::shard::handle::Shard;
 use crate::shard::timers::Alarms;
 

@@ -8,8 +8,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
 use super::query::{ConnInfo, Inspection, InspectionSums, Query};
+use crate::base::clock::Deadline;
 use crate::guard::{discard, wake};
-use crate::shard::clock::Deadline;
 
 /// An inspection under way: see [`ServerControl::inspecting`](crate::ServerControl::inspecting). Shards that have not answered
 /// when it is dropped look no further.

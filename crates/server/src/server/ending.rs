@@ -14,8 +14,8 @@ use std::time::Duration;
 use ringserve_core::ServerLimits;
 use ringserve_drivers::{Listener, ListenerEnd};
 
+use crate::base::clock::{Clock, Deadline};
 use crate::log::lines::error;
-use crate::shard::clock::{Clock, Deadline};
 use crate::shard::inbox::RemoteShard;
 use crate::watchdog::judge::State;
 use crate::watchdog::watch::Watch;

@@ -17,9 +17,9 @@ use super::error::Error;
 use super::listen::sockets::Listening;
 use super::serves::Kept;
 use super::socket_options::apply::SocketOptionWarning;
+use crate::base::clock::Deadline;
 use crate::guard::message_of;
 use crate::log_thread::hand_over;
-use crate::shard::clock::Deadline;
 use crate::stats::{ServerStats, ShardStats};
 use crate::watchdog::thread::Watchdog;
 

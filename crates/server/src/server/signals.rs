@@ -27,11 +27,11 @@ use super::ending::Ending;
 use super::error::Error;
 use super::running::ServerHandle;
 use super::starting::Interrupter;
+use crate::base::clock::Deadline;
 #[cfg(feature = "tls")]
 use crate::guard::guard;
 use crate::log::lines::{error, info, warn};
 use crate::log_thread::{hand_over, write_at_the_end};
-use crate::shard::clock::Deadline;
 
 /// Those that stop a server are taken unless they are ignored, the others where they would end the process.
 const STOPS: [i32; 2] = [SIGINT, SIGTERM];

@@ -22,9 +22,9 @@ use std::time::Duration;
 use ringserve_core::Time;
 
 use super::error::Error;
+use crate::base::clock::{Clock, Deadline};
 use crate::log::guarded;
 use crate::log::lines::warn;
-use crate::shard::clock::{Clock, Deadline};
 
 /// A start that takes longer is explained in the log, once: by then an operator looks there.
 const EXPLAINED_AFTER: Duration = Duration::from_secs(10);

@@ -11,7 +11,6 @@ use std::time::Duration;
 use super::attempts::Requests;
 use super::awaited::Awaited;
 use super::blocking::{Blocking, Pool, submit};
-use super::clock::Clock;
 use super::draining::Draining;
 #[cfg(feature = "http")]
 use super::draining::Moment;
@@ -19,10 +18,11 @@ use super::ends::{Ends, ServiceEnded, UnknownService};
 use super::flag::Flag;
 use super::inbox::RemoteShard;
 use super::join::{JoinHandle, SpawnError};
-use super::random::Random;
 use super::spawned::{LocalTasks, ResetsOnPanic};
 use super::started::{Start, Started};
 use super::task::boxed;
+use crate::base::clock::Clock;
+use crate::base::random::Random;
 #[cfg(feature = "http")]
 use ringserve_core::ShardShared;
 use ringserve_core::{ConnHead, Time};

@@ -13,9 +13,9 @@ use bytes::Bytes;
 use ringserve_core::{ConnId, RemoteGate, Time};
 
 use super::awaited::Until;
-use super::clock::Deadline;
 use super::notice::Notify;
 use super::wake::{Attention, Brought, Called, Queued, ShardInbox, Sleep};
+use crate::base::clock::Deadline;
 use crate::guard::guard;
 use crate::inspect::Walk;
 use crate::overload::SharedLoad;

@@ -360,7 +360,7 @@ impl Drop for ResetsOnPanic {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shard::clock::Clock;
+    use crate::base::clock::Clock;
     use crate::shard::task::boxed;
     use std::cell::Cell;
     use std::future::{pending, poll_fn};

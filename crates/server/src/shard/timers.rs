@@ -15,7 +15,7 @@ use pin_project_lite::pin_project;
 use ringserve_core::Time;
 use ringserve_core::internals::Wheel;
 
-use super::clock::Clock;
+use crate::base::clock::Clock;
 use crate::guard::{Panicked, discard, wake};
 
 const STEP_SHIFT: u32 = 20;

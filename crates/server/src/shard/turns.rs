@@ -10,18 +10,18 @@ use ringserve_core::{Budget, Completion, Driver, Limits, ServerLimits, Time, Wai
 
 use super::blocking::threads::Threads;
 use super::calls::calls;
-use super::clock::Clock;
 use super::ends::Ends;
 use super::guarded_transport::reports_panics;
 use super::handle::Shard;
 use super::inbox::{Command, RemoteShard};
 use super::many::TaskNumbers;
-use super::random::Random;
 use super::service_lane::ServiceLane;
 use super::services::Services;
 use super::state::{Asks, Common, Parts, ShardLane, ShardLoop};
 use super::upstreams::add_upstreams;
 use super::wake::Attention;
+use crate::base::clock::Clock;
+use crate::base::random::Random;
 use crate::log::lines::{debug, error};
 use crate::log::{LogObserver, guarded};
 use crate::server::control::ServerControl;

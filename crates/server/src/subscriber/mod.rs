@@ -58,8 +58,8 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{EnvFilter, Registry, reload};
 
+use crate::base::clock::Deadline;
 use crate::server::error::Error;
-use crate::shard::clock::Deadline;
 use json::Json;
 use writer::{Output, Shared};
 

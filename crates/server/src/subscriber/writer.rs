@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use tracing::warn;
 
 use super::queue::Queue;
-use crate::shard::clock::Deadline;
+use crate::base::clock::Deadline;
 
 /// An output that takes nothing, as a disk without room, is tried again after this time.
 const AGAIN: Duration = Duration::from_secs(1);

@@ -13,8 +13,8 @@ use super::panics;
 use super::sim::Sim;
 use super::trace::{Keeps, Trace};
 use super::world::{SeedFailed, Settings, World};
+use crate::base::clock::VirtualTime;
 use crate::guard::message_of;
-use crate::shard::clock::VirtualTime;
 
 /// The environment variable that runs one seed again, with its trace.
 const VARIABLE: &str = "RINGSERVE_SEED";

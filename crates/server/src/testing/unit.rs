@@ -17,6 +17,7 @@ use super::panics;
 use super::sim::Sim;
 use super::trace::{Keeps, Trace};
 use super::world::{Ran, SeedFailed, Settings, World};
+use crate::base::clock::VirtualTime;
 use crate::closed::{Closed, Failure};
 use crate::cx::Cx;
 use crate::guard::message_of;
@@ -24,7 +25,6 @@ use crate::opening::{Opening, Refusal};
 use crate::overload::{Load, Shed};
 use crate::server::builder::Server;
 use crate::service::{IntoService, Made, NoService, Service};
-use crate::shard::clock::VirtualTime;
 use crate::shard::handle::Shard;
 
 /// A frame with these bytes as its payload: for tests of code that takes frames.

@@ -25,12 +25,12 @@ use super::blocking::{Names, SimPool};
 use super::panics;
 use super::tasks::{Code, Task, TaskWaker, WaitsFor, Woken};
 use super::trace::{Place, Trace};
+use crate::base::clock::VirtualTime;
 use crate::guard::message_of;
 use crate::server::running::ShardDeath;
 use crate::server::starting::StartState;
 use crate::server::stepped::SteppedServer;
 use crate::shard::blocking::Pool;
-use crate::shard::clock::VirtualTime;
 use crate::shard::inbox::{Command, OnCall};
 
 /// The longest that a shard does not run.

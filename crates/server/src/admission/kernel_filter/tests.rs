@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::admission::IpList;
-use crate::shard::random::Random;
+use crate::base::random::Random;
 
 /// What the kernel does with a program.
 fn keeps(program: &[Instruction], packet: &[u8]) -> bool {
