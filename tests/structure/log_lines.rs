@@ -8,7 +8,7 @@ use crate::tree::Sources;
 /// Files that write lines otherwise, with the reason.
 const OTHERWISE: &[(&str, &str)] = &[
     ("access_log.rs", "guards its one line"),
-    ("log.rs", "has the macros"),
+    ("log.rs", "guards each of its lines"),
     ("log_thread.rs", "runs lines within a guard"),
     ("service_lane.rs", "tells of a panic of the error that it writes"),
     ("traces.rs", "guards what it does with spans"),
@@ -36,7 +36,7 @@ fn lines_of_the_server_are_guarded() {
     let found: Vec<_> = sources.iter().filter_map(|(file, text)| Some((file, unguarded(text)?))).collect();
     assert!(
         found.is_empty(),
-        "lines by macros of crate::log::lines, so that a dead stdout ends nothing: {found:#?}"
+        "lines by macros of crate::base::lines, so that a dead stdout ends nothing: {found:#?}"
     );
 }
 
@@ -44,5 +44,5 @@ fn lines_of_the_server_are_guarded() {
 fn planted_line_without_a_guard_is_found() {
     assert!(unguarded("use std::fmt;\nuse tracing::{Level, info, info_span};\n").is_some());
     assert!(unguarded("use tracing::warn;").is_some());
-    assert_eq!(unguarded("use crate::log::lines::warn;\nuse tracing::{Level, enabled};"), None);
+    assert_eq!(unguarded("use crate::base::lines::warn;\nuse tracing::{Level, enabled};"), None);
 }

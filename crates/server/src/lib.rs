@@ -193,9 +193,9 @@ pub mod transport {
 
 /// Limits of a server, in addition to those of a service ([`Limits`]), and the memory that it may use.
 pub mod limits {
+    pub use crate::base::memory::{UsableMemory, usable_memory};
     pub use crate::reserve::Reserved;
     pub use crate::room::{Room, Taken};
-    pub use crate::server::memory::{UsableMemory, usable_memory};
     pub use crate::watchdog::Stalls;
     pub use ringserve_core::{ConnLimits, IdleCounts, LimitError, NoMemoryLeft, ServerLimits, WhenTooFast};
 }

@@ -11,6 +11,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use ringserve_drivers::guarded;
 use tracing::dispatcher::{self, Dispatch};
 use tracing::field::{Field, Value, Visit, display};
 use tracing::level_filters::LevelFilter;
@@ -20,7 +21,6 @@ use tracing::{Event, Level, Metadata, Span, Subscriber, warn};
 
 use crate::base::clock::Deadline;
 use crate::guard::guard;
-use crate::log::guarded;
 
 /// Lines that wait at most. Watchdog and overload write some ten a minute for a shard.
 const LINES_MAX: usize = 1000;

@@ -5,9 +5,9 @@ use std::pin::Pin;
 
 use hyper::body::{Body, Incoming};
 use hyper::{Request, StatusCode};
+use ringserve_drivers::guarded;
 
-use crate::log::guarded;
-use crate::log::lines::info;
+use crate::base::lines::info;
 
 /// Characters of an order in the log at most.
 const ORDER_CHARS_MAX: usize = 300;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use hyper::service::service_fn;
 use ringserve_core::framing::Raw;
 use ringserve_core::{Address, LimitError, Limits, ServerLimits};
+use ringserve_drivers::guarded;
 
 use super::Admin;
 use super::aside::THREADS;
@@ -17,9 +18,8 @@ use super::kept::KeptOrders;
 use super::places::Place;
 use super::target::Target;
 use crate::base::clock::seconds_since_1970;
+use crate::base::lines::{error, info};
 use crate::http::{Http, HttpOptions, HttpVersions};
-use crate::log::guarded;
-use crate::log::lines::{error, info};
 use crate::server::builder::Server;
 use crate::server::control::ServerControl;
 use crate::server::driver::Driver;

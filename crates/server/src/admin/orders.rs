@@ -6,6 +6,7 @@ use std::sync::Arc;
 use hyper::body::Incoming;
 use hyper::header::{ACCEPT, HeaderMap};
 use hyper::{Request, Response, StatusCode};
+use ringserve_drivers::guarded;
 
 use super::admission::Change;
 use super::answer::{self, Answer};
@@ -18,8 +19,7 @@ use super::program::{AdminRequest, AdminRoute, ProgramPath};
 use super::routes::Order;
 use super::target::Running;
 use crate::base::clock::seconds_since_1970;
-use crate::log::guarded;
-use crate::log::lines::{error, info, warn};
+use crate::base::lines::{error, info, warn};
 use crate::metrics::scrape::{Exposition, of_server, scrape};
 
 /// Where an order is that was noted.

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use ringserve_core::{AcceptRate, Time};
+use ringserve_drivers::guarded;
 
 use super::lists::Networks;
 use super::rates::Rate;
@@ -18,8 +19,7 @@ use super::shard::Limiters;
 use super::timed::{Change, TIMED_MAX, Until};
 use super::{AdmissionError, IpList, Limiter, LimitsSet, PrefixLimits, wrong};
 use crate::base::clock::Clock;
-use crate::log::guarded;
-use crate::log::lines::info;
+use crate::base::lines::info;
 
 /// The longest time for which a network is denied or allowed: what is to stay belongs into a list.
 pub(crate) const TIME_MAX: Duration = Duration::from_secs(30 * 24 * 3600);

@@ -17,6 +17,7 @@ use std::sync::{Arc, Weak};
 
 use ipnet::IpNet;
 use ringserve_core::Time;
+use ringserve_drivers::guarded;
 use ringserve_drivers::{Listener, ListenerFilter};
 use socket2::SockFilter;
 
@@ -26,8 +27,7 @@ use super::shard::Limiters;
 use super::timed::Until;
 use super::{IpList, Limiter};
 use crate::base::clock::Clock;
-use crate::log::guarded;
-use crate::log::lines::{info, warn};
+use crate::base::lines::{info, warn};
 
 /// The longest program that the kernel takes (`BPF_MAXINSNS`).
 const INSTRUCTIONS_MAX: usize = 4096;

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use ringserve_core::{RefusedBy, Time};
+use ringserve_drivers::guarded;
 
 use super::lists::Networks;
 use super::rates::{Over, Rate};
@@ -17,8 +18,8 @@ use super::table::{Charge, Prefix, Table};
 use super::timed::{Timed, Until};
 use super::total::Total;
 use super::{AdmissionStats, IpList};
-use crate::log::lines::{info, warn};
-use crate::log::{LINES_PER_SECOND, LeftOut, guarded};
+use crate::base::lines::{LINES_PER_SECOND, LeftOut};
+use crate::base::lines::{info, warn};
 
 /// What an [`Admission`] asks of connections, for all shards.
 pub(crate) struct Limiter {

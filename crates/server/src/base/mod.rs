@@ -4,4 +4,8 @@
 //! `clock.rs` is the place to begin.
 
 pub(crate) mod clock;
+pub(crate) mod cpu;
+pub(crate) mod lines;
+pub(crate) mod memory;
 pub(crate) mod random;
+pub(crate) mod thread_times;

@@ -2,7 +2,7 @@
 
 use super::case::{Case, Texts, percent, size};
 use super::{Certainty, Finding, Severity};
-use crate::server::memory::usable_memory_of;
+use crate::base::memory::usable_memory_of;
 
 /// Memory of the process for an idle connection, as `ringserve-bench idle` measured it on io_uring: the figure of docs/PERFORMANCE.md,
 /// and of whatever else names one.

@@ -33,19 +33,17 @@ use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use ringserve_core::Time;
-
-use crate::base::clock::Deadline;
-use crate::host::machine::{Machine, Refusal};
-use crate::host::{HostStats, read_of};
-use crate::log::guarded;
-use crate::log::lines::{error, warn};
-
 pub(crate) use capacity::CONNECTION_BYTES;
+use case::{Case, Texts};
 pub(crate) use case::{Lived, Rings, Setup};
 pub(crate) use network::migrates;
+use ringserve_core::Time;
+use ringserve_drivers::guarded;
 
-use case::{Case, Texts};
+use crate::base::clock::Deadline;
+use crate::base::lines::{error, warn};
+use crate::host::machine::{Machine, Refusal};
+use crate::host::{HostStats, read_of};
 
 /// How bad a [`Finding`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

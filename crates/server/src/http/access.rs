@@ -30,7 +30,7 @@ use ringserve_core::{ConnId, Time};
 
 use super::client_info::ClientInfo;
 use super::watch::Watch;
-use crate::log::lines::info;
+use crate::base::lines::info;
 use crate::shard::handle::Shard;
 
 /// Bytes of a path that are in a line, and those that take no separate memory.

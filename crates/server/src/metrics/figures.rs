@@ -16,9 +16,9 @@ use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, 
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::registry::Registry;
+use ringserve_drivers::guarded;
 
-use crate::log::guarded;
-use crate::log::lines::error;
+use crate::base::lines::error;
 
 /// Series of a name by default: a label that peers choose the value of must not fill the memory.
 const SERIES_MAX: usize = 1000;

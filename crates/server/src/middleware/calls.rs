@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use ringserve_core::{Frame, Time};
 use tracing::{Level, enabled};
 
 use super::observe::{CallEnd, CallObserver};
+use crate::base::lines::LineLimit;
+use crate::base::lines::{debug, trace, warn};
 use crate::cx::Cx;
-use crate::log::LineLimit;
-use crate::log::lines::{debug, trace, warn};
 use crate::service::Service;
-use ringserve_core::{Frame, Time};
 
 /// Counts and logs the calls of a server, for [`Observe`](super::Observe). Clones share the counts: keep one to read, from any
 /// thread at any time, and move one into the factory.

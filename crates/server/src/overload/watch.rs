@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use ringserve_core::{Shard, Time};
+use ringserve_drivers::guarded;
 
 use super::stages::{Change, Excuse, Signals, Stages, TABLE_FULL};
 use super::{Load, Overload};
-use crate::log::guarded;
-use crate::log::lines::{info, warn};
+use crate::base::lines::{info, warn};
+use crate::base::thread_times::ThreadTimes;
 use crate::server::control::ServerControl;
-use crate::watchdog::facts::ThreadTimes;
 use crate::watchdog::judge::State;
 use crate::watchdog::watch::Lines;
 

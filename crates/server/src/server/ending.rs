@@ -15,7 +15,7 @@ use ringserve_core::ServerLimits;
 use ringserve_drivers::{Listener, ListenerEnd};
 
 use crate::base::clock::{Clock, Deadline};
-use crate::log::lines::error;
+use crate::base::lines::error;
 use crate::shard::inbox::RemoteShard;
 use crate::watchdog::judge::State;
 use crate::watchdog::watch::Watch;

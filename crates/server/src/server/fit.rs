@@ -7,10 +7,10 @@ use ringserve_core::{Limits, ServerLimits};
 
 use super::control::ServerControl;
 use super::error::Error;
-use super::memory::{UsableMemory, available_memory, is_in_group, own_memory};
 use crate::base::clock::Deadline;
+use crate::base::lines::{info, warn};
+use crate::base::memory::{UsableMemory, available_memory, is_in_group, own_memory};
 use crate::host::machine::Machine;
-use crate::log::lines::{info, warn};
 use crate::log_thread::hand_over;
 
 /// How often a control group's limit is looked at.

@@ -8,11 +8,11 @@ use std::thread;
 use std::time::Duration;
 
 use ringserve_core::{Driver, Limits, ServerLimits};
+use ringserve_drivers::guarded;
 use ringserve_drivers::{Epoll, Listener, Uring};
 use socket2::SockRef;
 use tracing::info_span;
 
-use super::cpu;
 use super::driver::{Chosen, ChosenKind, DESCRIPTORS_PER_SHARD};
 use super::error::Error;
 use super::listen::sockets::Listening;
@@ -22,10 +22,10 @@ use super::runtime::Runtime;
 use super::serves::Serves;
 use super::starting::{Ended, Gate, ShardStart, Starting, Until};
 use crate::base::clock::Deadline;
+use crate::base::cpu;
+use crate::base::lines::{error, info, warn};
 use crate::doctor::CONNECTION_BYTES;
 use crate::guard::{guard, message_of};
-use crate::log::guarded;
-use crate::log::lines::{error, info, warn};
 use crate::log_thread::hand_over;
 use crate::service::Made;
 use crate::shard::beginning::Beginning;

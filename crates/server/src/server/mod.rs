@@ -3,7 +3,6 @@
 pub(crate) mod accept_queue;
 pub(crate) mod builder;
 pub(crate) mod control;
-pub(crate) mod cpu;
 pub(crate) mod driven;
 pub(crate) mod driver;
 mod ending;
@@ -12,7 +11,6 @@ mod fit;
 mod inspecting;
 mod launch;
 pub(crate) mod listen;
-pub(crate) mod memory;
 mod plan;
 pub(crate) mod prepared;
 pub(crate) mod running;

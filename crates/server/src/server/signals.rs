@@ -28,9 +28,9 @@ use super::error::Error;
 use super::running::ServerHandle;
 use super::starting::Interrupter;
 use crate::base::clock::Deadline;
+use crate::base::lines::{error, info, warn};
 #[cfg(feature = "tls")]
 use crate::guard::guard;
-use crate::log::lines::{error, info, warn};
 use crate::log_thread::{hand_over, write_at_the_end};
 
 /// Those that stop a server are taken unless they are ignored, the others where they would end the process.

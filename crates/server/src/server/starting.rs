@@ -20,11 +20,11 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use ringserve_core::Time;
+use ringserve_drivers::guarded;
 
 use super::error::Error;
 use crate::base::clock::{Clock, Deadline};
-use crate::log::guarded;
-use crate::log::lines::warn;
+use crate::base::lines::warn;
 
 /// A start that takes longer is explained in the log, once: by then an operator looks there.
 const EXPLAINED_AFTER: Duration = Duration::from_secs(10);

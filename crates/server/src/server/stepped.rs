@@ -20,6 +20,7 @@ use super::runtime::Runtime;
 use super::serves::Serves;
 use super::starting::{ShardStart, StartState, Starting};
 use crate::base::clock::{Clock, Deadline};
+use crate::base::thread_times::ThreadTimes;
 use crate::guard::guard;
 use crate::overload::watch::Loads;
 use crate::overload::{Load, Overload, Told};
@@ -30,7 +31,6 @@ use crate::shard::inbox::{Command, OnCall, enter_shard, leave_shard};
 use crate::shard::state::{Peers, ShardLoop};
 use crate::shard::stepped::{Stage, Stepped, SteppedShard};
 use crate::stats::{ServerStats, ServiceNames, ShardStats};
-use crate::watchdog::facts::ThreadTimes;
 
 /// A server whose shards are stepped, on a simulated network, by one thread.
 pub(crate) struct SteppedServer {

@@ -16,13 +16,13 @@ use super::awaited::Until;
 use super::notice::Notify;
 use super::wake::{Attention, Brought, Called, Queued, ShardInbox, Sleep};
 use crate::base::clock::Deadline;
+use crate::base::thread_times::ThreadTimes;
 use crate::guard::guard;
 use crate::inspect::Walk;
 use crate::overload::SharedLoad;
 use crate::snapshot::Snapshot;
 use crate::stats::{ServiceNames, ShardStats};
 use crate::watchdog::alarm::Alarm;
-use crate::watchdog::facts::ThreadTimes;
 use crate::watchdog::judge::State;
 use crate::watchdog::watch::Watch;
 

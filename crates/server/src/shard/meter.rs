@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ringserve_core::{Address, Time};
+use ringserve_drivers::guarded;
 
 #[cfg(feature = "metrics")]
 use super::timers::Timers;
+use crate::base::lines::LineLimit;
+use crate::base::lines::warn;
 #[cfg(feature = "metrics")]
 use crate::histogram::add;
-use crate::log::lines::warn;
-use crate::log::{LineLimit, guarded};
 use crate::server::accept_queue::AcceptQueues;
 use crate::snapshot::Snapshot;
 

@@ -8,6 +8,7 @@ use ringserve_core::framing::{FrameError, HoldsState, TypedFraming};
 use ringserve_core::{
     CloseReason, ConnId, ConnShared, Ended, Frame, Frames, Next, RefusedBy, Socket, Time, Whole,
 };
+use ringserve_drivers::guarded;
 use tracing::field::display;
 use tracing::{debug, info};
 
@@ -19,10 +20,11 @@ use super::opens::{Answer, Begun, OPENING, OpenEnd, Opens};
 use super::services::Services;
 use super::state::{Admit, Common, named};
 use crate::admission::{Charge, ShardAdmission};
+use crate::base::lines::LineLimit;
 use crate::closed::{Closed, Failure};
 use crate::cx::Cx;
 use crate::guard::{Panicked, guard};
-use crate::log::{LineLimit, LogObserver, guarded};
+use crate::log::LogObserver;
 use crate::overload::Shed;
 use crate::peer::Peer;
 use crate::service::Service;

@@ -12,8 +12,9 @@ use super::inbox::{RemoteShard, TaskWaker};
 use super::records::{Left, NONE, Outcome, Records};
 use super::task::Boxed;
 use super::timers::Timers;
+use crate::base::lines::LineLimit;
 use crate::guard::{Panicked, guard, wake};
-use crate::log::{self, LineLimit};
+use crate::log;
 use crate::peer::Peer;
 
 /// Set in the number of a woken task if it is one of these.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ringserve_core::framing::Framing;
 use ringserve_core::{Budget, Completion, Driver, Limits, ServerLimits, Time, Wait};
+use ringserve_drivers::guarded;
 
 use super::blocking::threads::Threads;
 use super::calls::calls;
@@ -21,9 +22,9 @@ use super::state::{Asks, Common, Parts, ShardLane, ShardLoop};
 use super::upstreams::add_upstreams;
 use super::wake::Attention;
 use crate::base::clock::Clock;
+use crate::base::lines::{debug, error};
 use crate::base::random::Random;
-use crate::log::lines::{debug, error};
-use crate::log::{LogObserver, guarded};
+use crate::log::LogObserver;
 use crate::server::control::ServerControl;
 use crate::server::listen::proxy_protocol::Proxies;
 use crate::server::telling::{LaneSet, Told};

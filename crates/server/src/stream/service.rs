@@ -10,10 +10,10 @@ use ringserve_core::framing::Raw;
 use ringserve_core::{ConnHead, Frame, Limits};
 
 use super::byte_stream::Stream;
+use crate::base::lines::LineLimit;
+use crate::base::lines::info;
 use crate::closed::Closed;
 use crate::cx::Cx;
-use crate::log::LineLimit;
-use crate::log::lines::info;
 use crate::opening::{Opening, Refusal};
 use crate::peer::Peer;
 use crate::service::{IntoService, Made, NoService, Service};

@@ -9,9 +9,9 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::time::Duration;
 
 use super::stall::StallCause;
+use crate::base::thread_times::ThreadTimes;
 
 /// Longer than any of these files, but for `stat` with a long name: of that the beginning is enough.
 const BYTES: usize = 512;
@@ -23,13 +23,6 @@ pub(crate) struct ThreadFacts {
     pub(crate) times: ThreadTimes,
     /// `None` if it runs, or could.
     pub(crate) sleeps: Option<Sleeps>,
-}
-
-/// How long a thread ran, and how long it was to run and waited for a CPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ThreadTimes {
-    pub(crate) ran: Duration,
-    pub(crate) waited: Duration,
 }
 
 /// Where a thread sleeps.
@@ -115,27 +108,6 @@ fn text_of<'a>(file: Option<&File>, bytes: &'a mut [u8; BYTES]) -> Option<&'a st
     str::from_utf8(&bytes[..read]).ok().map(str::trim_end)
 }
 
-impl ThreadTimes {
-    /// The file in which the kernel counts them for a thread of this process. `None` where it does not.
-    pub(crate) fn file(thread: u32) -> Option<File> {
-        file_of(thread, "schedstat")
-    }
-
-    /// What such a file says now. `None` if the thread ended.
-    pub(crate) fn read(schedstat: &File) -> Option<ThreadTimes> {
-        // Each few milliseconds while a shard works, so nothing is allocated for it.
-        let mut bytes = [0; BYTES];
-        let read = schedstat.read_at(&mut bytes, 0).ok()?;
-        ThreadTimes::parsed(str::from_utf8(&bytes[..read]).ok()?)
-    }
-
-    /// As `schedstat` has them: nanoseconds run, nanoseconds waited, slices.
-    fn parsed(text: &str) -> Option<ThreadTimes> {
-        let mut nanos = text.split_ascii_whitespace().map(|field| field.parse().map(Duration::from_nanos));
-        Some(ThreadTimes { ran: nanos.next()?.ok()?, waited: nanos.next()?.ok()? })
-    }
-}
-
 /// True if `stat` says that the thread runs, or could. Its name, in parentheses, may have any characters.
 fn runs(stat: &str) -> Option<bool> {
     let (_, rest) = stat.rsplit_once(") ")?;
@@ -199,6 +171,7 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::sync::{Condvar, Mutex};
     use std::thread;
+    use std::time::Duration;
 
     use rustix::thread::gettid;
 
@@ -232,9 +205,6 @@ mod tests {
         assert_eq!(runs("17"), None);
         assert_eq!(call_of("202 0x7f00 0x80 0x0"), Some(202));
         assert_eq!((call_of("running"), call_of("-1 0x7ffe 0x55"), call_of("")), (None, None, None));
-        let times = ThreadTimes { ran: Duration::from_nanos(1234), waited: Duration::from_nanos(56) };
-        assert_eq!(ThreadTimes::parsed("1234 56 7"), Some(times));
-        assert_eq!((ThreadTimes::parsed(""), ThreadTimes::parsed("1 x 2")), (None, None));
     }
 
     /// Facts of a thread that blocks, once it does.

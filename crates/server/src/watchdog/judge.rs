@@ -224,8 +224,9 @@ impl Judge {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::facts::{Sleeps, ThreadTimes};
+    use super::super::facts::Sleeps;
     use super::*;
+    use crate::base::thread_times::ThreadTimes;
 
     const OVER: Duration = Duration::from_millis(25);
 

@@ -5,6 +5,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use ringserve_core::Time;
+use ringserve_drivers::guarded;
 
 use super::Stalls;
 use super::alarm::Alarm;
@@ -15,13 +16,12 @@ use super::times::OVER;
 use super::watch::{END_TOLD_FROM, Lines};
 use super::working::Working;
 
-use crate::log::guarded;
-use crate::log::lines::{info, warn};
+use crate::base::cpu::{this_thread, time_of};
+use crate::base::lines::{info, warn};
 use crate::log_thread::hand_over;
 use crate::overload::Overload;
 use crate::overload::watch::Loads;
 use crate::server::control::ServerControl;
-use crate::server::cpu::{this_thread, time_of};
 use crate::shard::inbox::RemoteShard;
 
 /// For the thread's own frames, and those of the program's log.

@@ -8,9 +8,9 @@ use std::time::Duration;
 use ringserve_core::Time;
 
 use super::alarm::Alarm;
-use super::facts::ThreadTimes;
 use super::stall::{ShardTimes, Stall, StallCause};
 use super::times::Times;
+use crate::base::thread_times::ThreadTimes;
 use crate::overload::board::LoadBoard;
 
 /// Stalls that are kept, beside those that last: one of each shard of a large machine.

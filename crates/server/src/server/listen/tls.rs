@@ -6,7 +6,7 @@ use ringserve_tls::{ServerTls, TlsError};
 
 use super::addr::Bind;
 use super::transport::MakeTransport;
-use crate::log::lines::{info, warn};
+use crate::base::lines::{info, warn};
 use crate::log_thread::hand_over;
 use crate::server::error::Error;
 

@@ -21,7 +21,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::ip::{RETRY_FOR, process_name};
 use crate::base::clock::Deadline;
-use crate::log::lines::{info, warn};
+use crate::base::lines::{info, warn};
 use crate::server::error::Error;
 use crate::server::socket_options::apply::Warnings;
 use crate::server::socket_options::options::SocketOptions;

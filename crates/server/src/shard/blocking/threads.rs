@@ -9,12 +9,12 @@ use std::thread;
 use std::time::Duration;
 
 use ringserve_core::ServerLimits;
+use ringserve_drivers::guarded;
 
 use super::{BlockingError, BlockingStats, Pool, Work};
 use crate::base::clock::Deadline;
-use crate::log::guarded;
-use crate::log::lines::warn;
-use crate::server::cpu;
+use crate::base::cpu;
+use crate::base::lines::warn;
 
 /// How long an idle thread waits before it ends: as in tokio's pool, and long compared with the cost of a new thread.
 const IDLE: Duration = Duration::from_secs(10);

@@ -48,7 +48,7 @@ pub(crate) fn usable_memory_of(machine: &Machine) -> Option<UsableMemory> {
 }
 
 /// What is the process's own, and no other's: the least limit of its control groups and its address space.
-pub(super) fn own_memory(machine: &Machine) -> Option<UsableMemory> {
+pub(crate) fn own_memory(machine: &Machine) -> Option<UsableMemory> {
     let mut found: Vec<UsableMemory> = machine.group_files(&LIMITS).iter().filter_map(of_group).collect();
     let address_space = soft_limit(machine, "Max address space").filter(|bytes| *bytes < NO_LIMIT);
     found.extend(address_space.map(|bytes| UsableMemory { bytes, source: "RLIMIT_AS".to_owned() }));
@@ -56,12 +56,12 @@ pub(super) fn own_memory(machine: &Machine) -> Option<UsableMemory> {
 }
 
 /// True if the process is in a control group that may have a limit, now or later.
-pub(super) fn is_in_group(machine: &Machine) -> bool {
+pub(crate) fn is_in_group(machine: &Machine) -> bool {
     !machine.group_files(&LIMITS).is_empty()
 }
 
 /// What the machine has available for all.
-pub(super) fn available_memory(machine: &Machine) -> Option<UsableMemory> {
+pub(crate) fn available_memory(machine: &Machine) -> Option<UsableMemory> {
     let available = machine.kib_field("/proc/meminfo", "MemAvailable");
     available.map(|bytes| UsableMemory { bytes, source: "MemAvailable".to_owned() })
 }

@@ -4,9 +4,9 @@ use ringserve_drivers::{Resource, ResourceLimit};
 use rustix::process::{self, Rlimit, setrlimit};
 use rustix::thread::{CpuSet, gettid, sched_getaffinity, sched_setaffinity};
 
+use crate::base::thread_times::ThreadTimes;
 use crate::host::cpu_quota;
 use crate::host::machine::Machine;
-use crate::watchdog::facts::ThreadTimes;
 
 /// CPUs this thread may run on, in ascending order.
 pub(crate) fn cpus() -> Vec<usize> {
