@@ -13,6 +13,7 @@ mod closed;
 pub mod codec;
 mod cx;
 pub mod doctor;
+pub(crate) mod error;
 mod filters;
 #[cfg(feature = "admin")]
 mod funnel;
@@ -44,6 +45,7 @@ mod server;
 mod service;
 mod shard;
 mod snapshot;
+pub(crate) mod socket_options;
 pub mod stats;
 mod stream;
 #[cfg(feature = "log")]
@@ -71,6 +73,7 @@ pub use ringserve_drivers::SetupError;
 
 pub use closed::{Closed, Failure};
 pub use cx::Cx;
+pub use error::Error;
 pub use handle::{ConnHandle, LocalHandle, PushError, StreamHandle};
 #[cfg(feature = "http")]
 pub use http::http;
@@ -79,7 +82,6 @@ pub use peer::Peer;
 pub use server::builder::Server;
 pub use server::control::ServerControl;
 pub use server::driver::Driver;
-pub use server::error::Error;
 pub use server::running::ServerHandle;
 pub use server::runtime::Runtime;
 pub use server::several::Several;
@@ -202,9 +204,9 @@ pub mod limits {
 
 /// Addresses, socket options, and connections to other servers.
 pub mod net {
-    pub use crate::server::socket_options::apply::SocketOptionWarning;
-    pub use crate::server::socket_options::check::SocketOptionError;
-    pub use crate::server::socket_options::options::{KeepAlive, SocketOptions};
+    pub use crate::socket_options::apply::SocketOptionWarning;
+    pub use crate::socket_options::check::SocketOptionError;
+    pub use crate::socket_options::options::{KeepAlive, SocketOptions};
     pub use crate::stream::connecting::{Connecting, Destination};
     #[cfg(feature = "tokio")]
     pub use crate::stream::copy::AnyStream;

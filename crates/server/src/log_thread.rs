@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -55,12 +56,18 @@ struct Lines {
     changed: Condvar,
 }
 
+/// This process logs by [`ringserve::log`](crate::subscriber).
+static NEVER_BLOCKS: AtomicBool = AtomicBool::new(false);
+
+/// Notes that the subscriber of this process never blocks, from now on.
+#[cfg(feature = "log")]
+pub(crate) fn set_never_blocks() {
+    NEVER_BLOCKS.store(true, Ordering::Release);
+}
+
 /// True if this process logs by a subscriber that never blocks.
-fn never_blocks() -> bool {
-    #[cfg(feature = "log")]
-    return crate::subscriber::is_set();
-    #[cfg(not(feature = "log"))]
-    false
+pub(crate) fn never_blocks() -> bool {
+    NEVER_BLOCKS.load(Ordering::Acquire)
 }
 
 /// Has all that this thread logs from now on, at level INFO and above, written by the thread of the log, within `span`. To be

@@ -13,7 +13,6 @@ use ringserve_core::{Limits, ServerLimits, Transport};
 
 use super::control::ServerControl;
 use super::driver::Driver;
-use super::error::Error;
 use super::listen::addr::{Bind, Binds};
 use super::listen::proxy_protocol::ProxyProtocol;
 use super::listen::transport::MakeTransport;
@@ -23,14 +22,15 @@ use super::running::Beside;
 use super::running::ServerHandle;
 use super::runtime::Runtime;
 use super::serves::One;
-use super::socket_options::options::SocketOptions;
 use super::starting::Starting;
 use crate::admission::Admission;
 use crate::doctor::{self, Expected, Finding};
+use crate::error::Error;
 use crate::overload::Overload;
 use crate::peer::Peer;
 use crate::service::IntoService;
 use crate::shard::handle::Shard;
+use crate::socket_options::options::SocketOptions;
 use crate::stats::ServerStats;
 use crate::watchdog::Stalls;
 

@@ -10,7 +10,6 @@ use ringserve_core::{Address, Driver};
 use ringserve_drivers::UringConfig;
 
 use super::builder::Server;
-use super::error::Error;
 use super::launch::{RunShard, give_up};
 use super::listen::addr::Bind;
 use super::listen::sockets::Listening;
@@ -21,6 +20,7 @@ use super::runtime::Runtime;
 use super::serves::{Kept, Serves};
 use super::several::Several;
 use super::starting::Starting;
+use crate::error::Error;
 use crate::service::IntoService;
 use crate::shard::handle::Shard;
 

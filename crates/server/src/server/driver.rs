@@ -13,9 +13,9 @@ use ringserve_drivers::{
 };
 use socket2::SockRef;
 
-use super::error::Error;
-use super::socket_options::options::SocketOptions;
 use crate::doctor::Rings;
+use crate::error::Error;
+use crate::socket_options::options::SocketOptions;
 
 /// The environment variable by which an operator chooses, where the program says [`Driver::Auto`].
 const VARIABLE: &str = "RINGSERVE_DRIVER";

@@ -6,10 +6,10 @@ use std::{io, thread};
 use ringserve_core::{Limits, ServerLimits};
 
 use super::control::ServerControl;
-use super::error::Error;
 use crate::base::clock::Deadline;
 use crate::base::lines::{info, warn};
 use crate::base::memory::{UsableMemory, available_memory, is_in_group, own_memory};
+use crate::error::Error;
 use crate::host::machine::Machine;
 use crate::log_thread::hand_over;
 

@@ -14,7 +14,6 @@ use socket2::SockRef;
 use tracing::info_span;
 
 use super::driver::{Chosen, ChosenKind, DESCRIPTORS_PER_SHARD};
-use super::error::Error;
 use super::listen::sockets::Listening;
 use super::plan::{OneShard, Plan};
 use super::running::{Launched, ServerHandle, ShardDeath, ShardEnd};
@@ -25,6 +24,7 @@ use crate::base::clock::Deadline;
 use crate::base::cpu;
 use crate::base::lines::{error, info, warn};
 use crate::doctor::CONNECTION_BYTES;
+use crate::error::Error;
 use crate::guard::{guard, message_of};
 use crate::log_thread::hand_over;
 use crate::service::Made;

@@ -6,7 +6,6 @@ pub(crate) mod control;
 pub(crate) mod driven;
 pub(crate) mod driver;
 mod ending;
-pub(crate) mod error;
 mod fit;
 mod inspecting;
 mod launch;
@@ -18,7 +17,6 @@ pub(crate) mod runtime;
 pub(crate) mod serves;
 pub(crate) mod several;
 mod signals;
-pub(crate) mod socket_options;
 pub(crate) mod starting;
 #[cfg(feature = "testing")]
 pub(crate) mod stepped;

@@ -18,7 +18,6 @@ use super::control::ServerControl;
 #[cfg(feature = "admin")]
 use super::driver::DESCRIPTORS_PER_SHARD;
 use super::driver::{Chosen, Driver, Wanted};
-use super::error::Error;
 use super::fit::{Fit, fit, follow};
 use super::launch::RunShard;
 use super::launch::{announce, cpus_to_pin, descriptors};
@@ -33,7 +32,6 @@ use super::running::{Beside, Facts};
 use super::runtime::Runtime;
 use super::serves::{Kept, Serves};
 use super::signals::{StopSignals, end_process};
-use super::socket_options::options::SocketOptions;
 use super::starting::{Starting, Until};
 use super::telling::Telling;
 use super::until::serve_until;
@@ -41,12 +39,15 @@ use crate::admission::{Admission, KernelFilters, Limiter, Limiters, RESERVED, Se
 use crate::base::clock::Clock;
 use crate::base::random::Random;
 use crate::doctor::{Record, Rings, Setup};
+use crate::error::Error;
 use crate::log;
 use crate::log_thread::write_at_the_end;
 use crate::overload::Overload;
 use crate::shard::blocking::threads::Threads;
 use crate::shard::many::SERVICES_MAX;
-use crate::shard::state::{Admit, Asks};
+use crate::shard::state::Admit;
+use crate::socket_options::asks::Asks;
+use crate::socket_options::options::SocketOptions;
 use crate::stats::{ServerStats, ServiceNames};
 use crate::watchdog::Stalls;
 

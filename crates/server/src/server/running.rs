@@ -13,13 +13,13 @@ use ringserve_core::Limits;
 use super::accept_queue::AcceptQueueStats;
 use super::control::ServerControl;
 use super::ending::ABORTS;
-use super::error::Error;
 use super::listen::sockets::Listening;
 use super::serves::Kept;
-use super::socket_options::apply::SocketOptionWarning;
 use crate::base::clock::Deadline;
+use crate::error::Error;
 use crate::guard::message_of;
 use crate::log_thread::hand_over;
+use crate::socket_options::apply::SocketOptionWarning;
 use crate::stats::{ServerStats, ShardStats};
 use crate::watchdog::thread::Watchdog;
 

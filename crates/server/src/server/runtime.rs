@@ -10,7 +10,7 @@ use std::str::FromStr;
 #[cfg(feature = "runtime-tokio-uring")]
 use ringserve_drivers::probe_ring;
 
-use super::error::Error;
+use crate::error::Error;
 
 /// The runtime inside which the shards of a server run.
 ///

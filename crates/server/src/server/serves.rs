@@ -10,8 +10,8 @@ use std::task::Poll;
 use ringserve_core::framing::{Encoding, HoldsState, TypedFraming};
 use ringserve_core::{LimitError, Limits};
 
-use super::error::Error;
 use super::starting::ShardStart;
+use crate::error::Error;
 use crate::guard::{Panicked, guard};
 use crate::service::{IntoService, Made, NoService, Service};
 use crate::shard::calls::calls;

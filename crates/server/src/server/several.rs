@@ -6,13 +6,13 @@ use std::future::Future;
 use ringserve_core::Limits;
 
 use super::builder::{Server, prepared};
-use super::error::Error;
 use super::listen::addr::Binds;
 use super::listen::endpoint::{Endpoints, IntoEndpoints};
 use super::prepared::{Described, Prepared, ServicePlan, Settings};
 use super::running::ServerHandle;
 use super::serves::{AllOf, Hosted, One};
 use super::starting::Starting;
+use crate::error::Error;
 use crate::service::IntoService;
 use crate::shard::handle::Shard;
 use crate::shard::state::Admit;

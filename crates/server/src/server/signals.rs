@@ -24,11 +24,11 @@ use signal_hook::low_level;
 
 use super::control::ServerControl;
 use super::ending::Ending;
-use super::error::Error;
 use super::running::ServerHandle;
 use super::starting::Interrupter;
 use crate::base::clock::Deadline;
 use crate::base::lines::{error, info, warn};
+use crate::error::Error;
 #[cfg(feature = "tls")]
 use crate::guard::guard;
 use crate::log_thread::{hand_over, write_at_the_end};

@@ -22,9 +22,9 @@ use std::time::Duration;
 use ringserve_core::Time;
 use ringserve_drivers::guarded;
 
-use super::error::Error;
 use crate::base::clock::{Clock, Deadline};
 use crate::base::lines::warn;
+use crate::error::Error;
 
 /// A start that takes longer is explained in the log, once: by then an operator looks there.
 const EXPLAINED_AFTER: Duration = Duration::from_secs(10);

@@ -11,7 +11,6 @@ use ringserve_simkernel::{Network, RingId, SimKernel};
 
 use super::control::ServerControl;
 use super::driven::planned;
-use super::error::Error;
 use super::launch::ended;
 use super::plan::{OneShard, Plan};
 use super::prepared::{CheckLimits, Described, Prepared};
@@ -21,6 +20,7 @@ use super::serves::Serves;
 use super::starting::{ShardStart, StartState, Starting};
 use crate::base::clock::{Clock, Deadline};
 use crate::base::thread_times::ThreadTimes;
+use crate::error::Error;
 use crate::guard::guard;
 use crate::overload::watch::Loads;
 use crate::overload::{Load, Overload, Told};

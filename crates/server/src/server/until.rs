@@ -8,8 +8,8 @@ use std::task::{Context, Wake, Waker};
 use std::thread::{self, Thread};
 
 use super::control::ServerControl;
-use super::error::Error;
 use super::running::ServerHandle;
+use crate::error::Error;
 use crate::guard::message_of;
 use crate::stats::ServerStats;
 

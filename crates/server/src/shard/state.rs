@@ -21,26 +21,11 @@ use crate::overload::LoadNow;
 use crate::peer::Peer;
 use crate::server::listen::proxy_protocol::Proxies;
 use crate::server::telling::LaneSet;
+use crate::socket_options::asks::Asks;
 use crate::stats::{ServiceNames, StalledWork};
 
 /// Decides at accept, before anything is kept for a connection.
 pub(crate) type Admit = Arc<dyn Fn(&Peer) -> bool + Send + Sync>;
-
-/// Facts that the kernel is asked for about each accepted socket, in addition to its peer's address.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Asks {
-    /// The address that the peer connected to.
-    pub(crate) local: bool,
-    /// The process at the other end of a Unix socket.
-    pub(crate) credentials: bool,
-}
-
-impl Asks {
-    /// The facts that either of them asks for.
-    pub(crate) fn or(self, other: Asks) -> Asks {
-        Asks { local: self.local || other.local, credentials: self.credentials || other.credentials }
-    }
-}
 
 /// The parts that a shard needs to start.
 pub(crate) struct Parts<D: Driver> {

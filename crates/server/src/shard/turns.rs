@@ -18,7 +18,7 @@ use super::inbox::{Command, RemoteShard};
 use super::many::TaskNumbers;
 use super::service_lane::ServiceLane;
 use super::services::Services;
-use super::state::{Asks, Common, Parts, ShardLane, ShardLoop};
+use super::state::{Common, Parts, ShardLane, ShardLoop};
 use super::upstreams::add_upstreams;
 use super::wake::Attention;
 use crate::base::clock::Clock;
@@ -30,6 +30,7 @@ use crate::server::listen::proxy_protocol::Proxies;
 use crate::server::telling::{LaneSet, Told};
 use crate::service::Service;
 use crate::snapshot::WatchedFigures;
+use crate::socket_options::asks::Asks;
 use crate::stats::{ServiceNames, ServiceStats, ShardStats, UpstreamStats};
 
 /// Without a watchdog, a shard asks this often whether there is one.

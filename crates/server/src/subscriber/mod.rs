@@ -50,6 +50,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use json::Json;
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Metadata, Subscriber, warn};
 use tracing_subscriber::fmt::format::{Format, Full, Writer};
@@ -57,11 +58,11 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter}
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{EnvFilter, Registry, reload};
+use writer::{Output, Shared};
 
 use crate::base::clock::Deadline;
-use crate::server::error::Error;
-use json::Json;
-use writer::{Output, Shared};
+use crate::error::Error;
+use crate::log_thread::set_never_blocks;
 
 /// Lines that wait at most: 8192 take 4 MiB, and a server under attack writes some hundred a second.
 const LINES_MAX: usize = 8192;
@@ -198,6 +199,7 @@ pub fn init(options: LogOptions) -> Result<(), Error> {
         return wrong("there is a subscriber of tracing already".to_owned());
     }
     let _ = LOG.set(Log { lines, filter: handle });
+    set_never_blocks();
     panics::to_the_log(flush);
     ringserve_drivers::at_exit(at_exit);
     if let Some(error) = ignored {
@@ -233,11 +235,6 @@ pub fn set_filter(filter: &str) -> Result<(), String> {
     let log = LOG.get().ok_or("the log is not that of ringserve::log")?;
     let filter = parse(filter).map_err(|error| error.to_string())?;
     log.filter.reload(filter).map_err(|error| error.to_string())
-}
-
-/// True if this process logs by this subscriber, which never blocks.
-pub(crate) fn is_set() -> bool {
-    LOG.get().is_some()
 }
 
 extern "C" fn at_exit() {

@@ -8,9 +8,9 @@ use ringserve_drivers::Listener;
 use rustix::fs::fstat;
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use crate::server::socket_options::apply::Warnings;
-use crate::server::socket_options::check::SocketOptionError;
-use crate::server::socket_options::options::SocketOptions;
+use crate::socket_options::apply::Warnings;
+use crate::socket_options::check::SocketOptionError;
+use crate::socket_options::options::SocketOptions;
 
 /// A socket that listens, and that others may accept from as well.
 #[derive(Debug)]

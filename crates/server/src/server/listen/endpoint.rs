@@ -15,8 +15,8 @@ use super::proxy_protocol::ProxyProtocol;
 use super::transport::MakeTransport;
 use crate::admission::Admission;
 use crate::peer::Peer;
-use crate::server::socket_options::options::SocketOptions;
 use crate::shard::state::Admit;
+use crate::socket_options::options::SocketOptions;
 
 /// A TCP address, on every address that it resolves to. Port 0 finds a free port. An address that cannot be resolved is an
 /// error of the start. `[::]` and IPv4 go together as in [`Server::listen`](crate::Server::listen).

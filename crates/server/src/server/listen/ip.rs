@@ -8,7 +8,7 @@ use std::time::Duration;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use crate::base::clock::Deadline;
-use crate::server::error::Error;
+use crate::error::Error;
 
 /// How long a port may stay taken by a process that was just killed, whose ring the kernel takes apart in the background: with 1000
 /// connections 8 ms were seen, and more than 250 ms on two CPUs with a load of 14.

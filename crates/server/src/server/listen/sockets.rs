@@ -1,16 +1,17 @@
 //! Listening sockets: for each shard one for each address, and the checks that no other process listens there.
 
-use ringserve_core::Address;
-use ringserve_drivers::Listener;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+
+use ringserve_core::Address;
+use ringserve_drivers::Listener;
 
 use super::addr::Bind;
 use super::ip;
 use super::unix::{self, UnixFile};
-use crate::server::error::Error;
-use crate::server::socket_options::apply::{SocketOptionWarning, Warnings};
-use crate::server::socket_options::options::SocketOptions;
+use crate::error::Error;
+use crate::socket_options::apply::{SocketOptionWarning, Warnings};
+use crate::socket_options::options::SocketOptions;
 
 /// What listens, beside the sockets: the rest that a running server keeps.
 #[derive(Default)]

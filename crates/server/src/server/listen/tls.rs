@@ -7,8 +7,8 @@ use ringserve_tls::{ServerTls, TlsError};
 use super::addr::Bind;
 use super::transport::MakeTransport;
 use crate::base::lines::{info, warn};
+use crate::error::Error;
 use crate::log_thread::hand_over;
-use crate::server::error::Error;
 
 /// Looks at the TLS of a service's listeners, for a service that speaks `protocols`.
 pub(crate) fn prepare(binds: &mut [Bind], protocols: &'static [&'static str]) -> Result<(), Error> {

@@ -22,9 +22,9 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use super::ip::{RETRY_FOR, process_name};
 use crate::base::clock::Deadline;
 use crate::base::lines::{info, warn};
-use crate::server::error::Error;
-use crate::server::socket_options::apply::Warnings;
-use crate::server::socket_options::options::SocketOptions;
+use crate::error::Error;
+use crate::socket_options::apply::Warnings;
+use crate::socket_options::options::SocketOptions;
 
 /// Bytes of a path, or of an abstract name, at most: `sun_path` has 108, one of which is a zero.
 const NAME_BYTES_MAX: usize = 107;

@@ -6,7 +6,7 @@ use ringserve_websocket::{Messages, TextLines, WebSocketTransport};
 
 use super::addr::Bind;
 use super::transport::MakeTransport;
-use crate::server::error::Error;
+use crate::error::Error;
 
 /// Puts WebSocket above what the listeners of a service with this framing have else. One of whole messages is reached by nothing
 /// else.

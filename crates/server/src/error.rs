@@ -9,9 +9,9 @@ use ringserve_core::{Address, LimitError};
 use ringserve_drivers::SetupError;
 use rustix::io::Errno;
 
-use super::socket_options::check::SocketOptionError;
 use crate::admission::AdmissionError;
 use crate::base::memory::UsableMemory;
+use crate::socket_options::check::SocketOptionError;
 
 /// The reason why a server does not start, or ended by itself. The text names the cause and, where there is one, the fix;
 /// `Debug` prints the same text, so that `fn main() -> Result<(), ringserve::Error>` reads well.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::shard::state::Asks;
+use super::asks::Asks;
 
 /// Options of the server's sockets. They are set on the listeners, and Linux hands them on to each accepted socket, so they
 /// cost nothing for a connection. Each is read back at the start: a refusal of the kernel is an error, and a value that it cuts
