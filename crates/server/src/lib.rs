@@ -51,6 +51,7 @@ mod stream;
 #[cfg(feature = "log")]
 pub mod subscriber;
 pub mod sync;
+pub(crate) mod telling;
 #[cfg(feature = "testing")]
 pub mod testing;
 #[cfg(feature = "tls")]
@@ -106,10 +107,10 @@ pub mod framing {
 
 /// Endpoints of the services of a server ([`Server::service`](crate::Server::service)).
 pub mod listen {
+    pub use crate::admission::proxy_protocol::ProxyProtocol;
     pub use crate::server::listen::endpoint::{
         Endpoint, Endpoints, IntoEndpoints, activated, adopt, endpoints, tcp, unix,
     };
-    pub use crate::server::listen::proxy_protocol::ProxyProtocol;
     pub use ringserve_core::proxy::{HeaderError, ProxiedSsl, Tlvs};
 }
 

@@ -12,9 +12,9 @@ use crate::access_log;
 use crate::base::lines::{LeftOut, LineLimit};
 use crate::guard::{Panicked, guard};
 use crate::peer::Peer;
-use crate::server::telling::{LaneSet, Told};
 use crate::snapshot::Snapshot;
 use crate::stats::{ServerStats, ServiceNames, StalledWork};
+use crate::telling::{LaneSet, Told};
 use crate::traces::Traces;
 
 /// Writes the life of connections to the log: each at debug level, limits that bite at warning level. And counts how long they

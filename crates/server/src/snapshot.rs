@@ -8,15 +8,17 @@
 //!
 //! All of it is written by one thread, so nothing is a locked instruction: a load and a store where something is added.
 
+pub(crate) mod working;
+
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use ringserve_buf::BufferStats;
 use ringserve_core::{ConnStats, DriverStats, Time};
+use working::WorkWords;
 
 #[cfg(feature = "metrics")]
 use crate::histogram::Histogram;
 use crate::stats::{ServiceNames, ServiceStats, ShardStats, UpstreamStats};
-use crate::watchdog::working::WorkWords;
 
 /// How often a reader tries again. Then it takes figures of two publications: the writer may have lost its CPU between its first
 /// store and its last.

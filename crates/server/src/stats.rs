@@ -1,18 +1,18 @@
 //! What a server, its shards and their parts count and hold.
 
+mod stall;
+
 #[cfg(feature = "testing")]
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use ringserve_buf::BufferStats;
 use ringserve_core::LaneId;
 pub use ringserve_core::{Account, ConnStats, DriverStats};
+pub use stall::{ShardTimes, Stall, StallCause, StalledWork};
 
 pub use crate::admission::{AdmissionStats, RefusedBy};
-pub use crate::middleware::calls::CallStats;
-pub use crate::server::accept_queue::AcceptQueueStats;
-pub use crate::shard::blocking::BlockingStats;
-pub use crate::watchdog::stall::{ShardTimes, Stall, StallCause, StalledWork};
 
 /// What a shard did since its start, and what it holds.
 #[derive(Clone, Debug, Default)]
@@ -130,6 +130,98 @@ impl ServerStats {
         self.upstreams.counters += &shard.upstreams.counters;
         self.upstreams.connections += shard.upstreams.connections;
         self.shards.push(shard);
+    }
+}
+
+/// The kernel's queue of connections that are established and not accepted yet, of one listener and one shard.
+///
+/// A peer whose first packet finds the queue full hears nothing, and repeats it after a second, then after two, and so on:
+/// that is latency which a server's other figures do not show. Its program waits in `connect` meanwhile. Only where the queue
+/// filled in the middle of a handshake the peer believes that it is connected.
+///
+/// The kernel answers at once, also while a handler blocks the shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AcceptQueueStats {
+    /// Which listener, in the order of [`ServerHandle::listeners`](crate::ServerHandle::listeners).
+    pub listener: usize,
+    /// Which shard accepts from the queue; `None` for an [adopted](crate::listen::adopt) socket, from whose one queue all do.
+    pub shard: Option<usize>,
+    /// Connections that wait now.
+    pub waiting: u64,
+    /// [`SocketOptions::backlog`](crate::net::SocketOptions::backlog), or what `net.core.somaxconn` left of it. The kernel
+    /// takes one connection more, and drops the first packets of those that come then.
+    pub capacity: u64,
+    /// Packets of newcomers dropped since the server began because a queue had no room. It is no number of peers: those that a peer
+    /// repeats count again. A value that grows is the sign. `None` before Linux 4.12.
+    ///
+    /// Drops count if at a look the queue holds four fifths of its capacity, or if since the look before the kernel counted
+    /// that queues of the network namespace overflowed (`ListenOverflows`, `TCPReqQFullDrop` of `/proc/net/netstat`), and then no
+    /// more than it counted.
+    pub lost: Option<u64>,
+    /// Packets discarded at this listener since it listens, for whatever reason: those of `lost`, those that a filter of the
+    /// kernel refuses, and those that a peer repeats though the first one was answered, as peers do whose network loses packets.
+    /// No sign of a fault of the server. `None` before Linux 4.12.
+    pub dropped: Option<u64>,
+}
+
+/// Figures of the threads for [blocking calls](crate::Shard::spawn_blocking), for all shards together. Look-ups of names for
+/// [`connect`](crate::Shard::connect) are among them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BlockingStats {
+    /// Threads now, idle ones included.
+    pub threads: usize,
+    /// Functions running now.
+    pub running: usize,
+    /// Functions that wait for a thread now.
+    pub queued: usize,
+    /// Functions that returned.
+    pub done: u64,
+    /// Functions that were dropped: the queue was full, the server ended, or no thread could be started.
+    pub refused: u64,
+    /// Functions that panicked.
+    pub panicked: u64,
+}
+
+/// Counts of calls. All but [`in_flight`](CallStats::in_flight) are totals since the start.
+///
+/// The shards go on while they are read, so the numbers are of slightly different moments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CallStats {
+    /// Calls that began.
+    pub begun: u64,
+    /// Calls that succeeded.
+    pub done: u64,
+    /// Calls that returned an error.
+    pub failed: u64,
+    /// Calls that were dropped: their connection ended, a limit was exceeded, or they panicked.
+    pub dropped: u64,
+    /// Calls that did not finish at once and had to wait.
+    pub waited: u64,
+    /// Waiting calls that took longer than [`Calls::slower_than`](crate::middleware::Calls::slower_than).
+    pub slow: u64,
+    /// Calls whose whole time was taken, see [`Calls::time_one_in`](crate::middleware::Calls::time_one_in).
+    pub timed: u64,
+    /// The sum of the timed calls' times.
+    pub timed_sum: Duration,
+}
+
+impl CallStats {
+    /// Calls in progress.
+    pub fn in_flight(&self) -> u64 {
+        self.begun.saturating_sub(self.done + self.failed + self.dropped)
+    }
+
+    /// The mean time of the timed calls, if there are any.
+    pub fn mean_time(&self) -> Option<Duration> {
+        let timed = u32::try_from(self.timed).ok().filter(|timed| *timed > 0);
+        match timed {
+            Some(timed) => Some(self.timed_sum / timed),
+            None if self.timed == 0 => None,
+            None => Some(Duration::from_nanos((self.timed_sum.as_nanos() / u128::from(self.timed)) as u64)),
+        }
     }
 }
 

@@ -48,6 +48,7 @@ mod key_rates;
 mod key_stats;
 mod limiter;
 mod lists;
+pub(crate) mod proxy_protocol;
 mod ranges;
 mod rates;
 mod shard;

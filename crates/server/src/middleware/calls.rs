@@ -10,10 +10,10 @@ use ringserve_core::{Frame, Time};
 use tracing::{Level, enabled};
 
 use super::observe::{CallEnd, CallObserver};
-use crate::base::lines::LineLimit;
-use crate::base::lines::{debug, trace, warn};
+use crate::base::lines::{LineLimit, debug, trace, warn};
 use crate::cx::Cx;
 use crate::service::Service;
+use crate::stats::CallStats;
 
 /// Counts and logs the calls of a server, for [`Observe`](super::Observe). Clones share the counts: keep one to read, from any
 /// thread at any time, and move one into the factory.
@@ -29,47 +29,6 @@ pub struct Calls {
     shards: Arc<Mutex<Vec<Arc<Counters>>>>,
     slower_than: Option<Duration>,
     one_in: u32,
-}
-
-/// Counts of calls. All but [`in_flight`](CallStats::in_flight) are totals since the start.
-///
-/// The shards go on while they are read, so the numbers are of slightly different moments.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct CallStats {
-    /// Calls that began.
-    pub begun: u64,
-    /// Calls that succeeded.
-    pub done: u64,
-    /// Calls that returned an error.
-    pub failed: u64,
-    /// Calls that were dropped: their connection ended, a limit was exceeded, or they panicked.
-    pub dropped: u64,
-    /// Calls that did not finish at once and had to wait.
-    pub waited: u64,
-    /// Waiting calls that took longer than [`Calls::slower_than`].
-    pub slow: u64,
-    /// Calls whose whole time was taken, see [`Calls::time_one_in`].
-    pub timed: u64,
-    /// The sum of the timed calls' times.
-    pub timed_sum: Duration,
-}
-
-impl CallStats {
-    /// Calls in progress.
-    pub fn in_flight(&self) -> u64 {
-        self.begun.saturating_sub(self.done + self.failed + self.dropped)
-    }
-
-    /// The mean time of the timed calls, if there are any.
-    pub fn mean_time(&self) -> Option<Duration> {
-        let timed = u32::try_from(self.timed).ok().filter(|timed| *timed > 0);
-        match timed {
-            Some(timed) => Some(self.timed_sum / timed),
-            None if self.timed == 0 => None,
-            None => Some(Duration::from_nanos((self.timed_sum.as_nanos() / u128::from(self.timed)) as u64)),
-        }
-    }
 }
 
 impl Calls {

@@ -9,12 +9,12 @@ use std::time::Duration;
 use ringserve_core::{AcceptRate, Address, ServerLimits, Time};
 use ringserve_drivers::Listener;
 
-use super::accept_queue::AcceptQueues;
 use super::ending::Ending;
 use crate::admission::{AdmissionControl, AdmissionStats, Journal, KeyRatesStats, Limiters, UsedKeyRates};
 use crate::base::clock::{Clock, Deadline};
 use crate::doctor::{Expected, Finding, Lived, Record};
 use crate::overload::{Load, ShardLoad};
+use crate::shard::accept_queue::AcceptQueues;
 use crate::shard::blocking::Pool;
 use crate::shard::inbox::{Command, Letter, RemoteShard};
 use crate::stats::{AcceptQueueStats, ServerStats, ShardStats, ShardTimes, Stall};

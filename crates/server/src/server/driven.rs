@@ -19,10 +19,10 @@ use super::running::ServerHandle;
 use super::runtime::Runtime;
 use super::serves::{Kept, Serves};
 use super::several::Several;
-use super::starting::Starting;
 use crate::error::Error;
 use crate::service::IntoService;
 use crate::shard::handle::Shard;
+use crate::shard::starting::Starting;
 
 /// Where a server listens, and how each of its shards makes its driver.
 pub trait Drivers: Send + Sync + 'static {

@@ -19,7 +19,6 @@ use super::plan::{OneShard, Plan};
 use super::running::{Launched, ServerHandle, ShardDeath, ShardEnd};
 use super::runtime::Runtime;
 use super::serves::Serves;
-use super::starting::{Ended, Gate, ShardStart, Starting, Until};
 use crate::base::clock::Deadline;
 use crate::base::cpu;
 use crate::base::lines::{error, info, warn};
@@ -31,6 +30,7 @@ use crate::service::Made;
 use crate::shard::beginning::Beginning;
 use crate::shard::inbox::{Command, RemoteShard, enter_shard};
 use crate::shard::services::Services;
+use crate::shard::starting::{Ended, Gate, ShardStart, Starting, Until};
 use crate::shard::state::{Parts, ShardLoop};
 use crate::watchdog::thread::Watchdog;
 

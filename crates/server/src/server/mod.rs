@@ -1,6 +1,5 @@
 //! A server: what it is told, how it starts, what is held of it while it runs, and how it ends.
 
-pub(crate) mod accept_queue;
 pub(crate) mod builder;
 pub(crate) mod control;
 pub(crate) mod driven;
@@ -17,8 +16,6 @@ pub(crate) mod runtime;
 pub(crate) mod serves;
 pub(crate) mod several;
 mod signals;
-pub(crate) mod starting;
 #[cfg(feature = "testing")]
 pub(crate) mod stepped;
-pub(crate) mod telling;
 mod until;

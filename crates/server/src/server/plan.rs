@@ -9,16 +9,13 @@ use ringserve_core::framing::Encoding;
 use ringserve_core::{AcceptRate, Address, Driver, LaneId, Limits, Quota, ServerLimits, Transport};
 use ringserve_drivers::Listener;
 
-use super::accept_queue::AcceptQueues;
 use super::control::ServerControl;
 use super::driver::Chosen;
-use super::listen::proxy_protocol::Proxies;
 use super::listen::transport::Transports;
 use super::runtime::Runtime;
 use super::serves::{MadeOf, Serves};
-use super::starting::{ShardStart, Starting};
-use super::telling::Told;
 use crate::admission::Limiters;
+use crate::admission::proxy_protocol::Proxies;
 use crate::base::clock::Clock;
 use crate::base::random::Random;
 use crate::doctor::Record;
@@ -27,16 +24,19 @@ use crate::guard::guard;
 use crate::log::LogObserver;
 use crate::overload::Overload;
 use crate::service::Made;
+use crate::shard::accept_queue::AcceptQueues;
 use crate::shard::blocking::Pool;
 use crate::shard::ends::Ends;
 use crate::shard::guarded_transport::{GuardedTransport, reports_panics};
 use crate::shard::handle::Shard;
 use crate::shard::inbox::RemoteShard;
 use crate::shard::services::Services;
+use crate::shard::starting::{ShardStart, Starting};
 use crate::shard::state::Parts;
 use crate::shard::upstreams::add_upstreams;
 use crate::socket_options::asks::Asks;
 use crate::stats::ServiceNames;
+use crate::telling::Told;
 use crate::watchdog::Stalls;
 
 /// The parts from which all shards are made.

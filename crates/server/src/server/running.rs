@@ -10,7 +10,6 @@ use ringserve_core::Address;
 #[cfg(feature = "admin")]
 use ringserve_core::Limits;
 
-use super::accept_queue::AcceptQueueStats;
 use super::control::ServerControl;
 use super::ending::ABORTS;
 use super::listen::sockets::Listening;
@@ -20,6 +19,7 @@ use crate::error::Error;
 use crate::guard::message_of;
 use crate::log_thread::hand_over;
 use crate::socket_options::apply::SocketOptionWarning;
+use crate::stats::AcceptQueueStats;
 use crate::stats::{ServerStats, ShardStats};
 use crate::watchdog::thread::Watchdog;
 

@@ -10,7 +10,6 @@ use std::task::Poll;
 use ringserve_core::framing::{Encoding, HoldsState, TypedFraming};
 use ringserve_core::{LimitError, Limits};
 
-use super::starting::ShardStart;
 use crate::error::Error;
 use crate::guard::{Panicked, guard};
 use crate::service::{IntoService, Made, NoService, Service};
@@ -19,6 +18,7 @@ use crate::shard::handle::Shard;
 use crate::shard::many::{Many, TaskNumbers};
 use crate::shard::service_lane::ServiceLane;
 use crate::shard::services::Services;
+use crate::shard::starting::ShardStart;
 use crate::shard::state::Admit;
 #[cfg(feature = "testing")]
 use crate::testing::watch::Watches;

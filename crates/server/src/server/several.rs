@@ -11,10 +11,10 @@ use super::listen::endpoint::{Endpoints, IntoEndpoints};
 use super::prepared::{Described, Prepared, ServicePlan, Settings};
 use super::running::ServerHandle;
 use super::serves::{AllOf, Hosted, One};
-use super::starting::Starting;
 use crate::error::Error;
 use crate::service::IntoService;
 use crate::shard::handle::Shard;
+use crate::shard::starting::Starting;
 use crate::shard::state::Admit;
 use crate::stats::ServerStats;
 

@@ -25,13 +25,13 @@ use signal_hook::low_level;
 use super::control::ServerControl;
 use super::ending::Ending;
 use super::running::ServerHandle;
-use super::starting::Interrupter;
 use crate::base::clock::Deadline;
 use crate::base::lines::{error, info, warn};
 use crate::error::Error;
 #[cfg(feature = "tls")]
 use crate::guard::guard;
 use crate::log_thread::{hand_over, write_at_the_end};
+use crate::shard::starting::Interrupter;
 
 /// Those that stop a server are taken unless they are ignored, the others where they would end the process.
 const STOPS: [i32; 2] = [SIGINT, SIGTERM];

@@ -16,8 +16,8 @@ use super::state::{Common, Parts, ShardLoop};
 use crate::error::Error;
 use crate::log::LogObserver;
 use crate::peer::Peer;
-use crate::server::starting::ShardStart;
 use crate::service::Made;
+use crate::shard::starting::ShardStart;
 use crate::stats::ShardStats;
 
 /// A shard until it serves.

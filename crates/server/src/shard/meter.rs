@@ -12,7 +12,7 @@ use crate::base::lines::LineLimit;
 use crate::base::lines::warn;
 #[cfg(feature = "metrics")]
 use crate::histogram::add;
-use crate::server::accept_queue::AcceptQueues;
+use crate::shard::accept_queue::AcceptQueues;
 use crate::snapshot::Snapshot;
 
 /// Figures are published at the end of a turn, and no more often than this: a publication is a hundred stores and more, and

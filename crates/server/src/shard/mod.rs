@@ -1,5 +1,6 @@
 //! A shard: what its users hold of it, the loop, and what that loop consists of.
 
+pub(crate) mod accept_queue;
 pub(crate) mod asks;
 pub(crate) mod attempts;
 pub(crate) mod awaited;
@@ -33,6 +34,7 @@ pub(crate) mod session;
 mod spare;
 pub(crate) mod spawned;
 pub(crate) mod started;
+pub(crate) mod starting;
 pub(crate) mod state;
 #[cfg(feature = "testing")]
 pub(crate) mod stepped;

@@ -14,15 +14,15 @@ use super::spare::Spare;
 use super::upstreams::UpstreamLane;
 use super::wake::Attention;
 use crate::admission::ShardAdmission;
+use crate::admission::proxy_protocol::Proxies;
 use crate::base::lines::LineLimit;
 use crate::guard::{Panicked, guard};
 use crate::log;
 use crate::overload::LoadNow;
 use crate::peer::Peer;
-use crate::server::listen::proxy_protocol::Proxies;
-use crate::server::telling::LaneSet;
 use crate::socket_options::asks::Asks;
 use crate::stats::{ServiceNames, StalledWork};
+use crate::telling::LaneSet;
 
 /// Decides at accept, before anything is kept for a connection.
 pub(crate) type Admit = Arc<dyn Fn(&Peer) -> bool + Send + Sync>;

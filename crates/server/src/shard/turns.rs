@@ -21,17 +21,17 @@ use super::services::Services;
 use super::state::{Common, Parts, ShardLane, ShardLoop};
 use super::upstreams::add_upstreams;
 use super::wake::Attention;
+use crate::admission::proxy_protocol::Proxies;
 use crate::base::clock::Clock;
 use crate::base::lines::{debug, error};
 use crate::base::random::Random;
 use crate::log::LogObserver;
 use crate::server::control::ServerControl;
-use crate::server::listen::proxy_protocol::Proxies;
-use crate::server::telling::{LaneSet, Told};
 use crate::service::Service;
 use crate::snapshot::WatchedFigures;
 use crate::socket_options::asks::Asks;
 use crate::stats::{ServiceNames, ServiceStats, ShardStats, UpstreamStats};
+use crate::telling::{LaneSet, Told};
 
 /// Without a watchdog, a shard asks this often whether there is one.
 const UNWATCHED: Duration = Duration::from_secs(1);

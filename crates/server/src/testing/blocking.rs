@@ -10,7 +10,8 @@ use ringserve_core::ServerLimits;
 use ringserve_simkernel::rng::Rng;
 
 use crate::base::clock::VirtualTime;
-use crate::shard::blocking::{BlockingError, BlockingStats, Pool, Work};
+use crate::shard::blocking::{BlockingError, Pool, Work};
+use crate::stats::BlockingStats;
 
 /// The time of most functions, in nanoseconds: from a page in memory to a slow disk.
 const TAKES: (u64, u64) = (10_000, 100_000_000);

@@ -19,12 +19,12 @@ use crate::server::builder::Server;
 use crate::server::prepared::Prepared;
 use crate::server::serves::{AllOf, MadeOf, Serves};
 use crate::server::several::Several;
-use crate::server::starting::{ShardStart, StartState};
 use crate::server::stepped::SteppedServer;
 use crate::service::IntoService;
 use crate::shard::handle::Shard;
 use crate::shard::inbox::Command;
 use crate::shard::services::Services;
+use crate::shard::starting::{ShardStart, StartState};
 use crate::stats::{ServerStats, ServiceNames};
 
 /// The most virtual time for clients and servers to come to their end.

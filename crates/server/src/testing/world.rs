@@ -28,10 +28,10 @@ use super::trace::{Place, Trace};
 use crate::base::clock::VirtualTime;
 use crate::guard::message_of;
 use crate::server::running::ShardDeath;
-use crate::server::starting::StartState;
 use crate::server::stepped::SteppedServer;
 use crate::shard::blocking::Pool;
 use crate::shard::inbox::{Command, OnCall};
+use crate::shard::starting::StartState;
 
 /// The longest that a shard does not run.
 const STALL_MAX: Duration = Duration::from_secs(2);

@@ -10,8 +10,8 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use super::stall::StallCause;
 use crate::base::thread_times::ThreadTimes;
+use crate::stats::StallCause;
 
 /// Longer than any of these files, but for `stat` with a long name: of that the beginning is enough.
 const BYTES: usize = 512;

@@ -6,7 +6,7 @@ use ringserve_core::Time;
 
 use super::Stalls;
 use super::facts::{Place, ThreadFacts};
-use super::stall::StallCause;
+use crate::stats::StallCause;
 
 /// What a thread runs is counted at ticks of the scheduler, of which the slowest kernels have one each 10 ms.
 const TICK: Duration = Duration::from_millis(10);

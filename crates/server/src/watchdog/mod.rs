@@ -18,11 +18,9 @@
 pub(crate) mod alarm;
 pub(crate) mod facts;
 pub(crate) mod judge;
-pub(crate) mod stall;
 pub(crate) mod thread;
 pub(crate) mod times;
 pub(crate) mod watch;
-pub(crate) mod working;
 
 use std::time::Duration;
 

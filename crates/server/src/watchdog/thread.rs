@@ -11,10 +11,10 @@ use super::Stalls;
 use super::alarm::Alarm;
 use super::facts::{ThreadFacts, ThreadFiles};
 use super::judge::{Judge, Seen, Stage, State, Verdict};
-use super::stall::{Stall, StalledWork};
 use super::times::OVER;
 use super::watch::{END_TOLD_FROM, Lines};
-use super::working::Working;
+use crate::snapshot::working::Working;
+use crate::stats::{Stall, StalledWork};
 
 use crate::base::cpu::{this_thread, time_of};
 use crate::base::lines::{info, warn};

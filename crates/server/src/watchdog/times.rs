@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use ringserve_core::Time;
 
-use super::stall::ShardTimes;
 use crate::base::thread_times::ThreadTimes;
+use crate::stats::ShardTimes;
 
 /// What is kept is this much apart at least.
 const KEPT_EVERY: Duration = Duration::from_millis(500);

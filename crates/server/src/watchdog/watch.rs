@@ -8,10 +8,10 @@ use std::time::Duration;
 use ringserve_core::Time;
 
 use super::alarm::Alarm;
-use super::stall::{ShardTimes, Stall, StallCause};
 use super::times::Times;
 use crate::base::thread_times::ThreadTimes;
 use crate::overload::board::LoadBoard;
+use crate::stats::{ShardTimes, Stall, StallCause};
 
 /// Stalls that are kept, beside those that last: one of each shard of a large machine.
 const KEPT: usize = 64;
@@ -177,8 +177,8 @@ pub(super) const END_TOLD_FROM: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
-    use super::super::stall::StalledWork;
     use super::*;
+    use crate::stats::StalledWork;
 
     fn at(seconds: u64) -> Time {
         Time::from_nanos(seconds * 1_000_000_000)

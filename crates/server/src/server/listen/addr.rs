@@ -12,9 +12,9 @@ use std::sync::Arc;
 use ringserve_core::Address;
 
 use super::adopted::Adopted;
-use super::proxy_protocol::ProxyProtocol;
 use super::transport::MakeTransport;
 use crate::admission::Admission;
+use crate::admission::proxy_protocol::ProxyProtocol;
 
 /// Listeners at most: beyond, something is wrong with the list.
 const LISTENERS_MAX: usize = 1024;

@@ -11,9 +11,9 @@ use ringserve_core::{Limits, Transport};
 use ringserve_drivers::take_activated;
 
 use super::addr::Binds;
-use super::proxy_protocol::ProxyProtocol;
 use super::transport::MakeTransport;
 use crate::admission::Admission;
+use crate::admission::proxy_protocol::ProxyProtocol;
 use crate::peer::Peer;
 use crate::shard::state::Admit;
 use crate::socket_options::options::SocketOptions;

@@ -4,7 +4,6 @@ pub(crate) mod addr;
 mod adopted;
 pub(crate) mod endpoint;
 mod ip;
-pub(crate) mod proxy_protocol;
 pub(crate) mod sockets;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;

@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use crate::guard::{discard, guard, wake};
+use crate::stats::BlockingStats;
 
 /// Hands a function to a pool. The function resolves `name`, if there is one.
 pub(crate) fn submit<T: Send + 'static>(
@@ -193,23 +194,4 @@ pub(crate) trait Pool: Send + Sync {
 
     /// Ends the pool with the server. Waiting and later functions are refused; running ones are waited for, within a bound.
     fn end(&self);
-}
-
-/// Figures of the threads for [blocking calls](crate::Shard::spawn_blocking), for all shards together. Look-ups of names for
-/// [`connect`](crate::Shard::connect) are among them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct BlockingStats {
-    /// Threads now, idle ones included.
-    pub threads: usize,
-    /// Functions running now.
-    pub running: usize,
-    /// Functions that wait for a thread now.
-    pub queued: usize,
-    /// Functions that returned.
-    pub done: u64,
-    /// Functions that were dropped: the queue was full, the server ended, or no thread could be started.
-    pub refused: u64,
-    /// Functions that panicked.
-    pub panicked: u64,
 }

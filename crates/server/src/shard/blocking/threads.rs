@@ -11,10 +11,11 @@ use std::time::Duration;
 use ringserve_core::ServerLimits;
 use ringserve_drivers::guarded;
 
-use super::{BlockingError, BlockingStats, Pool, Work};
+use super::{BlockingError, Pool, Work};
 use crate::base::clock::Deadline;
 use crate::base::cpu;
 use crate::base::lines::warn;
+use crate::stats::BlockingStats;
 
 /// How long an idle thread waits before it ends: as in tokio's pool, and long compared with the cost of a new thread.
 const IDLE: Duration = Duration::from_secs(10);

@@ -36,7 +36,7 @@ const EXPLAINED_MAX: usize = 8;
 const LONG: Duration = Duration::from_secs(3600);
 
 /// A future that ends a start early, if the program gave one.
-pub(super) type Until<'a> = Option<Pin<&'a mut dyn Future<Output = ()>>>;
+pub(crate) type Until<'a> = Option<Pin<&'a mut dyn Future<Output = ()>>>;
 
 /// The wait for all shards.
 pub(crate) struct Starting {
@@ -112,7 +112,7 @@ pub(crate) struct ShardStart {
 }
 
 /// Ends the wait from another thread.
-pub(super) struct Interrupter {
+pub(crate) struct Interrupter {
     shared: Arc<Shared>,
 }
 
@@ -128,12 +128,12 @@ pub(crate) enum StartState {
 }
 
 /// The failure of a start.
-pub(super) struct Ended {
-    pub(super) error: Error,
+pub(crate) struct Ended {
+    pub(crate) error: Error,
     /// By shard: true if its thread ends after the order to. A factory that blocks may never return.
-    pub(super) heard: Vec<bool>,
+    pub(crate) heard: Vec<bool>,
     /// The program's own future panicked.
-    pub(super) panic: Option<Box<dyn Any + Send>>,
+    pub(crate) panic: Option<Box<dyn Any + Send>>,
 }
 
 impl Starting {
@@ -158,7 +158,7 @@ impl Starting {
         ShardStart { shard, shared: self.shared.clone() }
     }
 
-    pub(super) fn interrupter(&self) -> Interrupter {
+    pub(crate) fn interrupter(&self) -> Interrupter {
         Interrupter { shared: self.shared.clone() }
     }
 
@@ -215,7 +215,7 @@ impl Starting {
     ///
     /// # Errors
     /// The error of the first shard that fails, [`Error::StartTimeout`], or [`Error::Interrupted`].
-    pub(super) fn wait(&mut self, mut until: Until<'_>) -> Result<bool, Box<Ended>> {
+    pub(crate) fn wait(&mut self, mut until: Until<'_>) -> Result<bool, Box<Ended>> {
         let waker = Waker::from(self.shared.clone());
         let mut panic = None;
         loop {
@@ -379,7 +379,7 @@ impl ShardStart {
 
 impl Interrupter {
     /// Interrupts the start, unless every shard is ready.
-    pub(super) fn interrupt(&self) {
+    pub(crate) fn interrupt(&self) {
         self.shared.fail(Error::Interrupted);
     }
 }

@@ -7,38 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use ringserve_drivers::{Listener, ListenerGauge, QueueReading};
 
 use crate::host::{machine::Machine, queue_overflows};
-
-/// The kernel's queue of connections that are established and not accepted yet, of one listener and one shard.
-///
-/// A peer whose first packet finds the queue full hears nothing, and repeats it after a second, then after two, and so on:
-/// that is latency which a server's other figures do not show. Its program waits in `connect` meanwhile. Only where the queue
-/// filled in the middle of a handshake the peer believes that it is connected.
-///
-/// The kernel answers at once, also while a handler blocks the shard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct AcceptQueueStats {
-    /// Which listener, in the order of [`ServerHandle::listeners`](crate::ServerHandle::listeners).
-    pub listener: usize,
-    /// Which shard accepts from the queue; `None` for an [adopted](crate::listen::adopt) socket, from whose one queue all do.
-    pub shard: Option<usize>,
-    /// Connections that wait now.
-    pub waiting: u64,
-    /// [`SocketOptions::backlog`](crate::net::SocketOptions::backlog), or what `net.core.somaxconn` left of it. The kernel
-    /// takes one connection more, and drops the first packets of those that come then.
-    pub capacity: u64,
-    /// Packets of newcomers dropped since the server began because a queue had no room. It is no number of peers: those that a peer
-    /// repeats count again. A value that grows is the sign. `None` before Linux 4.12.
-    ///
-    /// Drops count if at a look the queue holds four fifths of its capacity, or if since the look before the kernel counted
-    /// that queues of the network namespace overflowed (`ListenOverflows`, `TCPReqQFullDrop` of `/proc/net/netstat`), and then no
-    /// more than it counted.
-    pub lost: Option<u64>,
-    /// Packets discarded at this listener since it listens, for whatever reason: those of `lost`, those that a filter of the
-    /// kernel refuses, and those that a peer repeats though the first one was answered, as peers do whose network loses packets.
-    /// No sign of a fault of the server. `None` before Linux 4.12.
-    pub dropped: Option<u64>,
-}
+use crate::stats::AcceptQueueStats;
 
 /// The gauges of all TCP listeners of a server.
 #[derive(Clone, Default)]

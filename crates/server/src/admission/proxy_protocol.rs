@@ -97,7 +97,7 @@ impl ProxyProtocol {
     }
 
     /// Refuses settings that fit no listener, or not the one at `addr`.
-    pub(super) fn check(&self, addr: &Address) -> io::Result<()> {
+    pub(crate) fn check(&self, addr: &Address) -> io::Result<()> {
         let wrong = |text: String| Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         if let Some(text) = &self.unclear {
             return wrong(format!(

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ringserve_core::{Address, ConnId, PeerWords};
 
-use super::stall::StalledWork;
+use crate::stats::StalledWork;
 
 const ID_BITS: u32 = ConnId::SLOT_BITS + ConnId::GENERATION_BITS;
 

@@ -10,9 +10,9 @@ use crate::traces::Chosen;
 /// The program's settings.
 #[derive(Clone, Default)]
 pub(crate) struct Telling {
-    pub(super) accounts: bool,
-    pub(super) access_log: bool,
-    pub(super) chosen: Chosen,
+    pub(crate) accounts: bool,
+    pub(crate) access_log: bool,
+    pub(crate) chosen: Chosen,
     /// The first network that could not be parsed.
     unclear: Option<String>,
 }
@@ -51,12 +51,12 @@ pub(crate) struct Told {
 
 impl Telling {
     /// The first network that is none.
-    pub(super) fn unclear(&self) -> Option<&str> {
+    pub(crate) fn unclear(&self) -> Option<&str> {
         self.unclear.as_deref()
     }
 
     /// For services that say themselves whether they are in the access log, or do not.
-    pub(super) fn told(&self, services: impl Iterator<Item = Option<bool>>) -> Told {
+    pub(crate) fn told(&self, services: impl Iterator<Item = Option<bool>>) -> Told {
         let mut told = Told { chosen: Arc::new(self.chosen.clone()), ..Told::default() };
         for (lane, access_log) in services.enumerate() {
             let is_logged = access_log.unwrap_or(self.access_log);
@@ -70,7 +70,7 @@ impl Telling {
         told
     }
 
-    pub(super) fn trace_peer(&mut self, text: &str) {
+    pub(crate) fn trace_peer(&mut self, text: &str) {
         match network(text) {
             Some(network) => self.chosen.networks.push(network),
             None => _ = self.unclear.get_or_insert_with(|| text.to_owned()),
