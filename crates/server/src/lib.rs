@@ -60,6 +60,7 @@ pub mod topics;
 #[cfg(feature = "tower")]
 pub mod tower;
 mod traces;
+mod watch;
 mod watchdog;
 #[cfg(feature = "websocket")]
 pub mod websocket;
@@ -199,7 +200,7 @@ pub mod limits {
     pub use crate::base::memory::{UsableMemory, usable_memory};
     pub use crate::reserve::Reserved;
     pub use crate::room::{Room, Taken};
-    pub use crate::watchdog::Stalls;
+    pub use crate::watch::options::Stalls;
     pub use ringserve_core::{ConnLimits, IdleCounts, LimitError, NoMemoryLeft, ServerLimits, WhenTooFast};
 }
 

@@ -31,7 +31,7 @@ use crate::shard::handle::Shard;
 use crate::socket_options::options::SocketOptions;
 use crate::stream::byte_stream::Stream;
 use crate::stream::service::stream;
-use crate::watchdog::Stalls;
+use crate::watch::options::Stalls;
 
 /// Connections at once: a browser has six, and a scraper one. For each further one another makes room.
 const GUESTS_MAX: usize = 32;

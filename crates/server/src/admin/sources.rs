@@ -16,7 +16,7 @@ use crate::funnel::{
 use crate::host::read_of;
 use crate::inspect::{ConnInfo, ConnState, Inspection};
 use crate::stats::{AcceptQueueStats, ServerStats, Stall};
-use crate::watchdog::judge::State;
+use crate::watch::state::State;
 
 /// A stall that ended longer ago is none any more.
 const RECENT: Duration = Duration::from_secs(10);

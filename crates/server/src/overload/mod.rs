@@ -5,17 +5,13 @@
 //!   shard      reads both once a turn ─▶ Pace ─▶ asks `Service::shed` for a share of its frames
 //! ```
 
-pub(crate) mod board;
 pub(crate) mod pace;
 pub(crate) mod share;
 pub(crate) mod stages;
-pub(crate) mod watch;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
-
-pub use board::ShardLoad;
 
 /// How much a shard is asked for beside what it can do, from [`Cx::load`](crate::Cx::load).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -210,6 +206,20 @@ impl LoadNow {
     fn takes(self, random: u64, least: u32) -> bool {
         (random as u32 >> (32 - SHARE_BITS)) < (self.0 & SHARE_MAX).max(least)
     }
+}
+
+/// What a shard is asked for, for those who look at it.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct ShardLoad {
+    /// The number of the shard.
+    pub shard: usize,
+    /// Its stage.
+    pub load: Load,
+    /// Why it is there, as in `ringserve_overload_stage_changes_total`; `None` while it is calm.
+    pub cause: Option<&'static str>,
+    /// The part of the frames for which [`Service::shed`](crate::Service::shed) is asked, from 0 to 1.
+    pub shed_share: f64,
 }
 
 #[cfg(test)]

@@ -30,7 +30,7 @@ const LEAVES_AT: f64 = 0.8;
 const PACED_AT: f64 = 0.75;
 
 /// A table that is as full as this keeps the stage of a paused accept: a slot that is free for a moment ends no pause.
-pub(super) const TABLE_FULL: f64 = 0.98;
+pub(crate) const TABLE_FULL: f64 = 0.98;
 
 /// What is known of a shard at a moment. Shares are parts of one.
 #[derive(Clone, Copy, Debug, Default)]

@@ -32,7 +32,7 @@ use crate::shard::handle::Shard;
 use crate::shard::starting::Starting;
 use crate::socket_options::options::SocketOptions;
 use crate::stats::ServerStats;
-use crate::watchdog::Stalls;
+use crate::watch::options::Stalls;
 
 /// A server before its start. `F` is the framing of its one service, or [`Several`](super::several::Several) for [several services](Server::new).
 ///

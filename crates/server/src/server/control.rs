@@ -18,8 +18,8 @@ use crate::shard::accept_queue::AcceptQueues;
 use crate::shard::blocking::Pool;
 use crate::shard::inbox::{Command, Letter, RemoteShard};
 use crate::stats::{AcceptQueueStats, ServerStats, ShardStats, ShardTimes, Stall};
-use crate::watchdog::judge::State;
-use crate::watchdog::watch::Watch;
+use crate::watch::board::Watch;
+use crate::watch::state::State;
 
 /// How long [`ServerControl::stats_now`] waits for blocked shards: a shard answers at the end of its turn, which takes
 /// milliseconds, and a test may wait a moment for a slow one.

@@ -17,8 +17,8 @@ use ringserve_drivers::{Listener, ListenerEnd};
 use crate::base::clock::{Clock, Deadline};
 use crate::base::lines::error;
 use crate::shard::inbox::RemoteShard;
-use crate::watchdog::judge::State;
-use crate::watchdog::watch::Watch;
+use crate::watch::board::Watch;
+use crate::watch::state::State;
 
 /// A shard that took no order for this long is blocked: newcomers are refused that would wait in its queue.
 const BLOCKED: Duration = Duration::from_secs(1);

@@ -37,7 +37,7 @@ use crate::shard::upstreams::add_upstreams;
 use crate::socket_options::asks::Asks;
 use crate::stats::ServiceNames;
 use crate::telling::Told;
-use crate::watchdog::Stalls;
+use crate::watch::options::Stalls;
 
 /// The parts from which all shards are made.
 pub(super) struct Plan {

@@ -49,7 +49,7 @@ use crate::socket_options::asks::Asks;
 use crate::socket_options::options::SocketOptions;
 use crate::stats::{ServerStats, ServiceNames};
 use crate::telling::Telling;
-use crate::watchdog::Stalls;
+use crate::watch::options::Stalls;
 
 /// Shards at most: beyond, something is wrong with the number.
 const SHARDS_MAX: usize = 1024;

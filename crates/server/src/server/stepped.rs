@@ -21,7 +21,6 @@ use crate::base::clock::{Clock, Deadline};
 use crate::base::thread_times::ThreadTimes;
 use crate::error::Error;
 use crate::guard::guard;
-use crate::overload::watch::Loads;
 use crate::overload::{Load, Overload, Told};
 use crate::service::Made;
 use crate::shard::beginning::Beginning;
@@ -31,6 +30,7 @@ use crate::shard::starting::{ShardStart, StartState, Starting};
 use crate::shard::state::{Peers, ShardLoop};
 use crate::shard::stepped::{Stage, Stepped, SteppedShard};
 use crate::stats::{ServerStats, ServiceNames, ShardStats};
+use crate::watchdog::loads::Loads;
 
 /// A server whose shards are stepped, on a simulated network, by one thread.
 pub(crate) struct SteppedServer {

@@ -22,9 +22,9 @@ use crate::inspect::Walk;
 use crate::overload::SharedLoad;
 use crate::snapshot::Snapshot;
 use crate::stats::{ServiceNames, ShardStats};
-use crate::watchdog::alarm::Alarm;
-use crate::watchdog::judge::State;
-use crate::watchdog::watch::Watch;
+use crate::watch::alarm::Alarm;
+use crate::watch::board::Watch;
+use crate::watch::state::State;
 
 /// The number of a shard, with an identity that no shard of another server has.
 type ThisShard = (usize, *const RemoteShard);

@@ -4,24 +4,13 @@ use std::time::Duration;
 
 use ringserve_core::Time;
 
-use super::Stalls;
 use super::facts::{Place, ThreadFacts};
 use crate::stats::StallCause;
+use crate::watch::options::Stalls;
+use crate::watch::state::State;
 
 /// What a thread runs is counted at ticks of the scheduler, of which the slowest kernels have one each 10 ms.
 const TICK: Duration = Duration::from_millis(10);
-
-/// What a shard is at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
-    /// It waits in its driver since its turn of then; or it has not begun, or has ended.
-    Waits(Time),
-    /// It is in the turn that began then, or on its way to the next one.
-    Turn(Time),
-    /// It waits since its turn of then, and a task of the runtime around it keeps it there: it was called and did not leave its
-    /// wait, or its thread is blocked elsewhere.
-    Called(Time),
-}
 
 /// What a look found of a shard.
 #[derive(Clone, Debug)]

@@ -8,92 +8,15 @@
 //!   shard      leaves its wait, and the watchdog rests ──▶ sets the time of its look
 //! ```
 //!
-//! * [`alarm`] is the timer that all of them set.
+//! * [`alarm`](crate::watch::alarm) is the timer that all of them set. [`Watch`](crate::watch::board::Watch) keeps what is found.
 //! * [`judge`] is a pure function of what looks find. [`facts`] reads a thread's files and tells what it waits for. [`thread`] is
-//!   the loop around both.
+//!   the loop around both. [`loads`] steps the stages of a load.
 //! * A shard that waits in its driver says so in the word of its inbox (`shard/wake.rs`), so no store marks the end of a turn.
 //!   The watchdog marks that same word when it goes to rest: the shard that takes the word finds the mark, without another look.
 //! * No watchdog runs in a simulation, which steps [`judge`] alone.
 
-pub(crate) mod alarm;
 pub(crate) mod facts;
 pub(crate) mod judge;
+mod lines;
+pub(crate) mod loads;
 pub(crate) mod thread;
-pub(crate) mod times;
-pub(crate) mod watch;
-
-use std::time::Duration;
-
-/// A turn takes microseconds, so this is a thousand of them; and a peer notices it. As Seastar has it.
-const OVER: Duration = Duration::from_millis(25);
-
-/// Below it, a busy machine alone would make reports.
-const OVER_MIN: Duration = Duration::from_millis(2);
-
-/// Looks are no further apart, so that a long stall is told while it is fresh.
-const LOOKS_EVERY_MAX: Duration = Duration::from_millis(250);
-
-/// A turn that takes this part of the threshold, 2.5 ms as it comes, is followed from the look on that finds it: most turns take
-/// microseconds, and a look that asks what a thread does reads four files.
-const LATE_PART: u32 = 10;
-
-/// Looks at shards that go on are this far apart: what the stages of a load are made of.
-const LOOKS_LATE: Duration = Duration::from_millis(100);
-
-/// When a shard counts as stalled, and what is told of it. By default one that is in the same turn of its loop for 25 ms.
-///
-/// ```no_run
-/// # use ringserve::Server;
-/// use std::time::Duration;
-/// use ringserve::limits::Stalls;
-///
-/// let server = Server::bind("0.0.0.0:7000").stalls(Stalls::default().over(Duration::from_millis(100)));
-/// ```
-///
-/// A stall is told in one line of the log at level `warn` while it lasts, then each time it has become twice as long; in five
-/// lines a minute for each shard at most. [`ServerControl::stalls`](crate::ServerControl::stalls) and the metrics have all of
-/// them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stalls {
-    over: Option<Duration>,
-}
-
-impl Stalls {
-    /// No watchdog: no thread, no reports.
-    pub fn off() -> Stalls {
-        Stalls { over: None }
-    }
-
-    /// Reports turns that are longer than `time`, which is taken as 2 ms at least. They are found before they take twice that long.
-    pub fn over(self, time: Duration) -> Stalls {
-        Stalls { over: Some(time.max(OVER_MIN)) }
-    }
-
-    /// The length from which a turn is a stall; `None` if none is.
-    pub(crate) fn threshold(self) -> Option<Duration> {
-        self.over
-    }
-
-    /// The length from which a turn is not short.
-    pub(crate) fn late(over: Duration) -> Duration {
-        over / LATE_PART
-    }
-
-    /// The time between two looks at a shard that may be stalled.
-    pub(crate) fn looks_every(over: Duration) -> Duration {
-        (over / 2).min(LOOKS_EVERY_MAX)
-    }
-
-    /// The same while no shard is in a turn that is not short, if none of them begins another one. A stall that begins right behind a look is found by the next one,
-    /// and told by that or by the one that follows it, since what a thread runs takes two looks to be known: at twice the
-    /// threshold.
-    pub(crate) fn looks_seldom(over: Duration) -> Duration {
-        (over * 7 / 5).min(LOOKS_EVERY_MAX)
-    }
-}
-
-impl Default for Stalls {
-    fn default() -> Stalls {
-        Stalls { over: Some(OVER) }
-    }
-}

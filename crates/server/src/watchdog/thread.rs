@@ -7,22 +7,22 @@ use std::time::Duration;
 use ringserve_core::Time;
 use ringserve_drivers::guarded;
 
-use super::Stalls;
-use super::alarm::Alarm;
 use super::facts::{ThreadFacts, ThreadFiles};
-use super::judge::{Judge, Seen, Stage, State, Verdict};
-use super::times::OVER;
-use super::watch::{END_TOLD_FROM, Lines};
-use crate::snapshot::working::Working;
-use crate::stats::{Stall, StalledWork};
-
+use super::judge::{Judge, Seen, Stage, Verdict};
+use super::lines::{END_TOLD_FROM, Lines};
+use super::loads::Loads;
 use crate::base::cpu::{this_thread, time_of};
 use crate::base::lines::{info, warn};
 use crate::log_thread::hand_over;
 use crate::overload::Overload;
-use crate::overload::watch::Loads;
 use crate::server::control::ServerControl;
 use crate::shard::inbox::RemoteShard;
+use crate::snapshot::working::Working;
+use crate::stats::{Stall, StalledWork};
+use crate::watch::alarm::Alarm;
+use crate::watch::options::Stalls;
+use crate::watch::state::State;
+use crate::watch::times::OVER;
 
 /// For the thread's own frames, and those of the program's log.
 const STACK_BYTES: usize = 256 << 10;

@@ -8,9 +8,9 @@ use std::time::Duration;
 use ringserve_core::Time;
 
 use super::alarm::Alarm;
+use super::loads::LoadBoard;
 use super::times::Times;
 use crate::base::thread_times::ThreadTimes;
-use crate::overload::board::LoadBoard;
 use crate::stats::{ShardTimes, Stall, StallCause};
 
 /// Stalls that are kept, beside those that last: one of each shard of a large machine.
@@ -30,14 +30,14 @@ pub(crate) struct Watch {
 }
 
 /// A stall with the moment at which it began.
-pub(super) struct Kept {
-    pub(super) since: Time,
-    pub(super) stall: Stall,
+pub(crate) struct Kept {
+    pub(crate) since: Time,
+    pub(crate) stall: Stall,
 }
 
 impl Watch {
     /// A watchdog of this number of shards begins, whose looks this alarm makes.
-    pub(super) fn begin(&self, shards: usize, alarm: Alarm) {
+    pub(crate) fn begin(&self, shards: usize, alarm: Alarm) {
         let _ = self.counts.set((0..shards).map(|_| Default::default()).collect());
         self.times().prepare(shards);
         let _ = self.alarm.set(alarm);
@@ -49,7 +49,7 @@ impl Watch {
     }
 
     /// The server is over, and its watchdog too, and with them each stall that lasted until now.
-    pub(super) fn end(&self, now: Time) {
+    pub(crate) fn end(&self, now: Time) {
         self.is_over.store(true, Ordering::Release);
         for kept in self.kept().iter_mut().filter(|kept| kept.stall.ongoing) {
             (kept.stall.ongoing, kept.stall.lasted) = (false, now - kept.since);
@@ -59,7 +59,7 @@ impl Watch {
         }
     }
 
-    pub(super) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Acquire)
     }
 
@@ -68,7 +68,7 @@ impl Watch {
     }
 
     /// A stall began.
-    pub(super) fn begins(&self, since: Time, mut stall: Stall) {
+    pub(crate) fn begins(&self, since: Time, mut stall: Stall) {
         if let Some(of_shard) = self.counts.get().and_then(|counts| counts.get(stall.shard)) {
             of_shard[stall.cause.index()].fetch_add(1, Ordering::Relaxed);
         }
@@ -85,7 +85,7 @@ impl Watch {
     }
 
     /// Changes the stall of a shard that lasts, and returns it as it is then.
-    pub(super) fn change(&self, shard: usize, change: impl FnOnce(&mut Kept)) -> Option<Stall> {
+    pub(crate) fn change(&self, shard: usize, change: impl FnOnce(&mut Kept)) -> Option<Stall> {
         let mut kept = self.kept();
         let ongoing = kept.iter_mut().rev().find(|kept| kept.stall.ongoing && kept.stall.shard == shard)?;
         change(ongoing);
@@ -123,7 +123,7 @@ impl Watch {
     }
 
     /// Keeps a sample of the shards' times, if there is none of this half second.
-    pub(super) fn keep_times(&self, now: Time, read: impl Iterator<Item = Option<ThreadTimes>>) {
+    pub(crate) fn keep_times(&self, now: Time, read: impl Iterator<Item = Option<ThreadTimes>>) {
         let mut times = self.times();
         if times.is_due(now) {
             times.keep(now, read);
@@ -131,7 +131,7 @@ impl Watch {
     }
 
     /// The shards slept until now.
-    pub(super) fn forget_times(&self) {
+    pub(crate) fn forget_times(&self) {
         self.times().forget();
     }
 
@@ -145,35 +145,6 @@ impl Watch {
         shares
     }
 }
-
-/// Lines about the stalls of a shard: five a minute at most.
-#[derive(Default)]
-pub(crate) struct Lines {
-    minute: u64,
-    written: u32,
-    left_out: u32,
-}
-
-impl Lines {
-    const PER_MINUTE: u32 = 5;
-
-    /// `Some` if there may be a line: with the number of those that were left out since the last one.
-    pub(crate) fn allow(&mut self, now: Time) -> Option<u32> {
-        let minute = now.as_millis() / 60_000;
-        if minute != self.minute {
-            (self.minute, self.written) = (minute, 0);
-        }
-        if self.written == Lines::PER_MINUTE {
-            self.left_out += 1;
-            return None;
-        }
-        self.written += 1;
-        Some(std::mem::take(&mut self.left_out))
-    }
-}
-
-/// From this length on the end of a stall is told, too: an operator may have begun to look for its cause.
-pub(super) const END_TOLD_FROM: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
@@ -240,13 +211,5 @@ mod tests {
         assert_eq!(stalls[..2], [(false, Duration::from_millis(30)), (false, Duration::from_secs(2))]);
         assert!(!stalls[2].0);
         assert!(!watch.is_stalled(1, Duration::from_secs(1), at(60)));
-    }
-
-    #[test]
-    fn five_lines_a_minute_and_the_next_one_counts_the_rest() {
-        let mut lines = Lines::default();
-        let allowed: Vec<_> = (0..10).filter_map(|second| lines.allow(at(second))).collect();
-        assert_eq!(allowed, [0; 5]);
-        assert_eq!((lines.allow(at(60)), lines.allow(at(61))), (Some(5), Some(0)));
     }
 }

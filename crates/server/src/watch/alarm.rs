@@ -19,7 +19,7 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 
-use super::{LOOKS_LATE, Stalls};
+use super::options::{LOOKS_LATE, Stalls};
 
 /// As `again`: no shard puts the timer off.
 const NEVER: u64 = u64::MAX;
@@ -51,7 +51,7 @@ impl Alarm {
     ///
     /// # Errors
     /// The kernel's, which has no descriptor for it.
-    pub(super) fn new(over: Duration) -> io::Result<Alarm> {
+    pub(crate) fn new(over: Duration) -> io::Result<Alarm> {
         let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC)?;
         let [due, again, until] = [const { AtomicU64::new(NEVER) }; 3];
         let (ahead, late) = (Stalls::looks_seldom(over), Stalls::late(over));
@@ -67,21 +67,21 @@ impl Alarm {
     }
 
     /// For the watchdog: its next look is `time` from now, whatever the shards do.
-    pub(super) fn look_in(&self, now: Time, time: Duration) {
+    pub(crate) fn look_in(&self, now: Time, time: Duration) {
         self.again.store(NEVER, Ordering::SeqCst);
         self.due.store((now + time).as_nanos(), Ordering::SeqCst);
         self.set(time.max(AT_ONCE));
     }
 
     /// For the watchdog: its next look is as soon as a shard does not go on, and in any case once the longest time is over.
-    pub(super) fn look_late(&self, now: Time) {
+    pub(crate) fn look_late(&self, now: Time) {
         self.look_in(now, self.ahead);
         self.until.store((now + self.far).as_nanos(), Ordering::SeqCst);
         self.again.store((now + self.ahead / 2).as_nanos(), Ordering::SeqCst);
     }
 
     /// For the watchdog, before it marks the shards: there is no look until one of them leaves its wait.
-    pub(super) fn rest(&self) {
+    pub(crate) fn rest(&self) {
         self.again.store(NEVER, Ordering::SeqCst);
         self.due.store(NEVER, Ordering::SeqCst);
         self.set(Duration::ZERO);
@@ -89,12 +89,12 @@ impl Alarm {
     }
 
     /// For the watchdog: waits until it goes off, or for no reason.
-    pub(super) fn wait(&self) {
+    pub(crate) fn wait(&self) {
         let _ = rustix::io::read(&self.timer, &mut [0; 8]);
     }
 
     /// When it goes off.
-    pub(super) fn due(&self) -> Time {
+    pub(crate) fn due(&self) -> Time {
         Time::from_nanos(self.due.load(Ordering::SeqCst))
     }
 

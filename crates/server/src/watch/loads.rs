@@ -3,22 +3,8 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::Load;
-use super::stages::{Cause, Change, Stages};
-
-/// What a shard is asked for, for those who look at it.
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct ShardLoad {
-    /// The number of the shard.
-    pub shard: usize,
-    /// Its stage.
-    pub load: Load,
-    /// Why it is there, as in `ringserve_overload_stage_changes_total`; `None` while it is calm.
-    pub cause: Option<&'static str>,
-    /// The part of the frames for which [`Service::shed`](crate::Service::shed) is asked, from 0 to 1.
-    pub shed_share: f64,
-}
+use crate::overload::Load;
+use crate::overload::stages::{Cause, Change, Stages};
 
 /// What is known of the loads, for all who ask.
 #[derive(Debug, Default)]
@@ -36,18 +22,18 @@ struct Posted {
 }
 
 impl LoadBoard {
-    pub(super) fn begin(&self, shards: usize) {
+    pub(crate) fn begin(&self, shards: usize) {
         let _ = self.shards.set((0..shards).map(|_| Posted::default()).collect());
     }
 
-    pub(super) fn post(&self, shard: usize, stages: &Stages) {
+    pub(crate) fn post(&self, shard: usize, stages: &Stages) {
         let Some(posted) = self.shards.get().and_then(|shards| shards.get(shard)) else { return };
         let cause = stages.cause().map_or(0, |cause| cause as u64);
         posted.cause.store(cause, Ordering::Relaxed);
         posted.share.store((stages.share() * 1000.0) as u64, Ordering::Relaxed);
     }
 
-    pub(super) fn count(&self, change: Change) {
+    pub(crate) fn count(&self, change: Change) {
         self.changes[change.to as usize][change.cause as usize].fetch_add(1, Ordering::Relaxed);
     }
 

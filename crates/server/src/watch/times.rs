@@ -12,7 +12,7 @@ use crate::stats::ShardTimes;
 const KEPT_EVERY: Duration = Duration::from_millis(500);
 
 /// The time over which shares are taken.
-pub(super) const OVER: Duration = Duration::from_secs(1);
+pub(crate) const OVER: Duration = Duration::from_secs(1);
 
 /// The times of all shards, at a moment. `None` for a shard without a thread.
 type Sample = (Time, Vec<Option<ThreadTimes>>);

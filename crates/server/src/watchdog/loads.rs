@@ -6,13 +6,13 @@ use std::time::Duration;
 use ringserve_core::{Shard, Time};
 use ringserve_drivers::guarded;
 
-use super::stages::{Change, Excuse, Signals, Stages, TABLE_FULL};
-use super::{Load, Overload};
+use super::lines::Lines;
 use crate::base::lines::{info, warn};
 use crate::base::thread_times::ThreadTimes;
+use crate::overload::stages::{Change, Excuse, Signals, Stages, TABLE_FULL};
+use crate::overload::{Load, Overload};
 use crate::server::control::ServerControl;
-use crate::watchdog::judge::State;
-use crate::watchdog::watch::Lines;
+use crate::watch::state::State;
 
 /// Signals are read this often at most.
 const READ_EVERY: Duration = Duration::from_millis(20);
