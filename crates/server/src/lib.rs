@@ -8,6 +8,7 @@ pub mod access_log;
 pub mod admin;
 pub mod admission;
 mod base;
+mod blocking;
 mod closed;
 #[cfg(feature = "codec")]
 pub mod codec;
@@ -82,12 +83,12 @@ pub use http::http;
 pub use opening::{Opening, Refusal, Session};
 pub use peer::Peer;
 pub use server::builder::Server;
-pub use server::control::ServerControl;
 pub use server::driver::Driver;
 pub use server::running::ServerHandle;
 pub use server::runtime::Runtime;
 pub use server::several::Several;
 pub use service::{IntoService, Service, WithHeads, starting, with_heads};
+pub use shard::control::ServerControl;
 pub use shard::handle::Shard;
 pub use stream::byte_stream::Stream;
 pub use stream::service::{StreamService, stream};
@@ -223,7 +224,7 @@ pub mod net {
 
 /// Handles of tasks of a shard, and of blocking calls beside the shards.
 pub mod task {
-    pub use crate::shard::blocking::{Blocking, BlockingError};
+    pub use crate::blocking::{Blocking, BlockingError};
     pub use crate::shard::join::{JoinError, JoinHandle, SpawnError};
     pub use crate::yields::yield_now;
 }

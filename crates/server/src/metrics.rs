@@ -97,8 +97,8 @@ use families::{Families, Labels, label};
 
 use crate::admission::{KeyRatesStats, RefusedBy};
 use crate::histogram::{Counted, Histogram};
-use crate::server::control::ServerControl;
 use crate::server::running::ServerHandle;
+use crate::shard::control::ServerControl;
 use crate::snapshot::{CallFigures, Snapshot};
 use crate::stats::{ConnStats, DriverStats, ServerStats, ShardTimes};
 

@@ -10,12 +10,12 @@ use crate::cx::Cx;
 #[cfg(not(all(feature = "tls", feature = "websocket")))]
 use crate::opening::Opening;
 use crate::server::builder::Server;
-#[cfg(not(all(feature = "tls", feature = "metrics")))]
-use crate::server::control::ServerControl;
 #[cfg(not(all(feature = "tls", feature = "websocket")))]
 use crate::server::listen::endpoint::Endpoint;
 #[cfg(not(all(feature = "admin", feature = "tls", feature = "metrics")))]
 use crate::server::running::ServerHandle;
+#[cfg(not(all(feature = "tls", feature = "metrics")))]
+use crate::shard::control::ServerControl;
 #[cfg(not(all(feature = "tls", feature = "websocket")))]
 use crate::stream::byte_stream::Stream;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::shard::blocking::BlockingError;
+use crate::blocking::BlockingError;
 use crate::shard::handle::Shard;
 
 /// Routes of the program at once.

@@ -9,7 +9,7 @@ use hyper::header::HeaderValue;
 use hyper::{Method, StatusCode};
 
 use super::routes;
-use crate::server::control::ServerControl;
+use crate::shard::control::ServerControl;
 
 /// Routes at most.
 const ROUTES_MAX: usize = 64;

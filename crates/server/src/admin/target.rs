@@ -5,8 +5,8 @@ use std::sync::OnceLock;
 use crate::funnel::MachineFigures;
 use crate::host::machine::Machine;
 use crate::host::read_of;
-use crate::server::control::ServerControl;
 use crate::server::running::Facts;
+use crate::shard::control::ServerControl;
 
 /// The server: none while its factories are pending.
 #[derive(Default)]

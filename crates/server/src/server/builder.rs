@@ -11,7 +11,6 @@ use std::time::Duration;
 use ringserve_core::framing::{Raw, TypedFraming};
 use ringserve_core::{Limits, ServerLimits, Transport};
 
-use super::control::ServerControl;
 use super::driver::Driver;
 use super::listen::addr::{Bind, Binds};
 use super::listen::transport::MakeTransport;
@@ -28,6 +27,7 @@ use crate::error::Error;
 use crate::overload::Overload;
 use crate::peer::Peer;
 use crate::service::IntoService;
+use crate::shard::control::ServerControl;
 use crate::shard::handle::Shard;
 use crate::shard::starting::Starting;
 use crate::socket_options::options::SocketOptions;

@@ -5,13 +5,13 @@ use std::{io, thread};
 
 use ringserve_core::{Limits, ServerLimits};
 
-use super::control::ServerControl;
 use crate::base::clock::Deadline;
 use crate::base::lines::{info, warn};
 use crate::base::memory::{UsableMemory, available_memory, is_in_group, own_memory};
 use crate::error::Error;
 use crate::host::machine::Machine;
 use crate::log_thread::hand_over;
+use crate::shard::control::ServerControl;
 
 /// How often a control group's limit is looked at.
 const LOOKS_EVERY: Duration = Duration::from_millis(500);

@@ -2,9 +2,9 @@
 
 use ringserve_core::ConnId;
 
-use super::control::ServerControl;
 use crate::base::clock::Deadline;
 use crate::inspect::{Inspecting, Inspection, Query, Walk};
+use crate::shard::control::ServerControl;
 use crate::shard::inbox::{Letter, this_shard};
 
 impl ServerControl {

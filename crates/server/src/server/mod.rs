@@ -1,10 +1,9 @@
 //! A server: what it is told, how it starts, what is held of it while it runs, and how it ends.
 
 pub(crate) mod builder;
-pub(crate) mod control;
+mod control;
 pub(crate) mod driven;
 pub(crate) mod driver;
-mod ending;
 mod fit;
 mod inspecting;
 mod launch;

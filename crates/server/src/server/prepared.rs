@@ -14,7 +14,6 @@ use std::time::Duration;
 use ringserve_core::{Address, LimitError, Limits, ServerLimits};
 use ringserve_drivers::Listener;
 
-use super::control::ServerControl;
 #[cfg(feature = "admin")]
 use super::driver::DESCRIPTORS_PER_SHARD;
 use super::driver::{Chosen, Driver, Wanted};
@@ -36,12 +35,13 @@ use crate::admission::proxy_protocol::Proxies;
 use crate::admission::{Admission, KernelFilters, Limiter, Limiters, RESERVED, ServerRate, watch};
 use crate::base::clock::Clock;
 use crate::base::random::Random;
+use crate::blocking::threads::Threads;
 use crate::doctor::{Record, Rings, Setup};
 use crate::error::Error;
 use crate::log;
 use crate::log_thread::write_at_the_end;
 use crate::overload::Overload;
-use crate::shard::blocking::threads::Threads;
+use crate::shard::control::ServerControl;
 use crate::shard::many::SERVICES_MAX;
 use crate::shard::starting::{Starting, Until};
 use crate::shard::state::Admit;

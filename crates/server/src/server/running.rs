@@ -10,14 +10,14 @@ use ringserve_core::Address;
 #[cfg(feature = "admin")]
 use ringserve_core::Limits;
 
-use super::control::ServerControl;
-use super::ending::ABORTS;
 use super::listen::sockets::Listening;
 use super::serves::Kept;
 use crate::base::clock::Deadline;
 use crate::error::Error;
 use crate::guard::message_of;
 use crate::log_thread::hand_over;
+use crate::shard::control::ServerControl;
+use crate::shard::ending::ABORTS;
 use crate::socket_options::apply::SocketOptionWarning;
 use crate::stats::AcceptQueueStats;
 use crate::stats::{ServerStats, ShardStats};

@@ -22,8 +22,6 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals};
 use signal_hook::low_level;
 
-use super::control::ServerControl;
-use super::ending::Ending;
 use super::running::ServerHandle;
 use crate::base::clock::Deadline;
 use crate::base::lines::{error, info, warn};
@@ -31,6 +29,8 @@ use crate::error::Error;
 #[cfg(feature = "tls")]
 use crate::guard::guard;
 use crate::log_thread::{hand_over, write_at_the_end};
+use crate::shard::control::ServerControl;
+use crate::shard::ending::Ending;
 use crate::shard::starting::Interrupter;
 
 /// Those that stop a server are taken unless they are ignored, the others where they would end the process.

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Wake, Waker};
 use std::thread::{self, Thread};
 
-use super::control::ServerControl;
 use super::running::ServerHandle;
 use crate::error::Error;
 use crate::guard::message_of;
+use crate::shard::control::ServerControl;
 use crate::stats::ServerStats;
 
 /// Wakes the thread that polls the future.

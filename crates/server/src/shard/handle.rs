@@ -8,9 +8,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(feature = "http")]
+use ringserve_core::ShardShared;
+use ringserve_core::{ConnHead, Time};
+
 use super::attempts::Requests;
 use super::awaited::Awaited;
-use super::blocking::{Blocking, Pool, submit};
 use super::draining::Draining;
 #[cfg(feature = "http")]
 use super::draining::Moment;
@@ -23,15 +26,13 @@ use super::started::{Start, Started};
 use super::task::boxed;
 use crate::base::clock::Clock;
 use crate::base::random::Random;
-#[cfg(feature = "http")]
-use ringserve_core::ShardShared;
-use ringserve_core::{ConnHead, Time};
+use crate::blocking::{Blocking, Pool, submit};
 
 use super::timers::{Interval, Sleep, Timeout, Timers};
 use crate::guard::{Panicked, guard};
 use crate::overload::pace::Pace;
 use crate::overload::{Load, LoadNow};
-use crate::server::control::ServerControl;
+use crate::shard::control::ServerControl;
 
 /// A shard as the code on its own thread sees it: its factory, and handlers by way of
 /// [`Cx::shard`](crate::Cx::shard). Clones are handles on the same shard.

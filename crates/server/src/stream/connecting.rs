@@ -15,8 +15,8 @@ use ringserve_core::{Address, Channel, ConnShared, Time, Transport};
 
 use super::byte_stream::Stream;
 use super::proxy_header::ProxyHeader;
+use crate::blocking::{Blocking, resolve};
 use crate::shard::attempts::{Attempt, Progress};
-use crate::shard::blocking::{Blocking, resolve};
 use crate::shard::guarded_transport::GuardedTransport;
 use crate::shard::handle::Shard;
 use crate::shard::session::Session;

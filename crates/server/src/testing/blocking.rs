@@ -10,7 +10,7 @@ use ringserve_core::ServerLimits;
 use ringserve_simkernel::rng::Rng;
 
 use crate::base::clock::VirtualTime;
-use crate::shard::blocking::{BlockingError, Pool, Work};
+use crate::blocking::{BlockingError, Pool, Work};
 use crate::stats::BlockingStats;
 
 /// The time of most functions, in nanoseconds: from a page in memory to a slow disk.

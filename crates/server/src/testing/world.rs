@@ -26,10 +26,10 @@ use super::panics;
 use super::tasks::{Code, Task, TaskWaker, WaitsFor, Woken};
 use super::trace::{Place, Trace};
 use crate::base::clock::VirtualTime;
+use crate::blocking::Pool;
 use crate::guard::message_of;
 use crate::server::running::ShardDeath;
 use crate::server::stepped::SteppedServer;
-use crate::shard::blocking::Pool;
 use crate::shard::inbox::{Command, OnCall};
 use crate::shard::starting::StartState;
 

@@ -15,7 +15,7 @@ use crate::base::cpu::{this_thread, time_of};
 use crate::base::lines::{info, warn};
 use crate::log_thread::hand_over;
 use crate::overload::Overload;
-use crate::server::control::ServerControl;
+use crate::shard::control::ServerControl;
 use crate::shard::inbox::RemoteShard;
 use crate::snapshot::working::Working;
 use crate::stats::{Stall, StalledWork};

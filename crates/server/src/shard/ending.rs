@@ -27,10 +27,10 @@ const BLOCKED: Duration = Duration::from_secs(1);
 const GIVES_UP: Duration = Duration::from_secs(10);
 
 /// The same behind an abort.
-pub(super) const ABORTS: Duration = Duration::from_secs(15);
+pub(crate) const ABORTS: Duration = Duration::from_secs(15);
 
 /// How far a server is with its end.
-pub(super) struct Ending {
+pub(crate) struct Ending {
     remotes: Arc<[Arc<RemoteShard>]>,
     watch: Arc<Watch>,
     clock: Clock,
@@ -61,14 +61,14 @@ struct Order {
 }
 
 impl Ending {
-    pub(super) fn new(remotes: Arc<[Arc<RemoteShard>]>, watch: Arc<Watch>, clock: Clock) -> Ending {
+    pub(crate) fn new(remotes: Arc<[Arc<RemoteShard>]>, watch: Arc<Watch>, clock: Clock) -> Ending {
         let ServerLimits { drain_delay, drain_timeout, .. } = ServerLimits::default();
         let (state, changed, listeners) = Default::default();
         Ending { remotes, watch, clock, state, changed, listeners, drain_delay, drain_timeout }
     }
 
     /// With these limits and listeners, by shard.
-    pub(super) fn of(self, limits: &ServerLimits, sockets: &[Vec<Listener>]) -> Ending {
+    pub(crate) fn of(self, limits: &ServerLimits, sockets: &[Vec<Listener>]) -> Ending {
         let of_shard = |sockets: &Vec<Listener>| sockets.iter().map(ListenerEnd::of).collect();
         let listeners = sockets.iter().map(of_shard).collect();
         let ServerLimits { drain_delay, drain_timeout, .. } = *limits;
@@ -85,14 +85,14 @@ impl Ending {
     }
 
     /// The server was told to drain.
-    pub(super) fn drains(&self) {
+    pub(crate) fn drains(&self) {
         let (delay, drained) = (self.drain_delay, self.drain_delay + self.drain_timeout);
         let steps = [delay + BLOCKED, drained, drained + GIVES_UP].map(Deadline::within);
         self.change(|state| _ = state.order.get_or_insert(Order { steps }));
     }
 
     /// The server was told to abort.
-    pub(super) fn aborts(&self) {
+    pub(crate) fn aborts(&self) {
         let mut steps = [BLOCKED, BLOCKED, ABORTS].map(Deadline::within);
         self.change(|state| {
             if let Some(order) = state.order {
@@ -103,22 +103,22 @@ impl Ending {
     }
 
     /// From an abort on the process does not wait for a shard that is blocked.
-    pub(super) fn exits(&self) {
+    pub(crate) fn exits(&self) {
         self.change(|state| _ = state.exits.get_or_insert(Deadline::within(BLOCKED)));
     }
 
     /// A shard ended.
-    pub(super) fn shard_ended(&self) {
+    pub(crate) fn shard_ended(&self) {
         self.change(|state| state.ended += 1);
     }
 
     /// The server is not served any more.
-    pub(super) fn is_over(&self) {
+    pub(crate) fn is_over(&self) {
         self.change(|state| state.is_over = true);
     }
 
     /// Waits until that many shards ended, with the steps above. False if they are given up.
-    pub(super) fn wait(&self, shards: usize) -> bool {
+    pub(crate) fn wait(&self, shards: usize) -> bool {
         let (mut state, mut step) = (self.state(), 0);
         loop {
             if state.ended >= shards {
@@ -145,7 +145,7 @@ impl Ending {
     }
 
     /// Waits until the server is not served any more, or is to be ended with its process: true for that.
-    pub(super) fn outlasts(&self) -> bool {
+    pub(crate) fn outlasts(&self) -> bool {
         let mut state = self.state();
         loop {
             if state.is_over {
