@@ -9,17 +9,14 @@ pub mod admin;
 pub mod admission;
 mod base;
 mod blocking;
-mod closed;
 #[cfg(feature = "codec")]
 pub mod codec;
-mod cx;
 pub mod doctor;
 pub(crate) mod error;
 mod filters;
 #[cfg(feature = "admin")]
 mod funnel;
 mod guard;
-mod handle;
 #[cfg(feature = "metrics")]
 mod histogram;
 pub mod host;
@@ -33,17 +30,14 @@ pub mod metrics;
 pub mod middleware;
 #[doc(hidden)]
 pub mod off;
-mod opening;
 pub mod overload;
 mod parts;
 mod peer;
-mod reserve;
 #[cfg(feature = "resp")]
 pub mod resp;
 mod room;
 pub mod scatter;
 mod server;
-mod service;
 mod shard;
 mod snapshot;
 pub(crate) mod socket_options;
@@ -74,21 +68,21 @@ pub use ringserve_buf::ReplyWriter;
 pub use ringserve_core::{CloseReason, ClosedBy, ConnId, Frame, Limits, SharedPayload};
 pub use ringserve_drivers::SetupError;
 
-pub use closed::{Closed, Failure};
-pub use cx::Cx;
 pub use error::Error;
-pub use handle::{ConnHandle, LocalHandle, PushError, StreamHandle};
 #[cfg(feature = "http")]
 pub use http::http;
-pub use opening::{Opening, Refusal, Session};
 pub use peer::Peer;
 pub use server::builder::Server;
 pub use server::driver::Driver;
 pub use server::running::ServerHandle;
 pub use server::runtime::Runtime;
 pub use server::several::Several;
-pub use service::{IntoService, Service, WithHeads, starting, with_heads};
 pub use shard::control::ServerControl;
+pub use shard::face::closed::{Closed, Failure};
+pub use shard::face::conn_handle::{ConnHandle, LocalHandle, PushError, StreamHandle};
+pub use shard::face::cx::Cx;
+pub use shard::face::opening::{Opening, Refusal, Session};
+pub use shard::face::service::{IntoService, Service, WithHeads, starting, with_heads};
 pub use shard::handle::Shard;
 pub use stream::byte_stream::Stream;
 pub use stream::service::{StreamService, stream};
@@ -97,7 +91,7 @@ pub use websocket::ws;
 
 /// Values that the factory of a server may return: a service, or a future that makes one.
 pub mod factory {
-    pub use crate::service::{Made, Making, NoService, Starting};
+    pub use shard::face::service::{Made, Making, NoService, Starting};
 }
 
 /// Framings: bytes to frames, and replies to bytes.
@@ -199,10 +193,10 @@ pub mod transport {
 /// Limits of a server, in addition to those of a service ([`Limits`]), and the memory that it may use.
 pub mod limits {
     pub use crate::base::memory::{UsableMemory, usable_memory};
-    pub use crate::reserve::Reserved;
     pub use crate::room::{Room, Taken};
     pub use crate::watch::options::Stalls;
     pub use ringserve_core::{ConnLimits, IdleCounts, LimitError, NoMemoryLeft, ServerLimits, WhenTooFast};
+    pub use shard::face::reserve::Reserved;
 }
 
 /// Addresses, socket options, and connections to other servers.
@@ -225,14 +219,14 @@ pub mod net {
 /// Handles of tasks of a shard, and of blocking calls beside the shards.
 pub mod task {
     pub use crate::blocking::{Blocking, BlockingError};
-    pub use crate::shard::join::{JoinError, JoinHandle, SpawnError};
     pub use crate::yields::yield_now;
+    pub use shard::join::{JoinError, JoinHandle, SpawnError};
 }
 
 /// The clock of the shards, and the futures of [`Cx::sleep`](crate::Cx::sleep) and [`Cx::timeout`](crate::Cx::timeout).
 pub mod time {
-    pub use crate::shard::timers::{Elapsed, Interval, Sleep, Timeout};
     pub use ringserve_core::Time;
+    pub use shard::timers::{Elapsed, Interval, Sleep, Timeout};
 }
 
 /// Runs a shard, or a whole server, over drivers of the caller. For benchmarks and tests of this workspace, not for users.
@@ -241,5 +235,5 @@ pub mod internals {
     pub use crate::admission::{Counted, Door};
     pub use crate::base::clock::age_new_shards;
     pub use crate::server::driven::{Drivers, start_on, start_several_on};
-    pub use crate::shard::turns::run_on;
+    pub use shard::turns::run_on;
 }

@@ -5,10 +5,6 @@ use std::marker::PhantomData;
 
 use ringserve_core::framing::TypedFraming;
 
-#[cfg(not(all(feature = "tls", feature = "websocket")))]
-use crate::cx::Cx;
-#[cfg(not(all(feature = "tls", feature = "websocket")))]
-use crate::opening::Opening;
 use crate::server::builder::Server;
 #[cfg(not(all(feature = "tls", feature = "websocket")))]
 use crate::server::listen::endpoint::Endpoint;
@@ -16,6 +12,10 @@ use crate::server::listen::endpoint::Endpoint;
 use crate::server::running::ServerHandle;
 #[cfg(not(all(feature = "tls", feature = "metrics")))]
 use crate::shard::control::ServerControl;
+#[cfg(not(all(feature = "tls", feature = "websocket")))]
+use crate::shard::face::cx::Cx;
+#[cfg(not(all(feature = "tls", feature = "websocket")))]
+use crate::shard::face::opening::Opening;
 #[cfg(not(all(feature = "tls", feature = "websocket")))]
 use crate::stream::byte_stream::Stream;
 

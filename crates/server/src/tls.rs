@@ -37,10 +37,10 @@ pub use ringserve_tls::{
     TlsError, TlsInfo, TlsListener, rustls,
 };
 
-use crate::cx::Cx;
-use crate::opening::Opening;
 use crate::server::builder::Server;
 use crate::server::listen::endpoint::Endpoint;
+use crate::shard::face::cx::Cx;
+use crate::shard::face::opening::Opening;
 use crate::stream::byte_stream::Stream;
 
 impl<F: TypedFraming + Clone + Send> Server<F> {

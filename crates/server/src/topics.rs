@@ -71,7 +71,7 @@ use bytes::Bytes;
 use ringserve_core::SharedPayload;
 
 pub use crate::filters::{Filters, is_filter, matching};
-use crate::handle::{LocalHandle, PushError};
+use crate::shard::face::conn_handle::{LocalHandle, PushError};
 use crate::shard::handle::Shard;
 
 /// Bytes that a waiting message counts for in addition to its own.

@@ -50,10 +50,10 @@ use std::task::Poll;
 use bytes::Bytes;
 use ringserve_core::{ConnId, Frame};
 
-use crate::cx::Cx;
 use crate::middleware::permits::Permits;
 use crate::peer::Peer;
-use crate::service::Service;
+use crate::shard::face::cx::Cx;
+use crate::shard::face::service::Service;
 
 /// A frame with its origin.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use bytes::BytesMut;
 use tokio_util::codec::Encoder;
 
 use super::spare::Spare;
-use crate::handle::{LocalHandle, PushError};
+use crate::shard::face::conn_handle::{LocalHandle, PushError};
 
 /// The codec of a connection, once it was made.
 pub(super) struct Place<C> {

@@ -86,11 +86,11 @@ use self::counted::Counted;
 use self::handle::Place;
 pub use self::handle::{CodecHandle, CodecPushError};
 use self::spare::Spare;
-use crate::closed::{Closed, Failure};
-use crate::cx::Cx;
-use crate::opening::{Opening, Refusal, Session, by_default};
 use crate::overload::{Load, Shed};
-use crate::service::Service;
+use crate::shard::face::closed::{Closed, Failure};
+use crate::shard::face::cx::Cx;
+use crate::shard::face::opening::{Opening, Refusal, Session, by_default};
+use crate::shard::face::service::Service;
 
 /// The start of an item is copied out of the shard's buffer up to this size and waits in a separate block. That is cheap, and
 /// frees the buffer, which is usually larger, for others.

@@ -31,7 +31,7 @@ use super::client_info::ClientInfo;
 use super::options::HttpOptions;
 use super::rests::Rests;
 use super::tunnel::Seed;
-use crate::reserve::WAIT_MAX;
+use crate::shard::face::reserve::WAIT_MAX;
 use crate::stream::byte_stream::Stream;
 use crate::stream::hyper_io::Fate;
 

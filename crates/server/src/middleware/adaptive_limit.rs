@@ -5,11 +5,12 @@ use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::time::Duration;
 
-use super::permits::Permits;
-use crate::closed::Failure;
-use crate::cx::Cx;
-use crate::service::{Service, delegate_to_service};
 use ringserve_core::Frame;
+
+use super::permits::Permits;
+use crate::shard::face::closed::Failure;
+use crate::shard::face::cx::Cx;
+use crate::shard::face::service::{Service, delegate_to_service};
 
 /// Bounds the calls in flight of a shard as [`ConcurrencyLimit`](super::ConcurrencyLimit) does, by a number that it finds
 /// itself: for calls that wait for something whose capacity changes or is not known, as a database.

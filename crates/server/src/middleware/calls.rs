@@ -11,8 +11,8 @@ use tracing::{Level, enabled};
 
 use super::observe::{CallEnd, CallObserver};
 use crate::base::lines::{LineLimit, debug, trace, warn};
-use crate::cx::Cx;
-use crate::service::Service;
+use crate::shard::face::cx::Cx;
+use crate::shard::face::service::Service;
 use crate::stats::CallStats;
 
 /// Counts and logs the calls of a server, for [`Observe`](super::Observe). Clones share the counts: keep one to read, from any

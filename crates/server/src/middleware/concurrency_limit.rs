@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use super::permits::Permits;
-use crate::closed::Failure;
-use crate::cx::Cx;
-use crate::service::{Service, delegate_to_service};
 use ringserve_core::Frame;
+
+use super::permits::Permits;
+use crate::shard::face::closed::Failure;
+use crate::shard::face::cx::Cx;
+use crate::shard::face::service::{Service, delegate_to_service};
 
 /// Bounds the calls in flight of a shard; further calls wait, first in, first out.
 ///

@@ -4,10 +4,11 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 
-use crate::closed::Failure;
-use crate::cx::Cx;
-use crate::service::{Service, delegate_to_service};
 use ringserve_core::Frame;
+
+use crate::shard::face::closed::Failure;
+use crate::shard::face::cx::Cx;
+use crate::shard::face::service::{Service, delegate_to_service};
 
 /// Tells `observer` of each call of a service: its begin, its wait if it has one, and its end.
 ///

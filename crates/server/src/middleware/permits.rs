@@ -18,10 +18,10 @@ use std::time::Duration;
 use ringserve_core::{Frame, Time};
 
 use super::sojourn::Sojourn;
-use crate::cx::Cx;
 use crate::guard::{discard, wake};
 use crate::overload::{Load, Shed};
-use crate::service::Service;
+use crate::shard::face::cx::Cx;
+use crate::shard::face::service::Service;
 use crate::shard::handle::Shard;
 
 /// What a call may wait while its shard sheds requests, unless the program says how long: twice the wait at which Facebook's

@@ -4,12 +4,13 @@ use std::fmt;
 use std::hash::Hash;
 use std::time::Duration;
 
-use crate::admission::{KeyRates, RetryAfter};
-use crate::closed::Failure;
-use crate::cx::Cx;
-use crate::overload::{Load, Shed};
-use crate::service::{Service, delegate_to_service};
 use ringserve_core::Frame;
+
+use crate::admission::{KeyRates, RetryAfter};
+use crate::overload::{Load, Shed};
+use crate::shard::face::closed::Failure;
+use crate::shard::face::cx::Cx;
+use crate::shard::face::service::{Service, delegate_to_service};
 
 /// How long a call waits at most, unless the program says so.
 const WAIT_MAX: Duration = Duration::from_secs(10);

@@ -3,10 +3,11 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::closed::Failure;
-use crate::cx::Cx;
-use crate::service::{Service, delegate_to_service};
 use ringserve_core::Frame;
+
+use crate::shard::face::closed::Failure;
+use crate::shard::face::cx::Cx;
+use crate::shard::face::service::{Service, delegate_to_service};
 
 /// Bounds the time of each call. A call that takes longer is dropped, and its connection closed with a
 /// [`TimeLimitError::Elapsed`].

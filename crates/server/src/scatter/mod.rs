@@ -113,9 +113,9 @@ pub use batch::Batch;
 
 use self::queue::Queue;
 use self::turns::{Turn, Turns};
-use crate::cx::Cx;
 use crate::parts::Parts;
-use crate::reserve::Reserved;
+use crate::shard::face::cx::Cx;
+use crate::shard::face::reserve::Reserved;
 use crate::shard::handle::Shard;
 use crate::sync::{AskError, Mesh};
 use crate::task::yield_now;

@@ -20,7 +20,7 @@ use super::runtime::Runtime;
 use super::serves::{Kept, Serves};
 use super::several::Several;
 use crate::error::Error;
-use crate::service::IntoService;
+use crate::shard::face::service::IntoService;
 use crate::shard::handle::Shard;
 use crate::shard::starting::Starting;
 

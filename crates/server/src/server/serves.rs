@@ -12,8 +12,8 @@ use ringserve_core::{LimitError, Limits};
 
 use crate::error::Error;
 use crate::guard::{Panicked, guard};
-use crate::service::{IntoService, Made, NoService, Service};
 use crate::shard::calls::calls;
+use crate::shard::face::service::{IntoService, Made, NoService, Service};
 use crate::shard::handle::Shard;
 use crate::shard::many::{Many, TaskNumbers};
 use crate::shard::service_lane::ServiceLane;

@@ -12,7 +12,7 @@ use super::prepared::{Described, Prepared, ServicePlan, Settings};
 use super::running::ServerHandle;
 use super::serves::{AllOf, Hosted, One};
 use crate::error::Error;
-use crate::service::IntoService;
+use crate::shard::face::service::IntoService;
 use crate::shard::handle::Shard;
 use crate::shard::starting::Starting;
 use crate::shard::state::Admit;

@@ -16,7 +16,7 @@ use super::state::{Common, Parts, ShardLoop};
 use crate::error::Error;
 use crate::log::LogObserver;
 use crate::peer::Peer;
-use crate::service::Made;
+use crate::shard::face::service::Made;
 use crate::shard::starting::ShardStart;
 use crate::stats::ShardStats;
 

@@ -19,9 +19,9 @@ use ringserve_core::{ConnId, ConnShared, Frame, Parked, Stamp, Time};
 use super::handle::Shard;
 use super::inbox::TaskWaker;
 use super::many::TaskNumbers;
-use crate::cx::Cx;
 use crate::guard::{Panicked, guard};
-use crate::service::Service;
+use crate::shard::face::cx::Cx;
+use crate::shard::face::service::Service;
 
 /// Free slots that are kept. Beyond, the memory of a burst of parked handlers is given back.
 const SPARE_MAX: usize = 1024;

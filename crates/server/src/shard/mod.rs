@@ -12,6 +12,7 @@ pub(crate) mod draining;
 pub(crate) mod ending;
 pub(crate) mod ends;
 mod events;
+pub(crate) mod face;
 pub(crate) mod flag;
 mod give_back;
 mod give_way;

@@ -16,8 +16,8 @@ use super::handle::Shard;
 use super::inbox::TaskWaker;
 use super::many::TaskNumbers;
 use crate::guard::{Panicked, guard};
-use crate::opening::{Opening, Refusal};
-use crate::service::Service;
+use crate::shard::face::opening::{Opening, Refusal};
+use crate::shard::face::service::Service;
 
 /// Set in the number of a woken task if it is an `open` that waits. The rest is its slot.
 pub(crate) const OPENING: u32 = 1 << 29;

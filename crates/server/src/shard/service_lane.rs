@@ -21,13 +21,13 @@ use super::services::Services;
 use super::state::{Admit, Common, named};
 use crate::admission::{Charge, ShardAdmission};
 use crate::base::lines::LineLimit;
-use crate::closed::{Closed, Failure};
-use crate::cx::Cx;
 use crate::guard::{Panicked, guard};
 use crate::log::LogObserver;
 use crate::overload::Shed;
 use crate::peer::Peer;
-use crate::service::Service;
+use crate::shard::face::closed::{Closed, Failure};
+use crate::shard::face::cx::Cx;
+use crate::shard::face::service::Service;
 use crate::stats::StalledWork;
 
 /// Which hook it is, for the log.

@@ -15,10 +15,10 @@ use ringserve_core::internals::OWNED_BYTES_MIN;
 use ringserve_core::proxy::Tlvs;
 use ringserve_core::{ConnId, ConnShared, Frame, Payload, facts_as};
 
-use crate::handle::StreamHandle;
 use crate::overload::Load;
 use crate::peer::Peer;
 use crate::shard::draining::Draining;
+use crate::shard::face::conn_handle::StreamHandle;
 use crate::shard::handle::Shard;
 use crate::shard::session::Session;
 

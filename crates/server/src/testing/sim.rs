@@ -20,7 +20,7 @@ use crate::server::prepared::Prepared;
 use crate::server::serves::{AllOf, MadeOf, Serves};
 use crate::server::several::Several;
 use crate::server::stepped::SteppedServer;
-use crate::service::IntoService;
+use crate::shard::face::service::IntoService;
 use crate::shard::handle::Shard;
 use crate::shard::inbox::Command;
 use crate::shard::services::Services;

@@ -18,13 +18,13 @@ use super::sim::Sim;
 use super::trace::{Keeps, Trace};
 use super::world::{Ran, SeedFailed, Settings, World};
 use crate::base::clock::VirtualTime;
-use crate::closed::{Closed, Failure};
-use crate::cx::Cx;
 use crate::guard::message_of;
-use crate::opening::{Opening, Refusal};
 use crate::overload::{Load, Shed};
 use crate::server::builder::Server;
-use crate::service::{IntoService, Made, NoService, Service};
+use crate::shard::face::closed::{Closed, Failure};
+use crate::shard::face::cx::Cx;
+use crate::shard::face::opening::{Opening, Refusal};
+use crate::shard::face::service::{IntoService, Made, NoService, Service};
 use crate::shard::handle::Shard;
 
 /// A frame with these bytes as its payload: for tests of code that takes frames.

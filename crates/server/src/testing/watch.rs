@@ -9,12 +9,12 @@ use ringserve_core::framing::{FrameError, TypedFraming};
 use ringserve_core::{CloseReason, ConnId, Frame, Limits};
 
 use super::trace::{Place, Trace};
-use crate::closed::{Closed, Failure};
-use crate::cx::Cx;
-use crate::opening::{Opening, Refusal};
 use crate::overload::{Load, Shed};
 use crate::peer::Peer;
-use crate::service::{IntoService, Made, NoService, Service};
+use crate::shard::face::closed::{Closed, Failure};
+use crate::shard::face::cx::Cx;
+use crate::shard::face::opening::{Opening, Refusal};
+use crate::shard::face::service::{IntoService, Made, NoService, Service};
 use crate::shard::handle::Shard;
 
 /// Notes what services are told.

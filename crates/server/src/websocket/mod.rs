@@ -117,16 +117,16 @@ pub use ringserve_websocket::{ClientRequest, HandshakeError};
 pub use ringserve_websocket::{Deflate, PerMessageDeflate};
 pub use service::{WebSocket, Ws, WsCx, WsHandle, WsLocalHandle, WsService, ws};
 
-use crate::cx::Cx;
 #[cfg(feature = "http")]
 pub use crate::http::connect::{ConnectError, connect};
 #[cfg(feature = "http")]
 pub use crate::http::socket::{Socket, SocketError};
 #[cfg(feature = "http")]
 pub use crate::http::websocket::{Upgrades, upgrade};
-use crate::opening::Opening;
 use crate::server::builder::Server;
 use crate::server::listen::endpoint::Endpoint;
+use crate::shard::face::cx::Cx;
+use crate::shard::face::opening::Opening;
 use crate::stream::byte_stream::Stream;
 
 impl<F: TypedFraming + Clone + Send> Server<F> {

@@ -8,12 +8,12 @@ use ringserve_core::{Frame, Limits};
 use ringserve_websocket::{Kind, MARK_BYTES, Messages, WebSocketInfo};
 
 use super::message::{Message, Outgoing};
-use crate::closed::Closed;
-use crate::cx::Cx;
-use crate::handle::{ConnHandle, LocalHandle, PushError};
-use crate::opening::{Opening, Refusal, Session, by_default};
 use crate::overload::{Load, Shed};
-use crate::service::{IntoService, Made, NoService, Service};
+use crate::shard::face::closed::Closed;
+use crate::shard::face::conn_handle::{ConnHandle, LocalHandle, PushError};
+use crate::shard::face::cx::Cx;
+use crate::shard::face::opening::{Opening, Refusal, Session, by_default};
+use crate::shard::face::service::{IntoService, Made, NoService, Service};
 use crate::shard::handle::Shard;
 
 /// What a server does with messages of WebSocket: a [`Service`](crate::Service) whose frames are messages. [`ws`] serves it.

@@ -8,10 +8,10 @@ use std::pin::Pin;
 use ringserve_core::framing::{FrameError, HoldsState, TypedFraming};
 use ringserve_core::{Frame, Limits};
 
-use crate::closed::{Closed, Failure};
-use crate::cx::Cx;
-use crate::opening::{Opening, Refusal, Session, by_default};
 use crate::overload::{Load, Shed};
+use crate::shard::face::closed::{Closed, Failure};
+use crate::shard::face::cx::Cx;
+use crate::shard::face::opening::{Opening, Refusal, Session, by_default};
 use crate::shard::handle::Shard;
 
 /// Handles the frames of a server.
@@ -412,7 +412,7 @@ where
 /// The methods of a service that do not depend on its error, all handed to the field `service`.
 macro_rules! delegate_to_service {
     ($service:ty, $head:ty) => {
-        $crate::service::delegate_to_service!(
+        $crate::shard::face::service::delegate_to_service!(
             $service,
             $head,
             <$service as $crate::Service<$head>>::REORDERS

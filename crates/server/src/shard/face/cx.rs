@@ -14,10 +14,10 @@ use ringserve_core::{
     ConnHead, ConnId, ConnLimits, ConnShared, LimitError, NoMemoryLeft, Payload, SharedPayload, facts_as,
 };
 
-use crate::handle::{ConnHandle, LocalHandle};
 use crate::overload::Load;
 use crate::peer::Peer;
-use crate::reserve::Reserved;
+use crate::shard::face::conn_handle::{ConnHandle, LocalHandle};
+use crate::shard::face::reserve::Reserved;
 use crate::shard::handle::Shard;
 use crate::shard::join::{JoinHandle, SpawnError};
 use crate::shard::timers::{Sleep, Timeout};

@@ -10,8 +10,8 @@ use ringserve_core::framing::Written;
 use ringserve_core::proxy::Tlvs;
 use ringserve_core::{ConnHead, ConnId, ConnLimits, LimitError, Payload, SharedPayload, facts_as};
 
-use crate::handle::{ConnHandle, LocalHandle};
 use crate::peer::Peer;
+use crate::shard::face::conn_handle::{ConnHandle, LocalHandle};
 use crate::shard::handle::Shard;
 use crate::shard::join::{JoinHandle, SpawnError};
 use crate::shard::timers::{Sleep, Timeout};
