@@ -9,10 +9,12 @@ pub mod admin;
 pub mod admission;
 mod base;
 mod blocking;
+#[cfg(feature = "http")]
+mod client_info;
 #[cfg(feature = "codec")]
 pub mod codec;
 pub mod doctor;
-pub(crate) mod error;
+mod error;
 mod filters;
 #[cfg(feature = "admin")]
 mod funnel;
@@ -25,6 +27,8 @@ pub mod http;
 pub mod inspect;
 mod log;
 mod log_thread;
+#[cfg(feature = "websocket")]
+mod message;
 #[cfg(feature = "metrics")]
 pub mod metrics;
 pub mod middleware;
@@ -40,13 +44,13 @@ pub mod scatter;
 mod server;
 mod shard;
 mod snapshot;
-pub(crate) mod socket_options;
+mod socket_options;
 pub mod stats;
 mod stream;
 #[cfg(feature = "log")]
 pub mod subscriber;
 pub mod sync;
-pub(crate) mod telling;
+mod telling;
 #[cfg(feature = "testing")]
 pub mod testing;
 #[cfg(feature = "tls")]
@@ -54,9 +58,13 @@ pub mod tls;
 pub mod topics;
 #[cfg(feature = "tower")]
 pub mod tower;
+#[cfg(feature = "testing")]
+mod trace;
 mod traces;
 mod watch;
 mod watchdog;
+#[cfg(feature = "testing")]
+mod watched_service;
 #[cfg(feature = "websocket")]
 pub mod websocket;
 mod yields;
@@ -91,7 +99,7 @@ pub use websocket::ws;
 
 /// Values that the factory of a server may return: a service, or a future that makes one.
 pub mod factory {
-    pub use shard::face::service::{Made, Making, NoService, Starting};
+    pub use crate::shard::face::service::{Made, Making, NoService, Starting};
 }
 
 /// Framings: bytes to frames, and replies to bytes.
@@ -194,9 +202,9 @@ pub mod transport {
 pub mod limits {
     pub use crate::base::memory::{UsableMemory, usable_memory};
     pub use crate::room::{Room, Taken};
+    pub use crate::shard::face::reserve::Reserved;
     pub use crate::watch::options::Stalls;
     pub use ringserve_core::{ConnLimits, IdleCounts, LimitError, NoMemoryLeft, ServerLimits, WhenTooFast};
-    pub use shard::face::reserve::Reserved;
 }
 
 /// Addresses, socket options, and connections to other servers.
@@ -219,14 +227,14 @@ pub mod net {
 /// Handles of tasks of a shard, and of blocking calls beside the shards.
 pub mod task {
     pub use crate::blocking::{Blocking, BlockingError};
+    pub use crate::shard::join::{JoinError, JoinHandle, SpawnError};
     pub use crate::yields::yield_now;
-    pub use shard::join::{JoinError, JoinHandle, SpawnError};
 }
 
 /// The clock of the shards, and the futures of [`Cx::sleep`](crate::Cx::sleep) and [`Cx::timeout`](crate::Cx::timeout).
 pub mod time {
+    pub use crate::shard::timers::{Elapsed, Interval, Sleep, Timeout};
     pub use ringserve_core::Time;
-    pub use shard::timers::{Elapsed, Interval, Sleep, Timeout};
 }
 
 /// Runs a shard, or a whole server, over drivers of the caller. For benchmarks and tests of this workspace, not for users.
@@ -235,5 +243,5 @@ pub mod internals {
     pub use crate::admission::{Counted, Door};
     pub use crate::base::clock::age_new_shards;
     pub use crate::server::driven::{Drivers, start_on, start_several_on};
-    pub use shard::turns::run_on;
+    pub use crate::shard::turns::run_on;
 }

@@ -18,7 +18,6 @@ use super::rates::Rate;
 use super::sketch::Tally;
 use super::table::{NoMemory, TRACKED, Table};
 use super::{AdmissionError, TRACKED_RANGE, wrong};
-use crate::shard::handle::Shard;
 
 /// The largest rate and the largest burst of bytes: 1 TiB.
 const BYTES_MAX: u64 = 1 << 40;
@@ -229,6 +228,32 @@ impl From<NoMemory> for Early {
     }
 }
 
+/// Where a rate by key is taken: a [`Shard`](crate::Shard), which has the time and the seed.
+pub trait TakesKeys: sealed::KeyTaker {}
+
+impl<T: sealed::KeyTaker> TakesKeys for T {}
+
+pub(crate) mod sealed {
+    use ringserve_core::Time;
+
+    use super::super::key_stats::UsedKeyRates;
+
+    /// What [`TakesKeys`](super::TakesKeys) asks of a shard.
+    pub trait KeyTaker {
+        /// The time on the shard's clock.
+        fn now(&self) -> Time;
+
+        /// True if that clock is a simulation's.
+        fn is_simulated(&self) -> bool;
+
+        /// A random number of the shard.
+        fn random_seed(&self) -> u64;
+
+        /// The rates of which the server knows.
+        fn used_rates(&self) -> &UsedKeyRates;
+    }
+}
+
 impl KeyRates {
     /// Rates of keys with these limits.
     ///
@@ -256,12 +281,12 @@ impl KeyRates {
     /// The key has sent too much. Nothing is taken then; [`RetryAfter`] says when there will be some.
     pub fn take(
         &self,
-        shard: &Shard,
+        on: &impl TakesKeys,
         key: &(impl Hash + ?Sized),
         frames: u32,
         bytes: usize,
     ) -> Result<(), RetryAfter> {
-        self.reserve(shard, key, (frames, bytes), Duration::ZERO).map(drop)
+        self.reserve(on, key, (frames, bytes), Duration::ZERO).map(drop)
     }
 
     /// Takes what is there within `wait_max`, and returns how long that has to wait: others that come meanwhile wait for longer.
@@ -270,20 +295,18 @@ impl KeyRates {
     /// It would be more. Nothing is taken then.
     pub(crate) fn reserve(
         &self,
-        shard: &Shard,
+        on: &impl TakesKeys,
         key: &(impl Hash + ?Sized),
         (frames, bytes): (u32, usize),
         wait_max: Duration,
     ) -> Result<Duration, RetryAfter> {
         let Inner { table, limits, tracked_max, server, refused, sketched, .. } = &*self.inner;
-        if server.load(Ordering::Relaxed) != shard.server().key_rates().number() {
-            self.tell(shard);
+        if server.load(Ordering::Relaxed) != on.used_rates().number() {
+            self.tell(on);
         }
-        let table = table.get_or_init(|| {
-            let simulated = shard.timers().clock().is_simulated();
-            Table::with_limits(*limits, *tracked_max, shard.random(), simulated)
-        });
-        let now = shard.now().as_nanos();
+        let table = table
+            .get_or_init(|| Table::with_limits(*limits, *tracked_max, on.random_seed(), on.is_simulated()));
+        let now = on.now().as_nanos();
         let wait_max = u64::try_from(wait_max.as_nanos()).unwrap_or(u64::MAX);
         let mut wait = 0;
         let taken = table.change(table.prefix_of_key(key), now, |in_frames, Bucket(in_bytes), _| {
@@ -307,8 +330,8 @@ impl KeyRates {
 
     /// Has the shard's server know of them, mostly once.
     #[cold]
-    fn tell(&self, shard: &Shard) {
-        let used = shard.server().key_rates();
+    fn tell(&self, on: &impl TakesKeys) {
+        let used = on.used_rates();
         let rates: Arc<dyn KeepsRates> = self.inner.clone();
         used.add(Arc::downgrade(&rates));
         self.inner.server.store(used.number(), Ordering::Relaxed);

@@ -26,7 +26,7 @@ pub(crate) trait KeepsRates: Send + Sync {
 
 /// All of them, as long as a service has them.
 #[derive(Clone, Default)]
-pub(crate) struct UsedKeyRates(Arc<Used>);
+pub struct UsedKeyRates(Arc<Used>);
 
 struct Used {
     /// Tells it from those of other servers of the process. Not 0.

@@ -28,9 +28,9 @@ use hyper::header::{CONTENT_LENGTH, HeaderMap};
 use hyper::{Method, Request, Response, StatusCode, Version};
 use ringserve_core::{ConnId, Time};
 
-use super::client_info::ClientInfo;
 use super::watch::Watch;
 use crate::base::lines::info;
+use crate::client_info::ClientInfo;
 use crate::shard::handle::Shard;
 
 /// Bytes of a path that are in a line, and those that take no separate memory.

@@ -86,7 +86,6 @@
 //! ([`HttpOptions::response_timeout`], `request`, `body_bytes_per_second_min`, `http2_idle`) are those of [`Http`] alone.
 
 mod access;
-mod client_info;
 #[cfg(feature = "websocket")]
 pub(crate) mod connect;
 mod connection;
@@ -109,12 +108,13 @@ mod watched;
 #[cfg(feature = "websocket")]
 pub(crate) mod websocket;
 
-pub use client_info::ClientInfo;
 pub use connection::{Http, HttpError};
 pub use hyper;
 pub use options::{HttpOptions, HttpVersions};
 pub use runtime::{ShardExecutor, ShardTimer, ShardTimerSleep};
 pub use serve::{HttpService, http};
+
+pub use crate::client_info::ClientInfo;
 
 /// For [`Admission::shed_reply`](crate::admission::Admission::shed_reply) of a service of HTTP or WebSocket: 503 with `retry-after`,
 /// and the end of the connection.

@@ -22,11 +22,11 @@ use super::leaving::Leave;
 use super::masks::Masks;
 use super::runtime::PUT_OFF;
 use super::upgrade::Hold;
+use crate::message::{Message, Outgoing};
 use crate::shard::handle::Shard;
 use crate::shard::timers::Sleep;
 use crate::stream::byte_stream::Stream;
 use crate::stream::hyper_io::Fate;
-use crate::websocket::{Message, Outgoing};
 
 /// Bytes read of a stream of HTTP/2 at once. Arbitrary: a frame of HTTP/2 has up to 16 KiB.
 const READ_BYTES: usize = 8 << 10;

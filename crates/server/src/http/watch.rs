@@ -27,10 +27,10 @@ use farewell::Farewell;
 pub(super) use farewell::request_bytes;
 pub(super) use memory::SeedBytes;
 
-use super::client_info::ClientInfo;
 use super::options::HttpOptions;
 use super::rests::Rests;
 use super::tunnel::Seed;
+use crate::client_info::ClientInfo;
 use crate::shard::face::reserve::WAIT_MAX;
 use crate::stream::byte_stream::Stream;
 use crate::stream::hyper_io::Fate;

@@ -17,12 +17,12 @@ use pin_project_lite::pin_project;
 use ringserve_core::internals::OWNED_BYTES_MIN;
 
 use super::access::{Logged, Site};
-use super::client_info::ClientInfo;
 use super::host::has_valid_host;
 use super::tunnel::Seed;
 #[cfg(feature = "websocket")]
 use super::upgrade::{self, Offered};
 use super::watch::{Excess, SeedBytes, Watch, Watching, request_bytes};
+use crate::client_info::ClientInfo;
 
 use crate::shard::handle::Shard;
 

@@ -21,7 +21,7 @@ use crate::shard::services::Services;
 use crate::shard::starting::ShardStart;
 use crate::shard::state::Admit;
 #[cfg(feature = "testing")]
-use crate::testing::watch::Watches;
+use crate::watched_service::Watches;
 
 /// What the shards of a server serve. Each shard has one, and makes its services from it on its own thread.
 pub(crate) trait Serves: Sized {

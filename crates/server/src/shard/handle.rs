@@ -24,6 +24,7 @@ use super::join::{JoinHandle, SpawnError};
 use super::spawned::{LocalTasks, ResetsOnPanic};
 use super::started::{Start, Started};
 use super::task::boxed;
+use crate::admission::{KeyTaker, UsedKeyRates};
 use crate::base::clock::Clock;
 use crate::base::random::Random;
 use crate::blocking::{Blocking, Pool, submit};
@@ -612,6 +613,24 @@ impl Shard {
         for value in self.inner.shared.take() {
             let _ = guard(move || drop(value));
         }
+    }
+}
+
+impl KeyTaker for Shard {
+    fn now(&self) -> Time {
+        Shard::now(self)
+    }
+
+    fn is_simulated(&self) -> bool {
+        self.inner.timers.clock().is_simulated()
+    }
+
+    fn random_seed(&self) -> u64 {
+        self.random()
+    }
+
+    fn used_rates(&self) -> &UsedKeyRates {
+        self.inner.server.key_rates()
     }
 }
 

@@ -15,7 +15,7 @@ use ringserve_core::{CloseReason, ConnShared, Reservation};
 use ringserve_tls::TlsInfo;
 
 use super::byte_stream::Stream;
-use crate::http::ClientInfo;
+use crate::client_info::ClientInfo;
 use crate::peer::Peer;
 use crate::shard::session::Session;
 

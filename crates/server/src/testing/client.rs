@@ -14,9 +14,9 @@ use std::time::Duration;
 use ringserve_simkernel::{Socket, SocketListener};
 
 use super::tasks::{Code, WaitsFor};
-use super::trace::Place;
-use super::watch::shown;
 use super::world::World;
+use crate::trace::Place;
+use crate::watched_service::shown;
 
 /// The result of a client: an error says why it gave up.
 pub type ClientResult = Result<(), Box<dyn Error>>;

@@ -66,9 +66,7 @@ mod panics;
 mod seeds;
 mod sim;
 mod tasks;
-mod trace;
 mod unit;
-pub(crate) mod watch;
 mod world;
 
 pub use client::{ClientListener, ClientResult, ClientSleep, ClientStream, Net};

@@ -11,10 +11,10 @@ use ringserve_simkernel::{Faults, Injected};
 
 use super::panics;
 use super::sim::Sim;
-use super::trace::{Keeps, Trace};
 use super::world::{SeedFailed, Settings, World};
 use crate::base::clock::VirtualTime;
 use crate::guard::message_of;
+use crate::trace::{Keeps, Trace};
 
 /// The environment variable that runs one seed again, with its trace.
 const VARIABLE: &str = "RINGSERVE_SEED";

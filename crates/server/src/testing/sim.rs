@@ -10,7 +10,6 @@ use ringserve_core::framing::{Encoding, TypedFraming};
 use ringserve_core::{LimitError, Limits, PeerCredentials, ServerLimits};
 
 use super::client::{ClientResult, Net};
-use super::watch::Watches;
 use super::world::{Ran, World};
 use crate::base::clock::Clock;
 use crate::error::Error;
@@ -26,6 +25,7 @@ use crate::shard::inbox::Command;
 use crate::shard::services::Services;
 use crate::shard::starting::{ShardStart, StartState};
 use crate::stats::{ServerStats, ServiceNames};
+use crate::watched_service::Watches;
 
 /// The most virtual time for clients and servers to come to their end.
 const ENDS_WITHIN: Duration = Duration::from_secs(400 * 24 * 3600);

@@ -15,7 +15,6 @@ use ringserve_simkernel::{Faults, Socket};
 
 use super::panics;
 use super::sim::Sim;
-use super::trace::{Keeps, Trace};
 use super::world::{Ran, SeedFailed, Settings, World};
 use crate::base::clock::VirtualTime;
 use crate::guard::message_of;
@@ -26,6 +25,7 @@ use crate::shard::face::cx::Cx;
 use crate::shard::face::opening::{Opening, Refusal};
 use crate::shard::face::service::{IntoService, Made, NoService, Service};
 use crate::shard::handle::Shard;
+use crate::trace::{Keeps, Trace};
 
 /// A frame with these bytes as its payload: for tests of code that takes frames.
 ///

@@ -24,7 +24,6 @@ use ringserve_simkernel::{Fault, Faults, Network};
 use super::blocking::{Names, SimPool};
 use super::panics;
 use super::tasks::{Code, Task, TaskWaker, WaitsFor, Woken};
-use super::trace::{Place, Trace};
 use crate::base::clock::VirtualTime;
 use crate::blocking::Pool;
 use crate::guard::message_of;
@@ -32,6 +31,7 @@ use crate::server::running::ShardDeath;
 use crate::server::stepped::SteppedServer;
 use crate::shard::inbox::{Command, OnCall};
 use crate::shard::starting::StartState;
+use crate::trace::{Place, Trace};
 
 /// The longest that a shard does not run.
 const STALL_MAX: Duration = Duration::from_secs(2);

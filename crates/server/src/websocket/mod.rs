@@ -99,14 +99,11 @@
 //!
 //! [A page](https://docs.rs/ringserve/latest/ringserve/guide/websocket/index.html) of the guide has the rest.
 
-mod message;
 mod service;
 
 use std::rc::Rc;
 
 use ringserve_core::framing::TypedFraming;
-
-pub use message::{Message, Outgoing, Text};
 pub use ringserve_websocket::{
     Accept, Extension, InflateError, Kind, Messages, Reject, TextLines, Upgrade, WebSocketInfo,
     WebSocketOptions, close,
@@ -116,6 +113,8 @@ pub use ringserve_websocket::{ClientRequest, HandshakeError};
 #[cfg(feature = "websocket-deflate")]
 pub use ringserve_websocket::{Deflate, PerMessageDeflate};
 pub use service::{WebSocket, Ws, WsCx, WsHandle, WsLocalHandle, WsService, ws};
+
+pub use crate::message::{Message, Outgoing, Text};
 
 #[cfg(feature = "http")]
 pub use crate::http::connect::{ConnectError, connect};

@@ -7,7 +7,7 @@ use std::ops::Deref;
 use ringserve_core::{Frame, Limits};
 use ringserve_websocket::{Kind, MARK_BYTES, Messages, WebSocketInfo};
 
-use super::message::{Message, Outgoing};
+use crate::message::{Message, Outgoing};
 use crate::overload::{Load, Shed};
 use crate::shard::face::closed::Closed;
 use crate::shard::face::conn_handle::{ConnHandle, LocalHandle, PushError};

@@ -8,7 +8,6 @@ use std::rc::Rc;
 use ringserve_core::framing::{FrameError, TypedFraming};
 use ringserve_core::{CloseReason, ConnId, Frame, Limits};
 
-use super::trace::{Place, Trace};
 use crate::overload::{Load, Shed};
 use crate::peer::Peer;
 use crate::shard::face::closed::{Closed, Failure};
@@ -16,6 +15,7 @@ use crate::shard::face::cx::Cx;
 use crate::shard::face::opening::{Opening, Refusal};
 use crate::shard::face::service::{IntoService, Made, NoService, Service};
 use crate::shard::handle::Shard;
+use crate::trace::{Place, Trace};
 
 /// Notes what services are told.
 #[derive(Clone)]
