@@ -11,7 +11,7 @@ use ringserve_tls::TlsInfo;
 use crate::peer::Peer;
 
 /// The connection of a request: its peer, what a proxy said of it, and the facts of its handshake. Each request that a service of
-/// [`http`](crate::http()) or an [`Http`](super::Http) is given has one among its extensions, so a handler of axum or of tower
+/// [`http`](crate::http()) or an [`Http`](crate::http::Http) is given has one among its extensions, so a handler of axum or of tower
 /// takes it from there. It is `Send`, and a clone copies nothing.
 ///
 /// ```no_run
