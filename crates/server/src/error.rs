@@ -181,38 +181,8 @@ impl fmt::Display for Error {
                 f,
                 "Server::coalesce is {time:?}; it must be 0, which is off, or 1 µs to 1 ms, by which requests are late"
             ),
-            Error::AddressInUse { addr, holder } => {
-                write!(f, "{addr} is in use")?;
-                if let Some(holder) = holder {
-                    write!(f, " by {holder}")?;
-                }
-                match addr {
-                    Address::Ip(_) => {
-                        write!(
-                            f,
-                            ": stop that, choose another address, or set share_port(true) on both to share it"
-                        )
-                    }
-                    _ => {
-                        write!(f, ": stop that, or choose another path; one cannot be shared")
-                    }
-                }
-            }
-            Error::Listen { addr, error } => {
-                write!(f, "cannot listen on {addr}: {error}")?;
-                // Errors of other refused calls, as in a sandbox, carry their own text.
-                let is = |errno: Errno| error.raw_os_error() == Some(errno.raw_os_error());
-                if is(Errno::ADDRNOTAVAIL) {
-                    write!(
-                        f,
-                        "; this machine has no such address: 0.0.0.0 and [::] stand for all that it has"
-                    )?;
-                }
-                if is(Errno::ACCESS) && addr.as_ip().is_some_and(|addr| is_privileged(addr.port())) {
-                    write!(f, "; ports below net.ipv4.ip_unprivileged_port_start need CAP_NET_BIND_SERVICE")?;
-                }
-                Ok(())
-            }
+            Error::AddressInUse { addr, holder } => write_in_use(f, addr, holder.as_deref()),
+            Error::Listen { addr, error } => write_no_listener(f, addr, error),
             Error::Descriptors { limit, needed } => write!(
                 f,
                 "RLIMIT_NOFILE is {limit} and at least {needed} descriptors are needed: raise it (ulimit -n, \
@@ -259,6 +229,30 @@ impl fmt::Display for Error {
             Error::Interrupted => f.write_str("the server was told to stop before it was ready"),
         }
     }
+}
+
+fn write_in_use(f: &mut fmt::Formatter<'_>, addr: &Address, holder: Option<&str>) -> fmt::Result {
+    write!(f, "{addr} is in use")?;
+    if let Some(holder) = holder {
+        write!(f, " by {holder}")?;
+    }
+    f.write_str(match addr {
+        Address::Ip(_) => ": stop that, choose another address, or set share_port(true) on both to share it",
+        _ => ": stop that, or choose another path; one cannot be shared",
+    })
+}
+
+fn write_no_listener(f: &mut fmt::Formatter<'_>, addr: &Address, error: &io::Error) -> fmt::Result {
+    write!(f, "cannot listen on {addr}: {error}")?;
+    // Errors of other refused calls, as in a sandbox, carry their own text.
+    let is = |errno: Errno| error.raw_os_error() == Some(errno.raw_os_error());
+    if is(Errno::ADDRNOTAVAIL) {
+        f.write_str("; this machine has no such address: 0.0.0.0 and [::] stand for all that it has")?;
+    }
+    if is(Errno::ACCESS) && addr.as_ip().is_some_and(|addr| is_privileged(addr.port())) {
+        f.write_str("; ports below net.ipv4.ip_unprivileged_port_start need CAP_NET_BIND_SERVICE")?;
+    }
+    Ok(())
 }
 
 /// True if a port is below `net.ipv4.ip_unprivileged_port_start`.

@@ -1,6 +1,7 @@
 //! Service, server, shards and sockets of ringserve. Users depend on `ringserve`, which re-exports this crate.
 
 #![deny(clippy::disallowed_methods)]
+#![deny(clippy::too_many_lines)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod access_log;

@@ -497,7 +497,11 @@ impl Socket {
         drop(extension);
         self.inflated.bytes.set(self.inflated.bytes.get() + self.reader.take_inflated());
         self.count();
-        came.map_err(|ended| match ended {
+        came.map_err(|ended| self.ended(ended))
+    }
+
+    fn ended(&mut self, ended: Ended) -> SocketError {
+        match ended {
             Ended::Io(error) => self.fail(error),
             Ended::Read(ReadError::NoMemory) => {
                 self.end_with(close::INTERNAL_ERROR);
@@ -507,7 +511,7 @@ impl Socket {
                 self.end_with(violation.code);
                 SocketError { cause: Cause::Violation(violation) }
             }
-        })
+        }
     }
 
     /// Counts what is held of a message that has not come to its end, of those that have not left, and of the request.
