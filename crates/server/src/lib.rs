@@ -86,13 +86,13 @@ pub use server::driver::Driver;
 pub use server::running::ServerHandle;
 pub use server::runtime::Runtime;
 pub use server::several::Several;
-pub use shard::control::ServerControl;
 pub use shard::face::closed::{Closed, Failure};
 pub use shard::face::conn_handle::{ConnHandle, LocalHandle, PushError, StreamHandle};
 pub use shard::face::cx::Cx;
+pub use shard::face::handle::Shard;
 pub use shard::face::opening::{Opening, Refusal, Session};
 pub use shard::face::service::{IntoService, Service, WithHeads, starting, with_heads};
-pub use shard::handle::Shard;
+pub use shard::remote::control::ServerControl;
 pub use stream::byte_stream::Stream;
 pub use stream::service::{StreamService, stream};
 #[cfg(feature = "websocket")]
@@ -228,13 +228,13 @@ pub mod net {
 /// Handles of tasks of a shard, and of blocking calls beside the shards.
 pub mod task {
     pub use crate::blocking::{Blocking, BlockingError};
-    pub use crate::shard::join::{JoinError, JoinHandle, SpawnError};
+    pub use crate::shard::tasks::join::{JoinError, JoinHandle, SpawnError};
     pub use crate::yields::yield_now;
 }
 
 /// The clock of the shards, and the futures of [`Cx::sleep`](crate::Cx::sleep) and [`Cx::timeout`](crate::Cx::timeout).
 pub mod time {
-    pub use crate::shard::timers::{Elapsed, Interval, Sleep, Timeout};
+    pub use crate::shard::wakes::timers::{Elapsed, Interval, Sleep, Timeout};
     pub use ringserve_core::Time;
 }
 
@@ -244,5 +244,5 @@ pub mod internals {
     pub use crate::admission::{Counted, Door};
     pub use crate::base::clock::age_new_shards;
     pub use crate::server::driven::{Drivers, start_on, start_several_on};
-    pub use crate::shard::turns::run_on;
+    pub use crate::shard::running::turns::run_on;
 }

@@ -98,7 +98,7 @@ use families::{Families, Labels, label};
 use crate::admission::{KeyRatesStats, RefusedBy};
 use crate::histogram::{Counted, Histogram};
 use crate::server::running::ServerHandle;
-use crate::shard::control::ServerControl;
+use crate::shard::remote::control::ServerControl;
 use crate::snapshot::{CallFigures, Snapshot};
 use crate::stats::{ConnStats, DriverStats, ServerStats, ShardTimes};
 

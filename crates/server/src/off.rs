@@ -10,12 +10,12 @@ use crate::server::builder::Server;
 use crate::server::listen::endpoint::Endpoint;
 #[cfg(not(all(feature = "admin", feature = "tls", feature = "metrics")))]
 use crate::server::running::ServerHandle;
-#[cfg(not(all(feature = "tls", feature = "metrics")))]
-use crate::shard::control::ServerControl;
 #[cfg(not(all(feature = "tls", feature = "websocket")))]
 use crate::shard::face::cx::Cx;
 #[cfg(not(all(feature = "tls", feature = "websocket")))]
 use crate::shard::face::opening::Opening;
+#[cfg(not(all(feature = "tls", feature = "metrics")))]
+use crate::shard::remote::control::ServerControl;
 #[cfg(not(all(feature = "tls", feature = "websocket")))]
 use crate::stream::byte_stream::Stream;
 

@@ -74,14 +74,15 @@
 //! # }
 //! ```
 
-pub use crate::shard::asks::{Ask, AskError, OnAll, Reply};
-pub use crate::shard::draining::Draining;
-pub use crate::shard::ends::{ServiceEnded, UnknownService};
-pub use crate::shard::mailbox::{SendError, Sending};
-pub use crate::shard::messages::{Mesh, SendingToOthers};
-pub use crate::shard::started::{NotStarted, Started};
 #[cfg(feature = "sync")]
 pub use tokio::sync::{
     AcquireError, Mutex, MutexGuard, Notify, OwnedMutexGuard, OwnedSemaphorePermit, Semaphore,
     SemaphorePermit, TryAcquireError, TryLockError, broadcast, mpsc, oneshot, watch,
 };
+
+pub use crate::shard::messages::asks::{Ask, AskError, OnAll, Reply};
+pub use crate::shard::messages::mailbox::{SendError, Sending};
+pub use crate::shard::messages::mesh::{Mesh, SendingToOthers};
+pub use crate::shard::tasks::draining::Draining;
+pub use crate::shard::tasks::ends::{ServiceEnded, UnknownService};
+pub use crate::shard::tasks::started::{NotStarted, Started};

@@ -72,7 +72,7 @@ use ringserve_core::SharedPayload;
 
 pub use crate::filters::{Filters, is_filter, matching};
 use crate::shard::face::conn_handle::{LocalHandle, PushError};
-use crate::shard::handle::Shard;
+use crate::shard::face::handle::Shard;
 
 /// Bytes that a waiting message counts for in addition to its own.
 const MESSAGE_BYTES: usize = 64;

@@ -12,9 +12,9 @@ use crate::overload::{Load, Shed};
 use crate::peer::Peer;
 use crate::shard::face::closed::{Closed, Failure};
 use crate::shard::face::cx::Cx;
+use crate::shard::face::handle::Shard;
 use crate::shard::face::opening::{Opening, Refusal};
 use crate::shard::face::service::{IntoService, Made, NoService, Service};
-use crate::shard::handle::Shard;
 use crate::trace::{Place, Trace};
 
 /// Notes what services are told.

@@ -1,4 +1,4 @@
-//! Every interleaving of sleeping and waking across threads: `src/shard/wake.rs` itself, built on loom's types.
+//! Every interleaving of sleeping and waking across threads: `src/shard/wakes/wake.rs` itself, built on loom's types.
 //!
 //! A shard here goes round as the real one does, and waits at an eventfd that counts. What a caller brought must be seen
 //! without any other wake-up: a lost one shows as a deadlock, which loom reports.
@@ -11,7 +11,7 @@ mod sync {
 
 // What only the crate itself uses of it.
 #[allow(dead_code)]
-#[path = "../src/shard/wake.rs"]
+#[path = "../src/shard/wakes/wake.rs"]
 mod wake;
 
 use loom::sync::atomic::{AtomicU32, Ordering};

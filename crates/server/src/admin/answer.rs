@@ -15,7 +15,7 @@ use super::gate::Refused;
 use super::guests::Asking;
 use super::press::{Listener, Press};
 use super::routes;
-use crate::shard::draining::Draining;
+use crate::shard::tasks::draining::Draining;
 
 pub(super) const TEXT: &str = "text/plain; charset=utf-8";
 pub(super) const JSON: &str = "application/json";

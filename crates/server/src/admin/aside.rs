@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::blocking::BlockingError;
-use crate::shard::handle::Shard;
+use crate::shard::face::handle::Shard;
 
 /// Routes of the program at once.
 pub(super) const ROUTES_AT_ONCE: usize = 8;

@@ -42,7 +42,7 @@ use crate::metrics::Figures;
 use crate::metrics::prometheus_client::collector::Collector;
 use crate::metrics::scrape::Collectors;
 use crate::overload::Load;
-use crate::shard::handle::Shard;
+use crate::shard::face::handle::Shard;
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -9,7 +9,7 @@ use hyper::header::HeaderValue;
 use hyper::{Method, StatusCode};
 
 use super::routes;
-use crate::shard::control::ServerControl;
+use crate::shard::remote::control::ServerControl;
 
 /// Routes at most.
 const ROUTES_MAX: usize = 64;

@@ -6,7 +6,7 @@ use crate::funnel::MachineFigures;
 use crate::host::machine::Machine;
 use crate::host::read_of;
 use crate::server::running::Facts;
-use crate::shard::control::ServerControl;
+use crate::shard::remote::control::ServerControl;
 
 /// The server: none while its factories are pending.
 #[derive(Default)]

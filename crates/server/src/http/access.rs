@@ -31,7 +31,7 @@ use ringserve_core::{ConnId, Time};
 use super::watch::Watch;
 use crate::base::lines::info;
 use crate::client_info::ClientInfo;
-use crate::shard::handle::Shard;
+use crate::shard::face::handle::Shard;
 
 /// Bytes of a path that are in a line, and those that take no separate memory.
 const PATH_BYTES_MAX: usize = 1024;

@@ -23,7 +23,7 @@ use super::runtime::{ShardTimer, ShardTimerSleep};
 use super::watch::{Bounds, Excess, Next, Watch};
 use super::watched::{Serving, StreamExecutor, Watched};
 use crate::base::lines::debug;
-use crate::shard::handle::Shard;
+use crate::shard::face::handle::Shard;
 use crate::stream::byte_stream::Stream;
 use crate::stream::hyper_io::Fate;
 

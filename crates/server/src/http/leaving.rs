@@ -15,9 +15,9 @@ use std::time::Duration;
 
 use super::runtime::{ShardTimer, ShardTimerSleep};
 use super::watch::Watch;
-use crate::shard::draining::Draining;
-use crate::shard::handle::Shard;
-use crate::shard::timers::Sleep;
+use crate::shard::face::handle::Shard;
+use crate::shard::tasks::draining::Draining;
+use crate::shard::wakes::timers::Sleep;
 use crate::stream::hyper_io::Fate;
 
 /// Time between two looks at a connection that is to end, and has something under way; and that a client of HTTP/1.1 has whose last

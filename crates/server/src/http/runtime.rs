@@ -26,8 +26,8 @@ use ringserve_core::Time;
 
 use crate::base::clock::Clock;
 use crate::guard::{discard, wake};
-use crate::shard::handle::Shard;
-use crate::shard::timers::Alarms;
+use crate::shard::face::handle::Shard;
+use crate::shard::wakes::timers::Alarms;
 
 /// Looks at the timers in a row: a second one where a timer's time came while those of others went off.
 const LOOKS: usize = 2;

@@ -14,8 +14,8 @@ use ringserve_core::framing::Raw;
 use super::connection::{Http, HttpError};
 use super::options::HttpOptions;
 use super::watched::Serving;
+use crate::shard::face::handle::Shard;
 use crate::shard::face::service::{IntoService, Made, NoService};
-use crate::shard::handle::Shard;
 use crate::stream::byte_stream::Stream;
 use crate::stream::service::{HandleStream, Streams, adjust};
 

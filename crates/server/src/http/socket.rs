@@ -23,8 +23,8 @@ use super::masks::Masks;
 use super::runtime::PUT_OFF;
 use super::upgrade::Hold;
 use crate::message::{Message, Outgoing};
-use crate::shard::handle::Shard;
-use crate::shard::timers::Sleep;
+use crate::shard::face::handle::Shard;
+use crate::shard::wakes::timers::Sleep;
 use crate::stream::byte_stream::Stream;
 use crate::stream::hyper_io::Fate;
 

@@ -19,7 +19,7 @@ use hyper::Request;
 use hyper::body::Bytes;
 
 use super::watch::{Watch, Watching};
-use crate::shard::handle::Shard;
+use crate::shard::face::handle::Shard;
 use crate::stream::byte_stream::Stream;
 
 /// What the request carries. A copy on another thread finds nothing.

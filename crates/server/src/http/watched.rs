@@ -24,7 +24,7 @@ use super::upgrade::{self, Offered};
 use super::watch::{Excess, SeedBytes, Watch, Watching, request_bytes};
 use crate::client_info::ClientInfo;
 
-use crate::shard::handle::Shard;
+use crate::shard::face::handle::Shard;
 
 /// There are no sockets.
 #[cfg(not(feature = "websocket"))]

@@ -13,7 +13,7 @@ use super::families::Families;
 use super::figures::line_names;
 use crate::base::lines::{error, info};
 use crate::guard::guard;
-use crate::shard::control::ServerControl;
+use crate::shard::remote::control::ServerControl;
 
 /// Bytes of the metrics of the program at most, all collectors together.
 pub(crate) const COLLECTED_BYTES_MAX: usize = 2 << 20;

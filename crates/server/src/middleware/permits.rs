@@ -21,8 +21,8 @@ use super::sojourn::Sojourn;
 use crate::guard::{discard, wake};
 use crate::overload::{Load, Shed};
 use crate::shard::face::cx::Cx;
+use crate::shard::face::handle::Shard;
 use crate::shard::face::service::Service;
-use crate::shard::handle::Shard;
 
 /// What a call may wait while its shard sheds requests, unless the program says how long: twice the wait at which Facebook's
 /// CoDel sees a queue that stands.

@@ -115,8 +115,8 @@ use self::queue::Queue;
 use self::turns::{Turn, Turns};
 use crate::parts::Parts;
 use crate::shard::face::cx::Cx;
+use crate::shard::face::handle::Shard;
 use crate::shard::face::reserve::Reserved;
-use crate::shard::handle::Shard;
 use crate::sync::{AskError, Mesh};
 use crate::task::yield_now;
 

@@ -10,8 +10,8 @@ use crate::admission::{AdmissionControl, AdmissionStats, KeyRatesStats};
 use crate::base::clock::Deadline;
 use crate::doctor::{Expected, Finding, Lived};
 use crate::overload::{Load, ShardLoad};
-use crate::shard::control::ServerControl;
-use crate::shard::inbox::{Command, RemoteShard};
+use crate::shard::remote::control::ServerControl;
+use crate::shard::wakes::inbox::{Command, RemoteShard};
 use crate::stats::{AcceptQueueStats, ServerStats, ShardStats, ShardTimes, Stall};
 use crate::watch::state::State;
 

@@ -20,9 +20,9 @@ use super::runtime::Runtime;
 use super::serves::{Kept, Serves};
 use super::several::Several;
 use crate::error::Error;
+use crate::shard::face::handle::Shard;
 use crate::shard::face::service::IntoService;
-use crate::shard::handle::Shard;
-use crate::shard::starting::Starting;
+use crate::shard::running::starting::Starting;
 
 /// Where a server listens, and how each of its shards makes its driver.
 pub trait Drivers: Send + Sync + 'static {

@@ -11,7 +11,7 @@ use crate::base::memory::{UsableMemory, available_memory, is_in_group, own_memor
 use crate::error::Error;
 use crate::host::machine::Machine;
 use crate::log_thread::hand_over;
-use crate::shard::control::ServerControl;
+use crate::shard::remote::control::ServerControl;
 
 /// How often a control group's limit is looked at.
 const LOOKS_EVERY: Duration = Duration::from_millis(500);

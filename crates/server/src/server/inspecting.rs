@@ -4,8 +4,8 @@ use ringserve_core::ConnId;
 
 use crate::base::clock::Deadline;
 use crate::inspect::{Inspecting, Inspection, Query, Walk};
-use crate::shard::control::ServerControl;
-use crate::shard::inbox::{Letter, this_shard};
+use crate::shard::remote::control::ServerControl;
+use crate::shard::wakes::inbox::{Letter, this_shard};
 
 impl ServerControl {
     /// Asks each shard for its connections, and waits for the answers, [one second](Query::within) at most. A shard that does

@@ -26,12 +26,12 @@ use crate::doctor::CONNECTION_BYTES;
 use crate::error::Error;
 use crate::guard::{guard, message_of};
 use crate::log_thread::hand_over;
-use crate::shard::beginning::Beginning;
 use crate::shard::face::service::Made;
-use crate::shard::inbox::{Command, RemoteShard, enter_shard};
-use crate::shard::services::Services;
-use crate::shard::starting::{Ended, Gate, ShardStart, Starting, Until};
-use crate::shard::state::{Parts, ShardLoop};
+use crate::shard::running::beginning::Beginning;
+use crate::shard::running::starting::{Ended, Gate, ShardStart, Starting, Until};
+use crate::shard::state::services::Services;
+use crate::shard::state::shard_loop::{Parts, ShardLoop};
+use crate::shard::wakes::inbox::{Command, RemoteShard, enter_shard};
 use crate::watchdog::thread::Watchdog;
 
 /// Threads of a start that failed have this long to end: a shard gives up after 5 s what its driver does not end.

@@ -12,14 +12,14 @@ use ringserve_core::{LimitError, Limits};
 
 use crate::error::Error;
 use crate::guard::{Panicked, guard};
-use crate::shard::calls::calls;
+use crate::shard::calls::running_calls::calls;
+use crate::shard::calls::service_lane::ServiceLane;
+use crate::shard::face::handle::Shard;
 use crate::shard::face::service::{IntoService, Made, NoService, Service};
-use crate::shard::handle::Shard;
-use crate::shard::many::{Many, TaskNumbers};
-use crate::shard::service_lane::ServiceLane;
-use crate::shard::services::Services;
-use crate::shard::starting::ShardStart;
-use crate::shard::state::Admit;
+use crate::shard::running::starting::ShardStart;
+use crate::shard::state::many::{Many, TaskNumbers};
+use crate::shard::state::services::Services;
+use crate::shard::state::shard_loop::Admit;
 #[cfg(feature = "testing")]
 use crate::watched_service::Watches;
 

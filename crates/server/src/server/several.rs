@@ -12,10 +12,10 @@ use super::prepared::{Described, Prepared, ServicePlan, Settings};
 use super::running::ServerHandle;
 use super::serves::{AllOf, Hosted, One};
 use crate::error::Error;
+use crate::shard::face::handle::Shard;
 use crate::shard::face::service::IntoService;
-use crate::shard::handle::Shard;
-use crate::shard::starting::Starting;
-use crate::shard::state::Admit;
+use crate::shard::running::starting::Starting;
+use crate::shard::state::shard_loop::Admit;
 use crate::stats::ServerStats;
 
 /// The services of a [`Server`] with several of them. It stands in the place of a framing, since each service has its own.

@@ -29,9 +29,9 @@ use crate::error::Error;
 #[cfg(feature = "tls")]
 use crate::guard::guard;
 use crate::log_thread::{hand_over, write_at_the_end};
-use crate::shard::control::ServerControl;
-use crate::shard::ending::Ending;
-use crate::shard::starting::Interrupter;
+use crate::shard::remote::control::ServerControl;
+use crate::shard::remote::ending::Ending;
+use crate::shard::running::starting::Interrupter;
 
 /// Those that stop a server are taken unless they are ignored, the others where they would end the process.
 const STOPS: [i32; 2] = [SIGINT, SIGTERM];

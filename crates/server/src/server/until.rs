@@ -10,7 +10,7 @@ use std::thread::{self, Thread};
 use super::running::ServerHandle;
 use crate::error::Error;
 use crate::guard::message_of;
-use crate::shard::control::ServerControl;
+use crate::shard::remote::control::ServerControl;
 use crate::stats::ServerStats;
 
 /// Wakes the thread that polls the future.

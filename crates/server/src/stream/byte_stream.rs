@@ -17,10 +17,10 @@ use ringserve_core::{ConnId, ConnShared, Frame, Payload, facts_as};
 
 use crate::overload::Load;
 use crate::peer::Peer;
-use crate::shard::draining::Draining;
 use crate::shard::face::conn_handle::StreamHandle;
-use crate::shard::handle::Shard;
-use crate::shard::session::Session;
+use crate::shard::face::handle::Shard;
+use crate::shard::tasks::draining::Draining;
+use crate::shard::tasks::session::Session;
 
 /// A connection as a stream of bytes, for a handler of [`stream`](crate::stream()).
 ///

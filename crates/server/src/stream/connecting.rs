@@ -16,11 +16,11 @@ use ringserve_core::{Address, Channel, ConnShared, Time, Transport};
 use super::byte_stream::Stream;
 use super::proxy_header::ProxyHeader;
 use crate::blocking::{Blocking, resolve};
-use crate::shard::attempts::{Attempt, Progress};
-use crate::shard::guarded_transport::GuardedTransport;
-use crate::shard::handle::Shard;
-use crate::shard::session::Session;
-use crate::shard::timers::Sleep;
+use crate::shard::face::guarded_transport::GuardedTransport;
+use crate::shard::face::handle::Shard;
+use crate::shard::tasks::attempts::{Attempt, Progress};
+use crate::shard::tasks::session::Session;
+use crate::shard::wakes::timers::Sleep;
 
 /// The least time for one of several addresses of a name, while that much is left: a lost SYN is repeated after a second.
 const ATTEMPT_MIN: Duration = Duration::from_secs(2);

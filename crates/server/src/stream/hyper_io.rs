@@ -17,7 +17,7 @@ use ringserve_tls::TlsInfo;
 use super::byte_stream::Stream;
 use crate::client_info::ClientInfo;
 use crate::peer::Peer;
-use crate::shard::session::Session;
+use crate::shard::tasks::session::Session;
 
 impl Read for Stream {
     fn poll_read(

@@ -15,11 +15,11 @@ use crate::base::lines::info;
 use crate::peer::Peer;
 use crate::shard::face::closed::Closed;
 use crate::shard::face::cx::Cx;
+use crate::shard::face::handle::Shard;
 use crate::shard::face::opening::{Opening, Refusal};
 use crate::shard::face::service::{IntoService, Made, NoService, Service};
-use crate::shard::handle::Shard;
-use crate::shard::session::Session;
-use crate::shard::spawned::ResetsOnPanic;
+use crate::shard::tasks::session::Session;
+use crate::shard::tasks::spawned::ResetsOnPanic;
 
 /// The result of a [`Stream`](crate::Stream) handler: nothing, or a `Result` whose error is logged and closes the connection as
 /// [`HandlerError`](crate::CloseReason::HandlerError).

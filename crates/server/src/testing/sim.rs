@@ -19,11 +19,11 @@ use crate::server::prepared::Prepared;
 use crate::server::serves::{AllOf, MadeOf, Serves};
 use crate::server::several::Several;
 use crate::server::stepped::SteppedServer;
+use crate::shard::face::handle::Shard;
 use crate::shard::face::service::IntoService;
-use crate::shard::handle::Shard;
-use crate::shard::inbox::Command;
-use crate::shard::services::Services;
-use crate::shard::starting::{ShardStart, StartState};
+use crate::shard::running::starting::{ShardStart, StartState};
+use crate::shard::state::services::Services;
+use crate::shard::wakes::inbox::Command;
 use crate::stats::{ServerStats, ServiceNames};
 use crate::watched_service::Watches;
 

@@ -22,9 +22,9 @@ use crate::overload::{Load, Shed};
 use crate::server::builder::Server;
 use crate::shard::face::closed::{Closed, Failure};
 use crate::shard::face::cx::Cx;
+use crate::shard::face::handle::Shard;
 use crate::shard::face::opening::{Opening, Refusal};
 use crate::shard::face::service::{IntoService, Made, NoService, Service};
-use crate::shard::handle::Shard;
 use crate::trace::{Keeps, Trace};
 
 /// A frame with these bytes as its payload: for tests of code that takes frames.

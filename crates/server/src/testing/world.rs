@@ -29,8 +29,8 @@ use crate::blocking::Pool;
 use crate::guard::message_of;
 use crate::server::running::ShardDeath;
 use crate::server::stepped::SteppedServer;
-use crate::shard::inbox::{Command, OnCall};
-use crate::shard::starting::StartState;
+use crate::shard::running::starting::StartState;
+use crate::shard::wakes::inbox::{Command, OnCall};
 use crate::trace::{Place, Trace};
 
 /// The longest that a shard does not run.

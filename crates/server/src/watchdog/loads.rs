@@ -11,7 +11,7 @@ use crate::base::lines::{info, warn};
 use crate::base::thread_times::ThreadTimes;
 use crate::overload::stages::{Change, Excuse, Signals, Stages, TABLE_FULL};
 use crate::overload::{Load, Overload};
-use crate::shard::control::ServerControl;
+use crate::shard::remote::control::ServerControl;
 use crate::watch::state::State;
 
 /// Signals are read this often at most.

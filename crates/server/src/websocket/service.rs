@@ -12,9 +12,9 @@ use crate::overload::{Load, Shed};
 use crate::shard::face::closed::Closed;
 use crate::shard::face::conn_handle::{ConnHandle, LocalHandle, PushError};
 use crate::shard::face::cx::Cx;
+use crate::shard::face::handle::Shard;
 use crate::shard::face::opening::{Opening, Refusal, Session, by_default};
 use crate::shard::face::service::{IntoService, Made, NoService, Service};
-use crate::shard::handle::Shard;
 
 /// What a server does with messages of WebSocket: a [`Service`](crate::Service) whose frames are messages. [`ws`] serves it.
 ///

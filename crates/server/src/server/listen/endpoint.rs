@@ -15,7 +15,7 @@ use super::transport::MakeTransport;
 use crate::admission::Admission;
 use crate::admission::proxy_protocol::ProxyProtocol;
 use crate::peer::Peer;
-use crate::shard::state::Admit;
+use crate::shard::state::shard_loop::Admit;
 use crate::socket_options::options::SocketOptions;
 
 /// A TCP address, on every address that it resolves to. Port 0 finds a free port. An address that cannot be resolved is an

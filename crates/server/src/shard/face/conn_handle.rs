@@ -11,10 +11,10 @@ use ringserve_buf::{CountedHead, ReplyWriter, WeakHead};
 use ringserve_core::framing::Written;
 use ringserve_core::{ConnHead, ConnId, Outlet, Payload, RemoteGate, SharedPayload};
 
-use crate::shard::awaited::Until;
-use crate::shard::handle::Shard;
-use crate::shard::inbox::{Letter, RemoteShard};
-use crate::shard::notice::notice;
+use super::handle::Shard;
+use crate::shard::wakes::awaited::Until;
+use crate::shard::wakes::inbox::{Letter, RemoteShard};
+use crate::shard::wakes::notice::notice;
 
 /// Reaches a connection from any thread: from its own shard, another shard, or a thread beside them. A clone costs two
 /// reference counts. The handle keeps neither the connection open nor its slot: once the connection has ended, the handle

@@ -14,13 +14,13 @@ use ringserve_core::{
     ConnHead, ConnId, ConnLimits, ConnShared, LimitError, NoMemoryLeft, Payload, SharedPayload, facts_as,
 };
 
+use super::conn_handle::{ConnHandle, LocalHandle};
+use super::handle::Shard;
+use super::reserve::Reserved;
 use crate::overload::Load;
 use crate::peer::Peer;
-use crate::shard::face::conn_handle::{ConnHandle, LocalHandle};
-use crate::shard::face::reserve::Reserved;
-use crate::shard::handle::Shard;
-use crate::shard::join::{JoinHandle, SpawnError};
-use crate::shard::timers::{Sleep, Timeout};
+use crate::shard::tasks::join::{JoinHandle, SpawnError};
+use crate::shard::wakes::timers::{Sleep, Timeout};
 
 /// The connection of a call.
 ///

@@ -5,6 +5,8 @@
 pub(crate) mod closed;
 pub(crate) mod conn_handle;
 pub(crate) mod cx;
+pub(crate) mod guarded_transport;
+pub(crate) mod handle;
 pub(crate) mod opening;
 pub(crate) mod reserve;
 pub(crate) mod service;

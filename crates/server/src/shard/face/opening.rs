@@ -10,11 +10,11 @@ use ringserve_core::framing::Written;
 use ringserve_core::proxy::Tlvs;
 use ringserve_core::{ConnHead, ConnId, ConnLimits, LimitError, Payload, SharedPayload, facts_as};
 
+use super::conn_handle::{ConnHandle, LocalHandle};
+use super::handle::Shard;
 use crate::peer::Peer;
-use crate::shard::face::conn_handle::{ConnHandle, LocalHandle};
-use crate::shard::handle::Shard;
-use crate::shard::join::{JoinHandle, SpawnError};
-use crate::shard::timers::{Sleep, Timeout};
+use crate::shard::tasks::join::{JoinHandle, SpawnError};
+use crate::shard::wakes::timers::{Sleep, Timeout};
 
 /// State that a service keeps for one connection. Every type that is `Default` is a session, and
 /// [`Service::open`](crate::Service::open) makes it by default. A type that is not `Default`, because it is made from the peer,

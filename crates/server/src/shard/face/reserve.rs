@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ringserve_core::{ConnHead, NoMemoryLeft, Reservation};
 
-use crate::shard::handle::Shard;
+use super::handle::Shard;
 
 /// How long a handler waits for memory: a peer that reads takes a large answer in less, and one that asks is still there.
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(5);

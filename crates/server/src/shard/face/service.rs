@@ -8,11 +8,11 @@ use std::pin::Pin;
 use ringserve_core::framing::{FrameError, HoldsState, TypedFraming};
 use ringserve_core::{Frame, Limits};
 
+use super::closed::{Closed, Failure};
+use super::cx::Cx;
+use super::handle::Shard;
+use super::opening::{Opening, Refusal, Session, by_default};
 use crate::overload::{Load, Shed};
-use crate::shard::face::closed::{Closed, Failure};
-use crate::shard::face::cx::Cx;
-use crate::shard::face::opening::{Opening, Refusal, Session, by_default};
-use crate::shard::handle::Shard;
 
 /// Handles the frames of a server.
 ///

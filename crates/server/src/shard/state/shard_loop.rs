@@ -1,0 +1,239 @@
+//! The parts of a working shard: driver, state machine and user code.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use ringserve_core::{ConnId, Driver, LaneId, Time};
+
+use super::give_way::Way;
+use super::meter::{LossLog, Meter};
+use super::spare::Spare;
+use super::upstreams::UpstreamLane;
+use crate::admission::ShardAdmission;
+use crate::admission::proxy_protocol::Proxies;
+use crate::base::lines::LineLimit;
+use crate::guard::{Panicked, guard};
+use crate::log;
+use crate::overload::LoadNow;
+use crate::peer::Peer;
+use crate::shard::Core;
+use crate::shard::face::handle::Shard;
+use crate::shard::wakes::inbox::{Command, Delivery, RemoteShard};
+use crate::shard::wakes::wake::Attention;
+use crate::socket_options::asks::Asks;
+use crate::stats::{ServiceNames, StalledWork};
+use crate::telling::LaneSet;
+
+/// Decides at accept, before anything is kept for a connection.
+pub(crate) type Admit = Arc<dyn Fn(&Peer) -> bool + Send + Sync>;
+
+/// The parts that a shard needs to start.
+pub(crate) struct Parts<D: Driver> {
+    pub shard: Shard,
+    pub core: Core,
+    pub driver: D,
+    pub others: Option<Peers>,
+    /// By listener: whether all shards accept from its one queue, as from a Unix socket and from one that was adopted.
+    pub one_queue: Box<[bool]>,
+    pub asks: Asks,
+    /// The lane of the connections that the shard makes.
+    pub upstreams: LaneId,
+    pub names: ServiceNames,
+    /// Which listeners expect PROXY headers.
+    pub proxies: Proxies,
+    /// Services whose connections have accounts, whatever they say themselves.
+    pub accounted: LaneSet,
+}
+
+/// The shards of the server, this one too, for one that passes connections on.
+pub(crate) type Peers = Arc<[Arc<RemoteShard>]>;
+
+/// A working shard: the state machine, with the parts above and below it.
+pub(crate) struct ShardLoop<D: Driver, V> {
+    pub(crate) core: Core,
+    pub(crate) lane: ShardLane<D, V>,
+}
+
+/// What a turn of the shard does: what concerns a service or the upstreams it gives to those, and carries the letters of
+/// other threads out.
+pub(crate) struct ShardLane<D: Driver, V> {
+    /// Dropped first.
+    end: End,
+    pub(crate) common: Common,
+    pub(crate) driver: D,
+    pub(crate) services: V,
+    pub(crate) remote: Arc<RemoteShard>,
+    pub(crate) others: Option<Peers>,
+    pub(crate) one_queue: Box<[bool]>,
+    pub(crate) asks: Asks,
+    pub(crate) upstreams: UpstreamLane,
+    pub(crate) command: Command,
+    /// The bits that the turn has to handle.
+    pub(crate) called: Attention,
+    pub(crate) way: Way,
+    pub(crate) delivery: Delivery,
+    pub(crate) spare: Spare,
+}
+
+/// State that a shard and its services share.
+pub(crate) struct Common {
+    pub(crate) shard: Shard,
+    /// When the turn began.
+    pub(crate) now: Time,
+    /// What the shard was asked for when the turn began.
+    pub(crate) load: LoadNow,
+    /// Frames may have been shed in the turn before.
+    pub(crate) has_shed: bool,
+    pub(crate) meter: Meter,
+    pub(crate) losses: LossLog,
+    pub(crate) names: ServiceNames,
+    pub(crate) proxies: Proxies,
+    /// Services whose connections have accounts, whatever they say themselves.
+    pub(crate) accounted: LaneSet,
+    /// There are connections with accounts, or may be.
+    pub(crate) keeps_accounts: bool,
+    /// `None` if the server limits no peer.
+    pub(crate) admission: Option<Box<ShardAdmission>>,
+    panics: LineLimit,
+    untrusted: LineLimit,
+}
+
+/// The end of a shard, when it is dropped.
+struct End {
+    shard: Shard,
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.shard.remote().close();
+        self.shard.end();
+    }
+}
+
+/// Drops bytes that left, whose owner is user code.
+fn drop_owned(bytes: Bytes) {
+    if let Err(panicked) = guard(move || drop(bytes)) {
+        log::owner_panicked(&panicked);
+    }
+}
+
+impl<D: Driver, V> ShardLoop<D, V> {
+    /// Before it knows whether its services keep accounts.
+    pub(crate) fn of(parts: Parts<D>, services: V) -> Self {
+        parts.core.all_share().release_owned_by(drop_owned);
+        #[cfg(feature = "http")]
+        parts.shard.set_core(parts.core.all_share());
+        let limiters = parts.shard.server().limiters().clone();
+        let shards = parts.shard.count();
+        let meter = Meter::new(parts.shard.remote().publishes(&parts.names).clone());
+        // At the end of the first turn.
+        parts.shard.timers().set_publication(Time::ZERO);
+        let lane = ShardLane {
+            end: End { shard: parts.shard.clone() },
+            driver: parts.driver,
+            services,
+            remote: parts.shard.remote().clone(),
+            upstreams: UpstreamLane::new(parts.upstreams, &parts.shard),
+            common: Common {
+                shard: parts.shard,
+                now: Time::ZERO,
+                load: LoadNow::default(),
+                has_shed: false,
+                meter,
+                losses: LossLog::default(),
+                admission: ShardAdmission::new(limiters, shards),
+                names: parts.names,
+                proxies: parts.proxies,
+                accounted: parts.accounted,
+                keeps_accounts: false,
+                panics: LineLimit::default(),
+                untrusted: LineLimit::default(),
+            },
+            others: parts.others,
+            one_queue: parts.one_queue,
+            asks: parts.asks,
+            command: Command::Serve,
+            called: Attention::NONE,
+            way: Way::default(),
+            delivery: Delivery::default(),
+            spare: Spare::new(),
+        };
+        ShardLoop { core: parts.core, lane }
+    }
+
+    /// The same shard with other services, of which it does not know either. Returns those that it had.
+    pub(crate) fn exchanged<W>(self, services: W) -> (ShardLoop<D, W>, V) {
+        let ShardLoop { core, lane } = self;
+        let had = lane.services;
+        let lane = ShardLane {
+            services,
+            end: lane.end,
+            common: lane.common,
+            driver: lane.driver,
+            remote: lane.remote,
+            others: lane.others,
+            one_queue: lane.one_queue,
+            asks: lane.asks,
+            upstreams: lane.upstreams,
+            command: lane.command,
+            called: lane.called,
+            way: lane.way,
+            delivery: lane.delivery,
+            spare: lane.spare,
+        };
+        (ShardLoop { core, lane }, had)
+    }
+}
+
+/// A connection as the log names it, until it ended.
+pub(crate) fn named(core: &Core, id: ConnId) -> Option<(ConnId, Peer)> {
+    core.shared(id).map(|shared| (id, Peer::of(shared)))
+}
+
+impl Common {
+    /// The shard works on a connection from now on, for those who watch it.
+    pub(crate) fn works_for(&self, core: &Core, work: StalledWork, id: ConnId) {
+        let peer = core.shared(id).map(|shared| shared.peer_words()).unwrap_or_default();
+        self.meter.snapshot.work.on_connection(work, id, peer);
+    }
+
+    /// The same where it works on no connection.
+    #[inline]
+    pub(crate) fn works(&self, work: StalledWork) {
+        self.meter.snapshot.work.on(work);
+    }
+
+    /// Wakes the tasks that slept until now. Returns what else is due.
+    #[cold]
+    pub(crate) fn fire_timers(&mut self) -> Attention {
+        self.works(StalledWork::Waker);
+        if let Err(panicked) = self.shard.timers().fire(self.now) {
+            self.report_panic("waker", None, &panicked);
+        }
+        match self.shard.timers().is_publication_due(self.now) {
+            true => Attention::PUBLICATION,
+            false => Attention::NONE,
+        }
+    }
+
+    /// A connection came to a listener of proxies from elsewhere.
+    #[cold]
+    pub(crate) fn report_untrusted(&mut self, peer: &Peer) {
+        if let Some(left_out) = self.untrusted.sample(self.now) {
+            log::untrusted(self.shard.index(), self.names.at(peer.listener), peer, left_out);
+        }
+    }
+
+    #[cold]
+    pub(crate) fn report_panic(
+        &mut self,
+        place: &str,
+        connection: Option<(ConnId, Peer)>,
+        panicked: &Panicked,
+    ) {
+        if self.panics.allows(self.now) {
+            let service = connection.as_ref().and_then(|(_, peer)| self.names.at(peer.listener));
+            log::panicked(self.shard.index(), service, place, connection, panicked);
+        }
+    }
+}

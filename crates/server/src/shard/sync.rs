@@ -1,4 +1,0 @@
-//! The types below [`wake`](super::wake). Its model check builds the same file on loom's types.
-
-pub(crate) use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
-pub(crate) use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,0 +1,11 @@
+//! How a shard is woken, and what waits on it for a time or an event.
+//!
+//! It knows no task and no service. `wake.rs` is the place to begin.
+
+pub(crate) mod awaited;
+pub(crate) mod flag;
+pub(crate) mod inbox;
+pub(crate) mod notice;
+pub(crate) mod sync;
+pub(crate) mod timers;
+pub(crate) mod wake;
