@@ -4,13 +4,13 @@
 //! since the last change that left none: networks whose time is over are looked up until they are forgotten by the next change.
 //! The thread that gives the kernel its filter asks each second whether they changed.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use prefix_trie::PrefixMap;
+use ipnet::IpNet;
 use ringserve_core::Time;
 
 use super::lists::Networks;
@@ -25,40 +25,49 @@ pub(super) struct Until {
     pub(super) allows: bool,
 }
 
+/// Sorted by address: a look asks for one network of each length that occurs.
 #[derive(Clone, Default)]
 struct Entries {
-    v4: PrefixMap<Ipv4Net, Until>,
-    v6: PrefixMap<Ipv6Net, Until>,
+    networks: BTreeMap<IpNet, Until>,
+    /// The prefix lengths that occur, in ascending order: those of IPv4, and of IPv6.
+    lengths: [Vec<u8>; 2],
 }
 
 impl Entries {
     fn len(&self) -> usize {
-        self.v4.len() + self.v6.len()
+        self.networks.len()
     }
 
     fn insert(&mut self, network: IpNet, until: Until) {
-        match network {
-            IpNet::V4(network) => _ = self.v4.insert(network, until),
-            IpNet::V6(network) => _ = self.v6.insert(network, until),
-        }
+        self.networks.insert(network.trunc(), until);
     }
 
     fn remove(&mut self, network: &IpNet) -> bool {
-        match network {
-            IpNet::V4(network) => self.v4.remove(network).is_some(),
-            IpNet::V6(network) => self.v6.remove(network).is_some(),
-        }
-    }
-
-    fn iter(&self) -> impl Iterator<Item = (IpNet, Until)> + '_ {
-        let v4 = self.v4.iter().map(|(network, until)| (IpNet::V4(network), *until));
-        v4.chain(self.v6.iter().map(|(network, until)| (IpNet::V6(network), *until)))
+        self.networks.remove(&network.trunc()).is_some()
     }
 
     /// Forgets those whose time is over.
     fn expire(&mut self, now: Time) {
-        self.v4.retain(|_, until| until.at > now);
-        self.v6.retain(|_, until| until.at > now);
+        self.networks.retain(|_, until| until.at > now);
+    }
+
+    /// Notes which lengths occur, after a change.
+    fn measure(&mut self) {
+        let of = |is_v4: bool| {
+            let networks = self.networks.keys().filter(|network| network.addr().is_ipv4() == is_v4);
+            let lengths: BTreeSet<u8> = networks.map(IpNet::prefix_len).collect();
+            lengths.into_iter().collect()
+        };
+        self.lengths = [of(true), of(false)];
+    }
+
+    /// What was said of the networks that an address is in, the largest network first.
+    fn covering(&self, address: IpAddr) -> impl Iterator<Item = Until> {
+        let lengths = &self.lengths[usize::from(address.is_ipv6())];
+        lengths.iter().filter_map(move |bits| {
+            let network = IpNet::new(address, *bits).ok()?;
+            self.networks.get(&network.trunc()).copied()
+        })
     }
 }
 
@@ -89,16 +98,8 @@ impl Timed {
             Some(before) if before.allows => found,
             _ => Some(until),
         };
-        match address.to_canonical() {
-            IpAddr::V4(address) => {
-                let covering = entries.v4.cover_values(&address.into()).copied();
-                covering.filter(|until| until.at > now).fold(None, stronger)
-            }
-            IpAddr::V6(address) => {
-                let covering = entries.v6.cover_values(&address.into()).copied();
-                covering.filter(|until| until.at > now).fold(None, stronger)
-            }
-        }
+        let covering = entries.covering(address.to_canonical());
+        covering.filter(|until| until.at > now).fold(None, stronger)
     }
 
     /// Begins to change them: other changes wait, and looks find what was there. Those that change several take them in one order.
@@ -116,7 +117,9 @@ impl Timed {
 
     /// All whose time is not over.
     pub(super) fn list(&self, now: Time) -> Vec<(IpNet, Until)> {
-        self.entries.load().iter().filter(|(_, until)| until.at > now).collect()
+        let entries = self.entries.load();
+        let held = entries.networks.iter().filter(|(_, until)| until.at > now);
+        held.map(|(network, until)| (*network, *until)).collect()
     }
 }
 
@@ -142,7 +145,8 @@ impl Change<'_> {
         networks.iter().filter(|network| self.entries.remove(network)).count()
     }
 
-    pub(super) fn keep(self) {
+    pub(super) fn keep(mut self) {
+        self.entries.measure();
         self.of.some.store(self.entries.len() > 0, Ordering::Relaxed);
         self.of.entries.store(Arc::new(self.entries));
         // Behind the entries, so that one that sees the number finds them.
