@@ -174,10 +174,12 @@ pub use ringserve_server::{
 };
 pub use ringserve_server::{
     access_log, admission, doctor, factory, framing, host, inspect, limits, listen, middleware, net,
-    overload, scatter, stats, sync, task, time, topics, transport,
+    overload, scatter, stats, sync, task, time, transport,
 };
 #[cfg(feature = "websocket")]
 pub use ringserve_server::{websocket, ws};
+#[doc(inline)]
+pub use ringserve_topics as topics;
 
 pub mod guide;
 

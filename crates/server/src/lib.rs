@@ -16,7 +16,6 @@ mod client_info;
 pub mod codec;
 pub mod doctor;
 mod error;
-mod filters;
 #[cfg(feature = "admin")]
 mod funnel;
 mod guard;
@@ -56,7 +55,6 @@ mod telling;
 pub mod testing;
 #[cfg(feature = "tls")]
 pub mod tls;
-pub mod topics;
 #[cfg(feature = "tower")]
 pub mod tower;
 #[cfg(feature = "testing")]

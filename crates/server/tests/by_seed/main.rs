@@ -25,7 +25,6 @@ mod stages;
 mod starting;
 mod tasks;
 mod testing;
-mod topics;
 
 use std::convert::Infallible;
 

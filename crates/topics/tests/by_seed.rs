@@ -5,11 +5,11 @@ use std::convert::Infallible;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use ringserve_server::framing::Lines;
-use ringserve_server::sync::Mesh;
-use ringserve_server::testing::{Faults, Sim, SimServer};
-use ringserve_server::topics::{Subscriber, Topics};
-use ringserve_server::{Cx, Frame, Opening, Refusal, Server, Service, Session};
+use ringserve::framing::Lines;
+use ringserve::sync::Mesh;
+use ringserve::testing::{Faults, Sim, SimServer};
+use ringserve::topics::{Subscriber, Topics};
+use ringserve::{Cx, Frame, Opening, Refusal, Server, Service, Session};
 
 const SECOND: Duration = Duration::from_secs(1);
 const WAITING_BYTES_MAX: usize = 1 << 20;

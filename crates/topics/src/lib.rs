@@ -1,4 +1,5 @@
-//! Publish and subscribe: subscriptions of a shard's connections, and queues for subscribers that read slowly.
+//! Publish and subscribe: subscriptions of a shard's connections, and queues for subscribers that read slowly. Users depend on
+//! `ringserve`, which re-exports this crate as its module `topics`.
 //!
 //! ```text
 //!   publish ──▶ one message to each shard ──▶ Topics of the shard ──▶ each subscriber, encoded once
@@ -6,7 +7,7 @@
 //! ```
 //!
 //! Each shard has its [`Topics`], with its own subscribers alone. A message is published to all shards through a
-//! [`Mesh`](crate::sync::Mesh) or a [`Scatter`](crate::scatter::Scatter), once to each, and encoded once on each for all
+//! [`Mesh`](ringserve_server::sync::Mesh) or a [`Scatter`](ringserve_server::scatter::Scatter), once to each, and encoded once on each for all
 //! subscribers there. Messages of one connection reach a subscriber in order and without gaps: messages that a peer reads too
 //! slowly wait, and a connection with too many of them is reset, with the reason `aborted`; those that waited are dropped. Replies
 //! and pushes of the service's own do not wait behind them, so they may overtake messages, also those of a topic that was
@@ -61,6 +62,11 @@
 //! # }
 //! ```
 
+#![deny(clippy::disallowed_methods)]
+#![deny(clippy::too_many_lines)]
+
+mod filters;
+
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -68,11 +74,9 @@ use std::ops::RangeBounds;
 use std::rc::Rc;
 
 use bytes::Bytes;
-use ringserve_core::SharedPayload;
+use ringserve_server::{LocalHandle, PushError, Shard, SharedPayload};
 
-pub use crate::filters::{Filters, is_filter, matching};
-use crate::shard::face::conn_handle::{LocalHandle, PushError};
-use crate::shard::face::handle::Shard;
+pub use filters::{Filters, is_filter, matching};
 
 /// Bytes that a waiting message counts for in addition to its own.
 const MESSAGE_BYTES: usize = 64;
