@@ -288,6 +288,12 @@ impl Stream {
         self.shared.outbox_bytes()
     }
 
+    /// Of the [outbox](Stream::outbox_bytes) what did not leave yet: the kernel was not given it. If all that was queued is still
+    /// there, the peer knows nothing of it, and after [`abort`](Stream::abort) never will. 0 once the connection has ended.
+    pub fn unsent_bytes(&self) -> usize {
+        if self.shared.is_gone() { 0 } else { self.shared.pending_bytes() }
+    }
+
     /// A handle that ends this connection from any thread. The first one of a connection allocates.
     pub fn handle(&self) -> StreamHandle {
         StreamHandle::new(&self.shared, &self.shard)

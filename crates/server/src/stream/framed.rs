@@ -107,6 +107,11 @@ impl<F: Framing> Framed<F> {
         self.writer.queue(payload)
     }
 
+    /// Bytes of a frame that has begun and not ended. A connection is fit for another question if this is 0 and `poll_next` waits.
+    pub fn unfinished_bytes(&self) -> usize {
+        self.reader.frames.unfinished_bytes()
+    }
+
     /// Splits it into its two directions, for two tasks. The drop of the writing half sends FIN; the drop of both closes the
     /// connection.
     pub fn split(self) -> (FramedReader<F>, FramedWriter<F>) {

@@ -336,8 +336,9 @@ impl Outlet {
         self.has(CLOSE | ABORT | NOT_FRAMED)
     }
 
+    /// Queued bytes that the driver was not given.
     #[inline]
-    pub(crate) fn pending_bytes(&self) -> usize {
+    pub fn pending_bytes(&self) -> usize {
         self.pending.borrow().as_ref().map_or(0, |batch| batch.len())
     }
 
