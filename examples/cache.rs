@@ -4,13 +4,12 @@
 //!     cargo run --release --example cache -- --upstream 127.0.0.1:8000
 //!     printf 'hello\nhello\n' | nc -N 127.0.0.1 7000
 //!
-//! A shard keeps connections to the upstream that no question uses. One that is given up in the middle of a question is dropped with
-//! it, so a late answer meets no later question. The upstream is trusted to send one line for each. A question on a kept connection
-//! that turns out to be dead is asked once more.
+//! Each shard keeps connections to the upstream that no question uses, and asks again where a kept one turns out to be dead. The
+//! upstream is trusted to send one line for each question: one that comes unasked closes its connection.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::io;
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
@@ -18,7 +17,7 @@ use std::time::Duration;
 use clap::Parser;
 use ringserve::framing::Lines;
 use ringserve::log::LogOptions;
-use ringserve::net::Framed;
+use ringserve::upstream::{Exclusive, Request, Upstream};
 use ringserve::{Cx, Driver, Frame, Server, Service, Shard};
 
 /// A cache of lines in front of an upstream.
@@ -27,9 +26,9 @@ struct Args {
     /// Address and port to listen on; port 0 finds a free one.
     #[arg(long, default_value = "127.0.0.1:7000", value_name = "ADDR:PORT")]
     listen: SocketAddr,
-    /// The upstream: an address or a name with a port, or unix:PATH.
-    #[arg(long, value_name = "UPSTREAM")]
-    upstream: String,
+    /// A server that is asked: an address or a name with a port, or unix:PATH; may be given several times.
+    #[arg(long, required = true, value_name = "UPSTREAM")]
+    upstream: Vec<String>,
     /// Answers that a shard remembers; it forgets all of them when there would be more.
     #[arg(long, default_value_t = 10_000, value_name = "N")]
     answers_max: usize,
@@ -45,65 +44,37 @@ struct Args {
 const LINE_BYTES_MAX: usize = 1024;
 /// How long the upstream may take.
 const ANSWER_TIME: Duration = Duration::from_secs(2);
-/// Connections that a shard keeps.
-const KEPT_MAX: usize = 16;
-
-type Upstream = Framed<Lines>;
-
 /// What was answered, by question.
 type Answers = HashMap<Box<[u8]>, Rc<[u8]>>;
 
 struct Cache {
-    upstream: String,
     answers_max: usize,
     answers: RefCell<Answers>,
-    kept: RefCell<Vec<Upstream>>,
+    upstream: Exclusive<Lines>,
 }
 
 impl Cache {
-    fn new(args: &Args) -> Cache {
+    fn new(args: &Args, upstream: &Upstream, shard: &Shard) -> Cache {
         Cache {
-            upstream: args.upstream.clone(),
             answers_max: args.answers_max,
             answers: RefCell::default(),
-            kept: RefCell::default(),
+            upstream: upstream.exclusive(shard, Lines::default()).frame_bytes_max(LINE_BYTES_MAX),
         }
-    }
-
-    async fn ask(&self, shard: &Shard, question: &[u8]) -> io::Result<Frame> {
-        let kept = self.kept.borrow_mut().pop();
-        if let Some(upstream) = kept
-            && let Ok(answer) = self.ask_over(upstream, question).await
-        {
-            return Ok(answer);
-        }
-        let lines = Lines::default();
-        let upstream = shard.connect(&*self.upstream).await?.framed(lines).frame_bytes_max(LINE_BYTES_MAX);
-        self.ask_over(upstream, question).await
-    }
-
-    async fn ask_over(&self, mut upstream: Upstream, question: &[u8]) -> io::Result<Frame> {
-        upstream.send(question).await?;
-        let answer = upstream.next().await.ok_or(io::ErrorKind::UnexpectedEof)??;
-        if self.kept.borrow().len() < KEPT_MAX {
-            self.kept.borrow_mut().push(upstream);
-        }
-        Ok(answer)
     }
 }
 
 impl Service for Cache {
     type Session = ();
-    type Error = io::Error;
+    type Error = Infallible;
 
-    async fn call(&self, cx: &Cx<'_, ()>, question: Frame) -> Result<(), io::Error> {
+    async fn call(&self, cx: &Cx<'_, ()>, question: Frame) -> Result<(), Infallible> {
         let known = self.answers.borrow().get(&*question).cloned();
         if let Some(answer) = known {
             cx.reply(&answer);
             return Ok(());
         }
-        match cx.timeout(ANSWER_TIME, self.ask(cx.shard(), &question)).await {
-            Ok(Ok(answer)) => {
+        match self.upstream.ask(Request::new(&question).idempotent().timeout(ANSWER_TIME)).await {
+            Ok(answer) => {
                 cx.reply(&answer);
                 let mut answers = self.answers.borrow_mut();
                 if answers.len() >= self.answers_max {
@@ -111,8 +82,7 @@ impl Service for Cache {
                 }
                 answers.insert(question[..].into(), answer[..].into());
             }
-            Ok(Err(error)) => cx.reply(format!("no answer: {error}")),
-            Err(_elapsed) => cx.reply("no answer: too late"),
+            Err(error) => cx.reply(format!("no answer: {error}")),
         }
         Ok(())
     }
@@ -123,12 +93,14 @@ fn main() -> Result<(), ringserve::Error> {
     let args = Args::parse();
     let framing = Lines::default().bytes_max(LINE_BYTES_MAX);
     let server = Server::bind(args.listen).framing(framing).driver(args.driver).shards(args.shards);
-    server.serve(move |_shard| Cache::new(&args))
+    let upstream = Upstream::new("upstream", args.upstream.clone());
+    server.serve(move |shard| Cache::new(&args, &upstream, shard))
 }
 
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::io;
 
     use ringserve::testing::{ClientListener, ClientResult, ClientStream, Faults, Net, Sim};
 
@@ -141,7 +113,9 @@ mod tests {
         let args =
             Args::parse_from(["cache", "--listen", ADDR, "--upstream", UPSTREAM, "--answers-max", "5"]);
         let framing = Lines::default().bytes_max(LINE_BYTES_MAX);
-        sim.serve(Server::bind(args.listen).framing(framing).shards(1), move |_shard| Cache::new(&args));
+        let upstream = Upstream::new("upstream", args.upstream.clone());
+        let server = Server::bind(args.listen).framing(framing).shards(1);
+        sim.serve(server, move |shard| Cache::new(&args, &upstream, shard));
     }
 
     /// What the upstream does with each question; it ends the connection where there is no answer.
@@ -208,8 +182,10 @@ mod tests {
                         let kind = ["ask", "ask", "slow", "die"][net.random() as usize % 4];
                         let question = format!("{kind} {client} {n}");
                         let expected = match kind {
-                            "slow" => "no answer: too late".to_owned(),
-                            "die" => "no answer: unexpected end of file".to_owned(),
+                            "slow" => "no answer: the upstream was too late".to_owned(),
+                            "die" => {
+                                "no answer: the upstream ended the connection before its answer".to_owned()
+                            }
                             _ => format!("{question}!"),
                         };
                         assert_eq!(ask(&mut me, &question).await?, expected);

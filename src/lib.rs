@@ -71,7 +71,8 @@
 //!
 //! [`Shard::connect`] connects to another server, over the shard's own driver, in any service, and returns a [`Stream`].
 //! [`net::copy_bidirectional`] copies bytes between two of them, so a proxy is ten lines. [`Stream::framed`] makes a client of
-//! frames of it: [a page](guide::upstreams) of the guide has one.
+//! frames of it: [a page](guide::upstreams) of the guide has one. With the feature `upstream` the module `upstream` has groups of
+//! equal servers: it keeps connections, balances, takes out what fails, and asks again.
 //!
 //! # Limits
 //!
@@ -112,6 +113,7 @@
 //! | `tls-ring`, `tls-graviola`, `tls-aws-lc-rs` | `tls` with that cryptography |
 //! | `tokio` | tokio's `AsyncRead` and `AsyncWrite` for [`Stream`], without a runtime |
 //! | `tower` | the module `tower`: services of tower |
+//! | `upstream` | the module `upstream`: pools of connections to other servers, balancing, health, retries |
 //! | `websocket` | the module `websocket`: WebSocket below any service, and the function `ws`: services of whole messages; with `http` too, sockets inside HTTP, and clients |
 //! | `websocket-deflate` | messages of it that are compressed |
 //! | `runtime-tokio` | `Runtime::Tokio`: shards inside a runtime of tokio's |
@@ -137,7 +139,7 @@
 //! | [`time`] | a shard's clock, intervals, the futures of [`Cx::sleep`] and [`Cx::timeout`] |
 //! | [`topics`] | publish and subscribe |
 //! | [`transport`] | layers between a socket and its framing |
-//! | `admin`, `codec`, `http`, `log`, `metrics`, `resp`, `testing`, `tls`, `tower`, `websocket` | with the feature of that name |
+//! | `admin`, `codec`, `http`, `log`, `metrics`, `resp`, `testing`, `tls`, `tower`, `upstream`, `websocket` | with the feature of that name |
 //!
 //! # Limitations
 //!
@@ -180,6 +182,9 @@ pub use ringserve_server::{
 pub use ringserve_server::{websocket, ws};
 #[doc(inline)]
 pub use ringserve_topics as topics;
+#[cfg(feature = "upstream")]
+#[doc(inline)]
+pub use ringserve_upstream as upstream;
 
 pub mod guide;
 

@@ -107,11 +107,8 @@ fn server(balancer: &Arc<Balancer>) -> Result<Server<Several>, Box<dyn Error>> {
     let server = Server::new().shards(args.shards).server_limits(server_limits);
     let (relays, shown) = (balancer.clone(), balancer.clone());
     let server = server.service(clients.limits(limits).sockets(sockets).name("balancer"), move |shard| {
-        if shard.index() == 0 {
-            relays.check_on(shard);
-        }
-        let relays = relays.clone();
-        stream(async move |client: Stream| relays.serve(client).await)
+        let (balancer, relay) = (relays.clone(), relays.upstream.relay(shard));
+        stream(async move |client: Stream| balancer.serve(&relay, client).await)
     });
     Ok(server.service(tcp(args.status).name("status"), move |shard| status::service(shard, shown.clone())))
 }

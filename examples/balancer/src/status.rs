@@ -7,7 +7,6 @@
 use std::future::ready;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 use ringserve::framing::Raw;
 use ringserve::http::hyper::header::{CONTENT_TYPE, HOST, ORIGIN};
@@ -15,11 +14,12 @@ use ringserve::http::hyper::{Method, Request, Response, body::Incoming};
 use ringserve::http::hyper::{http::Error, http::uri::Authority, service::service_fn};
 use ringserve::http::{Http, HttpOptions};
 use ringserve::limits::LimitError;
+use ringserve::upstream::{BackendStats, Health, Upstream};
 use ringserve::{IntoService, Peer, Shard, Stream, stream};
-use serde_json::json;
+use serde_json::{Value, json};
 use tracing::info;
 
-use crate::balancer::{Balancer, Upstream};
+use crate::balancer::Balancer;
 
 /// The service of a shard, whose answers depend on the peer.
 pub fn service(shard: &Shard, balancer: Arc<Balancer>) -> Result<impl IntoService<Raw> + use<>, LimitError> {
@@ -34,7 +34,7 @@ pub fn service(shard: &Shard, balancer: Arc<Balancer>) -> Result<impl IntoServic
 fn answer(request: &Request<Incoming>, peer: &Peer, balancer: &Balancer) -> Result<Response<String>, Error> {
     let path = request.uri().path().trim_start_matches('/');
     let (what, name) = path.split_once('/').unwrap_or((path, ""));
-    let upstream = balancer.upstreams.iter().find(|upstream| upstream.name == name);
+    let upstream = balancer.names.iter().find(|names| names.of == name);
     let (status, kind, body) = match (request.method(), what, upstream) {
         (&Method::GET | &Method::HEAD, "healthz", None) | (&Method::OPTIONS, "", None) => health(balancer),
         _ if !is_called_by_name(request, &balancer.args.status_name) => (
@@ -44,15 +44,18 @@ fn answer(request: &Request<Incoming>, peer: &Peer, balancer: &Balancer) -> Resu
         ),
         (&Method::GET | &Method::HEAD, "", None) => (200, "text/plain", text(balancer)),
         (&Method::GET | &Method::HEAD, "json", None) => {
-            (200, "application/json", json!(balancer).to_string())
+            (200, "application/json", state(balancer).to_string())
         }
         (&Method::POST, "drain" | "undrain", Some(_)) if !may_drain(request, peer) => {
             (403, "text/plain", "only a program of this host may\n".into())
         }
-        (&Method::POST, "drain" | "undrain", Some(upstream)) => {
-            upstream.drained.store(what == "drain", Relaxed);
+        (&Method::POST, "drain" | "undrain", Some(_)) => {
+            let change = if what == "drain" { Upstream::drain } else { Upstream::undrain };
+            change(&balancer.upstream, name);
             info!("upstream {name} is {what}ed by {peer}");
-            (200, "text/plain", line(upstream))
+            let stats = balancer.upstream.stats();
+            let changed = stats.backends.iter().filter(|backend| backend.name == name);
+            (200, "text/plain", changed.map(line).collect())
         }
         _ => (404, "text/plain", "GET / or /json, POST /drain/HOST:PORT or /undrain/HOST:PORT\n".into()),
     };
@@ -72,8 +75,8 @@ fn is_called_by_name(request: &Request<Incoming>, names: &[String]) -> bool {
 
 /// Whether there is an upstream for clients.
 fn health(balancer: &Balancer) -> (u16, &'static str, String) {
-    let is_ready = |upstream: &Upstream| !upstream.down.load(Relaxed) && !upstream.drained.load(Relaxed);
-    match balancer.upstreams.iter().any(is_ready) {
+    let is_ready = |backend: &BackendStats| backend.health != Health::Down && !backend.is_drained;
+    match balancer.upstream.stats().backends.iter().any(is_ready) {
         true => (200, "text/plain", "ok\n".into()),
         false => (503, "text/plain", "no upstream is up\n".into()),
     }
@@ -91,17 +94,40 @@ fn may_drain(request: &Request<Incoming>, peer: &Peer) -> bool {
     is_local && !request.headers().contains_key(ORIGIN)
 }
 
-fn text(Balancer { upstreams, retries, refused, .. }: &Balancer) -> String {
-    let lines: String = upstreams.iter().map(line).collect();
-    format!("{lines}{retries:?} retries, {refused:?} clients refused\n")
+fn text(balancer: &Balancer) -> String {
+    let stats = balancer.upstream.stats();
+    let lines: String = stats.backends.iter().map(line).collect();
+    format!("{lines}{} retries, {} clients refused\n", stats.retries, stats.refused)
 }
 
-fn line(upstream: &Upstream) -> String {
-    let Upstream { name, connections, clients, failed, broken, .. } = upstream;
-    let counts = format!("{connections:?} connections of {clients:?}, {failed:?} failed, {broken:?} broken");
-    let (there, back) = (&upstream.bytes_there, &upstream.bytes_back);
-    let state = if upstream.down.load(Relaxed) { "down" } else { "up" };
-    let drained = if upstream.drained.load(Relaxed) { ", drained" } else { "" };
-    let unchecked = if upstream.unchecked.load(Relaxed) { ", not checked" } else { "" };
-    format!("{name} {state}{drained}{unchecked}: {counts}, {there:?} bytes there and {back:?} back\n")
+fn line(backend: &BackendStats) -> String {
+    let BackendStats { name, in_flight, connects, connects_failed, broken, .. } = backend;
+    let counts = format!("{in_flight} connections of {connects}, {connects_failed} failed, {broken} broken");
+    let (there, back) = (backend.bytes_there, backend.bytes_back);
+    let state = if backend.health == Health::Down { "down" } else { "up" };
+    let drained = if backend.is_drained { ", drained" } else { "" };
+    let ejected = if backend.is_ejected { ", ejected" } else { "" };
+    let unchecked = if backend.is_unchecked { ", not checked" } else { "" };
+    format!("{name} {state}{drained}{ejected}{unchecked}: {counts}, {there} bytes there and {back} back\n")
+}
+
+fn state(balancer: &Balancer) -> Value {
+    let stats = balancer.upstream.stats();
+    let upstreams = stats.backends.iter().zip(&balancer.names).map(|(backend, names)| {
+        json!({
+            "name": backend.name,
+            "server_names": names.names,
+            "down": backend.health == Health::Down,
+            "drained": backend.is_drained,
+            "ejected": backend.is_ejected,
+            "unchecked": backend.is_unchecked,
+            "connections": backend.in_flight,
+            "clients": backend.connects,
+            "failed": backend.connects_failed,
+            "broken": backend.broken,
+            "bytes_there": backend.bytes_there,
+            "bytes_back": backend.bytes_back,
+        })
+    });
+    json!({ "upstreams": upstreams.collect::<Value>(), "retries": stats.retries, "refused": stats.refused })
 }

@@ -56,7 +56,7 @@ fn upstream_that_comes_back_gets_clients_again() {
         }
         sim.run_for(30 * SECOND);
         assert_eq!(running.connections(), [0, 3, 3], "down since {known:?}");
-        assert_eq!(running.balancer.retries.load(Relaxed), 0, "one that is down is not tried");
+        assert_eq!(running.balancer.upstream.stats().retries, 0, "one that is down is not tried");
         echoing[0].mode.set(Mode::Echoes);
         sim.run_for(100 * SECOND);
         assert_eq!(running.connections(), [2, 2, 2]);
@@ -110,7 +110,8 @@ fn shard_without_room_for_a_check_holds_no_upstream_down() {
         }
         assert!(sim.run_until(60 * SECOND, || stay.get() == 4), "all have a place");
         sim.run_for(40 * SECOND);
-        let down: Vec<_> = balancer.upstreams.iter().map(|upstream| upstream.down.load(Relaxed)).collect();
+        let down: Vec<_> =
+            balancer.upstream.stats().backends.iter().map(|backend| backend.health == Health::Down).collect();
         assert_eq!(down, [false; 3]);
         sim.run_until_done();
     });
@@ -140,7 +141,10 @@ fn name_without_an_address_is_down_until_it_has_one() {
         let args = Args::try_parse_from(given.into_iter().chain(options)).unwrap();
         let unknown = |_: &str| Err(std::io::Error::other("no such name"));
         let balancer = Arc::new(Balancer::with_names(args, unknown).unwrap());
-        let down = |balancer: &Balancer| [0, 1].map(|n| balancer.upstreams[n].down.load(Relaxed));
+        let down = |balancer: &Balancer| {
+            let backends = balancer.upstream.stats().backends;
+            [0, 1].map(|n| backends[n].health == Health::Down)
+        };
         assert_eq!(down(&balancer), [true; 2]);
         let addr = sim.start_several(server(&balancer).unwrap().shards(2)).unwrap().addr();
         sim.run_for(20 * SECOND);
@@ -199,7 +203,7 @@ fn state_is_told_by_http_and_changed_from_this_host_alone() {
         let addr = running.addr();
         echoing[2].mode.set(Mode::Refuses);
         sim.run_for(20 * SECOND);
-        running.upstream(1).drained.store(true, Relaxed);
+        running.balancer.upstream.drain(ADDRS[1]);
         let drained = running.clone();
         sim.client("c", async move |net| {
             let mut me = net.connect(addr).await?;
@@ -242,7 +246,7 @@ fn state_is_told_by_http_and_changed_from_this_host_alone() {
             ] {
                 assert_eq!(asks(&net, request).await?.0, wanted, "{request}");
             }
-            assert!(!drained.upstream(0).drained.load(Relaxed) && drained.upstream(1).drained.load(Relaxed));
+            assert!(!drained.upstream(0).is_drained && drained.upstream(1).is_drained);
             Ok(())
         });
         sim.run_until_done();

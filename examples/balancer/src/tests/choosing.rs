@@ -27,7 +27,7 @@ fn connections_are_even_over_all_shards() {
         let heard: Vec<_> = echoing.iter().map(|echo| echo.now.get()).collect();
         assert_eq!(heard, [10, 10, 10], "what is counted is what is there");
         sim.run_for(80 * SECOND);
-        assert_eq!(running.connections().iter().sum::<usize>(), 15);
+        assert_eq!(running.connections().iter().sum::<u64>(), 15);
         for n in 0..15 {
             sim.client(format!("d{n}"), async move |net| {
                 let mut me = net.connect(addr).await?;
@@ -59,9 +59,9 @@ fn refusing_upstream_costs_no_client() {
         }
         sim.run_until_done();
         let (failed, retries) =
-            (running.upstream(0).failed.load(Relaxed), running.balancer.retries.load(Relaxed));
+            (running.upstream(0).connects_failed, running.balancer.upstream.stats().retries);
         assert!(failed > 0 && failed == retries, "{failed} failed, {retries} retries");
-        assert_eq!(running.balancer.refused.load(Relaxed), 0);
+        assert_eq!(running.balancer.upstream.stats().refused, 0);
     });
 }
 
@@ -83,7 +83,7 @@ fn stalled_upstream_is_given_up_after_the_connect_timeout() {
             });
         }
         sim.run_until_done();
-        assert!(running.upstream(0).failed.load(Relaxed) > 0);
+        assert!(running.upstream(0).connects_failed > 0);
     });
 }
 
@@ -124,10 +124,9 @@ fn client_for_which_there_is_no_upstream_is_closed() {
             });
         }
         sim.run_until_done();
-        let tried: u64 =
-            running.balancer.upstreams.iter().map(|upstream| upstream.failed.load(Relaxed)).sum();
+        let tried: u64 = running.sums(|backend| backend.connects_failed).iter().sum();
         assert_eq!(
-            (tried, running.balancer.refused.load(Relaxed)),
+            (tried, running.balancer.upstream.stats().refused),
             (3, 2),
             "those that are down are not tried"
         );
@@ -154,13 +153,13 @@ fn drained_upstream_keeps_its_clients_and_gets_no_more() {
         }
         sim.run_for(20 * SECOND);
         assert_eq!(running.connections(), [2, 2, 2]);
-        running.upstream(1).drained.store(true, Relaxed);
+        running.balancer.upstream.drain(ADDRS[1]);
         sim.run_for(25 * SECOND);
         let [one, two, three] = running.connections()[..] else { panic!() };
         assert_eq!((one + three, two), (10, 2));
         sim.run_for(40 * SECOND);
-        assert!(running.connections().iter().sum::<usize>() <= 6, "the early ones are gone");
-        running.upstream(1).drained.store(false, Relaxed);
+        assert!(running.connections().iter().sum::<u64>() <= 6, "the early ones are gone");
+        running.balancer.upstream.undrain(ADDRS[1]);
         sim.run_for(30 * SECOND);
         assert_eq!(running.connections(), [2, 2, 2]);
         sim.run_until_done();

@@ -9,13 +9,13 @@ use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use clap::Parser;
 use ringserve::testing::{ClientStream, Faults, Net, Sim, SimServer};
+use ringserve::upstream::{BackendStats, Health};
 
-use crate::balancer::{Balancer, Upstream};
+use crate::balancer::{Balancer, Names};
 use crate::{Args, server};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -45,16 +45,20 @@ impl Running {
         self.server.addr()
     }
 
-    fn upstream(&self, number: usize) -> &Upstream {
-        &self.balancer.upstreams[number]
+    fn upstream(&self, number: usize) -> BackendStats {
+        self.balancer.upstream.stats().backends.swap_remove(number)
     }
 
     fn is_down(&self, number: usize) -> bool {
-        self.upstream(number).down.load(Relaxed)
+        self.upstream(number).health == Health::Down
     }
 
-    fn connections(&self) -> Vec<usize> {
-        self.balancer.upstreams.iter().map(|upstream| upstream.connections.load(Relaxed)).collect()
+    fn connections(&self) -> Vec<u64> {
+        self.sums(|backend| backend.in_flight)
+    }
+
+    fn sums(&self, of: fn(&BackendStats) -> u64) -> Vec<u64> {
+        self.balancer.upstream.stats().backends.iter().map(of).collect()
     }
 }
 

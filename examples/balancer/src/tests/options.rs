@@ -50,13 +50,8 @@ fn options_that_contradict_each_other_are_named() {
 }
 
 #[test]
-fn upstream_has_names_and_a_host() {
-    let names = |text| {
-        let upstream = Upstream::new(text);
-        (upstream.name.clone(), upstream.host().to_owned(), upstream.server_names.join(" "))
-    };
-    let wanted = |name: &str, host: &str, names: &str| (name.to_owned(), host.to_owned(), names.to_owned());
-    assert_eq!(names("one:80"), wanted("one:80", "one", ""));
-    assert_eq!(names("[::1]:80"), wanted("[::1]:80", "::1", ""));
-    assert_eq!(names("A.example,b.example=one:443"), wanted("one:443", "one", "a.example b.example"));
+fn upstream_is_for_the_names_before_it() {
+    let read = |text: &str| (Names::new(text).of, Names::new(text).names.join(" "));
+    assert_eq!(read("one:80"), ("one:80".to_owned(), String::new()));
+    assert_eq!(read("A.example,b.example=one:443"), ("one:443".to_owned(), "a.example b.example".to_owned()));
 }

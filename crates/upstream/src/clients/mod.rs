@@ -1,0 +1,5 @@
+//! What a shard calls.
+
+pub(crate) mod exclusive;
+pub(crate) mod relay;
+pub(crate) mod request;

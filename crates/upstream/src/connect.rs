@@ -1,0 +1,49 @@
+//! A connection to a backend, as its upstream says.
+
+use std::io;
+
+use ringserve_server::net::ProxyHeader;
+use ringserve_server::{Peer, Shard, Stream};
+
+use crate::backend::{BackendState, Counts};
+use crate::settings::{SendProxy, Settings};
+
+/// Connects for a client, or without one for this server itself.
+pub(crate) async fn connect(
+    shard: &Shard,
+    settings: &Settings,
+    to: &BackendState,
+    client: Option<&Peer>,
+) -> io::Result<Stream> {
+    let mut connecting = shard.connect(to.backend.destination().clone());
+    if let Some(version) = settings.send_proxy {
+        connecting = connecting.proxy_header(match version {
+            SendProxy::V1 => client.map_or_else(ProxyHeader::local_v1, ProxyHeader::v1),
+            SendProxy::V2 => client.map_or_else(ProxyHeader::local, ProxyHeader::v2),
+        });
+    }
+    if let Some(make) = &settings.transport {
+        connecting = connecting.transport(make(&to.backend)?);
+    }
+    match shard.timeout(settings.connect_timeout, connecting).await {
+        Ok(connected) => connected,
+        Err(_elapsed) => Err(io::Error::new(io::ErrorKind::TimedOut, "Upstream::connect_timeout is over")),
+    }
+}
+
+/// The same for a request or a relay, which is counted.
+pub(crate) async fn connect_counted(
+    shard: &Shard,
+    settings: &Settings,
+    to: &BackendState,
+    client: Option<&Peer>,
+) -> io::Result<Stream> {
+    let connected = connect(shard, settings, to, client).await;
+    let counts = &to.counts;
+    match &connected {
+        Ok(_) => Counts::add(&counts.connects, 1),
+        Err(error) if ringserve_server::net::is_local_failure(error) => {}
+        Err(_) => Counts::add(&counts.connects_failed, 1),
+    }
+    connected
+}

@@ -1,0 +1,312 @@
+//! The connections of a shard to the backends of an upstream: idle ones, lent ones, and calls that wait for one.
+//!
+//! ```text
+//!   take ──▶ the newest idle one, if nothing happened on it ────────────────────────────┐
+//!     │  none                                                                           ├──▶ Lent ── give_back, if clean ─┐
+//!     └────▶ waits, first in first out ◀── a connection that was made, or given back ───┘                                │
+//!                       ▲                                                                                                │
+//!                       └── or else to the top of the idle ones, which the keeper watches ◀──────────────────────────────┘
+//! ```
+//!
+//! A call that waits has a connection made for it, and takes whichever comes first. The keeper is a task that reads on all idle
+//! connections: the end of one is known at once, and when it came teaches how long the backend keeps them.
+
+mod keeper;
+mod wait;
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::io;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use crate::backend::Counts;
+use crate::policy::keep_alive::KeepAlive;
+use crate::policy::part_of;
+use crate::settings::PoolLimits;
+use crate::view::{Member, View};
+use wait::{Waiter, Waiting};
+
+/// A connection that may be kept for later.
+pub(crate) trait Connection: 'static {
+    /// Ready if something happened while nothing should. The task is woken when something does.
+    fn poll_idle(&mut self, task: &mut Context<'_>) -> Poll<Happened>;
+}
+
+/// What happened on an idle connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Happened {
+    /// It ended.
+    Ended,
+    /// Something came that answers no question: what comes next may be the answer to another one.
+    Stray,
+}
+
+/// Makes a connection to a backend.
+type Connect<C> = Box<dyn Fn(Rc<Member<Pool<C>>>) -> Pin<Box<dyn Future<Output = io::Result<C>>>>>;
+
+/// The connections of a client of a shard.
+pub(crate) struct Pools<C> {
+    pub(crate) view: Rc<View<Pool<C>>>,
+    connect: Connect<C>,
+    /// Calls that wait for a connection to any backend.
+    waiting: Cell<usize>,
+    /// Wakes the keeper.
+    keeper: RefCell<Waker>,
+}
+
+/// The connections to one backend.
+pub(crate) struct Pool<C> {
+    /// The oldest first.
+    idle: RefCell<Vec<Kept<C>>>,
+    waiters: RefCell<VecDeque<Rc<Waiter<C>>>>,
+    open: Rc<Cell<usize>>,
+    connecting: Rc<Cell<usize>>,
+    learned: RefCell<KeepAlive>,
+}
+
+impl<C> Pool<C> {
+    pub(crate) fn new() -> Pool<C> {
+        Pool {
+            idle: RefCell::default(),
+            waiters: RefCell::default(),
+            open: Rc::default(),
+            connecting: Rc::default(),
+            learned: RefCell::default(),
+        }
+    }
+}
+
+/// One that is counted until it is dropped.
+struct Counted(Rc<Cell<usize>>);
+
+impl Counted {
+    fn new(count: &Rc<Cell<usize>>) -> Counted {
+        count.set(count.get() + 1);
+        Counted(count.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+/// A connection of a pool.
+struct Kept<C> {
+    connection: C,
+    _open: Counted,
+    /// When it is too old to be lent, in nanoseconds.
+    old_at: u64,
+    uses: u64,
+    /// It was idle, so its end may cross a question.
+    was_idle: bool,
+    idle_since: u64,
+}
+
+/// Why there is no connection.
+pub(crate) enum NotLent {
+    /// Too many calls wait.
+    Full,
+    /// It took too long until one was free.
+    TooLate,
+    /// None could be made.
+    Failed(io::Error),
+}
+
+/// Nanoseconds of a time, or as many as there can be.
+pub(crate) fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl<C: Connection> Pools<C> {
+    pub(crate) fn new(view: Rc<View<Pool<C>>>, connect: Connect<C>) -> Rc<Pools<C>> {
+        let keeper = RefCell::new(Waker::noop().clone());
+        let pools = Rc::new(Pools { view, connect, waiting: Cell::new(0), keeper });
+        keeper::begin(&pools);
+        pools
+    }
+
+    fn limits(&self) -> &PoolLimits {
+        &self.view.upstream.settings().pool
+    }
+
+    /// Takes a connection to this backend; a new one, or one that was just used, if it has to be `fresh`.
+    pub(crate) async fn take(
+        self: &Rc<Pools<C>>,
+        member: &Rc<Member<Pool<C>>>,
+        fresh: bool,
+    ) -> Result<Lent<C>, NotLent> {
+        // Those that wait already come first.
+        let idle = if fresh || !member.part.waiters.borrow().is_empty() { None } else { self.pop(member) };
+        let kept = match idle {
+            Some(kept) => kept,
+            None if self.waiting.get() >= self.limits().waiting_max => return Err(NotLent::Full),
+            None => {
+                let mut waiting = Waiting::begin(self, member);
+                self.connect_more(member);
+                match self.view.shard.timeout(self.limits().wait_max, waiting.result()).await {
+                    Ok(result) => result.map_err(NotLent::Failed)?,
+                    Err(_elapsed) => return Err(NotLent::TooLate),
+                }
+            }
+        };
+        Ok(Lent { kept: Some(kept), pools: self.clone(), member: member.clone() })
+    }
+
+    /// The newest idle connection on which nothing happened.
+    fn pop(&self, member: &Rc<Member<Pool<C>>>) -> Option<Kept<C>> {
+        let (pool, now) = (&member.part, self.view.now());
+        loop {
+            let mut kept = pool.idle.borrow_mut().pop()?;
+            let idle = now.saturating_sub(kept.idle_since);
+            if idle >= pool.learned.borrow().lent_until() {
+                // It stays until the backend ends it, so that learning goes on. The others are older.
+                pool.idle.borrow_mut().push(kept);
+                return None;
+            }
+            if now >= kept.old_at || idle >= nanos(self.limits().idle_timeout) {
+                continue;
+            }
+            match kept.connection.poll_idle(&mut Context::from_waker(Waker::noop())) {
+                Poll::Pending => return Some(kept),
+                Poll::Ready(happened) => self.note_end(member, happened, idle),
+            }
+        }
+    }
+
+    /// Counts what ended an idle connection, and learns from it.
+    fn note_end(&self, member: &Rc<Member<Pool<C>>>, happened: Happened, idle: u64) {
+        match happened {
+            Happened::Ended => member.part.learned.borrow_mut().ended_after(idle),
+            Happened::Stray => {
+                Counts::add(&member.state.counts.stray, 1);
+                let (upstream, name) = (self.view.upstream.name(), member.state.backend.name());
+                tracing::warn!("upstream {upstream}: {name} sent what no question asked for; closed");
+            }
+        }
+    }
+
+    /// Has connections made for calls that wait, as far as the limits go.
+    fn connect_more(self: &Rc<Pools<C>>, member: &Rc<Member<Pool<C>>>) {
+        let (pool, limits) = (&member.part, self.limits());
+        while pool.connecting.get() < limits.connecting_max.min(pool.waiters.borrow().len()) {
+            if pool.open.get() >= limits.connections_max {
+                // Idle ones are there while calls wait only if they are not lent any more.
+                let oldest = (!pool.idle.borrow().is_empty()).then(|| pool.idle.borrow_mut().remove(0));
+                if oldest.is_none() {
+                    return;
+                }
+                drop(oldest);
+            }
+            let (open, connecting) = (Counted::new(&pool.open), Counted::new(&pool.connecting));
+            let (pools, member, made) = (self.clone(), member.clone(), (self.connect)(member.clone()));
+            self.view.shard.spawn(async move {
+                let made = made.await;
+                drop(connecting);
+                match made {
+                    Ok(connection) => pools.add(&member, connection, open),
+                    Err(error) => {
+                        drop(open);
+                        let waiter = member.part.waiters.borrow_mut().pop_front();
+                        if let Some(waiter) = waiter {
+                            waiter.give(Err(error));
+                        }
+                    }
+                }
+                pools.connect_more(&member);
+            });
+        }
+    }
+
+    fn add(self: &Rc<Pools<C>>, member: &Rc<Member<Pool<C>>>, connection: C, open: Counted) {
+        let now = self.view.now();
+        let age = nanos(self.limits().age_max);
+        // Those made together do not end together.
+        let age = age / 10 * 9 + part_of(age / 5, self.view.shard.random());
+        self.shelve(
+            member,
+            Kept {
+                connection,
+                _open: open,
+                old_at: now.saturating_add(age),
+                uses: 0,
+                was_idle: false,
+                idle_since: now,
+            },
+        );
+    }
+
+    /// Gives a connection to the call that waits for the longest, or keeps it.
+    fn shelve(self: &Rc<Pools<C>>, member: &Rc<Member<Pool<C>>>, mut kept: Kept<C>) {
+        let pool = &member.part;
+        let waiter = pool.waiters.borrow_mut().pop_front();
+        if let Some(waiter) = waiter {
+            return waiter.give(Ok(kept));
+        }
+        if self.keeps_none(member) {
+            return;
+        }
+        let keeper = self.keeper.borrow().clone();
+        if let Poll::Ready(happened) = kept.connection.poll_idle(&mut Context::from_waker(&keeper)) {
+            return self.note_end(member, happened, 0);
+        }
+        kept.was_idle = true;
+        let mut idle = pool.idle.borrow_mut();
+        idle.push(kept);
+        let oldest = (idle.len() > self.limits().idle_max).then(|| idle.remove(0));
+        drop(idle);
+        drop(oldest);
+    }
+
+    /// True if no connection to this backend is kept any more.
+    fn keeps_none(&self, member: &Member<Pool<C>>) -> bool {
+        let state = &member.state;
+        self.view.shard.is_draining() || state.is_gone.load(Relaxed) || state.is_drained.load(Relaxed)
+    }
+}
+
+/// A connection that a call uses. Its drop closes it: only [`give_back`](Lent::give_back) keeps it.
+pub(crate) struct Lent<C: Connection> {
+    kept: Option<Kept<C>>,
+    pools: Rc<Pools<C>>,
+    member: Rc<Member<Pool<C>>>,
+}
+
+impl<C: Connection> Lent<C> {
+    pub(crate) fn connection(&mut self) -> &mut C {
+        &mut self.kept.as_mut().expect("it is there until it is given back").connection
+    }
+
+    /// True if it was there before this call.
+    pub(crate) fn is_reused(&self) -> bool {
+        self.kept.as_ref().is_some_and(|kept| kept.was_idle || kept.uses > 0)
+    }
+
+    /// Gives it back for the next call, if nothing is left on it: what is may be the answer to another question.
+    pub(crate) fn give_back(mut self) {
+        let Some(mut kept) = self.kept.take() else { return };
+        let (pools, member) = (self.pools.clone(), self.member.clone());
+        let now = pools.view.now();
+        kept.uses += 1;
+        kept.idle_since = now;
+        let is_over = now >= kept.old_at || kept.uses >= pools.limits().uses_max;
+        match kept.connection.poll_idle(&mut Context::from_waker(Waker::noop())) {
+            Poll::Pending if !is_over => pools.shelve(&member, kept),
+            Poll::Ready(Happened::Stray) => pools.note_end(&member, Happened::Stray, 0),
+            // A backend that ends each connection behind its answer teaches nothing.
+            Poll::Ready(Happened::Ended) | Poll::Pending => {}
+        }
+    }
+}
+
+impl<C: Connection> Drop for Lent<C> {
+    fn drop(&mut self) {
+        drop(self.kept.take());
+        self.pools.connect_more(&self.member);
+    }
+}

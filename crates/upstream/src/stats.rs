@@ -1,0 +1,81 @@
+//! What an upstream counts.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::backend::{BackendState, Health};
+
+/// What an [`Upstream`](crate::Upstream) has and did since it was made, over all shards.
+#[non_exhaustive]
+#[derive(Clone, Debug)]
+pub struct UpstreamStats {
+    /// Its backends, in the order in which they were given.
+    pub backends: Vec<BackendStats>,
+    /// Tries beyond the first one of a request, or of a connection.
+    pub retries: u64,
+    /// Requests and connections for which there was no backend.
+    pub refused: u64,
+    /// Choices that were made among all backends, since fewer than [`panic_below`](crate::Upstream::panic_below) were left.
+    pub panics: u64,
+}
+
+/// What is known of a backend.
+#[non_exhaustive]
+#[derive(Clone, Debug)]
+pub struct BackendStats {
+    /// Its [name](crate::Backend::name).
+    pub name: String,
+    /// What its checks say.
+    pub health: Health,
+    /// An operator took it out.
+    pub is_drained: bool,
+    /// Its requests failed, and it is out until one succeeds.
+    pub is_ejected: bool,
+    /// Its last check did not come about, for want of something of this host.
+    pub is_unchecked: bool,
+    /// Requests, or connections of relays, that it has now.
+    pub in_flight: u64,
+    /// All that it was given.
+    pub requests: u64,
+    /// Failures that count for its ejection.
+    pub failures: u64,
+    /// Connections made, and attempts that failed.
+    pub connects: u64,
+    /// See [`connects`](BackendStats::connects).
+    pub connects_failed: u64,
+    /// Connections of relays that the backend broke in the middle.
+    pub broken: u64,
+    /// Requests that left, and had no answer when their connection ended.
+    pub lost: u64,
+    /// Requests that were taken back before they left, since their connection had ended.
+    pub unsent: u64,
+    /// Connections that were closed since something came on them while they were idle.
+    pub stray: u64,
+    /// Bytes that relays passed on to it.
+    pub bytes_there: u64,
+    /// Bytes that relays passed on from it.
+    pub bytes_back: u64,
+}
+
+impl BackendStats {
+    pub(crate) fn of(state: &BackendState) -> BackendStats {
+        let counts = &state.counts;
+        BackendStats {
+            name: state.backend.name().to_owned(),
+            health: state.health(),
+            is_drained: state.is_drained.load(Relaxed),
+            is_ejected: state.ejected_until.load(Relaxed) != 0,
+            is_unchecked: state.is_unchecked.load(Relaxed),
+            in_flight: state.in_flight.load(Relaxed),
+            requests: counts.requests.load(Relaxed),
+            failures: counts.failures.load(Relaxed),
+            connects: counts.connects.load(Relaxed),
+            connects_failed: counts.connects_failed.load(Relaxed),
+            broken: counts.broken.load(Relaxed),
+            lost: counts.lost.load(Relaxed),
+            unsent: counts.unsent.load(Relaxed),
+            stray: counts.stray.load(Relaxed),
+            bytes_there: counts.bytes_there.load(Relaxed),
+            bytes_back: counts.bytes_back.load(Relaxed),
+        }
+    }
+}

@@ -1,0 +1,390 @@
+//! An upstream: its backends, its rules, and what all shards of the process share of both.
+
+use std::fmt;
+use std::io;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use ringserve_server::transport::Transport;
+use tracing::{info, warn};
+
+use crate::backend::{Backend, BackendState, Health};
+use crate::check::Check;
+use crate::locked;
+use crate::policy::budget::Budget;
+use crate::policy::failures::{self, Window, ejected_for, may_eject};
+use crate::settings::{Balance, PoolLimits, Retry, SendProxy, Settings};
+use crate::stats::{BackendStats, UpstreamStats};
+
+/// A backend that worked for this long starts with the first ejection again.
+const EJECTIONS_FORGOTTEN_AFTER: u64 = 5 * 60 * 1_000_000_000;
+
+/// A group of equal servers with one set of rules: which of them is asked, how long, how often, and what takes one out.
+///
+/// It is made once, before the server, and is `Clone`, `Send` and `Sync`. Each shard makes a client from it in its factory, such as
+/// [`exclusive`](Upstream::exclusive) or [`relay`](Upstream::relay). Shards share the health of the backends, the ejections and the
+/// budget of retries; connections stay on their shard. Clones share all that too, whatever settings they were given.
+///
+/// It costs about 500 bytes for each backend, and as much again for each shard that asks it.
+#[derive(Clone)]
+pub struct Upstream {
+    settings: Arc<Settings>,
+    state: Arc<State>,
+}
+
+/// What all shards share of an upstream.
+pub(crate) struct State {
+    name: Box<str>,
+    backends: ArcSwap<Vec<Arc<BackendState>>>,
+    /// Changed with everything that decides who may be asked.
+    version: AtomicU64,
+    /// Held while one of these changes: so half of the backends stay, however many shards see failures at once.
+    changes: Mutex<()>,
+    budget: Mutex<Budget>,
+    retries: AtomicU64,
+    refused: AtomicU64,
+    panics: AtomicU64,
+    panic_told: AtomicU64,
+    /// Shards with a task that checks backends.
+    pub(crate) checkers: AtomicUsize,
+}
+
+impl Upstream {
+    /// An upstream of these backends, with the default rules. `name` is what logs and figures call it.
+    ///
+    /// ```
+    /// use ringserve::upstream::{Backend, Upstream};
+    ///
+    /// let equal = Upstream::new("web", ["10.0.0.11:80", "10.0.0.12:80"]);
+    /// let unequal = Upstream::new("web", [Backend::new("10.0.0.11:80").weight(9), Backend::new("10.0.0.12:80")]);
+    /// # let _ = (equal, unequal);
+    /// ```
+    pub fn new<B: Into<Backend>>(name: &str, backends: impl IntoIterator<Item = B>) -> Upstream {
+        let settings = Settings::default();
+        let budget = settings.retry.budget();
+        let state = State {
+            name: name.into(),
+            backends: ArcSwap::default(),
+            version: AtomicU64::new(1),
+            changes: Mutex::default(),
+            budget: Mutex::new(budget),
+            retries: AtomicU64::default(),
+            refused: AtomicU64::default(),
+            panics: AtomicU64::default(),
+            panic_told: AtomicU64::default(),
+            checkers: AtomicUsize::default(),
+        };
+        let upstream = Upstream { settings: Arc::new(settings), state: Arc::new(state) };
+        upstream.set_backends(backends);
+        upstream
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut Settings)) -> Upstream {
+        change(Arc::make_mut(&mut self.settings));
+        self
+    }
+
+    /// How a backend is chosen. [`Balance::PeakEwma`] by default.
+    pub fn balance(self, balance: Balance) -> Upstream {
+        self.with(|settings| settings.balance = balance)
+    }
+
+    /// Bounds on the connections of a shard.
+    pub fn pool(self, limits: PoolLimits) -> Upstream {
+        self.with(|settings| settings.pool = limits)
+    }
+
+    /// Checks each backend. Without it a backend is asked until requests fail.
+    pub fn check(self, check: Check) -> Upstream {
+        self.with(|settings| settings.check = Some(check))
+    }
+
+    /// How often a request is sent again, and with which budget.
+    pub fn retry(self, retry: Retry) -> Upstream {
+        *locked(&self.state.budget) = retry.budget();
+        self.with(|settings| settings.retry = retry)
+    }
+
+    /// How long a request may take with all its tries, unless it says so itself. 10 s by default.
+    pub fn answer_timeout(self, time: Duration) -> Upstream {
+        self.with(|settings| settings.answer_timeout = time)
+    }
+
+    /// How long a connection may take until it may be used, with the look-up of a name and TLS. 2 s by default;
+    /// [`ServerLimits::connect_timeout`](ringserve_server::limits::ServerLimits::connect_timeout) holds too.
+    pub fn connect_timeout(self, time: Duration) -> Upstream {
+        self.with(|settings| settings.connect_timeout = time)
+    }
+
+    /// Puts a backend that fails out of the choice, for 5 s at first: after 5 failures in a row, or when less than 80 % of at least 20
+    /// requests of the last 10 s succeeded. On by default. Never more than half of the backends are out for this, and never the only
+    /// one. Then one request tries it: if that succeeds the backend is back, with its share in steps over 30 s.
+    pub fn ejection(self, is_on: bool) -> Upstream {
+        self.with(|settings| settings.ejection = is_on)
+    }
+
+    /// The percentage of backends below which all but the drained ones are asked, whatever their checks and failures say: what few are
+    /// left would drown. 50 by default; 0 is off.
+    pub fn panic_below(self, percent: u32) -> Upstream {
+        self.with(|settings| settings.panic_below = percent.min(100))
+    }
+
+    /// Begins each connection with a PROXY header: of the client for a [relay](Upstream::relay), else one that says that the connection
+    /// is this server's.
+    pub fn send_proxy(self, version: SendProxy) -> Upstream {
+        self.with(|settings| settings.send_proxy = Some(version))
+    }
+
+    /// Puts a transport below each connection, such as that of a `TlsClient`, which `make` makes for a backend.
+    ///
+    /// ```no_run
+    /// # use std::io;
+    /// # use ringserve::tls::{Pem, Tls};
+    /// # use ringserve::upstream::Upstream;
+    /// # fn upstream() -> Result<Upstream, Box<dyn std::error::Error>> {
+    /// let tls = Tls::client(Pem::file("authority.pem")?)?;
+    /// Ok(Upstream::new("web", ["one.internal:443", "two.internal:443"])
+    ///     .transport(move |backend| Ok(tls.to(backend.host()).map_err(io::Error::other)?)))
+    /// # }
+    /// ```
+    pub fn transport(
+        self,
+        make: impl Fn(&Backend) -> io::Result<Rc<dyn Transport>> + Send + Sync + 'static,
+    ) -> Upstream {
+        self.with(|settings| settings.transport = Some(Arc::new(make)))
+    }
+
+    /// The name.
+    pub fn name(&self) -> &str {
+        &self.state.name
+    }
+
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    pub(crate) fn state(&self) -> &Arc<State> {
+        &self.state
+    }
+
+    /// Replaces the backends, from any thread. One that stays keeps what is known of it, also where its weight changes. One that is
+    /// left out gets no further request: its idle connections are closed, and what is in flight ends by itself. Of several with one
+    /// destination the first one counts.
+    pub fn set_backends<B: Into<Backend>>(&self, backends: impl IntoIterator<Item = B>) {
+        let _held = locked(&self.state.changes);
+        let old = self.state.backends.load();
+        let mut all: Vec<Arc<BackendState>> = Vec::new();
+        for backend in backends.into_iter().map(Into::into) {
+            if all.iter().any(|other| other.backend.destination() == backend.destination()) {
+                continue;
+            }
+            match old.iter().find(|known| known.backend.destination() == backend.destination()) {
+                Some(known) => {
+                    known.weight.store(backend.given_weight(), Relaxed);
+                    all.push(known.clone());
+                }
+                None => all.push(Arc::new(BackendState::new(backend))),
+            }
+        }
+        for gone in old.iter().filter(|known| !all.iter().any(|other| Arc::ptr_eq(other, known))) {
+            gone.is_gone.store(true, Relaxed);
+        }
+        self.state.backends.store(Arc::new(all));
+        self.state.changed();
+    }
+
+    /// Takes a backend out of the choice, by its [name](Backend::name): what is in flight there ends by itself. False if there is none
+    /// with this name.
+    pub fn drain(&self, backend: &str) -> bool {
+        self.set_drained(backend, true)
+    }
+
+    /// The reverse of [`drain`](Upstream::drain).
+    pub fn undrain(&self, backend: &str) -> bool {
+        self.set_drained(backend, false)
+    }
+
+    fn set_drained(&self, name: &str, is_drained: bool) -> bool {
+        let _held = locked(&self.state.changes);
+        let found = self.state.backends().iter().find(|state| state.backend.name() == name).cloned();
+        if let Some(state) = &found {
+            state.is_drained.store(is_drained, Relaxed);
+            self.state.changed();
+        }
+        found.is_some()
+    }
+
+    /// Takes a backend that does not resolve or answer out of the choice until its checks find it: for the start, where what is known
+    /// is better than nothing. False if there is none with this name.
+    pub fn mark_down(&self, backend: &str) -> bool {
+        let _held = locked(&self.state.changes);
+        let found = self.state.backends().iter().find(|state| state.backend.name() == backend).cloned();
+        if let Some(state) = &found {
+            state.set_health(Health::Down);
+            self.state.changed();
+        }
+        found.is_some()
+    }
+
+    /// What there is and what happened. Requests in flight and successes are told by the shards about once a millisecond.
+    pub fn stats(&self) -> UpstreamStats {
+        let backends = self.state.backends();
+        UpstreamStats {
+            backends: backends.iter().map(|state| BackendStats::of(state)).collect(),
+            retries: self.state.retries.load(Relaxed),
+            refused: self.state.refused.load(Relaxed),
+            panics: self.state.panics.load(Relaxed),
+        }
+    }
+}
+
+impl fmt::Debug for Upstream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let backends = self.state.backends();
+        let names: Vec<&str> = backends.iter().map(|state| state.backend.name()).collect();
+        f.debug_struct("Upstream").field("name", &self.name()).field("backends", &names).finish()
+    }
+}
+
+impl State {
+    pub(crate) fn backends(&self) -> Arc<Vec<Arc<BackendState>>> {
+        self.backends.load_full()
+    }
+
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Relaxed)
+    }
+
+    fn changed(&self) {
+        self.version.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn add_requests(&self, now: u64, requests: u64) {
+        locked(&self.budget).add(now, requests);
+    }
+
+    /// True if another try is within the budget.
+    pub(crate) fn may_retry(&self, now: u64) -> bool {
+        locked(&self.budget).take(now)
+    }
+
+    pub(crate) fn count_retry(&self) {
+        self.retries.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn count_refused(&self) {
+        self.refused.fetch_add(1, Relaxed);
+    }
+
+    /// Fewer backends are left than may be. Said once a minute.
+    pub(crate) fn panics(&self, now: u64, usable: usize, count: usize) {
+        self.panics.fetch_add(1, Relaxed);
+        let told = self.panic_told.load(Relaxed);
+        let is_due = told == 0 || now.saturating_sub(told) > 60 * 1_000_000_000;
+        if is_due && self.panic_told.compare_exchange(told, now.max(1), Relaxed, Relaxed).is_ok() {
+            warn!("upstream {}: {usable} of {count} backends are left, so all are asked", self.name);
+        }
+    }
+
+    /// Notes what a check found, where that changes the health.
+    pub(crate) fn set_health(&self, of: &BackendState, health: Health, now: u64, why: &dyn fmt::Display) {
+        let before = {
+            let _held = locked(&self.changes);
+            let before = of.health();
+            of.set_health(health);
+            if before == Health::Down {
+                of.returns(now);
+            }
+            self.changed();
+            before
+        };
+        // A line may take its time: nothing is held.
+        let name = of.backend.name();
+        match health {
+            Health::Down => warn!("upstream {}: {name} is down: {why}", self.name),
+            _ if before == Health::Down => info!("upstream {}: {name} is up", self.name),
+            _ => {}
+        }
+    }
+
+    /// Notes that a request failed which says something of the backend. Ejects the backend if that is enough.
+    pub(crate) fn failed(&self, of: &BackendState, now: u64, random: u64) {
+        of.counts.failures.fetch_add(1, Relaxed);
+        // What was in flight when it was ejected is over and done with.
+        if of.ejected_until.load(Relaxed) != 0 {
+            return;
+        }
+        let in_a_row = of.in_a_row.fetch_add(1, Relaxed) + 1;
+        let is_bad = {
+            let mut window = locked(&of.window);
+            window.add(now, 0, 1);
+            window.is_bad()
+        };
+        if in_a_row < failures::IN_A_ROW && !is_bad {
+            return;
+        }
+        let held = locked(&self.changes);
+        let time = self.may_be_ejected(of).then(|| {
+            if now.saturating_sub(of.returned_at.load(Relaxed)) > EJECTIONS_FORGOTTEN_AFTER {
+                of.ejections.store(0, Relaxed);
+            }
+            // Else what was counted before would eject it again after its first success.
+            of.in_a_row.store(0, Relaxed);
+            *locked(&of.window) = Window::default();
+            self.eject(of, now, random)
+        });
+        drop(held);
+        if let Some(time) = time {
+            self.tell_ejected(of, time);
+        }
+    }
+
+    fn may_be_ejected(&self, of: &BackendState) -> bool {
+        let backends = self.backends();
+        let ejected = backends.iter().filter(|other| other.ejected_until.load(Relaxed) != 0).count();
+        let is_in = !of.is_gone.load(Relaxed) && of.ejected_until.load(Relaxed) == 0;
+        is_in && may_eject(ejected, backends.len())
+    }
+
+    /// Returns for how many nanoseconds.
+    fn eject(&self, of: &BackendState, now: u64, random: u64) -> u64 {
+        let times = of.ejections.fetch_add(1, Relaxed) + 1;
+        let time = ejected_for(times, random);
+        of.ejected_until.store(now + time, Relaxed);
+        self.changed();
+        time
+    }
+
+    fn tell_ejected(&self, of: &BackendState, time: u64) {
+        let (name, time) = (of.backend.name(), Duration::from_millis(time / 1_000_000));
+        warn!("upstream {}: {name} fails, and is not asked for {time:?}", self.name);
+    }
+
+    /// Ends the trial of an ejected backend: it is back, or out for longer. `None` if the request said nothing of it.
+    pub(crate) fn tried(&self, of: &BackendState, works: Option<bool>, now: u64, random: u64) {
+        let held = locked(&self.changes);
+        of.is_tried.store(false, Relaxed);
+        let time = match works {
+            None => None,
+            Some(false) => {
+                of.counts.failures.fetch_add(1, Relaxed);
+                Some(self.eject(of, now, random))
+            }
+            Some(true) => {
+                of.ejected_until.store(0, Relaxed);
+                of.returns(now);
+                None
+            }
+        };
+        self.changed();
+        drop(held);
+        match (works, time) {
+            (_, Some(time)) => self.tell_ejected(of, time),
+            (Some(true), _) => info!("upstream {}: {} works again", self.name, of.backend.name()),
+            _ => {}
+        }
+    }
+}

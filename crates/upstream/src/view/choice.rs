@@ -1,0 +1,120 @@
+//! A backend that was chosen for a request, until the outcome is known.
+
+use std::rc::Rc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::{Member, PENALTY, View};
+use crate::backend::BackendState;
+
+/// A backend with a request in flight. Its drop says that the request was given up.
+pub(crate) struct Choice<P> {
+    view: Rc<View<P>>,
+    member: Rc<Member<P>>,
+    begun: u64,
+    is_trial: bool,
+    /// What is in flight is told at once.
+    is_exact: bool,
+    is_settled: bool,
+}
+
+impl<P> Choice<P> {
+    /// Of an exact one that is no trial the place is taken already.
+    pub(super) fn new(
+        view: &Rc<View<P>>,
+        member: &Rc<Member<P>>,
+        now: u64,
+        is_trial: bool,
+        is_exact: bool,
+    ) -> Choice<P> {
+        member.in_flight.set(member.in_flight.get() + 1);
+        member.requests.set(member.requests.get() + 1);
+        if is_exact {
+            if is_trial {
+                member.state.in_flight.fetch_add(1, Relaxed);
+                member.told.set(member.told.get() + 1);
+            }
+            member.tell(now);
+        }
+        Choice {
+            view: view.clone(),
+            member: member.clone(),
+            begun: now,
+            is_trial,
+            is_exact,
+            is_settled: false,
+        }
+    }
+
+    pub(crate) fn member(&self) -> &Rc<Member<P>> {
+        &self.member
+    }
+
+    /// When it was made, in nanoseconds.
+    pub(crate) fn begun(&self) -> u64 {
+        self.begun
+    }
+
+    pub(crate) fn state(&self) -> &BackendState {
+        &self.member.state
+    }
+
+    /// It answered.
+    pub(crate) fn succeeded(&mut self) {
+        let now = self.settle();
+        self.member.sample(now, now - self.begun);
+        self.member.successes.set(self.member.successes.get() + 1);
+        if self.state().in_a_row.load(Relaxed) != 0 {
+            self.state().in_a_row.store(0, Relaxed);
+        }
+        self.end_trial(Some(true), now);
+    }
+
+    /// It did not do what it should.
+    pub(crate) fn failed(&mut self) {
+        let now = self.settle();
+        self.member.sample(now, PENALTY.max(now - self.begun));
+        let (upstream, random) = (&self.view.upstream, self.view.shard.random());
+        if self.is_trial {
+            self.end_trial(Some(false), now);
+        } else if upstream.settings().ejection {
+            upstream.state().failed(self.state(), now, random);
+        }
+    }
+
+    /// What happened says nothing of it.
+    pub(crate) fn says_nothing(&mut self) {
+        let now = self.settle();
+        self.end_trial(None, now);
+    }
+
+    pub(crate) fn is_settled(&self) -> bool {
+        self.is_settled
+    }
+
+    fn settle(&mut self) -> u64 {
+        self.is_settled = true;
+        self.view.now()
+    }
+
+    fn end_trial(&mut self, works: Option<bool>, now: u64) {
+        if std::mem::take(&mut self.is_trial) {
+            self.view.upstream.state().tried(self.state(), works, now, self.view.shard.random());
+        }
+    }
+}
+
+impl<P> Drop for Choice<P> {
+    fn drop(&mut self) {
+        if !self.is_settled {
+            let now = self.settle();
+            let mut ewma = self.member.ewma.get();
+            ewma.at_least(now, now - self.begun);
+            self.member.ewma.set(ewma);
+            self.end_trial(None, now);
+        }
+        self.member.in_flight.set(self.member.in_flight.get() - 1);
+        if self.is_exact {
+            self.member.tell(self.view.now());
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! What a shard knows of an upstream, and its choice of a backend.
+
+mod choice;
+mod usable;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use ringserve_server::Shard;
+
+pub(crate) use choice::Choice;
+use usable::Usable;
+
+use crate::backend::{BackendState, Counts};
+use crate::locked;
+use crate::policy::ewma::Ewma;
+use crate::policy::p2c;
+use crate::settings::Balance;
+use crate::upstream::Upstream;
+
+/// Nanoseconds between two times that a shard tells what it has in flight, and looks at what the others have. Of totals this old
+/// balancing gets what it gets of exact ones.
+const TOLD_EACH: u64 = 1_000_000;
+
+/// A failure counts as an answer that took this long.
+pub(crate) const PENALTY: u64 = 5_000_000_000;
+
+/// The average of a backend where no other one is known: that of a quick one, so that it is asked.
+const UNKNOWN: f64 = 1_000_000.0;
+
+/// A backend as a shard knows it. `P` is what the client keeps for each, such as connections.
+pub(crate) struct Member<P> {
+    pub(crate) state: Arc<BackendState>,
+    pub(crate) part: P,
+    ewma: Cell<Ewma>,
+    in_flight: Cell<u32>,
+    /// As the other shards have been told, and as they told this one.
+    told: Cell<u32>,
+    others: Cell<u32>,
+    /// What happened since these were told.
+    requests: Cell<u32>,
+    successes: Cell<u32>,
+    returns: Cell<u32>,
+}
+
+impl<P> Member<P> {
+    fn new(state: Arc<BackendState>, part: P) -> Member<P> {
+        Member {
+            returns: Cell::new(state.returns.load(Relaxed)),
+            state,
+            part,
+            ewma: Cell::new(Ewma::NEW),
+            in_flight: Cell::new(0),
+            told: Cell::new(0),
+            others: Cell::new(0),
+            requests: Cell::new(0),
+            successes: Cell::new(0),
+        }
+    }
+
+    fn sample(&self, now: u64, nanos: u64) {
+        let mut ewma = self.ewma.get();
+        ewma.sample(now, nanos);
+        self.ewma.set(ewma);
+    }
+
+    /// Tells what this shard has in flight, and what happened. Learns what the others have.
+    fn tell(&self, now: u64) {
+        let (state, in_flight) = (&self.state, self.in_flight.get());
+        let delta = u64::from(in_flight).wrapping_sub(u64::from(self.told.replace(in_flight)));
+        let total = match delta {
+            0 => state.in_flight.load(Relaxed),
+            _ => state.in_flight.fetch_add(delta, Relaxed).wrapping_add(delta),
+        };
+        self.others.set(u32::try_from(total.saturating_sub(u64::from(in_flight))).unwrap_or(u32::MAX));
+        if let requests @ 1.. = self.requests.take() {
+            Counts::add(&state.counts.requests, u64::from(requests));
+        }
+        if let successes @ 1.. = self.successes.take() {
+            locked(&state.window).add(now, successes, 0);
+        }
+    }
+}
+
+impl<P> Drop for Member<P> {
+    fn drop(&mut self) {
+        self.state.in_flight.fetch_sub(u64::from(self.told.get()), Relaxed);
+    }
+}
+
+/// An upstream as a client of a shard sees it.
+pub(crate) struct View<P> {
+    pub(crate) upstream: Upstream,
+    pub(crate) shard: Shard,
+    make_part: Box<dyn Fn() -> P>,
+    members: RefCell<Vec<Rc<Member<P>>>>,
+    usable: RefCell<Usable>,
+    told_at: Cell<u64>,
+    requests: Cell<u64>,
+    turn: Cell<usize>,
+}
+
+impl<P> View<P> {
+    pub(crate) fn new(upstream: &Upstream, shard: &Shard, make_part: impl Fn() -> P + 'static) -> View<P> {
+        View {
+            upstream: upstream.clone(),
+            shard: shard.clone(),
+            make_part: Box::new(make_part),
+            members: RefCell::default(),
+            usable: RefCell::default(),
+            told_at: Cell::new(0),
+            requests: Cell::new(0),
+            // Shards do not begin with the same one.
+            turn: Cell::new(shard.random() as usize >> 16),
+        }
+    }
+
+    pub(crate) fn now(&self) -> u64 {
+        self.shard.now().as_nanos()
+    }
+
+    /// The backends, also those that may not be asked.
+    pub(crate) fn members(&self) -> Vec<Rc<Member<P>>> {
+        self.members.borrow().clone()
+    }
+
+    /// Counts a request for the budget of retries.
+    pub(crate) fn count_request(&self) {
+        self.requests.set(self.requests.get() + 1);
+    }
+
+    /// Tells the other shards what this one has, and learns what they have.
+    pub(crate) fn tell(&self, now: u64) {
+        self.told_at.set(now);
+        if let requests @ 1.. = self.requests.take() {
+            self.upstream.state().add_requests(now, requests);
+        }
+        self.members.borrow().iter().for_each(|member| member.tell(now));
+    }
+
+    /// Looks whether others may be asked than before.
+    pub(crate) fn look(&self, now: u64) {
+        let version = self.upstream.state().version();
+        let is_known = {
+            let usable = self.usable.borrow();
+            usable.version == version && now < usable.fresh_until
+        };
+        if is_known {
+            return;
+        }
+        let backends = self.upstream.state().backends();
+        let mut members = self.members.borrow_mut();
+        let old = std::mem::take(&mut *members);
+        let find = |state: &Arc<BackendState>| old.iter().find(|member| Arc::ptr_eq(&member.state, state));
+        let make = |state: &Arc<BackendState>| Rc::new(Member::new(state.clone(), (self.make_part)()));
+        members.extend(backends.iter().map(|state| find(state).cloned().unwrap_or_else(|| make(state))));
+        for member in members.iter() {
+            let returns = member.state.returns.load(Relaxed);
+            // What was known of one that is back is what it was before it failed.
+            if member.returns.replace(returns) != returns {
+                member.ewma.set(Ewma::NEW);
+            }
+        }
+        let panic_below = self.upstream.settings().panic_below;
+        *self.usable.borrow_mut() = Usable::of(&members, version, now, panic_below);
+        drop(members);
+        // Connections of backends that left end here, and their drop may look at the view.
+        drop(old);
+    }
+
+    /// Chooses a backend that is not among those `tried`, and for which `is_for` is true.
+    pub(crate) fn choose(
+        self: &Rc<View<P>>,
+        tried: &[Rc<Member<P>>],
+        is_for: Option<&dyn Fn(&BackendState) -> bool>,
+    ) -> Option<Choice<P>> {
+        let now = self.now();
+        self.look(now);
+        if now.saturating_sub(self.told_at.get()) >= TOLD_EACH {
+            self.tell(now);
+        }
+        let may = |member: &Rc<Member<P>>| {
+            !tried.iter().any(|other| Rc::ptr_eq(other, member))
+                && is_for.is_none_or(|is_for| is_for(&member.state))
+        };
+        let members = self.members.borrow();
+        let usable = self.usable.borrow();
+        if usable.is_panicking {
+            self.upstream.state().panics(now, usable.sound, usable.indices.len());
+        }
+        let on_trial = usable
+            .on_trial
+            .iter()
+            .map(|index| &members[*index])
+            .find(|member| may(member) && take_trial(member));
+        if let Some(member) = on_trial {
+            return Some(Choice::new(self, member, now, true, self.is_exact()));
+        }
+        let is_open = tried.is_empty() && is_for.is_none();
+        let some: Vec<usize>;
+        let among = if is_open {
+            &usable.indices
+        } else {
+            some = usable.indices.iter().copied().filter(|index| may(&members[*index])).collect();
+            &some
+        };
+        if among.is_empty() {
+            return None;
+        }
+        let member = match self.upstream.settings().balance {
+            Balance::Least => return Some(self.least(&members, &usable, among, now)),
+            Balance::RoundRobin => self.next(&members, &usable, among),
+            Balance::PeakEwma => self.quickest(&members, &usable, among, now, is_open),
+        };
+        Some(Choice::new(self, member, now, false, false))
+    }
+
+    /// True if what is in flight is told at once.
+    fn is_exact(&self) -> bool {
+        self.upstream.settings().balance == Balance::Least
+    }
+
+    fn quickest<'m>(
+        &self,
+        members: &'m [Rc<Member<P>>],
+        usable: &Usable,
+        among: &[usize],
+        now: u64,
+        is_open: bool,
+    ) -> &'m Rc<Member<P>> {
+        let load = |place: usize| {
+            let member = &members[among[place]];
+            let average = member.ewma.get().read(now).unwrap_or_else(|| usable.median(members, now));
+            let in_flight = member.in_flight.get().saturating_add(member.others.get());
+            p2c::load(average, in_flight, usable.relative_weight(among[place]))
+        };
+        let place = match &usable.table {
+            Some(table) if is_open => p2c::by_weight(table, among.len(), || self.shard.random(), load),
+            _ => p2c::lower_of_two(among.len(), self.shard.random(), load),
+        };
+        &members[among[place]]
+    }
+
+    fn next<'m>(&self, members: &'m [Rc<Member<P>>], usable: &Usable, among: &[usize]) -> &'m Rc<Member<P>> {
+        let turn = self.turn.replace(self.turn.get().wrapping_add(1));
+        &members[usable.in_turn(among, turn)]
+    }
+
+    /// Takes a place at the backend with the fewest in flight. Among equals chance decides: with short connections all counts are
+    /// mostly 0.
+    fn least(
+        self: &Rc<View<P>>,
+        members: &[Rc<Member<P>>],
+        usable: &Usable,
+        among: &[usize],
+        now: u64,
+    ) -> Choice<P> {
+        let (before, after) = among.split_at(self.shard.random() as usize % among.len());
+        loop {
+            let counted = after.iter().chain(before).map(|index| {
+                let count = members[*index].state.in_flight.load(Relaxed);
+                (*index, count, count as f64 / usable.relative_weight(*index))
+            });
+            let least = counted.min_by(|one, other| one.2.total_cmp(&other.2));
+            let Some((index, count, _)) = least else { unreachable!("there are some") };
+            let member = &members[index];
+            // Where another shard was quicker the count is another one: this one looks again.
+            if member.state.in_flight.compare_exchange_weak(count, count + 1, Relaxed, Relaxed).is_ok() {
+                member.told.set(member.told.get() + 1);
+                return Choice::new(self, member, now, false, true);
+            }
+        }
+    }
+}
+
+/// Takes the one place of a backend on trial.
+fn take_trial<P>(member: &Rc<Member<P>>) -> bool {
+    member.state.is_tried.compare_exchange(false, true, Relaxed, Relaxed).is_ok()
+}
