@@ -17,9 +17,9 @@ impl<O: Observer> Shard<O> {
 
     /// Panics if a turn would pass by what it has to do seldom.
     fn check_marks(&self) {
-        let is_calm = self.drain.is_none() && self.accepting.starting == 0 && !self.had_more;
+        let is_calm = self.drain.is_none() && !self.accepting.has_starts() && !self.had_more;
         assert!(self.begins_aside || is_calm, "a turn would not see what it begins with");
-        assert!(self.accepting.is_timed || self.accepting.is_settled(), "accepting would rest for ever");
+        assert!(self.accepting.is_timed() || self.accepting.is_settled(), "accepting would rest for ever");
         assert!(self.shared.has_asked() || !self.shared.asks(), "what is asked would not be looked at");
     }
 
@@ -129,7 +129,7 @@ impl<O: Observer> Shard<O> {
             kept_for_long * KEPT_FOR_LONG <= most,
             "{kept_for_long} of {most} bytes wait there for readers"
         );
-        self.check_starting(starting);
+        self.check_newcomers(starting);
         self.check_marks();
         self.check_channels(channels, working);
         let queued = self.runnable.len() + self.served.len() + self.channels.queue_len();

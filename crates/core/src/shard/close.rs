@@ -1,8 +1,8 @@
-//! The ways out: finish and abort; and the stages of a close, in order.
+//! The ways out: what user code asked for, finish and abort; and the stages of a close, in order.
 //!
 //! ```text
-//!   finish ──▶ begin_drain ──▶ begin_close ──▶ join ──▶ close_socket ──▶ closed
-//!   abort ─────────────────────────┘
+//!   apply_requests ─┬─▶ finish ──▶ begin_drain ──▶ begin_close ──▶ join ──▶ close_socket ──▶ closed
+//!                   └─▶ abort ─────────────────────────┘
 //! ```
 
 use alloc::boxed::Box;
@@ -14,6 +14,24 @@ use crate::tables::Returning;
 use crate::{CloseHow, CloseReason, ConnId, Observer, Op};
 
 impl<O: Observer> Shard<O> {
+    /// Carries out what user code asked for: the end of its connection, in one way or another.
+    #[cold]
+    pub(super) fn apply_requests(&mut self, id: ConnId, over_max: bool) {
+        let Some(outlet) = self.conns.get(id).and_then(|conn| conn.outlet()) else { return };
+        if outlet.abort_requested() {
+            self.abort(id, outlet.end_reason(CloseReason::Aborted));
+        } else if over_max {
+            self.abort(id, CloseReason::OutboxFull);
+        } else if outlet.not_framed() {
+            self.finish(id, CloseReason::ReplyNotFramed);
+        } else if outlet.close_requested() {
+            // If the peer ended first, and the service only held the connection open.
+            let told = self.conns.get(id).is_some_and(|conn| conn.input_end_notified);
+            let reason = if told { CloseReason::PeerClosed } else { CloseReason::Closed };
+            self.finish(id, outlet.end_reason(reason));
+        }
+    }
+
     /// Ends a connection after its queued replies. No further frame is handed out and no reply is taken; a pending call is
     /// dropped when the replies are gone.
     pub fn finish(&mut self, id: ConnId, reason: CloseReason) {
@@ -161,12 +179,14 @@ impl<O: Observer> Shard<O> {
             0,
             "the driver has memory of {id}, which is free"
         );
-        self.accepting.parting -= usize::from(conn.opened == Opened::LastWords);
+        if conn.opened == Opened::LastWords {
+            self.accepting.parted();
+        }
         self.wheel.clear(id.slot());
         self.lanes[conn.lane].shared.headers().forget(id);
         self.lanes[conn.lane].shared.facts().forget(id);
         if self.lanes.remove(conn.lane) {
-            self.accepting.give_back();
+            self.accepting.connection_gone();
         }
         // Its descriptor may serve another connection that waits.
         self.slot_freed();

@@ -109,24 +109,6 @@ impl<O: Observer> Shard<O> {
         self.close_if_quiet(id);
     }
 
-    /// Carries out the requests of user code.
-    #[cold]
-    fn apply_requests(&mut self, id: ConnId, over_max: bool) {
-        let Some(outlet) = self.conns.get(id).and_then(|conn| conn.outlet()) else { return };
-        if outlet.abort_requested() {
-            self.abort(id, outlet.end_reason(CloseReason::Aborted));
-        } else if over_max {
-            self.abort(id, CloseReason::OutboxFull);
-        } else if outlet.not_framed() {
-            self.finish(id, CloseReason::ReplyNotFramed);
-        } else if outlet.close_requested() {
-            // If the peer ended first, and the service only held the connection open.
-            let told = self.conns.get(id).is_some_and(|conn| conn.input_end_notified);
-            let reason = if told { CloseReason::PeerClosed } else { CloseReason::Closed };
-            self.finish(id, outlet.end_reason(reason));
-        }
-    }
-
     /// Sends queued bytes, or, if a send is in flight, leaves them until its end.
     #[inline]
     pub(super) fn start_send(&mut self, id: ConnId) {

@@ -306,10 +306,10 @@ impl<O: Observer> Shard<O> {
         if self.drain.is_some() {
             self.step_drain(completions);
         }
-        if self.accepting.starting > 0 {
-            self.accepting.looked.turn_begins(self.now, completions);
+        if self.accepting.has_starts() {
+            self.accepting.looked_at_starts(self.now, completions);
         }
-        self.begins_aside = has_more || self.drain.is_some() || self.accepting.starting > 0;
+        self.begins_aside = has_more || self.drain.is_some() || self.accepting.has_starts();
     }
 
     /// Gives waiting connections their batches, and handshakes their steps, in a turn that brings `completions`; `crowded` is
@@ -416,7 +416,7 @@ impl<O: Observer> Shard<O> {
         }
         let next = self.wheel.next_or_never();
         let looks = self.shared.has_asked() || self.lateness.watches();
-        match looks || self.drain.is_some() || self.accepting.is_timed {
+        match looks || self.drain.is_some() || self.accepting.is_timed() {
             false => next,
             true => self.next_beside(next),
         }
@@ -430,7 +430,7 @@ impl<O: Observer> Shard<O> {
         for at in [self.line_look(), self.lateness.wakes_at(self.now)].into_iter().flatten() {
             next = next.min(at);
         }
-        if let Some(at) = self.accepting.retry_at(self.now) {
+        if let Some(at) = self.accepting.next_check(self.now) {
             next = next.min(at);
         }
         if let Some(drain) = &self.drain {

@@ -1,11 +1,173 @@
 //! Newcomers: which listeners accept, who waits for a place, and connections that begin with a header or a handshake.
 // May use: channels, lanes, timers, turn.
-// Begin with: `arrivals.rs`.
+// Begin with: `arrivals.rs`, then `answers.rs`.
 
+mod answers;
 mod arrivals;
+mod crowd;
 mod headers;
 mod listeners;
+mod queue;
+mod quota;
 mod starts;
 
-pub(super) use listeners::Accepting;
-pub use listeners::Quota;
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use crate::{LaneId, Time};
+
+use crowd::Crowd;
+use listeners::{Listener, Pauses};
+pub use quota::Quota;
+use quota::{Places, Reserve, Tokens};
+
+/// How long accepting rests after the kernel refused it: ten attempts a second find a freed descriptor soon
+/// and cost nothing.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// Whether listeners were armed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// They are not, whatever there is room for.
+    Withheld,
+    /// They will be in the next turn.
+    Ready,
+    /// They were, once.
+    Begun,
+}
+
+/// Accepting, over all listeners of the shard.
+pub(super) struct Accepting {
+    phase: Phase,
+    listeners: Vec<Listener>,
+    /// The listener whose waiting sockets are the first to have places.
+    next_listener: usize,
+    /// Connections of which the services are asked, of all listeners.
+    asked: usize,
+    places: Places,
+    tokens: Tokens,
+    reserve: Option<Reserve>,
+    /// The time at which accepting goes on that rests since the kernel has no more descriptors.
+    retry_at: Option<Time>,
+    pauses: Pauses,
+    crowd: Crowd,
+    /// Connections that are there for last words alone.
+    parting: usize,
+    /// Whether there may be a [time](Accepting::next_check) to check again, or something to check at each turn: all that most turns
+    /// look at.
+    is_timed: bool,
+}
+
+impl Accepting {
+    pub(super) fn new(listeners: u16) -> Accepting {
+        Accepting {
+            phase: Phase::Ready,
+            listeners: (0..listeners).map(|_| Listener::new(LaneId::FIRST)).collect(),
+            next_listener: 0,
+            asked: 0,
+            places: Places::default(),
+            tokens: Tokens::default(),
+            reserve: None,
+            retry_at: None,
+            pauses: Pauses::default(),
+            crowd: Crowd::default(),
+            parting: 0,
+            is_timed: true,
+        }
+    }
+
+    /// Adds listeners behind those that are there.
+    pub(super) fn add_listeners(&mut self, listeners: u16, lane: LaneId) {
+        self.listeners.extend((0..listeners).map(|_| Listener::new(lane)));
+    }
+
+    /// Has a place for what waits of a listener: another shard may pass on what it accepted at one that this one has not.
+    fn know(&mut self, listener: u16) {
+        while self.listeners.len() <= usize::from(listener) {
+            self.listeners.push(Listener::elsewhere());
+        }
+    }
+
+    fn at(&mut self, listener: u16) -> Option<&mut Listener> {
+        self.listeners.get_mut(usize::from(listener))
+    }
+
+    fn lane_of(&self, listener: u16) -> LaneId {
+        self.listeners.get(usize::from(listener)).map_or(LaneId::FIRST, |listener| listener.lane)
+    }
+
+    /// True if there may be a [time](Accepting::next_check) to check again, or something to check at each turn.
+    #[inline]
+    pub(super) fn is_timed(&self) -> bool {
+        self.is_timed
+    }
+
+    /// True if there is no such time, and nothing to check at each turn.
+    pub(super) fn is_settled(&self) -> bool {
+        self.phase == Phase::Begun
+            && self.retry_at.is_none()
+            && !self.tokens.are_awaited()
+            && !self.listeners.iter().any(Listener::is_unsettled)
+            && self.crowd.next_end().is_none()
+            && !(self.pauses.is_full && self.places.are_shared())
+    }
+
+    /// True if something is checked at each turn, or the time has come to end one that begins.
+    #[cold]
+    fn rests(&self, now: Time) -> bool {
+        self.phase != Phase::Begun
+            || self.retry_at.is_some()
+            || self.tokens.are_awaited()
+            || self.listeners.iter().any(Listener::is_unsettled)
+            || self.crowd.next_end().is_some_and(|at| at <= now)
+    }
+
+    /// The time to check again: accepting rests after an error, the rate has a token then, services put newcomers off, one that begins
+    /// has to go, and no other shard reports that it has room.
+    pub(super) fn next_check(&self, now: Time) -> Option<Time> {
+        let is_held_by_others = (self.pauses.is_full || self.waits()) && self.places.are_shared();
+        let by_others = is_held_by_others.then(|| now + RETRY);
+        let all = [self.tokens.awaited_until(), self.retry_at, self.crowd.next_end(), by_others];
+        let each =
+            self.listeners.iter().flat_map(|listener| [listener.queue.rests_until(), listener.retry_at]);
+        all.into_iter().chain(each).flatten().min()
+    }
+
+    /// Sockets that wait for a place.
+    fn waiting(&self) -> usize {
+        self.listeners.iter().map(|listener| listener.queue.len()).sum()
+    }
+
+    fn waits(&self) -> bool {
+        self.listeners.iter().any(|listener| !listener.queue.is_empty())
+    }
+
+    pub(super) fn is_stopped(&self) -> bool {
+        !self.waits() && self.listeners_left() == 0
+    }
+
+    /// True if a listener of a lane is open, or something that came there was not answered.
+    pub(super) fn is_open(&self, lane: LaneId) -> bool {
+        self.listeners.iter().filter(|listener| listener.lane == lane).any(Listener::is_open)
+    }
+
+    /// Listeners whose sockets are open.
+    pub(super) fn listeners_left(&self) -> usize {
+        self.listeners.iter().filter(|listener| !listener.is_closed()).count()
+    }
+
+    /// Connections of all shards of the server, if they share a limit.
+    pub(super) fn used_by_all(&self) -> Option<usize> {
+        self.places.used()
+    }
+
+    /// An accepted connection is gone: its place is free.
+    pub(super) fn connection_gone(&mut self) {
+        self.places.give_back();
+    }
+
+    /// A connection that was there for last words alone is gone.
+    pub(super) fn parted(&mut self) {
+        self.parting -= 1;
+    }
+}

@@ -1,0 +1,236 @@
+//! Sockets that were accepted at one listener and wait for a place, first in, first out, and those of which the services are asked.
+//!
+//! ```text
+//!   accepted ──▶ asked ──▶ admitted, refused, handed off
+//!      │           │ ▲
+//!      │ no place  │ │ a place, and its turn
+//!      ▼  postponed▼ │
+//!      waiting ──────┘
+//! ```
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+
+use crate::{Socket, Time};
+
+/// Why a socket waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Why {
+    /// No place is left for it.
+    Limit,
+    /// The server's rate has no token.
+    Rate,
+    /// It was postponed before, and is asked for again.
+    Retry,
+    /// The services put it off.
+    Postponed,
+    /// Others came before it, or its listener puts newcomers off.
+    Others,
+}
+
+/// A socket that waits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Waiting {
+    pub(super) socket: Socket,
+    pub(super) peer: Option<SocketAddr>,
+    pub(super) why: Why,
+}
+
+/// Of how many newcomers the services are asked before they answered the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pace {
+    /// Of all for which there is a place.
+    All,
+    /// Of one: an earlier one was postponed, and none was let in or refused since.
+    OneByOne,
+}
+
+/// Those of a listener. Each has a separate queue: what one of them waits for holds no other.
+pub(super) struct Queue {
+    waiting: VecDeque<Waiting>,
+    /// Sockets handed out as [`Event::Accepted`](crate::shard::turn::Event::Accepted) and not answered yet.
+    asked: usize,
+    /// Those of them that waited before, and are counted; some may be answered while others are not.
+    waited: Vec<Socket>,
+    /// The services are asked of none before then, by their order.
+    rests_until: Option<Time>,
+    pace: Pace,
+}
+
+impl Queue {
+    pub(super) fn new() -> Queue {
+        Queue { waiting: VecDeque::new(), asked: 0, waited: Vec::new(), rests_until: None, pace: Pace::All }
+    }
+
+    /// How many wait.
+    pub(super) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// How many the services are asked of.
+    pub(super) fn asked(&self) -> usize {
+        self.asked
+    }
+
+    /// True if one that comes now waits for no other one.
+    pub(super) fn is_free(&self) -> bool {
+        self.waiting.is_empty() && !self.is_put_off()
+    }
+
+    /// True while newcomers are put off, or the one that was is asked for again.
+    pub(super) fn is_put_off(&self) -> bool {
+        self.rests_until.is_some() || self.pace == Pace::OneByOne && self.asked > 0
+    }
+
+    /// The time until which newcomers are put off.
+    pub(super) fn rests_until(&self) -> Option<Time> {
+        self.rests_until
+    }
+
+    /// Newcomers are put off no longer.
+    pub(super) fn end_rest(&mut self) {
+        if self.rests_until.take().is_some() {
+            let postponed = self.waiting.iter_mut().take_while(|waiting| waiting.why == Why::Postponed);
+            postponed.for_each(|waiting| waiting.why = Why::Retry);
+        }
+    }
+
+    /// The same, if their time is over.
+    pub(super) fn go_on(&mut self, now: Time) {
+        if self.rests_until.is_some_and(|until| until <= now) {
+            self.end_rest();
+        }
+    }
+
+    /// Adds one behind all others.
+    pub(super) fn push(&mut self, waiting: Waiting) {
+        self.waiting.push_back(waiting);
+    }
+
+    /// Takes the first one, to ask for it.
+    pub(super) fn pop(&mut self) -> Option<Waiting> {
+        self.waiting.pop_front()
+    }
+
+    /// Puts the first one back, for which there is no place.
+    pub(super) fn unpop(&mut self, waiting: Waiting) {
+        self.waiting.push_front(waiting);
+    }
+
+    /// Puts one back that was asked for, until then: in front of all but those that were put back before it. True if it waits for
+    /// the first time.
+    pub(super) fn postpone(&mut self, socket: Socket, peer: Option<SocketAddr>, until: Time) -> bool {
+        let is_first = !self.waited.contains(&socket);
+        self.one_answered();
+        let place = self.waiting.iter().take_while(|waiting| waiting.why == Why::Postponed).count();
+        self.waiting.insert(place, Waiting { socket, peer, why: Why::Postponed });
+        self.rests_until = Some(self.rests_until.map_or(until, |before| before.max(until)));
+        self.pace = Pace::OneByOne;
+        is_first
+    }
+
+    /// The services are asked of one.
+    pub(super) fn ask(&mut self) {
+        self.asked += 1;
+    }
+
+    /// One that is asked for waited before.
+    pub(super) fn note_waited(&mut self, socket: Socket) {
+        self.waited.push(socket);
+    }
+
+    /// The services answered at `now` for one that is not postponed.
+    pub(super) fn answered(&mut self, now: Time) {
+        self.one_answered();
+        // Those behind it are asked for in the next turn: this one may begin a handshake before, and those have a limit.
+        if core::mem::replace(&mut self.pace, Pace::All) == Pace::OneByOne && !self.waiting.is_empty() {
+            self.rests_until = self.rests_until.or(Some(now));
+        }
+    }
+
+    fn one_answered(&mut self) {
+        self.asked -= 1;
+        if self.asked == 0 {
+            self.waited.clear();
+        }
+    }
+
+    /// Panics if anything contradicts itself.
+    pub(super) fn invariants(&self) {
+        let postponed = |waiting: &&Waiting| waiting.why == Why::Postponed;
+        let at_front = self.waiting.iter().take_while(postponed).count();
+        assert_eq!(at_front, self.waiting.iter().filter(postponed).count(), "those put off are not in front");
+        assert!(at_front == 0 || self.rests_until.is_some(), "newcomers are put off for ever");
+        assert!(self.rests_until.is_none() || !self.waiting.is_empty(), "none is put off");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::time::Duration;
+
+    fn at(seconds: u64) -> Time {
+        Time::ZERO + Duration::from_secs(seconds)
+    }
+
+    /// The services are asked of all of these.
+    fn asked(numbers: impl Iterator<Item = u64>) -> Queue {
+        let mut queue = Queue::new();
+        numbers.for_each(|_| queue.ask());
+        queue
+    }
+
+    fn come(queue: &mut Queue, number: u64) {
+        queue.push(Waiting { socket: Socket(number), peer: None, why: Why::Others });
+    }
+
+    fn waiting(queue: &Queue) -> Vec<(u64, Why)> {
+        queue.waiting.iter().map(|waiting| (waiting.socket.0, waiting.why)).collect()
+    }
+
+    #[test]
+    fn those_put_back_keep_their_order_in_front_of_who_came_later() {
+        let mut queue = asked(1..=3);
+        come(&mut queue, 4);
+        for number in 1..=3 {
+            assert!(queue.postpone(Socket(number), None, at(number)));
+        }
+        let all = [(1, Why::Postponed), (2, Why::Postponed), (3, Why::Postponed), (4, Why::Others)];
+        assert_eq!((waiting(&queue), queue.rests_until()), (all.into(), Some(at(3))));
+        queue.invariants();
+        queue.go_on(at(2));
+        assert!(queue.is_put_off(), "the last one sets the time");
+        queue.go_on(at(3));
+        assert_eq!(waiting(&queue)[0], (1, Why::Retry));
+        // It is put back in front of those that were put off with it.
+        let first = queue.pop().expect("it waits");
+        queue.ask();
+        queue.note_waited(first.socket);
+        assert!(queue.is_put_off(), "one is asked for at a time");
+        assert!(!queue.postpone(first.socket, None, at(4)), "it waited before");
+        assert_eq!(waiting(&queue)[..2], [(1, Why::Postponed), (2, Why::Retry)]);
+        queue.invariants();
+    }
+
+    #[test]
+    fn those_behind_one_that_is_let_in_have_the_next_turn() {
+        let mut queue = asked(1..=1);
+        queue.postpone(Socket(1), None, at(1));
+        come(&mut queue, 2);
+        queue.go_on(at(1));
+        queue.pop();
+        queue.ask();
+        queue.answered(at(1));
+        assert_eq!((queue.is_put_off(), queue.rests_until()), (true, Some(at(1))));
+        queue.go_on(at(1));
+        queue.pop();
+        queue.ask();
+        assert!(queue.is_free(), "all are asked for that come");
+    }
+}
