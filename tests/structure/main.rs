@@ -18,6 +18,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use tree::{Modules, Sources};
 
@@ -42,23 +43,29 @@ fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this package is in the workspace")
 }
 
-/// Reads each crate, with the folder of its sources.
+/// Goes through each crate, with the folder of its sources.
 fn each_crate(mut then: impl FnMut(&Path, &Modules)) {
+    static CRATES: OnceLock<Vec<(PathBuf, Modules)>> = OnceLock::new();
+    CRATES.get_or_init(read_all).iter().for_each(|(folder, modules)| then(folder, modules));
+}
+
+fn read_all() -> Vec<(PathBuf, Modules)> {
     let root = workspace();
     let packages = ["crates", "examples"].map(|folder| fs::read_dir(root.join(folder)).expect("a folder"));
     let mut folders: Vec<PathBuf> =
         packages.into_iter().flatten().flatten().map(|entry| entry.path().join("src")).collect();
-    folders.retain(|src| src.is_dir());
     folders.extend(["src", "tests/src", "tests/bugs/src", "fuzz/src"].map(|folder| root.join(folder)));
     folders.retain(|src| src.is_dir());
     folders.sort();
+    let mut crates = Vec::new();
     for folder in folders {
         let mut sources = Sources::new();
         collect(&folder, &mut sources);
         let roots = ["lib.rs", "main.rs"].map(|name| folder.join(name));
         let roots = roots.into_iter().filter(|file| sources.contains_key(file));
-        roots.for_each(|root| then(&folder, &tree::read(&sources, &root)));
+        crates.extend(roots.map(|root| (folder.clone(), tree::read(&sources, &root))));
     }
+    crates
 }
 
 fn collect(folder: &Path, sources: &mut Sources) {

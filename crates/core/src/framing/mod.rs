@@ -15,6 +15,8 @@
 //!
 //! To write your own, implement one small trait: [`Framing`]. If calls switch its rule, if it hands over facts that it found,
 //! or if its frames come in pieces, implement [`TypedFraming`].
+// May use: bytes, limits.
+// Begin with: `Framing`, then `lines.rs`.
 
 mod delimiter;
 mod dot_stuffed;

@@ -9,6 +9,8 @@
 //! ```
 //!
 //! Nothing is guessed: bytes that are not a header to the letter are refused as soon as a byte shows it.
+// May use: driver, tables.
+// Begin with: `read`.
 
 mod kept;
 mod tlvs;

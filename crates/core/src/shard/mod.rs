@@ -2,7 +2,7 @@
 //!
 //! [`turn`](Shard::turn) takes completions in and dispatches their events to a [`Lane`]; [`take_ops`](Shard::take_ops) returns
 //! the operations that follow. One verb a file.
-// May use: every other room of this crate.
+// May use: all other rooms.
 // Begin with: `turn.rs`.
 
 mod accept;

@@ -1,5 +1,5 @@
 //! Tables of a shard, by slot: connections, what belongs to some of them, and who holds memory.
-// May use: nothing of this crate.
+// May use: no other room.
 // Begin with: `slots.rs`, which gives out the ids of connections.
 
 mod chunked;

@@ -12,7 +12,7 @@
 //! A connection that waits for its peer between two frames has no inbox at all. Frames that lie within one
 //! lease are handed out without a copy; a frame that spans leases is put together in `partial` and copied once. Of a large one
 //! only the start is: the driver has `partial` then, and receives the rest straight into it.
-// May use: no other room of a connection.
+// May use: no other room.
 // Begin with: `Inbox`; `cut.rs` finds the frames.
 
 mod cut;

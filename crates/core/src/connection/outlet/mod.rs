@@ -3,7 +3,7 @@
 //! User code runs while the state machine waits, and never holds a reference into it: it writes into the
 //! connection's [`Outlet`] and puts the connection on the list of dirty ones in [`ShardShared`](crate::ShardShared).
 //! The state machine looks at that list at the end of the turn. So nothing is locked and nothing is entered twice.
-// May use: remote_gate, shared, shared_payload.
+// May use: account, remote_gate, shared, shared_payload.
 // Begin with: `Outlet`; `writing.rs` has the way of a reply.
 
 mod extra;

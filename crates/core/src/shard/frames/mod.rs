@@ -1,5 +1,5 @@
 //! A connection's batch of frames, pulled by the lane.
-// May use: no other room of a shard.
+// May use: no other room.
 // Begin with: `Frames`; `calls.rs` has what waits, `metered.rs` who sends too fast.
 
 mod calls;
