@@ -191,12 +191,13 @@ fn guide_lists_each_of_its_pages() {
 }
 
 #[test]
-fn experiments_list_each_of_their_pages() {
-    let folder = root().join("docs/experiments");
-    let list = fs::read_to_string(folder.join("README.md")).expect("a page");
-    for page in pages(&folder) {
-        let name = page.file_name().expect("a file").to_string_lossy();
-        assert!(name == "README.md" || list.contains(&format!("({name})")), "{name} is not in the list");
+fn folders_of_pages_list_each_of_them() {
+    for folder in ["docs/experiments", "docs/internals"].map(|folder| root().join(folder)) {
+        let list = fs::read_to_string(folder.join("README.md")).expect("a page");
+        for page in pages(&folder) {
+            let name = page.file_name().expect("a file").to_string_lossy();
+            assert!(name == "README.md" || list.contains(&format!("({name})")), "{name} is not in the list");
+        }
     }
 }
 
