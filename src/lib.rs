@@ -147,6 +147,9 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(feature = "resp")]
+pub use ringserve_redis::resp;
+pub use ringserve_redis::scatter;
 #[cfg(feature = "admin")]
 pub use ringserve_server::admin;
 #[cfg(feature = "codec")]
@@ -155,8 +158,6 @@ pub use ringserve_server::codec;
 pub use ringserve_server::http;
 #[cfg(feature = "metrics")]
 pub use ringserve_server::metrics;
-#[cfg(feature = "resp")]
-pub use ringserve_server::resp;
 #[cfg(feature = "log")]
 #[doc(inline)]
 pub use ringserve_server::subscriber as log;
@@ -175,8 +176,8 @@ pub use ringserve_server::{
     StreamService, WithHeads, starting, stream, with_heads,
 };
 pub use ringserve_server::{
-    access_log, admission, doctor, factory, framing, host, inspect, limits, listen, middleware, net,
-    overload, scatter, stats, sync, task, time, transport,
+    access_log, admission, doctor, factory, host, inspect, limits, listen, middleware, net, overload, stats,
+    sync, task, time, transport,
 };
 #[cfg(feature = "websocket")]
 pub use ringserve_server::{websocket, ws};
@@ -187,6 +188,12 @@ pub use ringserve_topics as topics;
 pub use ringserve_upstream as upstream;
 
 pub mod guide;
+
+/// Framings: bytes to frames, and replies to bytes. And the fields of a message by their places.
+pub mod framing {
+    pub use ringserve_redis::{Kept, Parts, Span};
+    pub use ringserve_server::framing::*;
+}
 
 /// The program of the README is one that compiles.
 #[cfg(doctest)]

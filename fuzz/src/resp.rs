@@ -11,8 +11,8 @@
 use ringserve_buf::Lease;
 use ringserve_core::Frame;
 use ringserve_core::framing::{Cut, TypedFraming};
-use ringserve_server::framing::Parts;
-use ringserve_server::resp::{
+use ringserve_redis::Parts;
+use ringserve_redis::resp::{
     Matching, Pattern, Resp, Version, Writer, number, unknown_command, unknown_subcommand, write_number,
 };
 

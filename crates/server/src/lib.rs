@@ -35,12 +35,8 @@ pub mod middleware;
 #[doc(hidden)]
 pub mod off;
 pub mod overload;
-mod parts;
 mod peer;
-#[cfg(feature = "resp")]
-pub mod resp;
 mod room;
-pub mod scatter;
 mod server;
 mod shard;
 mod snapshot;
@@ -86,7 +82,7 @@ pub use server::runtime::Runtime;
 pub use server::several::Several;
 pub use shard::face::closed::{Closed, Failure};
 pub use shard::face::conn_handle::{ConnHandle, LocalHandle, PushError, StreamHandle};
-pub use shard::face::cx::Cx;
+pub use shard::face::cx::{Cx, HeldReplies};
 pub use shard::face::handle::Shard;
 pub use shard::face::opening::{Opening, Refusal, Session};
 pub use shard::face::service::{IntoService, Service, WithHeads, starting, with_heads};
@@ -103,7 +99,6 @@ pub mod factory {
 
 /// Framings: bytes to frames, and replies to bytes.
 pub mod framing {
-    pub use crate::parts::{Kept, Parts, Span};
     pub use ringserve_core::Outbox;
     pub use ringserve_core::framing::*;
 }

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Each shard has its [`Topics`], with its own subscribers alone. A message is published to all shards through a
-//! [`Mesh`](ringserve_server::sync::Mesh) or a [`Scatter`](ringserve_server::scatter::Scatter), once to each, and encoded once on each for all
+//! [`Mesh`](ringserve_server::sync::Mesh) or a `Scatter`, once to each, and encoded once on each for all
 //! subscribers there. Messages of one connection reach a subscriber in order and without gaps: messages that a peer reads too
 //! slowly wait, and a connection with too many of them is reset, with the reason `aborted`; those that waited are dropped. Replies
 //! and pushes of the service's own do not wait behind them, so they may overtake messages, also those of a topic that was

@@ -18,7 +18,6 @@ mod proxy_protocol;
 mod pushes;
 mod read_rates;
 mod replies;
-mod scatter;
 mod services;
 mod snapshots;
 mod stages;

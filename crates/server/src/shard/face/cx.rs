@@ -11,7 +11,8 @@ use ringserve_buf::ReplyWriter;
 use ringserve_core::framing::{HoldsState, Written};
 use ringserve_core::proxy::Tlvs;
 use ringserve_core::{
-    ConnHead, ConnId, ConnLimits, ConnShared, LimitError, NoMemoryLeft, Payload, SharedPayload, facts_as,
+    ConnHead, ConnId, ConnLimits, ConnShared, LimitError, Limits, NoMemoryLeft, Payload, SharedPayload,
+    facts_as,
 };
 
 use super::conn_handle::{ConnHandle, LocalHandle};
@@ -149,7 +150,7 @@ impl<'a, S: 'static> Cx<'a, S> {
 
     /// True if [`ready`](Cx::ready) returns at once.
     #[inline]
-    pub(crate) fn is_ready(&self) -> bool {
+    pub fn is_ready(&self) -> bool {
         !self.head.is_full() || self.head.is_gone()
     }
 
@@ -185,6 +186,25 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// ```
     pub async fn reserve(&self, bytes: usize) -> Result<Reserved, NoMemoryLeft> {
         Reserved::wait(self.head, self.shard, bytes).await
+    }
+
+    /// Counts memory that is there already as held by this connection, of
+    /// [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max), until the result is dropped: what a service
+    /// keeps for a peer that reads slowly. It is counted whether it fits or not, and for a connection that is gone it is not.
+    pub fn hold_bytes(&self, bytes: usize) -> Reserved {
+        Reserved::held(self.head, bytes)
+    }
+
+    /// Keeps what is queued from leaving until the result is dropped: more follows in a moment, and both leave in one send. What
+    /// is queued leaves before that if it comes to be more than 4 KiB, or if the connection or its writing ends.
+    pub fn hold_replies(&self) -> HeldReplies<'a> {
+        self.head.hold_replies();
+        HeldReplies(self.head)
+    }
+
+    /// The limits of the service. What [`set_limits`](Cx::set_limits) changed for this connection is not in them.
+    pub fn limits(&self) -> &'a Limits {
+        self.head.lane().limits()
     }
 
     /// Switches the rule that cuts this connection's bytes into frames: the state of its
@@ -335,5 +355,21 @@ impl<'a, S: 'static> Cx<'a, S> {
 impl<S> fmt::Debug for Cx<'_, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Cx").field(self.head).finish()
+    }
+}
+
+/// Replies of a connection that wait for more ([`Cx::hold_replies`]). Its drop lets them leave.
+#[must_use = "the replies leave when it is dropped"]
+pub struct HeldReplies<'a>(&'a ConnHead);
+
+impl Drop for HeldReplies<'_> {
+    fn drop(&mut self) {
+        self.0.release_replies();
+    }
+}
+
+impl fmt::Debug for HeldReplies<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("HeldReplies").field(&self.0.id()).finish()
     }
 }

@@ -16,6 +16,13 @@ pub(crate) const WAIT_MAX: Duration = Duration::from_secs(5);
 pub struct Reserved(Reservation);
 
 impl Reserved {
+    /// Of what is there already, whether it fits or not.
+    pub(crate) fn held(head: &ConnHead, bytes: usize) -> Reserved {
+        let mut reservation = Reservation::new(head);
+        reservation.hold(bytes);
+        Reserved(reservation)
+    }
+
     pub(crate) async fn wait(head: &ConnHead, shard: &Shard, bytes: usize) -> Result<Reserved, NoMemoryLeft> {
         let mut reservation = Reservation::new(head);
         let granted = poll_fn(|task| reservation.poll(bytes, task.waker()));
@@ -25,7 +32,8 @@ impl Reserved {
         }
     }
 
-    pub(crate) fn bytes(&self) -> usize {
+    /// How many bytes.
+    pub fn bytes(&self) -> usize {
         self.0.bytes()
     }
 }

@@ -468,7 +468,7 @@ pub enum AskError {
     /// The shard dropped the question or the reply, panicked, or ended; or the asking shard ended. The question may have been
     /// handled.
     Unanswered,
-    /// There was no memory for a [large answer](crate::scatter::Answers::large_bytes). The question was not handled.
+    /// There was no memory for a large answer, which was asked for by a scatter. The question was not handled.
     NoMemory,
 }
 

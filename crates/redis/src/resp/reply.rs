@@ -4,10 +4,10 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use bytes::BufMut;
-use ringserve_buf::ReplyWriter;
+use ringserve_server::ReplyWriter;
 
 use super::number;
-use crate::parts::Kept;
+use crate::Kept;
 use crate::scatter::Merge;
 
 /// The version of the protocol that a client speaks: 2 until it says `HELLO 3`.
@@ -68,7 +68,7 @@ pub struct Writer<'a, 'b> {
 }
 
 impl<'a, 'b> Writer<'a, 'b> {
-    /// Writes in place, to a client of this shard: [`Cx::write_with`](crate::Cx::write_with) has the `ReplyWriter`.
+    /// Writes in place, to a client of this shard: [`Cx::write_with`](ringserve_server::Cx::write_with) has the `ReplyWriter`.
     #[inline]
     pub fn new(to: &'a mut ReplyWriter<'b>, version: Version) -> Writer<'a, 'b> {
         Writer { to: To::Peer(to), version }

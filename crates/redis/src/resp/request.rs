@@ -3,11 +3,14 @@
 use std::borrow::Cow;
 use std::rc::Rc;
 
-use ringserve_core::framing::{Cut, EncodeError, Encoding, FrameError, Framing, Payload, Raw, TypedFraming};
-use ringserve_core::{Frame, LimitError, Limits, Outbox};
+use ringserve_server::framing::{
+    Cut, EncodeError, Encoding, FrameError, Framing, Outbox, Payload, Raw, TypedFraming,
+};
+use ringserve_server::limits::LimitError;
+use ringserve_server::{Frame, Limits};
 use smallvec::SmallVec;
 
-use crate::parts::{Parts, Span};
+use crate::{Parts, Span};
 
 /// The most arguments of one request, as in Redis until 7.
 const ARGS_MAX: usize = 1 << 20;

@@ -1,6 +1,6 @@
 //! Commands by their names.
 
-use crate::parts::Parts;
+use crate::Parts;
 
 /// Letters of an unknown command, and of its arguments, that the error repeats.
 const TOLD_MAX: usize = 128;

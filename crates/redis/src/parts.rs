@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Deref;
 
-use ringserve_core::Frame;
+use ringserve_server::Frame;
 
 /// The size from which a part that fills its own block is kept in that block.
 const KEPT_BYTES_MIN: usize = 16 << 10;
@@ -15,7 +15,7 @@ const BETWEEN_BYTES_MAX: usize = 16;
 pub type Span = (u32, u32);
 
 /// The parts of a message: the arguments of a request, the fields of a record. A framing that finds them while it looks for the
-/// end of a frame may hand them over as spans in the [head](crate::framing::TypedFraming::Head); this reads them.
+/// end of a frame may hand them over as spans in the [head](ringserve_server::framing::TypedFraming::Head); this reads them.
 ///
 /// ```
 /// use ringserve::framing::Parts;
@@ -186,7 +186,7 @@ impl Kept {
         }
     }
 
-    /// The block of the bytes, to be [lent](crate::ReplyWriter::lend).
+    /// The block of the bytes, to be [lent](ringserve_server::ReplyWriter::lend).
     #[inline]
     pub fn block(&self) -> Option<&Frame> {
         match &self.0 {

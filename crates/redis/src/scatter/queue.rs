@@ -3,12 +3,13 @@
 use std::collections::VecDeque;
 use std::mem;
 
-use ringserve_core::{ConnHead, Reservation};
+use ringserve_server::Cx;
+use ringserve_server::limits::Reserved;
 
 use super::batch::{ANSWERS_BYTES_MAX, Batch, LARGE_BYTES, SPARE_BYTES_MAX};
 use super::{Answers, Merge, PIECE_BYTES};
-use crate::parts::Parts;
-use crate::sync::Ask;
+use crate::Parts;
+use ringserve_server::sync::Ask;
 
 /// Bytes that may wait for one connection before it begins no other request: unsent questions, texts, and due answers.
 /// As much more is under way to other shards.
@@ -50,7 +51,7 @@ pub(super) struct Queue<A: Answers> {
     written: Vec<u8>,
     asked: Vec<Asked<A::Question>>,
     /// What counts as held for the peer while it is waited for.
-    held: Option<Reservation>,
+    held: Option<Reserved>,
 }
 
 impl<A: Answers> Queue<A> {
@@ -148,12 +149,10 @@ impl<A: Answers> Queue<A> {
     }
 
     /// The peer is waited for, with `text` bytes in hand: what waits here counts as held for it. No request comes on top meanwhile.
-    pub(super) fn hold(&mut self, head: &ConnHead, text: usize) {
+    pub(super) fn hold<S: 'static>(&mut self, cx: &Cx<'_, S>, text: usize) {
         let ways = self.ways.iter().flat_map(|way| &way.now);
         let here = ways.map(|batch| batch.memory_bytes()).sum::<usize>() + text;
-        let mut reservation = Reservation::new(head);
-        reservation.hold(here + self.waiting_bytes());
-        self.held = Some(reservation);
+        self.held = Some(cx.hold_bytes(here + self.waiting_bytes()));
     }
 
     /// It is not waited for.
@@ -273,8 +272,8 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     use super::*;
-    use crate::parts::Span;
-    use crate::sync::AskError;
+    use crate::Span;
+    use ringserve_server::sync::AskError;
 
     /// Answers a number with as many bytes, each the first one of the part.
     struct Fills;

@@ -7,12 +7,12 @@ use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ringserve_server::framing::{Lines, Parts};
-use ringserve_server::limits::ServerLimits;
-use ringserve_server::scatter::{Answers, Asking, Questions, Replies, Scatter};
-use ringserve_server::sync::AskError;
-use ringserve_server::testing::{ClientStream, Faults, Sim, SimServer};
-use ringserve_server::{Cx, Frame, Limits, Server, Service, Shard};
+use ringserve::framing::{Lines, Parts};
+use ringserve::limits::ServerLimits;
+use ringserve::scatter::{Answers, Asking, Questions, Replies, Scatter};
+use ringserve::sync::AskError;
+use ringserve::testing::{ClientStream, Faults, Sim, SimServer};
+use ringserve::{Cx, Frame, Limits, Server, Service, Shard};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// What the connections of a shard may hold.
@@ -414,7 +414,7 @@ fn what_waits_behind_a_peer_that_reads_nothing_counts_as_held() {
 }
 
 /// A connection to shard 0.
-async fn connects(net: &ringserve_server::testing::Net, lab: &SimServer) -> io::Result<ClientStream> {
+async fn connects(net: &ringserve::testing::Net, lab: &SimServer) -> io::Result<ClientStream> {
     loop {
         let mut me = net.connect(lab.addr()).await?;
         me.send("shard\n").await?;

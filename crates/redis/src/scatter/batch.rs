@@ -1,8 +1,8 @@
 //! Questions to one shard, and its answers.
 
 use super::Answers;
-use crate::parts::{Parts, Span};
-use crate::sync::AskError;
+use crate::{Parts, Span};
+use ringserve_server::sync::AskError;
 
 /// Bytes of the answers of all shards that a connection has at once; at most one more answer of each goes with them. The rest is
 /// asked for when these are written. Each shard has its part.

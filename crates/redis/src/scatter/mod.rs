@@ -25,7 +25,7 @@
 //! are under way as many more may wait, and go next: a pipeline of any length keeps all shards at work. The answers to the batches
 //! under way have at most 96 KiB together, and one reply of each shard; the rest is asked for when these are written. Replies are
 //! written as the peer takes them. What waits meanwhile counts as held by the connection
-//! ([`held_bytes_max`](crate::limits::ServerLimits::held_bytes_max)), and memory for each answer of 32 KiB or more is reserved before
+//! ([`held_bytes_max`](ringserve_server::limits::ServerLimits::held_bytes_max)), and memory for each answer of 32 KiB or more is reserved before
 //! it is made ([`Answers::large_bytes`]). So a connection holds at most 1 MiB beside its outbox, whatever the number of shards and however
 //! slowly its peer reads, and one request and one reply of each shard where these are long; the shards stay free for others.
 //!
@@ -107,18 +107,15 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use ringserve_core::Outlet;
-
 pub use batch::Batch;
 
 use self::queue::Queue;
 use self::turns::{Turn, Turns};
-use crate::parts::Parts;
-use crate::shard::face::cx::Cx;
-use crate::shard::face::handle::Shard;
-use crate::shard::face::reserve::Reserved;
-use crate::sync::{AskError, Mesh};
-use crate::task::yield_now;
+use crate::Parts;
+use ringserve_server::limits::Reserved;
+use ringserve_server::sync::{AskError, Mesh};
+use ringserve_server::task::yield_now;
+use ringserve_server::{Cx, HeldReplies, Shard};
 
 /// Long replies are written in pieces of this size, and wait for the peer between them.
 const PIECE_BYTES: usize = 64 << 10;
@@ -240,7 +237,7 @@ impl<A: Answers> Scatter<A> {
     /// begin if the connection was closed meanwhile.
     ///
     /// The call awaits the rest, which waits for the turn, or carries the replies of this request and of those that begin
-    /// meanwhile. So [`Limits::calls_in_flight_max`](crate::Limits::calls_in_flight_max) has to be 2 or more for pipelined
+    /// meanwhile. So [`Limits::calls_in_flight_max`](ringserve_server::Limits::calls_in_flight_max) has to be 2 or more for pipelined
     /// requests to go together.
     #[inline]
     pub fn in_turn<S: 'static>(
@@ -257,8 +254,8 @@ impl<A: Answers> Scatter<A> {
                 return Rest(None);
             }
             // What was answered before leaves with the answers, and not by itself.
-            cx.head().hold_replies();
-            (replies.turns.take(), Request::Asks(Carried(Some(&replies.queue), cx.head())))
+            let held = cx.hold_replies();
+            (replies.turns.take(), Request::Asks(Carried { place: Some(&replies.queue), held: Some(held) }))
         } else {
             (replies.turns.wait(asks), Request::Waits(begin))
         };
@@ -266,7 +263,7 @@ impl<A: Answers> Scatter<A> {
         Rest(Some(Box::pin(self.finish(cx, heir, request))))
     }
 
-    /// Does the work of a request that takes its time, such as one that [yields](crate::task::yield_now), when all earlier replies are
+    /// Does the work of a request that takes its time, such as one that [yields](ringserve_server::task::yield_now), when all earlier replies are
     /// written. Later requests wait for its end. Nothing is done if the connection was closed meanwhile.
     pub async fn alone<S: 'static>(
         &self,
@@ -291,7 +288,7 @@ impl<A: Answers> Scatter<A> {
         let carried = match request {
             Request::Waits(begin) => {
                 let has_turn = turn.wait(|| replies.has_room_again()).await;
-                let carried = has_turn.then(|| Carried(Some(&replies.queue), cx.head()));
+                let carried = has_turn.then(|| Carried { place: Some(&replies.queue), held: None });
                 if cx.is_ending() {
                     return;
                 }
@@ -356,7 +353,7 @@ impl<A: Answers> Scatter<A> {
 
     /// Asks and writes until nothing is due, or until what was under way is written and another call that asks waits: that one carries
     /// on. So no call lasts for ever, however long a pipeline is.
-    async fn carry<S: 'static>(&self, cx: &Cx<'_, S>, replies: &Replies<A>, carried: Carried<'_, '_, A>) {
+    async fn carry<S: 'static>(&self, cx: &Cx<'_, S>, replies: &Replies<A>, mut carried: Carried<'_, '_, A>) {
         let (inner, place) = (&*self.inner, &replies.queue);
         let queue = || RefMut::map(place.borrow_mut(), |queue| &mut **queue.as_mut().expect("it is carried"));
         let make_room = || {
@@ -371,7 +368,7 @@ impl<A: Answers> Scatter<A> {
                 queue().keep_asked(asked);
                 return carried.hand_over();
             }
-            let mut reserved = self.reserve_for_next(cx, replies).await;
+            let mut reserved = self.reserve_for_next(cx, replies, &mut carried).await;
             let mut own = None;
             for (shard, batch) in queue().take() {
                 match shard == here {
@@ -390,7 +387,7 @@ impl<A: Answers> Scatter<A> {
                 let failed = |why| Box::new(Batch::failed(&*inner.answers, left, shard, why));
                 queue().answered(shard, batch.unwrap_or_else(failed));
             }
-            cx.head().release_replies();
+            carried.held = None;
             loop {
                 let text = queue().write();
                 let is_all = text.is_empty();
@@ -416,11 +413,16 @@ impl<A: Answers> Scatter<A> {
 impl<A: Answers> Scatter<A> {
     /// Waits for the memory of the answer that is due, if it is a large one. Of several shards' answers only that is waited for: none
     /// keeps memory from others that waits for more.
-    async fn reserve_for_next<S: 'static>(&self, cx: &Cx<'_, S>, replies: &Replies<A>) -> Option<Reserved> {
+    async fn reserve_for_next<S: 'static>(
+        &self,
+        cx: &Cx<'_, S>,
+        replies: &Replies<A>,
+        carried: &mut Carried<'_, '_, A>,
+    ) -> Option<Reserved> {
         let queue =
             || RefMut::map(replies.queue.borrow_mut(), |queue| &mut **queue.as_mut().expect("it is carried"));
         let (shard, bytes) = queue().wants()?;
-        cx.head().release_replies();
+        carried.held = None;
         let reserved = cx.reserve(bytes).await.ok();
         match &reserved {
             Some(_) => queue().wanting(shard).grant(bytes),
@@ -439,7 +441,7 @@ impl<A: Answers> Scatter<A> {
         reserved: Option<Reserved>,
     ) -> Vec<u8> {
         let left = text.len().saturating_sub(reserved.as_ref().map_or(0, Reserved::bytes));
-        let limits = cx.head().lane().limits();
+        let limits = cx.limits();
         let room = limits.outbox_bytes_max.saturating_sub(limits.outbox_bytes_high);
         if (LONG_BYTES..=room).contains(&text.len()) {
             self.ready(cx, replies, left).await;
@@ -455,8 +457,8 @@ impl<A: Answers> Scatter<A> {
 
     /// Waits for the peer, with `text` bytes of replies in hand that do not count yet.
     async fn ready<S: 'static>(&self, cx: &Cx<'_, S>, replies: &Replies<A>, text: usize) {
-        if cx.head().is_full() {
-            replies.queue.borrow_mut().iter_mut().for_each(|queue| queue.hold(cx.head(), text));
+        if !cx.is_ready() {
+            replies.queue.borrow_mut().iter_mut().for_each(|queue| queue.hold(cx, text));
             cx.ready().await;
             replies.queue.borrow_mut().iter_mut().for_each(|queue| queue.let_go());
         }
@@ -497,21 +499,23 @@ enum Request<'a, 'b, A: Answers, F> {
 
 /// A queue that a call carries. If a time limit drops it before its end, it leaves nothing behind for later requests to wait
 /// for, and no reply that is held.
-struct Carried<'a, 'b, A: Answers>(Option<&'a RefCell<Option<Box<Queue<A>>>>>, &'b Outlet);
+struct Carried<'a, 'b, A: Answers> {
+    place: Option<&'a RefCell<Option<Box<Queue<A>>>>>,
+    held: Option<HeldReplies<'b>>,
+}
 
 impl<A: Answers> Carried<'_, '_, A> {
     /// Leaves the queue to the next call.
     fn hand_over(mut self) {
-        self.0 = None;
+        self.place = None;
     }
 }
 
 impl<A: Answers> Drop for Carried<'_, '_, A> {
     fn drop(&mut self) {
-        if let Some(Ok(mut queue)) = self.0.map(RefCell::try_borrow_mut) {
+        if let Some(Ok(mut queue)) = self.place.map(RefCell::try_borrow_mut) {
             *queue = None;
         }
-        self.1.release_replies();
     }
 }
 

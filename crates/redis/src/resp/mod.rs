@@ -9,7 +9,7 @@
 //! | | |
 //! |---|---|
 //! | [`Resp`], [`Request`] | the framing, and the places of the arguments, handed over with each request |
-//! | [`Parts`](crate::framing::Parts) | the arguments |
+//! | [`Parts`](crate::Parts) | the arguments |
 //! | [`Writer`], [`Version`] | replies, written in place; types that version 2 lacks are written as Redis does |
 //! | [`Merged`] | one reply merged from those of several shards |
 //! | [`Names`] | the commands of a server by their names; [`unknown_command`], [`unknown_subcommand`] for all others |

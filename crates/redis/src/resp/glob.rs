@@ -72,7 +72,11 @@ impl fmt::Display for PatternTooLong {
     }
 }
 
-ringserve_buf::debug_is_display!(PatternTooLong);
+impl fmt::Debug for PatternTooLong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
 
 impl std::error::Error for PatternTooLong {}
 

@@ -1,11 +1,12 @@
 use proptest::prelude::*;
 use ringserve_buf::Lease;
-use ringserve_core::framing::{Cut, TypedFraming};
-use ringserve_core::{Frame, LimitError, Limits};
+use ringserve_server::framing::{Cut, TypedFraming};
+use ringserve_server::limits::LimitError;
+use ringserve_server::{Frame, Limits};
 
 use super::request::{length, long_length, words};
 use super::*;
-use crate::parts::Parts;
+use crate::Parts;
 use crate::scatter::Merge;
 
 fn resp() -> Resp {
