@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::adversary::{Adversary, HostileEvent, Occurred};
 use crate::rng::Rng;
 
 macro_rules! faults {
@@ -183,12 +184,18 @@ impl fmt::Display for Injected {
 pub(crate) struct Plan {
     pub(crate) faults: Faults,
     pub(crate) seed: u64,
+    pub(crate) adversary: Adversary,
     struck: [AtomicU64; Fault::ALL.len()],
+    pub(crate) occurred: Occurred,
 }
 
 impl Plan {
     pub(crate) fn new(faults: Faults, seed: u64) -> Plan {
-        Plan { faults, seed, struck: Default::default() }
+        Plan::against(Adversary::default(), faults, seed)
+    }
+
+    pub(crate) fn against(adversary: Adversary, faults: Faults, seed: u64) -> Plan {
+        Plan { faults, seed, adversary, struck: Default::default(), occurred: Occurred::default() }
     }
 
     pub(crate) fn has_faults(&self) -> bool {
@@ -205,13 +212,40 @@ impl Plan {
 pub(crate) struct Injector {
     plan: Arc<Plan>,
     rng: Rng,
+    /// The draws of the adversary, which change no others.
+    hostile: Rng,
 }
 
 impl Injector {
     /// `salt` tells those of one network apart.
     pub(crate) fn new(plan: Arc<Plan>, salt: u64) -> Injector {
         let rng = Rng::new(plan.seed.wrapping_add(salt));
-        Injector { plan, rng }
+        let hostile = Rng::new(plan.seed.wrapping_add(salt) ^ 0x686F_7374_696C_6521);
+        Injector { plan, rng, hostile }
+    }
+
+    /// True if the adversary does this now.
+    pub(crate) fn meets(&mut self, event: HostileEvent) -> bool {
+        let occurs = self.plan.adversary.takes(event, &mut self.hostile);
+        if occurs {
+            self.plan.occurred.count(event);
+        }
+        occurs
+    }
+
+    /// Counts an event that its causes brought about.
+    pub(crate) fn met(&self, event: HostileEvent) {
+        self.plan.occurred.count(event);
+    }
+
+    /// True if there is an adversary.
+    pub(crate) fn is_opposed(&self) -> bool {
+        !self.plan.adversary.is_idle()
+    }
+
+    /// A number from `low` to `high` that the adversary draws, each power of two as likely as any other.
+    pub(crate) fn hostile_spread(&mut self, low: u64, high: u64) -> u64 {
+        self.hostile.spread(low, high)
     }
 
     /// True if this one strikes now.

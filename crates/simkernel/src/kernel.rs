@@ -13,12 +13,16 @@ use ringserve_drivers::UringConfig;
 use ringserve_drivers::kernel::{Kernel, Kind, RawCqe, RawOp, SentQuietly};
 use rustix::event::Timespec;
 
+use crate::adversary::HostileEvent;
 use crate::alarm::{self, Alarm};
 use crate::connection::{File, Side};
 use crate::faults::{Fault, Injector};
-use crate::ring::{Posted, Ring, Sizes};
+use crate::ring::{Completions, Posted, Ring, Sizes};
 use crate::shared::Shared;
 use crate::state::{Sleep, State};
+
+/// The longest time by which a completion is late, in nanoseconds.
+const LATE_MAX: u64 = 5_000_000;
 
 /// The lower half of a shard's driver on a [`Network`](crate::Network).
 pub struct SimKernel {
@@ -43,6 +47,8 @@ pub struct SimKernel {
     pub(crate) listeners: Vec<usize>,
     /// Something is ready, and left for the next enter.
     pub(crate) left_over: bool,
+    /// Completions that come later, each with its time.
+    late: Vec<(Duration, RawCqe)>,
 }
 
 impl SimKernel {
@@ -50,10 +56,13 @@ impl SimKernel {
         let (bell, waker) = (Alarm::new(shared.stepped)?, Alarm::new(shared.stepped)?);
         let (number, listeners) = shared.lock().add_ring(shard, bell.clone());
         let faults = Injector::new(shared.plan.clone(), number as u64);
+        // Its completion queue has no end.
+        let wanted = [config.submission_entries as usize, usize::MAX, config.buffer_ring_entries().into()];
+        let [submissions, completions, buffers] = shared.plan.adversary.entries(wanted);
         let ring = Ring::new(Sizes {
-            submissions: config.submission_entries as usize,
-            completions: usize::MAX,
-            buffers: config.buffer_ring_entries().into(),
+            submissions,
+            completions,
+            buffers,
             buffer_bytes: config.pool.buffer_bytes,
             slots: config.connections as usize,
             listeners: listeners.len(),
@@ -71,6 +80,7 @@ impl SimKernel {
             waits_for_more: None,
             listeners,
             left_over: false,
+            late: Vec::new(),
         })
     }
 
@@ -81,7 +91,36 @@ impl SimKernel {
     pub(crate) fn post_with(&mut self, cqe: RawCqe, bytes: Vec<u8>) {
         let words = [self.number as u64, cqe.user_data, cqe.res as u64, cqe.flags.into()];
         self.shared.note_bytes(&words, &bytes);
-        self.ring.completions.post(cqe, bytes);
+        if !self.ring.completions.post(cqe, bytes) {
+            self.faults.met(HostileEvent::Overflow);
+        }
+    }
+
+    /// A completion that comes now, or some time later if the adversary does this.
+    pub(crate) fn post_or_late(&mut self, cqe: RawCqe, event: HostileEvent, state: &State) {
+        if !self.faults.meets(event) {
+            return self.post(cqe);
+        }
+        let delay = Duration::from_nanos(self.faults.hostile_spread(10_000, LATE_MAX));
+        self.late.push((state.now() + delay, cqe));
+    }
+
+    /// Posts late answers to cancels of this kind in this slot: those for one connection come in order.
+    pub(crate) fn answer_late_cancels(&mut self, user_data: u64) {
+        let (kind, slot) = (Kind::of(user_data), ConnId::from_bits(user_data).slot());
+        let is_one = |late: &RawCqe| Kind::of(late.user_data) == kind && late.id().slot() == slot;
+        while let Some(index) = self.late.iter().position(|(_, late)| is_one(late)) {
+            let (_, cqe) = self.late.remove(index);
+            self.post(cqe);
+        }
+    }
+
+    /// Posts what was late and is due.
+    fn post_due(&mut self, now: Duration) {
+        while let Some(index) = self.late.iter().position(|(due, _)| *due <= now) {
+            let (_, cqe) = self.late.remove(index);
+            self.post(cqe);
+        }
     }
 
     /// Carries out what was submitted and posts what is ready.
@@ -95,9 +134,9 @@ impl SimKernel {
         for file in state.take_news(self.number) {
             self.look_again(file);
         }
-        while let Some(op) = self.ring.submissions.pop() {
-            self.carry_out(op, &mut state);
-        }
+        self.ring.completions.flush();
+        self.post_due(state.now());
+        self.submit_all(&mut state);
         if self.ring.wake_armed && self.waker.is_raised() {
             self.waker.take();
             self.ring.wake_armed = false;
@@ -106,8 +145,20 @@ impl SimKernel {
         self.left_over = false;
         self.progress(&mut state);
         self.notify_others(&mut state);
+        self.ring.completions.flush();
         drop(state);
         shared.notify_clients();
+    }
+
+    /// Carries out what was submitted, or a part of it.
+    fn submit_all(&mut self, state: &mut State) {
+        let count = self.ring.submissions.len();
+        let is_partial = count > 1 && self.faults.meets(HostileEvent::EnterPartial);
+        let count = if is_partial { self.faults.hostile_spread(1, count as u64 - 1) as usize } else { count };
+        for _ in 0..count {
+            let Some(op) = self.ring.submissions.pop() else { break };
+            self.carry_out(op, state);
+        }
     }
 
     /// Something may be there for the receive of this end.
@@ -157,21 +208,29 @@ impl SimKernel {
             self.shared.lock().break_ring(self.number, libc::EBADF);
             return Err(libc::EBADF);
         }
+        if let Some(errno) = self.refusal() {
+            self.waits_until = None;
+            self.shared.lock().set_sleep(self.number, Sleep { until: None, alarm: None });
+            return Err(errno);
+        }
+        let wait_for = (wait_for as usize).min(self.ring.sizes().completions);
         let now = self.now();
         let is_over = self.waits_until.flatten().is_some_and(|until| until <= now);
         self.step();
         if wait_for > 1
             && let Some(timeout) = timeout
         {
-            self.waits_for_more = Some((wait_for as usize, now.saturating_add(timeout)));
+            self.waits_for_more = Some((wait_for, now.saturating_add(timeout)));
         }
         let posted = self.ring.completions.ready.len();
-        self.waits_for_more.take_if(|(many, until)| posted >= *many || *until <= now);
+        let is_cut = !self.ring.submissions.is_empty() || !self.ring.completions.overflow.is_empty();
+        self.waits_for_more.take_if(|(many, until)| posted >= *many || *until <= now || is_cut);
         let (until, result) = match () {
+            () if is_cut => (None, Ok(())),
             () if self.waits_for_more.is_some() => {
                 (Some(self.waits_for_more.map(|(_, until)| until)), Err(libc::ETIME))
             }
-            () if self.ring.completions.ready.len() >= wait_for as usize => (None, Ok(())),
+            () if self.ring.completions.ready.len() >= wait_for => (None, Ok(())),
             () if self.left_over || self.faults.strike(Fault::EnterInterrupted) => (None, Err(libc::EINTR)),
             // What the wait before this one held back is told now.
             () if is_over && !self.ring.completions.quiet.is_empty() => (None, Err(libc::ETIME)),
@@ -179,8 +238,25 @@ impl SimKernel {
         };
         self.waits_until = until;
         let alarm = self.ring.wake_armed.then(|| self.waker.clone());
+        // What is late comes in the middle of a wait.
+        let due = self.late.iter().map(|(due, _)| *due).min();
+        let until = until.map(|end| end.into_iter().chain(due).min());
         self.shared.lock().set_sleep(self.number, Sleep { until, alarm });
         result
+    }
+
+    /// The error of an enter that does nothing, if this one is to have one.
+    fn refusal(&mut self) -> Option<i32> {
+        let overflows = !self.ring.completions.overflow.is_empty();
+        if overflows && self.faults.meets(HostileEvent::EnterBusy) {
+            return Some(libc::EBUSY);
+        }
+        if self.ring.submissions.is_empty() {
+            return None;
+        }
+        let refusals =
+            [(HostileEvent::EnterAgain, libc::EAGAIN), (HostileEvent::EnterNoMemory, libc::ENOMEM)];
+        refusals.into_iter().find(|(event, _)| self.faults.meets(*event)).map(|(_, errno)| errno)
     }
 
     /// Which ring of its network it is.
@@ -197,7 +273,7 @@ impl Kernel for SimKernel {
     type Descriptor = OwnedFd;
 
     fn submit(&mut self, op: RawOp) -> Result<(), RawOp> {
-        self.ring.submissions.push(op)
+        self.ring.submissions.push(op).inspect_err(|_| self.faults.met(HostileEvent::QueueFull))
     }
 
     fn queued(&mut self) -> usize {
@@ -266,11 +342,17 @@ impl Kernel for SimKernel {
     }
 
     fn has_quiet(&mut self) -> bool {
-        !self.ring.completions.quiet.is_empty() && self.waits_until.is_none()
+        let Completions { quiet, overflow, .. } = &self.ring.completions;
+        !quiet.is_empty() && overflow.is_empty() && self.waits_until.is_none()
     }
 
     fn has_task_work(&mut self) -> bool {
+        let is_due = !self.late.is_empty() && {
+            let now = self.now();
+            self.late.iter().any(|(due, _)| *due <= now)
+        };
         self.left_over
+            || is_due
             || self.waits_for_more.is_some()
             || self.bell.is_raised()
             || self.ring.wake_armed && self.waker.is_raised()
@@ -323,6 +405,10 @@ impl Kernel for SimKernel {
             return Err(libc::EMFILE);
         }
         let number = state.take_queued(listener).ok_or(libc::EAGAIN)?;
+        if self.faults.meets(HostileEvent::TakeAborted) {
+            state.close(number, Side::Server, true);
+            return Err(libc::ECONNABORTED);
+        }
         Ok(state.open_descriptor(self.number, number))
     }
 
@@ -340,6 +426,9 @@ impl Kernel for SimKernel {
     fn open_socket(&mut self, address: &Address) -> Result<i32, i32> {
         if address.as_ip().is_none() {
             return Err(libc::EAFNOSUPPORT);
+        }
+        if self.faults.meets(HostileEvent::SocketFails) {
+            return Err(libc::EMFILE);
         }
         Ok(self.shared.lock().open_socket(self.number))
     }
@@ -374,6 +463,7 @@ impl Kernel for SimKernel {
         drop(state);
         self.shared.notify_clients();
         self.ring.finish(side);
+        self.late.clear();
         true
     }
 }

@@ -43,11 +43,12 @@
 //!
 //! Without faults it does what Linux does on loopback, with `DEFER_TASKRUN` and direct descriptors: operations are
 //! carried out in the enter that submits them, in order, and completions appear only within an enter. Its completion
-//! queue has no end. With [`Faults`] it does what a kernel and a network seldom do. It has no oracle; what is right is for
-//! the test to say.
+//! queue has no end. With [`Faults`] it does what a kernel and a network seldom do, and with an [`Adversary`], in virtual time,
+//! all that its interface allows. It has no oracle; what is right is for the test to say.
 
 #![deny(clippy::too_many_lines)]
 
+mod adversary;
 mod alarm;
 mod connection;
 mod faults;
@@ -74,6 +75,7 @@ use ringserve_drivers::{Uring, UringConfig};
 use faults::Plan;
 use shared::Shared;
 
+pub use adversary::{Adversary, HostileEvent};
 pub use faults::{Fault, Faults, Injected};
 pub use kernel::{RingId, SimKernel};
 pub use socket::{ConnectionId, Socket, SocketListener};
@@ -91,18 +93,18 @@ pub struct Network {
 impl Default for Network {
     /// In real time, without faults.
     fn default() -> Network {
-        Network::new(false, Faults::none(), 0)
+        Network::new(false, Plan::new(Faults::none(), 0))
     }
 }
 
 impl Network {
-    fn new(stepped: bool, faults: Faults, seed: u64) -> Network {
-        Network { shared: Arc::new(Shared::new(stepped, Plan::new(faults, seed))) }
+    fn new(stepped: bool, plan: Plan) -> Network {
+        Network { shared: Arc::new(Shared::new(stepped, plan)) }
     }
 
     /// In real time, with [`Faults::harmless`], drawn by the seed. Half of all connections come to the first shard.
     pub fn with_faults(seed: u64) -> Network {
-        Network::new(false, Faults::harmless(), seed)
+        Network::new(false, Plan::new(Faults::harmless(), seed))
     }
 
     /// Listens at `addr`, once for each shard, and returns the address with its port, which it chooses if it is 0. Which
@@ -177,6 +179,11 @@ impl Network {
     /// How often each fault struck.
     pub fn injected(&self) -> Injected {
         self.shared.plan.injected()
+    }
+
+    /// How often the adversary did this.
+    pub fn occurred(&self, event: HostileEvent) -> u64 {
+        self.shared.plan.occurred.of(event)
     }
 
     /// What is open, one line each: listeners, ends of connections, connections on their way between rings, rings; and what

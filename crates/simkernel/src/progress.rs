@@ -3,10 +3,11 @@
 use ringserve_core::ConnId;
 use ringserve_drivers::kernel::{F_MORE, Kind, RawCqe};
 
+use crate::adversary::HostileEvent;
 use crate::connection::{Connection, File, Side};
 use crate::faults::{Fault, Injector};
 use crate::kernel::SimKernel;
-use crate::ring::{Operation, Ring, Sending, find};
+use crate::ring::{Cancels, Operation, Ring, Sending, find};
 use crate::state::State;
 
 /// Completions of one receive in one go, as in Linux: then it is the others' turn.
@@ -24,6 +25,9 @@ impl SimKernel {
             let first = self.faults.below(sends.len());
             sends.rotate_left(first);
         }
+        if self.faults.is_opposed() {
+            self.end_cancelled(state);
+        }
         self.connect(state);
         for listener in 0..self.listeners.len() {
             self.accept(listener as u16, state);
@@ -35,7 +39,44 @@ impl SimKernel {
         // In the order in which they were armed, so that none is always the last to find a buffer.
         let mut index = 0;
         while let Some(receive) = self.ring.receives.get(index) {
-            index += usize::from(!receive.of || self.receive(index, state));
+            index += usize::from(if receive.of { self.receive(index, state) } else { self.wait_on(index) });
+        }
+        self.left_over |= self.faults.is_opposed() && self.ring.is_ending_something();
+    }
+
+    /// A receive has nothing to look at. True if it is still armed.
+    fn wait_on(&mut self, index: usize) -> bool {
+        if !self.ring.buffers.is_empty() || !self.faults.is_opposed() {
+            return true;
+        }
+        let id = self.ring.receives[index].id;
+        if self.ring.block_of(id).is_some() || !self.faults.meets(HostileEvent::NoBufferEarly) {
+            return true;
+        }
+        self.end_receive(id, libc::ENOBUFS)
+    }
+
+    /// Ends what was to end by itself since its cancel.
+    fn end_cancelled(&mut self, state: &mut State) {
+        if !self.ring.is_ending_something() {
+            return;
+        }
+        for listener in 0..self.listeners.len() {
+            if self.ring.accepts[listener].as_mut().is_some_and(Cancels::check) {
+                self.cancel_accept(listener as u16, state);
+            }
+        }
+        let ended = |cancels: &mut Cancels, id| cancels.check().then_some(id);
+        let connects = self.ring.connects.iter_mut();
+        let connects: Vec<ConnId> = connects.filter_map(|of| ended(&mut of.cancels, of.id)).collect();
+        connects.into_iter().for_each(|id| self.cancel_connect(id));
+        let sends = self.ring.sends.iter_mut();
+        let sends: Vec<ConnId> = sends.filter_map(|of| ended(&mut of.cancels, of.id)).collect();
+        sends.into_iter().for_each(|id| self.end_send(id, libc::ECANCELED));
+        let receives = self.ring.receives.iter_mut();
+        let receives: Vec<ConnId> = receives.filter_map(|of| ended(&mut of.cancels, of.id)).collect();
+        for id in receives {
+            self.end_receive(id, libc::ECANCELED);
         }
     }
 
@@ -87,9 +128,20 @@ impl SimKernel {
                 }
                 return self.end_accept(index, -errno);
             }
+            let kept = [
+                (HostileEvent::AcceptInterrupted, libc::EINTR),
+                (HostileEvent::AcceptNoMemory, libc::ENOMEM),
+                (HostileEvent::AcceptCanceledMore, libc::ECANCELED),
+            ];
+            if let Some((event, errno)) = kept.into_iter().find(|(event, _)| self.faults.meets(*event)) {
+                let flags = if event == HostileEvent::AcceptCanceledMore { F_MORE } else { 0 };
+                self.ring.accepts[usize::from(index)] = None;
+                return self.post(RawCqe::new(Kind::Accept.with(index.into()), -errno, flags));
+            }
             let Some(number) = state.take_queued(listener) else { return };
             let fd = state.open_descriptor(self.number, number);
-            if is_shared || self.faults.strike(Fault::AcceptEnds) {
+            let is_full = self.ring.completions.is_full();
+            if is_shared || is_full || self.faults.strike(Fault::AcceptEnds) {
                 return self.end_accept(index, fd);
             }
             self.post(RawCqe::new(Kind::Accept.with(index.into()), fd, F_MORE));
@@ -115,6 +167,9 @@ impl SimKernel {
             if self.faults.strike(Fault::Delay) {
                 break;
             }
+            if let Some(errno) = self.hostile_end() {
+                return self.end_receive(id, errno);
+            }
             if let Some((block, most)) = self.ring.block_of(id) {
                 let most = connection.unread(side).min(*most);
                 let short = self.faults.strike(Fault::ReceiveInterrupted);
@@ -126,7 +181,9 @@ impl SimKernel {
                 let kind = self.ring.end_receive(index);
                 let res = read.map_or_else(|errno| -errno, |len| len as i32);
                 self.shared.note_bytes(&[self.number as u64, kind.with(id.bits()), res as u64], &bytes);
-                self.ring.completions.post(RawCqe::new(kind.with(id.bits()), res, 0), Vec::new());
+                if !self.ring.completions.post(RawCqe::new(kind.with(id.bits()), res, 0), Vec::new()) {
+                    self.faults.met(HostileEvent::Overflow);
+                }
                 return false;
             }
             // The buffer is chosen before the kernel knows what there is to receive.
@@ -144,7 +201,9 @@ impl SimKernel {
                 Err(errno) => return self.end_receive(id, errno),
                 Ok(_) => {}
             }
-            let ends = self.faults.strike(Fault::ReceiveEnds) || self.ring.is_single(id);
+            let ends = self.faults.strike(Fault::ReceiveEnds)
+                || self.ring.completions.is_full()
+                || self.ring.is_single(id);
             let flags = self.ring.buffers.select() | if ends { 0 } else { F_MORE };
             let cqe = RawCqe::new(Kind::Receive.with(id.bits()), bytes.len() as i32, flags);
             self.post_with(cqe, bytes);
@@ -160,10 +219,28 @@ impl SimKernel {
     /// The last completion of a receive, without bytes, if it is armed. False: it is not armed any more.
     pub(crate) fn end_receive(&mut self, id: ConnId, errno: i32) -> bool {
         if let Some(index) = find(&self.ring.receives, id) {
+            let is_cancelled = self.ring.receives[index].cancels.found;
             let kind = self.ring.end_receive(index);
-            self.post(RawCqe::new(kind.with(id.bits()), -errno, 0));
+            let flags = if kind == Kind::Receive { self.hostile_flags(errno, is_cancelled) } else { 0 };
+            self.post(RawCqe::new(kind.with(id.bits()), -errno, flags));
         }
         false
+    }
+
+    /// The error by which a receive ends for no cause, if this one is to.
+    fn hostile_end(&mut self) -> Option<i32> {
+        let ends =
+            [(HostileEvent::ReceiveCanceled, libc::ECANCELED), (HostileEvent::ReceiveFails, libc::ENOMEM)];
+        ends.into_iter().find(|(event, _)| self.faults.meets(*event)).map(|(_, errno)| errno)
+    }
+
+    /// The flags of the last completion of a receive, which brings no bytes.
+    fn hostile_flags(&mut self, errno: i32, is_cancelled: bool) -> u32 {
+        let lie = if is_cancelled { HostileEvent::CanceledMore } else { HostileEvent::ReceiveCanceledMore };
+        let more = if errno == libc::ECANCELED && self.faults.meets(lie) { F_MORE } else { 0 };
+        let selects = errno != libc::ENOBUFS && !self.ring.buffers.is_empty();
+        let buffer = selects && self.faults.meets(HostileEvent::BufferInError);
+        more | if buffer { self.ring.buffers.select() } else { 0 }
     }
 
     /// Sends what there is room for.
@@ -173,6 +250,9 @@ impl SimKernel {
         let id = *id;
         let connection = state.connection(file.connection);
         while send.sent < send.batch.len() {
+            if send.sent > 0 && self.faults.meets(HostileEvent::SendInterrupted) {
+                return self.end_send(id, libc::EINTR);
+            }
             match write(connection, file.side, send, &mut self.faults) {
                 Ok(more) => send.sent += more,
                 Err(libc::EAGAIN) => return,

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use ringserve_core::PeerCredentials;
 
-use crate::{ConnectionId, Faults, Network, RingId, Socket, SocketListener};
+use crate::faults::Plan;
+use crate::{Adversary, ConnectionId, Faults, Network, RingId, Socket, SocketListener};
 
 /// The steps of a network in virtual time. One thread steps everything on it:
 ///
@@ -17,7 +18,12 @@ use crate::{ConnectionId, Faults, Network, RingId, Socket, SocketListener};
 impl Network {
     /// In virtual time, which begins at 0, with these faults, drawn by the seed.
     pub fn stepped(seed: u64, faults: Faults) -> Network {
-        Network::new(true, faults, seed)
+        Network::new(true, Plan::new(faults, seed))
+    }
+
+    /// The same against an adversary: completions and enters are as hostile as the interface allows.
+    pub fn stepped_against(adversary: Adversary, seed: u64, faults: Faults) -> Network {
+        Network::new(true, Plan::against(adversary, faults, seed))
     }
 
     /// The virtual time: what the kernel interface says it is.

@@ -2,7 +2,7 @@
 //! table, and what is in flight. Sockets, time and faults are those of what stands above it.
 //!
 //! ```text
-//!   kernel in this crate        a network, real or virtual time, faults that a network has
+//!   kernel in this crate        a network, real or virtual time, faults that a network has, an adversary by seed
 //!   kernel of a campaign        scripted peers, oracles, every fault that io_uring may show
 //!   ────────────────────        what is ready, what goes wrong, when
 //!   Ring                        what may be asked, what is in flight, what an answer says
