@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use ringserve_simkernel::rng::Rng;
-use ringserve_simkernel::{Faults, Injected};
+use ringserve_simkernel::{Adversary, Faults, HostileEvent, Injected};
 
 use super::panics;
 use super::sim::Sim;
@@ -37,6 +37,7 @@ impl Sim {
             from: 0,
             count,
             faults: Faults::none(),
+            adversary: Adversary::default(),
             age: None,
             steps_max: STEPS_MAX,
             allowed: Rc::new(|_| false),
@@ -51,6 +52,7 @@ pub struct Seeds {
     from: u64,
     count: u64,
     faults: Faults,
+    adversary: Adversary,
     age: Option<Duration>,
     steps_max: u64,
     allowed: Rc<dyn Fn(&str) -> bool>,
@@ -65,6 +67,7 @@ pub struct SeedOutcome {
     pub steps: u64,
     pub time: Duration,
     pub injected: Injected,
+    pub hostile: Vec<(HostileEvent, u64)>,
     clients: (u64, u64),
 }
 
@@ -82,6 +85,12 @@ impl Seeds {
     /// none.
     pub fn faults(self, faults: Faults) -> Seeds {
         Seeds { faults, ..self }
+    }
+
+    /// Sets the adversary, which is the same for all seeds; none by default. For the simulator.
+    #[doc(hidden)]
+    pub fn adversary(self, adversary: Adversary) -> Seeds {
+        Seeds { adversary, ..self }
     }
 
     /// Sets the first seed; 0 by default.
@@ -179,7 +188,9 @@ impl Seeds {
         let _kept = panics::Kept::begin();
         let time = VirtualTime::start();
         let faults = self.faults.clone().drawn(seed);
-        let settings = Settings { seed, faults, steps_max: self.steps_max, allowed: self.allowed.clone() };
+        let adversary = self.adversary.clone();
+        let (steps_max, allowed) = (self.steps_max, self.allowed.clone());
+        let settings = Settings { seed, faults, adversary, steps_max, allowed };
         let world = Rc::new(World::new(settings, time.clone(), Trace::new(time, keeps)));
         let sim = Sim::new(world.clone(), self.age.unwrap_or_else(|| drawn_age(seed)));
         let ran = catch_unwind(AssertUnwindSafe(|| {
@@ -193,6 +204,7 @@ impl Seeds {
                 steps: world.steps(),
                 time: world.now(),
                 injected: world.network.injected(),
+                hostile: HostileEvent::ALL.iter().map(|of| (*of, world.network.occurred(*of))).collect(),
                 clients: world.clients(),
             });
         };

@@ -11,7 +11,7 @@ use std::time::Duration;
 use ringserve_buf::Lease;
 use ringserve_core::framing::{Cut, EncodeError, FrameError, Payload, TypedFraming};
 use ringserve_core::{CloseReason, Frame, Limits, Outbox};
-use ringserve_simkernel::{Faults, Socket};
+use ringserve_simkernel::{Adversary, Faults, Socket};
 
 use super::panics;
 use super::sim::Sim;
@@ -107,8 +107,13 @@ impl<S: Service<H>, H: Default + 'static> TestConn<S, H> {
         const ADDR: (Ipv4Addr, u16) = (Ipv4Addr::new(10, 0, 0, 1), 7000);
         let time = VirtualTime::start();
         let trace = Trace::new(time.clone(), Keeps::Events);
-        let settings =
-            Settings { seed: 0, faults: Faults::none(), steps_max: 1_000_000, allowed: Rc::new(|_| false) };
+        let settings = Settings {
+            seed: 0,
+            faults: Faults::none(),
+            adversary: Adversary::default(),
+            steps_max: 1_000_000,
+            allowed: Rc::new(|_| false),
+        };
         let world = Rc::new(World::new(settings, time, trace));
         let seen = Rc::new(Seen {
             opened: Cell::new(None),

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use ringserve_core::ServerLimits;
 use ringserve_simkernel::rng::Rng;
-use ringserve_simkernel::{Fault, Faults, Network};
+use ringserve_simkernel::{Adversary, Fault, Faults, Network};
 
 use super::blocking::{Names, SimPool};
 use super::panics;
@@ -134,22 +134,24 @@ pub(crate) struct SeedFailed(pub(crate) String);
 pub(crate) struct Settings {
     pub(crate) seed: u64,
     pub(crate) faults: Faults,
+    pub(crate) adversary: Adversary,
     pub(crate) steps_max: u64,
     pub(crate) allowed: Rc<dyn Fn(&str) -> bool>,
 }
 
 impl World {
     pub(crate) fn new(settings: Settings, time: VirtualTime, trace: Trace) -> World {
-        let Settings { seed, faults, steps_max, allowed } = settings;
+        let Settings { seed, faults, adversary, steps_max, allowed } = settings;
         let mut rng = Rng::new(seed ^ 0x7465_7374_696E_6721);
         // Half of all seeds have turns that take time, as real ones do.
         let round_takes = if rng.one_in(2) { rng.spread(100, 1_000_000) } else { 0 };
+        let is_disturbed = cost_connections(&faults) || adversary.breaks();
         World {
             seed,
-            network: Network::stepped(seed, faults.clone()),
+            network: Network::stepped_against(adversary, seed, faults.clone()),
             time,
             trace: Rc::new(trace),
-            is_disturbed: Cell::new(cost_connections(&faults)),
+            is_disturbed: Cell::new(is_disturbed),
             broke_drivers: Cell::new(false),
             gives_up: Cell::new(false),
             rng: RefCell::new(rng),
