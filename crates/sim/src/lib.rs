@@ -36,7 +36,8 @@
 //! the trace, and the command that does it again.
 //!
 //! All this is one shard with scripted peers, and a kernel that does everything wrong. [`servers`] runs whole servers, with several
-//! shards and the services' own loop, on the plain kernel of `ringserve-simkernel`, which stands above the same model of a ring.
+//! shards and the services' own loop, on the kernel of `ringserve-simkernel`, which stands above the same model of a ring and
+//! has an adversary there: all but what no completion tells of.
 
 pub mod bytes;
 pub mod clocks;

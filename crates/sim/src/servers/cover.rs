@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringserve_server::testing::Fault;
+use ringserve_simkernel::HostileEvent;
 
 use super::plan::{Deed, Fate, Frames, Leave, Verb};
 
@@ -65,6 +66,7 @@ pub fn expected() -> Vec<(&'static str, String)> {
     }
     let kernel = Fault::ALL.iter().filter(|fault| !matches!(fault, Fault::RingBreaks | Fault::ShardStalls));
     all.extend(kernel.map(|fault| ("fault", format!("{fault:?}"))));
+    all.extend(HostileEvent::ALL.iter().map(|event| ("hostile", format!("{event:?}"))));
     for close in [
         "peer_closed",
         "peer_reset",

@@ -50,7 +50,7 @@ impl Way {
             pieces: layers.map(|of| of.pieces),
             has_toy: layers.is_some_and(|of| of.has_toy),
             has_websocket: layers.is_some_and(|of| of.has_websocket),
-            may_be_cut: plan.shards_may_die(),
+            may_be_cut: plan.shards_may_die() || plan.closes_may_be_lost(),
             cover: cover.clone(),
         }
     }

@@ -166,8 +166,11 @@ impl Sum {
 fn run_seed(seed: u64, options: &Options, sum: &mut Sum) -> Result<(), String> {
     let plan = Plan { canary: options.canary, ..Plan::drawn(seed) };
     let cover = Cover::default();
-    let seeds =
-        Sim::seeds(1).from(seed).faults(plan.faults.clone()).allow_panics(|said| said.starts_with("planted"));
+    let seeds = Sim::seeds(1)
+        .from(seed)
+        .faults(plan.faults.clone())
+        .adversary(plan.adversary.clone())
+        .allow_panics(|said| said.starts_with("planted"));
     let test = |sim: &Sim| play(sim, &plan, &cover);
     let held =
         |failure: ringserve_server::testing::SeedFailure| format!("{}\n{}", failure.what, failure.chart);
@@ -189,6 +192,9 @@ fn run_seed(seed: u64, options: &Options, sum: &mut Sum) -> Result<(), String> {
     cover.take();
     for fault in Fault::ALL {
         cover.add("fault", format!("{fault:?}"), outcome.injected.of(*fault));
+    }
+    for (event, count) in outcome.hostile {
+        cover.add("hostile", format!("{event:?}"), count);
     }
     sum.add(Sum { steps: outcome.steps, time: outcome.time, counts });
     sum.add(Sum { counts: cover.take(), ..Sum::default() });

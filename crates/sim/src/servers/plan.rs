@@ -7,6 +7,7 @@ use ringserve_server::admission::Admission;
 use ringserve_server::limits::ServerLimits;
 use ringserve_server::listen::Endpoint;
 use ringserve_server::testing::{Fault, Faults};
+use ringserve_simkernel::Adversary;
 
 use crate::rng::Rng;
 use crate::toy::{Alive, Permits, Pieces, Toy};
@@ -242,6 +243,7 @@ pub struct ClientPlan {
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub faults: Faults,
+    pub adversary: Adversary,
     pub frames: Frames,
     pub shards: usize,
     pub limits: Limits,
@@ -348,6 +350,7 @@ impl Plan {
         let cuts_none = harmless && is_patient && !limits_bite && deeds.iter().all(|(_, deed)| drains(deed));
         Plan {
             faults,
+            adversary: Adversary::drawn(seed, !harmless),
             frames,
             shards,
             limits,
@@ -404,6 +407,12 @@ impl Plan {
     pub fn shards_may_die(&self) -> bool {
         let breaks = |(_, deed): &(Duration, Deed)| *deed == Deed::BreakDriver;
         self.faults.once_in(Fault::RingBreaks) > 0 || self.deeds.iter().any(breaks)
+    }
+
+    /// A ring may end with the close of a connection not submitted, so that its peer finds FIN in the place of a reset: the
+    /// machine sleeps until the shard gives its driver up.
+    pub fn closes_may_be_lost(&self) -> bool {
+        self.adversary.holds_back() && self.deeds.iter().any(|(_, deed)| *deed == Deed::Suspend)
     }
 
     /// Connections of this service may end before it is asked.
