@@ -5,6 +5,7 @@
 
 #![no_std]
 #![deny(clippy::disallowed_methods)]
+#![deny(clippy::too_many_lines)]
 
 extern crate alloc;
 #[cfg(test)]

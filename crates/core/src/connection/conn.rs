@@ -533,92 +533,58 @@ impl Conn {
             times
         };
         if self.state == State::Closing {
-            let linger = match self.opened {
-                Opened::LastWords => times.linger.min(LAST_WORDS_LINGER),
-                _ => times.linger,
-            };
-            let left = if self.lingering { self.send_at.left(linger, now) } else { FOR_EVER };
-            return (left, Due::Linger);
+            return (self.linger_left(times, now), Due::Linger);
         }
         if self.connect.is_on() {
             let left = self.since.left(times.connect, now);
             return (left, Due::Close(CloseReason::ConnectTimeout));
         }
-        let mut next = (FOR_EVER, Due::Write);
+        let mut next = Soonest { left: FOR_EVER, due: Due::Write };
         if self.send.is_on() {
-            next.0 = self.send_at.left(times.write_look, now);
+            next.left = self.send_at.left(times.write_look, now);
         }
         if self.own.has(Own::DEADLINE)
             && self.is_open()
             && let Some(outlet) = self.outlet()
         {
             let left = outlet.deadline_left(now);
-            if left < next.0 {
-                next = (left, Due::Close(CloseReason::DeadlinePassed));
-            }
+            next.or(left, Due::Close(CloseReason::DeadlinePassed));
         }
         if self.is_open() && !self.frame_seen && !self.is_opening() {
             if self.is_starting() {
-                let (limit, reason) = match self.opened {
-                    Opened::Header => (times.header, CloseReason::ProxyTimeout),
-                    _ => (times.handshake, CloseReason::HandshakeTimeout),
-                };
-                return (self.since.left(limit, now), Due::Close(reason));
+                return self.start_limit(times, now);
             }
-            let left = self.since.left(times.first_frame, now);
-            if left < next.0 {
-                next = (left, Due::Close(CloseReason::FirstFrameTimeout));
-            }
+            next.or(self.since.left(times.first_frame, now), Due::Close(CloseReason::FirstFrameTimeout));
         }
         // Nothing is owed while it runs: neither an answer, nor a look at frames that wait for their rate, nor, where what is sent
         // counts, the rest of an answer.
         let owes_nothing = !self.has_handler() && !self.is_too_fast();
         if self.is_open() && owes_nothing && !(self.send.is_on() && times.idle_counts_sent) {
-            // The end of a call moves both.
-            let from = if times.idle_counts_received { self.active_at } else { self.since };
-            let mut left = from.left(times.idle, now);
-            if times.idle_counts_sent {
-                left = left.max(self.send_at.left(times.idle, now));
-            }
-            if left < next.0 {
-                next = (left, Due::Close(CloseReason::IdleTimeout));
-            }
+            next.or(self.idle_left(times, now), Due::Close(CloseReason::IdleTimeout));
         }
         if self.is_open() && self.has_handler() {
             let (limit, reason) = match self.is_opening() {
                 false => (times.handler, CloseReason::HandlerTimeout),
                 true => (times.open, CloseReason::OpenTimeout),
             };
-            let left = self.since.left(limit, now);
-            if left < next.0 {
-                next = (left, Due::Close(reason));
-            }
+            next.or(self.since.left(limit, now), Due::Close(reason));
         }
         if let Some(inbox) = &self.inbox
             && inbox.has_begun()
             && self.takes_frames()
             && !self.input_ended()
         {
-            let left = inbox.window_began.left(times.read_window, now);
-            if left < next.0 {
-                next = (left, Due::ReadRate);
-            }
+            next.or(inbox.window_began.left(times.read_window, now), Due::ReadRate);
         }
         if self.is_too_fast()
             && let Some((from, wait)) = self.inbox.as_ref().and_then(|inbox| inbox.resumes)
         {
-            let left = from.left(wait, now);
-            if left < next.0 {
-                next = (left, Due::Resume);
-            }
+            next.or(from.left(wait, now), Due::Resume);
         }
         // A peer that has sent FIN cannot answer, and owes no more bytes; one that was sent FIN cannot be asked.
         let answers = self.opened == Opened::Yes && !self.input_ended() && self.write == Write::Open;
         if self.is_open() && answers && times.heartbeat != NEVER {
-            let left = self.heard_at.left(times.heartbeat, now);
-            if left < next.0 {
-                next = (left, Due::Heartbeat);
-            }
+            next.or(self.heard_at.left(times.heartbeat, now), Due::Heartbeat);
         }
         // While something is sent the send finds out.
         if self.receive_used && self.receive == Flight::Armed && self.is_open() && !self.send.is_on() {
@@ -626,11 +592,57 @@ impl Conn {
             let (silence, spread) =
                 if busy { (times.probe_busy, SPREAD_BUSY) } else { (times.probe_idle, SPREAD_IDLE) };
             let left = self.active_at.left(silence + slot % spread, now);
-            if left < next.0 {
-                next = (left, Due::Probe);
-            }
+            next.or(left, Due::Probe);
         }
-        next
+        (next.left, next.due)
+    }
+
+    /// Steps until one that is closing lingers no longer.
+    #[inline]
+    fn linger_left(&self, times: &Times, now: Stamp) -> i64 {
+        let linger = match self.opened {
+            Opened::LastWords => times.linger.min(LAST_WORDS_LINGER),
+            _ => times.linger,
+        };
+        if self.lingering { self.send_at.left(linger, now) } else { FOR_EVER }
+    }
+
+    /// The limit of a header or a handshake that is awaited.
+    #[inline]
+    fn start_limit(&self, times: &Times, now: Stamp) -> (i64, Due) {
+        let (limit, reason) = match self.opened {
+            Opened::Header => (times.header, CloseReason::ProxyTimeout),
+            _ => (times.handshake, CloseReason::HandshakeTimeout),
+        };
+        (self.since.left(limit, now), Due::Close(reason))
+    }
+
+    /// Steps until it was idle for too long, while nothing is owed.
+    #[inline]
+    fn idle_left(&self, times: &Times, now: Stamp) -> i64 {
+        // The end of a call moves both.
+        let from = if times.idle_counts_received { self.active_at } else { self.since };
+        let left = from.left(times.idle, now);
+        if times.idle_counts_sent {
+            return left.max(self.send_at.left(times.idle, now));
+        }
+        left
+    }
+}
+
+/// The limit of those looked at that is over first.
+struct Soonest {
+    left: i64,
+    due: Due,
+}
+
+impl Soonest {
+    /// Takes this one, if it is over sooner.
+    #[inline(always)]
+    fn or(&mut self, left: i64, due: Due) {
+        if left < self.left {
+            *self = Soonest { left, due };
+        }
     }
 }
 

@@ -237,10 +237,9 @@ impl<O: Observer> Shard<O> {
         let left = shared.sent_but(batch.len());
         shared.left(left);
         shared.lane().moved.bytes_sent.add(left as u64);
-        let now = self.stamp;
-        let looked_at = core::mem::replace(&mut conn.send_at, now);
+        let looked_at = core::mem::replace(&mut conn.send_at, self.stamp);
         // Before what may be aborted here.
-        let stalled = batch.untaken_since.unwrap_or(looked_at).age(now);
+        let stalled = batch.untaken_since.unwrap_or(looked_at).age(self.stamp);
         let (lane, was_touched) = (conn.lane, shared.is_dirty());
         let mut rest = None;
         match end {
@@ -252,7 +251,7 @@ impl<O: Observer> Shard<O> {
             SendEnd::Stopped if batch.is_empty() => self.shared.recycle(batch),
             SendEnd::Stopped => {
                 let judged = self.lateness.judged_for(self.now);
-                let look = Look { looked_at, now, judged, is_short: self.shared.is_short() };
+                let look = Look { looked_at, now: self.stamp, judged, is_short: self.shared.is_short() };
                 match judge(&self.lanes[lane], &mut batch, left, &look) {
                     Ok(Verdict::Enough) => {}
                     Ok(Verdict::Excused) => self.lateness.watch(self.now),

@@ -287,74 +287,80 @@ impl<O: Observer> Shard<O> {
                 self.judge_later(id, due);
                 continue;
             }
-            match due {
-                Due::Linger => {
-                    conn.lingering = false;
-                    self.join(id);
-                }
-                // Only the completion tells whether the peer took nothing at all.
-                Due::Write => {
-                    if conn.send.stop() {
-                        self.ops.push(Op::SendStop { id });
-                    }
-                }
-                Due::Probe => {
-                    conn.receive_used = false;
-                    self.ops.push(Op::Probe { id });
-                    self.arm(id);
-                }
-                Due::Resume => self.resume_reads(id),
-                Due::ReadRate => {
-                    // While receive memory is short it is not the peer's fault.
-                    let wanted = self.lanes[conn.lane].limits.read_bytes_per_second_min
-                        * RATE_WINDOW.as_secs() as usize;
-                    let came = conn.inbox.as_mut().map(|inbox| inbox.begin_window(self.stamp));
-                    if !starved && came.is_some_and(|came| came < wanted) {
-                        self.finish(id, CloseReason::ReadTooSlow);
-                    }
-                    self.arm(id);
-                }
-                // Its answers may wait where the server does not read them.
-                Due::Heartbeat if conn.paused || starved => {
-                    (conn.heard_at, conn.missed_heartbeats) = (self.stamp, 0);
-                    self.arm(id);
-                }
-                Due::Heartbeat if conn.missed_heartbeats >= missed_max => {
-                    self.finish(id, CloseReason::HeartbeatLost);
-                    self.arm(id);
-                }
-                Due::Heartbeat => {
-                    conn.missed_heartbeats += 1;
-                    // The peer has its whole time from now on, also where this one came late: a process that was stopped
-                    // for long would otherwise ask again and again at once, and close before the peer could answer.
-                    conn.heard_at = self.stamp;
-                    // One that does not read would not see it, and has a separate limit.
-                    let sees = conn.outlet().is_some_and(|outlet| !outlet.is_full());
-                    if sees && !(conn.has_channel() && self.channel_asks(id)) {
-                        self.events.push_back(Event::Heartbeat(id));
-                    }
-                    self.arm(id);
-                }
-                // What it sent may wait where the server does not look at it.
-                Due::Close(CloseReason::IdleTimeout)
-                    if !conn.times(&self.lanes[conn.lane].times).idle_counts_sent
-                        && (conn.paused
-                            || starved
-                            || (conn.is_held_back()
-                                && (conn.waiting_bytes() > 0 || !conn.receive.is_on()))) =>
-                {
-                    conn.active_at = self.stamp;
-                    self.arm(id);
-                }
-                Due::Close(CloseReason::HandlerTimeout) => self.events.push_back(Event::TimedOut(id)),
-                Due::Close(reason) => {
-                    self.finish(id, reason);
-                    // Its last replies may still be on their way, and must not be for ever.
-                    self.arm(id);
-                }
-            }
+            self.carry_out(id, due, starved);
         }
         self.fired = fired;
+    }
+
+    /// Carries out what a limit that is over leads to. While receive memory is short (`starved`) it may not be the fault of the peer.
+    fn carry_out(&mut self, id: ConnId, due: Due, starved: bool) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        let missed_max = self.lanes[conn.lane].limits.heartbeats_missed_max;
+        match due {
+            Due::Linger => {
+                conn.lingering = false;
+                self.join(id);
+            }
+            // Only the completion tells whether the peer took nothing at all.
+            Due::Write => {
+                if conn.send.stop() {
+                    self.ops.push(Op::SendStop { id });
+                }
+            }
+            Due::Probe => {
+                conn.receive_used = false;
+                self.ops.push(Op::Probe { id });
+                self.arm(id);
+            }
+            Due::Resume => self.resume_reads(id),
+            Due::ReadRate => {
+                // While receive memory is short it is not the peer's fault.
+                let wanted =
+                    self.lanes[conn.lane].limits.read_bytes_per_second_min * RATE_WINDOW.as_secs() as usize;
+                let came = conn.inbox.as_mut().map(|inbox| inbox.begin_window(self.stamp));
+                if !starved && came.is_some_and(|came| came < wanted) {
+                    self.finish(id, CloseReason::ReadTooSlow);
+                }
+                self.arm(id);
+            }
+            // Its answers may wait where the server does not read them.
+            Due::Heartbeat if conn.paused || starved => {
+                (conn.heard_at, conn.missed_heartbeats) = (self.stamp, 0);
+                self.arm(id);
+            }
+            Due::Heartbeat if conn.missed_heartbeats >= missed_max => {
+                self.finish(id, CloseReason::HeartbeatLost);
+                self.arm(id);
+            }
+            Due::Heartbeat => {
+                conn.missed_heartbeats += 1;
+                // The peer has its whole time from now on, also where this one came late: a process that was stopped
+                // for long would otherwise ask again and again at once, and close before the peer could answer.
+                conn.heard_at = self.stamp;
+                // One that does not read would not see it, and has a separate limit.
+                let sees = conn.outlet().is_some_and(|outlet| !outlet.is_full());
+                if sees && !(conn.has_channel() && self.channel_asks(id)) {
+                    self.events.push_back(Event::Heartbeat(id));
+                }
+                self.arm(id);
+            }
+            // What it sent may wait where the server does not look at it.
+            Due::Close(CloseReason::IdleTimeout)
+                if !conn.times(&self.lanes[conn.lane].times).idle_counts_sent
+                    && (conn.paused
+                        || starved
+                        || (conn.is_held_back() && (conn.waiting_bytes() > 0 || !conn.receive.is_on()))) =>
+            {
+                conn.active_at = self.stamp;
+                self.arm(id);
+            }
+            Due::Close(CloseReason::HandlerTimeout) => self.events.push_back(Event::TimedOut(id)),
+            Due::Close(reason) => {
+                self.finish(id, reason);
+                // Its last replies may still be on their way, and must not be for ever.
+                self.arm(id);
+            }
+        }
     }
 
     /// Leaves a limit for later, since what waits in the kernel may keep it.

@@ -7,7 +7,7 @@ use super::PANICKED;
 use crate::bytes::KEPT_BYTES_MAX;
 use crate::connection::{Aside, Conn, Fault, State};
 use crate::shard::Shard;
-use crate::{CloseReason, ConnId, Observer};
+use crate::{Batch, CloseReason, ConnId, Observer};
 
 /// What a seal adds, as far as room for it is made before: a part of the bytes, and some more. Records of 4 KiB and more add less.
 const ADDED_PART: usize = 64;
@@ -58,40 +58,9 @@ impl<O: Observer> Shard<O> {
             self.note_aside(id, Aside::SPEAKS, false);
             self.call_channel_out(id, &mut batch.copied, |channel, out| channel.speak(out));
         }
-        let mut fault = None;
-        if let Some(mut plain) = plain {
-            // What is wrapped leaves as it is.
-            let is_wrapped = self.call_channel_out(id, &mut batch.copied, |channel, out| {
-                if has_rested {
-                    channel.rested();
-                }
-                if channel.wrap(&mut plain) {
-                    return Ok(true);
-                }
-                let room = plain.len() + plain.len() / ADDED_PART + ADDED_BYTES;
-                out.try_reserve(room).map_err(|_| Fault(CloseReason::MemoryLimit))?;
-                channel.seal(&plain, out).map(|()| false)
-            });
-            match is_wrapped.unwrap_or(Err(PANICKED)) {
-                Ok(true) => {
-                    plain.prepend(&batch.copied);
-                    core::mem::swap(&mut batch, &mut plain);
-                }
-                Ok(false) => {}
-                Err(of) => fault = Some(of),
-            }
-            self.shared.recycle(plain);
-        }
+        let fault = plain.and_then(|plain| self.seal(id, &mut batch, plain, has_rested).err());
         if ends && fault.is_none() {
-            self.note_aside(id, Aside::FINISHED, true);
-            if let Some(reason) = reason {
-                self.call_channel(id, |channel| channel.ends(reason));
-            }
-            if batch.copied.try_reserve(ADDED_BYTES).is_err() {
-                batch.refused = true;
-            } else {
-                self.call_channel_out(id, &mut batch.copied, |channel, out| channel.finish(out));
-            }
+            self.seal_end(id, &mut batch, reason);
         }
         if batch.is_refused() {
             self.shared.recycle(batch);
@@ -115,6 +84,47 @@ impl<O: Observer> Shard<O> {
         self.send_and_watch(id, batch);
         if let Some(fault) = fault {
             self.seal_failed(id, fault.0);
+        }
+    }
+
+    /// Seals what is queued behind what the batch has. What is wrapped leaves as it is.
+    fn seal(
+        &mut self,
+        id: ConnId,
+        batch: &mut Box<Batch>,
+        mut plain: Box<Batch>,
+        has_rested: bool,
+    ) -> Result<(), Fault> {
+        let is_wrapped = self.call_channel_out(id, &mut batch.copied, |channel, out| {
+            if has_rested {
+                channel.rested();
+            }
+            if channel.wrap(&mut plain) {
+                return Ok(true);
+            }
+            let room = plain.len() + plain.len() / ADDED_PART + ADDED_BYTES;
+            out.try_reserve(room).map_err(|_| Fault(CloseReason::MemoryLimit))?;
+            channel.seal(&plain, out).map(|()| false)
+        });
+        let is_wrapped = is_wrapped.unwrap_or(Err(PANICKED));
+        if let Ok(true) = is_wrapped {
+            plain.prepend(&batch.copied);
+            core::mem::swap(batch, &mut plain);
+        }
+        self.shared.recycle(plain);
+        is_wrapped.map(drop)
+    }
+
+    /// Adds the last word of a channel.
+    fn seal_end(&mut self, id: ConnId, batch: &mut Batch, reason: Option<CloseReason>) {
+        self.note_aside(id, Aside::FINISHED, true);
+        if let Some(reason) = reason {
+            self.call_channel(id, |channel| channel.ends(reason));
+        }
+        if batch.copied.try_reserve(ADDED_BYTES).is_err() {
+            batch.refused = true;
+        } else {
+            self.call_channel_out(id, &mut batch.copied, |channel, out| channel.finish(out));
         }
     }
 

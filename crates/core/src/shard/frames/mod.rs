@@ -211,62 +211,14 @@ impl<'a, O: Observer> Frames<'a, O> {
         state: &FramingState<F::State>,
     ) -> Next<F::Head> {
         loop {
-            let shard = &mut *self.shard;
-            let Some(conn) = shard.conns.get_mut(self.id) else { return self.nothing() };
-            let outlet = self.shared;
-            if conn.shared.is_none()
-                || !conn.is_open()
-                || outlet.close_requested()
-                || outlet.abort_requested()
-            {
-                return self.nothing();
-            }
-            if outlet.is_limited()
-                && let Some(own) = outlet.own_limits()
-            {
-                self.frame_bytes_max = own.frame_bytes_max;
-            }
-            if outlet.holds_back() {
-                conn.aside.hold_back();
-            }
-            if conn.inbox.as_ref().is_some_and(|inbox| inbox.is_away()) {
-                // Nothing is behind it, and it is looked at when it comes back.
-                return self.nothing();
-            }
-            if !conn.takes_frames() {
-                shard.send_awaited |= conn.is_held_back() && conn.send.is_on();
-                return self.requeue();
-            }
-            if conn.is_metered()
-                && let Some(next) = self.look_at_meter()
-            {
+            if let Some(next) = self.may_not_cut() {
                 return next;
-            }
-            if outlet.take_switched() && !self.unbegin() {
-                return self.no_memory();
             }
             let shard = &mut *self.shard;
             let Some(conn) = shard.conns.get_mut(self.id) else { return self.nothing() };
             if self.lease.is_empty() && !conn.inbox.as_ref().is_some_and(|inbox| inbox.is_ripe()) {
                 if conn.waiting_bytes() == 0 {
-                    // The rest has no bytes, and would go on pinning its buffer.
-                    self.lease = Lease::empty();
-                    if conn.is_unsealing() {
-                        return Next::Nothing;
-                    }
-                    if conn.has_channel() && !conn.is_cut() && shard.channels.is_put_off(self.id) {
-                        shard.want_step(self.id);
-                        return Next::Nothing;
-                    }
-                    if conn.owes_end() {
-                        outlet.end_heard();
-                        (self.plain, self.frame_bytes) = (false, 0);
-                        return Next::Frame(Frame::default());
-                    }
-                    if conn.inbox.is_some() || conn.input_ended() || conn.paused || shard.drain.is_some() {
-                        shard.out_of_bytes(self.id);
-                    }
-                    return Next::Nothing;
+                    return self.out_of_bytes();
                 }
                 if self.left == 0 {
                     return self.requeue();
@@ -297,24 +249,7 @@ impl<'a, O: Observer> Frames<'a, O> {
                 Found::Frame(frame) => {
                     finished |= conn.inbox.as_mut().is_some_and(|inbox| inbox.end_pieces());
                     let is_metered = conn.is_metered();
-                    if is_metered && !shard.pay(self.id, frame.wire().len()) {
-                        return self.too_fast();
-                    }
-                    self.left -= 1;
-                    self.handed += 1;
-                    shard.observer.frame(shard.now, self.shared, frame.wire().len());
-                    let next = if self.weighs {
-                        self.weigh(frame)
-                    } else {
-                        self.frame_bytes = 0;
-                        Next::Frame(frame)
-                    };
-                    if finished {
-                        // Bytes behind it lie in the lease.
-                        self.weighs = self.shard.short_of_buffers || !self.lease.is_pooled();
-                        self.plain = !self.weighs && !is_metered;
-                    }
-                    return next;
+                    return self.hand_over(frame, finished, is_metered);
                 }
                 other => other,
             };
@@ -322,6 +257,91 @@ impl<'a, O: Observer> Frames<'a, O> {
                 return next;
             }
         }
+    }
+
+    /// The answer where the connection may hand out no frame now.
+    #[inline(always)]
+    fn may_not_cut<H>(&mut self) -> Option<Next<H>> {
+        let shard = &mut *self.shard;
+        let Some(conn) = shard.conns.get_mut(self.id) else { return Some(self.nothing()) };
+        let outlet = self.shared;
+        if conn.shared.is_none() || !conn.is_open() || outlet.close_requested() || outlet.abort_requested() {
+            return Some(self.nothing());
+        }
+        if outlet.is_limited()
+            && let Some(own) = outlet.own_limits()
+        {
+            self.frame_bytes_max = own.frame_bytes_max;
+        }
+        if outlet.holds_back() {
+            conn.aside.hold_back();
+        }
+        if conn.inbox.as_ref().is_some_and(|inbox| inbox.is_away()) {
+            // Nothing is behind it, and it is looked at when it comes back.
+            return Some(self.nothing());
+        }
+        if !conn.takes_frames() {
+            shard.send_awaited |= conn.is_held_back() && conn.send.is_on();
+            return Some(self.requeue());
+        }
+        if conn.is_metered()
+            && let Some(next) = self.look_at_meter()
+        {
+            return Some(next);
+        }
+        if outlet.take_switched() && !self.unbegin() {
+            return Some(self.no_memory());
+        }
+        None
+    }
+
+    /// No byte is left to cut: the end of the input, or nothing for now.
+    #[inline(always)]
+    fn out_of_bytes<H: Default>(&mut self) -> Next<H> {
+        let shard = &mut *self.shard;
+        let Some(conn) = shard.conns.get_mut(self.id) else { return self.nothing() };
+        // The rest has no bytes, and would go on pinning its buffer.
+        self.lease = Lease::empty();
+        if conn.is_unsealing() {
+            return Next::Nothing;
+        }
+        if conn.has_channel() && !conn.is_cut() && shard.channels.is_put_off(self.id) {
+            shard.want_step(self.id);
+            return Next::Nothing;
+        }
+        if conn.owes_end() {
+            self.shared.end_heard();
+            (self.plain, self.frame_bytes) = (false, 0);
+            return Next::Frame(Frame::default());
+        }
+        if conn.inbox.is_some() || conn.input_ended() || conn.paused || shard.drain.is_some() {
+            shard.out_of_bytes(self.id);
+        }
+        Next::Nothing
+    }
+
+    /// A frame was cut, which a metered connection pays for. `finished` if its start was kept before.
+    #[inline(always)]
+    fn hand_over<H>(&mut self, frame: Frame<H>, finished: bool, is_metered: bool) -> Next<H> {
+        let shard = &mut *self.shard;
+        if is_metered && !shard.pay(self.id, frame.wire().len()) {
+            return self.too_fast();
+        }
+        self.left -= 1;
+        self.handed += 1;
+        shard.observer.frame(shard.now, self.shared, frame.wire().len());
+        let next = if self.weighs {
+            self.weigh(frame)
+        } else {
+            self.frame_bytes = 0;
+            Next::Frame(frame)
+        };
+        if finished {
+            // Bytes behind it lie in the lease.
+            self.weighs = self.shard.short_of_buffers || !self.lease.is_pooled();
+            self.plain = !self.weighs && !is_metered;
+        }
+        next
     }
 
     /// No frame was cut. `None` if the bytes were kept, and may be looked at again.
