@@ -26,7 +26,6 @@ use crate::overload::Overload;
 use crate::shard::face::guarded_transport::{GuardedTransport, reports_panics};
 use crate::shard::face::handle::Shard;
 use crate::shard::face::service::Made;
-use crate::shard::remote::accept_queue::AcceptQueues;
 use crate::shard::remote::control::ServerControl;
 use crate::shard::running::starting::{ShardStart, Starting};
 use crate::shard::state::services::Services;
@@ -37,6 +36,7 @@ use crate::shard::wakes::inbox::RemoteShard;
 use crate::socket_options::asks::Asks;
 use crate::stats::ServiceNames;
 use crate::telling::Told;
+use crate::watch::accept_queue::AcceptQueues;
 use crate::watch::options::Stalls;
 
 /// The parts from which all shards are made.

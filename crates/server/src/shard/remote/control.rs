@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use ringserve_core::{AcceptRate, Address, ServerLimits, Time};
 use ringserve_drivers::Listener;
 
-use super::accept_queue::AcceptQueues;
 use super::ending::Ending;
 use crate::admission::{Journal, Limiters, UsedKeyRates};
 use crate::base::clock::Clock;
 use crate::blocking::Pool;
 use crate::doctor::Record;
 use crate::shard::wakes::inbox::{Command, Letter, RemoteShard};
+use crate::watch::accept_queue::AcceptQueues;
 use crate::watch::board::Watch;
 
 /// Watches a server and shuts it down, from any thread, shards included ([`Shard::server`](crate::Shard::server)). Clones

@@ -2,6 +2,5 @@
 //!
 //! It uses `wakes`. `control.rs` is the place to begin.
 
-pub(crate) mod accept_queue;
 pub(crate) mod control;
 pub(crate) mod ending;

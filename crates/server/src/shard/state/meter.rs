@@ -10,10 +10,10 @@ use crate::base::lines::LineLimit;
 use crate::base::lines::warn;
 #[cfg(feature = "metrics")]
 use crate::histogram::add;
-use crate::shard::remote::accept_queue::AcceptQueues;
 #[cfg(feature = "metrics")]
 use crate::shard::wakes::timers::Timers;
 use crate::snapshot::Snapshot;
+use crate::watch::accept_queue::AcceptQueues;
 
 /// Figures are published at the end of a turn, and no more often than this: a publication is a hundred stores and more, and
 /// readers look each few seconds.
