@@ -141,7 +141,7 @@ fn upstream(args: &Args, names: &[Names]) -> Result<Upstream, Box<dyn Error>> {
         Some(expect) => Check::exchange(args.check_send.clone().unwrap_or_default(), &**expect),
     };
     let check = check.interval(args.check_interval).rise(args.rise).fall(args.fall);
-    let mut upstream = Upstream::new("upstream", names.iter().map(|names| &*names.of))
+    let mut upstream = Upstream::new("servers", names.iter().map(|names| &*names.of))
         .check(check)
         .connect_timeout(args.connect_timeout)
         // An upstream that is down is never tried, were it the last one.

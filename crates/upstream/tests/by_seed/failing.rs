@@ -47,22 +47,22 @@ fn backend_that_refuses_costs_no_question() {
 
 #[test]
 fn backend_that_fails_at_once_is_hardly_asked_and_comes_back() {
-    Sim::seeds(3).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(2).faults(Faults::harmless()).run(|sim| {
         let backends = backends(sim, 4);
         // What a failure counts for in the average is enough.
         let upstream = upstream(4).ejection(false);
         front(sim, &upstream, 3);
         backends[1].mode.set(Mode::ClosesAtOnce);
-        let failed = asked_for(sim, 8, 20 * SECOND, SECOND / 10, "again");
+        let failed = asked_for(sim, 5, 10 * SECOND, SECOND / 10, "again");
         sim.run_until_done();
         // What it did not answer another one did, as far as the budget goes in the first quarter of a second.
         assert!(failed.get() <= 4, "{} failed", failed.get());
         assert!(backends[1].accepted.get() <= 20, "{} times", backends[1].accepted.get());
         backends[1].mode.set(Mode::Answers);
-        asked_for(sim, 8, 60 * SECOND, SECOND / 5, "again");
+        asked_for(sim, 5, 45 * SECOND, SECOND / 4, "again");
         sim.run_until_done();
         let before: Vec<u32> = backends.iter().map(|backend| backend.asked()).collect();
-        asked_for(sim, 8, 30 * SECOND, SECOND / 5, "again");
+        asked_for(sim, 5, 15 * SECOND, SECOND / 5, "again");
         sim.run_until_done();
         let asked: Vec<u32> =
             backends.iter().zip(before).map(|(backend, before)| backend.asked() - before).collect();

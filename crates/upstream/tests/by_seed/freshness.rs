@@ -32,6 +32,24 @@ fn connection_that_ended_before_the_question_is_not_used() {
 }
 
 #[test]
+fn connection_that_ended_is_closed_at_once() {
+    Sim::seeds(10).run(|sim| {
+        let backends = backends(sim, 1);
+        backends[0].mode.set(Mode::HalfCloses(SECOND));
+        front(sim, &upstream(1), 1);
+        sim.client("c", async move |net| {
+            let mut me = net.connect(FRONT).await?;
+            assert_eq!(asks(&mut me, "once 1").await?, "once 1");
+            Ok(())
+        });
+        sim.run_until_done();
+        assert_eq!(backends[0].now.get(), 1, "it is kept");
+        sim.run_for(SECOND + SECOND / 2);
+        assert_eq!(backends[0].now.get(), 0);
+    });
+}
+
+#[test]
 fn question_that_races_with_the_end_is_heard_once_at_most() {
     Sim::seeds(30).run(|sim| {
         let backends = backends(sim, 2);
@@ -65,8 +83,28 @@ fn question_that_races_with_the_end_is_heard_once_at_most() {
 }
 
 #[test]
+fn question_that_may_be_asked_twice_survives_the_race() {
+    Sim::seeds(30).faults(Faults::harmless()).run(|sim| {
+        let backends = backends(sim, 1);
+        backends[0].mode.set(Mode::ClosesIdle(2 * SECOND));
+        let upstream = upstream(1);
+        front(sim, &upstream, 1);
+        sim.client("c", async move |net| {
+            let mut me = net.connect(FRONT).await?;
+            for n in 0..12 {
+                let question = format!("again {n}");
+                assert_eq!(asks(&mut me, &question).await?, question);
+                net.sleep(Duration::from_millis(1_900 + net.random() % 200)).await;
+            }
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
 fn time_that_a_backend_keeps_connections_is_learned() {
-    Sim::seeds(6).run(|sim| {
+    Sim::seeds(6).faults(Faults::harmless()).run(|sim| {
         let backends = backends(sim, 1);
         backends[0].mode.set(Mode::ClosesIdle(5 * SECOND));
         let upstream = upstream(1);
@@ -82,7 +120,7 @@ fn time_that_a_backend_keeps_connections_is_learned() {
             for n in 4..200 {
                 let question = format!("once {n}");
                 assert_eq!(asks(&mut me, &question).await?, question);
-                net.sleep(5 * SECOND - SECOND / 1000 + Duration::from_micros(net.random() % 2_000)).await;
+                net.sleep(5 * SECOND - SECOND / 10 + Duration::from_millis(net.random() % 200)).await;
             }
             Ok(())
         });

@@ -6,7 +6,7 @@ mod pools;
 mod relays;
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
@@ -88,7 +88,7 @@ struct Backend {
     most: Cell<usize>,
     accepted: Cell<usize>,
     /// How often each question was heard.
-    heard: RefCell<HashMap<String, u32>>,
+    heard: RefCell<BTreeMap<String, u32>>,
 }
 
 impl Backend {
@@ -192,7 +192,7 @@ fn sum(upstream: &Upstream, of: fn(&BackendStats) -> u64) -> u64 {
 
 /// No question was heard twice but those that may be.
 fn heard_once(backends: &[Rc<Backend>]) {
-    let mut all: HashMap<String, u32> = HashMap::new();
+    let mut all: BTreeMap<String, u32> = BTreeMap::new();
     for backend in backends {
         for (question, times) in backend.heard.borrow().iter() {
             *all.entry(question.clone()).or_default() += times;
