@@ -407,7 +407,7 @@ mod tests {
 
     #[test]
     fn kept_files_tell_what_they_have_now() {
-        let root = std::env::temp_dir().join(format!("ringserve-kept-{}", std::process::id()));
+        let root = std::env::temp_dir().join(format!("ringserve-kept-files-{}", std::process::id()));
         let file = "/proc/net/softnet_stat";
         let plant = |text: &str| {
             let place = root.join("proc/net/softnet_stat");

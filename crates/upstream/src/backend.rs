@@ -149,6 +149,12 @@ impl Counts {
 }
 
 impl BackendState {
+    /// True if nothing but an ejection keeps it from being asked.
+    pub(crate) fn is_askable(&self) -> bool {
+        let is_out = self.is_gone.load(Relaxed) || self.is_drained.load(Relaxed);
+        !is_out && self.health() != Health::Down
+    }
+
     pub(crate) fn new(backend: Backend) -> BackendState {
         BackendState {
             weight: AtomicU32::new(backend.weight),

@@ -8,7 +8,8 @@ use std::io;
 pub enum UpstreamError {
     /// As many calls of this shard wait for a connection as [`PoolLimits::waiting_max`](crate::PoolLimits::waiting_max) allows.
     Full,
-    /// No backend may be asked: all are down or drained, were tried, or there is none.
+    /// No backend may be asked: there is none, or all are drained, or down and not asked all the same
+    /// ([`Upstream::panic_below`](crate::Upstream::panic_below)).
     NoBackend,
     /// The time of the request was over, or it waited for a connection for longer than
     /// [`PoolLimits::wait_max`](crate::PoolLimits::wait_max).

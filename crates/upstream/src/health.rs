@@ -126,7 +126,7 @@ impl Watch {
         let is_down = health == Health::Down;
         let now = self.shard.now().as_nanos();
         *against = if checked.is_err() == is_down { 0 } else { *against + 1 };
-        if *against == if is_down { check.rise } else { check.fall } {
+        if *against >= if is_down { check.rise } else { check.fall } {
             *against = 0;
             let new = if is_down { Health::Up } else { Health::Down };
             match &checked {

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::io;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -255,11 +256,12 @@ impl State {
     }
 
     pub(crate) fn version(&self) -> u64 {
-        self.version.load(Relaxed)
+        self.version.load(Acquire)
     }
 
     fn changed(&self) {
-        self.version.fetch_add(1, Relaxed);
+        // Behind what changed, so that a shard that sees the number sees that.
+        self.version.fetch_add(1, Release);
     }
 
     pub(crate) fn add_requests(&self, now: u64, requests: u64) {
@@ -344,9 +346,10 @@ impl State {
 
     fn may_be_ejected(&self, of: &BackendState) -> bool {
         let backends = self.backends();
-        let ejected = backends.iter().filter(|other| other.ejected_until.load(Relaxed) != 0).count();
+        let askable = || backends.iter().filter(|other| other.is_askable());
+        let ejected = askable().filter(|other| other.ejected_until.load(Relaxed) != 0).count();
         let is_in = !of.is_gone.load(Relaxed) && of.ejected_until.load(Relaxed) == 0;
-        is_in && may_eject(ejected, backends.len())
+        is_in && may_eject(ejected, askable().count())
     }
 
     /// Returns for how many nanoseconds.
@@ -369,6 +372,8 @@ impl State {
         of.is_tried.store(false, Relaxed);
         let time = match works {
             None => None,
+            // Another shard found meanwhile that it is back.
+            Some(false) if of.ejected_until.load(Relaxed) == 0 => None,
             Some(false) => {
                 of.counts.failures.fetch_add(1, Relaxed);
                 Some(self.eject(of, now, random))

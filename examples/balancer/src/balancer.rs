@@ -28,7 +28,8 @@ impl Names {
     pub fn new(text: &str) -> Names {
         let (names, of) = text.rsplit_once('=').unwrap_or(("", text));
         let names = names.split(',').filter(|name| !name.is_empty()).map(str::to_lowercase).collect();
-        Names { of: of.into(), names }
+        // As the upstream calls it.
+        Names { of: Backend::new(of).name().into(), names }
     }
 
     fn have(&self, server_name: Option<&str>) -> bool {

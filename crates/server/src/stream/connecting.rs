@@ -196,8 +196,8 @@ impl Connecting {
     /// If the handshake fails: `InvalidData` if one of the two breaks its rules or refuses the other
     /// ([`TlsHandshakeFailed`](crate::CloseReason::TlsHandshakeFailed), [`TlsBadRecord`](crate::CloseReason::TlsBadRecord),
     /// [`TlsAlertReceived`](crate::CloseReason::TlsAlertReceived)); `TimedOut` after its time; `ConnectionReset` if the
-    /// upstream resets the connection; `UnexpectedEof` if the upstream ends it within the handshake; `ConnectionAborted` if the
-    /// upstream ends it before it sent anything or sends too much, if the transport panics, and if the shard has no memory for
+    /// upstream resets the connection; `UnexpectedEof` if the upstream ends it within the handshake,
+    /// or before it sent anything; `ConnectionAborted` if the upstream sends too much, if the transport panics, and if the shard has no memory for
     /// it or ends. An error of the system is returned as it is.
     pub fn transport(mut self, transport: Rc<dyn Transport>) -> Connecting {
         self.transport = Some(transport);

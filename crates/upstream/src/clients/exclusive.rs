@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ringserve_server::framing::Framing;
 use ringserve_server::net::{Framed, FramedError, is_local_failure};
-use ringserve_server::{Frame, Shard};
+use ringserve_server::{Frame, Shard, Stream};
 
 use super::request::Request;
 use crate::backend::Counts;
@@ -186,6 +186,8 @@ enum Broken {
     TakenBack,
     Lost {
         is_reused: bool,
+        /// This process ended it.
+        is_ours: bool,
     },
     /// The question has no frame.
     Unfit(io::Error),
@@ -201,7 +203,7 @@ impl Broken {
     fn is_failure(&self, is_to_blame: bool) -> bool {
         match self {
             Broken::NotConnected(error) => !is_local_failure(error),
-            Broken::Lost { is_reused } => !is_reused,
+            Broken::Lost { is_reused, is_ours } => !is_reused && !is_ours,
             Broken::Malformed(_) => true,
             Broken::Late => is_to_blame,
             Broken::TakenBack | Broken::Unfit(_) | Broken::NotAsked(_) => false,
@@ -242,7 +244,7 @@ impl<F: Framing> Tries<'_, F> {
                 self.is_fresh = true;
                 if self.taken_back > TAKEN_BACK_MAX { Err(UpstreamError::Lost) } else { Ok(0) }
             }
-            Broken::Lost { is_reused } => {
+            Broken::Lost { is_reused, .. } => {
                 self.sent += 1;
                 let settings = &view.upstream.settings().retry;
                 let may = self.request.is_idempotent && self.sent < settings.tries_max;
@@ -277,21 +279,31 @@ async fn exchange<F: Framing>(mut lent: Lent<Framed<F>>, question: &[u8]) -> Res
         .map_err(|error| Broken::Unfit(io::Error::new(io::ErrorKind::InvalidInput, error)))?;
     let queued = framed.stream().unsent_bytes();
     match framed.next().await {
+        // What came before the question left is the answer to no question.
+        Some(Ok(_)) if take_back(framed.stream(), queued) => Err(Broken::TakenBack),
         Some(Ok(answer)) => {
             lent.give_back();
             Ok(answer)
         }
-        None | Some(Err(FramedError::Connection(_) | FramedError::Unfinished { .. })) => {
-            let stream = framed.stream();
-            if queued > 0 && stream.unsent_bytes() == queued && stream.outbox_bytes() == queued {
-                // Else it would leave with the end of this connection.
-                stream.abort();
-                return Err(Broken::TakenBack);
-            }
-            Err(Broken::Lost { is_reused })
+        Some(Err(error @ (FramedError::Payload(_) | FramedError::Limits(_)))) => {
+            Err(Broken::Unfit(error.into()))
         }
-        Some(Err(error)) => Err(Broken::Malformed(error.into())),
+        Some(Err(error @ FramedError::Malformed(_))) => Err(Broken::Malformed(error.into())),
+        _ if take_back(framed.stream(), queued) => Err(Broken::TakenBack),
+        Some(Err(FramedError::Connection(error))) => {
+            Err(Broken::Lost { is_reused, is_ours: is_local_failure(&error) })
+        }
+        None | Some(Err(_)) => Err(Broken::Lost { is_reused, is_ours: false }),
     }
+}
+
+/// Takes a question back of which nothing left: it would leave with the end of its connection. False if some of it did.
+fn take_back(stream: &Stream, queued: usize) -> bool {
+    let is_whole = queued > 0 && stream.unsent_bytes() == queued && stream.outbox_bytes() == queued;
+    if is_whole {
+        stream.abort();
+    }
+    is_whole
 }
 
 impl<F: Framing> Connection for Framed<F> {

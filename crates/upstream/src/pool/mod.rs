@@ -141,8 +141,8 @@ impl<C: Connection> Pools<C> {
         member: &Rc<Member<Pool<C>>>,
         fresh: bool,
     ) -> Result<Lent<C>, NotLent> {
-        // Those that wait already come first.
-        let idle = if fresh || !member.part.waiters.borrow().is_empty() { None } else { self.pop(member) };
+        // Those that wait already were given what is idle, unless they want a new one.
+        let idle = if fresh { None } else { self.pop(member) };
         let kept = match idle {
             Some(kept) => kept,
             None if self.waiting.get() >= self.limits().waiting_max => return Err(NotLent::Full),
@@ -197,10 +197,11 @@ impl<C: Connection> Pools<C> {
         while pool.connecting.get() < limits.connecting_max.min(pool.waiters.borrow().len()) {
             if pool.open.get() >= limits.connections_max {
                 // Idle ones are there while calls wait only if they are not lent any more.
-                let oldest = (!pool.idle.borrow().is_empty()).then(|| pool.idle.borrow_mut().remove(0));
-                if oldest.is_none() {
-                    return;
-                }
+                let oldest = {
+                    let mut idle = pool.idle.borrow_mut();
+                    (!idle.is_empty()).then(|| idle.remove(0))
+                };
+                let Some(oldest) = oldest else { return };
                 drop(oldest);
             }
             let (open, connecting) = (Counted::new(&pool.open), Counted::new(&pool.connecting));
@@ -213,8 +214,10 @@ impl<C: Connection> Pools<C> {
                     Err(error) => {
                         drop(open);
                         let waiter = member.part.waiters.borrow_mut().pop_front();
-                        if let Some(waiter) = waiter {
-                            waiter.give(Err(error));
+                        match waiter {
+                            Some(waiter) => waiter.give(Err(error)),
+                            // Those that waited gave up before it failed.
+                            None => pools.view.blame(&member, &error),
                         }
                     }
                 }
@@ -227,7 +230,7 @@ impl<C: Connection> Pools<C> {
         let now = self.view.now();
         let age = nanos(self.limits().age_max);
         // Those made together do not end together.
-        let age = age / 10 * 9 + part_of(age / 5, self.view.shard.random());
+        let age = (age / 10 * 9).saturating_add(part_of(age / 5, self.view.shard.random()));
         self.shelve(
             member,
             Kept {

@@ -4,11 +4,13 @@ mod choice;
 mod usable;
 
 use std::cell::{Cell, RefCell};
+use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ringserve_server::Shard;
+use ringserve_server::net::is_local_failure;
 
 pub(crate) use choice::Choice;
 use usable::Usable;
@@ -170,6 +172,13 @@ impl<P> View<P> {
         drop(old);
     }
 
+    /// A connection failed that nothing waits for any more.
+    pub(crate) fn blame(&self, member: &Member<P>, error: &io::Error) {
+        if self.upstream.settings().ejection && !is_local_failure(error) {
+            self.upstream.state().failed(&member.state, self.now(), self.shard.random());
+        }
+    }
+
     /// Chooses a backend that is not among those `tried`, and for which `is_for` is true.
     pub(crate) fn choose(
         self: &Rc<View<P>>,
@@ -207,7 +216,7 @@ impl<P> View<P> {
             &some
         };
         if among.is_empty() {
-            return None;
+            return if tried.is_empty() { self.last_resort(&members, may, now) } else { None };
         }
         let member = match self.upstream.settings().balance {
             Balance::Least => return Some(self.least(&members, &usable, among, now)),
@@ -215,6 +224,23 @@ impl<P> View<P> {
             Balance::PeakEwma => self.quickest(&members, &usable, among, now, is_open),
         };
         Some(Choice::new(self, member, now, false, false))
+    }
+
+    /// A backend that is ejected, where no other one may be asked: what fails now and then is better than none.
+    fn last_resort(
+        self: &Rc<View<P>>,
+        members: &[Rc<Member<P>>],
+        may: impl Fn(&Rc<Member<P>>) -> bool,
+        now: u64,
+    ) -> Option<Choice<P>> {
+        let is_ejected = |member: &&Rc<Member<P>>| member.state.is_askable() && may(member);
+        let ejected: Vec<_> = members.iter().filter(is_ejected).collect();
+        let member = *ejected.get(self.shard.random() as usize % ejected.len().max(1))?;
+        if self.is_exact() {
+            member.state.in_flight.fetch_add(1, Relaxed);
+            member.told.set(member.told.get() + 1);
+        }
+        Some(Choice::new(self, member, now, false, self.is_exact()))
     }
 
     /// True if what is in flight is told at once.

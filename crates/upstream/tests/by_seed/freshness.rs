@@ -1,6 +1,7 @@
 //! Connections that the backend ended are not used.
 
 use ringserve::testing::Faults;
+use ringserve::upstream::PoolLimits;
 
 use super::*;
 
@@ -121,6 +122,27 @@ fn time_that_a_backend_keeps_connections_is_learned() {
                 let question = format!("once {n}");
                 assert_eq!(asks(&mut me, &question).await?, question);
                 net.sleep(5 * SECOND - SECOND / 10 + Duration::from_millis(net.random() % 200)).await;
+            }
+            Ok(())
+        });
+        sim.run_until_done();
+        heard_once(&backends);
+    });
+}
+
+#[test]
+fn connection_that_is_not_lent_any_more_makes_room_at_the_bound() {
+    Sim::seeds(6).faults(Faults::harmless()).run(|sim| {
+        let backends = backends(sim, 1);
+        backends[0].mode.set(Mode::ClosesIdle(5 * SECOND));
+        let upstream = upstream(1).pool(PoolLimits::default().connections_max(1));
+        front(sim, &upstream, 1);
+        sim.client("c", async move |net| {
+            let mut me = net.connect(FRONT).await?;
+            for n in 0..20 {
+                assert_eq!(asks(&mut me, &format!("once {n}")).await?, format!("once {n}"));
+                // Three ends teach it. Then its only connection is too old when the next question comes.
+                net.sleep(if n < 4 { 6 * SECOND } else { 5 * SECOND - SECOND / 4 }).await;
             }
             Ok(())
         });

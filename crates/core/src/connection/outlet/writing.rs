@@ -143,7 +143,10 @@ impl Outlet {
     /// Has what is queued wait for [`release_replies`](Outlet::release_replies): more follows in a moment, and both leave in one
     /// send. It leaves before that if it comes to be more than a few KiB, or if the connection or its writing ends.
     pub fn hold_replies(&self) {
-        if let Some(batch) = &mut *self.pending.borrow_mut() {
+        // Within what writes a reply there is nothing to hold yet.
+        if let Ok(mut pending) = self.pending.try_borrow_mut()
+            && let Some(batch) = &mut *pending
+        {
             batch.is_held = true;
         }
     }
@@ -151,7 +154,11 @@ impl Outlet {
     /// Lets held replies leave, with what is queued in this turn.
     pub fn release_replies(&self) {
         let is_held = |batch: &mut Box<Batch>| core::mem::take(&mut batch.is_held);
-        if self.pending.borrow_mut().as_mut().is_some_and(is_held) {
+        // Within what writes a reply, as one that panics drops its guards, the reply leaves by itself or not at all.
+        let Ok(mut pending) = self.pending.try_borrow_mut() else { return };
+        let was_held = pending.as_mut().is_some_and(is_held);
+        drop(pending);
+        if was_held {
             self.mark_dirty();
         }
     }

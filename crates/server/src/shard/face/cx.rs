@@ -190,13 +190,16 @@ impl<'a, S: 'static> Cx<'a, S> {
 
     /// Counts memory that is there already as held by this connection, of
     /// [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max), until the result is dropped: what a service
-    /// keeps for a peer that reads slowly. It is counted whether it fits or not, and for a connection that is gone it is not.
+    /// keeps for a peer that reads slowly. It is counted whether it fits or not: above
+    /// the limit the connections that hold most are closed, which may be this one. For a connection that is gone nothing is counted.
     pub fn hold_bytes(&self, bytes: usize) -> Reserved {
         Reserved::held(self.head, bytes)
     }
 
-    /// Keeps what is queued from leaving until the result is dropped: more follows in a moment, and both leave in one send. What
-    /// is queued leaves before that if it comes to be more than 4 KiB, or if the connection or its writing ends.
+    /// Keeps the replies that are queued by now from leaving until the result is dropped, the first one of several: more follows in
+    /// a moment, and both leave in one send. They leave before that if what is queued comes to be more than 4 KiB, or if the
+    /// connection or its writing ends. Drop the result before [`ready`](Cx::ready) or [`reserve`](Cx::reserve) is awaited, which may
+    /// wait for these bytes to leave.
     pub fn hold_replies(&self) -> HeldReplies<'a> {
         self.head.hold_replies();
         HeldReplies(self.head)

@@ -11,6 +11,9 @@ use super::handle::Shard;
 /// How long a handler waits for memory: a peer that reads takes a large answer in less, and one that asks is still there.
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(5);
 
+/// No machine has as much: sums of it do not overflow.
+const BYTES_MAX: usize = 1 << 44;
+
 /// Memory that is [reserved](crate::Cx::reserve) for a connection. Its drop gives it back.
 #[must_use = "it is given back when it is dropped"]
 pub struct Reserved(Reservation);
@@ -19,7 +22,7 @@ impl Reserved {
     /// Of what is there already, whether it fits or not.
     pub(crate) fn held(head: &ConnHead, bytes: usize) -> Reserved {
         let mut reservation = Reservation::new(head);
-        reservation.hold(bytes);
+        reservation.hold(bytes.min(BYTES_MAX));
         Reserved(reservation)
     }
 

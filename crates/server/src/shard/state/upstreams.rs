@@ -230,6 +230,10 @@ fn session_of(core: &Core, id: ConnId) -> Option<ConnShared<Session>> {
 
 /// Why a connection could not be made.
 fn why_not(session: &Session, reason: CloseReason) -> io::Error {
+    // The upstream ended it before its first byte: no fault of this host.
+    if reason == CloseReason::PeerClosed {
+        return io::Error::new(io::ErrorKind::UnexpectedEof, reason.name());
+    }
     match session.end(reason) {
         Err(error) => error,
         Ok(()) => io::Error::new(io::ErrorKind::ConnectionAborted, reason.name()),
