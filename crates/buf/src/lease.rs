@@ -204,8 +204,8 @@ impl Deref for Lease {
     fn deref(&self) -> &[u8] {
         // SAFETY: `data` and `len` lie within the block of the header (checked by advance and truncate), or len is
         // 0 and data dangles, which is allowed. The block is initialised and stays while a lease lives. It is not
-        // written: leases cover only bytes below `filled` of a pool buffer, which the kernel side leaves alone while a
-        // lease lives, and no `LeaseMut` has any of them (invariants of `Header`).
+        // written: the kernel side writes only while the buffer is the kernel's, and no lease is left then; and no `LeaseMut` has
+        // any of these bytes (invariants of `Header`).
         unsafe { core::slice::from_raw_parts(self.data.as_ptr(), self.len as usize) }
     }
 }

@@ -122,9 +122,10 @@ impl DerefMut for LeaseMut {
     fn deref_mut(&mut self) -> &mut [u8] {
         let (data, len) = self.lease.raw_parts();
         // SAFETY: the range lies within the block of the header, which is initialised and stays while the lease lives, or len
-        // is 0 and data dangles. No other lease has a byte of it, and the kernel side writes only at and above `filled`
-        // (invariants of `Header`), so `&mut self` is the only way to it. Both ways in, `KernelSide::received` and `Header::of_vec`,
-        // made the pointer from one that may be written through: that of the chunk's allocation, and a mutable borrow.
+        // is 0 and data dangles. No other lease has a byte of it, and the kernel side writes only while the buffer is the
+        // kernel's, when no lease is left (invariants of `Header`), so `&mut self` is the only way to it. Both ways in,
+        // `KernelSide::received` and `Header::of_vec`, made the pointer from one that may be written through: that of the
+        // chunk's allocation, and a mutable borrow.
         unsafe { core::slice::from_raw_parts_mut(data.as_ptr(), len) }
     }
 }

@@ -1,5 +1,5 @@
 //! Needs of newcomers in addition to a slot of this shard: a part of what all shards may hold together, and a token of the server's
-//! rate. Peers that an operator names need neither.
+//! rate. Peers that an operator names need no token, and have places beyond those of the others.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
