@@ -166,8 +166,10 @@ async fn is_answered(stream: &mut Stream, expected: &[u8]) -> io::Result<bool> {
     while answer.len() < ANSWER_BYTES_MAX
         && let Some(bytes) = stream.read_frame().await?
     {
+        // Only where what came may end what is looked for.
+        let from = answer.len().saturating_sub(expected.len());
         answer.extend_from_slice(&bytes);
-        if expected.is_empty() || answer.windows(expected.len()).any(|bytes| bytes == expected) {
+        if expected.is_empty() || answer[from..].windows(expected.len()).any(|bytes| bytes == expected) {
             return Ok(true);
         }
     }

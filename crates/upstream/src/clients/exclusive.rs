@@ -161,7 +161,8 @@ impl<F: Framing> Exclusive<F> {
             Ok(Ok(lent)) => lent,
             Ok(Err(NotLent::Failed(error))) => return Err(Broken::NotConnected(error)),
             Ok(Err(NotLent::Full)) => return Err(Broken::NotAsked(UpstreamError::Full)),
-            Ok(Err(NotLent::TooLate)) | Err(_) => return Err(Broken::NotAsked(UpstreamError::TimedOut)),
+            Ok(Err(NotLent::TooLate)) => return Err(Broken::NotLent),
+            Err(_elapsed) => return Err(Broken::NotAsked(UpstreamError::TimedOut)),
         };
         let left = left(view.now());
         if left.is_zero() {
@@ -193,7 +194,9 @@ enum Broken {
     Unfit(io::Error),
     /// The answer is none.
     Malformed(io::Error),
-    /// No connection came in time, which is for want of room as likely as not.
+    /// No connection to this backend was free in time, which is for want of room as likely as not.
+    NotLent,
+    /// There is no room, or no time, to ask any backend.
     NotAsked(UpstreamError),
     Late,
 }
@@ -206,7 +209,7 @@ impl Broken {
             Broken::Lost { is_reused, is_ours } => !is_reused && !is_ours,
             Broken::Malformed(_) => true,
             Broken::Late => is_to_blame,
-            Broken::TakenBack | Broken::Unfit(_) | Broken::NotAsked(_) => false,
+            Broken::TakenBack | Broken::Unfit(_) | Broken::NotLent | Broken::NotAsked(_) => false,
         }
     }
 }
@@ -258,6 +261,11 @@ impl<F: Framing> Tries<'_, F> {
                 Ok(backoff::before_try(self.sent, view.shard.random()))
             }
             Broken::Unfit(error) | Broken::Malformed(error) => Err(UpstreamError::Failed(error)),
+            Broken::NotLent => {
+                self.tried.push(member);
+                self.last = Some(UpstreamError::TimedOut);
+                Ok(0)
+            }
             Broken::NotAsked(error) => Err(error),
             Broken::Late => Err(UpstreamError::TimedOut),
         }

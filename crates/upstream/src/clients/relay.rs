@@ -182,7 +182,7 @@ impl Place {
     }
 
     async fn copy_all(&mut self, client: &mut Stream) -> Result<(u64, u64), CopyError> {
-        let back = match poll_fn(|task| self.poll_first(task, client)).await {
+        let back = match self.first(client).await {
             First::Answer(frame) => {
                 // From here on the backend works.
                 self.choice.succeeded();
@@ -206,6 +206,20 @@ impl Place {
                 Err(broken)
             }
         }
+    }
+
+    /// Waits for the first bytes of the backend. A client that is silent, as are those that connect in advance, does not keep others
+    /// from trying whether a backend works again.
+    async fn first(&mut self, client: &mut Stream) -> First {
+        if self.choice.is_trial() {
+            let (shard, time) = (client.shard().clone(), self.choice.trial_time());
+            let first = poll_fn(|task| self.poll_first(task, client));
+            if let Ok(first) = shard.timeout(time, first).await {
+                return first;
+            }
+            self.choice.gives_up_trial();
+        }
+        poll_fn(|task| self.poll_first(task, client)).await
     }
 
     /// Passes bytes to the backend until something comes back.

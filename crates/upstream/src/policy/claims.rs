@@ -260,17 +260,18 @@ fn outage_after_a_quiet_hour_is_not_multiplied() {
 fn learned_time_of_a_backend_loses_no_request() {
     for (seed, round_trip) in [(1, MS), (2, 40 * MS), (3, MS), (4, 40 * MS)] {
         let (mut rng, mut learned) = (Rng(seed), KeepAlive::default());
-        let (mut lost, mut lost_late, mut taught) = (0, 0, 0);
+        let (mut lost, mut lost_late, mut taught, mut now) = (0, 0, 0, 0);
         for _ in 0..200_000 {
             let gap = rng.exp(5 * SECOND);
+            now += gap;
             let ended = 5 * SECOND + round_trip / 2;
             if gap >= learned.lent_until() {
                 // Not lent, and its end is heard.
                 if gap > ended {
-                    learned.ended_after(ended);
+                    learned.ended_after(ended, now);
                 }
             } else if gap > ended {
-                learned.ended_after(ended);
+                learned.ended_after(ended, now);
                 taught += 1;
             } else if gap + round_trip / 2 > 5 * SECOND {
                 // It leaves before the end is heard, and arrives behind it.

@@ -63,7 +63,9 @@ impl<C: Connection> Pools<C> {
         for member in self.view.members() {
             let keeps_none = self.keeps_none(&member);
             self.retain(&member, |kept| {
-                !keeps_none && now < kept.old_at && now.saturating_sub(kept.idle_since) < idle_timeout
+                let idle = now.saturating_sub(kept.idle_since);
+                member.part.learned.borrow_mut().is_kept_for(idle);
+                !keeps_none && now < kept.old_at && idle < idle_timeout
             });
         }
     }

@@ -56,6 +56,8 @@ pub(crate) struct Pools<C> {
     waiting: Cell<usize>,
     /// Wakes the keeper.
     keeper: RefCell<Waker>,
+    /// When the last line was written about what no question asked for.
+    warned_at: Cell<u64>,
 }
 
 /// The connections to one backend.
@@ -79,6 +81,9 @@ impl<C> Pool<C> {
         }
     }
 }
+
+/// A backend may send what no question asked for on every connection: the counter has all of them, the log a line a second.
+const WARNS_EACH: u64 = 1_000_000_000;
 
 /// One that is counted until it is dropped.
 struct Counted(Rc<Cell<usize>>);
@@ -126,7 +131,7 @@ pub(crate) fn nanos(time: Duration) -> u64 {
 impl<C: Connection> Pools<C> {
     pub(crate) fn new(view: Rc<View<Pool<C>>>, connect: Connect<C>) -> Rc<Pools<C>> {
         let keeper = RefCell::new(Waker::noop().clone());
-        let pools = Rc::new(Pools { view, connect, waiting: Cell::new(0), keeper });
+        let pools = Rc::new(Pools { view, connect, waiting: Cell::new(0), keeper, warned_at: Cell::new(0) });
         keeper::begin(&pools);
         pools
     }
@@ -182,9 +187,14 @@ impl<C: Connection> Pools<C> {
     /// Counts what ended an idle connection, and learns from it.
     fn note_end(&self, member: &Rc<Member<Pool<C>>>, happened: Happened, idle: u64) {
         match happened {
-            Happened::Ended => member.part.learned.borrow_mut().ended_after(idle),
+            Happened::Ended => member.part.learned.borrow_mut().ended_after(idle, self.view.now()),
             Happened::Stray => {
                 Counts::add(&member.state.counts.stray, 1);
+                let now = self.view.now();
+                if now.saturating_sub(self.warned_at.get()) < WARNS_EACH {
+                    return;
+                }
+                self.warned_at.set(now);
                 let (upstream, name) = (self.view.upstream.name(), member.state.backend.name());
                 tracing::warn!("upstream {upstream}: {name} sent what no question asked for; closed");
             }

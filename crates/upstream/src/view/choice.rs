@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use super::{Member, PENALTY, View};
 use crate::backend::BackendState;
@@ -84,6 +85,21 @@ impl<P> Choice<P> {
     /// What happened says nothing of it.
     pub(crate) fn says_nothing(&mut self) {
         let now = self.settle();
+        self.end_trial(None, now);
+    }
+
+    pub(crate) fn is_trial(&self) -> bool {
+        self.is_trial
+    }
+
+    /// How long one may take.
+    pub(crate) fn trial_time(&self) -> Duration {
+        self.view.upstream.settings().connect_timeout
+    }
+
+    /// What happens from here on decides nothing: another request may try the backend.
+    pub(crate) fn gives_up_trial(&mut self) {
+        let now = self.view.now();
         self.end_trial(None, now);
     }
 
