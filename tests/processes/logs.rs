@@ -40,7 +40,10 @@ impl Service for Misbehaves {
 
     async fn call(&self, cx: &Cx<'_, ()>, line: Frame) -> Result<(), &'static str> {
         match &*line {
-            b"block" => thread::sleep(Duration::from_millis(300)),
+            // Until the watchdog tells of it.
+            b"block" => eventually("the stall is told", SOON, || {
+                cx.shard().server().stalls().iter().any(|stall| stall.ongoing)
+            }),
             b"panic" => panic!("planted"),
             b"fail" => return Err("planted"),
             b"say" => (0..LINES_MAX / 2).for_each(|n| tracing::info!(n, "a line of the program")),
@@ -380,7 +383,7 @@ fn lines_that_were_dropped_are_told_once_the_pipe_is_read() {
     served.process.line_after("logged");
     served.process.say("read");
     let first = served.process.line_after("shard 0 stalled for ");
-    assert!(first.contains("sleeps"), "{first}");
+    assert!(first.contains("waits for a lock"), "{first}");
     let told = served.process.line_after("lines of the log were dropped");
     let told: u64 = told.rsplit_once("lines=").unwrap().1.parse().unwrap();
     assert_eq!(told, served.dropped());

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
 
+use ringserve_tests::{SOON, eventually};
 use serde::Deserialize;
 
 /// Drills are causes for each other, so one runs at a time.
@@ -118,11 +118,9 @@ fn held_cause_is_on_the_page_at_the_address_that_is_told() {
         std::io::read_to_string(stream)
     };
     // Its server starts meanwhile, and the cause has to work. It stays red, so a look that comes late finds it too.
-    let is_red = || {
-        thread::sleep(Duration::from_millis(100));
+    eventually("the page shows the cause", 3 * SOON, || {
         ask("/report.json").is_ok_and(|report| report.contains(r#"{"name":"table","state":"lost""#))
-    };
-    assert!((0..600).any(|_| is_red()), "{:?}", ask("/report.json"));
+    });
     assert!(held.drill.try_wait().unwrap().is_none(), "it is held");
     assert!(ask("/").unwrap().contains("<!doctype html>"));
 }
@@ -141,12 +139,8 @@ fn signal_removes_all_that_the_drill_has_on_the_machine() {
         let number = held.drill.id().to_string();
         let groups =
             ["/sys/fs/cgroup", "/sys/fs/cgroup/cpu"].map(|root| format!("{root}/ringserve-drill-{number}"));
-        let has_begun = || {
-            thread::sleep(Duration::from_millis(20));
-            let of_child = format!("/proc/{number}/task/{number}/children");
-            !fs::read_to_string(of_child).unwrap().is_empty()
-        };
-        assert!((0..1000).any(|_| has_begun()), "{cause} has a server");
+        let children = format!("/proc/{number}/task/{number}/children");
+        eventually("the cause has a server", SOON, || !fs::read_to_string(&children).unwrap().is_empty());
         assert!(fs::read_dir(&held.folder).unwrap().count() == 1, "{cause} has a folder");
         let sent = Command::new("kill").args(["-s", signal, &number]).status().unwrap();
         assert!(sent.success());
