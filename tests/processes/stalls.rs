@@ -367,8 +367,10 @@ fn mutex_that_is_never_released_is_in_the_log() {
     for driver in drivers() {
         let (mut process, mut peer) = child(*driver);
         peer.say("Lock 100000000");
-        let line = process.line_after("WARN ringserve_server::watchdog::thread: ");
-        assert!(line.starts_with("shard 0 stalled for "), "{line}");
+        let mut tell = || process.line_after("WARN ringserve_server::watchdog::thread: shard 0 stalled for ");
+        let first = tell();
+        // A handler without a CPU does not wait yet, and is told again.
+        let line = if first.contains(" has no CPU") { tell() } else { first };
         let says = format!("ms: a call for {} (connection ", peer.addr());
         assert!(line.contains(&says) && line.contains(", frame of 15 bytes) waits for a lock"), "{line}");
         assert!(line.ends_with("; 0 connections wait in its accept queue, 0 packets lost there"), "{line}");
