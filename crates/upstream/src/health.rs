@@ -12,7 +12,7 @@ use tracing::{info, warn};
 
 use crate::backend::{BackendState, Health};
 use crate::check::Check;
-use crate::connect::connect;
+use crate::connect::{connect, plain};
 use crate::policy::part_of;
 use crate::upstream::Upstream;
 
@@ -150,7 +150,7 @@ impl Watch {
     }
 
     async fn check(&self, check: &Check) -> io::Result<()> {
-        let mut stream = connect(&self.shard, self.upstream.settings(), &self.state, None).await?;
+        let mut stream = connect(&self.shard, self.upstream.settings(), &self.state, None, plain).await?;
         let Some(expected) = &check.expect else { return Ok(()) };
         stream.write_all(&check.send).await?;
         if is_answered(&mut stream, expected).await? {

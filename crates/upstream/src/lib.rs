@@ -1,7 +1,8 @@
 //! Upstreams of [ringserve](https://docs.rs/ringserve): which server is asked, over which connection, and what happens if it fails.
 //!
 //! An [`Upstream`] is a group of equal servers. Each shard makes a client from it in its factory: [`Exclusive`] asks a question at a
-//! time on each of its pooled connections, [`Relay`] passes bytes both ways between a client and a server.
+//! time on each of its pooled connections, [`Relay`] passes bytes both ways between a client and a server, and [`Connections`] lends
+//! pooled connections of any protocol.
 //!
 //! ```text
 //!            process                                              shard (one of many)
@@ -41,10 +42,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use backend::{Backend, Health};
 pub use check::Check;
+pub use clients::call::Call;
+pub use clients::connections::Connections;
 pub use clients::exclusive::Exclusive;
+pub use clients::pooled::{Outcome, PooledConnection};
 pub use clients::relay::{Place, Relay};
 pub use clients::request::Request;
 pub use error::UpstreamError;
+pub use pool::{Connection, IdleEvent};
 pub use settings::{Balance, PoolLimits, Retry, SendProxy};
 pub use stats::{BackendStats, UpstreamStats};
 pub use upstream::Upstream;

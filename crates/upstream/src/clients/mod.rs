@@ -1,5 +1,8 @@
 //! What a shard calls.
 
+pub(crate) mod call;
+pub(crate) mod connections;
 pub(crate) mod exclusive;
+pub(crate) mod pooled;
 pub(crate) mod relay;
 pub(crate) mod request;

@@ -11,7 +11,7 @@ use ringserve_server::net::{CopyError, CopySide, copy_bidirectional, is_local_fa
 use ringserve_server::{Frame, Shard, Stream};
 
 use crate::backend::{Backend, Counts};
-use crate::connect::connect_counted;
+use crate::connect::{connect_counted, plain};
 use crate::error::UpstreamError;
 use crate::health;
 use crate::settings::Balance;
@@ -82,7 +82,7 @@ impl Relay {
                 view.upstream.state().count_retry();
             }
             let settings = view.upstream.settings();
-            match connect_counted(&view.shard, settings, choice.state(), Some(&client.peer())).await {
+            match connect_counted(&view.shard, settings, choice.state(), Some(&client.peer()), plain).await {
                 Ok(stream) => return Ok(Place { stream, choice, sent: 0 }),
                 // Ports to another backend may be left.
                 Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {

@@ -2,6 +2,10 @@
 
 use std::time::Duration;
 
+use super::call::Call;
+use super::connections::Connections;
+use crate::pool::Connection;
+
 /// A question to an upstream, and how it may be asked.
 ///
 /// ```
@@ -28,6 +32,16 @@ impl<'a> Request<'a> {
     /// Says that the question may be asked twice: a lost one is, as far as [`Retry`](crate::Retry) goes.
     pub fn idempotent(self) -> Request<'a> {
         Request { is_idempotent: true, ..self }
+    }
+
+    /// Begins the tries of this question.
+    pub(super) fn call<C: Connection>(&self, connections: &Connections<C>) -> Call<C> {
+        let call = connections.call();
+        let call = if self.is_idempotent { call.idempotent() } else { call };
+        match self.timeout {
+            Some(time) => call.timeout(time),
+            None => call,
+        }
     }
 
     /// How long it may take with all tries, instead of [`Upstream::answer_timeout`](crate::Upstream::answer_timeout).

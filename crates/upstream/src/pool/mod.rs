@@ -30,18 +30,24 @@ use crate::settings::PoolLimits;
 use crate::view::{Member, View};
 use wait::{Waiter, Waiting};
 
-/// A connection that may be kept for later.
-pub(crate) trait Connection: 'static {
-    /// Ready if something happened while nothing should. The task is woken when something does.
-    fn poll_idle(&mut self, task: &mut Context<'_>) -> Poll<Happened>;
+/// A connection that a pool may keep between two requests.
+///
+/// A pool reads on its idle connections, so that the end of one is known when it comes and not when it is asked for.
+pub trait Connection: 'static {
+    /// Ready if the connection may not be used for another request: it ended, or something is left on it or came on it that
+    /// belongs to no request. Pending while it is idle and open; then the last task that polled is woken once that changes.
+    ///
+    /// The pool polls it when it is given back, while it is idle, and before it is lent again.
+    fn poll_idle(&mut self, task: &mut Context<'_>) -> Poll<IdleEvent>;
 }
 
-/// What happened on an idle connection.
+/// Why an idle connection may not be used again.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Happened {
-    /// It ended.
+pub enum IdleEvent {
+    /// It ended, or its end was announced. How long it was idle teaches the pool how long the backend keeps connections.
     Ended,
-    /// Something came that answers no question: what comes next may be the answer to another one.
+    /// Something came that answers no request: what comes next may be the answer to another one.
     Stray,
 }
 
@@ -147,9 +153,9 @@ impl<C: Connection> Pools<C> {
         fresh: bool,
     ) -> Result<Lent<C>, NotLent> {
         // Those that wait already were given what is idle, unless they want a new one.
-        let idle = if fresh { None } else { self.pop(member) };
+        let idle = if fresh { None } else { self.take_idle(member) };
         let kept = match idle {
-            Some(kept) => kept,
+            Some(lent) => return Ok(lent),
             None if self.waiting.get() >= self.limits().waiting_max => return Err(NotLent::Full),
             None => {
                 let mut waiting = Waiting::begin(self, member);
@@ -161,6 +167,12 @@ impl<C: Connection> Pools<C> {
             }
         };
         Ok(Lent { kept: Some(kept), pools: self.clone(), member: member.clone() })
+    }
+
+    /// Takes the newest idle connection to this backend, if there is one on which nothing happened.
+    pub(crate) fn take_idle(self: &Rc<Pools<C>>, member: &Rc<Member<Pool<C>>>) -> Option<Lent<C>> {
+        let kept = self.pop(member)?;
+        Some(Lent { kept: Some(kept), pools: self.clone(), member: member.clone() })
     }
 
     /// The newest idle connection on which nothing happened.
@@ -185,10 +197,10 @@ impl<C: Connection> Pools<C> {
     }
 
     /// Counts what ended an idle connection, and learns from it.
-    fn note_end(&self, member: &Rc<Member<Pool<C>>>, happened: Happened, idle: u64) {
+    fn note_end(&self, member: &Rc<Member<Pool<C>>>, happened: IdleEvent, idle: u64) {
         match happened {
-            Happened::Ended => member.part.learned.borrow_mut().ended_after(idle, self.view.now()),
-            Happened::Stray => {
+            IdleEvent::Ended => member.part.learned.borrow_mut().ended_after(idle, self.view.now()),
+            IdleEvent::Stray => {
                 Counts::add(&member.state.counts.stray, 1);
                 let now = self.view.now();
                 if now.saturating_sub(self.warned_at.get()) < WARNS_EACH {
@@ -291,7 +303,11 @@ pub(crate) struct Lent<C: Connection> {
 }
 
 impl<C: Connection> Lent<C> {
-    pub(crate) fn connection(&mut self) -> &mut C {
+    pub(crate) fn connection(&self) -> &C {
+        &self.kept.as_ref().expect("it is there until it is given back").connection
+    }
+
+    pub(crate) fn connection_mut(&mut self) -> &mut C {
         &mut self.kept.as_mut().expect("it is there until it is given back").connection
     }
 
@@ -310,9 +326,9 @@ impl<C: Connection> Lent<C> {
         let is_over = now >= kept.old_at || kept.uses >= pools.limits().uses_max;
         match kept.connection.poll_idle(&mut Context::from_waker(Waker::noop())) {
             Poll::Pending if !is_over => pools.shelve(&member, kept),
-            Poll::Ready(Happened::Stray) => pools.note_end(&member, Happened::Stray, 0),
+            Poll::Ready(IdleEvent::Stray) => pools.note_end(&member, IdleEvent::Stray, 0),
             // A backend that ends each connection behind its answer teaches nothing.
-            Poll::Ready(Happened::Ended) | Poll::Pending => {}
+            Poll::Ready(IdleEvent::Ended) | Poll::Pending => {}
         }
     }
 }

@@ -174,8 +174,13 @@ impl<P> View<P> {
 
     /// A connection failed that nothing waits for any more.
     pub(crate) fn blame(&self, member: &Member<P>, error: &io::Error) {
-        if self.upstream.settings().ejection && !is_local_failure(error) {
-            self.upstream.state().failed(&member.state, self.now(), self.shard.random());
+        if is_local_failure(error) {
+            return;
+        }
+        let now = self.now();
+        member.sample(now, PENALTY);
+        if self.upstream.settings().ejection {
+            self.upstream.state().failed(&member.state, now, self.shard.random());
         }
     }
 

@@ -1,5 +1,6 @@
 //! Whole servers with clients of upstreams by seed, in virtual time, before backends that refuse, stall, end and lie.
 
+mod connections;
 mod failing;
 mod freshness;
 mod pools;
