@@ -58,8 +58,8 @@ pub struct Batch {
     pub(crate) early: Option<EarlyLooks>,
     /// The system had no memory for what was appended last.
     pub(crate) refused: bool,
-    /// More follows in a moment, in the same send.
-    pub(crate) is_held: bool,
+    /// How many of its connection's guards hold it: more follows in a moment, in the same send.
+    pub(crate) holds: u16,
     /// The last look at it in flight found that the peer had taken none of it since the one before.
     pub(crate) is_untaken: bool,
     /// Its memory beyond the bytes left to send is counted as held.
@@ -90,7 +90,7 @@ impl Batch {
             untaken_since: None,
             early: None,
             refused: false,
-            is_held: false,
+            holds: 0,
             is_untaken: false,
             room_counts: false,
             release: drop,
@@ -204,10 +204,9 @@ impl Batch {
         self.left
     }
 
-    /// True if it waits for what follows.
-    #[inline]
-    pub(crate) fn waits(&self) -> bool {
-        self.is_held && self.left <= HELD_BYTES_MAX
+    /// True if it waits for what follows, where a guard holds it.
+    pub(crate) fn is_short(&self) -> bool {
+        self.left <= HELD_BYTES_MAX
     }
 
     /// True if nothing is left to send.
@@ -288,7 +287,7 @@ impl Batch {
         }
         (self.sent, self.left) = (0, 0);
         (self.untaken_since, self.early) = (None, None);
-        (self.refused, self.is_held, self.is_untaken, self.room_counts) = (false, false, false, false);
+        (self.refused, self.holds, self.is_untaken, self.room_counts) = (false, 0, false, false);
         self.copied.capacity() > KEPT_BYTES_MAX
     }
 

@@ -367,8 +367,12 @@ impl Outlet {
     /// [held](Outlet::hold_replies) wait, unless nothing can follow them.
     #[inline]
     pub(crate) fn take_pending(&self) -> Option<Box<Batch>> {
-        let may_leave = |batch: &mut Box<Batch>| !batch.waits() || self.has(GONE | WRITING_ENDED);
-        let mut batch = self.pending.borrow_mut().take_if(may_leave)?;
+        let mut pending = self.pending.borrow_mut();
+        let mut batch = match pending.take_if(|batch| batch.holds == 0) {
+            Some(batch) => batch,
+            None => self.take_held(&mut pending)?,
+        };
+        drop(pending);
         if batch.is_empty() {
             self.lane.shard().recycle(batch);
             return None;

@@ -109,39 +109,74 @@ fn panic_in_a_written_reply_resets_and_leaves_what_was_queued() {
     assert_eq!(queued(&outlet), b"\0\0\0\x03one");
 }
 
+/// How many connections are dirty.
+fn dirty(shard: &ShardShared, outlet: &Outlet) -> usize {
+    let mut all = Vec::new();
+    shard.swap_dirty(&mut all);
+    outlet.take_dirty_unless_plain();
+    all.len()
+}
+
+/// Bytes of the next send.
+fn next_send(outlet: &Outlet) -> Option<usize> {
+    outlet.take_pending().map(|batch| batch.len())
+}
+
 #[test]
 fn held_replies_wait_for_their_release_or_a_few_kib() {
     let (shard, outlet) = outlet(Rc::new(Raw).encoding(), &Arc::default());
-    let dirty = || {
-        let mut all = Vec::new();
-        shard.swap_dirty(&mut all);
-        outlet.take_dirty_unless_plain();
-        all.len()
-    };
-    let sends = || outlet.take_pending().map(|batch| batch.len());
-    outlet.hold_replies();
+    let dirty = || dirty(&shard, &outlet);
+    let sends = || next_send(&outlet);
     outlet.write(b"one");
-    assert_eq!((dirty(), sends()), (1, Some(3)), "there was nothing to hold");
-    outlet.all_sent();
-    outlet.write(b"one");
-    outlet.hold_replies();
+    assert!(outlet.hold_replies());
     assert_eq!((dirty(), sends()), (1, None));
     outlet.write(b" two");
     assert_eq!((dirty(), sends()), (1, None));
     outlet.release_replies();
     assert_eq!((dirty(), sends()), (1, Some(7)));
     outlet.all_sent();
+    outlet.release_replies();
     outlet.write(b"one");
-    outlet.hold_replies();
+    assert_eq!(sends(), Some(3), "a release too many is none of the next hold");
+    outlet.all_sent();
+    outlet.write(b"one");
+    assert!(outlet.hold_replies());
     outlet.write(&[0; HELD_BYTES_MAX - 3]);
     assert_eq!(sends(), None);
     outlet.write(b"x");
     assert_eq!(sends(), Some(HELD_BYTES_MAX + 1));
     outlet.all_sent();
-    outlet.write(b"one");
-    outlet.hold_replies();
+    outlet.write(b"behind");
+    assert_eq!(sends(), None, "the hold is for what follows, too");
     outlet.end_writing();
-    assert_eq!(queued(&outlet), b"one", "nothing can follow");
+    assert_eq!(queued(&outlet), b"behind", "nothing can follow");
+    assert!(!outlet.hold_replies());
+}
+
+#[test]
+fn holds_of_replies_count_and_need_no_reply() {
+    let (shard, outlet) = outlet(Rc::new(Raw).encoding(), &Arc::default());
+    let dirty = || dirty(&shard, &outlet);
+    let sends = || next_send(&outlet);
+    assert!(outlet.hold_replies() && outlet.hold_replies());
+    assert_eq!((dirty(), sends()), (0, None), "nothing is queued");
+    outlet.write(b"one");
+    assert_eq!((dirty(), sends()), (1, None));
+    outlet.release_replies();
+    outlet.write(b" two");
+    assert_eq!(sends(), None, "the other guard lives");
+    outlet.release_replies();
+    assert_eq!(sends(), Some(7));
+    outlet.all_sent();
+    dirty();
+    assert!(outlet.hold_replies());
+    outlet.release_replies();
+    assert_eq!((dirty(), sends(), outlet.has_more()), (1, None, false), "nothing is left of a hold");
+    let nested = outlet.write_with(|out| {
+        out.put_u8(1);
+        (!outlet.hold_replies()).then_some(()).ok_or("held")
+    });
+    assert_eq!((nested, sends()), (Ok(()), Some(1)), "a reply that is being written leaves");
 }
 
 #[test]

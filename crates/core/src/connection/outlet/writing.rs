@@ -140,27 +140,58 @@ impl Outlet {
         });
     }
 
-    /// Has what is queued wait for [`release_replies`](Outlet::release_replies): more follows in a moment, and both leave in one
-    /// send. It leaves before that if it comes to be more than a few KiB, or if the connection or its writing ends.
-    pub fn hold_replies(&self) {
-        // Within what writes a reply there is nothing to hold yet.
-        if let Ok(mut pending) = self.pending.try_borrow_mut()
-            && let Some(batch) = &mut *pending
-        {
-            batch.is_held = true;
+    /// Has what is queued, and what follows, wait for [`release_replies`](Outlet::release_replies), so that all of it leaves in one
+    /// send. It leaves before that if it comes to be more than a few KiB, or if the connection or its writing ends. Calls count:
+    /// each that returns true is to be followed by one release. False if there is nothing to hold: the connection takes no more
+    /// bytes, one of its replies is being written, or the system has no memory.
+    pub fn hold_replies(&self) -> bool {
+        let Ok(mut pending) = self.pending.try_borrow_mut() else { return false };
+        match &mut *pending {
+            _ if self.has(GONE | WRITING_ENDED | NO_MEMORY) => false,
+            Some(batch) => {
+                batch.holds = batch.holds.saturating_add(1);
+                true
+            }
+            empty => {
+                let batch = self.held_batch(1);
+                *empty = batch;
+                empty.is_some()
+            }
         }
     }
 
-    /// Lets held replies leave, with what is queued in this turn.
+    /// Takes one hold back. After the last one replies leave, with what is queued in this turn.
     pub fn release_replies(&self) {
-        let is_held = |batch: &mut Box<Batch>| core::mem::take(&mut batch.is_held);
         // Within what writes a reply, as one that panics drops its guards, the reply leaves by itself or not at all.
         let Ok(mut pending) = self.pending.try_borrow_mut() else { return };
-        let was_held = pending.as_mut().is_some_and(is_held);
+        let Some(batch) = pending.as_mut().filter(|batch| batch.holds > 0) else { return };
+        batch.holds -= 1;
+        let is_last = batch.holds == 0;
         drop(pending);
-        if was_held {
+        if is_last {
             self.mark_dirty();
         }
+    }
+
+    /// True if held replies leave nevertheless: they are many, or nothing can follow them. In the first case an empty batch takes
+    /// over the holds.
+    #[cold]
+    pub(super) fn take_held(&self, pending: &mut Option<Box<Batch>>) -> Option<Box<Batch>> {
+        let ends = self.has(GONE | WRITING_ENDED);
+        let mut batch = pending.take_if(|batch| ends || !batch.is_short())?;
+        let holds = core::mem::take(&mut batch.holds);
+        if !ends {
+            *pending = self.held_batch(holds);
+        }
+        Some(batch)
+    }
+
+    /// An empty batch that waits for as many releases. The connection is not dirty for it. `None` if the system has no memory.
+    #[cold]
+    fn held_batch(&self, holds: u16) -> Option<Box<Batch>> {
+        let (mut batch, _) = self.lane.shard().begin_batch(self.id, true)?;
+        batch.holds = holds;
+        Some(batch)
     }
 
     /// Queues what `write` writes: as many frames.

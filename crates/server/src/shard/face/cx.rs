@@ -196,13 +196,12 @@ impl<'a, S: 'static> Cx<'a, S> {
         Reserved::held(self.head, bytes)
     }
 
-    /// Keeps the replies that are queued by now from leaving until the result is dropped, the first one of several: more follows in
-    /// a moment, and both leave in one send. They leave before that if what is queued comes to be more than 4 KiB, or if the
+    /// Keeps the replies that are queued by now, and those that follow, from leaving until the result is dropped, the last one of
+    /// several: then all of them leave in one send. They leave before that if what is queued comes to be more than 4 KiB, or if the
     /// connection or its writing ends. Drop the result before [`ready`](Cx::ready) or [`reserve`](Cx::reserve) is awaited, which may
     /// wait for these bytes to leave.
     pub fn hold_replies(&self) -> HeldReplies<'a> {
-        self.head.hold_replies();
-        HeldReplies(self.head)
+        HeldReplies(self.head.hold_replies().then_some(self.head))
     }
 
     /// The limits of the service. What [`set_limits`](Cx::set_limits) changed for this connection is not in them.
@@ -363,16 +362,18 @@ impl<S> fmt::Debug for Cx<'_, S> {
 
 /// Replies of a connection that wait for more ([`Cx::hold_replies`]). Its drop lets them leave.
 #[must_use = "the replies leave when it is dropped"]
-pub struct HeldReplies<'a>(&'a ConnHead);
+pub struct HeldReplies<'a>(Option<&'a ConnHead>);
 
 impl Drop for HeldReplies<'_> {
     fn drop(&mut self) {
-        self.0.release_replies();
+        if let Some(head) = self.0 {
+            head.release_replies();
+        }
     }
 }
 
 impl fmt::Debug for HeldReplies<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("HeldReplies").field(&self.0.id()).finish()
+        f.debug_tuple("HeldReplies").field(&self.0.map(|head| head.id())).finish()
     }
 }
