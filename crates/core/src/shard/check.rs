@@ -139,12 +139,10 @@ impl<O: Observer> Shard<O> {
 
     /// Panics if the sums over all connections are not those that are kept.
     fn check_sums(&self, sums: &Sums) {
-        // The buffer that the kernel still fills, where it fills one for many receives, is not leased yet.
         // What was received before the bound was lowered stays as long as it is needed.
         let before = self.pool.buffers_max() * self.limits.receive_buffer_bytes;
         let most = self.limits.receive_bytes_max.max(before);
-        let beyond = |bytes: usize| bytes.saturating_sub(self.limits.receive_buffer_bytes);
-        let (kept, kept_for_long) = (beyond(sums.kept), beyond(sums.kept_for_long));
+        let (kept, kept_for_long) = (sums.kept, sums.kept_for_long);
         assert!(kept * KEPT_FOR_A_MOMENT <= most, "{kept} of {most} bytes wait in receive buffers");
         let is_within = kept_for_long * KEPT_FOR_LONG <= most;
         assert!(is_within, "{kept_for_long} of {most} bytes wait there for readers");
