@@ -207,6 +207,16 @@ impl BackendState {
         }
     }
 
+    /// Forgets what was noted by the clock of a server that ended. One that was ejected is tried at once.
+    pub(crate) fn forgets_times(&self) {
+        if self.ejected_until.load(Relaxed) != 0 {
+            self.ejected_until.store(1, Relaxed);
+        }
+        self.returned_at.store(0, Relaxed);
+        self.in_a_row.store(0, Relaxed);
+        *locked(&self.window) = Window::default();
+    }
+
     /// Notes that it came back, at `now`.
     pub(crate) fn returns(&self, now: u64) {
         self.returned_at.store(now.max(1), Relaxed);

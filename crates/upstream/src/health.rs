@@ -1,7 +1,9 @@
 //! The tasks that check backends: on each shard with a client of the upstream, for its part of the backends.
 
+use std::any::Any;
 use std::io;
 use std::pin::pin;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -25,14 +27,17 @@ const ANSWER_BYTES_MAX: usize = 16 << 10;
 /// How often a shard looks whether backends are there that no shard checks.
 const LOOKS_EACH: Duration = Duration::from_secs(1);
 
-/// Begins to check backends of the upstream on this shard, if it has checks.
-pub(crate) fn begin(upstream: &Upstream, shard: &Shard) {
+/// Begins to check backends of the upstream on this shard, if it has checks, for as long as `client` is there.
+pub(crate) fn begin<T: 'static>(upstream: &Upstream, shard: &Shard, client: &Rc<T>) {
     if upstream.settings().check.is_none() {
         return;
     }
     // Counted from here on, or the first shard that runs would take all backends.
     let (checker, on) = (Checker::new(upstream), shard.clone());
-    shard.spawn_named(format!("checks of {}", upstream.name()), async move { share(&checker.0, &on).await });
+    let client: Weak<dyn Any> = Rc::<T>::downgrade(client);
+    shard.spawn_named(format!("checks of {}", upstream.name()), async move {
+        share(&checker.0, &on, &client).await;
+    });
 }
 
 /// A task that takes part in the checks. Its drop, with its shard, leaves its backends to others.
@@ -52,12 +57,12 @@ impl Drop for Checker {
 }
 
 /// Takes backends that no shard checks, up to an equal part of them.
-async fn share(upstream: &Upstream, shard: &Shard) {
+async fn share(upstream: &Upstream, shard: &Shard, client: &Weak<dyn Any>) {
     let mut looks = shard.interval(LOOKS_EACH);
     let mut watches: Vec<Arc<BackendState>> = Vec::new();
     loop {
         looks.tick().await;
-        if shard.is_draining() {
+        if shard.is_draining() || client.strong_count() == 0 {
             return;
         }
         let backends = upstream.state().backends();
@@ -69,7 +74,12 @@ async fn share(upstream: &Upstream, shard: &Shard) {
             }
             if state.is_watched.compare_exchange(false, true, Relaxed, Relaxed).is_ok() {
                 watches.push(state.clone());
-                let watch = Watch { upstream: upstream.clone(), shard: shard.clone(), state: state.clone() };
+                let watch = Watch {
+                    upstream: upstream.clone(),
+                    shard: shard.clone(),
+                    client: client.clone(),
+                    state: state.clone(),
+                };
                 shard.spawn_named(format!("check of {}", state.backend), async move { watch.run().await });
             }
         }
@@ -80,6 +90,7 @@ async fn share(upstream: &Upstream, shard: &Shard) {
 struct Watch {
     upstream: Upstream,
     shard: Shard,
+    client: Weak<dyn Any>,
     state: Arc<BackendState>,
 }
 
@@ -98,7 +109,7 @@ impl Watch {
         let (mut ticks, mut against) = (self.shard.interval(check.interval), 0);
         loop {
             ticks.tick().await;
-            if self.state.is_gone.load(Relaxed) {
+            if self.state.is_gone.load(Relaxed) || self.client.strong_count() == 0 {
                 return;
             }
             let checked = self.check_in_time(check).await;

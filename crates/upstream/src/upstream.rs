@@ -15,6 +15,7 @@ use tracing::{info, warn};
 use crate::backend::{Backend, BackendState, Health};
 use crate::check::Check;
 use crate::locked;
+use crate::policy::SECOND;
 use crate::policy::budget::Budget;
 use crate::policy::failures::{self, Window, ejected_for, may_eject};
 use crate::settings::{Balance, PoolLimits, Retry, SendProxy, Settings};
@@ -28,6 +29,9 @@ const EJECTIONS_FORGOTTEN_AFTER: u64 = 5 * 60 * 1_000_000_000;
 /// It is made once, before the server, and is `Clone`, `Send` and `Sync`. Each shard makes a client from it in its factory, such as
 /// [`exclusive`](Upstream::exclusive) or [`relay`](Upstream::relay). Shards share the health of the backends, the ejections and the
 /// budget of retries; connections stay on their shard. Clones share all that too, whatever settings they were given.
+///
+/// It serves one server at a time: those that run at once need one each, since their clocks differ. A server that starts after
+/// another one ended may use the same, and its ejected backends are tried at once.
 ///
 /// It costs about 500 bytes for each backend, and as much again for each shard that asks it.
 #[derive(Clone)]
@@ -49,6 +53,9 @@ pub(crate) struct State {
     refused: AtomicU64,
     panics: AtomicU64,
     panic_told: AtomicU64,
+    /// Clients of shards, and the newest time at which one of them told what it has: a clock of the server that is its.
+    views: AtomicUsize,
+    pub(crate) newest: AtomicU64,
     /// Shards with a task that checks backends.
     pub(crate) checkers: AtomicUsize,
 }
@@ -76,6 +83,8 @@ impl Upstream {
             refused: AtomicU64::default(),
             panics: AtomicU64::default(),
             panic_told: AtomicU64::default(),
+            views: AtomicUsize::default(),
+            newest: AtomicU64::default(),
             checkers: AtomicUsize::default(),
         };
         let upstream = Upstream { settings: Arc::new(settings), state: Arc::new(state) };
@@ -257,6 +266,38 @@ impl State {
 
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Acquire)
+    }
+
+    /// A client was made, at this time of its server. What an earlier server noted by its own clock, which began earlier, is forgotten.
+    pub(crate) fn is_viewed(&self, now: u64) {
+        let held = locked(&self.changes);
+        let others = self.views.fetch_add(1, Relaxed);
+        let newest = self.newest.load(Relaxed);
+        if now >= newest {
+            return;
+        }
+        if others == 0 {
+            for state in self.backends().iter() {
+                state.forgets_times();
+            }
+            locked(&self.budget).forgets_times();
+            self.panic_told.store(0, Relaxed);
+            self.newest.store(now, Relaxed);
+            self.changed();
+            return;
+        }
+        drop(held);
+        if newest - now > SECOND {
+            warn!(
+                "upstream {}: two servers use it at once, and their clocks differ: make one for each",
+                self.name
+            );
+        }
+    }
+
+    /// A client was dropped.
+    pub(crate) fn is_left(&self) {
+        self.views.fetch_sub(1, Relaxed);
     }
 
     fn changed(&self) {

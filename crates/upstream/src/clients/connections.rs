@@ -80,7 +80,7 @@ impl Upstream {
                 connect_counted(&on, upstream.settings(), &member.state, None, set_up).await
             }) as Pin<Box<dyn Future<Output = io::Result<C>>>>
         };
-        health::begin(self, shard);
+        health::begin(self, shard, &view);
         Connections { pools: Pools::new(view, Box::new(connect)) }
     }
 }

@@ -44,7 +44,7 @@ impl Upstream {
     /// relay needs one for each client.
     pub fn relay(&self, shard: &Shard) -> Relay {
         let view = Rc::new(View::new(&self.clone().balance(Balance::Least), shard, || ()));
-        health::begin(self, shard);
+        health::begin(self, shard, &view);
         Relay { view }
     }
 }

@@ -57,6 +57,11 @@ impl Budget {
         true
     }
 
+    /// Begins again, with a clock that may begin earlier.
+    pub(crate) fn forgets_times(&mut self) {
+        (self.units, self.newest) = ([0; SLOTS], 0);
+    }
+
     fn advance(&mut self, now: u64) {
         let slot = now / SLOT;
         if slot <= self.newest {

@@ -27,7 +27,7 @@ use crate::backend::Counts;
 use crate::policy::keep_alive::KeepAlive;
 use crate::policy::part_of;
 use crate::settings::PoolLimits;
-use crate::view::{Member, View};
+use crate::view::{Member, Part, View};
 use wait::{Waiter, Waiting};
 
 /// A connection that a pool may keep between two requests.
@@ -55,7 +55,7 @@ pub enum IdleEvent {
 type Connect<C> = Box<dyn Fn(Rc<Member<Pool<C>>>) -> Pin<Box<dyn Future<Output = io::Result<C>>>>>;
 
 /// The connections of a client of a shard.
-pub(crate) struct Pools<C> {
+pub(crate) struct Pools<C: Connection> {
     pub(crate) view: Rc<View<Pool<C>>>,
     connect: Connect<C>,
     /// Calls that wait for a connection to any backend.
@@ -85,6 +85,13 @@ impl<C> Pool<C> {
             connecting: Rc::default(),
             learned: RefCell::default(),
         }
+    }
+}
+
+impl<C: Connection> Part for Pool<C> {
+    fn leaves(&self) {
+        let idle = self.idle.take();
+        drop(idle);
     }
 }
 

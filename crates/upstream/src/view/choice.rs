@@ -4,11 +4,11 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use super::{Member, PENALTY, View};
+use super::{Member, PENALTY, Part, View};
 use crate::backend::BackendState;
 
 /// A backend with a request in flight. Its drop says that the request was given up.
-pub(crate) struct Choice<P> {
+pub(crate) struct Choice<P: Part> {
     view: Rc<View<P>>,
     member: Rc<Member<P>>,
     begun: u64,
@@ -18,7 +18,7 @@ pub(crate) struct Choice<P> {
     is_settled: bool,
 }
 
-impl<P> Choice<P> {
+impl<P: Part> Choice<P> {
     /// Of an exact one that is no trial the place is taken already.
     pub(super) fn new(
         view: &Rc<View<P>>,
@@ -119,7 +119,7 @@ impl<P> Choice<P> {
     }
 }
 
-impl<P> Drop for Choice<P> {
+impl<P: Part> Drop for Choice<P> {
     fn drop(&mut self) {
         if !self.is_settled {
             let now = self.settle();

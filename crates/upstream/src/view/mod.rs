@@ -18,7 +18,7 @@ use usable::Usable;
 use crate::backend::{BackendState, Counts};
 use crate::locked;
 use crate::policy::ewma::Ewma;
-use crate::policy::p2c;
+use crate::policy::{p2c, part_of};
 use crate::settings::Balance;
 use crate::upstream::Upstream;
 
@@ -31,6 +31,16 @@ pub(crate) const PENALTY: u64 = 5_000_000_000;
 
 /// The average of a backend where no other one is known: that of a quick one, so that it is asked.
 const UNKNOWN: f64 = 1_000_000.0;
+
+/// What a client keeps for each backend.
+pub(crate) trait Part: 'static {
+    /// The backend left, and gets no further request.
+    fn leaves(&self);
+}
+
+impl Part for () {
+    fn leaves(&self) {}
+}
 
 /// A backend as a shard knows it. `P` is what the client keeps for each, such as connections.
 pub(crate) struct Member<P> {
@@ -93,7 +103,7 @@ impl<P> Drop for Member<P> {
 }
 
 /// An upstream as a client of a shard sees it.
-pub(crate) struct View<P> {
+pub(crate) struct View<P: Part> {
     pub(crate) upstream: Upstream,
     pub(crate) shard: Shard,
     make_part: Box<dyn Fn() -> P>,
@@ -104,8 +114,9 @@ pub(crate) struct View<P> {
     turn: Cell<usize>,
 }
 
-impl<P> View<P> {
+impl<P: Part> View<P> {
     pub(crate) fn new(upstream: &Upstream, shard: &Shard, make_part: impl Fn() -> P + 'static) -> View<P> {
+        upstream.state().is_viewed(shard.now().as_nanos());
         View {
             upstream: upstream.clone(),
             shard: shard.clone(),
@@ -136,6 +147,7 @@ impl<P> View<P> {
     /// Tells the other shards what this one has, and learns what they have.
     pub(crate) fn tell(&self, now: u64) {
         self.told_at.set(now);
+        self.upstream.state().newest.store(now, Relaxed);
         if let requests @ 1.. = self.requests.take() {
             self.upstream.state().add_requests(now, requests);
         }
@@ -168,7 +180,10 @@ impl<P> View<P> {
         let panic_below = self.upstream.settings().panic_below;
         *self.usable.borrow_mut() = Usable::of(&members, version, now, panic_below);
         drop(members);
-        // Connections of backends that left end here, and their drop may look at the view.
+        // Connections of backends that left end here, also where a call still holds one of them. Their drop may look at the view.
+        old.iter()
+            .filter(|member| member.state.is_gone.load(Relaxed))
+            .for_each(|member| member.part.leaves());
         drop(old);
     }
 
@@ -279,8 +294,8 @@ impl<P> View<P> {
         &members[usable.in_turn(among, turn)]
     }
 
-    /// Takes a place at the backend with the fewest in flight. Among equals chance decides: with short connections all counts are
-    /// mostly 0.
+    /// Takes a place at the backend with the fewest in flight for its weight. Among equals chance decides, by weight: with short
+    /// connections all counts are mostly 0.
     fn least(
         self: &Rc<View<P>>,
         members: &[Rc<Member<P>>],
@@ -288,21 +303,40 @@ impl<P> View<P> {
         among: &[usize],
         now: u64,
     ) -> Choice<P> {
-        let (before, after) = among.split_at(self.shard.random() as usize % among.len());
         loop {
-            let counted = after.iter().chain(before).map(|index| {
-                let count = members[*index].state.in_flight.load(Relaxed);
-                (*index, count, count as f64 / usable.relative_weight(*index))
-            });
-            let least = counted.min_by(|one, other| one.2.total_cmp(&other.2));
-            let Some((index, count, _)) = least else { unreachable!("there are some") };
-            let member = &members[index];
+            let load = |index: usize| {
+                let count = members[index].state.in_flight.load(Relaxed);
+                (count, count as f64 / usable.relative_weight(index))
+            };
+            let least = among.iter().map(|index| load(*index).1).fold(f64::INFINITY, f64::min);
+            // Each further one takes over with its part of the weight so far.
+            let (mut chosen, mut sum) = ((among[0], 0), 0.0);
+            for index in among {
+                let (count, load) = load(*index);
+                if load > least {
+                    continue;
+                }
+                let weight = usable.relative_weight(*index);
+                sum += weight;
+                if part_of(1 << 53, self.shard.random()) as f64 * sum < weight * (1u64 << 53) as f64 {
+                    chosen = (*index, count);
+                }
+            }
+            let (member, count) = (&members[chosen.0], chosen.1);
             // Where another shard was quicker the count is another one: this one looks again.
-            if member.state.in_flight.compare_exchange_weak(count, count + 1, Relaxed, Relaxed).is_ok() {
+            if sum > 0.0
+                && member.state.in_flight.compare_exchange_weak(count, count + 1, Relaxed, Relaxed).is_ok()
+            {
                 member.told.set(member.told.get() + 1);
                 return Choice::new(self, member, now, false, true);
             }
         }
+    }
+}
+
+impl<P: Part> Drop for View<P> {
+    fn drop(&mut self) {
+        self.upstream.state().is_left();
     }
 }
 

@@ -128,7 +128,7 @@ fn protocol_by_hand_has_its_own_answers_whatever_breaks() {
 }
 
 /// A front that greets its backends.
-fn greeting_front(sim: &Sim, upstream: &Upstream) -> SimServer {
+pub(super) fn greeting_front(sim: &Sim, upstream: &Upstream) -> SimServer {
     let (upstream, addr) = (upstream.clone(), FRONT.parse::<SocketAddr>().unwrap());
     let server = Server::bind(addr).framing(Lines::default());
     let server = sim.start(server, move |shard| {

@@ -207,3 +207,36 @@ fn backend_that_is_down_is_not_asked_unless_few_are_left() {
         assert!(upstream.stats().panics > 0);
     });
 }
+
+#[test]
+fn drained_backends_do_not_count_for_the_half_that_stays() {
+    Sim::seeds(6).run(|sim| {
+        let backends = backends(sim, 4);
+        let upstream = upstream(4);
+        front(sim, &upstream, 2);
+        assert!(upstream.drain(ADDRS[2]) && upstream.drain(ADDRS[3]));
+        (0..2).for_each(|index| backends[index].mode.set(Mode::ClosesAtOnce));
+        asked_for(sim, 6, 3 * SECOND, SECOND / 10, "once");
+        sim.run_until_done();
+        let ejected = upstream.stats().backends.iter().filter(|backend| backend.is_ejected).count();
+        assert_eq!(ejected, 1);
+    });
+}
+
+#[test]
+fn ejected_backend_is_better_than_none() {
+    Sim::seeds(6).run(|sim| {
+        let backends = backends(sim, 2);
+        let upstream = upstream(2).panic_below(0).balance(Balance::RoundRobin);
+        front(sim, &upstream, 1);
+        backends[0].mode.set(Mode::ClosesAtOnce);
+        asked_for(sim, 4, 60 * SECOND, SECOND / 10, "again");
+        assert!(sim.run_until(60 * SECOND, || upstream.stats().backends[0].is_ejected));
+        backends[0].mode.set(Mode::Answers);
+        upstream.drain(ADDRS[1]);
+        let asked = backends[0].asked();
+        sim.run_for(SECOND);
+        assert!(backends[0].asked() > asked + 20, "it is asked at once");
+        sim.run_until_done();
+    });
+}

@@ -173,3 +173,28 @@ fn connection_with_an_answer_too_many_is_closed() {
         assert_eq!((backends[0].accepted.get(), sum(&upstream, |backend| backend.stray)), (20, 20));
     });
 }
+
+#[test]
+fn answer_before_the_question_left_is_the_answer_to_none() {
+    let unsent = Rc::new(Cell::new(0));
+    let count = unsent.clone();
+    Sim::seeds(60).run(move |sim| {
+        let backends = backends(sim, 1);
+        backends[0].mode.set(Mode::Again(SECOND / 100));
+        let upstream = upstream(1).answer_timeout(SECOND);
+        front(sim, &upstream, 1);
+        for client in 0..3 {
+            sim.client(format!("c{client}"), async move |net| {
+                let mut me = net.connect(FRONT).await?;
+                for n in 0..60 {
+                    asks(&mut me, &format!("once {client}.{n}")).await?;
+                    net.sleep(Duration::from_micros(9_600 + net.random() % 800)).await;
+                }
+                Ok(())
+            });
+        }
+        sim.run_until_done();
+        count.set(count.get() + sum(&upstream, |backend| backend.unsent));
+    });
+    assert!(unsent.get() > 0, "it did not come to that");
+}

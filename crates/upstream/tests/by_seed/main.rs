@@ -3,6 +3,7 @@
 mod connections;
 mod failing;
 mod freshness;
+mod lifetimes;
 mod pools;
 mod relays;
 
@@ -78,6 +79,8 @@ enum Mode {
     Twice,
     /// It answers, and later begins another answer.
     Stray,
+    /// It answers, and this time later once more.
+    Again(Duration),
 }
 
 /// A backend, as its test sees it.
@@ -143,6 +146,10 @@ impl Backend {
             let answer = if self.mode.get() == Mode::Twice { 2 } else { 1 };
             if stream.send(format!("{question}\n").repeat(answer)).await.is_err() {
                 return;
+            }
+            if let Mode::Again(time) = self.mode.get() {
+                net.sleep(time).await;
+                let _ = stream.send("unasked\n").await;
             }
             if self.mode.get() == Mode::Stray {
                 net.sleep(SECOND / 50).await;

@@ -1,6 +1,7 @@
 //! Bytes both ways, and what a relay says of its backends.
 
 use ringserve::testing::Faults;
+use ringserve::upstream::Backend as Address;
 use ringserve::{Stream, stream};
 
 use super::*;
@@ -96,5 +97,56 @@ fn client_that_sends_and_ends_says_nothing_of_its_backend() {
         sim.run_until_done();
         sim.run_for(SECOND);
         assert_eq!(sum(&upstream, |backend| backend.failures), 0);
+    });
+}
+
+#[test]
+fn idle_backends_have_their_shares_of_the_connections() {
+    Sim::seeds(3).run(|sim| {
+        let backends = backends(sim, 2);
+        let unequal = [Address::new(ADDRS[0]).weight(9), Address::new(ADDRS[1])];
+        let upstream = Upstream::new("answers", unequal);
+        relay(sim, &upstream, 1 + sim.seed() as usize % 2);
+        // One is over before the next one comes.
+        let failed = come(sim, 600, 60 * SECOND);
+        sim.run_until_done();
+        assert_eq!(failed.get(), 0);
+        let share = f64::from(backends[1].asked()) / 600.0;
+        assert!((0.05..0.16).contains(&share), "{share} of a tenth");
+    });
+}
+
+#[test]
+fn silent_client_does_not_keep_others_from_a_trial() {
+    Sim::seeds(10).run(|sim| {
+        let backends = backends(sim, 2);
+        let upstream = upstream(2).connect_timeout(SECOND);
+        relay(sim, &upstream, 1);
+        backends[0].mode.set(Mode::ClosesAtOnce);
+        let _failed = come(sim, 40, 4 * SECOND);
+        sim.run_until_done();
+        assert!(upstream.stats().backends[0].is_ejected);
+        backends[0].mode.set(Mode::Answers);
+        sim.run_for(10 * SECOND);
+        // The first one is the trial of the backend, and says nothing for long.
+        for client in 0..3 {
+            sim.client(format!("silent{client}"), async move |net| {
+                let mut me = net.connect(FRONT).await?;
+                net.sleep(30 * SECOND).await;
+                asks(&mut me, "once s").await?;
+                Ok(())
+            });
+        }
+        sim.run_for(SECOND / 2);
+        assert!(upstream.stats().backends[0].is_ejected && backends[0].now.get() == 1);
+        sim.run_for(SECOND);
+        sim.client("speaks", async move |net| {
+            let mut me = net.connect(FRONT).await?;
+            assert_eq!(asks(&mut me, "once 1").await?, "once 1");
+            Ok(())
+        });
+        sim.run_for(SECOND);
+        assert!(!upstream.stats().backends[0].is_ejected);
+        sim.run_until_done();
     });
 }

@@ -1,0 +1,133 @@
+//! What begins and ends with clients, servers and backends.
+
+use ringserve::testing::Faults;
+use ringserve::upstream::{Balance, Check, PoolLimits};
+use ringserve::{Stream, stream};
+
+use super::*;
+
+#[test]
+fn client_that_is_dropped_checks_no_backend() {
+    Sim::seeds(6).run(|sim| {
+        let backends = backends(sim, 2);
+        let upstream = upstream(2).check(Check::connect().interval(SECOND / 2));
+        let (of_front, addr) = (upstream.clone(), FRONT.parse::<SocketAddr>().unwrap());
+        // A client of the upstream for each connection, which is more than it takes.
+        let server = sim.start(Server::bind(addr), move |_shard| {
+            let upstream = of_front.clone();
+            stream(async move |mut client: Stream| -> Result<(), Box<dyn std::error::Error>> {
+                let relay = upstream.relay(client.shard());
+                relay.connect(&client).await?.copy(&mut client).await?;
+                Ok(())
+            })
+        });
+        let _server = server.unwrap();
+        sim.run_for(SECOND / 10);
+        for client in 0..4 {
+            sim.client(format!("c{client}"), async move |net| {
+                let mut me = net.connect(FRONT).await?;
+                net.sleep(5 * SECOND).await;
+                assert_eq!(asks(&mut me, "once 1").await?, "once 1");
+                Ok(())
+            });
+        }
+        sim.run_until_done();
+        let checked = || backends.iter().map(|backend| backend.accepted.get()).sum::<usize>();
+        assert!(checked() > 8, "they are checked as long as there is a client");
+        sim.run_for(2 * SECOND);
+        let before = checked();
+        sim.run_for(10 * SECOND);
+        assert_eq!(checked(), before);
+    });
+}
+
+#[test]
+fn later_server_does_not_wait_by_the_clock_of_an_earlier_one() {
+    // A seed may run twice, to compare the runs.
+    let used: Rc<RefCell<Vec<Upstream>>> = Rc::default();
+    let asks_often = |sim: &Sim, count: usize| {
+        sim.client("c", async move |net| {
+            let mut me = net.connect(FRONT).await?;
+            for n in 0..count {
+                asks(&mut me, &format!("again {n}")).await?;
+                net.sleep(SECOND / 10).await;
+            }
+            Ok(())
+        });
+        sim.run_until_done();
+    };
+    let after = used.clone();
+    Sim::seeds(1).run(move |sim| {
+        let backends = backends(sim, 2);
+        let upstream = upstream(2).balance(Balance::RoundRobin);
+        let _front = front(sim, &upstream, 1);
+        sim.run_for(600 * SECOND);
+        backends[0].mode.set(Mode::ClosesAtOnce);
+        asks_often(sim, 20);
+        assert!(upstream.stats().backends[0].is_ejected);
+        after.borrow_mut().push(upstream);
+    });
+    Sim::seeds(1).run(move |sim| {
+        let upstream = used.borrow_mut().pop().unwrap();
+        let _backends = backends(sim, 2);
+        let _front = front(sim, &upstream, 1);
+        asks_often(sim, 20);
+        assert!(!upstream.stats().backends[0].is_ejected, "it was tried, and works");
+    });
+}
+
+#[test]
+fn idle_connections_of_a_backend_that_left_end_at_once() {
+    Sim::seeds(10).faults(Faults::harmless()).run(|sim| {
+        let backends = backends(sim, 2);
+        let upstream = upstream(1).answer_timeout(60 * SECOND);
+        let _front = front(sim, &upstream, 1);
+        backends[0].mode.set(Mode::Slow(SECOND));
+        for client in 0..3 {
+            sim.client(format!("c{client}"), async move |net| {
+                let mut me = net.connect(FRONT).await?;
+                assert_eq!(asks(&mut me, "once 1").await?, "once 1");
+                Ok(())
+            });
+        }
+        sim.run_until_done();
+        assert_eq!(backends[0].now.get(), 3);
+        backends[0].mode.set(Mode::Slow(20 * SECOND));
+        sim.client("slow", async move |net| {
+            let mut me = net.connect(FRONT).await?;
+            assert_eq!(asks(&mut me, "once 2").await?, "once 2");
+            Ok(())
+        });
+        sim.run_for(2 * SECOND);
+        upstream.set_backends([ADDRS[1]]);
+        sim.run_for(3 * SECOND);
+        assert_eq!(backends[0].now.get(), 1, "the one that is in use");
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn connection_that_nobody_awaits_counts_as_slow_if_it_fails() {
+    Sim::seeds(6).run(|sim| {
+        let backends = backends(sim, 2);
+        // It accepts, and does not say what its protocol begins with.
+        backends[0].mode.set(Mode::Silent);
+        let limits = PoolLimits::default().wait_max(SECOND / 5).connections_max(1);
+        let upstream = upstream(2).pool(limits).connect_timeout(SECOND).ejection(false);
+        let _front = connections::greeting_front(sim, &upstream);
+        let waited = Rc::new(Cell::new(0));
+        let count = waited.clone();
+        sim.client("c", async move |net| {
+            let mut me = net.connect(FRONT).await?;
+            for n in 0..50 {
+                let (question, begun) = (format!("once {n}"), net.now());
+                assert_eq!(asks(&mut me, &question).await?, question);
+                count.set(count.get() + u32::from(net.now() - begun >= SECOND / 5));
+                net.sleep(SECOND / 10).await;
+            }
+            Ok(())
+        });
+        sim.run_until_done();
+        assert!((1..=12).contains(&waited.get()), "{} of 50 waited", waited.get());
+    });
+}
