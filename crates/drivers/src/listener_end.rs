@@ -4,21 +4,22 @@ use std::sync::{Arc, Weak};
 
 use crate::shared::accept::{Listener, ListeningSocket};
 
-/// Ends a listener, from any thread, whose driver does not: a call blocks its shard.
+/// Ends a listener, from any thread, whose own driver cannot because a call blocks its shard.
 #[derive(Clone, Debug)]
 pub struct ListenerEnd {
-    /// A descriptor here would keep the socket listening after its driver closed it.
+    /// Weak, since a descriptor here would keep the socket listening after its driver closed it.
     socket: Weak<ListeningSocket>,
 }
 
 impl ListenerEnd {
-    /// That of a listener.
+    /// Returns the end of a listener.
     pub fn of(listener: &Listener) -> ListenerEnd {
         ListenerEnd { socket: Arc::downgrade(listener.socket()) }
     }
 
-    /// Shuts the listener down, unless its driver closed it: newcomers are refused, and those in its queue are reset. One that was
-    /// adopted and a Unix socket are left alone, since others accept from their queues.
+    /// Shuts the listener down, unless its driver closed it: new connections are refused, and those
+    /// in its queue are reset. An adopted listener and a Unix socket are left alone, since others
+    /// accept from their queues.
     pub fn shut_down(&self) {
         if let Some(socket) = self.socket.upgrade() {
             socket.shut_down();

@@ -1,4 +1,5 @@
-//! A filter of the kernel at a listener: a program that sees each packet to it, and drops some before there is a connection.
+//! A kernel filter of a listener: a program that sees each packet to it, and drops some before
+//! there is a connection.
 
 use std::io;
 use std::sync::{Arc, Weak};
@@ -10,13 +11,14 @@ use crate::shared::accept::{FilterState, Listener, ListeningSocket};
 /// Sets the filter of one TCP listener, from any thread, until its driver closes it.
 #[derive(Clone, Debug)]
 pub struct ListenerFilter {
-    /// A descriptor here would keep the socket listening after its driver closed it.
+    /// Weak, since a descriptor here would keep the socket listening after its driver closed it.
     socket: Weak<ListeningSocket>,
     state: Arc<FilterState>,
 }
 
 impl ListenerFilter {
-    /// That of a listener. `None` if it is no TCP socket, or was adopted: its other owners accept what this filter would drop.
+    /// Returns the filter of a listener. `None` if it is no TCP socket, or was adopted: its other
+    /// owners accept what this filter would drop.
     pub fn of(listener: &Listener) -> Option<ListenerFilter> {
         let is_ip = matches!(listener.socket().domain(), Ok(Domain::IPV4 | Domain::IPV6));
         (is_ip && !listener.is_adopted()).then(|| ListenerFilter {
@@ -25,14 +27,15 @@ impl ListenerFilter {
         })
     }
 
-    /// Puts a program in the place of the one that is there; an empty one takes that away. The kernel changes from one to the
-    /// other between two packets. Does nothing once the listener is closed, or about to be.
+    /// Replaces the current program; an empty one removes it. The kernel switches between two
+    /// packets. Does nothing once the listener is closed, or about to be.
     ///
     /// # Errors
-    /// The kernel's: `ENOMEM` for a program that is longer than `net.core.optmem_max` allows, `EINVAL` for one that it does
-    /// not take. The one before stays.
+    /// The kernel's: `ENOMEM` for a program that is longer than `net.core.optmem_max` allows,
+    /// `EINVAL` for one that it does not accept. The previous program stays.
     pub fn set(&self, program: &[SockFilter]) -> io::Result<()> {
-        // Held for this call alone: a listener that its driver closes meanwhile is closed behind it.
+        // Held for this call alone: if the listener's driver closes it meanwhile, the socket is
+        // closed after the call.
         let Some(socket) = self.socket.upgrade() else { return Ok(()) };
         self.state.set(&socket, program)
     }

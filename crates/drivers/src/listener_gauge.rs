@@ -1,5 +1,5 @@
-//! How full the accept queue of a listener is, and what the kernel discarded there: two `getsockopt`, without privilege and without
-//! a look at the other sockets of the machine.
+//! Fill level of a listener's accept queue, and the packets that the kernel discarded there: two
+//! `getsockopt`, without privilege and without reading the other sockets of the machine.
 //!
 //! | value | option | field |
 //! |---|---|---|
@@ -16,32 +16,34 @@ use socket2::{Domain, Socket};
 use crate::shared::accept::{Listener, ListeningSocket};
 use crate::shared::socket_options::get;
 
-/// Reads the accept queue of one TCP listener, from any thread, until its drivers closed it.
+/// Reads the accept queue of one TCP listener, from any thread, until its drivers close it.
 #[derive(Debug)]
 pub struct ListenerGauge {
     /// Each driver's descriptor of the one socket.
     sockets: Vec<Weak<ListeningSocket>>,
-    /// The last count of drops, of which the kernel tells the lowest 32 bits. Locked during a read, so that no thread widens a
-    /// count by one that is older.
+    /// The last count of drops, of which the kernel reports the lowest 32 bits. Locked during a
+    /// read, so that no thread widens a count by one that is older.
     dropped: Mutex<u64>,
 }
 
-/// What [`ListenerGauge::read`] found.
+/// A reading of [`ListenerGauge::read`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueReading {
     /// Connections that are established and not accepted yet.
     pub waiting: u32,
-    /// The backlog, as the system cut it. The queue takes one connection more: the kernel asks whether it has more than that.
+    /// The backlog, as the system limited it. The queue takes one connection more: the kernel
+    /// checks whether it has more than that.
     pub capacity: u32,
-    /// Packets that the kernel discarded there since the socket listens, for whatever reason: first ones for which the queue had
-    /// no room, those that a filter refuses, and those that a peer repeats though the first one was answered. `None` before
-    /// Linux 4.12.
+    /// Packets that the kernel discarded there since the socket listens, for any reason: first
+    /// packets of a handshake for which the queue had no room, packets that a filter refuses, and
+    /// packets that a peer repeats though the first one was answered. `None` before Linux 4.12.
     pub dropped: Option<u64>,
 }
 
 impl ListenerGauge {
-    /// A gauge of the one socket that all these are descriptors of. `None` if there is none, or it is no TCP socket: of a Unix
-    /// socket the kernel tells nothing, and there it drops no peer.
+    /// Creates a gauge of the one socket that all these descriptors refer to. `None` if there is
+    /// none, or it is no TCP socket: the kernel reports nothing about a Unix socket, and drops no
+    /// peer there.
     pub fn of<'a>(descriptors: impl IntoIterator<Item = &'a Listener>) -> Option<ListenerGauge> {
         let is_ip = |socket: &Socket| matches!(socket.domain(), Ok(Domain::IPV4 | Domain::IPV6));
         let sockets: Vec<_> = descriptors.into_iter().map(Listener::socket).collect();
@@ -50,9 +52,10 @@ impl ListenerGauge {
         is_gauged.then(|| ListenerGauge { sockets, dropped: Mutex::new(0) })
     }
 
-    /// The queue now. `None` once the socket is closed, or does not listen any more.
+    /// Reads the queue. `None` once the socket is closed, or no longer listens.
     pub fn read(&self) -> Option<QueueReading> {
-        // Held for these two calls alone: a listener that its driver closes meanwhile is closed behind them.
+        // Held for these two calls alone: if the listener's driver closes it meanwhile, the socket
+        // is closed after them.
         let socket = self.sockets.iter().find_map(Weak::upgrade)?;
         let info: TcpInfo = get(&socket, libc::IPPROTO_TCP, libc::TCP_INFO).ok()?;
         let (waiting, capacity) = queue_in(&info)?;
@@ -70,13 +73,14 @@ impl ListenerGauge {
 /// The first fields of `struct tcp_info`: eight bytes, of which the first is the state, and numbers of 32 bits.
 type TcpInfo = [u32; 8];
 
-/// What `SO_MEMINFO` writes.
+/// The numbers that `SO_MEMINFO` writes.
 type MemInfo = [u32; 9];
 
 /// `TCP_LISTEN` of the kernel.
 const LISTEN: u8 = 10;
 
-/// Waiting and capacity. `None` of a socket that does not listen: the same fields are segments on their way there.
+/// Waiting and capacity. `None` for a socket that does not listen: there the same fields count
+/// segments in flight.
 fn queue_in(info: &TcpInfo) -> Option<(u32, u32)> {
     let [state, ..] = info[0].to_ne_bytes();
     let [.., unacked, sacked] = *info;
@@ -107,7 +111,7 @@ mod tests {
         (socket, addr)
     }
 
-    /// Without waiting for the end of the handshake, which does not come while the queue is full.
+    /// Does not wait for the end of the handshake, which does not come while the queue is full.
     fn begins_to_connect(addr: SocketAddr) -> Socket {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         socket.set_nonblocking(true).unwrap();

@@ -104,7 +104,7 @@ fn driver_ends_a_receive_into_a_block_before_itself() {
     rig.driver.submit(Op::ReceiveInto { id, block, most: 100 });
     rig.turn(Wait::No);
     drop(rig);
-    // The kernel has let go of the socket.
+    // The kernel has released the socket.
     let _ = client.write_all(b"late");
     let ended = match client.read(&mut [0; 1]) {
         Ok(count) => count == 0,

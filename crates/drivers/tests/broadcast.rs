@@ -37,7 +37,7 @@ fn broadcast(rig: &mut Rig, ids: &[ConnId], text: &[u8], quietly: bool) {
     panic!("after {turns_max} turns {} have not ended", ended.iter().filter(|ended| !**ended).count());
 }
 
-/// Each got these bytes and nothing else.
+/// Checks that each client got these bytes and nothing else.
 fn all_got(clients: &mut [TcpStream], text: &[u8]) {
     let mut got = vec![0; text.len()];
     for (n, client) in clients.iter_mut().enumerate() {

@@ -51,7 +51,7 @@ fn a_reset_that_a_send_heard_of_is_no_end_of_the_stream() {
     let mut rig = Rig::accepting(&small_epoll(4096, 64));
     let (client, id) = rig.connect(0);
     reset(client);
-    // The socket tells its error once, and a receive after that finds what looks like the peer's FIN.
+    // The socket reports its error once, and a later receive finds what looks like the peer's FIN.
     loop {
         rig.send(id, b"x");
         if rig.sent(id).0 != SendEnd::Done {
@@ -208,7 +208,7 @@ fn slot_used_again_owes_nothing_to_its_former_connection() {
         assert!(rig.events.is_empty(), "round {round}: {:?}", rig.events);
         client.write_all(&[round; 700]).unwrap();
         assert_eq!(rig.received_bytes(id, 700), [round; 700]);
-        // Bytes that are left, the edge and the place in the queue go with it.
+        // Remaining bytes, the edge and the place in the queue go with it.
         client.write_all(&[0xEE; 700]).unwrap();
         rig.driver.submit(Op::ReceiveStop { id });
         assert_eq!(rig.receive_ended(id), ReceiveEnd::Stopped);

@@ -1,4 +1,4 @@
-//! Sockets that were accepted at a listener with a filter have none: they would run it for each segment.
+//! Sockets accepted at a listener with a filter have none: they would run it for each segment.
 
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};

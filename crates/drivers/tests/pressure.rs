@@ -25,7 +25,7 @@ fn an_empty_pool_parks_connections_and_no_byte_is_lost() {
         writers.into_iter().for_each(|writer| writer.join().unwrap());
         let stats = rig.driver.stats();
         assert!(stats.receives_parked > 0, "{stats:?}");
-        // Each arming has its own buffer: at most one for each buffer that was filled, and the first ones.
+        // Each arming has its own buffer: at most one for each filled buffer, and the first ones.
         let filled = (8 * len / 512 + 8 * len / 400) as u64;
         assert!(stats.receives_armed < filled + 8, "{stats:?}");
         ids.iter().for_each(|id| rig.close(*id, CloseHow::Orderly));
@@ -64,7 +64,7 @@ fn one_buffer_serves_all_connections_though_most_are_idle() {
     let pool = PoolConfig { buffer_bytes: 512, buffers_max: 1, poison: true };
     let mut rig = Rig::accepting(&UringConfig { pool, ..small() });
     let mut clients: Vec<_> = (0..100).map(|slot| rig.connect(slot)).collect();
-    // All are parked behind a held buffer.
+    // All are parked because a buffer is held.
     let (mut first, holder) = rig.connect(100);
     rig.driver.submit(Op::Receive { id: holder });
     first.write_all(b"hold").unwrap();
@@ -78,7 +78,7 @@ fn one_buffer_serves_all_connections_though_most_are_idle() {
     let last = clients.len() - 1;
     clients[last].0.write_all(b"me").unwrap();
     drop(held);
-    // Forever: that only the last of 100 has something must not make the turn wait on the others.
+    // Wait forever: with bytes on the last of 100 alone, the turn must not wait for the others.
     let (start, id) = (Instant::now(), clients[last].1);
     while !rig.events.iter().any(|event| matches!(event, Completion::Received { .. })) {
         rig.turn(Wait::For(PATIENCE));
@@ -428,7 +428,7 @@ fn a_deferred_send_that_does_not_fit_or_fails_ends_the_wait() {
     reader.join().unwrap();
     rig.driver.submit(Op::Receive { id });
     assert_eq!(rig.receive_ended(id), ReceiveEnd::Error(libc::ECONNRESET));
-    // One that fails, and one beside it that does not.
+    // One send that fails, and another that does not.
     let (_second, other) = rig.connect(1);
     rig.send(id, b"lost");
     rig.send(other, b"kept");

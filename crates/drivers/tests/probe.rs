@@ -1,4 +1,4 @@
-//! The probe, here and behind seccomp filters. A filter holds for the thread that installs it.
+//! The probe, here and under seccomp filters. A filter holds for the thread that installs it.
 
 use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
@@ -16,7 +16,7 @@ fn the_probe_succeeds_here_and_leaves_nothing_behind() {
     }
 }
 
-/// Makes a system call fail with this error on the calling thread, for good.
+/// Makes a system call fail permanently with this error on the calling thread.
 fn block(call: libc::c_long, errno: i32) {
     let instruction = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
     let mut program = [

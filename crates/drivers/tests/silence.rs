@@ -117,7 +117,7 @@ impl Rig {
         assert_eq!(std::mem::take(&mut self.seen), wanted);
     }
 
-    /// Takes turns for longer than what a probe found may stay untold.
+    /// Takes turns for longer than a receive may take to report what a probe found.
     fn rest(&mut self) -> DriverStats {
         let deadline = Instant::now() + Duration::from_millis(30);
         while Instant::now() < deadline {
@@ -152,7 +152,8 @@ fn bytes_that_a_probe_meets_are_received_once() {
         let mut rig = Rig::new(driver);
         for (slot, (mut client, server)) in [Client::tcp(), Client::unix()].into_iter().enumerate() {
             let id = rig.receiving(slot as u32, server);
-            // They are in the socket when the probe is carried out, and the receive is told of them after it.
+            // The bytes are in the socket when the probe is carried out, and the receive reports
+            // them after it.
             rig.driver.submit(Op::Probe { id });
             client.send(b"bytes");
             rig.sees(&["bytes"]);

@@ -10,7 +10,7 @@ use ringserve_drivers::{Epoll, EpollConfig, Uring, UringConfig};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Stops the send in flight. What is left of it.
+/// Stops the send in flight. Returns its rest.
 fn stopped(driver: &mut impl Driver, id: ConnId) -> Box<Batch> {
     driver.submit(Op::SendStop { id });
     let deadline = Instant::now() + PATIENCE;
@@ -30,7 +30,8 @@ fn send(driver: &mut impl Driver, id: ConnId, batch: Box<Batch>) {
     (0..4).for_each(|_| driver.turn(Wait::No, Budget::default(), &mut Vec::new()).unwrap());
 }
 
-/// A peer takes half of what fits, and no driver is told: a Unix socket tells once three quarters are free.
+/// A peer takes half of what fits, which no driver learns: a Unix socket reports room once three
+/// quarters are free.
 fn takes_a_little(mut driver: impl Driver, mut client: UnixStream, id: ConnId) {
     let mut batch = Box::new(Batch::new());
     batch.put(&vec![b'r'; 8 << 20]);

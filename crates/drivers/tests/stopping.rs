@@ -1,5 +1,5 @@
-//! `Op::StopListening` on the kernel this runs on, with both drivers: who is queued is delivered, who comes later is
-//! refused, and nothing in between is lost.
+//! `Op::StopListening` on the kernel this runs on, with both drivers: queued connections are
+//! delivered, later ones are refused, and none in between is lost.
 
 use std::io::{self, Read};
 use std::net::{TcpListener, TcpStream};
@@ -16,7 +16,7 @@ use socket2::SockRef;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Where a listener listens, and how a client gets there.
+/// The address of a listener, and the client that connects to it.
 #[derive(Clone, Debug)]
 enum Place {
     Tcp(std::net::SocketAddr),
@@ -103,7 +103,7 @@ fn epoll_of(listener: Listener) -> Box<dyn Driver<Descriptor = OwnedFd>> {
 type Make = fn(OwnedFd) -> Box<dyn Driver<Descriptor = OwnedFd>>;
 const DRIVERS: [(&str, Make); 2] = [("io_uring", uring), ("epoll", epoll)];
 
-/// One turn; the sockets that came, and how accepting ended if it did.
+/// Takes one turn. Returns the sockets that came, and how accepting ended if it did.
 fn turn(
     driver: &mut dyn Driver<Descriptor = OwnedFd>,
     completions: usize,
@@ -159,12 +159,12 @@ fn refuse_all(
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Before {
-    /// No accept was ever asked for.
+    /// No accept was ever requested.
     Never,
     Armed,
     /// Accepting was stopped, as at a limit.
     Paused,
-    /// The stop is on its way.
+    /// The stop is in progress.
     Pausing,
 }
 
@@ -184,12 +184,12 @@ fn queued_are_delivered_and_newcomers_refused(
     if before == Before::Paused {
         assert_eq!(until_ended(driver, 256, &mut sockets), AcceptEnd::Stopped);
     }
-    // More than a turn takes of a queue.
+    // More connections than a turn takes of a queue.
     let mut clients: Vec<_> = (0..100).map(|_| place.connect().unwrap()).collect();
     driver.submit(Op::StopListening { listener: 0 });
     let mut end = until_ended(driver, 7, &mut sockets);
     if before == Before::Pausing && end == AcceptEnd::Stopped {
-        // Its own end was on the way.
+        // The listener's own end was in progress.
         end = until_ended(driver, 7, &mut sockets);
     }
     assert_eq!((end, sockets.len()), (AcceptEnd::Closed, clients.len()));
@@ -209,7 +209,8 @@ fn queued_connections_are_delivered_and_newcomers_refused() {
     }
 }
 
-/// Its packet is dropped, or answered with a reset if the listener is closed by then.
+/// A new connection's packet is dropped, or answered with a reset if the listener is closed by
+/// then.
 #[test]
 fn a_newcomer_does_not_enter_the_queue_of_a_closing_listener() {
     for (name, make) in DRIVERS {
@@ -236,7 +237,7 @@ fn an_empty_queue_is_closed_in_few_turns() {
             driver.submit(Op::StopListening { listener: 0 });
             let before = driver.stats().turns;
             assert_eq!(until_ended(&mut *driver, 256, &mut Vec::new()), AcceptEnd::Closed);
-            // A look each 10 ms, for 50 ms.
+            // One check each 10 ms, for 50 ms.
             assert!(driver.stats().turns - before <= 20, "{} turns", driver.stats().turns - before);
             place.assert_refuses();
         }
@@ -249,7 +250,8 @@ fn an_empty_queue_is_closed_in_few_turns() {
 fn every_connect_that_succeeded_is_delivered() {
     const ROUNDS: usize = 4;
     const CLIENTS: usize = 3;
-    // A connect that finds its queue closed is tried again after a second, so the drivers wait beside each other.
+    // A connect that finds its queue closed is tried again after a second, so the drivers run at
+    // the same time.
     let rounds = |(name, make): (&str, Make)| {
         let mut delivered = 0;
         for round in 0..ROUNDS {
@@ -273,7 +275,7 @@ fn every_connect_that_succeeded_is_delivered() {
                 driver.submit(Op::Accept { listener: 0 });
                 let mut sockets = Vec::new();
                 let threads: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(connect)).collect();
-                // Somewhere in the middle of it, further on in each round.
+                // Close somewhere in the middle, later in each round.
                 while made.load(Ordering::Relaxed) < 20 + round * 21 {
                     assert_eq!(turn(&mut *driver, 64, &mut sockets), None);
                 }
@@ -296,7 +298,7 @@ fn every_connect_that_succeeded_is_delivered() {
     });
 }
 
-/// Shards share the queue of a Unix socket: what one leaves, another takes.
+/// Shards share the queue of a Unix socket: connections that one leaves, another takes.
 #[test]
 fn drivers_that_share_a_queue_deliver_all_of_it_together() {
     for (name, make) in DRIVERS {
@@ -358,7 +360,7 @@ fn newcomers_that_cannot_be_turned_away_do_not_keep_a_listener() {
         driver.submit(Op::StopListening { listener: 0 });
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            // Always a few in the queue, until there is none to connect to.
+            // Keeps a few in the queue, until there is no listener to connect to.
             for _ in 0..2 {
                 scope.spawn(|| {
                     while !over.load(Ordering::Relaxed) {
@@ -387,7 +389,8 @@ fn newcomers_that_cannot_be_turned_away_do_not_keep_a_listener() {
     }
 }
 
-/// A listener of two owners, one of which is a driver; the other one is as a process that was handed a duplicate.
+/// A listener with two owners: a driver, and another that acts like a process with a duplicate
+/// descriptor.
 fn adopted(place: fn() -> (Place, OwnedFd)) -> (Place, OwnedFd, Listener) {
     let (place, other) = place();
     SockRef::from(&other).set_nonblocking(true).unwrap();
@@ -399,7 +402,7 @@ fn any_tcp() -> (Place, OwnedFd) {
     tcp("127.0.0.1:0")
 }
 
-/// Takes all that is queued.
+/// Takes all queued connections.
 fn take_all(listener: &OwnedFd) -> Vec<socket2::Socket> {
     let listener = SockRef::from(listener);
     std::iter::from_fn(|| listener.accept().ok()).map(|(socket, _)| socket).collect()
@@ -421,7 +424,7 @@ fn an_adopted_listener_stays_open_for_its_other_owner() {
                 assert_eq!(turn(&mut *driver, 256, &mut sockets), None, "{name}");
             }
             driver.submit(Op::StopListening { listener: 0 });
-            // While it ends, and once it has, nothing is refused.
+            // While it ends, and afterwards, no connection is refused.
             clients.push(place.connect().unwrap());
             assert_eq!(until_ended(&mut *driver, 256, &mut sockets), AcceptEnd::Closed, "{name}");
             clients.extend((0..4).map(|_| place.connect().unwrap()));
@@ -453,8 +456,8 @@ fn an_adopted_listener_is_left_with_what_is_queued() {
     }
 }
 
-/// The kernel wakes one of those who wait at a queue. A ring that is woken and stops at once must not leave the connection
-/// to a driver that was not woken.
+/// The kernel wakes one of those who wait at a queue. A ring that is woken and stops at once must
+/// not leave the connection to a driver that was not woken.
 #[test]
 fn connection_that_woke_a_stopping_driver_is_not_forgotten() {
     for (name, make) in MAKE_OF {
@@ -484,7 +487,7 @@ fn connection_that_woke_a_stopping_driver_is_not_forgotten() {
     }
 }
 
-/// As a child has it that was forked without exec.
+/// The listener is kept by a child that was forked without exec.
 #[test]
 fn newcomers_are_refused_where_a_child_keeps_the_listener() {
     for (name, make) in DRIVERS {

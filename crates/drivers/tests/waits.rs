@@ -34,7 +34,7 @@ fn waits_end_in_time(mut driver: impl Driver) {
             turns += 1;
         }
         assert!(start.elapsed() < HOUR / 60, "{:?} instead of {time:?}", start.elapsed());
-        // The wake-up is taken note of, and the kernel may be a moment early.
+        // The wake-up is one turn, and the kernel may be a moment early.
         assert!(turns <= 3, "{turns} turns to wait for {time:?}");
     }
 }
@@ -51,13 +51,13 @@ fn a_wait_after_a_longer_one_ends_in_time_on_epoll() {
     waits_end_in_time(driver);
 }
 
-/// Much longer than what is done meanwhile takes.
+/// Much longer than the work done meanwhile.
 const COALESCE: Duration = Duration::from_secs(1);
 
 /// True if a thread of this process sleeps.
 fn sleeps(thread: Pid) -> bool {
     let stat = fs::read_to_string(format!("/proc/self/task/{}/stat", thread.as_raw_nonzero())).unwrap();
-    // Its name, in parentheses, may have any others inside.
+    // Its name, in parentheses, may contain parentheses.
     stat.rsplit_once(") ").unwrap().1.starts_with('S')
 }
 
@@ -82,8 +82,8 @@ impl<D: Tested> Pair<D> {
         self.rig.events.clear();
     }
 
-    /// One turn, in whose wait a byte comes, and 7 more if that does not end it within `time`. Returns how many of them it brought,
-    /// and with how many enters.
+    /// Takes one turn, in whose wait a byte comes, and 7 more bytes if that does not end it within
+    /// `time`. Returns how many of them it brought, and with how many enters.
     fn one_turn(&mut self, time: Duration) -> (usize, u64) {
         let mut peers = self.peers.each_ref().map(|peer| peer.try_clone().unwrap());
         let before = self.rig.driver.stats().enters;
@@ -136,7 +136,8 @@ fn wakes_and_times_end_it<D: Tested>(coalescing: &D::Config) {
     pair.rig.driver.defer_sent();
     assert_eq!(pair.rig.turn_woken(), 0, "a wake before the wait is seen behind it");
 
-    // A timer that goes off in the wait for more, and is a completion of io_uring, does not end it: its own time does.
+    // A timer that goes off in the wait for more is a completion of io_uring, and does not end the
+    // wait: its own time does.
     waker.wake_by_ref();
     pair.rig.turn(Wait::For(COALESCE / 5));
     pair.hear_both();

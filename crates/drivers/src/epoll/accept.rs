@@ -14,12 +14,13 @@ use crate::shared::accept::{self, Emptying, FilterState, Gone, Listener, Listeni
 use crate::shared::report::log;
 use crate::shared::wait;
 
-/// Sockets at most that are accepted, and neither adopted nor refused yet. Each is a descriptor; those for which there is no room
-/// keep it until there is, so a crowd at a full server must not take the descriptors of others: of an admin endpoint, of files. A
-/// server sets 32 aside for each shard.
+/// Most sockets that are accepted and neither adopted nor refused yet. Each is a descriptor, and
+/// keeps it while there is no room for the connection. A crowd at a full server must not take the
+/// descriptors of an admin endpoint or of files: a server sets 32 aside for each shard.
 const ACCEPTED_MAX: usize = 24;
 
-/// How many of them a listener may have in any case: one that waits for its own limit must not hold up the others.
+/// Sockets of this kind that a listener may always have: one that waits for its own limit must not
+/// hold up the others.
 const OWN_MIN: usize = 2;
 
 /// The listener of a socket that another driver accepted.
@@ -29,17 +30,18 @@ const TAKEN_OVER: u16 = u16::MAX;
 pub(super) struct Listening {
     /// `None` once it is closed.
     socket: Option<Arc<ListeningSocket>>,
-    /// An accept is in flight. It is registered exactly then, so that no shard is woken by connections that
-    /// are not wanted; registering again reports those that were queued meanwhile.
+    /// An accept is in flight. The listener is registered exactly then, so that no shard is woken
+    /// by connections that are not wanted; registering again reports connections that were queued
+    /// meanwhile.
     armed: bool,
     /// There may be connections to accept.
     ready: bool,
-    /// Other drivers accept from the same queue. A connection wakes all of them, so each takes one in a turn: the first shard
-    /// awake would get all.
+    /// Other drivers accept from the same queue. A connection wakes all of them, so each takes one
+    /// per turn: otherwise the first shard awake would get all.
     is_shared: bool,
     /// The socket has other owners, to whom its queue is left.
     is_adopted: bool,
-    /// It is to be closed once its queue is empty.
+    /// Set while the queue is emptied, after which the listener is closed.
     emptying: Option<Emptying>,
     filter: Arc<FilterState>,
     gone: Gone,
@@ -64,10 +66,11 @@ impl Listening {
     }
 }
 
-/// Sockets that were accepted and not adopted or refused yet. A name that was answered already names none.
+/// Sockets that were accepted and not adopted or refused yet. A name that was already answered
+/// refers to none.
 #[derive(Default)]
 pub(super) struct Accepted {
-    /// Each with its listener, and with whether it is a Unix socket.
+    /// Each socket with its listener, and with whether it is a Unix socket.
     sockets: Slots<(Socket, u16, bool)>,
 }
 
@@ -158,7 +161,8 @@ impl Epoll {
         self.emptying += 1;
     }
 
-    /// How long it is until a queue can be asked for what is left in it. Those that can be asked now are `ready` then.
+    /// Time until a queue can be asked for the rest of its connections. Queues that can be asked
+    /// now become `ready`.
     #[inline]
     pub(super) fn emptied_in(&mut self) -> Option<Duration> {
         if self.emptying == 0 {
@@ -176,7 +180,7 @@ impl Epoll {
         due
     }
 
-    /// The queue of a listener that is to be closed gave nothing.
+    /// Handles an accept that found nothing in the queue of a listener that is being closed.
     fn on_refused(&mut self, index: usize, errno: i32) -> Option<Completion> {
         let (listener, now) = (index as u16, wait::now());
         let listening = &mut self.listeners[index];
@@ -216,7 +220,8 @@ impl Epoll {
         (0..self.listeners.len()).any(|index| self.takes(index))
     }
 
-    /// True if the listener is asked for a connection now. The queue of one that is to be closed is emptied in any case.
+    /// True if the listener is asked for a connection now. The queue of one that is being closed is
+    /// emptied in any case.
     fn takes(&self, index: usize) -> bool {
         let listening = &self.listeners[index];
         listening.ready && (listening.emptying.is_some() || self.accepted.has_room(index as u16))
@@ -260,7 +265,8 @@ impl Epoll {
                     emptying.went_on();
                 }
                 if listening.filter.is_inherited() {
-                    // It has none if it came before the first filter, or after the last one went.
+                    // The socket has no filter if it was accepted before the first one was set, or
+                    // after the last one was removed.
                     self.stats.calls += 1;
                     let _ = socket.detach_filter();
                 }
@@ -291,13 +297,13 @@ impl Epoll {
         assert!(id.slot() < self.connections_max, "slot {} is beyond connections_max", id.slot());
         let Some((socket, is_unix)) = self.accepted.take(name) else { return Self::unknown(id, "adopt") };
         if self.ports.open(id, Some(socket), is_unix).is_none() {
-            // The socket is closed: that is all that can be done without mixing up two connections.
+            // Closing the socket is all that can be done without mixing up two connections.
             return Self::unknown(id, "adopt");
         }
         self.register(id);
     }
 
-    /// Has the socket of a connection watched.
+    /// Registers the socket of a connection.
     pub(super) fn register(&mut self, id: ConnId) {
         let Some(port) = self.ports.find(id) else { return };
         let Some(socket) = &port.socket else { return };
@@ -307,7 +313,7 @@ impl Epoll {
         if let Err(errno) = epoll::add(&self.instance, socket, name, events) {
             log::warn!(%id, error = %errno, "a connection could not enter the epoll");
             port.unregistered = errno.raw_os_error() as u16;
-            // So that the next receive finds out.
+            // The next receive finds the error.
             port.readable = true;
         }
     }

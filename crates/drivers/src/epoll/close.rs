@@ -13,7 +13,7 @@ impl Epoll {
         let Some(port) = self.ports.find(id) else { return Self::unknown(id, "shutdown") };
         if let Some(socket) = &port.socket {
             self.stats.calls += 1;
-            // It fails only if the connection is gone, which counts as done.
+            // Fails only if the connection is gone, which counts as done.
             if let Err(error) = socket.shutdown(Shutdown::Write) {
                 log::trace!(%id, %error, "shutdown of a connection that is gone");
             }

@@ -11,16 +11,19 @@ use crate::shared::report::SetupError;
 /// Sizes of one shard's epoll driver.
 #[derive(Clone, Debug)]
 pub struct EpollConfig {
-    /// Connections at most, 1 to 2^24; slots are below this. Each costs a descriptor of the process, so
-    /// `RLIMIT_NOFILE`, shared by all shards, is the other bound. Memory is taken as they come: 48 bytes each.
+    /// Most connections, 1 to 2^24; slots are below this. Each costs a descriptor of the process,
+    /// so `RLIMIT_NOFILE`, shared by all shards, is the other bound. Memory grows with the
+    /// connections: 48 bytes each.
     pub connections: u32,
     /// Receive memory. A connection uses a buffer only while there are bytes in it.
     pub pool: PoolConfig,
-    /// Tells the peer's address of each accepted connection. Accepting brings it anyway. On by default.
+    /// Whether to report the peer's address of each accepted connection. Accepting brings it
+    /// anyway. On by default.
     pub peer_addresses: bool,
-    /// Behind a turn that brought bytes of several connections, how long the next one sleeps before it looks for events; what
-    /// comes then is late by as much. 0 by default. From the first such sleep on the thread has a timer slack of 1 ns, which
-    /// threads that it starts inherit, since the usual 50 µs would be slept on top.
+    /// Sleep of a turn before it looks for events, after a turn that brought bytes of several
+    /// connections. Events in that time are late by as much. 0 by default. After the first such
+    /// sleep the thread has a timer slack of 1 ns, which threads that it starts inherit, since the
+    /// usual 50 µs would be added to each sleep.
     pub coalesce: Duration,
     /// Prepares a socket before it connects.
     pub before_connect: BeforeConnect,

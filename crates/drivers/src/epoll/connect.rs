@@ -1,7 +1,8 @@
 //! Connecting.
 //!
-//! A connect that the kernel goes on with ends with an event. That to a Unix socket with a full queue does not: it fails, and no event
-//! tells of room. It waits here, and is tried again in growing pauses until it is stopped.
+//! A connect that the kernel continues ends with an event. A connect to a Unix socket with a full
+//! queue fails instead, and no event reports that there is room. It waits here, and is tried again
+//! after growing pauses until it is stopped.
 
 use std::time::Duration;
 
@@ -12,7 +13,8 @@ use super::Epoll;
 use crate::shared::connect::{errno, to_kernel};
 use crate::shared::wait;
 
-/// The first pause before a connect to a full queue is tried again, and the longest one. Each is twice as long as the one before.
+/// The first and the longest pause before a connect to a full queue is tried again. Each is twice
+/// as long as the one before.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
 
 /// A connect that waits for a place in the queue of a Unix socket.
@@ -20,7 +22,7 @@ pub(super) struct Waiting {
     id: ConnId,
     to: SockAddr,
     pause: Duration,
-    /// When it is tried again, by the monotonic clock.
+    /// Time of the next attempt, by the monotonic clock.
     due: Duration,
 }
 
@@ -56,7 +58,7 @@ impl Epoll {
         Ok((socket, to, result))
     }
 
-    /// Tries connects again that wait for a place, each when it is due.
+    /// Retries connects that wait for a place in a queue, each when it is due.
     #[cold]
     pub(super) fn connect_again(&mut self) {
         let (now, mut waiting) = (wait::now(), std::mem::take(&mut self.waiting));
@@ -64,7 +66,7 @@ impl Epoll {
         self.waiting = waiting;
     }
 
-    /// Tries a connect again. True if it has to wait on.
+    /// Retries a connect. True if it has to keep waiting.
     fn has_no_place(&mut self, Waiting { id, to, pause, due }: &mut Waiting, now: Duration) -> bool {
         let Some(port) = self.ports.find(*id).filter(|port| port.connecting) else { return false };
         let Some(socket) = &port.socket else { return false };
@@ -81,7 +83,7 @@ impl Epoll {
         false
     }
 
-    /// How long it is until a connect is tried again.
+    /// Time until the next connect is tried again.
     #[inline]
     pub(super) fn connect_in(&self) -> Option<Duration> {
         let due = self.waiting.iter().map(|one| one.due).min()?;
@@ -96,7 +98,7 @@ impl Epoll {
         }
     }
 
-    /// The socket of a connect in flight has something to tell.
+    /// Handles an event of a socket whose connect is in flight.
     #[cold]
     pub(super) fn on_connected(&mut self, slot: u32) {
         let Some(port) = self.ports.at(slot) else { return };

@@ -9,14 +9,15 @@
 //!                        └──▶ queue of ports to read ───┘
 //! ```
 //!
-//! Each connection is registered once, edge-triggered, for reading and writing. An edge only sets a flag in
-//! its port; the flag is cleared by the call that finds the socket empty or full. So an edge that comes for
-//! nothing costs one call and does no harm, and none can be missed.
+//! Each connection is registered once, edge-triggered, for reading and writing. An edge only sets a
+//! flag in its port; the flag is cleared by the call that finds the socket empty or full. So a
+//! spurious edge costs one call and does no harm, and none can be missed.
 //!
-//! A request costs one receive and one send, and a share of an `epoll_wait`: a receive that does not fill its
-//! buffer emptied the socket, so no further one is tried before the next edge. `receive.rs` has the
-//! exceptions. In the middle of a large frame as much as waits is received in one call, straight into the frame.
-//! Long waits end by a timerfd, which is set once for many of them.
+//! A request costs one receive, one send, and a share of an `epoll_wait`: a receive that does not
+//! fill its buffer emptied the socket, so no further one is tried before the next edge.
+//! `receive.rs` has the exceptions. In the middle of a large frame, one call receives all bytes
+//! that wait, straight into the frame. Long waits are ended by a timerfd, which is set once for
+//! many of them.
 
 mod accept;
 mod close;
@@ -60,8 +61,8 @@ use table::Ports;
 pub use config::EpollConfig;
 pub use probe::probe_epoll;
 
-/// Events taken by one `epoll_wait`: a thousand active connections in one call, 12 KiB of memory. What is
-/// beyond comes with the next call; the kernel goes round.
+/// Events taken by one `epoll_wait`: a thousand active connections in one call, 12 KiB of memory.
+/// Further events come with the next call; the kernel takes turns between descriptors.
 const EVENTS_MAX: usize = 1024;
 
 /// Tokens: a connection's is its slot, listeners follow, timer and waker are the last.
@@ -87,19 +88,19 @@ pub struct Epoll {
     events: Box<[Event]>,
     waker: Waker,
     timer: Timer,
-    /// Readable once it went off.
+    /// Readable once the timer went off.
     timerfd: OwnedFd,
     side: KernelSide,
     pool: Pool,
     ports: Ports,
     /// The blocks of receives into them.
     blocks: HashMap<ConnId, Filling>,
-    /// The system refuses to receive into several buffers at once.
+    /// The system refuses receives into several buffers at once.
     refuses_several: bool,
-    /// The receive that was for once and has just brought bytes.
+    /// The one-shot receive that has just brought bytes.
     once_over: Option<ConnId>,
     listeners: Vec<Listening>,
-    /// The number of them that are being emptied, to be closed.
+    /// Number of listeners that are being emptied before they are closed.
     emptying: usize,
     /// Connects that wait for a place in the queue of a Unix socket.
     waiting: Vec<Waiting>,
@@ -110,27 +111,29 @@ pub struct Epoll {
     first_source: usize,
     /// Completions that wait for the next turn, in order; never received bytes.
     ready: VecDeque<Completion>,
-    /// The number of the last in `ready` that are sends which fitted at once, since the last turn.
+    /// The number of completions at the end of `ready` that are sends which fitted at once since
+    /// the last turn.
     sent_at_once: usize,
-    /// True until the next turn if nothing waits for those.
+    /// True until the next turn if no caller waits for those sends.
     quiet: bool,
     /// True exactly when the last turn did not look for events.
     skipped: bool,
     /// True exactly when the last receive found the pool empty.
     pool_empty: bool,
-    /// The last look found as many events as it may: there may be more.
+    /// The last poll found as many events as it may: there may be more.
     more_events: bool,
     before_connect: BeforeConnect,
     connections_max: u32,
     /// Accepted connections come with their peer's address.
     peer_addresses: bool,
     coalesce: Coalesce,
-    /// The thread's timers have no slack any more, since it slept for more.
+    /// The thread's timers have no slack since it slept for more events.
     has_no_slack: bool,
     stats: DriverStats,
 }
 
-/// Rounded up, so that a shorter rest does not spin; and no longer than the kernel takes as a number.
+/// Rounds up, so that the end of a wait does not spin, and limits the time to what the kernel
+/// accepts as a number.
 fn whole_milliseconds(time: Duration) -> Timespec {
     let millis = time.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128) as i64;
     Timespec { tv_sec: millis / 1000, tv_nsec: millis % 1000 * 1_000_000 }
@@ -141,8 +144,8 @@ struct Room {
     /// Length of the list of completions at which it ends.
     end: usize,
     bytes: usize,
-    /// Buffers that one receive may fill, so that all which begin the turn in the queue have their share of it and of the free
-    /// buffers; 0 until it is asked for.
+    /// Buffers that one receive may fill, so that all connections queued at the start of the turn
+    /// have their share of it and of the free buffers; 0 until it is computed.
     share: usize,
 }
 
@@ -153,7 +156,8 @@ impl Room {
 }
 
 impl Epoll {
-    /// A driver on these listeners, which [`Op::Accept`] numbers in this order. They are made non-blocking.
+    /// Creates a driver on these listeners, which [`Op::Accept`] numbers in this order. They are
+    /// made non-blocking.
     ///
     /// # Errors
     /// If a value of the configuration is out of range, or there is no descriptor left.
@@ -168,7 +172,7 @@ impl Epoll {
             .map_err(failed("epoll_ctl on the eventfd"))?;
         let timerfd = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC)
             .map_err(failed("timerfd_create"))?;
-        // Setting it again takes back that it is readable.
+        // Setting the timer again makes it unreadable.
         epoll::add(&instance, &timerfd, EventData::new_u64(TIMER), READABLE)
             .map_err(failed("epoll_ctl on the timerfd"))?;
         let listeners: Result<_, io::Error> = listeners.into_iter().map(Listening::new).collect();
@@ -206,7 +210,7 @@ impl Epoll {
         })
     }
 
-    /// How long it is until something is to be done without an event.
+    /// Time until the driver has something to do without an event.
     #[inline]
     fn due_in(&mut self) -> Option<Duration> {
         let emptied = self.emptied_in();
@@ -224,15 +228,16 @@ impl Epoll {
         awaited || !self.pool_empty && self.ports.has_queued() || self.can_accept() || self.more_events
     }
 
-    /// Before the shard sleeps where leases may be dropped meanwhile: the next buffer that is freed wakes it, if the last
-    /// receive found none.
+    /// Makes the next buffer that is freed wake the shard, if the last receive found none. Called
+    /// before the shard sleeps where leases may be dropped meanwhile.
     fn wait_for_buffer(&mut self) {
         if self.pool_empty {
             self.side.wait_for_buffer();
         }
     }
 
-    /// Looks for events, and blocks for the first one if it is allowed to and nothing else is to be done.
+    /// Looks for events, and blocks for the first one if `wait` allows it and there is nothing else
+    /// to do.
     fn poll(&mut self, wait: Wait) -> Result<(), i32> {
         self.pool_empty = self.pool_empty && !self.can_lend();
         let due = self.due_in();
@@ -247,7 +252,8 @@ impl Epoll {
         let timeout = match wait {
             Wait::No | Wait::For(Duration::ZERO) => Some(Duration::ZERO),
             _ if to_do => Some(Duration::ZERO),
-            // Answers need no event: bring them first, as long as events are looked for every other turn.
+            // Answers need no event: deliver them first, as long as every other turn looks for
+            // events.
             _ if answers && !self.skipped => {
                 self.skipped = true;
                 return Ok(());
@@ -265,8 +271,8 @@ impl Epoll {
         self.skipped = false;
         self.stats.enters += 1;
         let timeout = timeout.map(whole_milliseconds);
-        // Not by the C library's function: that lets a thread be cancelled there, which costs two locked operations where a process
-        // has several threads. The same for receives and sends.
+        // Not the C library's function: it is a cancellation point, which costs two locked
+        // operations in a process with several threads. The same holds for receives and sends.
         let count = match epoll::wait(&self.instance, &mut *self.events, timeout.as_ref()) {
             Ok(count) => count,
             Err(Errno::INTR) => return Ok(()),
@@ -279,19 +285,19 @@ impl Epoll {
         Ok(())
     }
 
-    /// Begins a wait of at most `longest`, with a sleep if several connections were heard: what comes meanwhile is found together
-    /// behind it. Returns how long it sleeps.
+    /// Begins a wait of at most `longest`. Sleeps first if several connections had bytes, so that
+    /// all events of that time are found together. Returns how long it sleeps.
     #[inline]
     fn sleep_for_more(&mut self, longest: Option<Duration>) -> Duration {
         let time = self.coalesce.begin_wait(longest);
         if !time.is_zero() {
             self.stats.calls += 1;
             if !std::mem::replace(&mut self.has_no_slack, true) {
-                // Without it each sleep is longer, and nothing else is wrong.
+                // If this fails, each sleep is longer, and nothing else is wrong.
                 let _ = set_current_timer_slack(NonZeroU64::new(1));
             }
             let request = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
-            // A signal may end it before.
+            // A signal may end it early.
             let _ = nanosleep(&request);
         }
         time
@@ -325,7 +331,7 @@ impl Epoll {
         }
     }
 
-    /// Notes what an edge says, and goes on with the send it was waited for.
+    /// Notes what an edge reports, and continues the send that waited for it.
     #[inline]
     fn on_edge(&mut self, slot: u32, event: EventFlags) {
         let Some(port) = self.ports.at(slot) else { return };
@@ -361,7 +367,8 @@ impl Epoll {
         self.ports.invariants();
     }
 
-    /// The id must be adopted: anything else is a bug of the submitting shard.
+    /// Panics in debug builds: the id must be adopted, so anything else is a bug of the submitting
+    /// shard.
     #[cold]
     fn unknown(id: ConnId, what: &str) {
         log::error!(%id, what, "operation on a connection that is not there");
@@ -405,8 +412,8 @@ impl Driver for Epoll {
         polled?;
         let begin = completions.len();
         let mut room = Room { end: begin + budget.completions.max(1), bytes: budget.bytes.max(1), share: 0 };
-        // The one that is first may use up the budget, so they take turns. The completions of one operation all
-        // come by the same way, so their order is kept.
+        // The first source may use up the budget, so they take turns. All completions of one
+        // operation come from one source, so their order is kept.
         self.first_source = if self.first_source == 2 { 0 } else { self.first_source + 1 };
         for source in [0, 1, 2, 0, 1].iter().skip(self.first_source).take(3) {
             match source {

@@ -1,4 +1,4 @@
-//! Does epoll work here?
+//! A probe of whether epoll works here.
 
 use std::os::unix::net::UnixStream;
 
@@ -15,7 +15,7 @@ use crate::shared::trial::{Steps, Trial};
 const EPOLL: Steps =
     Steps { wait: "epoll_pwait", receive: "recvfrom", send: "sendto", refused: SetupError::from_epoll };
 
-/// Tries epoll with all that the driver needs: it accepts, receives and sends, on Unix sockets.
+/// Tries epoll with everything the driver needs (accept, receive, send) on Unix sockets.
 ///
 /// # Errors
 /// Names the call that is refused.
@@ -24,7 +24,7 @@ pub fn probe_epoll() -> Result<(), SetupError> {
     let config = EpollConfig { connections: 4, pool, ..EpollConfig::default() };
     let failed = |call| move |error| SetupError::from_epoll(call, error);
     let (mut near, far) = UnixStream::pair().map_err(failed("socketpair"))?;
-    // It does not listen, so that this ends with EINVAL where nothing refuses the call.
+    // The socket does not listen, so this fails with EINVAL where nothing refuses the call.
     let asked = accept(&Socket::from(far.try_clone().map_err(failed("fcntl"))?), true);
     if let Err(error) = asked
         && is_refused(&error)

@@ -1,15 +1,16 @@
-//! Receiving: one buffer at a time for each connection in the queue, going round; several behind a receive that filled one, since
-//! more is likely to wait; or straight into the block of a large frame.
+//! Receiving: round robin over the queued connections, with one buffer each, with several after a
+//! receive that filled one (more is likely to wait), or straight into the block of a large frame.
 //!
-//! A receive that ends short of its buffers found the socket empty, so the next one waits for an edge. Where the kernel ends it
-//! for another reason, receives go on until the socket is empty:
+//! A receive that ends short of its buffers found the socket empty, so the next one waits for an
+//! edge. Where the kernel ends it for another reason, the driver receives until the socket is
+//! empty:
 //!
-//! * The peer's end or an error: an edge tells.
-//! * Urgent data, of TCP and of Unix sockets. A receive ends before the mark, and bytes wait behind it. An edge tells of each mark
-//!   that is in the socket (`EPOLLPRI`). Where a signal is pending, the receive at a mark of TCP says `EAGAIN` though bytes
-//!   wait, so it is asked twice.
-//! * Unix sockets with descriptors or credentials (`SO_PASSCRED`): a receive takes one message with them, and its flags tell that
-//!   they were cut off (`MSG_CTRUNC`).
+//! * The peer's end or an error: an edge reports it.
+//! * Urgent data, of TCP and of Unix sockets. A receive ends before the mark, and bytes wait after
+//! it. An edge reports each mark   that is in the socket (`EPOLLPRI`). Where a signal is pending,
+//! the receive at a mark of TCP returns `EAGAIN` though bytes   wait, so it is tried twice.
+//! * Unix sockets with descriptors or credentials (`SO_PASSCRED`): a receive takes one message with
+//! them, and its flags show that   they were cut off (`MSG_CTRUNC`).
 
 use std::io::IoSliceMut;
 
@@ -21,10 +22,11 @@ use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recv, recvmsg};
 use super::table::Port;
 use super::{Epoll, Room};
 
-/// Buffers of one receive, at most: 256 KiB, a quarter of what a turn brings. Fewer where others wait for their share of that.
+/// Most buffers of one receive: 256 KiB, a quarter of what a turn brings. Fewer where other
+/// connections wait for their share.
 const SEVERAL: usize = 16;
 
-/// Where a receive goes, and how many bytes of it at most.
+/// The block that a receive fills, and how many bytes of it at most.
 pub(super) struct Filling {
     block: Box<Block>,
     most: usize,
@@ -44,7 +46,7 @@ impl Port {
         }
     }
 
-    /// Receives into these buffers, one behind the other.
+    /// Receives into these buffers, one after the other.
     #[inline(never)]
     fn receive_several(&mut self, calls: &mut u64, spare: &mut [IoSliceMut<'_>]) -> Result<usize, Errno> {
         let Some(socket) = self.socket.as_ref().filter(|_| self.unregistered == 0) else {
@@ -60,17 +62,17 @@ impl Port {
         Ok(received.bytes)
     }
 
-    /// True if more waits, or may wait, behind a receive that has brought bytes: it `filled` its buffers, or ended for another
-    /// reason than an empty socket.
+    /// True if more waits, or may wait, after a receive that has brought bytes: it `filled` its
+    /// buffers, or ended for a reason other than an empty socket.
     #[inline]
     fn has_more(&self, filled: bool) -> bool {
         filled || self.goes_on || self.marked
     }
 
-    /// The socket said that it is empty.
+    /// Notes that a receive found the socket empty.
     fn is_empty(&mut self) {
         self.goes_on = false;
-        // At a mark that may not be so: it is asked once more.
+        // At a mark the socket may not be empty: it is tried once more.
         self.readable = std::mem::take(&mut self.marked);
     }
 }
@@ -159,7 +161,7 @@ impl Epoll {
         }
     }
 
-    /// Ends the receive that was for once and has just brought bytes.
+    /// Ends the one-shot receive that has just brought bytes.
     #[inline]
     fn end_once(&mut self, room: &Room, completions: &mut Vec<Completion>) {
         if let Some(id) = self.once_over.take() {
@@ -207,7 +209,7 @@ impl Epoll {
         let bytes = spare.len();
         match port.receive(&mut self.stats.calls, spare) {
             Ok(count) if count > 0 => {
-                // A short receive emptied the socket: what comes later makes an edge.
+                // A short receive emptied the socket: later bytes cause an edge.
                 port.full = count == bytes;
                 port.readable = port.has_more(port.full);
                 if port.once {
@@ -229,8 +231,8 @@ impl Epoll {
         }
     }
 
-    /// Receives from the head of the queue into several buffers, for a completion each. False if one is all it gets, now or for
-    /// good: then nothing was received.
+    /// Receives from the head of the queue into several buffers, for a completion each. False if
+    /// the connection gets only one, now or permanently: then nothing was received.
     #[inline(never)]
     fn read_several(&mut self, room: &mut Room, completions: &mut Vec<Completion>) -> bool {
         let each = self.pool.buffer_bytes();
@@ -256,7 +258,7 @@ impl Epoll {
             });
             (count, port.receive_several(&mut self.stats.calls, &mut slices[..count]))
         };
-        // A filter of system calls that knows the others alone.
+        // A filter of system calls that allows only the others.
         self.refuses_several = matches!(result, Err(Errno::PERM | Errno::NOSYS | Errno::ACCESS));
         let bytes = result.unwrap_or_default();
         let used = bytes.div_ceil(each);
@@ -291,7 +293,7 @@ impl Epoll {
         true
     }
 
-    /// The head of the queue had no byte: its end, if it is one.
+    /// Handles a receive from the head of the queue that brought no byte, which may be its end.
     fn found_nothing(&mut self, id: ConnId, result: Result<usize, Errno>) -> Option<Completion> {
         let port = self.ports.find(id)?;
         let end = match result {

@@ -1,4 +1,4 @@
-//! Sending: tried at once, the rest when the socket has room again.
+//! Sending: tried at once; the rest is sent when the socket has room again.
 
 use std::io::IoSlice;
 
@@ -9,13 +9,14 @@ use socket2::Socket;
 
 use super::Epoll;
 
-/// Pieces handed to one call: 1 KiB of stack. A batch has at most 129, so three calls take the largest.
+/// Pieces passed to one call: 1 KiB of stack. A batch has at most 129, so three calls take the
+/// largest.
 const PIECES: usize = 64;
 
-/// How far a send came.
+/// Progress of a send.
 enum Progress {
     Done,
-    /// The socket is full; an edge will tell that it has room.
+    /// The socket is full; an edge will report that it has room.
     Full,
     Failed(i32),
 }
@@ -44,8 +45,9 @@ impl Epoll {
     pub(super) fn send_stop(&mut self, id: ConnId) {
         let Some(port) = self.ports.find(id) else { return Self::unknown(id, "stop of a send") };
         if let Some(batch) = port.batch.take() {
-            // The kernel tells of room only once a third of the socket's buffer is free, of which a slow peer may make less in the
-            // time that it has. So the next send finds out.
+            // The kernel reports room only once a third of the socket's buffer is free, and a slow
+            // peer may free less than that within its time limit. So the next send tries the
+            // socket.
             port.writable = true;
             self.ready.push_back(Completion::Sent { id, batch, end: SendEnd::Stopped });
         }
@@ -57,7 +59,7 @@ impl Epoll {
         self.go_on(slot, false);
     }
 
-    /// Sends what it can of the send in flight.
+    /// Sends as much as fits of the send in flight.
     #[inline]
     fn go_on(&mut self, slot: u32, first: bool) {
         let Some(port) = self.ports.at(slot) else { return };
@@ -96,7 +98,8 @@ fn progress(socket: &Socket, batch: &mut Batch, calls: &mut u64) -> Progress {
                 if batch.is_empty() {
                     return Progress::Done;
                 }
-                // As with receives: a short send filled the socket, a further one would only say so.
+                // As with receives: a short send filled the socket, so a further one would only
+                // fail.
                 if sent < asked {
                     return Progress::Full;
                 }
@@ -108,7 +111,8 @@ fn progress(socket: &Socket, batch: &mut Batch, calls: &mut u64) -> Progress {
     }
 }
 
-/// One call: how many bytes it was given, and how many it took. A peer that is gone raises no signal.
+/// Makes one call. Returns how many bytes it was given, and how many it took. A peer that is gone
+/// raises no signal.
 #[inline]
 fn send_pieces(socket: &Socket, batch: &Batch) -> (usize, Result<usize, Errno>) {
     if let Some(piece) = batch.single() {

@@ -5,27 +5,27 @@ use socket2::Socket;
 
 use crate::shared::table::{Entry, NONE, Place, Table};
 
-/// One connection. Everything is at rest while its place is vacant.
+/// One connection. All fields have their defaults while its place is vacant.
 #[derive(Debug, Default)]
 pub(super) struct Port {
     /// In the list while it is queued.
     place: Place,
     /// The send in flight.
     pub(super) batch: Option<Box<Batch>>,
-    /// `None` while vacant, and if no socket could be made to connect with.
+    /// `None` while vacant, and if no socket could be created to connect with.
     pub(super) socket: Option<Socket>,
-    /// Why it could not be registered, as an `errno`; 0 if it is.
+    /// The `errno` with which its registration failed; 0 if it is registered.
     pub(super) unregistered: u16,
-    /// The `errno` of a send that failed; 0 if none did. The socket tells an error once: a receive after it finds an end
-    /// that looks like the peer's.
+    /// The `errno` of a send that failed; 0 if none did. The socket reports an error once: a later
+    /// receive finds an end that looks like the peer's.
     pub(super) failed: u16,
     /// A connect is in flight.
     pub(super) connecting: bool,
     /// A receive is in flight.
     pub(super) receiving: bool,
-    /// It ends with the first bytes.
+    /// The receive ends with the first bytes.
     pub(super) once: bool,
-    /// It may fill several buffers at once.
+    /// The receive may fill several buffers at once.
     pub(super) several: bool,
     /// The last receive filled a buffer: the next one has several.
     pub(super) full: bool,
@@ -33,16 +33,18 @@ pub(super) struct Port {
     pub(super) readable: bool,
     /// False only if the socket was found full and there was no edge since.
     pub(super) writable: bool,
-    /// The peer's end or an error was announced, or a message ended a receive before its buffer was full: receive until the end is
-    /// found or the socket is empty, there is no further edge.
+    /// The peer's end or an error was announced, or a message ended a receive before its buffer was
+    /// full: receive until the end is found or the socket is empty, since there is no further edge.
     pub(super) goes_on: bool,
-    /// A mark of urgent data was announced. A receive ends there, and once may even say that the socket is empty.
+    /// A mark of urgent data was announced. A receive ends there, and may once even report that the
+    /// socket is empty.
     pub(super) marked: bool,
-    /// A Unix socket: a receive ends behind each message that came with descriptors or credentials.
+    /// The socket is a Unix socket: a receive ends after each message that came with descriptors or
+    /// credentials.
     pub(super) is_unix: bool,
-    /// True exactly while it is in the queue: when it is receiving and readable.
+    /// True exactly while the port is in the queue: when it is receiving and readable.
     queued: bool,
-    /// It found the pool empty. Such ports are at the head of the queue.
+    /// The receive found the pool empty. Such ports are at the head of the queue.
     parked: bool,
 }
 
@@ -86,7 +88,8 @@ impl Ports {
         self.table.at(slot)
     }
 
-    /// Makes the slot this id's; `None` if it is another's still, and the socket is closed.
+    /// Assigns the slot to this id; `None` if another connection still has it, and the socket is
+    /// closed.
     pub(super) fn open(&mut self, id: ConnId, socket: Option<Socket>, is_unix: bool) -> Option<&mut Port> {
         let port = self.table.open(id)?;
         (port.socket, port.writable, port.is_unix) = (socket, true, is_unix);
@@ -111,7 +114,7 @@ impl Ports {
         self.table.at(self.table.first())
     }
 
-    /// How many are in the queue, counted up to `most`.
+    /// Length of the queue, counted up to `most`.
     pub(super) fn queued_up_to(&mut self, most: usize) -> usize {
         let (mut slot, mut count) = (self.table.first(), 0);
         while count < most
@@ -165,7 +168,7 @@ impl Ports {
         self.table.insert(self.table.last(), slot);
     }
 
-    /// Takes the port out of the queue, where it is in it.
+    /// Takes the port out of the queue, if it is there.
     #[inline]
     pub(super) fn leave(&mut self, slot: u32) {
         let Some(port) = self.at(slot) else { return };

@@ -1,16 +1,20 @@
 //! Taking connections out of a listener's queue, also where `accept4` is refused, and closing listeners.
 //!
-//! A close resets every connection in the queue, so the queue is emptied first, and nothing may enter it meanwhile:
+//! A close resets every connection in the queue, so the queue is emptied first, and none may enter
+//! it meanwhile:
 //!
-//! * A TCP listener drops packets that begin a connection. The client sends its packet again after a second. By then
-//!   the socket is closed, and the client is refused, or reaches another process that shares the port. Handshakes that
-//!   had begun are completed, and enter the queue: so the queue is looked at for [`HANDSHAKE`] more.
+//! * A TCP listener drops packets that begin a connection. The client sends its packet again after
+//! a second. By then   the socket is closed, and the client is refused, or reaches another process
+//! that shares the port. Handshakes that   had begun are completed, and enter the queue: so the
+//! queue is checked for another [`HANDSHAKE`].
 //! * A Unix listener is shut down for reading: connects are refused at once, and the queue stays. Shards share the queue,
 //!   each by a descriptor, and each closes its own once it finds the queue empty.
-//! * A TCP listener of this server alone is shut down as it is closed, since a child that was forked without exec may have
-//!   another descriptor of it: newcomers would wait in a queue from which no shard accepts.
-//! * An adopted listener is left alone: others accept from its queue, now or later, and a change of the socket would affect
-//!   them. Its queue is left to them with the close of one descriptor of several.
+//! * A TCP listener of this server alone is shut down as it is closed, since a child that was
+//! forked without exec may have   another descriptor of it: new connections would wait in a queue
+//! from which no shard accepts.
+//! * An adopted listener is left alone: others accept from its queue, now or later, and a change of
+//! the socket would affect   them. They keep its queue when this one of several descriptors is
+//! closed.
 
 use std::io;
 use std::net::Shutdown;
@@ -25,22 +29,25 @@ use socket2::{Domain, SockAddr, SockFilter, SockRef, Socket};
 
 use crate::shared::report::{is_refused, log};
 
-/// How long a handshake that had begun may take to enter the queue: a round trip within a continent, short beside a drain.
-/// The kernel does not tell whether any is on its way. On loopback none is: handshakes end within the client's call
-/// (measured: nothing lost in 290 rounds without this wait).
+/// Longest time that a handshake which had begun may take to enter the queue: a round trip within a
+/// continent, short compared with a drain. The kernel does not report whether one is under way. On
+/// loopback none is: handshakes end within the client's call (measured: nothing lost in 290 rounds
+/// without this wait).
 const HANDSHAKE: Duration = Duration::from_millis(50);
 
-/// Connections taken from a queue in one turn, at most: a quarter of what a turn may bring by default.
+/// Most connections taken from a queue in one turn: a quarter of what a turn may bring by default.
 pub(crate) const TAKEN_IN_A_TURN: usize = 64;
 
-/// How long a queue rests that is empty, or whose next connection could not be taken for want of a descriptor. How often in
-/// a row it may rest for the latter: a second, in which a draining server gives many descriptors back.
+/// Pause of a queue that is empty, or whose next connection could not be taken for lack of a
+/// descriptor; and how many pauses in a row the latter may cause: a second, in which a draining
+/// server releases many descriptors.
 const PAUSE: Duration = Duration::from_millis(10);
 const PAUSES_MAX: u32 = 100;
 
-/// How long a queue is emptied, whatever is in it: its connections may wait for descriptors, and where newcomers cannot be
-/// turned away they may come for ever. A shard that aborted everything gives up what its driver has not ended 5 s later, and
-/// a listener must not be among it.
+/// Longest time for which a queue is emptied, whatever is in it: its connections may wait for
+/// descriptors, and where new ones cannot be turned away they may keep coming. A shard that aborted
+/// everything gives up what its driver has not ended 5 s later, and a listener must not be part of
+/// that.
 const EMPTIED_MAX: Duration = Duration::from_secs(3);
 
 /// Drops packets with SYN and without ACK. The filter sees a packet from its TCP header on.
@@ -61,9 +68,11 @@ pub(crate) struct ListeningSocket {
 }
 
 impl ListeningSocket {
-    /// Refuses newcomers, and resets those in the queue, also where a forked child has the socket too.
+    /// Refuses new connections, and resets those in the queue, also where a forked child has the
+    /// socket too.
     pub(crate) fn shut_down(&self) {
-        // Of a Unix socket each shard has a descriptor, and connects are refused once one of them stops.
+        // Each shard has a descriptor of a Unix socket, and connects are refused once one of them
+        // stops.
         if !self.is_adopted && !matches!(self.socket.domain(), Ok(Domain::UNIX)) {
             let _ = self.socket.shutdown(Shutdown::Both);
         }
@@ -93,21 +102,22 @@ impl Drop for ListeningSocket {
 /// A listening socket that is given to a driver, with its ownership.
 #[derive(Debug)]
 pub struct Listener {
-    /// The driver's alone, but for the moments in which a [gauge](crate::ListenerGauge) reads.
+    /// The driver's alone, except while a [gauge](crate::ListenerGauge) reads.
     socket: Arc<ListeningSocket>,
-    /// Its connections are accepted one by one.
+    /// Whether its connections are accepted one by one.
     one_by_one: bool,
     filter: Arc<FilterState>,
 }
 
 impl Listener {
-    /// A socket that only the drivers of one server own: its end is the end of the listener.
+    /// Takes a socket that only the drivers of one server own: its end is the end of the listener.
     pub fn own(socket: impl Into<OwnedFd>) -> Listener {
         Listener::new(socket.into(), false)
     }
 
-    /// A socket that other processes, or other parts of this one, accept from as well, now or later. It has to be non-blocking,
-    /// since another owner may take a connection for which one driver is woken.
+    /// Takes a socket that other processes, or other parts of this one, accept from as well, now or
+    /// later. It has to be non-blocking, since another owner may take a connection for which one
+    /// driver is woken.
     pub fn adopted(socket: impl Into<OwnedFd>) -> Listener {
         Listener::new(socket.into(), true)
     }
@@ -117,8 +127,9 @@ impl Listener {
         Listener { socket, one_by_one: false, filter: Arc::default() }
     }
 
-    /// Has an io_uring accept one connection at a time, and the next one in the next turn. Otherwise a single accept brings the
-    /// whole queue, also beyond what a shard wants after the first of them. With epoll a turn brings no more than its budget.
+    /// Has an io_uring accept one connection per turn. Otherwise a single accept brings the whole
+    /// queue, including connections beyond the number that the shard wants after the first of them.
+    /// With epoll a turn brings no more than its budget.
     pub fn one_by_one(&mut self) {
         self.one_by_one = true;
     }
@@ -156,12 +167,13 @@ impl AsFd for Listener {
     }
 }
 
-/// What a listener knows of its filter.
+/// The state of a listener's filter.
 #[derive(Debug, Default)]
 pub(crate) struct FilterState {
-    /// It had one: sockets that were accepted may have inherited it, also from the time before it went.
+    /// The listener had a filter: accepted sockets may have inherited it, also those accepted
+    /// before it was removed.
     was_set: AtomicBool,
-    /// Newcomers are turned away by a filter that must stay. Held while a filter is set.
+    /// New connections are turned away by a filter that must stay. Locked while a filter is set.
     is_closing: Mutex<bool>,
 }
 
@@ -187,7 +199,7 @@ impl FilterState {
                 detached => detached,
             };
         }
-        // Before the first connection can inherit it.
+        // Set before the first connection can inherit the filter.
         self.was_set.store(true, Ordering::Relaxed);
         socket.attach_filter(program)
     }
@@ -203,14 +215,14 @@ impl FilterState {
     }
 }
 
-/// Takes a connection, which is close-on-exec, and does not block if it is to be `nonblocking`.
+/// Takes a connection, which is close-on-exec and, if `nonblocking`, does not block.
 ///
 /// # Errors
 /// Those of `accept(2)`.
 pub(crate) fn accept(listener: &Socket, nonblocking: bool) -> io::Result<(Socket, SockAddr)> {
     let flags = libc::SOCK_CLOEXEC | if nonblocking { libc::SOCK_NONBLOCK } else { 0 };
     match listener.accept4(flags) {
-        // Not in the kernel, or hidden by a sandbox.
+        // `accept4` is not in the kernel, or hidden by a sandbox.
         Err(error) if is_refused(&error) => {
             let (socket, peer) = listener.accept_raw()?;
             socket.set_cloexec(true)?;
@@ -221,11 +233,11 @@ pub(crate) fn accept(listener: &Socket, nonblocking: bool) -> io::Result<(Socket
     }
 }
 
-/// Turns newcomers away from here on, so that [`take`] does not wait. Returns the time for which handshakes that had begun may
-/// still arrive.
+/// Turns new connections away, so that [`take`] does not wait. Returns the time for which
+/// handshakes that had begun may still arrive.
 ///
 /// # Errors
-/// If the socket cannot be made non-blocking, and must not be asked for what is queued.
+/// If the socket cannot be made non-blocking, and must not be asked for queued connections.
 pub(crate) fn turn_newcomers_away(listener: &Socket, filter: &FilterState) -> io::Result<Duration> {
     listener.set_nonblocking(true)?;
     let (turned, late) = match listener.domain() {
@@ -241,7 +253,7 @@ pub(crate) fn turn_newcomers_away(listener: &Socket, filter: &FilterState) -> io
 /// Takes the connection that has waited longest.
 ///
 /// # Errors
-/// The `errno`, which [`Refusal::of`] sorts.
+/// The `errno`, which [`Refusal::of`] classifies.
 pub(crate) fn take(listener: SockRef<'_>) -> Result<Socket, i32> {
     match accept(&listener, false) {
         Ok((socket, _)) => Ok(socket),
@@ -258,7 +270,7 @@ pub(crate) enum Refusal {
     Gone,
     /// There is no descriptor or no memory now.
     NoDescriptor,
-    /// The listener takes no connection any more.
+    /// The listener no longer accepts connections.
     Broken,
 }
 
@@ -278,7 +290,8 @@ impl Refusal {
     }
 }
 
-/// How often in a row a connection may be gone before it was accepted. A listener that says so on and on is broken.
+/// Connections in a row that may be gone before they are accepted. A listener that keeps reporting
+/// this is broken.
 const GONE_MAX: u32 = 16;
 
 /// Connections in a row that were gone before they were accepted.
@@ -286,7 +299,8 @@ const GONE_MAX: u32 = 16;
 pub(crate) struct Gone(u32);
 
 impl Gone {
-    /// Why an accept ends that the kernel refused with `errno`; `None` where the next connection is accepted at once.
+    /// The end of an accept that the kernel refused with `errno`; `None` where the next connection
+    /// is accepted at once.
     pub(crate) fn end_of(&mut self, errno: i32) -> Option<AcceptEnd> {
         let is_gone = Refusal::of(errno) == Refusal::Gone;
         self.0 = if is_gone { self.0 + 1 } else { 0 };
@@ -312,7 +326,8 @@ pub(crate) struct Emptying {
 }
 
 impl Emptying {
-    /// Notes that newcomers are turned away since `now`; earlier handshakes may arrive for `late`.
+    /// Notes that new connections are turned away since `now`; earlier handshakes may arrive for
+    /// `late`.
     pub(crate) fn new(now: Duration, late: Duration) -> Emptying {
         Emptying { until: now + late, retry_at: None, pauses: 0 }
     }
@@ -322,12 +337,12 @@ impl Emptying {
         self.retry_at.map_or(Duration::ZERO, |at| at.saturating_sub(now))
     }
 
-    /// A connection was taken.
+    /// Notes that a connection was taken.
     pub(crate) fn went_on(&mut self) {
         (self.retry_at, self.pauses) = (None, 0);
     }
 
-    /// True if the listener is to be closed now, whatever is in its queue.
+    /// True if the listener has to be closed now, whatever is in its queue.
     pub(crate) fn is_out_of_time(&self, listener: u16, now: Duration) -> bool {
         let over = now >= self.until + EMPTIED_MAX;
         if over {
@@ -339,7 +354,7 @@ impl Emptying {
         over
     }
 
-    /// The kernel refused. True if the listener is to be closed now.
+    /// Notes that the kernel refused. True if the listener has to be closed now.
     pub(crate) fn is_over(&mut self, listener: u16, errno: i32, now: Duration) -> bool {
         match Refusal::of(errno) {
             Refusal::Gone => false,

@@ -6,17 +6,18 @@ use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, PoisonError};
 
-/// The first descriptor that is handed over.
+/// The first descriptor that a service manager passes.
 const FIRST: RawFd = 3;
 
-/// More than a service manager hands over: a larger number is no such number.
+/// More descriptors than a service manager passes: a larger number is rejected.
 const MOST: RawFd = 4096;
 
 /// The sockets that were not taken, with their names. `None` before the environment was read.
 static LEFT: Mutex<Option<Vec<(String, OwnedFd)>>> = Mutex::new(None);
 
-/// Takes the sockets with this name (`FileDescriptorName=`, by default that of the socket unit) that were handed to this process,
-/// in their order. None if there are none, or they were taken before. They are close-on-exec.
+/// Takes the sockets with this name (`FileDescriptorName=`, by default that of the socket unit)
+/// that were passed to this process, in their order. Empty if there are none, or they were taken
+/// before. They are close-on-exec.
 ///
 /// The environment (`LISTEN_PID`, `LISTEN_FDS`, `LISTEN_FDNAMES`) is read by the first call. Without `LISTEN_FDNAMES` the name
 /// of each is `unknown`, as is that of a socket whose name there is empty.
@@ -33,16 +34,16 @@ pub fn take_activated(name: &str) -> Vec<OwnedFd> {
     found.into_iter().map(|(_, socket)| socket).collect()
 }
 
-/// The names of the descriptors from [`FIRST`] on, if they are for this process.
+/// The names of the descriptors from [`FIRST`] on, if they were passed to this process.
 fn named(pid: &str, fds: &str, names: &str) -> Vec<String> {
     let is_ours = pid.parse() == Ok(std::process::id());
     let count = fds.parse().ok().filter(|count| is_ours && (0..=MOST).contains(count)).unwrap_or(0);
-    // One that is empty has its place all the same.
+    // An empty name keeps its position.
     let mut names = names.split(':').map(|name| if name.is_empty() { "unknown" } else { name });
     (0..count).map(|_| names.next().unwrap_or("unknown").to_owned()).collect()
 }
 
-/// Takes one over, if it is open.
+/// Takes ownership of a descriptor, if it is open.
 fn own(fd: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: `fcntl` with these commands takes a number and changes a flag of a descriptor, or fails.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
@@ -50,8 +51,8 @@ fn own(fd: RawFd) -> io::Result<OwnedFd> {
     if flags < 0 || unsafe { libc::fcntl(fd, libc::F_SETFD, flags | libc::FD_CLOEXEC) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: it is open, and was handed to this process to own it: `LISTEN_PID` names the process. This is done once for each
-    // number, since the environment is read once, behind a lock.
+    // SAFETY: it is open, and was passed to this process to own it: `LISTEN_PID` names the process.
+    // This is done once for each number, since the environment is read once, under a lock.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

@@ -1,21 +1,23 @@
-//! Whether a shard waits for more before it takes what is there, as a network card does that coalesces its interrupts.
+//! Whether a shard waits for more completions before it takes those that are there, like a network
+//! card that coalesces interrupts.
 //!
-//! A turn costs a system call, and each turn in which a connection has replies costs a send of it. Where many connections send a
-//! little each, what came within some microseconds is taken in one turn, instead of in many small ones. One connection alone
-//! gains nothing by it, so the wait is for more only if several were heard since the last one.
+//! A turn costs a system call, and each turn in which a connection has replies costs a send of it.
+//! If many connections send a little each, one turn takes what came within some microseconds,
+//! instead of many small ones. A single connection gains nothing, so the shard waits for more only
+//! if several had bytes since the last wait.
 
 use std::time::Duration;
 
 use ringserve_core::{Completion, ConnId};
 
-/// The choice of a driver, and what came since its last wait.
+/// The choice of a driver, and the bytes that came since its last wait.
 #[derive(Debug, Default)]
 pub(crate) struct Coalesce {
-    /// How long it waits for more; zero if it does not.
+    /// Time to wait for more; zero if the shard does not.
     wait: Duration,
-    /// A connection whose bytes came.
+    /// A connection that had bytes.
     heard: Option<ConnId>,
-    /// Bytes of others came too.
+    /// Other connections had bytes too.
     several: bool,
 }
 
@@ -24,7 +26,7 @@ impl Coalesce {
         Coalesce { wait, ..Coalesce::default() }
     }
 
-    /// Looks at what a turn brought.
+    /// Takes note of the completions of a turn.
     #[inline]
     pub(crate) fn brought(&mut self, completions: &[Completion]) {
         if !self.wait.is_zero() && !self.several {
@@ -41,8 +43,8 @@ impl Coalesce {
         self.several = from.any(|id| Some(id) != self.heard);
     }
 
-    /// A wait begins that may last this long; `None` for as long as nothing happens. How long it lasts whatever comes meanwhile;
-    /// zero if what comes first ends it.
+    /// Begins a wait that may last this long; `None` without a bound. Returns how long it lasts
+    /// whatever comes meanwhile; zero if the first completion ends it.
     #[inline]
     pub(crate) fn begin_wait(&mut self, longest: Option<Duration>) -> Duration {
         self.heard = None;

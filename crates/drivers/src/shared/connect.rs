@@ -1,4 +1,4 @@
-//! Sockets for connections that the server makes.
+//! Sockets for outgoing connections.
 
 use std::fmt;
 use std::io;
@@ -10,19 +10,19 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 type SetUp = dyn Fn(BorrowedFd<'_>, &Address) -> io::Result<()> + Send + Sync;
 
-/// Prepares a socket before it connects: sets its options.
+/// Prepares a socket before it connects, such as by setting options.
 #[derive(Clone, Default)]
 pub struct BeforeConnect(Option<Arc<SetUp>>);
 
 impl BeforeConnect {
-    /// Calls `set_up` with each socket, which fails to connect if that fails.
+    /// Calls `set_up` with each socket. If that fails, so does the connect.
     pub fn new(
         set_up: impl Fn(BorrowedFd<'_>, &Address) -> io::Result<()> + Send + Sync + 'static,
     ) -> BeforeConnect {
         BeforeConnect(Some(Arc::new(set_up)))
     }
 
-    /// A blocking socket, closed on exec.
+    /// Opens a blocking, close-on-exec socket.
     pub(crate) fn open_socket(&self, address: &Address) -> Result<Socket, i32> {
         let domain = match address {
             Address::Ip(addr) => Domain::for_address(*addr),
@@ -42,7 +42,7 @@ impl fmt::Debug for BeforeConnect {
     }
 }
 
-/// The address as the kernel takes it. A path that is too long is `ENAMETOOLONG`.
+/// Converts the address for the kernel. A path that is too long is `ENAMETOOLONG`.
 pub(crate) fn to_kernel(address: &Address) -> Result<SockAddr, i32> {
     match address {
         Address::Ip(addr) => Ok(SockAddr::from(*addr)),

@@ -1,10 +1,11 @@
-//! Limits of the process, also in sandboxes that refuse `prlimit64`, and free memory of its allocator.
+//! Limits of the process, also in sandboxes that refuse `prlimit64`, and the free memory of its
+//! allocator.
 
 use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
 
-/// A resource that is limited.
+/// A limited resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
     /// `RLIMIT_NOFILE`: descriptors.
@@ -20,15 +21,16 @@ pub enum Resource {
 pub struct ResourceLimit {
     /// The limit that the kernel enforces.
     pub soft: Option<u64>,
-    /// How far the process may raise that.
+    /// The highest value to which the process may raise the soft limit.
     pub hard: Option<u64>,
 }
 
 impl ResourceLimit {
-    /// The limits of this process. Where the kernel does not answer they are read in `/proc/self/limits`.
+    /// Reads the limits of this process. Where the kernel does not answer, they are read from
+    /// `/proc/self/limits`.
     ///
     /// # Errors
-    /// The kernel's, if they are not there either.
+    /// The kernel's error, if they are not there either.
     pub fn of(resource: Resource) -> io::Result<ResourceLimit> {
         ask(resource).or_else(|error| {
             let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
@@ -37,9 +39,10 @@ impl ResourceLimit {
     }
 }
 
-/// Has the C library's allocator give the free memory that it keeps back to the system, for the whole process. Takes about a
-/// millisecond for each 4 MiB that go, in which an arena is locked. Nothing happens where it is not glibc's, and to memory of
-/// a program's other allocator.
+/// Returns the free memory that the C library's allocator holds back to the system, for the whole
+/// process. Takes about a millisecond for each 4 MiB returned, during which an arena is locked.
+/// Does nothing where the allocator is not glibc's, and does not affect another allocator of the
+/// program.
 pub fn trim_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it takes a number, may be called by any thread at any time, and touches free memory only.
@@ -48,10 +51,12 @@ pub fn trim_heap() {
     }
 }
 
-/// Has `call` run when the process exits: `main` returned, or a thread called `exit`. Nothing runs where it aborts, or is killed. The
-/// locks of other threads may be held meanwhile, for ever.
+/// Registers `call` to run when the process exits: `main` returned, or a thread called `exit`. It
+/// does not run where the process aborts or is killed. Other threads may hold locks meanwhile, and
+/// never release them.
 pub fn at_exit(call: extern "C" fn()) {
-    // SAFETY: a function without arguments, which is there as long as the process. Where the list is full it is not called.
+    // SAFETY: a function without arguments, which lives as long as the process. Where the list is
+    // full it is not called.
     unsafe {
         libc::atexit(call);
     }

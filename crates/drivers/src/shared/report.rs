@@ -25,7 +25,7 @@ pub enum SetupError {
         /// The largest one allowed.
         max: u32,
     },
-    /// The receive memory cannot be made like this.
+    /// The receive memory cannot be set up like this.
     Pool(PoolError),
     /// `kernel.io_uring_disabled` is 1 (for users without privileges) or 2 (for all).
     Disabled(u8),
@@ -70,7 +70,7 @@ pub enum SetupError {
     Descriptors {
         /// The refused call or operation.
         what: &'static str,
-        /// With which error.
+        /// The error.
         error: io::Error,
     },
     /// Anything else.
@@ -121,7 +121,7 @@ fn disabled_by_sysctl() -> u8 {
     text.trim().parse().unwrap_or(0)
 }
 
-/// `None` if there is none, or it cannot be found out.
+/// The soft limit. `None` if there is none, or it cannot be read.
 pub(crate) fn soft_limit(resource: Resource) -> Option<u64> {
     ResourceLimit::of(resource).ok()?.soft
 }
@@ -227,7 +227,7 @@ impl From<PoolError> for SetupError {
 /// ringserve_drivers::guarded(|| tracing::info!("a shard goes on whatever becomes of this line"));
 /// ```
 pub fn guarded(write: impl FnOnce()) {
-    // The line is lost, and so is any report of that.
+    // The line is lost, and the panic is not reported either.
     if let Err(panic) = catch_unwind(AssertUnwindSafe(write)) {
         // The value of a panic may panic when it is dropped.
         std::mem::forget(panic);

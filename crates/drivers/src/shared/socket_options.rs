@@ -1,4 +1,4 @@
-//! Socket options that the other crates of the workspace have no safe call for.
+//! Socket options for which the other crates of the workspace have no safe call.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -8,8 +8,8 @@ use ringserve_core::PeerCredentials;
 /// An option of a TCP socket whose value is one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TcpOption {
-    /// `TCP_FASTOPEN`, of a listener: connections that may wait for the end of their handshake after data came with
-    /// its first packet.
+    /// `TCP_FASTOPEN`, of a listener: the most connections that may wait for the end of their
+    /// handshake after their first packet brought data.
     FastOpen,
     /// `TCP_DEFER_ACCEPT`, of a listener: seconds for which a connection without data is not accepted.
     DeferAccept,
@@ -49,17 +49,17 @@ impl TcpOption {
     }
 }
 
-/// The process at the other end of a connected Unix socket: of a client's, the one that listens (`SO_PEERCRED`). `None`
-/// if there is none, or it cannot be seen from this process namespace.
+/// The process at the other end of a connected Unix socket (`SO_PEERCRED`); for a client, the one
+/// that listens. `None` if there is none, or it cannot be seen from this process namespace.
 pub fn peer_process(socket: impl AsFd) -> Option<u32> {
-    // As `struct ucred` has them; 0 for a process that cannot be seen.
+    // The fields of `struct ucred`; 0 for a process that cannot be seen.
     let [pid, _user, _group]: [u32; 3] = get(socket, libc::SOL_SOCKET, libc::SO_PEERCRED).ok()?;
     (pid != 0).then_some(pid)
 }
 
 /// The process at the other end of a connected Unix socket, which connected or listens. `None` for a socket of another kind.
 pub fn peer_credentials(socket: impl AsFd) -> Option<PeerCredentials> {
-    // A socket without a process at its other end has none of the three, and -1 for user and group.
+    // A socket without a process at its other end has 0 for the process, and -1 for user and group.
     let [pid, uid, gid]: [u32; 3] = get(socket, libc::SOL_SOCKET, libc::SO_PEERCRED).ok()?;
     (uid != u32::MAX || gid != u32::MAX).then_some(PeerCredentials {
         pid: (pid != 0).then_some(pid),
@@ -68,7 +68,7 @@ pub fn peer_credentials(socket: impl AsFd) -> Option<PeerCredentials> {
     })
 }
 
-/// A value that the kernel may write any bytes to.
+/// A value to which the kernel may write any bytes.
 pub(crate) trait Plain: Copy + Default {}
 impl Plain for libc::c_int {}
 impl<const N: usize> Plain for [u32; N] where [u32; N]: Default {}
@@ -76,7 +76,7 @@ impl<const N: usize> Plain for [u32; N] where [u32; N]: Default {}
 /// Reads an option.
 ///
 /// # Errors
-/// What the kernel said.
+/// The kernel's error.
 pub(crate) fn get<T: Plain>(socket: impl AsFd, level: libc::c_int, name: libc::c_int) -> io::Result<T> {
     let fd = socket.as_fd();
     let mut value = T::default();

@@ -30,7 +30,7 @@ impl Place {
         ConnId::from_bits(self.id)
     }
 
-    /// The slot behind this one in the list.
+    /// The slot after this one in the list.
     pub(crate) fn after(&self) -> u32 {
         self.after
     }
@@ -41,13 +41,14 @@ impl Place {
     }
 }
 
-/// The driver's state of a connection. The default is vacant, at rest and in no list.
+/// The driver's state of a connection. The default is vacant, idle and in no list.
 pub(crate) trait Entry: Default {
     fn place(&self) -> &Place;
     fn place_mut(&mut self) -> &mut Place;
 }
 
-/// All connections, by slot, and a list through some of them. Which ones are in it is for the driver to know.
+/// All connections, by slot, and a list through some of them. The driver decides which ones are in
+/// it.
 pub(crate) struct Table<T> {
     entries: Chunked<T>,
     first: u32,
@@ -71,7 +72,7 @@ impl<T: Entry> Table<T> {
         self.entries.get_mut(slot).filter(|entry| entry.place().id != VACANT)
     }
 
-    /// Makes the slot this id's; `None` if it is another's still.
+    /// Assigns the slot to this id; `None` if another connection still has it.
     pub(crate) fn open(&mut self, id: ConnId) -> Option<&mut T> {
         let entry = self.entries.entry(id.slot()).expect("memory for 256 connections");
         let place = entry.place_mut();
@@ -89,7 +90,7 @@ impl<T: Entry> Table<T> {
         }
     }
 
-    /// Every slot that was ever used, vacant ones too.
+    /// Every slot that was ever used, including vacant ones.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         self.entries.iter()
     }
@@ -106,7 +107,8 @@ impl<T: Entry> Table<T> {
         self.last
     }
 
-    /// Puts a slot that was opened and is not in the list behind `before`, which is; `NONE` for its head.
+    /// Inserts a slot that was opened and is not in the list after `before`, which is; `NONE` for
+    /// its head.
     #[inline]
     pub(crate) fn insert(&mut self, before: u32, slot: u32) {
         let after = match self.entries.get_mut(before) {
@@ -140,7 +142,7 @@ impl<T: Entry> Table<T> {
         }
     }
 
-    /// Walks the list from its head, and panics if it is none.
+    /// Walks the list from its head, and panics if it is inconsistent.
     pub(crate) fn listed(&self) -> impl Iterator<Item = (u32, &T)> {
         let (mut slot, mut before, mut count) = (self.first, NONE, 0);
         std::iter::from_fn(move || {

@@ -1,4 +1,4 @@
-//! Trying a driver on a pair of Unix sockets: a receive, then a send.
+//! A trial of a driver on a pair of Unix sockets: a receive, then a send.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -9,7 +9,8 @@ use ringserve_core::{Batch, Budget, Completion, ConnId, Driver, Op, ReceiveEnd, 
 use crate::shared::report::SetupError;
 use crate::shared::wait::now;
 
-/// Each step takes microseconds; a machine so busy that one takes this long gets epoll.
+/// Bound of each step. It takes microseconds; a machine so busy that one takes this long gets
+/// epoll.
 const STEP_TIME: Duration = Duration::from_secs(2);
 
 /// The names of a trial's steps, and of the causes of errors.
@@ -78,7 +79,8 @@ impl<D: Driver> Trial<D> {
             seen => return Err(SetupError::Trial { step, seen: format!("{seen:?}") }),
         }
         let mut pong = [0; 4];
-        // It is there, as the completion said. No socket option is set: a sandbox that refuses those is not the driver's.
+        // The bytes are there, as the completion reported. No socket option is set: a sandbox that
+        // refuses those is not the driver's fault.
         let read = near.set_nonblocking(true).and_then(|()| near.read_exact(&mut pong));
         match read {
             Ok(()) if pong == *b"pong" => Ok(()),

@@ -1,11 +1,12 @@
 //! Ends of waits: a wake from another thread, by an eventfd, or a timer that is set once for many waits.
 //!
-//! A time given with `io_uring_enter` or `epoll_wait` sets a timer of the kernel's and clears it again, in every call
-//! that blocks: measured, half a microsecond, 6 % of a turn with one request in it. The deadlines of a server are mostly
-//! far away, and move away. So one timer (a timeout operation, a timerfd) stays with the kernel until it goes off, and
-//! waits that end behind it need no separate time. It is set again for a wait that ends sooner. It may go off when
-//! nothing is due any more, once; a wait may end early, and up to a millisecond late. A short wait has its time in the
-//! call, unless the timer goes off by then: a look at the clock costs less.
+//! A time given with `io_uring_enter` or `epoll_wait` sets a timer of the kernel's and clears it
+//! again, in every call that blocks: measured, half a microsecond, 6 % of a turn with one request
+//! in it. The deadlines of a server are usually far away, and move away. So one timer (a timeout
+//! operation, a timerfd) stays with the kernel until it goes off, and waits that end later need no
+//! separate time. It is set again for a wait that ends sooner. It may go off once when nothing is
+//! due; a wait may end early, and up to a millisecond late. A short wait passes its time in the
+//! call, unless the timer goes off by then: reading the clock costs less.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -27,7 +28,7 @@ pub struct Waker {
 #[derive(Debug)]
 struct Inner {
     eventfd: OwnedFd,
-    /// True exactly from a wake until the shard saw it: further ones cost no system call.
+    /// True exactly from a wake until the shard saw it: further wakes cost no system call.
     pending: AtomicBool,
 }
 
@@ -38,14 +39,15 @@ impl task::Wake for Inner {
 
     fn wake_by_ref(self: &Arc<Self>) {
         if !self.pending.swap(true, Ordering::AcqRel) {
-            // It cannot block: the counter is far from its end, since each wake that was seen empties it or adds one.
+            // The write cannot block: the counter is far from its maximum, since each wake that was
+            // seen empties it or adds one.
             let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
         }
     }
 }
 
 impl Waker {
-    /// For the kernel half of a driver.
+    /// Creates a waker, for the kernel half of a driver.
     ///
     /// # Errors
     /// If there is no descriptor left.
@@ -66,7 +68,7 @@ impl Waker {
         self.inner.pending.swap(false, Ordering::AcqRel);
     }
 
-    /// The waker as a task's waker.
+    /// Converts the waker into a task's waker.
     pub fn to_task(&self) -> task::Waker {
         task::Waker::from(self.inner.clone())
     }
@@ -83,18 +85,18 @@ impl AsFd for Waker {
     }
 }
 
-/// Waits up to this long have their time in the call, unless the timer is set already: setting it, and the next one, would cost
-/// more.
+/// Waits up to this long pass their time in the call, unless the timer is already set: setting it,
+/// and the next one, would cost more.
 const SHORT: Duration = Duration::from_millis(20);
 
 /// The shortest wait that a timer is set for.
 pub(crate) const SET_FROM: Duration = Duration::from_millis(21);
 
-/// A wait that ends so little before the timer ends with it, if it is no short one: the same deadline is a different wait in
-/// each turn.
+/// A wait that ends this little before the timer ends with it, unless it is a short one: the same
+/// deadline is a different wait in each turn.
 const SLACK: Duration = Duration::from_millis(1);
 
-/// The timer is set no further ahead, so that every time fits into what the kernel takes.
+/// The timer is set no further ahead, so that every time fits into the kernel's type.
 const LONG: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The monotonic clock's time.
@@ -106,7 +108,7 @@ pub(crate) fn now() -> Duration {
 /// The state of the kernel's timer, in nanoseconds of the monotonic clock: each turn reads it.
 #[derive(Default)]
 pub(crate) struct Timer {
-    /// When it goes off.
+    /// The time at which it goes off.
     armed: Option<u64>,
     /// The clock when it was last read.
     read: u64,
@@ -124,13 +126,13 @@ pub(crate) enum Bound {
 }
 
 impl Timer {
-    /// How to end a wait of this length. What [`Bound::Set`] asks for must be done, or [`went_off`](Timer::went_off)
-    /// called. The timer is not set unless it `can` be.
+    /// Decides how to end a wait of this length. The caller must do what [`Bound::Set`] asks for,
+    /// or call [`went_off`](Timer::went_off). The timer is not set unless it `can` be.
     #[inline]
     pub(crate) fn bound(&mut self, wait: Duration, can: bool) -> Bound {
         let wait = nanos(wait.min(LONG));
         if self.ends(self.read + wait + slack(wait)) {
-            // So it does for a wait that begins now, which is later.
+            // The timer also ends a wait that begins now, which is later.
             return Bound::Timer;
         }
         self.bound_now(wait, can)
@@ -145,7 +147,7 @@ impl Timer {
         self.bound_at(self.read, wait, can)
     }
 
-    /// True if it goes off by then.
+    /// True if the timer goes off by then.
     #[inline]
     fn ends(&self, until: u64) -> bool {
         self.armed.is_some_and(|armed| armed <= until)
@@ -163,20 +165,20 @@ impl Timer {
         }
     }
 
-    /// It went off, or could not be set.
+    /// Notes that the timer went off, or could not be set.
     pub(crate) fn went_off(&mut self) {
         self.armed = None;
     }
 }
 
-/// By how much a wait may end late: a short one by an eighth.
+/// Longest time by which a wait may end late: a short one by an eighth.
 #[inline]
 const fn slack(wait: u64) -> u64 {
     let eighth = wait / 8;
     if eighth < nanos(SLACK) { eighth } else { nanos(SLACK) }
 }
 
-/// Of less than 500 years.
+/// Nanoseconds of a time of less than 500 years.
 #[inline]
 const fn nanos(time: Duration) -> u64 {
     time.as_secs() * 1_000_000_000 + time.subsec_nanos() as u64

@@ -15,7 +15,7 @@ use crate::shared::report::log;
 pub(super) struct Listening {
     /// True exactly while an accept is with the kernel, or queued for it.
     armed: bool,
-    /// True exactly when it was told to stop and has not ended.
+    /// True exactly while a stop was requested and the accept has not ended.
     stop: bool,
     life: Life,
     gone: Gone,
@@ -29,12 +29,13 @@ enum Life {
     Open,
     /// Once no accept is in flight, the rest of its queue is taken.
     Emptying(Emptying),
-    /// Once no accept is in flight, the queue is left to its other owners, but for one connection if an accept ended without
-    /// any.
+    /// Once no accept is in flight, the queue is left to its other owners, except for one
+    /// connection if an accept ended without any.
     ///
-    /// The kernel wakes one of those who wait at a queue for each connection. A ring that was woken and is told to stop
-    /// before it enters the kernel again does not accept, and wakes no other: the connection would wait until the next one
-    /// comes. An accept of one connection is woken once, so one is taken.
+    /// The kernel wakes one of those who wait at a queue for each connection. A ring that was woken
+    /// and is stopped before it enters the kernel again does not accept, and wakes no other: the
+    /// connection would wait until the next one comes. An accept of one connection is woken once,
+    /// so one is taken.
     Leaving(Option<Emptying>),
     Closed,
 }
@@ -91,8 +92,8 @@ impl<K: Kernel> Uring<K> {
         self.accept_stop(listener);
     }
 
-    /// How long it is until a queue can be asked for what is left in it. A queue with an accept in flight is not asked:
-    /// the end of the accept is a completion.
+    /// Time until a queue can be asked for the rest of its connections. A queue with an accept in
+    /// flight is not asked: the end of the accept is a completion.
     #[cold]
     pub(super) fn queue_due_in(&mut self) -> Option<Duration> {
         let now = self.kernel.now();
@@ -105,8 +106,8 @@ impl<K: Kernel> Uring<K> {
         rests.min()
     }
 
-    /// Takes what is left in the queues of listeners whose accept ended, within the budget, and closes those that are
-    /// empty.
+    /// Takes the connections left in the queues of listeners whose accept ended, within the budget,
+    /// and closes those that are empty.
     #[cold]
     pub(super) fn empty_queues(&mut self, sink: &mut Sink<'_>) {
         let now = self.kernel.now();
@@ -141,7 +142,8 @@ impl<K: Kernel> Uring<K> {
         }
     }
 
-    /// Leaves a queue to its other owners, but for the connection for which this ring may have been woken in their place.
+    /// Leaves a queue to its other owners, except for the connection for which this ring may have
+    /// been woken in their place.
     fn leave(&mut self, listener: u16, takes_one: Option<Emptying>, now: Duration, sink: &mut Sink<'_>) {
         if let Some(mut emptying) = takes_one {
             if !emptying.rest(now).is_zero() {
@@ -160,8 +162,9 @@ impl<K: Kernel> Uring<K> {
         self.close_listener(listener, sink);
     }
 
-    /// An accept of an adopted queue stopped without a connection: as for [`Life::Leaving`], the ring may have been woken for one
-    /// in the place of another owner. One that cannot be taken for want of a descriptor waits for the next.
+    /// Handles an accept of an adopted queue that stopped without a connection. As for
+    /// [`Life::Leaving`], the ring may have been woken for one in the place of another owner. A
+    /// connection that cannot be taken for lack of a descriptor waits for the next wake-up.
     #[cold]
     fn take_one(&mut self, listener: u16, sink: &mut Sink<'_>) {
         self.stats.calls += 1;
@@ -227,13 +230,14 @@ impl<K: Kernel> Uring<K> {
             self.listeners[index].life = Life::Leaving(Some(emptying));
         }
         if !matches!(self.listeners[index].life, Life::Open) {
-            // What is still queued is taken from here on, and the end comes with the last of it.
+            // The rest of the queue is taken from here on, and the end comes with the last
+            // connection of it.
             (self.listeners[index].armed, self.listeners[index].stop) = (false, false);
             return;
         }
         let listening = &mut self.listeners[index];
         let end = match -cqe.res {
-            // Ended by itself, or is told to stop.
+            // The accept ended by itself, or was stopped.
             _ if cqe.res >= 0 => None,
             libc::EAGAIN | libc::ECANCELED => None,
             errno => listening.gone.end_of(errno),

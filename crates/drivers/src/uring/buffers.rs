@@ -1,9 +1,9 @@
 //! The number of buffers with the kernel.
 //!
-//! The buffer ring is first in, first out, so the kernel walks through all that is in it: few buffers stay warm
-//! in the cache, many do not (measured: 4-6 % at 64 B, 10-15 % at 16 KiB between 256 and 4096). So the ring is
-//! kept at a target that starts low, doubles when a receive finds the ring empty or nearly so, and is halved
-//! when a quarter of it was enough for a long time.
+//! The buffer ring is first in, first out, so the kernel walks through all buffers in it: few stay
+//! warm in the cache, many do not (measured: 4-6 % at 64 B, 10-15 % at 16 KiB between 256 and
+//! 4096). So the ring is kept at a target that starts low, doubles when a receive finds the ring
+//! empty or nearly so, and is halved when a quarter of it was enough for a long time.
 
 use ringserve_buf::KernelSide;
 
@@ -12,7 +12,7 @@ use super::kernel::Kernel;
 /// Half a chunk of the pool, so that a quiet shard's buffers, lent and leased, fit in its first chunk.
 const TARGET_START: usize = 32;
 
-/// Turns after which the target is looked at again: under load about a second.
+/// Turns between two reviews of the target: under load about a second.
 const REVIEW_TURNS: u32 = 1 << 14;
 
 pub(super) struct Buffers {
@@ -22,9 +22,9 @@ pub(super) struct Buffers {
     pub(super) in_ring: usize,
     /// The target at the start of a turn.
     target: usize,
-    /// True from a receive that found the ring empty until the target was looked at.
+    /// True from a receive that found the ring empty until the next review of the target.
     starved: bool,
-    /// The fewest that were left at the start of a turn since the last review.
+    /// The fewest buffers that were left at the start of a turn since the last review.
     lowest: usize,
     turns: u32,
 }
@@ -62,7 +62,7 @@ impl Buffers {
 
     #[inline]
     fn review_low(&mut self) {
-        // Nothing was in the ring before the first turn, and that says nothing.
+        // Nothing was in the ring before the first turn, which means nothing.
         let nearly_empty = self.turns > 0 && self.in_ring < self.target / 8;
         if self.starved || nearly_empty {
             self.target = (self.target * 2).min(self.entries);

@@ -1,4 +1,5 @@
-//! Cancels that missed: what they were for lives, and was between two states when the kernel looked for it.
+//! Cancels that missed: their operation lives, and was between two states when the kernel looked
+//! for it.
 //!
 //! ```text
 //!   stop ──▶ cancel ──▶ 0 ───────────────────▶ the operation's own end comes
@@ -6,11 +7,12 @@
 //!              └──────────── 10 ms later ─────────┘ no
 //! ```
 //!
-//! The end of an operation is reaped before the answer to a cancel that came too late for it, so an operation that is
-//! still in flight when that answer is reaped was missed. The state that it was in lasts no longer than an enter.
+//! The end of an operation is reaped before the answer to a cancel that came too late for it. So an
+//! operation that is still in flight when that answer is reaped was missed. The state that it was
+//! in lasts no longer than an enter.
 //!
-//! A receive may be neither: it ended without a completion. After [`MISSES_MAX`] misses in a row that is taken for granted
-//! as far as the connection goes, but not as far as its slot goes: see `clear` in `close`.
+//! A receive may be in neither case: it ended without a completion. After [`MISSES_MAX`] misses in
+//! a row the driver assumes so for the connection, but not for its slot: see `clear` in `close`.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -21,17 +23,18 @@ use super::Uring;
 use super::kernel::{Kernel, RawCqe, RawOp};
 use super::table::{Receiving, Stop};
 
-/// How long a cancel that missed rests: no time beside the limits of a connection, and no load.
+/// Pause after a cancel that missed: short compared with the limits of a connection, and no load.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Cancels in a row that do not find a receive, after which it is held to have ended without a completion.
+/// Cancels in a row that do not find a receive, after which it is assumed to have ended without a
+/// completion.
 pub(super) const MISSES_MAX: u8 = 5;
 
-/// Cancels to be made later, and when: the first of them comes first.
+/// Cancels to be made later, with their times: the earliest comes first.
 pub(super) type Later = VecDeque<(Duration, RawOp)>;
 
 impl<K: Kernel> Uring<K> {
-    /// This cancel is made again after a pause, unless it is pointless by then.
+    /// Makes this cancel again after a pause, unless it is pointless by then.
     #[cold]
     pub(super) fn cancel_again(&mut self, op: RawOp) {
         self.stats.cancels_missed += 1;
@@ -43,7 +46,7 @@ impl<K: Kernel> Uring<K> {
         self.later.push_back((at, op));
     }
 
-    /// The receive has a pause to end, or to tell what is there, by itself.
+    /// Gives the receive a pause to end, or to report what a probe found, by itself.
     #[cold]
     pub(super) fn cancel_receive_later(&mut self, id: ConnId) {
         let Some(port) = self.ports.find(id) else { return };
@@ -51,7 +54,7 @@ impl<K: Kernel> Uring<K> {
         self.cancel_later(RawOp::CancelReceive { id });
     }
 
-    /// How long the next of the cancels that are put off rests still.
+    /// Time until the next of the postponed cancels is due.
     pub(super) fn cancels_due_in(&mut self) -> Option<Duration> {
         let (at, _) = self.later.front()?;
         Some(at.saturating_sub(self.kernel.now()))
@@ -89,8 +92,8 @@ impl<K: Kernel> Uring<K> {
         }
     }
 
-    /// A cancel of a receive is pointless once the receive ended, or told what a probe had found, and wrong once there is a
-    /// new one.
+    /// Prepares the cancel of a receive. It is pointless once the receive ended, or reported what a
+    /// probe had found, and wrong once there is a new one.
     pub(super) fn prepare_cancel_receive(&mut self, id: ConnId) -> Option<RawOp> {
         let port = self.ports.find(id)?;
         let armed = port.receiving == Receiving::Armed;

@@ -17,7 +17,7 @@ impl<K: Kernel> Uring<K> {
         }
     }
 
-    /// Pointless once the receive ended.
+    /// Prepares the shutdown of the input, which is pointless once the receive ended.
     pub(super) fn prepare_shutdown_input(&mut self, id: ConnId) -> Option<RawOp> {
         let port = self.ports.find(id)?;
         match (port.receiving, port.life) {
@@ -41,7 +41,7 @@ impl<K: Kernel> Uring<K> {
             Some(port) if port.life == Life::EndsInput => {
                 port.life = Life::Open;
                 if port.receiving == Receiving::Armed {
-                    // Its end is on the way, or it is not with the kernel any more.
+                    // Its end is on the way, or the kernel no longer has it.
                     self.cancel_receive_later(id);
                 }
             }
@@ -74,9 +74,10 @@ impl<K: Kernel> Uring<K> {
         self.queue.push(RawOp::Close { id, how });
     }
 
-    /// Makes sure that the kernel has no receive of this connection: it would hold the socket, and its bytes would come under
-    /// the name of the slot's next connection. Shutting the input down ends a receive that lives, with a completion before
-    /// that of the shutdown: so a cancel that finds none afterwards is right. The peer notices nothing.
+    /// Makes sure that the kernel has no receive of this connection: it would hold the socket, and
+    /// its bytes would be attributed to the slot's next connection. Shutting the input down ends a
+    /// receive that lives, with a completion before that of the shutdown: so a later cancel that
+    /// finds none is right. The peer notices nothing.
     #[cold]
     fn clear(&mut self, id: ConnId, how: CloseHow) {
         if let Some(port) = self.ports.find(id) {
@@ -85,13 +86,13 @@ impl<K: Kernel> Uring<K> {
         }
     }
 
-    /// The answer to a cancel after the input was shut down.
+    /// Handles the answer to a cancel after the input was shut down.
     #[cold]
     pub(super) fn on_cleared(&mut self, id: ConnId, res: i32) {
         let Some(port) = self.ports.find(id) else { return };
         let Life::Clears(how) = port.life else { return };
         if port.receive_cancels > 0 {
-            // This one is of an earlier cancel.
+            // This answer belongs to an earlier cancel.
             return;
         }
         if res == -libc::ENOENT {
@@ -102,7 +103,8 @@ impl<K: Kernel> Uring<K> {
         self.cancel_again(RawOp::CancelReceive { id });
     }
 
-    /// An error says that the slot was empty already: the socket could not be installed in it.
+    /// Handles the end of a close. An error means that the slot was empty: the socket could not be
+    /// installed in it.
     pub(super) fn on_close(&mut self, cqe: RawCqe, sink: &mut Sink<'_>) {
         let id = cqe.id();
         if !self.ports.find(id).is_some_and(|port| port.life == Life::Closes) {

@@ -11,30 +11,36 @@ use crate::shared::report::SetupError;
 /// Sizes and choices of one shard's ring.
 #[derive(Clone, Debug)]
 pub struct UringConfig {
-    /// Entries of the submission queue, 8 to 32768, rounded up to a power of two; 64 bytes each. What does not
-    /// fit waits for the next turn. 512 by default: with one enter per turn more were never used in trials.
+    /// Entries of the submission queue, 8 to 32768, rounded up to a power of two; 64 bytes each.
+    /// Operations that do not fit wait for the next turn. 512 by default: with one enter per turn
+    /// more were never used in trials.
     pub submission_entries: u32,
-    /// Entries of the completion queue, at least as many as above and at most 65536, rounded up to a power of
-    /// two; 16 bytes each. 4096 by default; it should be no less than `pool.buffers_max`, since each filled
-    /// buffer is a completion. Where it overflows nothing is lost, but multishots end and are armed again.
+    /// Entries of the completion queue, at least as many as above and at most 65536, rounded up to
+    /// a power of two; 16 bytes each. 4096 by default; it should be no less than
+    /// `pool.buffers_max`, since each filled buffer is a completion. An overflow loses nothing, but
+    /// multishots end and are armed again.
     pub completion_entries: u32,
-    /// Connections at most: entries of the ring's own file table, 8 bytes each. It may be as large as the soft
-    /// `RLIMIT_NOFILE`; a connection costs no descriptor.
+    /// Most connections: entries of the ring's own file table, 8 bytes each. It may be as large as
+    /// the soft `RLIMIT_NOFILE`; a connection costs no descriptor.
     pub connections: u32,
     /// Receive memory.
     pub pool: PoolConfig,
-    /// Restricts the ring to the operations the driver uses, so that code that gets hold of the process cannot
-    /// use it for others. Dropped with a line in the debug log where the kernel refuses.
+    /// Whether to restrict the ring to the operations the driver uses, so that code that takes over
+    /// the process cannot use it for others. Ignored with a line in the debug log where the kernel
+    /// refuses.
     pub restrict: bool,
-    /// Keeps connections as ordinary descriptors instead of in the ring's own table. Then they are bound by
-    /// `RLIMIT_NOFILE` of the whole process. Needed before Linux 6.13: there the close of a table's entry waits
-    /// for every older operation on the table, so one idle connection's receive holds back the FIN of all
-    /// others (liburing#1192). [`probe`](crate::probe()) finds out.
+    /// Whether to keep connections as ordinary descriptors instead of in the ring's own table. Then
+    /// they are bound by `RLIMIT_NOFILE` of the whole process. Needed before Linux 6.13: there the
+    /// close of a table's entry waits for every older operation on the table, so one idle
+    /// connection's receive holds back the FIN of all others (liburing#1192).
+    /// [`probe`](crate::probe()) finds out.
     pub plain_descriptors: bool,
-    /// Asks for the peer's address of each accepted connection, which is a separate system call here. On by default.
+    /// Whether to ask for the peer's address of each accepted connection, which is a separate
+    /// system call here. On by default.
     pub peer_addresses: bool,
-    /// Behind a turn that brought bytes of several connections, how long the next one waits for more; what comes then is
-    /// late by as much. 0 by default: it takes what comes first. 256 completions end the wait before.
+    /// Wait of a turn for more completions, after a turn that brought bytes of several connections.
+    /// Completions in that time are late by as much. 0 by default: the first completion ends the
+    /// wait. 256 completions end it early.
     pub coalesce: Duration,
     /// Prepares a socket before it connects.
     pub before_connect: BeforeConnect,
@@ -75,7 +81,8 @@ impl UringConfig {
         Ok(())
     }
 
-    /// Entries of the buffer ring: all buffers, up to 4096, which at 16 KiB is 64 MiB on the way at once.
+    /// Entries of the buffer ring: all buffers, up to 4096, which at 16 KiB is 64 MiB in flight at
+    /// once.
     pub fn buffer_ring_entries(&self) -> u16 {
         self.pool.buffers_max.clamp(1, 4096).next_power_of_two() as u16
     }

@@ -37,7 +37,7 @@ impl<K: Kernel> Uring<K> {
         }
     }
 
-    /// A cancel is pointless once the connect ended.
+    /// Prepares the cancel of a connect, which is pointless once the connect ended.
     pub(super) fn prepare_cancel_connect(&mut self, id: ConnId) -> Option<RawOp> {
         let port = self.ports.find(id)?;
         (port.life == Life::StopsConnecting).then_some(RawOp::CancelConnect { id })

@@ -1,8 +1,8 @@
-//! Buffers in the ring are the kernel's until a receive fills them. So those that a storm brought there would stay for good,
-//! 64 MiB by default. A quiet shard takes them back:
+//! Buffers in the ring are the kernel's until a receive fills them. So those that a burst of
+//! traffic put there would stay permanently, 64 MiB by default. A quiet shard takes them back:
 //!
 //! ```text
-//!   all receives are told to stop ──▶ rest: none is armed any more ──▶ none in flight: a new, empty ring ──▶ armed again
+//!   receives are stopped ──▶ rest: none is armed ──▶ none in flight: new, empty ring ──▶ armed again
 //! ```
 
 use std::time::Duration;
@@ -13,16 +13,17 @@ use super::Uring;
 use super::kernel::Kernel;
 use super::table::{Receiving, Stop};
 
-/// How long newcomers' receives may wait for those told to stop. A cancel takes microseconds, one that missed 10 ms more.
+/// Longest wait of new connections' receives for those being stopped. A cancel takes microseconds,
+/// one that missed 10 ms more.
 const REST: Duration = Duration::from_millis(100);
 
-/// How far it is.
+/// Progress of taking the buffers back.
 #[derive(Clone, Copy)]
 pub(super) enum Rest {
     No,
-    /// No receive is armed until then, or until none is in flight.
+    /// No receive is armed before this time, or before none is in flight.
     Until(Duration),
-    /// It came to this, which was not told yet.
+    /// The result, which was not reported yet.
     Over(GivesBack),
 }
 
@@ -46,7 +47,8 @@ impl<K: Kernel> Uring<K> {
         }
     }
 
-    /// True while no receive is to be armed. Ends the rest once none is in flight, or its time is over.
+    /// True while no receive may be armed. Ends the rest once none is in flight, or its time is
+    /// over.
     #[inline]
     pub(super) fn rests(&mut self) -> bool {
         let Rest::Until(until) = self.rest else { return false };
@@ -75,7 +77,7 @@ impl<K: Kernel> Uring<K> {
         matches!(self.rest, Rest::Until(_))
     }
 
-    /// True if a receive is in the list of parked ones that can be armed.
+    /// True if the list of parked receives has one that can be armed.
     pub(super) fn can_arm_parked(&self) -> bool {
         self.ports.parked() > 0 && self.buffers.in_ring > 0 && !self.is_resting()
     }

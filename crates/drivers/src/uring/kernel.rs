@@ -4,9 +4,9 @@
 //! ([`SystemKernel`](crate::SystemKernel)) or a simulated one, which needs no `unsafe`.
 //!
 //! Ownership passes with the operation: a batch is moved into its [`RawOp::Send`] and comes back in
-//! that operation's [`RawCqe`]; an accepted descriptor, or a new one, belongs to the kernel half until a
-//! [`RawOp::Install`] or [`RawOp::CloseFd`] names it. So the half that hands pointers to the kernel is also
-//! the one that keeps what they point to.
+//! that operation's [`RawCqe`]; an accepted descriptor, or a new one, belongs to the kernel half
+//! until a [`RawOp::Install`] or [`RawOp::CloseFd`] names it. So the half that passes pointers to
+//! the kernel also owns the memory that they point to.
 //!
 //! Receive buffers are lent and taken back by the bookkeeping half, which owns the [`KernelSide`]; it lends it
 //! to [`Kernel::reap`], so that a simulated kernel can write the bytes of a completion at the moment the
@@ -23,12 +23,13 @@ use ringserve_core::{Address, Batch, CloseHow, ConnId, PeerCredentials};
 pub const F_MORE: u32 = 1 << 1;
 /// A buffer was used; its id is in the upper half of the flags.
 pub const F_BUFFER: u32 = 1 << 0;
-/// Where the buffer id starts in the flags.
+/// The bit of the flags at which the buffer id starts.
 pub const BUFFER_SHIFT: u32 = 16;
 
-/// What an operation is: the upper 4 bits of a `user_data`. Operations on a connection have 1 to 11 there, and 12 to 15 are
-/// free; the other 60 bits are the connection's [`ConnId::bits`]. All others share 0, and are told apart by the 8 bits below,
-/// of which 5 to 255 are free; the lowest 16 bits are the number of a listener, where there is one.
+/// The kind of an operation: the upper 4 bits of a `user_data`. Operations on a connection have 1
+/// to 11 there, and 12 to 15 are free; the other 60 bits are the connection's [`ConnId::bits`]. All
+/// others share 0, and are distinguished by the 8 bits below, of which 5 to 255 are free; the
+/// lowest 16 bits are the number of a listener, where there is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
@@ -42,9 +43,9 @@ pub enum Kind {
     Close = 4,
     /// Connect.
     Connect = 5,
-    /// A descriptor becomes a connection; it posts a completion only when it failed.
+    /// Installation of a descriptor as a connection; it posts a completion only when it failed.
     Install = 6,
-    /// A look at what a receive would find.
+    /// Peek at what a receive would find.
     Probe = 7,
     /// Cancel of a receive.
     CancelReceive = 8,
@@ -54,7 +55,7 @@ pub enum Kind {
     CancelConnect = 10,
     /// Receive into a block.
     ReceiveInto = 11,
-    /// Nothing waits for it; it posts a completion only when it failed.
+    /// An operation that nothing waits for; it posts a completion only when it failed.
     Ignored = CONTROL,
     /// Multishot accept.
     Accept = CONTROL + 1,
@@ -62,7 +63,7 @@ pub enum Kind {
     CancelAccept = CONTROL + 2,
     /// Read of the wake-up descriptor.
     Wake = CONTROL + 3,
-    /// The kernel half's own timer went off: a wait was over.
+    /// End of the kernel half's own timer: a wait was over.
     Timer = CONTROL + 4,
 }
 
@@ -70,7 +71,7 @@ pub enum Kind {
 const CONTROL: u8 = 16;
 
 impl Kind {
-    /// Puts a `user_data` together.
+    /// Builds a `user_data`.
     #[inline]
     pub fn with(self, bits: u64) -> u64 {
         let kind = self as u64;
@@ -112,7 +113,7 @@ impl Kind {
     }
 }
 
-/// How a send is made.
+/// The way in which a send is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendMode {
     /// Sends the bytes that fit at once (`MSG_DONTWAIT`). It completes within the [`Kernel::enter`] that submits it.
@@ -120,7 +121,8 @@ pub enum SendMode {
     /// Like `Try`, but when everything fitted its completion does not end the wait of that
     /// [`Kernel::enter`]; it is there when something else does.
     TryQuietly,
-    /// All of it, however long that takes (`MSG_WAITALL`). A short result only after a cancel or an error.
+    /// Sends all bytes, however long that takes (`MSG_WAITALL`). A short result only after a cancel
+    /// or an error.
     All,
 }
 
@@ -129,30 +131,31 @@ pub enum SendMode {
 /// Operations are carried out in the order they are submitted, as far as they complete at once.
 #[derive(Debug)]
 pub enum RawOp {
-    /// Multishot accept, or one of a single connection where other rings accept from the same queue. Completions:
-    /// descriptors, with [`F_MORE`] but for the last one, or an error.
+    /// Multishot accept, or an accept of a single connection where other rings accept from the same
+    /// queue. Completions: descriptors, with [`F_MORE`] on all but the last one, or an error.
     Accept {
         /// Index of the listener.
         listener: u16,
     },
-    /// A descriptor becomes connection `id`, in the place of its slot. No completion unless it
-    /// failed: then every operation on the connection ends with `EBADF`.
+    /// Installs a descriptor as connection `id`, in its slot. No completion unless it failed: then
+    /// every operation on the connection ends with `EBADF`.
     Install {
         /// The connection.
         id: ConnId,
-        /// From an accept's completion, or from [`Kernel::open_socket`]. It is closed, or is the connection's from now on.
+        /// Descriptor from an accept's completion, or from [`Kernel::open_socket`]. It is closed,
+        /// or belongs to the connection afterwards.
         fd: i32,
     },
     /// Closes an accepted descriptor. No completion unless it failed.
     CloseFd {
-        /// From an accept's completion.
+        /// Descriptor from an accept's completion.
         fd: i32,
     },
     /// Connects an installed socket. One completion: 0 or an error.
     Connect {
         /// The connection.
         id: ConnId,
-        /// Where to; what [`Kernel::open_socket`] was given for this socket.
+        /// The address to connect to, which [`Kernel::open_socket`] was given for this socket.
         address: Box<Address>,
     },
     /// Cancels a connect. One completion: 0, `ENOENT` if it ended already, or `EALREADY`.
@@ -160,30 +163,33 @@ pub enum RawOp {
         /// The connection.
         id: ConnId,
     },
-    /// Multishot receive into provided buffers. Completions: lengths with [`F_BUFFER`] and the buffer's id, and
-    /// [`F_MORE`] but for the last one; 0 at the end of the stream; or an error.
+    /// Multishot receive into provided buffers. Completions: lengths with [`F_BUFFER`] and the
+    /// buffer's id, and [`F_MORE`] on all but the last one; 0 at the end of the stream; or an
+    /// error.
     Receive {
         /// The connection.
         id: ConnId,
     },
-    /// Receive into one provided buffer. One completion: as the last one above.
+    /// Receive into one provided buffer. One completion, like the last one of [`RawOp::Receive`].
     ReceiveOnce {
         /// The connection.
         id: ConnId,
     },
-    /// Receive behind the bytes of a block. One completion, once there are some: how many, 0 at the end of the stream, or an
-    /// error. The block is the kernel half's until then; [`Kernel::take_block`] gives it back.
+    /// Receive after the bytes of a block. One completion, once bytes came: their number, 0 at the
+    /// end of the stream, or an error. The block is the kernel half's until then;
+    /// [`Kernel::take_block`] returns it.
     ReceiveInto {
         /// The connection.
         id: ConnId,
-        /// Where to.
+        /// The block to fill.
         block: Box<Block>,
-        /// Bytes at most: at least 1, and the block has room for them.
+        /// Most bytes to receive: at least 1, and the block has room for them.
         most: u32,
     },
-    /// Looks at what a receive would find, and leaves it there (`MSG_PEEK | MSG_DONTWAIT`). One completion, within the
-    /// [`Kernel::enter`] that submits it: 1 if there are bytes, 0 at the end of the stream, `EAGAIN` if there is nothing,
-    /// or the error, which the socket then has forgotten.
+    /// Looks at what a receive would find, and leaves it there (`MSG_PEEK | MSG_DONTWAIT`). One
+    /// completion, within the [`Kernel::enter`] that submits it: 1 if there are bytes, 0 at the end
+    /// of the stream, `EAGAIN` if there is nothing, or the error, which the socket then no longer
+    /// reports.
     Probe {
         /// The connection.
         id: ConnId,
@@ -194,7 +200,7 @@ pub enum RawOp {
         id: ConnId,
         /// The bytes to send; not empty.
         batch: Box<Batch>,
-        /// How.
+        /// The way in which the send is made.
         mode: SendMode,
     },
     /// `shutdown(SHUT_WR)`. One completion.
@@ -219,12 +225,12 @@ pub enum RawOp {
         /// Index of the listener.
         listener: u16,
     },
-    /// Cancels a receive of any kind; completions as above.
+    /// Cancels a receive of any kind; completions as for [`RawOp::CancelAccept`].
     CancelReceive {
         /// The connection.
         id: ConnId,
     },
-    /// Cancels a send; completions as above.
+    /// Cancels a send; completions as for [`RawOp::CancelAccept`].
     CancelSend {
         /// The connection.
         id: ConnId,
@@ -259,7 +265,7 @@ impl RawOp {
 /// A completion from the kernel.
 #[derive(Debug)]
 pub struct RawCqe {
-    /// Which operation.
+    /// The operation's `user_data`.
     pub user_data: u64,
     /// Its result, or a negative `errno`.
     pub res: i32,
@@ -275,12 +281,12 @@ impl RawCqe {
         RawCqe { user_data, res, flags, batch: None }
     }
 
-    /// The connection named, for kinds that name one.
+    /// The connection, for kinds that name one.
     pub fn id(&self) -> ConnId {
         ConnId::from_bits(self.user_data)
     }
 
-    /// The buffer used, if one was.
+    /// The buffer, if one was used.
     pub fn buffer(&self) -> Option<u16> {
         (self.flags & F_BUFFER != 0).then_some((self.flags >> BUFFER_SHIFT) as u16)
     }
@@ -299,49 +305,51 @@ pub struct SentQuietly {
 
 /// The lower half of the io_uring driver.
 pub trait Kernel {
-    /// As [`Driver::Descriptor`](ringserve_core::Driver::Descriptor).
+    /// The type of [`Driver::Descriptor`](ringserve_core::Driver::Descriptor).
     type Descriptor: Send;
 
     /// Queues an operation for the next [`enter`](Kernel::enter).
     ///
     /// # Errors
-    /// The operation comes back if the submission queue is full.
+    /// Returns the operation if the submission queue is full.
     fn submit(&mut self, op: RawOp) -> Result<(), RawOp>;
 
     /// The number of queue entries that the next [`enter`](Kernel::enter) would submit.
     fn queued(&mut self) -> usize;
 
-    /// Puts a lent buffer behind the last one in the buffer ring. The ring has room: never more than
+    /// Adds a lent buffer at the tail of the buffer ring. The ring has room: never more than
     /// [`buffer_ring_entries`](Kernel::buffer_ring_entries) are in it.
     fn provide(&mut self, side: &mut KernelSide, buffer: u16);
 
     /// The most buffers in the buffer ring.
     fn buffer_ring_entries(&self) -> usize;
 
-    /// Replaces the buffer ring by an empty one. To be called only while no receive is in flight: every buffer that was in the
-    /// ring may then be taken back. False if the kernel refuses; then all is as before.
+    /// Replaces the buffer ring by an empty one. Called only while no receive is in flight: every
+    /// buffer that was in the ring may then be taken back. False if the kernel refuses; then
+    /// nothing has changed.
     fn renew_buffer_ring(&mut self) -> bool;
 
-    /// Submits what is queued and lets the kernel post completions. With `wait_for` above 0 it blocks
-    /// until that many completions can be reaped (a [`SendMode::TryQuietly`] that fitted is none) or the
-    /// timeout is over; when it could not submit everything it does not block.
+    /// Submits the queued operations and lets the kernel post completions. With `wait_for` above 0
+    /// it blocks until that many completions can be reaped (a [`SendMode::TryQuietly`] that fitted
+    /// is none) or the timeout is over; when it could not submit everything it does not block.
     ///
     /// # Errors
-    /// As the `errno`. `EINTR`, `ETIME`, `EBUSY`, `EAGAIN` and `ENOMEM` are not failures, but it may have submitted
-    /// or waited less than asked.
+    /// The `errno`. `EINTR`, `ETIME`, `EBUSY`, `EAGAIN` and `ENOMEM` are not failures, but it may
+    /// have submitted or waited less than asked.
     fn enter(&mut self, wait_for: u32, timeout: Option<Duration>) -> Result<(), i32>;
 
     /// Takes the oldest completion.
     fn reap(&mut self, side: &mut KernelSide) -> Option<RawCqe>;
 
-    /// Takes what a [`RawOp::ReceiveInto`] was given, right after its completion was reaped: as many bytes as that says were written
-    /// behind those that the block counts. Once for each.
+    /// Returns the block of a [`RawOp::ReceiveInto`], right after its completion was reaped, once
+    /// for each: as many bytes as the completion reports were written after those that the block
+    /// counts.
     fn take_block(&mut self, _id: ConnId) -> Option<(Box<Block>, usize)> {
         None
     }
 
-    /// Takes the oldest send that fitted and has no completion itself. None is told of before every completion
-    /// was reaped.
+    /// Takes the oldest send that fitted and has no completion itself. None is returned before
+    /// every completion was reaped.
     fn reap_quiet(&mut self) -> Option<SentQuietly>;
 
     /// True if [`reap`](Kernel::reap) would return something.
@@ -358,12 +366,12 @@ pub trait Kernel {
     /// room.
     fn is_overflowing(&mut self) -> bool;
 
-    /// The peer's address, for a descriptor from an accept's completion. `None` for Unix sockets and for a
-    /// peer that is gone.
+    /// The peer's address, for a descriptor from an accept's completion. `None` for Unix sockets
+    /// and for a peer that is gone.
     fn peer_of(&mut self, fd: i32) -> Option<SocketAddr>;
 
-    /// The address of this host that the peer connected to, for such a descriptor. `None` for Unix sockets, and where it cannot
-    /// be told.
+    /// The address of this host that the peer connected to, for such a descriptor. `None` for Unix
+    /// sockets, and where it is unknown.
     fn local_of(&mut self, _fd: i32) -> Option<SocketAddr> {
         None
     }
@@ -373,25 +381,26 @@ pub trait Kernel {
         None
     }
 
-    /// Frees such a descriptor of the filter of its listener, which it inherits and would run for each segment. True if that took
-    /// a system call.
+    /// Removes the listener's filter from such a descriptor, which inherits it and would run it for
+    /// each segment. True if that took a system call.
     fn drop_filter(&mut self, _listener: u16, _fd: i32) -> bool {
         false
     }
 
-    /// True if the listener's socket has other owners, who accept from its queue now or later: it is left as it is when this
-    /// driver accepts no more.
+    /// True if the listener's socket has other owners, who accept from its queue now or later: the
+    /// driver leaves it unchanged when it stops accepting.
     fn is_adopted(&self, _listener: u16) -> bool {
         false
     }
 
-    /// From here on nothing begins to queue at the listener, which is none that was adopted. What is queued can still be taken,
-    /// and so can what comes within the time returned: its handshake had begun.
+    /// Stops new connections from queueing at the listener, which was not adopted. Queued
+    /// connections can still be taken, and so can those that arrive within the time returned: their
+    /// handshake had begun.
     fn turn_newcomers_away(&mut self, listener: u16) -> Duration;
 
-    /// Takes a connection out of the listener's queue, without waiting; the descriptor is as one of an accept's
-    /// completion. Only after [`turn_newcomers_away`](Kernel::turn_newcomers_away), or once before an adopted
-    /// listener is closed.
+    /// Takes a connection out of the listener's queue, without waiting; the descriptor is like one
+    /// of an accept's completion. Only after [`turn_newcomers_away`](Kernel::turn_newcomers_away),
+    /// or once before an adopted listener is closed.
     ///
     /// # Errors
     /// The `errno`; `EAGAIN` if the queue is empty.
@@ -403,7 +412,8 @@ pub trait Kernel {
     /// The time of a clock that never goes back.
     fn now(&mut self) -> Duration;
 
-    /// Makes a socket for a connection to `address`; the descriptor is as one of an accept's completion.
+    /// Creates a socket for a connection to `address`; the descriptor is like one of an accept's
+    /// completion.
     ///
     /// # Errors
     /// The `errno`.
@@ -412,13 +422,14 @@ pub trait Kernel {
     /// Ends a [`RawOp::ReadWake`], from any thread.
     fn waker(&self) -> Waker;
 
-    /// Gives a descriptor of an accept's completion away. `None` if it is not this half's.
+    /// Gives away a descriptor of an accept's completion. `None` if this half does not own it.
     fn hand_over(&mut self, fd: i32) -> Option<Self::Descriptor>;
 
-    /// Takes a connected stream socket over; the descriptor is as one of an accept's completion.
+    /// Takes over a connected stream socket; the descriptor is like one of an accept's completion.
     fn take_over(&mut self, descriptor: Self::Descriptor) -> i32;
 
-    /// As [`Driver::readiness`](ringserve_core::Driver::readiness). This one is of a kernel half that can only block.
+    /// Does [`Driver::readiness`](ringserve_core::Driver::readiness). The default is for a kernel
+    /// half that can only block.
     ///
     /// # Errors
     /// The `errno`.
@@ -426,7 +437,8 @@ pub trait Kernel {
         Err(libc::EOPNOTSUPP)
     }
 
-    /// Has the descriptor of [`readiness`](Kernel::readiness) become readable after this time, which is 21 ms or more.
+    /// Makes the descriptor of [`readiness`](Kernel::readiness) readable after this time, which is
+    /// 21 ms or more.
     fn rouse_in(&mut self, _time: Duration) {}
 
     /// Ends every operation, within a bound. True if none is left that could read or write memory; false if

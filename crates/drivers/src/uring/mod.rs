@@ -1,4 +1,4 @@
-//! The bookkeeping half of the io_uring driver: operations in flight, and places of buffers.
+//! The bookkeeping half of the io_uring driver: operations in flight, and owners of buffers.
 //!
 //! ```text
 //!   submit(Op) ──▶ queue ──▶ Kernel::submit ─┐
@@ -56,8 +56,8 @@ const COALESCED_MAX: u32 = 256;
 
 /// The io_uring driver over a [`Kernel`].
 ///
-/// It belongs to the thread that made it. Its drop ends every operation within a bound and closes every connection; memory that
-/// the kernel does not let go of in time is leaked.
+/// It belongs to the thread that created it. Its drop ends every operation within a bound and
+/// closes every connection; memory that the kernel does not release in time is leaked.
 pub struct Uring<K: Kernel> {
     kernel: K,
     side: KernelSide,
@@ -65,53 +65,57 @@ pub struct Uring<K: Kernel> {
     buffers: Buffers,
     ports: Ports,
     listeners: Vec<Listening>,
-    /// The number of them that are being emptied, to be closed.
+    /// Number of listeners that are being emptied before they are closed.
     emptying: usize,
     /// Cancels that missed their operation, and those of receives that may end by themselves.
     later: Later,
-    /// Receives to be looked at.
+    /// Receives to be probed.
     probes: VecDeque<ConnId>,
-    /// Blocks of receives that were not handed to the kernel while buffers rest, with the most bytes of each.
+    /// Blocks of receives that are held back from the kernel while buffers rest, with the most
+    /// bytes of each.
     blocks: HashMap<ConnId, (Box<Block>, usize)>,
     /// Errors of sockets that a probe took and no receive will report, as the `errno`.
     failed: HashMap<ConnId, i32>,
     rest: Rest,
-    /// Operations the kernel half was not given yet, in order.
+    /// Operations not yet passed to the kernel half, in order.
     queue: Vec<RawOp>,
     /// Earlier operations for which the submission queue had no room, in order.
     delayed: VecDeque<RawOp>,
-    /// True if sends may have been told to stop.
+    /// True if sends may have been stopped.
     stops_sends: bool,
     /// Completions made here, or beyond the last turn's budget, in order.
     ready: VecDeque<Completion>,
-    /// True until the next turn if nothing waits for its sends.
+    /// True until the next turn if no caller waits for its sends.
     quiet: bool,
     /// True while the completion queue overflows, so that each time counts once.
     overflowing: bool,
     connections_max: u32,
-    /// Each accepted connection is asked for its peer's address.
+    /// Whether to ask for the peer's address of each accepted connection.
     peer_addresses: bool,
     coalesce: Coalesce,
     stats: DriverStats,
     anomalies: Anomalies,
 }
 
-/// Completions that should not have come. All are bugs, of the driver or of the kernel, and harmless to others.
+/// Completions that should not have come. Each is a bug, of the driver or of the kernel, and
+/// harmless to other connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Anomalies {
     /// Completions for a connection or an operation that does not exist; their buffers went back.
     pub stale: u64,
-    /// Terminal completions by every sign but their `F_MORE` flag.
+    /// Completions that are terminal by every sign but their `F_MORE` flag.
     pub more_flag: u64,
-    /// Receives that ended without a completion, as far as can be known; found when they were to be cancelled.
+    /// Receives that ended without a completion, as far as can be known; found when they were
+    /// cancelled.
     pub silent_ends: u64,
-    /// Completions of such receives, which had not ended; their bytes and their connections are lost.
+    /// Completions of such receives, which had not ended; their bytes and their connections are
+    /// lost.
     pub late_ends: u64,
     /// Descriptors that could not be made a connection.
     pub installs_failed: u64,
 }
 
-/// Where a turn's completions go.
+/// The completions of a turn, and what is left of its budget.
 struct Sink<'a> {
     out: &'a mut Vec<Completion>,
     /// Length of `out` at which the budget ends.
@@ -125,7 +129,7 @@ impl Sink<'_> {
         self.out.len() < self.end && self.bytes > 0
     }
 
-    /// The first one after there was room.
+    /// Adds the first completion after there was room.
     // Always inlined, so that a completion is built where it stays instead of being moved there.
     #[inline(always)]
     fn push_first(&mut self, completion: Completion) {
@@ -138,8 +142,8 @@ impl Sink<'_> {
 }
 
 impl<K: Kernel> Uring<K> {
-    /// A driver over `kernel`, which receives into the pool of `side` and holds at most `connections_max`
-    /// connections, at slots below that number.
+    /// Creates a driver over `kernel`, which receives into the pool of `side` and holds at most
+    /// `connections_max` connections, at slots below that number.
     pub fn with_kernel(kernel: K, side: KernelSide, connections_max: u32) -> Uring<K> {
         let buffers = Buffers::new(kernel.buffer_ring_entries());
         Uring {
@@ -169,7 +173,7 @@ impl<K: Kernel> Uring<K> {
         }
     }
 
-    /// The same driver with [`UringConfig::coalesce`].
+    /// Sets [`UringConfig::coalesce`].
     #[must_use]
     pub fn coalescing(mut self, wait: Duration) -> Uring<K> {
         self.coalesce = Coalesce::new(wait);
@@ -207,7 +211,7 @@ impl<K: Kernel> Uring<K> {
         }
         std::mem::swap(&mut self.queue, &mut queue);
         if !queue.is_empty() || !self.delayed.is_empty() {
-            // What some of them led to is the last.
+            // Operations that these led to come last.
             self.queue.append(&mut queue);
             return self.flush_delayed();
         }
@@ -228,7 +232,7 @@ impl<K: Kernel> Uring<K> {
         self.stops_sends = false;
     }
 
-    /// Gives an operation to the kernel half; it comes back if the submission queue is full.
+    /// Passes an operation to the kernel half; it comes back if the submission queue is full.
     #[inline(always)]
     fn hand_down(&mut self, mut op: RawOp) -> Result<(), RawOp> {
         match &mut op {
@@ -244,12 +248,13 @@ impl<K: Kernel> Uring<K> {
         self.kernel.submit(op).inspect_err(|op| self.unprepare(op))
     }
 
-    /// True if there are operations that the kernel half was not given yet.
+    /// True if there are operations not yet passed to the kernel half.
     fn has_queued(&self) -> bool {
         !self.queue.is_empty() || !self.delayed.is_empty() || !self.probes.is_empty()
     }
 
-    /// What is to be known of an operation when it reaches the kernel; `None` if it has become pointless.
+    /// Completes an operation with the state when it reaches the kernel; `None` if it has become
+    /// pointless.
     fn prepare(&mut self, op: RawOp) -> Option<RawOp> {
         let cancel = match op {
             RawOp::Send { id, batch, mode } => return self.prepare_send(id, batch, mode),
@@ -293,7 +298,7 @@ impl<K: Kernel> Uring<K> {
         }
     }
 
-    /// All operations but sends, of which there are as many as replies.
+    /// Submits any operation but a send, of which there are as many as replies.
     #[inline(never)]
     fn submit_seldom(&mut self, op: Op) {
         match op {
@@ -319,7 +324,7 @@ impl<K: Kernel> Uring<K> {
         }
     }
 
-    /// Submits, and waits as told.
+    /// Submits, and waits as `wait` says.
     #[inline]
     fn submit_queued(&mut self, wait: Wait) -> Result<(), i32> {
         self.arm_parked();
@@ -337,7 +342,7 @@ impl<K: Kernel> Uring<K> {
         here || self.kernel.has_task_work() || self.kernel.is_overflowing()
     }
 
-    /// How long it is until the driver has something to do by itself, whatever the kernel brings.
+    /// Time until the driver has something to do by itself, whatever the kernel brings.
     #[inline]
     pub(crate) fn due_in(&mut self) -> Option<Duration> {
         let cancels = self.cancels_due_in();
@@ -348,8 +353,9 @@ impl<K: Kernel> Uring<K> {
         queue.into_iter().chain(cancels).chain(self.rest_due_in()).min()
     }
 
-    /// Enters the kernel if there is a reason to, and blocks if it is allowed to. Unless the ends of this turn's sends may come
-    /// later (`quiet`), they end the wait, as whatever comes first does.
+    /// Enters the kernel if there is a reason to, and blocks if `wait` allows it. The ends of this
+    /// turn's sends end the wait, as any first completion does, unless they may come later
+    /// (`quiet`).
     fn enter(&mut self, wait: Wait, quiet: bool) -> Result<(), i32> {
         let overflowing = self.kernel.is_overflowing();
         self.stats.overflows += u64::from(overflowing && !self.overflowing);
@@ -373,12 +379,12 @@ impl<K: Kernel> Uring<K> {
             None => self.kernel.enter(0, None),
             Some(longest) => match if quiet { self.coalesce.begin_wait(longest) } else { Duration::ZERO } {
                 Duration::ZERO => self.kernel.enter(1, longest),
-                // If nothing came by then, the next turn waits for what comes first.
+                // If nothing came by then, the next turn waits for the first completion.
                 wait => self.kernel.enter(COALESCED_MAX, Some(wait)),
             },
         };
         match entered {
-            // Without memory now, it may have some for the next turn.
+            // If memory is short now, there may be some in the next turn.
             Err(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN | libc::ENOMEM) => Ok(()),
             entered => entered,
         }
@@ -398,7 +404,7 @@ impl<K: Kernel> Uring<K> {
         }
     }
 
-    /// All completions but those of frames and replies.
+    /// Handles all completions but those of frames and replies.
     #[inline(never)]
     fn complete_seldom(&mut self, kind: Option<Kind>, cqe: RawCqe, sink: &mut Sink<'_>) {
         match kind {
@@ -443,7 +449,8 @@ impl<K: Kernel> Uring<K> {
         self.ports.invariants();
     }
 
-    /// The id must be adopted: anything else is a bug of the submitting shard.
+    /// Panics in debug builds: the id must be adopted, so anything else is a bug of the submitting
+    /// shard.
     #[cold]
     fn unknown(id: ConnId, what: &str) {
         log::error!(%id, what, "operation on a connection that is not there");
@@ -557,7 +564,7 @@ impl<K: Kernel> Driver for Uring<K> {
 impl<K: Kernel> Drop for Uring<K> {
     fn drop(&mut self) {
         if !self.kernel.finish(&mut self.side) {
-            // The kernel may still write into lent buffers: keep the memory for good.
+            // The kernel may still write into lent buffers: leak the memory.
             std::mem::forget(self.pool.clone());
         }
     }

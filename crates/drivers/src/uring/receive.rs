@@ -1,4 +1,4 @@
-//! Receiving: arm, park, stop, and see whether one that is silent lives.
+//! Receiving: arm, park, stop, and check whether a silent receive lives.
 //!
 //! ```text
 //!            ┌───── ended by itself ─────┐
@@ -11,11 +11,12 @@
 //!
 //! ```text
 //!   silent for long ──▶ probe ──▶ EAGAIN ───────────────────────▶ all is well
-//!                         └─────▶ bytes, end, error: 10 ms ─────▶ the receive told of it ──▶ all is well
+//!                         └─────▶ bytes, end, error: 10 ms ─────▶ the receive reported it ──▶ all is well
 //!                                                       └───────▶ cancelled, and armed again
 //! ```
 //!
-//! One that is stopped and cannot be found is `Doubtful` from then on: it ended for the core, and may live in the kernel.
+//! A receive that is stopped and cannot be found is `Doubtful` from then on: it ended for the core,
+//! and may live in the kernel.
 
 use ringserve_buf::{Block, KernelSide, LeaseMut};
 use ringserve_core::{Completion, ConnId, ReceiveEnd};
@@ -26,8 +27,8 @@ use super::kernel::{F_MORE, Kernel, RawCqe, RawOp};
 use super::table::{Life, Port, Receiving, Stop};
 use super::{Sink, Uring};
 
-/// Probes made in one turn, at most: with those of a ring full of connections, 0.8 µs each, 50 µs. The core spreads them
-/// over time, so more of them wait only where a shard stood still.
+/// Most probes made in one turn: with those of a ring full of connections, 0.8 µs each, 50 µs. The
+/// core spreads them over time, so more of them wait only where a shard was stalled.
 const PROBES_IN_A_TURN: usize = 64;
 
 /// The next step after a receive that ended.
@@ -37,7 +38,7 @@ enum After {
     End(ReceiveEnd),
 }
 
-/// The completions' facts about buffers with the kernel.
+/// Buffers with the kernel, as completions report them.
 impl Buffers {
     /// Accounts for a buffer that brought bytes.
     #[inline(always)]
@@ -59,7 +60,7 @@ impl Buffers {
 }
 
 impl<K: Kernel> Uring<K> {
-    /// A receive that goes on, one for once, or one into a block.
+    /// Begins a receive: multishot, `once`, or into a block.
     pub(super) fn begin_receive(&mut self, id: ConnId, once: bool, into: Option<(Box<Block>, usize)>) {
         let is_into = into.is_some();
         match self.ports.find(id) {
@@ -70,7 +71,7 @@ impl<K: Kernel> Uring<K> {
                 }
                 self.receive(id);
             }
-            // A second one beside the first, should that live, could not be told from it.
+            // The driver could not tell a second receive from the first, should that live.
             Some(port) if port.receiving == Receiving::Doubtful => {
                 let end = ReceiveEnd::Error(libc::EIO);
                 self.ready.push_back(match into {
@@ -82,7 +83,7 @@ impl<K: Kernel> Uring<K> {
         }
     }
 
-    /// Arms the receive that was asked for, or has it wait while buffers rest.
+    /// Arms the receive that was requested, or has it wait while buffers rest.
     fn receive(&mut self, id: ConnId) {
         let rests = self.is_resting();
         match self.ports.find(id) {
@@ -117,7 +118,7 @@ impl<K: Kernel> Uring<K> {
         match port.receiving {
             Receiving::No | Receiving::Doubtful => {}
             Receiving::Armed => {
-                // One that is being restarted is being cancelled already.
+                // A receive that is being restarted is already being cancelled.
                 if std::mem::replace(&mut port.receive_stop, Stop::Stops) == Stop::No {
                     port.receive_cancels = port.receive_cancels.saturating_add(1);
                     self.queue.push(RawOp::CancelReceive { id });
@@ -134,14 +135,15 @@ impl<K: Kernel> Uring<K> {
         }
     }
 
-    /// Ends the receive by the end of its input, which takes no search among all that the ring waits for.
+    /// Ends the receive by the end of its input, which takes no search among all operations that
+    /// the ring waits for.
     pub(super) fn shutdown_input(&mut self, id: ConnId) {
         match self.ports.find(id) {
             Some(port) if port.receiving == Receiving::Armed && port.life == Life::Open => {
                 (port.receive_stop, port.life) = (Stop::Stops, Life::EndsInput);
                 self.queue.push(RawOp::ShutdownInput { id });
             }
-            // Two shutdowns could not be told apart.
+            // The driver could not tell two shutdowns apart.
             _ => self.receive_stop(id),
         }
     }
@@ -153,7 +155,7 @@ impl<K: Kernel> Uring<K> {
         self.probes.push_back(id);
     }
 
-    /// Queues a part of the probes that wait, behind all that the turn has to do.
+    /// Queues some of the waiting probes, after everything else of the turn.
     #[inline]
     pub(super) fn queue_probes(&mut self) {
         if !self.probes.is_empty() {
@@ -162,15 +164,17 @@ impl<K: Kernel> Uring<K> {
         }
     }
 
-    /// A probe is pointless where the receive is known not to be with the kernel, or is about to end.
+    /// Prepares a probe, which is pointless where the receive is known not to be with the kernel,
+    /// or is about to end.
     pub(super) fn prepare_probe(&mut self, id: ConnId) -> Option<RawOp> {
         let port = self.ports.find(id)?;
         let silent = port.receiving == Receiving::Armed && port.receive_stop == Stop::No;
         (silent && !port.is_doubted()).then_some(RawOp::Probe { id })
     }
 
-    /// What a receive would find. The one in flight should have told of it, or is about to: the probe comes before what the
-    /// kernel has put off until the end of the enter.
+    /// Handles the answer of a probe: what a receive would find. The receive in flight should have
+    /// reported it, or is about to: the probe runs before the work that the kernel postponed until
+    /// the end of the enter.
     pub(super) fn on_probe(&mut self, cqe: RawCqe) {
         let id = cqe.id();
         let Some(port) = self.ports.find(id) else { return };
@@ -203,8 +207,8 @@ impl<K: Kernel> Uring<K> {
         }
     }
 
-    /// Before the shard sleeps where leases may be dropped meanwhile: the next buffer that is freed wakes it, if a receive
-    /// waits for one.
+    /// Makes the next buffer that is freed wake the shard, if a receive waits for one. Called
+    /// before the shard sleeps where leases may be dropped meanwhile.
     pub(super) fn wait_for_buffer(&mut self) {
         if self.ports.parked() > 0 && self.buffers.in_ring == 0 {
             self.side.wait_for_buffer();
@@ -227,7 +231,7 @@ impl<K: Kernel> Uring<K> {
         self.on_receive_over(cqe, sink);
     }
 
-    /// Any other completion of a receive: it does not go on, or was not in flight.
+    /// Handles any other completion of a receive: it does not go on, or was not in flight.
     #[inline(never)]
     fn on_receive_over(&mut self, cqe: RawCqe, sink: &mut Sink<'_>) {
         let id = cqe.id();
@@ -276,7 +280,7 @@ impl<K: Kernel> Uring<K> {
         self.anomalies.more_flag += u64::from(cqe.flags & F_MORE != 0);
     }
 
-    /// A receive into a block is over.
+    /// Handles the end of a receive into a block.
     #[cold]
     pub(super) fn on_filled(&mut self, cqe: RawCqe, sink: &mut Sink<'_>) {
         let (id, block) = (cqe.id(), self.kernel.take_block(cqe.id()));
@@ -285,7 +289,7 @@ impl<K: Kernel> Uring<K> {
             return self.on_late_receive(cqe);
         };
         let Some((mut block, most)) = block else {
-            // Nothing is known of what came.
+            // The number of bytes that came is unknown.
             return self.receive_ended(id, ReceiveEnd::Error(libc::EIO), sink);
         };
         let stops = port.receive_stop == Stop::Stops;
@@ -319,7 +323,7 @@ impl<K: Kernel> Uring<K> {
         sink.bytes = sink.bytes.saturating_sub(bytes);
     }
 
-    /// The receive ended, and is armed again some time.
+    /// Notes that the receive ended, and will be armed again.
     fn believe(&mut self, id: ConnId) {
         if let Some(port) = self.ports.find(id) {
             port.believe();
@@ -331,13 +335,14 @@ impl<K: Kernel> Uring<K> {
             port.believe();
             (port.receiving, port.receive_stop) = (Receiving::No, Stop::No);
         }
-        // A socket tells an error once, and told a probe of it.
+        // A socket reports an error once, and reported it to a probe.
         let failed = if end == ReceiveEnd::Eof { self.take_failed(id) } else { None };
         let end = failed.map_or(end, ReceiveEnd::Error);
         self.emit(Completion::ReceiveEnded { id, end }, sink);
     }
 
-    /// A completion of a receive that was held to have ended: its bytes are lost, and the connection receives no more.
+    /// Handles a completion of a receive that was assumed to have ended: its bytes are lost, and
+    /// the connection receives no more.
     #[cold]
     fn on_late_receive(&mut self, cqe: RawCqe) {
         let doubtful = |port: &&mut Port| port.receiving == Receiving::Doubtful;
@@ -355,8 +360,8 @@ impl<K: Kernel> Uring<K> {
         if port.is_clearing() {
             return self.on_cleared(id, cqe.res);
         }
-        // Completions of one operation come in order, so one that was not found and did not end before this was missed,
-        // or ended without saying so.
+        // Completions of one operation come in order, so a receive that was not found and did not
+        // end before this was missed, or ended without a completion.
         let stops = port.receiving == Receiving::Armed && port.receive_stop != Stop::No;
         let waits = stops && port.receive_cancels == 0;
         if !waits || cqe.res >= 0 {
@@ -368,7 +373,7 @@ impl<K: Kernel> Uring<K> {
             return self.cancel_again(RawOp::CancelReceive { id });
         }
         self.anomalies.silent_ends += 1;
-        // A second one beside the first, should that live, could not be told from it.
+        // The driver could not tell a second receive from the first, should that live.
         let stopped = port.receive_stop == Stop::Stops;
         let end = if stopped { ReceiveEnd::Stopped } else { ReceiveEnd::Error(libc::EIO) };
         self.receive_ended(id, end, sink);

@@ -1,7 +1,7 @@
 //! Sending: what fits at once, then the rest.
 //!
-//! A send is first tried without waiting, which completes within the enter that submits it; only what did not fit is
-//! sent again, with the kernel waiting for room until all of it left.
+//! A send is first tried without waiting, which completes within the enter that submits it. Only
+//! the rest that did not fit is sent again, with the kernel waiting for room until all of it left.
 
 use ringserve_core::{Batch, Completion, ConnId, SendEnd};
 
@@ -42,13 +42,13 @@ impl<K: Kernel> Uring<K> {
         }
     }
 
-    /// How a send is first tried.
+    /// The mode in which a send is first tried.
     #[inline]
     pub(super) fn first_mode(&self) -> SendMode {
         if self.quiet { SendMode::TryQuietly } else { SendMode::Try }
     }
 
-    /// The send goes to the kernel now, unless it was stopped before.
+    /// Passes the send to the kernel now, unless it was stopped before.
     #[cold]
     pub(super) fn prepare_send(&mut self, id: ConnId, batch: Box<Batch>, mode: SendMode) -> Option<RawOp> {
         let Some(port) = self.ports.find(id) else {
@@ -65,7 +65,8 @@ impl<K: Kernel> Uring<K> {
         Some(RawOp::Send { id, batch, mode })
     }
 
-    /// A cancel is pointless once the send ended, and wrong once there is a new one.
+    /// Prepares the cancel of a send, which is pointless once the send ended, and wrong once there
+    /// is a new one.
     pub(super) fn prepare_cancel_send(&mut self, id: ConnId) -> Option<RawOp> {
         let port = self.ports.find(id)?;
         (port.sending == Sending::Submitted && port.send_stop).then_some(RawOp::CancelSend { id })
@@ -77,7 +78,7 @@ impl<K: Kernel> Uring<K> {
         self.sent(cqe.id(), cqe.res, batch, sink);
     }
 
-    /// A send ended: with `res` bytes sent, or a negative `errno`.
+    /// Handles the end of a send: with `res` bytes sent, or a negative `errno`.
     #[inline(always)]
     pub(super) fn sent(&mut self, id: ConnId, res: i32, mut batch: Box<Batch>, sink: &mut Sink<'_>) {
         let Some(port) = self.ports.find(id).filter(|port| port.sending == Sending::Submitted) else {
@@ -93,7 +94,7 @@ impl<K: Kernel> Uring<K> {
         sink.push_first(Completion::Sent { id, batch, end: SendEnd::Done });
     }
 
-    /// A send left something behind.
+    /// Handles a send that left bytes unsent.
     #[cold]
     fn sent_in_part(&mut self, id: ConnId, res: i32, batch: Box<Batch>, sink: &mut Sink<'_>) {
         let Some(port) = self.ports.find(id) else { return };

@@ -6,34 +6,35 @@ use crate::shared::table::{Entry, NONE, Place, Table};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Receiving {
-    /// Not asked for, or ended.
+    /// The receive was not requested, or ended.
     No,
-    /// With the kernel, or queued for it.
+    /// The receive is with the kernel, or queued for it.
     Armed,
-    /// Waits for buffers, and is in the list of those that do.
+    /// The receive waits for buffers, and is in the list of those that do.
     Parked,
-    /// Ended as far as the core knows. No completion said so, so the kernel may still have it.
+    /// The receive ended for the core. No completion reported that, so the kernel may still have
+    /// it.
     Doubtful,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sending {
-    /// Not asked for, or ended.
+    /// No send was requested, or it ended.
     No,
-    /// With the kernel, or queued to be tried there.
+    /// The send is with the kernel, or queued to be tried there.
     Submitted,
     /// The bytes that did not fit at once are in the driver's own queue.
     Rests,
 }
 
-/// Whether the receive in flight is to end.
+/// Whether the receive in flight has to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
-    /// It is not.
+    /// It does not.
     No,
-    /// It is being cancelled, to be armed again: it does not tell what a probe found.
+    /// It is being cancelled, to be armed again: it does not report what a probe found.
     Restarts,
-    /// It was told to.
+    /// A stop was requested.
     Stops,
 }
 
@@ -42,7 +43,7 @@ pub(super) enum Stop {
 pub(super) enum Life {
     /// A connect is in flight.
     Connecting,
-    /// It was told to stop, and has not ended.
+    /// A stop of the connect was requested, and it has not ended.
     StopsConnecting,
     /// None of the others.
     Open,
@@ -50,14 +51,14 @@ pub(super) enum Life {
     ShutsDown,
     /// The input is being shut down, so that the receive ends.
     EndsInput,
-    /// It is to be closed so, once the input is shut down; and where the receive is doubtful, once a further cancel found
-    /// nothing, so that the kernel is known to have none.
+    /// The socket is closed this way once the input is shut down and, where the receive is
+    /// doubtful, once a further cancel found nothing, so that the kernel is known to have none.
     Clears(CloseHow),
     /// A close is in flight.
     Closes,
 }
 
-/// One connection. Everything is at rest while its place is vacant.
+/// One connection. All fields have their defaults while its place is vacant.
 #[derive(Debug)]
 pub(super) struct Port {
     /// In the list while it is parked.
@@ -65,14 +66,14 @@ pub(super) struct Port {
     pub(super) receiving: Receiving,
     pub(super) sending: Sending,
     pub(super) receive_stop: Stop,
-    /// True exactly when the send in flight was told to stop and has not ended.
+    /// True exactly when a stop of the send in flight was requested and it has not ended.
     pub(super) send_stop: bool,
     pub(super) life: Life,
-    /// What the receive has not brought: bits that the next bytes clear; and of what kind it is.
+    /// Flags that the next received bytes clear, and the kind of the receive.
     unheard: u8,
     /// Cancels of receives that have not completed.
     pub(super) receive_cancels: u8,
-    /// The number of them in a row that did not find it.
+    /// Number of them in a row that did not find it.
     pub(super) receive_misses: u8,
 }
 
@@ -105,27 +106,27 @@ impl Entry for Port {
 }
 
 impl Port {
-    /// No bytes since it was taken out of the list of parked ones.
+    /// No bytes came since the connection was taken out of the list of parked ones.
     const RECEIVED_NOTHING: u8 = 1;
-    /// Nothing of what a probe found.
+    /// The receive has not reported what a probe found.
     const DOUBTED: u8 = 2;
-    /// It ends with the first bytes.
+    /// The receive ends with the first bytes.
     const ONCE: u8 = 4;
-    /// It goes into a block.
+    /// The receive goes into a block.
     const INTO: u8 = 8;
 
-    /// A cancel is to find that the kernel has no receive of it.
+    /// True if a cancel has to show that the kernel has no receive of the connection.
     pub(super) fn is_clearing(&self) -> bool {
         self.receiving == Receiving::Doubtful && matches!(self.life, Life::Clears(_))
     }
 
-    /// The receive brought bytes.
+    /// Notes that the receive brought bytes.
     #[inline]
     pub(super) fn hears(&mut self) {
         self.unheard &= Port::ONCE | Port::INTO;
     }
 
-    /// The kind of the receive that begins.
+    /// Sets the kind of the receive that begins.
     pub(super) fn receives(&mut self, once: bool, into: bool) {
         self.unheard &= !(Port::ONCE | Port::INTO);
         self.unheard |= if once { Port::ONCE } else { 0 } | if into { Port::INTO } else { 0 };
@@ -139,7 +140,7 @@ impl Port {
         self.unheard & Port::INTO != 0
     }
 
-    /// A probe found what the receive should tell.
+    /// Notes that a probe found something that the receive should report.
     pub(super) fn doubt(&mut self) {
         self.unheard |= Port::DOUBTED;
     }
@@ -148,7 +149,8 @@ impl Port {
         self.unheard & Port::DOUBTED != 0
     }
 
-    /// The receive ended, or is about to: there is nothing to doubt, and nothing to restart.
+    /// Notes that the receive ended, or is about to: there is nothing to doubt, and nothing to
+    /// restart.
     pub(super) fn believe(&mut self) {
         self.unheard &= !Port::DOUBTED;
         self.receive_misses = 0;
@@ -161,9 +163,10 @@ impl Port {
 /// All connections, by slot, with a list of those parked.
 pub(super) struct Ports {
     table: Table<Port>,
-    /// The last of those at its head that got nothing when they were armed: one that was armed before them took every
-    /// buffer. They come before it next time. Otherwise those who are armed together would stay together each time
-    /// the list goes round, and the first of them would get everything for as long as it has bytes.
+    /// The last of those at the head of the list that got nothing when they were armed: one that
+    /// was armed before them took every buffer. They come before it next time. Otherwise
+    /// connections that are armed together would stay together each time the list goes round, and
+    /// the first of them would get everything for as long as it has bytes.
     passed_over: u32,
     parked: usize,
 }
@@ -179,7 +182,7 @@ impl Ports {
         self.table.find(id)
     }
 
-    /// Makes the slot this id's; false if it is another's still.
+    /// Assigns the slot to this id; false if another connection still has it.
     pub(super) fn open(&mut self, id: ConnId) -> bool {
         self.table.open(id).is_some()
     }
@@ -192,7 +195,7 @@ impl Ports {
         }
     }
 
-    /// Every slot that was ever used, vacant ones too.
+    /// Every slot that was ever used, including vacant ones.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Port> {
         self.table.iter()
     }
@@ -203,7 +206,8 @@ impl Ports {
         self.parked
     }
 
-    /// Puts a connection behind the last parked one; if it got nothing since it was armed, before all that did.
+    /// Adds a connection after the last parked one or, if it got nothing since it was armed, before
+    /// all that did.
     pub(super) fn park(&mut self, id: ConnId) {
         let Some(port) = self.find(id) else { return };
         debug_assert_ne!(port.receiving, Receiving::Parked, "{id} is parked already");
@@ -233,7 +237,7 @@ impl Ports {
         self.parked -= 1;
     }
 
-    /// Takes the connection that was parked first.
+    /// Takes the connection that has been parked longest.
     pub(super) fn unpark_first(&mut self) -> Option<ConnId> {
         let id = self.table.at(self.table.first())?.place.id();
         self.unpark(id);
@@ -242,7 +246,7 @@ impl Ports {
 
     /// Walks the list of parked connections and panics if it is not what the flags say.
     pub(super) fn invariants(&self) {
-        // Of the first chunk alone, since debug builds look after every turn.
+        // Only the first chunk, since debug builds check after every turn.
         for port in self.table.iter().take(256) {
             assert!(port.sending != Sending::No || !port.send_stop, "a stop outlived its send: {port:?}");
         }

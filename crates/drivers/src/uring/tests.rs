@@ -1,4 +1,4 @@
-//! The bookkeeping against a kernel that follows a script, lies included.
+//! The bookkeeping against a kernel that follows a script, including wrong answers.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ mod receive;
 mod send;
 mod turn;
 
-/// Says what it is told to, and notes what it is asked.
+/// A kernel that answers as scripted, and notes what it is asked.
 struct Script {
     room: usize,
     submitted: Vec<RawOp>,
@@ -33,9 +33,9 @@ struct Script {
     enters: Vec<(u32, Option<Duration>)>,
     next_enter: Result<(), i32>,
     now: Duration,
-    /// The answers of any listener's queue, in order; then it is empty.
+    /// The answers of any listener's queue, in order; afterwards it is empty.
     backlog: VecDeque<Result<i32, i32>>,
-    /// How long connections may come after newcomers were turned away.
+    /// Time in which connections may come after new ones were turned away.
     late: Duration,
     adopted: bool,
     /// Calls about listeners, in order.
@@ -278,8 +278,9 @@ impl Rig {
     }
 }
 
-/// The kernel answers that often that it does not find what is to be cancelled; each time the cancel comes again 10 ms
-/// later, and the driver waits no longer than that. The last answer is not waited for.
+/// The kernel answers this often that it does not find the operation to cancel; each time the
+/// cancel comes again 10 ms later, and the driver waits no longer than that. The last answer is not
+/// waited for.
 #[track_caller]
 fn missed(rig: &mut Rig, kind: Kind, bits: u64, times: u32) {
     for time in 0..times {

@@ -14,7 +14,8 @@ use ringserve_core::{
 };
 use ringserve_drivers::{Epoll, EpollConfig, Listener, SystemKernel, Uring, UringConfig};
 
-/// Nothing here takes longer than milliseconds; a test that hangs fails after this.
+/// Bound of each wait. Nothing here takes longer than milliseconds; a test that hangs fails after
+/// this.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A driver that a rig can hold.
@@ -23,7 +24,7 @@ pub trait Tested: Driver + Sized {
 
     fn over(config: &Self::Config, listener: TcpListener) -> Self;
 
-    /// Nothing is with the kernel but free buffers, and nothing odd was seen.
+    /// Checks that the kernel has nothing but free buffers, and that nothing odd was seen.
     fn settled(&self, left: &VecDeque<Completion>);
 }
 
@@ -47,7 +48,7 @@ impl Tested for Epoll {
         Epoll::new(config, vec![Listener::own(listener)]).unwrap()
     }
 
-    /// No completion is left over either.
+    /// Also checks that no completion is left.
     fn settled(&self, left: &VecDeque<Completion>) {
         assert!(left.is_empty(), "{left:?}");
         assert_eq!(self.pool().counts().with_kernel, 0);
@@ -85,7 +86,7 @@ pub fn small_epoll(buffer_bytes: usize, buffers_max: usize) -> EpollConfig {
     }
 }
 
-/// Bytes that tell their position and their connection.
+/// Bytes that encode their position and their connection.
 pub fn pattern(seed: usize, len: usize) -> Vec<u8> {
     (0..len).map(|n| (n * 31 + n / 251 + seed * 101) as u8).collect()
 }
@@ -108,14 +109,14 @@ impl<D: Tested> Rig<D> {
         Rig { driver, address, events, budget: Budget::default(), out, generation: 0 }
     }
 
-    /// One that accepts already.
+    /// Creates a rig that accepts already.
     pub fn accepting(config: &D::Config) -> Rig<D> {
         let mut rig: Rig<D> = Rig::new(config);
         rig.driver.submit(Op::Accept { listener: 0 });
         rig
     }
 
-    /// One turn. Returns how many completions it brought.
+    /// Takes one turn. Returns how many completions it brought.
     pub fn turn(&mut self, wait: Wait) -> usize {
         let before = self.driver.stats().enters;
         self.driver.turn(wait, self.budget, &mut self.out).unwrap();
@@ -126,7 +127,7 @@ impl<D: Tested> Rig<D> {
         count
     }
 
-    /// One turn that must be ended by something. Returns how many completions it brought.
+    /// Takes one turn that must be ended by something. Returns how many completions it brought.
     pub fn turn_woken(&mut self) -> usize {
         let started = Instant::now();
         let count = self.turn(Wait::For(PATIENCE));
@@ -235,7 +236,7 @@ impl<D: Tested> Rig<D> {
         self.driver.submit(Op::Send { id, batch: batch_of(bytes) });
     }
 
-    /// How it ended and how many bytes were left.
+    /// The end of the send, and how many bytes were left.
     pub fn sent(&mut self, id: ConnId) -> (SendEnd, usize) {
         self.wait_for("Sent", |event| match event {
             Completion::Sent { id: of, end, batch } if *of == id => Some((*end, batch.len())),
@@ -263,7 +264,7 @@ impl<D: Tested> Rig<D> {
         self.turn(Wait::No);
     }
 
-    /// What a receive into a block came to.
+    /// The result of a receive into a block.
     pub fn filled(&mut self, id: ConnId) -> (Box<Block>, usize, ReceiveEnd) {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -279,13 +280,13 @@ impl<D: Tested> Rig<D> {
         }
     }
 
-    /// What a receive into `block` of at most `most` bytes came to.
+    /// The result of a receive into `block` of at most `most` bytes.
     pub fn fill(&mut self, id: ConnId, block: Box<Block>, most: usize) -> (Box<Block>, usize, ReceiveEnd) {
         self.driver.submit(Op::ReceiveInto { id, block, most: most as u32 });
         self.filled(id)
     }
 
-    /// No buffer is out, and the driver has nothing to say either.
+    /// Checks that no buffer is lent, and that the driver has nothing to report.
     pub fn settled(&self) {
         let counts = self.driver.pool().counts();
         assert_eq!(counts.leased, 0, "{counts:?}");

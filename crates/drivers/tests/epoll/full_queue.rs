@@ -1,4 +1,4 @@
-//! Connects to a Unix socket whose queue is full, of which no event tells.
+//! Connects to a Unix socket whose queue is full, which no event reports.
 
 use std::path::{Path, PathBuf};
 
@@ -20,7 +20,7 @@ fn full(name: &str) -> (Socket, usize, PathBuf) {
     let listener = socket();
     listener.bind(&addr).unwrap();
     listener.listen(1).unwrap();
-    // Closed at once, and in the queue all the same.
+    // Closed at once, and still in the queue.
     let queued = (0..8).take_while(|_| socket().connect(&addr).is_ok()).count();
     (listener, queued, path)
 }

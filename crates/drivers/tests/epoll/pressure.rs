@@ -105,7 +105,7 @@ fn a_stopped_send_tells_exactly_what_left() {
     let (end, left) = rig.sent(id);
     assert_eq!(end, SendEnd::Stopped);
     assert!(left > 0 && left < LONG - 100_000);
-    // What is left fits no more than before: it waits for room, and can be stopped again.
+    // The rest fits no more than before: it waits for room, and can be stopped again.
     rig.send(id, &bytes[LONG - left..]);
     rig.driver.submit(Op::SendStop { id });
     let (end, left) = rig.sent(id);
@@ -169,7 +169,7 @@ fn a_budget_of_bytes_ends_the_turn_that_reaches_it() {
     assert_eq!(rig.received_bytes(id, 2560), pattern(0, 2560));
 }
 
-/// Turns until this many completions came, none of which is looked at.
+/// Turns until this many completions came, whatever they are.
 fn fills(rig: &mut Rig, count: usize) {
     while rig.events.len() < count {
         rig.turn_woken();
@@ -192,7 +192,7 @@ fn behind_a_full_buffer_one_call_fills_several() {
     fills(&mut rig, 13);
     assert_eq!(rig.driver.stats().calls - calls, 4, "it is known that much comes");
     assert_eq!(rig.received_bytes(id, 13_000), bytes[20_000..33_000]);
-    // The end behind bytes that take several.
+    // The end, after bytes that take several buffers.
     client.write_all(&bytes[33_000..]).unwrap();
     client.shutdown(Shutdown::Write).unwrap();
     assert_eq!(rig.received_bytes(id, 7000), bytes[33_000..]);
@@ -209,7 +209,7 @@ fn receive_for_once_fills_several_buffers_if_it_may() {
     client.write_all(&bytes).unwrap();
     rig.calm();
     let mut got = Vec::new();
-    // That the first one fills its buffer is what tells of more.
+    // A first receive that fills its buffer shows that there may be more.
     for (several, filled) in [(true, 1), (false, 1), (true, 16), (false, 1), (true, 1)] {
         rig.driver.submit(Op::ReceiveOnce { id, several });
         assert_eq!(rig.receive_ended(id), ReceiveEnd::Stopped);
@@ -247,7 +247,7 @@ fn those_who_send_much_share_a_turn() {
     for (client, _) in &mut clients {
         client.write_all(&[1; 30_000]).unwrap();
     }
-    // One each, in which more is found to wait.
+    // One buffer each, after which more is found to wait.
     rig.budget.bytes = 3 * 1024;
     fills(&mut rig, 3);
     rig.events.clear();
@@ -312,7 +312,7 @@ fn connection_that_sends_without_pause_holds_up_no_other() {
 }
 
 impl Rig {
-    /// Some turns whose bytes are thrown away.
+    /// Takes some turns and discards their bytes.
     fn calm_for(&mut self, turns: usize) {
         for _ in 0..turns {
             self.turn_woken();

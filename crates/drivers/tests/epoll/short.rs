@@ -1,4 +1,5 @@
-//! Receives that end short of their buffer though more waits behind: what is there comes all the same, without a further edge.
+//! Receives that end short of their buffer though more bytes wait: the bytes come all the same,
+//! without a further edge.
 
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -48,7 +49,7 @@ fn bytes_behind_urgent_data_are_read() {
     client.write_all(b"b").unwrap();
     rig.driver.submit(Op::Receive { id });
     assert_eq!(rig.received_bytes(id, 2), b"ab");
-    // Alone, it is no byte of the stream, and costs two looks at the socket.
+    // Alone, it is no byte of the stream, and costs two receives.
     assert_eq!(SockRef::from(&client).send_out_of_band(b"!").unwrap(), 1);
     rig.calm();
     client.write_all(b"c").unwrap();

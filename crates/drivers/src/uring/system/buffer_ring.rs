@@ -1,4 +1,4 @@
-//! The memory of a buffer ring: where the kernel learns of buffers it may write into.
+//! The memory of a buffer ring, from which the kernel learns of buffers it may write into.
 
 use std::io;
 use std::ptr::{self, NonNull};
@@ -49,7 +49,7 @@ impl BufferRing {
         self.buffer_bytes as usize
     }
 
-    /// Puts a lent buffer behind the last one. The caller keeps no more than `entries` of them in the ring.
+    /// Adds a lent buffer at the tail. The caller keeps no more than `entries` of them in the ring.
     #[inline]
     pub(super) fn provide(&mut self, side: &KernelSide, buffer: u16) {
         let address = side.address(buffer);

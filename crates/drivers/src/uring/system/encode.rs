@@ -1,4 +1,4 @@
-//! From operations to submission queue entries.
+//! Conversion of operations to submission queue entries.
 
 use std::{mem, ptr};
 
@@ -13,10 +13,10 @@ use crate::uring::kernel::SendMode;
 /// Pieces of a batch in one send; the kernel takes 1024. A batch has at most 129.
 const PIECES_MAX: usize = 1024;
 
-/// Bytes in one send. The kernel cuts at 2 GiB less a page; what is beyond is sent as the rest.
+/// Bytes in one send. The kernel cuts at 2 GiB less a page; the rest is sent separately.
 const SEND_BYTES_MAX: usize = 1 << 30;
 
-/// Close sends RST and drops what was not sent.
+/// Makes close send RST and drop the bytes that were not sent.
 static RESET_ON_CLOSE: libc::linger = libc::linger { l_onoff: 1, l_linger: 0 };
 
 /// Memory that entries point to until the kernel has consumed them (`IORING_FEAT_SUBMIT_STABLE`).
@@ -30,7 +30,7 @@ pub(super) struct Staging {
     headers: Box<[libc::msghdr]>,
     /// Blocks of `PIECES_MAX`, filled in order; freed at once when the queue is empty.
     iovecs: Vec<Box<[libc::iovec]>>,
-    /// Addresses of connects, of entries that are not consumed.
+    /// Addresses of connects whose entries are not consumed.
     // Boxed so that none moves when another one comes.
     #[allow(clippy::vec_box)]
     addresses: Vec<Box<SockAddr>>,
@@ -53,7 +53,7 @@ impl Staging {
         }
     }
 
-    /// The queue is empty: all pointers handed out are forgotten.
+    /// Forgets all pointers that were returned, since the queue is empty.
     #[inline]
     pub(super) fn consumed(&mut self) {
         (self.block, self.used) = (0, 0);
@@ -68,14 +68,14 @@ impl Staging {
         self.addresses.last().expect("it was just put there")
     }
 
-    /// Room for one descriptor, at this place of the queue.
+    /// Stores a descriptor, at this place of the queue.
     pub(super) fn descriptor(&mut self, place: usize, fd: i32) -> *const i32 {
         self.descriptors[place] = fd;
         &raw const self.descriptors[place]
     }
 
-    /// A message with the pieces of the batch, and how many bytes they are. Valid until the entry at this place is
-    /// consumed.
+    /// Returns a message with the pieces of the batch, and how many bytes they are. Valid until the
+    /// entry at this place is consumed.
     fn message(&mut self, place: usize, batch: &Batch) -> (*const libc::msghdr, usize) {
         if self.iovecs.get(self.block).is_some_and(|block| block.len() - self.used < PIECES_MAX / 4) {
             (self.block, self.used) = (self.block + 1, 0);
@@ -111,7 +111,7 @@ impl On {
         types::Fd(self.number)
     }
 
-    /// Turns the entry's descriptor into a table place, where it is one.
+    /// Marks the entry's descriptor as a table place, where it is one.
     fn mark(self, entry: Entry) -> Entry {
         if self.fixed { entry.flags(Flags::FIXED_FILE) } else { entry }
     }
@@ -121,13 +121,13 @@ pub(super) fn accept(listener: i32) -> Entry {
     opcode::AcceptMulti::new(types::Fd(listener)).flags(libc::SOCK_CLOEXEC).build()
 }
 
-/// Takes one connection, and ends.
+/// Accepts one connection, and ends.
 pub(super) fn accept_one(listener: i32) -> Entry {
     let accept = opcode::Accept::new(types::Fd(listener), ptr::null_mut(), ptr::null_mut());
     accept.flags(libc::SOCK_CLOEXEC).build()
 }
 
-/// `fd` stays valid until the entry is consumed.
+/// Installs `fd`, which stays valid until the entry is consumed.
 pub(super) fn install(slot: u32, fd: *const i32) -> Entry {
     opcode::FilesUpdate::new(fd, 1).offset(slot as i32).build().flags(Flags::SKIP_SUCCESS)
 }
@@ -154,7 +154,7 @@ pub(super) fn set_timeout(until: &Timespec, user_data: u64) -> Entry {
     quietly(opcode::TimeoutUpdate::new(user_data, until).flags(TimeoutFlags::ABS).build())
 }
 
-/// The address is kept in `staging`, and read by the kernel when it consumes the entry.
+/// Connects. The address is kept in `staging`, and read by the kernel when it consumes the entry.
 pub(super) fn connect(on: On, address: SockAddr, staging: &mut Staging) -> Entry {
     let address = staging.address(address);
     on.mark(opcode::Connect::new(on.fd(), address.as_ptr().cast(), address.len()).build())
@@ -171,26 +171,26 @@ pub(super) fn receive(on: On, group: u16) -> Entry {
     on.mark(opcode::RecvMulti::new(on.fd(), group).build())
 }
 
-/// Into one buffer of the group.
+/// Receives into one buffer of the group.
 pub(super) fn receive_once(on: On, group: u16) -> Entry {
     let receive = opcode::Recv::new(on.fd(), ptr::null_mut(), 0).buf_group(group);
     on.mark(receive.build().flags(Flags::BUFFER_SELECT))
 }
 
-/// `into` stays valid, and is touched by nothing else, until the completion.
+/// Receives into `into`, which stays valid, and is touched by nothing else, until the completion.
 pub(super) fn receive_into(on: On, into: &mut [u8]) -> Entry {
     let len = into.len().min(i32::MAX as usize) as u32;
     on.mark(opcode::Recv::new(on.fd(), into.as_mut_ptr(), len).build())
 }
 
-/// `byte` stays valid until the completion.
+/// Peeks into `byte`, which stays valid until the completion.
 pub(super) fn peek(on: On, byte: *mut u8) -> Entry {
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
     on.mark(opcode::Recv::new(on.fd(), byte, 1).flags(flags).build())
 }
 
-/// The batch stays where it is until the send's completion; `place` is the entry's in the queue. Also how many
-/// bytes it is.
+/// Sends the batch, which stays where it is until the completion; `place` is the entry's in the
+/// queue. Also returns its length in bytes.
 #[inline]
 pub(super) fn send(
     on: On,
@@ -232,7 +232,7 @@ pub(super) fn cancel_everything() -> Entry {
     quietly(opcode::AsyncCancel2::new(types::CancelBuilder::any().all()).build())
 }
 
-/// `buffer` is 8 bytes and stays valid until the completion.
+/// Reads into `buffer`, which is 8 bytes and stays valid until the completion.
 pub(super) fn read_wake(fd: i32, buffer: *mut u8) -> Entry {
     opcode::Read::new(types::Fd(fd), buffer, 8).build()
 }

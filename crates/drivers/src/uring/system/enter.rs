@@ -1,4 +1,4 @@
-//! Entering the kernel, for how long, and what it brought.
+//! Entering the kernel: for how long, and what it brought.
 
 use std::time::Duration;
 
@@ -14,13 +14,13 @@ use crate::uring::kernel::{F_MORE, Kind, RawCqe, SentQuietly};
 pub(super) struct Quiet {
     pub(super) id: ConnId,
     pub(super) bytes: usize,
-    /// `pushed` right after its entry.
+    /// The value of `pushed` right after its entry.
     pub(super) after: u32,
 }
 
 impl SystemKernel {
     pub(super) fn enter_kernel(&mut self, wait_for: u32, timeout: Option<Duration>) -> Result<(), i32> {
-        // The timer is one completion, which ends no wait for more.
+        // The timer is one completion, which does not end a wait for more.
         let timespec = timeout.filter(|time| wait_for > 1 || !self.is_bound(*time)).map(Timespec::from);
         let args = timespec.as_ref().map(|timespec| SubmitArgs::new().timespec(timespec));
         let mut flags = self.enter_flags();
@@ -45,7 +45,7 @@ impl SystemKernel {
             Bound::Set { until, again } => {
                 *self.timeout = Timespec::new().sec(until.as_secs()).nsec(until.subsec_nanos());
                 if again {
-                    // It fails if the timer goes off just now: then that completion ends the wait.
+                    // Fails if the timer goes off just now: then that completion ends the wait.
                     self.push(encode::set_timeout(&self.timeout, Kind::Timer.with(0)), Kind::Ignored.with(0));
                 } else {
                     self.push_awaited(encode::timeout(&self.timeout), Kind::Timer.with(0));
@@ -57,7 +57,7 @@ impl SystemKernel {
     }
 
     fn enter_flags(&self) -> EnterFlags {
-        // Without GETEVENTS deferred work is not done and nothing is ever reaped.
+        // Without GETEVENTS the kernel does no deferred work, and nothing is ever reaped.
         let mut flags = EnterFlags::GETEVENTS;
         if self.mode.no_iowait {
             flags |= EnterFlags::NO_IOWAIT;
@@ -74,7 +74,7 @@ impl SystemKernel {
         Some(cqe)
     }
 
-    /// The effect of a completion on this half.
+    /// Applies the effect of a completion to this half.
     #[inline(always)]
     fn account(&mut self, cqe: &mut RawCqe) {
         let Some(kind) = Kind::of(cqe.user_data) else { return };
@@ -116,8 +116,9 @@ impl SystemKernel {
         Some(SentQuietly { id, bytes: bytes.min(i32::MAX as usize) as i32, batch })
     }
 
-    /// True if a quiet send's entry was consumed and no completion of it can come any more: the kernel tries it
-    /// within the enter, so one that failed has posted it by now, and all that was posted was reaped.
+    /// True if a quiet send's entry was consumed and no completion of it can come: the kernel tries
+    /// it within the enter, so a failed one has posted its completion by now, and all posted
+    /// completions were reaped.
     pub(super) fn quiet_is_done(&mut self) -> bool {
         let consumed = self.consumed;
         let first_is = self.quiet.front().is_some_and(|quiet| consumed.wrapping_sub(quiet.after) as i32 >= 0);

@@ -69,18 +69,18 @@ pub struct SystemKernel {
     /// The time of the timeout operation, for entries that are not consumed.
     timeout: Box<Timespec>,
     buffers: BufferRing,
-    /// The buffer group that receives name.
+    /// The buffer group that receives use.
     group: u16,
     staging: Staging,
     /// Batches with the kernel, by slot.
     sends: Chunked<Option<Box<Batch>>>,
     /// Blocks with the kernel, and how many bytes of each it may write at most, by slot.
     blocks: HashMap<u64, (Box<Block>, usize)>,
-    /// That of the completion that was reaped last.
+    /// The block of the completion that was reaped last.
     block: Option<(ConnId, Box<Block>, usize)>,
     /// Quiet sends that were pushed and are not known to have ended, in the order of their places.
     quiet: VecDeque<Quiet>,
-    /// Entries pushed, and those of them that were consumed, since the start; they wrap around.
+    /// Entries pushed since the start, and those of them that were consumed; both wrap around.
     pushed: u32,
     consumed: u32,
     /// Operations that will post a completion.
@@ -89,7 +89,7 @@ pub struct SystemKernel {
     listeners: Vec<Option<Listening>>,
     /// Descriptors accepted and not installed yet.
     owned: Owned,
-    /// Connections' descriptors by slot, plus one, where they are not in the ring's table.
+    /// Descriptors of connections by slot, plus one, where they are not in the ring's table.
     plain: Option<Chunked<i32>>,
     before_connect: BeforeConnect,
     waker: Waker,
@@ -100,9 +100,10 @@ pub struct SystemKernel {
 /// A listening socket.
 struct Listening {
     listener: Listener,
-    /// Each accept takes one connection: it was asked for, or other rings accept from the same queue. There a connection wakes
-    /// the first who waits, and a multishot accept stays first for ever: measured, one of four rings got all. So the next
-    /// accept waits behind those of the other rings.
+    /// Each accept takes one connection, by request or because other rings accept from the same
+    /// queue. There a connection wakes the first ring that waits, and a multishot accept always
+    /// stays first: measured, one of four rings got all. So the next accept queues after those of
+    /// the other rings.
     one_by_one: bool,
 }
 
@@ -114,8 +115,8 @@ impl Listening {
 }
 
 impl Uring<SystemKernel> {
-    /// Makes a ring, which belongs to this thread, for connections from `listeners`, which are numbered in
-    /// order. A listener that was not adopted may be blocking or non-blocking.
+    /// Creates a ring, which belongs to this thread, for connections from `listeners`, which are
+    /// numbered in order. A listener that was not adopted may be blocking or non-blocking.
     ///
     /// Locks about 64 bytes for each submission entry, 16 for each completion entry and each buffer, and uses 8
     /// for each connection; receive memory is taken later, as it is needed.
@@ -131,7 +132,7 @@ impl Uring<SystemKernel> {
         Ok(driver)
     }
 
-    /// The ring's features, in a line for the log.
+    /// Describes the ring's features in a line for the log.
     pub fn describe(&self) -> String {
         self.kernel().describe()
     }
@@ -189,7 +190,7 @@ impl SystemKernel {
         self.listeners.get(usize::from(listener))?.as_ref()
     }
 
-    /// Where the next entry will be in the submission queue.
+    /// The place of the next entry in the submission queue.
     fn place(&self) -> usize {
         self.pushed as usize & (self.ring.params().sq_entries() as usize - 1)
     }
@@ -199,7 +200,8 @@ impl SystemKernel {
         queue.capacity() - queue.len()
     }
 
-    /// The queue has room, and what the entry points to stays valid as long as the invariants say.
+    /// Pushes an entry. The queue has room, and the entry's pointers stay valid as long as the
+    /// invariants say.
     #[inline]
     fn push(&mut self, entry: Entry, user_data: u64) {
         let entry = entry.user_data(user_data);
@@ -210,7 +212,7 @@ impl SystemKernel {
         self.pushed = self.pushed.wrapping_add(1);
     }
 
-    /// An entry that will post a completion.
+    /// Pushes an entry that will post a completion.
     #[inline]
     fn push_awaited(&mut self, entry: Entry, user_data: u64) {
         self.push(entry, user_data);
@@ -239,7 +241,7 @@ impl SystemKernel {
     }
 
     fn connect(&mut self, id: ConnId, address: &Address) {
-        // The address was looked at when the socket was made.
+        // The address was checked when the socket was created.
         let Ok(address) = to_kernel(address) else { panic!("{address} is no address") };
         let entry = encode::connect(self.on(id), address, &mut self.staging);
         self.push_awaited(entry, Kind::Connect.with(id.bits()));
@@ -425,7 +427,8 @@ impl Kernel for SystemKernel {
         let is_inherited = |listening: &Listening| listening.listener.filter().is_inherited();
         let has_filter = self.listening(listener).is_some_and(is_inherited);
         if has_filter {
-            // It has none if it came before the first filter, or after the last one went.
+            // The socket has no filter if it was accepted before the first one was set, or after
+            // the last one was removed.
             self.owned.borrow(fd, |socket| _ = SockRef::from(&socket).detach_filter());
         }
         has_filter
@@ -440,7 +443,7 @@ impl Kernel for SystemKernel {
             return Duration::ZERO;
         };
         accept::turn_newcomers_away(socket.socket(), socket.filter()).unwrap_or_else(|error| {
-            // A call that takes from its queue might wait.
+            // A call that takes from its queue might block.
             log::warn!(listener, %error, "a listener is closed before its queue is empty");
             self.close_listener(listener);
             Duration::ZERO
@@ -485,11 +488,12 @@ impl Kernel for SystemKernel {
         fd
     }
 
-    /// An eventfd of the ring's: polling the ring itself does not tell of work that is deferred (`DEFER_TASKRUN`).
+    /// Registers an eventfd of the ring: polling the ring itself does not show deferred work
+    /// (`DEFER_TASKRUN`).
     fn readiness(&mut self) -> Result<OwnedFd, i32> {
         let eventfd =
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(Errno::raw_os_error)?;
-        // It is held by the ring itself from here on.
+        // The ring itself holds it from here on.
         let registered = self.ring.submitter().register_eventfd(eventfd.as_raw_fd());
         registered.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
         Ok(eventfd)

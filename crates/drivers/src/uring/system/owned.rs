@@ -1,4 +1,4 @@
-//! Descriptors the ring accepted that are no connections yet.
+//! Descriptors the ring accepted that are not connections yet.
 
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 
@@ -13,7 +13,7 @@ impl Owned {
         Owned { words: Vec::new() }
     }
 
-    /// The caller hands over an open descriptor that no other code will close.
+    /// Inserts an open descriptor that no other code will close.
     pub(super) fn insert(&mut self, fd: i32) {
         let Ok(number) = usize::try_from(fd) else { return };
         if self.words.len() <= number / 64 {
@@ -27,7 +27,7 @@ impl Owned {
         self.words.get(number / 64).is_some_and(|word| word >> (number % 64) & 1 == 1)
     }
 
-    /// Hands the descriptor to the caller; false if it was not in the set.
+    /// Removes a descriptor, which passes to the caller; false if it was not in the set.
     pub(super) fn remove(&mut self, fd: i32) -> bool {
         let had = self.has(fd);
         if had {
@@ -36,9 +36,10 @@ impl Owned {
         had
     }
 
-    /// As [`remove`](Owned::remove), with the descriptor as what closes it.
+    /// Does [`remove`](Owned::remove), and returns the descriptor as an owner that closes it.
     pub(super) fn take(&mut self, fd: i32) -> Option<OwnedFd> {
-        // SAFETY: members of the set are open and belong to its holder alone (invariant); it is no member any more.
+        // SAFETY: members of the set are open and belong to its holder alone (invariant); it is no
+        // longer a member.
         self.remove(fd).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
     }
 

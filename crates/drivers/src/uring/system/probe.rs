@@ -1,5 +1,5 @@
-//! Tries whether io_uring works here. Versions do not tell: hosts filter system calls and operations, and kernels have
-//! features removed or backported.
+//! A trial of whether io_uring works here. Kernel versions do not show that: hosts filter system
+//! calls and operations, and kernels have features removed or backported.
 
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
@@ -31,7 +31,7 @@ const RING: Steps = Steps {
     },
 };
 
-/// How long a closed connection's peer is given to see it. It takes microseconds, or does not come.
+/// Time in which a closed connection's peer has to see it. It takes microseconds, or never happens.
 const CLOSE_TIME: Duration = Duration::from_millis(200);
 
 /// The result of a trial.
@@ -39,17 +39,18 @@ const CLOSE_TIME: Duration = Duration::from_millis(200);
 pub struct Found {
     /// The ring's features, in a line for the log.
     pub description: String,
-    /// True if a connection in the ring's own table is closed when it is told to, while an older receive is
+    /// True if a connection in the ring's own table is closed at once while an older receive is
     /// armed (Linux 6.13). If not, set [`UringConfig::plain_descriptors`].
     pub direct_descriptors: bool,
 }
 
-/// Runs a trial that makes rings, on another thread, which has ended when this returns.
+/// Runs a trial that creates rings, on another thread, which has ended when this returns.
 ///
-/// The end of a ring is work for the thread that made it, some time after the ring was closed: there it interrupts calls
-/// that wait with a bound (`EINTR`). The thread that starts a server is the program's, and is left alone.
+/// The end of a ring is work for the thread that created it, some time after the ring was closed:
+/// there it interrupts calls that wait with a bound (`EINTR`). The thread that starts a server is
+/// the program's, and must not be disturbed.
 ///
-/// # Errors
+/// Those of the trial, or that no thread could be started for it.
 /// Those of the trial, or that there is no thread for it.
 pub fn try_apart<T: Send>(trial: impl FnOnce() -> Result<T, SetupError> + Send) -> Result<T, SetupError> {
     let subscriber = tracing::dispatcher::get_default(Clone::clone);
@@ -62,8 +63,8 @@ pub fn try_apart<T: Send>(trial: impl FnOnce() -> Result<T, SetupError> + Send) 
     })
 }
 
-/// Tries io_uring with all that the driver needs, on a ring that is gone afterwards: set-up, file table, buffer ring, then
-/// a receive and a send on a pair of Unix sockets. The calling thread makes no ring.
+/// Tries io_uring with everything the driver needs, on a temporary ring: set-up, file table, buffer
+/// ring, then a receive and a send on a pair of Unix sockets. The calling thread creates no ring.
 ///
 /// # Errors
 /// Names the cause and the fix.
@@ -91,8 +92,8 @@ fn try_out() -> Result<Found, SetupError> {
     Ok(Found { description, direct_descriptors })
 }
 
-/// Tries whether a ring accepts, from a Unix listener without a file. [`probe`] goes without it: a sandbox that refuses such a
-/// listener is not io_uring's.
+/// Tries whether a ring accepts, from a Unix listener without a file. [`probe`] does not need one:
+/// a sandbox that refuses such a listener does not refuse io_uring.
 ///
 /// # Errors
 /// Names the cause and the fix.
@@ -119,7 +120,7 @@ fn unix_socket() -> io::Result<Socket> {
     Socket::new(Domain::UNIX, Type::STREAM, None)
 }
 
-/// A Unix listener without a file, at a name that the kernel finds.
+/// A Unix listener without a file, at a name that the kernel chooses.
 fn listener() -> io::Result<(Socket, SockAddr)> {
     let socket = unix_socket()?;
     socket.bind(&SockAddr::unix("")?)?;
@@ -128,7 +129,7 @@ fn listener() -> io::Result<(Socket, SockAddr)> {
     Ok((socket, addr))
 }
 
-/// Tries whether there are rings at all, for what brings its own.
+/// Tries whether rings can be created at all, for runtimes that bring their own.
 ///
 /// # Errors
 /// Names the cause and the fix.
@@ -141,14 +142,15 @@ pub fn probe_ring() -> Result<(), SetupError> {
 }
 
 impl Trial<Uring<SystemKernel>> {
-    /// A trial of a small ring with all that the driver needs, which accepts from `listeners`.
+    /// Creates a trial of a small ring with everything the driver needs, which accepts from
+    /// `listeners`.
     fn of_a_ring(listeners: Vec<Listener>) -> Result<Self, SetupError> {
         let config = UringConfig {
             submission_entries: 8,
             completion_entries: 64,
             connections: 4,
             pool: PoolConfig { buffer_bytes: 256, buffers_max: 4, poison: false },
-            // Its peers have none.
+            // Its peers have no address.
             peer_addresses: false,
             ..UringConfig::default()
         };
@@ -164,8 +166,8 @@ impl Trial<Uring<SystemKernel>> {
         Ok((near, id))
     }
 
-    /// True if the peer of a second connection sees its close, though the first one's receive is older and
-    /// armed.
+    /// True if the peer of a second connection sees its close, though the first one's receive is
+    /// older and armed.
     fn closes_beside_an_armed_receive(&mut self) -> Result<bool, SetupError> {
         const STEP: &str = "a close";
         let (mut near, id) = self.connection(1)?;
@@ -177,7 +179,7 @@ impl Trial<Uring<SystemKernel>> {
         let failed = SetupError::failed("a socket pair");
         near.set_nonblocking(true).map_err(failed)?;
         let bound = Timespec { tv_sec: 0, tv_nsec: CLOSE_TIME.subsec_nanos().into() };
-        // Where it fails there is nothing to read.
+        // If this fails there is nothing to read.
         let _ = poll(&mut [PollFd::new(&near, PollFlags::IN)], Some(&bound));
         Ok(matches!(near.read(&mut [0; 1]), Ok(0)))
     }

@@ -1,4 +1,4 @@
-//! Making a ring: the best mode the kernel has, the file table, the buffer ring, restrictions.
+//! Creating a ring: the best mode the kernel has, the file table, the buffer ring, restrictions.
 
 use std::io;
 use std::thread;
@@ -13,11 +13,12 @@ use crate::shared::report::log;
 use crate::shared::report::{SetupError, soft_limit};
 use crate::uring::UringConfig;
 
-/// The buffer groups of a ring. One is in use; the other is for the moment in which it is replaced.
+/// The buffer groups of a ring. One is in use; the other is for the moment in which the ring of
+/// buffers is replaced.
 pub(super) const GROUPS: [u16; 2] = [0, 1];
 
-/// The memory of a ring closed a moment ago is given back to `RLIMIT_MEMLOCK` asynchronously: tried 50 times,
-/// 10 ms apart, before ENOMEM is believed. A restart was seen to need less than 100 ms.
+/// Attempts, 10 ms apart, before ENOMEM is reported: the memory of a ring closed a moment ago is
+/// returned to `RLIMIT_MEMLOCK` asynchronously. A restart was seen to need less than 100 ms.
 const MEMORY_TRIES: u32 = 50;
 const MEMORY_PAUSE: Duration = Duration::from_millis(10);
 
@@ -92,7 +93,7 @@ fn too_old(error: io::Error, missing: &'static str, since: &'static str, what: &
     }
 }
 
-/// Tries the best mode first and goes on to the next on EINVAL.
+/// Tries the best mode first and falls back to the next on EINVAL.
 fn build(config: &UringConfig, restrict: bool) -> io::Result<(IoUring, Mode)> {
     let mut refused = io::Error::from_raw_os_error(libc::EINVAL);
     for (defer_taskrun, no_sqarray) in [(true, true), (true, false), (false, false)] {
@@ -120,7 +121,8 @@ fn build(config: &UringConfig, restrict: bool) -> io::Result<(IoUring, Mode)> {
     Err(refused)
 }
 
-/// A new, empty buffer ring in the place of this one, in the other group. No receive is in flight.
+/// Registers a new, empty buffer ring in the place of this one, in the other group. No receive is
+/// in flight.
 pub(super) fn renew(ring: &IoUring, old: &BufferRing, group: u16) -> io::Result<(BufferRing, u16)> {
     let new = BufferRing::new(old.entries(), old.buffer_bytes())?;
     let next = GROUPS[usize::from(group == GROUPS[0])];
@@ -150,7 +152,7 @@ fn retried<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     attempt()
 }
 
-/// All that the driver does, and what is planned: more buffer rings.
+/// Allows everything the driver does, and the planned use of more buffer rings.
 fn restrictions() -> Vec<Restriction> {
     /// Register operations by their numbers in `linux/io_uring.h`: unregister files, register and unregister
     /// eventfd, register and unregister a buffer ring, synchronous cancel.

@@ -1,4 +1,4 @@
-//! The end of a ring: nothing may be freed that the kernel can still write to or read from.
+//! The end of a ring: the kernel can still read or write some memory, which must not be freed.
 
 use std::mem;
 use std::time::Duration;
@@ -10,8 +10,8 @@ use crate::shared::report::log;
 use crate::shared::wait::now;
 use crate::uring::kernel::{Kernel, Kind};
 
-/// How long and how often the kernel is asked to end everything. Each round cancels all there is; two are enough
-/// unless operations fork others off, as a close with much to flush may.
+/// Bound of the rounds in which the kernel is asked to end everything. Each round cancels all
+/// operations; two are enough unless operations fork others off, as a close with much to flush may.
 const FINISH_TIME: Duration = Duration::from_secs(1);
 const FINISH_ROUNDS: usize = 1000;
 
@@ -28,7 +28,8 @@ impl SystemKernel {
             if self.room() > 0 {
                 self.push(encode::cancel_everything(), Kind::Ignored.with(0));
             }
-            // Short waits: what is cancelled comes at once, and an operation that escaped is cancelled again.
+            // Short waits: cancelled operations end at once, and one that escaped is cancelled
+            // again.
             match self.enter(1, Some(left.min(Duration::from_millis(10)))) {
                 Ok(()) | Err(libc::ETIME | libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ENOMEM) => {}
                 Err(errno) => {
@@ -47,7 +48,7 @@ impl SystemKernel {
             );
             return false;
         }
-        // From here on nothing selects a buffer, and then nothing knows their addresses any more.
+        // From here on nothing selects a buffer, and so nothing knows their addresses.
         if let Err(error) = self.ring.submitter().unregister_buf_ring(self.group) {
             log::warn!(%error, "the buffer ring could not be removed; the receive memory is leaked");
             return false;
@@ -58,7 +59,7 @@ impl SystemKernel {
             }
         }
         if self.plain.is_none() {
-            // Closes the connections now rather than when the kernel gets to freeing the ring.
+            // Closes the connections now rather than when the kernel frees the ring.
             let _ = self.ring.submitter().unregister_files();
         }
         true
@@ -82,7 +83,8 @@ impl SystemKernel {
 impl Drop for SystemKernel {
     fn drop(&mut self) {
         if self.in_flight > 0 {
-            // Not finished: the kernel may still read what it was to send, write what it was to receive, and the wake-up count.
+            // Not finished: the kernel may still read the bytes to send, write received bytes, and
+            // write the wake-up count.
             mem::forget(mem::take(&mut self.blocks));
             self.sends.iter_mut().for_each(|batch| mem::forget(batch.take()));
             mem::forget(mem::take(&mut self.wake_count));

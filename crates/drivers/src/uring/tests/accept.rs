@@ -75,7 +75,7 @@ fn listener_closes_once_its_accept_ended_and_queue_is_empty() {
     rig.kernel().backlog.extend([Ok(11), Err(libc::ECONNABORTED), Ok(12)]);
     rig.ring.submit(Op::StopListening { listener: 2 });
     assert_eq!(std::mem::take(&mut rig.kernel().calls), ["turn away at 2"], "before anything is submitted");
-    // The answer to the cancel comes first, and says nothing of the accept.
+    // The answer to the cancel comes first, and does not end the accept.
     rig.says(Kind::CancelAccept, 2, 0, 0);
     rig.turn();
     assert!(matches!(rig.ops()[..], [RawOp::CancelAccept { listener: 2 }]));
@@ -190,7 +190,7 @@ fn queue_that_never_ends_is_closed_after_seconds() {
     assert_eq!((turns, rig.out.len()), (30, 29 * 64 + 1));
 }
 
-/// A rig whose listener 2 is adopted and accepts, and is told to close.
+/// A rig whose listener 2 is adopted and accepts, and is being closed.
 fn leaving() -> Rig {
     let mut rig = Rig::new(4);
     rig.kernel().adopted = true;
@@ -208,7 +208,7 @@ fn leaving() -> Rig {
 fn an_adopted_listener_is_left_with_its_queue() {
     let mut rig = leaving();
     rig.says(Kind::CancelAccept, 2, -libc::ENOENT, 0);
-    // The accept was over before it was to be cancelled.
+    // The accept was over before it was cancelled.
     rig.says(Kind::Accept, 2, 10, 0);
     rig.turn();
     rig.turn();

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// One whose receive was never found.
+/// A connection whose receive was never found.
 fn doubtful(rig: &mut Rig) -> ConnId {
     let id = rig.receiving(1, 1);
     rig.ring.submit(Op::ReceiveStop { id });
@@ -20,7 +20,7 @@ fn receive_never_found_is_proven_gone_before_its_slot_is_free() {
     rig.ring.submit(Op::Close { id, how: CloseHow::Abort });
     rig.turn();
     assert!(matches!(rig.ops()[..], [RawOp::ShutdownInput { .. }]), "before anything is closed");
-    // It lived after all: what it brings goes to no connection.
+    // The receive lived after all: its bytes go to no connection.
     rig.says_bytes(id, 3, F_MORE);
     rig.says(Kind::Receive, id.bits(), 0, 0);
     rig.says(Kind::Shutdown, id.bits(), 0, 0);
@@ -42,7 +42,8 @@ fn receive_never_found_is_proven_gone_before_its_slot_is_free() {
     assert_eq!(rig.ring.pool().counts().leased, 0);
 }
 
-/// What the proof stands on, of the kernel this runs on: a receive that is armed has ended when the shutdown is reaped.
+/// The kernel's behaviour on which the proof rests: an armed receive has ended when the shutdown is
+/// reaped.
 #[test]
 fn a_shutdown_of_the_input_ends_the_receive_first() {
     let config = crate::UringConfig {

@@ -44,7 +44,7 @@ fn a_connect_that_is_stopped_ends_once() {
     rig.says(Kind::Connect, id.bits(), -libc::ECANCELED, 0);
     rig.turn();
     assert_eq!(rig.seen(), [format!("Connected {{ id: {id}, result: Err({}) }}", libc::ECANCELED)]);
-    // It is over: there is nothing to stop.
+    // The connect is over: there is nothing to stop.
     rig.ring.submit(Op::ConnectStop { id });
     rig.ring.submit(Op::Close { id, how: CloseHow::Abort });
     rig.turn();

@@ -1,8 +1,8 @@
-//! Receives that are looked at, and those that end by the end of their input.
+//! Receives that are probed, and those that end by the end of their input.
 
 use super::*;
 
-/// A receive that is looked at, with the probe's answer.
+/// Probes a receive, with this answer.
 fn probed(rig: &mut Rig, id: ConnId, res: i32) {
     rig.ring.submit(Op::Probe { id });
     rig.turn();
@@ -11,7 +11,7 @@ fn probed(rig: &mut Rig, id: ConnId, res: i32) {
     rig.turn();
 }
 
-/// Lets the pause pass that a receive has to tell by itself.
+/// Lets the pause pass in which a receive has to report by itself.
 fn pause(rig: &mut Rig) -> Vec<RawOp> {
     assert!(rig.ops().is_empty(), "a cancel before its time");
     rig.kernel().now += Duration::from_millis(10);
@@ -52,7 +52,7 @@ fn receive_that_does_not_tell_what_a_probe_found_is_armed_again() {
         let mut rig = Rig::new(8);
         let id = rig.receiving(1, 1);
         probed(&mut rig, id, found);
-        // A second look would find the same.
+        // A second probe would find the same.
         rig.ring.submit(Op::Probe { id });
         rig.turn();
         assert!(matches!(pause(&mut rig)[..], [RawOp::CancelReceive { .. }]), "{found}");

@@ -133,7 +133,7 @@ fn receives_without_a_buffer_are_parked_and_armed_in_order() {
     rig.turn();
     // The first one took all there was, so the others come before it.
     assert!(matches!(rig.ops()[..], [RawOp::Receive { id }] if id == ids[1]));
-    // One buffer is there that no receive used: the next one must not wait for that.
+    // A buffer is there that no receive used: the next one must not wait for it.
     rig.ring.turn(Wait::Forever, Budget::default(), &mut rig.out).unwrap();
     assert_eq!(rig.kernel().enters.last(), Some(&(0, None)), "it does not block");
     assert!(matches!(rig.ops()[..], [RawOp::Receive { id }] if id == ids[2]));
@@ -156,7 +156,7 @@ fn every_buffer_comes_back_once_whatever_its_completion_says() {
     rig.says_bytes(id, -libc::ECONNRESET, 0);
     rig.turn();
     assert_eq!(rig.seen(), ["1.1 Error(104)"]);
-    // Late: there is no receive any more.
+    // Late: there is no receive.
     rig.says_bytes(id, 10, F_MORE);
     rig.says_bytes(ConnId::new(1, 9), 10, 0);
     rig.says(Kind::Receive, ConnId::new(900, 1).bits(), -libc::ECANCELED, 0);

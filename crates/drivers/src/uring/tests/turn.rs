@@ -111,7 +111,8 @@ fn a_subscriber_that_panics_ends_no_turn() {
         let (id, gone) = (rig.receiving(1, 1), ConnId::new(3, 9));
         rig.says(Kind::Install, id.bits(), -libc::ENOMEM, 0);
         rig.says(Kind::Ignored, 0, -libc::EBADF, 0);
-        // For connections and operations that are not there, with buffers that must go back.
+        // Completions for connections and operations that are not there, with buffers that must be
+        // returned.
         rig.says_bytes(gone, 5, F_MORE);
         rig.says(Kind::Accept, 2, 9, F_MORE);
         rig.says(Kind::Close, gone.bits(), 0, 0);
@@ -127,7 +128,8 @@ fn a_subscriber_that_panics_ends_no_turn() {
         assert!(matches!(rig.ops()[..], [RawOp::CloseFd { fd: 9 }]), "what the lines were about is done");
         rig.ring.invariants();
     });
-    // tracing may have noted while other tests ran that no subscriber wants a line: 6 when this test runs alone.
+    // tracing may have noted while other tests ran that no subscriber wants a line: 6 when this
+    // test runs alone.
     assert!(LINES.get() > 0, "the subscriber was asked");
 }
 
