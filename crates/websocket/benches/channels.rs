@@ -1,4 +1,5 @@
-//! What a channel of WebSocket costs, and a reader, in memory and on one thread: time of the fastest run, and under callgrind instructions:
+//! Cost of a WebSocket channel and of a reader, in memory and on one thread: time of the fastest
+//! run, and instructions under callgrind:
 //!
 //! ```sh
 //! cargo bench -p ringserve-websocket
@@ -14,7 +15,7 @@ use ringserve_websocket::frame::{Header, Opcode, put_masked};
 use ringserve_websocket::reader::Reader;
 use ringserve_websocket::{WebSocketOptions, WebSocketTransport, mask, utf8};
 
-/// Runs of which the fastest counts.
+/// Runs, of which the fastest counts.
 const RUNS: usize = 15;
 
 const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
@@ -75,7 +76,7 @@ fn frames(count: usize, len: usize) -> Vec<u8> {
     wire
 }
 
-/// As segments of a network have it.
+/// Cuts the bytes as segments of a network do.
 fn cut(wire: &[u8]) -> Vec<&[u8]> {
     wire.chunks(1448).collect()
 }
@@ -88,7 +89,7 @@ fn channel() -> Box<dyn Channel> {
     channel
 }
 
-/// What comes is handed on. With a copy of it in each round, which is what receives it.
+/// Passes received bytes on. Each round copies them, as receiving would.
 fn open(pieces: &[&[u8]], rounds: usize) -> Duration {
     let (mut channel, mut out) = (channel(), Vec::new());
     let begun = Instant::now();
@@ -103,7 +104,7 @@ fn open(pieces: &[&[u8]], rounds: usize) -> Duration {
     begun.elapsed()
 }
 
-/// The same by a connection inside HTTP, whose messages are put together.
+/// Reads the same by a connection inside HTTP, whose messages are put together.
 fn read(pieces: &[&[u8]], rounds: usize) -> Duration {
     let mut reader = Reader::new(1 << 20, false);
     let begun = Instant::now();
@@ -118,7 +119,7 @@ fn read(pieces: &[&[u8]], rounds: usize) -> Duration {
     begun.elapsed()
 }
 
-/// A reply leaves behind a header: as it is, or `copied` as other channels seal.
+/// Sends a reply after a header: in place, or `copied` as other channels seal.
 fn send(copied: bool, payload: &[u8], lent: bool, rounds: usize) -> Duration {
     let transport = WebSocketTransport::stream(&WebSocketOptions::new());
     let mut channel = transport.begin(&mut Vec::new()).expect("memory");
@@ -150,7 +151,7 @@ fn unmask(rounds: usize) -> Duration {
     let mut bytes = vec![b'x'; 16_384];
     let begun = Instant::now();
     for _ in 0..rounds {
-        // By a mask that leaves it text.
+        // Uses a mask that leaves it text.
         mask::apply(black_box(&mut bytes), black_box([0, 0, 0, 0]));
         assert!(utf8::is_text(black_box(&bytes)));
     }

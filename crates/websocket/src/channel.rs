@@ -2,11 +2,12 @@
 //!
 //! ```text
 //!   Head ── the request is answered ──▶ Open ── a close frame ──▶ Over
-//!     └── refused ──────────────────────┴── what breaks the rules ──▶ Over
+//!   └── refused ──────────────────────┴── the peer breaks the rules ──▶ Over
 //! ```
 //!
-//! Messages that lie whole in what was received are unmasked where they lie, and handed on together. What a connection holds
-//! beside that is in [`Busy`], and only while it is in the middle of something.
+//! Messages that lie whole in the received bytes are unmasked in place, and passed on together. All
+//! other state of a connection is in [`Busy`], which exists only in the middle of a handshake,
+//! frame or message.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -26,19 +27,20 @@ use crate::upgrade::{self, Reject};
 use crate::utf8;
 use crate::{close, mask};
 
-/// Messages up to this size are moved, so that they are handed on together with those before: that costs less than to hand one
-/// on.
+/// Messages up to this size are moved, so that they are passed on together with those before: that
+/// costs less than passing one on separately.
 const MOVED_BYTES_MAX: usize = 512;
 
-/// A target up to this size is about as much as a connection takes anyway, and does not count as held: to note it would take as much.
+/// A target up to this size is about as large as the connection's other state, and is not counted
+/// as held: counting it would take as much memory.
 const TARGET_BYTES_MIN: usize = 128;
 
-/// Puts WebSocket between the sockets of a listener and its service. One value a shard.
+/// Puts WebSocket between the sockets of a listener and its service. One value per shard.
 pub struct WebSocketTransport {
     common: Rc<Common>,
 }
 
-/// What the channels of a shard have in common.
+/// State shared by the channels of a shard.
 struct Common {
     options: WebSocketOptions,
     /// Each message has a mark before it.
@@ -48,12 +50,14 @@ struct Common {
 }
 
 impl WebSocketTransport {
-    /// The payload bytes of all messages are a stream, as a socket's are, and what is sent together is a message.
+    /// Creates a transport in which the payload bytes of all messages are one stream, like a
+    /// socket's; bytes sent together are a message.
     pub fn stream(options: &WebSocketOptions) -> WebSocketTransport {
         WebSocketTransport::new(options, false)
     }
 
-    /// For the framing [`Messages`](crate::Messages): each message is a frame, and each reply.
+    /// Creates a transport for the framing [`Messages`](crate::Messages): each message is a frame,
+    /// and each reply a message.
     pub fn messages(options: &WebSocketOptions) -> WebSocketTransport {
         WebSocketTransport::new(options, true)
     }
@@ -84,39 +88,41 @@ impl Transport for WebSocketTransport {
 enum Stage {
     Head,
     Open,
-    /// Nothing that comes is looked at any more.
+    /// The connection is over: received bytes are ignored.
     Over,
 }
 
-/// A connection of WebSocket. There may be a million that wait, so it is 32 bytes.
+/// A WebSocket connection. There may be a million idle ones, so it is 32 bytes.
 struct WebSocketChannel {
     common: Rc<Common>,
-    /// Once it is open.
+    /// Set once the connection is open.
     info: Cell<Option<Rc<WebSocketInfo>>>,
     busy: Option<Box<Busy>>,
     stage: Stage,
     compresses: bool,
-    /// The info may be that of others who asked for the same, too: it says nothing but what was asked for.
+    /// Other connections with the same request may share the info: it holds nothing but the
+    /// request.
     shares_info: Cell<bool>,
 }
 
-/// What a connection holds in the middle of something.
+/// State of a connection in the middle of a handshake, frame or message.
 struct Busy {
     /// The start of a header, or of a control frame.
     kept: [u8; HEADER_BYTES_MAX + CONTROL_BYTES_MAX],
     kept_len: u8,
-    /// The frame of a message whose payload has not all come.
+    /// The frame of a message whose payload has not completely arrived.
     frame: Option<FramePayload>,
     message: Option<PartialMessage>,
-    /// The head of the request, or a message that is put together: with room for its mark.
+    /// The head of the request, or a message that is being put together, with room for its mark.
     gathered: Vec<u8>,
-    /// What the latest ping asked to be answered with, until that is said.
+    /// The payload of the latest ping, until it is answered.
     pong: Option<Vec<u8>>,
-    /// A ping is to be sent.
+    /// A ping has to be sent.
     asks: bool,
 }
 
-/// What became of a look at received bytes. `None` if there is nothing to hand on, and the next bytes are to be looked at.
+/// The result of looking at received bytes. `None` if there is nothing to pass on, and the next
+/// bytes are to be read.
 type Step = Result<Option<Unsealed>, Fault>;
 
 const NO_MEMORY: Fault = Fault(CloseReason::MemoryLimit);
@@ -158,7 +164,7 @@ impl Busy {
         have + count >= until
     }
 
-    /// True if it need not be kept.
+    /// True if the state need not be kept.
     fn is_over(&self) -> bool {
         self.kept_len == 0
             && self.frame.is_none()
@@ -201,7 +207,7 @@ impl WebSocketChannel {
         busy.gathered.extend_from_slice(wire);
         match upgrade::find_end(&busy.gathered, before) {
             Ok(Some(end)) => {
-                // It was not there before.
+                // `end` lies after the bytes that were there before.
                 wire.advance(end - before);
                 let mut head = mem::take(&mut busy.gathered);
                 self.busy = None;
@@ -216,7 +222,7 @@ impl WebSocketChannel {
         }
     }
 
-    /// Decides about the request with this head.
+    /// Decides on the request with this head.
     fn answer(&mut self, head: &[u8], out: &mut Vec<u8>) -> Unsealed {
         let common = self.common.clone();
         let mut is_decided = false;
@@ -243,7 +249,7 @@ impl WebSocketChannel {
         }
     }
 
-    /// What is known of the connection, as its own from now on.
+    /// Returns the info, which belongs to this connection alone from now on.
     fn info(&self) -> Option<Rc<WebSocketInfo>> {
         let mut info = self.info.take()?;
         if self.shares_info.replace(false) {
@@ -262,7 +268,8 @@ impl WebSocketChannel {
         }))
     }
 
-    /// The next step with what was received, which is not nothing unless a frame that has begun may lack nothing.
+    /// Takes the next step with the received bytes, which may be empty only if a frame that has
+    /// begun may lack nothing.
     fn step(&mut self, wire: &mut LeaseMut) -> Step {
         if let Some(busy) = &mut self.busy {
             if let Some(frame) = busy.frame {
@@ -297,14 +304,14 @@ impl WebSocketChannel {
         self.begin(header, mask, Some(size), wire)
     }
 
-    /// Keeps what was received until there is more.
+    /// Keeps the received bytes until there are more.
     fn keep_all(&mut self, wire: &mut LeaseMut) -> Step {
         let count = wire.len();
         self.busy()?.keep(wire, count);
         Ok(None)
     }
 
-    /// Goes on with a header, or a control frame, of which the start is kept.
+    /// Continues a header, or a control frame, of which the start is kept.
     fn begin_kept(&mut self, wire: &mut LeaseMut) -> Step {
         let compresses = self.compresses;
         let busy = self.busy()?;
@@ -313,7 +320,7 @@ impl WebSocketChannel {
                 Decoded::Header(header, size) => break (header, size),
                 Decoded::Needs(until) if busy.keep(wire, until) => {}
                 Decoded::Needs(_) => {
-                    // What is wrong with it may show before it is whole.
+                    // A fault in it may show before it is whole.
                     Header::decode(busy.kept())?;
                     return Ok(None);
                 }
@@ -338,7 +345,7 @@ impl WebSocketChannel {
         self.control(header.opcode, payload)
     }
 
-    /// Takes the message that lies whole at the front of `wire`, with small ones behind it.
+    /// Takes the message that lies whole at the front of `wire`, and small ones that follow it.
     fn whole(&mut self, first: Header, size: usize, wire: &mut LeaseMut) -> Step {
         let marks = self.common.marks;
         let most = self.common.options.message_bytes_max as u64;
@@ -359,7 +366,7 @@ impl WebSocketChannel {
             bytes[begins..size].copy_from_slice(&mark(kind, end - size));
         }
         let (mut taken, mut written) = (end, end);
-        // What is no such message is looked at next, with all that can be wrong with it.
+        // Anything else is decoded next, with all possible errors.
         while let Ok(Decoded::Header(next, size)) = Header::decode(&bytes[taken..])
             && let Ok(mask) = next.check_client(false)
             && next.fin
@@ -388,7 +395,8 @@ impl WebSocketChannel {
         Ok((!plain.is_empty()).then_some(Unsealed::Plain(plain)))
     }
 
-    /// Begins a frame of a message that is not whole, by its header: `size` bytes at the front of `wire`, or what was kept.
+    /// Begins a frame of a message that is not whole, by its header: `size` bytes at the front of
+    /// `wire`, or the kept bytes.
     fn begin(&mut self, header: Header, mask: [u8; 4], size: Option<usize>, wire: &mut LeaseMut) -> Step {
         let (marks, most) = (self.common.marks, self.common.options.message_bytes_max);
         let busy = self.busy()?;
@@ -406,7 +414,7 @@ impl WebSocketChannel {
         // At most 1 GiB.
         let mark = mark(message.kind, header.len as usize);
         let Some(size) = size else {
-            // There is no room for it where the header was.
+            // The place of the header has no room for it.
             let plain = LeaseMut::try_copy_of(&mark).ok_or(NO_MEMORY)?;
             return Ok(Some(Unsealed::Plain(plain)));
         };
@@ -416,7 +424,7 @@ impl WebSocketChannel {
         Ok(Some(Unsealed::Plain(plain)))
     }
 
-    /// Takes what came of a frame.
+    /// Takes the bytes of a frame that have arrived.
     fn go_on(&mut self, mut frame: FramePayload, wire: &mut LeaseMut) -> Step {
         let (marks, most) = (self.common.marks, self.common.options.message_bytes_max);
         let busy = self.busy()?;
@@ -471,12 +479,12 @@ impl WebSocketChannel {
                 (self.stage, self.busy) = (Stage::Over, None);
                 Ok(Some(Unsealed::Closed))
             }
-            // Any byte says that the peer is there.
+            // Any byte shows that the peer is there.
             _ => Ok(None),
         }
     }
 
-    /// The connection ends by what the peer did: it is told so, if it broke a rule.
+    /// Ends the connection because of what the peer did, and informs it by a close frame.
     fn fault(&mut self, fault: Fault, out: &mut Vec<u8>) -> Unsealed {
         (self.stage, self.busy) = (Stage::Over, None);
         close::write(Some(close::code_of(fault.0)), "", out);
@@ -484,7 +492,7 @@ impl WebSocketChannel {
     }
 }
 
-/// True if a message is handed on as it comes, and not put together first.
+/// True if a message is passed on as it arrives, and not put together first.
 #[inline]
 fn is_passed_on(message: &PartialMessage, marks: bool) -> bool {
     !message.is_compressed && (message.is_single || !marks)
@@ -530,7 +538,7 @@ impl Channel for WebSocketChannel {
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(plain.len()).map_err(|_| NO_MEMORY)?;
         plain.pieces().for_each(|piece| bytes.extend_from_slice(piece));
-        // What is compressed is never longer.
+        // A compressed message is never longer.
         out.try_reserve(plain.len() + HEADER_BYTES_MAX).map_err(|_| NO_MEMORY)?;
         let mut extension = self.common.extension.borrow_mut();
         let mut put_message = |opcode: Opcode, payload: &[u8]| {
@@ -556,7 +564,7 @@ impl Channel for WebSocketChannel {
             put_message(header.opcode, &frame[size..]);
             rest = more;
         }
-        // What the service wrote by itself.
+        // Bytes that the service wrote by itself.
         out.extend_from_slice(rest);
         Ok(())
     }
@@ -573,7 +581,7 @@ impl Channel for WebSocketChannel {
     }
 
     fn asks(&mut self) -> bool {
-        // Without memory for it the peer is asked next time.
+        // Without memory for it the peer is pinged next time.
         if let Ok(busy) = self.busy() {
             busy.asks = true;
         }

@@ -1,4 +1,5 @@
-//! The beginning on the client's side: the request of HTTP/1.1 that asks for WebSocket, and what its answer has to say.
+//! The client's side of the handshake: the HTTP/1.1 request for WebSocket, and the check of its
+//! answer.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ const END: &[u8] = b"\r\n\r\n";
 /// Time for the answer, and silence after which the server is pinged.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a client asks a server of WebSocket for, and what it takes of it.
+/// A client's request for WebSocket to a server, and its limits on the connection.
 ///
 /// ```
 /// use ringserve_websocket::ClientRequest;
@@ -37,8 +38,8 @@ pub struct ClientRequest {
 }
 
 impl ClientRequest {
-    /// For a target as `/chat?room=1` of a host as `example.org`, with its port if that is unusual. No protocol, messages of 1 MiB at
-    /// most.
+    /// Creates a request for a target such as `/chat?room=1` of a host such as `example.org`, with
+    /// its port if that is unusual. No protocol, messages of at most 1 MiB.
     pub fn new(host: impl Into<String>, target: impl Into<String>) -> ClientRequest {
         ClientRequest {
             host: host.into(),
@@ -51,36 +52,38 @@ impl ClientRequest {
         }
     }
 
-    /// Which protocols are spoken above WebSocket, the preferred one first. The server chooses one of them, or none:
-    /// `WebSocketInfo::protocol` tells.
+    /// Sets the protocols spoken above WebSocket, the preferred one first. The server chooses one
+    /// of them, or none: `WebSocketInfo::protocol` returns it.
     #[must_use]
     pub fn protocols<P: Into<String>>(self, protocols: impl IntoIterator<Item = P>) -> ClientRequest {
         ClientRequest { protocols: protocols.into_iter().map(Into::into).collect(), ..self }
     }
 
-    /// Adds a header field, as `Authorization`, `Cookie` or `Origin`.
+    /// Adds a header field, such as `Authorization`, `Cookie` or `Origin`.
     ///
     /// # Panics
-    /// If the name is no token, or the value has a control character: it could be the end of the field.
+    /// If the name is no token, or the value has a control character, which could end the field.
     #[must_use]
     pub fn header(mut self, name: &str, value: &str) -> ClientRequest {
         put_field(name, value, &mut self.headers);
         self
     }
 
-    /// Bytes of the longest message that is taken, up to 1 GiB. A longer one ends the connection with the code 1009. Default 1 MiB.
+    /// Sets the length in bytes of the longest message accepted, up to 1 GiB. A longer one ends the
+    /// connection with the code 1009. Default 1 MiB.
     #[must_use]
     pub fn message_bytes_max(self, bytes: usize) -> ClientRequest {
         ClientRequest { message_bytes_max: bytes, ..self }
     }
 
-    /// Time for the answer to the request. Default 30 s.
+    /// Sets the time for the answer to the request. Default 30 s.
     #[must_use]
     pub fn timeout(self, time: Duration) -> ClientRequest {
         ClientRequest { timeout: time, ..self }
     }
 
-    /// Silence of the server after which it is pinged; as long again, and it is gone. Off with `None`. Default 30 s.
+    /// Sets the silence of the server after which it is pinged; after another such time it is
+    /// considered gone. Off with `None`. Default 30 s.
     #[must_use]
     pub fn ping_interval(self, time: impl Into<Option<Duration>>) -> ClientRequest {
         ClientRequest { ping_interval: time.into(), ..self }
@@ -92,10 +95,11 @@ impl ClientRequest {
         (self.message_bytes_max, self.timeout, self.ping_interval)
     }
 
-    /// Appends the request to `out`, with a key that no server can foresee. Returns what reads its answer.
+    /// Appends the request to `out`, with a key that no server can foresee. Returns the reader of
+    /// its answer.
     ///
     /// # Errors
-    /// If host, target or a protocol cannot stand in a request.
+    /// If the host, the target or a protocol cannot be written in a request.
     pub fn write(&self, key: [u8; 16], out: &mut Vec<u8>) -> Result<Expected, HandshakeError> {
         let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
         let is_visible = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
@@ -129,7 +133,7 @@ impl ClientRequest {
 }
 
 impl fmt::Debug for ClientRequest {
-    /// Without the header fields, in which secrets stand.
+    /// Leaves out the header fields, which may contain secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ClientRequest")
             .field("host", &self.host)
@@ -140,7 +144,7 @@ impl fmt::Debug for ClientRequest {
     }
 }
 
-/// The answer that a request waits for.
+/// The answer that a request expects.
 #[derive(Debug)]
 pub struct Expected {
     accept: [u8; 28],
@@ -151,10 +155,11 @@ pub struct Expected {
 }
 
 impl Expected {
-    /// Looks at all bytes that came. Once the head is whole, it is taken from their front, and the rest is of WebSocket.
+    /// Reads all received bytes. Once the head is whole, it is taken from their front, and the rest
+    /// belongs to WebSocket.
     ///
     /// # Errors
-    /// If the server refuses, or its answer is none of WebSocket.
+    /// If the server refuses, or its answer is not a WebSocket answer.
     pub fn read(&mut self, bytes: &mut Vec<u8>) -> Result<Option<WebSocketInfo>, HandshakeError> {
         loop {
             let from = self.scanned.saturating_sub(END.len() - 1);
@@ -174,7 +179,7 @@ impl Expected {
         }
     }
 
-    /// What a whole head says; `None` of one behind which the answer still comes.
+    /// Checks a whole head; `None` for one after which the answer is still to follow.
     fn check(&self, head: &[u8]) -> Result<Option<WebSocketInfo>, HandshakeError> {
         let mut headers = [EMPTY_HEADER; HEADERS_MAX];
         let mut response = httparse::Response::new(&mut headers);
@@ -212,15 +217,15 @@ impl Expected {
     }
 }
 
-/// Why a client has no WebSocket.
+/// The reason why a client's handshake failed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HandshakeError {
     /// The request cannot be written.
     Request(&'static str),
-    /// The server refused it, with this status of HTTP.
+    /// The server refused it, with this HTTP status.
     Refused(u16),
-    /// The answer is none of WebSocket.
+    /// The answer is not a WebSocket answer.
     Answer(&'static str),
 }
 

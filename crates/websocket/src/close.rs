@@ -1,4 +1,4 @@
-//! Why a connection is closed, as its close frames say.
+//! The reason for which a connection is closed, as its close frames state it.
 
 use ringserve_core::CloseReason;
 use ringserve_core::framing::FrameError;
@@ -14,10 +14,10 @@ use crate::utf8;
 /// The longest reason: a close frame holds 125 bytes, of which two are the code.
 pub const REASON_BYTES_MAX: usize = CONTROL_BYTES_MAX - 2;
 
-/// The code in the payload of a close frame; `None` if it has none.
+/// Parses the payload of a close frame; `None` if it has no code.
 ///
 /// # Errors
-/// A payload of one byte, a code that is not [valid](is_valid), a reason that is no text.
+/// A payload of one byte, a code that is not [valid](is_valid), a reason that is not UTF-8.
 pub fn parse(payload: &[u8]) -> Result<Option<(u16, &str)>, Violation> {
     let (code, reason) = match payload {
         [] => return Ok(None),
@@ -56,7 +56,7 @@ impl Floor for str {
     }
 }
 
-/// The code by which a peer is told that its connection ends for `reason`, where the service named none.
+/// The code sent to a peer whose connection ends for `reason`, where the service named none.
 pub fn code_of(reason: CloseReason) -> u16 {
     use CloseReason as Why;
     match reason {

@@ -1,14 +1,15 @@
-//! permessage-deflate (RFC 7692): what is agreed at the upgrade, and the compressor and decompressor that all connections of a shard
-//! share.
+//! permessage-deflate (RFC 7692): the negotiation at the upgrade, and the compressor and
+//! decompressor that all connections of a shard share.
 //!
 //! ```text
 //!   Sec-WebSocket-Extensions ── negotiate ──▶ its value for the answer
 //!   a whole compressed message ── inflate ──▶ the message, or that it exceeds its limit
-//!   a message ── compress ──▶ a compressed one, if that is worth it
+//!   a message ── compress ──▶ a compressed one, if that is worthwhile
 //! ```
 //!
-//! A context of zlib takes 46 KiB to inflate and 371 KiB to compress, so no connection has one: no message refers to one before it, in both directions
-//! (`server_no_context_takeover`, `client_no_context_takeover`). A shard has its two when the first message needs them.
+//! A context of zlib takes 46 KiB to inflate and 371 KiB to compress, so no connection has one: no
+//! message refers to an earlier one, in both directions (`server_no_context_takeover`,
+//! `client_no_context_takeover`). A shard creates its two when the first message needs them.
 
 use std::fmt;
 
@@ -17,41 +18,46 @@ use zlib_rs::{DeflateFlush, InflateFlush, Status, compress_bound};
 use crate::extension::{Extension, InflateError};
 use crate::options::WebSocketOptions;
 
-/// What each compressed message ends with and does not send: an empty block.
+/// The end of each compressed message, which is not sent: an empty block.
 const TAIL: [u8; 4] = [0, 0, 0xff, 0xff];
 
-/// log2 of the bytes that references of deflate reach back. Offers that ask for less are declined: the compressor is for all.
+/// log2 of the distance in bytes over which deflate may refer back. Offers with a smaller one are
+/// declined: all share the compressor.
 const WINDOW_BITS: u8 = 15;
 
-/// What is agreed on.
+/// The agreed parameters.
 const AGREED: &str = "permessage-deflate; server_no_context_takeover; client_no_context_takeover";
 
 /// Bytes that a compressed message may leave allocated.
 const KEPT_BYTES_MAX: usize = 64 << 10;
 
-/// Messages that are remembered, and the longest: one for many connections is compressed once, also where each is sent several
-/// in a turn. To compare one costs a fraction of compressing it.
+/// Messages that are remembered, and the length of the longest: a message for many connections is
+/// compressed once, even if each receives several in a turn. Comparing one costs a fraction of
+/// compressing it.
 const RECENT: usize = 4;
 const RECENT_BYTES_MAX: usize = 16 << 10;
 
-/// Bytes inflated in the first step. A step asks for as much as there is already, so that a short message costs little memory
-/// and a long one few steps.
+/// Bytes inflated in the first step. A step asks for as many as there are already, so that a short
+/// message costs little memory and a long one few steps.
 const STEP: usize = 4 << 10;
 
-/// Ends of a deflate stream in one message. Mostly there is none (RFC 7692, 7.2.3.4 allows it), and each costs a reset.
+/// Ends of a deflate stream in one message. Usually there is none (RFC 7692, 7.2.3.4 allows it),
+/// and each costs a reset.
 const ENDS_MAX: u32 = 8;
 
-/// How messages are compressed on connections whose clients can inflate them.
+/// Compression of messages on connections whose clients can inflate them.
 ///
-/// A shard has 371 KiB to compress and 46 KiB to inflate, once a message needs them, and up to 128 KiB of the latest messages. What a
-/// client sends compressed is inflated to `message_bytes_max` at most.
+/// A shard has 371 KiB to compress and 46 KiB to inflate, once a message needs them, and up to 128
+/// KiB of the latest messages. Messages that a client compressed are inflated to at most
+/// `message_bytes_max`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Deflate {
-    /// 1, the fastest, to 9, the smallest. Others count as the next of these. Default 1: with 6 a message of
-    /// JSON takes two to three times as long and is a quarter smaller.
+    /// Level from 1, the fastest, to 9, the smallest. Other values are clamped. Default 1: with 6 a
+    /// message of JSON takes two to three times as long and is a quarter smaller.
     pub level: u8,
-    /// Messages of fewer bytes leave as they are. Default 256: shorter ones hardly become smaller without a context.
+    /// Messages of fewer bytes are sent uncompressed. Default 256: shorter ones hardly become
+    /// smaller without a context.
     pub message_bytes_min: usize,
 }
 
@@ -76,9 +82,10 @@ impl Deflate {
 }
 
 impl WebSocketOptions {
-    /// Has messages compressed, for clients that offer it. It is worth its time where bytes are dear: a message of JSON leaves as a third
-    /// or a fourth, after some tens of microseconds. What is encrypted below, and mixes secrets with what an attacker chooses, is
-    /// better not compressed: lengths tell of secrets (CRIME, BREACH).
+    /// Compresses messages, for clients that offer it. This is worth its time where bandwidth is
+    /// expensive: a message of JSON shrinks to a third or a fourth, in some tens of microseconds.
+    /// Do not compress messages that are encrypted below and mix secrets with data that an attacker
+    /// chooses: lengths reveal secrets (CRIME, BREACH).
     #[must_use]
     pub fn deflate(self, deflate: Deflate) -> WebSocketOptions {
         self.extension(move || PerMessageDeflate::new(deflate))
@@ -89,9 +96,9 @@ impl WebSocketOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Malformed;
 
-/// What to answer to a client, by the list in its `Sec-WebSocket-Extensions`: the first offer of permessage-deflate that
-/// is understood whole is accepted. One with an unknown parameter, with one twice or with a value out of its range is
-/// declined, and so are other extensions.
+/// The answer to a client, by the list in its `Sec-WebSocket-Extensions`: the first offer of
+/// permessage-deflate that is fully understood is accepted. An offer with an unknown parameter,
+/// with one twice or with a value out of its range is declined, and so are other extensions.
 fn agree(offers: &[u8]) -> Result<Option<String>, Malformed> {
     let (mut agreed, mut cursor) = (None, Cursor { rest: offers });
     loop {
@@ -100,7 +107,7 @@ fn agree(offers: &[u8]) -> Result<Option<String>, Malformed> {
         if cursor.rest.is_empty() {
             return Ok(agreed);
         }
-        // All are read, since a header is well-formed as a whole.
+        // All offers are read, since a header is well-formed as a whole.
         let offer = cursor.offer()?;
         agreed = agreed.or(offer);
         if !cursor.rest.is_empty() && !cursor.takes(b',') {
@@ -109,7 +116,7 @@ fn agree(offers: &[u8]) -> Result<Option<String>, Malformed> {
     }
 }
 
-/// What is left of a header's value.
+/// The unread rest of a header's value.
 struct Cursor<'a> {
     rest: &'a [u8],
 }
@@ -130,7 +137,7 @@ impl<'a> Cursor<'a> {
         if token.is_empty() { Err(Malformed) } else { Ok(token) }
     }
 
-    /// A token, which may stand in quotes.
+    /// A token, which may be quoted.
     fn value(&mut self) -> Result<Vec<u8>, Malformed> {
         if self.rest.first() != Some(&b'"') {
             return Ok(self.token()?.to_vec());
@@ -173,12 +180,12 @@ impl<'a> Cursor<'a> {
             let bits = value.as_deref().map(window_bits_of);
             is_fine &= match (at, bits) {
                 (0 | 1, bits) => bits.is_none(),
-                // The answer to it has to name them.
+                // The answer has to name the window bits.
                 (2, bits) => {
                     names_bits = true;
                     bits == Some(Some(WINDOW_BITS))
                 }
-                // What a client compresses is inflated with the largest window anyway.
+                // Messages that a client compresses are inflated with the largest window anyway.
                 (_, bits) => bits != Some(None),
             };
         }
@@ -192,7 +199,7 @@ fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
-/// 8 to 15, in decimal without leading zeros.
+/// A number from 8 to 15, in decimal without leading zeros.
 fn window_bits_of(value: &[u8]) -> Option<u8> {
     match value {
         [digit @ b'8'..=b'9'] => Some(digit - b'0'),
@@ -208,13 +215,14 @@ pub struct PerMessageDeflate {
     decompressor: Option<zlib_rs::Inflate>,
     /// The message that was compressed last.
     compressed: Vec<u8>,
-    /// Messages, and what they became if that is worth it. At `next` the oldest one is replaced.
+    /// Messages with their compressed forms, where compression is worthwhile. The oldest one, at
+    /// `next`, is replaced.
     recent: Vec<(Vec<u8>, Option<Vec<u8>>)>,
     next: usize,
 }
 
 impl PerMessageDeflate {
-    /// Without memory yet.
+    /// Creates an extension that has no memory yet.
     pub fn new(options: Deflate) -> PerMessageDeflate {
         let (compressed, recent) = Default::default();
         PerMessageDeflate { options, compressor: None, decompressor: None, compressed, recent, next: 0 }
@@ -229,7 +237,8 @@ impl PerMessageDeflate {
         self.next = (self.next + 1) % RECENT;
     }
 
-    /// How many bytes `message` takes compressed, at the start of `compressed`; `None` if it is not worth it.
+    /// The length of `message` compressed at the start of `compressed`; `None` if compression is
+    /// not worthwhile.
     fn compress_now(&mut self, message: &[u8]) -> Option<usize> {
         let level = i32::from(self.options.level.clamp(1, 9));
         let make = || zlib_rs::Deflate::new(level, false, WINDOW_BITS);
@@ -240,7 +249,7 @@ impl PerMessageDeflate {
         if out.capacity() > KEPT_BYTES_MAX {
             *out = Vec::new();
         }
-        // All of it fits: a compressor that is cut off in the middle is not the same again after a reset.
+        // All of it fits: a compressor that is stopped in the middle is not the same after a reset.
         let room = compress_bound(message.len()) + TAIL.len();
         out.try_reserve_exact(room).ok()?;
         out.resize(room, 0);
@@ -256,12 +265,12 @@ impl PerMessageDeflate {
 }
 
 impl Extension for PerMessageDeflate {
-    /// A header that is malformed is no offer.
+    /// Treats a malformed header as no offer.
     fn negotiate(&self, offers: &str) -> Option<String> {
         agree(offers.as_bytes()).unwrap_or(None)
     }
 
-    /// Takes no more memory than twice `bytes_max`, whatever the payload inflates to.
+    /// Takes at most twice `bytes_max` bytes of memory, whatever the payload inflates to.
     fn inflate(&mut self, payload: &[u8], bytes_max: usize, out: &mut Vec<u8>) -> Result<(), InflateError> {
         let make = || zlib_rs::Inflate::new(false, WINDOW_BITS);
         let decompressor = self.decompressor.get_or_insert_with(make);
@@ -301,7 +310,7 @@ fn inflate(
     for mut piece in [payload, &TAIL] {
         loop {
             let inflated = out.len() - from;
-            // A byte above the limit shows that there are more.
+            // One byte above the limit shows that there are more.
             let room = inflated.clamp(STEP, usize::MAX).min(bytes_max - inflated + 1);
             let (taken, made) = (decompressor.total_in(), decompressor.total_out());
             let at = out.len();
@@ -318,7 +327,8 @@ fn inflate(
             match status {
                 Err(_) => return Err(InflateError::Malformed),
                 Ok(Status::StreamEnd) => {
-                    // What follows is a stream that may refer to what came before in its message.
+                    // The following bytes are a stream that may refer to earlier ones of its
+                    // message.
                     ends += 1;
                     if ends > ENDS_MAX {
                         return Err(InflateError::Malformed);
@@ -330,7 +340,7 @@ fn inflate(
                         return Err(InflateError::Malformed);
                     }
                 }
-                // It may have more to say, as long as there is no room left.
+                // There may be more output, as long as there is no room left.
                 Ok(Status::Ok | Status::BufError) if made == room => {}
                 Ok(Status::Ok | Status::BufError) if taken == 0 && !piece.is_empty() => {
                     return Err(InflateError::Malformed);
@@ -478,7 +488,7 @@ mod tests {
         let mut compressor = zlib_rs::Deflate::new(9, false, 15);
         let (zeros, mut bomb) = (vec![0; 1 << 20], vec![0; 1 << 20]);
         let mut len = 0;
-        // 16 MiB; what follows in a larger one is not looked at.
+        // 16 MiB; the rest of a larger one is not read.
         for _ in 0..16 {
             compressor.compress(&zeros, &mut bomb[len..], DeflateFlush::NoFlush).unwrap();
             len = compressor.total_out() as usize;
@@ -500,7 +510,7 @@ mod tests {
     #[test]
     fn malformed_messages_are_refused_and_harm_no_later_one() {
         let mut shard = shard();
-        // A block of no kind, a stored one whose length lies, streams that end again and again.
+        // A block of no kind, a stored one with a wrong length, streams that end again and again.
         let ends = [0x03, 0x00].repeat(1000);
         for bad in [&[0xff][..], &[0x00, 0x05, 0x00, 0x05, 0x00], &ends] {
             let (mut out, mut next) = (Vec::new(), Vec::new());

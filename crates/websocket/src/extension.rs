@@ -1,42 +1,45 @@
-//! Where compression hooks in.
+//! The interface of compression.
 
 use core::fmt;
 
 use crate::close;
 use crate::frame::Violation;
 
-/// What changes the payloads of messages for connections that negotiated it, as permessage-deflate (RFC 7692) does. One value a
-/// shard, which keeps nothing of a connection: each message is compressed by itself.
+/// Transforms the payloads of messages on connections that negotiated it, as permessage-deflate
+/// (RFC 7692) does. One value per shard, which keeps no state of a connection: each message is
+/// compressed by itself.
 pub trait Extension: 'static {
-    /// Looks at what a client offers: the list in its `Sec-WebSocket-Extensions`, with commas between the offers, the preferred
-    /// one first. The answer is the value of that header in the response; `None` if the connection goes without.
+    /// Reads a client's offers: the list in its `Sec-WebSocket-Extensions`, with commas between the
+    /// offers, the preferred one first. Returns the value of that header in the response; `None` if
+    /// the connection does without.
     fn negotiate(&self, offers: &str) -> Option<String>;
 
-    /// Appends to `out` what the payload of a compressed message says, at most `bytes_max` bytes. What it appends before it fails
-    /// is thrown away.
+    /// Appends the inflated payload of a compressed message to `out`, at most `bytes_max` bytes.
+    /// After a failure the appended bytes are discarded.
     ///
     /// # Errors
-    /// A payload that is none, or says more than `bytes_max` bytes; and where the system has no memory.
+    /// A payload that is not compressed data, or inflates to more than `bytes_max` bytes; and lack
+    /// of memory.
     fn inflate(&mut self, payload: &[u8], bytes_max: usize, out: &mut Vec<u8>) -> Result<(), InflateError>;
 
-    /// A payload compressed, without what RFC 7692 has left out at its end. `None` if it is to leave as it is, since it is small
-    /// or gains nothing.
+    /// Compresses a payload, without the end that RFC 7692 leaves out. `None` to send it
+    /// uncompressed, since it is small or does not shrink.
     fn compress(&mut self, payload: &[u8]) -> Option<&[u8]>;
 }
 
-/// Why a compressed message cannot be read.
+/// The reason why a compressed message cannot be read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum InflateError {
-    /// The payload is no compressed one.
+    /// The payload is not compressed data.
     Malformed,
-    /// It says more than a message may.
+    /// The message is larger than allowed.
     TooLarge,
     /// The system has no memory.
     NoMemory,
 }
 
 impl InflateError {
-    /// What the peer did, if it did that.
+    /// The peer's violation, if it is one.
     pub fn violation(self) -> Option<Violation> {
         match self {
             InflateError::Malformed => Some(Violation {
@@ -49,13 +52,14 @@ impl InflateError {
     }
 }
 
-/// The longest compressed form of a message of at most `bytes` bytes: a compressor that finds nothing, and writes each byte by the
-/// fixed codes of deflate, makes an eighth more of them, and a little for its blocks. A longer one wastes on purpose.
+/// The longest compressed form of a message of at most `bytes` bytes: a compressor that finds no
+/// repetition, and writes each byte by the fixed codes of deflate, adds an eighth, and a little for
+/// its blocks. A longer form wastes bytes on purpose.
 pub(crate) fn compressed_max(bytes: usize) -> usize {
     bytes + bytes / 8 + bytes / 128 + 64
 }
 
-/// What a message is that says more than `message_bytes_max`.
+/// The violation of a message that inflates to more than `message_bytes_max`.
 pub(crate) const TOO_LARGE: Violation =
     Violation { code: close::TOO_LARGE, what: "a message of more than message_bytes_max" };
 

@@ -1,11 +1,13 @@
-//! The rules of messages, wherever their bytes lie: which frame may follow another, how long a message may be, and what is text.
+//! The rules of messages, wherever their bytes lie: which frame may follow another, how long a
+//! message may be, and which bytes are text.
 //!
 //! ```text
-//!   header ── PartialMessage::next ──▶ FramePayload ── take: each piece that comes ──▶ PartialMessage::check
+//!   header ── PartialMessage::next ──▶ FramePayload ── take: each piece ──▶ PartialMessage::check
 //! ```
 //!
-//! [`channel`](crate::WebSocketTransport) has the bytes unmasked where they were received, and hands most of them on without a
-//! copy; a [`Reader`](crate::reader::Reader) puts each message together in its own memory.
+//! [`channel`](crate::WebSocketTransport) unmasks the bytes in the buffers that received them, and
+//! passes most of them on without a copy; a [`Reader`](crate::reader::Reader) puts each message
+//! together in its own memory.
 
 use core::fmt;
 
@@ -16,7 +18,7 @@ use crate::mask;
 use crate::messages::Kind;
 use crate::utf8::{self, Utf8};
 
-/// Why nothing more can be read.
+/// The reason why reading ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum ReadError {
     /// The peer broke the rules.
@@ -44,7 +46,7 @@ ringserve_buf::debug_is_display!(ReadError);
 
 impl std::error::Error for ReadError {}
 
-/// A text that is none.
+/// The violation of a text that is not UTF-8.
 pub(crate) const NO_TEXT: Violation =
     Violation { code: close::INVALID_DATA, what: "a text that is no UTF-8" };
 
@@ -53,9 +55,9 @@ pub(crate) const NO_TEXT: Violation =
 pub(crate) struct PartialMessage {
     pub(crate) kind: Kind,
     pub(crate) is_compressed: bool,
-    /// One frame is all of it.
+    /// The message consists of one frame.
     pub(crate) is_single: bool,
-    /// Bytes of its frames, of the last one too.
+    /// Bytes of its frames, including the last one.
     bytes: u64,
     text: Utf8,
 }
@@ -89,7 +91,7 @@ impl PartialMessage {
         Ok(message)
     }
 
-    /// Looks at the next bytes of its payload, unmasked, the last ones of it if it `is_over`.
+    /// Checks the next bytes of its payload, unmasked, the last ones of it if it `is_over`.
     #[inline]
     pub(crate) fn check(&mut self, payload: &[u8], is_over: bool) -> Result<(), Violation> {
         let is_text = self.kind == Kind::Text && !self.is_compressed;
@@ -99,7 +101,7 @@ impl PartialMessage {
         Ok(())
     }
 
-    /// What it says, where it is compressed, behind `room` bytes that are left free.
+    /// Inflates the message, if it is compressed, after `room` bytes that are left free.
     pub(crate) fn inflate(
         &self,
         payload: &[u8],
@@ -128,43 +130,43 @@ pub(crate) fn kind_of(opcode: Opcode) -> Kind {
     if opcode == Opcode::Text { Kind::Text } else { Kind::Binary }
 }
 
-/// The payload of a frame that has not all come.
+/// The payload of a frame that has not completely arrived.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FramePayload {
-    /// Bytes that have not come.
+    /// Bytes that have not arrived.
     pub(crate) left: u64,
-    /// The mask of the next byte and those behind it.
+    /// The mask of the next byte and those after it.
     mask: [u8; 4],
     /// The frame is the last one of its message.
     fin: bool,
 }
 
 impl FramePayload {
-    /// Nothing of it has come.
+    /// Creates the payload of a frame of which nothing has arrived.
     #[inline]
     pub(crate) fn new(header: &Header, mask: [u8; 4]) -> FramePayload {
         FramePayload { left: header.len, mask, fin: header.fin }
     }
 
-    /// As much of `available` bytes as belongs to the frame.
+    /// The number of `available` bytes that belong to the frame.
     #[inline]
     pub(crate) fn part_of(&self, available: usize) -> usize {
-        // As much as is available.
+        // At most `available`.
         self.left.min(available as u64) as usize
     }
 
-    /// Unmasks the next bytes where they lie. They are its part of what came.
+    /// Unmasks the next bytes, which are the frame's part of the received ones, in place.
     #[inline]
     pub(crate) fn take(&mut self, payload: &mut [u8]) {
         self.left -= payload.len() as u64;
-        // That of a server is not masked.
+        // A server's payload is not masked.
         if self.mask != [0; 4] {
             mask::apply(payload, self.mask);
             self.mask = mask::from(self.mask, payload.len());
         }
     }
 
-    /// True once the frame is over, and its message.
+    /// True if this frame, once it is over, ends its message.
     #[inline]
     pub(crate) fn ends_message(&self) -> bool {
         self.left == 0 && self.fin

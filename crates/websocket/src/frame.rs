@@ -15,21 +15,21 @@ pub const HEADER_BYTES_MAX: usize = 14;
 /// The longest payload of a control frame.
 pub const CONTROL_BYTES_MAX: usize = 125;
 
-/// What a frame is.
+/// The opcode of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Opcode {
-    /// Goes on with the message that began.
+    /// Continues the message that began.
     Continuation = 0,
     /// Begins a message of UTF-8.
     Text = 1,
     /// Begins a message of bytes.
     Binary = 2,
-    /// Says that nothing more will come, and why.
+    /// Announces the end of the sender's messages, and its reason.
     Close = 8,
     /// Asks for a [`Pong`](Opcode::Pong).
     Ping = 9,
-    /// Answers a [`Ping`](Opcode::Ping), or says that the peer is there.
+    /// Answers a [`Ping`](Opcode::Ping), or shows that the peer is there.
     Pong = 10,
 }
 
@@ -46,7 +46,7 @@ impl Opcode {
         })
     }
 
-    /// True for what may stand between the frames of a message.
+    /// True for frames that may stand between the frames of a message.
     pub const fn is_control(self) -> bool {
         self as u8 >= Opcode::Close as u8
     }
@@ -55,30 +55,31 @@ impl Opcode {
 /// The header of a frame, of either side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The last frame of its message.
+    /// Whether this is the last frame of its message.
     pub fin: bool,
     /// The three bits that extensions give a meaning: 4 for RSV1, 2, 1.
     pub rsv: u8,
-    /// What it is.
+    /// The kind of the frame.
     pub opcode: Opcode,
     /// Bytes of payload, below 2^63.
     pub len: u64,
-    /// With what the payload is masked, if it is.
+    /// The mask of the payload, if it is masked.
     pub mask: Option<[u8; 4]>,
 }
 
 impl Header {
-    /// Of a frame that a server sends: whole, in the clear.
+    /// Returns the header of a frame that a server sends: whole and unmasked.
     pub const fn whole(opcode: Opcode, len: u64) -> Header {
         Header { fin: true, rsv: 0, opcode, len, mask: None }
     }
 
-    /// The header at the start of `bytes` with the bytes that it takes, or how many it takes at least if they are not there.
+    /// Returns the header at the start of `bytes` with its length or, if it is incomplete, the
+    /// fewest bytes that it takes.
     ///
     /// # Errors
-    /// If it is one of neither side: an opcode that is reserved, a control frame that is in pieces or longer than 125 bytes, a
-    /// length of more bytes than it needs, or of 2^63 and more. What is told by the first two bytes is found as soon as they are
-    /// there.
+    /// If neither side may send it: an opcode that is reserved, a control frame that is fragmented
+    /// or longer than 125 bytes, a length in more bytes than it needs, or of 2^63 and more. Errors
+    /// that the first two bytes show are reported as soon as those are there.
     #[inline]
     pub fn decode(bytes: &[u8]) -> Result<Decoded, Violation> {
         let &[first, second, ref rest @ ..] = bytes else { return Ok(Decoded::Needs(2)) };
@@ -120,11 +121,11 @@ impl Header {
         Ok(Decoded::Header(Header { fin, rsv, opcode, len, mask }, size))
     }
 
-    /// Refuses what no client may send.
+    /// Refuses a header that no client may send.
     ///
     /// # Errors
-    /// A payload that is not masked; a bit of an extension, but for RSV1 at the start of a message where the connection
-    /// `compresses`.
+    /// A payload that is not masked; an extension bit, except RSV1 at the start of a message where
+    /// the connection `compresses`.
     #[inline]
     pub fn check_client(&self, compresses: bool) -> Result<[u8; 4], Violation> {
         let Some(mask) = self.mask else {
@@ -137,10 +138,10 @@ impl Header {
         Ok(mask)
     }
 
-    /// Refuses what no server may send to a client that has offered no extension.
+    /// Refuses a header that no server may send to a client that has offered no extension.
     ///
     /// # Errors
-    /// A payload that is masked; a bit of an extension.
+    /// A payload that is masked; an extension bit.
     #[inline]
     pub fn check_server(&self) -> Result<(), Violation> {
         if self.mask.is_some() {
@@ -152,7 +153,7 @@ impl Header {
         Ok(())
     }
 
-    /// The bytes of the header.
+    /// Encodes the header.
     #[inline]
     pub fn encode(&self) -> HeaderBytes {
         let mut bytes = [0; HEADER_BYTES_MAX];
@@ -185,12 +186,13 @@ impl Header {
     }
 }
 
-/// What [`Header::decode`] found.
+/// The result of [`Header::decode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decoded {
-    /// A header, and how many bytes it takes.
+    /// A header, and its length in bytes.
     Header(Header, usize),
-    /// Its bytes are not all there: it takes this many at least, which is all of them but where the first two are missing.
+    /// The header is incomplete: it takes this many bytes at least, which is all of them unless one
+    /// of the first two is missing.
     Needs(usize),
 }
 
@@ -210,7 +212,7 @@ impl core::ops::Deref for HeaderBytes {
     }
 }
 
-/// Appends a frame of a client to `out`.
+/// Appends a client's frame to `out`.
 pub fn put_masked(fin: bool, rsv: u8, opcode: Opcode, payload: &[u8], mask: [u8; 4], out: &mut Vec<u8>) {
     let header = Header { fin, rsv, opcode, len: payload.len() as u64, mask: Some(mask) };
     out.extend_from_slice(&header.encode());
@@ -219,7 +221,7 @@ pub fn put_masked(fin: bool, rsv: u8, opcode: Opcode, payload: &[u8], mask: [u8;
     crate::mask::apply(&mut out[begins..], mask);
 }
 
-/// Appends a whole frame of a server to `out`.
+/// Appends a server's whole frame to `out`.
 pub(crate) fn put(opcode: Opcode, payload: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(&Header::whole(opcode, payload.len() as u64).encode());
     out.extend_from_slice(payload);

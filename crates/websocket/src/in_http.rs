@@ -1,4 +1,5 @@
-//! Requests of WebSocket that a server of HTTP has read: of HTTP/1.1, or of HTTP/2 as RFC 8441 has it.
+//! WebSocket requests that an HTTP server has read: of HTTP/1.1, or of HTTP/2 according to RFC
+//! 8441.
 
 use crate::extension::Extension;
 use crate::info::WebSocketInfo;
@@ -12,14 +13,14 @@ pub struct Answer {
     pub status: u16,
     /// Its header fields.
     pub fields: Vec<(String, String)>,
-    /// What is known of the connection, if the client is let in.
+    /// The facts of the connection, if the client is admitted.
     pub info: Option<WebSocketInfo>,
     /// Whether its messages may be compressed.
     pub compresses: bool,
 }
 
-/// Decides about a request for `target` with these header fields; one of HTTP/2 has its authority as `host`. `extension` is that of
-/// the shard.
+/// Decides on a request for `target` with these header fields; an HTTP/2 request has its authority
+/// as `host`. `extension` is that of the shard.
 pub fn answer(
     options: &WebSocketOptions,
     extension: Option<&dyn Extension>,
@@ -39,7 +40,7 @@ pub fn answer(
         }
     };
     let offers: Vec<&str> = upgrade.headers("sec-websocket-extensions").collect();
-    // Nothing is agreed on that was not offered.
+    // No extension is agreed on that was not offered.
     let extension = extension.filter(|_| !offers.is_empty());
     let compression = extension.and_then(|extension| extension.negotiate(&offers.join(", ")));
     let mut fields = split(&accept.headers);
@@ -63,7 +64,7 @@ pub fn answer(
     }
 }
 
-/// Header fields, one a line.
+/// Header fields, one per line.
 fn split(fields: &str) -> Vec<(String, String)> {
     let field = |line: &str| line.split_once(": ").map(|(name, value)| (name.to_owned(), value.to_owned()));
     fields.split("\r\n").filter_map(field).collect()
@@ -76,7 +77,8 @@ fn check(upgrade: &Upgrade<'_>) -> Result<String, Reject> {
     Ok(String::from_utf8_lossy(&accept).into_owned())
 }
 
-/// That it asks for WebSocket is told by its method and protocol, and there is no key.
+/// Checks an HTTP/2 request, which its method and protocol mark as one for WebSocket, and which has
+/// no key.
 fn check_http2(upgrade: &Upgrade<'_>) -> Result<(), Reject> {
     let mut versions = upgrade.headers("sec-websocket-version");
     if (versions.next(), versions.next()) == (Some("13"), None) {
@@ -125,7 +127,7 @@ mod tests {
         assert!(answer.info.is_some());
     }
 
-    /// Agrees to all that is offered, and where nothing is.
+    /// Agrees to all offers, and would even without any.
     struct Agrees;
 
     impl Extension for Agrees {

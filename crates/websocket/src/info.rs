@@ -1,4 +1,4 @@
-//! What is known of a connection of WebSocket.
+//! Facts of a WebSocket connection.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -9,9 +9,10 @@ use std::sync::Arc;
 use crate::close;
 use crate::upgrade::{Accept, Upgrade};
 
-/// What the request of a connection of WebSocket said, and how the connection ends. 56 bytes from when a service first asks for it,
-/// and what is there of reasons. Before that the request itself is what a connection holds, if it is another than those shortly
-/// before: 56 bytes, and what is there of target, protocol and kept value; a target of `/` takes none.
+/// Facts of a WebSocket connection's request, and the way it ends. Takes 56 bytes from when a
+/// service first asks for it, plus the reasons. Before that the connection holds the request
+/// itself, unless the shard shortly before had an equal one: 56 bytes, plus target, protocol and
+/// kept value; a target of `/` takes none.
 pub struct WebSocketInfo {
     /// `None` for `/`.
     target: Option<Rc<str>>,
@@ -20,11 +21,11 @@ pub struct WebSocketInfo {
     peer_code: Cell<u16>,
     /// The code with which the service closes it; 0 if it names none.
     code: Cell<u16>,
-    /// Of either, where there is one.
+    /// The reasons of both sides, if there are any.
     reasons: Cell<Option<Box<Reasons>>>,
 }
 
-/// What was decided about the request.
+/// The decisions about the request.
 struct Agreed {
     protocol: Option<Arc<str>>,
     data: Option<Rc<dyn Any>>,
@@ -36,7 +37,7 @@ struct Reasons {
     own: Box<str>,
 }
 
-/// Stands for a close frame without a code, and is never sent.
+/// Represents a close frame without a code, and is never sent.
 const NO_CODE: u16 = 1005;
 
 impl WebSocketInfo {
@@ -51,7 +52,8 @@ impl WebSocketInfo {
         }
     }
 
-    /// The same of a connection that asked for the same, of which nothing else is known.
+    /// Copies the request's facts for another connection with an equal request, without the facts
+    /// of its end.
     pub(crate) fn fresh(&self) -> WebSocketInfo {
         WebSocketInfo {
             target: self.target.clone(),
@@ -62,9 +64,9 @@ impl WebSocketInfo {
         }
     }
 
-    /// True if connections may share it that ask for this.
+    /// True if connections with equal requests may share it.
     fn may_be_shared(&self) -> bool {
-        // A kept value is of one connection, and goes with it.
+        // A kept value belongs to one connection, and is dropped with it.
         self.target().len() <= SHARED_BYTES_MAX
             && self.agreed.as_ref().is_none_or(|agreed| agreed.data.is_none())
     }
@@ -79,22 +81,22 @@ impl WebSocketInfo {
         self.target().split_once('?').map_or(self.target(), |(path, _)| path)
     }
 
-    /// What is behind the `?` of the request.
+    /// The part after the `?` of the request.
     pub fn query(&self) -> Option<&str> {
         self.target().split_once('?').map(|(_, query)| query)
     }
 
-    /// What is spoken above WebSocket, if that was agreed upon.
+    /// The protocol spoken above WebSocket, if one was agreed upon.
     pub fn protocol(&self) -> Option<&str> {
         self.agreed.as_ref()?.protocol.as_deref()
     }
 
-    /// What was kept for the service when the client was [let in](Accept::data), if it is a `T`.
+    /// The value kept for the service when the client was [admitted](Accept::data), if it is a `T`.
     pub fn data<T: 'static>(&self) -> Option<Rc<T>> {
         self.agreed.as_ref()?.data.clone()?.downcast().ok()
     }
 
-    /// The code of the peer's close frame: 1005 if it has none, `None` as long as it has not come.
+    /// The code of the peer's close frame: 1005 if it has none, `None` until it arrives.
     pub fn peer_code(&self) -> Option<u16> {
         Some(self.peer_code.get()).filter(|code| *code != 0)
     }
@@ -104,10 +106,12 @@ impl WebSocketInfo {
         self.with_reasons(|reasons| reasons.peer.to_string())
     }
 
-    /// Has the connection end with this code and reason, once it is closed. The first code that is named holds.
+    /// Sets the code and reason with which the connection ends, once it is closed. The first call
+    /// counts.
     ///
     /// # Panics
-    /// If no close frame may carry the code ([`close::is_valid`]), or the reason is longer than 123 bytes.
+    /// If no close frame may carry the code ([`close::is_valid`]), or the reason is longer than 123
+    /// bytes.
     pub fn end_with(&self, code: u16, reason: &str) {
         assert!(close::is_valid(code), "no close frame may carry the code {code}");
         assert!(close::is_reason(reason.as_bytes()), "the reason of a close frame has at most 123 bytes");
@@ -119,7 +123,7 @@ impl WebSocketInfo {
         }
     }
 
-    /// Has `call` look at the reasons, which have memory while one of them is no empty text.
+    /// Calls `call` with the reasons, which have memory while one of them is not empty.
     fn with_reasons<T>(&self, call: impl FnOnce(&mut Reasons) -> T) -> T {
         let mut reasons = self.reasons.take();
         let mut none = Reasons::default();
@@ -129,7 +133,7 @@ impl WebSocketInfo {
         answer
     }
 
-    /// The peer's close frame came.
+    /// Notes that the peer's close frame arrived.
     pub fn peer_closed(&self, said: Option<(u16, &str)>) {
         self.peer_code.set(said.map_or(NO_CODE, |(code, _)| code));
         if let Some((_, reason)) = said.filter(|(_, reason)| !reason.is_empty()) {
@@ -137,14 +141,15 @@ impl WebSocketInfo {
         }
     }
 
-    /// The connection ends with this code, unless the service named one.
+    /// Sets the code with which the connection ends, unless the service named one.
     pub(crate) fn ends_by(&self, code: u16) {
         if self.code.get() == 0 {
             self.code.set(code);
         }
     }
 
-    /// Appends the connection's close frame to `out`. That of the peer is answered with its own code.
+    /// Appends the connection's close frame to `out`. A close frame of the peer is answered with
+    /// its own code.
     pub(crate) fn write_close(&self, out: &mut Vec<u8>) {
         match (self.peer_code.get(), self.code.get()) {
             (NO_CODE, _) => close::write(None, "", out),
@@ -155,21 +160,21 @@ impl WebSocketInfo {
     }
 }
 
-/// What the latest requests of a shard said, each once: most connections ask for the same.
+/// The facts of a shard's latest requests, each once: most connections send equal ones.
 #[derive(Default)]
 pub(crate) struct Recent {
-    /// The latest last.
+    /// The latest one is last.
     infos: RefCell<[Option<Rc<WebSocketInfo>>; RECENT]>,
 }
 
-/// As many as a server is likely to have paths of.
+/// The number of paths that a server is likely to have.
 const RECENT: usize = 4;
 
-/// A longer target is likely to name who asks. So little is held by each shard: 4 KiB.
+/// A longer target is likely to identify the client. So each shard holds little: 4 KiB.
 const SHARED_BYTES_MAX: usize = 1024;
 
 impl Recent {
-    /// The one that says the same as this, or this. True if others may have it too.
+    /// Returns the entry that equals `info`, or `info`. True if other connections may have it too.
     pub(crate) fn share(&self, info: WebSocketInfo) -> (Rc<WebSocketInfo>, bool) {
         if !info.may_be_shared() {
             return (Rc::new(info), false);

@@ -1,19 +1,20 @@
 //! WebSocket (RFC 6455) below the services of [ringserve](https://docs.rs/ringserve).
 //!
-//! A listener has [`WebSocketOptions`]; each of its connections is a channel of `ringserve-core`: what the peer sends goes in,
-//! the payloads of its messages come out, and back. It calls no kernel and reads no clock.
+//! A listener has [`WebSocketOptions`]; each of its connections is a channel of `ringserve-core`:
+//! the peer's bytes go in, the payloads of its messages come out, and back. It calls no kernel and
+//! reads no clock.
 //!
 //! ```text
 //!   the request ── upgrade::read ──▶ Upgrade ── WebSocketOptions::upgrade ──▶ Accept or Reject
 //!   frames ── frame::Header ── mask ── utf8 ──▶ payloads, with marks for Messages
 //! ```
 //!
-//! Two kinds of services stand above it. One of bytes, whatever its framing, hears of no message: the payloads are a stream
-//! ([`WebSocketTransport::stream`]). One of whole messages has the framing [`Messages`], and one of lines [`TextLines`]
-//! ([`WebSocketTransport::messages`]).
+//! Two kinds of services use it. A service of bytes, whatever its framing, sees no messages: the
+//! payloads are a stream ([`WebSocketTransport::stream`]). A service of whole messages has the
+//! framing [`Messages`], and one of lines [`TextLines`] ([`WebSocketTransport::messages`]).
 //!
-//! A client begins with a [`ClientRequest`], and reads what it is sent by [`reader::Reader::of_server`]. Not here: the bytes of
-//! WebSocket over HTTP/2 (RFC 8441).
+//! A client begins with a [`ClientRequest`], and reads the server's messages by
+//! [`reader::Reader::of_server`]. Not here: the bytes of WebSocket over HTTP/2 (RFC 8441).
 
 #![deny(clippy::too_many_lines)]
 

@@ -1,7 +1,7 @@
 //! Masking: each byte of a client's payload is combined with one of four, in turn.
 
-/// Combines `bytes` with `mask`, where they lie. What did so undoes it. The first byte meets the first of the mask: what goes on
-/// in the middle of a payload is given [the mask from there](from).
+/// Combines `bytes` with `mask`, in place. A second call undoes the first. The first byte meets the
+/// first of the mask: a call in the middle of a payload needs [the mask from there](from).
 #[inline]
 pub fn apply(bytes: &mut [u8], mask: [u8; 4]) {
     let four = u32::from_ne_bytes(mask);
@@ -17,7 +17,7 @@ pub fn apply(bytes: &mut [u8], mask: [u8; 4]) {
     }
 }
 
-/// The mask as it goes on behind `done` bytes of payload.
+/// Returns the mask as it continues after `done` bytes of payload.
 #[inline]
 pub fn from(mask: [u8; 4], done: usize) -> [u8; 4] {
     // At most 3.

@@ -5,8 +5,8 @@
 //!   │ kind │ length, 4 bytes │ payload │
 //! ```
 //!
-//! Within the server alone. The header of a client's frame is longer by a byte at least, so that the mark is written where it
-//! was.
+//! Used inside the server only. The header of a client's frame is longer by a byte at least, so the
+//! mark is written in its place.
 
 use ringserve_core::Outbox;
 use ringserve_core::framing::{Cut, EncodeError, FrameError, InPlace, Payload, TypedFraming};
@@ -16,10 +16,10 @@ use crate::frame::{Header, HeaderBytes, Opcode};
 /// Bytes of a mark.
 pub const MARK_BYTES: usize = 5;
 
-/// What a message consists of.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// UTF-8. What is received was checked.
+    /// UTF-8. Received text was checked.
     Text,
     /// Bytes.
     #[default]
@@ -27,7 +27,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Of the frame in which it begins.
+    /// The opcode of the frame in which the message begins.
     pub fn opcode(self) -> Opcode {
         match self {
             Kind::Text => Opcode::Text,
@@ -35,34 +35,35 @@ impl Kind {
         }
     }
 
-    /// What stands before a message of `len` bytes that a server sends.
+    /// The header before a message of `len` bytes that a server sends.
     #[inline]
     pub fn header(self, len: usize) -> HeaderBytes {
         Header::whole(self.opcode(), len as u64).encode()
     }
 }
 
-/// What stands before a message of `len` bytes, of at most 1 GiB.
+/// The mark before a message of `len` bytes, at most 1 GiB.
 #[inline]
 pub(crate) fn mark(kind: Kind, len: usize) -> [u8; MARK_BYTES] {
     let [a, b, c, d] = (len as u32).to_be_bytes();
     [kind as u8, a, b, c, d]
 }
 
-/// Each message of WebSocket is a frame, with its [`Kind`] as the head: for listeners that speak WebSocket, and no others. A
-/// message is at most as long as [`Limits::frame_bytes_max`](ringserve_core::Limits::frame_bytes_max) says, less five bytes.
+/// A framing in which each WebSocket message is a frame, with its [`Kind`] as the head: only for
+/// listeners that speak WebSocket. A message is at most as long as
+/// [`Limits::frame_bytes_max`](ringserve_core::Limits::frame_bytes_max), less five bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Messages {
     replies: Kind,
 }
 
 impl Messages {
-    /// A reply is a message of bytes.
+    /// Sends replies as messages of bytes.
     pub const fn binary() -> Messages {
         Messages { replies: Kind::Binary }
     }
 
-    /// A reply is a message of text, which it has to be.
+    /// Sends replies as messages of text, which they have to be.
     pub const fn text() -> Messages {
         Messages { replies: Kind::Text }
     }
@@ -92,7 +93,7 @@ impl TypedFraming for Messages {
     }
 
     fn room_before(&self) -> usize {
-        // That of 126 to 65535 bytes.
+        // The header for 126 to 65535 bytes.
         4
     }
 

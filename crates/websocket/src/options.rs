@@ -1,4 +1,4 @@
-//! What holds for the connections of a listener.
+//! Options of a listener's connections.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use crate::upgrade::{Accept, Reject, Upgrade};
 /// Bytes of a message by default.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
-/// Bytes of a message at most.
+/// Most bytes of a message.
 const MESSAGE_BYTES_LIMIT: usize = 1 << 30;
 
 type Decide = dyn Fn(&Upgrade<'_>) -> Result<Accept, Reject> + Send + Sync;
 type MakeExtension = dyn Fn() -> Box<dyn Extension> + Send + Sync;
 
-/// What holds for the connections of WebSocket that come to a listener. A clone costs a few reference counts.
+/// Options of the WebSocket connections of a listener. A clone costs a few reference counts.
 ///
 /// ```
 /// use ringserve_websocket::{Accept, Reject, WebSocketOptions};
@@ -45,7 +45,7 @@ pub struct WebSocketOptions {
 }
 
 impl WebSocketOptions {
-    /// Messages of 1 MiB at most, every origin, no protocol.
+    /// Allows messages of at most 1 MiB, every origin, no protocol.
     pub fn new() -> WebSocketOptions {
         WebSocketOptions {
             message_bytes_max: MESSAGE_BYTES_MAX,
@@ -58,10 +58,11 @@ impl WebSocketOptions {
         }
     }
 
-    /// Bytes of a message that a peer may send, up to 1 GiB. A larger one ends its connection by the code 1009, as soon as its
-    /// length is known. A message in fragments is put together and held up to here; of others the framing holds what it needs. A
-    /// compressed one is held in that form too, which may be longer by a seventh and 64 bytes: where a compressor finds nothing, it
-    /// adds to the message. Default 1 MiB.
+    /// Sets the bytes of a message that a peer may send, up to 1 GiB. A larger one ends its
+    /// connection with the code 1009, as soon as its length is known. A fragmented message is put
+    /// together and held up to this size; for others the framing holds what it needs. A compressed
+    /// message is held in that form too, which may be longer by a seventh and 64 bytes: if a
+    /// compressor finds no repetition, it enlarges the message. Default 1 MiB.
     ///
     /// # Panics
     /// If it is 0, or above 1 GiB.
@@ -72,38 +73,42 @@ impl WebSocketOptions {
         WebSocketOptions { message_bytes_max: bytes, ..self }
     }
 
-    /// Replies leave as messages of text, which they have to be: nothing checks that here, and a client ends the connection where
-    /// they are not. By default they leave as messages of bytes. A service of whole messages says it of each one itself.
+    /// Sends replies as messages of text, which they have to be: this is not checked here, and a
+    /// client ends the connection if one is not. By default they are sent as messages of bytes. A
+    /// service of whole messages decides for each one itself.
     #[must_use]
     pub fn text(self) -> WebSocketOptions {
         WebSocketOptions { text: true, ..self }
     }
 
-    /// Refuses messages of text: one ends its connection by the code 1003, as soon as its header is there. For protocols of bytes,
-    /// as MQTT, which ask for that. By default both kinds are taken, also where the bytes of all messages are a stream. Sockets
-    /// inside HTTP take both: their messages name their kind.
+    /// Refuses messages of text: one ends its connection with the code 1003, as soon as its header
+    /// arrives. For protocols of bytes that ask for it, such as MQTT. By default both kinds are
+    /// accepted, even if the bytes of all messages are a stream. Sockets inside HTTP accept both:
+    /// their messages name their kind.
     #[must_use]
     pub fn binary_only(self) -> WebSocketOptions {
         WebSocketOptions { binary_only: true, ..self }
     }
 
-    /// What may be spoken above WebSocket: the first of these that a client offers is chosen. A client that offers none of them
-    /// is let in without.
+    /// Sets the protocols that may be spoken above WebSocket: the first of these that a client
+    /// offers is chosen. A client that offers none of them is admitted without one.
     #[must_use]
     pub fn protocols<P: Into<Arc<str>>>(self, protocols: impl IntoIterator<Item = P>) -> WebSocketOptions {
         WebSocketOptions { protocols: protocols.into_iter().map(Into::into).collect(), ..self }
     }
 
-    /// The pages that may ask, as `https://example.org`: a browser that shows another one is answered with 403. Clients that say
-    /// no origin are let in, since they are no browsers. By default all are, which is safe only where nothing that a browser
-    /// sends by itself, as a cookie, tells who the user is.
+    /// Sets the pages that may connect, such as `https://example.org`: a browser that shows another
+    /// one is answered with 403. Clients that send no origin are admitted, since they are not
+    /// browsers. By default all are, which is safe only if nothing that a browser sends by itself,
+    /// such as a cookie, identifies the user.
     #[must_use]
     pub fn origins<O: Into<String>>(self, origins: impl IntoIterator<Item = O>) -> WebSocketOptions {
         WebSocketOptions { origins: Some(origins.into_iter().map(Into::into).collect()), ..self }
     }
 
-    /// Has `decide` look at each request: it lets the client in, or refuses it with an answer of HTTP. Comes behind the look at
-    /// its [origin](WebSocketOptions::origins). It may not wait; what has to be looked up is so in the service's `open`.
+    /// Calls `decide` with each request: it admits the client, or refuses it with an HTTP answer.
+    /// Called after the check of the [origin](WebSocketOptions::origins). It must not wait; look
+    /// things up in the service's `open`.
     #[must_use]
     pub fn upgrade(
         self,
@@ -112,13 +117,13 @@ impl WebSocketOptions {
         WebSocketOptions { decide: Some(Arc::new(decide)), ..self }
     }
 
-    /// Has messages compressed by one value of `make` on each shard, for clients that offer it.
+    /// Compresses messages by one value of `make` on each shard, for clients that offer it.
     #[must_use]
     pub fn extension<E: Extension>(self, make: impl Fn() -> E + Send + Sync + 'static) -> WebSocketOptions {
         WebSocketOptions { extension: Some(Arc::new(move || Box::new(make()))), ..self }
     }
 
-    /// What compresses messages, for a shard.
+    /// Creates the extension of a shard.
     pub fn make_extension(&self) -> Option<Box<dyn Extension>> {
         self.extension.as_ref().map(|make| make())
     }
@@ -128,17 +133,17 @@ impl WebSocketOptions {
         self.message_bytes_max
     }
 
-    /// Refuses a kind of message that is not taken.
+    /// Refuses a kind of message that is not accepted.
     ///
     /// # Errors
-    /// A text where [bytes alone](WebSocketOptions::binary_only) are taken.
+    /// A text where only [bytes](WebSocketOptions::binary_only) are accepted.
     pub(crate) fn check_kind(&self, kind: Kind) -> Result<(), Violation> {
         let what = "a message of text where bytes alone are taken";
         let is_taken = kind == Kind::Binary || !self.binary_only;
         if is_taken { Ok(()) } else { Err(Violation { code: close::UNSUPPORTED, what }) }
     }
 
-    /// Decides about a request.
+    /// Decides on a request.
     pub(crate) fn decide(&self, upgrade: &Upgrade<'_>) -> Result<Accept, Reject> {
         if let (Some(origins), Some(origin)) = (&self.origins, upgrade.origin())
             && !origins.iter().any(|allowed| allowed.eq_ignore_ascii_case(origin))

@@ -1,5 +1,5 @@
-//! Frames of a peer as messages in memory that is theirs: for connections that are no listener's, as those inside HTTP and those of a
-//! client.
+//! Assembly of a peer's frames to messages in their own memory: for connections that are not a
+//! listener's, such as those inside HTTP and those of a client.
 
 use crate::close;
 use crate::extension::Extension;
@@ -8,38 +8,39 @@ use crate::fragments::{FramePayload, PartialMessage};
 use crate::frame::{Decoded, HEADER_BYTES_MAX, Header, Opcode, Violation};
 use crate::messages::Kind;
 
-/// What a peer sent.
+/// A message or control frame that a peer sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Received {
-    /// A message. That of kind text was checked.
+    /// A message. Text was checked.
     Message(Kind, Vec<u8>),
-    /// Asks for a pong that says the same.
+    /// Asks for a pong with the same payload.
     Ping(Vec<u8>),
     /// Answers a ping.
     Pong,
-    /// Nothing more will come: the code and the reason, if it names them.
+    /// The peer closes: the code and the reason, if it names them.
     Close(Option<(u16, String)>),
 }
 
-/// Reads the frames of a peer. Holds a message of at most `message_bytes_max`, as far as it came, and nothing between messages. The
-/// compressed form of a message may be longer by a seventh, and is held beside what it says while it is inflated.
+/// Reads the frames of a peer. Holds a message of at most `message_bytes_max`, as far as it
+/// arrived, and nothing between messages. The compressed form of a message may be longer by a
+/// seventh, and is held in addition to the message while that is inflated.
 #[derive(Debug)]
 pub struct Reader {
     bytes_max: usize,
     compresses: bool,
-    /// The peer is a server.
+    /// Whether the peer is a server.
     of_server: bool,
     /// The start of a header.
     header: [u8; HEADER_BYTES_MAX],
     have: usize,
-    /// The frame whose payload comes.
+    /// The frame whose payload is arriving.
     frame: Option<Frame>,
-    /// The message of which a frame began.
+    /// The message whose first frame began.
     message: Option<PartialMessage>,
-    /// What came of it.
+    /// The received part of the message.
     payload: Vec<u8>,
     control: Vec<u8>,
-    /// Since the last look.
+    /// Bytes inflated since the last [`take_inflated`](Reader::take_inflated).
     inflated: usize,
 }
 
@@ -50,7 +51,8 @@ struct Frame {
 }
 
 impl Reader {
-    /// Of a connection to a client whose messages have at most `message_bytes_max` bytes, and may come compressed if it `compresses`.
+    /// Creates a reader of a client whose messages have at most `message_bytes_max` bytes, and may
+    /// be compressed if it `compresses`.
     pub fn new(message_bytes_max: usize, compresses: bool) -> Reader {
         Reader {
             bytes_max: message_bytes_max,
@@ -66,12 +68,14 @@ impl Reader {
         }
     }
 
-    /// Of a connection to a server, whose messages have at most `message_bytes_max` bytes, and are not compressed.
+    /// Creates a reader of a server whose messages have at most `message_bytes_max` bytes, and are
+    /// not compressed.
     pub fn of_server(message_bytes_max: usize) -> Reader {
         Reader { of_server: true, ..Reader::new(message_bytes_max, false) }
     }
 
-    /// Bytes of messages that came compressed, since this was asked for last: they cost time, and their client little.
+    /// Bytes of messages that arrived compressed, since the last call: they cost the server time,
+    /// and their client little.
     pub fn take_inflated(&mut self) -> usize {
         std::mem::take(&mut self.inflated)
     }
@@ -81,11 +85,11 @@ impl Reader {
         self.payload.capacity()
     }
 
-    /// Takes bytes from the front, up to the end of what it then returns, or all of them. `extension` is that of the shard, if the
-    /// connection compresses.
+    /// Takes bytes from the front, up to the end of the returned item, or all of them. `extension`
+    /// is that of the shard, if the connection compresses.
     ///
     /// # Errors
-    /// Where the peer broke the rules, and where the system has no memory. Then nothing more may be read.
+    /// If the peer broke the rules, or memory is lacking. Then nothing more may be read.
     pub fn take(
         &mut self,
         bytes: &mut &[u8],
@@ -179,7 +183,7 @@ mod tests {
     use crate::frame::put_masked;
     use proptest::prelude::*;
 
-    /// All that is read of `bytes`, which come in pieces of `step`.
+    /// Everything read from `bytes`, which arrive in pieces of `step`.
     fn read(reader: &mut Reader, bytes: &[u8], step: usize) -> Result<Vec<Received>, ReadError> {
         let mut all = Vec::new();
         for mut piece in bytes.chunks(step) {
@@ -299,7 +303,7 @@ mod tests {
         use crate::deflate::{Deflate, PerMessageDeflate};
         let mut shard = PerMessageDeflate::new(Deflate::default());
         let message: Vec<u8> = (0..1000u32).map(|at| (at.wrapping_mul(0x9e37_79b9) >> 11) as u8).collect();
-        // A block that is stored as it is, and the start of the one that ends it.
+        // A stored block, and the start of the one that ends it.
         let len = message.len() as u16;
         let block = [&[0][..], &len.to_le_bytes(), &(!len).to_le_bytes(), &message, &[0]].concat();
         let mut bytes = Vec::new();

@@ -1,4 +1,4 @@
-//! Messages of text as the lines of a service that knows of no messages.
+//! Messages of text as the lines of a service that is not aware of messages.
 
 use std::borrow::Cow;
 
@@ -11,16 +11,17 @@ use crate::close;
 use crate::messages::{Kind, Messages};
 use crate::utf8;
 
-/// Each message of text is a line, without its end, and each line of a reply is a message of text: for a service of lines whose
-/// clients speak WebSocket, beside those that send [`Lines`](ringserve_core::framing::Lines). For listeners that speak WebSocket,
-/// and no others.
+/// A framing in which each message of text is a line, without its end, and each line of a reply is
+/// a message of text: for a service of lines that has WebSocket clients in addition to those of
+/// [`Lines`](ringserve_core::framing::Lines). Only for listeners that speak WebSocket.
 ///
-/// * One line end at the end of a message is left out, as of a line. A message with one inside would be several lines where it is
-///   said again, so its connection is closed with the code 1008; a message of bytes with 1003. A message is at most as
-///   long as [`Limits::frame_bytes_max`](ringserve_core::Limits::frame_bytes_max) says, less five bytes.
-/// * A reply with line ends inside is several messages, as it is several lines elsewhere. What is no UTF-8 is replaced by U+FFFD,
-///   since a client of WebSocket would end its connection for it. Bytes that a service writes past its framing (`Cx::write`) are
-///   no message.
+/// * One line end at the end of a message is removed, as from a line. A message with one inside
+/// would become several lines where it   is repeated, so its connection is closed with the code
+/// 1008; a message of bytes with 1003. A message is at most as   long as
+/// [`Limits::frame_bytes_max`](ringserve_core::Limits::frame_bytes_max), less five bytes.
+/// * A reply with line ends inside is several messages, as it is several lines elsewhere. Bytes
+/// that are not UTF-8 are replaced by   U+FFFD, since a WebSocket client would end its connection
+/// for them. Bytes that a service writes past its framing (`Cx::write`)   are no message.
 ///
 /// ```
 /// use ringserve_core::framing::encode_to_vec;
@@ -32,7 +33,7 @@ use crate::utf8;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TextLines;
 
-/// The line without an end behind it.
+/// The line without its end.
 fn without_end(line: &[u8]) -> &[u8] {
     let Some(line) = line.strip_suffix(b"\n") else { return line };
     line.strip_suffix(b"\r").unwrap_or(line)
@@ -48,7 +49,7 @@ fn is_a_message(bytes: &[u8]) -> bool {
 fn put_lines(reply: &[u8], out: &mut Outbox<'_>) {
     let mut lines = reply.split(|byte| *byte == b'\n').peekable();
     while let Some(line) = lines.next() {
-        // The last one has the end that the framing of lines would give it.
+        // The last line has the end that the framing of lines would give it.
         let line = if lines.peek().is_some() { line.strip_suffix(b"\r").unwrap_or(line) } else { line };
         let text: Cow<'_, str> = String::from_utf8_lossy(line);
         out.put(&Kind::Text.header(text.len()));
@@ -121,7 +122,7 @@ mod tests {
         assert_eq!(decoded(Kind::Text, b"hello"), frame(5, 5));
         assert_eq!(decoded(Kind::Text, b"hello\n"), frame(5, 6));
         assert_eq!(decoded(Kind::Text, b"hello\r\n"), frame(5, 7));
-        // As a line keeps a `\r` that no `\n` follows.
+        // A line also keeps a `\r` that no `\n` follows.
         assert_eq!(decoded(Kind::Text, b"hello\r"), frame(6, 6));
         assert_eq!(decoded(Kind::Text, b"hello\r\r\n"), frame(6, 8));
         assert_eq!(decoded(Kind::Text, b""), frame(0, 0));

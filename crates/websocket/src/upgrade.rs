@@ -1,4 +1,4 @@
-//! The beginning: a request of HTTP/1.1 that asks for WebSocket, and its answer.
+//! The handshake: an HTTP/1.1 request for WebSocket, and its answer.
 
 use std::any::Any;
 use std::fmt;
@@ -7,29 +7,31 @@ use std::sync::Arc;
 
 use httparse::{EMPTY_HEADER, Status};
 
-/// Bytes of the head of a request. More is answered with 431: a browser with many cookies stays below it.
+/// Most bytes of a request's head. A longer one is answered with 431: a browser with many cookies
+/// stays below it.
 pub const HEAD_BYTES_MAX: usize = 16 * 1024;
 
-/// Header fields of a request. More are answered with 431.
+/// Most header fields of a request. More are answered with 431.
 pub(crate) const HEADERS_MAX: usize = 100;
 
-/// How each request begins, so that what is none is refused at its first bytes.
+/// The start of each request, so that other bytes are refused at once.
 const BEGINS: &[u8] = b"GET ";
 
-/// Empty lines before a request that are passed over. Arbitrary: clients that send any send one.
+/// Empty lines before a request that are skipped. Arbitrary: clients that send any send one.
 const EMPTY_LINES_MAX: usize = 8;
 
 const LINE_END: &[u8] = b"\r\n";
 const END: &[u8] = b"\r\n\r\n";
 
-/// What is put behind the key of a client before it is hashed (RFC 6455, 1.3).
+/// The text appended to a client's key before it is hashed (RFC 6455, 1.3).
 const GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 
-/// Where the head of a request ends in `bytes`, of which the first `scanned` were looked at before. A few empty lines may stand
-/// before it, as some clients send one behind the request before (RFC 9112, 2.2), and count towards its length.
+/// Finds the end of a request's head in `bytes`, of which the first `scanned` were searched before.
+/// A few empty lines may precede it, as some clients send one after the previous request (RFC 9112,
+/// 2.2), and count towards its length.
 ///
 /// # Errors
-/// What it is answered with where it cannot be one: 400, or 431 beyond 16 KiB.
+/// The answer to bytes that cannot be a request: 400, or 431 beyond 16 KiB.
 pub fn find_end(bytes: &[u8], scanned: usize) -> Result<Option<usize>, Reject> {
     let lines = bytes.chunks(LINE_END.len()).take(EMPTY_LINES_MAX);
     let first = lines.take_while(|line| *line == LINE_END).count() * LINE_END.len();
@@ -46,10 +48,10 @@ pub fn find_end(bytes: &[u8], scanned: usize) -> Result<Option<usize>, Reject> {
     Ok(end)
 }
 
-/// What a client asks for when it asks for WebSocket.
+/// A client's request for WebSocket.
 ///
-/// Any page that a browser shows may ask, in the name of the user who is logged in elsewhere: a service that knows its users by
-/// cookies has to look at the [origin](Upgrade::origin).
+/// Any page that a browser shows may connect, in the name of the user who is logged in elsewhere: a
+/// service that identifies its users by cookies has to check the [origin](Upgrade::origin).
 #[derive(Clone, Copy)]
 pub struct Upgrade<'a> {
     pub(crate) target: &'a str,
@@ -62,7 +64,7 @@ impl<'a> Upgrade<'a> {
         self.target.split_once('?').map_or(self.target, |(path, _)| path)
     }
 
-    /// What is behind the `?`, as it was sent.
+    /// The part after the `?`, as it was sent.
     pub fn query(&self) -> Option<&'a str> {
         self.target.split_once('?').map(|(_, query)| query)
     }
@@ -72,7 +74,8 @@ impl<'a> Upgrade<'a> {
         self.target
     }
 
-    /// The first value of a header field, whatever the case of its name. `None` if there is none, or it is no text.
+    /// The first value of a header field, whatever the case of its name. `None` if there is none,
+    /// or it is not text.
     pub fn header(&self, name: &str) -> Option<&'a str> {
         self.headers(name).next()
     }
@@ -97,17 +100,18 @@ impl<'a> Upgrade<'a> {
         self.items(name).any(|found| found.eq_ignore_ascii_case(item))
     }
 
-    /// From which page a browser asks, as `https://example.org`. Others may send nothing, or anything.
+    /// The page from which a browser connects, such as `https://example.org`. Other clients may
+    /// send nothing, or anything.
     pub fn origin(&self) -> Option<&'a str> {
         self.header("origin")
     }
 
-    /// For which name it asks, with its port if that is unusual.
+    /// The requested host name, with its port if that is unusual.
     pub fn host(&self) -> Option<&'a str> {
         self.header("host")
     }
 
-    /// Which protocols the client speaks above WebSocket, the preferred one first.
+    /// The protocols that the client speaks above WebSocket, the preferred one first.
     pub fn protocols(&self) -> impl Iterator<Item = &'a str> {
         self.items("sec-websocket-protocol")
     }
@@ -126,7 +130,7 @@ impl<'a> Upgrade<'a> {
             .map(|(_, value)| value)
     }
 
-    /// The key, which has to come back hashed.
+    /// The key, which is returned hashed.
     pub(crate) fn key(&self) -> Result<&'a [u8], Reject> {
         let refused = || Reject::new(400).text("no Sec-WebSocket-Key of 16 bytes in base64");
         let mut keys = self.values("sec-websocket-key");
@@ -136,7 +140,7 @@ impl<'a> Upgrade<'a> {
         if is_key { Ok(key) } else { Err(refused()) }
     }
 
-    /// Refuses what asks for something else than WebSocket, or for another version.
+    /// Refuses a request for anything but WebSocket, or for another version.
     pub(crate) fn check(&self) -> Result<(), Reject> {
         if !self.has_item("upgrade", "websocket") || !self.has_item("connection", "upgrade") {
             let reject = Reject::new(426).text("only WebSocket is spoken here");
@@ -166,18 +170,18 @@ impl fmt::Debug for Upgrade<'_> {
     }
 }
 
-/// Has `then` look at the request whose head is `head`, up to its empty line, if that asks for WebSocket. With the value of
-/// `Sec-WebSocket-Accept` for it.
+/// Calls `then` with the request whose head is `head`, up to its empty line, if it asks for
+/// WebSocket, and with the value of `Sec-WebSocket-Accept` for it.
 ///
 /// # Errors
-/// What it is answered with otherwise: 400, 426 or 431; and what `then` refuses it with.
+/// The answer to any other request: 400, 426 or 431; and the refusal of `then`.
 pub fn read<T>(head: &[u8], then: impl FnOnce(&Upgrade<'_>, &str) -> Result<T, Reject>) -> Result<T, Reject> {
     let mut headers = [EMPTY_HEADER; HEADERS_MAX];
     let mut request = httparse::Request::new(&mut headers);
     match request.parse(head) {
         Ok(Status::Complete(size)) if size == head.len() => {}
         Err(httparse::Error::TooManyHeaders) => return Err(Reject::new(431)),
-        // An empty line before its end is the end of another request.
+        // An empty line before the end would be the end of another request.
         Ok(_) | Err(_) => return Err(Reject::new(400).text("no request of HTTP")),
     }
     let (Some("GET"), Some(target), Some(1)) = (request.method, request.path, request.version) else {
@@ -189,7 +193,7 @@ pub fn read<T>(head: &[u8], then: impl FnOnce(&Upgrade<'_>, &str) -> Result<T, R
     then(&upgrade, std::str::from_utf8(&accept).unwrap_or_default())
 }
 
-/// What a client with this key is to be answered: the hash of it, in base64.
+/// The answer to a client's key: its hash, in base64.
 pub fn accept_key(key: &[u8]) -> [u8; 28] {
     let mut hash = sha1_smol::Sha1::new();
     hash.update(key);
@@ -197,7 +201,7 @@ pub fn accept_key(key: &[u8]) -> [u8; 28] {
     base64(&hash.digest().bytes())
 }
 
-/// Four characters for three bytes, with those for what is missing at the end. `TO` is as many.
+/// Four characters for three bytes, padded at the end. `TO` is their number.
 pub(crate) fn base64<const TO: usize>(bytes: &[u8]) -> [u8; TO] {
     const CHARACTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     debug_assert_eq!(TO, 4 * bytes.len().div_ceil(3));
@@ -214,7 +218,7 @@ pub(crate) fn base64<const TO: usize>(bytes: &[u8]) -> [u8; TO] {
     text
 }
 
-/// Lets a client in: what is decided about a request of WebSocket.
+/// Admits a client: the decision on a WebSocket request.
 #[derive(Clone, Default)]
 pub struct Accept {
     pub(crate) protocol: Option<Arc<str>>,
@@ -223,29 +227,29 @@ pub struct Accept {
 }
 
 impl Accept {
-    /// Without a protocol.
+    /// Admits without a protocol.
     pub fn new() -> Accept {
         Accept::default()
     }
 
-    /// Chooses what is spoken above WebSocket. One that the client does not [offer](Upgrade::offers) is not named to it, since it
-    /// would have to end the connection for that.
+    /// Chooses the protocol spoken above WebSocket. One that the client does not
+    /// [offer](Upgrade::offers) is not sent to it, since it would have to end the connection.
     #[must_use]
     pub fn protocol(self, protocol: impl Into<Arc<str>>) -> Accept {
         Accept { protocol: Some(protocol.into()), ..self }
     }
 
-    /// Keeps a value for the service, which has it from `WebSocketInfo::data`: what was found out of the request and is needed
-    /// later. It lives as long as the connection.
+    /// Keeps a value for the service, which gets it from `WebSocketInfo::data`: facts found in the
+    /// request that are needed later. It lives as long as the connection.
     #[must_use]
     pub fn data<T: 'static>(self, value: T) -> Accept {
         Accept { data: Some(Rc::new(value)), ..self }
     }
 
-    /// Adds a header field to the response, as `Set-Cookie`.
+    /// Adds a header field to the response, such as `Set-Cookie`.
     ///
     /// # Panics
-    /// If the name is no token, or the value has a control character: it could be the end of the field.
+    /// If the name is no token, or the value has a control character, which could end the field.
     #[must_use]
     pub fn header(mut self, name: &str, value: &str) -> Accept {
         put_field(name, value, &mut self.headers);
@@ -277,7 +281,7 @@ impl fmt::Debug for Accept {
     }
 }
 
-/// Refuses a request of WebSocket, with an answer of HTTP. The connection ends behind it.
+/// Refuses a WebSocket request, with an HTTP answer. The connection ends after it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reject {
     status: u16,
@@ -286,21 +290,21 @@ pub struct Reject {
 }
 
 impl Reject {
-    /// With a status of HTTP: 401, 403, 404, 503.
+    /// Refuses with an HTTP status: 401, 403, 404, 503.
     pub fn new(status: u16) -> Reject {
         Reject { status, headers: String::new(), text: String::new() }
     }
 
-    /// With a text for who reads the answer.
+    /// Sets a text for the reader of the answer.
     #[must_use]
     pub fn text(self, text: impl Into<String>) -> Reject {
         Reject { text: text.into(), ..self }
     }
 
-    /// With a header field, as `Location` or `WWW-Authenticate`.
+    /// Adds a header field, such as `Location` or `WWW-Authenticate`.
     ///
     /// # Panics
-    /// As [`Accept::header`].
+    /// Those of [`Accept::header`].
     #[must_use]
     pub fn header(mut self, name: &str, value: &str) -> Reject {
         put_field(name, value, &mut self.headers);
@@ -324,7 +328,7 @@ impl Reject {
     }
 }
 
-/// What stands behind a status. Clients ignore it.
+/// The phrase after a status. Clients ignore it.
 fn phrase(status: u16) -> &'static str {
     match status {
         400 => "Bad Request",

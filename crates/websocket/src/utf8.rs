@@ -1,16 +1,16 @@
-//! Text that comes in pieces.
+//! UTF-8 that arrives in pieces.
 
-/// Checks text piece by piece, so that what is no text is found in the piece in which it is. Keeps the start of a character whose
-/// end has not come.
+/// Checks text piece by piece, so that an error is found in the piece that has it. Keeps the start
+/// of a character whose end has not arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Utf8 {
-    /// The character that began, and how many bytes of it are there: at most three.
+    /// The unfinished character, and how many bytes of it are there: at most three.
     begun: [u8; 4],
     have: u8,
 }
 
 impl Utf8 {
-    /// True if `bytes` go on as text may.
+    /// True if the text may continue with `bytes`.
     #[inline]
     pub fn takes(&mut self, mut bytes: &[u8]) -> bool {
         while self.have > 0 {
@@ -42,13 +42,13 @@ impl Utf8 {
     }
 }
 
-/// True if `bytes` are text. The quickest way for those that came whole.
+/// True if `bytes` are text. The fastest way for whole messages.
 #[inline]
 pub fn is_text(bytes: &[u8]) -> bool {
     simdutf8::basic::from_utf8(bytes).is_ok()
 }
 
-/// What was seen to be text before; of other bytes nothing.
+/// The text of bytes that were checked before; empty for other bytes.
 #[inline]
 pub fn as_text(bytes: &[u8]) -> &str {
     simdutf8::basic::from_utf8(bytes).unwrap_or_default()
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What is nearly text.
+    /// Bytes that are nearly text.
     fn bytes() -> impl Strategy<Value = Vec<u8>> {
         let arbitrary = prop::collection::vec(any::<u8>(), 0..12);
         let text =
@@ -98,7 +98,8 @@ mod tests {
                 && !text.is_whole()
         );
         assert!(text.takes(b"\x80!") && text.is_whole());
-        // A surrogate, told by its second byte; one that is longer than it needs to be; one that never begins.
+        // A surrogate, detected at its second byte; an overlong form; a character that never
+        // begins.
         for wrong in [&[&b"\xed"[..], b"\xa0"][..], &[b"\xf4", b"\x90"], &[b"a\xc0"], &[b"\x80"]] {
             let mut text = Utf8::default();
             let (last, begin) = wrong.split_last().unwrap();

@@ -93,7 +93,7 @@ proptest! {
             prop_assert!(!side.channel.is_mid_record() && side.channel.cut_off().is_none());
             let has_pings = sent.iter().any(|message| message.pings);
             prop_assert_eq!(side.speaks > 0, has_pings);
-            // The latest is answered, once.
+            // The latest ping is answered, once.
             prop_assert_eq!(side.says().len(), if has_pings { 5 } else { 0 });
             prop_assert!(side.says().is_empty());
             let expected: Vec<_> = sent.iter().map(|message| (message.kind, message.payload())).collect();
@@ -119,7 +119,7 @@ fn small_messages_that_came_together_are_handed_on_together() {
     let mut side = Side::messages();
     side.takes(&wire);
     assert_eq!(cut(&side.plain).len(), 16);
-    // Each is what its own frame says, whatever the one before it is.
+    // Each message has the kind of its frame, whatever the one before it is.
     let mut side = Side::messages();
     let sent: Vec<(Kind, u8)> = (0..16).map(|n| [(Kind::Text, b'a'), (Kind::Binary, 0xff)][n % 2]).collect();
     let opcode = |kind| if kind == Kind::Text { Opcode::Text } else { Opcode::Binary };
@@ -128,7 +128,7 @@ fn small_messages_that_came_together_are_handed_on_together() {
     );
     let found: Vec<(Kind, u8)> = cut(&side.plain).iter().map(|(kind, bytes)| (*kind, bytes[0])).collect();
     assert_eq!((found, side.pieces), (sent, 1));
-    // A text that is none ends the connection, and those before it are handed on.
+    // A text that is not UTF-8 ends the connection, and those before it are passed on.
     let mut side = Side::messages();
     let bad = frame(true, Opcode::Text, b"no \xff text");
     side.takes(&[&wire[..], &bad, &wire[..]].concat());
@@ -147,7 +147,7 @@ fn replies_leave_behind_one_header_and_as_they_are() {
     assert_eq!(side.sends(b"\x81\x01a\x82\x01b"), b"\x81\x01a\x82\x01b");
 }
 
-/// Doubles each byte; for tests, of which nothing is compressed.
+/// Doubles each byte; used by tests that compress nothing.
 struct Doubles;
 
 impl Extension for Doubles {
@@ -229,7 +229,7 @@ fn compressed_messages_are_inflated_and_replies_compressed() {
     assert_eq!(side.sends(b"small"), b"\x82\x05small");
     let mut side = compressing(true, OFFER);
     assert_eq!(side.sends(b"\x81\x02ab\x82\x05small\x82\x02ab"), b"\xc1\x04aabb\x82\x05small\xc2\x04aabb");
-    // One that did not ask gets none, and may send none.
+    // A client that did not ask gets none, and may send none.
     let mut side = compressing(true, "");
     assert_eq!(side.sends(b"\x81\x02ab"), b"\x81\x02ab");
     side.takes(&compressed(true, Opcode::Binary, b"aa"));
@@ -243,7 +243,7 @@ fn what_inflates_to_too_much_or_to_nothing_ends_the_connection() {
         let mut side = Side::new(&WebSocketTransport::messages(&options));
         side.takes(&crate::side::request("/", OFFER));
         side.out.clear();
-        // Of two frames, so that the bytes of neither are too many.
+        // Two frames, neither of which has too many bytes.
         let (first, second) = payload.split_at(payload.len() / 2);
         let mut wire = Vec::new();
         put_masked(false, 4, Opcode::Text, first, MASK, &mut wire);

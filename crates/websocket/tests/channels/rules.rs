@@ -1,4 +1,4 @@
-//! What a client may not do, and how a connection ends.
+//! Things that a client must not do, and ends of connections.
 
 use ringserve_core::CloseReason;
 use ringserve_websocket::frame::{Opcode, put_masked};
@@ -68,7 +68,7 @@ fn text_is_refused_where_bytes_alone_are_taken() {
         frame(false, Opcode::Text, b""),
         frame(true, Opcode::Text, &[b'x'; 600]),
     ] {
-        // Alone, and behind messages that are taken together.
+        // Alone, and after messages that are taken together.
         for wire in [text.clone(), [&bytes[..], &bytes, &text].concat()] {
             for transport in [WebSocketTransport::stream(&options), WebSocketTransport::messages(&options)] {
                 for is_cut in [false, true] {
@@ -186,7 +186,7 @@ fn a_peer_that_ends_in_a_message_is_cut_off() {
         assert_eq!(side.channel.cut_off(), Some(CloseReason::PeerClosedMidFrame));
         side.takes(&frame(true, Opcode::Continuation, b""));
         assert_eq!(side.channel.cut_off(), None);
-        // Also where a layer below says that nothing more comes.
+        // Also if a layer below announces the end of the input.
         for piece in [&wire[..3], &wire[3..7]] {
             side.takes(piece);
             assert_eq!(side.channel.cut_off(), Some(CloseReason::PeerClosedMidFrame));

@@ -1,4 +1,4 @@
-//! A channel, and a client beside it that writes frames by hand.
+//! A channel, and a client that writes frames by hand.
 
 use std::rc::Rc;
 
@@ -28,9 +28,9 @@ pub fn frame(fin: bool, opcode: Opcode, payload: &[u8]) -> Vec<u8> {
 /// The server's side of a connection.
 pub struct Side {
     pub channel: Box<dyn Channel>,
-    /// What it says, and has not been read.
+    /// Unread output of the channel.
     pub out: Vec<u8>,
-    /// What it made clear, of all pieces.
+    /// Plaintext from the channel, of all pieces.
     pub plain: Vec<u8>,
     pub pieces: usize,
     pub is_ready: bool,
@@ -55,7 +55,7 @@ impl Side {
         }
     }
 
-    /// One that is open, and whose answer was read.
+    /// Creates an open channel, whose answer was read.
     pub fn open(transport: &WebSocketTransport) -> Side {
         let mut side = Side::new(transport);
         side.takes(&request("/", ""));
@@ -72,7 +72,7 @@ impl Side {
         Side::open(&WebSocketTransport::messages(&WebSocketOptions::new()))
     }
 
-    /// Bytes come together.
+    /// Passes bytes to the channel together.
     pub fn takes(&mut self, bytes: &[u8]) {
         let mut wire = LeaseMut::try_copy_of(bytes).unwrap();
         while self.fault.is_none() && !self.is_closed {
@@ -95,12 +95,12 @@ impl Side {
         }
     }
 
-    /// Bytes come one by one.
+    /// Passes bytes to the channel one by one.
     pub fn takes_each(&mut self, bytes: &[u8]) {
         bytes.iter().for_each(|byte| self.takes(&[*byte]));
     }
 
-    /// What `plain` is on the wire.
+    /// The bytes of `plain` on the wire.
     pub fn sends(&mut self, plain: &[u8]) -> Vec<u8> {
         let mut batch = Batch::new();
         batch.put(plain);
@@ -112,14 +112,14 @@ impl Side {
         out
     }
 
-    /// What it says by itself.
+    /// The bytes that the channel sends by itself.
     pub fn says(&mut self) -> Vec<u8> {
         let mut said = Vec::new();
         self.channel.speak(&mut said);
         said
     }
 
-    /// What it says at the end.
+    /// The bytes that the channel sends at the end.
     pub fn ends(&mut self, reason: CloseReason) -> Vec<u8> {
         let mut said = Vec::new();
         self.channel.ends(reason);
@@ -131,12 +131,12 @@ impl Side {
         self.channel.facts_on_demand().unwrap().downcast().unwrap()
     }
 
-    /// The code of the close frame that it said, and what is behind that code.
+    /// The code of the close frame that the channel sent.
     pub fn close_code(&self) -> Option<u16> {
         close_code(&self.out)
     }
 
-    /// The code of the violation by which it ended.
+    /// The code of the violation that ended the connection.
     pub fn violation(&self) -> Option<u32> {
         match self.fault? {
             CloseReason::BadFrame(error) => error.code(),
@@ -145,7 +145,7 @@ impl Side {
     }
 }
 
-/// The code of the one close frame that these bytes are.
+/// The code of the one close frame in these bytes.
 pub fn close_code(bytes: &[u8]) -> Option<u16> {
     let Ok(Decoded::Header(header, size)) = Header::decode(bytes) else { return None };
     assert_eq!((header.opcode, header.fin, header.rsv, header.mask), (Opcode::Close, true, 0, None));

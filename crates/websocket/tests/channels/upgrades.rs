@@ -1,4 +1,4 @@
-//! How a connection begins.
+//! Starts of connections.
 
 use std::sync::Arc;
 
@@ -53,7 +53,7 @@ fn requests_that_say_the_same_end_apart() {
     let first = open("/a", "");
     let mut second = open("/a", "");
     let chat = open("/a", "Sec-WebSocket-Protocol: chat\r\n");
-    // More than are remembered.
+    // More requests than are remembered.
     let others = ["/b", "/", "/c", "/d", "/e"].map(|target| open(target, ""));
     let ann = open("/a?ann", "");
     let bob = open("/a?bob", "");
@@ -137,7 +137,7 @@ fn the_program_decides_about_a_request() {
     assert_eq!(side.info().data::<String>().as_deref().map(|user| &**user), Some("ann"));
     assert!(side.info().data::<u32>().is_none());
     assert!(answer(&side).contains("\r\nSec-WebSocket-Protocol: b\r\nX-Seen: 1\r\n\r\n"));
-    // What is chosen is named only where the client knows it.
+    // The chosen protocol is sent only if the client offered it.
     assert_eq!(asks("/old", "").info().protocol(), None);
     assert_eq!(asks("/old", "Sec-WebSocket-Protocol: old\r\n").info().protocol(), Some("old"));
     for (target, fields, status) in [
