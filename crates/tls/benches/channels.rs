@@ -1,14 +1,16 @@
-//! What a channel costs beside rustls itself, in memory and on one thread:
+//! Cost of a channel in addition to rustls itself, in memory and on one thread:
 //!
 //! ```sh
 //! cargo bench -p ringserve-tls [--features graviola]
 //! ```
 //!
-//! With `echoes N BYTES` it sends N records back in each way and measures nothing: the functions `echo_by_channel` and
-//! `echo_by_rustls` are what callgrind is to count (`--toggle-collect=*echo_by*`).
+//! With `echoes N BYTES` it sends N records back in each way and measures nothing: the functions
+//! `echo_by_channel` and `echo_by_rustls` are for callgrind to count
+//! (`--toggle-collect=*echo_by*`).
 //!
-//! Handshakes: the server's part alone, of this channel and of a connection of rustls'. Records: one way, beside the cipher's own
-//! time, which is measured by sealing and opening with rustls' record layer and nothing around it.
+//! Handshakes: the server's part alone, of this channel and of a rustls connection. Records: one
+//! way, compared with the cipher's own time, which is measured by sealing and opening with rustls'
+//! record layer and nothing around it.
 
 #[path = "../tests/channels/pair.rs"]
 #[allow(dead_code)]
@@ -34,10 +36,11 @@ use ringserve_tls::rustls::{
 };
 use ringserve_tls::{Tls, TlsListener};
 
-/// Runs of which the fastest counts.
+/// Runs, of which the fastest counts.
 const RUNS: usize = 15;
 
-/// Bytes of the records of a run of [`records`] and [`raw`]: twice as many lie in the cache beside their keys.
+/// Bytes of the records of a run of [`records`] and [`raw`]: twice as many fit in the cache
+/// together with their keys.
 const AT_ONCE: usize = 128 << 10;
 
 fn server() -> Tls {
@@ -56,7 +59,7 @@ fn main() {
     measure("rustls 0.23", server());
 }
 
-/// All of `tls`, beside rustls 0.23 and the cipher as that has it.
+/// Measures all of `tls`, compared with rustls 0.23 and its cipher.
 fn measure(rustls: &str, tls: Tls) {
     let authority = Authority::new("authority");
     let plain = {
@@ -80,7 +83,7 @@ fn measure(rustls: &str, tls: Tls) {
                 Arc::new(config)
             };
             let (ours, theirs) = (config(), config());
-            // In turns, so that a busy machine does the same to both.
+            // Alternates, so that a busy machine affects both equally.
             let (mut channel, mut rustls) = (Vec::new(), Vec::new());
             handshakes_of_channels(&listener, &ours, 20);
             handshakes_of_rustls(&plain, &theirs, 20);
@@ -177,7 +180,7 @@ fn echo_by_rustls(rustls: &mut ServerConnection, mut wire: &[u8], plain: &mut [u
     rustls.write_tls(out).unwrap();
 }
 
-/// The processor's time of this thread: others may use the machine meanwhile.
+/// The CPU time of this thread: other processes may use the machine meanwhile.
 struct Cpu(Duration);
 
 impl Cpu {
@@ -195,7 +198,7 @@ fn least(figures: Vec<f64>) -> f64 {
     figures.into_iter().fold(f64::INFINITY, f64::min)
 }
 
-/// Microseconds.
+/// Microseconds of each.
 fn each(time: Duration, count: usize) -> f64 {
     time.as_secs_f64() * 1e6 / count as f64
 }
@@ -272,7 +275,7 @@ fn hear(client: &mut ClientConnection, mut bytes: &[u8]) {
     }
 }
 
-/// To seal and to open a record of `size` bytes.
+/// Times of sealing and opening a record of `size` bytes.
 fn records(pair: &mut Pair, size: usize) -> (f64, f64) {
     let count = AT_ONCE / size.max(512);
     let plain = vec![7; size];
@@ -293,7 +296,7 @@ fn records(pair: &mut Pair, size: usize) -> (f64, f64) {
             pair.client.writer().write_all(&plain).unwrap();
         }
         let mut wire = LeaseMut::try_from_vec(pair.client_bytes()).unwrap();
-        // A server's buffers are not given back to the system either.
+        // A server does not return its buffers to the system either.
         let mut opened = Vec::with_capacity(count);
         let start = Cpu::now();
         while let Unsealed::Plain(plain) = pair.channel.open(&mut wire, &mut out) {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Handshake ── work: rustls is done ──▶ Open ── close_notify ──▶ Closed
-//!       └───────────────────────┴── what rustls refuses ─────────▶ Failed
+//!       └───────────────────────┴── rustls refuses ──────────────▶ Failed
 //! ```
 
 use std::any::Any;
@@ -22,13 +22,14 @@ use crate::records::{self, Extent, Scan};
 /// The most bytes of an unfinished handshake. rustls takes messages of at most 64 KiB.
 const HANDSHAKE_BYTES_MAX: usize = 64 * 1024;
 
-/// The most bytes of unfinished messages behind the handshake: tickets and new keys, which take one record.
+/// The most bytes of unfinished messages after the handshake: tickets and new keys, which take one
+/// record.
 const KEPT_BYTES_MAX: usize = 32 * 1024;
 
 /// The most bytes that are sent in small records at the start of an answer.
 const ANSWER_START: usize = 16 * 1024;
 
-/// What a program says of channels, beside what it says to rustls.
+/// Settings of channels, in addition to those of rustls.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
     /// A connection that ends without `close_notify` was cut off.
@@ -39,7 +40,7 @@ pub(crate) struct Rules {
 
 impl Default for Rules {
     fn default() -> Rules {
-        // Three segments of TCP, as a rule, of the ten that leave at once.
+        // Usually three TCP segments, of the ten that are sent at once.
         Rules { require_close_notify: false, record_bytes: 4096 }
     }
 }
@@ -55,12 +56,12 @@ impl Rules {
     }
 }
 
-/// What the channels of a shard have in common. `V` decides about clients.
+/// State shared by the channels of a shard. `V` verifies clients.
 pub(crate) struct Common<V: ?Sized> {
-    /// Where the pieces of a record are gathered.
+    /// Buffer in which the pieces of a record are gathered.
     gathered: RefCell<Vec<u8>>,
     rules: Rules,
-    /// What decides about clients, again where they resume a session.
+    /// The verifier of clients, which is also used when they resume a session.
     clients: Option<Arc<V>>,
 }
 
@@ -72,7 +73,7 @@ impl<V: ?Sized> Common<V> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// `encrypted` once bytes that look like a message may be encrypted.
+    /// `encrypted` is true once bytes that look like a message may be encrypted.
     Handshake {
         encrypted: bool,
     },
@@ -82,20 +83,21 @@ enum Phase {
     Failed,
 }
 
-/// A connection of TLS, of either end.
+/// A TLS connection, of either end.
 pub(crate) struct TlsChannel<C: Connection> {
     connection: C,
     common: Rc<Common<C::Clients>>,
     phase: Phase,
-    /// Received bytes that are not done: `kept` bytes that rustls has seen and wants to see again, then unseen ones. It has no
-    /// memory if all records arrived whole.
+    /// Received bytes that are not processed: `kept` bytes that rustls has seen and needs to see
+    /// again, then unseen ones. It has no memory if all records arrived whole.
     held: Vec<u8>,
     kept: usize,
-    /// The progress through a handshake message, behind the `kept` bytes.
+    /// The progress through a handshake message, after the `kept` bytes.
     scan: Scan,
     /// Plaintext that arrived with the last step of the handshake.
     early: Vec<u8>,
-    /// What the client asked for. rustls 0.23 does not tell this of an unbuffered connection.
+    /// The name that the client asked for. rustls 0.23 does not report it for an unbuffered
+    /// connection.
     server_name: Option<Arc<str>>,
     /// The last message sent was an alert or `close_notify`.
     finished: bool,
@@ -104,7 +106,7 @@ pub(crate) struct TlsChannel<C: Connection> {
 }
 
 impl<C: Connection> TlsChannel<C> {
-    /// `out` gets what a client says first.
+    /// Creates a channel. A client's first message goes to `out`.
     pub(crate) fn new(connection: C, common: Rc<Common<C::Clients>>, out: &mut Vec<u8>) -> TlsChannel<C> {
         let mut channel = TlsChannel {
             connection,
@@ -118,12 +120,12 @@ impl<C: Connection> TlsChannel<C> {
             finished: false,
             small: ANSWER_START as u16,
         };
-        // A server has nothing to say yet, and a client cannot fail here but at the next step.
+        // A server has nothing to send yet, and a client can fail only at the next step.
         let _ = channel.connection.process(&mut [], out);
         channel
     }
 
-    /// Keeps all of `wire`, and says whether there is a step to do.
+    /// Keeps all of `wire`, and returns whether there is a step to do.
     fn gather(&mut self, wire: &mut LeaseMut, encrypted: bool, out: &mut Vec<u8>) -> Unsealed {
         let count = wire.len();
         if self.held.try_reserve(count).is_err() {
@@ -137,7 +139,8 @@ impl<C: Connection> TlsChannel<C> {
         }
         let encrypted = encrypted || self.kept > 0;
         if self.scan.calls_for_a_step(&self.held[self.kept..], encrypted) {
-            // The peer may send bytes right behind its last flight. The shard stops receiving if many bytes wait for the step.
+            // The peer may send bytes right after its last flight. The shard stops receiving if
+            // many bytes wait for the step.
             return Unsealed::Work;
         }
         if self.held.len() > HANDSHAKE_BYTES_MAX {
@@ -164,7 +167,8 @@ impl<C: Connection> TlsChannel<C> {
         self.discard(done, seen);
         let is_closed = matches!(found, Ok(Found::Closed));
         match found {
-            // Only one record was looked at behind the handshake, and what rustls wants to see again it wants whole.
+            // Only one record was processed after the handshake, and rustls needs to see the rest
+            // again as a whole.
             Ok(Found::Plain(_)) => self.kept = 0,
             Ok(Found::Nothing | Found::Closed) => {}
             Err(refusal) => return self.refused(refusal, out),
@@ -181,7 +185,7 @@ impl<C: Connection> TlsChannel<C> {
         }
         self.phase = Phase::Open;
         if is_closed {
-            // The service is told of the end after its beginning: by the next `open`.
+            // The next `open` reports the end to the service, after the beginning.
             self.closed();
         }
         Unsealed::Ready
@@ -256,13 +260,13 @@ impl<C: Connection> TlsChannel<C> {
         true
     }
 
-    /// Decrypts `record` in place. `None` if it gave nothing.
+    /// Decrypts `record` in place. `None` if it yields nothing.
     fn decrypt(&mut self, mut record: LeaseMut, out: &mut Vec<u8>) -> Option<Unsealed> {
         let (done, found) = self.connection.process(&mut record, out);
         match found {
             Ok(Found::Plain(range)) => Some(plain_in(record, range)),
             Ok(Found::Nothing) => {
-                // The start of a message, to be shown again in front of its other records.
+                // The start of a message, to be shown to rustls again before its other records.
                 if done < record.len() {
                     record.advance(done);
                     if self.held.try_reserve(record.len()).is_err() {
@@ -278,7 +282,7 @@ impl<C: Connection> TlsChannel<C> {
         }
     }
 
-    /// Decrypts the first record that is held and was not seen.
+    /// Decrypts the first held record that rustls has not seen.
     fn decrypt_held(&mut self, out: &mut Vec<u8>) -> Option<Unsealed> {
         let first = match records::extent(&self.held[self.kept..]) {
             Extent::Record(size) => self.kept + size,
@@ -294,7 +298,7 @@ impl<C: Connection> TlsChannel<C> {
                     None => Some(self.fail(CloseReason::MemoryLimit, out)),
                 }
             }
-            // Only behind a handshake, with which more than one record came.
+            // Only after a handshake, with which more than one record arrived.
             Ok(Found::Plain(range)) => {
                 let plain = LeaseMut::try_copy_of(&self.held[range]);
                 self.discard(first, first);
@@ -312,7 +316,7 @@ impl<C: Connection> TlsChannel<C> {
         }
     }
 
-    /// A fault, if a message has more records than any useful one.
+    /// Returns a fault if a message has more records than any useful one.
     fn kept_too_much(&mut self, out: &mut Vec<u8>) -> Option<Unsealed> {
         (self.kept > KEPT_BYTES_MAX).then(|| self.fail(CloseReason::TlsBadRecord, out))
     }
@@ -336,7 +340,7 @@ impl<C: Connection> TlsChannel<C> {
         self.fail(reason, out)
     }
 
-    /// Ends the channel: nothing more comes of this connection. Alerts were sent before.
+    /// Ends the channel: the connection yields nothing more. Alerts were sent before.
     fn fail(&mut self, reason: CloseReason, out: &mut Vec<u8>) -> Unsealed {
         if !self.finished {
             self.connection.last_words(out);
@@ -384,7 +388,7 @@ impl<C: Connection> TlsChannel<C> {
                 let size = self.record_bytes();
                 let (taken, rest) = piece.split_at(piece.len().min(size - gathered.len()));
                 piece = rest;
-                // A whole record out of a large piece is sealed as it lies.
+                // A whole record of a large piece is sealed in place.
                 let is_sealed = if taken.len() == size {
                     self.seal_record(taken, out)
                 } else {
@@ -433,7 +437,7 @@ impl<C: Connection> Channel for TlsChannel<C> {
     }
 
     fn seal(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), Fault> {
-        // A record is 128 bytes larger than its plaintext at most.
+        // A record is at most 128 bytes larger than its plaintext.
         let small = plain.len().min(self.small.into()).div_ceil(self.common.rules.record_bytes);
         let records = plain.len().div_ceil(C::PLAIN_MAX) + small;
         if out.try_reserve(plain.len() + 128 * records).is_err() {
@@ -479,7 +483,7 @@ impl<C: Connection> Channel for TlsChannel<C> {
     }
 }
 
-/// The plaintext of a record, where rustls left it.
+/// The plaintext of a record, which rustls left at `range`.
 fn plain_in(mut record: LeaseMut, range: Range<usize>) -> Unsealed {
     record.advance(range.start);
     record.truncate(range.len());

@@ -1,4 +1,4 @@
-//! TLS towards other servers.
+//! TLS of connections to other servers.
 
 use std::fmt;
 use std::rc::Rc;
@@ -13,8 +13,8 @@ use rustls::{ClientConfig, RootCertStore};
 use crate::channel::{Common, Rules, TlsChannel};
 use crate::{Pem, Tls, TlsError, provider};
 
-/// TLS of connections to upstreams: the trusted authorities, and the certificate to show. Clones share the sessions that are
-/// resumed.
+/// TLS of connections to upstreams: the trusted authorities, and the client's certificate. Clones
+/// share the sessions that are resumed.
 ///
 /// ```no_run
 /// use ringserve_tls::{Pem, Tls};
@@ -31,7 +31,7 @@ pub struct TlsClient {
 }
 
 impl Tls {
-    /// Makes TLS towards servers whose certificates must be of an authority in `authorities`.
+    /// Creates TLS for servers whose certificates must be issued by an authority in `authorities`.
     /// `/etc/ssl/certs/ca-certificates.crt` has those that Debian trusts.
     ///
     /// # Errors
@@ -40,7 +40,8 @@ impl Tls {
         Tls::client_of(authorities, None)
     }
 
-    /// Makes TLS as [`client`](Tls::client), with a chain and a key for servers that ask for a certificate.
+    /// Creates TLS like [`client`](Tls::client), with a chain and a key for servers that ask for a
+    /// certificate.
     ///
     /// # Errors
     /// If a text is not PEM of that kind, key and certificate do not fit, or there is no cryptography.
@@ -69,7 +70,7 @@ impl Tls {
     }
 }
 
-/// Uses everything that rustls can do.
+/// Gives access to everything that rustls can do.
 impl From<Arc<ClientConfig>> for TlsClient {
     fn from(config: Arc<ClientConfig>) -> TlsClient {
         TlsClient { config }
@@ -98,7 +99,7 @@ impl fmt::Debug for TlsClient {
     }
 }
 
-/// TLS towards one server, on one shard.
+/// TLS of connections to one server, on one shard.
 pub struct TlsClientTransport {
     config: Arc<ClientConfig>,
     name: ServerName<'static>,

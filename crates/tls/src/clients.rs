@@ -31,7 +31,8 @@ impl Clients {
         Ok(Clients::of(Pem::file(authorities)?, true))
     }
 
-    /// Lets clients show a certificate. One that is not of an authority in the file is refused.
+    /// Lets clients send a certificate. One that is not issued by an authority in the file is
+    /// refused.
     ///
     /// # Errors
     /// If the file cannot be read.
@@ -67,7 +68,8 @@ impl Clients {
         [&self.authorities].into_iter().chain(&self.revoked)
     }
 
-    /// What decides, and what it decides by: where that changes, a session of before must not be resumed.
+    /// Returns the verifier, and what its decisions depend on: if that changes, an earlier session
+    /// must not be resumed.
     pub(crate) fn verifier<V: Version>(&self, version: &V) -> Result<(V::Clients, Vec<Vec<u8>>), TlsError> {
         let mut decides_by = vec![vec![u8::from(self.required)]];
         let authorities = self.authorities.certificates()?;

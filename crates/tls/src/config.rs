@@ -48,7 +48,7 @@ enum Source {
 
 #[derive(Clone, Default)]
 struct Own {
-    /// Instead of that of the features.
+    /// Replaces the provider that the features select.
     provider: Option<Arc<CryptoProvider>>,
     certificates: Vec<(Option<String>, Pem, Pem)>,
     alpn: Option<Vec<Vec<u8>>>,
@@ -59,22 +59,24 @@ struct Own {
 }
 
 impl Tls {
-    /// TLS of a server, without a certificate yet.
+    /// Creates the TLS of a server, without a certificate yet.
     pub fn server() -> Tls {
         Tls { source: Source::Own(Box::default()), rules: Rules::default(), watch: None }
     }
 
-    /// Uses everything that rustls can do: `config` is taken as it is, with its tickets, session storage and key log. Other
-    /// settings of this value then have no effect, except [`require_close_notify`](Tls::require_close_notify). A configuration
-    /// with early data is refused when the server starts, since rustls makes no unbuffered connection of it.
+    /// Gives access to everything that rustls can do: `config` is used as it is, with its tickets,
+    /// session storage and key log. Other settings of this value then have no effect, except
+    /// [`require_close_notify`](Tls::require_close_notify). A configuration with early data is
+    /// refused when the server starts, since rustls creates no unbuffered connection with it.
     ///
-    /// A client that resumes a session of `config` is not verified again: neither against new authorities nor against the time.
-    /// So if configurations trust different clients, their tickets must have different keys; ours do.
+    /// A client that resumes a session of `config` is not verified again: neither against new
+    /// authorities nor against the time. So if configurations trust different clients, their
+    /// tickets must have different keys; ours do.
     pub fn from_config(config: Arc<ServerConfig>) -> Tls {
         Tls { source: Source::Given(config), rules: Rules::default(), watch: None }
     }
 
-    /// When its certificates expire, by name: the first of each.
+    /// The first expiry of its certificates, by name.
     pub(crate) fn expiries(&self) -> BTreeMap<String, u64> {
         let mut found = BTreeMap::new();
         let Source::Own(own) = &self.source else { return found };
@@ -93,15 +95,16 @@ impl Tls {
         self
     }
 
-    /// Adds the certificate for clients that ask for no name, or for one without a certificate. `chain` is the server's
-    /// certificate followed by those between it and its authority; `key` is its private key. If it is called twice, for an
-    /// ECDSA and an RSA key, a client gets the first that it can use.
+    /// Adds the certificate for clients that ask for no name, or for one without a certificate.
+    /// `chain` is the server's certificate followed by those between it and its authority; `key` is
+    /// its private key. If this is called twice, for an ECDSA and an RSA key, a client gets the
+    /// first that it can use.
     pub fn certificate(self, chain: Pem, key: Pem) -> Tls {
         self.own(|own| own.certificates.push((None, chain, key)))
     }
 
-    /// Adds a certificate for clients that ask for `name`: `www.example.org`, or `*.example.org` for all names with one more
-    /// label. A full name goes before one with a star.
+    /// Adds a certificate for clients that ask for `name`: `www.example.org`, or `*.example.org`
+    /// for all names with one more label. A full name has precedence over one with a star.
     pub fn certificate_for(self, name: impl Into<String>, chain: Pem, key: Pem) -> Tls {
         self.own(|own| own.certificates.push((Some(name.into()), chain, key)))
     }
@@ -112,9 +115,10 @@ impl Tls {
         self.own(|own| own.alpn = Some(protocols.into_iter().map(Into::into).collect()))
     }
 
-    /// Checks the files of certificates, keys and authorities every `interval`, and reads them again when one changes. If they
-    /// cannot be used, the log names the file and the old certificate stays. One that cannot be read, as while no descriptor is
-    /// left, is named once and tried again every `interval`. 0 s is taken for 1 s.
+    /// Checks the files of certificates, keys and authorities every `interval`, and reads them
+    /// again when one changes. If they cannot be used, the log names the file and the old
+    /// certificate stays. A file that cannot be read, for example while no descriptor is left, is
+    /// named once and tried again every `interval`. 0 s is treated as 1 s.
     pub fn watch_files(mut self, interval: Duration) -> Tls {
         self.watch = Some(if interval.is_zero() { Duration::from_secs(1) } else { interval });
         self
@@ -124,7 +128,7 @@ impl Tls {
         self.watch
     }
 
-    /// Sets the secret of tickets. Without it tickets are good until the process ends.
+    /// Sets the secret of tickets. Without it tickets are valid until the process ends.
     pub fn tickets(self, tickets: Tickets) -> Tls {
         self.own(|own| own.tickets = tickets)
     }
@@ -140,13 +144,14 @@ impl Tls {
         self.own(|own| own.clients = Some(clients))
     }
 
-    /// Appends the secrets of all connections to a file, so that recorded traffic can be read, by Wireshark for example. For
-    /// finding faults only. The file is made for its owner alone; a link in its place is refused.
+    /// Appends the secrets of all connections to a file, so that recorded traffic can be read, by
+    /// Wireshark for example. Only for debugging. The file is created for its owner alone; a link
+    /// in its place is refused.
     pub fn key_log(self, file: impl Into<PathBuf>) -> Tls {
         self.own(|own| own.key_log = Some(file.into()))
     }
 
-    /// The file in which secrets are logged.
+    /// The file to which secrets are appended.
     pub(crate) fn key_log_file(&self) -> Option<&Path> {
         match &self.source {
             Source::Own(own) => own.key_log.as_deref(),
@@ -154,7 +159,7 @@ impl Tls {
         }
     }
 
-    /// Sets the cryptography, instead of that of the features.
+    /// Sets the cryptography, instead of the provider that the features select.
     pub fn provider(self, provider: Arc<CryptoProvider>) -> Tls {
         self.own(|own| own.provider = Some(provider))
     }
@@ -167,9 +172,10 @@ impl Tls {
         self
     }
 
-    /// The most bytes of plaintext in the records of the first 16 KiB of an answer, which is what is sent at the start or after a
-    /// second of silence: 4096 unless set; from 512 to 16 384, which are as large as any. A peer can use the first bytes of a small
-    /// record while the next one is still on its way. Each further record costs 22 to 29 bytes and a fraction of a microsecond.
+    /// The most bytes of plaintext in the records of the first 16 KiB of an answer, counted from
+    /// the start or after a second of silence: 4096 unless set; from 512 to 16 384, the largest
+    /// record. A peer can use the first bytes of a small record while the next one is still in
+    /// flight. Each further record costs 22 to 29 bytes and a fraction of a microsecond.
     pub fn record_bytes(mut self, bytes: usize) -> Tls {
         self.rules.record_bytes = bytes;
         self
@@ -211,8 +217,8 @@ impl Tls {
         })
     }
 
-    /// Makes a configuration of rustls. `secret` seals tickets if the program has given none; it is set at its first use.
-    /// `before` is the configuration in use.
+    /// Creates a configuration of rustls. `secret` seals tickets if the program set none; it is set
+    /// at its first use. `before` is the configuration in use.
     pub(crate) fn build(
         &self,
         secret: &mut Option<Arc<[u8]>>,
@@ -244,10 +250,10 @@ impl Tls {
 /// A configuration that was checked.
 pub(crate) struct Built {
     pub(crate) server: Arc<dyn Server>,
-    /// The program said nothing of protocols.
+    /// The program set no protocols.
     pub(crate) alpn_by_service: bool,
     pub(crate) rules: Rules,
-    /// What is wrong and was so before.
+    /// Faults that existed before.
     pub(crate) warnings: Vec<TlsError>,
 }
 

@@ -25,7 +25,7 @@ impl TlsError {
         )
     }
 
-    /// The file that is to blame.
+    /// The file with the fault.
     pub fn file(&self) -> Option<&Path> {
         self.file.as_deref()
     }

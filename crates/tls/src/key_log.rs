@@ -1,4 +1,4 @@
-//! Secrets of connections, to read recorded traffic.
+//! Secrets of connections, for reading recorded traffic.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -17,7 +17,8 @@ pub(crate) struct KeyLogFile(Mutex<File>);
 
 impl KeyLogFile {
     pub(crate) fn open(path: &Path) -> Result<KeyLogFile, TlsError> {
-        // A link may be another user's, who has the secrets appended to a file of his choice.
+        // A link may belong to another user, who would have the secrets appended to a file of his
+        // choice.
         let no_link = OFlags::NOFOLLOW.bits().cast_signed();
         let file = OpenOptions::new().create(true).append(true).mode(0o600).custom_flags(no_link).open(path);
         let file = file.map_err(|error| match error.raw_os_error() {
@@ -32,7 +33,7 @@ impl KeyLogFile {
     pub(crate) fn append(&self, label: &str, client_random: &[u8], secret: &[u8]) {
         let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         let line = format!("{label} {} {}\n", hex(client_random), hex(secret));
-        // A log that cannot be written costs no connection.
+        // If the log cannot be written, the connection continues.
         let _ = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).write_all(line.as_bytes());
     }
 }

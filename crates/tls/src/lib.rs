@@ -4,11 +4,11 @@
 //! plaintext out, and back. It calls no kernel and starts no thread.
 //!
 //! ```text
-//!   Tls ── TlsListener::new: looked at ──▶ TlsListener ── transport(): one a shard ──▶ TlsTransport ── begin ──▶ a channel
+//!   Tls ── TlsListener::new: checked ──▶ TlsListener ── transport(): one per shard ──▶ TlsTransport ── begin ──▶ channel
 //! ```
 //!
-//! Not supported: early data of TLS 1.3 (0-RTT), which can be replayed; TLS in the kernel (kTLS); versions before 1.2;
-//! renegotiation. Receive buffers hold plaintext until they are used again.
+//! Not supported: early data of TLS 1.3 (0-RTT), which can be replayed; TLS in the kernel (kTLS);
+//! versions before 1.2; renegotiation. Receive buffers hold plaintext until they are used again.
 
 #![deny(clippy::too_many_lines)]
 

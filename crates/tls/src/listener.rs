@@ -39,8 +39,8 @@ struct Shared {
     version: AtomicU64,
     /// Shards take this lock too, so no file is read under it.
     current: Mutex<Current>,
-    /// Held during a replacement, so that replacements wait for each other. The secret that seals tickets if the program gave
-    /// none: it stays the same after a replacement.
+    /// Held during a replacement, so that replacements wait for each other. The secret seals
+    /// tickets if the program set none: it stays the same after a replacement.
     secret: Mutex<Option<Arc<[u8]>>>,
     /// The receiver of warnings.
     warn: OnceLock<fn(fmt::Arguments<'_>)>,
@@ -54,7 +54,7 @@ struct Current {
     built: Option<Arc<Built>>,
 }
 
-/// It is checked when the server starts.
+/// Checked when the server starts.
 impl From<Tls> for TlsListener {
     fn from(tls: Tls) -> TlsListener {
         TlsListener {
@@ -80,7 +80,7 @@ impl TlsListener {
         Ok(listener)
     }
 
-    /// Checks the configuration, unless that was done.
+    /// Checks the configuration, unless it was already checked.
     ///
     /// # Errors
     /// Those of [`new`](TlsListener::new).
@@ -112,10 +112,10 @@ impl TlsListener {
         Ok(())
     }
 
-    /// Gives new connections `tls` from now on. Open connections keep their certificates.
+    /// Uses `tls` for new connections from now on. Open connections keep their certificates.
     ///
     /// # Errors
-    /// If `tls` cannot be used. The old one stays then.
+    /// If `tls` cannot be used. Then the old one stays.
     pub fn replace(&self, tls: Tls) -> Result<(), TlsError> {
         self.set(&mut self.writing(), tls)
     }
@@ -124,15 +124,16 @@ impl TlsListener {
     /// on a thread that is not a shard.
     ///
     /// # Errors
-    /// If their content cannot be used. The old one stays then. A certificate in use may have expired.
+    /// If their content cannot be used. Then the old one stays. A certificate in use may have
+    /// expired.
     pub fn reload(&self) -> Result<(), TlsError> {
         let secret = &mut *self.writing();
         let tls = self.current().tls.clone();
         self.set(secret, tls.read_again()?)
     }
 
-    /// When the certificates in use expire, in seconds since the beginning of 1970: by name, which is empty for that of all other
-    /// names, the first of each.
+    /// The times at which the certificates in use expire, in seconds since the beginning of 1970:
+    /// the earliest for each name, which is empty for the certificate of all other names.
     pub(crate) fn expiries(&self) -> BTreeMap<String, u64> {
         // Not under the lock, which shards take too.
         let tls = self.current().tls.clone();
@@ -150,15 +151,16 @@ impl TlsListener {
         self.current().tls.key_log_file().map(Into::into)
     }
 
-    /// Sends warnings after a replacement, about dangerous settings and expired certificates, to the first `warn` that is
-    /// given.
+    /// Reports warnings after a replacement, about dangerous settings and expired certificates, to
+    /// the first `warn` that is set.
     #[doc(hidden)]
     pub fn warn_by(&self, warn: fn(fmt::Arguments<'_>)) {
         let _ = self.shared.warn.set(warn);
     }
 
-    /// Starts to watch its files, if the program wants that ([`Tls::watch_files`]), on a thread that ends with the last clone
-    /// of this. `report` is called after each reading, and once if they cannot be read. Does nothing if that thread is there already.
+    /// Starts to watch its files, if the program wants that ([`Tls::watch_files`]), on a thread
+    /// that ends with the last clone of this. `report` is called after each reading, and once if
+    /// they cannot be read. Does nothing if that thread already runs.
     ///
     /// # Errors
     /// If no thread can be started.
@@ -184,9 +186,9 @@ impl TlsListener {
         })
     }
 
-    /// Reads its files again if they changed. `None` if there is nothing to say.
+    /// Reads its files again if they changed. `None` if there is nothing to report.
     fn look(&self, watcher: &mut Watcher) -> Option<Result<(), TlsError>> {
-        // Nothing waits for a look that finds all as it was, however slow the disk is.
+        // Nothing waits for a check that finds no change, however slow the disk is.
         let read = || {
             let secret = self.writing();
             let tls = self.current().tls.clone();
@@ -197,10 +199,10 @@ impl TlsListener {
         watcher.look(&self.files(), read, |(again, mut secret)| self.set(&mut secret, again))
     }
 
-    /// What rustls has of it now.
+    /// The current configuration of rustls.
     ///
     /// # Panics
-    /// If it was made from a [`Tls`] and no server has looked at it.
+    /// If it was made from a [`Tls`] and no server has checked it.
     pub fn config(&self) -> Arc<ServerConfig> {
         self.built().server.config()
     }
@@ -253,7 +255,7 @@ impl fmt::Debug for TlsListener {
 /// TLS of a listener on one shard.
 pub struct TlsTransport {
     listener: TlsListener,
-    /// The protocols of the service behind it.
+    /// The protocols of the service above it.
     protocols: &'static [&'static str],
     version: Cell<u64>,
     kept: RefCell<Box<dyn Transport>>,

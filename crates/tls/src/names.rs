@@ -25,14 +25,14 @@ impl<K> Default for Names<K> {
     }
 }
 
-/// Why a key is not taken.
+/// The reason why a key is refused.
 pub(crate) enum KeyError {
-    /// It is of another certificate.
+    /// It belongs to another certificate.
     Unfit,
     Other(String),
 }
 
-/// Behind the last second of the year 9999, which is the last that a certificate can name.
+/// One second after the year 9999, the last that a certificate can name.
 const END_OF_TIMES: u64 = 253_402_300_800;
 
 /// Checks of the times of certificates.
@@ -45,8 +45,8 @@ pub(crate) struct Times {
 }
 
 impl<K> Names<K> {
-    /// A further certificate for `name`, or for whatever name. Of several for one, the first is taken with which the client can.
-    /// `make` has a key of both.
+    /// Adds a certificate for `name`, or for all other names. Of several for one name, a client
+    /// gets the first that it can use. `make` creates a key from both.
     pub(crate) fn add(
         &mut self,
         name: Option<&str>,
@@ -72,7 +72,7 @@ impl<K> Names<K> {
 
     pub(crate) fn of(&self, name: Option<&str>) -> &[Arc<K>] {
         let Some(name) = name else { return &self.default };
-        // rustls has it without a trailing dot, but as the client wrote it.
+        // rustls reports the name without a trailing dot, but in the client's case.
         let name = name.to_ascii_lowercase();
         if let Some(keys) = self.named.get(&name) {
             return keys;
@@ -88,7 +88,7 @@ impl<K> fmt::Debug for Names<K> {
     }
 }
 
-/// In lower case, without a trailing dot.
+/// The name in lower case, without a trailing dot.
 fn normal(name: &str) -> Result<String, TlsError> {
     let normal = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
     let labels = normal.strip_prefix("*.").unwrap_or(&normal);
@@ -100,7 +100,7 @@ fn normal(name: &str) -> Result<String, TlsError> {
     }
 }
 
-/// A chain with its key, which fit, and of which the first certificate is within its time.
+/// A chain with its matching key, of which the first certificate is valid now.
 fn certified<K>(
     chain: &Pem,
     key: &Pem,
@@ -121,11 +121,12 @@ fn certified<K>(
     })
 }
 
-/// When the first certificate of a chain expires, in seconds since the beginning of 1970; `None` if it cannot be read.
+/// The time at which the first certificate of a chain expires, in seconds since the beginning of
+/// 1970; `None` if it cannot be read.
 pub(crate) fn not_after(chain: &Pem) -> Option<u64> {
     let certificates = chain.certificates().ok()?;
     let certificate = webpki::EndEntityCert::try_from(&certificates[0]).ok()?;
-    // Its time is checked first, and at the end of all times it has expired.
+    // The time is checked first, and at this end the certificate has expired.
     let end = UnixTime::since_unix_epoch(Duration::from_secs(END_OF_TIMES));
     match certificate.verify_for_usage(&[], &[], &[], end, webpki::KeyUsage::server_auth(), None, None) {
         Err(webpki::Error::CertExpired { not_after, .. }) => Some(not_after.as_secs()),
@@ -138,7 +139,8 @@ fn check_time(pem: &Pem, certificate: &CertificateDer<'_>) -> Result<(), TlsErro
         .map_err(|error| pem.error(format_args!("has a certificate that cannot be read: {error}")))?;
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let now = UnixTime::since_unix_epoch(now);
-    // Its time is checked first. That no authority vouches for it does not matter here.
+    // The time is checked first. It does not matter here that no authority vouches for the
+    // certificate.
     match certificate.verify_for_usage(&[], &[], &[], now, webpki::KeyUsage::server_auth(), None, None) {
         Err(webpki::Error::CertExpired { time, not_after }) => {
             let days = (time.as_secs() - not_after.as_secs()) / 86_400;

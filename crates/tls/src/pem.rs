@@ -29,7 +29,7 @@ impl Pem {
         Ok(Pem { file: Some((file, read.stamp)), text: read.bytes.into() })
     }
 
-    /// The same file, read again; a text without a file as it is.
+    /// Reads the file again; returns a text without a file as it is.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -40,7 +40,7 @@ impl Pem {
         }
     }
 
-    /// The file that it was read from.
+    /// The file from which it was read.
     pub(crate) fn path(&self) -> Option<&Path> {
         self.file.as_ref().map(|(file, _)| &**file)
     }

@@ -6,8 +6,8 @@ use rustls::crypto::CryptoProvider;
 
 use crate::TlsError;
 
-/// The first of: aws-lc-rs, graviola if the processor supports it, ring, as far as the features have them, and the provider
-/// that the program installed for the process.
+/// The first of aws-lc-rs, graviola if the processor supports it, and ring, as far as the features
+/// include them, or else the provider that the program installed for the process.
 ///
 /// # Errors
 /// If there is none.

@@ -13,7 +13,7 @@ pub(crate) const HEADER: usize = 5;
 /// The most bytes of plaintext in a record.
 pub(crate) const PLAIN_MAX: usize = 16 * 1024;
 
-/// The most content of a record: what TLS 1.2 allows a cipher to add.
+/// The most content of a record, with the bytes that TLS 1.2 allows a cipher to add.
 const BODY_MAX: usize = PLAIN_MAX + 2048;
 
 const CHANGE_CIPHER_SPEC: u8 = 20;
@@ -69,25 +69,26 @@ pub(crate) fn changes_cipher(bytes: &[u8]) -> bool {
     whole(bytes).any(|record| record[0] == CHANGE_CIPHER_SPEC)
 }
 
-/// The progress through the records of an unfinished message, so that each is looked at once.
+/// The progress through the records of an unfinished message, so that each is read once.
 #[derive(Debug, Default)]
 pub(crate) struct Scan {
-    /// Bytes of the records looked at.
+    /// Bytes of the records that were read.
     end: usize,
     /// Bytes of the message in them.
     gathered: usize,
     /// The part of the message's header that arrived.
     header: u32,
     encrypted: bool,
-    /// A step is to be made.
+    /// A step has to be made.
     calls: bool,
 }
 
 impl Scan {
-    /// True if there is something to do: a whole message of a handshake, or a record that is none. `bytes` begins with the
-    /// bytes of earlier calls.
+    /// True if there is something to do: a whole handshake message, or a record of another type.
+    /// `bytes` begins with the bytes of earlier calls.
     ///
-    /// `encrypted` means that bytes that look like a handshake may be encrypted, so that each record is looked at.
+    /// `encrypted` means that bytes that look like a handshake may be encrypted, so that each
+    /// record is reported.
     pub(crate) fn calls_for_a_step(&mut self, bytes: &[u8], encrypted: bool) -> bool {
         self.encrypted |= encrypted;
         let mut new = whole(&bytes[self.end..]);
@@ -108,7 +109,7 @@ impl Scan {
         self.calls
     }
 
-    /// True if the message is whole with `part`.
+    /// True if the message is complete with `part`.
     fn gather(&mut self, part: &[u8]) -> bool {
         for byte in part.iter().take(4_usize.saturating_sub(self.gathered)) {
             self.header = self.header << 8 | u32::from(*byte);
@@ -179,7 +180,7 @@ impl<'a> Reader<'a> {
         Some(taken)
     }
 
-    /// The bytes behind a length of `N` bytes.
+    /// The bytes after a length of `N` bytes.
     fn sized<const N: usize>(&mut self) -> Option<&'a [u8]> {
         let length = self.take(N)?.iter().fold(0, |length, byte| length << 8 | usize::from(*byte));
         self.take(length)
@@ -225,7 +226,7 @@ mod tests {
         let (mut scan, count) = (Scan::default(), all.len());
         for cut in 0..count {
             assert!(!scan.calls_for_a_step(&all[..cut], false), "{cut}");
-            // A second look would find no record.
+            // A second reading would find no record.
             all[..cut - cut % 6].fill(0);
         }
         for _ in 0..2 {

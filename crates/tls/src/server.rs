@@ -12,11 +12,12 @@ pub struct ServerTls {
 }
 
 impl ServerTls {
-    /// Gives new connections `tls` from now on, at every address that has TLS. Open connections keep their certificates. If
-    /// addresses have different certificates, keep a [`TlsListener`] of each instead.
+    /// Uses `tls` for new connections from now on, at every address that has TLS. Open connections
+    /// keep their certificates. If addresses have different certificates, keep a [`TlsListener`] of
+    /// each instead.
     ///
     /// # Errors
-    /// If `tls` cannot be used. The old one stays then.
+    /// If `tls` cannot be used. Then the old one stays.
     pub fn replace(&self, tls: Tls) -> Result<(), TlsError> {
         self.listeners.iter().try_for_each(|listener| listener.replace(tls.clone()))
     }
@@ -25,15 +26,16 @@ impl ServerTls {
     /// it on a thread that is not a shard.
     ///
     /// # Errors
-    /// The first address whose files cannot be used: its old certificates stay, and so do those of the addresses behind it.
+    /// The first address whose files cannot be used: its old certificates stay, and so do those of
+    /// later addresses.
     pub fn reload(&self) -> Result<(), TlsError> {
         self.listeners.iter().try_for_each(TlsListener::reload)
     }
 }
 
 impl ServerTls {
-    /// When the certificates in use expire, of every address that has TLS: the first that does of each name. None of an address
-    /// whose configuration of rustls is the program's.
+    /// The certificates in use that expire first, for each name, of every address that has TLS.
+    /// None of an address whose configuration of rustls is the program's.
     pub fn expiries(&self) -> Vec<CertificateExpiry> {
         let of = |(listener, tls): (usize, &TlsListener)| {
             let each = tls.expiries().into_iter();
@@ -44,7 +46,7 @@ impl ServerTls {
     }
 }
 
-/// When a certificate expires.
+/// The time at which a certificate expires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CertificateExpiry {

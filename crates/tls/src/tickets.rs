@@ -8,35 +8,40 @@ use std::time::{Duration, SystemTime};
 
 use crate::TlsError;
 
-/// Seconds for which one key makes tickets. It opens them for the same time again.
+/// Seconds for which one key seals tickets. It opens them for another such period.
 const EPOCH: u64 = 6 * 60 * 60;
 
-/// The fewest bytes of a secret: as many as the key has that is derived from it.
+/// The fewest bytes of a secret: as many as the key that is derived from it.
 const SECRET_BYTES_MIN: usize = KEY_LEN;
 
 /// Bytes of a key, and of a nonce.
 pub(crate) const KEY_LEN: usize = 32;
 const NONCE_LEN: usize = 12;
 
-/// The most bytes of a session in a ticket. It holds the client's chain of certificates; the ciphers take one record.
+/// The most bytes of a session in a ticket. It holds the client's chain of certificates; the
+/// ciphers take one record.
 const SESSION_BYTES_MAX: usize = 15 * 1024;
 
-/// The secret of a server's tickets. Keys are derived from the secret, the time and the configuration, and change every 6
-/// hours, so all shards make and open tickets without asking each other. A ticket is announced as good for 6 hours; the server
-/// accepts it for 6 to 12 hours, by its age. A client that resumes gets new tickets, and its certificates are verified again.
+/// The secret of a server's tickets. Keys are derived from the secret, the time and the
+/// configuration, and change every 6 hours, so all shards seal and open tickets without
+/// coordination. A ticket is announced as valid for 6 hours; the server accepts it for 6 to 12
+/// hours, by its age. A client that resumes gets new tickets, and its certificates are verified
+/// again.
 #[derive(Clone, Default)]
 pub struct Tickets {
     pub(crate) secret: Option<Arc<[u8]>>,
 }
 
 impl Tickets {
-    /// A secret of this process: tickets are good on all its shards, until it ends. The default.
+    /// Creates a secret of this process: tickets are valid on all its shards, until it ends. The
+    /// default.
     pub fn random() -> Tickets {
         Tickets { secret: None }
     }
 
-    /// A secret of at least 32 bytes from `file`: tickets are good after a restart too, and at all servers with the same file
-    /// and the same configuration. A reader of the file can decrypt recorded TLS 1.2 connections.
+    /// Reads a secret of at least 32 bytes from `file`: tickets stay valid after a restart, and are
+    /// valid at all servers with the same file and the same configuration. A reader of the file can
+    /// decrypt recorded TLS 1.2 connections.
     ///
     /// ```sh
     /// head -c 48 /dev/urandom > tickets.key && chmod 600 tickets.key
@@ -64,7 +69,7 @@ impl fmt::Debug for Tickets {
     }
 }
 
-/// 32 bytes for a process, of `random`, which is false if the system gives none.
+/// Returns 32 bytes for a process from `random`, which is false if the system gives none.
 pub(crate) fn random_secret(random: impl FnOnce(&mut [u8]) -> bool) -> Result<Arc<[u8]>, TlsError> {
     let mut secret = [0; SECRET_BYTES_MIN];
     match random(&mut secret) {
@@ -73,19 +78,19 @@ pub(crate) fn random_secret(random: impl FnOnce(&mut [u8]) -> bool) -> Result<Ar
     }
 }
 
-/// A cipher of TLS 1.3 with a key of 256 bits, and keys that follow from a secret.
+/// A TLS 1.3 cipher with a key of 256 bits, and keys that are derived from a secret.
 pub(crate) trait Cipher: Send + Sync {
     fn hash(&self, bytes: &[u8]) -> Vec<u8>;
 
-    /// HKDF-Expand of the secret. False if the provider does not.
+    /// Does HKDF-Expand of the secret. False if the provider cannot.
     fn expand(&self, info: &[&[u8]], key: &mut [u8; KEY_LEN]) -> bool;
 
-    /// Fills `bytes` by chance. False if the system gives none.
+    /// Fills `bytes` with random ones. False if the system gives none.
     fn random(&self, bytes: &mut [u8]) -> bool;
 
     fn seal(&self, key: [u8; KEY_LEN], nonce: [u8; NONCE_LEN], plain: &[u8]) -> Option<Vec<u8>>;
 
-    /// Opens `sealed` where it lies.
+    /// Opens `sealed` in place.
     fn open(&self, key: [u8; KEY_LEN], nonce: [u8; NONCE_LEN], sealed: &mut [u8]) -> Option<Vec<u8>>;
 }
 
@@ -96,14 +101,15 @@ pub(crate) trait Cipher: Send + Sync {
 /// ```
 pub(crate) struct Ticketer {
     cipher: Box<dyn Cipher>,
-    /// A hash of what a session depends on.
+    /// A hash of everything that a session depends on.
     configuration: Vec<u8>,
     /// Seconds since 1970.
     now: fn() -> u64,
 }
 
 impl Ticketer {
-    /// `depends_on` is what must be the same for a session to be resumed. `cipher` is `None` where the provider has none.
+    /// Creates a ticketer. `depends_on` must be the same for a session to be resumed. `cipher` is
+    /// `None` if the provider has none.
     pub(crate) fn new(
         cipher: Option<Box<dyn Cipher>>,
         depends_on: &[Vec<u8>],
@@ -130,7 +136,7 @@ impl Ticketer {
         ((self.now)() / EPOCH) as u32
     }
 
-    /// How long clients are told that a ticket is good.
+    /// The announced lifetime of a ticket.
     pub(crate) fn lifetime(&self) -> Duration {
         Duration::from_secs(EPOCH)
     }

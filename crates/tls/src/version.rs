@@ -1,4 +1,4 @@
-//! What a listener's TLS is made with, of one version of rustls.
+//! The parts of a listener's TLS that depend on the version of rustls.
 
 use std::sync::Arc;
 
@@ -12,23 +12,23 @@ use crate::key_log::KeyLogFile;
 use crate::names::{KeyError, Names};
 use crate::tickets::{Cipher, Ticketer};
 
-/// A provider of cryptography, with the version of rustls that it is of.
+/// A provider of cryptography, with its version of rustls.
 pub(crate) trait Version: Sized {
     /// A certificate with its key.
     type Key;
-    /// What decides about clients.
+    /// The verifier of clients.
     type Clients;
 
-    /// A session of one version is none of another's. Part of what tickets depend on.
+    /// Identifies the sessions of a version, which no other version accepts. Tickets depend on it.
     const SESSIONS: &str;
 
-    /// Fills `bytes` by chance. False if the system gives none.
+    /// Fills `bytes` with random ones. False if the system gives none.
     fn random(&self, bytes: &mut [u8]) -> bool;
 
-    /// What tickets are sealed with, where the provider has what that needs.
+    /// The cipher of tickets, if the provider supports it.
     fn cipher(&self, secret: &[u8]) -> Option<Box<dyn Cipher>>;
 
-    /// A chain with its key, if they fit.
+    /// Creates a key from a chain and its key, if they match.
     fn key(
         &self,
         chain: Vec<CertificateDer<'static>>,
@@ -40,29 +40,30 @@ pub(crate) trait Version: Sized {
     fn server(self, parts: Parts<Self>) -> Result<Arc<dyn Server>, TlsError>;
 }
 
-/// Which certificates of clients are believed.
+/// The certificates of clients that are trusted.
 pub(crate) struct Believed {
     pub(crate) authorities: Vec<CertificateDer<'static>>,
     pub(crate) revoked: Vec<CertificateRevocationListDer<'static>>,
     pub(crate) required: bool,
 }
 
-/// What a configuration is made of. What is `None` is as it is in rustls.
+/// The parts of a configuration. `None` keeps the default of rustls.
 pub(crate) struct Parts<V: Version> {
     pub(crate) names: Names<V::Key>,
     pub(crate) clients: Option<V::Clients>,
-    /// Without one no client resumes by a ticket.
+    /// Without a ticketer no client resumes by a ticket.
     pub(crate) ticketer: Option<Ticketer>,
     pub(crate) tickets_sent: Option<usize>,
     pub(crate) alpn: Vec<Vec<u8>>,
     pub(crate) key_log: Option<KeyLogFile>,
 }
 
-/// A configuration that was looked at.
+/// A configuration that was checked.
 pub(crate) trait Server: Send + Sync {
-    /// What the connections of one shard have in common. `alpn` goes before what the configuration says.
+    /// Creates the shared state of one shard's connections. `alpn` has precedence over the
+    /// configuration's protocols.
     fn transport(&self, alpn: Option<&[&str]>, rules: Rules) -> Box<dyn Transport>;
 
-    /// As rustls has it.
+    /// The configuration in rustls' form.
     fn config(&self) -> Arc<ServerConfig>;
 }

@@ -1,4 +1,4 @@
-//! What a connection costs while nothing happens. The only test of its process: it counts what is allocated.
+//! Memory of an idle connection. The only test of its process: it counts allocations.
 
 #[path = "channels/pair.rs"]
 #[allow(dead_code)]
@@ -20,11 +20,11 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 fn allocated() -> isize {
     let stats = ALLOCATOR.stats();
-    // Bytes of `realloc` are counted apart.
+    // Bytes of `realloc` are counted separately.
     stats.bytes_allocated as isize - stats.bytes_deallocated as isize
 }
 
-/// Bytes that go with the channel.
+/// Bytes that are freed with the channel.
 fn bytes_of(pair: Pair) -> isize {
     let Pair { channel, .. } = pair;
     let before = allocated();
@@ -40,7 +40,7 @@ fn server() -> Tls {
 fn made_for_a_message(pair: &mut Pair) -> usize {
     let (mut batch, mut out) = (Batch::new(), Vec::new());
     let mut made = 0;
-    // What has room after the first ones is used again.
+    // Buffers that have room after the first ones are reused.
     for _ in 0..4 {
         pair.client.writer().write_all(&[7; 64]).unwrap();
         let mut wire = LeaseMut::try_copy_of(&pair.client_bytes()).unwrap();
@@ -60,7 +60,7 @@ fn made_for_a_message(pair: &mut Pair) -> usize {
 
 #[test]
 fn connection_takes_4_kib_and_messages_what_rustls_allocates() {
-    // The plaintext that came, and the record that leaves: rustls hands both over in blocks.
+    // The received plaintext, and the record to be sent: rustls returns both in blocks.
     costs_by("rustls 0.23", Tls::server(), 4096, 2);
 }
 
@@ -72,7 +72,7 @@ fn costs_by(rustls: &str, tls: Tls, most: isize, allocations: usize) {
             let config = Arc::new(client_config(&authority, &[version], None));
             Pair::new(&listener, &config, "localhost").connected()
         };
-        // What is made at the first use of a library is not counted.
+        // Allocations at the first use of a library are not counted.
         drop(connect());
         let idle = bytes_of(connect());
         let mut busy = connect();
@@ -83,7 +83,7 @@ fn costs_by(rustls: &str, tls: Tls, most: isize, allocations: usize) {
         eprintln!("{rustls}, TLS {name}: {idle} bytes idle, {busy} after a frame of 16 KiB each way");
         assert!(idle <= most, "{idle} bytes");
         assert_eq!(made, allocations, "for a message of 64 bytes");
-        // The queue of a block that came in, which rustls keeps.
+        // The queue of a received block, which rustls keeps.
         assert!(busy <= idle + 192, "{idle} bytes grew to {busy}");
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Head ── the request is answered ──▶ Open ── a close frame ──▶ Over
-//!   └── refused ──────────────────────┴── the peer breaks the rules ──▶ Over
+//!     └── refused ──────────────────────┴── broken rules ───────▶ Over
 //! ```
 //!
 //! Messages that lie whole in the received bytes are unmasked in place, and passed on together. All

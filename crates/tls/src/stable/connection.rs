@@ -1,4 +1,5 @@
-//! The unbuffered connections of rustls. What they have decrypted they hold in a block of theirs until that is taken.
+//! The unbuffered connections of rustls. They hold decrypted bytes in their own block until
+//! those are taken.
 
 use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
 use rustls::pki_types::UnixTime;
@@ -15,11 +16,11 @@ use crate::connection::{Connection, Found, Refusal};
 use crate::info::Identity;
 use crate::records;
 
-/// One end of a connection, as both have it.
+/// The common interface of both ends.
 pub(crate) trait Unbuffered: 'static {
     type Data;
 
-    /// What can be asked of it.
+    /// The state that rustls reports.
     fn state(&self) -> &CommonState;
 
     fn process_tls_records<'c, 'i>(
@@ -108,7 +109,7 @@ impl<U: Unbuffered> Connection for U {
 
     fn last_words(&mut self, out: &mut Vec<u8>) {
         while self.state().wants_write() {
-            // Messages come before bytes are looked at, and here are none.
+            // Messages come before received bytes are read, and there are none here.
             match self.process_tls_records(&mut []).state {
                 Ok(ConnectionState::EncodeTlsData(message)) => encode(message, out),
                 _ => return,
@@ -139,7 +140,8 @@ impl<U: Unbuffered> Connection for U {
     }
 }
 
-/// Puts the plaintext of one record, which rustls has, in front of `bytes`, from which it came.
+/// Moves the plaintext of one record, which rustls holds, to the front of `bytes`, from which it
+/// came.
 fn take_plain<U: Unbuffered>(connection: &mut U, bytes: &mut [u8]) -> std::ops::Range<usize> {
     if let Ok(ConnectionState::ReadTraffic(mut traffic)) = connection.process_tls_records(&mut []).state
         && let Some(Ok(record)) = traffic.next_record()
@@ -150,10 +152,11 @@ fn take_plain<U: Unbuffered>(connection: &mut U, bytes: &mut [u8]) -> std::ops::
     0..0
 }
 
-/// Bytes that a record may have more than its plaintext, and a message of rustls' before it.
+/// Bytes that a record may have in addition to its plaintext, and a message of rustls' before it.
 const ROOM: usize = 128;
 
-/// Appends what `put` writes, for which `size` bytes and some more are needed. What rustls has to say before that comes first.
+/// Appends the output of `put`, which needs `size` bytes and some more. Pending messages of rustls
+/// come first.
 fn write<U: Unbuffered>(
     connection: &mut U,
     kept: &mut [u8],
@@ -182,19 +185,19 @@ fn write<U: Unbuffered>(
     }
 }
 
-/// Appends a message. It is lost if it is not encoded.
+/// Appends a message, which is lost unless it is encoded.
 fn encode<Data>(mut message: EncodeTlsData<'_, Data>, out: &mut Vec<u8>) {
     if let Err(EncodeError::InsufficientSize(InsufficientSizeError { required_size })) =
         message.encode(&mut [])
     {
         let start = out.len();
         out.resize(start + required_size, 0);
-        // It has the room that it asked for.
+        // The message has the room that it asked for.
         let _ = message.encode(&mut out[start..]);
     }
 }
 
-/// With the alert that rustls sends because of an error.
+/// The refusal with the alert that rustls sends because of an error.
 fn refusal(error: Error) -> Refusal {
     let alert = match &error {
         Error::AlertReceived(alert) => return Refusal::Heard((*alert).into()),

@@ -96,7 +96,7 @@ impl Version for Stable {
     }
 }
 
-/// A configuration, if connections can be made of it.
+/// Creates a configuration, if connections can be created with it.
 pub(crate) fn server(
     config: Arc<ServerConfig>,
     clients: Option<Arc<dyn ClientCertVerifier>>,
@@ -104,20 +104,20 @@ pub(crate) fn server(
     if config.max_early_data_size > 0 {
         return Err(TlsError::early_data());
     }
-    // What rustls refuses it refuses for each connection.
+    // If rustls refuses it, it does so for each connection.
     UnbufferedServerConnection::new(config.clone()).map_err(TlsError::new)?;
     Ok(Arc::new(StableServer { config, clients }))
 }
 
 struct StableServer {
     config: Arc<ServerConfig>,
-    /// What decides about clients, where they are asked for certificates.
+    /// The verifier of clients, if they are asked for certificates.
     clients: Option<Arc<dyn ClientCertVerifier>>,
 }
 
 impl Server for StableServer {
     fn transport(&self, alpn: Option<&[&str]>, rules: Rules) -> Box<dyn Transport> {
-        // A copy, since the count of the shared one would be written by all shards.
+        // Copied, since all shards would write the count of the shared one.
         let mut config = (*self.config).clone();
         if let Some(protocols) = alpn {
             config.alpn_protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
@@ -147,7 +147,8 @@ impl ResolvesServerCert for Names<CertifiedKey> {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         let keys = self.of(hello.server_name());
         let usable = keys.iter().find(|key| key.key.choose_scheme(hello.signature_schemes()).is_some());
-        // With one that the client cannot use, rustls says so, by `handshake_failure`; without one it denies access.
+        // With a key that the client cannot use, rustls reports `handshake_failure`; without one it
+        // denies access.
         usable.or(keys.first()).cloned()
     }
 }
@@ -180,7 +181,7 @@ impl ProducesTickets for Ticketer {
 struct OfSuite {
     provider: Arc<CryptoProvider>,
     suite: &'static Tls13CipherSuite,
-    /// Of the secret.
+    /// Expands the secret.
     expander: Box<dyn HkdfExpander>,
 }
 

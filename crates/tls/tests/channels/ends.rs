@@ -1,4 +1,4 @@
-//! How connections end, and what they are told.
+//! Ends of connections, and their reasons.
 
 use std::sync::Arc;
 
@@ -184,7 +184,7 @@ fn services_that_share_a_listener_speak_their_own_protocols() {
         assert_eq!(all, [Some(b"h2".to_vec()), Some(b"mqtt".to_vec()), None]);
         listener.replace(tls.clone()).unwrap();
     }
-    // What the program says holds for all.
+    // The program's setting holds for all.
     listener.replace(tls.alpn(["mqtt"])).unwrap();
     let all = transports.each_ref().map(|transport| agreed(&listener, transport));
     assert_eq!(all, [(); 3].map(|()| Some(b"mqtt".to_vec())));

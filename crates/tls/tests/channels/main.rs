@@ -1,4 +1,4 @@
-//! Channels of a server against a client of rustls', in memory.
+//! Channels of a server against a rustls client, in memory.
 
 mod clients;
 mod ends;
@@ -9,7 +9,7 @@ mod replacing;
 mod sessions;
 mod upstream;
 
-/// TLS of a server, by the version of rustls that this is about.
+/// TLS of a server, by the tested version of rustls.
 fn server() -> ringserve_tls::Tls {
     ringserve_tls::Tls::server()
 }

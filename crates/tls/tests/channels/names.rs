@@ -1,4 +1,4 @@
-//! Which certificate a client is shown, and which cannot be shown.
+//! Certificates by the name that a client asks for, and those that cannot be used.
 
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ fn name_with_a_trailing_dot_is_the_name_without() {
     let tls = crate::server().certificate(default.pems().0, default.pems().1);
     let tls = tls.certificate_for("www.example.org", exact.pems().0, exact.pems().1);
     let listener = TlsListener::new(tls).unwrap();
-    // A client of rustls' takes the dot away, so another byte is there first.
+    // A rustls client removes the dot, so another byte takes its place first.
     let config = Arc::new(client_config(&authority, &[&TLS12], None));
     let mut pair = Pair::new(&listener, &config, "www.example.orgX");
     let mut hello = pair.client_bytes();
@@ -109,7 +109,7 @@ fn client_that_can_use_no_key_hears_of_a_failure() {
     let config = crate::pair::client_config_of(provider, &authority, &[&TLS12, &TLS13], None);
     let mut pair = Pair::new(&listener, &Arc::new(config), "localhost");
     pair.exchange();
-    // `handshake_failure`: what scanners take for an answer.
+    // `handshake_failure`: scanners count it as an answer.
     assert_eq!(pair.seen.fault, Some(ringserve_core::CloseReason::TlsHandshakeFailed(40)));
 }
 

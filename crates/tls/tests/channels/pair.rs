@@ -1,4 +1,4 @@
-//! A channel and a client of rustls', with what is between them in memory.
+//! A channel and a rustls client, with the bytes between them in memory.
 
 use std::io::{Read, Write};
 use std::rc::Rc;
@@ -26,7 +26,7 @@ impl Cert {
     }
 }
 
-/// An authority, which both ends may believe.
+/// An authority, which both ends may trust.
 pub struct Authority {
     pub issuer: CertifiedIssuer<'static, KeyPair>,
 }
@@ -67,7 +67,7 @@ impl Authority {
     }
 }
 
-/// A client that believes `authority`.
+/// A client that trusts `authority`.
 pub fn client_config(
     authority: &Authority,
     versions: &[&'static SupportedProtocolVersion],
@@ -99,7 +99,7 @@ pub fn client_config_of(
     }
 }
 
-/// What became of a channel.
+/// The state of a channel.
 #[derive(Debug, Default)]
 pub struct Seen {
     pub ready: usize,
@@ -114,12 +114,12 @@ pub struct Pair {
     pub channel: Box<dyn Channel>,
     pub client: ClientConnection,
     pub seen: Seen,
-    /// What the server has to send.
+    /// Bytes that the server has to send.
     pub out: Vec<u8>,
-    /// What the client received.
+    /// Bytes that the client received.
     pub heard: Vec<u8>,
     pub client_error: Option<rustls::Error>,
-    /// How many bytes come together, the next one first; then all that are there.
+    /// Numbers of bytes that come together, the next one first; then all that are there.
     pub splits: Vec<usize>,
 }
 
@@ -139,7 +139,7 @@ impl Pair {
         }
     }
 
-    /// Hands `wire` to the channel, as a shard does.
+    /// Passes `wire` to the channel, as a shard does.
     pub fn feed(&mut self, wire: &[u8]) {
         if self.seen.fault.is_some() || self.seen.closed {
             return;
@@ -173,7 +173,7 @@ impl Pair {
         }
     }
 
-    /// What the client has to send.
+    /// The bytes that the client has to send.
     pub fn client_bytes(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         while self.client.wants_write() {
@@ -182,7 +182,7 @@ impl Pair {
         bytes
     }
 
-    /// Shows the client what the server sent.
+    /// Shows the server's bytes to the client.
     pub fn hear(&mut self) {
         let sent = std::mem::take(&mut self.out);
         let mut left = &sent[..];
@@ -202,7 +202,7 @@ impl Pair {
         }
     }
 
-    /// Until neither has anything to say.
+    /// Exchanges bytes until neither side has anything to send.
     pub fn exchange(&mut self) {
         loop {
             let bytes = self.client_bytes();

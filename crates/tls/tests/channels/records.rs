@@ -106,7 +106,8 @@ fn large_frames_go_both_ways_and_leave_no_memory() {
         batch.put(b"and");
         batch.lend(Lease::copy_of(&plain[70_000..]));
         pair.channel.seal(&batch, &mut pair.out).unwrap();
-        // Four of 4 KiB, then 16 KiB a record, or 24 bytes less: none is cut where a piece ends.
+        // Four of 4 KiB, then 16 KiB per record, or 24 bytes less: none is cut at the end of a
+        // piece.
         assert!(pair.out.len() <= batch.len() + 29 * (4 + batch.len().div_ceil(16 * 1024 - 24)));
         pair.hear();
         assert!(pair.heard == [b"copied", &plain[..70_000], b"and", &plain[70_000..]].concat());
@@ -121,7 +122,7 @@ fn first_bytes_may_come_with_the_end_of_the_handshake() {
     for version in [&TLS12, &TLS13] {
         let config = Arc::new(client_config(&authority, &[version], None));
         let mut pair = Pair::new(&listener, &config, "localhost");
-        // Written before there are keys: rustls sends it right behind its Finished.
+        // Written before there are keys: rustls sends it right after its Finished.
         pair.client.set_buffer_limit(None);
         std::io::Write::write_all(&mut pair.client.writer(), &[7; 200_000]).unwrap();
         pair.exchange();
@@ -218,7 +219,7 @@ fn message_behind_the_handshake_that_never_ends_is_bounded() {
     let mut config = client_config(&authority, &[&TLS13], None);
     config.enable_secret_extraction = true;
     let config = Arc::new(config);
-    // Padded to the size of a record, or as small as can be.
+    // Padded to the size of a record, or as small as possible.
     for padding in [16 * 1024 - 2, 0] {
         let mut pair = Pair::new(&listener, &config, "localhost").connected();
         let other = ClientConnection::new(config.clone(), "localhost".try_into().unwrap()).unwrap();
@@ -232,7 +233,8 @@ fn message_behind_the_handshake_that_never_ends_is_bounded() {
             panic!("a cipher that is not known")
         };
         let mut cipher = suite.aead_alg.encrypter(key, iv);
-        // A message of 65 535 bytes, one byte a record. What follows the type of a record is its padding.
+        // A message of 65 535 bytes, one byte per record. The bytes after the type of a record are
+        // its padding.
         let message = [&[4, 0, 0xff, 0xff][..], &[0; 0xffff]].concat();
         let mut most = 0;
         for byte in message {

@@ -1,4 +1,4 @@
-//! A listener's TLS is replaced while it is in use.
+//! Replacement of a listener's TLS while it is in use.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use ringserve_tls::{Clients, Pem, ServerTls, Tls, TlsError, TlsListener};
 
 use crate::pair::{Authority, Cert, Pair, client_config};
 
-/// A certificate in files, and a server's TLS by them.
+/// A certificate in files, and a server's TLS with it.
 struct Files {
     dir: PathBuf,
     chain: PathBuf,
@@ -46,7 +46,7 @@ fn new_connections_have_the_new_certificate_and_old_ones_stay() {
     before.say(b"still here");
     assert_eq!(before.seen.plain, b"still here");
     let mut pair = Pair::new(&listener, &new, "localhost");
-    // As a shard that was there before.
+    // Like a shard that was there before.
     pair.channel = transport.begin(&mut pair.out).unwrap();
     pair.connected();
 }
@@ -127,14 +127,14 @@ fn shards_do_not_wait_for_files_that_are_read() {
     let cert = authority.ecdsa(&["localhost"]);
     let Files { dir, key, tls, .. } = Files::of("reading", &cert);
     let listener = TlsListener::new(tls).unwrap();
-    // What is read of a pipe waits for what is written to it.
+    // Reading a pipe waits for a writer.
     fs::remove_file(&key).unwrap();
     rustix::fs::mkfifoat(rustix::fs::CWD, &key, rustix::fs::Mode::RWXU).unwrap();
     let reloads = std::thread::spawn({
         let listener = listener.clone();
         move || listener.reload()
     });
-    // Can be opened once the other end is.
+    // The pipe can be opened once the other end is.
     let mut pipe = fs::File::options().write(true).open(&key).unwrap();
     let (says, hears) = std::sync::mpsc::channel();
     let shard = std::thread::spawn({
@@ -163,7 +163,7 @@ fn files_that_are_watched_are_read_again() {
     let (chain, key) = (dir.join("cert.pem"), dir.join("key.pem"));
     let write = |chain_text: &str, key_text: &str| {
         fs::write(&key, key_text).unwrap();
-        // In one step, so that it is not read while it is half there.
+        // In one step, so that the file is not read half written.
         fs::write(dir.join("new"), chain_text).unwrap();
         fs::rename(dir.join("new"), &chain).unwrap();
     };
@@ -266,7 +266,7 @@ fn change_before_the_watch_begins_is_seen() {
     let Files { dir, chain, tls, .. } = Files::of("stamps", &cert);
     let listener = TlsListener::new(tls.watch_files(Duration::from_millis(5))).unwrap();
     fs::write(&chain, format!("{}\n", cert.chain)).unwrap();
-    // As of a server with two addresses.
+    // Like a server with two addresses.
     for _ in 0..2 {
         listener
             .watch(|_| {

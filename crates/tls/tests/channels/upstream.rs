@@ -1,4 +1,4 @@
-//! Both ends are channels: a server that asks another one.
+//! Channels at both ends: a server that connects to another one.
 
 use ringserve_buf::LeaseMut;
 use ringserve_core::{Batch, Channel, CloseReason, Fault, Transport, Unsealed};
@@ -47,7 +47,7 @@ impl End {
     }
 }
 
-/// Until neither has anything to say, in pieces of `size`.
+/// Exchanges bytes, in pieces of `size`, until neither side has anything to send.
 fn exchange(one: &mut End, other: &mut End, size: usize) {
     while !one.out.is_empty() || !other.out.is_empty() {
         std::mem::take(&mut one.out).chunks(size).for_each(|part| other.feed(part));
