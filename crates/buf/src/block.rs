@@ -10,21 +10,24 @@ use core::ops::Deref;
 use crate::fallible::try_zeroed;
 use crate::lease::Lease;
 
-/// The least size of a block that is kept. The system gives smaller ones without a page fault for each 4 KiB.
+/// The least size of a block that is kept. The system provides smaller ones without a page fault
+/// for each 4 KiB.
 const KEPT_FROM: usize = 64 * 1024;
 
-/// How much of a frame must be there, or come at once, before it takes a block that is kept: what comes by a receive buffer. So only
-/// that is copied, and all that follows goes where it stays.
+/// Bytes of a frame that must be there, or arrive at once, before it takes a kept block: the size
+/// of a receive buffer. So only these bytes are copied, and all later ones are received in place.
 const TAKES_FROM: usize = 16 * 1024;
 
 /// Bytes that arrive piece by piece, in one block that grows with them.
 ///
-/// It at most doubles: memory follows the arrived bytes, not the announced number. All of it is initialised, the part behind
-/// the bytes too, so that others may write there: [`spare`](Block::spare) lends that part, [`advance`](Block::advance) counts
-/// the written bytes. At its drop, or with the last lease on it, a large block goes back to the spare ones ([`Blocks`]).
+/// It at most doubles: memory follows the arrived bytes, not the announced number. All of it is
+/// initialised, including the part after the bytes, so that others may write there:
+/// [`spare`](Block::spare) lends that part, [`advance`](Block::advance) counts the written bytes.
+/// When it or the last lease on it is dropped, a large block returns to the spare ones
+/// ([`Blocks`]).
 #[derive(Default)]
 pub struct Block {
-    /// As long as it is large.
+    /// As long as the block is large.
     memory: Vec<u8>,
     len: usize,
     home: Option<Rc<Kept>>,
@@ -37,21 +40,22 @@ impl Block {
         self.memory.len()
     }
 
-    /// Bytes of room behind those that are there.
+    /// Bytes of room after those that are there.
     #[inline]
     pub fn room(&self) -> usize {
         self.memory.len() - self.len
     }
 
-    /// Makes room for `more` bytes, and for a part of the `expected` ones: up to the number of bytes that are there. False if
-    /// the system has no memory for that; everything is as before then.
+    /// Makes room for `more` bytes, and for a part of the `expected` ones: up to the number of
+    /// bytes that are there. False if the system has no memory for that; then nothing has changed.
     #[must_use]
     pub fn make_room(&mut self, more: usize, expected: usize) -> bool {
         if more <= self.room() {
             return true;
         }
         let size = self.memory.len();
-        // Exactly what is expected where that is near, but an eighth at least, so that growing stays rare.
+        // Exactly the expected size if that is near, but an eighth at least, so that growing stays
+        // rare.
         let near = self.len.saturating_add(expected).max(size + size / 8);
         let size = size.saturating_mul(2).min(near).max(self.len.saturating_add(more));
         let takes = size >= TAKES_FROM && near >= KEPT_FROM;
@@ -76,13 +80,13 @@ impl Block {
         true
     }
 
-    /// The room behind the bytes, at most `most` of it.
+    /// The room after the bytes, at most `most` of it.
     pub fn spare(&mut self, most: usize) -> &mut [u8] {
         let most = most.min(self.room());
         &mut self.memory[self.len..][..most]
     }
 
-    /// Counts `count` bytes that were written behind the others.
+    /// Counts `count` bytes that were written after the others.
     ///
     /// # Panics
     /// If there is no room for them.
@@ -140,7 +144,8 @@ impl fmt::Debug for Block {
     }
 }
 
-/// Spare blocks of 64 KiB and more of one core, within a bound. A new block costs a page fault for each 4 KiB.
+/// Spare blocks of 64 KiB and more of one core, within a bound. A new block costs a page fault for
+/// each 4 KiB.
 ///
 /// ```
 /// use ringserve_buf::Blocks;
@@ -159,12 +164,12 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// Makes a store of at most `bytes_max` bytes.
+    /// Creates a store of at most `bytes_max` bytes.
     pub fn new(bytes_max: usize) -> Blocks {
         Blocks { kept: Rc::new(Kept { bytes_max: Cell::new(bytes_max), ..Kept::default() }) }
     }
 
-    /// An empty block, which holds no memory yet.
+    /// Creates an empty block, which holds no memory yet.
     pub fn block(&self) -> Block {
         Block { memory: Vec::new(), len: 0, home: Some(self.kept.clone()) }
     }
@@ -174,7 +179,8 @@ impl Blocks {
         self.kept.bytes.get()
     }
 
-    /// Keeps at most `bytes_max` bytes of spare blocks from now on. Frees those that it keeps if they are more.
+    /// Limits the spare blocks to `bytes_max` bytes from now on. Frees kept blocks if they are
+    /// more.
     pub fn bound(&self, bytes_max: usize) {
         self.kept.bytes_max.set(bytes_max);
         if self.kept_bytes() > bytes_max {
@@ -197,8 +203,9 @@ struct Kept {
 }
 
 impl Kept {
-    /// A block of `wanted` bytes and at most an eighth more, the most recent one. A larger one would be too large for who keeps it
-    /// with what is in it, and would come back for the next. Or else, from 64 KiB on, the largest of `size` bytes or more.
+    /// The most recent block of `wanted` bytes and at most an eighth more. A larger one would be
+    /// too large for a holder that keeps it with its bytes, and would come back for the next.
+    /// Otherwise, from 64 KiB on, the largest of `size` bytes or more.
     #[cold]
     fn take(&self, size: usize, wanted: usize) -> Option<Vec<u8>> {
         let mut blocks = self.blocks.borrow_mut();
@@ -221,7 +228,7 @@ impl Kept {
         }
     }
 
-    /// Keeps a block, in place of those that were not used for longest.
+    /// Keeps a block, in place of those that have not been used for longest.
     #[cold]
     fn keep_large(&self, memory: Vec<u8>) {
         let mut blocks = self.blocks.borrow_mut();
@@ -290,7 +297,7 @@ mod tests {
         assert_eq!(blocks.kept_bytes(), 200_000);
         drop((third, small));
         assert_eq!(blocks.kept_bytes(), 170_000);
-        // The last that is large enough.
+        // The last block that is large enough.
         let again = of(85_000);
         assert_eq!((again.as_ptr(), blocks.kept_bytes()), (at, 80_000));
         drop((again, of(200_001)));
@@ -324,12 +331,12 @@ mod tests {
         assert!(block.put(&[1; 1], (1 << 20) - 16_383));
         assert_eq!((block.held_bytes(), blocks.kept_bytes()), (1 << 20, 0));
         assert_eq!((block[0], block[16_383], block.len()), (7, 1, 16_384));
-        // What came at once is as good as what is there.
+        // Bytes that came at once count like those that are there.
         drop(block);
         let mut block = blocks.block();
         assert!(block.put(&vec_of(16_384), 1 << 20));
         assert_eq!((block.held_bytes(), blocks.kept_bytes()), (1 << 20, 0));
-        // Nor is a smaller one for a part of what is announced, before as much of it came.
+        // Nor is a smaller one for a part of the announced bytes, before that many arrived.
         drop(block);
         let mut block = blocks.block();
         assert!(block.put(&vec_of(16_384), 1 << 29));

@@ -1,5 +1,6 @@
-//! What a pool, its driver's side and its leases share: the buffers, the header of each, and where it is. Headers and pool
-//! know each other, since the last lease that is dropped frees the buffer.
+//! State shared by a pool, its driver's side and its leases: the buffers, the header of each, and
+//! its state. Headers and pool refer to each other, since the last lease that is dropped frees the
+//! buffer.
 
 use alloc::boxed::Box;
 use alloc::rc::Rc;
@@ -11,8 +12,8 @@ use core::task::Waker;
 use crate::fallible::try_box;
 use crate::region::Region;
 
-/// Buffers that are taken from the system at once: 1 MiB at the default size, small beside the pool's limit
-/// and large enough that growing is rare.
+/// Buffers that are taken from the system at once: 1 MiB at the default size, small compared with
+/// the pool's limit and large enough that growing is rare.
 pub const CHUNK_BUFFERS: usize = 64;
 
 /// In [`Inner::care`]: a buffer that is freed is overwritten.
@@ -72,7 +73,8 @@ impl<T: 'static> HeapBlock<T> {
 }
 
 /// # Safety
-/// The header is that of a `HeapBlock<T>` made by [`Header::of_owner`], and nothing else knows it any more.
+/// The header is that of a `HeapBlock<T>` made by [`Header::of_owner`], and nothing else refers to
+/// it.
 unsafe fn free_block<T>(header: NonNull<Header>) {
     // SAFETY: made from a leaked box of exactly this type, as the caller says.
     drop(unsafe { Box::from_raw(header.cast::<HeapBlock<T>>().as_ptr()) });
@@ -83,8 +85,8 @@ impl Header {
         Header { state: Cell::new(0), filled: Cell::new(0), pool, id }
     }
 
-    /// A heap block with one lease, its bytes and how many they are. `None` if the system has no memory for the block; the
-    /// owner is dropped then.
+    /// Creates a heap block with one lease, and returns its bytes and their number. `None` if the
+    /// system has no memory for the block; then the owner is dropped.
     pub(crate) fn of_owner<T: AsRef<[u8]> + 'static>(
         owner: T,
         pinned: usize,
@@ -95,7 +97,7 @@ impl Header {
         Some((block.cast(), NonNull::from(bytes).cast(), bytes.len()))
     }
 
-    /// The same of bytes that the lease may write.
+    /// Does the same for bytes that the lease may write.
     pub(crate) fn of_vec(bytes: Vec<u8>) -> Option<(NonNull<Header>, NonNull<u8>, usize)> {
         let pinned = bytes.capacity();
         let mut block = HeapBlock::leak(bytes, pinned)?;
@@ -111,7 +113,7 @@ impl Header {
         !self.pool.is_null()
     }
 
-    /// One more lease.
+    /// Counts a new lease.
     #[inline]
     pub(crate) fn cloned(&self) {
         let state = self.state.get();
@@ -119,7 +121,7 @@ impl Header {
         self.state.set(state + 1);
     }
 
-    /// One lease less.
+    /// Counts a lease off.
     ///
     /// # Safety
     /// The caller gives up a lease on this header and does not use it, or the bytes, afterwards.
@@ -145,7 +147,7 @@ impl Header {
         if this.pool.is_null() {
             // SAFETY: a header without a pool is the start of a `HeapBlock` (see `of_owner`), and so of a `HeapHead`.
             let free = unsafe { header.cast::<HeapHead>().as_ref() }.free;
-            // SAFETY: `of_owner` wrote it for the type of this block, of which nothing else knows any more.
+            // SAFETY: `of_owner` wrote it for the type of this block, to which nothing else refers.
             return unsafe { free(header) };
         }
         // SAFETY: `received` forgot one `Rc` of this pool when it made the first lease. Taking it back drops the
@@ -176,9 +178,10 @@ pub struct PoolConfig {
     /// Bytes in one buffer, 64 to 16 MiB. 16 KiB by default: a 16 KiB echo through 2 KiB buffers costs four to
     /// five times the CPU.
     pub buffer_bytes: usize,
-    /// The most buffers the pool ever holds, 1 to 32768. Memory is taken in chunks as it is needed.
+    /// The most buffers the pool ever holds, 1 to 32768. Memory is taken in chunks on demand.
     pub buffers_max: usize,
-    /// Overwrites a buffer with `0xDD` when it is freed, so that a test sees bytes that are read too late.
+    /// Whether to overwrite a buffer with `0xDD` when it is freed, so that a test sees bytes that
+    /// are read too late.
     pub poison: bool,
 }
 
@@ -196,10 +199,11 @@ pub(crate) struct Chunk {
 
 pub(crate) struct Inner {
     pub config: PoolConfig,
-    /// Buffers at most, which the configuration bounds.
+    /// The most buffers, within the bound of the configuration.
     pub most: Cell<usize>,
-    /// Chunk `n` holds buffers `n * CHUNK_BUFFERS` and up; `None` where memory was given back. A chunk goes only
-    /// while all its buffers are free, so the header of a buffer in use stays where it is.
+    /// Chunk `n` holds buffers `n * CHUNK_BUFFERS` and up; `None` where memory was returned. A
+    /// chunk goes only while all its buffers are free, so the header of a buffer in use stays in
+    /// place.
     pub chunks: RefCell<Vec<Option<Chunk>>>,
     /// Used last in, first out.
     pub free: RefCell<Vec<u16>>,
@@ -239,7 +243,7 @@ impl Inner {
             return false;
         }
         let count = self.chunk_buffers(chunk);
-        // The first chunk is there whatever the bound, or nothing would be received.
+        // The first chunk is there whatever the bound, or nothing could be received.
         if self.total.get() > 0 && self.total.get() + count > self.most.get() {
             return false;
         }
@@ -258,7 +262,7 @@ impl Inner {
         true
     }
 
-    /// A buffer of one more chunk, where none is free.
+    /// Takes one more chunk, and returns a buffer of it, where none is free.
     #[cold]
     pub(crate) fn grow_and_take(self: &Rc<Inner>) -> Option<u16> {
         if self.grow() { self.free.borrow_mut().pop() } else { None }
@@ -287,7 +291,7 @@ impl Inner {
         header.filled.set(0);
         self.free.borrow_mut().push(header.id);
         if care & WAITED_FOR != 0 {
-            // Cloned, so that nothing is borrowed while it runs.
+            // Cloned, so that nothing is borrowed while the waker runs.
             let waker = self.waker.borrow().clone();
             waker.iter().for_each(Waker::wake_by_ref);
         }

@@ -1,8 +1,9 @@
 //! A counted allocation of a head and a body whose type its holders may forget.
 //!
-//! A shard's table holds connections of several services, each with its own type of session. `Rc<dyn Any>` costs each
-//! holder a second word, and a box around the session costs each connection a second allocation. Here the body's type stands
-//! behind the counts, once, and a holder is one thin pointer.
+//! A shard's table holds connections of several services, each with its own type of session.
+//! `Rc<dyn Any>` costs each holder a second word, and a box around the session costs each
+//! connection a second allocation. Here the body's type is stored once, after the counts, and a
+//! holder is one thin pointer.
 //!
 //! ```text
 //!   Counted<H, B>   ─┐      ┌────────┬──────┬──────┬────────┬────────┐
@@ -10,8 +11,9 @@
 //!   WeakHead<H>     ─┘      └────────┴──────┴──────┴────────┴────────┘
 //! ```
 //!
-//! A block may be made before its body is there. Until then its kind is another one, of which no type is the body's: so nothing
-//! finds a body in it, and it drops its head alone. [`CountedHead::fill`] writes the body and exchanges the kind.
+//! A block may be created before its body. Until then it has another kind, of which no type is the
+//! body's: so nothing finds a body in it, and only its head is dropped. [`CountedHead::fill`]
+//! writes the body and replaces the kind.
 
 use alloc::alloc::{alloc, dealloc};
 use core::alloc::Layout;
@@ -37,7 +39,7 @@ struct Counts {
     strong: Cell<u32>,
     /// Weak holders, and one for all strong ones together.
     weak: Cell<u32>,
-    /// Exchanged once at most, by [`CountedHead::fill`], for one of the same layout.
+    /// Replaced at most once, by [`CountedHead::fill`], by one of the same layout.
     kind: Cell<&'static Kind>,
 }
 
@@ -54,7 +56,7 @@ struct Block<H, B> {
     body: B,
 }
 
-/// Stands for the body of a block that has none yet. Nothing outside of this file can name it.
+/// Represents the body of a block that has none yet. No code outside this file can name it.
 struct Unfilled<B>(PhantomData<B>);
 
 impl<H: 'static, B: 'static> Block<H, B> {
@@ -68,8 +70,8 @@ impl<H: 'static, B: 'static> Block<H, B> {
         drop: Self::drop_head,
     };
 
-    /// Memory for a block of `kind`, whose counts and head are written and whose body is not. `None` if the system has none; the
-    /// head is dropped then.
+    /// Allocates memory for a block of `kind`, whose counts and head are written and whose body is
+    /// not. `None` if the system has none; then the head is dropped.
     fn try_allocate(head: H, kind: &'static Kind) -> Option<NonNull<Block<H, B>>> {
         // SAFETY: the layout is not empty, since a block begins with its counts.
         let memory = unsafe { alloc(Layout::new::<Block<H, B>>()) };
@@ -100,7 +102,8 @@ impl<H: 'static, B: 'static> Block<H, B> {
         let body = unsafe { &raw mut (*block).body };
         // SAFETY: as above.
         let head = unsafe { &raw mut (*block).headed.head };
-        // Head and body are dropped each by itself, since weak holders that the destructors meet look at the counts.
+        // Head and body are dropped separately, since weak holders that the destructors meet read
+        // the counts.
         let body = DropLater(body);
         // SAFETY: the caller's promise.
         unsafe { ptr::drop_in_place(head) }
@@ -118,7 +121,8 @@ impl<B> Drop for DropLater<B> {
     }
 }
 
-/// A counted pointer, as `Rc`, to a head with a body behind it, in one allocation. It derefs to the head.
+/// A counted pointer, like `Rc`, to a head followed by a body, in one allocation. It derefs to the
+/// head.
 ///
 /// ```
 /// use ringserve_buf::Counted;
@@ -142,14 +146,15 @@ pub struct CountedHead<H> {
     block: NonNull<Headed<H>>,
 }
 
-/// Keeps the memory of a [`Counted`] from being freed, and neither head nor body from being dropped.
+/// Keeps the memory of a [`Counted`] from being freed, but neither head nor body from being
+/// dropped.
 pub struct WeakHead<H> {
     block: NonNull<Headed<H>>,
 }
 
 impl<H: 'static, B: 'static> Counted<H, B> {
-    /// Moves both into a new block: 16 bytes more than they are. `None` if the system has no memory for it; both are dropped
-    /// then.
+    /// Moves both into a new block: 16 bytes more than their size. `None` if the system has no
+    /// memory for it; then both are dropped.
     pub fn try_new(head: H, body: B) -> Option<Counted<H, B>> {
         let block = Block::<H, B>::try_allocate(head, Block::<H, B>::KIND)?;
         // SAFETY: the block was just allocated for a body of this type.
@@ -159,8 +164,9 @@ impl<H: 'static, B: 'static> Counted<H, B> {
         Some(Counted { head: CountedHead { block: block.cast() }, body: PhantomData })
     }
 
-    /// Moves `head` into a new block with room for a body, which [`fill`](CountedHead::fill) moves there later. Until then no type
-    /// is that of its body. `None` if the system has no memory for it; `head` is dropped then.
+    /// Moves `head` into a new block with room for a body, which [`fill`](CountedHead::fill) moves
+    /// there later. Until then its body has no type. `None` if the system has no memory for it;
+    /// then `head` is dropped.
     ///
     /// ```
     /// use ringserve_buf::Counted;
@@ -228,7 +234,7 @@ impl<H: 'static> CountedHead<H> {
     /// Moves the body into a block that was made [without](Counted::try_new_unfilled) it.
     ///
     /// # Errors
-    /// The body, if the block has one, or is to have one of another type.
+    /// The body, if the block has one, or is meant for one of another type.
     pub fn fill<B: 'static>(&self, body: B) -> Result<&Counted<H, B>, B> {
         let counts = self.counts();
         if (counts.kind.get().type_id)() != TypeId::of::<Unfilled<B>>() {
@@ -259,11 +265,12 @@ impl<H> CountedHead<H> {
         WeakHead { block: self.block }
     }
 
-    /// The last strong holder goes.
+    /// Drops the last strong holder.
     #[inline(never)]
     fn end(&mut self) {
         let kind = self.counts().kind.get();
-        // The weak holder for all strong ones. Dropped after the contents, also if their destructors panic.
+        // The weak holder that represents all strong ones. Dropped after the contents, also if
+        // their destructors panic.
         let _memory = WeakHead { block: self.block };
         // SAFETY: the kind is that of this block. No strong holder is left, and weak ones look at the counts alone.
         unsafe { (kind.drop)(self.block.cast()) }
@@ -327,7 +334,7 @@ impl<H> Drop for CountedHead<H> {
     }
 }
 
-/// By identity.
+/// Compares by identity.
 impl<H> PartialEq for CountedHead<H> {
     fn eq(&self, other: &CountedHead<H>) -> bool {
         self.block == other.block
@@ -346,7 +353,7 @@ impl<H> WeakHead<H> {
         unsafe { &(*self.block.as_ptr()).counts }
     }
 
-    /// A strong holder, as long as there is one.
+    /// Returns a strong holder, as long as there is one.
     pub fn upgrade(&self) -> Option<CountedHead<H>> {
         let strong = &self.counts().strong;
         if strong.get() == 0 {
@@ -378,7 +385,7 @@ impl<H> Drop for WeakHead<H> {
     }
 }
 
-/// By identity.
+/// Compares by identity.
 impl<H> PartialEq for WeakHead<H> {
     fn eq(&self, other: &WeakHead<H>) -> bool {
         self.block == other.block
@@ -445,7 +452,7 @@ mod tests {
         let none = Counted::try_new(4u16, ()).unwrap().hide();
         assert_eq!(text.downcast_ref::<String>().unwrap().body(), "text");
         assert!(text.downcast_ref::<Wide>().is_none() && wide.downcast_ref::<()>().is_none());
-        // Of the same size.
+        // A body of the same size.
         assert!(text.downcast_ref::<[usize; 3]>().is_none() && wide.downcast_ref::<[Wide; 1]>().is_none());
         let wide = wide.downcast_ref::<Wide>().unwrap();
         assert_eq!((wide.body().0[63], ptr::from_ref(wide.body()).addr() % 64), (3, 0));

@@ -1,12 +1,12 @@
-//! Boxes that the system may refuse: where a peer decides how much there is, running out of memory must end its connection,
-//! and `Box::new` would end the process.
+//! Boxes that the system may refuse: if a peer decides how much memory is used, running out of it
+//! must end its connection, and `Box::new` would end the process.
 
 use alloc::alloc::{Layout, alloc_zeroed};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ptr::NonNull;
 
-/// Moves `value` into a box. `None` if the system has no memory for it; `value` is dropped then.
+/// Moves `value` into a box. `None` if the system has no memory for it; then `value` is dropped.
 ///
 /// ```
 /// assert_eq!(ringserve_buf::try_box([7; 100]).as_deref(), Some(&[7; 100]));
@@ -21,7 +21,8 @@ pub fn try_box<T>(value: T) -> Option<Box<T>> {
     Some(unsafe { Box::from_raw(one.cast::<T>()) })
 }
 
-/// `bytes` bytes of zeros, whose pages the system provides as they are first used. `None` if it has no memory for them.
+/// Allocates `bytes` bytes of zeros, whose pages the system provides at their first use. `None` if
+/// it has no memory for them.
 pub(crate) fn try_zeroed(bytes: usize) -> Option<Vec<u8>> {
     let layout = Layout::array::<u8>(bytes).ok()?;
     if bytes == 0 {
@@ -33,12 +34,13 @@ pub(crate) fn try_zeroed(bytes: usize) -> Option<Vec<u8>> {
     Some(unsafe { Vec::from_raw_parts(start.as_ptr(), bytes, bytes) })
 }
 
-/// What is left for others where a `T` is allocated: lists of names, boxes of a few words and the like, which have no way to fail,
-/// for many turns of a shard.
+/// Memory that is left for others when a `T` is allocated: lists of names, boxes of a few words and
+/// the like, which cannot fail, for many turns of a shard.
 const MARGIN: usize = 64 << 10;
 
-/// True if the system gives memory for a `T` behind an `Rc` or an `Arc`, and 64 KiB beyond. The block goes back at once, so
-/// that what is allocated next finds it, also by means that cannot fail.
+/// True if the system has memory for a `T` in an `Rc` or an `Arc`, and 64 KiB in addition. The
+/// memory is returned at once, so that the next allocation finds it, including one that cannot
+/// fail.
 pub fn has_room_for<T>() -> bool {
     Vec::<u8>::new().try_reserve_exact(size_of::<T>() + MARGIN).is_ok()
 }

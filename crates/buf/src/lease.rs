@@ -7,8 +7,8 @@ use core::ptr::NonNull;
 
 use crate::buffers::Header;
 
-/// An owned window on bytes that do not change: part of a pool buffer, or of what its owner holds on the
-/// heap.
+/// An owned window on bytes that do not change: part of a pool buffer, or of the bytes of its owner
+/// on the heap.
 ///
 /// Cloning and cutting copy no byte. A lease on a pool buffer pins the whole buffer until it is dropped, as
 /// [`pinned_bytes`](Lease::pinned_bytes) says.
@@ -27,24 +27,24 @@ impl Lease {
         Lease { header: None, data: NonNull::dangling(), len: 0 }
     }
 
-    /// The header counted this lease already.
+    /// Creates a lease that the header has already counted.
     #[inline]
     pub(crate) fn new(header: NonNull<Header>, data: NonNull<u8>, len: usize) -> Lease {
         Lease { header: Some(header), data, len: len as u32 }
     }
 
-    /// Where its bytes begin, and how many they are.
+    /// The start of its bytes, and their number.
     #[inline]
     pub(crate) fn raw_parts(&self) -> (NonNull<u8>, usize) {
         (self.data, self.len as usize)
     }
 
-    /// A lease on a copy of `bytes` on the heap.
+    /// Creates a lease on a copy of `bytes` on the heap.
     pub fn copy_of(bytes: &[u8]) -> Lease {
         Lease::from(bytes.to_vec())
     }
 
-    /// The same, or `None` if the system has no memory for it.
+    /// Does the same, or returns `None` if the system has no memory for it.
     pub fn try_copy_of(bytes: &[u8]) -> Option<Lease> {
         let mut copy = Vec::new();
         copy.try_reserve_exact(bytes.len()).ok()?;
@@ -52,7 +52,8 @@ impl Lease {
         Lease::try_from_vec(copy)
     }
 
-    /// A lease on `bytes`, or `None` if the system has no memory for the 64 bytes that it adds.
+    /// Creates a lease on `bytes`, or returns `None` if the system has no memory for the 64 bytes
+    /// that it adds.
     ///
     /// # Panics
     /// If there are 4 GiB or more.
@@ -61,8 +62,9 @@ impl Lease {
         Lease::of_owner(bytes, pinned)
     }
 
-    /// A lease on the bytes of `owner`, which are not copied. It is dropped with the last lease on them. `None` if the system
-    /// has no memory for the 40 bytes that this adds to an owner, which is dropped then.
+    /// Creates a lease on the bytes of `owner`, which are not copied. The owner is dropped with the
+    /// last lease on them. `None` if the system has no memory for the 40 bytes that this adds to an
+    /// owner, which is dropped then.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -131,7 +133,7 @@ impl Lease {
             // SAFETY: this lease keeps the header alive.
             unsafe { header.as_ref() }.cloned();
         }
-        // Made in one piece: a clone that is then cut is copied with the gap behind its length.
+        // Made in one step: a clone that is then cut is copied with the gap after its length.
         let front = Lease { header: self.header, data: self.data, len: count as u32 };
         // SAFETY: count is below len, so the result is inside the same block.
         self.data = unsafe { self.data.add(count) };
@@ -266,7 +268,7 @@ mod tests {
         assert_eq!((Lease::from(Vec::new()).len(), Lease::empty().pinned_bytes()), (0, 0));
     }
 
-    /// Owns its bytes inline, so that they move with it, and says when it is dropped.
+    /// Owns its bytes inline, so that they move with it, and counts its drops.
     struct Inline([u8; 9], Rc<Cell<u32>>);
 
     impl AsRef<[u8]> for Inline {

@@ -7,10 +7,11 @@ use core::ops::{Deref, DerefMut};
 use crate::buffers::Header;
 use crate::lease::Lease;
 
-/// An owned window on bytes that no other lease shows, so that they may be changed where they lie: decrypted, unmasked.
+/// An owned window on bytes that no other lease covers, so that they may be changed in place:
+/// decrypted, unmasked.
 ///
-/// Cutting copies no byte. It pins what a [`Lease`] would, and [`freeze`](LeaseMut::freeze), which costs nothing, makes it one. It
-/// cannot be cloned.
+/// Cutting copies no byte. It pins the same memory as a [`Lease`], and
+/// [`freeze`](LeaseMut::freeze), which costs nothing, makes it one. It cannot be cloned.
 ///
 /// ```
 /// use ringserve_buf::LeaseMut;
@@ -32,13 +33,15 @@ impl LeaseMut {
         LeaseMut { lease: Lease::empty() }
     }
 
-    /// The range of the lease is in no other one, and its pointer may be written through.
+    /// Creates a lease from one whose range is in no other lease, and whose pointer may be written
+    /// through.
     #[inline]
     pub(crate) fn new(lease: Lease) -> LeaseMut {
         LeaseMut { lease }
     }
 
-    /// A lease on `bytes`, or `None` if the system has no memory for the 64 bytes that it adds.
+    /// Creates a lease on `bytes`, or returns `None` if the system has no memory for the 64 bytes
+    /// that it adds.
     ///
     /// # Panics
     /// If there are 4 GiB or more.
@@ -52,7 +55,8 @@ impl LeaseMut {
         Some(LeaseMut::new(lease))
     }
 
-    /// A lease on a copy of `bytes` on the heap, or `None` if the system has no memory for it.
+    /// Creates a lease on a copy of `bytes` on the heap, or returns `None` if the system has no
+    /// memory for it.
     pub fn try_copy_of(bytes: &[u8]) -> Option<LeaseMut> {
         let mut copy = Vec::new();
         copy.try_reserve_exact(bytes.len()).ok()?;
@@ -60,7 +64,7 @@ impl LeaseMut {
         LeaseMut::try_from_vec(copy)
     }
 
-    /// A lease on the same bytes that do not change any more.
+    /// Makes it a lease on the same bytes, which no longer change.
     #[inline]
     pub fn freeze(self) -> Lease {
         self.lease

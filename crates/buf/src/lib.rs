@@ -1,5 +1,5 @@
-//! Memory of a shard: a pool of equal receive buffers that are lent to the kernel, leases on what it wrote, the counted
-//! blocks of connections, and how replies are written.
+//! Memory of a shard: a pool of equal receive buffers that are lent to the kernel, leases on
+//! received bytes, the counted blocks of connections, and the writing of replies.
 //!
 //! ```text
 //!            lend                      received
@@ -10,15 +10,17 @@
 //!     └───────────────────────────────────────────────┘
 //! ```
 //!
-//! A [`Pool`] is one core's. Its [`KernelSide`] exists once and belongs to the driver: it lends buffers and
-//! turns what arrived into a [`LeaseMut`], which alone may write the received bytes until it is frozen. A [`Lease`] is an
-//! owned, cheaply cloned window on bytes that do not change any more; when the last one on a buffer is dropped the buffer goes back on top of the free list, so that the buffer used
-//! next is the one that is warm in the cache. What spans leases is put together in a [`Block`].
+//! A [`Pool`] belongs to one core. Its [`KernelSide`] exists once and belongs to the driver: it
+//! lends buffers and turns received bytes into a [`LeaseMut`], which alone may write them until it
+//! is frozen. A [`Lease`] is an owned, cheaply cloned window on bytes that no longer change. When
+//! the last one on a buffer is dropped, the buffer returns to the top of the free list, so that the
+//! next buffer used is the one that is warm in the cache. Bytes that span leases are put together
+//! in a [`Block`].
 //!
 //! Memory is taken from the system in chunks, the first one when the first buffer is lent, and is zeroed, so
 //! that a lease can never show bytes that were not received here.
 //!
-//! This crate knows no kernel: the whole of it runs under Miri.
+//! This crate does not know any kernel: all of it runs under Miri.
 
 #![no_std]
 #![deny(clippy::too_many_lines)]
@@ -37,8 +39,9 @@ mod pool;
 mod region;
 mod writer;
 
-/// Has `Debug` of an error print the text of its `Display`: an error that `main` returns, or on which `unwrap` is called, is
-/// shown by `Debug`, and is to be read there as a sentence. Type parameters follow in brackets, with their bounds.
+/// Makes `Debug` of an error print the text of its `Display`: an error that `main` returns, or on
+/// which `unwrap` is called, is shown by `Debug`, and should be readable there as a sentence. Type
+/// parameters follow in brackets, with their bounds.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! debug_is_display {

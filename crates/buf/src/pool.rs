@@ -14,7 +14,7 @@ use crate::lease_mut::LeaseMut;
 /// Buffer ids are 16 bits wide in the kernel's interface, and a buffer ring has at most 2^15 entries.
 const BUFFERS_LIMIT: usize = 1 << 15;
 
-/// Why a pool cannot be made.
+/// The reason why a pool cannot be created.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum PoolError {
     /// `buffer_bytes` is outside 64 to 16 MiB.
@@ -36,7 +36,7 @@ crate::debug_is_display!(PoolError);
 
 impl core::error::Error for PoolError {}
 
-/// The places of a pool's buffers. `total == free + with_kernel + leased` always.
+/// The states of a pool's buffers. `total == free + with_kernel + leased` always.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BufferStats {
@@ -51,7 +51,8 @@ pub struct BufferStats {
 }
 
 impl BufferStats {
-    /// Shows `visit` each count, always in the same order: for those who keep them as numbers.
+    /// Calls `visit` with each count, always in the same order, for callers that keep them as
+    /// numbers.
     #[doc(hidden)]
     pub fn each_count(&mut self, visit: impl FnMut(&mut usize)) {
         let BufferStats { total, free, with_kernel, leased } = self;
@@ -66,7 +67,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Makes a pool and the one [`KernelSide`] of it. No buffer memory is taken yet.
+    /// Creates a pool and its only [`KernelSide`]. No buffer memory is taken yet.
     pub fn new(config: PoolConfig) -> Result<(Pool, KernelSide), PoolError> {
         if !(64..=16 << 20).contains(&config.buffer_bytes) {
             return Err(PoolError::BufferBytes(config.buffer_bytes));
@@ -97,7 +98,7 @@ impl Pool {
         self.inner.config.buffers_max
     }
 
-    /// The places of the buffers, in constant time.
+    /// The states of the buffers, in constant time.
     #[inline]
     pub fn counts(&self) -> BufferStats {
         let (total, free) = (self.inner.total.get(), self.inner.free.borrow().len());
@@ -123,22 +124,23 @@ impl Pool {
         counts.free + self.inner.most.get().saturating_sub(counts.total)
     }
 
-    /// Bounds the pool to this many buffers from now on, and to those it was made for at most; a chunk of 64 is there in any case.
-    /// Chunks in which every buffer is free go back to the system at once, as many as are too many.
+    /// Limits the pool to this many buffers from now on, but not beyond `buffers_max`; one chunk of
+    /// 64 always stays. Chunks in which every buffer is free are returned to the system at once, as
+    /// many as exceed the limit.
     pub fn bound(&self, buffers: usize) {
         self.inner.most.set(buffers.min(self.inner.config.buffers_max));
         let too_many = self.total().saturating_sub(buffers.max(CHUNK_BUFFERS));
         self.trim(0, too_many.div_ceil(CHUNK_BUFFERS));
     }
 
-    /// Has `waker` called when a buffer is freed that a receive waits for: leases may be dropped outside the shard's
-    /// turns, while the shard sleeps.
+    /// Sets the waker that is called when a buffer is freed that a receive waits for: leases may be
+    /// dropped outside the shard's turns, while the shard sleeps.
     pub fn wake_when_freed(&self, waker: Waker) {
         *self.inner.waker.borrow_mut() = Some(waker);
     }
 
-    /// Gives chunks in which every buffer is free back to the system, but for the first `keep` chunks, and `most` of them at
-    /// most: each takes the system some 60 µs. Returns how many.
+    /// Returns chunks in which every buffer is free to the system, except the first `keep` chunks,
+    /// and at most `most` of them: each takes the system some 60 µs. Returns how many.
     pub fn trim(&self, keep: usize, most: usize) -> usize {
         let inner = &self.inner;
         let mut chunks = inner.chunks.borrow_mut();
@@ -159,7 +161,8 @@ impl Pool {
         given_back
     }
 
-    /// Recounts every buffer and panics if one is in two places or in none. Linear in the number of buffers.
+    /// Recounts every buffer and panics if one is in two states or in none. Linear in the number of
+    /// buffers.
     pub fn invariants(&self) {
         let inner = &self.inner;
         let mut free: Vec<u16> = inner.free.borrow().clone();
@@ -190,7 +193,7 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// The driver's side of a [`Pool`]: lends buffers to a kernel and takes what arrived.
+/// The driver's side of a [`Pool`]: lends buffers to a kernel and takes the bytes that arrived.
 ///
 /// There is one for each pool. A driver that passes an [`address`](KernelSide::address) to something that writes
 /// there promises that it writes only while the buffer is lent, and that bytes are reported through
@@ -222,8 +225,9 @@ impl KernelSide {
         Some(id)
     }
 
-    /// Lends up to `most` buffers that are free, without growing the pool, and shows `each` the number and the memory of each: for
-    /// drivers that have several written at once. Returns how many there were.
+    /// Lends up to `most` buffers that are free, without growing the pool, and calls `each` with
+    /// the number and the memory of each: for drivers that fill several at once. Returns how many
+    /// there were.
     #[inline]
     pub fn lend_several<'a>(&'a mut self, most: usize, mut each: impl FnMut(u16, &'a mut [u8])) -> usize {
         for count in 0..most {
@@ -241,14 +245,14 @@ impl KernelSide {
         most
     }
 
-    /// A receive waits for a buffer, and the driver is about to sleep: the next buffer that is freed wakes what
-    /// [`wake_when_freed`](Pool::wake_when_freed) was given, once.
+    /// Notes that a receive waits for a buffer, and that the driver is about to sleep: the next
+    /// buffer that is freed calls the waker of [`wake_when_freed`](Pool::wake_when_freed), once.
     pub fn wait_for_buffer(&mut self) {
         self.inner.care.set(self.inner.care.get() | WAITED_FOR);
     }
 
-    /// Where a lent buffer starts; it is [`Pool::buffer_bytes`] long. It stays valid while the buffer is lent
-    /// and the pool, this side of it or a lease lives.
+    /// The start of a lent buffer, which is [`Pool::buffer_bytes`] long. It stays valid while the
+    /// buffer is lent and the pool, this side of it or a lease lives.
     pub fn address(&self, id: u16) -> *mut u8 {
         self.lent(id).1.as_ptr()
     }
@@ -275,7 +279,7 @@ impl KernelSide {
         }
     }
 
-    /// The kernel is done with a lent buffer, and wrote `len` bytes to its start.
+    /// Ends the loan of a buffer, to whose start the kernel wrote `len` bytes.
     ///
     /// # Panics
     /// If the buffer is not lent, or `len` exceeds its size: then the memory can no longer be trusted.
@@ -284,15 +288,16 @@ impl KernelSide {
         let (header, data) = self.lent(id);
         assert!(len <= self.inner.config.buffer_bytes, "buffer {id} received more than it holds");
         header.filled.set(len as u32);
-        // The first lease on this buffer holds the pool for those cut from it; the last one lets it go.
+        // The first lease on this buffer holds the pool for those cut from it; the last one
+        // releases it.
         core::mem::forget(self.inner.clone());
         header.state.set(1);
         self.inner.with_kernel.set(self.inner.with_kernel.get() - 1);
-        // A lent buffer has no lease, so that this one is alone.
+        // A lent buffer has no lease, so this one is the only one.
         LeaseMut::new(Lease::new(NonNull::from(header), data, len))
     }
 
-    /// The kernel is done with a lent buffer, and brought nothing.
+    /// Ends the loan of a buffer into which the kernel wrote nothing.
     ///
     /// # Panics
     /// If the buffer is not lent.

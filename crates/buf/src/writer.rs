@@ -1,4 +1,4 @@
-//! Writing a reply in place, where it is sent from.
+//! Writing a reply in place, in the memory from which it is sent.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -8,17 +8,18 @@ use bytes::{Buf, BufMut, Bytes};
 
 use crate::lease::Lease;
 
-/// The end of bytes on their way to a peer, to which a [`ReplyWriter`] appends.
+/// The end of the bytes to be sent to a peer, to which a [`ReplyWriter`] appends.
 pub struct Tail<'a> {
     /// Copied bytes.
     pub copied: &'a mut Vec<u8>,
-    /// Each lease leaves right before the copied byte at its position.
+    /// Leases, each of which is sent right before the copied byte at its position.
     pub lent: &'a mut Vec<(usize, Lease)>,
     /// Set if the system has no memory for a part, which is then missing.
     pub refused: &'a mut bool,
     /// The most leases: later bytes are copied.
     pub lent_max: usize,
-    /// Makes a lease of owned bytes, `None` if there is no memory for one; or gives the bytes back, to be copied.
+    /// Makes a lease of owned bytes, `None` if there is no memory for one; or returns the bytes, to
+    /// be copied.
     pub lend: &'a dyn Fn(Bytes) -> Result<Option<Lease>, Bytes>,
 }
 
@@ -27,11 +28,11 @@ pub struct Tail<'a> {
 ///
 /// `write!` works without an import. Written bytes cannot be read again, only [patched](ReplyWriter::patch).
 ///
-/// Only a lack of memory makes it fail: `fmt::Write` and `io::Write` then return an error, and the connection is reset as by
-/// any reply without memory.
+/// It fails only for lack of memory: `fmt::Write` and `io::Write` then return an error, and the
+/// connection is reset, as for any reply without memory.
 pub struct ReplyWriter<'a> {
     tail: Tail<'a>,
-    /// The begin of the reply among the copied bytes and among the leases.
+    /// The start of the reply among the copied bytes and among the leases.
     copied_from: usize,
     lent_from: usize,
 }
@@ -40,7 +41,7 @@ pub struct ReplyWriter<'a> {
 const CHUNK_BYTES_MIN: usize = 64;
 
 impl<'a> ReplyWriter<'a> {
-    /// Writes a reply behind the bytes that are there.
+    /// Creates a writer of a reply after the bytes that are there.
     pub fn new(tail: Tail<'a>) -> ReplyWriter<'a> {
         let (copied_from, lent_from) = (tail.copied.len(), tail.lent.len());
         ReplyWriter { tail, copied_from, lent_from }
@@ -57,7 +58,7 @@ impl<'a> ReplyWriter<'a> {
         self.len() == 0
     }
 
-    /// Appends owned bytes. From 32 KiB on they leave without a copy, and are kept until they are sent.
+    /// Appends owned bytes. From 32 KiB on they are sent without a copy, and kept until then.
     pub fn put_owned(&mut self, bytes: impl Into<Bytes>) {
         match (self.tail.lend)(bytes.into()) {
             Ok(Some(lease)) => self.lend(lease),
@@ -77,10 +78,11 @@ impl<'a> ReplyWriter<'a> {
         }
     }
 
-    /// Overwrites written bytes, such as a length that is known by now, from byte `at` of the reply on.
+    /// Overwrites written bytes, such as a length that is now known, from byte `at` of the reply
+    /// on.
     ///
     /// # Panics
-    /// If the bytes lie beyond the written ones, or in bytes that leave without a copy.
+    /// If the bytes lie beyond the written ones, or in bytes that are sent without a copy.
     pub fn patch(&mut self, at: usize, bytes: &[u8]) {
         let mut from = self.copied_from + at;
         for (position, lease) in &self.tail.lent[self.lent_from..] {
@@ -110,7 +112,7 @@ impl<'a> ReplyWriter<'a> {
         fmt::Write::write_fmt(self, text)
     }
 
-    /// True if `bytes` more have room. If not, the reply is incomplete and does not leave.
+    /// True if there is room for `bytes` more. If not, the reply is incomplete and is not sent.
     #[inline]
     fn reserve(&mut self, bytes: usize) -> bool {
         if bytes > self.tail.copied.capacity() - self.tail.copied.len()
@@ -188,7 +190,7 @@ impl std::io::Write for ReplyWriter<'_> {
         self.write(bytes).map(|_| ())
     }
 
-    /// The bytes leave at the end of the turn.
+    /// Does nothing: the bytes are sent at the end of the turn.
     fn flush(&mut self) -> std::io::Result<()> {
         Ok(())
     }
@@ -204,7 +206,7 @@ impl fmt::Debug for ReplyWriter<'_> {
 mod tests {
     use super::*;
 
-    /// The bytes that `write` appends to `before`, as they leave.
+    /// The bytes that `write` appends to `before`, as they are sent.
     fn written(before: &[u8], write: impl FnOnce(&mut ReplyWriter<'_>)) -> Vec<u8> {
         let (mut copied, mut lent, mut refused) = (before.to_vec(), Vec::new(), false);
         let lend = |bytes: Bytes| if bytes.len() < 4 { Err(bytes) } else { Ok(Some(Lease::copy_of(&bytes))) };

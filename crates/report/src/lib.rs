@@ -1,11 +1,12 @@
-//! What the admin endpoint of ringserve answers, as types: `/report.json` and each event of `/events` is a [`Report`],
-//! `/connections` is [`Connections`], `/stalls` a list of [`Stall`]s, `/doctor` a list of [`Finding`]s.
+//! Answers of ringserve's admin endpoint, as types: `/report.json` and each event of `/events` is a
+//! [`Report`], `/connections` is [`Connections`], `/stalls` a list of [`Stall`]s, `/doctor` a list
+//! of [`Finding`]s.
 //!
 //! Times are seconds, as `f64`; sizes are bytes. Names in JSON are those of the fields, and values of enums are in snake case.
 //!
-//! A program may be older or newer than the server that it asks: a field that is missing is read as its default, a field that is
-//! not known is left out, and a value of an enum that is not known is read as `Unknown`. Structs are made by
-//! `..Default::default()`, since a later version may have more fields.
+//! A program may be older or newer than the server that it asks: a missing field is read as its
+//! default, an unknown field is ignored, and an unknown value of an enum is read as `Unknown`.
+//! Structs are created with `..Default::default()`, since a later version may have more fields.
 //!
 //! ```
 //! use ringserve_report::{Report, Stage, StageName, State};
@@ -21,29 +22,30 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Everything that is seen of a server at one moment.
+/// Everything that a server reports at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Report {
     /// The server itself.
     pub server: ServerFacts,
-    /// The way of a connection through the server, from its first packet to its peer's reading; the machine is last.
+    /// The path of a connection through the server, from its first packet to its peer's reading;
+    /// the machine is last.
     pub funnel: Vec<Stage>,
-    /// How the server protects itself; `None` where it has no overload control.
+    /// Overload control of the server; `None` if it has none.
     pub overload: Option<Overload>,
-    /// The limits on who is let in, with the last changes; `None` from servers that do not tell.
+    /// The limits on admission, with the last changes; `None` from servers that do not report them.
     pub admission: Option<Admission>,
-    /// What happened in the last second.
+    /// Events of the last second.
     pub rates: Rates,
     /// Each shard.
     pub shards: Vec<ShardReport>,
-    /// Each service, in the order in which the server was told of them.
+    /// Each service, in the order in which the server was given them.
     pub services: Vec<ServiceReport>,
     /// The kernel's queue of each listener and shard.
     pub accept_queues: Vec<AcceptQueue>,
-    /// Why connections ended; reasons that never occurred are left out.
+    /// Reasons for which connections ended; reasons that never occurred are left out.
     pub closes: Vec<Close>,
-    /// How long things take.
+    /// Durations of turns, calls and waits.
     pub times: Times,
     /// The ten connections that hold most bytes for sending.
     pub outboxes: Vec<Connection>,
@@ -51,14 +53,15 @@ pub struct Report {
     pub waiting_calls: Vec<Connection>,
     /// Shards that did not answer for the two lists above: a handler blocks them.
     pub silent_shards: Vec<usize>,
-    /// The last stalls, those that last among them; oldest first.
+    /// The last stalls, including those that last; oldest first.
     pub stalls: Vec<Stall>,
-    /// What the doctor found.
+    /// Findings of the doctor.
     pub findings: Vec<Finding>,
 }
 
 impl Report {
-    /// The stage that is the cause of what is wrong: the first at which something is lost, else the first with a warning.
+    /// The stage that causes the trouble: the first at which something is lost, else the first with
+    /// a warning.
     pub fn cause(&self) -> Option<&Stage> {
         let first = |state| self.funnel.iter().find(|stage| stage.state == state);
         first(State::Lost).or_else(|| first(State::Warn))
@@ -79,21 +82,21 @@ pub struct ServerFacts {
     pub program: String,
     /// Seconds since its start.
     pub uptime_seconds: f64,
-    /// How far it is.
+    /// The phase of its life.
     pub phase: Phase,
     /// Connections now, of all shards and services.
     pub connections: u64,
-    /// The most connections that it takes at once.
+    /// The most connections that it accepts at once.
     pub connections_max: u64,
-    /// Connections that it made to other servers.
+    /// Connections that it opened to other servers.
     pub upstreams: u64,
-    /// Resident memory of the process, if `/proc` tells.
+    /// Resident memory of the process, if `/proc` reports it.
     pub memory_bytes: Option<u64>,
-    /// Seconds that this report looks back for all that is called recent: ten, or less after the start.
+    /// Seconds that all recent figures of this report cover: ten, or less after the start.
     pub window_seconds: f64,
 }
 
-/// How far a server is.
+/// The phase of a server's life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -102,68 +105,70 @@ pub enum Phase {
     Starting,
     /// All shards serve.
     Serving,
-    /// It was told to stop: listeners are closed, or will be after the drain delay.
+    /// The server is stopping: listeners are closed, or will be after the drain delay.
     Draining,
-    /// Not known to this version.
+    /// A phase that this version does not know.
     #[default]
     #[serde(other)]
     Unknown,
 }
 
-/// One stage of the way of a connection.
+/// One stage of the path of a connection.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Stage {
-    /// Which stage.
+    /// Name of the stage.
     pub name: StageName,
-    /// How it is.
+    /// State of the stage.
     pub state: State,
-    /// What is at the stage now: packets, connections, calls or bytes, as [`unit`](Stage::unit) says.
+    /// Load of the stage: packets, connections, calls or bytes, as [`unit`](Stage::unit) says.
     pub now: u64,
-    /// How much it takes, if that is bounded.
+    /// Capacity of the stage, if it is bounded.
     pub capacity: Option<u64>,
-    /// What `now` and `capacity` count: `connections`, `calls`, `bytes`, `descriptors`; and what the figure is that [`why`](Stage::why)
-    /// is about, where that is another one: `ms blocked`, `% starved`.
+    /// Unit of `now` and `capacity`: `connections`, `calls`, `bytes`, `descriptors`; or that of
+    /// another figure which [`why`](Stage::why) is about: `ms blocked`, `% starved`.
     pub unit: String,
-    /// What was lost here since the start: packets, connections, or peers that were closed.
+    /// Losses here since the start: packets, connections, or peers that were closed.
     pub lost_total: u64,
-    /// What was lost here in the last [`ServerFacts::window_seconds`].
+    /// Losses here in the last [`ServerFacts::window_seconds`].
     pub lost_recently: u64,
     /// A sentence that names the figure, the cause and the fix; empty while the stage is calm.
     pub why: String,
 }
 
-/// The stages of the way of a connection, in its order.
+/// The stages of the path of a connection, in its order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum StageName {
-    /// Handshakes of TCP that began.
+    /// TCP handshakes that began.
     SynQueue,
-    /// Connections that the kernel made and no shard accepted yet. Lost here: a backlog that is too small for the rate at which
-    /// connections come. Losses since shards do not accept belong to the stage that keeps them from it.
+    /// Connections that the kernel established and no shard has accepted yet. Lost here: a backlog
+    /// that is too small for the rate at which connections arrive. Losses because shards do not
+    /// accept belong to the stage that keeps them from it.
     AcceptQueue,
     /// Room for connections: [`connections_max`](ServerFacts::connections_max), and descriptors.
     Table,
-    /// Bytes of connections on their way to a first frame, and receive memory.
+    /// Bytes of connections before their first frame is complete, and receive memory.
     FirstFrame,
     /// Calls of services: handlers that block their shard, and calls that wait.
     Handler,
-    /// Bytes that services made and that wait for sending.
+    /// Bytes that services wrote and that wait to be sent.
     Outbox,
     /// Peers that do not read.
     Peer,
-    /// The machine: connection tracking, CPU quotas, memory. No part of the way, and below all of it.
+    /// The machine: connection tracking, CPU quotas, memory. No part of the path, and below all of
+    /// it.
     #[serde(rename = "host")]
     Machine,
-    /// Not known to this version.
+    /// A stage that this version does not know.
     #[default]
     #[serde(other)]
     Unknown,
 }
 
 impl StageName {
-    /// All that are known, in their order.
+    /// All known stages, in their order.
     pub const ALL: [StageName; 8] = [
         StageName::SynQueue,
         StageName::AcceptQueue,
@@ -175,7 +180,7 @@ impl StageName {
         StageName::Machine,
     ];
 
-    /// The name as it is in JSON.
+    /// The name in JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             StageName::SynQueue => "syn_queue",
@@ -197,38 +202,38 @@ impl fmt::Display for StageName {
     }
 }
 
-/// How a stage is.
+/// The state of a stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum State {
     /// Nothing is lost, and there is room.
     Calm,
-    /// Little room is left, or what is wrong here has its cause at another stage.
+    /// Little room is left, or the fault here has its cause at another stage.
     Warn,
-    /// The cause is here, and peers feel it: connections, packets or time are lost.
+    /// The cause is here, and peers notice it: connections, packets or time are lost.
     Lost,
-    /// Not known to this version.
+    /// A state that this version does not know.
     #[default]
     #[serde(other)]
     Unknown,
 }
 
-/// How the server protects itself.
+/// Overload control of the server.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Overload {
     /// 0 calm, 1 busy, 2 shedding requests, 3 shedding connections, 4 accepting is paused.
     pub stage: u8,
-    /// The stage in words.
+    /// Name of the stage.
     pub name: String,
-    /// Why it is there; empty while it is calm.
+    /// Cause of the stage; empty while it is calm.
     pub cause: String,
     /// Requests that services shed since the start.
     pub shed_total: u64,
 }
 
-/// What happened in the last second.
+/// Events of the last second.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Rates {
@@ -240,7 +245,7 @@ pub struct Rates {
     pub frames_per_second: f64,
     /// Bytes received.
     pub received_bytes_per_second: f64,
-    /// Bytes that the kernel took for sending.
+    /// Bytes that the kernel accepted for sending.
     pub sent_bytes_per_second: f64,
     /// Turns of all shards' loops.
     pub turns_per_second: f64,
@@ -254,24 +259,26 @@ pub struct Rates {
 pub struct ShardReport {
     /// Its number.
     pub shard: usize,
-    /// The share of the last second for which its thread ran, 0 to 1.
+    /// The share of the last second in which its thread ran, 0 to 1.
     pub busy: f64,
-    /// The share for which it could have run, and others had the CPU, or the quota of its control group was used up.
+    /// The share in which it could have run, but others had the CPU, or the quota of its control
+    /// group was used up.
     pub starved: f64,
     /// The rest: it waited for its peers.
     pub asleep: f64,
-    /// Seconds for which it has been in the same turn, if that is longer than 25 ms.
+    /// Seconds that it has been in the same turn, if that is longer than 25 ms.
     pub stalled_seconds: Option<f64>,
-    /// True if its figures are those from before: a handler blocks it.
+    /// True if its figures are older: a handler blocks it.
     pub stale: bool,
-    /// Connections now. `None`, as are the figures that follow, of a shard that has published nothing yet: it has just started, or
-    /// was blocked before it could.
+    /// Connections now. `None`, like the figures that follow, for a shard that has published
+    /// nothing yet: it has just started, or was blocked before it could.
     pub connections: Option<u64>,
     /// Turns of its loop since the start.
     pub turns: Option<u64>,
     /// Frames handed to the services since the start.
     pub frames: Option<u64>,
-    /// Receive buffers with bytes that are not taken yet: frames that handlers keep, or that wait.
+    /// Receive buffers with bytes that are not consumed yet: frames that handlers keep, or that
+    /// wait.
     pub buffers_used: Option<u64>,
     /// Receive buffers taken from the system.
     pub buffers: Option<u64>,
@@ -303,9 +310,9 @@ pub struct AcceptQueue {
     pub shard: Option<usize>,
     /// Connections that wait now.
     pub waiting: u64,
-    /// How many may wait.
+    /// The most connections that may wait.
     pub capacity: u64,
-    /// Packets dropped since it listens, where the kernel tells.
+    /// Packets dropped since it listens, where the kernel reports them.
     pub lost: Option<u64>,
 }
 
@@ -317,13 +324,13 @@ pub struct Close {
     pub reason: String,
     /// The side: `peer`, `service`, `server`, `upstream`, `system`.
     pub closed_by: String,
-    /// How many since the start.
+    /// Ends since the start.
     pub total: u64,
-    /// How many in the last [`ServerFacts::window_seconds`].
+    /// Ends in the last [`ServerFacts::window_seconds`].
     pub recently: u64,
 }
 
-/// How long things take, since the start.
+/// Durations since the start.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Times {
@@ -331,39 +338,40 @@ pub struct Times {
     pub turn: Quantiles,
     /// Calls that waited.
     pub call: Quantiles,
-    /// From when a connection could send its first frame to that frame.
+    /// Time from when a connection could send its first frame to that frame.
     pub first_frame: Quantiles,
-    /// For how long sends waited for their peers.
+    /// Time for which sends waited for their peers.
     pub send_stall: Quantiles,
 }
 
-/// Quantiles in seconds, each known to an eighth.
+/// Quantiles in seconds, each accurate to an eighth.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Quantiles {
-    /// How many were counted; the others are 0 if none was.
+    /// Number of values; the others are 0 if there is none.
     pub count: u64,
-    /// Half of them took no longer.
+    /// Half of them are at most this.
     pub p50: f64,
-    /// Nine of ten.
+    /// Nine of ten are at most this.
     pub p90: f64,
-    /// 99 of 100.
+    /// 99 of 100 are at most this.
     pub p99: f64,
-    /// 999 of 1000.
+    /// 999 of 1000 are at most this.
     pub p999: f64,
-    /// All of them.
+    /// The largest of them.
     pub max: f64,
 }
 
-/// Connections that were asked for, and shards that did not answer.
+/// The requested connections, and shards that did not answer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Connections {
-    /// In the order that was asked for.
+    /// Connections in the requested order.
     pub connections: Vec<Connection>,
-    /// Shards that did not answer in time: a handler blocks them, they are overloaded, or they ended.
+    /// Shards that did not answer in time: a handler blocks them, they are overloaded, or they
+    /// ended.
     pub silent_shards: Vec<usize>,
-    /// The same as a sentence; empty if all answered.
+    /// The silent shards as a sentence; empty if all answered.
     pub note: String,
 }
 
@@ -371,7 +379,8 @@ pub struct Connections {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Connection {
-    /// Its name for `POST /connections/ID/close`: shard, slot and the number of the slot's earlier uses, as in `0.17.3`.
+    /// Its name for `POST /connections/ID/close`: shard, slot and the number of the slot's earlier
+    /// uses, as in `0.17.3`.
     pub id: String,
     /// Its shard.
     pub shard: usize,
@@ -381,19 +390,20 @@ pub struct Connection {
     pub peer: String,
     /// Seconds since it was accepted.
     pub age_seconds: f64,
-    /// Seconds since bytes came or a call was done.
+    /// Seconds since bytes arrived or a call ended.
     pub idle_seconds: f64,
-    /// Bytes that wait for sending.
+    /// Bytes that wait to be sent.
     pub outbox_bytes: u64,
-    /// Bytes received so far, where an account of the connection is kept.
+    /// Bytes received so far, if accounts of connections are kept.
     pub bytes_in: Option<u64>,
-    /// Bytes that the kernel took for sending, likewise.
+    /// Bytes that the kernel accepted for sending, likewise.
     pub bytes_out: Option<u64>,
-    /// Frames that were handed to the service, likewise.
+    /// Frames that were passed to the service, likewise.
     pub frames_in: Option<u64>,
     /// Frames that were queued, likewise.
     pub frames_out: Option<u64>,
-    /// What it does, or waits for: `open`, `calling`, `held_back` (its peer does not read) and others.
+    /// Its activity, or what it waits for: `open`, `calling`, `held_back` (its peer does not read)
+    /// and others.
     pub state: String,
     /// Calls that wait.
     pub calls: u64,
@@ -401,7 +411,7 @@ pub struct Connection {
     pub oldest_call_seconds: Option<f64>,
 }
 
-/// One time for which a shard did not go on.
+/// One period in which a shard made no progress.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Stall {
@@ -413,19 +423,19 @@ pub struct Stall {
     pub lasted_seconds: f64,
     /// True while it lasts.
     pub ongoing: bool,
-    /// What the shard worked on: `call`, `open`, `task` and others.
+    /// The shard's work: `call`, `open`, `task` and others.
     pub work: String,
-    /// It was much work in one turn, of which `work` is the last.
+    /// True for much work in one turn, of which `work` is the last.
     pub several: bool,
-    /// The peer for which it did.
+    /// The peer for which it worked.
     pub peer: Option<String>,
     /// Its connection, as [`Connection::id`].
     pub connection: Option<String>,
-    /// Bytes of the frame that it worked on.
+    /// Bytes of the frame on which it worked.
     pub frame_bytes: Option<u64>,
-    /// What held it up: `cpu`, `lock`, `read`, `sleep`, `starved`, `other`.
+    /// Cause of the stall: `cpu`, `lock`, `read`, `sleep`, `starved`, `other`.
     pub cause: String,
-    /// The whole as a sentence.
+    /// The stall as a sentence.
     pub text: String,
     /// The function of the kernel in which the thread waited.
     pub waits_in: Option<String>,
@@ -435,11 +445,11 @@ pub struct Stall {
     pub queue_lost: Option<u64>,
 }
 
-/// The limits on who is let in, as they are now.
+/// The current limits on admission.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Admission {
-    /// Those of each `Admission` that a listener has; empty if none has any.
+    /// The limits of each `Admission` that a listener has; empty if none has any.
     pub limits: Vec<AdmissionLimits>,
     /// The rate of the whole server; `None` if it has none.
     pub accept_rate: Option<Rate>,
@@ -461,31 +471,31 @@ pub struct AdmissionLimits {
     pub connection_rate: Option<Rate>,
     /// Connections of all peers, where they are counted.
     pub connections: Option<u32>,
-    /// How many networks are denied or allowed for a time.
+    /// Number of networks that are temporarily denied or allowed.
     pub networks_total: u64,
-    /// Those networks; in a report the first 20.
+    /// The temporarily denied or allowed networks; in a report the first 20.
     pub networks: Vec<TimedNetwork>,
 }
 
-/// Connections in a second, and at once after a pause.
+/// Connections per second, and at once after a pause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Rate {
-    /// Connections in a second.
+    /// Connections per second.
     pub per_second: u32,
-    /// At once after a pause.
+    /// Connections at once after a pause.
     pub burst: u32,
 }
 
-/// A network that is denied or allowed for a time.
+/// A network that is temporarily denied or allowed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TimedNetwork {
     /// The network, such as `192.0.2.0/24`.
     pub network: String,
-    /// True if its peers get in, false if they do not.
+    /// True if its peers are admitted, false if they are not.
     pub allows: bool,
-    /// Seconds for which that holds.
+    /// Seconds until that ends.
     pub left_seconds: f64,
 }
 
@@ -495,46 +505,46 @@ pub struct TimedNetwork {
 pub struct AdmissionChange {
     /// Seconds since then.
     pub ago_seconds: f64,
-    /// What was changed to what.
+    /// The setting that changed, with the old and the new value.
     pub what: String,
 }
 
-/// What the doctor found.
+/// A finding of the doctor.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Finding {
     /// The name of the check.
     pub check: String,
-    /// How bad it is.
+    /// Severity of the finding.
     pub severity: Severity,
-    /// What it is about.
+    /// Subject of the finding.
     pub what: String,
-    /// How it is.
+    /// Current value.
     pub value: String,
-    /// How it should be, with the formula.
+    /// Required value, with the formula.
     pub needed: String,
-    /// What happens otherwise.
+    /// Consequence if it is not changed.
     pub otherwise: String,
     /// The command that changes it.
     pub fix: String,
-    /// How sure it is: `seen`, `computed`, `estimated`.
+    /// Certainty of the finding: `seen`, `computed`, `estimated`.
     pub certainty: String,
 }
 
-/// How bad a finding is.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Severity {
     /// Good to know.
     Info,
-    /// The check could not look, so it is no pass: [`value`](Finding::value) has the reason.
+    /// The check could not be made, so it is no pass: [`value`](Finding::value) has the reason.
     NotChecked,
-    /// It will cost something under load.
+    /// It will cost performance under load.
     Warn,
     /// Something will not work.
     Error,
-    /// Not known to this version, and so taken for the worst.
+    /// A severity that this version does not know, which is treated as the worst.
     #[default]
     #[serde(other)]
     Unknown,
