@@ -1,4 +1,4 @@
-//! The limits on who is let in: as they are, and orders that change them.
+//! The limits on admission: their values, and orders that change them.
 
 use clap::{Args, Subcommand};
 use ringserve_report::{Admission, AdmissionChange, AdmissionLimits, Rate};
@@ -8,7 +8,8 @@ use crate::text::{plain, seconds, table};
 
 #[derive(Clone, Debug, Args)]
 pub struct AdmissionOptions {
-    /// The listener whose limits are meant, with those that share them: an address, or its number from 0. All, if it is left out
+    /// The listener whose limits are meant, and those that share them: an address, or its number
+    /// from 0. All, if it is left out
     #[arg(long, global = true, value_name = "ADDRESS")]
     listener: Option<String>,
     #[command(subcommand)]
@@ -17,20 +18,20 @@ pub struct AdmissionOptions {
 
 #[derive(Clone, Debug, Subcommand)]
 enum Order {
-    /// Denies networks for a time: their peers are closed at once
+    /// Denies networks temporarily: their peers are closed at once
     Deny(Timed),
-    /// Lets peers of networks in for a time, whatever other limits say but accept_rate
+    /// Admits peers of networks temporarily, whatever other limits say except accept_rate
     Allow(Timed),
-    /// Forgets networks that were denied or allowed for a time
+    /// Forgets networks that were denied or allowed temporarily
     Forget {
-        /// Networks as they were said, between commas
+        /// Networks as they were given, separated by commas
         #[arg(value_name = "NETWORKS")]
         networks: String,
     },
     /// Sets a limit: per_address=20, address_rate=5/20, connections_max=50000, connection_rate=100/500, accept_rate=20000/5000,
     /// or per_address=off
     Limit {
-        /// The limit and its value; of a rate connections in a second and at once
+        /// The limit and its value; for a rate, connections per second and at once
         #[arg(value_name = "NAME=VALUE")]
         limit: String,
     },
@@ -38,15 +39,15 @@ enum Order {
 
 #[derive(Clone, Debug, Args)]
 struct Timed {
-    /// Addresses and networks, between commas: 192.0.2.7,2001:db8::/32
+    /// Addresses and networks, separated by commas: 192.0.2.7,2001:db8::/32
     #[arg(value_name = "NETWORKS")]
     networks: String,
-    /// Seconds for which that holds, 2592000 at most
+    /// Seconds for which that holds, at most 2592000
     #[arg(long = "for", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=2_592_000))]
     seconds: u64,
 }
 
-/// Shows the limits, or has them changed.
+/// Shows the limits, or changes them.
 pub fn run(endpoint: &Endpoint, options: &AdmissionOptions, json: bool) -> Result<u8, Failure> {
     let Some(order) = &options.order else { return show(endpoint, json) };
     let path = match order {
@@ -70,7 +71,7 @@ impl Timed {
     }
 }
 
-/// Text that a query holds as it is.
+/// Checks that a query can hold the text as it is.
 fn checked<'a>(text: &'a str, what: &str) -> Result<&'a str, Failure> {
     let fits = |c: char| c.is_ascii_alphanumeric() || ".:/,=_-[]@".contains(c);
     match !text.is_empty() && text.chars().all(fits) {
@@ -110,12 +111,12 @@ pub fn line_of_rate(Rate { per_second, burst }: Rate) -> String {
     format!("accept_rate={per_second}/{burst} of the whole server")
 }
 
-/// What was changed, and when.
+/// The change, and the time since then.
 pub fn line_of_change(change: &AdmissionChange) -> String {
     format!("{} ago: {}", seconds(change.ago_seconds), plain(&change.what))
 }
 
-/// The limits as they are set, each as an order would set it, and what counts for them.
+/// The limits, each as an order would set it, and the connections and networks that count for them.
 pub fn line_of_limits(limits: &AdmissionLimits) -> String {
     let count = |count: Option<u32>| count.map_or("off".to_owned(), |count| count.to_string());
     let rate = |rate: Option<Rate>| {

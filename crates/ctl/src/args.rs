@@ -19,7 +19,8 @@ pub const TOKEN: &str = "RINGSERVE_ADMIN_TOKEN";
 /// The environment variable with the address.
 const AT: &str = "RINGSERVE_ADMIN";
 
-/// Looks into a ringserve server at work, by its admin endpoint (Server::admin), and examines the machine without one.
+/// Inspects a running ringserve server through its admin endpoint (Server::admin), and examines the
+/// machine without one.
 #[derive(Debug, Parser)]
 #[command(
     name = "ringserve-ctl",
@@ -40,7 +41,7 @@ pub struct Cli {
     /// The admin endpoint: http://HOST:PORT, HOST:PORT, unix:/PATH or unix:@NAME
     #[arg(long, global = true, value_name = "ADDRESS")]
     pub at: Option<Place>,
-    /// Prints JSON, as the endpoint has it
+    /// Prints JSON, as the endpoint sends it
     #[arg(long, global = true)]
     pub json: bool,
     #[command(subcommand)]
@@ -48,10 +49,10 @@ pub struct Cli {
 }
 
 impl Cli {
-    /// Where the endpoint is.
+    /// The address of the endpoint.
     ///
     /// # Errors
-    /// If the variable has something else: the commands would reach another server.
+    /// If the variable has another value: the commands would reach another server.
     pub fn place(&self) -> Result<Place, String> {
         if let Some(place) = &self.at {
             return Ok(place.clone());
@@ -67,7 +68,7 @@ impl Cli {
 pub enum Command {
     /// Shows the server on the screen: funnel, shards, rates, closes, largest outboxes, stalls
     Top(TopOptions),
-    /// Lists connections: those that hold most, were silent longest, sent most or are oldest
+    /// Lists connections: those that hold most, were idle longest, sent most or are oldest
     Connections(ConnectionsOptions),
     /// Closes a connection, after the replies that are queued for it
     Close {
@@ -77,19 +78,20 @@ pub enum Command {
     },
     /// Shuts the server down: no new connections, calls are answered, then it ends
     Drain,
-    /// Shows the limits on who is let in, or changes them while the server runs
+    /// Shows the limits on admission, or changes them while the server runs
     Admission(AdmissionOptions),
-    /// Lists the last times for which a shard did not go on, and what held it up
+    /// Lists the last stalls of shards, and their causes
     Stalls,
-    /// Examines this machine for a server that is not there yet, or with --at the process of one that is
+    /// Examines this machine for a server that does not run yet, or with --at the process of one
+    /// that does
     Doctor(DoctorOptions),
-    /// Plants ten causes of trouble in servers that it starts itself, and looks whether the funnel names each; `drill overload`
-    /// asks such servers for more than they can do
+    /// Plants ten causes of trouble in servers that it starts itself, and checks whether the funnel
+    /// names each; `drill overload` asks such servers for more than they can do
     Drill(DrillOptions),
     /// The server of the drill of overload
     #[command(hide = true)]
     OverloadServer {
-        /// What it is prepared for
+        /// The row for which it is prepared
         #[arg(long)]
         row: Row,
         #[arg(long)]
@@ -104,7 +106,7 @@ pub enum Command {
     /// The server of a drill
     #[command(hide = true)]
     DrillServer {
-        /// Which cause it is prepared for
+        /// The cause for which it is prepared
         cause: Cause,
         /// The path of its admin endpoint
         admin: PathBuf,
@@ -116,7 +118,7 @@ pub struct TopOptions {
     /// Prints one frame as text and ends
     #[arg(long)]
     pub once: bool,
-    /// Seconds between two looks
+    /// Seconds between two reports
     #[arg(long, default_value_t = 1.0, value_parser = text::read_seconds)]
     pub interval: f64,
     /// Columns of the frame that --once prints
@@ -129,17 +131,17 @@ pub struct TopOptions {
 
 #[derive(Clone, Debug, Args)]
 pub struct ConnectionsOptions {
-    /// By what they are sorted
+    /// The sort order
     #[arg(long, value_enum, default_value_t = By::Outbox)]
     pub by: By,
-    /// How many at most
+    /// The most connections listed
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub limit: u16,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum By {
-    /// Bytes that wait for sending
+    /// Bytes that wait to be sent
     Outbox,
     /// Time since bytes last went either way
     Idle,
@@ -147,12 +149,12 @@ pub enum By {
     BytesIn,
     /// Time since they were accepted
     Age,
-    /// How long their oldest call has waited
+    /// Wait of their oldest call
     OldestCall,
 }
 
 impl By {
-    /// As the endpoint calls it.
+    /// The name that the endpoint uses.
     pub fn as_str(self) -> &'static str {
         match self {
             By::Outbox => "outbox",
@@ -166,17 +168,17 @@ impl By {
 
 #[derive(Clone, Debug, Args)]
 pub struct DoctorOptions {
-    /// What is expected: connections=1000000,accepts=20000; and stall and round_trip in milliseconds, session in bytes,
-    /// upstreams to one address
+    /// Expectations: connections=1000000,accepts=20000; stall and round_trip in milliseconds,
+    /// session in bytes, upstreams to one address
     #[arg(long = "for", value_name = "NAME=NUMBER,..", default_value = "")]
     pub expected: Expected,
-    /// Shards of the server that is to be; one for each CPU if it is left out
+    /// Shards of the planned server; one per CPU if left out
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub shards: Option<u16>,
     /// The server will share its port with another one (Server::share_port)
     #[arg(long)]
     pub share_port: bool,
-    /// Leaves findings out that are good to know and no more
+    /// Leaves out findings that are only good to know
     #[arg(long)]
     pub quiet: bool,
 }

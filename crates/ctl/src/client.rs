@@ -1,4 +1,4 @@
-//! Asking the admin endpoint, over TCP or a Unix socket.
+//! Requests to the admin endpoint, over TCP or a Unix socket.
 
 use std::fmt;
 use std::io;
@@ -15,16 +15,16 @@ use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
-/// How long an answer may take. The endpoint waits no longer than half a second for a shard that is blocked.
+/// Time limit of an answer. The endpoint waits at most half a second for a shard that is blocked.
 const WITHIN: Duration = Duration::from_secs(5);
 
 /// The largest answer: a report has some 100 KiB.
 const ANSWER_MAX: usize = 64 << 20;
 
-/// The port where none is said.
+/// The port where none is given.
 const PORT: u16 = 9000;
 
-/// Where an admin endpoint is.
+/// The address of an admin endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// A host and a port.
@@ -62,7 +62,7 @@ impl FromStr for Place {
         if authority.is_empty() || authority.contains(['/', '@', '?', '#', ' ']) {
             return wrong();
         }
-        // The colons of an address of IPv6 are in brackets.
+        // The colons of an IPv6 address are in brackets.
         let rest = authority.rsplit(']').next().unwrap_or(authority);
         match rest.split_once(':') {
             None => Ok(Place::Tcp(format!("{authority}:{PORT}"))),
@@ -84,7 +84,7 @@ impl fmt::Display for Place {
 }
 
 impl Place {
-    /// As the program of the server writes it.
+    /// The address as the server's program writes it.
     fn in_program(&self) -> String {
         match self {
             Place::Tcp(authority) => authority.clone(),
@@ -93,7 +93,7 @@ impl Place {
     }
 }
 
-/// Why a command failed: a sentence that names the cause and the fix.
+/// The reason why a command failed: a sentence that names the cause and the fix.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Failure(pub String);
 
@@ -122,7 +122,7 @@ impl Endpoint {
         Endpoint { place, token, within: WITHIN }
     }
 
-    /// The same, with another time for each answer.
+    /// Sets another time limit for each answer.
     pub fn within(self, within: Duration) -> Endpoint {
         Endpoint { within, ..self }
     }
@@ -144,7 +144,7 @@ impl Endpoint {
         })
     }
 
-    /// Has the server do something. Its answer.
+    /// Orders the server to act. Returns its answer.
     pub fn post(&self, path: &str) -> Result<String, Failure> {
         self.ask(Method::POST, path)
     }
@@ -189,7 +189,7 @@ impl Endpoint {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
         }
         if method == Method::POST {
-            // No page of a browser can send it unasked.
+            // A browser's page cannot send it without being asked.
             request = request.header("x-ringserve", "1");
         }
         let request = request.body(Empty::<Bytes>::new());

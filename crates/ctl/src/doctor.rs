@@ -1,4 +1,4 @@
-//! Findings: of this machine, or of a server's process.
+//! Findings, about this machine or a server's process.
 
 use ringserve::Server;
 use ringserve_report::{Finding, Severity};
@@ -7,7 +7,8 @@ use crate::args::DoctorOptions;
 use crate::client::{Endpoint, Failure};
 use crate::text::plain;
 
-/// Examines, prints, and returns 0 if there is nothing above notes, 1 for a warning or a check that could not look, 2 for an error.
+/// Examines, prints, and returns 0 if there are only notes, 1 for a warning or a check that could
+/// not be made, 2 for an error.
 pub fn run(there: Option<&Endpoint>, options: &DoctorOptions, json: bool) -> Result<u8, Failure> {
     let mut findings = match there {
         Some(endpoint) => of_server(endpoint, options)?,
@@ -31,7 +32,7 @@ fn code(findings: &[Finding]) -> u8 {
         Severity::Info => 0,
         // A check that was not made is no pass.
         Severity::NotChecked | Severity::Warn => 1,
-        // One that this version does not know is taken for the worst.
+        // A severity that this version does not know is treated as the worst.
         _ => 2,
     };
     findings.iter().map(code).max().unwrap_or(0)
@@ -63,7 +64,7 @@ fn of_machine(options: &DoctorOptions) -> Vec<Finding> {
         certainty: found.certainty.to_string(),
     };
     let findings = server.doctor_for(&options.expected).into_iter();
-    // That is the build of this tool.
+    // That check is about the build of this tool.
     findings.filter(|found| found.check != "build").map(shown).collect()
 }
 

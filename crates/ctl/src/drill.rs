@@ -1,13 +1,14 @@
-//! The drill: plants causes of trouble, and looks whether the first red stage of the funnel is the one that was planted.
+//! The drill: plants causes of trouble, and checks whether the first red stage of the funnel is the
+//! planted one.
 //!
 //! ```text
 //!   drill ──starts──▶ drill-server, prepared for its cause ◀──load── drill
 //!     ├──reads /report.json, 5 times a second, until a stage is red──┘
-//!     └──with --hold: a browser's address, from which all is copied to the server's endpoint
+//!     └──with --hold: a browser's address, which relays to the server's endpoint
 //! ```
 //!
-//! Each server is a process, which ends with its case. What needs a network with other settings runs in a namespace; what a user
-//! may not plant is told and left out.
+//! Each server is a process, which ends with its case. Cases that need a network with other
+//! settings run in a namespace; causes that a user may not plant are reported and left out.
 
 pub mod causes;
 mod left;
@@ -38,19 +39,20 @@ use left::Left;
 use relay::Relay;
 pub use server::serve;
 
-/// Between two reports: they are made at most five times a second.
+/// Pause between two reports, which are made at most five times a second.
 const EACH: Duration = Duration::from_millis(200);
 
-/// How long a server may take to start, and to be calm.
+/// Time limit for a server to start, and to be calm.
 const STARTS_WITHIN: Duration = Duration::from_secs(10);
 
-/// The share of a second for which others had a CPU that a shard wanted, from which on the machine is too busy to tell.
+/// The share of a second in which others had a CPU that a shard wanted, from which on the machine
+/// is too busy for a verdict.
 const BUSY: f64 = 0.3;
 
-/// Times that a case is tried on a busy machine.
+/// Attempts at a case on a busy machine.
 const TRIES: usize = 3;
 
-/// What became of a cause.
+/// The result for a cause.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 struct Outcome {
@@ -58,13 +60,13 @@ struct Outcome {
     expected: String,
     /// The first red stage.
     found: Option<String>,
-    /// From the first act of a peer to the first report with a red stage.
+    /// Time from the first act of a peer to the first report with a red stage.
     seconds: Option<f64>,
-    /// What that stage says.
+    /// The sentence of that stage.
     why: String,
-    /// Other programs had the CPUs of the server meanwhile.
+    /// Whether other programs had the CPUs of the server meanwhile.
     busy: bool,
-    /// Why it was not planted.
+    /// The reason why it was not planted.
     left_out: Option<String>,
 }
 
@@ -102,7 +104,7 @@ impl Outcome {
     }
 }
 
-/// Plants all causes that were asked for, prints what became of each, and returns 1 if one was not named.
+/// Plants all requested causes, prints the result of each, and returns 1 if one was not named.
 pub fn run(options: &DrillOptions, json: bool) -> Result<u8, Failure> {
     left::remove_at_signals()?;
     let causes = if options.only.is_empty() { Cause::ALL.to_vec() } else { options.only.clone() };
@@ -133,7 +135,7 @@ pub fn run(options: &DrillOptions, json: bool) -> Result<u8, Failure> {
         };
         let mut outcome = once()?;
         for _ in 1..TRIES {
-            // What others do to the machine is a cause too, and was not planted.
+            // Load from other programs is a cause too, and was not planted.
             if outcome.is_right() || !outcome.busy {
                 break;
             }
@@ -157,8 +159,9 @@ pub fn run(options: &DrillOptions, json: bool) -> Result<u8, Failure> {
     Ok(u8::from(!outcomes.iter().all(Outcome::is_right)))
 }
 
-/// The commands that make a network in which the firewall tracks, and has little room: the process that is run sees its limit
-/// in a file that is put over the kernel's, since that one is the whole machine's.
+/// The commands that create a network in which the firewall tracks, and has little room: the
+/// process that is run sees its limit in a file that is mounted over the kernel's, since that one
+/// belongs to the whole machine.
 const NETWORK: &str = "ip link set lo up && mount --make-rprivate / && \
     mount --bind \"$1\" /proc/sys/net/netfilter/nf_conntrack_max && \
     iptables -A INPUT -m conntrack --ctstate NEW -j ACCEPT && shift && exec \"$@\"";
@@ -201,7 +204,7 @@ fn in_network(cause: Cause, options: &DrillOptions, folder: &Path, admin: &Path)
     outcomes.into_iter().next().ok_or_else(|| Failure("the drill in a network says nothing".to_owned()))
 }
 
-/// A directory that is removed with all that is in it.
+/// A directory that is removed with all its content.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -230,11 +233,12 @@ type Setting = [(&'static str, &'static str); 2];
 /// A fifth of a CPU.
 const QUOTA: Setting = [("cpu.max", "20000 100000"), ("cpu.cfs_quota_us", "20000")];
 
-/// Before all others: a server beside other programs would be starved as well, and that is another cause.
+/// Precedence over all others: a server among other programs would be starved as well, and that is
+/// another cause.
 const FIRST: Setting = [("cpu.weight", "10000"), ("cpu.shares", "262144")];
 
 impl Group {
-    /// Makes one in whichever version of control groups has the controller.
+    /// Creates a group in whichever version of control groups has the controller.
     fn new(setting: Setting) -> Result<Group, String> {
         let name = format!("ringserve-drill-{}", std::process::id());
         let mut failed = "there are no control groups for CPU time".to_owned();
@@ -278,7 +282,7 @@ impl Server {
         let output = child.stdout.take();
         let server = Server(child);
         let (tell, told) = channel();
-        // A read has no bound; this thread ends with the process.
+        // A read has no time limit; this thread ends with the process.
         thread::spawn(move || {
             let mut line = String::new();
             let read = output.map(|output| BufReader::new(output).read_line(&mut line));
@@ -294,13 +298,13 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.0.kill();
-        // Before it is waited for: its number may be another's then.
+        // Before the process is waited for: its number may belong to another afterwards.
         left::take(&Left::Process(self.0.id()));
         let _ = self.0.wait();
     }
 }
 
-/// One case.
+/// Runs one case.
 fn drilled(cause: Cause, within: Duration, hold: Duration, admin: &Path) -> Result<Outcome, Failure> {
     let group = match cause {
         Cause::Quota => match Group::new(QUOTA) {
@@ -329,7 +333,7 @@ fn drilled(cause: Cause, within: Duration, hold: Duration, admin: &Path) -> Resu
             thread::sleep(hold);
         }
         stop.store(true, Ordering::Relaxed);
-        // What the load waits for ends with the server.
+        // The load's waits end with the server.
         drop(server);
         red
     })?;
@@ -358,7 +362,7 @@ fn before(endpoint: &Endpoint) -> Result<Option<Stage>, Failure> {
     }
 }
 
-/// The first red stage. One that says no more than that other programs have the CPUs is none.
+/// The first red stage, except one that reports only that other programs have the CPUs.
 fn red_of(report: &Report, busy: &mut bool) -> Option<Stage> {
     let is_starved = report.shards.iter().any(|shard| shard.starved >= BUSY);
     *busy |= is_starved;
@@ -374,7 +378,8 @@ fn first_red(
     busy: &mut bool,
 ) -> Result<Option<(Stage, Duration)>, Failure> {
     while begun.elapsed() < within {
-        // One that fails is followed by another: few descriptors may keep the endpoint from accepting for a moment.
+        // A request that fails is followed by another: few descriptors may keep the endpoint from
+        // accepting for a moment.
         match endpoint.get_json("/report.json").map(|report| red_of(&report, busy)) {
             Ok(Some(red)) => return Ok(Some((red, begun.elapsed()))),
             Ok(None) => {}

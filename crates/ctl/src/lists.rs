@@ -1,4 +1,4 @@
-//! Lists, and what has an effect.
+//! Lists, and orders.
 
 use ringserve_report::{Connection, Connections, Stall};
 
@@ -80,7 +80,8 @@ pub fn stalls(endpoint: &Endpoint, json: bool) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// As `12 s ago  shard 0 stalled for 740 ms: call of 10.1.2.3:5511 (0.17.3, frame of 212 bytes), lock in futex_do_wait`.
+/// Formats `12 s ago  shard 0 stalled for 740 ms: call of 10.1.2.3:5511 (0.17.3, frame of 212
+/// bytes), lock in futex_do_wait`.
 pub fn line_of(stall: &Stall) -> String {
     let when = match stall.ongoing {
         true => "now".to_owned(),
@@ -122,13 +123,13 @@ pub fn close(endpoint: &Endpoint, id: &str) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Has the server shut down.
+/// Orders the server to shut down.
 pub fn drain(endpoint: &Endpoint) -> Result<u8, Failure> {
     say(&endpoint.post("/drain")?, "the server drains");
     Ok(0)
 }
 
-/// The answer, or what it means if there is none.
+/// Prints the answer, or `otherwise` if it is empty.
 fn say(answer: &str, otherwise: &str) {
     let answer = plain(answer.trim());
     println!("{}", if answer.is_empty() { otherwise } else { &answer });

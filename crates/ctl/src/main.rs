@@ -1,13 +1,14 @@
-//! Looks into a ringserve server at work, by its admin endpoint, and examines the machine without one.
+//! Inspection of a running ringserve server through its admin endpoint, and of the machine without
+//! one.
 //!
 //! ```text
 //! ringserve-ctl top                                  the server on the screen, each second
 //! ringserve-ctl connections --by outbox              who holds most
 //! ringserve-ctl stalls                               what held shards up
 //! ringserve-ctl doctor --for connections=1000000     this machine, before a server is there
-//! ringserve-ctl admission                            whom it lets in, and orders that change that
-//! ringserve-ctl drill                                plants ten causes, and looks whether they are named
-//! ringserve-ctl drill overload                       more than a server can do, in six ways, each held against a bar
+//! ringserve-ctl admission                            the limits on admission, and orders that change them
+//! ringserve-ctl drill                                plants ten causes, and checks whether they are named
+//! ringserve-ctl drill overload                       more than a server can do, in six ways, each compared with a bar
 //! ```
 
 mod admission;
@@ -35,7 +36,7 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version are no failures.
+            // Help and version are not failures.
             let code = if error.use_stderr() { FAILED } else { 0 };
             let _ = error.print();
             return ExitCode::from(code);

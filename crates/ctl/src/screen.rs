@@ -1,4 +1,4 @@
-//! A report as one screen. The same is drawn on a terminal and printed as text.
+//! A report as one screen, which is drawn on a terminal or printed as text.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -11,22 +11,22 @@ use crate::admission::{line_of_change, line_of_limits, line_of_rate};
 use crate::lists::line_of;
 use crate::text::{bytes, count, percent, plain, seconds};
 
-/// The figures of a shard beside its bar.
+/// Width of a shard's figures, which follow its bar.
 const FIGURES: usize = 62;
 
-/// Lines of the sentence about the cause at most.
+/// Most lines of the sentence about the cause.
 const CAUSE_MAX: usize = 4;
 
-/// Lists are this long at most.
+/// Most rows of a list.
 const LIST_MAX: usize = 10;
 
-/// Limits, and changes of them, that are shown: most servers have one of the first.
+/// Limits, and changes of them, that are shown: most servers have one `Admission`.
 const LIMITS_MAX: usize = 3;
 
 const DIM: Style = Style::new().fg(Color::DarkGray);
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 
-/// Draws a report; `trouble` is why there is no newer one.
+/// Draws a report; `trouble` is the reason why there is no newer one.
 pub fn draw(frame: &mut Frame<'_>, report: &Report, place: &str, trouble: Option<&str>) {
     let area = frame.area();
     let blocks = [
@@ -144,7 +144,7 @@ fn funnel(report: &Report, width: u16) -> Vec<Line<'static>> {
     lines
 }
 
-/// Words in lines of this width.
+/// Breaks words into lines of this width.
 fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
@@ -172,7 +172,7 @@ fn bar(shard: &ShardReport, width: usize) -> [Span<'static>; 3] {
 }
 
 fn shards(report: &Report, area: Rect) -> Vec<Line<'static>> {
-    // A third of the screen; of more shards the busiest are shown.
+    // A third of the screen; if there are more shards, the busiest are shown.
     let room = usize::from(area.height / 3).max(2);
     let mut shown: Vec<&ShardReport> = report.shards.iter().collect();
     let hidden = shown.len().saturating_sub(room);
@@ -254,7 +254,8 @@ fn closes(report: &Report) -> Vec<Line<'static>> {
     if texts.is_empty() { Vec::new() } else { vec![Line::raw(texts.join("   "))] }
 }
 
-/// The limits as they are now, and the last changes, the newest first. Nothing for a server that limits no peer.
+/// The current limits, and the last changes, the newest first. Empty for a server that limits no
+/// peer.
 fn admission(report: &Report) -> Vec<Line<'static>> {
     let Some(admission) = &report.admission else { return Vec::new() };
     let mut lines: Vec<String> = admission.accept_rate.map(line_of_rate).into_iter().collect();

@@ -48,8 +48,8 @@ pub fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
 
-/// Rows below a header, each column as wide as its widest cell. Numbers are on the right: columns whose header ends with a
-/// space.
+/// Formats rows below a header, each column as wide as its widest cell. Columns whose header ends
+/// with a space are right-aligned, for numbers.
 pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     let width_of = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
@@ -72,7 +72,7 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     text
 }
 
-/// What a peer or a program says, without characters that move the cursor.
+/// Text of a peer or a program, without characters that move the cursor.
 pub fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
@@ -80,7 +80,7 @@ pub fn plain(text: &str) -> String {
 /// Seconds of an option, 0.1 to 3600.
 ///
 /// # Errors
-/// What is to be given, where it is something else.
+/// The allowed values, if it is something else.
 pub fn read_seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),

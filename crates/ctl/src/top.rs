@@ -14,10 +14,10 @@ use crate::screen::draw;
 
 const PATH: &str = "/report.json";
 
-/// How long an answer may take while keys wait.
+/// Time limit of an answer while keys wait.
 const WITHIN: Duration = Duration::from_secs(2);
 
-/// Shows reports until a key says to stop, or one of them as text.
+/// Shows reports until a key ends it, or one of them as text.
 pub fn run(endpoint: &Endpoint, options: &TopOptions, json: bool) -> Result<u8, Failure> {
     if json {
         println!("{}", endpoint.get(PATH)?.trim_end());
@@ -28,7 +28,7 @@ pub fn run(endpoint: &Endpoint, options: &TopOptions, json: bool) -> Result<u8, 
         print!("{}", text_of(&report, &endpoint.place().to_string(), options.width, options.height));
         return Ok(0);
     }
-    // A failure before the screen is taken is a line.
+    // A failure before the screen is taken over is printed as a line.
     let first = endpoint.get_json(PATH)?;
     let mut terminal = ratatui::try_init().map_err(|error| {
         Failure(format!("there is no terminal ({error}): use `ringserve-ctl top --once`"))

@@ -1,4 +1,5 @@
-//! The drill names the ten causes that it plants in servers of this build, on the driver of `RINGSERVE_DRIVER`.
+//! The drill names the ten causes that it plants in servers of this build, on the driver of
+//! `RINGSERVE_DRIVER`.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -11,7 +12,7 @@ use std::thread;
 use ringserve_tests::{SOON, eventually};
 use serde::Deserialize;
 
-/// Drills are causes for each other, so one runs at a time.
+/// Drills are causes for each other, so only one runs at a time.
 fn in_turn() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -23,7 +24,7 @@ fn drill(arguments: &[&str]) -> (i32, String) {
     (done.status.code().unwrap(), String::from_utf8(done.stdout).unwrap())
 }
 
-/// As the drill tells it.
+/// The drill's report of a case.
 #[derive(Debug, Deserialize)]
 struct Outcome {
     cause: String,
@@ -32,7 +33,8 @@ struct Outcome {
     left_out: Option<String>,
 }
 
-/// Those that wait, and those for which a CPU works: two of the latter at once would be a cause for each other.
+/// Causes that wait, and causes for which a CPU works: two of the latter at once would be a cause
+/// for each other.
 const LANES: [&[&str]; 3] = [
     &["table", "descriptors", "lock", "slow"],
     &["reader"],
@@ -42,7 +44,7 @@ const LANES: [&[&str]; 3] = [
 #[test]
 fn ten_planted_causes_are_named_at_their_stages() {
     let _turn = in_turn();
-    // Named within two seconds where nothing else runs.
+    // Named within two seconds if nothing else runs.
     let lane = |causes: &[&str]| {
         let only = causes.iter().flat_map(|cause| ["--only", cause]);
         drill(&["--json", "--within", "60"].into_iter().chain(only).collect::<Vec<_>>())
@@ -58,7 +60,7 @@ fn ten_planted_causes_are_named_at_their_stages() {
         assert_eq!(outcomes.iter().map(|outcome| &*outcome.cause).collect::<Vec<_>>(), causes);
         for Outcome { cause, expected, found, left_out } in outcomes {
             match left_out {
-                // What a user may not plant.
+                // Causes that a user may not plant.
                 Some(why) => assert!(["conntrack", "quota"].contains(&&*cause), "{cause}: {why}"),
                 None => {
                     planted += 1;
@@ -71,7 +73,8 @@ fn ten_planted_causes_are_named_at_their_stages() {
     assert!(planted >= 8, "{lanes:?}");
 }
 
-/// A drill that holds its cause, in a folder that is removed with what a killed process leaves there.
+/// A drill that holds its cause, in a folder that is removed together with the remains of a killed
+/// process.
 struct Held {
     drill: Child,
     folder: PathBuf,
@@ -87,7 +90,7 @@ impl Held {
         Held { drill, folder }
     }
 
-    /// Where it says that its page is.
+    /// The printed address of its page.
     fn url(&mut self) -> String {
         let lines = BufReader::new(self.drill.stderr.take().unwrap()).lines();
         let urls = lines.map_while(Result::ok).filter_map(|line| {
@@ -117,7 +120,8 @@ fn held_cause_is_on_the_page_at_the_address_that_is_told() {
         write!(stream, "GET {path} HTTP/1.1\r\nhost: {addr}\r\nconnection: close\r\n\r\n")?;
         std::io::read_to_string(stream)
     };
-    // Its server starts meanwhile, and the cause has to work. It stays red, so a look that comes late finds it too.
+    // Its server starts meanwhile, and the cause has to take effect. It stays red, so a late
+    // request finds it too.
     eventually("the page shows the cause", 3 * SOON, || {
         ask("/report.json").is_ok_and(|report| report.contains(r#"{"name":"table","state":"lost""#))
     });
@@ -128,7 +132,8 @@ fn held_cause_is_on_the_page_at_the_address_that_is_told() {
 #[test]
 fn signal_removes_all_that_the_drill_has_on_the_machine() {
     let _turn = in_turn();
-    // A handler that computes has a control group where one can be made, and conntrack a network.
+    // A handler that computes has a control group where one can be created, and conntrack a
+    // network.
     for (cause, signal, code) in [("cpu", "INT", 130), ("conntrack", "TERM", 143), ("table", "HUP", 129)] {
         if cause == "conntrack" && Command::new("iptables").arg("--version").output().is_err() {
             println!("skipped: {cause}, which the drill leaves out without iptables");
@@ -163,7 +168,7 @@ fn cause_that_is_not_named_in_time_is_wrong() {
 #[test]
 fn missed_bar_of_overload_is_told_by_code_and_json() {
     let _turn = in_turn();
-    // A server that is asked for a tenth of what it can do serves a tenth.
+    // A server that is sent a tenth of its capacity serves a tenth.
     let arguments = "overload --only goodput --driver epoll --times 0.1 --settle 0.5 --seconds 0.5 --json";
     let (code, json) = drill(&arguments.split(' ').collect::<Vec<_>>());
     assert_eq!(code, 1, "{json}");
@@ -194,7 +199,7 @@ fn server_that_is_there_already_is_flooded() {
     let rows: Vec<serde_json::Value> = serde_json::from_str(&json).unwrap();
     assert!(rows.len() == 1 && rows[0]["row"] == "prefix" && rows[0]["server"] == addr, "{json}");
     let bars = rows[0]["bars"].as_array().unwrap();
-    // Whether each of them is in time is a matter of the machine.
+    // Whether each of them is in time depends on the machine.
     assert!(bars[1]["of"] == "canaries served" && bars[1]["value"].as_f64().unwrap() > 0.0, "{json}");
     assert_eq!(code, i32::from(rows[0]["held"] == false), "{json}");
 }
@@ -208,7 +213,7 @@ fn innocent_peers_stay_where_heavy_ones_fill_the_memory() {
     assert!(rows.len() == 2 && rows.iter().all(|row| row["row"] == "memory"), "{json}");
     for row in rows.iter().filter(|row| !row["left_out"].is_string()) {
         let bars = row["bars"].as_array().unwrap();
-        // Which of the heavy ones are closed is a matter of time as well, and the machine may be busy.
+        // Which of the heavy ones are closed depends on time as well, and the machine may be busy.
         assert!(bars[0]["of"] == "innocent closed" && bars[0]["held"] == true, "{json}");
         assert!(bars[1]["of"] == "readers of nothing closed" && bars[1]["held"] == true, "{json}");
     }

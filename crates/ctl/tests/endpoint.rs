@@ -11,7 +11,7 @@ use ringserve_report::{
     Connection, Connections, Finding, Report, Severity, ShardReport, Stage, StageName, Stall, State,
 };
 
-/// Answers each request by its path, and tells what was asked.
+/// Answers each request by its path, and returns the request.
 fn answer(mut stream: impl Read + Write, token: Option<&str>) -> Option<String> {
     let mut head = String::new();
     let mut reader = BufReader::new(&mut stream);
@@ -89,7 +89,7 @@ fn report() -> Report {
     report
 }
 
-/// An endpoint, for as long as the test runs. Its address, and what it was asked.
+/// An endpoint, for as long as the test runs. Returns its address, and the requests it received.
 fn endpoint(token: Option<&'static str>) -> (String, Receiver<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = format!("http://{}", listener.local_addr().unwrap());
@@ -149,7 +149,7 @@ fn top_prints_one_frame() {
 fn top_without_a_terminal_says_what_to_use() {
     let (at, _asked) = endpoint(None);
     let said = ctl(&["top", "--at", &at]);
-    // Where the tests run in a terminal it would show one; this one has pipes.
+    // If the tests ran in a terminal it would show one; this one has pipes.
     assert!(said.code == 3 && said.error.contains("top --once"), "{} {}", said.code, said.error);
 }
 

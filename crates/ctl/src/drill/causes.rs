@@ -5,10 +5,10 @@ use std::fmt;
 use clap::ValueEnum;
 use ringserve_report::StageName;
 
-/// What is planted.
+/// The planted cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Cause {
-    /// An accept queue for one connection, and hundreds that come at once
+    /// An accept queue for one connection, and hundreds that arrive at once
     Backlog,
     /// A server for few connections
     Table,
@@ -70,7 +70,7 @@ impl Cause {
         }
     }
 
-    /// As the command line has it.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Cause::Backlog => "backlog",
@@ -86,7 +86,7 @@ impl Cause {
         }
     }
 
-    /// True if it is planted in a network of the drill's.
+    /// True if it is planted in a network that the drill creates.
     pub fn needs_network(self) -> bool {
         self == Cause::Conntrack
     }

@@ -1,4 +1,5 @@
-//! What a drill has on the machine while it runs, and a signal that ends it has to remove: Ctrl-C drops nothing.
+//! Resources of a running drill on the machine, which a signal that ends it has to remove: Ctrl-C
+//! runs no destructors.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -15,7 +16,7 @@ use crate::client::Failure;
 
 static LEFT: Mutex<Vec<Left>> = Mutex::new(Vec::new());
 
-/// A process that was killed leaves its control group a moment later.
+/// Attempts to remove a group: a process that was killed leaves its control group a moment later.
 const TRIES: u32 = 100;
 const EACH: Duration = Duration::from_millis(20);
 
@@ -25,7 +26,7 @@ pub(super) enum Left {
     Process(u32),
     /// A control group, whose processes are among these.
     Group(PathBuf),
-    /// A directory with all that is in it.
+    /// A directory with all its content.
     Folder(PathBuf),
 }
 
@@ -54,22 +55,22 @@ fn left() -> MutexGuard<'static, Vec<Left>> {
     LEFT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A signal removes it from now on.
+/// Makes a signal remove it from now on.
 pub(super) fn add(what: Left) {
     left().push(what);
 }
 
-/// Its owner removes it.
+/// Leaves its removal to its owner.
 pub(super) fn take(what: &Left) {
     left().retain(|other| other != what);
 }
 
-/// From now on a signal removes what is left, and ends the process.
+/// Makes a signal remove these resources and end the process from now on.
 pub(super) fn remove_at_signals() -> Result<(), Failure> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     thread::spawn(move || {
         let Some(signal) = signals.forever().next() else { return };
-        // Held to the end, so that nothing is added any more, and no child is waited for.
+        // Locked until the end, so that nothing is added, and no child is waited for.
         let mut left = left();
         // Processes first: they are in the groups, and have the folders open.
         left.sort_by_key(|what| !matches!(what, Left::Process(_)));

@@ -1,4 +1,4 @@
-//! What peers do to a server of the drill, until it is over.
+//! Load of peers on a server of the drill, until the drill is over.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -11,7 +11,7 @@ use socket2::{Domain, Socket, Type};
 
 use super::causes::Cause;
 
-/// Connections that come at once.
+/// Connections that arrive at once.
 const BURST: usize = 200;
 
 /// More connections than the table, or the descriptors, have room for.
@@ -20,19 +20,19 @@ const CROWD: usize = 200;
 /// Connections that the small table of the firewall cannot hold.
 pub const TRACKED_MAX: usize = 64;
 
-/// Between two rounds of what is done again and again.
+/// Pause between two rounds of repeated load.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Until peers are followed by others: sooner than a limit of the server ends them.
+/// Time until peers are replaced by others: sooner than a limit of the server ends them.
 const RENEWED: Duration = Duration::from_secs(20);
 
-/// Peers that do not read, at once. Each stays for seconds longer than the server waits for it.
+/// Peers at once that do not read. Each stays for seconds longer than the server waits for it.
 const READERS: usize = 32;
 
-/// Within it each connect and each call has to be done.
+/// Time limit of each connect and each call.
 const SOON: Duration = Duration::from_secs(5);
 
-/// Runs until told to stop. Errors of connections are part of what is planted, and no failure.
+/// Runs until `stop` is set. Errors of connections are part of the load, and no failure.
 pub fn load(cause: Cause, addr: SocketAddr, stop: &AtomicBool) {
     let goes_on = || !stop.load(Ordering::Relaxed);
     let rest = |time| {
@@ -49,7 +49,7 @@ pub fn load(cause: Cause, addr: SocketAddr, stop: &AtomicBool) {
             }
         }
         Cause::Table | Cause::Descriptors => {
-            // Those that find no room wait in the accept queue.
+            // Connections that find no room wait in the accept queue.
             let mut _before = Vec::new();
             while goes_on() {
                 _before = crowd(addr, CROWD);
@@ -65,12 +65,12 @@ pub fn load(cause: Cause, addr: SocketAddr, stop: &AtomicBool) {
             rest(Duration::MAX);
         }
         Cause::Cpu => {
-            // One call after the other, as many as there is time for.
+            // One call after another, as many as there is time for.
             let _peer = asks(addr, &b"C\n".repeat(2000));
             rest(Duration::MAX);
         }
         Cause::Slow => {
-            // Further ones wait behind the first, more than are received for one that waits.
+            // Further calls queue after the first, more than are received for one that waits.
             let mut _before = None;
             while goes_on() {
                 let peer = asks(addr, &b"S\n".repeat(50_000));
@@ -81,7 +81,7 @@ pub fn load(cause: Cause, addr: SocketAddr, stop: &AtomicBool) {
         Cause::Reader => {
             let mut peers = VecDeque::new();
             while goes_on() {
-                // One that was reset is followed by another.
+                // A peer that was reset is replaced by another.
                 peers.extend(asks(addr, b"F\n"));
                 if peers.len() > READERS {
                     peers.pop_front();
@@ -105,7 +105,7 @@ pub fn load(cause: Cause, addr: SocketAddr, stop: &AtomicBool) {
         Cause::Quota => {
             let echoes = || {
                 let Ok(mut peer) = connected(addr) else { return };
-                // Much to do for the server and little for the peer.
+                // Much work for the server and little for the peer.
                 let (asked, mut answer) = (b"e\n".repeat(2000), vec![0; 4000]);
                 while goes_on() && peer.write_all(&asked).and_then(|()| peer.read_exact(&mut answer)).is_ok()
                 {
@@ -119,16 +119,16 @@ pub fn load(cause: Cause, addr: SocketAddr, stop: &AtomicBool) {
     }
 }
 
-/// Connects that are not waited for.
+/// Begins connects without waiting for them.
 fn crowd(addr: SocketAddr, peers: usize) -> Vec<Socket> {
     (0..peers).filter_map(|_| begun(addr).ok()).collect()
 }
 
-/// A connect that is not waited for.
+/// Begins a connect without waiting for it.
 fn begun(addr: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
-    // It goes on by itself.
+    // The kernel completes it.
     let _in_progress = socket.connect(&addr.into());
     Ok(socket)
 }
@@ -140,7 +140,7 @@ fn connected(addr: SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// A peer that asked for something and reads no answer.
+/// A peer that sent a request and reads no answer.
 fn asks(addr: SocketAddr, request: &[u8]) -> Option<TcpStream> {
     let mut peer = connected(addr).ok()?;
     peer.write_all(request).ok().map(|()| peer)

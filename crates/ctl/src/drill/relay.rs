@@ -1,7 +1,8 @@
-//! A place at which a browser finds the server of each case: one address of this machine for the whole drill.
+//! An address at which a browser finds the server of each case: one address of this machine for the
+//! whole drill.
 //!
-//! The endpoint of a case is a Unix socket, which a browser cannot ask, and may be in another network. So what comes here is
-//! copied there, and what comes back is copied back.
+//! The endpoint of a case is a Unix socket, which a browser cannot reach, and may be in another
+//! network. So received bytes are copied there, and answers are copied back.
 
 use std::io;
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -11,10 +12,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Between two tries to accept.
+/// Pause between two attempts to accept.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Ends with the process.
+/// A relay, which ends with the process.
 pub struct Relay {
     addr: SocketAddr,
     to: Arc<Mutex<PathBuf>>,
@@ -28,12 +29,12 @@ impl Relay {
         thread::spawn(move || {
             for stream in listener.incoming() {
                 let Ok(stream) = stream else {
-                    // As where descriptors are used up, which lasts.
+                    // For example when descriptors are used up, which lasts.
                     thread::sleep(PAUSE);
                     continue;
                 };
                 let path = to.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                // Between two cases no endpoint is there, and the browser asks again.
+                // Between two cases there is no endpoint, and the browser asks again.
                 if let Ok(endpoint) = UnixStream::connect(path) {
                     let _ended = copy_both(stream, endpoint);
                 }
@@ -42,12 +43,12 @@ impl Relay {
         Ok(relay)
     }
 
-    /// The address, by the name to which an endpoint at a Unix socket answers.
+    /// The address, with the host name that an endpoint at a Unix socket accepts.
     pub fn url(&self) -> String {
         format!("http://localhost:{}", self.addr.port())
     }
 
-    /// What comes from now on is for the endpoint at this path.
+    /// Relays to the endpoint at this path from now on.
     pub fn lead_to(&self, endpoint: &Path) {
         *self.to.lock().unwrap_or_else(PoisonError::into_inner) = endpoint.to_owned();
     }

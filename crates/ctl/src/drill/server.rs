@@ -1,4 +1,4 @@
-//! The server of a drill: a process that is set, and does, what its cause needs.
+//! The server of a drill: a process with the settings and the behaviour that its cause needs.
 
 use std::convert::Infallible;
 use std::hint::black_box;
@@ -18,19 +18,19 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 use super::causes::Cause;
 use crate::client::Failure;
 
-/// For how long a handler computes.
+/// Time for which a handler computes.
 const COMPUTES: Duration = Duration::from_secs(3);
 
-/// For how long a call waits: as long as it may.
+/// Time for which a call waits: as long as it may.
 const SLOW: Duration = Duration::from_secs(3600);
 
 /// Descriptors of a process that has few: a shard takes 32 of them, and the endpoint its own.
 const DESCRIPTORS: u64 = 160;
 
-/// What a reply has that is sent again and again.
+/// Content of a reply that is sent again and again.
 static FLOOD: [u8; 32 << 10] = [b'x'; 32 << 10];
 
-/// Does what its frames say.
+/// Does what its frames order.
 struct Victim {
     lock: Arc<Mutex<()>>,
 }
@@ -62,7 +62,7 @@ impl Service for Victim {
     }
 }
 
-/// Serves until its input ends, which is when the drill is over or was killed.
+/// Serves until its input ends, when the drill is over or was killed.
 pub fn serve(cause: Cause, admin: &Path) -> Result<u8, Failure> {
     if cause == Cause::Descriptors {
         let few = Rlimit { current: Some(DESCRIPTORS), maximum: Some(DESCRIPTORS) };
@@ -83,11 +83,11 @@ pub fn serve(cause: Cause, admin: &Path) -> Result<u8, Failure> {
     println!("{}", running.local_addrs()[0]);
     let _ended = std::io::stdin().read(&mut [0]);
     running.abort();
-    // A handler may be blocked for longer than anything waits.
+    // A handler may be blocked for longer than any wait.
     std::process::exit(0);
 }
 
-/// A server as the cause needs it.
+/// A server with the settings of the cause.
 fn set(cause: Cause) -> Server<Lines> {
     let server = Server::bind("127.0.0.1:0").framing(Lines::default());
     let (limits, all) = (Limits::default(), ServerLimits::default());

@@ -1,4 +1,4 @@
-//! All clients of a server lose it at once, and come back at once.
+//! The return of all clients at once, after all lost their server at once.
 
 use std::cell::Cell;
 use std::io;
@@ -20,31 +20,32 @@ use crate::client::Failure;
 /// Clients, where descriptors suffice.
 const CLIENTS: usize = 19_000;
 
-/// Descriptors that a server needs beside its connections, and this process beside its clients.
+/// Descriptors that a server needs in addition to its connections, and this process in addition to
+/// its clients.
 const SPARE: u64 = 500;
 
-/// Clients that connect together at first: they are to meet a server that waits for them.
+/// Clients that connect together at first: they have to meet a server that waits for them.
 const AT_ONCE: usize = 500;
 
-/// All have to be there by then, at first.
+/// Time limit for all clients to connect at first.
 const COME_WITHIN: Duration = Duration::from_secs(120);
 
-/// The bar: all are back by then, in seconds.
+/// The bar: seconds within which all have returned.
 const BACK_WITHIN: f64 = 10.0;
 
-/// How long is waited for them.
+/// Time for which the drill waits for them.
 const WAITED: Duration = Duration::from_secs(20);
 
-/// What a client that is refused waits before it comes again: this, and up to as much more by its number.
+/// Wait of a refused client before it returns: this, and up to as much more by its number.
 const AGAIN_MILLIS: usize = 20;
 
-/// What all clients count together.
+/// Counts of all clients together.
 struct Count {
     served: Cell<usize>,
     first: Semaphore,
 }
 
-/// Has all clients come, the server begin again, and all clients come back.
+/// Connects all clients, restarts the server, and waits for all clients to return.
 pub(super) fn run(name: &str, process: &mut Process) -> Result<Outcome, Failure> {
     let clients = CLIENTS.min(usize::try_from(descriptors().saturating_sub(SPARE)).unwrap_or(CLIENTS));
     run_local(async {
@@ -88,7 +89,7 @@ async fn all_within(time: Duration, count: &Count, served: usize) -> bool {
     timeout(time, all).await.is_ok()
 }
 
-/// Is served once, and once more after it lost the server.
+/// Waits until it is served, and once more after it lost the server.
 async fn client(number: usize, addr: SocketAddr, count: Rc<Count>) {
     let first = count.first.acquire().await;
     let mut stream = served(number, addr).await;
@@ -102,7 +103,7 @@ async fn client(number: usize, addr: SocketAddr, count: Rc<Count>) {
     std::future::pending::<()>().await;
 }
 
-/// Comes until it is served.
+/// Connects until it is served.
 async fn served(number: usize, addr: SocketAddr) -> TcpStream {
     loop {
         if let Ok(stream) = once(number, addr).await {

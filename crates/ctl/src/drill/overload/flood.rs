@@ -1,4 +1,4 @@
-//! A flood of connects from one address, and a canary that comes from another now and then.
+//! A flood of connects from one address, and canaries from another.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,28 +15,29 @@ use super::peer::{ATTACKER, connect, echo, of_client, percentile, run_local};
 use super::rows::{Bar, Outcome, Row};
 use crate::client::Failure;
 
-/// Connects a second of the flood.
+/// Connects per second of the flood.
 const RATE: f64 = 20_000.0;
 
-/// The part of it that the generator has to make: with less it is no flood of that size.
+/// The part of the flood that the generator has to make: with less it is no flood of that size.
 const MADE_MIN: f64 = 0.95 * RATE;
 
-/// How long a socket of the flood stays, so that the server had it.
+/// Lifetime of a socket of the flood, so that the server accepted it.
 const STAYS: Duration = Duration::from_millis(10);
 
-/// Connects that are made at once if the generator was late. The rest is not made.
+/// Connects that are made at once if the generator was late. The others are dropped.
 const AT_ONCE_MAX: u64 = 400;
 
-/// Between two canaries.
+/// Interval of canaries.
 const CANARY_EVERY: Duration = Duration::from_millis(5);
 
-/// From the begin of the flood to the first canary.
+/// Time from the start of the flood to the first canary.
 const SETTLES: Duration = Duration::from_secs(1);
 
-/// A canary that has no answer by then is lost. The kernel repeats a lost first packet after a second.
+/// Time after which a canary without an answer is lost. The kernel repeats a lost first packet
+/// after a second.
 const LOST_AFTER: Duration = Duration::from_secs(3);
 
-/// The bars: the part of the canaries that is served, and in milliseconds how soon.
+/// The bars: the share of the canaries that are served, and their time in milliseconds.
 const SERVED_MIN: f64 = 0.999;
 const P99_MAX: f64 = 20.0;
 
@@ -62,7 +63,7 @@ pub(super) fn run(name: &str, addr: SocketAddr, time: Duration) -> Result<Outcom
     Ok(Outcome::of(Row::Prefix, name, bars, format!("{sent} canaries; p50 {p50:.1} ms")))
 }
 
-/// Connects and resets, until told to stop. The connects a second that were made.
+/// Connects and resets, until `stop` is set. Returns the connects per second.
 fn flood(addr: SocketAddr, stop: &AtomicBool) -> f64 {
     let begun = Instant::now();
     let (mut due, mut made) = (0, 0u64);
@@ -85,19 +86,19 @@ fn flood(addr: SocketAddr, stop: &AtomicBool) -> f64 {
     made as f64 / begun.elapsed().as_secs_f64()
 }
 
-/// A connect that is not waited for, and is reset when it is dropped.
+/// Begins a connect without waiting for it. The socket is reset when it is dropped.
 fn attack(addr: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM.nonblocking(), None)?;
     socket.set_linger(Some(Duration::ZERO))?;
     socket.bind(&SocketAddr::new(ATTACKER, 0).into())?;
-    // It goes on by itself.
+    // The kernel completes it.
     let _in_progress = socket.connect(&addr.into());
     Ok(socket)
 }
 
 struct Canaries {
     sent: usize,
-    /// Milliseconds of those that were served.
+    /// Milliseconds of the canaries that were served.
     times: Vec<f64>,
 }
 
@@ -106,7 +107,7 @@ async fn canaries(addr: SocketAddr, time: Duration) -> Result<Canaries, Failure>
     let mut ticks = interval(CANARY_EVERY);
     let mut on_their_way = JoinSet::new();
     for _ in 0..sent {
-        // A tick that is late is the time at which it was due.
+        // A late tick has the time at which it was due.
         let due = ticks.tick().await.into_std();
         on_their_way.spawn_local(async move {
             let served = async { echo(&mut connect(of_client(0), addr).await?).await };

@@ -1,4 +1,5 @@
-//! Peers that have the server hold memory, up to its limit: some read nothing, some send halves of frames.
+//! Peers that make the server hold memory, up to its limit: some read nothing, some send halves of
+//! frames.
 
 use std::cell::Cell;
 use std::io;
@@ -20,7 +21,7 @@ use crate::client::Failure;
 /// Peers that ask for a MiB each and read nothing: together more than the 64 MiB that the shard may hold.
 const READERS: usize = 96;
 
-/// The most that the kernel takes for a peer that does not read.
+/// The most that the kernel holds for a peer that does not read.
 const WINDOW: u32 = 4096;
 
 /// Peers that ask for a MiB each at the same moment: twenty times what the shard may hold.
@@ -34,14 +35,15 @@ const HALF: usize = 48 << 10;
 const INNOCENT: usize = 100;
 const ASKS_EVERY: Duration = Duration::from_millis(50);
 
-/// A request that has no answer this long after the end has none.
+/// Time after the end in which a request has to be answered.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
 
-/// Between two peers that read nothing, at first. What is held counts once it stayed for 50 ms, so that a burst which is sent at
-/// once closes none; where hundreds of MiB come and go within that time, what stays is closed for them, though it weighs less.
+/// Pause between two peers that read nothing, at first. Memory counts once it is held for 50 ms, so
+/// that a burst which is sent at once closes none; where hundreds of MiB come and go within that
+/// time, peers whose memory stays are closed for them, though it is less.
 const APART: Duration = Duration::from_millis(10);
 
-/// One that was closed comes again after this.
+/// Pause before a peer that was closed connects again.
 const AGAIN: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
@@ -94,7 +96,7 @@ pub(super) fn run(name: &str, process: &mut Process, time: Duration) -> Result<O
     Ok(Outcome::of(Row::Memory, name, bars, why))
 }
 
-/// Has many ask at the same moment, beside those that do nothing wrong.
+/// Makes many peers ask at the same moment, in addition to those that do nothing wrong.
 pub(super) fn burst(name: &str, process: &mut Process, time: Duration) -> Result<Outcome, Failure> {
     let addr = process.addr();
     let count = run_local(async {
@@ -150,7 +152,7 @@ async fn innocent(number: usize, addr: SocketAddr, until: Instant, count: Rc<Cou
     }
 }
 
-/// Comes again and again with half of a frame.
+/// Connects again and again with half of a frame.
 async fn half(addr: SocketAddr, count: Rc<Count>) {
     loop {
         if send_half(addr).await.is_ok() {
@@ -160,7 +162,7 @@ async fn half(addr: SocketAddr, count: Rc<Count>) {
     }
 }
 
-/// Until the server closes it.
+/// Sends half of a frame, and waits until the server closes the connection.
 async fn send_half(addr: SocketAddr) -> io::Result<()> {
     let mut stream = connect(ATTACKER, addr).await?;
     let _sent = stream.write_all(&[b'e'; HALF]).await;
@@ -168,7 +170,7 @@ async fn send_half(addr: SocketAddr) -> io::Result<()> {
     Ok(())
 }
 
-/// Comes again and again, and reads nothing.
+/// Connects again and again, and reads nothing.
 async fn reader(number: usize, addr: SocketAddr) {
     sleep(APART * number as u32).await;
     loop {
@@ -186,7 +188,7 @@ async fn ask_for_much(addr: SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// A peer of which the kernel takes little.
+/// A peer for which the kernel holds little.
 async fn reads_nothing(addr: SocketAddr) -> io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
     socket.set_recv_buffer_size(WINDOW)?;

@@ -1,14 +1,15 @@
-//! The drill of overload: a server on one CPU meets more than it can do, in six ways, and is held against a bar in each.
+//! The drill of overload: a server on one CPU gets more load than it can serve, in six ways, and is
+//! compared with a bar in each.
 //!
 //! ```text
-//!   first CPU    overload-server: one shard, set as its row needs it; told by lines what to do, and what to tell
-//!   second CPU   this process: clients, and those that attack; 127.1.0.0/16 are attackers, 127.2.0.0/16 are not
+//!   first CPU    overload-server: one shard, set as its row needs it; lines order what to do and what to report
+//!   second CPU   this process: clients and attackers; 127.1.0.0/16 are attackers, 127.2.0.0/16 are not
 //! ```
 //!
-//! | row | what comes |
+//! | row | load |
 //! |---|---|
 //! | `goodput`, `marked` | requests at four times the rate that the server can serve, one in ten of them marked |
-//! | `prefix` | 20 000 connects a second from one address, and a few from another |
+//! | `prefix` | 20 000 connects per second from one address, and a few from another |
 //! | `return` | all clients of a server that restarts, at once |
 //! | `memory` | peers that read nothing and halves of frames, to the limit of memory |
 //! | `burst` | peers that read nothing, twenty times that limit in a moment |
@@ -33,11 +34,11 @@ use process::{Cpus, Process};
 use rows::{Bar, Outcome, Row};
 pub use server::serve;
 
-/// From this share of the time on, the drill says that the machine was busy.
+/// The share of the time from which on the drill reports that the machine was busy.
 const BUSY: f64 = 0.05;
 
-/// Runs the rows that were asked for, prints what came of each, and returns 1 if a bar was missed or a row could not be
-/// measured.
+/// Runs the requested rows, prints the result of each, and returns 1 if a bar was missed or a row
+/// could not be measured.
 pub fn run(options: &OverloadOptions, json: bool) -> Result<u8, Failure> {
     let cpus = Cpus::take()?;
     peer::raise_descriptors()?;
@@ -61,7 +62,7 @@ pub fn run(options: &OverloadOptions, json: bool) -> Result<u8, Failure> {
     for driver in drivers {
         let name = driver.to_string();
         for row in Row::ALL.into_iter().filter(|row| asked(*row)) {
-            // One storm is for both.
+            // One storm is for both rows.
             if row == Row::Marked && asked(Row::Goodput) {
                 continue;
             }
@@ -74,7 +75,7 @@ pub fn run(options: &OverloadOptions, json: bool) -> Result<u8, Failure> {
                 Err(failure) if may_lack => {
                     each_of(row, asked, |row| Outcome::left_out(row, &name, &failure.0))
                 }
-                // The other rows are of interest all the same.
+                // The other rows are still of interest.
                 Err(failure) => each_of(row, asked, |row| Outcome::failed(row, &name, &failure.0)),
             });
         }
@@ -86,13 +87,14 @@ pub fn run(options: &OverloadOptions, json: bool) -> Result<u8, Failure> {
     Ok(u8::from(outcomes.iter().any(Outcome::fails)))
 }
 
-/// The same for each row of a storm that was not measured: that of the marked is in the table beside the goodput.
+/// Returns the same outcome for each row of a storm that was not measured: the table lists the row
+/// of marked requests after goodput.
 fn each_of(row: Row, asked: impl Fn(Row) -> bool, outcome: impl Fn(Row) -> Outcome) -> Vec<Outcome> {
     let marked = (row == Row::Goodput && asked(Row::Marked)).then_some(Row::Marked);
     [row].into_iter().chain(marked).map(outcome).collect()
 }
 
-/// One row, at a server that was started for it.
+/// Runs one row, with a server that was started for it.
 fn tried(
     row: Row,
     name: &str,
@@ -125,7 +127,7 @@ fn tried(
     Ok(outcomes)
 }
 
-/// The storm at servers that shed nothing, or by other libraries, if those were built.
+/// Runs the storm with servers that shed nothing, or use other libraries, if those were built.
 fn beside(cpus: &Cpus, options: &OverloadOptions, tell: impl Fn(&str)) -> Vec<Outcome> {
     let mut outcomes = Vec::new();
     let driver = options.driver.unwrap_or_default();
@@ -146,7 +148,7 @@ fn beside(cpus: &Cpus, options: &OverloadOptions, tell: impl Fn(&str)) -> Vec<Ou
     outcomes
 }
 
-/// The storm at a server that was started for comparison, and ends behind it.
+/// Runs the storm with a server that was started for comparison, and ends it afterwards.
 fn compared(name: &str, process: Result<Process, Failure>, options: &OverloadOptions) -> Outcome {
     match process.and_then(|process| storm::run(process.addr(), options)) {
         Ok(storm) => Outcome::of(Row::Goodput, name, storm.goodput_bars(), storm.to_string()),

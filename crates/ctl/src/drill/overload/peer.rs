@@ -1,4 +1,4 @@
-//! Clients: each from an address of its kind, and what they need.
+//! Clients, each with an address of its kind, and their helpers.
 
 use std::future::Future;
 use std::io;
@@ -12,7 +12,7 @@ use tokio::task::LocalSet;
 
 use crate::client::Failure;
 
-/// Clients of one address, where there are many: a kernel looks longer for a port where an address has thousands.
+/// Clients per address: a kernel searches longer for a port if an address has thousands.
 const OF_ONE_ADDRESS: usize = 250;
 
 /// The address from which attackers come.
@@ -47,19 +47,20 @@ pub(super) fn run_local<T>(done: impl Future<Output = Result<T, Failure>>) -> Re
     LocalSet::new().block_on(&runtime, done)
 }
 
-/// Raises the limit on descriptors of this process as far as it may. Servers that it starts have it too.
+/// Raises the limit on descriptors of this process as far as allowed. Servers that it starts
+/// inherit it.
 pub(super) fn raise_descriptors() -> Result<(), Failure> {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
         .map_err(|error| Failure(format!("RLIMIT_NOFILE stays: {error}")))
 }
 
-/// Descriptors that this process may have.
+/// Descriptors that this process may open.
 pub(super) fn descriptors() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// The value that this share of all is not above; 0 if there is none.
+/// The value that this share of all values does not exceed; 0 if there is none.
 pub(super) fn percentile(values: &mut [f64], share: f64) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     let place = (values.len() as f64 * share) as usize;

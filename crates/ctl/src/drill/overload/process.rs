@@ -15,7 +15,7 @@ use super::rows::Row;
 use super::server::Told;
 use crate::client::Failure;
 
-/// How long a server may take to start, to start again, and to tell: also one whose CPU others want.
+/// Time limit for a server to start, to restart and to report, even one whose CPU others want.
 const WITHIN: Duration = Duration::from_secs(20);
 
 /// The CPU of servers, and that of this process.
@@ -25,7 +25,7 @@ pub(super) struct Cpus {
 }
 
 impl Cpus {
-    /// Takes the first two that this process may use, and stays on the second.
+    /// Takes the first two CPUs that this process may use, and stays on the second.
     pub(super) fn take() -> Result<Cpus, Failure> {
         let all =
             sched_getaffinity(None).map_err(|error| Failure(format!("CPUs cannot be found: {error}")))?;
@@ -43,9 +43,9 @@ impl Cpus {
         Ok(Cpus { server, own })
     }
 
-    /// Starts a process that stays on the first.
+    /// Starts a process that stays on the first CPU.
     fn start(&self, command: &mut Command) -> Result<Child, Failure> {
-        // A process is begun where its parent's thread is.
+        // A process starts on the CPU of its parent's thread.
         stay_on(&self.server)?;
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         stay_on(&self.own)?;
@@ -67,7 +67,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// A server of this program.
+    /// Starts a server of this program.
     pub(super) fn start(
         cpus: &Cpus,
         row: Row,
@@ -84,7 +84,7 @@ impl Process {
         Process::listening(cpus.start(&mut command)?)
     }
 
-    /// A server on another library.
+    /// Starts a server with another library.
     pub(super) fn start_rival(cpus: &Cpus, program: &Path, micros: u64) -> Result<Process, Failure> {
         let mut command = Command::new(program);
         command.args(["work", "--listen", "127.0.0.1:0", "--micros", &micros.to_string()]);
@@ -94,7 +94,7 @@ impl Process {
     fn listening(mut child: Child) -> Result<Process, Failure> {
         let (tell, lines) = channel();
         let output = child.stdout.take();
-        // A read has no bound; this thread ends with the process.
+        // A read has no time limit; this thread ends with the process.
         thread::spawn(move || {
             let each = output.map(BufReader::new).into_iter().flat_map(BufRead::lines).map_while(Result::ok);
             each.take_while(|line| tell.send(line.clone()).is_ok()).for_each(drop);
@@ -117,7 +117,7 @@ impl Process {
             Ok(line) => Ok(line),
             Err(RecvTimeoutError::Timeout) => Err(Failure("the server of the drill says nothing".to_owned())),
             Err(RecvTimeoutError::Disconnected) => {
-                // It ended, and says why.
+                // The process ended, and reports why.
                 let said = self.child.stderr.take().map(BufReader::new).into_iter();
                 let last = said.flat_map(BufRead::lines).map_while(Result::ok).last().unwrap_or_default();
                 Err(Failure(format!("the server ended: {}", last.trim_start_matches("ringserve-ctl: "))))
@@ -134,19 +134,20 @@ impl Process {
         self.addr
     }
 
-    /// What the server counted since it started last.
+    /// The counts of the server since its last start.
     pub(super) fn told(&mut self) -> Result<Told, Failure> {
         self.say("tell")?;
         let line = self.line()?;
         serde_json::from_str(&line).map_err(|error| Failure(format!("the server tells {line:?}: {error}")))
     }
 
-    /// Has the server end at once, with all of its connections, and begin again at its address. Does not wait for it.
+    /// Orders the server to end at once, with all of its connections, and to restart at its
+    /// address. Does not wait for it.
     pub(super) fn begins_again(&mut self) -> Result<(), Failure> {
         self.say("again")
     }
 
-    /// Waits for that.
+    /// Waits until the server has restarted.
     pub(super) fn has_begun(&mut self) -> Result<(), Failure> {
         self.listens().map(drop)
     }

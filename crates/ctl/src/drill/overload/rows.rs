@@ -1,4 +1,4 @@
-//! The rows of the drill, their bars, and what came of each.
+//! The rows of the drill, their bars, and their results.
 
 use std::fmt;
 
@@ -7,20 +7,20 @@ use serde::Serialize;
 
 use crate::text::plain;
 
-/// What comes.
+/// The kind of load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Row {
-    /// Four times what the server can do: what it still serves, and how soon
+    /// Four times the capacity of the server: how much it still serves, and how soon
     Goodput,
-    /// The same: whether frames that are marked are served
+    /// The same: whether marked frames are served
     Marked,
-    /// A flood of connects from one address: whether another one gets in
+    /// A flood of connects from one address: whether another address is admitted
     Prefix,
-    /// All clients come back at once: whether one is lost
+    /// All clients return at once: whether one is lost
     Return,
     /// Peers that make the server hold memory: who is closed
     Memory,
-    /// Peers that ask for much at the same moment: how much memory the process takes
+    /// Peers that ask for much at the same moment: how much memory the process uses
     Burst,
 }
 
@@ -28,7 +28,7 @@ impl Row {
     pub(super) const ALL: [Row; 6] =
         [Row::Goodput, Row::Marked, Row::Prefix, Row::Return, Row::Memory, Row::Burst];
 
-    /// As the command line has it.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Row::Goodput => "goodput",
@@ -47,16 +47,16 @@ impl fmt::Display for Row {
     }
 }
 
-/// A figure that is held against a number.
+/// A figure that is compared with a number.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Bar {
-    /// What is measured.
+    /// The measured quantity.
     pub(super) of: &'static str,
     pub(super) unit: &'static str,
     pub(super) value: f64,
     /// The number.
     pub(super) bar: f64,
-    /// The value may not be below the number; otherwise it may not be above.
+    /// Whether the value must not be below the number; otherwise it must not be above.
     pub(super) at_least: bool,
     pub(super) held: bool,
 }
@@ -85,24 +85,24 @@ impl fmt::Display for Bar {
     }
 }
 
-/// What came of a row.
+/// The result of a row.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Outcome {
     pub(super) row: &'static str,
-    /// The driver, or what is measured beside it.
+    /// The driver, or the program measured for comparison.
     pub(super) server: String,
     pub(super) bars: Vec<Bar>,
-    /// All bars are held.
+    /// Whether all bars are met.
     pub(super) held: bool,
-    /// It is there for comparison, and fails nothing.
+    /// Whether it is only for comparison, and fails nothing.
     pub(super) beside: bool,
     /// More figures, as a sentence.
     pub(super) why: String,
-    /// The share of the time for which others had the server's CPU.
+    /// The share of the time in which others had the server's CPU.
     pub(super) starved: f64,
-    /// Why it was not tried.
+    /// The reason why it was not tried.
     pub(super) left_out: Option<String>,
-    /// It could not be measured, and `why` says what was in the way: it fails, also for comparison.
+    /// It could not be measured, and `why` has the reason: it fails, also for comparison.
     pub(super) failed: bool,
 }
 

@@ -19,29 +19,31 @@ use serde::{Deserialize, Serialize};
 use super::rows::Row;
 use crate::client::Failure;
 
-/// A mark, which the service knows.
+/// A mark that the service recognizes.
 pub(super) const MARK: u8 = b'!';
 
-/// What the shard of the rows `memory` and `burst` may hold and receive.
+/// The most bytes that the shard of the rows `memory` and `burst` may hold and receive.
 const HELD_MAX: usize = 64 << 20;
 const RECEIVED_MAX: usize = 64 << 20;
 
-/// The most memory that its process may have taken, in MiB: what is held takes up to a quarter more, and 20 MiB are for all else.
+/// The most memory that its process may have used, in MiB: held bytes take up to a quarter more,
+/// and 20 MiB are for all else.
 pub(super) const PEAK_MAX_MIB: f64 = ((HELD_MAX + HELD_MAX / 4 + RECEIVED_MAX) >> 20) as f64 + 20.0;
 
 /// The reply to a line that asks for one that is not read.
 const HEAVY: usize = 1 << 20;
 
-/// Connects a second of one address, and at once, of which a server of the row `prefix` takes note.
+/// Connections per second of one address, and at once, from which on a server of the row `prefix`
+/// limits it.
 const ADDRESS_RATE: (u32, u32) = (1000, 1000);
 
-/// What the server tells of itself.
+/// The server's report of itself.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Told {
     pub(super) accepted: u64,
     /// Packets that its accept queues lost.
     pub(super) lost: u64,
-    /// Connections closed as the shard held too much.
+    /// Connections closed because the shard held too much.
     pub(super) closed_for_memory: u64,
     /// Connections that ended, by the names of their reasons.
     pub(super) closed: BTreeMap<String, u64>,
@@ -50,18 +52,18 @@ pub(super) struct Told {
     cpu_wait: f64,
     /// Seconds since the start.
     ran_for: f64,
-    /// The most memory that the process has taken, in MiB.
+    /// The most memory that the process has used, in MiB.
     pub(super) peak_mib: f64,
 }
 
 impl Told {
-    /// The share of the time for which others had the CPU.
+    /// The share of the time in which others had the CPU.
     pub(super) fn starved(&self) -> f64 {
         if self.ran_for > 0.0 { self.cpu_wait / self.ran_for } else { 0.0 }
     }
 }
 
-/// Computes for a time of its CPU, and sheds what is not marked.
+/// Computes for some CPU time, and sheds requests that are not marked.
 struct Work {
     time: Duration,
     sheds: bool,
@@ -107,7 +109,7 @@ fn start(
     work: (Duration, bool),
 ) -> Result<ServerHandle, Failure> {
     let limits = Limits::default().idle_timeout(None);
-    // Descriptors that are kept for upstreams are none for clients.
+    // Descriptors that are kept for upstreams are not available to clients.
     let all = ServerLimits::default().upstreams_max(0);
     let server = Server::bind(addr).framing(Lines::default()).shards(1).driver(driver).limits(limits);
     let server = server.server_limits(all.clone());
@@ -126,7 +128,7 @@ fn start(
     started.map_err(|error| Failure(format!("the server of the drill does not start: {error}")))
 }
 
-/// The most memory that this process has taken so far; nothing if the kernel does not tell.
+/// The most memory that this process has used so far; nothing if the kernel does not report it.
 fn peak_mib() -> f64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let kib =
@@ -153,7 +155,8 @@ fn told(running: &ServerHandle, since: Instant) -> Told {
     }
 }
 
-/// Serves until its input ends. A line `tell` has it say what it counts, and `again` starts it once more at its address.
+/// Serves until its input ends. A line `tell` orders a report of its counts, and `again` restarts
+/// it at its address.
 pub fn serve(row: Row, driver: Driver, micros: u64, sheds: bool) -> Result<u8, Failure> {
     let work = (Duration::from_micros(micros), sheds);
     let mut running = start(row, driver, SocketAddr::from(([127, 0, 0, 1], 0)), work)?;
@@ -168,7 +171,7 @@ pub fn serve(row: Row, driver: Driver, micros: u64, sheds: bool) -> Result<u8, F
             }
             "again" => {
                 running.abort();
-                // What it counted is of no interest any more, nor how it ended.
+                // Its counts and the way it ended do not matter.
                 let _ = running.wait();
                 running = again(row, driver, addr, work)?;
                 since = Instant::now();
@@ -181,7 +184,7 @@ pub fn serve(row: Row, driver: Driver, micros: u64, sheds: bool) -> Result<u8, F
     Ok(0)
 }
 
-/// Starts at an address that was another server's a moment ago.
+/// Starts at an address that another server used a moment ago.
 fn again(
     row: Row,
     driver: Driver,

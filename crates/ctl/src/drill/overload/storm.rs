@@ -1,6 +1,7 @@
-//! The storm: requests at a fixed rate, whatever comes, at several times the rate that the server can serve.
+//! The storm: requests at a fixed rate, whatever happens, at several times the rate that the server
+//! can serve.
 //!
-//! A request's time counts from when it was due, also where its connection took no more bytes then.
+//! A request's time counts from when it was due, even if its connection accepted no bytes then.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -21,32 +22,33 @@ use crate::drill::options::OverloadOptions;
 
 const CONNECTIONS: usize = 100;
 
-/// For how long as many requests are sent as are answered, behind the half second that is no measure, and for how long the server
-/// rests then: a drill of less time takes less.
+/// Time of the closed loop (one request after each answer), which follows half a second that is
+/// not measured, and of the server's rest after it: a shorter drill takes less.
 const CLOSED_MAX: f64 = 2.5;
 const RESTS_MAX: f64 = 3.0;
 
-/// One request in this many is marked, and served whatever the load is.
+/// One request in this many is marked, and has to be served whatever the load is.
 const MARKED_ONE_IN: u64 = 10;
 
-/// The bars: the part of what the server can do that it still serves, in milliseconds how soon, and the part of what is marked.
+/// The bars: the share of the capacity that the server still serves, the time in milliseconds, and
+/// the share of marked requests.
 const GOODPUT_MIN: f64 = 0.9;
 const P99_MAX: f64 = 15.0;
 pub(super) const MARKED_MIN: f64 = 0.999;
 
-/// What came of the storm.
+/// The result of the storm.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Outcome {
-    /// Requests a second that the server answers if it is sent no more than that.
+    /// Requests per second that the server answers if it is sent no more than that.
     most: f64,
-    /// The same of the storm: due, served, and answered as busy.
+    /// Rates in the storm: due, served, and answered as busy.
     asked: f64,
     served: f64,
     busy: f64,
-    /// Of those that were served, in milliseconds.
+    /// Quantiles of the requests that were served, in milliseconds.
     p50: f64,
     p99: f64,
-    /// Of the marked ones that were due, the share that was served within the drill.
+    /// Share of the marked requests that were due which were served within the drill.
     pub(super) marked_served: f64,
 }
 
@@ -71,7 +73,7 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// A request on its way: when it was due, and whether it is marked.
+/// A request in flight: when it was due, and whether it is marked.
 type Due = (Instant, bool);
 
 struct Conn {
@@ -87,12 +89,12 @@ struct Counts {
     marked_due: u64,
     marked_served: u64,
     busy: u64,
-    /// Milliseconds of those that were served.
+    /// Milliseconds of the requests that were served.
     times: Vec<f64>,
 }
 
 impl Counts {
-    /// Counts what was due in the time that is measured.
+    /// True if a request was due in the measured time.
     fn counts(&self, due: Instant) -> bool {
         self.from.is_some_and(|from| due >= from) && self.until.is_none_or(|until| due < until)
     }
@@ -179,7 +181,7 @@ impl Storm {
         Ok(Storm { conns, counts })
     }
 
-    /// Writes what is due each millisecond, until then.
+    /// Writes the requests that are due, each millisecond, until then.
     async fn run(&self, until: Instant, mut each: impl FnMut(Instant)) {
         let mut ticks = tokio::time::interval(Duration::from_millis(1));
         while Instant::now() < until {
@@ -190,7 +192,7 @@ impl Storm {
     }
 }
 
-/// Requests a second that are answered if each connection sends one after the other.
+/// Requests per second that are answered if each connection sends one after the other.
 async fn most(addr: SocketAddr, options: &OverloadOptions) -> Result<f64, Failure> {
     let measured = options.seconds.min(CLOSED_MAX);
     let storm = Storm::connect(addr, true).await?;
@@ -218,7 +220,7 @@ async fn storm(addr: SocketAddr, rate: f64, options: &OverloadOptions) -> Result
             let total = ((now - begun).as_secs_f64() * rate) as u64;
             for n in sent..total {
                 let due = begun + Duration::from_secs_f64(n as f64 / rate);
-                // Another prime than the number of connections, so that each has marked ones.
+                // A prime other than the number of connections, so that each has marked requests.
                 let is_marked = (n / CONNECTIONS as u64 + n).is_multiple_of(MARKED_ONE_IN);
                 push(&storm.conns[n as usize % CONNECTIONS].1, due, is_marked);
                 let mut counts = storm.counts.borrow_mut();
@@ -230,7 +232,7 @@ async fn storm(addr: SocketAddr, rate: f64, options: &OverloadOptions) -> Result
             sent = total;
         })
         .await;
-    // What is on its way has time to come.
+    // Answers in flight have time to arrive.
     storm.run(until + Duration::from_secs(1), |_| {}).await;
     let mut counts = storm.counts.borrow_mut();
     let seconds = options.seconds;
@@ -245,11 +247,11 @@ async fn storm(addr: SocketAddr, rate: f64, options: &OverloadOptions) -> Result
     })
 }
 
-/// Finds out what the server can do, and asks it for `times` that.
+/// Measures the server's capacity, and sends `times` as much.
 pub(super) fn run(addr: SocketAddr, options: &OverloadOptions) -> Result<Outcome, Failure> {
     run_local(async {
         let most = most(addr, options).await?;
-        // The stage of a server that was asked for all that it can do goes.
+        // The overload stage of a server that was fully loaded ends.
         tokio::time::sleep(Duration::from_secs_f64(options.settle.min(RESTS_MAX))).await;
         let storm = storm(addr, most * options.times, options).await?;
         Ok(Outcome { most, ..storm })
