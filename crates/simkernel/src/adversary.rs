@@ -1,5 +1,5 @@
-//! What an interface of io_uring allows and a kernel seldom shows, drawn by chance: completions that lie, come late, or end what
-//! no cancel was for.
+//! Rare but legal behaviour of an io_uring interface, drawn at random: completions that lie, come
+//! late, or end operations that no cancel was for.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,7 +17,7 @@ macro_rules! events {
             /// Each event once.
             pub const ALL: &[HostileEvent] = &[$(HostileEvent::$name),*];
 
-            /// An adversary takes one in this many occasions.
+            /// An adversary causes one on this many occasions.
             const ONCE_IN: [u32; HostileEvent::ALL.len()] = [$($once_in),*];
 
             /// The events that cost no connection.
@@ -29,29 +29,29 @@ macro_rules! events {
 events! {
     /// A receive ends with `ECANCELED`, uncalled for.
     ReceiveCanceled 32 true,
-    /// The same, with a flag that says that it goes on.
+    /// The same, with a flag that announces more completions.
     ReceiveCanceledMore 32 true,
     /// An error or the end of a stream carries a buffer.
     BufferInError 4 true,
     /// A receive ends with `ENOBUFS` on an empty buffer ring, with nothing to read: the adversary makes the ring small.
     NoBufferEarly 8 true,
-    /// `ECANCELED` after a cancel, with a flag that says that the receive goes on.
+    /// `ECANCELED` after a cancel, with a flag that announces more completions of the receive.
     CanceledMore 4 true,
     /// The answer to a cancel that found nothing comes turns later.
     CancelAnswerLate 2 true,
-    /// The answer to a cancel comes behind the end of what it cancelled.
+    /// The answer to a cancel comes after the end of the cancelled operation.
     CancelAnswerBehind 2 true,
-    /// A cancel answers `EALREADY`: what it is for ends by itself, some looks later.
+    /// A cancel answers `EALREADY`: its operation ends by itself, some checks later.
     CancelAlready 3 true,
     /// A close or a shutdown completes turns later.
     CloseLate 8 true,
-    /// A send ends with `EINTR`, or short where some of it left.
+    /// A send ends with `EINTR`, or short if some of it was sent.
     SendInterrupted 32 true,
     /// A send ends with `ENOBUFS`.
     SendNoBuffers 32 true,
     /// An accept ends with `EINTR`.
     AcceptInterrupted 16 true,
-    /// An accept ends with `ECANCELED`, with a flag that says that it goes on.
+    /// An accept ends with `ECANCELED`, with a flag that announces more completions.
     AcceptCanceledMore 16 true,
     /// An accept ends with `ENOMEM`.
     AcceptNoMemory 32 true,
@@ -84,15 +84,17 @@ events! {
 /// The rate of each [`HostileEvent`], in virtual time. By default none occurs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Adversary {
-    /// One in this many occasions is taken; 0 for none.
+    /// One occasion in this many is used; 0 for none.
     once_in: [u32; HostileEvent::ALL.len()],
-    /// Entries of the submission queue, of the completion queue and of the buffer ring at most; 0 for what the driver asks for.
+    /// Most entries of the submission queue, of the completion queue and of the buffer ring; 0 for
+    /// the driver's choice.
     entries_max: [usize; 3],
 }
 
 impl Adversary {
-    /// The mix of one seed, with the events that cost a connection if it `breaks`. Each event is switched off, or occurs up to 4
-    /// times as often or as seldom as by default. One seed in 8 has none.
+    /// Draws the mix of one seed, including the events that cost a connection if it `breaks`. Each
+    /// event is switched off, or occurs up to 4 times more or less often than by default. One seed
+    /// in 8 has none.
     pub fn drawn(seed: u64, breaks: bool) -> Adversary {
         let mut rng = Rng::new(seed ^ 0x6164_7665_7273_6172);
         let mut adversary = Adversary::default();
@@ -103,11 +105,11 @@ impl Adversary {
         for event in HostileEvent::ALL {
             let (less, more) = (rng.spread(1, 4) as u32, rng.spread(1, 4) as u32);
             let off = rng.below(8) >= on || !(breaks || HostileEvent::HARMLESS[*event as usize]);
-            // One in one would leave no way out.
+            // One in one would make progress impossible.
             let once_in = (HostileEvent::ONCE_IN[*event as usize] * less).div_ceil(more).max(2);
             adversary.once_in[*event as usize] = if off { 0 } else { once_in };
         }
-        // A connection is installed with two entries.
+        // Installing a connection takes two entries.
         let small = [
             (HostileEvent::QueueFull, rng.spread(2, 32)),
             (HostileEvent::Overflow, rng.spread(4, 64)),
@@ -124,7 +126,8 @@ impl Adversary {
         self.once_in.iter().zip(harmless).any(|(once_in, harmless)| *once_in > 0 && !harmless)
     }
 
-    /// Entries of the submission queue, of the completion queue and of the buffer ring, where the driver asks for `wanted`.
+    /// Entries of the submission queue, of the completion queue and of the buffer ring, if the
+    /// driver asks for `wanted`.
     pub(crate) fn entries(&self, wanted: [usize; 3]) -> [usize; 3] {
         std::array::from_fn(|of| match self.entries_max[of] {
             0 => wanted[of],
@@ -132,7 +135,7 @@ impl Adversary {
         })
     }
 
-    /// True if an enter may submit less than the driver has.
+    /// True if an enter may submit fewer entries than the driver has.
     pub fn holds_back(&self) -> bool {
         use HostileEvent::{EnterAgain, EnterBusy, EnterNoMemory, EnterPartial, QueueFull};
         let events = [EnterAgain, EnterBusy, EnterNoMemory, EnterPartial, QueueFull];
@@ -150,7 +153,7 @@ impl Adversary {
     }
 }
 
-/// How often each event occurred.
+/// Occurrences of each event.
 #[derive(Debug, Default)]
 pub(crate) struct Occurred([AtomicU64; HostileEvent::ALL.len()]);
 

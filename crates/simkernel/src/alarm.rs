@@ -1,4 +1,4 @@
-//! Wakes a shard's thread: by an eventfd in real time, by a flag in virtual time.
+//! Alarms that wake a shard's thread: by an eventfd in real time, by a flag in virtual time.
 
 use std::io;
 use std::sync::Arc;
@@ -8,14 +8,14 @@ use std::task::{self, Wake};
 use ringserve_drivers::Waker;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// Raised by others, taken by the shard. Clones are the same alarm.
+/// An alarm that others raise, and the shard takes. Clones are the same alarm.
 #[derive(Clone)]
 pub(crate) enum Alarm {
     Thread(Waker),
     Stepped(Arc<Flag>),
 }
 
-/// As an eventfd, and what keeps further wakes from writing to it.
+/// The counterpart of an eventfd, and a flag that keeps further wakes from writing to it.
 #[derive(Default)]
 pub(crate) struct Flag {
     raised: AtomicBool,
@@ -57,7 +57,7 @@ impl Alarm {
         }
     }
 
-    /// Puts it down. It stays so until it was [`seen`](Alarm::seen), and is raised after that.
+    /// Lowers it. It stays lowered until it was [`seen`](Alarm::seen) and is raised afterwards.
     pub(crate) fn take(&self) {
         match self {
             Alarm::Thread(waker) => drop(rustix::io::read(waker, &mut [0u8; 8])),
@@ -86,6 +86,6 @@ pub(crate) fn wait(alarms: &[&Alarm], timeout: Option<&Timespec>) {
         Alarm::Thread(waker) => Some(PollFd::new(waker, PollFlags::IN)),
         Alarm::Stepped(_) => None,
     });
-    // Interrupted or not: the shard looks.
+    // Interrupted or not: the shard checks.
     let _ = poll(&mut wakers.collect::<Vec<_>>(), timeout);
 }

@@ -1,14 +1,15 @@
 //! A TCP connection as values: two streams of bytes, and an end of it on each side.
 //!
-//! The behaviour of Linux on loopback, as far as a peer or a server can tell:
+//! The behaviour of Linux on loopback, as far as a peer or a server can observe it:
 //!
-//! * A stream holds what its sender's socket holds and what its receiver's does. Only the latter has arrived.
-//! * FIN comes behind all bytes. A reset does not: what has not arrived is gone, what has arrived is read first, then
-//!   the error, once, then the end.
+//! * A stream holds the bytes of its sender's socket and of its receiver's. Only the latter have
+//! arrived. * FIN comes after all bytes. A reset does not: bytes that have not arrived are lost,
+//! bytes that have arrived are read first, then   the error, once, then the end.
 //! * Closing with bytes unread is a reset, and so is the answer to bytes for an end that was closed.
-//! * After the peer's FIN a reset reads as `EPIPE`, else as `ECONNRESET`.
+//! * After the peer's FIN a reset reads as `EPIPE`, otherwise as `ECONNRESET`.
 //!
-//! In virtual time what an end sends may be on the way for a while, in order. A connection that is held delivers nothing.
+//! In virtual time sent bytes may be in flight for a while, in order. A connection that is held
+//! delivers nothing.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -18,7 +19,7 @@ use std::time::Duration;
 
 use crate::faults::{Fault, Injector};
 
-/// One of the two ends, and the stream of what it writes.
+/// One of the two ends, and the stream of the bytes that it writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Client,
@@ -53,17 +54,17 @@ enum News {
 #[derive(Debug)]
 struct Stream {
     bytes: VecDeque<u8>,
-    /// The number of them, at the end, that are on the way.
+    /// Number of bytes in flight, which are at the end.
     late: usize,
-    /// Messages on the way, and the arrival of each if it is the first.
+    /// Messages in flight, and the time at which each arrives if it is the first.
     on_the_way: VecDeque<(Duration, News)>,
-    /// Bytes that the receiving socket holds; those behind them are with the sender.
+    /// Bytes that the receiving socket holds; later ones are with the sender.
     receive_room: usize,
     /// Bytes that both sockets hold.
     room: usize,
-    /// FIN comes behind the bytes.
+    /// FIN comes after the bytes.
     fin: bool,
-    /// FIN has come.
+    /// FIN has arrived.
     fin_came: bool,
 }
 
@@ -78,7 +79,7 @@ impl Stream {
         self.late = 0;
     }
 
-    /// Forgets what the sender's socket holds.
+    /// Forgets the bytes of the sender's socket.
     fn truncate(&mut self) {
         self.bytes.truncate(self.receive_room.min(self.arrived()));
         self.late = 0;
@@ -88,11 +89,11 @@ impl Stream {
 #[derive(Debug, Default)]
 struct End {
     closed: bool,
-    /// The `errno` of the next call that looks; 0 for none.
+    /// The `errno` of the next call; 0 for none.
     error: i32,
-    /// It knows of a reset.
+    /// The end has learned of a reset.
     reset: bool,
-    /// Woken when something changes: the one that reads, and the one that writes.
+    /// Wakers of the reader and of the writer, for any change.
     wakers: [Option<Waker>; 2],
 }
 
@@ -103,8 +104,8 @@ pub(crate) enum Direction {
     Write,
 }
 
-/// When something may arrive by itself, and on which connection, for all connections of a network: each arrival that is next
-/// on one that is not held, and some that are past.
+/// Times at which messages may arrive by themselves, with the connection, for all connections of a
+/// network: the next arrival of each connection that is not held, and some past ones.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Agenda(Arc<Mutex<BTreeSet<(Duration, u32)>>>);
 
@@ -125,15 +126,15 @@ struct Pace {
     held: bool,
 }
 
-/// A connection between two ends of a network, with the bytes on their way.
+/// A connection between two ends of a network, with the bytes in flight.
 #[derive(Debug)]
 pub(crate) struct Connection {
     client: SocketAddr,
     server: SocketAddr,
-    /// The rings that are notified when something changes, by side; `None` for a client that is none, and while it waits to be
-    /// accepted by one that is not made.
+    /// The rings that are notified when something changes, by side; `None` for a client without a
+    /// ring, and while the connection waits for a ring that is not created.
     pub(crate) rings: [Option<i32>; 2],
-    /// Something changed, by side, that the other one may want to know.
+    /// Changes of a side that the other one may need to know.
     changed: [bool; 2],
     streams: [Stream; 2],
     ends: [End; 2],
@@ -141,7 +142,8 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// A new one. Each socket's buffer for sending has `send_room` bytes, the client's for receiving `window`.
+    /// Creates a connection. Each socket's send buffer has `send_room` bytes, the client's receive
+    /// buffer `window`.
     pub(crate) fn new(client: SocketAddr, server: SocketAddr, send_room: usize, window: usize) -> Connection {
         let stream = |receive_room| Stream {
             bytes: VecDeque::new(),
@@ -163,27 +165,29 @@ impl Connection {
         }
     }
 
-    /// In virtual time, with faults from there. What is on the way is put on the agenda under this number.
+    /// Puts the connection into virtual time, with faults of the injector. Arrivals go on the
+    /// agenda under this number.
     pub(crate) fn paced(self, number: u32, agenda: Agenda, injector: Injector) -> Connection {
         let pace = Pace { number, agenda, injector, now: Duration::ZERO, held: false };
         Connection { pace: Some(Box::new(pace)), ..self }
     }
 
-    /// Says what time it is, in virtual time.
+    /// Sets the virtual time.
     pub(crate) fn set_now(&mut self, now: Duration) {
         if let Some(pace) = &mut self.pace {
             pace.now = now;
         }
     }
 
-    /// Has nothing arrive, or what waited arrive with the next [`deliver`](Connection::deliver).
+    /// Holds all arrivals, or lets those that waited arrive with the next
+    /// [`deliver`](Connection::deliver).
     pub(crate) fn hold(&mut self, held: bool) {
         if let Some(pace) = &mut self.pace {
             pace.held = held;
         }
     }
 
-    /// When something arrives by itself.
+    /// The time at which something arrives by itself.
     pub(crate) fn next_arrival(&self) -> Option<Duration> {
         if self.pace.as_ref().is_none_or(|pace| pace.held) {
             return None;
@@ -191,7 +195,8 @@ impl Connection {
         self.streams.iter().filter_map(|stream| stream.on_the_way.front()).map(|(at, _)| *at).min()
     }
 
-    /// Has what is due arrive, and puts what is next on the agenda. True for each end that has something to look at.
+    /// Delivers everything that is due, and puts the next arrival on the agenda. True for each end
+    /// at which something changed.
     pub(crate) fn deliver(&mut self) -> [bool; 2] {
         let mut notified = [false; 2];
         while let Some(at) = self.next_arrival()
@@ -213,7 +218,7 @@ impl Connection {
         notified
     }
 
-    /// Sends word to the other end, which arrives now or later, behind all that is on the way.
+    /// Sends a message to the other end, which arrives now or later, after all that are in flight.
     fn send(&mut self, from: Side, news: News) {
         let Some(pace) = &mut self.pace else { return self.arrive(from, news) };
         let (latency, held, now) = (pace.injector.latency(), pace.held, pace.now);
@@ -235,7 +240,7 @@ impl Connection {
                 let stream = self.stream(from);
                 stream.late = stream.late.saturating_sub(len);
                 if self.ends[to as usize].closed {
-                    // What comes back is a reset.
+                    // The answer is a reset.
                     self.stream(from).clear();
                     self.reset_by(to);
                 }
@@ -255,7 +260,7 @@ impl Connection {
         }
     }
 
-    /// Breaks it between its ends: both find a reset.
+    /// Breaks the connection between its ends: both find a reset.
     pub(crate) fn break_off(&mut self) {
         for side in [Side::Client, Side::Server] {
             let stream = self.stream(side);
@@ -269,7 +274,7 @@ impl Connection {
         }
     }
 
-    /// Has `waker` woken when something changes for this end.
+    /// Sets the waker for changes at this end.
     pub(crate) fn wait(&mut self, side: Side, direction: Direction, waker: &Waker) {
         let place = &mut self.ends[side as usize].wakers[direction as usize];
         if !place.as_ref().is_some_and(|old| old.will_wake(waker)) {
@@ -295,7 +300,7 @@ impl Connection {
         (self.client, self.server)
     }
 
-    /// True if this side changed something since this was asked last.
+    /// True if this side changed something since the last call.
     pub(crate) fn take_changed(&mut self, side: Side) -> bool {
         std::mem::take(&mut self.changed[side as usize])
     }
@@ -323,7 +328,7 @@ impl Connection {
         stream.arrived() > 0 || stream.fin_came || end.reset || end.error != 0
     }
 
-    /// True if this end knows of a reset.
+    /// True if this end has learned of a reset.
     pub(crate) fn is_reset(&self, side: Side) -> bool {
         self.ends[side as usize].reset
     }
@@ -332,12 +337,12 @@ impl Connection {
         self.ends[side as usize].closed
     }
 
-    /// True once both ends are closed: no end looks again.
+    /// True once both ends are closed: neither is used again.
     pub(crate) fn is_gone(&self) -> bool {
         self.ends.iter().all(|end| end.closed)
     }
 
-    /// Reads what is there: 0 bytes at the end, `EAGAIN` if nothing is there yet.
+    /// Reads available bytes: 0 bytes at the end, `EAGAIN` if there are none yet.
     pub(crate) fn read(&mut self, side: Side, into: &mut [u8]) -> Result<usize, i32> {
         let len = self.peek(side, into)?;
         self.stream(side.other()).bytes.drain(..len);
@@ -345,7 +350,7 @@ impl Connection {
         Ok(len)
     }
 
-    /// As [`read`](Connection::read), but bytes stay where they are.
+    /// Does [`read`](Connection::read), but leaves the bytes in place.
     pub(crate) fn peek(&mut self, side: Side, into: &mut [u8]) -> Result<usize, i32> {
         let stream = self.stream(side.other());
         if stream.arrived() > 0 {
@@ -361,7 +366,7 @@ impl Connection {
         if ended || self.is_reset(side) { Ok(0) } else { Err(libc::EAGAIN) }
     }
 
-    /// Writes what there is room for, `EAGAIN` if there is none.
+    /// Writes as many bytes as there is room for, `EAGAIN` if there is none.
     pub(crate) fn write(&mut self, side: Side, bytes: &[u8]) -> Result<usize, i32> {
         if self.pace.as_mut().is_some_and(|pace| pace.injector.strike(Fault::ConnectionResets)) {
             self.break_off();
@@ -382,7 +387,7 @@ impl Connection {
         Ok(len)
     }
 
-    /// FIN behind what was written.
+    /// Sends FIN after the written bytes.
     pub(crate) fn shut_down(&mut self, side: Side) -> Result<(), i32> {
         if self.is_reset(side) {
             return Err(libc::ENOTCONN);
@@ -400,7 +405,7 @@ impl Connection {
         if !self.is_reset(side) {
             self.end_stream(side);
         }
-        // Nothing of what comes is read.
+        // None of the incoming bytes is read.
         self.stream(side.other()).clear();
         self.ends[side as usize].closed = true;
         self.invariants();

@@ -1,4 +1,4 @@
-//! Rare events of a kernel or a network, drawn by chance.
+//! Rare events of a kernel or a network, drawn at random.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ macro_rules! faults {
             /// Each fault once.
             pub const ALL: &[Fault] = &[$(Fault::$name),*];
 
-            /// [`Faults::all`] spoils one in this many occasions; 0 for none.
+            /// [`Faults::all`] affects one occasion in this many; 0 for none.
             const ONCE_IN: [u32; Fault::ALL.len()] = [$($once_in),*];
 
             /// The faults that cost no connection and no shard.
@@ -29,14 +29,14 @@ macro_rules! faults {
     };
 }
 
-// Often enough that every case meets several, and seldom enough that most of what follows a fault goes well.
-// There are few cancels in a case.
+// Frequent enough that every case meets several, and rare enough that most operations after a fault
+// succeed. There are few cancels in a case.
 faults! {
     /// An enter that would wait is interrupted (`EINTR`).
     EnterInterrupted 16 true,
     /// A multishot accept ends with a connection.
     AcceptEnds 8 true,
-    /// A multishot receive ends with bytes, and more are there.
+    /// A multishot receive ends with bytes, though more are there.
     ReceiveEnds 8 true,
     /// A receive brings fewer bytes than it could.
     ReceiveShort 4 true,
@@ -48,15 +48,15 @@ faults! {
     SendShort 4 true,
     /// A send that is not to wait finds no room (`EAGAIN`).
     NoRoom 16 true,
-    /// The operation to be cancelled goes on just before.
+    /// The operation to be cancelled makes progress just before.
     CancelRace 2 true,
-    /// Connections come though newcomers are turned away.
+    /// Connections arrive though new ones are turned away.
     NewcomersLate 2 true,
     /// There is no descriptor for a connection in a listener's queue (`EMFILE`).
     TakeNoDescriptor 4 true,
     /// A cancel misses an operation that lives (`ENOENT`).
     CancelMisses 2 true,
-    /// A completion is left for the next enter.
+    /// A completion is postponed to the next enter.
     Delay 8 true,
     /// Completions of different connections come in another order.
     Reorder 4 true,
@@ -64,11 +64,11 @@ faults! {
     Latency 4 true,
     /// A shard does not run for a while, as on a busy machine; drawn where shards are stepped in virtual time.
     ShardStalls 1024 true,
-    /// An accept ends for want of a descriptor (`EMFILE`).
+    /// An accept ends for lack of a descriptor (`EMFILE`).
     AcceptNoDescriptor 32 false,
-    /// An accept ends since the system has too many files (`ENFILE`).
+    /// An accept ends because the system has too many files (`ENFILE`).
     AcceptNoFile 32 false,
-    /// An accept ends since the peer left before (`ECONNABORTED`); the peer finds a reset.
+    /// An accept ends because the peer left before (`ECONNABORTED`); the peer finds a reset.
     AcceptAborted 64 false,
     /// A connection breaks in the middle of a write: both ends find a reset. In virtual time only.
     ConnectionResets 512 false,
@@ -79,16 +79,16 @@ faults! {
 /// The rate of each [`Fault`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Faults {
-    /// One in this many occasions is spoiled; 0 for none.
+    /// One occasion in this many is affected; 0 for none.
     once_in: [u32; Fault::ALL.len()],
     latency_max: Duration,
 }
 
-/// As between continents.
+/// The latency between continents.
 const LATENCY_MAX: Duration = Duration::from_millis(300);
 
 impl Faults {
-    /// Nothing goes wrong.
+    /// No faults.
     pub fn none() -> Faults {
         Faults { once_in: [0; Fault::ALL.len()], latency_max: LATENCY_MAX }
     }
@@ -105,35 +105,36 @@ impl Faults {
         faults
     }
 
-    /// Everything but [`Fault::RingBreaks`], which ends a shard and has to be asked for.
+    /// All faults except [`Fault::RingBreaks`], which ends a shard and has to be requested.
     pub fn all() -> Faults {
         Faults { once_in: Fault::ONCE_IN, ..Faults::none() }
     }
 
-    /// With this fault at one of `once_in` occasions, or at none with 0.
+    /// Sets this fault to one of `once_in` occasions, or to none with 0.
     pub fn with(mut self, fault: Fault, once_in: u32) -> Faults {
         self.once_in[fault as usize] = once_in;
         self
     }
 
-    /// Without this fault.
+    /// Removes this fault.
     pub fn without(self, fault: Fault) -> Faults {
         self.with(fault, 0)
     }
 
-    /// With [`Fault::Latency`] of at most this time; 300 ms by default.
+    /// Sets the most that [`Fault::Latency`] takes; 300 ms by default.
     pub fn latency_max(mut self, time: Duration) -> Faults {
         self.latency_max = time;
         self
     }
 
-    /// This fault spoils one in this many occasions; 0 for none.
+    /// One occasion in this many is affected by this fault; 0 for none.
     pub fn once_in(&self, fault: Fault) -> u32 {
         self.once_in[fault as usize]
     }
 
-    /// The mix of one seed: each fault is switched off, or strikes as often as here, or up to 8 times less or more. What is
-    /// off here stays off. One seed in 16 has no faults.
+    /// Draws the mix of one seed: each fault is switched off, or occurs as often as here, or up to
+    /// 8 times less or more often. A fault that is off here stays off. One seed in 16 has no
+    /// faults.
     pub fn drawn(mut self, seed: u64) -> Faults {
         let mut rng = Rng::new(seed);
         let none = rng.one_in(16);
@@ -141,7 +142,7 @@ impl Faults {
         for once_in in self.once_in.iter_mut().filter(|once_in| **once_in > 0) {
             let (less, more) = (rng.spread(1, 8) as u32, rng.spread(1, 8) as u32);
             let off = none || rng.below(8) >= on;
-            // One in one would leave no way out.
+            // One in one would make progress impossible.
             *once_in = if off { 0 } else { once_in.saturating_mul(less).div_ceil(more).max(2) };
         }
         self
@@ -154,17 +155,17 @@ impl Default for Faults {
     }
 }
 
-/// How often each fault struck.
+/// Occurrences of each fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Injected([u64; Fault::ALL.len()]);
 
 impl Injected {
-    /// How often this one struck.
+    /// Occurrences of this fault.
     pub fn of(&self, fault: Fault) -> u64 {
         self.0[fault as usize]
     }
 
-    /// How often any struck.
+    /// Occurrences of all faults.
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
     }
@@ -179,7 +180,7 @@ impl fmt::Display for Injected {
     }
 }
 
-/// The draws of a network's rings and connections.
+/// Draws for a network's rings and connections.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) faults: Faults,
@@ -212,19 +213,19 @@ impl Plan {
 pub(crate) struct Injector {
     plan: Arc<Plan>,
     rng: Rng,
-    /// The draws of the adversary, which change no others.
+    /// The draws of the adversary, which are independent of all others.
     hostile: Rng,
 }
 
 impl Injector {
-    /// `salt` tells those of one network apart.
+    /// Creates an injector. `salt` distinguishes those of one network.
     pub(crate) fn new(plan: Arc<Plan>, salt: u64) -> Injector {
         let rng = Rng::new(plan.seed.wrapping_add(salt));
         let hostile = Rng::new(plan.seed.wrapping_add(salt) ^ 0x686F_7374_696C_6521);
         Injector { plan, rng, hostile }
     }
 
-    /// True if the adversary does this now.
+    /// True if the adversary causes this event now.
     pub(crate) fn meets(&mut self, event: HostileEvent) -> bool {
         let occurs = self.plan.adversary.takes(event, &mut self.hostile);
         if occurs {
@@ -233,7 +234,7 @@ impl Injector {
         occurs
     }
 
-    /// Counts an event that its causes brought about.
+    /// Counts an event that occurred because of its causes.
     pub(crate) fn met(&self, event: HostileEvent) {
         self.plan.occurred.count(event);
     }
@@ -248,7 +249,7 @@ impl Injector {
         self.hostile.spread(low, high)
     }
 
-    /// True if this one strikes now.
+    /// True if this fault occurs now.
     pub(crate) fn strike(&mut self, fault: Fault) -> bool {
         let once_in = self.plan.faults.once_in[fault as usize];
         let strikes = once_in > 0 && self.rng.one_in(once_in.into());
@@ -258,7 +259,7 @@ impl Injector {
         strikes
     }
 
-    /// `len`, or something between 1 and it if this one strikes.
+    /// `len`, or a length from 1 to it if this fault occurs.
     pub(crate) fn shorten(&mut self, fault: Fault, len: usize) -> usize {
         if len <= 1 || !self.strike(fault) {
             return len;
@@ -266,7 +267,7 @@ impl Injector {
         self.rng.range(1, len as u64) as usize
     }
 
-    /// How much later something arrives.
+    /// Delay of an arrival.
     pub(crate) fn latency(&mut self) -> Duration {
         if !self.strike(Fault::Latency) {
             return Duration::ZERO;

@@ -21,7 +21,7 @@ use crate::ring::{Completions, Posted, Ring, Sizes};
 use crate::shared::Shared;
 use crate::state::{Sleep, State};
 
-/// The longest time by which a completion is late, in nanoseconds.
+/// The longest delay of a late completion, in nanoseconds.
 const LATE_MAX: u64 = 5_000_000;
 
 /// The lower half of a shard's driver on a [`Network`](crate::Network).
@@ -31,23 +31,25 @@ pub struct SimKernel {
     /// Its number in the network.
     pub(crate) number: i32,
     pub(crate) faults: Injector,
-    /// Completions carry the bytes they bring, receives whether something may be there for them, connects where to.
+    /// Completions carry the bytes that they bring, receives a flag for possible input, connects
+    /// their address.
     pub(crate) ring: Ring<File, Vec<u8>, bool, SocketAddr>,
-    /// Where this enter wrote, read or sent FIN.
+    /// Files on which this enter wrote, read or sent FIN.
     pub(crate) touched: Vec<File>,
     /// Wakes the shard.
     waker: Alarm,
     /// Raised when something changes in the network.
     bell: Alarm,
-    /// In virtual time, the end of the wait that goes on, which a quiet send does not end.
+    /// In virtual time, the end of the current wait, which a quiet send does not end.
     waits_until: Option<Option<Duration>>,
-    /// In virtual time, a wait for several completions that goes on: how many, and its end. Until then none is seen.
+    /// In virtual time, the current wait for several completions: their number, and its end. Until
+    /// then none is seen.
     waits_for_more: Option<(usize, Duration)>,
     /// Listeners of the network.
     pub(crate) listeners: Vec<usize>,
-    /// Something is ready, and left for the next enter.
+    /// Something is ready, and postponed to the next enter.
     pub(crate) left_over: bool,
-    /// Completions that come later, each with its time.
+    /// Late completions, each with its time.
     late: Vec<(Duration, RawCqe)>,
 }
 
@@ -56,7 +58,7 @@ impl SimKernel {
         let (bell, waker) = (Alarm::new(shared.stepped)?, Alarm::new(shared.stepped)?);
         let (number, listeners) = shared.lock().add_ring(shard, bell.clone());
         let faults = Injector::new(shared.plan.clone(), number as u64);
-        // Its completion queue has no end.
+        // Its completion queue is unbounded.
         let wanted = [config.submission_entries as usize, usize::MAX, config.buffer_ring_entries().into()];
         let [submissions, completions, buffers] = shared.plan.adversary.entries(wanted);
         let ring = Ring::new(Sizes {
@@ -96,7 +98,7 @@ impl SimKernel {
         }
     }
 
-    /// A completion that comes now, or some time later if the adversary does this.
+    /// Posts a completion now, or later if the adversary causes this event.
     pub(crate) fn post_or_late(&mut self, cqe: RawCqe, event: HostileEvent, state: &State) {
         if !self.faults.meets(event) {
             return self.post(cqe);
@@ -115,7 +117,7 @@ impl SimKernel {
         }
     }
 
-    /// Posts what was late and is due.
+    /// Posts late completions that are due.
     fn post_due(&mut self, now: Duration) {
         while let Some(index) = self.late.iter().position(|(due, _)| *due <= now) {
             let (_, cqe) = self.late.remove(index);
@@ -123,7 +125,7 @@ impl SimKernel {
         }
     }
 
-    /// Carries out what was submitted and posts what is ready.
+    /// Carries out submitted operations and posts completions that are ready.
     fn step(&mut self) {
         if self.bell.is_raised() {
             self.bell.take();
@@ -150,7 +152,7 @@ impl SimKernel {
         shared.notify_clients();
     }
 
-    /// Carries out what was submitted, or a part of it.
+    /// Carries out the submitted operations, or a part of them.
     fn submit_all(&mut self, state: &mut State) {
         let count = self.ring.submissions.len();
         let is_partial = count > 1 && self.faults.meets(HostileEvent::EnterPartial);
@@ -161,20 +163,21 @@ impl SimKernel {
         }
     }
 
-    /// Something may be there for the receive of this end.
+    /// Notes that there may be input for the receive of this end.
     fn look_again(&mut self, file: File) {
         if let Some(receive) = self.ring.receives.iter_mut().find(|receive| receive.file == file) {
             receive.of = true;
         }
     }
 
-    /// This end wrote, read or sent FIN: the other one is told at the end of this enter. A write may have found a reset.
+    /// Notes that this end wrote, read or sent FIN: the other one is notified at the end of this
+    /// enter. A write may have found a reset.
     pub(crate) fn touch(&mut self, file: File) {
         self.touched.push(file);
         self.look_again(file);
     }
 
-    /// Tells the other ends of connections what changed.
+    /// Notifies the other ends of connections of changes.
     fn notify_others(&mut self, state: &mut State) {
         for file in self.touched.drain(..) {
             if let Some(ring) = state.notify_of_change(file) {
@@ -183,7 +186,7 @@ impl SimKernel {
         }
     }
 
-    /// Sleeps until something changes; false if the deadline is over.
+    /// Sleeps until something changes; false if the deadline has passed.
     fn wait(&self, deadline: Option<Instant>) -> bool {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         if left == Some(Duration::ZERO) {
@@ -198,7 +201,7 @@ impl SimKernel {
         true
     }
 
-    /// The enter in virtual time, which does not wait: what it would wait for is left for the scheduler.
+    /// Enters in virtual time, without waiting: the scheduler handles the wait.
     fn enter_stepped(&mut self, wait_for: u32, timeout: Option<Duration>) -> Result<(), i32> {
         let broken = self.shared.lock().broken(self.number);
         if broken != 0 {
@@ -232,20 +235,20 @@ impl SimKernel {
             }
             () if self.ring.completions.ready.len() >= wait_for => (None, Ok(())),
             () if self.left_over || self.faults.strike(Fault::EnterInterrupted) => (None, Err(libc::EINTR)),
-            // What the wait before this one held back is told now.
+            // Completions that the previous wait held back are reported now.
             () if is_over && !self.ring.completions.quiet.is_empty() => (None, Err(libc::ETIME)),
             () => (Some(timeout.map(|timeout| now.saturating_add(timeout))), Err(libc::ETIME)),
         };
         self.waits_until = until;
         let alarm = self.ring.wake_armed.then(|| self.waker.clone());
-        // What is late comes in the middle of a wait.
+        // Late completions come in the middle of a wait.
         let due = self.late.iter().map(|(due, _)| *due).min();
         let until = until.map(|end| end.into_iter().chain(due).min());
         self.shared.lock().set_sleep(self.number, Sleep { until, alarm });
         result
     }
 
-    /// The error of an enter that does nothing, if this one is to have one.
+    /// The error of an enter that does nothing, if this is one.
     fn refusal(&mut self) -> Option<i32> {
         let overflows = !self.ring.completions.overflow.is_empty();
         if overflows && self.faults.meets(HostileEvent::EnterBusy) {
@@ -259,7 +262,7 @@ impl SimKernel {
         refusals.into_iter().find(|(event, _)| self.faults.meets(*event)).map(|(_, errno)| errno)
     }
 
-    /// Which ring of its network it is.
+    /// The number of the ring in its network.
     pub fn ring(&self) -> RingId {
         RingId(self.number)
     }
@@ -437,7 +440,7 @@ impl Kernel for SimKernel {
         self.waker.to_task()
     }
 
-    /// The descriptor only stands for the socket, which is closed after it.
+    /// Returns a descriptor that only represents the socket, which is closed after it.
     fn hand_over(&mut self, fd: i32) -> Option<OwnedFd> {
         let (stand_in, descriptor) = io::pipe().ok()?;
         let descriptor = OwnedFd::from(descriptor);
@@ -448,7 +451,7 @@ impl Kernel for SimKernel {
     }
 
     fn take_over(&mut self, stand_in: OwnedFd) -> i32 {
-        // The number is this one's until the end of this function.
+        // The number belongs to this ring until the end of this function.
         self.shared.lock().take_passed(self.number, stand_in.as_raw_fd())
     }
 

@@ -4,19 +4,20 @@
 //! ```text
 //!   Socket, BlockingStream   clients
 //!   ──────────────────────   Network: listeners, connections, faults, time
-//!   SimKernel                the lower half of Uring<K>: what is ready, and when
-//!   ring                     its queues, buffers and file table, and what is in flight
+//!   SimKernel                the lower half of Uring<K>: readiness, and its times
+//!   ring                     its queues, buffers and file table, and the operations in flight
 //!   ── kernel interface ──   operations in; user_data, res, flags out
-//!   Uring, core, Server      what runs in production
+//!   Uring, core, Server      the code that runs in production
 //! ```
 //!
-//! A network has one of two times:
+//! A network has one of two kinds of time:
 //!
 //! * In *real time* ([`Network::default`]) each shard has a thread, whose enter blocks, and clients are [`BlockingStream`]s
 //!   on any thread.
-//! * In *virtual time* ([`Network::stepped`]) nothing blocks and nothing reads a clock. One thread steps all shards and all
-//!   clients, whose sockets ([`Socket`]) leave wakers. Where nothing is left to do, it sets the clock ([`Network::set_now`]) to
-//!   when the next thing happens. The same seed and the same steps do the same thing; [`Network::event_hash`] says so.
+//! * In *virtual time* ([`Network::stepped`]) nothing blocks and nothing reads a clock. One thread
+//! steps all shards and all   clients, whose sockets ([`Socket`]) leave wakers. When nothing is
+//! left to do, it sets the clock ([`Network::set_now`]) to   the next event. The same seed and the
+//! same steps have the same results; [`Network::event_hash`] confirms that.
 //!
 //! ```
 //! use std::net::SocketAddr;
@@ -41,10 +42,11 @@
 //! # std::io::Result::Ok(())
 //! ```
 //!
-//! Without faults it does what Linux does on loopback, with `DEFER_TASKRUN` and direct descriptors: operations are
-//! carried out in the enter that submits them, in order, and completions appear only within an enter. Its completion
-//! queue has no end. With [`Faults`] it does what a kernel and a network seldom do, and with an [`Adversary`], in virtual time,
-//! all that its interface allows. It has no oracle; what is right is for the test to say.
+//! Without faults it does what Linux does on loopback, with `DEFER_TASKRUN` and direct descriptors:
+//! operations are carried out in the enter that submits them, in order, and completions appear only
+//! within an enter. Its completion queue is unbounded. With [`Faults`] it shows rare behaviour of a
+//! kernel and a network, and with an [`Adversary`], in virtual time, everything that its interface
+//! allows. It has no oracle; the test decides which results are right.
 
 #![deny(clippy::too_many_lines)]
 
@@ -81,7 +83,7 @@ pub use kernel::{RingId, SimKernel};
 pub use socket::{ConnectionId, Socket, SocketListener};
 pub use stream::BlockingStream;
 
-/// How long a connect in real time waits for room in the backlog.
+/// Time limit of a connect in real time for a place in the backlog.
 const CONNECT_WITHIN: Duration = Duration::from_secs(20);
 
 /// A separate network, in real time or in virtual time. Clones are the same network.
@@ -91,7 +93,7 @@ pub struct Network {
 }
 
 impl Default for Network {
-    /// In real time, without faults.
+    /// Creates a network in real time, without faults.
     fn default() -> Network {
         Network::new(false, Plan::new(Faults::none(), 0))
     }
@@ -102,13 +104,15 @@ impl Network {
         Network { shared: Arc::new(Shared::new(stepped, plan)) }
     }
 
-    /// In real time, with [`Faults::harmless`], drawn by the seed. Half of all connections come to the first shard.
+    /// Creates a network in real time, with [`Faults::harmless`], drawn by the seed. Half of all
+    /// connections reach the first shard.
     pub fn with_faults(seed: u64) -> Network {
         Network::new(false, Plan::new(Faults::harmless(), seed))
     }
 
-    /// Listens at `addr`, once for each shard, and returns the address with its port, which it chooses if it is 0. Which
-    /// shard's listener a connection comes to is drawn, as with `SO_REUSEPORT`.
+    /// Listens at `addr`, once for each shard, and returns the address with its port, which it
+    /// chooses if it is 0. The shard whose listener a connection reaches is drawn, as with
+    /// `SO_REUSEPORT`.
     ///
     /// # Errors
     /// `AddrInUse`.
@@ -116,18 +120,19 @@ impl Network {
         self.shared.lock().listen(addr, shards)
     }
 
-    /// Adopts the listener at `addr`, for each shard: the shards accept from its one queue, with whatever other rings adopted it.
-    /// It is made with the first adoption, and is there, with its queue, until the network is gone: as a service manager holds
-    /// it.
+    /// Adopts the listener at `addr`, for each shard: the shards accept from its one queue,
+    /// together with all other rings that adopted it. It is created with the first adoption, and
+    /// exists, with its queue, until the network is dropped, as if a service manager held it.
     ///
     /// # Errors
-    /// `AddrInUse` if a listener is there that was not made so.
+    /// `AddrInUse` if there is a listener that was not created this way.
     pub fn adopt(&self, addr: SocketAddr, shards: usize) -> io::Result<()> {
         self.shared.lock().adopt(addr, shards)
     }
 
-    /// A driver for this shard, which accepts where [`listen`](Network::listen) or [`adopt`](Network::adopt) was called for it
-    /// since the last driver with that number was made. It connects from the first of these addresses, or else from 127.0.0.1.
+    /// Creates a driver for this shard, which accepts where [`listen`](Network::listen) or
+    /// [`adopt`](Network::adopt) was called for it since the last driver with that number was
+    /// created. It connects from the first of these addresses, or else from 127.0.0.1.
     ///
     /// # Errors
     /// If the receive memory is impossible, or, in real time, there is no descriptor for the wake-up.
@@ -146,11 +151,11 @@ impl Network {
         self.connect_with(addr, None)
     }
 
-    /// As [`connect`](Network::connect), with a socket that holds `bytes` received bytes: what was sent beyond them waits
-    /// at the server.
+    /// Does [`connect`](Network::connect), with a socket that holds `bytes` received bytes: bytes
+    /// sent beyond them wait at the server.
     ///
     /// # Errors
-    /// As above.
+    /// Those of [`connect`](Network::connect).
     pub fn connect_with_window(&self, addr: SocketAddr, bytes: usize) -> io::Result<BlockingStream> {
         self.connect_with(addr, Some(bytes))
     }
@@ -176,19 +181,20 @@ impl Network {
         }
     }
 
-    /// How often each fault struck.
+    /// Occurrences of each fault.
     pub fn injected(&self) -> Injected {
         self.shared.plan.injected()
     }
 
-    /// How often the adversary did this.
+    /// Occurrences of this hostile event.
     pub fn occurred(&self, event: HostileEvent) -> u64 {
         self.shared.plan.occurred.of(event)
     }
 
-    /// What is open, one line each: listeners, ends of connections, connections on their way between rings, rings; and what
-    /// rings held when they ended: descriptors, leased buffers, operations in flight. Empty once all drivers and clients of
-    /// a test were dropped in order.
+    /// Everything open, one line each: listeners, ends of connections, connections in transit
+    /// between rings, rings; and resources that rings held when they ended: descriptors, leased
+    /// buffers, operations in flight. Empty once all drivers and clients of a test were dropped in
+    /// order.
     pub fn leaks(&self) -> Vec<String> {
         let mut state = self.shared.lock();
         state.close_lost();

@@ -1,4 +1,4 @@
-//! Carrying out what was submitted.
+//! Execution of submitted operations.
 
 use ringserve_core::{Batch, CloseHow, ConnId};
 use ringserve_drivers::kernel::{Kind, RawCqe, RawOp, SendMode, SentQuietly};
@@ -29,7 +29,7 @@ impl SimKernel {
             }
             RawOp::Connect { id, address } => match self.ring.files.get(id) {
                 Some(file) => {
-                    // It is made with what is ready, in this enter.
+                    // The connection is made together with ready ones, in this enter.
                     let addr = address.as_ip().expect("its socket was made for an IP address");
                     self.ring.connects.push(Operation::new(id, file, addr));
                 }
@@ -90,19 +90,19 @@ impl SimKernel {
         self.ring.files.install(id, File { connection, side });
     }
 
-    /// The completion of a receive of a connection that is not there.
+    /// Completes a receive of a connection that is not there.
     fn answer_unless(&mut self, is_armed: bool, user_data: u64) {
         if !is_armed {
             self.answer(user_data, Err(libc::EBADF));
         }
     }
 
-    /// The one completion of what is done at once.
+    /// Posts the only completion of an operation that is done at once.
     fn answer(&mut self, user_data: u64, result: Result<i32, i32>) {
         self.post(RawCqe::new(user_data, result.unwrap_or_else(|errno| -errno), 0));
     }
 
-    /// The same, or later if the adversary does this.
+    /// Does the same, or later if the adversary causes this event.
     fn answer_or_late(
         &mut self,
         user_data: u64,
@@ -130,7 +130,7 @@ impl SimKernel {
             }
             return self.answer(user_data, Err(libc::EALREADY));
         }
-        // What it is for may go on just before.
+        // The operation to cancel may make progress just before.
         let races = matches!(op, RawOp::CancelReceive { .. } | RawOp::CancelSend { .. })
             && self.ring.cancelled(user_data).is_some()
             && self.faults.strike(Fault::CancelRace);
@@ -159,7 +159,7 @@ impl SimKernel {
         }
     }
 
-    /// Ends what a cancel found.
+    /// Ends the operation that a cancel found.
     fn end_by_cancel(&mut self, op: &RawOp, state: &mut State) {
         match op {
             RawOp::CancelAccept { listener } => self.cancel_accept(*listener, state),
@@ -199,7 +199,7 @@ impl SimKernel {
             return self.post_sent(id, -errno, batch);
         }
         if mode == SendMode::All {
-            // It gets its bytes with the others that wait, in this enter.
+            // It sends its bytes together with the others that wait, in this enter.
             return self.ring.sends.push(Operation::new(id, file, Sending { batch, sent: 0 }));
         }
         if self.faults.strike(Fault::NoRoom) {
@@ -218,7 +218,7 @@ impl SimKernel {
         }
     }
 
-    /// The completion of a send.
+    /// Posts the completion of a send.
     pub(crate) fn post_sent(&mut self, id: ConnId, res: i32, batch: Box<Batch>) {
         let mut cqe = RawCqe::new(Kind::Send.with(id.bits()), res, 0);
         cqe.batch = Some(batch);

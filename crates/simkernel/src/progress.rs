@@ -10,11 +10,11 @@ use crate::kernel::SimKernel;
 use crate::ring::{Cancels, Operation, Ring, Sending, find};
 use crate::state::State;
 
-/// Completions of one receive in one go, as in Linux: then it is the others' turn.
+/// Completions of one receive in a row, as in Linux: then it is the others' turn.
 const IN_A_ROW: usize = 32;
 
 impl SimKernel {
-    /// Posts what is ready.
+    /// Posts everything that is ready.
     pub(crate) fn progress(&mut self, state: &mut State) {
         let Ring { receives, sends, .. } = &mut self.ring;
         if !receives.is_empty() && self.faults.strike(Fault::Reorder) {
@@ -32,7 +32,7 @@ impl SimKernel {
         for listener in 0..self.listeners.len() {
             self.accept(listener as u16, state);
         }
-        // Backwards, so that one that ends moves only what was looked at.
+        // Backwards, so that an ended send moves only those that were checked.
         for index in (0..self.ring.sends.len()).rev() {
             self.send_rest(index, state);
         }
@@ -44,7 +44,7 @@ impl SimKernel {
         self.left_over |= self.faults.is_opposed() && self.ring.is_ending_something();
     }
 
-    /// A receive has nothing to look at. True if it is still armed.
+    /// Handles a receive without input. True if it is still armed.
     fn wait_on(&mut self, index: usize) -> bool {
         if !self.ring.buffers.is_empty() || !self.faults.is_opposed() {
             return true;
@@ -56,7 +56,7 @@ impl SimKernel {
         self.end_receive(id, libc::ENOBUFS)
     }
 
-    /// Ends what was to end by itself since its cancel.
+    /// Ends operations that had to end by themselves after their cancel.
     fn end_cancelled(&mut self, state: &mut State) {
         if !self.ring.is_ending_something() {
             return;
@@ -80,7 +80,7 @@ impl SimKernel {
         }
     }
 
-    /// Connects, each as soon as there is a place in the backlog.
+    /// Makes connections, each as soon as there is a place in the backlog.
     fn connect(&mut self, state: &mut State) {
         let mut index = 0;
         while let Some(Operation { id, file, of: addr, .. }) = self.ring.connects.get(index) {
@@ -148,13 +148,13 @@ impl SimKernel {
         }
     }
 
-    /// The last completion of an accept.
+    /// Posts the last completion of an accept.
     pub(crate) fn end_accept(&mut self, listener: u16, res: i32) {
         self.ring.accepts[usize::from(listener)] = None;
         self.post(RawCqe::new(Kind::Accept.with(listener.into()), res, 0));
     }
 
-    /// Receives what is there. True if the receive is still armed.
+    /// Receives available bytes. True if the receive is still armed.
     pub(crate) fn receive(&mut self, index: usize, state: &mut State) -> bool {
         let Operation { id, file, .. } = self.ring.receives[index];
         let File { connection, side } = file;
@@ -186,7 +186,7 @@ impl SimKernel {
                 }
                 return false;
             }
-            // The buffer is chosen before the kernel knows what there is to receive.
+            // The buffer is chosen before the kernel knows whether there is input.
             if self.ring.buffers.is_empty() || self.faults.strike(Fault::NoBuffers) {
                 return self.end_receive(id, libc::ENOBUFS);
             }
@@ -216,7 +216,8 @@ impl SimKernel {
         true
     }
 
-    /// The last completion of a receive, without bytes, if it is armed. False: it is not armed any more.
+    /// Posts the last completion of a receive, without bytes, if it is armed. Returns false: it is
+    /// no longer armed.
     pub(crate) fn end_receive(&mut self, id: ConnId, errno: i32) -> bool {
         if let Some(index) = find(&self.ring.receives, id) {
             let is_cancelled = self.ring.receives[index].cancels.found;
@@ -227,7 +228,7 @@ impl SimKernel {
         false
     }
 
-    /// The error by which a receive ends for no cause, if this one is to.
+    /// The error by which a receive ends without a cause, if this one does.
     fn hostile_end(&mut self) -> Option<i32> {
         let ends =
             [(HostileEvent::ReceiveCanceled, libc::ECANCELED), (HostileEvent::ReceiveFails, libc::ENOMEM)];
@@ -243,7 +244,7 @@ impl SimKernel {
         more | if buffer { self.ring.buffers.select() } else { 0 }
     }
 
-    /// Sends what there is room for.
+    /// Sends as many bytes as there is room for.
     pub(crate) fn send_rest(&mut self, index: usize, state: &mut State) {
         self.touch(self.ring.sends[index].file);
         let Operation { id, file, of: send, .. } = &mut self.ring.sends[index];
@@ -262,7 +263,8 @@ impl SimKernel {
         self.end_send(id, 0);
     }
 
-    /// The completion of a send that waited, if one does: what left, or else the error.
+    /// Posts the completion of a send that waited, if there is one: the bytes sent, or else the
+    /// error.
     pub(crate) fn end_send(&mut self, id: ConnId, errno: i32) {
         let Some(index) = find(&self.ring.sends, id) else { return };
         let Sending { batch, sent } = self.ring.sends.swap_remove(index).of;
@@ -271,7 +273,8 @@ impl SimKernel {
     }
 }
 
-/// Writes the next bytes of a send, as many as there is room for. An error only if nothing was written.
+/// Writes the next bytes of a send, as many as there is room for. An error only if nothing was
+/// written.
 pub(crate) fn write(
     connection: &mut Connection,
     side: Side,

@@ -1,11 +1,11 @@
-//! Chance, from a seed.
+//! Random numbers, from a seed.
 
 /// A small generator (xorshift with a multiplier); good enough to draw faults, and the same everywhere.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// A generator whose numbers depend on the seed alone.
+    /// Creates a generator whose numbers depend on the seed alone.
     pub fn new(seed: u64) -> Rng {
         // One round of splitmix64, so that neighbouring seeds have nothing in common.
         let mut z = seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -22,7 +22,7 @@ impl Rng {
         self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
     }
 
-    /// A number below `bound`, which is not 0. Beyond 2^32 not every one comes up.
+    /// A number below `bound`, which is not 0. Beyond 2^32 not every number occurs.
     #[inline]
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next() >> 32) * u128::from(bound)) >> 32) as u64

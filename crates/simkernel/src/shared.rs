@@ -1,4 +1,4 @@
-//! The lock around a network's state, what clients wait at, and the hash of all that happened.
+//! The lock around a network's state, the waits of clients, and the hash of all events.
 
 use std::mem;
 use std::ops::{Deref, DerefMut};
@@ -10,7 +10,7 @@ use std::time::Instant;
 use crate::faults::Plan;
 use crate::state::State;
 
-/// The lock, and what clients wait at.
+/// The lock, and the condition for which clients wait.
 pub(crate) struct Shared {
     /// Time is virtual, and nothing blocks.
     pub(crate) stepped: bool,
@@ -32,12 +32,12 @@ impl Shared {
         Locked { state: Some(self.state.lock().unwrap_or_else(PoisonError::into_inner)) }
     }
 
-    /// A server did something that clients may wait for.
+    /// Notifies clients of an action of a server for which they may wait.
     pub(crate) fn notify_clients(&self) {
         self.changed.notify_all();
     }
 
-    /// Waits until a server did something, at most until the deadline.
+    /// Waits for an action of a server, until the deadline.
     pub(crate) fn wait<'a>(&self, mut locked: Locked<'a>, deadline: Option<Instant>) -> Locked<'a> {
         let state = locked.state.take().expect("it is taken by wait and drop alone");
         let state = match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
@@ -47,7 +47,7 @@ impl Shared {
         Locked { state: Some(state) }
     }
 
-    /// Takes an event into the hash.
+    /// Adds an event to the hash.
     pub(crate) fn note(&self, words: &[u64]) {
         if self.stepped {
             let mix =
@@ -57,7 +57,7 @@ impl Shared {
         }
     }
 
-    /// As [`note`](Shared::note), with bytes.
+    /// Does [`note`](Shared::note), with bytes.
     pub(crate) fn note_bytes(&self, words: &[u64], bytes: &[u8]) {
         if self.stepped {
             self.note(words);
@@ -72,7 +72,7 @@ impl Shared {
     }
 }
 
-/// The state under its lock. Wakers are woken once the lock is free: what they drop may be a socket.
+/// The state under its lock. Wakers are called once the lock is free: they may drop a socket.
 pub(crate) struct Locked<'a> {
     state: Option<MutexGuard<'a, State>>,
 }

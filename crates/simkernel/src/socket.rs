@@ -1,4 +1,4 @@
-//! Sockets of clients in virtual time: what would wait leaves a waker.
+//! Sockets of clients in virtual time: calls that would wait leave a waker.
 
 use std::fmt;
 use std::io;
@@ -15,11 +15,11 @@ use crate::state::NEVER;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(pub(crate) u32);
 
-/// A client's TCP socket. Dropping it closes it, as `close(2)` does: with FIN behind what was written, or with a reset if
-/// bytes that arrived were not read.
+/// A client's TCP socket. Dropping it closes it, as `close(2)` does: with FIN after the written
+/// bytes, or with a reset if bytes that arrived were not read.
 ///
-/// Each call does at once what it can. One that would wait returns [`Poll::Pending`] and has the task of its context woken,
-/// the last one for reading and the last one for writing.
+/// Each call does as much as it can at once. A call that would wait returns [`Poll::Pending`] and
+/// wakes the task of its context later, the last one for reading and the last one for writing.
 pub struct Socket {
     shared: Arc<Shared>,
     place: Place,
@@ -27,7 +27,7 @@ pub struct Socket {
 
 #[derive(Clone, Copy)]
 enum Place {
-    /// `at` is when the handshake is over, once it has begun.
+    /// `at` is the end of the handshake, once it has begun.
     Connecting {
         from: IpAddr,
         to: SocketAddr,
@@ -94,10 +94,11 @@ impl Socket {
         read
     }
 
-    /// Writes what both sockets have room for, 256 KiB that the peer did not read, and returns how much that was.
+    /// Writes as many bytes as both sockets have room for, 256 KiB that the peer did not read, and
+    /// returns how many.
     ///
     /// # Errors
-    /// `ConnectionReset` once and `BrokenPipe` from then on; `NotConnected` before the connect.
+    /// `ConnectionReset` once and `BrokenPipe` afterwards; `NotConnected` before the connect.
     pub fn poll_write(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = self.poll(cx, Direction::Write, |connection, side| connection.write(side, bytes));
         if let Poll::Ready(written) = &written {
@@ -106,7 +107,7 @@ impl Socket {
         written
     }
 
-    /// Sends FIN behind what was written; reading goes on.
+    /// Sends FIN after the written bytes; reading continues.
     ///
     /// # Errors
     /// `NotConnected` before the connect and after a reset.
@@ -120,12 +121,13 @@ impl Socket {
         shut.map_err(io::Error::from_raw_os_error)
     }
 
-    /// Closes it with a reset. What the peer did not take in by then is gone.
+    /// Closes it with a reset. Bytes that the peer has not received by then are lost.
     pub fn reset(mut self) {
         self.close(true);
     }
 
-    /// The connection, for what a [`Network`](crate::Network) does to one by hand. `None` before the connect.
+    /// The connection, for manual actions of a [`Network`](crate::Network). `None` before the
+    /// connect.
     pub fn connection(&self) -> Option<ConnectionId> {
         self.end().ok().map(|(number, _)| ConnectionId(number))
     }
@@ -179,7 +181,7 @@ impl Socket {
         }
     }
 
-    /// Takes an event of this socket into the hash.
+    /// Adds an event of this socket to the hash.
     fn note(&self, words: &[u64]) {
         self.shared.note(&[self.end().map_or(u64::MAX, |(number, _)| number.into())]);
         self.shared.note(words);
@@ -201,7 +203,8 @@ impl fmt::Debug for Socket {
     }
 }
 
-/// A listening socket of a client: what servers connect to as an upstream. Dropping it resets what was not accepted.
+/// A listening socket of a client, to which servers connect as to an upstream. Dropping it resets
+/// connections that were not accepted.
 pub struct SocketListener {
     shared: Arc<Shared>,
     listener: usize,

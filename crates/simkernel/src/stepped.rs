@@ -1,4 +1,4 @@
-//! A network in virtual time: its clock, its clients, what each ring waits for, and what is done to it by hand.
+//! A network in virtual time: its clock, its clients, the waits of its rings, and manual actions.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -13,25 +13,27 @@ use crate::{Adversary, ConnectionId, Faults, Network, RingId, Socket, SocketList
 ///
 /// 1. A ring takes a turn while [`wakes_at`](Network::wakes_at) is not after [`now`](Network::now), and a client's task is
 ///    polled while it is woken, in any order.
-/// 2. Once neither is the case, [`set_now`](Network::set_now) jumps to the earliest of what all rings wait for, of
-///    [`next_event_at`](Network::next_event_at) and of the scheduler's own timers.
+/// 2. Once neither is the case, [`set_now`](Network::set_now) jumps to the earliest of the ends of
+/// all rings' waits, of    [`next_event_at`](Network::next_event_at) and of the scheduler's own
+/// timers.
 impl Network {
-    /// In virtual time, which begins at 0, with these faults, drawn by the seed.
+    /// Creates a network in virtual time, which begins at 0, with these faults, drawn by the seed.
     pub fn stepped(seed: u64, faults: Faults) -> Network {
         Network::new(true, Plan::new(faults, seed))
     }
 
-    /// The same against an adversary: completions and enters are as hostile as the interface allows.
+    /// Does the same with an adversary: completions and enters are as hostile as the interface
+    /// allows.
     pub fn stepped_against(adversary: Adversary, seed: u64, faults: Faults) -> Network {
         Network::new(true, Plan::against(adversary, faults, seed))
     }
 
-    /// The virtual time: what the kernel interface says it is.
+    /// The virtual time, which the kernel interface reports.
     pub fn now(&self) -> Duration {
         self.shared.lock().now()
     }
 
-    /// Sets the virtual time, and has what is due by then arrive.
+    /// Sets the virtual time, and delivers everything that is due by then.
     ///
     /// # Panics
     /// If it goes back.
@@ -40,25 +42,26 @@ impl Network {
         self.shared.lock().set_now(now);
     }
 
-    /// When something happens by itself: bytes that were delayed arrive, or a handshake is over. `None` while nothing is on
-    /// the way, or all of it is held.
+    /// The time at which something happens by itself: delayed bytes arrive, or a handshake ends.
+    /// `None` while nothing is in flight, or all of it is held.
     pub fn next_event_at(&self) -> Option<Duration> {
         self.shared.lock().next_event_at()
     }
 
-    /// When a ring's driver is to take a turn: [`now`](Network::now) if something is there for it, it was woken, or its last
-    /// turn brought something; else the end of the wait that its last turn asked for. `None` if it waits until something
-    /// happens, and for a ring whose driver was dropped. A turn may bring nothing, as after an interrupted wait.
+    /// The time at which a ring's driver has to take a turn: [`now`](Network::now) if something is
+    /// there for it, it was woken, or its last turn brought something; else the end of the wait
+    /// that its last turn asked for. `None` if it waits until something happens, and for a ring
+    /// whose driver was dropped. A turn may bring nothing, for example after an interrupted wait.
     pub fn wakes_at(&self, ring: RingId) -> Option<Duration> {
         self.shared.lock().wakes_at(ring.0)
     }
 
-    /// A client's socket on the host `from`, that will connect to `to`.
+    /// Creates a client's socket on the host `from`, which will connect to `to`.
     pub fn socket(&self, from: IpAddr, to: SocketAddr) -> Socket {
         Socket::connecting(self.shared.clone(), from, to)
     }
 
-    /// A listening socket of a client, for servers that connect; port 0 finds a free one.
+    /// Creates a listening socket of a client, for servers that connect; port 0 finds a free one.
     ///
     /// # Errors
     /// `AddrInUse`.
@@ -67,49 +70,50 @@ impl Network {
         Ok(SocketListener::new(self.shared.clone(), listener, addr))
     }
 
-    /// The connections of which an end is open, each with its client's address and its server's, in the order in which they
-    /// were made.
+    /// The connections of which an end is open, each with its client's address and its server's, in
+    /// the order in which they were created.
     pub fn connections(&self) -> Vec<(ConnectionId, SocketAddr, SocketAddr)> {
         let state = self.shared.lock();
         state.connections().map(|(number, (client, server))| (ConnectionId(number), client, server)).collect()
     }
 
-    /// From now on connections from a host have these credentials, as a Unix socket's have.
+    /// Gives connections from a host these credentials from now on, like those of a Unix socket.
     pub fn set_credentials(&self, host: IpAddr, credentials: PeerCredentials) {
         self.shared.lock().credentials.insert(host, credentials);
     }
 
-    /// Has nothing arrive between two hosts: connects wait, and what is sent stays on the way.
+    /// Stops arrivals between two hosts: connects wait, and sent bytes stay in flight.
     pub fn partition(&self, a: IpAddr, b: IpAddr) {
         self.shared.note(&[7]);
         self.shared.lock().set_partition(a, b, true);
     }
 
-    /// Ends a partition. What was on the way arrives.
+    /// Ends a partition. Messages in flight arrive.
     pub fn heal(&self, a: IpAddr, b: IpAddr) {
         self.shared.note(&[8]);
         self.shared.lock().set_partition(a, b, false);
     }
 
-    /// Has nothing arrive on a connection, in either direction.
+    /// Stops arrivals on a connection, in either direction.
     pub fn hold(&self, connection: ConnectionId) {
         self.shared.note(&[9, connection.0.into()]);
         self.shared.lock().set_held(connection.0, true);
     }
 
-    /// Ends a hold. What was on the way arrives, unless a partition is in the way too.
+    /// Ends a hold. Messages in flight arrive, unless a partition stops them too.
     pub fn release(&self, connection: ConnectionId) {
         self.shared.note(&[10, connection.0.into()]);
         self.shared.lock().set_held(connection.0, false);
     }
 
-    /// Breaks a connection between its ends: both find a reset, behind what had arrived.
+    /// Breaks a connection between its ends: both find a reset, after everything that had arrived.
     pub fn reset(&self, connection: ConnectionId) {
         self.shared.note(&[11, connection.0.into()]);
         self.shared.lock().break_off(connection.0);
     }
 
-    /// Closes each connection on its way between rings whose descriptor was dropped, as a kernel does at once.
+    /// Closes each connection in transit between rings whose descriptor was dropped, as a kernel
+    /// does at once.
     pub fn close_lost(&self) {
         self.shared.lock().close_lost();
     }
@@ -120,9 +124,9 @@ impl Network {
         self.shared.lock().break_ring(ring.0, errno);
     }
 
-    /// A running hash of all that rings and clients were told and of what was done by hand, in order: equal for two runs of
-    /// the same seed that take the same steps. A run whose hash differs depends on something else, such as the order of a
-    /// hash map, a clock or a thread.
+    /// A running hash of everything reported to rings and clients and of all manual actions, in
+    /// order: equal for two runs of the same seed that take the same steps. A run whose hash
+    /// differs depends on something else, such as the order of a hash map, a clock or a thread.
     pub fn event_hash(&self) -> u64 {
         self.shared.hash()
     }

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use crate::connection::{Connection, Side};
 use crate::shared::Shared;
 
-/// A connected client, with what [`TcpStream`](std::net::TcpStream) offers to a test. Clones are the same end; dropping the
-/// last one closes it.
+/// A connected client with the interface of [`TcpStream`](std::net::TcpStream) that tests need.
+/// Clones are the same end; dropping the last one closes it.
 #[derive(Clone)]
 pub struct BlockingStream {
     end: Arc<ClientEnd>,
@@ -49,7 +49,7 @@ impl ClientEnd {
         set(&mut self.options.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Does something until it would not have to wait, or the time is over.
+    /// Repeats an action until it does not have to wait, or the time is over.
     fn until<T>(
         &self,
         timeout: Option<Duration>,
@@ -84,32 +84,33 @@ impl BlockingStream {
         self.end.addrs.0
     }
 
-    /// The address it connected to.
+    /// The address to which it connected.
     pub fn peer_addr(&self) -> SocketAddr {
         self.end.addrs.1
     }
 
-    /// How long a read waits, for ever with `None`; then it fails with `WouldBlock`. Holds for all clones.
+    /// Sets how long a read waits, without limit for `None`; then it fails with `WouldBlock`. Holds
+    /// for all clones.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) {
         self.end.set(|options| options.read_timeout = timeout);
     }
 
-    /// How long a write waits, as above.
+    /// Sets how long a write waits, like [`set_read_timeout`](BlockingStream::set_read_timeout).
     pub fn set_write_timeout(&self, timeout: Option<Duration>) {
         self.end.set(|options| options.write_timeout = timeout);
     }
 
-    /// Whether a call that would have to wait fails with `WouldBlock` instead.
+    /// Sets whether a call that would have to wait fails with `WouldBlock` instead.
     pub fn set_nonblocking(&self, nonblocking: bool) {
         self.end.set(|options| options.nonblocking = nonblocking);
     }
 
-    /// Whether the close is a reset, as with a linger time of zero.
+    /// Sets whether the close is a reset, as with a linger time of zero.
     pub fn set_reset_on_close(&self, reset_on_close: bool) {
         self.end.set(|options| options.reset_on_close = reset_on_close);
     }
 
-    /// As a read that leaves everything where it is.
+    /// Reads, but leaves everything in place.
     ///
     /// # Errors
     /// Those of a read.
@@ -117,7 +118,7 @@ impl BlockingStream {
         self.end.until(self.end.options().read_timeout, |connection| connection.peek(Side::Client, into))
     }
 
-    /// Ends writing. To stop reading means nothing here, as it means nothing to a TCP peer.
+    /// Ends writing. Ending reading means nothing here, as it means nothing to a TCP peer.
     ///
     /// # Errors
     /// `NotConnected` after a reset.

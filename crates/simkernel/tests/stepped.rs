@@ -15,7 +15,7 @@ use ringserve_core::{Address, Batch, Budget, Completion, ConnId, Driver, Op, Wai
 use ringserve_drivers::{Uring, UringConfig};
 use ringserve_simkernel::{Fault, Faults, Injected, Network, SimKernel, Socket};
 
-/// Three messages, each heard back, and the end.
+/// Sends three messages, receives each back, and reads the end.
 async fn say_and_hear(network: Network, addr: SocketAddr, name: usize) -> io::Result<()> {
     let mut socket = connect(&network, addr).await?;
     for len in [1, 1000, 60_000] {
@@ -30,7 +30,8 @@ async fn say_and_hear(network: Network, addr: SocketAddr, name: usize) -> io::Re
     Ok(())
 }
 
-/// Eight clients of two rings: the hash of what happened, the time it took, what struck, and the clients that failed.
+/// Runs eight clients of two rings. Returns the hash of the events, the time it took, the faults
+/// that occurred, and the clients that failed.
 #[track_caller]
 fn echo(seed: u64, faults: Faults) -> (u64, Duration, Injected, usize) {
     let network = Network::stepped(seed, faults);

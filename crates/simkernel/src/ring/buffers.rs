@@ -1,4 +1,4 @@
-//! The buffer ring: provided buffers, the first of which is written to.
+//! The buffer ring: provided buffers, the first of which is filled next.
 
 use std::collections::VecDeque;
 
@@ -18,7 +18,7 @@ impl Buffers {
         Buffers { ring: VecDeque::new(), entries_max, buffer_bytes }
     }
 
-    /// Puts a buffer behind the others.
+    /// Adds a buffer after the others.
     pub fn provide(&mut self, side: &KernelSide, buffer: u16) {
         assert!(side.is_lent(buffer), "buffer {buffer} is provided but not lent");
         assert!(!self.ring.contains(&buffer), "buffer {buffer} is provided twice");
@@ -36,7 +36,7 @@ impl Buffers {
         self.ring.is_empty()
     }
 
-    /// The number of bytes that one takes.
+    /// The size in bytes of each.
     pub fn room(&self) -> usize {
         self.buffer_bytes
     }

@@ -56,7 +56,7 @@ impl<F: Copy> Files<F> {
 pub struct Descriptors<D>(Vec<Option<D>>);
 
 impl<D: Copy> Descriptors<D> {
-    /// Opens the lowest number that is free, so that numbers are used again at once.
+    /// Opens the lowest number that is free, so that numbers are reused at once.
     pub fn open(&mut self, of: D) -> i32 {
         let place = self.0.iter().position(Option::is_none).unwrap_or(self.0.len());
         if place == self.0.len() {
@@ -72,14 +72,14 @@ impl<D: Copy> Descriptors<D> {
         open.unwrap_or_else(|| panic!("descriptor {fd} is not open"))
     }
 
-    /// Closes a descriptor, and returns what it named.
+    /// Closes a descriptor, and returns its file.
     pub fn take(&mut self, fd: i32) -> D {
         let of = self.get(fd);
         self.0[fd as usize - 3] = None;
         of
     }
 
-    /// Closes those of which this is true, and returns what they named.
+    /// Closes those of which this is true, and returns their files.
     pub fn take_if(&mut self, is_one: impl Fn(&D) -> bool) -> Vec<D> {
         self.0.iter_mut().filter_map(|place| place.take_if(|of| is_one(of))).collect()
     }

@@ -1,15 +1,16 @@
-//! One model of a ring, for kernels that are simulated above it: submission and completion queue, buffer ring, file
-//! table, and what is in flight. Sockets, time and faults are those of what stands above it.
+//! One model of a ring, for simulated kernels above it: submission and completion queue, buffer
+//! ring, file table, and operations in flight. The layer above has the sockets, time and faults.
 //!
 //! ```text
-//!   kernel in this crate        a network, real or virtual time, faults that a network has, an adversary by seed
+//!   kernel in this crate        a network, real or virtual time, faults of a network, an adversary
 //!   kernel of a campaign        scripted peers, oracles, every fault that io_uring may show
-//!   ────────────────────        what is ready, what goes wrong, when
-//!   Ring                        what may be asked, what is in flight, what an answer says
+//!   ────────────────────        readiness, faults, times
+//!   Ring                        legal requests, operations in flight, contents of answers
 //! ```
 //!
-//! What no driver may ask for is a panic: a slot installed twice, two receives or two sends of one connection, a close under
-//! either, a buffer that is provided twice or not lent, a buffer ring replaced under a receive.
+//! A request that no driver may make is a panic: a slot installed twice, two receives or two sends
+//! of one connection, a close during either, a buffer that is provided twice or not lent, a buffer
+//! ring replaced during a receive.
 
 mod buffers;
 mod files;
@@ -27,7 +28,7 @@ use ringserve_buf::{Block, KernelSide};
 use ringserve_core::{Batch, ConnId};
 use ringserve_drivers::kernel::{Kind, RawOp};
 
-/// How large a ring is.
+/// Sizes of a ring.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
     /// Entries of the submission queue.
@@ -57,24 +58,24 @@ pub struct Ring<F, N, R, C> {
     pub buffers: Buffers,
     /// Connections, by slot.
     pub files: Files<F>,
-    /// Receives that are armed.
+    /// Armed receives.
     pub receives: Operations<F, R>,
-    /// Those of them that are for once: where each goes, and how many bytes at most, unless it is into a buffer.
+    /// One-shot receives among them, with the block and the most bytes, or `None` for a buffer.
     singles: HashMap<ConnId, Option<(Box<Block>, usize)>>,
-    /// Blocks of those whose completion was posted, and not taken.
+    /// Blocks of receives whose completion was posted, and which were not taken.
     blocks: HashMap<ConnId, (Box<Block>, usize)>,
     /// Sends that wait for room.
     pub sends: Operations<F, Sending>,
     /// Connects that wait for their peer.
     pub connects: Operations<F, C>,
-    /// By listener, `Some` while an accept is armed there.
+    /// For each listener, `Some` while an accept is armed there.
     pub accepts: Vec<Option<Cancels>>,
     /// True while the read of the wake-up is armed.
     pub wake_armed: bool,
 }
 
 impl<F: Copy, N, R, C> Ring<F, N, R, C> {
-    /// A ring with nothing in flight.
+    /// Creates a ring with nothing in flight.
     pub fn new(sizes: Sizes) -> Ring<F, N, R, C> {
         Ring {
             sizes,
@@ -92,7 +93,7 @@ impl<F: Copy, N, R, C> Ring<F, N, R, C> {
         }
     }
 
-    /// How large it is.
+    /// The sizes of the ring.
     pub fn sizes(&self) -> Sizes {
         self.sizes
     }
@@ -103,14 +104,15 @@ impl<F: Copy, N, R, C> Ring<F, N, R, C> {
         assert!(old.is_none(), "a listener has two accepts");
     }
 
-    /// Arms a receive, behind the others. False for a connection that has no file: `EBADF`.
+    /// Arms a receive, after the others. False for a connection that has no file: `EBADF`.
     pub fn arm_receive(&mut self, id: ConnId, of: R) -> bool {
         assert!(find(&self.receives, id).is_none(), "two receives on {id}");
         let file = self.files.get(id);
         file.inspect(|file| self.receives.push(Operation::new(id, *file, of))).is_some()
     }
 
-    /// As [`arm_receive`](Ring::arm_receive), for once, into a block if there is one: at most as many bytes.
+    /// Does [`arm_receive`](Ring::arm_receive) once only, into a block if there is one: at most as
+    /// many bytes.
     pub fn arm_single(&mut self, id: ConnId, of: R, into: Option<(Box<Block>, usize)>) -> bool {
         assert!(!self.blocks.contains_key(&id), "the block of {id} was not taken");
         if let Some((block, most)) = &into {
@@ -124,17 +126,17 @@ impl<F: Copy, N, R, C> Ring<F, N, R, C> {
         false
     }
 
-    /// True if the receive of a connection is for once.
+    /// True if the receive of a connection is one-shot.
     pub fn is_single(&self, id: ConnId) -> bool {
         self.singles.contains_key(&id)
     }
 
-    /// The block that the receive of a connection goes into, and how many bytes may.
+    /// The block of a connection's receive, and the most bytes.
     pub fn block_of(&mut self, id: ConnId) -> Option<&mut (Box<Block>, usize)> {
         self.singles.get_mut(&id)?.as_mut()
     }
 
-    /// The receive at this place of the list ends. What its last completion is.
+    /// Ends the receive at this place of the list. Returns the kind of its last completion.
     pub fn end_receive(&mut self, index: usize) -> Kind {
         let id = self.receives.remove(index).id;
         match self.singles.remove(&id).flatten() {
@@ -146,19 +148,19 @@ impl<F: Copy, N, R, C> Ring<F, N, R, C> {
         }
     }
 
-    /// Gives back the block of a receive that ended.
+    /// Returns the block of a receive that ended.
     pub fn take_block(&mut self, id: ConnId) -> Option<(Box<Block>, usize)> {
         self.blocks.remove(&id)
     }
 
-    /// The file that a send goes to. `None` for a connection that has none: `EBADF`.
+    /// The file of a send. `None` for a connection that has none: `EBADF`.
     pub fn begin_send(&self, id: ConnId, batch: &Batch) -> Option<F> {
         assert!(!batch.is_empty(), "an empty send on {id}");
         assert!(find(&self.sends, id).is_none(), "two sends in flight on {id}");
         self.files.get(id)
     }
 
-    /// Takes a connection out of the file table. `None` if it was not in it: `EBADF`.
+    /// Takes a connection out of the file table. `None` if it was not there: `EBADF`.
     pub fn close(&mut self, id: ConnId) -> Option<F> {
         assert!(find(&self.receives, id).is_none(), "{id} is closed under its receive");
         assert!(find(&self.sends, id).is_none(), "{id} is closed under its send");
@@ -171,7 +173,7 @@ impl<F: Copy, N, R, C> Ring<F, N, R, C> {
         self.wake_armed = true;
     }
 
-    /// What earlier cancels did to what a cancel with this `user_data` is for, if that is in flight.
+    /// The effect of earlier cancels on the operation with this `user_data`, if it is in flight.
     pub fn cancelled(&mut self, user_data: u64) -> Option<&mut Cancels> {
         fn of<F, T>(operations: &mut Operations<F, T>, user_data: u64) -> Option<&mut Cancels> {
             let index = find(operations, ConnId::from_bits(user_data))?;
@@ -186,7 +188,7 @@ impl<F: Copy, N, R, C> Ring<F, N, R, C> {
         }
     }
 
-    /// True if what a cancel answered `EALREADY` for has not ended.
+    /// True if an operation has not ended whose cancel answered `EALREADY`.
     pub fn is_ending_something(&self) -> bool {
         self.receives.iter().any(|receive| receive.cancels.is_ending())
             || self.sends.iter().any(|send| send.cancels.is_ending())

@@ -1,23 +1,24 @@
-//! Operations in flight, and the cancels that look for them.
+//! Operations in flight, and the cancels for them.
 
 use ringserve_core::{Batch, ConnId};
 
-/// Cancels in a row that find nothing though what they are for lives: it is between two states.
+/// Cancels in a row that find nothing though the operation lives: it is between two states.
 const MISSED_MAX: u8 = 3;
 
 /// The effect of cancels on an operation in flight.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cancels {
-    /// The number that answered `ENOENT` though it lives. The driver makes another.
+    /// Cancels that answered `ENOENT` though the operation lives. The driver makes another.
     pub missed: u8,
-    /// True once one found it.
+    /// True once a cancel found it.
     pub found: bool,
-    /// After one that answered `EALREADY`, the number of looks at which it ends by itself; else 0.
+    /// After a cancel that answered `EALREADY`, the number of checks until it ends by itself; else
+    /// 0.
     pub checks_left: u8,
 }
 
 impl Cancels {
-    /// True if the next one may miss it too.
+    /// True if the next cancel may miss it too.
     pub fn may_miss(&self) -> bool {
         self.missed < MISSED_MAX
     }
@@ -27,7 +28,7 @@ impl Cancels {
         self.checks_left > 0
     }
 
-    /// Looks at it. True if it is to end now.
+    /// Checks the operation. True if it has to end now.
     pub fn check(&mut self) -> bool {
         let ends = self.checks_left == 1;
         self.checks_left = self.checks_left.saturating_sub(1);
@@ -35,7 +36,7 @@ impl Cancels {
     }
 }
 
-/// One of a connection.
+/// An operation of a connection.
 #[derive(Debug)]
 pub struct Operation<F, T> {
     /// The connection.
@@ -49,18 +50,18 @@ pub struct Operation<F, T> {
 }
 
 impl<F, T> Operation<F, T> {
-    /// One that no cancel looked for.
+    /// Creates an operation that no cancel looked for.
     pub fn new(id: ConnId, file: F, of: T) -> Operation<F, T> {
         Operation { id, file, cancels: Cancels::default(), of }
     }
 }
 
-/// A send: its batch, and how many bytes of it left.
+/// A send: its batch, and how many bytes of it were sent.
 #[derive(Debug)]
 pub struct Sending {
-    /// The given bytes.
+    /// The batch as it was given.
     pub batch: Box<Batch>,
-    /// Bytes that left.
+    /// Bytes that were sent.
     pub sent: usize,
 }
 
@@ -77,10 +78,10 @@ impl Sending {
     }
 }
 
-/// All of one kind, in the order in which they were armed unless a front end changes it.
+/// All operations of one kind, in the order in which they were armed unless a front end changes it.
 pub type Operations<F, T> = Vec<Operation<F, T>>;
 
-/// The index of a connection's.
+/// The index of a connection's operation.
 pub fn find<F, T>(operations: &[Operation<F, T>], id: ConnId) -> Option<usize> {
     operations.iter().position(|operation| operation.id == id)
 }

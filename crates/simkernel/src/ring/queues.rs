@@ -10,7 +10,7 @@ use ringserve_drivers::kernel::{RawCqe, RawOp, SentQuietly};
 #[derive(Debug)]
 pub struct Submissions {
     ops: VecDeque<RawOp>,
-    /// Entries they take.
+    /// Entries that the operations take.
     entries: usize,
     entries_max: usize,
 }
@@ -30,7 +30,7 @@ impl Submissions {
     /// Queues an operation.
     ///
     /// # Errors
-    /// It comes back if the queue is full.
+    /// Returns the operation if the queue is full.
     pub fn push(&mut self, op: RawOp) -> Result<(), RawOp> {
         let entries = self.entries + Self::entries_of(&op);
         if entries > self.entries_max {
@@ -62,12 +62,12 @@ impl Deref for Submissions {
     }
 }
 
-/// A completion that was not reaped, and what its kernel keeps with it.
+/// A completion that was not reaped, and the note of its kernel.
 #[derive(Debug)]
 pub struct Posted<N> {
-    /// The entries that the driver sees.
+    /// The part that the driver sees.
     pub cqe: RawCqe,
-    /// The entries that it does not see.
+    /// The part that it does not see.
     pub note: N,
 }
 
@@ -78,7 +78,7 @@ pub struct Completions<N> {
     pub ready: VecDeque<Posted<N>>,
     /// The entries that wait for room in it.
     pub overflow: VecDeque<Posted<N>>,
-    /// Sends that fitted, and are told of once every completion was reaped.
+    /// Sends that fitted, which are reported once every completion was reaped.
     pub quiet: VecDeque<SentQuietly>,
     max: usize,
 }
@@ -88,7 +88,7 @@ impl<N> Completions<N> {
         Completions { ready: VecDeque::new(), overflow: VecDeque::new(), quiet: VecDeque::new(), max }
     }
 
-    /// Puts a completion into the queue. False if it is full: then it waits for room.
+    /// Puts a completion into the queue. False if it is full: then the completion waits for room.
     pub fn post(&mut self, cqe: RawCqe, note: N) -> bool {
         let fits = !self.is_full();
         let queue = if fits { &mut self.ready } else { &mut self.overflow };
@@ -96,18 +96,18 @@ impl<N> Completions<N> {
         fits
     }
 
-    /// Moves what overflowed into the queue, as far as there is room.
+    /// Moves overflowed completions into the queue, as far as there is room.
     pub fn flush(&mut self) {
         let room = self.max - self.ready.len();
         self.ready.extend(self.overflow.drain(..room.min(self.overflow.len())));
     }
 
-    /// True if the next one overflows.
+    /// True if the next completion overflows.
     pub fn is_full(&self) -> bool {
         self.ready.len() >= self.max || !self.overflow.is_empty()
     }
 
-    /// All that were not reaped, in order.
+    /// All completions that were not reaped, in order.
     pub fn iter(&self) -> impl Iterator<Item = &Posted<N>> {
         self.ready.iter().chain(&self.overflow)
     }

@@ -1,4 +1,4 @@
-//! Messages between the ends of connections: their arrival, and the reasons that hold them up.
+//! Messages between the ends of connections: their arrival, and the reasons for delays.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -11,7 +11,7 @@ fn pair(a: IpAddr, b: IpAddr) -> (IpAddr, IpAddr) {
 }
 
 impl State {
-    /// Sets the clock, and has what is due arrive.
+    /// Sets the clock, and delivers everything that is due.
     pub(crate) fn set_now(&mut self, now: Duration) {
         assert!(now >= self.now, "time goes back from {:?} to {now:?}", self.now);
         self.now = now;
@@ -27,7 +27,7 @@ impl State {
         }
     }
 
-    /// The first arrival, and its place.
+    /// The next arrival, and its connection.
     fn next_arrival(&mut self) -> Option<(Duration, u32)> {
         let mut agenda = self.agenda.lock();
         while let Some((at, number)) = agenda.first().copied() {
@@ -48,7 +48,7 @@ impl State {
         }
     }
 
-    /// When something arrives by itself.
+    /// The time at which something arrives by itself.
     pub(crate) fn next_event_at(&mut self) -> Option<Duration> {
         let handshake = self.clients_connecting.keys().next().copied().filter(|at| *at != NEVER);
         self.next_arrival().map(|(at, _)| at).into_iter().chain(handshake).min()
@@ -79,7 +79,7 @@ impl State {
         self.hold_or_release(number);
     }
 
-    /// Holds a connection that is held by hand or by a partition, and lets another go on.
+    /// Holds a connection that is held manually or by a partition, and releases any other.
     fn hold_or_release(&mut self, number: u32) {
         let Some(connection) = self.connections.get_mut(number) else { return };
         let (client, server) = connection.addrs();

@@ -1,30 +1,31 @@
-//! The listening sockets of a network: their owners, their queues, and the rings that wait at a queue which they share.
+//! The listening sockets of a network: their owners, their queues, and the rings that wait at a
+//! shared queue.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::task::Waker;
 
-/// Connections that wait to be accepted: as Linux by default.
+/// Connections that wait to be accepted: the default of Linux.
 const BACKLOG: usize = 4096;
 
 /// The acceptor at a listening socket.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Owner {
-    /// A shard whose ring is not made.
+    /// A shard whose ring is not created.
     Shard(usize),
     Ring(i32),
     Client,
-    /// The network, as a service manager: rings adopt it.
+    /// The network, like a service manager: rings adopt it.
     Network,
 }
 
-/// The rings that wait at a queue which they share. For each connection one is woken, in the order in which they came, and a
-/// ring looks at the queue only then.
+/// The rings that wait at a queue which they share. For each connection one is woken, in the order
+/// in which they came, and a ring reads the queue only then.
 #[derive(Default)]
 struct Waiting {
     rings: VecDeque<i32>,
-    /// The waiters that may look.
+    /// The waiters that may read the queue.
     woken: BTreeSet<i32>,
 }
 
@@ -57,7 +58,8 @@ impl Listener {
         if let Owner::Ring(ring) = self.owner { Some(ring) } else { None }
     }
 
-    /// Puts a connection into the queue. Returns the ring that is woken, of those that share the queue.
+    /// Puts a connection into the queue. Returns the ring that is woken, of those that share the
+    /// queue.
     pub(super) fn queue(&mut self, number: u32) -> Option<i32> {
         self.backlog.push_back(number);
         let woken = self.waiting.rings.pop_front();
@@ -101,7 +103,7 @@ impl Listeners {
         Ok(addr)
     }
 
-    /// Adopts a listener for each shard, and makes it if it is not there.
+    /// Adopts a listener for each shard, and creates it if it is not there.
     pub(super) fn adopt(&mut self, addr: SocketAddr, shards: usize) -> io::Result<()> {
         let is_adopted = |listener: &Listener| listener.addr == addr && listener.owner == Owner::Network;
         let adopts = match self.all.iter().position(is_adopted) {
@@ -116,12 +118,12 @@ impl Listeners {
         Ok(())
     }
 
-    /// The open listeners of shards whose rings are not made.
+    /// The open listeners of shards whose rings are not created.
     pub(super) fn unclaimed(&self) -> Vec<usize> {
         self.numbers(|listener| matches!(listener.owner, Owner::Shard(_)) && !listener.closed)
     }
 
-    /// The open listeners of a shard, which are its ring's from now on.
+    /// Assigns the open listeners of a shard to its ring.
     pub(super) fn claim(&mut self, shard: usize, ring: i32) -> Vec<usize> {
         let own = self.numbers(|listener| listener.owner == Owner::Shard(shard) && !listener.closed);
         own.iter().for_each(|n| self.all[*n].owner = Owner::Ring(ring));
@@ -153,7 +155,7 @@ impl Listeners {
         self.all[listener].addr.ip()
     }
 
-    /// The listener that has the queue.
+    /// The listener that owns the queue.
     fn queue_of(&mut self, listener: usize) -> &mut Listener {
         let of = self.all[listener].adopts.unwrap_or(listener);
         &mut self.all[of]
@@ -172,12 +174,12 @@ impl Listeners {
         self.queue_of(listener).backlog.pop_front()
     }
 
-    /// A ring's accept looks at a queue that it shares with others.
+    /// Notes that a ring's accept waits at a queue that it shares with others.
     pub(crate) fn begin_to_wait(&mut self, listener: usize, ring: i32) {
         self.queue_of(listener).waiting.woken.insert(ring);
     }
 
-    /// True if a ring that was woken finds a connection; else it waits for the next one.
+    /// True if a ring that was woken finds a connection; otherwise it waits for the next one.
     pub(crate) fn finds_queued(&mut self, listener: usize, ring: i32) -> bool {
         let Listener { backlog, waiting, .. } = self.queue_of(listener);
         let woken = waiting.woken.remove(&ring);
@@ -187,7 +189,7 @@ impl Listeners {
         woken && !backlog.is_empty()
     }
 
-    /// A ring waits no more. For what it was woken no other one is.
+    /// Ends the wait of a ring. No other ring is woken in its place.
     pub(crate) fn end_wait(&mut self, listener: usize, ring: i32) {
         let waiting = &mut self.queue_of(listener).waiting;
         waiting.woken.remove(&ring);
@@ -211,7 +213,7 @@ impl Listeners {
         self.all.iter().any(|listener| listener.owner == Owner::Network && listener.backlog.contains(&number))
     }
 
-    /// Where something listens, but for what the network holds.
+    /// Addresses of open listeners, except those that the network holds.
     pub(super) fn open(&self) -> impl Iterator<Item = SocketAddr> {
         let open = self.all.iter().filter(|listener| listener.owner != Owner::Network && !listener.closed);
         open.map(|listener| listener.addr)
@@ -220,7 +222,7 @@ impl Listeners {
 
 #[cfg(test)]
 impl Listeners {
-    /// True if all that listens does so for clients.
+    /// True if all listeners belong to clients.
     pub(super) fn are_clients(&self) -> bool {
         self.all.iter().all(|listener| listener.closed || listener.owner == Owner::Client)
     }

@@ -23,30 +23,31 @@ use crate::rng::Rng;
 
 use listeners::Listeners;
 
-/// Bytes a socket holds that its peer did not take, in each direction. Linux begins with about as much and goes up to
-/// some MiB; with less, more sends are cut short.
+/// Bytes that a socket holds which its peer has not received, in each direction. Linux begins with
+/// about as many and goes up to some MiB; with fewer, more sends are cut short.
 const SOCKET_BYTES: usize = 128 << 10;
 
-/// Ports of those who connect, above those of those who listen.
+/// Ports of connecting sockets, above those of listening ones.
 const EPHEMERAL: u16 = 32 << 10;
 
-/// In place of a connection's number, for a socket that has none.
+/// The connection's number of a socket that has no connection.
 pub(crate) const UNCONNECTED: u32 = u32::MAX;
 
-/// A time that does not come.
+/// A time that never comes.
 pub(crate) const NEVER: Duration = Duration::MAX;
 
-/// Salts of what draws faults, beside the numbers of rings: each connection's, and the handshakes'.
+/// Salts of fault draws, in addition to the numbers of rings: each connection's, and the
+/// handshakes'.
 const CONNECTIONS_DRAW: u64 = 1 << 32;
 const HANDSHAKES_DRAW: u64 = 1 << 48;
 
-/// A ring as others see it.
+/// A ring as the other ends see it.
 struct Ring {
     /// Raised when something changes in the network.
     bell: Alarm,
-    /// Where, as far as it was on one of its connections.
+    /// The connections on which it was, if it was on one of the ring's.
     news: Vec<File>,
-    /// The address it connects from.
+    /// The address from which it connects.
     from: IpAddr,
     sleep: Sleep,
     /// The error of its next enter; 0 for none.
@@ -62,23 +63,23 @@ pub(crate) struct Sleep {
     pub(crate) alarm: Option<Alarm>,
 }
 
-/// A connection on its way from one ring to another.
+/// A connection in transit from one ring to another.
 struct Passed {
     number: u32,
-    /// Ends when the descriptor that stands for the connection is closed.
+    /// Ends when the descriptor that represents the connection is closed.
     stand_in: PipeReader,
 }
 
 /// Connections by number, counted from 0 and never used twice. Each operation on one looks it up.
 #[derive(Default)]
 struct Connections {
-    /// From `first` on; those that are gone are `None`.
+    /// From `first` on; closed ones are `None`.
     all: VecDeque<Option<Connection>>,
     first: u32,
 }
 
 impl Connections {
-    /// The next number is this one's.
+    /// Adds a connection under the next number.
     fn push(&mut self, connection: Connection) {
         self.all.push_back(Some(connection));
     }
@@ -110,13 +111,13 @@ pub(crate) struct State {
     connections: Connections,
     /// Accepted connections that have no slot: the ring that holds each, and the connection.
     descriptors: Descriptors<(i32, u32)>,
-    /// By the descriptor that stands for each.
+    /// Connections in transit, by the descriptor that represents each.
     passed: BTreeMap<RawFd, Passed>,
     rings_made: i32,
     connections_made: u32,
     /// Rings whose connect waits for a place in a backlog, or for the end of a partition.
     connecting: BTreeSet<i32>,
-    /// Clients that connect, by when to look again.
+    /// Clients that connect, by the time of their next attempt.
     clients_connecting: BTreeMap<Duration, Vec<Waker>>,
     agenda: Agenda,
     stepped: bool,
@@ -125,11 +126,11 @@ pub(crate) struct State {
     handshakes: Injector,
     /// Pairs of hosts between which nothing arrives, the lower address first.
     partitions: BTreeSet<(IpAddr, IpAddr)>,
-    /// The processes on hosts, as peers of Unix sockets have them.
+    /// The processes on hosts, as credentials of Unix sockets.
     pub(crate) credentials: BTreeMap<IpAddr, PeerCredentials>,
-    /// Connections held by hand.
+    /// Connections held manually.
     held: BTreeSet<u32>,
-    /// Woken when the lock is free.
+    /// Wakers to be called when the lock is free.
     pub(crate) wakes: Vec<Waker>,
     /// The remains of rings that ended.
     pub(crate) left: Vec<String>,
@@ -160,25 +161,27 @@ impl State {
         }
     }
 
-    /// Listens once for each shard; port 0 finds a free one. A server that cannot listen at one of its addresses does not start,
-    /// and those at which it listened before are free again.
+    /// Listens once for each shard; port 0 finds a free one. A server that cannot listen at one of
+    /// its addresses does not start, and those at which it listened before are released.
     pub(crate) fn listen(&mut self, addr: SocketAddr, shards: usize) -> io::Result<SocketAddr> {
         self.listeners.listen(addr, shards).inspect_err(|_| self.close_unclaimed())
     }
 
-    /// Adopts a listener for each shard, and makes it if it is not there. A failure is as that of [`listen`](State::listen).
+    /// Adopts a listener for each shard, and creates it if it is not there. Fails like
+    /// [`listen`](State::listen).
     pub(crate) fn adopt(&mut self, addr: SocketAddr, shards: usize) -> io::Result<()> {
         self.listeners.adopt(addr, shards).inspect_err(|_| self.close_unclaimed())
     }
 
-    /// Closes the listeners of shards whose rings are not made, and will not be.
+    /// Closes the listeners of shards whose rings are not created, and never will be.
     fn close_unclaimed(&mut self) {
         for listener in self.listeners.unclaimed() {
             self.close_listener(listener);
         }
     }
 
-    /// A new ring, told by `bell`, and the listeners of its shard, which are its own from now on.
+    /// Adds a ring, which `bell` notifies, and returns the listeners of its shard, which belong to
+    /// it from now on.
     pub(crate) fn add_ring(&mut self, shard: usize, bell: Alarm) -> (i32, Vec<usize>) {
         let ring = self.rings_made;
         self.rings_made += 1;
@@ -188,7 +191,7 @@ impl State {
         (ring, own)
     }
 
-    /// Takes a connection out of a listener's queue, and tells those who wait for the place.
+    /// Takes a connection out of a listener's queue, and notifies those who wait for the place.
     pub(crate) fn take_queued(&mut self, listener: usize) -> Option<u32> {
         let number = self.listeners.take_queued(listener)?;
         self.retry_connects();
@@ -203,7 +206,7 @@ impl State {
         self.wakes.extend(mem::take(&mut self.clients_connecting).into_values().flatten());
     }
 
-    /// As [`connect`](State::connect), for a ring, which is told when to try again.
+    /// Does [`connect`](State::connect), for a ring, which is notified when to try again.
     pub(crate) fn connect_ring(&mut self, ring: i32, addr: SocketAddr) -> Result<u32, i32> {
         let from = self.rings[&ring].from;
         let from = if self.stepped { from } else { addr.ip() };
@@ -216,7 +219,8 @@ impl State {
         connected
     }
 
-    /// Has a client look again at a connect, at this time or when something changes: [`NEVER`] for the latter alone.
+    /// Makes a client retry a connect, at this time or when something changes: [`NEVER`] for the
+    /// latter alone.
     pub(crate) fn connect_later(&mut self, at: Duration, waker: &Waker) {
         let wakers = self.clients_connecting.entry(at).or_default();
         if !wakers.iter().any(|old| old.will_wake(waker)) {
@@ -224,14 +228,14 @@ impl State {
         }
     }
 
-    /// How long a handshake takes.
+    /// Duration of a handshake.
     pub(crate) fn handshake(&mut self) -> Duration {
         self.handshakes.latency()
     }
 
-    /// Connects to one of those who listen at `addr`, whose shard chance decides, as with `SO_REUSEPORT`: `uneven` as for
-    /// peers that all come through a few addresses, when half of them meet at one shard. `EAGAIN` if too many wait there,
-    /// or nothing arrives there.
+    /// Connects to one of the listeners at `addr`, whose shard is drawn, as with `SO_REUSEPORT`:
+    /// `uneven` as for peers that all come through a few addresses, when half of them reach one
+    /// shard. `EAGAIN` if too many wait there, or nothing arrives there.
     pub(crate) fn connect(
         &mut self,
         from: IpAddr,
@@ -279,14 +283,15 @@ impl State {
         connection
     }
 
-    /// Something changed that this ring may want to know.
+    /// Notifies a ring of a change.
     pub(crate) fn notify(&self, ring: i32) {
         if let Some(ring) = self.rings.get(&ring) {
             ring.bell.raise();
         }
     }
 
-    /// As [`notify`](State::notify), for the ring or the client that holds an end of a connection. Returns the ring.
+    /// Does [`notify`](State::notify) for the ring or the client that holds an end of a connection.
+    /// Returns the ring.
     pub(crate) fn notify_end(&mut self, number: u32, side: Side) -> Option<i32> {
         let connection = self.connections.get_mut(number)?;
         let holder = connection.rings[side as usize];
@@ -300,7 +305,7 @@ impl State {
         holder
     }
 
-    /// Tells the other end, if this one changed something. Returns its ring.
+    /// Notifies the other end, if this one changed something. Returns its ring.
     pub(crate) fn notify_of_change(&mut self, file: File) -> Option<i32> {
         let changed = self.connections.get_mut(file.connection)?.take_changed(file.side);
         if changed { self.notify_end(file.connection, file.side.other()) } else { None }
@@ -311,7 +316,7 @@ impl State {
         self.rings.get_mut(&ring).map_or_else(Vec::new, |ring| mem::take(&mut ring.news))
     }
 
-    /// Has a client's task woken when something changes at its end of a connection.
+    /// Sets the waker of a client's task for changes at its end of a connection.
     pub(crate) fn wait(&mut self, number: u32, side: Side, direction: Direction, waker: &Waker) {
         self.connection(number).wait(side, direction, waker);
     }
@@ -330,18 +335,18 @@ impl State {
         }
     }
 
-    /// Makes a connection a descriptor of this ring's.
+    /// Makes a connection a descriptor of this ring.
     pub(crate) fn open_descriptor(&mut self, ring: i32, number: u32) -> i32 {
         self.connection(number).rings[Side::Server as usize] = Some(ring);
         self.descriptors.open((ring, number))
     }
 
-    /// A descriptor of a socket that is not connected.
+    /// Opens a descriptor of a socket that is not connected.
     pub(crate) fn open_socket(&mut self, ring: i32) -> i32 {
         self.descriptors.open((ring, UNCONNECTED))
     }
 
-    /// The connection behind an accepted descriptor.
+    /// The connection of an accepted descriptor.
     pub(crate) fn descriptor(&self, fd: i32) -> u32 {
         self.descriptors.get(fd).1
     }
@@ -350,13 +355,13 @@ impl State {
         self.descriptors.take(fd).1
     }
 
-    /// A connection leaves its ring, and `stand_in` stands for it.
+    /// Takes a connection from its ring; `stand_in` represents it.
     pub(crate) fn pass(&mut self, descriptor: RawFd, stand_in: PipeReader, number: u32) {
         self.close_lost();
         self.passed.insert(descriptor, Passed { number, stand_in });
     }
 
-    /// Closes what was passed on and whose descriptor was closed on the way.
+    /// Closes connections in transit whose descriptor was closed.
     pub(crate) fn close_lost(&mut self) {
         if self.passed.is_empty() {
             return;
@@ -375,13 +380,14 @@ impl State {
         }
     }
 
-    /// Another ring takes what `stand_in` stands for.
+    /// Gives another ring the connection that `stand_in` represents.
     pub(crate) fn take_passed(&mut self, ring: i32, stand_in: RawFd) -> i32 {
         let passed = self.passed.remove(&stand_in).expect("it was passed on by a ring of this network");
         self.open_descriptor(ring, passed.number)
     }
 
-    /// Closes a listening socket, with a reset for what waits there. The queue of one that was adopted stays.
+    /// Closes a listening socket, with a reset for queued connections. The queue of an adopted one
+    /// stays.
     pub(crate) fn close_listener(&mut self, listener: usize) {
         let Some(queued) = self.listeners.close(listener) else { return };
         self.retry_connects();
@@ -390,7 +396,8 @@ impl State {
         }
     }
 
-    /// Closes what a ring holds but its slots: listeners, with a reset for who waits there, and descriptors.
+    /// Closes all that a ring holds except its slots: listeners, with a reset for queued
+    /// connections, and descriptors.
     pub(crate) fn close_ring(&mut self, ring: i32) {
         self.rings.remove(&ring);
         for listener in self.listeners.of_ring(ring) {
@@ -401,14 +408,15 @@ impl State {
         }
     }
 
-    /// Puts down what a ring waits for.
+    /// Stores the wait of a ring.
     pub(crate) fn set_sleep(&mut self, ring: i32, sleep: Sleep) {
         if let Some(ring) = self.rings.get_mut(&ring) {
             ring.sleep = sleep;
         }
     }
 
-    /// When a ring has something to do: at once, at a time, or `None` while nothing happens.
+    /// The time at which a ring has something to do: now, a later time, or `None` while nothing
+    /// happens.
     pub(crate) fn wakes_at(&self, ring: i32) -> Option<Duration> {
         let ring = self.rings.get(&ring)?;
         let raised = ring.bell.is_raised() || ring.sleep.alarm.as_ref().is_some_and(Alarm::is_raised);
@@ -442,7 +450,8 @@ impl State {
     pub(crate) fn open(&self) -> Vec<String> {
         let mut open = self.left.clone();
         open.extend(self.rings.keys().map(|ring| format!("ring {ring} is there")));
-        // What the network holds, and what waits there, is for a later server.
+        // Listeners that the network holds, and connections that wait there, are for a later
+        // server.
         open.extend(self.listeners.open().map(|addr| format!("a listener at {addr} is open")));
         open.extend(
             self.passed

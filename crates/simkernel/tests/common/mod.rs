@@ -1,4 +1,5 @@
-//! Echo servers of one ring each, clients as futures, and what steps both in virtual time.
+//! Echo servers of one ring each, clients as futures, and a scheduler that steps both in virtual
+//! time.
 
 use std::collections::BTreeSet;
 use std::future::{Future, poll_fn};
@@ -20,7 +21,7 @@ use ringserve_simkernel::{Network, RingId, SimKernel, Socket};
 pub const SERVER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
 pub const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2));
 
-/// A connection of an echo server: what is in flight on it.
+/// A connection of an echo server: its operations in flight.
 struct Conn {
     id: ConnId,
     receiving: bool,
@@ -170,7 +171,7 @@ impl Wake for Flag {
     }
 }
 
-/// A client's future, and whether it is to be polled.
+/// A client's future, and whether it has to be polled.
 struct Task {
     future: Pin<Box<dyn Future<Output = ()>>>,
     woken: Arc<Flag>,
@@ -236,7 +237,7 @@ impl Scheduler {
         panic!("it never ends");
     }
 
-    /// Steps until nothing is ready and nothing comes by itself.
+    /// Steps until nothing is ready and nothing happens by itself.
     #[track_caller]
     pub fn run(&mut self) {
         for _ in 0..100_000 {
@@ -264,7 +265,7 @@ impl Scheduler {
     }
 }
 
-/// Connects, and waits until it is done.
+/// Connects, and waits for the connection.
 pub async fn connect(network: &Network, addr: SocketAddr) -> io::Result<Socket> {
     let mut socket = network.socket(CLIENT, addr);
     poll_fn(|cx| socket.poll_connect(cx)).await?;

@@ -50,8 +50,8 @@ pub struct Found {
 /// there it interrupts calls that wait with a bound (`EINTR`). The thread that starts a server is
 /// the program's, and must not be disturbed.
 ///
+/// # Errors
 /// Those of the trial, or that no thread could be started for it.
-/// Those of the trial, or that there is no thread for it.
 pub fn try_apart<T: Send>(trial: impl FnOnce() -> Result<T, SetupError> + Send) -> Result<T, SetupError> {
     let subscriber = tracing::dispatcher::get_default(Clone::clone);
     let with_log = || tracing::dispatcher::with_default(&subscriber, trial);
