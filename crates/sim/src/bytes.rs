@@ -1,8 +1,8 @@
-//! The bytes peers and services say, and the framings they say them in.
+//! The bytes that peers and services send, and their framings.
 //!
-//! Each connection has a tag; bytes of connections whose tags differ in the lower four bits come from disjoint
-//! sets, so that a single byte under another's identity is noticed. Which bytes a frame has depends on the tag
-//! and the frame's number, so that a frame out of order is noticed too.
+//! Each connection has a tag; bytes of connections whose tags differ in the lower four bits come
+//! from disjoint sets, so that a single byte of another connection is noticed. The bytes of a frame
+//! depend on the tag and the frame's number, so that a frame out of order is noticed too.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -20,7 +20,7 @@ use crate::rng::Rng;
 const CLASSES: usize = 16;
 /// Bytes of each class; 16 of these lie above the control characters.
 const LETTERS: u64 = 13;
-/// Where a frame's bytes may start.
+/// Possible start positions of a frame's bytes.
 const STARTS: usize = 4096;
 /// The longest payload.
 pub const PAYLOAD_MAX: usize = 20 * 1024;
@@ -34,13 +34,13 @@ static TABLE: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
     (0..CLASSES).map(|class| line(class, &mut rng)).collect()
 });
 
-/// `len` bytes that are connection `tag`'s number `index`.
+/// Returns the `len` bytes of payload number `index` of connection `tag`.
 pub fn payload(tag: usize, index: usize, len: usize) -> &'static [u8] {
     let start = (tag * 277 + index * 61) % STARTS;
     &TABLE[tag % CLASSES][start..start + len]
 }
 
-/// Whether two connections' bytes can be told apart one by one.
+/// Whether two connections' bytes can be distinguished one by one.
 pub fn differ(tag: usize, other: usize) -> bool {
     tag % CLASSES != other % CLASSES
 }
@@ -48,7 +48,7 @@ pub fn differ(tag: usize, other: usize) -> bool {
 /// One of the framings that ship, chosen at run time.
 #[derive(Clone, Copy, Debug)]
 pub enum AnyFraming {
-    /// Whatever arrives together.
+    /// Bytes that arrive together.
     Raw,
     /// Lines; true for `\r\n`.
     Lines(bool),
@@ -74,7 +74,7 @@ impl AnyFraming {
         }
     }
 
-    /// Appends what one frame looks like on the wire; written apart from the code that is tested.
+    /// Appends one frame in its wire form; written independently of the code under test.
     pub fn write(self, to: &mut Vec<u8>, payload: &[u8]) {
         self.write_length(to, payload.len() as u64);
         to.extend_from_slice(payload);
@@ -85,7 +85,7 @@ impl AnyFraming {
         }
     }
 
-    /// Appends the length that comes first, if one does.
+    /// Appends the length prefix, if the framing has one.
     pub fn write_length(self, to: &mut Vec<u8>, len: u64) {
         if let AnyFraming::Length(width, big) = self {
             for place in 0..width {
@@ -140,20 +140,20 @@ thread_local! {
     static FUSE: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// Encodes a frame for a connection with a framing that panics after it wrote `bytes` bytes itself, which are nowhere
-/// owed: they must neither leave nor count.
+/// Encodes a frame for a connection with a framing that panics after it wrote `bytes` bytes itself,
+/// which are not owed: they must neither be sent nor counted.
 pub fn panic_in_encode(bytes: usize, reply: impl FnOnce()) {
     FUSE.set(Some(bytes));
     let panicked = catch_unwind(AssertUnwindSafe(reply)).is_err();
     assert!(FUSE.take().is_none() && panicked, "a frame was not encoded, or a panic was swallowed");
 }
 
-/// One of the framings that ship, or, if it is `touchy`, a user's own that panics where it is told to.
+/// One of the framings that ship, or, if it is `touchy`, a user's own that panics on demand.
 #[derive(Clone, Copy, Debug)]
 pub struct TestFraming {
     /// The rule for its frames, touchy or not.
     pub framing: AnyFraming,
-    /// True if it panics where it is told to.
+    /// True if it panics on demand.
     pub touchy: bool,
 }
 
@@ -165,7 +165,7 @@ impl Framing for TestFraming {
     fn encode(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
         if let Some(bytes) = FUSE.take() {
             out.put(&vec![b'!'; bytes]);
-            // Not a violation, so nothing is said.
+            // Not a violation, so nothing is printed.
             resume_unwind(Box::new("a planted panic"));
         }
         self.framing.encode(payload, out)

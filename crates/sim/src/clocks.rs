@@ -1,8 +1,9 @@
-//! What the time limits of a connection are judged by: when its peer was heard, how many heartbeats went
-//! unanswered, and how long half a frame has been the peer's affair alone.
+//! The basis for judging the time limits of a connection: when its peer last sent bytes, how many
+//! heartbeats went unanswered, and how long half a frame has waited for the peer alone.
 //!
-//! The shard carries out time limits at the start of a turn, before what the turn brought. So a turn goes like this:
-//! limits are judged by what earlier turns left here, then bytes are noted, and at its end the connection is looked at.
+//! The shard applies time limits at the start of a turn, before the completions of the turn. So a
+//! turn has these steps: limits are judged by the state that earlier turns left here, then bytes
+//! are noted, and at its end the connection is checked.
 
 use std::collections::VecDeque;
 
@@ -10,92 +11,101 @@ use ringserve_core::Limits;
 
 use crate::pace::Pace;
 
-/// How coarse the shard's clock for time limits is, in nanoseconds.
+/// Resolution of the shard's clock for time limits, in nanoseconds.
 pub const STEP: u64 = 1 << 24;
 
-/// Nanoseconds over which a half received frame's rate is measured, and that at which a peer takes what is sent.
+/// Nanoseconds over which the rate of a half received frame is measured, and the rate at which a
+/// peer takes sent bytes.
 pub const READ_WINDOW: u64 = 10_000_000_000;
 
-/// How much later than it says a limit may be carried out: stamps are rounded down by a step and times up by one,
-/// and the wheel fires up to one late.
+/// Most by which a limit may be applied late: stamps are rounded down by a step and times up by
+/// one, and the wheel fires up to one late.
 pub const LATE_MAX: u64 = 3 * STEP;
 
-/// A shard that comes to its timers later than this, in nanoseconds, after less rounding, puts limits off.
+/// A shard that reaches its timers later than this, in nanoseconds, less rounding, postpones
+/// limits.
 pub const LATE: u64 = 2 * STEP;
 
-/// How long it does so, in nanoseconds: until it has caught up, at most for a second, and by four steps at a time.
+/// Time for which it does so, in nanoseconds: until it has caught up, at most for a second, and by
+/// four steps at a time.
 pub const CATCH_UP_MAX: u64 = 1_000_000_000 + 4 * STEP;
 
-/// A shard that slept for longer than this takes itself to have been away, and has caught up as long after it.
+/// A shard that slept for longer than this assumes that it was away, and has caught up after the
+/// same time again.
 pub const SLEPT_LONG: u64 = 1_000_000_000;
 
-/// Steps beyond that, with a turn in each: where several limits are over at once, as after a long stop of the process, one
-/// is carried out in each step. There are not more of them.
+/// Steps beyond that, with a turn in each: if several limits are over at once, as after a long stop
+/// of the process, one is applied in each step. There are not more of them.
 const LATE_STEPS: u32 = 6;
 
-/// What there is to see of a connection at the start or the end of a turn.
+/// Observations of a connection at the start or the end of a turn.
 #[derive(Clone, Copy, Debug)]
 pub struct Look {
-    /// Its outbox is over its high mark, or nothing is received, or FIN was sent: heartbeats are left out.
+    /// Its outbox is over its high mark, or nothing is received, or FIN was sent: heartbeats are
+    /// skipped.
     pub left_out: bool,
     /// Bytes of it wait in the kernel and are not received.
     pub unread: bool,
-    /// As many of its calls wait as may.
+    /// As many of its calls wait as are allowed.
     pub calls_full: bool,
-    /// Its frames wait for their rate.
+    /// Its frames wait because of their rate.
     pub paced: bool,
     /// Half a frame was received, and the number of frames before it.
     pub half: Option<usize>,
     /// Whether that frame waits for its peer alone.
     pub free: bool,
-    /// The shard puts limits off: the time of that frame begins again.
+    /// The shard postpones limits: the time of that frame starts again.
     pub put_off: bool,
 }
 
-/// When each time limit of a connection is due.
+/// The due times of a connection's time limits.
 #[derive(Debug, Default)]
 pub struct Clocks {
-    /// When bytes reached the core last.
+    /// Time at which bytes last reached the core.
     heard_at: u64,
-    /// The same for the last heartbeat that was asked for.
+    /// Time of the last requested heartbeat.
     beat_at: u64,
-    /// The same for one that may have been left out.
+    /// Time of the last heartbeat that may have been skipped.
     quiet_at: u64,
-    /// Heartbeats since.
+    /// Heartbeats since the last bytes.
     missed_heartbeats: u32,
-    /// One of them may have been left out.
+    /// One of them may have been skipped.
     left_out: bool,
-    /// Since when bytes have been waiting that are not received.
+    /// Time since which bytes have been waiting unreceived.
     unread_since: Option<u64>,
-    /// Bytes came while its outbox was full, which has not fallen below its low mark since: no frame is looked for.
+    /// Bytes arrived while its outbox was full, which has not fallen below its low mark since: no
+    /// frame is decoded.
     held_back: bool,
-    /// When that, or calls, held the connection back last.
+    /// Time at which that, or calls, last held the connection back.
     held_back_at: u64,
-    /// Since when a frame has been half received and waiting for nothing else, and its number.
+    /// Time since which a frame has been half received and waiting for nothing else, and its
+    /// number.
     half: Option<(u64, usize)>,
-    /// Bytes that came while it waited for something else, and that count in its first window; and when that began.
+    /// Bytes that arrived while it waited for something else, and that count in its first window;
+    /// and when that began.
     held_bytes: usize,
     freed: (u64, usize),
     /// Bytes that reached the core, with the time, newest last.
     arrivals: VecDeque<(u64, usize)>,
-    /// When a send was last being stopped, which puts off all limits.
+    /// Time at which a send was last being stopped, which postpones all limits.
     pub stopping_at: u64,
-    /// What was the case when the shard decided that it ends.
+    /// The state when the shard decided to end it.
     pub sealed: Option<Sealed>,
-    /// Steps in which a limit was seen to be overdue, and the last of them.
+    /// Steps in which a limit was overdue, and the last of them.
     late: (u32, u64),
 }
 
-/// A connection takes no frames and no replies any more; what is queued may still leave.
+/// The state of a connection that accepts no more frames and replies; queued bytes may still be
+/// sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Sealed {
-    /// Since when.
+    /// Time since which it is so.
     pub at: u64,
     /// Calls that waited.
     pub waiting: usize,
-    /// Since when the first of them did, or another was done.
+    /// Time since which the first of them waited, or at which another one ended.
     pub waiting_since: u64,
-    /// When something last kept it from being idle.
+    /// Time at which something last kept it from being idle.
     pub used_at: u64,
     /// A whole frame was received that the service had not seen.
     pub unseen: bool,
@@ -103,19 +113,19 @@ pub struct Sealed {
     pub owed: bool,
     /// Half a frame was received.
     pub half: bool,
-    /// The peer had sent FIN, and the core had heard of it.
+    /// The peer had sent FIN, and the core had received it.
     pub ended: bool,
-    /// How fast its frames were.
+    /// The rate of its frames.
     pub pace: Pace,
 }
 
 impl Clocks {
-    /// The connection is accepted.
+    /// Starts all times: the connection is accepted.
     pub fn start(&mut self, now: u64) {
         (self.heard_at, self.beat_at, self.quiet_at) = (now, now, now);
     }
 
-    /// Bytes reach the core, and are not looked at if `held_back`.
+    /// Notes that bytes reach the core, which are not decoded if `held_back`.
     pub fn hear(&mut self, now: u64, bytes: usize, held_back: bool) {
         if self.sealed.is_some() {
             return;
@@ -132,14 +142,14 @@ impl Clocks {
         }
     }
 
-    /// The outbox fell below its low mark.
+    /// Notes that the outbox fell below its low mark.
     pub fn release(&mut self, now: u64) {
         if std::mem::take(&mut self.held_back) {
             self.held_back_at = now;
         }
     }
 
-    /// A call of the connection is done: the peer has its time for the half frame from now on.
+    /// Notes that a call of the connection ended: the peer's time for the half frame starts now.
     pub fn call_done(&mut self, now: u64, calls_full: bool) {
         self.half = None;
         if calls_full {
@@ -147,12 +157,13 @@ impl Clocks {
         }
     }
 
-    /// The shard asks for a heartbeat. Panics if it should not.
+    /// Notes that the shard asks for a heartbeat. Panics if it should not.
     pub fn beat(&mut self, limits: &Limits, now: u64) {
         let heartbeat = limits.heartbeat_interval.expect("a heartbeat, and there are none").as_nanos() as u64;
         assert!(now + STEP >= self.beat_at + heartbeat, "a heartbeat too early: {self:?}");
         self.missed_heartbeats += 1;
-        // One that was due while the server read nothing is not held against the peer: it has all its time again.
+        // A heartbeat that was due while the server read nothing does not count against the peer:
+        // its time starts again.
         assert!(
             self.left_out || self.missed_heartbeats <= limits.heartbeats_missed_max.into(),
             "more heartbeats than may stay without an answer: {self:?}"
@@ -160,8 +171,9 @@ impl Clocks {
         (self.beat_at, self.quiet_at) = (now, now);
     }
 
-    /// True if the peer has not answered as many heartbeats as it may leave unanswered. Those left out since its outbox was
-    /// full count, and so do those whose answer may lie unread since the shard holds the connection back.
+    /// True if the peer has not answered as many heartbeats as it may leave unanswered. Those
+    /// skipped because its outbox was full count, and so do those whose answer may be unread
+    /// because the shard holds the connection back.
     pub fn heartbeat_is_lost(&self, limits: &Limits, now: u64) -> bool {
         let now = self.judged_at(now);
         let Some(heartbeat) = limits.heartbeat_interval.map(|time| time.as_nanos() as u64) else {
@@ -173,8 +185,8 @@ impl Clocks {
             && now + STEP >= self.heard_at + heartbeat * (missed + 1)
     }
 
-    /// True if too few bytes of half a frame came in the time over which that is measured, and nothing but the peer
-    /// was in the way.
+    /// True if too few bytes of half a frame arrived in the time over which that is measured, and
+    /// only the peer was the cause.
     pub fn read_is_too_slow(&self, limits: &Limits, now: u64) -> bool {
         let now = self.judged_at(now);
         let since = now.saturating_sub(READ_WINDOW);
@@ -185,7 +197,7 @@ impl Clocks {
             && self.held_back_at <= since + STEP
     }
 
-    /// Bytes that must come within [`READ_WINDOW`].
+    /// Bytes that must arrive within [`READ_WINDOW`].
     fn wanted(limits: &Limits) -> usize {
         limits.read_bytes_per_second_min * (READ_WINDOW / 1_000_000_000) as usize
     }
@@ -194,12 +206,12 @@ impl Clocks {
         self.arrivals.iter().rev().take_while(|(at, _)| *at > time).map(|(_, bytes)| bytes).sum()
     }
 
-    /// When the shard decided that the connection ends.
+    /// Time at which the shard decided to end the connection.
     fn judged_at(&self, now: u64) -> u64 {
         self.sealed.map_or(now, |sealed| sealed.at)
     }
 
-    /// A look at the connection at `now`.
+    /// Checks the connection at `now`.
     pub fn look(&mut self, look: Look, now: u64) {
         if look.left_out {
             (self.left_out, self.quiet_at) = (true, now);
@@ -218,7 +230,7 @@ impl Clocks {
         };
     }
 
-    /// Panics if a limit of connection `tag` is `overdue` for longer than it may be.
+    /// Panics if a limit of connection `tag` is `overdue` for longer than allowed.
     pub fn check(&mut self, overdue: Option<&'static str>, tag: usize, now: u64) {
         let Some(limit) = overdue else {
             self.late = (0, 0);
@@ -238,8 +250,8 @@ impl Clocks {
             return Some("heartbeat");
         }
         let (since, _) = self.half.filter(|_| limits.read_bytes_per_second_min > 0)?;
-        // From `from` on nothing but the peer was in the way, so a window that began at most its length before that
-        // is over by now.
+        // From `from` on only the peer was the cause, so a window that began at most its length
+        // before that is over by now.
         let from = now.checked_sub(READ_WINDOW + late).filter(|from| since <= *from)?;
         let span = from.saturating_sub(READ_WINDOW + late);
         let (freed_at, freed) = self.freed;
@@ -248,22 +260,24 @@ impl Clocks {
     }
 }
 
-/// How fast a peer takes what the core sends: the core looks again and again at how much of a send it took, and sends
-/// the rest on.
+/// The rate at which a peer takes sent bytes: the core checks again and again how much of a send it
+/// took, and sends the rest.
 #[derive(Debug, Default)]
 pub struct WriteRate {
-    /// When the send in flight began, or the last look that found bytes taken, and the bytes taken until then.
+    /// Start of the send in flight, or of the last check that found bytes taken, and the bytes
+    /// taken until then.
     since: Option<(u64, usize)>,
-    /// The bytes that will have been taken when all of it is.
+    /// The bytes that will have been taken at the end of the send.
     end: usize,
-    /// At the last look the peer had taken too little, if the shard was there all the time.
+    /// At the last check the peer had taken too little, if the shard was there all the time.
     excused: bool,
 }
 
 impl WriteRate {
-    /// The core sends `bytes` of a connection whose peer took `taken` so far. Panics if it goes on with a send of which the
-    /// peer took too little, at `least` bytes a second, of which a shard that came late knows nothing until `late`, and one that
-    /// slept for long may not until `slept`: where that is why it goes on, the next look judges all of the time.
+    /// Notes that the core sends `bytes` of a connection whose peer took `taken` so far. Panics if
+    /// it continues a send of which the peer took too little, at `least` bytes per second, unless
+    /// the shard came late and knows nothing until `late`, or slept for long and may know nothing
+    /// until `slept`: if it continues for that reason, the next check judges the whole time.
     pub fn sent(&mut self, bytes: usize, taken: usize, least: usize, (late, slept): (u64, u64), now: u64) {
         let rest = taken < self.end;
         if let Some((since, before)) = self.since
@@ -292,8 +306,8 @@ impl WriteRate {
         self.end = taken + bytes;
     }
 
-    /// True if the peer took too little, at `least` bytes a second, since the send began or it was last seen to take
-    /// enough.
+    /// True if the peer took too little, at `least` bytes per second, since the send began or the
+    /// last check at which it took enough.
     pub fn is_too_slow(&self, limits: &Limits, taken: usize, now: u64) -> bool {
         let Some((since, before)) = self.since else { return false };
         let stalled = limits.write_stall_timeout.map(|time| time.as_nanos() as u64);
@@ -304,7 +318,7 @@ impl WriteRate {
         looked && slow && (taken > before || stalled.is_none())
     }
 
-    /// Since when the peer took nothing.
+    /// Time since which the peer took nothing.
     pub fn untaken_since(&self, taken: usize) -> Option<u64> {
         self.since.filter(|(_, before)| *before == taken).map(|(since, _)| since)
     }

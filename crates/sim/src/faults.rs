@@ -1,4 +1,4 @@
-//! What can go wrong, how often it does in a seed, and how often it did.
+//! Faults, the rate of each in a seed, and how often each occurred.
 
 use crate::rng::Rng;
 use ringserve_core::internals::CLOSE_REASONS;
@@ -13,15 +13,15 @@ macro_rules! named {
         impl $kind {
             /// Their names, in order.
             pub const NAMES: &[&str] = &[$($text),*];
-            /// How many there are.
+            /// Their number.
             pub const COUNT: usize = Self::NAMES.len();
         }
     };
 }
 
 named! {
-    /// Something that goes wrong. The ones up to `Stall` have a rate that each seed draws; the others belong
-    /// to a peer's or a handler's script.
+    /// A fault. Those up to `Stall` have a rate that each seed draws; the others belong to a peer's
+    /// or a handler's script.
     Fault {
         Delay "completion held back while others go ahead",
         CancelLate "answer to a cancel comes turns later",
@@ -163,7 +163,7 @@ named! {
 }
 
 named! {
-    /// What the driver reaped, one entry for each way its code can go.
+    /// A completion that the driver reaped, one entry for each path of its code.
     Arm {
         ReceivedMore "receive: bytes, goes on",
         ReceivedLast "receive: bytes, ended",
@@ -249,16 +249,17 @@ named! {
 /// Faults whose rate a seed draws.
 const DRAWN: usize = Fault::Stall as usize + 1;
 
-/// How often each fault strikes, in 65536.
+/// The rate of each fault, in 65536.
 #[derive(Clone, Debug)]
 pub struct Rates([u16; DRAWN]);
 
 impl Rates {
-    /// Some are off, some rare, some frequent. One seed in sixteen has none at all.
+    /// Draws rates: some faults are off, some rare, some frequent. One seed in sixteen has none at
+    /// all.
     pub fn draw(rng: &mut Rng) -> Rates {
         let mut rates = [0; DRAWN];
         if !rng.one_in(16) {
-            // How many of them are off differs from seed to seed.
+            // The number of faults that are off differs from seed to seed.
             let on = rng.range(1, 6);
             for rate in &mut rates {
                 if rng.below(8) < on {
@@ -271,13 +272,13 @@ impl Rates {
                 rates[fault as usize] /= 24;
             }
             rates[InstallFails as usize] /= 12;
-            // And these have few occasions.
+            // These have few occasions.
             for fault in
                 [NewcomersLate, TakeNoDescriptor, TakeAborted, AcceptMissed, ConnectMissed, EnterBusy]
             {
                 rates[fault as usize] = rates[fault as usize].saturating_mul(4);
             }
-            // A ring that is next to never entered keeps no limit of time.
+            // A ring that is almost never entered keeps no time limit.
             rates[EnterBusy as usize] = rates[EnterBusy as usize].min(40_000);
             for fault in [ReceiveMissed, SendMissed] {
                 rates[fault as usize] = rates[fault as usize].saturating_mul(8);
@@ -298,22 +299,22 @@ impl Rates {
                 rates[fault as usize] = rates[fault as usize].saturating_mul(64);
             }
             rates[ProbeFails as usize] = rates[ProbeFails as usize].saturating_mul(16);
-            // Of a probe more is seen than that nothing came only if the peer ends just then.
+            // A probe finds more than that nothing came only if the peer ends just then.
             rates[ProbeRace as usize] = rates[ProbeRace as usize].saturating_mul(32).max(16_384);
-            // Most of those that miss a reset hear of it from a send soon after.
+            // Most connections that miss a reset learn of it from a send soon after.
             rates[ResetUnheard as usize] = rates[ResetUnheard as usize].saturating_mul(16);
         }
         Rates(rates)
     }
 
-    /// The rate of one of those up to `Stall`.
+    /// The rate of a fault up to `Stall`.
     #[inline]
     pub fn of(&self, fault: Fault) -> u16 {
         self.0[fault as usize]
     }
 }
 
-/// How often everything happened.
+/// Counts of all events.
 #[derive(Clone, Debug)]
 pub struct Coverage {
     faults: [u64; Fault::COUNT],
@@ -323,7 +324,7 @@ pub struct Coverage {
     pub turns: u64,
     /// Connections opened.
     pub connections: u64,
-    /// Frames handed to the service.
+    /// Frames passed to the service.
     pub frames: u64,
 }
 
@@ -341,19 +342,19 @@ impl Default for Coverage {
 }
 
 impl Coverage {
-    /// A fault struck.
+    /// Counts a fault.
     #[inline]
     pub fn fault(&mut self, fault: Fault) {
         self.faults[fault as usize] += 1;
     }
 
-    /// The driver reaped this.
+    /// Counts a completion that the driver reaped.
     #[inline]
     pub fn arm(&mut self, arm: Arm) {
         self.arms[arm as usize] += 1;
     }
 
-    /// Adds what a shard counted.
+    /// Adds the counts of a shard.
     pub fn shard(&mut self, counters: &ringserve_core::ConnStats) {
         for (reason, more) in counters.reasons() {
             let index = CLOSE_REASONS.iter().position(|name| *name == reason);
@@ -363,7 +364,7 @@ impl Coverage {
         self.frames += counters.frames;
     }
 
-    /// Adds another seed's.
+    /// Adds the counts of another seed.
     pub fn add(&mut self, other: &Coverage) {
         let sums = self.faults.iter_mut().chain(&mut self.arms).chain(&mut self.reasons);
         let more = other.faults.iter().chain(&other.arms).chain(&other.reasons);
@@ -375,11 +376,11 @@ impl Coverage {
         self.frames += other.frames;
     }
 
-    /// Everything that is counted, with its name and how often it happened.
+    /// All counts, each with its name.
     pub fn rows(&self) -> impl Iterator<Item = (&'static str, String, u64)> + '_ {
         let faults = Fault::NAMES.iter().zip(self.faults).map(|(name, n)| ("fault", name.to_string(), n));
         let arms = Arm::NAMES.iter().zip(self.arms).map(|(name, n)| ("arm", name.to_string(), n));
-        // Listeners of proxies and of transports are for whole servers.
+        // Listeners of proxies and of transports are only in whole servers.
         let for_others =
             |name: &str| ["proxy_", "handshake_", "tls_", "upgrade_"].iter().any(|of| name.starts_with(of));
         let reasons = CLOSE_REASONS.iter().zip(self.reasons).filter(move |(name, _)| !for_others(name));
@@ -388,10 +389,10 @@ impl Coverage {
     }
 }
 
-/// A bug on purpose, for a run that must fail.
+/// An intentional bug, for a run that must fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Canary {
-    /// One received byte is another.
+    /// One received byte is replaced.
     Byte,
     /// One provided buffer is lost.
     Buffer,

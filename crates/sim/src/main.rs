@@ -9,23 +9,23 @@ use ringserve_sim::faults::Coverage;
 use ringserve_sim::run::{Options, Violation, run};
 use ringserve_sim::servers;
 
-/// Each thing that can happen must have happened this often in a run of this size.
+/// Each possible event must have occurred this often in a run of this size.
 const COVERED: (u64, u64) = (100, 10_000);
 
-/// Runs ringserve's state machine and io_uring bookkeeping over a simulated kernel that does everything wrong
-/// that a kernel may.
+/// Runs ringserve's state machine and io_uring bookkeeping over a simulated kernel with every fault
+/// that a kernel may have.
 ///
-/// Ends with 0 if every seed held, 1 at the first violation, 2 if something never happened.
+/// Ends with 0 if every seed held, 1 at the first violation, 2 if an event never occurred.
 #[derive(Parser)]
 #[command(name = "ringserve-sim", version)]
 struct Arguments {
-    /// How many seeds to run.
+    /// Number of seeds to run.
     #[arg(long, default_value_t = 10_000)]
     seeds: u64,
     /// The first seed.
     #[arg(long, default_value_t = 0)]
     from: u64,
-    /// Turns of a seed before it drains, unless its peers are through earlier.
+    /// Turns of a seed before it drains, unless its peers finish earlier.
     #[arg(long, default_value_t = 2000)]
     turns: u64,
     /// Threads.
@@ -37,13 +37,13 @@ struct Arguments {
     /// Runs whole servers: several shards with the loop that ships, their services, tasks, messages and upstreams.
     #[arg(long)]
     servers: bool,
-    /// With `--servers`: runs every seed twice, and compares what happened.
+    /// With `--servers`: runs every seed twice, and compares the events.
     #[arg(long, requires = "servers")]
     twice: bool,
     /// With `--servers`: prints every event.
     #[arg(long, requires = "servers")]
     trace: bool,
-    /// Prints how often everything happened, also if all of it happened often enough.
+    /// Prints the counts of all events, even if each occurred often enough.
     #[arg(long)]
     coverage: bool,
 }

@@ -1,11 +1,12 @@
-//! How fast a peer may send, counted in another way than the core does: what came beyond the rate, which time works off.
+//! The rate limit of a peer, counted in another way than in the core: the excess over the rate,
+//! which time reduces.
 
 use ringserve_core::{Limits, WhenTooFast};
 
 /// Nanoseconds of a second.
 const SECOND: u128 = 1_000_000_000;
 
-/// What was handed out of one connection beyond its rates. Levels are in billionths, of a frame and of a byte.
+/// Excess of one connection over its rates. Levels are in billionths, of a frame and of a byte.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pace {
     at: u64,
@@ -14,17 +15,17 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// True if a peer within these limits is held to a rate.
+    /// True if these limits include a rate.
     pub fn limits(limits: &Limits) -> bool {
         limits.read_frames_per_second_max > 0 || limits.read_bytes_per_second_max > 0
     }
 
-    /// The same, and its frames wait.
+    /// True if they do, and frames wait for it.
     pub fn holds_back(limits: &Limits) -> bool {
         Pace::limits(limits) && limits.when_read_too_fast == WhenTooFast::HoldBack
     }
 
-    /// A frame of `bytes` bytes is paid for at `now`.
+    /// Charges a frame of `bytes` bytes at `now`.
     pub fn pay(&mut self, limits: &Limits, bytes: usize, now: u64) {
         *self = self.at(limits, now);
         self.frames += SECOND;

@@ -1,4 +1,4 @@
-//! What a seed draws before it begins: sizes, limits, how often what goes wrong.
+//! The draws of a seed before it begins: sizes, limits, rates of faults.
 
 use std::time::Duration;
 
@@ -11,10 +11,11 @@ use crate::rng::Rng;
 /// Nanoseconds in a millisecond.
 pub const MS: u64 = 1_000_000;
 
-/// What an outbox has that is flooded. Others hold a few times 4 KiB at most, less than a quarter of `FLOODED`.
+/// Bytes of a flooded outbox. Others hold a few times 4 KiB at most, less than a quarter of
+/// `FLOODED`.
 pub const FLOOD: usize = 48 << 10;
 
-/// What all connections may hold that are flooded.
+/// Most bytes that all flooded connections may hold.
 const FLOODED: usize = 3 * FLOOD;
 
 /// Never, as a time.
@@ -23,24 +24,25 @@ pub const NEVER: u64 = u64::MAX;
 /// The latest time at which a shard's clock starts: 146 years, a quarter of what it counts.
 const CLOCK_MAX: u64 = 1 << 62;
 
-/// What a seed draws before it runs.
+/// The draws of a seed before it runs.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The limits the shard keeps.
+    /// The limits of the server.
     pub server_limits: ServerLimits,
-    /// Those of accepted connections.
+    /// The limits of accepted connections.
     pub limits: Limits,
-    /// Those that its connections to upstreams have instead.
+    /// The limits of connections to upstreams.
     pub upstream_limits: Limits,
-    /// True if the shard may run out of its memory limit.
+    /// True if the shard may reach its memory limit.
     pub tight_memory: bool,
-    /// Half of the accepted peers are answered with [`FLOOD`] bytes a frame, so that memory is full before any of it has settled.
+    /// Half of the accepted peers get [`FLOOD`] bytes per frame, so that memory is full before any
+    /// of it has been held for long.
     pub floods: bool,
     /// Slots of the shard and of the file table.
     pub connections_max: usize,
-    /// Of how many opens one waits; 0 for none.
+    /// One in this many opens waits; 0 for none.
     pub open_waits: u64,
-    /// Of how many opens one has a deadline; 0 for none.
+    /// One in this many opens has a deadline; 0 for none.
     pub deadlines: u64,
     /// Listeners.
     pub listeners: u16,
@@ -50,7 +52,7 @@ pub struct Plan {
     pub backlog: usize,
     /// Receive buffers.
     pub buffers: usize,
-    /// Frames are copied out of them before they are handed out.
+    /// Frames are copied out of them before they are passed on.
     pub copies_frames: bool,
     /// Entries of the buffer ring.
     pub ring_entries: usize,
@@ -62,37 +64,38 @@ pub struct Plan {
     pub descriptors: usize,
     /// Bytes that a socket buffer holds: towards the server, towards the peer.
     pub socket_bytes: (usize, usize),
-    /// How frames are told apart.
+    /// The framing.
     pub framing: AnyFraming,
     /// Connections over the whole run.
     pub peers: usize,
-    /// Frames of one peer, at most.
+    /// Most frames of one peer.
     pub frames_max: usize,
-    /// Bytes of a payload, at most.
+    /// Most bytes of a payload.
     pub payload_max: usize,
-    /// Nanoseconds between two actions of a peer, at most.
+    /// Most nanoseconds between two actions of a peer.
     pub gap_max: u64,
     /// Sends that nothing depends on may be reported late, as the real shard allows.
     pub defers: bool,
-    /// How long the driver waits for more behind a turn with several connections.
+    /// Time for which the driver waits for more after a turn with several connections.
     pub coalesce: Duration,
-    /// Nanoseconds that a late completion is late, at most.
+    /// Most nanoseconds by which a completion is late.
     pub late_max: u64,
-    /// What can go wrong.
+    /// The rates of faults.
     pub rates: Rates,
     /// Handlers that do something unusual, in 65536.
     pub unusual: u16,
-    /// Most calls that wait do so for long, and every other peer leaves up to this many nanoseconds between two actions.
+    /// Most waiting calls wait for long, and every other peer leaves up to this many nanoseconds
+    /// between two actions.
     pub dawdles: Option<u64>,
     /// Peers that do something unusual, in 8.
     pub odd_peers: u64,
-    /// Connections that the service holds open beyond the peer's FIN, in 65536.
+    /// Connections that the service holds open after the peer's FIN, in 65536.
     pub holds: u16,
-    /// Replies over which the framing panics, in 65536; 0 with a framing that ships.
+    /// Replies at which the framing panics, in 65536; 0 with a framing that ships.
     pub encode_panics: u16,
     /// Pushes of other threads, in 65536 turns.
     pub pushes: u16,
-    /// Another shard, and what it shares with this one.
+    /// Another shard, and the resources that it shares with this one.
     pub other_shard: Option<OtherShard>,
     /// Peers that are upstreams: the server connects to them.
     pub upstreams: usize,
@@ -102,7 +105,7 @@ pub struct Plan {
     pub clock_start: u64,
     /// Quiet times, without a connection, in 65536 turns: the shard's clock jumps ahead by hours to months.
     pub quiet_times: u16,
-    /// Turns after which the shard is told to drain, if it was not before.
+    /// Turns after which the shard is ordered to drain, if it was not before.
     pub turns: u64,
     /// A completion is lost, if the shard is aborted.
     pub loses_completion: bool,
@@ -110,11 +113,13 @@ pub struct Plan {
     pub abort_after: Option<u64>,
     /// One turn's budget.
     pub budget: Budget,
-    /// Calls of a turn and the smallest batch of a connection, where they are fewer than what ships.
+    /// Calls of a turn and the smallest batch of a connection, if they are fewer than the shipped
+    /// values.
     pub calls: Option<(u32, u32)>,
-    /// Bytes that a frame lacks to be received straight into, where they are fewer than what ships.
+    /// Missing bytes from which on a frame is received straight into its block, if they are fewer
+    /// than the shipped value.
     pub large_from: Option<usize>,
-    /// Turns after which the parts check themselves again.
+    /// Turns between two checks of the parts' invariants.
     pub check_every: u64,
 }
 
@@ -125,9 +130,9 @@ pub struct OtherShard {
     pub connections_max: usize,
     /// Connections of both together.
     pub quota: usize,
-    /// Nanoseconds it keeps a connection, at most.
+    /// Most nanoseconds that it keeps a connection.
     pub keeps_max: u64,
-    /// Nanoseconds until it finds what was passed on to it, at most.
+    /// Most nanoseconds until it finds a connection that was passed to it.
     pub letter_max: u64,
 }
 
@@ -150,17 +155,17 @@ impl Plan {
         if is_upstream { &self.upstream_limits } else { &self.limits }
     }
 
-    /// Connections to upstreams that there may be at once: fewer than there are upstreams.
+    /// Most connections to upstreams at once: fewer than there are upstreams.
     pub fn upstreams_max(&self) -> usize {
         self.upstreams.div_ceil(2)
     }
 
-    /// Connections that there may be, of either sort.
+    /// Most connections, of either kind.
     pub fn slots(&self) -> usize {
         self.connections_max + self.upstreams_max()
     }
 
-    /// What this seed draws, with at most `turns` turns before it drains.
+    /// Draws the plan of a seed, with at most `turns` turns before it drains.
     pub fn draw(rng: &mut Rng, turns: u64) -> Plan {
         let framing = AnyFraming::draw(rng);
         // Only frames of 4 KiB and more are lent.
@@ -178,10 +183,10 @@ impl Plan {
         let sizes = draw_sizes(rng, framing, payload_max, buffer_bytes, buffers, tight_memory);
         let slow = rng.one_in(4);
         let other_shard = passes_on.then(|| OtherShard::draw(rng, connections_max));
-        // Early, so that much is under way.
+        // Early, so that much is in progress.
         let short = rng.one_in(if passes_on { 3 } else { 8 });
         let (server_limits, limits) = draw_times(rng, slow, sizes);
-        // Of a copy, so that what it draws changes nothing else of a seed.
+        // From a copy, so that other draws of a seed stay the same.
         let floods = tight_memory && Rng::new(rng.clone().below(1 << 32) ^ 0x666C_6F6F).one_in(2);
         let (server_limits, limits) = match floods {
             true => (
@@ -192,28 +197,30 @@ impl Plan {
         };
         server_limits.check().expect("limits are drawn in their ranges");
         server_limits.check_service(&limits).expect("limits are drawn so that they hold together");
-        // Of a copy, so that what it draws changes nothing else of a seed.
+        // From a copy, so that other draws of a seed stay the same.
         let upstream_limits = draw_upstreams(&mut Rng::new(rng.clone().below(1 << 32)), &limits);
         upstream_limits.check().expect("those of upstreams too");
-        // The call that began last must not put off the end of the first one, so they begin far apart.
+        // The call that began last must not postpone the end of the first one, so they begin far
+        // apart.
         let limit = limits.handler_timeout.filter(|_| limits.calls_in_flight_max > 2);
         let dawdles = limit.map(|limit| limit.as_nanos() as u64 / 4);
-        // What is held open and waits for such calls is sent more than may be held, also in a drain.
+        // A connection that is held open and waits for such calls is sent more than may be held,
+        // also in a drain.
         let held = dawdles.is_some() && rng.one_in(2);
-        // Of a copy too.
+        // From a copy too.
         let opens = &mut Rng::new(rng.clone().below(1 << 32) ^ 0x6F70_656E);
         let open_waits = opens.pick(&[0, 0, 0, 0, 1, 6]);
         let open_timeout = opens.one_in(2).then(|| Duration::from_millis(opens.spread(20, 400)));
         let limits = limits.open_timeout(open_timeout);
         let limits = draw_paces(&mut Rng::new(rng.clone().below(1 << 32) ^ 0x7061_6365), limits);
-        // Of a copy too.
+        // From a copy too.
         let deadlines = Rng::new(rng.clone().below(1 << 32) ^ 0x6465_6164).pick(&[0, 0, 0, 0, 0, 0, 2, 8]);
-        // Of a copy too.
+        // From a copy too.
         let adopted = Rng::new(rng.clone().below(1 << 32) ^ 0x6164_6F70).one_in(6);
-        // Of a copy too.
+        // From a copy too.
         let large_frames = &mut Rng::new(rng.clone().below(1 << 32) ^ 0x6C61_7267);
         let large_from = large_frames.one_in(2).then(|| large_frames.spread(1, 1000) as usize);
-        // Of a copy too.
+        // From a copy too.
         let coalescing = &mut Rng::new(rng.clone().below(1 << 32) ^ 0x636F_616C);
         let coalesces = coalescing.one_in(3);
         let small_budget = rng.one_in(4);
@@ -249,7 +256,7 @@ impl Plan {
             rates: Rates::draw(rng),
             unusual: match rng.below(5) {
                 0 => 0,
-                // Several calls wait at once only where many do.
+                // Several calls wait at once only if many do.
                 1 | 2 if limits.calls_in_flight_max > 1 => rng.spread(8192, 32_000) as u16,
                 _ => rng.spread(256, 20_000) as u16,
             },
@@ -279,8 +286,9 @@ impl Plan {
     }
 }
 
-/// Where the shard's clock starts: at zero, some time before a counter of its steps wraps or takes one more bit, or anywhere.
-/// A step of connections' limits is 2^24 ns, one of handlers' sleeps 2^20 ns; counters have 31, 32 or 64 bits.
+/// Draws the start of the shard's clock: zero, some time before a counter of its steps wraps or
+/// takes one more bit, or anywhere. A step of connections' limits is 2^24 ns, one of handlers'
+/// sleeps 2^20 ns; counters have 31, 32 or 64 bits.
 fn draw_clock(rng: &mut Rng) -> u64 {
     let wrap = match rng.below(8) {
         0 | 1 => return 0,
@@ -293,7 +301,7 @@ fn draw_clock(rng: &mut Rng) -> u64 {
     wrap - rng.spread(MS, 4000 * MS)
 }
 
-/// How much there may be; no limit of time is set.
+/// Draws sizes; no time limit is set.
 fn draw_sizes(
     rng: &mut Rng,
     framing: AnyFraming,
@@ -323,7 +331,8 @@ fn draw_sizes(
     (server, limits)
 }
 
-/// How long things may take. A `slow` seed leaves half received frames the time that their limit is measured over.
+/// Draws times. A `slow` seed gives half received frames the time over which their limit is
+/// measured.
 fn draw_times(rng: &mut Rng, slow: bool, (server, sizes): (ServerLimits, Limits)) -> (ServerLimits, Limits) {
     let time = |rng: &mut Rng, low: u64, high: u64| Duration::from_nanos(rng.spread(low * MS, high * MS));
     let maybe = |rng: &mut Rng, low, high| rng.below(3).min(1).eq(&1).then(|| time(rng, low, high));
@@ -333,7 +342,7 @@ fn draw_times(rng: &mut Rng, slow: bool, (server, sizes): (ServerLimits, Limits)
     let limits = sizes
         .first_frame_timeout(if slow { maybe(rng, 4000, longest) } else { maybe(rng, 60, 2000) })
         .idle_timeout(idle)
-        // Of a copy, so that what it draws changes nothing else of a seed.
+        // From a copy, so that other draws of a seed stay the same.
         .idle_counts(match rng.clone().below(6) {
             0 | 1 => IdleCounts::Received,
             2 => IdleCounts::Sent,
@@ -374,7 +383,7 @@ fn draw_times(rng: &mut Rng, slow: bool, (server, sizes): (ServerLimits, Limits)
     (server, limits.linger_timeout(time(rng, 20, 300)))
 }
 
-/// How fast accepted peers may send: seldom a limit, of frames, bytes or both.
+/// Draws the rate limits of accepted peers: rarely a limit, of frames, bytes or both.
 fn draw_paces(rng: &mut Rng, limits: Limits) -> Limits {
     if !rng.one_in(6) {
         return limits;
@@ -391,7 +400,8 @@ fn draw_paces(rng: &mut Rng, limits: Limits) -> Limits {
         .when_read_too_fast(if rng.one_in(4) { WhenTooFast::Close } else { WhenTooFast::HoldBack })
 }
 
-/// The limits of connections to upstreams: in every third seed those of accepted ones, else with other times and numbers of calls.
+/// Draws the limits of connections to upstreams: in every third seed those of accepted ones, else
+/// with other times and numbers of calls.
 fn draw_upstreams(rng: &mut Rng, limits: &Limits) -> Limits {
     if rng.one_in(3) {
         return limits.clone();
@@ -401,7 +411,8 @@ fn draw_upstreams(rng: &mut Rng, limits: &Limits) -> Limits {
         Some(limit) => Some(2 * limit),
         None => Some(else_after),
     };
-    // An idle time is no shorter than what leads to a heartbeat, nor than half a frame may take where that is long.
+    // An idle time is no shorter than the time before a heartbeat, nor than half a frame may take
+    // if that is long.
     let idle = Duration::from_millis(4000).max(limits.heartbeat_interval.unwrap_or_default());
     limits
         .clone()

@@ -1,9 +1,9 @@
-//! The rules of the driver boundary, held against both sides of it: what the core submits, and what the
-//! driver answers.
+//! The rules of the driver boundary, checked on both sides of it: the submissions of the core, and
+//! the answers of the driver.
 
 use ringserve_core::{AcceptEnd, Completion, ConnId, Op, Socket};
 
-/// What is in flight on a connection.
+/// Operations in flight on a connection.
 #[derive(Debug, Default)]
 struct Flight {
     generation: u64,
@@ -30,19 +30,20 @@ struct Accept {
     listening: Listening,
 }
 
-/// What becomes of a listening socket.
+/// The state of a listening socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Listening {
     #[default]
     Open,
-    /// It was told to stop.
+    /// A stop was requested.
     Stopping,
     Closed,
 }
 
-/// What the core may ask of its driver, and the driver may answer, for each connection.
+/// The requests that the core may make of its driver, and the answers that the driver may give, for
+/// each connection.
 ///
-/// A stop may meet an end on the way: it is allowed in the turn in which the core hears of the end, too.
+/// A stop may cross an end: it is allowed in the turn in which the core receives the end, too.
 #[derive(Debug, Default)]
 pub struct Protocol {
     /// By slot.
@@ -54,7 +55,7 @@ pub struct Protocol {
 }
 
 impl Protocol {
-    /// Another turn begins.
+    /// Begins another turn.
     pub fn begin_turn(&mut self, turn: u64) {
         self.turn = turn;
     }
@@ -85,18 +86,18 @@ impl Protocol {
         self.sockets.swap_remove(place.expect("a socket that was not accepted"));
     }
 
-    /// The core passes a socket on to another shard.
+    /// Notes that the core passes a socket to another shard.
     pub fn passed_on(&mut self, socket: Socket) {
         self.socket_leaves(socket.0);
     }
 
-    /// Another shard passes a socket to the core.
+    /// Notes that another shard passes a socket to the core.
     pub fn passed_back(&mut self, socket: Socket) {
         assert!(!self.sockets.contains(&socket.0), "socket {socket:?} twice");
         self.sockets.push(socket.0);
     }
 
-    /// True if a listener was told to stop and is not closed yet.
+    /// True if a stop of a listener was requested and it is not closed yet.
     pub fn is_stopping(&self) -> bool {
         self.accepts.iter().any(|accept| accept.listening == Listening::Stopping)
     }
@@ -106,7 +107,7 @@ impl Protocol {
         !self.sockets.is_empty()
     }
 
-    /// The core submits an operation.
+    /// Checks an operation that the core submits.
     pub fn submitted(&mut self, op: &Op) {
         let turn = self.turn;
         match op {
@@ -196,7 +197,7 @@ impl Protocol {
         }
     }
 
-    /// The driver answers.
+    /// Checks an answer of the driver.
     pub fn completed(&mut self, completion: &Completion) {
         let turn = self.turn;
         match completion {

@@ -1,4 +1,5 @@
-//! Pushes from other threads: announced through a connection's [`RemoteGate`], under way for a while, delivered by name.
+//! Pushes from other threads: announced through a connection's [`RemoteGate`], in transit for a
+//! while, delivered by name.
 
 use std::sync::Arc;
 
@@ -9,10 +10,10 @@ use crate::kernel::State;
 use crate::plan::MS;
 use crate::service::{self, Session};
 
-/// Handles that are kept; the oldest one goes first.
+/// Handles that are kept; the oldest one is dropped first.
 const HANDLES_MAX: usize = 16;
 
-/// What another thread has of a connection.
+/// A handle of a connection in another thread.
 #[derive(Debug)]
 struct Handle {
     id: ConnId,
@@ -21,7 +22,7 @@ struct Handle {
     on_the_way: usize,
 }
 
-/// A push under way.
+/// A push in transit.
 #[derive(Debug)]
 struct Letter {
     due: u64,
@@ -29,7 +30,7 @@ struct Letter {
     bytes: usize,
 }
 
-/// Handles of other threads, and pushes on their way.
+/// Handles of other threads, and pushes in transit.
 #[derive(Debug, Default)]
 pub struct Pushes {
     handles: Vec<Handle>,
@@ -43,7 +44,8 @@ fn find(live: &Live, id: ConnId) -> Option<&ConnShared<Session>> {
 }
 
 impl Pushes {
-    /// A thread gets a handle of a connection, or pushes through one. `live` are the connections that exist.
+    /// Makes a thread get a handle of a connection, or push through one. `live` are the connections
+    /// that exist.
     pub fn act(&mut self, state: &mut State, live: &Live) {
         if !state.rng.chance(state.plan.pushes) {
             return;
@@ -63,7 +65,7 @@ impl Pushes {
         }
         let Some(last) = self.handles.len().checked_sub(1) else { return };
         let handle = state.rng.range(0, last as u64) as usize;
-        // A burst, so that what is on the way counts too.
+        // A burst, so that pushes in transit count too.
         for _ in 0..state.rng.range(1, 3) {
             self.push(state, live, handle);
         }
@@ -89,7 +91,7 @@ impl Pushes {
         self.letters.push(Letter { due, id: handle.id, bytes });
     }
 
-    /// The shard reads its letters. True if there were some.
+    /// Reads the shard's letters. True if there were some.
     pub fn deliver(&mut self, state: &mut State, live: &Live, now: u64) -> bool {
         let before = self.letters.len();
         let (due, later) =
@@ -109,12 +111,12 @@ impl Pushes {
         before > self.letters.len()
     }
 
-    /// When the next letter is due.
+    /// Time at which the next letter is due.
     pub fn next_due(&self) -> u64 {
         self.letters.iter().map(|letter| letter.due).min().unwrap_or(u64::MAX)
     }
 
-    /// Panics unless each account says what is there and what is on the way.
+    /// Panics unless each account equals the bytes there and in transit.
     pub fn check(&self, state: &State, live: &Live) {
         for Handle { id, gate, on_the_way } in &self.handles {
             // Its numbers have no accessor, so they are read from its text.
@@ -133,7 +135,8 @@ impl Pushes {
         }
     }
 
-    /// Every connection is gone: what is still under way arrives nowhere, and no account has anything left.
+    /// Ends all: every connection is gone, so pushes in transit arrive nowhere, and no account has
+    /// anything left.
     pub fn end(&mut self, state: &mut State) {
         self.deliver(state, &[], u64::MAX);
         assert!(self.handles.iter().all(|handle| handle.on_the_way == 0), "bytes are on the way: {self:?}");

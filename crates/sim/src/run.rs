@@ -1,4 +1,4 @@
-//! Many seeds, on several threads; the first violation ends them all.
+//! Runs of many seeds, on several threads; the first violation ends them all.
 
 use std::cell::{Cell, RefCell};
 use std::fmt::Write as _;
@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use crate::faults::{Canary, Coverage};
 use crate::world::{Outcome, World};
 
-/// What to run.
+/// Options of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The first seed.
     pub from: u64,
-    /// How many.
+    /// Number of seeds.
     pub seeds: u64,
     /// Turns of a seed before it drains.
     pub turns: u64,
@@ -23,7 +23,7 @@ pub struct Options {
     pub jobs: usize,
     /// The bug to plant.
     pub canary: Option<Canary>,
-    /// Prints a line a second.
+    /// Prints a line per second.
     pub progress: bool,
 }
 
@@ -32,14 +32,14 @@ pub struct Options {
 pub struct Violation {
     /// The seed.
     pub seed: u64,
-    /// Which rule, and where it is checked.
+    /// The violated rule, and the place of its check.
     pub what: String,
-    /// The last lines of what happened.
+    /// The last lines of the trace.
     pub trace: String,
 }
 
 thread_local! {
-    /// What the last panic of this thread said.
+    /// Message of this thread's last panic.
     static SAID: RefCell<String> = const { RefCell::new(String::new()) };
     /// True exactly while this thread runs a seed.
     static IN_A_SEED: Cell<bool> = const { Cell::new(false) };
@@ -66,7 +66,7 @@ fn hush() {
 /// Runs one seed.
 ///
 /// # Errors
-/// The rule it broke, with a trace if `trace`.
+/// The violated rule, with a trace if `trace`.
 pub fn run_seed(
     seed: u64,
     turns: u64,
@@ -95,7 +95,7 @@ pub fn run_seed(
     })
 }
 
-/// Runs all seeds, or up to the first violation, and tells how often everything happened.
+/// Runs all seeds, or up to the first violation, and returns the counts of all events.
 ///
 /// # Errors
 /// The violation.
@@ -144,7 +144,7 @@ pub fn run(options: &Options) -> Result<Coverage, Box<Violation>> {
     match found.into_inner().unwrap_or_else(|lock| lock.into_inner()) {
         None => Ok(sum.into_inner().unwrap_or_else(|lock| lock.into_inner())),
         Some(violation) => {
-            // Once more, with the trace.
+            // Run again, with the trace.
             let again = run_seed(violation.seed, options.turns, options.canary, true);
             Err(again.err().unwrap_or(violation))
         }

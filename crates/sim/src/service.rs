@@ -1,6 +1,6 @@
 //! The service: echoes, answers otherwise, parks, keeps, fails, streams, pushes.
 //!
-//! What it replies it also writes into the connection's `owed`, unless the connection is gone by then.
+//! It also writes its replies into the connection's `owed`, unless the connection is gone by then.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -16,18 +16,18 @@ use crate::pace::Pace;
 use crate::plan::{FLOOD, MS};
 use crate::sock::excuse;
 
-/// What the service keeps for a connection.
+/// State that the service keeps for a connection.
 #[derive(Debug, Default)]
 pub struct Session {
-    /// Which connection it is.
+    /// The number of the connection.
     pub tag: usize,
-    /// Frames that are kept, and until when.
+    /// Frames that are kept, and the times until which they are.
     pub kept: RefCell<Vec<(u64, Frame)>>,
     /// Replies so far.
     pub replies: Cell<usize>,
 }
 
-/// What became of a call.
+/// The result of a call.
 #[derive(Debug)]
 pub enum Called {
     /// It is done.
@@ -43,12 +43,12 @@ pub enum Called {
 /// A call that waits.
 #[derive(Debug)]
 pub struct Parked {
-    /// Whose it is.
+    /// The connection.
     pub id: ConnId,
     shared: ConnShared<Session>,
-    /// Where the frame it was called with ends in what the peer sends.
+    /// The end of the frame of the call in the peer's bytes.
     at: usize,
-    /// When it goes on, unless it waits for room.
+    /// Time at which it continues, unless it waits for room.
     pub due: u64,
     frame: Option<Frame>,
     /// Pieces left to stream.
@@ -74,7 +74,7 @@ impl Wake for Flag {
     }
 }
 
-/// False once nothing more is taken to be sent.
+/// False once no more bytes are accepted for sending.
 fn takes_replies(state: &State, shared: &ConnShared<Session>) -> bool {
     !shared.is_gone() && !state.socks[shared.body().tag].writing_ended
 }
@@ -106,7 +106,7 @@ fn write(state: &mut State, shared: &ConnShared<Session>, len: usize) {
     shared.write(payload);
 }
 
-/// The next bytes that the service says by itself.
+/// The next bytes that the service sends by itself.
 fn own_payload(session: &Session, len: usize) -> &'static [u8] {
     let number = session.replies.get();
     session.replies.set(number + 1);
@@ -143,14 +143,14 @@ fn echo(state: &mut State, shared: &ConnShared<Session>, frame: Frame) {
     charge(state, shared);
 }
 
-/// A connection whose outbox is over its limit may be closed for that.
+/// Notes that a connection whose outbox is over its limit may be closed for that.
 fn charge(state: &mut State, shared: &ConnShared<Session>) {
     if shared.outbox_bytes() > state.plan.limits.outbox_bytes_max {
         state.socks[shared.body().tag].excuses |= excuse::FULL;
     }
 }
 
-/// A connection opens. True if it is accepted.
+/// Opens a connection. True if it is accepted.
 pub fn open(state: &mut State, shared: &ConnShared<Session>) -> bool {
     if state.rng.chance(state.plan.holds) {
         state.cover.fault(Fault::HeldOpen);
@@ -173,14 +173,14 @@ pub fn open(state: &mut State, shared: &ConnShared<Session>) -> bool {
     true
 }
 
-/// The peer broke the framing: last words.
+/// Sends a rejection message to a peer that broke the framing.
 pub fn malformed(state: &mut State, shared: &ConnShared<Session>) {
     if state.rng.one_in(2) {
         say(state, shared, 5);
     }
 }
 
-/// The shard asks whether the peer is alive: so does the service, of the peer.
+/// Sends a request to the peer when the shard asks whether it is alive.
 pub fn heartbeat(state: &mut State, shared: &ConnShared<Session>) {
     if state.rng.one_in(8) {
         return state.cover.fault(Fault::HeartbeatUnsaid);
@@ -191,7 +191,8 @@ pub fn heartbeat(state: &mut State, shared: &ConnShared<Session>) {
     sock.pings.push_back(sock.owed.len());
 }
 
-/// The peer of a connection that is held open has sent its last byte. When to close it, if ever.
+/// Notes that the peer of a connection that is held open has sent its last byte. Returns the time
+/// of the close, if any.
 pub fn input_ended(state: &mut State, shared: &ConnShared<Session>) -> Option<u64> {
     state.cover.fault(Fault::InputEndTold);
     match state.rng.below(8) {
@@ -207,7 +208,7 @@ pub fn input_ended(state: &mut State, shared: &ConnShared<Session>) -> Option<u6
     }
 }
 
-/// The service closes a connection that it held open.
+/// Closes a connection that the service held open.
 pub fn close_held(state: &mut State, shared: &ConnShared<Session>) {
     state.cover.fault(Fault::HeldClosed);
     if state.rng.one_in(2) {
@@ -217,7 +218,8 @@ pub fn close_held(state: &mut State, shared: &ConnShared<Session>) {
     shared.close();
 }
 
-/// A frame is handed to the service: it must be the next one, whole, of this connection.
+/// Checks a frame that is passed to the service: it must be the next one, whole, of this
+/// connection.
 pub fn check_frame(state: &mut State, tag: usize, frame: &Frame) {
     let framing = state.plan.framing;
     let sock = &mut state.socks[tag];
@@ -246,21 +248,21 @@ pub fn check_frame(state: &mut State, tag: usize, frame: &Frame) {
     assert!(sock.handed <= sock.arrived, "connection {tag}: bytes that did not arrive");
     let limits = state.plan.limits_of(sock.upstream);
     if Pace::limits(limits) {
-        // Once the shard drains no rate holds.
+        // No rate applies once the shard drains.
         let early = sock.pace.is_early(limits, state.now) && state.drain_deadline.is_none();
         assert!(!early, "connection {tag}: a frame beyond its rate: {:?} at {}", sock.pace, state.now);
         sock.pace.pay(limits, frame.wire().len(), state.now);
     }
 }
 
-/// A call is done: its peer may send on.
+/// Notes that a call is done: its peer may send more.
 fn done(state: &mut State, tag: usize) {
     let sock = &mut state.socks[tag];
     sock.done = sock.done.max(sock.seen.saturating_sub(sock.waiting.len()));
     state.kick(tag);
 }
 
-/// The service is called with a frame.
+/// Calls the service with a frame.
 pub fn call(state: &mut State, id: ConnId, shared: &ConnShared<Session>, frame: Frame) -> Called {
     let tag = shared.body().tag;
     check_frame(state, tag, &frame);
@@ -276,7 +278,7 @@ pub fn call(state: &mut State, id: ConnId, shared: &ConnShared<Session>, frame: 
     called
 }
 
-/// What most calls do.
+/// The behaviour of most calls.
 fn answer(state: &mut State, shared: &ConnShared<Session>, frame: Frame) {
     let tag = shared.body().tag;
     if state.plan.floods && tag.is_multiple_of(2) && !state.socks[tag].upstream {
@@ -373,7 +375,7 @@ fn unusual(state: &mut State, id: ConnId, shared: &ConnShared<Session>, frame: F
     Called::Done
 }
 
-/// A call that waited goes on.
+/// Continues a call that waited.
 pub fn resume(state: &mut State, parked: Parked) -> Called {
     let tag = parked.shared.body().tag;
     let called = if parked.pieces > 0 {
@@ -411,7 +413,8 @@ fn go_on(state: &mut State, mut parked: Parked) -> Called {
         let outlet = &*parked.shared;
         if outlet.is_full() && !outlet.is_gone() {
             if state.socks[parked.shared.body().tag].wants_room > 0 {
-                // The waker given last is woken, and no other: one call of a connection can wait for room.
+                // The last waker is woken, and no other: one call of a connection can wait for
+                // room.
                 parked.due = state.now + MS;
                 return Called::Parked(parked);
             }
@@ -426,7 +429,7 @@ fn go_on(state: &mut State, mut parked: Parked) -> Called {
     Called::Done
 }
 
-/// The connection ended.
+/// Notes that the connection ended.
 pub fn close(state: &mut State, shared: &ConnShared<Session>, reason: CloseReason, now: u64) {
     let tag = shared.body().tag;
     assert!(state.socks[tag].ended.is_none(), "connection {tag} ended twice");

@@ -1,9 +1,10 @@
-//! A simulated TCP connection: what each side wrote, how far the other got, and what was owed.
+//! A simulated TCP connection: the bytes that each side wrote, how many the other got, and how many
+//! were owed.
 //!
-//! No byte is stored twice. What the peer will ever send lies in `wire`, and the socket buffer towards the
-//! server is the part between `read` and `sent`; what the service owes lies in `owed`, and the one towards
-//! the peer is the part between `delivered` and `taken`. The kernel compares each byte it takes from the
-//! server with the one owed at that place.
+//! No byte is stored twice. All bytes that the peer will ever send lie in `wire`, and the socket
+//! buffer towards the server is the part between `read` and `sent`; the bytes that the service owes
+//! lie in `owed`, and the buffer towards the peer is the part between `delivered` and `taken`. The
+//! kernel compares each byte that it takes from the server with the one owed at that place.
 
 use std::collections::VecDeque;
 
@@ -17,15 +18,15 @@ use crate::plan::NEVER;
 /// A frame of the peer's script, as places in `wire`.
 #[derive(Clone, Copy, Debug)]
 pub struct Scripted {
-    /// Where its payload starts.
+    /// Start of its payload.
     pub payload: usize,
-    /// Where its payload ends.
+    /// End of its payload.
     pub payload_end: usize,
-    /// Where it ends.
+    /// End of the frame.
     pub end: usize,
 }
 
-/// Where the server's end of a socket is.
+/// The place of the server's end of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// The peer has not connected yet.
@@ -40,7 +41,7 @@ pub enum Place {
     Closed,
 }
 
-/// Why a connection may end other than well. Bits of [`Sock::excuses`].
+/// Reasons for which a connection may end abnormally. Bits of [`Sock::excuses`].
 pub mod excuse {
     /// The peer or the network reset it.
     pub const RESET: u32 = 1;
@@ -60,30 +61,30 @@ pub mod excuse {
     pub const UNFRAMED: u32 = 128;
     /// The outbox was over its limit.
     pub const FULL: u32 = 256;
-    /// The kernel answered some other error.
+    /// The kernel returned another error.
     pub const SYSTEM: u32 = 512;
     /// It never became a connection in the file table.
     pub const NOT_INSTALLED: u32 = 1024;
-    /// Its receive ended and the shard was not told.
+    /// Its receive ended and the shard was not informed.
     pub const SILENT: u32 = 2048;
     /// The service closed it for an upstream that failed.
     pub const UPSTREAM: u32 = 4096;
 }
 
-/// A peer and its connection, with what each side owes the other.
+/// A peer and its connection, with the bytes that each side owes the other.
 #[derive(Debug)]
 pub struct Sock {
     /// Its number, from which all its bytes come.
     pub tag: usize,
-    /// Which listener it connects to.
+    /// The listener to which it connects.
     pub listener: u16,
     /// It is an upstream, to which the server connects.
     pub upstream: bool,
-    /// The two are connected, as far as it depends on an upstream.
+    /// The two are connected, if an upstream accepted.
     pub connected: bool,
     /// The script of the other end.
     pub peer: Peer,
-    /// Where the server's end is.
+    /// The place of the server's end.
     pub place: Place,
 
     /// Everything the peer will ever send.
@@ -94,34 +95,34 @@ pub struct Sock {
     pub sent: usize,
     /// Bytes the kernel gave to the server, reaped or not.
     pub read: usize,
-    /// Bytes that reached the core before it cut the connection.
+    /// Bytes that reached the core before it closed the input.
     pub arrived: usize,
-    /// The shard drains, and looks at nothing more of what arrives.
+    /// The shard drains, and no longer decodes arriving bytes.
     pub cut: bool,
-    /// Bytes handed to the service.
+    /// Bytes passed to the service.
     pub handed: usize,
-    /// Frames handed to the service.
+    /// Frames passed to the service.
     pub seen: usize,
-    /// How fast they were.
+    /// The rate of these frames.
     pub pace: Pace,
-    /// When the rate of its frames held them back last.
+    /// Time at which the rate of its frames last held them back.
     pub paced_at: u64,
     /// Frames the service is done with.
     pub done: usize,
     /// The peer sent FIN.
     pub peer_fin: bool,
-    /// The server was told of it.
+    /// The server was informed of it.
     pub fin_read: bool,
-    /// The core was told of the same.
+    /// The core was informed of it.
     pub fin_heard: bool,
     /// The connection was reset: by the peer, the network or the server.
     pub reset: bool,
-    /// The `errno` the next operation gets.
+    /// The `errno` of the next operation.
     pub error: i32,
-    /// A probe got it: a receive that finds the end afterwards is not at the peer's FIN.
+    /// A probe took it: a receive that finds the end afterwards is not at the peer's FIN.
     pub error_probed: bool,
 
-    /// Everything the service replied.
+    /// All bytes that the service replied.
     pub owed: Vec<u8>,
     /// Bytes the kernel took from the server.
     pub taken: usize,
@@ -131,54 +132,55 @@ pub struct Sock {
     pub writing_ended: bool,
     /// The server asked for FIN.
     pub fin_asked: bool,
-    /// FIN follows what was taken.
+    /// FIN follows the taken bytes.
     pub server_fin: bool,
     /// Both directions of the server's end are gone.
     pub server_closed: bool,
 
     /// The service accepted it in `open`.
     pub opened: bool,
-    /// When it was adopted, by the server's clock.
+    /// Time at which it was adopted, by the server's clock.
     pub opened_at: u64,
-    /// When it was accepted: the same, unless its `open` waited.
+    /// Time at which it was accepted: the same, unless its `open` waited.
     pub accepted_at: u64,
-    /// When the first turn after that began which looked for cuts of a drain; 0 before it.
+    /// Time of the first turn after that which checked for cuts of a drain; 0 before it.
     pub looked_at_from: u64,
     /// The calls that wait, as tasks, the oldest first.
     pub waiting: Vec<u32>,
-    /// No other may begin.
+    /// No other call may begin.
     pub calls_full: bool,
     /// Those of them that wait until there is room in the outbox.
     pub wants_room: usize,
-    /// When the first of those calls began, or another one was done.
+    /// Time at which the first of those calls began, or another one ended.
     pub waiting_since: u64,
     /// The service holds it open, until it closes it.
     pub held: bool,
-    /// The service heard that nothing more will arrive.
+    /// The service was informed that nothing more will arrive.
     pub input_end_notified: bool,
-    /// What the time limits are judged by.
+    /// The basis for judging the time limits.
     pub clocks: Clocks,
-    /// Where in `owed` each heartbeat ends that the peer has not seen yet.
+    /// End in `owed` of each heartbeat that the peer has not seen yet.
     pub pings: VecDeque<usize>,
     /// The turn in which the core made its last send.
     pub sent_turn: u64,
-    /// When that was.
+    /// Time of that send.
     pub sent_at: u64,
-    /// How fast the peer takes what is sent.
+    /// The rate at which the peer takes sent bytes.
     pub rate: WriteRate,
     /// The core has a send in flight.
     pub untold: bool,
-    /// When the kernel last took a byte of a reply.
+    /// Time at which the kernel last took a byte of a reply.
     pub taken_at: u64,
-    /// When a completion for it last reached the core, or a handler finished.
+    /// Time at which a completion for it last reached the core, or a handler finished.
     pub active_at: u64,
-    /// The same for what keeps it from being idle.
+    /// Time of the last event that keeps it from being idle.
     pub used_at: u64,
-    /// The same as of the start of this turn: time limits are carried out before what the turn brought.
+    /// The same as of the start of this turn: time limits are applied before the completions of the
+    /// turn.
     pub used_before: u64,
-    /// When the server last read nothing of it.
+    /// Time at which the server last read nothing of it.
     pub unread_at: u64,
-    /// When and why the service was told that it ended.
+    /// Time and reason of the end that the service received.
     pub ended: Option<(u64, CloseReason)>,
     /// The deadline that the service gave it, by the server's clock.
     pub deadline: Option<u64>,
@@ -189,7 +191,7 @@ pub struct Sock {
 }
 
 impl Sock {
-    /// A connection that is yet to come.
+    /// Creates a connection before its start.
     pub fn new(tag: usize, listener: u16, peer: Peer) -> Sock {
         Sock {
             tag,
@@ -264,7 +266,8 @@ impl Sock {
         self.sent - self.read
     }
 
-    /// True if the peer sent all it ever will, the server took it, and neither side closed or reset.
+    /// True if the peer sent all bytes of its script, the server took them, and neither side closed
+    /// or reset.
     pub fn has_sent_all(&self) -> bool {
         self.read == self.wire.len() && !self.reset && !self.peer_fin
     }
@@ -275,13 +278,13 @@ impl Sock {
         self.taken - self.delivered
     }
 
-    /// True if a receive would end or bring something.
+    /// True if a receive would end or bring bytes.
     #[inline]
     pub fn is_readable(&self) -> bool {
         self.sent > self.read || self.error != 0 || self.reset || (self.peer_fin && !self.fin_read)
     }
 
-    /// Its `open` is done: all times of its peer begin, but for that of what it sends.
+    /// Ends its `open`: all times of its peer begin, except that of its bytes.
     pub fn let_in(&mut self, now: u64) {
         self.opened_at = now;
         self.touch(now);
@@ -289,7 +292,7 @@ impl Sock {
         self.clocks.call_done(now, true);
     }
 
-    /// The connection is active at `now`, the time of this turn.
+    /// Notes that the connection is active at `now`, the time of this turn.
     pub fn touch(&mut self, now: u64) {
         self.active_at = now;
         if self.used_at != now {
@@ -298,12 +301,12 @@ impl Sock {
         }
     }
 
-    /// When something last kept it from being idle, without what this turn brought.
+    /// Time at which something last kept it from being idle, without the completions of this turn.
     pub fn was_used(&self, now: u64) -> u64 {
         if self.used_at == now { self.used_before } else { self.used_at }
     }
 
-    /// What is the case at `now`, if it ends.
+    /// Its state at `now`, if it ends.
     pub fn sealed(&self, now: u64, half: bool) -> Sealed {
         let (waiting, waiting_since) = (self.waiting.len(), self.waiting_since);
         let (used_at, unseen) = (self.was_used(now), self.has_unseen());
@@ -312,7 +315,7 @@ impl Sock {
         Sealed { at: now, waiting, waiting_since, used_at, unseen, owed, half, ended: self.fin_heard, pace }
     }
 
-    /// True if bytes arrived that are behind the last frame the service has seen.
+    /// True if bytes arrived after the last frame that the service has seen.
     pub fn has_unseen_bytes(&self) -> bool {
         self.arrived > self.seen.checked_sub(1).map_or(0, |last| self.frames[last].end)
     }
@@ -322,17 +325,17 @@ impl Sock {
         self.frames.get(self.seen).is_some_and(|frame| frame.end <= self.arrived)
     }
 
-    /// True if it is allowed any of these.
+    /// True if one of these excuses applies.
     pub fn may(&self, excuses: u32) -> bool {
         self.excuses & excuses != 0
     }
 
-    /// Takes a reply's bytes as owed.
+    /// Adds a reply's bytes to those owed.
     pub fn owe(&mut self, framing: AnyFraming, payload: &[u8]) {
         framing.write(&mut self.owed, payload);
     }
 
-    /// The kernel takes `bytes` from a send of the server's.
+    /// Checks `bytes` that the kernel takes from a send of the server.
     pub fn take(&mut self, bytes: &[u8], now: u64) {
         let from = self.taken;
         let owed = self.owed.get(from..from + bytes.len());
@@ -351,14 +354,14 @@ impl Sock {
     }
 }
 
-/// How a peer ends.
+/// The way in which a peer ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// FIN once every reply was read.
     Fin,
-    /// FIN right behind the last byte.
+    /// FIN right after the last byte.
     HalfClose,
-    /// RST, once it sent this number of bytes.
+    /// RST, after it sent this number of bytes.
     Reset(usize),
     /// Nothing: it waits for the server.
     Wait,
@@ -366,14 +369,14 @@ pub enum End {
     Ignore,
 }
 
-/// A peer and where it is in its script.
+/// A peer and its position in its script.
 #[derive(Debug)]
 pub struct Peer {
-    /// When it acts next.
+    /// Time of its next action.
     pub next_at: u64,
-    /// It was told to act soon, since something changed.
+    /// It has to act soon, since something changed.
     pub kicked: bool,
-    /// Nanoseconds between two actions, at most.
+    /// Most nanoseconds between two actions.
     pub gap: u64,
     /// Bytes sent in one action.
     pub send_max: usize,
@@ -383,7 +386,7 @@ pub struct Peer {
     pub reads_from: u64,
     /// Frames it sends before it wants answers.
     pub window: usize,
-    /// How it ends.
+    /// The way in which it ends.
     pub end: End,
     /// From a number of bytes on: how few it sends at a time, and how rarely.
     pub crawls: Option<(usize, usize, u64)>,
@@ -391,12 +394,12 @@ pub struct Peer {
     pub answers: usize,
     /// It has seen the end of the server's bytes, or a reset.
     pub saw_end: bool,
-    /// It does nothing any more.
+    /// It does nothing more.
     pub finished: bool,
 }
 
 impl Peer {
-    /// True if it reads as soon as there is something, and closes when the server does.
+    /// True if it reads as soon as there are bytes, and closes when the server does.
     pub fn reads(&self, now: u64) -> bool {
         self.reads_from <= now
     }

@@ -8,9 +8,9 @@ use crate::service::Parked;
 struct Task {
     /// `None` while it runs.
     parked: Option<Parked>,
-    /// What the shard counts for it, and the call behind it.
+    /// The shard's count of it, and the next call.
     counted: ringserve_core::Parked,
-    /// When it began to wait, in nanoseconds.
+    /// Time at which it began to wait, in nanoseconds.
     since: u64,
     prev: Option<u32>,
 }
@@ -50,7 +50,7 @@ impl Tasks {
         slot.unwrap_or_else(|| panic!("task {task} is not there"))
     }
 
-    /// How many there may be.
+    /// An upper bound of their number.
     pub fn len(&self) -> u32 {
         self.slots.len() as u32
     }
@@ -75,17 +75,18 @@ impl Tasks {
         self.at(task).parked.take().expect("a call that runs does not wait")
     }
 
-    /// It waits again.
+    /// Makes it wait again.
     pub fn wait(&mut self, task: u32, parked: Parked) {
         self.at(task).parked = Some(parked);
     }
 
-    /// When a call began to wait, in nanoseconds.
+    /// Time at which a call began to wait, in nanoseconds.
     pub fn since(&self, task: u32) -> u64 {
         self.slots[task as usize].as_ref().expect("the call waits").since
     }
 
-    /// A call is done: what the shard counted for it, with the one behind it, and since when the one before it waits.
+    /// Ends a call. Returns the shard's count of it, with the next one, and the time since which
+    /// the previous one waits.
     pub fn remove(&mut self, task: u32) -> (ringserve_core::Parked, Option<Stamp>) {
         let Task { prev, counted, .. } = self.slots[task as usize].take().expect("a call is done once");
         let before = prev.map(|prev| {
@@ -99,7 +100,7 @@ impl Tasks {
         (counted, before)
     }
 
-    /// Drops `first` and all that are listed behind it. Returns what they are called, and whose they are.
+    /// Drops `first` and all that are listed after it. Returns their names and their calls.
     pub fn cancel(&mut self, first: u32) -> Vec<(u32, Parked)> {
         let mut dropped = Vec::new();
         let mut next = Some(first);

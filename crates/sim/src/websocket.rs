@@ -1,5 +1,5 @@
-//! The client half of WebSocket, for the peers of a simulation: messages in fragments of any size, pings in between, and a look
-//! at each frame of the server.
+//! The client half of WebSocket, for the peers of a simulation: messages in fragments of any size,
+//! pings in between, and a check of each frame of the server.
 
 use std::any::Any;
 use std::rc::Rc;
@@ -12,12 +12,12 @@ use ringserve_websocket::frame::{Decoded, Header, Opcode, put_masked};
 #[derive(Clone, Copy, Debug)]
 pub struct Client {
     seed: u64,
-    /// What lies below says where the end is.
+    /// The layer below marks the end.
     is_above: bool,
 }
 
 impl Client {
-    /// One that does as `seed` says. `is_above` if another transport lies below.
+    /// Creates a client whose behaviour `seed` draws. `is_above` if another transport lies below.
     pub fn new(seed: u64, is_above: bool) -> Client {
         Client { seed, is_above }
     }
@@ -45,10 +45,10 @@ impl Transport for Client {
 struct ClientChannel {
     random: u64,
     is_above: bool,
-    /// What came of a frame, or of the answer to the request.
+    /// The received part of a frame, or of the answer to the request.
     kept: Vec<u8>,
     is_ready: bool,
-    /// The server's close frame came.
+    /// The server's close frame arrived.
     is_closed: bool,
     /// Pings that were sent, and the number of the last one that was answered.
     pings: u32,
@@ -138,7 +138,7 @@ impl Channel for ClientChannel {
         let bytes: Vec<u8> = plain.pieces().flatten().copied().collect();
         let (mut rest, mut begins) = (&bytes[..], true);
         while !rest.is_empty() {
-            // A message, or a fragment of one; now and then one of nothing.
+            // A message, or a fragment of one; sometimes an empty one.
             let len = match self.below(4) {
                 0 => self.below(8),
                 1 => self.below(rest.len() + 1),

@@ -1,4 +1,4 @@
-//! The simulator itself: seeds hold, canaries sing, and the same seed does the same thing.
+//! The simulator itself: seeds hold, canaries are found, and the same seed has the same result.
 
 use ringserve_sim::faults::Canary;
 use ringserve_sim::run::{Options, run, run_seed};
@@ -16,8 +16,8 @@ fn a_few_hundred_seeds_hold() {
 
 #[test]
 fn a_planted_bug_is_found() {
-    // Which oracle speaks first depends on where the planted byte lands (a length, a tag, a payload): what counts
-    // is that one does, and only because of the plant.
+    // The oracle that fails first depends on where the planted byte lands (a length, a tag, a
+    // payload): it only matters that one fails, and only because of the plant.
     for canary in [Canary::Byte, Canary::Buffer] {
         let Err(violation) = run(&options(200, Some(canary))) else { panic!("{canary:?} went unnoticed") };
         assert!(!violation.trace.is_empty(), "a violation comes with what happened before");

@@ -1,5 +1,5 @@
-//! Servers whose listeners have a transport, by seed: services and streams that do not notice, ends that are marked, peers that break
-//! the rules, and when each of them is turned away.
+//! Servers whose listeners have a transport, by seed: services and streams that do not notice it,
+//! ends that are marked, peers that break the rules, and the time at which each of them is refused.
 
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
@@ -34,7 +34,7 @@ fn layered() -> SocketAddr {
     ([10, 0, 0, 1], 7001).into()
 }
 
-/// Of a server in any mood.
+/// The transport of a server with any behaviour.
 fn toy(sim: &Sim, alive: &Alive) -> impl Fn() -> Toy + Send + Sync + use<> {
     let permits = Permits::ALL[sim.random() as usize % Permits::ALL.len()];
     let (bytes, updates) = (1 + sim.random() as usize % 4096, sim.random() % 9);
@@ -50,7 +50,7 @@ async fn connect(net: &Net, name: &str) -> io::Result<PeerStream> {
     Ok(PeerStream::layered(net, stream, &toy, pieces))
 }
 
-/// Says whom it sees.
+/// Replies with the name that it sees.
 struct Who;
 
 fn name_of(facts: Option<Rc<Facts>>) -> String {
@@ -64,7 +64,7 @@ impl Service for Who {
     async fn open(&self, opening: &Opening<'_>) -> Result<String, Refusal> {
         assert!(opening.facts::<String>().is_none(), "facts of another type");
         let name = name_of(opening.facts());
-        // Frames behind the handshake wait meanwhile.
+        // Frames after the handshake wait meanwhile.
         if opening.shard().random().is_multiple_of(2) {
             opening.sleep(Duration::from_millis(5)).await;
         }
@@ -202,7 +202,8 @@ fn large_frames_come_and_go_whole() {
     });
 }
 
-/// Connects, does something and expects the end of the connection for a reason, within a time. `alerts` says that the peer is told.
+/// Connects, acts and expects the end of the connection for a reason, within a time. `alerts` if
+/// the peer is informed.
 fn ends(
     limits: Limits,
     reason: &'static str,
@@ -288,7 +289,7 @@ fn peer_that_is_cut_off_is_named_by_where() {
     });
 }
 
-/// What a stream of the server came to.
+/// Collects the results of a stream of the server.
 async fn read_all(mut stream: Stream, heard: Rc<RefCell<Vec<String>>>) {
     let mut bytes = Vec::new();
     let end = loop {

@@ -1,4 +1,4 @@
-//! Transports that panic for one connection, by seed: that one ends, and all others see nothing.
+//! Transports that panic for one connection, by seed: that one ends, and all others are unaffected.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -25,7 +25,7 @@ fn layered() -> SocketAddr {
     ([10, 0, 0, 1], 7001).into()
 }
 
-/// Where a transport panics.
+/// The call at which a transport panics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
     Begin,
@@ -71,9 +71,9 @@ impl At {
 struct Planted {
     toy: Toy,
     at: At,
-    /// Of all that begin.
+    /// The connection, by its order among all that begin.
     connection: usize,
-    /// Of those calls of that connection.
+    /// The call, by its order among those of that connection.
     call: usize,
     begun: Arc<AtomicUsize>,
     panics: Arc<AtomicUsize>,
@@ -122,7 +122,7 @@ impl PlantedChannel {
         }
     }
 
-    /// Half of what is said is there when it panics.
+    /// Writes half of the output before it panics.
     fn at_out(&self, at: At, out: &mut Vec<u8>) {
         let len = out.len();
         out.extend_from_slice(b"half a record");
@@ -206,7 +206,7 @@ impl Service for Echo {
     }
 }
 
-/// Runs `test` for each place, mostly at the first call, with the call that panics.
+/// Runs `test` for each call, usually with a panic at its first occurrence.
 fn for_each(seeds: u64, test: impl Fn(&Sim, At, usize) + Clone + 'static) {
     for at in At::ALL {
         let test = test.clone();
@@ -247,7 +247,7 @@ fn panic_of_a_transport_ends_one_connection() {
                     _ => it.finish().await,
                 };
             }
-            // To the end of the connection, be that a reset.
+            // To the end of the connection, even if that is a reset.
             let _ = it.bytes_to_the_end().await;
             assert!(net.now() - began < SECOND, "it ended at once");
             drop(it);
@@ -264,7 +264,7 @@ fn panic_of_a_transport_ends_one_connection() {
         sim.run_for(SECOND);
         let ended = server.stats().counters.closed_for(CloseReason::HandlerPanicked);
         let panics = planted.panics();
-        // It is asked whether it wants more only behind a record that came alone.
+        // It is asked whether it wants more only after a record that came alone.
         let may_not = call > 0 || at == At::WantsMore;
         assert!(panics == 1 || (may_not && panics == 0), "{panics} panics");
         assert!(ended == panics as u64 || at.is_late(), "{ended} ended");

@@ -15,7 +15,7 @@ impl State {
         let listener = &mut self.listeners[usize::from(number)];
         assert!(!listener.gone, "an accept on a listener that is closed");
         listener.neglected = None;
-        // It looks at the queue first.
+        // It checks the queue first.
         listener.owes = adopted && !listener.backlog.is_empty();
         listener.took_one = false;
         self.ring.arm_accept(number);
@@ -74,7 +74,7 @@ impl State {
             let struck = errors.into_iter().find(|(fault, _)| self.strikes(*fault));
             match struck {
                 Some((Fault::AcceptAborted, errno)) => {
-                    // This one was reset before it was accepted, and is gone.
+                    // This connection was reset before it was accepted, and is gone.
                     if let Some(tag) = self.next_in_backlog(index) {
                         self.drop_socket(tag);
                     }
@@ -108,14 +108,15 @@ impl State {
         }
     }
 
-    /// The driver asks whose the listener is when it is about to close it, or a pause ended its accept. What it was woken for
-    /// before counts if it still accepts: after a pause it takes one at once.
+    /// Notes that the driver asks for the owner of the listener when it is about to close it, or
+    /// that a pause ended its accept. A connection for which it was woken before counts if it still
+    /// accepts: after a pause it takes one at once.
     pub(super) fn begin_to_leave(&mut self, number: u16) {
         let accepts = self.is_accepting(number);
         let comes = |sock: &Sock| {
             sock.place == Place::Nowhere && sock.listener == number && !sock.upstream && !sock.peer.finished
         };
-        // A newcomer of that very moment.
+        // A connection that arrives at that very moment.
         if self.plan.adopted
             && accepts
             && let Some(tag) = self.socks.iter().position(comes)
@@ -129,7 +130,8 @@ impl State {
         }
     }
 
-    /// Connections whose handshake had begun may still come for the time returned.
+    /// Stops new connections. Those whose handshake had begun may still arrive within the time
+    /// returned.
     pub(super) fn turn_newcomers_away(&mut self, number: u16) -> Duration {
         assert!(!self.plan.adopted, "newcomers are turned away from an adopted listener");
         let strikes = self.strikes(Fault::NewcomersLate);
@@ -144,7 +146,8 @@ impl State {
         Duration::from_nanos(late)
     }
 
-    /// From here on connects are refused, also those that found the backlog full and are tried again.
+    /// Refuses connects from here on, including those that found the backlog full and are tried
+    /// again.
     fn close_doors(&mut self, number: u16) {
         let listener = &mut self.listeners[usize::from(number)];
         listener.closed = true;
@@ -184,7 +187,8 @@ impl State {
         Ok(self.open_descriptor(tag))
     }
 
-    /// Who is still in its backlog is reset; that may only be for want of descriptors.
+    /// Closes a listener and resets the connections in its backlog, which may be left only for lack
+    /// of descriptors.
     pub(super) fn close_listener(&mut self, number: u16) {
         let index = usize::from(number);
         assert!(!self.is_accepting(number), "a listener is closed under its accept, and goes on listening");
@@ -203,7 +207,7 @@ impl State {
         self.reset_backlog(index);
     }
 
-    /// What is queued is another process's from here on, and so is what comes.
+    /// Leaves queued and later connections to another process.
     fn leave_queue(&mut self, index: usize) {
         let listener = &mut self.listeners[index];
         let (queued, refused) =
@@ -234,7 +238,7 @@ impl State {
         self.descriptors.open(tag)
     }
 
-    /// The connection behind a descriptor.
+    /// The connection of a descriptor.
     pub fn descriptor(&self, fd: i32) -> usize {
         self.descriptors.get(fd)
     }
@@ -244,17 +248,17 @@ impl State {
         self.drop_socket(tag);
     }
 
-    /// Another shard takes an accepted socket: into its own file table, so that the descriptor is free.
+    /// Gives an accepted socket to another shard's file table, so that the descriptor is free.
     pub fn take_passed(&mut self, socket: Socket) -> usize {
         self.descriptors.take(socket.0 as i32)
     }
 
-    /// Another shard closes a socket that it did not take.
+    /// Closes a socket that another shard did not take.
     pub fn close_passed(&mut self, socket: Socket) {
         self.close_descriptor(socket.0 as i32);
     }
 
-    /// Another shard closes a connection.
+    /// Closes a connection of another shard.
     pub fn drop_passed(&mut self, tag: usize) {
         self.drop_socket(tag);
     }

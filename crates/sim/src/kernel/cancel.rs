@@ -1,12 +1,13 @@
-//! Cancels: they miss what lives, come too late, and are answered before or after what they end.
+//! Cancels: they miss operations that live, come too late, and are answered before or after the
+//! ends that they cause.
 
 use ringserve_drivers::kernel::{RawCqe, RawOp};
 
 use super::State;
 use crate::faults::{Arm, Fault};
 
-/// The fault by which a cancel misses what lives, and what the driver sees if it is done, finds nothing, or is told that it ends
-/// already.
+/// The fault by which a cancel misses a live operation, and the completions of the driver for a
+/// cancel that is done, finds nothing, or finds that the operation is ending already.
 fn answers(op: &RawOp) -> (Fault, [Arm; 3]) {
     use Arm::*;
     match op {
@@ -29,7 +30,8 @@ impl State {
         let user_data = op.user_data();
         let answer = |res: i32| RawCqe::new(user_data, res, 0);
         let (missed, [done, none, already]) = answers(op);
-        // The answer to an earlier cancel, perhaps of the slot's former connection, may come just now.
+        // The answer to an earlier cancel, perhaps of the slot's former connection, may arrive just
+        // now.
         let met = matches!(op, RawOp::CancelReceive { id } if self.answer_late_cancels(*id));
         let Some(cancels) = self.ring.cancelled(user_data).copied() else {
             return self.post_or_late(answer(-libc::ENOENT), none, Fault::CancelLate);
@@ -71,7 +73,7 @@ impl State {
         }
     }
 
-    /// Posts the answer of a cancel before or after what it ends.
+    /// Posts the answer of a cancel before or after the end that it causes.
     fn answer_around(&mut self, cqe: RawCqe, arm: Arm, end: impl FnOnce(&mut State)) {
         if self.rng.one_in(2) {
             self.post(cqe, arm);

@@ -1,4 +1,4 @@
-//! Shutting down and closing, and what the peer sees of it.
+//! Shutting down and closing, and their effect on the peer.
 
 use ringserve_core::{CloseHow, ConnId};
 use ringserve_drivers::kernel::{Kind, RawCqe};
@@ -54,7 +54,7 @@ impl State {
         self.post_or_late(done(0), arm, Fault::CloseLate);
     }
 
-    /// The server's end is closed: FIN, or RST if it left something unread.
+    /// Closes the server's end: with FIN, or with RST if it left bytes unread.
     pub(super) fn drop_socket(&mut self, tag: usize) {
         let sock = &mut self.socks[tag];
         if sock.unread() > 0 {
@@ -67,7 +67,7 @@ impl State {
         self.kick(tag);
     }
 
-    /// Closes the listeners that are left: those who still wait in their backlogs are reset.
+    /// Closes the remaining listeners: connections that still wait in their backlogs are reset.
     pub fn close_listeners(&mut self) {
         for index in 0..self.listeners.len() {
             self.reset_backlog(index);

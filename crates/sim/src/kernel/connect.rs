@@ -1,4 +1,4 @@
-//! Connections that the server makes: refused, made some time, or never answered.
+//! Outgoing connections: refused, established at some time, or never answered.
 
 use ringserve_core::{Address, ConnId};
 use ringserve_drivers::kernel::{Kind, RawCqe};
@@ -9,23 +9,23 @@ use crate::faults::{Arm, Fault};
 use crate::plan::NEVER;
 use crate::sock::Place;
 
-/// What an upstream answers.
+/// The answer of an upstream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answer {
-    /// When.
+    /// Time of the answer.
     due: u64,
     /// 0, or an `errno`.
     errno: i32,
 }
 
-/// The upstream of that address.
+/// The number of the upstream with this address.
 fn tag_of(address: &Address) -> usize {
     let addr = address.as_ip().expect("only IP addresses are connected to");
     usize::from(addr.port()) - 1024
 }
 
 impl State {
-    /// The longest time that a connection may take to be made, with what the shard's clock adds.
+    /// The longest time that a connect may take, including the resolution of the shard's clock.
     fn connect_ends(&self, since: u64) -> u64 {
         let limit = self.plan.server_limits.connect_timeout.map_or(NEVER, |limit| limit.as_nanos() as u64);
         since.saturating_add(limit)
@@ -64,7 +64,7 @@ impl State {
         self.ring.connects.push(Operation::new(id, tag, Answer { due, errno }));
     }
 
-    /// Posts what upstreams answered.
+    /// Posts the answers of upstreams.
     pub(super) fn work_connects(&mut self) {
         let mut index = 0;
         while let Some(connect) = self.ring.connects.get_mut(index) {
@@ -80,7 +80,7 @@ impl State {
         }
     }
 
-    /// Ends a connect that a cancel found, if `raced` with what its upstream was to answer.
+    /// Ends a connect that a cancel found, with the answer of its upstream if the two `raced`.
     pub(super) fn stop_connect(&mut self, id: ConnId, raced: bool) {
         if let Some(index) = find(&self.ring.connects, id) {
             let errno = if raced { self.ring.connects[index].of.errno } else { libc::ECANCELED };
@@ -103,17 +103,18 @@ impl State {
         self.post(RawCqe::new(Kind::Connect.with(id.bits()), -errno, 0), arm);
     }
 
-    /// When the next upstream answers.
+    /// Time of the next upstream's answer.
     pub(super) fn next_connect(&self) -> u64 {
         self.ring.connects.iter().map(|connect| connect.of.due).min().unwrap_or(NEVER)
     }
 
-    /// True if an enter would bring the end of a connect.
+    /// True if an enter would end a connect.
     pub(super) fn has_connected(&self) -> bool {
         self.ring.connects.iter().any(|connect| connect.of.due <= self.now || connect.cancels.is_ending())
     }
 
-    /// A connect that takes too long is given up. `late` is how late a shard that has caught up may find out.
+    /// Panics if a connect that takes too long is not given up. `late` is how late a shard that has
+    /// caught up may notice.
     pub(super) fn check_connects(&self, now: u64, late: u64) {
         for connect in self.ring.connects.iter().filter(|connect| !connect.cancels.is_ending()) {
             let ends = self.connect_ends(self.socks[connect.file].opened_at).max(self.catches_up_until);
@@ -125,7 +126,7 @@ impl State {
         }
     }
 
-    /// True if a connection that is not there yet has taken as long as it may.
+    /// True if a connection that is not established has taken as long as it may.
     pub(super) fn connect_is_over(&self, tag: usize, now: u64, early: u64) -> bool {
         now + early >= self.connect_ends(self.socks[tag].opened_at)
     }

@@ -11,11 +11,11 @@ use super::State;
 use crate::faults::{Arm, Fault};
 use crate::plan::NEVER;
 
-/// How often others act within one wait of the shard, at most: 40 peers that read 16 KiB byte by byte.
+/// Most actions of others within one wait of the shard: 40 peers that read 16 KiB byte by byte.
 const LOOKS_MAX: u32 = 1_000_000;
 
 impl State {
-    /// Posts what has become ready, in any order. Unless `all`, some may be held back.
+    /// Posts completions that have become ready, in any order. Unless `all`, some may be held back.
     pub(super) fn work(&mut self, all: bool) {
         let mut index = 0;
         while index < self.late.len() {
@@ -43,7 +43,7 @@ impl State {
         }
     }
 
-    /// When something happens next without the server.
+    /// Time of the next event without the server.
     pub(super) fn next_event(&self) -> u64 {
         let late = self.late.iter().map(|(due, _)| *due).min().unwrap_or(NEVER);
         late.min(self.peers_at).min(self.alarm).min(self.next_connect())
@@ -55,7 +55,7 @@ impl State {
         for looks in 0u32.. {
             assert!(looks < LOOKS_MAX, "peers keep busy for ever while the shard sleeps");
             self.work(true);
-            // What overflows waits for the next enter.
+            // Overflowed completions wait for the next enter.
             if self.ring.completions.ready.len() >= wait_for || !self.ring.completions.overflow.is_empty() {
                 if waits_for_more {
                     self.cover.arm(Arm::CameTogether);
@@ -88,7 +88,7 @@ impl State {
                 return Err(libc::ETIME);
             }
             if next == NEVER {
-                // All peers wait for the server, and the server for none of them.
+                // All peers wait for the server, and the server waits for none of them.
                 assert!(self.drain_deadline.is_none(), "the shard waits for ever, and was told to drain");
                 assert!(!self.quiet_world, "the shard was woken and did not notice");
                 self.quiet_world = true;
@@ -138,7 +138,8 @@ impl State {
         Ok(())
     }
 
-    /// The driver waits no longer than the shard lets it, and for more than one completion no longer than it was told.
+    /// Checks that the driver waits no longer than the shard allows, and for more than one
+    /// completion no longer than requested.
     fn check_wait(&self, wait_for: u32, timeout: Option<Duration>) {
         let longest = timeout.unwrap_or(Duration::MAX);
         let may = match self.may_wait {

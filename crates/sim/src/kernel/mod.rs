@@ -1,4 +1,4 @@
-//! A simulated kernel: what io_uring promises, and not a bit more.
+//! A simulated kernel, which keeps the promises of io_uring and no others.
 //!
 //! Its queues, buffers, file table and operations in flight are [`ringserve_simkernel::ring`]'s; sockets, faults, schedule
 //! and oracles are here. All state of a run that is not the server's lies in [`State`], peers included, since time passes
@@ -49,12 +49,12 @@ pub(super) const STALL_MAX: u64 = 1_500_000_000;
 /// Lines of the trace that are kept.
 const TRACE_LINES: usize = 80;
 
-/// What is kept with a completion until it is reaped.
+/// The note that is kept with a completion until it is reaped.
 #[derive(Debug)]
 pub(crate) struct Note {
-    /// The bytes it brings: whose they are, and which.
+    /// The bytes that it brings: their connection, and their range.
     bytes: Option<(usize, Range<usize>)>,
-    /// What the driver is about to see.
+    /// The completion that the driver is about to reap.
     arm: Arm,
 }
 
@@ -63,83 +63,86 @@ pub(crate) struct Note {
 pub struct Listener {
     /// Connections that wait to be accepted.
     pub backlog: VecDeque<usize>,
-    /// Connections that found it full, and try again when it is not.
+    /// Connections that found the backlog full, and retry when it is not.
     pub refused: VecDeque<usize>,
-    /// No connection begins to queue any more.
+    /// New connections can no longer enter the queue.
     pub closed: bool,
-    /// The server turns newcomers away; until then, those may come that were on their way.
+    /// Set while the server turns new connections away; until then, connections in transit may
+    /// arrive.
     closing: Option<u64>,
-    /// The last look at the queue found no descriptor for what is in it.
+    /// The last attempt on the queue found no descriptor for its connections.
     starved: bool,
-    /// The socket is closed. One that was adopted goes on listening, for its other owners.
+    /// The socket is closed. An adopted one keeps listening, for its other owners.
     pub gone: bool,
-    /// Of one that was adopted: the accept in flight, or the last one, was woken for a connection that it did not take, and for
-    /// which no other owner is woken.
+    /// For an adopted listener: the accept in flight, or the last one, was woken for a connection
+    /// that it did not take, and for which no other owner is woken.
     owes: bool,
-    /// Of one that was adopted: since the last accept began a connection was taken without one.
+    /// For an adopted listener: since the last accept began, a connection was taken without one.
     took_one: bool,
-    /// Since when, and how often, the server blocked although it could have accepted from here.
+    /// Time since which, and number of times that, the server blocked although it could have
+    /// accepted from here.
     neglected: Option<(u64, u32)>,
 }
 
 /// The simulated kernel: its ring, its sockets, its clock and its peers.
 pub struct State {
-    /// Chance.
+    /// The random numbers.
     pub rng: Rng,
     /// Nanoseconds since the start.
     pub now: u64,
-    /// What was drawn.
+    /// The draws of the seed.
     pub plan: Plan,
-    /// What happened.
+    /// Counts of all events.
     pub cover: Coverage,
     /// Depends on everything that was reaped.
     pub hash: u64,
-    /// The last lines, if a reader wants them.
+    /// The last lines, if a trace is requested.
     pub trace: Option<VecDeque<String>>,
-    /// Every connection there ever is.
+    /// All connections of the run.
     pub socks: Vec<Sock>,
-    /// Those whose peers still do something.
+    /// Connections whose peers still act.
     pub active: Vec<usize>,
-    /// When the next of those acts.
+    /// Time at which the next of those acts.
     pub peers_at: u64,
     /// Listening sockets.
     pub listeners: Vec<Listener>,
-    /// When the shard wants to be woken.
+    /// Time at which the shard wants to be woken.
     pub alarm: u64,
-    /// How long it may wait in this turn.
+    /// Longest wait of this turn.
     pub may_wait: Wait,
-    /// Nothing happens any more until the shard is told to stop.
+    /// Nothing more happens until the shard is stopped.
     pub quiet_world: bool,
-    /// The shard was told to drain, and when it aborts what is left.
+    /// The shard was ordered to drain, and the time at which it aborts the rest.
     pub drain_deadline: Option<u64>,
-    /// The shard was told to stop at once.
+    /// The shard was ordered to stop at once.
     pub aborted: bool,
-    /// The shard's turn.
+    /// Number of the shard's turn.
     pub turn: u64,
-    /// What is accepted now has a place, here or elsewhere.
+    /// An accepted connection has a place now, here or elsewhere.
     pub has_room: bool,
     /// ENOBUFS since a buffer was last provided.
     pub dry_in_a_row: usize,
-    /// Something went wrong on purpose, so that the oracles can be seen to notice.
+    /// An intentional fault, so that the oracles can be seen to notice it.
     pub canary: Option<Canary>,
     /// True if the last enter was cut short by a fault.
     pub cut_short: bool,
-    /// The driver arms no receive until those that were told to stop have ended.
+    /// The driver arms no receive until those that were stopped have ended.
     pub rests: bool,
-    /// When a turn last began without a buffer to receive into: peers may have sent what is not read.
+    /// Start of the last turn that began without a buffer to receive into: peers may have sent
+    /// unread bytes.
     pub starved_at: u64,
-    /// Until when limits may be put off, since the shard came late to its timers.
+    /// Time until which limits may be postponed, since the shard reached its timers late.
     pub catches_up_until: u64,
-    /// When the last turn began.
+    /// Start of the last turn.
     turn_began: u64,
-    /// The same of rates alone, since it slept for long.
+    /// Time until which rates may be postponed, since the shard slept for long.
     pub slept_until: u64,
 
     pool: Pool,
     /// Connections that have no slot.
     descriptors: Descriptors<usize>,
     ring: Ring<usize, Note, Hearing, Answer>,
-    /// Completions that come later, with the time.
+    /// Late completions, with their times.
     late: Vec<(u64, Posted<Note>)>,
     wake_due: bool,
     /// Wakes of other threads.
@@ -156,25 +159,25 @@ impl Wake for Woken {
     }
 }
 
-/// The lower half of the driver that is tested.
+/// The lower half of the driver under test.
 pub struct SimKernel {
     state: Rc<RefCell<State>>,
 }
 
 impl SimKernel {
-    /// A kernel over this state.
+    /// Creates a kernel over this state.
     pub fn new(state: Rc<RefCell<State>>) -> SimKernel {
         SimKernel { state }
     }
 }
 
-/// The address by which a connection is known.
+/// The address that identifies a connection.
 pub fn address_of(tag: usize) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::new(10, 0, (tag >> 8) as u8, tag as u8), 1024 + tag as u16))
 }
 
 impl State {
-    /// Nothing has happened yet.
+    /// Creates the state in which nothing has happened yet.
     pub fn new(rng: Rng, plan: Plan, pool: Pool) -> State {
         let ring = Ring::new(Sizes {
             submissions: plan.submissions,
@@ -219,7 +222,7 @@ impl State {
         }
     }
 
-    /// Notes an event, if a reader wants it.
+    /// Notes an event, if a trace is requested.
     #[inline]
     pub fn log(&mut self, line: impl FnOnce() -> String) {
         if let Some(trace) = &mut self.trace {
@@ -230,7 +233,7 @@ impl State {
         }
     }
 
-    /// True if this fault strikes now.
+    /// True if this fault occurs now.
     #[inline]
     fn strikes(&mut self, fault: Fault) -> bool {
         let rate = self.plan.rates.of(fault);
@@ -241,13 +244,13 @@ impl State {
         true
     }
 
-    /// Time passes, and the peers act.
+    /// Lets time pass, in which the peers act.
     pub fn pass(&mut self, time: u64) {
         self.now += time;
         self.act_peers();
     }
 
-    /// As `pass`, for the time that a turn takes.
+    /// Does the same as `pass`, for the time that a turn takes.
     pub fn pass_turn(&mut self) {
         let time =
             if self.strikes(Fault::Stall) { self.rng.below(STALL_MAX) } else { self.rng.below(200_000) };
@@ -257,7 +260,7 @@ impl State {
         }
     }
 
-    /// True if a completion is this connection's.
+    /// True if a completion belongs to this connection.
     fn is_of(&self, cqe: &RawCqe, tag: usize) -> bool {
         let kind = Kind::of(cqe.user_data);
         let names = !matches!(kind, Some(Kind::Accept | Kind::CancelAccept | Kind::Wake));

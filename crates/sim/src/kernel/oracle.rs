@@ -1,4 +1,4 @@
-//! What must be true of each connection, judged by what the kernel and the peers know.
+//! Conditions that each connection must meet, judged by the state of the kernel and the peers.
 
 use ringserve_core::{CloseHow, CloseReason, IdleCounts, WhenTooFast};
 
@@ -9,18 +9,18 @@ use crate::faults::Fault;
 use crate::plan::NEVER;
 use crate::sock::{Place, Sock, excuse};
 
-/// How late calls that wait for too long may be ended where the process is never stopped: two other limits may be carried
-/// out first, each in a step.
+/// Most by which the end of calls that wait too long may be late if the process is never stopped:
+/// two other limits may be applied first, each in a step.
 const HANDLER_LATE: u64 = LATE_MAX + 2 * STEP;
 
-/// True if all replies leave before such a connection is closed, with FIN.
+/// True if all replies are sent before such a connection is closed, with FIN.
 fn is_orderly(reason: CloseReason) -> bool {
     use CloseReason::*;
     match reason {
         PeerClosed | PeerClosedMidFrame | BadFrame(_) | FirstFrameTimeout | IdleTimeout | ReadTooSlow
         | ReadTooFast | HeartbeatLost | HandlerTimeout | OpenTimeout | DeadlinePassed | Closed | Refused
         | HandlerError | ReplyNotFramed | Shutdown | UpstreamFailed => true,
-        // There is no peer to whom anything could be said.
+        // There is no peer to which anything could be sent.
         ConnectFailed(_) | ConnectTimeout => false,
         PeerReset | WriteStallTimeout | WriteTooSlow | Aborted | HandlerPanicked | OutboxFull
         | MemoryLimit | DrainTimeout | ServerAborted | System(_) => false,
@@ -29,7 +29,7 @@ fn is_orderly(reason: CloseReason) -> bool {
 }
 
 impl State {
-    /// The server blocks until `deadline`: everything that it can do must be done.
+    /// Checks that the server has done everything possible before it blocks until `deadline`.
     pub(super) fn check_blocked(&mut self, deadline: u64) {
         for (_, tag) in self.ring.files.iter() {
             self.check_served(tag);
@@ -54,13 +54,13 @@ impl State {
         }
     }
 
-    /// Nothing that arrived and nothing that is owed waits for anything but the peer or a handler.
+    /// Checks that received and owed bytes wait only for the peer or a handler.
     fn check_served(&self, tag: usize) {
         let sock = &self.socks[tag];
         if !sock.opened || sock.ended.is_some() || sock.may(excuse::SILENT) {
             return;
         }
-        // It ends as soon as that is judged, and nothing else of it is looked at before.
+        // It ends as soon as that is judged, and is not checked otherwise before.
         if sock.deadline.is_some_and(|at| self.now + STEP >= at) {
             return;
         }
@@ -79,7 +79,7 @@ impl State {
                 || sock.wants_room > 0
                 || held_back
                 || self.drain_deadline.is_some();
-            // One that a full queue held up was not waited for when it was made.
+            // A send that a full queue delayed was not waited for when it was made.
             let depends = depends && sock.sent_turn == self.turn;
             assert!(
                 !depends,
@@ -133,7 +133,7 @@ impl State {
         );
     }
 
-    /// True if as many calls of a connection wait as may, also since memory is tight.
+    /// True if as many calls of a connection wait as may, also because memory is tight.
     pub fn calls_are_full(&self, sock: &Sock) -> bool {
         sock.calls_full
     }
@@ -146,7 +146,7 @@ impl State {
         }
     }
 
-    /// The shard says that a connection ended, and why.
+    /// Checks the reason with which the shard reports the end of a connection.
     pub fn check_reason(&self, tag: usize, reason: CloseReason, now: u64) {
         use CloseReason::*;
         let (sock, limits) = (&self.socks[tag], self.plan.limits_of(self.socks[tag].upstream));
@@ -164,7 +164,8 @@ impl State {
             _ => sock.arrived == sock.seen.checked_sub(1).map_or(0, |last| sock.frames[last].end),
         };
         let idle = sock.waiting.is_empty();
-        // As things were when the shard decided, which may be long ago: its last replies had to leave first.
+        // The state when the shard decided, which may be long ago: its last replies had to be sent
+        // first.
         let framed = !matches!(self.plan.framing, AnyFraming::Raw);
         let half = framed && all_seen && !on_frame;
         let then = sock.clocks.sealed.unwrap_or_else(|| sock.sealed(now, half));
@@ -178,7 +179,8 @@ impl State {
             PeerReset => sock.may(excuse::RESET | excuse::SYSTEM) || sock.reset,
             BadFrame(_) => sock.may(excuse::GARBAGE) && sock.seen == sock.frames.len(),
             FirstFrameTimeout => sock.handed == 0 && over(sock.opened_at, limits.first_frame_timeout),
-            // Every frame that had arrived was answered, and every reply had left where what is sent counts.
+            // Every frame that had arrived was answered, and every reply had been sent if sent
+            // bytes count.
             IdleTimeout => {
                 let ends = limits.idle_timeout.map(|limit| then.used_at + limit.as_nanos() as u64);
                 let over = ends.is_some_and(|ends| then.at + STEP >= ends);
@@ -191,9 +193,9 @@ impl State {
                 stalled && over(sock.taken_at, limits.write_stall_timeout) && sock.taken < sock.owed.len()
             }
             WriteTooSlow => sock.rate.is_too_slow(limits, sock.taken, now) && sock.taken < sock.owed.len(),
-            // A peer that has sent FIN cannot answer, and owes no more bytes.
+            // A peer that has sent FIN cannot answer, and owes no bytes.
             HeartbeatLost => sock.clocks.heartbeat_is_lost(limits, now) && !then.ended,
-            // Its counters of time are rounded up by a nanosecond a frame.
+            // Its time counters are rounded up by a nanosecond per frame.
             ReadTooFast => {
                 let at = then.at.saturating_sub(1000);
                 limits.when_read_too_fast == WhenTooFast::Close && then.pace.is_early(limits, at)
@@ -219,7 +221,8 @@ impl State {
             MemoryLimit => self.plan.tight_memory,
             ConnectFailed(errno) => sock.upstream && !sock.opened && errno != libc::ECANCELED,
             ConnectTimeout => sock.upstream && !sock.opened && self.connect_is_over(tag, now, STEP),
-            // One that the server made goes when every accepted one has gone. Another shard may hand one over after that.
+            // An outgoing connection closes when every accepted one has closed. Another shard may
+            // pass one over after that.
             Shutdown if sock.upstream => {
                 let stays = |other: &Sock| {
                     !other.upstream && other.opened && other.ended.is_none() && other.opened_at < then.at
@@ -258,7 +261,7 @@ impl State {
         );
     }
 
-    /// The file table's place of a connection is closed.
+    /// Checks the close of a connection's place in the file table.
     pub(super) fn check_close(&self, tag: usize, how: CloseHow) {
         let sock = &self.socks[tag];
         let Some((ended, reason)) = sock.ended else {
@@ -285,7 +288,7 @@ impl State {
         }
     }
 
-    /// A peer read the end of the stream, after everything before it.
+    /// Checks the end of the stream, which a peer read after everything before it.
     pub(crate) fn saw_eof(&mut self, tag: usize) {
         self.log(|| format!("peer {tag} reads the end"));
         let sock = &self.socks[tag];
@@ -310,13 +313,14 @@ impl State {
         }
     }
 
-    /// A peer that did not reset was reset.
+    /// Checks a reset of a peer that did not reset itself.
     pub(crate) fn saw_reset(&mut self, tag: usize) {
         self.log(|| format!("peer {tag} is reset"));
         let sock = &self.socks[tag];
         let known = sock.ended.is_some() || sock.place != Place::Table;
         assert!(known, "connection {tag} was reset for no reason");
-        // One that a drain ended in order has its time to read all and to close too.
+        // A peer whose connection a drain ended in order also has its time to read everything and
+        // to close.
         if let Some((ended, CloseReason::Shutdown)) = sock.ended {
             let lingers = ended + self.plan.limits.linger_timeout.as_nanos() as u64;
             let cut_off = self.aborted || self.drain_deadline.is_some_and(|deadline| self.now >= deadline);

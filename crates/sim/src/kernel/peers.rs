@@ -1,4 +1,4 @@
-//! Peers at their scripts: what the other end of each connection does, and what it must see.
+//! Scripted peers: the actions of the other end of each connection, and what it must receive.
 
 use super::State;
 use crate::bytes::{self, AnyFraming};
@@ -33,7 +33,7 @@ pub fn draw(rng: &mut Rng, plan: &Plan, tag: usize, hit: &mut impl FnMut(Fault))
         let len = rng.spread(0, len as u64) as usize;
         let len = if plan.framing.head() == 0 { len.max(1) } else { len };
         sock.script(plan.framing, len);
-        // A few bytes at a time would take a long stream for ever.
+        // A few bytes at a time would make a long stream take forever.
         if sock.wire.len() > 400 * sock.peer.send_max {
             break;
         }
@@ -73,7 +73,7 @@ pub fn draw(rng: &mut Rng, plan: &Plan, tag: usize, hit: &mut impl FnMut(Fault))
         let from = rng.range(start as u64 + 1, end as u64) as usize;
         let gap = rng.spread(100, 6000) * MS;
         sock.peer.crawls = Some((from, rng.spread(1, 64) as usize, gap));
-        // A long way at this pace would take for ever.
+        // A long stream at this pace would take forever.
         if sock.wire.len() > from + 400 && !sock.may(excuse::GARBAGE) {
             let last = sock.frames.iter().position(|frame| frame.end > from + 400).unwrap_or(frame);
             sock.frames.truncate(last + 1);
@@ -125,7 +125,7 @@ fn draw_end(rng: &mut Rng, plan: &Plan, sock: &mut Sock, hit: &mut impl FnMut(Fa
 }
 
 impl State {
-    /// Lets every peer act whose time has come, and finds out when the next one's comes.
+    /// Lets every peer act whose time has come, and finds the next one's time.
     pub fn act_peers(&mut self) {
         if self.now < self.peers_at {
             return;
@@ -145,7 +145,7 @@ impl State {
         self.peers_at = self.active.iter().map(|tag| self.socks[*tag].peer.next_at).min().unwrap_or(NEVER);
     }
 
-    /// Something changed for a peer that waits.
+    /// Makes a peer that waits act on a change.
     pub fn kick(&mut self, tag: usize) {
         let pace = self.pace(tag);
         let peer = &mut self.socks[tag].peer;
@@ -165,7 +165,7 @@ impl State {
         match self.socks[tag].place {
             Place::Nowhere => return self.connect(tag),
             _ if !self.socks[tag].connected => return,
-            // Its SYN may have been dropped; what it sends waits for its place in the backlog.
+            // Its SYN may have been dropped; its bytes wait for its place in the backlog.
             Place::Backlog | Place::Descriptor | Place::Table | Place::Closed => {}
         }
         let moved = self.peer_reads(tag) | self.peer_answers(tag) | self.peer_sends(tag);
@@ -180,7 +180,7 @@ impl State {
         } else if sock.peer.reads_from > now && sock.peer.ever_reads() {
             sock.peer.next_at = sock.peer.reads_from;
         } else if sock.peer.end == End::Ignore && sock.ended.is_some() && !sock.server_closed {
-            // It goes on talking for a while, so that its input has to be thrown away.
+            // It keeps sending for a while, so that its input has to be discarded.
             if sock.wire.len() < sock.sent + 64 && sock.wire.len() < 20_000 {
                 sock.wire.extend_from_slice(&[b'?'; 64]);
             }
@@ -188,7 +188,7 @@ impl State {
         }
     }
 
-    /// Nanoseconds between two actions of a peer, at most.
+    /// Most nanoseconds between two actions of a peer.
     fn pace(&self, tag: usize) -> u64 {
         let sock = &self.socks[tag];
         match sock.peer.crawls {
@@ -205,7 +205,7 @@ impl State {
             return false;
         }
         sock.pings.pop_front();
-        // One in the middle of a frame, or through, has nothing to say.
+        // A peer in the middle of a frame, or at the end of its script, does not answer.
         let between =
             sock.sent == sock.wire.len() && sock.frames.last().map_or(0, |last| last.end) == sock.sent;
         let able = between && !sock.reset && !sock.peer_fin && !sock.peer.saw_end && !sock.server_fin;
@@ -230,7 +230,7 @@ impl State {
             self.socks[tag].peer.next_at = self.now + self.rng.below(self.socks[tag].peer.gap) + 1;
             self.log(|| format!("peer {tag} connects"));
         } else {
-            // The SYN is dropped, and sent again some time.
+            // The SYN is dropped, and sent again later.
             self.listeners[listener].refused.push_back(tag);
         }
     }
@@ -317,7 +317,7 @@ impl State {
             End::Reset(_) | End::Wait => sock.peer.saw_end,
             End::Ignore => false,
         };
-        // One that never reads has to give up some time.
+        // A peer that never reads has to give up at some time.
         let fin = fin || (sock.peer.end == End::Fin && all_sent && !sock.peer.ever_reads());
         if fin && !sock.peer_fin {
             sock.peer_fin = true;
@@ -328,14 +328,14 @@ impl State {
         sock.peer.finished = (sock.peer.saw_end && sock.peer_fin) || over;
     }
 
-    /// The peer resets the connection, or the network does.
+    /// Resets the connection, as the peer or the network does.
     pub(crate) fn peer_resets(&mut self, tag: usize) {
         let sock = &mut self.socks[tag];
         sock.excuses |= excuse::RESET;
         sock.error =
             self.rng.pick(&[libc::ECONNRESET, libc::ECONNRESET, libc::ETIMEDOUT, libc::EHOSTUNREACH]);
         sock_reset(sock);
-        // What the server has not read may still be readable, or not.
+        // Bytes that the server has not read may still be readable, or not.
         if self.rng.one_in(2) {
             sock.sent = sock.read;
         }
@@ -344,7 +344,7 @@ impl State {
     }
 }
 
-/// The connection is gone for both sides.
+/// Ends the connection for both sides.
 pub fn sock_reset(sock: &mut Sock) {
     sock.reset = true;
     if sock.error == 0 {
@@ -353,7 +353,7 @@ pub fn sock_reset(sock: &mut Sock) {
 }
 
 impl State {
-    /// The server is gone: lets every peer see its end.
+    /// Lets every peer see the end of the server.
     pub fn check_peers(&mut self) {
         for tag in 0..self.socks.len() {
             let sock = &mut self.socks[tag];

@@ -1,4 +1,4 @@
-//! Submission and completion queue, overflow included.
+//! Submission and completion queue, including overflow.
 
 use ringserve_buf::KernelSide;
 use ringserve_drivers::kernel::{Kind, RawCqe, RawOp};
@@ -13,14 +13,14 @@ impl State {
         self.post_with(cqe, Note { bytes: None, arm });
     }
 
-    /// Puts a completion into the queue, or where it waits for room.
+    /// Puts a completion into the queue, or into the overflow where it waits for room.
     pub(super) fn post_with(&mut self, cqe: RawCqe, note: Note) {
         if !self.ring.completions.post(cqe, note) {
             self.cover.fault(Fault::Overflow);
         }
     }
 
-    /// A completion that comes now, or some time later if `fault` strikes.
+    /// Posts a completion now, or later if `fault` occurs.
     pub(super) fn post_or_late(&mut self, cqe: RawCqe, arm: Arm, fault: Fault) {
         if self.strikes(fault) {
             let due = self.now
@@ -33,7 +33,7 @@ impl State {
         }
     }
 
-    /// Carries out what was submitted; false if something is left.
+    /// Carries out the submitted operations; false if some are left.
     pub(super) fn submit_all(&mut self) -> bool {
         let mut count = self.ring.submissions.len();
         if count > 1 && self.strikes(Fault::EnterPartial) {
@@ -89,7 +89,7 @@ impl State {
         Some(cqe)
     }
 
-    /// The canary: one wrong byte.
+    /// Plants the canary: one wrong byte.
     pub(super) fn sing(&mut self, bytes: &mut [u8]) {
         if self.canary == Some(Canary::Byte) && self.rng.one_in(20) {
             self.canary = None;
@@ -97,8 +97,8 @@ impl State {
         }
     }
 
-    /// Buffers the kernel has, as far as the driver can know: in the ring, or used up in a completion that was
-    /// not reaped.
+    /// Buffers that the kernel has, as far as the driver can know: in the ring, or used up in a
+    /// completion that was not reaped.
     pub fn buffers_held(&self) -> usize {
         let waiting = self.ring.completions.iter();
         let used_up = waiting.filter(|posted| posted.cqe.buffer().is_some()).count();

@@ -9,13 +9,13 @@ use super::{Note, State};
 use crate::faults::{Arm, Canary, Fault};
 use crate::sock::excuse;
 
-/// Completions of one receive in one go; Linux stops at 32.
+/// Completions of one receive in a row; Linux stops at 32.
 const IN_A_ROW: usize = 8;
 
-/// Whether a receive hears of what comes.
+/// Whether a receive notices input.
 #[derive(Debug, Default)]
 pub(crate) struct Hearing {
-    /// Something came together with the bytes it brought last, and it does not look again.
+    /// Something came together with the bytes that it last brought, and it does not check again.
     deaf: bool,
 }
 
@@ -58,7 +58,7 @@ impl State {
         true
     }
 
-    /// Something happens to a receive right before it is cancelled. True if it is still armed.
+    /// Changes a receive right before it is cancelled. True if it is still armed.
     pub(super) fn race_cancel(&mut self, id: ConnId) -> bool {
         let Some(index) = find(&self.ring.receives, id) else { return false };
         let tag = self.ring.receives[index].file;
@@ -78,7 +78,7 @@ impl State {
                 false
             }
             8..=10 if self.socks[tag].has_sent_all() => {
-                // The peer closes this moment.
+                // The peer closes at this moment.
                 (self.socks[tag].peer_fin, self.socks[tag].fin_read) = (true, true);
                 self.end_receive(index, 0);
                 false
@@ -94,7 +94,7 @@ impl State {
         }
     }
 
-    /// The connection's input is shut down: what is there is received, then the end.
+    /// Receives available bytes after the shutdown of the connection's input, then the end.
     pub(super) fn end_receive_of(&mut self, id: ConnId) {
         let Some(index) = find(&self.ring.receives, id) else { return };
         if !self.strikes(Fault::InputEndUnheard) && self.receive_some(index) {
@@ -102,7 +102,7 @@ impl State {
         }
     }
 
-    /// Looks at what a receive would find.
+    /// Probes what a receive would find.
     pub(super) fn probe(&mut self, id: ConnId) {
         let (res, arm) = match self.ring.files.get(id) {
             None => (-libc::EBADF, Arm::ProbedError),
@@ -166,7 +166,7 @@ impl State {
         if count == 0 {
             return;
         }
-        // Backwards from anywhere, so that one that ends does not hide another.
+        // Backwards from a random start, so that one that ends does not hide another.
         let start = self.rng.below(count as u64) as usize;
         for step in 0..count {
             let index = (start + count - step) % count;
@@ -191,7 +191,7 @@ impl State {
         }
     }
 
-    /// Receives what is there, as far as it goes. True if the receive is still armed.
+    /// Receives available bytes, as far as possible. True if the receive is still armed.
     fn receive_some(&mut self, index: usize) -> bool {
         for _ in 0..IN_A_ROW {
             let tag = self.ring.receives[index].file;
@@ -237,7 +237,7 @@ impl State {
         Some(errno)
     }
 
-    /// The peer closes this moment, if it has said all it has to say; else it resets.
+    /// Closes the peer at this moment if it has sent everything; otherwise it resets.
     fn peer_goes(&mut self, tag: usize) {
         let sock = &mut self.socks[tag];
         if sock.has_sent_all() {
@@ -248,7 +248,7 @@ impl State {
         }
     }
 
-    /// The ring is empty, or is said to be.
+    /// Notes that the ring is empty, or reported to be.
     fn dry(&mut self) {
         if !self.ring.buffers.is_empty() {
             return;
@@ -261,7 +261,7 @@ impl State {
         assert!(self.dry_in_a_row < bound, "receives are armed again and again on an empty buffer ring");
     }
 
-    /// One completion with bytes. True if the receive is still armed.
+    /// Posts one completion with bytes. True if the receive is still armed.
     fn receive_bytes(&mut self, index: usize, ends: bool) -> bool {
         let Receive { id, file: tag, cancels: Cancels { found: cancelled, .. }, .. } =
             self.ring.receives[index];
@@ -313,7 +313,7 @@ impl State {
         true
     }
 
-    /// The completion of a receive into a block, with bytes, which are there from now on.
+    /// Posts the completion of a receive into a block, whose bytes are there from now on.
     fn fill(&mut self, index: usize) {
         let Receive { id, file: tag, cancels: Cancels { found: cancelled, .. }, .. } =
             self.ring.receives[index];
@@ -344,17 +344,18 @@ impl State {
         !receive.of.deaf && self.socks[receive.file].is_readable()
     }
 
-    /// True if this connection's receive does not know of a reset.
+    /// True if this connection's receive has not noticed a reset.
     pub(super) fn is_deaf(&self, tag: usize) -> bool {
         self.ring.receives.iter().any(|receive| receive.file == tag && receive.of.deaf)
     }
 
-    /// True if a receive of any connection does not know of a reset.
+    /// True if a receive of any connection has not noticed a reset.
     pub fn a_reset_is_unheard(&self) -> bool {
         self.ring.receives.iter().any(|receive| receive.of.deaf)
     }
 
-    /// True if this connection's receive does not know of a reset, and the shard has not stopped the receive to look.
+    /// True if this connection's receive has not noticed a reset, and the shard has not stopped the
+    /// receive to check.
     pub(super) fn is_unsought(&self, tag: usize) -> bool {
         let unsought =
             |receive: &Receive| receive.of.deaf && receive.cancels.missed == 0 && !receive.cancels.found;
@@ -366,18 +367,19 @@ impl State {
         self.ring.receives.iter().any(|receive| receive.file == tag)
     }
 
-    /// True if the shard has told this connection's receive to stop, and it has not.
+    /// True if the shard has stopped this connection's receive, and it has not ended.
     pub(super) fn is_cancelled(&self, tag: usize) -> bool {
         let told = |receive: &Receive| receive.cancels.missed > 0 || receive.cancels.found;
         self.ring.receives.iter().any(|receive| receive.file == tag && told(receive))
     }
 
-    /// True if an operation of this connection is about to end, or something else of it completes later.
+    /// True if an operation of this connection is about to end, or a completion of it is late.
     pub(super) fn is_stopping(&self, tag: usize) -> bool {
         self.ring.receives.iter().any(|receive| receive.file == tag && receive.cancels.is_ending())
             || self.ring.sends.iter().any(|send| send.file == tag && send.cancels.is_ending())
-            // The answer to its cancel is all that is heard of a receive that ended in silence, and of a send that
-            // had already left, quietly. One that was missed is looked for again after that answer.
+            // The answer to its cancel is the only completion of a receive that ended in silence,
+            // and of a send that had already been sent quietly. One that was missed is cancelled
+            // again after that answer.
             || self.late.iter().any(|(_, late)| {
                 let missed = self.ring.receives.iter().any(|receive| receive.file == tag && receive.cancels.missed > 0)
                     || self.ring.connects.iter().any(|connect| connect.file == tag && connect.cancels.missed > 0);

@@ -1,4 +1,4 @@
-//! Sending: what fits at once, or all of it.
+//! Sending: as much as fits at once, or all of it.
 
 use ringserve_core::{Batch, ConnId};
 use ringserve_drivers::kernel::{Kind, RawCqe, SendMode, SentQuietly};
@@ -84,7 +84,7 @@ impl State {
         if self.plan.rates.of(Fault::Delay) == 0 || self.rng.one_in(2) {
             self.kick(tag);
         } else {
-            // It arrives a little later.
+            // The bytes arrive a little later.
             self.socks[tag].peer.kicked = false;
             self.kick(tag);
         }
@@ -105,7 +105,7 @@ impl State {
         }
     }
 
-    /// Goes on with a send that waits for room.
+    /// Continues a send that waits for room.
     fn work_send(&mut self, index: usize) {
         let mut send = self.ring.sends.swap_remove(index);
         let (id, tag, total) = (send.id, send.file, send.of.batch.len());
@@ -143,7 +143,7 @@ impl State {
         self.end_send(id, Some(file), batch, res, arm);
     }
 
-    /// A send that a cancel found has its last chance.
+    /// Gives a send that a cancel found its last chance.
     pub(super) fn take_for_cancel(&mut self, id: ConnId) -> Send {
         let index = find(&self.ring.sends, id).expect("a cancel found it");
         let mut send = self.ring.sends.swap_remove(index);

@@ -1,4 +1,4 @@
-//! Time limits: each is carried out, neither early nor late.
+//! Time limits: each is applied, neither early nor late.
 
 use std::time::Duration;
 
@@ -12,23 +12,23 @@ use crate::pace::Pace;
 use crate::rng::Rng;
 use crate::sock::excuse;
 
-/// How long a connection may stay that was reset together with its last bytes.
+/// Longest time for which a connection may stay that was reset together with its last bytes.
 const RESET_HEARD: Duration = Duration::from_secs(60);
 
-/// The same while calls of it wait.
+/// The same while it has waiting calls.
 const RESET_HEARD_BUSY: Duration = Duration::from_secs(1);
 
-/// How late a connect that takes too long may be given up: the shard's clock, a turn that takes long, and as many turns
-/// as a cancel may need.
+/// Most by which a connect that takes too long may be given up late: the shard's clock, a turn that
+/// takes long, and as many turns as a cancel may need.
 const CONNECT_LATE: u64 = 3 * STEP + 2 * STALL_MAX;
 
-/// How long a send is in flight at most until the core looks at how much of it was taken.
+/// Longest time that a send is in flight before the core checks how much of it was taken.
 fn look_after(limits: &Limits) -> Option<Duration> {
     let window = (limits.write_bytes_per_second_min > 0).then_some(Duration::from_nanos(READ_WINDOW));
     limits.write_stall_timeout.into_iter().chain(window).min()
 }
 
-/// The shortest: a limit longer than that is looked at in equal parts.
+/// The shortest such time: a limit longer than that is checked in equal parts.
 fn look_before(limits: &Limits) -> Option<Duration> {
     let window = (limits.write_bytes_per_second_min > 0).then_some(Duration::from_nanos(READ_WINDOW / 2));
     match limits.write_stall_timeout {
@@ -38,7 +38,7 @@ fn look_before(limits: &Limits) -> Option<Duration> {
 }
 
 impl State {
-    /// A shard without a timer may have no connection with a time limit.
+    /// Checks that a shard without a timer has no connection with a time limit.
     pub(super) fn check_timed(&self, tag: usize) {
         let (sock, limits) = (&self.socks[tag], self.plan.limits_of(self.socks[tag].upstream));
         let connecting = self.ring.connects.iter().any(|connect| connect.file == tag);
@@ -69,7 +69,8 @@ impl State {
         }
     }
 
-    /// Notes at the start of a turn how long ago the last one began, and whether there is a buffer to receive into.
+    /// Notes at the start of a turn the time since the last one began, and whether there is a
+    /// buffer to receive into.
     pub fn begin_turn(&mut self) {
         if self.now - std::mem::replace(&mut self.turn_began, self.now) > SLEPT_LONG {
             self.slept_until = self.now + SLEPT_LONG;
@@ -79,7 +80,8 @@ impl State {
         }
     }
 
-    /// Each limit is kept, give or take the shard's clock; called after a turn at `now`.
+    /// Checks that each limit is kept, within the resolution of the shard's clock; called after a
+    /// turn at `now`.
     pub fn check_limits(&mut self, now: u64) {
         self.check_connects(now, CONNECT_LATE);
         let slots = self.plan.slots() as u64;
@@ -87,7 +89,7 @@ impl State {
             let Some((_, tag)) = self.ring.files.at(slot) else { continue };
             let busy = self.socks[tag].untold || self.is_sending(tag);
             let (stopping, deaf) = (self.is_stopping(tag), self.is_deaf(tag));
-            // Bytes may wait behind a full outbox, or in the kernel.
+            // Bytes may wait for a full outbox, or in the kernel.
             let held_back = busy && self.socks[tag].has_unseen_bytes();
             let reads = self.is_receiving(tag) && !held_back;
             let (starved_at, late) = (self.starved_at, self.catches_up_until);
@@ -101,7 +103,7 @@ impl State {
             if !reads {
                 sock.unread_at = now;
             }
-            // It may be idle although it is sent something.
+            // It may be idle although bytes are sent to it.
             let listens = limits.idle_counts == IdleCounts::Received && sock.clocks.sealed.is_none();
             let over = |from: u64, limit: Option<std::time::Duration>| {
                 limit.is_some_and(|limit| now > (from + limit.as_nanos() as u64).max(late) + 3 * STEP)
@@ -127,7 +129,8 @@ impl State {
                         || over(used_at, limits.idle_timeout)
                 }
             };
-            // The kernel may take a few turns to end what is in flight, and those whose enter was cut short end nothing.
+            // The kernel may take a few turns to end operations in flight, and turns whose enter
+            // was cut short end nothing.
             sock.overdue = if overdue { sock.overdue + u32::from(!self.cut_short) } else { 0 };
             assert!(
                 sock.overdue < 400,
@@ -139,8 +142,9 @@ impl State {
         }
     }
 
-    /// When the `open` of a connection is done, if it waits: in some seeds a part of them do, some of these for ever. Drawn from
-    /// a copy, so that it changes nothing else of a seed.
+    /// Time at which the `open` of a connection is done, if it waits: in some seeds a part of them
+    /// do, some of these without end. Drawn from a copy, so that other draws of a seed stay the
+    /// same.
     pub fn open_waits_until(&mut self, tag: usize) -> Option<u64> {
         let mut rng = Rng::new(self.rng.clone().below(1 << 32) ^ tag as u64);
         if self.socks[tag].upstream || self.plan.open_waits == 0 || !rng.one_in(self.plan.open_waits) {
@@ -150,14 +154,14 @@ impl State {
         Some(if for_ever { u64::MAX } else { self.now + rng.spread(1, 400_000_000) })
     }
 
-    /// When calls that have been waiting since then have waited for too long.
+    /// Time at which calls that have been waiting since then have waited too long.
     pub(super) fn handler_ends(&self, since: u64) -> u64 {
         let limit = self.plan.limits.handler_timeout.map_or(u64::MAX, |limit| limit.as_nanos() as u64);
         since.saturating_add(limit)
     }
 
-    /// True if frames of a connection may wait for their rate at `now`, or did so a moment ago. In a drain they go on at the look that
-    /// was due anyway.
+    /// True if frames of a connection may wait for their rate at `now`, or did so a moment ago. In
+    /// a drain they continue at the check that was due anyway.
     pub(super) fn is_paced(&self, tag: usize, now: u64) -> bool {
         let sock = &self.socks[tag];
         let limits = self.plan.limits_of(sock.upstream);
@@ -167,8 +171,9 @@ impl State {
             && sock.pace.is_early(limits, now.saturating_sub(late))
     }
 
-    /// Looks at an open connection at the start or the end of a turn at `now`, whose outbox holds `outbox` bytes and takes
-    /// more unless `gone`. The limits that the service depends on are kept to the turn.
+    /// Checks an open connection at the start or the end of a turn at `now`, whose outbox holds
+    /// `outbox` bytes and accepts more unless `gone`. The limits on which the service depends are
+    /// kept to the turn.
     pub fn look(&mut self, tag: usize, outbox: usize, gone: bool, now: u64) {
         let limits = &self.plan.limits;
         let sock = &self.socks[tag];
@@ -204,17 +209,17 @@ impl State {
         let unsought =
             self.is_unsought(tag) && !self.is_sending(tag) && !sock.untold && !self.is_stopping(tag);
         let heard_in = if sock.waiting.is_empty() { RESET_HEARD } else { RESET_HEARD_BUSY };
-        // Each slot's look comes a step behind that of its neighbour.
+        // Each slot is checked a step after its neighbour.
         let spread = self.plan.slots() as u64 * STEP;
         let deaf =
             unsought && !paced && now > sock.active_at + heard_in.as_nanos() as u64 + spread + LATE_MAX;
-        // Nothing is limited while a send is being stopped: its end tells all there is to know.
+        // Nothing is limited while a send is being stopped: its end decides.
         let stalled = look_before(limits).map_or(u64::MAX, |limit| sock.sent_at + limit.as_nanos() as u64);
         let stopping = sock.untold && now >= stalled;
         let limits = limits.clone();
-        // A window ends at the next look, and the one behind it begins then.
+        // A window ends at the next check, and the following one begins then.
         let late = LATE_MAX + if self.plan.rates.of(Fault::Stall) > 0 { STALL_MAX } else { 0 };
-        // One behind a long sleep may be left open, and no more than one.
+        // A window after a long sleep may be left open, and no more than one.
         let slept = self.slept_until > 0 && self.slept_until + 2 * READ_WINDOW > now;
         let late = late + if slept { READ_WINDOW } else { 0 };
         let sock = &mut self.socks[tag];

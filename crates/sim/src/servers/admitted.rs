@@ -1,8 +1,8 @@
-//! A server beside the others whose limits on peers are reached: in no time is a peer let in above a limit, and none is refused
-//! below.
+//! An additional server whose limits on peers are reached: no peer is ever admitted above a limit,
+//! and none is refused below.
 //!
-//! Each host tries one connection after the other, and holds those that it gets. What the service is told of, in its `open`
-//! and its `close`, is what the limits count: both come in the turn in which that changes.
+//! Each host tries one connection after another, and holds those that it gets. The limits count the
+//! calls of the service's `open` and `close`: both come in the turn in which the count changes.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -20,21 +20,21 @@ use super::cover::Cover;
 use super::plan::{Deed, Plan};
 use crate::rng::Rng;
 
-/// Where it listens.
+/// The address of the server.
 const ADDR: ([u8; 4], u16) = ([10, 0, 0, 3], 7100);
 
 const SECOND: u64 = 1_000_000_000;
 
-/// The time in which connections may have come that a shard sees late, of the server.
+/// Time of the server within which connections may have come that a shard sees late.
 const LATE_MAX: u64 = 10 * SECOND;
 
-/// How long a shard is away at most where the machine does not sleep, with the time in which it catches up.
+/// Longest absence of a shard if the machine does not sleep, with the time in which it catches up.
 const AWAY_MAX: u64 = 4 * SECOND;
 
-/// What the first line of a connection says.
+/// The first line of a connection.
 const HELLO: &str = "hello";
 
-/// What the server thinks of a host.
+/// The server's decision on a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
     Ordinary,
@@ -46,18 +46,18 @@ enum Standing {
     Unwanted,
 }
 
-/// What a seed draws.
+/// The draws of a seed.
 struct Drawn {
     shards: usize,
     per_address: Option<u32>,
-    /// A second and at once, of an address and of all.
+    /// Connections per second and at once, of an address and of all.
     rate: Option<(u32, u32)>,
     rate_of_all: Option<(u32, u32)>,
     slow_start: Duration,
     hosts: Vec<(Standing, Vec<Attempt>)>,
 }
 
-/// One of a host's connections: what comes before it, and how long it is held.
+/// One of a host's connections: the pause before it, and how long it is held.
 #[derive(Clone, Copy)]
 struct Attempt {
     after: Duration,
@@ -114,14 +114,14 @@ impl Drawn {
     }
 }
 
-/// Time by the clock that runs as fast as the rate of all has risen.
+/// Time by a clock that runs as fast as the rate of all has risen.
 pub fn slope(time: u64, whole: u64) -> u64 {
     let on_it = u128::from(time.min(whole));
     let below = on_it / 10 + (9 * on_it * on_it).checked_div(20 * u128::from(whole)).unwrap_or(0);
     below as u64 + time.saturating_sub(whole)
 }
 
-/// For how long connections may have waited that are judged by the rate of that time.
+/// Longest wait of connections that are judged by the rate of that time.
 fn away_max(plan: &Plan, seed: u64) -> u64 {
     match plan.faults.clone().drawn(seed).once_in(Fault::ShardStalls) {
         _ if plan.deeds.iter().any(|(_, deed)| *deed == Deed::Suspend) => LATE_MAX,
@@ -130,12 +130,13 @@ fn away_max(plan: &Plan, seed: u64) -> u64 {
     }
 }
 
-/// True if there were more than may be in some time until now. Times are in nanoseconds, and in their order.
+/// True if there were more than allowed in some time until now. Times are in nanoseconds, and in
+/// order.
 fn window_is_over(times: &[u64], now: u64, rate: (u32, u32)) -> bool {
     is_over(times, 0, now, rate)
 }
 
-/// The same if there were some more now.
+/// Does the same, if there were some more now.
 pub fn is_over(times: &[u64], more: usize, now: u64, (rate, burst): (u32, u32)) -> bool {
     let interval = SECOND.div_ceil(rate.into());
     let over = |(n, from): (usize, &u64)| {
@@ -144,27 +145,27 @@ pub fn is_over(times: &[u64], more: usize, now: u64, (rate, burst): (u32, u32)) 
     times.iter().enumerate().any(over)
 }
 
-/// What is known of a host.
+/// State of a host.
 struct Source {
     address: IpAddr,
     standing: Standing,
     live: u32,
-    /// When the count changed, and to what.
+    /// Changes of the count: times and new values.
     counts: Vec<(u64, u32)>,
     let_in: Vec<u64>,
     refused: u64,
 }
 
-/// What all shards are told of, and all hosts.
+/// Reports of all shards, and of all hosts.
 struct Book {
     hosts: Vec<Source>,
     drawn: Drawn,
-    /// When the server began, by its clock and by that of the run.
+    /// Start of the server, by its clock and by that of the run.
     began: u64,
     began_at: Duration,
-    /// Of all hosts that are not allowed, by the clock with a slope.
+    /// Admissions of all hosts that are not allow-listed, by the clock with a slope.
     let_in: Vec<u64>,
-    /// The longest that one of its shards is away, or behind.
+    /// The longest time that one of its shards is away, or late.
     away_max: u64,
     control: Option<ServerControl>,
     cover: Cover,
@@ -203,7 +204,7 @@ impl Book {
             "a peer has {live} connections, and may have {count:?}"
         );
         assert!(!is_over, "a peer opened more than {rate:?} allows");
-        // A drain lets in all that waits.
+        // A drain admits all that wait.
         if let Some(of_all) = of_all.filter(|_| !is_draining) {
             let now = slope(now - self.began, self.drawn.slow_start.as_nanos() as u64);
             self.let_in.push(now);
@@ -221,7 +222,7 @@ impl Book {
         host.counts.push((now.as_nanos(), host.live));
     }
 
-    /// A host was refused between two times, where nothing goes wrong.
+    /// Checks that a host was refused rightly between two times, if there are no faults.
     fn refused(&mut self, address: IpAddr, (from, to): (u64, u64)) {
         let (most, rate) = (self.drawn.per_address, self.drawn.rate);
         let host = self.host(address);
@@ -234,7 +235,7 @@ impl Book {
                 let before = host.counts.iter().take_while(|(at, _)| *at < from).last();
                 let then = host.counts.iter().filter(|(at, _)| (from..=to).contains(at));
                 let live = before.into_iter().chain(then).map(|(_, live)| *live).max().unwrap_or(0);
-                // One more, at any time of these: what was let in before tells.
+                // One more, at any of these times: earlier admissions decide.
                 let times = &host.let_in;
                 let would_be = |now: u64| {
                     let mut times: Vec<u64> = times.iter().copied().filter(|at| *at <= now).collect();
@@ -287,12 +288,12 @@ impl Service for Greeter {
 pub struct Admitted {
     book: Rc<RefCell<Book>>,
     server: SimServer,
-    /// Nothing is done, and nothing goes wrong, that ends a connection.
+    /// Nothing is done, and no fault occurs, that ends a connection.
     is_calm: bool,
 }
 
 impl Admitted {
-    /// Starts it, if the seed says so.
+    /// Starts it, if the seed includes it.
     pub fn begin(sim: &Sim, plan: &Plan, cover: &Cover) -> Option<Admitted> {
         let drawn = Drawn::by(sim.seed())?;
         let is_calm = plan.keeps_upstreams && plan.waits;
@@ -339,7 +340,7 @@ impl Admitted {
             book.began = shard.now().as_nanos();
             Greeter { book: its.clone(), shard: shard.clone() }
         });
-        // The ring of a shard may break before it began.
+        // The ring of a shard may break before it starts.
         Some(Admitted { book, server: server.ok()?, is_calm })
     }
 

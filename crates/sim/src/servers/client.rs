@@ -1,4 +1,4 @@
-//! A client of the whole servers: it knows which replies are owed, and that no other ones come.
+//! A client of the whole servers: it knows which replies are owed, and checks that no others come.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::error::Error;
@@ -14,10 +14,10 @@ use super::plan::{ClientPlan, Leave, Verb};
 use super::service::{BIG_BYTES, request};
 use crate::toy::PeerStream;
 
-/// How long a server lingers, by default.
+/// The default linger time of a server.
 const LINGERS: Duration = Duration::from_secs(2);
 
-/// What a client is owed.
+/// The replies owed to a client.
 struct Owed {
     /// Replies, in order.
     replies: VecDeque<u32>,
@@ -87,7 +87,7 @@ pub async fn run<F: Framing>(
         let is_last = requests.is_empty();
         for piece in bytes.chunks(plan.piece.unwrap_or(bytes.len())) {
             match me.stream.send(piece).await {
-                // What a layer says behind the last request may meet the reset that this asked for.
+                // Bytes of a layer after the last request may meet the reset for which that asked.
                 Err(error) if is_last && plan.leave.resets() && is_reset(&error) => return Ok(()),
                 sent => sent?,
             }
@@ -125,10 +125,12 @@ pub async fn run<F: Framing>(
         }
         Leave::With(verb) => {
             let end = me.hear_to_the_end().await;
-            // From then on a server that closed may have stopped to wait for a client that takes what it said.
+            // From then on a server that closed may have stopped waiting for a client to read the
+            // rest.
             let is_late = net.now() >= asked + LINGERS;
             let (&last, rest) = (me.owed.replies.back().unwrap_or(&u32::MAX), me.owed.replies.len());
-            // The last request ends the connection, with those that still wait; the first ones of a call at a time were answered.
+            // The last request ends the connection, with those that still wait; the first ones of a
+            // call at a time were answered.
             match (verb, end) {
                 (Verb::Close | Verb::PanicInClose | Verb::PanicInDrop, Ok(())) if in_order && rest > 0 => {
                     Err(format!("reply {last} did not come before the end").into())
@@ -147,7 +149,7 @@ pub async fn run<F: Framing>(
                 ) => Err("a connection that is aborted ends with FIN".into()),
                 (_, Ok(())) => Ok(()),
                 (Verb::Close | Verb::Fail, Err(error)) if !is_late => Err(error),
-                // A reset, as it should be, or may.
+                // A reset, which must or may come.
                 (_, Err(error)) => match error.downcast::<io::Error>() {
                     Ok(error) if is_reset(&error) => Ok(()),
                     Ok(error) => Err(error.into()),
@@ -171,7 +173,7 @@ struct Talk<F> {
 }
 
 impl<F: Framing> Talk<F> {
-    /// Takes in the next piece. False at the end of the stream, which cuts no frame.
+    /// Receives the next piece. False at the end of the stream, which cuts no frame.
     async fn fill(&mut self) -> Result<bool, Box<dyn Error>> {
         let piece = self.stream.some().await?;
         self.bytes.extend_from_slice(&piece);

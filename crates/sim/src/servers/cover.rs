@@ -1,4 +1,4 @@
-//! What has to happen in a campaign, and how often it did.
+//! The events that a campaign must cover, and their counts.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,10 +8,10 @@ use ringserve_simkernel::HostileEvent;
 
 use super::plan::{Deed, Fate, Frames, Leave, Verb};
 
-/// How often each thing happened, by kind and name.
+/// Counts of events, by kind and name.
 pub type Counts = BTreeMap<(&'static str, String), u64>;
 
-/// What happened, by name.
+/// Counts of events, by name.
 #[derive(Clone, Default)]
 pub struct Cover(Arc<Mutex<Counts>>);
 
@@ -37,13 +37,13 @@ impl Cover {
     }
 }
 
-/// A run of this many seeds has to show everything that can happen.
+/// A run of this many seeds has to show every possible event.
 pub const COVERED: u64 = 2000;
 
-/// Each thing that can happen must have happened this often in a run of this size.
+/// Each possible event must have occurred this often in a run of this size.
 pub const QUOTA: (u64, u64) = (50, 10_000);
 
-/// What can happen.
+/// All possible events.
 pub fn expected() -> Vec<(&'static str, String)> {
     let mut all = Vec::new();
     let verbs = Verb::GOOD.iter().chain(Verb::LAST);

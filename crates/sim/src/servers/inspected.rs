@@ -1,5 +1,5 @@
-//! Inspections of servers, held against what their services were told: each connection that lived all the while is in the answer,
-//! none that had ended before is, and none is there twice.
+//! Inspections of servers, compared with the calls of their services: each connection that lived
+//! all the while is in the answer, none that had ended before is, and none is there twice.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,10 +13,10 @@ use super::cover::Cover;
 use super::plan::OUTCOME_WITHIN;
 use crate::rng::Rng;
 
-/// Inspections by a shard, at most.
+/// Most inspections by a shard.
 const INSPECTIONS: u64 = 6;
 
-/// More than a server of a seed has connections.
+/// More connections than a server of a seed has.
 const ALL: usize = 1000;
 
 /// The connections of a server, of both its services.
@@ -34,7 +34,7 @@ struct Life {
 pub struct Known(Option<(Registry, Shard, ConnId)>);
 
 impl Known {
-    /// Its service was told of its end.
+    /// Notes that its service received its end.
     pub fn end(&self) {
         let Some((registry, shard, id)) = &self.0 else { return };
         if let Some(life) = registry.lives().get_mut(&(shard.index(), *id)) {
@@ -54,7 +54,7 @@ impl Registry {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The service let a connection in.
+    /// Notes that the service admitted a connection.
     pub fn opened(&self, shard: &Shard, id: ConnId) -> Known {
         let life = Life { began: shard.now(), ended: None };
         let before = self.lives().insert((shard.index(), id), life);
@@ -62,7 +62,7 @@ impl Registry {
         Known(Some((self.clone(), shard.clone(), id)))
     }
 
-    /// Has a shard inspect its server now and then.
+    /// Makes a shard inspect its server at random times.
     pub fn begin(&self, shard: &Shard, seed: Option<u64>, cover: &Cover) {
         let Some(seed) = seed else { return };
         let (registry, cover, here) = (self.clone(), cover.clone(), shard.clone());
@@ -131,11 +131,11 @@ impl Registry {
                 Some(life) => {
                     assert!(life.ended.is_none_or(|ended| ended >= asked_at), "it had ended: {conn:?}");
                 }
-                // The server made it, or no service let it in yet.
+                // The server opened it, or no service has admitted it yet.
                 None => assert!(conn.listener.is_none() || !is_served, "no service knows it: {conn:?}"),
             }
         }
-        // Below a small limit those with most may have ended before the answer.
+        // With a small limit, those with most may have ended before the answer.
         if calling || limit < ALL {
             return;
         }

@@ -1,5 +1,5 @@
-//! Clients whose connections have the toy transport between socket and frames, and intruders: peers that break it off or break its
-//! rules.
+//! Clients whose connections have the toy transport between socket and frames, and intruders: peers
+//! that break it off or violate its rules.
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,13 +23,13 @@ fn toy_of(first: u32, net: &Net) -> Toy {
     Toy::client(name, net.random()).record_bytes(records as usize).updates_every(net.random() % 16)
 }
 
-/// How a client comes to its service.
+/// The path of a client to its service.
 #[derive(Clone)]
 pub struct Way {
     addr: SocketAddr,
     first: u32,
     is_proxied: bool,
-    /// Through the transport, whose bytes come so.
+    /// Through the transport, whose bytes arrive in these pieces.
     pieces: Option<Pieces>,
     has_toy: bool,
     has_websocket: bool,
@@ -39,7 +39,7 @@ pub struct Way {
 }
 
 impl Way {
-    /// Of the client whose requests begin with this number.
+    /// The path of the client whose requests begin with this number.
     pub fn of(plan: &Plan, addr: impl Into<SocketAddr>, first: u32, cover: &Cover) -> Way {
         let is_second = plan.is_second(first);
         let layers = plan.layers.as_ref().filter(|of| if is_second { of.second } else { of.first });
@@ -55,7 +55,7 @@ impl Way {
         }
     }
 
-    /// Connects, and says for whom.
+    /// Connects, and names the client.
     pub async fn connect(&self, net: &Net) -> io::Result<PeerStream> {
         let mut stream = net.connect(self.addr).await?;
         let header = if self.is_proxied { proxied::header(self.first).0 } else { Vec::new() };
@@ -74,12 +74,12 @@ impl Way {
         Ok(me)
     }
 
-    /// True if the server asks silent peers by pings, in the place of the service's hook.
+    /// True if the server pings silent peers, instead of calling the service's hook.
     pub fn is_pinged(&self) -> bool {
         self.has_websocket
     }
 
-    /// The client's half of what is there.
+    /// The client's half of the transport.
     fn transport(&self, net: &Net) -> Rc<dyn Transport> {
         let toy = self.has_toy.then(|| Rc::new(toy_of(self.first, net)) as Rc<dyn Transport>);
         if !self.has_websocket {
@@ -94,7 +94,7 @@ impl Way {
     }
 }
 
-/// In a call of request `number`: the transport told of its client, and of no other.
+/// Checks, in a call of request `number`, that the transport reported its client, and no other.
 pub fn check_facts(facts: Option<Rc<Facts>>, number: u32, plan: &Plan, cover: &Cover) {
     let is_layered = |of: &&Layers| of.has_toy && if plan.is_second(number) { of.second } else { of.first };
     let first = number / CLIENT_NUMBERS * CLIENT_NUMBERS;
@@ -109,14 +109,14 @@ pub fn check_facts(facts: Option<Rc<Facts>>, number: u32, plan: &Plan, cover: &C
     );
 }
 
-/// How an intruder behaves.
+/// The behaviour of an intruder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Intruder {
     Silent,
     HalfHello,
     Garbage,
     FinInHandshake,
-    /// FIN between two records, without the mark of the end.
+    /// Sends FIN between two records, without the mark of the end.
     CutOff,
     CutOffInRecord,
     BadRecord,
@@ -135,7 +135,7 @@ impl Intruder {
         Intruder::CrawlsInRecord,
     ];
 
-    /// Comes and goes. Returns what the service said to it.
+    /// Connects and ends. Returns the service's bytes.
     async fn run(self, net: &Net, me: &mut PeerStream) -> io::Result<Vec<u8>> {
         let soon = Duration::from_millis(net.random() % 3000);
         match self {
@@ -172,7 +172,7 @@ impl Intruder {
                 let at = net.random() as usize % record.len();
                 record[at] ^= 1 << (net.random() % 8);
                 me.send_raw(&record).await?;
-                // Where the length is altered more has to come.
+                // If the length is altered, more bytes have to come.
                 me.cut_off()?;
             }
         }
@@ -180,7 +180,7 @@ impl Intruder {
     }
 }
 
-/// Has some intruders connect.
+/// Makes some intruders connect.
 pub fn intrude(sim: &Sim, plan: &Plan, cover: &Cover) {
     let Some(_) = plan.layers.as_ref().filter(|of| of.first && of.has_toy) else { return };
     // Nothing else ends them.
@@ -193,7 +193,7 @@ pub fn intrude(sim: &Sim, plan: &Plan, cover: &Cover) {
         let cover = cover.clone();
         sim.client(format!("breaker {number}"), async move |net| {
             net.sleep(Duration::from_micros(net.random() % 20_000_000)).await;
-            // Whatever becomes of it: the server may be gone.
+            // Whatever its result: the server may be gone.
             let Ok(mut me) = way.connect(&net).await else { return Ok(()) };
             let ended = net.timeout(Duration::from_secs(60), intruder.run(&net, &mut me)).await;
             let Ok(ended) = ended else { return Ok(()) };
@@ -213,7 +213,7 @@ pub fn intrude(sim: &Sim, plan: &Plan, cover: &Cover) {
     }
 }
 
-/// What has to happen in a campaign.
+/// The events that a campaign must cover.
 pub fn expected() -> impl Iterator<Item = String> {
     let pieces = Pieces::ALL.iter().map(|pieces| format!("{pieces:?}"));
     let intruders = Intruder::ALL.iter().map(|intruder| format!("{intruder:?}"));
@@ -222,7 +222,7 @@ pub fn expected() -> impl Iterator<Item = String> {
     pieces.chain(intruders).chain(others)
 }
 
-/// At the end, once every server is gone.
+/// Checks at the end, once every server is gone.
 pub fn check(plan: &Plan) {
     let left = plan.layers.as_ref().map_or(0, |layers| layers.alive.count());
     assert_eq!(left, 0, "channels of connections that are gone");

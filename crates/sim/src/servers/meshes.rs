@@ -1,4 +1,4 @@
-//! What the shards of a server ask of each other: pushes, questions, messages that are numbered.
+//! Communication between the shards of a server: pushes, questions, numbered messages.
 
 use std::cell::RefCell;
 use std::task::{Context, Poll, Waker};
@@ -16,13 +16,13 @@ pub enum Order {
     #[default]
     Nothing,
     Panic,
-    /// A frame for it.
+    /// A frame for a connection.
     Push(ConnHandle, String),
-    /// Wait for its end.
+    /// Wait for the connection's end.
     Watch(ConnHandle),
 }
 
-/// What becomes of a question.
+/// The fate of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deal {
     Answer,
@@ -50,7 +50,7 @@ pub struct Question {
     pub time: Duration,
 }
 
-/// The ways between the shards of one server.
+/// The channels between the shards of one server.
 #[derive(Clone)]
 pub struct Meshes {
     pub orders: Mesh<Order>,
@@ -68,7 +68,7 @@ impl Meshes {
         }
     }
 
-    /// All shards ended, and take nothing any more.
+    /// Checks that all shards ended, and accept nothing.
     pub fn check_ended(&self) {
         for shard in 0..self.orders.count() {
             let sent = self.orders.try_send(shard, Order::default());
@@ -142,7 +142,7 @@ fn watch(shard: &Shard, handle: ConnHandle, time: Duration, cover: Cover) {
     let own = shard.clone();
     cover.count("watch", "began");
     shard.spawn(async move {
-        // One that is given up leaves another one in its place.
+        // A wait that is given up is replaced by another one.
         let _ = own.timeout(time, handle.closed()).await;
         handle.closed().await;
         assert!(handle.is_gone(), "a connection that ended is gone");

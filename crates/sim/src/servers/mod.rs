@@ -2,18 +2,18 @@
 //! connections passed between shards, drains and deaths.
 //!
 //! ```text
-//!   plan       what a seed draws
-//!   client     what is owed to a client, and that nothing else comes
-//!   service    what user code does, panics included
-//!   admitted   a server beside the others whose limits on peers are reached, and not exceeded
-//!   paused     a server beside the others one of whose two shards pauses, and what that does to its rate of newcomers
+//!   plan       the draws of a seed
+//!   client     the replies owed to a client, and the check that no others come
+//!   service    the behaviour of user code, panics included
+//!   admitted   an additional server whose limits on peers are reached, and not exceeded
+//!   paused     an additional server of two shards, one of which pauses, and its accept rate
 //!   proxied    clients behind proxies, and intruders
 //!   layered    clients through the toy transport, and peers that break it
 //!   rules      rules of framing that are switched, frames in pieces, codecs: a separate service and client for each
-//!   start      what factories wait for
-//!   meshes     what shards ask of each other
-//!   inspected  inspections, held against what services were told
-//!   cover      what has to happen in a campaign, and how often it did
+//!   start      the waits of factories
+//!   meshes     communication between shards
+//!   inspected  inspections, compared with the calls of services
+//!   cover      the events that a campaign must cover, and their counts
 //!   ───────    ringserve::testing: scheduler, rules that hold for all servers
 //!   ───────    simkernel: a ring for each shard, one network, one clock
 //! ```
@@ -53,18 +53,18 @@ use plan::{ClientPlan, Deed, Fate, Frames, Layers, Leave, Plan};
 use service::{Common, Model, NAME, NO_UPSTREAM, POOLED, Planted, UPSTREAM};
 use start::Start;
 
-/// Where the server listens.
+/// The address of the server.
 const ADDR: ([u8; 4], u16) = ([10, 0, 0, 1], 7000);
 
-/// Where its second service is reached, if it has one.
+/// The address of its second service, if it has one.
 const SECOND: ([u8; 4], u16) = ([10, 0, 0, 1], 7001);
 
-/// What to run.
+/// Options of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The first seed.
     pub from: u64,
-    /// How many.
+    /// Number of seeds.
     pub seeds: u64,
     /// Threads.
     pub jobs: usize,
@@ -72,11 +72,12 @@ pub struct Options {
     pub twice: bool,
     /// Prints every event.
     pub trace: bool,
-    /// Has the service reply twice now and then: a campaign that notices nothing else notices this.
+    /// Makes the service reply twice now and then: a campaign that notices nothing else notices
+    /// this.
     pub canary: bool,
 }
 
-/// What a campaign in which every seed held did.
+/// Totals of a campaign in which every seed held.
 #[derive(Clone, Debug, Default)]
 pub struct Sum {
     /// Rounds of shards and polls of clients.
@@ -91,14 +92,14 @@ pub struct Sum {
 pub struct Broken {
     /// The seed.
     pub seed: u64,
-    /// What it broke, and the last events.
+    /// The violated rule, and the last events.
     pub what: String,
 }
 
 /// Runs all seeds, or up to the first one that breaks a rule.
 ///
 /// # Errors
-/// That one.
+/// The first seed that breaks a rule.
 pub fn run(options: &Options) -> Result<Sum, Broken> {
     let (next, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     let found: Mutex<Option<Broken>> = Mutex::new(None);
@@ -143,7 +144,7 @@ impl Sum {
         }
     }
 
-    /// How often each thing happened, and those of what can happen that did too seldom.
+    /// The counts of all events, and the possible events that occurred too rarely.
     pub fn table(&self, seeds: u64) -> (String, Vec<String>) {
         let mut text = String::new();
         for ((kind, name), count) in &self.counts {
@@ -201,7 +202,7 @@ fn run_seed(seed: u64, options: &Options, sum: &mut Sum) -> Result<(), String> {
     Ok(())
 }
 
-/// One seed.
+/// Runs one seed.
 fn play(sim: &Sim, plan: &Plan, cover: &Cover) {
     cover.count("frames", format!("{:?}", plan.frames));
     let admitted = Admitted::begin(sim, plan, cover);
@@ -243,7 +244,7 @@ fn server_limits(plan: &Plan, fate: Option<Fate>) -> ServerLimits {
     if fate == Some(Fate::TimesOut) { limits.start_timeout(Fate::LIMIT) } else { limits }
 }
 
-/// The same with two services.
+/// Creates the same server with two services.
 fn two_services(plan: &Plan, fate: Option<Fate>) -> Server<Several> {
     Server::new()
         .shards(plan.shards)
@@ -252,7 +253,7 @@ fn two_services(plan: &Plan, fate: Option<Fate>) -> Server<Several> {
         .coalesce(plan.coalesce)
 }
 
-/// A server of the run, and what its services share.
+/// A server of the run, and the state that its services share.
 struct Started {
     server: SimServer,
     first: Common,
@@ -260,13 +261,13 @@ struct Started {
 }
 
 impl Started {
-    /// At the end: what each service was told of is what is counted under its name.
+    /// Checks at the end that the connections of each service are counted under its name.
     fn check(&self, plan: &Plan, cover: &Cover) {
         let stats = self.server.stats();
         proxied::check(&stats, plan, self.first.opened.load(Ordering::Relaxed), cover);
         for (common, service) in [&self.first, &self.second].into_iter().zip(&stats.services) {
             let (opened, counters) = (common.opened.load(Ordering::Relaxed), &service.counters);
-            // Behind proxies and below transports some end before the service is asked.
+            // Behind proxies and below transports some end before the service is called.
             assert!(
                 counters.opened == opened || plan.ends_before_open(common.is_second),
                 "the connections of service {}",
@@ -391,7 +392,7 @@ fn play_framed<F: Framing + Clone + Send + Sync>(sim: &Sim, plan: &Plan, cover: 
     all.take().iter().for_each(|started: &Started| started.check(plan, cover));
 }
 
-/// Of the second service: none that the first one may have.
+/// The framing of the second service, which the first one never has.
 fn second_framing() -> LengthPrefix {
     LengthPrefix::bytes(3)
 }
@@ -426,7 +427,7 @@ fn play_streams(sim: &Sim, plan: &Plan, cover: &Cover) {
     with_deeds(sim, plan, cover, &start, &client);
 }
 
-/// A client of a stream that brings back what is sent.
+/// A client of a stream that returns the sent bytes.
 async fn talk_to_stream(
     net: Net,
     way: Way,
@@ -457,7 +458,7 @@ async fn talk_to_stream(
     Ok(())
 }
 
-/// Starts the server and its clients, and does what the plan says at its times.
+/// Starts the server and its clients, and does the deeds of the plan at their times.
 fn with_deeds(
     sim: &Sim,
     plan: &Plan,
@@ -481,7 +482,7 @@ fn with_deeds(
             Deed::Drain => server.drain(),
             Deed::DrainLate => {
                 sim.expect_losses();
-                // The one to which most come.
+                // The shard to which most connect.
                 server.stall(0, plan.server_limits.drain_delay + time);
                 server.drain();
             }
@@ -489,7 +490,7 @@ fn with_deeds(
             Deed::BreakDriver => {
                 is_broken = true;
                 let shard = pick(plan.shards);
-                // It ends with what waits for it by then.
+                // It ends with everything that waits for it by then.
                 sim.expect_losses();
                 server.stall(shard, time);
                 sim.run_for(time / 2);
@@ -544,10 +545,11 @@ fn with_deeds(
     layered::check(plan);
 }
 
-/// What a drain may take beside what its limits say: shards that do not run, newcomers, what is closed in an orderly way.
+/// Time that a drain may take in addition to its limits: shards that do not run, new connections,
+/// orderly closes.
 const DRAIN_TAKES: Duration = Duration::from_secs(30);
 
-/// Shuts a server down, which ends in time, and once no accepted connection is left.
+/// Shuts down a server, which must end in time, and once no accepted connection is left.
 fn drain(sim: &Sim, plan: &Plan, server: &SimServer) {
     server.drain();
     sim.run_until(plan.server_limits.drain_delay + DRAIN_TAKES, || server.is_done());
@@ -555,13 +557,13 @@ fn drain(sim: &Sim, plan: &Plan, server: &SimServer) {
     assert!(sim.run_until(DRAIN_TAKES, || server.is_done()), "a drain takes longer than its limits say");
 }
 
-/// At the end of a server: each socket that a shard accepted became a connection, there or elsewhere, or was refused; and only
-/// shards that were full passed any on.
+/// Checks at the end that each socket which a shard accepted became a connection, there or
+/// elsewhere, or was refused; and that only shards that were full passed any on.
 fn check_sockets(server: &SimServer, plan: &Plan, is_broken: bool, cover: &Cover) {
     let counters = server.stats().counters;
     cover.add("did", "connection passed on", counters.handed_off);
     let turned_away = counters.refused - counters.closed_for(CloseReason::Refused);
-    // The last words of a transport are on their way to one that is refused, and may meet a reset.
+    // The rejection message of a transport is in flight to a refused peer, and may meet a reset.
     let otherwise = plan.layers.as_ref().map_or(0, |_| counters.closed_for(CloseReason::PeerReset));
     let came = counters.opened + turned_away;
     assert!(

@@ -1,8 +1,9 @@
-//! A server of two shards beside the others, whose rate of newcomers rises after its start, and again once all of it was full. A
-//! shard that pauses alone, for want of a descriptor, leaves the rate as it is: newcomers find the other one.
+//! An additional server of two shards, whose rate of new connections rises after its start, and
+//! again once all of it was full. A shard that pauses alone, for lack of a descriptor, leaves the
+//! rate unchanged: new connections find the other one.
 //!
-//! They come more slowly than the whole rate lets them in, and faster than the tenth of it does with which it begins. So where it
-//! began again many wait soon that the whole rate has a place for.
+//! They arrive more slowly than the whole rate admits, and faster than the tenth of it with which
+//! it begins. So if it began again, many would soon wait for which the whole rate has a place.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -21,25 +22,25 @@ use super::cover::Cover;
 use super::plan::Plan;
 use crate::rng::Rng;
 
-/// Where it listens.
+/// The address of the server.
 const ADDR: ([u8; 4], u16) = ([10, 0, 0, 4], 7200);
 
-/// Connections in a second.
+/// Connections per second.
 const RATE: u32 = 10;
 
-/// Between two newcomers.
+/// Pause between two new connections.
 const GAP: Duration = Duration::from_millis(160);
 
 const NEWCOMERS: u32 = 300;
 
-/// How often it is looked at: more often than its loads change.
+/// Interval of checks: more often than its loads change.
 const LOOKS: Duration = Duration::from_millis(20);
 
-/// Newcomers that wait at once: the network holds up fewer of them.
+/// New connections that wait at once: the network delays fewer of them.
 const MANY: u32 = 8;
 
-/// Looks in a row in which [`MANY`] wait, 2.5 s: a shard that does not run goes on within 2 s, and one that finds no descriptor
-/// sooner.
+/// Checks in a row in which [`MANY`] wait, 2.5 s: a shard that does not run continues within 2 s,
+/// and one that finds no descriptor sooner.
 const LONG: u32 = 125;
 
 struct Greeter;
@@ -58,16 +59,16 @@ impl Service for Greeter {
     }
 }
 
-/// What was seen of it.
+/// Observations of the server.
 struct Seen {
     burst: u32,
     slow_start: Duration,
     began_at: Duration,
     control: Option<ServerControl>,
-    /// When connections were seen to have come, by the clock with a slope.
+    /// Times at which connections were seen to have arrived, by the clock with a slope.
     came: Vec<u64>,
     waiting: u32,
-    /// Looks at which many waited, since the last one at which few did, or the rate had no place.
+    /// Checks in which many waited, since the last one in which few did, or the rate had no place.
     stuck: u32,
     one_is_full: bool,
     all_were_full: bool,
@@ -102,7 +103,7 @@ impl Seen {
     }
 }
 
-/// Starts it, if the seed says so and shards may find no descriptor.
+/// Starts it, if the seed includes it and shards may find no descriptor.
 pub fn begin(sim: &Sim, plan: &Plan, cover: &Cover) {
     let rng = &mut Rng::new(sim.seed() ^ 0x7061_7573_6564_2121);
     if plan.faults.once_in(Fault::AcceptNoDescriptor) == 0 || !rng.one_in(4) {
@@ -129,7 +130,7 @@ pub fn begin(sim: &Sim, plan: &Plan, cover: &Cover) {
         its.borrow_mut().control = Some(shard.server().clone());
         Greeter
     });
-    // The ring of a shard may break before it began.
+    // The ring of a shard may break before it starts.
     let Ok(server) = server else { return };
     server.follow_load();
     let until = sim.now() + GAP * (NEWCOMERS + 10);

@@ -1,4 +1,5 @@
-//! What a seed draws for a whole server: its size and bounds, what its clients ask, and what is done to it.
+//! The draws of a seed for a whole server: its size and bounds, the requests of its clients, and
+//! deeds.
 
 use std::time::Duration;
 
@@ -12,29 +13,29 @@ use ringserve_simkernel::Adversary;
 use crate::rng::Rng;
 use crate::toy::{Alive, Permits, Pieces, Toy};
 
-/// How bytes become frames in a seed.
+/// The framing of a seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frames {
     Lines,
     Lengths,
     Delimited,
-    /// A framing of the program's own, that panics at a word.
+    /// A framing of the program's own, which panics at a word.
     Planted,
     /// None: a stream of bytes.
     Stream,
-    /// By a rule that calls and hooks switch.
+    /// A rule that calls and hooks switch.
     Switched,
-    /// By a codec of tokio-util.
+    /// A codec of tokio-util.
     Codec,
 }
 
-/// What a client asks a service to do before it replies.
+/// The action that a client requests before the reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// Nothing.
     Echo,
     Sleep,
-    /// A time limit around something that never comes.
+    /// A time limit around a future that never completes.
     Timeout,
     /// A task that pushes later.
     Spawn,
@@ -46,11 +47,11 @@ pub enum Verb {
     Mesh,
     /// A connection to an upstream, and a word back from it.
     Upstream,
-    /// The same to an address at which nothing listens.
+    /// The same with an address at which nothing listens.
     NoUpstream,
     /// A connection to an upstream that is given up soon.
     GiveUp,
-    /// A connection to an upstream that is kept, asked nothing for long, and then still there.
+    /// A connection to an upstream that is kept, unused for long, and then still there.
     Pool,
     /// Tasks that are woken together, now and then more than a turn polls.
     Crowd,
@@ -66,7 +67,7 @@ pub enum Verb {
     Send,
     /// A sleep whose waker panics, which is kept.
     BadWaker,
-    // From here on the connection ends with it.
+    // From here on the request ends the connection.
     Close,
     Abort,
     Fail,
@@ -74,7 +75,7 @@ pub enum Verb {
     PanicAfterWait,
     PanicInEncode,
     PanicInDecode,
-    /// A push from another shard that the framing does not survive.
+    /// A push from another shard at which the framing panics.
     PanicInPush,
     PanicInClose,
     PanicInDrop,
@@ -114,13 +115,13 @@ impl Verb {
         Verb::PanicInDrop,
     ];
 
-    /// What a request begins with.
+    /// The first character of a request.
     pub fn word(self) -> char {
         let at = Verb::GOOD.iter().chain(Verb::LAST).position(|verb| *verb == self);
         (b'a' + at.expect("each verb is in one of the lists") as u8) as char
     }
 
-    /// The service comes to its reply.
+    /// True if the service reaches its reply.
     pub fn replies(self) -> bool {
         use Verb::*;
         !matches!(self, Fail | PanicInCall | PanicAfterWait | PanicInEncode | PanicInDecode | PanicInPush)
@@ -131,33 +132,33 @@ impl Verb {
     }
 }
 
-/// How a client leaves.
+/// The way in which a client leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leave {
-    /// FIN, once every reply is there, and reading to the end.
+    /// FIN, once every reply has arrived, and reading to the end.
     Finish,
     /// FIN right after the last request, and reading to the end.
     FinishEarly,
     /// A close in the middle.
     Close,
     Reset,
-    /// With a last request that ends the connection.
+    /// A last request that ends the connection.
     With(Verb),
 }
 
 impl Leave {
-    /// True if the connection ends with a reset by what the client asks for last, or may.
+    /// True if the client's last request resets the connection, or may.
     pub fn resets(self) -> bool {
         matches!(self, Leave::With(verb) if !matches!(verb, Verb::Close | Verb::Fail))
     }
 }
 
-/// What the first start of a server comes to. The next one succeeds.
+/// The result of a server's first start. The next one succeeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Fails,
     Panics,
-    /// The server is told to shut down while the factory hangs.
+    /// The server is ordered to shut down while the factory hangs.
     Drains,
     /// The same, at once.
     Aborts,
@@ -171,11 +172,11 @@ impl Fate {
     /// The limit on a start that hangs.
     pub const LIMIT: Duration = Duration::from_secs(20);
 
-    /// When the server is told.
+    /// Time at which the server is ordered.
     pub const TOLD: Duration = Duration::from_secs(5);
 }
 
-/// What a seed draws of its starts.
+/// The draws of a seed for its starts.
 #[derive(Clone, Copy, Debug)]
 pub struct StartPlan {
     /// Factories wait.
@@ -192,11 +193,11 @@ impl StartPlan {
     }
 }
 
-/// What is done to the servers at a time.
+/// A deed to the servers at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deed {
     Drain,
-    /// One shard does not run meanwhile, and hears of it when others have ended.
+    /// One shard does not run meanwhile, and learns of it when others have ended.
     DrainLate,
     Abort,
     BreakDriver,
@@ -233,7 +234,7 @@ pub struct ClientPlan {
     pub piece: Option<usize>,
     pub pause: Duration,
     pub leave: Leave,
-    /// Bytes beside verb and number.
+    /// Bytes in addition to verb and number.
     pub padding: usize,
     /// The number of its first request: no other client has these numbers.
     pub first: u32,
@@ -247,54 +248,56 @@ pub struct Plan {
     pub frames: Frames,
     pub shards: usize,
     pub limits: Limits,
-    /// Calls at once of a second service beside the first one, if there is one. Every other client is its.
+    /// Most calls at once of a second service, if there is one. Every other client uses it.
     pub second: Option<u16>,
     pub server_limits: ServerLimits,
     /// `limits` may end a connection.
     pub limits_bite: bool,
-    /// Nothing is done and nothing goes wrong that ends an upstream.
+    /// Nothing is done and no fault occurs that ends an upstream.
     pub keeps_upstreams: bool,
-    /// Nothing but drains is done, and those wait for as long as a client takes: each stream that is served goes on to its end.
+    /// Only drains are done, and those wait as long as a client takes: each stream that is served
+    /// continues to its end.
     pub cuts_none: bool,
     pub clients: Vec<ClientPlan>,
     pub deeds: Vec<(Duration, Deed)>,
-    /// Which shard's factory fails or panics at the first start.
+    /// The shard whose factory fails or panics at the first start.
     pub factory_fails: Option<(usize, bool)>,
     pub start: StartPlan,
-    /// Of how many opens one panics; 0 for none.
+    /// One in this many opens panics; 0 for none.
     pub open_panics: u64,
-    /// Of how many opens one is refused; 0 for none.
+    /// One in this many opens is refused; 0 for none.
     pub refuses: u64,
-    /// Of how many opens one waits; 0 for none.
+    /// One in this many opens waits; 0 for none.
     pub open_waits: u64,
-    /// How long a shard waits for more behind several connections.
+    /// Time for which a shard waits for more after several connections.
     pub coalesce: Duration,
     /// Messages that a mailbox has room for.
     pub mailbox: usize,
-    /// Clients come to their end before the servers are drained, so that nothing is forgiven.
+    /// Clients reach their end before the servers are drained, so that no loss is excused.
     pub waits: bool,
     /// Proxies connect to the first service: each connection begins with a header.
     pub proxied: bool,
-    /// What stands between sockets and frames, of those services that have something there.
+    /// The layers between sockets and frames, for the services that have any.
     pub layers: Option<Layers>,
     /// The seed of inspections by its shards, if there are any.
     pub inspects: Option<u64>,
-    /// Whom the server lets in: all clients, but one after the other now and then.
+    /// The admission of the server: all clients, but only one after the other at times.
     pub admission: Option<Admission>,
-    /// A reply in many comes twice: seeds must find it.
+    /// One in many replies comes twice: seeds must find it.
     pub canary: bool,
 }
 
 /// Numbers of requests that a client may use.
 pub const CLIENT_NUMBERS: u32 = 1000;
 
-/// Longer than anything keeps a shard from its answer: of three deeds each may have a machine sleep for three hours.
+/// Longer than anything keeps a shard from its answer: each of three deeds may make a machine sleep
+/// for three hours.
 pub const OUTCOME_WITHIN: Duration = Duration::from_secs(12 * 3600);
 
-/// A drain timeout beyond all that clients do.
+/// A drain timeout longer than all actions of clients.
 const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 
-/// What its shards draw inspections by, if they do.
+/// The seed of its shards' inspections, if they make any.
 fn inspects(seed: u64) -> Option<u64> {
     let rng = &mut Rng::new(seed ^ 0x696E_7370_6563_7421);
     rng.one_in(3).then(|| rng.below(1 << 32))
@@ -324,7 +327,7 @@ impl Plan {
         let clients = if crowded { 16 } else { rng.spread(1, 16) };
         let mut clients: Vec<_> = (0..clients).map(|number| client(rng, frames, number as u32)).collect();
         if crowded {
-            // They meet.
+            // They overlap.
             clients.iter_mut().for_each(|client| {
                 client.starts /= 3;
                 client.pause = client.pause.max(Duration::from_secs(1));
@@ -333,7 +336,7 @@ impl Plan {
         let deeds = if rng.one_in(2) { 0 } else { rng.range(1, 3) };
         let mut deeds: Vec<_> = (0..deeds).map(|_| (millis(rng, 60_000), rng.pick(Deed::ALL))).collect();
         if crowded && rng.one_in(2) {
-            // While others still come, and go on coming.
+            // While others still connect, and go on connecting.
             deeds.push((millis(rng, 10_000), rng.pick(&[Deed::BreakDriver, Deed::DrainLate])));
         }
         deeds.sort_by_key(|(at, _)| *at);
@@ -366,7 +369,7 @@ impl Plan {
             refuses: if rng.one_in(8) { rng.range(1, 8) } else { 0 },
             coalesce: coalesce(seed),
             waits: !rng.one_in(4),
-            // Of a copy, so that what it draws changes nothing else of a seed.
+            // From a copy, so that other draws of a seed stay the same.
             open_waits: Rng::new(rng.clone().below(1 << 32)).pick(&[0, 0, 1, 3]),
             mailbox: rng.pick(&[1, 4, 65_536]),
             canary: false,
@@ -379,7 +382,7 @@ impl Plan {
         .with_rules(seed)
     }
 
-    /// Half of those that are for streams are for what else has no verbs.
+    /// Half of the plans for streams are for rules that have no verbs otherwise.
     fn with_rules(self, seed: u64) -> Plan {
         let frames = match self.frames {
             Frames::Stream => Rng::new(seed ^ 0x7275_6c65_7321).pick(&[
@@ -398,30 +401,30 @@ impl Plan {
         self.second.map(|calls| self.limits.clone().calls_in_flight_max(calls))
     }
 
-    /// True if this request's client is one of the second service.
+    /// True if this request's client uses the second service.
     pub fn is_second(&self, number: u32) -> bool {
         self.second.is_some() && (number / CLIENT_NUMBERS) % 2 == 1
     }
 
-    /// The driver of a shard may break.
+    /// True if the driver of a shard may break.
     pub fn shards_may_die(&self) -> bool {
         let breaks = |(_, deed): &(Duration, Deed)| *deed == Deed::BreakDriver;
         self.faults.once_in(Fault::RingBreaks) > 0 || self.deeds.iter().any(breaks)
     }
 
-    /// A ring may end with the close of a connection not submitted, so that its peer finds FIN in the place of a reset: the
-    /// machine sleeps until the shard gives its driver up.
+    /// True if a ring may end with the close of a connection not submitted, so that its peer finds
+    /// FIN in the place of a reset: the machine sleeps until the shard gives its driver up.
     pub fn closes_may_be_lost(&self) -> bool {
         self.adversary.holds_back() && self.deeds.iter().any(|(_, deed)| *deed == Deed::Suspend)
     }
 
-    /// Connections of this service may end before it is asked.
+    /// True if connections of this service may end before it is called.
     pub fn ends_before_open(&self, is_second: bool) -> bool {
         let is_layered = |of: &Layers| if is_second { of.second } else { of.first };
         (self.proxied && !is_second) || self.layers.as_ref().is_some_and(is_layered)
     }
 
-    /// Something of the plan may end connections.
+    /// True if something of the plan may end connections.
     pub fn loses(&self) -> bool {
         self.limits_bite || self.open_panics > 0 || self.refuses > 0
     }
@@ -432,7 +435,8 @@ fn coalesce(seed: u64) -> Duration {
     if rng.one_in(3) { Duration::from_micros(rng.spread(1, 1000)) } else { Duration::ZERO }
 }
 
-/// Limits that no client reaches, of which each connection has to be taken back, and a rate that many wait for.
+/// Draws limits that no client reaches, whose charges must be returned for each connection, and a
+/// rate for which many wait.
 fn admission(seed: u64, connections_max: usize) -> Option<Admission> {
     let rng = &mut Rng::new(seed ^ 0x6164_6D69_7473_2121);
     if !rng.one_in(3) {
@@ -523,7 +527,7 @@ fn limits(rng: &mut Rng, bite: bool) -> (ServerLimits, Limits) {
     (server, limits)
 }
 
-/// What stands between the sockets and the frames of a seed's server.
+/// The layers between the sockets and the frames of a seed's server.
 #[derive(Clone, Debug)]
 pub struct Layers {
     toy: Toy,
@@ -556,7 +560,7 @@ impl Layers {
         Some(Layers { toy, first, second, alive, pieces, has_toy, has_websocket })
     }
 
-    /// What makes the toy.
+    /// The factory of the toy.
     pub fn toy(&self) -> impl Fn() -> Toy + Send + Sync + use<> {
         let toy = self.toy.clone();
         move || toy.clone()

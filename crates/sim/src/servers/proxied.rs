@@ -1,4 +1,5 @@
-//! Clients behind proxies, whose headers come in any pieces, and intruders: peers at listeners of proxies that are none.
+//! Clients behind proxies, whose headers come in any pieces, and intruders: peers of proxy
+//! listeners that are not proxies.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,16 +15,16 @@ use super::ADDR;
 use super::cover::Cover;
 use super::plan::{CLIENT_NUMBERS, Plan};
 
-/// Where the first service of two expects proxies that none of the clients is.
+/// The address at which the first service of two expects proxies, none of which is a client.
 pub const UNTRUSTED: ([u8; 4], u16) = ([10, 0, 0, 1], 7002);
 
-/// Where clients say that they are.
+/// The address that clients claim.
 const CLIENTS: [u8; 4] = [203, 0, 113, 1];
 
-/// Where they say that they connected to.
+/// The destination that they claim.
 const DESTINATION: ([u8; 4], u16) = ([198, 51, 100, 7], 443);
 
-/// Of the client with number 0.
+/// The port of the client with number 0.
 const PORT: u16 = 10_000;
 
 /// The hosts of clients.
@@ -36,7 +37,7 @@ pub fn untrusted() -> ProxyProtocol {
     ProxyProtocol::from(["10.0.0.0/9"])
 }
 
-/// The header of the client whose requests begin with this number, and whether it tells of the client.
+/// The header of the client whose requests begin with this number, and whether it names the client.
 pub fn header(first: u32) -> (Vec<u8>, bool) {
     let port = PORT + (first / CLIENT_NUMBERS) as u16;
     let ends = Ends { source: (CLIENTS, port).into(), destination: DESTINATION.into() };
@@ -64,7 +65,7 @@ pub async fn send_in_pieces(net: &Net, stream: &mut ClientStream, mut bytes: &[u
     Ok(())
 }
 
-/// In a call of request `number`: the peer is who its header said, and no other.
+/// Checks, in a call of request `number`, that the peer is the one of its header, and no other.
 pub fn check_peer(peer: &Peer, number: u32, is_proxied: bool, cover: &Cover) {
     let first = number / CLIENT_NUMBERS * CLIENT_NUMBERS;
     let of_client = SocketAddr::from((CLIENTS, PORT + (first / CLIENT_NUMBERS) as u16));
@@ -76,10 +77,10 @@ pub fn check_peer(peer: &Peer, number: u32, is_proxied: bool, cover: &Cover) {
     }
 }
 
-/// How an intruder behaves.
+/// The behaviour of intruders.
 const INTRUDERS: [&str; 5] = ["silent", "half a header", "no header", "fin", "untrusted"];
 
-/// Has some intruders connect.
+/// Makes some intruders connect.
 pub fn intrude(sim: &Sim, plan: &Plan) {
     if !plan.proxied {
         return;
@@ -94,7 +95,7 @@ pub fn intrude(sim: &Sim, plan: &Plan) {
         };
         sim.client(format!("intruder {number}"), async move |net| {
             net.sleep(Duration::from_micros(net.random() % 20_000_000)).await;
-            // Whatever becomes of it: the server may be gone.
+            // Whatever its result: the server may be gone.
             if let Ok(mut me) = net.connect(SocketAddr::from(addr)).await {
                 let (whole, _) = header(2 * CLIENT_NUMBERS);
                 let half = 1 + (net.random() % (whole.len() as u64 - 1)) as usize;
@@ -114,7 +115,8 @@ pub fn intrude(sim: &Sim, plan: &Plan) {
     }
 }
 
-/// At the end: connections whose service was not asked ended before their header was there.
+/// Checks at the end that connections whose service was not called ended before their header was
+/// complete.
 pub fn check(stats: &ServerStats, plan: &Plan, opened: u64, cover: &Cover) {
     use CloseReason::{ProxyNoHeader, ProxyTimeout, ProxyUntrusted};
     let counters = &stats.services[0].counters;

@@ -1,5 +1,6 @@
-//! Services whose bytes are cut by a rule that calls and hooks switch, in pieces, and by a codec that hears of the peer's end. A client
-//! knows what each of its bytes is, whatever comes together.
+//! Services whose bytes are cut by a rule that calls and hooks switch, in pieces, and by a codec
+//! that receives the peer's end. A client knows the meaning of each of its bytes, whatever comes
+//! together.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -23,21 +24,21 @@ use super::plan::{ClientPlan, Leave, Plan};
 use super::{ADDR, server, with_deeds};
 use crate::toy::PeerStream;
 
-/// What comes between two heartbeats of a silent peer, where limits end none.
+/// Interval of a silent peer's heartbeats, if limits end none.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// By lines the start of one, by lengths whole frames: what comes after a hook has switched.
+/// By lines the start of one, by lengths whole frames: the bytes after a hook has switched.
 const HOOKED: &[u8] = b"\0\0\0\x05hello\0\0\0\x05lines";
 
-/// What leads back to lines.
+/// The word that switches back to lines.
 const BACK: &[u8] = b"lines";
 
-/// What the next bytes are.
+/// The meaning of the next bytes.
 #[derive(Clone, Copy, Debug, Default)]
 enum Rule {
     #[default]
     Lines,
-    /// This number of bytes, in pieces.
+    /// A body of this number of bytes, in pieces.
     Body(usize),
     /// Frames with a length of four bytes.
     Lengths,
@@ -84,11 +85,11 @@ impl TypedFraming for Rules {
 #[derive(Default)]
 struct Session {
     rule: FramingState<Rule>,
-    /// Of the body that comes.
+    /// Checksum of the current body.
     sum: Cell<u32>,
     /// The next heartbeat switches to lengths.
     is_armed: Cell<bool>,
-    /// It did, and what came then are whole frames.
+    /// The switch happened, and the bytes that came then are whole frames.
     is_whole: Cell<bool>,
 }
 
@@ -102,7 +103,7 @@ fn sum_of(before: u32, bytes: &[u8]) -> u32 {
     bytes.iter().fold(before, |sum, byte| sum.wrapping_mul(31).wrapping_add(u32::from(*byte)))
 }
 
-/// Switches as lines tell it, and says what came.
+/// Switches as lines request, and reports the bytes that came.
 struct Switching(Cover);
 
 impl Switching {
@@ -118,7 +119,7 @@ impl Service<Part> for Switching {
 
     async fn call(&self, cx: &Cx<'_, Session>, frame: Frame<Part>) -> Result<(), Infallible> {
         let session = cx.session();
-        // Slow ones meet what comes meanwhile.
+        // Slow calls meet bytes that come meanwhile.
         let waits = cx.shard().random().is_multiple_of(8);
         match frame.head() {
             Part::Line => {
@@ -174,7 +175,7 @@ impl Service<Part> for Switching {
     }
 }
 
-/// Sends bytes in the portions that the plan has.
+/// Sends bytes in the portions of the plan.
 async fn send(me: &mut PeerStream, of: &ClientPlan, bytes: &[u8]) -> io::Result<()> {
     for piece in bytes.chunks(of.piece.unwrap_or(bytes.len()).max(1)) {
         me.send(piece).await?;
@@ -182,7 +183,7 @@ async fn send(me: &mut PeerStream, of: &ClientPlan, bytes: &[u8]) -> io::Result<
     Ok(())
 }
 
-/// Hears what is owed, in its order unless calls of a connection overtake each other.
+/// Receives the owed replies, in order unless calls of a connection overtake each other.
 async fn hear(me: &mut PeerStream, owed: &mut VecDeque<String>, in_order: bool) -> ClientResult {
     while let Some(next) = owed.front() {
         let Some(line) = me.line().await? else {
@@ -201,7 +202,8 @@ async fn hear(me: &mut PeerStream, owed: &mut VecDeque<String>, in_order: bool) 
 struct Place(Rc<RefCell<Option<SimServer>>>);
 
 impl Place {
-    /// Sleeps for longer than it takes to the next heartbeat, during which no shard runs: what comes behind meets it in one turn.
+    /// Sleeps for longer than the time to the next heartbeat, during which no shard runs: later
+    /// bytes meet it in one turn.
     async fn stall(&self, net: &Net, shards: usize) {
         net.sleep(HEARTBEAT / 2).await;
         if let Some(server) = self.0.borrow().as_ref().filter(|server| !server.is_done()) {
@@ -229,9 +231,9 @@ impl Switcher {
         (0..len).map(|_| b"\nf10\0\xFFl."[self.net.random() as usize % 8]).collect()
     }
 
-    /// Something to send. True if a hook is to switch before all of it can be cut.
+    /// Adds bytes to send. True if a hook has to switch before all of them can be cut.
     fn add(&mut self, number: usize, bytes: &mut Vec<u8>) -> bool {
-        // Of a client whom pings ask for a sign of life the service hears no heartbeat.
+        // The service gets no heartbeat of a client that answers pings.
         let verbs = if self.way.is_pinged() { 7 } else { 8 };
         match self.net.random() % verbs {
             0..3 => {
@@ -247,7 +249,7 @@ impl Switcher {
             5..7 => {
                 bytes.extend(b"f0\n");
                 for _ in 0..self.net.random() % 3 {
-                    // None that leads back.
+                    // None that switches back.
                     let body = [&b"."[..], &self.any(self.of.padding / 4 + 10)].concat();
                     bytes.extend((body.len() as u32).to_be_bytes());
                     bytes.extend(&body);
@@ -281,7 +283,8 @@ impl Switcher {
             let is_last = left == 0 && self.of.leave != Leave::Finish;
             let mut behind = &HOOKED[HOOKED.len()..];
             if is_armed {
-                // Some of it meets the hook, and some comes right behind it, before the end of the input where that is next.
+                // Some of the bytes meet the hook, and some come right after it, before the end of
+                // the input if that is next.
                 let before = match self.net.random() % 3 {
                     0 => 1 + self.net.random() as usize % (HOOKED.len() - 1),
                     _ => HOOKED.len(),
@@ -316,7 +319,7 @@ impl Switcher {
     }
 }
 
-/// Answers each line, the last one without its end too.
+/// Answers each line, including a last one without its end.
 struct Codec(Cover);
 
 impl CodecService for Codec {

@@ -1,4 +1,5 @@
-//! The service of the whole servers: it does what each request asks for, then replies with the request's number.
+//! The service of the whole servers: it does what each request asks for, then replies with the
+//! request's number.
 
 use std::cell::{Cell, RefCell};
 use std::future::{pending, poll_fn};
@@ -31,53 +32,55 @@ use super::meshes::{Deal, Meshes, Order, Question, push_on};
 use super::plan::{OUTCOME_WITHIN, Plan, Verb};
 use super::proxied::check_peer;
 
-/// Where an upstream answers, and where nothing does.
+/// The address of an upstream, and one where nothing listens.
 pub const UPSTREAM: ([u8; 4], u16) = ([10, 2, 0, 1], 9000);
 pub const NO_UPSTREAM: ([u8; 4], u16) = ([10, 2, 0, 2], 9000);
 
-/// Has the addresses of both.
+/// A name with both addresses.
 pub const NAME: (&str, u16) = ("upstream", 9000);
 
-/// What [`Verb::Big`] replies beside the number, in all.
+/// Bytes of a reply to [`Verb::Big`] in addition to the number, in all.
 pub const BIG_BYTES: usize = 40_000;
 const BIG_PIECE: usize = 1000;
 
-/// What a slow reader of an upstream asks for: less than what waits on both sides without being read.
+/// Bytes that a slow reader of an upstream requests: fewer than may wait unread on both sides.
 const UPSTREAM_BYTES: usize = 8000;
 
 /// Tasks of a large crowd: more than a turn polls, which is 4096 and some.
 const CROWD_MAX: usize = 10_000;
 
-/// Of as many crowds one is large.
+/// One in this many crowds is large.
 const CROWDS_ONCE_IN: u64 = 64;
 
-/// How long an upstream is asked nothing: longer than any limit on accepted connections that a seed draws.
+/// Time for which an upstream is unused: longer than any limit on accepted connections that a seed
+/// draws.
 pub const POOLED: Duration = Duration::from_secs(600);
 
-/// Messages that are more than a shard handles in a turn, which is 1024, and of how many messages one comes behind them.
+/// Messages that are more than a shard handles in a turn, which is 1024; and one in how many
+/// messages comes after them.
 const MESSAGES: usize = 2000;
 const MESSAGES_ONCE_IN: u64 = 64;
 
-/// Of as many messages one comes behind another one that panics.
+/// One in this many messages comes after another one that panics.
 const BAD_MESSAGE_ONCE_IN: u64 = 8;
 
-/// Of as many replies one comes twice with the canary.
+/// One in this many replies comes twice with the canary.
 const CANARY_ONCE_IN: u64 = 500;
 
-/// What makes the planted framing panic.
+/// The word at which the planted framing panics.
 const BAD_WORD: &[u8] = b"!panic";
 
-/// What the shards' values of one service of a server share.
+/// State shared by the shards' values of one service of a server.
 #[derive(Clone)]
 pub struct Common {
     /// It is the second service of two.
     pub is_second: bool,
     pub meshes: Meshes,
-    /// Connections that `open` was called for.
+    /// Connections for which `open` was called.
     pub opened: Arc<AtomicU64>,
-    /// Those of both services that were let in.
+    /// Connections of both services that were admitted.
     registry: Registry,
-    /// Of the server, by shard.
+    /// Controls of the server, by shard.
     pub controls: Arc<Mutex<Vec<ServerControl>>>,
 }
 
@@ -88,12 +91,12 @@ impl Common {
         Common { is_second, meshes, opened, registry: Registry::default(), controls }
     }
 
-    /// What a second service has, beside this one of the same server.
+    /// The state of a second service of the same server.
     pub fn beside(&self, plan: &Plan) -> Common {
         Common { registry: self.registry.clone(), ..Common::new(true, plan) }
     }
 
-    /// At the end: what was counted for peers was taken back.
+    /// Checks at the end that all charges for peers were returned.
     pub fn check_admission(&self, plan: &Plan, cover: &Cover) {
         if let Some(control) = self.controls.lock().unwrap_or_else(PoisonError::into_inner).pop() {
             let stats = control.admission_stats();
@@ -148,7 +151,7 @@ impl Model {
         }
     }
 
-    /// The upstream, by its address or by a name that is looked up beside the shard.
+    /// The upstream, by its address or by a name that is resolved outside the shard.
     fn upstream(&self, time: Duration) -> Destination {
         match time.as_millis() % 3 {
             0 => {
@@ -216,7 +219,7 @@ impl Model {
         }
     }
 
-    /// Asks all shards, and takes their answers as they are.
+    /// Asks all shards, and accepts whatever they answer.
     async fn ask_all(&self, time: Duration) {
         let question = self.question(&[Deal::Answer, Deal::AnswerLater], time);
         let asked = self.common.meshes.questions.on_all(|_| question);
@@ -248,7 +251,7 @@ impl Model {
         }
     }
 
-    /// Has some shard push to a connection, now and then behind messages that are in its way.
+    /// Makes some shard push to a connection, at times after messages that delay it.
     fn ask_for_push(&self, handle: ConnHandle, text: String) {
         let to = self.any_shard();
         if self.one_in(MESSAGES_ONCE_IN) {
@@ -260,7 +263,7 @@ impl Model {
         let _ = self.common.meshes.orders.try_send(to, Order::Push(handle, text));
     }
 
-    /// Keeps an upstream, and sees after a long time whether it is still there.
+    /// Keeps an upstream, and checks after a long time whether it is still there.
     fn keep_upstream(&self, mut stream: Stream) {
         let (shard, cover, holds) = (self.shard.clone(), self.cover.clone(), self.plan.keeps_upstreams);
         self.shard.spawn(async move {
@@ -321,7 +324,7 @@ struct Crowd {
 }
 
 impl Crowd {
-    /// Has that many tasks come and go.
+    /// Makes that many tasks come and go.
     async fn run(shard: &Shard, tasks: usize) {
         let crowd = Rc::new(Crowd { left: Cell::new(tasks), ..Crowd::default() });
         for _ in 0..tasks {
@@ -425,14 +428,14 @@ impl Service for Model {
         check_facts(cx.facts(), number.parse().expect("a number"), &self.plan, &self.cover);
         let Some(verb) = Verb::of(frame[0]) else { return Err("an unknown verb") };
         let time = Duration::from_micros(self.shard.random() % 2_000_000);
-        // A slow one finds several pieces there.
+        // A slow reader finds several pieces there.
         let (len, pause) = if time.as_micros().is_multiple_of(2) {
             (4, Duration::ZERO)
         } else {
             (UPSTREAM_BYTES, time / 100)
         };
         if self.one_in(16) {
-            // No other than they were, and looked at in another way.
+            // The same values as before, read in another way.
             self.cover.count("did", "limits of one connection");
             cx.set_limits(&ConnLimits::default().frame_bytes_max(1 << 20)).expect("they are in range");
         }
@@ -454,7 +457,8 @@ impl Service for Model {
                 assert!(self.shard.now() - before >= time, "a time limit is over early");
             }
             Verb::Spawn if time.as_micros().is_multiple_of(2) => {
-                // Before the reply to this frame is there, and to a connection whose frames are being handed out.
+                // Before the reply to this frame exists, and to a connection whose frames are being
+                // passed on.
                 let (handle, text) = (cx.handle(), format!("+{number}"));
                 self.cover.count("did", "push by a call");
                 push_on(|| handle.push(text.clone()), || handle.ready()).await;
@@ -503,7 +507,7 @@ impl Service for Model {
                 self.cover.count("upstream", refused.expect_err("nothing listens there").kind());
             }
             Verb::GiveUp => {
-                // At once, before the shard looks, or a moment later.
+                // At once, before the shard checks, or a moment later.
                 let time = if time.as_micros().is_multiple_of(2) { Duration::ZERO } else { time / 1000 };
                 let attempt = self.shard.connect(self.upstream(time));
                 let given_up = self.shard.timeout(time, attempt).await.is_err();
@@ -628,7 +632,7 @@ impl Framing for Planted {
     }
 }
 
-/// What a client sends for a request.
+/// The request that a client sends.
 pub fn request(framing: &impl Framing, verb: Verb, number: u32, padding: usize) -> Vec<u8> {
     if verb == Verb::PanicInDecode {
         return BAD_WORD.to_vec();

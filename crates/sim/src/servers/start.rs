@@ -1,4 +1,4 @@
-//! What the factories of a server wait for at its start, and what ends that.
+//! The waits of a server's factories at its start, and the ends of these waits.
 
 use std::future::pending;
 use std::net::SocketAddr;
@@ -16,10 +16,10 @@ use super::cover::Cover;
 use super::plan::{Fate, Plan, StartPlan};
 use super::service::UPSTREAM;
 
-/// How often a factory tries to reach its upstream: faults may keep it from that.
+/// Attempts of a factory to reach its upstream: faults may prevent it.
 const ATTEMPTS: usize = 8;
 
-/// What factories wait for, one after the other.
+/// The things for which factories wait, one after another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wait {
     Timer,
@@ -31,7 +31,7 @@ enum Wait {
 /// One start of a server.
 pub struct Start {
     plan: StartPlan,
-    /// Which of its factories that is about: shard and service.
+    /// The factory with the wait: shard and service.
     concerns: (usize, usize),
     fate: Option<Fate>,
     services: usize,
@@ -63,14 +63,14 @@ impl Start {
         })
     }
 
-    /// A connection is accepted, which none is before the last service is there.
+    /// Notes that a connection is accepted, which must not happen before the last service exists.
     pub fn accepts(&self) -> bool {
         let made = self.made.load(Ordering::Relaxed);
         assert_eq!(made, self.services, "a connection is accepted before all services are there");
         true
     }
 
-    /// In a factory, which `make`s the service once it waited.
+    /// Runs in a factory, which `make`s the service after its waits.
     pub fn begin<S: 'static>(
         self: &Arc<Start>,
         shard: &Shard,
@@ -139,7 +139,7 @@ impl Start {
         }
     }
 
-    /// Has a peer come early, and the server told to stop if that is its fate.
+    /// Makes a peer connect early, and orders the server to stop if that is its fate.
     pub fn accompany(self: &Arc<Start>, sim: &Sim, addr: SocketAddr) {
         if !self.plan.waits {
             return;
@@ -169,13 +169,13 @@ impl Start {
         }
     }
 
-    /// Every factory found every shard there.
+    /// Checks that every factory found every shard there.
     pub fn check(&self) {
         let left = [&self.alive, &self.unanswered].map(|count| count.load(Ordering::Relaxed));
         assert_eq!(left, [0, 0], "futures of factories, and questions without an answer");
     }
 
-    /// The start ended as it had to, and nothing is left of its factories.
+    /// Checks that the start ended as it had to, and nothing is left of its factories.
     pub fn check_failed(&self, error: &Error) {
         let error = match error {
             Error::Service { error, .. } => error,
@@ -206,7 +206,7 @@ impl Drop for Alive {
     }
 }
 
-/// What a factory returns.
+/// The return value of a factory.
 pub enum Begun<S> {
     Now(Result<S, &'static str>),
     Later(Making<S>),

@@ -10,7 +10,7 @@ use ringserve_core::{Batch, Channel, CloseReason, Fault, Transport, Unsealed};
 
 use super::records::{BODY_BYTES_MAX, HEADER_BYTES, Header, Keys, Kind};
 
-/// Which steps of a server's handshake need a permit.
+/// The steps of a server's handshake that need a permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Permits {
     /// None.
@@ -24,7 +24,7 @@ pub enum Permits {
 }
 
 impl Permits {
-    /// All that there are.
+    /// All of them.
     pub const ALL: &[Permits] = &[Permits::None, Permits::Hello, Permits::Proof, Permits::Both];
 }
 
@@ -33,7 +33,7 @@ impl Permits {
 pub struct Alive(Arc<AtomicUsize>);
 
 impl Alive {
-    /// How many there are.
+    /// Their number.
     pub fn count(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
@@ -42,7 +42,7 @@ impl Alive {
 /// One end's transport.
 #[derive(Clone, Debug)]
 pub struct Toy {
-    /// Of a client, which says it to the server.
+    /// The client's name, which it sends to the server.
     name: Option<Box<[u8]>>,
     permits: Permits,
     record_bytes: usize,
@@ -52,7 +52,7 @@ pub struct Toy {
 }
 
 impl Toy {
-    /// Of a server.
+    /// Creates the transport of a server.
     pub fn server() -> Toy {
         Toy {
             name: None,
@@ -64,30 +64,31 @@ impl Toy {
         }
     }
 
-    /// Of a client with this name.
+    /// Creates the transport of a client with this name.
     pub fn client(name: impl AsRef<[u8]>, nonce: u64) -> Toy {
         Toy { name: Some(name.as_ref().into()), nonce, ..Toy::server() }
     }
 
-    /// Which steps need a permit.
+    /// Sets the steps that need a permit.
     #[must_use]
     pub fn permits(self, permits: Permits) -> Toy {
         Toy { permits, ..self }
     }
 
-    /// Bytes of a record at most.
+    /// Sets the most bytes of a record.
     #[must_use]
     pub fn record_bytes(self, bytes: usize) -> Toy {
         Toy { record_bytes: bytes.clamp(1, BODY_BYTES_MAX), ..self }
     }
 
-    /// After how many records it takes other keys, and asks for the same; 0 for never.
+    /// Sets the number of records after which it takes other keys, and requests the same; 0 for
+    /// never.
     #[must_use]
     pub fn updates_every(self, records: u64) -> Toy {
         Toy { updates_every: records, ..self }
     }
 
-    /// Counts the channels that exist with those of others.
+    /// Counts its channels together with those of others.
     #[must_use]
     pub fn counted(self, alive: &Alive) -> Toy {
         Toy { alive: alive.clone(), ..self }
@@ -119,7 +120,8 @@ impl Transport for Toy {
     }
 }
 
-/// What the server learned in the handshake. The client, which learns nothing, has it once the server is ready.
+/// The facts that the server learned in the handshake. The client, which learns nothing, has them
+/// once the server is ready.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     /// The client's name.
@@ -129,14 +131,14 @@ pub struct Facts {
 /// The number of each alert.
 const ALERT: u8 = 0;
 
-/// What is awaited, or that nothing is any more.
+/// The awaited record, or the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Hello,
     Reply,
     Proof,
     Ready,
-    /// The other end says no more.
+    /// The other end sends no more.
     Closed,
     Broken,
 }
@@ -144,29 +146,29 @@ enum Stage {
 struct ToyChannel {
     toy: Toy,
     stage: Stage,
-    /// What came, and waits for a permit.
+    /// A received record that waits for a permit.
     waits: Option<(Kind, Vec<u8>)>,
     reads: Keys,
     writes: Keys,
-    /// The start of a record; while a step waits all that came.
+    /// The start of a record; while a step waits, all received bytes.
     kept: Vec<u8>,
-    /// Sealed with these keys.
+    /// Records sealed with these keys.
     records: u64,
     /// The client's nonce.
     client: u64,
     name: Rc<Facts>,
     finished: bool,
-    /// It asked the peer for new keys, and heard of none. It asks for one answer at a time: a peer that sends much before it reads
-    /// would be held back by the answers.
+    /// It requested new keys from the peer, and got no answer yet. It makes one request at a time:
+    /// a peer that sends much before it reads would be held back by the answers.
     has_asked: bool,
     /// The server is ready too.
     is_welcome: bool,
 }
 
-/// What came of a record; nothing if the next one is to be looked at.
+/// The result of a record; `None` if the next one has to be read.
 type Step = Result<Option<Unsealed>, Fault>;
 
-/// What the other end sent cannot be.
+/// The fault of a peer whose bytes are invalid.
 fn broken() -> Fault {
     Fault(CloseReason::TlsBadRecord)
 }
@@ -180,7 +182,7 @@ impl ToyChannel {
         self.toy.name.is_some()
     }
 
-    /// The next record in the clear, if all of it is there. What is not is kept.
+    /// The next record in the clear, if it is complete. An incomplete one is kept.
     fn record(&mut self, wire: &mut LeaseMut) -> Result<Option<(Kind, LeaseMut)>, Fault> {
         let take = |kept: &mut Vec<u8>, wire: &mut LeaseMut, until: usize| {
             let more = until.saturating_sub(kept.len()).min(wire.len());
@@ -233,7 +235,7 @@ impl ToyChannel {
         }
     }
 
-    /// What is no data.
+    /// Handles a record that is not data.
     fn turn(&mut self, kind: Kind, body: &[u8], out: &mut Vec<u8>) -> Step {
         match (self.stage, kind) {
             (Stage::Hello, Kind::Hello) => {
@@ -311,7 +313,7 @@ impl Channel for ToyChannel {
         }
         loop {
             let step = match self.record(wire) {
-                // What tells of a fault is no reason to tell of one.
+                // A report of a fault is no reason to report one.
                 Ok(Some((Kind::Alert, _))) => {
                     self.stage = Stage::Broken;
                     return Unsealed::Fault(Fault(CloseReason::TlsAlertReceived(ALERT)));

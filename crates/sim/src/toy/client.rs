@@ -8,25 +8,26 @@ use ringserve_buf::LeaseMut;
 use ringserve_core::{Batch, Channel, CloseReason, Fault, Transport, Unsealed};
 use ringserve_server::testing::{ClientStream, Net};
 
-/// How the bytes of a peer come to the server.
+/// The pieces in which a peer's bytes arrive at the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pieces {
     /// As they are written.
     Whole,
     /// One by one.
     Bytes,
-    /// As the seed says.
+    /// Drawn by the seed.
     Any,
     /// The same, with pauses.
     Crawl,
 }
 
 impl Pieces {
-    /// All that there are, the first one twice.
+    /// All of them, the first one twice.
     pub const ALL: &[Pieces] = &[Pieces::Whole, Pieces::Whole, Pieces::Bytes, Pieces::Any, Pieces::Crawl];
 }
 
-/// Longer pieces of a peer that sends bytes one by one are cut in two, beyond these bytes: what is large is cut often enough.
+/// Longer pieces of a peer that sends bytes one by one are cut in two, beyond these bytes: large
+/// pieces are cut often enough.
 const ONE_BY_ONE_MAX: usize = 200;
 
 /// A connection of a simulated peer.
@@ -35,26 +36,26 @@ pub struct PeerStream {
     stream: ClientStream,
     pieces: Pieces,
     layer: Option<Layer>,
-    /// Received, in the clear, and not asked for.
+    /// Received bytes, in the clear, that were not requested yet.
     unread: Vec<u8>,
-    /// FIN was sent, behind which nothing is answered.
+    /// FIN was sent, after which nothing is answered.
     has_ended: bool,
-    /// What a write found first, which a read does not find again.
+    /// The error that a write found first, which a read does not find again.
     lost: Option<io::ErrorKind>,
-    /// The server's sockets may be closed without its doing.
+    /// The server's sockets may be closed without an action of the server.
     may_be_cut: bool,
 }
 
 struct Layer {
     channel: Box<dyn Channel>,
-    /// What is to be sent.
+    /// Bytes to be sent.
     out: Vec<u8>,
     /// Bytes of it that come before the transport.
     before: usize,
     is_ready: bool,
-    /// The server said that no more comes.
+    /// The server announced its end.
     closed: bool,
-    /// The server said that it cannot go on.
+    /// The server reported that it cannot continue.
     alerted: bool,
     finished: bool,
 }
@@ -64,7 +65,7 @@ fn broken(what: &str) -> io::Error {
 }
 
 impl PeerStream {
-    /// A plain one.
+    /// Creates a plain connection.
     pub fn plain(net: &Net, stream: ClientStream) -> PeerStream {
         PeerStream {
             net: net.clone(),
@@ -78,7 +79,8 @@ impl PeerStream {
         }
     }
 
-    /// Through a transport: the toy, or another one. The handshake begins with what is sent or read first.
+    /// Creates a connection through a transport: the toy, or another one. The handshake begins with
+    /// the first send or receive.
     pub fn layered(net: &Net, stream: ClientStream, by: &dyn Transport, pieces: Pieces) -> PeerStream {
         let mut out = Vec::new();
         let channel = by.begin(&mut out).expect("there is memory");
@@ -94,7 +96,8 @@ impl PeerStream {
         PeerStream { pieces, layer: Some(layer), ..PeerStream::plain(net, stream) }
     }
 
-    /// Sends bytes before all others, which are none of the transport's: they may come in the segment in which that begins.
+    /// Sends bytes before all others, which are not the transport's: they may arrive in the segment
+    /// in which that begins.
     pub fn begins_with(&mut self, bytes: &[u8]) {
         if let Some(layer) = &mut self.layer {
             layer.out.splice(..0, bytes.iter().copied());
@@ -102,12 +105,12 @@ impl PeerStream {
         }
     }
 
-    /// The server may die: then the kernel says the end.
+    /// Sets whether the server may die: then the kernel ends the connection.
     pub fn may_be_cut(&mut self, may: bool) {
         self.may_be_cut = may;
     }
 
-    /// Goes through the handshake. What comes last of it is not sent yet: it leaves with what is sent first.
+    /// Completes the handshake. Its last bytes are not sent yet: they are sent with the first data.
     ///
     /// # Errors
     /// The connection's, or `UnexpectedEof` if it ends first.
@@ -145,7 +148,7 @@ impl PeerStream {
         }
     }
 
-    /// Sends bytes behind what the transport has to say, as they are.
+    /// Sends bytes unchanged, after those of the transport.
     ///
     /// # Errors
     /// Those of the connection.
@@ -159,7 +162,7 @@ impl PeerStream {
         }
     }
 
-    /// Sends the first bytes of what the transport says first, and nothing behind them.
+    /// Sends the first bytes of the transport's first flight, and nothing after them.
     ///
     /// # Errors
     /// Those of the connection.
@@ -170,7 +173,7 @@ impl PeerStream {
         self.flush().await
     }
 
-    /// Sends something else than what the transport says first.
+    /// Sends other bytes instead of the transport's first flight.
     ///
     /// # Errors
     /// Those of the connection.
@@ -192,7 +195,7 @@ impl PeerStream {
         out
     }
 
-    /// What comes up to the end, whether there was a handshake or not.
+    /// All bytes up to the end, whether there was a handshake or not.
     ///
     /// # Errors
     /// Those of the connection.
@@ -203,7 +206,7 @@ impl PeerStream {
         Ok(std::mem::take(&mut self.unread))
     }
 
-    /// Sends what the transport has to say.
+    /// Sends the bytes of the transport.
     async fn flush(&mut self) -> io::Result<()> {
         let Some(layer) = &mut self.layer else { return Ok(()) };
         let bytes = std::mem::take(&mut layer.out);
@@ -227,10 +230,10 @@ impl PeerStream {
         Ok(())
     }
 
-    /// What is there, waiting for something if there is nothing; empty at the end.
+    /// The received bytes, after a wait if there are none; empty at the end.
     ///
     /// # Errors
-    /// Those of the connection, and where the server breaks the rules of the transport.
+    /// Those of the connection, and violations of the transport's rules by the server.
     pub async fn some(&mut self) -> io::Result<Vec<u8>> {
         self.shake_hands().await?;
         if !self.has_ended {
@@ -245,7 +248,7 @@ impl PeerStream {
         Ok(std::mem::take(&mut self.unread))
     }
 
-    /// As [`ClientStream::line`].
+    /// Does [`ClientStream::line`].
     ///
     /// # Errors
     /// Those of [`some`](PeerStream::some), and `UnexpectedEof` within a line.
@@ -312,7 +315,7 @@ impl PeerStream {
         self.cut_off()
     }
 
-    /// FIN, and no mark.
+    /// Sends FIN, without a mark.
     ///
     /// # Errors
     /// Those of the connection.
@@ -326,7 +329,7 @@ impl PeerStream {
         self.stream.reset();
     }
 
-    /// True if the server said that it cannot go on.
+    /// True if the server reported that it cannot continue.
     pub fn was_alerted(&self) -> bool {
         self.layer.as_ref().is_some_and(|layer| layer.alerted)
     }
@@ -336,7 +339,7 @@ impl PeerStream {
         self.layer.as_ref().is_some_and(|layer| layer.closed)
     }
 
-    /// The transport says something to what came, which no client waits for: the server may be gone.
+    /// Sends answers of the transport, for which no client waits: the server may be gone.
     async fn flush_answers(&mut self) {
         if !self.has_ended && self.layer.as_ref().is_some_and(|layer| !layer.out.is_empty()) {
             let found = self.flush().await.err().map(|error| error.kind());
@@ -344,7 +347,7 @@ impl PeerStream {
         }
     }
 
-    /// Takes in the next piece, as the transport makes it clear. Returns its bytes on the wire.
+    /// Receives the next piece and opens it with the transport. Returns its bytes on the wire.
     async fn take_in(&mut self) -> io::Result<usize> {
         let bytes = self.stream.some().await?;
         let len = bytes.len();
@@ -353,7 +356,8 @@ impl PeerStream {
             return Ok(len);
         };
         if len == 0 {
-            // A server that said its end closes once it lingered: what came before that is whole, and needs no answer.
+            // A server that announced its end closes after it lingered: earlier bytes are whole,
+            // and need no answer.
             let is_late = |kind: &io::ErrorKind| layer.closed && *kind == io::ErrorKind::BrokenPipe;
             if let Some(kind) = self.lost.filter(|kind| !is_late(kind)) {
                 return Err(kind.into());

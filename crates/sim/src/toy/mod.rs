@@ -1,10 +1,11 @@
-//! A transport without any secrecy, for tests of what stands between a socket and the framing: records of a few bytes, a handshake of
-//! two flights each way, a step that needs a permit, updates of keys, marks of ends and faults.
+//! A transport without any secrecy, for tests of the layers between a socket and the framing:
+//! records of a few bytes, a handshake of two flights each way, a step that needs a permit, updates
+//! of keys, marks of ends and faults.
 //!
 //! ```text
 //!   client                           server
 //!     Hello, its name    ─────────▶
-//!                        ◀─────────  Reply          a permit first, where the plan says so
+//!                        ◀─────────  Reply          after a permit, if the plan says so
 //!     Proof, first Data  ─────────▶                 Ready
 //!                        ◀─────────  Welcome        the same
 //!     Data, Update ..    ◀────────▶  Data, Update ..

@@ -4,31 +4,33 @@
 //!   kind │ length, 2 bytes │ check, 2 bytes │ body, XORed with a stream that depends on key and count
 //! ```
 //!
-//! The check is over kind, count and body in the clear. So a record that is altered, lost, sent twice or out of its order is none.
+//! The check covers kind, count and body in the clear. So a record that is altered, lost, sent
+//! twice or out of order is invalid.
 
 /// Bytes before the body.
 pub const HEADER_BYTES: usize = 5;
 
-/// A body that is larger is refused by its header.
+/// A larger body is refused by its header.
 pub const BODY_BYTES_MAX: usize = 4096;
 
-/// What a record is.
+/// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The first flight of the client: its nonce, and its name.
     Hello = 0xA1,
-    /// The answer: the server's nonce. All records behind it have keys.
+    /// The answer: the server's nonce. All later records have keys.
     Reply = 0xA2,
-    /// The second flight of the client: it knows the key.
+    /// The second flight of the client, which shows that it knows the key.
     Proof = 0xA3,
-    /// The answer, which may come behind the client's first bytes.
+    /// The answer, which may come after the client's first bytes.
     Welcome = 0xA4,
     Data = 0xA5,
-    /// The sender's next records have another key. A body of one byte that is not 0 asks for the same.
+    /// Announces another key for the sender's next records. A body of one byte that is not 0
+    /// requests the same.
     Update = 0xA6,
-    /// The sender says no more.
+    /// Announces the sender's end.
     Close = 0xA7,
-    /// The sender cannot go on.
+    /// Reports that the sender cannot continue.
     Alert = 0xA8,
 }
 
@@ -50,7 +52,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// `None` if that is none.
+    /// Parses a header. `None` if it is invalid.
     pub fn read(bytes: [u8; HEADER_BYTES]) -> Option<Header> {
         let [kind, high, low, check @ ..] = bytes;
         let len = usize::from(u16::from_be_bytes([high, low]));
@@ -67,7 +69,7 @@ pub struct Keys {
 }
 
 fn mixed(value: u64) -> u64 {
-    // As splitmix64 does.
+    // Like splitmix64.
     let mut z = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
     z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -75,12 +77,12 @@ fn mixed(value: u64) -> u64 {
 }
 
 impl Keys {
-    /// Of the direction away from the client, or the other one.
+    /// The keys of the direction from the client, or the other one.
     pub fn of(client: u64, server: u64, from_client: bool) -> Keys {
         Keys { key: mixed(client ^ server.rotate_left(21) ^ u64::from(from_client)), count: 0 }
     }
 
-    /// The next ones, after an update.
+    /// The next keys, after an update.
     pub fn renewed(self) -> Keys {
         Keys { key: mixed(self.key), count: 0 }
     }
@@ -110,7 +112,7 @@ impl Keys {
         self.count += 1;
     }
 
-    /// Makes the body of a record clear where it lies. False if it is not the next one.
+    /// Decrypts the body of a record in place. False if it is not the next one.
     pub fn open(&mut self, header: Header, body: &mut [u8]) -> bool {
         self.xor(body);
         let is_next = self.check(header.kind, body) == header.check;

@@ -1,4 +1,4 @@
-//! Two ends of the toy transport in memory, whose bytes come in any pieces.
+//! Two ends of the toy transport in memory, whose bytes arrive in any pieces.
 
 use ringserve_buf::LeaseMut;
 use ringserve_core::{Batch, Channel, Transport, Unsealed};
@@ -6,10 +6,10 @@ use ringserve_core::{Batch, Channel, Transport, Unsealed};
 use super::*;
 use crate::rng::Rng;
 
-/// One end, and what it came to.
+/// One end, and its results.
 struct End {
     channel: Box<dyn Channel>,
-    /// To the other end.
+    /// Bytes for the other end.
     out: Vec<u8>,
     plain: Vec<u8>,
     is_ready: bool,
@@ -64,7 +64,7 @@ impl End {
     }
 }
 
-/// Brings what was said to the other end, in pieces.
+/// Passes the output of one end to the other, in pieces.
 fn bring(rng: &mut Rng, from: &mut End, to: &mut End) {
     let bytes = std::mem::take(&mut from.out);
     let mut rest = &bytes[..];

@@ -1,4 +1,4 @@
-//! Calls of the service: one for each frame, and those that wait go on.
+//! Calls of the service: one for each frame, and the continuation of those that wait.
 
 use ringserve_core::{CloseReason, ConnId, Next};
 
@@ -7,7 +7,8 @@ use super::{Above, Batch, Core};
 use crate::faults::Fault;
 use crate::service::{self, Called, Parked};
 
-/// What a call that waits holds beside its frame: large, so that calls count where memory is tight.
+/// Bytes that a waiting call holds in addition to its frame: many, so that calls count if memory is
+/// tight.
 const CALL_BYTES: usize = 4000;
 
 impl Above {
@@ -66,7 +67,7 @@ impl Above {
         false
     }
 
-    /// The shard counts a call that waits.
+    /// Notes that the shard counts a call that waits.
     fn parked(&mut self, core: &Core, id: ConnId, task: u32, parked: ringserve_core::Parked) {
         let tag = self.block_of(id).expect("who is called is alive");
         let state = &mut *self.state.borrow_mut();
@@ -149,7 +150,8 @@ impl Above {
         if self.done(core, id, called) {
             core.run_frames(id, self);
         }
-        // Also after a failure: the end of the connection names its first call, which must not run before that.
+        // Also after a failure: the end of the connection names its first call, which must not run
+        // before that.
         core.dispatch(self);
     }
 }

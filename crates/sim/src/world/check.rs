@@ -1,4 +1,4 @@
-//! What must hold after every turn, and at the end.
+//! Conditions after every turn, and at the end.
 
 use ringserve_core::{CloseReason, Completion, ConnStats, Driver, LaneId, Wait};
 
@@ -6,20 +6,20 @@ use super::{Above, Core, Outcome};
 use crate::bytes::AnyFraming;
 use crate::sock::excuse;
 
-/// Turns within which a shard that drains is done, whatever its peers do: the drain limit is 2 s at most, a
-/// turn takes 0.1 ms and more, and peers run out of bytes long before.
+/// Turns within which a draining shard must be done, whatever its peers do: the drain limit is at
+/// most 2 s, a turn takes 0.1 ms and more, and peers run out of bytes long before.
 const DRAIN_TURNS_MAX: u64 = 60_000;
 
-/// Turns in a row that neither wait nor lead to anything. The submission queue may be full, a cancel may take
-/// its time, the timer wheel may wake for nothing; all that is over soon.
+/// Turns in a row that neither wait nor lead to anything. The submission queue may be full, a
+/// cancel may take its time, the timer wheel may wake without need; all that is over soon.
 const IDLE_TURNS_MAX: u32 = 100;
 
-/// The same where a call is held off until the driver gave memory back, for which a shard does not sleep: a late completion takes up
-/// to 200 ms.
+/// The same while a call is held off until the driver gave memory back, for which a shard does not
+/// sleep: a late completion takes up to 200 ms.
 const HELD_OFF_TURNS_MAX: u32 = 10_000;
 
 impl Above {
-    /// A turn that did not wait and led to nothing must not be followed by many like it.
+    /// Checks that a turn that did not wait and led to nothing is not followed by many like it.
     pub(super) fn check_busy(&mut self, before: u64, brought: bool) {
         let most = if std::mem::take(&mut self.held_off) { HELD_OFF_TURNS_MAX } else { IDLE_TURNS_MAX };
         let state = self.state.borrow();
@@ -31,7 +31,7 @@ impl Above {
         assert!(self.idle_turns < most, "the shard spins with nothing to do");
     }
 
-    /// What must hold after every turn.
+    /// Checks the conditions after every turn.
     pub(super) fn check(&mut self, core: &Core) {
         let limits = self.state.borrow().plan.limits.clone();
         for (id, shared) in &self.live {
@@ -83,14 +83,14 @@ impl Above {
         }
     }
 
-    /// Of both lanes.
+    /// The counters of both lanes.
     fn counters(&self, core: &Core) -> ConnStats {
         let mut sum = core.counters(LaneId::FIRST);
         sum += &core.counters(self.lane);
         sum
     }
 
-    /// The shard is done: everything must be back where it was.
+    /// Ends the shard and checks that all resources are returned.
     pub(super) fn end(mut self, core: Core, mut completions: Vec<Completion>) -> Outcome {
         let budget = self.state.borrow().plan.budget;
         self.pushes.end(&mut self.state.borrow_mut());

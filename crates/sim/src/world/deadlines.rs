@@ -1,5 +1,5 @@
-//! Deadlines that the service gives connections, begins again and takes away. Drawn from copies, so that they change nothing else
-//! of a seed.
+//! Deadlines that the service gives connections, restarts and removes. Drawn from copies, so that
+//! other draws of a seed stay the same.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use crate::plan::MS;
 use crate::rng::Rng;
 use crate::service::Session;
 
-/// Told apart from what else is drawn from a copy.
+/// Distinguishes these draws from others of a copy.
 const SALT: u64 = 0x6465_6164;
 
 impl Above {
-    /// A connection opens, and may have a deadline.
+    /// Draws a deadline for a connection that opens.
     pub(super) fn may_begin_deadline(&self, state: &mut State, shared: &ConnShared<Session>) {
         let (tag, of) = (shared.body().tag, state.plan.deadlines);
         let mut rng = Rng::new(state.rng.clone().below(1 << 32) ^ tag as u64 ^ SALT);
@@ -25,7 +25,7 @@ impl Above {
         }
     }
 
-    /// A call of a connection that may have one.
+    /// Draws a change of the deadline in a call of a connection that may have one.
     pub(super) fn may_change_deadline(&self, state: &mut State, shared: &ConnShared<Session>) {
         let tag = shared.body().tag;
         let mut rng = Rng::new(state.rng.clone().below(1 << 32) ^ tag as u64 ^ SALT);
@@ -40,7 +40,7 @@ impl Above {
                 state.socks[tag].deadline = None;
             }
             _ => {
-                // The service's own, which change nothing.
+                // The service's own deadlines, which change nothing.
                 state.cover.fault(Fault::DeadlineLeft);
                 let own = ConnLimits::default().handler_timeout(state.plan.limits.handler_timeout);
                 shared.set_limits(&own).expect("they are in range");

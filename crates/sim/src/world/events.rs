@@ -1,4 +1,5 @@
-//! What the shard asks of the service: connections that come and end, heartbeats, sockets for another shard.
+//! Events of the shard for the service: connections that come and end, heartbeats, sockets for
+//! another shard.
 
 use std::net::SocketAddr;
 use std::task::Waker;
@@ -151,7 +152,7 @@ impl Lane<Watched> for Above {
             core.run_frames(id, self);
             self.gone = None;
         }
-        // As the shard does: not again before the driver is done with it.
+        // Like the shard: not again before the driver is done with it.
         let rests = self.state.borrow().rests;
         self.gives_back_now = !rests && self.gives_back > 0 && self.turn.is_multiple_of(self.gives_back);
         if self.gives_back_now {
@@ -163,13 +164,13 @@ impl Lane<Watched> for Above {
 }
 
 impl Above {
-    /// The shard wants something.
+    /// Handles a request of the shard.
     fn happened(&mut self, core: &Core) {
         self.moved = true;
         self.check_sent(core);
     }
 
-    /// What the last completion led to is done.
+    /// Checks that the effects of the last completion are done.
     fn check_last(&mut self, core: &Core) {
         self.check_sent(core);
         if std::mem::take(&mut self.looks) {
@@ -177,7 +178,7 @@ impl Above {
         }
     }
 
-    /// The shard heard of a send that is over.
+    /// Checks that the shard was informed of a send that is over.
     fn check_sent(&mut self, core: &Core) {
         self.check_relieved(core);
         if let Some(sent) = self.sent.take() {
@@ -212,7 +213,7 @@ impl Above {
         self.open(core, id, tag);
     }
 
-    /// A connection is there.
+    /// Opens a connection.
     fn open(&mut self, core: &mut Core, id: ConnId, tag: usize) {
         let state = self.state.clone();
         let mut state = state.borrow_mut();
@@ -242,7 +243,7 @@ impl Above {
         self.openings.push(Opening { id, tag, due, accepts, bytes });
     }
 
-    /// `open` is done.
+    /// Ends an `open`.
     fn opened(&mut self, core: &mut Core, id: ConnId, tag: usize, accepts: bool) {
         if accepts {
             self.state.borrow_mut().socks[tag].opened = true;
@@ -252,7 +253,7 @@ impl Above {
         }
     }
 
-    /// Goes on with each `open` whose time has come.
+    /// Continues each `open` whose time has come.
     fn run_openings(&mut self, core: &mut Core) {
         while let Some(at) = self.openings.iter().position(|opening| opening.due <= self.now.as_nanos()) {
             let Opening { id, tag, accepts, bytes, .. } = self.openings.swap_remove(at);
@@ -267,7 +268,7 @@ impl Above {
     }
 }
 
-/// What the service holds of a connection: all lanes of the world have sessions of one type.
+/// The service's state of a connection: all lanes of the world have sessions of one type.
 pub(super) fn session_of(shared: &ConnHead) -> ConnShared<Session> {
     shared.downcast_ref().cloned().expect("every session is of one type")
 }

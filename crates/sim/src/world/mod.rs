@@ -38,20 +38,21 @@ use crate::tasks::Tasks;
 use other_shard::OtherShard;
 use watched::{Tally, Watched};
 
-/// Turns in which a shard that drains takes in what had arrived, at most: 16, and one for every eight of its connections.
+/// Most turns in which a draining shard receives bytes that had arrived: 16, and one for every
+/// eight of its connections.
 const LOOKS_MAX: u64 = 16 + 40 / 8 + 2;
 
-/// How long it looks at a connection that was queued at a listener, and, once it has taken in the rest, at one without a frame:
-/// half of the drain's time at most.
+/// Time for which it waits for a connection that was queued at a listener, and, once it has
+/// received the rest, for one without a frame: at most half of the drain's time.
 const FIRST_FRAME: Duration = Duration::from_millis(500);
 
-/// Over how long connections leave at most where the seed drew no time: the other shard has some, too.
+/// Most time over which connections leave if the seed drew none: the other shard has some, too.
 const SPREAD: Duration = Duration::from_millis(100);
 
 /// Nanoseconds in an hour.
 const HOUR: u64 = 3_600_000_000_000;
 
-/// From here on, 26 days after its start, a shard's clock is late.
+/// From this time on, 26 days after its start, a shard's clock is late.
 const CLOCK_NEW: u64 = 1 << 51;
 
 type Core = Shard<Watched>;
@@ -69,14 +70,14 @@ pub struct World {
 struct Opening {
     id: ConnId,
     tag: usize,
-    /// When it is done.
+    /// Time at which it is done.
     due: u64,
     accepts: bool,
-    /// What the shard counts for it.
+    /// The shard's count of its bytes.
     bytes: usize,
 }
 
-/// What stands above the shard, and what the shard stands on.
+/// The layers above the shard and below it.
 struct Above {
     state: Rc<RefCell<State>>,
     framing: Rc<TestFraming>,
@@ -89,33 +90,33 @@ struct Above {
     openings: Vec<Opening>,
     pushes: Pushes,
     other_shard: Option<OtherShard>,
-    /// When the service closes what it held open.
+    /// Times at which the service closes connections that it held open.
     closings: Vec<(u64, ConnId)>,
     live: Vec<(ConnId, ConnShared<Session>)>,
-    /// Upstreams that the service has not connected to yet, and those that it is connecting to.
+    /// Upstreams to which the service has not connected yet, and those to which it is connecting.
     upstreams: Vec<usize>,
     connecting: Vec<ConnId>,
-    /// What accepted connections and upstreams did.
+    /// Events of accepted connections and of upstreams.
     tallies: [Tally; 2],
     /// Names of connections that are gone.
     old: Vec<ConnId>,
     kept: relieved::Kept,
     now: Time,
-    /// How far the shard's clock is ahead of the kernel's.
+    /// Lead of the shard's clock over the kernel's.
     ahead: u64,
     turn: u64,
     drained_at: Option<u64>,
-    /// When its listeners are closed, and the turn in which they were.
+    /// Time at which its listeners are closed, and the turn in which they were.
     stops_at: Time,
     stopped_turn: u64,
-    /// When every connection that is left is reset.
+    /// Time at which every connection that is left is reset.
     resets_at: Time,
     listeners_closed: u16,
-    /// When it has taken in what had arrived by then, at the latest.
+    /// Time at which it has received everything that had arrived by then, at the latest.
     looked_at: u64,
-    /// A completion that the core never hears of, once it was aborted.
+    /// A completion that the core never receives, once it was aborted.
     lost: Option<ConnId>,
-    /// The turn in which a slot became free last.
+    /// The turn in which a slot last became free.
     freed_turn: u64,
     abort_at: u64,
     idle_turns: u32,
@@ -124,19 +125,19 @@ struct Above {
     /// Turns after which memory is given back again; 0 is never.
     gives_back: u64,
     gives_back_now: bool,
-    /// Something came out of this turn.
+    /// This turn had an effect.
     moved: bool,
-    /// The oracles have not looked since the turn began.
+    /// The oracles have not checked since the turn began.
     looks: bool,
-    /// The send that the last completion was about.
+    /// The send of the last completion.
     sent: Option<ConnId>,
-    /// A name of a connection that is gone, whose frames are asked for.
+    /// A name of a closed connection, whose frames are requested.
     gone: Option<ConnId>,
 }
 
-/// What a seed leaves.
+/// The result of a seed.
 pub struct Outcome {
-    /// What happened, and how often.
+    /// Counts of all events.
     pub cover: Coverage,
     /// Depends on everything that happened.
     pub hash: u64,
@@ -244,7 +245,7 @@ impl World {
         World { core, above }
     }
 
-    /// What happens, for printing it after a violation.
+    /// The state of the run, for printing it after a violation.
     pub fn state(&self) -> Rc<RefCell<State>> {
         self.above.state.clone()
     }
@@ -280,7 +281,7 @@ impl World {
 impl Above {
     fn take_turn(&mut self, core: &mut Core, completions: &mut Vec<Completion>) {
         self.protocol.begin_turn(self.turn);
-        // What keeps buffers now may let go of them before the next look.
+        // Holders of buffers may release them before the next check.
         if self.pool.available() == 0 {
             self.look();
         }
@@ -329,7 +330,8 @@ impl Above {
         assert!(!late, "a shard that drains goes on listening");
     }
 
-    /// Which connections the drain has cut. Soon it must have cut all that the service does not hold open.
+    /// Checks which connections the drain has cut. Soon it must have cut all that the service does
+    /// not hold open.
     fn look_for_cuts(&mut self, core: &Core) {
         if self.drained_at.is_none() {
             return;
@@ -358,7 +360,7 @@ impl Above {
                 sock.looked_at_from = now;
             }
             let settled = sock.looked_at_from > 0 && now > sock.looked_at_from.max(self.looked_at) + leaves;
-            // One that the server made outlives them all.
+            // An outgoing connection outlives them all.
             let stays = sock.held || shared.is_gone() || !sock.opened || sock.upstream;
             assert!(cut || stays || !looked || !settled, "{id} takes frames in a drain for ever");
         }
@@ -381,7 +383,7 @@ impl Above {
         }
     }
 
-    /// Has the oracles of time limits look at every connection.
+    /// Makes the oracles of time limits check every connection.
     fn look(&mut self) {
         let state = &mut *self.state.borrow_mut();
         for (_, shared) in &self.live {
@@ -389,7 +391,7 @@ impl Above {
         }
     }
 
-    /// True if the core is not to hear of a completion: the kernel never ended the close.
+    /// True if the core must not receive a completion: the kernel never ended the close.
     fn loses(&mut self, completion: &Completion) -> bool {
         let state = &mut *self.state.borrow_mut();
         let Completion::Closed { id } = completion else { return false };
@@ -403,7 +405,7 @@ impl Above {
         true
     }
 
-    /// A send is over: what was held back may not be any more.
+    /// Handles the end of a send: bytes that were held back may no longer be.
     fn look_after(&mut self, sent: ConnId) {
         let Some((_, shared)) = self.live.iter().find(|(known, _)| *known == sent) else { return };
         let state = &mut *self.state.borrow_mut();
@@ -422,7 +424,7 @@ impl Above {
         let now = state.now;
         if self.drained_at.is_none() {
             let idle = state.active.is_empty() && self.upstreams.is_empty() && self.connecting.is_empty();
-            // A reset that was not heard of is looked for after a minute.
+            // The driver probes for a missed reset after a minute.
             let idle = idle && !state.a_reset_is_unheard() || state.quiet_world;
             if !idle && self.turn < state.plan.turns {
                 return;
@@ -458,7 +460,7 @@ impl Above {
         }
     }
 
-    /// A completion reaches the core.
+    /// Notes a completion that reaches the core.
     fn note(&mut self, completion: &Completion) {
         self.protocol.completed(completion);
         let (id, bytes) = match completion {
@@ -481,7 +483,8 @@ impl Above {
             let sock = &mut state.socks[shared.body().tag];
             sock.arrived += if sock.cut { 0 } else { bytes };
             sock.untold &= bytes > 0;
-            // What was received into the block of a frame goes on there until the frame is whole: a full outbox is not in its way.
+            // Bytes received into the block of a frame continue until the frame is whole: a full
+            // outbox does not stop them.
             let goes_on = matches!(completion, Completion::Filled { .. })
                 && !state.has_frame(&state.socks[shared.body().tag]);
             let held_back = held_back && !goes_on;
@@ -497,7 +500,7 @@ impl Above {
         }
     }
 
-    /// How long the driver may wait, and when it has to be woken.
+    /// The longest wait of the driver, and the time at which it has to be woken.
     fn wait(&mut self, core: &Core) -> Wait {
         let wait = core.wait();
         let mut state = self.state.borrow_mut();

@@ -1,7 +1,8 @@
-//! Another shard of the same server: takes what this one passes on, passes some of it back, shares the quota.
+//! Another shard of the same server: it takes sockets that this one passes on, passes some of them
+//! back, shares the quota.
 //!
-//! It is a real state machine over nothing: its connections are opened, kept for a while, and aborted. A socket is
-//! under way in a letter, as between threads.
+//! It is a real state machine without a kernel: its connections are opened, kept for a while, and
+//! aborted. A socket in transit is in a letter, as between threads.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -25,10 +26,10 @@ use crate::plan::NEVER;
 /// Turns of the other shard in which its connections, which are unused, are closed.
 const TURNS_TO_DRAIN: u32 = 8;
 
-/// A socket under way.
+/// A socket in transit.
 struct Letter {
     due: u64,
-    /// To the shard that is tested, not from it.
+    /// True if it goes to the shard under test, not from it.
     back: bool,
     socket: Socket,
     listener: u16,
@@ -43,7 +44,7 @@ struct Kept {
 
 type OtherCore = Shard;
 
-/// The other shard of the server, with the sockets on their way to it and back.
+/// The other shard of the server, with the sockets in transit to it and back.
 pub struct OtherShard {
     plan: plan::OtherShard,
     core: OtherCore,
@@ -51,12 +52,12 @@ pub struct OtherShard {
     letters: Vec<Letter>,
     kept: Vec<Kept>,
     draining: bool,
-    /// What the shards know of each other's room.
+    /// The shards' knowledge of each other's room.
     told: (bool, bool),
 }
 
 impl OtherShard {
-    /// The other shard, and the quota for both.
+    /// Creates the other shard, and the quota for both.
     pub fn new(plan: plan::OtherShard, framing: AnyFraming, pool: Pool) -> (OtherShard, Arc<Quota>) {
         let quota = Arc::new(Quota::new(plan.quota));
         let limits = Limits::default().idle_timeout(None).first_frame_timeout(None);
@@ -82,7 +83,7 @@ impl OtherShard {
         (other, quota)
     }
 
-    /// The shard that is tested has no room for this socket.
+    /// Takes a socket for which the shard under test has no room.
     pub fn take(&mut self, state: &mut State, socket: Socket, listener: u16) {
         state.cover.fault(Fault::PassedOn);
         if state.rng.one_in(12) {
@@ -92,7 +93,7 @@ impl OtherShard {
         post(&mut self.letters, self.plan.letter_max, state, false, socket, listener);
     }
 
-    /// Sockets that come back by now.
+    /// Sockets that have come back by now.
     pub fn returned(&mut self, state: &mut State, now: u64) -> Vec<(Socket, u16)> {
         let (due, rest) = std::mem::take(&mut self.letters)
             .into_iter()
@@ -106,11 +107,11 @@ impl OtherShard {
         due.into_iter().map(|letter| (letter.socket, letter.listener)).collect()
     }
 
-    /// A turn of the other shard, whose clock is ahead by `ahead` nanoseconds.
+    /// Takes a turn of the other shard, whose clock leads by `ahead` nanoseconds.
     pub fn turn(&mut self, state: &mut State, now: Time, ahead: u64) {
         let now = Time::from_nanos(now.as_nanos() + ahead);
         let mut completions = Vec::new();
-        // Its driver answers at once; it is asked until there is nothing more to do.
+        // Its driver answers at once; turns are taken until there is nothing more to do.
         loop {
             let mut lane = Other {
                 plan: &self.plan,
@@ -133,7 +134,7 @@ impl OtherShard {
 
     fn carry_out(&mut self, state: &mut State, op: Op) -> Option<Completion> {
         match op {
-            // Its own file table has it from now on.
+            // It is in the shard's own file table from now on.
             Op::Adopt { id, socket } => {
                 let tag = state.take_passed(socket);
                 assert!(self.kept.iter().any(|kept| kept.id == id && kept.tag == tag), "{id} is not {tag}");
@@ -156,12 +157,12 @@ impl OtherShard {
         }
     }
 
-    /// Each shard tells whether it has room.
+    /// Makes each shard report whether it has room.
     pub fn offer_room(&mut self, state: &mut State, core: &mut Core) {
         if core.slots_left() == 0 && self.used() >= self.plan.quota {
             return;
         }
-        // What one knows of the other is a little old at times.
+        // The shards' knowledge of each other is a little old at times.
         if state.rng.one_in(4) {
             return;
         }
@@ -191,7 +192,7 @@ impl OtherShard {
         self.told.0
     }
 
-    /// When something is due here.
+    /// Time at which something is due here.
     pub fn next_due(&self) -> u64 {
         let letters = self.letters.iter().map(|letter| letter.due);
         letters.chain(self.kept.iter().map(|kept| kept.until)).min().unwrap_or(NEVER)
@@ -208,9 +209,9 @@ impl OtherShard {
         );
     }
 
-    /// The tested shard is done: so is this one, and what is under way goes nowhere.
+    /// Ends this shard with the tested one; sockets in transit go nowhere.
     pub fn end(&mut self, state: &mut State, now: Time, ahead: u64) {
-        // The tested one may be done in the turn in which both were told to drain.
+        // The tested one may be done in the turn in which both were ordered to drain.
         for _ in 0..TURNS_TO_DRAIN {
             self.turn(state, now, ahead);
         }
@@ -222,7 +223,7 @@ impl OtherShard {
     }
 }
 
-/// Puts a socket on its way.
+/// Puts a socket in transit.
 fn post(
     letters: &mut Vec<Letter>,
     letter_max: u64,
@@ -235,7 +236,7 @@ fn post(
     letters.push(Letter { due, back, socket, listener });
 }
 
-/// What stands above the other shard.
+/// The layer above the other shard.
 struct Other<'a> {
     plan: &'a plan::OtherShard,
     state: &'a mut State,
@@ -250,7 +251,8 @@ impl Lane for Other<'_> {
         if state.drain_deadline.is_some() && !*self.draining {
             *self.draining = true;
             core.drain();
-            // What did not reach it in time goes on to the next shard, which is the tested one.
+            // Sockets that did not reach it in time go on to the next shard, which is the tested
+            // one.
             for letter in &mut *self.letters {
                 letter.back |= !state.rng.one_in(4);
             }

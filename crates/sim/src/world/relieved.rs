@@ -1,17 +1,18 @@
-//! Who goes when memory is tight: those that hold most, and no others.
+//! Connections closed when memory is tight: those that hold most, and no others.
 
 use ringserve_core::ConnId;
 
 use super::{Above, Core};
 use crate::faults::Fault;
 
-/// Below that the shard does not compare what connections hold.
+/// Bytes below which the shard does not compare connections.
 const LISTED: usize = 4096;
 
-/// Steps after which what is held is listed at the latest: three until it counts, and three where it was seen before that.
+/// Steps after which held bytes are listed at the latest: three until they count, and three if they
+/// were seen before that.
 const SETTLED: u32 = 8;
 
-/// Bytes in powers of two, from where they are compared.
+/// Bytes in powers of two, from the size at which they are compared.
 fn class(bytes: usize) -> u32 {
     if bytes < LISTED { 0 } else { bytes.ilog2() }
 }
@@ -23,7 +24,7 @@ const COUNTED: u32 = 3;
 pub(super) type Kept = Vec<(ConnId, u32)>;
 
 impl Above {
-    /// At the end of a turn: what connections have held for long.
+    /// Notes at the end of a turn how many bytes connections have held for long.
     pub(super) fn note_kept(&mut self, core: &Core) {
         if !self.state.borrow().plan.floods {
             return;
@@ -38,18 +39,19 @@ impl Above {
         }
     }
 
-    /// Where hardly anything is held for long, the heaviest goes, however short it has held that, and no innocent one.
+    /// Checks that, if hardly anything is held for long, the heaviest is closed, however short it
+    /// has held its bytes, and no innocent one.
     fn check_newest(&self, core: &Core, relieved: &[(ConnId, usize, usize)]) {
         let Some((victim, bytes, held)) = relieved.last() else { return };
         let state = &mut *self.state.borrow_mut();
-        // Lists are by powers of two, and those that are in them may have grown within this turn.
+        // Lists are by powers of two, and those in them may have grown within this turn.
         let kept: usize = self.kept.iter().map(|(_, class)| if *class > 0 { 4 << class } else { 0 }).sum();
         if !state.plan.floods || kept > held / 4 {
             return;
         }
         state.cover.fault(Fault::NewestGoes);
         for (id, _) in self.live.iter().filter(|(id, _)| core.shared(*id).is_some()) {
-            // What came in this step may not have been seen yet.
+            // Bytes that arrived in this step may not have been seen yet.
             let holds = core.held_bytes_of(*id, 1);
             assert!(
                 class(holds) <= class(*bytes),
@@ -59,7 +61,8 @@ impl Above {
         }
     }
 
-    /// No connection closes for want of memory while a heavier one stays, nor while there is enough.
+    /// Checks that no connection is closed for lack of memory while a heavier one stays, nor while
+    /// there is enough.
     pub(super) fn check_relieved(&mut self, core: &Core) {
         let relieved = core.observer().relieved.take();
         let Some(least) = relieved.iter().map(|(_, bytes, _)| *bytes).min() else { return };

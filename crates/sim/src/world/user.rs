@@ -1,4 +1,5 @@
-//! What happens beside calls: user code that uses handles and names, what other threads and shards send.
+//! Events outside calls: user code that uses handles and names, messages of other threads and
+//! shards.
 
 use ringserve_core::{CloseReason, ConnId, LaneId};
 
@@ -10,7 +11,7 @@ use crate::service::{self, Session};
 use crate::sock::excuse;
 
 impl Above {
-    /// What other threads and shards left for this one.
+    /// Reads the messages that other threads and shards left for this one.
     pub(super) fn read_letters(&mut self, core: &mut Core) {
         let state = &mut *self.state.borrow_mut();
         let now = self.now.as_nanos();
@@ -24,7 +25,7 @@ impl Above {
         }
     }
 
-    /// A turn of the other shard, and what they tell each other.
+    /// Takes a turn of the other shard, and exchanges their messages.
     pub(super) fn other_shard(&mut self, core: &mut Core) {
         let state = &mut *self.state.borrow_mut();
         state.has_room = core.slots_left() > 0;
@@ -35,12 +36,13 @@ impl Above {
         if state.has_room && !other.quota_left() {
             state.cover.fault(Fault::QuotaUsedUp);
         }
-        // Those who wait here since there was room nowhere are not passed on later, and hold up the backlog.
+        // Sockets that wait here because there was no room anywhere are not passed on later, and
+        // hold up the backlog.
         state.has_room |= other.is_known_to_have_room() && !self.protocol.has_waiting();
         state.has_room &= other.quota_left();
     }
 
-    /// What tasks of the service do beside its calls: give back frames, push, use names that are old.
+    /// Actions of the service's tasks outside calls: return frames, push, use old names.
     pub(super) fn user_code(&mut self, core: &mut Core) {
         let now = self.now.as_nanos();
         for (_, shared) in &self.live {
@@ -75,7 +77,7 @@ impl Above {
         }
     }
 
-    /// The service connects to an upstream, or gives up one that does not answer.
+    /// Makes the service connect to an upstream, or give up one that does not answer.
     fn connect(&mut self, core: &mut Core) {
         let state = &mut *self.state.borrow_mut();
         self.connecting.retain(|id| {
@@ -110,7 +112,7 @@ impl Above {
         }
     }
 
-    /// The service closes what it held open, where it is time.
+    /// Makes the service close connections that it held open, when it is time.
     pub(super) fn close_held(&mut self, core: &Core) {
         let now = self.now.as_nanos();
         let (due, later) = std::mem::take(&mut self.closings).into_iter().partition(|(at, _)| *at <= now);

@@ -1,4 +1,4 @@
-//! What the shard says that happens, lane by lane, and what it must have counted by that.
+//! The shard's reports of events, lane by lane, and its counters that must agree with them.
 
 use std::cell::RefCell;
 use std::mem::discriminant;
@@ -7,17 +7,18 @@ use ringserve_core::{CloseReason, Completion, ConnId, LaneId, Observer, Outlet, 
 
 use super::{Above, Core};
 
-/// Notes what the shard says.
+/// Notes the shard's reports.
 #[derive(Default)]
 pub struct Watched {
-    /// Connections that end since the shard holds too much, with what they and the shard held.
+    /// Connections that end because the shard holds too much, with the bytes of each and of the
+    /// shard.
     pub relieved: RefCell<Vec<(ConnId, usize, usize)>>,
-    /// By slot: the lane of the connection that is there or was last.
+    /// By slot: the lane of its current or last connection.
     lanes: Vec<Option<LaneId>>,
     said: Vec<(LaneId, Said)>,
 }
 
-/// What it said of a lane's connections.
+/// Reports about a lane's connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Said {
     frames: u64,
@@ -65,7 +66,7 @@ impl Observer for Watched {
     }
 }
 
-/// What a lane's connections did, as the world saw it.
+/// Events of a lane's connections, as the world saw them.
 #[derive(Default)]
 pub(super) struct Tally {
     pub opened: u64,
@@ -75,12 +76,12 @@ pub(super) struct Tally {
 }
 
 impl Above {
-    /// What the world saw of accepted connections, or of upstreams.
+    /// The events of accepted connections, or of upstreams, as the world saw them.
     pub(super) fn tally(&mut self, lane: LaneId) -> &mut Tally {
         &mut self.tallies[usize::from(lane == self.lane)]
     }
 
-    /// A completion comes.
+    /// Counts a completion.
     pub(super) fn tally_completion(&mut self, core: &Core, completion: &Completion) {
         let (Completion::Received { id, .. } | Completion::Filled { id, .. } | Completion::Closed { id }) =
             completion
@@ -95,7 +96,8 @@ impl Above {
         }
     }
 
-    /// After a turn: each lane has its connections, and room for the others that may come.
+    /// Checks after a turn that each lane has its connections, and room for the others that may
+    /// come.
     pub(super) fn check_connections(&self, core: &Core) {
         let left = self.tallies.each_ref().map(|tally| (tally.opened - tally.closed) as usize);
         let are = [LaneId::FIRST, self.lane].map(|lane| core.connections(lane));
@@ -105,12 +107,13 @@ impl Above {
         assert_eq!([core.slots_left(), core.connections_left(self.lane)], room, "room for more of them");
     }
 
-    /// A connection ended.
+    /// Notes that a connection ended.
     pub(super) fn tally_ended(&mut self, lane: LaneId, reason: CloseReason) {
         self.tally(lane).ended.push(reason);
     }
 
-    /// At the end: what the shard counted of a lane is what happened to its connections, and to no others.
+    /// Checks at the end that the shard's counters of a lane agree with the events of its
+    /// connections, and of no others.
     pub(super) fn check_counters(&mut self, core: &Core, lane: LaneId) {
         let counters = core.counters(lane);
         let said = core.observer().said_of(lane);
@@ -133,8 +136,8 @@ impl Above {
         assert!(counters.bytes_sent <= taken as u64, "{lane:?}: more was sent than its peers were");
     }
 
-    /// Once no accepted connection is left in a drain, and none can come, the upstreams go at once: a turn later each one is
-    /// closed after what is queued.
+    /// Checks that, once no accepted connection is left in a drain, and none can come, the
+    /// upstreams close at once: a turn later each one is closed after its queued bytes.
     pub(super) fn check_upstreams_go(&mut self, core: &Core) {
         let none_left = core.connections(LaneId::FIRST) == 0
             && core.slots_left() == self.state.borrow().plan.connections_max;
