@@ -14,6 +14,7 @@ macro_rules! page {
 page!(bad_input, "bad_input.md", all());
 // The programs of these need more crates than this one, so the package `tests` compiles them.
 page!(balancing, "balancing.md", not(doctest));
+page!(names, "names.md", not(doctest));
 page!(choosing, "choosing.md", not(doctest));
 page!(coming_from, "coming_from.md", not(doctest));
 page!(databases, "databases.md", not(doctest));

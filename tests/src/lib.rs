@@ -144,6 +144,9 @@ mod guide {
     #[doc = include_str!("../../docs/guide/inspecting.md")]
     struct Inspecting;
 
+    #[doc = include_str!("../../docs/guide/names.md")]
+    struct Names;
+
     #[doc = include_str!("../../docs/guide/operating.md")]
     struct Operating;
 

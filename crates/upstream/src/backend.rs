@@ -21,6 +21,7 @@ use crate::policy::failures::Window;
 pub struct Backend {
     destination: Destination,
     name: Box<str>,
+    host: Option<Box<str>>,
     weight: u32,
 }
 
@@ -29,7 +30,7 @@ impl Backend {
     /// [`Shard::connect`](ringserve_server::Shard::connect) does.
     pub fn new(destination: impl Into<Destination>) -> Backend {
         let destination = destination.into();
-        Backend { name: destination.to_string().into(), destination, weight: 1 }
+        Backend { name: destination.to_string().into(), destination, host: None, weight: 1 }
     }
 
     /// Its part of the requests, 1 to 65535: a backend of weight 2 gets twice as many as one of weight 1. 1 by default.
@@ -37,13 +38,22 @@ impl Backend {
         Backend { weight: weight.clamp(1, 65535), ..self }
     }
 
+    /// The name of the host, as its certificate has it, where the destination is an address.
+    pub fn host_name(self, host: &str) -> Backend {
+        Backend { host: Some(host.into()), ..self }
+    }
+
     /// The destination as text, such as `10.0.0.11:80`. Two backends with the same one are the same.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The name without its port, without the brackets of an IPv6 address: what a certificate has. Empty for a Unix socket.
+    /// The name without its port, without the brackets of an IPv6 address: what a certificate has, unless
+    /// [`host_name`](Backend::host_name) was given. Empty for a Unix socket.
     pub fn host(&self) -> &str {
+        if let Some(host) = &self.host {
+            return host;
+        }
         if self.name.starts_with("unix:") {
             return "";
         }

@@ -16,10 +16,10 @@
 //! | room | holds | may not |
 //! |---|---|---|
 //! | `policy` | decisions as pure functions | know a shard, an atomic, a clock |
-//! | `settings`, `check`, `backend`, `upstream`, `stats` | rules, and what all shards share | wait, or know a connection |
+//! | `settings`, `check`, `discover`, `backend`, `upstream`, `stats` | rules, and what all shards share | wait, or know a connection |
 //! | `view` | what a shard knows, and its choice | know connections |
 //! | `connect`, `pool` | connections of a shard | choose |
-//! | `health` | the tasks that check | know clients |
+//! | `health`, `names` | the tasks that check, and that look names up | know clients |
 //! | `clients` | what users call | |
 
 #![deny(clippy::disallowed_methods)]
@@ -29,8 +29,10 @@ mod backend;
 mod check;
 mod clients;
 mod connect;
+mod discover;
 mod error;
 mod health;
+mod names;
 mod policy;
 mod pool;
 mod settings;
@@ -48,7 +50,9 @@ pub use clients::exclusive::Exclusive;
 pub use clients::pooled::{Outcome, PooledConnection};
 pub use clients::relay::{Place, Relay};
 pub use clients::request::Request;
+pub use discover::{Backends, Discover};
 pub use error::UpstreamError;
+pub use names::{BackendFile, Names};
 pub use pool::{Connection, IdleEvent};
 pub use settings::{Balance, PoolLimits, Retry, SendProxy};
 pub use stats::{BackendStats, UpstreamStats};

@@ -10,6 +10,7 @@ use ringserve_server::transport::Transport;
 
 use crate::backend::Backend;
 use crate::check::Check;
+use crate::discover::Source;
 use crate::policy::budget::Budget;
 
 /// How the backend of a request is chosen.
@@ -158,6 +159,8 @@ pub(crate) struct Settings {
     pub(crate) panic_below: u32,
     pub(crate) send_proxy: Option<SendProxy>,
     pub(crate) transport: Option<MakeTransport>,
+    pub(crate) source: Option<Arc<dyn Source>>,
+    pub(crate) min_backends: usize,
 }
 
 impl Default for Settings {
@@ -173,6 +176,8 @@ impl Default for Settings {
             panic_below: 50,
             send_proxy: None,
             transport: None,
+            source: None,
+            min_backends: 1,
         }
     }
 }

@@ -16,6 +16,10 @@ pub struct UpstreamStats {
     pub refused: u64,
     /// Choices that were made among all backends, since fewer than [`panic_below`](crate::Upstream::panic_below) were left.
     pub panics: u64,
+    /// Answers of the [source](crate::Discover) of its backends, and times that it failed or that its answer was refused.
+    pub lookups: u64,
+    /// See [`lookups`](UpstreamStats::lookups).
+    pub lookups_failed: u64,
 }
 
 /// What is known of a backend.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use tracing::{info, warn};
 
 use crate::backend::{Backend, BackendState, Health};
 use crate::check::Check;
+use crate::discover::Discover;
 use crate::locked;
 use crate::policy::SECOND;
 use crate::policy::budget::Budget;
@@ -56,6 +57,15 @@ pub(crate) struct State {
     /// Clients of shards, and the newest time at which one of them told what it has: a clock of the server that is its.
     views: AtomicUsize,
     pub(crate) newest: AtomicU64,
+    /// A shard runs the source of the backends.
+    pub(crate) is_discovering: AtomicBool,
+    /// Answers of the source, and times that it failed.
+    pub(crate) lookups: AtomicU64,
+    lookups_failed: AtomicU64,
+    /// The source failed, for which there is a line already.
+    is_lost: AtomicBool,
+    /// As many backends as an answer had that was refused, for which there is a line already.
+    short_of: AtomicUsize,
     /// Shards with a task that checks backends.
     pub(crate) checkers: AtomicUsize,
 }
@@ -85,11 +95,28 @@ impl Upstream {
             panic_told: AtomicU64::default(),
             views: AtomicUsize::default(),
             newest: AtomicU64::default(),
+            is_discovering: AtomicBool::default(),
+            lookups: AtomicU64::default(),
+            lookups_failed: AtomicU64::default(),
+            is_lost: AtomicBool::default(),
+            short_of: AtomicUsize::new(usize::MAX),
             checkers: AtomicUsize::default(),
         };
         let upstream = Upstream { settings: Arc::new(settings), state: Arc::new(state) };
         upstream.set_backends(backends);
         upstream
+    }
+
+    /// An upstream whose backends come from a source. See [`names`](Upstream::names) and [`file`](Upstream::file) for some.
+    pub fn discover(name: &str, source: impl Discover) -> Upstream {
+        let none: [Backend; 0] = [];
+        Upstream::new(name, none).with(|settings| settings.source = Some(Arc::new(source)))
+    }
+
+    /// The fewest backends that an answer of the [source](Upstream::discover) may have; one with fewer changes nothing. 1 by default, and at
+    /// least.
+    pub fn min_backends(self, backends: usize) -> Upstream {
+        self.with(|settings| settings.min_backends = backends.max(1))
     }
 
     fn with(mut self, change: impl FnOnce(&mut Settings)) -> Upstream {
@@ -186,12 +213,15 @@ impl Upstream {
     pub fn set_backends<B: Into<Backend>>(&self, backends: impl IntoIterator<Item = B>) {
         let _held = locked(&self.state.changes);
         let old = self.state.backends.load();
+        let is_same = |backend: &Backend, known: &BackendState| {
+            known.backend.destination() == backend.destination() && known.backend.host() == backend.host()
+        };
         let mut all: Vec<Arc<BackendState>> = Vec::new();
         for backend in backends.into_iter().map(Into::into) {
             if all.iter().any(|other| other.backend.destination() == backend.destination()) {
                 continue;
             }
-            match old.iter().find(|known| known.backend.destination() == backend.destination()) {
+            match old.iter().find(|known| is_same(&backend, known)) {
                 Some(known) => {
                     known.weight.store(backend.given_weight(), Relaxed);
                     all.push(known.clone());
@@ -204,6 +234,51 @@ impl Upstream {
         }
         self.state.backends.store(Arc::new(all));
         self.state.changed();
+    }
+
+    /// The source found these, or failed. An error, or too few of them, changes nothing, and has a line once.
+    pub(crate) fn found(&self, backends: io::Result<Vec<Backend>>) {
+        let state = &self.state;
+        let backends = match backends {
+            Ok(backends) => backends,
+            Err(error) => {
+                state.lookups_failed.fetch_add(1, Relaxed);
+                if !state.is_lost.swap(true, Relaxed) {
+                    warn!(
+                        "upstream {}: its backends are not found, and those known stay: {error}",
+                        self.name()
+                    );
+                }
+                return;
+            }
+        };
+        let (count, least) = (backends.len(), self.settings.min_backends);
+        if count < least {
+            state.lookups_failed.fetch_add(1, Relaxed);
+            if state.short_of.swap(count, Relaxed) != count {
+                warn!(
+                    "upstream {}: {count} backends were found, of at least {least}: those known stay",
+                    self.name()
+                );
+            }
+            return;
+        }
+        state.short_of.store(usize::MAX, Relaxed);
+        state.lookups.fetch_add(1, Relaxed);
+        if state.is_lost.swap(false, Relaxed) {
+            info!("upstream {}: its backends are found again", self.name());
+        }
+        if !state.has(&backends) {
+            info!("upstream {}: {count} backends", self.name());
+            self.set_backends(backends);
+        }
+    }
+
+    /// True while the source of the backends has not answered yet, and has not failed.
+    pub(crate) fn is_unresolved(&self) -> bool {
+        let state = &self.state;
+        let is_unanswered = state.lookups.load(Relaxed) == 0 && state.lookups_failed.load(Relaxed) == 0;
+        self.settings.source.is_some() && is_unanswered
     }
 
     /// Takes a backend out of the choice, by its [name](Backend::name): what is in flight there ends by itself. False if there is none
@@ -247,6 +322,8 @@ impl Upstream {
             retries: self.state.retries.load(Relaxed),
             refused: self.state.refused.load(Relaxed),
             panics: self.state.panics.load(Relaxed),
+            lookups: self.state.lookups.load(Relaxed),
+            lookups_failed: self.state.lookups_failed.load(Relaxed),
         }
     }
 }
@@ -266,6 +343,22 @@ impl State {
 
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Acquire)
+    }
+
+    /// True if these are the backends, in any order.
+    fn has(&self, backends: &[Backend]) -> bool {
+        let known = self.backends.load();
+        let is_known = |backend: &Backend| {
+            known.iter().any(|state| {
+                state.backend.destination() == backend.destination()
+                    && state.backend.host() == backend.host()
+                    && state.weight.load(Relaxed) == backend.given_weight()
+            })
+        };
+        let is_given = |state: &Arc<BackendState>| {
+            backends.iter().any(|backend| backend.destination() == state.backend.destination())
+        };
+        backends.iter().all(is_known) && known.iter().all(is_given)
     }
 
     /// A client was made, at this time of its server. What an earlier server noted by its own clock, which began earlier, is forgotten.

@@ -71,6 +71,46 @@ impl Shard {
         let stage = Stage::Asked(to.into().0);
         Connecting { stage, shard: self.clone(), header: Box::default(), transport: None }
     }
+
+    /// Resolves a name with a port to its addresses, as [`connect`](Shard::connect) does: by `getaddrinfo` on a thread beside the
+    /// shards, without a cache other than the system's. An IP address with a port is its only address. For clients that keep what they
+    /// found, and connect to the addresses. In a simulation the names are those of the simulation.
+    ///
+    /// ```
+    /// # async fn resolve(shard: &ringserve::Shard) -> std::io::Result<()> {
+    /// let addresses = shard.resolve("db.internal:5432").await?;
+    /// # let _ = addresses;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// That of the look-up; `NotFound` for a name without an address; `ResourceBusy` if no thread is free; `InvalidInput` for a text
+    /// without a port, and for a Unix socket. The text has the name.
+    pub async fn resolve(&self, name: impl Into<Destination>) -> io::Result<Vec<SocketAddr>> {
+        let name = match name.into().0 {
+            Place::Name(name) => name,
+            Place::Address(address) => match address.as_ip() {
+                Some(addr) => return Ok(vec![addr]),
+                None => {
+                    return Err(io::Error::new(
+                        io::ErrorKind::InvalidInput,
+                        "a Unix socket has no IP address",
+                    ));
+                }
+            },
+            Place::Unclear(text) => return Err(unclear(&text)),
+        };
+        let found = match resolve(self.blocking(), &name.host, name.port).await {
+            Ok(found) => found,
+            Err(error) => Err(io::Error::new(io::ErrorKind::ResourceBusy, error)),
+        };
+        match found {
+            Ok(addrs) if addrs.is_empty() => Err(failed(&name, "does not resolve", no_address())),
+            Ok(addrs) => Ok(addrs),
+            Err(error) => Err(failed(&name, "does not resolve", error)),
+        }
+    }
 }
 
 /// The destination of [`Shard::connect`]: an [`Address`], or a name with a port.
@@ -270,10 +310,7 @@ impl Future for Connecting {
             }
             Stage::Address(attempting) => attempting.poll(task),
             Stage::Name(named) => named.poll(task, shard),
-            Stage::Unclear(text) => {
-                let why = format!("{text:?} is no address; write NAME:PORT, IP:PORT or unix:PATH");
-                return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidInput, why)));
-            }
+            Stage::Unclear(text) => return Poll::Ready(Err(unclear(text))),
         };
         connected.map_ok(|shared| {
             // A header before a transport is sent by the transport.
@@ -370,8 +407,7 @@ impl Named {
                         Err(error) => return Poll::Ready(Err(failed(&self.name, "does not resolve", error))),
                     };
                     let Some(first) = addrs.next() else {
-                        let error = io::Error::new(io::ErrorKind::NotFound, "it has no address");
-                        return Poll::Ready(Err(failed(&self.name, "does not resolve", error)));
+                        return Poll::Ready(Err(failed(&self.name, "does not resolve", no_address())));
                     };
                     self.attempt(shard, first, addrs);
                 }
@@ -432,6 +468,15 @@ impl Error for NamedFailure {
 /// True if the time of a step is over.
 fn is_over(sleep: &mut Option<Sleep>, task: &mut Context<'_>) -> bool {
     sleep.as_mut().is_some_and(|sleep| Pin::new(sleep).poll(task).is_ready())
+}
+
+fn no_address() -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, "it has no address")
+}
+
+fn unclear(text: &str) -> io::Error {
+    let why = format!("{text:?} is no address; write NAME:PORT, IP:PORT or unix:PATH");
+    io::Error::new(io::ErrorKind::InvalidInput, why)
 }
 
 fn timed_out() -> io::Error {

@@ -86,6 +86,7 @@ impl<C: Connection> Call<C> {
         if let wait @ 1.. = std::mem::take(&mut self.wait) {
             self.view().shard.sleep(Duration::from_nanos(wait)).await;
         }
+        self.view().is_resolved(self.until).await;
         loop {
             let Some(mut choice) = self.choose() else {
                 self.view().upstream.state().count_refused();

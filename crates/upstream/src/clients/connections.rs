@@ -11,6 +11,7 @@ use super::call::Call;
 use crate::backend::Backend;
 use crate::connect::connect_counted;
 use crate::health;
+use crate::names;
 use crate::pool::{Connection, Pool, Pools};
 use crate::upstream::Upstream;
 use crate::view::{Member, View};
@@ -81,6 +82,7 @@ impl Upstream {
             }) as Pin<Box<dyn Future<Output = io::Result<C>>>>
         };
         health::begin(self, shard, &view);
+        names::begin(self, shard, &view);
         Connections { pools: Pools::new(view, Box::new(connect)) }
     }
 }

@@ -14,6 +14,7 @@ use crate::backend::{Backend, Counts};
 use crate::connect::{connect_counted, plain};
 use crate::error::UpstreamError;
 use crate::health;
+use crate::names;
 use crate::settings::Balance;
 use crate::upstream::Upstream;
 use crate::view::{Choice, View};
@@ -45,6 +46,7 @@ impl Upstream {
     pub fn relay(&self, shard: &Shard) -> Relay {
         let view = Rc::new(View::new(&self.clone().balance(Balance::Least), shard, || ()));
         health::begin(self, shard, &view);
+        names::begin(self, shard, &view);
         Relay { view }
     }
 }
@@ -76,6 +78,7 @@ impl Relay {
         is_for: impl Fn(&Backend) -> bool,
     ) -> Result<Place, UpstreamError> {
         let view = &self.view;
+        view.is_resolved(u64::MAX).await;
         let (mut tried, mut last, mut ours) = (Vec::new(), None, None);
         while let Some(mut choice) = view.choose(&tried, Some(&|state| is_for(&state.backend))) {
             if !tried.is_empty() {

@@ -8,6 +8,7 @@ use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use ringserve_server::Shard;
 use ringserve_server::net::is_local_failure;
@@ -25,6 +26,9 @@ use crate::upstream::Upstream;
 /// Nanoseconds between two times that a shard tells what it has in flight, and looks at what the others have. Of totals this old
 /// balancing gets what it gets of exact ones.
 const TOLD_EACH: u64 = 1_000_000;
+
+/// How often a call looks whether the first answer of a source is there.
+const UNRESOLVED_LOOKS_EACH: Duration = Duration::from_millis(5);
 
 /// A failure counts as an answer that took this long.
 pub(crate) const PENALTY: u64 = 5_000_000_000;
@@ -185,6 +189,18 @@ impl<P: Part> View<P> {
             .filter(|member| member.state.is_gone.load(Relaxed))
             .for_each(|member| member.part.leaves());
         drop(old);
+    }
+
+    /// Waits until the source of the backends answered for the first time, or failed, or as long as a call may wait for a connection.
+    pub(crate) async fn is_resolved(&self, until: u64) {
+        if !self.upstream.is_unresolved() {
+            return;
+        }
+        let wait_max = u64::try_from(self.upstream.settings().pool.wait_max.as_nanos()).unwrap_or(u64::MAX);
+        let until = until.min(self.now().saturating_add(wait_max));
+        while self.upstream.is_unresolved() && self.now() < until {
+            self.shard.sleep(UNRESOLVED_LOOKS_EACH).await;
+        }
     }
 
     /// A connection failed that nothing waits for any more.

@@ -128,6 +128,6 @@ fn connection_that_nobody_awaits_counts_as_slow_if_it_fails() {
             Ok(())
         });
         sim.run_until_done();
-        assert!((1..=12).contains(&waited.get()), "{} of 50 waited", waited.get());
+        assert!(waited.get() <= 12, "{} of 50 waited", waited.get());
     });
 }

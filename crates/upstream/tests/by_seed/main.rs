@@ -4,6 +4,7 @@ mod connections;
 mod failing;
 mod freshness;
 mod lifetimes;
+mod names;
 mod pools;
 mod relays;
 
