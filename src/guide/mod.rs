@@ -20,6 +20,8 @@ page!(coming_from, "coming_from.md", not(doctest));
 page!(databases, "databases.md", not(doctest));
 page!(deployment, "deployment.md", not(doctest));
 page!(inspecting, "inspecting.md", not(doctest));
+// Its programs are compiled by the crate that it is about.
+page!(nats, "nats.md", not(doctest));
 page!(operating, "operating.md", not(doctest));
 page!(replies, "replies.md", not(doctest));
 page!(replacing, "replacing.md", not(doctest));
