@@ -27,7 +27,7 @@ const CROWDED: [(&str, usize); 12] = [
     ("crates/server/src/admin", 19),
     ("crates/server/src/admission", 18),
     ("crates/server/src/http", 19),
-    ("crates/server/src/server", 24),
+    ("crates/server/src/server", 17),
     ("crates/sim/src", 28),
     ("crates/sim/src/kernel", 24),
     ("crates/sim/src/servers", 26),

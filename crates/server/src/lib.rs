@@ -106,7 +106,7 @@ pub mod framing {
 /// Endpoints of the services of a server ([`Server::service`](crate::Server::service)).
 pub mod listen {
     pub use crate::admission::proxy_protocol::ProxyProtocol;
-    pub use crate::server::listen::endpoint::{
+    pub use crate::server::endpoint::{
         Endpoint, Endpoints, IntoEndpoints, activated, adopt, endpoints, tcp, unix,
     };
     pub use ringserve_core::proxy::{HeaderError, ProxiedSsl, Tlvs};

@@ -7,7 +7,7 @@ use ringserve_core::framing::TypedFraming;
 
 use crate::server::builder::Server;
 #[cfg(not(all(feature = "tls", feature = "websocket")))]
-use crate::server::listen::endpoint::Endpoint;
+use crate::server::endpoint::Endpoint;
 #[cfg(not(all(feature = "admin", feature = "tls", feature = "metrics")))]
 use crate::server::running::ServerHandle;
 #[cfg(not(all(feature = "tls", feature = "websocket")))]

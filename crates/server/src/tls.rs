@@ -38,7 +38,7 @@ pub use ringserve_tls::{
 };
 
 use crate::server::builder::Server;
-use crate::server::listen::endpoint::Endpoint;
+use crate::server::endpoint::Endpoint;
 use crate::shard::face::cx::Cx;
 use crate::shard::face::opening::Opening;
 use crate::stream::byte_stream::Stream;

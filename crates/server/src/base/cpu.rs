@@ -42,6 +42,13 @@ pub(crate) fn has_quota() -> bool {
     cpu_quota(&Machine::here()).is_some()
 }
 
+/// The CPU of each shard, or none.
+pub(crate) fn cpus_to_pin(pin: Option<bool>, shards: usize) -> Vec<usize> {
+    let cpus = cpus();
+    let fits = cpus.len() == shards && !has_quota();
+    if pin.unwrap_or(fits) { cpus.into_iter().cycle().take(shards).collect() } else { Vec::new() }
+}
+
 /// Raises the soft limit on descriptors to the hard one. Returns the limit before and now.
 ///
 /// # Errors

@@ -1,6 +1,5 @@
 //! Building and starting a server.
 
-use std::any::TypeId;
 use std::fmt;
 use std::future::Future;
 use std::net::ToSocketAddrs;
@@ -11,15 +10,16 @@ use std::time::Duration;
 use ringserve_core::framing::{Raw, TypedFraming};
 use ringserve_core::{Limits, ServerLimits, Transport};
 
+use super::config::given::{ServerConfig, ServiceConfig, ServiceKind};
 use super::driver::Driver;
-use super::listen::addr::{Bind, Binds};
+use super::listen::addr::Binds;
 use super::listen::transport::MakeTransport;
-use super::prepared::{Described, Prepared, ServicePlan, Settings};
 #[cfg(feature = "admin")]
 use super::running::Beside;
 use super::running::ServerHandle;
 use super::runtime::Runtime;
 use super::serves::One;
+use super::start::{Prepared, StartHooks};
 use crate::admission::Admission;
 use crate::admission::proxy_protocol::ProxyProtocol;
 use crate::doctor::{self, Expected, Finding};
@@ -55,7 +55,8 @@ use crate::watch::options::Stalls;
 pub struct Server<F = Raw> {
     pub(super) binds: Binds,
     pub(super) framing: F,
-    pub(super) settings: Settings,
+    pub(super) config: ServerConfig,
+    pub(super) hooks: StartHooks,
 }
 
 impl Server<Raw> {
@@ -71,35 +72,14 @@ impl Server<Raw> {
     }
 
     fn on(binds: Binds) -> Server<Raw> {
-        Server { binds, framing: Raw, settings: Settings::default() }
+        Server { binds, framing: Raw, config: ServerConfig::default(), hooks: StartHooks::default() }
     }
-}
-
-/// With the transports that TLS and WebSocket are, for a service with this framing that speaks `protocols`.
-pub(super) fn prepared(
-    mut binds: Vec<Bind>,
-    protocols: &'static [&'static str],
-    framing: TypeId,
-) -> Result<Vec<Bind>, Error> {
-    let _ = (protocols, framing);
-    for bind in &mut binds {
-        bind.is_plain = bind.transport.is_none();
-        #[cfg(feature = "tls")]
-        {
-            bind.is_plain &= bind.tls.is_none();
-        }
-    }
-    #[cfg(feature = "tls")]
-    super::listen::tls::prepare(&mut binds, protocols)?;
-    #[cfg(feature = "websocket")]
-    super::listen::websocket::prepare(&mut binds, framing)?;
-    Ok(binds)
 }
 
 impl<F: TypedFraming + Clone + Send> Server<F> {
     /// Sets how bytes become frames. Without a framing each frame is a piece of received bytes.
     pub fn framing<G: TypedFraming + Clone + Send>(self, framing: G) -> Server<G> {
-        Server { framing, binds: self.binds, settings: self.settings }
+        Server { framing, binds: self.binds, config: self.config, hooks: self.hooks }
     }
 
     /// Listens on `addr` as well, on every address that it resolves to. Listeners are numbered in the order in which they are
@@ -176,7 +156,7 @@ impl<F: TypedFraming + Clone + Send> Server<F> {
     where
         Make: IntoService<F>,
     {
-        self.with(factory)?.serve()
+        self.with(factory).serve()
     }
 
     /// Starts the server on its own threads. `factory` is called on each shard's thread, may fail, and may
@@ -221,7 +201,7 @@ impl<F: TypedFraming + Clone + Send> Server<F> {
     where
         Make: IntoService<F>,
     {
-        self.with(factory)?.start(Starting::new(), None)
+        self.with(factory).start(Starting::new(), None)
     }
 
     /// Starts the server and serves until `future` is done or a shard ended by itself; then shuts down as
@@ -259,7 +239,7 @@ impl<F: TypedFraming + Clone + Send> Server<F> {
     where
         Make: IntoService<F>,
     {
-        self.with(factory)?.serve_until(future)
+        self.with(factory).serve_until(future)
     }
 
     #[cfg(any(feature = "tls", feature = "websocket"))]
@@ -268,42 +248,17 @@ impl<F: TypedFraming + Clone + Send> Server<F> {
     }
 
     /// The server with its service.
-    pub(crate) fn with<Factory, Make>(self, factory: Factory) -> Result<Prepared<One<F, Factory>>, Error>
+    pub(crate) fn with<Factory, Make>(self, factory: Factory) -> Prepared<One<F, Factory>>
     where
         Factory: Fn(&Shard) -> Make,
         Make: IntoService<F>,
     {
-        let Server { binds, framing, settings } = self;
-        let serves = One::new(framing, factory, settings.admit.clone());
-        let described = one_service(binds, settings, Make::protocols(), TypeId::of::<F>(), Make::adjust)?;
-        Ok(Prepared { described, serves })
+        let Server { binds, framing, mut config, hooks } = self;
+        let serves = One::new(framing, factory, config.admit.take());
+        let kind = ServiceKind::of::<F, Make>();
+        config.services.push(ServiceConfig { kind, binds, ..ServiceConfig::default() });
+        Prepared { config, hooks, serves }
     }
-}
-
-/// A server of one service, which adjusts limits so.
-fn one_service(
-    binds: Binds,
-    settings: Settings,
-    protocols: &'static [&'static str],
-    framing: TypeId,
-    adjust: fn(&mut Limits),
-) -> Result<Described, Error> {
-    let binds = binds.all().map_err(Error::Address)?;
-    let binds = prepared(binds, protocols, framing)?;
-    let (limits_given, mut limits) = (settings.limits.is_some(), settings.limits.clone().unwrap_or_default());
-    adjust(&mut limits);
-    let sockets = settings.sockets.clone();
-    let service = ServicePlan {
-        name: None,
-        binds,
-        limits,
-        limits_given,
-        sockets,
-        admission: None,
-        access_log: None,
-        drains_after: Vec::new(),
-    };
-    Ok(Described { settings, services: vec![service] })
 }
 
 impl<F> Server<F> {
@@ -311,7 +266,7 @@ impl<F> Server<F> {
     /// [none](crate::listen::Endpoints::limits) themselves. They are checked at the start, and stay as they are. Without them
     /// the service takes the defaults, [fitted](Limits::fitted) into the limits of the server.
     pub fn limits(mut self, limits: Limits) -> Server<F> {
-        self.settings.limits = Some(limits);
+        self.config.limits = Some(limits);
         self
     }
 
@@ -320,7 +275,7 @@ impl<F> Server<F> {
     /// limits of the program the server takes the defaults, [fitted](ServerLimits::fitted) into the [memory that the process may
     /// use](crate::limits::usable_memory), with room for one connection by [`limits`](Server::limits), and logs the result.
     pub fn server_limits(mut self, server_limits: ServerLimits) -> Server<F> {
-        self.settings.server_limits = Some(server_limits);
+        self.config.server_limits = Some(server_limits);
         self
     }
 
@@ -347,21 +302,21 @@ impl<F> Server<F> {
     ///     .fit_limits(false);
     /// ```
     pub fn fit_limits(mut self, fit: bool) -> Server<F> {
-        self.settings.keeps_limits = !fit;
+        self.config.keeps_limits = !fit;
         self
     }
 
     /// Sets the number of shards, 1 to 1024. By default, and by `None`, it is the number of CPUs that the process may use at
     /// once ([`std::thread::available_parallelism`]), control group quotas included.
     pub fn shards(mut self, shards: impl Into<Option<usize>>) -> Server<F> {
-        self.settings.shards = shards.into();
+        self.config.shards = shards.into();
         self
     }
 
     /// Pins each shard to one CPU, or not. By default shards are pinned exactly when there are as many as CPUs that the process
     /// may use and no CPU quota is set: twenty containers must not all sit on CPU 0.
     pub fn pin(mut self, pin: bool) -> Server<F> {
-        self.settings.pin = Some(pin);
+        self.config.pin = Some(pin);
         self
     }
 
@@ -375,20 +330,20 @@ impl<F> Server<F> {
     /// `net.ipv4.tcp_migrate_req` is 1 (Linux 5.14): then the kernel hands it to the other process. A log line at the start
     /// says if that is off.
     pub fn share_port(mut self, share_port: bool) -> Server<F> {
-        self.settings.share_port = share_port;
+        self.config.share_port = share_port;
         self
     }
 
     /// Sets the driver.
     pub fn driver(mut self, driver: Driver) -> Server<F> {
-        self.settings.driver = driver;
+        self.config.driver = driver;
         self
     }
 
     /// Sets the runtime inside which each shard runs; none by default. Inside tokio, code that needs a runtime of tokio's works
     /// in handlers.
     pub fn runtime(mut self, runtime: Runtime) -> Server<F> {
-        self.settings.runtime = runtime;
+        self.config.runtime = runtime;
         self
     }
 
@@ -396,21 +351,21 @@ impl<F> Server<F> {
     /// it out, so `Stalls::off()` leaves it out too. By default as [`Overload::default`] says; a service that sheds nothing is
     /// not affected, and [`ServerControl::load`](crate::ServerControl::load) tells the stage all the same.
     pub fn overload(mut self, overload: Overload) -> Server<F> {
-        self.settings.overload = overload;
+        self.config.overload = overload;
         self
     }
 
     /// Sets when a shard counts as stalled, which a thread beside the shards watches: by default from 25 ms in one turn on.
     /// `Stalls::off()` leaves that thread out.
     pub fn stalls(mut self, stalls: Stalls) -> Server<F> {
-        self.settings.stalls = stalls;
+        self.config.stalls = stalls;
         self
     }
 
     /// Sets options of the server's sockets; with several services, of those that set [none](crate::listen::Endpoints::sockets)
     /// themselves. They are checked at the start.
     pub fn sockets(mut self, sockets: SocketOptions) -> Server<F> {
-        self.settings.sockets = sockets;
+        self.config.sockets = sockets;
         self
     }
 
@@ -436,7 +391,7 @@ impl<F> Server<F> {
     /// let server = Server::bind("127.0.0.1:7000").coalesce(Duration::from_micros(50));
     /// ```
     pub fn coalesce(mut self, wait: Duration) -> Server<F> {
-        self.settings.coalesce = wait;
+        self.config.coalesce = wait;
         self
     }
 
@@ -446,7 +401,7 @@ impl<F> Server<F> {
     /// For a connection through a [proxy](crate::listen::ProxyProtocol) it is called twice: for the proxy ([`Peer::is_proxy`]),
     /// and for the client once its header is there.
     pub fn admit(mut self, admit: impl Fn(&Peer) -> bool + Send + Sync + 'static) -> Server<F> {
-        self.settings.admit = Some(Arc::new(admit));
+        self.config.admit = Some(Arc::new(admit));
         self
     }
 
@@ -456,21 +411,21 @@ impl<F> Server<F> {
     ///
     /// It comes before [`admit`](Server::admit).
     pub fn admission(mut self, admission: Admission) -> Server<F> {
-        self.settings.admission = admission;
+        self.config.admission = admission;
         self
     }
 
     /// Has an endpoint run beside the server. A later one replaces it.
     #[cfg(feature = "admin")]
     pub(crate) fn with_beside(mut self, beside: Box<dyn Beside>) -> Server<F> {
-        self.settings.beside = Some(beside);
+        self.hooks.beside = Some(beside);
         self
     }
 
     /// The server is such an endpoint itself.
     #[cfg(feature = "admin")]
     pub(crate) fn beside_another(mut self) -> Server<F> {
-        self.settings.is_beside = true;
+        self.config.is_beside = true;
         self
     }
 
@@ -501,7 +456,7 @@ impl<F> Server<F> {
     /// # let _ = is_ready;
     /// ```
     pub fn doctor_for(&self, expected: &Expected) -> Vec<Finding> {
-        doctor::examine(&self.settings.setup_so_far(), expected)
+        doctor::examine(&self.config.setup_so_far(), expected)
     }
 
     /// Keeps an account of each accepted connection: bytes and frames in both directions, for
@@ -509,7 +464,7 @@ impl<F> Server<F> {
     /// each connection, in chunks of 256, and a few instructions for each frame, each receive and each send. Off by default;
     /// services that keep [accounts](crate::Service::ACCOUNTS) themselves have them in any case.
     pub fn accounts(mut self, accounts: bool) -> Server<F> {
-        self.settings.telling.accounts = accounts;
+        self.config.telling.accounts = accounts;
         self
     }
 
@@ -517,7 +472,7 @@ impl<F> Server<F> {
     /// connections of those that do not [say otherwise](crate::listen::Endpoints::access_log). Off by default. Connections then
     /// have [accounts](Server::accounts). The lines are not limited: see [`access_log`](crate::access_log).
     pub fn access_log(mut self, access_log: bool) -> Server<F> {
-        self.settings.telling.access_log = access_log;
+        self.config.telling.access_log = access_log;
         self
     }
 
@@ -532,7 +487,7 @@ impl<F> Server<F> {
     /// let server = Server::bind("0.0.0.0:7000").trace_one_in(1000).trace_peer("10.1.2.3").trace_peer("192.0.2.0/24");
     /// ```
     pub fn trace_one_in(mut self, n: u32) -> Server<F> {
-        self.settings.telling.chosen.one_in = n;
+        self.config.telling.chosen.one_in = n;
         self
     }
 
@@ -540,7 +495,7 @@ impl<F> Server<F> {
     /// network such as `10.1.2.0/24`. May be called several times. Behind a [proxy](crate::listen::ProxyProtocol) the address
     /// is that of the proxy or that of the client. A text that is neither is an error of the start ([`Error::Trace`]).
     pub fn trace_peer(mut self, network: impl AsRef<str>) -> Server<F> {
-        self.settings.telling.trace_peer(network.as_ref());
+        self.config.telling.trace_peer(network.as_ref());
         self
     }
 
@@ -559,7 +514,7 @@ impl<F> Server<F> {
     /// });
     /// ```
     pub fn on_start(mut self, tell: impl FnOnce(ServerControl) + Send + 'static) -> Server<F> {
-        self.settings.on_start = Some(Box::new(tell));
+        self.hooks.on_start = Some(Box::new(tell));
         self
     }
 }

@@ -6,19 +6,25 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ringserve_core::framing::TypedFraming;
-use ringserve_core::{Address, Driver};
+use ringserve_core::{Address, Driver, ServerLimits};
 use ringserve_drivers::UringConfig;
 
 use super::builder::Server;
-use super::launch::{RunShard, give_up};
+use super::config::checked::CheckLimits;
+use super::config::driver_config::DriverChoice;
+use super::config::given::ServerConfig;
+use super::config::shared::{ShardSeed, SharedConfig};
+use super::launch::{RunShard, give_up, launch};
 use super::listen::addr::Bind;
 use super::listen::sockets::Listening;
-use super::plan::{OneShard, Plan};
-use super::prepared::{CheckLimits, Described, Prepared};
 use super::running::ServerHandle;
 use super::runtime::Runtime;
 use super::serves::{Kept, Serves};
 use super::several::Several;
+use super::start::Prepared;
+use crate::base::clock::Clock;
+use crate::blocking::Pool;
+use crate::blocking::threads::Threads;
 use crate::error::Error;
 use crate::shard::face::handle::Shard;
 use crate::shard::face::service::IntoService;
@@ -35,7 +41,8 @@ pub trait Drivers: Send + Sync + 'static {
     /// The server does not start then.
     fn listen(&self, addr: SocketAddr, shards: usize) -> io::Result<SocketAddr>;
 
-    /// As [`listen`](Drivers::listen), where a socket was adopted that has this address. Of the socket nothing else is used.
+    /// As [`listen`](Drivers::listen), where a socket was adopted that has this address. Of the
+    /// socket nothing else is used.
     ///
     /// # Errors
     /// The server does not start then.
@@ -43,16 +50,16 @@ pub trait Drivers: Send + Sync + 'static {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Makes a driver on its shard's thread. It accepts at all addresses, in the order in which they were listened at.
-    /// `config` is what an io_uring driver of this server would have.
+    /// Makes a driver on its shard's thread. It accepts at all addresses, in the order in which
+    /// they were listened at. `config` is what an io_uring driver of this server would have.
     ///
     /// # Errors
     /// The server does not start then.
     fn make(&self, shard: usize, config: &UringConfig) -> io::Result<Self::Driver>;
 }
 
-/// As [`Server::start`], over these drivers and with one shard by default. What the server was told of its driver, of
-/// sockets, of pinning and of its runtime is ignored.
+/// As [`Server::start`], over these drivers and with one shard by default. What the server was told
+/// of its driver, of sockets, of pinning and of its runtime is ignored.
 ///
 /// # Errors
 /// Those of [`Server::start`], and the drivers'.
@@ -66,7 +73,7 @@ where
     F: TypedFraming + Clone + Send,
     Make: IntoService<F>,
 {
-    start_prepared_on(server.with(factory)?, drivers)
+    start_prepared_on(server.with(factory), drivers)
 }
 
 /// The same for a server of several services.
@@ -74,7 +81,7 @@ where
 /// # Errors
 /// Those of [`start_on`].
 pub fn start_several_on<D: Drivers>(server: Server<Several>, drivers: D) -> Result<ServerHandle, Error> {
-    start_prepared_on(server.prepared()?, drivers)
+    start_prepared_on(server.prepared(), drivers)
 }
 
 fn start_prepared_on<D, S>(prepared: Prepared<S>, drivers: D) -> Result<ServerHandle, Error>
@@ -82,52 +89,57 @@ where
     D: Drivers,
     S: Serves + Send + 'static,
 {
-    let Prepared { described, serves } = prepared;
-    let (config, listening, plan) = planned(
-        described,
+    let Prepared { config, serves, .. } = prepared;
+    let (ring, listening, shared) = shared(
+        config,
         &|number, limits| serves.check_limits(number, limits),
         &|addr, is_adopted, shards| match is_adopted {
             true => drivers.adopt(addr, shards).map(|()| addr),
             false => drivers.listen(addr, shards),
         },
         u64::MAX,
+        |limits| (Clock::start(), Arc::new(Threads::new(limits))),
     )?;
     let drivers = Arc::new(drivers);
-    let no_sockets = (0..plan.shards).map(|_| Vec::new()).collect();
+    let no_sockets = (0..shared.checked.shards).map(|_| Vec::new()).collect();
     let of_shard = || -> RunShard {
         let (serves, kept) = (serves.again(), Kept::new(serves.again()));
-        let (drivers, config) = (drivers.clone(), config.clone());
-        Box::new(move |shard: OneShard, start| {
+        let (drivers, ring) = (drivers.clone(), ring.clone());
+        Box::new(move |seed: ShardSeed, start| {
             let _kept = kept;
-            match drivers.make(shard.index, &config) {
-                Ok(driver) => shard.run_on(serves, driver, start),
-                Err(error) => give_up(&start, Error::Broken { shard: shard.index, error }),
+            match drivers.make(seed.index, &ring) {
+                Ok(driver) => seed.run_on(serves, driver, start),
+                Err(error) => give_up(&start, Error::Broken { shard: seed.index, error }),
             }
         })
     };
-    let launched = plan.launch(Starting::new(), None, no_sockets, &[], &of_shard)?;
+    let launched = launch(&shared, (Starting::new(), None), no_sockets, &[], &of_shard)?;
     Ok(ServerHandle::new(listening, launched).keeping(Kept::new(serves)))
 }
 
-/// Listens at an address, or adopts the socket that has it, on this number of shards. Returns the address with its port.
+/// Listens at an address, or adopts the socket that has it, on this number of shards. Returns the
+/// address with its port.
 pub(super) type ListenBy<'a> = &'a dyn Fn(SocketAddr, bool, usize) -> io::Result<SocketAddr>;
 
-/// The plan of a server that listens by `listen`, and what an io_uring driver of it would have.
-pub(super) fn planned(
-    mut described: Described,
+/// The configuration of a server that listens by `listen`, and what an io_uring driver of it would
+/// have. `surroundings` are its clock and its pool for calls that block.
+pub(super) fn shared(
+    config: ServerConfig,
     framings: CheckLimits<'_>,
     listen: ListenBy<'_>,
     descriptors: u64,
-) -> Result<(UringConfig, Listening, Plan), Error> {
-    let checked = described.check(framings, 1)?;
-    let (config, chosen) = described.wanted(&checked, descriptors).driven();
+    surroundings: impl FnOnce(&ServerLimits) -> (Clock, Arc<dyn Pool>),
+) -> Result<(UringConfig, Listening, Arc<SharedConfig>), Error> {
+    let mut checked = config.check(framings, 1)?;
+    checked.given.runtime = Runtime::Own;
+    let (ring, driver) = DriverChoice { checked: &checked, descriptors, left_alone: 0 }.driven();
     let failed = |addr: &Address, error| Error::Listen { addr: addr.clone(), error };
     let place = |bind: &Bind| match bind.addr.as_ip() {
         Some(ip) => Ok((ip, bind.adopted.is_some())),
         None => Err(failed(&bind.addr, io::ErrorKind::Unsupported.into())),
     };
     // All are looked at before the first is listened at: nothing would close that one.
-    let places = described.binds().map(place).collect::<Result<Vec<_>, Error>>()?;
+    let places = checked.binds().map(place).collect::<Result<Vec<_>, Error>>()?;
     let listen = |&(ip, is_adopted): &(SocketAddr, bool)| {
         let listened = listen(ip, is_adopted, checked.shards);
         listened.map(Address::Ip).map_err(|error| failed(&Address::Ip(ip), error))
@@ -135,7 +147,8 @@ pub(super) fn planned(
     let addrs = places.iter().map(listen).collect::<Result<_, Error>>()?;
     let adopted = places.iter().map(|(_, is_adopted)| *is_adopted).collect();
     let listening = Listening::new(addrs, adopted, Vec::new(), Vec::new());
-    let mut plan = described.plan(checked, chosen, &listening);
-    plan.runtime = Runtime::Own;
-    Ok((config, listening, plan))
+    let no_sockets: Vec<_> = (0..checked.shards).map(|_| Vec::new()).collect();
+    let surroundings = surroundings(&checked.server_limits);
+    let shared = checked.share(driver, (&listening, &no_sockets), surroundings, None);
+    Ok((ring, listening, shared))
 }

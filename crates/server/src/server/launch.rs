@@ -7,15 +7,16 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use ringserve_core::{Driver, Limits, ServerLimits};
+use ringserve_core::Driver;
 use ringserve_drivers::guarded;
 use ringserve_drivers::{Epoll, Listener, Uring};
 use socket2::SockRef;
 use tracing::info_span;
 
-use super::driver::{Chosen, ChosenKind, DESCRIPTORS_PER_SHARD};
+use super::config::checked::CheckedConfig;
+use super::config::driver_config::{DESCRIPTORS_PER_SHARD, DriverConfig, DriverKind};
+use super::config::shared::{ShardSeed, SharedConfig};
 use super::listen::sockets::Listening;
-use super::plan::{OneShard, Plan};
 use super::running::{Launched, ServerHandle, ShardDeath, ShardEnd};
 use super::runtime::Runtime;
 use super::serves::Serves;
@@ -30,85 +31,92 @@ use crate::shard::face::service::Made;
 use crate::shard::running::beginning::Beginning;
 use crate::shard::running::starting::{Ended, Gate, ShardStart, Starting, Until};
 use crate::shard::state::services::Services;
-use crate::shard::state::shard_loop::{Parts, ShardLoop};
+use crate::shard::state::shard_loop::ShardLoop;
 use crate::shard::wakes::inbox::{Command, RemoteShard, enter_shard};
 use crate::watchdog::thread::Watchdog;
 
-/// Threads of a start that failed have this long to end: a shard gives up after 5 s what its driver does not end.
+/// Threads of a start that failed have this long to end: a shard gives up after 5 s what its driver
+/// does not end.
 const ENDS_WITHIN: Duration = Duration::from_secs(6);
 
 /// What a shard does on its thread, to its end.
-pub(super) type RunShard = Box<dyn FnOnce(OneShard, ShardStart) -> ShardEnd + Send>;
+pub(super) type RunShard = Box<dyn FnOnce(ShardSeed, ShardStart) -> ShardEnd + Send>;
 
-impl Plan {
-    /// Starts all shards and waits until each one is ready. `of_shard` is called for each, and returns what that one does.
-    pub(super) fn launch(
-        self,
-        mut starting: Starting,
-        until: Until<'_>,
-        sockets: Vec<Vec<Listener>>,
-        cpus: &[usize],
-        of_shard: &dyn Fn() -> RunShard,
-    ) -> Result<Launched, Error> {
-        let mut threads = Vec::new();
-        // So that nothing listens any more after a start that failed, whatever a factory still waits for. Adopted sockets are
-        // not this server's to shut down.
-        let own = sockets.iter().flatten().filter(|listener| !listener.is_adopted());
-        let own: Vec<OwnedFd> =
-            own.filter_map(|listener| listener.as_fd().try_clone_to_owned().ok()).collect();
-        self.begin(&mut starting);
-        let name = if self.is_beside { "ringserve-admin" } else { "ringserve" };
-        // So that its lines in the log are told apart from those of the server. Subscribers may panic.
-        let is_beside = self.is_beside;
-        let span = if is_beside { guard(|| info_span!("admin")).ok() } else { None };
-        let (stalls, overload) = (self.stalls, self.overload.clone());
-        let shards = self.shards(sockets, cpus);
-        let control = shards[0].control.clone();
-        for shard in shards {
-            let index = shard.index;
-            let (start, run, span) = (starting.of_shard(index), of_shard(), span.clone());
-            let thread = thread::Builder::new().name(format!("{name}-{index}")).spawn(move || {
-                // An endpoint answers whatever becomes of the log.
-                let _handing = if is_beside { hand_over(span.clone()) } else { None };
-                let _entered = span.and_then(|span| guard(|| span.entered()).ok());
-                to_the_end(shard, start, run)
-            });
-            match thread {
-                Ok(thread) => threads.push(thread),
-                Err(error) => {
-                    starting.of_shard(index).failed(Error::Thread(error));
-                    break;
-                }
+/// Starts all shards and waits until each one is ready. `of_shard` is called for each, and returns
+/// what that one does.
+pub(super) fn launch(
+    shared: &Arc<SharedConfig>,
+    (mut starting, until): (Starting, Until<'_>),
+    sockets: Vec<Vec<Listener>>,
+    cpus: &[usize],
+    of_shard: &dyn Fn() -> RunShard,
+) -> Result<Launched, Error> {
+    // So that nothing listens any more after a start that failed, whatever a factory still waits
+    // for. Adopted sockets are not this server's to shut down.
+    let own = sockets.iter().flatten().filter(|listener| !listener.is_adopted());
+    let own: Vec<OwnedFd> = own.filter_map(|listener| listener.as_fd().try_clone_to_owned().ok()).collect();
+    shared.begin(&mut starting);
+    let given = &shared.checked.given;
+    let control = shared.control.clone();
+    let threads = start_threads(shared.seeds(sockets, cpus), given.is_beside, &starting, of_shard);
+    match starting.wait(until) {
+        Ok(waited) => {
+            if waited {
+                control.rouse();
             }
+            let watchdog = Watchdog::start(given.stalls, given.overload.clone(), &control);
+            Ok(Launched { control, threads, watchdog })
         }
-        match starting.wait(until) {
-            Ok(waited) => {
-                if waited {
-                    control.rouse();
-                }
-                let watchdog = Watchdog::start(stalls, overload, &control);
-                Ok(Launched { control, threads, watchdog })
+        Err(ended) => {
+            let Ended { error, heard, panic } = *ended;
+            for listener in &own {
+                let _ = SockRef::from(listener).shutdown(Shutdown::Both);
             }
-            Err(ended) => {
-                let Ended { error, heard, panic } = *ended;
-                for listener in &own {
-                    let _ = SockRef::from(listener).shutdown(Shutdown::Both);
-                }
-                control.abort();
-                starting.give_up();
-                let threads = of_those_that_end(threads, &heard);
-                drop(ServerHandle::new(Listening::default(), Launched { control, threads, watchdog: None }));
-                match panic {
-                    Some(panic) => resume_unwind(panic),
-                    None => Err(error),
-                }
+            control.abort();
+            starting.give_up();
+            let threads = of_those_that_end(threads, &heard);
+            drop(ServerHandle::new(Listening::default(), Launched { control, threads, watchdog: None }));
+            match panic {
+                Some(panic) => resume_unwind(panic),
+                None => Err(error),
             }
         }
     }
 }
 
-/// A factory that blocks its thread may never return: the thread is left alone, and ends by itself if it does. One that
-/// returned a future ends soon, unless the future blocks.
+/// Starts a thread for each shard, or says to the start why there is none.
+fn start_threads(
+    seeds: Vec<ShardSeed>,
+    is_beside: bool,
+    starting: &Starting,
+    of_shard: &dyn Fn() -> RunShard,
+) -> Vec<thread::JoinHandle<ShardEnd>> {
+    let mut threads = Vec::new();
+    let name = if is_beside { "ringserve-admin" } else { "ringserve" };
+    // So that its lines in the log are told apart from those of the server. Subscribers may panic.
+    let span = if is_beside { guard(|| info_span!("admin")).ok() } else { None };
+    for seed in seeds {
+        let index = seed.index;
+        let (start, run, span) = (starting.of_shard(index), of_shard(), span.clone());
+        let thread = thread::Builder::new().name(format!("{name}-{index}")).spawn(move || {
+            // An endpoint answers whatever becomes of the log.
+            let _handing = if is_beside { hand_over(span.clone()) } else { None };
+            let _entered = span.and_then(|span| guard(|| span.entered()).ok());
+            to_the_end(seed, start, run)
+        });
+        match thread {
+            Ok(thread) => threads.push(thread),
+            Err(error) => {
+                starting.of_shard(index).failed(Error::Thread(error));
+                break;
+            }
+        }
+    }
+    threads
+}
+
+/// A factory that blocks its thread may never return: the thread is left alone, and ends by itself
+/// if it does. One that returned a future ends soon, unless the future blocks.
 fn of_those_that_end(
     threads: Vec<thread::JoinHandle<ShardEnd>>,
     heard: &[bool],
@@ -128,12 +136,13 @@ fn of_those_that_end(
     threads.filter(|(thread, heard)| **heard && ends(thread)).map(|(thread, _)| thread).collect()
 }
 
-/// A shard's thread. If the shard ends by itself, the cause is logged and the others are told to drain.
-fn to_the_end(shard: OneShard, start: ShardStart, run: RunShard) -> ShardEnd {
-    let (index, control, not_ready) = (shard.index, shard.control.clone(), start.clone());
+/// A shard's thread. If the shard ends by itself, the cause is logged and the others are told to
+/// drain.
+fn to_the_end(seed: ShardSeed, start: ShardStart, run: RunShard) -> ShardEnd {
+    let (index, control, not_ready) = (seed.index, seed.shared.control.clone(), start.clone());
     enter_shard(index, &control.remotes()[index]);
     control.remotes()[index].set_thread(cpu::this_thread());
-    let end = ended(index, control.remotes(), catch_unwind(AssertUnwindSafe(|| run(shard, start))));
+    let end = ended(index, control.remotes(), catch_unwind(AssertUnwindSafe(|| run(seed, start))));
     control.remotes()[index].set_thread(0);
     if let Err(death) = &end {
         not_ready.failed(death.error(index));
@@ -159,7 +168,7 @@ pub(super) fn ended(index: usize, remotes: &[Arc<RemoteShard>], ran: thread::Res
     end
 }
 
-impl OneShard {
+impl ShardSeed {
     /// On the shard's own thread: makes driver and service, says so, and serves.
     pub(super) fn run<S: Serves>(mut self, serves: S, start: ShardStart) -> ShardEnd {
         if let Some(cpu) = self.cpu
@@ -169,12 +178,13 @@ impl OneShard {
         }
         let sockets = std::mem::take(&mut self.sockets);
         // The one place where the driver is decided: from here on everything is compiled for it.
-        match self.chosen.kind.clone() {
-            ChosenKind::Uring(config) => match Uring::new(&config, sockets) {
+        let shared = self.shared.clone();
+        match &shared.driver.kind {
+            DriverKind::Uring(config) => match Uring::new(config, sockets) {
                 Ok(driver) => self.run_inside(serves, driver, start),
                 Err(error) => give_up(&start, Error::Driver(error)),
             },
-            ChosenKind::Epoll(config) => match Epoll::new(&config, sockets) {
+            DriverKind::Epoll(config) => match Epoll::new(config, sockets) {
                 Ok(driver) => self.run_inside(serves, driver, start),
                 Err(error) => give_up(&start, Error::Driver(error)),
             },
@@ -188,7 +198,7 @@ impl OneShard {
         driver: D,
         start: ShardStart,
     ) -> ShardEnd {
-        match self.runtime {
+        match self.shared.checked.given.runtime {
             Runtime::Own => self.run_on(serves, driver, start),
             #[cfg(feature = "runtime-tokio")]
             runtime => {
@@ -196,10 +206,10 @@ impl OneShard {
                 let served = runtime.run(Box::pin(async move {
                     match self.prepare(serves, driver, &start) {
                         None => Ok(Default::default()),
-                        Some((parts, Gate::Serving, Made::Now(services))) => {
-                            ShardLoop::new(parts, services).run_hosted().await
+                        Some((shard, Gate::Serving, Made::Now(services))) => {
+                            shard.serving(services).run_hosted().await
                         }
-                        Some((parts, _, made)) => Beginning::new(parts, made, start).run_hosted().await,
+                        Some((shard, _, made)) => Beginning::new(shard, made, start).run_hosted().await,
                     }
                 }));
                 match served {
@@ -219,13 +229,14 @@ impl OneShard {
     ) -> ShardEnd {
         let end = match self.prepare(serves, driver, &start) {
             None => return Ok(Default::default()),
-            Some((parts, Gate::Serving, Made::Now(services))) => ShardLoop::new(parts, services).run(),
-            Some((parts, _, made)) => Beginning::new(parts, made, start).run(),
+            Some((shard, Gate::Serving, Made::Now(services))) => shard.serving(services).run(),
+            Some((shard, _, made)) => Beginning::new(shard, made, start).run(),
         };
         end.map_err(ShardDeath::Driver)
     }
 
-    /// Calls the factories of the shard, says so, and waits until those of all others returned. `None` if it cannot be made.
+    /// Calls the factories of the shard, says so, and waits until those of all others returned.
+    /// `None` if it cannot be made.
     fn prepare<D: Driver<Descriptor = OwnedFd>, S: Serves>(
         self,
         serves: S,
@@ -233,7 +244,7 @@ impl OneShard {
         start: &ShardStart,
     ) -> Option<Prepared<D, impl Services + use<D, S>>> {
         match self.make(serves, driver, start) {
-            Ok((parts, made)) => Some((parts, start.pass(), made)),
+            Ok((shard, made)) => Some((shard, start.pass(), made)),
             Err(error) => {
                 start.failed(error);
                 None
@@ -243,7 +254,7 @@ impl OneShard {
 }
 
 /// A shard whose factories returned: how far the start is, and its services.
-type Prepared<D, V> = (Parts<D>, Gate, Made<V, Error>);
+type Prepared<D, V> = (ShardLoop<D, ()>, Gate, Made<V, Error>);
 
 pub(super) fn give_up(start: &ShardStart, error: Error) -> ShardEnd {
     start.failed(error);
@@ -266,31 +277,25 @@ pub(super) fn descriptors(shards: usize, addrs: usize) -> Result<u64, Error> {
     if limit < needed { Err(Error::Descriptors { limit, needed }) } else { Ok(limit) }
 }
 
-/// The CPU of each shard, or none.
-pub(super) fn cpus_to_pin(pin: Option<bool>, shards: usize) -> Vec<usize> {
-    let cpus = cpu::cpus();
-    let fits = cpus.len() == shards && !cpu::has_quota();
-    if pin.unwrap_or(fits) { cpus.into_iter().cycle().take(shards).collect() } else { Vec::new() }
-}
-
-/// Says where and how the server runs. `services` have a name if the program gave one.
+/// Says where and how the server runs.
 pub(super) fn announce(
     listening: &Listening,
     cpus: &[usize],
-    chosen: &Chosen,
-    (shards, server): (usize, &ServerLimits),
-    services: &[(Option<&str>, &Limits)],
+    driver: &DriverConfig,
+    checked: &CheckedConfig,
 ) {
+    let CheckedConfig { services, server_limits, shards, .. } = checked;
     let pinned = if cpus.is_empty() { "not pinned" } else { "each pinned to a CPU" };
     for (addr, adopted) in listening.addrs.iter().zip(&listening.adopted) {
         let adopted = if *adopted { " (adopted)" } else { "" };
         info!("listening on {addr}{adopted} with {shards} shards, {pinned}");
     }
     listening.warnings.iter().for_each(|warning| warn!("{warning}"));
-    info!("driver: {}", chosen.reason());
+    info!("driver: {}", driver.reason());
     let several = services.len() > 1;
-    for (number, (name, limits)) in services.iter().enumerate() {
-        let service = match (several, name) {
+    for (number, service) in services.iter().enumerate() {
+        let limits = &service.limits;
+        let service = match (several, &service.given.name) {
             (false, _) => String::new(),
             (true, Some(name)) => format!(" of the service {name}"),
             (true, None) => format!(" of service {number}"),
@@ -299,18 +304,18 @@ pub(super) fn announce(
             "limits{service}: {} connections, {} for each shard, frames up to {} bytes, receive memory up to {} MiB for each \
              shard, {} MiB held; times: first frame {}, idle {}, write stalled {}, at least {} bytes a second written \
              and {} read, handler {}, drain {:?}",
-            chosen.connections_max(),
-            chosen.connections(),
+            driver.connections_max(),
+            driver.connections(),
             limits.frame_bytes_max,
-            server.receive_bytes_max >> 20,
-            server.held_bytes_max >> 20,
+            server_limits.receive_bytes_max >> 20,
+            server_limits.held_bytes_max >> 20,
             or_off(limits.first_frame_timeout),
             or_off(limits.idle_timeout),
             or_off(limits.write_stall_timeout),
             limits.write_bytes_per_second_min,
             limits.read_bytes_per_second_min,
             or_off(limits.handler_timeout),
-            server.drain_timeout,
+            server_limits.drain_timeout,
         );
     }
     info!(

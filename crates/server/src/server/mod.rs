@@ -1,20 +1,21 @@
 //! A server: what it is told, how it starts, what is held of it while it runs, and how it ends.
 
 pub(crate) mod builder;
+pub(crate) mod config;
 mod control;
 pub(crate) mod driven;
 pub(crate) mod driver;
+pub(crate) mod endpoint;
 mod fit;
 mod inspecting;
 mod launch;
 pub(crate) mod listen;
-mod plan;
-pub(crate) mod prepared;
 pub(crate) mod running;
 pub(crate) mod runtime;
 pub(crate) mod serves;
 pub(crate) mod several;
 mod signals;
+pub(crate) mod start;
 #[cfg(feature = "testing")]
 pub(crate) mod stepped;
 mod until;

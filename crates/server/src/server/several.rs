@@ -1,16 +1,14 @@
 //! A server of several services.
 
-use std::any::TypeId;
 use std::future::Future;
 
-use ringserve_core::Limits;
-
-use super::builder::{Server, prepared};
+use super::builder::Server;
+use super::config::given::{ServerConfig, ServiceConfig, ServiceKind};
+use super::endpoint::{Endpoints, IntoEndpoints};
 use super::listen::addr::Binds;
-use super::listen::endpoint::{Endpoints, IntoEndpoints};
-use super::prepared::{Described, Prepared, ServicePlan, Settings};
 use super::running::ServerHandle;
 use super::serves::{AllOf, Hosted, One};
+use super::start::{Prepared, StartHooks};
 use crate::error::Error;
 use crate::shard::face::handle::Shard;
 use crate::shard::face::service::IntoService;
@@ -21,20 +19,11 @@ use crate::stats::ServerStats;
 /// The services of a [`Server`] with several of them. It stands in the place of a framing, since each service has its own.
 #[derive(Default)]
 pub struct Several {
-    services: Vec<Declared>,
+    /// Makes each service with the server's `admit`, which a program may set later.
+    hosted: Vec<HostedBy>,
 }
 
-struct Declared {
-    endpoints: Endpoints<()>,
-    /// Switches off the limits that do not apply to the service.
-    adjust: fn(&mut Limits),
-    /// The service, made with the server's `admit`, which a program may set later.
-    hosted: Box<dyn FnOnce(Option<Admit>) -> Box<dyn Hosted> + Send>,
-    /// The names of the protocols that the service speaks, for TLS.
-    protocols: &'static [&'static str],
-    /// The type of its framing, by which a transport may go.
-    framing: TypeId,
-}
+type HostedBy = Box<dyn FnOnce(Option<Admit>) -> Box<dyn Hosted> + Send>;
 
 impl Server<Several> {
     /// A server of several services on the same shards: an admin port beside the public one, a second protocol, an address with
@@ -67,7 +56,12 @@ impl Server<Several> {
     /// # }
     /// ```
     pub fn new() -> Server<Several> {
-        Server { binds: Binds::default(), framing: Several::default(), settings: Settings::default() }
+        Server {
+            binds: Binds::default(),
+            framing: Several::default(),
+            config: ServerConfig::default(),
+            hooks: StartHooks::default(),
+        }
     }
 
     /// Adds a service, reached at all of `endpoints`. `factory` is called once on each shard's thread, may fail, and may
@@ -81,27 +75,11 @@ impl Server<Several> {
         E: IntoEndpoints,
         Make: IntoService<E::Framing>,
     {
-        let Endpoints { binds, framing, name, limits, sockets, admit, admission, access_log, drains_after } =
-            endpoints.into_endpoints();
-        let endpoints = Endpoints {
-            binds,
-            framing: (),
-            name,
-            limits,
-            sockets,
-            admit,
-            admission,
-            access_log,
-            drains_after,
-        };
+        let Endpoints { framing, config } = endpoints.into_endpoints();
+        let kind = ServiceKind::of::<E::Framing, Make>();
+        self.config.services.push(ServiceConfig { kind, ..config });
         let hosted = |admit| Box::new(One::new(framing, factory, admit)) as Box<dyn Hosted>;
-        self.framing.services.push(Declared {
-            endpoints,
-            adjust: Make::adjust,
-            hosted: Box::new(hosted),
-            protocols: Make::protocols(),
-            framing: TypeId::of::<E::Framing>(),
-        });
+        self.framing.hosted.push(Box::new(hosted));
         self
     }
 
@@ -111,7 +89,7 @@ impl Server<Several> {
     /// If the server cannot be started, or a shard's driver breaks. An error of one of several services names it
     /// ([`Error::Service`]).
     pub fn serve(self) -> Result<(), Error> {
-        self.prepared()?.serve()
+        self.prepared().serve()
     }
 
     /// Starts the server on its own threads, as [`Server::start`] of one service does.
@@ -120,7 +98,7 @@ impl Server<Several> {
     /// If any shard cannot be started. Nothing is left running then, except threads of factories that block: they end when the
     /// factories return.
     pub fn start(self) -> Result<ServerHandle, Error> {
-        self.prepared()?.start(Starting::new(), None)
+        self.prepared().start(Starting::new(), None)
     }
 
     /// Serves until `future` is done, as [`Server::run_until`] of one service does.
@@ -128,36 +106,19 @@ impl Server<Several> {
     /// # Errors
     /// Those of [`start`](Server::start) and of [`ServerHandle::wait`].
     pub fn run_until(self, future: impl Future) -> Result<ServerStats, Error> {
-        self.prepared()?.serve_until(future)
+        self.prepared().serve_until(future)
     }
 
-    pub(crate) fn prepared(self) -> Result<Prepared<AllOf>, Error> {
-        let (mut services, mut all) = (Vec::new(), Vec::new());
-        for Declared { endpoints, adjust, hosted, protocols, framing } in self.framing.services {
-            let Endpoints {
-                binds, name, limits, sockets, admit, admission, access_log, drains_after, ..
-            } = endpoints;
-            let binds = binds.all().map_err(|error| Error::Address(error).of_service(name.as_ref()))?;
-            let binds =
-                prepared(binds, protocols, framing).map_err(|error| error.of_service(name.as_ref()))?;
-            let limits = limits.or_else(|| self.settings.limits.clone());
-            let (limits_given, mut limits) = (limits.is_some(), limits.unwrap_or_default());
-            adjust(&mut limits);
-            let sockets = sockets.unwrap_or_else(|| self.settings.sockets.clone());
-            let service = ServicePlan {
-                name,
-                binds,
-                limits,
-                limits_given,
-                sockets,
-                admission,
-                access_log,
-                drains_after,
-            };
-            all.push((service.label(), hosted(admit.or_else(|| self.settings.admit.clone()))));
-            services.push(service);
-        }
-        Ok(Prepared { described: Described { settings: self.settings, services }, serves: AllOf(all) })
+    pub(crate) fn prepared(self) -> Prepared<AllOf> {
+        let Server { framing, mut config, hooks, .. } = self;
+        let of_all = config.admit.take();
+        let each = config.services.iter_mut().zip(framing.hosted);
+        let all = each.map(|(service, hosted)| {
+            let admit = service.admit.take().or_else(|| of_all.clone());
+            (service.label(), hosted(admit))
+        });
+        let serves = AllOf(all.collect());
+        Prepared { config, hooks, serves }
     }
 }
 

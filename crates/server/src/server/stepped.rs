@@ -9,13 +9,15 @@ use ringserve_core::{Limits, ServerLimits};
 use ringserve_drivers::Uring;
 use ringserve_simkernel::{Network, RingId, SimKernel};
 
-use super::driven::planned;
+use super::config::checked::CheckLimits;
+use super::config::given::ServerConfig;
+use super::config::shared::ShardSeed;
+use super::driven::shared;
 use super::launch::ended;
-use super::plan::{OneShard, Plan};
-use super::prepared::{CheckLimits, Described, Prepared};
 use super::running::{ShardDeath, ShardEnd};
 use super::runtime::Runtime;
 use super::serves::Serves;
+use super::start::Prepared;
 use crate::base::clock::{Clock, Deadline};
 use crate::base::thread_times::ThreadTimes;
 use crate::blocking::Pool;
@@ -27,7 +29,7 @@ use crate::shard::remote::control::ServerControl;
 use crate::shard::running::beginning::Beginning;
 use crate::shard::running::starting::{ShardStart, StartState, Starting};
 use crate::shard::running::stepped::{Stage, Stepped, SteppedShard};
-use crate::shard::state::shard_loop::{Peers, ShardLoop};
+use crate::shard::state::shard_loop::Peers;
 use crate::shard::wakes::inbox::{Command, OnCall, enter_shard, leave_shard};
 use crate::stats::{ServerStats, ServiceNames, ShardStats};
 use crate::watchdog::loads::Loads;
@@ -69,7 +71,7 @@ const SIMULATED_DESCRIPTORS: u64 = 20_000;
 type MakePool<'a> = &'a dyn Fn(&ServerLimits) -> Arc<dyn Pool>;
 
 /// Calls the factories of a shard.
-type MakeShard<'a> = &'a dyn Fn(OneShard, Uring<SimKernel>, &ShardStart) -> Result<MadeShard, Error>;
+type MakeShard<'a> = &'a dyn Fn(ShardSeed, Uring<SimKernel>, &ShardStart) -> Result<MadeShard, Error>;
 
 /// A shard whose factories returned.
 struct MadeShard {
@@ -90,29 +92,29 @@ impl SteppedServer {
         pool: MakePool<'_>,
         on_call: &OnCall,
     ) -> Result<SteppedServer, Error> {
-        let Prepared { described, serves } = server;
-        let make = |shard: OneShard, driver, start: &ShardStart| {
-            let (parts, made) = shard.make(serves.again(), driver, start)?;
+        let Prepared { config, serves, .. } = server;
+        let make = |seed: ShardSeed, driver, start: &ShardStart| {
+            let (shard, made) = seed.make(serves.again(), driver, start)?;
             let start = start.clone();
             Ok(MadeShard {
                 is_there: matches!(made, Made::Now(_)),
                 steps: Box::new(move |ring, all_there| {
                     let stage = match made {
-                        Made::Now(services) if all_there => Stage::Serves(ShardLoop::new(parts, services)),
-                        made => Stage::Begins(Beginning::new(parts, made, start)),
+                        Made::Now(services) if all_there => Stage::Serves(shard.serving(services)),
+                        made => Stage::Begins(Beginning::new(shard, made, start)),
                     };
                     Box::new(SteppedShard::new(ring, stage))
                 }),
             })
         };
         let framings = |number, limits: &Limits| serves.check_limits(number, limits);
-        let server = SteppedServer::begin(described, &framings, &make, network, simulated, pool, on_call)?;
+        let server = SteppedServer::begin(config, &framings, &make, network, simulated, pool, on_call)?;
         Ok(SteppedServer { kept: Some(Box::new(serves)), ..server })
     }
 
     /// The same of a server whose framings refuse limits, and whose shards are made, by these.
     fn begin(
-        mut described: Described,
+        mut config: ServerConfig,
         framings: CheckLimits<'_>,
         make: MakeShard<'_>,
         network: &Network,
@@ -120,49 +122,47 @@ impl SteppedServer {
         pool: MakePool<'_>,
         on_call: &OnCall,
     ) -> Result<SteppedServer, Error> {
-        refuse_runtime(described.settings.runtime)?;
-        described.settings.seed = Some(seed);
+        refuse_runtime(config.runtime)?;
+        config.seed = Some(seed);
         let listen = |addr, is_adopted, shards| match is_adopted {
             true => network.adopt(addr, shards).map(|()| addr),
             false => network.listen(addr, shards),
         };
-        let (config, listening, plan) = planned(described, framings, &listen, SIMULATED_DESCRIPTORS)?;
-        let (limits, reserved) = (plan.server_limits.clone(), plan.chosen.reserved());
-        let (overload, names) = (plan.overload.clone(), plan.names.clone());
-        let blocking = pool(&limits);
-        let plan = Plan { clock, blocking: blocking.clone(), ..plan };
+        let surroundings = |limits: &ServerLimits| (clock, pool(limits));
+        let (ring, listening, shared) =
+            shared(config, framings, &listen, SIMULATED_DESCRIPTORS, surroundings)?;
         let mut starting = Starting::new();
-        plan.begin(&mut starting);
-        let no_sockets = (0..plan.shards).map(|_| Vec::new()).collect();
-        let parts = plan.shards(no_sockets, &[]);
+        shared.begin(&mut starting);
+        let no_sockets = (0..shared.checked.shards).map(|_| Vec::new()).collect();
+        let seeds = shared.seeds(no_sockets, &[]);
+        let control = shared.control.clone();
         let mut server = SteppedServer {
             addrs: listening.ips.clone(),
-            names,
-            limits,
-            reserved,
-            remotes: parts[0].control.remotes().clone(),
+            names: shared.names.clone(),
+            limits: shared.checked.server_limits.clone(),
+            reserved: shared.driver.reserved(),
+            remotes: control.remotes().clone(),
             shards: Vec::new(),
             ends: Vec::new(),
-            blocking,
+            blocking: control.blocking().clone(),
             starting,
-            control: parts[0].control.clone(),
-            overload,
+            control,
+            overload: shared.checked.given.overload.clone(),
             loads: None,
             kept: None,
         };
         // All of them, since their listeners close with them if a factory fails.
-        let drivers = (0..parts.len()).map(|index| {
-            network.driver(index, &config).map_err(|error| Error::Broken { shard: index, error })
-        });
+        let drivers = (0..seeds.len())
+            .map(|index| network.driver(index, &ring).map_err(|error| Error::Broken { shard: index, error }));
         let drivers: Vec<_> = drivers.collect::<Result<_, _>>()?;
         let (mut all_made, mut all_there) = (Vec::new(), true);
-        for (shard, driver) in parts.into_iter().zip(drivers) {
-            let (index, remote) = (shard.index, shard.control.remotes()[shard.index].clone());
+        for (seed, driver) in seeds.into_iter().zip(drivers) {
+            let (index, remote) = (seed.index, server.remotes[seed.index].clone());
             remote.set_on_call(on_call.clone());
             let (start, ring) = (server.starting.of_shard(index), driver.kernel().ring());
             // As on its thread.
             enter_shard(index, &remote);
-            let made = make(shard, driver, &start);
+            let made = make(seed, driver, &start);
             leave_shard();
             match made {
                 Ok(made) => {

@@ -15,9 +15,9 @@ use crate::base::clock::Clock;
 use crate::error::Error;
 use crate::overload::Load;
 use crate::server::builder::Server;
-use crate::server::prepared::Prepared;
 use crate::server::serves::{AllOf, MadeOf, Serves};
 use crate::server::several::Several;
+use crate::server::start::Prepared;
 use crate::server::stepped::SteppedServer;
 use crate::shard::face::handle::Shard;
 use crate::shard::face::service::IntoService;
@@ -76,7 +76,7 @@ impl Sim {
         Make: IntoService<F>,
     {
         let watches = self.watches();
-        self.start_prepared(server.with(move |shard: &Shard| watches.over(factory(shard)))?)
+        self.start_prepared(server.with(move |shard: &Shard| watches.over(factory(shard))))
     }
 
     /// Starts a server of [several services](crate::Server::new), as [`serve`](Sim::serve). Returns its addresses, in the order
@@ -97,9 +97,9 @@ impl Sim {
     /// # Errors
     /// Those of [`Server::start`](crate::Server::start).
     pub fn start_several(&self, server: Server<Several>) -> Result<SimServer, Error> {
-        let Prepared { described, serves } = server.prepared()?;
+        let Prepared { config, hooks, serves } = server.prepared();
         let serves = AllWatched { all: serves, watches: self.watches() };
-        self.start_prepared(Prepared { described, serves })
+        self.start_prepared(Prepared { config, hooks, serves })
     }
 
     fn watches(&self) -> Watches {

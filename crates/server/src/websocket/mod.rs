@@ -123,7 +123,7 @@ pub use crate::http::socket::{Socket, SocketError};
 #[cfg(feature = "http")]
 pub use crate::http::websocket::{Upgrades, upgrade};
 use crate::server::builder::Server;
-use crate::server::listen::endpoint::Endpoint;
+use crate::server::endpoint::Endpoint;
 use crate::shard::face::cx::Cx;
 use crate::shard::face::opening::Opening;
 use crate::stream::byte_stream::Stream;

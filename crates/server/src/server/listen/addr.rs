@@ -175,6 +175,11 @@ impl Binds {
         binds
     }
 
+    /// The first address, before anything is checked.
+    pub(crate) fn first(&self) -> Option<&Address> {
+        self.binds.first().map(|bind| &bind.addr)
+    }
+
     fn fail(&mut self, error: io::Error) {
         self.failed.get_or_insert(error);
     }

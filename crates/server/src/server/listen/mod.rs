@@ -2,7 +2,6 @@
 
 pub(crate) mod addr;
 mod adopted;
-pub(crate) mod endpoint;
 mod ip;
 pub(crate) mod sockets;
 #[cfg(feature = "tls")]

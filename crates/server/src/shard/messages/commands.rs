@@ -37,11 +37,11 @@ fn bits(services: usize) -> u32 {
 
 impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
     pub(crate) fn apply_orders(&mut self, core: &mut Core) {
-        let command = self.remote.last_command();
-        if command == self.command {
+        let command = self.parts.remote.last_command();
+        if command == self.parts.command {
             return;
         }
-        self.command = command;
+        self.parts.command = command;
         // Tasks that wait for it.
         self.common.works(StalledWork::Waker);
         match command {
@@ -84,7 +84,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
         let (ends, remotes) = (shard.ends(), shard.server().remotes());
         let over = (0..ends.count()).filter(|service| core.is_lane_over(lane_of(*service)));
         let here = over.fold(0, |bits, service| bits | 1 << service);
-        if self.remote.services_end(here) {
+        if self.parts.remote.services_end(here) {
             remotes.iter().for_each(|remote| remote.look_again());
         }
         let all = remotes.iter().fold(u32::MAX, |all, remote| all & remote.ended_services());
@@ -92,7 +92,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
         let services = bits(ends.count());
         let awaits = all & services != services;
         if core.await_others(awaits) && !awaits {
-            self.remote.look_again();
+            self.parts.remote.look_again();
         }
         for service in 0..ends.count() {
             if ends.after(service) & !all == 0 {
@@ -112,7 +112,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
             true
         });
         if left {
-            self.remote.announce_messages();
+            self.parts.remote.announce_messages();
         }
     }
 
@@ -120,7 +120,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
     #[inline(never)]
     pub(crate) fn read_letters(&mut self, core: &mut Core, part: Part) {
         self.common.works(StalledWork::Message);
-        let mut letters = std::mem::take(&mut self.delivery.letters);
+        let mut letters = std::mem::take(&mut self.parts.delivery.letters);
         let mut looked = part == Part::End;
         for letter in letters.drain(..LETTERS_AT_ONCE.min(letters.len())) {
             match letter {
@@ -153,7 +153,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
                     self.common.shard.awaited().wait(core.shared(id).map(|shared| &**shared), until, notify);
                 }
                 Letter::Socket { socket, peer, listener } => {
-                    let socket = self.driver.take_over(socket);
+                    let socket = self.parts.driver.take_over(socket);
                     core.take_handed_off(listener, socket, peer);
                 }
                 Letter::Memory { held_bytes_max, receive_bytes_max } => {
@@ -167,11 +167,11 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
                     let has_more = looked || walk.step(core, &self.common.names);
                     looked = true;
                     if has_more {
-                        let _ = self.remote.send(Letter::Inspect(walk));
+                        let _ = self.parts.remote.send(Letter::Inspect(walk));
                     }
                 }
             }
         }
-        self.delivery.letters = letters;
+        self.parts.delivery.letters = letters;
     }
 }

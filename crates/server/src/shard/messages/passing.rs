@@ -25,25 +25,25 @@ const BLOCKED: Duration = Duration::from_millis(50);
 impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
     /// Tells the other shards how much room there is here, and looks for room there if there is none.
     pub(crate) fn share_room(&self, core: &mut Core) {
-        let Some(others) = &self.others else { return };
+        let Some(others) = &self.parts.others else { return };
         let room = if core.has_stopped() { 0 } else { core.slots_left() };
-        self.remote.set_room(room);
+        self.parts.remote.set_room(room);
         core.set_others_have_room(room == 0 && others.iter().any(|remote| remote.room() > 0));
     }
 
     /// True if the connection may be one of a Unix socket: in a simulation each may.
     pub(crate) fn may_be_unix(&self, peer: &Peer) -> bool {
-        self.one_queue.get(peer.listener()).is_none_or(|one_queue| *one_queue)
+        self.parts.one_queue.get(peer.listener()).is_none_or(|one_queue| *one_queue)
     }
 
     /// True if any shard might have accepted the connection. An address that is missing does not say so: servers may leave it out.
     pub(crate) fn comes_from_a_shared_queue(&self, peer: &Peer) -> bool {
-        self.one_queue.get(peer.listener()).is_some_and(|one_queue| *one_queue)
+        self.parts.one_queue.get(peer.listener()).is_some_and(|one_queue| *one_queue)
     }
 
     /// True if another shard has far fewer connections, and is not blocked. All tables have the same size.
     pub(crate) fn is_ahead(&self, core: &Core) -> bool {
-        let Some(others) = &self.others else { return false };
+        let Some(others) = &self.parts.others else { return false };
         let (room, now) = (core.slots_left() + HAND_OFF_LEAD, self.common.now);
         others.iter().any(|remote| remote.room() > room && !remote.is_in_turn_for(BLOCKED, now))
     }
@@ -51,8 +51,8 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
     /// Passes a connection on to the shard with the most room.
     #[cold]
     pub(crate) fn hand_off_to_another(&mut self, socket: Socket, peer: Option<SocketAddr>, listener: u16) {
-        let Some(others) = &self.others else { return };
-        let Some(socket) = self.driver.hand_over(socket) else { return };
+        let Some(others) = &self.parts.others else { return };
+        let Some(socket) = self.parts.driver.hand_over(socket) else { return };
         send_where_room_is(others, Letter::Socket { socket, peer, listener }, self.common.now);
     }
 }

@@ -15,7 +15,7 @@ use crate::peer::Peer;
 use crate::shard::Core;
 use crate::shard::face::service::Made;
 use crate::shard::state::services::Services;
-use crate::shard::state::shard_loop::{Common, Parts, ShardLoop};
+use crate::shard::state::shard_loop::{Common, ShardLoop};
 use crate::shard::tasks::spawned::TaskId;
 use crate::shard::wakes::inbox::Command;
 use crate::stats::ShardStats;
@@ -45,8 +45,8 @@ impl Drop for FailsInPanic {
 pub(crate) type End = Result<ShardStats, i32>;
 
 impl<D: Driver<Descriptor = OwnedFd>, V: Services> Beginning<D, V> {
-    pub(crate) fn new(mut parts: Parts<D>, made: Made<V, Error>, start: ShardStart) -> Self {
-        parts.core.withhold_accepting();
+    pub(crate) fn new(mut shard: ShardLoop<D, ()>, made: Made<V, Error>, start: ShardStart) -> Self {
+        shard.core.withhold_accepting();
         let services = Rc::new(RefCell::new(None));
         let task = match made {
             Made::Now(made) => {
@@ -55,7 +55,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Beginning<D, V> {
             }
             Made::Later(making) => {
                 let (services, start) = (services.clone(), start.clone());
-                Some(parts.shard.tasks().spawn(Box::pin(async move {
+                Some(shard.lane.common.shard.tasks().spawn(Box::pin(async move {
                     let start = FailsInPanic(start);
                     match making.await {
                         Ok(made) => {
@@ -67,7 +67,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Beginning<D, V> {
                 })))
             }
         };
-        let shard = ShardLoop::of(parts, Unmade::default());
+        let (shard, ()) = shard.with(Unmade::default());
         Beginning { shard, services, task, start }
     }
 
@@ -104,11 +104,11 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Beginning<D, V> {
 
     /// The order to stop ends the start, and what is waited for.
     pub(crate) fn apply_command(&mut self) {
-        if self.shard.lane.command != Command::Serve {
+        if self.shard.lane.parts.command != Command::Serve {
             // It had no calls.
             self.shard.core.await_others(false);
         }
-        if self.shard.lane.command != Command::Serve && !self.serves() {
+        if self.shard.lane.parts.command != Command::Serve && !self.serves() {
             if let Some(task) = self.task.take() {
                 self.shard.lane.common.shard.tasks().abort(task);
             }

@@ -28,7 +28,7 @@ const WAKE_ROUNDS: usize = 4;
 impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
     /// Polls tasks that were woken, as many as the turn has room for.
     pub(crate) fn run_woken(&mut self, core: &mut Core) {
-        let mut woken = std::mem::take(&mut self.delivery.tasks);
+        let mut woken = std::mem::take(&mut self.parts.delivery.tasks);
         let mut polled = 0;
         for &task in &woken {
             if !core.take_call() {
@@ -44,7 +44,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
                 0 => self.services.resume(&mut self.common, core, task),
                 _ => {
                     self.common.works(StalledWork::Task);
-                    self.upstreams.read(core, task & !UPSTREAM)
+                    self.parts.upstreams.read(core, task & !UPSTREAM)
                 }
             };
             if let Some(id) = goes_on {
@@ -58,7 +58,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
             core.dispatch(self);
         }
         woken.drain(..polled);
-        self.delivery.tasks = woken;
+        self.parts.delivery.tasks = woken;
         self.common.works(StalledWork::Task);
         self.common.shard.tasks().run_new();
     }
@@ -69,13 +69,13 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
     #[inline(never)]
     fn attend_late(&mut self, core: &mut Core) {
         // Behind those that the turn had no room for at its beginning.
-        self.remote.take_letters(&mut self.delivery.letters);
-        if !self.delivery.letters.is_empty() {
+        self.parts.remote.take_letters(&mut self.parts.delivery.letters);
+        if !self.parts.delivery.letters.is_empty() {
             self.read_letters(core, Part::End);
         }
         // Both: what is left in the word would keep the shard from sleeping.
-        if self.called.has(Attention::UPSTREAMS) | self.remote.take(Attention::UPSTREAMS) {
-            self.upstreams.serve(core);
+        if self.parts.called.has(Attention::UPSTREAMS) | self.parts.remote.take(Attention::UPSTREAMS) {
+            self.parts.upstreams.serve(core);
         }
     }
 }
@@ -114,26 +114,26 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
     #[inline]
     fn begin(&mut self, core: &mut Core) {
         // First: from here on a watchdog sees that the shard does not wait any more.
-        self.called = self.remote.begin_turn(&mut self.delivery);
-        if self.called.has(Attention::WATCHED)
-            && let Some(alarm) = self.remote.alarm()
+        self.parts.called = self.parts.remote.begin_turn(&mut self.parts.delivery);
+        if self.parts.called.has(Attention::WATCHED)
+            && let Some(alarm) = self.parts.remote.alarm()
         {
             alarm.begins(self.common.now);
         }
         if self.common.shard.timers().is_due(self.common.now) {
             let due = self.common.fire_timers();
-            self.called.add(due);
+            self.parts.called.add(due);
         }
-        if self.called.has(Attention::COMMAND) {
+        if self.parts.called.has(Attention::COMMAND) {
             self.apply_orders(core);
         }
-        if self.command != Command::Serve {
+        if self.parts.command != Command::Serve {
             self.notify_leaving(core);
         }
-        if self.called.has(Attention::MESSAGES) {
+        if self.parts.called.has(Attention::MESSAGES) {
             self.read_messages();
         }
-        if !self.delivery.letters.is_empty() {
+        if !self.parts.delivery.letters.is_empty() {
             self.read_letters(core, Part::Begin);
         }
     }
@@ -144,11 +144,11 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
             core.handed_off(listener, peer.addr);
             return self.hand_off_to_another(socket, peer.addr, peer.listener);
         }
-        if self.asks.local {
-            peer.asked.local = self.driver.local_of(socket);
+        if self.parts.asks.local {
+            peer.asked.local = self.parts.driver.local_of(socket);
         }
-        if self.asks.credentials && self.may_be_unix(&peer) {
-            peer.asked.credentials = self.driver.credentials_of(socket);
+        if self.parts.asks.credentials && self.may_be_unix(&peer) {
+            peer.asked.credentials = self.parts.driver.credentials_of(socket);
         }
         self.services.accepted(&mut self.common, core, socket, peer);
     }
@@ -162,24 +162,24 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
     }
 
     fn secured(&mut self, core: &mut Core, id: ConnId) {
-        if self.upstreams.owns(core, id) {
+        if self.parts.upstreams.owns(core, id) {
             self.common.works_for(core, StalledWork::Waker, id);
-            return self.upstreams.secured(core, id);
+            return self.parts.upstreams.secured(core, id);
         }
         self.services.secured(&mut self.common, core, id);
     }
 
     fn connected(&mut self, core: &mut Core, id: ConnId) {
         self.common.works_for(core, StalledWork::Waker, id);
-        self.upstreams.connected(core, id);
+        self.parts.upstreams.connected(core, id);
     }
 
     #[inline(always)]
     fn frames(&mut self, frames: &mut Frames<'_, LogObserver>) {
-        if frames.lane() == self.upstreams.lane() {
+        if frames.lane() == self.parts.upstreams.lane() {
             let (id, peer) = (frames.id(), frames.shared().peer_words());
             self.common.meter.snapshot.work.on_connection(StalledWork::Task, id, peer);
-            return self.upstreams.frames(frames);
+            return self.parts.upstreams.frames(frames);
         }
         self.services.frames(&mut self.common, frames);
     }
@@ -197,17 +197,17 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
     }
 
     fn input_ended(&mut self, core: &mut Core, id: ConnId) {
-        if self.upstreams.owns(core, id) {
+        if self.parts.upstreams.owns(core, id) {
             self.common.works_for(core, StalledWork::Task, id);
-            return self.upstreams.input_ended(core, id);
+            return self.parts.upstreams.input_ended(core, id);
         }
         self.services.input_ended(&mut self.common, core, id);
     }
 
     fn wake(&mut self, core: &mut Core, id: ConnId, waker: Waker) {
         self.common.works_for(core, StalledWork::Waker, id);
-        if self.upstreams.owns(core, id) {
-            return self.upstreams.wake(core, id, waker);
+        if self.parts.upstreams.owns(core, id) {
+            return self.parts.upstreams.wake(core, id, waker);
         }
         if let Err(panicked) = wake(waker) {
             self.common.report_panic("waker", named(core, id), &panicked);
@@ -217,9 +217,9 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
 
     fn ended(&mut self, core: &mut Core, ended: Ended) {
         let id = ended.id;
-        if ended.lane == self.upstreams.lane() {
+        if ended.lane == self.parts.upstreams.lane() {
             self.common.meter.snapshot.work.on_connection(StalledWork::Task, id, ended.shared.peer_words());
-            self.upstreams.ended(core, ended);
+            self.parts.upstreams.ended(core, ended);
         } else {
             self.services.ended(&mut self.common, ended);
         }
@@ -228,26 +228,26 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
 
     #[inline]
     fn attend(&mut self, core: &mut Core) {
-        let mut called = self.called.has(Attention::TASKS);
+        let mut called = self.parts.called.has(Attention::TASKS);
         for _ in 0..WAKE_ROUNDS {
-            if self.delivery.tasks.is_empty() {
-                called |= self.remote.take_woken(&mut self.delivery.tasks);
+            if self.parts.delivery.tasks.is_empty() {
+                called |= self.parts.remote.take_woken(&mut self.parts.delivery.tasks);
             }
-            if self.delivery.tasks.is_empty() && !called {
+            if self.parts.delivery.tasks.is_empty() && !called {
                 break;
             }
             called = false;
             self.run_woken(core);
-            if !self.delivery.tasks.is_empty() {
+            if !self.parts.delivery.tasks.is_empty() {
                 break;
             }
         }
-        let left_over = !self.delivery.letters.is_empty();
-        if self.called.has(Attention::UPSTREAMS) | left_over | self.remote.has(Attention::LATE) {
+        let left_over = !self.parts.delivery.letters.is_empty();
+        if self.parts.called.has(Attention::UPSTREAMS) | left_over | self.parts.remote.has(Attention::LATE) {
             self.attend_late(core);
         }
         let grown = core.held_bytes() >> 20;
-        if self.spare.is_concerned(core.all_connections(), self.driver.pool().total(), grown) {
+        if self.parts.spare.is_concerned(core.all_connections(), self.parts.driver.pool().total(), grown) {
             self.check_spare(core);
         }
     }

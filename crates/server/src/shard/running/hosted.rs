@@ -77,14 +77,14 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     }
 
     fn waits(&mut self) -> io::Result<Waits> {
-        self.lane.remote.set_hosted();
-        let outside = self.lane.remote.outside();
+        self.lane.parts.remote.set_hosted();
+        let outside = self.lane.parts.remote.outside();
         self.core.all_share().wake_when_dirty(outside.clone());
         self.lane.common.shard.timers().wake_when_set(outside.clone());
-        self.lane.driver.pool().wake_when_freed(outside);
+        self.lane.parts.driver.pool().wake_when_freed(outside);
         let breath = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Waits {
-            readiness: watch(self.lane.driver.readiness().map_err(io::Error::from_raw_os_error)?)?,
+            readiness: watch(self.lane.parts.driver.readiness().map_err(io::Error::from_raw_os_error)?)?,
             sleep: Box::pin(tokio::time::sleep(Duration::ZERO)),
             ends: None,
             look: true,
@@ -94,7 +94,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     }
 
     fn poll_turns(&mut self, waits: &mut Waits, task: &mut Context<'_>) -> Poll<Result<ShardStats, i32>> {
-        self.lane.remote.set_host(task.waker());
+        self.lane.parts.remote.set_host(task.waker());
         while let Poll::Ready(readable) = waits.readiness.poll_read_ready(task) {
             match readable {
                 Ok(mut readable) => readable.clear_ready(),
@@ -107,7 +107,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         }
         for _ in 0..TURNS {
             if std::mem::take(&mut waits.look) {
-                self.lane.driver.turn(Wait::No, Budget::default(), &mut waits.completions)?;
+                self.lane.parts.driver.turn(Wait::No, Budget::default(), &mut waits.completions)?;
             }
             self.lane.common.now = self.lane.common.shard.timers().now();
             self.turn(&mut waits.completions);
@@ -115,7 +115,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
                 return Poll::Ready(Ok(self.ended()));
             }
             let wait = self.wait();
-            let something = self.lane.driver.begin()?;
+            let something = self.lane.parts.driver.begin()?;
             waits.look = something || wait == Wait::No;
             if !waits.look && self.sleeps(waits, wait, task) {
                 return Poll::Pending;

@@ -70,9 +70,11 @@ impl<V: Services> Stage<V> {
     fn below(&self) -> Option<(&Common, &Arc<RemoteShard>, &Driver)> {
         match self {
             Stage::Begins(Beginning { shard: ShardLoop { lane, .. }, .. }) => {
-                Some((&lane.common, &lane.remote, &lane.driver))
+                Some((&lane.common, &lane.parts.remote, &lane.parts.driver))
             }
-            Stage::Serves(ShardLoop { lane, .. }) => Some((&lane.common, &lane.remote, &lane.driver)),
+            Stage::Serves(ShardLoop { lane, .. }) => {
+                Some((&lane.common, &lane.parts.remote, &lane.parts.driver))
+            }
             Stage::Over => None,
         }
     }

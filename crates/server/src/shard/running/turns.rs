@@ -23,7 +23,7 @@ use crate::shard::face::service::Service;
 use crate::shard::remote::control::ServerControl;
 use crate::shard::state::many::TaskNumbers;
 use crate::shard::state::services::Services;
-use crate::shard::state::shard_loop::{Common, Parts, ShardLane, ShardLoop};
+use crate::shard::state::shard_loop::{Common, LaneParts, ShardLane, ShardLoop};
 use crate::shard::state::upstreams::add_upstreams;
 use crate::shard::tasks::ends::Ends;
 use crate::shard::wakes::inbox::{Command, RemoteShard};
@@ -36,12 +36,14 @@ use crate::telling::{LaneSet, Told};
 /// Without a watchdog, a shard asks this often whether there is one.
 const UNWATCHED: Duration = Duration::from_secs(1);
 
-impl<D: Driver, V: Services> ShardLoop<D, V> {
-    /// All services of all shards are there.
-    pub(crate) fn new(parts: Parts<D>, services: V) -> Self {
-        ShardLoop::of(parts, services).keeping_accounts().starts()
+impl<D: Driver> ShardLoop<D, ()> {
+    /// The shard with its services, where those of all shards are there.
+    pub(crate) fn serving<V: Services>(self, services: V) -> ShardLoop<D, V> {
+        self.with(services).0.starts()
     }
+}
 
+impl<D: Driver, V> ShardLoop<D, V> {
     /// Tells the tasks that wait for the end of the start.
     pub(crate) fn starts(mut self) -> Self {
         if let Err(panicked) = self.lane.common.shard.end_start(true) {
@@ -52,10 +54,13 @@ impl<D: Driver, V: Services> ShardLoop<D, V> {
 
     /// The same shard with other services. Returns those that it had.
     pub(crate) fn with<W: Services>(self, services: W) -> (ShardLoop<D, W>, V) {
-        let (shard, had) = self.exchanged(services);
+        let ShardLoop { core, lane: ShardLane { parts, common, services: had } } = self;
+        let shard = ShardLoop { core, lane: ShardLane { parts, common, services } };
         (shard.keeping_accounts(), had)
     }
+}
 
+impl<D: Driver, V: Services> ShardLoop<D, V> {
     /// Counts what connections move, if a service or the server keeps accounts of them.
     fn keeping_accounts(mut self) -> Self {
         let common = &mut self.lane.common;
@@ -95,7 +100,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         }
         let wait = self.wait();
         let driven = self.drive(wait, completions);
-        if self.lane.way.is_given {
+        if self.lane.parts.way.is_given {
             self.give_way(completions.is_empty());
         }
         driven.err().map(Err)
@@ -103,7 +108,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
 
     #[inline]
     pub(crate) fn drive(&mut self, wait: Wait, completions: &mut Vec<Completion>) -> Result<(), i32> {
-        let turned = self.lane.driver.turn(wait, Budget::default(), completions);
+        let turned = self.lane.parts.driver.turn(wait, Budget::default(), completions);
         if turned.is_err() {
             self.broken();
         }
@@ -118,14 +123,14 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         let mut report = self.report();
         (report.connections, report.upstreams.connections) = (0, 0);
         report.services.iter_mut().for_each(|service| service.connections = 0);
-        self.lane.remote.last_report(report);
+        self.lane.parts.remote.last_report(report);
     }
 
     /// The last report.
     pub(crate) fn ended(&self) -> ShardStats {
         self.lane.common.meter.snapshot.end();
         guarded(
-            || debug!(shard = self.lane.common.shard.index(), stats = ?self.lane.driver.stats(), "shard done"),
+            || debug!(shard = self.lane.common.shard.index(), stats = ?self.lane.parts.driver.stats(), "shard done"),
         );
         let left = self.core.left_behind();
         if left > 0 {
@@ -140,7 +145,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
             });
         }
         let report = self.report();
-        self.lane.remote.last_report(report.clone());
+        self.lane.parts.remote.last_report(report.clone());
         report
     }
 
@@ -154,16 +159,17 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     pub(crate) fn wait(&mut self) -> Wait {
         let ShardLoop { core, lane } = self;
         let mut next = core.next_turn_or_never().min(lane.common.shard.timers().next());
-        if lane.spare.is_active() {
-            let at = if lane.spare.has_to_do() { Some(lane.common.now) } else { lane.spare.next() };
+        if lane.parts.spare.is_active() {
+            let at =
+                if lane.parts.spare.has_to_do() { Some(lane.common.now) } else { lane.parts.spare.next() };
             next = next.min(at.unwrap_or(Time::NEVER));
         }
-        let left_over = !lane.delivery.tasks.is_empty() || !lane.delivery.letters.is_empty();
+        let left_over = !lane.parts.delivery.tasks.is_empty() || !lane.parts.delivery.letters.is_empty();
         let is_due = next <= lane.common.now;
-        let talks = lane.remote.has_asked() | lane.called.has(Attention::MESSAGES);
-        if is_due || left_over || (talks && gives_way(lane)) || !lane.remote.fall_asleep() {
+        let talks = lane.parts.remote.has_asked() | lane.parts.called.has(Attention::MESSAGES);
+        if is_due || left_over || (talks && gives_way(lane)) || !lane.parts.remote.fall_asleep() {
             #[cfg(feature = "metrics")]
-            match lane.way.is_given {
+            match lane.parts.way.is_given {
                 true => lane.common.meter.waits(lane.common.shard.timers()),
                 false => lane.common.meter.goes_on(),
             }
@@ -179,20 +185,20 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     #[cold]
     #[inline(never)]
     fn give_way(&mut self, nothing_came: bool) {
-        self.lane.way.is_given = false;
+        self.lane.parts.way.is_given = false;
         if nothing_came {
             let timers = self.lane.common.shard.timers();
             let began = timers.now();
             std::thread::yield_now();
-            self.lane.way.took(began, timers.now());
+            self.lane.parts.way.took(began, timers.now());
         }
     }
 
     pub(crate) fn report(&self) -> ShardStats {
         let mut report = ShardStats {
-            upstreams: self.lane.upstreams.report(&self.core),
-            driver: self.lane.driver.stats(),
-            buffers: self.lane.driver.pool().counts(),
+            upstreams: self.lane.parts.upstreams.report(&self.core),
+            driver: self.lane.parts.driver.stats(),
+            buffers: self.lane.parts.driver.pool().counts(),
             held_bytes: self.core.held_bytes(),
             newcomers: self.core.newcomers(),
             ..ShardStats::default()
@@ -210,7 +216,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     /// Takes in the driver's completions and hands it the next operations.
     pub(crate) fn turn(&mut self, completions: &mut Vec<Completion>) {
         let ShardLoop { core, lane } = self;
-        lane.common.load = lane.remote.load.get();
+        lane.common.load = lane.parts.remote.load.get();
         if lane.common.load.sheds() || lane.common.has_shed {
             lane.pace_turn(completions.len() < Budget::default().completions && !core.cuts_turns());
         }
@@ -219,21 +225,21 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
             lane.puts_look_off();
         }
         core.turn(lane.common.now, completions, lane);
-        if lane.command != Command::Serve {
+        if lane.parts.command != Command::Serve {
             lane.step_ends(core);
         }
         let mut ops = core.take_ops();
         for op in ops.by_ref() {
-            lane.driver.submit(op);
+            lane.parts.driver.submit(op);
         }
         // As in `Shard::turn`.
         std::mem::forget(ops);
         if !core.take_send_awaited() {
-            lane.driver.defer_sent();
+            lane.parts.driver.defer_sent();
         }
         self.lane.share_room(&mut self.core);
         self.lane.common.meter.end_turn();
-        if self.lane.called.has(Attention::TELLING) {
+        if self.lane.parts.called.has(Attention::TELLING) {
             self.tell();
         }
     }
@@ -243,13 +249,13 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     #[inline(never)]
     fn tell(&mut self) {
         let Common { shard, meter, now, .. } = &self.lane.common;
-        let is_asked = self.lane.called.has(Attention::REPORT);
+        let is_asked = self.lane.parts.called.has(Attention::REPORT);
         match is_asked || *now >= meter.publish_at() {
             true => self.publish(),
             false => shard.timers().set_publication(meter.publish_at()),
         }
         if is_asked {
-            self.lane.remote.report(self.report());
+            self.lane.parts.remote.report(self.report());
         }
     }
 
@@ -271,17 +277,17 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         for (service, _) in lane.common.names.lanes() {
             publishing.connections(core.counters(service), core.connections(service));
         }
-        let UpstreamStats { counters, connections } = lane.upstreams.report(core);
+        let UpstreamStats { counters, connections } = lane.parts.upstreams.report(core);
         publishing.connections(counters, connections);
-        publishing.driver(lane.driver.stats());
-        publishing.buffers(lane.driver.pool().counts());
+        publishing.driver(lane.parts.driver.stats());
+        publishing.buffers(lane.parts.driver.pool().counts());
         publishing.sizes(core.held_bytes(), core.newcomers());
         drop(publishing);
         let Common { shard, meter, losses, now, .. } = &mut lane.common;
         meter.published(*now);
         // Until the next turn there is nothing more to publish.
         shard.timers().set_publication(Time::NEVER);
-        lane.remote.all_published();
+        lane.parts.remote.all_published();
         let server = shard.server();
         losses.look(shard.index(), server.queues(), server.listeners(), *now);
     }
@@ -294,7 +300,7 @@ impl<D: Driver, V> ShardLane<D, V> {
     fn puts_look_off(&mut self) {
         let now = self.common.now;
         let remotes = self.common.shard.server().remotes();
-        let next = self.remote.alarm().map(|alarm| {
+        let next = self.parts.remote.alarm().map(|alarm| {
             alarm.put_off(now, |late| remotes.iter().any(|remote| remote.is_in_turn_for(late, now)))
         });
         self.common.meter.put_off(next.unwrap_or(now + UNWATCHED));
@@ -306,7 +312,7 @@ impl<D: Driver, V> ShardLane<D, V> {
     fn pace_turn(&mut self, brings_all: bool) {
         let Common { shard, meter, load, has_shed, now, .. } = &mut self.common;
         let since = meter.since_turn(*now);
-        shard.pace().begin_turn(self.remote.load.turn(), brings_all, since, || shard.timers().ran());
+        shard.pace().begin_turn(self.parts.remote.load.turn(), brings_all, since, || shard.timers().ran());
         meter.snapshot.show_shedding(shard.pace().counts());
         *has_shed = load.sheds();
     }
@@ -350,10 +356,9 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
     // The driver has no slots beside those of accepted connections.
     let upstreams = add_upstreams(&mut core, &limits, 0);
     let services = ServiceLane::new(&shard, service, framing, None, calls::<S, ()>, TaskNumbers::ALONE);
-    let (others, one_queue, asks, proxies) = (None, Box::default(), Asks::default(), Proxies::default());
-    let accounted = LaneSet::default();
-    let parts = Parts { shard, core, driver, others, one_queue, asks, upstreams, names, proxies, accounted };
-    ShardLoop::new(parts, services).run()
+    let common = Common::new(shard, names, Proxies::default(), LaneSet::default());
+    let parts = LaneParts::new(&common.shard, driver, upstreams, Box::default(), Asks::default());
+    ShardLoop::new(core, common, parts).serving(services).run()
 }
 
 /// True if a shard that asked others something, or read messages, takes one more turn before it sleeps: not if it is alone, or
@@ -361,7 +366,7 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
 #[cold]
 #[inline(never)]
 fn gives_way<D: Driver, V>(lane: &mut ShardLane<D, V>) -> bool {
-    lane.remote.forget_questions();
-    let has_others = lane.common.shard.count() > 1 && !lane.remote.is_hosted();
-    has_others && lane.way.gives(lane.common.now)
+    lane.parts.remote.forget_questions();
+    let has_others = lane.common.shard.count() > 1 && !lane.parts.remote.is_hosted();
+    has_others && lane.parts.way.gives(lane.common.now)
 }

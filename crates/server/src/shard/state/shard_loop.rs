@@ -27,24 +27,6 @@ use crate::telling::LaneSet;
 /// Decides at accept, before anything is kept for a connection.
 pub(crate) type Admit = Arc<dyn Fn(&Peer) -> bool + Send + Sync>;
 
-/// The parts that a shard needs to start.
-pub(crate) struct Parts<D: Driver> {
-    pub shard: Shard,
-    pub core: Core,
-    pub driver: D,
-    pub others: Option<Peers>,
-    /// By listener: whether all shards accept from its one queue, as from a Unix socket and from one that was adopted.
-    pub one_queue: Box<[bool]>,
-    pub asks: Asks,
-    /// The lane of the connections that the shard makes.
-    pub upstreams: LaneId,
-    pub names: ServiceNames,
-    /// Which listeners expect PROXY headers.
-    pub proxies: Proxies,
-    /// Services whose connections have accounts, whatever they say themselves.
-    pub accounted: LaneSet,
-}
-
 /// The shards of the server, this one too, for one that passes connections on.
 pub(crate) type Peers = Arc<[Arc<RemoteShard>]>;
 
@@ -58,14 +40,22 @@ pub(crate) struct ShardLoop<D: Driver, V> {
 /// other threads out.
 pub(crate) struct ShardLane<D: Driver, V> {
     /// Dropped first.
-    end: End,
+    pub(crate) parts: LaneParts<D>,
     pub(crate) common: Common,
-    pub(crate) driver: D,
     pub(crate) services: V,
+}
+
+/// What a shard has for itself.
+pub(crate) struct LaneParts<D: Driver> {
+    /// Dropped first.
+    _end: End,
+    pub(crate) driver: D,
     pub(crate) remote: Arc<RemoteShard>,
     pub(crate) others: Option<Peers>,
+    /// By listener: whether all shards accept from its one queue, as from a Unix socket and from one that was adopted.
     pub(crate) one_queue: Box<[bool]>,
     pub(crate) asks: Asks,
+    /// The lane of the connections that the shard makes.
     pub(crate) upstreams: UpstreamLane,
     pub(crate) command: Command,
     /// The bits that the turn has to handle.
@@ -87,6 +77,7 @@ pub(crate) struct Common {
     pub(crate) meter: Meter,
     pub(crate) losses: LossLog,
     pub(crate) names: ServiceNames,
+    /// Which listeners expect PROXY headers.
     pub(crate) proxies: Proxies,
     /// Services whose connections have accounts, whatever they say themselves.
     pub(crate) accounted: LaneSet,
@@ -117,71 +108,41 @@ fn drop_owned(bytes: Bytes) {
     }
 }
 
-impl<D: Driver, V> ShardLoop<D, V> {
-    /// Before it knows whether its services keep accounts.
-    pub(crate) fn of(parts: Parts<D>, services: V) -> Self {
-        parts.core.all_share().release_owned_by(drop_owned);
-        #[cfg(feature = "http")]
-        parts.shard.set_core(parts.core.all_share());
-        let limiters = parts.shard.server().limiters().clone();
-        let shards = parts.shard.count();
-        let meter = Meter::new(parts.shard.remote().publishes(&parts.names).clone());
-        // At the end of the first turn.
-        parts.shard.timers().set_publication(Time::ZERO);
-        let lane = ShardLane {
-            end: End { shard: parts.shard.clone() },
-            driver: parts.driver,
-            services,
-            remote: parts.shard.remote().clone(),
-            upstreams: UpstreamLane::new(parts.upstreams, &parts.shard),
-            common: Common {
-                shard: parts.shard,
-                now: Time::ZERO,
-                load: LoadNow::default(),
-                has_shed: false,
-                meter,
-                losses: LossLog::default(),
-                admission: ShardAdmission::new(limiters, shards),
-                names: parts.names,
-                proxies: parts.proxies,
-                accounted: parts.accounted,
-                keeps_accounts: false,
-                panics: LineLimit::default(),
-                untrusted: LineLimit::default(),
-            },
-            others: parts.others,
-            one_queue: parts.one_queue,
-            asks: parts.asks,
+impl<D: Driver> LaneParts<D> {
+    pub(crate) fn new(
+        shard: &Shard,
+        driver: D,
+        upstreams: LaneId,
+        one_queue: Box<[bool]>,
+        asks: Asks,
+    ) -> LaneParts<D> {
+        let remotes = shard.server().remotes();
+        LaneParts {
+            _end: End { shard: shard.clone() },
+            driver,
+            remote: shard.remote().clone(),
+            others: (remotes.len() > 1).then(|| remotes.clone()),
+            one_queue,
+            asks,
+            upstreams: UpstreamLane::new(upstreams, shard),
             command: Command::Serve,
             called: Attention::NONE,
             way: Way::default(),
             delivery: Delivery::default(),
             spare: Spare::new(),
-        };
-        ShardLoop { core: parts.core, lane }
+        }
     }
+}
 
-    /// The same shard with other services, of which it does not know either. Returns those that it had.
-    pub(crate) fn exchanged<W>(self, services: W) -> (ShardLoop<D, W>, V) {
-        let ShardLoop { core, lane } = self;
-        let had = lane.services;
-        let lane = ShardLane {
-            services,
-            end: lane.end,
-            common: lane.common,
-            driver: lane.driver,
-            remote: lane.remote,
-            others: lane.others,
-            one_queue: lane.one_queue,
-            asks: lane.asks,
-            upstreams: lane.upstreams,
-            command: lane.command,
-            called: lane.called,
-            way: lane.way,
-            delivery: lane.delivery,
-            spare: lane.spare,
-        };
-        (ShardLoop { core, lane }, had)
+impl<D: Driver> ShardLoop<D, ()> {
+    /// A shard before it has services.
+    pub(crate) fn new(core: Core, common: Common, parts: LaneParts<D>) -> Self {
+        core.all_share().release_owned_by(drop_owned);
+        #[cfg(feature = "http")]
+        common.shard.set_core(core.all_share());
+        // At the end of the first turn.
+        common.shard.timers().set_publication(Time::ZERO);
+        ShardLoop { core, lane: ShardLane { parts, common, services: () } }
     }
 }
 
@@ -191,6 +152,25 @@ pub(crate) fn named(core: &Core, id: ConnId) -> Option<(ConnId, Peer)> {
 }
 
 impl Common {
+    pub(crate) fn new(shard: Shard, names: ServiceNames, proxies: Proxies, accounted: LaneSet) -> Common {
+        let limiters = shard.server().limiters().clone();
+        Common {
+            now: Time::ZERO,
+            load: LoadNow::default(),
+            has_shed: false,
+            meter: Meter::new(shard.remote().publishes(&names).clone()),
+            losses: LossLog::default(),
+            admission: ShardAdmission::new(limiters, shard.count()),
+            shard,
+            names,
+            proxies,
+            accounted,
+            keeps_accounts: false,
+            panics: LineLimit::default(),
+            untrusted: LineLimit::default(),
+        }
+    }
+
     /// The shard works on a connection from now on, for those who watch it.
     pub(crate) fn works_for(&self, core: &Core, work: StalledWork, id: ConnId) {
         let peer = core.shared(id).map(|shared| shared.peer_words()).unwrap_or_default();

@@ -10,12 +10,12 @@ use ringserve_core::framing::{Raw, TypedFraming};
 use ringserve_core::{Limits, Transport};
 use ringserve_drivers::take_activated;
 
-use super::addr::Binds;
-use super::transport::MakeTransport;
+use super::config::given::ServiceConfig;
+use super::listen::addr::Binds;
+use super::listen::transport::MakeTransport;
 use crate::admission::Admission;
 use crate::admission::proxy_protocol::ProxyProtocol;
 use crate::peer::Peer;
-use crate::shard::state::shard_loop::Admit;
 use crate::socket_options::options::SocketOptions;
 
 /// A TCP address, on every address that it resolves to. Port 0 finds a free port. An address that cannot be resolved is an
@@ -177,47 +177,30 @@ impl Endpoint {
 /// [`Server::admit`](crate::Server::admit), [`Server::admission`](crate::Server::admission),
 /// [`Server::access_log`](crate::Server::access_log).
 pub struct Endpoints<F = Raw> {
-    pub(in crate::server) binds: Binds,
-    pub(in crate::server) framing: F,
-    pub(in crate::server) name: Option<String>,
-    pub(in crate::server) limits: Option<Limits>,
-    pub(in crate::server) sockets: Option<SocketOptions>,
-    pub(in crate::server) admit: Option<Admit>,
-    pub(in crate::server) admission: Option<Admission>,
-    pub(in crate::server) access_log: Option<bool>,
-    pub(in crate::server) drains_after: Vec<String>,
+    pub(super) framing: F,
+    pub(super) config: ServiceConfig,
 }
 
 impl<F> Endpoints<F> {
     /// Sets how bytes become frames. Without a framing each frame is a piece of received bytes.
     pub fn framing<G: TypedFraming + Clone + Send>(self, framing: G) -> Endpoints<G> {
-        Endpoints {
-            framing,
-            binds: self.binds,
-            name: self.name,
-            limits: self.limits,
-            sockets: self.sockets,
-            admit: self.admit,
-            admission: self.admission,
-            access_log: self.access_log,
-            drains_after: self.drains_after,
-        }
+        Endpoints { framing, config: self.config }
     }
 
     /// Names the service in [figures](crate::stats::ServiceStats), in the log and in errors. By default it has its first
     /// address for a name. Two services may not have one name.
     pub fn name(self, name: impl Into<String>) -> Endpoints<F> {
-        Endpoints { name: Some(name.into()), ..self }
+        Endpoints { config: ServiceConfig { name: Some(name.into()), ..self.config }, ..self }
     }
 
     /// Sets the limits of its connections.
     pub fn limits(self, limits: Limits) -> Endpoints<F> {
-        Endpoints { limits: Some(limits), ..self }
+        Endpoints { config: ServiceConfig { limits: Some(limits), ..self.config }, ..self }
     }
 
     /// Sets the options of its sockets.
     pub fn sockets(self, sockets: SocketOptions) -> Endpoints<F> {
-        Endpoints { sockets: Some(sockets), ..self }
+        Endpoints { config: ServiceConfig { sockets: Some(sockets), ..self.config }, ..self }
     }
 
     /// Limits who is let in to this service, in the place of the server's limits. It counts apart from other services, and
@@ -225,18 +208,18 @@ impl<F> Endpoints<F> {
     /// own](Endpoint::listener_admission) keeps that. See
     /// [`Server::admission`](crate::Server::admission).
     pub fn admission(self, admission: Admission) -> Endpoints<F> {
-        Endpoints { admission: Some(admission), ..self }
+        Endpoints { config: ServiceConfig { admission: Some(admission), ..self.config }, ..self }
     }
 
     /// Decides about each of its connections when it is accepted. See [`Server::admit`](crate::Server::admit).
     pub fn admit(self, admit: impl Fn(&Peer) -> bool + Send + Sync + 'static) -> Endpoints<F> {
-        Endpoints { admit: Some(Arc::new(admit)), ..self }
+        Endpoints { config: ServiceConfig { admit: Some(Arc::new(admit)), ..self.config }, ..self }
     }
 
     /// Writes a line to the [access log](crate::access_log) for each of its connections that ended, or none. See
     /// [`Server::access_log`](crate::Server::access_log).
     pub fn access_log(self, access_log: bool) -> Endpoints<F> {
-        Endpoints { access_log: Some(access_log), ..self }
+        Endpoints { config: ServiceConfig { access_log: Some(access_log), ..self.config }, ..self }
     }
 
     /// In the [shutdown](crate::ServerHandle::shutdown) of the server has its connections served as before until no connection of
@@ -274,7 +257,7 @@ impl<F> Endpoints<F> {
     /// A name that no service has, and services that wait for each other, are an error of the start
     /// ([`Error::Services`](crate::Error::Services)), which names both.
     pub fn drains_after(mut self, service: impl Into<String>) -> Endpoints<F> {
-        self.drains_after.push(service.into());
+        self.config.drains_after.push(service.into());
         self
     }
 }
@@ -282,8 +265,8 @@ impl<F> Endpoints<F> {
 impl<F> fmt::Debug for Endpoints<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Endpoints")
-            .field("binds", &self.binds)
-            .field("name", &self.name)
+            .field("binds", &self.config.binds)
+            .field("name", &self.config.name)
             .finish_non_exhaustive()
     }
 }
@@ -319,17 +302,7 @@ impl IntoEndpoints for Vec<Endpoint> {
 
     fn into_endpoints(self) -> Endpoints<Raw> {
         let binds = self.into_iter().fold(Binds::default(), |all, Endpoint(more)| all.and(more));
-        Endpoints {
-            binds,
-            framing: Raw,
-            name: None,
-            limits: None,
-            sockets: None,
-            admit: None,
-            admission: None,
-            access_log: None,
-            drains_after: Vec::new(),
-        }
+        Endpoints { framing: Raw, config: ServiceConfig { binds, ..ServiceConfig::default() } }
     }
 }
 
