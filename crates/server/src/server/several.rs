@@ -28,7 +28,7 @@ type HostedBy = Box<dyn FnOnce(Option<Admit>) -> Box<dyn Hosted> + Send>;
 impl Server<Several> {
     /// A server of several services on the same shards: an admin port beside the public one, a second protocol, an address with
     /// other limits. The services share connections, memory, threads and the shutdown of the server; each has its own framing,
-    /// [`Limits`] and [counters](crate::stats::ServerStats::services).
+    /// [`Limits`](crate::Limits) and [counters](crate::stats::ServerStats::services).
     ///
     /// ```no_run
     /// use ringserve::listen::{endpoints, tcp, unix};
