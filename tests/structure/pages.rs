@@ -204,6 +204,43 @@ fn folders_of_pages_list_each_of_them() {
 /// Bytes of a picture: the README has to come fast.
 const PICTURE_BYTES_MAX: u64 = 200_000;
 
+/// The first column of the table of a page below this head.
+fn first_column<'a>(page: &'a str, head: &str) -> Vec<&'a str> {
+    let rows = page.lines().skip_while(|line| !line.starts_with(head)).skip(2);
+    rows.map_while(|line| line.strip_prefix("| ")?.split(" | ").next()).collect()
+}
+
+/// The names of the steps of a list in `shard/admit.rs`.
+fn steps<'a>(source: &'a str, list: &str) -> Vec<&'a str> {
+    let (_, list) = source.split_once(&format!("const {list}:")).expect("the list is there");
+    let (list, _) = list.split_once("];\n").expect("it ends");
+    list.split('"').skip(1).step_by(2).collect()
+}
+
+#[test]
+fn order_of_admission_is_that_of_the_guide() {
+    let read = |file: &str| fs::read_to_string(root().join(file)).expect("it is text");
+    let (page, source) = (read("docs/guide/under_attack.md"), read("crates/server/src/shard/admit.rs"));
+    let told = first_column(&page, "| step | of whom |");
+    // The kernel's and the state machine's come before, and the service's after.
+    let mut asked = vec!["filter in the kernel", "accept rate"];
+    asked.extend(steps(&source, "ON_ACCEPT"));
+    asked.push("`Service::open`");
+    assert_eq!(told, asked);
+    // A client behind a proxy meets the same, but for what its proxy met.
+    let of_client = steps(&source, "ON_HEADER");
+    let in_order: Vec<_> = told.into_iter().filter(|step| of_client.contains(step)).collect();
+    assert_eq!(in_order, of_client);
+}
+
+#[test]
+fn planted_disorder_of_admission_is_found() {
+    let source = "const ON_ACCEPT: [Step; 2] = [\n    (&[\"b\"], b),\n    (&[\"a\", \"c\"], a),\n];\n\"d\"";
+    let page = "| step | of whom |\n|---|---|\n| a | all |\n| b | all |\n\n| x |";
+    assert_eq!(steps(source, "ON_ACCEPT"), ["b", "a", "c"]);
+    assert_eq!(first_column(page, "| step | of whom |"), ["a", "b"]);
+}
+
 #[test]
 fn pictures_are_small() {
     let mut count = 0;

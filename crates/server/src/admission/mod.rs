@@ -83,7 +83,7 @@ pub(crate) use lists::network;
 pub use lists::{IpList, IpListError};
 pub(crate) use rates::ServerRate;
 use rates::{PrefixLimits, Rate};
-pub(crate) use shard::{Limiters, ShardAdmission};
+pub(crate) use shard::{ChargeGuard, Limiters, ShardAdmission};
 pub use table::AddressKey;
 pub(crate) use table::Charge;
 use table::{TRACKED, Table};

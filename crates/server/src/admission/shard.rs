@@ -99,6 +99,34 @@ impl Limiters {
     }
 }
 
+/// Asks a limiter, which counts a connection that it lets in.
+#[inline]
+fn let_in(
+    limiter: &Arc<Limiter>,
+    source: Source,
+    (from, now): (Time, Time),
+) -> Result<Option<ChargeGuard>, RefusedBy> {
+    let charge = limiter.let_in_since(source, from, now)?;
+    Ok(charge.map(|charge| ChargeGuard { limiter: limiter.clone(), charge: Some(charge), now }))
+}
+
+/// A connection that was counted and is not kept yet. Its drop takes the charge back, so each way out
+/// of what follows does.
+pub(crate) struct ChargeGuard {
+    limiter: Arc<Limiter>,
+    /// `None` once it is kept.
+    charge: Option<Charge>,
+    now: Time,
+}
+
+impl Drop for ChargeGuard {
+    fn drop(&mut self) {
+        if let Some(charge) = self.charge.take() {
+            self.limiter.release(charge, self.now);
+        }
+    }
+}
+
 /// What a shard knows of its connections.
 pub(crate) struct ShardAdmission {
     limiters: Limiters,
@@ -163,7 +191,11 @@ impl ShardAdmission {
     ///
     /// # Errors
     /// What refuses it.
-    pub(crate) fn let_in(&self, peer: &Peer, (from, now): (Time, Time)) -> Result<Option<Charge>, RefusedBy> {
+    pub(crate) fn let_in(
+        &self,
+        peer: &Peer,
+        (from, now): (Time, Time),
+    ) -> Result<Option<ChargeGuard>, RefusedBy> {
         let Some((limited, limiter)) = self.limiters.at(peer.listener()).filter(|(of, _)| !of.is_proxied)
         else {
             return Ok(None);
@@ -176,7 +208,7 @@ impl ShardAdmission {
             // It was reset before it could be asked for its address.
             (None, None) => return Err(RefusedBy::AddressUnknown),
         };
-        limiter.let_in_since(source, from, now)
+        let_in(limiter, source, (from, now))
     }
 
     /// The same for the client behind a proxy, whose header was read. A proxy that speaks for itself is let in.
@@ -187,37 +219,28 @@ impl ShardAdmission {
         &self,
         peer: &Peer,
         (from, now): (Time, Time),
-    ) -> Result<Option<Charge>, RefusedBy> {
+    ) -> Result<Option<ChargeGuard>, RefusedBy> {
         let Some((limited, limiter)) = self.limiters.at(peer.listener()) else { return Ok(None) };
         match peer.addr.filter(|_| peer.via.is_some() || limited.is_unix) {
-            Some(addr) => limiter.let_in_since(Source::Address(addr.ip()), from, now),
+            Some(addr) => let_in(limiter, Source::Address(addr.ip()), (from, now)),
             None => Ok(None),
         }
     }
 
-    /// Keeps what a connection was counted for until it ended. Gives it back if there is no memory for that.
-    pub(crate) fn keep(&mut self, id: ConnId, charge: Option<Charge>) -> Result<(), Charge> {
-        let Some(charge) = charge else { return Ok(()) };
-        match self.charges.entry(id.slot()) {
-            Some(kept) => {
-                debug_assert!(kept.is_none(), "{id} was counted already");
-                *kept = Some(charge);
-                Ok(())
-            }
-            None => Err(charge),
-        }
+    /// Keeps what a connection was counted for until it ended. False if there is no memory for that: the
+    /// charge is taken back then.
+    pub(crate) fn keep(&mut self, id: ConnId, mut guard: ChargeGuard) -> bool {
+        let Some(kept) = self.charges.entry(id.slot()) else { return false };
+        debug_assert!(kept.is_none(), "{id} was counted already");
+        *kept = guard.charge.take();
+        true
     }
 
     /// A connection of a listener ended.
     pub(crate) fn ended(&mut self, id: ConnId, listener: u16, now: Time) {
-        if let Some(charge) = self.charges.get_mut(id.slot()).and_then(Option::take) {
-            self.take_back(listener, Some(charge), now);
-        }
-    }
-
-    /// Takes back what becomes no connection.
-    pub(crate) fn take_back(&self, listener: u16, charge: Option<Charge>, now: Time) {
-        if let (Some(charge), Some((_, limiter))) = (charge, self.limiters.at(listener.into())) {
+        if let Some(charge) = self.charges.get_mut(id.slot()).and_then(Option::take)
+            && let Some((_, limiter)) = self.limiters.at(listener.into())
+        {
             limiter.release(charge, now);
         }
     }

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use ringserve_core::Address;
+use ringserve_core::{Address, ConnId};
 
 use super::*;
 use crate::base::clock::Clock;
@@ -128,6 +128,47 @@ fn refusal_for_all_peers_charges_no_address() {
     assert_eq!(at(&limiter, "10.0.0.3"), Err(RefusedBy::ConnectionRate));
     held.into_iter().for_each(|charge| limiter.release(charge, Time::ZERO));
     assert_eq!(limiter.total.live(), 0);
+}
+
+#[test]
+fn limits_refuse_in_the_order_of_the_guide() {
+    let admission = Admission::default().connections_max(2).connection_rate(1, 2);
+    let admission = admission.per_address(1).address_rate(1, 2).deny(list("192.0.2.0/24"));
+    let limiter = checked(&admission).unwrap().0.unwrap();
+    // All of them refuse, and then one less each time.
+    let held = ["10.0.0.1", "10.0.0.2"].map(|of| at(&limiter, of).unwrap().unwrap());
+    assert_eq!(at(&limiter, "192.0.2.1"), Err(RefusedBy::DenyList));
+    assert_eq!(at(&limiter, "10.0.0.1"), Err(RefusedBy::ConnectionCount));
+    let [first, second] = held;
+    limiter.release(second, Time::ZERO);
+    assert_eq!(at(&limiter, "10.0.0.1"), Err(RefusedBy::ConnectionRate));
+    // The rates of two seconds later let two in.
+    let later = Time::from_nanos(2_000_000_000);
+    let at_once = limiter.let_in(Source::Address("10.0.0.1".parse().unwrap()), later);
+    assert_eq!(at_once, Err(RefusedBy::AddressCount));
+    limiter.release(first, later);
+}
+
+#[test]
+fn charge_that_is_not_kept_is_taken_back() {
+    let limiter = checked(&Admission::default().per_address(1).connections_max(1)).unwrap().0.unwrap();
+    let (limiter, addr) = (Arc::new(limiter), Address::Ip(([10, 0, 0, 9], 7000).into()));
+    let limiters = Limiters::of([(Some(&limiter), &addr, false, true)].into_iter());
+    let mut admission = ShardAdmission::new(limiters, 1).expect("there are limits");
+    let peer = Peer::new(Some("192.0.2.7:1".parse().unwrap()), 0);
+    let counted = || (limiter.stats().connections, limiter.total.live());
+    let let_in = |admission: &ShardAdmission| {
+        admission.let_in(&peer, (Time::ZERO, Time::ZERO)).map(|guard| guard.expect("it counts"))
+    };
+    let guard = let_in(&admission).unwrap();
+    assert_eq!((counted(), let_in(&admission).err()), ((1, 1), Some(RefusedBy::ConnectionCount)));
+    drop(guard);
+    assert_eq!(counted(), (0, 0));
+    let (guard, id) = (let_in(&admission).unwrap(), ConnId::from_bits(1));
+    assert!(admission.keep(id, guard));
+    assert_eq!(counted(), (1, 1), "it is kept");
+    admission.ended(id, 0, Time::ZERO);
+    assert_eq!(counted(), (0, 0));
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! A shard: what its users hold of it, the loop, and what that loop consists of.
 //!
-//! Each room uses those before it alone: [`wakes`], [`remote`], [`tasks`], [`face`], [`state`], [`calls`], [`messages`],
+//! Each room uses those before it alone: [`wakes`], [`remote`], [`tasks`], [`face`], [`state`], [`admit`], [`calls`], [`messages`],
 //! [`running`]. A turn, in `running/turns.rs`, is the place to begin.
 
+mod admit;
 pub(crate) mod calls;
 pub(crate) mod face;
 pub(crate) mod messages;

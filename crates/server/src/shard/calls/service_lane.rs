@@ -1,26 +1,22 @@
 //! The lane of one service: its newcomers, frames, woken calls and ends.
 
 use std::rc::Rc;
-use std::sync::Arc;
-use std::time::Duration;
 
 use ringserve_core::framing::{FrameError, HoldsState, TypedFraming};
-use ringserve_core::{
-    CloseReason, ConnId, ConnShared, Ended, Frame, Frames, Next, RefusedBy, Socket, Time, Whole,
-};
+use ringserve_core::{CloseReason, ConnId, ConnShared, Ended, Frame, Frames, Next, RefusedBy, Socket, Whole};
 use ringserve_drivers::guarded;
 use tracing::field::display;
 use tracing::{debug, info};
 
 use super::opens::{Answer, Begun, OPENING, OpenEnd, Opens};
 use super::running_calls::{CallEnd, Job, Resumed, Tasks};
-use crate::admission::{Charge, ShardAdmission};
 use crate::base::lines::LineLimit;
 use crate::guard::{Panicked, guard};
 use crate::log::LogObserver;
 use crate::overload::Shed;
 use crate::peer::Peer;
 use crate::shard::Core;
+use crate::shard::admit::{self, Entrance};
 use crate::shard::face::closed::{Closed, Failure};
 use crate::shard::face::cx::Cx;
 use crate::shard::face::handle::Shard;
@@ -203,21 +199,6 @@ where
         }
     }
 
-    /// Asks the program whether it wants a connection.
-    fn admits(&self, common: &mut Common, peer: &Peer) -> bool {
-        let admitted = match &self.admit {
-            None => Ok(true),
-            Some(admit) => {
-                common.meter.snapshot.work.on_peer(StalledWork::Admit, peer.addr.into());
-                guard(|| admit(peer))
-            }
-        };
-        admitted.unwrap_or_else(|panicked| {
-            common.report_panic("admit", None, &panicked);
-            false
-        })
-    }
-
     /// Begins a connection that was admitted: with the handshake of its transport, if it has one.
     fn begin(&mut self, common: &mut Common, core: &mut Core, id: ConnId) {
         common.works_for(core, StalledWork::Transport, id);
@@ -335,119 +316,6 @@ fn sheds<S: Service<H>, H>(
     }
 }
 
-/// Time before now at most in which connections may have come that a shard sees late. Those that waited for longer are few: their peers
-/// gave up.
-const LATE_MAX: Duration = Duration::from_secs(10);
-
-/// Between when and when a connection came that a shard sees now: as many may come in that time as their rate allows, and none is
-/// refused since the shard was away meanwhile. That must be known: one that only slept saw each of them as it came.
-#[inline]
-fn arrival(common: &Common, core: &Core) -> (Time, Time) {
-    let now = common.now;
-    match core.behind_from() {
-        None => (now, now),
-        Some(from) if now - from <= LATE_MAX => (from, now),
-        Some(_) => (Time::from_nanos(now.as_nanos() - LATE_MAX.as_nanos() as u64), now),
-    }
-}
-
-/// Asks whether the server lets a connection in that was accepted.
-#[inline]
-fn let_in(common: &Common, core: &mut Core, peer: &Peer) -> Result<Option<Charge>, RefusedBy> {
-    let Some(admission) = &common.admission else { return Ok(None) };
-    let let_in = admission.let_in(peer, arrival(common, core));
-    watch_rates(admission, core, peer);
-    let_in.inspect_err(|by| report_refused(common, admission, peer, *by))
-}
-
-/// The same for a client behind a proxy.
-fn let_client_in(common: &Common, core: &mut Core, peer: &Peer) -> Result<Option<Charge>, RefusedBy> {
-    let Some(admission) = &common.admission else { return Ok(None) };
-    let let_in = admission.let_client_in(peer, arrival(common, core));
-    watch_rates(admission, core, peer);
-    let_in.inspect_err(|by| report_refused(common, admission, peer, *by))
-}
-
-/// While newcomers come to a listener that has a rate, the shard has to know when it was away. One to which none has come for a
-/// while sleeps, and those that come to it then are few.
-#[inline]
-fn watch_rates(admission: &ShardAdmission, core: &mut Core, peer: &Peer) {
-    if admission.has_rate(peer.listener()) {
-        core.watch_itself();
-    }
-}
-
-#[cold]
-fn report_refused(common: &Common, admission: &ShardAdmission, peer: &Peer, by: RefusedBy) {
-    admission.report(common.shard.index(), common.names.at(peer.listener), peer, by, common.now);
-}
-
-/// How long newcomers wait that no word is said to now: in that time a tenth of the words of a burst may be said again.
-const POSTPONED: Duration = Duration::from_millis(10);
-
-/// What a connection hears that is refused for its address.
-#[cold]
-fn words_for(common: &Common, peer: &Peer, by: RefusedBy) -> Option<Arc<[u8]>> {
-    common.admission.as_ref()?.words_for(peer.listener(), by)
-}
-
-/// The same for the load; `None` where there are no words for that, and it is let in.
-#[cold]
-fn words_for_load(common: &Common, peer: &Peer) -> Option<Arc<[u8]>> {
-    common.admission.as_ref()?.words_for_load(peer, common.now)
-}
-
-/// True if one more connection may be refused behind last words now.
-fn has_words(common: &Common, core: &Core) -> bool {
-    core.may_part() && common.admission.as_ref().is_some_and(|admission| admission.has_words(common.now))
-}
-
-/// The same, and it is.
-fn takes_words(common: &mut Common, core: &Core) -> bool {
-    let now = common.now;
-    core.may_part() && common.admission.as_mut().is_some_and(|admission| admission.takes_words(now))
-}
-
-/// Refuses a connection for its address, behind what the program says to it.
-#[cold]
-fn refuse(common: &mut Common, core: &mut Core, socket: Socket, peer: &Peer, by: RefusedBy) {
-    match words_for(common, peer, by) {
-        Some(words) if takes_words(common, core) => {
-            core.refuse_with(socket, peer.addr, peer.listener, by, &words);
-        }
-        _ => core.refuse(socket, peer.listener, by),
-    }
-}
-
-/// Refuses a connection since there are too many.
-#[cold]
-fn refuse_for_load(common: &mut Common, core: &mut Core, socket: Socket, peer: &Peer, words: &[u8]) {
-    match takes_words(common, core) {
-        true => core.refuse_with(socket, peer.addr, peer.listener, RefusedBy::Load, words),
-        false => core.refuse(socket, peer.listener, RefusedBy::Load),
-    }
-}
-
-/// Keeps what a connection was counted for. False if there is no memory for that.
-#[inline]
-fn keep(common: &mut Common, peer: &Peer, id: ConnId, charge: Option<Charge>) -> bool {
-    let Some(admission) = &mut common.admission else { return true };
-    let kept = admission.keep(id, charge);
-    let is_kept = kept.is_ok();
-    if let Err(charge) = kept {
-        admission.take_back(peer.listener, Some(charge), common.now);
-    }
-    is_kept
-}
-
-/// What was counted becomes no connection.
-#[cold]
-fn take_back(common: &Common, peer: &Peer, charge: Option<Charge>) {
-    if let Some(admission) = &common.admission {
-        admission.take_back(peer.listener, charge, common.now);
-    }
-}
-
 impl<S, F, Make, Fut> Services for ServiceLane<S, F, Make, Fut>
 where
     S: Service<F::Head, Session: HoldsState<F::State>>,
@@ -461,66 +329,19 @@ where
 
     fn accepted(&mut self, common: &mut Common, core: &mut Core, socket: Socket, mut peer: Peer) {
         peer.is_proxy = common.proxies.at(peer.listener).is_some();
-        let words = match common.load.refuses() {
-            true => words_for_load(common, &peer),
-            false => None,
+        let entrance = Entrance {
+            admit: self.admit.as_ref(),
+            keeps_accounts: S::ACCOUNTS,
+            insert: Core::admit::<S::Session>,
         };
-        // It comes here again, so it is asked for nothing that would count twice.
-        if words.is_some() && !has_words(common, core) {
-            return core.postpone(socket, peer.addr, peer.listener, common.now + POSTPONED);
-        }
-        let charge = match let_in(common, core, &peer) {
-            Ok(charge) => charge,
-            Err(by) => return refuse(common, core, socket, &peer, by),
-        };
-        if !self.admits(common, &peer) {
-            take_back(common, &peer, charge);
-            return core.refuse(socket, peer.listener, RefusedBy::Admit);
-        }
-        // Behind all that refuses for what the peer is, and before anything is kept.
-        if let Some(words) = words {
-            take_back(common, &peer, charge);
-            return refuse_for_load(common, core, socket, &peer, &words);
-        }
-        let Some(id) = core.admit::<S::Session>(socket, peer.addr, peer.listener) else {
-            return take_back(common, &peer, charge);
-        };
-        if !keep(common, &peer, id, charge) {
-            return core.abort(id, CloseReason::MemoryLimit);
-        }
-        let Some(head) = core.shared(id) else { return };
-        head.set_asked(peer.asked);
-        let accounted = S::ACCOUNTS || common.accounted.has(core.lane_of_listener(peer.listener));
-        if accounted && !head.open_account(common.now) {
-            return core.abort(id, CloseReason::MemoryLimit);
-        }
-        match common.proxies.at(peer.listener) {
-            None => self.begin(common, core, id),
-            Some(trust) if trust.includes(peer.addr) => core.await_header(id),
-            // It was reset before it could be asked for its address, as some health checks are.
-            Some(_) if peer.addr.is_none() => core.abort(id, CloseReason::PeerReset),
-            Some(_) => {
-                common.report_untrusted(&peer);
-                core.abort(id, CloseReason::ProxyUntrusted);
-            }
+        if let Some(id) = admit::accepted(common, core, socket, &peer, &entrance) {
+            self.begin(common, core, id);
         }
     }
 
     fn proxied(&mut self, common: &mut Common, core: &mut Core, id: ConnId) {
-        let Some(peer) = core.shared(id).map(|head| Peer::of(head)) else { return };
-        match let_client_in(common, core, &peer) {
-            Ok(charge) if keep(common, &peer, id, charge) => {}
-            Ok(_) => return core.abort(id, CloseReason::MemoryLimit),
-            Err(by) => {
-                return match words_for(common, &peer, by) {
-                    Some(words) if takes_words(common, core) => core.refused_with(id, by, &words),
-                    _ => core.refused(id, by),
-                };
-            }
-        }
-        match self.admits(common, &peer) {
-            true => self.begin(common, core, id),
-            false => core.refused(id, RefusedBy::Admit),
+        if admit::proxied(common, core, id, self.admit.as_ref()) {
+            self.begin(common, core, id);
         }
     }
 
