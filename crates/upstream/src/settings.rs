@@ -49,6 +49,9 @@ pub struct PoolLimits {
     pub(crate) uses_max: u64,
     pub(crate) waiting_max: usize,
     pub(crate) wait_max: Duration,
+    pub(crate) failfast_after: Duration,
+    pub(crate) idle_total_max: usize,
+    pub(crate) warm: usize,
 }
 
 impl Default for PoolLimits {
@@ -62,6 +65,9 @@ impl Default for PoolLimits {
             uses_max: u64::MAX,
             waiting_max: 128,
             wait_max: Duration::from_secs(3),
+            failfast_after: Duration::from_secs(3),
+            idle_total_max: 512,
+            warm: 0,
         }
     }
 }
@@ -108,6 +114,24 @@ impl PoolLimits {
     /// How long a call may wait for a connection. 3 s by default.
     pub fn wait_max(self, time: Duration) -> PoolLimits {
         PoolLimits { wait_max: time, ..self }
+    }
+
+    /// How long calls may wait for a backend without one of them being given a connection, until later ones pass it over at once and a
+    /// single call waits there to see when that is over. 3 s by default.
+    pub fn failfast_after(self, time: Duration) -> PoolLimits {
+        PoolLimits { failfast_after: time, ..self }
+    }
+
+    /// Connections to all backends of the upstream that no call uses; over it the one that is idle for the longest is closed. 512 by
+    /// default.
+    pub fn idle_total_max(self, connections: usize) -> PoolLimits {
+        PoolLimits { idle_total_max: connections, ..self }
+    }
+
+    /// Connections to each backend that may be asked that are made before a call needs them, and stay when they are idle; at most
+    /// [`idle_max`](PoolLimits::idle_max). 0 by default. One that a backend ends is made again within a second.
+    pub fn warm(self, connections: usize) -> PoolLimits {
+        PoolLimits { warm: connections, ..self }
     }
 }
 

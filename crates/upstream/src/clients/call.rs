@@ -10,6 +10,7 @@ use ringserve_server::net::is_local_failure;
 use super::pooled::{Outcome, PooledConnection};
 use crate::error::UpstreamError;
 use crate::policy::backoff;
+use crate::policy::maglev::hash;
 use crate::pool::{Connection, NotLent, Pool, Pools, nanos};
 use crate::view::{Choice, Member, View};
 
@@ -23,6 +24,7 @@ pub struct Call<C: Connection> {
     begun: u64,
     until: u64,
     is_idempotent: bool,
+    key: Option<u64>,
     tried: Vec<Rc<Member<Pool<C>>>>,
     /// Tries that may have reached a backend.
     sent: u32,
@@ -48,6 +50,7 @@ impl<C: Connection> Call<C> {
             begun,
             until: begun.saturating_add(nanos(time)),
             is_idempotent: false,
+            key: None,
             tried: Vec::new(),
             sent: 0,
             taken_back: 0,
@@ -62,6 +65,18 @@ impl<C: Connection> Call<C> {
     /// Says that the request may be sent twice: a lost one is, as far as [`Retry`](crate::Retry) goes.
     pub fn idempotent(self) -> Call<C> {
         Call { is_idempotent: true, ..self }
+    }
+
+    /// Asks the backend that the key belongs to, such as that of a tenant or of an object that is cached there, whatever
+    /// [`Balance`](crate::Balance) says. Keys are spread by weight, and few of them move where a backend comes or leaves. Where theirs may
+    /// not be asked, or has no connection, all requests with a key go to the same other one. A key that many requests have loads its
+    /// backend with all of them.
+    pub fn key(self, key: impl AsRef<[u8]>) -> Call<C> {
+        self.hashed_key(Some(hash(key.as_ref())))
+    }
+
+    pub(super) fn hashed_key(self, key: Option<u64>) -> Call<C> {
+        Call { key, ..self }
     }
 
     /// How long the request may take with all tries, from its begin, instead of
@@ -120,8 +135,13 @@ impl<C: Connection> Call<C> {
 
     /// A backend that this request was not at, or else the one where a kept connection was dead.
     fn choose(&mut self) -> Option<Choice<Pool<C>>> {
-        if let Some(choice) = self.pools.view.choose(&self.tried, None) {
-            return Some(choice);
+        let view = &self.pools.view;
+        let choice = match self.key {
+            Some(key) => view.choose_by_key(key, &self.tried, None),
+            None => view.choose(&self.tried, None),
+        };
+        if choice.is_some() {
+            return choice;
         }
         let stale = self.stale.take()?;
         let others: Vec<_> =

@@ -10,11 +10,12 @@ use std::task::{Context, Poll, ready};
 use ringserve_server::net::{CopyError, CopySide, copy_bidirectional, is_local_failure};
 use ringserve_server::{Frame, Shard, Stream};
 
-use crate::backend::{Backend, Counts};
+use crate::backend::{Backend, BackendState, Counts};
 use crate::connect::{connect_counted, plain};
 use crate::error::UpstreamError;
 use crate::health;
 use crate::names;
+use crate::policy::maglev::hash;
 use crate::settings::Balance;
 use crate::upstream::Upstream;
 use crate::view::{Choice, View};
@@ -65,7 +66,19 @@ impl Relay {
     /// [`NoBackend`](UpstreamError::NoBackend), or the error of the last try. Where this process lacks what it takes, such as a
     /// descriptor, no other backend is tried; [`is_local_failure`] tells.
     pub async fn connect(&self, client: &Stream) -> Result<Place, UpstreamError> {
-        self.connect_among(client, |_| true).await
+        self.connect_to(client, None, |_| true).await
+    }
+
+    /// The same, at the backend that the key belongs to, such as the client's address: see [`Call::key`](crate::Call::key).
+    ///
+    /// # Errors
+    /// Those of [`connect`](Relay::connect).
+    pub async fn connect_by_key(
+        &self,
+        client: &Stream,
+        key: impl AsRef<[u8]>,
+    ) -> Result<Place, UpstreamError> {
+        self.connect_to(client, Some(hash(key.as_ref())), |_| true).await
     }
 
     /// The same among the backends for which `is_for` is true.
@@ -77,10 +90,26 @@ impl Relay {
         client: &Stream,
         is_for: impl Fn(&Backend) -> bool,
     ) -> Result<Place, UpstreamError> {
+        self.connect_to(client, None, is_for).await
+    }
+
+    async fn connect_to(
+        &self,
+        client: &Stream,
+        key: Option<u64>,
+        is_for: impl Fn(&Backend) -> bool,
+    ) -> Result<Place, UpstreamError> {
         let view = &self.view;
         view.is_resolved(u64::MAX).await;
         let (mut tried, mut last, mut ours) = (Vec::new(), None, None);
-        while let Some(mut choice) = view.choose(&tried, Some(&|state| is_for(&state.backend))) {
+        let choose = |tried: &[_]| {
+            let is_for: &dyn Fn(&BackendState) -> bool = &|state| is_for(&state.backend);
+            match key {
+                Some(key) => view.choose_by_key(key, tried, Some(is_for)),
+                None => view.choose(tried, Some(is_for)),
+            }
+        };
+        while let Some(mut choice) = choose(&tried) {
             if !tried.is_empty() {
                 view.upstream.state().count_retry();
             }

@@ -8,6 +8,7 @@ pub(crate) mod budget;
 pub(crate) mod ewma;
 pub(crate) mod failures;
 pub(crate) mod keep_alive;
+pub(crate) mod maglev;
 pub(crate) mod p2c;
 pub(crate) mod slow_start;
 

@@ -31,6 +31,7 @@ pub(super) fn begin<C: Connection>(pools: &Rc<Pools<C>>) {
             }
             let Some(pools) = weak.upgrade() else { return };
             pools.close_old();
+            pools.warm();
         }
     });
 }
@@ -62,10 +63,14 @@ impl<C: Connection> Pools<C> {
         let idle_timeout = nanos(self.limits().idle_timeout);
         for member in self.view.members() {
             let keeps_none = self.keeps_none(&member);
+            let mut left = member.part.idle.borrow().len();
             self.retain(&member, |kept| {
                 let idle = now.saturating_sub(kept.idle_since);
                 member.part.learned.borrow_mut().is_kept_for(idle);
-                !keeps_none && now < kept.old_at && idle < idle_timeout
+                let is_kept = idle < idle_timeout || left <= self.limits().warm;
+                let keeps = !keeps_none && now < kept.old_at && is_kept;
+                left -= usize::from(!keeps);
+                keeps
             });
         }
     }

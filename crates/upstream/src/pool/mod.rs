@@ -74,6 +74,9 @@ pub(crate) struct Pool<C> {
     open: Rc<Cell<usize>>,
     connecting: Rc<Cell<usize>>,
     learned: RefCell<KeepAlive>,
+    /// Since when calls wait without one that got what it waited for; and when the last one left the queue.
+    stuck_since: Cell<u64>,
+    waited_at: Cell<u64>,
 }
 
 impl<C> Pool<C> {
@@ -84,6 +87,8 @@ impl<C> Pool<C> {
             open: Rc::default(),
             connecting: Rc::default(),
             learned: RefCell::default(),
+            stuck_since: Cell::new(0),
+            waited_at: Cell::new(0),
         }
     }
 }
@@ -164,6 +169,7 @@ impl<C: Connection> Pools<C> {
         let kept = match idle {
             Some(lent) => return Ok(lent),
             None if self.waiting.get() >= self.limits().waiting_max => return Err(NotLent::Full),
+            None if self.is_stuck(member) => return Err(NotLent::TooLate),
             None => {
                 let mut waiting = Waiting::begin(self, member);
                 self.connect_more(member);
@@ -182,6 +188,13 @@ impl<C: Connection> Pools<C> {
         Some(Lent { kept: Some(kept), pools: self.clone(), member: member.clone() })
     }
 
+    /// True if a call waits for this backend, and none that waited was given a connection for too long.
+    fn is_stuck(&self, member: &Member<Pool<C>>) -> bool {
+        let pool = &member.part;
+        let waits = self.view.now().saturating_sub(pool.stuck_since.get());
+        !pool.waiters.borrow().is_empty() && waits > nanos(self.limits().failfast_after)
+    }
+
     /// The newest idle connection on which nothing happened.
     fn pop(&self, member: &Rc<Member<Pool<C>>>) -> Option<Kept<C>> {
         let (pool, now) = (&member.part, self.view.now());
@@ -193,7 +206,8 @@ impl<C: Connection> Pools<C> {
                 pool.idle.borrow_mut().push(kept);
                 return None;
             }
-            if now >= kept.old_at || idle >= nanos(self.limits().idle_timeout) {
+            let is_warm = pool.idle.borrow().len() < self.limits().warm;
+            if now >= kept.old_at || idle >= nanos(self.limits().idle_timeout) && !is_warm {
                 continue;
             }
             match kept.connection.poll_idle(&mut Context::from_waker(Waker::noop())) {
@@ -233,26 +247,51 @@ impl<C: Connection> Pools<C> {
                 let Some(oldest) = oldest else { return };
                 drop(oldest);
             }
-            let (open, connecting) = (Counted::new(&pool.open), Counted::new(&pool.connecting));
-            let (pools, member, made) = (self.clone(), member.clone(), (self.connect)(member.clone()));
-            self.view.shard.spawn(async move {
-                let made = made.await;
-                drop(connecting);
-                match made {
-                    Ok(connection) => pools.add(&member, connection, open),
-                    Err(error) => {
-                        drop(open);
-                        let waiter = member.part.waiters.borrow_mut().pop_front();
-                        match waiter {
-                            Some(waiter) => waiter.give(Err(error)),
-                            // Those that waited gave up before it failed.
-                            None => pools.view.blame(&member, &error),
-                        }
+            self.connect_one(member);
+        }
+    }
+
+    /// Has connections made before calls need them.
+    fn warm(self: &Rc<Pools<C>>) {
+        let limits = self.limits();
+        let wanted = limits.warm.min(limits.idle_max).min(limits.connections_max);
+        if wanted == 0 {
+            return;
+        }
+        for member in self.view.members() {
+            let (pool, is_usable) = (&member.part, self.view.is_usable(&member));
+            while is_usable
+                && !self.keeps_none(&member)
+                && pool.open.get() < wanted
+                && pool.connecting.get() < limits.connecting_max
+            {
+                self.connect_one(&member);
+            }
+        }
+    }
+
+    fn connect_one(self: &Rc<Pools<C>>, member: &Rc<Member<Pool<C>>>) {
+        let pool = &member.part;
+        let (open, connecting) = (Counted::new(&pool.open), Counted::new(&pool.connecting));
+        let (pools, member, made) = (self.clone(), member.clone(), (self.connect)(member.clone()));
+        self.view.shard.spawn(async move {
+            let made = made.await;
+            drop(connecting);
+            member.part.stuck_since.set(pools.view.now());
+            match made {
+                Ok(connection) => pools.add(&member, connection, open),
+                Err(error) => {
+                    drop(open);
+                    let waiter = member.part.waiters.borrow_mut().pop_front();
+                    match waiter {
+                        Some(waiter) => waiter.give(Err(error)),
+                        // Those that waited gave up before it failed.
+                        None => pools.view.blame(&member, &error),
                     }
                 }
-                pools.connect_more(&member);
-            });
-        }
+            }
+            pools.connect_more(&member);
+        });
     }
 
     fn add(self: &Rc<Pools<C>>, member: &Rc<Member<Pool<C>>>, connection: C, open: Counted) {
@@ -278,6 +317,7 @@ impl<C: Connection> Pools<C> {
         let pool = &member.part;
         let waiter = pool.waiters.borrow_mut().pop_front();
         if let Some(waiter) = waiter {
+            pool.stuck_since.set(self.view.now());
             return waiter.give(Ok(kept));
         }
         if self.keeps_none(member) {
@@ -293,6 +333,26 @@ impl<C: Connection> Pools<C> {
         let oldest = (idle.len() > self.limits().idle_max).then(|| idle.remove(0));
         drop(idle);
         drop(oldest);
+        self.bound_idle();
+    }
+
+    /// Closes what is idle for the longest, over the bound of all backends together.
+    fn bound_idle(&self) {
+        let members = self.view.members();
+        let idle = |member: &Rc<Member<Pool<C>>>| member.part.idle.borrow().len();
+        let mut over = members.iter().map(idle).sum::<usize>().saturating_sub(self.limits().idle_total_max);
+        while over > 0 {
+            let since = |member: &&Rc<Member<Pool<C>>>| {
+                member.part.idle.borrow().first().map_or(u64::MAX, |kept| kept.idle_since)
+            };
+            let Some(member) = members.iter().min_by_key(since) else { return };
+            let oldest = {
+                let mut idle = member.part.idle.borrow_mut();
+                (!idle.is_empty()).then(|| idle.remove(0))
+            };
+            drop(oldest);
+            over -= 1;
+        }
     }
 
     /// True if no connection to this backend is kept any more.

@@ -6,7 +6,7 @@ use std::io;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use super::{Connection, Kept, Pool, Pools};
+use super::{Connection, Kept, Pool, Pools, nanos};
 use crate::view::Member;
 
 /// A call in the queue. What it waits for is put here, so that no call that comes later gets in between.
@@ -47,7 +47,13 @@ pub(super) struct Waiting<'a, C: Connection> {
 impl<'a, C: Connection> Waiting<'a, C> {
     pub(super) fn begin(pools: &'a Rc<Pools<C>>, member: &'a Rc<Member<Pool<C>>>) -> Waiting<'a, C> {
         let waiter = Rc::new(Waiter { result: RefCell::default(), waker: RefCell::default() });
-        member.part.waiters.borrow_mut().push_back(waiter.clone());
+        let (pool, now) = (&member.part, pools.view.now());
+        // Where none waited for as long as that, nothing is known.
+        let quiet = now.saturating_sub(pool.waited_at.get());
+        if pool.waiters.borrow().is_empty() && quiet >= nanos(pools.limits().failfast_after) {
+            pool.stuck_since.set(now);
+        }
+        pool.waiters.borrow_mut().push_back(waiter.clone());
         pools.waiting.set(pools.waiting.get() + 1);
         Waiting { pools, member, waiter }
     }
@@ -60,6 +66,7 @@ impl<'a, C: Connection> Waiting<'a, C> {
 impl<C: Connection> Drop for Waiting<'_, C> {
     fn drop(&mut self) {
         self.pools.waiting.set(self.pools.waiting.get() - 1);
+        self.member.part.waited_at.set(self.pools.view.now());
         let unseen = self.waiter.result.borrow_mut().take();
         match unseen {
             Some(Ok(kept)) => self.pools.shelve(self.member, kept),

@@ -16,7 +16,7 @@ use ringserve_server::net::is_local_failure;
 pub(crate) use choice::Choice;
 use usable::Usable;
 
-use crate::backend::{BackendState, Counts};
+use crate::backend::{BackendState, Counts, Standing};
 use crate::locked;
 use crate::policy::ewma::Ewma;
 use crate::policy::{p2c, part_of};
@@ -143,6 +143,11 @@ impl<P: Part> View<P> {
         self.members.borrow().clone()
     }
 
+    /// True if the backend may be asked.
+    pub(crate) fn is_usable(&self, member: &Member<P>) -> bool {
+        member.state.standing(self.now()) == Standing::Usable
+    }
+
     /// Counts a request for the budget of retries.
     pub(crate) fn count_request(&self) {
         self.requests.set(self.requests.get() + 1);
@@ -262,6 +267,51 @@ impl<P: Part> View<P> {
         Some(Choice::new(self, member, now, false, false))
     }
 
+    /// Chooses the backend of a key, or where that may not be asked the next one of the key, so that equal keys meet.
+    pub(crate) fn choose_by_key(
+        self: &Rc<View<P>>,
+        key: u64,
+        tried: &[Rc<Member<P>>],
+        is_for: Option<&dyn Fn(&BackendState) -> bool>,
+    ) -> Option<Choice<P>> {
+        let now = self.now();
+        self.look(now);
+        let chosen = {
+            let (members, usable) = (self.members.borrow(), self.usable.borrow());
+            let may = |index: &usize| {
+                let member = &members[*index];
+                !tried.iter().any(|other| Rc::ptr_eq(other, member))
+                    && is_for.is_none_or(|is_for| is_for(&member.state))
+            };
+            let mut of_key = usable.of_key(&members, key).filter(may);
+            of_key.find_map(|index| {
+                if usable.indices.contains(&index) {
+                    return Some((members[index].clone(), false));
+                }
+                let is_trial = usable.on_trial.contains(&index) && take_trial(&members[index]);
+                is_trial.then(|| (members[index].clone(), true))
+            })
+        };
+        let Some((member, is_trial)) = chosen else { return self.choose(tried, is_for) };
+        if now.saturating_sub(self.told_at.get()) >= TOLD_EACH {
+            self.tell(now);
+        }
+        Some(if is_trial {
+            Choice::new(self, &member, now, true, self.is_exact())
+        } else {
+            self.place(&member, now)
+        })
+    }
+
+    /// A choice for which no place was taken yet.
+    fn place(self: &Rc<View<P>>, member: &Rc<Member<P>>, now: u64) -> Choice<P> {
+        if self.is_exact() {
+            member.state.in_flight.fetch_add(1, Relaxed);
+            member.told.set(member.told.get() + 1);
+        }
+        Choice::new(self, member, now, false, self.is_exact())
+    }
+
     /// A backend that is ejected, where no other one may be asked: what fails now and then is better than none.
     fn last_resort(
         self: &Rc<View<P>>,
@@ -272,11 +322,7 @@ impl<P: Part> View<P> {
         let is_ejected = |member: &&Rc<Member<P>>| member.state.is_askable() && may(member);
         let ejected: Vec<_> = members.iter().filter(is_ejected).collect();
         let member = *ejected.get(self.shard.random() as usize % ejected.len().max(1))?;
-        if self.is_exact() {
-            member.state.in_flight.fetch_add(1, Relaxed);
-            member.told.set(member.told.get() + 1);
-        }
-        Some(Choice::new(self, member, now, false, self.is_exact()))
+        Some(self.place(member, now))
     }
 
     /// True if what is in flight is told at once.

@@ -1,6 +1,6 @@
 //! The backends that may be asked, until something changes.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -8,7 +8,11 @@ use super::{Member, UNKNOWN};
 use crate::backend::Standing;
 use crate::policy::SECOND;
 use crate::policy::alias::Alias;
+use crate::policy::maglev::{Maglev, hash};
 use crate::policy::slow_start;
+
+/// Backends that are looked at for a key, until it has any.
+const KEY_ATTEMPTS: u32 = 32;
 
 /// The backends that may be asked, as indices, until `version` changes or the time is over.
 #[derive(Default)]
@@ -25,6 +29,8 @@ pub(super) struct Usable {
     pub(super) is_panicking: bool,
     /// Those that would be asked without a panic.
     pub(super) sound: usize,
+    /// Which backend a key belongs to; made when there is one.
+    ring: OnceCell<Option<Maglev>>,
     /// The median of the averages, and until when it is taken.
     median: Cell<(f64, u64)>,
 }
@@ -92,6 +98,22 @@ impl Usable {
             }
         }
         among[among.len() - 1]
+    }
+
+    /// The backends of a key, the first one first. Those that are ejected or down have their keys, so that no others move; the caller
+    /// passes them over.
+    pub(super) fn of_key<P>(&self, members: &[Rc<Member<P>>], key: u64) -> impl Iterator<Item = usize> {
+        let ring = self.ring.get_or_init(|| {
+            let members = members.iter().map(|member| &member.state).enumerate();
+            let members = members.filter(|(_, state)| !state.is_drained.load(Relaxed));
+            let named = members.map(|(index, state)| {
+                let weight = f64::from(state.weight.load(Relaxed));
+                (index as u32, hash(state.backend.name().as_bytes()), weight)
+            });
+            Maglev::new(&named.collect::<Vec<_>>())
+        });
+        let attempts = if ring.is_some() { KEY_ATTEMPTS } else { 0 };
+        (0..attempts).filter_map(move |attempt| ring.as_ref().map(|ring| ring.at(key, attempt)))
     }
 
     /// What one without an average counts as: as quick as half of the others. Looked for once a second.

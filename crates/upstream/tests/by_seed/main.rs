@@ -3,6 +3,7 @@
 mod connections;
 mod failing;
 mod freshness;
+mod keys;
 mod lifetimes;
 mod names;
 mod pools;
@@ -37,6 +38,9 @@ impl Service for Front {
     async fn call(&self, cx: &Cx<'_, ()>, question: Frame) -> Result<(), Infallible> {
         let request = Request::new(&question);
         let request = if question.starts_with(b"again") { request.idempotent() } else { request };
+        // As in `again 7 key=a`.
+        let key = question.windows(4).position(|bytes| bytes == b"key=").map(|at| &question[at..]);
+        let request = key.map_or(request, |key| request.key(key));
         match self.answers.ask(request).await {
             Ok(answer) => cx.reply(answer),
             Err(error) => cx.reply(format!("no answer: {error}")),

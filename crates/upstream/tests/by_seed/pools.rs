@@ -166,3 +166,85 @@ fn backend_that_left_is_asked_no_more_and_one_that_came_is() {
         heard_once(&backends);
     });
 }
+
+#[test]
+fn backend_without_progress_is_passed_over_at_once() {
+    Sim::seeds(10).run(|sim| {
+        let backends = backends(sim, 1);
+        backends[0].mode.set(Mode::Silent);
+        let limits = PoolLimits::default().connections_max(2).wait_max(2 * SECOND).failfast_after(2 * SECOND);
+        let upstream = upstream(1).pool(limits).answer_timeout(30 * SECOND);
+        front(sim, &upstream, 1);
+        let waited: Rc<RefCell<Vec<Duration>>> = Rc::default();
+        for client in 0..100 {
+            let waited = waited.clone();
+            sim.client(format!("c{client}"), async move |net| {
+                net.sleep(SECOND / 10 * client).await;
+                let begun = net.now();
+                let mut me = net.connect(FRONT).await?;
+                assert_eq!(asks(&mut me, "once 1").await?, "no answer: the upstream was too late");
+                waited.borrow_mut().push(net.now() - begun);
+                Ok(())
+            });
+        }
+        sim.run_until_done();
+        let long = waited.borrow().iter().filter(|time| **time > SECOND / 4).count();
+        // Two are at the backend, some two seconds wait until nothing came of it, and then one at a time.
+        assert!((20..=30).contains(&long), "{long} of 100 waited");
+    });
+}
+
+#[test]
+fn idle_connections_to_all_backends_are_bounded() {
+    Sim::seeds(10).faults(Faults::harmless()).run(|sim| {
+        let backends = backends(sim, 3);
+        backends.iter().for_each(|backend| backend.mode.set(Mode::Slow(SECOND / 5)));
+        let upstream = upstream(3).pool(PoolLimits::default().idle_total_max(4));
+        front(sim, &upstream, 1);
+        for client in 0..20 {
+            sim.client(format!("c{client}"), async move |net| {
+                let mut me = net.connect(FRONT).await?;
+                let question = format!("once {client}");
+                assert_eq!(asks(&mut me, &question).await?, question);
+                Ok(())
+            });
+        }
+        sim.run_until_done();
+        let open = || backends.iter().map(|backend| backend.now.get()).sum::<usize>();
+        assert!(sim.run_until(SECOND, || open() <= 4), "{} are open", open());
+        assert_eq!(open(), 4);
+    });
+}
+
+#[test]
+fn connections_are_warm_before_the_first_question() {
+    Sim::seeds(10).run(|sim| {
+        let backends = backends(sim, 2);
+        let limits = PoolLimits::default().warm(2).idle_timeout(5 * SECOND);
+        let upstream = upstream(2).pool(limits);
+        front(sim, &upstream, 1);
+        sim.run_for(2 * SECOND);
+        let open = || backends.iter().map(|backend| backend.now.get()).collect::<Vec<_>>();
+        assert_eq!(open(), [2, 2]);
+        sim.client("c", async move |net| {
+            let mut me = net.connect(FRONT).await?;
+            for n in 0..10 {
+                let question = format!("once {n}");
+                assert_eq!(asks(&mut me, &question).await?, question);
+            }
+            Ok(())
+        });
+        sim.run_until_done();
+        sim.run_for(60 * SECOND);
+        assert_eq!(open(), [2, 2], "they stay");
+        assert_eq!(backends.iter().map(|backend| backend.accepted.get()).sum::<usize>(), 4);
+        upstream.drain(ADDRS[0]);
+        sim.run_for(2 * SECOND);
+        assert_eq!(open(), [0, 2]);
+        // What a backend ends is made again.
+        backends[1].mode.set(Mode::ClosesIdle(SECOND / 2));
+        sim.reset(ADDRS[1].parse::<SocketAddr>().unwrap().ip());
+        sim.expect_losses();
+        assert!(sim.run_until(2 * SECOND, || backends[1].accepted.get() > 2));
+    });
+}
