@@ -8,27 +8,27 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// The start of the line by which a server tells the address it is bound to.
+/// The start of the line by which a server reports the address to which it is bound.
 pub(crate) const LISTENING: &str = "listening ";
 
-/// What stands in that line before the address of its admin endpoint, if it has one.
+/// The text in that line before the address of its admin endpoint, if it has one.
 pub(crate) const ADMIN: &str = " admin ";
 
-/// How long a server may take to say where it listens. Starting takes milliseconds.
+/// Time limit for a server to report its address. Starting takes milliseconds.
 const START_MAX: Duration = Duration::from_secs(10);
 
-/// Bytes of the line that says where, at most.
+/// Most bytes of the line with the address.
 const LINE_BYTES_MAX: usize = 512;
 
-/// Lines before it, at most.
+/// Most lines before it.
 const LOG_LINES_MAX: usize = 8;
 
 /// A running server. Dropping it kills the process and waits for its end.
 pub(crate) struct Child {
     process: std::process::Child,
-    /// Where it listens.
+    /// The address to which it listens.
     pub(crate) address: SocketAddr,
-    /// Where its admin endpoint does.
+    /// The address of its admin endpoint.
     pub(crate) admin: Option<SocketAddr>,
 }
 
@@ -54,7 +54,7 @@ impl Child {
         Child::spawn(server, &mut command)
     }
 
-    /// The same with `shards` shards, and on any CPU where `cpu` names none.
+    /// Does the same with `shards` shards, and on any CPU if `cpu` names none.
     pub(crate) fn start_sized(server: &str, cpu: Option<usize>, shards: usize) -> io::Result<Self> {
         let mut command = Child::command(server, cpu)?;
         command.args(["--shards", &shards.to_string()]);
@@ -80,11 +80,11 @@ impl Child {
 
     fn spawn(name: &str, command: &mut Command) -> io::Result<Self> {
         let process = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
-        // From here on the process ends with `child`, also when it does not start well.
+        // From here on the process ends with `child`, also when it fails to start.
         let mut child = Self { process, address: SocketAddr::from(([127, 0, 0, 1], 0)), admin: None };
         let line = child.next_line()?;
         let unknown = || io::Error::other(format!("{name} said {line:?}, not where it listens"));
-        // An example says it in its log, where warnings may come first.
+        // An example reports it in its log, where warnings may come first.
         let mut said = line.clone();
         for _ in 0..LOG_LINES_MAX {
             if said.contains(LISTENING) {
@@ -106,7 +106,7 @@ impl Child {
         self.process.id()
     }
 
-    /// Its next line of output, waited for within bounds.
+    /// Reads its next line of output, within bounds.
     fn next_line(&mut self) -> io::Result<String> {
         let Some(stdout) = &mut self.process.stdout else {
             return Err(io::Error::other("the child has no pipe"));

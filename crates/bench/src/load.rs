@@ -1,4 +1,4 @@
-//! `load`: servers under load from other CPUs, and what a request costs them.
+//! `load`: servers under load from other CPUs, and the cost of a request.
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,27 +17,27 @@ use crate::usage::{Usage, count_calls};
 /// Above this share of a CPU a thread of the generator has no time left.
 const BUSY_MAX: f64 = 0.95;
 
-/// In an open loop, messages sent later than this were held up by the generator.
+/// In an open loop, messages sent later than this were delayed by the generator.
 const LATE_MAX: Duration = Duration::from_millis(1);
 
-/// How long system calls are counted, or the length of the measurement if that is shorter; after it, since counting costs
-/// the server time.
+/// Time for which system calls are counted, or the length of the measurement if that is shorter;
+/// after it, since counting costs the server time.
 const COUNT_CALLS_MAX: Duration = Duration::from_millis(500);
 
-/// How long a measurement waits for its first reply.
+/// Longest wait of a measurement for its first reply.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
-/// A message of the check before the measurement, at most.
+/// Most bytes of a message of the check before the measurement.
 const CHECK_BYTES_MAX: usize = 16 << 10;
 
-/// Whom to measure.
+/// A server to measure.
 #[derive(Clone)]
 pub(crate) enum Target {
     /// A server of the table, started for it.
     Known(&'static Server),
-    /// A program that says where it listens, and is told whether to echo raw bytes or lines.
+    /// A program that reports its address, and gets an argument for raw bytes or lines.
     Program { name: String, path: PathBuf, mode: &'static str },
-    /// One that runs already, and its process if that is to be measured.
+    /// One that already runs, and its process if that has to be measured.
     Running { address: SocketAddr, pid: Option<u32> },
 }
 
@@ -50,7 +50,7 @@ impl Target {
         }
     }
 
-    /// Starts it on a CPU, unless it runs already.
+    /// Starts it on a CPU, unless it already runs.
     pub(crate) fn start(&self, cpu: usize, lock_step: bool) -> io::Result<Option<Child>> {
         Ok(match self {
             Target::Known(server) => Some(Child::start(server.name, cpu, lock_step)?),
@@ -60,15 +60,15 @@ impl Target {
     }
 }
 
-/// What to measure.
+/// The plan of a measurement.
 pub(crate) struct Plan {
     pub(crate) targets: Vec<Target>,
     pub(crate) connections: usize,
     pub(crate) shape: Shape,
     pub(crate) pace: Pace,
-    /// One more connection keeps 16 KiB messages coming and going; it is not counted.
+    /// One more connection keeps 16 KiB messages moving back and forth; it is not counted.
     pub(crate) firehose: bool,
-    /// Connections a second that are made beside.
+    /// Additional connections per second.
     pub(crate) newcomers: Option<f64>,
     pub(crate) server_cpu: usize,
     pub(crate) cpus: Vec<usize>,
@@ -87,7 +87,7 @@ pub(crate) struct Measured {
     pub(crate) connections: usize,
     pub(crate) bytes: usize,
     pub(crate) pipeline: usize,
-    /// Messages a second that were asked for; none in a closed loop.
+    /// Requested messages per second; none in a closed loop.
     pub(crate) rate: Option<f64>,
     pub(crate) requests_per_second: f64,
     /// CPU time of the server for a request, user and system.
@@ -98,19 +98,19 @@ pub(crate) struct Measured {
     pub(crate) server_busy: Option<f64>,
     /// The busiest generator thread's.
     pub(crate) generator_busy: Option<f64>,
-    /// Latencies, which lock step has none of.
+    /// Latencies; `None` in lock step.
     pub(crate) p50_us: Option<f64>,
     pub(crate) p99_us: Option<f64>,
     pub(crate) p999_us: Option<f64>,
     pub(crate) max_us: Option<f64>,
-    /// Connections a second that were made and served beside, and how long those took of 99 in 100.
+    /// Additional connections per second that were served, and the 99th percentile of their times.
     pub(crate) newcomers_per_second: Option<f64>,
     pub(crate) newcomers_p99_us: Option<f64>,
-    /// The generator, not the server, was the bottleneck.
+    /// Whether the generator, not the server, was the bottleneck.
     pub(crate) generator_bound: bool,
 }
 
-/// Measures all targets in all rounds, in turn, and prints a table and, if asked, JSON.
+/// Measures all targets in all rounds, in turn, and prints a table and, if requested, JSON.
 pub(crate) fn run(plan: &Plan) -> io::Result<()> {
     let mut all = Vec::new();
     for round in 0..plan.rounds {
@@ -141,7 +141,7 @@ pub(crate) fn measure(plan: &Plan, target: &Target) -> io::Result<Measured> {
     let (address, pid) = match (&child, target) {
         (Some(child), _) => {
             let (address, pid) = (child.address, child.pid());
-            // What is checked is sent in one piece before the reply is read.
+            // The check sends its message in one piece before it reads the reply.
             let bytes = plan.shape.bytes.min(CHECK_BYTES_MAX);
             if plan.pace != Pace::Fanout {
                 check_echo(address, Shape { bytes, ..plan.shape })?;
@@ -163,7 +163,7 @@ pub(crate) fn measure(plan: &Plan, target: &Target) -> io::Result<Measured> {
     let (outcome, (used, requests, time, calls)) = generator::run(&generated, plan.warm_up, |running| {
         let usage = |pid: Option<u32>| pid.map(Usage::of_process).transpose();
         let (before, from, start) = (usage(pid)?, running.answered(), Instant::now());
-        // On a machine with much else to do a short measurement may see nothing.
+        // On a machine with much other work a short measurement may see nothing.
         while running.go_on(plan.measured) && running.answered() == from && start.elapsed() < SILENCE_MAX {}
         let (after, requests, time) = (usage(pid)?, running.answered() - from, start.elapsed());
         let used = before.zip(after).map(|(before, after)| after.since(before));
@@ -212,13 +212,14 @@ fn summary(
         max_us: at(1.0),
         newcomers_per_second: plan.newcomers.map(|_| outcome.newcomers_per_second),
         newcomers_p99_us: plan.newcomers.map(|_| outcome.newcomers.value_at_quantile(0.99) as f64 / 1000.0),
-        // An open loop keeps its threads busy by looking at the clock.
+        // An open loop keeps its threads busy by reading the clock.
         generator_bound: if rate.is_some() { late } else { busy },
     }
 }
 
-/// A row for each server: medians over the rounds, how far they lie apart, and the ratio to the first server (the median
-/// of the ratios of each round, so that what slowed a whole round falls out).
+/// Renders a row for each server: medians over the rounds, their spread, and the ratio to the first
+/// server (the median of the ratios of each round, which cancels anything that slowed a whole
+/// round).
 fn render(all: &[Measured], servers: usize) -> String {
     let first = &all[0].server;
     let ratio_to = format!("to {first}");

@@ -1,4 +1,4 @@
-//! The lock-step measurement: every server in interleaved rounds, CPU per request from the
+//! The lock-step measurement: every server in interleaved rounds, CPU per request by the
 //! scheduler's own count.
 
 use std::io;
@@ -12,23 +12,23 @@ use crate::schedstat::Schedstat;
 use crate::steps::{Load, Shape, check_echo};
 use crate::table::{Table, first_quartile, median, spread};
 
-/// What to measure.
+/// The plan of a measurement.
 pub(crate) struct Plan {
     /// Numbers of connections, each a separate measurement.
     pub(crate) connections: Vec<usize>,
-    /// What each connection sends in a step.
+    /// The messages of each connection in a step.
     pub(crate) shape: Shape,
     /// Rounds, in each of which every server is measured once.
     pub(crate) rounds: usize,
     /// The CPU that generator and servers share.
     pub(crate) cpu: usize,
-    /// When a round ends.
+    /// The end of a round.
     pub(crate) round_end: RoundEnd,
     /// The servers; ratios are to the first.
     pub(crate) servers: Vec<Target>,
 }
 
-/// When the measured part of a round ends.
+/// The end of the measured part of a round.
 #[derive(Clone, Copy)]
 pub(crate) enum RoundEnd {
     /// After the step in which this time has passed.
@@ -37,16 +37,16 @@ pub(crate) enum RoundEnd {
     Steps(u64),
 }
 
-/// The longest round, also when steps are counted: no loop here is unbounded.
+/// The longest round, even when steps are counted: no loop here is unbounded.
 const STEPS_TIME_MAX: Duration = Duration::from_secs(60);
 
-/// Part of a round's length that is run before it is measured.
+/// Share of a round's length that is run before it is measured.
 const WARM_UP_PART: u32 = 5;
 
-/// Steps of warm-up at least, for rounds that are counted in steps.
+/// Fewest steps of warm-up, for rounds that are counted in steps.
 const WARM_UP_STEPS: u64 = 10;
 
-/// What one server did in one round.
+/// The result of one server in one round.
 struct Sample {
     /// Microseconds of CPU for a request.
     cpu_us: f64,
@@ -55,7 +55,7 @@ struct Sample {
     requests_per_second: f64,
 }
 
-/// How often the rounds are drawn again for a bound.
+/// Number of resamples of the rounds for a bound.
 const RESAMPLES: usize = 2000;
 
 /// Measures and prints the table.
@@ -83,7 +83,7 @@ pub(crate) fn run(plan: &Plan) -> io::Result<()> {
         for (server, of_server) in plan.servers.iter().zip(&samples) {
             let cpu: Vec<f64> = of_server.iter().map(|sample| sample.cpu_us).collect();
             let runs: Vec<f64> = of_server.iter().map(|sample| sample.runs).collect();
-            // Round by round, so that what slowed a whole round falls out.
+            // Round by round, which cancels anything that slowed a whole round.
             let ratios: Vec<f64> = of_server
                 .iter()
                 .zip(&samples[0])
@@ -107,13 +107,14 @@ pub(crate) fn run(plan: &Plan) -> io::Result<()> {
     Ok(())
 }
 
-/// What a server costs in the machine's quiet moments, as a ratio to the yardstick in its own.
+/// Cost of a server in the machine's quiet moments, as a ratio to the yardstick in its own.
 fn quartile_ratio(cpu: &[f64], yardstick: &[f64]) -> f64 {
     let quartile = |values| first_quartile(values).unwrap_or_default();
     quartile(cpu) / quartile(yardstick)
 }
 
-/// The value that [`quartile_ratio`] stays below with a confidence of 95 %, by drawing the rounds again.
+/// The value that [`quartile_ratio`] stays below with a confidence of 95 %, by resampling the
+/// rounds.
 fn quartile_ratio_bound(cpu: &[f64], yardstick: &[f64]) -> f64 {
     let mut shuffler = Shuffler::default();
     let mut ratios: Vec<f64> = (0..RESAMPLES)
@@ -159,7 +160,7 @@ fn not_started() -> io::Error {
 pub(crate) fn measure_target(plan: &load::Plan, target: &Target) -> io::Result<Measured> {
     let measured = || {
         process::pin_to(plan.server_cpu)?;
-        // What this thread starts inherits it.
+        // Processes that this thread starts inherit it.
         process::set_batch_policy()?;
         let Some(child) = target.start(plan.server_cpu, true)? else {
             return Err(not_started());
@@ -215,7 +216,7 @@ fn measure(child: &Child, connections: usize, shape: Shape, round_end: RoundEnd)
     })
 }
 
-/// Runs steps until `time` has passed or `steps_max` are done. Says how many.
+/// Runs steps until `time` has passed or `steps_max` are done. Returns how many.
 fn run_steps(load: &mut Load, time: Duration, steps_max: u64) -> io::Result<u64> {
     let start = Instant::now();
     let mut steps = 0;
@@ -244,12 +245,12 @@ fn wait_until_idle(child: &Child) -> io::Result<()> {
     Ok(())
 }
 
-/// `error`, with the server that it is about.
+/// Adds the server to `error`.
 fn named(server: &Target, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", server.name()))
 }
 
-/// Shuffles the order of the servers in a round; the same at every run.
+/// Shuffles the order of the servers in a round, in the same way at every run.
 pub(crate) struct Shuffler {
     state: u64,
 }

@@ -1,7 +1,7 @@
 //! Load generator, limit servers and comparison reports for ringserve.
 //!
-//! `ringserve-bench lockstep` prints how much CPU each server of the table in `servers` spends on a
-//! request; `ringserve-bench serve NAME` runs one of them by itself.
+//! `ringserve-bench lockstep` prints the CPU time that each server of the table in `servers` spends
+//! on a request; `ringserve-bench serve NAME` runs one of them by itself.
 
 mod child;
 mod compare;
@@ -29,10 +29,10 @@ use crate::options::{
     LockstepOptions, ServeOptions,
 };
 
-/// Measures TCP servers against the limit of what the kernel allows.
+/// Measures TCP servers against the limit that the kernel allows.
 ///
-/// `lockstep` and `load` compare servers, which they start themselves; `lockstep` repeats best, `load` has
-/// latencies and a server that is free to run. `serve` runs one server, to be looked at with other tools.
+/// `lockstep` and `load` compare servers, which they start themselves; `lockstep` repeats best,
+/// `load` has latencies and a server that runs freely. `serve` runs one server, for other tools.
 #[derive(Parser)]
 #[command(version)]
 struct Cli {

@@ -1,5 +1,5 @@
-//! What a measured process asks of the kernel about itself: one CPU, no wake-up preemption, enough
-//! descriptors, and an end with its parent.
+//! Requests of a measured process to the kernel about itself: one CPU, no wake-up preemption,
+//! enough descriptors, and an end with its parent.
 
 use std::io;
 
@@ -14,7 +14,7 @@ pub(crate) fn pin_to(cpu: usize) -> io::Result<()> {
     run_on(&[cpu])
 }
 
-/// The same with several CPUs.
+/// Does the same with several CPUs.
 pub(crate) fn run_on(cpus: &[usize]) -> io::Result<()> {
     let mut set = CpuSet::new();
     for &cpu in cpus {
@@ -64,7 +64,7 @@ pub(crate) fn raise_open_files() -> io::Result<u64> {
     Ok(limit.maximum.unwrap_or(u64::MAX))
 }
 
-/// Has the kernel end this process when the thread that started it ends, however it ends.
+/// Makes the kernel end this process when the thread that started it ends, however it ends.
 pub(crate) fn die_with_parent() -> io::Result<()> {
     Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
 }

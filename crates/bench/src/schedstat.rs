@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::{fs, io};
 
-/// What the scheduler counted for the threads of a process.
+/// The scheduler's counts for the threads of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Schedstat {
     /// Nanoseconds on a CPU, in user code and in the kernel.
@@ -13,13 +13,14 @@ pub(crate) struct Schedstat {
 }
 
 impl Schedstat {
-    /// The sum over the threads that `pid` has now. The time of threads that have ended is not in it,
+    /// The sum over the current threads of `pid`. The time of threads that have ended is not in it,
     /// so differences are right only while no thread ends.
     pub(crate) fn of_process(pid: u32) -> io::Result<Self> {
         Self::of_threads(pid, |_| true)
     }
 
-    /// The sum over those threads whose name `counts`: the first 15 bytes of what the program called them.
+    /// The sum over those threads whose name `counts`: the first 15 bytes of the name that the
+    /// program gave them.
     pub(crate) fn of_threads(pid: u32, counts: impl Fn(&str) -> bool) -> io::Result<Self> {
         let mut sum = Self::default();
         for (_, name, thread) in Self::of_each_thread(pid)? {
@@ -31,7 +32,7 @@ impl Schedstat {
         Ok(sum)
     }
 
-    /// Of each thread that `pid` has now, with its number and its name.
+    /// The counts of each current thread of `pid`, with its number and its name.
     pub(crate) fn of_each_thread(pid: u32) -> io::Result<Vec<(OsString, String, Self)>> {
         let mut threads = Vec::new();
         for task in fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -55,7 +56,7 @@ impl Schedstat {
         Ok(threads)
     }
 
-    /// What was counted since `earlier`.
+    /// The counts since `earlier`.
     pub(crate) fn since(self, earlier: Self) -> Self {
         Self {
             cpu_ns: self.cpu_ns.saturating_sub(earlier.cpu_ns),
@@ -92,13 +93,14 @@ mod tests {
 
     #[test]
     fn a_thread_that_works_spends_cpu_time() {
-        // Of this thread alone: other tests' threads end meanwhile, and their time with them.
+        // This thread alone: other tests' threads end meanwhile, and their time with them.
         let own = || {
             let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
             Schedstat::parse(&text).unwrap()
         };
         let (before, start) = (own(), std::time::Instant::now());
-        // Counted at the scheduler's ticks, 10 ms apart at most, for a thread that stays on its CPU.
+        // Counted at the scheduler's ticks, at most 10 ms apart, for a thread that stays on its
+        // CPU.
         while own().since(before).cpu_ns == 0 {
             assert!(start.elapsed().as_secs() < 10, "no CPU time after 10 s of work");
         }

@@ -7,23 +7,23 @@ use std::time::Duration;
 use crate::websocket::{self, Sender};
 use crate::wire::{Layer, Wire};
 
-/// How long a reply may take. A step takes milliseconds; a server that is silent this long is stuck.
+/// Time limit of a reply. A step takes milliseconds; a server that is silent this long is stuck.
 pub(crate) const REPLY_MAX: Duration = Duration::from_secs(10);
 
 /// Connections opened before one is used, well below the backlog of 4096, since generator and
 /// server share a CPU and the server may not have run meanwhile.
 const CONNECT_BATCH: usize = 256;
 
-/// What one connection sends in a step.
+/// The messages of one connection in a step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
-    /// Bytes of a message, a line's `\n` included, a frame's head not.
+    /// Bytes of a message, including a line's `\n`, excluding a frame's head.
     pub(crate) bytes: usize,
-    /// Messages that leave together.
+    /// Messages that are sent together.
     pub(crate) pipeline: usize,
     /// Whether messages are lines.
     pub(crate) lines: bool,
-    /// What they leave by.
+    /// Their layer.
     pub(crate) layer: Layer,
 }
 
@@ -33,7 +33,7 @@ impl Shape {
         self.sent_bytes().saturating_mul(self.pipeline)
     }
 
-    /// Bytes of a message as it leaves.
+    /// Bytes of a message on the wire.
     pub(crate) fn sent_bytes(self) -> usize {
         match self.layer {
             Layer::Exchange(exchange) => exchange.request.len(),
@@ -41,7 +41,7 @@ impl Shape {
         }
     }
 
-    /// Bytes of a message as it comes back.
+    /// Bytes of a message as it returns.
     pub(crate) fn reply_bytes(self) -> usize {
         match self.layer {
             Layer::Exchange(exchange) => exchange.reply.len(),
@@ -68,16 +68,16 @@ impl Shape {
     }
 }
 
-/// Messages as they leave, and as they are to come back.
+/// Messages as they are sent, and as they have to return.
 pub(crate) struct Messages {
     shape: Shape,
     sent: Vec<u8>,
-    /// Where it is not what was sent.
+    /// The replies, if they differ from the sent bytes.
     replies: Option<Vec<u8>>,
 }
 
 impl Messages {
-    /// `payloads` are messages of that shape.
+    /// Creates the messages from `payloads` of that shape.
     fn new(shape: Shape, payloads: Vec<u8>) -> Messages {
         if let Layer::Exchange(exchange) = shape.layer {
             let (sent, replies) = (exchange.request, exchange.reply);
@@ -98,18 +98,18 @@ impl Messages {
         Messages { shape, sent: framed(Sender::Client), replies: Some(framed(Sender::Server)) }
     }
 
-    /// As they leave.
+    /// The bytes as they are sent.
     pub(crate) fn sent(&self) -> &[u8] {
         &self.sent
     }
 
-    /// As they come back.
+    /// The bytes as they return.
     pub(crate) fn replies(&self) -> &[u8] {
         self.replies.as_ref().unwrap_or(&self.sent)
     }
 
-    /// Bytes that may have come back to the first `sent` of a stream that repeats these messages: bytes as they come, and
-    /// frames when they are whole.
+    /// Bytes that may have returned for the first `sent` of a stream that repeats these messages:
+    /// bytes as they arrive, and frames when they are whole.
     pub(crate) fn replies_to(&self, sent: u64) -> u64 {
         match self.replies {
             None => sent,
@@ -127,7 +127,7 @@ impl Messages {
             }
             return;
         }
-        // Eight digits number more connections than there can be; the end of a line stays.
+        // Eight digits are enough for all connections; the end of a line stays.
         let digits = (self.shape.bytes - usize::from(self.shape.lines)).min(8);
         for at in 0..digits {
             let digit = b'0' + (number % 10) as u8;
@@ -143,7 +143,8 @@ impl Messages {
     }
 }
 
-/// Where `got` is not what is `expected`, in which a zero byte is any byte.
+/// The first position at which `got` differs from `expected`, in which a zero byte matches any
+/// byte.
 pub(crate) fn first_difference(expected: &[u8], got: &[u8]) -> Option<usize> {
     if expected == got {
         return None;
@@ -151,7 +152,7 @@ pub(crate) fn first_difference(expected: &[u8], got: &[u8]) -> Option<usize> {
     expected.iter().zip(got).position(|(expected, got)| expected != got && *expected != 0)
 }
 
-/// Open connections to one server, and what they send.
+/// Open connections to one server, and their messages.
 pub(crate) struct Load {
     streams: Vec<Wire<TcpStream>>,
     shape: Shape,
@@ -169,7 +170,8 @@ impl Load {
         Ok(load)
     }
 
-    /// Uses one connection of each batch for one step, so that the server cannot fall behind with accepting.
+    /// Uses one connection of each batch for one step, so that the server cannot fall behind with
+    /// accepting.
     fn open(&mut self, address: SocketAddr, connections: usize) -> io::Result<()> {
         while self.streams.len() < connections {
             let stream = TcpStream::connect(address)?;
@@ -188,7 +190,7 @@ impl Load {
         Ok(())
     }
 
-    /// One step.
+    /// Takes one step.
     pub(crate) fn step(&mut self) -> io::Result<()> {
         for number in 0..self.streams.len() {
             self.send(number)?;
@@ -215,8 +217,8 @@ impl Load {
     }
 }
 
-/// Checks that the server echoes: whole steps, messages that come in two parts and, if it takes raw
-/// bytes, single bytes and more than a receive buffer holds.
+/// Checks that the server echoes: whole steps, messages that arrive in two parts and, if it takes
+/// raw bytes, single bytes and more than a receive buffer holds.
 pub(crate) fn check_echo(address: SocketAddr, shape: Shape) -> io::Result<()> {
     let mut load = Load::connect(address, 3, shape)?;
     for _ in 0..3 {
@@ -246,7 +248,7 @@ pub(crate) fn check_echo(address: SocketAddr, shape: Shape) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads a reply and compares it with what is `expected`. `reply` is space to read into.
+/// Reads a reply and compares it with `expected`. `reply` is space to read into.
 pub(crate) fn expect_reply(stream: &mut impl Read, expected: &[u8], reply: &mut Vec<u8>) -> io::Result<()> {
     reply.resize(expected.len(), 0);
     stream.read_exact(reply).map_err(|error| match error.kind() {

@@ -21,14 +21,14 @@ pub(crate) fn spread(values: &[f64]) -> Option<(f64, f64)> {
     Some((smallest, largest))
 }
 
-/// The first quartile of `values`: what a machine shows in its quiet moments. `None` without values.
+/// The first quartile of `values`: the result in a machine's quiet moments. `None` without values.
 pub(crate) fn first_quartile(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len() / 4).copied()
 }
 
-/// A table of text whose numbers stand right and whose words stand left.
+/// A table of text with right-aligned numbers and left-aligned words.
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
 }
@@ -45,7 +45,8 @@ impl Table {
         self.rows.push(cells);
     }
 
-    /// The text, one line for each row. A column stands right if its first cell is a number.
+    /// Renders the text, one line for each row. A column is right-aligned if its first cell is a
+    /// number.
     pub(crate) fn render(&self) -> String {
         let columns = self.rows[0].len();
         let width = |column: usize| self.rows.iter().map(|row| row[column].chars().count()).max();

@@ -1,4 +1,4 @@
-//! What a process used: CPU time, context switches, system calls.
+//! Resources used by a process: CPU time, context switches, system calls.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::{fs, io};
 
 use crate::schedstat::Schedstat;
 
-/// What the threads of a process used since they started.
+/// Resources that the threads of a process used since they started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
     /// CPU time, user and system, in nanoseconds.
@@ -16,7 +16,7 @@ pub(crate) struct Usage {
 }
 
 impl Usage {
-    /// Of the threads that `pid` has now: differences are right while no thread ends.
+    /// The usage of the current threads of `pid`: differences are right while no thread ends.
     pub(crate) fn of_process(pid: u32) -> io::Result<Usage> {
         let cpu_ns = Schedstat::of_process(pid)?.cpu_ns;
         let mut switches = 0;
@@ -31,7 +31,7 @@ impl Usage {
         Ok(Usage { cpu_ns, switches })
     }
 
-    /// What was used since `earlier`.
+    /// The usage since `earlier`.
     pub(crate) fn since(self, earlier: Usage) -> Usage {
         Usage {
             cpu_ns: self.cpu_ns.saturating_sub(earlier.cpu_ns),
@@ -46,7 +46,8 @@ fn switches_in(status: &str) -> u64 {
     switches.filter_map(|(_, count)| count.trim().parse::<u64>().ok()).sum()
 }
 
-/// Counts the system calls of a process for `time`, with `perf`; `None` where that is missing or may not.
+/// Counts the system calls of a process for `time`, with `perf`; `None` if that is missing or not
+/// allowed.
 pub(crate) fn count_calls(pid: u32, time: Duration) -> Option<u64> {
     let perf = Command::new("perf")
         .args(["stat", "-x", ",", "-e", "raw_syscalls:sys_enter", "-p", &pid.to_string(), "--", "sleep"])

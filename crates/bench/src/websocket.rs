@@ -1,39 +1,41 @@
-//! WebSocket as the generator speaks it: it asks for it once, then sends messages of bytes in frames that were masked when
-//! they were prepared, and compares whole frames with what comes back. So its end costs what plain bytes cost.
+//! WebSocket of the generator: it requests it once, then sends messages of bytes in frames that
+//! were masked when they were prepared, and compares whole frames with the returned ones. So its
+//! end costs as much as plain bytes.
 //!
-//! The heads of both are here once more, and not taken from the product: what measures it is to notice when it frames wrongly.
+//! The heads of both are implemented here again, and not taken from the product: the measurement
+//! has to notice wrong framing.
 
 use std::io::{self, ErrorKind, Read, Write};
 
-/// Bytes of a message at most: what the servers take.
+/// Most bytes of a message: the limit of the servers.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
-/// Asks for WebSocket with the key that RFC 6455 has as its example.
+/// The request for WebSocket, with the example key of RFC 6455.
 const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
     Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n";
 
-/// What answers that key.
+/// The answer to that key.
 const ACCEPTED: &[u8] = b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo=";
 
-/// Bytes of the answer, at most; those of the servers are below 200.
+/// Most bytes of the answer; those of the servers are below 200.
 const ANSWER_BYTES_MAX: usize = 4096;
 
-/// Fields of the answer, at most.
+/// Most fields of the answer.
 const FIELDS_MAX: usize = 32;
 
-/// Of every frame. No byte is zero, so that one which was not unmasked is noticed.
+/// The mask of every frame. No byte is zero, so that a byte which was not unmasked is noticed.
 const MASK: [u8; 4] = [0x37, 0xfa, 0x21, 0x3d];
 
-/// The last frame of a message of bytes, the whole one here.
+/// The first byte of a whole message of bytes, which is also its last frame.
 const BINARY: u8 = 0x82;
 
-/// In the second byte: the payload is masked.
+/// The flag in the second byte of a masked payload.
 const MASKED: u8 = 0x80;
 
-/// Whose frames.
+/// The sender of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sender {
-    /// The generator's, which are masked.
+    /// The generator, whose frames are masked.
     Client,
     Server,
 }
@@ -85,7 +87,8 @@ pub(crate) struct Upgrade {
 }
 
 impl Upgrade {
-    /// Sends the request and reads the answer, where the socket waits; where it does not, as far as that goes.
+    /// Sends the request and reads the answer, to the end if the socket blocks, else as far as
+    /// possible.
     pub(crate) fn go_on(&mut self, socket: &mut (impl Read + Write)) -> io::Result<()> {
         while self.sent < REQUEST.len() {
             match socket.write(&REQUEST[self.sent..]) {
@@ -111,7 +114,7 @@ impl Upgrade {
     }
 }
 
-/// True if `answer` is all of one that lets the connection in; an error if it is, or becomes, another one.
+/// True if `answer` is a complete acceptance; an error if it is, or becomes, another answer.
 fn is_accepted(answer: &[u8]) -> io::Result<bool> {
     let refused = |why: &str| {
         let line = answer.split(|byte| *byte == b'\r').next().unwrap_or_default();

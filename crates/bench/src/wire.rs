@@ -1,7 +1,7 @@
-//! What the generator speaks on a socket: bytes as they are, TLS, or WebSocket.
+//! Layers of the generator on a socket: plain bytes, TLS, or WebSocket.
 //!
-//! TLS is always the same, so that servers can be compared: version 1.3, AES-128-GCM, P-256. The generator believes every
-//! certificate, and what its own end costs is not counted.
+//! TLS is always the same, so that servers can be compared: version 1.3, AES-128-GCM, P-256. The
+//! generator trusts every certificate, and the cost of its end is not counted.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::sync::{Arc, OnceLock};
@@ -22,44 +22,44 @@ use crate::websocket::Upgrade;
 /// The handshakes that the generator makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Handshakes {
-    /// Each is a whole one.
+    /// Each is a full one.
     Full,
-    /// After the first they resume a session, where the server gives tickets.
+    /// After the first they resume a session, if the server sends tickets.
     Resumed,
 }
 
-/// What is spoken below the messages.
+/// The layer below the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layer {
-    /// Nothing: they are the bytes of the socket.
+    /// None: the messages are the bytes of the socket.
     Plain,
     Tls(Handshakes),
     /// The bytes written are frames, and so are those that are read.
     WebSocket,
-    /// Each message is the request, and what comes back is the reply.
+    /// Each message is the request, and the returned bytes are the reply.
     Exchange(&'static Exchange),
 }
 
-/// A question of a protocol and its one answer.
+/// A request of a protocol and its one answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Exchange {
     pub(crate) request: &'static [u8],
-    /// Where eight digits of it are the number of the connection.
+    /// Position of eight digits in it that are the number of the connection.
     pub(crate) number_at: Option<usize>,
-    /// A zero byte stands for any byte.
+    /// A zero byte matches any byte.
     pub(crate) reply: &'static [u8],
 }
 
-/// A socket, and what is spoken on it.
+/// A socket, and its layer.
 pub(crate) enum Wire<S: Read + Write> {
     Plain(S),
     Tls(Box<StreamOwned<ClientConnection, S>>),
-    /// Until it is let in.
+    /// `Some` until the server accepts it.
     WebSocket(S, Option<Box<Upgrade>>),
 }
 
 impl<S: Read + Write> Wire<S> {
-    /// The handshake is made with the first bytes.
+    /// Creates a wire. The handshake is made with the first bytes.
     pub(crate) fn new(socket: S, layer: Layer) -> io::Result<Wire<S>> {
         let handshakes = match layer {
             Layer::Plain | Layer::Exchange(_) => return Ok(Wire::Plain(socket)),
@@ -78,7 +78,7 @@ impl<S: Read + Write> Wire<S> {
         }
     }
 
-    /// Waits for the end of the handshake, where the socket waits.
+    /// Waits for the end of the handshake, if the socket blocks.
     pub(crate) fn shake_hands(&mut self) -> io::Result<()> {
         match self {
             Wire::Plain(_) | Wire::WebSocket(_, None) => Ok(()),
@@ -91,7 +91,8 @@ impl<S: Read + Write> Wire<S> {
         }
     }
 
-    /// Says that nothing more will come, as TLS asks of an end that closes. What the socket does not take is not said.
+    /// Announces the end, as TLS requires of an end that closes. Bytes that the socket does not
+    /// take are not sent.
     pub(crate) fn announce_end(&mut self) -> io::Result<()> {
         let Wire::Tls(stream) = self else { return Ok(()) };
         stream.conn.send_close_notify();
@@ -102,8 +103,8 @@ impl<S: Read + Write> Wire<S> {
     }
 }
 
-/// On a socket that does not wait, fewer bytes than there is space for are all that there are, as of a plain socket. On one that waits
-/// it waits for all of the space.
+/// On a non-blocking socket, fewer bytes than there is space for are all that there are, as with a
+/// plain socket. A blocking one waits for all of the space.
 impl<S: Read + Write> Read for Wire<S> {
     fn read(&mut self, space: &mut [u8]) -> io::Result<usize> {
         let stream = match self {
@@ -130,7 +131,7 @@ impl<S: Read + Write> Write for Wire<S> {
         }
         match self {
             Wire::Plain(socket) | Wire::WebSocket(socket, _) => socket.write(bytes),
-            // What the socket does not take leaves when it is read or written next.
+            // Bytes that the socket does not take are sent at the next read or write.
             Wire::Tls(stream) => stream.write(bytes),
         }
     }
@@ -164,7 +165,7 @@ fn config(handshakes: Handshakes) -> Arc<ClientConfig> {
     CONFIGS[handshakes as usize].get_or_init(make).clone()
 }
 
-/// Believes every certificate: what is measured is on this machine.
+/// Trusts every certificate: the measured server is on this machine.
 #[derive(Debug)]
 struct Believing(Arc<CryptoProvider>);
 

@@ -1,4 +1,4 @@
-//! A bar for each server, as SVG.
+//! Bar charts of servers, as SVG.
 
 use std::io;
 use std::path::Path;
@@ -12,8 +12,8 @@ const HEAD: u32 = 40;
 const NAMES: i32 = 150;
 const FIGURES: i32 = 70;
 
-/// Draws the CPU time of a request with each server, which the last of `bars` has most of. Draws nothing where nothing was
-/// measured.
+/// Draws the CPU time of a request with each server; the last of `bars` has the most. Draws nothing
+/// if nothing was measured.
 pub(super) fn draw(path: &Path, about: &str, bars: &[(&str, f64)]) -> io::Result<()> {
     let Some((_, most)) = bars.last() else { return Ok(()) };
     let height = HEAD + BAR * bars.len() as u32 + 8;

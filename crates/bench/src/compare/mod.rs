@@ -22,10 +22,10 @@ const WARM_UP_MAX: Duration = Duration::from_millis(500);
 /// Start, check and end of a server.
 const AROUND: Duration = Duration::from_millis(250);
 
-/// What to compare.
+/// The plan of a comparison.
 pub(crate) struct Plan {
     pub(crate) works: Vec<&'static Work>,
-    /// Each with what it speaks: raw bytes, lines.
+    /// Each server with the ways to measure it: raw bytes, lines.
     pub(crate) servers: Vec<Entrant>,
     pub(crate) rounds: usize,
     pub(crate) measured: Duration,
@@ -35,7 +35,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Who takes part in a piece of work, and how.
+    /// The servers that take part in a piece of work, and the ways to measure them.
     fn entrants(&self, work: &Work) -> Vec<(&Entrant, &Target)> {
         self.servers.iter().filter_map(|one| Some((one, one.target(work)?))).collect()
     }
@@ -45,13 +45,13 @@ impl Plan {
 #[derive(Clone)]
 pub(crate) struct Entrant {
     pub(crate) name: String,
-    /// How to measure it with raw messages.
+    /// The way to measure it with raw messages.
     pub(crate) raw: Option<Target>,
-    /// The same with lines, in a framing of the rival's.
+    /// The way to measure it with lines, in a framing of the rival's.
     pub(crate) lines: Option<Target>,
-    /// The same in a form whose handlers wait.
+    /// The way to measure it in a form whose handlers wait.
     pub(crate) awaits: Option<Target>,
-    /// Its echo of raw bytes stands beside those that frame lines, as the floor.
+    /// Whether its echo of raw bytes is listed with those that frame lines, as the floor.
     pub(crate) floor: bool,
 }
 
@@ -66,7 +66,7 @@ impl Entrant {
     }
 }
 
-/// What became of one piece of work: for each server that took part, its rounds.
+/// The results of one piece of work: for each server that took part, its rounds.
 #[derive(Serialize)]
 pub(crate) struct Compared {
     pub(crate) work: &'static str,
@@ -78,7 +78,7 @@ pub(crate) struct Compared {
 pub(crate) struct Rounds {
     pub(crate) name: String,
     pub(crate) rounds: Vec<Measured>,
-    /// Why it was left out from some round on.
+    /// The reason why it was left out from some round on.
     pub(crate) failed: Option<String>,
 }
 
@@ -92,7 +92,7 @@ pub(crate) fn run(plan: &Plan) -> io::Result<()> {
     let mut all = Vec::new();
     for work in &plan.works {
         all.push(compare(plan, work)?);
-        // What was measured so far is there, also if the rest is cut short.
+        // The results so far are there, even if the rest is cut short.
         report::write(plan, &all)?;
     }
     let path = plan.out.join("report.md");
@@ -134,7 +134,7 @@ fn compare(plan: &Plan, work: &'static Work) -> io::Result<Compared> {
     Ok(Compared { work: work.name, about, servers })
 }
 
-/// When messages are sent, and what the report says of the work.
+/// The times of messages, and the description of the work in the report.
 fn pace(plan: &Plan, work: &Work) -> io::Result<(Pace, String)> {
     let about = work.about.to_owned();
     Ok(match work.how {
@@ -150,12 +150,12 @@ fn pace(plan: &Plan, work: &Work) -> io::Result<(Pace, String)> {
     })
 }
 
-/// The server with the fewest messages a second in a closed loop, and how many those are.
+/// The server with the fewest messages per second in a closed loop, and their number.
 fn slowest(plan: &Plan, work: &Work) -> io::Result<(String, f64)> {
     let mut slowest: Option<(String, f64)> = None;
     for (one, target) in plan.entrants(work) {
         eprint!("\r{}, what each can do: {:<24}", work.name, one.name);
-        // Who fails here fails in the rounds too, where it is reported.
+        // A server that fails here fails in the rounds too, where it is reported.
         let Ok(measured) = load::measure(&load_plan(plan, work, Pace::Closed, false), target) else {
             continue;
         };

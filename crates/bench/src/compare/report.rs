@@ -1,4 +1,4 @@
-//! What was measured, as JSON, Markdown and charts.
+//! The results, as JSON, Markdown and charts.
 
 use std::fmt::Write;
 use std::{fs, io};
@@ -7,10 +7,10 @@ use super::{Compared, Plan, Rounds, chart};
 use crate::load::Measured;
 use crate::table::{median, spread};
 
-/// Two servers nearer than this are not told apart.
+/// Two servers closer than this count as equal.
 const TIE: f64 = 0.03;
 
-/// The server that the others are divided by.
+/// The server by which the others are divided.
 const OURS: &str = "ringserve";
 
 /// A server's row.

@@ -1,4 +1,4 @@
-//! The work that servers are compared at.
+//! The work at which servers are compared.
 
 use crate::steps::Shape;
 use crate::wire::Layer;
@@ -6,36 +6,36 @@ use crate::wire::Layer;
 /// One piece of work.
 pub(crate) struct Work {
     pub(crate) name: &'static str,
-    /// For the report.
+    /// Description for the report.
     pub(crate) about: &'static str,
     pub(crate) connections: usize,
     pub(crate) bytes: usize,
     pub(crate) pipeline: usize,
     pub(crate) serves: Serves,
     pub(crate) how: How,
-    /// One more connection keeps 16 KiB messages coming and going.
+    /// Whether one more connection keeps 16 KiB messages moving back and forth.
     pub(crate) firehose: bool,
 }
 
-/// What the server does.
+/// The server's part of the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Serves {
-    /// It echoes bytes as they come.
+    /// It echoes bytes as they arrive.
     Raw,
     /// It frames lines and echoes them.
     Lines,
-    /// It echoes bytes in handlers that each wait once, for others to run.
+    /// It echoes bytes in handlers that each wait once, so that others run.
     Awaits,
 }
 
-/// How the work comes.
+/// The pattern of the load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum How {
-    /// Each connection sends when its replies are there.
+    /// Each connection sends when its replies have arrived.
     Closed,
-    /// This many messages in a second.
+    /// This many messages per second.
     Open(f64),
-    /// That part of what the slowest server can do in a closed loop.
+    /// This share of the slowest server's capacity in a closed loop.
     OpenPart(f64),
     /// Connections for one message each.
     Churn,
@@ -67,10 +67,10 @@ impl Work {
     }
 }
 
-/// Messages a second of the pingers.
+/// Messages per second of the pingers.
 const PINGS: f64 = 5000.0;
 
-/// All of it.
+/// All pieces of work.
 pub(crate) const WORKS: &[Work] = &[
     Work::lock_step("lockstep-1", "64 bytes on one connection, in lock step", 1),
     Work::lock_step("lockstep-50", "64 bytes on each of 50 connections, in lock step", 50),
@@ -120,7 +120,7 @@ pub(crate) const WORKS: &[Work] = &[
     Work { how: How::Churn, ..Work::echo("churn", "connect, 64 bytes, close; 50 at once", 50, 64) },
 ];
 
-/// The one of that name.
+/// The piece of work with that name.
 pub(crate) fn find(name: &str) -> Option<&'static Work> {
     WORKS.iter().find(|work| work.name == name)
 }

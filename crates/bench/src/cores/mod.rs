@@ -1,4 +1,4 @@
-//! `cores`: the same work on one, two, four and eight shards, and what each of them brings.
+//! `cores`: the same work on one, two, four and eight shards, and the gain from each of them.
 
 mod report;
 mod works;
@@ -27,7 +27,7 @@ const AROUND: Duration = Duration::from_secs(2);
 /// Above this share of its CPUs a generator has no time left.
 const BUSY_MAX: f64 = 0.95;
 
-/// What to measure.
+/// The plan of a measurement.
 pub(crate) struct Plan {
     /// CPUs of the servers, the first shards' first.
     pub(crate) servers: Vec<usize>,
@@ -35,7 +35,7 @@ pub(crate) struct Plan {
     pub(crate) generator: Vec<usize>,
     pub(crate) shards: Vec<usize>,
     pub(crate) works: Vec<&'static Work>,
-    /// For each shard.
+    /// Connections per shard.
     pub(crate) connections: usize,
     pub(crate) measured: Duration,
     pub(crate) rounds: usize,
@@ -69,7 +69,8 @@ impl Measured {
     }
 }
 
-/// CPUs for the servers and for the generator: half of them each, and of each core one, where the kernel tells siblings.
+/// CPUs for the servers and for the generator: half of them each, and one of each core, if the
+/// kernel reports siblings.
 pub(crate) fn split_cpus() -> io::Result<(Vec<usize>, Vec<usize>)> {
     let cpus = process::allowed_cpus()?;
     if cpus.len() < 2 {
@@ -90,7 +91,7 @@ pub(crate) fn split_cpus() -> io::Result<(Vec<usize>, Vec<usize>)> {
     Ok(split(cores.into_iter().map(|(_, threads)| threads).collect()))
 }
 
-/// First one thread of each core, then the others; the servers get the first half.
+/// Takes first one thread of each core, then the others; the servers get the first half.
 fn split(cores: Vec<Vec<usize>>) -> (Vec<usize>, Vec<usize>) {
     let most = cores.iter().map(Vec::len).max().unwrap_or_default();
     let of_turn = |turn: usize| cores.iter().filter_map(move |threads| threads.get(turn).copied());
@@ -99,7 +100,7 @@ fn split(cores: Vec<Vec<usize>>) -> (Vec<usize>, Vec<usize>) {
     (all, generator)
 }
 
-/// Measures everything in all rounds, and prints and writes what came out.
+/// Measures everything in all rounds, and prints and writes the results.
 pub(crate) fn run(plan: &Plan) -> io::Result<()> {
     let entrants = plan.works.iter().flat_map(|work| work.servers.iter().map(move |server| (*work, server)));
     let (entrants, missing): (Vec<_>, Vec<_>) =
@@ -210,7 +211,7 @@ fn start(server: &Server, shards: usize, programs: &Path) -> io::Result<Child> {
     }
 }
 
-/// CPU time of each thread between two looks, in nanoseconds.
+/// CPU time of each thread between two readings, in nanoseconds.
 fn used_since(
     before: &[(std::ffi::OsString, String, Schedstat)],
     after: &[(std::ffi::OsString, String, Schedstat)],

@@ -1,4 +1,4 @@
-//! What came out, as a table and as JSON.
+//! The results, as a table and as JSON.
 
 use std::{fs, io};
 
@@ -87,9 +87,9 @@ struct Summary {
     shards: usize,
     requests_per_second: f64,
     cpu_us: f64,
-    /// Requests a second, divided by as many times those of one shard.
+    /// Requests per second, divided by as many times those of one shard.
     efficiency: Option<f64>,
-    /// CPU time of one shard for a request, divided by that of these.
+    /// CPU time of one shard for a request, divided by that of these shards.
     cpu_efficiency: Option<f64>,
     server_busy: f64,
     generator_busy: f64,

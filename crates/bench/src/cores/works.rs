@@ -1,4 +1,4 @@
-//! The work that `cores` gives to servers, and who does it.
+//! The work of `cores`, and the servers that do it.
 
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -8,7 +8,7 @@ use crate::generator::Pace;
 use crate::steps::{REPLY_MAX, Shape, expect_reply};
 use crate::wire::{Exchange, Layer};
 
-/// The program that speaks the protocol of Redis.
+/// The program that speaks the Redis protocol.
 pub(super) const KV: &str = "example-kv";
 
 /// A piece of work.
@@ -19,7 +19,7 @@ pub(crate) struct Work {
     pub(super) servers: &'static [Server],
 }
 
-/// Who does it.
+/// A server that does the work.
 pub(super) struct Server {
     pub(super) name: &'static str,
     pub(super) starts: Starts,
@@ -36,7 +36,7 @@ impl Server {
     }
 }
 
-/// How it is started.
+/// The way to start it.
 #[derive(Clone, Copy)]
 pub(super) enum Starts {
     /// A server of this program.
@@ -47,7 +47,7 @@ pub(super) enum Starts {
     Kv(&'static str),
 }
 
-/// All of it. Of rivals those that use every CPU by themselves.
+/// All pieces of work. Only rivals that use every CPU by themselves take part.
 pub(crate) const WORKS: &[Work] = &[
     Work { name: "echo", shape: echoed(1, false), pace: Pace::Closed, servers: RAW },
     Work {
@@ -105,14 +105,14 @@ static GET: Exchange = Exchange {
     reply: b"$64\r\nvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvv\r\n",
 };
 
-/// The time stands in the answer.
+/// The answer contains the time.
 static HELLO: Exchange = Exchange {
     request: b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n",
     number_at: None,
     reply: b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\ndate: \0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\r\n\r\nhello\n",
 };
 
-/// Sets the keys that this number of `connections` asks for.
+/// Sets the keys for which this number of `connections` asks.
 pub(super) fn fill_kv(address: SocketAddr, connections: usize) -> io::Result<()> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(REPLY_MAX))?;

@@ -15,11 +15,11 @@ use crate::process;
 use crate::steps::{Messages, first_difference};
 use crate::wire::Wire;
 
-/// Loopback addresses that connections come from in turn. A port of each is not free again for a minute after a
-/// connection, so there must be enough of them for all connections of a minute.
+/// Loopback addresses from which connections come in turn. A port of each is not free again for a
+/// minute after a connection, so there must be enough of them for all connections of a minute.
 const SOURCES: u32 = 250;
 
-/// One round trip under way.
+/// One round trip in progress.
 pub(super) struct Trip {
     stream: Wire<TcpStream>,
     began: Instant,
@@ -36,13 +36,13 @@ impl Trip {
         Ok(Trip { stream: Wire::new(stream, plan.shape.layer)?, began, sent: 0, received: 0 })
     }
 
-    /// Sends and receives what it can; `scratch` has the size of a reply. Returns how many nanoseconds it took once the reply is
-    /// there.
+    /// Sends and receives as much as it can; `scratch` has the size of a reply. Returns the
+    /// nanoseconds that it took once the reply has arrived.
     pub(super) fn go_on(&mut self, message: &Messages, scratch: &mut [u8]) -> io::Result<Option<u64>> {
         while self.sent < message.sent().len() {
             match self.stream.write(&message.sent()[self.sent..]) {
                 Ok(count) => self.sent += count,
-                // Not connected or let in yet, or nothing more fits.
+                // Not connected or accepted yet, or nothing more fits.
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected) => {
                     return Ok(None);
                 }
@@ -70,7 +70,7 @@ impl Trip {
         Ok(Some(took.max(1)))
     }
 
-    /// An error if its reply is overdue.
+    /// Returns an error if its reply is overdue.
     pub(super) fn check_silence(&self) -> io::Result<()> {
         if self.began.elapsed() <= REPLY_MAX {
             return Ok(());
@@ -86,7 +86,7 @@ struct Thread<'a> {
     trips: Vec<Option<Trip>>,
     message: Messages,
     scratch: Vec<u8>,
-    /// Connections made so far, from which the next one's source follows.
+    /// Connections made so far, which determine the next one's source.
     made: u32,
     outcome: Outcome,
 }
@@ -158,7 +158,7 @@ impl Thread<'_> {
         let Some(trip) = &mut self.trips[slot] else { return Ok(false) };
         let Some(took) = trip.go_on(&self.message, &mut self.scratch)? else { return Ok(false) };
         self.outcome.latency.saturating_record(took);
-        // Closing takes it out of the poll.
+        // Closing removes it from the poll.
         self.trips[slot] = None;
         self.begin(slot)?;
         Ok(true)

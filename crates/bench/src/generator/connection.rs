@@ -1,4 +1,5 @@
-//! One connection of the generator: what it still has to send, and which replies it waits for.
+//! One connection of the generator: the bytes that it still has to send, and the replies for which
+//! it waits.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
@@ -15,7 +16,8 @@ pub(super) struct Connection {
     sent: u64,
     received: u64,
     unsent: u64,
-    /// Messages without a whole reply, and when they were sent or due, the oldest first.
+    /// Messages without a whole reply, and the times at which they were sent or due, the oldest
+    /// first.
     pending: VecDeque<(u64, u32)>,
     /// Received bytes that are not a whole reply.
     partial: u64,
@@ -26,7 +28,7 @@ impl Connection {
         Connection { stream, sent: 0, received: 0, unsent: 0, pending: VecDeque::new(), partial: 0 }
     }
 
-    /// This many more messages are to be sent, each of `bytes` bytes as it leaves.
+    /// Adds this many messages to be sent, each of `bytes` bytes on the wire.
     pub(super) fn queue(&mut self, count: u32, at: u64, bytes: usize) {
         self.unsent += u64::from(count) * bytes as u64;
         self.pending.push_back((at, count));
@@ -36,17 +38,17 @@ impl Connection {
         self.unsent > 0
     }
 
-    /// True if every reply is there.
+    /// True if every reply has arrived.
     pub(super) fn is_idle(&self) -> bool {
         self.pending.is_empty()
     }
 
-    /// When the oldest message without a reply was sent or due.
+    /// The time at which the oldest message without a reply was sent or due.
     pub(super) fn waits_since(&self) -> Option<u64> {
         self.pending.front().map(|(at, _)| *at)
     }
 
-    /// Sends what the socket takes.
+    /// Sends as many bytes as the socket takes.
     pub(super) fn write(&mut self, messages: &Messages) -> io::Result<()> {
         let messages = messages.sent();
         while self.unsent > 0 {
@@ -68,7 +70,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads what is there and compares it with what is to come back. Returns how many bytes that was.
+    /// Reads available bytes and compares them with the expected ones. Returns how many they were.
     pub(super) fn receive(&mut self, messages: &Messages, scratch: &mut [u8]) -> io::Result<usize> {
         let mut all = 0;
         loop {
@@ -77,7 +79,7 @@ impl Connection {
                 Ok(count) => {
                     self.compare(messages, &scratch[..count])?;
                     all += count;
-                    // There is no more: what comes later is another event.
+                    // There is no more: later bytes are another event.
                     if count < scratch.len() {
                         return Ok(all);
                     }
@@ -107,8 +109,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Takes off the messages whose replies are whole, each of `bytes` bytes, telling when they were sent or due. Returns
-    /// how many.
+    /// Removes the messages whose replies are whole, each of `bytes` bytes, and reports when they
+    /// were sent or due. Returns how many.
     pub(super) fn answer(&mut self, bytes: usize, mut each: impl FnMut(u64, u32)) -> u64 {
         let whole = self.partial / bytes as u64;
         self.partial -= whole * bytes as u64;

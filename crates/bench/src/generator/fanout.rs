@@ -12,7 +12,7 @@ use super::{LOOK, Outcome, Phase, Plan, REPLY_MAX, Shared, connect, cpu_time};
 use crate::process;
 use crate::servers::LISTEN;
 
-/// All on one thread. A delivery is an answer.
+/// Runs all of it on one thread. A delivery is an answer.
 pub(super) fn one_thread(
     plan: &Plan,
     number: usize,
@@ -69,7 +69,7 @@ pub(super) fn one_thread(
     Ok(outcome)
 }
 
-/// How much of the line came; all of it has to be that.
+/// Receives a part of the line, which has to be as expected. Returns its length.
 fn receive(stream: &mut TcpStream, scratch: &mut [u8], expected: &[u8]) -> io::Result<usize> {
     match stream.read(scratch) {
         Ok(0) => Err(io::Error::other("the server closed a listener")),
@@ -80,7 +80,7 @@ fn receive(stream: &mut TcpStream, scratch: &mut [u8], expected: &[u8]) -> io::R
     }
 }
 
-/// The listeners, each of which the server knows, and who sends.
+/// The listeners, each of which the server knows, and the sender.
 fn listeners(plan: &Plan) -> io::Result<(Poll, Vec<TcpStream>, std::net::TcpStream)> {
     let poll = Poll::new()?;
     let hello = [LISTEN, b"\n"].concat();

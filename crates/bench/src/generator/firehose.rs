@@ -1,4 +1,4 @@
-//! A connection that keeps the server busy beside those that are measured.
+//! A connection that keeps the server busy in addition to the measured ones.
 
 use std::io;
 
@@ -11,10 +11,10 @@ use crate::steps::{Messages, Shape};
 /// Bytes of its messages.
 const BYTES: usize = 16 << 10;
 
-/// Messages that are always under way.
+/// Messages that are always in flight.
 const PIPELINE: usize = 8;
 
-/// No other connection's.
+/// A token that no other connection has.
 pub(super) const TOKEN: Token = Token(usize::MAX);
 
 pub(super) struct Firehose {
@@ -40,7 +40,7 @@ impl Firehose {
         Ok(firehose)
     }
 
-    /// Reads what is there, and sends a message for each that came back.
+    /// Reads available bytes, and sends a message for each that came back.
     pub(super) fn go_on(&mut self) -> io::Result<()> {
         self.connection.receive(&self.messages, &mut self.scratch)?;
         let back = self.connection.answer(self.shape.reply_bytes(), |_, _| {});

@@ -1,12 +1,14 @@
 //! The generator: many connections on one thread for each CPU, in a closed or an open loop.
 //!
-//! In a closed loop each connection sends its messages together and the next ones when all replies are there. In an open
-//! loop messages are due at fixed times, whatever became of those before, and a reply's latency counts from the time at
-//! which its message was due: a server that stands still for a second is charged with every message of that second, which
-//! a closed loop forgets to send (coordinated omission).
+//! In a closed loop each connection sends its messages together and the next ones when all replies
+//! have arrived. In an open loop messages are due at fixed times, whatever happened to earlier
+//! ones, and a reply's latency counts from the time at which its message was due: a server that
+//! stalls for a second is charged with every message of that second, which a closed loop forgets to
+//! send (coordinated omission).
 //!
-//! It runs on epoll, edge-triggered, with one read and one write for each batch of messages: what a client costs at least.
-//! Each thread counts its own CPU time, so that a run in which the generator was the bottleneck can be marked.
+//! It runs on epoll, edge-triggered, with one read and one write for each batch of messages: the
+//! least cost of a client. Each thread counts its own CPU time, so that a run in which the
+//! generator was the bottleneck can be marked.
 
 mod churn;
 mod connection;
@@ -36,14 +38,14 @@ use newcomers::Newcomers;
 /// Connections from one source address; there are 28 000 ports by default.
 const PER_ADDRESS: usize = 20_000;
 
-/// Connections opened by a thread before it gives the server time to accept them: below the backlog of 4096, also where
-/// several threads open theirs.
+/// Connections opened by a thread before it gives the server time to accept them: below the backlog
+/// of 4096, even if several threads open theirs.
 const CONNECT_BATCH: usize = 256;
 
-/// How long a message waits for its reply at most; a server silent for longer is stuck.
+/// Longest wait of a message for its reply; a server silent for longer is stuck.
 const REPLY_MAX: Duration = Duration::from_secs(10);
 
-/// A thread that has nothing to do looks this often whether the run is over.
+/// Interval at which a thread without work checks whether the run is over.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Messages an open loop sends before it looks for replies.
@@ -57,39 +59,39 @@ fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("the bounds are sound")
 }
 
-/// When messages are sent.
+/// The times at which messages are sent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Pace {
-    /// When the replies to the ones before are there.
+    /// When the replies to the previous ones have arrived.
     Closed,
-    /// This many in a second over all connections.
+    /// This many per second over all connections.
     Open(f64),
-    /// Once on each connection, which is closed then; this many are under way at once.
+    /// Once on each connection, which is then closed; this many are in progress at once.
     Churn,
     /// On one connection, and the reply is a delivery on each of the others.
     Fanout,
 }
 
-/// What to generate.
+/// The plan of a load.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     /// The server.
     pub(crate) address: SocketAddr,
     /// Connections over all threads.
     pub(crate) connections: usize,
-    /// What each sends.
+    /// The messages of each connection.
     pub(crate) shape: Shape,
-    /// When.
+    /// The times of messages.
     pub(crate) pace: Pace,
-    /// One more connection keeps large messages coming and going; it is not counted.
+    /// One more connection keeps large messages moving back and forth; it is not counted.
     pub(crate) firehose: bool,
-    /// Connections a second that are made beside, each for one round trip, which is not counted.
+    /// Additional connections per second, each for one round trip, which is not counted.
     pub(crate) newcomers: Option<f64>,
-    /// One thread on each.
+    /// CPUs, with one thread on each.
     pub(crate) cpus: Vec<usize>,
 }
 
-/// What a run is in.
+/// The phase of a run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Phase {
@@ -98,7 +100,7 @@ enum Phase {
     Over,
 }
 
-/// What the threads and their director share.
+/// State shared by the threads and their director.
 struct Shared {
     phase: AtomicU8,
     /// Threads that failed.
@@ -117,16 +119,16 @@ impl Shared {
     }
 }
 
-/// What one thread, or all of them, measured.
+/// Results of one thread, or of all of them.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
-    /// From sending, or from the time a message was due, to the whole reply.
+    /// Time from sending, or from when a message was due, to the whole reply.
     pub(crate) latency: Histogram<u64>,
-    /// How late messages were sent, in an open loop.
+    /// Delay of sent messages, in an open loop.
     pub(crate) lateness: Histogram<u64>,
-    /// Of the connections that are made beside: from the connect to the reply.
+    /// Times of additional connections: from the connect to the reply.
     pub(crate) newcomers: Histogram<u64>,
-    /// How many of them a second.
+    /// Additional connections per second.
     pub(crate) newcomers_per_second: f64,
     /// The busiest thread's share of a CPU.
     pub(crate) busy: f64,
@@ -144,7 +146,7 @@ impl Outcome {
     }
 }
 
-/// A run that goes on.
+/// A run in progress.
 pub(crate) struct Running<'a> {
     shared: &'a Shared,
 }
@@ -169,7 +171,8 @@ impl Running<'_> {
     }
 }
 
-/// Opens the connections, warms up, and measures while `direct` runs, which says how long that is.
+/// Opens the connections, warms up, and measures while `direct` runs, which decides how long that
+/// is.
 pub(crate) fn run<R>(
     plan: &Plan,
     warm_up: Duration,
@@ -228,7 +231,7 @@ struct Thread<'a> {
     connections: Vec<Connection>,
     scratch: Vec<u8>,
     messages: Messages,
-    /// Signed with the number of its first connection, and so on.
+    /// Number of its first connection, from which the signatures count.
     first: usize,
     started: Instant,
     outcome: Outcome,
@@ -248,7 +251,7 @@ fn one_thread(plan: &Plan, number: usize, shared: &Shared, connected: &Barrier) 
         true => Some(Firehose::connect(plan, &poll)?),
         false => None,
     };
-    // From the first thread alone, so that they are as even as their rate.
+    // Only the first thread opens them, so that they are as even as their rate.
     let newcomers = plan.newcomers.filter(|_| number == 0).map(|rate| Newcomers::new(plan, rate));
     let mut thread = Thread {
         plan,
@@ -297,7 +300,7 @@ impl Thread<'_> {
             if per_thread > 0.0 {
                 let now = self.now();
                 let due = |sent: u64| (sent as f64 * 1e9 / per_thread) as u64;
-                // Replies are looked for also while it is behind.
+                // Replies are received even while it is late.
                 let most = sent + SENDS_MAX;
                 while due(sent) <= now && sent < most {
                     let number = (sent % self.connections.len() as u64) as usize;
@@ -382,7 +385,7 @@ impl Thread<'_> {
         Ok(())
     }
 
-    /// Where nothing happens, a reply may be overdue.
+    /// Checks for an overdue reply when nothing happens.
     fn check_silence(&mut self, nothing: bool) -> io::Result<()> {
         if !nothing {
             return Ok(());
@@ -413,7 +416,7 @@ fn connect_all(plan: &Plan, numbers: std::ops::Range<usize>) -> io::Result<(Poll
     Ok((poll, connections))
 }
 
-/// `stream` with what is spoken on it, behind the handshake.
+/// `stream` with its layer, after the handshake.
 fn shaken(stream: mio::net::TcpStream, layer: Layer) -> io::Result<Wire<mio::net::TcpStream>> {
     let (mut wire, began) = (Wire::new(stream, layer)?, Instant::now());
     loop {
@@ -427,8 +430,8 @@ fn shaken(stream: mio::net::TcpStream, layer: Layer) -> io::Result<Wire<mio::net
     }
 }
 
-/// A non-blocking connection to `address`. Those to a loopback address come from as many loopback addresses as are needed
-/// for their ports.
+/// Opens a non-blocking connection to `address`. Connections to a loopback address come from as
+/// many loopback addresses as their ports need.
 fn connect(address: SocketAddr, number: usize) -> io::Result<std::net::TcpStream> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     if let IpAddr::V4(ip) = address.ip()

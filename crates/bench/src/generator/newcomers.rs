@@ -1,4 +1,4 @@
-//! Connections that are made beside those that are measured, at fixed times: each shakes hands, makes one round trip and is closed.
+//! Additional connections at fixed times: each shakes hands, makes one round trip and is closed.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -9,18 +9,18 @@ use super::Plan;
 use super::churn::Trip;
 use crate::steps::Messages;
 
-/// The token of the first, above any number of a connection that is measured.
+/// The token of the first, above any number of a measured connection.
 const FIRST: usize = usize::MAX / 2;
 
-/// The most under way. A server that is slower than the rate gets the next one when one ends.
+/// The most in progress. A server that is slower than the rate gets the next one when one ends.
 const AT_ONCE_MAX: usize = 256;
 
-/// The most that begin together, where the generator was held up.
+/// The most that begin together, if the generator was delayed.
 const LATE_MAX: u32 = 4;
 
 pub(super) struct Newcomers {
     plan: Plan,
-    /// From the time of one to that of the next.
+    /// Time from one to the next.
     interval: Duration,
     due: Instant,
     made: u32,
@@ -30,7 +30,7 @@ pub(super) struct Newcomers {
 }
 
 impl Newcomers {
-    /// `rate` of them a second.
+    /// Plans `rate` of them per second.
     pub(super) fn new(plan: &Plan, rate: f64) -> Newcomers {
         Newcomers {
             plan: plan.clone(),
@@ -43,7 +43,7 @@ impl Newcomers {
         }
     }
 
-    /// True if an event with this token is of one of them.
+    /// True if an event with this token belongs to one of them.
     pub(super) fn has(&self, token: usize) -> bool {
         token.checked_sub(FIRST).is_some_and(|slot| slot < self.trips.len())
     }
@@ -51,7 +51,7 @@ impl Newcomers {
     /// Begins those that are due. Returns the time until the next one is.
     pub(super) fn begin_due(&mut self, poll: &Poll) -> io::Result<Duration> {
         let now = Instant::now();
-        // What is missed for longer is not made up for: a crowd at once is other work.
+        // Longer delays are not made up for: many at once are other work.
         self.due = self.due.max(now.checked_sub(self.interval * LATE_MAX).unwrap_or(now));
         while self.due <= now {
             let Some(slot) = self.free_slot() else {
@@ -66,7 +66,7 @@ impl Newcomers {
         Ok(self.due.saturating_duration_since(now))
     }
 
-    /// The place of one that may begin, if not too many are under way.
+    /// The place of one that may begin, if not too many are in progress.
     fn free_slot(&mut self) -> Option<usize> {
         if let Some(slot) = self.trips.iter().position(Option::is_none) {
             return Some(slot);
@@ -78,13 +78,13 @@ impl Newcomers {
         })
     }
 
-    /// Goes on with the one of a token. Returns how many nanoseconds it took, if it ended.
+    /// Continues the one of a token. Returns the nanoseconds that it took, if it ended.
     pub(super) fn go_on(&mut self, token: usize) -> io::Result<Option<u64>> {
         let Some(place) = self.trips.get_mut(token - FIRST) else { return Ok(None) };
         let Some(trip) = place else { return Ok(None) };
         let took = trip.go_on(&self.message, &mut self.scratch)?;
         if took.is_some() {
-            // Closing takes it out of the poll.
+            // Closing removes it from the poll.
             *place = None;
         }
         Ok(took)

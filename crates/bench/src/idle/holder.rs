@@ -1,11 +1,13 @@
 //! A process that holds connections for `idle`, as the child of the one that measures.
 //!
-//! It reads a command from each line of its input, and answers with numbers, one a line:
+//! It reads a command from each line of its input, and answers with numbers, one per line:
 //!
-//! * `hold N`: open connections until there are N. The numbers are how many there are, the last one is N.
-//! * `check`: one more round trip on each. The numbers are how many have answered, the last one is all.
+//! * `hold N`: open connections until there are N. The numbers are the connections so far, the last
+//! one is N. * `check`: one more round trip on each. The numbers are the answers so far, the last
+//! one is all.
 //!
-//! The first number, 0, says that it runs. `failed WHY` ends it, and so does the end of its input.
+//! The first number, 0, reports that it runs. `failed WHY` ends it, and so does the end of its
+//! input.
 
 use std::io::{self, BufRead, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -18,21 +20,21 @@ use super::split::Sources;
 use crate::steps::{REPLY_MAX, Shape, expect_reply};
 use crate::wire::{Layer, Wire};
 
-/// Connections that are sent something before the first of them is read. Enough to wake both sides seldom, and few enough
-/// that the server receives them into the memory it has anyway.
+/// Connections on which bytes are sent before the first of them is read. Enough to wake both sides
+/// rarely, and few enough that the server receives them into the memory that it has anyway.
 const BATCH: usize = 32;
 
 /// Batches between two numbers.
 const BATCHES_TOLD: usize = 16;
 
-/// Bytes of a line of `check`, at most.
+/// Most bytes of a line of `check`.
 const CHECK_BYTES: usize = 64;
 
-/// What a holder is told at its start.
+/// The plan of a holder.
 pub(crate) struct Plan {
     pub(crate) server: SocketAddr,
     pub(crate) sources: Sources,
-    /// Bytes of the line that each connection exchanges when it was opened.
+    /// Bytes of the line that each connection exchanges after it was opened.
     pub(crate) bytes: usize,
     pub(crate) layer: Layer,
     /// Number of the first connection among those of all holders.
@@ -45,7 +47,7 @@ struct Holder {
     reply: Vec<u8>,
 }
 
-/// Holds until the input ends. What fails is told on the output.
+/// Holds until the input ends. Failures are reported on the output.
 pub(crate) fn run(plan: Plan) -> io::Result<()> {
     let mut holder = Holder { plan, streams: Vec::new(), reply: Vec::new() };
     match holder.apply_orders() {
@@ -87,7 +89,7 @@ impl Holder {
         self.in_batches(0, self.streams.len(), |holder, from, to| holder.exchange(shape, from, to))
     }
 
-    /// Does `work` for all connections from `from` on and tells how far it is.
+    /// Does `work` for all connections from `from` on and reports its progress.
     fn in_batches(
         &mut self,
         from: usize,
@@ -128,7 +130,7 @@ impl Holder {
             socket.bind(&SocketAddr::from((source, 0)).into())?;
             socket.set_tcp_nodelay(true)?;
             socket.set_read_timeout(Some(REPLY_MAX))?;
-            // It bounds the connect too.
+            // It also limits the connect.
             socket.set_write_timeout(Some(REPLY_MAX))?;
             // However this process ends, its ports are free at once.
             socket.set_linger(Some(Duration::ZERO))?;
@@ -144,7 +146,7 @@ impl Holder {
         })
     }
 
-    /// `error`, of connection `number`.
+    /// Adds connection `number` to `error`.
     fn named(&self, number: usize, what: &str, error: &io::Error) -> io::Error {
         let source = self.streams[number]
             .socket()
@@ -162,7 +164,7 @@ fn tell(line: &str) -> io::Result<()> {
     stdout.flush()
 }
 
-/// What a failed connect means.
+/// Explains a failed connect.
 fn explained(error: &io::Error) -> String {
     let cause = match error.raw_os_error() {
         Some(libc::EADDRNOTAVAIL) => "no port of this address is free; widen net.ipv4.ip_local_port_range",
@@ -177,8 +179,8 @@ fn explained(error: &io::Error) -> String {
     format!("{error}: {cause}")
 }
 
-/// Leaves the choice of the port to the connect, which knows the whole pair of addresses: then a port serves many sources,
-/// and other programs find theirs free.
+/// Leaves the choice of the port to the connect, which knows the whole pair of addresses: then a
+/// port serves many sources, and other programs find theirs free.
 fn choose_port_late(socket: &Socket) -> io::Result<()> {
     let on: libc::c_int = 1;
     // SAFETY: the kernel only reads the four bytes of `on`, which lives until the call returns.

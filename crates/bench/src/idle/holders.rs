@@ -13,10 +13,10 @@ use clap::ValueEnum;
 use super::split::{Sources, share};
 use crate::wire::Layer;
 
-/// How often the caller looks at the whole.
+/// Interval at which the caller checks the whole.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// What all holders do together.
+/// The common task of all holders.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Task {
     /// Open connections until all holders have this many.
@@ -37,11 +37,11 @@ struct Holder {
     held: usize,
 }
 
-/// What holders are started with.
+/// The arguments of holders.
 pub(super) struct Start {
     pub(super) server: SocketAddr,
     pub(super) processes: usize,
-    /// Of all processes together, in the end.
+    /// The final number of all processes together.
     pub(super) connections: usize,
     pub(super) connections_each: usize,
     pub(super) bytes: usize,
@@ -49,7 +49,7 @@ pub(super) struct Start {
 }
 
 impl Holders {
-    /// Starts them. Each one runs on return, and has no connection.
+    /// Starts them. On return each one runs, and has no connection.
     pub(super) fn start(start: &Start) -> io::Result<Holders> {
         let (mut first, mut holders) = (0, Vec::new());
         let most = share(start.connections, start.processes, 0);
@@ -85,8 +85,8 @@ impl Holders {
         Ok(all)
     }
 
-    /// Has all holders do `task`, as many at once as there are CPUs. Meanwhile `look` is called with how many connections
-    /// are done, and may end it. Returns how many are done in the end.
+    /// Makes all holders do `task`, as many at once as there are CPUs. Meanwhile `look` is called
+    /// with how many connections are done, and may end it. Returns how many are done in the end.
     pub(super) fn run(
         &mut self,
         task: Task,
@@ -149,7 +149,7 @@ impl Holder {
         self.follow(0, self.held, done, over).map(drop)
     }
 
-    /// Adds up what it tells until it has told `last`, or all shall end. Returns the last number.
+    /// Adds up its numbers until it has reported `last`, or all shall end. Returns the last number.
     fn follow(
         &mut self,
         mut told: usize,
@@ -166,11 +166,12 @@ impl Holder {
     }
 
     fn command(&mut self, command: &str) -> io::Result<()> {
-        // Where it has ended, its output says why.
+        // If it has ended, its output has the reason.
         writeln!(self.commands, "{command}").or(Ok(()))
     }
 
-    /// The next number it tells. Its sockets have time limits, so that it never waits for long without one.
+    /// The next number that it reports. Its sockets have time limits, so that it never waits for
+    /// long without one.
     fn number(&mut self) -> io::Result<usize> {
         let mut line = String::new();
         self.numbers.read_line(&mut line)?;

@@ -2,18 +2,19 @@
 
 use std::{fs, io};
 
-/// The kernel's memory of the whole machine, in bytes, and what is left.
+/// The kernel's memory of the whole machine, in bytes, and the available memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Kernel {
     /// Small objects: sockets, files, inodes, operations of rings.
     pub(super) slab: u64,
-    /// The part of it that `available` takes for free. Sockets' inodes and directory entries are in it, and are not.
+    /// The part of it that `available` counts as free. Sockets' inodes and directory entries are in
+    /// it, and are not free.
     pub(super) reclaimable: u64,
-    /// Stacks of threads, page tables, and what each CPU has.
+    /// Stacks of threads, page tables, and memory of each CPU.
     pub(super) others: u64,
-    /// What sockets hold for bytes on their way.
+    /// Memory of sockets for bytes in transit.
     pub(super) buffers: u64,
-    /// `MemAvailable`: what could be used without swapping, as the kernel estimates it.
+    /// `MemAvailable`: the kernel's estimate of memory that could be used without swapping.
     pub(super) available: u64,
 }
 
@@ -37,12 +38,12 @@ impl Kernel {
         })
     }
 
-    /// All that counts as the kernel's.
+    /// All memory that counts as the kernel's.
     pub(super) fn used(self) -> u64 {
         self.slab + self.others + self.buffers
     }
 
-    /// What is left, when all that became reclaimable since `start` belongs to sockets.
+    /// The available memory, if all that became reclaimable since `start` belongs to sockets.
     pub(super) fn left_since(self, start: Kernel) -> u64 {
         self.available.saturating_sub(self.reclaimable.saturating_sub(start.reclaimable))
     }
@@ -67,7 +68,7 @@ fn kib(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_suffix(" kB")?.parse().ok())
 }
 
-/// The number behind `name` in the line `TCP: inuse 26 orphan 0 tw 7689 alloc 26 mem 36`.
+/// The number after `name` in the line `TCP: inuse 26 orphan 0 tw 7689 alloc 26 mem 36`.
 fn tcp(sockstat: &str, name: &str) -> Option<u64> {
     let line = sockstat.lines().find_map(|line| line.strip_prefix("TCP:"))?;
     let mut words = line.split_ascii_whitespace().skip_while(|word| *word != name);

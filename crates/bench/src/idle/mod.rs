@@ -1,4 +1,4 @@
-//! What an idle connection costs: memory of the server's process and of the kernel, and CPU time.
+//! The cost of an idle connection: memory of the server's process and of the kernel, and CPU time.
 
 mod holder;
 mod holders;
@@ -31,30 +31,31 @@ pub(crate) use self::split::Sources;
 /// Connections that are open before counting starts, so that tables and pools have their first chunks.
 pub(crate) const FROM: usize = 1000;
 
-/// As many for each shard, since the kernel does not spread them evenly.
+/// The same per shard, since the kernel does not spread them evenly.
 pub(crate) const FROM_PER_SHARD: usize = 50;
 
 /// Memory of the kernel and the server for a connection with both its ends, rounded up: 9300 bytes were measured with
 /// ringserve at a million.
 const PAIR_BYTES: u64 = 9728;
 
-/// Memory that the machine keeps: what else runs there must not be ended for want of it.
+/// Memory that the machine keeps, so that other programs are not ended for lack of it.
 const RESERVE_BYTES: u64 = 2 << 30;
 
-/// How long the kernel may take to free the sockets of a server: 19 000 take a second. Other programs may open some meanwhile.
+/// Time limit for the kernel to free the sockets of a server: it frees 19 000 per second. Other
+/// programs may open some meanwhile.
 const GONE_MAX: Duration = Duration::from_secs(10);
 
-/// What to measure.
+/// The plan of a measurement.
 pub(crate) struct Plan {
-    /// Servers to be started, and with how many shards.
+    /// Servers to be started, with their numbers of shards.
     pub(crate) servers: Vec<(Target, usize)>,
     pub(crate) connections: usize,
     pub(crate) bytes: usize,
     pub(crate) cpu: Option<usize>,
-    /// Time between the last connection and the watching.
+    /// Time between the last connection and the measurement.
     pub(crate) settle: Duration,
     pub(crate) seconds: u64,
-    /// Connections that one process holds at most.
+    /// Most connections of one process.
     pub(crate) per_process: usize,
     pub(crate) slabs: bool,
     pub(crate) drop_caches: bool,
@@ -99,7 +100,7 @@ pub(crate) fn run(plan: &Plan) -> io::Result<()> {
     Ok(())
 }
 
-/// Refuses what the machine cannot hold, before anything is opened.
+/// Refuses connections for which the machine has no memory, before any is opened.
 fn enough_memory(connections: usize, available: u64) -> io::Result<()> {
     let needed = connections as u64 * PAIR_BYTES + RESERVE_BYTES;
     if needed <= available {
@@ -116,8 +117,8 @@ fn enough_memory(connections: usize, available: u64) -> io::Result<()> {
     )))
 }
 
-/// Refuses more connections than the whole machine may have open files, which bind all but root. `file_nr` has those that are
-/// open, 0, and the limit.
+/// Refuses more connections than the whole machine may have open files, which limits all users
+/// except root. `file_nr` has the open ones, 0, and the limit.
 fn enough_open_files(connections: usize, file_nr: &str) -> io::Result<()> {
     let mut numbers = file_nr.split_ascii_whitespace().map(str::parse::<u64>);
     let (Some(Ok(open)), _, Some(Ok(max))) = (numbers.next(), numbers.next(), numbers.next()) else {
@@ -214,7 +215,7 @@ fn one_server(plan: &Plan, server: &Target, shards: usize) -> io::Result<Vec<Str
     ])
 }
 
-/// Says on standard error what an open page of the server costs its threads.
+/// Prints on standard error the cost of an open page for the server's threads.
 fn watch_page(plan: &Plan, name: &str, server: u32, admin: SocketAddr) -> io::Result<()> {
     let endpoint = || Schedstat::of_threads(server, |thread| thread.starts_with("ringserve-admin"));
     let shards = || Schedstat::of_threads(server, |thread| !thread.starts_with("ringserve-admin"));
@@ -236,8 +237,8 @@ fn watch_page(plan: &Plan, name: &str, server: u32, admin: SocketAddr) -> io::Re
     Ok(())
 }
 
-/// Ends a server and its connections, and waits until the kernel has freed their sockets, so that they do not count as the
-/// next server's.
+/// Ends a server and its connections, and waits until the kernel has freed their sockets, so that
+/// they are not counted for the next server.
 fn end(child: Child, holders: Holders, connections: usize) -> io::Result<()> {
     let freed = connections as u64 * 2 * 99 / 100;
     let few = tcp_sockets()?.saturating_sub(freed);

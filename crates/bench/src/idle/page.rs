@@ -4,10 +4,10 @@ use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// How long the first report may take.
+/// Time limit of the first report.
 const REPORT_MAX: Duration = Duration::from_secs(60);
 
-/// Reads what an open page reads.
+/// A reader of the events that an open page reads.
 pub(super) struct Page {
     stream: BufReader<TcpStream>,
 }
@@ -24,7 +24,7 @@ impl Page {
         }
     }
 
-    /// The number of reports that come within `time`.
+    /// The number of reports that arrive within `time`.
     pub(super) fn watch(&mut self, time: Duration) -> io::Result<usize> {
         self.reports_until(Instant::now() + time, usize::MAX)
     }

@@ -1,11 +1,11 @@
-//! How far long work is, on standard error.
+//! Progress of long work, on standard error.
 
 use std::time::{Duration, Instant};
 
-/// Time between two words. Work that takes less says nothing.
+/// Interval of reports. Shorter work prints none.
 const SAID_EVERY: Duration = Duration::from_secs(2);
 
-/// Work on things that are counted, from `from` to `all`.
+/// Work on counted things, from `from` to `all`.
 pub(super) struct Progress<'a> {
     name: &'a str,
     what: &'static str,
@@ -16,13 +16,13 @@ pub(super) struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    /// Work that begins now.
+    /// Creates the progress of work that begins now.
     pub(super) fn new(name: &'a str, what: &'static str, from: usize, all: usize) -> Progress<'a> {
         let began = Instant::now();
         Progress { name, what, from, all, began, said: began }
     }
 
-    /// Says how far it is, unless that was said a moment ago.
+    /// Prints the progress, unless that was done a moment ago.
     pub(super) fn at(&mut self, done: usize) {
         if self.said.elapsed() < SAID_EVERY {
             return;

@@ -1,4 +1,4 @@
-//! All memory that counts, read at one time.
+//! A reading of all memory that counts.
 
 use std::{fs, io};
 
@@ -25,13 +25,13 @@ impl Reading {
         Ok(Reading { user: anonymous_bytes(server)?, kernel: Kernel::now()?, slabs })
     }
 
-    /// Bytes of user memory and of the kernel's, for each of the connections that came since `before`.
+    /// Bytes of user memory and of the kernel's, for each of the connections opened since `before`.
     pub(super) fn growth(&self, before: &Reading, connections: usize) -> (f64, f64) {
         let each = |before, after| each(before, after, connections);
         (each(before.user, self.user), each(before.kernel.used(), self.kernel.used()))
     }
 
-    /// Says what the growth consists of, on standard error.
+    /// Prints the parts of the growth on standard error.
     pub(super) fn explain(&self, name: &str, before: &Reading, connections: usize) {
         let each = |before, after| each(before, after, connections);
         let (was, is) = (&before.kernel, &self.kernel);

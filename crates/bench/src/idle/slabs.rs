@@ -1,16 +1,16 @@
-//! Which of the kernel's caches grew: what its memory was taken for. Root alone may read that.
+//! The kernel's caches that grew, and so the use of its memory. Only root may read them.
 
 use std::collections::HashMap;
 use std::{fs, io};
 
-/// Caches named in a report. The rest is small.
+/// Caches named in a report. The others are small.
 const NAMED: usize = 12;
 
 /// Bytes of each cache.
 pub(super) struct Slabs(HashMap<String, u64>);
 
 impl Slabs {
-    /// Those of `/proc/slabinfo`, with a word on why it cannot be read.
+    /// Reads the caches of `/proc/slabinfo`, with an explanation if that cannot be read.
     pub(super) fn now() -> io::Result<Slabs> {
         let text = fs::read_to_string("/proc/slabinfo").map_err(|error| {
             io::Error::new(error.kind(), format!("--slabs: /proc/slabinfo: {error}; root may read it"))
@@ -18,7 +18,7 @@ impl Slabs {
         Ok(Slabs(parse(&text, rustix::param::page_size() as u64)))
     }
 
-    /// Those that grew most since `earlier`, with their growth in bytes, the largest first.
+    /// The caches that grew most since `earlier`, with their growth in bytes, the largest first.
     pub(super) fn growth(&self, earlier: &Slabs) -> Vec<(&str, u64)> {
         let grown =
             |(name, bytes): (&'_ String, &u64)| bytes.saturating_sub(*earlier.0.get(name).unwrap_or(&0));
@@ -30,8 +30,8 @@ impl Slabs {
     }
 }
 
-/// Reads lines such as `TCP 14 26 2432 13 8 : tunables 0 0 0 : slabdata 2 2 0`: pages of a slab are the sixth word, slabs
-/// the second but last.
+/// Parses lines such as `TCP 14 26 2432 13 8 : tunables 0 0 0 : slabdata 2 2 0`: pages of a slab
+/// are the sixth word, slabs the last but one.
 fn parse(text: &str, page_bytes: u64) -> HashMap<String, u64> {
     let cache = |line: &str| {
         let words: Vec<_> = line.split_ascii_whitespace().collect();

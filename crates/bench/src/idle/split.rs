@@ -1,26 +1,27 @@
-//! Who holds which connections, and from where they come.
+//! Distribution of connections over processes and source addresses.
 
 use std::net::Ipv4Addr;
 use std::{fs, io};
 
-/// The first address that connections come from; others follow it. Far from those of `churn`.
+/// The first source address; others follow it. Far from those of `churn`.
 const FIRST_SOURCE: Ipv4Addr = Ipv4Addr::new(127, 1, 0, 1);
 
-/// Connections from one address at most. The kernel looks for a free port with each connect, which is quick while two of
-/// three are free.
+/// Most connections from one address. The kernel searches for a free port with each connect, which
+/// is quick while two of three are free.
 const PER_SOURCE_MAX: usize = 9000;
 
-/// Of `total` things, those of the part `index` of `parts`. Parts differ by one at most, and none shrinks when `total` grows.
+/// The share of part `index` of `parts` in `total`. Shares differ by one at most, and none shrinks
+/// when `total` grows.
 pub(super) fn share(total: usize, parts: usize, index: usize) -> usize {
     total / parts + usize::from(index < total % parts)
 }
 
-/// How many parts `total` things need when a part holds `most`.
+/// The number of parts of at most `most` that `total` things need.
 pub(super) fn parts(total: usize, most: usize) -> usize {
     total.div_ceil(most).max(1)
 }
 
-/// The loopback addresses of one process: `count` of them, and how many connections each has.
+/// The loopback addresses of one process: `count` of them, and the connections of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sources {
     pub(crate) first: Ipv4Addr,
@@ -28,24 +29,25 @@ pub(crate) struct Sources {
 }
 
 impl Sources {
-    /// Those of process `index`, when each process has `connections` or less. No two processes share one.
+    /// The addresses of process `index`, when each process has at most `connections`. No two
+    /// processes share one.
     pub(super) fn of_process(index: usize, connections: usize, each: usize) -> Sources {
         let before = index * parts(connections, each);
         Sources { first: nth_after(FIRST_SOURCE, before), connections_each: each }
     }
 
-    /// Where the connection `number` of the process comes from.
+    /// The source of the process's connection `number`.
     pub(super) fn address(self, number: usize) -> Ipv4Addr {
         nth_after(self.first, number / self.connections_each)
     }
 }
 
-/// Connections that one address may have: what its ports allow.
+/// Connections that one address may have, limited by its ports.
 pub(super) fn connections_each() -> io::Result<usize> {
     let path = "/proc/sys/net/ipv4/ip_local_port_range";
     let text = fs::read_to_string(path)?;
     let ports = ports_in(&text).ok_or_else(|| io::Error::other(format!("{path} reads {text:?}")))?;
-    // All of them where there are few: then connecting takes longer, and works.
+    // All ports if there are few: then connecting takes longer, and works.
     Ok(ports.min(PER_SOURCE_MAX))
 }
 

@@ -16,24 +16,25 @@ use crate::load;
 use crate::servers::{self, Speaks};
 use crate::steps::Shape;
 
-/// Measure what it costs to accept, serve and close a connection.
+/// Measure the cost of accepting, serving and closing a connection.
 ///
-/// Each connection is made for one round trip: connect, shake hands where --tls or --websocket asks for it, send 64 bytes,
-/// receive them, close. What is printed is as for `load`, with a connection for each request: CPU time of the server for
-/// one, and latency from the connect to the reply. Connections come from 250 loopback addresses in turn, since a port is not
-/// free again for a minute.
+/// Each connection is made for one round trip: connect, shake hands if --tls or --websocket
+/// requires it, send 64 bytes, receive them, close. The output is that of `load`, with a connection
+/// for each request: CPU time of the server for one, and latency from the connect to the reply.
+/// Connections come from 250 loopback addresses in turn, since a port is not free again for a
+/// minute.
 #[derive(Args)]
 pub(crate) struct ChurnOptions {
-    /// Servers, in this order [default: all that echo raw bytes, or speak what is asked for].
+    /// Servers, in this order [default: all that echo raw bytes, or speak the requested layer].
     #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(servers::echoing().map(|server| server.name)))]
     servers: Vec<String>,
-    /// Round trips under way at once.
+    /// Round trips in progress at once.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     at_once: u32,
     /// Measure the rivals in this directory too; `scripts/rivals` builds them to target/rivals.
     #[arg(long)]
     rivals: Option<PathBuf>,
-    /// A server that runs already, instead: a loopback address and port.
+    /// A server that already runs, instead: a loopback address and port.
     #[arg(long, conflicts_with_all = ["servers", "rivals"])]
     target: Option<SocketAddr>,
     /// Its process, for its CPU time.
@@ -43,7 +44,7 @@ pub(crate) struct ChurnOptions {
     speaking: Speaking,
     #[command(flatten)]
     measuring: Measuring,
-    /// Write what was measured to this file too, as JSON.
+    /// Write the results to this file too, as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
 }

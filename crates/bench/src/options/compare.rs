@@ -15,10 +15,11 @@ use crate::servers::find;
 
 /// Compare all servers at all work, and write a report.
 ///
-/// Takes the product on both drivers, the bare loops, and the rivals that are built: --build builds them, and those that
-/// are missing are named and left out. Each server is started again for each measurement, proves that it echoes right, and
-/// runs on one CPU while the generator has others (in lock step they share one). Rounds are interleaved and their order
-/// shuffled. It says at its start how long that takes; with --works and --servers it takes less.
+/// Takes the product on both drivers, the bare loops, and the rivals that are built: --build builds
+/// them, and missing ones are named and left out. Each server is started again for each
+/// measurement, proves that it echoes correctly, and runs on one CPU while the generator has others
+/// (in lock step they share one). Rounds are interleaved and their order shuffled. The duration is
+/// printed at the start; with --works and --servers it is shorter.
 ///
 /// Prints the report, and writes it as report.md, with report.json and a chart for each piece of work.
 #[derive(Args)]
@@ -29,7 +30,7 @@ pub(crate) struct CompareOptions {
     /// Servers, by their names in the report [default: all].
     #[arg(long, value_delimiter = ',')]
     servers: Vec<String>,
-    /// Where the rivals are.
+    /// Directory of the rivals.
     #[arg(long, default_value = "target/rivals")]
     rivals: PathBuf,
     /// Build the rivals first, with scripts/rivals: a quarter of an hour the first time. From the root of the repository.
@@ -73,12 +74,12 @@ impl CompareOptions {
         })
     }
 
-    /// Those that are built.
+    /// The rivals that are built.
     fn rivals(&self) -> Vec<Entrant> {
         rivals::built(&self.rivals)
             .map(|(name, path)| {
                 let mode = |mode| Some(Target::Program { name: name.clone(), path: path.clone(), mode });
-                // A form of batching lines is no other echo of raw bytes.
+                // A form that batches lines echoes raw bytes like the other.
                 let raw = if name == "tokio-batched" { None } else { mode("raw") };
                 let lines = if name == "ringline-direct" { None } else { mode("lines") };
                 let awaits = if name == "tokio" { find("tokio-awaits").map(Target::Known) } else { None };

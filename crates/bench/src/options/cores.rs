@@ -11,18 +11,21 @@ use super::refused;
 use crate::cores::{Plan, WORKS, split_cpus};
 use crate::process;
 
-/// Measure what more cores bring.
+/// Measure the gain from more cores.
 ///
-/// Runs echo, framed lines, GETs of `example-kv`, HTTP and connections of one round trip on 1, 2, 4 and 8 shards, each on a
-/// separate CPU, beside tokio's work-stealing runtime and Go's on as many. The generator has a thread on each of the
-/// CPUs that no server gets: half of those that there are, so that its part is the same for every number of shards. Where the
-/// machine tells siblings of a core, servers get one of each core and the generator the other.
+/// Runs echo, framed lines, GETs of `example-kv`, HTTP and connections of one round trip on 1, 2, 4
+/// and 8 shards, each on a separate CPU, and tokio's work-stealing runtime and Go's on as many. The
+/// generator has a thread on each of the CPUs that no server gets: half of them, so that its part
+/// is the same for every number of shards. If the machine reports siblings of a core, servers get
+/// one of each core and the generator the other.
 ///
-/// Printed for each: requests a second; the CPU time of the server for one; the efficiency, which is the requests a second
-/// divided by as many times those of one shard; the same by CPU time, which holds where the generator was the bottleneck too
-/// (marked *); and the skew, the CPU time of the busiest thread divided by the mean of as many threads as there are shards.
+/// Printed for each: requests per second; the CPU time of the server for one; the efficiency, which
+/// is the requests per second divided by as many times those of one shard; the same by CPU time,
+/// which is valid even if the generator was the bottleneck (marked *); and the skew, the CPU time
+/// of the busiest thread divided by the mean of as many threads as there are shards.
 ///
-/// Connections come to shards by the kernel's hash of their addresses, so few connections make a larger skew than many.
+/// The kernel assigns connections to shards by a hash of their addresses, so few connections have a
+/// larger skew than many.
 #[derive(Args)]
 pub(crate) struct CoresOptions {
     /// Numbers of shards [default: 1, 2, 4 and 8, as far as half of the CPUs go].
@@ -31,7 +34,7 @@ pub(crate) struct CoresOptions {
     /// Work [default: all].
     #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(WORKS.iter().map(|work| work.name)))]
     works: Vec<String>,
-    /// Connections for each shard.
+    /// Connections per shard.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=2000))]
     connections: u32,
     /// Length of a measurement in seconds, 0.1 to 60.
@@ -40,10 +43,11 @@ pub(crate) struct CoresOptions {
     /// Rounds; in each, every server is measured once with each number of shards.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=100))]
     rounds: u16,
-    /// Where `example-kv`, `tokio-multi` and `go-net` are [default: beside this program]. Those that are missing are left out.
+    /// Directory of `example-kv`, `tokio-multi` and `go-net` [default: that of this program].
+    /// Missing ones are left out.
     #[arg(long)]
     programs: Option<PathBuf>,
-    /// File for what was measured, as JSON.
+    /// File for the results, as JSON.
     #[arg(long, default_value = "many-cores.json")]
     out: PathBuf,
 }

@@ -16,11 +16,12 @@ use crate::servers::{FANOUT_SERVERS, find};
 use crate::steps::Shape;
 use crate::wire::Layer;
 
-/// Measure what it costs to send one message to many connections.
+/// Measure the cost of sending one message to many connections.
 ///
-/// One connection sends a line, the server sends it to every listener, and when all have it the next one is sent. What is
-/// printed is as for `load`, with a delivery for each request: CPU time of the server for one, deliveries a second, and
-/// latency from the sending to each delivery. Every delivered byte is compared.
+/// One connection sends a line, the server sends it to every listener, and when all have it the
+/// next one is sent. The output is that of `load`, with a delivery for each request: CPU time of
+/// the server for one, deliveries per second, and latency from the sending to each delivery. Every
+/// delivered byte is compared.
 #[derive(Args)]
 pub(crate) struct FanoutOptions {
     /// Servers, in this order [default: all that fan out].
@@ -29,12 +30,12 @@ pub(crate) struct FanoutOptions {
     /// Listeners.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     listeners: u32,
-    /// Bytes of the line, its end included.
+    /// Bytes of the line, including its end.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..=65_536))]
     bytes: u32,
     #[command(flatten)]
     measuring: Measuring,
-    /// Write what was measured to this file too, as JSON.
+    /// Write the results to this file too, as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
 }

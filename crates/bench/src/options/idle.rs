@@ -15,37 +15,42 @@ use crate::load::Target;
 use crate::process;
 use crate::servers::{self, Server, sized_connections_max};
 
-/// Connections of a shard, if it may have this many files: its table can hold 20 000 then, and the kernel does not spread
-/// connections evenly.
+/// Connections per shard, if it may have this many files: its table can then hold 20 000, and the
+/// kernel does not spread connections evenly.
 const PER_SHARD: u64 = 19_000;
 
-/// Measure what an idle connection costs.
+/// Measure the cost of an idle connection.
 ///
-/// Each connection exchanges one line and then stays silent. They are held by separate processes, as many as the
-/// limit of open files needs, and come from loopback addresses, as many as their ports need. As many processes as there
-/// are CPUs open at once.
+/// Each connection exchanges one line and then stays silent. They are held by separate processes,
+/// as many as the limit of open files requires, and come from loopback addresses, as many as their
+/// ports require. As many processes as there are CPUs open at once.
 ///
-/// Counted is what grows from 1000 connections (or 50 for each shard, if that is more) to all of them, divided by those
-/// opened meanwhile; it is read when the server has been idle for --seconds:
+/// The measure is the growth from 1000 connections (or 50 for each shard, if that is more) to all
+/// of them, divided by those opened meanwhile; it is read when the server has been idle for
+/// --seconds:
 ///
 /// user bytes: anonymous memory (`RssAnon`) of the server's process.
 ///
-/// kernel bytes: `Slab`, `KernelStack`, `PageTables` and `Percpu` of /proc/meminfo and the `mem` of TCP in
-/// /proc/net/sockstat. They are of the whole machine: BOTH ends of each connection live here, and what other programs take
-/// meanwhile counts too. The end of the client costs a socket and its file, that of the server the same and what the server
-/// waits with, so half of it is too little for the server.
+/// kernel bytes: `Slab`, `KernelStack`, `PageTables` and `Percpu` of /proc/meminfo and the `mem` of
+/// TCP in /proc/net/sockstat. They are of the whole machine: BOTH ends of each connection live
+/// here, and memory that other programs take meanwhile counts too. The client's end costs a socket
+/// and its file, the server's end the same and the memory with which the server waits, so half of
+/// the figure is too little for the server.
 ///
-/// opened in s: time from the first to the last of the connections counted, each with its line there and back.
+/// opened in s: time from the first to the last of the counted connections, each with its line
+/// there and back.
 ///
-/// idle CPU: what the server's threads use while nothing happens.
+/// idle CPU: CPU time of the server's threads while nothing happens.
 ///
-/// ringserve-page (built with --features admin) has an admin endpoint, and is watched for --seconds more while a page of it is
-/// open: what that costs its threads is said beside the table.
+/// ringserve-page (built with --features admin) has an admin endpoint, and is watched for --seconds
+/// more while a page of it is open: the cost for its threads is printed after the table.
 ///
-/// In the end every connection answers once more; one that does not, or that was closed, ends the run with its name.
+/// At the end every connection answers once more; one that does not, or that was closed, ends the
+/// run with its name.
 ///
-/// ringserve on io_uring takes a shard for each 19 000 connections, all in one process: its connections cost no
-/// descriptors. The other servers hold no more than the limit of open files, and are left out above it.
+/// ringserve on io_uring uses a shard for each 19 000 connections, all in one process: its
+/// connections cost no descriptors. The other servers hold at most the limit of open files, and are
+/// left out above it.
 #[derive(Args)]
 pub(crate) struct IdleOptions {
     /// Connections, 1001 to 10 million. 1 million needs about 11 GiB of memory.
@@ -57,8 +62,8 @@ pub(crate) struct IdleOptions {
     /// Seconds to watch the idle server.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=600))]
     seconds: u64,
-    /// Seconds to wait before that. ringserve looks after each connection once, a minute after its last byte, and that is
-    /// work; 65 s leave it behind.
+    /// Seconds to wait before that. ringserve checks each connection once, a minute after its last
+    /// byte, which is work; 65 s exclude it.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=600))]
     settle: u64,
     /// CPU for the servers [default: any].
@@ -72,11 +77,12 @@ pub(crate) struct IdleOptions {
     /// Connections that one process holds [default: the limit of open files].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     per_process: Option<u32>,
-    /// Say which of the kernel's caches grew, by /proc/slabinfo; for root.
+    /// Print which of the kernel's caches grew, by /proc/slabinfo; for root.
     #[arg(long)]
     slabs: bool,
-    /// Have the kernel free what it keeps of files that are not in use before memory is read, by /proc/sys/vm/drop_caches; for
-    /// root. Needed for exact kernel bytes where a monitor lists /proc/PID/fd: each descriptor listed leaves 950 bytes.
+    /// Make the kernel free its memory of unused files before memory is read, by
+    /// /proc/sys/vm/drop_caches; for root. Needed for exact kernel bytes if a monitor lists
+    /// /proc/PID/fd: each descriptor listed leaves 950 bytes.
     #[arg(long)]
     drop_caches: bool,
     /// Measure the rivals in this directory too; `scripts/rivals` builds them to target/rivals.

@@ -19,23 +19,26 @@ use crate::steps::Shape;
 
 /// Put servers under load from other CPUs.
 ///
-/// In a closed loop each connection sends its messages and waits for all replies before it sends again: what the server can
-/// do. In an open loop (--rate) messages leave at fixed times whatever became of those before, and latency counts from the
-/// time at which a message was due, so that a server that stands still is charged for all that had to wait.
+/// In a closed loop each connection sends its messages and waits for all replies before it sends
+/// again: this measures the server's capacity. In an open loop (--rate) messages are sent at fixed
+/// times whatever happened to earlier ones, and latency counts from the time at which a message was
+/// due, so that a server that stalls is charged for all that had to wait.
 ///
-/// The measure to compare is the server's CPU time for a request; requests a second and latencies depend on what else the
-/// machine does. Printed are medians over the rounds, and the ratio to the first server. Every reply is compared with what
-/// was sent. A server marked * was not the bottleneck in one of its rounds, the generator was. System calls are counted
-/// with `perf` for half a second after the measurement, where that is installed and allowed.
+/// The figure to compare is the server's CPU time for a request; requests per second and latencies
+/// depend on other work of the machine. Printed are medians over the rounds, and the ratio to the
+/// first server. Every reply is compared with the sent bytes. A server marked * was not the
+/// bottleneck in one of its rounds, the generator was. System calls are counted with `perf` for
+/// half a second after the measurement, if that is installed and allowed.
 #[derive(Args)]
 pub(crate) struct LoadOptions {
-    /// Servers to start, in this order [default: all that speak what is sent, but proxies].
+    /// Servers to start, in this order [default: all that speak the requested layer, except
+    /// proxies].
     #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(servers::echoing().chain(PROXY_SERVERS).map(|server| server.name)))]
     servers: Vec<String>,
     /// Measure the rivals in this directory too; `scripts/rivals` builds them to target/rivals.
     #[arg(long)]
     rivals: Option<PathBuf>,
-    /// A server that runs already, instead: a loopback address and port.
+    /// A server that already runs, instead: a loopback address and port.
     #[arg(long, conflicts_with_all = ["servers", "rivals"])]
     target: Option<SocketAddr>,
     /// Its process, for its CPU time.
@@ -55,23 +58,25 @@ pub(crate) struct LoadOptions {
     /// Make the messages lines: the last of their bytes is a newline.
     #[arg(long)]
     lines: bool,
-    /// Messages a second of an open loop, over all connections.
+    /// Messages per second of an open loop, over all connections.
     #[arg(long, conflicts_with = "pipeline")]
     rate: Option<f64>,
-    /// One more connection that keeps 16 KiB messages coming and going, so that others feel it. Neither its messages nor
-    /// their latencies are counted, and the CPU time is the server's for both.
+    /// One more connection that keeps 16 KiB messages moving back and forth, so that others are
+    /// affected. Neither its messages nor their latencies are counted, and the CPU time is the
+    /// server's for both.
     #[arg(long, conflicts_with = "lines")]
     firehose: bool,
-    /// Connections a second that are made beside, each with a handshake where --tls asks for it and one message of as many bytes,
-    /// so that others feel them. Their latencies are told apart from those of the messages; the CPU time is the server's for both.
+    /// Additional connections per second, each with a handshake if --tls requires it and one
+    /// message of as many bytes, so that others are affected. Their latencies are reported
+    /// separately from those of the messages; the CPU time is the server's for both.
     #[arg(long, conflicts_with = "lines", value_name = "RATE")]
     newcomers: Option<f64>,
-    /// Seconds of load before it.
+    /// Seconds of load before the measurement.
     #[arg(long, default_value_t = 1.0)]
     warm_up: f64,
     #[command(flatten)]
     measuring: Measuring,
-    /// Write what was measured to this file too, as JSON.
+    /// Write the results to this file too, as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
 }
@@ -121,7 +126,7 @@ impl LoadOptions {
             warm_up: Duration::from_secs_f64(self.warm_up),
             firehose: self.firehose,
             newcomers: self.newcomers,
-            // Counting takes time, and they are here for the latencies of others.
+            // Counting takes time, and these connections are here for the latencies of others.
             counts_calls: self.newcomers.is_none(),
             json: self.json,
         })

@@ -13,18 +13,18 @@ use crate::lockstep::{Plan, RoundEnd};
 use crate::servers::{self, PROXY_SERVERS};
 use crate::steps::Shape;
 
-/// Compare the CPU that servers spend on a request, in lock step.
+/// Compare the CPU time that servers spend on a request, in lock step.
 ///
 /// Generator and server share one CPU. In each step the generator sends on all connections and then
 /// waits for all replies, so every step gives the server the same batch, and its CPU per request,
 /// taken from /proc/PID/task/*/schedstat, repeats to a few per cent. Compare ratios within one run:
 /// the microseconds belong to the machine and its load.
 ///
-/// What is printed for each server: the median over the rounds, the smallest and largest round, the
+/// The output for each server: the median over the rounds, the smallest and largest round, the
 /// ratio to the first server (median of the ratios of each round), the ratio of the first quartiles
-/// with the value it stays below with a confidence of 95 % (use 31 rounds or more: neighbours on the
-/// machine make rounds dearer and never cheaper), and how often it was put on the CPU for a step,
-/// which is 1 while the batches are fixed.
+/// with the value it stays below with a confidence of 95 % (use 31 rounds or more: other programs
+/// on the machine make rounds more expensive and never cheaper), and how often it was put on the
+/// CPU for a step, which is 1 while the batches are fixed.
 ///
 /// Every echoed byte is compared. An error stops the run and all servers.
 #[derive(Args)]
@@ -55,7 +55,8 @@ pub(crate) struct LockstepOptions {
     /// Steps to measure in a round, instead of a length of time.
     #[arg(long, conflicts_with = "seconds_per_round")]
     steps: Option<u64>,
-    /// Servers, the one to compare with first [default: all that speak what is sent, but proxies].
+    /// Servers, the one to compare with first [default: all that speak the requested layer, except
+    /// proxies].
     #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(servers::echoing().chain(PROXY_SERVERS).map(|server| server.name)))]
     servers: Vec<String>,
     /// Measure the rivals in this directory too; `scripts/rivals` builds them to target/rivals.

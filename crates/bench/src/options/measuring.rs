@@ -1,4 +1,5 @@
-//! What the subcommands share that measure a server on one CPU and generate its work on others.
+//! Options shared by the subcommands that measure a server on one CPU and generate its work on
+//! others.
 
 use std::io;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use clap::Args;
 
 use super::refused;
 
-/// How long, how often and where.
+/// Length, repetition and CPUs of a measurement.
 #[derive(Args)]
 pub(super) struct Measuring {
     /// Rounds; in each, every server is measured once. 5 and more for figures to be published.

@@ -1,4 +1,4 @@
-//! The command line: one file for the options of each subcommand, and the plan that they make.
+//! The command line: one file for the options of each subcommand, and for the plan that they make.
 
 mod churn;
 mod compare;
@@ -29,14 +29,14 @@ use crate::servers::{self, SERVERS, Server, Speaks, TLS_SERVERS, WEBSOCKET_SERVE
 use crate::wire::Layer;
 
 /// Most bytes of one connection in one step. The generator sends all before it reads any: more than
-/// fits into the socket buffers of both sides would stand still.
+/// fits into the socket buffers of both sides would deadlock.
 pub(crate) const STEP_BYTES_MAX: usize = 64 * 1024;
 
 pub(crate) fn known(name: &str) -> io::Result<&'static Server> {
     servers::find(name).ok_or_else(|| refused(format!("there is no server {name}")))
 }
 
-/// The servers `named`, or all that speak what is sent: each is to speak `layer`.
+/// The servers `named`, or all that speak the layer: each has to speak `layer`.
 fn chosen(named: Vec<&'static Server>, layer: Layer, lines: bool) -> io::Result<Vec<&'static Server>> {
     for server in &named {
         let name = server.name;
@@ -68,7 +68,7 @@ fn chosen(named: Vec<&'static Server>, layer: Layer, lines: bool) -> io::Result<
     })
 }
 
-/// The same as targets, and behind them the rivals that are in that directory.
+/// The same as targets, followed by the rivals in that directory.
 fn chosen_beside(
     rivals: Option<&Path>,
     named: &[String],

@@ -8,10 +8,10 @@ use super::refused;
 use crate::load::Target;
 use crate::wire::Layer;
 
-/// What builds them.
+/// The script that builds them.
 const SCRIPT: &str = "scripts/rivals";
 
-/// What it builds of servers that echo bytes and lines.
+/// Its programs that echo bytes and lines.
 const RIVALS: [&str; 14] = [
     "compio",
     "compio-managed",
@@ -29,14 +29,14 @@ const RIVALS: [&str; 14] = [
     "tokio-uring",
 ];
 
-/// Those that echo below TLS.
+/// The rivals that echo below TLS.
 const TLS_RIVALS: [&str; 1] = ["go-net"];
 
-/// Those that echo messages of WebSocket.
+/// The rivals that echo WebSocket messages.
 const WEBSOCKET_RIVALS: [&str; 4] =
     ["fastwebsockets", "fastwebsockets-batched", "tungstenite", "tungstenite-batched"];
 
-/// Builds all that can be built here.
+/// Builds all rivals that can be built here.
 pub(super) fn build(to: &Path) -> io::Result<()> {
     let status = Command::new(SCRIPT).arg("--out").arg(to).status().map_err(|error| {
         refused(format!(
@@ -49,12 +49,12 @@ pub(super) fn build(to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Those that echo bytes and lines and are there, by name. Says which are not.
+/// The rivals that echo bytes and lines and are built, by name. Prints the missing ones.
 pub(super) fn built(place: &Path) -> impl Iterator<Item = (String, PathBuf)> {
     there(place, &RIVALS).into_iter()
 }
 
-/// Those that speak what is sent and are there. Says which are not.
+/// The rivals that speak the layer and are built. Prints the missing ones.
 pub(super) fn targets(place: &Path, layer: Layer, lines: bool) -> Vec<Target> {
     let (names, mode): (&[&str], _) = match layer {
         Layer::Plain if lines => (&RIVALS, "lines"),
@@ -62,7 +62,7 @@ pub(super) fn targets(place: &Path, layer: Layer, lines: bool) -> Vec<Target> {
         Layer::Tls(_) => (&TLS_RIVALS, "tls"),
         Layer::WebSocket => (&WEBSOCKET_RIVALS, "websocket"),
     };
-    // One form of ringline frames no lines, and one of tokio echoes bytes as the other does.
+    // One form of ringline frames no lines, and one of tokio echoes bytes like the other.
     let left_out = if lines { "ringline-direct" } else { "tokio-batched" };
     let names: Vec<&str> = names.iter().copied().filter(|name| *name != left_out).collect();
     let program = |(name, path)| Target::Program { name, path, mode };

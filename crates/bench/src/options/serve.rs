@@ -11,10 +11,10 @@ use crate::{process, servers};
 
 /// Run one server in the foreground until it is killed.
 ///
-/// The first line of output says where it listens: `listening 127.0.0.1:43211`.
+/// The first line of output has the address: `listening 127.0.0.1:43211`.
 #[derive(Args)]
 pub(crate) struct ServeOptions {
-    /// Which server.
+    /// The server to run.
     #[arg(value_parser = PossibleValuesParser::new(servers::all().map(|server| server.name)))]
     server: String,
     /// Loopback address to listen on; port 0 takes a free one.

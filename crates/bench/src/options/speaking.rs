@@ -1,4 +1,4 @@
-//! What the subcommands share that exchange messages with servers that echo.
+//! Options shared by the subcommands that exchange messages with servers that echo.
 
 use std::io;
 
@@ -9,14 +9,15 @@ use crate::steps::Shape;
 use crate::websocket::MESSAGE_BYTES_MAX;
 use crate::wire::{Handshakes, Layer};
 
-/// What the messages leave by.
+/// The layer of the messages.
 #[derive(Args)]
 pub(super) struct Speaking {
-    /// Speak TLS: 1.3, AES-128-GCM, P-256, whose end of the generator is not counted. With whole handshakes, or resumed ones.
+    /// Speak TLS: 1.3, AES-128-GCM, P-256; the generator's end is not counted. With whole
+    /// handshakes, or resumed ones.
     #[arg(long, num_args = 0..=1, default_missing_value = "full")]
     tls: Option<Handshakes>,
-    /// Speak WebSocket: each message is one of bytes, masked, on connections that asked for it before. The generator prepares
-    /// its frames once. Messages of 1 MiB at most.
+    /// Speak WebSocket: each message is one of bytes, masked, on connections that requested it
+    /// before. The generator prepares its frames once. Messages of at most 1 MiB.
     #[arg(long, conflicts_with = "tls")]
     websocket: bool,
 }
@@ -31,7 +32,7 @@ impl Speaking {
     }
 }
 
-/// Refuses messages that are too large for what they leave by.
+/// Refuses messages that are too large for their layer.
 pub(super) fn check_bytes(shape: Shape) -> io::Result<()> {
     if shape.layer == Layer::WebSocket && shape.bytes > MESSAGE_BYTES_MAX {
         let bytes = shape.bytes;

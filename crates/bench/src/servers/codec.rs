@@ -1,4 +1,5 @@
-//! Lines by `LinesCodec` of `tokio_util`: on ringserve, and on tokio as quickly as it can be written by hand.
+//! Lines by `LinesCodec` of `tokio_util`: on ringserve, and on tokio in the fastest form that can
+//! be written by hand.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -30,17 +31,17 @@ impl CodecService for Echo {
     }
 }
 
-/// Echoes lines of the codec on io_uring.
+/// Echoes the codec's lines on io_uring.
 pub(super) fn ringserve(address: SocketAddr, shards: usize) -> io::Result<()> {
     serve(address, shards, Raw, Driver::IoUring, |_| WithCodec::new(Echo))
 }
 
-/// The same on epoll.
+/// Does the same on epoll.
 pub(super) fn ringserve_on_epoll(address: SocketAddr) -> io::Result<()> {
     serve(address, 1, Raw, Driver::Epoll, |_| WithCodec::new(Echo))
 }
 
-/// The same on tokio: the answers to all lines of a read leave in one write.
+/// Does the same on tokio: the answers to all lines of a read are sent in one write.
 pub(super) fn tokio_batched(listener: TcpListener) -> io::Result<()> {
     tokio_echo::for_each(listener, echo)
 }

@@ -32,7 +32,7 @@ impl Service for Fanout {
             cx.reply(frame);
             return Ok(());
         }
-        // A listener that is gone is forgotten; one that is full misses the line.
+        // A closed listener is forgotten; a full one misses the line.
         self.listeners.borrow_mut().retain(|listener| {
             let _ = listener.push(&*frame);
             !listener.is_gone()
@@ -59,7 +59,7 @@ fn on(address: SocketAddr, driver: Driver) -> io::Result<()> {
 /// Lines that may wait for a listener with tokio.
 const LINES_MAX: usize = 1024;
 
-/// What a tokio user writes: a broadcast channel, and a task for each connection.
+/// The typical tokio program: a broadcast channel, and a task for each connection.
 pub(super) fn tokio(listener: TcpListener) -> io::Result<()> {
     tokio::runtime::Builder::new_current_thread().enable_io().build()?.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;
@@ -99,7 +99,7 @@ async fn listen(
     loop {
         match receiver.recv().await {
             Ok(line) => write.write_all(&line).await?,
-            // Too slow: it misses what was dropped.
+            // Too slow: it misses the dropped lines.
             Err(RecvError::Lagged(_)) => {}
             Err(RecvError::Closed) => return Ok(()),
         }

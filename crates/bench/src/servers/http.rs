@@ -1,4 +1,4 @@
-//! The same answers over HTTP: hyper on ringserve, and hyper on tokio as its own examples have it.
+//! The same answers over HTTP: hyper on ringserve, and hyper on tokio as in its own examples.
 
 use std::convert::Infallible;
 use std::io;
@@ -15,31 +15,31 @@ use ringserve::{Driver, Server, http};
 
 use super::product::{has_a_cpu_each, wait};
 
-/// The longest body that can be asked for.
+/// The longest body that can be requested.
 static BODY: [u8; 16 << 20] = [b'b'; 16 << 20];
 
-/// `/N` has a body of N bytes, every other path a greeting.
+/// Answers `/N` with a body of N bytes, every other path with a greeting.
 async fn hello(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
     let wanted = request.uri().path()[1..].parse().ok().and_then(|bytes: usize| BODY.get(..bytes));
     Ok(Response::new(Full::new(Bytes::from_static(wanted.unwrap_or(b"hello\n")))))
 }
 
-/// On io_uring.
+/// Serves on io_uring.
 pub(super) fn ringserve(address: SocketAddr, shards: usize) -> io::Result<()> {
     serve(address, shards, Driver::IoUring, SocketOptions::default())
 }
 
-/// The same, whose sockets take as much as their send buffers hold, as tokio's do.
+/// Does the same with sockets that take as much as their send buffers hold, like tokio's.
 pub(super) fn ringserve_fills_buffers(address: SocketAddr, shards: usize) -> io::Result<()> {
     serve(address, shards, Driver::IoUring, SocketOptions::default().not_sent_bytes_max(None))
 }
 
-/// The same on epoll.
+/// Does the same on epoll.
 pub(super) fn ringserve_on_epoll(address: SocketAddr, shards: usize) -> io::Result<()> {
     serve(address, shards, Driver::Epoll, SocketOptions::default())
 }
 
-/// That on epoll.
+/// Does that on epoll.
 pub(super) fn ringserve_on_epoll_fills_buffers(address: SocketAddr, shards: usize) -> io::Result<()> {
     serve(address, shards, Driver::Epoll, SocketOptions::default().not_sent_bytes_max(None))
 }
@@ -50,19 +50,20 @@ fn serve(address: SocketAddr, shards: usize, driver: Driver, sockets: SocketOpti
     wait(server.start(|_shard| http(service_fn(hello))).map_err(io::Error::other)?)
 }
 
-/// A current-thread runtime and a task for each connection, which speaks either protocol.
+/// Serves on a current-thread runtime with a task for each connection, which speaks either
+/// protocol.
 pub(super) fn tokio(listener: TcpListener) -> io::Result<()> {
     serve_on_tokio(listener, auto::Builder::new(TokioExecutor::new()))
 }
 
-/// With one write for all answers to what is pipelined.
+/// Does the same with one write for all answers to pipelined requests.
 pub(super) fn tokio_flushes_together(listener: TcpListener) -> io::Result<()> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().pipeline_flush(true);
     serve_on_tokio(listener, builder)
 }
 
-/// The same, and with a timer, by which hyper bounds the time for headers, as ringserve does.
+/// Does the same with a timer, by which hyper limits the time for headers, like ringserve.
 pub(super) fn tokio_with_timer(listener: TcpListener) -> io::Result<()> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().pipeline_flush(true).timer(TokioTimer::new());
@@ -70,7 +71,7 @@ pub(super) fn tokio_with_timer(listener: TcpListener) -> io::Result<()> {
     serve_on_tokio(listener, builder)
 }
 
-/// The same on a work-stealing runtime with this many workers.
+/// Does the same on a work-stealing runtime with this many workers.
 pub(super) fn tokio_with_workers(address: SocketAddr, workers: usize) -> io::Result<()> {
     let listener = super::listen(address)?;
     super::announce(listener.local_addr()?)?;

@@ -1,8 +1,8 @@
 //! The limit of epoll: a bare edge-triggered loop that echoes raw bytes.
 //!
-//! One read buffer for all connections; the reply is tried at once, and only what did not fit is
-//! kept, with its connection, until the socket can be written again. A connection that has bytes
-//! kept is not read.
+//! One read buffer for all connections; the reply is tried at once, and only the rest that did not
+//! fit is kept, with its connection, until the socket is writable again. A connection with kept
+//! bytes is not read.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -25,7 +25,7 @@ struct Connection {
     kept: Vec<u8>,
 }
 
-/// Whether a connection goes on.
+/// Whether a connection continues.
 #[derive(PartialEq, Eq)]
 enum Fate {
     Open,
@@ -67,7 +67,7 @@ pub(super) fn run(listener: TcpListener) -> io::Result<()> {
             }
             let slot = event.data.u64() as usize;
             // A slot has one event at most in each wait, so one that was freed in this very loop
-            // and taken again by an accept has no older event left.
+            // and reused by an accept has no older event left.
             let Some(connection) = connections.get_mut(slot).and_then(Option::as_mut) else {
                 continue;
             };
@@ -80,7 +80,7 @@ pub(super) fn run(listener: TcpListener) -> io::Result<()> {
 }
 
 impl Connection {
-    /// Sends what was kept, then echoes until the socket is empty or full.
+    /// Sends the kept bytes, then echoes until the socket is empty or full.
     fn progress(&mut self, buffer: &mut [u8], flags: EventFlags) -> Fate {
         if !self.kept.is_empty() {
             let kept = std::mem::take(&mut self.kept);
@@ -88,7 +88,7 @@ impl Connection {
                 return Fate::Closed;
             }
         }
-        // The end of the peer's bytes makes no further edge: then read until the end, not only
+        // The end of the peer's bytes causes no further edge: then read until the end, not only
         // until a short read.
         let ending = flags.intersects(EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR);
         while self.kept.is_empty() {

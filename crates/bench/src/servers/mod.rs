@@ -1,4 +1,4 @@
-//! The servers that can be measured: the one table to extend, and what they share.
+//! The servers that can be measured: the one table to extend, and their shared code.
 
 mod codec;
 mod fanout;
@@ -21,20 +21,20 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::child::LISTENING;
 
-/// What a server echoes.
+/// The units that a server echoes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Speaks {
-    /// Any bytes as they come. Measured with raw messages and with lines.
+    /// Bytes as they arrive. Measured with raw messages and with lines.
     Raw,
     /// Lines, each ended by `\n`. Measured with `--lines` only.
     Lines,
-    /// Lines too, and sends them to all who listen.
+    /// Lines too, which are sent to all listeners.
     Fanout,
-    /// Any bytes as they come, below TLS. Measured with `--tls` only.
+    /// Bytes as they arrive, below TLS. Measured with `--tls` only.
     Tls,
-    /// Messages of WebSocket. Measured with `--websocket` only.
+    /// WebSocket messages. Measured with `--websocket` only.
     WebSocket,
-    /// HTTP, and says hello. Measured by `scripts/http-speed`.
+    /// HTTP with a greeting. Measured by `scripts/http-speed`.
     Http,
 }
 
@@ -42,7 +42,7 @@ pub(crate) enum Speaks {
 pub(crate) struct Server {
     /// Name on the command line and in reports.
     pub(crate) name: &'static str,
-    /// What it echoes.
+    /// The units that it echoes.
     pub(crate) speaks: Speaks,
     /// Runs it in this process until the process ends; called by `serve NAME`.
     pub(crate) run: Run,
@@ -60,10 +60,10 @@ impl Server {
     }
 }
 
-/// How a server is run.
+/// The way to run a server.
 #[derive(Clone, Copy)]
 pub(crate) enum Run {
-    /// On a listener it is given.
+    /// On a given listener.
     On(fn(TcpListener) -> io::Result<()>),
     /// It binds the address itself and calls [`announce`] when it listens.
     Itself(fn(SocketAddr) -> io::Result<()>),
@@ -73,8 +73,8 @@ pub(crate) enum Run {
     Sized(fn(SocketAddr, usize) -> io::Result<()>),
 }
 
-/// Every server that `serve` can run and `lockstep` can measure. The first is the yardstick that
-/// the others are divided by.
+/// Every server that `serve` can run and `lockstep` can measure. The first is the yardstick by
+/// which the others are divided.
 ///
 /// To add one: a row here, and a function that serves a listener until the process ends.
 pub(crate) const SERVERS: &[Server] = &[
@@ -173,7 +173,7 @@ pub(crate) const HTTP_SERVERS: &[Server] = &[
     Server { name: "tokio-http-timer", speaks: Speaks::Http, run: Run::On(http::tokio_with_timer) },
 ];
 
-/// Proxies, which `load` can measure: each starts an echo server behind it.
+/// Proxies, which `load` can measure: each starts an echo server as its upstream.
 pub(crate) const PROXY_SERVERS: &[Server] = &[
     Server { name: "ringserve-proxy", speaks: Speaks::Raw, run: Run::Itself(proxy::ringserve) },
     Server {
@@ -199,7 +199,7 @@ pub(crate) fn find(name: &str) -> Option<&'static Server> {
     all().find(|server| server.name == name)
 }
 
-/// Listens on `address`, prints where, and runs `server` until the process ends.
+/// Listens on `address`, prints it, and runs `server` until the process ends.
 pub(crate) fn serve(server: &Server, address: SocketAddr, shards: usize) -> io::Result<()> {
     match server.run {
         Run::On(run) => {
@@ -212,12 +212,12 @@ pub(crate) fn serve(server: &Server, address: SocketAddr, shards: usize) -> io::
     }
 }
 
-/// Says where the server listens.
+/// Prints the address of the server.
 fn announce(address: SocketAddr) -> io::Result<()> {
     say(format_args!("{LISTENING}{address}"))
 }
 
-/// The same where it has an admin endpoint.
+/// Does the same for a server with an admin endpoint.
 #[cfg(feature = "admin")]
 fn announce_with_admin(address: SocketAddr, admin: SocketAddr) -> io::Result<()> {
     say(format_args!("{LISTENING}{address}{}{admin}", crate::child::ADMIN))
@@ -229,8 +229,8 @@ fn say(line: fmt::Arguments<'_>) -> io::Result<()> {
     stdout.flush()
 }
 
-/// Connections that may wait to be accepted: what `net.core.somaxconn` allows by default, and the
-/// kernel cuts it to that.
+/// Connections that may wait to be accepted: the default of `net.core.somaxconn`, to which the
+/// kernel limits it.
 const BACKLOG: i32 = 4096;
 
 /// A non-blocking listener whose accepted sockets inherit `TCP_NODELAY` from it.

@@ -1,4 +1,4 @@
-//! The product: echo on ringserve, with one shard unless it is told otherwise.
+//! The product: echo on ringserve, with one shard unless another number is given.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -19,7 +19,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::announce;
 
-/// Connections of one shard of many, where the limit of open files would allow any number: a table costs memory from the start.
+/// Connections of one shard of many, if the limit of open files would allow any number: a table
+/// costs memory from the start.
 const SHARD_CONNECTIONS_MAX: usize = 20_000;
 
 pub(super) struct Echo;
@@ -34,7 +35,7 @@ impl Service for Echo {
     }
 }
 
-/// Waits once before it echoes, for others to run.
+/// Waits once before it echoes, so that others run.
 struct AwaitingEcho;
 
 impl Service for AwaitingEcho {
@@ -61,7 +62,7 @@ pub(crate) fn raw(address: SocketAddr, shards: usize) -> io::Result<()> {
     serve(address, shards, Raw, Driver::IoUring, |_| Echo)
 }
 
-/// Echoes raw bytes on io_uring, and asks for no peer's address.
+/// Echoes raw bytes on io_uring, without asking for peers' addresses.
 pub(crate) fn raw_without_addresses(address: SocketAddr, shards: usize) -> io::Result<()> {
     let server =
         Server::bind(address).driver(Driver::IoUring).limits(limits()).server_limits(server_limits(shards));
@@ -69,7 +70,7 @@ pub(crate) fn raw_without_addresses(address: SocketAddr, shards: usize) -> io::R
     wait(server.start(|_shard| Echo).map_err(io::Error::other)?)
 }
 
-/// Echoes raw bytes on io_uring, beside an admin endpoint.
+/// Echoes raw bytes on io_uring, with an admin endpoint.
 #[cfg(feature = "admin")]
 pub(crate) fn raw_with_a_page(address: SocketAddr, shards: usize) -> io::Result<()> {
     let server = Server::bind(address).driver(Driver::IoUring).admin("127.0.0.1:0");
@@ -96,18 +97,18 @@ pub(crate) fn raw_on_epoll(address: SocketAddr, shards: usize) -> io::Result<()>
     serve(address, shards, Raw, Driver::Epoll, |_| Echo)
 }
 
-/// Echoes raw bytes on io_uring, inside a runtime of tokio's.
+/// Echoes raw bytes on io_uring, inside a tokio runtime.
 pub(crate) fn raw_on_tokio(address: SocketAddr) -> io::Result<()> {
     serve_hosted(address, Driver::IoUring, Runtime::Tokio)
 }
 
-/// The same, of tokio-uring's.
+/// Does the same inside a tokio-uring runtime.
 #[cfg(feature = "tokio-uring")]
 pub(crate) fn raw_on_tokio_uring(address: SocketAddr) -> io::Result<()> {
     serve_hosted(address, Driver::IoUring, Runtime::TokioUring)
 }
 
-/// Echoes raw bytes on epoll, inside a runtime of tokio's.
+/// Echoes raw bytes on epoll, inside a tokio runtime.
 pub(crate) fn raw_epoll_on_tokio(address: SocketAddr) -> io::Result<()> {
     serve_hosted(address, Driver::Epoll, Runtime::Tokio)
 }
@@ -124,7 +125,7 @@ pub(crate) fn awaits(address: SocketAddr, shards: usize) -> io::Result<()> {
     serve(address, shards, Raw, Driver::IoUring, |_| AwaitingEcho)
 }
 
-/// The same on epoll.
+/// Does the same on epoll.
 pub(crate) fn awaits_on_epoll(address: SocketAddr) -> io::Result<()> {
     serve(address, 1, Raw, Driver::Epoll, |_| AwaitingEcho)
 }
@@ -170,8 +171,8 @@ pub(crate) fn stream(address: SocketAddr, shards: usize) -> io::Result<()> {
     wait(running.map_err(io::Error::other)?)
 }
 
-/// Connections that `shards` shards hold in this process: as many each as the limit of open files, and no fewer together than by
-/// default.
+/// Connections that `shards` shards hold in this process: as many each as the limit of open files,
+/// and no fewer together than by default.
 pub(crate) fn connections_max(shards: usize) -> usize {
     let files = getrlimit(Resource::Nofile).current.and_then(|files| usize::try_from(files).ok());
     let wanted = ServerLimits::default().connections_max.max(SHARD_CONNECTIONS_MAX * shards);
@@ -193,8 +194,9 @@ pub(super) fn server_limits(shards: usize) -> ServerLimits {
     ServerLimits::default().connections_max(connections_max(shards)).upstreams_max(0)
 }
 
-/// Without keep-alive: connections opened together are probed together, after two minutes. On loopback all probes beyond
-/// `net.core.netdev_max_backlog` are lost then, and `idle` would measure how the kernel ends connections.
+/// Disables keep-alive: connections opened together are probed together, after two minutes. On
+/// loopback all probes beyond `net.core.netdev_max_backlog` are then lost, and `idle` would measure
+/// how the kernel ends connections.
 pub(super) fn sockets() -> SocketOptions {
     SocketOptions::default().keep_alive(None)
 }

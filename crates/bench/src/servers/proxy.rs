@@ -1,4 +1,5 @@
-//! Proxies, each before an echo server that it starts on another CPU: the product, and what a tokio user writes.
+//! Proxies, each with an echo server that it starts on another CPU: the product, and the typical
+//! tokio program.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -12,7 +13,7 @@ use super::product::{limits, server_limits, sockets, wait};
 use crate::child::Child;
 use crate::process;
 
-/// The server behind the proxy, which costs least. Its time is not counted.
+/// The upstream of the proxy, which costs least. Its time is not counted.
 const UPSTREAM: &str = "limit-epoll";
 
 /// Starts it on the CPU next to this one, where the generator is; in lock step on this one.
@@ -21,7 +22,7 @@ fn upstream() -> io::Result<Child> {
     if process::has_batch_policy() {
         return Child::start(UPSTREAM, here, true);
     }
-    // This thread is on one CPU, so what the process may use does not tell how many there are.
+    // This thread is on one CPU, so the CPUs of the process do not show how many there are.
     let next = Child::start(UPSTREAM, here + 1, false);
     next.or_else(|_| Child::start(UPSTREAM, 0, false))
 }

@@ -1,4 +1,4 @@
-//! The echo that a tokio user writes: a current-thread runtime and a task per connection.
+//! The typical tokio echo: a current-thread runtime and a task per connection.
 
 use std::io;
 use std::net::TcpListener;
@@ -14,7 +14,7 @@ pub(super) fn run(listener: TcpListener) -> io::Result<()> {
     for_each(listener, |stream| echo(stream, false))
 }
 
-/// The same, but each echo lets others run first.
+/// Does the same, but each echo lets others run first.
 pub(super) fn awaits(listener: TcpListener) -> io::Result<()> {
     for_each(listener, |stream| echo(stream, true))
 }
@@ -36,7 +36,7 @@ where
     })
 }
 
-/// Sends back what arrives until the peer ends or breaks the connection.
+/// Sends received bytes back until the peer ends or breaks the connection.
 async fn echo(mut stream: TcpStream, awaits: bool) -> io::Result<()> {
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {

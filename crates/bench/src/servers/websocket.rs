@@ -1,4 +1,4 @@
-//! Echo of whole messages of WebSocket. The rivals at it are programs of the other workspace.
+//! Echo of whole WebSocket messages. Its rivals are programs of the other workspace.
 
 use std::convert::Infallible;
 use std::io;

@@ -1,4 +1,4 @@
-//! `compare` measures every server at every piece of work, and writes what it found.
+//! `compare` measures every server at every piece of work, and writes the results.
 
 use std::fs;
 use std::process::Command;

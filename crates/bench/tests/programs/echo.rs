@@ -87,7 +87,7 @@ fn slow_reader_holds_back_no_other_and_gets_everything() {
     for name in SERVERS {
         let server = Server::start(name);
         let mut slow = server.connect();
-        // Until the server takes no more, which is when a write does not get on for a while.
+        // Until the server takes no more, which is when a write makes no progress for a while.
         slow.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
         let chunk = pattern(64 * 1024);
         let mut sent = Vec::new();

@@ -1,4 +1,4 @@
-//! `idle` holds connections from several processes, and says what it cannot do.
+//! `idle` holds connections from several processes, and reports what it cannot do.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -36,7 +36,7 @@ fn connections_of_several_processes_are_held_by_several_shards() {
         let answered = format!("{}: all 1500 connections answered again", row[0]);
         assert!(said.contains(&answered), "{said}");
     }
-    // tokio keeps a buffer for each: nothing is seen if the wrong process was looked at.
+    // tokio keeps a buffer for each: no growth is seen if the wrong process was measured.
     assert!(rows[1][3].parse::<f64>().unwrap() > 0.0, "{table}");
 }
 
@@ -60,7 +60,7 @@ fn count_that_cannot_be_held_is_refused_with_advice() {
     }
 }
 
-/// What a process that holds connections to a server says which does `serve` on each.
+/// Output of a process that holds connections to a server which does `serve` on each.
 fn held_by(layer: &[&str], serve: impl Fn(&mut TcpStream) + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -101,7 +101,8 @@ fn a_connection_that_ends_or_answers_wrongly_is_named() {
 
 #[test]
 fn connection_of_websocket_is_held_and_its_frames_compared() {
-    // The head of a frame as it is sent, behind which are the mask and ten bytes, and as it is to come back.
+    // The head of a frame as it is sent, followed by the mask and ten bytes, and as it has to
+    // return.
     const SENT: [u8; 2] = [0x82, 0x80 | 10];
     const WHOLE: [u8; 2] = [0x82, 10];
     let held = |head: [u8; 2]| {
@@ -126,7 +127,7 @@ fn connection_of_websocket_is_held_and_its_frames_compared() {
         })
     };
     assert_eq!(held(WHOLE), "0\n1\n1\n");
-    // A piece of a message, and text.
+    // A fragment of a message, and text.
     for head in [[0x02, 10], [0x81, 10]] {
         let said = held(head);
         assert!(said.contains("failed connection 70, 127.9.0.1:") && said.contains("byte 0"), "{said}");

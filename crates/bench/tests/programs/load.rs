@@ -1,4 +1,4 @@
-//! `load` measures servers in both loops, and says what it cannot do.
+//! `load` measures servers in both loops, and reports what it cannot do.
 
 use std::net::TcpListener;
 use std::process::{Command, Output};
@@ -9,7 +9,7 @@ fn load(arguments: &[&str]) -> Output {
     command.output().unwrap()
 }
 
-/// What was measured, as JSON.
+/// The results, as JSON.
 fn measured(arguments: &[&str]) -> Vec<serde_json::Value> {
     let file = std::env::temp_dir().join(format!(
         "ringserve-load-{}-{}.json",
@@ -64,7 +64,7 @@ fn messages_of_websocket_come_back() {
 fn an_open_loop_sends_as_many_as_it_was_told() {
     let all = measured(&["--servers", "ringserve", "--rate", "2000", "--connections", "10"]);
     let rate = all[0]["requests_per_second"].as_f64().unwrap();
-    // A busy machine may be behind, or catch up; a closed loop would be far above.
+    // A busy machine may be late, or catch up; a closed loop would be far above.
     assert!((100.0..10_000.0).contains(&rate), "{rate} a second");
 }
 

@@ -1,4 +1,5 @@
-//! The programs of this package, run as a user runs them. One binary, since each of them mostly waits.
+//! The programs of this package, run as a user runs them. One binary, since each of them usually
+//! waits.
 
 mod compare;
 mod echo;

@@ -1,6 +1,7 @@
-//! What the rivals share: their arguments, their listener, and the line that says where they listen.
+//! Shared parts of the rivals: their arguments, their listener, and the line that reports its
+//! address.
 //!
-//! None of it is on the path of data but [`echo_lines`], for libraries that come without a codec.
+//! None of it is on the data path except [`echo_lines`], for libraries that come without a codec.
 
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -15,41 +16,44 @@ pub const BUFFER_BYTES: usize = 16 * 1024;
 /// Bytes of the longest line, without the `\n`.
 pub const LINE_BYTES_MAX: usize = 64 * 1024;
 
-/// Bytes of the longest message of WebSocket, the same as the product's.
+/// Bytes of the longest WebSocket message, the same as the product's.
 pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
-/// Connections that may wait to be accepted: what `net.core.somaxconn` allows by default, and the
-/// kernel cuts it to that.
+/// Connections that may wait to be accepted: the default of `net.core.somaxconn`, to which the
+/// kernel limits it.
 pub const BACKLOG: i32 = 4096;
 
 /// Submissions that fit in the ring of a library on io_uring: one for each of 4096 connections, so that a
 /// full ring is never what holds it back.
 pub const RING_ENTRIES: u32 = 4096;
 
-/// What a server echoes.
+/// The units that a server echoes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Any bytes as they come.
+    /// Bytes as they arrive.
     Raw,
     /// Lines of at most [`LINE_BYTES_MAX`], each sent back with `\n`.
     Lines,
 }
 
-/// Reads `raw|lines --listen ADDRESS` and sees to it that the process dies with its parent.
-/// Ends the process with status 2 when they cannot be read.
+/// Reads `raw|lines --listen ADDRESS` and makes the process die with its parent. Ends the process
+/// with status 2 when they cannot be read.
 pub fn arguments() -> (Mode, SocketAddr) {
     read_arguments(&[("raw", Mode::Raw), ("lines", Mode::Lines)])
 }
 
-/// The same of a server that echoes messages of WebSocket and nothing else: `websocket --listen ADDRESS`.
+/// Reads the arguments of a server that echoes WebSocket messages and nothing else: `websocket
+/// --listen ADDRESS`.
 pub fn websocket_arguments() -> SocketAddr {
     read_arguments(&[("websocket", ())]).1
 }
 
-/// Calls that compute at once, in a server that sheds what is more: with 200 µs each the last one is served after 13 ms.
+/// Calls that compute at once, in a server that sheds the rest: with 200 µs each the last one is
+/// served after 13 ms.
 pub const WORK_LIMIT: usize = 64;
 
-/// Reads `work --listen ADDRESS --micros N`, of a server whose calls compute for `N` microseconds: 200 where that is left out.
+/// Reads `work --listen ADDRESS --micros N`, of a server whose calls compute for `N` microseconds:
+/// 200 if it is left out.
 pub fn work_arguments() -> (Duration, SocketAddr) {
     let mut arguments: Vec<String> = std::env::args().collect();
     let mut micros = 200;
@@ -64,7 +68,7 @@ pub fn work_arguments() -> (Duration, SocketAddr) {
     (Duration::from_micros(micros), address)
 }
 
-/// Reads one of `modes` and the address behind it.
+/// Reads one of `modes` and the address after it.
 fn read_arguments<M: Copy>(modes: &[(&str, M)]) -> (M, SocketAddr) {
     parse_arguments(std::env::args().collect(), modes)
 }
@@ -100,23 +104,24 @@ pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// The same, but blocking: a ring accepts from it without a turn through poll, and fails on a non-blocking
-/// one that has nothing.
+/// Does the same, but blocking: a ring accepts from it without a turn through poll, and fails on a
+/// non-blocking one that has nothing.
 pub fn listen_blocking(address: SocketAddr) -> io::Result<TcpListener> {
     let listener = listen(address)?;
     listener.set_nonblocking(false)?;
     Ok(listener)
 }
 
-/// Says where the server listens.
+/// Prints the address of the server.
 pub fn announce(address: SocketAddr) -> io::Result<()> {
     let mut stdout = io::stdout();
     writeln!(stdout, "listening {address}")?;
     stdout.flush()
 }
 
-/// Appends each whole line of `input` to `output`, with `\n` in place of its `\n` or `\r\n`, and says how many
-/// bytes of the input that took. Fails on a line that is too long, also on one whose end is still to come.
+/// Appends each whole line of `input` to `output`, with `\n` in place of its `\n` or `\r\n`, and
+/// returns how many bytes of the input that took. Fails on a line that is too long, even if its end
+/// has not arrived.
 #[inline]
 pub fn echo_lines(input: &[u8], output: &mut Vec<u8>) -> io::Result<usize> {
     let mut taken = 0;

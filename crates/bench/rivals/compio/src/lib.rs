@@ -1,4 +1,4 @@
-//! Echo on compio: what its two forms share.
+//! Echo on compio: parts shared by its two forms.
 
 use std::io;
 use std::num::NonZero;
@@ -18,7 +18,7 @@ pub fn run(
 ) -> io::Result<()> {
     let (mode, address) = common::arguments();
     let mut ring = ProactorBuilder::new();
-    // One thread submits and waits in the ring, which the last three tell the kernel.
+    // One thread submits and waits in the ring, of which the last three inform the kernel.
     ring.capacity(RING_ENTRIES).single_issuer(true).coop_taskrun(true).defer_taskrun(true);
     ring.buffer_pool_size(POOL_BUFFERS).buffer_pool_buffer_len(BUFFER_BYTES);
     RuntimeBuilder::new().with_proactor(ring).build()?.block_on(async {

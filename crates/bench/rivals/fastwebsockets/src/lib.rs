@@ -1,4 +1,5 @@
-//! Echo of WebSocket on fastwebsockets: hyper answers the request, then a task per connection on one thread.
+//! WebSocket echo on fastwebsockets: hyper answers the request, then a task per connection on one
+//! thread.
 
 use std::io;
 use std::pin::Pin;
@@ -16,15 +17,15 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, BufWriter, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 
-/// Bytes of answers that leave in one write.
+/// Bytes of answers that are sent in one write.
 const BATCH_BYTES: usize = 64 * 1024;
 
-/// How a connection's messages are answered.
+/// The way in which a connection's messages are answered.
 #[derive(Clone, Copy, Debug)]
 pub enum Answers {
-    /// A message is read, then written, as the library does by itself.
+    /// A message is read, then written, as the library does by default.
     OneByOne,
-    /// Answers are kept until nothing more is there to be read, then all leave in one write.
+    /// Answers are kept until there is nothing more to read, then all are sent in one write.
     Batched,
 }
 
@@ -71,7 +72,7 @@ async fn serve_one(socket: UpgradeFut, answers: Answers) -> Result<(), WebSocket
 }
 
 async fn echo<S: AsyncRead + AsyncWrite + Unpin>(mut socket: WebSocket<S>) -> Result<(), WebSocketError> {
-    // It refuses what is as long.
+    // It refuses messages of this length.
     socket.set_max_message_size(MESSAGE_BYTES_MAX + 1);
     let mut socket = FragmentCollector::new(socket);
     loop {
@@ -84,8 +85,8 @@ async fn echo<S: AsyncRead + AsyncWrite + Unpin>(mut socket: WebSocket<S>) -> Re
     }
 }
 
-/// Sends what was written when there is nothing to be read. A read of the library cannot be given up between two frames, so
-/// the stream below it has to see that.
+/// Sends the written bytes when there is nothing to read. A read of the library cannot be cancelled
+/// between two frames, so the stream below it has to notice that.
 struct Batching<S: AsyncWrite>(BufWriter<S>);
 
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Batching<S> {

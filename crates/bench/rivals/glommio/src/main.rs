@@ -12,7 +12,7 @@ fn main() -> io::Result<()> {
     let (mode, address) = common::arguments();
     let listener = common::listen_blocking(address)?;
     let address = listener.local_addr()?;
-    // Unbound, so that the affinity of the process stays.
+    // Unbound, so that the affinity of the process is kept.
     let executor = LocalExecutorBuilder::new(Placement::Unbound)
         .ring_depth(RING_ENTRIES as usize)
         .make()
@@ -39,7 +39,7 @@ fn main() -> io::Result<()> {
     })
 }
 
-/// Sends back what arrives until the peer ends or breaks the connection.
+/// Sends received bytes back until the peer ends or breaks the connection.
 async fn raw(mut stream: TcpStream) -> io::Result<()> {
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
@@ -50,10 +50,10 @@ async fn raw(mut stream: TcpStream) -> io::Result<()> {
     }
 }
 
-/// The library has no codec: lines are cut by hand out of the stream's buffer, and all that one read completes
-/// go out in one write.
+/// Cuts lines by hand out of the stream's buffer, since the library has no codec, and sends all
+/// that one read completes in one write.
 async fn lines(mut stream: TcpStream<Preallocated>) -> io::Result<()> {
-    // The start of a line whose end has not come.
+    // The start of a line whose end has not arrived.
     let mut start = Vec::new();
     let mut output = Vec::with_capacity(2 * BUFFER_BYTES);
     loop {

@@ -1,4 +1,4 @@
-//! Echo on monoio: a task per connection, whose buffer travels into the ring and back.
+//! Echo on monoio: a task per connection, whose buffer moves into the ring and back.
 
 use std::io;
 
@@ -11,7 +11,8 @@ use monoio::{IoUringDriver, RuntimeBuilder};
 fn main() -> io::Result<()> {
     let (mode, address) = common::arguments();
     let mut ring = io_uring::IoUring::builder();
-    // The library submits from one thread and waits in the ring, which is what these two ask for.
+    // The library submits from one thread and waits in the ring, which is the condition for these
+    // two.
     ring.setup_single_issuer().setup_defer_taskrun();
     let mut runtime =
         RuntimeBuilder::<IoUringDriver>::new().with_entries(RING_ENTRIES).uring_builder(ring).build()?;
@@ -31,7 +32,7 @@ fn main() -> io::Result<()> {
     })
 }
 
-/// Sends back what arrives until the peer ends or breaks the connection.
+/// Sends received bytes back until the peer ends or breaks the connection.
 async fn raw(mut stream: TcpStream) -> io::Result<()> {
     let mut buffer = Vec::with_capacity(BUFFER_BYTES);
     loop {
@@ -39,15 +40,15 @@ async fn raw(mut stream: TcpStream) -> io::Result<()> {
         if read? == 0 {
             return Ok(());
         }
-        // A read sets the length of the vector to what it got.
+        // A read sets the length of the vector to the bytes received.
         let (written, sent) = stream.write_all(filled).await;
         written?;
         buffer = sent;
     }
 }
 
-/// The library has no codec for lines: they are cut by hand, and all that one read completes go out in one
-/// write.
+/// Cuts lines by hand, since the library has no codec for them, and sends all that one read
+/// completes in one write.
 async fn lines(mut stream: TcpStream) -> io::Result<()> {
     let mut input = Vec::with_capacity(2 * BUFFER_BYTES);
     let mut output = Vec::with_capacity(2 * BUFFER_BYTES);

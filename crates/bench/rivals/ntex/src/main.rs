@@ -1,5 +1,5 @@
-//! Echo on ntex with its own runtime, neon, and its codecs. The package says which driver is under it: epoll in
-//! `ntex`, io_uring in `ntex-uring`.
+//! Echo on ntex with its own runtime, neon, and its codecs. The package selects the driver: epoll
+//! in `ntex`, io_uring in `ntex-uring`.
 
 use std::io;
 
@@ -32,8 +32,8 @@ async fn main() -> io::Result<()> {
     .await
 }
 
-/// Encodes each item that is decoded. The runtime sends all that was encoded once there is no more to decode,
-/// and `recv` holds back while too much waits to be sent.
+/// Encodes each decoded item. The runtime sends all encoded bytes once there is nothing more to
+/// decode, and `recv` waits while too much waits to be sent.
 async fn echo<C>(io: Io, codec: C) -> io::Result<()>
 where
     C: Decoder<Item = Bytes, Error = io::Error> + Encoder<Item = Bytes, Error = io::Error>,
@@ -44,7 +44,7 @@ where
     io.shutdown().await
 }
 
-/// Lines of bytes, without what ends them.
+/// Lines of bytes, without their ends.
 struct Lines;
 
 impl Decoder for Lines {
@@ -72,7 +72,8 @@ impl Encoder for Lines {
     type Error = io::Error;
 
     fn encodev(&self, line: Bytes, output: &mut BytePages) -> io::Result<()> {
-        // Copies, so that a line and its end share a page, and short lines do: `append` may start a new one.
+        // Copies, so that a line and its end share a page, and so do short lines: `append` may
+        // start a new one.
         output.extend_from_slice(&line);
         output.extend_from_slice(b"\n");
         Ok(())

@@ -1,7 +1,9 @@
-//! Calls that compute, on tokio with tower's `load_shed` and `ConcurrencyLimit`: what is beyond the limit is answered as busy.
+//! Calls that compute, on tokio with tower's `load_shed` and `ConcurrencyLimit`: calls beyond the
+//! limit are answered as busy.
 //!
-//! Each line is a call in a task, so that more than one of a connection, and of all connections, is under way: a call that were
-//! run where its line is read would never find another one there, and nothing would be shed.
+//! Each line is a call in a task, so that several of one connection, and of all connections, are in
+//! progress: a call that ran where its line is read would never meet another one, and nothing would
+//! be shed.
 
 use std::convert::Infallible;
 use std::io;
@@ -21,7 +23,7 @@ fn cpu_time() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
-/// Computes for this time of its CPU.
+/// Computes for this much CPU time.
 fn compute(time: Duration) {
     let until = cpu_time() + time;
     while cpu_time() < until {
@@ -49,7 +51,7 @@ fn main() -> io::Result<()> {
     })
 }
 
-/// Answers in the order of the lines, and all that is answered with one write.
+/// Answers in the order of the lines, and sends all available answers in one write.
 async fn serve<S>(stream: TcpStream, mut service: S) -> io::Result<()>
 where
     S: Service<(), Response = ()> + Clone + 'static,
@@ -62,7 +64,7 @@ where
     let mut is_open = true;
     while is_open || !calls.is_empty() {
         tokio::select! {
-            // What is done is answered before more is read.
+            // Completed calls are answered before more is read.
             biased;
             Some(is_done) = calls.next(), if !calls.is_empty() => {
                 let mut done = Some(is_done);
@@ -78,7 +80,7 @@ where
                 is_open = read? > 0 && line.ends_with(b"\n");
                 if is_open {
                     line.clear();
-                    // Never waits, since what is too much fails.
+                    // Never waits, since excess calls fail.
                     let Ok(ready) = service.ready().await else { break };
                     let call = ready.call(());
                     calls.push_back(spawn_local(async move { call.await.is_ok() }));

@@ -1,7 +1,7 @@
-//! Echo on tokio-uring: a task per connection, whose buffer travels into the ring and back.
+//! Echo on tokio-uring: a task per connection, whose buffer moves into the ring and back.
 //!
-//! Buffers are not registered. That spares the kernel nothing when it copies to and from a socket, and would
-//! lock memory for every connection.
+//! Buffers are not registered: that saves the kernel nothing when it copies to and from a socket,
+//! and would lock memory for every connection.
 
 use std::io;
 
@@ -34,7 +34,7 @@ fn main() -> io::Result<()> {
     })
 }
 
-/// Sends back what arrives until the peer ends or breaks the connection.
+/// Sends received bytes back until the peer ends or breaks the connection.
 async fn raw(stream: TcpStream) -> io::Result<()> {
     let mut buffer = Vec::with_capacity(BUFFER_BYTES);
     loop {
@@ -49,7 +49,8 @@ async fn raw(stream: TcpStream) -> io::Result<()> {
     }
 }
 
-/// The library has no codec: lines are cut by hand, and all that one read completes go out in one write.
+/// Cuts lines by hand, since the library has no codec, and sends all that one read completes in one
+/// write.
 async fn lines(stream: TcpStream) -> io::Result<()> {
     let mut input = Vec::with_capacity(2 * BUFFER_BYTES);
     let mut output = Vec::with_capacity(2 * BUFFER_BYTES);

@@ -9,13 +9,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::codec::{Framed, LinesCodec, LinesCodecError};
 
-/// How a connection's lines are answered.
+/// The way in which a connection's lines are answered.
 #[derive(Clone, Copy, Debug)]
 pub enum Answers {
-    /// A line is read, then sent: what one writes first.
+    /// A line is read, then sent: the first version of most programs.
     OneByOne,
-    /// Every line that is there is answered, then all answers are sent in one write: what one writes after a
-    /// look at the profile.
+    /// Every available line is answered, then all answers are sent in one write: the version after
+    /// a look at the profile.
     Batched,
 }
 
@@ -36,7 +36,7 @@ pub async fn serve(mode: Mode, address: SocketAddr, answers: Answers) -> io::Res
     }
 }
 
-/// Sends back what arrives until the peer ends or breaks the connection.
+/// Sends received bytes back until the peer ends or breaks the connection.
 async fn raw(mut stream: TcpStream) -> io::Result<()> {
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
@@ -61,12 +61,12 @@ async fn lines(stream: TcpStream) -> Result<(), LinesCodecError> {
 
 async fn batched_lines(stream: TcpStream) -> Result<(), LinesCodecError> {
     let mut framed = framed(stream);
-    // As much as one read can hold goes out in one write: by default, `feed` writes at 8 KiB.
+    // Up to one read's worth is sent in one write: by default, `feed` writes at 8 KiB.
     framed.set_backpressure_boundary(LINE_BYTES_MAX);
     while let Some(line) = framed.next().await {
         framed.feed(line?).await?;
-        // Asks for lines without waiting for them. The loop above asks again, with a waker, for one that was
-        // not there.
+        // Asks for lines without waiting for them. The loop above asks again, with a waker, for one
+        // that was not there.
         while let Some(Some(line)) = framed.next().now_or_never() {
             framed.feed(line?).await?;
         }

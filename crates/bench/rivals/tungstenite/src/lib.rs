@@ -1,4 +1,4 @@
-//! Echo of WebSocket on tokio-tungstenite: a task per connection on one thread.
+//! WebSocket echo on tokio-tungstenite: a task per connection on one thread.
 
 use std::io;
 
@@ -9,12 +9,12 @@ use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::tungstenite::{Error, Message};
 use tokio_tungstenite::{WebSocketStream, accept_async_with_config};
 
-/// How a connection's messages are answered.
+/// The way in which a connection's messages are answered.
 #[derive(Clone, Copy, Debug)]
 pub enum Answers {
-    /// A message is read, then sent: what one writes first.
+    /// A message is read, then sent: the first version of most programs.
     OneByOne,
-    /// Every message that is there is answered, then all answers are sent in one write.
+    /// Every available message is answered, then all answers are sent in one write.
     Batched,
 }
 
@@ -34,7 +34,8 @@ pub fn serve(answers: Answers) -> io::Result<()> {
     })
 }
 
-/// Buffers as large as everywhere here; by default each connection has 128 KiB to read into from the start.
+/// Buffers of the same size as everywhere here; by default each connection has 128 KiB to read into
+/// from the start.
 fn config() -> WebSocketConfig {
     WebSocketConfig::default().read_buffer_size(BUFFER_BYTES).max_message_size(Some(MESSAGE_BYTES_MAX))
 }
@@ -47,7 +48,7 @@ async fn echo(stream: TcpStream, answers: Answers) -> Result<(), Error> {
     }
 }
 
-/// The library itself answers pings and what closes the connection.
+/// True for messages to echo: the library itself answers pings and closes.
 fn has_payload(message: &Message) -> bool {
     message.is_binary() || message.is_text()
 }

@@ -1,15 +1,15 @@
-//! What the loop knows about one connection.
+//! The loop's state of one connection.
 
 use std::collections::VecDeque;
 
-/// Received bytes that are to be sent back.
+/// Received bytes that have to be sent back.
 #[derive(Clone, Copy)]
 pub(super) struct Chunk {
-    /// The buffer that they are in.
+    /// The buffer that holds them.
     pub(super) buffer: u16,
-    /// Where in the buffer they begin.
+    /// Their start in the buffer.
     pub(super) start: u16,
-    /// How many they are, 16 KiB at most.
+    /// Their number, 16 KiB at most.
     pub(super) len: u16,
 }
 
@@ -22,7 +22,7 @@ pub(super) struct Connection {
     pub(super) armed: bool,
     /// True once nothing more will be received.
     pub(super) ended: bool,
-    /// True once sending failed: what is queued is dropped.
+    /// True once sending failed: queued bytes are dropped.
     pub(super) broken: bool,
     /// True while in `Loop::parked`.
     pub(super) parked: bool,
@@ -30,10 +30,10 @@ pub(super) struct Connection {
     pub(super) slow: Option<Box<Slow>>,
 }
 
-/// What only a connection has whose bytes come faster than they leave.
+/// State of a connection whose bytes arrive faster than they are sent.
 #[derive(Default)]
 pub(super) struct Slow {
-    /// What is to be sent after the send in flight.
+    /// Bytes to be sent after the send in flight.
     pub(super) queue: VecDeque<Chunk>,
     /// The rest of a send, in flight.
     pub(super) tail: Option<Chunk>,

@@ -18,8 +18,8 @@ const BUFFERS: u16 = 4096;
 /// Entries of the buffer ring, the most that the kernel may hold at a time. 4 KiB of memory.
 const RING_ENTRIES: u16 = 256;
 
-/// Buffers that the ring holds at first. Few, so that the same warm ones go round: 64 measured the
-/// best (32 runs dry and 256 is colder, each 4 % at 16 KiB; no difference at 64 bytes).
+/// Buffers that the ring holds at first. Few, so that the same warm ones are reused: 64 measured
+/// the best (32 runs dry and 256 is colder, each 4 % at 16 KiB; no difference at 64 bytes).
 const LEVEL: u16 = 64;
 
 /// The one buffer group.
@@ -29,7 +29,7 @@ pub(super) const GROUP: u16 = 0;
 pub(super) struct Memory {
     base: NonNull<u8>,
     ring: NonNull<BufRingEntry>,
-    /// Tail of the ring as last told to the kernel.
+    /// Tail of the ring as last published to the kernel.
     tail: u16,
     /// Buffers in the ring now.
     lent: u16,
@@ -55,7 +55,7 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Where buffer `id` is.
+    /// The address of buffer `id`.
     pub(super) fn address(&self, id: u16) -> *mut u8 {
         debug_assert!(id < BUFFERS);
         // SAFETY: `id` is below BUFFERS (the kernel only answers ids that `lend` gave it), so the
@@ -68,7 +68,7 @@ impl Memory {
         self.lent -= 1;
     }
 
-    /// Takes back a buffer that no operation uses any more.
+    /// Takes back a buffer that no operation uses.
     pub(super) fn recycle(&mut self, id: u16) {
         self.free.push(id);
     }

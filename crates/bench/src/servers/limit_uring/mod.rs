@@ -1,16 +1,17 @@
 //! The limit of io_uring: a bare loop that echoes raw bytes, the yardstick of the product.
 //!
-//! One turn, one `io_uring_enter`, and the way of a buffer through it:
+//! One turn, one `io_uring_enter`, and the path of a buffer through it:
 //!
 //! 1. A multishot receive completes with a buffer out of the ring (`receive_completed`).
 //! 2. It is sent straight from there: `MSG_DONTWAIT`, so that the kernel tries while it takes the
 //!    operation and never later, and without a completion when all of it fits (`try_send`).
 //! 3. When the enter returns, the send is over, and the buffer goes back (`settle`).
-//! 4. If there was a completion after all, what did not fit is sent again with `MSG_WAITALL` and
-//!    completes when the peer has read (`sent_part`); what arrives meanwhile is queued.
+//! 4. If there was a completion after all, the rest that did not fit is sent again with
+//! `MSG_WAITALL` and    completes when the peer has read (`sent_part`); bytes that arrive meanwhile
+//! are queued.
 //!
 //! A connection has one send in flight, so replies keep their order. It is closed after the last
-//! completion of its receive and its sends, so that its slot can be taken again at once.
+//! completion of its receive and its sends, so that its slot can be reused at once.
 
 mod connection;
 mod memory;
@@ -35,14 +36,14 @@ const SUBMISSIONS: u32 = 64;
 /// Entries of the completion queue: far more than a turn makes, so that it does not overflow.
 const COMPLETIONS: u32 = 4096;
 
-/// Connections at most, also bounded by the limit of open files, which bounds the ring's table.
+/// Most connections, also limited by the limit of open files, which limits the ring's table.
 const CONNECTIONS_MAX: u32 = 64 * 1024;
 
 /// Buffers that may wait for one connection's peer to read; above it the receive is cancelled until
-/// all are sent. Twice the 32 that the kernel receives for one socket before it goes on to others.
+/// all are sent. Twice the 32 that the kernel receives for one socket before it serves others.
 const QUEUE_BUFFERS_HIGH: usize = 64;
 
-/// What a completion answers, in the upper half of `user_data`; the lower half is the slot.
+/// The kind of a completion, in the upper half of `user_data`; the lower half is the slot.
 mod kind {
     pub(super) const RECEIVE: u64 = 0;
     /// The first try of a send.
@@ -87,7 +88,7 @@ pub(super) fn run(listener: TcpListener) -> io::Result<()> {
     .run()
 }
 
-/// A ring with the flags that work best, without those that an older kernel does not know.
+/// Creates a ring with the flags that work best, except those that an older kernel does not know.
 fn set_up() -> io::Result<IoUring> {
     let build = |no_array: bool, defer: bool| {
         let mut builder = IoUring::builder();
@@ -116,15 +117,15 @@ struct Loop<'a> {
     connections: Vec<Connection>,
     /// Number of the turn, counted on after each enter.
     turn: u64,
-    /// True if a connection goes on when this turn's sends are over, which has no completion.
+    /// True if a connection continues when this turn's sends are over, which has no completion.
     hurry: bool,
     /// First tries of this turn. After the enter they are over.
     sent: Vec<(u32, Chunk)>,
-    /// Those of the turn before, while they are settled.
+    /// First tries of the previous turn, while they are settled.
     settling: Vec<(u32, Chunk)>,
-    /// This turn's completions but for those of first tries.
+    /// This turn's completions except those of first tries.
     received: Vec<cqueue::Entry>,
-    /// Connections whose receive ended for want of buffers, first in, first out.
+    /// Connections whose receive ended for lack of buffers, first in, first out.
     parked: VecDeque<u32>,
     /// True exactly while a multishot accept is with the kernel.
     accepting: bool,
@@ -149,7 +150,7 @@ impl Loop<'_> {
         }
     }
 
-    /// Hands the queued operations to the kernel and waits for `want` completions.
+    /// Passes the queued operations to the kernel and waits for `want` completions.
     fn enter(&mut self, want: usize) -> io::Result<()> {
         self.submissions.sync();
         let count = self.submissions.len();
@@ -161,7 +162,8 @@ impl Loop<'_> {
         self.submissions.sync();
         match result {
             Ok(_) => Ok(()),
-            // Not failures: what was not taken is still queued, and `drain` enters again.
+            // Not failures: operations that were not taken are still queued, and `drain` enters
+            // again.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)) => {
                 Ok(())
             }
@@ -190,7 +192,7 @@ impl Loop<'_> {
         }
     }
 
-    /// Gives back the buffers of last turn's first tries, or sends the rest of them.
+    /// Returns the buffers of last turn's first tries, or sends the rest of them.
     fn settle(&mut self) {
         std::mem::swap(&mut self.sent, &mut self.settling);
         let mut settling = std::mem::take(&mut self.settling);
@@ -206,7 +208,7 @@ impl Loop<'_> {
         self.settling = settling;
     }
 
-    /// Handles the result of a send, and goes on with the connection.
+    /// Handles the result of a send, and continues with the connection.
     fn sent_part(&mut self, slot: u32, mut chunk: Chunk, result: i32) {
         let connection = &mut self.connections[slot as usize];
         let done = match result {
@@ -240,7 +242,7 @@ impl Loop<'_> {
         opcode::Send::new(Fixed(slot), address, u32::from(chunk.len))
     }
 
-    /// Does what the connection needs next when it has no send in flight.
+    /// Takes the connection's next step when it has no send in flight.
     fn advance(&mut self, slot: u32) {
         let connection = &mut self.connections[slot as usize];
         if connection.turn == self.turn {
@@ -284,7 +286,7 @@ impl Loop<'_> {
         connection.turn = self.turn;
         self.hurry |= connection.slow.is_some();
         // MSG_WAITALL makes a short send a failure, which completes in spite of SKIP_SUCCESS; its
-        // result is how much left.
+        // result is the number of bytes sent.
         let flags = libc::MSG_DONTWAIT | libc::MSG_WAITALL | libc::MSG_NOSIGNAL;
         let entry = self.send(slot, chunk).flags(flags).build();
         let entry = entry.user_data(kind::SEND | u64::from(slot)).flags(Flags::SKIP_SUCCESS);
@@ -371,7 +373,7 @@ impl Loop<'_> {
         for _ in 0..self.memory.lent() {
             let Some(slot) = self.parked.pop_front() else { return };
             let connection = &mut self.connections[slot as usize];
-            // Not so if the connection was closed meanwhile, and perhaps its slot taken again.
+            // Not if the connection was closed meanwhile, and perhaps its slot reused.
             if std::mem::take(&mut connection.parked) && !connection.broken {
                 self.receive(slot);
             }

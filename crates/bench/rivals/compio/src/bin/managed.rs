@@ -13,7 +13,7 @@ fn main() -> io::Result<()> {
     rival_compio::run(async |stream| drop(raw(stream).await), async |stream| drop(lines(stream).await))
 }
 
-/// Sends each buffer of the pool back as it is, without a copy.
+/// Sends each buffer of the pool back unchanged, without a copy.
 async fn raw(stream: TcpStream) -> io::Result<()> {
     let (mut reader, mut writer) = (&stream, &stream);
     let mut arrivals = pin!(reader.read_multi(0));
@@ -27,11 +27,11 @@ async fn raw(stream: TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Lines are cut by hand, and all that one buffer completes go out in one write.
+/// Cuts lines by hand, and sends all that one buffer completes in one write.
 async fn lines(stream: TcpStream) -> io::Result<()> {
     let (mut reader, mut writer) = (&stream, &stream);
     let mut arrivals = pin!(reader.read_multi(0));
-    // The start of a line whose end has not come.
+    // The start of a line whose end has not arrived.
     let mut start = Vec::new();
     let mut output = Vec::with_capacity(2 * BUFFER_BYTES);
     while let Some(arrival) = arrivals.next().await {
@@ -48,7 +48,7 @@ async fn lines(stream: TcpStream) -> io::Result<()> {
             let taken = common::echo_lines(&start, &mut output)?;
             start.drain(..taken);
         }
-        // Back to the pool before the wait.
+        // Returned to the pool before the wait.
         drop(buffer);
         if !output.is_empty() {
             let BufResult(written, sent) = writer.write_all(output).await;
@@ -60,7 +60,8 @@ async fn lines(stream: TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// The stream asks again at the next poll, by when others may have given buffers back.
+/// True if the pool was empty. The stream asks again at the next poll, when others may have
+/// returned buffers.
 fn is_pool_empty(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::ResourceBusy
 }

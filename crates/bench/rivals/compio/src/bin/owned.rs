@@ -1,4 +1,4 @@
-//! compio with a buffer per connection, which travels into the ring and back.
+//! compio with a buffer per connection, which moves into the ring and back.
 
 use std::io;
 
@@ -11,7 +11,7 @@ fn main() -> io::Result<()> {
     rival_compio::run(async |stream| drop(raw(stream).await), async |stream| drop(lines(stream).await))
 }
 
-/// Sends back what arrives until the peer ends or breaks the connection.
+/// Sends received bytes back until the peer ends or breaks the connection.
 async fn raw(mut stream: TcpStream) -> io::Result<()> {
     let mut buffer = Vec::with_capacity(BUFFER_BYTES);
     loop {
@@ -19,7 +19,7 @@ async fn raw(mut stream: TcpStream) -> io::Result<()> {
         if read? == 0 {
             return Ok(());
         }
-        // A read sets the length of the vector to what it got.
+        // A read sets the length of the vector to the bytes received.
         let BufResult(written, mut sent) = stream.write_all(filled).await;
         written?;
         sent.clear();
@@ -27,8 +27,8 @@ async fn raw(mut stream: TcpStream) -> io::Result<()> {
     }
 }
 
-/// Lines are cut by hand, and all that one read completes go out in one write: the library's `Framed` would
-/// write each alone.
+/// Cuts lines by hand, and sends all that one read completes in one write: the library's `Framed`
+/// would write each one separately.
 async fn lines(mut stream: TcpStream) -> io::Result<()> {
     let mut input = Vec::with_capacity(2 * BUFFER_BYTES);
     let mut output = Vec::with_capacity(2 * BUFFER_BYTES);

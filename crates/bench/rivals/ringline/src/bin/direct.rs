@@ -1,5 +1,5 @@
-//! ringline by its path for echo alone: each arrival is sent back out of the receive buffer by the completion
-//! handler, and no task wakes up. It knows bytes only.
+//! ringline by its path for echo alone: the completion handler sends received bytes back out of the
+//! receive buffer, and no task wakes up. It supports only bytes.
 
 use std::io;
 
@@ -26,7 +26,7 @@ impl AsyncEventHandler for Direct {
     }
 }
 
-/// Waits for the end of the connection; the rest happens without it.
+/// Waits for the end of the connection; the rest happens without this task.
 async fn echo(conn: ConnCtx) {
     conn.run_direct_echo().await;
 }

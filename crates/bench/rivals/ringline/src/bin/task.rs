@@ -38,7 +38,7 @@ impl AsyncEventHandler for Lines {
     }
 }
 
-/// Sends back what arrives until the connection ends.
+/// Sends received bytes back until the connection ends.
 async fn raw(conn: ConnCtx) {
     let mut refused = Vec::new();
     loop {
@@ -56,7 +56,7 @@ async fn raw(conn: ConnCtx) {
     }
 }
 
-/// Answers all lines that are there in one send.
+/// Answers all available lines in one send.
 async fn lines(conn: ConnCtx) {
     let mut output = Vec::new();
     loop {
@@ -76,7 +76,7 @@ async fn lines(conn: ConnCtx) {
     }
 }
 
-/// Sends `data` through the pool, and waits for room in it if need be.
+/// Sends `data` through the pool, and waits for room in it if necessary.
 async fn send(conn: &ConnCtx, data: &[u8]) -> io::Result<()> {
     if data.is_empty() {
         return Ok(());
