@@ -127,7 +127,7 @@ impl Listener {
         Listener { socket, one_by_one: false, filter: Arc::default() }
     }
 
-    /// Has an io_uring accept one connection per turn. Otherwise a single accept brings the whole
+    /// Makes an io_uring accept one connection per turn. Otherwise a single accept brings the whole
     /// queue, including connections beyond the number that the shard wants after the first of them.
     /// With epoll a turn brings no more than its budget.
     pub fn one_by_one(&mut self) {

@@ -1,4 +1,4 @@
-//! The driver's state of each connection, and the queue of those parked for want of buffers.
+//! The driver's state of each connection, and the queue of those parked for lack of buffers.
 
 use ringserve_core::{CloseHow, ConnId};
 
