@@ -1,25 +1,25 @@
-//! Target `dot_stuffed`: any bytes of a client of SMTP, lines and texts.
+//! Target `dot_stuffed`: any bytes of an SMTP client, lines and texts.
 //!
 //! ```text
 //!   options (1 byte: begins with a text, bytes_max of a line)  count (1 byte)  cuts (2 bytes each) ...  stream
 //! ```
 //!
-//! A line that begins with `D` switches to a text, as DATA does. However the stream is cut, the lines and texts must be those that a
-//! naive reading of the whole gives. Of an unfinished text all is handed over but what may be the begin of its end, or of the end of
-//! a line.
+//! A line that begins with `D` switches to a text, as DATA does. However the stream is cut, the
+//! lines and texts must equal those of a naive reading of the whole. An unfinished text is passed
+//! on, except bytes that may begin its end, or the end of a line.
 
 use ringserve_core::framing::{Cut, DotPart, DotState, DotStuffed, FrameError, Lines, TypedFraming};
 
 use crate::input::Input;
 
-/// What was said.
+/// A decoded line or text.
 #[derive(Debug, PartialEq, Eq)]
 enum Said {
     Line(Vec<u8>),
     Text(Vec<u8>),
 }
 
-/// A stream as far as it goes.
+/// The decoded part of a stream.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Heard {
     said: Vec<Said>,
@@ -55,7 +55,8 @@ pub fn run(bytes: &[u8]) {
     }
 }
 
-/// Decodes a stream of which one more piece comes at a time, as a connection does. With the state and the bytes that are left.
+/// Decodes a stream that arrives piece by piece, as a connection does. Returns the state and the
+/// remaining bytes too.
 fn cut_all<'a>(
     begin: DotState,
     stream: &'a [u8],
@@ -118,7 +119,7 @@ fn cut_all<'a>(
     (heard, state, &stream[start..])
 }
 
-/// What a stream is as a whole.
+/// Reads a stream as a whole.
 fn read_all(begin: DotState, mut stream: &[u8], line_max: usize) -> Heard {
     let (mut heard, mut is_text) = (Heard::default(), begin == DotState::TEXT);
     loop {

@@ -4,8 +4,9 @@
 //!   kind  limits  options  count  cuts (2 bytes each) ...  stream
 //! ```
 //!
-//! The stream goes through a shard piece by piece, to a service that echoes. The frames must be those that a naive
-//! reading of the whole stream gives, and the connection must end for the reason that reading gives.
+//! The stream goes through a shard piece by piece, to a service that echoes. The frames must equal
+//! those of a naive reading of the whole stream, and the connection must end for the reason that
+//! this reading gives.
 
 use std::time::Duration;
 
@@ -16,8 +17,9 @@ use crate::input::Input;
 use crate::rig::service::End;
 use crate::rig::{Plan, Rig};
 
-/// Small ones, to be met; those around the widths of a length, the first look ahead of 1024 bytes, and a buffer;
-/// the largest there may be, for which nothing may be allocated before it arrives.
+/// Small limits, to be reached; those around the widths of a length, the first look ahead of 1024
+/// bytes, and a buffer; the largest limit possible, for which nothing may be allocated before it
+/// arrives.
 const FRAME_BYTES_MAX: [usize; 14] = [1, 2, 4, 5, 8, 9, 64, 255, 257, 1024, 1025, 4096, 1 << 20, 1 << 30];
 
 /// Runs one input.
@@ -87,7 +89,7 @@ pub fn run(bytes: &[u8]) {
         }
         settle(&mut rig);
     }
-    // Each round takes 1024 frames off what is left.
+    // Each round takes 1024 frames off the rest.
     for _ in 0..100 {
         if rig.model.wires.is_empty() {
             break;
@@ -101,7 +103,7 @@ pub fn run(bytes: &[u8]) {
     rig.finish(true);
 }
 
-/// A turn: sends leave, and calls go on.
+/// Ends a turn's work: sends complete, and calls continue.
 fn settle(rig: &mut Rig) {
     rig.next_turn(Duration::ZERO);
     rig.answer_all(true);

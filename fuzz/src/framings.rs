@@ -1,4 +1,4 @@
-//! The framings under test, and the same written naively to compare them with.
+//! The framings under test, and naive versions to compare them with.
 
 mod field;
 
@@ -15,21 +15,21 @@ pub use field::Field;
 /// A framing that ships, with its options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Whatever arrives together.
+    /// Bytes that arrive together.
     Raw,
     /// Lines; true for replies that end in `\r\n`.
     Lines(bool),
-    /// The width of a length in bytes; true if the least significant comes first.
+    /// The width of a length in bytes; true for little-endian.
     Length(u8, bool),
     /// Frames of one size.
     Fixed(usize),
     /// Bytes up to a delimiter.
     Delimiter(&'static [u8]),
-    /// A length written, placed or counted otherwise.
+    /// A length with another encoding, position or count.
     Field(Field),
 }
 
-/// The first ones, whose numbers kept inputs name.
+/// The first kinds, whose numbers kept inputs name.
 const KINDS: [Kind; 11] = [
     Kind::Raw,
     Kind::Lines(false),
@@ -44,7 +44,7 @@ const KINDS: [Kind; 11] = [
     Kind::Length(8, true),
 ];
 
-/// The others.
+/// The other kinds.
 const MORE_KINDS: [Kind; 17] = [
     Kind::Fixed(1),
     Kind::Fixed(7),
@@ -65,10 +65,10 @@ const MORE_KINDS: [Kind; 17] = [
     Kind::Field(Field { width: 0, offset: 1, keep: true, adjust: -4, ..Field::PLAIN }),
 ];
 
-/// Up to this number of bytes are shown to a framing in a separate block.
+/// Bytes up to this number are shown to a framing in a separate block.
 const EXACT_MAX: usize = 100;
 
-/// What bytes begin with.
+/// The start of some bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start<'a> {
     /// A frame with this payload, and its number of bytes.
@@ -82,7 +82,8 @@ pub enum Start<'a> {
 }
 
 impl Kind {
-    /// One of all, by the next byte. The values below 220 name what they named when there were eleven.
+    /// Draws a kind by the next byte. The values below 220 name the same kinds as when there were
+    /// eleven.
     pub fn draw(input: &mut Input<'_>) -> Kind {
         let byte = usize::from(input.byte());
         match byte.checked_sub(20 * KINDS.len()) {
@@ -101,7 +102,8 @@ impl Kind {
         }
     }
 
-    /// What the first of `bytes` are, by the definition of the framing. [`Kind::Raw`] has no frames to find.
+    /// Reads the start of `bytes`, by the definition of the framing. [`Kind::Raw`] has no frames to
+    /// find.
     pub fn start(self, bytes: &[u8], frame_bytes_max: usize) -> Start<'_> {
         let (payload, consumed) = match self {
             Kind::Raw => (bytes, bytes.len()),
@@ -190,12 +192,12 @@ impl Kind {
     }
 }
 
-/// A framing that holds itself and its caller to the contract of [`Framing`].
+/// A framing that checks its own and its caller's side of the contract of [`Framing`].
 #[derive(Clone, Copy, Debug)]
 pub struct Checked {
-    /// Which one.
+    /// The kind of the framing.
     pub kind: Kind,
-    /// The limit its caller was given.
+    /// The limit that its caller was given.
     pub frame_bytes_max: usize,
 }
 
@@ -203,8 +205,9 @@ impl Framing for Checked {
     fn decode(&self, bytes: &[u8], scanned: usize) -> Result<Decode, FrameError> {
         assert!(bytes.len() <= self.frame_bytes_max, "decode was shown more than the limit");
         assert!(scanned <= bytes.len() && !bytes.is_empty(), "decode was shown nothing");
-        // In a separate block, so that AddressSanitizer sees a byte read beyond the end. What is longer is a lease
-        // often enough, and copying it for each of its frames would take most of the time.
+        // In a separate block, so that AddressSanitizer sees a byte read beyond the end. Longer
+        // bytes are in a lease often enough, and copying them for each of their frames would take
+        // most of the time.
         let exact: Box<[u8]> = bytes[..bytes.len().min(EXACT_MAX)].into();
         let shown = if bytes.len() <= EXACT_MAX { &exact } else { bytes };
         let decode = |scanned| match self.kind {

@@ -1,6 +1,7 @@
 //! Bytes as a source of decisions.
 
-/// What is left of the fuzzer's bytes. Past the end every answer is 0, so that a shorter input is a simpler one.
+/// The rest of the fuzzer's bytes. Past the end every answer is 0, so that a shorter input is a
+/// simpler one.
 pub struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -31,14 +32,14 @@ impl<'a> Input<'a> {
         from[usize::from(self.byte()) % from.len()]
     }
 
-    /// At most `count` bytes as they are.
+    /// At most `count` bytes unchanged.
     pub fn take(&mut self, count: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(count.min(self.0.len()));
         self.0 = rest;
         taken
     }
 
-    /// All that is left.
+    /// All remaining bytes.
     pub fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.0)
     }

@@ -1,17 +1,19 @@
-//! What is fuzzed, apart from the fuzzer: the bodies of the targets, which `tests/corpus.rs` runs over the corpus
+//! The fuzz targets without the fuzzer: their bodies, which `tests/corpus.rs` runs over the corpus
 //! with nothing but cargo.
 //!
-//! * [`framing`]: any bytes, cut anywhere, give the frames that a naive reading of them gives.
+//! * [`framing`]: any bytes, cut anywhere, give the frames of a naive reading.
 //! * [`shard`]: a script of completions and user code, under a driver that keeps the contract of
-//!   `ringserve_core`'s driver module and otherwise does whatever the bytes say.
-//! * [`proxy`]: any bytes as a PROXY header mean the same however they come.
-//! * [`switching`]: the same as the first, of a framing whose rule calls switch, with pieces.
-//! * [`dot_stuffed`]: any bytes of lines and texts mean what a naive reading of them gives.
-//! * [`resp`]: any bytes of a client of Redis mean the same however they come, and what a naive reading of them gives.
-//! * [`tls_bytes`]: any bytes in place of what a client of TLS says are refused or waited for.
-//! * [`websocket_bytes`]: any bytes of a client of WebSocket mean the same however they come.
+//! `ringserve_core`'s driver module and otherwise follows the bytes.
+//! * [`proxy`]: any bytes as a PROXY header mean the same however they arrive.
+//! * [`switching`]: the same as the first, for a framing whose rule calls switch, with pieces.
+//! * [`dot_stuffed`]: any bytes of lines and texts mean the same as to a naive reading.
+//! * [`resp`]: any bytes of a Redis client mean the same however they arrive, and the same as to a
+//! naive reading.
+//! * [`tls_bytes`]: any bytes in place of a TLS client's are refused or waited for.
+//! * [`websocket_bytes`]: any bytes of a WebSocket client mean the same however they arrive.
 //!
-//! `framing` and `shard` go through [`rig`], which holds the shard to its own contract and to a model of every byte in and out.
+//! `framing` and `shard` use [`rig`], which checks the shard against its own contract and against a
+//! model of every byte in and out.
 
 pub mod dot_stuffed;
 pub mod framing;

@@ -4,12 +4,13 @@
 //!   limit (2 bytes)  stream
 //! ```
 //!
-//! Each beginning of the stream is unfinished, or what the whole is: so it does not matter how bytes come. What was read can be
-//! written, and reads as the same; what it keeps can be looked at.
+//! Each prefix of the stream is unfinished, or reads like the whole: so it does not matter how
+//! bytes arrive. A header that was read can be written, and reads as the same; the values that it
+//! keeps are readable.
 
 use ringserve_core::proxy::{CommandV2, Header, HeaderError, Tlvs, read, write_v1, write_v2};
 
-/// Of the stream, so that all its beginnings are looked at in a bearable time.
+/// Most bytes of the stream, so that all its prefixes are read in acceptable time.
 const BYTES_MAX: usize = 1500;
 
 /// The longest line of version 1.

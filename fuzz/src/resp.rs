@@ -1,12 +1,13 @@
-//! Target `resp`: any bytes of a client of Redis.
+//! Target `resp`: any bytes of a Redis client.
 //!
 //! ```text
 //!   request_bytes_max (1 byte)  count (1 byte)  cuts (2 bytes each) ...  stream
 //! ```
 //!
-//! However they are cut, the requests must be those that a naive reading of the whole stream gives, and so must the reason why
-//! the bytes behind them are none. What is written as an array of strings must read as the same strings. The first two arguments
-//! of a request are a pattern and a text, whose match must be what a naive matcher says.
+//! However they are cut, the requests must equal those of a naive reading of the whole stream, and
+//! so must the reason why the bytes after them are none. An array of strings must read as the same
+//! strings that were written. The first two arguments of a request are a pattern and a text, whose
+//! match must equal that of a naive matcher.
 
 use ringserve_buf::Lease;
 use ringserve_core::Frame;
@@ -18,17 +19,17 @@ use ringserve_redis::resp::{
 
 use crate::input::Input;
 
-/// As in Redis until 7.
+/// The limit of Redis until 7.
 const ARGS_MAX: usize = 1 << 20;
 
 type Args = Vec<Vec<u8>>;
 
-/// How a stream ends.
+/// The end of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum End {
-    /// With nothing, or a part of a request.
+    /// Nothing follows, or a part of a request.
     Waits,
-    /// With bytes that are no request.
+    /// The next bytes are no request.
     Refused(String),
 }
 
@@ -42,7 +43,7 @@ pub fn run(bytes: &[u8]) {
     for cuts in [&[], &cuts[..], &Vec::from_iter(0..stream.len())] {
         let (cut, cut_end, wanted) = cut_all(stream, cuts, max);
         assert_eq!(cut, requests, "requests of the stream as a whole");
-        // Bytes that are missing in any case are waited for before the others are looked at.
+        // Bytes that are missing in any case are waited for before the others are read.
         let waits = cut_end == End::Waits && wanted > stream.len();
         assert!(waits || cut_end == end, "{cut_end:?} in place of {end:?}");
     }
@@ -51,7 +52,8 @@ pub fn run(bytes: &[u8]) {
     }
 }
 
-/// Decodes a stream of which one more piece comes at a time, as a connection does. With the length that is waited for at the end.
+/// Decodes a stream that arrives piece by piece, as a connection does. Returns the length for which
+/// it waits at the end, too.
 fn cut_all(stream: &[u8], cuts: &[usize], max: usize) -> (Vec<Args>, End, usize) {
     let (resp, mut requests) = (Resp::new(max), Vec::new());
     let (mut start, mut scanned, mut wanted) = (0, 0, 1);
@@ -89,7 +91,7 @@ fn cut_all(stream: &[u8], cuts: &[usize], max: usize) -> (Vec<Args>, End, usize)
     (requests, End::Waits, wanted)
 }
 
-/// What a stream is as a whole.
+/// Reads a stream as a whole.
 fn read_all(mut stream: &[u8], max: usize) -> (Vec<Args>, End) {
     let mut requests = Vec::new();
     while let Some(first) = stream.first() {
@@ -126,12 +128,13 @@ fn array(stream: &[u8], max: usize) -> Result<(Args, usize), End> {
     Ok((args, at))
 }
 
-/// The number that begins at `from`, and what is behind its line, whose end may be `\r` and any byte.
+/// The number that begins at `from`, and the bytes after its line, whose end may be `\r` and any
+/// byte.
 fn header(stream: &[u8], from: usize, max: usize, refused: &str) -> Result<(usize, usize), End> {
     let digits = stream[from..].iter().take_while(|byte| byte.is_ascii_digit()).count();
     let text = str::from_utf8(&stream[from..][..digits]).expect("digits");
     let is_written_so = digits < 2 || !text.starts_with('0');
-    // More digits than these are above any limit.
+    // Numbers with more digits are above any limit.
     let value = if digits < 20 { text.parse::<u64>().unwrap_or(0) } else { u64::MAX };
     let fits = is_written_so && value <= max as u64;
     match stream[from + digits..] {
@@ -206,7 +209,7 @@ fn words(line: &[u8]) -> Option<Args> {
     }
 }
 
-/// The byte whose two digits are there.
+/// The byte of two hexadecimal digits.
 fn hex(line: &[u8], at: usize) -> Option<u8> {
     let digits = line.get(at..at + 2).filter(|digits| digits.iter().all(u8::is_ascii_hexdigit))?;
     u8::from_str_radix(str::from_utf8(digits).ok()?, 16).ok()
@@ -253,17 +256,17 @@ fn check(args: &Args) {
 /// A part of a pattern.
 enum Token {
     Star,
-    /// Of the bytes in these ranges, or of all others.
+    /// A byte in these ranges, or outside all of them.
     One {
         ranges: Vec<(u8, u8)>,
         is_negated: bool,
     },
 }
 
-/// Says which beginnings of the pattern take the beginnings of the text, one after the other.
+/// Computes which prefixes of the pattern match the prefixes of the text, one after another.
 fn naively_matches(pattern: &[u8], text: &[u8]) -> bool {
     let tokens = tokens(pattern);
-    // Of each beginning, whether it takes what there is of the text.
+    // For each prefix, whether it matches the text so far.
     let mut takes: Vec<bool> = (0..=tokens.len())
         .map(|len| tokens[..len].iter().all(|token| matches!(token, Token::Star)))
         .collect();
@@ -295,7 +298,7 @@ fn tokens(pattern: &[u8]) -> Vec<Token> {
             (b'[', next) => {
                 let is_negated = next == Some(&b'^');
                 let (mut ranges, mut len) = (Vec::new(), 1 + usize::from(is_negated));
-                // An end that is missing is taken to be there.
+                // A missing end counts as present.
                 while len < rest.len() && rest[len] != b']' {
                     let (range, long) = match rest[len..] {
                         [b'\\', escaped, ..] => ((escaped, escaped), 2),

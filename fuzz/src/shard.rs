@@ -1,7 +1,7 @@
-//! Target `shard`: a script of what the driver answers and the service does.
+//! Target `shard`: a script of the driver's completions and the service's actions.
 //!
-//! The first bytes set limits; each one after that is a step, with operands behind it. When they are used up the
-//! shard drains, and must get to its end.
+//! The first bytes set limits; each one after that is a step, followed by its operands. When they
+//! are used up the shard drains, and must end.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::input::Input;
 use crate::rig::service::End;
 use crate::rig::{Command, ECANCELED, Plan, Rig};
 
-/// Connections at most: enough to have others beside the one something happens to.
+/// Most connections: enough to have others in addition to the one of a step.
 const CONNECTIONS_MAX: usize = 6;
 
 /// Runs one input.
@@ -87,7 +87,7 @@ fn plan(what: u8, input: &mut Input<'_>) -> Plan {
 
 fn step(rig: &mut Rig, what: u8, input: &mut Input<'_>) {
     let listeners = rig.model.plan.listeners;
-    // Which connection, for steps that are about one.
+    // The connection, for steps that have one.
     let wire = usize::from(what >> 5) % rig.model.wires.len().max(1);
     match what % 32 {
         0 | 1 => {
@@ -187,7 +187,7 @@ fn step(rig: &mut Rig, what: u8, input: &mut Input<'_>) {
         }
         29 => rig.order(Command::Drain),
         30 => rig.order(Command::Abort),
-        // As a server does when it has nothing else to do: everything answers, then it sleeps.
+        // Like a server that has nothing else to do: everything answers, then it sleeps.
         _ => {
             rig.next_turn(Duration::ZERO);
             rig.answer_all(true);
@@ -198,7 +198,7 @@ fn step(rig: &mut Rig, what: u8, input: &mut Input<'_>) {
     }
 }
 
-/// The peer sends a frame whose first byte tells the service what to do.
+/// Sends a frame of the peer whose first byte orders an action of the service.
 fn speak(rig: &mut Rig, wire: usize, input: &mut Input<'_>) {
     let head = [input.byte(), input.byte()];
     let len = input.pick(&[2, 0, 1, 30, 100, 254, 1100, 4100, 9000]);
@@ -210,7 +210,7 @@ fn speak(rig: &mut Rig, wire: usize, input: &mut Input<'_>) {
     }
 }
 
-/// The service uses the name of a connection that is gone.
+/// Uses the name of a connection that is gone, as the service.
 fn stale(rig: &mut Rig, which: usize) {
     let Some(shared) = rig.model.old.get(which).cloned() else { return };
     let (outlet, id) = (&*shared, shared.id());

@@ -4,8 +4,9 @@
 //!   limits  options  count  cuts (2 bytes each) ...  stream
 //! ```
 //!
-//! The first byte of a frame says which rule the bytes behind it are cut by. The frames, pieces and the end of the connection must
-//! be those that a naive reading of the whole stream gives, and all bytes that are held must be what came and was not handed out.
+//! The first byte of a frame selects the rule for the bytes after it. The frames, pieces and the
+//! end of the connection must equal those of a naive reading of the whole stream, and all held
+//! bytes must be received ones that were not passed on.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -23,16 +24,16 @@ use ringserve_core::{
 
 use crate::input::Input;
 
-/// What the next bytes are.
+/// The meaning of the next bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reads {
     Lines,
     Lengths,
-    /// This number of bytes, in pieces.
+    /// An upload of this number of bytes, in pieces.
     Upload(u32),
 }
 
-/// Where a piece of a frame lies in it: nothing else is told of one.
+/// Whether a frame is a piece, which is the only information about one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct IsPiece(bool);
 
@@ -57,7 +58,7 @@ impl TypedFraming for Switching {
                 });
             }
         };
-        // What a framing makes of its state counts with a frame alone.
+        // A change of the framing's state counts only if it returns a frame.
         let kept = std::mem::replace(reads, Reads::Upload(1));
         if matches!(found, ringserve_core::framing::Decode::Frame { .. }) {
             *reads = kept;
@@ -70,7 +71,7 @@ impl TypedFraming for Switching {
     }
 }
 
-/// The rule behind a frame, if the frame names one, which a call of it switches to.
+/// The rule after a frame, if the frame names one, to which a call of it switches.
 fn switch_to(frame: &[u8]) -> Option<Reads> {
     match frame {
         [b'l', ..] => Some(Reads::Lines),
@@ -80,7 +81,7 @@ fn switch_to(frame: &[u8]) -> Option<Reads> {
     }
 }
 
-/// What a stream is as a whole: its frames, those handed over in pieces as one, and how it ends.
+/// Reads a stream as a whole: its frames, those passed on in pieces as one, and its end.
 fn read_all(mut stream: &[u8], max: usize) -> (Vec<Vec<u8>>, Option<bool>) {
     let (mut frames, mut reads) = (Vec::new(), Reads::Lines);
     loop {
@@ -125,14 +126,14 @@ struct Call {
     to: Option<Reads>,
 }
 
-/// Notes what it is handed.
+/// Notes the frames that it gets.
 struct User {
     state: Rc<FramingState<Reads>>,
     frames: Vec<Vec<u8>>,
-    /// The last one goes on.
+    /// The last frame continues.
     in_pieces: bool,
     piece_bytes_max: usize,
-    /// One call of this many waits; none if 0.
+    /// One in this many calls waits; none if 0.
     waits: usize,
     calls: usize,
     call: Option<Call>,
@@ -148,7 +149,7 @@ impl User {
         }
     }
 
-    /// The call that waits is done.
+    /// Ends the call that waits.
     fn resume(&mut self, shard: &mut Shard, id: ConnId) {
         let Some(Call { parked, to }) = self.call.take() else { return };
         self.switch(to);
@@ -325,7 +326,7 @@ pub fn run(bytes: &[u8]) {
     }
     let (mut frames, mid_frame) = read_all(stream, max);
     let found = rig.user.frames;
-    // An upload of which nothing came has no piece.
+    // An upload of which nothing arrived has no piece.
     if mid_frame == Some(true) && frames.len() == found.len() + 1 && frames.last().is_some_and(Vec::is_empty)
     {
         frames.pop();

@@ -1,10 +1,10 @@
-//! Target `tls_bytes`: any bytes in place of what a client of TLS says.
+//! Target `tls_bytes`: any bytes in place of a TLS client's.
 //!
 //! ```text
-//!   how far the handshake went (1 byte: 0, 1 or 2 flights, or all)  size of pieces (1 byte)  stream
+//!   progress of the handshake (1 byte: 0, 1 or 2 flights, or all)  size of pieces (1 byte)  stream
 //! ```
 //!
-//! Nothing of it is plaintext, no handshake gets through by it, and what is kept of it is bounded.
+//! None of it is plaintext, it completes no handshake, and the kept part is bounded.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use ringserve_tls::rustls::pki_types::{CertificateDer, ServerName};
 use ringserve_tls::rustls::{ClientConfig, ClientConnection, RootCertStore};
 use ringserve_tls::{Tls, TlsListener, TlsTransport};
 
-/// A handshake that is not through is kept up to this, and then there is a fault.
+/// Most kept bytes of an incomplete handshake, after which there is a fault.
 const KEPT_MAX: usize = 2 * (64 * 1024 + 256);
 
 /// The only certificate. Its key is no secret.
@@ -81,7 +81,7 @@ pub fn run(input: &[u8]) {
     });
 }
 
-/// Hands bytes to the channel. False once it has said that nothing more comes of it.
+/// Passes bytes to the channel. False once it has reported its end.
 fn feed(channel: &mut dyn Channel, bytes: &[u8], out: &mut Vec<u8>, ready: &mut bool) -> bool {
     let mut wire = LeaseMut::try_copy_of(bytes).expect("memory");
     loop {

@@ -1,11 +1,12 @@
-//! Target `websocket_bytes`: any bytes of a client of WebSocket.
+//! Target `websocket_bytes`: any bytes of a WebSocket client.
 //!
 //! ```text
 //!   options (1 byte: marks, whether the request was answered before)  size of pieces (1 byte)  stream
 //! ```
 //!
-//! However they are cut, the same messages come out, the same is said, and the connection ends alike, but for the start of a
-//! message that ends it; what is kept is bounded, and what has a mark is what the mark says.
+//! However they are cut, the messages, the answers and the end of the connection are the same,
+//! except for the start of a message that ends it; kept bytes are bounded, and a mark describes the
+//! bytes after it.
 
 use ringserve_buf::LeaseMut;
 use ringserve_core::framing::{Cut, TypedFraming};
@@ -13,16 +14,16 @@ use ringserve_core::{Channel, CloseReason, Fault, Transport, Unsealed};
 use ringserve_websocket::frame::{Decoded, Header, Opcode};
 use ringserve_websocket::{Kind, Messages, WebSocketOptions, WebSocketTransport};
 
-/// Of a message. What is put together doubles.
+/// Most bytes of a message. The buffer of one that is put together doubles.
 const MESSAGE_BYTES_MAX: usize = 4096;
 
-/// The head of a request is kept up to 16 KiB, and doubles.
+/// The head of a request is kept up to 16 KiB, in a buffer that doubles.
 const KEPT_MAX: usize = 2 * 16 * 1024 + 256;
 
 const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
     Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n";
 
-/// What came of a stream.
+/// The results of a stream.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Heard {
     plain: Vec<u8>,
@@ -40,7 +41,7 @@ pub fn run(input: &[u8]) {
     let whole = hear(marks, answered, stream, stream.len().max(1));
     let mut pieces = hear(marks, answered, stream, usize::from(*size).max(1));
     if whole.fault.is_some() && pieces.plain.starts_with(&whole.plain) {
-        // The start of a text is handed on before its end shows that it is none.
+        // The start of a text is passed on before its end shows that it is not UTF-8.
         pieces.plain.truncate(whole.plain.len());
     }
     assert_eq!(pieces, whole, "the stream means something else in pieces");
@@ -52,7 +53,7 @@ pub fn run(input: &[u8]) {
     }
 }
 
-/// Has a channel take the stream in pieces of `size` bytes.
+/// Makes a channel take the stream in pieces of `size` bytes.
 fn hear(marks: bool, answered: bool, stream: &[u8], size: usize) -> Heard {
     let options = WebSocketOptions::new().message_bytes_max(MESSAGE_BYTES_MAX);
     let transport = match marks {
@@ -87,7 +88,7 @@ fn hear(marks: bool, answered: bool, stream: &[u8], size: usize) -> Heard {
     heard
 }
 
-/// Hands bytes to the channel. False once it has said that nothing more comes of it.
+/// Passes bytes to the channel. False once it has reported its end.
 fn feed(channel: &mut dyn Channel, bytes: &[u8], heard: &mut Heard) -> bool {
     let mut wire = LeaseMut::try_copy_of(bytes).expect("memory");
     loop {
@@ -113,7 +114,8 @@ fn feed(channel: &mut dyn Channel, bytes: &[u8], heard: &mut Heard) -> bool {
     }
 }
 
-/// Each mark is followed by what it says, but for the last one of a connection that ended.
+/// Checks that each mark describes the bytes after it, except the last one of a connection that
+/// ended.
 fn check_messages(heard: &Heard) {
     let mut rest = &heard.plain[..];
     while !rest.is_empty() {

@@ -1,7 +1,7 @@
 //! The driver's side of one connection, with the rules for the shard that submits operations on it.
 //!
-//! Operations and completions cross: a stop may be submitted in the turn in which the end it is too late for is
-//! delivered. Then it asks for nothing.
+//! Operations and completions cross: a stop may be submitted in the turn in which the end for which
+//! it is too late is delivered. Then it asks for nothing.
 
 use std::collections::VecDeque;
 
@@ -15,33 +15,33 @@ use crate::framings::{Kind, Start};
 pub struct Flight {
     /// It is with the driver.
     pub armed: bool,
-    /// It was told to stop.
+    /// A stop was requested.
     pub stopping: bool,
     /// The turn in which its last end was delivered.
     ended: u64,
 }
 
 impl Flight {
-    /// It is submitted.
+    /// Submits it.
     pub fn start(&mut self, what: &str) {
         assert!(!self.armed, "two of them in flight: {what}");
         (self.armed, self.stopping) = (true, false);
     }
 
-    /// It is told to stop.
+    /// Requests its stop.
     pub fn stop(&mut self, turn: u64, what: &str) {
         let met = self.ended == turn;
         assert!(met || (self.armed && !self.stopping), "stop of what is not in flight: {what}, {self:?}");
         self.stopping = self.armed;
     }
 
-    /// It is looked at.
+    /// Checks that it is in flight, or ended in this turn.
     fn look(&self, turn: u64) {
         let met = self.ended == turn;
         assert!(met || (self.armed && !self.stopping), "a look at what is not in flight: {self:?}");
     }
 
-    /// Its end is delivered.
+    /// Delivers its end.
     pub fn end(&mut self, turn: u64) {
         (self.armed, self.stopping, self.ended) = (false, false, turn);
     }
@@ -52,19 +52,19 @@ impl Flight {
 pub struct Wire {
     /// Its name.
     pub id: ConnId,
-    /// Which of all peers it is.
+    /// The number of its peer.
     pub peer: usize,
-    /// The connect, of one to an upstream.
+    /// The connect, for an upstream.
     pub connect: Flight,
     /// The receive.
     pub receive: Flight,
-    /// It ends with the first bytes.
+    /// Whether the receive ends with the first bytes.
     pub once: bool,
-    /// Where it goes, and how many bytes at most, unless it is into a buffer.
+    /// The block of the receive, and its most bytes, unless it is into a buffer.
     pub into: Option<(Box<Block>, usize)>,
     /// The send.
     pub send: Flight,
-    /// What is being sent.
+    /// The bytes being sent.
     pub batch: Option<Box<Batch>>,
     /// A shutdown is in flight.
     pub shutdown: bool,
@@ -72,14 +72,14 @@ pub struct Wire {
     pub shut: bool,
     /// The close in flight.
     pub close: Option<CloseHow>,
-    /// What the peer sent and the driver did not deliver yet.
+    /// Bytes of the peer that the driver has not delivered yet.
     pub unread: VecDeque<u8>,
     /// The stream from the peer is over.
     pub read_over: bool,
 }
 
 impl Wire {
-    /// A socket that was just adopted.
+    /// Creates the state of a socket that was just adopted.
     pub fn new(id: ConnId, peer: usize) -> Wire {
         Wire {
             id,
@@ -98,7 +98,7 @@ impl Wire {
         }
     }
 
-    /// The shard wants nothing of the driver that the driver may leave undone for ever.
+    /// True if the shard needs nothing from the driver that the driver may never do.
     pub fn is_ending(&self) -> bool {
         self.close.is_some()
             || self.shutdown
@@ -146,7 +146,7 @@ impl Wire {
     }
 }
 
-/// What a peer and the service said to each other, as it should be.
+/// The bytes that a peer and the service exchanged, as they should be.
 #[derive(Debug, Default)]
 pub struct Talk {
     /// Every byte delivered to the shard.
@@ -159,26 +159,26 @@ pub struct Talk {
     pub taken: usize,
     /// A frame was found to be bad.
     pub bad: bool,
-    /// When a byte arrived last.
+    /// Time at which the last byte arrived.
     pub heard: Time,
-    /// When the first of the calls that wait began to, or the last one was done.
+    /// Time at which the first of the waiting calls began to wait, or the last one ended.
     pub waits_since: Time,
-    /// The service heard that nothing more will arrive.
+    /// The service was informed that nothing more will arrive.
     pub input_end_notified: bool,
-    /// When the connection ended.
+    /// Time at which the connection ended.
     pub ended: Option<Time>,
     /// The service accepted it in `open`.
     pub opened: bool,
 }
 
 impl Talk {
-    /// What the bytes that are not frames yet begin with.
+    /// The start of the bytes that are not frames yet.
     pub fn next(&self, kind: Kind, max: usize) -> Start<'_> {
         let rest = &self.received[self.cut..];
         if kind == Kind::Raw && rest.is_empty() { Start::Part } else { kind.start(rest, max) }
     }
 
-    /// Panics unless this is what the peer is owed next.
+    /// Panics unless these bytes are the next ones owed to the peer.
     #[track_caller]
     pub fn check_batch(&self, batch: &Batch) {
         let mut rest = &self.owed[self.taken..];

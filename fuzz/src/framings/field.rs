@@ -1,4 +1,4 @@
-//! [`LengthField`], and the same written naively.
+//! [`LengthField`], and a naive version of it.
 
 use ringserve_core::framing::{ByteOrder, LengthField, LengthPrefix};
 
@@ -9,13 +9,13 @@ use super::Start;
 pub struct Field {
     /// Bytes of the length; 0 for a varint.
     pub width: u8,
-    /// The least significant byte comes first.
+    /// Whether the length is little-endian.
     pub little: bool,
     /// Bytes before the length.
     pub offset: u8,
-    /// The payload begins with the header.
+    /// Whether the payload begins with the header.
     pub keep: bool,
-    /// Bytes that follow beyond those the length says.
+    /// Bytes that follow beyond the value of the length.
     pub adjust: i32,
 }
 
@@ -35,12 +35,12 @@ impl Field {
         field.offset(self.offset).keep_header(self.keep)
     }
 
-    /// What the first of `bytes` are, by the definition of the framing.
+    /// Reads the start of `bytes`, by the definition of the framing.
     pub fn start(self, bytes: &[u8], frame_bytes_max: usize) -> Start<'_> {
         if bytes.is_empty() {
             return Start::Part;
         }
-        // No check looks at more.
+        // No check reads more.
         let seen = &bytes[..bytes.len().min(frame_bytes_max)];
         let ends = |bytes: usize| if bytes > frame_bytes_max { Start::TooLarge } else { Start::Part };
         let offset = usize::from(self.offset);

@@ -1,4 +1,4 @@
-//! What must hold at the end of a connection and after every turn.
+//! Conditions at the end of a connection and after every turn.
 
 use ringserve_core::{CloseReason, ConnId, Ended, Wait};
 
@@ -40,7 +40,8 @@ impl Model {
                 assert!(call.is_none(), "a call waits");
                 true
             }
-            // An upstream goes when every accepted connection has gone, whatever is asked of it.
+            // An upstream closes when every accepted connection has closed, whatever is asked of
+            // it.
             Shutdown => {
                 let accepted =
                     self.wires.iter().filter(|wire| !self.upstreams.contains_key(&wire.id)).count();
@@ -91,8 +92,8 @@ impl Model {
         }
     }
 
-    /// What must hold after every turn. The driver may keep the end of `unawaited` sends to itself until something
-    /// else happens.
+    /// Checks the conditions after every turn. The driver may keep the end of `unawaited` sends to
+    /// itself until another event.
     pub(super) fn check(&self, shard: &Core, unawaited: &[ConnId]) {
         shard.check();
         self.pool.invariants();
@@ -125,8 +126,8 @@ impl Model {
                 let room = task.room.as_ref().is_none_or(|flag| flag.is_set());
                 assert!(send || room, "{id}: a handler waits for room that is there");
             }
-            // Until the driver stopped a send that stalls, no other limit counts; and of several that are over, one
-            // counts in each step.
+            // Until the driver stopped a send that stalls, no other limit counts; and of several
+            // that are over, one counts in each step.
             let limited = calls > 0 && !shared.is_gone() && !wire.send.stopping;
             if let Some(limit) = limits.handler_timeout.filter(|_| limited) {
                 let late = self.now > talk.waits_since + limit + LATE_MAX;
@@ -146,7 +147,8 @@ impl Model {
         }
     }
 
-    /// In a drain upstreams go as soon as no accepted connection is left and none can come.
+    /// Checks that in a drain upstreams close as soon as no accepted connection is left and none
+    /// can come.
     fn check_upstreams_go(&self, shard: &Core) {
         let listens = self.listening.iter().any(|listening| *listening != Listening::Closed);
         let accepted = self.wires.iter().any(|wire| !self.upstreams.contains_key(&wire.id));
@@ -161,7 +163,7 @@ impl Model {
         );
     }
 
-    /// Connections that are over do not stay.
+    /// Checks that ended connections do not stay.
     fn check_closing(&self) {
         for wire in &self.wires {
             let Some(ended) = self.talks[wire.peer].ended else { continue };

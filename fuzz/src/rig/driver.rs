@@ -6,22 +6,22 @@ use ringserve_core::{AcceptEnd, Completion, ConnId, Op, ReceiveEnd, SendEnd, Soc
 use super::{Model, Rig};
 use crate::wire::{Talk, Wire};
 
-/// What is to become of a listening socket.
+/// The state of a listening socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Listening {
-    /// It listens until it is told to stop.
+    /// It listens until it is stopped.
     Open,
-    /// What is queued may come, then the end.
+    /// Queued connections may come, then the end.
     Stopping,
     /// The end came.
     Closed,
 }
 
-/// What a connect that was stopped ends with.
+/// The result of a connect that was stopped.
 pub const ECANCELED: i32 = 125;
 
 impl Rig {
-    /// The driver takes the operations of the turn.
+    /// Takes the operations of the turn.
     pub(super) fn hand_over(&mut self) {
         let awaited = self.shard.take_send_awaited();
         let ops: Vec<Op> = self.shard.take_ops().collect();
@@ -43,7 +43,7 @@ impl Rig {
         self.shard.complete(completion, &mut self.model);
     }
 
-    /// A peer connects, if a listener accepts.
+    /// Connects a peer, if a listener accepts.
     pub fn accept(&mut self, listener: u16) {
         if self.model.accepts[usize::from(listener)].armed {
             let socket = self.model.connect();
@@ -51,7 +51,7 @@ impl Rig {
         }
     }
 
-    /// Another shard passes a connection on.
+    /// Accepts a connection that another shard passes on.
     pub fn accept_elsewhere(&mut self, listener: u16) {
         if self.model.plan.others && !self.shard.is_done() {
             self.model.came += 1;
@@ -61,7 +61,7 @@ impl Rig {
         }
     }
 
-    /// Accepting ends: with this, or as it was told to.
+    /// Ends accepting: with this end, or as requested.
     pub fn end_accept(&mut self, listener: u16, end: Option<AcceptEnd>) {
         let accept = &mut self.model.accepts[usize::from(listener)];
         if accept.armed && (accept.stopping || end.is_some()) {
@@ -78,7 +78,8 @@ impl Rig {
         }
     }
 
-    /// Delivers at most `count` bytes of what a peer sent, as one receive does. False if that cannot be now.
+    /// Delivers at most `bytes_max` bytes of a peer, as one receive does. False if that is not
+    /// possible now.
     pub fn deliver(&mut self, wire: usize, bytes_max: usize) -> bool {
         let Some(wire) = self.model.wires.get_mut(wire) else { return false };
         if !wire.receive.armed || wire.unread.is_empty() || bytes_max == 0 {
@@ -106,7 +107,7 @@ impl Rig {
         true
     }
 
-    /// Delivers all that a peer sent as one block of the heap.
+    /// Delivers all bytes of a peer as one block of the heap.
     pub fn deliver_copy(&mut self, wire: usize) {
         let Some(wire) = self.model.wires.get_mut(wire) else { return };
         if wire.receive.armed && wire.into.is_none() && !wire.unread.is_empty() {
@@ -127,7 +128,7 @@ impl Rig {
         }
     }
 
-    /// Bytes of a peer reach the shard.
+    /// Delivers bytes of a peer to the shard.
     fn hear(&mut self, id: ConnId, peer: usize, bytes: &[u8]) {
         let talk = &mut self.model.talks[peer];
         if self.shard.is_cut(id) {
@@ -140,7 +141,7 @@ impl Rig {
         }
     }
 
-    /// Receiving ends: with this, after all that the peer sent, or as it was told to.
+    /// Ends receiving: with this end, after all bytes of the peer, or as requested.
     pub fn end_receive(&mut self, index: usize, end: Option<ReceiveEnd>) {
         if end == Some(ReceiveEnd::Eof) {
             while self.deliver(index, usize::MAX) {}
@@ -159,7 +160,8 @@ impl Rig {
         }
     }
 
-    /// The kernel takes at most `count` bytes of the send in flight. The last one is left, so that it does not end.
+    /// Takes at most `bytes_max` bytes of the send in flight, as the kernel does. The last byte is
+    /// left, so that it does not end.
     pub fn take_bytes(&mut self, wire: usize, bytes_max: usize) {
         let Some(wire) = self.model.wires.get_mut(wire) else { return };
         if let Some(batch) = &mut wire.batch {
@@ -171,7 +173,7 @@ impl Rig {
         }
     }
 
-    /// The send in flight ends.
+    /// Ends the send in flight.
     pub fn end_send(&mut self, wire: usize, end: SendEnd) {
         let Some(wire) = self.model.wires.get_mut(wire) else { return };
         if end == SendEnd::Stopped && !wire.send.stopping {
@@ -187,7 +189,7 @@ impl Rig {
         self.complete(Completion::Sent { id, batch, end });
     }
 
-    /// A connect ends.
+    /// Ends a connect.
     pub fn end_connect(&mut self, wire: usize, result: Result<(), i32>) {
         let Some(wire) = self.model.wires.get_mut(wire) else { return };
         if wire.connect.armed && (wire.connect.stopping || result != Err(ECANCELED)) {
@@ -197,7 +199,7 @@ impl Rig {
         }
     }
 
-    /// A shutdown is carried out.
+    /// Completes a shutdown.
     pub fn end_shutdown(&mut self, wire: usize) {
         let Some(wire) = self.model.wires.get_mut(wire) else { return };
         if std::mem::take(&mut wire.shutdown) {
@@ -206,7 +208,7 @@ impl Rig {
         }
     }
 
-    /// A close is carried out.
+    /// Completes a close.
     pub fn end_close(&mut self, wire: usize) {
         if self.model.wires.get(wire).is_some_and(|wire| wire.close.is_some()) {
             let wire = self.model.wires.remove(wire);
@@ -214,8 +216,8 @@ impl Rig {
         }
     }
 
-    /// The driver does all it was told to. Where peers cooperate they take every byte, and close when the server did.
-    /// False if there was nothing to do.
+    /// Completes all operations. If peers are `cooperative`, they take every byte, and close when
+    /// the server did. False if there was nothing to do.
     pub fn answer_all(&mut self, cooperative: bool) -> bool {
         let before = self.model.completions;
         for listener in 0..self.model.plan.listeners {

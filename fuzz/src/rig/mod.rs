@@ -1,17 +1,18 @@
 //! A shard between a driver that keeps the contract and a service that does anything, with a model of both.
 //!
-//! What is checked, beside the shard's own invariants after every turn:
+//! Checks, in addition to the shard's own invariants after every turn:
 //!
-//! * frames: each one is the next in the bytes its peer sent, and within the limit; none is offered of a connection that
-//!   is gone;
-//! * replies: each send carries exactly the bytes the service said next, and an orderly end left none behind;
-//! * the driver's contract: one receive, one send, one shutdown in flight; a stop once, for what is in flight;
-//!   a close for what is idle; nothing for a name that is not adopted;
-//! * the caller's contract: one end for each connection, with the calls that it left waiting, and none where the
-//!   peer's end or a drain had to wait for them;
+//! * frames: each one is the next in the bytes of its peer, and within the limit; none is offered
+//! for a connection that   is gone;
+//! * replies: each send carries exactly the service's next bytes, and an orderly end left none
+//! unsent;
+//! * the driver's contract: one receive, one send, one shutdown in flight; a stop once, for an
+//! operation in flight;   a close for an idle connection; nothing for a name that is not adopted;
+//! * the caller's contract: one end for each connection, with the calls that it left waiting, and
+//! none while the   peer's end or a drain had to wait for them;
 //! * the pool: no buffer lost or in two places; none leased at the end;
-//! * nothing stands still: no reply waits without a send, no frame without a reason, no handler for room that
-//!   is there; a drain ends.
+//! * progress: no reply waits without a send, no frame without a reason, no handler for room that
+//! is there; a drain ends.
 
 mod check;
 mod driver;
@@ -41,44 +42,46 @@ pub use driver::ECANCELED;
 /// 1024 frames off every connection, and inputs are shorter than that.
 const BUSY_TURNS_MAX: u32 = 50;
 
-/// Turns within which a drain hands out a frame, sends a byte or is over. Each lets the shard sleep until its next
-/// time limit.
+/// Turns within which a drain passes on a frame, sends a byte or is over. Each lets the shard sleep
+/// until its next time limit.
 const DRAIN_TURNS_MAX: u32 = 500;
 
-/// Longer than any time limit in use; a shard that waits for its driver alone sleeps as long as it likes.
+/// Longer than any time limit in use; a shard that waits only for its driver sleeps without limit.
 const NAP_MAX: Duration = Duration::from_secs(60);
 
-/// Time limits go off this much late at most: two steps of the shard's wheel.
+/// Most by which time limits expire late: two steps of the shard's wheel.
 const LATE_MAX: Duration = Duration::from_millis(34);
 
-/// Those that a shard cannot judge, since it came late to them, are looked at again after this at most: five of the same steps.
+/// Time after which limits that a shard cannot judge, since it was late, are checked again at the
+/// latest: five of the same steps.
 const PUT_OFF_MAX: Duration = Duration::from_millis(85);
 
-/// Connections at most over this shard and those it shares them with: fewer than it may hold at most.
+/// Most connections of this shard and those with which it shares the quota: fewer than it may hold
+/// at most.
 const QUOTA: usize = 3;
 
-/// How a run is set up.
+/// The set-up of a run.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The framing.
     pub kind: Kind,
     /// The limits; they pass their check.
     pub limits: Limits,
-    /// Those of the shard, which has room for what a connection may hold.
+    /// The limits of the shard, which has room for everything that a connection may hold.
     pub server_limits: ServerLimits,
     /// Buffers in the pool.
     pub buffers: usize,
-    /// Frames from 64 bytes on are received straight into their blocks.
+    /// Frames of 64 bytes and more are received straight into their blocks.
     pub large: bool,
     /// Frames are copied out of their buffers.
     pub copy_frames: bool,
-    /// Connections at most.
+    /// Most connections.
     pub connections_max: usize,
     /// Listeners.
     pub listeners: u16,
     /// Handlers only echo.
     pub echo_only: bool,
-    /// The service holds connections open beyond the peer's end.
+    /// The service holds connections open after the peer's end.
     pub hold_open: bool,
     /// There are other shards, with which connections are shared.
     pub others: bool,
@@ -87,7 +90,7 @@ pub struct Plan {
 /// The user's state of a connection.
 #[derive(Debug, Default)]
 pub struct Session {
-    /// Which peer it is.
+    /// The number of its peer.
     pub peer: usize,
     /// Frames that are kept.
     pub kept: RefCell<Vec<Frame>>,
@@ -97,64 +100,65 @@ pub struct Session {
     pub writing_ended: Cell<bool>,
     /// The service reads on while its outbox is full.
     pub reads_on: Cell<bool>,
-    /// What other threads know of it, if they do.
+    /// The state of it that other threads have, if any.
     pub gate: RefCell<Option<Arc<RemoteGate>>>,
 }
 
-/// A connection as the service has it.
+/// A connection from the service's side.
 pub type Conn = ConnShared<Session>;
 
 /// A connection's frames.
 type Batch<'a> = Frames<'a, ()>;
 
-/// What is under test.
+/// The shard under test.
 type Core = Shard;
 
-/// A shard, one turn after the other, and what is around it.
+/// A shard, one turn after another, and its surroundings.
 pub struct Rig {
-    /// Under test.
+    /// The shard under test.
     pub shard: Core,
     /// Its driver and its service.
     pub model: Model,
 }
 
-/// The driver below a shard and the service above it, with what peers and service said to each other.
+/// The driver below a shard and the service above it, with the bytes that peers and service
+/// exchanged.
 pub struct Model {
-    /// How it is set up.
+    /// The set-up of the run.
     pub plan: Plan,
     framing: Rc<Checked>,
     /// The lane of upstreams.
     lane: LaneId,
     /// Receive memory.
     pub pool: Pool,
-    /// Adopted and not closed, in that order.
+    /// Connections that are adopted and not closed, in that order.
     pub wires: Vec<Wire>,
     /// Every peer that was ever accepted, by its socket's number.
     pub talks: Vec<Talk>,
     /// Connections that did not end.
     pub live: BTreeMap<ConnId, Conn>,
-    /// Every name there ever was.
+    /// Every name so far.
     names: BTreeSet<ConnId>,
-    /// Connections that ended and the service still names.
+    /// Connections that ended and that the service still names.
     pub old: Vec<Conn>,
-    /// Handlers that are parked, by the number the shard knows them by.
+    /// Parked handlers, by the shard's numbers for them.
     pub tasks: Vec<Option<Task>>,
-    /// How the service answers the next connections.
+    /// The service's answer to the next connections.
     pub opening: u8,
-    /// Frames handed to the service, and those of them that are upstreams'.
+    /// Frames passed to the service, and those of them from upstreams.
     pub frames: u64,
     upstream_frames: u64,
-    /// How connections ended, in order.
+    /// Ends of connections, in order.
     pub ends: Vec<(usize, CloseReason)>,
     accepts: Vec<Flight>,
     /// The listening sockets.
     listening: Vec<driver::Listening>,
     /// Accepted sockets that were neither adopted nor refused.
     sockets: Vec<u64>,
-    /// Sockets that came from other shards, and that went there.
+    /// Numbers of sockets that came from other shards, and that went there.
     came: u64,
     went: u64,
-    /// Connections that the service made, or tried to, and which of all peers each is.
+    /// Connections that the service opened, or tried to, with the number of each among all peers.
     upstreams: BTreeMap<ConnId, usize>,
     quota: Arc<Quota>,
     side: KernelSide,
@@ -163,11 +167,11 @@ pub struct Model {
     order: Command,
     /// Completions delivered.
     completions: u64,
-    /// Bytes that came for connections that the drain had cut.
+    /// Bytes that arrived for connections that the drain had cut.
     thrown_away: usize,
 }
 
-/// What the shard is told at the start of the next turn.
+/// The order to the shard at the start of the next turn.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Command {
     /// Nothing.
@@ -179,7 +183,7 @@ pub enum Command {
 }
 
 impl Rig {
-    /// A shard in its first turn, which accepts.
+    /// Creates a shard in its first turn, which accepts.
     pub fn new(plan: Plan) -> Rig {
         assert_eq!(plan.server_limits.check(), Ok(()));
         assert_eq!(plan.server_limits.check_service(&plan.limits), Ok(()));
@@ -250,7 +254,7 @@ impl Rig {
         let Rig { shard, model } = self;
         model.turn += 1;
         model.now = model.now + pause;
-        // The others have room for a while, and none for as long.
+        // The others have room for a while, and then none for as long.
         shard.set_others_have_room(model.plan.others && model.turn % 16 < 8);
         shard.begin(model.now, 0, model);
     }
@@ -278,7 +282,7 @@ impl Rig {
         }
     }
 
-    /// The next turn begins with this.
+    /// Sets the order for the next turn.
     pub fn order(&mut self, order: Command) {
         self.model.order = self.model.order.max(order);
     }
@@ -287,7 +291,7 @@ impl Rig {
     pub fn finish(mut self, cooperative: bool) {
         self.order(Command::Drain);
         let (mut turns, mut before) = (0, self.progress());
-        // The script may have slept until the shard gave up; what comes late is taken all the same.
+        // The script may have slept until the shard gave up; late completions are still taken.
         while !self.shard.is_done() || self.shard.left_behind() > 0 {
             let progress = self.progress();
             turns = if progress > before { 0 } else { turns + 1 };
@@ -310,14 +314,14 @@ impl Rig {
         self.model.finish(&counters, &of_upstreams);
     }
 
-    /// Frames handed out and bytes taken. Peers and the service have a bounded number of them.
+    /// Frames passed on and bytes taken. Peers and the service have a bounded number of them.
     fn progress(&self) -> u64 {
         self.model.frames + self.model.talks.iter().map(|talk| talk.taken as u64).sum::<u64>()
     }
 }
 
 impl Model {
-    /// Checks that a shard that is gone left nothing, and counted what happened, of each lane.
+    /// Checks that a shard that is gone left nothing, and counted the events of each lane.
     fn finish(mut self, counters: &ConnStats, of_upstreams: &ConnStats) {
         assert!(self.wires.is_empty() && self.sockets.is_empty() && self.live.is_empty());
         assert!(self.accepts.iter().all(|accept| !accept.armed), "an accept did not end");

@@ -1,4 +1,4 @@
-//! A service that does what the first byte of a frame says.
+//! A service that follows the first byte of a frame.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,8 @@ use ringserve_core::{Frame, Parked, Payload, Time};
 
 use super::{Conn, Model};
 
-/// Reply sizes: around what is copied and what is lent, what a length of one byte can say, and the limits in use.
+/// Reply sizes: around the sizes that are copied and lent, the maximum of a one-byte length, and
+/// the limits in use.
 const SIZES: [usize; 8] = [0, 1, 70, 255, 256, 1500, 4096, 9000];
 
 /// Bytes after which the text of replies repeats: a prime, so that no size in use divides it.
@@ -25,7 +26,7 @@ static SAID: [u8; SAID_REPEATS + 9000] = {
     said
 };
 
-/// What became of a call.
+/// The result of a call.
 #[derive(Debug)]
 pub enum Called {
     /// It is over.
@@ -34,7 +35,7 @@ pub enum Called {
     Parked(Box<Task>),
 }
 
-/// How a call ended.
+/// The end of a call.
 #[derive(Clone, Copy, Debug)]
 pub enum End {
     /// It is done.
@@ -50,15 +51,15 @@ pub enum End {
 pub struct Task {
     /// Its connection.
     pub shared: Conn,
-    /// What it replies when it goes on.
+    /// The frame with which it replies when it goes on.
     frame: Option<Frame>,
     /// Replies left to stream.
     left: u8,
     /// Set when the outbox has room, if it waits for that.
     pub room: Option<Arc<Flag>>,
-    /// What the shard counts for it, and the call listed behind it.
+    /// The shard's count of it, and the next listed call.
     pub parked: Parked,
-    /// When it began to wait.
+    /// Time at which it began to wait.
     pub since: Time,
 }
 
@@ -79,13 +80,13 @@ impl Wake for Flag {
     }
 }
 
-/// False once nothing more is taken to be sent.
+/// False once no more bytes are accepted for sending.
 fn takes_replies(shared: &Conn) -> bool {
     !shared.is_gone() && !shared.body().writing_ended.get()
 }
 
 impl Model {
-    /// Replies with a frame, and notes what the peer is owed for it.
+    /// Replies with a frame, and notes the bytes owed to the peer.
     pub fn reply<'a>(&mut self, shared: &Conn, payload: impl Into<Payload<'a>>) {
         let payload = payload.into();
         if takes_replies(shared)
@@ -96,7 +97,7 @@ impl Model {
         shared.reply(payload);
     }
 
-    /// Replies with `len` bytes that tell where they stand.
+    /// Replies with `len` bytes that encode their position.
     pub fn say(&mut self, shared: &Conn, size: u8, raw: bool) {
         let start = self.talks[shared.body().peer].owed.len();
         let len = SIZES[usize::from(size) % SIZES.len()];
@@ -110,7 +111,7 @@ impl Model {
         shared.write(bytes);
     }
 
-    /// The service is called.
+    /// Calls the service.
     pub fn call(&mut self, shared: &Conn, frame: Frame) -> Called {
         if self.plan.echo_only {
             self.reply(shared, frame);
@@ -169,7 +170,7 @@ impl Model {
         }))
     }
 
-    /// A parked call goes on. True if it is through.
+    /// Continues a parked call. True if it is done.
     pub fn go_on(&mut self, task: &mut Task) -> bool {
         if task.room.as_ref().is_some_and(|flag| !flag.is_set()) {
             return false;

@@ -1,4 +1,4 @@
-//! The service's side: what the shard asks of it, frames, calls that go on.
+//! The service's side: requests of the shard, frames, calls that continue.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ impl Lane for Model {
         self.open(shard, id, opening);
     }
 
-    /// Hands frames of one connection to the service, until there is none or a call fails.
+    /// Passes frames of one connection to the service, until there is none or a call fails.
     fn frames(&mut self, frames: &mut Batch<'_>) {
         let (id, shared) = (frames.id(), session_of(frames.shared()));
         let framing = self.framing.clone();
@@ -81,7 +81,7 @@ impl Lane for Model {
         }
     }
 
-    /// The service asks for a sign of life.
+    /// Asks for a sign of life, as the service.
     fn heartbeat(&mut self, _core: &mut Core, id: ConnId) {
         assert!(self.plan.limits.heartbeat_interval.is_some());
         let Some(shared) = self.live.get(&id).cloned() else { return };
@@ -89,7 +89,8 @@ impl Lane for Model {
         self.reply(&shared, b"are you there?");
     }
 
-    /// The service hears of the end of a peer whose connection it holds open, and closes every other one.
+    /// Handles the end of a peer whose connection the service holds open; every other such
+    /// connection is closed.
     fn input_ended(&mut self, _core: &mut Core, id: ConnId) {
         let Some(shared) = self.live.get(&id).cloned() else { return };
         let (kind, peer) = (self.plan.kind, shared.body().peer);
@@ -113,7 +114,7 @@ impl Lane for Model {
 }
 
 impl Model {
-    /// A connection is there.
+    /// Opens a connection.
     fn open(&mut self, shard: &mut Core, id: ConnId, opening: u8) {
         let shared = shard.shared(id).map(session_of).expect("a new connection has a session");
         self.live.insert(id, shared.clone());
@@ -138,7 +139,7 @@ impl Model {
         }
     }
 
-    /// Calls of a connection that wait.
+    /// Waiting calls of a connection.
     pub(super) fn calls<'a>(&'a self, shared: &'a Conn) -> impl Iterator<Item = &'a Task> {
         self.tasks.iter().flatten().filter(|task| task.shared == *shared)
     }
@@ -166,7 +167,7 @@ impl Model {
         talk.cut += wire.len();
     }
 
-    /// A call waits.
+    /// Notes that a call waits.
     fn parked(&mut self, frames: &mut Batch<'_>, mut task: Task) {
         let free = self.tasks.iter().position(Option::is_none).unwrap_or(self.tasks.len());
         if free == self.tasks.len() {
@@ -182,11 +183,11 @@ impl Model {
         self.tasks[free] = Some(task);
     }
 
-    /// Tells a handler when there is room.
+    /// Makes a handler wait for room.
     pub fn await_room(&self, shared: &Conn) -> Option<Arc<Flag>> {
         let outlet = &**shared;
         (outlet.is_full() && !outlet.is_gone()).then(|| {
-            // Only the waker given last is woken.
+            // Only the last waker is woken.
             let mut room = shared.body().room.borrow_mut();
             let flag = room.take_if(|flag| !flag.is_set()).unwrap_or_default();
             outlet.wake_when_ready(&flag.clone().into());
@@ -196,7 +197,7 @@ impl Model {
 }
 
 impl Rig {
-    /// The service connects to an upstream.
+    /// Connects to an upstream.
     pub fn connect_upstream(&mut self) {
         let Rig { shard, model } = self;
         let peer = model.talks.len();
@@ -208,7 +209,7 @@ impl Rig {
         assert!(model.names.insert(id), "a name is used twice");
     }
 
-    /// A parked handler goes on, and ends like this unless it parks again.
+    /// Continues a parked handler, which ends like this unless it parks again.
     pub fn resume(&mut self, index: usize, end: End) {
         let Rig { shard, model } = self;
         let Some(mut task) = model.tasks.get_mut(index).and_then(Option::take) else { return };
@@ -235,12 +236,12 @@ impl Rig {
     }
 }
 
-/// What the service holds of a connection: all lanes of the rig have sessions of one type.
+/// The service's state of a connection: all lanes of the rig have sessions of one type.
 pub(super) fn session_of(shared: &ConnHead) -> Conn {
     shared.downcast_ref().cloned().expect("every session is of one type")
 }
 
-/// A call is over. True if the next frame may follow.
+/// Ends a call. True if the next frame may follow.
 fn settle(shard: &mut Core, id: ConnId, end: End) -> bool {
     match end {
         End::Done => return true,
