@@ -1,4 +1,4 @@
-//! What waits to be accepted and what was lost, for each listener and shard.
+//! Connections that wait to be accepted, and losses, for each listener and shard.
 
 use std::net::{SocketAddr, TcpStream};
 use std::thread;
@@ -15,7 +15,8 @@ const BACKLOG: u32 = 4;
 /// Peers: with two shards the chance that one of them gets no more than its queue takes is one in a million.
 const PEERS: usize = 40;
 
-/// Without waiting for the end of the handshake, which does not come while the queue is full.
+/// Connects without waiting for the end of the handshake, which does not come while the queue is
+/// full.
 fn begins_to_connect(addr: SocketAddr) -> Socket {
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, None).unwrap();
     socket.set_nonblocking(true).unwrap();
@@ -55,8 +56,8 @@ fn queue_of_a_blocked_shard_fills_and_loses_alone() {
     let (lost, dropped) = (full.lost.unwrap(), listen_drops() - before);
     assert!((1..=dropped).contains(&lost), "{lost} lost here, and {dropped} on the machine");
     lab.shared.block.end();
-    // Their kernels try again. One whose last packet met a full queue believes that it is connected, and is accepted once it
-    // sends.
+    // Their kernels try again. A peer whose last packet met a full queue takes itself for
+    // connected, and is accepted once it sends.
     eventually("all are connected", 3 * SOON, || peers.iter().all(|peer| peer.peer_addr().is_ok()));
     let mut clients: Vec<Client> = peers
         .into_iter()

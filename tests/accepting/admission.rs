@@ -1,4 +1,5 @@
-//! Limits on who is let in, on both drivers: sources are addresses of loopback, each of which is a client.
+//! Limits on admission, on both drivers: sources are addresses of loopback, each of which is a
+//! client.
 
 use std::fs;
 use std::io::Write;
@@ -147,7 +148,7 @@ fn allowed_peer_gets_in_at_a_full_table_and_beyond_every_limit() {
         assert_eq!(operators.len(), 20);
         assert_eq!(running.stats_now().connections, 24);
         drop((full, operators));
-        // Those that waited come in, as many as their limits allow.
+        // Waiting connections are admitted, as many as their limits allow.
         let heard = waiting.iter().filter(|stream| hears_hello(*stream)).count();
         assert_eq!(heard, 2);
         ended(running);
@@ -189,7 +190,7 @@ fn users_of_a_unix_socket_count_by_their_number() {
     }
 }
 
-/// A connection of a proxy for a client, if that is greeted.
+/// A connection of a proxy for a client, if it gets the greeting.
 fn proxied(addr: SocketAddr, header: &str) -> Option<TcpStream> {
     let mut stream = connect_from("127.0.0.1", addr, SOON).unwrap();
     stream.write_all(header.as_bytes()).unwrap();
@@ -357,7 +358,8 @@ fn child_has_two_customers() {
     let any = TcpListener::bind("[::]:0").unwrap();
     for address in ["2001:db8:a::1", "2001:db8:a::2", "2001:db8:b::1"] {
         ip(&format!("-6 addr add {address}/64 dev veth0 nodad"));
-        // The kernel hears a moment later that the link is up, and has no way to the address before.
+        // The kernel learns a moment later that the link is up, and has no route to the address
+        // before.
         let itself = SocketAddr::new(address.parse().unwrap(), any.local_addr().unwrap().port());
         eventually("the address is reached", SOON, || connect_from(address, itself, SOON).is_some());
     }

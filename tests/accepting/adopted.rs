@@ -1,4 +1,5 @@
-//! Sockets that listen already: who accepts from them, what is set on them, and what they must be.
+//! Adopted listening sockets: who accepts from them, their options, and the conditions that they
+//! must meet.
 
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
@@ -177,7 +178,7 @@ fn what_cannot_be_adopted_is_refused_at_the_start() {
         .service(admin.name("admin"), |_| Puppet::new(Default::default()));
     let text = both.start().expect_err("it does not start").to_string();
     assert!(text.ends_with(&format!("{addr} is given twice: to the service web and to admin")), "{text}");
-    // The same address once more is that of a socket in use.
+    // The same address again is that of a socket in use.
     let text = refused((adopt(listener.try_clone().unwrap()), tcp(addr)));
     assert!(text.contains(&format!("{addr} is in use by process {}", std::process::id())), "{text}");
     assert!(activated("web").is_none(), "this process was handed none");

@@ -19,7 +19,7 @@ use ringserve::{
 };
 use ringserve_tests::{On, SOON, eventually, no_time_limits};
 
-/// Answers with what it was made with.
+/// Answers with the text with which it was created.
 struct Says(String);
 
 impl Service for Says {
@@ -46,7 +46,7 @@ fn start<M: IntoService<Lines>>(
     started
 }
 
-/// A database that accepts all at once and says something when it is told to.
+/// A database that accepts all at once and answers on demand.
 struct Slow {
     addr: SocketAddr,
     clients: Receiver<TcpStream>,
@@ -116,7 +116,7 @@ impl Drop for Lock {
     }
 }
 
-/// Answers once it may.
+/// Answers once it is allowed to.
 pub(crate) struct Waits(pub(crate) Arc<AtomicBool>);
 
 impl Service for Waits {
@@ -132,7 +132,7 @@ impl Service for Waits {
     }
 }
 
-/// One call of a server waits in its drain, which is on one of its shards.
+/// Checks the locks while one call of a server waits in its drain, on one of its shards.
 fn locks_are_held(running: ServerHandle, held: &AtomicUsize, locks: usize, may_answer: &AtomicBool) {
     let addr = running.local_addrs()[0];
     let mut client = TcpStream::connect(addr).unwrap();
@@ -359,7 +359,7 @@ fn future_of_run_until_that_panics_ends_a_start_that_waits() {
     assert_eq!(ran.unwrap_err().downcast_ref::<&str>(), Some(&"planted"));
 }
 
-/// One that blocks its thread is not to be ended, and is left alone.
+/// A factory that blocks its thread cannot be ended, and is left alone.
 #[test]
 fn start_timeout_ends_a_start_whatever_it_waits_for() {
     for blocks in [false, true] {
@@ -384,7 +384,7 @@ fn start_timeout_ends_a_start_whatever_it_waits_for() {
     }
 }
 
-/// Futures begin when every factory returned: what registers in factories is there for them.
+/// Futures begin when every factory returned: registrations of factories are there for them.
 #[test]
 fn future_finds_a_shard_whose_factory_took_longer() {
     let mesh = Mesh::<u64, u64>::new();
@@ -394,7 +394,7 @@ fn future_finds_a_shard_whose_factory_took_longer() {
     let (begins, begun) = (Mutex::new(begins), Mutex::new(begun));
     let started = start(lines(2), move |shard| {
         if shard.index() == 1 {
-            // The other one's factory has returned, and its future is not to begin meanwhile.
+            // The other one's factory has returned, and its future must not begin meanwhile.
             is_slow.lock().unwrap().recv_timeout(SOON).unwrap();
             let early = begun.lock().unwrap().recv_timeout(Duration::from_millis(50));
             assert_eq!(early, Err(RecvTimeoutError::Timeout), "a future begins before the last factory");

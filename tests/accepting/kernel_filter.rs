@@ -18,10 +18,10 @@ use ringserve_tests::limited::{
 use ringserve_tests::proc_net::listen_overflows;
 use ringserve_tests::{EndOf, SOON, eventually};
 
-/// A denied peer hears nothing for longer than any handshake on loopback takes.
+/// A denied peer receives nothing for longer than any handshake on loopback takes.
 const SILENCE: Duration = Duration::from_millis(300);
 
-/// A list in a file that is replaced, and goes with the test.
+/// A list in a file that is replaced, and removed with the test.
 struct Listed(PathBuf);
 
 impl Listed {
@@ -66,7 +66,7 @@ fn denied_source_hears_nothing_and_others_are_served() {
             let queues = running.accept_queues();
             let sum = |of: fn(&AcceptQueueStats) -> Option<u64>| queues.iter().filter_map(of).sum::<u64>();
             assert!(sum(|queue| queue.dropped) > 0, "the gauge counts what the filter drops");
-            // A queue of a test beside this one may be full, and drops count as losses then.
+            // A queue of another test may be full, and drops then count as losses.
             if listen_overflows() == before {
                 assert_eq!(sum(|queue| queue.lost), 0, "no queue was full");
             }
@@ -152,10 +152,11 @@ fn list_is_replaced_under_load_and_no_allowed_peer_is_lost() {
 
 #[test]
 fn networks_are_filtered_for_their_time() {
-    // What is dropped is known by waiting, so they wait together.
+    // Dropped packets can only be detected by waiting, so they wait together.
     thread::scope(|scope| {
         for driver in drivers() {
-            // One server with a list, and one that is only asked to count: it has no filter until it needs one.
+            // One server with a list, and one that only counts: it has no filter until it needs
+            // one.
             scope.spawn(move || filters_for_a_time(driver, Admission::default().deny(list("127.0.7.0/24"))));
             scope.spawn(move || filters_for_a_time(driver, Admission::default().adjustable()));
         }
@@ -177,7 +178,7 @@ fn filters_for_a_time(driver: Driver, admission: Admission) {
     let mut line = String::new();
     BufReader::new(&held).read_line(&mut line).unwrap();
     assert_eq!(line, "still there\n");
-    // What is allowed is stronger, also than the list.
+    // Allowing has precedence, even over the list.
     admission.allow(&list("127.0.9.9 127.0.7.7"), Duration::from_secs(3600)).unwrap();
     for allowed in ["127.0.9.9", "127.0.7.7"] {
         eventually("an allowed peer is let through", SOON, || greets_from(allowed, addr));
@@ -209,7 +210,7 @@ fn greets_from(source: &str, addr: SocketAddr) -> bool {
 #[test]
 fn server_refuses_what_the_program_has_no_room_for() {
     for driver in drivers() {
-        // More than a program takes, the widest ones first.
+        // More than a program can hold, the widest ones first.
         let mut networks: Vec<String> = (0..3000).map(|n| format!("10.{}.{}.1", n / 256, n % 256)).collect();
         networks.push("127.0.9.0/24".to_owned());
         networks.push("127.0.8.1".to_owned());
@@ -224,7 +225,8 @@ fn server_refuses_what_the_program_has_no_room_for() {
     }
 }
 
-/// The child, in a separate network where a socket may have little memory beside its buffers.
+/// The child, in a separate network where a socket may have little memory in addition to its
+/// buffers.
 #[test]
 #[ignore = "the child process of another test here, which starts it; alone: RINGSERVE_TEST_CHILD=1 unshare -rn sh -c 'ip link set lo up; cargo test -p ringserve-tests --test accepting kernel_filter::child_has_little_memory -- --exact --ignored --nocapture'"]
 fn child_has_little_memory() {
@@ -233,7 +235,7 @@ fn child_has_little_memory() {
     }
     tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stdout).init();
     if fs::write("/proc/sys/net/core/optmem_max", "8192").is_err() {
-        // One for the whole machine, before Linux 6.8.
+        // The setting is for the whole machine before Linux 6.8.
         return println!("\nserved");
     }
     let mut networks: Vec<String> = (0..1500).map(|n| format!("10.{}.{}.1", n / 256, n % 256)).collect();

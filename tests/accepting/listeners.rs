@@ -1,4 +1,4 @@
-//! Several listeners of all kinds on one server, and what their connections know of them.
+//! Several listeners of all kinds on one server, and the listener that their connections report.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -22,7 +22,7 @@ fn socket_path(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("ringserve-{}-{name}", std::process::id()))
 }
 
-/// Replies which listener its connection came by.
+/// Replies with the listener of its connection.
 struct Numbers;
 
 impl Service for Numbers {

@@ -1,4 +1,4 @@
-//! Who is accepted, and on what: starts, listeners, sockets and their options, full tables, several shards.
+//! Accepting: starts, listeners, sockets and their options, full tables, several shards.
 
 mod accept_queues;
 mod admission;

@@ -1,4 +1,5 @@
-//! What a service is told of its peers beside their address: the address they came to, and the process at their end.
+//! Facts about peers in addition to their address: the address to which they connected, and the
+//! process at their end.
 
 use std::io::Read;
 use std::net::{SocketAddr, TcpStream};
@@ -9,13 +10,14 @@ use ringserve::{Driver, Peer, Server, Stream, stream};
 use ringserve_tests::{On, no_time_limits, watch};
 use rustix::process::{getegid, geteuid};
 
-/// On each driver: what a server at all addresses and at a Unix socket is told of three peers and tells them.
+/// For each driver, the facts that a server at all addresses and at a Unix socket gets about three
+/// peers and returns to them.
 fn told(options: &SocketOptions) -> Vec<[String; 3]> {
     let on_driver = |driver| {
         let on = On { driver, ..On::default() };
         let name = format!("@ringserve-peers-{}-{driver}-{}", std::process::id(), options.local_address);
         let server: Server = on.server_at("0.0.0.0:0", no_time_limits());
-        // An admission is told the same.
+        // An admission gets the same facts.
         let admit = |peer: &Peer| peer.local_addr().is_none_or(|addr| addr.ip().is_loopback());
         let server = server.listen_unix(&name).sockets(options.clone()).admit(admit);
         let running = server.start(|_shard| {

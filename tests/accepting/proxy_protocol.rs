@@ -15,7 +15,7 @@ use ringserve_tests::{SOON, on_epoll};
 
 const LINE: &str = "PROXY TCP4 192.0.2.1 198.51.100.7 56324 443\r\n";
 
-/// Says whom it sees, and knows nothing of proxies.
+/// Replies with the peer that it sees, and is not aware of proxies.
 struct Who;
 
 fn text(peer: &Peer) -> String {
@@ -47,7 +47,7 @@ fn connect(addr: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Sends that and takes a line.
+/// Sends bytes and takes a line.
 fn ask(stream: impl Read + Write, sent: impl AsRef<[u8]>) -> String {
     let (mut stream, mut line) = (BufReader::new(stream), String::new());
     stream.get_mut().write_all(sent.as_ref()).unwrap();
@@ -76,7 +76,7 @@ fn one_service_serves_clients_proxies_and_a_unix_socket() {
             tcp(any_port()).proxy_protocol(trusted),
             unix(&path).proxy_protocol(ProxyProtocol::default()),
         );
-        // The addresses of proxies are asked for even so: they say who is trusted.
+        // The addresses of proxies are needed all the same: they decide who is trusted.
         let server = Server::new().shards(2).pin(false).driver(driver);
         let sockets = SocketOptions::default().peer_address(false);
         let service = endpoints(all).framing(Lines::default()).sockets(sockets);

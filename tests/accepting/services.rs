@@ -265,7 +265,7 @@ fn service_is_served_until_the_one_before_it_has_ended() {
     }
 }
 
-/// What a start says that fails.
+/// The error of a start that fails.
 fn failure(server: Server<Several>) -> String {
     let error = server.start().unwrap_err();
     assert!(std::error::Error::source(&error).is_some() || matches!(error, Error::Services(_)), "{error}");
@@ -310,7 +310,7 @@ fn services_that_cannot_be_are_named() {
     assert_eq!(failure(fails.shards(1)), "service b: no service for shard 0: planted");
 }
 
-/// One that was free a moment ago.
+/// A port that was free a moment ago.
 fn free_port() -> u16 {
     TcpListener::bind(any_port()).unwrap().local_addr().unwrap().port()
 }
@@ -378,7 +378,7 @@ fn a_server_that_ends_by_itself_does_not_wait_for_the_future() {
         let (from_start, from_future) = (control.clone(), control);
         let server = Server::bind(any_port()).shards(1).driver(driver);
         let server = server.on_start(move |control| *from_start.lock().unwrap() = Some(control));
-        // Shut down by another way, while the future would wait for ever.
+        // Shut down in another way, while the future would wait without end.
         let ends = poll_fn(|_| -> Poll<()> {
             from_future.lock().unwrap().as_ref().unwrap().shutdown();
             Poll::Pending
@@ -405,7 +405,7 @@ fn a_panic_on_start_ends_the_server() {
         let said = catch_unwind(start).expect_err("the panic comes to the caller");
         assert_eq!(said.downcast_ref::<&str>(), Some(&"planted: on start"));
         TcpListener::bind(addr).expect("nothing listens there any more");
-        // The same where the caller waits for the end of the server.
+        // The same if the caller waits for the end of the server.
         assert!(catch_unwind(AssertUnwindSafe(|| server().serve(Named::new("a")))).is_err());
         TcpListener::bind(addr).expect("nothing listens there any more");
     }

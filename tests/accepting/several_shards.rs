@@ -1,4 +1,4 @@
-//! Limits that all shards share, and connections that go where there is room.
+//! Limits that all shards share, and connections that move to shards with room.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::thread;
@@ -56,7 +56,7 @@ fn limit_counts_all_shards_and_peers_beyond_it_wait() {
 #[test]
 fn place_that_one_shard_gives_back_another_may_take() {
     let lab = at_most(8, 4);
-    // The next peer lands on any shard, and the place that is free was another one's.
+    // The next peer lands on any shard, and the free place was another one's.
     let mut clients = served(&lab, 8);
     let mut random = Random::new(3);
     for _ in 0..100 {
@@ -137,7 +137,7 @@ fn all_are_served_at_once_however_the_kernel_spreads_them() {
     lab.finish();
 }
 
-/// Connects until several wait at one shard that cannot look, and the others are gone again.
+/// Connects until several wait at one shard that cannot accept, and the others are gone again.
 fn wait_at_one_shard(lab: &Lab) -> (Client, Vec<Client>) {
     let mut blocks = lab.client();
     blocks.send(order::block());
@@ -148,7 +148,8 @@ fn wait_at_one_shard(lab: &Lab) -> (Client, Vec<Client>) {
         assert!(started.elapsed() < SOON, "the kernel leaves out a shard");
         let mut client = lab.client();
         client.send(order::shard());
-        // A peer that answers is not at that shard; one that does not may be late, and is looked at again.
+        // A peer that answers is not at that shard; one that does not may be late, and is checked
+        // again.
         client.stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
         if client.stream.peek(&mut [0]).is_err() {
             client.stream.set_read_timeout(Some(SOON)).unwrap();
@@ -189,7 +190,7 @@ fn more_than_there_is_room_for_are_all_served_in_time() {
                     client.send(order::echo(n.to_string()));
                     // Four threads hold up to twelve each, which is more than there is room for.
                     open.push(client);
-                    // Those that were served let others in; where all wait, others hold the places.
+                    // Served peers make room for others; if all wait, others hold the places.
                     let started = Instant::now();
                     while open.len() == 12 {
                         assert!(started.elapsed() < SOON, "no peer is served any more");
@@ -241,7 +242,7 @@ fn a_full_server_that_waits_for_room_does_next_to_nothing() {
     let turns = || lab.stats().shards.iter().map(|shard| shard.driver.turns).sum::<u64>();
     let (before, started) = (turns(), Instant::now());
     clients[0].gets_back(order::sleep(1000));
-    // Each shard looks ten times a second whether another one made room.
+    // Each shard checks ten times per second whether another one has room.
     let seconds = started.elapsed().as_secs() + 1;
     let turns = turns() - before;
     assert!(turns < 4 * 15 * seconds + 30, "{turns} turns in {seconds} s");

@@ -1,6 +1,7 @@
-//! Socket options on servers that run: what they do to connections, and what is said of those the kernel takes otherwise.
+//! Socket options on running servers: their effect on connections, and the messages about those
+//! that the kernel changes.
 //!
-//! That accepted sockets have the options of their listener is a test beside the options.
+//! Another test checks that accepted sockets inherit the options of their listener.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -96,7 +97,7 @@ fn a_shard_takes_the_connections_of_its_cpu() {
     let lab = Lab::of(server.framing(LengthPrefix::default()));
     assert_eq!(warnings(&lab), [""; 0]);
     let addr = lab.addr();
-    // The packets of loopback are handled where they are sent.
+    // The packets of loopback are handled on the CPU that sends them.
     let shards_of = |cpu: usize, count: usize| -> Vec<String> {
         let ask = move || {
             let mut set = CpuSet::new();
@@ -124,7 +125,8 @@ fn steering_without_pinned_shards_is_warned_of() {
     lab.finish();
 }
 
-/// The child, in a separate network: sets what the kernel's settings are there, and looks at what becomes of options.
+/// The child, in a separate network: changes the kernel's settings there, and checks the effect on
+/// options.
 #[test]
 #[ignore = "the child process of another test here, which starts it; alone: RINGSERVE_TEST_CHILD=1 unshare -rn sh -c 'ip link set lo up; cargo test -p ringserve-tests --test accepting socket_options::child_changes_settings -- --exact --ignored --nocapture'"]
 fn child_changes_settings() {
@@ -173,7 +175,7 @@ fn child_changes_settings() {
     println!("\nall is as it should be");
 }
 
-/// Sends a frame with the first packet, as far as the kernel can, and returns whether it came with that.
+/// Sends a frame with the first packet, if the kernel can, and returns whether it did.
 fn fast_opened(addr: SocketAddr) -> bool {
     /// From `linux/socket.h`.
     const MSG_FASTOPEN: i32 = 0x2000_0000;
@@ -190,7 +192,7 @@ fn kernel_settings_that_cut_or_forbid_an_option_are_named() {
     let Some(mut process) = Process::start_in_own_network(child_changes_settings) else {
         return eprintln!("not tested: there can be no network namespace");
     };
-    // The log has it before the program looks.
+    // The line is in the log before the program looks.
     let line = process.line_after("WARN");
     assert!(
         line.ends_with("listen backlog 9 was cut to 8 by net.core.somaxconn; raise that to have more"),

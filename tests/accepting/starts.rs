@@ -1,4 +1,4 @@
-//! Starting, and not starting.
+//! Starts that succeed, and starts that fail.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -30,8 +30,8 @@ fn a_second_instance_is_refused_with_the_name_of_the_first() {
     lab.finish();
 }
 
-/// The end of a ring interrupts calls of the thread that made it, some time later. Rings that were tried at the start are
-/// not this thread's.
+/// The end of a ring interrupts calls of the thread that created it, some time later. Rings that
+/// were tried at the start are not this thread's.
 #[test]
 fn starting_a_server_interrupts_no_call_of_the_starting_thread() {
     for round in 0..10 {
@@ -109,7 +109,7 @@ fn a_factory_that_fails_on_one_shard_leaves_nothing_running() {
     };
     let calls = Arc::new(AtomicUsize::new(0));
     let counted = calls.clone();
-    // Enough for the last one's name to be this test's alone.
+    // Enough shards that the last one's name is this test's alone.
     let started = On::default().server(no_time_limits()).shards(8).start(move |shard| {
         counted.fetch_add(1, SeqCst);
         if shard.index() == 7 { Err("planted: no service") } else { Ok(Puppet::new(Default::default())) }
@@ -117,7 +117,7 @@ fn a_factory_that_fails_on_one_shard_leaves_nothing_running() {
     let text = started.unwrap_err().to_string();
     assert_eq!(text, "no service for shard 7: planted: no service");
     assert_eq!(calls.load(SeqCst), 8);
-    // A thread that was joined is listed for a moment more.
+    // A joined thread stays listed for a moment.
     eventually("the last shard's thread ends", SOON, || threads() == 0);
 }
 
@@ -265,7 +265,8 @@ fn restarts_on_a_shared_port_reset_no_client() {
             .map(|_| {
                 scope.spawn(|| {
                     while !over.load(SeqCst) {
-                        // One for each connection: a client whose first packet is turned away comes a second later.
+                        // One for each connection: a client whose first packet is dropped comes a
+                        // second later.
                         let began = Instant::now();
                         let mut client = Client::connect(addr);
                         client.send(order::echo(""));

@@ -23,7 +23,7 @@ use ringserve_tests::watch::closed_for;
 use ringserve_tests::{SOON, eventually, on_epoll};
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 
-/// A certificate for localhost, its key, and clients that believe it.
+/// A certificate for localhost, its key, and clients that trust it.
 pub(super) struct Believed {
     chain: String,
     key: String,
@@ -75,7 +75,7 @@ pub(super) fn line(stream: &mut (impl Read + Write), sent: &str) -> String {
     line.trim_end().to_owned()
 }
 
-/// Says what it knows of a connection, and nothing of TLS concerns it but that.
+/// Replies with the facts of a connection, and is not aware of TLS otherwise.
 pub(super) struct Who;
 
 impl Service for Who {
@@ -127,7 +127,7 @@ fn reload_that_hangs_holds_up_no_connection() {
     let tls = server.tls().clone();
     let reload = std::thread::spawn(move || tls.reload());
     let mut pipe = None;
-    // Without a reader it cannot be opened so.
+    // Without a reader it cannot be opened this way.
     eventually("the file is read", SOON, || {
         let nonblocking = OFlags::NONBLOCK.bits() as i32;
         pipe = File::options().write(true).custom_flags(nonblocking).open(&file).ok();
@@ -137,7 +137,7 @@ fn reload_that_hangs_holds_up_no_connection() {
         assert_eq!(line(&mut connect(&config, addr, ""), "new\n"), "new");
         assert_eq!(line(&mut before, "old\n"), "old");
     }
-    // Nor a scrape, which has when the certificate in use expires.
+    // Nor a scrape, which includes the expiry of the certificate in use.
     let mut metrics = String::new();
     server.metrics().write_prometheus(&mut metrics);
     assert!(metrics.contains("ringserve_certificate_expiry_seconds{listener=\"0\",name=\"\"} "), "{metrics}");
@@ -189,13 +189,13 @@ fn end_is_announced_to_both_sides() {
         assert_eq!(line(&mut stream, "hello\n"), "hello");
         stream.conn.send_close_notify();
         stream.flush().unwrap();
-        // The answer is close_notify: rustls takes a FIN without it for an error.
+        // The answer is close_notify: to rustls a FIN without it is an error.
         let mut rest = Vec::new();
         stream.read_to_end(&mut rest).unwrap();
         assert_eq!(rest, b"");
         drop(stream);
         closed_for(&server, CloseReason::PeerClosed, 1);
-        // A drain says goodbye too.
+        // A drain sends close_notify too.
         let mut stream = connect(&config, server.local_addrs()[0], "");
         assert_eq!(line(&mut stream, "hello\n"), "hello");
         server.shutdown();

@@ -1,4 +1,5 @@
-//! How connections below TLS end, on both drivers: what the peer hears last, and what the server says it was.
+//! Ends of connections below TLS, on both drivers: the last bytes to the peer, and the reason that
+//! the server reports.
 
 use std::convert::Infallible;
 use std::io::{self, ErrorKind, Read, Write};
@@ -43,7 +44,7 @@ fn each(tls: impl Fn(&Believed) -> Tls, check: impl Fn(&ServerHandle, TlsStream)
     }
 }
 
-/// What `plain` is as records.
+/// The records of `plain`.
 fn sealed(stream: &mut TlsStream, plain: &[u8]) -> Vec<u8> {
     stream.conn.writer().write_all(plain).unwrap();
     let mut bytes = Vec::new();
@@ -53,14 +54,14 @@ fn sealed(stream: &mut TlsStream, plain: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Reads to the end: what came, and whether the server announced the end.
+/// Reads to the end: the bytes, and whether the server announced the end.
 fn rest(stream: &mut TlsStream) -> (Vec<u8>, io::Result<usize>) {
     let mut heard = Vec::new();
     let end = stream.read_to_end(&mut heard);
     (heard, end)
 }
 
-/// The alert that `error` is of.
+/// The alert of `error`.
 fn alert(error: &io::Error) -> Option<AlertDescription> {
     match error.get_ref()?.downcast_ref()? {
         Error::AlertReceived(alert) => Some(*alert),
@@ -125,7 +126,7 @@ fn damaged_record_hears_its_alert_and_no_reset() {
     each(Believed::tls, |server, mut stream| {
         let mut bytes = sealed(&mut stream, b"changed on its way\n");
         *bytes.last_mut().unwrap() ^= 1;
-        // What lies unread when a socket is closed makes a reset of the close.
+        // Unread bytes make the close of a socket a reset.
         bytes.extend_from_slice(&[23; 5000]);
         stream.sock.write_all(&bytes).unwrap();
         let (heard, end) = rest(&mut stream);
@@ -169,7 +170,7 @@ fn handshake_that_does_not_end_is_timed_out() {
     }
 }
 
-/// Gives each line its meaning: the end of one side, or of all.
+/// Gives each line a meaning: the end of one side, or of all.
 struct Ending;
 
 impl Service for Ending {
@@ -214,10 +215,10 @@ fn close_is_announced_and_an_abort_is_not() {
     }
 }
 
-/// What a stream hears behind the end of its side.
+/// The bytes or error that a stream receives after the end of its side.
 type Heard = Result<Vec<u8>, ErrorKind>;
 
-/// Ends its side at the first line, and tells what it hears then.
+/// Ends its side at the first line, and reports the bytes that it then receives.
 async fn half_close(mut stream: Stream, told: Sender<Heard>) -> io::Result<()> {
     let mut heard = Vec::new();
     stream.read_frame().await?;
@@ -234,7 +235,7 @@ async fn half_close(mut stream: Stream, told: Sender<Heard>) -> io::Result<()> {
     Ok(())
 }
 
-/// A server of such streams, which takes no end without a close_notify if it is `strict`.
+/// A server of such streams, which accepts no end without a close_notify if it is `strict`.
 fn half_closing(believed: &Believed, driver: Driver, strict: bool) -> (ServerHandle, Receiver<Heard>) {
     let (told, hears) = channel();
     let tls = believed.tls().require_close_notify(strict);
@@ -301,7 +302,8 @@ fn answer_to_the_end_of_a_side_ends_the_other() {
     let believed = Believed::new();
     for driver in drivers() {
         let (server, hears) = half_closing(&believed, driver, true);
-        // Peers of 1.2 have to give up their side as soon as they hear of the end, as its standard says.
+        // Peers of 1.2 have to end their side as soon as they receive the end, according to the
+        // standard.
         for version in [&TLS12, &TLS13] {
             let config = Arc::new(believed.client_of(&[version]));
             let mut stream = connect(&config, server.local_addrs()[0], "");
@@ -336,7 +338,7 @@ fn request_that_is_cut_off_is_none_and_a_whole_one_is_answered() {
             })
             .unwrap();
         let config = Arc::new(believed.client());
-        // It knows how long it is, so that the missing close_notify says nothing.
+        // The body has a length, so that the missing close_notify means nothing.
         for (body, heard) in [("all of it", Ok(b"all of it".to_vec())), ("half", Err(()))] {
             let mut stream = connect(&config, server.local_addrs()[0], "");
             let head = "POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\nconnection: close\r\n\r\n";

@@ -1,4 +1,5 @@
-//! Crowds that begin handshakes and do not end them, on both drivers: what is open goes on, and memory is bounded.
+//! Crowds that begin handshakes and do not end them, on both drivers: open connections continue,
+//! and memory is bounded.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
@@ -13,19 +14,20 @@ use ringserve_tests::{Random, SOON, alone, eventually, status_kib};
 
 use super::tls::{Believed, Who, any_port, connect, drivers, line, shut_down};
 
-/// Peers of a crowd: below what may wait to be accepted, and several times as many as may be in a handshake.
+/// Peers of a crowd: fewer than may wait to be accepted, and several times as many as may be in a
+/// handshake.
 const CROWD: usize = 2000;
 const HANDSHAKES_MAX: usize = 500;
 
 /// Memory that a handshake may take.
 const HANDSHAKE_KIB: u64 = 20;
 
-/// How the server has done with a crowd.
+/// The server's result with a crowd.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
-    /// They wait, until their peers go.
+    /// They wait, until their peers close.
     Waits,
-    /// Each is refused for what it said.
+    /// Each is refused for its bytes.
     Refused,
 }
 
@@ -38,7 +40,7 @@ fn hello(believed: &Believed) -> Vec<u8> {
     hello
 }
 
-/// A crowd says what `says` has for each of them, in `parts` parts, while another connection talks.
+/// Makes a crowd send the bytes of `says`, in `parts` parts, while another connection talks.
 fn flood(parts: usize, fate: Fate, says: impl Fn(&Believed, usize) -> Vec<u8>) {
     let believed = Believed::new();
     for driver in drivers() {
@@ -69,7 +71,7 @@ fn flood(parts: usize, fate: Fate, says: impl Fn(&Believed, usize) -> Vec<u8>) {
             }),
         }
         drop(crowd);
-        // Who comes behind the crowd is served.
+        // A peer after the crowd is served.
         let mut next = connect(&config, addr, "");
         assert_eq!(line(&mut next, "who\n"), "TLSv1_3 for localhost directly");
         assert_eq!(line(&mut neighbour, "after\n"), "after");
@@ -89,7 +91,7 @@ fn gather(addr: SocketAddr, parts: usize, said: &[Vec<u8>], mut meanwhile: impl 
         for (number, (socket, said)) in crowd.iter_mut().zip(said).enumerate() {
             let size = said.len().div_ceil(parts);
             let piece = &said[(part * size).min(said.len())..((part + 1) * size).min(said.len())];
-            // One that was refused already may not be heard any more.
+            // A connection that was already refused may fail here.
             let _ = socket.write_all(piece);
             if number % 200 == 0 {
                 meanwhile();
@@ -145,7 +147,7 @@ fn crowd_of_random_bytes_is_refused() {
         flood(1, Fate::Refused, |_, number| {
             let mut random = Random::new(number as u64);
             let bytes = (0..2000).map(|_| random.draw() as u8);
-            // A type that no record has: of others some wait for the rest of a record.
+            // A type that no record has: with others some would wait for the rest of a record.
             [0xff].into_iter().chain(bytes).collect()
         });
     }

@@ -1,4 +1,4 @@
-//! Unix sockets: the file and who may have it, and that everything holds which holds with TCP.
+//! Unix sockets: the file and its owner, and all behaviour that they share with TCP.
 
 use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -19,7 +19,7 @@ use ringserve_tests::{Client, Lab, On, Puppet, no_time_limits, on_epoll, order, 
 use rustix::process::Uid;
 use rustix::thread::set_thread_res_uid;
 
-/// A directory of this test alone, which goes with it.
+/// A directory of this test alone, which is removed with it.
 struct Dir(PathBuf);
 
 impl Dir {
@@ -113,7 +113,7 @@ fn the_file_of_a_server_that_is_gone_is_replaced() {
     assert!(dir.names().is_empty(), "{:?}", dir.names());
 }
 
-/// The child: serves at the path that its input says, until it is killed.
+/// The child: serves at the path in its input, until it is killed.
 #[test]
 #[ignore = "the child process of the other tests here, which start it; alone: echo /tmp/s | RINGSERVE_TEST_CHILD=1 cargo test -p ringserve-tests --test accepting unix_sockets::child_serves -- --exact --ignored --nocapture"]
 fn child_serves() {

@@ -1,4 +1,4 @@
-//! What the errors of a start say to a newcomer: which method, with which value, what is allowed and what to do.
+//! Errors of a start for a new user: the method, its value, the allowed values and the fix.
 
 use std::convert::Infallible;
 use std::fmt::Write;
@@ -45,7 +45,7 @@ fn several(server: Server<Several>) -> String {
     of(server.shards(1).start().err())
 }
 
-/// Fails with each text that is another one.
+/// Fails with each text that differs.
 #[track_caller]
 fn compare(rows: &[(String, &str)]) {
     let mut wrong = String::new();

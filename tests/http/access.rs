@@ -20,11 +20,12 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// More than the outbox and both kernels take.
+/// More bytes than the outbox and both kernels take.
 const LARGE: usize = 12 << 20;
 
-/// `/large` has a body of [`LARGE`] bytes, `/pieces` three pieces, of whose length `/told` says what is so and `/more` too much, `/none` 204, `/never` says nothing, `/fail` fails, `/panic`
-/// panics; others greet.
+/// Answers `/large` with a body of [`LARGE`] bytes, `/pieces` with three pieces, whose length
+/// another path declares correctly and `/more` too large, `/none` with 204; `/never` does not
+/// answer, `/fail` fails, `/panic` panics; others greet.
 async fn answer(request: Request<Incoming>) -> Result<Response<Bodies>, BoxError> {
     let full = |text: Vec<u8>| Full::new(Bytes::from(text)).map_err(|never| match never {}).boxed();
     Ok(match request.uri().path() {
@@ -100,7 +101,7 @@ fn each_request_has_one_line_once_its_answer_is_through() {
     let lines = Logged::default();
     let writer = lines.clone();
     let json = fmt::layer().json().flatten_event(true).with_writer(move || writer.clone());
-    // What holds for the log of connections holds for that of requests.
+    // The settings for the log of connections apply to that of requests.
     let accesses = Targets::new().with_target("ringserve::access", LevelFilter::INFO);
     tracing_subscriber::registry().with(json).with(accesses).init();
     let options = HttpOptions::default().response_timeout(Duration::from_millis(20));

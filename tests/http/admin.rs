@@ -1,4 +1,4 @@
-//! The admin endpoint: what it answers, whom it refuses, and that shards do not notice.
+//! The admin endpoint: its answers, the requests that it refuses, and that shards do not notice.
 
 mod crowds;
 mod load;
@@ -16,7 +16,7 @@ use ringserve::net::Address;
 use ringserve::{Server, ServerHandle, Stream, stream};
 use ringserve_tests::{Bounds, Client, Lab, On, no_time_limits};
 
-/// A server of puppets on two shards, with an endpoint beside it.
+/// A server of puppets on two shards, with an endpoint.
 fn lab(admin: impl Into<Admin>) -> Lab {
     lab_with(no_time_limits(), admin)
 }
@@ -94,7 +94,7 @@ fn post(addr: SocketAddr, path: &str, body: &str) -> Answer {
     ask(addr, "POST", path, &["x-ringserve: 1"], body)
 }
 
-/// A server that cannot be started with this endpoint, and why.
+/// The error of a server that cannot be started with this endpoint.
 #[track_caller]
 fn refused(admin: impl Into<Admin>) -> String {
     let server = Server::bind("127.0.0.1:0").shards(1).admin(admin);

@@ -1,4 +1,4 @@
-//! What a request says of its connection.
+//! The facts that a request has about its connection.
 
 use std::convert::Infallible;
 use std::future::ready;
@@ -22,7 +22,7 @@ use ringserve_tests::{Client, no_time_limits};
 
 const GET: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
 
-/// What a service says that may run on any thread, as those of axum.
+/// The answer of a service that may run on any thread, like those of axum.
 fn who(request: &Request<Incoming>) -> String {
     let Some(client) = request.extensions().get::<ClientInfo>() else { return "nothing is known".into() };
     let client = std::thread::scope(|scope| scope.spawn(|| client.clone()).join().unwrap());
@@ -31,7 +31,7 @@ fn who(request: &Request<Incoming>) -> String {
     format!("{peer} via {:?}, {:?}, {name:?}, shard {}", peer.via(), tlvs, client.shard())
 }
 
-/// TLS of a server, and a client that believes it.
+/// TLS of a server, and a client that trusts it.
 fn tls() -> (Tls, Arc<ClientConfig>) {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let mut roots = RootCertStore::empty();

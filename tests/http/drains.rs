@@ -1,4 +1,4 @@
-//! Drains of servers of HTTP, in simulations by seed.
+//! Drains of HTTP servers, in simulations by seed.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -19,7 +19,7 @@ const ADDR: &str = "10.0.0.1:80";
 const GOAWAY: u8 = 7;
 const PING: u8 = 6;
 
-/// Answers with what it was sent, or for `/slow` after a second.
+/// Answers with the received body, for `/slow` after a second.
 fn start(sim: &Sim, limits: ServerLimits) -> SimServer {
     let server = Server::bind(ADDR).shards(1).server_limits(limits);
     let running = sim.start(server, move |shard| {
@@ -44,7 +44,7 @@ fn post(path: &str, body: &str) -> String {
     format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len())
 }
 
-/// The body of one answer, and whether it says that it is the last one. `None` at the end.
+/// The body of one answer, and whether it is marked as the last one. `None` at the end.
 async fn answer(me: &mut ClientStream) -> io::Result<Option<(bool, String)>> {
     let (mut closes, mut len, mut is_first) = (false, 0, true);
     while let Some(line) = me.line().await? {
@@ -73,7 +73,7 @@ fn said(body: &str) -> String {
     format!("you said {body}")
 }
 
-/// Runs a server with one client beside what `test` does.
+/// Runs a server with one client, and `test` at the same time.
 fn each_seed<C>(limits: ServerLimits, client: C, then: impl Fn(&Sim, &SimServer))
 where
     C: AsyncFn(&Net, &mut ClientStream) -> io::Result<()> + Copy + 'static,
@@ -153,7 +153,7 @@ fn quiet_connections_end_one_by_one_after_half_a_second() {
             let ends = ends.clone();
             sim.client(format!("{n}"), async move |net| {
                 let mut me = net.connect(ADDR).await?;
-                // Half of them said nothing yet.
+                // Half of them have sent nothing yet.
                 if n % 2 == 0 {
                     assert!(ask(&mut me, "here").await?.is_some());
                 }
@@ -197,7 +197,7 @@ fn silent_peer_of_http_2_is_closed_two_seconds_after_goaway() {
         async |net, me| {
             me.send([PREFACE, SETTINGS, SETTINGS_ACK, &request(1, true, "/")].concat()).await?;
             until(me, 0, 1).await?;
-            // It is silent from now on, to the PING too.
+            // It sends nothing from now on, not even an answer to the PING.
             until(me, GOAWAY, 0).await?;
             let told = net.now();
             until(me, PING, 0).await?;

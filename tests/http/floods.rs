@@ -1,4 +1,4 @@
-//! What peers of HTTP can make a server hold and do: bytes inside hyper, floods of frames.
+//! Load that HTTP peers can put on a server: bytes inside hyper, floods of frames.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -20,7 +20,8 @@ use ringserve_tests::{Client, On, SOON, eventually, no_time_limits, watch};
 
 const LARGE: usize = 4 << 20;
 
-/// `/` says hello, `/large` sends [`LARGE`] bytes, `/never` waits for ever, `/read` reads its body before it says hello.
+/// Answers `/` with hello, `/large` with [`LARGE`] bytes; `/never` waits without end, `/read` reads
+/// its body before it answers hello.
 async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
     let mut answer = Bytes::from_static(b"hello");
     match request.uri().path() {
@@ -94,7 +95,7 @@ fn unread_bodies_inside_of_hyper_count_as_held() {
             // The server may be gone before all is written.
             _ = client.stream.write_all(&upload);
         }
-        // Eight of them fit. What the others held counts no more once they are gone.
+        // Eight of them fit. The bytes of the others no longer count once they are closed.
         let closed = || {
             let counters = running.stats_now().counters;
             counters.reasons().find(|(reason, _)| *reason == "memory_limit").map_or(0, |(_, count)| count)
@@ -114,7 +115,8 @@ fn bodies_that_were_read_count_no_more() {
     let options = HttpOptions::default().connection_window_bytes(1 << 16);
     let running = start(little(512 << 10), options);
     let mut clients: Vec<Client> = (0..30).map(|_| Client::connect(running.local_addrs()[0])).collect();
-    // Each leaves its connection open, and all together sent three times as much as may be held.
+    // Each leaves its connection open, and all together sent three times as many bytes as may be
+    // held.
     for client in &mut clients {
         let mut upload = b"POST /read HTTP/1.1\r\nhost: x\r\ncontent-length: 50000\r\n\r\n".to_vec();
         upload.extend([b'x'; 50_000]);
@@ -130,7 +132,7 @@ fn bodies_that_were_read_count_no_more() {
 
 #[test]
 fn one_fast_upload_does_not_shield_those_that_stop() {
-    // Looked at every 100 ms: 2000 bytes are enough for one, 42 000 for all.
+    // Checked every 100 ms: 2000 bytes are enough for one, 42 000 for all.
     let options = HttpOptions::default()
         .body_bytes_per_second_min(20_000)
         .rate_window(Duration::from_millis(500))
@@ -180,11 +182,11 @@ fn pings_whose_answers_are_not_read_end_their_connection() {
 
 #[test]
 fn endless_continuations_end_their_connection() {
-    // What comes behind the bound of a head is thrown away for that long.
+    // Bytes beyond the limit of a head are discarded for that long.
     let linger = Duration::from_millis(100);
     let running = start(no_time_limits().linger_timeout(linger), HttpOptions::default());
     let mut neighbour = Neighbour::of(&running);
-    // Literal fields that are not indexed, of which hyper could keep as much as is sent.
+    // Literal fields without indexing, of which hyper could keep as many as are sent.
     let field = [&b"\x00\x01x\x7f\xe1\x0e"[..], &[b'v'; 2000]].concat();
     for (n, piece) in [(1, field.repeat(8)), (2, b"\x82".repeat(10))] {
         let mut client = Client::connect(running.local_addrs()[0]);

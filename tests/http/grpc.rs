@@ -1,4 +1,4 @@
-//! gRPC by tonic on a server of HTTP: messages and trailers over HTTP/2, streams both ways.
+//! gRPC by tonic on an HTTP server: messages and trailers over HTTP/2, streams both ways.
 
 use std::convert::Infallible;
 
@@ -11,7 +11,7 @@ use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder, Streaming};
 use tonic::codegen::tokio_stream::{self, StreamExt};
 use tonic::{Code, Status};
 
-/// Messages are bytes as they are.
+/// A codec whose messages are plain bytes.
 #[derive(Clone, Copy, Default)]
 struct AsTheyAre;
 
@@ -74,7 +74,7 @@ async fn answer(request: hyper::Request<Incoming>) -> Result<hyper::Response<ton
     })
 }
 
-/// Runs a client of tonic's on a runtime of tokio's.
+/// Runs a tonic client on a tokio runtime.
 fn with_grpc(running: &ServerHandle, test: impl AsyncFnOnce(Grpc)) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -92,7 +92,7 @@ fn with_grpc(running: &ServerHandle, test: impl AsyncFnOnce(Grpc)) {
 
 type Grpc = tonic::client::Grpc<Channel>;
 
-/// A connection as tonic's client wants it.
+/// A connection in the form that tonic's client needs.
 struct Channel(hyper::client::conn::http2::SendRequest<tonic::body::Body>);
 
 impl tower::Service<hyper::Request<tonic::body::Body>> for Channel {

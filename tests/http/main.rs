@@ -1,4 +1,4 @@
-//! HTTP and gRPC, with hyper on a shard, and the admin endpoint that stands on it.
+//! HTTP and gRPC, with hyper on a shard, and the admin endpoint, which is built on it.
 
 mod access;
 mod admin;

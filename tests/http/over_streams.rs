@@ -20,7 +20,7 @@ use ringserve_tests::client::End;
 use ringserve_tests::http::{Bodies, read_answer, read_chunked, with_http2};
 use ringserve_tests::{Client, SOON, Streams, eventually, no_time_limits, pattern};
 
-/// How hyper spawns on a shard.
+/// The way in which hyper spawns on a shard.
 #[derive(Clone)]
 struct OnShard(Shard);
 
@@ -30,7 +30,7 @@ impl<F: Future<Output = ()> + 'static> hyper::rt::Executor<F> for OnShard {
     }
 }
 
-/// A body whose bytes are made when they are asked for.
+/// A body whose bytes are made on demand.
 struct Counted {
     made: usize,
     len: usize,
@@ -38,7 +38,7 @@ struct Counted {
 
 const PIECE: usize = ringserve_tests::PERIOD / 4;
 
-/// A body that tells how many of its bytes were made.
+/// Length of a body that reports how many of its bytes were made.
 const TELLS: usize = 1 << 30;
 static MADE: AtomicUsize = AtomicUsize::new(0);
 
@@ -69,7 +69,7 @@ fn whole(bytes: impl Into<Bytes>) -> Answer {
     Response::new(Full::new(bytes.into()).map_err(|never| match never {}).boxed())
 }
 
-/// `/hello`, `/echo`, `/length`, and `/N` for N bytes.
+/// Answers `/hello`, `/echo`, `/length`, and `/N` with N bytes.
 async fn answer(request: Request<Incoming>) -> Result<Answer, hyper::Error> {
     let path = request.uri().path()[1..].to_owned();
     Ok(match (request.method(), path.as_str()) {
@@ -292,7 +292,8 @@ fn http_2_streams_much_both_ways() {
 #[test]
 fn http_2_is_told_of_a_drain_and_ends() {
     let server = http2();
-    // While it is kept the client does not end the connection: the server's GOAWAY does, and that is waited for.
+    // While it is kept the client does not end the connection: the server's GOAWAY does, which is
+    // waited for.
     let kept = Cell::new(None);
     with_http2(server.addr(), async |mut sender| {
         let answer = sender.send_request(request(Method::GET, "hello", Bytes::new())).await.unwrap();

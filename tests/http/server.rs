@@ -1,4 +1,4 @@
-//! Servers of HTTP, by `http(..)`.
+//! HTTP servers, by `http(..)`.
 
 mod ends;
 mod errors;
@@ -31,16 +31,16 @@ use ringserve_tests::http::{Bodies, Sender, frames, read_answer, with_http2};
 use ringserve_tests::{Client, On, SOON, eventually, no_time_limits, watch};
 use tokio::sync::Semaphore;
 
-/// What came is no HTTP; the counters do not know what is inside.
+/// The bytes are not HTTP; the counters do not know the details.
 const BAD: CloseReason = CloseReason::BadFrame(FrameError::VarintOverflow);
 
 const GET: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
-/// Far above what the outbox and both kernels take of an answer at once.
+/// Far more than the outbox and both kernels take of an answer at once.
 const LARGE: usize = 12 << 20;
 /// Short, since tests wait until it is over.
 const BRIEF: Duration = Duration::from_millis(50);
 
-/// What the handlers share with the test.
+/// State shared by the handlers and the test.
 #[derive(Default)]
 struct Handlers {
     inside: AtomicUsize,
@@ -89,7 +89,8 @@ impl Rig {
         with_http2(self.running.local_addrs()[0], test);
     }
 
-    /// Sends bytes, and waits until the server has as many more: others may come beside them.
+    /// Sends bytes, and waits until the server has received at least as many more: others may
+    /// arrive at the same time.
     fn takes_in(&self, client: &mut Client, bytes: &[u8]) {
         let before = self.running.stats_now().counters.bytes_received;
         client.write(bytes);
@@ -103,8 +104,10 @@ impl Rig {
     }
 }
 
-/// `/` says its version, `/gate` waits until the test opens it, `/never` for ever, `/fail` fails, `/limited` takes ten bytes,
-/// `/large` sends [`LARGE`] bytes, `/pieces` as many in pieces, `/counted` fewer, `/echo` sends back, `/read` reads all and then waits as `/gate`.
+/// Answers `/` with its version; `/gate` waits until the test opens it, `/never` without end,
+/// `/fail` fails, `/limited` accepts ten bytes, `/large` sends [`LARGE`] bytes, `/pieces` as many
+/// in pieces, `/counted` fewer, `/echo` sends the body back, `/read` reads all and then waits like
+/// `/gate`.
 async fn answer(
     request: Request<Incoming>,
     handlers: Arc<Handlers>,
@@ -140,7 +143,7 @@ async fn answer(
 
 const PIECE: usize = 16 << 10;
 
-/// A body that comes in pieces of one size.
+/// A body that arrives in pieces of one size.
 struct Pieces(usize);
 
 /// Bytes of `/counted`, and the pieces of it that were made.
@@ -172,7 +175,7 @@ async fn ask(sender: &mut Sender, path: &str) -> Bytes {
     answer.into_body().collect().await.unwrap().to_bytes()
 }
 
-/// Options under which a rate is measured over a short time.
+/// Options that measure a rate over a short time.
 fn brief_window() -> HttpOptions {
     HttpOptions::default().rate_window(BRIEF)
 }
@@ -197,8 +200,8 @@ fn answered_stream(client: &mut Client) -> u32 {
     }
 }
 
-/// Sends `bytes` again and again, with a pause behind each time, until the server ends the connection or does not within a
-/// bound. Returns what it sent.
+/// Sends `bytes` again and again, with a pause after each time, until the server ends the
+/// connection or does not within a bound. Returns the bytes that the server sent.
 fn drip(client: &mut Client, bytes: &[u8], pause: Duration) -> (Vec<u8>, End) {
     let mut writer = client.stream.try_clone().unwrap();
     let bound = Instant::now() + SOON;

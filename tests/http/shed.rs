@@ -1,4 +1,4 @@
-//! Requests of HTTP that a server sheds, in simulations by seed.
+//! HTTP requests that a server sheds, in simulations by seed.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -21,14 +21,14 @@ use ringserve::{Server, http};
 
 const REQUESTS: usize = 40;
 
-/// What was answered: by the service, and in its place.
+/// Counts of answers: by the service, and in its place.
 #[derive(Clone, Default)]
 struct Counts {
     served: Rc<Cell<u64>>,
     busy: Rc<Cell<u64>>,
 }
 
-/// Answers with the path, whose requests it may shed but those for `/health`.
+/// Answers with the path; all requests may be shed except those for `/health`.
 fn start(sim: &Sim, counts: &Counts) -> SimServer {
     let served = counts.served.clone();
     let server = Server::bind("10.0.0.1:80").shards(2);
@@ -48,7 +48,7 @@ fn start(sim: &Sim, counts: &Counts) -> SimServer {
     running.expect("the server starts")
 }
 
-/// Each answer is one of the two, and both were counted.
+/// Checks that each answer is one of the two, and both were counted.
 fn check(counts: &Counts, path: &str, status: StatusCode, retry_after: Option<&str>, body: &[u8]) {
     let which = match status {
         StatusCode::OK => {
@@ -75,7 +75,7 @@ fn finish(sim: &Sim, running: &SimServer, counts: &Counts, all: u64) {
     assert_eq!(counts.served.get() + counts.busy.get(), all);
 }
 
-/// Head and body of one answer of HTTP/1.1.
+/// Head and body of one HTTP/1.1 answer.
 async fn answer(me: &mut ClientStream) -> io::Result<(StatusCode, Option<String>, Vec<u8>)> {
     let (mut status, mut retry_after, mut len) = (StatusCode::OK, None, 0);
     while let Some(line) = me.line().await? {
@@ -123,7 +123,7 @@ fn shed_request_has_503_and_its_connection_stays() {
     assert!(shed.get() > 100, "{}", shed.get());
 }
 
-/// Runs a connection of hyper's on the simulation.
+/// Runs a hyper connection on the simulation.
 #[derive(Clone)]
 struct OnNet(Net);
 

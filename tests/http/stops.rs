@@ -1,4 +1,5 @@
-//! Servers of HTTP that stood still, in virtual time: what came meanwhile is answered, whatever limits are over by then.
+//! Stopped HTTP servers, in virtual time: requests that arrived meanwhile are answered, whatever
+//! limits are over by then.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -66,7 +67,7 @@ fn time_for_a_head_begins_when_it_is_waited_for() {
             }))
         });
         let running = running.expect("the server starts");
-        // Of both, 25 s of the 30 are over each time before the head is whole.
+        // Each time, 25 s of the 30 are over before the head is complete.
         for path in ["/", "/slow"] {
             sim.client(path, async move |net| {
                 let mut me = net.connect(ADDR).await?;

@@ -12,7 +12,7 @@ use ringserve_tests::{On, SOON, no_time_limits};
 const BRIEF: Duration = Duration::from_millis(20);
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Runs `body` as a task of a shard, beside a sleep that is long, and waits until it is done.
+/// Runs `body` as a task of a shard, together with a long sleep, and waits until it is done.
 fn on_a_shard<F: Future<Output = ()> + 'static>(
     body: impl Fn(Shard, ShardTimer) -> F + Send + Sync + 'static,
 ) {
@@ -24,7 +24,7 @@ fn on_a_shard<F: Future<Output = ()> + 'static>(
         shard.spawn(timer.sleep(LONG));
         let own = shard.clone();
         shard.spawn(async move {
-            // The long one is under way, and the shard's task sleeps until then.
+            // The long one is in progress, and the shard's task sleeps until then.
             own.sleep(Duration::from_millis(5)).await;
             body.await;
             done.send(()).unwrap();
@@ -48,7 +48,7 @@ fn a_sleep_is_over_in_time_although_a_later_one_is_waited_for() {
             timer.sleep(BRIEF).await;
             took(from, BRIEF);
         }
-        // What has passed is over at once.
+        // A time in the past is over at once.
         timer.sleep_until(Instant::now()).await;
         timer.sleep(Duration::ZERO).await;
     });

@@ -1,4 +1,5 @@
-//! What a service makes of a connection behind a 101, or a stream behind a 2xx to CONNECT, by `hyper::upgrade::on`.
+//! Connections after a 101, or streams after a 2xx to CONNECT, in a service, by
+//! `hyper::upgrade::on`.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -22,10 +23,10 @@ use tokio::sync::Semaphore;
 const UPGRADE: &str = "HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: bytes\r\n\r\n";
 const CONNECT: &str = "CONNECT far:80 HTTP/1.1\r\nhost: far:80\r\n\r\n";
 const BRIEF: Duration = Duration::from_millis(50);
-/// Far above what the outbox and both kernels take at once.
+/// Far more than the outbox and both kernels take at once.
 const LARGE: usize = 12 << 20;
 
-/// Of the tunnels: those that are open, that ended in order, and that failed.
+/// Counts of tunnels: those that are open, that ended in order, and that failed.
 #[derive(Default)]
 struct Seen {
     open: AtomicUsize,
@@ -55,7 +56,7 @@ impl Rig {
         Client::connect(self.running.local_addrs()[0])
     }
 
-    /// Asks for a tunnel, with the first bytes behind the request.
+    /// Asks for a tunnel, with the first bytes after the request.
     fn opens(&self, path: &str, first: &[u8]) -> Client {
         let mut client = self.client();
         client.write(&[format!("GET {path} {UPGRADE}").as_bytes(), first].concat());
@@ -85,8 +86,9 @@ fn read_head(client: &mut Client) -> String {
     String::from_utf8(head).unwrap()
 }
 
-/// `/echo` and CONNECT send back what comes; `/elsewhere` does so on another thread; `/gate` reads nothing until the test opens it;
-/// `/large` sends [`LARGE`] bytes; `/refused` takes the upgrade and says 200, `/late` once the test opens the gate.
+/// Sends received bytes back for `/echo` and CONNECT, on another thread for `/elsewhere`; `/gate`
+/// reads nothing until the test opens it; `/large` sends [`LARGE`] bytes; `/refused` takes the
+/// upgrade and answers 200, `/late` once the test opens the gate.
 async fn answer(
     mut request: Request<Incoming>,
     shard: Shard,
@@ -189,7 +191,7 @@ fn tunnel_of_http_2_outlives_the_time_of_a_request() {
             let mut heard = [0; 5];
             io.read_exact(&mut heard).await.unwrap();
             assert_eq!(&heard, b"hello");
-            // A request beside it has taken as long as one may.
+            // A concurrent request has taken as long as one may.
             let late = Request::get("http://far/late").version(Version::HTTP_2).body(nothing()).unwrap();
             let status = sender.send_request(late).await.unwrap().status();
             assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
@@ -223,7 +225,7 @@ fn tunnel_that_is_not_read_holds_its_peer_back() {
     client.finish_writing();
     assert_eq!(client.read_to_end(), (b"over".to_vec(), End::Fin));
     rig.come_to((0, 1, 0));
-    // One that reads nothing holds the service back.
+    // A client that reads nothing holds the service back.
     let mut client = rig.opens("/large", b"");
     rig.come_to((1, 1, 0));
     assert!(client.read(LARGE) == pattern(LARGE));

@@ -1,4 +1,4 @@
-//! Uploads that are answered before they are through, in simulations by seed.
+//! Uploads that are answered before they are complete, in simulations by seed.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -23,7 +23,7 @@ const WINDOW_UPDATE: u8 = 8;
 const END_STREAM: u8 = 1;
 const PIECE: usize = 15_000;
 
-/// A client of HTTP/2, frame by frame.
+/// An HTTP/2 client, frame by frame.
 struct Peer {
     me: ClientStream,
     window: usize,
@@ -72,7 +72,7 @@ impl Peer {
         }
     }
 
-    /// Sends a piece of a body, cut somewhere.
+    /// Sends a piece of a body, cut at a random place.
     async fn send(&mut self, net: &Net, stream: u32, ends: bool) -> io::Result<()> {
         while self.window < PIECE {
             self.next().await?;
@@ -88,7 +88,8 @@ impl Peer {
     }
 }
 
-/// A server that reads no body but of `/read`; its client does as it is told, and is still served then.
+/// Runs a server that reads no body except of `/read`; its client does as ordered, and is still
+/// served then.
 fn uploads(seeds: u64, client: impl AsyncFn(&Net, &mut Peer) -> io::Result<()> + Copy + 'static) {
     Sim::seeds(seeds).faults(Faults::none()).run(|sim| {
         let served = Rc::new(Cell::new(0u32));
@@ -137,7 +138,7 @@ fn small_uploads_that_are_answered_early_are_read_to_their_end() {
     });
 }
 
-/// A header that comes last may lie on both sides of the end of hyper's buffer, wherever that is.
+/// The last header may lie on both sides of the end of hyper's buffer, wherever that is.
 #[test]
 fn upload_beside_one_that_was_answered_is_read_to_its_end() {
     uploads(3, async |net, peer| {
@@ -163,7 +164,7 @@ fn rest_of_a_long_upload_is_no_error() {
         for stream in (1..200).step_by(2) {
             peer.me.send(request(stream, false, "/")).await?;
             peer.answered(stream).await?;
-            // What was on its way when the reset came.
+            // Bytes in flight when the reset came.
             for _ in 0..20 {
                 peer.send(net, stream, false).await?;
             }
@@ -189,11 +190,12 @@ fn upload_that_does_not_come_is_reset_after_half_a_second() {
 }
 
 const HEADS: [&str; 2] = ["content-length: 300000", "transfer-encoding: chunked"];
-/// Of the body that a head announces.
+/// Bytes of the body that a head announces.
 const BODY: usize = 300_000;
 
-/// A server of HTTP/1.1 that answers first and reads then. Its client sends a head with each way to tell the length, and goes on as it is
-/// told, so that one body of each kind is read whole.
+/// Runs an HTTP/1.1 server that answers first and then reads. Its client sends a head with each way
+/// to declare the length, and continues as ordered, so that one body of each kind is read
+/// completely.
 fn answered_first(client: impl AsyncFn(&Net, &mut ClientStream, bool) -> io::Result<()> + Copy + 'static) {
     Sim::seeds(2).faults(Faults::none()).run(move |sim| {
         let whole = Rc::new(Cell::new(0));
@@ -204,7 +206,7 @@ fn answered_first(client: impl AsyncFn(&Net, &mut ClientStream, bool) -> io::Res
                 let counts = counts.clone();
                 shard.spawn(async move {
                     let (mut body, mut bytes) = (request.into_body(), 0);
-                    // hyper tells the end behind a length with the next head.
+                    // hyper reports the end after a length with the next head.
                     while let Some(Ok(frame)) = body.frame().await {
                         bytes += frame.into_data().map_or(0, |data| data.len());
                         counts.set(counts.get() + usize::from(bytes == BODY));

@@ -1,4 +1,4 @@
-//! WebSocket inside a service of HTTP, over both versions.
+//! WebSocket inside an HTTP service, over both versions.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -35,7 +35,7 @@ const MESSAGE_BYTES_MAX: usize = 1 << 20;
 const ASK: &str = "GET /echo HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n\
     sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n";
 
-/// Of the handlers: those that run, and what the last one came to.
+/// Counts of handlers that run, and the result of the last one.
 #[derive(Default)]
 struct Handlers {
     inside: AtomicUsize,
@@ -80,7 +80,8 @@ async fn echo(mut socket: Socket, handlers: Arc<Handlers>) {
     }
 }
 
-/// `/echo` is a socket, `/lost` says 200 to the request of one, `/never` says nothing, others say their version.
+/// Opens a socket for `/echo`; `/lost` answers 200 to the request of one, `/never` does not answer,
+/// others report their version.
 async fn answer(
     request: Request<Incoming>,
     upgrades: Upgrades,
@@ -134,7 +135,7 @@ impl Rig {
         tungstenite::client(format!("ws://{}/echo", self.addr()), stream).expect("it lets the client in").0
     }
 
-    /// A connection of HTTP/1.1 that was let in, by hand.
+    /// Opens an HTTP/1.1 connection that is accepted, by hand.
     fn raw(&self) -> Client {
         let mut client = Client::connect(self.addr());
         client.write(ASK.as_bytes());
@@ -164,7 +165,7 @@ fn masked(fin: bool, opcode: Opcode, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The code of the close frame that ends what the server says, and whether FIN follows.
+/// The code of the close frame that ends the server's bytes, and whether FIN follows.
 fn close_code(client: &mut Client) -> u16 {
     let (bytes, end) = client.read_to_end();
     assert_eq!((bytes[0], end), (0x88, End::Fin), "{bytes:x?}");
@@ -186,7 +187,7 @@ fn messages_come_back_over_http_1() {
     }
     socket.send(Sent::Ping(Bytes::from_static(b"there?"))).unwrap();
     assert_eq!(socket.read().unwrap(), Sent::Pong(Bytes::from_static(b"there?")));
-    // Requests of HTTP go on beside.
+    // HTTP requests continue at the same time.
     let mut client = Client::connect(rig.addr());
     client.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n");
     assert_eq!(read_answer(&mut client).1, b"HTTP/1.1");
@@ -262,7 +263,7 @@ fn client_that_breaks_the_rules_is_told_the_code() {
         assert_eq!(close_code(&mut client), code, "{bytes:x?}");
     }
     rig.handlers_come_to(0, 0, 4);
-    // One that vanishes is no fault of the server's.
+    // A client that vanishes is no fault of the server.
     drop(rig.raw());
     rig.handlers_come_to(0, 0, 5);
     let report = ringserve_tests::finish(rig.running);
@@ -331,7 +332,7 @@ fn a_drain_tells_clients_and_waits_for_their_close() {
     }
     assert!(matches!(socket.read(), Err(Error::ConnectionClosed)));
     assert_eq!(raw.read(4), b"\x88\x02\x03\xe9");
-    // What still comes is dropped.
+    // Later bytes are dropped.
     raw.write(&masked(true, Opcode::Text, b"hello"));
     assert!(raw.is_silent());
     raw.write(&masked(true, Opcode::Close, b"\x03\xe9"));
@@ -361,7 +362,7 @@ fn bounds_of_requests_do_not_end_sockets() {
     let mut client = rig.raw();
     with_http2(rig.addr(), async |mut sender: Sender| {
         let mut stream = open(&mut sender).await;
-        // Requests that began after the sockets are over by these bounds.
+        // Requests that began after the sockets exceed these limits.
         for _ in 0..3 {
             let body = http_body_util::Empty::new().map_err(|never| match never {}).boxed();
             let request =
@@ -387,7 +388,7 @@ fn connect(version: &str) -> Request<Bodies> {
     request.extension(Protocol::from_static("websocket")).body(body).unwrap()
 }
 
-/// Opens a socket on a stream of HTTP/2.
+/// Opens a socket on an HTTP/2 stream.
 async fn open(sender: &mut Sender) -> Stream {
     let answer = sender.send_request(connect("13")).await.unwrap();
     assert_eq!(answer.status(), StatusCode::OK);
@@ -431,7 +432,7 @@ fn messages_come_back_over_streams_of_http_2() {
                 assert!(header == Header::whole(Opcode::Binary, message.len() as u64) && payload == message);
             }
         }
-        // Requests go on beside, and one of another version of WebSocket is refused.
+        // Requests continue at the same time, and one of another WebSocket version is refused.
         let refused = sender.send_request(connect("8")).await.unwrap();
         assert_eq!(refused.status(), StatusCode::BAD_REQUEST);
         let mut closed = streams.remove(0);
@@ -468,18 +469,19 @@ fn socket_on_a_stream_of_http_2_that_is_not_read_ends() {
     with_http2(rig.addr(), async |mut sender: Sender| {
         let mut stream = open(&mut sender).await;
         let message = masked(true, Opcode::Binary, &pattern(MESSAGE_BYTES_MAX));
-        // More than the windows, and than what waits beside.
+        // More than the windows, and than the other buffers hold.
         for _ in 0..20 {
             if stream.write_all(&message).await.is_err() {
                 break;
             }
         }
         eventually("the handler gives up", SOON, || rig.handlers.failed.load(SeqCst) == 1);
-        // The stream is reset, whatever was not taken of it: so the connection ends, once the client has nothing more to ask.
+        // The stream is reset, even if some of it was not taken: so the connection ends, once the
+        // client has no more requests.
     });
 }
 
-/// Sends what is larger than all that the server may hold.
+/// Sends more than the server may hold.
 async fn pushes(request: Request<Incoming>) -> Result<Response<String>, hyper::Error> {
     Ok(ringserve::websocket::upgrade(request, async |mut socket: Socket| {
         _ = socket.send(vec![0u8; LARGE]).await;
@@ -507,7 +509,8 @@ fn message_that_a_client_does_not_take_counts_as_held() {
     ringserve_tests::finish(running);
 }
 
-/// Has both sockets of a shard note, for each message, how often tasks behind them had their turn until then.
+/// Makes both sockets of a shard note, for each message, how often other tasks had their turn until
+/// then.
 async fn notes(
     request: Request<Incoming>,
     upgrades: Upgrades,
@@ -591,7 +594,7 @@ fn target_of_a_request_counts_as_held_while_its_socket_lasts() {
     eventually("some go", SOON, || running.stats().counters.closed_for(CloseReason::MemoryLimit) >= 30 - 20);
     drop(clients);
     watch::holds(&running, 0);
-    // What they held is free again.
+    // The memory that they held is free again.
     let clients: Vec<Client> = (0..15)
         .map(|_| {
             let mut client = Client::connect(running.local_addrs()[0]);

@@ -1,4 +1,5 @@
-//! Clients of WebSocket on a shard: `websocket::connect`, against servers of this crate and against bytes by hand.
+//! WebSocket clients on a shard: `websocket::connect`, against servers of this crate and against
+//! bytes by hand.
 
 use std::convert::Infallible;
 use std::io::{Read, Write};
@@ -41,7 +42,7 @@ impl WebSocket for Echo {
     }
 }
 
-/// A plain and a TLS listener of [`Echo`], and who believes the second.
+/// A plain and a TLS listener of [`Echo`], and a client that trusts the second.
 fn backend() -> (ServerHandle, TlsClient) {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let tls =
@@ -57,7 +58,8 @@ fn backend() -> (ServerHandle, TlsClient) {
     (server.start().expect("it starts"), Tls::client(made.cert.pem().into()).unwrap())
 }
 
-/// What a client does, and what comes of it as text. `/talk/ADDR`, `/tls/ADDR`, `/long/ADDR` and `/listen/ADDR`.
+/// The actions of a client, with the result as text. `/talk/ADDR`, `/tls/ADDR`, `/long/ADDR` and
+/// `/listen/ADDR`.
 async fn run(
     shard: Shard,
     path: String,
@@ -137,8 +139,8 @@ fn messages_pass_both_ways_plain_and_over_tls() {
     ringserve_tests::finish(backend);
 }
 
-/// A server for one connection that answers as `answer` says of the key that was sent, goes on with `then`, and tells what it
-/// heard behind the request.
+/// A server for one connection that sends the answer of `answer` to the received key, continues
+/// with `then`, and returns the bytes that it received after the request.
 fn by_hand(
     answer: impl FnOnce(&str) -> String + Send + 'static,
     then: Vec<u8>,
@@ -214,7 +216,7 @@ fn answer_and_frames_of_a_server_are_held_to_the_rules() {
         assert!(said.starts_with("failed: "), "{said}");
         assert_eq!(frames(&heard.recv_timeout(SOON).unwrap()), [(Opcode::Close, vec![0x03, 0xea])]);
     }
-    // One that says nothing is pinged, and is gone.
+    // A server that sends nothing is pinged, and then given up.
     let (addr, heard) = by_hand(|accept| switches(accept, ""), Vec::new());
     let said = asks(&running, "listen", addr);
     assert!(said.contains("answered no ping"), "{said}");

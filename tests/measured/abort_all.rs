@@ -23,7 +23,7 @@ fn an_abort_ends_eighteen_thousand_connections_at_once() {
     let report = lab.abort();
     eprintln!("{connections} connections were aborted in {:?}", started.elapsed());
     assert_eq!(report.counters.closed_for(CloseReason::ServerAborted), connections as u64);
-    // That of the accept, at most.
+    // At most the cancel of the accept.
     assert!(report.shards[0].driver.cancels <= 1, "{:?}", report.shards[0].driver);
     child.say("done");
 }

@@ -15,7 +15,7 @@ use stats_alloc::Region;
 const WARM_UP: usize = 1_000;
 const ROUNDS: usize = 5_000;
 
-/// Asks both shards 16 questions at once for each line, and brings it back.
+/// Asks both shards 16 questions at once for each line, and returns the line.
 struct Asks(Mesh<u64, u64>);
 
 impl Service for Asks {
@@ -57,7 +57,7 @@ fn question_to_another_shard_allocates_nothing() {
     let region = Region::new(crate::ALLOCATOR);
     echo(ROUNDS);
     let change = region.change();
-    // A list may still grow to the largest number that came at once.
+    // A list may still grow to the largest number that arrived at once.
     let made = change.allocations + change.reallocations;
     assert!(made < 8, "{made} allocations in {ROUNDS} rounds of 16 questions");
     assert_eq!(back, line);

@@ -1,4 +1,4 @@
-//! The work of a turn is bounded: what is left comes in later turns, and whole.
+//! Bounds of a turn's work: the rest comes in later turns, and completely.
 
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
@@ -20,7 +20,7 @@ use ringserve_tests::{Client, EndOf, SOON, alone, eventually, no_time_limits};
 /// Connections that send empty lines without end.
 const FLOODERS: usize = 500;
 
-/// Waits until it is polled again, as it is to be at once.
+/// Waits until it is polled again, which must be at once.
 async fn yield_now() {
     let mut yielded = false;
     poll_fn(|cx| match std::mem::replace(&mut yielded, true) {
@@ -33,7 +33,8 @@ async fn yield_now() {
     .await;
 }
 
-/// Counts lines, and answers those that are not empty with the number of lines before; "wait" only after it waited.
+/// Counts lines, and answers those that are not empty with the number of lines before; "wait" only
+/// after it waited.
 struct Count(Arc<AtomicU64>);
 
 impl Service for Count {
@@ -64,7 +65,8 @@ fn line(client: &mut Client) -> u64 {
     String::from_utf8(text).unwrap().trim().parse().unwrap()
 }
 
-/// Runs `ask` while each of the flooders has filled its buffers, and gives it the lines that were handed out so far.
+/// Runs `ask` while each of the flooders has filled its buffers, and passes it the number of lines
+/// handled so far.
 fn while_others_flood<S>(make: fn(Arc<AtomicU64>) -> S, ask: impl FnOnce(&mut Client, &AtomicU64))
 where
     S: Service<Session = ()>,
@@ -98,13 +100,13 @@ where
         eventually("each flooder has filled its buffers", 4 * SOON, || full.load(SeqCst));
         ask(&mut pinger, &lines);
     });
-    // What they sent is not worth the time.
+    // Waiting for their bytes is not worth the time.
     flooders.into_iter().for_each(Client::reset);
     drop(pinger);
     ringserve_tests::finish(running);
 }
 
-/// The most lines of the flooders that were handed out before a line of the pinger was answered.
+/// The most lines of the flooders that were handled before a line of the pinger was answered.
 fn most_lines_before_an_answer_to(asked: &[u8]) -> u64 {
     let mut most = 0;
     while_others_flood(Count, |pinger, lines| {
@@ -124,7 +126,8 @@ fn a_ping_waits_for_one_batch_of_each_flooder() {
         return;
     }
     let most = most_lines_before_an_answer_to(b"ping\n");
-    // A round of batches of 16 is 8000; then the turns in which the ping was on its way. Without bounds it is millions.
+    // A round of batches of 16 is 8000; then the turns in which the ping was in flight. Without
+    // bounds it is millions.
     assert!(most < 4 * 16 * FLOODERS as u64, "{most} lines before a ping");
 }
 
@@ -134,11 +137,11 @@ fn a_call_that_waited_goes_on_while_others_flood() {
         return;
     }
     let most = most_lines_before_an_answer_to(b"wait\n");
-    // As long as a ping, and the turns until it is polled.
+    // The same as for a ping, and the turns until it is polled.
     assert!(most < 8 * 16 * FLOODERS as u64, "{most} lines before a call went on");
 }
 
-/// As [`Count`], with calls that take 5 µs each.
+/// [`Count`], with calls that take 5 µs each.
 struct Busy(Arc<AtomicU64>);
 
 impl Service for Busy {
@@ -152,7 +155,8 @@ impl Service for Busy {
     }
 }
 
-/// By the peer's own frames alone, so that it counts no lines for which its client was late: they come together.
+/// Only the peer's own frames count, so that lines for which its client was late do not: they come
+/// together.
 #[test]
 fn fewer_frames_of_others_go_before_where_calls_take_long() {
     if !alone(fewer_frames_of_others_go_before_where_calls_take_long) {
@@ -211,7 +215,7 @@ fn tasks_beyond_the_bound_of_a_turn_are_all_polled() {
                     }
                 })
                 .await;
-                // Wakes itself while others are left over of the turn.
+                // Wakes itself while others of the turn are left.
                 yield_now().await;
                 crowd.through.set(crowd.through.get() + 1);
             });

@@ -1,4 +1,4 @@
-//! 100 000 connections, one after the other and several at once, and nothing left of them.
+//! 100 000 connections, one after another and several at once, of which nothing must be left.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -10,7 +10,8 @@ const THREADS: u64 = 4;
 const ROUNDS: u64 = 5;
 const CONNECTIONS: u64 = 100_000;
 
-/// What all rounds but the first may leave: less than 7 bytes a connection. What one leaves by mistake is more.
+/// The most that all rounds but the first may leave: less than 7 bytes per connection. A leak is
+/// more.
 const GROWTH_KIB: u64 = 512;
 
 #[test]
@@ -18,7 +19,7 @@ fn a_hundred_thousand_connections_leave_nothing() {
     if !alone(a_hundred_thousand_connections_leave_nothing) {
         return;
     }
-    // Whatever is made once, like the threads of the test itself.
+    // Everything that is made once, like the threads of the test itself.
     Lab::start(no_time_limits()).finish();
     let descriptors_before = descriptors();
     let lab = Lab::start(no_time_limits().idle_timeout(Duration::from_secs(1)));
@@ -54,7 +55,8 @@ fn connections(addr: SocketAddr, count: u64) {
                             client.send(order::close());
                             assert_eq!(client.recv(), b"bye");
                         }
-                        // In order; the server closes first, so that its port rests and not a new one.
+                        // In order; the server closes first, so that its port waits and not a new
+                        // one.
                         _ => {
                             assert_eq!(client.ask(order::close()), b"bye");
                             assert_eq!(client.end(), ringserve_tests::client::End::Fin);

@@ -1,4 +1,4 @@
-//! What a peer only claims costs nothing.
+//! Lengths that a peer only claims, which must cost nothing.
 //!
 //! The allocator counts for the whole process, so there is one test in this file.
 
@@ -8,7 +8,7 @@ use ringserve_tests::client::End;
 use ringserve_tests::{Lab, On, alone, no_time_limits};
 use stats_alloc::Region;
 
-/// The largest frame the server takes.
+/// The largest frame that the server accepts.
 const FRAME_BYTES_MAX: usize = 1 << 20;
 
 /// Lengths beyond it, by their bytes: just above, the ends of 32 bits, of 63 and of 64.
@@ -21,7 +21,7 @@ fn a_claimed_length_allocates_nothing() {
     }
     let limits = no_time_limits().frame_bytes_max(FRAME_BYTES_MAX);
     let lab = Lab::of(On::default().server(limits.unwatched()).framing(LengthPrefix::bytes(8)));
-    // Everything that is made once is there.
+    // Everything that is made once exists.
     claim(&lab, CLAIMS[0]);
     for length in CLAIMS {
         let region = Region::new(crate::ALLOCATOR);

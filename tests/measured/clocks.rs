@@ -1,4 +1,5 @@
-//! Servers that have run for months: sleeps, time limits and HTTP go on when a counter of steps would end.
+//! Servers that have run for months: sleeps, time limits and HTTP work when a counter of steps
+//! would end.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What the first item of a connection allocates behind a codec.
+//! Allocations of a connection's first item with a codec.
 //!
 //! The allocator counts for the whole process, so there is one test in this file, and its clients allocate nothing
 //! while it is counted either.

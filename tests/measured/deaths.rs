@@ -19,7 +19,7 @@ use ringserve_tests::{
 };
 use tracing_subscriber::filter::LevelFilter;
 
-/// A driver that breaks, or panics, in the first turn after it is told to.
+/// A driver that breaks, or panics, in the first turn after it is ordered to.
 struct Fragile<D> {
     driver: D,
     told: Option<Arc<Told>>,
@@ -162,7 +162,7 @@ fn start(told: &Arc<Told>, shared: &Arc<Shared>) -> ServerHandle {
     started.expect("the server starts")
 }
 
-/// Shard 1 ends in the way that `tell` says. Returns what `wait` does.
+/// Shard 1 ends in the way that `tell` orders. Returns the result of `wait`.
 fn dies(logged: &Logged, tell: impl Fn(&Told)) -> Error {
     let (told, shared) = (Arc::new(Told::default()), Arc::new(Shared::default()));
     let running = start(&told, &shared);
@@ -178,7 +178,8 @@ fn dies(logged: &Logged, tell: impl Fn(&Told)) -> Error {
     eventually("the call waits", SOON, || shared.gate.came() == 1);
     tell(&told);
     on_1[0].send(order::echo(""));
-    // Its own connections are gone, and the others drain: what is quiet is closed, what is owed is answered.
+    // Its own connections are gone, and the others drain: idle ones are closed, owed replies are
+    // sent.
     on_1.iter_mut().for_each(|client| _ = client.end_after_all());
     on_2.iter_mut().for_each(|client| assert_eq!(client.end(), End::Fin));
     on_0[1..].iter_mut().for_each(|client| assert_eq!(client.end(), End::Fin));

@@ -1,7 +1,7 @@
-//! One peer that sends without end beside others that ask now and then: the others must not starve.
+//! One peer that sends without end among others that ask now and then: the others must not starve.
 //!
-//! Counted and not timed: the shard is held still until every ping lies in its socket, and what is counted are the
-//! frames of the firehose that are answered from then on until each ping is.
+//! Counted and not timed: the shard is held until every ping is in its socket, and the measure is
+//! the number of frames of the firehose that are answered from then on until each ping is.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -25,11 +25,12 @@ const BYTES: usize = 16 << 10;
 /// Frames of the firehose that one turn answers: it takes 1 MiB from the driver, and the buffer that exceeds it.
 const TURN: u64 = (1 << 20) / BYTES as u64 + 1;
 
-/// What may be answered before a ping: the rest of the turn in which it comes, as much again that the kernel had put
-/// into buffers by then, and what comes before it in the turn that brings it.
+/// Frames that may be answered before a ping: the rest of the turn in which it arrives, as many
+/// again that the kernel had put into buffers by then, and those before it in the turn that brings
+/// it.
 const BEFORE_A_PING: u64 = 3 * TURN;
 
-/// Counts the frames of the firehose, and tells every other connection how many there were.
+/// Counts the frames of the firehose, and reports the number to every other connection.
 struct Counting {
     brake: Arc<Brake>,
     answered: Arc<AtomicU64>,
@@ -110,7 +111,7 @@ fn pings_beside_a_firehose(receive_bytes_max: usize) {
     finish(running);
 }
 
-/// Lets the firehose end, also when the test fails.
+/// Lets the firehose end, even if the test fails.
 struct Done<'a>(&'a AtomicBool);
 
 impl Drop for Done<'_> {

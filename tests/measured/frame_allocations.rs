@@ -18,7 +18,7 @@ fn a_frame_allocates_nothing() {
     if !alone(a_frame_allocates_nothing) {
         return;
     }
-    // A payload that has the same bytes in every framing but for its ends.
+    // A payload that has the same bytes in every framing except for its ends.
     let payload = [b'e'; 60];
     let line = [&payload[..], b"\n"].concat();
     let length = ringserve_tests::client::frame(payload);

@@ -1,4 +1,4 @@
-//! How many sends and page faults a large body of HTTP costs.
+//! Number of sends and page faults of a large HTTP body.
 
 use std::convert::Infallible;
 use std::io::{Read, Write};
@@ -33,7 +33,7 @@ fn a_body_of_a_mebibyte_leaves_in_one_send() {
     if !alone(a_body_of_a_mebibyte_leaves_in_one_send) {
         return;
     }
-    // By the limits that a server has by itself.
+    // With the default limits of a server.
     let server = Server::bind("127.0.0.1:0").shards(1).pin(false).driver(On::default().driver);
     let running = server.start(|_| http(service_fn(answer))).unwrap();
     let mut client = TcpStream::connect(running.local_addrs()[0]).unwrap();

@@ -1,4 +1,5 @@
-//! Large frames are put together in blocks that are used again, so that after the first ones no page of theirs is new.
+//! Large frames are put together in blocks that are reused, so that after the first ones none of
+//! their pages is new.
 //!
 //! Faults are counted for the whole process, so there is one test in this file, and its clients allocate nothing while they
 //! are counted.
@@ -34,7 +35,7 @@ impl Service for Sums {
     }
 }
 
-/// Page faults of this process that no disk was read for (proc_pid_stat(5)).
+/// Page faults of this process that read no disk (proc_pid_stat(5)).
 fn page_faults() -> i64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
     let (_, fields) = stat.rsplit_once(") ").unwrap();
@@ -68,7 +69,7 @@ fn large_frames_fault_no_page_after_the_first_ones() {
     };
     pass(WARM_UP);
     let pages = (CLIENTS * FRAMES * FRAME_BYTES / 4096) as i64;
-    // What a thread of the test's own takes is little beside the pages of a frame.
+    // The memory of the test's own threads is small compared with the pages of a frame.
     crate::a_pass_fits(
         &format!("page faults, for frames of {pages} pages"),
         |faults| *faults < pages / 100,

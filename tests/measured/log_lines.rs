@@ -1,4 +1,4 @@
-//! What the log says of connections: one line for each that fails, with its peer, and what a panic said.
+//! Log lines about connections: one for each that fails, with its peer, and the message of a panic.
 //!
 //! The subscriber is the whole process's, so there is one test in this file.
 

@@ -1,5 +1,6 @@
-//! What is counted, of a process or a machine with nothing else to do: allocations, wake-ups, system calls, memory, turns.
-//! Each that counts for a whole process has one to itself, and at most four of them run at once: [`ringserve_tests::alone`].
+//! Counts of a process or a machine with nothing else to do: allocations, wake-ups, system calls,
+//! memory, turns. Each test that counts for a whole process has one to itself, and at most four of
+//! them run at once: [`ringserve_tests::alone`].
 
 mod abort_all;
 mod ask_allocations;
@@ -38,7 +39,8 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// Runs up to three passes and ends at the first whose count fits. What grows once, such as a list, costs one pass.
+/// Runs up to three passes and ends at the first whose count fits. One-time growth, such as of a
+/// list, costs one pass.
 ///
 /// # Panics
 /// If no pass fits, with the counts of all.

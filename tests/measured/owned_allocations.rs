@@ -1,4 +1,5 @@
-//! A reply that owns its bytes leaves without a copy: it costs one small block, and neither memory nor time for its length.
+//! A reply that owns its bytes is sent without a copy: it costs one small block, and neither memory
+//! nor time for its length.
 //!
 //! The allocator counts for the whole process, so there is one test in this file, and its client allocates nothing
 //! while it is counted either.
@@ -18,13 +19,13 @@ const REPLIES: usize = 1_000;
 /// From here on a reply is not copied.
 const OWNED_BYTES_MIN: usize = 32 << 10;
 
-/// Of a block for a lease.
+/// Most bytes of a block for a lease.
 const BLOCK_BYTES_MAX: usize = 128;
 
 /// Answers each byte with bytes that the reply owns.
 struct Body {
     body: Bytes,
-    /// They are written between others.
+    /// Whether they are written between others.
     in_parts: bool,
 }
 
@@ -53,13 +54,13 @@ fn owned_reply_takes_one_lease_and_no_copy() {
         for together in [1, 8] {
             counts(OWNED_BYTES_MIN, in_parts, together, 1);
             counts(5 * OWNED_BYTES_MIN + 7, in_parts, together, 1);
-            // One byte less is copied, to memory that is there already.
+            // A reply with one byte less is copied, to memory that exists already.
             counts(OWNED_BYTES_MIN - 1, in_parts, together, 0);
         }
     }
 }
 
-/// Has `together` replies of `len` bytes asked for at once, each of which may take as many blocks.
+/// Has `together` replies of `len` bytes requested at once, each of which may take as many blocks.
 fn counts(len: usize, in_parts: bool, together: usize, blocks: usize) {
     let body = Bytes::from(vec![b'o'; len]);
     let server = On::default().server(no_time_limits().unwatched()).framing(Raw);

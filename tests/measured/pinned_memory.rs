@@ -5,7 +5,7 @@ use ringserve_tests::{Client, Lab, alone, no_time_limits, order, pattern};
 
 const RECEIVE_BYTES_MAX: usize = 8 << 20;
 
-/// What one turn may bring on top: its budget of bytes.
+/// Bytes that one turn may bring in addition: its budget.
 const TURN: usize = 1 << 20;
 
 #[track_caller]
@@ -22,19 +22,19 @@ fn kept_small_frames_out_of_much_traffic_harm_no_peer() {
         return;
     }
     let lab = Lab::start(no_time_limits().receive_bytes_max(RECEIVE_BYTES_MAX));
-    // A call that waits with its frame, and bytes behind it.
+    // A call that waits with its frame, and bytes after it.
     let mut waits = lab.client();
     waits.send(order::gate([0; 63]));
     lab.parked(1);
     waits.write(&ringserve_tests::client::frame(order::echo_of(63)).repeat(100));
-    // A peer that asks for much and reads nothing: its replies are lent from buffers.
+    // A peer that requests much and reads nothing: its replies are lent from buffers.
     let mut slow = Client::with_small_window(lab.addr());
     let large = order::echo(pattern(12_000));
     slow.write_until_stuck(
         &ringserve_tests::client::frame(&large).repeat(2_000),
         std::time::Duration::from_millis(100),
     );
-    // One that keeps a small frame in its session, again and again, amid the others' traffic.
+    // A call that keeps a small frame in its session, again and again, during the others' traffic.
     let mut keeps = lab.client();
     let small = order::keep([0; 63]);
     let mut others: Vec<Client> = (0..4).map(|_| lab.client()).collect();
@@ -50,7 +50,7 @@ fn kept_small_frames_out_of_much_traffic_harm_no_peer() {
     }
     let report = lab.stats();
     assert!(report.counters.frames_copied > 0, "frames that do not fit are copied: {:?}", report.counters);
-    // A receive may find the few buffers of a quiet shard used up; it must not for long, nor often.
+    // A receive may find the few buffers of a quiet shard used up, but neither for long nor often.
     let parked = report.shards[0].driver.receives_parked - before.shards[0].driver.receives_parked;
     assert!(parked <= 100, "{parked} receives found no buffer");
     drop((keeps, slow));

@@ -1,4 +1,5 @@
-//! Clients that pipeline without end, when the server shuts down: each call that began is answered, then comes FIN.
+//! Clients that pipeline without end, when the server shuts down: each call that began is answered,
+//! then FIN follows.
 
 use std::io::{ErrorKind, Read, Write};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -28,11 +29,11 @@ impl Pipeline {
         Pipeline { client, written: 0, read: Vec::new(), replies: 0, end: None }
     }
 
-    /// Writes and reads what goes at once.
+    /// Writes and reads as much as possible at once.
     fn step(&mut self, wire: &[u8], repeated: &[u8], piece: &mut [u8]) {
         match self.client.stream.write(&repeated[self.written % wire.len()..]) {
             Ok(n) => self.written += n,
-            // It goes on reading to the end, whatever became of its writes.
+            // It reads to the end, whatever happened to its writes.
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             Err(_) => {}
         }
@@ -54,7 +55,7 @@ fn pipelining_clients_are_answered_and_closed_with_fin() {
     if !alone(pipelining_clients_are_answered_and_closed_with_fin) {
         return;
     }
-    // A machine with other work takes its time: neither limit is what this is about.
+    // A machine with other work takes its time: neither limit is the subject here.
     let patient =
         no_time_limits().linger_timeout(Duration::from_secs(60)).drain_timeout(Duration::from_secs(60));
     let lab = Lab::start(patient);
@@ -93,8 +94,8 @@ fn pipelining_clients_are_answered_and_closed_with_fin() {
     assert_eq!(report.counters.closed_for(CloseReason::Shutdown), CLIENTS as u64, "{:?}", report.counters);
 }
 
-/// Keeps that many calls in flight, which wait for different times, so that they are never all done; counts what it sent and
-/// what it got.
+/// Keeps that many calls in flight, which wait for different times, so that they are never all
+/// done; counts the frames that it sent and received.
 fn keep_in_flight(mut client: Client, depth: usize, sent: &AtomicUsize, stop: &AtomicBool) -> (usize, End) {
     let request = |n: usize| frame(order::sleep(1 + n as u64 % 9));
     (0..depth).for_each(|n| client.write(&request(n)));
@@ -141,7 +142,8 @@ fn a_client_with_calls_always_in_flight_is_drained() {
             .sum()
     });
     let (sent, report) = (sent.load(SeqCst), lab.ended());
-    // Each call that began was answered; of those sent after the order few began: what a few turns bring.
+    // Each call that began was answered; of those sent after the order few began: as many as a few
+    // turns bring.
     assert_eq!(got as u64, report.counters.frames);
     assert!(got <= sent + 10 * 17 * 16, "{got} answers to {sent} requests sent before the order");
     assert_eq!(report.counters.closed_for(CloseReason::Shutdown), 10, "{:?}", report.counters);

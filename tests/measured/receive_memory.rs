@@ -18,10 +18,10 @@ const CONNECTIONS: usize = 1000;
 const BUFFERS: usize = 8;
 const BUFFER_BYTES: usize = 1 << 10;
 
-/// What each connection sends.
+/// Bytes that each connection sends.
 const BYTES: usize = 64 << 10;
 
-/// As many frames that fill a buffer each.
+/// Frames that fill a buffer each and hold these bytes.
 const FRAMES: usize = BYTES / BUFFER_BYTES;
 
 fn eight_buffers() -> Bounds {
@@ -38,7 +38,7 @@ fn eight_buffers_bring_every_byte_of_a_thousand_connections() {
     let mut clients: Vec<Client> = (0..CONNECTIONS).map(|_| lab.client()).collect();
     lab.holds(CONNECTIONS);
     let before = lab.stats().shards[0].driver;
-    // Each its own bytes, so that none can be another's.
+    // Different bytes for each, so that none can be another's.
     let bytes = pattern(BYTES + CONNECTIONS);
     let payload = |n: usize| order::echo(&bytes[n..][..BYTES - 1]);
     thread::scope(|scope| {
@@ -57,7 +57,8 @@ fn eight_buffers_bring_every_byte_of_a_thousand_connections() {
     assert!(shard.buffers.total <= BUFFERS, "{:?}", shard.buffers);
     let parked = shard.driver.receives_parked - before.receives_parked;
     assert!(parked > 0, "the buffers were enough: {:?}", shard.driver);
-    // A connection's bytes come in at least that many refills; being armed twice for each is being armed once in vain.
+    // A connection's bytes arrive in at least that many refills; arming twice for each is arming
+    // once in vain.
     let refills = CONNECTIONS * (FRAMES + 1);
     let armed = shard.driver.receives_armed - before.receives_armed;
     assert!(armed <= 2 * refills as u64, "{refills} refills: {:?}", shard.driver);
@@ -66,7 +67,7 @@ fn eight_buffers_bring_every_byte_of_a_thousand_connections() {
     lab.finish();
 }
 
-/// Notes whose frames it was handed, in order.
+/// Notes the connections of its frames, in order.
 struct Order {
     brake: Arc<Brake>,
     connections: Cell<usize>,
@@ -118,7 +119,7 @@ fn buffers_come_to_each_peer_before_any_gets_many() {
     lever.let_go();
     eventually("everything came", 3 * SOON, || noted.lock().unwrap().len() == FRAMES * CONNECTIONS);
 
-    // When the first one has got all it wanted, every other one was nearly there.
+    // When the first one had all its frames, every other one was nearly done.
     let mut served = HashMap::new();
     for connection in noted.lock().unwrap().iter() {
         let count = served.entry(*connection).or_insert(0);

@@ -1,4 +1,4 @@
-//! Requests with ids, in flight together, allocate what their own values do and nothing else.
+//! Requests with ids, in flight together, allocate only for their own values.
 //!
 //! The allocator counts for the whole process, so there is one test in this file, and its client allocates nothing
 //! while it is counted either.
@@ -38,7 +38,7 @@ fn request_allocates_what_its_own_values_do() {
     counts("JSON as values", || Values, &request, own.allocations + own.reallocations);
 }
 
-/// As the example `rpc` has it.
+/// The service of the example `rpc`.
 struct Values;
 
 impl Service for Values {

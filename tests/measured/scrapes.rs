@@ -1,7 +1,9 @@
-//! What is read of a server costs the same however many connections it has, and costs its shards nothing.
+//! Reading a server's state costs the same however many connections it has, and costs its shards
+//! nothing.
 //!
-//! The connections are those of a kernel that follows a script: there are fewer descriptors than connections here. A million on 53
-//! shards, by hand: `cargo test --release -p ringserve-tests --test measured scrapes::a_million -- --ignored --nocapture`.
+//! The connections are those of a scripted kernel: there are fewer descriptors than connections
+//! here. A million on 53 shards, by hand: `cargo test --release -p ringserve-tests --test measured
+//! scrapes::a_million -- --ignored --nocapture`.
 
 #[path = "../../benches/support/scripted.rs"]
 mod scripted;
@@ -22,10 +24,10 @@ use stats_alloc::Region;
 
 use self::scripted::{Script, Scripted};
 
-/// Slots that a shard looks at in a turn, for an inspection.
+/// Slots that a shard reads in a turn, for an inspection.
 const PAGE: u64 = 4096;
 
-/// Of connections that never send anything.
+/// A service whose connections never send anything.
 struct Silent;
 
 impl Service for Silent {
@@ -37,11 +39,13 @@ impl Service for Silent {
     }
 }
 
-/// A server with this many idle connections on each shard. It stays until the end of the process: the script has no end of one.
+/// A server with this many idle connections on each shard. It runs until the end of the process:
+/// the script has no end.
 fn idle_server(shards: u64, connections: u64) -> ServerControl {
     let (over, _never) = sync_channel(1);
     let (listener, frame, sends, rounds) = (0, Vec::new(), 0, 0);
-    // Of a shard that never comes: so no round begins, and the others answer what is asked of them.
+    // The listener of a shard that never comes: so no round begins, and the others answer
+    // questions.
     let script = Script { connections, listener, shards: shards + 1, frame, sends, rounds, over };
     let room = ServerLimits::default().connections_max((shards * connections).max(1000) as usize * 2);
     let server = Server::bind("127.0.0.1:0").shards(shards as usize).framing(Raw).server_limits(room);
@@ -60,7 +64,7 @@ fn ran() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap()
 }
 
-/// What one scrape takes.
+/// Cost of one scrape.
 #[derive(Clone, Copy)]
 struct Scrape {
     time: Duration,
@@ -90,7 +94,7 @@ fn scrape_takes_the_same_with_few_and_with_many_connections() {
     let servers = [idle_server(1, 10), idle_server(1, MANY)];
     let turns = |of: &ServerControl| of.stats_now().shards[0].driver.turns;
     let before = servers.each_ref().map(turns);
-    // The quickest of each, in turn: what others of the machine do is not counted.
+    // The fastest of each, in turn: other work of the machine is not counted.
     let mut least = servers.each_ref().map(scrape);
     for _ in 0..300 {
         for (least, server) in least.iter_mut().zip(&servers) {
@@ -109,7 +113,7 @@ fn scrape_takes_the_same_with_few_and_with_many_connections() {
         // Each of both questions is one turn, and one in which its answer is published.
         assert!(after - before <= 4, "{} turns for 300 scrapes", after - before);
     }
-    // What has to look at each connection does so in pages, and other turns come between.
+    // Readings of each connection are made in pages, and other turns come between.
     let [_, many] = &servers;
     let before = turns(many);
     let found = many.inspect(Query::connections().within(Duration::from_secs(60)));

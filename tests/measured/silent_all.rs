@@ -6,7 +6,7 @@ use ringserve::CloseReason;
 use ringserve_tests::crowd::{self, Cpu};
 use ringserve_tests::{Lab, SOON, alone, eventually, no_time_limits, on_epoll};
 
-/// Half a frame: its receive is looked at within seconds.
+/// Half a frame: its receive is probed within seconds.
 #[test]
 #[ignore = "the child process of the other test here, which starts it; alone, with a server at that address: echo 127.0.0.1:7000 | RINGSERVE_TEST_CHILD=1 cargo test -p ringserve-tests --test measured silent_all::child_holds_connections -- --exact --ignored --nocapture"]
 fn child_holds_connections() {
@@ -22,7 +22,7 @@ fn silent_crowd_is_probed_and_closed_without_cancels() {
     let lab = Lab::start(no_time_limits().linger_timeout(Duration::from_secs(2)));
     let Some((mut child, connections)) = crowd::of(&lab, child_holds_connections, 2) else { return };
     let report = || {
-        // Seldom, since each costs the shard a turn.
+        // Rarely, since each costs the shard a turn.
         std::thread::park_timeout(Duration::from_millis(100));
         lab.stats()
     };
@@ -42,7 +42,7 @@ fn silent_crowd_is_probed_and_closed_without_cancels() {
         "each is looked at once, and none armed again"
     );
     lab.running.shutdown();
-    // The last look before the shard is gone.
+    // The last reading before the shard is gone.
     let mut closed = probed;
     eventually("all are closed", SOON, || {
         let left = report().connections;

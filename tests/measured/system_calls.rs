@@ -1,4 +1,4 @@
-//! How many system calls a request costs.
+//! Number of system calls of a request.
 
 use std::thread;
 
@@ -33,7 +33,7 @@ fn fifty_busy_connections_cost_under_one_system_call_a_request() {
     let calls = new.enters + new.calls - old.enters - old.calls;
     let each = calls as f64 / frames as f64;
     println!("{each:.3} system calls for each request");
-    // epoll receives and sends once for each request, and waits beside that.
+    // epoll receives and sends once for each request, and also waits.
     let bound = if on_epoll() { 3.0 } else { 0.5 };
     assert!(each < bound, "{each:.3} system calls for each request: {old:?} {new:?}");
     assert!(new.enters <= new.turns, "more than one a turn: {new:?}");

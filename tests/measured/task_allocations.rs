@@ -16,7 +16,7 @@ use stats_alloc::Region;
 const WARM_UP: usize = 1_000;
 const ROUNDS: usize = 5_000;
 
-/// Spawns a task for each frame, as its first byte says, and answers once the task is done.
+/// Spawns a task for each frame, as its first byte orders, and answers once the task is done.
 struct Spawner;
 
 /// Waits once.
@@ -66,7 +66,7 @@ fn a_task_allocates_its_future_alone() {
         }
         assert_eq!(&back, line);
     };
-    // The list of a connection's tasks is made with the first one.
+    // The list of a connection's tasks is created with the first one.
     for (line, what, each) in [
         (b"n\n", "none", 0),
         (b"d\n", "detached", 1),
@@ -80,7 +80,7 @@ fn a_task_allocates_its_future_alone() {
         let change = region.change();
         let made = (change.allocations, change.reallocations);
         println!("{what}: {made:?} in {ROUNDS} tasks");
-        // A few beside them: a list of the driver's or the shard's may grow once.
+        // A few in addition: a list of the driver's or the shard's may grow once.
         let beside = made.0.checked_sub(each * ROUNDS).expect("each task allocates");
         assert!(beside + made.1 < 8, "{what}: {made:?} allocations and reallocations in {ROUNDS} tasks");
     }

@@ -1,5 +1,5 @@
-//! Calls that wait are counted with what they hold, and held back where memory is tight. One test, since it looks at the
-//! memory of the process.
+//! Waiting calls are counted with their memory, and held back if memory is tight. One test, since
+//! it reads the memory of the process.
 
 use ringserve_tests::client::frame;
 use ringserve_tests::{Client, Lab, SOON, alone, eventually, no_time_limits, order, status_kib};
@@ -7,7 +7,7 @@ use ringserve_tests::{Client, Lab, SOON, alone, eventually, no_time_limits, orde
 const HELD_BYTES_MAX: usize = 16 << 20;
 const RECEIVE_BYTES_MAX: usize = 4 << 20;
 
-/// What a client sends: many times more calls than there is memory for.
+/// Calls that a client sends: many times more than there is memory for.
 const CALLS: usize = 20_000;
 const CLIENTS: usize = 20;
 
@@ -47,7 +47,7 @@ fn calls_of_tiny_frames_stay_within_the_memory_limit() {
     assert!(grown <= most, "{grown} bytes for {last} calls, where {most} may be held");
     assert!(last < (CLIENTS * CALLS) as u64, "all calls fit, so that nothing was held back");
     assert_eq!(lab.stats().counters.closed, 0, "a call that waits closes no connection");
-    // Each goes on as others are done.
+    // Each continues as others are done.
     lab.shared.gate.open();
     for client in &mut clients {
         assert!(client.read(wire.len()) == wire, "every call is answered");

@@ -1,4 +1,4 @@
-//! What WebSocket costs: memory of connections that wait, and allocations of messages.
+//! Cost of WebSocket: memory of idle connections, and allocations of messages.
 //!
 //! The allocator counts for the whole process, so each test has one to itself, and its clients allocate nothing while it is counted.
 
@@ -59,7 +59,8 @@ const CONNECTIONS: usize = 512;
 
 /// Bytes that each connection takes, once it has sent a message and got it back, in three crowds.
 ///
-/// What a server allocates once at some time is counted in the crowd of that time, so the least is a connection's own.
+/// An allocation that a server makes once is counted in the crowd of that time, so the least is a
+/// connection's own.
 fn bytes_each(connect: impl Fn() -> TcpStream, wire: &[u8], reply: &[u8]) -> [isize; 3] {
     let mut streams = Vec::with_capacity(3 * CONNECTIONS + 1);
     let mut heard = vec![0; reply.len()];
@@ -101,7 +102,8 @@ fn an_idle_connection_takes_300_bytes_or_less() {
     ringserve_tests::finish(server);
 }
 
-/// Beside what every connection takes: the channel, of 32 bytes, and its place in two tables, of 24 and 8.
+/// In addition to the memory of every connection: the channel, of 32 bytes, and its place in two
+/// tables, of 24 and 8.
 const BYTES_MAX: isize = 300;
 
 #[test]
@@ -111,7 +113,7 @@ fn a_message_allocates_nothing_and_a_large_one_is_lent() {
     }
     let server = messages();
     let mut stream = connect(server.local_addrs()[0]);
-    // Each came in one buffer; of those from 4 KiB on the reply is what was received.
+    // Each arrived in one buffer; from 4 KiB on the reply is the received buffer.
     for (len, together) in [(0, 1), (20, 1), (64, 16), (3000, 1), (8000, 1)] {
         let mut wire = Vec::new();
         for _ in 0..together {

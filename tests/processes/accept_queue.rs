@@ -14,13 +14,13 @@ use socket2::{Domain, Socket, Type};
 
 const BACKLOG: u32 = 16;
 
-/// One more than the backlog: the kernel looks whether there are more than that.
+/// One more than the backlog: the kernel checks whether there are more than that.
 const QUEUE: u64 = BACKLOG as u64 + 1;
 
 const PEERS: usize = 100;
 
-/// The child: serves with a short accept queue, and for each line of its input tells what it holds, until that is
-/// nothing.
+/// The child: serves with a short accept queue, and for each line of its input reports its
+/// connections, until there are none.
 #[test]
 #[ignore = "the child process of the other tests here, which start it; alone: echo | RINGSERVE_TEST_CHILD=1 cargo test -p ringserve-tests --test processes accept_queue::child_serves -- --exact --ignored --nocapture"]
 fn child_serves() {
@@ -121,7 +121,7 @@ fn peers_of_an_overflowed_accept_queue_are_all_served() {
         panic!("{told}")
     };
     assert_eq!(accepted, PEERS as u64 + 1, "each was accepted once");
-    // The counter of the machine has what other listeners lost, too.
+    // The counter of the machine includes the losses of other listeners, too.
     let dropped = listen_drops() - before;
     assert!((1..=dropped).contains(&lost), "{lost} lost here, and {dropped} on the machine");
     process.line_after("ended");

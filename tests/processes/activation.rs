@@ -1,4 +1,5 @@
-//! Sockets that a service manager hands to a process: `LISTEN_FDS`, and one process after the other at one socket.
+//! Sockets that a service manager passes to a process: `LISTEN_FDS`, and one process after another
+//! at one socket.
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
@@ -28,7 +29,7 @@ fn child_serves() {
         return println!("\nnone is named web");
     };
     assert!(activated("web").is_none(), "it was taken");
-    // What this process starts does not inherit the sockets that were handed over.
+    // Processes that this one starts do not inherit the sockets that were passed to it.
     let listed = Command::new("ls").args(["-l", "/proc/self/fd"]).output().unwrap();
     let inherits = String::from_utf8(listed.stdout).unwrap().contains(handed.to_str().unwrap());
     println!("\na child inherits it: {inherits}");
@@ -42,8 +43,8 @@ fn child_serves() {
     println!("\nserve returned {ended:?}");
 }
 
-/// Starts the child as a service manager does: with the socket as descriptor 3, and with these variables. `$$` is the number of
-/// the process that the child will be.
+/// Starts the child like a service manager: with the socket as descriptor 3, and with these
+/// variables. `$$` is replaced by the process ID of the child.
 fn activate(listener: &TcpListener, variables: &str) -> Process {
     let script = format!("exec 3<&2 2>&1; {variables} exec \"$@\"");
     let mut shell = Command::new("sh");
@@ -63,7 +64,8 @@ const WEB: &str = "LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=web";
 #[test]
 fn a_process_serves_at_the_socket_it_was_handed() {
     let (listener, addr) = socket();
-    // It comes before the process does, as the one for which a service manager starts the service.
+    // It comes before the process, like the connection for which a service manager starts the
+    // service.
     let mut first = Client::connect(addr);
     first.send(order::echo("first"));
     let mut process = activate(&listener, WEB);
@@ -124,8 +126,8 @@ fn one_process_after_the_other_loses_no_connection() {
             served_more();
         }
     });
-    // A request that comes more than 30 ms after its connection was accepted by a server that drains has no answer. Each shard
-    // accepts one at most then.
+    // A request that arrives more than 30 ms after its connection was accepted by a draining server
+    // has no answer. Each shard accepts at most one then.
     assert!(unanswered.load(SeqCst) <= 3 * 2, "{unanswered:?} of {served:?}");
     old.signal(Signal::TERM);
     old.line_after("serve returned Ok");

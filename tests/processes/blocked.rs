@@ -1,9 +1,10 @@
-//! Servers where io_uring is blocked: epoll serves instead and the log says why, and a server that demands io_uring gets
-//! the cause and the fix as an error. Under the profile of `deploy/`, which allows io_uring, rings serve.
+//! Servers where io_uring is blocked: epoll serves instead and the log has the reason, and a server
+//! that demands io_uring gets the cause and the fix as an error. Under the profile of `deploy/`,
+//! which allows io_uring, rings serve.
 //!
-//! Each case is a process apart, since a seccomp filter stays. The sysctl cases hold for the whole system, so
-//! they run only with `RINGSERVE_TEST_SYSCTL=1`, as root, and not beside other tests:
-//! `RINGSERVE_TEST_SYSCTL=1 cargo test -p ringserve-tests --test processes blocked::`.
+//! Each case is a separate process, since a seccomp filter stays. The sysctl cases hold for the
+//! whole system, so they run only with `RINGSERVE_TEST_SYSCTL=1`, as root, and not together with
+//! other tests: `RINGSERVE_TEST_SYSCTL=1 cargo test -p ringserve-tests --test processes blocked::`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,10 +20,11 @@ use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Tells the process what to block; its name is also how it is asked to be that process.
+/// Names what the process has to block; its presence makes the process the child.
 const BLOCK: &str = "RINGSERVE_TEST_BLOCK";
 
-/// Begins the line with what became of the server that demands io_uring; before it is the log of the other one.
+/// Begins the line with the result of the server that demands io_uring; before it is the log of the
+/// other one.
 const DEMANDED: &str = "demanded: ";
 
 /// The numbers of the three calls, which are the same on every architecture.
@@ -34,7 +36,7 @@ const READV: i64 = if cfg!(target_arch = "x86_64") { 19 } else { 65 };
 
 const SYSCTL: &str = "/proc/sys/kernel/io_uring_disabled";
 
-/// The sysctl cases must not meet others.
+/// Sysctl cases must not run at the same time as others.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
@@ -80,7 +82,7 @@ fn rings_can_be_made_but_nothing_registered() {
     }
 }
 
-/// It receives into several buffers at once by `readv` where it may.
+/// Receives into several buffers at once use `readv` if it is allowed.
 #[test]
 fn epoll_serves_where_its_receives_of_several_are_refused() {
     let _alone = alone();
@@ -126,7 +128,7 @@ fn switched_off_by_sysctl() {
     found.names(&["kernel.io_uring_disabled is 2", "sysctl kernel.io_uring_disabled=0"]);
 }
 
-/// The sysctl as it was, written back when this is dropped.
+/// The sysctl's previous value, which is written back when this is dropped.
 struct Sysctl(String);
 
 impl Sysctl {
@@ -141,17 +143,17 @@ impl Drop for Sysctl {
     }
 }
 
-/// What a process found.
+/// Results of a process.
 #[derive(Debug)]
 struct Found {
-    /// What a server that may choose its driver wrote to the log.
+    /// The log of a server that may choose its driver.
     log: String,
-    /// What a server that demands io_uring said.
+    /// The error of a server that demands io_uring.
     demanded: String,
 }
 
 impl Found {
-    /// The server chose epoll, and gave its reason in one line.
+    /// Checks that the server chose epoll, and logged its reason in one line.
     #[track_caller]
     fn on_epoll(&self) {
         let lines: Vec<&str> = self.log.lines().filter(|line| line.contains("io_uring")).collect();
@@ -161,7 +163,7 @@ impl Found {
         assert!(line.contains("RLIMIT_NOFILE"), "what else is different on epoll: {line}");
     }
 
-    /// The reason has all of this.
+    /// Checks that the reason has all of these parts.
     #[track_caller]
     fn names(&self, parts: &[&str]) {
         for part in parts {
@@ -235,7 +237,8 @@ fn start_demanded() -> Result<(), ringserve::Error> {
     running.wait().map(|_| ())
 }
 
-/// A server that may choose answers: small and large, one after the other and all at once, to the last.
+/// Checks that a server that may choose answers: small and large, one after another and all at
+/// once, to the last.
 #[track_caller]
 fn serves() {
     let lab = Lab::on(On::default(), no_time_limits());
@@ -255,7 +258,7 @@ fn serves() {
     lab.finish();
 }
 
-/// Makes a system call fail with this error on the calling thread and those it starts, for good.
+/// Makes a system call fail permanently with this error on the calling thread and those it starts.
 fn forbid(call: i64, errno: i32) {
     let filter = SeccompFilter::new(
         [(call, Vec::new())].into(),
@@ -279,7 +282,7 @@ struct Rule {
     args: Vec<Arg>,
 }
 
-/// What an argument of the call must be: `value` has the bits that are compared with `value_two`.
+/// The condition on an argument of the call: `value` has the bits that are compared with `value_two`.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Arg {
@@ -303,8 +306,9 @@ fn profile() -> Vec<Rule> {
     profile.syscalls
 }
 
-/// Loads a profile on the calling thread and those it starts, for good. Where filters disagree on an error the one that was
-/// loaded last decides, so the rules that name an error follow those that allow.
+/// Loads a profile permanently on the calling thread and those it starts. Of filters with different
+/// errors the one that was loaded last decides, so the rules that name an error follow those that
+/// allow.
 fn confine(profile: &[Rule]) {
     let (mut allowed, mut errors) = (Vec::new(), BTreeMap::<u32, Vec<Value>>::new());
     for rule in profile {
@@ -355,7 +359,8 @@ fn load(otherwise: &Value, matching: &Value, calls: Vec<Value>) {
     seccompiler::apply_filter(&program).expect("every process may filter itself");
 }
 
-/// Makes the calling thread, and those it starts, one of a user without privileges, as far as io_uring goes.
+/// Gives the calling thread, and those it starts, an unprivileged user, as far as io_uring is
+/// concerned.
 fn drop_privileges() {
     let mut sets = capabilities(None).unwrap();
     sets.effective.remove(CapabilitySet::SYS_ADMIN);

@@ -14,7 +14,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const LIMIT: u64 = 256;
 
-/// The child: lowers its limits, serves, and does what its input says, one word a line.
+/// The child: lowers its limits, serves, and follows its input, one word per line.
 #[test]
 #[ignore = "the child process of the other tests here, which start it; alone: echo report | RINGSERVE_TEST_CHILD=1 cargo test -p ringserve-tests --test processes descriptor_limit::child_serves -- --exact --ignored --nocapture"]
 fn child_serves() {
@@ -55,7 +55,7 @@ fn child_serves() {
 
 struct Child(Process);
 
-/// Connections, accepted, times accepting paused, turns.
+/// Connections, accepted, pauses of accepting, turns.
 type Told = [u64; 4];
 
 impl Child {
@@ -95,7 +95,7 @@ fn accepting_pauses_at_the_descriptor_limit_and_loses_no_peer() {
     waiting.iter_mut().for_each(|client| client.write(&frame(order::echo("waited"))));
     let paused = child.waits_for("a pause", |[_, _, paused, _]| paused >= 1);
     assert!(waiting.iter().filter(|client| client.is_silent()).count() >= 38, "{paused:?}");
-    // Those that are there go on, and accepting is tried now and then, not all the time.
+    // Existing connections continue, and accepting is retried at intervals, not all the time.
     let before = std::time::Instant::now();
     for _ in 0..100 {
         served.iter_mut().for_each(|client| client.echoes(""));
@@ -128,7 +128,7 @@ fn more_peers_than_the_server_may_hold_are_served_in_turn() {
     child.0.line_after("ended");
 }
 
-/// A report over a connection that stays.
+/// A report over a connection that is kept.
 #[track_caller]
 fn report(endpoint: &mut BufReader<TcpStream>) -> Report {
     endpoint.get_mut().write_all(b"GET /report.json HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();

@@ -1,4 +1,5 @@
-//! The doctor on machines that really are as planted: in a network with other settings, with low limits, in a sandbox.
+//! The doctor on machines with real faults: in a network with other settings, with low limits, in a
+//! sandbox.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -21,7 +22,7 @@ fn low(resource: Resource, limit: u64) {
     setrlimit(resource, Rlimit { current: Some(limit), maximum: Some(limit) }).unwrap();
 }
 
-/// Makes a word of the parent's true of this process.
+/// Plants in this process the fault that the parent's word names.
 fn plant(word: &str) {
     let set = |file: &str, value: &str| fs::write(format!("/proc/sys/net/{file}"), value).unwrap();
     match word {
@@ -62,7 +63,8 @@ fn server() -> Server {
     Server::bind("127.0.0.1:0").shards(2).share_port(true).sockets(sockets).limits(limits)
 }
 
-/// The child: plants what its input says, and tells what the doctor finds, or what a start logs.
+/// The child: plants the faults of its input, and reports the doctor's findings, or the log of a
+/// start.
 #[test]
 #[ignore = "the child process of the other tests here, which start it; alone: echo 'memory' | RINGSERVE_TEST_CHILD=1 cargo test -p ringserve-tests --test processes doctor::child_is_examined -- --exact --ignored --nocapture"]
 fn child_is_examined() {
@@ -93,7 +95,7 @@ fn child_is_examined() {
     println!("\nfinding done");
 }
 
-/// What is found where this is planted: the checks with their severities.
+/// The findings with this fault: the checks with their severities.
 fn found(mut process: Process, words: &str) -> Vec<String> {
     process.say(words);
     let mut found = Vec::new();
@@ -185,7 +187,7 @@ fn examination_takes_less_than_half_a_second() {
         server.doctor();
         begun.elapsed()
     };
-    // On a machine that is busy with other tests the best of some tells.
+    // On a machine that is busy with other tests the best of several counts.
     let best = (0..5).map(|_| time()).min().unwrap();
     assert!(best < Duration::from_millis(500), "{best:?}");
     assert!(checks().len() >= 20);

@@ -40,7 +40,7 @@ fn peers_whose_bytes_wait_outlive_a_stop_of_the_process() {
         told.is_some_and(|(_, status)| status.stopped())
     });
     peers.iter_mut().for_each(|peer| peer.send(order::echo("meanwhile")));
-    // The limit runs out, as it does for a silent peer of a server that goes on.
+    // The limit expires, as it does for a silent peer of a server that runs.
     let mut beside = Process::start(child_serves);
     let mut silent = Client::connect(beside.line_after("address ").parse::<SocketAddr>().unwrap());
     silent.echoes("before");

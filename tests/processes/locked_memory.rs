@@ -1,8 +1,9 @@
-//! Servers of a user without privileges who may lock little memory: each runs, on whatever driver, or says what is
-//! missing and what to do; none panics.
+//! Servers of an unprivileged user who may lock little memory: each runs, on some driver, or
+//! reports the limit and the fix; none panics.
 //!
-//! Each case is a child process, of another user where this one may make itself so: the kernel counts locked
-//! memory for each user. Where it does not count the memory of rings (before Linux 6.14) all of them run on io_uring.
+//! Each case is a child process, of another user if this one may switch: the kernel counts locked
+//! memory per user. If it does not count the memory of rings (before Linux 6.14) all of them run on
+//! io_uring.
 
 use std::sync::Arc;
 use std::thread;
@@ -13,10 +14,12 @@ use ringserve_tests::{On, Puppet, no_time_limits, order, pattern};
 use rustix::process::{Resource, Rlimit, Uid, getpid, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities, set_thread_res_uid};
 
-/// Nothing; what fits the ring of the trial alone; the default before Linux 5.16; what fits one shard.
+/// Nothing; enough for the ring of the trial alone; the default before Linux 5.16; enough for one
+/// shard.
 const LIMITS: [u64; 4] = [0, 16 << 10, 64 << 10, 256 << 10];
 
-/// The child: does without privileges and memory as its input says, starts a server, and tells what became of it.
+/// The child: drops privileges and memory as its input orders, starts a server, and reports the
+/// result.
 #[test]
 #[ignore = "the child process of the other tests here, which start it; alone: echo '65536 auto 1' | RINGSERVE_TEST_CHILD=1 cargo test -p ringserve-tests --test processes locked_memory::child_starts -- --exact --ignored --nocapture"]
 fn child_starts() {
@@ -39,25 +42,25 @@ fn child_starts() {
     });
 }
 
-/// Makes the calling thread, and those it starts, one of a user without privileges.
+/// Gives the calling thread, and those it starts, an unprivileged user.
 fn drop_privileges() {
     let user = Uid::from_raw(1 << 20 | getpid().as_raw_nonzero().get().unsigned_abs());
     if set_thread_res_uid(user, user, user).is_ok() {
         return;
     }
-    // This user may not become another, or there is no other.
+    // This user may not switch to another, or there is no other.
     let mut sets = capabilities(None).unwrap();
     sets.effective.remove(CapabilitySet::IPC_LOCK);
     sets.permitted.remove(CapabilitySet::IPC_LOCK);
     set_capabilities(None, sets).expect("privileges can be given up");
 }
 
-/// What becomes of a server that may lock `limit` bytes.
+/// The result of a server that may lock `limit` bytes.
 fn outcome(limit: u64, driver: &str, shards: usize) -> Outcome {
     Outcome::of(child_starts, &format!("{limit} {driver} {shards}"))
 }
 
-/// Whatever it says of locked memory, it names the limit and the fix.
+/// Checks that any message about locked memory names the limit and the fix.
 #[track_caller]
 fn is_clear(outcome: &Outcome, limit: u64) {
     let reason = match &outcome.refused {

@@ -1,4 +1,4 @@
-//! A log whose pipe is full or has no reader: nothing waits for it but its own thread.
+//! A log whose pipe is full or has no reader: only its own thread waits for it.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -22,14 +22,14 @@ use rustix::fs::OFlags;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::stdio::{dup2_stderr, dup2_stdout};
 
-/// Tells the child how it logs, and where its admin endpoint is.
+/// Variable with the child's kind of log, and the address of its admin endpoint.
 const LOG: &str = "RINGSERVE_TEST_LOG";
 const ADMIN: &str = "RINGSERVE_TEST_LOG_ADMIN";
 
-/// Lines that wait for a reader at most, in a child with the log of `ringserve`.
+/// Most lines that wait for a reader, in a child with the log of `ringserve`.
 const LINES_MAX: usize = 100;
 
-/// What fills a pipe. A line, so that those behind it are whole.
+/// Bytes that fill a pipe. A line, so that later ones are whole.
 const FILLER: &[u8; 64] = b"...............................................................\n";
 
 struct Misbehaves;
@@ -40,7 +40,7 @@ impl Service for Misbehaves {
 
     async fn call(&self, cx: &Cx<'_, ()>, line: Frame) -> Result<(), &'static str> {
         match &*line {
-            // Until the watchdog tells of it.
+            // Until the watchdog reports it.
             b"block" => eventually("the stall is told", SOON, || {
                 cx.shard().server().stalls().iter().any(|stall| stall.ongoing)
             }),
@@ -75,12 +75,12 @@ fn serve(parent: &File) {
     say(parent, format!("serve returned {ended:?}"));
 }
 
-/// In one write, since the log may go there too.
+/// Written at once, since the log may go there too.
 fn say(mut parent: &File, line: String) {
     parent.write_all(format!("\n{line}\n").as_bytes()).unwrap();
 }
 
-/// The child: its stderr is a pipe of which it does what it is told.
+/// The child: its stderr is a pipe, which it treats as ordered.
 #[test]
 #[ignore = "the child process of the other tests here, which start it; alone: RINGSERVE_TEST_CHILD=1 cargo test -p ringserve-tests --test processes logs::child_serves -- --exact --ignored --nocapture"]
 fn child_serves() {
@@ -108,13 +108,13 @@ fn child_serves() {
     serve(&parent);
 }
 
-/// What the child does with its pipe.
+/// The child's treatment of its pipe.
 fn follow(reader: File, parent: File) {
     let mut reader = Some(reader);
     for order in io::stdin().lines().map_while(Result::ok) {
         match order.as_str() {
             "fill" => {
-                // Another description of the same pipe, so that it blocks those that log.
+                // Another description of the same pipe, so that it blocks threads that log.
                 let nonblocking = OFlags::NONBLOCK.bits() as i32;
                 let pipe = File::options().write(true).custom_flags(nonblocking).open("/proc/self/fd/2");
                 let mut pipe = pipe.unwrap();
@@ -161,7 +161,7 @@ fn child_logs_to_a_file() {
     serve(&File::from(io::stdout().as_fd().try_clone_to_owned().unwrap()));
 }
 
-/// The child: its log is its terminal, and what it says goes to a file.
+/// The child: its log is its terminal, and its other output goes to a file.
 #[test]
 #[ignore = "the child process of `stopped_terminal_holds_up_nothing`; alone: RINGSERVE_TEST_CHILD=1 cargo test -p ringserve-tests --test processes logs::child_logs_to_a_terminal -- --exact --ignored --nocapture"]
 fn child_logs_to_a_terminal() {
@@ -266,7 +266,7 @@ impl Served {
         let name = how.rsplit('/').next().unwrap();
         let admin = std::env::temp_dir().join(format!("ringserve-log-{}-{name}.sock", std::process::id()));
         let place = format!("unix:{}", admin.display());
-        // Without a terminal, which SIGHUP would be about.
+        // Without a terminal, to which SIGHUP would refer.
         let mut command = Command::new("setsid");
         command.arg(std::env::current_exe().unwrap()).env(LOG, how).env(ADMIN, place);
         let mut process =
@@ -320,7 +320,7 @@ trait Asks {
         answer
     }
 
-    /// Lines that were dropped, as the metric has them: the endpoint has it once the server has begun.
+    /// Lines that were dropped, by the metric: the endpoint has it once the server has begun.
     fn dropped(&self) -> u64 {
         let mut dropped = None;
         eventually("the metric is there", SOON, || {
@@ -343,7 +343,7 @@ impl Asks for Served {
     }
 }
 
-/// Shards, watchdog, endpoint and signals do what they did.
+/// Checks that shards, watchdog, endpoint and signals work.
 fn goes_on_behind_a_full_pipe(how: &str) -> Served {
     let mut served = Served::start(child_serves, how);
     served.process.say("fill");
@@ -382,12 +382,12 @@ fn lines_that_were_dropped_are_told_once_the_pipe_is_read() {
     served.process.say("log");
     served.process.line_after("logged");
     served.process.say("read");
-    // Of which cause depends on how busy the machine is.
+    // The cause depends on how busy the machine is.
     served.process.line_after("shard 0 stalled for ");
     let told = served.process.line_after("lines of the log were dropped");
     let told: u64 = told.rsplit_once("lines=").unwrap().1.parse().unwrap();
     assert_eq!(told, served.dropped());
-    // And it goes on.
+    // It continues.
     served.says("fail");
     served.process.line_after("handler failed, connection closed");
     assert!(served.ends().success());
@@ -419,7 +419,7 @@ fn lines_of_json_have_panics_and_the_level_follows_the_endpoint() {
     assert!(line.contains(r#""shard":0,"#) && line.contains(r#""panic":"planted""#), "{line}");
     let answer = served.ask("POST /log-level", "info,ringserve_server=debug");
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    // Who gave the order: this process, at the other end of a Unix socket.
+    // The source of the order: this process, at the other end of a Unix socket.
     let who = format!(
         r#""peer":"unix, user {}, process {}""#,
         rustix::process::getuid().as_raw(),
@@ -431,7 +431,7 @@ fn lines_of_json_have_panics_and_the_level_follows_the_endpoint() {
     assert!(line.contains(&who) && line.contains(r#""status":200"#), "{line}");
     let answer = served.ask("POST /log-level", "ringserve=loud");
     assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
-    // An answer that is there and was not read makes the end of the connection a reset.
+    // An unread answer makes the end of the connection a reset.
     let mut leaves = UnixStream::connect(&served.admin).unwrap();
     let order = "POST /long HTTP/1.1\r\nHost: localhost\r\nX-Ringserve: 1\r\nContent-Length: 0\r\n\r\n";
     write!(leaves, "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n{order}").unwrap();
@@ -451,7 +451,7 @@ fn lines_of_json_have_panics_and_the_level_follows_the_endpoint() {
     assert!(line.contains("handler_panicked 1"), "{line}");
 }
 
-/// As whatever moves old files away does.
+/// Like any program that moves old files away.
 #[test]
 fn sighup_opens_the_file_of_the_log_again() {
     let file = std::env::temp_dir().join(format!("ringserve-log-{}.log", std::process::id()));

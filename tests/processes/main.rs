@@ -1,4 +1,5 @@
-//! Servers that run as child processes, since what is done to them stays: signals, seccomp, limits of the process.
+//! Servers that run as child processes, since changes to them stay: signals, seccomp, limits of the
+//! process.
 
 mod accept_queue;
 mod activation;

@@ -1,6 +1,6 @@
-//! The memory of a server once a storm of connections is over: it returns to the system.
+//! The memory of a server after a storm of connections: it returns to the system.
 //!
-//! The server is a process apart, so that its resident memory is the server's alone.
+//! The server is a separate process, so that its resident memory is the server's alone.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use ringserve_tests::child::{Process, is_child};
 use ringserve_tests::client::frame;
 use ringserve_tests::{Client, Lab, SOON, eventually, no_time_limits, order};
 
-/// What each storm takes at least, and what of it may stay.
+/// The least memory that each storm takes, and the part of it that may stay.
 const TAKES_MIN: usize = 64 << 20;
 const STAYS_MAX: usize = 16 << 20;
 
@@ -30,7 +30,7 @@ fn child_serves() {
 struct ServerProcess {
     process: Process,
     addr: SocketAddr,
-    /// Resident before the first storm.
+    /// Resident memory before the first storm.
     before: usize,
 }
 
@@ -38,7 +38,7 @@ impl ServerProcess {
     fn start() -> ServerProcess {
         let mut process = Process::start(child_serves);
         let addr = process.line_after("address ").parse().unwrap();
-        // What the first connection of all takes.
+        // Allocates the memory of the first connection.
         Client::connect(addr).echoes("");
         let mut server = ServerProcess { process, addr, before: 0 };
         server.holds(0);
@@ -60,7 +60,7 @@ impl ServerProcess {
         });
     }
 
-    /// Carries out a storm, and waits until its memory is back.
+    /// Runs a storm, and waits until its memory is back.
     #[track_caller]
     fn weathers(&mut self, name: &str, storm: fn(SocketAddr) -> Vec<Client>) {
         let held = storm(self.addr);
@@ -79,7 +79,7 @@ impl ServerProcess {
     }
 }
 
-/// Peers that ask for much and read nothing of it.
+/// Peers that request much and read nothing of it.
 fn unread_replies(addr: SocketAddr) -> Vec<Client> {
     let burst = frame(order::reply(65_536)).repeat(6);
     let mut peers: Vec<_> = (0..800).map(|_| Client::with_small_window(addr)).collect();
@@ -87,7 +87,7 @@ fn unread_replies(addr: SocketAddr) -> Vec<Client> {
     peers
 }
 
-/// Peers that send the most of a large frame.
+/// Peers that send most of a large frame.
 fn half_frames(addr: SocketAddr) -> Vec<Client> {
     let whole = frame(order::echo_of((1 << 20) - 4));
     let mut peers: Vec<_> = (0..200).map(|_| Client::connect(addr)).collect();
@@ -115,7 +115,7 @@ fn memory_of_half_frames_returns() {
     ServerProcess::start().weathers("half frames", half_frames);
 }
 
-/// The receives of those that stay are armed again, over other buffers.
+/// The receives of remaining connections are armed again, over other buffers.
 #[test]
 fn memory_of_kept_frames_returns_while_connections_stay() {
     let mut server = ServerProcess::start();

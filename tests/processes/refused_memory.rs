@@ -1,6 +1,7 @@
-//! A process that the system gives no more memory: a connection that needs some ends, and the process lives.
+//! A process to which the system gives no more memory: a connection that needs some ends, and the
+//! process lives.
 //!
-//! The server is a process apart with a limit on its address space.
+//! The server is a separate process with a limit on its address space.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -37,7 +38,8 @@ impl Service for Greedy {
     }
 }
 
-/// The child: a server that says where it is, and, asked by a line, how many connections ended for want of memory.
+/// The child: a server that reports its address and, for each line, the number of connections that
+/// ended for lack of memory.
 #[test]
 #[ignore = "the child process of the other tests here, which start it; alone: RINGSERVE_TEST_CHILD=1 cargo test -p ringserve-tests --test processes refused_memory::child_serves -- --exact --ignored --nocapture"]
 fn child_serves() {
@@ -51,7 +53,7 @@ fn child_serves() {
         .inbox_bytes_high(1 << 20)
         .calls_in_flight_max(u16::MAX);
     let server = Server::bind("127.0.0.1:0").shards(1).pin(false).bounded(limits).framing(Lines::default());
-    // Else they follow the limit on the address space, and the system refuses nothing.
+    // Otherwise they follow the limit on the address space, and the system refuses nothing.
     let server = server.fit_limits(false);
     let running = server.start(|_| Greedy).unwrap();
     let mut warm = Client::connect(running.local_addrs()[0]);
@@ -77,13 +79,13 @@ impl Child {
         Child { process, addr }
     }
 
-    /// Connections that ended for want of memory.
+    /// Connections that ended for lack of memory.
     fn ended(&mut self) -> u64 {
         self.process.say("report");
         self.process.line_after("ended ").parse().unwrap()
     }
 
-    /// Waits until connections ended for want of memory, and checks that others are served.
+    /// Waits until connections ended for lack of memory, and checks that others are served.
     #[track_caller]
     fn lives_without(&mut self, connections: u64, canary: &mut Client) {
         eventually("they end", SOON, || self.ended() >= connections);

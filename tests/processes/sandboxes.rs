@@ -1,6 +1,7 @@
-//! Sandboxes that refuse system calls other than those of io_uring: the server does without them, or says which one it was.
+//! Sandboxes that refuse system calls other than those of io_uring: the server does without them,
+//! or reports which one it was.
 //!
-//! Each case is a process apart, since a seccomp filter stays.
+//! Each case is a separate process, since a seccomp filter stays.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
-/// The child: forbids calls as its input says, starts a server, and tells what became of it.
+/// The child: forbids the calls of its input, starts a server, and reports the result.
 #[test]
 #[ignore = "the child process of the other tests here, which start it; alone: echo 'epoll own 288:38' | RINGSERVE_TEST_CHILD=1 cargo test -p ringserve-tests --test processes sandboxes::child_starts -- --exact --ignored --nocapture"]
 fn child_starts() {
@@ -33,7 +34,7 @@ fn child_starts() {
     Outcome::tell(started, |_, client| client.echoes("served"));
 }
 
-/// Makes a system call fail with this error on the calling thread and those it starts, for good.
+/// Makes a system call fail permanently with this error on the calling thread and those it starts.
 fn forbid(call: i64, errno: u32) {
     let filter = SeccompFilter::new(
         [(call, Vec::new())].into(),
@@ -45,13 +46,13 @@ fn forbid(call: i64, errno: u32) {
     seccompiler::apply_filter(&program).expect("every process may filter itself");
 }
 
-/// What becomes of a server that starts where these calls fail.
+/// The result of a server that starts where these calls fail.
 fn outcome(driver: &str, host: &str, blocked: &[(i64, Errno)]) -> Outcome {
     let blocked = blocked.iter().map(|(call, errno)| format!(" {call}:{}", errno.raw_os_error()));
     Outcome::of(child_starts, &format!("{driver} {host}{}", blocked.collect::<String>()))
 }
 
-/// It did not start, and the reason has all of this.
+/// Checks that it did not start, and the reason has all of these parts.
 #[track_caller]
 fn refused_for(outcome: &Outcome, parts: &[&str]) {
     let error = outcome.refused.as_ref().expect("it does not start");

@@ -13,7 +13,8 @@ use ringserve_tests::client::{End, frame};
 use ringserve_tests::{Client, On, Puppet, SOON, eventually, no_time_limits, order};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// The child: a puppet on a port of the kernel's choice, whose gate never opens; the log tells where.
+/// The child: a puppet on a port of the kernel's choice, whose gate never opens; the log has the
+/// address.
 #[test]
 #[ignore = "the child process of the other tests here, which start it; alone: RINGSERVE_TEST_CHILD=1 cargo test -p ringserve-tests --test processes signals::child_serves -- --exact --ignored --nocapture"]
 fn child_serves() {
@@ -70,7 +71,7 @@ fn child_fails_to_start() {
     println!("\nserve returned {ended:?}");
 }
 
-/// The child: its factory waits for ever.
+/// The child: its factory waits without end.
 #[test]
 #[ignore = "the child process of `sigterm_ends_a_server_whose_factory_waits`; alone: RINGSERVE_TEST_CHILD=1 cargo test -p ringserve-tests --test processes signals::child_waits_in_its_factory -- --exact --ignored --nocapture"]
 fn child_waits_in_its_factory() {
@@ -156,7 +157,7 @@ impl Served {
 
     #[track_caller]
     fn exits_in_order(mut self, connections: usize) {
-        // What it did is the last line of the log.
+        // The result is the last line of the log.
         let did = self.process.line_after("stopped after ");
         assert!(
             did.starts_with(&format!("{connections} connections (")) && did.contains(" frames, "),
@@ -176,11 +177,11 @@ fn drains_then_forces(signal: Signal) {
     let mut quiet = served.client();
     quiet.echoes("");
     served.process.signal(signal);
-    // The first one drains: quiet connections are closed, and what is asked is waited for.
+    // The first one drains: idle connections are closed, and pending calls are waited for.
     assert_eq!(quiet.end(), End::Fin);
     drop(quiet);
     assert!(waits.is_silent());
-    // Beyond the time within which two SIGTERMs are one.
+    // After the time within which two SIGTERMs are one.
     waits.hears_nothing_for(Duration::from_millis(300));
     served.process.signal(signal);
     assert_eq!(waits.end(), End::Reset);
@@ -197,7 +198,7 @@ fn sigint_drains_and_a_second_one_forces() {
     drains_then_forces(Signal::INT);
 }
 
-/// As `timeout` of GNU sends them.
+/// In the way of GNU `timeout`.
 #[test]
 fn two_sigterms_at_once_are_one() {
     let served = Served::start();
@@ -297,7 +298,7 @@ fn signal_during_a_start_that_fails_ends_the_process() {
         let mut process = Process::start(child_fails_to_start);
         process.line_after("the start fails");
         let tasks = format!("/proc/{}/task", process.child.id());
-        // Its thread ends once it said so.
+        // Its thread ends once it has reported the failure.
         eventually("the first shard failed", SOON, || {
             let tasks = std::fs::read_dir(&tasks).unwrap().filter_map(Result::ok);
             let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
@@ -377,7 +378,7 @@ fn server_whose_log_is_not_read_any_more_ends_as_well() {
         client.write(b"hello\n");
         assert_eq!(client.read(6), b"hello\n");
     }
-    // With this, no thread reads either.
+    // After this, no thread reads either.
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     let mut status = None;
     let started = Instant::now();

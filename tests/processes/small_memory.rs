@@ -1,7 +1,8 @@
-//! A server without limits of the program's in a control group of 24 MiB: its defaults follow that, and a storm does not get it
-//! killed.
+//! A server without the program's limits in a control group of 24 MiB: its defaults follow that,
+//! and a storm does not get it killed.
 //!
-//! Needs a file system of control groups that this user may write to; without one the test says so and checks nothing.
+//! Needs a file system of control groups to which this user may write; without one the test reports
+//! that and checks nothing.
 
 use std::fs;
 use std::io::Write;
@@ -75,9 +76,9 @@ impl Group {
         ] {
             let group = Group(Path::new(root).join(&name));
             let made = fs::create_dir(&group.0).and_then(|()| {
-                // Its files are there by themselves: elsewhere it is a directory like others.
+                // The kernel creates its files: elsewhere it is an ordinary directory.
                 fs::OpenOptions::new().write(true).open(group.0.join(file))?.write_all(limit.as_bytes())?;
-                // Swap would hide what is too much.
+                // Swap would hide excess memory.
                 let _ = fs::write(group.0.join("memory.swap.max"), "0");
                 Ok(())
             });
@@ -91,7 +92,7 @@ impl Group {
 
     fn allows(&self, bytes: usize) {
         for file in ["memory.max", "memory.limit_in_bytes"] {
-            // A plain write would make the file of the other version.
+            // A plain write would create the file of the other version.
             if self.0.join(file).exists() {
                 fs::write(self.0.join(file), bytes.to_string()).unwrap();
             }
@@ -154,7 +155,8 @@ fn ended(server: &mut Process) -> Option<ExitStatus> {
     server.child.try_wait().unwrap()
 }
 
-/// Peers that ask for much and read nothing, and peers that send half of a large frame. Those that are over a limit are closed.
+/// Peers that request much and read nothing, and peers that send half of a large frame. Those over
+/// a limit are closed.
 fn storm(addr: SocketAddr) -> Vec<Client> {
     let burst = frame(order::reply(65_536)).repeat(8);
     let half = frame(order::echo_of(200 << 10))[..150 << 10].to_vec();

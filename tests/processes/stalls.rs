@@ -1,8 +1,9 @@
-//! Shards that are stalled, on the real kernel and on both drivers: what is told of them, how soon, and of what nothing is told.
+//! Stalled shards, on the real kernel and on both drivers: the reports about them, their delay, and
+//! the stalls that are not reported.
 //!
-//! Each test has a process to itself, since what others compute would be a cause. The campaign, in a file apart, is ignored:
-//! `cargo test --release -p ringserve-tests --test processes stalls::campaign::causes_drawn_blind -- --ignored --nocapture`;
-//! `RINGSERVE_SEED` is its seed.
+//! Each test has a process to itself, since other computations would be a cause. The campaign, in a
+//! separate file, is ignored: `cargo test --release -p ringserve-tests --test processes
+//! stalls::campaign::causes_drawn_blind -- --ignored --nocapture`; `RINGSERVE_SEED` is its seed.
 
 mod campaign;
 mod rig;
@@ -28,13 +29,14 @@ use tokio::sync::watch;
 
 use rig::{Lab, Misdeed, Naughty, Peer, Plan};
 
-/// The bar: a stall is told this long after it began.
+/// The bar: a stall is reported within this time after it began.
 const TOLD_WITHIN: Duration = Duration::from_millis(60);
 
-/// A stall of a test: longer than it takes to be told on a machine that does other things as well.
+/// A stall of a test: longer than its report takes on a machine with other work.
 const LONG: Duration = Duration::from_millis(400);
 
-/// What a test measures is not what others of the machine compute, where this user may come before them.
+/// Gives this process precedence over others of the machine, if this user may, so that they affect
+/// no measurement.
 fn first_in_line() {
     let _ = setpriority_process(None, -20);
     // The scheduler weighs sessions first.
@@ -42,7 +44,7 @@ fn first_in_line() {
     let _ = fs::write("/proc/self/autogroup", "-20");
 }
 
-/// The driver that the environment decides, or both.
+/// The driver that the environment selects, or both.
 fn drivers() -> &'static [Driver] {
     if on_epoll() { &[Driver::Epoll] } else { &[Driver::IoUring, Driver::Epoll] }
 }
@@ -75,7 +77,7 @@ fn stall_is_told_with_its_cause_while_it_lasts() {
             let (ran, waited) = lab.since(before);
             let cause = misdeed.cause(ran, waited);
             assert_eq!(stall.cause, cause, "{driver:?}, {misdeed:?}, {ran:?} and {waited:?}: {stall}");
-            // The last look before its end and the first one behind it are a period apart.
+            // The last check before its end and the next one are a period apart.
             assert!(stall.lasted >= LONG && stall.lasted < 2 * LONG, "{stall}");
         }
         assert_eq!(lab.stalls().len(), Misdeed::ALL.len(), "{:?}", lab.stalls());
@@ -84,7 +86,7 @@ fn stall_is_told_with_its_cause_while_it_lasts() {
     }
 }
 
-/// What a peer does.
+/// An action of a peer.
 type Act = fn(&mut Peer);
 
 #[test]
@@ -97,7 +99,7 @@ fn stall_names_the_work_and_its_connection() {
     for driver in drivers() {
         let limits = Limits::default().heartbeat_interval(Some(Duration::from_millis(150)));
         let lab = Lab::on(*driver, |server| server.limits(limits));
-        // Whether a peer comes for it, and what makes it happen at one that is there.
+        // The work, whether a new peer causes it, and the action of a peer that is there.
         let cases: [(StalledWork, bool, Act); 7] = [
             (Admit, true, |_| ()),
             (Open, true, |_| ()),
@@ -166,13 +168,14 @@ fn watchdogs() -> impl Iterator<Item = PathBuf> {
     })
 }
 
-/// Waits until it sleeps, and no time is set at which it would wake: then nothing but a shard wakes it.
+/// Waits until it sleeps, and no timer is set that would wake it: then nothing but a shard wakes
+/// it.
 #[track_caller]
 fn watchdog_rests() {
     let mut before = None;
     eventually("the watchdog rests", SOON, || {
         let sleep = watchdogs().next().and_then(|task| sleep_without_a_time(&task));
-        // Twice in one sleep: a time that is over shows as none until the timer goes off.
+        // Twice in one sleep: an expired time shows as none until the timer goes off.
         let rests = sleep.is_some() && sleep == before;
         before = sleep;
         rests
@@ -187,7 +190,7 @@ fn sleep_without_a_time(task: &Path) -> Option<String> {
     let call = fs::read_to_string(task.join("syscall")).ok()?;
     let descriptor = call.split_whitespace().nth(1)?.strip_prefix("0x")?;
     let descriptor = u32::from_str_radix(descriptor, 16).ok()?;
-    // The time that is left of it, and how often it went off unread.
+    // The remaining time, and how often it expired unread.
     let timer = fs::read_to_string(format!("/proc/self/fdinfo/{descriptor}")).ok()?;
     let timer = timer.split_once("ticks: ")?.1;
     (timer.starts_with("0\n") && timer.contains("it_value: (0, 0)")).then(|| sleep.to_owned())
@@ -220,7 +223,7 @@ fn work_drains_and_ends_are_no_stalls() {
     }
     first_in_line();
     for driver in drivers() {
-        // High enough that no scheduler makes one.
+        // High enough that no scheduler causes one.
         let lab =
             Lab::on(*driver, |server| server.stalls(Stalls::default().over(Duration::from_millis(100))));
         let control = lab.running.control();
@@ -266,7 +269,7 @@ fn shares_of_a_shard_are_those_of_its_work() {
     let mut peer = lab.peer();
     let before = control.shard_times();
     assert_eq!(before.len(), 1);
-    // Half of the time, in pieces that are no stalls.
+    // Half of the time, in pieces that are too short for a stall.
     let until = Instant::now() + Duration::from_secs(3);
     while Instant::now() < until {
         peer.say("Compute 10");
@@ -308,7 +311,7 @@ fn task_of_a_runtime_that_keeps_a_shard_waiting_is_told() {
     let lab = Lab { running, plan };
     let mut peer = lab.peer();
     for (number, misdeed) in [Misdeed::Sleep, Misdeed::Lock].into_iter().enumerate() {
-        // A call that is over is not what keeps the shard.
+        // A call that is over does not hold the shard.
         peer.say("hello");
         peer.hear();
         watchdog_rests();
@@ -319,7 +322,7 @@ fn task_of_a_runtime_that_keeps_a_shard_waiting_is_told() {
         assert_eq!(told, (StalledWork::Runtime, misdeed.cause(LONG, Duration::ZERO), None), "{stall}");
         lab.over();
     }
-    // One that computes is told once something waits for the shard.
+    // A shard that computes is reported once something waits for it.
     watchdog_rests();
     lab.plan.plan(StalledWork::Runtime, Misdeed::Compute);
     say.send(7).unwrap();
@@ -332,7 +335,7 @@ fn task_of_a_runtime_that_keeps_a_shard_waiting_is_told() {
     lab.running.wait().unwrap();
 }
 
-/// The child: a server that tells its address, and its stalls to the log.
+/// The child: a server that prints its address, and logs its stalls.
 #[test]
 #[ignore = "the child process of the other tests here, which start it; alone: RINGSERVE_TEST_CHILD=1 cargo test -p ringserve-tests --test processes stalls::child_serves -- --exact --ignored --nocapture"]
 fn child_serves() {
@@ -352,7 +355,7 @@ fn child_serves() {
     }
 }
 
-/// Tells the child its driver.
+/// Variable with the child's driver.
 const DRIVER: &str = "RINGSERVE_TEST_STALLS_DRIVER";
 
 fn child(driver: Driver) -> (Process, Peer) {
@@ -369,7 +372,7 @@ fn mutex_that_is_never_released_is_in_the_log() {
         peer.say("Lock 100000000");
         let mut tell = || process.line_after("WARN ringserve_server::watchdog::thread: shard 0 stalled for ");
         let first = tell();
-        // A handler without a CPU does not wait yet, and is told again.
+        // A handler without a CPU does not wait yet, and is reported again.
         let line = if first.contains(" has no CPU") { tell() } else { first };
         let says = format!("ms: a call for {} (connection ", peer.addr());
         assert!(line.contains(&says) && line.contains(", frame of 15 bytes) waits for a lock"), "{line}");
@@ -402,7 +405,7 @@ fn process_that_was_stopped_has_no_stall() {
         }
         process.say("");
         let told: usize = process.line_after("stalls: ").parse().unwrap();
-        // Beside others that compute, one turn may take 25 ms.
+        // While others compute, one turn may take 25 ms.
         assert!(told <= 1, "{driver:?}: {told} of 10 stops are told as stalls");
     }
 }

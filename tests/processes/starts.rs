@@ -25,7 +25,7 @@ fn serves(runtime: Runtime) {
     println!("\nserve returned {ended:?}");
 }
 
-/// The child: the future of its factory waits for ever.
+/// The child: the future of its factory waits without end.
 #[test]
 #[ignore = "the child process of `sigterm_ends_a_server_whose_factory_awaits`; alone: RINGSERVE_TEST_CHILD=1 cargo test -p ringserve-tests --test processes starts::child_awaits -- --exact --ignored --nocapture"]
 fn child_awaits() {
@@ -34,7 +34,7 @@ fn child_awaits() {
     }
 }
 
-/// The same inside a runtime of tokio's.
+/// Does the same inside a tokio runtime.
 #[test]
 #[ignore = "the child process of `sigterm_ends_a_server_whose_factory_awaits`; alone: RINGSERVE_TEST_CHILD=1 cargo test -p ringserve-tests --test processes starts::child_awaits_on_tokio -- --exact --ignored --nocapture"]
 fn child_awaits_on_tokio() {

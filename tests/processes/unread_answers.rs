@@ -1,5 +1,5 @@
-//! Peers that ask for much at once and read nothing: the process takes little more than `held_bytes_max`, and no peer that needs
-//! little is closed for them.
+//! Peers that request much at once and read nothing: the process takes little more than
+//! `held_bytes_max`, and no peer that needs little is closed for them.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -14,17 +14,19 @@ use ringserve_tests::{Client, Puppet, order};
 
 const HELD: usize = 16 << 20;
 
-/// Bytes of an answer, and the peers that ask for one: together seven times what may be held.
+/// Bytes of an answer, and the peers that request one: together seven times the limit on held
+/// bytes.
 const ANSWER: usize = 1_000_000;
 const PEERS: usize = 120;
 
-/// Those that need little.
+/// Peers that need little.
 const CALM: usize = 20;
 
-/// What the process may take for that: a quarter more than the limit, and some for the peers themselves.
+/// Most memory of the process for that: a quarter more than the limit, and some for the peers
+/// themselves.
 const GROWTH_MAX: usize = HELD + HELD / 4 + (4 << 20);
 
-/// The child: serves, and tells how much memory its process had at most, for each line.
+/// The child: serves, and reports the most memory that its process had, for each line.
 #[test]
 #[ignore = "the child process of the other test here, which starts it; alone: RINGSERVE_TEST_CHILD=1 cargo test -p ringserve-tests --test processes unread_answers::child_serves -- --exact --ignored --nocapture"]
 fn child_serves() {
@@ -56,7 +58,7 @@ fn peers_that_read_nothing_take_little_more_than_may_be_held() {
     let addr: SocketAddr = server.line_after("address ").parse().unwrap();
     let mut calm: Vec<Client> = (0..CALM).map(|_| Client::connect(addr)).collect();
     calm.iter_mut().for_each(|client| client.echoes("before"));
-    // One answer after the other, so that what a single one takes is there before.
+    // One answer after another, so that the memory of a single one is taken before.
     Client::connect(addr).ask(order::reply(ANSWER));
     let before = most_bytes(&mut server);
     let mut hogs: Vec<Client> = (0..PEERS).map(|_| Client::with_small_window(addr)).collect();

@@ -1,11 +1,12 @@
-//! Limits of a server under test and of its one service, set in one chain, and whether a watchdog looks at it.
+//! Limits of a server under test and of its one service, set in one chain, and whether a watchdog
+//! observes it.
 
 use std::time::Duration;
 
 use ringserve::limits::{IdleCounts, ServerLimits, Stalls};
 use ringserve::{Limits, Server};
 
-/// Both sorts of limits, and the stalls that are told.
+/// Both kinds of limits, and the options of stalls.
 #[derive(Clone, Debug, Default)]
 pub struct Bounds {
     pub service: Limits,
@@ -14,7 +15,7 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// Without a watchdog: it allocates for each stall, and a loaded machine makes some.
+    /// Disables the watchdog: it allocates for each stall, and a loaded machine causes some.
     #[must_use]
     pub fn unwatched(mut self) -> Bounds {
         self.stalls = Stalls::off();
@@ -28,7 +29,7 @@ impl From<Limits> for Bounds {
     }
 }
 
-/// A server takes them together.
+/// A server that accepts both kinds of limits together.
 pub trait Bounded {
     fn bounded(self, bounds: impl Into<Bounds>) -> Self;
 }

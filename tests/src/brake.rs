@@ -1,4 +1,4 @@
-//! Holds a shard still, so that what comes meanwhile is all there when it goes on.
+//! Holds a shard still, so that everything that arrives meanwhile is there when it continues.
 
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -17,15 +17,15 @@ pub struct Lever {
     go: Sender<()>,
 }
 
-/// For one shard at a time.
+/// Creates a pair for one shard at a time.
 pub fn brake() -> (Brake, Lever) {
     let ((tell_stands, stands), (tell_go, go)) = (channel(), channel());
     (Brake { stands: tell_stands, go: Mutex::new(go) }, Lever { stands, go: tell_go })
 }
 
 impl Brake {
-    /// To be called in user code: nothing happens on this shard until the test lets go. It also does if the test
-    /// failed, or after a long time.
+    /// Blocks this shard until the test releases it. Called in user code. It also continues if the
+    /// test failed, or after a long time.
     pub fn hold(&self) {
         let _ = self.stands.send(());
         let _ = self.go.lock().unwrap().recv_timeout(SOON);

@@ -1,4 +1,4 @@
-//! A child process: the test binary again, in a test that does nothing unless it is called so.
+//! A child process: the test binary again, in a test that does nothing unless it runs as the child.
 
 use std::any::type_name;
 use std::io::{BufRead, BufReader, Write};
@@ -12,18 +12,18 @@ use rustix::process::{Pid, Signal, getuid, kill_process};
 
 use crate::{Client, SOON, finish};
 
-/// Tells a test that it is the child.
+/// Variable that marks a test as the child.
 const ROLE: &str = "RINGSERVE_TEST_CHILD";
 
 pub struct Process {
     pub child: Child,
     pub stdin: ChildStdin,
     lines: Receiver<String>,
-    /// What was skipped while a line was looked for, for the message of a failure.
+    /// Lines that were skipped in a search for one, for the message of a failure.
     skipped: Vec<String>,
 }
 
-/// Tells a test that it has its process to itself.
+/// Variable that marks a test as alone in its process.
 const ALONE: &str = "RINGSERVE_TEST_ALONE";
 
 /// Most processes of [`alone`] at once: some load a core or two, most wait.
@@ -51,8 +51,8 @@ impl Drop for Place {
     }
 }
 
-/// Has a test run in a process of which it is the only test: what it counts is its own. True in that process. False in the
-/// process of `cargo test`, once the test has passed there.
+/// Runs a test in a process of which it is the only test, so that its counts are its own. True in
+/// that process. False in the process of `cargo test`, once the test has passed there.
 #[track_caller]
 pub fn alone<F: Fn()>(test: F) -> bool {
     if std::env::var_os(ALONE).is_some() {
@@ -75,18 +75,19 @@ pub fn alone<F: Fn()>(test: F) -> bool {
     false
 }
 
-/// The name by which a test binary knows the test that is this function: its path inside the crate.
+/// The test binary's name of the test that is this function: its path inside the crate.
 fn test_name<F: Fn()>(_test: &F) -> &'static str {
     let path = type_name::<F>();
     path.split_once("::").map_or(path, |(_crate, path)| path)
 }
 
-/// True in the process that [`Process::start`] made.
+/// True in the process that [`Process::start`] created.
 pub fn is_child() -> bool {
     std::env::var_os(ROLE).is_some()
 }
 
-/// The test binary. Signals have their usual effect there, also where this process was started with some ignored, as by `nohup`.
+/// The test binary. Signals have their usual effect there, even if this process was started with
+/// some ignored, as by `nohup`.
 fn program() -> Command {
     const BROKEN_PIPE: u64 = 1 << 12;
     let path = std::env::current_exe().unwrap();
@@ -107,8 +108,8 @@ impl Process {
         Process::start_as(child, |command| command)
     }
 
-    /// As [`start`](Process::start), in a separate network namespace, with nothing but loopback. `None` where this user may
-    /// not make one, or a tool is missing.
+    /// Does [`start`](Process::start) in a separate network namespace, which has only loopback.
+    /// `None` if this user may not create one, or a tool is missing.
     pub fn start_in_own_network<F: Fn()>(child: F) -> Option<Process> {
         let options = if getuid().is_root() { "-n" } else { "-rn" };
         let shell = |script: &str| {
@@ -122,12 +123,12 @@ impl Process {
         Some(Process::spawn(child, shell("exec \"$@\"").arg(std::env::current_exe().unwrap())))
     }
 
-    /// As [`start`](Process::start), by a command that runs what its arguments are.
+    /// Does [`start`](Process::start) by a command that runs its arguments.
     pub fn start_by<F: Fn()>(child: F, command: &mut Command) -> Process {
         Process::spawn(child, command)
     }
 
-    /// As [`start`](Process::start), after a change to the command.
+    /// Does [`start`](Process::start) after a change to the command.
     pub fn start_as<F: Fn()>(child: F, change: impl FnOnce(&mut Command) -> &mut Command) -> Process {
         Process::spawn(child, change(&mut program()))
     }
@@ -138,13 +139,13 @@ impl Process {
             .env(ROLE, "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // Its errors are shown by whatever shows the output of the test, unless the command says otherwise.
+            // Its errors appear with the output of the test, unless the command says otherwise.
             .spawn()
             .expect("the test binary runs again");
         let stdin = child.stdin.take().unwrap();
         let (tell, lines) = channel();
         let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
-        // A read has no bound; this thread ends with the child.
+        // A read has no time limit; this thread ends with the child.
         thread::spawn(move || output.all(|line| line.is_ok_and(|line| tell.send(line).is_ok())));
         Process { child, stdin, lines, skipped: Vec::new() }
     }
@@ -188,7 +189,7 @@ impl Drop for Process {
     }
 }
 
-/// What became of the server of a child: its log, then the error if there was one.
+/// The result of a child's server: its log, then the error if there was one.
 pub struct Outcome {
     pub log: String,
     pub refused: Option<String>,
@@ -198,7 +199,7 @@ impl Outcome {
     /// Runs the ignored test `child` of this binary, which reads a line of input and calls [`Outcome::tell`].
     #[track_caller]
     pub fn of<F: Fn()>(child: F, input: &str) -> Outcome {
-        // The operator's wish would decide for a server that may choose.
+        // The operator's choice would decide for a server that may choose.
         let mut process = Process::start_as(child, |command| command.env_remove("RINGSERVE_DRIVER"));
         process.say(input);
         let mut log = String::new();
@@ -215,7 +216,8 @@ impl Outcome {
         }
     }
 
-    /// In the child: has 20 clients ask, each by its number, and tells the parent how that went.
+    /// Runs in the child: has 20 clients ask, each by its number, and reports the result to the
+    /// parent.
     pub fn tell(started: Result<ServerHandle, Error>, ask: impl Fn(usize, &mut Client)) {
         let running = match started {
             Ok(running) => running,

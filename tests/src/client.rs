@@ -13,7 +13,7 @@ pub struct Client {
     pub stream: ClientStream,
 }
 
-/// How a connection ended, as its peer sees it.
+/// The end of a connection from its peer's side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     Fin,
@@ -31,7 +31,7 @@ impl Client {
         Client::of(UnixStream::connect(path).expect("the server accepts"))
     }
 
-    /// A client whose kernel takes little that it did not read.
+    /// Creates a client whose kernel holds few unread bytes.
     #[track_caller]
     pub fn with_small_window(addr: SocketAddr) -> Client {
         Client::of(Net::Local.connect_with_small_window(addr).expect("the server accepts"))
@@ -54,7 +54,8 @@ impl Client {
         self.stream.write_all(bytes).expect("the server reads");
     }
 
-    /// Writes until the server's and the own kernel take no more. Returns how many bytes they took.
+    /// Writes until the server's and the own kernel accept no more. Returns how many bytes they
+    /// took.
     pub fn write_until_stuck(&mut self, bytes: &[u8], quiet: Duration) -> usize {
         self.stream.set_write_timeout(Some(quiet)).unwrap();
         let mut written = 0;
@@ -96,19 +97,19 @@ impl Client {
         self.recv()
     }
 
-    /// As [`ask`](Client::ask), as text.
+    /// Does [`ask`](Client::ask) as text.
     #[track_caller]
     pub fn ask_text(&mut self, payload: impl AsRef<[u8]>) -> String {
         String::from_utf8(self.ask(payload)).unwrap()
     }
 
-    /// Asks a puppet for an echo, which comes.
+    /// Asks a puppet for an echo, and checks that it comes.
     #[track_caller]
     pub fn echoes(&mut self, text: impl AsRef<[u8]>) {
         self.gets_back(order::echo(text));
     }
 
-    /// Sends a frame, which comes back.
+    /// Sends a frame, and checks that it comes back.
     #[track_caller]
     pub fn gets_back(&mut self, payload: impl AsRef<[u8]>) {
         assert_eq!(self.ask(&payload), payload.as_ref());
@@ -118,7 +119,7 @@ impl Client {
         self.stream.shutdown(Shutdown::Write).unwrap();
     }
 
-    /// Everything until the end, and which end it is.
+    /// Everything until the end, and the kind of the end.
     #[track_caller]
     pub fn read_to_end(&mut self) -> (Vec<u8>, End) {
         let (mut bytes, mut piece) = (Vec::new(), vec![0; 64 << 10]);
@@ -131,7 +132,7 @@ impl Client {
         }
     }
 
-    /// Waits for a byte, which is left, or for the server's FIN. True if it is the latter.
+    /// Waits for a byte, which is not consumed, or for the server's FIN. True if it is the latter.
     #[track_caller]
     pub fn is_ended(&self) -> bool {
         self.stream.peek(&mut [0]).expect("a byte, or the end") == 0
@@ -174,7 +175,8 @@ impl Client {
         matches!(peeked, Err(error) if error.kind() == ErrorKind::WouldBlock)
     }
 
-    /// Waits for bytes that must not come, and without a word from this end: the server has nothing to do for the connection.
+    /// Waits for bytes that must not come, without sending any: the server has nothing to do for
+    /// the connection.
     #[track_caller]
     pub fn hears_nothing_for(&mut self, time: Duration) {
         self.stream.set_read_timeout(Some(time)).unwrap();

@@ -1,5 +1,5 @@
-//! As many connections as a ring holds here, held by another process: both ends together would be more descriptors
-//! than a process may have.
+//! As many connections as a ring can hold here, held by another process: both ends together would
+//! be more descriptors than a process may have.
 
 use std::io::{BufRead, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -8,13 +8,14 @@ use std::time::Duration;
 use crate::child::{Process, is_child};
 use crate::{Lab, SOON, eventually};
 
-/// Nearly as many as a table of 20 000 entries holds, with room for what the process has open beside them.
+/// Nearly as many as a table of 20 000 entries holds, with room for other descriptors of the
+/// process.
 const CONNECTIONS: usize = 18_000;
 
 /// Fewer than these prove nothing about the cost of many.
 const CONNECTIONS_MIN: usize = 2000;
 
-/// Connects that fail one after the other until the machine is taken to have no more to give.
+/// Connects that fail in a row until the machine's resources count as exhausted.
 const FAILURES_MAX: u32 = 40;
 
 /// The child: connects to the address in its first line, sends `bytes` on each connection, and holds all until it reads
@@ -33,7 +34,8 @@ pub fn hold(bytes: &[u8]) {
                 held.push(stream);
                 failures = 0;
             }
-            // A machine may have fewer ports, descriptors or less socket memory to give than its limits say.
+            // A machine may have fewer ports, descriptors or less socket memory than its limits
+            // say.
             Err(error) => {
                 println!("connection {} of {CONNECTIONS}: {error}", held.len());
                 failures += 1;
@@ -41,7 +43,7 @@ pub fn hold(bytes: &[u8]) {
             }
         }
     }
-    // So that every one of them has a receive that was used.
+    // So every one of them has a receive that was used.
     for (n, stream) in held.iter_mut().enumerate() {
         stream.write_all(bytes).unwrap_or_else(|error| panic!("bytes of connection {n}: {error}"));
     }
@@ -49,8 +51,8 @@ pub fn hold(bytes: &[u8]) {
     lines.next();
 }
 
-/// The child, and how many connections it holds, each of which sent `bytes` bytes. `None` where a process may not have
-/// them.
+/// The child, and the number of its connections, each of which sent `bytes` bytes. `None` if a
+/// process may not have them.
 #[track_caller]
 pub fn of<F: Fn()>(lab: &Lab, child: F, bytes: usize) -> Option<(Process, usize)> {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
@@ -69,7 +71,7 @@ pub fn of<F: Fn()>(lab: &Lab, child: F, bytes: usize) -> Option<(Process, usize)
     Some((child, held))
 }
 
-/// CPU time of this process's shards, and of the threads that the kernel works with for their rings.
+/// CPU time of this process's shards, and of the kernel threads that work for their rings.
 #[derive(Clone, Copy, Default)]
 pub struct Cpu {
     shards: Duration,
@@ -77,7 +79,7 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// Since their start. Threads that ended are not among them.
+    /// CPU time since their start. Threads that ended are not included.
     pub fn now() -> Cpu {
         let mut cpu = Cpu::default();
         for task in std::fs::read_dir("/proc/self/task").expect("the process has threads") {
@@ -94,7 +96,7 @@ impl Cpu {
         cpu
     }
 
-    /// Prints what was used for each of `connections` from `self` to `end`. Nothing is judged by it.
+    /// Prints the usage for each of `connections` from `self` to `end`. Nothing is judged by it.
     pub fn print_each(self, end: Cpu, connections: usize, what: &str) {
         let each = |from: Duration, to: Duration| to.saturating_sub(from) / connections as u32;
         let (shard, worker) = (each(self.shards, end.shards), each(self.workers, end.workers));

@@ -13,10 +13,11 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{SOON, eventually};
 
-/// Builds an example like this test, and returns where it is: one of the root package, or a separate package. Each is built once.
+/// Builds an example like this test, and returns its path: one of the root package, or a separate
+/// package. Each is built once.
 pub fn build(name: &str) -> PathBuf {
     static BUILT: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
-    // Of a test that failed to build one.
+    // Poisoned by a test that failed to build one.
     let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
     built.entry(name.to_owned()).or_insert_with(|| build_now(name)).clone()
 }
@@ -32,8 +33,9 @@ fn build_now(name: &str) -> PathBuf {
         target = target.parent().expect("the target directory");
     }
     let mut cargo = Command::new(env!("CARGO"));
-    // Of the whole workspace, and with an example, which takes what tests take, so that features are those of
-    // `cargo test --workspace`: nothing is built twice. That example is there then.
+    // Built for the whole workspace, and with an example, which enables the features of tests, so
+    // that features are those of `cargo test --workspace`: nothing is built twice. That example
+    // exists then.
     cargo.args(["build", "--quiet", "--workspace", "--example"]).current_dir(workspace());
     let package = format!("example-{}", name.replace('_', "-"));
     let is_package = workspace().join("examples").join(name).join("Cargo.toml").exists();
@@ -71,12 +73,12 @@ fn workspace() -> &'static Path {
 pub struct Example {
     child: Child,
     pub addr: SocketAddr,
-    /// What it logged so far.
+    /// The lines that it logged so far.
     log: Arc<Mutex<String>>,
 }
 
 impl Example {
-    /// Builds and starts it on a port of the kernel's choice, with these options beside.
+    /// Builds and starts it on a port of the kernel's choice, with these additional options.
     #[track_caller]
     pub fn start(name: &str, args: &[&str]) -> Example {
         let mut child = Command::new(build(name))
@@ -110,7 +112,7 @@ impl Example {
         eventually(&format!("it says {text:?}"), SOON, || self.log.lock().unwrap().contains(text));
     }
 
-    /// Where it listens beside, by the number of its listener: 1 for the second one.
+    /// The address of its listener with this number: 1 for the second one.
     #[track_caller]
     pub fn listens_at(&self, listener: usize) -> SocketAddr {
         if listener == 0 {
@@ -126,7 +128,7 @@ impl Example {
         addr.unwrap()
     }
 
-    /// Tells it to end as an operator does.
+    /// Terminates it as an operator does.
     pub fn terminate(&self) {
         kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
     }

@@ -1,4 +1,4 @@
-//! Clients of HTTP: bytes and answers for HTTP/1.1, hyper's for HTTP/2.
+//! HTTP clients: bytes and answers for HTTP/1.1, hyper's for HTTP/2.
 
 use std::net::SocketAddr;
 
@@ -52,10 +52,10 @@ pub fn read_chunked(client: &mut Client) -> Vec<u8> {
     }
 }
 
-/// Sends requests of HTTP/2.
+/// Sends HTTP/2 requests.
 pub type Sender = hyper::client::conn::http2::SendRequest<Bodies>;
 
-/// Runs a client of hyper's on a runtime of tokio's.
+/// Runs a hyper client on a tokio runtime.
 pub fn with_http2<F: Future<Output = ()>>(addr: SocketAddr, test: impl FnOnce(Sender) -> F) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -68,7 +68,7 @@ pub fn with_http2<F: Future<Output = ()>>(addr: SocketAddr, test: impl FnOnce(Se
     });
 }
 
-/// Frames of HTTP/2, by hand.
+/// HTTP/2 frames, by hand.
 pub mod frames {
     pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     pub const SETTINGS: &[u8] = b"\0\0\0\x04\0\0\0\0\0";
@@ -98,7 +98,7 @@ pub mod frames {
         split(&frame).remove(0)
     }
 
-    /// Splits what a server sent: kind, flags, stream, payload.
+    /// Splits a server's bytes into frames: kind, flags, stream, payload.
     pub fn split(mut bytes: &[u8]) -> Vec<(u8, u8, u32, Vec<u8>)> {
         let mut frames = Vec::new();
         while bytes.len() >= 9 {

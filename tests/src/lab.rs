@@ -12,38 +12,39 @@ use ringserve_simkernel::Network;
 use crate::{Bounded, Bounds};
 use crate::{Client, Net, Puppet, SOON, Shared, Site, eventually, order, watch};
 
-/// What a server under test runs on.
+/// The driver and kernel of a server under test.
 #[derive(Clone, Copy, Default)]
 pub struct On {
     pub driver: Driver,
     pub kernel: Kernel,
 }
 
-/// What is below the driver.
+/// The kernel below the driver.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub enum Kernel {
-    /// The one of this machine.
+    /// The kernel of this machine.
     #[default]
     Real,
-    /// One in memory, below the bookkeeping of the io_uring driver, on a separate network.
+    /// A kernel in memory, below the bookkeeping of the io_uring driver, on a separate network.
     Simulated,
-    /// The same, and it does now and then what a kernel seldom does.
+    /// The same, with rare behaviour of a kernel at times.
     SimulatedWithFaults,
 }
 
 impl On {
-    /// A server to be, of one shard on a port of the kernel's choice, on this machine.
+    /// Creates a server of one shard on a port of the kernel's choice, on this machine.
     pub fn server(self, limits: Bounds) -> Server<Raw> {
         self.server_at("127.0.0.1:0", limits)
     }
 
     pub fn server_at(self, addr: &str, limits: Bounds) -> Server<Raw> {
-        // Limits that follow the control group take a thread whose looks allocate, and tests count allocations of the process.
+        // Limits that follow the control group take a thread whose readings allocate, and tests
+        // count allocations of the process.
         let server = Server::bind(addr).shards(1).pin(false).bounded(limits).fit_limits(false);
         server.driver(self.driver)
     }
 
-    /// The same, on the network of its kernel.
+    /// Creates the same on the network of its kernel.
     pub fn site(self, limits: Bounds) -> Site<Raw> {
         self.site_at("127.0.0.1:0", limits)
     }
@@ -58,7 +59,7 @@ impl On {
     }
 }
 
-/// Of the faults; arbitrary. Threads make each run another one, so it decides little.
+/// Seed of the faults; arbitrary. Threads make each run different, so it decides little.
 const SEED: u64 = 1;
 
 pub struct Lab {
@@ -68,7 +69,7 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// With frames of a 4-byte length.
+    /// Starts a server with frames of a 4-byte length.
     #[track_caller]
     pub fn start(limits: Bounds) -> Lab {
         Lab::on(On::default(), limits)
@@ -88,7 +89,7 @@ impl Lab {
         Lab { running, net, shared }
     }
 
-    /// With frames of a 4-byte length, on several shards.
+    /// Starts a server with frames of a 4-byte length, on several shards.
     #[track_caller]
     pub fn on_shards(shards: usize, limits: Bounds) -> Lab {
         Lab::of(On::default().server(limits).shards(shards).framing(LengthPrefix::default()))
@@ -103,13 +104,13 @@ impl Lab {
         Client::of(self.net.connect(self.addr()).expect("the server accepts"))
     }
 
-    /// A client whose kernel takes little that it did not read.
+    /// Connects a client whose kernel holds few unread bytes.
     #[track_caller]
     pub fn client_with_small_window(&self) -> Client {
         Client::of(self.net.connect_with_small_window(self.addr()).expect("the server accepts"))
     }
 
-    /// A connection, if the server listens and did not reset it while it was made.
+    /// Connects, if the server listens and did not reset the connection meanwhile.
     pub fn client_that_may_fail(&self) -> Option<Client> {
         self.net.connect(self.addr()).ok().map(Client::of)
     }
@@ -134,7 +135,7 @@ impl Lab {
         watch::holds(&self.running, connections);
     }
 
-    /// A connection to which the test has a handle of that name.
+    /// Connects a client to which the test has a handle of that name.
     #[track_caller]
     pub fn reached(&self, name: &str) -> Client {
         let mut client = self.client();
@@ -142,13 +143,13 @@ impl Lab {
         client
     }
 
-    /// Waits until `calls` came to the doors.
+    /// Waits until `calls` reached the doors.
     #[track_caller]
     pub fn at_doors(&self, calls: u64) {
         eventually("calls come to their doors", SOON, || self.shared.doors.came() >= calls);
     }
 
-    /// Waits until `calls` came to the gate.
+    /// Waits until `calls` reached the gate.
     #[track_caller]
     pub fn parked(&self, calls: u64) {
         eventually("calls come to the gate", SOON, || self.shared.gate.came() >= calls);
@@ -161,14 +162,14 @@ impl Lab {
         self.ended()
     }
 
-    /// Resets what is there and checks that nothing is left.
+    /// Resets existing connections and checks that nothing is left.
     #[track_caller]
     pub fn abort(self) -> ServerStats {
         self.running.abort();
         self.ended()
     }
 
-    /// Waits for the end that was asked for, and checks that nothing is left.
+    /// Waits for the requested end, and checks that nothing is left.
     #[track_caller]
     pub fn ended(self) -> ServerStats {
         let report = watch::ended(self.running);

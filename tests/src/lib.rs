@@ -1,4 +1,4 @@
-//! What the integration tests share.
+//! Shared code of the integration tests.
 //!
 //! Nothing here sleeps to let something happen: [`eventually`] polls for it, with a bound.
 #![allow(missing_docs)] // Read by tests alone.
@@ -33,8 +33,8 @@ pub use puppet::{Puppet, Shared};
 pub use streams::Streams;
 pub use watch::{Logged, a_turn_passes, finish};
 
-/// The bound of everything that should happen at once. Long, since these tests also run beside others on
-/// machines with few cores; a test that passes does not wait for it.
+/// The bound of everything that should happen at once. Long, since these tests also run together
+/// with others on machines with few cores; a test that passes does not wait for it.
 pub const SOON: Duration = Duration::from_secs(20);
 
 /// Polls for something, and panics with its name if it does not come.
@@ -47,7 +47,8 @@ pub fn eventually(what: &str, within: Duration, mut happened: impl FnMut() -> bo
     }
 }
 
-/// Sets a flag when it goes, also if that is because the test fails: a thread that works until then ends as well.
+/// Sets a flag when it is dropped, even if the test fails: a thread that works until then ends as
+/// well.
 pub struct EndOf<'a>(pub &'a AtomicBool);
 
 impl Drop for EndOf<'_> {
@@ -56,8 +57,8 @@ impl Drop for EndOf<'_> {
     }
 }
 
-/// Limits without time limits but those of closing, so that a test meets only the limit it is about. Lingering is
-/// short, since at the end of a test its clients are still there.
+/// Limits without time limits except those of closing, so that a test meets only the limit that is
+/// its subject. Lingering is short, since at the end of a test its clients are still there.
 pub fn no_time_limits() -> Bounds {
     let linger = Duration::from_millis(200);
     Bounds::default()
@@ -79,7 +80,7 @@ pub fn on_epoll() -> bool {
 /// Bytes after which [`pattern`] begins again.
 pub const PERIOD: usize = 251 * 256;
 
-/// Bytes that tell where in a stream they stand, so that a byte lost, doubled or moved shows.
+/// Bytes that encode their position in a stream, so that a byte lost, doubled or moved shows.
 pub fn pattern(len: usize) -> Vec<u8> {
     static ONCE: LazyLock<Vec<u8>> =
         LazyLock::new(|| (0..PERIOD).map(|n| (n % 251) as u8 ^ (n / 251) as u8).collect());

@@ -1,4 +1,4 @@
-//! Servers that limit who is let in, and peers of many addresses.
+//! Servers with limits on admission, and peers of many addresses.
 
 use std::convert::Infallible;
 use std::io::{BufRead, BufReader};
@@ -12,7 +12,7 @@ use socket2::{Domain, Socket, Type};
 
 use crate::{SOON, eventually, on_epoll};
 
-/// Says hello.
+/// Sends hello.
 pub struct Greeter;
 
 impl Service for Greeter {
@@ -41,7 +41,7 @@ pub fn greets(driver: Driver, addr: &str, shards: usize, admission: Admission) -
     try_to_greet(Server::bind(addr), driver, shards, admission).unwrap()
 }
 
-/// The same, if it starts.
+/// Starts the same server, if that is possible.
 pub fn try_to_greet(
     server: Server,
     driver: Driver,
@@ -54,16 +54,16 @@ pub fn try_to_greet(
     server.framing(Lines::default()).start(|_| Greeter)
 }
 
-/// Has a connection begin at that address. `None` if the server does not answer in time.
+/// Begins a connection from that address. `None` if the server does not answer in time.
 pub fn connect_from(source: &str, to: SocketAddr, within: Duration) -> Option<TcpStream> {
     let source: IpAddr = source.parse().unwrap();
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, None).unwrap();
-    // Of [::] with an IPv4 client.
+    // For [::] with an IPv4 client.
     let source = match (source, to) {
         (IpAddr::V4(source), SocketAddr::V6(_)) => IpAddr::V6(source.to_ipv6_mapped()),
         (source, _) => source,
     };
-    // So that its port keeps no server of another test from all addresses.
+    // Its port must not keep a server of another test from all addresses.
     socket.set_reuse_address(true).unwrap();
     socket.bind(&SocketAddr::from((source, 0)).into()).unwrap();
     socket.connect_timeout(&to.into(), within).ok()?;
@@ -72,7 +72,7 @@ pub fn connect_from(source: &str, to: SocketAddr, within: Duration) -> Option<Tc
     Some(stream)
 }
 
-/// A connection from that address, if it is greeted.
+/// Connects from that address. Returns the connection if it gets the greeting.
 #[track_caller]
 pub fn greeted(source: &str, to: SocketAddr) -> Option<TcpStream> {
     let stream = connect_from(source, to, SOON).expect("the server listens");
@@ -95,7 +95,7 @@ pub fn hears_hello(stream: impl std::io::Read) -> bool {
     }
 }
 
-/// Waits until that many were refused for that.
+/// Waits until that many were refused for that reason.
 #[track_caller]
 pub fn refused_by(running: &ServerHandle, by: RefusedBy, count: u64) {
     let what = format!("{count} are refused by {}", by.name());
@@ -103,7 +103,7 @@ pub fn refused_by(running: &ServerHandle, by: RefusedBy, count: u64) {
     assert_eq!(running.stats_now().counters.refused_by(by), count, "{what}");
 }
 
-/// Shuts it down; nothing is counted any more.
+/// Shuts it down, and checks that nothing is counted.
 #[track_caller]
 pub fn ended(running: ServerHandle) {
     let control = running.control();

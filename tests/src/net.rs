@@ -1,4 +1,4 @@
-//! The network a server is on: this machine's, or a simulated one in memory.
+//! The network of a server: this machine's, or a simulated one in memory.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -15,10 +15,10 @@ use socket2::{Domain, SockRef, Type};
 
 use crate::SOON;
 
-/// What little a client with a small window takes that it did not read.
+/// Unread bytes that a client with a small window holds at most.
 const SMALL_WINDOW: usize = 4096;
 
-/// Where a server is found.
+/// The place of a server.
 #[derive(Clone, Debug)]
 pub enum Net {
     /// On this machine.
@@ -34,7 +34,7 @@ impl Net {
         }
     }
 
-    /// As above, with a kernel that takes little that was not read.
+    /// Does the same with a kernel that holds few unread bytes.
     pub fn connect_with_small_window(&self, addr: SocketAddr) -> io::Result<ClientStream> {
         match self {
             Net::Local => {
@@ -77,7 +77,7 @@ impl Drivers for Simulated {
     }
 }
 
-/// A server to be, and the network it will be on.
+/// A server before its start, and its network.
 pub struct Site<F = Raw> {
     server: Server<F>,
     pub net: Net,
@@ -142,7 +142,7 @@ impl From<UnixStream> for ClientStream {
 }
 
 impl ClientStream {
-    /// The socket, for what only one of this machine has.
+    /// The socket, for calls that only a socket of this machine has.
     #[track_caller]
     pub fn socket(&self) -> &TcpStream {
         match self {
@@ -203,7 +203,7 @@ impl ClientStream {
         Ok(())
     }
 
-    /// The close will be a reset.
+    /// Makes the close a reset.
     pub fn reset_on_close(&self) -> io::Result<()> {
         match self {
             ClientStream::Tcp(stream) => return SockRef::from(stream).set_linger(Some(Duration::ZERO)),

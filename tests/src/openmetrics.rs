@@ -1,4 +1,4 @@
-//! The text of OpenMetrics 1.0, read strictly: what a scraper may refuse is an error here.
+//! The text of OpenMetrics 1.0, read strictly: anything that a scraper may refuse is an error here.
 
 use std::collections::BTreeMap;
 
@@ -36,11 +36,11 @@ pub fn parse(text: &str) -> Result<BTreeMap<String, Family>, String> {
     Ok(families)
 }
 
-/// The family that its lines are about.
+/// The family of the current lines.
 #[derive(Default)]
 struct Reader {
     name: String,
-    /// What came of its head: HELP, TYPE, UNIT.
+    /// The lines of its head so far: HELP, TYPE, UNIT.
     told: Vec<String>,
     has_samples: bool,
 }
@@ -134,7 +134,7 @@ fn is_name(name: &str) -> bool {
     name.starts_with(is_first) && name.chars().all(|c| is_first(c) || c.is_ascii_digit())
 }
 
-/// In the order of their names, of which none comes twice.
+/// The labels, in the order of their names, of which none may occur twice.
 fn labels_of(text: &str) -> Result<Vec<(String, String)>, String> {
     let (mut labels, mut rest) = (Vec::new(), text);
     while !rest.is_empty() {
@@ -164,7 +164,7 @@ fn labels_of(text: &str) -> Result<Vec<(String, String)>, String> {
     }
 }
 
-/// Each of its series: those with the same labels beside that of the bucket.
+/// Checks each of its series: those with the same labels except that of the bucket.
 fn histogram(name: &str, family: &Family) -> Result<(), String> {
     let counts = family.samples.keys().filter_map(|series| series.strip_prefix(&format!("{name}_count")));
     let labels: Vec<&str> = counts.collect();
@@ -181,7 +181,8 @@ fn histogram(name: &str, family: &Family) -> Result<(), String> {
     }
 }
 
-/// Its buckets rise, the last one has no end, and has as many as the count. Returns how many there are.
+/// Checks that its buckets rise, and the last one has no end, and equals the count. Returns how
+/// many there are.
 fn of_labels(name: &str, labels: &str, family: &Family) -> Result<usize, String> {
     let of = |what: &str| family.samples.get(&format!("{name}_{what}{labels}"));
     let (count, sum) = (of("count").ok_or("no count")?, of("sum").ok_or("no sum")?);

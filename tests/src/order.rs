@@ -1,6 +1,6 @@
-//! What a [`Puppet`](crate::Puppet) is told to do: a frame for each order, made by a function.
+//! Orders for a [`Puppet`](crate::Puppet): a frame for each, made by a function.
 //!
-//! On the wire the first byte says which order it is, and the rest is its argument.
+//! On the wire the first byte selects the order, and the rest is its argument.
 
 macro_rules! orders {
     ($($order:ident = $byte:literal,)*) => {
@@ -74,7 +74,7 @@ fn two(first: impl AsRef<[u8]>, cut: &str, second: impl AsRef<[u8]>) -> Vec<u8> 
     [first.as_ref(), cut.as_ref(), second.as_ref()].concat()
 }
 
-/// The frame is sent back.
+/// Sends the frame back.
 pub fn echo(text: impl AsRef<[u8]>) -> Vec<u8> {
     order(Order::Echo, text)
 }
@@ -94,27 +94,27 @@ pub fn replies(count: usize, bytes: usize) -> Vec<u8> {
     order(Order::Replies, format!("{count},{bytes}"))
 }
 
-/// `bytes` bytes of the pattern, unframed, waiting for room between pieces.
+/// Streams `bytes` bytes of the pattern, unframed, waiting for room between pieces.
 pub fn stream(bytes: usize) -> Vec<u8> {
     order(Order::Stream, bytes.to_string())
 }
 
-/// Waits for the gate; then the frame is sent back.
+/// Waits for the gate; then sends the frame back.
 pub fn gate(text: impl AsRef<[u8]>) -> Vec<u8> {
     order(Order::Gate, text)
 }
 
-/// A thread is started that wakes the call; then the frame is sent back.
+/// Starts a thread that wakes the call; then sends the frame back.
 pub fn thread_wakes(text: impl AsRef<[u8]>) -> Vec<u8> {
     order(Order::ThreadWakes, text)
 }
 
-/// The call wakes itself and is done at once; the frame is sent back.
+/// Makes the call wake itself and end at once; sends the frame back.
 pub fn wakes_itself(text: impl AsRef<[u8]>) -> Vec<u8> {
     order(Order::WakesItself, text)
 }
 
-/// The frame is kept in the session until that ends; the reply is its length.
+/// Keeps the frame in the session until that ends; the reply is its length.
 pub fn keep(bytes: impl AsRef<[u8]>) -> Vec<u8> {
     order(Order::Keep, bytes)
 }
@@ -129,37 +129,37 @@ pub fn abort() -> Vec<u8> {
     order(Order::Abort, "")
 }
 
-/// The call fails at once.
+/// Fails the call at once.
 pub fn fail() -> Vec<u8> {
     order(Order::Fail, "")
 }
 
-/// The call fails after the gate.
+/// Fails the call after the gate.
 pub fn fail_late() -> Vec<u8> {
     order(Order::FailLate, "")
 }
 
-/// The call panics at once.
+/// Panics in the call at once.
 pub fn panics() -> Vec<u8> {
     order(Order::Panic, "")
 }
 
-/// The call panics after the gate.
+/// Panics in the call after the gate.
 pub fn panic_late() -> Vec<u8> {
     order(Order::PanicLate, "")
 }
 
-/// The call fails after the gate with an error whose drop panics.
+/// Fails the call after the gate with an error whose drop panics.
 pub fn fail_with_panic() -> Vec<u8> {
     order(Order::FailWithPanic, "")
 }
 
-/// The session's drop will panic; replies `armed`.
+/// Makes the session's drop panic; replies `armed`.
 pub fn panic_in_drop() -> Vec<u8> {
     order(Order::PanicInDrop, "")
 }
 
-/// Waits for ever, with something whose drop panics.
+/// Waits without end, with something whose drop panics.
 pub fn wait_with_panic() -> Vec<u8> {
     order(Order::WaitWithPanic, "")
 }
@@ -184,27 +184,27 @@ pub fn is_gone(name: impl AsRef<[u8]>) -> Vec<u8> {
     order(Order::IsGone, name)
 }
 
-/// Sleeps for that many milliseconds; then the frame is sent back.
+/// Sleeps for that many milliseconds; then sends the frame back.
 pub fn sleep(milliseconds: u64) -> Vec<u8> {
     order(Order::Sleep, milliseconds.to_string())
 }
 
-/// As [`sleep`], in a frame that differs from others by `text`.
+/// Does [`sleep`] in a frame that differs from others by `text`.
 pub fn sleep_and(milliseconds: u64, text: impl AsRef<[u8]>) -> Vec<u8> {
     order(Order::Sleep, two(milliseconds.to_string(), ",", text))
 }
 
-/// The frame is sent back within a time limit that it does not need.
+/// Sends the frame back within a time limit that it does not need.
 pub fn in_time(text: impl AsRef<[u8]>) -> Vec<u8> {
     order(Order::InTime, text)
 }
 
-/// Waits for ever within a time limit of that many milliseconds; replies `elapsed`.
+/// Waits without end within a time limit of that many milliseconds; replies `elapsed`.
 pub fn time_out(milliseconds: u64) -> Vec<u8> {
     order(Order::TimeOut, milliseconds.to_string())
 }
 
-/// Waits until the test opens the door of that name; then the frame is sent back.
+/// Waits until the test opens the door of that name; then sends the frame back.
 pub fn door(name: impl AsRef<[u8]>) -> Vec<u8> {
     order(Order::Door, name)
 }
@@ -224,22 +224,23 @@ pub fn reach(name: impl AsRef<[u8]>) -> Vec<u8> {
     order(Order::Reach, name)
 }
 
-/// Pushes text through the handle of that name, from whichever shard this is; replies as [`push_to`].
+/// Pushes text through the handle of that name, from whichever shard this is; replies like
+/// [`push_to`].
 pub fn push_through(name: impl AsRef<[u8]>, text: impl AsRef<[u8]>) -> Vec<u8> {
     order(Order::PushThrough, two(name, ":", text))
 }
 
-/// Replies `serving`, or `draining` once the server was told to shut down.
+/// Replies `serving`, or `draining` once the server was ordered to shut down.
 pub fn draining() -> Vec<u8> {
     order(Order::Draining, "")
 }
 
-/// Replies the shard's number.
+/// Replies with the shard's number.
 pub fn shard() -> Vec<u8> {
     order(Order::Shard, "")
 }
 
-/// Blocks the shard's thread until the test lets it go; then the frame is sent back.
+/// Blocks the shard's thread until the test releases it; then sends the frame back.
 pub fn block() -> Vec<u8> {
     order(Order::Block, "")
 }

@@ -1,4 +1,4 @@
-//! What the kernel holds for sockets on IPv4, as `/proc/net` tells: what came and was not taken yet, and what was dropped.
+//! The kernel's counts for IPv4 sockets, from `/proc/net`: unread bytes, and drops.
 
 use std::collections::HashMap;
 use std::fs;
@@ -10,7 +10,7 @@ pub fn unread(at: SocketAddr, peers: &[SocketAddr]) -> Vec<usize> {
     peers.iter().map(|peer| table.get(&name(*peer)).copied().unwrap_or(0)).collect()
 }
 
-/// For each peer of the sockets at `at`, the bytes to receive.
+/// The bytes to receive, for each peer of the sockets at `at`.
 fn to_take(at: SocketAddr) -> HashMap<String, usize> {
     let table = fs::read_to_string("/proc/net/tcp").expect("Linux has /proc");
     let at = name(at);
@@ -20,14 +20,14 @@ fn to_take(at: SocketAddr) -> HashMap<String, usize> {
         let (_send, receive) = words.next()?.split_once(':')?;
         Some((peer.to_owned(), usize::from_str_radix(receive, 16).ok()?))
     };
-    // Beside other tests the table has thousands of lines.
+    // With other tests at the same time the table has thousands of lines.
     table.lines().filter(|line| line.contains(&at)).filter_map(entry).collect()
 }
 
 /// The state of a listening socket.
 const LISTEN: &str = "0A";
 
-/// Connections that wait to be accepted at the sockets that listen at `at`, of whichever process.
+/// Connections that wait to be accepted at the sockets that listen at `at`, of any process.
 pub fn accept_queue(at: SocketAddr) -> u64 {
     let table = fs::read_to_string("/proc/net/tcp").expect("Linux has /proc");
     let at = name(at);
@@ -40,12 +40,13 @@ pub fn accept_queue(at: SocketAddr) -> u64 {
     table.lines().filter_map(waiting).sum()
 }
 
-/// What was dropped at listeners of this network namespace, for any reason: `ListenDrops` of `nstat -az`.
+/// Drops at listeners of this network namespace, for any reason: `ListenDrops` of `nstat -az`.
 pub fn listen_drops() -> u64 {
     tcp_counter("ListenDrops").expect("the kernel counts them")
 }
 
-/// How often a queue of a listener of this network namespace had no room: what makes a drop a loss.
+/// Number of times that a listener's queue of this network namespace had no room, which makes a
+/// drop a loss.
 pub fn listen_overflows() -> u64 {
     let overflows = tcp_counter("ListenOverflows").expect("the kernel counts them");
     overflows + tcp_counter("TCPReqQFullDrop").unwrap_or(0)

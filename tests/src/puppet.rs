@@ -1,6 +1,7 @@
-//! A service that does what its frames order: [`order`](crate::order) makes them.
+//! A service that follows the orders in its frames: [`order`](crate::order) makes them.
 //!
-//! Asked for a sign of life it sends `beat`, told of the end of the input it sends `ended`, and goes on.
+//! Asked for a sign of life it sends `beat`, informed of the end of the input it sends `ended`, and
+//! continues.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
@@ -21,17 +22,17 @@ use crate::order::Order;
 /// A part of the pattern's period.
 const STREAM_PIECE: usize = crate::PERIOD / 4;
 
-/// Where the test and its service meet.
+/// State shared by the test and its service.
 #[derive(Default)]
 pub struct Shared {
     pub gate: Gate,
     pub doors: Doors,
     pub block: Block,
-    /// Given away by [`order::reach`](crate::order::reach).
+    /// Handles that [`order::reach`](crate::order::reach) gave away.
     pub handles: Mutex<HashMap<Vec<u8>, ConnHandle>>,
     pub heartbeats: AtomicU64,
     pub inputs_ended: AtomicU64,
-    /// Connections that are open, and the most there were.
+    /// Open connections, and the most at once.
     pub open_now: AtomicU64,
     pub open_most: AtomicU64,
     pub opened: AtomicU64,
@@ -43,10 +44,10 @@ pub struct Shared {
     pub peers: Mutex<Vec<Option<std::net::SocketAddr>>>,
     /// The most bytes an outbox held.
     pub outbox_most: AtomicUsize,
-    /// What `open` does with the next connection.
+    /// Whether `open` sends a greeting to the next connection.
     pub greet: AtomicBool,
     pub waits_in_open: AtomicBool,
-    /// What is said to a connection whose call fails, and at the start of a drain.
+    /// Whether a message is sent to a connection whose call fails, and at the start of a drain.
     pub last_words: AtomicBool,
     pub goodbye: AtomicBool,
     pub refuse: AtomicBool,
@@ -99,7 +100,7 @@ impl fmt::Display for Failed {
     }
 }
 
-/// Keeps the first ones: a test with more connections looks at counters, and at memory.
+/// Keeps the first notes: a test with more connections checks counters, and memory.
 fn note<T>(notes: &Mutex<Vec<T>>, what: T) {
     let mut notes = notes.lock().unwrap();
     if notes.len() < 1000 {
@@ -333,7 +334,7 @@ impl Puppet {
     }
 }
 
-/// Holds calls back until the test opens it.
+/// A gate that holds calls back until the test opens it.
 #[derive(Default)]
 pub struct Gate {
     open: AtomicBool,
@@ -410,7 +411,7 @@ impl Doors {
     async fn pass(&self, name: &[u8]) {
         let mut first = true;
         poll_fn(|task| {
-            // Before it is looked at, so that no opening is missed.
+            // Registered first, so that no opening is missed.
             self.wakers.lock().unwrap().insert(name.to_vec(), task.waker().clone());
             let mut open = self.open.lock().unwrap();
             if open.remove(name) {
@@ -451,7 +452,7 @@ impl Block {
         self.end.notify_all();
     }
 
-    /// Has those that come from now on wait again.
+    /// Makes threads that come from now on wait again.
     pub fn begin_again(&self) {
         *self.ended.lock().unwrap() = false;
     }

@@ -97,7 +97,7 @@ fn nothing_left(report: &ServerStats) {
     }
 }
 
-/// What this process logged.
+/// The log of this process.
 #[derive(Clone, Default)]
 pub struct Logged(Arc<Mutex<Vec<u8>>>);
 
@@ -118,7 +118,7 @@ impl Logged {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
     }
 
-    /// What was logged since the last time.
+    /// The lines logged since the last call.
     pub fn take(&self) -> String {
         String::from_utf8(std::mem::take(&mut *self.0.lock().unwrap())).unwrap()
     }

@@ -1,4 +1,4 @@
-//! Those who crowd the endpoint keep no probe out.
+//! Crowds of clients at the endpoint, which must not keep a probe out.
 
 use std::io::Read;
 use std::net::{SocketAddr, TcpStream};
@@ -10,7 +10,7 @@ use ringserve_tests::{Client, SOON, eventually};
 
 use super::{Answer, LOCAL, ask, endpoint, exchange, get, lab, post};
 
-/// Connections that the endpoint has room for, and more than it takes at all.
+/// Connections for which the endpoint has room, and more than it accepts at all.
 const ROOM: usize = 32;
 const CROWD: usize = 200;
 
@@ -35,19 +35,19 @@ fn is_ended(stream: &mut TcpStream) -> bool {
 fn silent_connections_make_room_for_probes() {
     let lab = lab(LOCAL);
     let addr = endpoint(&lab.running);
-    // The first one has asked, and says nothing more.
+    // The first one has asked, and sends nothing more.
     let mut asked = Client::connect(addr);
     asked.write(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n");
     assert!(read_answer(&mut asked).0.starts_with("HTTP/1.1 200"));
     let mut silent: Vec<TcpStream> = (0..CROWD).map(|_| TcpStream::connect(addr).unwrap()).collect();
-    // Half a request is none.
+    // Half a request does not count.
     std::io::Write::write_all(&mut silent[CROWD - 1], b"GET /healthz HT").unwrap();
     for _ in 0..2 * ROOM {
         assert_eq!((get(addr, "/healthz").status, get(addr, "/readyz").status), (200, 200));
         silent.push(TcpStream::connect(addr).unwrap());
     }
     eventually("the oldest are gone", SOON, || silent[..CROWD].iter_mut().all(is_ended));
-    // One that was answered goes behind those that say nothing.
+    // One that was answered ranks after those that send nothing.
     asked.write(b"GET /readyz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
     assert_eq!(Answer::of(&asked.read_to_end().0).status, 200);
     assert!(silent.iter_mut().map(is_ended).filter(|ended| !ended).count() <= ROOM);
@@ -62,7 +62,7 @@ fn listeners_are_bounded_and_keep_no_probe_out() {
     let mut listeners: Vec<Client> = (0..LISTENERS)
         .map(|_| {
             let mut client = listens(addr);
-            // It is one once it hears something.
+            // It is accepted once it receives something.
             client.read(12);
             client
         })
@@ -91,7 +91,7 @@ fn probes_have_a_listener_of_their_own() {
     assert_ne!(probes.port(), admin.port());
     for path in ["/healthz", "/readyz"] {
         assert_eq!((get(probes, path).status, get(admin, path).status), (200, 200), "{path}");
-        // By whatever name a balancer has for it.
+        // With any host name that a balancer uses.
         let named = format!("GET {path} HTTP/1.1\r\nhost: pod-7.example\r\nconnection: close\r\n\r\n");
         assert_eq!((exchange(probes, &named).status, exchange(admin, &named).status), (200, 200), "{path}");
         assert_eq!(post(probes, path, "").status, 405);
@@ -108,7 +108,7 @@ fn probes_have_a_listener_of_their_own() {
         assert_eq!(ask(probes, method, path, &token, "").status, 404, "{path}");
     }
     assert!(!lab.running.control().is_draining());
-    // A crowd at one of them is none at the other.
+    // A crowd at one of them does not affect the other.
     let crowd: Vec<TcpStream> = (0..CROWD).map(|_| TcpStream::connect(admin).unwrap()).collect();
     assert_eq!(get(probes, "/healthz").status, 200);
     let other: Vec<TcpStream> = (0..CROWD).map(|_| TcpStream::connect(probes).unwrap()).collect();

@@ -1,4 +1,5 @@
-//! Shards do not notice those who look: neither scrapers, nor slow ones, nor a shard that is blocked.
+//! Independence of the shards from readers of the endpoint: from scrapers, from slow ones, and with
+//! a shard that is blocked.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -65,7 +66,8 @@ fn reports_cost_the_shards_a_few_turns_each() {
         assert_eq!(get(addr, "/report.json").status, 200);
     }
     let cost = turns(&lab) - before;
-    // Two lists, two shards, and what they do to publish and to sleep again; lists are younger than that for most.
+    // Two lists, two shards, and the turns in which they publish and sleep again; most lists are
+    // younger than that.
     assert!(cost <= ASKED * 16, "{ASKED} reports cost {cost} turns");
     drop(client);
     lab.finish();
@@ -158,7 +160,8 @@ fn slow_scrapers_and_one_that_stops_reading_are_no_load() {
     let mut client = lab.client();
     client.echoes("x");
     let before = at_rest(&lab);
-    // As many as it takes at once: most trickle a request and read nothing, one takes events and reads none.
+    // As many as it accepts at once: most trickle a request and read nothing, one requests events
+    // and reads none.
     let mut slow: Vec<Client> = (0..32).map(|_| Client::with_small_window(addr)).collect();
     let request = b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n";
     slow[0].write(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nx: ");
@@ -190,7 +193,7 @@ fn listener_that_stops_reading_holds_up_no_other() {
     stuck.write(b"GET /events HTTP/1.1\r\nhost: localhost\r\n\r\n");
     let mut reads = Client::connect(addr);
     reads.write(b"GET /events HTTP/1.1\r\nhost: localhost\r\n\r\n");
-    // The one that reads gets its events beside it.
+    // The one that reads still gets its events.
     let mut text = Vec::new();
     while text.windows(6).filter(|six| six == b"data: ").count() < 3 {
         text.extend(reads.read(64));

@@ -1,4 +1,4 @@
-//! Each path, and what it says.
+//! Each path, and its answer.
 
 use std::sync::{Arc, Mutex};
 
@@ -143,7 +143,7 @@ fn events_come_one_after_the_other_until_the_end() {
     }
     let times: Vec<f64> = events.iter().map(|report| report.server.uptime_seconds).collect();
     assert!(times[1] > times[0] && times[2] - times[1] > 0.5, "{times:?}");
-    // It ends behind the server, whose end is waited for here.
+    // It ends after the server, whose end is waited for here.
     lab.finish();
     let (rest, _) = listener.read_to_end();
     assert!(String::from_utf8_lossy(&rest).ends_with("0\r\n\r\n"), "the stream ends in order");
@@ -179,7 +179,7 @@ fn drain_by_request_is_one_as_any_other() {
     lab.parked(1);
     assert_eq!(get(addr, "/readyz").status, 200);
     assert_eq!(post(addr, "/drain", "").status, 202);
-    // The call holds the drain up, and the endpoint answers meanwhile.
+    // The call delays the drain, and the endpoint answers meanwhile.
     assert_eq!(get(addr, "/readyz").status, 503);
     assert_eq!(get(addr, "/healthz").status, 200);
     assert_eq!(get(addr, "/report.json").report().server.phase, Phase::Draining);
@@ -249,7 +249,7 @@ fn calm_server_has_a_calm_funnel() {
     let mut client = lab.client();
     client.echoes("x");
     let report = get(addr, "/report.json").report();
-    // Other tests run beside this one, and may have this one's CPUs.
+    // Other tests run at the same time, and may have this one's CPUs.
     for stage in report
         .funnel
         .iter()

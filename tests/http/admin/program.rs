@@ -1,4 +1,5 @@
-//! What a program adds to the endpoint: paths, collectors and figures, and orders that outlive it.
+//! Additions of a program to the endpoint: paths, collectors and figures, and orders that outlive
+//! it.
 
 use std::fs::{self, File};
 use std::net::SocketAddr;
@@ -21,7 +22,7 @@ use super::{Answer, LOCAL, ask, endpoint, get, lab, post, refused};
 /// Holds threads until it is opened, or for a long time.
 #[derive(Debug, Default)]
 struct Latch {
-    /// How many came, and whether it is open.
+    /// Number of threads that came, and whether it is open.
     state: Mutex<(usize, bool)>,
     opened: Condvar,
 }
@@ -43,7 +44,7 @@ impl Latch {
     }
 }
 
-/// A request whose answer is not waited for.
+/// Sends a request without waiting for its answer.
 fn begin_to_ask(addr: SocketAddr, method: &str, path: &str) -> Client {
     let mut client = Client::connect(addr);
     let head = "host: localhost\r\nx-ringserve: 1\r\ncontent-length: 0\r\nconnection: close";
@@ -81,7 +82,7 @@ fn routes_answer_what_the_program_says() {
     let head = ask(addr, "HEAD", "/app/state", &[], "");
     assert_eq!((head.status, head.header("content-length"), head.body.len()), (200, Some("7"), 0));
     assert_eq!(post(addr, "/app/state", "body").text(), "/app/state  -  Some(0) body");
-    // An order is asked for on purpose, and only by its method.
+    // An order must be intentional, and sent with its method.
     assert_eq!(ask(addr, "POST", "/app/state", &[], "").status, 403);
     let other = ask(addr, "PUT", "/app/state", &[], "");
     assert_eq!((other.status, other.header("allow")), (405, Some("GET, HEAD, POST")));
@@ -206,7 +207,7 @@ fn routes_and_figures_that_cannot_be_are_errors_of_the_start() {
     assert!(refused(Admin::new(LOCAL).named_token("a b", "correct-horse-battery")).contains("name"));
 }
 
-/// Says what it was made with, panics, or hangs.
+/// Answers with its text, panics, or hangs.
 #[derive(Debug)]
 struct Planted(&'static str, Arc<Latch>);
 
@@ -300,7 +301,7 @@ fn orders_on_admission_outlive_the_process() {
     for path in [
         "/admission/deny?network=192.0.2.0/24,10.1.0.0/16&seconds=600",
         "/admission/forget?network=10.1.0.0/16",
-        // A whole family is said twice, and kept once.
+        // A whole family is named twice, and kept once.
         "/admission/deny?network=::/0,::/0&seconds=60",
         "/admission/limit?per_address=20",
     ] {
@@ -321,7 +322,7 @@ fn orders_on_admission_outlive_the_process() {
     fs::write(&file, "deny all peers\n").unwrap();
     let error = refused(Admin::new(LOCAL).keep_admission(&file));
     assert!(error.contains("line 1") && error.contains(file.to_str().unwrap()), "{error}");
-    // Its disk is full, or not there: the order holds, and says so.
+    // Its disk is full, or missing: the order holds, and its answer reports that.
     fs::remove_file(&file).unwrap();
     let lab = kept(&file);
     let beside = file.with_extension("new");
@@ -348,7 +349,7 @@ fn order_behind_one_that_waits_for_the_disk_is_written_with_it() {
     eventually("it holds", SOON, || control.settings()[0].connections_max == Some(2000));
     let third = post(addr, "/admission/limit?per_address=30", "");
     assert!(third.text().contains("per_address is 30; it is written"), "{}", third.text());
-    // A thread that opens it for writing goes on once there is a reader.
+    // A thread that opens it for writing continues once there is a reader.
     fs::rename(&beside, &aside).unwrap();
     let _reader = File::open(&aside).unwrap();
     let first = Answer::of(&first.read_to_end().0);

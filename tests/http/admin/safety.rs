@@ -1,11 +1,12 @@
-//! Requests of which the endpoint must not do what they ask.
+//! Requests that the endpoint must not carry out.
 
 use ringserve::admin::Admin;
 use ringserve_tests::Client;
 
 use super::{LOCAL, ask, endpoint, exchange, get, lab, post};
 
-/// As a browser sends it for a page of another site, whose name was made to resolve to 127.0.0.1.
+/// A request as a browser sends it for a page of another site, whose name was made to resolve to
+/// 127.0.0.1.
 fn rebound(host: &str, path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n")
 }
@@ -109,7 +110,7 @@ fn token_is_asked_for_where_it_matters() {
     for path in ["/", "/healthz", "/readyz"] {
         assert_eq!(get(addr, path).status, 200, "{path}: a page without figures, and probes");
     }
-    // It listens at all addresses, so each may be its own; names are those that were given.
+    // It listens at all addresses, so each may be its own; only the given names are accepted.
     for (host, status) in [("192.0.2.7:80", 200), ("ops.internal", 200), ("evil.example", 403)] {
         assert_eq!(exchange(addr, rebound(host, "/")).status, status, "{host}");
         assert_eq!(exchange(addr, rebound(host, "/healthz")).status, 200, "{host} is where a probe was sent");

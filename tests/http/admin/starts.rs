@@ -1,4 +1,4 @@
-//! The start of a server with an endpoint, and where it may be.
+//! Starts of servers with an endpoint, and the endpoint's possible addresses.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};

@@ -6,7 +6,8 @@ use super::*;
 fn half_closed_peer_gets_every_answer_whole() {
     let rig = Rig::start(HttpOptions::default());
     let mut client = rig.client();
-    // FIN is there long before the answers are: the first waits, and those behind it are pipelined.
+    // FIN arrives long before the answers: the first request waits, and the later ones are
+    // pipelined.
     let requests: [&[u8]; 3] =
         [b"GET /gate HTTP/1.1\r\nhost: x\r\n\r\n", b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n", GET];
     client.write(&requests.concat());
@@ -64,7 +65,8 @@ fn a_drain_answers_what_was_asked_and_ends_the_rest() {
 #[test]
 fn a_drain_finishes_the_streams_of_http_2() {
     let rig = Rig::start(HttpOptions::default());
-    // While it is kept the client does not end the connection: the server's GOAWAY does, and that is waited for.
+    // While it is kept the client does not end the connection: the server's GOAWAY does, which is
+    // waited for.
     let kept = Cell::new(None);
     rig.with_http2(async |mut sender| {
         let answer = sender.send_request(get("/gate"));
@@ -83,7 +85,7 @@ fn a_drain_finishes_the_streams_of_http_2() {
     ringserve_tests::finish(rig.running);
 }
 
-/// A body that fails behind its first piece, once the test says so.
+/// A body that fails after its first piece, when the test orders it.
 struct Fails(Arc<Semaphore>, bool);
 
 impl Body for Fails {

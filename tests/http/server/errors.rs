@@ -1,4 +1,4 @@
-//! What is refused, answered with an error, and counted.
+//! Requests that are refused, answered with an error, and counted.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn oversize_is_answered_and_counted() {
     let options = HttpOptions::default().header_bytes_max(4096).headers_max(10);
     let rig = Rig::start(options);
     let mut client = rig.client();
-    // What fits goes through.
+    // A head that fits is accepted.
     client.write(format!("GET / HTTP/1.1\r\nhost: x\r\nbig: {}\r\n\r\n", "b".repeat(4000)).as_bytes());
     assert_eq!(read_answer(&mut client).1, b"HTTP/1.1");
     let big = format!("GET / HTTP/1.1\r\nhost: x\r\nbig: {}\r\n\r\n", "b".repeat(5000));
@@ -47,7 +47,7 @@ fn nonsense_and_service_errors_are_answered_and_counted() {
     client.write(b"POST /limited HTTP/1.1\r\nhost: x\r\ncontent-length: 11\r\n\r\nhello hello");
     assert_eq!(client.end_after_all(), End::Fin);
     watch::closed_for(&rig.running, CloseReason::HandlerError, 2);
-    // Of HTTP/2 that stream alone ends.
+    // With HTTP/2 only that stream ends.
     rig.with_http2(async |mut sender| {
         assert!(sender.send_request(get("/fail")).await.is_err());
         assert_eq!(ask(&mut sender, "/").await, "HTTP/2.0");
@@ -90,6 +90,6 @@ fn a_peer_that_vanishes_is_no_failure() {
     let report = ringserve_tests::finish(rig.running);
     let ends = &report.counters;
     assert_eq!(ends.closed_for(CloseReason::HandlerError), 0, "{ends:?}");
-    // Also one that leaves with FIN resets, if it did not read what came just before.
+    // A client that leaves with FIN also resets, if it did not read the last bytes.
     assert!(ends.closed_for(CloseReason::PeerReset) >= 3, "{ends:?}");
 }

@@ -76,11 +76,12 @@ fn slow_service_is_no_slow_body() {
     let rig = Rig::start(brief_window());
     let mut client = rig.client();
     let mut other = rig.client();
-    // The body is there whole, and the service takes its time; on another connection it reads nothing.
+    // The body is there as a whole, and the service takes its time; on another connection it reads
+    // nothing.
     client.write(b"POST /read HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello");
     other.write(b"POST /gate HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhell");
     rig.waits_inside(2);
-    // Another peer's end tells that windows went by.
+    // Another peer's end shows that windows passed.
     let mut slow = rig.client();
     slow.write(format!("POST /read {POST}").as_bytes());
     assert!(slow.read_to_end().0.starts_with(b"HTTP/1.1 408 "));
@@ -123,7 +124,7 @@ fn late_service_is_answered_with_503() {
     assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("connection: close\r\n"), "{head}");
     assert_eq!(client.end(), End::Fin);
     watch::closed_for(&rig.running, CloseReason::HandlerTimeout, 1);
-    // A client that is gone with a FIN, which could be a half close.
+    // A client that left with a FIN, which could be a half close.
     let mut client = rig.client();
     client.write(b"GET /never HTTP/1.1\r\nhost: x\r\n\r\n");
     drop(client);
@@ -133,7 +134,7 @@ fn late_service_is_answered_with_503() {
         assert_eq!(sender.send_request(get("/never")).await.unwrap().status(), 503);
         assert_eq!(ask(&mut sender, "/").await, "HTTP/2.0");
     });
-    // A body of HTTP/2 that never comes.
+    // An HTTP/2 body that never comes.
     let mut client = rig.client();
     client.write(&[frames::PREFACE, frames::SETTINGS, &frames::request(1, false, "/read")].concat());
     rig.waits_inside(1);
@@ -152,7 +153,7 @@ fn request_ends_in_time_whatever_it_waits_for() {
     let mut client = rig.client();
     client.write(format!("POST /echo {POST}hello").as_bytes());
     assert_eq!(client.end_after_all(), End::Reset);
-    // Of HTTP/2 that stream alone ends.
+    // With HTTP/2 only that stream ends.
     let mut client = rig.client();
     let data = frames::frame(0, 0, 1, b"hello");
     client.write(&[frames::PREFACE, frames::SETTINGS, &frames::request(1, false, "/echo"), &data].concat());

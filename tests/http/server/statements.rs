@@ -1,4 +1,5 @@
-//! What HTTP/1.1 asks of a server, request by request: `STANDARD.md` beside these tests has the sections.
+//! Requirements of HTTP/1.1 on a server, request by request: `STANDARD.md` next to these tests has
+//! the sections.
 
 use super::*;
 
@@ -113,7 +114,7 @@ fn connection_stays_as_its_version_and_its_peer_say() {
         } else {
             assert_eq!(client.end(), End::Fin, "{request}");
         }
-        // When it was written, as RFC 9110, 5.6.7, says: "date: Sun, 06 Nov 1994 08:49:37 GMT".
+        // The time of writing, as RFC 9110, 5.6.7, requires: "date: Sun, 06 Nov 1994 08:49:37 GMT".
         let date = lower.lines().find_map(|line| line.strip_prefix("date: ")).expect("a date");
         assert!(date.len() == 29 && date.ends_with(" gmt") && &date[3..5] == ", ", "{date}");
     }

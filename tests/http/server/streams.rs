@@ -1,4 +1,4 @@
-//! Connections of HTTP/2 and their streams.
+//! HTTP/2 connections and their streams.
 
 use super::*;
 
@@ -6,7 +6,7 @@ use super::*;
 fn no_more_streams_than_allowed_are_served_at_once() {
     let rig = Rig::start(HttpOptions::default().streams_max(3));
     rig.with_http2(async |mut sender| {
-        // The bound is known from here on.
+        // The limit is known from here on.
         ask(&mut sender, "/").await;
         let mut answers = tokio::task::JoinSet::new();
         for _ in 0..10 {
@@ -58,7 +58,7 @@ fn a_silent_peer_of_http_2_is_pinged_and_closed() {
     let is_ping = |head: &[u8]| head == b"\0\0\x08\x06\0\0\0\0\0";
     assert!(frames.windows(9).any(is_ping), "{frames:?}");
     assert_eq!(end, End::Fin);
-    // One that answers stays, and is asked again and again.
+    // A client that answers stays, and is pinged again and again.
     let mut answers = rig.client();
     answers.write(&[frames::PREFACE, b"\0\0\0\x04\0\0\0\0\0"].concat());
     let mut pings = 0;
@@ -106,11 +106,11 @@ fn pings_do_not_keep_a_connection_without_requests() {
     let mut client = rig.client();
     client.write(&[frames::PREFACE, frames::SETTINGS, &frames::request(1, true, "/gate")].concat());
     rig.waits_inside(1);
-    // Neither ends while a request runs: another connection's end tells that the time went by.
+    // Neither ends while a request runs: another connection's end shows that the time passed.
     for (attack, kept) in [(frames::PING, false), (frames::SETTINGS, false), (frames::SETTINGS_ACK, true)] {
         let mut idle = rig.client();
         idle.write(&[frames::PREFACE, frames::SETTINGS].concat());
-        // An acknowledgement that was not asked for is an error, so that client sends nothing at all.
+        // An unexpected acknowledgement is an error, so that client sends nothing at all.
         let (bytes, _) = if kept { idle.read_to_end() } else { drip(&mut idle, attack, BRIEF / 10) };
         let goaway = frames::split(&bytes).iter().any(|frame| frame.0 == 7);
         assert!(goaway, "it is told to end");
@@ -175,8 +175,8 @@ fn stream_that_is_reset_waits_for_no_memory() {
     ringserve_tests::finish(rig.running);
 }
 
-/// Has `count` uploads answered before they are through, waits for a reset or not, and ends them with trailers. True if the
-/// connection serves on.
+/// Answers `count` uploads before they are complete, waits for a reset or not, and ends them with
+/// trailers. True if the connection still serves.
 fn takes_trailers(rig: &Rig, count: u32, waits: bool) -> bool {
     let streams = || (0..count).map(|n| 2 * n + 1);
     let mut client = rig.client();
@@ -207,7 +207,8 @@ fn takes_trailers(rig: &Rig, count: u32, waits: bool) -> bool {
 #[test]
 fn trailers_behind_an_early_answer_end_no_connection() {
     let rig = Rig::start(HttpOptions::default());
-    // hyper forgets all but 50 at once, and those after a second: so a machine that stands still may make it fail.
+    // hyper forgets all but 50 at once, and those after a second: so a machine that stalls may make
+    // it fail.
     for (count, waits) in [(1, true), (70, false)] {
         assert!((0..10).any(|_| takes_trailers(&rig, count, waits)), "{count}");
     }
@@ -219,7 +220,7 @@ fn streams_of_a_connection_share_what_is_kept_for_sending() {
     const STREAMS: u32 = 20;
     let rig = Rig::start(HttpOptions::default().connection_send_bytes_max(64 << 10));
     let mut client = Client::with_small_window(rig.running.local_addrs()[0]);
-    // Windows without a bound, and a peer that reads nothing.
+    // Windows without a limit, and a peer that reads nothing.
     let open = [&[0, 4][..], &i32::MAX.to_be_bytes()].concat();
     let settings = frames::frame(4, 0, 0, &open);
     let update = frames::frame(8, 0, 0, &(i32::MAX as u32 - 65_535).to_be_bytes());
@@ -235,7 +236,7 @@ fn streams_of_a_connection_share_what_is_kept_for_sending() {
     });
     // 64 KiB, the outbox, what the kernels take, and a piece or two for each stream; 400 KiB for each would be 500 pieces.
     assert!(made < 300, "{made} pieces of 16 KiB");
-    // And none stays behind when the peer reads.
+    // No piece is left when the peer reads.
     let (mut ended, mut bytes) = (0, 0);
     while ended < STREAMS {
         let (kind, flags, _, payload) = frames::next(&mut client);

@@ -1,4 +1,4 @@
-//! Which protocol a connection speaks, and which service it reaches.
+//! The protocol of a connection, and the service that it reaches.
 
 use super::*;
 
@@ -8,7 +8,8 @@ fn both_protocols_are_told_by_their_first_bytes() {
     let mut client = rig.client();
     client.write(&GET.repeat(20));
     (0..20).for_each(|_| assert_eq!(read_answer(&mut client).1, b"HTTP/1.1"));
-    // A head that begins as the preface does, and comes in two pieces, of which the first is looked at alone.
+    // A head that begins like the preface, and arrives in two pieces, of which the first is checked
+    // alone.
     let mut slow = rig.client();
     rig.takes_in(&mut slow, b"PRI * HT");
     slow.write(b"TP/1.1\r\nhost: x\r\n\r\n");

@@ -1,4 +1,5 @@
-//! The campaign, which draws causes at random and counts those that are told right, and in time.
+//! The campaign, which draws causes at random and counts those that are reported correctly, and in
+//! time.
 
 use std::fmt::Debug;
 use std::thread;
@@ -9,7 +10,8 @@ use ringserve_tests::{Random, SOON, eventually};
 use super::rig::{Lab, Misdeed};
 use super::{TOLD_WITHIN, all_the_same, drivers, first_in_line, watchdog_rests};
 
-/// Draws causes, without telling the watchdog, and counts what it says: `STALLS` of each, from idle and under load.
+/// Draws causes, of which the watchdog is not informed, and counts its reports: `STALLS` of each,
+/// from idle and under load.
 #[test]
 #[ignore = "a minute, and it wants two CPUs that are idle: cargo test --release -p ringserve-tests --test processes stalls::campaign::causes_drawn_blind -- --ignored --nocapture"]
 fn causes_drawn_blind() {

@@ -20,7 +20,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::LONG;
 
-/// Something that a handler must not do, for a time.
+/// Something that a handler must not do, for some time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Misdeed {
     Sleep,
@@ -35,12 +35,12 @@ impl Misdeed {
     pub(super) const ALL: [Misdeed; 5] =
         [Misdeed::Sleep, Misdeed::Lock, Misdeed::Compute, Misdeed::Read, Misdeed::Starve];
 
-    /// What is to be told of it, if the shard could have run for `waited` meanwhile, and ran for `ran`.
+    /// The expected report, if the shard could have run for `waited` meanwhile, and ran for `ran`.
     pub(super) fn cause(self, ran: Duration, waited: Duration) -> StallCause {
         match self {
             Misdeed::Sleep => StallCause::Sleep,
             Misdeed::Lock => StallCause::Lock,
-            // It was starved, by others than the test's.
+            // It was starved, by others than the test's threads.
             Misdeed::Compute if waited > ran => StallCause::Starved,
             Misdeed::Compute => StallCause::Cpu,
             Misdeed::Read => StallCause::Read,
@@ -121,11 +121,12 @@ fn starve(time: Duration) {
     others.into_iter().for_each(|other| other.join().unwrap());
 }
 
-/// Which method of the service is to misbehave next.
+/// The method of the service that misbehaves next.
 #[derive(Default)]
 pub(super) struct Plan {
     next: Mutex<Option<(StalledWork, Misdeed, Duration)>>,
-    /// When a handler began to misbehave, in nanoseconds since the start of the plan's clock.
+    /// Time at which a handler began to misbehave, in nanoseconds since the start of the plan's
+    /// clock.
     pub(super) began: Mutex<Option<Instant>>,
     pub(super) misdeeds: AtomicU64,
 }
@@ -137,7 +138,7 @@ impl Plan {
         misdeed.act(time);
     }
 
-    /// Does what is planned here.
+    /// Carries out the plan for this method.
     pub(super) fn pass(&self, here: StalledWork) {
         let mut next = self.next.lock().unwrap();
         let planned = next.take_if(|(work, _, _)| *work == here);
@@ -152,7 +153,7 @@ impl Plan {
     }
 }
 
-/// Answers each line `NAME MILLISECONDS` after it did that.
+/// Answers each line `NAME MILLISECONDS` after that misdeed.
 pub(super) struct Naughty {
     plan: Arc<Plan>,
     mesh: Mesh<u64>,
@@ -234,7 +235,7 @@ impl Lab {
         Peer { lines: BufReader::new(stream.try_clone().unwrap()), stream }
     }
 
-    /// How long the shard ran, and could have run without a CPU.
+    /// Times for which the shard ran, and could have run without a CPU.
     pub(super) fn times(&self) -> (Duration, Duration) {
         let times = self.running.control().shard_times();
         (times[0].cpu, times[0].cpu_wait)
@@ -249,7 +250,8 @@ impl Lab {
         self.running.control().stalls()
     }
 
-    /// The stall that follows those that there were, and how long after its handler began it was told.
+    /// The stall that follows the earlier ones, and the time from the start of its handler to its
+    /// report.
     #[track_caller]
     pub(super) fn next(&self, before: usize) -> (Stall, Duration) {
         let mut found = None;
