@@ -1,7 +1,9 @@
-//! What users name can grow without breaking them: a variant, a field or a close reason more is no new major version.
+//! Public types can grow without breaking users: another variant, field or close reason is no new
+//! major version.
 //!
-//! Read from the sources, since no stable compiler tells what a crate exports: a type is public here if a `pub use` of the
-//! server crate, or of a module that it exports whole, has its name, or if it is defined in one of the crate's public modules.
+//! Read from the sources, since no stable compiler reports the exports of a crate: a type is public
+//! here if a `pub use` of the server crate, or of a module that it exports whole, has its name, or
+//! if it is defined in one of the crate's public modules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -31,14 +33,14 @@ const COMPLETE: &[(&str, &str)] = &[
     ("Version", "the protocol of Redis has these two, and a service may count with their numbers"),
 ];
 
-/// What is public of a crate, by its sources.
+/// The public items of a crate, by its sources.
 #[derive(Default)]
 struct Surface {
-    /// What each type breaks its users by.
+    /// The way in which each type breaks its users.
     types: BTreeMap<String, &'static str>,
     /// Names that are exported.
     names: BTreeSet<String>,
-    /// What is public in public modules has no `pub use`.
+    /// Items of public modules need no `pub use`.
     is_in_public_module: bool,
     broken: Vec<String>,
 }

@@ -1,14 +1,17 @@
-//! No files of a crate import each other in a circle, and no rooms (that no crates do is for cargo to see), public types can grow, the links
-//! of pages lead somewhere, texts and names do without refused words, and lines of the log are guarded.
+//! Imports, texts and names of the tree: no files of a crate import each other in a circle, and no
+//! rooms (cargo checks crates), public types can grow, the links of pages lead somewhere, texts and
+//! names do without refused words, comments use plain words, and lines of the log are guarded.
 //!
-//! An import leads to the file that defines what is imported, whichever modules pass it on with `pub use`. A module and its
-//! parts are one subject, so a part may name the module that it is a part of. A parent's `mod x;` imports nothing, and
-//! neither does what is compiled for tests alone.
+//! An import leads to the file that defines the imported item, whichever modules pass it on with
+//! `pub use`. A module and its parts are one subject, so a part may name the module that it is a
+//! part of. A parent's `mod x;` imports nothing, and neither does code that is compiled for tests
+//! alone.
 
 mod errors;
 mod evolving;
 mod log_lines;
 mod pages;
+mod plain_words;
 mod rooms;
 mod standards;
 mod tree;

@@ -49,7 +49,7 @@ fn broken(file: &Path, page: &str) -> String {
     lines
 }
 
-/// Columns of text, as in the pages that people read beside code.
+/// Columns of text, as in the pages that people read next to code.
 const COLUMNS: usize = 100;
 
 /// A line for each line of text that is too wide and could be broken. Tables and code are as wide as they have to be.
@@ -86,7 +86,7 @@ fn gone(file: &Path, page: &str, all: &BTreeSet<String>) -> String {
     lines
 }
 
-/// Each file and folder of the tree, behind a slash.
+/// Each file and folder of the tree, after a slash.
 fn tree() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut folders = vec![root().to_owned()];
@@ -130,7 +130,7 @@ const WRITTEN: [&str; 13] = [
     "tests/http",
 ];
 
-/// What is found in all pages of these folders.
+/// Findings of `find` in all pages of these folders.
 fn in_pages_of<'a>(folders: impl Iterator<Item = &'a &'a str>, find: fn(&Path, &str) -> String) -> String {
     let pages: Vec<PathBuf> = folders.flat_map(|folder| pages(&root().join(folder))).collect();
     assert!(pages.len() > 15, "the pages are there");

@@ -120,7 +120,7 @@ fn rooms_use_what_their_heads_say() {
     assert!(found.is_empty(), "rooms and their heads differ:\n{found}");
 }
 
-/// What a room uses that the head of its file does not name, and what that names in vain.
+/// Names that a room uses beyond the head of its file, and names in the head that it does not use.
 fn beyond_head(room: &str, text: &str, used: &BTreeSet<String>) -> String {
     let line = |begin: &str| text.lines().find_map(|line| line.strip_prefix(begin));
     let Some(may) = line("// May use: ") else {

@@ -17,7 +17,7 @@ const TABLES: &[&str] = &[
     "tests/http/STANDARD.md",
 ];
 
-/// The names of all functions behind `#[test]`, `proptest!` ones too.
+/// The names of all functions after `#[test]`, `proptest!` ones too.
 fn tests_in(sources: &Sources) -> BTreeSet<&str> {
     let texts = sources.values().flat_map(|text| text.split("#[test]").skip(1));
     let names = texts.filter_map(|rest| rest.split_once("fn ")?.1.split_once('('));

@@ -18,7 +18,7 @@ pub struct Module {
     pub file: PathBuf,
     /// Names of items, but for modules.
     pub defines: BTreeSet<String>,
-    /// What each name that is imported stands for.
+    /// The path that each imported name stands for.
     pub imports: HashMap<String, Names>,
     /// Paths that all names are imported from.
     pub globs: Vec<Names>,

@@ -61,7 +61,7 @@ const NAMES: &[(&str, &str)] = &[
 /// Characters of a function's name: those of tests are sentences.
 const NAME_CHARS_MAX: usize = 60;
 
-/// How the names of texts end. Scripts are texts too.
+/// Endings of the names of texts. Scripts are texts too.
 const ENDINGS: &[&str] = &[
     ".rs", ".md", ".toml", ".yaml", ".patch", ".service", ".socket", ".sh", ".py", ".go", ".mjs", ".html",
     ".java",
@@ -71,7 +71,7 @@ const ENDINGS: &[&str] = &[
 fn refused(file: &Path, text: &str) -> String {
     let mut found = String::new();
     let is_source = file.extension().is_some_and(|extension| extension == "rs");
-    // Most texts have none of them, and are looked through once for each.
+    // Most texts have none of them, and are searched once for each.
     let in_text = text.to_ascii_lowercase();
     let phrases: Vec<_> = PHRASES.iter().filter(|(phrase, _)| has_word(&in_text, phrase)).collect();
     let names: Vec<_> = NAMES.iter().filter(|(name, _)| is_source && has_word(text, name)).collect();
@@ -108,9 +108,9 @@ fn function(line: &str) -> Option<&str> {
     name.chars().all(|c| c.is_alphanumeric() || c == '_').then_some(name)
 }
 
-/// True if `text` has `word`, and no letter, digit or underscore beside it. What ends with a colon and a space, or a quotation mark,
-/// is a header of HTTP, such as that of the host.
-fn has_word(text: &str, word: &str) -> bool {
+/// True if `text` has `word`, and no letter, digit or underscore next to it. A `Host` followed by a
+/// colon and a space, or by a quotation mark, is an HTTP header.
+pub(super) fn has_word(text: &str, word: &str) -> bool {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     text.match_indices(word).any(|(at, _)| {
         let (before, behind) = (&text[..at], &text[at + word.len()..]);
@@ -121,7 +121,7 @@ fn has_word(text: &str, word: &str) -> bool {
     })
 }
 
-fn collect(folder: &Path, texts: &mut Vec<PathBuf>) {
+pub(super) fn collect(folder: &Path, texts: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("a folder can be read").flatten() {
         let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
         if path.is_dir() && !matches!(&*name, "target" | "corpus" | ".git" | "artifacts" | "node_modules") {
