@@ -3,12 +3,12 @@
 //!
 //! * [`framing`]: any bytes, cut anywhere, give the frames of a naive reading.
 //! * [`shard`]: a script of completions and user code, under a driver that keeps the contract of
-//! `ringserve_core`'s driver module and otherwise follows the bytes.
+//!   `ringserve_core`'s driver module and otherwise follows the bytes.
 //! * [`proxy`]: any bytes as a PROXY header mean the same however they arrive.
 //! * [`switching`]: the same as the first, for a framing whose rule calls switch, with pieces.
 //! * [`dot_stuffed`]: any bytes of lines and texts mean the same as to a naive reading.
 //! * [`resp`]: any bytes of a Redis client mean the same however they arrive, and the same as to a
-//! naive reading.
+//!   naive reading.
 //! * [`tls_bytes`]: any bytes in place of a TLS client's are refused or waited for.
 //! * [`websocket_bytes`]: any bytes of a WebSocket client mean the same however they arrive.
 //!

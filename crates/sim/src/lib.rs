@@ -18,20 +18,20 @@
 //! Checks:
 //!
 //! * every byte: a frame that the service gets is the next one its peer sent, a byte that the
-//! kernel is given is the   next one the service owes ([`sock`]); bytes of different connections
-//! are distinguished one by one   ([`bytes`]);
+//!   kernel is given is the next one the service owes ([`sock`]); bytes of different connections
+//!   are distinguished one by one ([`bytes`]);
 //! * after every turn: buffers, slots, queues and bounds ([`world`]), the rules of the driver boundary, for
 //!   both sides of it ([`protocol`]);
 //! * at the start and the end of every turn: each time limit is kept, neither early nor more than a
-//! few steps late, and   only the peer was the cause ([`clocks`]);
+//!   few steps late, and only the peer was the cause ([`clocks`]);
 //! * waiting calls, as the shard lists them: no more than allowed, each once, all dropped at the
-//! end ([`tasks`]);
+//!   end ([`tasks`]);
 //! * state that other threads and shards share with it: room in an outbox ([`pushes`]), the quota
-//! of the server   ([`world`]);
+//!   of the server ([`world`]);
 //! * whenever the shard sleeps: no received byte waits unread, no reply waits unsent, no limit is
-//! forgotten   ([`kernel`]);
+//!   forgotten ([`kernel`]);
 //! * at the end of each connection: its reason is true, and its peer got all owed bytes, or a
-//! reset;
+//!   reset;
 //! * at the end: no slot, buffer, descriptor or operation is left.
 //!
 //! A violation is a panic, of an oracle or of the code itself. It is printed with its seed, the

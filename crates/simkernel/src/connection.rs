@@ -3,8 +3,9 @@
 //! The behaviour of Linux on loopback, as far as a peer or a server can observe it:
 //!
 //! * A stream holds the bytes of its sender's socket and of its receiver's. Only the latter have
-//! arrived. * FIN comes after all bytes. A reset does not: bytes that have not arrived are lost,
-//! bytes that have arrived are read first, then   the error, once, then the end.
+//!   arrived.
+//! * FIN comes after all bytes. A reset does not: bytes that have not arrived are lost, bytes that
+//!   have arrived are read first, then the error, once, then the end.
 //! * Closing with bytes unread is a reset, and so is the answer to bytes for an end that was closed.
 //! * After the peer's FIN a reset reads as `EPIPE`, otherwise as `ECONNRESET`.
 //!

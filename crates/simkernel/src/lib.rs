@@ -15,9 +15,9 @@
 //! * In *real time* ([`Network::default`]) each shard has a thread, whose enter blocks, and clients are [`BlockingStream`]s
 //!   on any thread.
 //! * In *virtual time* ([`Network::stepped`]) nothing blocks and nothing reads a clock. One thread
-//! steps all shards and all   clients, whose sockets ([`Socket`]) leave wakers. When nothing is
-//! left to do, it sets the clock ([`Network::set_now`]) to   the next event. The same seed and the
-//! same steps have the same results; [`Network::event_hash`] confirms that.
+//!   steps all shards and all clients, whose sockets ([`Socket`]) leave wakers. When nothing is
+//!   left to do, it sets the clock ([`Network::set_now`]) to the next event. The same seed and the
+//!   same steps have the same results; [`Network::event_hash`] confirms that.
 //!
 //! ```
 //! use std::net::SocketAddr;

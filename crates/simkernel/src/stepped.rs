@@ -14,8 +14,8 @@ use crate::{Adversary, ConnectionId, Faults, Network, RingId, Socket, SocketList
 /// 1. A ring takes a turn while [`wakes_at`](Network::wakes_at) is not after [`now`](Network::now), and a client's task is
 ///    polled while it is woken, in any order.
 /// 2. Once neither is the case, [`set_now`](Network::set_now) jumps to the earliest of the ends of
-/// all rings' waits, of    [`next_event_at`](Network::next_event_at) and of the scheduler's own
-/// timers.
+///    all rings' waits, of [`next_event_at`](Network::next_event_at) and of the scheduler's own
+///    timers.
 impl Network {
     /// Creates a network in virtual time, which begins at 0, with these faults, drawn by the seed.
     pub fn stepped(seed: u64, faults: Faults) -> Network {

@@ -16,12 +16,12 @@ use crate::utf8;
 /// [`Lines`](ringserve_core::framing::Lines). Only for listeners that speak WebSocket.
 ///
 /// * One line end at the end of a message is removed, as from a line. A message with one inside
-/// would become several lines where it   is repeated, so its connection is closed with the code
-/// 1008; a message of bytes with 1003. A message is at most as   long as
-/// [`Limits::frame_bytes_max`](ringserve_core::Limits::frame_bytes_max), less five bytes.
+///   would become several lines where it is repeated, so its connection is closed with the code
+///   1008; a message of bytes with 1003. A message is at most as long as
+///   [`Limits::frame_bytes_max`](ringserve_core::Limits::frame_bytes_max), less five bytes.
 /// * A reply with line ends inside is several messages, as it is several lines elsewhere. Bytes
-/// that are not UTF-8 are replaced by   U+FFFD, since a WebSocket client would end its connection
-/// for them. Bytes that a service writes past its framing (`Cx::write`)   are no message.
+///   that are not UTF-8 are replaced by U+FFFD, since a WebSocket client would end its connection
+///   for them. Bytes that a service writes past its framing (`Cx::write`) are no message.
 ///
 /// ```
 /// use ringserve_core::framing::encode_to_vec;

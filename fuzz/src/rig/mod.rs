@@ -3,16 +3,16 @@
 //! Checks, in addition to the shard's own invariants after every turn:
 //!
 //! * frames: each one is the next in the bytes of its peer, and within the limit; none is offered
-//! for a connection that   is gone;
+//!   for a connection that is gone;
 //! * replies: each send carries exactly the service's next bytes, and an orderly end left none
-//! unsent;
+//!   unsent;
 //! * the driver's contract: one receive, one send, one shutdown in flight; a stop once, for an
-//! operation in flight;   a close for an idle connection; nothing for a name that is not adopted;
+//!   operation in flight; a close for an idle connection; nothing for a name that is not adopted;
 //! * the caller's contract: one end for each connection, with the calls that it left waiting, and
-//! none while the   peer's end or a drain had to wait for them;
+//!   none while the peer's end or a drain had to wait for them;
 //! * the pool: no buffer lost or in two places; none leased at the end;
 //! * progress: no reply waits without a send, no frame without a reason, no handler for room that
-//! is there; a drain ends.
+//!   is there; a drain ends.
 
 mod check;
 mod driver;

@@ -3,8 +3,8 @@
 //! It reads a command from each line of its input, and answers with numbers, one per line:
 //!
 //! * `hold N`: open connections until there are N. The numbers are the connections so far, the last
-//! one is N. * `check`: one more round trip on each. The numbers are the answers so far, the last
-//! one is all.
+//!   one is N.
+//! * `check`: one more round trip on each. The numbers are the answers so far, the last one is all.
 //!
 //! The first number, 0, reports that it runs. `failed WHY` ends it, and so does the end of its
 //! input.

@@ -7,10 +7,10 @@
 //!
 //! * The peer's end or an error: an edge reports it.
 //! * Urgent data, of TCP and of Unix sockets. A receive ends before the mark, and bytes wait after
-//! it. An edge reports each mark   that is in the socket (`EPOLLPRI`). Where a signal is pending,
-//! the receive at a mark of TCP returns `EAGAIN` though bytes   wait, so it is tried twice.
+//!   it. An edge reports each mark that is in the socket (`EPOLLPRI`). Where a signal is pending,
+//!   the receive at a mark of TCP returns `EAGAIN` though bytes wait, so it is tried twice.
 //! * Unix sockets with descriptors or credentials (`SO_PASSCRED`): a receive takes one message with
-//! them, and its flags show that   they were cut off (`MSG_CTRUNC`).
+//!   them, and its flags show that they were cut off (`MSG_CTRUNC`).
 
 use std::io::IoSliceMut;
 

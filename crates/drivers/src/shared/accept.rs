@@ -4,17 +4,17 @@
 //! it meanwhile:
 //!
 //! * A TCP listener drops packets that begin a connection. The client sends its packet again after
-//! a second. By then   the socket is closed, and the client is refused, or reaches another process
-//! that shares the port. Handshakes that   had begun are completed, and enter the queue: so the
-//! queue is checked for another [`HANDSHAKE`].
+//!   a second. By then the socket is closed, and the client is refused, or reaches another process
+//!   that shares the port. Handshakes that had begun are completed, and enter the queue: so the
+//!   queue is checked for another [`HANDSHAKE`].
 //! * A Unix listener is shut down for reading: connects are refused at once, and the queue stays. Shards share the queue,
 //!   each by a descriptor, and each closes its own once it finds the queue empty.
 //! * A TCP listener of this server alone is shut down as it is closed, since a child that was
-//! forked without exec may have   another descriptor of it: new connections would wait in a queue
-//! from which no shard accepts.
+//!   forked without exec may have another descriptor of it: new connections would wait in a queue
+//!   from which no shard accepts.
 //! * An adopted listener is left alone: others accept from its queue, now or later, and a change of
-//! the socket would affect   them. They keep its queue when this one of several descriptors is
-//! closed.
+//!   the socket would affect them. They keep its queue when this one of several descriptors is
+//!   closed.
 
 use std::io;
 use std::net::Shutdown;

@@ -7,8 +7,8 @@
 //!    operation and never later, and without a completion when all of it fits (`try_send`).
 //! 3. When the enter returns, the send is over, and the buffer goes back (`settle`).
 //! 4. If there was a completion after all, the rest that did not fit is sent again with
-//! `MSG_WAITALL` and    completes when the peer has read (`sent_part`); bytes that arrive meanwhile
-//! are queued.
+//!    `MSG_WAITALL` and completes when the peer has read (`sent_part`); bytes that arrive meanwhile
+//!    are queued.
 //!
 //! A connection has one send in flight, so replies keep their order. It is closed after the last
 //! completion of its receive and its sends, so that its slot can be reused at once.
