@@ -16,7 +16,7 @@ use std::{fs, thread};
 
 use bytes::Bytes;
 use criterion::{Criterion, criterion_group, criterion_main};
-use ringserve::{ConnHandle, Cx, Frame, Opening, PushError, Refusal, Server, Service};
+use ringserve::{ConnHandle, Cx, Frame, OpenCx, PushError, Refusal, Server, Service};
 use rustix::time::{ClockId, clock_gettime};
 
 /// Hands out the handle of each connection.
@@ -26,7 +26,7 @@ impl Service for Handles {
     type Session = ();
     type Error = Infallible;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<(), Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<(), Refusal> {
         let sender = self.0.lock().expect("no thread panics");
         sender.send(opening.handle()).map_err(|_| Refusal::new("the benchmark is over"))
     }
@@ -116,7 +116,7 @@ impl Service for RelayShard {
     type Session = ();
     type Error = PushError;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<(), Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<(), Refusal> {
         let own = opening.shard().index();
         match &mut self.0.ends.lock().expect("no shard panics")[own] {
             Some(_) => Err(Refusal::new("this shard has one")),

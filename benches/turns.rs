@@ -18,11 +18,11 @@ use std::task::{Poll, Waker};
 use bytes::Bytes;
 use ringserve::http::hyper::service::service_fn;
 use ringserve::http::hyper::{Request, Response, body::Incoming};
-use ringserve::limits::Stalls;
+use ringserve::limits::StallOptions;
 use ringserve::listen::tcp;
 use ringserve::sync::{AskError, Mesh};
-use ringserve::transport::{Batch, Channel, Fault, LeaseMut, Transport, Unsealed};
-use ringserve::{ConnHandle, Cx, Frame, Opening, PushError, Refusal, Server, Service, Stream, http, stream};
+use ringserve::transport::{Batch, LeaseMut, Transport, TransportConn, TransportError, TransportEvent};
+use ringserve::{ConnHandle, Cx, Frame, OpenCx, PushError, Refusal, Server, Service, Stream, http, stream};
 use ringserve_server::internals::{start_on, start_several_on};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -46,7 +46,7 @@ fn main() {
     let script = Script { connections: 1, listener: 0, shards: 1, frame, sends: 1, rounds: turns, over };
     // The looks of a watchdog go by the clock, which is far behind under callgrind; what a shard stores for it is counted.
     let server = Server::bind("127.0.0.1:0").shards(1);
-    let server = if case == "watched" { server } else { server.stalls(Stalls::off()) };
+    let server = if case == "watched" { server } else { server.stalls(StallOptions::off()) };
     let start = |script| Scripted::new(script).expect("there are descriptors");
     // The server stays until the end of the process.
     let _running = match case.as_str() {
@@ -77,8 +77,11 @@ fn main() {
         }
         "services" | "second" => {
             let (one, two) = (tcp("127.0.0.1:0"), tcp("127.0.0.1:0"));
-            let server =
-                Server::new().shards(1).stalls(Stalls::off()).service(one, |_| Echo).service(two, |_| Echo);
+            let server = Server::new()
+                .shards(1)
+                .stalls(StallOptions::off())
+                .service(one, |_| Echo)
+                .service(two, |_| Echo);
             start_several_on(server, start(Script { listener: (case == "second").into(), ..script }))
         }
         "stream" => start_on(server, start(script), |_| stream(echo_stream)),
@@ -141,7 +144,7 @@ async fn echo_stream(mut stream: Stream) -> io::Result<()> {
 struct AsIs;
 
 impl Transport for AsIs {
-    fn begin(&self, _: &mut Vec<u8>) -> Option<Box<dyn Channel>> {
+    fn begin(&self, _: &mut Vec<u8>) -> Option<Box<dyn TransportConn>> {
         Some(Box::new(Unchanged { is_ready: false }))
     }
 }
@@ -150,19 +153,19 @@ struct Unchanged {
     is_ready: bool,
 }
 
-impl Channel for Unchanged {
-    fn open(&mut self, wire: &mut LeaseMut, _: &mut Vec<u8>) -> Unsealed {
+impl TransportConn for Unchanged {
+    fn decode(&mut self, wire: &mut LeaseMut, _: &mut Vec<u8>) -> TransportEvent {
         if !std::mem::replace(&mut self.is_ready, true) {
-            return Unsealed::Ready;
+            return TransportEvent::Ready;
         }
-        if wire.is_empty() { Unsealed::More } else { Unsealed::Plain(std::mem::take(wire)) }
+        if wire.is_empty() { TransportEvent::More } else { TransportEvent::Plain(std::mem::take(wire)) }
     }
 
-    fn work(&mut self, _: &mut Vec<u8>) -> Unsealed {
-        Unsealed::More
+    fn work(&mut self, _: &mut Vec<u8>) -> TransportEvent {
+        TransportEvent::More
     }
 
-    fn seal(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), Fault> {
+    fn encode(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), TransportError> {
         plain.pieces().for_each(|piece| out.extend_from_slice(piece));
         Ok(())
     }
@@ -244,7 +247,7 @@ impl Service for Relay {
     type Session = ();
     type Error = PushError;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<(), Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<(), Refusal> {
         if opening.shard().index() == self.shard {
             let _ = self.to.set(opening.handle());
         }

@@ -11,14 +11,14 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use ringserve::Server;
-use ringserve::doctor::{Expected, Severity, checks};
+use ringserve::doctor::{Severity, Workload, checks};
 
 #[derive(Parser)]
 struct Options {
     /// What is expected of the server: connections, accepts (a second), stall and round_trip (in milliseconds), session (in
     /// bytes), upstreams (to one address)
     #[arg(long = "for", value_name = "NAME=NUMBER,..", default_value = "")]
-    expected: Expected,
+    expected: Workload,
     /// Shards; by default one for each CPU
     #[arg(long)]
     shards: Option<usize>,

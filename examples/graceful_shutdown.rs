@@ -23,7 +23,7 @@ use clap::Parser;
 use ringserve::framing::Lines;
 use ringserve::limits::ServerLimits;
 use ringserve::log::LogOptions;
-use ringserve::{Closed, Cx, Driver, Frame, Limits, Server, Service};
+use ringserve::{CloseCx, Cx, Driver, Frame, Limits, Server, Service};
 
 /// A server that takes its time, and its leave.
 #[derive(Parser)]
@@ -89,7 +89,7 @@ impl Service for Patient {
         Ok(())
     }
 
-    fn close(&self, closed: &Closed<'_, ()>) {
+    fn close(&self, closed: &CloseCx<'_, ()>) {
         let mut ends = self.report.ends.lock().unwrap_or_else(PoisonError::into_inner);
         *ends.entry(closed.reason().name()).or_default() += 1;
     }

@@ -26,7 +26,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use clap::Parser;
 use ringserve::framing::{DotPart, DotState, DotStuffed, FrameError, FramingState, Lines};
 use ringserve::log::LogOptions;
-use ringserve::{Cx, Failure, Frame, Limits, Opening, Refusal, Server, Service, with_heads};
+use ringserve::{Cx, Failure, Frame, Limits, OpenCx, Refusal, Server, Service, with_heads};
 use tracing::warn;
 
 use crate::address::Addressed;
@@ -215,7 +215,7 @@ impl Receiver {
         let draft = begun.await.inspect_err(|_| mail.is_in_text.set(false))?;
         mail.draft.replace(Some(draft));
         // What was received behind the line of this command is the message.
-        cx.switch(DotState::TEXT);
+        cx.set_framing_state(DotState::TEXT);
         Ok("354 end with a dot")
     }
 
@@ -319,7 +319,7 @@ impl Service<DotPart> for Receiver {
     type Session = Session;
     type Error = Box<dyn Error>;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<Session, Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<Session, Refusal> {
         opening.reply(format!("220 {} ESMTP ringserve", self.name));
         Ok(Session::default())
     }
@@ -333,7 +333,7 @@ impl Service<DotPart> for Receiver {
             DotPart::End => self.end(cx).await,
             DotPart::Line => self.command(cx, String::from_utf8_lossy(&frame).trim_end()).await,
         });
-        if cx.is_draining() && !cx.session().1.is_in_text.get() && !cx.is_ending() {
+        if cx.is_draining() && !cx.session().1.is_in_text.get() && !cx.is_closed() {
             self.leave(cx);
         }
         Ok(())

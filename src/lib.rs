@@ -170,8 +170,8 @@ pub use ringserve_server::tokio_uring;
 #[cfg(feature = "tower")]
 pub use ringserve_server::tower;
 pub use ringserve_server::{
-    CloseReason, Closed, ClosedBy, ConnHandle, ConnId, Cx, Driver, Error, Failure, Frame, IntoService,
-    Limits, LocalHandle, Opening, Peer, PushError, Refusal, ReplyWriter, Runtime, Server, ServerControl,
+    CloseCx, CloseReason, ClosedBy, ConnHandle, ConnId, Cx, Driver, Error, Failure, Frame, IntoService,
+    Limits, LocalHandle, OpenCx, Peer, PushError, Refusal, ReplyWriter, Runtime, Server, ServerControl,
     ServerHandle, Service, Session, SetupError, Several, Shard, SharedPayload, Stream, StreamHandle,
     StreamService, WithHeads, starting, stream, with_heads,
 };
@@ -191,7 +191,7 @@ pub mod guide;
 
 /// Framings: bytes to frames, and replies to bytes. And the fields of a message by their places.
 pub mod framing {
-    pub use ringserve_redis::{Kept, Parts, Span};
+    pub use ringserve_redis::{FrameFields, OwnedField, Span};
     pub use ringserve_server::framing::*;
 }
 

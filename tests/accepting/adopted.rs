@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ringserve::framing::LengthPrefix;
-use ringserve::listen::{Endpoint, IntoEndpoints, activated, adopt, endpoints, tcp, unix};
+use ringserve::listen::{Endpoint, IntoEndpoints, adopt, endpoints, systemd, tcp, unix};
 use ringserve::net::{Address, SocketOptions};
 use ringserve::{Error, Server, ServerHandle, Several};
 use ringserve_tests::watch::a_turn_passes;
@@ -181,7 +181,7 @@ fn what_cannot_be_adopted_is_refused_at_the_start() {
     // The same address again is that of a socket in use.
     let text = refused((adopt(listener.try_clone().unwrap()), tcp(addr)));
     assert!(text.contains(&format!("{addr} is in use by process {}", std::process::id())), "{text}");
-    assert!(activated("web").is_none(), "this process was handed none");
+    assert!(systemd("web").is_none(), "this process was handed none");
 }
 
 #[test]

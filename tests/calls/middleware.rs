@@ -12,7 +12,7 @@ use ringserve::middleware::{
     CallEnd, CallObserver, Calls, ConcurrencyLimit, Observe, TimeLimit, TimeLimitError,
 };
 use ringserve::{
-    CloseReason, Closed, Cx, Frame, IntoService, Opening, Refusal, ServerHandle, Service, Shard,
+    CloseCx, CloseReason, Cx, Frame, IntoService, OpenCx, Refusal, ServerHandle, Service, Shard,
 };
 use ringserve_tests::Bounds;
 use ringserve_tests::client::End;
@@ -73,7 +73,7 @@ impl Service for Inner {
     type Session = ();
     type Error = Failed;
 
-    async fn open(&self, _opening: &Opening<'_>) -> Result<(), Refusal> {
+    async fn open(&self, _opening: &OpenCx<'_>) -> Result<(), Refusal> {
         self.hears("open");
         if self.heard().iter().any(|heard| heard == "call refuse") {
             return Err(Refusal::new("as it was told"));
@@ -125,7 +125,7 @@ impl Service for Inner {
         cx.close();
     }
 
-    fn close(&self, closed: &Closed<'_, ()>) {
+    fn close(&self, closed: &CloseCx<'_, ()>) {
         self.hears(format!("close {}", closed.reason().name()));
     }
 }

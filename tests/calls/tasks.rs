@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ringserve::framing::LengthPrefix;
 use ringserve::task::{JoinError, SpawnError};
-use ringserve::{CloseReason, Closed, Cx, Frame, Runtime, ServerHandle, Service};
+use ringserve::{CloseCx, CloseReason, Cx, Frame, Runtime, ServerHandle, Service};
 use ringserve_tests::client::End;
 use ringserve_tests::{Client, On, SOON, eventually, finish, no_time_limits, watch};
 
@@ -91,7 +91,7 @@ impl Service for Spawner {
         Ok(())
     }
 
-    fn close(&self, _closed: &Closed<'_, ()>) {
+    fn close(&self, _closed: &CloseCx<'_, ()>) {
         self.0.at_close.lock().unwrap().push(self.0.dropped.load(SeqCst));
     }
 }

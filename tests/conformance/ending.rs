@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ringserve::framing::LengthPrefix;
 use ringserve::stats::Account;
-use ringserve::{CloseReason, Closed, Cx, Frame, Service};
+use ringserve::{CloseCx, CloseReason, Cx, Frame, Service};
 
 use ringserve_tests::client::{End, frame, frames};
 use ringserve_tests::{Client, Lab, On, SOON, eventually, no_time_limits, order, pattern, watch};
@@ -26,7 +26,7 @@ impl Service for Billing {
         Ok(())
     }
 
-    fn close(&self, closed: &Closed<'_, ()>) {
+    fn close(&self, closed: &CloseCx<'_, ()>) {
         self.0.lock().unwrap().extend(closed.account());
     }
 }

@@ -4,8 +4,8 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use ringserve::framing::LengthPrefix;
-use ringserve::limits::{ConnLimits, IdleCounts};
-use ringserve::{CloseReason, Cx, Frame, Opening, Refusal, ServerHandle, Service};
+use ringserve::limits::{ConnLimits, IdleActivity};
+use ringserve::{CloseReason, Cx, Frame, OpenCx, Refusal, ServerHandle, Service};
 
 use ringserve_tests::client::{End, frame};
 use ringserve_tests::{Bounds, Client, Net, On, no_time_limits, watch};
@@ -21,7 +21,7 @@ impl Service for Bounded {
     type Session = ();
     type Error = Infallible;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<(), Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<(), Refusal> {
         let small = ConnLimits::default().frame_bytes_max(16);
         opening.set_limits(&small).map_err(|error| Refusal::new(error.to_string()))
     }
@@ -30,7 +30,7 @@ impl Service for Bounded {
         let large = ConnLimits::default().frame_bytes_max(200_000);
         let set = match &frame[..] {
             b"login" => cx.set_limits(&large),
-            b"keep alive" => cx.set_limits(&large.idle_timeout(SHORT).idle_counts(IdleCounts::Received)),
+            b"keep alive" => cx.set_limits(&large.idle_timeout(SHORT).idle_counts(IdleActivity::Received)),
             b"patient" => cx.set_limits(&large.handler_timeout(None)),
             b"who" => cx.set_limits(&ConnLimits::default().deadline(LONG)),
             b"it is me" => {

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 use ringserve::CloseReason;
-use ringserve::limits::IdleCounts;
+use ringserve::limits::IdleActivity;
 use ringserve_tests::client::{End, frame};
 use ringserve_tests::{Client, Lab, SOON, eventually, no_time_limits, order, pattern};
 
@@ -93,7 +93,7 @@ fn a_call_that_waits_is_not_idle() {
 
 #[test]
 fn a_listener_is_idle_where_received_bytes_alone_count() {
-    let limits = no_time_limits().idle_timeout(SHORT).idle_counts(IdleCounts::Received);
+    let limits = no_time_limits().idle_timeout(SHORT).idle_counts(IdleActivity::Received);
     let lab = Lab::start(limits);
     let (mut listens, mut talks) = (lab.reached("it"), lab.client());
     let (handle, started) = (lab.shared.handle("it"), Instant::now());
@@ -110,7 +110,7 @@ fn a_listener_is_idle_where_received_bytes_alone_count() {
 
 #[test]
 fn talker_without_answers_is_idle_if_sent_bytes_alone_count() {
-    let lab = Lab::start(no_time_limits().idle_timeout(SHORT).idle_counts(IdleCounts::Sent));
+    let lab = Lab::start(no_time_limits().idle_timeout(SHORT).idle_counts(IdleActivity::Sent));
     let (mut talks, mut asks) = (lab.reached("it"), lab.client());
     let started = Instant::now();
     // Each says something all the time; one of them only pieces of a frame, to which there is no answer yet.

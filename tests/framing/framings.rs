@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 
 use self::custom_framing::Http2Frames;
 use ringserve::framing::{ByteOrder, Delimiter, Fixed, FrameError, Framing, LengthPrefix, Lines, Raw};
-use ringserve::{CloseReason, Closed, Cx, Driver, Frame, Server, ServerHandle, Service};
+use ringserve::{CloseCx, CloseReason, Cx, Driver, Frame, Server, ServerHandle, Service};
 use ringserve_tests::client::End;
 use ringserve_tests::{Bounded, Bounds};
 use ringserve_tests::{Client, SOON, eventually, no_time_limits, on_epoll};
@@ -60,7 +60,7 @@ impl Service for Witness {
         cx.write(LAST_WORDS);
     }
 
-    fn close(&self, closed: &Closed<'_, ()>) {
+    fn close(&self, closed: &CloseCx<'_, ()>) {
         self.0.reasons.lock().unwrap().push(closed.reason());
     }
 }

@@ -22,7 +22,7 @@ use ringserve::{CloseReason, ServerHandle, http};
 use ringserve_tests::client::End;
 use ringserve_tests::http::{Bodies, Sender, read_answer, with_http2};
 use ringserve_tests::{Bounds, Client, On, SOON, eventually, no_time_limits, pattern, watch};
-use ringserve_websocket::frame::{Decoded, Header, Opcode, put_masked};
+use ringserve_websocket::frame::{DecodeOutcome, Header, Opcode, put_masked};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tungstenite::protocol::CloseFrame;
 use tungstenite::protocol::frame::coding::CloseCode;
@@ -401,12 +401,12 @@ async fn read_frame(stream: &mut Stream) -> (Header, Vec<u8>) {
     let mut head = Vec::new();
     loop {
         match Header::decode(&head).unwrap() {
-            Decoded::Needs(all) => {
+            DecodeOutcome::Needs(all) => {
                 let from = head.len();
                 head.resize(all, 0);
                 stream.read_exact(&mut head[from..]).await.unwrap();
             }
-            Decoded::Header(header, _) => {
+            DecodeOutcome::Header(header, _) => {
                 let mut payload = vec![0; header.len as usize];
                 stream.read_exact(&mut payload).await.unwrap();
                 return (header, payload);

@@ -19,7 +19,7 @@ use ringserve::websocket::{
 use ringserve::{Server, ServerHandle, Shard, http, ws};
 use ringserve_tests::http::read_answer;
 use ringserve_tests::{Client, On, SOON, no_time_limits, pattern};
-use ringserve_websocket::frame::{Decoded, Header, Opcode};
+use ringserve_websocket::frame::{DecodeOutcome, Header, Opcode};
 use ringserve_websocket::upgrade::accept_key;
 
 /// Short, since tests wait until it is over.
@@ -182,7 +182,7 @@ fn switches(accept: &str, more: &str) -> String {
 /// The frames of a client: opcodes and payloads, all of which were masked.
 fn frames(mut bytes: &[u8]) -> Vec<(Opcode, Vec<u8>)> {
     let mut frames = Vec::new();
-    while let Ok(Decoded::Header(header, size)) = Header::decode(bytes) {
+    while let Ok(DecodeOutcome::Header(header, size)) = Header::decode(bytes) {
         let mask = header.mask.expect("a client masks what it sends");
         let mut payload = bytes[size..size + header.len as usize].to_vec();
         ringserve_websocket::mask::apply(&mut payload, mask);

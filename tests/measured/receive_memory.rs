@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use ringserve::framing::LengthPrefix;
-use ringserve::{CloseReason, Cx, Frame, Opening, Refusal, Service};
+use ringserve::{CloseReason, Cx, Frame, OpenCx, Refusal, Service};
 use ringserve_tests::Bounds;
 use ringserve_tests::brake::{Brake, brake};
 use ringserve_tests::client::frame;
@@ -78,7 +78,7 @@ impl Service for Order {
     type Session = Cell<usize>;
     type Error = Infallible;
 
-    async fn open(&self, _opening: &Opening<'_>) -> Result<Cell<usize>, Refusal> {
+    async fn open(&self, _opening: &OpenCx<'_>) -> Result<Cell<usize>, Refusal> {
         Ok(Cell::new(self.connections.replace(self.connections.get() + 1)))
     }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use ringserve::framing::Raw;
 use ringserve::inspect::Query;
-use ringserve::limits::{ServerLimits, Stalls};
+use ringserve::limits::{ServerLimits, StallOptions};
 use ringserve::{Cx, Frame, Server, ServerControl, Service};
 use ringserve_server::internals::start_on;
 use ringserve_tests::alone;
@@ -50,7 +50,7 @@ fn idle_server(shards: u64, connections: u64) -> ServerControl {
     let room = ServerLimits::default().connections_max((shards * connections).max(1000) as usize * 2);
     let server = Server::bind("127.0.0.1:0").shards(shards as usize).framing(Raw).server_limits(room);
     let drivers = Scripted::new(script).unwrap();
-    let running = start_on(server.stalls(Stalls::off()), drivers, |_| Silent).unwrap();
+    let running = start_on(server.stalls(StallOptions::off()), drivers, |_| Silent).unwrap();
     let control = running.control();
     std::mem::forget(running);
     while control.stats_now().connections < (shards * connections) as usize {

@@ -9,7 +9,7 @@ use std::thread;
 
 use ringserve::Server;
 use ringserve::framing::LengthPrefix;
-use ringserve::listen::activated;
+use ringserve::listen::systemd;
 use ringserve_tests::child::{Process, is_child};
 use ringserve_tests::client::frame;
 use ringserve_tests::{Client, EndOf, Puppet, SOON, eventually, no_time_limits, order};
@@ -24,11 +24,11 @@ fn child_serves() {
     }
     tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stdout).init();
     let handed = std::fs::read_link("/proc/self/fd/3").unwrap();
-    assert!(activated("nonesuch").is_none());
-    let Some(web) = activated("web") else {
+    assert!(systemd("nonesuch").is_none());
+    let Some(web) = systemd("web") else {
         return println!("\nnone is named web");
     };
-    assert!(activated("web").is_none(), "it was taken");
+    assert!(systemd("web").is_none(), "it was taken");
     // Processes that this one starts do not inherit the sockets that were passed to it.
     let listed = Command::new("ls").args(["-l", "/proc/self/fd"]).output().unwrap();
     let inherits = String::from_utf8(listed.stdout).unwrap().contains(handed.to_str().unwrap());

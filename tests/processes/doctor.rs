@@ -4,7 +4,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use ringserve::doctor::{Expected, checks};
+use ringserve::doctor::{Workload, checks};
 use ringserve::framing::LengthPrefix;
 use ringserve::limits::ServerLimits;
 use ringserve::net::SocketOptions;
@@ -87,7 +87,7 @@ fn child_is_examined() {
         running.wait().unwrap();
         println!("\nfinding descriptors {}", findings.iter().any(|finding| finding.check == "descriptors"));
     } else {
-        let expected = Expected::default().connections(1_000_000).accepts_per_second(20_000).upstreams(1000);
+        let expected = Workload::default().connections(1_000_000).accepts_per_second(20_000).upstreams(1000);
         for finding in server().doctor_for(&expected) {
             println!("\nfinding {} {} {finding}", finding.check, finding.severity);
         }

@@ -18,7 +18,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ringserve::framing::Lines;
-use ringserve::limits::Stalls;
+use ringserve::limits::StallOptions;
 use ringserve::stats::StalledWork;
 use ringserve::sync::Mesh;
 use ringserve::{Driver, Limits, Runtime, Server};
@@ -224,8 +224,9 @@ fn work_drains_and_ends_are_no_stalls() {
     first_in_line();
     for driver in drivers() {
         // High enough that no scheduler causes one.
-        let lab =
-            Lab::on(*driver, |server| server.stalls(Stalls::default().over(Duration::from_millis(100))));
+        let lab = Lab::on(*driver, |server| {
+            server.stalls(StallOptions::default().over(Duration::from_millis(100)))
+        });
         let control = lab.running.control();
         let mut peers: Vec<Peer> = (0..10).map(|_| lab.peer()).collect();
         for _ in 0..40 {
@@ -248,7 +249,7 @@ fn server_without_a_watchdog_has_no_thread_for_it() {
         return;
     }
     first_in_line();
-    let lab = Lab::on(drivers()[0], |server| server.stalls(Stalls::off()));
+    let lab = Lab::on(drivers()[0], |server| server.stalls(StallOptions::off()));
     assert!(watchdogs().next().is_none());
     let mut peer = lab.peer();
     peer.say("Sleep 200");

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::convert::Infallible;
 
 use ringserve::framing::LengthPrefix;
-use ringserve::{Cx, Frame, LocalHandle, Opening, Refusal, Service};
+use ringserve::{Cx, Frame, LocalHandle, OpenCx, Refusal, Service};
 use ringserve_tests::{Client, On, SOON, eventually, finish, no_time_limits, on_epoll};
 
 /// Of a shard's submission queue.
@@ -21,7 +21,7 @@ impl Service for Broadcast {
     type Session = ();
     type Error = Infallible;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<(), Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<(), Refusal> {
         self.0.borrow_mut().push(opening.local_handle());
         Ok(())
     }

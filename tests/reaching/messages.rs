@@ -350,7 +350,7 @@ impl Service for Asks {
     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
         let number = u32::from(frame[1]);
         let outcomes = match frame[0] {
-            b'*' => self.0.on_all(|to| number + to as u32).await,
+            b'*' => self.0.ask_all(|to| number + to as u32).await,
             to => {
                 // All are under way before the first is awaited.
                 let asked: Vec<_> = (0..number).map(|n| self.0.ask(usize::from(to - b'0'), n)).collect();
@@ -420,7 +420,7 @@ fn shards_answer_each_other_themselves_and_other_threads() {
             assert_eq!(await_here(mesh.ask(usize::from(to), 5)), Ok(50 + u32::from(to)));
         }
     }
-    assert_eq!(await_here(mesh.on_all(|to| to as u32)), [Ok(0), Ok(11), Ok(22)]);
+    assert_eq!(await_here(mesh.ask_all(|to| to as u32)), [Ok(0), Ok(11), Ok(22)]);
     assert_eq!(await_here(mesh.ask(3, 1)), Err(AskError::Gone));
     drop(clients);
     finish(running);
@@ -439,7 +439,7 @@ fn messages_name_the_shard_that_sent_them() {
         let here = shard.clone();
         told.register(shard, move |_from, ()| {
             let (asks, own, got) = (asks.clone(), here.index(), got.clone());
-            here.spawn(async move { got.send(asks.on_all(|_| Some(own)).await).unwrap() });
+            here.spawn(async move { got.send(asks.ask_all(|_| Some(own)).await).unwrap() });
         });
         Sends(Mesh::new())
     });

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use ringserve::framing::LengthPrefix;
 use ringserve::stats::ServerStats;
 use ringserve::sync::Mesh;
-use ringserve::{Closed, Cx, Frame, Server, ServerHandle, Service};
+use ringserve::{CloseCx, Cx, Frame, Server, ServerHandle, Service};
 use ringserve_tests::Bounded;
 use ringserve_tests::client::{End, frame};
 use ringserve_tests::puppet::Gate;
@@ -123,7 +123,7 @@ impl Service for LastWords {
         Ok(())
     }
 
-    fn close(&self, _closed: &Closed<'_, ()>) {
+    fn close(&self, _closed: &CloseCx<'_, ()>) {
         let _ = self.shards.try_send(1, 1);
     }
 }

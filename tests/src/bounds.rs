@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use ringserve::limits::{IdleCounts, ServerLimits, Stalls};
+use ringserve::limits::{IdleActivity, ServerLimits, StallOptions};
 use ringserve::{Limits, Server};
 
 /// Both kinds of limits, and the options of stalls.
@@ -11,14 +11,14 @@ use ringserve::{Limits, Server};
 pub struct Bounds {
     pub service: Limits,
     pub server: ServerLimits,
-    pub stalls: Stalls,
+    pub stalls: StallOptions,
 }
 
 impl Bounds {
     /// Disables the watchdog: it allocates for each stall, and a loaded machine causes some.
     #[must_use]
     pub fn unwatched(mut self) -> Bounds {
-        self.stalls = Stalls::off();
+        self.stalls = StallOptions::off();
         self
     }
 }
@@ -69,7 +69,7 @@ setters! {
         outbox_bytes_low: usize,
         outbox_bytes_max: usize,
         inbox_bytes_high: usize,
-        idle_counts: IdleCounts,
+        idle_counts: IdleActivity,
         write_bytes_per_second_min: usize,
         read_bytes_per_second_min: usize,
         heartbeats_missed_max: u8,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ringserve::admission::{Admission, RefusedBy};
 use ringserve::framing::Lines;
-use ringserve::{Cx, Driver, Error, Frame, Limits, Opening, Refusal, Server, ServerHandle, Service};
+use ringserve::{Cx, Driver, Error, Frame, Limits, OpenCx, Refusal, Server, ServerHandle, Service};
 use socket2::{Domain, Socket, Type};
 
 use crate::{SOON, eventually, on_epoll};
@@ -19,7 +19,7 @@ impl Service for Greeter {
     type Session = ();
     type Error = Infallible;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<(), Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<(), Refusal> {
         opening.reply("hello");
         Ok(())
     }

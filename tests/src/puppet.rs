@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use ringserve::framing::FrameError;
 use ringserve::{
-    CloseReason, Closed, ConnHandle, Cx, Failure, Frame, LocalHandle, Opening, PushError, Refusal, Service,
+    CloseCx, CloseReason, ConnHandle, Cx, Failure, Frame, LocalHandle, OpenCx, PushError, Refusal, Service,
 };
 
 use crate::order::Order;
@@ -123,7 +123,7 @@ impl Service for Puppet {
     type Session = Session;
     type Error = Failed;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<Session, Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<Session, Refusal> {
         if self.shared.panic_in_open.swap(false, SeqCst) {
             panic!("planted: open panics");
         }
@@ -294,7 +294,7 @@ impl Service for Puppet {
         }
     }
 
-    fn close(&self, closed: &Closed<'_, Session>) {
+    fn close(&self, closed: &CloseCx<'_, Session>) {
         self.shared.closed.fetch_add(1, SeqCst);
         self.shared.open_now.fetch_sub(1, SeqCst);
         note(&self.shared.reasons, closed.reason());

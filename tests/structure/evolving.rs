@@ -25,11 +25,8 @@ const COMPLETE: &[(&str, &str)] = &[
     ("PeerCredentials", "the kernel tells these three"),
     ("PushError", "what was not pushed is full or gone, and the caller does something else for each"),
     ("SendError", "the same, with the message"),
-    (
-        "Sending",
-        "that of a simulated ring, which simulated kernels take apart; that of a mesh has nothing public",
-    ),
-    ("Unsealed", "a channel makes it, and one that stands upon another takes all of it apart"),
+    ("SendProgress", "that of a simulated ring, which simulated kernels take apart"),
+    ("TransportEvent", "a channel makes it, and one that stands upon another takes all of it apart"),
     ("Version", "the protocol of Redis has these two, and a service may count with their numbers"),
 ];
 

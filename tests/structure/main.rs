@@ -10,6 +10,7 @@
 mod errors;
 mod evolving;
 mod log_lines;
+mod names;
 mod pages;
 mod plain_words;
 mod rooms;

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 
 use ringserve::{Driver, Server, ServerHandle};
 use ringserve_tests::{SOON, on_epoll};
-use ringserve_websocket::frame::{Decoded, Header, Opcode, put_masked};
+use ringserve_websocket::frame::{DecodeOutcome, Header, Opcode, put_masked};
 use tungstenite::client::IntoClientRequest;
 use tungstenite::protocol::{Role, WebSocketConfig};
 
@@ -90,12 +90,12 @@ impl ByHand {
         let mut head = Vec::new();
         loop {
             match Header::decode(&head).unwrap() {
-                Decoded::Needs(_) => {
+                DecodeOutcome::Needs(_) => {
                     let mut byte = [0];
                     self.stream.read_exact(&mut byte).unwrap();
                     head.extend(byte);
                 }
-                Decoded::Header(header, _) => {
+                DecodeOutcome::Header(header, _) => {
                     assert!(header.fin && header.rsv == 0 && header.mask.is_none());
                     let mut payload = vec![0; header.len as usize];
                     self.stream.read_exact(&mut payload).unwrap();

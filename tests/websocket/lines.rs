@@ -10,7 +10,7 @@ use bytes::BufMut;
 use ringserve::framing::Lines;
 use ringserve::listen::{endpoints, tcp};
 use ringserve::websocket::{TextLines, close};
-use ringserve::{Closed, Cx, Error, Frame, Limits, LocalHandle, Opening, Refusal, Server, Service, Shard};
+use ringserve::{CloseCx, Cx, Error, Frame, Limits, LocalHandle, OpenCx, Refusal, Server, Service, Shard};
 use ringserve_websocket::frame::Opcode;
 
 use crate::client::{ByHand, any_port, drivers, shut_down, tcp_to};
@@ -23,7 +23,7 @@ impl Service for Room {
     type Session = ();
     type Error = Infallible;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<(), Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<(), Refusal> {
         opening.reply("welcome");
         self.0.borrow_mut().push(opening.local_handle());
         Ok(())
@@ -46,7 +46,7 @@ impl Service for Room {
         Ok(())
     }
 
-    fn close(&self, closed: &Closed<'_, ()>) {
+    fn close(&self, closed: &CloseCx<'_, ()>) {
         self.0.borrow_mut().retain(|member| member.id() != closed.id());
     }
 }

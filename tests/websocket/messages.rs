@@ -8,7 +8,7 @@ use std::thread;
 use ringserve::framing::Lines;
 use ringserve::listen::{endpoints, tcp};
 use ringserve::websocket::{Message, Messages, Outgoing, WebSocket, WsCx, WsHandle, WsLocalHandle, close};
-use ringserve::{Closed, Cx, Error, Frame, Limits, Opening, Refusal, Server, Service, Shard, ws};
+use ringserve::{CloseCx, Cx, Error, Frame, Limits, OpenCx, Refusal, Server, Service, Shard, ws};
 use ringserve_websocket::frame::Opcode;
 
 use crate::client::{ByHand, any_port, connect, drivers, frame, server, shut_down, unbounded};
@@ -25,7 +25,7 @@ impl WebSocket for Room {
     type Session = u32;
     type Error = String;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<u32, Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<u32, Refusal> {
         let path = opening.websocket().map(|info| info.path().to_owned());
         match path.as_deref() {
             Some("/closed") => Err(Refusal::new("closed")),
@@ -71,7 +71,7 @@ impl WebSocket for Room {
         Ok(())
     }
 
-    fn close(&self, closed: &Closed<'_, u32>) {
+    fn close(&self, closed: &CloseCx<'_, u32>) {
         self.members.borrow_mut().retain(|member| member.id() != closed.id());
     }
 }

@@ -11,7 +11,7 @@ use ringserve::overload::{Load, Shed};
 use ringserve::testing::{ClientStream, Faults, Net, Sim};
 use ringserve::websocket::{Message, Messages, WebSocket, WsCx};
 use ringserve::{CloseReason, Cx, Frame, Limits, Server, Service, ws};
-use ringserve_websocket::frame::{Decoded, Header, Opcode, put_masked};
+use ringserve_websocket::frame::{DecodeOutcome, Header, Opcode, put_masked};
 
 use crate::client::request;
 
@@ -59,11 +59,11 @@ async fn recv(me: &mut ClientStream) -> io::Result<(Opcode, Vec<u8>)> {
     let mut head = me.exactly(2).await?;
     loop {
         match Header::decode(&head).expect("the server keeps the rules") {
-            Decoded::Header(header, _) => {
+            DecodeOutcome::Header(header, _) => {
                 assert!(header.fin && header.rsv == 0 && header.mask.is_none());
                 return Ok((header.opcode, me.exactly(header.len as usize).await?));
             }
-            Decoded::Needs(size) => {
+            DecodeOutcome::Needs(size) => {
                 let more = me.exactly(size - head.len()).await?;
                 head.extend(more);
             }

@@ -11,7 +11,7 @@ use ringserve::testing::{ClientStream, Faults, Net, Sim, SimServer};
 use ringserve::websocket::{Message, Messages, WebSocket, WsCx, upgrade};
 use ringserve::{CloseReason, Limits, Server, http, ws};
 use ringserve_tests::http::frames::{PREFACE, SETTINGS, frame};
-use ringserve_websocket::frame::{Decoded, Header, Opcode, put_masked};
+use ringserve_websocket::frame::{DecodeOutcome, Header, Opcode, put_masked};
 
 use crate::client::request;
 
@@ -77,7 +77,7 @@ impl Peer {
     /// The next frame of WebSocket.
     async fn next(&mut self) -> io::Result<(Opcode, usize)> {
         loop {
-            if let Ok(Decoded::Header(header, size)) = Header::decode(&self.came)
+            if let Ok(DecodeOutcome::Header(header, size)) = Header::decode(&self.came)
                 && let end = size + header.len as usize
                 && self.came.len() >= end
             {

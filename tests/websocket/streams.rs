@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use ringserve::framing::Lines;
 use ringserve::listen::{ProxyProtocol, endpoints, tcp};
 use ringserve::websocket::{Accept, Reject, WebSocketOptions};
-use ringserve::{CloseReason, Cx, Frame, Limits, Opening, Refusal, Server, Service, Stream, stream};
+use ringserve::{CloseReason, Cx, Frame, Limits, OpenCx, Refusal, Server, Service, Stream, stream};
 use ringserve_tests::watch::closed_for;
 use ringserve_websocket::frame::Opcode;
 use tungstenite::Message;
@@ -23,7 +23,7 @@ impl Service for Echo {
     type Session = String;
     type Error = Infallible;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<String, Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<String, Refusal> {
         let Some(info) = opening.websocket() else { return Ok("plain".to_owned()) };
         let user = info.data::<u32>().map_or(0, |user| *user);
         Ok(format!("{} {} {user}", info.target(), info.protocol().unwrap_or("-")))

@@ -30,7 +30,7 @@ pub struct Block {
     /// As long as the block is large.
     memory: Vec<u8>,
     len: usize,
-    home: Option<Rc<Kept>>,
+    home: Option<Rc<KeptBlock>>,
 }
 
 impl Block {
@@ -160,13 +160,13 @@ impl fmt::Debug for Block {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Blocks {
-    kept: Rc<Kept>,
+    kept: Rc<KeptBlock>,
 }
 
 impl Blocks {
     /// Creates a store of at most `bytes_max` bytes.
     pub fn new(bytes_max: usize) -> Blocks {
-        Blocks { kept: Rc::new(Kept { bytes_max: Cell::new(bytes_max), ..Kept::default() }) }
+        Blocks { kept: Rc::new(KeptBlock { bytes_max: Cell::new(bytes_max), ..KeptBlock::default() }) }
     }
 
     /// Creates an empty block, which holds no memory yet.
@@ -196,13 +196,13 @@ impl Blocks {
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct KeptBlock {
     blocks: RefCell<Vec<Vec<u8>>>,
     bytes: Cell<usize>,
     bytes_max: Cell<usize>,
 }
 
-impl Kept {
+impl KeptBlock {
     /// The most recent block of `wanted` bytes and at most an eighth more. A larger one would be
     /// too large for a holder that keeps it with its bytes, and would come back for the next.
     /// Otherwise, from 64 KiB on, the largest of `size` bytes or more.

@@ -45,19 +45,19 @@ struct Counts {
 
 /// The start of each block whose head is an `H`.
 #[repr(C)]
-struct Headed<H> {
+struct BlockHead<H> {
     counts: Counts,
     head: H,
 }
 
 #[repr(C)]
 struct Block<H, B> {
-    headed: Headed<H>,
+    headed: BlockHead<H>,
     body: B,
 }
 
 /// Represents the body of a block that has none yet. No code outside this file can name it.
-struct Unfilled<B>(PhantomData<B>);
+struct EmptyBody<B>(PhantomData<B>);
 
 impl<H: 'static, B: 'static> Block<H, B> {
     const KIND: &'static Kind =
@@ -65,7 +65,7 @@ impl<H: 'static, B: 'static> Block<H, B> {
 
     /// The kind of a block without its body.
     const UNFILLED: &'static Kind = &Kind {
-        type_id: TypeId::of::<Unfilled<B>>,
+        type_id: TypeId::of::<EmptyBody<B>>,
         layout: Layout::new::<Block<H, B>>(),
         drop: Self::drop_head,
     };
@@ -79,7 +79,7 @@ impl<H: 'static, B: 'static> Block<H, B> {
         let counts = Counts { strong: Cell::new(1), weak: Cell::new(1), kind: Cell::new(kind) };
         // SAFETY: the memory was just allocated with the layout of this type, and belongs to this function alone. What is headed is
         // the first field of a block, which is `repr(C)`.
-        unsafe { block.cast::<Headed<H>>().write(Headed { counts, head }) };
+        unsafe { block.cast::<BlockHead<H>>().write(BlockHead { counts, head }) };
         Some(block)
     }
 
@@ -143,13 +143,13 @@ pub struct Counted<H, B> {
 #[repr(transparent)]
 pub struct CountedHead<H> {
     /// A pointer to a whole [`Block`].
-    block: NonNull<Headed<H>>,
+    block: NonNull<BlockHead<H>>,
 }
 
 /// Keeps the memory of a [`Counted`] from being freed, but neither head nor body from being
 /// dropped.
 pub struct WeakHead<H> {
-    block: NonNull<Headed<H>>,
+    block: NonNull<BlockHead<H>>,
 }
 
 impl<H: 'static, B: 'static> Counted<H, B> {
@@ -237,7 +237,7 @@ impl<H: 'static> CountedHead<H> {
     /// The body, if the block has one, or is meant for one of another type.
     pub fn fill<B: 'static>(&self, body: B) -> Result<&Counted<H, B>, B> {
         let counts = self.counts();
-        if (counts.kind.get().type_id)() != TypeId::of::<Unfilled<B>>() {
+        if (counts.kind.get().type_id)() != TypeId::of::<EmptyBody<B>>() {
             return Err(body);
         }
         let block: NonNull<Block<H, B>> = self.block.cast();
@@ -419,9 +419,9 @@ mod tests {
     use super::*;
 
     /// Counts its drops.
-    struct Noted(Rc<Cell<u32>>);
+    struct DropCounter(Rc<Cell<u32>>);
 
-    impl Drop for Noted {
+    impl Drop for DropCounter {
         fn drop(&mut self) {
             self.0.set(self.0.get() + 1);
         }
@@ -430,14 +430,14 @@ mod tests {
     #[test]
     fn contents_are_dropped_once_with_the_last_strong_holder() {
         let drops = Rc::new(Cell::new(0));
-        let one = Counted::try_new(Noted(drops.clone()), (Noted(drops.clone()), 7u8)).unwrap();
+        let one = Counted::try_new(DropCounter(drops.clone()), (DropCounter(drops.clone()), 7u8)).unwrap();
         let (two, weak) = (one.clone().hide(), one.head().downgrade());
         assert!(one.head() == &two && weak == two.downgrade());
         drop(one);
         assert_eq!(drops.get(), 0);
         let three = weak.upgrade().unwrap();
         drop(two);
-        assert_eq!(three.downcast_ref::<(Noted, u8)>().unwrap().body().1, 7);
+        assert_eq!(three.downcast_ref::<(DropCounter, u8)>().unwrap().body().1, 7);
         drop(three);
         assert_eq!(drops.get(), 2);
         assert!(weak.upgrade().is_none() && weak.clone().upgrade().is_none());
@@ -462,15 +462,17 @@ mod tests {
     #[test]
     fn body_is_not_found_before_it_is_there() {
         let drops = Rc::new(Cell::new(0));
-        let unfilled = Counted::<_, (Noted, u8)>::try_new_unfilled(Noted(drops.clone())).unwrap();
+        let unfilled = Counted::<_, (DropCounter, u8)>::try_new_unfilled(DropCounter(drops.clone())).unwrap();
         let (other, weak) = (unfilled.clone(), unfilled.downgrade());
-        assert!(unfilled.downcast_ref::<(Noted, u8)>().is_none() && unfilled.downcast_ref::<()>().is_none());
-        let wrong = unfilled.fill((7u8, Noted(drops.clone()))).err().unwrap();
+        assert!(
+            unfilled.downcast_ref::<(DropCounter, u8)>().is_none() && unfilled.downcast_ref::<()>().is_none()
+        );
+        let wrong = unfilled.fill((7u8, DropCounter(drops.clone()))).err().unwrap();
         assert_eq!(wrong.0, 7, "of the same size, and another type");
         drop(wrong);
-        assert_eq!(unfilled.fill((Noted(drops.clone()), 7u8)).ok().unwrap().body().1, 7);
-        assert_eq!(other.downcast_ref::<(Noted, u8)>().unwrap().body().1, 7, "for every holder");
-        assert!(unfilled.fill((Noted(drops.clone()), 8u8)).is_err(), "once");
+        assert_eq!(unfilled.fill((DropCounter(drops.clone()), 7u8)).ok().unwrap().body().1, 7);
+        assert_eq!(other.downcast_ref::<(DropCounter, u8)>().unwrap().body().1, 7, "for every holder");
+        assert!(unfilled.fill((DropCounter(drops.clone()), 8u8)).is_err(), "once");
         assert_eq!(drops.take(), 2, "the two that were refused");
         drop((unfilled, other));
         assert_eq!(drops.get(), 2);
@@ -480,7 +482,7 @@ mod tests {
     #[test]
     fn block_without_its_body_drops_its_head_alone() {
         let drops = Rc::new(Cell::new(0));
-        let unfilled = Counted::<_, Noted>::try_new_unfilled(Noted(drops.clone())).unwrap();
+        let unfilled = Counted::<_, DropCounter>::try_new_unfilled(DropCounter(drops.clone())).unwrap();
         let weak = unfilled.downgrade();
         drop(unfilled);
         assert_eq!(drops.get(), 1);
@@ -490,7 +492,7 @@ mod tests {
 
     #[test]
     fn contents_and_memory_are_freed_although_a_destructor_panics() {
-        struct Panics(#[allow(dead_code)] Noted);
+        struct Panics(#[allow(dead_code)] DropCounter);
         impl Drop for Panics {
             fn drop(&mut self) {
                 panic!("planted");
@@ -505,7 +507,7 @@ mod tests {
             assert_eq!(weak.counts().weak.get(), 1, "the last holder frees the block");
         }
         let drops = Rc::new(Cell::new(0));
-        let noted = || Noted(drops.clone());
+        let noted = || DropCounter(drops.clone());
         check(noted(), Panics(noted()), &drops);
         check(Panics(noted()), noted(), &drops);
     }

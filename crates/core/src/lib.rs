@@ -26,20 +26,20 @@ mod time;
 
 pub use bytes::{Batch, Frame, Outbox};
 pub use connection::{
-    Account, Asked, Channel, ConnHead, ConnShared, Fault, FrameReader, LaneShared, NoMemoryLeft, Observer,
-    Outlet, PeerWords, ReadError, RemoteGate, Reservation, ShardShared, SharedPayload, Stack, Transport,
-    Unsealed, facts_as,
+    Account, ConnHead, ConnShared, FrameReader, LaneShared, NoMemoryLeft, Observer, Outlet, PeerWords,
+    ReadError, RemoteGate, Reservation, ShardShared, SharedPayload, SocketFacts, Stack, Transport,
+    TransportConn, TransportError, TransportEvent, facts_as,
 };
 pub use driver::{
     AcceptEnd, Address, Budget, CloseHow, Completion, Driver, DriverStats, GivesBack, Op, PeerCredentials,
     ReceiveEnd, SendEnd, Socket, Wait,
 };
 pub use framing::Payload;
-pub use limits::{ConnLimits, IdleCounts, LimitError, Limits, ServerLimits, WhenTooFast};
-pub use reasons::{CloseReason, ClosedBy, ConnStats, RefusedBy};
+pub use limits::{ConnLimits, IdleActivity, LimitError, Limits, ReadRateAction, ServerLimits};
+pub use reasons::{CloseKind, CloseReason, ClosedBy, ConnStats, RefusedBy};
 pub use shard::{
-    ConnFigure, ConnFigures, ConnState, ConnView, Ended, Frames, Lane, Next, Parked, Quota, Rest, Shard,
-    Whole,
+    ConnFigure, ConnFigures, ConnState, ConnView, EndedConn, Frames, Lane, Next, ParkOutcome, Quota, Rest,
+    Shard, Whole,
 };
 pub use tables::{ConnId, LaneId};
 pub use time::{AcceptRate, Stamp, Time};

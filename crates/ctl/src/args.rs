@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ringserve::Driver;
-use ringserve::doctor::Expected;
+use ringserve::doctor::Workload;
 
 use crate::admission::AdmissionOptions;
 use crate::client::Place;
@@ -171,7 +171,7 @@ pub struct DoctorOptions {
     /// Expectations: connections=1000000,accepts=20000; stall and round_trip in milliseconds,
     /// session in bytes, upstreams to one address
     #[arg(long = "for", value_name = "NAME=NUMBER,..", default_value = "")]
-    pub expected: Expected,
+    pub expected: Workload,
     /// Shards of the planned server; one per CPU if left out
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub shards: Option<u16>,
@@ -204,7 +204,7 @@ mod tests {
         assert_eq!((options.by.as_str(), options.limit), ("bytes_in", 5));
         let cli = of("ringserve-ctl doctor --for connections=5,accepts=7 --shards 2").unwrap();
         let Command::Doctor(options) = cli.command else { panic!("another command") };
-        assert_eq!(options.expected, Expected::default().connections(5).accepts_per_second(7));
+        assert_eq!(options.expected, Workload::default().connections(5).accepts_per_second(7));
     }
 
     #[test]

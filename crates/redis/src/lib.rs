@@ -1,5 +1,5 @@
 //! Pipelined requests that ask several shards ([`scatter`]), the protocol of Redis (`resp`), and the fields of a message by their
-//! places ([`Parts`]). Users depend on `ringserve`, which re-exports this crate.
+//! places ([`FrameFields`]). Users depend on `ringserve`, which re-exports this crate.
 //!
 //! It stands on the public API of the server alone. `scatter/mod.rs` is the place to begin.
 
@@ -12,4 +12,4 @@ mod parts;
 pub mod resp;
 pub mod scatter;
 
-pub use parts::{Kept, Parts, Span};
+pub use parts::{FrameFields, OwnedField, Span};

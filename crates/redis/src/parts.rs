@@ -26,33 +26,34 @@ pub type Span = (u32, u32);
 /// assert_eq!(parts.get(7), b"");
 /// ```
 #[derive(Clone, Copy)]
-pub struct Parts<'a> {
+#[doc(alias = "Parts")]
+pub struct FrameFields<'a> {
     bytes: &'a [u8],
     spans: &'a [Span],
     /// The frame whose payload `bytes` is, if it is one.
     frame: Option<&'a Frame>,
 }
 
-impl<'a> Parts<'a> {
-    /// The parts at `spans` in `bytes`. [`get`](Parts::get) panics for a span outside of `bytes`.
+impl<'a> FrameFields<'a> {
+    /// The parts at `spans` in `bytes`. [`get`](FrameFields::get) panics for a span outside of `bytes`.
     #[inline]
-    pub fn new(bytes: &'a [u8], spans: &'a [Span]) -> Parts<'a> {
-        Parts { bytes, spans, frame: None }
+    pub fn new(bytes: &'a [u8], spans: &'a [Span]) -> FrameFields<'a> {
+        FrameFields { bytes, spans, frame: None }
     }
 
-    /// The parts at `spans` in the payload of a frame, which can be [kept](Parts::keep) without a copy.
+    /// The parts at `spans` in the payload of a frame, which can be [kept](FrameFields::keep) without a copy.
     #[inline]
-    pub fn of_frame(frame: &'a Frame, spans: &'a [Span]) -> Parts<'a> {
-        Parts { bytes: frame, spans, frame: Some(frame) }
+    pub fn of_frame(frame: &'a Frame, spans: &'a [Span]) -> FrameFields<'a> {
+        FrameFields { bytes: frame, spans, frame: Some(frame) }
     }
 
     /// Other parts of the same message.
     #[inline]
-    pub fn with_spans<'b>(self, spans: &'b [Span]) -> Parts<'b>
+    pub fn with_spans<'b>(self, spans: &'b [Span]) -> FrameFields<'b>
     where
         'a: 'b,
     {
-        Parts { spans, ..self }
+        FrameFields { spans, ..self }
     }
 
     /// The number of parts.
@@ -119,19 +120,19 @@ impl<'a> Parts<'a> {
 
     /// Keeps part `n` for longer than its frame lives.
     #[inline]
-    pub fn keep(&self, n: usize) -> Kept {
+    pub fn keep(&self, n: usize) -> OwnedField {
         let bytes = self.get(n);
         if let Some(frame) = self.frame.filter(|_| bytes.len() >= KEPT_BYTES_MIN) {
             let lease = frame.clone().into_lease();
             if !lease.is_pooled() && lease.pinned_bytes() <= bytes.len() + bytes.len() / 4 {
-                return Kept(Held::Block(Frame::new(lease, self.spans[n].0 as usize, bytes.len())));
+                return OwnedField(Held::Block(Frame::new(lease, self.spans[n].0 as usize, bytes.len())));
             }
         }
-        Kept(Held::Copy(bytes.to_vec()))
+        OwnedField(Held::Copy(bytes.to_vec()))
     }
 }
 
-impl fmt::Debug for Parts<'_> {
+impl fmt::Debug for FrameFields<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.from(0).map(<[u8]>::escape_ascii)).finish()
     }
@@ -150,17 +151,18 @@ impl fmt::Debug for Parts<'_> {
 /// value.to_mut().extend_from_slice(b" there");
 /// assert_eq!(*value, *b"hello there");
 /// ```
-pub struct Kept(Held);
+#[doc(alias = "Kept")]
+pub struct OwnedField(Held);
 
 enum Held {
     Copy(Vec<u8>),
     Block(Frame),
 }
 
-impl Kept {
+impl OwnedField {
     /// Takes part `n` in place of the old bytes. A copy goes into the old memory if that is not much too large.
     #[inline]
-    pub fn replace(&mut self, parts: Parts<'_>, n: usize) {
+    pub fn replace(&mut self, parts: FrameFields<'_>, n: usize) {
         let bytes = parts.get(n);
         match &mut self.0 {
             Held::Copy(own)
@@ -196,13 +198,13 @@ impl Kept {
     }
 }
 
-impl Default for Kept {
-    fn default() -> Kept {
-        Kept(Held::Copy(Vec::new()))
+impl Default for OwnedField {
+    fn default() -> OwnedField {
+        OwnedField(Held::Copy(Vec::new()))
     }
 }
 
-impl Deref for Kept {
+impl Deref for OwnedField {
     type Target = [u8];
 
     #[inline]
@@ -214,14 +216,14 @@ impl Deref for Kept {
     }
 }
 
-impl AsRef<[u8]> for Kept {
+impl AsRef<[u8]> for OwnedField {
     #[inline]
     fn as_ref(&self) -> &[u8] {
         self
     }
 }
 
-impl fmt::Debug for Kept {
+impl fmt::Debug for OwnedField {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Kept({} bytes)", self.len())
     }
@@ -244,10 +246,10 @@ mod tests {
             (vec![(90, 95), (3, 7), (40, 41)], 10),
             (vec![(3, 90), (7, 9)], 89),
         ] {
-            let parts = Parts::new(&bytes, &spans);
+            let parts = FrameFields::new(&bytes, &spans);
             let (mut to, mut places) = (b"before".to_vec(), vec![(0, 6)]);
             parts.copy_to(&mut to, &mut places);
-            let copy = Parts::new(&to, &places[1..]);
+            let copy = FrameFields::new(&to, &places[1..]);
             assert_eq!((copy.len(), to.len() - 6), (parts.len(), copied), "{spans:?}");
             assert!(copy.from(0).eq(parts.from(0)), "{spans:?}");
         }
@@ -257,7 +259,7 @@ mod tests {
     #[should_panic = "out of range"]
     fn part_outside_of_its_bytes_is_copied_from_no_others() {
         let (mut bytes, mut spans) = (b"others".to_vec(), Vec::new());
-        Parts::new(b"own", &[(0, 5)]).copy_to(&mut bytes, &mut spans);
+        FrameFields::new(b"own", &[(0, 5)]).copy_to(&mut bytes, &mut spans);
     }
 
     #[test]
@@ -265,18 +267,18 @@ mod tests {
         let block = |bytes: usize| Frame::new(Lease::copy_of(&vec![b'x'; bytes]), 0, bytes);
         let (frame, len) = (block(20_000), 19_900);
         let spans = [(100, 100 + len), (0, 10), (0, 15_000)];
-        let parts = Parts::of_frame(&frame, &spans);
+        let parts = FrameFields::of_frame(&frame, &spans);
         assert!(parts.keep(0).block().is_some_and(|kept| kept.len() == len as usize));
         assert!(parts.keep(1).block().is_none(), "small");
         assert!(parts.keep(2).block().is_none(), "below 16 KiB");
-        assert!(Parts::new(&frame, &spans).keep(0).block().is_none(), "of no frame");
+        assert!(FrameFields::new(&frame, &spans).keep(0).block().is_none(), "of no frame");
         let frame = block(40_000);
-        assert!(Parts::of_frame(&frame, &[(0, 20_000)]).keep(0).block().is_none(), "half of its block");
+        assert!(FrameFields::of_frame(&frame, &[(0, 20_000)]).keep(0).block().is_none(), "half of its block");
     }
 
     #[test]
     fn replaced_bytes_take_the_memory_of_the_last_ones_if_it_fits() {
-        let parts = Parts::new(&[b'x'; 1000], &[(0, 1000), (0, 300), (0, 20)]);
+        let parts = FrameFields::new(&[b'x'; 1000], &[(0, 1000), (0, 300), (0, 20)]);
         let mut kept = parts.keep(0);
         let memory = kept.as_ptr();
         kept.replace(parts, 1);
@@ -288,7 +290,7 @@ mod tests {
     #[test]
     fn block_that_changes_is_copied_before() {
         let frame = Frame::new(Lease::copy_of(&[b'x'; 20_000]), 0, 20_000);
-        let mut kept = Parts::of_frame(&frame, &[(0, 20_000)]).keep(0);
+        let mut kept = FrameFields::of_frame(&frame, &[(0, 20_000)]).keep(0);
         kept.to_mut()[0] = b'y';
         assert_eq!((kept[0], frame[0]), (b'y', b'x'));
     }

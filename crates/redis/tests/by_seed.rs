@@ -7,9 +7,9 @@ use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ringserve::framing::{Lines, Parts};
+use ringserve::framing::{FrameFields, Lines};
 use ringserve::limits::ServerLimits;
-use ringserve::scatter::{Answers, Asking, Questions, Replies, Scatter};
+use ringserve::scatter::{QuestionHandler, Questions, Replies, ReplyBuilder, Scatter};
 use ringserve::sync::AskError;
 use ringserve::testing::{ClientStream, Faults, Sim, SimServer};
 use ringserve::{Cx, Frame, Limits, Server, Service, Shard};
@@ -38,11 +38,11 @@ struct Words {
     answered: Rc<Cell<u32>>,
 }
 
-impl Answers for Words {
+impl QuestionHandler for Words {
     type Question = Question;
     type Merged = Vec<u8>;
 
-    fn answer(&self, question: Question, parts: Parts<'_>, out: &mut Vec<u8>) {
+    fn answer(&self, question: Question, parts: FrameFields<'_>, out: &mut Vec<u8>) {
         self.answered.set(self.answered.get() + 1);
         let word = parts.get(0);
         match question {
@@ -58,7 +58,7 @@ impl Answers for Words {
         }
     }
 
-    fn large_bytes(&self, question: Question, _: Parts<'_>) -> usize {
+    fn large_bytes(&self, question: Question, _: FrameFields<'_>) -> usize {
         if matches!(question, Question::Huge) { HUGE } else { 0 }
     }
 
@@ -98,7 +98,7 @@ impl Service for Asks {
             b"panic" => Some((Question::Panic, false)),
             _ => None,
         };
-        let ask = |mut asking: Asking<'_, Words>, (question, is_merged)| {
+        let ask = |mut asking: ReplyBuilder<'_, Words>, (question, is_merged)| {
             asking.put(verb);
             if is_merged {
                 asking.merge(words.clone().count());
@@ -106,7 +106,7 @@ impl Service for Asks {
             for word in words.clone() {
                 let span = [(0, word.len() as u32)];
                 let shard = usize::from(*word.last().unwrap()) % self.scatter.shards();
-                asking.ask(shard, question, Parts::new(word, &span));
+                asking.ask(shard, question, FrameFields::new(word, &span));
             }
             asking.put(b"\n");
         };

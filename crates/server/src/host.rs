@@ -30,7 +30,8 @@ const PAGE_BYTES: u64 = 4096;
 /// Facts of the machine. Totals count since its boot, or since the network namespace of the process was made.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
-pub struct HostStats {
+#[doc(alias = "HostStats")]
+pub struct MachineStats {
     /// Connections that the firewall tracks; `None` if its module is not loaded. At the limit packets of new connections are
     /// dropped, without a word to either side.
     pub conntrack: Option<Usage>,
@@ -133,19 +134,19 @@ pub struct CpuTicks {
 
 /// Reads the facts of this machine, as this process sees them. In a process without a free descriptor no file can be opened, and
 /// nearly all are left out; the admin endpoint keeps the files open, and has them then too.
-pub fn read() -> HostStats {
+pub fn read() -> MachineStats {
     read_of(&Machine::here())
 }
 
 /// Reads the facts of a machine.
-pub(crate) fn read_of(machine: &Machine) -> HostStats {
+pub(crate) fn read_of(machine: &Machine) -> MachineStats {
     let sockets = sockets(machine);
     let socket = |name: &str| sockets.get(name).copied();
     let tcp = counters(machine, "/proc/net/netstat", "TcpExt: ");
     let tcp = |name: &str| tcp.get(name).copied().unwrap_or(0);
     let files = machine.numbers("/proc/sys/fs/file-nr");
     let (packets_dropped, packets_squeezed) = packets(machine);
-    HostStats {
+    MachineStats {
         conntrack: Usage::of(
             machine.sysctl("net.netfilter.nf_conntrack_count"),
             machine.sysctl("net.netfilter.nf_conntrack_max"),
@@ -378,7 +379,7 @@ mod tests {
         let overflows = queue_overflows(&Machine::below(&root));
         fs::remove_dir_all(&root).unwrap();
         assert_eq!((overflows, queue_overflows(&Machine::below(&root))), (Some(7), None));
-        let expected = HostStats {
+        let expected = MachineStats {
             conntrack: Some(Usage { now: 10, max: 40 }),
             conntrack_drops: 0x13,
             open_files: Some(Usage { now: 1024, max: 5000 }),
@@ -398,11 +399,11 @@ mod tests {
             packets_dropped: 12,
             device_drops: 7,
             packets_squeezed: 3,
-            ..HostStats::default()
+            ..MachineStats::default()
         };
         assert_eq!(host, expected);
         assert_eq!(host.conntrack.map(|tracked| tracked.share()), Some(0.25));
-        assert_eq!(read_of(&Machine::below("/nonexistent")), HostStats::default());
+        assert_eq!(read_of(&Machine::below("/nonexistent")), MachineStats::default());
     }
 
     #[test]

@@ -68,7 +68,7 @@ mod yields;
 pub use tokio_uring;
 
 pub use ringserve_buf::ReplyWriter;
-pub use ringserve_core::{CloseReason, ClosedBy, ConnId, Frame, Limits, SharedPayload};
+pub use ringserve_core::{CloseKind, CloseReason, ClosedBy, ConnId, Frame, Limits, SharedPayload};
 pub use ringserve_drivers::SetupError;
 
 pub use error::Error;
@@ -80,11 +80,11 @@ pub use server::driver::Driver;
 pub use server::running::ServerHandle;
 pub use server::runtime::Runtime;
 pub use server::several::Several;
-pub use shard::face::closed::{Closed, Failure};
+pub use shard::face::closed::{CloseCx, Failure};
 pub use shard::face::conn_handle::{ConnHandle, LocalHandle, PushError, StreamHandle};
 pub use shard::face::cx::{Cx, HeldReplies};
 pub use shard::face::handle::Shard;
-pub use shard::face::opening::{Opening, Refusal, Session};
+pub use shard::face::opening::{OpenCx, Refusal, Session};
 pub use shard::face::service::{IntoService, Service, WithHeads, starting, with_heads};
 pub use shard::remote::control::ServerControl;
 pub use stream::byte_stream::Stream;
@@ -107,7 +107,7 @@ pub mod framing {
 pub mod listen {
     pub use crate::admission::proxy_protocol::ProxyProtocol;
     pub use crate::server::endpoint::{
-        Endpoint, Endpoints, IntoEndpoints, activated, adopt, endpoints, tcp, unix,
+        Endpoint, Endpoints, IntoEndpoints, adopt, endpoints, systemd, tcp, unix,
     };
     pub use ringserve_core::proxy::{HeaderError, ProxiedSsl, Tlvs};
 }
@@ -115,15 +115,15 @@ pub mod listen {
 /// Layers between a socket and the framing of its connections: encryption, or another layer that changes bytes.
 ///
 /// A listener may have a [`Transport`](transport::Transport) ([`Endpoint::transport`](crate::listen::Endpoint::transport),
-/// [`Server::transport`]). Each of its connections then has a [`Channel`](transport::Channel), which completes a handshake
+/// [`Server::transport`]). Each of its connections then has a [`TransportConn`](transport::TransportConn), which completes a handshake
 /// before [`Service::open`], and from there on opens received bytes and seals sent ones. Services, streams, HTTP and codecs do
-/// not change. Facts of the handshake are read by their type: [`Cx::facts`], [`Opening::facts`], [`Stream::facts`].
+/// not change. Facts of the handshake are read by their type: [`Cx::transport_info`], [`OpenCx::transport_info`], [`Stream::transport_info`].
 ///
 /// A panic of a transport or of a channel ends one connection ([`CloseReason::HandlerPanicked`]), with a line in the log. Bytes
 /// that the panicked call appended do not leave, and the channel is dropped at once. Each channel costs 24 bytes for this.
 ///
 /// ```
-/// use ringserve::transport::{Batch, Channel, Fault, LeaseMut, Transport, Unsealed};
+/// use ringserve::transport::{Batch, TransportConn, TransportError, LeaseMut, Transport, TransportEvent};
 /// # use ringserve::{Cx, Frame, Server, Service, framing::Lines};
 /// # struct Echo;
 /// # impl Service for Echo {
@@ -139,7 +139,7 @@ pub mod listen {
 /// struct Xor(u8);
 ///
 /// impl Transport for Xor {
-///     fn begin(&self, _out: &mut Vec<u8>) -> Option<Box<dyn Channel>> {
+///     fn begin(&self, _out: &mut Vec<u8>) -> Option<Box<dyn TransportConn>> {
 ///         Some(Box::new(XorChannel { key: self.0, is_ready: false }))
 ///     }
 /// }
@@ -150,23 +150,23 @@ pub mod listen {
 /// }
 ///
 /// impl Channel for XorChannel {
-///     fn open(&mut self, wire: &mut LeaseMut, _out: &mut Vec<u8>) -> Unsealed {
+///     fn decode(&mut self, wire: &mut LeaseMut, _out: &mut Vec<u8>) -> TransportEvent {
 ///         if wire.is_empty() {
-///             return Unsealed::More;
+///             return TransportEvent::More;
 ///         }
 ///         // There is no handshake: the first byte is one.
 ///         if !std::mem::replace(&mut self.is_ready, true) {
-///             return Unsealed::Ready;
+///             return TransportEvent::Ready;
 ///         }
 ///         wire.iter_mut().for_each(|byte| *byte ^= self.key);
-///         Unsealed::Plain(std::mem::take(wire))
+///         TransportEvent::Plain(std::mem::take(wire))
 ///     }
 ///
-///     fn work(&mut self, _out: &mut Vec<u8>) -> Unsealed {
-///         Unsealed::More
+///     fn work(&mut self, _out: &mut Vec<u8>) -> TransportEvent {
+///         TransportEvent::More
 ///     }
 ///
-///     fn seal(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), Fault> {
+///     fn encode(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), TransportError> {
 ///         out.extend(plain.pieces().flatten().map(|byte| byte ^ self.key));
 ///         Ok(())
 ///     }
@@ -189,16 +189,18 @@ pub mod listen {
 /// ```
 pub mod transport {
     pub use ringserve_buf::LeaseMut;
-    pub use ringserve_core::{Batch, Channel, Fault, Stack, Transport, Unsealed};
+    pub use ringserve_core::{Batch, Stack, Transport, TransportConn, TransportError, TransportEvent};
 }
 
 /// Limits of a server, in addition to those of a service ([`Limits`]), and the memory that it may use.
 pub mod limits {
     pub use crate::base::memory::{UsableMemory, usable_memory};
-    pub use crate::room::{Room, Taken};
+    pub use crate::room::{Capacity, Reservation};
     pub use crate::shard::face::reserve::Reserved;
-    pub use crate::watch::options::Stalls;
-    pub use ringserve_core::{ConnLimits, IdleCounts, LimitError, NoMemoryLeft, ServerLimits, WhenTooFast};
+    pub use crate::watch::options::StallOptions;
+    pub use ringserve_core::{
+        ConnLimits, IdleActivity, LimitError, NoMemoryLeft, ReadRateAction, ServerLimits,
+    };
 }
 
 /// Addresses, socket options, and connections to other servers.

@@ -49,7 +49,7 @@
 //! | `connections_closed_total` | `reason`, `closed_by` | connections that ended |
 //! | `headroom_connections` | | connections that may come before [`ServerLimits::connections_max`](crate::limits::ServerLimits::connections_max) or the descriptors are used up |
 //! | `refused_total` | `why` | newcomers that were refused, by [cause](RefusedBy::name) |
-//! | `newcomers` | | connections that were accepted and wait for a place ([`ShardStats::newcomers`](crate::stats::ShardStats::newcomers)) |
+//! | `accepted_waiting` | | connections that were accepted and wait for a place ([`ShardStats::accepted_waiting`](crate::stats::ShardStats::accepted_waiting)) |
 //! | `waited_total`, `accept_paused_total`, `accept_held_total` | | newcomers that found a limit reached, and how often accepting paused at a limit, or waited for the server's rate |
 //! | `admission_prefixes`, `admission_connections`, `admission_sketched` | | what the limits on addresses hold ([`AdmissionStats`](crate::stats::AdmissionStats)) |
 //! | `key_rates_keys`, `key_rates_refused_total`, `key_rates_sketched_total` | `rates` | rates by key ([`KeyRatesStats`]), by their [name](crate::admission::KeyLimits::name), once a shard was asked of one |
@@ -302,7 +302,7 @@ impl Metrics {
         let sketched = [(Vec::new(), admission.sketched as u64)];
         to.gauges("admission_sketched", "Those of them beyond what is tracked exactly", None, sketched)?;
         self.key_rates(to)?;
-        let newcomers: u64 = stats.shards.iter().map(|shard| shard.newcomers as u64).sum();
+        let newcomers: u64 = stats.shards.iter().map(|shard| shard.accepted_waiting as u64).sum();
         let what = "Connections that were accepted and wait for a place";
         to.gauges("newcomers", what, None, [(Vec::new(), newcomers)])?;
         to.counter("waited", "Connections that waited since a limit was reached", counters.waited)?;

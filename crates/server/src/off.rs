@@ -13,7 +13,7 @@ use crate::server::running::ServerHandle;
 #[cfg(not(all(feature = "tls", feature = "websocket")))]
 use crate::shard::face::cx::Cx;
 #[cfg(not(all(feature = "tls", feature = "websocket")))]
-use crate::shard::face::opening::Opening;
+use crate::shard::face::opening::OpenCx;
 #[cfg(not(all(feature = "tls", feature = "metrics")))]
 use crate::shard::remote::control::ServerControl;
 #[cfg(not(all(feature = "tls", feature = "websocket")))]
@@ -83,7 +83,7 @@ off! {
     impl [] ServerControl { tls(&self); }
     impl [] ServerHandle { tls(&self); }
     impl [S: 'static] Cx<'_, S> { tls(&self); }
-    impl [] Opening<'_> { tls(&self); }
+    impl [] OpenCx<'_> { tls(&self); }
     impl [] Stream { tls(&self); }
 }
 
@@ -95,6 +95,6 @@ off! {
     impl [F: TypedFraming + Clone + Send] Server<F> { websocket(self); websocket_with(self, _: impl Sized); }
     impl [] Endpoint { websocket(self); websocket_with(self, _: impl Sized); }
     impl [S: 'static] Cx<'_, S> { websocket(&self); }
-    impl [] Opening<'_> { websocket(&self); send(&self, _: impl Sized); }
+    impl [] OpenCx<'_> { websocket(&self); send(&self, _: impl Sized); }
     impl [] Stream { websocket(&self); }
 }

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::net::SocketAddr;
 
-use ringserve_core::proxy::Proxied;
-use ringserve_core::{Asked, Outlet, PeerCredentials};
+use ringserve_core::proxy::ProxyFacts;
+use ringserve_core::{Outlet, PeerCredentials, SocketFacts};
 
 /// The other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,12 +13,12 @@ pub struct Peer {
     pub(crate) via: Option<SocketAddr>,
     pub(crate) is_proxy: bool,
     pub(crate) listener: u16,
-    pub(crate) asked: Asked,
+    pub(crate) asked: SocketFacts,
 }
 
 impl Peer {
     pub(crate) fn of(outlet: &Outlet) -> Peer {
-        let Proxied { via, destination } = outlet.proxied();
+        let ProxyFacts { via, destination } = outlet.proxied();
         let mut asked = outlet.asked();
         asked.local = destination.or(asked.local);
         Peer { addr: outlet.peer(), via, is_proxy: false, listener: outlet.listener(), asked }
@@ -26,7 +26,7 @@ impl Peer {
 
     /// A peer of which only address and listener are known.
     pub(crate) fn new(addr: Option<SocketAddr>, listener: u16) -> Peer {
-        Peer { addr, via: None, is_proxy: false, listener, asked: Asked::default() }
+        Peer { addr, via: None, is_proxy: false, listener, asked: SocketFacts::default() }
     }
 
     /// The address of the peer, behind a proxy that of the client. One of IPv4 is shown as such wherever it came, also at `[::]` and

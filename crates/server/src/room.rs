@@ -6,8 +6,8 @@ use std::rc::Rc;
 
 /// Room for what a service keeps on a shard, in bytes or in any other unit: messages that wait for a client, entries of a cache.
 ///
-/// What [`take`](Room::take) returns lies beside the thing that takes the room, and frees it when it is dropped, so nothing is
-/// counted by hand. A room may be [within](Room::within) another one, which then bounds all of its parts together. The default
+/// What [`take`](Capacity::take) returns lies beside the thing that takes the room, and frees it when it is dropped, so nothing is
+/// counted by hand. A room may be [within](Capacity::within) another one, which then bounds all of its parts together. The default
 /// has room for nothing. Clones are the same room.
 ///
 /// ```
@@ -22,7 +22,8 @@ use std::rc::Rc;
 /// assert_eq!((one.taken(), all.taken()), (0, 0));
 /// ```
 #[derive(Clone, Default)]
-pub struct Room {
+#[doc(alias = "Room")]
+pub struct Capacity {
     inner: Rc<Inner>,
 }
 
@@ -30,31 +31,32 @@ pub struct Room {
 struct Inner {
     taken: Cell<usize>,
     max: usize,
-    within: Option<Room>,
+    within: Option<Capacity>,
 }
 
-/// A part of a [`Room`] that is taken until this is dropped.
+/// A part of a [`Capacity`] that is taken until this is dropped.
 #[derive(Debug)]
 #[must_use = "it is free again once this is dropped"]
-pub struct Taken {
-    room: Room,
+#[doc(alias = "Taken")]
+pub struct Reservation {
+    room: Capacity,
     amount: usize,
 }
 
-impl Room {
+impl Capacity {
     /// Room for `max`.
-    pub fn new(max: usize) -> Room {
-        Room { inner: Rc::new(Inner { max, ..Inner::default() }) }
+    pub fn new(max: usize) -> Capacity {
+        Capacity { inner: Rc::new(Inner { max, ..Inner::default() }) }
     }
 
     /// Room for `max` that is taken from this room too.
-    pub fn within(&self, max: usize) -> Room {
-        Room { inner: Rc::new(Inner { max, taken: Cell::default(), within: Some(self.clone()) }) }
+    pub fn within(&self, max: usize) -> Capacity {
+        Capacity { inner: Rc::new(Inner { max, taken: Cell::default(), within: Some(self.clone()) }) }
     }
 
     /// Takes `amount`. `None`, and nothing is taken, if that is too much for this room or for one that it is within.
-    pub fn take(&self, amount: usize) -> Option<Taken> {
-        let mut taken = Taken { room: self.clone(), amount: 0 };
+    pub fn take(&self, amount: usize) -> Option<Reservation> {
+        let mut taken = Reservation { room: self.clone(), amount: 0 };
         taken.resize(amount).then_some(taken)
     }
 
@@ -69,7 +71,7 @@ impl Room {
     }
 }
 
-impl Taken {
+impl Reservation {
     /// Takes `amount` instead. False, and nothing changes, if there is no room for that; less always fits.
     pub fn resize(&mut self, amount: usize) -> bool {
         let (before, grows) = (self.amount, amount > self.amount);
@@ -89,13 +91,13 @@ impl Taken {
     }
 }
 
-impl Drop for Taken {
+impl Drop for Reservation {
     fn drop(&mut self) {
         self.resize(0);
     }
 }
 
-impl fmt::Debug for Room {
+impl fmt::Debug for Capacity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Room({} of {})", self.taken(), self.inner.max)
     }
@@ -107,23 +109,23 @@ mod tests {
 
     #[test]
     fn a_part_takes_of_all_that_it_is_within_or_of_none() {
-        let all = Room::new(10);
+        let all = Capacity::new(10);
         let half = all.within(8);
         let quarter = half.within(100);
         let first = quarter.take(6).unwrap();
-        assert_eq!([&all, &half, &quarter].map(Room::taken), [6, 6, 6]);
+        assert_eq!([&all, &half, &quarter].map(Capacity::taken), [6, 6, 6]);
         assert!(quarter.take(3).is_none(), "the middle one has room for 2");
         assert!(quarter.take(usize::MAX).is_none());
-        assert_eq!([&all, &half, &quarter].map(Room::taken), [6, 6, 6]);
+        assert_eq!([&all, &half, &quarter].map(Capacity::taken), [6, 6, 6]);
         let _second = all.take(3).unwrap();
         assert!(half.take(2).is_none(), "the outer one has room for 1");
         drop(first);
-        assert_eq!([&all, &half, &quarter].map(Room::taken), [3, 0, 0]);
+        assert_eq!([&all, &half, &quarter].map(Capacity::taken), [3, 0, 0]);
     }
 
     #[test]
     fn a_room_without_a_bound_counts_no_further_than_it_can() {
-        let room = Room::new(usize::MAX);
+        let room = Capacity::new(usize::MAX);
         let all = room.take(usize::MAX).unwrap();
         assert!(room.take(1).is_none());
         drop(all);
@@ -132,7 +134,7 @@ mod tests {
 
     #[test]
     fn what_is_taken_grows_as_far_as_there_is_room() {
-        let room = Room::new(10);
+        let room = Capacity::new(10);
         let (mut taken, _other) = (room.take(4).unwrap(), room.take(5).unwrap());
         assert!(!taken.resize(6));
         assert_eq!((taken.amount(), room.taken()), (4, 9));
@@ -142,7 +144,7 @@ mod tests {
 
     #[test]
     fn room_for_nothing_lets_nothing_be_taken() {
-        assert!(Room::default().take(1).is_none());
-        assert_eq!(Room::default().take(0).unwrap().amount(), 0);
+        assert!(Capacity::default().take(1).is_none());
+        assert_eq!(Capacity::default().take(0).unwrap().amount(), 0);
     }
 }

@@ -304,7 +304,7 @@ fn each_word(stats: &mut ShardStats, mut visit: impl FnMut(&mut u64)) {
     stats.driver.each_count(&mut visit);
     each_of_buffers(&mut stats.buffers, &mut visit);
     visit_size(&mut stats.held_bytes, &mut visit);
-    visit_size(&mut stats.newcomers, &mut visit);
+    visit_size(&mut stats.accepted_waiting, &mut visit);
 }
 
 fn each_of_buffers(stats: &mut BufferStats, mut visit: impl FnMut(&mut u64)) {
@@ -339,7 +339,7 @@ mod tests {
         publishing.connections(figures.upstreams.counters, figures.upstreams.connections);
         publishing.driver(figures.driver);
         publishing.buffers(figures.buffers);
-        publishing.sizes(figures.held_bytes, figures.newcomers);
+        publishing.sizes(figures.held_bytes, figures.accepted_waiting);
         assert!(publishing.words.next().is_none_or(|rest| rest.load(Ordering::Relaxed) == 0));
     }
 
@@ -355,7 +355,7 @@ mod tests {
         assert_eq!((stats.driver.turns, stats.driver.submissions_delayed), (7, 7));
         let buffers = stats.buffers;
         assert_eq!((buffers.total, buffers.free, buffers.with_kernel, buffers.leased), (7, 7, 7, 7));
-        assert_eq!((stats.held_bytes, stats.newcomers), (7, 7));
+        assert_eq!((stats.held_bytes, stats.accepted_waiting), (7, 7));
         assert!(stats.services.iter().all(|of| of.counters.reasons().all(|(_, count)| count == 7)));
     }
 

@@ -35,7 +35,7 @@ pub struct ShardStats {
     pub held_bytes: usize,
     /// Connections that it accepted and that wait for a place: a burst brings some before accepting stops at a limit. No accept
     /// queue counts them.
-    pub newcomers: usize,
+    pub accepted_waiting: usize,
     /// True if all of the above is what the shard said some time ago: a handler blocks it for more than 250 ms, its loop
     /// panicked, or [`ServerControl::stats_now`](crate::ServerControl::stats_now) was called on a shard's own thread.
     pub stale: bool,

@@ -80,9 +80,9 @@ pub use tokio::sync::{
     SemaphorePermit, TryAcquireError, TryLockError, broadcast, mpsc, oneshot, watch,
 };
 
-pub use crate::shard::messages::asks::{Ask, AskError, OnAll, Reply};
-pub use crate::shard::messages::mailbox::{SendError, Sending};
-pub use crate::shard::messages::mesh::{Mesh, SendingToOthers};
+pub use crate::shard::messages::asks::{Ask, AskAll, AskError, Reply};
+pub use crate::shard::messages::mailbox::{SendError, SendFuture};
+pub use crate::shard::messages::mesh::{Mesh, SendToOthers};
 pub use crate::shard::tasks::draining::Draining;
 pub use crate::shard::tasks::ends::{ServiceEnded, UnknownService};
 pub use crate::shard::tasks::started::{NotStarted, Started};

@@ -21,7 +21,7 @@
 //! ```
 //!
 //! The service does not change: frames, streams, codecs and HTTP lie above TLS, [`Service::open`](crate::Service::open) is
-//! called after the handshake, and all limits hold. [`Cx::tls`](crate::Cx::tls), [`Opening::tls`](crate::Opening::tls) and
+//! called after the handshake, and all limits hold. [`Cx::tls`](crate::Cx::tls), [`OpenCx::tls`](crate::OpenCx::tls) and
 //! [`Stream::tls`](crate::Stream::tls) return the facts of the handshake. [A
 //! page](https://docs.rs/ringserve/latest/ringserve/guide/tls/index.html) of the guide has the rest.
 //!
@@ -40,7 +40,7 @@ pub use ringserve_tls::{
 use crate::server::builder::Server;
 use crate::server::endpoint::Endpoint;
 use crate::shard::face::cx::Cx;
-use crate::shard::face::opening::Opening;
+use crate::shard::face::opening::OpenCx;
 use crate::stream::byte_stream::Stream;
 
 impl<F: TypedFraming + Clone + Send> Server<F> {
@@ -85,15 +85,15 @@ impl Endpoint {
 impl<S: 'static> Cx<'_, S> {
     /// The facts of the connection's handshake; `None` without TLS.
     pub fn tls(&self) -> Option<Rc<TlsInfo>> {
-        self.facts()
+        self.transport_info()
     }
 }
 
-impl Opening<'_> {
+impl OpenCx<'_> {
     /// The facts of the connection's handshake; `None` without TLS.
     ///
     /// ```
-    /// use ringserve::{Cx, Frame, Opening, Refusal, Service};
+    /// use ringserve::{Cx, Frame, OpenCx, Refusal, Service};
     ///
     /// struct Billing;
     ///
@@ -101,7 +101,7 @@ impl Opening<'_> {
     ///     type Session = String;
     ///     type Error = std::convert::Infallible;
     ///
-    ///     async fn open(&self, opening: &Opening<'_>) -> Result<String, Refusal> {
+    ///     async fn open(&self, opening: &OpenCx<'_>) -> Result<String, Refusal> {
     ///         let tls = opening.tls().ok_or(Refusal::new("not encrypted"))?;
     ///         let name = tls.identity().and_then(|identity| identity.dns_names().next());
     ///         Ok(name.ok_or(Refusal::new("no certificate with a name"))?.to_owned())
@@ -114,13 +114,13 @@ impl Opening<'_> {
     /// }
     /// ```
     pub fn tls(&self) -> Option<Rc<TlsInfo>> {
-        self.facts()
+        self.transport_info()
     }
 }
 
 impl Stream {
     /// The facts of the connection's handshake; `None` without TLS.
     pub fn tls(&self) -> Option<Rc<TlsInfo>> {
-        self.facts()
+        self.transport_info()
     }
 }

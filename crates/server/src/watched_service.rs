@@ -10,10 +10,10 @@ use ringserve_core::{CloseReason, ConnId, Frame, Limits};
 
 use crate::overload::{Load, Shed};
 use crate::peer::Peer;
-use crate::shard::face::closed::{Closed, Failure};
+use crate::shard::face::closed::{CloseCx, Failure};
 use crate::shard::face::cx::Cx;
 use crate::shard::face::handle::Shard;
-use crate::shard::face::opening::{Opening, Refusal};
+use crate::shard::face::opening::{OpenCx, Refusal};
 use crate::shard::face::service::{IntoService, Made, NoService, Service};
 use crate::trace::{Place, Trace};
 
@@ -172,7 +172,7 @@ impl<S: Service<H>, H: 'static> Service<H> for Watched<S> {
     const PIECES: bool = S::PIECES;
     const REORDERS: bool = S::REORDERS;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<S::Session, Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<S::Session, Refusal> {
         let (id, peer) = (opening.id(), opening.peer());
         self.watcher.note(socket_of(&peer), 1, || "open".to_owned());
         self.watcher.opens(id, peer);
@@ -232,7 +232,7 @@ impl<S: Service<H>, H: 'static> Service<H> for Watched<S> {
         self.service.input_ended(cx);
     }
 
-    fn close(&self, closed: &Closed<'_, S::Session>) {
+    fn close(&self, closed: &CloseCx<'_, S::Session>) {
         self.watcher.closed(closed.id(), closed.reason());
         self.service.close(closed);
     }

@@ -1,7 +1,7 @@
 //! The rate limit of a peer, counted in another way than in the core: the excess over the rate,
 //! which time reduces.
 
-use ringserve_core::{Limits, WhenTooFast};
+use ringserve_core::{Limits, ReadRateAction};
 
 /// Nanoseconds of a second.
 const SECOND: u128 = 1_000_000_000;
@@ -22,7 +22,7 @@ impl Pace {
 
     /// True if they do, and frames wait for it.
     pub fn holds_back(limits: &Limits) -> bool {
-        Pace::limits(limits) && limits.when_read_too_fast == WhenTooFast::HoldBack
+        Pace::limits(limits) && limits.when_read_too_fast == ReadRateAction::HoldBack
     }
 
     /// Charges a frame of `bytes` bytes at `now`.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ringserve_core::{Budget, IdleCounts, Limits, ServerLimits, WhenTooFast};
+use ringserve_core::{Budget, IdleActivity, Limits, ReadRateAction, ServerLimits};
 
 use crate::bytes::AnyFraming;
 use crate::faults::Rates;
@@ -344,9 +344,9 @@ fn draw_times(rng: &mut Rng, slow: bool, (server, sizes): (ServerLimits, Limits)
         .idle_timeout(idle)
         // From a copy, so that other draws of a seed stay the same.
         .idle_counts(match rng.clone().below(6) {
-            0 | 1 => IdleCounts::Received,
-            2 => IdleCounts::Sent,
-            _ => IdleCounts::Either,
+            0 | 1 => IdleActivity::Received,
+            2 => IdleActivity::Sent,
+            _ => IdleActivity::Either,
         })
         .write_stall_timeout(if slow && rng.one_in(2) {
             maybe(rng, 40, 25_000)
@@ -397,7 +397,7 @@ fn draw_paces(rng: &mut Rng, limits: Limits) -> Limits {
         } else {
             0
         })
-        .when_read_too_fast(if rng.one_in(4) { WhenTooFast::Close } else { WhenTooFast::HoldBack })
+        .when_read_too_fast(if rng.one_in(4) { ReadRateAction::Close } else { ReadRateAction::HoldBack })
 }
 
 /// Draws the limits of connections to upstreams: in every third seed those of accepted ones, else

@@ -9,7 +9,7 @@ struct Task {
     /// `None` while it runs.
     parked: Option<Parked>,
     /// The shard's count of it, and the next call.
-    counted: ringserve_core::Parked,
+    counted: ringserve_core::ParkOutcome,
     /// Time at which it began to wait, in nanoseconds.
     since: u64,
     prev: Option<u32>,
@@ -24,7 +24,7 @@ pub struct Tasks {
 impl Tasks {
     /// Room for a call that begins to wait.
     pub fn add(&mut self, parked: Parked) -> u32 {
-        let counted = ringserve_core::Parked::default();
+        let counted = ringserve_core::ParkOutcome::default();
         let task = Some(Task { parked: Some(parked), counted, since: 0, prev: None });
         let free = self.slots.iter().position(Option::is_none);
         match free {
@@ -35,7 +35,7 @@ impl Tasks {
     }
 
     /// Lists a call that begins to wait at `now` before its connection's others, of which `counted.next` is the first.
-    pub fn list(&mut self, task: u32, counted: ringserve_core::Parked, now: u64) {
+    pub fn list(&mut self, task: u32, counted: ringserve_core::ParkOutcome, now: u64) {
         let slot = self.at(task);
         (slot.counted, slot.since) = (counted, now);
         if let Some(next) = counted.next {
@@ -87,7 +87,7 @@ impl Tasks {
 
     /// Ends a call. Returns the shard's count of it, with the next one, and the time since which
     /// the previous one waits.
-    pub fn remove(&mut self, task: u32) -> (ringserve_core::Parked, Option<Stamp>) {
+    pub fn remove(&mut self, task: u32) -> (ringserve_core::ParkOutcome, Option<Stamp>) {
         let Task { prev, counted, .. } = self.slots[task as usize].take().expect("a call is done once");
         let before = prev.map(|prev| {
             let prev = &mut self.at(prev).counted;

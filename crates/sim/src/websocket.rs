@@ -5,8 +5,8 @@ use std::any::Any;
 use std::rc::Rc;
 
 use ringserve_buf::LeaseMut;
-use ringserve_core::{Batch, Channel, Fault, Transport, Unsealed};
-use ringserve_websocket::frame::{Decoded, Header, Opcode, put_masked};
+use ringserve_core::{Batch, Transport, TransportConn, TransportError, TransportEvent};
+use ringserve_websocket::frame::{DecodeOutcome, Header, Opcode, put_masked};
 
 /// The transport of one client.
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +24,7 @@ impl Client {
 }
 
 impl Transport for Client {
-    fn begin(&self, out: &mut Vec<u8>) -> Option<Box<dyn Channel>> {
+    fn begin(&self, out: &mut Vec<u8>) -> Option<Box<dyn TransportConn>> {
         out.extend_from_slice(
             b"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
               Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n",
@@ -81,7 +81,8 @@ impl ClientChannel {
 
     /// The next frame of the server, once it is whole.
     fn frame(&mut self) -> Option<(Opcode, Vec<u8>)> {
-        let Decoded::Header(header, size) = Header::decode(&self.kept).expect("the server keeps the rules")
+        let DecodeOutcome::Header(header, size) =
+            Header::decode(&self.kept).expect("the server keeps the rules")
         else {
             return None;
         };
@@ -95,19 +96,19 @@ impl ClientChannel {
     }
 }
 
-impl Channel for ClientChannel {
-    fn open(&mut self, wire: &mut LeaseMut, out: &mut Vec<u8>) -> Unsealed {
+impl TransportConn for ClientChannel {
+    fn decode(&mut self, wire: &mut LeaseMut, out: &mut Vec<u8>) -> TransportEvent {
         self.kept.extend_from_slice(wire);
         *wire = LeaseMut::empty();
         if !self.is_ready {
-            return if self.answer() { Unsealed::Ready } else { Unsealed::More };
+            return if self.answer() { TransportEvent::Ready } else { TransportEvent::More };
         }
         while let Some((opcode, payload)) = self.frame() {
             assert!(!self.is_closed, "{opcode:?} behind the close frame");
             match opcode {
                 Opcode::Binary => {
                     assert!(!payload.is_empty(), "a reply of nothing");
-                    return Unsealed::Plain(LeaseMut::try_from_vec(payload).expect("there is memory"));
+                    return TransportEvent::Plain(LeaseMut::try_from_vec(payload).expect("there is memory"));
                 }
                 Opcode::Ping => self.put(true, Opcode::Pong, &payload, out),
                 Opcode::Pong => {
@@ -121,20 +122,20 @@ impl Channel for ClientChannel {
                 Opcode::Close => {
                     self.is_closed = true;
                     if !self.is_above {
-                        return Unsealed::Closed;
+                        return TransportEvent::Closed;
                     }
                 }
                 other => panic!("the server sends {other:?}"),
             }
         }
-        Unsealed::More
+        TransportEvent::More
     }
 
-    fn work(&mut self, _out: &mut Vec<u8>) -> Unsealed {
+    fn work(&mut self, _out: &mut Vec<u8>) -> TransportEvent {
         unreachable!("it has no steps")
     }
 
-    fn seal(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), Fault> {
+    fn encode(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), TransportError> {
         let bytes: Vec<u8> = plain.pieces().flatten().copied().collect();
         let (mut rest, mut begins) = (&bytes[..], true);
         while !rest.is_empty() {
@@ -170,7 +171,7 @@ impl Channel for ClientChannel {
         !self.kept.is_empty()
     }
 
-    fn facts(&self) -> Option<Rc<dyn Any>> {
+    fn info(&self) -> Option<Rc<dyn Any>> {
         self.is_ready.then(|| Rc::new(()) as Rc<dyn Any>)
     }
 }

@@ -17,7 +17,7 @@ use ringserve_server::listen::{ProxyProtocol, endpoints, tcp};
 use ringserve_server::net::{ProxyHeader, copy_bidirectional};
 use ringserve_server::testing::{Faults, Net, Sim};
 use ringserve_server::{
-    CloseReason, Cx, Error, Frame, Limits, Opening, Peer, Refusal, Server, Service, Stream, stream,
+    CloseReason, Cx, Error, Frame, Limits, OpenCx, Peer, Refusal, Server, Service, Stream, stream,
 };
 use ringserve_sim::toy::{Alive, Facts, PeerStream, Permits, Pieces, Toy};
 
@@ -61,9 +61,9 @@ impl Service for Who {
     type Session = String;
     type Error = Infallible;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<String, Refusal> {
-        assert!(opening.facts::<String>().is_none(), "facts of another type");
-        let name = name_of(opening.facts());
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<String, Refusal> {
+        assert!(opening.transport_info::<String>().is_none(), "facts of another type");
+        let name = name_of(opening.transport_info());
         // Frames after the handshake wait meanwhile.
         if opening.shard().random().is_multiple_of(2) {
             opening.sleep(Duration::from_millis(5)).await;
@@ -73,7 +73,7 @@ impl Service for Who {
     }
 
     async fn call(&self, cx: &Cx<'_, String>, frame: Frame) -> Result<(), Infallible> {
-        assert_eq!(*cx.session(), name_of(cx.facts()), "the facts that were opened");
+        assert_eq!(*cx.session(), name_of(cx.transport_info()), "the facts that were opened");
         let said = String::from_utf8_lossy(&frame).into_owned();
         if said == "wait" {
             cx.sleep(SECOND / 10).await;
@@ -312,7 +312,7 @@ fn stream_hears_of_the_end_and_of_a_record_that_was_cut() {
             sim.serve(server, move |_shard| {
                 let tell = tell.clone();
                 stream(async move |stream: Stream| {
-                    assert_eq!(name_of(stream.facts()), "it");
+                    assert_eq!(name_of(stream.transport_info()), "it");
                     read_all(stream, tell.clone()).await
                 })
             });
@@ -434,7 +434,7 @@ fn upstream_is_reached_through_a_transport() {
                     connecting = connecting.proxy_header(ProxyHeader::v2(&client.peer()));
                 }
                 let mut upstream = connecting.await?;
-                assert!(upstream.facts::<Facts>().is_none(), "the client learned nothing");
+                assert!(upstream.transport_info::<Facts>().is_none(), "the client learned nothing");
                 copy_bidirectional(&mut client, &mut upstream).await.map_err(|broken| broken.error)
             })
         });

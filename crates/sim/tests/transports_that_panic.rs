@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use ringserve_server::net::copy_bidirectional;
 use ringserve_server::testing::{Faults, Net, Sim};
-use ringserve_server::transport::{Batch, Channel, Fault, LeaseMut, Transport, Unsealed};
+use ringserve_server::transport::{
+    Batch, LeaseMut, Transport, TransportConn, TransportError, TransportEvent,
+};
 use ringserve_server::{CloseReason, Cx, Frame, Server, Service, Stream, framing::Lines, stream};
 use ringserve_sim::toy::{Alive, PeerStream, Pieces, Toy};
 
@@ -95,7 +97,7 @@ impl Planted {
 }
 
 impl Transport for Planted {
-    fn begin(&self, out: &mut Vec<u8>) -> Option<Box<dyn Channel>> {
+    fn begin(&self, out: &mut Vec<u8>) -> Option<Box<dyn TransportConn>> {
         let is_planted = self.begun.fetch_add(1, Ordering::Relaxed) == self.connection;
         if is_planted && self.at == At::Begin {
             self.panic();
@@ -106,7 +108,7 @@ impl Transport for Planted {
 }
 
 struct PlantedChannel {
-    channel: Box<dyn Channel>,
+    channel: Box<dyn TransportConn>,
     planted: Planted,
     /// Calls before the one that panics.
     left: Cell<usize>,
@@ -131,30 +133,30 @@ impl PlantedChannel {
     }
 }
 
-impl Channel for PlantedChannel {
-    fn open(&mut self, wire: &mut LeaseMut, out: &mut Vec<u8>) -> Unsealed {
+impl TransportConn for PlantedChannel {
+    fn decode(&mut self, wire: &mut LeaseMut, out: &mut Vec<u8>) -> TransportEvent {
         self.at_out(At::Open, out);
-        self.channel.open(wire, out)
+        self.channel.decode(wire, out)
     }
 
-    fn work(&mut self, out: &mut Vec<u8>) -> Unsealed {
+    fn work(&mut self, out: &mut Vec<u8>) -> TransportEvent {
         self.at_out(At::Work, out);
         self.channel.work(out)
     }
 
-    fn wrap(&mut self, plain: &mut Batch) -> bool {
+    fn encode_in_place(&mut self, plain: &mut Batch) -> bool {
         self.at(At::Wrap);
-        self.channel.wrap(plain)
+        self.channel.encode_in_place(plain)
     }
 
-    fn seal(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), Fault> {
+    fn encode(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), TransportError> {
         self.at_out(At::Seal, out);
-        self.channel.seal(plain, out)
+        self.channel.encode(plain, out)
     }
 
-    fn ends(&mut self, reason: CloseReason) {
+    fn on_close(&mut self, reason: CloseReason) {
         self.at(At::Ends);
-        self.channel.ends(reason);
+        self.channel.on_close(reason);
     }
 
     fn finish(&mut self, out: &mut Vec<u8>) {
@@ -177,14 +179,14 @@ impl Channel for PlantedChannel {
         self.channel.wants_more()
     }
 
-    fn cut_off(&self) -> Option<CloseReason> {
+    fn eof_error(&self) -> Option<CloseReason> {
         self.at(At::CutOff);
-        self.channel.cut_off()
+        self.channel.eof_error()
     }
 
-    fn facts(&self) -> Option<Rc<dyn Any>> {
+    fn info(&self) -> Option<Rc<dyn Any>> {
         self.at(At::Facts);
-        self.channel.facts()
+        self.channel.info()
     }
 }
 

@@ -155,9 +155,9 @@ impl Adversary {
 
 /// Occurrences of each event.
 #[derive(Debug, Default)]
-pub(crate) struct Occurred([AtomicU64; HostileEvent::ALL.len()]);
+pub(crate) struct EventCounts([AtomicU64; HostileEvent::ALL.len()]);
 
-impl Occurred {
+impl EventCounts {
     pub(crate) fn count(&self, event: HostileEvent) {
         self.0[event as usize].fetch_add(1, Ordering::Relaxed);
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::adversary::{Adversary, HostileEvent, Occurred};
+use crate::adversary::{Adversary, EventCounts, HostileEvent};
 use crate::rng::Rng;
 
 macro_rules! faults {
@@ -157,9 +157,9 @@ impl Default for Faults {
 
 /// Occurrences of each fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Injected([u64; Fault::ALL.len()]);
+pub struct FaultCounts([u64; Fault::ALL.len()]);
 
-impl Injected {
+impl FaultCounts {
     /// Occurrences of this fault.
     pub fn of(&self, fault: Fault) -> u64 {
         self.0[fault as usize]
@@ -171,7 +171,7 @@ impl Injected {
     }
 }
 
-impl fmt::Display for Injected {
+impl fmt::Display for FaultCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for fault in Fault::ALL.iter().filter(|fault| self.of(**fault) > 0) {
             writeln!(f, "{:>8} {fault:?}", self.of(*fault))?;
@@ -187,7 +187,7 @@ pub(crate) struct Plan {
     pub(crate) seed: u64,
     pub(crate) adversary: Adversary,
     struck: [AtomicU64; Fault::ALL.len()],
-    pub(crate) occurred: Occurred,
+    pub(crate) occurred: EventCounts,
 }
 
 impl Plan {
@@ -196,15 +196,15 @@ impl Plan {
     }
 
     pub(crate) fn against(adversary: Adversary, faults: Faults, seed: u64) -> Plan {
-        Plan { faults, seed, adversary, struck: Default::default(), occurred: Occurred::default() }
+        Plan { faults, seed, adversary, struck: Default::default(), occurred: EventCounts::default() }
     }
 
     pub(crate) fn has_faults(&self) -> bool {
         self.faults.once_in.iter().any(|once_in| *once_in > 0)
     }
 
-    pub(crate) fn injected(&self) -> Injected {
-        Injected(std::array::from_fn(|index| self.struck[index].load(Ordering::Relaxed)))
+    pub(crate) fn injected(&self) -> FaultCounts {
+        FaultCounts(std::array::from_fn(|index| self.struck[index].load(Ordering::Relaxed)))
     }
 }
 

@@ -17,7 +17,7 @@ use crate::adversary::HostileEvent;
 use crate::alarm::{self, Alarm};
 use crate::connection::{File, Side};
 use crate::faults::{Fault, Injector};
-use crate::ring::{Completions, Posted, Ring, Sizes};
+use crate::ring::{Completions, PostedCompletion, Ring, Sizes};
 use crate::shared::Shared;
 use crate::state::{Sleep, State};
 
@@ -320,7 +320,7 @@ impl Kernel for SimKernel {
         if self.waits_for_more.is_some() {
             return None;
         }
-        let Posted { cqe, note: bytes } = self.ring.completions.ready.pop_front()?;
+        let PostedCompletion { cqe, note: bytes } = self.ring.completions.ready.pop_front()?;
         if let Some(buffer) = cqe.buffer() {
             side.spare(buffer)[..bytes.len()].copy_from_slice(&bytes);
         }

@@ -78,7 +78,7 @@ use faults::Plan;
 use shared::Shared;
 
 pub use adversary::{Adversary, HostileEvent};
-pub use faults::{Fault, Faults, Injected};
+pub use faults::{Fault, FaultCounts, Faults};
 pub use kernel::{RingId, SimKernel};
 pub use socket::{ConnectionId, Socket, SocketListener};
 pub use stream::BlockingStream;
@@ -182,7 +182,7 @@ impl Network {
     }
 
     /// Occurrences of each fault.
-    pub fn injected(&self) -> Injected {
+    pub fn injected(&self) -> FaultCounts {
         self.shared.plan.injected()
     }
 

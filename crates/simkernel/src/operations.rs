@@ -8,7 +8,7 @@ use crate::connection::{File, Side};
 use crate::faults::Fault;
 use crate::kernel::SimKernel;
 use crate::progress::write;
-use crate::ring::{Operation, Sending, find};
+use crate::ring::{Operation, SendProgress, find};
 use crate::state::{State, UNCONNECTED};
 
 impl SimKernel {
@@ -200,12 +200,12 @@ impl SimKernel {
         }
         if mode == SendMode::All {
             // It sends its bytes together with the others that wait, in this enter.
-            return self.ring.sends.push(Operation::new(id, file, Sending { batch, sent: 0 }));
+            return self.ring.sends.push(Operation::new(id, file, SendProgress { batch, sent: 0 }));
         }
         if self.faults.strike(Fault::NoRoom) {
             return self.post_sent(id, -libc::EAGAIN, batch);
         }
-        let send = Sending { batch, sent: 0 };
+        let send = SendProgress { batch, sent: 0 };
         let written = write(state.connection(file.connection), file.side, &send, &mut self.faults);
         let batch = send.batch;
         self.touch(file);

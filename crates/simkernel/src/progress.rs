@@ -7,7 +7,7 @@ use crate::adversary::HostileEvent;
 use crate::connection::{Connection, File, Side};
 use crate::faults::{Fault, Injector};
 use crate::kernel::SimKernel;
-use crate::ring::{Cancels, Operation, Ring, Sending, find};
+use crate::ring::{Cancels, Operation, Ring, SendProgress, find};
 use crate::state::State;
 
 /// Completions of one receive in a row, as in Linux: then it is the others' turn.
@@ -267,7 +267,7 @@ impl SimKernel {
     /// error.
     pub(crate) fn end_send(&mut self, id: ConnId, errno: i32) {
         let Some(index) = find(&self.ring.sends, id) else { return };
-        let Sending { batch, sent } = self.ring.sends.swap_remove(index).of;
+        let SendProgress { batch, sent } = self.ring.sends.swap_remove(index).of;
         let res = if sent > 0 { sent as i32 } else { -errno };
         self.post_sent(id, res, batch);
     }
@@ -278,7 +278,7 @@ impl SimKernel {
 pub(crate) fn write(
     connection: &mut Connection,
     side: Side,
-    send: &Sending,
+    send: &SendProgress,
     faults: &mut Injector,
 ) -> Result<usize, i32> {
     let len = faults.shorten(Fault::SendShort, send.batch.len() - send.sent);

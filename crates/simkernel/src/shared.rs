@@ -28,8 +28,8 @@ impl Shared {
         Shared { stepped, plan, state, changed: Condvar::new(), hash: AtomicU64::new(0) }
     }
 
-    pub(crate) fn lock(&self) -> Locked<'_> {
-        Locked { state: Some(self.state.lock().unwrap_or_else(PoisonError::into_inner)) }
+    pub(crate) fn lock(&self) -> StateGuard<'_> {
+        StateGuard { state: Some(self.state.lock().unwrap_or_else(PoisonError::into_inner)) }
     }
 
     /// Notifies clients of an action of a server for which they may wait.
@@ -38,13 +38,13 @@ impl Shared {
     }
 
     /// Waits for an action of a server, until the deadline.
-    pub(crate) fn wait<'a>(&self, mut locked: Locked<'a>, deadline: Option<Instant>) -> Locked<'a> {
+    pub(crate) fn wait<'a>(&self, mut locked: StateGuard<'a>, deadline: Option<Instant>) -> StateGuard<'a> {
         let state = locked.state.take().expect("it is taken by wait and drop alone");
         let state = match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
             None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
             Some(left) => self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
         };
-        Locked { state: Some(state) }
+        StateGuard { state: Some(state) }
     }
 
     /// Adds an event to the hash.
@@ -73,11 +73,11 @@ impl Shared {
 }
 
 /// The state under its lock. Wakers are called once the lock is free: they may drop a socket.
-pub(crate) struct Locked<'a> {
+pub(crate) struct StateGuard<'a> {
     state: Option<MutexGuard<'a, State>>,
 }
 
-impl Deref for Locked<'_> {
+impl Deref for StateGuard<'_> {
     type Target = State;
 
     fn deref(&self) -> &State {
@@ -85,13 +85,13 @@ impl Deref for Locked<'_> {
     }
 }
 
-impl DerefMut for Locked<'_> {
+impl DerefMut for StateGuard<'_> {
     fn deref_mut(&mut self) -> &mut State {
         self.state.as_mut().expect("it is taken by wait and drop alone")
     }
 }
 
-impl Drop for Locked<'_> {
+impl Drop for StateGuard<'_> {
     fn drop(&mut self) {
         let Some(mut state) = self.state.take() else { return };
         let wakes = mem::take(&mut state.wakes);

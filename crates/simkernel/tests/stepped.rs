@@ -13,7 +13,7 @@ use std::time::Duration;
 use common::{CLIENT, MS, SERVER, Scheduler, connect, read, read_exactly, write_all};
 use ringserve_core::{Address, Batch, Budget, Completion, ConnId, Driver, Op, Wait};
 use ringserve_drivers::{Uring, UringConfig};
-use ringserve_simkernel::{Fault, Faults, Injected, Network, SimKernel, Socket};
+use ringserve_simkernel::{Fault, FaultCounts, Faults, Network, SimKernel, Socket};
 
 /// Sends three messages, receives each back, and reads the end.
 async fn say_and_hear(network: Network, addr: SocketAddr, name: usize) -> io::Result<()> {
@@ -33,7 +33,7 @@ async fn say_and_hear(network: Network, addr: SocketAddr, name: usize) -> io::Re
 /// Runs eight clients of two rings. Returns the hash of the events, the time it took, the faults
 /// that occurred, and the clients that failed.
 #[track_caller]
-fn echo(seed: u64, faults: Faults) -> (u64, Duration, Injected, usize) {
+fn echo(seed: u64, faults: Faults) -> (u64, Duration, FaultCounts, usize) {
     let network = Network::stepped(seed, faults);
     let (mut scheduler, addr) = Scheduler::new(network.clone(), 2, seed);
     let failed = Rc::new(Cell::new(0));

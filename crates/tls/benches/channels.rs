@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use pair::{Authority, Pair, client_config};
 use ringserve_buf::LeaseMut;
-use ringserve_core::{Batch, Channel, Unsealed};
+use ringserve_core::{Batch, TransportConn, TransportEvent};
 use ringserve_tls::rustls::crypto::CryptoProvider;
 use ringserve_tls::rustls::crypto::cipher::{
     AeadKey, InboundOpaqueMessage, Iv, MessageDecrypter, MessageEncrypter, OutboundPlainMessage,
@@ -161,11 +161,16 @@ fn echoes(count: usize, bytes: usize) {
 }
 
 #[inline(never)]
-fn echo_by_channel(channel: &mut dyn Channel, mut wire: LeaseMut, batch: &mut Batch, out: &mut Vec<u8>) {
-    while let Unsealed::Plain(plain) = channel.open(&mut wire, out) {
+fn echo_by_channel(
+    channel: &mut dyn TransportConn,
+    mut wire: LeaseMut,
+    batch: &mut Batch,
+    out: &mut Vec<u8>,
+) {
+    while let TransportEvent::Plain(plain) = channel.decode(&mut wire, out) {
         batch.put(&plain);
     }
-    channel.seal(batch, out).unwrap();
+    channel.encode(batch, out).unwrap();
     batch.clear();
 }
 
@@ -222,8 +227,8 @@ fn handshakes_of_channels(listener: &TlsListener, config: &Arc<ClientConfig>, co
             }
             let mut wire = LeaseMut::try_copy_of(&bytes).unwrap();
             let start = Cpu::now();
-            assert!(matches!(channel.open(&mut wire, &mut out), Unsealed::Work));
-            ready = matches!(channel.work(&mut out), Unsealed::Ready);
+            assert!(matches!(channel.decode(&mut wire, &mut out), TransportEvent::Work));
+            ready = matches!(channel.work(&mut out), TransportEvent::Ready);
             spent += start.elapsed();
             hear(&mut client, &out);
             out.clear();
@@ -288,7 +293,7 @@ fn records(pair: &mut Pair, size: usize) -> (f64, f64) {
         let start = Cpu::now();
         for _ in 0..count {
             out.clear();
-            pair.channel.seal(&batch, &mut out).unwrap();
+            pair.channel.encode(&batch, &mut out).unwrap();
             black_box(&out);
         }
         seals.push(each(start.elapsed(), count));
@@ -299,7 +304,7 @@ fn records(pair: &mut Pair, size: usize) -> (f64, f64) {
         // A server does not return its buffers to the system either.
         let mut opened = Vec::with_capacity(count);
         let start = Cpu::now();
-        while let Unsealed::Plain(plain) = pair.channel.open(&mut wire, &mut out) {
+        while let TransportEvent::Plain(plain) = pair.channel.decode(&mut wire, &mut out) {
             opened.push(black_box(plain));
         }
         opens.push(each(start.elapsed(), count));

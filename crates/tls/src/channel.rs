@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use ringserve_buf::LeaseMut;
-use ringserve_core::{Batch, Channel, CloseReason, Fault, Unsealed};
+use ringserve_core::{Batch, CloseReason, TransportConn, TransportError, TransportEvent};
 use rustls::AlertDescription;
 
 use crate::TlsError;
@@ -126,7 +126,7 @@ impl<C: Connection> TlsChannel<C> {
     }
 
     /// Keeps all of `wire`, and returns whether there is a step to do.
-    fn gather(&mut self, wire: &mut LeaseMut, encrypted: bool, out: &mut Vec<u8>) -> Unsealed {
+    fn gather(&mut self, wire: &mut LeaseMut, encrypted: bool, out: &mut Vec<u8>) -> TransportEvent {
         let count = wire.len();
         if self.held.try_reserve(count).is_err() {
             return self.fail(CloseReason::MemoryLimit, out);
@@ -141,18 +141,18 @@ impl<C: Connection> TlsChannel<C> {
         if self.scan.calls_for_a_step(&self.held[self.kept..], encrypted) {
             // The peer may send bytes right after its last flight. The shard stops receiving if
             // many bytes wait for the step.
-            return Unsealed::Work;
+            return TransportEvent::Work;
         }
         if self.held.len() > HANDSHAKE_BYTES_MAX {
             return self.fail(CloseReason::TlsHandshakeFailed(AlertDescription::InternalError.into()), out);
         }
-        Unsealed::More
+        TransportEvent::More
     }
 
     /// Shows all held bytes to rustls.
-    fn step(&mut self, out: &mut Vec<u8>) -> Unsealed {
+    fn step(&mut self, out: &mut Vec<u8>) -> TransportEvent {
         let Phase::Handshake { encrypted } = self.phase else {
-            return self.open(&mut LeaseMut::default(), out);
+            return self.decode(&mut LeaseMut::default(), out);
         };
         if self.server_name.is_none() && !encrypted {
             self.server_name = records::server_name(&self.held).map(Into::into);
@@ -174,7 +174,7 @@ impl<C: Connection> TlsChannel<C> {
             Err(refusal) => return self.refused(refusal, out),
         }
         if self.connection.is_handshaking() {
-            return if is_closed { self.closed() } else { Unsealed::More };
+            return if is_closed { self.closed() } else { TransportEvent::More };
         }
         if let Some(clients) = &self.common.clients
             && let Err(refusal) = self.connection.verify_again(clients)
@@ -185,10 +185,10 @@ impl<C: Connection> TlsChannel<C> {
         }
         self.phase = Phase::Open;
         if is_closed {
-            // The next `open` reports the end to the service, after the beginning.
+            // The next `decode` reports the end to the service, after the beginning.
             self.closed();
         }
-        Unsealed::Ready
+        TransportEvent::Ready
     }
 
     /// Drops `done` bytes from the front of the held bytes, of which rustls has seen `seen`.
@@ -202,13 +202,13 @@ impl<C: Connection> TlsChannel<C> {
     }
 
     /// Opens one record of `wire`, or of the held bytes with the part of `wire` that they lack.
-    fn open_record(&mut self, wire: &mut LeaseMut, out: &mut Vec<u8>) -> Unsealed {
+    fn open_record(&mut self, wire: &mut LeaseMut, out: &mut Vec<u8>) -> TransportEvent {
         loop {
             if self.held.is_empty() {
                 let record = match records::extent(wire) {
                     Extent::Record(size) if size <= wire.len() => wire.split_to(size),
                     Extent::Broken => std::mem::take(wire),
-                    _ if wire.is_empty() => return Unsealed::More,
+                    _ if wire.is_empty() => return TransportEvent::More,
                     _ => match self.hold(wire) {
                         true => continue,
                         false => return self.fail(CloseReason::MemoryLimit, out),
@@ -228,7 +228,7 @@ impl<C: Connection> TlsChannel<C> {
                 },
             }
             if wire.is_empty() {
-                return Unsealed::More;
+                return TransportEvent::More;
             }
             if !self.hold(wire) {
                 return self.fail(CloseReason::MemoryLimit, out);
@@ -261,7 +261,7 @@ impl<C: Connection> TlsChannel<C> {
     }
 
     /// Decrypts `record` in place. `None` if it yields nothing.
-    fn decrypt(&mut self, mut record: LeaseMut, out: &mut Vec<u8>) -> Option<Unsealed> {
+    fn decrypt(&mut self, mut record: LeaseMut, out: &mut Vec<u8>) -> Option<TransportEvent> {
         let (done, found) = self.connection.process(&mut record, out);
         match found {
             Ok(Found::Plain(range)) => Some(plain_in(record, range)),
@@ -283,7 +283,7 @@ impl<C: Connection> TlsChannel<C> {
     }
 
     /// Decrypts the first held record that rustls has not seen.
-    fn decrypt_held(&mut self, out: &mut Vec<u8>) -> Option<Unsealed> {
+    fn decrypt_held(&mut self, out: &mut Vec<u8>) -> Option<TransportEvent> {
         let first = match records::extent(&self.held[self.kept..]) {
             Extent::Record(size) => self.kept + size,
             _ => self.held.len(),
@@ -303,7 +303,7 @@ impl<C: Connection> TlsChannel<C> {
                 let plain = LeaseMut::try_copy_of(&self.held[range]);
                 self.discard(first, first);
                 match plain {
-                    Some(plain) => Some(Unsealed::Plain(plain)),
+                    Some(plain) => Some(TransportEvent::Plain(plain)),
                     None => Some(self.fail(CloseReason::MemoryLimit, out)),
                 }
             }
@@ -317,17 +317,17 @@ impl<C: Connection> TlsChannel<C> {
     }
 
     /// Returns a fault if a message has more records than any useful one.
-    fn kept_too_much(&mut self, out: &mut Vec<u8>) -> Option<Unsealed> {
+    fn kept_too_much(&mut self, out: &mut Vec<u8>) -> Option<TransportEvent> {
         (self.kept > KEPT_BYTES_MAX).then(|| self.fail(CloseReason::TlsBadRecord, out))
     }
 
-    fn closed(&mut self) -> Unsealed {
+    fn closed(&mut self) -> TransportEvent {
         self.phase = Phase::Closed;
         self.forget();
-        Unsealed::Closed
+        TransportEvent::Closed
     }
 
-    fn refused(&mut self, refusal: Refusal, out: &mut Vec<u8>) -> Unsealed {
+    fn refused(&mut self, refusal: Refusal, out: &mut Vec<u8>) -> TransportEvent {
         let handshaking = matches!(self.phase, Phase::Handshake { .. });
         self.connection.last_words(out);
         let reason = match refusal {
@@ -341,14 +341,14 @@ impl<C: Connection> TlsChannel<C> {
     }
 
     /// Ends the channel: the connection yields nothing more. Alerts were sent before.
-    fn fail(&mut self, reason: CloseReason, out: &mut Vec<u8>) -> Unsealed {
+    fn fail(&mut self, reason: CloseReason, out: &mut Vec<u8>) -> TransportEvent {
         if !self.finished {
             self.connection.last_words(out);
         }
         self.phase = Phase::Failed;
         self.finished = true;
         self.forget();
-        Unsealed::Fault(Fault(reason))
+        TransportEvent::Fault(TransportError(reason))
     }
 
     fn forget(&mut self) {
@@ -409,45 +409,45 @@ impl<C: Connection> TlsChannel<C> {
     }
 }
 
-impl<C: Connection> Channel for TlsChannel<C> {
-    fn open(&mut self, wire: &mut LeaseMut, out: &mut Vec<u8>) -> Unsealed {
+impl<C: Connection> TransportConn for TlsChannel<C> {
+    fn decode(&mut self, wire: &mut LeaseMut, out: &mut Vec<u8>) -> TransportEvent {
         match self.phase {
             Phase::Handshake { encrypted } => self.gather(wire, encrypted, out),
             Phase::Open if !self.early.is_empty() => {
                 match LeaseMut::try_from_vec(std::mem::take(&mut self.early)) {
-                    Some(plain) => Unsealed::Plain(plain),
+                    Some(plain) => TransportEvent::Plain(plain),
                     None => self.fail(CloseReason::MemoryLimit, out),
                 }
             }
             Phase::Open => self.open_record(wire, out),
-            Phase::Closed => Unsealed::Closed,
+            Phase::Closed => TransportEvent::Closed,
             Phase::Failed => {
                 wire.advance(wire.len());
-                Unsealed::More
+                TransportEvent::More
             }
         }
     }
 
-    fn work(&mut self, out: &mut Vec<u8>) -> Unsealed {
+    fn work(&mut self, out: &mut Vec<u8>) -> TransportEvent {
         self.step(out)
     }
 
-    fn rested(&mut self) {
+    fn on_send_pause(&mut self) {
         self.small = ANSWER_START as u16;
     }
 
-    fn seal(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), Fault> {
+    fn encode(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), TransportError> {
         // A record is at most 128 bytes larger than its plaintext.
         let small = plain.len().min(self.small.into()).div_ceil(self.common.rules.record_bytes);
         let records = plain.len().div_ceil(C::PLAIN_MAX) + small;
         if out.try_reserve(plain.len() + 128 * records).is_err() {
-            return Err(Fault(CloseReason::MemoryLimit));
+            return Err(TransportError(CloseReason::MemoryLimit));
         }
         match plain.is_empty() || (self.phase != Phase::Failed && self.seal_all(plain, out)) {
             true => Ok(()),
             false => {
                 self.connection.last_words(out);
-                Err(Fault(CloseReason::TlsBadRecord))
+                Err(TransportError(CloseReason::TlsBadRecord))
             }
         }
     }
@@ -471,12 +471,12 @@ impl<C: Connection> Channel for TlsChannel<C> {
         self.phase == Phase::Open && self.held_bytes() == 0
     }
 
-    fn cut_off(&self) -> Option<CloseReason> {
+    fn eof_error(&self) -> Option<CloseReason> {
         (self.common.rules.require_close_notify && self.phase == Phase::Open)
             .then_some(CloseReason::TlsTruncated)
     }
 
-    fn facts(&self) -> Option<Rc<dyn Any>> {
+    fn info(&self) -> Option<Rc<dyn Any>> {
         let mut info = self.connection.info()?;
         info.server_name = self.server_name.clone();
         Some(Rc::new(info))
@@ -484,8 +484,8 @@ impl<C: Connection> Channel for TlsChannel<C> {
 }
 
 /// The plaintext of a record, which rustls left at `range`.
-fn plain_in(mut record: LeaseMut, range: Range<usize>) -> Unsealed {
+fn plain_in(mut record: LeaseMut, range: Range<usize>) -> TransportEvent {
     record.advance(range.start);
     record.truncate(range.len());
-    Unsealed::Plain(record)
+    TransportEvent::Plain(record)
 }

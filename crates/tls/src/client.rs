@@ -4,7 +4,7 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ringserve_core::{Channel, Transport};
+use ringserve_core::{Transport, TransportConn};
 use rustls::client::UnbufferedClientConnection;
 use rustls::pki_types::ServerName;
 use rustls::server::danger::ClientCertVerifier;
@@ -107,7 +107,7 @@ pub struct TlsClientTransport {
 }
 
 impl Transport for TlsClientTransport {
-    fn begin(&self, out: &mut Vec<u8>) -> Option<Box<dyn Channel>> {
+    fn begin(&self, out: &mut Vec<u8>) -> Option<Box<dyn TransportConn>> {
         let connection = UnbufferedClientConnection::new(self.config.clone(), self.name.clone()).ok()?;
         Some(Box::new(TlsChannel::new(connection, self.common.clone(), out)))
     }

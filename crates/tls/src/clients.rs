@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::version::{Believed, Version};
+use crate::version::{ClientTrust, Version};
 use crate::{Pem, TlsError};
 
 /// Certificates of clients: trusted authorities, and whether each client must have a certificate.
@@ -89,7 +89,7 @@ impl Clients {
                 revoked.push(list);
             }
         }
-        let clients = version.clients(Believed { authorities, revoked, required: self.required });
+        let clients = version.clients(ClientTrust { authorities, revoked, required: self.required });
         Ok((clients.map_err(|error| self.authorities.error(error))?, decides_by))
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 
-use ringserve_core::{Channel, Transport};
+use ringserve_core::{Transport, TransportConn};
 use ringserve_files::Watcher;
 use rustls::ServerConfig;
 
@@ -266,7 +266,7 @@ fn of_shard(built: &Built, protocols: &[&str]) -> Box<dyn Transport> {
 }
 
 impl Transport for TlsTransport {
-    fn begin(&self, out: &mut Vec<u8>) -> Option<Box<dyn Channel>> {
+    fn begin(&self, out: &mut Vec<u8>) -> Option<Box<dyn TransportConn>> {
         let version = self.listener.shared.version.load(Ordering::Acquire);
         if version != self.version.get() {
             *self.kept.borrow_mut() = of_shard(&self.listener.built(), self.protocols);

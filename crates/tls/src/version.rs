@@ -35,13 +35,13 @@ pub(crate) trait Version: Sized {
         key: PrivateKeyDer<'static>,
     ) -> Result<Self::Key, KeyError>;
 
-    fn clients(&self, believed: Believed) -> Result<Self::Clients, TlsError>;
+    fn clients(&self, believed: ClientTrust) -> Result<Self::Clients, TlsError>;
 
     fn server(self, parts: Parts<Self>) -> Result<Arc<dyn Server>, TlsError>;
 }
 
 /// The certificates of clients that are trusted.
-pub(crate) struct Believed {
+pub(crate) struct ClientTrust {
     pub(crate) authorities: Vec<CertificateDer<'static>>,
     pub(crate) revoked: Vec<CertificateRevocationListDer<'static>>,
     pub(crate) required: bool,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use pair::{Authority, Pair, client_config, listener_of};
 use ringserve_buf::LeaseMut;
-use ringserve_core::{Batch, Unsealed};
+use ringserve_core::{Batch, TransportEvent};
 use ringserve_tls::Tls;
 use ringserve_tls::rustls::version::{TLS12, TLS13};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
@@ -45,10 +45,10 @@ fn made_for_a_message(pair: &mut Pair) -> usize {
         pair.client.writer().write_all(&[7; 64]).unwrap();
         let mut wire = LeaseMut::try_copy_of(&pair.client_bytes()).unwrap();
         let before = ALLOCATOR.stats();
-        while let Unsealed::Plain(plain) = pair.channel.open(&mut wire, &mut out) {
+        while let TransportEvent::Plain(plain) = pair.channel.decode(&mut wire, &mut out) {
             batch.put(&plain);
         }
-        pair.channel.seal(&batch, &mut out).unwrap();
+        pair.channel.encode(&batch, &mut out).unwrap();
         let change = ALLOCATOR.stats() - before;
         made = change.allocations + change.reallocations;
         assert_eq!(batch.len(), 64);

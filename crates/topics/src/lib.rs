@@ -21,7 +21,7 @@
 //! use ringserve::framing::Lines;
 //! use ringserve::sync::Mesh;
 //! use ringserve::topics::{Subscriber, Topics};
-//! use ringserve::{Cx, Frame, Opening, Refusal, Server, Service, Session};
+//! use ringserve::{Cx, Frame, OpenCx, Refusal, Server, Service, Session};
 //!
 //! struct News { topics: Topics<String>, published: Mesh<(String, String)> }
 //!
@@ -32,7 +32,7 @@
 //!     type Session = Reader;
 //!     type Error = Infallible;
 //!
-//!     async fn open(&self, opening: &Opening<'_>) -> Result<Reader, Refusal> {
+//!     async fn open(&self, opening: &OpenCx<'_>) -> Result<Reader, Refusal> {
 //!         Ok(Reader(self.topics.subscriber(opening.local_handle(), ())))
 //!     }
 //!
@@ -42,7 +42,7 @@
 //!             // A topic alone subscribes to it; text behind it is published.
 //!             None => drop(cx.session().0.subscribe(line)),
 //!             Some((topic, text)) => {
-//!                 self.published.on_all(|_shard| (topic.to_owned(), text.to_owned())).await;
+//!                 self.published.ask_all(|_shard| (topic.to_owned(), text.to_owned())).await;
 //!             }
 //!         }
 //!         Ok(())

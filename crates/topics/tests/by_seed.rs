@@ -9,7 +9,7 @@ use ringserve::framing::Lines;
 use ringserve::sync::Mesh;
 use ringserve::testing::{Faults, Sim, SimServer};
 use ringserve::topics::{Subscriber, Topics};
-use ringserve::{Cx, Frame, Opening, Refusal, Server, Service, Session};
+use ringserve::{Cx, Frame, OpenCx, Refusal, Server, Service, Session};
 
 const SECOND: Duration = Duration::from_secs(1);
 const WAITING_BYTES_MAX: usize = 1 << 20;
@@ -29,7 +29,7 @@ impl Service for News {
     type Session = Reader;
     type Error = Infallible;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<Reader, Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<Reader, Refusal> {
         Ok(Reader(self.topics.subscriber(opening.local_handle(), false)))
     }
 
@@ -48,7 +48,7 @@ impl Service for News {
                 format!("{} {:?}", me.form(), me.topics())
             }
             _ => {
-                let told = self.published.on_all(|_shard| line.clone()).await;
+                let told = self.published.ask_all(|_shard| line.clone()).await;
                 told.into_iter().map(|told| told.unwrap_or(0)).sum::<usize>().to_string()
             }
         };

@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use ringserve_buf::{Lease, LeaseMut};
-use ringserve_core::{Batch, Channel, Transport, Unsealed};
+use ringserve_core::{Batch, Transport, TransportConn, TransportEvent};
 use ringserve_websocket::frame::{Header, Opcode, put_masked};
 use ringserve_websocket::reader::Reader;
 use ringserve_websocket::{WebSocketOptions, WebSocketTransport, mask, utf8};
@@ -81,11 +81,11 @@ fn cut(wire: &[u8]) -> Vec<&[u8]> {
     wire.chunks(1448).collect()
 }
 
-fn channel() -> Box<dyn Channel> {
+fn channel() -> Box<dyn TransportConn> {
     let transport = WebSocketTransport::messages(&WebSocketOptions::new());
     let mut channel = transport.begin(&mut Vec::new()).expect("memory");
     let mut wire = LeaseMut::try_copy_of(REQUEST).expect("memory");
-    assert!(matches!(channel.open(&mut wire, &mut Vec::new()), Unsealed::Ready));
+    assert!(matches!(channel.decode(&mut wire, &mut Vec::new()), TransportEvent::Ready));
     channel
 }
 
@@ -96,7 +96,7 @@ fn open(pieces: &[&[u8]], rounds: usize) -> Duration {
     for _ in 0..rounds {
         for piece in pieces {
             let mut wire = LeaseMut::try_copy_of(black_box(piece)).expect("memory");
-            while let Unsealed::Plain(plain) = channel.open(&mut wire, &mut out) {
+            while let TransportEvent::Plain(plain) = channel.decode(&mut wire, &mut out) {
                 black_box(plain);
             }
         }
@@ -124,7 +124,7 @@ fn send(copied: bool, payload: &[u8], lent: bool, rounds: usize) -> Duration {
     let transport = WebSocketTransport::stream(&WebSocketOptions::new());
     let mut channel = transport.begin(&mut Vec::new()).expect("memory");
     let mut wire = LeaseMut::try_copy_of(REQUEST).expect("memory");
-    assert!(matches!(channel.open(&mut wire, &mut Vec::new()), Unsealed::Ready));
+    assert!(matches!(channel.decode(&mut wire, &mut Vec::new()), TransportEvent::Ready));
     let (mut batch, mut out, lease) = (Batch::new(), Vec::with_capacity(32_768), Lease::copy_of(payload));
     let begun = Instant::now();
     for _ in 0..rounds {
@@ -140,7 +140,7 @@ fn send(copied: bool, payload: &[u8], lent: bool, rounds: usize) -> Duration {
             batch.pieces().for_each(|piece| out.extend_from_slice(piece));
             black_box(&out);
         } else {
-            assert!(channel.wrap(&mut batch));
+            assert!(channel.encode_in_place(&mut batch));
             black_box(&batch);
         }
     }

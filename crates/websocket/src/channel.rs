@@ -15,11 +15,11 @@ use std::mem;
 use std::rc::Rc;
 
 use ringserve_buf::{LeaseMut, try_box};
-use ringserve_core::{Batch, Channel, CloseReason, Fault, Transport, Unsealed};
+use ringserve_core::{Batch, CloseReason, Transport, TransportConn, TransportError, TransportEvent};
 
 use crate::extension::{Extension, TOO_LARGE};
 use crate::fragments::{FramePayload, NO_TEXT, PartialMessage, ReadError, kind_of};
-use crate::frame::{CONTROL_BYTES_MAX, Decoded, HEADER_BYTES_MAX, Header, Opcode, put};
+use crate::frame::{CONTROL_BYTES_MAX, DecodeOutcome, HEADER_BYTES_MAX, Header, Opcode, put};
 use crate::info::{Recent, WebSocketInfo};
 use crate::messages::{Kind, MARK_BYTES, mark};
 use crate::options::WebSocketOptions;
@@ -70,7 +70,7 @@ impl WebSocketTransport {
 }
 
 impl Transport for WebSocketTransport {
-    fn begin(&self, _out: &mut Vec<u8>) -> Option<Box<dyn Channel>> {
+    fn begin(&self, _out: &mut Vec<u8>) -> Option<Box<dyn TransportConn>> {
         let common = self.common.clone();
         let channel = WebSocketChannel {
             common,
@@ -80,7 +80,7 @@ impl Transport for WebSocketTransport {
             compresses: false,
             shares_info: Cell::new(true),
         };
-        try_box(channel).map(|channel| channel as Box<dyn Channel>)
+        try_box(channel).map(|channel| channel as Box<dyn TransportConn>)
     }
 }
 
@@ -123,12 +123,12 @@ struct Busy {
 
 /// The result of looking at received bytes. `None` if there is nothing to pass on, and the next
 /// bytes are to be read.
-type Step = Result<Option<Unsealed>, Fault>;
+type Step = Result<Option<TransportEvent>, TransportError>;
 
-const NO_MEMORY: Fault = Fault(CloseReason::MemoryLimit);
+const NO_MEMORY: TransportError = TransportError(CloseReason::MemoryLimit);
 
-impl From<ReadError> for Fault {
-    fn from(error: ReadError) -> Fault {
+impl From<ReadError> for TransportError {
+    fn from(error: ReadError) -> TransportError {
         match error {
             ReadError::Violation(violation) => violation.into(),
             ReadError::NoMemory => NO_MEMORY,
@@ -176,7 +176,7 @@ impl Busy {
 }
 
 impl WebSocketChannel {
-    fn busy(&mut self) -> Result<&mut Busy, Fault> {
+    fn busy(&mut self) -> Result<&mut Busy, TransportError> {
         if self.busy.is_none() {
             self.busy = Busy::new();
         }
@@ -184,10 +184,10 @@ impl WebSocketChannel {
     }
 
     /// Looks for the head of the request.
-    fn upgrade(&mut self, wire: &mut LeaseMut, out: &mut Vec<u8>) -> Unsealed {
+    fn upgrade(&mut self, wire: &mut LeaseMut, out: &mut Vec<u8>) -> TransportEvent {
         let gathers = self.busy.as_ref().is_some_and(|busy| !busy.gathered.is_empty());
         if wire.is_empty() {
-            return Unsealed::More;
+            return TransportEvent::More;
         }
         if !gathers {
             match upgrade::find_end(wire, 0) {
@@ -199,10 +199,10 @@ impl WebSocketChannel {
                 Err(reject) => return self.refuse(&reject, false, out),
             }
         }
-        let Ok(busy) = self.busy() else { return Unsealed::Fault(NO_MEMORY) };
+        let Ok(busy) = self.busy() else { return TransportEvent::Fault(NO_MEMORY) };
         let before = busy.gathered.len();
         if busy.gathered.try_reserve(wire.len()).is_err() {
-            return Unsealed::Fault(NO_MEMORY);
+            return TransportEvent::Fault(NO_MEMORY);
         }
         busy.gathered.extend_from_slice(wire);
         match upgrade::find_end(&busy.gathered, before) {
@@ -216,14 +216,14 @@ impl WebSocketChannel {
             }
             Ok(None) => {
                 wire.advance(wire.len());
-                Unsealed::More
+                TransportEvent::More
             }
             Err(reject) => self.refuse(&reject, false, out),
         }
     }
 
     /// Decides on the request with this head.
-    fn answer(&mut self, head: &[u8], out: &mut Vec<u8>) -> Unsealed {
+    fn answer(&mut self, head: &[u8], out: &mut Vec<u8>) -> TransportEvent {
         let common = self.common.clone();
         let mut is_decided = false;
         let answered = upgrade::read(head, |upgrade, key| {
@@ -243,7 +243,7 @@ impl WebSocketChannel {
                 let (info, is_shared) = common.recent.share(info);
                 self.info.set(Some(info));
                 self.shares_info.set(is_shared);
-                Unsealed::Ready
+                TransportEvent::Ready
             }
             Err(reject) => self.refuse(&reject, is_decided, out),
         }
@@ -259,10 +259,10 @@ impl WebSocketChannel {
         Some(info)
     }
 
-    fn refuse(&mut self, reject: &Reject, is_decided: bool, out: &mut Vec<u8>) -> Unsealed {
+    fn refuse(&mut self, reject: &Reject, is_decided: bool, out: &mut Vec<u8>) -> TransportEvent {
         (self.stage, self.busy) = (Stage::Over, None);
         reject.write(out);
-        Unsealed::Fault(Fault(match is_decided {
+        TransportEvent::Fault(TransportError(match is_decided {
             true => CloseReason::Refused,
             false => CloseReason::UpgradeRefused(reject.status()),
         }))
@@ -280,8 +280,8 @@ impl WebSocketChannel {
             }
         }
         let (header, size) = match Header::decode(wire)? {
-            Decoded::Header(header, size) => (header, size),
-            Decoded::Needs(_) => return self.keep_all(wire),
+            DecodeOutcome::Header(header, size) => (header, size),
+            DecodeOutcome::Needs(_) => return self.keep_all(wire),
         };
         let mask = header.check_client(self.compresses)?;
         if header.opcode.is_control() {
@@ -317,9 +317,9 @@ impl WebSocketChannel {
         let busy = self.busy()?;
         let (header, size) = loop {
             match Header::decode(busy.kept())? {
-                Decoded::Header(header, size) => break (header, size),
-                Decoded::Needs(until) if busy.keep(wire, until) => {}
-                Decoded::Needs(_) => {
+                DecodeOutcome::Header(header, size) => break (header, size),
+                DecodeOutcome::Needs(until) if busy.keep(wire, until) => {}
+                DecodeOutcome::Needs(_) => {
                     // A fault in it may show before it is whole.
                     Header::decode(busy.kept())?;
                     return Ok(None);
@@ -367,7 +367,7 @@ impl WebSocketChannel {
         }
         let (mut taken, mut written) = (end, end);
         // Anything else is decoded next, with all possible errors.
-        while let Ok(Decoded::Header(next, size)) = Header::decode(&bytes[taken..])
+        while let Ok(DecodeOutcome::Header(next, size)) = Header::decode(&bytes[taken..])
             && let Ok(mask) = next.check_client(false)
             && next.fin
             && matches!(next.opcode, Opcode::Text | Opcode::Binary)
@@ -392,7 +392,7 @@ impl WebSocketChannel {
         let mut plain = wire.split_to(taken);
         plain.truncate(written);
         plain.advance(begins);
-        Ok((!plain.is_empty()).then_some(Unsealed::Plain(plain)))
+        Ok((!plain.is_empty()).then_some(TransportEvent::Plain(plain)))
     }
 
     /// Begins a frame of a message that is not whole, by its header: `size` bytes at the front of
@@ -416,12 +416,12 @@ impl WebSocketChannel {
         let Some(size) = size else {
             // The place of the header has no room for it.
             let plain = LeaseMut::try_copy_of(&mark).ok_or(NO_MEMORY)?;
-            return Ok(Some(Unsealed::Plain(plain)));
+            return Ok(Some(TransportEvent::Plain(plain)));
         };
         let mut plain = wire.split_to(size);
         plain.advance(size - MARK_BYTES);
         plain.copy_from_slice(&mark);
-        Ok(Some(Unsealed::Plain(plain)))
+        Ok(Some(TransportEvent::Plain(plain)))
     }
 
     /// Takes the bytes of a frame that have arrived.
@@ -439,7 +439,7 @@ impl WebSocketChannel {
         busy.frame = Some(frame).filter(|frame| frame.left > 0);
         busy.message = Some(message).filter(|_| !is_over);
         if is_passed_on(&message, marks) {
-            return Ok((!plain.is_empty()).then_some(Unsealed::Plain(plain)));
+            return Ok((!plain.is_empty()).then_some(TransportEvent::Plain(plain)));
         }
         busy.gathered.try_reserve(plain.len()).map_err(|_| NO_MEMORY)?;
         busy.gathered.extend_from_slice(&plain);
@@ -457,7 +457,7 @@ impl WebSocketChannel {
         let mark = mark(message.kind, gathered.len() - room);
         gathered[..room].copy_from_slice(&mark[..room]);
         let plain = LeaseMut::try_from_vec(gathered).ok_or(NO_MEMORY)?;
-        Ok((!plain.is_empty()).then_some(Unsealed::Plain(plain)))
+        Ok((!plain.is_empty()).then_some(TransportEvent::Plain(plain)))
     }
 
     /// Takes a control frame.
@@ -469,7 +469,7 @@ impl WebSocketChannel {
                 owed.clear();
                 owed.try_reserve(payload.len()).map_err(|_| NO_MEMORY)?;
                 owed.extend_from_slice(payload);
-                Ok(Some(Unsealed::Speaks))
+                Ok(Some(TransportEvent::Speaks))
             }
             Opcode::Close => {
                 let said = close::parse(payload)?;
@@ -477,7 +477,7 @@ impl WebSocketChannel {
                     info.peer_closed(said);
                 }
                 (self.stage, self.busy) = (Stage::Over, None);
-                Ok(Some(Unsealed::Closed))
+                Ok(Some(TransportEvent::Closed))
             }
             // Any byte shows that the peer is there.
             _ => Ok(None),
@@ -485,10 +485,10 @@ impl WebSocketChannel {
     }
 
     /// Ends the connection because of what the peer did, and informs it by a close frame.
-    fn fault(&mut self, fault: Fault, out: &mut Vec<u8>) -> Unsealed {
+    fn fault(&mut self, fault: TransportError, out: &mut Vec<u8>) -> TransportEvent {
         (self.stage, self.busy) = (Stage::Over, None);
         close::write(Some(close::code_of(fault.0)), "", out);
-        Unsealed::Fault(fault)
+        TransportEvent::Fault(fault)
     }
 }
 
@@ -498,8 +498,8 @@ fn is_passed_on(message: &PartialMessage, marks: bool) -> bool {
     !message.is_compressed && (message.is_single || !marks)
 }
 
-impl Channel for WebSocketChannel {
-    fn open(&mut self, wire: &mut LeaseMut, out: &mut Vec<u8>) -> Unsealed {
+impl TransportConn for WebSocketChannel {
+    fn decode(&mut self, wire: &mut LeaseMut, out: &mut Vec<u8>) -> TransportEvent {
         match self.stage {
             Stage::Head => return self.upgrade(wire, out),
             Stage::Over => *wire = LeaseMut::empty(),
@@ -510,7 +510,7 @@ impl Channel for WebSocketChannel {
             let lacks_nothing = |busy: &Busy| busy.frame.is_some_and(|frame| frame.left == 0);
             if wire.is_empty() && !self.busy.as_deref().is_some_and(lacks_nothing) {
                 self.busy.take_if(|busy| busy.is_over());
-                return Unsealed::More;
+                return TransportEvent::More;
             }
             match self.step(wire) {
                 Ok(Some(unsealed)) => return unsealed,
@@ -520,11 +520,11 @@ impl Channel for WebSocketChannel {
         }
     }
 
-    fn work(&mut self, _out: &mut Vec<u8>) -> Unsealed {
-        Unsealed::More
+    fn work(&mut self, _out: &mut Vec<u8>) -> TransportEvent {
+        TransportEvent::More
     }
 
-    fn wrap(&mut self, plain: &mut Batch) -> bool {
+    fn encode_in_place(&mut self, plain: &mut Batch) -> bool {
         if self.compresses {
             return false;
         }
@@ -534,7 +534,7 @@ impl Channel for WebSocketChannel {
         true
     }
 
-    fn seal(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), Fault> {
+    fn encode(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), TransportError> {
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(plain.len()).map_err(|_| NO_MEMORY)?;
         plain.pieces().for_each(|piece| bytes.extend_from_slice(piece));
@@ -555,7 +555,7 @@ impl Channel for WebSocketChannel {
         }
         // Each reply is a frame already.
         let mut rest = &bytes[..];
-        while let Ok(Decoded::Header(header, size)) = Header::decode(rest)
+        while let Ok(DecodeOutcome::Header(header, size)) = Header::decode(rest)
             && matches!(header.opcode, Opcode::Text | Opcode::Binary)
             && header.fin
             && (rest.len() - size) as u64 >= header.len
@@ -569,7 +569,7 @@ impl Channel for WebSocketChannel {
         Ok(())
     }
 
-    fn speak(&mut self, out: &mut Vec<u8>) {
+    fn write_control(&mut self, out: &mut Vec<u8>) {
         let Some(busy) = &mut self.busy else { return };
         if mem::take(&mut busy.asks) {
             put(Opcode::Ping, &[], out);
@@ -580,7 +580,7 @@ impl Channel for WebSocketChannel {
         self.busy.take_if(|busy| busy.is_over());
     }
 
-    fn asks(&mut self) -> bool {
+    fn on_heartbeat(&mut self) -> bool {
         // Without memory for it the peer is pinged next time.
         if let Ok(busy) = self.busy() {
             busy.asks = true;
@@ -588,7 +588,7 @@ impl Channel for WebSocketChannel {
         true
     }
 
-    fn ends(&mut self, reason: CloseReason) {
+    fn on_close(&mut self, reason: CloseReason) {
         if let Some(info) = self.info() {
             info.ends_by(close::code_of(reason));
         }
@@ -621,12 +621,12 @@ impl Channel for WebSocketChannel {
         matches!(self.stage, Stage::Open) && self.busy.is_none()
     }
 
-    fn cut_off(&self) -> Option<CloseReason> {
+    fn eof_error(&self) -> Option<CloseReason> {
         let is_mid = self.busy.as_ref().is_some_and(|busy| busy.message.is_some() || busy.kept_len > 0);
         is_mid.then_some(CloseReason::PeerClosedMidFrame)
     }
 
-    fn facts_on_demand(&self) -> Option<Rc<dyn Any>> {
+    fn info_on_demand(&self) -> Option<Rc<dyn Any>> {
         self.info().map(|info| info as Rc<dyn Any>)
     }
 }

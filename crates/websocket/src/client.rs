@@ -100,7 +100,7 @@ impl ClientRequest {
     ///
     /// # Errors
     /// If the host, the target or a protocol cannot be written in a request.
-    pub fn write(&self, key: [u8; 16], out: &mut Vec<u8>) -> Result<Expected, HandshakeError> {
+    pub fn write(&self, key: [u8; 16], out: &mut Vec<u8>) -> Result<ExpectedAnswer, HandshakeError> {
         let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
         let is_visible = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
         if self.host.is_empty() || !is_visible(&self.host) {
@@ -128,7 +128,7 @@ impl ClientRequest {
         put(&self.headers);
         put("\r\n");
         let (target, protocols) = (self.target.clone(), self.protocols.clone());
-        Ok(Expected { accept: accept_key(&key), target, protocols, scanned: 0 })
+        Ok(ExpectedAnswer { accept: accept_key(&key), target, protocols, scanned: 0 })
     }
 }
 
@@ -146,7 +146,7 @@ impl fmt::Debug for ClientRequest {
 
 /// The answer that a request expects.
 #[derive(Debug)]
-pub struct Expected {
+pub struct ExpectedAnswer {
     accept: [u8; 28],
     target: String,
     protocols: Vec<String>,
@@ -154,7 +154,7 @@ pub struct Expected {
     scanned: usize,
 }
 
-impl Expected {
+impl ExpectedAnswer {
     /// Reads all received bytes. Once the head is whole, it is taken from their front, and the rest
     /// belongs to WebSocket.
     ///
@@ -253,7 +253,7 @@ mod tests {
     const SWITCHES: &str =
         "HTTP/1.1 101 Switching Protocols\r\nUpgrade: WebSocket\r\nConnection: keep-alive, upgrade\r\n";
 
-    fn expected(request: &ClientRequest) -> Expected {
+    fn expected(request: &ClientRequest) -> ExpectedAnswer {
         request.write(KEY, &mut Vec::new()).expect("it can be written")
     }
 

@@ -3,7 +3,7 @@
 use core::fmt;
 
 use ringserve_core::framing::FrameError;
-use ringserve_core::{CloseReason, Fault};
+use ringserve_core::{CloseReason, TransportError};
 
 /// The purpose of the connection is fulfilled.
 pub const NORMAL: u16 = 1000;
@@ -50,9 +50,9 @@ impl Violation {
     }
 }
 
-impl From<Violation> for Fault {
-    fn from(violation: Violation) -> Fault {
-        Fault(violation.reason())
+impl From<Violation> for TransportError {
+    fn from(violation: Violation) -> TransportError {
+        TransportError(violation.reason())
     }
 }
 

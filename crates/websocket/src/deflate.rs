@@ -94,12 +94,12 @@ impl WebSocketOptions {
 
 /// A header `Sec-WebSocket-Extensions` that does not follow its grammar (RFC 6455, 9.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Malformed;
+struct GrammarError;
 
 /// The answer to a client, by the list in its `Sec-WebSocket-Extensions`: the first offer of
 /// permessage-deflate that is fully understood is accepted. An offer with an unknown parameter,
 /// with one twice or with a value out of its range is declined, and so are other extensions.
-fn agree(offers: &[u8]) -> Result<Option<String>, Malformed> {
+fn agree(offers: &[u8]) -> Result<Option<String>, GrammarError> {
     let (mut agreed, mut cursor) = (None, Cursor { rest: offers });
     loop {
         // Empty elements of a list are allowed.
@@ -111,7 +111,7 @@ fn agree(offers: &[u8]) -> Result<Option<String>, Malformed> {
         let offer = cursor.offer()?;
         agreed = agreed.or(offer);
         if !cursor.rest.is_empty() && !cursor.takes(b',') {
-            return Err(Malformed);
+            return Err(GrammarError);
         }
     }
 }
@@ -130,15 +130,15 @@ impl<'a> Cursor<'a> {
         true
     }
 
-    fn token(&mut self) -> Result<&'a [u8], Malformed> {
+    fn token(&mut self) -> Result<&'a [u8], GrammarError> {
         let len = self.rest.iter().position(|byte| !is_token(*byte)).unwrap_or(self.rest.len());
         let (token, rest) = self.rest.split_at(len);
         self.rest = rest;
-        if token.is_empty() { Err(Malformed) } else { Ok(token) }
+        if token.is_empty() { Err(GrammarError) } else { Ok(token) }
     }
 
     /// A token, which may be quoted.
-    fn value(&mut self) -> Result<Vec<u8>, Malformed> {
+    fn value(&mut self) -> Result<Vec<u8>, GrammarError> {
         if self.rest.first() != Some(&b'"') {
             return Ok(self.token()?.to_vec());
         }
@@ -146,20 +146,20 @@ impl<'a> Cursor<'a> {
         loop {
             match bytes.next() {
                 Some(b'"') => break,
-                Some(b'\\') => value.push(*bytes.next().ok_or(Malformed)?),
+                Some(b'\\') => value.push(*bytes.next().ok_or(GrammarError)?),
                 Some(byte) => value.push(*byte),
-                None => return Err(Malformed),
+                None => return Err(GrammarError),
             }
         }
         self.rest = bytes.as_slice();
         if value.is_empty() || !value.iter().all(|byte| is_token(*byte)) {
-            return Err(Malformed);
+            return Err(GrammarError);
         }
         Ok(value)
     }
 
     /// One offer. `None` if it is declined.
-    fn offer(&mut self) -> Result<Option<String>, Malformed> {
+    fn offer(&mut self) -> Result<Option<String>, GrammarError> {
         self.rest = self.rest.trim_ascii_start();
         let mut is_fine = self.token()?.eq_ignore_ascii_case(b"permessage-deflate");
         let (mut seen, mut names_bits) = ([false; 4], false);
@@ -424,7 +424,7 @@ mod tests {
         ];
         for value in malformed {
             let offers = format!("permessage-deflate, {value}");
-            assert_eq!(agree(offers.as_bytes()), Err(Malformed), "{value}");
+            assert_eq!(agree(offers.as_bytes()), Err(GrammarError), "{value}");
             assert_eq!(shard().negotiate(&offers), None, "{value}");
         }
     }

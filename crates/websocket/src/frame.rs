@@ -81,8 +81,8 @@ impl Header {
     /// or longer than 125 bytes, a length in more bytes than it needs, or of 2^63 and more. Errors
     /// that the first two bytes show are reported as soon as those are there.
     #[inline]
-    pub fn decode(bytes: &[u8]) -> Result<Decoded, Violation> {
-        let &[first, second, ref rest @ ..] = bytes else { return Ok(Decoded::Needs(2)) };
+    pub fn decode(bytes: &[u8]) -> Result<DecodeOutcome, Violation> {
+        let &[first, second, ref rest @ ..] = bytes else { return Ok(DecodeOutcome::Needs(2)) };
         let opcode = Opcode::of(first & 0x0f)?;
         let (fin, rsv) = (first & 0x80 != 0, first >> 4 & 7);
         let (is_masked, short) = (second & 0x80 != 0, second & 0x7f);
@@ -97,11 +97,11 @@ impl Header {
         let (len, rest) = match short {
             126 => match rest.split_first_chunk() {
                 Some((long, rest)) => (u64::from(u16::from_be_bytes(*long)), rest),
-                None => return Ok(Decoded::Needs(2 + 2 + 4 * usize::from(is_masked))),
+                None => return Ok(DecodeOutcome::Needs(2 + 2 + 4 * usize::from(is_masked))),
             },
             127 => match rest.split_first_chunk() {
                 Some((long, rest)) => (u64::from_be_bytes(*long), rest),
-                None => return Ok(Decoded::Needs(2 + 8 + 4 * usize::from(is_masked))),
+                None => return Ok(DecodeOutcome::Needs(2 + 8 + 4 * usize::from(is_masked))),
             },
             short => (u64::from(short), rest),
         };
@@ -115,10 +115,10 @@ impl Header {
         let mask = match (is_masked, rest.first_chunk()) {
             (false, _) => None,
             (true, Some(mask)) => Some(*mask),
-            (true, None) => return Ok(Decoded::Needs(size + 4)),
+            (true, None) => return Ok(DecodeOutcome::Needs(size + 4)),
         };
         let size = size + 4 * usize::from(is_masked);
-        Ok(Decoded::Header(Header { fin, rsv, opcode, len, mask }, size))
+        Ok(DecodeOutcome::Header(Header { fin, rsv, opcode, len, mask }, size))
     }
 
     /// Refuses a header that no client may send.
@@ -188,7 +188,7 @@ impl Header {
 
 /// The result of [`Header::decode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decoded {
+pub enum DecodeOutcome {
     /// A header, and its length in bytes.
     Header(Header, usize),
     /// The header is incomplete: it takes this many bytes at least, which is all of them unless one
@@ -256,16 +256,16 @@ mod tests {
             let mut bytes = header.encode().to_vec();
             let size = bytes.len();
             bytes.extend(more);
-            prop_assert_eq!(Header::decode(&bytes), Ok(Decoded::Header(header, size)));
+            prop_assert_eq!(Header::decode(&bytes), Ok(DecodeOutcome::Header(header, size)));
             for end in 0..size {
                 let needs = Header::decode(&bytes[..end]);
-                prop_assert_eq!(needs, Ok(Decoded::Needs(if end < 2 { 2 } else { size })));
+                prop_assert_eq!(needs, Ok(DecodeOutcome::Needs(if end < 2 { 2 } else { size })));
             }
         }
 
         #[test]
         fn any_bytes_are_a_header_that_is_written_as_it_was_read(bytes in prop::collection::vec(any::<u8>(), 0..20)) {
-            if let Ok(Decoded::Header(header, size)) = Header::decode(&bytes) {
+            if let Ok(DecodeOutcome::Header(header, size)) = Header::decode(&bytes) {
                 prop_assert_eq!(&*header.encode(), &bytes[..size]);
             }
         }
@@ -294,7 +294,7 @@ mod tests {
     #[test]
     fn client_frames_are_masked_and_have_negotiated_bits_alone() {
         let header = |first: u8, second: u8| match Header::decode(&[first, second, 1, 2, 3, 4]) {
-            Ok(Decoded::Header(header, _)) => header,
+            Ok(DecodeOutcome::Header(header, _)) => header,
             other => panic!("{other:?}"),
         };
         assert_eq!(header(0x81, 0x80).check_client(false), Ok([1, 2, 3, 4]));
@@ -312,7 +312,7 @@ mod tests {
     #[test]
     fn server_frames_are_in_the_clear_and_have_no_bits() {
         let check = |bytes: &[u8]| match Header::decode(bytes) {
-            Ok(Decoded::Header(header, _)) => header.check_server(),
+            Ok(DecodeOutcome::Header(header, _)) => header.check_server(),
             other => panic!("{other:?}"),
         };
         assert_eq!(check(&[0x81, 0x02]), Ok(()));

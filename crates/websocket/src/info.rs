@@ -16,7 +16,7 @@ use crate::upgrade::{Accept, Upgrade};
 pub struct WebSocketInfo {
     /// `None` for `/`.
     target: Option<Rc<str>>,
-    agreed: Option<Rc<Agreed>>,
+    agreed: Option<Rc<Agreement>>,
     /// The code of the peer's close frame; 0 before it, 1005 if it has none.
     peer_code: Cell<u16>,
     /// The code with which the service closes it; 0 if it names none.
@@ -26,7 +26,7 @@ pub struct WebSocketInfo {
 }
 
 /// The decisions about the request.
-struct Agreed {
+struct Agreement {
     protocol: Option<Arc<str>>,
     data: Option<Rc<dyn Any>>,
 }
@@ -45,7 +45,7 @@ impl WebSocketInfo {
         WebSocketInfo {
             target: Some(upgrade.target()).filter(|target| *target != "/").map(Rc::from),
             agreed: (accept.protocol.is_some() || accept.data.is_some())
-                .then(|| Rc::new(Agreed { protocol: accept.protocol.clone(), data: accept.data.clone() })),
+                .then(|| Rc::new(Agreement { protocol: accept.protocol.clone(), data: accept.data.clone() })),
             peer_code: Cell::new(0),
             code: Cell::new(0),
             reasons: Cell::new(None),

@@ -5,12 +5,12 @@ use crate::close;
 use crate::extension::Extension;
 pub use crate::fragments::ReadError;
 use crate::fragments::{FramePayload, PartialMessage};
-use crate::frame::{Decoded, HEADER_BYTES_MAX, Header, Opcode, Violation};
+use crate::frame::{DecodeOutcome, HEADER_BYTES_MAX, Header, Opcode, Violation};
 use crate::messages::Kind;
 
 /// A message or control frame that a peer sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Received {
+pub enum ReceivedEvent {
     /// A message. Text was checked.
     Message(Kind, Vec<u8>),
     /// Asks for a pong with the same payload.
@@ -94,7 +94,7 @@ impl Reader {
         &mut self,
         bytes: &mut &[u8],
         mut extension: Option<&mut dyn Extension>,
-    ) -> Result<Option<Received>, ReadError> {
+    ) -> Result<Option<ReceivedEvent>, ReadError> {
         loop {
             if self.frame.is_none() {
                 let Some(header) = self.take_header(bytes)? else { return Ok(None) };
@@ -127,7 +127,7 @@ impl Reader {
                     payload = message.inflate(&payload, self.bytes_max, 0, extension.take())?;
                     self.inflated += payload.len();
                 }
-                return Ok(Some(Received::Message(message.kind, payload)));
+                return Ok(Some(ReceivedEvent::Message(message.kind, payload)));
             }
         }
     }
@@ -135,11 +135,11 @@ impl Reader {
     fn take_header(&mut self, bytes: &mut &[u8]) -> Result<Option<Header>, Violation> {
         loop {
             match Header::decode(&self.header[..self.have])? {
-                Decoded::Header(header, _) => {
+                DecodeOutcome::Header(header, _) => {
                     self.have = 0;
                     return Ok(Some(header));
                 }
-                Decoded::Needs(all) => {
+                DecodeOutcome::Needs(all) => {
                     let (taken, rest) = bytes.split_at((all - self.have).min(bytes.len()));
                     if taken.is_empty() {
                         return Ok(None);
@@ -164,14 +164,14 @@ impl Reader {
         Ok(())
     }
 
-    fn control(&mut self, opcode: Opcode) -> Result<Received, ReadError> {
+    fn control(&mut self, opcode: Opcode) -> Result<ReceivedEvent, ReadError> {
         let payload = std::mem::take(&mut self.control);
         Ok(match opcode {
-            Opcode::Ping => Received::Ping(payload),
+            Opcode::Ping => ReceivedEvent::Ping(payload),
             Opcode::Close => {
-                Received::Close(close::parse(&payload)?.map(|(code, reason)| (code, reason.to_owned())))
+                ReceivedEvent::Close(close::parse(&payload)?.map(|(code, reason)| (code, reason.to_owned())))
             }
-            _ => Received::Pong,
+            _ => ReceivedEvent::Pong,
         })
     }
 }
@@ -184,7 +184,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// Everything read from `bytes`, which arrive in pieces of `step`.
-    fn read(reader: &mut Reader, bytes: &[u8], step: usize) -> Result<Vec<Received>, ReadError> {
+    fn read(reader: &mut Reader, bytes: &[u8], step: usize) -> Result<Vec<ReceivedEvent>, ReadError> {
         let mut all = Vec::new();
         for mut piece in bytes.chunks(step) {
             while let Some(received) = reader.take(&mut piece, None)? {
@@ -220,12 +220,12 @@ mod tests {
             (true, Opcode::Close, b"\x03\xe8bye"),
         ]);
         let expected = [
-            Received::Message(Kind::Text, Vec::new()),
-            Received::Ping(b"there?".to_vec()),
-            Received::Pong,
-            Received::Message(Kind::Text, "grüße".into()),
-            Received::Message(Kind::Binary, long.clone().into_bytes()),
-            Received::Close(Some((1000, "bye".into()))),
+            ReceivedEvent::Message(Kind::Text, Vec::new()),
+            ReceivedEvent::Ping(b"there?".to_vec()),
+            ReceivedEvent::Pong,
+            ReceivedEvent::Message(Kind::Text, "grüße".into()),
+            ReceivedEvent::Message(Kind::Binary, long.clone().into_bytes()),
+            ReceivedEvent::Close(Some((1000, "bye".into()))),
         ];
         for step in [1, 2, 3, 7, 1000, bytes.len()] {
             let mut reader = Reader::new(long.len(), false);
@@ -266,9 +266,9 @@ mod tests {
     fn control_frames_between_fragments_take_nothing_of_the_message() {
         let mut reader = Reader::new(10, false);
         let mut bytes = &frames(&[(false, Opcode::Binary, b"12345"), (true, Opcode::Ping, &[0; 125])])[..];
-        assert_eq!(reader.take(&mut bytes, None), Ok(Some(Received::Ping(vec![0; 125]))));
+        assert_eq!(reader.take(&mut bytes, None), Ok(Some(ReceivedEvent::Ping(vec![0; 125]))));
         let mut bytes = &frames(&[(true, Opcode::Continuation, b"67890")])[..];
-        let whole = Received::Message(Kind::Binary, b"1234567890".to_vec());
+        let whole = ReceivedEvent::Message(Kind::Binary, b"1234567890".to_vec());
         assert_eq!(reader.take(&mut bytes, None), Ok(Some(whole)));
     }
 
@@ -289,7 +289,9 @@ mod tests {
             match received {
                 Ok(received) => {
                     assert!(whole);
-                    assert!(received == Some(Received::Message(Kind::Text, message.clone().into_bytes())));
+                    assert!(
+                        received == Some(ReceivedEvent::Message(Kind::Text, message.clone().into_bytes()))
+                    );
                 }
                 Err(error) => assert_eq!((error, whole), (ReadError::Violation(TOO_LARGE), false)),
             }
@@ -310,7 +312,7 @@ mod tests {
         put_masked(true, 4, Opcode::Binary, &block, [9; 4], &mut bytes);
         let mut reader = Reader::new(message.len(), true);
         let received = reader.take(&mut &bytes[..], Some(&mut shard));
-        assert!(received == Ok(Some(Received::Message(Kind::Binary, message.clone()))));
+        assert!(received == Ok(Some(ReceivedEvent::Message(Kind::Binary, message.clone()))));
         let long = vec![0; message.len() + message.len() / 4];
         bytes.clear();
         put_masked(true, 4, Opcode::Binary, &long, [9; 4], &mut bytes);

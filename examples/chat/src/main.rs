@@ -23,9 +23,9 @@ use ringserve::metrics::Metrics;
 use ringserve::metrics::prometheus_client::encoding::text::encode;
 use ringserve::metrics::prometheus_client::metrics::{counter::ConstCounter, gauge::ConstGauge};
 use ringserve::metrics::prometheus_client::registry::Registry;
-use ringserve::sync::{Mesh, OnAll};
+use ringserve::sync::{AskAll, Mesh};
 use ringserve::websocket::TextLines;
-use ringserve::{Closed, ConnId, Cx, Frame, Limits, LocalHandle, Opening, PushError, Refusal, Server};
+use ringserve::{CloseCx, ConnId, Cx, Frame, Limits, LocalHandle, OpenCx, PushError, Refusal, Server};
 use ringserve::{ServerControl, Service, Session, Several, Shard, SharedPayload, http};
 
 /// A chat server.
@@ -133,9 +133,9 @@ impl Hub {
     }
 
     /// Brings a line to each shard. It is on its way when this returns, and the answers say that it was handed out.
-    fn say(&self, member: &Member, line: String) -> OnAll<()> {
+    fn say(&self, member: &Member, line: String) -> AskAll<()> {
         let ((room, by), line) = (member.place.borrow().clone(), Arc::<str>::from(line));
-        self.meshes.said.on_all(|_shard| (room.clone(), line.clone(), by))
+        self.meshes.said.ask_all(|_shard| (room.clone(), line.clone(), by))
     }
 
     /// At the end of the server all leave, without a word.
@@ -167,7 +167,7 @@ impl Service for Chat {
     type Session = Seat;
     type Error = Infallible;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<Seat, Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<Seat, Refusal> {
         let name = format!("guest-{}-{}", self.0.shard.index(), opening.id().slot());
         opening.reply(format!("* you are {name}, in lobby; {HELP}"));
         let (name, place) = (RefCell::new(name.into()), RefCell::new(("lobby".into(), opening.id())));
@@ -198,7 +198,7 @@ impl Service for Chat {
             }
             ("/who", "") => {
                 let (room, _) = member.place.borrow().clone();
-                let shards = self.0.meshes.names.on_all(|_shard| room.clone()).await;
+                let shards = self.0.meshes.names.ask_all(|_shard| room.clone()).await;
                 for name in shards.into_iter().flatten().flatten() {
                     cx.ready().await;
                     cx.reply(format!("* {name} is in {room}"));
@@ -217,14 +217,14 @@ impl Service for Chat {
         cx.reply("* the server ends; goodbye");
     }
 
-    fn close(&self, closed: &Closed<'_, Seat>) {
+    fn close(&self, closed: &CloseCx<'_, Seat>) {
         self.0.leave(&closed.session().0);
     }
 }
 
 /// The HTTP service: what all shards count, and the server, for Prometheus.
 async fn metrics(server: ServerControl, meshes: Meshes) -> Result<Response<String>, Error> {
-    let answers = meshes.figures.on_all(|_shard| ()).await.into_iter().flatten();
+    let answers = meshes.figures.ask_all(|_shard| ()).await.into_iter().flatten();
     let (places, missed): (Vec<_>, Vec<u64>) = answers.unzip();
     let (places, missed) = (places.concat(), missed.iter().sum::<u64>());
     let (members, rooms) = (places.len(), places.into_iter().collect::<HashSet<_>>().len());

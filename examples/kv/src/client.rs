@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::cmp::Ordering;
 use std::rc::Rc;
 
-use ringserve::framing::Parts;
-use ringserve::limits::{Room, Taken};
-use ringserve::resp::{self, Pattern, PatternTooLong, Replied, Version, Writer, unknown_subcommand};
+use ringserve::framing::FrameFields;
+use ringserve::limits::{Capacity, Reservation};
+use ringserve::resp::{self, Pattern, PatternTooLong, ReplyResult, Version, Writer, unknown_subcommand};
 use ringserve::topics::{self, Subscriber};
 
 use crate::keys::number;
@@ -77,15 +77,15 @@ impl Ord for Topic {
 
 /// Room for what the clients of a shard listen to, or one of them: bytes, and steps.
 #[derive(Clone)]
-pub struct Rooms([Room; 2]);
+pub struct Rooms([Capacity; 2]);
 
 impl Rooms {
     pub fn new() -> Rooms {
-        Rooms([Room::new(LISTENED_BYTES_MAX.0), Room::new(PATTERN_STEPS_MAX.0)])
+        Rooms([Capacity::new(LISTENED_BYTES_MAX.0), Capacity::new(PATTERN_STEPS_MAX.0)])
     }
 
     /// A client's part, of which nothing is taken.
-    pub fn of_client(&self) -> RefCell<[Taken; 2]> {
+    pub fn of_client(&self) -> RefCell<[Reservation; 2]> {
         let [bytes, steps] = &self.0;
         let parts = [bytes.within(LISTENED_BYTES_MAX.1), steps.within(PATTERN_STEPS_MAX.1)];
         RefCell::new(parts.map(|part| part.take(0).expect("nothing has room")))
@@ -105,7 +105,7 @@ pub struct Client {
     pub place: (usize, usize),
     pub listens: Subscriber<Topic, Version>,
     /// What that takes of the shard's rooms.
-    pub taken: RefCell<[Taken; 2]>,
+    pub taken: RefCell<[Reservation; 2]>,
     pub name: RefCell<Vec<u8>>,
 }
 
@@ -124,7 +124,7 @@ impl Client {
 }
 
 /// Sends a message to the subscribers of this shard, and tells how many there are.
-pub fn publish(topics: &Topics, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
+pub fn publish(topics: &Topics, args: FrameFields<'_>, out: &mut Writer<'_, '_>) -> ReplyResult {
     let (channel, message) = (args.get(1), args.get(2));
     if channel.len() * topics.rooms.0[1].taken() > MESSAGE_STEPS_MAX {
         return Err("ERR the channel's name is too long for the patterns that clients listen to".into());
@@ -151,7 +151,7 @@ pub fn publish(topics: &Topics, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Re
 
 impl Client {
     /// Begins to listen to a channel or a pattern, or ends it.
-    pub fn change(&self, ends: bool, is_pattern: bool, name: &[u8]) -> Replied {
+    pub fn change(&self, ends: bool, is_pattern: bool, name: &[u8]) -> ReplyResult {
         let topic = Topic::new(is_pattern, name).map_err(too_long)?;
         let (cost, mut taken) = (topic.cost(), self.taken.borrow_mut());
         if ends {
@@ -161,7 +161,7 @@ impl Client {
                 });
             }
         } else if self.listens.subscribe(topic.clone()) {
-            let before = [&taken[0], &taken[1]].map(Taken::amount);
+            let before = [&taken[0], &taken[1]].map(Reservation::amount);
             let has_room =
                 taken.iter_mut().zip(cost).all(|(taken, cost)| taken.resize(taken.amount() + cost));
             if !has_room {
@@ -176,7 +176,7 @@ impl Client {
     }
 }
 
-pub fn ping(client: &Client, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
+pub fn ping(client: &Client, args: FrameFields<'_>, out: &mut Writer<'_, '_>) -> ReplyResult {
     match args.len() {
         3.. => Err("ERR wrong number of arguments for 'ping' command".into()),
         _ if client.only_listens() => {
@@ -189,14 +189,14 @@ pub fn ping(client: &Client, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Repli
     }
 }
 
-pub fn select(_: &Client, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
+pub fn select(_: &Client, args: FrameFields<'_>, out: &mut Writer<'_, '_>) -> ReplyResult {
     match number(args, 1)? {
         0 => out.ok(),
         _ => Err("ERR DB index is out of range".into()),
     }
 }
 
-pub fn reset(client: &Client, _: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
+pub fn reset(client: &Client, _: FrameFields<'_>, out: &mut Writer<'_, '_>) -> ReplyResult {
     client.name.borrow_mut().clear();
     client.listens.unsubscribe_all();
     for taken in client.taken.borrow_mut().iter_mut() {
@@ -207,7 +207,7 @@ pub fn reset(client: &Client, _: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied
 }
 
 /// HELLO: which version of the protocol to speak, who the client is, and who the server.
-pub fn hello(client: &Client, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
+pub fn hello(client: &Client, args: FrameFields<'_>, out: &mut Writer<'_, '_>) -> ReplyResult {
     let version = match (args.len(), resp::number(args.get(1))) {
         (1, _) => client.version(),
         (_, Some(2)) => Version::Two,
@@ -238,7 +238,7 @@ pub fn hello(client: &Client, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Repl
     out.integer(client.id as i64)
 }
 
-fn rename(client: &Client, name: &[u8]) -> Replied {
+fn rename(client: &Client, name: &[u8]) -> ReplyResult {
     if !name.iter().all(u8::is_ascii_graphic) {
         return Err("ERR Client names cannot contain spaces, newlines or special characters.".into());
     }
@@ -246,7 +246,7 @@ fn rename(client: &Client, name: &[u8]) -> Replied {
     Ok(())
 }
 
-pub fn client(client: &Client, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
+pub fn client(client: &Client, args: FrameFields<'_>, out: &mut Writer<'_, '_>) -> ReplyResult {
     match (&*args.word(1), args.len()) {
         ("id", 2) => out.integer(client.id as i64),
         ("getname", 2) if client.name.borrow().is_empty() => out.null(),
@@ -259,7 +259,7 @@ pub fn client(client: &Client, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Rep
 }
 
 /// CONFIG GET: what clients and redis-benchmark ask about. Nothing can be set.
-pub fn config(_: &Client, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
+pub fn config(_: &Client, args: FrameFields<'_>, out: &mut Writer<'_, '_>) -> ReplyResult {
     if args.word(1) != "get" || args.len() < 3 {
         return Err(unknown_subcommand(args).into());
     }
@@ -274,7 +274,7 @@ pub fn config(_: &Client, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied 
 }
 
 /// INFO: what clients look for, and which shard the connection is on.
-pub fn info(client: &Client, _: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
+pub fn info(client: &Client, _: FrameFields<'_>, out: &mut Writer<'_, '_>) -> ReplyResult {
     let (shard, shards) = client.place;
     out.bulk(format!(
         "# Server\r\nredis_version:{VERSION}\r\nloading:0\r\nshard:{shard}\r\nshards:{shards}\r\n"

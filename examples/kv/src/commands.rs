@@ -2,8 +2,8 @@
 
 use std::sync::LazyLock;
 
-use ringserve::framing::Parts;
-use ringserve::resp::{Names, Replied, Writer, unknown_subcommand};
+use ringserve::framing::FrameFields;
+use ringserve::resp::{Names, ReplyResult, Writer, unknown_subcommand};
 
 use crate::client::{self, Client, Topics};
 use crate::keys::{self, Bad, EX, EXAT, PX, PXAT, number};
@@ -27,16 +27,16 @@ pub enum To {
     Own,
 }
 
-type OnClient = fn(&Client, Parts<'_>, &mut Writer<'_, '_>) -> Replied;
-type ToQuery = fn(Parts<'_>) -> Result<Query, Bad>;
-type OnStore = fn(&mut Store, Parts<'_>, &mut Writer<'_, '_>) -> Replied;
+type OnClient = fn(&Client, FrameFields<'_>, &mut Writer<'_, '_>) -> ReplyResult;
+type ToQuery = fn(FrameFields<'_>) -> Result<Query, Bad>;
+type OnStore = fn(&mut Store, FrameFields<'_>, &mut Writer<'_, '_>) -> ReplyResult;
 
 /// What a command does. One that reaches several keys does it for each, where that key is.
 #[derive(Clone, Copy)]
 pub enum Run {
     Client(OnClient),
     Store(OnStore),
-    Topics(fn(&Topics, Parts<'_>, &mut Writer<'_, '_>) -> Replied),
+    Topics(fn(&Topics, FrameFields<'_>, &mut Writer<'_, '_>) -> ReplyResult),
     /// Walks over the keys of one shard or of all, in parts.
     Walk(ToQuery),
     /// Begins or ends to listen, name by name.
@@ -61,7 +61,7 @@ impl Command {
     }
 
     /// What COMMAND tells: name, arity, flags, first key, last key (counted from the end if negative) and the step between.
-    fn tell(&self, out: &mut Writer<'_, '_>) -> Replied {
+    fn tell(&self, out: &mut Writer<'_, '_>) -> ReplyResult {
         let [first, last, step] = match self.to {
             To::Key => [1, 1, 1],
             To::Each(step) => [1, -1, step as i64],
@@ -85,7 +85,7 @@ pub fn find(name: &[u8]) -> Option<&'static Command> {
 }
 
 /// COMMAND: what there is to know of all commands, or of some.
-fn describe(_: &Client, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
+fn describe(_: &Client, args: FrameFields<'_>, out: &mut Writer<'_, '_>) -> ReplyResult {
     match (&*args.word(1), args.len()) {
         ("count", 2) => out.integer(COMMANDS.len() as i64),
         ("", _) => {

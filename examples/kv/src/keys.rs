@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-use ringserve::framing::Parts;
-use ringserve::resp::{self, Replied, Writer};
+use ringserve::framing::FrameFields;
+use ringserve::resp::{self, ReplyResult, Writer};
 
 use crate::store::{NEVER, Store};
 
@@ -34,7 +34,7 @@ const ENDS: [(&str, Option<Unit>); 6] = [
 ];
 
 /// A number among the arguments.
-pub fn number(args: Parts<'_>, n: usize) -> Result<i64, Bad> {
+pub fn number(args: FrameFields<'_>, n: usize) -> Result<i64, Bad> {
     resp::number(args.get(n)).ok_or(NOT_A_NUMBER)
 }
 
@@ -47,7 +47,7 @@ struct Options<'a> {
 
 impl<'a> Options<'a> {
     /// Reads those that the command knows, from an argument on. The error is one that it does not.
-    fn parse(args: Parts<'a>, from: usize, known: &[&'static str]) -> Result<Options<'a>, &'a [u8]> {
+    fn parse(args: FrameFields<'a>, from: usize, known: &[&'static str]) -> Result<Options<'a>, &'a [u8]> {
         let mut found = Options { words: Vec::new(), time: None };
         let mut args = args.from(from);
         while let Some(arg) = args.next() {
@@ -96,7 +96,7 @@ fn end_to_be(store: &mut Store, unit: Unit, time: Option<i64>, command: &str) ->
     end_of(store, unit, time).filter(|_| time > 0).ok_or_else(|| invalid(command))
 }
 
-pub fn get(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
+pub fn get(store: &mut Store, args: FrameFields<'_>, out: &mut Writer<'_, '_>) -> ReplyResult {
     match store.find(args.get(1)) {
         Some(at) => out.bulk_kept(store.value(at)),
         None => out.null(),
@@ -104,7 +104,7 @@ pub fn get(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Repl
 }
 
 /// The bytes of the value that a command answers with, before it runs.
-pub fn answer_bytes(store: &mut Store, command: &str, args: Parts<'_>) -> usize {
+pub fn answer_bytes(store: &mut Store, command: &str, args: FrameFields<'_>) -> usize {
     match command {
         "get" | "mget" | "getset" | "getdel" | "getex" => store.value_of(args.get(1)).len(),
         "set" if args.from(3).any(|option| option.eq_ignore_ascii_case(b"get")) => {
@@ -115,7 +115,7 @@ pub fn answer_bytes(store: &mut Store, command: &str, args: Parts<'_>) -> usize 
     }
 }
 
-pub fn set(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
+pub fn set(store: &mut Store, args: FrameFields<'_>, out: &mut Writer<'_, '_>) -> ReplyResult {
     if args.len() <= 3 {
         store.put(args.get(1), args, 2, Some(NEVER));
         return out.ok();
@@ -140,25 +140,30 @@ pub fn set(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Repl
 }
 
 /// SETEX and PSETEX.
-pub fn set_with_end(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>, unit: Unit) -> Replied {
+pub fn set_with_end(
+    store: &mut Store,
+    args: FrameFields<'_>,
+    out: &mut Writer<'_, '_>,
+    unit: Unit,
+) -> ReplyResult {
     let end = end_to_be(store, unit, resp::number(args.get(2)), &args.word(0))?;
     store.put(args.get(1), args, 3, Some(end));
     out.ok()
 }
 
-pub fn get_and_set(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
+pub fn get_and_set(store: &mut Store, args: FrameFields<'_>, out: &mut Writer<'_, '_>) -> ReplyResult {
     get(store, args, out)?;
     store.put(args.get(1), args, 2, Some(NEVER));
     Ok(())
 }
 
-pub fn get_and_delete(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
+pub fn get_and_delete(store: &mut Store, args: FrameFields<'_>, out: &mut Writer<'_, '_>) -> ReplyResult {
     get(store, args, out)?;
     store.delete(args.get(1));
     Ok(())
 }
 
-pub fn get_and_end(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
+pub fn get_and_end(store: &mut Store, args: FrameFields<'_>, out: &mut Writer<'_, '_>) -> ReplyResult {
     let known = ["persist", "ex", "px", "exat", "pxat"];
     let options = Options::parse(args, 2, &known).map_err(|_| SYNTAX)?;
     let end = options.end(store, "getex")?.or(options.has("persist").then_some(NEVER));
@@ -167,12 +172,12 @@ pub fn get_and_end(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>)
     Ok(())
 }
 
-pub fn append(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
+pub fn append(store: &mut Store, args: FrameFields<'_>, out: &mut Writer<'_, '_>) -> ReplyResult {
     let len = store.value_of(args.get(1)).len();
     out.integer(overwrite(store, args.get(1), len, args.get(2))?)
 }
 
-pub fn set_range(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
+pub fn set_range(store: &mut Store, args: FrameFields<'_>, out: &mut Writer<'_, '_>) -> ReplyResult {
     let from = usize::try_from(number(args, 2)?).map_err(|_| "ERR offset is out of range")?;
     match args.get(3) {
         b"" => strlen(store, args, out),
@@ -193,16 +198,16 @@ fn overwrite(store: &mut Store, key: &[u8], from: usize, bytes: &[u8]) -> Result
     }))
 }
 
-pub fn strlen(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
+pub fn strlen(store: &mut Store, args: FrameFields<'_>, out: &mut Writer<'_, '_>) -> ReplyResult {
     out.integer(store.value_of(args.get(1)).len() as i64)
 }
 
-pub fn get_range(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
+pub fn get_range(store: &mut Store, args: FrameFields<'_>, out: &mut Writer<'_, '_>) -> ReplyResult {
     out.bulk(range(store, args)?)
 }
 
 /// The part of a value that GETRANGE asks for.
-fn range<'a>(store: &'a mut Store, args: Parts<'_>) -> Result<&'a [u8], Bad> {
+fn range<'a>(store: &'a mut Store, args: FrameFields<'_>) -> Result<&'a [u8], Bad> {
     let (from, to) = (number(args, 2)?, number(args, 3)?);
     if from < 0 && to < 0 && from > to {
         return Ok(&[]);
@@ -212,7 +217,7 @@ fn range<'a>(store: &'a mut Store, args: Parts<'_>) -> Result<&'a [u8], Bad> {
     Ok(value.get(place(from)..place(to).saturating_add(1).min(value.len())).unwrap_or_default())
 }
 
-pub fn add(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>, amount: i64) -> Replied {
+pub fn add(store: &mut Store, args: FrameFields<'_>, out: &mut Writer<'_, '_>, amount: i64) -> ReplyResult {
     let before = store.find(args.get(1)).map_or(Some(0), |at| resp::number(store.value(at)));
     let after = before.ok_or(NOT_A_NUMBER)?.checked_add(amount);
     let after = after.ok_or("ERR increment or decrement would overflow")?;
@@ -224,7 +229,7 @@ pub fn add(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>, amount:
 }
 
 /// EXPIRE, PEXPIRE, EXPIREAT and PEXPIREAT.
-pub fn expire(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>, unit: Unit) -> Replied {
+pub fn expire(store: &mut Store, args: FrameFields<'_>, out: &mut Writer<'_, '_>, unit: Unit) -> ReplyResult {
     let options = Options::parse(args, 3, &["nx", "xx", "gt", "lt"])
         .map_err(|word| format!("ERR Unsupported option {}", String::from_utf8_lossy(word)))?;
     let [nx, xx, gt, lt] = ["nx", "xx", "gt", "lt"].map(|word| options.has(word));
@@ -247,7 +252,7 @@ pub fn expire(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>, unit
 }
 
 /// TTL, PTTL, EXPIRETIME and PEXPIRETIME. Redis rounds to the nearest second.
-pub fn ttl(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>, unit: Unit) -> Replied {
+pub fn ttl(store: &mut Store, args: FrameFields<'_>, out: &mut Writer<'_, '_>, unit: Unit) -> ReplyResult {
     let end = store.find(args.get(1)).map(|at| store.end(at));
     out.integer(match end {
         None => -2,
@@ -259,21 +264,21 @@ pub fn ttl(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>, unit: U
     })
 }
 
-pub fn persist(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
+pub fn persist(store: &mut Store, args: FrameFields<'_>, out: &mut Writer<'_, '_>) -> ReplyResult {
     let found = store.find(args.get(1)).filter(|at| store.end(*at) != NEVER);
     found.into_iter().for_each(|at| store.set_end(at, NEVER));
     out.integer(found.is_some())
 }
 
 /// TIME: seconds since 1970, and microseconds of the next one.
-pub fn time(store: &mut Store, _: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
+pub fn time(store: &mut Store, _: FrameFields<'_>, out: &mut Writer<'_, '_>) -> ReplyResult {
     let now = store.wall();
     out.array(2)?;
     out.bulk_integer(now.as_secs() as i64)?;
     out.bulk_integer(now.subsec_micros().into())
 }
 
-pub fn flush(store: &mut Store, args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
+pub fn flush(store: &mut Store, args: FrameFields<'_>, out: &mut Writer<'_, '_>) -> ReplyResult {
     if args.len() > 2 || !["", "sync", "async"].contains(&&*args.word(1)) {
         return Err(SYNTAX);
     }

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
-use ringserve::framing::{FrameError, Parts};
-use ringserve::resp::{Merged, Request, Version, Writer, unknown_command};
-use ringserve::scatter::{Answers, Questions, Replies, Rest, Scatter};
+use ringserve::framing::{FrameError, FrameFields};
+use ringserve::resp::{MergedReply, Request, Version, Writer, unknown_command};
+use ringserve::scatter::{QuestionHandler, Questions, Remainder, Replies, Scatter};
 use ringserve::sync::{AskError, Mesh};
 use ringserve::task::yield_now;
-use ringserve::{Cx, Frame, Opening, Refusal, Service, Shard, topics};
+use ringserve::{Cx, Frame, OpenCx, Refusal, Service, Shard, topics};
 
 use crate::client::{Client, Rooms, Topics};
 use crate::commands::{self, Command, Run, To};
@@ -45,15 +45,15 @@ pub struct Node {
     opened: Cell<u64>,
 }
 
-impl Answers for Node {
+impl QuestionHandler for Node {
     type Question = Question;
-    type Merged = Merged;
+    type Merged = MergedReply;
 
-    fn answer(&self, (command, version): Question, args: Parts<'_>, out: &mut Vec<u8>) {
+    fn answer(&self, (command, version): Question, args: FrameFields<'_>, out: &mut Vec<u8>) {
         self.run(command, args, &mut Writer::to_vec(out, version));
     }
 
-    fn large_bytes(&self, (command, _): Question, args: Parts<'_>) -> usize {
+    fn large_bytes(&self, (command, _): Question, args: FrameFields<'_>) -> usize {
         let mut store = self.store.borrow_mut();
         if store.has_large { keys::answer_bytes(&mut store, command.name, args) } else { 0 }
     }
@@ -141,7 +141,7 @@ impl Node {
 
     /// Runs a command on the keys, or the subscribers, of this shard.
     #[inline]
-    fn run(&self, command: &Command, args: Parts<'_>, out: &mut Writer<'_, '_>) {
+    fn run(&self, command: &Command, args: FrameFields<'_>, out: &mut Writer<'_, '_>) {
         out.reply(|out| match command.run {
             Run::Store(run) => run(&mut self.store.borrow_mut(), args, out),
             Run::Topics(run) => run(&self.topics, args, out),
@@ -171,7 +171,7 @@ impl Service<Request> for Kv {
     type Session = Session;
     type Error = Infallible;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<Session, Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<Session, Refusal> {
         let node = &self.node;
         // Different on all shards.
         let id = node.opened.get() * node.shard.count() as u64 + node.shard.index() as u64 + 1;
@@ -205,7 +205,7 @@ impl Service<Request> for Kv {
 }
 
 /// SUBSCRIBE and its like: a message about each channel or pattern, in parts, between which others are served. An error ends it.
-async fn listen(cx: &Cx<'_, Session>, args: Parts<'_>) {
+async fn listen(cx: &Cx<'_, Session>, args: FrameFields<'_>) {
     let (client, command) = (&cx.session().client, args.word(0));
     let (is_pattern, ends) = (command.starts_with('p'), command.contains("unsub"));
     let mut all = Vec::new();
@@ -247,7 +247,7 @@ async fn listen(cx: &Cx<'_, Session>, args: Parts<'_>) {
 
 /// What is left of a request: little, or what takes its time.
 enum Begun<R, L> {
-    Rest(Rest<R>),
+    Rest(Remainder<R>),
     Long(Pin<Box<L>>),
 }
 
@@ -266,7 +266,7 @@ impl Kv {
         let (frame, request) = frame.into_parts();
         let args = request.args(&frame);
         if args.is_empty() && request.error().is_none() {
-            return Begun::Rest(Rest::none());
+            return Begun::Rest(Remainder::none());
         }
         let (node, session) = (&*self.node, cx.session());
         let command = commands::find(args.get(0)).filter(|command| command.fits(args.len()));
@@ -285,10 +285,10 @@ impl Kv {
                 // It waits for memory below.
             } else if is_here && session.replies.is_idle() {
                 say(cx, |out| node.run(command, args, out));
-                return Begun::Rest(Rest::none());
+                return Begun::Rest(Remainder::none());
             } else if let Some(mut asking) = self.scatter.along(&session.replies) {
                 asking.ask(owner, (command, session.client.version()), args);
-                return Begun::Rest(Rest::none());
+                return Begun::Rest(Remainder::none());
             }
         }
         if large > 0 || command.is_some_and(|command| matches!(command.run, Run::Walk(_) | Run::Listen)) {
@@ -331,7 +331,7 @@ impl Kv {
         let of_scan = query.shard(walks.count());
         let answers = match of_scan {
             Some(shard) => vec![walks.ask(shard, query).await],
-            None => walks.on_all(|_| query.clone()).await,
+            None => walks.ask_all(|_| query.clone()).await,
         };
         let of_shard = |(shard, answer): (usize, Result<_, AskError>)| {
             answer.map_err(|why| failure(of_scan.unwrap_or(shard), why))?
@@ -388,7 +388,7 @@ impl Kv {
     }
 
     /// Asks the shards that a command is about.
-    fn ask(&self, replies: &Replies<Node>, question: Question, args: Parts<'_>) {
+    fn ask(&self, replies: &Replies<Node>, question: Question, args: FrameFields<'_>) {
         let (shards, store) = (self.scatter.shards(), &self.node.store);
         let mut asking = self.scatter.asking(replies);
         let owner = |key: &[u8]| store.borrow().owner(key);

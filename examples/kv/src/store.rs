@@ -12,7 +12,7 @@ use std::time::Duration;
 use foldhash::SharedSeed;
 use foldhash::quality::SeedableRandomState;
 use indexmap::IndexMap;
-use ringserve::framing::{Kept, Parts};
+use ringserve::framing::{FrameFields, OwnedField};
 use ringserve::resp::hash_tag;
 use ringserve::sync::Notify;
 
@@ -35,7 +35,7 @@ pub fn random_keyer() -> Keyer {
 const CLOCK_STEP_MILLIS: u64 = 50;
 
 struct Entry {
-    value: Kept,
+    value: OwnedField,
     /// By [`Store::now`].
     end: u64,
 }
@@ -124,7 +124,7 @@ impl Store {
     }
 
     #[inline]
-    pub fn value(&self, at: usize) -> &Kept {
+    pub fn value(&self, at: usize) -> &OwnedField {
         &self.keys[at].value
     }
 
@@ -157,7 +157,7 @@ impl Store {
     pub fn change<R>(&mut self, key: &[u8], change: impl FnOnce(&mut Vec<u8>) -> R) -> R {
         let at = match self.find(key) {
             Some(at) => at,
-            None => self.insert(key, Kept::default()),
+            None => self.insert(key, OwnedField::default()),
         };
         let value = self.keys[at].value.to_mut();
         let changed = change(value);
@@ -167,7 +167,7 @@ impl Store {
 
     /// Gives a key an argument as its value, and another end if one is told. A new key without one never ends.
     #[inline]
-    pub fn put(&mut self, key: &[u8], args: Parts<'_>, n: usize, end: Option<u64>) {
+    pub fn put(&mut self, key: &[u8], args: FrameFields<'_>, n: usize, end: Option<u64>) {
         self.has_large |= args.get(n).len() >= LARGE_BYTES;
         let at = match self.find(key) {
             None => self.insert(key, args.keep(n)),
@@ -182,7 +182,7 @@ impl Store {
     }
 
     /// Adds a key that is not there.
-    fn insert(&mut self, key: &[u8], value: Kept) -> usize {
+    fn insert(&mut self, key: &[u8], value: OwnedField) -> usize {
         self.keys.insert_full(key.into(), Entry { value, end: NEVER }).0
     }
 

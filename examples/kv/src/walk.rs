@@ -5,8 +5,8 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-use ringserve::framing::Parts;
-use ringserve::resp::{self, Matching, Pattern, PatternTooLong, Version, Writer};
+use ringserve::framing::FrameFields;
+use ringserve::resp::{self, GlobMatch, Pattern, PatternTooLong, Version, Writer};
 
 use crate::keys::{Bad, NO_MEMORY, SYNTAX, number};
 use crate::store::{Place, Store};
@@ -101,13 +101,13 @@ pub fn too_long(error: PatternTooLong) -> Bad {
 
 impl Query {
     /// Reads KEYS.
-    pub fn of_keys(args: Parts<'_>) -> Result<Query, Bad> {
+    pub fn of_keys(args: FrameFields<'_>) -> Result<Query, Bad> {
         let pattern = Some(Pattern::new(args.get(1)).map_err(too_long)?);
         Ok(Query { pattern, strings: true, part: None, asker: Weak::new() })
     }
 
     /// Reads SCAN.
-    pub fn of_scan(args: Parts<'_>) -> Result<Query, Bad> {
+    pub fn of_scan(args: FrameFields<'_>) -> Result<Query, Bad> {
         let cursor = resp::number(args.get(1)).and_then(|cursor| usize::try_from(cursor).ok());
         let cursor = cursor.ok_or("ERR invalid cursor")?;
         let (mut count, mut pattern, mut strings) = (SCAN_COUNT, None, true);
@@ -142,7 +142,7 @@ pub struct Walk {
     /// The lowest position.
     from: usize,
     /// The key whose match takes longer than a part.
-    long: Option<(Box<[u8]>, Matching)>,
+    long: Option<(Box<[u8]>, GlobMatch)>,
     found: Found,
 }
 
@@ -190,7 +190,7 @@ impl Walk {
             let Some(key) = store.key(at).filter(|key| !self.place.borrow().seen.contains(*key)) else {
                 continue;
             };
-            let mut matching = Matching::default();
+            let mut matching = GlobMatch::default();
             match self.query.pattern.as_ref().map(|pattern| matching.go_on(pattern, key, &mut steps)) {
                 Some(None) => {
                     self.long = Some((key.into(), matching));

@@ -18,7 +18,7 @@ use ringserve::framing::{FrameError, Lines};
 use ringserve::log::LogOptions;
 use ringserve::middleware::{Calls, ConcurrencyLimit, Observe, TimeLimit};
 use ringserve::tower::{Request, Tower};
-use ringserve::{Closed, Cx, Driver, Failure, Frame, Opening, Refusal, Server, Service, Session, Shard};
+use ringserve::{CloseCx, Cx, Driver, Failure, Frame, OpenCx, Refusal, Server, Service, Session, Shard};
 use tower::{BoxError, ServiceBuilder, ServiceExt, service_fn};
 
 /// A server that waits as many milliseconds as a line says.
@@ -108,7 +108,7 @@ impl<S: Service> Service for Allowance<S> {
     type Error = S::Error;
     const ACCOUNTS: bool = S::ACCOUNTS;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<Self::Session, Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<Self::Session, Refusal> {
         Ok(Used { calls: Cell::new(0), inner: self.service.open(opening).await? })
     }
 
@@ -120,31 +120,31 @@ impl<S: Service> Service for Allowance<S> {
             return Ok(());
         }
         used.calls.set(used.calls.get() + 1);
-        self.service.call(&cx.project(|used| &used.inner), frame).await
+        self.service.call(&cx.map_session(|used| &used.inner), frame).await
     }
 
     fn failed(&self, cx: &Cx<'_, Self::Session>, failure: &Failure<'_, S::Error>) {
-        self.service.failed(&cx.project(|used| &used.inner), failure);
+        self.service.failed(&cx.map_session(|used| &used.inner), failure);
     }
 
     fn malformed(&self, cx: &Cx<'_, Self::Session>, error: &FrameError) {
-        self.service.malformed(&cx.project(|used| &used.inner), error);
+        self.service.malformed(&cx.map_session(|used| &used.inner), error);
     }
 
     fn draining(&self, cx: &Cx<'_, Self::Session>) {
-        self.service.draining(&cx.project(|used| &used.inner));
+        self.service.draining(&cx.map_session(|used| &used.inner));
     }
 
     fn heartbeat(&self, cx: &Cx<'_, Self::Session>) {
-        self.service.heartbeat(&cx.project(|used| &used.inner));
+        self.service.heartbeat(&cx.map_session(|used| &used.inner));
     }
 
     fn input_ended(&self, cx: &Cx<'_, Self::Session>) {
-        self.service.input_ended(&cx.project(|used| &used.inner));
+        self.service.input_ended(&cx.map_session(|used| &used.inner));
     }
 
-    fn close(&self, closed: &Closed<'_, Self::Session>) {
-        self.service.close(&closed.project(|used| &used.inner));
+    fn close(&self, closed: &CloseCx<'_, Self::Session>) {
+        self.service.close(&closed.map_session(|used| &used.inner));
     }
 }
 

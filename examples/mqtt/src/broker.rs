@@ -4,8 +4,8 @@ use std::cell::{Cell, OnceCell};
 use std::{rc::Rc, sync::Arc};
 
 use ringserve::framing::{Fields, FrameError};
-use ringserve::limits::{ConnLimits, IdleCounts};
-use ringserve::{Closed, Cx, Failure, Frame, Service};
+use ringserve::limits::{ConnLimits, IdleActivity};
+use ringserve::{CloseCx, Cx, Failure, Frame, Service};
 
 use crate::packet::{Connect, Goodbye, Publication, Read, Reader, Reason, TWO_BYTES, packet};
 use crate::sessions::{Answer, Node, job, subscription};
@@ -79,7 +79,7 @@ impl Service for Broker {
         leave(cx, Reason::ShuttingDown);
     }
 
-    fn close(&self, closed: &Closed<'_, Connection>) {
+    fn close(&self, closed: &CloseCx<'_, Connection>) {
         let (node, Connection { client, goodbye, .. }) = (&self.0, closed.session());
         // At the end of the server all sessions end, without their wills.
         if let Some(client) = client.get().filter(|_| !node.shard.is_draining()) {
@@ -125,7 +125,7 @@ impl Broker {
             connect.id = format!("shard{shard}-{random:016x}{:016x}", cx.id().bits()).into();
         }
         let idle = Some(connect.keep_alive * 3 / 2).filter(|idle| !idle.is_zero());
-        let limits = ConnLimits::default().idle_timeout(idle).idle_counts(IdleCounts::Received);
+        let limits = ConnLimits::default().idle_timeout(idle).idle_counts(IdleActivity::Received);
         cx.set_limits(&limits).map_err(|_| Reason::Unspecified)?;
 
         // Its session hears of the end of the connection, also if that comes before the answer.

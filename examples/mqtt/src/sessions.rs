@@ -14,8 +14,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::{ops::Bound, rc::Rc, sync::Arc, time::Duration};
 
 use clap::Args;
-use ringserve::limits::{Room, Taken};
-use ringserve::sync::{Mesh, Notify, Reply, Sending};
+use ringserve::limits::{Capacity, Reservation};
+use ringserve::sync::{Mesh, Notify, Reply, SendFuture};
 use ringserve::task::{JoinHandle, yield_now};
 use ringserve::time::Time;
 use ringserve::topics::{Filters, is_filter};
@@ -67,7 +67,7 @@ pub struct State {
     client: Arc<Connect>,
     /// The connection has no room. A task goes on once it has.
     is_stalled: bool,
-    filters: BTreeMap<Arc<str>, Taken>,
+    filters: BTreeMap<Arc<str>, Reservation>,
     /// Messages in their order: first those that were sent on this connection and are not acknowledged, then those that wait.
     messages: VecDeque<Kept>,
     sent: usize,
@@ -75,7 +75,7 @@ pub struct State {
     /// What is published if the client is lost.
     will: Option<Publication>,
     /// For filters and for messages.
-    room: Room,
+    room: Capacity,
     /// How long it outlives its connection, and the task that ends it then.
     expiry: Duration,
     timer: Option<JoinHandle<()>>,
@@ -87,7 +87,7 @@ struct Kept {
     flags: u8,
     /// 0 until it is sent with QoS 1, on this connection or an earlier one.
     id: u16,
-    _room: Taken,
+    _room: Reservation,
 }
 
 /// A session, and the options of its subscription.
@@ -127,7 +127,7 @@ pub struct Node {
     /// The filters of these sessions, by client id.
     filters: RefCell<Filters<Arc<str>, Subscriber>>,
     /// For all that these sessions keep.
-    room: Room,
+    room: Capacity,
     /// The last retained message of each topic. Every shard has all of them, and they share the memory of the messages.
     retained: RefCell<BTreeMap<Arc<str>, Arc<Publication>>>,
     /// Bytes of those whose topics fall to this shard.
@@ -141,7 +141,7 @@ impl Node {
     pub fn new(shard: &Shard, mesh: &Mesh<Job, Answer>, bounds: &Bounds) -> Rc<Node> {
         let (sessions, filters, retained, retained_bytes, ends, sooner) = Default::default();
         let (shard, mesh, bounds) = (shard.clone(), mesh.clone(), bounds.clone());
-        let room = Room::new(bounds.sessions_bytes_max);
+        let room = Capacity::new(bounds.sessions_bytes_max);
         let node =
             Node { shard, mesh, bounds, sessions, filters, room, retained, retained_bytes, ends, sooner };
         let node = Rc::new(node);
@@ -152,7 +152,7 @@ impl Node {
     }
 
     /// Has the shard of a client id, or of a topic, do something.
-    pub fn tell(&self, name: &str, job: Job) -> Sending<Job> {
+    pub fn tell(&self, name: &str, job: Job) -> SendFuture<Job> {
         self.mesh.send(self.mesh.shard_of(name), job)
     }
 

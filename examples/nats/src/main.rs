@@ -20,7 +20,7 @@ use std::time::Duration;
 use clap::Parser;
 use ringserve::framing::Lines;
 use ringserve::log::LogOptions;
-use ringserve::{Closed, ConnId, Cx, Driver, Frame, LocalHandle, Opening, Refusal, Server, Service, Shard};
+use ringserve::{CloseCx, ConnId, Cx, Driver, Frame, LocalHandle, OpenCx, Refusal, Server, Service, Shard};
 use ringserve_nats::{Event, Nats, NatsError, NatsOptions};
 
 /// A chat over all servers that share a NATS.
@@ -103,7 +103,7 @@ impl Service for Chat {
     type Session = ();
     type Error = Infallible;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<(), Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<(), Refusal> {
         self.members.borrow_mut().insert(opening.id(), opening.local_handle());
         Ok(())
     }
@@ -120,7 +120,7 @@ impl Service for Chat {
         Ok(())
     }
 
-    fn close(&self, closed: &Closed<'_, ()>) {
+    fn close(&self, closed: &CloseCx<'_, ()>) {
         self.members.borrow_mut().remove(&closed.id());
     }
 }

@@ -37,7 +37,7 @@ use ringserve::framing::{FrameError, LengthPrefix};
 use ringserve::limits::{ConnLimits, ServerLimits};
 use ringserve::log::LogOptions;
 use ringserve::task::BlockingError;
-use ringserve::{Cx, Frame, Limits, Opening, Refusal, Server, Service, Session};
+use ringserve::{Cx, Frame, Limits, OpenCx, Refusal, Server, Service, Session};
 use rusqlite::{Connection, OptionalExtension, Row};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -193,7 +193,7 @@ impl Service for Rpc {
     type Session = Conn;
     type Error = String;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<Conn, Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<Conn, Refusal> {
         let stranger = ConnLimits::default().frame_bytes_max(STRANGER_FRAME_BYTES_MAX).deadline(LOGIN_TIME);
         opening.set_limits(&stranger).map_err(|error| Refusal::new(error.to_string()))?;
         Ok(Conn { who: RefCell::new(Who::Stranger) })

@@ -25,14 +25,14 @@ use ringserve::http::hyper::service::service_fn;
 use ringserve::http::hyper::{Method, Request, Response, StatusCode};
 use ringserve::listen::{Endpoint, tcp};
 use ringserve::log::LogOptions;
-use ringserve::sync::{Mesh, OnAll};
+use ringserve::sync::{AskAll, Mesh};
 use ringserve::tls::{Pem, Tls};
 use ringserve::topics::{Subscriber, Topics};
 use ringserve::websocket::{
     Accept, Message, Messages, Reject, Upgrade, WebSocket, WebSocketOptions, WsCx, close,
 };
 use ringserve::{
-    Closed, ConnId, Driver, Limits, Opening, Refusal, Server, Session, Several, Shard, http, ws,
+    CloseCx, ConnId, Driver, Limits, OpenCx, Refusal, Server, Session, Several, Shard, http, ws,
 };
 use serde::{Deserialize, Serialize};
 
@@ -146,9 +146,9 @@ impl Chat {
     }
 
     /// Tells all in the member's room. It is on its way when this returns, and the answers say that it was handed out.
-    fn tell(&self, member: &Member, event: &Event<'_>) -> OnAll<()> {
+    fn tell(&self, member: &Member, event: &Event<'_>) -> AskAll<()> {
         let (room, event) = (member.room.borrow().clone(), event.json());
-        self.meshes.happened.on_all(|_shard| (room.clone(), event.clone()))
+        self.meshes.happened.ask_all(|_shard| (room.clone(), event.clone()))
     }
 
     fn enter(&self, member: &Rc<Member>, room: Arc<str>) {
@@ -173,7 +173,7 @@ impl Chat {
     /// Who is in the member's room, those who come meanwhile among them or told later.
     async fn here(&self, member: &Member) -> Event<'static> {
         let room = member.room.borrow().clone();
-        let shards = self.meshes.here.on_all(|_shard| room.clone()).await;
+        let shards = self.meshes.here.ask_all(|_shard| room.clone()).await;
         Event::Here { members: shards.into_iter().flatten().flatten().take(HERE_MAX).collect() }
     }
 }
@@ -186,7 +186,7 @@ impl WebSocket for Chat {
     type Session = Seat;
     type Error = Infallible;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<Seat, Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<Seat, Refusal> {
         let (shard, conn) = (self.shard.index(), opening.id());
         let name: Arc<str> = format!("guest-{shard}-{}", conn.slot()).into();
         let id: Arc<str> = format!("{shard}:{:x}", conn.bits()).into();
@@ -229,7 +229,7 @@ impl WebSocket for Chat {
         Ok(())
     }
 
-    fn close(&self, closed: &Closed<'_, Seat>) {
+    fn close(&self, closed: &CloseCx<'_, Seat>) {
         self.leave(&closed.session().0);
     }
 }

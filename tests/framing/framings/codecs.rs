@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use bytes_of::{Bytes, BytesMut};
-use ringserve::codec::{CodecCx, CodecError, CodecOpening, CodecService, Decoder, Encoder, WithCodec};
+use ringserve::codec::{CodecCx, CodecError, CodecOpenCx, CodecService, Decoder, Encoder, WithCodec};
 use ringserve::framing::Raw;
-use ringserve::{CloseReason, Closed, ServerHandle};
+use ringserve::{CloseCx, CloseReason, ServerHandle};
 use tokio_util::bytes as bytes_of;
 use tokio_util::codec::{LengthDelimitedCodec, LinesCodec, LinesCodecError};
 
@@ -77,7 +77,7 @@ impl CodecService for Talk {
         let _ = cx.reply("what?");
     }
 
-    fn close(&self, closed: &Closed<'_, Cell<usize>>) {
+    fn close(&self, closed: &CloseCx<'_, Cell<usize>>) {
         self.shared.reasons.lock().unwrap().push(closed.reason());
     }
 }
@@ -285,7 +285,7 @@ impl CodecService for Echo {
         LengthDelimitedCodec::builder().max_frame_length(600_000).new_codec()
     }
 
-    async fn open(&self, opening: &CodecOpening<'_, Self>) -> Result<(), ringserve::Refusal> {
+    async fn open(&self, opening: &CodecOpenCx<'_, Self>) -> Result<(), ringserve::Refusal> {
         let greeted = opening.reply(Bytes::from_static(b"hello"));
         greeted.map_err(|error| ringserve::Refusal::new(error.to_string()))
     }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use ringserve::framing::Lines;
 use ringserve::stats::{Stall, StallCause, StalledWork};
 use ringserve::sync::Mesh;
-use ringserve::{Closed, Cx, Driver, Frame, Opening, Refusal, Server, ServerHandle, Service, Shard};
+use ringserve::{CloseCx, Cx, Driver, Frame, OpenCx, Refusal, Server, ServerHandle, Service, Shard};
 use ringserve_tests::{SOON, eventually};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -171,7 +171,7 @@ impl Service for Naughty {
     type Session = ();
     type Error = Infallible;
 
-    async fn open(&self, _: &Opening<'_>) -> Result<(), Refusal> {
+    async fn open(&self, _: &OpenCx<'_>) -> Result<(), Refusal> {
         self.plan.pass(StalledWork::Open);
         Ok(())
     }
@@ -204,7 +204,7 @@ impl Service for Naughty {
         self.plan.pass(StalledWork::Heartbeat);
     }
 
-    fn close(&self, _: &Closed<'_, ()>) {
+    fn close(&self, _: &CloseCx<'_, ()>) {
         self.plan.pass(StalledWork::Close);
     }
 }

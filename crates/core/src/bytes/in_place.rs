@@ -7,7 +7,7 @@ use bytes::Bytes;
 use ringserve_buf::{ReplyWriter, Tail};
 
 use super::batch::LENT_MAX;
-use super::outbox::{OWNED_BYTES_MIN, Outbox, Owned};
+use super::outbox::{OWNED_BYTES_MIN, Outbox, OwnedPayload};
 use crate::Batch;
 
 /// The most room for a header: arbitrary. A longer one is written too, and moves the payload.
@@ -30,7 +30,8 @@ pub struct InPlace<'a> {
 }
 
 /// The result of user code that writes a reply: nothing, or a `Result`. With an error nothing is sent.
-pub trait Written {
+#[doc(alias = "Written")]
+pub trait WriteResult {
     /// The result if nothing is written because the connection takes no more bytes.
     fn unsent() -> Self;
 
@@ -38,7 +39,7 @@ pub trait Written {
     fn is_written(&self) -> bool;
 }
 
-impl Written for () {
+impl WriteResult for () {
     fn unsent() {}
 
     fn is_written(&self) -> bool {
@@ -46,7 +47,7 @@ impl Written for () {
     }
 }
 
-impl<E> Written for Result<(), E> {
+impl<E> WriteResult for Result<(), E> {
     fn unsent() -> Result<(), E> {
         Ok(())
     }
@@ -78,7 +79,7 @@ impl<'a> InPlace<'a> {
         let release = *release;
         let lend = move |bytes: Bytes| match bytes.len() {
             ..OWNED_BYTES_MIN => Err(bytes),
-            _ => Ok(Owned::from(bytes).into_lease(release)),
+            _ => Ok(OwnedPayload::from(bytes).into_lease(release)),
         };
         let tail = Tail { copied, lent, refused, lent_max: LENT_MAX, lend: &lend };
         let result = write(&mut ReplyWriter::new(tail));

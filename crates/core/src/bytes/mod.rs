@@ -12,6 +12,6 @@ pub use batch::Batch;
 pub(crate) use batch::HELD_BYTES_MAX;
 pub(crate) use batch::{EarlyLooks, KEPT_BYTES_MAX};
 pub use frame::Frame;
-pub use in_place::{InPlace, Written};
+pub use in_place::{InPlace, WriteResult};
 pub(crate) use outbox::LEND_BYTES_MIN;
 pub use outbox::{OWNED_BYTES_MIN, Outbox, Payload};

@@ -89,7 +89,7 @@ impl<'a> Outbox<'a> {
     }
 
     /// Appends owned bytes without copying them; they are kept until they are sent.
-    fn lend_owned(&mut self, owned: Owned) {
+    fn lend_owned(&mut self, owned: OwnedPayload) {
         if self.batch.lent.len() == LENT_MAX {
             return self.batch.put(owned.bytes());
         }
@@ -132,12 +132,12 @@ pub enum Payload<'a> {
     /// A received frame. Its payload is copied when small and lent when large.
     Frame(Frame),
     /// Bytes that are copied when few, and otherwise kept until they are sent.
-    Owned(Owned),
+    Owned(OwnedPayload),
 }
 
 /// Bytes that a [`Payload`] owns, alone or shared.
 #[derive(Debug)]
-pub struct Owned(Owner);
+pub struct OwnedPayload(Owner);
 
 #[derive(Debug)]
 enum Owner {
@@ -146,7 +146,7 @@ enum Owner {
     Arc(Arc<[u8]>),
 }
 
-impl Owned {
+impl OwnedPayload {
     /// The bytes.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
@@ -162,7 +162,7 @@ impl Owned {
     pub(crate) fn into_lease(self, release: fn(Bytes)) -> Option<Lease> {
         u32::try_from(self.bytes().len()).ok()?;
         match self.0 {
-            Owner::Bytes(bytes) => Lease::try_from_owner(Released { bytes, release }),
+            Owner::Bytes(bytes) => Lease::try_from_owner(SharedOwner { bytes, release }),
             Owner::Vec(bytes) => Lease::try_from_vec(bytes),
             Owner::Arc(bytes) => Lease::try_from_owner(bytes),
         }
@@ -170,18 +170,18 @@ impl Owned {
 }
 
 /// Shared bytes, whose owner is dropped with `release`.
-struct Released {
+struct SharedOwner {
     bytes: Bytes,
     release: fn(Bytes),
 }
 
-impl AsRef<[u8]> for Released {
+impl AsRef<[u8]> for SharedOwner {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-impl Drop for Released {
+impl Drop for SharedOwner {
     fn drop(&mut self) {
         (self.release)(mem::take(&mut self.bytes));
     }
@@ -226,10 +226,10 @@ impl Payload<'_> {
                 Ok(lease) => out.lend(lease),
                 Err(lease) => out.put_slice(&lease),
             },
-            Payload::Owned(Owned(Owner::Bytes(bytes))) => out.put_owned(bytes),
+            Payload::Owned(OwnedPayload(Owner::Bytes(bytes))) => out.put_owned(bytes),
             Payload::Owned(owned) if owned.bytes().len() < OWNED_BYTES_MIN => out.put_slice(owned.bytes()),
-            Payload::Owned(Owned(Owner::Vec(bytes))) => out.put_owned(bytes),
-            Payload::Owned(Owned(Owner::Arc(bytes))) => out.put_owned(Bytes::from_owner(bytes)),
+            Payload::Owned(OwnedPayload(Owner::Vec(bytes))) => out.put_owned(bytes),
+            Payload::Owned(OwnedPayload(Owner::Arc(bytes))) => out.put_owned(Bytes::from_owner(bytes)),
         }
     }
 }
@@ -255,17 +255,17 @@ impl From<Bytes> for Payload<'_> {
     }
 }
 
-impl From<Bytes> for Owned {
+impl From<Bytes> for OwnedPayload {
     #[inline]
     fn from(bytes: Bytes) -> Self {
-        Owned(Owner::Bytes(bytes))
+        OwnedPayload(Owner::Bytes(bytes))
     }
 }
 
 impl From<Vec<u8>> for Payload<'_> {
     #[inline]
     fn from(bytes: Vec<u8>) -> Self {
-        Payload::Owned(Owned(Owner::Vec(bytes)))
+        Payload::Owned(OwnedPayload(Owner::Vec(bytes)))
     }
 }
 
@@ -285,6 +285,6 @@ impl From<String> for Payload<'_> {
 impl From<Arc<[u8]>> for Payload<'_> {
     #[inline]
     fn from(bytes: Arc<[u8]>) -> Self {
-        Payload::Owned(Owned(Owner::Arc(bytes)))
+        Payload::Owned(OwnedPayload(Owner::Arc(bytes)))
     }
 }

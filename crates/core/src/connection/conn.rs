@@ -100,7 +100,7 @@ const LAST_WORDS_LINGER: u32 = 12;
 
 /// The service's part in opening a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Opened {
+pub(crate) enum OpenState {
     /// It was not called, or has refused.
     No,
     /// It is not called: the connection is there for last words alone.
@@ -161,9 +161,9 @@ const SPREAD_IDLE: u32 = 1024;
 
 /// Queues of the shard that a connection is in, at most once in each.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Queued(u8);
+pub(crate) struct QueueFlags(u8);
 
-impl Queued {
+impl QueueFlags {
     /// Bytes are left for a later turn.
     pub(crate) const RUNNABLE: u8 = 1;
     /// Whether it holds much is looked at once more.
@@ -211,9 +211,9 @@ impl Own {
 
 /// Reasons that keep a connection's bytes and replies from the short paths. In one byte, so that these check once.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Aside(u8);
+pub(crate) struct SlowPathFlags(u8);
 
-impl Aside {
+impl SlowPathFlags {
     /// No frame is handed out until the outbox falls below its low mark.
     const HELD_BACK: u8 = 1;
     /// A channel stands between socket and framing.
@@ -231,21 +231,21 @@ impl Aside {
     /// No frame is handed out until its peer may send again.
     pub(crate) const TOO_FAST: u8 = 128;
     /// What keeps its frames from the service.
-    const HOLDS: u8 = Aside::HELD_BACK | Aside::TOO_FAST;
+    const HOLDS: u8 = SlowPathFlags::HELD_BACK | SlowPathFlags::TOO_FAST;
 
     pub(crate) fn hold_back(&mut self) {
-        self.0 |= Aside::HELD_BACK;
+        self.0 |= SlowPathFlags::HELD_BACK;
     }
 
     /// Frames may be handed out again. True if they were held back.
     pub(crate) fn release(&mut self) -> bool {
-        let was_held_back = self.0 & Aside::HELD_BACK != 0;
-        self.0 &= !Aside::HELD_BACK;
+        let was_held_back = self.0 & SlowPathFlags::HELD_BACK != 0;
+        self.0 &= !SlowPathFlags::HELD_BACK;
         was_held_back
     }
 
     pub(crate) fn seal(&mut self) {
-        self.0 |= Aside::SEALED;
+        self.0 |= SlowPathFlags::SEALED;
     }
 
     /// True if that is said of it, or of its channel.
@@ -264,7 +264,7 @@ impl Aside {
 
     /// The channel is being asked for what it has, or it is not any more.
     pub(crate) fn unseal(&mut self, more: bool) {
-        self.note(Aside::UNSEALING, more);
+        self.note(SlowPathFlags::UNSEALING, more);
     }
 }
 
@@ -290,8 +290,8 @@ pub(crate) struct Conn {
     pub paused: bool,
     pub input: Input,
     pub send: Flight,
-    pub aside: Aside,
-    pub opened: Opened,
+    pub aside: SlowPathFlags,
+    pub opened: OpenState,
     /// A whole frame arrived.
     pub frame_seen: bool,
     /// The limits that it has itself.
@@ -305,7 +305,7 @@ pub(crate) struct Conn {
     /// Calls that wait.
     pub calls: u16,
     /// The queues that it is in.
-    pub queued: Queued,
+    pub queued: QueueFlags,
     /// How far the drain of the shard is with it.
     pub intake: Intake,
     /// Closing waits for the peer's FIN.
@@ -347,15 +347,15 @@ impl Conn {
             paused: false,
             input: Input::Open,
             send: Flight::None,
-            aside: Aside::default(),
-            opened: Opened::No,
+            aside: SlowPathFlags::default(),
+            opened: OpenState::No,
             frame_seen: false,
             own: Own::default(),
             calls_full: false,
             input_end_notified: false,
             missed_heartbeats: 0,
             calls: 0,
-            queued: Queued::default(),
+            queued: QueueFlags::default(),
             intake: Intake::On,
             lingering: false,
             aborting: false,
@@ -383,13 +383,13 @@ impl Conn {
     /// True while its `open` waits.
     #[inline]
     pub(crate) fn is_opening(&self) -> bool {
-        self.opened == Opened::Waits
+        self.opened == OpenState::Waits
     }
 
     /// True until its PROXY header is there and its handshake is done, or it ends.
     #[inline]
     pub(crate) fn is_starting(&self) -> bool {
-        matches!(self.opened, Opened::Header | Opened::Handshake)
+        matches!(self.opened, OpenState::Header | OpenState::Handshake)
     }
 
     /// True if it is held back, has a channel, or a limit on how fast its peer sends.
@@ -401,43 +401,43 @@ impl Conn {
     /// True if no frame is handed out until the outbox falls below its low mark.
     #[inline]
     pub(crate) fn is_held_back(&self) -> bool {
-        self.aside.0 & Aside::HELD_BACK != 0
+        self.aside.0 & SlowPathFlags::HELD_BACK != 0
     }
 
     /// True if how fast its peer sends is limited.
     #[inline]
     pub(crate) fn is_metered(&self) -> bool {
-        self.aside.says(Aside::METERED)
+        self.aside.says(SlowPathFlags::METERED)
     }
 
     /// True if no frame is handed out until its peer may send again.
     #[inline]
     pub(crate) fn is_too_fast(&self) -> bool {
-        self.aside.says(Aside::TOO_FAST)
+        self.aside.says(SlowPathFlags::TOO_FAST)
     }
 
     /// True if a channel stands between socket and framing.
     #[inline]
     pub(crate) fn has_channel(&self) -> bool {
-        self.aside.0 & Aside::SEALED != 0
+        self.aside.0 & SlowPathFlags::SEALED != 0
     }
 
     /// True if its channel is ready, and has not said its last word.
     #[inline]
     pub(crate) fn may_seal(&self) -> bool {
-        self.has_channel() && self.opened != Opened::Handshake && !self.aside.says(Aside::FINISHED)
+        self.has_channel() && self.opened != OpenState::Handshake && !self.aside.says(SlowPathFlags::FINISHED)
     }
 
     /// True if a channel alone keeps it from the short paths, and has neither said its last word nor heard the peer's.
     #[inline]
     pub(crate) fn is_sealed_alone(&self) -> bool {
-        self.aside.0 == Aside::SEALED
+        self.aside.0 == SlowPathFlags::SEALED
     }
 
     /// True if its channel may have more than what was unsealed.
     #[inline]
     pub(crate) fn is_unsealing(&self) -> bool {
-        self.aside.0 & Aside::UNSEALING != 0
+        self.aside.0 & SlowPathFlags::UNSEALING != 0
     }
 
     #[inline]
@@ -447,13 +447,16 @@ impl Conn {
 
     /// True if the next frame may go to the service now.
     pub(crate) fn takes_frames(&self) -> bool {
-        self.is_open() && self.opened == Opened::Yes && !self.calls_full && !self.aside.says(Aside::HOLDS)
+        self.is_open()
+            && self.opened == OpenState::Yes
+            && !self.calls_full
+            && !self.aside.says(SlowPathFlags::HOLDS)
     }
 
     /// The same of one whose bytes are those of its frames.
     #[inline]
     pub(crate) fn takes_frames_at_once(&self) -> bool {
-        self.is_open() && self.opened == Opened::Yes && !self.calls_full && !self.is_aside()
+        self.is_open() && self.opened == OpenState::Yes && !self.calls_full && !self.is_aside()
     }
 
     /// Bytes that were received and not looked at.
@@ -478,7 +481,7 @@ impl Conn {
     pub(crate) fn wants_receive(&self) -> bool {
         !self.has_fin()
             && match self.state {
-                State::Open => !matches!(self.opened, Opened::No | Opened::LastWords) && !self.paused,
+                State::Open => !matches!(self.opened, OpenState::No | OpenState::LastWords) && !self.paused,
                 State::Draining => true,
                 State::Closing => self.lingering,
             }
@@ -582,7 +585,7 @@ impl Conn {
             next.or(from.left(wait, now), Due::Resume);
         }
         // A peer that has sent FIN cannot answer, and owes no more bytes; one that was sent FIN cannot be asked.
-        let answers = self.opened == Opened::Yes && !self.input_ended() && self.write == Write::Open;
+        let answers = self.opened == OpenState::Yes && !self.input_ended() && self.write == Write::Open;
         if self.is_open() && answers && times.heartbeat != NEVER {
             next.or(self.heard_at.left(times.heartbeat, now), Due::Heartbeat);
         }
@@ -601,7 +604,7 @@ impl Conn {
     #[inline]
     fn linger_left(&self, times: &Times, now: Stamp) -> i64 {
         let linger = match self.opened {
-            Opened::LastWords => times.linger.min(LAST_WORDS_LINGER),
+            OpenState::LastWords => times.linger.min(LAST_WORDS_LINGER),
             _ => times.linger,
         };
         if self.lingering { self.send_at.left(linger, now) } else { FOR_EVER }
@@ -611,7 +614,7 @@ impl Conn {
     #[inline]
     fn start_limit(&self, times: &Times, now: Stamp) -> (i64, Due) {
         let (limit, reason) = match self.opened {
-            Opened::Header => (times.header, CloseReason::ProxyTimeout),
+            OpenState::Header => (times.header, CloseReason::ProxyTimeout),
             _ => (times.handshake, CloseReason::HandshakeTimeout),
         };
         (self.since.left(limit, now), Due::Close(reason))

@@ -15,7 +15,7 @@ pub(crate) fn reservable_bytes(held_bytes_max: usize) -> usize {
 }
 
 /// A call in the line.
-pub(crate) struct Wanted {
+pub(crate) struct CallRequest {
     pub(crate) id: ConnId,
     pub(crate) bytes: usize,
     pub(crate) is_granted: Cell<bool>,
@@ -25,7 +25,7 @@ pub(crate) struct Wanted {
 /// The line of a shard.
 #[derive(Default)]
 pub(crate) struct Line {
-    wanted: RefCell<VecDeque<Weak<Wanted>>>,
+    wanted: RefCell<VecDeque<Weak<CallRequest>>>,
     /// Since when there is one, or when others were last looked at for it.
     pub(crate) since: Cell<Option<Stamp>>,
     /// What all of it wanted at that look.
@@ -39,7 +39,7 @@ impl Line {
     }
 
     /// The first one that still waits.
-    pub(crate) fn first(&self) -> Option<Rc<Wanted>> {
+    pub(crate) fn first(&self) -> Option<Rc<CallRequest>> {
         let mut wanted = self.wanted.borrow_mut();
         loop {
             match wanted.front()?.upgrade() {
@@ -60,7 +60,7 @@ impl Line {
         self.wanted.borrow_mut().pop_front();
     }
 
-    pub(crate) fn push(&self, last: &Rc<Wanted>) {
+    pub(crate) fn push(&self, last: &Rc<CallRequest>) {
         let mut wanted = self.wanted.borrow_mut();
         if wanted.len() == wanted.capacity() {
             // Those that were given up make room before the line grows.

@@ -18,16 +18,17 @@ mod transport;
 
 pub use account::Account;
 pub(crate) use conn::{
-    Aside, Conn, Due, Flight, Input, Intake, NO_HANDLER, Opened, Own, Queued, State, Write, describe,
+    Conn, Due, Flight, Input, Intake, NO_HANDLER, OpenState, Own, QueueFlags, SlowPathFlags, State, Write,
+    describe,
 };
 pub(crate) use inbox::{Found, Inbox, NoMemory, Uncut, cut, cut_whole, not_whole};
 pub use inbox::{FrameReader, ReadError};
 pub use observer::Observer;
-pub use outlet::{Asked, ConnHead, ConnShared, Outlet, PeerWords};
+pub use outlet::{ConnHead, ConnShared, Outlet, PeerWords, SocketFacts};
 pub use remote_gate::RemoteGate;
 pub use reservation::{NoMemoryLeft, Reservation};
 pub(crate) use shared::Memory;
 pub use shared::{LaneShared, ShardShared};
 pub use shared_payload::SharedPayload;
 pub use stack::{Stack, facts_as};
-pub use transport::{Channel, Fault, Transport, Unsealed};
+pub use transport::{Transport, TransportConn, TransportError, TransportEvent};

@@ -40,7 +40,7 @@ pub trait Observer {
     fn ended(&mut self, now: Time, lane: LaneId, outlet: &Outlet, reason: CloseReason) {}
     /// Accepting was paused by a limit, or resumed: at one listener, or at all of the shard's.
     fn accept_paused(&mut self, now: Time, listener: Option<u16>, paused: bool) {}
-    /// Makes a call of the shard's to a connection's [`Channel`](crate::Channel), which is others' code. `None` if that panicked, and the panic was
+    /// Makes a call of the shard's to a connection's [`TransportConn`](crate::TransportConn), which is others' code. `None` if that panicked, and the panic was
     /// caught and told. By default none is caught.
     #[inline]
     fn guard<T>(&self, id: ConnId, call: impl FnOnce() -> T) -> Option<T> {

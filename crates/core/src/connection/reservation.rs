@@ -10,7 +10,7 @@ use core::cell::Cell;
 use core::fmt;
 use core::task::{Poll, Waker};
 
-use super::line::Wanted;
+use super::line::CallRequest;
 use super::outlet::ConnHead;
 use crate::ShardShared;
 
@@ -43,7 +43,7 @@ impl core::error::Error for NoMemoryLeft {}
 /// Memory that is reserved for a connection, or waited for. Its drop gives it back.
 pub struct Reservation {
     head: ConnHead,
-    wanted: Option<Rc<Wanted>>,
+    wanted: Option<Rc<CallRequest>>,
     bytes: usize,
 }
 
@@ -98,7 +98,7 @@ impl Reservation {
             self.bytes = bytes;
             return Poll::Ready(Ok(()));
         }
-        let wanted = Rc::new(Wanted {
+        let wanted = Rc::new(CallRequest {
             id: self.head.id(),
             bytes,
             is_granted: Cell::default(),

@@ -14,7 +14,7 @@ use ringserve_buf::try_box;
 
 use super::account::Accounts;
 use super::deadlines::Deadlines;
-use super::line::{Line, Wanted, reservable_bytes};
+use super::line::{CallRequest, Line, reservable_bytes};
 use super::transport::{ChannelTable, Facts};
 use crate::bytes::KEPT_BYTES_MAX;
 use crate::framing::Encoding;
@@ -40,7 +40,7 @@ pub struct LaneShared {
     /// The lane's times, in steps of the wheel.
     pub(crate) idle: u32,
     pub(crate) write_look: u32,
-    pub(crate) moved: Moved,
+    pub(crate) moved: TrafficTotals,
     /// For connections that set some themselves.
     limits: Limits,
     accounts: Accounts,
@@ -51,7 +51,7 @@ pub struct LaneShared {
 /// What the connections of a lane moved. Counted here and not in the shard's [`ConnStats`](crate::ConnStats), since each turn does: a
 /// connection's outlet leads here at the same cost for every lane.
 #[derive(Default)]
-pub(crate) struct Moved {
+pub(crate) struct TrafficTotals {
     pub frames: Count,
     pub bytes_received: Count,
     pub bytes_sent: Count,
@@ -161,7 +161,7 @@ impl LaneShared {
             frame_bytes_max: limits.frame_bytes_max,
             idle: times.idle,
             write_look: times.write_look,
-            moved: Moved::default(),
+            moved: TrafficTotals::default(),
             limits: limits.clone(),
             accounts: Accounts::default(),
             headers: Headers::default(),
@@ -257,7 +257,7 @@ impl ShardShared {
     }
 
     /// Puts a call at the end of the line.
-    pub(crate) fn line_up(&self, last: &Rc<Wanted>) {
+    pub(crate) fn line_up(&self, last: &Rc<CallRequest>) {
         self.line.push(last);
         self.has_asked.set(true);
     }

@@ -13,7 +13,7 @@ use core::mem;
 
 use ringserve_buf::{LeaseMut, try_box};
 
-use super::transport::{Channel, Fault, Transport, Unsealed};
+use super::transport::{Transport, TransportConn, TransportError, TransportEvent};
 use crate::{Batch, CloseReason};
 
 /// A transport whose bytes go through another one, as WebSocket's through TLS. Its handshake is both, one after the other, and
@@ -31,7 +31,7 @@ impl Stack {
 }
 
 impl Transport for Stack {
-    fn begin(&self, out: &mut Vec<u8>) -> Option<Box<dyn Channel>> {
+    fn begin(&self, out: &mut Vec<u8>) -> Option<Box<dyn TransportConn>> {
         let lower = self.lower.begin(out)?;
         let upper = Upper::Awaits(self.upper.clone());
         let channel = StackChannel {
@@ -43,7 +43,7 @@ impl Transport for Stack {
             is_ready: false,
             is_finished: false,
         };
-        try_box(channel).map(|channel| channel as Box<dyn Channel>)
+        try_box(channel).map(|channel| channel as Box<dyn TransportConn>)
     }
 }
 
@@ -65,7 +65,7 @@ pub fn facts_as<T: 'static>(facts: Rc<dyn Any>) -> Option<Rc<T>> {
 }
 
 struct StackChannel {
-    lower: Box<dyn Channel>,
+    lower: Box<dyn TransportConn>,
     upper: Upper,
     /// What the lower one made clear and the upper one has not taken.
     plain: LeaseMut,
@@ -82,20 +82,20 @@ struct StackChannel {
 enum Upper {
     /// The handshake of the lower one is not done.
     Awaits(Rc<dyn Transport>),
-    Begun(Box<dyn Channel>),
+    Begun(Box<dyn TransportConn>),
 }
 
-const NO_MEMORY: Fault = Fault(CloseReason::MemoryLimit);
+const NO_MEMORY: TransportError = TransportError(CloseReason::MemoryLimit);
 
 impl StackChannel {
-    fn upper(&self) -> Option<&dyn Channel> {
+    fn upper(&self) -> Option<&dyn TransportConn> {
         match &self.upper {
             Upper::Begun(upper) => Some(&**upper),
             Upper::Awaits(_) => None,
         }
     }
 
-    fn upper_mut(&mut self) -> Option<&mut Box<dyn Channel>> {
+    fn upper_mut(&mut self) -> Option<&mut Box<dyn TransportConn>> {
         match &mut self.upper {
             Upper::Begun(upper) => Some(upper),
             Upper::Awaits(_) => None,
@@ -103,7 +103,7 @@ impl StackChannel {
     }
 
     /// Seals what the upper channel said.
-    fn say(&mut self, said: &[u8], out: &mut Vec<u8>) -> Result<(), Fault> {
+    fn say(&mut self, said: &[u8], out: &mut Vec<u8>) -> Result<(), TransportError> {
         if said.is_empty() || self.is_finished {
             return Ok(());
         }
@@ -112,7 +112,7 @@ impl StackChannel {
         if batch.is_refused() {
             return Err(NO_MEMORY);
         }
-        self.lower.seal(&batch, out)
+        self.lower.encode(&batch, out)
     }
 
     fn finish_lower(&mut self, out: &mut Vec<u8>) {
@@ -122,7 +122,7 @@ impl StackChannel {
     }
 
     /// The handshake of the lower one is done.
-    fn begin_upper(&mut self, out: &mut Vec<u8>) -> Result<(), Fault> {
+    fn begin_upper(&mut self, out: &mut Vec<u8>) -> Result<(), TransportError> {
         let Upper::Awaits(transport) = &self.upper else { return Ok(()) };
         let mut said = Vec::new();
         let upper = transport.begin(&mut said).ok_or(NO_MEMORY)?;
@@ -131,20 +131,20 @@ impl StackChannel {
     }
 
     /// What the upper one makes of what the lower one made clear. `None` if it wants more.
-    fn open_upper(&mut self, out: &mut Vec<u8>) -> Result<Option<Unsealed>, Fault> {
+    fn open_upper(&mut self, out: &mut Vec<u8>) -> Result<Option<TransportEvent>, TransportError> {
         let mut said = Vec::new();
         let Upper::Begun(upper) = &mut self.upper else { return Ok(None) };
-        let mut unsealed = upper.open(&mut self.plain, &mut said);
-        while matches!(unsealed, Unsealed::Work) {
+        let mut unsealed = upper.decode(&mut self.plain, &mut said);
+        while matches!(unsealed, TransportEvent::Work) {
             // Its steps are done at once: those that cost much are the lower one's.
             unsealed = upper.work(&mut said);
         }
         self.say(&said, out)?;
-        self.has_more = !matches!(unsealed, Unsealed::More);
-        self.is_ready |= matches!(unsealed, Unsealed::Ready);
-        if let Unsealed::Fault(Fault(reason)) = unsealed {
+        self.has_more = !matches!(unsealed, TransportEvent::More);
+        self.is_ready |= matches!(unsealed, TransportEvent::Ready);
+        if let TransportEvent::Fault(TransportError(reason)) = unsealed {
             // Behind the last words of the upper one.
-            self.lower.ends(reason);
+            self.lower.on_close(reason);
             self.finish_lower(out);
         }
         Ok(Some(unsealed).filter(|_| self.has_more))
@@ -153,15 +153,15 @@ impl StackChannel {
     /// Goes on with what the lower one answered, if it was asked.
     fn go_on(
         &mut self,
-        mut answered: Option<Unsealed>,
+        mut answered: Option<TransportEvent>,
         wire: &mut LeaseMut,
         out: &mut Vec<u8>,
-    ) -> Result<Unsealed, Fault> {
+    ) -> Result<TransportEvent, TransportError> {
         loop {
             match answered.take() {
                 None => {}
-                Some(Unsealed::Plain(plain)) => (self.plain, self.has_more) = (plain, true),
-                Some(Unsealed::Ready) => self.begin_upper(out)?,
+                Some(TransportEvent::Plain(plain)) => (self.plain, self.has_more) = (plain, true),
+                Some(TransportEvent::Ready) => self.begin_upper(out)?,
                 Some(other) => return Ok(other),
             }
             if self.has_more
@@ -169,62 +169,62 @@ impl StackChannel {
             {
                 return Ok(unsealed);
             }
-            answered = Some(self.lower.open(wire, out));
+            answered = Some(self.lower.decode(wire, out));
         }
     }
 }
 
-impl Channel for StackChannel {
-    fn open(&mut self, wire: &mut LeaseMut, out: &mut Vec<u8>) -> Unsealed {
-        self.go_on(None, wire, out).unwrap_or_else(Unsealed::Fault)
+impl TransportConn for StackChannel {
+    fn decode(&mut self, wire: &mut LeaseMut, out: &mut Vec<u8>) -> TransportEvent {
+        self.go_on(None, wire, out).unwrap_or_else(TransportEvent::Fault)
     }
 
-    fn work(&mut self, out: &mut Vec<u8>) -> Unsealed {
+    fn work(&mut self, out: &mut Vec<u8>) -> TransportEvent {
         let answered = self.lower.work(out);
-        self.go_on(Some(answered), &mut LeaseMut::empty(), out).unwrap_or_else(Unsealed::Fault)
+        self.go_on(Some(answered), &mut LeaseMut::empty(), out).unwrap_or_else(TransportEvent::Fault)
     }
 
-    fn rested(&mut self) {
+    fn on_send_pause(&mut self) {
         if let Some(upper) = self.upper_mut() {
-            upper.rested();
+            upper.on_send_pause();
         }
-        self.lower.rested();
+        self.lower.on_send_pause();
     }
 
-    fn wrap(&mut self, plain: &mut Batch) -> bool {
-        self.is_wrapped = self.upper_mut().is_some_and(|upper| upper.wrap(plain));
-        self.is_wrapped && self.lower.wrap(plain)
+    fn encode_in_place(&mut self, plain: &mut Batch) -> bool {
+        self.is_wrapped = self.upper_mut().is_some_and(|upper| upper.encode_in_place(plain));
+        self.is_wrapped && self.lower.encode_in_place(plain)
     }
 
-    fn seal(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), Fault> {
+    fn encode(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), TransportError> {
         if mem::take(&mut self.is_wrapped) {
-            return self.lower.seal(plain, out);
+            return self.lower.encode(plain, out);
         }
         let mut said = Vec::new();
-        let sealed = self.upper_mut().map_or(Ok(()), |upper| upper.seal(plain, &mut said));
+        let sealed = self.upper_mut().map_or(Ok(()), |upper| upper.encode(plain, &mut said));
         self.say(&said, out)?;
         sealed
     }
 
-    fn speak(&mut self, out: &mut Vec<u8>) {
-        self.lower.speak(out);
+    fn write_control(&mut self, out: &mut Vec<u8>) {
+        self.lower.write_control(out);
         let mut said = Vec::new();
         if let Some(upper) = self.upper_mut() {
-            upper.speak(&mut said);
+            upper.write_control(&mut said);
         }
         // Where nothing can be sealed any more, what is sealed next says so.
         let _ = self.say(&said, out);
     }
 
-    fn asks(&mut self) -> bool {
-        self.upper_mut().is_some_and(|upper| upper.asks()) || self.lower.asks()
+    fn on_heartbeat(&mut self) -> bool {
+        self.upper_mut().is_some_and(|upper| upper.on_heartbeat()) || self.lower.on_heartbeat()
     }
 
-    fn ends(&mut self, reason: CloseReason) {
+    fn on_close(&mut self, reason: CloseReason) {
         if let Some(upper) = self.upper_mut() {
-            upper.ends(reason);
+            upper.on_close(reason);
         }
-        self.lower.ends(reason);
+        self.lower.on_close(reason);
     }
 
     fn finish(&mut self, out: &mut Vec<u8>) {
@@ -256,12 +256,12 @@ impl Channel for StackChannel {
             && self.upper().is_some_and(|upper| upper.wants_more())
     }
 
-    fn cut_off(&self) -> Option<CloseReason> {
-        self.lower.cut_off().or_else(|| self.upper()?.cut_off())
+    fn eof_error(&self) -> Option<CloseReason> {
+        self.lower.eof_error().or_else(|| self.upper()?.eof_error())
     }
 
-    fn facts(&self) -> Option<Rc<dyn Any>> {
-        let of = |channel: &dyn Channel| channel.facts().or_else(|| channel.facts_on_demand());
+    fn info(&self) -> Option<Rc<dyn Any>> {
+        let of = |channel: &dyn TransportConn| channel.info().or_else(|| channel.info_on_demand());
         let both = || Both { lower: of(&*self.lower), upper: self.upper().and_then(of) };
         self.is_ready.then(|| Rc::new(both()) as Rc<dyn Any>)
     }

@@ -3,14 +3,15 @@ use alloc::rc::Rc;
 use memchr::memmem;
 
 use super::{
-    Cut, EncodeError, Encoding, FrameError, Framing, FramingState, HoldsState, Lines, Payload, TypedFraming,
+    AsFramingState, Cut, EncodeError, Encoding, FrameError, Framing, FramingState, Lines, Payload,
+    TypedFraming,
 };
 use crate::bytes::Outbox;
 use crate::{LimitError, Limits};
 
 /// Lines, and texts that end at a line with a dot alone: commands and messages of SMTP, commands and articles of NNTP.
 ///
-/// A connection begins with lines. A call switches to a text by [`Cx::switch`](../struct.Cx.html#method.switch) with
+/// A connection begins with lines. A call switches to a text by [`Cx::set_framing_state`](../struct.Cx.html#method.set_framing_state) with
 /// [`DotState::TEXT`]; lines follow the end of the text again. A text comes in pieces as it arrives, so a large one takes no
 /// memory. Dots that the sender put before other dots at the start of a line are left out without a copy, since a piece begins
 /// behind each.
@@ -121,7 +122,7 @@ impl TypedFraming for DotStuffed {
 }
 
 /// A session of the state and another value.
-impl<S> HoldsState<DotState> for (FramingState<DotState>, S) {
+impl<S> AsFramingState<DotState> for (FramingState<DotState>, S) {
     fn framing_state(&self) -> &FramingState<DotState> {
         &self.0
     }

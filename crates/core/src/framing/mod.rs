@@ -46,9 +46,9 @@ pub use fixed::Fixed;
 pub use length::{ByteOrder, LengthPrefix};
 pub use lines::Lines;
 pub use raw::Raw;
-pub use typed::{Cut, FramingState, HoldsState, TypedFraming, Writes};
+pub use typed::{AsFramingState, Cut, DynWriter, FramingState, TypedFraming};
 
-pub use crate::bytes::{InPlace, Payload, Written};
+pub use crate::bytes::{InPlace, Payload, WriteResult};
 
 /// The result of [`Framing::decode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -236,7 +236,7 @@ pub enum Encoding {
     Delimiter(Rc<Delimiter>),
     /// Any other framing.
     #[doc(hidden)]
-    Custom(Rc<dyn Writes>),
+    Custom(Rc<dyn DynWriter>),
 }
 
 impl Encoding {

@@ -93,7 +93,7 @@ impl Decode {
 /// assert!(matches!(next, Next::Line));
 /// ```
 pub trait TypedFraming: 'static {
-    /// The framing's state for a connection, in the session ([`HoldsState`]); `()` for none. A connection begins with the state
+    /// The framing's state for a connection, in the session ([`AsFramingState`]); `()` for none. A connection begins with the state
     /// that its session was made with.
     type State: Copy + 'static;
 
@@ -188,13 +188,13 @@ impl<F: Framing> TypedFraming for F {
 /// The writing half of a framing of any type: each method as that of [`TypedFraming`] with the same name.
 #[doc(hidden)]
 #[allow(missing_docs, clippy::missing_errors_doc)]
-pub trait Writes {
+pub trait DynWriter {
     fn dyn_write(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError>;
     fn dyn_room_before(&self) -> usize;
     fn dyn_write_around(&self, written: &mut InPlace<'_>) -> Result<(), EncodeError>;
 }
 
-impl<F: TypedFraming> Writes for F {
+impl<F: TypedFraming> DynWriter for F {
     fn dyn_write(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
         self.write(payload, out)
     }
@@ -208,7 +208,7 @@ impl<F: TypedFraming> Writes for F {
     }
 }
 
-/// The state of a connection's framing, in its session. [`Cx::switch`](../struct.Cx.html#method.switch) changes it.
+/// The state of a connection's framing, in its session. [`Cx::set_framing_state`](../struct.Cx.html#method.set_framing_state) changes it.
 #[derive(Default)]
 pub struct FramingState<T>(Cell<T>);
 
@@ -241,7 +241,7 @@ impl<T: Copy + fmt::Debug> fmt::Debug for FramingState<T> {
 /// A session that holds the state `T` of its connection's framing. Each session holds the state `()`, which is none.
 ///
 /// ```
-/// use ringserve::framing::{FramingState, HoldsState};
+/// use ringserve::framing::{FramingState, AsFramingState};
 ///
 /// #[derive(Clone, Copy, Default)]
 /// enum Reads {
@@ -255,7 +255,7 @@ impl<T: Copy + fmt::Debug> fmt::Debug for FramingState<T> {
 ///     reads: FramingState<Reads>,
 /// }
 ///
-/// impl HoldsState<Reads> for Session {
+/// impl AsFramingState<Reads> for Session {
 ///     fn framing_state(&self) -> &FramingState<Reads> {
 ///         &self.reads
 ///     }
@@ -265,12 +265,13 @@ impl<T: Copy + fmt::Debug> fmt::Debug for FramingState<T> {
     message = "the session `{Self}` does not hold the state `{T}` of the framing",
     note = "give it a field of the type `FramingState<{T}>`, and `impl HoldsState<{T}> for {Self}`"
 )]
-pub trait HoldsState<T> {
+#[doc(alias = "HoldsState")]
+pub trait AsFramingState<T> {
     /// The place of the state.
     fn framing_state(&self) -> &FramingState<T>;
 }
 
-impl<S> HoldsState<()> for S {
+impl<S> AsFramingState<()> for S {
     #[inline(always)]
     fn framing_state(&self) -> &FramingState<()> {
         // A box of nothing is no memory.

@@ -66,9 +66,9 @@ pub enum LimitError {
 }
 
 /// A time as an error shows it.
-struct Shown(Duration);
+struct TimeText(Duration);
 
-impl fmt::Display for Shown {
+impl fmt::Display for TimeText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const DAY: u64 = 24 * 3600;
         match (self.0.as_secs(), self.0.subsec_nanos()) {
@@ -97,13 +97,19 @@ impl fmt::Display for LimitError {
             ),
             LimitError::Time { name, value, min, max, may_be_off } => {
                 let off = if may_be_off { ", or None, which switches it off" } else { "" };
-                write!(f, "{name} is {}; it must be {} to {}{off}", Shown(value), Shown(min), Shown(max))
+                write!(
+                    f,
+                    "{name} is {}; it must be {} to {}{off}",
+                    TimeText(value),
+                    TimeText(min),
+                    TimeText(max)
+                )
             }
             LimitError::TimeOrder { small, small_value, large, large_value } => write!(
                 f,
                 "{small} is {} and {large} is {}; {small} must not be longer: lower it, or raise {large}",
-                Shown(small_value),
-                Shown(large_value)
+                TimeText(small_value),
+                TimeText(large_value)
             ),
             LimitError::HeldBytes { value, min } => write!(
                 f,

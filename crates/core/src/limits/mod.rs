@@ -59,7 +59,7 @@ pub struct Limits {
     /// close first.
     pub idle_timeout: Option<Duration>,
     /// Which bytes keep a connection from being idle: received, sent or either. Default either.
-    pub idle_counts: IdleCounts,
+    pub idle_counts: IdleActivity,
     /// How long the peer may take no byte of queued data before its connection is reset. Default 30 s.
     pub write_stall_timeout: Option<Duration>,
     /// Bytes a second that a peer must take while data is queued for it, 0 to 1 GiB, measured over 10 s, or over
@@ -83,8 +83,8 @@ pub struct Limits {
     /// than what is left is handed out, and the next one waits until it is paid for. Not below `read_bytes_per_second_min`.
     pub read_bytes_per_second_max: usize,
     /// What becomes of a peer that sends faster than `read_frames_per_second_max` or `read_bytes_per_second_max`. Default
-    /// [`HoldBack`](WhenTooFast::HoldBack).
-    pub when_read_too_fast: WhenTooFast,
+    /// [`HoldBack`](ReadRateAction::HoldBack).
+    pub when_read_too_fast: ReadRateAction,
     /// How long a call may stay pending before its connection is closed. Queued replies are sent first. Each of several calls
     /// in flight has this time. Default 60 s, as proxies give their upstreams.
     pub handler_timeout: Option<Duration>,
@@ -232,7 +232,8 @@ const RECEIVE_BUFFERS_MIN: usize = 16;
 /// Which bytes keep a connection from being idle. No choice costs anything for a frame: the time is noted for each completion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum IdleCounts {
+#[doc(alias = "IdleCounts")]
+pub enum IdleActivity {
     /// Bytes that the peer sends, and bytes that it takes. A peer that only listens stays as long as the server has data for it
     /// and [`Limits::write_stall_timeout`] sees the peer take it. The limit rests while bytes are being sent.
     #[default]
@@ -253,7 +254,8 @@ pub enum IdleCounts {
 /// [`Limits::read_bytes_per_second_max`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum WhenTooFast {
+#[doc(alias = "WhenTooFast")]
+pub enum ReadRateAction {
     /// Its frames wait, in their order, until it may send them. At [`Limits::inbox_bytes_high`] receiving stops, so that the
     /// rest waits with the peer. No reply is lost, and each may be late: the delay is in steps of 17 ms. Such a peer is not idle,
     /// nor is one whose FIN came behind them: it keeps its place for at most `inbox_bytes_high` and a frame at this rate. A
@@ -276,13 +278,13 @@ impl Default for Limits {
             inbox_bytes_high: 64 << 10,
             first_frame_timeout: Some(Duration::from_secs(30)),
             idle_timeout: Some(Duration::from_secs(600)),
-            idle_counts: IdleCounts::Either,
+            idle_counts: IdleActivity::Either,
             write_stall_timeout: Some(Duration::from_secs(30)),
             write_bytes_per_second_min: 240,
             read_bytes_per_second_min: 240,
             read_frames_per_second_max: 0,
             read_bytes_per_second_max: 0,
-            when_read_too_fast: WhenTooFast::HoldBack,
+            when_read_too_fast: ReadRateAction::HoldBack,
             handler_timeout: Some(Duration::from_secs(60)),
             open_timeout: Some(Duration::from_secs(10)),
             proxy_header_timeout: Some(Duration::from_secs(5)),
@@ -414,9 +416,9 @@ impl Limits {
     crate::setters! {
         values {
             frame_bytes_max: usize, outbox_bytes_high: usize, outbox_bytes_low: usize, outbox_bytes_max: usize,
-            inbox_bytes_high: usize, idle_counts: IdleCounts, write_bytes_per_second_min: usize,
+            inbox_bytes_high: usize, idle_counts: IdleActivity, write_bytes_per_second_min: usize,
             read_bytes_per_second_min: usize, read_frames_per_second_max: u32, read_bytes_per_second_max: usize,
-            when_read_too_fast: WhenTooFast, heartbeats_missed_max: u8, calls_in_flight_max: u16, connection_tasks_max: u16,
+            when_read_too_fast: ReadRateAction, heartbeats_missed_max: u8, calls_in_flight_max: u16, connection_tasks_max: u16,
             linger_timeout: Duration,
         }
         options {

@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use super::error::times_in_range;
-use super::{IdleCounts, LimitError, Limits};
+use super::{IdleActivity, LimitError, Limits};
 
 /// Limits of one connection that differ from those of its service, until it ends or others are set. A limit that is not set
 /// here keeps the value of the service's [`Limits`].
@@ -11,10 +11,10 @@ use super::{IdleCounts, LimitError, Limits};
 /// ```
 /// use std::time::Duration;
 ///
-/// use ringserve_core::{ConnLimits, IdleCounts};
+/// use ringserve_core::{ConnLimits, IdleActivity};
 ///
 /// // A client that promised a sign of life every minute.
-/// let keeps_alive = ConnLimits::default().idle_timeout(Duration::from_secs(90)).idle_counts(IdleCounts::Received);
+/// let keeps_alive = ConnLimits::default().idle_timeout(Duration::from_secs(90)).idle_counts(IdleActivity::Received);
 /// // A peer that did not log in yet, which may take several frames, and 10 s for all of them.
 /// let stranger = ConnLimits::default().frame_bytes_max(4096).deadline(Duration::from_secs(10));
 /// let member = ConnLimits::default().deadline(None);
@@ -26,7 +26,7 @@ use super::{IdleCounts, LimitError, Limits};
 pub struct ConnLimits {
     frame_bytes_max: Option<usize>,
     idle_timeout: Option<Option<Duration>>,
-    idle_counts: Option<IdleCounts>,
+    idle_counts: Option<IdleActivity>,
     handler_timeout: Option<Option<Duration>>,
     heartbeat_interval: Option<Option<Duration>>,
     read_frames_per_second_max: Option<u32>,
@@ -50,7 +50,7 @@ impl ConnLimits {
 
     /// As [`Limits::idle_counts`].
     #[must_use]
-    pub fn idle_counts(self, counts: IdleCounts) -> ConnLimits {
+    pub fn idle_counts(self, counts: IdleActivity) -> ConnLimits {
         ConnLimits { idle_counts: Some(counts), ..self }
     }
 
@@ -91,7 +91,7 @@ impl ConnLimits {
     /// use std::time::Duration;
     ///
     /// use ringserve::limits::ConnLimits;
-    /// use ringserve::{Cx, Frame, Opening, Refusal, Service};
+    /// use ringserve::{Cx, Frame, OpenCx, Refusal, Service};
     ///
     /// struct Gate;
     ///
@@ -99,7 +99,7 @@ impl ConnLimits {
     ///     type Session = Cell<bool>;
     ///     type Error = &'static str;
     ///
-    ///     async fn open(&self, opening: &Opening<'_>) -> Result<Cell<bool>, Refusal> {
+    ///     async fn open(&self, opening: &OpenCx<'_>) -> Result<Cell<bool>, Refusal> {
     ///         let login = ConnLimits::default().deadline(Duration::from_secs(10));
     ///         opening.set_limits(&login).map_err(|error| Refusal::new(error.to_string()))?;
     ///         Ok(Cell::new(false))

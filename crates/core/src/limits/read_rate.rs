@@ -14,7 +14,7 @@ use core::time::Duration;
 
 use crate::tables::Chunked;
 use crate::time::{Gcra, SECOND, time_of};
-use crate::{Limits, Time, WhenTooFast};
+use crate::{Limits, ReadRateAction, Time};
 
 /// The longest wait before a connection that is held back is looked at again: its debt may be an hour.
 const LOOKS_EVERY: Duration = Duration::from_secs(1);
@@ -25,7 +25,7 @@ pub(crate) struct ReadRates {
     frames: Option<Gcra>,
     /// Bytes in a second; 0 is off.
     bytes: u64,
-    pub(crate) when_too_fast: WhenTooFast,
+    pub(crate) when_too_fast: ReadRateAction,
 }
 
 impl ReadRates {

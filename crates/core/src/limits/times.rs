@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use crate::time::{NEVER, steps_for};
-use crate::{IdleCounts, Limits};
+use crate::{IdleActivity, Limits};
 
 /// [`Limits`] in steps of the wheel, [`NEVER`] for those that are off.
 #[derive(Clone, Copy)]
@@ -37,8 +37,8 @@ impl Times {
         Times {
             first_frame: steps(limits.first_frame_timeout),
             idle: steps(limits.idle_timeout),
-            idle_counts_sent: limits.idle_counts != IdleCounts::Received,
-            idle_counts_received: limits.idle_counts != IdleCounts::Sent,
+            idle_counts_sent: limits.idle_counts != IdleActivity::Received,
+            idle_counts_received: limits.idle_counts != IdleActivity::Sent,
             write_look: write_look(limits),
             linger: steps_for(limits.linger_timeout),
             handler: steps(limits.handler_timeout),

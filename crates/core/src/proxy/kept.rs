@@ -9,7 +9,7 @@ use crate::tables::Chunked;
 
 /// Facts from the PROXY header of a connection, in addition to the client's address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Proxied {
+pub struct ProxyFacts {
     /// The proxy, if the connection is a client's.
     pub via: Option<SocketAddr>,
     /// The address that the client connected to.
@@ -20,7 +20,7 @@ pub struct Proxied {
 struct Entry {
     /// The connection that the other fields belong to.
     id: Option<ConnId>,
-    proxied: Proxied,
+    proxied: ProxyFacts,
     tlvs: Option<Tlvs>,
 }
 
@@ -33,14 +33,14 @@ pub(crate) struct Headers {
 impl Headers {
     /// Keeps the facts of a connection's header, in place of its slot's former ones. False if the system has no memory for
     /// them.
-    pub(crate) fn keep(&self, id: ConnId, proxied: Proxied, tlvs: Option<Tlvs>) -> bool {
+    pub(crate) fn keep(&self, id: ConnId, proxied: ProxyFacts, tlvs: Option<Tlvs>) -> bool {
         let mut entries = self.entries.borrow_mut();
         let Some(entry) = entries.entry(id.slot()) else { return false };
         *entry = Entry { id: Some(id), proxied, tlvs };
         true
     }
 
-    pub(crate) fn of(&self, id: ConnId) -> Proxied {
+    pub(crate) fn of(&self, id: ConnId) -> ProxyFacts {
         self.with_entry(id, |entry| entry.proxied).unwrap_or_default()
     }
 

@@ -26,7 +26,7 @@ use core::net::SocketAddr;
 use core::ops::Range;
 
 pub(crate) use kept::Headers;
-pub use kept::Proxied;
+pub use kept::ProxyFacts;
 pub use tlvs::{ProxiedSsl, Tlvs};
 pub use write::{CommandV2, write_v1, write_v2};
 
@@ -124,7 +124,7 @@ pub fn read(bytes: &[u8], bytes_max: usize) -> Result<Option<Header>, HeaderErro
 
 /// The header that connections of a listener begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Expected {
+pub struct HeaderRules {
     /// The most bytes of a header of version 2.
     pub bytes_max: usize,
     /// True if its further fields are kept.

@@ -8,5 +8,5 @@ mod refused;
 
 pub use counters::ConnStats;
 pub(crate) use reason::NAMES;
-pub use reason::{CloseReason, ClosedBy};
+pub use reason::{CloseKind, CloseReason, ClosedBy};
 pub use refused::RefusedBy;

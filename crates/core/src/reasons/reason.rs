@@ -21,6 +21,28 @@ pub enum ClosedBy {
     System,
 }
 
+/// The kind of a [`CloseReason`]: why a connection ended, where [`ClosedBy`] is who ended it.
+///
+/// A program counts or reacts by kind, since later versions add reasons within these kinds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CloseKind {
+    /// The peer ended the connection, in order or by a reset.
+    Peer,
+    /// The service ended it: by its choice, by an error or a panic, or since an upstream failed.
+    Service,
+    /// A limit on time or rates was exceeded.
+    Limit,
+    /// Memory ran out: a full outbox, or a shard at its limit.
+    Overload,
+    /// Bytes of the peer broke the protocol: framing, PROXY header, TLS, the upgrade to WebSocket.
+    Protocol,
+    /// The system reported an error, on this connection or on one to an upstream.
+    Io,
+    /// The server shut down.
+    Shutdown,
+}
+
 /// The reason why a connection ended. Every connection has exactly one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -120,7 +142,39 @@ pub enum CloseReason {
 impl CloseReason {
     pub(crate) const COUNT: usize = 39;
 
-    /// The side that ended the connection.
+    /// Why the connection ended, in one of seven kinds. [`closed_by`](CloseReason::closed_by) is who ended it.
+    ///
+    /// ```
+    /// use ringserve_core::{CloseKind, CloseReason};
+    ///
+    /// assert_eq!(CloseReason::IdleTimeout.kind(), CloseKind::Limit);
+    /// ```
+    pub fn kind(self) -> CloseKind {
+        use CloseReason::*;
+        match self {
+            PeerClosed | PeerClosedMidFrame | PeerReset => CloseKind::Peer,
+            BadFrame(_)
+            | ProxyUntrusted
+            | ProxyBadHeader(_)
+            | ProxyNoHeader
+            | TlsHandshakeFailed(_)
+            | TlsBadRecord
+            | TlsAlertReceived(_)
+            | TlsTruncated
+            | UpgradeRefused(_) => CloseKind::Protocol,
+            FirstFrameTimeout | IdleTimeout | WriteStallTimeout | WriteTooSlow | ReadTooSlow
+            | ReadTooFast | HeartbeatLost | HandlerTimeout | OpenTimeout | ProxyTimeout
+            | HandshakeTimeout | ConnectTimeout | DeadlinePassed => CloseKind::Limit,
+            OutboxFull | MemoryLimit => CloseKind::Overload,
+            Closed | Aborted | Refused | HandlerError | HandlerPanicked | ReplyNotFramed | UpstreamFailed => {
+                CloseKind::Service
+            }
+            ConnectFailed(_) | System(_) => CloseKind::Io,
+            Shutdown | DrainTimeout | ServerAborted => CloseKind::Shutdown,
+        }
+    }
+
+    /// The side that ended the connection. [`kind`](CloseReason::kind) is why.
     pub fn closed_by(self) -> ClosedBy {
         use CloseReason::*;
         match self {

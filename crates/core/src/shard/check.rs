@@ -2,7 +2,7 @@
 
 use super::Shard;
 use super::receive::{KEPT_FOR_A_MOMENT, KEPT_FOR_LONG};
-use crate::connection::{Conn, Flight, Inbox, Opened, Outlet, Own, Queued, State, Write, describe};
+use crate::connection::{Conn, Flight, Inbox, OpenState, Outlet, Own, QueueFlags, State, Write, describe};
 use crate::tables::class_of;
 use crate::{ConnId, Observer};
 
@@ -50,7 +50,7 @@ impl<O: Observer> Shard<O> {
                 self.check_input(id, conn, &mut sums);
                 self.check_memory(id, conn, &mut sums);
                 sums.starting += usize::from(conn.is_starting() && !self.lanes[conn.lane].is_outbound);
-                sums.working += u64::from(conn.queued.is_in(Queued::WORKING));
+                sums.working += u64::from(conn.queued.is_in(QueueFlags::WORKING));
                 sums.deadlines += usize::from(conn.own.has(Own::DEADLINE));
             }
         }
@@ -65,7 +65,7 @@ impl<O: Observer> Shard<O> {
         assert_eq!(conn.reason.is_some(), conn.state == State::Draining, "{}", text());
         let connecting = conn.connect.is_on();
         if connecting {
-            let is_new = conn.write == Write::Open && conn.opened == Opened::No;
+            let is_new = conn.write == Write::Open && conn.opened == OpenState::No;
             assert!(!conn.receive.is_on() && !conn.send.is_on() && is_new, "{}", text());
             let stopping = conn.connect == Flight::Stopping;
             assert_eq!(stopping, conn.state == State::Closing, "{}", text());
@@ -105,7 +105,7 @@ impl<O: Observer> Shard<O> {
             || conn.is_starting()
             || conn.is_held_back()
             || conn.is_too_fast()
-            || conn.queued.is_in(Queued::RUNNABLE)
+            || conn.queued.is_in(QueueFlags::RUNNABLE)
             || inbox.waiting_bytes() == 0;
         assert!(moves, "frames wait for nothing: {}", text());
     }

@@ -7,10 +7,10 @@
 
 use alloc::boxed::Box;
 
-use super::turn::{Ended, Event};
+use super::turn::{EndedConn, Event};
 use super::{Shard, expect_conn};
-use crate::connection::{NO_HANDLER, Opened, Own, State, Write};
-use crate::tables::Returning;
+use crate::connection::{NO_HANDLER, OpenState, Own, State, Write};
+use crate::tables::ReturnedItem;
 use crate::{CloseHow, CloseReason, ConnId, Observer, Op};
 
 impl<O: Observer> Shard<O> {
@@ -90,7 +90,7 @@ impl<O: Observer> Shard<O> {
         // Before its room is forgotten.
         let in_flight = if sends { shared.in_flight() + self.holders.room_in_flight(id.slot()) } else { 0 };
         self.shared.release(self.holders.forget(id.slot()));
-        self.returns(id, Returning::Batch, in_flight);
+        self.returns(id, ReturnedItem::Batch, in_flight);
         let Some(conn) = self.conns.get_mut(id) else { return };
         // A waiter for room may be a task, which is not dropped with the connection.
         shared.take_ready(|waker| self.events.push_back(Event::Wake(id, waker)));
@@ -108,17 +108,17 @@ impl<O: Observer> Shard<O> {
         let (of, listener, was_starting) = (conn.lane, shared.listener(), conn.is_starting());
         let sealed = conn.has_channel().then(|| shared.clone());
         if was_starting {
-            conn.opened = Opened::No;
+            conn.opened = OpenState::No;
         }
         self.lanes[conn.lane].counters.closed += 1;
         self.lanes[conn.lane].counters.closed_by_reason.0[reason.index()] += 1;
         self.observer.ended(self.now, conn.lane, &shared, reason);
-        self.events.push_back(Event::Ended(Ended {
+        self.events.push_back(Event::Ended(EndedConn {
             id,
             lane: conn.lane,
             shared,
             reason,
-            opened: conn.opened == Opened::Yes,
+            opened: conn.opened == OpenState::Yes,
             call,
         }));
         if let Some(outlet) = sealed {
@@ -179,7 +179,7 @@ impl<O: Observer> Shard<O> {
             0,
             "the driver has memory of {id}, which is free"
         );
-        if conn.opened == Opened::LastWords {
+        if conn.opened == OpenState::LastWords {
             self.accepting.parted();
         }
         self.wheel.clear(id.slot());

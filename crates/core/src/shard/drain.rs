@@ -39,7 +39,7 @@ use core::time::Duration;
 use super::Shard;
 use super::lanes::{LaneState, Wave};
 use super::turn::Event;
-use crate::connection::{Conn, Intake, Opened};
+use crate::connection::{Conn, Intake, OpenState};
 use crate::{CloseReason, ConnId, LaneId, Observer, Time};
 
 /// Turns that bring bytes until connections are cut: the few that the first of 256 completions may need while others come in
@@ -386,7 +386,7 @@ impl<O: Observer> Shard<O> {
                 let lane = &self.lanes[conn.lane];
                 conn.is_open() && !lane.is_outbound && lane.wave == Wave::Begins
             };
-            if self.conns.get(id).filter(is_served).is_some_and(|conn| conn.opened == Opened::Yes) {
+            if self.conns.get(id).filter(is_served).is_some_and(|conn| conn.opened == OpenState::Yes) {
                 self.events.push_back(Event::Draining(id));
             }
         }

@@ -5,7 +5,7 @@ use core::net::SocketAddr;
 use core::time::Duration;
 
 use super::Shard;
-use crate::connection::{Conn, Opened, Outlet, State};
+use crate::connection::{Conn, OpenState, Outlet, State};
 use crate::{Account, ConnId, LaneId, Observer, Stamp};
 
 /// How far a connection is, and what it waits for.
@@ -176,12 +176,12 @@ fn state_of(conn: &Conn, outlet: &Outlet) -> ConnState {
         return ConnState::Connecting;
     }
     match conn.opened {
-        Opened::Header | Opened::Handshake => ConnState::Starting,
-        Opened::No | Opened::LastWords | Opened::Waits => ConnState::Opening,
-        Opened::Yes if conn.is_held_back() || outlet.holds_back() => ConnState::HeldBack,
-        Opened::Yes if conn.is_too_fast() => ConnState::TooFast,
-        Opened::Yes if conn.paused => ConnState::Paused,
-        Opened::Yes if conn.has_handler() => ConnState::Calling,
-        Opened::Yes => ConnState::Open,
+        OpenState::Header | OpenState::Handshake => ConnState::Starting,
+        OpenState::No | OpenState::LastWords | OpenState::Waits => ConnState::Opening,
+        OpenState::Yes if conn.is_held_back() || outlet.holds_back() => ConnState::HeldBack,
+        OpenState::Yes if conn.is_too_fast() => ConnState::TooFast,
+        OpenState::Yes if conn.paused => ConnState::Paused,
+        OpenState::Yes if conn.has_handler() => ConnState::Calling,
+        OpenState::Yes => ConnState::Open,
     }
 }

@@ -29,7 +29,7 @@ use alloc::vec::Vec;
 
 use ringserve_buf::{Blocks, Pool};
 
-use crate::connection::{Conn, ConnHead, Memory, Queued, ShardShared};
+use crate::connection::{Conn, ConnHead, Memory, QueueFlags, ShardShared};
 use crate::framing::Encoding;
 use crate::limits::Meters;
 use crate::tables::{Holders, Slots};
@@ -40,14 +40,14 @@ use accept::Accepting;
 pub use accept::Quota;
 use channels::Channels;
 use drain::Drain;
-pub use frames::{Frames, Next, Parked, Rest, Whole};
+pub use frames::{Frames, Next, ParkOutcome, Rest, Whole};
 pub use inspect::{ConnFigure, ConnFigures, ConnState, ConnView};
 use lanes::Lanes;
 use memory::calm_bytes;
 use receive::short_from;
 use timers::Lateness;
 use turn::Event;
-pub use turn::{Ended, Lane};
+pub use turn::{EndedConn, Lane};
 use work::Work;
 
 /// Connections for which a queue keeps room once it is empty, however long a crowd made it: 8 to 16 KiB.
@@ -202,7 +202,7 @@ impl<O: Observer> Shard<O> {
 
     /// True if bytes of the connection wait for room in a later turn.
     pub fn is_runnable(&self, id: ConnId) -> bool {
-        self.conns.get(id).is_some_and(|conn| conn.queued.is_in(Queued::RUNNABLE))
+        self.conns.get(id).is_some_and(|conn| conn.queued.is_in(QueueFlags::RUNNABLE))
     }
 
     /// A connection's outlet and session, until it ended.

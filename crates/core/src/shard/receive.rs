@@ -5,8 +5,8 @@ use ringserve_buf::{Block, Lease, LeaseMut, try_box};
 use super::frames::Frames;
 use super::turn::{Event, Lane, hand_out};
 use super::{Shard, expect_conn};
-use crate::connection::{Conn, Flight, Inbox, Input, NoMemory, Opened, Outlet, Queued, State};
-use crate::tables::Returning;
+use crate::connection::{Conn, Flight, Inbox, Input, NoMemory, OpenState, Outlet, QueueFlags, State};
+use crate::tables::ReturnedItem;
 use crate::{CloseReason, ConnId, Observer, Op, ReceiveEnd, ServerLimits};
 
 /// Missing bytes from which a frame is received straight into its block.
@@ -85,7 +85,7 @@ impl<O: Observer> Shard<O> {
         lane: &mut (impl Lane<O> + ?Sized),
     ) {
         let Some(conn) = self.conns.get(id) else { return };
-        if conn.opened == Opened::Header {
+        if conn.opened == OpenState::Header {
             return self.start(id, lease, lane);
         }
         if conn.is_cut() {
@@ -157,7 +157,7 @@ impl<O: Observer> Shard<O> {
 
     pub(super) fn receive_ended(&mut self, id: ConnId, end: ReceiveEnd) {
         if self.shared.returning_bytes() > 0 {
-            self.returned(id, Returning::Block);
+            self.returned(id, ReturnedItem::Block);
         }
         let Some(conn) = expect_conn(&mut self.conns, id) else { return };
         conn.receive = Flight::None;
@@ -183,9 +183,9 @@ impl<O: Observer> Shard<O> {
                 let Some(conn) = self.conns.get_mut(id) else { return };
                 if conn.takes_frames() && conn.waiting_bytes() == 0 {
                     self.finish_input(id);
-                } else if conn.opened == Opened::Header {
+                } else if conn.opened == OpenState::Header {
                     self.header_cut_short(id);
-                } else if conn.opened == Opened::Handshake {
+                } else if conn.opened == OpenState::Handshake {
                     self.check_handshake(id);
                 }
             }
@@ -227,7 +227,7 @@ impl<O: Observer> Shard<O> {
             return;
         }
         // A step of its channel that waits may give more bytes.
-        if conn.queued.is_in(Queued::WORKING) {
+        if conn.queued.is_in(QueueFlags::WORKING) {
             return;
         }
         if conn.has_channel() && !conn.is_cut() && self.channels.is_put_off(id) {
@@ -323,7 +323,7 @@ impl<O: Observer> Shard<O> {
             if inbox.is_away() && conn.state != State::Closing && !conn.aborting && conn.receive.stop() {
                 self.ops.push(Op::ReceiveStop { id });
             }
-            self.returns(id, Returning::Block, away);
+            self.returns(id, ReturnedItem::Block, away);
         }
     }
 

@@ -9,7 +9,7 @@ use super::turn::Event;
 use super::{Shard, expect_conn};
 use crate::bytes::EarlyLooks;
 use crate::connection::{Flight, Outlet, State, Write};
-use crate::tables::{LISTED_BYTES, Returning, RoomOf};
+use crate::tables::{LISTED_BYTES, ReturnedItem, RoomOf};
 use crate::time::{STEP, Stamp};
 use crate::{Batch, CloseReason, ConnId, LaneId, Observer, Op, SendEnd};
 
@@ -228,7 +228,7 @@ impl<O: Observer> Shard<O> {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let Some(shared) = &conn.shared else {
             self.shared.recycle(batch);
-            self.returned(id, Returning::Batch);
+            self.returned(id, ReturnedItem::Batch);
             return self.join(id);
         };
         if core::mem::take(&mut batch.room_counts) {

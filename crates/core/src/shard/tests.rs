@@ -25,7 +25,7 @@ use core::time::Duration;
 
 use ringserve_buf::{LeaseMut, Pool, PoolConfig};
 
-use super::{Ended, Frames, Lane, Next, Parked, Quota, Shard};
+use super::{EndedConn, Frames, Lane, Next, ParkOutcome, Quota, Shard};
 use crate::framing::{Encoding, Framing, LengthPrefix};
 use crate::{
     AcceptEnd, Address, Batch, CloseHow, CloseReason, Completion, ConnId, ConnStats, Frame, LaneId, Limits,
@@ -55,7 +55,7 @@ enum Heard {
 struct Call {
     id: ConnId,
     frame: Frame,
-    parked: Parked,
+    parked: ParkOutcome,
 }
 
 /// Notes what it is told, admits every connection and takes every frame.
@@ -154,8 +154,8 @@ impl Lane for Recorder {
         waker.wake();
     }
 
-    fn ended(&mut self, _shard: &mut Core, ended: Ended) {
-        let Ended { id, reason, opened, call, .. } = ended;
+    fn ended(&mut self, _shard: &mut Core, ended: EndedConn) {
+        let EndedConn { id, reason, opened, call, .. } = ended;
         self.dropped.extend(call);
         self.heard.push(Heard::Ended { id, reason, opened });
     }

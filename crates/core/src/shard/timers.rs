@@ -10,7 +10,7 @@ use core::time::Duration;
 
 use super::Shard;
 use super::turn::Event;
-use crate::connection::{Conn, Due, NoMemory, Own, Queued};
+use crate::connection::{Conn, Due, NoMemory, Own, QueueFlags};
 use crate::limits::RATE_WINDOW;
 use crate::time::{STEP, Timer, step_at};
 use crate::{CloseReason, ConnId, Observer, Op, Time};
@@ -79,7 +79,7 @@ enum Stage {
 
 /// A turn that begins, for [`Lateness::step`].
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Beginning {
+pub(super) struct TurnStart {
     pub(super) now: Time,
     /// How long ago the turn before began.
     pub(super) gap: Duration,
@@ -101,8 +101,8 @@ impl Lateness {
 
     #[cold]
     #[inline(never)]
-    pub(super) fn step(&mut self, turn: &Beginning) {
-        let Beginning { now, gap, completions, more, .. } = *turn;
+    pub(super) fn step(&mut self, turn: &TurnStart) {
+        let TurnStart { now, gap, completions, more, .. } = *turn;
         let before = Time::from_nanos(now.as_nanos().saturating_sub(gap.as_nanos() as u64));
         let wake_late = self.wakes_at(before).map(|at| now - at);
         self.watches_until = self.watches_until.filter(|until| now < *until);
@@ -234,7 +234,7 @@ impl<O: Observer> Shard<O> {
     #[inline(never)]
     pub(super) fn step_lateness(&mut self, gap: Duration, completions: usize, more: bool) {
         let (now, due) = (self.now, self.wheel.next_or_never());
-        self.lateness.step(&Beginning {
+        self.lateness.step(&TurnStart {
             now,
             gap,
             completions,
@@ -277,7 +277,7 @@ impl<O: Observer> Shard<O> {
                 self.arm(id);
                 continue;
             }
-            if conn.queued.is_in(Queued::RUNNABLE | Queued::WORKING) && due.is_the_peers() {
+            if conn.queued.is_in(QueueFlags::RUNNABLE | QueueFlags::WORKING) && due.is_the_peers() {
                 // What the peer sent waits for the shard. It is looked at again once the connection had its batch.
                 self.arm(id);
                 continue;

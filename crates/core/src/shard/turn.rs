@@ -24,7 +24,7 @@ use ringserve_buf::Lease;
 
 use super::frames::Frames;
 use super::{QUEUE_KEPT, Shard};
-use crate::connection::{ConnHead, Queued};
+use crate::connection::{ConnHead, QueueFlags};
 use crate::time::Stamp;
 use crate::{Budget, CloseReason, Completion, ConnId, LaneId, Observer, Op, Socket, Time, Wait};
 
@@ -35,7 +35,7 @@ use crate::{Budget, CloseReason, Completion, ConnId, LaneId, Observer, Op, Socke
 pub trait Lane<O: Observer = ()> {
     /// The next completion of the turn, for observers.
     #[inline]
-    fn comes(&mut self, shard: &mut Shard<O>, completion: &Completion) {}
+    fn on_completion(&mut self, shard: &mut Shard<O>, completion: &Completion) {}
 
     /// A turn began: time limits were carried out, no completion was looked at.
     #[inline]
@@ -56,7 +56,7 @@ pub trait Lane<O: Observer = ()> {
     }
 
     /// The handshake that [began](Shard::begin_handshake) for a connection is done. Answer as to [`accepted`](Lane::accepted)
-    /// after [`Shard::admit`]. [`Outlet::facts`](crate::Outlet::facts) has its facts.
+    /// after [`Shard::admit`]. [`Outlet::transport_info`](crate::Outlet::transport_info) has its facts.
     fn secured(&mut self, shard: &mut Shard<O>, id: ConnId) {
         shard.opened(id);
     }
@@ -90,7 +90,7 @@ pub trait Lane<O: Observer = ()> {
 
     /// A connection ended. Drop its pending calls, or its `open`, then call `close` of the service if the connection was
     /// `opened`, then drop the block.
-    fn ended(&mut self, shard: &mut Shard<O>, ended: Ended);
+    fn ended(&mut self, shard: &mut Shard<O>, ended: EndedConn);
 
     /// Every completion was looked at. Resume woken tasks: replies that are queued now leave with this turn.
     #[inline]
@@ -99,7 +99,7 @@ pub trait Lane<O: Observer = ()> {
 
 /// A connection that ended, for [`Lane::ended`].
 #[derive(Debug)]
-pub struct Ended {
+pub struct EndedConn {
     /// The connection, whose id is no longer valid for calls from user code.
     pub id: ConnId,
     /// Its lane.
@@ -136,7 +136,7 @@ pub(crate) enum Event {
     Draining(ConnId),
     InputEnded(ConnId),
     Wake(ConnId, Waker),
-    Ended(Ended),
+    Ended(EndedConn),
 }
 
 /// Calls the lane for a batch. By reference, since a batch that is moved behind an indirect call is copied.
@@ -154,7 +154,7 @@ impl<O: Observer> Shard<O> {
         let mut left = completions.drain(..);
         // The completion stays in its place: taking it out first would copy it once more.
         while let Some(completion) = left.as_slice().first() {
-            lane.comes(self, completion);
+            lane.on_completion(self, completion);
             let Some(completion) = left.next() else { break };
             self.complete(completion, lane);
         }
@@ -323,7 +323,7 @@ impl<O: Observer> Shard<O> {
         self.later -= batches;
         for id in self.runnable.drain(..batches) {
             if let Some(conn) = self.conns.get_mut(id) {
-                conn.queued.leave(Queued::RUNNABLE);
+                conn.queued.leave(QueueFlags::RUNNABLE);
                 self.events.push_back(Event::Frames(id));
             }
         }

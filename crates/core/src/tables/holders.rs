@@ -57,7 +57,7 @@ pub(crate) enum RoomOf {
 
 /// What the driver gives back of a connection that ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Returning {
+pub(crate) enum ReturnedItem {
     /// The batch that was in flight.
     Batch,
     /// The block into which it received.
@@ -129,7 +129,7 @@ impl Holders {
 
     /// Notes what the driver will give back of a connection that ends. Returns how much is noted: nothing where the system has no
     /// memory for that.
-    pub(crate) fn returns(&mut self, index: u32, what: Returning, bytes: usize) -> usize {
+    pub(crate) fn returns(&mut self, index: u32, what: ReturnedItem, bytes: usize) -> usize {
         if bytes == 0 || !self.nodes.grow_to(index) {
             return 0;
         }
@@ -141,7 +141,7 @@ impl Holders {
     }
 
     /// The driver gave it back. Returns how much was noted.
-    pub(crate) fn returned(&mut self, index: u32, what: Returning) -> usize {
+    pub(crate) fn returned(&mut self, index: u32, what: ReturnedItem) -> usize {
         self.nodes
             .get_mut(index)
             .map_or(0, |node| core::mem::take(&mut node.returning[what as usize]) as usize)

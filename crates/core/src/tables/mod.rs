@@ -8,6 +8,6 @@ mod id;
 mod slots;
 
 pub use chunked::Chunked;
-pub(crate) use holders::{Holders, LISTED_BYTES, Returning, RoomOf, class_of};
+pub(crate) use holders::{Holders, LISTED_BYTES, ReturnedItem, RoomOf, class_of};
 pub use id::{ConnId, LaneId};
 pub use slots::Slots;

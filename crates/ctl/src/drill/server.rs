@@ -49,7 +49,7 @@ impl Service for Victim {
                 }
             }
             Some(b'F') => {
-                while !cx.is_ending() {
+                while !cx.is_closed() {
                     cx.ready().await;
                     cx.reply(&FLOOD[..]);
                 }

@@ -10,7 +10,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use socket2::{Domain, Socket};
 
 use super::{Epoll, LISTENERS, READABLE, Room};
-use crate::shared::accept::{self, Emptying, FilterState, Gone, Listener, ListeningSocket, accept};
+use crate::shared::accept::{self, FilterState, Gone, Listener, ListeningSocket, QueueDrain, accept};
 use crate::shared::report::log;
 use crate::shared::wait;
 
@@ -27,7 +27,7 @@ const OWN_MIN: usize = 2;
 const TAKEN_OVER: u16 = u16::MAX;
 
 /// A listener.
-pub(super) struct Listening {
+pub(super) struct EpollListener {
     /// `None` once it is closed.
     socket: Option<Arc<ListeningSocket>>,
     /// An accept is in flight. The listener is registered exactly then, so that no shard is woken
@@ -42,18 +42,18 @@ pub(super) struct Listening {
     /// The socket has other owners, to whom its queue is left.
     is_adopted: bool,
     /// Set while the queue is emptied, after which the listener is closed.
-    emptying: Option<Emptying>,
+    emptying: Option<QueueDrain>,
     filter: Arc<FilterState>,
     gone: Gone,
 }
 
-impl Listening {
-    pub(super) fn new(listener: Listener) -> io::Result<Listening> {
+impl EpollListener {
+    pub(super) fn new(listener: Listener) -> io::Result<EpollListener> {
         let (is_shared, is_adopted) = (listener.is_shared(), listener.is_adopted());
         let (socket, filter) = listener.into_parts();
         socket.set_nonblocking(true)?;
         let socket = Some(socket);
-        Ok(Listening {
+        Ok(EpollListener {
             socket,
             armed: false,
             ready: false,
@@ -69,12 +69,12 @@ impl Listening {
 /// Sockets that were accepted and not adopted or refused yet. A name that was already answered
 /// refers to none.
 #[derive(Default)]
-pub(super) struct Accepted {
+pub(super) struct AcceptedSockets {
     /// Each socket with its listener, and with whether it is a Unix socket.
     sockets: Slots<(Socket, u16, bool)>,
 }
 
-impl Accepted {
+impl AcceptedSockets {
     fn put(&mut self, socket: Socket, listener: u16, is_unix: bool) -> Name {
         let accepted = |_| (socket, listener, is_unix);
         let id = self.sockets.insert_with(accepted).expect("memory for some sockets");
@@ -109,7 +109,7 @@ impl Accepted {
 impl Epoll {
     pub(super) fn accept(&mut self, listener: u16) {
         let index = usize::from(listener);
-        let idle = |listening: &&mut Listening| !listening.armed && listening.emptying.is_none();
+        let idle = |listening: &&mut EpollListener| !listening.armed && listening.emptying.is_none();
         let Some(listening) = self.listeners.get_mut(index).filter(idle) else {
             log::error!(listener, "accept on a listener that is not there or accepts already");
             debug_assert!(false, "accept on listener {listener}");
@@ -137,7 +137,7 @@ impl Epoll {
     pub(super) fn stop_listening(&mut self, listener: u16) {
         let index = usize::from(listener);
         let listening = self.listeners.get(index).filter(|listening| listening.emptying.is_none());
-        let Some(Listening { socket: Some(socket), armed, is_adopted, filter, .. }) = listening else {
+        let Some(EpollListener { socket: Some(socket), armed, is_adopted, filter, .. }) = listening else {
             log::error!(listener, "a listener that is not there, or is closed already, is to be closed");
             debug_assert!(false, "end of listener {listener}");
             return;
@@ -157,7 +157,7 @@ impl Epoll {
             self.disarm(index);
         }
         let listening = &mut self.listeners[index];
-        (listening.emptying, listening.ready) = (Some(Emptying::new(wait::now(), late)), true);
+        (listening.emptying, listening.ready) = (Some(QueueDrain::new(wait::now(), late)), true);
         self.emptying += 1;
     }
 
@@ -334,7 +334,7 @@ mod tests {
 
     #[test]
     fn sockets_of_one_listener_that_wait_leave_room_for_another() {
-        let mut accepted = Accepted::default();
+        let mut accepted = AcceptedSockets::default();
         let mut come = |listener: u16| {
             let has_room = accepted.has_room(listener);
             let (socket, _) = UnixStream::pair().unwrap();

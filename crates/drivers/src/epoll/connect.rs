@@ -18,7 +18,7 @@ use crate::shared::wait;
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
 
 /// A connect that waits for a place in the queue of a Unix socket.
-pub(super) struct Waiting {
+pub(super) struct QueuedConnect {
     id: ConnId,
     to: SockAddr,
     pause: Duration,
@@ -39,7 +39,7 @@ impl Epoll {
         port.connecting = has_no_place || result == Err(libc::EINPROGRESS);
         if let Some(to) = to.filter(|_| has_no_place) {
             let (pause, due) = (PAUSES.0, wait::now() + PAUSES.0);
-            return self.waiting.push(Waiting { id, to, pause, due });
+            return self.waiting.push(QueuedConnect { id, to, pause, due });
         }
         if port.connecting {
             port.writable = false;
@@ -67,7 +67,11 @@ impl Epoll {
     }
 
     /// Retries a connect. True if it has to keep waiting.
-    fn has_no_place(&mut self, Waiting { id, to, pause, due }: &mut Waiting, now: Duration) -> bool {
+    fn has_no_place(
+        &mut self,
+        QueuedConnect { id, to, pause, due }: &mut QueuedConnect,
+        now: Duration,
+    ) -> bool {
         let Some(port) = self.ports.find(*id).filter(|port| port.connecting) else { return false };
         let Some(socket) = &port.socket else { return false };
         self.stats.calls += 1;

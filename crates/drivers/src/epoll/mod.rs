@@ -53,9 +53,9 @@ use crate::shared::report::SetupError;
 use crate::shared::report::log;
 use crate::shared::socket_options::peer_credentials;
 use crate::shared::wait::{Bound, SET_FROM, Timer, Waker};
-use accept::{Accepted, Listening};
-use connect::Waiting;
-use receive::Filling;
+use accept::{AcceptedSockets, EpollListener};
+use connect::QueuedConnect;
+use receive::ReceiveTarget;
 use table::Ports;
 
 pub use config::EpollConfig;
@@ -94,19 +94,19 @@ pub struct Epoll {
     pool: Pool,
     ports: Ports,
     /// The blocks of receives into them.
-    blocks: HashMap<ConnId, Filling>,
+    blocks: HashMap<ConnId, ReceiveTarget>,
     /// The system refuses receives into several buffers at once.
     refuses_several: bool,
     /// The one-shot receive that has just brought bytes.
     once_over: Option<ConnId>,
-    listeners: Vec<Listening>,
+    listeners: Vec<EpollListener>,
     /// Number of listeners that are being emptied before they are closed.
     emptying: usize,
     /// Connects that wait for a place in the queue of a Unix socket.
-    waiting: Vec<Waiting>,
+    waiting: Vec<QueuedConnect>,
     /// The listener that accepts first in the next turn, so that each gets its share of the budget.
     next_listener: usize,
-    accepted: Accepted,
+    accepted: AcceptedSockets,
     /// Which of the three sources of completions is first in this turn.
     first_source: usize,
     /// Completions that wait for the next turn, in order; never received bytes.
@@ -175,7 +175,7 @@ impl Epoll {
         // Setting the timer again makes it unreadable.
         epoll::add(&instance, &timerfd, EventData::new_u64(TIMER), READABLE)
             .map_err(failed("epoll_ctl on the timerfd"))?;
-        let listeners: Result<_, io::Error> = listeners.into_iter().map(Listening::new).collect();
+        let listeners: Result<_, io::Error> = listeners.into_iter().map(EpollListener::new).collect();
         Ok(Epoll {
             instance,
             events: vec![NO_EVENT; EVENTS_MAX].into_boxed_slice(),
@@ -193,7 +193,7 @@ impl Epoll {
             emptying: 0,
             waiting: Vec::new(),
             next_listener: 0,
-            accepted: Accepted::default(),
+            accepted: AcceptedSockets::default(),
             first_source: 0,
             ready: VecDeque::new(),
             sent_at_once: 0,

@@ -27,7 +27,7 @@ use super::{Epoll, Room};
 const SEVERAL: usize = 16;
 
 /// The block that a receive fills, and how many bytes of it at most.
-pub(super) struct Filling {
+pub(super) struct ReceiveTarget {
     block: Box<Block>,
     most: usize,
 }
@@ -88,7 +88,7 @@ impl Epoll {
 
     pub(super) fn receive_into(&mut self, id: ConnId, block: Box<Block>, most: usize) {
         debug_assert!((1..=block.room()).contains(&most), "{most} bytes into {block:?}");
-        self.blocks.insert(id, Filling { block, most });
+        self.blocks.insert(id, ReceiveTarget { block, most });
         self.begin_receive(id, true, false);
     }
 
@@ -118,7 +118,7 @@ impl Epoll {
         match self.blocks.is_empty() {
             true => Completion::ReceiveEnded { id, end },
             false => match self.blocks.remove(&id) {
-                Some(Filling { block, .. }) => Completion::Filled { id, block, bytes, end },
+                Some(ReceiveTarget { block, .. }) => Completion::Filled { id, block, bytes, end },
                 None => Completion::ReceiveEnded { id, end },
             },
         }
@@ -175,7 +175,7 @@ impl Epoll {
     fn read_into(&mut self, room: &mut Room, completions: &mut Vec<Completion>) -> bool {
         let Some(port) = self.ports.front() else { return false };
         let id = port.id();
-        let Some(Filling { block, most }) = self.blocks.get_mut(&id) else { return false };
+        let Some(ReceiveTarget { block, most }) = self.blocks.get_mut(&id) else { return false };
         let result = port.receive(&mut self.stats.calls, block.spare(*most));
         let (bytes, end) = match result {
             Ok(count) if count > 0 => {

@@ -316,7 +316,7 @@ impl Gone {
 
 /// A queue that is being emptied.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Emptying {
+pub(crate) struct QueueDrain {
     /// The end of the time in which connections may come.
     until: Duration,
     /// The time of the next attempt; `None` for at once.
@@ -325,11 +325,11 @@ pub(crate) struct Emptying {
     pauses: u32,
 }
 
-impl Emptying {
+impl QueueDrain {
     /// Notes that new connections are turned away since `now`; earlier handshakes may arrive for
     /// `late`.
-    pub(crate) fn new(now: Duration, late: Duration) -> Emptying {
-        Emptying { until: now + late, retry_at: None, pauses: 0 }
+    pub(crate) fn new(now: Duration, late: Duration) -> QueueDrain {
+        QueueDrain { until: now + late, retry_at: None, pauses: 0 }
     }
 
     /// The time for which the queue is still left alone.
@@ -421,7 +421,7 @@ mod tests {
     #[test]
     fn want_of_descriptors_is_waited_out_and_then_given_up() {
         let mut now = Duration::from_secs(5);
-        let mut emptying = Emptying::new(now, Duration::ZERO);
+        let mut emptying = QueueDrain::new(now, Duration::ZERO);
         for _ in 0..PAUSES_MAX {
             assert!(!emptying.is_over(0, libc::EMFILE, now));
             assert_eq!(emptying.rest(now), PAUSE);
@@ -438,7 +438,7 @@ mod tests {
     fn a_long_queue_does_not_wait_for_descriptors_without_end() {
         let began = Duration::from_secs(5);
         let mut now = began;
-        let mut emptying = Emptying::new(now, HANDSHAKE);
+        let mut emptying = QueueDrain::new(now, HANDSHAKE);
         while !emptying.is_over(0, libc::EMFILE, now) {
             now += emptying.rest(now);
             emptying.went_on();
@@ -449,7 +449,7 @@ mod tests {
     #[test]
     fn queue_that_never_ends_is_given_up() {
         let now = Duration::from_secs(5);
-        let mut emptying = Emptying::new(now, HANDSHAKE);
+        let mut emptying = QueueDrain::new(now, HANDSHAKE);
         emptying.went_on();
         let end = now + HANDSHAKE + EMPTIED_MAX;
         assert!(!emptying.is_out_of_time(0, end - PAUSE) && emptying.is_out_of_time(0, end));
@@ -458,7 +458,7 @@ mod tests {
     #[test]
     fn an_empty_queue_is_looked_at_until_handshakes_had_their_time() {
         let mut now = Duration::from_secs(5);
-        let mut emptying = Emptying::new(now, HANDSHAKE);
+        let mut emptying = QueueDrain::new(now, HANDSHAKE);
         let mut looks = 0;
         while !emptying.is_over(0, libc::EAGAIN, now) {
             now += emptying.rest(now);
@@ -477,7 +477,7 @@ mod tests {
             (libc::ECONNABORTED, false),
             (libc::EINTR, false),
         ] {
-            let mut emptying = Emptying::new(now, Duration::ZERO);
+            let mut emptying = QueueDrain::new(now, Duration::ZERO);
             assert_eq!(emptying.is_over(0, errno, now), over, "{errno}");
             assert_eq!(emptying.rest(now), Duration::ZERO);
         }

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use super::kernel::{F_MORE, Kernel, RawCqe, RawOp};
 use super::{Sink, Uring};
-use crate::shared::accept::{Emptying, Gone, TAKEN_IN_A_TURN};
+use crate::shared::accept::{Gone, QueueDrain, TAKEN_IN_A_TURN};
 use crate::shared::report::log;
 
 /// A listener's accept.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Listening {
+pub(super) struct UringListener {
     /// True exactly while an accept is with the kernel, or queued for it.
     armed: bool,
     /// True exactly while a stop was requested and the accept has not ended.
@@ -28,7 +28,7 @@ enum Life {
     #[default]
     Open,
     /// Once no accept is in flight, the rest of its queue is taken.
-    Emptying(Emptying),
+    Emptying(QueueDrain),
     /// Once no accept is in flight, the queue is left to its other owners, except for one
     /// connection if an accept ended without any.
     ///
@@ -36,7 +36,7 @@ enum Life {
     /// and is stopped before it enters the kernel again does not accept, and wakes no other: the
     /// connection would wait until the next one comes. An accept of one connection is woken once,
     /// so one is taken.
-    Leaving(Option<Emptying>),
+    Leaving(Option<QueueDrain>),
     Closed,
 }
 
@@ -44,7 +44,7 @@ impl<K: Kernel> Uring<K> {
     pub(super) fn accept(&mut self, listener: u16) {
         let index = usize::from(listener);
         if self.listeners.len() <= index {
-            self.listeners.resize(index + 1, Listening::default());
+            self.listeners.resize(index + 1, UringListener::default());
         }
         let listening = &mut self.listeners[index];
         debug_assert!(!listening.armed, "listener {listener} accepts already");
@@ -75,7 +75,7 @@ impl<K: Kernel> Uring<K> {
     pub(super) fn stop_listening(&mut self, listener: u16) {
         let index = usize::from(listener);
         if self.listeners.len() <= index {
-            self.listeners.resize(index + 1, Listening::default());
+            self.listeners.resize(index + 1, UringListener::default());
         }
         if !matches!(self.listeners[index].life, Life::Open) {
             debug_assert!(false, "listener {listener} is closed twice");
@@ -86,7 +86,7 @@ impl<K: Kernel> Uring<K> {
         } else {
             self.stats.calls += 1;
             let late = self.kernel.turn_newcomers_away(listener);
-            Life::Emptying(Emptying::new(self.kernel.now(), late))
+            Life::Emptying(QueueDrain::new(self.kernel.now(), late))
         };
         self.emptying += 1;
         self.accept_stop(listener);
@@ -114,8 +114,8 @@ impl<K: Kernel> Uring<K> {
         for index in 0..self.listeners.len() {
             let listener = index as u16;
             let mut emptying = match self.listeners[index] {
-                Listening { armed: false, life: Life::Emptying(emptying), .. } => emptying,
-                Listening { armed: false, life: Life::Leaving(takes_one), .. } if sink.has_room() => {
+                UringListener { armed: false, life: Life::Emptying(emptying), .. } => emptying,
+                UringListener { armed: false, life: Life::Leaving(takes_one), .. } if sink.has_room() => {
                     self.leave(listener, takes_one, now, sink);
                     continue;
                 }
@@ -144,7 +144,7 @@ impl<K: Kernel> Uring<K> {
 
     /// Leaves a queue to its other owners, except for the connection for which this ring may have
     /// been woken in their place.
-    fn leave(&mut self, listener: u16, takes_one: Option<Emptying>, now: Duration, sink: &mut Sink<'_>) {
+    fn leave(&mut self, listener: u16, takes_one: Option<QueueDrain>, now: Duration, sink: &mut Sink<'_>) {
         if let Some(mut emptying) = takes_one {
             if !emptying.rest(now).is_zero() {
                 return;
@@ -226,7 +226,7 @@ impl<K: Kernel> Uring<K> {
         }
         self.anomalies.more_flag += u64::from(cqe.flags & F_MORE != 0);
         if matches!(self.listeners[index].life, Life::Leaving(_)) && cqe.res < 0 {
-            let emptying = Emptying::new(self.kernel.now(), Duration::ZERO);
+            let emptying = QueueDrain::new(self.kernel.now(), Duration::ZERO);
             self.listeners[index].life = Life::Leaving(Some(emptying));
         }
         if !matches!(self.listeners[index].life, Life::Open) {

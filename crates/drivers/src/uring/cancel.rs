@@ -21,7 +21,7 @@ use ringserve_core::ConnId;
 
 use super::Uring;
 use super::kernel::{Kernel, RawCqe, RawOp};
-use super::table::{Receiving, Stop};
+use super::table::{ReceiveState, Stop};
 
 /// Pause after a cancel that missed: short compared with the limits of a connection, and no load.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -96,7 +96,7 @@ impl<K: Kernel> Uring<K> {
     /// probe had found, and wrong once there is a new one.
     pub(super) fn prepare_cancel_receive(&mut self, id: ConnId) -> Option<RawOp> {
         let port = self.ports.find(id)?;
-        let armed = port.receiving == Receiving::Armed;
+        let armed = port.receiving == ReceiveState::Armed;
         if armed && port.receive_stop == Stop::No && port.is_doubted() {
             port.receive_stop = Stop::Restarts;
         }

@@ -3,7 +3,7 @@
 use ringserve_core::{CloseHow, Completion, ConnId};
 
 use super::kernel::{Kernel, RawCqe, RawOp};
-use super::table::{Life, Port, Receiving, Sending};
+use super::table::{Life, Port, ReceiveState, SendState};
 use super::{Sink, Uring};
 
 impl<K: Kernel> Uring<K> {
@@ -21,8 +21,8 @@ impl<K: Kernel> Uring<K> {
     pub(super) fn prepare_shutdown_input(&mut self, id: ConnId) -> Option<RawOp> {
         let port = self.ports.find(id)?;
         match (port.receiving, port.life) {
-            (Receiving::No, Life::EndsInput) => port.life = Life::Open,
-            (Receiving::No, Life::Clears(how)) => {
+            (ReceiveState::No, Life::EndsInput) => port.life = Life::Open,
+            (ReceiveState::No, Life::Clears(how)) => {
                 port.life = Life::Open;
                 self.close(id, how);
             }
@@ -40,7 +40,7 @@ impl<K: Kernel> Uring<K> {
             }
             Some(port) if port.life == Life::EndsInput => {
                 port.life = Life::Open;
-                if port.receiving == Receiving::Armed {
+                if port.receiving == ReceiveState::Armed {
                     // Its end is on the way, or the kernel no longer has it.
                     self.cancel_receive_later(id);
                 }
@@ -60,7 +60,10 @@ impl<K: Kernel> Uring<K> {
 
     pub(super) fn close(&mut self, id: ConnId, how: CloseHow) {
         let Some(port) = self.ports.find(id) else { return Self::unknown(id, "close") };
-        if port.receiving == Receiving::Doubtful && port.life == Life::Open && port.sending == Sending::No {
+        if port.receiving == ReceiveState::Doubtful
+            && port.life == Life::Open
+            && port.sending == SendState::No
+        {
             return self.clear(id, how);
         }
         if port.life == Life::EndsInput {
@@ -68,7 +71,7 @@ impl<K: Kernel> Uring<K> {
             port.life = Life::Clears(how);
             return;
         }
-        let idle = port.receiving == Receiving::No && port.sending == Sending::No;
+        let idle = port.receiving == ReceiveState::No && port.sending == SendState::No;
         debug_assert!(idle && port.life == Life::Open, "close of {id} with an operation in flight: {port:?}");
         port.life = Life::Closes;
         self.queue.push(RawOp::Close { id, how });
@@ -96,7 +99,7 @@ impl<K: Kernel> Uring<K> {
             return;
         }
         if res == -libc::ENOENT {
-            (port.receiving, port.life) = (Receiving::No, Life::Open);
+            (port.receiving, port.life) = (ReceiveState::No, Life::Open);
             return self.close(id, how);
         }
         port.receive_cancels += 1;

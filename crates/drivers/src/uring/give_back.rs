@@ -11,7 +11,7 @@ use ringserve_core::GivesBack;
 
 use super::Uring;
 use super::kernel::Kernel;
-use super::table::{Receiving, Stop};
+use super::table::{ReceiveState, Stop};
 
 /// Longest wait of new connections' receives for those being stopped. A cancel takes microseconds,
 /// one that missed 10 ms more.
@@ -86,6 +86,6 @@ impl<K: Kernel> Uring<K> {
 impl super::table::Port {
     /// True if the kernel may have a receive of this connection, or will.
     fn has_receive(&self) -> bool {
-        matches!(self.receiving, Receiving::Armed | Receiving::Doubtful)
+        matches!(self.receiving, ReceiveState::Armed | ReceiveState::Doubtful)
     }
 }

@@ -40,12 +40,12 @@ use ringserve_core::{
 use crate::shared::coalesce::Coalesce;
 use crate::shared::report::log;
 use crate::shared::wait::SET_FROM;
-use accept::Listening;
+use accept::UringListener;
 use buffers::Buffers;
 use cancel::Later;
 use give_back::Rest;
 use kernel::{Kernel, Kind, RawCqe, RawOp, SendMode};
-use table::{Ports, Sending};
+use table::{Ports, SendState};
 
 pub use config::UringConfig;
 pub use system::SystemKernel;
@@ -64,7 +64,7 @@ pub struct Uring<K: Kernel> {
     pool: Pool,
     buffers: Buffers,
     ports: Ports,
-    listeners: Vec<Listening>,
+    listeners: Vec<UringListener>,
     /// Number of listeners that are being emptied before they are closed.
     emptying: usize,
     /// Cancels that missed their operation, and those of receives that may end by themselves.
@@ -291,7 +291,7 @@ impl<K: Kernel> Uring<K> {
             | RawOp::CancelConnect { .. } => self.stats.cancels -= 1,
             RawOp::Send { id, mode: SendMode::All, .. } => {
                 if let Some(port) = self.ports.find(*id) {
-                    port.sending = Sending::Rests;
+                    port.sending = SendState::Rests;
                 }
             }
             _ => {}

@@ -24,7 +24,7 @@ use ringserve_core::{Completion, ConnId, ReceiveEnd};
 use super::buffers::Buffers;
 use super::cancel::MISSES_MAX;
 use super::kernel::{F_MORE, Kernel, RawCqe, RawOp};
-use super::table::{Life, Port, Receiving, Stop};
+use super::table::{Life, Port, ReceiveState, Stop};
 use super::{Sink, Uring};
 
 /// Most probes made in one turn: with those of a ring full of connections, 0.8 µs each, 50 µs. The
@@ -64,7 +64,7 @@ impl<K: Kernel> Uring<K> {
     pub(super) fn begin_receive(&mut self, id: ConnId, once: bool, into: Option<(Box<Block>, usize)>) {
         let is_into = into.is_some();
         match self.ports.find(id) {
-            Some(port) if port.receiving == Receiving::No => {
+            Some(port) if port.receiving == ReceiveState::No => {
                 port.receives(once, is_into);
                 if let Some(into) = into {
                     self.blocks.insert(id, into);
@@ -72,7 +72,7 @@ impl<K: Kernel> Uring<K> {
                 self.receive(id);
             }
             // The driver could not tell a second receive from the first, should that live.
-            Some(port) if port.receiving == Receiving::Doubtful => {
+            Some(port) if port.receiving == ReceiveState::Doubtful => {
                 let end = ReceiveEnd::Error(libc::EIO);
                 self.ready.push_back(match into {
                     Some((block, _)) => Completion::Filled { id, block, bytes: 0, end },
@@ -92,7 +92,7 @@ impl<K: Kernel> Uring<K> {
                 self.ports.park(id);
             }
             Some(port) => {
-                port.receiving = Receiving::Armed;
+                port.receiving = ReceiveState::Armed;
                 self.queue_receive(id);
             }
             None => {}
@@ -116,15 +116,15 @@ impl<K: Kernel> Uring<K> {
     pub(super) fn receive_stop(&mut self, id: ConnId) {
         let Some(port) = self.ports.find(id) else { return Self::unknown(id, "stop of a receive") };
         match port.receiving {
-            Receiving::No | Receiving::Doubtful => {}
-            Receiving::Armed => {
+            ReceiveState::No | ReceiveState::Doubtful => {}
+            ReceiveState::Armed => {
                 // A receive that is being restarted is already being cancelled.
                 if std::mem::replace(&mut port.receive_stop, Stop::Stops) == Stop::No {
                     port.receive_cancels = port.receive_cancels.saturating_add(1);
                     self.queue.push(RawOp::CancelReceive { id });
                 }
             }
-            Receiving::Parked => {
+            ReceiveState::Parked => {
                 self.ports.unpark(id);
                 let end = ReceiveEnd::Stopped;
                 self.ready.push_back(match self.blocks.remove(&id) {
@@ -139,7 +139,7 @@ impl<K: Kernel> Uring<K> {
     /// the ring waits for.
     pub(super) fn shutdown_input(&mut self, id: ConnId) {
         match self.ports.find(id) {
-            Some(port) if port.receiving == Receiving::Armed && port.life == Life::Open => {
+            Some(port) if port.receiving == ReceiveState::Armed && port.life == Life::Open => {
                 (port.receive_stop, port.life) = (Stop::Stops, Life::EndsInput);
                 self.queue.push(RawOp::ShutdownInput { id });
             }
@@ -168,7 +168,7 @@ impl<K: Kernel> Uring<K> {
     /// or is about to end.
     pub(super) fn prepare_probe(&mut self, id: ConnId) -> Option<RawOp> {
         let port = self.ports.find(id)?;
-        let silent = port.receiving == Receiving::Armed && port.receive_stop == Stop::No;
+        let silent = port.receiving == ReceiveState::Armed && port.receive_stop == Stop::No;
         (silent && !port.is_doubted()).then_some(RawOp::Probe { id })
     }
 
@@ -187,7 +187,7 @@ impl<K: Kernel> Uring<K> {
             }
             _ => {}
         }
-        if port.receiving == Receiving::Armed && port.receive_stop == Stop::No && !port.is_doubted() {
+        if port.receiving == ReceiveState::Armed && port.receive_stop == Stop::No && !port.is_doubted() {
             port.doubt();
             self.cancel_receive_later(id);
         }
@@ -219,7 +219,7 @@ impl<K: Kernel> Uring<K> {
     pub(super) fn on_receive(&mut self, cqe: RawCqe, sink: &mut Sink<'_>) {
         let id = cqe.id();
         if let Some(port) = self.ports.find(id)
-            && port.receiving == Receiving::Armed
+            && port.receiving == ReceiveState::Armed
             && cqe.res > 0
             && cqe.flags & F_MORE != 0
             && let Some(buffer) = cqe.buffer()
@@ -235,7 +235,7 @@ impl<K: Kernel> Uring<K> {
     #[inline(never)]
     fn on_receive_over(&mut self, cqe: RawCqe, sink: &mut Sink<'_>) {
         let id = cqe.id();
-        let armed = |port: &&mut Port| port.receiving == Receiving::Armed && !port.is_into();
+        let armed = |port: &&mut Port| port.receiving == ReceiveState::Armed && !port.is_into();
         let Some(port) = self.ports.find(id).filter(armed) else {
             return self.on_late_receive(cqe);
         };
@@ -284,7 +284,7 @@ impl<K: Kernel> Uring<K> {
     #[cold]
     pub(super) fn on_filled(&mut self, cqe: RawCqe, sink: &mut Sink<'_>) {
         let (id, block) = (cqe.id(), self.kernel.take_block(cqe.id()));
-        let armed = |port: &&mut Port| port.receiving == Receiving::Armed && port.is_into();
+        let armed = |port: &&mut Port| port.receiving == ReceiveState::Armed && port.is_into();
         let Some(port) = self.ports.find(id).filter(armed) else {
             return self.on_late_receive(cqe);
         };
@@ -313,7 +313,7 @@ impl<K: Kernel> Uring<K> {
         block.advance(bytes);
         port.believe();
         port.hears();
-        (port.receiving, port.receive_stop) = (Receiving::No, Stop::No);
+        (port.receiving, port.receive_stop) = (ReceiveState::No, Stop::No);
         if end == ReceiveEnd::Eof
             && let Some(errno) = self.take_failed(id)
         {
@@ -333,7 +333,7 @@ impl<K: Kernel> Uring<K> {
     fn receive_ended(&mut self, id: ConnId, end: ReceiveEnd, sink: &mut Sink<'_>) {
         if let Some(port) = self.ports.find(id) {
             port.believe();
-            (port.receiving, port.receive_stop) = (Receiving::No, Stop::No);
+            (port.receiving, port.receive_stop) = (ReceiveState::No, Stop::No);
         }
         // A socket reports an error once, and reported it to a probe.
         let failed = if end == ReceiveEnd::Eof { self.take_failed(id) } else { None };
@@ -345,7 +345,7 @@ impl<K: Kernel> Uring<K> {
     /// the connection receives no more.
     #[cold]
     fn on_late_receive(&mut self, cqe: RawCqe) {
-        let doubtful = |port: &&mut Port| port.receiving == Receiving::Doubtful;
+        let doubtful = |port: &&mut Port| port.receiving == ReceiveState::Doubtful;
         if self.ports.find(cqe.id()).filter(doubtful).is_none() {
             return self.stale(cqe);
         }
@@ -362,7 +362,7 @@ impl<K: Kernel> Uring<K> {
         }
         // Completions of one operation come in order, so a receive that was not found and did not
         // end before this was missed, or ended without a completion.
-        let stops = port.receiving == Receiving::Armed && port.receive_stop != Stop::No;
+        let stops = port.receiving == ReceiveState::Armed && port.receive_stop != Stop::No;
         let waits = stops && port.receive_cancels == 0;
         if !waits || cqe.res >= 0 {
             return;
@@ -378,7 +378,7 @@ impl<K: Kernel> Uring<K> {
         let end = if stopped { ReceiveEnd::Stopped } else { ReceiveEnd::Error(libc::EIO) };
         self.receive_ended(id, end, sink);
         if let Some(port) = self.ports.find(id) {
-            port.receiving = Receiving::Doubtful;
+            port.receiving = ReceiveState::Doubtful;
         }
     }
 }

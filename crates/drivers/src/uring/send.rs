@@ -6,15 +6,15 @@
 use ringserve_core::{Batch, Completion, ConnId, SendEnd};
 
 use super::kernel::{Kernel, Kind, RawCqe, RawOp, SendMode};
-use super::table::Sending;
+use super::table::SendState;
 use super::{Sink, Uring};
 
 impl<K: Kernel> Uring<K> {
     #[inline(always)]
     pub(super) fn send(&mut self, id: ConnId, batch: Box<Batch>) {
         match self.ports.find(id) {
-            Some(port) if port.sending == Sending::No && !batch.is_empty() => {
-                port.sending = Sending::Submitted;
+            Some(port) if port.sending == SendState::No && !batch.is_empty() => {
+                port.sending = SendState::Submitted;
                 self.queue.push(RawOp::Send { id, batch, mode: SendMode::Try });
             }
             _ => self.send_nothing(id, batch),
@@ -24,7 +24,7 @@ impl<K: Kernel> Uring<K> {
     #[cold]
     fn send_nothing(&mut self, id: ConnId, batch: Box<Batch>) {
         match self.ports.find(id) {
-            Some(port) if port.sending == Sending::No => {
+            Some(port) if port.sending == SendState::No => {
                 self.ready.push_back(Completion::Sent { id, batch, end: SendEnd::Done });
             }
             _ => {
@@ -36,7 +36,7 @@ impl<K: Kernel> Uring<K> {
 
     pub(super) fn send_stop(&mut self, id: ConnId) {
         let Some(port) = self.ports.find(id) else { return Self::unknown(id, "stop of a send") };
-        if port.sending != Sending::No && !port.send_stop {
+        if port.sending != SendState::No && !port.send_stop {
             (port.send_stop, self.stops_sends) = (true, true);
             self.queue.push(RawOp::CancelSend { id });
         }
@@ -56,11 +56,11 @@ impl<K: Kernel> Uring<K> {
             return None;
         };
         if port.send_stop {
-            (port.sending, port.send_stop) = (Sending::No, false);
+            (port.sending, port.send_stop) = (SendState::No, false);
             self.ready.push_back(Completion::Sent { id, batch, end: SendEnd::Stopped });
             return None;
         }
-        port.sending = Sending::Submitted;
+        port.sending = SendState::Submitted;
         let mode = if mode == SendMode::All { mode } else { self.first_mode() };
         Some(RawOp::Send { id, batch, mode })
     }
@@ -69,7 +69,7 @@ impl<K: Kernel> Uring<K> {
     /// is a new one.
     pub(super) fn prepare_cancel_send(&mut self, id: ConnId) -> Option<RawOp> {
         let port = self.ports.find(id)?;
-        (port.sending == Sending::Submitted && port.send_stop).then_some(RawOp::CancelSend { id })
+        (port.sending == SendState::Submitted && port.send_stop).then_some(RawOp::CancelSend { id })
     }
 
     #[inline]
@@ -81,7 +81,7 @@ impl<K: Kernel> Uring<K> {
     /// Handles the end of a send: with `res` bytes sent, or a negative `errno`.
     #[inline(always)]
     pub(super) fn sent(&mut self, id: ConnId, res: i32, mut batch: Box<Batch>, sink: &mut Sink<'_>) {
-        let Some(port) = self.ports.find(id).filter(|port| port.sending == Sending::Submitted) else {
+        let Some(port) = self.ports.find(id).filter(|port| port.sending == SendState::Submitted) else {
             return self.stale(RawCqe::new(Kind::Send.with(id.bits()), res, 0));
         };
         if res > 0 {
@@ -90,7 +90,7 @@ impl<K: Kernel> Uring<K> {
         if !batch.is_empty() {
             return self.sent_in_part(id, res, batch, sink);
         }
-        (port.sending, port.send_stop) = (Sending::No, false);
+        (port.sending, port.send_stop) = (SendState::No, false);
         sink.push_first(Completion::Sent { id, batch, end: SendEnd::Done });
     }
 
@@ -110,13 +110,13 @@ impl<K: Kernel> Uring<K> {
             _ if res > 0 => SendEnd::Stopped,
             errno => SendEnd::Error(errno),
         };
-        (port.sending, port.send_stop) = (Sending::No, false);
+        (port.sending, port.send_stop) = (SendState::No, false);
         self.emit(Completion::Sent { id, batch, end }, sink);
     }
 
     fn send_rest(&mut self, id: ConnId, batch: Box<Batch>) {
         if let Some(port) = self.ports.find(id) {
-            port.sending = Sending::Rests;
+            port.sending = SendState::Rests;
         }
         self.stats.sends_short += 1;
         self.queue.push(RawOp::Send { id, batch, mode: SendMode::All });

@@ -5,7 +5,7 @@ use ringserve_core::{CloseHow, ConnId};
 use crate::shared::table::{Entry, NONE, Place, Table};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Receiving {
+pub(super) enum ReceiveState {
     /// The receive was not requested, or ended.
     No,
     /// The receive is with the kernel, or queued for it.
@@ -18,7 +18,7 @@ pub(super) enum Receiving {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sending {
+pub(super) enum SendState {
     /// No send was requested, or it ended.
     No,
     /// The send is with the kernel, or queued to be tried there.
@@ -63,8 +63,8 @@ pub(super) enum Life {
 pub(super) struct Port {
     /// In the list while it is parked.
     place: Place,
-    pub(super) receiving: Receiving,
-    pub(super) sending: Sending,
+    pub(super) receiving: ReceiveState,
+    pub(super) sending: SendState,
     pub(super) receive_stop: Stop,
     /// True exactly when a stop of the send in flight was requested and it has not ended.
     pub(super) send_stop: bool,
@@ -81,8 +81,8 @@ impl Default for Port {
     fn default() -> Port {
         Port {
             place: Place::default(),
-            receiving: Receiving::No,
-            sending: Sending::No,
+            receiving: ReceiveState::No,
+            sending: SendState::No,
             receive_stop: Stop::No,
             send_stop: false,
             life: Life::Open,
@@ -117,7 +117,7 @@ impl Port {
 
     /// True if a cancel has to show that the kernel has no receive of the connection.
     pub(super) fn is_clearing(&self) -> bool {
-        self.receiving == Receiving::Doubtful && matches!(self.life, Life::Clears(_))
+        self.receiving == ReceiveState::Doubtful && matches!(self.life, Life::Clears(_))
     }
 
     /// Notes that the receive brought bytes.
@@ -210,8 +210,8 @@ impl Ports {
     /// all that did.
     pub(super) fn park(&mut self, id: ConnId) {
         let Some(port) = self.find(id) else { return };
-        debug_assert_ne!(port.receiving, Receiving::Parked, "{id} is parked already");
-        port.receiving = Receiving::Parked;
+        debug_assert_ne!(port.receiving, ReceiveState::Parked, "{id} is parked already");
+        port.receiving = ReceiveState::Parked;
         let received_any = port.unheard & Port::RECEIVED_NOTHING == 0;
         port.unheard |= Port::RECEIVED_NOTHING;
         let before = if received_any { self.table.last() } else { self.passed_over };
@@ -225,10 +225,10 @@ impl Ports {
     /// Takes a connection out of the list, if it is there.
     pub(super) fn unpark(&mut self, id: ConnId) {
         let Some(port) = self.find(id) else { return };
-        if port.receiving != Receiving::Parked {
+        if port.receiving != ReceiveState::Parked {
             return;
         }
-        port.receiving = Receiving::No;
+        port.receiving = ReceiveState::No;
         let before = port.place.before();
         if self.passed_over == id.slot() {
             self.passed_over = before;
@@ -248,11 +248,11 @@ impl Ports {
     pub(super) fn invariants(&self) {
         // Only the first chunk, since debug builds check after every turn.
         for port in self.table.iter().take(256) {
-            assert!(port.sending != Sending::No || !port.send_stop, "a stop outlived its send: {port:?}");
+            assert!(port.sending != SendState::No || !port.send_stop, "a stop outlived its send: {port:?}");
         }
         let (mut count, mut passed_over) = (0, self.passed_over == NONE);
         for (slot, port) in self.table.listed() {
-            assert_eq!(port.receiving, Receiving::Parked, "slot {slot} is in the list but not parked");
+            assert_eq!(port.receiving, ReceiveState::Parked, "slot {slot} is in the list but not parked");
             passed_over |= slot == self.passed_over;
             count += 1;
         }

@@ -32,7 +32,7 @@ type Set = [u64; 4];
 /// It takes about 3 bytes of memory for each byte, and 32 for each different set. A match costs at most a step for each byte
 /// of the text and for each byte of the pattern. Where sets or `?` stand between two `*`, it is a step for each byte of the text and
 /// each 64 positions between them, and for each set up to 128 more, as it has or lacks that many bytes.
-/// [`Matching`] goes on with a long one later.
+/// [`GlobMatch`] goes on with a long one later.
 ///
 /// ```
 /// use ringserve::resp::Pattern;
@@ -98,7 +98,7 @@ impl std::error::Error for PatternTooLong {}
 /// # Ok::<(), ringserve::resp::PatternTooLong>(())
 /// ```
 #[derive(Default)]
-pub struct Matching {
+pub struct GlobMatch {
     /// The segment that is looked for, and from where on; 0 before the ends were compared.
     segment: usize,
     at: usize,
@@ -224,7 +224,7 @@ impl Pattern {
 
     /// True if `text` matches.
     pub fn matches(&self, text: &[u8]) -> bool {
-        let (mut matching, mut steps) = (Matching::default(), usize::MAX);
+        let (mut matching, mut steps) = (GlobMatch::default(), usize::MAX);
         loop {
             if let Some(is_match) = matching.go_on(self, text, &mut steps) {
                 return is_match;
@@ -263,7 +263,7 @@ impl Segment {
     }
 }
 
-impl Matching {
+impl GlobMatch {
     /// Goes on for about that many `steps`, which are taken from there. `None` if there is more to do. It has to be the same pattern
     /// and the same text each time.
     pub fn go_on(&mut self, pattern: &Pattern, text: &[u8], steps: &mut usize) -> Option<bool> {
@@ -436,7 +436,7 @@ impl fmt::Debug for Pattern {
     }
 }
 
-impl fmt::Debug for Matching {
+impl fmt::Debug for GlobMatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Matching").field("at", &self.at).finish_non_exhaustive()
     }

@@ -9,11 +9,11 @@
 //! | | |
 //! |---|---|
 //! | [`Resp`], [`Request`] | the framing, and the places of the arguments, handed over with each request |
-//! | [`Parts`](crate::Parts) | the arguments |
+//! | [`FrameFields`](crate::FrameFields) | the arguments |
 //! | [`Writer`], [`Version`] | replies, written in place; types that version 2 lacks are written as Redis does |
-//! | [`Merged`] | one reply merged from those of several shards |
+//! | [`MergedReply`] | one reply merged from those of several shards |
 //! | [`Names`] | the commands of a server by their names; [`unknown_command`], [`unknown_subcommand`] for all others |
-//! | [`Pattern`], [`Matching`] | patterns, also against long texts, in parts |
+//! | [`Pattern`], [`GlobMatch`] | patterns, also against long texts, in parts |
 //! | [`number`], [`write_number`], [`hash_tag`] | numbers, keys that stay together |
 //!
 //! ```no_run
@@ -60,9 +60,9 @@ mod names;
 mod reply;
 mod request;
 
-pub use glob::{Matching, Pattern, PatternTooLong};
+pub use glob::{GlobMatch, Pattern, PatternTooLong};
 pub use names::{Names, unknown_command, unknown_subcommand};
-pub use reply::{Merged, Replied, Version, Writer};
+pub use reply::{MergedReply, ReplyResult, Version, Writer};
 pub use request::{Request, Resp};
 
 /// Reads a number as Redis does: only in the form in which it would be written, so neither `01` nor `+1`.

@@ -1,6 +1,6 @@
 //! Commands by their names.
 
-use crate::Parts;
+use crate::FrameFields;
 
 /// Letters of an unknown command, and of its arguments, that the error repeats.
 const TOLD_MAX: usize = 128;
@@ -19,11 +19,11 @@ const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
 #[derive(Clone, Debug)]
 pub struct Names<T> {
     /// Each name at the place that its word gives, or at the next free one. Half of the places are free, at least.
-    places: Box<[Option<Named<T>>]>,
+    places: Box<[Option<CommandName<T>>]>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Named<T> {
+struct CommandName<T> {
     word: u128,
     len: usize,
     what: T,
@@ -44,7 +44,7 @@ impl<T: Copy> Names<T> {
             let (len, word) = (name.len(), word(name.as_bytes()));
             let at = names.place_of(word, len);
             assert!(names.places[at].is_none(), "{name:?} is there twice");
-            names.places[at] = Some(Named { word, len, what });
+            names.places[at] = Some(CommandName { word, len, what });
         }
         names
     }
@@ -90,7 +90,7 @@ fn word(name: &[u8]) -> u128 {
 }
 
 /// The [error](super::Writer::error) of Redis for an unknown command, with the first of its arguments.
-pub fn unknown_command(args: Parts<'_>) -> String {
+pub fn unknown_command(args: FrameFields<'_>) -> String {
     let text = |n| String::from_utf8_lossy(args.get(n)).chars().take(TOLD_MAX).collect::<String>();
     let (name, all) = (text(0), (1..args.len().min(TOLD_MAX)).map(|n| format!("'{}' ", text(n))));
     let told: String = all.collect::<String>().chars().take(TOLD_MAX).collect();
@@ -98,7 +98,7 @@ pub fn unknown_command(args: Parts<'_>) -> String {
 }
 
 /// The error of Redis for a command without such a subcommand, or not with that many arguments.
-pub fn unknown_subcommand(args: Parts<'_>) -> String {
+pub fn unknown_subcommand(args: FrameFields<'_>) -> String {
     let (name, given) = (args.word(0).to_uppercase(), String::from_utf8_lossy(args.get(1)));
     format!("ERR unknown subcommand '{given}'. Try {name} HELP.")
 }

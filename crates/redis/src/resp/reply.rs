@@ -7,7 +7,7 @@ use bytes::BufMut;
 use ringserve_server::ReplyWriter;
 
 use super::number;
-use crate::Kept;
+use crate::OwnedField;
 use crate::scatter::Merge;
 
 /// The version of the protocol that a client speaks: 2 until it says `HELLO 3`.
@@ -38,7 +38,7 @@ pub enum Version {
 /// }
 /// assert_eq!(text, b":42\r\n-ERR value is not an integer\r\n");
 /// ```
-pub type Replied = Result<(), Cow<'static, str>>;
+pub type ReplyResult = Result<(), Cow<'static, str>>;
 
 /// The target of a reply.
 enum To<'a, 'b> {
@@ -99,7 +99,7 @@ impl<'a, 'b> Writer<'a, 'b> {
     }
 
     #[inline]
-    fn line(&mut self, kind: &[u8], text: &[u8]) -> Replied {
+    fn line(&mut self, kind: &[u8], text: &[u8]) -> ReplyResult {
         self.put(kind);
         self.put(text);
         self.put(b"\r\n");
@@ -107,7 +107,7 @@ impl<'a, 'b> Writer<'a, 'b> {
     }
 
     #[inline]
-    fn count(&mut self, kind: u8, count: usize) -> Replied {
+    fn count(&mut self, kind: u8, count: usize) -> ReplyResult {
         let mut digits = itoa::Buffer::new();
         let digits = digits.format(count).as_bytes();
         // In one piece: it stands before every string.
@@ -121,14 +121,14 @@ impl<'a, 'b> Writer<'a, 'b> {
 
     /// Writes a type of version 3, or the one that stands for it in version 2.
     #[inline]
-    fn typed(&mut self, three: &[u8], two: &[u8], text: &[u8]) -> Replied {
+    fn typed(&mut self, three: &[u8], two: &[u8], text: &[u8]) -> ReplyResult {
         self.line(if self.version == Version::Three { three } else { two }, text)
     }
 
     /// Writes the reply to a command: the bytes that it writes, or its error. A command has to return an error before it
     /// writes.
     #[inline]
-    pub fn reply(&mut self, command: impl FnOnce(&mut Self) -> Replied) {
+    pub fn reply(&mut self, command: impl FnOnce(&mut Self) -> ReplyResult) {
         if let Err(error) = command(self) {
             let _ = self.error(&error);
         }
@@ -136,32 +136,32 @@ impl<'a, 'b> Writer<'a, 'b> {
 
     /// Writes `OK`.
     #[inline]
-    pub fn ok(&mut self) -> Replied {
+    pub fn ok(&mut self) -> ReplyResult {
         self.put(b"+OK\r\n");
         Ok(())
     }
 
     /// Writes a simple string of the server's words, without a line end.
     #[inline]
-    pub fn simple(&mut self, text: &str) -> Replied {
+    pub fn simple(&mut self, text: &str) -> ReplyResult {
         debug_assert!(!text.contains(['\r', '\n']), "{text:?} is more than a line");
         self.line(b"+", text.as_bytes())
     }
 
     /// Writes an error, whose first word is its kind: `ERR`, `WRONGTYPE`. It stays one line, whatever the client sent.
-    pub fn error(&mut self, text: &str) -> Replied {
+    pub fn error(&mut self, text: &str) -> ReplyResult {
         self.line(b"-", text.replace(['\r', '\n'], " ").as_bytes())
     }
 
     /// Writes a number; true is 1.
     #[inline]
-    pub fn integer(&mut self, value: impl Into<i64>) -> Replied {
+    pub fn integer(&mut self, value: impl Into<i64>) -> ReplyResult {
         self.line(b":", itoa::Buffer::new().format(value.into()).as_bytes())
     }
 
     /// Writes a string of any bytes.
     #[inline]
-    pub fn bulk(&mut self, bytes: impl AsRef<[u8]>) -> Replied {
+    pub fn bulk(&mut self, bytes: impl AsRef<[u8]>) -> ReplyResult {
         let bytes = bytes.as_ref();
         self.count(b'$', bytes.len())?;
         self.put(bytes);
@@ -171,7 +171,7 @@ impl<'a, 'b> Writer<'a, 'b> {
 
     /// Writes a string, or [nothing](Writer::null).
     #[inline]
-    pub fn bulk_or_null(&mut self, bytes: Option<impl AsRef<[u8]>>) -> Replied {
+    pub fn bulk_or_null(&mut self, bytes: Option<impl AsRef<[u8]>>) -> ReplyResult {
         match bytes {
             Some(bytes) => self.bulk(bytes),
             None => self.null(),
@@ -179,13 +179,13 @@ impl<'a, 'b> Writer<'a, 'b> {
     }
 
     /// Writes a number as a string.
-    pub fn bulk_integer(&mut self, value: i64) -> Replied {
+    pub fn bulk_integer(&mut self, value: i64) -> ReplyResult {
         self.bulk(itoa::Buffer::new().format(value))
     }
 
     /// Writes a string that was kept. If it lies in a block, it leaves without a copy to a client of this shard.
     #[inline]
-    pub fn bulk_kept(&mut self, kept: &Kept) -> Replied {
+    pub fn bulk_kept(&mut self, kept: &OwnedField) -> ReplyResult {
         match (&mut self.to, kept.block()) {
             (To::Peer(_), Some(block)) => {
                 self.count(b'$', block.len())?;
@@ -201,17 +201,17 @@ impl<'a, 'b> Writer<'a, 'b> {
 
     /// Writes nothing: no such key, no such element.
     #[inline]
-    pub fn null(&mut self) -> Replied {
+    pub fn null(&mut self) -> ReplyResult {
         if self.version == Version::Three { self.line(b"_", b"") } else { self.line(b"$", b"-1") }
     }
 
     /// Writes nothing in place of an array, as after a time limit.
-    pub fn null_array(&mut self) -> Replied {
+    pub fn null_array(&mut self) -> ReplyResult {
         if self.version == Version::Three { self.line(b"_", b"") } else { self.line(b"*", b"-1") }
     }
 
     /// Writes true or false. In version 2 the number 1 or 0.
-    pub fn boolean(&mut self, value: bool) -> Replied {
+    pub fn boolean(&mut self, value: bool) -> ReplyResult {
         match self.version {
             Version::Two => self.integer(value),
             Version::Three => self.line(b"#", if value { b"t" } else { b"f" }),
@@ -219,7 +219,7 @@ impl<'a, 'b> Writer<'a, 'b> {
     }
 
     /// Writes a number with a fraction, in as many digits as it takes to read it back. In version 2 a string.
-    pub fn double(&mut self, value: f64) -> Replied {
+    pub fn double(&mut self, value: f64) -> ReplyResult {
         let mut text = String::new();
         let _ = match value {
             _ if value.is_nan() => write!(text, "nan"),
@@ -234,7 +234,7 @@ impl<'a, 'b> Writer<'a, 'b> {
     ///
     /// # Panics
     /// If the format has another length.
-    pub fn verbatim(&mut self, format: &str, text: impl AsRef<[u8]>) -> Replied {
+    pub fn verbatim(&mut self, format: &str, text: impl AsRef<[u8]>) -> ReplyResult {
         assert_eq!(format.len(), 3, "the format of a verbatim string has three letters: {format:?}");
         if self.version == Version::Two {
             return self.bulk(text);
@@ -247,22 +247,22 @@ impl<'a, 'b> Writer<'a, 'b> {
 
     /// Writes the start of an array of this many elements.
     #[inline]
-    pub fn array(&mut self, len: usize) -> Replied {
+    pub fn array(&mut self, len: usize) -> ReplyResult {
         self.count(b'*', len)
     }
 
     /// Writes the start of a map of this many pairs. In version 2 an array of twice as many elements.
-    pub fn map(&mut self, len: usize) -> Replied {
+    pub fn map(&mut self, len: usize) -> ReplyResult {
         if self.version == Version::Three { self.count(b'%', len) } else { self.array(2 * len) }
     }
 
     /// Writes the start of a set of this many elements that differ. In version 2 an array.
-    pub fn set(&mut self, len: usize) -> Replied {
+    pub fn set(&mut self, len: usize) -> ReplyResult {
         self.typed(b"~", b"*", itoa::Buffer::new().format(len).as_bytes())
     }
 
     /// Writes the start of a message of this many elements that no request asked for. In version 2 an array.
-    pub fn push(&mut self, len: usize) -> Replied {
+    pub fn push(&mut self, len: usize) -> ReplyResult {
         self.typed(b">", b"*", itoa::Buffer::new().format(len).as_bytes())
     }
 
@@ -270,7 +270,7 @@ impl<'a, 'b> Writer<'a, 'b> {
     pub fn bulks(
         &mut self,
         all: impl IntoIterator<Item = impl AsRef<[u8]>, IntoIter: ExactSizeIterator>,
-    ) -> Replied {
+    ) -> ReplyResult {
         let mut all = all.into_iter();
         self.array(all.len())?;
         all.try_for_each(|bytes| self.bulk(bytes))
@@ -291,13 +291,13 @@ impl<'a, 'b> Writer<'a, 'b> {
 /// assert_eq!(text, b"*3\r\n+a\r\n+b\r\n+c\r\n");
 /// ```
 #[derive(Debug, Default)]
-pub struct Merged {
+pub struct MergedReply {
     kind: u8,
     sum: i64,
     text: Vec<u8>,
 }
 
-impl Merge for Merged {
+impl Merge for MergedReply {
     fn add(&mut self, reply: &[u8]) {
         let end = reply.iter().position(|byte| *byte == b'\r').unwrap_or(reply.len());
         let value = reply.get(1..end).and_then(number).unwrap_or_default();
@@ -310,7 +310,7 @@ impl Merge for Merged {
             b'_' if self.kind == b'*' => {}
             b':' | b'*' => {
                 if self.kind != kind {
-                    *self = Merged { kind, ..Merged::default() };
+                    *self = MergedReply { kind, ..MergedReply::default() };
                 }
                 self.sum = self.sum.saturating_add(value);
                 self.text.extend_from_slice(reply.get(end + 2..).unwrap_or_default());

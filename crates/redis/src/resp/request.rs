@@ -10,7 +10,7 @@ use ringserve_server::limits::LimitError;
 use ringserve_server::{Frame, Limits};
 use smallvec::SmallVec;
 
-use crate::{Parts, Span};
+use crate::{FrameFields, Span};
 
 /// The most arguments of one request, as in Redis until 7.
 const ARGS_MAX: usize = 1 << 20;
@@ -70,10 +70,10 @@ enum Rare {
 impl Request {
     /// The arguments, the name of the command first. `frame` is the frame of this request.
     #[inline]
-    pub fn args<'a>(&'a self, frame: &'a Frame) -> Parts<'a> {
+    pub fn args<'a>(&'a self, frame: &'a Frame) -> FrameFields<'a> {
         match self.rare.as_deref() {
-            Some(Rare::Words(words)) => Parts::new(words, &self.spans),
-            _ => Parts::of_frame(frame, &self.spans),
+            Some(Rare::Words(words)) => FrameFields::new(words, &self.spans),
+            _ => FrameFields::of_frame(frame, &self.spans),
         }
     }
 

@@ -6,7 +6,7 @@ use ringserve_server::{Frame, Limits};
 
 use super::request::{length, long_length, words};
 use super::*;
-use crate::Parts;
+use crate::FrameFields;
 use crate::scatter::Merge;
 
 fn resp() -> Resp {
@@ -233,7 +233,7 @@ fn words_and_quotes_are_read_as_in_redis() {
     }
 }
 
-fn written(version: Version, write: impl Fn(&mut Writer<'_, '_>) -> Replied) -> String {
+fn written(version: Version, write: impl Fn(&mut Writer<'_, '_>) -> ReplyResult) -> String {
     let mut text = Vec::new();
     write(&mut Writer::to_vec(&mut text, version)).unwrap();
     String::from_utf8(text).unwrap()
@@ -241,8 +241,9 @@ fn written(version: Version, write: impl Fn(&mut Writer<'_, '_>) -> Replied) -> 
 
 #[test]
 fn each_version_has_its_types() {
-    let both =
-        |write: fn(&mut Writer<'_, '_>) -> Replied| [Version::Two, Version::Three].map(|v| written(v, write));
+    let both = |write: fn(&mut Writer<'_, '_>) -> ReplyResult| {
+        [Version::Two, Version::Three].map(|v| written(v, write))
+    };
     assert_eq!(both(|out| out.null()), ["$-1\r\n", "_\r\n"]);
     assert_eq!(both(|out| out.null_array()), ["*-1\r\n", "_\r\n"]);
     assert_eq!(both(|out| out.map(2)), ["*4\r\n", "%2\r\n"]);
@@ -292,7 +293,7 @@ fn error_of_a_command_is_its_reply() {
 #[test]
 fn replies_of_several_shards_become_one() {
     let merged = |replies: &[&str]| {
-        let (mut merged, mut text) = (Merged::default(), Vec::new());
+        let (mut merged, mut text) = (MergedReply::default(), Vec::new());
         replies.iter().for_each(|reply| merged.add(reply.as_bytes()));
         merged.write(&mut text);
         String::from_utf8(text).unwrap()
@@ -426,7 +427,7 @@ fn matches(pattern: &[u8], text: &[u8]) -> bool {
 
 /// Whether a text matches, found out with `steps` at once, and how many it took.
 fn in_steps(pattern: &Pattern, text: &[u8], steps: usize) -> (bool, usize) {
-    let (mut matching, mut all) = (Matching::default(), 0);
+    let (mut matching, mut all) = (GlobMatch::default(), 0);
     loop {
         let mut left = steps;
         let is_match = matching.go_on(pattern, text, &mut left);
@@ -596,7 +597,7 @@ fn unknown_commands_are_told_back_up_to_a_length() {
                 (at - word.len() as u32, at)
             })
             .collect();
-        let parts = Parts::new(text.as_bytes(), &spans);
+        let parts = FrameFields::new(text.as_bytes(), &spans);
         (unknown_command(parts), unknown_subcommand(parts))
     };
     let (command, subcommand) = said(&["foo", "a", "b"]);

@@ -1,7 +1,7 @@
 //! Questions to one shard, and its answers.
 
-use super::Answers;
-use crate::{Parts, Span};
+use super::QuestionHandler;
+use crate::{FrameFields, Span};
 use ringserve_server::sync::AskError;
 
 /// Bytes of the answers of all shards that a connection has at once; at most one more answer of each goes with them. The rest is
@@ -34,12 +34,12 @@ pub struct Batch<Q> {
 }
 
 /// Takes back the bytes that an answer wrote before it panicked.
-struct Kept<'a> {
+struct UndoGuard<'a> {
     answers: &'a mut Vec<u8>,
     len: usize,
 }
 
-impl Drop for Kept<'_> {
+impl Drop for UndoGuard<'_> {
     fn drop(&mut self) {
         self.answers.truncate(self.len);
     }
@@ -68,7 +68,7 @@ impl<Q> Default for Batch<Q> {
 
 impl<Q: Copy> Batch<Q> {
     /// Adds a question, and returns the bytes that it takes.
-    pub(super) fn ask(&mut self, question: Q, parts: Parts<'_>) -> usize {
+    pub(super) fn ask(&mut self, question: Q, parts: FrameFields<'_>) -> usize {
         let before = self.bytes.len();
         parts.copy_to(&mut self.bytes, &mut self.spans);
         self.asked.push((question, parts.len()));
@@ -76,9 +76,14 @@ impl<Q: Copy> Batch<Q> {
     }
 
     /// Answers a question at once.
-    pub(super) fn answer_now<A: Answers<Question = Q>>(&mut self, shard: &A, question: Q, parts: Parts<'_>) {
+    pub(super) fn answer_now<A: QuestionHandler<Question = Q>>(
+        &mut self,
+        shard: &A,
+        question: Q,
+        parts: FrameFields<'_>,
+    ) {
         let len = self.answers.len();
-        let mut kept = Kept { answers: &mut self.answers, len };
+        let mut kept = UndoGuard { answers: &mut self.answers, len };
         shard.answer(question, parts, kept.answers);
         kept.len = kept.answers.len();
         drop(kept);
@@ -86,13 +91,13 @@ impl<Q: Copy> Batch<Q> {
     }
 
     /// Answers questions until an answer is full, or the next one is large: that is an answer by itself, once there is memory for it.
-    pub(super) fn answer<A: Answers<Question = Q>>(&mut self, shard: &A) {
+    pub(super) fn answer<A: QuestionHandler<Question = Q>>(&mut self, shard: &A) {
         let mut granted = std::mem::take(&mut self.granted);
         self.wanted = 0;
         while self.has_room(self.answer_bytes_max)
             && let Some(&(question, count)) = self.asked.get(self.answered)
         {
-            let parts = Parts::new(&self.bytes, &self.spans[self.at..][..count]);
+            let parts = FrameFields::new(&self.bytes, &self.spans[self.at..][..count]);
             let bytes = shard.large_bytes(question, parts);
             if bytes >= LARGE_BYTES.max(granted + 1) {
                 self.wanted = bytes;
@@ -130,7 +135,7 @@ impl<Q: Copy> Batch<Q> {
     }
 
     /// There is none: adds a substitute for its next answer.
-    pub(super) fn refuse<A: Answers<Question = Q>>(&mut self, here: &A, shard: usize) {
+    pub(super) fn refuse<A: QuestionHandler<Question = Q>>(&mut self, here: &A, shard: usize) {
         self.ask_on();
         self.wanted = 0;
         if let Some(&(_, count)) = self.asked.get(self.answered) {
@@ -140,7 +145,7 @@ impl<Q: Copy> Batch<Q> {
     }
 
     /// Adds substitutes for the answers of a shard that failed this many questions.
-    pub(super) fn failed<A: Answers<Question = Q>>(
+    pub(super) fn failed<A: QuestionHandler<Question = Q>>(
         here: &A,
         asked: usize,
         shard: usize,

@@ -8,7 +8,7 @@
 //!          a, b, [a c]  ◀── in order ◀── answers ◀──────────────────┘
 //! ```
 //!
-//! * [`Answers`] handles questions and makes answers. A question is a small value with [parts](Parts) in bytes; an answer is
+//! * [`QuestionHandler`] handles questions and makes answers. A question is a small value with [parts](FrameFields) in bytes; an answer is
 //!   bytes that are ready to be sent, frames included.
 //! * Each shard makes a [`Scatter`]; the session of a connection has its [`Replies`].
 //! * [`Scatter::in_turn`] begins a request when its turn has come, [`Scatter::asking`] asks what it is about.
@@ -26,12 +26,12 @@
 //! under way have at most 96 KiB together, and one reply of each shard; the rest is asked for when these are written. Replies are
 //! written as the peer takes them. What waits meanwhile counts as held by the connection
 //! ([`held_bytes_max`](ringserve_server::limits::ServerLimits::held_bytes_max)), and memory for each answer of 32 KiB or more is reserved before
-//! it is made ([`Answers::large_bytes`]). So a connection holds at most 1 MiB beside its outbox, whatever the number of shards and however
+//! it is made ([`QuestionHandler::large_bytes`]). So a connection holds at most 1 MiB beside its outbox, whatever the number of shards and however
 //! slowly its peer reads, and one request and one reply of each shard where these are long; the shards stay free for others.
 //!
 //! # What goes wrong
 //!
-//! A shard that is full, that ended or whose answer panicked fails only its own questions ([`Answers::failed`]). A call that
+//! A shard that is full, that ended or whose answer panicked fails only its own questions ([`QuestionHandler::failed`]). A call that
 //! carries replies takes them along when it is dropped, as by the time limit of a middleware: close the connection then.
 //!
 //! ```no_run
@@ -111,7 +111,7 @@ pub use batch::Batch;
 
 use self::queue::Queue;
 use self::turns::{Turn, Turns};
-use crate::Parts;
+use crate::FrameFields;
 use ringserve_server::limits::Reserved;
 use ringserve_server::sync::{AskError, Mesh};
 use ringserve_server::task::yield_now;
@@ -129,17 +129,18 @@ pub type Questions<Q> = Mesh<Box<Batch<Q>>, Box<Batch<Q>>>;
 
 /// The rest of a request that [`Scatter::in_turn`] could not finish at once: mostly nothing, else a future.
 #[must_use = "it does nothing unless it is awaited"]
-pub struct Rest<F>(Option<Pin<Box<F>>>);
+#[doc(alias = "Rest")]
+pub struct Remainder<F>(Option<Pin<Box<F>>>);
 
-impl<F> Rest<F> {
+impl<F> Remainder<F> {
     /// Nothing is left to do.
     #[inline]
-    pub fn none() -> Rest<F> {
-        Rest(None)
+    pub fn none() -> Remainder<F> {
+        Remainder(None)
     }
 }
 
-impl<F: Future<Output = ()>> Future for Rest<F> {
+impl<F: Future<Output = ()>> Future for Remainder<F> {
     type Output = ();
 
     #[inline]
@@ -148,28 +149,29 @@ impl<F: Future<Output = ()>> Future for Rest<F> {
     }
 }
 
-impl<F> fmt::Debug for Rest<F> {
+impl<F> fmt::Debug for Remainder<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Rest").field("is_none", &self.0.is_none()).finish()
     }
 }
 
 /// The answers of a shard.
-pub trait Answers: 'static {
+#[doc(alias = "Answers")]
+pub trait QuestionHandler: 'static {
     /// A question without its parts: a command, in a version of a protocol.
     type Question: Copy + Send + 'static;
     /// Merges several answers into one reply; [`Vec<u8>`] joins them as they are.
     type Merged: Merge;
 
     /// Adds the answer to `out`, behind those to others.
-    fn answer(&self, question: Self::Question, parts: Parts<'_>, out: &mut Vec<u8>);
+    fn answer(&self, question: Self::Question, parts: FrameFields<'_>, out: &mut Vec<u8>);
 
     /// The bytes that the answer will have, if these are many: from 32 KiB on the answer is made once there is memory for it on
     /// the shard of the connection, as by [`Cx::reserve`], and fails with [`AskError::NoMemory`] where there is none for 5 s.
-    /// Called before [`answer`](Answers::answer), perhaps more than once. An answer that grew since is asked for again.
+    /// Called before [`answer`](QuestionHandler::answer), perhaps more than once. An answer that grew since is asked for again.
     ///
     /// 0, unless it is overridden: then long answers count as held once they are queued for a peer, and not while they are made.
-    fn large_bytes(&self, _question: Self::Question, _parts: Parts<'_>) -> usize {
+    fn large_bytes(&self, _question: Self::Question, _parts: FrameFields<'_>) -> usize {
         0
     }
 
@@ -198,18 +200,18 @@ impl Merge for Vec<u8> {
 }
 
 /// Asks all shards, on behalf of one. Clones share it.
-pub struct Scatter<A: Answers> {
+pub struct Scatter<A: QuestionHandler> {
     inner: Rc<Inner<A>>,
 }
 
-struct Inner<A: Answers> {
+struct Inner<A: QuestionHandler> {
     answers: Rc<A>,
     shard: Shard,
     questions: Questions<A::Question>,
     spare: RefCell<Vec<Box<Queue<A>>>>,
 }
 
-impl<A: Answers> Scatter<A> {
+impl<A: QuestionHandler> Scatter<A> {
     /// Registers a shard, in the factory of a server: from now on it answers by `answers` the questions that others ask through
     /// `questions`.
     ///
@@ -246,21 +248,24 @@ impl<A: Answers> Scatter<A> {
         replies: &Replies<A>,
         asks: bool,
         begin: impl FnOnce(),
-    ) -> Rest<impl Future<Output = ()>> {
+    ) -> Remainder<impl Future<Output = ()>> {
         let is_idle = replies.is_idle();
         let (turn, request) = if is_idle || asks && replies.takes_questions() {
             begin();
             if !is_idle || replies.queue.borrow().is_none() {
-                return Rest(None);
+                return Remainder(None);
             }
             // What was answered before leaves with the answers, and not by itself.
             let held = cx.hold_replies();
-            (replies.turns.take(), Request::Asks(Carried { place: Some(&replies.queue), held: Some(held) }))
+            (
+                replies.turns.take(),
+                Request::Asks(CarriedQueue { place: Some(&replies.queue), held: Some(held) }),
+            )
         } else {
             (replies.turns.wait(asks), Request::Waits(begin))
         };
         let heir = Heir { turn, replies };
-        Rest(Some(Box::pin(self.finish(cx, heir, request))))
+        Remainder(Some(Box::pin(self.finish(cx, heir, request))))
     }
 
     /// Does the work of a request that takes its time, such as one that [yields](ringserve_server::task::yield_now), when all earlier replies are
@@ -273,7 +278,7 @@ impl<A: Answers> Scatter<A> {
     ) {
         let turn = replies.turns.wait(false);
         turn.wait(|| false).await;
-        if !cx.is_ending() {
+        if !cx.is_closed() {
             work.await;
         }
     }
@@ -288,8 +293,8 @@ impl<A: Answers> Scatter<A> {
         let carried = match request {
             Request::Waits(begin) => {
                 let has_turn = turn.wait(|| replies.has_room_again()).await;
-                let carried = has_turn.then(|| Carried { place: Some(&replies.queue), held: None });
-                if cx.is_ending() {
+                let carried = has_turn.then(|| CarriedQueue { place: Some(&replies.queue), held: None });
+                if cx.is_closed() {
                     return;
                 }
                 let is_left_over = replies.queue.borrow().is_some();
@@ -301,7 +306,7 @@ impl<A: Answers> Scatter<A> {
                     // No further request begins to wait while others that waited go along: else each would, one by one. Each of
                     // them had a look by then, unless its handler does something else.
                     for _ in 0..replies.turns.waiting() {
-                        if !replies.turns.next_asks() || !replies.has_room_again() || cx.is_ending() {
+                        if !replies.turns.next_asks() || !replies.has_room_again() || cx.is_closed() {
                             break;
                         }
                         yield_now().await;
@@ -326,12 +331,12 @@ impl<A: Answers> Scatter<A> {
     /// Begins the reply to a request, from within the `begin` of [`in_turn`](Scatter::in_turn).
     ///
     /// # Panics
-    /// If another `Asking` of the same connection lives.
-    pub fn asking<'a>(&'a self, replies: &'a Replies<A>) -> Asking<'a, A> {
+    /// If another `ReplyBuilder` of the same connection lives.
+    pub fn asking<'a>(&'a self, replies: &'a Replies<A>) -> ReplyBuilder<'a, A> {
         let spare =
             || self.inner.spare.borrow_mut().pop().unwrap_or_else(|| Queue::new(self.shards()).into());
         let queue = RefMut::map(replies.queue.borrow_mut(), |queue| &mut **queue.get_or_insert_with(spare));
-        Asking { inner: &self.inner, queue }
+        ReplyBuilder { inner: &self.inner, queue }
     }
 
     /// Begins the reply to a request that only asks, if earlier requests of the connection wait and its questions go with
@@ -339,21 +344,26 @@ impl<A: Answers> Scatter<A> {
     /// requests of a pipeline, whose frames need not be kept.
     ///
     /// # Panics
-    /// If another `Asking` of the same connection lives.
+    /// If another `ReplyBuilder` of the same connection lives.
     #[inline]
-    pub fn along<'a>(&'a self, replies: &'a Replies<A>) -> Option<Asking<'a, A>> {
+    pub fn along<'a>(&'a self, replies: &'a Replies<A>) -> Option<ReplyBuilder<'a, A>> {
         if replies.is_idle() || replies.turns.has_waiting() {
             return None;
         }
         let queue = RefMut::filter_map(replies.queue.borrow_mut(), |queue| {
             queue.as_deref_mut().filter(|queue| queue.has_room())
         });
-        Some(Asking { inner: &self.inner, queue: queue.ok()? })
+        Some(ReplyBuilder { inner: &self.inner, queue: queue.ok()? })
     }
 
     /// Asks and writes until nothing is due, or until what was under way is written and another call that asks waits: that one carries
     /// on. So no call lasts for ever, however long a pipeline is.
-    async fn carry<S: 'static>(&self, cx: &Cx<'_, S>, replies: &Replies<A>, mut carried: Carried<'_, '_, A>) {
+    async fn carry<S: 'static>(
+        &self,
+        cx: &Cx<'_, S>,
+        replies: &Replies<A>,
+        mut carried: CarriedQueue<'_, '_, A>,
+    ) {
         let (inner, place) = (&*self.inner, &replies.queue);
         let queue = || RefMut::map(place.borrow_mut(), |queue| &mut **queue.as_mut().expect("it is carried"));
         let make_room = || {
@@ -410,14 +420,14 @@ impl<A: Answers> Scatter<A> {
     }
 }
 
-impl<A: Answers> Scatter<A> {
+impl<A: QuestionHandler> Scatter<A> {
     /// Waits for the memory of the answer that is due, if it is a large one. Of several shards' answers only that is waited for: none
     /// keeps memory from others that waits for more.
     async fn reserve_for_next<S: 'static>(
         &self,
         cx: &Cx<'_, S>,
         replies: &Replies<A>,
-        carried: &mut Carried<'_, '_, A>,
+        carried: &mut CarriedQueue<'_, '_, A>,
     ) -> Option<Reserved> {
         let queue =
             || RefMut::map(replies.queue.borrow_mut(), |queue| &mut **queue.as_mut().expect("it is carried"));
@@ -467,19 +477,19 @@ impl<A: Answers> Scatter<A> {
 
 /// The turn of a call, which may be left replies with it. If it is dropped before it looks at them, as by a time limit, it takes them
 /// along.
-struct Heir<'a, A: Answers> {
+struct Heir<'a, A: QuestionHandler> {
     turn: Turn<'a>,
     replies: &'a Replies<A>,
 }
 
-impl<'a, A: Answers> Heir<'a, A> {
+impl<'a, A: QuestionHandler> Heir<'a, A> {
     /// Gives the turn to the next call.
     fn gives_way(self) -> &'a Replies<A> {
         self.replies
     }
 }
 
-impl<A: Answers> Drop for Heir<'_, A> {
+impl<A: QuestionHandler> Drop for Heir<'_, A> {
     fn drop(&mut self) {
         if self.turn.is_unbegun()
             && let Ok(mut queue) = self.replies.queue.try_borrow_mut()
@@ -490,28 +500,28 @@ impl<A: Answers> Drop for Heir<'_, A> {
 }
 
 /// What is left of a request.
-enum Request<'a, 'b, A: Answers, F> {
+enum Request<'a, 'b, A: QuestionHandler, F> {
     /// It began, and its questions and those of later ones are to be asked.
-    Asks(Carried<'a, 'b, A>),
+    Asks(CarriedQueue<'a, 'b, A>),
     /// It begins by this when it has its turn.
     Waits(F),
 }
 
 /// A queue that a call carries. If a time limit drops it before its end, it leaves nothing behind for later requests to wait
 /// for, and no reply that is held.
-struct Carried<'a, 'b, A: Answers> {
+struct CarriedQueue<'a, 'b, A: QuestionHandler> {
     place: Option<&'a RefCell<Option<Box<Queue<A>>>>>,
     held: Option<HeldReplies<'b>>,
 }
 
-impl<A: Answers> Carried<'_, '_, A> {
+impl<A: QuestionHandler> CarriedQueue<'_, '_, A> {
     /// Leaves the queue to the next call.
     fn hand_over(mut self) {
         self.place = None;
     }
 }
 
-impl<A: Answers> Drop for Carried<'_, '_, A> {
+impl<A: QuestionHandler> Drop for CarriedQueue<'_, '_, A> {
     fn drop(&mut self) {
         if let Some(Ok(mut queue)) = self.place.map(RefCell::try_borrow_mut) {
             *queue = None;
@@ -519,26 +529,26 @@ impl<A: Answers> Drop for Carried<'_, '_, A> {
     }
 }
 
-impl<A: Answers> Clone for Scatter<A> {
+impl<A: QuestionHandler> Clone for Scatter<A> {
     fn clone(&self) -> Scatter<A> {
         Scatter { inner: self.inner.clone() }
     }
 }
 
-impl<A: Answers> fmt::Debug for Scatter<A> {
+impl<A: QuestionHandler> fmt::Debug for Scatter<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Scatter").field("shard", &self.inner.shard.index()).finish_non_exhaustive()
     }
 }
 
 /// The replies of one connection: its session, or a part of it. It takes a few words while no reply is due.
-pub struct Replies<A: Answers> {
+pub struct Replies<A: QuestionHandler> {
     /// `None` while no reply is due.
     queue: RefCell<Option<Box<Queue<A>>>>,
     turns: Turns,
 }
 
-impl<A: Answers> Replies<A> {
+impl<A: QuestionHandler> Replies<A> {
     /// True if no request and no reply waits: a reply that needs no other shard can be written at once.
     #[inline]
     pub fn is_idle(&self) -> bool {
@@ -556,25 +566,26 @@ impl<A: Answers> Replies<A> {
     }
 }
 
-impl<A: Answers> Default for Replies<A> {
+impl<A: QuestionHandler> Default for Replies<A> {
     fn default() -> Replies<A> {
         Replies { queue: RefCell::default(), turns: Turns::default() }
     }
 }
 
-impl<A: Answers> fmt::Debug for Replies<A> {
+impl<A: QuestionHandler> fmt::Debug for Replies<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Replies").field("is_idle", &self.is_idle()).finish_non_exhaustive()
     }
 }
 
 /// The reply to one request, in the order of its parts.
-pub struct Asking<'a, A: Answers> {
+#[doc(alias = "Asking")]
+pub struct ReplyBuilder<'a, A: QuestionHandler> {
     inner: &'a Inner<A>,
     queue: RefMut<'a, Queue<A>>,
 }
 
-impl<A: Answers> Asking<'_, A> {
+impl<A: QuestionHandler> ReplyBuilder<'_, A> {
     /// Adds these bytes to the reply.
     pub fn put(&mut self, bytes: &[u8]) {
         self.queue.put(bytes);
@@ -584,7 +595,7 @@ impl<A: Answers> Asking<'_, A> {
     ///
     /// # Panics
     /// If there is no such shard.
-    pub fn ask(&mut self, shard: usize, question: A::Question, parts: Parts<'_>) {
+    pub fn ask(&mut self, shard: usize, question: A::Question, parts: FrameFields<'_>) {
         self.queue.ask(shard, question, parts, (&*self.inner.answers, self.inner.shard.index()));
     }
 
@@ -594,7 +605,7 @@ impl<A: Answers> Asking<'_, A> {
     }
 }
 
-impl<A: Answers> fmt::Debug for Asking<'_, A> {
+impl<A: QuestionHandler> fmt::Debug for ReplyBuilder<'_, A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Asking").finish_non_exhaustive()
     }

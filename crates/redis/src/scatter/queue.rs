@@ -7,8 +7,8 @@ use ringserve_server::Cx;
 use ringserve_server::limits::Reserved;
 
 use super::batch::{ANSWERS_BYTES_MAX, Batch, LARGE_BYTES, SPARE_BYTES_MAX};
-use super::{Answers, Merge, PIECE_BYTES};
-use crate::Parts;
+use super::{Merge, PIECE_BYTES, QuestionHandler};
+use crate::FrameFields;
 use ringserve_server::sync::Ask;
 
 /// Bytes that may wait for one connection before it begins no other request: unsent questions, texts, and due answers.
@@ -32,10 +32,10 @@ struct Way<Q> {
 }
 
 /// What another shard is asked: its number, the number of questions, and the answers to be.
-pub(super) type Asked<Q> = (usize, usize, Ask<Box<Batch<Q>>>);
+pub(super) type ShardQuestion<Q> = (usize, usize, Ask<Box<Batch<Q>>>);
 
 /// The replies that a connection waits for.
-pub(super) struct Queue<A: Answers> {
+pub(super) struct Queue<A: QuestionHandler> {
     due: VecDeque<Due>,
     /// How many answers, texts and merges are due.
     count: usize,
@@ -49,12 +49,12 @@ pub(super) struct Queue<A: Answers> {
     merged: Option<(A::Merged, usize)>,
     /// Written bytes and questions on their way, whose memory is kept for the next time.
     written: Vec<u8>,
-    asked: Vec<Asked<A::Question>>,
+    asked: Vec<ShardQuestion<A::Question>>,
     /// What counts as held for the peer while it is waited for.
     held: Option<Reserved>,
 }
 
-impl<A: Answers> Queue<A> {
+impl<A: QuestionHandler> Queue<A> {
     pub(super) fn new(shards: usize) -> Queue<A> {
         let ways = (0..shards).map(|_| Way { now: Some(Box::default()), next: Box::default() }).collect();
         let (due, count, bytes, texts, written, asked, held) = Default::default();
@@ -92,7 +92,13 @@ impl<A: Answers> Queue<A> {
     }
 
     /// Asks a shard. `here` is this shard with its index: it answers at once, as long as its answers have room.
-    pub(super) fn ask(&mut self, shard: usize, question: A::Question, parts: Parts<'_>, here: (&A, usize)) {
+    pub(super) fn ask(
+        &mut self,
+        shard: usize,
+        question: A::Question,
+        parts: FrameFields<'_>,
+        here: (&A, usize),
+    ) {
         let Way { now, next } = &mut self.ways[shard];
         // What waits does so since there was no room, or no memory for a large answer.
         let max = self.answer_bytes_max;
@@ -161,12 +167,12 @@ impl<A: Answers> Queue<A> {
     }
 
     /// Room for the questions on their way, which [`rest`](Queue::rest) takes back.
-    pub(super) fn asked(&mut self) -> Vec<Asked<A::Question>> {
+    pub(super) fn asked(&mut self) -> Vec<ShardQuestion<A::Question>> {
         mem::take(&mut self.asked)
     }
 
     /// Takes that room back.
-    pub(super) fn keep_asked(&mut self, asked: Vec<Asked<A::Question>>) {
+    pub(super) fn keep_asked(&mut self, asked: Vec<ShardQuestion<A::Question>>) {
         debug_assert!(asked.is_empty());
         self.asked = asked;
     }
@@ -222,7 +228,7 @@ impl<A: Answers> Queue<A> {
     }
 
     /// Gives large memory back when nothing is due.
-    pub(super) fn rest(&mut self, asked: Vec<Asked<A::Question>>) {
+    pub(super) fn rest(&mut self, asked: Vec<ShardQuestion<A::Question>>) {
         self.keep_asked(asked);
         for Way { now, next } in &mut self.ways {
             now.get_or_insert_default().clear();
@@ -244,7 +250,7 @@ impl<A: Answers> Queue<A> {
 }
 
 /// Reads answers into a text: as many as `most` and a piece has room for, or one. A long one is a text by itself, and is not copied.
-fn read<A: Answers>(
+fn read<A: QuestionHandler>(
     now: &mut Batch<A::Question>,
     most: usize,
     merged: &mut Option<(A::Merged, usize)>,
@@ -278,11 +284,11 @@ mod tests {
     /// Answers a number with as many bytes, each the first one of the part.
     struct Fills;
 
-    impl Answers for Fills {
+    impl QuestionHandler for Fills {
         type Question = usize;
         type Merged = Vec<u8>;
 
-        fn answer(&self, len: usize, parts: Parts<'_>, out: &mut Vec<u8>) {
+        fn answer(&self, len: usize, parts: FrameFields<'_>, out: &mut Vec<u8>) {
             if len == PANICS {
                 out.extend_from_slice(b"half of it");
                 panic!("planted: an answer");
@@ -290,7 +296,7 @@ mod tests {
             out.resize(out.len() + len, parts.get(0)[0]);
         }
 
-        fn large_bytes(&self, len: usize, _: Parts<'_>) -> usize {
+        fn large_bytes(&self, len: usize, _: FrameFields<'_>) -> usize {
             if len == LARGE { len } else { 0 }
         }
 
@@ -304,7 +310,7 @@ mod tests {
     const LARGE: usize = 3 * PIECE_BYTES + 1;
 
     fn ask(queue: &mut Queue<Fills>, shard: usize, len: usize, name: &[u8]) {
-        queue.ask(shard, len, Parts::new(name, &[(0, name.len() as u32)]), (&Fills, 0));
+        queue.ask(shard, len, FrameFields::new(name, &[(0, name.len() as u32)]), (&Fills, 0));
     }
 
     fn now_of(queue: &Queue<Fills>, shard: usize) -> &Batch<usize> {
@@ -614,7 +620,7 @@ mod tests {
             (|queue| queue.merge(0), size_of::<Due>()),
             (|queue| ask(queue, 0, 0, b"a"), size_of::<Due>()),
             (
-                |queue| queue.ask(1, 0, Parts::new(b"", &[]), (&Fills, 0)),
+                |queue| queue.ask(1, 0, FrameFields::new(b"", &[]), (&Fills, 0)),
                 size_of::<Due>() + size_of::<(usize, usize)>(),
             ),
         ];

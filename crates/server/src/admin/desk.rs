@@ -36,7 +36,7 @@ use super::sources::{connection, findings, stall};
 use super::target::{Running, Target};
 use crate::base::lines::LineLimit;
 use crate::base::lines::info;
-use crate::doctor::Expected;
+use crate::doctor::Workload;
 use crate::inspect::{By, Inspection, Query};
 use crate::metrics::Figures;
 use crate::metrics::prometheus_client::collector::Collector;
@@ -236,7 +236,7 @@ impl Desk {
     async fn examine_now(&self) {
         let target = self.settings.target.clone();
         let examine = move || {
-            let expected = Expected::default();
+            let expected = Workload::default();
             target.running().map(|running| findings(running, &expected)).unwrap_or_default()
         };
         if let Ok(found) = self.doctor.run(&self.shard, examine).await {
@@ -484,7 +484,7 @@ fn close(running: &Running, shard: usize, id: ConnId) -> Response<Answer> {
 ///
 /// # Errors
 /// A sentence with the cause.
-fn parse_expected(query: Option<&str>) -> Result<Expected, String> {
+fn parse_expected(query: Option<&str>) -> Result<Workload, String> {
     let [expected] = parameters(query, ["for"])?;
     expected.unwrap_or_default().parse()
 }

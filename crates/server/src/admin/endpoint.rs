@@ -31,7 +31,7 @@ use crate::shard::remote::control::ServerControl;
 use crate::socket_options::options::SocketOptions;
 use crate::stream::byte_stream::Stream;
 use crate::stream::service::stream;
-use crate::watch::options::Stalls;
+use crate::watch::options::StallOptions;
 
 /// Connections at once: a browser has six, and a scraper one. For each further one another makes room.
 const GUESTS_MAX: usize = 32;
@@ -98,7 +98,7 @@ impl Beside for Admin {
             .limits(limits())
             .server_limits(server_limits())
             .sockets(SocketOptions::default().unix_mode(UNIX_MODE).peer_credentials(true))
-            .stalls(Stalls::off())
+            .stalls(StallOptions::off())
             .beside_another()
             .start(move |shard| serve(shard, Desk::begin(shard, settings.clone()), probes_from));
         let server = started.map_err(|error| Error::Admin(cause(error)))?;

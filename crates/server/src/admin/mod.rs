@@ -24,7 +24,7 @@
 //! | `/metrics` | figures for Prometheus, with those of the program: [`metrics`](crate::metrics). As OpenMetrics, or as the older text where the request's `Accept` prefers that |
 //! | `/connections?by=outbox&limit=20` | connections by `outbox`, `idle`, `bytes_in`, `age` or `oldest_call`, 1000 at most |
 //! | `/stalls` | the last times for which a shard did not go on |
-//! | `/doctor?for=connections=1000000,accepts=20000` | what is wrong with the machine and the settings, for what is [expected](crate::doctor::Expected) |
+//! | `/doctor?for=connections=1000000,accepts=20000` | what is wrong with the machine and the settings, for what is [expected](crate::doctor::Workload) |
 //! | `/healthz` | 503 if a shard has not gone on for 10 s, or none is left, so that no busy server is restarted |
 //! | `/readyz` | 503 while the server starts or drains, or its [load](crate::overload::Load) is refusing or full |
 //! | `/admission` | the limits on who is let in as they are now, as an [`Admission`](ringserve_report::Admission) |

@@ -8,7 +8,7 @@ use ringserve_report as report;
 use super::history::Sample;
 use super::routes::name_of;
 use super::target::Running;
-use crate::doctor::{Expected, Severity};
+use crate::doctor::{Severity, Workload};
 use crate::funnel::{
     ClosedFigures, Figures, MachineFigures, OutboxFigures, QueueFigures, ShardFigures, StallFigures,
     WaitingFigures,
@@ -62,7 +62,7 @@ impl Running {
             connections: stats.connections as u64,
             connections_max: facts.connections_max as u64,
             connections_wanted: facts.connections_wanted as u64,
-            newcomers: stats.shards.iter().map(|shard| shard.newcomers as u64).sum(),
+            newcomers: stats.shards.iter().map(|shard| shard.accepted_waiting as u64).sum(),
             waited: stats.counters.waited,
             accept_paused: stats.counters.accept_paused,
             opened: stats.counters.opened,
@@ -213,7 +213,7 @@ pub(super) fn stall(stall: &Stall) -> report::Stall {
 }
 
 /// What the doctor finds, by files that are read: some milliseconds.
-pub(super) fn findings(running: &Running, expected: &Expected) -> Vec<report::Finding> {
+pub(super) fn findings(running: &Running, expected: &Workload) -> Vec<report::Finding> {
     let each = running.control.doctor_for(expected).into_iter().map(|found| report::Finding {
         check: found.check.to_owned(),
         severity: match found.severity {

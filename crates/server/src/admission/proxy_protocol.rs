@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use ringserve_core::Address;
-use ringserve_core::proxy::Expected;
+use ringserve_core::proxy::HeaderRules;
 
 use crate::admission::network;
 
@@ -89,7 +89,7 @@ impl ProxyProtocol {
     }
 
     /// Keeps fields of version 2 in addition to the addresses, for [`Cx::tlvs`](crate::Cx::tlvs) and
-    /// [`Opening::tlvs`](crate::Opening::tlvs): the name that the client asked for, its certificate, the proxy's name for the
+    /// [`OpenCx::tlvs`](crate::OpenCx::tlvs): the name that the client asked for, its certificate, the proxy's name for the
     /// connection. One allocation for each connection that brings some, of their size. Off by default.
     #[must_use]
     pub fn keep_tlvs(self) -> ProxyProtocol {
@@ -186,10 +186,10 @@ impl Proxies {
     }
 
     /// The listeners that expect headers.
-    pub(crate) fn expected(&self) -> impl Iterator<Item = (u16, Expected)> {
+    pub(crate) fn expected(&self) -> impl Iterator<Item = (u16, HeaderRules)> {
         self.0.iter().enumerate().filter_map(|(listener, trust)| {
             let ProxyProtocol { header_bytes_max, keeps_tlvs, .. } = trust.as_ref()?.protocol;
-            Some((listener as u16, Expected { bytes_max: header_bytes_max, keeps_tlvs }))
+            Some((listener as u16, HeaderRules { bytes_max: header_bytes_max, keeps_tlvs }))
         })
     }
 }

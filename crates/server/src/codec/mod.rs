@@ -87,9 +87,9 @@ use self::handle::Place;
 pub use self::handle::{CodecHandle, CodecPushError};
 use self::spare::Spare;
 use crate::overload::{Load, Shed};
-use crate::shard::face::closed::{Closed, Failure};
+use crate::shard::face::closed::{CloseCx, Failure};
 use crate::shard::face::cx::Cx;
-use crate::shard::face::opening::{Opening, Refusal, Session, by_default};
+use crate::shard::face::opening::{OpenCx, Refusal, Session, by_default};
 use crate::shard::face::service::Service;
 
 /// The start of an item is copied out of the shard's buffer up to this size and waits in a separate block. That is cheap, and
@@ -121,7 +121,7 @@ pub trait CodecService: Sized + 'static {
     ///
     /// # Errors
     /// A [`Refusal`] closes the connection.
-    fn open(&self, opening: &CodecOpening<'_, Self>) -> impl Future<Output = Result<Self::Session, Refusal>> {
+    fn open(&self, opening: &CodecOpenCx<'_, Self>) -> impl Future<Output = Result<Self::Session, Refusal>> {
         const {
             assert!(
                 Self::Session::DEFAULT.is_some(),
@@ -212,7 +212,7 @@ pub trait CodecService: Sized + 'static {
 
     /// The connection ended. If the peer ended it in the middle of an item, the reason is [`CloseReason::PeerClosedMidFrame`];
     /// counters and log, which do not see items, show it as `peer_closed`.
-    fn close(&self, closed: &Closed<'_, Self::Session>) {
+    fn close(&self, closed: &CloseCx<'_, Self::Session>) {
         let _ = closed;
     }
 }
@@ -351,9 +351,9 @@ impl<S: CodecService> Service for WithCodec<S> {
     const ACCOUNTS: bool = S::ACCOUNTS;
     const PIECES: bool = true;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<CodecSession<S>, Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<CodecSession<S>, Refusal> {
         opening.head().hear_end();
-        let opening = CodecOpening { opening, with: self, codec: Place::default() };
+        let opening = CodecOpenCx { opening, with: self, codec: Place::default() };
         let user = self.service.open(&opening).await?;
         Ok(CodecSession::new(user, opening.codec))
     }
@@ -428,7 +428,7 @@ impl<S: CodecService> Service for WithCodec<S> {
         self.service.input_ended(&CodecCx { cx, with: self });
     }
 
-    fn close(&self, closed: &Closed<'_, CodecSession<S>>) {
+    fn close(&self, closed: &CloseCx<'_, CodecSession<S>>) {
         let state = closed.session();
         let unfinished = closed.reason() == CloseReason::PeerClosed && !state.bytes.borrow().is_empty();
         let reason = if unfinished { CloseReason::PeerClosedMidFrame } else { closed.reason() };
@@ -593,15 +593,16 @@ impl<S: CodecService> fmt::Debug for CodecCx<'_, S> {
     }
 }
 
-/// A connection that was accepted: an [`Opening`] whose replies are items.
-pub struct CodecOpening<'a, S: CodecService> {
-    opening: &'a Opening<'a>,
+/// A connection that was accepted: an [`OpenCx`] whose replies are items.
+#[doc(alias = "CodecOpening")]
+pub struct CodecOpenCx<'a, S: CodecService> {
+    opening: &'a OpenCx<'a>,
     with: &'a WithCodec<S>,
     /// The connection's codec, once it was made.
     codec: Place<S::Codec>,
 }
 
-impl<S: CodecService> CodecOpening<'_, S> {
+impl<S: CodecService> CodecOpenCx<'_, S> {
     /// Queues one item, encoded by the connection's codec.
     ///
     /// # Errors
@@ -617,21 +618,21 @@ impl<S: CodecService> CodecOpening<'_, S> {
     /// Uses the connection's codec, to change how it begins.
     ///
     /// # Panics
-    /// If `work` uses the codec of this connection in another way, as [`reply`](CodecOpening::reply) does.
+    /// If `work` uses the codec of this connection in another way, as [`reply`](CodecOpenCx::reply) does.
     pub fn with_codec<R>(&self, work: impl FnOnce(&mut S::Codec) -> R) -> R {
         self.codec.with(|| self.with.service.codec(), work)
     }
 }
 
-impl<'a, S: CodecService> Deref for CodecOpening<'a, S> {
-    type Target = Opening<'a>;
+impl<'a, S: CodecService> Deref for CodecOpenCx<'a, S> {
+    type Target = OpenCx<'a>;
 
-    fn deref(&self) -> &Opening<'a> {
+    fn deref(&self) -> &OpenCx<'a> {
         self.opening
     }
 }
 
-impl<S: CodecService> fmt::Debug for CodecOpening<'_, S> {
+impl<S: CodecService> fmt::Debug for CodecOpenCx<'_, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("CodecOpening").field(self.opening).finish()
     }

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use ringserve_drivers::{SetupError, probe, probe_accept};
 
-use super::{Certainty, Expected, Finding, Severity};
+use super::{Certainty, Finding, Severity, Workload};
 use crate::host::machine::{Machine, Refusal};
-use crate::host::{HostStats, read_of};
+use crate::host::{MachineStats, read_of};
 
 /// What is known of the rings of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,13 +62,13 @@ pub(crate) type Trial = fn() -> Result<bool, SetupError>;
 pub(crate) struct Case<'a> {
     pub(crate) machine: &'a Machine,
     pub(crate) setup: &'a Setup,
-    pub(crate) expected: &'a Expected,
+    pub(crate) expected: &'a Workload,
     /// The machine now.
-    pub(crate) host: HostStats,
+    pub(crate) host: MachineStats,
     /// What of the files for that could not be looked at.
     pub(crate) host_refused: Vec<Refusal>,
     /// The machine at an earlier look.
-    pub(crate) before: Option<HostStats>,
+    pub(crate) before: Option<MachineStats>,
     /// Of a server that runs.
     pub(crate) lived: Option<Lived>,
     /// The result of the trial of rings, if there was one.
@@ -77,7 +77,7 @@ pub(crate) struct Case<'a> {
 
 impl<'a> Case<'a> {
     /// Tries rings if the setup says nothing of them.
-    pub(crate) fn new(machine: &'a Machine, setup: &'a Setup, expected: &'a Expected) -> Case<'a> {
+    pub(crate) fn new(machine: &'a Machine, setup: &'a Setup, expected: &'a Workload) -> Case<'a> {
         Case::tried(machine, setup, expected, || {
             let found = probe()?;
             probe_accept()?;
@@ -89,7 +89,7 @@ impl<'a> Case<'a> {
     pub(crate) fn tried(
         machine: &'a Machine,
         setup: &'a Setup,
-        expected: &'a Expected,
+        expected: &'a Workload,
         trial: Trial,
     ) -> Case<'a> {
         let rings = match setup.rings {
@@ -103,7 +103,7 @@ impl<'a> Case<'a> {
     }
 
     /// With an earlier look at the machine.
-    pub(crate) fn since(self, before: HostStats) -> Case<'a> {
+    pub(crate) fn since(self, before: MachineStats) -> Case<'a> {
         Case { before: Some(before), ..self }
     }
 
@@ -133,7 +133,7 @@ impl<'a> Case<'a> {
     }
 
     /// By how much a total of the machine grew since the earlier look; `None` without one.
-    pub(crate) fn growth(&self, total: impl Fn(&HostStats) -> u64) -> Option<u64> {
+    pub(crate) fn growth(&self, total: impl Fn(&MachineStats) -> u64) -> Option<u64> {
         self.before.as_ref().map(|before| total(&self.host).saturating_sub(total(before)))
     }
 

@@ -6,7 +6,7 @@
 //! is no advice without a number behind it. A check that could not look says that, too: it is no pass
 //! ([`NotChecked`](Severity::NotChecked)).
 //!
-//! Many checks ask for numbers that only the program or its operator knows: say them by [`Expected`].
+//! Many checks ask for numbers that only the program or its operator knows: say them by [`Workload`].
 //!
 //! ```
 //! use ringserve_server::Server;
@@ -43,7 +43,7 @@ use ringserve_drivers::guarded;
 use crate::base::clock::Deadline;
 use crate::base::lines::{error, warn};
 use crate::host::machine::{Machine, Refusal};
-use crate::host::{HostStats, read_of};
+use crate::host::{MachineStats, read_of};
 
 /// How bad a [`Finding`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -100,7 +100,8 @@ pub struct Finding {
 /// `round_trip` in milliseconds, `session` in bytes, and `upstreams`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Expected {
+#[doc(alias = "Expected")]
+pub struct Workload {
     /// Connections at once. Default: [`ServerLimits::connections_max`](crate::limits::ServerLimits::connections_max) if the
     /// program sets that.
     pub connections: Option<u64>,
@@ -117,9 +118,9 @@ pub struct Expected {
     pub upstreams: u64,
 }
 
-impl Default for Expected {
-    fn default() -> Expected {
-        Expected {
+impl Default for Workload {
+    fn default() -> Workload {
+        Workload {
             connections: None,
             accepts_per_second: None,
             longest_stall: None,
@@ -130,7 +131,7 @@ impl Default for Expected {
     }
 }
 
-impl Expected {
+impl Workload {
     ringserve_core::setters! {
         values { round_trip: Duration, session_bytes: u64, upstreams: u64, }
         options { connections: u64, accepts_per_second: u64, longest_stall: Duration, }
@@ -138,12 +139,12 @@ impl Expected {
 }
 
 /// As it is read.
-impl fmt::Display for Expected {
+impl fmt::Display for Workload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Expected { connections, accepts_per_second, longest_stall, round_trip, session_bytes, upstreams } =
+        let Workload { connections, accepts_per_second, longest_stall, round_trip, session_bytes, upstreams } =
             self;
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        let default = Expected::default();
+        let default = Workload::default();
         let parts = [
             ("connections", *connections),
             ("accepts", *accepts_per_second),
@@ -161,11 +162,11 @@ impl fmt::Display for Expected {
     }
 }
 
-impl FromStr for Expected {
+impl FromStr for Workload {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Expected, String> {
-        let mut expected = Expected::default();
+    fn from_str(text: &str) -> Result<Workload, String> {
+        let mut expected = Workload::default();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
             // The text may be a peer's, and is repeated.
@@ -255,7 +256,7 @@ struct Check {
     /// When a start leaves it out.
     at_start: AtStart,
     look: Look,
-    /// Files that were read before it, by how their paths begin: those of [`HostStats`].
+    /// Files that were read before it, by how their paths begin: those of [`MachineStats`].
     files: &'static [&'static str],
 }
 
@@ -341,7 +342,7 @@ pub fn checks() -> impl ExactSizeIterator<Item = &'static str> {
 const WATCHED: Duration = Duration::from_millis(200);
 
 /// Examines a server that does not run yet, for two tenths of a second.
-pub(crate) fn examine(setup: &Setup, expected: &Expected) -> Vec<Finding> {
+pub(crate) fn examine(setup: &Setup, expected: &Workload) -> Vec<Finding> {
     let machine = Machine::here().noting();
     let before = read_of(&machine);
     let watched = Deadline::within(WATCHED);
@@ -358,7 +359,7 @@ pub(crate) struct Record {
 impl Record {
     /// Examines a server that starts, and writes findings to the log that are warnings or worse.
     pub(crate) fn begin(setup: Setup) -> Record {
-        let (machine, expected) = (Machine::here().noting(), Expected::default());
+        let (machine, expected) = (Machine::here().noting(), Workload::default());
         let case = Case::new(&machine, &setup, &expected);
         tell(&case);
         let past = Mutex::new(Past::new(case.host));
@@ -366,7 +367,7 @@ impl Record {
     }
 
     /// Examines the server at work, at this time of its clock.
-    pub(crate) fn examine(&self, expected: &Expected, lived: Lived, now: Time) -> Vec<Finding> {
+    pub(crate) fn examine(&self, expected: &Workload, lived: Lived, now: Time) -> Vec<Finding> {
         let machine = Machine::here().noting();
         let case = Case::new(&machine, &self.setup, expected).of_server(lived);
         let before = self.past.lock().unwrap_or_else(PoisonError::into_inner).before(now, &case.host);
@@ -381,19 +382,19 @@ const LOOKS_EVERY: Duration = Duration::from_secs(60);
 /// Earlier looks at the machine, to see what grows. What grew once and rests since is no finding for ever.
 struct Past {
     /// What is compared with.
-    older: HostStats,
-    newer: HostStats,
+    older: MachineStats,
+    newer: MachineStats,
     newer_at: Time,
 }
 
 impl Past {
     /// At the start of a server.
-    fn new(host: HostStats) -> Past {
+    fn new(host: MachineStats) -> Past {
         Past { older: host.clone(), newer: host, newer_at: Time::ZERO }
     }
 
     /// What this look is compared with: one that is [`LOOKS_EVERY`] old at least, or the start.
-    fn before(&mut self, now: Time, host: &HostStats) -> HostStats {
+    fn before(&mut self, now: Time, host: &MachineStats) -> MachineStats {
         // A process without descriptors reads nothing, with which nothing can be compared.
         if now - self.newer_at >= LOOKS_EVERY && host.cpu.is_some() {
             self.older = std::mem::replace(&mut self.newer, host.clone());

@@ -11,9 +11,9 @@ use ringserve_core::Time;
 use ringserve_drivers::SetupError;
 
 use super::case::{Case, Lived, Rings, Setup};
-use super::{Expected, Finding, LOOKS_EVERY, Past, Severity, diagnose};
+use super::{Finding, LOOKS_EVERY, Past, Severity, Workload, diagnose};
 use crate::host::machine::Machine;
-use crate::host::{CpuTicks, HostStats, read_of};
+use crate::host::{CpuTicks, MachineStats, read_of};
 
 /// A machine in a directory of the test's, sound but for what is planted.
 struct Planted(PathBuf);
@@ -78,7 +78,7 @@ impl Planted {
         Machine::below(&self.0).noting()
     }
 
-    fn findings(&self, setup: &Setup, expected: &Expected) -> Vec<Finding> {
+    fn findings(&self, setup: &Setup, expected: &Workload) -> Vec<Finding> {
         let machine = self.machine();
         let mut found = diagnose(&Case::tried(&machine, setup, expected, || Ok(true)));
         // The build is that of the tests.
@@ -109,17 +109,17 @@ fn setup() -> Setup {
     }
 }
 
-fn connections(count: u64) -> Expected {
-    Expected::default().connections(count)
+fn connections(count: u64) -> Workload {
+    Workload::default().connections(count)
 }
 
-fn accepts(count: u64) -> Expected {
-    Expected::default().accepts_per_second(count)
+fn accepts(count: u64) -> Workload {
+    Workload::default().accepts_per_second(count)
 }
 
 /// The findings of one check: severity, value and what is needed.
 #[track_caller]
-fn of(check: &str, files: &[(&str, &str)], setup: &Setup, expected: &Expected) -> Option<(Severity, String)> {
+fn of(check: &str, files: &[(&str, &str)], setup: &Setup, expected: &Workload) -> Option<(Severity, String)> {
     let found = Planted::new().with(files).findings(setup, expected);
     let mut its = found.into_iter().filter(|finding| finding.check == check);
     let first = its.next();
@@ -131,8 +131,8 @@ fn of(check: &str, files: &[(&str, &str)], setup: &Setup, expected: &Expected) -
 #[track_caller]
 fn both_sides(
     check: &str,
-    (fine, fine_setup, fine_expected): (&[(&str, &str)], &Setup, &Expected),
-    (bad, bad_setup, bad_expected): (&[(&str, &str)], &Setup, &Expected),
+    (fine, fine_setup, fine_expected): (&[(&str, &str)], &Setup, &Workload),
+    (bad, bad_setup, bad_expected): (&[(&str, &str)], &Setup, &Workload),
     severity: Severity,
     words: &[&str],
 ) {
@@ -148,7 +148,7 @@ fn both_sides(
 fn sound_machine_has_no_finding() {
     let expected = connections(30_000).accepts_per_second(9_000).upstreams(20_000);
     assert_eq!(Planted::new().findings(&setup(), &expected), []);
-    assert_eq!(Planted::new().findings(&setup(), &Expected::default()), []);
+    assert_eq!(Planted::new().findings(&setup(), &Workload::default()), []);
 }
 
 #[test]
@@ -196,12 +196,12 @@ fn check_whose_file_is_refused_is_no_pass() {
     // What is not there is of a feature that the kernel lacks.
     let planted = Planted::new();
     fs::remove_file(planted.0.join("proc/pressure/cpu")).unwrap();
-    assert_eq!(planted.findings(&setup(), &Expected::default()), []);
+    assert_eq!(planted.findings(&setup(), &Workload::default()), []);
 }
 
 #[test]
 fn unusable_rings_are_named_with_their_fix() {
-    let (planted, setup, expected) = (Planted::new(), setup(), Expected::default());
+    let (planted, setup, expected) = (Planted::new(), setup(), Workload::default());
     let machine = planted.machine();
     let of = |trial| {
         let found = diagnose(&Case::tried(&machine, &setup, &expected, trial));
@@ -222,7 +222,7 @@ fn unusable_rings_are_named_with_their_fix() {
 
 #[test]
 fn rings_of_this_machine_accept_or_the_cause_is_named() {
-    let (machine, setup, expected) = (Machine::here(), setup(), Expected::default());
+    let (machine, setup, expected) = (Machine::here(), setup(), Workload::default());
     match Case::new(&machine, &setup, &expected).rings {
         Ok(rings) => assert!(matches!(rings, Rings::Tables | Rings::Descriptors)),
         Err(error) => assert!(!error.to_string().is_empty()),
@@ -255,9 +255,9 @@ fn descriptors_of_a_table_are_those_of_the_largest_shard() {
     // As many shards as the measured run with 1 500 000 connections needed.
     let (_, line) = of("descriptors", &[], &setup(), &connections(1_000_000)).unwrap();
     assert!(line.contains("take 53 shards"), "{line}");
-    assert_eq!(of("descriptors", &[], &setup(), &Expected::default()), None, "no number is expected");
+    assert_eq!(of("descriptors", &[], &setup(), &Workload::default()), None, "no number is expected");
     let planned = Setup { connections: Some(1_000_000), ..setup() };
-    assert!(of("descriptors", &[], &planned, &Expected::default()).is_some(), "the program says one");
+    assert!(of("descriptors", &[], &planned, &Workload::default()).is_some(), "the program says one");
 }
 
 #[test]
@@ -280,15 +280,15 @@ fn locked_memory_is_200_kib_a_ring_without_privilege() {
     // 8 MiB hold 40.96 of them.
     both_sides(
         "locked_memory",
-        (&[], &shards(40), &Expected::default()),
-        (&[], &shards(41), &Expected::default()),
+        (&[], &shards(40), &Workload::default()),
+        (&[], &shards(41), &Workload::default()),
         Severity::Error,
         &["RLIMIT_MEMLOCK is 8 MiB", "41 shards × 200 KiB", "ulimit -l 8200", "or 40 shards"],
     );
     let root = [("proc/thread-self/status", "CapEff:\t000001ffffffffff\n")];
-    assert_eq!(of("locked_memory", &root, &shards(1000), &Expected::default()), None);
+    assert_eq!(of("locked_memory", &root, &shards(1000), &Workload::default()), None);
     let epoll = Setup { rings: Rings::Epoll, ..shards(1000) };
-    assert_eq!(of("locked_memory", &[], &epoll, &Expected::default()), None);
+    assert_eq!(of("locked_memory", &[], &epoll, &Workload::default()), None);
 }
 
 #[test]
@@ -349,8 +349,8 @@ fn conntrack_is_bad_from_four_fifths_and_below_connections() {
     let table = |count: &'static str| [("proc/sys/net/netfilter/nf_conntrack_count", count)];
     both_sides(
         "conntrack",
-        (&table("209715\n"), &setup(), &Expected::default()),
-        (&table("209716\n"), &setup(), &Expected::default()),
+        (&table("209715\n"), &setup(), &Workload::default()),
+        (&table("209716\n"), &setup(), &Workload::default()),
         Severity::Error,
         &["262144, of which 209716 are used (80 %)", "nf_conntrack_max=419432", "notrack"],
     );
@@ -370,8 +370,8 @@ fn socket_memory_of_the_kernel_is_bad_near_its_mark() {
     let mem = |pages: u32| format!("TCP: inuse 1 orphan 0 tw 0 alloc 1 mem {pages}\n");
     both_sides(
         "tcp_memory",
-        (&[("proc/net/sockstat", &mem(139_999))], &setup(), &Expected::default()),
-        (&[("proc/net/sockstat", &mem(140_000))], &setup(), &Expected::default()),
+        (&[("proc/net/sockstat", &mem(139_999))], &setup(), &Workload::default()),
+        (&[("proc/net/sockstat", &mem(140_000))], &setup(), &Workload::default()),
         Severity::Error,
         &["546 MiB, 70 % of the mark", "less than 70 % of 781 MiB"],
     );
@@ -439,12 +439,12 @@ fn shared_port_wants_handshakes_handed_over() {
     let off = [("proc/sys/net/ipv4/tcp_migrate_req", "0\n")];
     both_sides(
         "tcp_migrate_req",
-        (&[], &shared, &Expected::default()),
-        (&off, &shared, &Expected::default()),
+        (&[], &shared, &Workload::default()),
+        (&off, &shared, &Workload::default()),
         Severity::Warn,
         &["is 0, needed: 1", "`sysctl -w net.ipv4.tcp_migrate_req=1`"],
     );
-    assert_eq!(of("tcp_migrate_req", &off, &setup(), &Expected::default()), None, "it is not shared");
+    assert_eq!(of("tcp_migrate_req", &off, &setup(), &Workload::default()), None, "it is not shared");
 }
 
 #[test]
@@ -460,7 +460,7 @@ fn totals_are_findings_where_they_grow() {
         ("proc/net/netstat", "TcpExt: SyncookiesSent ListenDrops PruneCalled\nTcpExt: 7 0 0\n"),
         ("proc/stat", "cpu  1900 0 1040 8000 0 0 0 70 0 0\n"),
     ]);
-    let (machine, setup, expected) = (planted.machine(), setup(), Expected::default());
+    let (machine, setup, expected) = (planted.machine(), setup(), Workload::default());
     let of = |case: Case<'_>| {
         let found = diagnose(&case).into_iter().filter(|finding| finding.check != "build");
         found.map(|finding| (finding.check, finding.severity, finding.value)).collect::<Vec<_>>()
@@ -475,7 +475,7 @@ fn totals_are_findings_where_they_grow() {
     assert!(grew[0].2.contains("7 SYN cookies") && grew[1].2.contains("dropped 1098 packets"), "{grew:?}");
     assert_eq!(grew[2].2, "6 %");
     // Devices of this network namespace dropped nothing meanwhile: the packets were another one's.
-    let others = HostStats { device_drops: 1100, ..before.clone() };
+    let others = MachineStats { device_drops: 1100, ..before.clone() };
     assert!(
         of(case().since(others))
             .iter()
@@ -492,20 +492,20 @@ fn totals_are_findings_where_they_grow() {
 
 #[test]
 fn total_that_rests_is_a_finding_for_two_looks() {
-    let host = |dropped| HostStats {
+    let host = |dropped| MachineStats {
         packets_dropped: dropped,
         cpu: Some(CpuTicks::default()),
-        ..HostStats::default()
+        ..MachineStats::default()
     };
     let at = |seconds| Time::ZERO + Duration::from_secs(seconds);
     let mut past = Past::new(host(5));
-    let mut before = |seconds, now: &HostStats| past.before(at(seconds), now).packets_dropped;
+    let mut before = |seconds, now: &MachineStats| past.before(at(seconds), now).packets_dropped;
     let minute = LOOKS_EVERY.as_secs();
     // It grew to 7, which each look of this minute tells, and rests.
     assert_eq!([before(1, &host(7)), before(minute, &host(7)), before(minute + 1, &host(7))], [5; 3]);
     assert_eq!(before(2 * minute, &host(7)), 7);
     // A look that found nothing is no look.
-    assert_eq!(before(3 * minute, &HostStats::default()), 7);
+    assert_eq!(before(3 * minute, &MachineStats::default()), 7);
     assert_eq!(before(4 * minute, &host(9)), 7);
     assert_eq!(before(50 * minute, &host(9)), 9);
 }
@@ -547,20 +547,20 @@ fn receive_queues_matter_where_connections_follow_their_packets() {
     let steered = Setup { incoming_cpu: true, ..setup() };
     both_sides(
         "receive_queues",
-        (&card("00000003\n"), &steered, &Expected::default()),
-        (&card("00000000\n"), &steered, &Expected::default()),
+        (&card("00000003\n"), &steered, &Workload::default()),
+        (&card("00000000\n"), &steered, &Workload::default()),
         Severity::Info,
         &["packets of eth0 is 1, needed: 2", "ethtool -L eth0 combined 2"],
     );
-    assert_eq!(of("receive_queues", &card("0\n"), &setup(), &Expected::default()), None);
+    assert_eq!(of("receive_queues", &card("0\n"), &setup(), &Workload::default()), None);
 }
 
 #[test]
 fn upstreams_of_one_address_have_a_port_each() {
     both_sides(
         "local_ports",
-        (&[], &setup(), &Expected::default().upstreams(28_232)),
-        (&[], &setup(), &Expected::default().upstreams(28_233)),
+        (&[], &setup(), &Workload::default().upstreams(28_232)),
+        (&[], &setup(), &Workload::default().upstreams(28_233)),
         Severity::Warn,
         &["32768 to 60999, 28232 ports", "EADDRNOTAVAIL"],
     );
@@ -571,8 +571,8 @@ fn server_that_never_ends_silent_peers_is_told_of() {
     let silent = Setup { ends_silent: false, ..setup() };
     both_sides(
         "keep_alive",
-        (&[], &setup(), &Expected::default()),
-        (&[], &silent, &Expected::default()),
+        (&[], &setup(), &Workload::default()),
+        (&[], &silent, &Workload::default()),
         Severity::Warn,
         &["stay for ever"],
     );
@@ -583,10 +583,10 @@ fn clock_that_asks_a_device_is_named_with_a_faster_one() {
     let clock =
         |name: &'static str| [("sys/devices/system/clocksource/clocksource0/current_clocksource", name)];
     for fast in ["tsc\n", "kvm-clock\n", "arch_sys_counter\n", "hyperv_clocksource_tsc_page\n"] {
-        assert_eq!(of("clock", &clock(fast), &setup(), &Expected::default()), None, "{fast}");
+        assert_eq!(of("clock", &clock(fast), &setup(), &Workload::default()), None, "{fast}");
     }
     for slow in ["hpet\n", "acpi_pm\n"] {
-        let (severity, line) = of("clock", &clock(slow), &setup(), &Expected::default()).unwrap();
+        let (severity, line) = of("clock", &clock(slow), &setup(), &Workload::default()).unwrap();
         assert!(severity == Severity::Warn && line.contains("echo tsc > /sys/devices"), "{line}");
     }
 }
@@ -596,15 +596,15 @@ fn quota_is_compared_with_shards_and_with_its_periods() {
     let quota = |cpus: &'static str| [("sys/fs/cgroup/app/cpu.max", cpus)];
     both_sides(
         "cpu_quota",
-        (&quota("200000 100000\n"), &setup(), &Expected::default()),
-        (&quota("190000 100000\n"), &setup(), &Expected::default()),
+        (&quota("200000 100000\n"), &setup(), &Workload::default()),
+        (&quota("190000 100000\n"), &setup(), &Workload::default()),
         Severity::Warn,
         &["1.9 CPUs", "needed: 2", "Server::shards(1)"],
     );
-    assert_eq!(of("cpu_quota", &quota("max 100000\n"), &setup(), &Expected::default()), None);
+    assert_eq!(of("cpu_quota", &quota("max 100000\n"), &setup(), &Workload::default()), None);
     let one = Setup { shards: 1, ..setup() };
     assert_eq!(
-        of("cpu_quota", &quota("20000 100000\n"), &one, &Expected::default()),
+        of("cpu_quota", &quota("20000 100000\n"), &one, &Workload::default()),
         None,
         "there is no smaller server"
     );
@@ -612,8 +612,8 @@ fn quota_is_compared_with_shards_and_with_its_periods() {
     let files = |stat| [quota("200000 100000\n")[0], ("sys/fs/cgroup/app/cpu.stat", stat)];
     both_sides(
         "cpu_throttled",
-        (&files(&stat(10)), &setup(), &Expected::default()),
-        (&files(&stat(11)), &setup(), &Expected::default()),
+        (&files(&stat(10)), &setup(), &Workload::default()),
+        (&files(&stat(11)), &setup(), &Workload::default()),
         Severity::Warn,
         &["11 of 1000 periods (1 %)", "for 50 ms"],
     );
@@ -622,7 +622,7 @@ fn quota_is_compared_with_shards_and_with_its_periods() {
         ("sys/fs/cgroup/cpu,cpuacct/app/cpu.cfs_quota_us", "50000\n"),
         ("sys/fs/cgroup/cpu,cpuacct/app/cpu.cfs_period_us", "50000\n"),
     ];
-    let (_, line) = of("cpu_quota", &first, &setup(), &Expected::default()).unwrap();
+    let (_, line) = of("cpu_quota", &first, &setup(), &Workload::default()).unwrap();
     assert!(line.contains("is 1.0 CPUs"), "{line}");
 }
 
@@ -631,8 +631,8 @@ fn stolen_time_and_waits_for_cpus_have_a_bound() {
     let stat = |stolen: &'static str| [("proc/stat", stolen)];
     both_sides(
         "cpu_steal",
-        (&stat("cpu  95 0 0 0 0 0 0 5 0 0\n"), &setup(), &Expected::default()),
-        (&stat("cpu  94 0 0 0 0 0 0 6 0 0\n"), &setup(), &Expected::default()),
+        (&stat("cpu  95 0 0 0 0 0 0 5 0 0\n"), &setup(), &Workload::default()),
+        (&stat("cpu  94 0 0 0 0 0 0 6 0 0\n"), &setup(), &Workload::default()),
         Severity::Warn,
         &["6 %"],
     );
@@ -640,8 +640,8 @@ fn stolen_time_and_waits_for_cpus_have_a_bound() {
     let free = Setup { pinned: false, ..setup() };
     both_sides(
         "cpu_pressure",
-        (&psi("some avg10=20.00 avg60=0.00\nfull avg10=99.0\n"), &free, &Expected::default()),
-        (&psi("some avg10=20.01 avg60=0.00\nfull avg10=0.0\n"), &setup(), &Expected::default()),
+        (&psi("some avg10=20.00 avg60=0.00\nfull avg10=99.0\n"), &free, &Workload::default()),
+        (&psi("some avg10=20.01 avg60=0.00\nfull avg10=0.0\n"), &setup(), &Workload::default()),
         Severity::Warn,
         &["20 % of the last 10 s", "pinned ones cannot move", "Server::pin(false)"],
     );
@@ -651,11 +651,11 @@ fn stolen_time_and_waits_for_cpus_have_a_bound() {
 fn several_nodes_want_pinned_shards() {
     let nodes = [("sys/devices/system/node/node1/cpulist", "4-7\n")];
     let free = Setup { pinned: false, ..setup() };
-    assert_eq!(of("numa", &[], &free, &Expected::default()), None, "one node");
+    assert_eq!(of("numa", &[], &free, &Workload::default()), None, "one node");
     both_sides(
         "numa",
-        (&nodes, &setup(), &Expected::default()),
-        (&nodes, &free, &Expected::default()),
+        (&nodes, &setup(), &Workload::default()),
+        (&nodes, &free, &Workload::default()),
         Severity::Info,
         &["2, and the shards are not pinned"],
     );

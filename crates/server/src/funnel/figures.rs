@@ -1,6 +1,6 @@
 //! What the funnel is made from: figures of one moment, as plain numbers.
 
-use crate::host::HostStats;
+use crate::host::MachineStats;
 use std::time::Duration;
 
 use crate::stats::StallCause;
@@ -180,7 +180,7 @@ pub(crate) struct MachineFigures {
 
 impl MachineFigures {
     /// What the machine tells now.
-    pub(crate) fn of(host: &HostStats) -> MachineFigures {
+    pub(crate) fn of(host: &MachineStats) -> MachineFigures {
         MachineFigures {
             descriptors: host.descriptors.map_or(0, |used| used.now),
             descriptors_max: host.descriptors.map(|used| used.max),

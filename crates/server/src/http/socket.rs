@@ -15,7 +15,7 @@ use hyper::rt::{Read, ReadBuf, Write};
 use hyper::upgrade::Upgraded;
 use ringserve_core::Frame;
 use ringserve_websocket::frame::{Header, Opcode, Violation, put_masked};
-use ringserve_websocket::reader::{ReadError, Reader, Received};
+use ringserve_websocket::reader::{ReadError, Reader, ReceivedEvent};
 use ringserve_websocket::{Extension, Kind, WebSocketInfo, close};
 
 use super::leaving::Leave;
@@ -133,7 +133,7 @@ enum State {
 
 /// What a client sent, or that it sent its last byte.
 enum Came {
-    Received(Received),
+    Received(ReceivedEvent),
     End,
 }
 
@@ -263,15 +263,15 @@ impl Socket {
                 continue;
             };
             match came {
-                Came::Received(Received::Message(kind, payload)) => {
+                Came::Received(ReceivedEvent::Message(kind, payload)) => {
                     if self.state == State::Open {
                         return Poll::Ready(Ok(Some(received(kind, payload))));
                     }
                 }
                 // One pong at most waits, for the latest ping.
-                Came::Received(Received::Ping(said)) => self.ping = Some(said),
-                Came::Received(Received::Pong) => {}
-                Came::Received(Received::Close(said)) => {
+                Came::Received(ReceivedEvent::Ping(said)) => self.ping = Some(said),
+                Came::Received(ReceivedEvent::Pong) => {}
+                Came::Received(ReceivedEvent::Close(said)) => {
                     let said = said.as_ref().map(|(code, reason)| (*code, &**reason));
                     self.info.peer_closed(said);
                     if self.state == State::Open {

@@ -56,7 +56,7 @@ pub const SECONDS: [f64; 13] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.
 /// use ringserve::admin::Admin;
 /// use ringserve::framing::Lines;
 /// use ringserve::metrics::{Counter, Figures, Gauge};
-/// use ringserve::{Closed, Cx, Frame, Opening, Refusal, Server, Service};
+/// use ringserve::{CloseCx, Cx, Frame, OpenCx, Refusal, Server, Service};
 ///
 /// struct News {
 ///     published: Counter,
@@ -67,7 +67,7 @@ pub const SECONDS: [f64; 13] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.
 ///     type Session = ();
 ///     type Error = std::convert::Infallible;
 ///
-///     async fn open(&self, _opening: &Opening<'_>) -> Result<(), Refusal> {
+///     async fn open(&self, _opening: &OpenCx<'_>) -> Result<(), Refusal> {
 ///         self.here.add(1);
 ///         Ok(())
 ///     }
@@ -78,7 +78,7 @@ pub const SECONDS: [f64; 13] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.
 ///         Ok(())
 ///     }
 ///
-///     fn close(&self, _closed: &Closed<'_, ()>) {
+///     fn close(&self, _closed: &CloseCx<'_, ()>) {
 ///         self.here.add(-1);
 ///     }
 /// }

@@ -41,12 +41,12 @@
 //! # With a session
 //!
 //! A middleware with state for each connection has a session around that of the inner service. Its `open` makes both, and all
-//! other methods hand on a [`Cx`](crate::Cx::project) or a [`Closed`](crate::Closed::project) of the inner session:
+//! other methods hand on a [`Cx`](crate::Cx::map_session) or a [`CloseCx`](crate::CloseCx::map_session) of the inner session:
 //!
 //! ```
 //! use std::cell::Cell;
 //!
-//! use ringserve::{Closed, Cx, Failure, Frame, Opening, Refusal, Service, Session, framing::FrameError};
+//! use ringserve::{CloseCx, Cx, Failure, Frame, OpenCx, Refusal, Service, Session, framing::FrameError};
 //!
 //! /// Answers `calls_max` calls of each connection, refuses the next one, and closes.
 //! struct Allowance<S> {
@@ -69,7 +69,7 @@
 //!     const PIECES: bool = S::PIECES;
 //!     const REORDERS: bool = S::REORDERS;
 //!
-//!     async fn open(&self, opening: &Opening<'_>) -> Result<Self::Session, Refusal> {
+//!     async fn open(&self, opening: &OpenCx<'_>) -> Result<Self::Session, Refusal> {
 //!         Ok(Used { calls: Cell::new(0), inner: self.service.open(opening).await? })
 //!     }
 //!
@@ -81,31 +81,31 @@
 //!             return Ok(());
 //!         }
 //!         used.calls.set(used.calls.get() + 1);
-//!         self.service.call(&cx.project(|used| &used.inner), frame).await
+//!         self.service.call(&cx.map_session(|used| &used.inner), frame).await
 //!     }
 //!
 //!     fn failed(&self, cx: &Cx<'_, Self::Session>, failure: &Failure<'_, S::Error>) {
-//!         self.service.failed(&cx.project(|used| &used.inner), failure);
+//!         self.service.failed(&cx.map_session(|used| &used.inner), failure);
 //!     }
 //!
 //!     fn malformed(&self, cx: &Cx<'_, Self::Session>, error: &FrameError) {
-//!         self.service.malformed(&cx.project(|used| &used.inner), error);
+//!         self.service.malformed(&cx.map_session(|used| &used.inner), error);
 //!     }
 //!
 //!     fn draining(&self, cx: &Cx<'_, Self::Session>) {
-//!         self.service.draining(&cx.project(|used| &used.inner));
+//!         self.service.draining(&cx.map_session(|used| &used.inner));
 //!     }
 //!
 //!     fn heartbeat(&self, cx: &Cx<'_, Self::Session>) {
-//!         self.service.heartbeat(&cx.project(|used| &used.inner));
+//!         self.service.heartbeat(&cx.map_session(|used| &used.inner));
 //!     }
 //!
 //!     fn input_ended(&self, cx: &Cx<'_, Self::Session>) {
-//!         self.service.input_ended(&cx.project(|used| &used.inner));
+//!         self.service.input_ended(&cx.map_session(|used| &used.inner));
 //!     }
 //!
-//!     fn close(&self, closed: &Closed<'_, Self::Session>) {
-//!         self.service.close(&closed.project(|used| &used.inner));
+//!     fn close(&self, closed: &CloseCx<'_, Self::Session>) {
+//!         self.service.close(&closed.map_session(|used| &used.inner));
 //!     }
 //! }
 //! # use ringserve::testing::TestConn;

@@ -22,7 +22,7 @@ use super::serves::One;
 use super::start::{Prepared, StartHooks};
 use crate::admission::Admission;
 use crate::admission::proxy_protocol::ProxyProtocol;
-use crate::doctor::{self, Expected, Finding};
+use crate::doctor::{self, Finding, Workload};
 use crate::error::Error;
 use crate::overload::Overload;
 use crate::peer::Peer;
@@ -32,7 +32,7 @@ use crate::shard::remote::control::ServerControl;
 use crate::shard::running::starting::Starting;
 use crate::socket_options::options::SocketOptions;
 use crate::stats::ServerStats;
-use crate::watch::options::Stalls;
+use crate::watch::options::StallOptions;
 
 /// A server before its start. `F` is the framing of its one service, or [`Several`](super::several::Several) for [several services](Server::new).
 ///
@@ -348,7 +348,7 @@ impl<F> Server<F> {
     }
 
     /// Sets when a shard asks its service to [shed](crate::Service::shed) requests, and how fast it stops to. The watchdog finds
-    /// it out, so `Stalls::off()` leaves it out too. By default as [`Overload::default`] says; a service that sheds nothing is
+    /// it out, so `StallOptions::off()` leaves it out too. By default as [`Overload::default`] says; a service that sheds nothing is
     /// not affected, and [`ServerControl::load`](crate::ServerControl::load) tells the stage all the same.
     pub fn overload(mut self, overload: Overload) -> Server<F> {
         self.config.overload = overload;
@@ -356,8 +356,8 @@ impl<F> Server<F> {
     }
 
     /// Sets when a shard counts as stalled, which a thread beside the shards watches: by default from 25 ms in one turn on.
-    /// `Stalls::off()` leaves that thread out.
-    pub fn stalls(mut self, stalls: Stalls) -> Server<F> {
+    /// `StallOptions::off()` leaves that thread out.
+    pub fn stalls(mut self, stalls: StallOptions) -> Server<F> {
         self.config.stalls = stalls;
         self
     }
@@ -441,7 +441,7 @@ impl<F> Server<F> {
     /// }
     /// ```
     pub fn doctor(&self) -> Vec<Finding> {
-        self.doctor_for(&Expected::default())
+        self.doctor_for(&Workload::default())
     }
 
     /// The same for what is expected of the server.
@@ -455,12 +455,12 @@ impl<F> Server<F> {
     /// let is_ready = findings.iter().all(|finding| finding.severity < Severity::Error);
     /// # let _ = is_ready;
     /// ```
-    pub fn doctor_for(&self, expected: &Expected) -> Vec<Finding> {
+    pub fn doctor_for(&self, expected: &Workload) -> Vec<Finding> {
         doctor::examine(&self.config.setup_so_far(), expected)
     }
 
     /// Keeps an account of each accepted connection: bytes and frames in both directions, for
-    /// [inspections](crate::inspect::ConnInfo::bytes_in) and [`Closed::account`](crate::Closed::account). It costs 56 bytes for
+    /// [inspections](crate::inspect::ConnInfo::bytes_in) and [`CloseCx::account`](crate::CloseCx::account). It costs 56 bytes for
     /// each connection, in chunks of 256, and a few instructions for each frame, each receive and each send. Off by default;
     /// services that keep [accounts](crate::Service::ACCOUNTS) themselves have them in any case.
     pub fn accounts(mut self, accounts: bool) -> Server<F> {

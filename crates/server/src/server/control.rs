@@ -8,7 +8,7 @@ use ringserve_core::Address;
 
 use crate::admission::{AdmissionControl, AdmissionStats, KeyRatesStats};
 use crate::base::clock::Deadline;
-use crate::doctor::{Expected, Finding, Lived};
+use crate::doctor::{Finding, Lived, Workload};
 use crate::overload::{Load, ShardLoad};
 use crate::shard::remote::control::ServerControl;
 use crate::shard::wakes::inbox::{Command, RemoteShard};
@@ -78,7 +78,7 @@ impl ServerControl {
     }
 
     /// The stalls of the server's shards: the last 64, and those that last, the oldest first. A shard is stalled if it is in one
-    /// turn of its loop for longer than [`Stalls`](crate::limits::Stalls) allows. None in a simulation, and with `Stalls::off`.
+    /// turn of its loop for longer than [`StallOptions`](crate::limits::StallOptions) allows. None in a simulation, and with `StallOptions::off`.
     ///
     /// No shard is asked or waited for.
     ///
@@ -164,11 +164,11 @@ impl ServerControl {
     /// }
     /// ```
     pub fn doctor(&self) -> Vec<Finding> {
-        self.doctor_for(&Expected::default())
+        self.doctor_for(&Workload::default())
     }
 
     /// The same for what is expected of the server.
-    pub fn doctor_for(&self, expected: &Expected) -> Vec<Finding> {
+    pub fn doctor_for(&self, expected: &Workload) -> Vec<Finding> {
         self.record().map_or_else(Vec::new, |record| record.examine(expected, self.lived(), self.now()))
     }
 

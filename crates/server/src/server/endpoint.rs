@@ -82,11 +82,12 @@ pub fn adopt(listener: impl Into<OwnedFd>) -> Endpoint {
 /// close-on-exec. The variables stay, and mean nothing to child processes, whose number is not `LISTEN_PID`.
 ///
 /// ```no_run
-/// use ringserve::listen::{activated, tcp};
+/// use ringserve::listen::{systemd, tcp};
 ///
-/// let endpoint = activated("web").unwrap_or_else(|| tcp("0.0.0.0:8080"));
+/// let endpoint = systemd("web").unwrap_or_else(|| tcp("0.0.0.0:8080"));
 /// ```
-pub fn activated(name: &str) -> Option<Endpoint> {
+#[doc(alias = "activated")]
+pub fn systemd(name: &str) -> Option<Endpoint> {
     let sockets = take_activated(name);
     let all = |sockets: Vec<OwnedFd>| sockets.into_iter().fold(Binds::default(), Binds::adopted);
     (!sockets.is_empty()).then(|| Endpoint(all(sockets)))
@@ -98,7 +99,7 @@ pub fn endpoints(list: impl IntoEndpoints<Framing = Raw>) -> Endpoints<Raw> {
     list.into_endpoints()
 }
 
-/// An endpoint of a service, made by [`tcp`], [`unix`], [`adopt`] and [`activated`].
+/// An endpoint of a service, made by [`tcp`], [`unix`], [`adopt`] and [`systemd`].
 #[derive(Debug)]
 pub struct Endpoint(pub(crate) Binds);
 

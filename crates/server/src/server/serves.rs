@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
-use ringserve_core::framing::{Encoding, HoldsState, TypedFraming};
+use ringserve_core::framing::{AsFramingState, Encoding, TypedFraming};
 use ringserve_core::{LimitError, Limits};
 
 use crate::error::Error;
@@ -93,7 +93,7 @@ impl<F: Clone, Factory> Clone for One<F, Factory> {
 
 impl<F: TypedFraming + Clone, Factory> One<F, Factory> {
     /// The service that a factory made, as a lane.
-    fn lane<S: Service<F::Head, Session: HoldsState<F::State>>>(
+    fn lane<S: Service<F::Head, Session: AsFramingState<F::State>>>(
         &self,
         shard: &Shard,
         numbers: TaskNumbers,
@@ -253,7 +253,7 @@ pub(crate) trait Hosted: Send {
 }
 
 impl<F: TypedFraming + Clone, Factory> One<F, Factory> {
-    fn boxed<S: Service<F::Head, Session: HoldsState<F::State>>>(
+    fn boxed<S: Service<F::Head, Session: AsFramingState<F::State>>>(
         &self,
         shard: &Shard,
         number: usize,

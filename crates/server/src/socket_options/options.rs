@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::asks::Asks;
+use super::asks::SocketQueries;
 
 /// Options of the server's sockets. They are set on the listeners, and Linux hands them on to each accepted socket, so they
 /// cost nothing for a connection. Each is read back at the start: a refusal of the kernel is an error, and a value that it cuts
@@ -140,8 +140,8 @@ impl SocketOptions {
     }
 
     /// The facts that a shard reads of each connection.
-    pub(crate) fn asks(&self) -> Asks {
-        Asks { local: self.local_address, credentials: self.peer_credentials }
+    pub(crate) fn asks(&self) -> SocketQueries {
+        SocketQueries { local: self.local_address, credentials: self.peer_credentials }
     }
 
     /// Sets [`congestion`](field@Self::congestion).

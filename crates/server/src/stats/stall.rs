@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ringserve_core::{Address, ConnId};
 
-/// A time in which a shard did not get on: for longer than [`Stalls`](crate::limits::Stalls) allows it was in one turn of its
+/// A time in which a shard did not get on: for longer than [`StallOptions`](crate::limits::StallOptions) allows it was in one turn of its
 /// loop, so no other connection of the shard was served.
 ///
 /// [`ServerControl::stalls`](crate::ServerControl::stalls) has the last ones, those that still last among them. Its text is the

@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 #[cfg(any(feature = "http", feature = "tokio"))]
 use bytes::{BufMut, Bytes};
 use ringserve_buf::ReplyWriter;
-use ringserve_core::framing::Written;
+use ringserve_core::framing::WriteResult;
 #[cfg(any(feature = "http", feature = "tokio"))]
 use ringserve_core::internals::OWNED_BYTES_MIN;
 use ringserve_core::proxy::Tlvs;
@@ -99,7 +99,7 @@ impl Stream {
     }
 
     /// Queues bytes that `write` writes in place, as [`Cx::write_with`](crate::Cx::write_with) does.
-    pub fn queue_with<R: Written>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
+    pub fn queue_with<R: WriteResult>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
         self.shared.write_with(write)
     }
 
@@ -217,8 +217,9 @@ impl Stream {
     }
 
     /// Facts from the handshake of the connection's [transport](crate::transport), if they are a `T`.
-    pub fn facts<T: 'static>(&self) -> Option<Rc<T>> {
-        facts_as(self.shared.facts()?)
+    #[doc(alias = "facts")]
+    pub fn transport_info<T: 'static>(&self) -> Option<Rc<T>> {
+        facts_as(self.shared.transport_info()?)
     }
 
     /// The id of the connection, unique on its shard.

@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use std::vec;
 
-use ringserve_core::{Address, Channel, ConnShared, Time, Transport};
+use ringserve_core::{Address, ConnShared, Time, Transport, TransportConn};
 
 use super::byte_stream::Stream;
 use super::proxy_header::ProxyHeader;
@@ -278,7 +278,7 @@ struct Behind {
 }
 
 impl Transport for Behind {
-    fn begin(&self, out: &mut Vec<u8>) -> Option<Box<dyn Channel>> {
+    fn begin(&self, out: &mut Vec<u8>) -> Option<Box<dyn TransportConn>> {
         out.extend_from_slice(&self.header);
         self.transport.begin(out)
     }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use ringserve_buf::ReplyWriter;
-use ringserve_core::framing::Written;
+use ringserve_core::framing::WriteResult;
 use ringserve_core::{Frame, Payload};
 
 use super::byte_stream::Stream;
@@ -77,7 +77,7 @@ impl WriteHalf {
     }
 
     /// Queues bytes written in place, as [`Stream::queue_with`].
-    pub fn queue_with<R: Written>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
+    pub fn queue_with<R: WriteResult>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
         self.0.queue_with(write)
     }
 

@@ -147,7 +147,7 @@ impl Fate {
             shard,
             tlvs.as_ref(),
             #[cfg(feature = "tls")]
-            self.shared.facts().and_then(facts_as).map(|info: Rc<TlsInfo>| (*info).clone()),
+            self.shared.transport_info().and_then(facts_as).map(|info: Rc<TlsInfo>| (*info).clone()),
         )
     }
 

@@ -13,10 +13,10 @@ use super::byte_stream::Stream;
 use crate::base::lines::LineLimit;
 use crate::base::lines::info;
 use crate::peer::Peer;
-use crate::shard::face::closed::Closed;
+use crate::shard::face::closed::CloseCx;
 use crate::shard::face::cx::Cx;
 use crate::shard::face::handle::Shard;
-use crate::shard::face::opening::{Opening, Refusal};
+use crate::shard::face::opening::{OpenCx, Refusal};
 use crate::shard::face::service::{IntoService, Made, NoService, Service};
 use crate::shard::tasks::session::Session;
 use crate::shard::tasks::spawned::ResetsOnPanic;
@@ -153,7 +153,7 @@ impl<H: HandleStream> Service for Streams<H> {
     type Session = Session;
     type Error = Infallible;
 
-    fn open(&self, opening: &Opening<'_>) -> impl Future<Output = Result<Session, Refusal>> {
+    fn open(&self, opening: &OpenCx<'_>) -> impl Future<Output = Result<Session, Refusal>> {
         let head = opening.head();
         head.hold_open();
         head.read_on();
@@ -184,7 +184,7 @@ impl<H: HandleStream> Service for Streams<H> {
         cx.session().run_reader(self.shard.tasks());
     }
 
-    fn close(&self, closed: &Closed<'_, Session>) {
+    fn close(&self, closed: &CloseCx<'_, Session>) {
         let session = closed.session();
         session.set_ended(closed.reason());
         let task = session.task.take();

@@ -70,7 +70,7 @@ mod unit;
 mod world;
 
 pub use client::{ClientListener, ClientResult, ClientSleep, ClientStream, Net};
-pub use ringserve_simkernel::{Fault, Faults, Injected};
+pub use ringserve_simkernel::{Fault, FaultCounts, Faults};
 pub use seeds::{SeedFailure, SeedOutcome, Seeds};
 pub use sim::{Sim, SimServer};
 pub use unit::{Called, TestConn, frame};

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use ringserve_simkernel::rng::Rng;
-use ringserve_simkernel::{Adversary, Faults, HostileEvent, Injected};
+use ringserve_simkernel::{Adversary, FaultCounts, Faults, HostileEvent};
 
 use super::panics;
 use super::sim::Sim;
@@ -66,7 +66,7 @@ pub struct SeedOutcome {
     pub hash: u64,
     pub steps: u64,
     pub time: Duration,
-    pub injected: Injected,
+    pub injected: FaultCounts,
     pub hostile: Vec<(HostileEvent, u64)>,
     clients: (u64, u64),
 }

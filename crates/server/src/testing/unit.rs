@@ -20,10 +20,10 @@ use crate::base::clock::VirtualTime;
 use crate::guard::message_of;
 use crate::overload::{Load, Shed};
 use crate::server::builder::Server;
-use crate::shard::face::closed::{Closed, Failure};
+use crate::shard::face::closed::{CloseCx, Failure};
 use crate::shard::face::cx::Cx;
 use crate::shard::face::handle::Shard;
-use crate::shard::face::opening::{Opening, Refusal};
+use crate::shard::face::opening::{OpenCx, Refusal};
 use crate::shard::face::service::{IntoService, Made, NoService, Service};
 use crate::trace::{Keeps, Trace};
 
@@ -414,7 +414,7 @@ impl<S: Service<H>, H: Default + 'static> Service<H> for Recorded<S, H> {
     const PIECES: bool = S::PIECES;
     const REORDERS: bool = S::REORDERS;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<S::Session, Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<S::Session, Refusal> {
         let mut answer = OpenAnswer { seen: &self.seen.opened, is_open: false };
         let opened = self.service.open(opening).await;
         answer.is_open = opened.is_ok();
@@ -465,7 +465,7 @@ impl<S: Service<H>, H: Default + 'static> Service<H> for Recorded<S, H> {
         self.service.input_ended(cx);
     }
 
-    fn close(&self, closed: &Closed<'_, S::Session>) {
+    fn close(&self, closed: &CloseCx<'_, S::Session>) {
         self.seen.closed.set(Some(closed.reason()));
         self.service.close(closed);
     }

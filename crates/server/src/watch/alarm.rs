@@ -19,7 +19,7 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 
-use super::options::{LOOKS_LATE, Stalls};
+use super::options::{LOOKS_LATE, StallOptions};
 
 /// As `again`: no shard puts the timer off.
 const NEVER: u64 = u64::MAX;
@@ -54,7 +54,7 @@ impl Alarm {
     pub(crate) fn new(over: Duration) -> io::Result<Alarm> {
         let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC)?;
         let [due, again, until] = [const { AtomicU64::new(NEVER) }; 3];
-        let (ahead, late) = (Stalls::looks_seldom(over), Stalls::late(over));
+        let (ahead, late) = (StallOptions::looks_seldom(over), StallOptions::late(over));
         Ok(Alarm { timer, ahead, far: ahead.max(LOOKS_LATE), late, due, again, until })
     }
 

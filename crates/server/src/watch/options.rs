@@ -23,28 +23,29 @@ pub(super) const LOOKS_LATE: Duration = Duration::from_millis(100);
 /// ```no_run
 /// # use ringserve::Server;
 /// use std::time::Duration;
-/// use ringserve::limits::Stalls;
+/// use ringserve::limits::StallOptions;
 ///
-/// let server = Server::bind("0.0.0.0:7000").stalls(Stalls::default().over(Duration::from_millis(100)));
+/// let server = Server::bind("0.0.0.0:7000").stalls(StallOptions::default().over(Duration::from_millis(100)));
 /// ```
 ///
 /// A stall is told in one line of the log at level `warn` while it lasts, then each time it has become twice as long; in five
 /// lines a minute for each shard at most. [`ServerControl::stalls`](crate::ServerControl::stalls) and the metrics have all of
 /// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stalls {
+#[doc(alias = "Stalls")]
+pub struct StallOptions {
     over: Option<Duration>,
 }
 
-impl Stalls {
+impl StallOptions {
     /// No watchdog: no thread, no reports.
-    pub fn off() -> Stalls {
-        Stalls { over: None }
+    pub fn off() -> StallOptions {
+        StallOptions { over: None }
     }
 
     /// Reports turns that are longer than `time`, which is taken as 2 ms at least. They are found before they take twice that long.
-    pub fn over(self, time: Duration) -> Stalls {
-        Stalls { over: Some(time.max(OVER_MIN)) }
+    pub fn over(self, time: Duration) -> StallOptions {
+        StallOptions { over: Some(time.max(OVER_MIN)) }
     }
 
     /// The length from which a turn is a stall; `None` if none is.
@@ -70,8 +71,8 @@ impl Stalls {
     }
 }
 
-impl Default for Stalls {
-    fn default() -> Stalls {
-        Stalls { over: Some(OVER) }
+impl Default for StallOptions {
+    fn default() -> StallOptions {
+        StallOptions { over: Some(OVER) }
     }
 }

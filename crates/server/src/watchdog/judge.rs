@@ -6,7 +6,7 @@ use ringserve_core::Time;
 
 use super::facts::{Place, ThreadFacts};
 use crate::stats::StallCause;
-use crate::watch::options::Stalls;
+use crate::watch::options::StallOptions;
 use crate::watch::state::State;
 
 /// What a thread runs is counted at ticks of the scheduler, of which the slowest kernels have one each 10 ms.
@@ -147,7 +147,7 @@ impl Judge {
     /// True if a look needs to know what the thread does: the shard is where it was at the look before, or in a turn that is
     /// not short.
     pub(crate) fn asks(&self, shard: usize, now: Time, state: State) -> bool {
-        self.shards[shard].asks(now, state, Stalls::late(self.over))
+        self.shards[shard].asks(now, state, StallOptions::late(self.over))
     }
 
     /// True if the shard waits, and did not leave its wait since the look before.

@@ -20,7 +20,7 @@ use crate::shard::wakes::inbox::RemoteShard;
 use crate::snapshot::working::Working;
 use crate::stats::{Stall, StalledWork};
 use crate::watch::alarm::Alarm;
-use crate::watch::options::Stalls;
+use crate::watch::options::StallOptions;
 use crate::watch::state::State;
 use crate::watch::times::OVER;
 
@@ -35,7 +35,11 @@ pub(crate) struct Watchdog {
 
 impl Watchdog {
     /// Watches the shards of a server, which run. `None` if it is told not to, or there is no thread for it.
-    pub(crate) fn start(stalls: Stalls, overload: Overload, control: &ServerControl) -> Option<Watchdog> {
+    pub(crate) fn start(
+        stalls: StallOptions,
+        overload: Overload,
+        control: &ServerControl,
+    ) -> Option<Watchdog> {
         let over = stalls.threshold()?;
         let looks = Looks::new(control.clone(), over, overload);
         let alarm = Alarm::new(over);
@@ -116,8 +120,8 @@ impl Looks {
         };
         let remotes = control.remotes();
         Looks {
-            every: Stalls::looks_every(over),
-            seldom: Stalls::looks_seldom(over),
+            every: StallOptions::looks_every(over),
+            seldom: StallOptions::looks_seldom(over),
             judge: Judge::new(remotes.len(), over),
             shards: remotes.iter().map(looked).collect(),
             loads: Loads::new(overload, &control),

@@ -125,7 +125,7 @@ pub use crate::http::websocket::{Upgrades, upgrade};
 use crate::server::builder::Server;
 use crate::server::endpoint::Endpoint;
 use crate::shard::face::cx::Cx;
-use crate::shard::face::opening::Opening;
+use crate::shard::face::opening::OpenCx;
 use crate::stream::byte_stream::Stream;
 
 impl<F: TypedFraming + Clone + Send> Server<F> {
@@ -156,14 +156,14 @@ impl Endpoint {
 impl<S: 'static> Cx<'_, S> {
     /// What is known of the connection's request; `None` without WebSocket.
     pub fn websocket(&self) -> Option<Rc<WebSocketInfo>> {
-        self.facts()
+        self.transport_info()
     }
 }
 
-impl Opening<'_> {
+impl OpenCx<'_> {
     /// What is known of the connection's request; `None` without WebSocket.
     pub fn websocket(&self) -> Option<Rc<WebSocketInfo>> {
-        self.facts()
+        self.transport_info()
     }
 
     /// Queues one message, for a service of whole messages ([`ws`]): a greeting, or last words. As [`WsCx::send`].
@@ -175,6 +175,6 @@ impl Opening<'_> {
 impl Stream {
     /// What is known of the connection's request; `None` without WebSocket.
     pub fn websocket(&self) -> Option<Rc<WebSocketInfo>> {
-        self.facts()
+        self.transport_info()
     }
 }

@@ -9,11 +9,11 @@ use ringserve_websocket::{Kind, MARK_BYTES, Messages, WebSocketInfo};
 
 use crate::message::{Message, Outgoing};
 use crate::overload::{Load, Shed};
-use crate::shard::face::closed::Closed;
+use crate::shard::face::closed::CloseCx;
 use crate::shard::face::conn_handle::{ConnHandle, LocalHandle, PushError};
 use crate::shard::face::cx::Cx;
 use crate::shard::face::handle::Shard;
-use crate::shard::face::opening::{Opening, Refusal, Session, by_default};
+use crate::shard::face::opening::{OpenCx, Refusal, Session, by_default};
 use crate::shard::face::service::{IntoService, Made, NoService, Service};
 
 /// What a server does with messages of WebSocket: a [`Service`](crate::Service) whose frames are messages. [`ws`] serves it.
@@ -45,13 +45,13 @@ pub trait WebSocket: Sized + 'static {
     /// As [`Service::Error`]. Its connection is closed with the code 1011.
     type Error: fmt::Display;
 
-    /// As [`Service::open`]. What the request said is in [`Opening::websocket`]. One that is refused here was let in before, and
+    /// As [`Service::open`]. What the request said is in [`OpenCx::websocket`]. One that is refused here was let in before, and
     /// is closed with the code 1008: [`WebSocketOptions::upgrade`](super::WebSocketOptions::upgrade) refuses with an answer of
     /// HTTP.
     ///
     /// # Errors
     /// A [`Refusal`] closes the connection after what was queued; [`close`](WebSocket::close) is not called then.
-    fn open(&self, opening: &Opening<'_>) -> impl Future<Output = Result<Self::Session, Refusal>> {
+    fn open(&self, opening: &OpenCx<'_>) -> impl Future<Output = Result<Self::Session, Refusal>> {
         const {
             assert!(
                 Self::Session::DEFAULT.is_some(),
@@ -85,7 +85,7 @@ pub trait WebSocket: Sized + 'static {
     }
 
     /// As [`Service::close`].
-    fn close(&self, closed: &Closed<'_, Self::Session>) {
+    fn close(&self, closed: &CloseCx<'_, Self::Session>) {
         let _ = closed;
     }
 }
@@ -123,7 +123,7 @@ impl<W: WebSocket> Service<Kind> for Ws<W> {
     type Session = W::Session;
     type Error = W::Error;
 
-    fn open(&self, opening: &Opening<'_>) -> impl Future<Output = Result<W::Session, Refusal>> {
+    fn open(&self, opening: &OpenCx<'_>) -> impl Future<Output = Result<W::Session, Refusal>> {
         self.0.open(opening)
     }
 
@@ -140,7 +140,7 @@ impl<W: WebSocket> Service<Kind> for Ws<W> {
         self.0.draining(&WsCx(cx));
     }
 
-    fn close(&self, closed: &Closed<'_, W::Session>) {
+    fn close(&self, closed: &CloseCx<'_, W::Session>) {
         self.0.close(closed);
     }
 }
@@ -159,7 +159,7 @@ impl<'a, S: 'static> WsCx<'a, S> {
     /// # Panics
     /// If no close frame may carry the code, as 1005 and 1006, or the reason is longer than 123 bytes.
     pub fn close_with(&self, code: u16, reason: &str) {
-        if let Some(info) = self.0.facts::<WebSocketInfo>() {
+        if let Some(info) = self.0.transport_info::<WebSocketInfo>() {
             info.end_with(code, reason);
         }
         self.0.close();
@@ -190,7 +190,7 @@ impl<S> fmt::Debug for WsCx<'_, S> {
     }
 }
 
-impl Opening<'_> {
+impl OpenCx<'_> {
     /// As [`WsCx::ws_handle`].
     pub fn ws_handle(&self) -> WsHandle {
         WsHandle(self.handle())
@@ -250,7 +250,7 @@ impl WsLocalHandle {
     /// # Panics
     /// As [`WsCx::close_with`].
     pub fn close_with(&self, code: u16, reason: &str) {
-        if let Some(info) = self.0.facts::<WebSocketInfo>() {
+        if let Some(info) = self.0.transport_info::<WebSocketInfo>() {
             info.end_with(code, reason);
         }
         self.0.close();

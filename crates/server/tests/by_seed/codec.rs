@@ -9,7 +9,7 @@ use ringserve_server::codec::{CodecCx, CodecError, CodecHandle, CodecPushError, 
 use ringserve_server::limits::ServerLimits;
 use ringserve_server::middleware::{ConcurrencyLimit, TimeLimit};
 use ringserve_server::testing::{Faults, Sim};
-use ringserve_server::{CloseReason, Closed, Limits, PushError, Server};
+use ringserve_server::{CloseCx, CloseReason, Limits, PushError, Server};
 use tokio_util::bytes::BytesMut;
 use tokio_util::codec::{LengthDelimitedCodec, LinesCodec, LinesCodecError};
 
@@ -67,7 +67,7 @@ impl CodecService for Slow {
         cx.close();
     }
 
-    fn close(&self, closed: &Closed<'_, ()>) {
+    fn close(&self, closed: &CloseCx<'_, ()>) {
         self.seen.ends.borrow_mut().push(closed.reason());
     }
 }

@@ -10,7 +10,7 @@ use ringserve_server::limits::ServerLimits;
 use ringserve_server::listen::{Endpoints, tcp};
 use ringserve_server::sync::Mesh;
 use ringserve_server::testing::{Faults, Sim, SimServer};
-use ringserve_server::{Closed, Cx, Frame, Opening, Refusal, Server, Service, Several, Shard};
+use ringserve_server::{CloseCx, Cx, Frame, OpenCx, Refusal, Server, Service, Several, Shard};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -67,7 +67,7 @@ impl Service for Of {
     type Session = ();
     type Error = Infallible;
 
-    async fn open(&self, _opening: &Opening<'_>) -> Result<(), Refusal> {
+    async fn open(&self, _opening: &OpenCx<'_>) -> Result<(), Refusal> {
         *self.story.told().alive.entry(self.name).or_default() += 1;
         Ok(())
     }
@@ -89,7 +89,7 @@ impl Service for Of {
         told.draining.push((self.name, alive));
     }
 
-    fn close(&self, _closed: &Closed<'_, ()>) {
+    fn close(&self, _closed: &CloseCx<'_, ()>) {
         *self.story.told().alive.entry(self.name).or_default() -= 1;
     }
 }
@@ -290,7 +290,7 @@ impl Service for AsksLater {
 
     async fn call(&self, cx: &Cx<'_, ()>, _line: Frame) -> Result<(), Infallible> {
         cx.sleep(HOLD).await;
-        let answers = self.0.on_all(|_shard| ()).await;
+        let answers = self.0.ask_all(|_shard| ()).await;
         cx.reply(format!("{}", answers.into_iter().filter(Result::is_ok).count()));
         Ok(())
     }

@@ -5,14 +5,14 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ringserve_server::framing::{
-    Cut, Decode, EncodeError, FrameError, Framing, FramingState, HoldsState, LengthPrefix, Lines, Outbox,
+    AsFramingState, Cut, Decode, EncodeError, FrameError, Framing, FramingState, LengthPrefix, Lines, Outbox,
     Payload, TypedFraming,
 };
 use ringserve_server::limits::{LimitError, ServerLimits};
 use ringserve_server::middleware::{CallEnd, ConcurrencyLimit, Observe, TimeLimit, TimeLimitError};
 use ringserve_server::testing::{Faults, Sim};
 use ringserve_server::{
-    CloseReason, Closed, Cx, Error, Frame, Limits, Opening, Refusal, Server, Service, with_heads,
+    CloseCx, CloseReason, Cx, Error, Frame, Limits, OpenCx, Refusal, Server, Service, with_heads,
 };
 
 use crate::Echo;
@@ -90,7 +90,7 @@ struct Session {
     sum: Cell<u64>,
 }
 
-impl HoldsState<Reads> for Session {
+impl AsFramingState<Reads> for Session {
     fn framing_state(&self) -> &FramingState<Reads> {
         &self.reads
     }
@@ -113,7 +113,7 @@ impl Service<Part> for Store {
     type Session = Session;
     type Error = &'static str;
 
-    async fn open(&self, _: &Opening<'_>) -> Result<Session, Refusal> {
+    async fn open(&self, _: &OpenCx<'_>) -> Result<Session, Refusal> {
         Ok(Session::default())
     }
 
@@ -134,13 +134,13 @@ impl Service<Part> for Store {
                     (Some("put"), Some(bytes)) => {
                         session.sum.set(0);
                         session.bytes.set(0);
-                        cx.switch(Reads::Upload(bytes));
+                        cx.set_framing_state(Reads::Upload(bytes));
                     }
-                    (Some("frames"), _) => cx.switch(Reads::Frames),
+                    (Some("frames"), _) => cx.set_framing_state(Reads::Frames),
                     _ => cx.reply(format!("{text}?")),
                 }
             }
-            Part::Frame if *frame == *b"lines" => cx.switch(Reads::Commands),
+            Part::Frame if *frame == *b"lines" => cx.set_framing_state(Reads::Commands),
             Part::Frame => cx.reply(format!("a frame of {} bytes, {}", frame.len(), sum_of(&frame))),
             Part::Piece | Part::Last => {
                 self.pieces_max.set(self.pieces_max.get().max(frame.wire().len()));
@@ -166,7 +166,7 @@ impl Service<Part> for Store {
         }
     }
 
-    fn close(&self, closed: &Closed<'_, Session>) {
+    fn close(&self, closed: &CloseCx<'_, Session>) {
         self.ends.borrow_mut().push(closed.reason());
     }
 }
@@ -251,21 +251,21 @@ impl Service<Part> for Late {
     async fn call(&self, cx: &Cx<'_, Session>, frame: Frame<Part>) -> Result<(), &'static str> {
         if *frame == *b"later" {
             cx.sleep(Duration::from_secs(1)).await;
-            cx.switch(Reads::Frames);
+            cx.set_framing_state(Reads::Frames);
             return Ok(());
         }
         self.0.call(cx, frame).await
     }
 
     fn heartbeat(&self, cx: &Cx<'_, Session>) {
-        cx.switch(Reads::Frames);
+        cx.set_framing_state(Reads::Frames);
     }
 
     fn malformed(&self, cx: &Cx<'_, Session>, error: &FrameError) {
         self.0.malformed(cx, error);
     }
 
-    fn close(&self, closed: &Closed<'_, Session>) {
+    fn close(&self, closed: &CloseCx<'_, Session>) {
         self.0.close(closed);
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use ringserve_server::framing::Lines;
 use ringserve_server::limits::ServerLimits;
 use ringserve_server::testing::{Faults, Sim};
-use ringserve_server::{CloseReason, Closed, Cx, Frame, Limits, Server, Service};
+use ringserve_server::{CloseCx, CloseReason, Cx, Frame, Limits, Server, Service};
 
 const HELD_MAX: usize = 4 << 20;
 const LIGHT: usize = 24 << 10;
@@ -34,7 +34,7 @@ impl Service for Giver {
         Ok(())
     }
 
-    fn close(&self, closed: &Closed<'_, RefCell<String>>) {
+    fn close(&self, closed: &CloseCx<'_, RefCell<String>>) {
         if closed.reason() == CloseReason::MemoryLimit {
             self.0.borrow_mut().push(closed.session().borrow().clone());
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use ringserve_server::framing::{FrameError, Lines};
 use ringserve_server::middleware::{AdaptiveLimit, Gradient2};
 use ringserve_server::testing::{Faults, Sim, TestConn};
-use ringserve_server::{Closed, Cx, Failure, Frame, Limits, Opening, Refusal, Server, Service, Session};
+use ringserve_server::{CloseCx, Cx, Failure, Frame, Limits, OpenCx, Refusal, Server, Service, Session};
 
 /// Counts the calls of each connection, answers the one after `calls_max` with "enough", and closes.
 struct Allowance<S> {
@@ -49,7 +49,7 @@ impl<S: Service> Service for Allowance<S> {
     type Error = S::Error;
     const ACCOUNTS: bool = S::ACCOUNTS;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<Self::Session, Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<Self::Session, Refusal> {
         let inner = self.service.open(opening).await?;
         add_one(&self.seen.opened);
         Ok(Used { calls: Cell::new(0), inner })
@@ -64,36 +64,36 @@ impl<S: Service> Service for Allowance<S> {
             return Ok(());
         }
         add_one(&used.calls);
-        let inside = cx.project(|used| &used.inner);
+        let inside = cx.map_session(|used| &used.inner);
         assert_eq!((inside.id(), inside.peer()), (cx.id(), cx.peer()));
         assert!(ptr::eq(inside.session(), &used.inner));
         self.service.call(&inside, frame).await
     }
 
     fn malformed(&self, cx: &Cx<'_, Self::Session>, error: &FrameError) {
-        self.service.malformed(&cx.project(|used| &used.inner), error);
+        self.service.malformed(&cx.map_session(|used| &used.inner), error);
     }
 
     fn failed(&self, cx: &Cx<'_, Self::Session>, failure: &Failure<'_, S::Error>) {
-        self.service.failed(&cx.project(|used| &used.inner), failure);
+        self.service.failed(&cx.map_session(|used| &used.inner), failure);
     }
 
     fn draining(&self, cx: &Cx<'_, Self::Session>) {
-        self.service.draining(&cx.project(|used| &used.inner));
+        self.service.draining(&cx.map_session(|used| &used.inner));
     }
 
     fn heartbeat(&self, cx: &Cx<'_, Self::Session>) {
-        self.service.heartbeat(&cx.project(|used| &used.inner));
+        self.service.heartbeat(&cx.map_session(|used| &used.inner));
     }
 
     fn input_ended(&self, cx: &Cx<'_, Self::Session>) {
-        self.service.input_ended(&cx.project(|used| &used.inner));
+        self.service.input_ended(&cx.map_session(|used| &used.inner));
     }
 
-    fn close(&self, closed: &Closed<'_, Self::Session>) {
+    fn close(&self, closed: &CloseCx<'_, Self::Session>) {
         assert!(closed.session().calls.get() <= self.calls_max);
         add_one(&self.seen.closed);
-        let inside = closed.project(|used| &used.inner);
+        let inside = closed.map_session(|used| &used.inner);
         assert_eq!((inside.id(), inside.peer()), (closed.id(), closed.peer()));
         assert_eq!((inside.reason(), inside.account()), (closed.reason(), closed.account()));
         self.service.close(&inside);
@@ -120,7 +120,7 @@ impl Service for Sums {
     type Error = Infallible;
     const ACCOUNTS: bool = true;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<Sum, Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<Sum, Refusal> {
         match opening.shard().random() % 8 {
             0 => return Err(Refusal::new("as it was drawn")),
             1..4 => opening.sleep(Duration::from_millis(opening.shard().random() % 3000)).await,
@@ -151,7 +151,7 @@ impl Service for Sums {
         cx.reply(format!("goodbye at {}", cx.session().sum.get()));
     }
 
-    fn close(&self, closed: &Closed<'_, Sum>) {
+    fn close(&self, closed: &CloseCx<'_, Sum>) {
         assert!(closed.account().is_some(), "the account of the connection");
         self.ended.borrow_mut().push((closed.session().calls.get(), closed.session().sum.get()));
     }

@@ -13,7 +13,7 @@ use ringserve_server::listen::{HeaderError, ProxyProtocol, endpoints, tcp};
 use ringserve_server::net::{ProxyHeader, copy_bidirectional};
 use ringserve_server::testing::{ClientStream, Faults, Net, Sim};
 use ringserve_server::{
-    CloseReason, Cx, Frame, Limits, Opening, Peer, Refusal, Server, Service, Stream, stream,
+    CloseReason, Cx, Frame, Limits, OpenCx, Peer, Refusal, Server, Service, Stream, stream,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -50,7 +50,7 @@ impl Service for Who {
     type Session = String;
     type Error = Infallible;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<String, Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<String, Refusal> {
         // Frames behind the header wait meanwhile.
         if opening.shard().random().is_multiple_of(2) {
             opening.sleep(Duration::from_millis(5)).await;

@@ -6,10 +6,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ringserve_server::framing::LengthPrefix;
-use ringserve_server::limits::{ConnLimits, WhenTooFast};
+use ringserve_server::limits::{ConnLimits, ReadRateAction};
 use ringserve_server::stats::ConnStats;
 use ringserve_server::testing::{Faults, Sim, SimServer};
-use ringserve_server::{CloseReason, Closed, Cx, Frame, Limits, Server, Service, Shard};
+use ringserve_server::{CloseCx, CloseReason, Cx, Frame, Limits, Server, Service, Shard};
 
 /// Bytes on the wire before the payload of a frame.
 const HEAD: usize = 4;
@@ -28,7 +28,7 @@ impl Service for Paced {
     type Session = ();
     type Error = Infallible;
 
-    fn close(&self, closed: &Closed<'_, ()>) {
+    fn close(&self, closed: &CloseCx<'_, ()>) {
         self.ends.borrow_mut().push(closed.reason());
     }
 
@@ -202,7 +202,8 @@ fn no_fault_lets_more_frames_through() {
 #[test]
 fn peer_that_sends_too_fast_is_closed_where_that_is_asked() {
     Sim::seeds(40).faults(Faults::none()).run(|sim| {
-        let limits = Limits::default().read_frames_per_second_max(10).when_read_too_fast(WhenTooFast::Close);
+        let limits =
+            Limits::default().read_frames_per_second_max(10).when_read_too_fast(ReadRateAction::Close);
         let seen = Seen::default();
         let server = start(sim, limits, &seen);
         let addr = server.addr();

@@ -15,7 +15,7 @@ use ringserve_server::stats::Account;
 use ringserve_server::sync::Mesh;
 use ringserve_server::testing::{Faults, Sim, TestConn};
 use ringserve_server::{
-    Closed, Cx, Frame, Limits, Opening, Refusal, Server, Service, Session, Several, Shard,
+    CloseCx, Cx, Frame, Limits, OpenCx, Refusal, Server, Service, Session, Several, Shard,
 };
 
 use crate::Echo;
@@ -43,7 +43,7 @@ impl Service for Doorman {
     type Session = Guest;
     type Error = Infallible;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<Guest, Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<Guest, Refusal> {
         opening.reply("a moment");
         opening.sleep(self.takes).await;
         opening.reply(if self.lets_in { "welcome" } else { "not today" });
@@ -56,7 +56,7 @@ impl Service for Doorman {
         Ok(())
     }
 
-    fn close(&self, closed: &Closed<'_, Guest>) {
+    fn close(&self, closed: &CloseCx<'_, Guest>) {
         assert_eq!(closed.peer().addr().map(|addr| addr.port()), Some(closed.session().port));
     }
 }
@@ -127,7 +127,7 @@ impl Service for Billing {
         Ok(())
     }
 
-    fn close(&self, closed: &Closed<'_, ()>) {
+    fn close(&self, closed: &CloseCx<'_, ()>) {
         self.0.lock().unwrap().push(closed.account().expect("it is counted"));
     }
 }
@@ -408,7 +408,7 @@ impl Service for Polite {
     type Session = ();
     type Error = Infallible;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<(), Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<(), Refusal> {
         opening.sleep(3 * SECOND).await;
         Ok(())
     }

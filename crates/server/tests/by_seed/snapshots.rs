@@ -26,7 +26,7 @@ impl Service for Counts {
         assert_eq!(stats.stale_shards().count(), 0, "no turn takes time here");
         match &*line {
             b"newcomers" => {
-                let newcomers: usize = stats.shards.iter().map(|shard| shard.newcomers).sum();
+                let newcomers: usize = stats.shards.iter().map(|shard| shard.accepted_waiting).sum();
                 let ConnStats { accepted, opened, .. } = stats.counters;
                 cx.reply(format!("{newcomers} {}", accepted - opened));
             }

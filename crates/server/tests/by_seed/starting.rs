@@ -456,7 +456,7 @@ fn future_finds_every_shard_that_registered_in_its_factory() {
             let (shard, early, late) = (shard.clone(), early.clone(), late.clone());
             early.register(&shard, |_from, number| 2 * number);
             starting(async move {
-                let answers = early.on_all(|to| to as u64).await;
+                let answers = early.ask_all(|to| to as u64).await;
                 assert_eq!(answers, [Ok(0), Ok(2), Ok(4)]);
                 shard.sleep(SECOND).await;
                 if shard.index() == 0 {

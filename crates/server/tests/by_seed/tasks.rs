@@ -13,7 +13,7 @@ use ringserve_server::sync::{Mesh, Mutex, Notify, Semaphore, broadcast, mpsc, on
 use ringserve_server::task::{JoinError, SpawnError};
 use ringserve_server::testing::{Faults, Sim, TestConn};
 use ringserve_server::{
-    CloseReason, Closed, ConnHandle, Cx, Frame, Limits, LocalHandle, Opening, PushError, Refusal, Server,
+    CloseCx, CloseReason, ConnHandle, Cx, Frame, Limits, LocalHandle, OpenCx, PushError, Refusal, Server,
     Service, Shard,
 };
 
@@ -223,7 +223,7 @@ impl Service for Tasks {
     type Session = Owner;
     type Error = Infallible;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<Owner, Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<Owner, Refusal> {
         let owner = Owner::default();
         let (shard, alive) = (opening.shard().clone(), Alive::new(&owner.alive));
         let (handle, pushed) = (opening.local_handle(), self.pushed.clone());
@@ -269,7 +269,7 @@ impl Service for Tasks {
         Ok(())
     }
 
-    fn close(&self, closed: &Closed<'_, Owner>) {
+    fn close(&self, closed: &CloseCx<'_, Owner>) {
         let session = closed.session();
         assert_eq!(session.alive.get(), 0, "tasks of a connection are dropped before its close");
         assert!(session.handle.borrow().as_ref().is_some_and(LocalHandle::is_gone));
@@ -435,7 +435,7 @@ impl Service for Gives {
     type Session = ();
     type Error = Infallible;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<(), Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<(), Refusal> {
         let shard = opening.shard();
         let to = (shard.index() + 1) % shard.count();
         self.given.try_send(to, opening.handle()).map_err(|_| Refusal::new("the mesh is full"))

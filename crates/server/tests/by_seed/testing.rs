@@ -11,7 +11,7 @@ use std::time::Duration;
 use ringserve_server::framing::Lines;
 use ringserve_server::limits::ServerLimits;
 use ringserve_server::testing::{ClientResult, Faults, Sim, TestConn};
-use ringserve_server::{CloseReason, Cx, Frame, Limits, Opening, Refusal, Server, Service, with_heads};
+use ringserve_server::{CloseReason, Cx, Frame, Limits, OpenCx, Refusal, Server, Service, with_heads};
 
 use crate::Echo;
 
@@ -468,7 +468,7 @@ impl Service for Manners {
     type Session = Cell<u32>;
     type Error = String;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<Cell<u32>, Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<Cell<u32>, Refusal> {
         opening.reply("welcome");
         Ok(Cell::default())
     }

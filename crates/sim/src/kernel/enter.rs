@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ringserve_core::Wait;
 use ringserve_drivers::kernel::{Kind, RawCqe};
-use ringserve_simkernel::ring::Posted;
+use ringserve_simkernel::ring::PostedCompletion;
 
 use super::State;
 use crate::faults::{Arm, Fault};
@@ -20,7 +20,7 @@ impl State {
         let mut index = 0;
         while index < self.late.len() {
             if self.late[index].0 <= self.now {
-                let (_, Posted { cqe, note }) = self.late.swap_remove(index);
+                let (_, PostedCompletion { cqe, note }) = self.late.swap_remove(index);
                 self.post_with(cqe, note);
             } else {
                 index += 1;

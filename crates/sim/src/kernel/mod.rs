@@ -31,7 +31,7 @@ use std::time::Duration;
 use ringserve_buf::{Block, KernelSide, Pool};
 use ringserve_core::{Address, ConnId, Socket, Wait};
 use ringserve_drivers::kernel::{Kernel, Kind, RawCqe, RawOp, SentQuietly};
-use ringserve_simkernel::ring::{Descriptors, Posted, Ring, Sizes};
+use ringserve_simkernel::ring::{Descriptors, PostedCompletion, Ring, Sizes};
 
 use crate::clocks::{CATCH_UP_MAX, LATE};
 use crate::faults::Canary;
@@ -143,7 +143,7 @@ pub struct State {
     descriptors: Descriptors<usize>,
     ring: Ring<usize, Note, Hearing, Answer>,
     /// Late completions, with their times.
-    late: Vec<(u64, Posted<Note>)>,
+    late: Vec<(u64, PostedCompletion<Note>)>,
     wake_due: bool,
     /// Wakes of other threads.
     woken: Arc<Woken>,

@@ -1,6 +1,6 @@
 //! Conditions that each connection must meet, judged by the state of the kernel and the peers.
 
-use ringserve_core::{CloseHow, CloseReason, IdleCounts, WhenTooFast};
+use ringserve_core::{CloseHow, CloseReason, IdleActivity, ReadRateAction};
 
 use super::State;
 use crate::bytes::AnyFraming;
@@ -184,7 +184,7 @@ impl State {
             IdleTimeout => {
                 let ends = limits.idle_timeout.map(|limit| then.used_at + limit.as_nanos() as u64);
                 let over = ends.is_some_and(|ends| then.at + STEP >= ends);
-                let owed = then.owed && limits.idle_counts != IdleCounts::Received;
+                let owed = then.owed && limits.idle_counts != IdleActivity::Received;
                 over && idle && !then.unseen && !owed && sock.taken == sock.owed.len()
             }
             WriteStallTimeout => {
@@ -198,7 +198,7 @@ impl State {
             // Its time counters are rounded up by a nanosecond per frame.
             ReadTooFast => {
                 let at = then.at.saturating_sub(1000);
-                limits.when_read_too_fast == WhenTooFast::Close && then.pace.is_early(limits, at)
+                limits.when_read_too_fast == ReadRateAction::Close && then.pace.is_early(limits, at)
             }
             ReadTooSlow => then.half && sock.clocks.read_is_too_slow(limits, now) && !then.ended,
             OpenTimeout => over(sock.accepted_at, limits.open_timeout),

@@ -2,7 +2,7 @@
 
 use ringserve_buf::KernelSide;
 use ringserve_drivers::kernel::{Kind, RawCqe, RawOp};
-use ringserve_simkernel::ring::Posted;
+use ringserve_simkernel::ring::PostedCompletion;
 
 use super::{Note, State};
 use crate::faults::Canary;
@@ -27,7 +27,7 @@ impl State {
                 + self
                     .rng
                     .spread(10_000, if fault == Fault::CancelLate { 10 } else { 1 } * self.plan.late_max);
-            self.late.push((due, Posted { cqe, note: Note { bytes: None, arm } }));
+            self.late.push((due, PostedCompletion { cqe, note: Note { bytes: None, arm } }));
         } else {
             self.post(cqe, arm);
         }
@@ -70,7 +70,7 @@ impl State {
     }
 
     pub(super) fn reap(&mut self, side: &mut KernelSide) -> Option<RawCqe> {
-        let Posted { cqe, note: Note { bytes, arm } } = self.ring.completions.ready.pop_front()?;
+        let PostedCompletion { cqe, note: Note { bytes, arm } } = self.ring.completions.ready.pop_front()?;
         self.cover.arm(arm);
         self.hash = (self.hash ^ cqe.user_data ^ (cqe.res as u64) << 32 ^ self.now)
             .wrapping_mul(0x9E37_79B9_7F4A_7C15)

@@ -3,7 +3,7 @@
 use ringserve_buf::Block;
 use ringserve_core::ConnId;
 use ringserve_drivers::kernel::{F_MORE, Kind, RawCqe};
-use ringserve_simkernel::ring::{Cancels, Operation, Posted, find};
+use ringserve_simkernel::ring::{Cancels, Operation, PostedCompletion, find};
 
 use super::{Note, State};
 use crate::faults::{Arm, Canary, Fault};
@@ -47,12 +47,12 @@ impl State {
     /// Posts a late answer to a cancel of a receive in this slot; false if there is none. Answers for one connection
     /// come in order.
     pub(super) fn answer_late_cancels(&mut self, id: ConnId) -> bool {
-        let is_one = |late: &Posted<Note>| {
+        let is_one = |late: &PostedCompletion<Note>| {
             let kind = Kind::of(late.cqe.user_data);
             kind == Some(Kind::CancelReceive) && late.cqe.id().slot() == id.slot()
         };
         let Some(index) = self.late.iter().position(|(_, late)| is_one(late)) else { return false };
-        let (_, Posted { cqe, note }) = self.late.swap_remove(index);
+        let (_, PostedCompletion { cqe, note }) = self.late.swap_remove(index);
         self.post_with(cqe, note);
         self.cover.fault(Fault::CancelsMeet);
         true

@@ -2,14 +2,14 @@
 
 use ringserve_core::{Batch, ConnId};
 use ringserve_drivers::kernel::{Kind, RawCqe, SendMode, SentQuietly};
-use ringserve_simkernel::ring::{Operation, Sending, find};
+use ringserve_simkernel::ring::{Operation, SendProgress, find};
 
 use super::State;
 use crate::faults::{Arm, Fault};
 use crate::sock::excuse;
 
 /// A send that waits for room, or is tried.
-type Send = Operation<usize, Sending>;
+type Send = Operation<usize, SendProgress>;
 
 impl State {
     pub(super) fn start_send(&mut self, id: ConnId, batch: Box<Batch>, mode: SendMode) {
@@ -19,13 +19,13 @@ impl State {
         if let Some((errno, arm)) = self.send_fault(sock) {
             return self.end_send(id, Some(sock), batch, -errno, arm);
         }
-        let mut send = Sending { batch, sent: 0 };
+        let mut send = SendProgress { batch, sent: 0 };
         if mode == SendMode::All {
             self.ring.sends.push(Operation::new(id, sock, send));
             return self.work_send(self.ring.sends.len() - 1);
         }
         self.push_bytes(sock, &mut send);
-        let Sending { batch, sent } = send;
+        let SendProgress { batch, sent } = send;
         match mode {
             _ if sent == 0 => self.end_send(id, Some(sock), batch, -libc::EAGAIN, Arm::SendFull),
             _ if sent < batch.len() => self.end_send(id, Some(sock), batch, sent as i32, Arm::SentPart),
@@ -67,7 +67,7 @@ impl State {
     }
 
     /// Moves bytes into the socket buffer as far as there is room, or less.
-    fn push_bytes(&mut self, tag: usize, send: &mut Sending) {
+    fn push_bytes(&mut self, tag: usize, send: &mut SendProgress) {
         let room = self.plan.socket_bytes.1.saturating_sub(self.socks[tag].undelivered());
         let mut len = room.min(send.batch.len() - send.sent);
         if len > 1 && self.strikes(Fault::SendShort) {
@@ -122,7 +122,7 @@ impl State {
             return self.end_send(id, Some(tag), send.of.batch, res, arm);
         }
         self.push_bytes(tag, &mut send.of);
-        let Sending { batch, sent } = send.of;
+        let SendProgress { batch, sent } = send.of;
         if sent == total {
             return self.end_send(id, Some(tag), batch, total as i32, Arm::SentRest);
         }
@@ -130,11 +130,11 @@ impl State {
         if sent > 0 && !send.cancels.is_ending() && self.strikes(Fault::SendInterrupted) {
             return self.end_send(id, Some(tag), batch, sent as i32, Arm::SentRestPart);
         }
-        self.ring.sends.push(Send { of: Sending { batch, sent }, ..send });
+        self.ring.sends.push(Send { of: SendProgress { batch, sent }, ..send });
     }
 
     pub(super) fn end_stopped(&mut self, send: Send, errno: i32) {
-        let Operation { id, file, of: Sending { batch, sent }, .. } = send;
+        let Operation { id, file, of: SendProgress { batch, sent }, .. } = send;
         let (res, arm) = match sent {
             0 => (-errno, Arm::SendStoppedNone),
             sent if sent == batch.len() => (sent as i32, Arm::SendStoppedAll),

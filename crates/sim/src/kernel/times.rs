@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ringserve_core::{IdleCounts, Limits};
+use ringserve_core::{IdleActivity, Limits};
 
 use super::{STALL_MAX, State};
 use crate::bytes::AnyFraming;
@@ -104,7 +104,7 @@ impl State {
                 sock.unread_at = now;
             }
             // It may be idle although bytes are sent to it.
-            let listens = limits.idle_counts == IdleCounts::Received && sock.clocks.sealed.is_none();
+            let listens = limits.idle_counts == IdleActivity::Received && sock.clocks.sealed.is_none();
             let over = |from: u64, limit: Option<std::time::Duration>| {
                 limit.is_some_and(|limit| now > (from + limit.as_nanos() as u64).max(late) + 3 * STEP)
             };

@@ -14,7 +14,7 @@ use ringserve_server::admission::{Admission, IpList, RefusedBy};
 use ringserve_server::framing::Lines;
 use ringserve_server::testing::{Fault, Net, Sim, SimServer};
 use ringserve_server::time::Time;
-use ringserve_server::{Closed, Cx, Frame, Opening, Peer, Refusal, Server, ServerControl, Service, Shard};
+use ringserve_server::{CloseCx, Cx, Frame, OpenCx, Peer, Refusal, Server, ServerControl, Service, Shard};
 
 use super::cover::Cover;
 use super::plan::{Deed, Plan};
@@ -267,7 +267,7 @@ impl Service for Greeter {
     type Session = ();
     type Error = Infallible;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<(), Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<(), Refusal> {
         let address = opening.peer().addr().expect("hosts have addresses").ip();
         self.book.borrow_mut().opened(address, self.shard.now(), opening.is_draining());
         opening.reply(HELLO);
@@ -278,7 +278,7 @@ impl Service for Greeter {
         Ok(())
     }
 
-    fn close(&self, closed: &Closed<'_, ()>) {
+    fn close(&self, closed: &CloseCx<'_, ()>) {
         let address = closed.peer().addr().expect("hosts have addresses").ip();
         self.book.borrow_mut().ended(address, self.shard.now());
     }

@@ -15,7 +15,7 @@ use ringserve_server::admission::Admission;
 use ringserve_server::framing::Lines;
 use ringserve_server::overload::Load;
 use ringserve_server::testing::{Fault, Net, Sim, SimServer};
-use ringserve_server::{Cx, Frame, Opening, Refusal, Server, ServerControl, Service};
+use ringserve_server::{Cx, Frame, OpenCx, Refusal, Server, ServerControl, Service};
 
 use super::admitted::{is_over, slope};
 use super::cover::Cover;
@@ -49,7 +49,7 @@ impl Service for Greeter {
     type Session = ();
     type Error = Infallible;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<(), Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<(), Refusal> {
         opening.reply("hello");
         Ok(())
     }

@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use ringserve_server::codec::{CodecCx, CodecService, WithCodec};
 use ringserve_server::framing::{
-    Cut, EncodeError, FrameError, Framing, FramingState, HoldsState, LengthPrefix, Lines, Outbox, Payload,
-    TypedFraming,
+    AsFramingState, Cut, EncodeError, FrameError, Framing, FramingState, LengthPrefix, Lines, Outbox,
+    Payload, TypedFraming,
 };
 use ringserve_server::testing::{ClientResult, Net, Sim, SimServer};
-use ringserve_server::{CloseReason, Closed, Cx, Frame, Service, with_heads};
+use ringserve_server::{CloseCx, CloseReason, Cx, Frame, Service, with_heads};
 use tokio_util::codec::{LinesCodec, LinesCodecError};
 
 use super::cover::Cover;
@@ -93,7 +93,7 @@ struct Session {
     is_whole: Cell<bool>,
 }
 
-impl HoldsState<Rule> for Session {
+impl AsFramingState<Rule> for Session {
     fn framing_state(&self) -> &FramingState<Rule> {
         &self.rule
     }
@@ -109,7 +109,7 @@ struct Switching(Cover);
 impl Switching {
     fn switch(&self, cx: &Cx<'_, Session>, to: Rule, how: &str) {
         self.0.count("rule", how);
-        cx.switch(to);
+        cx.set_framing_state(to);
     }
 }
 
@@ -169,7 +169,7 @@ impl Service<Part> for Switching {
         }
     }
 
-    fn close(&self, closed: &Closed<'_, Session>) {
+    fn close(&self, closed: &CloseCx<'_, Session>) {
         let is_cut = closed.reason() == CloseReason::PeerClosedMidFrame;
         assert!(!closed.session().is_whole.get() || !is_cut, "bytes are not cut by the rule switched to");
     }

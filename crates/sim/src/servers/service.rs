@@ -21,7 +21,7 @@ use ringserve_server::sync::{AskError, SendError};
 use ringserve_server::task::JoinError;
 use ringserve_server::time::Sleep;
 use ringserve_server::{
-    Closed, ConnHandle, Cx, Failure, Frame, Opening, PushError, Refusal, ServerControl, Service, Shard,
+    CloseCx, ConnHandle, Cx, Failure, Frame, OpenCx, PushError, Refusal, ServerControl, Service, Shard,
     Stream,
 };
 
@@ -222,7 +222,7 @@ impl Model {
     /// Asks all shards, and accepts whatever they answer.
     async fn ask_all(&self, time: Duration) {
         let question = self.question(&[Deal::Answer, Deal::AnswerLater], time);
-        let asked = self.common.meshes.questions.on_all(|_| question);
+        let asked = self.common.meshes.questions.ask_all(|_| question);
         let outcomes = self.shard.timeout(OUTCOME_WITHIN, asked).await.expect("each question has an outcome");
         assert_eq!(outcomes.len(), self.shard.count(), "one outcome for each shard");
         for (to, outcome) in outcomes.into_iter().enumerate() {
@@ -397,7 +397,7 @@ impl Service for Model {
     type Session = Session;
     type Error = &'static str;
 
-    async fn open(&self, opening: &Opening<'_>) -> Result<Session, Refusal> {
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<Session, Refusal> {
         self.common.opened.fetch_add(1, Ordering::Relaxed);
         if self.one_in(self.plan.open_waits) {
             let mut waits = Waits { cover: &self.cover, is_done: false };
@@ -425,7 +425,7 @@ impl Service for Model {
         assert!(is_second == self.common.is_second, "request {number} came to the other service");
         let is_proxied = self.plan.proxied && !self.common.is_second;
         check_peer(&cx.peer(), number.parse().expect("a number"), is_proxied, &self.cover);
-        check_facts(cx.facts(), number.parse().expect("a number"), &self.plan, &self.cover);
+        check_facts(cx.transport_info(), number.parse().expect("a number"), &self.plan, &self.cover);
         let Some(verb) = Verb::of(frame[0]) else { return Err("an unknown verb") };
         let time = Duration::from_micros(self.shard.random() % 2_000_000);
         // A slow reader finds several pieces there.
@@ -602,7 +602,7 @@ impl Service for Model {
         cx.reply("?");
     }
 
-    fn close(&self, closed: &Closed<'_, Session>) {
+    fn close(&self, closed: &CloseCx<'_, Session>) {
         self.cover.count("close", closed.reason());
         closed.session().known.end();
         assert_eq!(closed.session().tasks.0.get(), 0, "tasks of a connection that ended live");

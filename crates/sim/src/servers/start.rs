@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ringserve_server::factory::{Made, Making, NoService};
-use ringserve_server::framing::{HoldsState, TypedFraming};
+use ringserve_server::framing::{AsFramingState, TypedFraming};
 use ringserve_server::sync::Mesh;
 use ringserve_server::testing::Sim;
 use ringserve_server::{Error, IntoService, ServerControl, Service, Shard};
@@ -212,7 +212,7 @@ pub enum Begun<S> {
     Later(Making<S>),
 }
 
-impl<F: TypedFraming<Head = ()>, S: Service<Session: HoldsState<F::State>>> IntoService<F> for Begun<S> {
+impl<F: TypedFraming<Head = ()>, S: Service<Session: AsFramingState<F::State>>> IntoService<F> for Begun<S> {
     type Service = S;
 
     fn into_service(self, _shard: &Shard) -> Result<Made<S>, NoService> {

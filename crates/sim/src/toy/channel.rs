@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ringserve_buf::LeaseMut;
-use ringserve_core::{Batch, Channel, CloseReason, Fault, Transport, Unsealed};
+use ringserve_core::{Batch, CloseReason, Transport, TransportConn, TransportError, TransportEvent};
 
 use super::records::{BODY_BYTES_MAX, HEADER_BYTES, Header, Keys, Kind};
 
@@ -96,7 +96,7 @@ impl Toy {
 }
 
 impl Transport for Toy {
-    fn begin(&self, out: &mut Vec<u8>) -> Option<Box<dyn Channel>> {
+    fn begin(&self, out: &mut Vec<u8>) -> Option<Box<dyn TransportConn>> {
         self.alive.0.fetch_add(1, Ordering::Relaxed);
         let mut channel = ToyChannel {
             toy: self.clone(),
@@ -166,14 +166,14 @@ struct ToyChannel {
 }
 
 /// The result of a record; `None` if the next one has to be read.
-type Step = Result<Option<Unsealed>, Fault>;
+type Step = Result<Option<TransportEvent>, TransportError>;
 
 /// The fault of a peer whose bytes are invalid.
-fn broken() -> Fault {
-    Fault(CloseReason::TlsBadRecord)
+fn broken() -> TransportError {
+    TransportError(CloseReason::TlsBadRecord)
 }
 
-fn number(bytes: &[u8]) -> Result<u64, Fault> {
+fn number(bytes: &[u8]) -> Result<u64, TransportError> {
     bytes.get(..8).and_then(|bytes| bytes.try_into().ok()).map(u64::from_be_bytes).ok_or_else(broken)
 }
 
@@ -183,7 +183,7 @@ impl ToyChannel {
     }
 
     /// The next record in the clear, if it is complete. An incomplete one is kept.
-    fn record(&mut self, wire: &mut LeaseMut) -> Result<Option<(Kind, LeaseMut)>, Fault> {
+    fn record(&mut self, wire: &mut LeaseMut) -> Result<Option<(Kind, LeaseMut)>, TransportError> {
         let take = |kept: &mut Vec<u8>, wire: &mut LeaseMut, until: usize| {
             let more = until.saturating_sub(kept.len()).min(wire.len());
             kept.extend_from_slice(&wire.split_to(more));
@@ -209,7 +209,7 @@ impl ToyChannel {
             }
             let rest = self.kept.split_off(end);
             let record = std::mem::replace(&mut self.kept, rest);
-            LeaseMut::try_from_vec(record).ok_or(Fault(CloseReason::MemoryLimit))?
+            LeaseMut::try_from_vec(record).ok_or(TransportError(CloseReason::MemoryLimit))?
         };
         body.advance(HEADER_BYTES);
         match self.reads.open(header, &mut body) {
@@ -226,11 +226,11 @@ impl ToyChannel {
         };
         if needs_permit {
             self.waits = Some((kind, body.to_vec()));
-            return Ok(Some(Unsealed::Work));
+            return Ok(Some(TransportEvent::Work));
         }
         match kind {
             Kind::Data if self.stage == Stage::Ready && body.is_empty() => Ok(None),
-            Kind::Data if self.stage == Stage::Ready => Ok(Some(Unsealed::Plain(body))),
+            Kind::Data if self.stage == Stage::Ready => Ok(Some(TransportEvent::Plain(body))),
             kind => self.turn(kind, &body, out),
         }
     }
@@ -249,12 +249,12 @@ impl ToyChannel {
                 self.set_keys(number(body)?);
                 self.writes.seal(Kind::Proof, &self.client.to_be_bytes(), out);
                 self.stage = Stage::Ready;
-                Ok(Some(Unsealed::Ready))
+                Ok(Some(TransportEvent::Ready))
             }
             (Stage::Proof, Kind::Proof) if number(body)? == self.client => {
                 self.writes.seal(Kind::Welcome, &[0; 32], out);
                 self.stage = Stage::Ready;
-                Ok(Some(Unsealed::Ready))
+                Ok(Some(TransportEvent::Ready))
             }
             (Stage::Ready, Kind::Welcome) if self.is_client() => {
                 self.is_welcome = true;
@@ -269,7 +269,7 @@ impl ToyChannel {
             }
             (_, Kind::Close) => {
                 self.stage = Stage::Closed;
-                Ok(Some(Unsealed::Closed))
+                Ok(Some(TransportEvent::Closed))
             }
             _ => Err(broken()),
         }
@@ -288,45 +288,45 @@ impl ToyChannel {
         (self.writes, self.records) = (self.writes.renewed(), 0);
     }
 
-    fn fault(&mut self, fault: Fault, out: &mut Vec<u8>) -> Unsealed {
+    fn fault(&mut self, fault: TransportError, out: &mut Vec<u8>) -> TransportEvent {
         let is_ready = matches!(self.stage, Stage::Ready | Stage::Closed);
         self.stage = Stage::Broken;
         self.writes.seal(Kind::Alert, &[], out);
         match fault {
-            Fault(CloseReason::TlsBadRecord) if !is_ready => {
-                Unsealed::Fault(Fault(CloseReason::TlsHandshakeFailed(ALERT)))
+            TransportError(CloseReason::TlsBadRecord) if !is_ready => {
+                TransportEvent::Fault(TransportError(CloseReason::TlsHandshakeFailed(ALERT)))
             }
-            fault => Unsealed::Fault(fault),
+            fault => TransportEvent::Fault(fault),
         }
     }
 }
 
-impl Channel for ToyChannel {
-    fn open(&mut self, wire: &mut LeaseMut, out: &mut Vec<u8>) -> Unsealed {
+impl TransportConn for ToyChannel {
+    fn decode(&mut self, wire: &mut LeaseMut, out: &mut Vec<u8>) -> TransportEvent {
         if self.waits.is_some() {
             self.kept.extend_from_slice(&wire.split_to(wire.len()));
-            return Unsealed::Work;
+            return TransportEvent::Work;
         }
         if matches!(self.stage, Stage::Closed | Stage::Broken) {
             *wire = LeaseMut::empty();
-            return Unsealed::More;
+            return TransportEvent::More;
         }
         loop {
             let step = match self.record(wire) {
                 // A report of a fault is no reason to report one.
                 Ok(Some((Kind::Alert, _))) => {
                     self.stage = Stage::Broken;
-                    return Unsealed::Fault(Fault(CloseReason::TlsAlertReceived(ALERT)));
+                    return TransportEvent::Fault(TransportError(CloseReason::TlsAlertReceived(ALERT)));
                 }
                 Ok(Some((kind, body))) => self.take(kind, body, out),
-                Ok(None) => return Unsealed::More,
+                Ok(None) => return TransportEvent::More,
                 Err(fault) => Err(fault),
             };
             match step {
                 Ok(None) => {}
-                Ok(Some(Unsealed::Work)) => {
+                Ok(Some(TransportEvent::Work)) => {
                     self.kept.extend_from_slice(&wire.split_to(wire.len()));
-                    return Unsealed::Work;
+                    return TransportEvent::Work;
                 }
                 Ok(Some(unsealed)) => return unsealed,
                 Err(fault) => return self.fault(fault, out),
@@ -334,15 +334,15 @@ impl Channel for ToyChannel {
         }
     }
 
-    fn work(&mut self, out: &mut Vec<u8>) -> Unsealed {
+    fn work(&mut self, out: &mut Vec<u8>) -> TransportEvent {
         let (kind, body) = self.waits.take().expect("a permit that was asked for");
         match self.turn(kind, &body, out) {
-            Ok(unsealed) => unsealed.unwrap_or(Unsealed::More),
+            Ok(unsealed) => unsealed.unwrap_or(TransportEvent::More),
             Err(fault) => self.fault(fault, out),
         }
     }
 
-    fn seal(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), Fault> {
+    fn encode(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), TransportError> {
         assert!(matches!(self.stage, Stage::Ready | Stage::Closed), "data while {:?}", self.stage);
         assert!(!self.finished, "data behind the mark of the end");
         assert!(!plain.is_empty(), "nothing is sealed");
@@ -385,7 +385,7 @@ impl Channel for ToyChannel {
         self.stage == Stage::Ready && self.held_bytes() == 0
     }
 
-    fn facts(&self) -> Option<Rc<dyn Any>> {
+    fn info(&self) -> Option<Rc<dyn Any>> {
         let is_known = match self.is_client() {
             true => self.is_welcome,
             false => matches!(self.stage, Stage::Ready | Stage::Closed),

@@ -5,7 +5,7 @@ use std::io;
 use std::time::Duration;
 
 use ringserve_buf::LeaseMut;
-use ringserve_core::{Batch, Channel, CloseReason, Fault, Transport, Unsealed};
+use ringserve_core::{Batch, CloseReason, Transport, TransportConn, TransportError, TransportEvent};
 use ringserve_server::testing::{ClientStream, Net};
 
 /// The pieces in which a peer's bytes arrive at the server.
@@ -47,7 +47,7 @@ pub struct PeerStream {
 }
 
 struct Layer {
-    channel: Box<dyn Channel>,
+    channel: Box<dyn TransportConn>,
     /// Bytes to be sent.
     out: Vec<u8>,
     /// Bytes of it that come before the transport.
@@ -141,7 +141,7 @@ impl PeerStream {
                 batch.put(bytes);
                 layer
                     .channel
-                    .seal(&batch, &mut layer.out)
+                    .encode(&batch, &mut layer.out)
                     .map_err(|_| broken("the channel does not seal"))?;
                 self.flush().await
             }
@@ -190,7 +190,7 @@ impl PeerStream {
         let mut batch = Batch::new();
         batch.put(bytes);
         if let Some(layer) = &mut self.layer {
-            layer.channel.seal(&batch, &mut out).expect("the channel seals");
+            layer.channel.encode(&batch, &mut out).expect("the channel seals");
         }
         out
     }
@@ -365,7 +365,7 @@ impl PeerStream {
             let is_whole = !layer.channel.is_mid_record() || layer.alerted;
             assert!(is_whole || self.may_be_cut, "FIN in the middle of a record");
             // Before the server is ready it has no mark.
-            let is_marked = layer.closed || layer.alerted || layer.channel.facts().is_none();
+            let is_marked = layer.closed || layer.alerted || layer.channel.info().is_none();
             assert!(is_marked || self.may_be_cut, "FIN without the mark of the end before it");
             return Ok(0);
         }
@@ -373,20 +373,20 @@ impl PeerStream {
         assert!(!layer.alerted, "{len} bytes behind an alert");
         let mut wire = LeaseMut::try_from_vec(bytes).expect("there is memory");
         loop {
-            match layer.channel.open(&mut wire, &mut layer.out) {
-                Unsealed::Plain(bytes) => self.unread.extend_from_slice(&bytes),
-                Unsealed::Ready => layer.is_ready = true,
-                Unsealed::More => break,
-                Unsealed::Closed => {
+            match layer.channel.decode(&mut wire, &mut layer.out) {
+                TransportEvent::Plain(bytes) => self.unread.extend_from_slice(&bytes),
+                TransportEvent::Ready => layer.is_ready = true,
+                TransportEvent::More => break,
+                TransportEvent::Closed => {
                     assert!(wire.is_empty(), "{} bytes behind the mark of the end", wire.len());
                     layer.closed = true;
                 }
-                Unsealed::Fault(Fault(CloseReason::TlsAlertReceived(_))) => {
+                TransportEvent::Fault(TransportError(CloseReason::TlsAlertReceived(_))) => {
                     layer.alerted = true;
                     break;
                 }
-                Unsealed::Fault(_) => panic!("the server breaks the rules of the transport"),
-                Unsealed::Work | Unsealed::Speaks => unreachable!("a client needs no permit"),
+                TransportEvent::Fault(_) => panic!("the server breaks the rules of the transport"),
+                TransportEvent::Work | TransportEvent::Speaks => unreachable!("a client needs no permit"),
             }
         }
         Ok(len)

@@ -12,7 +12,7 @@
 //!     Close              ◀────────▶  Close
 //! ```
 //!
-//! Both ends are a [`Channel`](ringserve_core::Channel), so the client half serves the peers of a simulation ([`PeerStream`]) and
+//! Both ends are a [`TransportConn`](ringserve_core::TransportConn), so the client half serves the peers of a simulation ([`PeerStream`]) and
 //! connections to upstreams.
 
 mod channel;

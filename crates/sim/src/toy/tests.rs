@@ -1,14 +1,14 @@
 //! Two ends of the toy transport in memory, whose bytes arrive in any pieces.
 
 use ringserve_buf::LeaseMut;
-use ringserve_core::{Batch, Channel, Transport, Unsealed};
+use ringserve_core::{Batch, Transport, TransportConn, TransportEvent};
 
 use super::*;
 use crate::rng::Rng;
 
 /// One end, and its results.
 struct End {
-    channel: Box<dyn Channel>,
+    channel: Box<dyn TransportConn>,
     /// Bytes for the other end.
     out: Vec<u8>,
     plain: Vec<u8>,
@@ -35,32 +35,32 @@ impl End {
 
     fn receive(&mut self, bytes: &[u8]) {
         let mut wire = LeaseMut::try_copy_of(bytes).unwrap();
-        let mut next = self.channel.open(&mut wire, &mut self.out);
+        let mut next = self.channel.decode(&mut wire, &mut self.out);
         loop {
             match next {
-                Unsealed::Plain(bytes) => self.plain.extend_from_slice(&bytes),
-                Unsealed::More => break assert!(wire.is_empty(), "more is wanted, and not taken"),
-                Unsealed::Ready => self.is_ready = true,
-                Unsealed::Work => {
+                TransportEvent::Plain(bytes) => self.plain.extend_from_slice(&bytes),
+                TransportEvent::More => break assert!(wire.is_empty(), "more is wanted, and not taken"),
+                TransportEvent::Ready => self.is_ready = true,
+                TransportEvent::Work => {
                     self.permits += 1;
                     next = self.channel.work(&mut self.out);
-                    if matches!(next, Unsealed::More) {
-                        next = self.channel.open(&mut wire, &mut self.out);
+                    if matches!(next, TransportEvent::More) {
+                        next = self.channel.decode(&mut wire, &mut self.out);
                     }
                     continue;
                 }
-                Unsealed::Closed => break self.is_closed = true,
-                Unsealed::Speaks => panic!("it says all at once"),
-                Unsealed::Fault(_) => break self.has_fault = true,
+                TransportEvent::Closed => break self.is_closed = true,
+                TransportEvent::Speaks => panic!("it says all at once"),
+                TransportEvent::Fault(_) => break self.has_fault = true,
             }
-            next = self.channel.open(&mut wire, &mut self.out);
+            next = self.channel.decode(&mut wire, &mut self.out);
         }
     }
 
     fn say(&mut self, bytes: &[u8]) {
         let mut batch = Batch::new();
         batch.put(bytes);
-        self.channel.seal(&batch, &mut self.out).unwrap();
+        self.channel.encode(&batch, &mut self.out).unwrap();
     }
 }
 
@@ -111,7 +111,7 @@ fn both_ends_say_all_in_any_pieces() {
         settle(rng, &mut client, &mut server);
         assert!(client.is_ready && server.is_ready, "seed {seed}");
         assert!(server.plain == asked && client.plain == answered, "seed {seed}: other bytes");
-        let facts = server.channel.facts().unwrap().downcast::<Facts>().unwrap();
+        let facts = server.channel.info().unwrap().downcast::<Facts>().unwrap();
         assert_eq!(facts.name, b"me");
         let wanted = [0, 1, 1, 2][Permits::ALL.iter().position(|of| *of == permits).unwrap()];
         assert_eq!(server.permits, wanted, "seed {seed}");

@@ -68,7 +68,7 @@ impl Above {
     }
 
     /// Notes that the shard counts a call that waits.
-    fn parked(&mut self, core: &Core, id: ConnId, task: u32, parked: ringserve_core::Parked) {
+    fn parked(&mut self, core: &Core, id: ConnId, task: u32, parked: ringserve_core::ParkOutcome) {
         let tag = self.block_of(id).expect("who is called is alive");
         let state = &mut *self.state.borrow_mut();
         let sock = &mut state.socks[tag];

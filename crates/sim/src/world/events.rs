@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::task::Waker;
 
 use ringserve_core::{
-    AcceptEnd, Completion, ConnHead, ConnId, ConnShared, Ended, Lane, LaneId, RefusedBy, Socket,
+    AcceptEnd, Completion, ConnHead, ConnId, ConnShared, EndedConn, Lane, LaneId, RefusedBy, Socket,
 };
 
 use super::watched::Watched;
@@ -26,7 +26,7 @@ impl Lane<Watched> for Above {
         self.looks = true;
     }
 
-    fn comes(&mut self, core: &mut Core, completion: &Completion) {
+    fn on_completion(&mut self, core: &mut Core, completion: &Completion) {
         self.check_last(core);
         self.tally_completion(core, completion);
         self.note(completion);
@@ -110,9 +110,9 @@ impl Lane<Watched> for Above {
         waker.wake();
     }
 
-    fn ended(&mut self, core: &mut Core, ended: Ended) {
+    fn ended(&mut self, core: &mut Core, ended: EndedConn) {
         self.happened(core);
-        let Ended { id, lane, shared, reason, opened, call } = ended;
+        let EndedConn { id, lane, shared, reason, opened, call } = ended;
         let shared = session_of(&shared);
         self.tally_ended(lane, reason);
         let state = &mut *self.state.borrow_mut();

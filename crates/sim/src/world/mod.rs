@@ -19,7 +19,7 @@ use std::time::Duration;
 use ringserve_buf::{Pool, PoolConfig};
 use ringserve_core::framing::Framing;
 use ringserve_core::{
-    Completion, ConnId, ConnShared, Driver, Frames, GivesBack, IdleCounts, LaneId, Op, ReceiveEnd, Shard,
+    Completion, ConnId, ConnShared, Driver, Frames, GivesBack, IdleActivity, LaneId, Op, ReceiveEnd, Shard,
     Time, Wait,
 };
 use ringserve_drivers::Uring;
@@ -490,8 +490,8 @@ impl Above {
             let held_back = held_back && !goes_on;
             let sock = &mut state.socks[shared.body().tag];
             match state.plan.limits.idle_counts {
-                IdleCounts::Received if bytes == 0 => {}
-                IdleCounts::Sent if bytes > 0 => sock.active_at = self.now.as_nanos(),
+                IdleActivity::Received if bytes == 0 => {}
+                IdleActivity::Sent if bytes > 0 => sock.active_at = self.now.as_nanos(),
                 _ => sock.touch(self.now.as_nanos()),
             }
             if bytes > 0 {

@@ -12,7 +12,7 @@ use std::task::Waker;
 use ringserve_buf::Pool;
 use ringserve_core::framing::Framing;
 use ringserve_core::{
-    CloseReason, Completion, ConnId, Ended, Frames, Lane, Limits, Op, Quota, ReceiveEnd, RefusedBy,
+    CloseReason, Completion, ConnId, EndedConn, Frames, Lane, Limits, Op, Quota, ReceiveEnd, RefusedBy,
     ServerLimits, Shard, Socket, Time,
 };
 
@@ -290,7 +290,7 @@ impl Lane for Other<'_> {
         post(self.letters, self.plan.letter_max, self.state, true, socket, listener);
     }
 
-    fn ended(&mut self, _: &mut OtherCore, _: Ended) {}
+    fn ended(&mut self, _: &mut OtherCore, _: EndedConn) {}
 
     fn connected(&mut self, _: &mut OtherCore, id: ConnId) {
         panic!("the other shard connected {id}");

@@ -19,8 +19,8 @@ mod queues;
 
 pub use buffers::Buffers;
 pub use files::{Descriptors, Files};
-pub use operations::{Cancels, Operation, Operations, Sending, find};
-pub use queues::{Completions, Posted, Submissions};
+pub use operations::{Cancels, Operation, Operations, SendProgress, find};
+pub use queues::{Completions, PostedCompletion, Submissions};
 
 use std::collections::HashMap;
 
@@ -65,7 +65,7 @@ pub struct Ring<F, N, R, C> {
     /// Blocks of receives whose completion was posted, and which were not taken.
     blocks: HashMap<ConnId, (Box<Block>, usize)>,
     /// Sends that wait for room.
-    pub sends: Operations<F, Sending>,
+    pub sends: Operations<F, SendProgress>,
     /// Connects that wait for their peer.
     pub connects: Operations<F, C>,
     /// For each listener, `Some` while an accept is armed there.

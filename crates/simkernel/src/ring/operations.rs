@@ -58,14 +58,14 @@ impl<F, T> Operation<F, T> {
 
 /// A send: its batch, and how many bytes of it were sent.
 #[derive(Debug)]
-pub struct Sending {
+pub struct SendProgress {
     /// The batch as it was given.
     pub batch: Box<Batch>,
     /// Bytes that were sent.
     pub sent: usize,
 }
 
-impl Sending {
+impl SendProgress {
     /// The next `len` bytes, in pieces.
     pub fn next_pieces(&self, len: usize) -> impl Iterator<Item = &[u8]> {
         let (mut skip, mut wanted) = (self.sent, len);

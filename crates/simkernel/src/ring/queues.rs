@@ -64,7 +64,7 @@ impl Deref for Submissions {
 
 /// A completion that was not reaped, and the note of its kernel.
 #[derive(Debug)]
-pub struct Posted<N> {
+pub struct PostedCompletion<N> {
     /// The part that the driver sees.
     pub cqe: RawCqe,
     /// The part that it does not see.
@@ -75,9 +75,9 @@ pub struct Posted<N> {
 #[derive(Debug)]
 pub struct Completions<N> {
     /// The entries in the queue.
-    pub ready: VecDeque<Posted<N>>,
+    pub ready: VecDeque<PostedCompletion<N>>,
     /// The entries that wait for room in it.
-    pub overflow: VecDeque<Posted<N>>,
+    pub overflow: VecDeque<PostedCompletion<N>>,
     /// Sends that fitted, which are reported once every completion was reaped.
     pub quiet: VecDeque<SentQuietly>,
     max: usize,
@@ -92,7 +92,7 @@ impl<N> Completions<N> {
     pub fn post(&mut self, cqe: RawCqe, note: N) -> bool {
         let fits = !self.is_full();
         let queue = if fits { &mut self.ready } else { &mut self.overflow };
-        queue.push_back(Posted { cqe, note });
+        queue.push_back(PostedCompletion { cqe, note });
         fits
     }
 
@@ -108,7 +108,7 @@ impl<N> Completions<N> {
     }
 
     /// All completions that were not reaped, in order.
-    pub fn iter(&self) -> impl Iterator<Item = &Posted<N>> {
+    pub fn iter(&self) -> impl Iterator<Item = &PostedCompletion<N>> {
         self.ready.iter().chain(&self.overflow)
     }
 

@@ -23,7 +23,7 @@ enum Owner {
 /// The rings that wait at a queue which they share. For each connection one is woken, in the order
 /// in which they came, and a ring reads the queue only then.
 #[derive(Default)]
-struct Waiting {
+struct RingQueue {
     rings: VecDeque<i32>,
     /// The waiters that may read the queue.
     woken: BTreeSet<i32>,
@@ -35,7 +35,7 @@ pub(crate) struct Listener {
     owner: Owner,
     /// The listener whose queue it shares.
     adopts: Option<usize>,
-    waiting: Waiting,
+    waiting: RingQueue,
     /// Connections that wait to be accepted.
     backlog: VecDeque<u32>,
     pub(crate) closed: bool,
@@ -45,7 +45,7 @@ pub(crate) struct Listener {
 
 impl Listener {
     fn new(addr: SocketAddr, owner: Owner, adopts: Option<usize>) -> Listener {
-        let (waiting, backlog) = (Waiting::default(), VecDeque::new());
+        let (waiting, backlog) = (RingQueue::default(), VecDeque::new());
         Listener { addr, owner, adopts, waiting, backlog, closed: false, waker: None }
     }
 

@@ -64,7 +64,7 @@ pub(crate) struct Sleep {
 }
 
 /// A connection in transit from one ring to another.
-struct Passed {
+struct PassedConn {
     number: u32,
     /// Ends when the descriptor that represents the connection is closed.
     stand_in: PipeReader,
@@ -112,7 +112,7 @@ pub(crate) struct State {
     /// Accepted connections that have no slot: the ring that holds each, and the connection.
     descriptors: Descriptors<(i32, u32)>,
     /// Connections in transit, by the descriptor that represents each.
-    passed: BTreeMap<RawFd, Passed>,
+    passed: BTreeMap<RawFd, PassedConn>,
     rings_made: i32,
     connections_made: u32,
     /// Rings whose connect waits for a place in a backlog, or for the end of a partition.
@@ -358,7 +358,7 @@ impl State {
     /// Takes a connection from its ring; `stand_in` represents it.
     pub(crate) fn pass(&mut self, descriptor: RawFd, stand_in: PipeReader, number: u32) {
         self.close_lost();
-        self.passed.insert(descriptor, Passed { number, stand_in });
+        self.passed.insert(descriptor, PassedConn { number, stand_in });
     }
 
     /// Closes connections in transit whose descriptor was closed.
@@ -366,7 +366,7 @@ impl State {
         if self.passed.is_empty() {
             return;
         }
-        let is_lost = |passed: &Passed| {
+        let is_lost = |passed: &PassedConn| {
             let now = Timespec { tv_sec: 0, tv_nsec: 0 };
             let mut ended = [PollFd::new(&passed.stand_in, PollFlags::empty())];
             poll(&mut ended, Some(&now)).is_ok_and(|ended| ended > 0)

@@ -17,7 +17,7 @@ use crate::info::Identity;
 use crate::records;
 
 /// The common interface of both ends.
-pub(crate) trait Unbuffered: 'static {
+pub(crate) trait UnbufferedConn: 'static {
     type Data;
 
     /// The state that rustls reports.
@@ -29,7 +29,7 @@ pub(crate) trait Unbuffered: 'static {
     ) -> UnbufferedStatus<'c, 'i, Self::Data>;
 }
 
-impl Unbuffered for UnbufferedServerConnection {
+impl UnbufferedConn for UnbufferedServerConnection {
     type Data = ServerConnectionData;
 
     fn state(&self) -> &CommonState {
@@ -44,7 +44,7 @@ impl Unbuffered for UnbufferedServerConnection {
     }
 }
 
-impl Unbuffered for UnbufferedClientConnection {
+impl UnbufferedConn for UnbufferedClientConnection {
     type Data = ClientConnectionData;
 
     fn state(&self) -> &CommonState {
@@ -59,7 +59,7 @@ impl Unbuffered for UnbufferedClientConnection {
     }
 }
 
-impl<U: Unbuffered> Connection for U {
+impl<U: UnbufferedConn> Connection for U {
     type Clients = dyn ClientCertVerifier;
 
     const PLAIN_MAX: usize = records::PLAIN_MAX;
@@ -142,7 +142,7 @@ impl<U: Unbuffered> Connection for U {
 
 /// Moves the plaintext of one record, which rustls holds, to the front of `bytes`, from which it
 /// came.
-fn take_plain<U: Unbuffered>(connection: &mut U, bytes: &mut [u8]) -> std::ops::Range<usize> {
+fn take_plain<U: UnbufferedConn>(connection: &mut U, bytes: &mut [u8]) -> std::ops::Range<usize> {
     if let Ok(ConnectionState::ReadTraffic(mut traffic)) = connection.process_tls_records(&mut []).state
         && let Some(Ok(record)) = traffic.next_record()
     {
@@ -157,7 +157,7 @@ const ROOM: usize = 128;
 
 /// Appends the output of `put`, which needs `size` bytes and some more. Pending messages of rustls
 /// come first.
-fn write<U: Unbuffered>(
+fn write<U: UnbufferedConn>(
     connection: &mut U,
     kept: &mut [u8],
     out: &mut Vec<u8>,

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ringserve_core::{Channel, Transport};
+use ringserve_core::{Transport, TransportConn};
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::cipher::{
     AeadKey, InboundOpaqueMessage, Iv, MessageDecrypter, MessageEncrypter, NONCE_LEN, OutboundPlainMessage,
@@ -26,7 +26,7 @@ use crate::channel::{Common, Rules, TlsChannel};
 use crate::key_log::KeyLogFile;
 use crate::names::{KeyError, Names};
 use crate::tickets::{Cipher, KEY_LEN, Ticketer};
-use crate::version::{Believed, Parts, Server, Version};
+use crate::version::{ClientTrust, Parts, Server, Version};
 
 /// rustls 0.23 with a provider.
 pub(crate) struct Stable(pub(crate) Arc<CryptoProvider>);
@@ -61,7 +61,7 @@ impl Version for Stable {
         })
     }
 
-    fn clients(&self, believed: Believed) -> Result<Self::Clients, TlsError> {
+    fn clients(&self, believed: ClientTrust) -> Result<Self::Clients, TlsError> {
         let mut roots = RootCertStore::empty();
         for authority in believed.authorities {
             roots.add(authority).map_err(TlsError::new)?;
@@ -137,7 +137,7 @@ struct OfShard {
 }
 
 impl Transport for OfShard {
-    fn begin(&self, out: &mut Vec<u8>) -> Option<Box<dyn Channel>> {
+    fn begin(&self, out: &mut Vec<u8>) -> Option<Box<dyn TransportConn>> {
         let connection = UnbufferedServerConnection::new(self.config.clone()).ok()?;
         Some(Box::new(TlsChannel::new(connection, self.common.clone(), out)))
     }

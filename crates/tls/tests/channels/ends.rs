@@ -61,8 +61,8 @@ fn end_that_comes_with_the_handshake_is_heard_behind_it() {
         let finished = pair.client_bytes();
         pair.feed(&finished);
         assert_eq!((pair.seen.ready, pair.seen.closed, &pair.seen.fault), (1, true, &None));
-        assert!(pair.channel.facts().is_some());
-        assert_eq!((pair.channel.held_bytes(), pair.channel.cut_off()), (0, None));
+        assert!(pair.channel.info().is_some());
+        assert_eq!((pair.channel.held_bytes(), pair.channel.eof_error()), (0, None));
         pair.reply_bytes(b"an answer");
         pair.channel.finish(&mut pair.out);
         pair.hear();
@@ -78,12 +78,12 @@ fn missing_close_notify_is_a_fault_only_where_it_is_required() {
         let tls = crate::server().certificate(chain, key).require_close_notify(required);
         let config = Arc::new(client_config(&authority, &[&TLS13], None));
         let mut pair = Pair::new(&TlsListener::new(tls).unwrap(), &config, "localhost");
-        assert_eq!(pair.channel.cut_off(), None, "in the handshake");
+        assert_eq!(pair.channel.eof_error(), None, "in the handshake");
         pair.exchange();
-        assert_eq!(pair.channel.cut_off(), required.then_some(CloseReason::TlsTruncated));
+        assert_eq!(pair.channel.eof_error(), required.then_some(CloseReason::TlsTruncated));
         pair.client.send_close_notify();
         pair.exchange();
-        assert_eq!(pair.channel.cut_off(), None);
+        assert_eq!(pair.channel.eof_error(), None);
     }
 }
 
@@ -100,7 +100,7 @@ fn damaged_record_is_answered_by_an_alert() {
         assert_eq!(pair.client_error, Some(Error::AlertReceived(AlertDescription::BadRecordMac)));
         let mut batch = Batch::new();
         batch.put(b"too late");
-        assert!(pair.channel.seal(&batch, &mut pair.out).is_err());
+        assert!(pair.channel.encode(&batch, &mut pair.out).is_err());
         pair.channel.finish(&mut pair.out);
         assert!(pair.out.is_empty(), "the alert was the last word");
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, SanType};
 use ringserve_buf::LeaseMut;
-use ringserve_core::{Batch, Channel, CloseReason, Fault, Transport, Unsealed};
+use ringserve_core::{Batch, CloseReason, Transport, TransportConn, TransportError, TransportEvent};
 use ringserve_tls::rustls::crypto::CryptoProvider;
 use ringserve_tls::rustls::pki_types::pem::PemObject;
 use ringserve_tls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -111,7 +111,7 @@ pub struct Seen {
 
 /// A server's channel as a shard uses it, and a client.
 pub struct Pair {
-    pub channel: Box<dyn Channel>,
+    pub channel: Box<dyn TransportConn>,
     pub client: ClientConnection,
     pub seen: Seen,
     /// Bytes that the server has to send.
@@ -146,26 +146,26 @@ impl Pair {
         }
         let mut wire = LeaseMut::try_copy_of(wire).unwrap();
         loop {
-            let mut unsealed = self.channel.open(&mut wire, &mut self.out);
-            if matches!(unsealed, Unsealed::Work) {
+            let mut unsealed = self.channel.decode(&mut wire, &mut self.out);
+            if matches!(unsealed, TransportEvent::Work) {
                 assert_eq!(self.seen.ready, 0, "work behind the handshake");
                 self.seen.steps += 1;
                 unsealed = self.channel.work(&mut self.out);
             }
             match unsealed {
-                Unsealed::Plain(plain) => {
+                TransportEvent::Plain(plain) => {
                     assert_eq!(self.seen.ready, 1, "plaintext before the handshake is through");
                     self.seen.plain.extend_from_slice(&plain);
                 }
-                Unsealed::More if wire.is_empty() => return,
-                Unsealed::More => {}
-                Unsealed::Ready => self.seen.ready += 1,
-                Unsealed::Work | Unsealed::Speaks => panic!("work that makes work"),
-                Unsealed::Closed => {
+                TransportEvent::More if wire.is_empty() => return,
+                TransportEvent::More => {}
+                TransportEvent::Ready => self.seen.ready += 1,
+                TransportEvent::Work | TransportEvent::Speaks => panic!("work that makes work"),
+                TransportEvent::Closed => {
                     self.seen.closed = true;
                     return;
                 }
-                Unsealed::Fault(Fault(reason)) => {
+                TransportEvent::Fault(TransportError(reason)) => {
                     self.seen.fault = Some(reason);
                     return;
                 }
@@ -226,7 +226,7 @@ impl Pair {
     }
 
     pub fn reply(&mut self, batch: &Batch) {
-        self.channel.seal(batch, &mut self.out).unwrap();
+        self.channel.encode(batch, &mut self.out).unwrap();
         self.hear();
     }
 
@@ -237,7 +237,7 @@ impl Pair {
     }
 
     pub fn info(&self) -> Rc<TlsInfo> {
-        self.channel.facts().unwrap().downcast().unwrap()
+        self.channel.info().unwrap().downcast().unwrap()
     }
 
     pub fn connected(mut self) -> Pair {

@@ -67,13 +67,13 @@ fn answer_begins_with_small_records_after_a_rest() {
         }
         for batch in &batches {
             let sealed = |pair: &mut Pair| {
-                pair.channel.seal(batch, &mut pair.out).unwrap();
+                pair.channel.encode(batch, &mut pair.out).unwrap();
                 let records = records_of(&pair.out);
                 pair.hear();
                 records
             };
             for _ in 0..2 {
-                pair.channel.rested();
+                pair.channel.on_send_pause();
                 let records = sealed(&mut pair);
                 let start = 16_usize.div_ceil(small / 1000);
                 assert!(records[..start].iter().all(|record| *record <= small + 24 + 17), "{records:?}");
@@ -105,7 +105,7 @@ fn large_frames_go_both_ways_and_leave_no_memory() {
         batch.lend(Lease::copy_of(&plain[..70_000]));
         batch.put(b"and");
         batch.lend(Lease::copy_of(&plain[70_000..]));
-        pair.channel.seal(&batch, &mut pair.out).unwrap();
+        pair.channel.encode(&batch, &mut pair.out).unwrap();
         // Four of 4 KiB, then 16 KiB per record, or 24 bytes less: none is cut at the end of a
         // piece.
         assert!(pair.out.len() <= batch.len() + 29 * (4 + batch.len().div_ceil(16 * 1024 - 24)));
@@ -151,7 +151,7 @@ fn reply_to_what_came_with_the_handshake_follows_the_tickets() {
         // Nothing was received or sent in between.
         let mut batch = Batch::new();
         batch.put(b"welcome");
-        pair.channel.seal(&batch, &mut pair.out).unwrap();
+        pair.channel.encode(&batch, &mut pair.out).unwrap();
         pair.channel.finish(&mut pair.out);
         pair.hear();
         pair.exchange();

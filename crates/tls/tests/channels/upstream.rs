@@ -1,13 +1,13 @@
 //! Channels at both ends: a server that connects to another one.
 
 use ringserve_buf::LeaseMut;
-use ringserve_core::{Batch, Channel, CloseReason, Fault, Transport, Unsealed};
+use ringserve_core::{Batch, CloseReason, Transport, TransportConn, TransportError, TransportEvent};
 use ringserve_tls::{Clients, Tls, TlsClient, TlsListener};
 
 use crate::pair::Authority;
 
 struct End {
-    channel: Box<dyn Channel>,
+    channel: Box<dyn TransportConn>,
     out: Vec<u8>,
     ready: bool,
     closed: bool,
@@ -25,17 +25,17 @@ impl End {
     fn feed(&mut self, bytes: &[u8]) {
         let mut wire = LeaseMut::try_copy_of(bytes).unwrap();
         while self.fault.is_none() && !self.closed {
-            let mut unsealed = self.channel.open(&mut wire, &mut self.out);
-            if matches!(unsealed, Unsealed::Work) {
+            let mut unsealed = self.channel.decode(&mut wire, &mut self.out);
+            if matches!(unsealed, TransportEvent::Work) {
                 unsealed = self.channel.work(&mut self.out);
             }
             match unsealed {
-                Unsealed::Plain(plain) => self.plain.extend_from_slice(&plain),
-                Unsealed::Ready => self.ready = true,
-                Unsealed::Closed => self.closed = true,
-                Unsealed::Fault(Fault(reason)) => self.fault = Some(reason),
-                Unsealed::More | Unsealed::Work if wire.is_empty() => return,
-                Unsealed::More | Unsealed::Work | Unsealed::Speaks => {}
+                TransportEvent::Plain(plain) => self.plain.extend_from_slice(&plain),
+                TransportEvent::Ready => self.ready = true,
+                TransportEvent::Closed => self.closed = true,
+                TransportEvent::Fault(TransportError(reason)) => self.fault = Some(reason),
+                TransportEvent::More | TransportEvent::Work if wire.is_empty() => return,
+                TransportEvent::More | TransportEvent::Work | TransportEvent::Speaks => {}
             }
         }
     }
@@ -43,7 +43,7 @@ impl End {
     fn say(&mut self, plain: &[u8]) {
         let mut batch = Batch::new();
         batch.put(plain);
-        self.channel.seal(&batch, &mut self.out).unwrap();
+        self.channel.encode(&batch, &mut self.out).unwrap();
     }
 }
 

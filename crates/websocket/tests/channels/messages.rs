@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use ringserve_core::framing::{Cut, TypedFraming};
-use ringserve_websocket::frame::{Decoded, Header, Opcode, put_masked};
+use ringserve_websocket::frame::{DecodeOutcome, Header, Opcode, put_masked};
 use ringserve_websocket::{
     Extension, InflateError, Kind, Messages, WebSocketOptions, WebSocketTransport, utf8,
 };
@@ -90,7 +90,7 @@ proptest! {
             }
             prop_assert_eq!(side.fault, None);
             prop_assert_eq!(side.channel.held_bytes(), 0);
-            prop_assert!(!side.channel.is_mid_record() && side.channel.cut_off().is_none());
+            prop_assert!(!side.channel.is_mid_record() && side.channel.eof_error().is_none());
             let has_pings = sent.iter().any(|message| message.pings);
             prop_assert_eq!(side.speaks > 0, has_pings);
             // The latest ping is answered, once.
@@ -286,7 +286,7 @@ fn headers_of_replies_are_those_of_a_server() {
     let mut side = Side::messages();
     let reply = Kind::Text.header(2);
     let wire = side.sends(&[&reply[..], b"ok"].concat());
-    let Ok(Decoded::Header(header, 2)) = Header::decode(&wire) else { panic!("{wire:x?}") };
+    let Ok(DecodeOutcome::Header(header, 2)) = Header::decode(&wire) else { panic!("{wire:x?}") };
     assert_eq!(header, Header::whole(Opcode::Text, 2));
     assert!(utf8::is_text(&wire[2..]));
 }

@@ -108,7 +108,7 @@ fn a_length_that_is_too_large_is_refused_before_its_payload() {
     let mut side = Side::open(&WebSocketTransport::messages(&options));
     side.takes(b"\x82\xff\x00\x00\x00\x00\x00\x10\x00\x00\x00\x00\x00\x00");
     assert!(side.fault.is_none());
-    assert_eq!(side.channel.cut_off(), Some(CloseReason::PeerClosedMidFrame));
+    assert_eq!(side.channel.eof_error(), Some(CloseReason::PeerClosedMidFrame));
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn the_latest_ping_is_answered_once() {
     assert!(side.says().is_empty());
     side.takes(&frame(true, Opcode::Pong, b"unasked"));
     assert_eq!((side.says().len(), side.speaks), (0, 100_000));
-    assert!(side.channel.asks());
+    assert!(side.channel.on_heartbeat());
     assert_eq!(side.says(), b"\x89\x00");
     assert!(side.says().is_empty() && side.channel.held_bytes() == 0);
 }
@@ -183,13 +183,13 @@ fn a_peer_that_ends_in_a_message_is_cut_off() {
     put_masked(false, 0, Opcode::Text, b"abc", MASK, &mut wire);
     for mut side in [Side::stream(), Side::messages()] {
         side.takes(&wire);
-        assert_eq!(side.channel.cut_off(), Some(CloseReason::PeerClosedMidFrame));
+        assert_eq!(side.channel.eof_error(), Some(CloseReason::PeerClosedMidFrame));
         side.takes(&frame(true, Opcode::Continuation, b""));
-        assert_eq!(side.channel.cut_off(), None);
+        assert_eq!(side.channel.eof_error(), None);
         // Also if a layer below announces the end of the input.
         for piece in [&wire[..3], &wire[3..7]] {
             side.takes(piece);
-            assert_eq!(side.channel.cut_off(), Some(CloseReason::PeerClosedMidFrame));
+            assert_eq!(side.channel.eof_error(), Some(CloseReason::PeerClosedMidFrame));
         }
     }
 }

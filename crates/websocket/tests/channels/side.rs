@@ -3,8 +3,8 @@
 use std::rc::Rc;
 
 use ringserve_buf::LeaseMut;
-use ringserve_core::{Batch, Channel, CloseReason, Fault, Transport, Unsealed};
-use ringserve_websocket::frame::{Decoded, Header, Opcode, put_masked};
+use ringserve_core::{Batch, CloseReason, Transport, TransportConn, TransportError, TransportEvent};
+use ringserve_websocket::frame::{DecodeOutcome, Header, Opcode, put_masked};
 use ringserve_websocket::{WebSocketInfo, WebSocketOptions, WebSocketTransport};
 
 pub const MASK: [u8; 4] = [0x12, 0x34, 0x56, 0x78];
@@ -27,7 +27,7 @@ pub fn frame(fin: bool, opcode: Opcode, payload: &[u8]) -> Vec<u8> {
 
 /// The server's side of a connection.
 pub struct Side {
-    pub channel: Box<dyn Channel>,
+    pub channel: Box<dyn TransportConn>,
     /// Unread output of the channel.
     pub out: Vec<u8>,
     /// Plaintext from the channel, of all pieces.
@@ -76,21 +76,21 @@ impl Side {
     pub fn takes(&mut self, bytes: &[u8]) {
         let mut wire = LeaseMut::try_copy_of(bytes).unwrap();
         while self.fault.is_none() && !self.is_closed {
-            match self.channel.open(&mut wire, &mut self.out) {
-                Unsealed::Plain(plain) => {
+            match self.channel.decode(&mut wire, &mut self.out) {
+                TransportEvent::Plain(plain) => {
                     assert!(self.is_ready && !plain.is_empty());
                     self.plain.extend_from_slice(&plain);
                     self.pieces += 1;
                 }
-                Unsealed::More => {
+                TransportEvent::More => {
                     assert!(wire.is_empty());
                     break;
                 }
-                Unsealed::Ready => assert!(!std::mem::replace(&mut self.is_ready, true)),
-                Unsealed::Speaks => self.speaks += 1,
-                Unsealed::Closed => self.is_closed = true,
-                Unsealed::Fault(Fault(reason)) => self.fault = Some(reason),
-                Unsealed::Work => panic!("there is no step"),
+                TransportEvent::Ready => assert!(!std::mem::replace(&mut self.is_ready, true)),
+                TransportEvent::Speaks => self.speaks += 1,
+                TransportEvent::Closed => self.is_closed = true,
+                TransportEvent::Fault(TransportError(reason)) => self.fault = Some(reason),
+                TransportEvent::Work => panic!("there is no step"),
             }
         }
     }
@@ -104,31 +104,31 @@ impl Side {
     pub fn sends(&mut self, plain: &[u8]) -> Vec<u8> {
         let mut batch = Batch::new();
         batch.put(plain);
-        if self.channel.wrap(&mut batch) {
+        if self.channel.encode_in_place(&mut batch) {
             return batch.pieces().flatten().copied().collect();
         }
         let mut out = Vec::new();
-        self.channel.seal(&batch, &mut out).unwrap();
+        self.channel.encode(&batch, &mut out).unwrap();
         out
     }
 
     /// The bytes that the channel sends by itself.
     pub fn says(&mut self) -> Vec<u8> {
         let mut said = Vec::new();
-        self.channel.speak(&mut said);
+        self.channel.write_control(&mut said);
         said
     }
 
     /// The bytes that the channel sends at the end.
     pub fn ends(&mut self, reason: CloseReason) -> Vec<u8> {
         let mut said = Vec::new();
-        self.channel.ends(reason);
+        self.channel.on_close(reason);
         self.channel.finish(&mut said);
         said
     }
 
     pub fn info(&self) -> Rc<WebSocketInfo> {
-        self.channel.facts_on_demand().unwrap().downcast().unwrap()
+        self.channel.info_on_demand().unwrap().downcast().unwrap()
     }
 
     /// The code of the close frame that the channel sent.
@@ -147,7 +147,7 @@ impl Side {
 
 /// The code of the one close frame in these bytes.
 pub fn close_code(bytes: &[u8]) -> Option<u16> {
-    let Ok(Decoded::Header(header, size)) = Header::decode(bytes) else { return None };
+    let Ok(DecodeOutcome::Header(header, size)) = Header::decode(bytes) else { return None };
     assert_eq!((header.opcode, header.fin, header.rsv, header.mask), (Opcode::Close, true, 0, None));
     assert_eq!(header.len as usize, bytes.len() - size);
     bytes[size..].first_chunk().map(|code| u16::from_be_bytes(*code))

@@ -110,7 +110,7 @@ fn what_is_no_request_is_answered_with_http_and_ends() {
             assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
             assert!(answer.contains("\r\nConnection: close\r\n"), "{answer}");
             assert_eq!(answer.contains("\r\nUpgrade: websocket\r\n"), status == 426);
-            assert!(side.channel.facts_on_demand().is_none() && side.channel.held_bytes() == 0);
+            assert!(side.channel.info_on_demand().is_none() && side.channel.held_bytes() == 0);
         }
     }
 }

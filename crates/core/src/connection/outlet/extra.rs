@@ -10,7 +10,7 @@ use core::task::Waker;
 
 use super::{ABORT, ACCOUNTED, AWAITED, CLOSE, GATED, LIMITED, NOT_FRAMED, Outlet};
 use crate::limits::{ReadRates, Times, ordered};
-use crate::proxy::{Ends, Proxied, Tlvs};
+use crate::proxy::{Ends, ProxyFacts, Tlvs};
 use crate::time::Stamp;
 use crate::{Account, CloseReason, ConnLimits, LimitError, PeerCredentials, RemoteGate, Time};
 
@@ -27,7 +27,7 @@ pub(super) struct Extra {
     reserved_bytes: usize,
     /// Why user code closes or aborts it, if it says more than that.
     pub(super) reason: Option<CloseReason>,
-    asked: Option<Box<Asked>>,
+    asked: Option<Box<SocketFacts>>,
     /// What its channel would answer if it were there.
     last_facts: Option<Rc<dyn Any>>,
     limits: Option<Box<OwnLimits>>,
@@ -35,7 +35,7 @@ pub(super) struct Extra {
 
 /// Facts that the kernel was asked for when the connection was accepted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Asked {
+pub struct SocketFacts {
     /// The address that the peer connected to.
     pub local: Option<SocketAddr>,
     /// The process at the other end of a Unix socket.
@@ -52,7 +52,7 @@ pub(crate) struct OwnLimits {
 
 impl Outlet {
     /// What else the kernel was asked for.
-    pub fn asked(&self) -> Asked {
+    pub fn asked(&self) -> SocketFacts {
         let extra = self.extra.take();
         let asked = extra.as_ref().and_then(|extra| extra.asked.as_deref().copied());
         self.extra.set(extra);
@@ -60,14 +60,14 @@ impl Outlet {
     }
 
     /// Keeps what the kernel was asked for, if it told something.
-    pub fn set_asked(&self, asked: Asked) {
-        if asked != Asked::default() {
+    pub fn set_asked(&self, asked: SocketFacts) {
+        if asked != SocketFacts::default() {
             self.with_extra(|extra| extra.asked = Some(Box::new(asked)));
         }
     }
 
     /// What its PROXY header said beside the client's address, until the connection's slot is another's.
-    pub fn proxied(&self) -> Proxied {
+    pub fn proxied(&self) -> ProxyFacts {
         self.lane.headers().of(self.id)
     }
 
@@ -81,7 +81,8 @@ impl Outlet {
         if ends.is_none() && tlvs.is_none() {
             return true;
         }
-        let proxied = Proxied { via: ends.and(self.peer()), destination: ends.map(|ends| ends.destination) };
+        let proxied =
+            ProxyFacts { via: ends.and(self.peer()), destination: ends.map(|ends| ends.destination) };
         if let Some(ends) = ends {
             self.peer.set(Some(ends.source).into());
         }
@@ -89,10 +90,11 @@ impl Outlet {
     }
 
     /// What the handshake of its transport found out, until the connection's slot is another's or later.
-    pub fn facts(&self) -> Option<Rc<dyn Any>> {
+    #[doc(alias = "facts")]
+    pub fn transport_info(&self) -> Option<Rc<dyn Any>> {
         let on_demand = || {
             let channels = self.lane.shard().channels();
-            channels.ask(self.id, |channel| channel.facts_on_demand()).flatten()
+            channels.ask(self.id, |channel| channel.info_on_demand()).flatten()
         };
         self.lane.facts().of(self.id).or_else(on_demand).or_else(|| {
             let extra = self.extra.take();

@@ -24,8 +24,8 @@ use crate::connection::shared::{LaneShared, Wakes};
 use crate::time::steps_for;
 use crate::{Batch, CloseReason, ConnId};
 
-pub use extra::Asked;
 use extra::Extra;
+pub use extra::SocketFacts;
 pub use peer::PeerWords;
 
 /// The connection is on the dirty list.

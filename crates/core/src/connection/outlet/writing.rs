@@ -9,11 +9,11 @@ use crate::Batch;
 use crate::bytes::{LEND_BYTES_MIN, Outbox};
 use crate::connection::shared::Wakes;
 use crate::connection::shared_payload::SharedPayload;
-use crate::framing::{EncodeError, Framing, InPlace, Payload, Written};
+use crate::framing::{EncodeError, Framing, InPlace, Payload, WriteResult};
 
 /// The outcome of a reply in an outbox.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Appended {
+pub(super) enum AppendOutcome {
     Whole,
     /// It has no frame.
     NotFramed,
@@ -38,34 +38,34 @@ impl Outlet {
     #[inline(never)]
     fn reply_bytes(&self, bytes: &[u8]) {
         self.append::<1>(|out| match self.lane.encoding().encode_bytes(bytes, out) {
-            Ok(()) => Appended::Whole,
-            Err(_) => Appended::NotFramed,
+            Ok(()) => AppendOutcome::Whole,
+            Err(_) => AppendOutcome::NotFramed,
         });
     }
 
     #[inline(never)]
     fn reply_payload(&self, payload: Payload<'_>) {
         self.append::<1>(|out| match self.lane.encoding().encode(payload, out) {
-            Ok(()) => Appended::Whole,
-            Err(_) => Appended::NotFramed,
+            Ok(()) => AppendOutcome::Whole,
+            Err(_) => AppendOutcome::NotFramed,
         });
     }
 
     /// Queues one frame whose payload `write` writes, unless what it returns says that nothing is to be sent: then nothing of it
     /// is. It is not called once the connection is gone. If it panics, that goes on, and the connection is reset; so it does if
     /// it comes back to this connection.
-    pub fn reply_with<R: Written>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
+    pub fn reply_with<R: WriteResult>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
         let mut result = R::unsent();
         self.append::<1>(|out| {
             let encoding = self.lane.encoding();
             let mut place = InPlace::begin(out.batch, encoding.header_room());
             result = place.write(write);
             if !result.is_written() {
-                return Appended::Nothing;
+                return AppendOutcome::Nothing;
             }
             let framed = encoding.encode_written(&mut place);
             place.finish();
-            if framed.is_ok() { Appended::Whole } else { Appended::NotFramed }
+            if framed.is_ok() { AppendOutcome::Whole } else { AppendOutcome::NotFramed }
         });
         result
     }
@@ -86,9 +86,9 @@ impl Outlet {
             let before = out.len();
             encoded = framing.encode(payload, out);
             match encoded {
-                Ok(()) => Appended::Whole,
-                Err(_) if out.len() == before => Appended::Nothing,
-                Err(_) => Appended::NotFramed,
+                Ok(()) => AppendOutcome::Whole,
+                Err(_) if out.len() == before => AppendOutcome::Nothing,
+                Err(_) => AppendOutcome::NotFramed,
             }
         });
         encoded
@@ -98,7 +98,7 @@ impl Outlet {
     pub fn write(&self, bytes: &[u8]) {
         self.append::<0>(|out| {
             out.put(bytes);
-            Appended::Whole
+            AppendOutcome::Whole
         });
     }
 
@@ -106,7 +106,7 @@ impl Outlet {
     pub fn write_payload(&self, payload: Payload<'_>) {
         self.append::<0>(|out| {
             out.payload(payload);
-            Appended::Whole
+            AppendOutcome::Whole
         });
     }
 
@@ -115,16 +115,16 @@ impl Outlet {
         self.append::<1>(|out| {
             out.put(header);
             out.payload(payload);
-            Appended::Whole
+            AppendOutcome::Whole
         });
     }
 
     /// Queues bytes that `write` writes in place, as they are; otherwise as [`reply_with`](Outlet::reply_with).
-    pub fn write_with<R: Written>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
+    pub fn write_with<R: WriteResult>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
         let mut result = R::unsent();
         self.append::<0>(|out| {
             result = InPlace::begin(out.batch, 0).write(write);
-            if result.is_written() { Appended::Whole } else { Appended::Nothing }
+            if result.is_written() { AppendOutcome::Whole } else { AppendOutcome::Nothing }
         });
         result
     }
@@ -134,9 +134,9 @@ impl Outlet {
         self.append::<1>(|out| match shared.wire_for(&self.lane, out) {
             Some(wire) => {
                 out.shared(&wire);
-                Appended::Whole
+                AppendOutcome::Whole
             }
-            None => Appended::NotFramed,
+            None => AppendOutcome::NotFramed,
         });
     }
 
@@ -196,7 +196,7 @@ impl Outlet {
 
     /// Queues what `write` writes: as many frames.
     #[inline]
-    pub(super) fn append<const FRAMES: u64>(&self, write: impl FnOnce(&mut Outbox<'_>) -> Appended) {
+    pub(super) fn append<const FRAMES: u64>(&self, write: impl FnOnce(&mut Outbox<'_>) -> AppendOutcome) {
         let flags = self.flags.get();
         if flags & (GONE | WRITING_ENDED | NO_MEMORY) != 0 {
             return;
@@ -204,7 +204,7 @@ impl Outlet {
         let (lane, shard) = (&*self.lane, self.lane.shard());
         let mut wakes = Wakes::No;
         // Dropped after what follows it: nothing is borrowed then.
-        let mut unfinished = Unfinished { outlet: self, before: 0 };
+        let mut unfinished = WriteGuard { outlet: self, before: 0 };
         let mut pending = self.pending.borrow_mut();
         let batch = match &mut *pending {
             Some(batch) => batch,
@@ -222,11 +222,11 @@ impl Outlet {
         let before = batch.len();
         unfinished.before = before;
         let appended = write(&mut Outbox::new(batch, shard.lends()));
-        if appended != Appended::Whole || batch.is_refused() {
+        if appended != AppendOutcome::Whole || batch.is_refused() {
             let flag = match appended {
                 _ if batch.is_refused() => NO_MEMORY | ABORT,
-                Appended::NotFramed => NOT_FRAMED,
-                Appended::Whole | Appended::Nothing => 0,
+                AppendOutcome::NotFramed => NOT_FRAMED,
+                AppendOutcome::Whole | AppendOutcome::Nothing => 0,
             };
             batch.roll_back(before);
             self.set(flag);
@@ -261,13 +261,13 @@ impl Outlet {
 
 /// User code writes into an outbox. If it panics, what it wrote is taken back, and the connection is reset: part of a frame
 /// must neither leave nor count, and a peer that misses one cannot go on.
-struct Unfinished<'a> {
+struct WriteGuard<'a> {
     outlet: &'a Outlet,
     /// Bytes that were queued before.
     before: usize,
 }
 
-impl Drop for Unfinished<'_> {
+impl Drop for WriteGuard<'_> {
     #[cold]
     fn drop(&mut self) {
         if let Ok(mut pending) = self.outlet.pending.try_borrow_mut()

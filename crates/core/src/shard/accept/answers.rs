@@ -6,7 +6,7 @@
 
 use core::net::SocketAddr;
 
-use crate::connection::{ConnShared, Opened};
+use crate::connection::{ConnShared, OpenState};
 use crate::shard::Shard;
 use crate::{CloseReason, ConnId, Observer, Op, RefusedBy, Socket, Time};
 
@@ -101,9 +101,10 @@ impl<O: Observer> Shard<O> {
     /// Closes a connection whose service was not called as [`refused`](Shard::refused), behind some last words as they are.
     /// Only if one more [may part](Shard::may_part).
     pub fn refused_with(&mut self, id: ConnId, by: RefusedBy, words: &[u8]) {
-        if let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.is_open() && conn.opened == Opened::No)
+        if let Some(conn) =
+            self.conns.get_mut(id).filter(|conn| conn.is_open() && conn.opened == OpenState::No)
         {
-            conn.opened = Opened::LastWords;
+            conn.opened = OpenState::LastWords;
             self.accepting.parting += 1;
             if let Some(outlet) = conn.outlet() {
                 outlet.write(words);
@@ -144,7 +145,7 @@ impl<O: Observer> Shard<O> {
     /// The service accepted an admitted connection: bytes are received from now on.
     pub fn opened(&mut self, id: ConnId) {
         if let Some(conn) = self.conns.get_mut(id) {
-            conn.opened = Opened::Yes;
+            conn.opened = OpenState::Yes;
         }
         self.notify_opened(id);
         self.sync_receive(id);

@@ -1,7 +1,7 @@
 //! Where many begin with a header or a handshake at a listener, or the table is full: some of them make room for others.
 
-use super::starts::{Begun, Looked, Stage};
-use crate::connection::{Conn, Opened, Queued};
+use super::starts::{Begun, LookBound, Stage};
+use crate::connection::{Conn, OpenState, QueueFlags};
 use crate::shard::Shard;
 use crate::shard::channels::Channels;
 use crate::tables::Slots;
@@ -13,7 +13,7 @@ use crate::{CloseReason, ConnId, LaneId, Observer, Time};
 pub(super) struct Crowd {
     count: usize,
     /// Up to when was looked at what they sent.
-    looked: Looked,
+    looked: LookBound,
     /// The next time at which one of them may have to go.
     next_end: Option<Time>,
     /// Whether one of them goes, and its place is taken.
@@ -102,7 +102,7 @@ impl<O: Observer> Shard<O> {
     pub(super) fn make_room(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get(id) else { return };
         let reason = match conn.opened {
-            Opened::Header => CloseReason::ProxyTimeout,
+            OpenState::Header => CloseReason::ProxyTimeout,
             _ => CloseReason::HandshakeTimeout,
         };
         // The place is its successor's.
@@ -204,9 +204,9 @@ impl<O: Observer> Shard<O> {
 
 /// How far a connection is that was begun.
 fn stage(conns: &Slots<Conn>, channels: &Channels, begun: &Begun) -> Stage {
-    let is_there = |conn: &&Conn| conn.is_starting() && (conn.opened == Opened::Header) == begun.is_header;
+    let is_there = |conn: &&Conn| conn.is_starting() && (conn.opened == OpenState::Header) == begun.is_header;
     let Some(conn) = conns.get(begun.id).filter(is_there) else { return Stage::Over };
-    if conn.queued.is_in(Queued::WORKING) {
+    if conn.queued.is_in(QueueFlags::WORKING) {
         return Stage::Works;
     }
     if brought_nothing(conn, channels, begun.id) { Stage::Silent } else { Stage::Heard }
@@ -215,7 +215,7 @@ fn stage(conns: &Slots<Conn>, channels: &Channels, begun: &Begun) -> Stage {
 /// True if the peer of a connection brought no byte of the header or the handshake that is awaited.
 fn brought_nothing(conn: &Conn, channels: &Channels, id: ConnId) -> bool {
     match conn.opened {
-        Opened::Header => conn.inbox.is_none(),
+        OpenState::Header => conn.inbox.is_none(),
         _ => channels.came(id) == 0,
     }
 }

@@ -11,15 +11,15 @@
 
 use ringserve_buf::{LeaseMut, try_box};
 
-use crate::connection::{Inbox, Opened};
-use crate::proxy::{self, Expected, Header, HeaderError, Tlvs};
+use crate::connection::{Inbox, OpenState};
+use crate::proxy::{self, Header, HeaderError, HeaderRules, Tlvs};
 use crate::shard::Shard;
 use crate::shard::turn::Lane;
 use crate::{CloseReason, ConnId, Observer};
 
 impl<O: Observer> Shard<O> {
     /// Has the connections of a listener begin with a PROXY header. Before the first turn.
-    pub fn expect_header(&mut self, listener: u16, header: Expected) {
+    pub fn expect_header(&mut self, listener: u16, header: HeaderRules) {
         if let Some(at) = self.accepting.at(listener) {
             at.header = Some(header);
         }
@@ -30,7 +30,7 @@ impl<O: Observer> Shard<O> {
     pub fn await_header(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.is_open()) else { return };
         let Some(listener) = conn.outlet().map(|outlet| outlet.listener()) else { return };
-        conn.opened = Opened::Header;
+        conn.opened = OpenState::Header;
         self.start_begins(id, listener, true);
         self.sync_receive(id);
         self.arm(id);
@@ -95,11 +95,11 @@ impl<O: Observer> Shard<O> {
     }
 
     /// The header is whole. False if the system has no memory for what it says.
-    fn keep_header(&mut self, id: ConnId, bytes: &[u8], header: Header, expected: Expected) -> bool {
+    fn keep_header(&mut self, id: ConnId, bytes: &[u8], header: Header, expected: HeaderRules) -> bool {
         let Some(conn) = self.conns.get_mut(id) else { return true };
         let Some(shared) = conn.shared.clone() else { return true };
         let tlvs = (expected.keeps_tlvs && !header.tlvs.is_empty()).then(|| Tlvs::of(&bytes[header.tlvs]));
-        conn.opened = Opened::No;
+        conn.opened = OpenState::No;
         if self.channels.transport(shared.listener()).is_none() {
             conn.since = self.stamp;
         }

@@ -3,7 +3,7 @@
 use super::queue::Queue;
 use super::starts::Starts;
 use super::{Phase, RETRY};
-use crate::proxy::Expected;
+use crate::proxy::HeaderRules;
 use crate::shard::Shard;
 use crate::{AcceptEnd, ConnStats, LaneId, Observer, Op, Time};
 
@@ -23,7 +23,7 @@ pub(super) struct Listener {
     pub(super) lane: LaneId,
     accept: Accept,
     /// The header that its connections begin with, if there is one.
-    pub(super) header: Option<Expected>,
+    pub(super) header: Option<HeaderRules>,
     /// Connections whose PROXY header or handshake is awaited.
     pub(super) starts: Starts,
     /// Sockets that were on their way when a limit was reached.

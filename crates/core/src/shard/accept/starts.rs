@@ -27,7 +27,7 @@ const MANY: u32 = 256;
 /// Up to when what peers sent was looked at. One whose bytes wait in the kernel, since the shard was away or has much to do, is not
 /// silent.
 #[derive(Default)]
-pub(in crate::shard) struct Looked {
+pub(in crate::shard) struct LookBound {
     until: Time,
     /// The last turn, and whether it left nothing in the kernel.
     turn: Time,
@@ -37,7 +37,7 @@ pub(in crate::shard) struct Looked {
     row_from: Time,
 }
 
-impl Looked {
+impl LookBound {
     /// A turn begins that brings `completions`, behind one that was looked at.
     pub(in crate::shard) fn turn_begins(&mut self, now: Time, completions: usize) {
         if self.is_all || self.row == 0 {
@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn what_came_was_looked_at_once_a_turn_brought_little() {
-        let mut looked = Looked::default();
+        let mut looked = LookBound::default();
         looked.turn_begins(at(1), 3);
         assert_eq!(looked.until(), Time::ZERO);
         looked.turn_begins(at(9), 300);

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Channels lie in a table by slot, which services reach too (`ChannelTable`). What a channel said
-//! and no send took is in another one. Whether a connection has a channel, and how far that is, bits tell ([`Aside`]) that the short
+//! and no send took is in another one. Whether a connection has a channel, and how far that is, bits tell ([`SlowPathFlags`]) that the short
 //! ways of bytes and replies look at anyway.
 //!
 //! Each call of a channel is [guarded](Observer::guard): one that panics is dropped, and ends its connection.
@@ -26,10 +26,12 @@ use ringserve_buf::{LeaseMut, try_box};
 
 use super::turn::Lane;
 use super::{QUEUE_KEPT, Shard};
-use crate::connection::{Aside, Conn, Fault, Opened, Outlet, Queued, Unsealed, describe};
+use crate::connection::{
+    Conn, OpenState, Outlet, QueueFlags, SlowPathFlags, TransportError, TransportEvent, describe,
+};
 use crate::framing::FrameError;
 use crate::tables::{Chunked, LISTED_BYTES};
-use crate::{Channel, CloseReason, ConnId, Observer, Transport};
+use crate::{CloseReason, ConnId, Observer, Transport, TransportConn};
 
 /// Bytes that a peer may send before its handshake is done: a chain of client certificates is a few KiB.
 const HANDSHAKE_BYTES_MAX: usize = 64 * 1024;
@@ -40,18 +42,18 @@ const STEPS_BESIDE_OTHERS: u32 = 1;
 const STEPS_ALONE: u32 = 8;
 
 /// The answer of a channel that panicked.
-pub(super) const PANICKED: Fault = Fault(CloseReason::HandlerPanicked);
+pub(super) const PANICKED: TransportError = TransportError(CloseReason::HandlerPanicked);
 
 /// What a channel said, or heard before it was ready. Only while there is any.
 #[derive(Default)]
-struct Said {
+struct ChannelBuffers {
     /// In no send yet, and counted as held.
     out: Vec<u8>,
     /// Bytes received before it was ready.
     came: usize,
     /// What came behind records that said far more than they took. While it is there the channel says nothing before its next step.
     later: Option<Vec<u8>>,
-    /// [`Channel::kept_bytes`], counted as held.
+    /// [`TransportConn::kept_bytes`], counted as held.
     kept: usize,
 }
 
@@ -60,7 +62,7 @@ pub(super) struct Channels {
     /// By listener.
     transports: Vec<Option<Rc<dyn Transport>>>,
     /// By slot. Without memory until there is one.
-    said: Chunked<Option<Box<Said>>>,
+    said: Chunked<Option<Box<ChannelBuffers>>>,
     /// Connections of which a step waits, in the order in which they get one. Those that ended meanwhile are among them.
     working: VecDeque<ConnId>,
     steps_beside_others: u32,
@@ -83,7 +85,7 @@ impl Channels {
         self.transports.get(usize::from(listener))?.as_ref()
     }
 
-    fn said(&self, id: ConnId) -> Option<&Said> {
+    fn said(&self, id: ConnId) -> Option<&ChannelBuffers> {
         self.said.get(id.slot())?.as_deref()
     }
 
@@ -105,10 +107,10 @@ impl Channels {
     }
 
     /// Changes what there is of these two. False if the system has no memory for it.
-    fn with_said(&mut self, id: ConnId, change: impl FnOnce(&mut Said) -> bool) -> bool {
+    fn with_said(&mut self, id: ConnId, change: impl FnOnce(&mut ChannelBuffers) -> bool) -> bool {
         let Some(entry) = self.said.entry(id.slot()) else { return false };
         if entry.is_none() {
-            *entry = try_box(Said::default());
+            *entry = try_box(ChannelBuffers::default());
         }
         entry.as_deref_mut().is_some_and(change)
     }
@@ -228,7 +230,7 @@ impl<O: Observer> Shard<O> {
         self.shared.channels().put(id, channel);
         let Some(conn) = self.conns.get_mut(id) else { return };
         conn.aside.seal();
-        conn.opened = Opened::Handshake;
+        conn.opened = OpenState::Handshake;
         self.lanes[conn.lane].counters.handshakes_started += 1;
         let listener = conn.outlet().map(|outlet| outlet.listener());
         // Those that the server makes have a separate bound.
@@ -242,7 +244,11 @@ impl<O: Observer> Shard<O> {
 
     /// Calls a connection's channel. `None` if it panicked, now or before: then it is dropped.
     #[inline]
-    pub(super) fn call_channel<T>(&self, id: ConnId, call: impl FnOnce(&mut dyn Channel) -> T) -> Option<T> {
+    pub(super) fn call_channel<T>(
+        &self,
+        id: ConnId,
+        call: impl FnOnce(&mut dyn TransportConn) -> T,
+    ) -> Option<T> {
         let channels = self.shared.channels();
         let answer = self.observer.guard(id, || channels.ask(id, call));
         if answer.is_none() {
@@ -257,7 +263,7 @@ impl<O: Observer> Shard<O> {
         &self,
         id: ConnId,
         out: &mut Vec<u8>,
-        call: impl FnOnce(&mut dyn Channel, &mut Vec<u8>) -> T,
+        call: impl FnOnce(&mut dyn TransportConn, &mut Vec<u8>) -> T,
     ) -> Option<T> {
         let len = out.len();
         let answer = self.call_channel(id, |channel| call(channel, out));
@@ -267,7 +273,7 @@ impl<O: Observer> Shard<O> {
         answer
     }
 
-    fn discard(&self, id: ConnId, channel: Option<Box<dyn Channel>>) {
+    fn discard(&self, id: ConnId, channel: Option<Box<dyn TransportConn>>) {
         if channel.is_some() {
             self.observer.guard(id, move || drop(channel));
         }
@@ -276,7 +282,7 @@ impl<O: Observer> Shard<O> {
     /// Keeps and counts what a connection's channel appended, which leaves with this turn.
     pub(super) fn note_out(&mut self, id: ConnId, mut out: Vec<u8>) {
         let Some(conn) = self.conns.get(id).filter(|_| !out.is_empty()) else { return };
-        if conn.aside.says(Aside::FINISHED) {
+        if conn.aside.says(SlowPathFlags::FINISHED) {
             // FIN is on its way, or the last word behind which nothing may follow.
             return;
         }
@@ -311,13 +317,13 @@ impl<O: Observer> Shard<O> {
 
     /// A connection's channel has something to say once nothing is in flight.
     pub(super) fn will_speak(&mut self, id: ConnId) {
-        let goes_on = |conn: &&mut Conn| conn.has_channel() && !conn.aside.says(Aside::FINISHED);
+        let goes_on = |conn: &&mut Conn| conn.has_channel() && !conn.aside.says(SlowPathFlags::FINISHED);
         let Some(conn) = self.conns.get_mut(id).filter(goes_on) else { return };
         debug_assert!(
-            conn.opened != Opened::Handshake,
+            conn.opened != OpenState::Handshake,
             "the channel of {id} speaks before its handshake is done"
         );
-        conn.aside.note(Aside::SPEAKS, true);
+        conn.aside.note(SlowPathFlags::SPEAKS, true);
         if let Some(outlet) = conn.outlet() {
             outlet.mark_dirty();
         }
@@ -326,7 +332,7 @@ impl<O: Observer> Shard<O> {
     /// The peer was silent for long. True if its channel asks it for a sign of life.
     pub(super) fn channel_asks(&mut self, id: ConnId) -> bool {
         if !self.conns.get(id).is_some_and(Conn::may_seal)
-            || !self.call_channel(id, |channel| channel.asks()).unwrap_or(false)
+            || !self.call_channel(id, |channel| channel.on_heartbeat()).unwrap_or(false)
         {
             return false;
         }
@@ -336,7 +342,7 @@ impl<O: Observer> Shard<O> {
 
     /// Bytes came of a connection whose handshake is not done.
     pub(super) fn came_early(&mut self, id: ConnId, bytes: usize) {
-        let is_early = |conn: &Conn| conn.opened == Opened::Handshake;
+        let is_early = |conn: &Conn| conn.opened == OpenState::Handshake;
         if bytes == 0 || !self.conns.get(id).is_some_and(is_early) {
             return;
         }
@@ -351,13 +357,13 @@ impl<O: Observer> Shard<O> {
 
     /// A step of a connection's handshake is to be made.
     pub(super) fn want_step(&mut self, id: ConnId) {
-        let Some(conn) = self.conns.get_mut(id).filter(|conn| !conn.queued.is_in(Queued::WORKING)) else {
+        let Some(conn) = self.conns.get_mut(id).filter(|conn| !conn.queued.is_in(QueueFlags::WORKING)) else {
             return;
         };
         if self.channels.working.try_reserve(1).is_err() {
             return self.abort(id, CloseReason::MemoryLimit);
         }
-        conn.queued.enter(Queued::WORKING);
+        conn.queued.enter(QueueFlags::WORKING);
         self.lanes[conn.lane].counters.handshakes_waiting += 1;
         self.channels.working.push_back(id);
         self.later += 1;
@@ -385,7 +391,13 @@ impl<O: Observer> Shard<O> {
             let mut out = Vec::new();
             let unsealed = self.call_channel_out(id, &mut out, |channel, out| channel.work(out));
             self.note_out(id, out);
-            self.go_on(id, LeaseMut::empty(), 0, Some(unsealed.unwrap_or(Unsealed::Fault(PANICKED))), lane);
+            self.go_on(
+                id,
+                LeaseMut::empty(),
+                0,
+                Some(unsealed.unwrap_or(TransportEvent::Fault(PANICKED))),
+                lane,
+            );
         }
         if self.channels.working.is_empty() {
             self.channels.working.shrink_to(QUEUE_KEPT);
@@ -394,9 +406,9 @@ impl<O: Observer> Shard<O> {
 
     /// No step of the connection waits any more. True if one did.
     fn leave_steps(&mut self, id: ConnId) -> bool {
-        let waits = |conn: &&mut Conn| conn.queued.is_in(Queued::WORKING);
+        let waits = |conn: &&mut Conn| conn.queued.is_in(QueueFlags::WORKING);
         let Some(conn) = self.conns.get_mut(id).filter(waits) else { return false };
-        conn.queued.leave(Queued::WORKING);
+        conn.queued.leave(QueueFlags::WORKING);
         self.lanes[conn.lane].counters.handshakes_waiting -= 1;
         true
     }
@@ -404,11 +416,11 @@ impl<O: Observer> Shard<O> {
     /// The handshake is done: the lane is asked.
     #[cold]
     pub(super) fn ready(&mut self, id: ConnId, lane: &mut (impl Lane<O> + ?Sized)) {
-        let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.opened == Opened::Handshake) else {
+        let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.opened == OpenState::Handshake) else {
             debug_assert!(false, "the handshake of {id} is done twice");
             return;
         };
-        conn.opened = Opened::No;
+        conn.opened = OpenState::No;
         conn.since = self.stamp;
         let lane_id = conn.lane;
         self.lanes[lane_id].counters.handshakes_done += 1;
@@ -417,7 +429,7 @@ impl<O: Observer> Shard<O> {
             said.came = 0;
             self.channels.tidy(id);
         }
-        let facts = self.call_channel(id, |channel| channel.facts()).flatten();
+        let facts = self.call_channel(id, |channel| channel.info()).flatten();
         self.start_over(lane_id, shared.listener());
         if facts.is_some_and(|facts| !shared.keep_facts(facts)) {
             return self.abort(id, CloseReason::MemoryLimit);
@@ -448,9 +460,11 @@ impl<O: Observer> Shard<O> {
 
     /// A connection in the middle of its handshake, of which nothing is to be looked at now: ends it if it cannot be done.
     pub(super) fn check_handshake(&mut self, id: ConnId) {
-        let Some(conn) = self.conns.get(id).filter(|conn| conn.opened == Opened::Handshake) else { return };
+        let Some(conn) = self.conns.get(id).filter(|conn| conn.opened == OpenState::Handshake) else {
+            return;
+        };
         let came = self.channels.came(id);
-        let waits = conn.queued.is_in(Queued::WORKING);
+        let waits = conn.queued.is_in(QueueFlags::WORKING);
         if came > HANDSHAKE_BYTES_MAX && waits {
             // It may have begun to speak behind its last flight, and is received from once the step was made.
             return self.pause(id);
@@ -470,7 +484,7 @@ impl<O: Observer> Shard<O> {
     #[cold]
     pub(super) fn fault(&mut self, id: ConnId, reason: CloseReason) {
         if let Some(conn) = self.conns.get_mut(id) {
-            conn.aside.note(Aside::FINISHED, true);
+            conn.aside.note(SlowPathFlags::FINISHED, true);
         }
         if let Some(shared) = self.shared(id) {
             shared.drop_pending();
@@ -480,8 +494,9 @@ impl<O: Observer> Shard<O> {
 
     /// True if the input of a connection ended, and its channel was told of no end before.
     pub fn was_cut_off(&self, id: ConnId) -> bool {
-        let is_cut_off =
-            |conn: &Conn| conn.has_channel() && conn.outlet().is_some() && !conn.aside.says(Aside::CLOSED);
+        let is_cut_off = |conn: &Conn| {
+            conn.has_channel() && conn.outlet().is_some() && !conn.aside.says(SlowPathFlags::CLOSED)
+        };
         self.conns.get(id).is_some_and(is_cut_off)
     }
 
@@ -491,10 +506,10 @@ impl<O: Observer> Shard<O> {
         if self.channels.is_put_off(id) {
             return None;
         }
-        let is_closed = conn.aside.says(Aside::CLOSED);
+        let is_closed = conn.aside.says(SlowPathFlags::CLOSED);
         match !is_closed && conn.inbox.as_ref().is_some_and(|inbox| inbox.is_mid_record()) {
             true => Some(CloseReason::PeerClosedMidFrame),
-            false => self.call_channel(id, |channel| channel.cut_off()).flatten(),
+            false => self.call_channel(id, |channel| channel.eof_error()).flatten(),
         }
     }
 
@@ -512,7 +527,7 @@ impl<O: Observer> Shard<O> {
                 CloseReason::HandshakeTimeout => counters.handshakes_timed_out += 1,
                 _ => counters.handshakes_failed += 1,
             }
-        } else if let Some(facts) = self.call_channel(id, |channel| channel.facts_on_demand()).flatten() {
+        } else if let Some(facts) = self.call_channel(id, |channel| channel.info_on_demand()).flatten() {
             outlet.keep_last_facts(facts);
         }
         self.discard(id, self.shared.channels().take(id));
@@ -533,13 +548,14 @@ impl<O: Observer> Shard<O> {
     pub(super) fn check_channel(&self, id: ConnId, conn: &Conn) -> usize {
         let text = || describe(id, conn);
         let out_bytes = self.channels.out_bytes(id);
-        let is_early = conn.opened == Opened::Handshake;
+        let is_early = conn.opened == OpenState::Handshake;
         assert!(is_early || self.channels.came(id) == 0, "what came early is counted: {}", text());
-        let says = out_bytes > 0 || (conn.aside.says(Aside::SPEAKS) && !conn.aside.says(Aside::FINISHED));
+        let says = out_bytes > 0
+            || (conn.aside.says(SlowPathFlags::SPEAKS) && !conn.aside.says(SlowPathFlags::FINISHED));
         let leaves = !says || conn.send.is_on() || self.shared.has_dirty();
         assert!(leaves, "sealed bytes wait for nothing: {}", text());
         assert!(conn.bulk == 0, "records are received into a frame: {}", text());
-        let waits = conn.queued.is_in(Queued::WORKING);
+        let waits = conn.queued.is_in(QueueFlags::WORKING);
         assert!(!waits || self.channels.working.contains(&id), "its step does not come: {}", text());
         let looks = conn.is_open() && !conn.is_cut() && conn.takes_frames() && conn.waiting_bytes() == 0;
         assert!(

@@ -5,7 +5,7 @@ use core::time::Duration;
 
 use super::PANICKED;
 use crate::bytes::KEPT_BYTES_MAX;
-use crate::connection::{Aside, Conn, Fault, State};
+use crate::connection::{Conn, SlowPathFlags, State, TransportError};
 use crate::shard::Shard;
 use crate::{Batch, CloseReason, ConnId, Observer};
 
@@ -13,13 +13,13 @@ use crate::{Batch, CloseReason, ConnId, Observer};
 const ADDED_PART: usize = 64;
 const ADDED_BYTES: usize = 512;
 
-/// A connection that sent nothing for this time has rested: [`Channel::rested`](crate::Channel::rested).
+/// A connection that sent nothing for this time has rested: [`Channel::on_send_pause`](crate::Channel::on_send_pause).
 const REST: Duration = Duration::from_secs(1);
 
 impl<O: Observer> Shard<O> {
     /// True if a connection has to send beside what is queued: what its channel says itself, or the end of that.
     pub(in crate::shard) fn owes_sealed(&self, id: ConnId, draining: bool) -> bool {
-        let owes = |conn: &Conn| conn.may_seal() && (draining || conn.aside.says(Aside::SPEAKS));
+        let owes = |conn: &Conn| conn.may_seal() && (draining || conn.aside.says(SlowPathFlags::SPEAKS));
         self.channels.out_bytes(id) > 0 || self.conns.get(id).is_some_and(owes)
     }
 
@@ -34,7 +34,7 @@ impl<O: Observer> Shard<O> {
         let has_rested = conn.send_at.age(self.stamp) >= REST;
         let half_closes = shared.half_closes();
         let seals = conn.may_seal();
-        let speaks = seals && conn.aside.says(Aside::SPEAKS);
+        let speaks = seals && conn.aside.says(SlowPathFlags::SPEAKS);
         let out_bytes = self.channels.out_bytes(id);
         let plain = if seals { shared.take_pending() } else { None };
         let ends = seals && (is_draining || half_closes);
@@ -55,8 +55,8 @@ impl<O: Observer> Shard<O> {
             self.shared.release(out_bytes);
         }
         if speaks {
-            self.note_aside(id, Aside::SPEAKS, false);
-            self.call_channel_out(id, &mut batch.copied, |channel, out| channel.speak(out));
+            self.note_aside(id, SlowPathFlags::SPEAKS, false);
+            self.call_channel_out(id, &mut batch.copied, |channel, out| channel.write_control(out));
         }
         let fault = plain.and_then(|plain| self.seal(id, &mut batch, plain, has_rested).err());
         if ends && fault.is_none() {
@@ -94,17 +94,17 @@ impl<O: Observer> Shard<O> {
         batch: &mut Box<Batch>,
         mut plain: Box<Batch>,
         has_rested: bool,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), TransportError> {
         let is_wrapped = self.call_channel_out(id, &mut batch.copied, |channel, out| {
             if has_rested {
-                channel.rested();
+                channel.on_send_pause();
             }
-            if channel.wrap(&mut plain) {
+            if channel.encode_in_place(&mut plain) {
                 return Ok(true);
             }
             let room = plain.len() + plain.len() / ADDED_PART + ADDED_BYTES;
-            out.try_reserve(room).map_err(|_| Fault(CloseReason::MemoryLimit))?;
-            channel.seal(&plain, out).map(|()| false)
+            out.try_reserve(room).map_err(|_| TransportError(CloseReason::MemoryLimit))?;
+            channel.encode(&plain, out).map(|()| false)
         });
         let is_wrapped = is_wrapped.unwrap_or(Err(PANICKED));
         if let Ok(true) = is_wrapped {
@@ -117,9 +117,9 @@ impl<O: Observer> Shard<O> {
 
     /// Adds the last word of a channel.
     fn seal_end(&mut self, id: ConnId, batch: &mut Batch, reason: Option<CloseReason>) {
-        self.note_aside(id, Aside::FINISHED, true);
+        self.note_aside(id, SlowPathFlags::FINISHED, true);
         if let Some(reason) = reason {
-            self.call_channel(id, |channel| channel.ends(reason));
+            self.call_channel(id, |channel| channel.on_close(reason));
         }
         if batch.copied.try_reserve(ADDED_BYTES).is_err() {
             batch.refused = true;

@@ -12,10 +12,10 @@ use alloc::vec::Vec;
 use ringserve_buf::{LeaseMut, try_box};
 
 use super::PANICKED;
-use crate::connection::{Aside, Conn, Fault, Inbox, Input, Opened, Unsealed};
+use crate::connection::{Conn, Inbox, Input, OpenState, SlowPathFlags, TransportError, TransportEvent};
 use crate::shard::Shard;
 use crate::shard::turn::Lane;
-use crate::{Channel, CloseReason, ConnId, Observer};
+use crate::{CloseReason, ConnId, Observer, TransportConn};
 
 /// Plain bytes beyond as many as came that one look at a channel may bring, but for the last record: about as long as a step of a
 /// handshake takes, where a connection may send a thousandth of what it says.
@@ -46,17 +46,17 @@ impl<O: Observer> Shard<O> {
     fn unseal_whole(&mut self, id: ConnId, mut wire: LeaseMut, lane: &mut (impl Lane<O> + ?Sized)) {
         let (came, mut out) = (wire.len(), Vec::new());
         let answered = self.call_channel_out(id, &mut out, |channel, out| {
-            let unsealed = channel.open(&mut wire, out);
+            let unsealed = channel.decode(&mut wire, out);
             (unsealed, wire.is_empty() && channel.wants_more())
         });
         let unsealed = match answered {
-            Some((Unsealed::Plain(plain), true)) if out.is_empty() && !plain.is_empty() => {
+            Some((TransportEvent::Plain(plain), true)) if out.is_empty() && !plain.is_empty() => {
                 let Some(conn) = self.conns.get(id) else { return };
                 let is_plain = !conn.input_ended() && !conn.paused && self.drain.is_none();
                 self.begin_batch();
                 return self.hand_out_aside(id, plain.freeze(), is_plain, lane);
             }
-            answered => answered.map_or(Unsealed::Fault(PANICKED), |(unsealed, _)| unsealed),
+            answered => answered.map_or(TransportEvent::Fault(PANICKED), |(unsealed, _)| unsealed),
         };
         self.note_out(id, out);
         self.go_on(id, wire, came, Some(unsealed), lane);
@@ -101,7 +101,7 @@ impl<O: Observer> Shard<O> {
         id: ConnId,
         wire: LeaseMut,
         came: usize,
-        answered: Option<Unsealed>,
+        answered: Option<TransportEvent>,
         lane: &mut (impl Lane<O> + ?Sized),
     ) {
         if let Some(conn) = self.conns.get_mut(id) {
@@ -126,7 +126,7 @@ impl<O: Observer> Shard<O> {
         id: ConnId,
         mut wire: LeaseMut,
         mut came: usize,
-        mut answered: Option<Unsealed>,
+        mut answered: Option<TransportEvent>,
         lane: &mut (impl Lane<O> + ?Sized),
     ) -> Option<usize> {
         let most = came + GROWS_MAX;
@@ -137,8 +137,8 @@ impl<O: Observer> Shard<O> {
             if !self.conns.get(id).is_some_and(goes_on) {
                 return None;
             }
-            let is_heard = |conn: &&Conn| conn.has_channel() && !conn.aside.says(Aside::CLOSED);
-            let is_ready = self.conns.get(id).filter(is_heard)?.opened != Opened::Handshake;
+            let is_heard = |conn: &&Conn| conn.has_channel() && !conn.aside.says(SlowPathFlags::CLOSED);
+            let is_ready = self.conns.get(id).filter(is_heard)?.opened != OpenState::Handshake;
             if said > most
                 && !(wire.is_empty()
                     && self.call_channel(id, |channel| channel.held_bytes()).is_none_or(|held| held == 0))
@@ -149,16 +149,16 @@ impl<O: Observer> Shard<O> {
             let unsealed = answered.take().unwrap_or_else(|| {
                 let mut out = Vec::new();
                 let unsealed =
-                    self.call_channel_out(id, &mut out, |channel, out| channel.open(&mut wire, out));
+                    self.call_channel_out(id, &mut out, |channel, out| channel.decode(&mut wire, out));
                 self.note_out(id, out);
-                unsealed.unwrap_or(Unsealed::Fault(PANICKED))
+                unsealed.unwrap_or(TransportEvent::Fault(PANICKED))
             });
             // What it appended may have been too much.
             if !self.conns.get(id).is_some_and(goes_on) {
                 return None;
             }
             match unsealed {
-                Unsealed::Plain(plain) => {
+                TransportEvent::Plain(plain) => {
                     debug_assert!(is_ready, "plain bytes of {id} before its handshake is done");
                     (came, said) = (0, said + plain.len());
                     self.record_ended(id);
@@ -166,24 +166,24 @@ impl<O: Observer> Shard<O> {
                         self.take_plain(id, plain, &mut has_batch, lane);
                     }
                 }
-                Unsealed::More => {
+                TransportEvent::More => {
                     debug_assert!(wire.is_empty(), "the channel of {id} leaves bytes and wants more");
                     break Some(came);
                 }
-                Unsealed::Ready => {
+                TransportEvent::Ready => {
                     self.ready(id, lane);
                     has_batch = false;
                 }
-                Unsealed::Work => {
+                TransportEvent::Work => {
                     self.want_step(id);
                     break Some(came);
                 }
-                Unsealed::Speaks => self.will_speak(id),
-                Unsealed::Closed => {
+                TransportEvent::Speaks => self.will_speak(id),
+                TransportEvent::Closed => {
                     self.input_closed(id);
                     break Some(came);
                 }
-                Unsealed::Fault(Fault(reason)) => {
+                TransportEvent::Fault(TransportError(reason)) => {
                     self.fault(id, reason);
                     return None;
                 }
@@ -215,7 +215,7 @@ impl<O: Observer> Shard<O> {
     #[cold]
     fn input_closed(&mut self, id: ConnId) {
         if let Some(conn) = self.conns.get_mut(id) {
-            conn.aside.note(Aside::CLOSED, true);
+            conn.aside.note(SlowPathFlags::CLOSED, true);
             conn.input = conn.input.max(Input::Closed);
         }
     }
@@ -235,8 +235,8 @@ impl<O: Observer> Shard<O> {
         let Some(conn) = self.conns.get(id).filter(|conn| conn.is_open() && conn.has_channel()) else {
             return;
         };
-        let is_closed = conn.aside.says(Aside::CLOSED);
-        let look = |channel: &mut dyn Channel| {
+        let is_closed = conn.aside.says(SlowPathFlags::CLOSED);
+        let look = |channel: &mut dyn TransportConn| {
             let held = channel.held_bytes();
             (held > 0 || channel.is_mid_record()).then_some(held)
         };

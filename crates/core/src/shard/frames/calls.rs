@@ -1,12 +1,12 @@
 //! Pending calls, as the state machine counts them.
 
-use crate::connection::{NO_HANDLER, Opened};
+use crate::connection::{NO_HANDLER, OpenState};
 use crate::shard::Shard;
 use crate::{CloseReason, ConnId, Observer, Stamp};
 
 /// The result of [`Shard::call_parked`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Parked {
+pub struct ParkOutcome {
     /// The connection's former first call, behind which the caller lists this one.
     pub next: Option<u32>,
     /// Bytes that were counted for the call, which [`Shard::call_done`] takes back.
@@ -18,13 +18,13 @@ pub struct Parked {
 impl<O: Observer> Shard<O> {
     /// Notes a pending call of a connection, which holds `bytes` of memory. At
     /// [`Limits::calls_in_flight_max`](crate::Limits::calls_in_flight_max) pending calls, or if memory is tight, no frame is
-    /// handed out until [`call_done`](Shard::call_done). `handler` is the caller's name for the call. [`Ended`](crate::Ended)
+    /// handed out until [`call_done`](Shard::call_done). `handler` is the caller's name for the call. [`EndedConn`](crate::EndedConn)
     /// returns the name of the first one.
-    pub fn call_parked(&mut self, id: ConnId, handler: u32, bytes: usize) -> Parked {
+    pub fn call_parked(&mut self, id: ConnId, handler: u32, bytes: usize) -> ParkOutcome {
         let mut bytes = bytes;
         let index = id.slot();
         let Some(conn) = self.conns.get_mut(id) else {
-            return Parked { next: None, bytes: 0, since: self.stamp };
+            return ParkOutcome { next: None, bytes: 0, since: self.stamp };
         };
         let next = conn.has_handler().then_some(conn.handler);
         if next.is_none() {
@@ -51,15 +51,15 @@ impl<O: Observer> Shard<O> {
         {
             conn.calls_full = true;
         }
-        Parked { next, bytes, since: self.stamp }
+        ParkOutcome { next, bytes, since: self.stamp }
     }
 
     /// Notes the end of a pending call: [`run_frames`](Shard::run_frames) hands out further frames. `parked` is the result of
     /// [`call_parked`](Shard::call_parked), with the call that is now listed behind it as `next`, which becomes the first one
     /// if this was. `before` is the `since` of the call listed before it, if there is one: that of the oldest call from now on,
     /// if this was the last of the list.
-    pub fn call_done(&mut self, id: ConnId, handler: u32, parked: Parked, before: Option<Stamp>) {
-        let Parked { next, bytes, .. } = parked;
+    pub fn call_done(&mut self, id: ConnId, handler: u32, parked: ParkOutcome, before: Option<Stamp>) {
+        let ParkOutcome { next, bytes, .. } = parked;
         let now = self.stamp;
         let index = id.slot();
         let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.has_handler()) else { return };
@@ -82,12 +82,12 @@ impl<O: Observer> Shard<O> {
 
     /// Notes that the `open` of an [admitted](Shard::admit) connection is pending, and holds `bytes` of memory. Bytes are
     /// received and kept, up to [`Limits::inbox_bytes_high`](crate::Limits::inbox_bytes_high), and no frame is handed out until
-    /// [`open_done`](Shard::open_done). `open` is the caller's name for it, which [`Ended`](crate::Ended) returns if the
+    /// [`open_done`](Shard::open_done). `open` is the caller's name for it, which [`EndedConn`](crate::EndedConn) returns if the
     /// connection ends before: at [`Limits::open_timeout`](crate::Limits::open_timeout), by the peer, in a drain unless bytes
     /// were received, by an abort. Returns the bytes that were counted for it.
     pub fn open_parked(&mut self, id: ConnId, open: u32, bytes: usize) -> usize {
         let Some(conn) = self.conns.get_mut(id) else { return 0 };
-        conn.opened = Opened::Waits;
+        conn.opened = OpenState::Waits;
         let parked = self.call_parked(id, open, bytes);
         self.sync_receive(id);
         parked.bytes
@@ -97,9 +97,9 @@ impl<O: Observer> Shard<O> {
     /// already, [`refused`](Shard::refused) or [`abort`](Shard::abort). `bytes` is the result of
     /// [`open_parked`](Shard::open_parked).
     pub fn open_done(&mut self, id: ConnId, open: u32, bytes: usize) {
-        self.call_done(id, open, Parked { next: None, bytes, since: self.stamp }, None);
+        self.call_done(id, open, ParkOutcome { next: None, bytes, since: self.stamp }, None);
         if let Some(conn) = self.conns.get_mut(id) {
-            conn.opened = Opened::No;
+            conn.opened = OpenState::No;
             // A peer that was let in just now has its whole time until it is asked for a sign of life.
             conn.heard_at = self.stamp;
         }

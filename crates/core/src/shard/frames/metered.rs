@@ -7,15 +7,15 @@
 //!              hold_reads ──▶ its bytes in the inbox, no frame ──▶ Due::Resume ──▶ resume_reads ──▶ next frame
 //! ```
 //!
-//! No frame of others passes here: such a connection is [aside](crate::connection::Aside), so that its bytes take the checked path.
+//! No frame of others passes here: such a connection is [aside](crate::connection::SlowPathFlags), so that its bytes take the checked path.
 
 use ringserve_buf::Lease;
 
-use crate::connection::Aside;
+use crate::connection::SlowPathFlags;
 use crate::limits::{Meter, ReadRates};
 use crate::shard::Shard;
 use crate::time::steps_for;
-use crate::{ConnId, Observer, WhenTooFast};
+use crate::{ConnId, Observer, ReadRateAction};
 
 /// Whether a peer sends too fast.
 pub(super) enum Pace {
@@ -33,7 +33,7 @@ impl<O: Observer> Shard<O> {
     pub(in crate::shard) fn meter(&mut self, id: ConnId, rates: ReadRates) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let goes_on = conn.is_metered();
-        conn.aside.note(Aside::METERED, true);
+        conn.aside.note(SlowPathFlags::METERED, true);
         // Without memory for one the next frame ends the connection.
         let Some(meter) = self.meters.entry(id.slot()) else { return };
         match goes_on {
@@ -55,7 +55,7 @@ impl<O: Observer> Shard<O> {
                 return;
             }
             Some(rates) => self.meter(id, rates),
-            None => conn.aside.note(Aside::METERED, false),
+            None => conn.aside.note(SlowPathFlags::METERED, false),
         }
         self.resume_reads(id);
     }
@@ -69,7 +69,7 @@ impl<O: Observer> Shard<O> {
         match meter.wait(self.now) {
             None => Pace::Fine,
             // Judged once the frame is whole: its first bytes may come early.
-            Some(_) if meter.rates.when_too_fast == WhenTooFast::Close => Pace::Fine,
+            Some(_) if meter.rates.when_too_fast == ReadRateAction::Close => Pace::Fine,
             Some(wait) => Pace::Wait(steps_for(wait)),
         }
     }
@@ -79,7 +79,7 @@ impl<O: Observer> Shard<O> {
     pub(super) fn pay(&mut self, id: ConnId, bytes: usize) -> bool {
         let closes = !self.is_cut(id);
         let Some(meter) = self.meters.get_mut(id.slot()) else { return true };
-        let is_early = meter.rates.when_too_fast == WhenTooFast::Close && meter.wait(self.now).is_some();
+        let is_early = meter.rates.when_too_fast == ReadRateAction::Close && meter.wait(self.now).is_some();
         meter.pay(bytes, self.now);
         !(is_early && closes)
     }
@@ -88,7 +88,7 @@ impl<O: Observer> Shard<O> {
     #[cold]
     pub(super) fn hold_reads(&mut self, id: ConnId, lease: Lease, steps: u32) {
         let Some(conn) = self.conns.get_mut(id) else { return };
-        conn.aside.note(Aside::TOO_FAST, true);
+        conn.aside.note(SlowPathFlags::TOO_FAST, true);
         let lane = conn.lane;
         self.requeue(id, lease);
         // The system may have had no memory for the rest.
@@ -102,7 +102,7 @@ impl<O: Observer> Shard<O> {
     #[cold]
     pub(in crate::shard) fn resume_reads(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.is_too_fast()) else { return };
-        conn.aside.note(Aside::TOO_FAST, false);
+        conn.aside.note(SlowPathFlags::TOO_FAST, false);
         conn.active_at = self.stamp;
         if let Some(inbox) = &mut conn.inbox {
             inbox.resumes = None;

@@ -10,10 +10,10 @@ use ringserve_buf::{Lease, try_box};
 use super::Shard;
 use metered::Pace;
 
-use crate::connection::{Conn, ConnHead, Found, Inbox, Queued, Uncut, cut, cut_whole, not_whole};
+use crate::connection::{Conn, ConnHead, Found, Inbox, QueueFlags, Uncut, cut, cut_whole, not_whole};
 use crate::framing::{FrameError, Framing, FramingState, TypedFraming};
 use crate::{CloseReason, ConnId, Frame, LaneId, Observer, Op};
-pub use calls::Parked;
+pub use calls::ParkOutcome;
 
 /// The cost of a frame on the heap in addition to its bytes: two allocations, one of them with the count of its leases.
 const FRAME_BYTES: usize = 96;
@@ -405,7 +405,7 @@ impl<'a, O: Observer> Frames<'a, O> {
 
     /// Parks a call with the frame handed out last; the call holds `bytes` of memory in addition. See [`Shard::call_parked`].
     #[inline]
-    pub fn park(&mut self, call: u32, bytes: usize) -> Parked {
+    pub fn park(&mut self, call: u32, bytes: usize) -> ParkOutcome {
         self.note_first();
         let parked = self.shard.call_parked(self.id, call, bytes + self.frame_bytes);
         // Where it ended the connection, the outlet says so.
@@ -564,8 +564,8 @@ impl<O: Observer> Shard<O> {
             }
             return;
         }
-        if conn.takes_frames() && !conn.queued.is_in(Queued::RUNNABLE) {
-            conn.queued.enter(Queued::RUNNABLE);
+        if conn.takes_frames() && !conn.queued.is_in(QueueFlags::RUNNABLE) {
+            conn.queued.enter(QueueFlags::RUNNABLE);
             self.runnable.push_back(id);
             self.later += 1;
         }
@@ -578,10 +578,10 @@ impl<O: Observer> Shard<O> {
         }
         if let Some(conn) = self.conns.get_mut(id)
             && conn.takes_frames()
-            && !conn.queued.is_in(Queued::RUNNABLE)
+            && !conn.queued.is_in(QueueFlags::RUNNABLE)
             && conn.waiting_bytes() > 0
         {
-            conn.queued.enter(Queued::RUNNABLE);
+            conn.queued.enter(QueueFlags::RUNNABLE);
             let queue = if self.work.is_full() { &mut self.runnable } else { &mut self.served };
             queue.push_back(id);
             self.later += 1;

@@ -12,8 +12,8 @@
 use crate::shard::receive::short_from;
 use crate::shard::{QUEUE_KEPT, Shard, kept_bytes_max};
 
-use crate::connection::{Inbox, Queued, ShardShared};
-use crate::tables::{Holders, Returning, RoomOf, class_of};
+use crate::connection::{Inbox, QueueFlags, ShardShared};
+use crate::tables::{Holders, ReturnedItem, RoomOf, class_of};
 use crate::time::Stamp;
 use crate::{Batch, CloseReason, ConnId, Observer};
 
@@ -95,14 +95,14 @@ impl<O: Observer> Shard<O> {
     }
 
     /// Counts what the driver will give back of a connection that ends.
-    pub(in crate::shard) fn returns(&mut self, id: ConnId, what: Returning, bytes: usize) {
+    pub(in crate::shard) fn returns(&mut self, id: ConnId, what: ReturnedItem, bytes: usize) {
         self.shared.add_returning(self.holders.returns(id.slot(), what, bytes));
         // The driver has to report it in its next wait.
         self.send_awaited |= bytes > 0;
     }
 
     /// The driver gave it back.
-    pub(in crate::shard) fn returned(&mut self, id: ConnId, what: Returning) {
+    pub(in crate::shard) fn returned(&mut self, id: ConnId, what: ReturnedItem) {
         self.shared.remove_returning(self.holders.returned(id.slot(), what));
     }
 
@@ -200,8 +200,9 @@ impl<O: Observer> Shard<O> {
             if self.watched.try_reserve(1).is_err() {
                 return self.list_holder(id, AT_ONCE);
             }
-            if let Some(conn) = self.conns.get_mut(id).filter(|conn| !conn.queued.is_in(Queued::WATCHED)) {
-                conn.queued.enter(Queued::WATCHED);
+            if let Some(conn) = self.conns.get_mut(id).filter(|conn| !conn.queued.is_in(QueueFlags::WATCHED))
+            {
+                conn.queued.enter(QueueFlags::WATCHED);
                 self.watched.push_back((id, self.stamp));
             }
             // The driver has to report the end of its send.
@@ -220,7 +221,7 @@ impl<O: Observer> Shard<O> {
             }
             self.watched.pop_front();
             let Some(conn) = self.conns.get_mut(id) else { continue };
-            conn.queued.leave(Queued::WATCHED);
+            conn.queued.leave(QueueFlags::WATCHED);
             if conn.shared.is_some() {
                 // The bytes may be younger than this look at them.
                 self.watch(id);

@@ -1,8 +1,8 @@
 //! The end of a shard, and of a connection that lingers.
 
 use super::*;
-use crate::WhenTooFast;
-use crate::proxy::Expected;
+use crate::ReadRateAction;
+use crate::proxy::HeaderRules;
 
 #[test]
 fn operation_that_never_ends_is_left_behind_in_time() {
@@ -242,7 +242,7 @@ fn connection_is_served_until_its_moment_in_a_drain() {
 /// Four frames more come than it may send, in the drain and before its moment.
 #[test]
 fn rate_of_a_peer_holds_until_its_moment_in_a_drain() {
-    for (when_too_fast, handed) in [(WhenTooFast::HoldBack, 6), (WhenTooFast::Close, 2)] {
+    for (when_too_fast, handed) in [(ReadRateAction::HoldBack, 6), (ReadRateAction::Close, 2)] {
         let limits = Limits::default().read_frames_per_second_max(2).when_read_too_fast(when_too_fast);
         let server = ServerLimits::default().drain_spread(millis(400));
         let (mut shard, ids) = with_served_connections(2, (server, limits));
@@ -257,7 +257,7 @@ fn rate_of_a_peer_holds_until_its_moment_in_a_drain() {
         };
         let at_once = frames(&mut shard);
         let too_fast = shard.counters(LaneId::FIRST).closed_for(CloseReason::ReadTooFast);
-        assert_eq!((at_once, too_fast), (2, u64::from(when_too_fast == WhenTooFast::Close)));
+        assert_eq!((at_once, too_fast), (2, u64::from(when_too_fast == ReadRateAction::Close)));
         for turn in 0..20 {
             shard.turn(at(5) + millis(200 + turn));
         }
@@ -293,7 +293,7 @@ fn start_that_brought_a_byte_has_half_a_second_in_a_drain() {
         let limits = Limits::default().proxy_header_timeout(None).handshake_timeout(None);
         let mut shard = Tested::new(limits, 1, 1);
         shard.lane.awaits_header = true;
-        shard.expect_header(0, Expected { bytes_max: 1000, keeps_tlvs: false });
+        shard.expect_header(0, HeaderRules { bytes_max: 1000, keeps_tlvs: false });
         shard.begin(Time::ZERO, 1);
         let id = accept(&mut shard, 1);
         if !bytes.is_empty() {

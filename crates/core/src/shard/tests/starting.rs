@@ -1,7 +1,7 @@
 //! Connections that begin with a PROXY header.
 
 use super::*;
-use crate::proxy::{CommandV2, Ends, Expected, HeaderError, Proxied, write_v1, write_v2};
+use crate::proxy::{CommandV2, Ends, HeaderError, HeaderRules, ProxyFacts, write_v1, write_v2};
 use crate::{CloseReason, ReceiveEnd};
 
 const BYTES_MAX: usize = 300;
@@ -30,7 +30,7 @@ fn block(command: CommandV2, fields: &[(u8, &[u8])]) -> Vec<u8> {
 /// A shard whose connections begin with a header.
 fn expecting(limits: impl Into<Bounds>) -> Tested {
     let mut shard = Tested::new(limits, 8, 1);
-    shard.expect_header(0, Expected { bytes_max: BYTES_MAX, keeps_tlvs: true });
+    shard.expect_header(0, HeaderRules { bytes_max: BYTES_MAX, keeps_tlvs: true });
     shard.lane.awaits_header = true;
     shard
 }
@@ -77,7 +77,7 @@ fn connection_behind_a_header_is_the_clients_in_any_split() {
             let proxied = Heard::Proxied(id, Some(ends().source));
             assert_eq!(heard, [proxied, Heard::Frame(id), Heard::Frame(id)], "{first} bytes first");
             let of = shard.shared(id).unwrap().proxied();
-            assert_eq!(of, Proxied { via: Some(proxy()), destination: Some(ends().destination) });
+            assert_eq!(of, ProxyFacts { via: Some(proxy()), destination: Some(ends().destination) });
             assert_eq!(shard.held_bytes(), 0);
         }
     }
@@ -108,7 +108,7 @@ fn further_fields_are_kept_until_the_connection_ends() {
     shard.complete(Completion::ReceiveEnded { id, end: ReceiveEnd::Stopped });
     assert!(shared.tlvs().is_some(), "the service may look at them when it closes");
     shard.complete(Completion::Closed { id });
-    assert_eq!((shared.tlvs(), shared.proxied()), (None, Proxied::default()));
+    assert_eq!((shared.tlvs(), shared.proxied()), (None, ProxyFacts::default()));
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn proxy_that_speaks_for_itself_is_the_peer() {
         shard.begin(at(1), 1);
         shard.receive(id, &header);
         assert_eq!(shard.heard(), [Heard::Proxied(id, Some(proxy()))]);
-        assert_eq!(shard.shared(id).unwrap().proxied(), Proxied::default());
+        assert_eq!(shard.shared(id).unwrap().proxied(), ProxyFacts::default());
     }
 }
 
@@ -241,7 +241,7 @@ fn accepting_pauses_while_as_many_begin_as_may() {
 /// A shard with a listener that expects headers, two of which may be awaited, and a plain one. A third connection came to the first.
 fn crowded(silent: bool) -> (Tested, [ConnId; 2]) {
     let mut shard = Tested::new(ServerLimits::default().handshakes_max(2), 8, 2);
-    shard.expect_header(0, Expected { bytes_max: BYTES_MAX, keeps_tlvs: true });
+    shard.expect_header(0, HeaderRules { bytes_max: BYTES_MAX, keeps_tlvs: true });
     shard.lane.awaits_header = true;
     shard.begin(Time::ZERO, 3);
     let ids = [come(&mut shard, 1), come(&mut shard, 2)];
@@ -292,7 +292,7 @@ fn silent_one_makes_room_sooner_than_one_that_spoke() {
 #[test]
 fn silent_ones_do_not_keep_the_table_from_other_listeners() {
     let mut shard = Tested::new(ServerLimits::default(), 3, 2);
-    shard.expect_header(0, Expected { bytes_max: BYTES_MAX, keeps_tlvs: true });
+    shard.expect_header(0, HeaderRules { bytes_max: BYTES_MAX, keeps_tlvs: true });
     shard.lane.awaits_header = true;
     shard.begin(Time::ZERO, 4);
     let [first, second, _] = [1, 2, 3].map(|number| come(&mut shard, number));
@@ -318,7 +318,7 @@ fn silent_ones_do_not_keep_the_table_from_other_listeners() {
 fn silent_one_makes_room_where_the_largest_crowd_is_young() {
     let mut shard = Tested::new(ServerLimits::default(), 3, 3);
     for listener in 0..2 {
-        shard.expect_header(listener, Expected { bytes_max: BYTES_MAX, keeps_tlvs: true });
+        shard.expect_header(listener, HeaderRules { bytes_max: BYTES_MAX, keeps_tlvs: true });
     }
     shard.lane.awaits_header = true;
     shard.begin(Time::ZERO, 1);

@@ -2,9 +2,9 @@
 
 use alloc::string::ToString;
 
-use super::super::timers::{Beginning, Lateness};
+use super::super::timers::{Lateness, TurnStart};
 use super::*;
-use crate::{CloseReason, ConnLimits, IdleCounts};
+use crate::{CloseReason, ConnLimits, IdleActivity};
 
 /// Sends a reply of 100 bytes, behind which the peer is held back in the middle of a frame.
 fn hold_back(shard: &mut Tested, id: ConnId) -> Box<Batch> {
@@ -166,7 +166,7 @@ fn held_back_peer_is_idle_once_nothing_that_it_sent_is_unread() {
             outbox_bytes_high: 10,
             outbox_bytes_low: 5,
             idle_timeout: Some(Duration::from_secs(10)),
-            idle_counts: IdleCounts::Received,
+            idle_counts: IdleActivity::Received,
             write_stall_timeout: None,
             write_bytes_per_second_min: 0,
             read_bytes_per_second_min: 0,
@@ -193,7 +193,8 @@ fn held_back_peer_is_idle_once_nothing_that_it_sent_is_unread() {
 #[test]
 fn talker_is_idle_where_what_it_takes_alone_counts() {
     let idle = Limits { idle_timeout: Some(Duration::from_secs(10)), ..Limits::default() };
-    for (counts, closed) in [(IdleCounts::Either, 0), (IdleCounts::Received, 0), (IdleCounts::Sent, 1)] {
+    for (counts, closed) in [(IdleActivity::Either, 0), (IdleActivity::Received, 0), (IdleActivity::Sent, 1)]
+    {
         let (mut shard, ids) = with_connections(1, Limits { idle_counts: counts, ..idle.clone() });
         // Frames that bring it nothing.
         for seconds in [4, 8] {
@@ -493,8 +494,8 @@ fn peer_whose_bytes_waited_for_a_late_shard_stays() {
 }
 
 /// A turn `gap` after the one before, of a shard that never sleeps, with a crowd's completions.
-fn crowded(now: Time, gap: Duration) -> Beginning {
-    Beginning { now, gap, completions: 300, more: false, late: Some(gap), connections: 0 }
+fn crowded(now: Time, gap: Duration) -> TurnStart {
+    TurnStart { now, gap, completions: 300, more: false, late: Some(gap), connections: 0 }
 }
 
 #[test]
@@ -531,7 +532,7 @@ fn shard_that_was_away_judges_once_it_looked_at_each() {
     let mut lateness = Lateness::default();
     let mut turn = |turns: u64, gap| {
         let now = at(60) + Duration::from_millis(10 * turns);
-        lateness.step(&Beginning { connections: 5000, ..crowded(now, gap) });
+        lateness.step(&TurnStart { connections: 5000, ..crowded(now, gap) });
         lateness.is_behind()
     };
     assert!(turn(0, Duration::from_secs(30)));
@@ -550,7 +551,7 @@ fn shard_has_caught_up_once_its_driver_brings_little() {
             let gap = Duration::from_millis(if turn == 0 { 30_000 } else { 1 });
             let now = at(60) + Duration::from_millis(turn as u64);
             let more = (1..=large).contains(&turn);
-            lateness.step(&Beginning {
+            lateness.step(&TurnStart {
                 completions: *completions,
                 more,
                 connections: 9,
@@ -570,12 +571,12 @@ fn shard_has_caught_up_once_its_driver_brings_little() {
 #[test]
 fn shard_that_slept_until_a_timer_is_not_late() {
     let (long, short) = (Duration::from_secs(8), Duration::from_millis(60));
-    let slept = Beginning { completions: 0, late: Some(short), ..crowded(at(9), long) };
+    let slept = TurnStart { completions: 0, late: Some(short), ..crowded(at(9), long) };
     for (turn, is_behind) in [
         (slept, false),
-        (Beginning { completions: 1, ..slept }, true),
-        (Beginning { late: None, ..slept }, true),
-        (Beginning { gap: Duration::from_millis(900), late: None, ..slept }, false),
+        (TurnStart { completions: 1, ..slept }, true),
+        (TurnStart { late: None, ..slept }, true),
+        (TurnStart { gap: Duration::from_millis(900), late: None, ..slept }, false),
         (crowded(at(9), short), false),
     ] {
         let mut lateness = Lateness::default();
@@ -590,17 +591,17 @@ fn shard_that_slept_until_a_timer_is_not_late() {
 #[test]
 fn absence_is_proved_by_what_the_shard_was_to_wake_for() {
     let long = Duration::from_secs(8);
-    let news = Beginning { completions: 9, late: None, ..crowded(at(9), long) };
+    let news = TurnStart { completions: 9, late: None, ..crowded(at(9), long) };
     let half = Duration::from_millis(500);
     for (turn, watches, since) in [
         (news, false, None),
-        (Beginning { late: Some(Duration::from_millis(50)), ..news }, false, None),
-        (Beginning { late: Some(Duration::from_secs(3)), ..news }, false, Some(at(6))),
+        (TurnStart { late: Some(Duration::from_millis(50)), ..news }, false, None),
+        (TurnStart { late: Some(Duration::from_secs(3)), ..news }, false, Some(at(6))),
         (news, true, Some(at(1) + half)),
-        (Beginning { late: Some(Duration::from_secs(3)), ..news }, true, Some(at(1) + half)),
-        (Beginning { gap: half, ..news }, true, None),
+        (TurnStart { late: Some(Duration::from_secs(3)), ..news }, true, Some(at(1) + half)),
+        (TurnStart { gap: half, ..news }, true, None),
         (
-            Beginning { gap: Duration::from_millis(600), ..news },
+            TurnStart { gap: Duration::from_millis(600), ..news },
             true,
             Some(at(8) + Duration::from_millis(900)),
         ),
@@ -614,8 +615,8 @@ fn absence_is_proved_by_what_the_shard_was_to_wake_for() {
     }
     // Of an absence behind which nothing was looked at the first one tells.
     let mut lateness = Lateness::default();
-    lateness.step(&Beginning { late: Some(Duration::from_secs(3)), ..news });
-    lateness.step(&Beginning { now: at(17), ..news });
+    lateness.step(&TurnStart { late: Some(Duration::from_secs(3)), ..news });
+    lateness.step(&TurnStart { now: at(17), ..news });
     assert_eq!(lateness.behind_from(), Some(at(6)));
 }
 

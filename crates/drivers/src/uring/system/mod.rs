@@ -17,7 +17,7 @@
 //! 6. A block is owned by [`SystemKernel::blocks`] from before its entry is pushed until its completion, which no other operation
 //!    shares its name with, was reaped, and is not touched in between; its memory stays where it is. If a completion never comes
 //!    it is leaked.
-//! 7. A descriptor in [`Owned`] is open and has no other owner; it leaves the set when a close of it is pushed.
+//! 7. A descriptor in [`DescriptorSet`] is open and has no other owner; it leaves the set when a close of it is pushed.
 
 mod buffer_ring;
 mod encode;
@@ -56,7 +56,7 @@ use crate::uring::kernel::{Kernel, Kind, RawCqe, RawOp, SendMode, SentQuietly};
 use buffer_ring::BufferRing;
 use encode::{On, Staging};
 use enter::Quiet;
-use owned::Owned;
+use owned::DescriptorSet;
 use ringserve_core::internals::Chunked;
 use setup::{GROUPS, Mode};
 
@@ -86,9 +86,9 @@ pub struct SystemKernel {
     /// Operations that will post a completion.
     in_flight: usize,
     /// `None` once it is closed.
-    listeners: Vec<Option<Listening>>,
+    listeners: Vec<Option<ListenerSocket>>,
     /// Descriptors accepted and not installed yet.
-    owned: Owned,
+    owned: DescriptorSet,
     /// Descriptors of connections by slot, plus one, where they are not in the ring's table.
     plain: Option<Chunked<i32>>,
     before_connect: BeforeConnect,
@@ -98,7 +98,7 @@ pub struct SystemKernel {
 }
 
 /// A listening socket.
-struct Listening {
+struct ListenerSocket {
     listener: Listener,
     /// Each accept takes one connection, by request or because other rings accept from the same
     /// queue. There a connection wakes the first ring that waits, and a multishot accept always
@@ -107,10 +107,10 @@ struct Listening {
     one_by_one: bool,
 }
 
-impl Listening {
-    fn new(listener: Listener) -> Listening {
+impl ListenerSocket {
+    fn new(listener: Listener) -> ListenerSocket {
         let one_by_one = listener.is_one_by_one();
-        Listening { listener, one_by_one }
+        ListenerSocket { listener, one_by_one }
     }
 }
 
@@ -140,7 +140,7 @@ impl Uring<SystemKernel> {
 
 impl SystemKernel {
     fn new(config: &UringConfig, listeners: Vec<Listener>) -> Result<SystemKernel, SetupError> {
-        let setup::Made { buffers, ring, mode } = setup::make(config)?;
+        let setup::ReadyRing { buffers, ring, mode } = setup::make(config)?;
         let waker = Waker::new().map_err(|error| SetupError::from_call("the wake-up descriptor", error))?;
         Ok(SystemKernel {
             staging: Staging::new(ring.params().sq_entries() as usize),
@@ -157,8 +157,8 @@ impl SystemKernel {
             pushed: 0,
             consumed: 0,
             in_flight: 0,
-            listeners: listeners.into_iter().map(|listener| Some(Listening::new(listener))).collect(),
-            owned: Owned::new(),
+            listeners: listeners.into_iter().map(|listener| Some(ListenerSocket::new(listener))).collect(),
+            owned: DescriptorSet::new(),
             plain: config.plain_descriptors.then(Chunked::new),
             before_connect: config.before_connect.clone(),
             waker,
@@ -186,7 +186,7 @@ impl SystemKernel {
         text
     }
 
-    fn listening(&self, listener: u16) -> Option<&Listening> {
+    fn listening(&self, listener: u16) -> Option<&ListenerSocket> {
         self.listeners.get(usize::from(listener))?.as_ref()
     }
 
@@ -308,7 +308,7 @@ impl Kernel for SystemKernel {
             RawOp::Send { id, batch, mode } => self.send(id, batch, mode),
             RawOp::Accept { listener } => {
                 let entry = match self.listening(listener) {
-                    Some(Listening { listener, one_by_one }) => {
+                    Some(ListenerSocket { listener, one_by_one }) => {
                         let encode = if *one_by_one { encode::accept_one } else { encode::accept };
                         encode(listener.as_fd().as_raw_fd())
                     }
@@ -424,7 +424,7 @@ impl Kernel for SystemKernel {
     }
 
     fn drop_filter(&mut self, listener: u16, fd: i32) -> bool {
-        let is_inherited = |listening: &Listening| listening.listener.filter().is_inherited();
+        let is_inherited = |listening: &ListenerSocket| listening.listener.filter().is_inherited();
         let has_filter = self.listening(listener).is_some_and(is_inherited);
         if has_filter {
             // The socket has no filter if it was accepted before the first one was set, or after
@@ -439,7 +439,7 @@ impl Kernel for SystemKernel {
     }
 
     fn turn_newcomers_away(&mut self, listener: u16) -> Duration {
-        let Some(Listening { listener: socket, .. }) = self.listening(listener) else {
+        let Some(ListenerSocket { listener: socket, .. }) = self.listening(listener) else {
             return Duration::ZERO;
         };
         accept::turn_newcomers_away(socket.socket(), socket.filter()).unwrap_or_else(|error| {
@@ -451,7 +451,7 @@ impl Kernel for SystemKernel {
     }
 
     fn take_queued(&mut self, listener: u16) -> Result<i32, i32> {
-        let Some(Listening { listener, .. }) = self.listening(listener) else { return Err(libc::EBADF) };
+        let Some(ListenerSocket { listener, .. }) = self.listening(listener) else { return Err(libc::EBADF) };
         let fd = accept::take(SockRef::from(listener))?.into_raw_fd();
         self.owned.insert(fd);
         Ok(fd)

@@ -4,13 +4,13 @@ use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 
 /// A set of open descriptors that belong to the owner of the set. One bit for each number, since numbers are
 /// small and dense.
-pub(super) struct Owned {
+pub(super) struct DescriptorSet {
     words: Vec<u64>,
 }
 
-impl Owned {
-    pub(super) fn new() -> Owned {
-        Owned { words: Vec::new() }
+impl DescriptorSet {
+    pub(super) fn new() -> DescriptorSet {
+        DescriptorSet { words: Vec::new() }
     }
 
     /// Inserts an open descriptor that no other code will close.
@@ -63,7 +63,7 @@ impl Owned {
     }
 }
 
-impl Drop for Owned {
+impl Drop for DescriptorSet {
     fn drop(&mut self) {
         self.close_all();
     }

@@ -32,13 +32,13 @@ pub(super) struct Mode {
 }
 
 /// A ring ready for operations, and its buffer ring.
-pub(super) struct Made {
+pub(super) struct ReadyRing {
     pub(super) buffers: BufferRing,
     pub(super) ring: IoUring,
     pub(super) mode: Mode,
 }
 
-pub(super) fn make(config: &UringConfig) -> Result<Made, SetupError> {
+pub(super) fn make(config: &UringConfig) -> Result<ReadyRing, SetupError> {
     let mut restrict = config.restrict;
     loop {
         match make_once(config, restrict) {
@@ -53,7 +53,7 @@ pub(super) fn make(config: &UringConfig) -> Result<Made, SetupError> {
 
 const RESTRICT: &str = "restricting the ring";
 
-fn make_once(config: &UringConfig, restrict: bool) -> Result<Made, SetupError> {
+fn make_once(config: &UringConfig, restrict: bool) -> Result<ReadyRing, SetupError> {
     let (ring, mut mode) = retried(|| build(config, restrict)).map_err(|error| {
         too_old(error, "single-issuer rings and multishot receives", "6.0", "io_uring_setup")
     })?;
@@ -83,7 +83,7 @@ fn make_once(config: &UringConfig, restrict: bool) -> Result<Made, SetupError> {
         ring.submitter().register_enable_rings().map_err(SetupError::failed(RESTRICT))?;
         mode.restricted = true;
     }
-    Ok(Made { buffers, ring, mode })
+    Ok(ReadyRing { buffers, ring, mode })
 }
 
 fn too_old(error: io::Error, missing: &'static str, since: &'static str, what: &'static str) -> SetupError {

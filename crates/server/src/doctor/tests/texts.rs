@@ -5,27 +5,27 @@ use std::time::Duration;
 
 use super::super::case::{Case, Setup, size};
 use super::super::program::{Build, judge};
-use super::super::{Expected, Severity, checks};
+use super::super::{Severity, Workload, checks};
 use super::{Planted, SOUND, connections, of, setup};
 
 #[test]
 fn build_is_judged_by_what_is_expected() {
     let (planted, setup) = (Planted::new(), setup());
     let machine = planted.machine();
-    let of = |build: Build, expected: &Expected| {
+    let of = |build: Build, expected: &Workload| {
         let mut found = Vec::new();
         judge(&build, &Case::tried(&machine, &setup, expected, || Ok(true)), &mut found);
         found.into_iter().map(|finding| (finding.severity, finding.value)).collect::<Vec<_>>()
     };
     let sound = || Build { is_debug: false, aborts: false, has_frame_pointers: None };
-    let nothing = Expected::default();
+    let nothing = Workload::default();
     assert_eq!(of(sound(), &nothing), []);
     assert_eq!(of(Build { has_frame_pointers: Some(true), ..sound() }, &nothing), []);
     let frameless = of(Build { has_frame_pointers: Some(false), ..sound() }, &nothing);
     assert_eq!(frameless, [(Severity::Info, "without frame pointers".to_owned())]);
     let aborts = of(Build { aborts: true, ..sound() }, &nothing);
     assert_eq!(aborts, [(Severity::Warn, "abort".to_owned())]);
-    let debug = |expected: &Expected| of(Build { is_debug: true, ..sound() }, expected)[0].0;
+    let debug = |expected: &Workload| of(Build { is_debug: true, ..sound() }, expected)[0].0;
     assert_eq!((debug(&nothing), debug(&connections(10))), (Severity::Info, Severity::Warn));
 }
 
@@ -35,12 +35,12 @@ fn tools_that_will_not_work_are_named_beforehand() {
         &[("proc/sys/kernel/perf_event_paranoid", "4\n"), ("proc/sys/kernel/yama/ptrace_scope", "1\n")];
     let planted = Planted::new().with(files);
     fs::remove_file(planted.0.join("sys/kernel/btf/vmlinux")).unwrap();
-    let found = planted.findings(&setup(), &Expected::default());
+    let found = planted.findings(&setup(), &Workload::default());
     let whats: Vec<&str> = found.iter().map(|finding| &*finding.what).collect();
     assert_eq!(whats, ["BTF of the kernel", "kernel.perf_event_paranoid", "kernel.yama.ptrace_scope"]);
     assert!(found.iter().all(|finding| finding.severity == Severity::Info));
     let root = planted.with(&[("proc/thread-self/status", "CapEff:\t000001ffffffffff\n")]);
-    assert_eq!(root.findings(&setup(), &Expected::default()).len(), 1, "root has both");
+    assert_eq!(root.findings(&setup(), &Workload::default()).len(), 1, "root has both");
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn outdated_advice_is_found_with_its_file_and_line() {
         ),
         ("usr/lib/sysctl.d/README", "net.ipv4.tcp_tw_recycle = 1\n"),
     ]);
-    let found = planted.findings(&setup(), &Expected::default());
+    let found = planted.findings(&setup(), &Workload::default());
     let whats: Vec<_> = found.iter().map(|finding| (finding.severity, &*finding.what)).collect();
     assert_eq!(
         whats,
@@ -73,7 +73,7 @@ fn outdated_advice_is_found_with_its_file_and_line() {
         "a file in /etc replaces one of its name, and what is no .conf is not read"
     );
     let files = &[("etc/sysctl.conf", "fs.file-max=1000\nfs.nr_open=1000\n")];
-    let (_, line) = of("advice", files, &setup(), &Expected::default()).unwrap();
+    let (_, line) = of("advice", files, &setup(), &Workload::default()).unwrap();
     assert!(line.contains("fs.nr_open in /etc/sysctl.conf:2"), "{line}");
 }
 
@@ -81,7 +81,7 @@ fn outdated_advice_is_found_with_its_file_and_line() {
 fn link_to_the_one_file_is_read_once() {
     let planted = Planted::new().with(&[("etc/sysctl.conf", "net.ipv4.tcp_tw_recycle = 1\n")]);
     std::os::unix::fs::symlink("../sysctl.conf", planted.0.join("etc/sysctl.d/99-sysctl.conf")).unwrap();
-    let found = planted.findings(&setup(), &Expected::default());
+    let found = planted.findings(&setup(), &Workload::default());
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].what, "net.ipv4.tcp_tw_recycle in /etc/sysctl.d/99-sysctl.conf:1");
 }
@@ -125,7 +125,7 @@ fn every_finding_has_all_parts_and_the_name_of_a_check() {
 
 #[test]
 fn expectations_are_read_from_text() {
-    let expected: Expected =
+    let expected: Workload =
         "connections=1_000_000, accepts=20000,stall=50,round_trip=80,session=200,upstreams=9"
             .parse()
             .unwrap();
@@ -137,9 +137,9 @@ fn expectations_are_read_from_text() {
         .upstreams(9);
     assert_eq!(expected, same);
     assert_eq!(same.to_string().parse(), Ok(same));
-    assert_eq!(Expected::default().to_string(), "");
-    assert_eq!("".parse(), Ok(Expected::default()));
-    let error = |text: &str| text.parse::<Expected>().unwrap_err();
+    assert_eq!(Workload::default().to_string(), "");
+    assert_eq!("".parse(), Ok(Workload::default()));
+    let error = |text: &str| text.parse::<Workload>().unwrap_err();
     assert!(error("connections").contains("\"connections\" is no name with a number"));
     assert!(error("connections=many").contains("connections=many"));
     assert!(error("conections=1").contains("\"conections=1\" cannot be expected; there are connections,"));

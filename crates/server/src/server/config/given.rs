@@ -22,7 +22,7 @@ use crate::shard::face::service::IntoService;
 use crate::shard::state::shard_loop::Admit;
 use crate::socket_options::options::SocketOptions;
 use crate::telling::Telling;
-use crate::watch::options::Stalls;
+use crate::watch::options::StallOptions;
 
 /// The settings of a server. What a service may set too is for those that do not.
 #[derive(Default)]
@@ -45,7 +45,7 @@ pub(crate) struct ServerConfig {
     pub(crate) driver: Driver,
     pub(crate) coalesce: Duration,
     pub(crate) runtime: Runtime,
-    pub(crate) stalls: Stalls,
+    pub(crate) stalls: StallOptions,
     pub(crate) overload: Overload,
     /// This server is the endpoint beside another one: its start is no line in the log, and its
     /// thread has a name that says so.

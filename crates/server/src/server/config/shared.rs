@@ -34,7 +34,7 @@ use crate::shard::state::shard_loop::{Common, LaneParts, ShardLoop};
 use crate::shard::state::upstreams::add_upstreams;
 use crate::shard::tasks::ends::Ends;
 use crate::shard::wakes::inbox::RemoteShard;
-use crate::socket_options::asks::Asks;
+use crate::socket_options::asks::SocketQueries;
 use crate::stats::ServiceNames;
 use crate::telling::Told;
 use crate::watch::accept_queue::AcceptQueues;
@@ -50,7 +50,7 @@ pub(crate) struct SharedConfig {
     proxies: Proxies,
     /// Which have a transport.
     transports: Transports,
-    asks: Asks,
+    asks: SocketQueries,
     told: Told,
     clock: Clock,
     /// The connections of all shards together.
@@ -97,8 +97,13 @@ impl CheckedConfig {
         #[cfg(feature = "tls")]
         let control = control.with_tls(super::super::listen::tls::all(self.binds()));
         // All connections are asked alike.
-        let asks = self.services.iter().map(|service| service.sockets.asks()).fold(Asks::default(), Asks::or);
-        let asks = asks.or(Asks { credentials: self.limiters.count_users(), ..Asks::default() });
+        let asks = self
+            .services
+            .iter()
+            .map(|service| service.sockets.asks())
+            .fold(SocketQueries::default(), SocketQueries::or);
+        let asks =
+            asks.or(SocketQueries { credentials: self.limiters.count_users(), ..SocketQueries::default() });
         let proxies = Proxies::of(self.binds().map(|bind| (&bind.addr, bind.proxy.as_ref())));
         let transports = Transports::of(self.binds().map(|bind| bind.transport.as_ref()));
         let told = self.given.telling.told(self.services.iter().map(|service| service.given.access_log));

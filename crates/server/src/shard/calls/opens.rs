@@ -14,7 +14,7 @@ use ringserve_core::{ConnHead, ConnId};
 use super::running_calls::grow;
 use crate::guard::{Panicked, guard};
 use crate::shard::face::handle::Shard;
-use crate::shard::face::opening::{Opening, Refusal};
+use crate::shard::face::opening::{OpenCx, Refusal};
 use crate::shard::face::service::Service;
 use crate::shard::state::many::TaskNumbers;
 use crate::shard::wakes::inbox::TaskWaker;
@@ -38,7 +38,7 @@ struct Job<S: Service<H>, H> {
 async fn opens<S: Service<H>, H>(service: Rc<S>, shard: Shard, job: Rc<Job<S, H>>) {
     loop {
         let head = poll_fn(|_| job.head.take().map_or(Poll::Pending, Poll::Ready)).await;
-        let answer = service.open(&Opening::new(&head, &shard)).await;
+        let answer = service.open(&OpenCx::new(&head, &shard)).await;
         job.answer.set(Some(answer));
     }
 }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use ringserve_buf::{has_room_for, try_box};
-use ringserve_core::{ConnId, ConnShared, Frame, Parked, Stamp, Time};
+use ringserve_core::{ConnId, ConnShared, Frame, ParkOutcome, Stamp, Time};
 
 use crate::guard::{Panicked, guard};
 use crate::shard::face::cx::Cx;
@@ -155,8 +155,8 @@ where
     }
 
     /// Lists a call that waits before its connection's others, of which `parked.next` is the first.
-    pub(crate) fn list(&mut self, task: u32, parked: Parked) {
-        let Parked { next, bytes, since } = parked;
+    pub(crate) fn list(&mut self, task: u32, parked: ParkOutcome) {
+        let ParkOutcome { next, bytes, since } = parked;
         if let Some(slot) = self.slot(task) {
             (slot.next, slot.bytes, slot.since) = (next, bytes, since);
         }
@@ -216,7 +216,7 @@ where
         Some(CallEnd {
             id,
             result,
-            parked: Parked { next, bytes, since },
+            parked: ParkOutcome { next, bytes, since },
             before,
             #[cfg(feature = "metrics")]
             began,
@@ -287,7 +287,7 @@ pub(crate) struct CallEnd<E> {
     pub id: ConnId,
     pub result: Resumed<E>,
     /// Bytes that the state machine counted for it, with the next call in the connection's list.
-    pub parked: Parked,
+    pub parked: ParkOutcome,
     /// Since when the one listed before it waits, if there is one.
     pub before: Option<Stamp>,
     /// When it began.

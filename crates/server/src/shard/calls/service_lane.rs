@@ -2,8 +2,10 @@
 
 use std::rc::Rc;
 
-use ringserve_core::framing::{FrameError, HoldsState, TypedFraming};
-use ringserve_core::{CloseReason, ConnId, ConnShared, Ended, Frame, Frames, Next, RefusedBy, Socket, Whole};
+use ringserve_core::framing::{AsFramingState, FrameError, TypedFraming};
+use ringserve_core::{
+    CloseReason, ConnId, ConnShared, EndedConn, Frame, Frames, Next, RefusedBy, Socket, Whole,
+};
 use ringserve_drivers::guarded;
 use tracing::field::display;
 use tracing::{debug, info};
@@ -17,7 +19,7 @@ use crate::overload::Shed;
 use crate::peer::Peer;
 use crate::shard::Core;
 use crate::shard::admit::{self, Entrance};
-use crate::shard::face::closed::{Closed, Failure};
+use crate::shard::face::closed::{CloseCx, Failure};
 use crate::shard::face::cx::Cx;
 use crate::shard::face::handle::Shard;
 use crate::shard::face::service::Service;
@@ -44,7 +46,7 @@ pub(crate) struct ServiceLane<S: Service<F::Head>, F: TypedFraming, Make, Fut> {
 
 impl<S, F, Make, Fut> ServiceLane<S, F, Make, Fut>
 where
-    S: Service<F::Head, Session: HoldsState<F::State>>,
+    S: Service<F::Head, Session: AsFramingState<F::State>>,
     F: TypedFraming,
     Make: Fn(Rc<S>, Rc<Job<S, F::Head>>) -> Fut,
     Fut: Future<Output = ()>,
@@ -318,7 +320,7 @@ fn sheds<S: Service<H>, H>(
 
 impl<S, F, Make, Fut> Services for ServiceLane<S, F, Make, Fut>
 where
-    S: Service<F::Head, Session: HoldsState<F::State>>,
+    S: Service<F::Head, Session: AsFramingState<F::State>>,
     F: TypedFraming,
     Make: Fn(Rc<S>, Rc<Job<S, F::Head>>) -> Fut + 'static,
     Fut: Future<Output = ()> + 'static,
@@ -379,8 +381,8 @@ where
         self.notify(common, core, id, "input_ended", |service, cx| service.input_ended(cx));
     }
 
-    fn ended(&mut self, common: &mut Common, ended: Ended) {
-        let Ended { id, shared, reason, opened, call, .. } = ended;
+    fn ended(&mut self, common: &mut Common, ended: EndedConn) {
+        let EndedConn { id, shared, reason, opened, call, .. } = ended;
         common.meter.snapshot.work.on_connection(StalledWork::Close, id, shared.peer_words());
         match call {
             Some(task) if opened => {
@@ -401,7 +403,7 @@ where
         let closed = guard(|| {
             if opened && let Some(shared) = shared.downcast_ref() {
                 let account = shared.account(common.now);
-                self.service.close(&Closed::new(shared.body(), shared, reason, account));
+                self.service.close(&CloseCx::new(shared.body(), shared, reason, account));
             }
         });
         let peer = Peer::of(&shared);

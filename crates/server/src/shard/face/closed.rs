@@ -29,33 +29,35 @@ impl<E: fmt::Display> fmt::Display for Failure<'_, E> {
 }
 
 /// A connection that ended and takes no more bytes.
-pub struct Closed<'a, S> {
+#[doc(alias = "Closed")]
+pub struct CloseCx<'a, S> {
     session: &'a S,
     outlet: &'a Outlet,
     reason: CloseReason,
     account: Option<Account>,
 }
 
-impl<'a, S> Closed<'a, S> {
+impl<'a, S> CloseCx<'a, S> {
     pub(crate) fn new(
         session: &'a S,
         outlet: &'a Outlet,
         reason: CloseReason,
         account: Option<Account>,
-    ) -> Closed<'a, S> {
-        Closed { session, outlet, reason, account }
+    ) -> CloseCx<'a, S> {
+        CloseCx { session, outlet, reason, account }
     }
 
     /// The same end with another session and reason.
     #[cfg(feature = "codec")]
-    pub(crate) fn with<T>(&self, session: &'a T, reason: CloseReason) -> Closed<'a, T> {
-        Closed { session, outlet: self.outlet, reason, account: self.account }
+    pub(crate) fn with<T>(&self, session: &'a T, reason: CloseReason) -> CloseCx<'a, T> {
+        CloseCx { session, outlet: self.outlet, reason, account: self.account }
     }
 
-    /// The same end with a part of the session, for a wrapped service; as [`Cx::project`](crate::Cx::project) for an open
+    /// The same end with a part of the session, for a wrapped service; as [`Cx::map_session`](crate::Cx::map_session) for an open
     /// connection.
-    pub fn project<T>(&self, part: impl FnOnce(&'a S) -> &'a T) -> Closed<'a, T> {
-        Closed {
+    #[doc(alias = "project")]
+    pub fn map_session<T>(&self, part: impl FnOnce(&'a S) -> &'a T) -> CloseCx<'a, T> {
+        CloseCx {
             session: part(self.session),
             outlet: self.outlet,
             reason: self.reason,
@@ -89,7 +91,7 @@ impl<'a, S> Closed<'a, S> {
     }
 }
 
-impl<S> fmt::Debug for Closed<'_, S> {
+impl<S> fmt::Debug for CloseCx<'_, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Closed").field("id", &self.id()).field("reason", &self.reason).finish_non_exhaustive()
     }

@@ -8,7 +8,7 @@ use std::task::Poll;
 
 use bytes::Bytes;
 use ringserve_buf::{CountedHead, ReplyWriter, WeakHead};
-use ringserve_core::framing::Written;
+use ringserve_core::framing::WriteResult;
 use ringserve_core::{ConnHead, ConnId, Outlet, Payload, RemoteGate, SharedPayload};
 
 use super::handle::Shard;
@@ -259,7 +259,7 @@ impl LocalHandle {
     ///
     /// # Errors
     /// As [`push`](LocalHandle::push); `write` is not called then.
-    pub fn push_with<R: Written>(
+    pub fn push_with<R: WriteResult>(
         &self,
         write: impl FnOnce(&mut ReplyWriter<'_>) -> R,
     ) -> Result<R, PushError> {
@@ -302,10 +302,10 @@ impl LocalHandle {
         self.room().map(drop)
     }
 
-    /// As [`Cx::facts`](crate::Cx::facts), of a connection that lives.
+    /// As [`Cx::transport_info`](crate::Cx::transport_info), of a connection that lives.
     #[cfg(feature = "websocket")]
-    pub(crate) fn facts<T: 'static>(&self) -> Option<std::rc::Rc<T>> {
-        ringserve_core::facts_as(self.shared.upgrade()?.facts()?)
+    pub(crate) fn transport_info<T: 'static>(&self) -> Option<std::rc::Rc<T>> {
+        ringserve_core::facts_as(self.shared.upgrade()?.transport_info()?)
     }
 
     /// The connection's outlet, if a push would find room.

@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use ringserve_buf::ReplyWriter;
-use ringserve_core::framing::{HoldsState, Written};
+use ringserve_core::framing::{AsFramingState, WriteResult};
 use ringserve_core::proxy::Tlvs;
 use ringserve_core::{
     ConnHead, ConnId, ConnLimits, ConnShared, LimitError, Limits, NoMemoryLeft, Payload, SharedPayload,
@@ -83,7 +83,7 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// # Panics
     /// If `write` panics, replies to this connection, or asks for its [`outbox_bytes`](Cx::outbox_bytes). The connection is
     /// reset then.
-    pub fn reply_with<R: Written>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
+    pub fn reply_with<R: WriteResult>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
         self.head.reply_with(write)
     }
 
@@ -108,7 +108,7 @@ impl<'a, S: 'static> Cx<'a, S> {
     ///
     /// # Panics
     /// As [`reply_with`](Cx::reply_with).
-    pub fn write_with<R: Written>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
+    pub fn write_with<R: WriteResult>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
         self.head.write_with(write)
     }
 
@@ -131,7 +131,8 @@ impl<'a, S: 'static> Cx<'a, S> {
 
     /// True once the connection was closed, reset, or ended otherwise. Another pending call may have closed it: a request
     /// behind it is better not begun.
-    pub fn is_ending(&self) -> bool {
+    #[doc(alias = "is_ending")]
+    pub fn is_closed(&self) -> bool {
         self.head.is_ending()
     }
 
@@ -210,14 +211,15 @@ impl<'a, S: 'static> Cx<'a, S> {
     }
 
     /// Switches the rule that cuts this connection's bytes into frames: the state of its
-    /// [framing](crate::framing::TypedFraming), which the session [holds](HoldsState). Frames that were handed over stay as
+    /// [framing](crate::framing::TypedFraming), which the session [holds](AsFramingState). Frames that were handed over stay as
     /// they are; every byte behind them is cut by the new rule, even if the former rule has seen it.
     ///
     /// With [`Limits::calls_in_flight_max`](crate::Limits::calls_in_flight_max) above 1 the next frame may be cut as soon as
     /// this call waits, so switch before the first `await`.
-    pub fn switch<T: Copy>(&self, state: T)
+    #[doc(alias = "switch")]
+    pub fn set_framing_state<T: Copy>(&self, state: T)
     where
-        S: HoldsState<T>,
+        S: AsFramingState<T>,
     {
         self.session.framing_state().set(state);
         self.head.switched();
@@ -233,7 +235,8 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// same. Copies three pointers; a pending call may keep the result. [`middleware`](crate::middleware#with-a-session) has an
     /// example.
     #[inline]
-    pub fn project<T: 'static>(&self, part: impl FnOnce(&'a S) -> &'a T) -> Cx<'a, T> {
+    #[doc(alias = "project")]
+    pub fn map_session<T: 'static>(&self, part: impl FnOnce(&'a S) -> &'a T) -> Cx<'a, T> {
         Cx { head: self.head, session: part(self.session), shard: self.shard }
     }
 
@@ -249,8 +252,9 @@ impl<'a, S: 'static> Cx<'a, S> {
     }
 
     /// Facts from the handshake of the connection's [transport](crate::transport), if they are a `T`.
-    pub fn facts<T: 'static>(&self) -> Option<Rc<T>> {
-        facts_as(self.head.facts()?)
+    #[doc(alias = "facts")]
+    pub fn transport_info<T: 'static>(&self) -> Option<Rc<T>> {
+        facts_as(self.head.transport_info()?)
     }
 
     /// The id of the connection, unique on its shard.

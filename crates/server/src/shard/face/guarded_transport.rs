@@ -1,8 +1,8 @@
 //! Transports, as the state machine holds them: a panic where one is dropped ends no shard.
 //!
 //! ```text
-//!   plan, Connecting ──▶ GuardedTransport ── begin ──▶ Channel, whose calls LogObserver guards
-//!                              └ drop, guarded               a panic: a log line, Fault(HandlerPanicked)
+//!   plan, Connecting ──▶ GuardedTransport ── begin ──▶ TransportConn, whose calls LogObserver guards
+//!                              └ drop, guarded               a panic: a log line, TransportError(HandlerPanicked)
 //! ```
 //!
 //! [`Transport::begin`] is guarded by who has the state machine call it, who can tell the connection: in
@@ -11,7 +11,7 @@
 
 use std::rc::Rc;
 
-use ringserve_core::{Channel, Transport};
+use ringserve_core::{Transport, TransportConn};
 
 use super::handle::Shard;
 use crate::guard::{Panicked, guard};
@@ -36,7 +36,7 @@ impl GuardedTransport {
 }
 
 impl Transport for GuardedTransport {
-    fn begin(&self, out: &mut Vec<u8>) -> Option<Box<dyn Channel>> {
+    fn begin(&self, out: &mut Vec<u8>) -> Option<Box<dyn TransportConn>> {
         self.transport.as_ref()?.begin(out)
     }
 }

@@ -438,7 +438,7 @@ impl Shard {
     ///         let mut seconds = shard.interval(std::time::Duration::from_secs(1));
     ///         loop {
     ///             seconds.tick().await;
-    ///             ticks.on_all(|_shard| ()).await;
+    ///             ticks.ask_all(|_shard| ()).await;
     ///         }
     /// #       #[allow(unreachable_code)]
     /// #       Ok::<(), ringserve::sync::NotStarted>(())

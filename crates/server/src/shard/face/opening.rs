@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ringserve_buf::ReplyWriter;
-use ringserve_core::framing::Written;
+use ringserve_core::framing::WriteResult;
 use ringserve_core::proxy::Tlvs;
 use ringserve_core::{ConnHead, ConnId, ConnLimits, LimitError, Payload, SharedPayload, facts_as};
 
@@ -21,7 +21,7 @@ use crate::shard::wakes::timers::{Sleep, Timeout};
 /// implements this trait, and `open` makes it:
 ///
 /// ```
-/// use ringserve::{Cx, Frame, Opening, Refusal, Service, Session};
+/// use ringserve::{Cx, Frame, OpenCx, Refusal, Service, Session};
 ///
 /// /// A peer that may speak.
 /// struct Member {
@@ -36,7 +36,7 @@ use crate::shard::wakes::timers::{Sleep, Timeout};
 ///     type Session = Member;
 ///     type Error = std::convert::Infallible;
 ///
-///     async fn open(&self, opening: &Opening<'_>) -> Result<Member, Refusal> {
+///     async fn open(&self, opening: &OpenCx<'_>) -> Result<Member, Refusal> {
 ///         let addr = opening.peer().addr().ok_or_else(|| Refusal::new("no address"))?;
 ///         opening.reply("welcome");
 ///         Ok(Member { port: addr.port() })
@@ -90,14 +90,15 @@ impl fmt::Display for Refusal {
 /// gives handles as a [`Cx`](crate::Cx) does, but has no session yet.
 ///
 /// Replies queued here leave before those to the first frame, and as last words if the connection is refused.
-pub struct Opening<'a> {
+#[doc(alias = "Opening")]
+pub struct OpenCx<'a> {
     head: &'a ConnHead,
     shard: &'a Shard,
 }
 
-impl<'a> Opening<'a> {
-    pub(crate) fn new(head: &'a ConnHead, shard: &'a Shard) -> Opening<'a> {
-        Opening { head, shard }
+impl<'a> OpenCx<'a> {
+    pub(crate) fn new(head: &'a ConnHead, shard: &'a Shard) -> OpenCx<'a> {
+        OpenCx { head, shard }
     }
 
     pub(crate) fn head(&self) -> &'a ConnHead {
@@ -116,8 +117,9 @@ impl<'a> Opening<'a> {
     }
 
     /// Facts from the handshake of the connection's [transport](crate::transport), if they are a `T`.
-    pub fn facts<T: 'static>(&self) -> Option<Rc<T>> {
-        facts_as(self.head.facts()?)
+    #[doc(alias = "facts")]
+    pub fn transport_info<T: 'static>(&self) -> Option<Rc<T>> {
+        facts_as(self.head.transport_info()?)
     }
 
     /// The id of the connection, unique on its shard.
@@ -136,7 +138,7 @@ impl<'a> Opening<'a> {
     }
 
     /// As [`Cx::reply_with`](crate::Cx::reply_with).
-    pub fn reply_with<R: Written>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
+    pub fn reply_with<R: WriteResult>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
         self.head.reply_with(write)
     }
 
@@ -156,7 +158,7 @@ impl<'a> Opening<'a> {
     }
 
     /// As [`Cx::write_with`](crate::Cx::write_with).
-    pub fn write_with<R: Written>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
+    pub fn write_with<R: WriteResult>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
         self.head.write_with(write)
     }
 
@@ -215,7 +217,7 @@ impl<'a> Opening<'a> {
     }
 }
 
-impl fmt::Debug for Opening<'_> {
+impl fmt::Debug for OpenCx<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Opening").field(self.head).finish()
     }

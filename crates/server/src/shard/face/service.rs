@@ -5,13 +5,13 @@ use std::fmt;
 use std::future::{Future, ready};
 use std::pin::Pin;
 
-use ringserve_core::framing::{FrameError, HoldsState, TypedFraming};
+use ringserve_core::framing::{AsFramingState, FrameError, TypedFraming};
 use ringserve_core::{Frame, Limits};
 
-use super::closed::{Closed, Failure};
+use super::closed::{CloseCx, Failure};
 use super::cx::Cx;
 use super::handle::Shard;
-use super::opening::{Opening, Refusal, Session, by_default};
+use super::opening::{OpenCx, Refusal, Session, by_default};
 use crate::overload::{Load, Shed};
 
 /// Handles the frames of a server.
@@ -45,7 +45,7 @@ pub trait Service<H = ()>: Sized + 'static {
     /// Why a call failed. The connection is closed after its queued replies, and the error is logged once.
     type Error: fmt::Display;
 
-    /// Keeps an [account](Closed::account) of each connection, for access logs and bills. It costs 56 bytes for each
+    /// Keeps an [account](CloseCx::account) of each connection, for access logs and bills. It costs 56 bytes for each
     /// connection, in chunks of 256 connections, and a few instructions for each frame. Off by default, at no cost.
     const ACCOUNTS: bool = false;
 
@@ -69,7 +69,7 @@ pub trait Service<H = ()>: Sized + 'static {
     ///
     /// # Errors
     /// A [`Refusal`] closes the connection after the queued replies, without a call of [`close`](Service::close).
-    fn open(&self, opening: &Opening<'_>) -> impl Future<Output = Result<Self::Session, Refusal>> {
+    fn open(&self, opening: &OpenCx<'_>) -> impl Future<Output = Result<Self::Session, Refusal>> {
         const {
             assert!(
                 Self::Session::DEFAULT.is_some(),
@@ -163,7 +163,7 @@ pub trait Service<H = ()>: Sized + 'static {
     }
 
     /// The connection ended. Called once for each successful [`open`](Service::open), when no future of the connection is left.
-    fn close(&self, closed: &Closed<'_, Self::Session>) {
+    fn close(&self, closed: &CloseCx<'_, Self::Session>) {
         let _ = closed;
     }
 }
@@ -178,7 +178,7 @@ pub trait Service<H = ()>: Sized + 'static {
 )]
 pub trait IntoService<F: TypedFraming> {
     /// The service.
-    type Service: Service<F::Head, Session: HoldsState<F::State>>;
+    type Service: Service<F::Head, Session: AsFramingState<F::State>>;
 
     /// Gives the service, or the future that makes it. Without a service the server does not start.
     ///
@@ -199,7 +199,7 @@ pub trait IntoService<F: TypedFraming> {
     }
 }
 
-impl<S: Service<Session: HoldsState<F::State>>, F: TypedFraming<Head = ()>> IntoService<F> for S {
+impl<S: Service<Session: AsFramingState<F::State>>, F: TypedFraming<Head = ()>> IntoService<F> for S {
     type Service = S;
 
     fn into_service(self, _shard: &Shard) -> Result<Made<S>, NoService> {
@@ -288,7 +288,7 @@ pub struct WithHeads<S>(S);
 impl<S, F> IntoService<F> for WithHeads<S>
 where
     F: TypedFraming,
-    S: Service<F::Head, Session: HoldsState<F::State>>,
+    S: Service<F::Head, Session: AsFramingState<F::State>>,
 {
     type Service = S;
 
@@ -425,7 +425,7 @@ macro_rules! delegate_to_service {
 
         fn open(
             &self,
-            opening: &$crate::Opening<'_>,
+            opening: &$crate::OpenCx<'_>,
         ) -> impl Future<Output = Result<Self::Session, $crate::Refusal>> {
             self.service.open(opening)
         }
@@ -455,7 +455,7 @@ macro_rules! delegate_to_service {
             self.service.input_ended(cx);
         }
 
-        fn close(&self, closed: &$crate::Closed<'_, Self::Session>) {
+        fn close(&self, closed: &$crate::CloseCx<'_, Self::Session>) {
             self.service.close(closed);
         }
     };

@@ -380,27 +380,28 @@ impl<A> fmt::Debug for Ask<A> {
     }
 }
 
-/// Waits for the answers of all shards, in order: [`Mesh::on_all`](crate::sync::Mesh::on_all).
+/// Waits for the answers of all shards, in order: [`Mesh::ask_all`](crate::sync::Mesh::ask_all).
 #[must_use = "the answers are dropped if it is not awaited"]
-pub struct OnAll<A> {
+#[doc(alias = "OnAll")]
+pub struct AskAll<A> {
     asks: Vec<Ask<A>>,
     answers: Vec<Result<A, AskError>>,
 }
 
-impl<A> OnAll<A> {
-    pub(crate) fn new(asks: Vec<Ask<A>>) -> OnAll<A> {
-        OnAll { answers: Vec::with_capacity(asks.len()), asks }
+impl<A> AskAll<A> {
+    pub(crate) fn new(asks: Vec<Ask<A>>) -> AskAll<A> {
+        AskAll { answers: Vec::with_capacity(asks.len()), asks }
     }
 }
 
 // No answer is pinned: it is moved out of its slot.
-impl<A> Unpin for OnAll<A> {}
+impl<A> Unpin for AskAll<A> {}
 
-impl<A> Future for OnAll<A> {
+impl<A> Future for AskAll<A> {
     type Output = Vec<Result<A, AskError>>;
 
     fn poll(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Vec<Result<A, AskError>>> {
-        let OnAll { asks, answers } = &mut *self;
+        let AskAll { asks, answers } = &mut *self;
         while let Some(ask) = asks.get_mut(answers.len()) {
             match Pin::new(ask).poll(task) {
                 Poll::Ready(answer) => answers.push(answer),
@@ -412,7 +413,7 @@ impl<A> Future for OnAll<A> {
     }
 }
 
-impl<A> fmt::Debug for OnAll<A> {
+impl<A> fmt::Debug for AskAll<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "OnAll({} of {})", self.answers.len(), self.asks.len())
     }

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! While a letter waits for room no other one overtakes it, so letters of one sender keep their order. A waiting letter belongs
-//! to its sender: dropping the [`Sending`] takes it back.
+//! to its sender: dropping the [`SendFuture`] takes it back.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -85,19 +85,19 @@ impl<M> Mailbox<M> {
     }
 
     /// From any thread: leaves a letter, or has it wait for room.
-    pub(crate) fn send(self: &Arc<Self>, letter: Letter<M>) -> Sending<M> {
+    pub(crate) fn send(self: &Arc<Self>, letter: Letter<M>) -> SendFuture<M> {
         let mut inside = self.inside();
         if inside.closed {
-            return Sending::done(Err(SendError::Gone(letter.message)));
+            return SendFuture::done(Err(SendError::Gone(letter.message)));
         }
         if inside.has_room(self.capacity) {
             self.leave(inside, letter);
-            return Sending::done(Ok(()));
+            return SendFuture::done(Ok(()));
         }
         inside.waited += 1;
         let number = inside.waited;
         inside.waiting.insert(number, Waiting { letter, waker: None });
-        Sending { state: SendingState::Waits(self.clone(), number) }
+        SendFuture { state: SendingState::Waits(self.clone(), number) }
     }
 
     fn leave(&self, mut inside: MutexGuard<'_, Inside<M>>, letter: Letter<M>) {
@@ -149,7 +149,8 @@ impl<M> Inside<M> {
 /// # Panics
 /// If it is polled after it was done.
 #[must_use = "a message that has no room yet is taken back if it is not awaited"]
-pub struct Sending<M> {
+#[doc(alias = "Sending")]
+pub struct SendFuture<M> {
     state: SendingState<M>,
 }
 
@@ -158,16 +159,16 @@ enum SendingState<M> {
     Waits(Arc<Mailbox<M>>, u64),
 }
 
-impl<M> Sending<M> {
-    pub(crate) fn done(result: Result<(), SendError<M>>) -> Sending<M> {
-        Sending { state: SendingState::Done(Some(result)) }
+impl<M> SendFuture<M> {
+    pub(crate) fn done(result: Result<(), SendError<M>>) -> SendFuture<M> {
+        SendFuture { state: SendingState::Done(Some(result)) }
     }
 }
 
 // No message is pinned: it is moved into the mailbox and back.
-impl<M> Unpin for Sending<M> {}
+impl<M> Unpin for SendFuture<M> {}
 
-impl<M> Future for Sending<M> {
+impl<M> Future for SendFuture<M> {
     type Output = Result<(), SendError<M>>;
 
     fn poll(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Result<(), SendError<M>>> {
@@ -202,7 +203,7 @@ impl<M> Future for Sending<M> {
     }
 }
 
-impl<M> Drop for Sending<M> {
+impl<M> Drop for SendFuture<M> {
     fn drop(&mut self) {
         if let SendingState::Waits(mailbox, number) = &self.state {
             let waiting = mailbox.inside().waiting.remove(number);
@@ -211,7 +212,7 @@ impl<M> Drop for Sending<M> {
     }
 }
 
-impl<M> fmt::Debug for Sending<M> {
+impl<M> fmt::Debug for SendFuture<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sending").finish_non_exhaustive()
     }

@@ -7,8 +7,8 @@ use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 
-use super::asks::{Ask, AskError, Asker, Brought, OnAll, Reply, wake_all};
-use super::mailbox::{Letter, Mailbox, SendError, Sending};
+use super::asks::{Ask, AskAll, AskError, Asker, Brought, Reply, wake_all};
+use super::mailbox::{Letter, Mailbox, SendError, SendFuture};
 use crate::guard::{guard, wake};
 use crate::shard::face::handle::Shard;
 use crate::shard::wakes::inbox::{OnEnd, this_shard};
@@ -29,7 +29,7 @@ const MESSAGES_IN_A_TURN: usize = 1024;
 ///
 /// | method | is the message handled? | without room |
 /// |---|---|---|
-/// | [`ask`](Mesh::ask), [`on_all`](Mesh::on_all) | its answer says so | [`AskError::Full`] |
+/// | [`ask`](Mesh::ask), [`ask_all`](Mesh::ask_all) | its answer says so | [`AskError::Full`] |
 /// | [`ask_waiting`](Mesh::ask_waiting) | its answer says so | waits |
 /// | [`send`](Mesh::send) | unknown | waits |
 /// | [`try_send`](Mesh::try_send) | unknown | [`SendError::Full`] |
@@ -238,8 +238,9 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
     /// `message` makes the question for the shard of that number; share a large one in an [`Arc`].
     ///
     /// The questions are on their way when this returns.
-    pub fn on_all(&self, mut message: impl FnMut(usize) -> M) -> OnAll<A> {
-        OnAll::new((0..self.count()).map(|to| self.ask(to, message(to))).collect())
+    #[doc(alias = "on_all")]
+    pub fn ask_all(&self, mut message: impl FnMut(usize) -> M) -> AskAll<A> {
+        AskAll::new((0..self.count()).map(|to| self.ask(to, message(to))).collect())
     }
 
     /// Sends a message to a shard, from any thread, and waits for room if too many wait there. Its place in the order is taken
@@ -247,13 +248,13 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
     ///
     /// # Errors
     /// The message comes back: [`SendError::Gone`] if the shard ended or no shard has that number.
-    pub fn send(&self, to: usize, message: M) -> Sending<M> {
+    pub fn send(&self, to: usize, message: M) -> SendFuture<M> {
         match self.member(to) {
             Some((shards, member)) => {
                 let from = shards.this_one() as u32;
                 member.mailbox.send(Letter { message, from, ticket: None })
             }
-            None => Sending::done(Err(SendError::Gone(message))),
+            None => SendFuture::done(Err(SendError::Gone(message))),
         }
     }
 
@@ -273,10 +274,10 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
     /// sent.await;
     /// # }
     /// ```
-    pub fn send_to_others(&self, mut message: impl FnMut(usize) -> M) -> SendingToOthers<M> {
+    pub fn send_to_others(&self, mut message: impl FnMut(usize) -> M) -> SendToOthers<M> {
         let this_one = self.inner.shards.get().map(Members::this_one);
         let others = (0..self.count()).filter(|to| Some(*to) != this_one);
-        SendingToOthers { sent: others.map(|to| self.send(to, message(to))).collect() }
+        SendToOthers { sent: others.map(|to| self.send(to, message(to))).collect() }
     }
 
     /// Sends a message to a shard, from any thread, without waiting.
@@ -317,11 +318,12 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
 /// The future of [`Mesh::send_to_others`]: done once each shard has room for its message, or ended. Dropping it takes back the
 /// messages without room.
 #[must_use = "messages without room are taken back if it is dropped"]
-pub struct SendingToOthers<M> {
-    sent: Vec<Sending<M>>,
+#[doc(alias = "SendingToOthers")]
+pub struct SendToOthers<M> {
+    sent: Vec<SendFuture<M>>,
 }
 
-impl<M> Future for SendingToOthers<M> {
+impl<M> Future for SendToOthers<M> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<()> {
@@ -330,7 +332,7 @@ impl<M> Future for SendingToOthers<M> {
     }
 }
 
-impl<M> fmt::Debug for SendingToOthers<M> {
+impl<M> fmt::Debug for SendToOthers<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "SendingToOthers({} wait)", self.sent.len())
     }

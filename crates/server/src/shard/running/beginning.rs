@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::thread;
 
-use ringserve_core::{Completion, ConnId, Driver, Ended, Frames, RefusedBy, Socket, Wait};
+use ringserve_core::{Completion, ConnId, Driver, EndedConn, Frames, RefusedBy, Socket, Wait};
 
 use super::starting::ShardStart;
 use crate::error::Error;
@@ -170,7 +170,7 @@ impl Services for Unmade {
 
     fn input_ended(&mut self, _: &mut Common, _: &mut Core, _: ConnId) {}
 
-    fn ended(&mut self, _: &mut Common, _: Ended) {}
+    fn ended(&mut self, _: &mut Common, _: EndedConn) {}
 
     fn resume(&mut self, _: &mut Common, _: &mut Core, _: u32) -> Option<ConnId> {
         None

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::task::Waker;
 
-use ringserve_core::{CloseReason, Completion, ConnId, Driver, Ended, Frames, Lane, Socket};
+use ringserve_core::{CloseReason, Completion, ConnId, Driver, EndedConn, Frames, Lane, Socket};
 
 use crate::guard::wake;
 use crate::log::LogObserver;
@@ -98,7 +98,7 @@ fn count_sent(core: &Core, id: ConnId, left: usize) {
 
 impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLane<D, V> {
     #[inline]
-    fn comes(&mut self, core: &mut Core, completion: &Completion) {
+    fn on_completion(&mut self, core: &mut Core, completion: &Completion) {
         if !self.common.keeps_accounts {
             return;
         }
@@ -215,7 +215,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
         }
     }
 
-    fn ended(&mut self, core: &mut Core, ended: Ended) {
+    fn ended(&mut self, core: &mut Core, ended: EndedConn) {
         let id = ended.id;
         if ended.lane == self.parts.upstreams.lane() {
             self.common.meter.snapshot.work.on_connection(StalledWork::Task, id, ended.shared.peer_words());

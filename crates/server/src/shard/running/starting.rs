@@ -4,7 +4,7 @@
 //! ```text
 //!            the factories of all          the services of all
 //!            shards returned               shards are there
-//!   Closed ──────────────────────▶ Open ──────────────────────▶ Serving
+//!   CloseCx ──────────────────────▶ Open ──────────────────────▶ Serving
 //!     │                        futures of factories                ▲
 //!     └── no service has to be waited for ─────────────────────────┘
 //! ```

@@ -29,7 +29,7 @@ use crate::shard::tasks::ends::Ends;
 use crate::shard::wakes::inbox::{Command, RemoteShard};
 use crate::shard::wakes::wake::Attention;
 use crate::snapshot::WatchedFigures;
-use crate::socket_options::asks::Asks;
+use crate::socket_options::asks::SocketQueries;
 use crate::stats::{ServiceNames, ServiceStats, ShardStats, UpstreamStats};
 use crate::telling::{LaneSet, Told};
 
@@ -200,7 +200,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
             driver: self.lane.parts.driver.stats(),
             buffers: self.lane.parts.driver.pool().counts(),
             held_bytes: self.core.held_bytes(),
-            newcomers: self.core.newcomers(),
+            accepted_waiting: self.core.newcomers(),
             ..ShardStats::default()
         };
         for (lane, name) in self.lane.common.names.lanes() {
@@ -357,7 +357,7 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
     let upstreams = add_upstreams(&mut core, &limits, 0);
     let services = ServiceLane::new(&shard, service, framing, None, calls::<S, ()>, TaskNumbers::ALONE);
     let common = Common::new(shard, names, Proxies::default(), LaneSet::default());
-    let parts = LaneParts::new(&common.shard, driver, upstreams, Box::default(), Asks::default());
+    let parts = LaneParts::new(&common.shard, driver, upstreams, Box::default(), SocketQueries::default());
     ShardLoop::new(core, common, parts).serving(services).run()
 }
 

@@ -12,14 +12,14 @@ const REST: Duration = Duration::from_millis(100);
 
 /// Whether the CPU is given away.
 #[derive(Debug, Default)]
-pub(crate) struct Way {
+pub(crate) struct YieldPolicy {
     /// It is, behind this turn, if nothing came.
     pub(crate) is_given: bool,
     /// It is kept until then.
     kept_until: Time,
 }
 
-impl Way {
+impl YieldPolicy {
     /// A shard that talks with others takes one more turn before it sleeps, unless the CPU is kept now. True if so.
     pub(crate) fn gives(&mut self, now: Time) -> bool {
         self.is_given = now >= self.kept_until;
@@ -40,7 +40,7 @@ mod tests {
 
     #[test]
     fn cpu_is_kept_for_a_while_after_it_was_away_for_long() {
-        let (mut way, at) = (Way::default(), |micros| Time::ZERO + Duration::from_micros(micros));
+        let (mut way, at) = (YieldPolicy::default(), |micros| Time::ZERO + Duration::from_micros(micros));
         way.took(at(0), at(1000));
         assert!(way.gives(at(1000)) && way.is_given);
         way.took(at(2000), at(3001));

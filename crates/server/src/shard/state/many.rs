@@ -8,7 +8,7 @@
 //!   spawned  upstream  opening     service    task of the service
 //! ```
 
-use ringserve_core::{ConnId, Ended, Frames, LaneId, Socket};
+use ringserve_core::{ConnId, EndedConn, Frames, LaneId, Socket};
 
 use super::services::Services;
 use super::shard_loop::Common;
@@ -118,7 +118,7 @@ impl Services for Many {
         }
     }
 
-    fn ended(&mut self, common: &mut Common, ended: Ended) {
+    fn ended(&mut self, common: &mut Common, ended: EndedConn) {
         self.of(ended.lane).ended(common, ended);
     }
 

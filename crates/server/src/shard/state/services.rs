@@ -1,6 +1,6 @@
 //! The interface between a shard and its services.
 
-use ringserve_core::{ConnId, Ended, Frames, Socket};
+use ringserve_core::{ConnId, EndedConn, Frames, Socket};
 
 use super::shard_loop::Common;
 use crate::log::LogObserver;
@@ -39,7 +39,7 @@ pub(crate) trait Services: 'static {
     fn input_ended(&mut self, common: &mut Common, core: &mut Core, id: ConnId);
 
     /// A connection is gone.
-    fn ended(&mut self, common: &mut Common, ended: Ended);
+    fn ended(&mut self, common: &mut Common, ended: EndedConn);
 
     /// Polls a call, or an `open`, that was woken. Returns its connection, if that may have further frames.
     fn resume(&mut self, common: &mut Common, core: &mut Core, task: u32) -> Option<ConnId>;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ringserve_core::{ConnId, Driver, LaneId, Time};
 
-use super::give_way::Way;
+use super::give_way::YieldPolicy;
 use super::meter::{LossLog, Meter};
 use super::spare::Spare;
 use super::upstreams::UpstreamLane;
@@ -20,7 +20,7 @@ use crate::shard::Core;
 use crate::shard::face::handle::Shard;
 use crate::shard::wakes::inbox::{Command, Delivery, RemoteShard};
 use crate::shard::wakes::wake::Attention;
-use crate::socket_options::asks::Asks;
+use crate::socket_options::asks::SocketQueries;
 use crate::stats::{ServiceNames, StalledWork};
 use crate::telling::LaneSet;
 
@@ -54,13 +54,13 @@ pub(crate) struct LaneParts<D: Driver> {
     pub(crate) others: Option<Peers>,
     /// By listener: whether all shards accept from its one queue, as from a Unix socket and from one that was adopted.
     pub(crate) one_queue: Box<[bool]>,
-    pub(crate) asks: Asks,
+    pub(crate) asks: SocketQueries,
     /// The lane of the connections that the shard makes.
     pub(crate) upstreams: UpstreamLane,
     pub(crate) command: Command,
     /// The bits that the turn has to handle.
     pub(crate) called: Attention,
-    pub(crate) way: Way,
+    pub(crate) way: YieldPolicy,
     pub(crate) delivery: Delivery,
     pub(crate) spare: Spare,
 }
@@ -114,7 +114,7 @@ impl<D: Driver> LaneParts<D> {
         driver: D,
         upstreams: LaneId,
         one_queue: Box<[bool]>,
-        asks: Asks,
+        asks: SocketQueries,
     ) -> LaneParts<D> {
         let remotes = shard.server().remotes();
         LaneParts {
@@ -127,7 +127,7 @@ impl<D: Driver> LaneParts<D> {
             upstreams: UpstreamLane::new(upstreams, shard),
             command: Command::Serve,
             called: Attention::NONE,
-            way: Way::default(),
+            way: YieldPolicy::default(),
             delivery: Delivery::default(),
             spare: Spare::new(),
         }

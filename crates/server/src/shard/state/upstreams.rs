@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use ringserve_core::framing::{Framing, Raw};
-use ringserve_core::{CloseReason, ConnId, ConnShared, Ended, Frames, LaneId, Limits, Next, Parked};
+use ringserve_core::{CloseReason, ConnId, ConnShared, EndedConn, Frames, LaneId, Limits, Next, ParkOutcome};
 
 use crate::guard::{guard, wake};
 use crate::log::LogObserver;
@@ -61,7 +61,7 @@ struct Reader {
     wake: Arc<TaskWaker>,
     waker: Waker,
     /// Bytes that the state machine counts for an unread lease.
-    parked: Parked,
+    parked: ParkOutcome,
 }
 
 impl UpstreamLane {
@@ -187,7 +187,7 @@ impl UpstreamLane {
         let reader = self.readers.entry(slot).or_insert_with(|| {
             let wake = TaskWaker::new(self.shard.remote(), slot | UPSTREAM);
             let waker = wake.waker();
-            Reader { wake, waker, parked: Parked::default() }
+            Reader { wake, waker, parked: ParkOutcome::default() }
         });
         reader.wake.taken();
         reader.waker.clone()
@@ -208,8 +208,8 @@ impl UpstreamLane {
         }
     }
 
-    pub(crate) fn ended(&mut self, core: &mut Core, ended: Ended) {
-        let Ended { id, shared, reason, .. } = ended;
+    pub(crate) fn ended(&mut self, core: &mut Core, ended: EndedConn) {
+        let EndedConn { id, shared, reason, .. } = ended;
         self.readers.remove(&id.slot());
         let Some(session) = shared.downcast_ref::<Session>().map(ConnShared::body) else { return };
         match self.attempts.remove(&id) {

@@ -1,7 +1,7 @@
 //! From being accepted to the service's open.
 
 use super::*;
-use crate::proxy::{Ends, Expected, write_v1};
+use crate::proxy::{Ends, HeaderRules, write_v1};
 
 #[test]
 fn service_is_asked_behind_the_handshake_and_frames_follow() {
@@ -21,16 +21,16 @@ fn service_is_asked_behind_the_handshake_and_frames_follow() {
         assert_eq!(shard.lane.heard[0], Heard::Secured(id));
         assert_eq!(taken(&mut shard), [&b"early"[..], b"too"]);
         let shared = shard.shared(id).unwrap().clone();
-        assert_eq!(shared.facts().unwrap().downcast_ref(), Some(&"toy"));
+        assert_eq!(shared.transport_info().unwrap().downcast_ref(), Some(&"toy"));
         let of = stats(&shard);
         assert_eq!((of.handshakes_started, of.handshakes_done, of.handshakes_waiting), (1, 1, 0));
         assert_eq!(leave(&mut shard, id, &mut peer).0, [Said::Other(HELLO), Said::Other(FINISHED)]);
         assert_eq!(shard.held_bytes(), 0);
         shard.abort(id, CloseReason::Aborted);
         shard.complete(Completion::ReceiveEnded { id, end: ReceiveEnd::Stopped });
-        assert!(shared.facts().is_some(), "the service may look at them when it closes");
+        assert!(shared.transport_info().is_some(), "the service may look at them when it closes");
         shard.complete(Completion::Closed { id });
-        assert!(shared.facts().is_none());
+        assert!(shared.transport_info().is_none());
     }
 }
 
@@ -38,7 +38,7 @@ fn service_is_asked_behind_the_handshake_and_frames_follow() {
 fn facts_on_demand_are_made_when_they_are_asked_for() {
     let (mut shard, early) = starting(Limits::default(), Toy { makes_facts: true, ..TOY });
     let stranger = shard.shared(early).unwrap().clone();
-    assert!(stranger.facts().is_none(), "its handshake is not done");
+    assert!(stranger.transport_info().is_none(), "its handshake is not done");
     shard.abort(early, CloseReason::Aborted);
     shard.complete(Completion::ReceiveEnded { id: early, end: ReceiveEnd::Stopped });
     shard.complete(Completion::Closed { id: early });
@@ -48,7 +48,8 @@ fn facts_on_demand_are_made_when_they_are_asked_for() {
     shard.receive(id, &Peer::default().flights());
     shard.end();
     shard.turn(at(1));
-    let made = |outlet: &crate::Outlet| outlet.facts().map(|facts| *facts.downcast_ref::<u32>().unwrap());
+    let made =
+        |outlet: &crate::Outlet| outlet.transport_info().map(|facts| *facts.downcast_ref::<u32>().unwrap());
     let shared = shard.shared(id).unwrap().clone();
     // The first that it was asked for is that of the service.
     assert_eq!((made(&shared), made(&shared)), (Some(1), Some(2)));
@@ -119,7 +120,7 @@ fn handshake_follows_a_header_in_its_segment() {
     let mut header = Vec::new();
     write_v1(&mut header, Some(ends));
     let mut shard = secured(Limits::default(), TOY);
-    shard.expect_header(0, Expected { bytes_max: 300, keeps_tlvs: false });
+    shard.expect_header(0, HeaderRules { bytes_max: 300, keeps_tlvs: false });
     shard.lane.awaits_header = true;
     shard.begin(Time::ZERO, 1);
     shard.complete(Completion::Accepted { listener: 0, socket: Socket(1), peer: None });
@@ -142,7 +143,7 @@ fn handshake_behind_a_header_is_as_old_as_itself() {
     let mut header = Vec::new();
     write_v1(&mut header, None);
     let mut shard = secured(ServerLimits::default().handshakes_max(2), TOY);
-    shard.expect_header(0, Expected { bytes_max: 300, keeps_tlvs: false });
+    shard.expect_header(0, HeaderRules { bytes_max: 300, keeps_tlvs: false });
     shard.lane.awaits_header = true;
     let tenths = |tenths: u64| Time::ZERO + Duration::from_millis(100 * tenths);
     let ids = [0, 7].map(|tenth| {

@@ -4,7 +4,7 @@
 //! handshake is two flights of the peer's, `HELLO` and `FINISHED`, of which the second needs work.
 
 use super::*;
-use crate::{Channel, Fault, Transport, Unsealed};
+use crate::{Transport, TransportConn, TransportError, TransportEvent};
 use core::any::Any;
 use core::cell::Cell;
 
@@ -85,7 +85,7 @@ pub struct Toy {
 }
 
 impl Transport for Toy {
-    fn begin(&self, out: &mut Vec<u8>) -> Option<Box<dyn Channel>> {
+    fn begin(&self, out: &mut Vec<u8>) -> Option<Box<dyn TransportConn>> {
         let mut channel = ToyChannel {
             needs_close: self.needs_close,
             tells_rests: self.tells_rests,
@@ -122,7 +122,7 @@ struct ToyChannel {
 
 impl ToyChannel {
     /// The next whole record of what is kept and `wire`.
-    fn next(&mut self, wire: &mut LeaseMut) -> Result<Option<(u8, LeaseMut)>, Fault> {
+    fn next(&mut self, wire: &mut LeaseMut) -> Result<Option<(u8, LeaseMut)>, TransportError> {
         if self.kept.is_empty()
             && let Some((kind, whole)) = head(wire).filter(|(_, whole)| *whole <= wire.len())
         {
@@ -133,7 +133,7 @@ impl ToyChannel {
         self.kept.extend_from_slice(wire);
         *wire = LeaseMut::empty();
         match head(&self.kept) {
-            Some((_, whole)) if whole > RECORD_BYTES_MAX => Err(Fault(CloseReason::TlsBadRecord)),
+            Some((_, whole)) if whole > RECORD_BYTES_MAX => Err(TransportError(CloseReason::TlsBadRecord)),
             Some((kind, whole)) if whole <= self.kept.len() => {
                 let record = self.kept.drain(..whole).skip(HEAD).collect();
                 Ok(Some((kind, LeaseMut::try_from_vec(record).unwrap())))
@@ -142,24 +142,24 @@ impl ToyChannel {
         }
     }
 
-    fn refuse(&mut self, reason: CloseReason, out: &mut Vec<u8>) -> Unsealed {
+    fn refuse(&mut self, reason: CloseReason, out: &mut Vec<u8>) -> TransportEvent {
         self.writer.empty(ALERT, out);
-        Unsealed::Fault(Fault(reason))
+        TransportEvent::Fault(TransportError(reason))
     }
 }
 
-impl Channel for ToyChannel {
-    fn open(&mut self, wire: &mut LeaseMut, out: &mut Vec<u8>) -> Unsealed {
+impl TransportConn for ToyChannel {
+    fn decode(&mut self, wire: &mut LeaseMut, out: &mut Vec<u8>) -> TransportEvent {
         loop {
             if self.works {
                 self.kept.extend_from_slice(wire);
                 *wire = LeaseMut::empty();
-                return Unsealed::Work;
+                return TransportEvent::Work;
             }
             let (kind, mut record) = match self.next(wire) {
                 Ok(Some(found)) => found,
-                Ok(None) => return Unsealed::More,
-                Err(Fault(reason)) => return self.refuse(reason, out),
+                Ok(None) => return TransportEvent::More,
+                Err(TransportError(reason)) => return self.refuse(reason, out),
             };
             change(&mut record, self.read);
             self.read = self.read.wrapping_add(1);
@@ -171,16 +171,16 @@ impl Channel for ToyChannel {
                 PADDING if !self.ready => {}
                 FINISHED if self.hello && !self.ready => self.works = true,
                 THINK if self.ready => self.works = true,
-                DATA if self.ready => return Unsealed::Plain(record),
+                DATA if self.ready => return TransportEvent::Plain(record),
                 GROWS if self.ready => {
                     let grown = super::toy::wire(&[record[0]; GROWN_BYTES]);
-                    return Unsealed::Plain(LeaseMut::try_from_vec(grown).unwrap());
+                    return TransportEvent::Plain(LeaseMut::try_from_vec(grown).unwrap());
                 }
                 REKEY if self.ready => self.writer.empty(REKEY, out),
                 BEGINS if self.ready => self.begun = true,
                 CLOSE => {
                     self.closed = true;
-                    return Unsealed::Closed;
+                    return TransportEvent::Closed;
                 }
                 _ if self.ready => return self.refuse(CloseReason::TlsBadRecord, out),
                 _ => return self.refuse(CloseReason::TlsHandshakeFailed(40), out),
@@ -188,27 +188,27 @@ impl Channel for ToyChannel {
         }
     }
 
-    fn work(&mut self, out: &mut Vec<u8>) -> Unsealed {
+    fn work(&mut self, out: &mut Vec<u8>) -> TransportEvent {
         assert!(core::mem::take(&mut self.works), "work that nothing asked for");
         let is_first = !core::mem::replace(&mut self.ready, true);
         if is_first {
             self.writer.empty(FINISHED, out);
-            Unsealed::Ready
+            TransportEvent::Ready
         } else {
             self.writer.empty(THINK, out);
-            self.open(&mut LeaseMut::empty(), out)
+            self.decode(&mut LeaseMut::empty(), out)
         }
     }
 
-    fn rested(&mut self) {
+    fn on_send_pause(&mut self) {
         self.has_rested = self.tells_rests;
     }
 
-    fn seal(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), Fault> {
+    fn encode(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), TransportError> {
         assert!(self.ready && !self.finished && !plain.is_empty());
         if plain.pieces().flatten().eq(UNSEALABLE) {
             self.writer.empty(ALERT, out);
-            return Err(Fault(CloseReason::TlsBadRecord));
+            return Err(TransportError(CloseReason::TlsBadRecord));
         }
         if core::mem::take(&mut self.has_rested) {
             self.writer.empty(REST, out);
@@ -238,18 +238,18 @@ impl Channel for ToyChannel {
         !self.kept.is_empty() && !self.works
     }
 
-    fn cut_off(&self) -> Option<CloseReason> {
+    fn eof_error(&self) -> Option<CloseReason> {
         match self.begun {
             true => Some(CloseReason::PeerClosedMidFrame),
             false => (self.needs_close && !self.closed).then_some(CloseReason::TlsTruncated),
         }
     }
 
-    fn facts(&self) -> Option<Rc<dyn Any>> {
+    fn info(&self) -> Option<Rc<dyn Any>> {
         (!self.makes_facts).then(|| Rc::new("toy") as Rc<dyn Any>)
     }
 
-    fn facts_on_demand(&self) -> Option<Rc<dyn Any>> {
+    fn info_on_demand(&self) -> Option<Rc<dyn Any>> {
         self.made.set(self.made.get() + 1);
         (self.makes_facts && self.ready).then(|| Rc::new(self.made.get()) as Rc<dyn Any>)
     }
