@@ -10,7 +10,7 @@
 
 use ringserve_core::proxy::{CommandV2, Header, HeaderError, Tlvs, read, write_v1, write_v2};
 
-/// Most bytes of the stream, so that all its prefixes are read in acceptable time.
+/// The most bytes of the stream, so that all its prefixes are read in acceptable time.
 const BYTES_MAX: usize = 1500;
 
 /// The longest line of version 1.

@@ -12,7 +12,7 @@ use crate::input::Input;
 use crate::rig::service::End;
 use crate::rig::{Command, ECANCELED, Plan, Rig};
 
-/// Most connections: enough to have others in addition to the one of a step.
+/// The most connections: enough to have others in addition to the one of a step.
 const CONNECTIONS_MAX: usize = 6;
 
 /// Runs one input.

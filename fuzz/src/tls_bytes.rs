@@ -16,7 +16,7 @@ use ringserve_tls::rustls::pki_types::{CertificateDer, ServerName};
 use ringserve_tls::rustls::{ClientConfig, ClientConnection, RootCertStore};
 use ringserve_tls::{Tls, TlsListener, TlsTransport};
 
-/// Most kept bytes of an incomplete handshake, after which there is a fault.
+/// The most kept bytes of an incomplete handshake, after which there is a fault.
 const KEPT_MAX: usize = 2 * (64 * 1024 + 256);
 
 /// The only certificate. Its key is no secret.

@@ -14,7 +14,7 @@ use ringserve_core::{Channel, CloseReason, Fault, Transport, Unsealed};
 use ringserve_websocket::frame::{Decoded, Header, Opcode};
 use ringserve_websocket::{Kind, Messages, WebSocketOptions, WebSocketTransport};
 
-/// Most bytes of a message. The buffer of one that is put together doubles.
+/// The most bytes of a message. The buffer of one that is put together doubles.
 const MESSAGE_BYTES_MAX: usize = 4096;
 
 /// The head of a request is kept up to 16 KiB, in a buffer that doubles.

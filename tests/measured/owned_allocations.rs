@@ -19,7 +19,7 @@ const REPLIES: usize = 1_000;
 /// From here on a reply is not copied.
 const OWNED_BYTES_MIN: usize = 32 << 10;
 
-/// Most bytes of a block for a lease.
+/// The most bytes of a block for a lease.
 const BLOCK_BYTES_MAX: usize = 128;
 
 /// Answers each byte with bytes that the reply owns.

@@ -26,7 +26,7 @@ use rustix::stdio::{dup2_stderr, dup2_stdout};
 const LOG: &str = "RINGSERVE_TEST_LOG";
 const ADMIN: &str = "RINGSERVE_TEST_LOG_ADMIN";
 
-/// Most lines that wait for a reader, in a child with the log of `ringserve`.
+/// The most lines that wait for a reader, in a child with the log of `ringserve`.
 const LINES_MAX: usize = 100;
 
 /// Bytes that fill a pipe. A line, so that later ones are whole.

@@ -22,7 +22,7 @@ const PEERS: usize = 120;
 /// Peers that need little.
 const CALM: usize = 20;
 
-/// Most memory of the process for that: a quarter more than the limit, and some for the peers
+/// The most memory of the process for that: a quarter more than the limit, and some for the peers
 /// themselves.
 const GROWTH_MAX: usize = HELD + HELD / 4 + (4 << 20);
 

@@ -26,7 +26,7 @@ pub struct Process {
 /// Variable that marks a test as alone in its process.
 const ALONE: &str = "RINGSERVE_TEST_ALONE";
 
-/// Most processes of [`alone`] at once: some load a core or two, most wait.
+/// The most processes of [`alone`] at once: some load a core or two, most wait.
 const ALONE_MAX: usize = 4;
 
 static ALONE_NOW: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());

@@ -17,10 +17,10 @@ pub(crate) const ADMIN: &str = " admin ";
 /// Time limit for a server to report its address. Starting takes milliseconds.
 const START_MAX: Duration = Duration::from_secs(10);
 
-/// Most bytes of the line with the address.
+/// The most bytes of the line with the address.
 const LINE_BYTES_MAX: usize = 512;
 
-/// Most lines before it.
+/// The most lines before it.
 const LOG_LINES_MAX: usize = 8;
 
 /// A running server. Dropping it kills the process and waits for its end.

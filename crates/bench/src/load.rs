@@ -24,10 +24,10 @@ const LATE_MAX: Duration = Duration::from_millis(1);
 /// after it, since counting costs the server time.
 const COUNT_CALLS_MAX: Duration = Duration::from_millis(500);
 
-/// Longest wait of a measurement for its first reply.
+/// The longest wait of a measurement for its first reply.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
-/// Most bytes of a message of the check before the measurement.
+/// The most bytes of a message of the check before the measurement.
 const CHECK_BYTES_MAX: usize = 16 << 10;
 
 /// A server to measure.

@@ -43,7 +43,7 @@ const STEPS_TIME_MAX: Duration = Duration::from_secs(60);
 /// Share of a round's length that is run before it is measured.
 const WARM_UP_PART: u32 = 5;
 
-/// Fewest steps of warm-up, for rounds that are counted in steps.
+/// The fewest steps of warm-up, for rounds that are counted in steps.
 const WARM_UP_STEPS: u64 = 10;
 
 /// The result of one server in one round.

@@ -7,7 +7,7 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 
-/// Most bytes of a message: the limit of the servers.
+/// The most bytes of a message: the limit of the servers.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
 /// The request for WebSocket, with the example key of RFC 6455.
@@ -17,10 +17,10 @@ const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket
 /// The answer to that key.
 const ACCEPTED: &[u8] = b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo=";
 
-/// Most bytes of the answer; those of the servers are below 200.
+/// The most bytes of the answer; those of the servers are below 200.
 const ANSWER_BYTES_MAX: usize = 4096;
 
-/// Most fields of the answer.
+/// The most fields of the answer.
 const FIELDS_MAX: usize = 32;
 
 /// The mask of every frame. No byte is zero, so that a byte which was not unmasked is noticed.

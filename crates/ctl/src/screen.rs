@@ -14,10 +14,10 @@ use crate::text::{bytes, count, percent, plain, seconds};
 /// Width of a shard's figures, which follow its bar.
 const FIGURES: usize = 62;
 
-/// Most lines of the sentence about the cause.
+/// The most lines of the sentence about the cause.
 const CAUSE_MAX: usize = 4;
 
-/// Most rows of a list.
+/// The most rows of a list.
 const LIST_MAX: usize = 10;
 
 /// Limits, and changes of them, that are shown: most servers have one `Admission`.

@@ -18,7 +18,7 @@ pub const STEP: u64 = 1 << 24;
 /// peer takes sent bytes.
 pub const READ_WINDOW: u64 = 10_000_000_000;
 
-/// Most by which a limit may be applied late: stamps are rounded down by a step and times up by
+/// The most by which a limit may be applied late: stamps are rounded down by a step and times up by
 /// one, and the wheel fires up to one late.
 pub const LATE_MAX: u64 = 3 * STEP;
 

@@ -15,7 +15,7 @@ pub const MS: u64 = 1_000_000;
 /// `FLOODED`.
 pub const FLOOD: usize = 48 << 10;
 
-/// Most bytes that all flooded connections may hold.
+/// The most bytes that all flooded connections may hold.
 const FLOODED: usize = 3 * FLOOD;
 
 /// Never, as a time.
@@ -68,17 +68,17 @@ pub struct Plan {
     pub framing: AnyFraming,
     /// Connections over the whole run.
     pub peers: usize,
-    /// Most frames of one peer.
+    /// The most frames of one peer.
     pub frames_max: usize,
-    /// Most bytes of a payload.
+    /// The most bytes of a payload.
     pub payload_max: usize,
-    /// Most nanoseconds between two actions of a peer.
+    /// The most nanoseconds between two actions of a peer.
     pub gap_max: u64,
     /// Sends that nothing depends on may be reported late, as the real shard allows.
     pub defers: bool,
     /// Time for which the driver waits for more after a turn with several connections.
     pub coalesce: Duration,
-    /// Most nanoseconds by which a completion is late.
+    /// The most nanoseconds by which a completion is late.
     pub late_max: u64,
     /// The rates of faults.
     pub rates: Rates,
@@ -130,9 +130,9 @@ pub struct OtherShard {
     pub connections_max: usize,
     /// Connections of both together.
     pub quota: usize,
-    /// Most nanoseconds that it keeps a connection.
+    /// The most nanoseconds that it keeps a connection.
     pub keeps_max: u64,
-    /// Most nanoseconds until it finds a connection that was passed to it.
+    /// The most nanoseconds until it finds a connection that was passed to it.
     pub letter_max: u64,
 }
 
@@ -155,12 +155,12 @@ impl Plan {
         if is_upstream { &self.upstream_limits } else { &self.limits }
     }
 
-    /// Most connections to upstreams at once: fewer than there are upstreams.
+    /// The most connections to upstreams at once: fewer than there are upstreams.
     pub fn upstreams_max(&self) -> usize {
         self.upstreams.div_ceil(2)
     }
 
-    /// Most connections, of either kind.
+    /// The most connections, of either kind.
     pub fn slots(&self) -> usize {
         self.connections_max + self.upstreams_max()
     }

@@ -376,7 +376,7 @@ pub struct Peer {
     pub next_at: u64,
     /// It has to act soon, since something changed.
     pub kicked: bool,
-    /// Most nanoseconds between two actions.
+    /// The most nanoseconds between two actions.
     pub gap: u64,
     /// Bytes sent in one action.
     pub send_max: usize,

@@ -17,7 +17,7 @@ macro_rules! events {
             /// Each event once.
             pub const ALL: &[HostileEvent] = &[$(HostileEvent::$name),*];
 
-            /// An adversary causes one on this many occasions.
+            /// An adversary causes one in this many occasions.
             const ONCE_IN: [u32; HostileEvent::ALL.len()] = [$($once_in),*];
 
             /// The events that cost no connection.
@@ -86,8 +86,8 @@ events! {
 pub struct Adversary {
     /// One occasion in this many is used; 0 for none.
     once_in: [u32; HostileEvent::ALL.len()],
-    /// Most entries of the submission queue, of the completion queue and of the buffer ring; 0 for
-    /// the driver's choice.
+    /// The most entries of the submission queue, of the completion queue and of the buffer ring; 0
+    /// for the driver's choice.
     entries_max: [usize; 3],
 }
 

@@ -12,7 +12,7 @@ use crate::upgrade::{Accept, Reject, Upgrade};
 /// Bytes of a message by default.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
-/// Most bytes of a message.
+/// The most bytes of a message.
 const MESSAGE_BYTES_LIMIT: usize = 1 << 30;
 
 type Decide = dyn Fn(&Upgrade<'_>) -> Result<Accept, Reject> + Send + Sync;

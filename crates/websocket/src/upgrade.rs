@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use httparse::{EMPTY_HEADER, Status};
 
-/// Most bytes of a request's head. A longer one is answered with 431: a browser with many cookies
-/// stays below it.
+/// The most bytes of a request's head. A longer one is answered with 431: a browser with many
+/// cookies stays below it.
 pub const HEAD_BYTES_MAX: usize = 16 * 1024;
 
-/// Most header fields of a request. More are answered with 431.
+/// The most header fields of a request. More are answered with 431.
 pub(crate) const HEADERS_MAX: usize = 100;
 
 /// The start of each request, so that other bytes are refused at once.

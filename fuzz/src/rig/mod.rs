@@ -49,15 +49,15 @@ const DRAIN_TURNS_MAX: u32 = 500;
 /// Longer than any time limit in use; a shard that waits only for its driver sleeps without limit.
 const NAP_MAX: Duration = Duration::from_secs(60);
 
-/// Most by which time limits expire late: two steps of the shard's wheel.
+/// The most by which time limits expire late: two steps of the shard's wheel.
 const LATE_MAX: Duration = Duration::from_millis(34);
 
 /// Time after which limits that a shard cannot judge, since it was late, are checked again at the
 /// latest: five of the same steps.
 const PUT_OFF_MAX: Duration = Duration::from_millis(85);
 
-/// Most connections of this shard and those with which it shares the quota: fewer than it may hold
-/// at most.
+/// The most connections of this shard and those with which it shares the quota: fewer than it may
+/// hold at most.
 const QUOTA: usize = 3;
 
 /// The set-up of a run.
@@ -75,7 +75,7 @@ pub struct Plan {
     pub large: bool,
     /// Frames are copied out of their buffers.
     pub copy_frames: bool,
-    /// Most connections.
+    /// The most connections.
     pub connections_max: usize,
     /// Listeners.
     pub listeners: u16,

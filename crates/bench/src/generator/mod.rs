@@ -42,7 +42,7 @@ const PER_ADDRESS: usize = 20_000;
 /// of 4096, even if several threads open theirs.
 const CONNECT_BATCH: usize = 256;
 
-/// Longest wait of a message for its reply; a server silent for longer is stuck.
+/// The longest wait of a message for its reply; a server silent for longer is stuck.
 const REPLY_MAX: Duration = Duration::from_secs(10);
 
 /// Interval at which a thread without work checks whether the run is over.

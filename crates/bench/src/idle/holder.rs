@@ -27,7 +27,7 @@ const BATCH: usize = 32;
 /// Batches between two numbers.
 const BATCHES_TOLD: usize = 16;
 
-/// Most bytes of a line of `check`.
+/// The most bytes of a line of `check`.
 const CHECK_BYTES: usize = 64;
 
 /// The plan of a holder.

@@ -55,7 +55,7 @@ pub(crate) struct Plan {
     /// Time between the last connection and the measurement.
     pub(crate) settle: Duration,
     pub(crate) seconds: u64,
-    /// Most connections of one process.
+    /// The most connections of one process.
     pub(crate) per_process: usize,
     pub(crate) slabs: bool,
     pub(crate) drop_caches: bool,

@@ -6,8 +6,8 @@ use std::{fs, io};
 /// The first source address; others follow it. Far from those of `churn`.
 const FIRST_SOURCE: Ipv4Addr = Ipv4Addr::new(127, 1, 0, 1);
 
-/// Most connections from one address. The kernel searches for a free port with each connect, which
-/// is quick while two of three are free.
+/// The most connections from one address. The kernel searches for a free port with each connect,
+/// which is quick while two of three are free.
 const PER_SOURCE_MAX: usize = 9000;
 
 /// The share of part `index` of `parts` in `total`. Shares differ by one at most, and none shrinks

@@ -28,8 +28,8 @@ use crate::load::Target;
 use crate::servers::{self, SERVERS, Server, Speaks, TLS_SERVERS, WEBSOCKET_SERVERS};
 use crate::wire::Layer;
 
-/// Most bytes of one connection in one step. The generator sends all before it reads any: more than
-/// fits into the socket buffers of both sides would deadlock.
+/// The most bytes of one connection in one step. The generator sends all before it reads any: more
+/// than fits into the socket buffers of both sides would deadlock.
 pub(crate) const STEP_BYTES_MAX: usize = 64 * 1024;
 
 pub(crate) fn known(name: &str) -> io::Result<&'static Server> {

@@ -14,9 +14,9 @@ use crate::shared::accept::{self, FilterState, Gone, Listener, ListeningSocket, 
 use crate::shared::report::log;
 use crate::shared::wait;
 
-/// Most sockets that are accepted and neither adopted nor refused yet. Each is a descriptor, and
-/// keeps it while there is no room for the connection. A crowd at a full server must not take the
-/// descriptors of an admin endpoint or of files: a server sets 32 aside for each shard.
+/// The most sockets that are accepted and neither adopted nor refused yet. Each is a descriptor,
+/// and keeps it while there is no room for the connection. A crowd at a full server must not take
+/// the descriptors of an admin endpoint or of files: a server sets 32 aside for each shard.
 const ACCEPTED_MAX: usize = 24;
 
 /// Sockets of this kind that a listener may always have: one that waits for its own limit must not

@@ -11,8 +11,8 @@ use crate::shared::report::SetupError;
 /// Sizes of one shard's epoll driver.
 #[derive(Clone, Debug)]
 pub struct EpollConfig {
-    /// Most connections, 1 to 2^24; slots are below this. Each costs a descriptor of the process,
-    /// so `RLIMIT_NOFILE`, shared by all shards, is the other bound. Memory grows with the
+    /// The most connections, 1 to 2^24; slots are below this. Each costs a descriptor of the
+    /// process, so `RLIMIT_NOFILE`, shared by all shards, is the other bound. Memory grows with the
     /// connections: 48 bytes each.
     pub connections: u32,
     /// Receive memory. A connection uses a buffer only while there are bytes in it.

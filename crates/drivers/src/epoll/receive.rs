@@ -22,7 +22,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recv, recvmsg};
 use super::table::Port;
 use super::{Epoll, Room};
 
-/// Most buffers of one receive: 256 KiB, a quarter of what a turn brings. Fewer where other
+/// The most buffers of one receive: 256 KiB, a quarter of what a turn brings. Fewer where other
 /// connections wait for their share.
 const SEVERAL: usize = 16;
 

@@ -29,13 +29,14 @@ use socket2::{Domain, SockAddr, SockFilter, SockRef, Socket};
 
 use crate::shared::report::{is_refused, log};
 
-/// Longest time that a handshake which had begun may take to enter the queue: a round trip within a
-/// continent, short compared with a drain. The kernel does not report whether one is under way. On
-/// loopback none is: handshakes end within the client's call (measured: nothing lost in 290 rounds
-/// without this wait).
+/// The longest time that a handshake which had begun may take to enter the queue: a round trip
+/// within a continent, short compared with a drain. The kernel does not report whether one is under
+/// way. On loopback none is: handshakes end within the client's call (measured: nothing lost in 290
+/// rounds without this wait).
 const HANDSHAKE: Duration = Duration::from_millis(50);
 
-/// Most connections taken from a queue in one turn: a quarter of what a turn may bring by default.
+/// The most connections taken from a queue in one turn: a quarter of what a turn may bring by
+/// default.
 pub(crate) const TAKEN_IN_A_TURN: usize = 64;
 
 /// Pause of a queue that is empty, or whose next connection could not be taken for lack of a
@@ -44,7 +45,7 @@ pub(crate) const TAKEN_IN_A_TURN: usize = 64;
 const PAUSE: Duration = Duration::from_millis(10);
 const PAUSES_MAX: u32 = 100;
 
-/// Longest time for which a queue is emptied, whatever is in it: its connections may wait for
+/// The longest time for which a queue is emptied, whatever is in it: its connections may wait for
 /// descriptors, and where new ones cannot be turned away they may keep coming. A shard that aborted
 /// everything gives up what its driver has not ended 5 s later, and a listener must not be part of
 /// that.

@@ -171,7 +171,7 @@ impl Timer {
     }
 }
 
-/// Longest time by which a wait may end late: a short one by an eighth.
+/// The longest time by which a wait may end late: a short one by an eighth.
 #[inline]
 const fn slack(wait: u64) -> u64 {
     let eighth = wait / 8;

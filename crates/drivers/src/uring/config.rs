@@ -20,8 +20,8 @@ pub struct UringConfig {
     /// `pool.buffers_max`, since each filled buffer is a completion. An overflow loses nothing, but
     /// multishots end and are armed again.
     pub completion_entries: u32,
-    /// Most connections: entries of the ring's own file table, 8 bytes each. It may be as large as
-    /// the soft `RLIMIT_NOFILE`; a connection costs no descriptor.
+    /// The most connections: entries of the ring's own file table, 8 bytes each. It may be as large
+    /// as the soft `RLIMIT_NOFILE`; a connection costs no descriptor.
     pub connections: u32,
     /// Receive memory.
     pub pool: PoolConfig,

@@ -13,8 +13,8 @@ use super::Uring;
 use super::kernel::Kernel;
 use super::table::{ReceiveState, Stop};
 
-/// Longest wait of new connections' receives for those being stopped. A cancel takes microseconds,
-/// one that missed 10 ms more.
+/// The longest wait of new connections' receives for those being stopped. A cancel takes
+/// microseconds, one that missed 10 ms more.
 const REST: Duration = Duration::from_millis(100);
 
 /// Progress of taking the buffers back.

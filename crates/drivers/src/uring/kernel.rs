@@ -183,7 +183,7 @@ pub enum RawOp {
         id: ConnId,
         /// The block to fill.
         block: Box<Block>,
-        /// Most bytes to receive: at least 1, and the block has room for them.
+        /// The most bytes to receive: at least 1, and the block has room for them.
         most: u32,
     },
     /// Looks at what a receive would find, and leaves it there (`MSG_PEEK | MSG_DONTWAIT`). One

@@ -27,8 +27,8 @@ use super::kernel::{F_MORE, Kernel, RawCqe, RawOp};
 use super::table::{Life, Port, ReceiveState, Stop};
 use super::{Sink, Uring};
 
-/// Most probes made in one turn: with those of a ring full of connections, 0.8 µs each, 50 µs. The
-/// core spreads them over time, so more of them wait only where a shard was stalled.
+/// The most probes made in one turn: with those of a ring full of connections, 0.8 µs each, 50 µs.
+/// The core spreads them over time, so more of them wait only where a shard was stalled.
 const PROBES_IN_A_TURN: usize = 64;
 
 /// The next step after a receive that ended.

@@ -11,7 +11,7 @@ use super::State;
 use crate::faults::{Arm, Fault};
 use crate::plan::NEVER;
 
-/// Most actions of others within one wait of the shard: 40 peers that read 16 KiB byte by byte.
+/// The most actions of others within one wait of the shard: 40 peers that read 16 KiB byte by byte.
 const LOOKS_MAX: u32 = 1_000_000;
 
 impl State {

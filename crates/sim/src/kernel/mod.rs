@@ -108,7 +108,7 @@ pub struct State {
     pub listeners: Vec<Listener>,
     /// Time at which the shard wants to be woken.
     pub alarm: u64,
-    /// Longest wait of this turn.
+    /// The longest wait of this turn.
     pub may_wait: Wait,
     /// Nothing more happens until the shard is stopped.
     pub quiet_world: bool,

@@ -9,8 +9,8 @@ use crate::faults::Fault;
 use crate::plan::NEVER;
 use crate::sock::{Place, Sock, excuse};
 
-/// Most by which the end of calls that wait too long may be late if the process is never stopped:
-/// two other limits may be applied first, each in a step.
+/// The most by which the end of calls that wait too long may be late if the process is never
+/// stopped: two other limits may be applied first, each in a step.
 const HANDLER_LATE: u64 = LATE_MAX + 2 * STEP;
 
 /// True if all replies are sent before such a connection is closed, with FIN.

@@ -188,7 +188,7 @@ impl State {
         }
     }
 
-    /// Most nanoseconds between two actions of a peer.
+    /// The most nanoseconds between two actions of a peer.
     fn pace(&self, tag: usize) -> u64 {
         let sock = &self.socks[tag];
         match sock.peer.crawls {

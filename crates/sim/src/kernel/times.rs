@@ -12,17 +12,17 @@ use crate::pace::Pace;
 use crate::rng::Rng;
 use crate::sock::excuse;
 
-/// Longest time for which a connection may stay that was reset together with its last bytes.
+/// The longest time for which a connection may stay that was reset together with its last bytes.
 const RESET_HEARD: Duration = Duration::from_secs(60);
 
 /// The same while it has waiting calls.
 const RESET_HEARD_BUSY: Duration = Duration::from_secs(1);
 
-/// Most by which a connect that takes too long may be given up late: the shard's clock, a turn that
-/// takes long, and as many turns as a cancel may need.
+/// The most by which a connect that takes too long may be given up late: the shard's clock, a turn
+/// that takes long, and as many turns as a cancel may need.
 const CONNECT_LATE: u64 = 3 * STEP + 2 * STALL_MAX;
 
-/// Longest time that a send is in flight before the core checks how much of it was taken.
+/// The longest time that a send is in flight before the core checks how much of it was taken.
 fn look_after(limits: &Limits) -> Option<Duration> {
     let window = (limits.write_bytes_per_second_min > 0).then_some(Duration::from_nanos(READ_WINDOW));
     limits.write_stall_timeout.into_iter().chain(window).min()

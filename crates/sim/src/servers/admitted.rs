@@ -28,7 +28,8 @@ const SECOND: u64 = 1_000_000_000;
 /// Time of the server within which connections may have come that a shard sees late.
 const LATE_MAX: u64 = 10 * SECOND;
 
-/// Longest absence of a shard if the machine does not sleep, with the time in which it catches up.
+/// The longest absence of a shard if the machine does not sleep, with the time in which it catches
+/// up.
 const AWAY_MAX: u64 = 4 * SECOND;
 
 /// The first line of a connection.
@@ -121,7 +122,7 @@ pub fn slope(time: u64, whole: u64) -> u64 {
     below as u64 + time.saturating_sub(whole)
 }
 
-/// Longest wait of connections that are judged by the rate of that time.
+/// The longest wait of connections that are judged by the rate of that time.
 fn away_max(plan: &Plan, seed: u64) -> u64 {
     match plan.faults.clone().drawn(seed).once_in(Fault::ShardStalls) {
         _ if plan.deeds.iter().any(|(_, deed)| *deed == Deed::Suspend) => LATE_MAX,

@@ -13,7 +13,7 @@ use super::cover::Cover;
 use super::plan::OUTCOME_WITHIN;
 use crate::rng::Rng;
 
-/// Most inspections by a shard.
+/// The most inspections by a shard.
 const INSPECTIONS: u64 = 6;
 
 /// More connections than a server of a seed has.

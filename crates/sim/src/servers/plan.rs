@@ -248,7 +248,7 @@ pub struct Plan {
     pub frames: Frames,
     pub shards: usize,
     pub limits: Limits,
-    /// Most calls at once of a second service, if there is one. Every other client uses it.
+    /// The most calls at once of a second service, if there is one. Every other client uses it.
     pub second: Option<u16>,
     pub server_limits: ServerLimits,
     /// `limits` may end a connection.

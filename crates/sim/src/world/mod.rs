@@ -38,7 +38,7 @@ use crate::tasks::Tasks;
 use other_shard::OtherShard;
 use watched::{Tally, Watched};
 
-/// Most turns in which a draining shard receives bytes that had arrived: 16, and one for every
+/// The most turns in which a draining shard receives bytes that had arrived: 16, and one for every
 /// eight of its connections.
 const LOOKS_MAX: u64 = 16 + 40 / 8 + 2;
 
@@ -46,7 +46,7 @@ const LOOKS_MAX: u64 = 16 + 40 / 8 + 2;
 /// received the rest, for one without a frame: at most half of the drain's time.
 const FIRST_FRAME: Duration = Duration::from_millis(500);
 
-/// Most time over which connections leave if the seed drew none: the other shard has some, too.
+/// The most time over which connections leave if the seed drew none: the other shard has some, too.
 const SPREAD: Duration = Duration::from_millis(100);
 
 /// Nanoseconds in an hour.

@@ -36,7 +36,7 @@ const SUBMISSIONS: u32 = 64;
 /// Entries of the completion queue: far more than a turn makes, so that it does not overflow.
 const COMPLETIONS: u32 = 4096;
 
-/// Most connections, also limited by the limit of open files, which limits the ring's table.
+/// The most connections, also limited by the limit of open files, which limits the ring's table.
 const CONNECTIONS_MAX: u32 = 64 * 1024;
 
 /// Buffers that may wait for one connection's peer to read; above it the receive is cancelled until
