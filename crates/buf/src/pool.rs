@@ -429,7 +429,7 @@ mod tests {
             drop(shared);
             pool.wake_when_freed(Waker::from(wakes.clone()));
             leases.remove(0);
-            assert_eq!(count(), 0, "no driver waits any more");
+            assert_eq!(count(), 0, "no driver waits");
             side.wait_for_buffer();
             leases.clear();
             assert_eq!((count(), pool.counts().free), (1, 3));

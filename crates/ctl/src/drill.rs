@@ -198,10 +198,9 @@ fn in_network(cause: Cause, options: &DrillOptions, folder: &Path, admin: &Path)
     let done = alone.wait_with_output();
     left::take(&kept);
     let done = done?;
-    let outcomes: Vec<Outcome> = serde_json::from_slice(&done.stdout).map_err(|error| {
-        Failure(format!("the drill in a network says nothing that can be read ({error})"))
-    })?;
-    outcomes.into_iter().next().ok_or_else(|| Failure("the drill in a network says nothing".to_owned()))
+    let outcomes: Vec<Outcome> = serde_json::from_slice(&done.stdout)
+        .map_err(|error| Failure(format!("the drill in a network printed nothing readable ({error})")))?;
+    outcomes.into_iter().next().ok_or_else(|| Failure("the drill in a network printed nothing".to_owned()))
 }
 
 /// A directory that is removed with all its content.

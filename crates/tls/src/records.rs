@@ -252,7 +252,7 @@ mod tests {
         assert!(!calls_for_a_step(&ccs, false) && !calls_for_a_step(&ccs, true));
         let finished = [&ccs[..], &record(HANDSHAKE, b"\x99\xff\xff\xff, encrypted")].concat();
         assert!(calls_for_a_step(&finished, false) && calls_for_a_step(&finished[6..], true));
-        assert!(!calls_for_a_step(&finished[6..], false), "a length that is none");
+        assert!(!calls_for_a_step(&finished[6..], false), "an invalid length");
         assert!(calls_for_a_step(&record(APPLICATION_DATA, b"x"), false));
         assert!(calls_for_a_step(b"GET /", false));
     }

@@ -195,7 +195,7 @@ impl ExpectedAnswer {
         }
         let answer = Upgrade { target: &self.target, headers: response.headers };
         if !answer.has_item("upgrade", "websocket") || !answer.has_item("connection", "upgrade") {
-            return Err(HandshakeError::Answer("it goes on with something else than WebSocket"));
+            return Err(HandshakeError::Answer("it switches to a protocol other than WebSocket"));
         }
         let mut accepts = answer.headers("sec-websocket-accept");
         let is_ours = accepts.next().is_some_and(|accept| accept.trim().as_bytes() == self.accept);
@@ -232,9 +232,9 @@ pub enum HandshakeError {
 impl fmt::Display for HandshakeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            HandshakeError::Request(what) => write!(f, "no request of WebSocket: {what}"),
+            HandshakeError::Request(what) => write!(f, "the WebSocket request cannot be written: {what}"),
             HandshakeError::Refused(status) => write!(f, "the server refuses WebSocket with {status}"),
-            HandshakeError::Answer(what) => write!(f, "no answer of WebSocket: {what}"),
+            HandshakeError::Answer(what) => write!(f, "not a WebSocket answer: {what}"),
         }
     }
 }

@@ -72,7 +72,7 @@ impl Framing for TextLines {
                 Ok(Decode::Frame { skip, len: line.len(), consumed })
             }
             Cut::More(missing) => Ok(Decode::More(missing)),
-            _ => Err(FrameError::Malformed("a mark that is none")),
+            _ => Err(FrameError::Malformed("an invalid mark")),
         }
     }
 

@@ -74,7 +74,7 @@ fn receive(stream: &mut TcpStream, scratch: &mut [u8], expected: &[u8]) -> io::R
     match stream.read(scratch) {
         Ok(0) => Err(io::Error::other("the server closed a listener")),
         Ok(count) if expected.starts_with(&scratch[..count]) => Ok(count),
-        Ok(_) => Err(io::Error::other("a listener got something else than was sent")),
+        Ok(_) => Err(io::Error::other("a listener got other bytes than were sent")),
         Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(0),
         Err(error) => Err(error),
     }

@@ -66,7 +66,8 @@ impl Service for Victim {
 pub fn serve(cause: Cause, admin: &Path) -> Result<u8, Failure> {
     if cause == Cause::Descriptors {
         let few = Rlimit { current: Some(DESCRIPTORS), maximum: Some(DESCRIPTORS) };
-        setrlimit(Resource::Nofile, few).map_err(|error| Failure(format!("RLIMIT_NOFILE stays: {error}")))?;
+        setrlimit(Resource::Nofile, few)
+            .map_err(|error| Failure(format!("RLIMIT_NOFILE cannot be changed: {error}")))?;
     }
     let lock = Arc::new(Mutex::new(()));
     let held = lock.clone();

@@ -138,7 +138,7 @@ impl Epoll {
         let index = usize::from(listener);
         let listening = self.listeners.get(index).filter(|listening| listening.emptying.is_none());
         let Some(EpollListener { socket: Some(socket), armed, is_adopted, filter, .. }) = listening else {
-            log::error!(listener, "a listener that is not there, or is closed already, is to be closed");
+            log::error!(listener, "close of a listener that is not there or is closed already");
             debug_assert!(false, "end of listener {listener}");
             return;
         };

@@ -52,7 +52,7 @@ pub(super) fn run_local<T>(done: impl Future<Output = Result<T, Failure>>) -> Re
 pub(super) fn raise_descriptors() -> Result<(), Failure> {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
-        .map_err(|error| Failure(format!("RLIMIT_NOFILE stays: {error}")))
+        .map_err(|error| Failure(format!("RLIMIT_NOFILE cannot be changed: {error}")))
 }
 
 /// Descriptors that this process may open.

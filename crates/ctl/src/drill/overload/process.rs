@@ -109,13 +109,15 @@ impl Process {
     fn listens(&mut self) -> Result<SocketAddr, Failure> {
         let line = self.line()?;
         let addr = line.strip_prefix("listening ").and_then(|addr| addr.parse().ok());
-        addr.ok_or_else(|| Failure(format!("the server of the drill tells no address, but {line:?}")))
+        addr.ok_or_else(|| Failure(format!("the server of the drill reports no address, but {line:?}")))
     }
 
     fn line(&mut self) -> Result<String, Failure> {
         match self.lines.recv_timeout(WITHIN) {
             Ok(line) => Ok(line),
-            Err(RecvTimeoutError::Timeout) => Err(Failure("the server of the drill says nothing".to_owned())),
+            Err(RecvTimeoutError::Timeout) => {
+                Err(Failure("the server of the drill does not answer".to_owned()))
+            }
             Err(RecvTimeoutError::Disconnected) => {
                 // The process ended, and reports why.
                 let said = self.child.stderr.take().map(BufReader::new).into_iter();
@@ -126,7 +128,7 @@ impl Process {
     }
 
     fn say(&mut self, line: &str) -> Result<(), Failure> {
-        let gone = || Failure("the server of the drill takes no orders".to_owned());
+        let gone = || Failure("the server of the drill accepts no orders".to_owned());
         Ok(self.input.as_mut().ok_or_else(gone)?.write_all(format!("{line}\n").as_bytes())?)
     }
 
@@ -138,7 +140,7 @@ impl Process {
     pub(super) fn told(&mut self) -> Result<Told, Failure> {
         self.say("tell")?;
         let line = self.line()?;
-        serde_json::from_str(&line).map_err(|error| Failure(format!("the server tells {line:?}: {error}")))
+        serde_json::from_str(&line).map_err(|error| Failure(format!("the server reports {line:?}: {error}")))
     }
 
     /// Orders the server to end at once, with all of its connections, and to restart at its
