@@ -22,7 +22,7 @@ use crate::queue::{Queue, QueueLimits};
 pub(crate) const INBOX_SID: u64 = 0;
 
 /// Numbers that this client gave out, not ones that a peer chose: no secret is needed to spread them.
-type Numbered<T> = HashMap<u64, T, FixedState>;
+type ByNumber<T> = HashMap<u64, T, FixedState>;
 
 /// What a client counted. See [`Nats::stats`](crate::Nats::stats).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,8 +53,8 @@ pub(crate) struct State {
     writer: RefCell<Option<FramedWriter<NatsFrames>>>,
     /// Messages for the next connection.
     pending: RefCell<Pending>,
-    queues: RefCell<Numbered<Rc<Queue>>>,
-    asked: RefCell<Numbered<Answer>>,
+    queues: RefCell<ByNumber<Rc<Queue>>>,
+    asked: RefCell<ByNumber<Answer>>,
     pings: RefCell<Pings>,
     /// Tasks that wait for a connection.
     waiting: RefCell<Vec<Waker>>,
@@ -407,29 +407,10 @@ impl State {
         self.say(|out| sids.into_iter().for_each(|sid| write_unsub(sid, None, out)));
     }
 
-    /// Says to all that the connection is lost.
-    pub(crate) fn disconnected(&self) {
-        let Some(writer) = self.writer.take() else { return };
-        drop(writer);
-        self.count(|stats| stats.disconnects += 1);
-        let pings =
-            self.pings.replace_with(|pings| Pings { connection: pings.connection + 1, ..Pings::default() });
-        let asked = self.asked.borrow_mut().extract_unanswered();
-        let queues: Vec<Rc<Queue>> = self.queues.borrow().values().cloned().collect();
-        pings.waiting.into_iter().chain(asked).for_each(Waker::wake);
-        queues.iter().for_each(|queue| queue.push_gap());
-    }
-}
-
-/// Takes what has no answer out of the requests.
-trait Unanswered {
-    fn extract_unanswered(&mut self) -> Vec<Waker>;
-}
-
-impl Unanswered for Numbered<Answer> {
-    fn extract_unanswered(&mut self) -> Vec<Waker> {
+    /// Takes the requests that have no answer out, and returns who waits for them.
+    fn take_unanswered(&self) -> Vec<Waker> {
         let mut wakers = Vec::new();
-        self.retain(|_, answer| match answer {
+        self.asked.borrow_mut().retain(|_, answer| match answer {
             // It came in time.
             Answer::Here(_) => true,
             Answer::Awaited(waker) => {
@@ -438,6 +419,19 @@ impl Unanswered for Numbered<Answer> {
             }
         });
         wakers
+    }
+
+    /// Says to all that the connection is lost.
+    pub(crate) fn disconnected(&self) {
+        let Some(writer) = self.writer.take() else { return };
+        drop(writer);
+        self.count(|stats| stats.disconnects += 1);
+        let pings =
+            self.pings.replace_with(|pings| Pings { connection: pings.connection + 1, ..Pings::default() });
+        let asked = self.take_unanswered();
+        let queues: Vec<Rc<Queue>> = self.queues.borrow().values().cloned().collect();
+        pings.waiting.into_iter().chain(asked).for_each(Waker::wake);
+        queues.iter().for_each(|queue| queue.push_gap());
     }
 }
 

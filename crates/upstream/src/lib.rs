@@ -1,7 +1,8 @@
 //! Upstreams of [ringserve](https://docs.rs/ringserve): which server is asked, over which connection, and what happens if it fails.
 //!
 //! An [`Upstream`] is a group of equal servers. Each shard makes a client from it in its factory: [`Exclusive`] asks a question at a
-//! time on each of its pooled connections, [`Relay`] passes bytes both ways between a client and a server, and [`Connections`] lends
+//! time on each of its pooled connections, [`Pipelined`] and [`Multiplexed`] have many
+//! under way on each, [`Relay`] passes bytes both ways between a client and a server, and [`Connections`] lends
 //! pooled connections of any protocol.
 //!
 //! ```text
@@ -47,6 +48,8 @@ pub use check::Check;
 pub use clients::call::Call;
 pub use clients::connections::Connections;
 pub use clients::exclusive::Exclusive;
+pub use clients::multiplexed::Multiplexed;
+pub use clients::pipelined::Pipelined;
 pub use clients::pooled::{Outcome, PooledConnection};
 pub use clients::relay::{Place, Relay};
 pub use clients::request::Request;
