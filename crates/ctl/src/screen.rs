@@ -5,7 +5,7 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Paragraph};
-use ringserve_report::{Phase, Report, Severity, ShardReport, Stage, State};
+use ringserve_report::{Phase, Report, Severity, ShardReport, Stage, State, UpstreamReport};
 
 use crate::admission::{line_of_change, line_of_limits, line_of_rate};
 use crate::lists::line_of;
@@ -91,10 +91,25 @@ fn head(report: &Report, place: &str, trouble: Option<&str>) -> Vec<Line<'static
         );
         lines.push(Line::styled(text, Color::Red));
     }
+    lines.extend(report.upstreams.iter().filter_map(upstream));
     if let Some(trouble) = trouble {
         lines.push(Line::styled(plain(trouble), Color::Red));
     }
     lines
+}
+
+/// A group of other servers of which some are out.
+fn upstream(of: &UpstreamReport) -> Option<Line<'static>> {
+    let out: Vec<String> = of
+        .backends
+        .iter()
+        .filter(|backend| !matches!(&*backend.condition, "up" | "unknown"))
+        .map(|backend| format!("{} {}", plain(&backend.name), plain(&backend.condition)))
+        .collect();
+    let (count, left) = (of.backends.len(), of.backends.len() - out.len());
+    let text =
+        format!("upstream {}: {left} of {count} servers may be asked: {}", plain(&of.name), out.join(", "));
+    (!out.is_empty()).then(|| Line::styled(text, if left == 0 { Color::Red } else { Color::Yellow }))
 }
 
 fn style_of(state: State) -> (&'static str, Style) {

@@ -41,6 +41,8 @@ pub struct Report {
     pub shards: Vec<ShardReport>,
     /// Each service, in the order in which the server was given them.
     pub services: Vec<ServiceReport>,
+    /// Groups of other servers that this one asks, in the order in which the server was given them.
+    pub upstreams: Vec<UpstreamReport>,
     /// The kernel's queue of each listener and shard.
     pub accept_queues: Vec<AcceptQueue>,
     /// Reasons for which connections ended; reasons that never occurred are left out.
@@ -298,6 +300,54 @@ pub struct ServiceReport {
     pub frames: u64,
     /// Frames handed to it in the last second.
     pub frames_per_second: f64,
+}
+
+/// A group of other servers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct UpstreamReport {
+    /// Its name.
+    pub name: String,
+    /// Its servers, without those beyond a bound on all groups.
+    pub backends: Vec<BackendReport>,
+    /// Servers that are left out.
+    pub left_out: u64,
+    /// Tries beyond the first one of a request or a connection.
+    pub retries: u64,
+    /// Requests and connections for which there was no server.
+    pub refused: u64,
+    /// Choices among all servers, since too few were left.
+    pub panics: u64,
+    /// Times that the look-up of its servers failed.
+    pub lookups_failed: u64,
+}
+
+/// One server of a group.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BackendReport {
+    /// Its address or name.
+    pub name: String,
+    /// `unknown` before its first check, `up`, `down`, `ejected` or `drained`.
+    pub condition: String,
+    /// Its part of the requests.
+    pub weight: u32,
+    /// Requests, or connections of relays, that it has now.
+    pub in_flight: u64,
+    /// Connections to it now, idle ones included.
+    pub connections: u64,
+    /// Those that no request uses.
+    pub idle: u64,
+    /// All requests that it was given.
+    pub requests: u64,
+    /// Failures that count for its ejection.
+    pub failures: u64,
+    /// Seconds that an answer took on average, since the start.
+    pub mean_seconds: f64,
+    /// Attempts to connect that failed.
+    pub connects_failed: u64,
+    /// Requests that left, and had no answer when their connection ended.
+    pub lost: u64,
 }
 
 /// The kernel's queue of one listener and one shard.

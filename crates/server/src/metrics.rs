@@ -61,6 +61,10 @@
 //! | `service_call_seconds` | `service` | histogram: all calls of a service. Those that ended at once are in the first bucket, and no clock was read for them; others have the time from the turn in which they began to the one in which they ended. Of streams and of HTTP the calls are pieces that were received |
 //! | `service_calls_in_flight`, `service_call_errors_total` | `service`, `kind` of the last | calls that wait now; those that returned an error, or panicked (`error`, `panic`) |
 //! | `upstream_connections`, `upstream_connections_opened_total`, `upstream_connections_closed_total` | `reason` of the last | connections that the server made |
+//! | `backend_requests_total`, `backend_answers_total`, `backend_answer_seconds_total`, `backend_failures_total`, `backend_lost_total`, `backend_unsent_total`, `backend_stray_total` | `upstream`, `backend` | of each server of a group ([`Server::upstream`](crate::Server::upstream)), as in [`BackendFigures`](crate::stats::BackendFigures): requests, those answered and the time that they took together, failures, and what ended connections. 200 servers at most |
+//! | `backend_connects_total` | `upstream`, `backend`, `result` | connections made to it (`made`), and attempts that failed (`failed`) |
+//! | `backend_in_flight`, `backend_connections`, `backend_idle`, `backend_usable` | `upstream`, `backend` | requests and connections that it has now, idle ones among them, and 1 if it may be asked |
+//! | `upstream_retries_total`, `upstream_refused_total`, `upstream_panics_total`, `upstream_lookups_total` | `upstream`, `result` of the last | tries beyond the first, requests without a server, choices among all servers, look-ups of its servers (`answered`, `failed`) |
 //! | `receive_buffers` | `state` | buffers of receive memory |
 //! | `turns_total` | `shard` | turns of the loop |
 //! | `system_calls_total` | `kind` | `enter`: those that submit, wait or poll; `other`: all others |
@@ -79,6 +83,7 @@
 //! | `first_frame_seconds` | | histogram: from when a connection could send its first frame, with its handshake done, to that frame; in steps of 17 ms |
 //! | `send_stall_seconds` | | histogram: until a peer took of a send for which more bytes, a handler or the end of the connection waited, from when it began or the peer last took a part of it; in steps of 17 ms, and shorter ones are not counted |
 
+mod backends;
 mod families;
 mod figures;
 mod process;
@@ -188,6 +193,7 @@ impl Collector for Metrics {
         services(&mut to, &stats)?;
         self.calls(&mut to, &stats)?;
         upstreams(&mut to, &stats)?;
+        backends::backends(&mut to, &self.server.upstreams())?;
         driver(&mut to, &stats)?;
         self.shards(&mut to, &stats)?;
         blocking(&mut to, &stats)?;

@@ -1,6 +1,7 @@
 //! What a server, its shards and their parts count and hold.
 
 mod stall;
+pub(crate) mod upstream_figures;
 
 #[cfg(feature = "testing")]
 use std::ops::Range;
@@ -11,6 +12,7 @@ pub use ringserve_buf::BufferStats;
 use ringserve_core::LaneId;
 pub use ringserve_core::{Account, ConnStats, DriverStats};
 pub use stall::{ShardTimes, Stall, StallCause, StalledWork};
+pub use upstream_figures::{BACKENDS_REPORTED_MAX, BackendFigures, UpstreamFigures, UpstreamSource};
 
 pub use crate::admission::{AdmissionStats, RefusedBy};
 

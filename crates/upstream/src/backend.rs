@@ -134,6 +134,9 @@ pub(crate) struct BackendState {
     pub(crate) window: Mutex<Window>,
     /// Requests in flight as the shards told them.
     pub(crate) in_flight: AtomicU64,
+    /// Connections of all shards, and those that are idle, likewise.
+    pub(crate) connections: AtomicU64,
+    pub(crate) idle: AtomicU64,
     pub(crate) counts: Counts,
 }
 
@@ -141,6 +144,9 @@ pub(crate) struct BackendState {
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) requests: AtomicU64,
+    pub(crate) answers: AtomicU64,
+    /// Nanoseconds of all answers together.
+    pub(crate) answer_time: AtomicU64,
     pub(crate) failures: AtomicU64,
     pub(crate) connects: AtomicU64,
     pub(crate) connects_failed: AtomicU64,
@@ -182,6 +188,8 @@ impl BackendState {
             in_a_row: AtomicU32::new(0),
             window: Mutex::default(),
             in_flight: AtomicU64::new(0),
+            connections: AtomicU64::new(0),
+            idle: AtomicU64::new(0),
             counts: Counts::default(),
         }
     }

@@ -62,7 +62,7 @@ async fn share(upstream: &Upstream, shard: &Shard, client: &Weak<dyn Any>) {
     let mut watches: Vec<Arc<BackendState>> = Vec::new();
     loop {
         looks.tick().await;
-        if shard.is_draining() || client.strong_count() == 0 {
+        if shard.is_stopping() || client.strong_count() == 0 {
             return;
         }
         let backends = upstream.state().backends();
@@ -113,7 +113,7 @@ impl Watch {
                 return;
             }
             let checked = self.check_in_time(check).await;
-            if self.shard.is_draining() {
+            if self.shard.is_stopping() {
                 return;
             }
             self.note(check, checked, &mut against);

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use ringserve_server::stats::{UpstreamFigures, UpstreamSource};
 use ringserve_server::transport::Transport;
 use tracing::{info, warn};
 
@@ -325,6 +326,12 @@ impl Upstream {
             lookups: self.state.lookups.load(Relaxed),
             lookups_failed: self.state.lookups_failed.load(Relaxed),
         }
+    }
+}
+
+impl UpstreamSource for Upstream {
+    fn figures(&self) -> UpstreamFigures {
+        self.stats().figures(self.name())
     }
 }
 

@@ -4,8 +4,8 @@ use std::process;
 use std::time::Duration;
 
 use ringserve_report::{
-    AcceptQueue, Close, Connection, Finding, Overload, Phase, Quantiles, Rates, Report, ServerFacts,
-    ServiceReport, Severity, ShardReport, Stage, State, Times,
+    AcceptQueue, BackendReport, Close, Connection, Finding, Overload, Phase, Quantiles, Rates, Report,
+    ServerFacts, ServiceReport, Severity, ShardReport, Stage, State, Times, UpstreamReport,
 };
 
 use super::admission::{NETWORKS_REPORTED, admission};
@@ -18,7 +18,7 @@ use crate::histogram::Counted;
 use crate::host::machine::Machine;
 use crate::inspect::Inspection;
 use crate::snapshot::Snapshot;
-use crate::stats::ConnStats;
+use crate::stats::{BackendFigures, ConnStats, UpstreamFigures};
 
 /// A shard that is in one turn for longer is shown as stalled.
 const STALLED: Duration = Duration::from_millis(25);
@@ -96,6 +96,7 @@ pub(super) fn report(
         rates: rates(&now, second_ago, per_second),
         shards: shards(running, &now, &stats.shards),
         services: services.collect(),
+        upstreams: control.upstreams().into_iter().map(upstream).collect(),
         accept_queues: accept_queues.collect(),
         closes: closes(&now.counters, &before.counters),
         times: times(running),
@@ -104,6 +105,31 @@ pub(super) fn report(
         silent_shards,
         stalls: stalls.iter().map(stall).collect(),
         findings,
+    }
+}
+
+fn upstream(of: UpstreamFigures) -> UpstreamReport {
+    let backend = |backend: BackendFigures| BackendReport {
+        name: backend.name,
+        condition: backend.condition.to_owned(),
+        weight: backend.weight,
+        in_flight: backend.in_flight,
+        connections: backend.connections,
+        idle: backend.idle,
+        requests: backend.requests,
+        failures: backend.failures,
+        mean_seconds: backend.answer_seconds / backend.answers.max(1) as f64,
+        connects_failed: backend.connects_failed,
+        lost: backend.lost,
+    };
+    UpstreamReport {
+        name: of.name,
+        backends: of.backends.into_iter().map(backend).collect(),
+        left_out: of.left_out as u64,
+        retries: of.retries,
+        refused: of.refused,
+        panics: of.panics,
+        lookups_failed: of.lookups_failed,
     }
 }
 

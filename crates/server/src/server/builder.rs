@@ -31,7 +31,7 @@ use crate::shard::face::service::IntoService;
 use crate::shard::remote::control::ServerControl;
 use crate::shard::running::starting::Starting;
 use crate::socket_options::options::SocketOptions;
-use crate::stats::ServerStats;
+use crate::stats::{ServerStats, UpstreamSource};
 use crate::watch::options::StallOptions;
 
 /// A server before its start. `F` is the framing of its one service, or [`Several`](super::several::Several) for [several services](Server::new).
@@ -367,6 +367,22 @@ impl<F> Server<F> {
     pub fn sockets(mut self, sockets: SocketOptions) -> Server<F> {
         self.config.sockets = sockets;
         self
+    }
+
+    /// Reports a group of other servers with this server: on the [admin page](crate::admin), in its report, and in the
+    /// [metrics](crate::metrics), for [200](crate::stats::BACKENDS_REPORTED_MAX) of their servers at most. Each call adds one. An `Upstream`
+    /// works as well without.
+    pub fn upstream(mut self, upstream: &(impl UpstreamSource + Clone)) -> Server<F> {
+        self.config.upstreams.push(Arc::new(upstream.clone()));
+        self
+    }
+
+    /// The same for several.
+    pub fn upstreams<'u, U: UpstreamSource + Clone>(
+        self,
+        upstreams: impl IntoIterator<Item = &'u U>,
+    ) -> Server<F> {
+        upstreams.into_iter().fold(self, Server::upstream)
     }
 
     /// If bytes of several connections came since a shard last waited, has it wait this long for more, as a network card does

@@ -44,7 +44,7 @@ pub(crate) fn begin<T: 'static>(upstream: &Upstream, shard: &Shard, client: &Rc<
 }
 
 fn is_over(shard: &Shard, client: &Weak<dyn Any>) -> bool {
-    shard.is_draining() || client.strong_count() == 0
+    shard.is_stopping() || client.strong_count() == 0
 }
 
 /// The one run of a source in the process. Its drop lets another shard run it.

@@ -32,6 +32,7 @@ pub(super) fn begin<C: Connection>(pools: &Rc<Pools<C>>) {
             let Some(pools) = weak.upgrade() else { return };
             pools.close_old();
             pools.warm();
+            pools.view.tell_connections();
         }
     });
 }

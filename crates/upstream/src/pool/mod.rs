@@ -98,6 +98,10 @@ impl<C: Connection> Part for Pool<C> {
         let idle = self.idle.take();
         drop(idle);
     }
+
+    fn connections(&self) -> (u64, u64) {
+        (self.open.get() as u64, self.idle.borrow().len() as u64)
+    }
 }
 
 /// A backend may send what no question asked for on every connection: the counter has all of them, the log a line a second.
@@ -358,7 +362,7 @@ impl<C: Connection> Pools<C> {
     /// True if no connection to this backend is kept any more.
     fn keeps_none(&self, member: &Member<Pool<C>>) -> bool {
         let state = &member.state;
-        self.view.shard.is_draining() || state.is_gone.load(Relaxed) || state.is_drained.load(Relaxed)
+        self.view.shard.is_stopping() || state.is_gone.load(Relaxed) || state.is_drained.load(Relaxed)
     }
 }
 

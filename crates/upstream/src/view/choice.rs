@@ -64,6 +64,7 @@ impl<P: Part> Choice<P> {
         let now = self.settle();
         self.member.sample(now, now - self.begun);
         self.member.successes.set(self.member.successes.get() + 1);
+        self.member.answer_time.set(self.member.answer_time.get() + (now - self.begun));
         if self.state().in_a_row.load(Relaxed) != 0 {
             self.state().in_a_row.store(0, Relaxed);
         }

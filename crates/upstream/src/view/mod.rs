@@ -1,4 +1,4 @@
-//! What a shard knows of an upstream, and its choice of a backend.
+//! The state of an upstream as a shard knows it, and its choice of a backend.
 
 mod choice;
 mod usable;
@@ -27,7 +27,7 @@ use crate::upstream::Upstream;
 /// balancing gets what it gets of exact ones.
 const TOLD_EACH: u64 = 1_000_000;
 
-/// How often a call looks whether the first answer of a source is there.
+/// The time after which a call looks again whether the first answer of a source is there.
 const UNRESOLVED_LOOKS_EACH: Duration = Duration::from_millis(5);
 
 /// A failure counts as an answer that took this long.
@@ -36,10 +36,15 @@ pub(crate) const PENALTY: u64 = 5_000_000_000;
 /// The average of a backend where no other one is known: that of a quick one, so that it is asked.
 const UNKNOWN: f64 = 1_000_000.0;
 
-/// What a client keeps for each backend.
+/// The state that a client keeps for each backend.
 pub(crate) trait Part: 'static {
     /// The backend left, and gets no further request.
     fn leaves(&self);
+
+    /// Connections that it has, and those of them that are idle.
+    fn connections(&self) -> (u64, u64) {
+        (0, 0)
+    }
 }
 
 impl Part for () {
@@ -52,12 +57,16 @@ pub(crate) struct Member<P> {
     pub(crate) part: P,
     ewma: Cell<Ewma>,
     in_flight: Cell<u32>,
-    /// As the other shards have been told, and as they told this one.
+    /// As it was reported to the other shards, and as they reported theirs.
     told: Cell<u32>,
     others: Cell<u32>,
-    /// What happened since these were told.
+    /// Counts since the last report.
     requests: Cell<u32>,
     successes: Cell<u32>,
+    /// Nanoseconds of the successes.
+    answer_time: Cell<u64>,
+    /// Connections, and idle ones, as they were reported.
+    connections: Cell<(u64, u64)>,
     returns: Cell<u32>,
 }
 
@@ -73,6 +82,8 @@ impl<P> Member<P> {
             others: Cell::new(0),
             requests: Cell::new(0),
             successes: Cell::new(0),
+            answer_time: Cell::new(0),
+            connections: Cell::new((0, 0)),
         }
     }
 
@@ -80,6 +91,13 @@ impl<P> Member<P> {
         let mut ewma = self.ewma.get();
         ewma.sample(now, nanos);
         self.ewma.set(ewma);
+    }
+
+    /// Tells which connections this shard has.
+    fn tell_connections(&self, (open, idle): (u64, u64)) {
+        let (told_open, told_idle) = self.connections.replace((open, idle));
+        self.state.connections.fetch_add(open.wrapping_sub(told_open), Relaxed);
+        self.state.idle.fetch_add(idle.wrapping_sub(told_idle), Relaxed);
     }
 
     /// Tells what this shard has in flight, and what happened. Learns what the others have.
@@ -96,12 +114,15 @@ impl<P> Member<P> {
         }
         if let successes @ 1.. = self.successes.take() {
             locked(&state.window).add(now, successes, 0);
+            Counts::add(&state.counts.answers, u64::from(successes));
+            Counts::add(&state.counts.answer_time, self.answer_time.take());
         }
     }
 }
 
 impl<P> Drop for Member<P> {
     fn drop(&mut self) {
+        self.tell_connections((0, 0));
         self.state.in_flight.fetch_sub(u64::from(self.told.get()), Relaxed);
     }
 }
@@ -163,6 +184,11 @@ impl<P: Part> View<P> {
         self.members.borrow().iter().for_each(|member| member.tell(now));
     }
 
+    /// Tells which connections this shard has, once a second: nothing is decided by it.
+    pub(crate) fn tell_connections(&self) {
+        self.members.borrow().iter().for_each(|member| member.tell_connections(member.part.connections()));
+    }
+
     /// Looks whether others may be asked than before.
     pub(crate) fn look(&self, now: u64) {
         let version = self.upstream.state().version();
@@ -208,7 +234,7 @@ impl<P: Part> View<P> {
         }
     }
 
-    /// A connection failed that nothing waits for any more.
+    /// A connection failed for which no call waits.
     pub(crate) fn blame(&self, member: &Member<P>, error: &io::Error) {
         if is_local_failure(error) {
             return;
@@ -325,7 +351,7 @@ impl<P: Part> View<P> {
         Some(self.place(member, now))
     }
 
-    /// True if what is in flight is told at once.
+    /// True if requests in flight are reported at once.
     fn is_exact(&self) -> bool {
         self.upstream.settings().balance == Balance::Least
     }

@@ -1,7 +1,8 @@
 //! What begins and ends with clients, servers and backends.
 
+use ringserve::limits::ServerLimits;
 use ringserve::testing::Faults;
-use ringserve::upstream::{Balance, Check, PoolLimits};
+use ringserve::upstream::{Balance, Check, Health, PoolLimits};
 use ringserve::{Stream, stream};
 
 use super::*;
@@ -129,5 +130,38 @@ fn connection_that_nobody_awaits_counts_as_slow_if_it_fails() {
         });
         sim.run_until_done();
         assert!(waited.get() <= 12, "{} of 50 waited", waited.get());
+    });
+}
+
+#[test]
+fn pools_and_checks_go_on_until_connections_end() {
+    Sim::seeds(10).run(|sim| {
+        let backends = backends(sim, 2);
+        let upstream = upstream(2).check(Check::exchange("check\n", "check").interval(SECOND / 2));
+        let (of_front, addr) = (upstream.clone(), FRONT.parse::<SocketAddr>().unwrap());
+        let limits = ServerLimits::default().drain_delay(20 * SECOND);
+        let server = Server::bind(addr).framing(Lines::default()).shards(1).server_limits(limits);
+        let server =
+            sim.start(server, move |shard| Front { answers: of_front.exclusive(shard, Lines::default()) });
+        let server = server.unwrap();
+        sim.run_for(2 * SECOND);
+        server.drain();
+        let checks = |upstream: &Upstream| upstream.stats().backends[0].health;
+        sim.client("c", async move |net| {
+            let mut me = net.connect(FRONT).await?;
+            for n in 0..20 {
+                let question = format!("once {n}");
+                assert_eq!(asks(&mut me, &question).await?, question);
+                net.sleep(SECOND / 5).await;
+            }
+            Ok(())
+        });
+        sim.run_for(5 * SECOND);
+        let connects = sum(&upstream, |backend| backend.connects);
+        assert!(connects <= 2, "{connects} connections are made for questions one by one");
+        backends[0].mode.set(Mode::Silent);
+        sim.run_for(5 * SECOND);
+        assert_eq!(checks(&upstream), Health::Down);
+        sim.run_until_done();
     });
 }

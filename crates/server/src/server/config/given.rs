@@ -3,6 +3,7 @@
 #[cfg(feature = "websocket")]
 use std::any::TypeId;
 use std::iter;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -21,6 +22,7 @@ use crate::overload::Overload;
 use crate::shard::face::service::IntoService;
 use crate::shard::state::shard_loop::Admit;
 use crate::socket_options::options::SocketOptions;
+use crate::stats::UpstreamSource;
 use crate::telling::Telling;
 use crate::watch::options::StallOptions;
 
@@ -51,6 +53,8 @@ pub(crate) struct ServerConfig {
     /// thread has a name that says so.
     pub(crate) is_beside: bool,
     pub(crate) telling: Telling,
+    /// Groups of other servers, for reports.
+    pub(crate) upstreams: Vec<Arc<dyn UpstreamSource>>,
 }
 
 /// The settings of a service.

@@ -91,6 +91,7 @@ impl CheckedConfig {
             .with_held_bytes_max(self.server_limits.held_bytes_max)
             .with_record(record)
             .with_end(&self.server_limits, sockets)
+            .with_upstreams(self.given.upstreams.clone().into())
             .with_limiters(self.limiters.clone(), rate);
         #[cfg(feature = "metrics")]
         let control = control.with_driver(driver.name());

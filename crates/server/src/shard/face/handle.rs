@@ -534,9 +534,16 @@ impl Shard {
         self.inner.ends.wait(name)
     }
 
-    /// Waits until the connections of the service have their moments in the drain: until then they are served as before.
-    pub(crate) fn stopping(&self) -> Draining {
+    /// Waits until the connections of the service are ended by the drain of the server; at once if they are. That is after
+    /// [`ServerLimits::drain_delay`](crate::limits::ServerLimits::drain_delay), in which they are served as before, and after the
+    /// [services](crate::listen::Endpoints::drains_after) that come first. For what serves connections, such as a pool to other servers.
+    pub fn stopping(&self) -> Draining {
         Draining::of(self.inner.ends.leaving(self.service.into()))
+    }
+
+    /// True once [`stopping`](Shard::stopping) has nothing to wait for.
+    pub fn is_stopping(&self) -> bool {
+        self.inner.ends.leaving(self.service.into()).has_begun()
     }
 
     /// When connections that end by themselves do so, once they are [told](Shard::stopping).

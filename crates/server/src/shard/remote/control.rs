@@ -13,6 +13,7 @@ use crate::base::clock::Clock;
 use crate::blocking::Pool;
 use crate::doctor::Record;
 use crate::shard::wakes::inbox::{Command, Letter, RemoteShard};
+use crate::stats::upstream_figures::{UpstreamFigures, UpstreamSource, bounded};
 use crate::watch::accept_queue::AcceptQueues;
 use crate::watch::board::Watch;
 
@@ -37,6 +38,7 @@ pub struct ServerControl {
     #[cfg(feature = "metrics")]
     driver: &'static str,
     ending: Arc<Ending>,
+    upstreams: Arc<[Arc<dyn UpstreamSource>]>,
     #[cfg(feature = "tls")]
     tls: ringserve_tls::ServerTls,
 }
@@ -67,6 +69,7 @@ impl ServerControl {
             #[cfg(feature = "metrics")]
             driver: "simulated",
             ending,
+            upstreams: Arc::default(),
             #[cfg(feature = "tls")]
             tls: Default::default(),
         }
@@ -128,6 +131,15 @@ impl ServerControl {
 
     pub(crate) fn ending(&self) -> &Arc<Ending> {
         &self.ending
+    }
+
+    pub(crate) fn with_upstreams(self, upstreams: Arc<[Arc<dyn UpstreamSource>]>) -> ServerControl {
+        ServerControl { upstreams, ..self }
+    }
+
+    /// The figures of the [groups of other servers](crate::Server::upstream), in the order in which the server was given them.
+    pub fn upstreams(&self) -> Vec<UpstreamFigures> {
+        bounded(self.upstreams.iter().map(|upstream| upstream.figures()))
     }
 
     pub(crate) fn with_record(self, record: Option<Arc<Record>>) -> ServerControl {
