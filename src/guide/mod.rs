@@ -19,6 +19,8 @@ page!(choosing, "choosing.md", not(doctest));
 page!(coming_from, "coming_from.md", not(doctest));
 page!(databases, "databases.md", not(doctest));
 page!(deployment, "deployment.md", not(doctest));
+// Its program is compiled by the crate that it is about.
+page!(gateway, "gateway.md", not(doctest));
 page!(inspecting, "inspecting.md", not(doctest));
 // Its programs are compiled by the crate that it is about.
 page!(nats, "nats.md", not(doctest));

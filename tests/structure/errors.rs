@@ -9,7 +9,7 @@ use crate::collect;
 use crate::tree::Sources;
 
 /// Crates with errors that users meet.
-const CRATES: [&str; 7] = ["buf", "core", "drivers", "server", "tls", "upstream", "websocket"];
+const CRATES: [&str; 8] = ["buf", "core", "drivers", "gateway", "server", "tls", "upstream", "websocket"];
 
 /// Types in a source that are errors, and those whose `Debug` is `Display`.
 fn errors(text: &str) -> (BTreeSet<&str>, BTreeSet<&str>) {

@@ -101,8 +101,7 @@ mod serve;
 #[cfg(feature = "websocket")]
 pub(crate) mod socket;
 mod tunnel;
-#[cfg(feature = "websocket")]
-pub(crate) mod upgrade;
+pub mod upgrade;
 mod watch;
 mod watched;
 #[cfg(feature = "websocket")]

@@ -19,16 +19,11 @@ use ringserve_core::internals::OWNED_BYTES_MIN;
 use super::access::{Logged, Site};
 use super::host::has_valid_host;
 use super::tunnel::Seed;
-#[cfg(feature = "websocket")]
 use super::upgrade::{self, Offered};
 use super::watch::{Excess, SeedBytes, Watch, Watching, request_bytes};
 use crate::client_info::ClientInfo;
 
 use crate::shard::face::handle::Shard;
-
-/// There are no sockets.
-#[cfg(not(feature = "websocket"))]
-enum Offered {}
 
 /// Which requests may be shed.
 pub(super) type MayShed = Rc<dyn Fn(&Request<Incoming>) -> bool>;
@@ -173,7 +168,7 @@ struct Switch {
     /// With HTTP/1.1, and what it holds; `None` where the service was promised nothing.
     seed: Option<(Seed, SeedBytes)>,
     /// A number by which the service may find its connection, until it answered.
-    _offered: Option<Offered>,
+    _offered: Offered,
 }
 
 impl<S> Watched<S> {
@@ -186,10 +181,7 @@ impl<S> Watched<S> {
             } else {
                 Seed::plant(request).map(|seed| (seed, SeedBytes::hold(&self.watch)))
             },
-            #[cfg(feature = "websocket")]
-            _offered: Some(upgrade::offer(request, &self.shard, &self.watch, watching)),
-            #[cfg(not(feature = "websocket"))]
-            _offered: None,
+            _offered: upgrade::offer(request.extensions_mut(), &self.shard, &self.watch, watching),
         })
     }
 }

@@ -101,7 +101,7 @@ impl Upgrades {
         B: Default,
         H: AsyncFnOnce(Socket) + 'static,
     {
-        let offer = find(&mut request);
+        let offer = find(request.extensions_mut());
         let answer = self.answer(&request);
         let (status, upgrades) = match (answer.info, offer) {
             (None, _) => (answer.status, None),

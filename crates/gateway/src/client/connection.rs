@@ -1,0 +1,163 @@
+//! A connection to a backend, over hyper's.
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::io;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{Builder, SendRequest};
+use hyper::{Request, Response};
+use ringserve_server::net::is_local_failure;
+use ringserve_server::task::JoinHandle;
+use ringserve_server::{Shard, Stream};
+use ringserve_upstream::{Connection, IdleEvent};
+
+use super::request_body::RequestBody;
+
+/// Bytes of an answer's head at most, and what hyper reads at once of a body.
+const READ_BYTES_MAX: usize = 64 << 10;
+
+/// A connection, whose drop closes it.
+pub(crate) struct Http1Connection {
+    sender: SendRequest<RequestBody>,
+    shared: Rc<Shared>,
+    /// hyper's side of it.
+    task: JoinHandle<()>,
+}
+
+/// News of hyper's side.
+#[derive(Default)]
+struct Shared {
+    ended: Cell<Option<IdleEvent>>,
+    waker: RefCell<Option<Waker>>,
+    /// Who sent a request with which the connection may become something else.
+    wants_stream: Cell<bool>,
+    /// The connection, and what hyper had read of it, once it did.
+    stream: RefCell<Option<(Stream, Bytes)>>,
+}
+
+impl Shared {
+    fn end(&self, event: IdleEvent) {
+        self.ended.set(Some(event));
+        let waker = self.waker.take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// The end of a request that has no answer.
+pub(crate) enum SendError {
+    /// Nothing of it left.
+    Unsent(Box<Request<RequestBody>>),
+    /// Some of it left, or may have.
+    Lost { is_ours: bool },
+    /// The bytes that came are no answer.
+    Malformed(hyper::Error),
+    /// Its body broke: the client's connection did, or it is too long.
+    Body,
+}
+
+impl Http1Connection {
+    /// Speaks HTTP/1.1 on a stream, by a task of the shard.
+    pub(crate) async fn begin(shard: &Shard, stream: Stream) -> io::Result<Http1Connection> {
+        let mut builder = Builder::new();
+        builder.max_buf_size(READ_BYTES_MAX);
+        let (sender, connection) = builder.handshake(stream).await.map_err(io::Error::other)?;
+        let shared = Rc::new(Shared::default());
+        let told = shared.clone();
+        let task = shard.spawn(async move {
+            let mut connection = connection;
+            let ended = poll_fn(|task| connection.poll_without_shutdown(task)).await;
+            if told.wants_stream.get() {
+                let parts = connection.into_parts();
+                *told.stream.borrow_mut() = Some((parts.io, parts.read_buf));
+            }
+            told.end(match ended {
+                Err(error) if is_stray(&error) => IdleEvent::Stray,
+                _ => IdleEvent::Ended,
+            });
+        });
+        Ok(Http1Connection { sender, shared, task })
+    }
+
+    /// Sends a request, and waits for the head of its answer.
+    pub(crate) async fn send(
+        &mut self,
+        request: Request<RequestBody>,
+    ) -> Result<Response<Incoming>, SendError> {
+        let mut failed = match self.sender.try_send_request(request).await {
+            Ok(answer) => return Ok(answer),
+            Err(failed) => failed,
+        };
+        if let Some(request) = failed.take_message() {
+            return Err(SendError::Unsent(Box::new(request)));
+        }
+        let error = failed.into_error();
+        Err(match () {
+            () if error.is_user() => SendError::Body,
+            () if error.is_parse() => SendError::Malformed(error),
+            () => SendError::Lost { is_ours: io_error(&error).is_some_and(is_local_failure) },
+        })
+    }
+
+    /// Says that the answer to the next request may be that the connection becomes something else.
+    pub(crate) fn can_switch(&self) {
+        self.shared.wants_stream.set(true);
+    }
+
+    /// The stream behind an answer of 101, with what hyper had read of it.
+    pub(crate) async fn stream(&mut self) -> io::Result<(Stream, Bytes)> {
+        poll_fn(|task| {
+            if self.shared.ended.get().is_some() {
+                return Poll::Ready(());
+            }
+            self.shared.waker.replace(Some(task.waker().clone()));
+            Poll::Pending
+        })
+        .await;
+        let taken = self.shared.stream.take();
+        taken.ok_or_else(|| io::ErrorKind::ConnectionReset.into())
+    }
+}
+
+impl Drop for Http1Connection {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// True for bytes that answer no request.
+fn is_stray(error: &hyper::Error) -> bool {
+    io_error(error).is_none() && !error.is_incomplete_message() && !error.is_canceled() && !error.is_closed()
+}
+
+fn io_error(error: &hyper::Error) -> Option<&io::Error> {
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref() {
+            return Some(error);
+        }
+        cause = error.source();
+    }
+    None
+}
+
+impl Connection for Http1Connection {
+    fn poll_idle(&mut self, task: &mut Context<'_>) -> Poll<IdleEvent> {
+        if let Some(event) = self.shared.ended.get() {
+            return Poll::Ready(event);
+        }
+        if self.sender.is_closed() {
+            return Poll::Ready(IdleEvent::Ended);
+        }
+        let mut waker = self.shared.waker.borrow_mut();
+        if !waker.as_ref().is_some_and(|known| known.will_wake(task.waker())) {
+            *waker = Some(task.waker().clone());
+        }
+        Poll::Pending
+    }
+}

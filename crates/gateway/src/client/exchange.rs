@@ -1,0 +1,371 @@
+//! A request and its answer, with all tries.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::body::{Body, Incoming};
+use hyper::header::{CONNECTION, CONTENT_LENGTH, HOST, HeaderMap, HeaderValue, TRANSFER_ENCODING};
+use hyper::http::request::Parts;
+use hyper::{Method, Request, Response, StatusCode, Uri, Version};
+use ringserve_server::Shard;
+use ringserve_upstream::{Backend, Connections, Outcome, PooledConnection, UpstreamError};
+
+use super::body::{Held, UpstreamBody};
+use super::connection::{Http1Connection, SendError};
+use super::request_body::{BodyError, BodyFault, BodyKeeper, RequestBody, Source, boxed};
+use crate::target::HttpUpstream;
+
+/// A client of an [`HttpUpstream`] on one shard. Clones share its connections, of which each has a
+/// request at a time.
+///
+/// ```no_run
+/// use hyper::Request;
+/// use ringserve::Shard;
+/// use ringserve::upstream::Upstream;
+/// use ringserve_gateway::{ClientError, HttpClient, HttpUpstream};
+/// # use http_body_util::{BodyExt, Empty};
+/// # use hyper::body::Bytes;
+///
+/// async fn ask(shard: &Shard, upstream: &HttpUpstream) -> Result<Bytes, ClientError> {
+///     let client = HttpClient::new(upstream, shard); // once, in the factory of a service
+///     let request = Request::get("/users/1").body(Empty::<Bytes>::new()).expect("a request");
+///     let answer = client.send(request).await?;
+///     Ok(answer.into_body().collect().await.map_err(ClientError::from)?.to_bytes())
+/// }
+/// ```
+#[derive(Clone)]
+pub struct HttpClient {
+    inner: Rc<Inner>,
+}
+
+struct Inner {
+    shard: Shard,
+    upstream: HttpUpstream,
+    connections: Connections<Http1Connection>,
+}
+
+/// Why a request has no answer.
+#[non_exhaustive]
+pub enum ClientError {
+    /// There is no connection, the request was lost, or what came is no answer.
+    Upstream(UpstreamError),
+    /// The body of the request broke.
+    Body,
+    /// The body of the request is longer than it may be.
+    BodyTooLong,
+    /// The answer broke within its body.
+    Answer(std::io::Error),
+}
+
+impl fmt::Display for ClientError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ClientError::Upstream(error) => error.fmt(f),
+            ClientError::Body => f.write_str("the body of the request broke"),
+            ClientError::BodyTooLong => f.write_str("the body of the request is too long"),
+            ClientError::Answer(error) => error.fmt(f),
+        }
+    }
+}
+
+ringserve_buf::debug_is_display!(ClientError);
+
+impl std::error::Error for ClientError {}
+
+impl From<UpstreamError> for ClientError {
+    fn from(error: UpstreamError) -> ClientError {
+        ClientError::Upstream(error)
+    }
+}
+
+impl From<std::io::Error> for ClientError {
+    fn from(error: std::io::Error) -> ClientError {
+        ClientError::Answer(error)
+    }
+}
+
+/// The rules by which a request is sent.
+pub(crate) struct SendRules<'r> {
+    /// From the last byte that was taken of the request to the head of the answer.
+    pub(crate) response: Duration,
+    /// From the begin to the head of the answer, with all tries.
+    pub(crate) request: Option<Duration>,
+    pub(crate) body_idle: Duration,
+    pub(crate) is_idempotent: bool,
+    pub(crate) retry_on: &'r [StatusCode],
+    /// The connection may become something else.
+    pub(crate) can_switch: bool,
+    pub(crate) wants_backend: bool,
+}
+
+/// An answer, and what it took.
+pub(crate) struct Exchange {
+    pub(crate) answer: Response<UpstreamBody>,
+    pub(crate) tries: u32,
+    /// Its name, if the rules asked for it.
+    pub(crate) backend: Option<Box<str>>,
+}
+
+/// Longer than any server runs.
+const UNBOUNDED: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+impl HttpClient {
+    /// A client on `shard`, for the factory of a service: each has its own connections, and its
+    /// share of the checks.
+    pub fn new(upstream: &HttpUpstream, shard: &Shard) -> HttpClient {
+        let on = shard.clone();
+        let connections = upstream.upstream().connections(shard, move |stream, _backend: &Backend| {
+            let on = on.clone();
+            async move { Http1Connection::begin(&on, stream).await }
+        });
+        HttpClient { inner: Rc::new(Inner { shard: shard.clone(), upstream: upstream.clone(), connections }) }
+    }
+
+    /// Sends a request, and waits for the head of its answer. Its target is a path; without a
+    /// `host` it has the backend's name. One that is lost is sent to another backend if its method
+    /// is idempotent and its body was kept ([`HttpUpstream::replay_bytes_max`]), within the
+    /// upstream's [`Retry`](ringserve_upstream::Retry).
+    ///
+    /// # Errors
+    /// There is no answer within
+    /// [`Upstream::answer_timeout`](ringserve_upstream::Upstream::answer_timeout), no backend, or
+    /// no room.
+    pub async fn send<B>(&self, request: Request<B>) -> Result<Response<UpstreamBody>, ClientError>
+    where
+        B: Body<Data = Bytes> + 'static,
+        B::Error: Into<BodyError>,
+    {
+        let (parts, body) = request.into_parts();
+        let source = Source::Other(boxed(body));
+        let body = BodyKeeper::new(source, u64::MAX, self.inner.upstream.kept_bytes_max());
+        let rules = SendRules {
+            response: UNBOUNDED,
+            request: None,
+            body_idle: Duration::from_secs(30),
+            is_idempotent: is_idempotent(&parts.method),
+            retry_on: &[],
+            can_switch: false,
+            wants_backend: false,
+        };
+        Ok(self.exchange(Head::from(parts), body, &rules).await?.answer)
+    }
+
+    pub(crate) fn upstream(&self) -> &HttpUpstream {
+        &self.inner.upstream
+    }
+
+    /// Keeps as much of the body as [`HttpUpstream::replay_bytes_max`] says.
+    pub(crate) fn keep(&self, body: Incoming, bytes_max: u64) -> BodyKeeper {
+        BodyKeeper::new(Source::Client(body), bytes_max, self.inner.upstream.kept_bytes_max())
+    }
+
+    /// Sends a request, to other backends too if that fails and it may be sent again.
+    pub(crate) async fn exchange(
+        &self,
+        head: Head,
+        body: BodyKeeper,
+        rules: &SendRules<'_>,
+    ) -> Result<Exchange, ClientError> {
+        let mut call = self.inner.connections.call();
+        if let Some(time) = rules.request {
+            call = call.timeout(time);
+        } else if rules.response != UNBOUNDED {
+            call = call.timeout(UNBOUNDED);
+        }
+        if rules.is_idempotent {
+            call = call.idempotent();
+        }
+        let kept = rules.is_idempotent.then(|| head.clone());
+        let mut request = Some(head.into_request(&body));
+        let mut tries = 0;
+        loop {
+            let mut connection = call.take().await?;
+            let Some(mut sent) = request.take().or_else(|| kept.clone().map(|head| head.into_request(&body)))
+            else {
+                return Err(UpstreamError::Lost.into());
+            };
+            tries += 1;
+            if rules.can_switch {
+                connection.can_switch();
+            }
+            name_backend(sent.headers_mut(), connection.backend());
+            let answered = self.answer(&mut connection, sent, &body, rules, call.left()).await;
+            let is_repeatable = kept.is_some() && body.can_be_sent();
+            let failed = match answered {
+                TryResult::Answer(answer) if is_repeatable && rules.retry_on.contains(&answer.status()) => {
+                    if call.retry(&mut connection, Outcome::Failed).is_ok() {
+                        continue;
+                    }
+                    return Ok(self.exchanged(answer, connection, body, rules, tries));
+                }
+                TryResult::Answer(answer) => {
+                    return Ok(self.exchanged(answer, connection, body, rules, tries));
+                }
+                TryResult::TimedOut => Outcome::TimedOut,
+                TryResult::Error(SendError::Unsent(unsent)) => {
+                    tries -= 1;
+                    request = Some(*unsent);
+                    Outcome::Unsent
+                }
+                TryResult::Error(SendError::Lost { is_ours: true }) => Outcome::Aborted,
+                TryResult::Error(SendError::Lost { is_ours: false }) => Outcome::Lost,
+                TryResult::Error(SendError::Malformed(error)) => {
+                    connection.finish(Outcome::Failed);
+                    return Err(UpstreamError::Failed(std::io::Error::other(error)).into());
+                }
+                TryResult::Error(SendError::Body) => {
+                    connection.finish(Outcome::Unknown);
+                    return Err(match body.fault() {
+                        Some(BodyFault::TooLong) => ClientError::BodyTooLong,
+                        _ => ClientError::Body,
+                    });
+                }
+            };
+            if request.is_none() && !is_repeatable {
+                connection.finish(failed);
+                let is_late = failed == Outcome::TimedOut;
+                return Err(if is_late { UpstreamError::TimedOut } else { UpstreamError::Lost }.into());
+            }
+            call.retry(&mut connection, failed)?;
+        }
+    }
+
+    /// Waits for the answer on a connection.
+    async fn answer(
+        &self,
+        connection: &mut PooledConnection<Http1Connection>,
+        request: Request<RequestBody>,
+        body: &BodyKeeper,
+        rules: &SendRules<'_>,
+        left: Duration,
+    ) -> TryResult {
+        let shard = &self.inner.shard;
+        let mut send = pin!(connection.send(request));
+        let mut taken = body.taken();
+        let until = shard.now() + left;
+        loop {
+            let time = rules.response.min(until - shard.now());
+            let mut sleep = pin!(shard.sleep(time));
+            let answered = poll_fn(|task| {
+                if let Poll::Ready(answered) = send.as_mut().poll(task) {
+                    return Poll::Ready(Some(answered));
+                }
+                sleep.as_mut().poll(task).map(|()| None)
+            });
+            match answered.await {
+                Some(Ok(answer)) => return TryResult::Answer(answer),
+                Some(Err(error)) => return TryResult::Error(error),
+                // A client that sends slowly is not the backend's fault.
+                None if body.taken() != taken && shard.now() < until => taken = body.taken(),
+                None => return TryResult::TimedOut,
+            }
+        }
+    }
+
+    fn exchanged(
+        &self,
+        answer: Response<Incoming>,
+        mut connection: PooledConnection<Http1Connection>,
+        body: BodyKeeper,
+        rules: &SendRules<'_>,
+        tries: u32,
+    ) -> Exchange {
+        body.forget();
+        connection.finish(match answer.status() {
+            StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => {
+                Outcome::Failed
+            }
+            _ => Outcome::Answered,
+        });
+        let backend = rules.wants_backend.then(|| connection.backend().name().into());
+        let is_last = closes(answer.headers(), answer.version());
+        let held = Held {
+            shard: self.inner.shard.clone(),
+            connection,
+            request: body,
+            idle_max: rules.body_idle,
+            is_last,
+            is_switch: answer.status() == StatusCode::SWITCHING_PROTOCOLS,
+        };
+        Exchange { answer: answer.map(|incoming| UpstreamBody::new(incoming, held)), tries, backend }
+    }
+}
+
+impl fmt::Debug for HttpClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("HttpClient").field(&self.inner.upstream).finish()
+    }
+}
+
+/// The result of a try.
+enum TryResult {
+    Answer(Response<Incoming>),
+    Error(SendError),
+    TimedOut,
+}
+
+/// The head of a request, of which copies are sent.
+#[derive(Clone)]
+pub(crate) struct Head {
+    pub(crate) method: Method,
+    pub(crate) target: Uri,
+    pub(crate) fields: HeaderMap,
+}
+
+impl From<Parts> for Head {
+    fn from(parts: Parts) -> Head {
+        Head { method: parts.method, target: parts.uri, fields: parts.headers }
+    }
+}
+
+impl Head {
+    /// A request with one framing: that of its body.
+    fn into_request(self, body: &BodyKeeper) -> Request<RequestBody> {
+        let body = body.body();
+        let mut fields = self.fields;
+        fields.remove(TRANSFER_ENCODING);
+        if !body.is_end_stream() {
+            fields.remove(CONTENT_LENGTH);
+            // hyper would send a GET without its body where its length is not known.
+            if body.size_hint().exact().is_none() {
+                fields.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+            }
+        }
+        let mut request = Request::new(body);
+        *request.method_mut() = self.method;
+        *request.uri_mut() = self.target;
+        *request.version_mut() = Version::HTTP_11;
+        *request.headers_mut() = fields;
+        request
+    }
+}
+
+/// A request without a host is for the backend itself.
+fn name_backend(fields: &mut HeaderMap, backend: &Backend) {
+    if !fields.contains_key(HOST)
+        && let Ok(name) = HeaderValue::from_str(backend.name())
+    {
+        fields.insert(HOST, name);
+    }
+}
+
+/// True if the connection ends behind this answer.
+fn closes(fields: &HeaderMap, version: Version) -> bool {
+    let says = |word: &str| {
+        fields.get_all(CONNECTION).iter().any(|value| {
+            let mut words = value.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
+            words.any(|found| found.eq_ignore_ascii_case(word.as_bytes()))
+        })
+    };
+    says("close") || (version < Version::HTTP_11 && !says("keep-alive"))
+}
+
+/// True for methods of requests that may be sent twice (RFC 9110, 9.2.2).
+pub(crate) fn is_idempotent(method: &Method) -> bool {
+    [Method::GET, Method::HEAD, Method::PUT, Method::DELETE, Method::OPTIONS, Method::TRACE].contains(method)
+}
