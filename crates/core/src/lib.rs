@@ -26,7 +26,7 @@ mod time;
 
 pub use bytes::{Batch, Frame, Outbox};
 pub use connection::{
-    Account, ConnHead, ConnShared, FrameReader, LaneShared, NoMemoryLeft, Observer, Outlet, PeerWords,
+    Account, ConnHead, ConnShared, FrameReader, LaneShared, NoMemoryLeft, Observer, Outlet, Page, PeerWords,
     ReadError, RemoteGate, Reservation, ShardShared, SharedPayload, SocketFacts, Stack, Transport,
     TransportConn, TransportError, TransportEvent, facts_as,
 };

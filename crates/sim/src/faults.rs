@@ -121,6 +121,8 @@ named! {
         PushFull "push from another thread finds the outbox full",
         PushGone "push from another thread finds the connection gone",
         PushTooLate "push from another thread, and its connection ended on the way",
+        PagePushes "push from a page",
+        PageFull "page has no room for all that its source wants",
         HeldOpen "connection held open",
         InputEndTold "connection is still held open when its peer ends",
         HeldClosed "service closes what it held open",

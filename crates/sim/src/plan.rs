@@ -95,6 +95,8 @@ pub struct Plan {
     pub encode_panics: u16,
     /// Pushes of other threads, in 65536 turns.
     pub pushes: u16,
+    /// Sources of work that is done a page at a time.
+    pub page_sources: u64,
     /// Another shard, and the resources that it shares with this one.
     pub other_shard: Option<OtherShard>,
     /// Peers that are upstreams: the server connects to them.
@@ -223,10 +225,13 @@ impl Plan {
         // From a copy too.
         let coalescing = &mut Rng::new(rng.clone().below(1 << 32) ^ 0x636F_616C);
         let coalesces = coalescing.one_in(3);
+        // From a copy too.
+        let page_sources = Rng::new(rng.clone().below(1 << 32) ^ 0x7061_6765).pick(&[0, 0, 1, 4]);
         let small_budget = rng.one_in(4);
         let peers = rng.spread(if passes_on { 16 } else { 1 }, 60) as usize;
         Plan {
             large_from,
+            page_sources,
             tight_memory,
             floods,
             other_shard,

@@ -9,6 +9,7 @@ mod inbox;
 mod line;
 mod observer;
 mod outlet;
+mod pages;
 mod remote_gate;
 mod reservation;
 mod shared;
@@ -25,6 +26,7 @@ pub(crate) use inbox::{Found, Inbox, NoMemory, Uncut, cut, cut_whole, not_whole}
 pub use inbox::{FrameReader, ReadError};
 pub use observer::Observer;
 pub use outlet::{ConnHead, ConnShared, Outlet, PeerWords, SocketFacts};
+pub use pages::Page;
 pub use remote_gate::RemoteGate;
 pub use reservation::{NoMemoryLeft, Reservation};
 pub(crate) use shared::Memory;

@@ -15,6 +15,7 @@ use ringserve_buf::try_box;
 use super::account::Accounts;
 use super::deadlines::Deadlines;
 use super::line::{CallRequest, Line, reservable_bytes};
+use super::pages::Pages;
 use super::transport::{ChannelTable, Facts};
 use crate::bytes::KEPT_BYTES_MAX;
 use crate::framing::Encoding;
@@ -113,6 +114,8 @@ pub struct ShardShared {
     /// Calls that wait for memory.
     line: Line,
     deadlines: Deadlines,
+    /// Sources of work that wait for a page.
+    pages: Pages,
 }
 
 #[derive(Default)]
@@ -231,10 +234,11 @@ impl ShardShared {
             channels: ChannelTable::default(),
             line: Line::default(),
             deadlines: Deadlines::default(),
+            pages: Pages::default(),
         }
     }
 
-    /// True if a service came to hold more, a deadline changed, or calls may wait for memory.
+    /// True if a service came to hold more, a deadline changed, or calls may wait for memory, or sources for a page.
     #[inline]
     pub(crate) fn has_asked(&self) -> bool {
         self.has_asked.get()
@@ -245,9 +249,28 @@ impl ShardShared {
         self.has_asked.set(self.asks());
     }
 
-    /// True if a service came to hold more, a deadline changed, or calls wait.
+    /// True if a service came to hold more, a deadline changed, or calls wait, or sources.
     pub(crate) fn asks(&self) -> bool {
-        self.service_grew.get() || self.deadlines.has_changes() || !self.line.is_empty()
+        let has_waiting = !self.line.is_empty() || !self.pages.is_empty();
+        has_waiting || self.service_grew.get() || self.deadlines.has_changes()
+    }
+
+    /// Sources of work that wait for a page.
+    pub(crate) fn pages(&self) -> &Pages {
+        &self.pages
+    }
+
+    /// Registers a source of work that is done a page at a time ([`Lane::page`](crate::Lane::page)). Returns its number.
+    pub fn add_page_source(&self) -> u32 {
+        self.pages.add()
+    }
+
+    /// Asks for a page of a source at the end of this turn, or of the next one if this turn is over, unless it waits already.
+    pub fn ask_page(&self, source: u32) {
+        if self.pages.ask(source) {
+            self.has_asked.set(true);
+            self.wake_for_dirty();
+        }
     }
 
     /// User code sets the deadline of a connection, or takes it away. False if the system has no memory to note it.

@@ -33,7 +33,8 @@ impl<O: Observer> Shard<O> {
 
     /// Panics if a turn would pass by what it has to do seldom.
     fn check_marks(&self) {
-        let is_calm = self.drain.is_none() && !self.accepting.has_starts() && !self.had_more;
+        let has_more = self.had_more || self.has_pages;
+        let is_calm = self.drain.is_none() && !self.accepting.has_starts() && !has_more;
         assert!(self.begins_aside || is_calm, "a turn would not see what it begins with");
         assert!(self.accepting.is_timed() || self.accepting.is_settled(), "accepting would rest for ever");
         assert!(self.shared.has_asked() || !self.shared.asks(), "what is asked would not be looked at");

@@ -15,6 +15,7 @@ mod frames;
 mod inspect;
 mod lanes;
 mod memory;
+mod pages;
 mod receive;
 mod send;
 #[cfg(test)]
@@ -84,7 +85,10 @@ pub struct Shard<O: Observer = ()> {
     received: usize,
     /// The turn brought as many completions as one may.
     had_more: bool,
-    /// The next turn has more to begin with than most: that is so, or the shard drains, or headers or handshakes are awaited.
+    /// Sources of work were left waiting for a page.
+    has_pages: bool,
+    /// The next turn has more to begin with than most: that is so, or the shard drains, headers or handshakes are awaited, or
+    /// sources wait for a page.
     begins_aside: bool,
     events: VecDeque<Event>,
     work: Work,
@@ -157,6 +161,7 @@ impl<O: Observer> Shard<O> {
             has_received: false,
             received: 0,
             had_more: false,
+            has_pages: false,
             begins_aside: false,
             events: VecDeque::new(),
             work: Work::default(),

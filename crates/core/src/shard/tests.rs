@@ -6,6 +6,7 @@ mod held;
 mod lanes;
 mod large;
 mod opening;
+mod pages;
 mod rate;
 mod relief;
 mod sealed;
@@ -26,6 +27,7 @@ use core::time::Duration;
 use ringserve_buf::{LeaseMut, Pool, PoolConfig};
 
 use super::{EndedConn, Frames, Lane, Next, ParkOutcome, Quota, Shard};
+use crate::Page;
 use crate::framing::{Encoding, Framing, LengthPrefix};
 use crate::{
     AcceptEnd, Address, Batch, CloseHow, CloseReason, Completion, ConnId, ConnStats, Frame, LaneId, Limits,
@@ -80,6 +82,9 @@ struct Recorder {
     dropped: Vec<u32>,
     /// Connections that were told of a drain.
     told: Vec<ConnId>,
+    /// By source: steps that it wants of pages; and the pages, each with its source and what it took.
+    wants_steps: Vec<u32>,
+    pages: Vec<(u32, u32)>,
 }
 
 /// The name of every `open` that waits.
@@ -152,6 +157,19 @@ impl Lane for Recorder {
     fn wake(&mut self, _shard: &mut Core, id: ConnId, waker: Waker) {
         self.heard.push(Heard::Wake(id));
         waker.wake();
+    }
+
+    fn page(&mut self, shard: &mut Core, source: u32, page: &mut Page) -> bool {
+        let left = &mut self.wants_steps[source as usize];
+        while *left > 0 && page.take(0) {
+            *left -= 1;
+        }
+        self.pages.push((source, page.taken()));
+        // What it queues leaves in this turn.
+        if let Some(shared) = shard.shared(ConnId::new(0, 0)) {
+            shared.write(b"p");
+        }
+        *left > 0
     }
 
     fn ended(&mut self, _shard: &mut Core, ended: EndedConn) {

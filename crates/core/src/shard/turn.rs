@@ -6,6 +6,7 @@
 //!         begin        time limits, accepting again, what was left over; then Lane::begin
 //!         completions  each one changes a connection; Lane::frames for the bytes it brought
 //!         Lane::attend calls and tasks that were woken
+//!         Lane::page   a part of work that no peer asked for, such as messages for many
 //!         end          all replies of the turn leave together
 //!     for op in shard.take_ops(): driver.submit(op)
 //!     driver.turn(shard.wait(), ..)
@@ -26,7 +27,7 @@ use super::frames::Frames;
 use super::{QUEUE_KEPT, Shard};
 use crate::connection::{ConnHead, QueueFlags};
 use crate::time::Stamp;
-use crate::{Budget, CloseReason, Completion, ConnId, LaneId, Observer, Op, Socket, Time, Wait};
+use crate::{Budget, CloseReason, Completion, ConnId, LaneId, Observer, Op, Page, Socket, Time, Wait};
 
 /// The code above a shard: a service, its upstreams, a simulated service.
 ///
@@ -95,6 +96,12 @@ pub trait Lane<O: Observer = ()> {
     /// Every completion was looked at. Resume woken tasks: replies that are queued now leave with this turn.
     #[inline]
     fn attend(&mut self, shard: &mut Shard<O>) {}
+
+    /// The turn has room for a page of a source that [asked](crate::ShardShared::ask_page) for one. Do as much as `page` takes, and
+    /// return whether more is left, for which the shard takes another turn at once.
+    fn page(&mut self, shard: &mut Shard<O>, source: u32, page: &mut Page) -> bool {
+        false
+    }
 }
 
 /// A connection that ended, for [`Lane::ended`].
@@ -187,6 +194,9 @@ impl<O: Observer> Shard<O> {
     pub fn end(&mut self, lane: &mut (impl Lane<O> + ?Sized)) {
         lane.attend(self);
         self.dispatch(lane);
+        if self.shared.has_asked() {
+            self.give_pages(lane);
+        }
         self.end_turn();
         self.dispatch(lane);
     }
@@ -291,7 +301,8 @@ impl<O: Observer> Shard<O> {
         let Budget { completions: most, bytes } = Budget::default();
         let has_more = completions >= most;
         let had_more = core::mem::replace(&mut self.had_more, has_more);
-        if self.later > 0 || had_more || received >= bytes {
+        let had_pages = core::mem::take(&mut self.has_pages);
+        if self.later > 0 || had_more || had_pages || received >= bytes {
             // The driver had no reason to wait: all of the time went by in the turn before.
             self.work.fit(gap);
         }
@@ -429,6 +440,9 @@ impl<O: Observer> Shard<O> {
     fn next_beside(&self, mut next: Time) -> Time {
         for at in [self.line_look(), self.lateness.wakes_at(self.now)].into_iter().flatten() {
             next = next.min(at);
+        }
+        if !self.shared.pages().is_empty() {
+            return self.now;
         }
         if let Some(at) = self.accepting.next_check(self.now) {
             next = next.min(at);

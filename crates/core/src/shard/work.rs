@@ -41,12 +41,21 @@ const PART_OF_TASKS: u32 = 8;
 /// that news have had no batch yet. Receives of peers that send too much are paused as the queue is emptied, so it ends.
 const PART_WHILE_CROWDED: u32 = 16;
 
+/// Steps of all pages of a turn. A step is a delivery as a rule, which leads to a send and its completion, so that these are half of
+/// what the driver brings in a turn.
+const PAGE_STEPS: u32 = 128;
+
+/// The part of them for a turn that brought as many completions as one may, or has no more than that part of its calls left: those
+/// who ask go first.
+const PART_OF_PAGES: u32 = 8;
+
 /// What a turn may do.
 #[derive(Clone, Copy)]
 struct Bounds {
     calls_max: u32,
     tasks_max: u32,
     batch_min: u32,
+    page_steps: u32,
     /// How much of [`WHOLE`] that is.
     part: u32,
 }
@@ -59,6 +68,7 @@ impl Bounds {
             calls_max: least(self.calls_max),
             tasks_max: least(self.tasks_max),
             batch_min: least(self.batch_min),
+            page_steps: least(self.page_steps),
             part: self.part >> times,
         }
     }
@@ -91,7 +101,8 @@ impl Work {
     /// Other bounds, of at least 1.
     pub(super) fn bounded(calls_max: u32, batch_min: u32) -> Work {
         let tasks_max = calls_max.div_ceil(PART_OF_TASKS);
-        let whole = Bounds { calls_max, tasks_max, batch_min, part: WHOLE };
+        let page_steps = calls_max.min(PAGE_STEPS);
+        let whole = Bounds { calls_max, tasks_max, batch_min, page_steps, part: WHOLE };
         Work {
             whole,
             halved: 0,
@@ -172,6 +183,14 @@ impl Work {
     #[inline]
     pub(super) fn end_batch(&mut self, left: u32) {
         self.frames_left = left;
+    }
+
+    /// Steps of the pages of this turn, at least 1. `is_crowded` is true if the driver may have more news than it brought.
+    pub(super) fn page_steps(&self, is_crowded: bool) -> u32 {
+        let calls_left = self.calls_left + self.frames_left;
+        let is_busy = is_crowded || calls_left <= self.bounds.calls_max / PART_OF_PAGES;
+        let part = if is_busy { PART_OF_PAGES } else { 1 };
+        (self.bounds.page_steps / part).max(1)
     }
 
     /// True if the turn has room for another call that is no frame, which then counts. It ends the batch.

@@ -57,6 +57,7 @@ impl Above {
                 "{id} holds {kept} bytes of input and receives more"
             );
         }
+        self.check_pages();
         self.check_connections(core);
         self.check_upstreams_go(core);
         let late = self.now >= self.resets_at && !self.live.is_empty();

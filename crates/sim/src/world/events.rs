@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::task::Waker;
 
 use ringserve_core::{
-    AcceptEnd, Completion, ConnHead, ConnId, ConnShared, EndedConn, Lane, LaneId, RefusedBy, Socket,
+    AcceptEnd, Completion, ConnHead, ConnId, ConnShared, EndedConn, Lane, LaneId, Page, RefusedBy, Socket,
 };
 
 use super::watched::Watched;
@@ -140,6 +140,11 @@ impl Lane<Watched> for Above {
         sock.calls_full = false;
         self.live.retain(|(known, _)| *known != id);
         self.old.push(id);
+    }
+
+    fn page(&mut self, core: &mut Core, source: u32, page: &mut Page) -> bool {
+        self.happened(core);
+        self.push_page(source, page)
     }
 
     fn attend(&mut self, core: &mut Core) {

@@ -89,6 +89,9 @@ struct Above {
     tasks: Tasks,
     openings: Vec<Opening>,
     pushes: Pushes,
+    /// Sources of work, and the steps of their pages in this turn.
+    sources: Vec<user::Source>,
+    page_steps: u32,
     other_shard: Option<OtherShard>,
     /// Times at which the service closes connections that it held open.
     closings: Vec<(u64, ConnId)>,
@@ -202,6 +205,8 @@ impl World {
             core.share_quota(quota);
             other
         });
+        let sources = (0..plan.page_sources).map(|_| user::Source::new(core.all_share().add_page_source()));
+        let sources = sources.collect();
         let above = Above {
             state,
             framing,
@@ -212,6 +217,8 @@ impl World {
             tasks: Tasks::default(),
             openings: Vec::new(),
             pushes: Pushes::default(),
+            sources,
+            page_steps: 0,
             other_shard,
             closings: Vec::new(),
             live: Vec::new(),

@@ -1,7 +1,7 @@
 //! Events outside calls: user code that uses handles and names, messages of other threads and
 //! shards.
 
-use ringserve_core::{CloseReason, ConnId, LaneId};
+use ringserve_core::{CloseReason, ConnId, LaneId, Page};
 
 use super::events::session_of;
 use super::{Above, Core};
@@ -9,6 +9,31 @@ use crate::faults::Fault;
 use crate::kernel::address_of;
 use crate::service::{self, Session};
 use crate::sock::excuse;
+
+/// Of how many turns a source of work comes to have some in one.
+const PAGES_ASKED: u64 = 200;
+
+/// Steps of the pages of a turn, at most.
+const PAGE_STEPS_MAX: u32 = 128;
+
+/// Turns for which a source waits, at most, unless memory holds it off: each turn has a step for one of the other three.
+const PAGE_TURNS_MAX: u64 = 4;
+
+/// A source of work that is done a page at a time.
+pub(super) struct Source {
+    pub(super) number: u32,
+    /// Steps that it wants.
+    wants: u32,
+    /// The turns in which it asked, or had a page, and in which it had one.
+    asked_turn: u64,
+    page_turn: u64,
+}
+
+impl Source {
+    pub(super) fn new(number: u32) -> Source {
+        Source { number, wants: 0, asked_turn: 0, page_turn: 0 }
+    }
+}
 
 impl Above {
     /// Reads the messages that other threads and shards left for this one.
@@ -52,6 +77,7 @@ impl Above {
             }
         }
         self.pushes.act(&mut self.state.borrow_mut(), &self.live);
+        self.ask_pages(core);
         self.connect(core);
         let state = &mut *self.state.borrow_mut();
         if state.plan.unusual == 0 || !state.rng.one_in(32) {
@@ -74,6 +100,58 @@ impl Above {
             assert_eq!((parked.next, parked.bytes), (None, 0), "{id} is gone, and has a handler");
             core.call_done(id, 7, parked, None);
             self.gone = Some(id);
+        }
+    }
+
+    /// Sources of work come to have some.
+    fn ask_pages(&mut self, core: &Core) {
+        let state = &mut *self.state.borrow_mut();
+        for source in &mut self.sources {
+            if !state.rng.one_in(PAGES_ASKED) {
+                continue;
+            }
+            if source.wants == 0 {
+                source.asked_turn = self.turn;
+            }
+            source.wants += state.rng.spread(1, 400) as u32;
+            core.all_share().ask_page(source.number);
+        }
+    }
+
+    /// A page of a source: what it pushes, and what must hold of the turn.
+    pub(super) fn push_page(&mut self, source: u32, page: &mut Page) -> bool {
+        let state = &mut *self.state.borrow_mut();
+        let place = self.sources.iter().position(|known| known.number == source);
+        let source = &mut self.sources[place.expect("a source that was added has a page")];
+        assert!(source.wants > 0, "a source has a page, and did not ask");
+        assert!(source.page_turn < self.turn, "a source has two pages in a turn");
+        (source.page_turn, source.asked_turn, self.moved) = (self.turn, self.turn, true);
+        while source.wants > 0 && page.take(0) {
+            source.wants -= 1;
+            self.page_steps += 1;
+            let Some(last) = self.live.len().checked_sub(1) else { continue };
+            let (_, shared) = &self.live[state.rng.range(0, last as u64) as usize];
+            if !shared.is_full() && state.socks[shared.body().tag].opened {
+                state.cover.fault(Fault::PagePushes);
+                service::say(state, shared, 9.min(state.plan.payload_max));
+            }
+        }
+        if source.wants > 0 {
+            state.cover.fault(Fault::PageFull);
+        }
+        source.wants > 0
+    }
+
+    /// Panics if pages took more of a turn than they may, or a source waits for too long.
+    pub(super) fn check_pages(&mut self) {
+        let steps = std::mem::take(&mut self.page_steps);
+        assert!(steps <= PAGE_STEPS_MAX, "{steps} steps of pages in a turn");
+        // A shard does not sleep while memory holds its pages off.
+        self.held_off |= self.sources.iter().any(|source| source.wants > 0 && source.page_turn < self.turn);
+        let is_held_off = self.state.borrow().plan.tight_memory;
+        for source in self.sources.iter().filter(|source| source.wants > 0 && !is_held_off) {
+            let waited = self.turn - source.asked_turn;
+            assert!(waited <= PAGE_TURNS_MAX, "a source waits for a page for {waited} turns");
         }
     }
 
