@@ -223,8 +223,10 @@ pub mod net {
 /// Handles of tasks of a shard, and of blocking calls beside the shards.
 pub mod task {
     pub use crate::blocking::{Blocking, BlockingError};
+    pub use crate::shard::face::pages::Pages;
     pub use crate::shard::tasks::join::{JoinError, JoinHandle, SpawnError};
     pub use crate::yields::yield_now;
+    pub use ringserve_core::Page;
 }
 
 /// The clock of the shards, and the futures of [`Cx::sleep`](crate::Cx::sleep) and [`Cx::timeout`](crate::Cx::timeout).

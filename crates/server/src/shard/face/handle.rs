@@ -8,10 +8,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-#[cfg(feature = "http")]
 use ringserve_core::ShardShared;
-use ringserve_core::{ConnHead, Time};
+use ringserve_core::{ConnHead, Page, Time};
 
+use super::pages::{PageSources, Pages};
 use crate::admission::{KeyTaker, UsedKeyRates};
 use crate::base::clock::Clock;
 use crate::base::random::Random;
@@ -65,6 +65,7 @@ struct Inner {
     core: OnceCell<Rc<ShardShared>>,
     upstreams: Requests,
     awaited: Awaited,
+    pages: Rc<PageSources>,
     /// One of each type.
     shared: RefCell<Vec<Rc<dyn Any>>>,
 }
@@ -95,6 +96,7 @@ impl Shard {
             core: OnceCell::default(),
             upstreams: Requests::default(),
             awaited: Awaited::default(),
+            pages: Rc::default(),
             shared: RefCell::default(),
         };
         Shard { inner: Rc::new(inner), service: 0 }
@@ -312,6 +314,41 @@ impl Shard {
         function: impl FnOnce() -> T + Send + 'static,
     ) -> Blocking<T> {
         submit(&**self.blocking(), function, None)
+    }
+
+    /// Adds a source of work that no peer asks for and that is too much for a turn: messages for many connections, a scan, a
+    /// replica that catches up. Whenever it has something to do, [ask](Pages::ask) for a page: at the end of a turn, behind all
+    /// calls and tasks, `source` does as much as the page takes, and returns whether it has more to do. What it queues leaves
+    /// with that turn, and then the driver is asked for news. So a ping waits for at most one page of each turn.
+    ///
+    /// The pages of a turn have 128 steps together, which sources share: first come, first served, each an equal share of what is
+    /// left. They have an eighth of that in a turn that brought as much as one may, and less after turns of more than 6 ms. A
+    /// source without work costs a turn nothing; each costs some 30 bytes and its closure until the end of the shard. A panic is
+    /// logged, and the source is asked again when it asks.
+    ///
+    /// ```
+    /// use std::cell::RefCell;
+    /// use std::rc::Rc;
+    /// use ringserve::{LocalHandle, Shard, SharedPayload, task::Pages};
+    ///
+    /// /// Says goodbye to any number of connections.
+    /// fn farewell(shard: &Shard, all: Rc<RefCell<Vec<LocalHandle>>>) -> Pages {
+    ///     let goodbye = SharedPayload::new("goodbye");
+    ///     shard.pages(move |page| {
+    ///         let mut left = all.borrow_mut();
+    ///         while !left.is_empty() && page.take(goodbye.payload().len()) {
+    ///             left.pop().map(|handle| handle.push_shared(&goodbye));
+    ///         }
+    ///         !left.is_empty()
+    ///     })
+    /// }
+    /// ```
+    pub fn pages(&self, source: impl FnMut(&mut Page) -> bool + 'static) -> Pages {
+        self.inner.pages.add(Box::new(source))
+    }
+
+    pub(crate) fn page_sources(&self) -> &PageSources {
+        &self.inner.pages
     }
 
     pub(crate) fn blocking(&self) -> &Arc<dyn Pool> {
@@ -557,9 +594,10 @@ impl Shard {
         &self.inner.ends
     }
 
-    #[cfg(feature = "http")]
     pub(crate) fn set_core(&self, core: &Rc<ShardShared>) {
+        #[cfg(feature = "http")]
         let _ = self.inner.core.set(core.clone());
+        self.inner.pages.begin(core);
     }
 
     /// True if what peers sent and took while the shard was away may wait in the kernel: no limit on what they do is judged
@@ -617,6 +655,7 @@ impl Shard {
         let _ = guard(move || drop(mailboxes));
         self.inner.tasks.clear();
         self.inner.awaited.clear();
+        self.inner.pages.clear();
         for value in self.inner.shared.take() {
             let _ = guard(move || drop(value));
         }

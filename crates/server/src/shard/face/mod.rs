@@ -8,5 +8,6 @@ pub(crate) mod cx;
 pub(crate) mod guarded_transport;
 pub(crate) mod handle;
 pub(crate) mod opening;
+pub(crate) mod pages;
 pub(crate) mod reserve;
 pub(crate) mod service;

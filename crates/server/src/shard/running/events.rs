@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::task::Waker;
 
-use ringserve_core::{CloseReason, Completion, ConnId, Driver, EndedConn, Frames, Lane, Socket};
+use ringserve_core::{CloseReason, Completion, ConnId, Driver, EndedConn, Frames, Lane, Page, Socket};
 
 use crate::guard::wake;
 use crate::log::LogObserver;
@@ -224,6 +224,14 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
             self.services.ended(&mut self.common, ended);
         }
         self.common.shard.awaited().ended(id);
+    }
+
+    fn page(&mut self, _: &mut Core, source: u32, page: &mut Page) -> bool {
+        self.common.works(StalledWork::Task);
+        self.common.shard.page_sources().run(source, page).unwrap_or_else(|panicked| {
+            self.common.report_panic("page", None, &panicked);
+            false
+        })
     }
 
     #[inline]

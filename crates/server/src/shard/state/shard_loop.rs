@@ -138,7 +138,6 @@ impl<D: Driver> ShardLoop<D, ()> {
     /// A shard before it has services.
     pub(crate) fn new(core: Core, common: Common, parts: LaneParts<D>) -> Self {
         core.all_share().release_owned_by(drop_owned);
-        #[cfg(feature = "http")]
         common.shard.set_core(core.all_share());
         // At the end of the first turn.
         common.shard.timers().set_publication(Time::ZERO);
