@@ -137,7 +137,7 @@
 //! | [`sync`] | messages between shards, the end of the start, the drain; with the feature `sync` channels and locks |
 //! | [`task`] | handles of tasks and of blocking calls |
 //! | [`time`] | a shard's clock, intervals, the futures of [`Cx::sleep`] and [`Cx::timeout`] |
-//! | [`topics`] | publish and subscribe |
+//! | [`topics`] | publish and subscribe: topics with history and recovery, filters with wildcards |
 //! | [`transport`] | layers between a socket and its framing |
 //! | `admin`, `codec`, `http`, `log`, `metrics`, `resp`, `testing`, `tls`, `tower`, `upstream`, `websocket` | with the feature of that name |
 //!

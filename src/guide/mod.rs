@@ -30,6 +30,7 @@ page!(replacing, "replacing.md", not(doctest));
 page!(services, "services.md", not(doctest));
 page!(upstreams, "upstreams.md", not(doctest));
 page!(behind_a_proxy, "behind_a_proxy.md", all());
+page!(topics, "topics.md", all());
 page!(epoll, "epoll.md", all());
 page!(first_hour, "first_hour.md", all());
 page!(framing, "framing.md", all());

@@ -15,6 +15,7 @@ use syn::{Attribute, Fields, Item, UseTree, Visibility};
 const COMPLETE: &[(&str, &str)] = &[
     ("ByteOrder", "bytes have two orders"),
     ("CopySide", "two streams are copied"),
+    ("Cursor", "a place is these two numbers, and clients bring them back"),
     ("Cut", "a framing makes it, and makes all of it"),
     ("Decode", "a framing makes it, and makes all of it"),
     ("DotPart", "a service takes them apart, and there is nothing else in the stream"),

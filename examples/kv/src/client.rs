@@ -7,7 +7,7 @@ use std::rc::Rc;
 use ringserve::framing::FrameFields;
 use ringserve::limits::{Capacity, Reservation};
 use ringserve::resp::{self, Pattern, PatternTooLong, ReplyResult, Version, Writer, unknown_subcommand};
-use ringserve::topics::{self, Subscriber};
+use ringserve::topics::listeners::{Listeners, LocalSubscriber};
 
 use crate::keys::number;
 use crate::walk::too_long;
@@ -94,7 +94,7 @@ impl Rooms {
 
 /// The subscribers of one shard.
 pub struct Topics {
-    pub all: topics::Topics<Topic, Version>,
+    pub all: Listeners<Topic, Version>,
     pub rooms: Rooms,
 }
 
@@ -103,7 +103,7 @@ pub struct Client {
     pub id: u64,
     /// Its shard, and how many there are.
     pub place: (usize, usize),
-    pub listens: Subscriber<Topic, Version>,
+    pub listens: LocalSubscriber<Topic, Version>,
     /// What that takes of the shard's rooms.
     pub taken: RefCell<[Reservation; 2]>,
     pub name: RefCell<Vec<u8>>,

@@ -13,7 +13,8 @@ use ringserve::resp::{MergedReply, Request, Version, Writer, unknown_command};
 use ringserve::scatter::{QuestionHandler, Questions, Remainder, Replies, Scatter};
 use ringserve::sync::{AskError, Mesh};
 use ringserve::task::yield_now;
-use ringserve::{Cx, Frame, OpenCx, Refusal, Service, Shard, topics};
+use ringserve::topics::listeners::Listeners;
+use ringserve::{Cx, Frame, OpenCx, Refusal, Service, Shard};
 
 use crate::client::{Client, Rooms, Topics};
 use crate::commands::{self, Command, Run, To};
@@ -97,7 +98,7 @@ impl Node {
             move || wall(age()),
         );
         let store = RefCell::new(Store::new(keyer, now, wall, place, value_bytes_max));
-        let topics = Topics { all: topics::Topics::new(shard, WAITING_BYTES_MAX), rooms: Rooms::new() };
+        let topics = Topics { all: Listeners::new(shard, WAITING_BYTES_MAX), rooms: Rooms::new() };
         let (shard, walks) = (shard.clone(), walks.clone());
         let node = Rc::new(Node { shard, store, topics, walks, found: Arc::default(), opened: Cell::new(0) });
         node.shard.spawn(node.clone().expire());

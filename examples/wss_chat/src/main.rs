@@ -4,7 +4,7 @@
 //!     https://localhost:8443 in two windows of a browser, which asks about the certificate
 //!
 //! What is said in a room goes to each shard once, as a question through a [`Mesh`], and is encoded once there for all that are
-//! in the room ([`Topics`]). What a member reads too slowly waits, up to 256 KiB; then it is reset, and its page connects again.
+//! in the room ([`Listeners`]). What a member reads too slowly waits, up to 256 KiB; then it is reset, and its page connects again.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ use ringserve::listen::{Endpoint, tcp};
 use ringserve::log::LogOptions;
 use ringserve::sync::{AskAll, Mesh};
 use ringserve::tls::{Pem, Tls};
-use ringserve::topics::{Subscriber, Topics};
+use ringserve::topics::listeners::{Listeners, LocalSubscriber};
 use ringserve::websocket::{
     Accept, Message, Messages, Reject, Upgrade, WebSocket, WebSocketOptions, WsCx, close,
 };
@@ -104,7 +104,7 @@ struct Member {
     name: RefCell<Arc<str>>,
     /// Empty until it joins one.
     room: RefCell<Arc<str>>,
-    hears: Subscriber<Arc<str>>,
+    hears: LocalSubscriber<Arc<str>>,
 }
 
 struct Seat(Rc<Member>);
@@ -126,13 +126,13 @@ type Members = RefCell<BTreeMap<(Arc<str>, ConnId), Rc<Member>>>;
 struct Chat {
     shard: Shard,
     meshes: Meshes,
-    topics: Topics<Arc<str>>,
+    topics: Listeners<Arc<str>>,
     members: Rc<Members>,
 }
 
 impl Chat {
     fn new(shard: &Shard, meshes: &Meshes) -> Chat {
-        let (topics, members) = (Topics::new(shard, 256 << 10), Rc::new(Members::default()));
+        let (topics, members) = (Listeners::new(shard, 256 << 10), Rc::new(Members::default()));
         let (hear, seated) = (topics.clone(), members.clone());
         meshes.happened.register(shard, move |_from, (room, event)| {
             hear.publish(&room, |()| event.clone());

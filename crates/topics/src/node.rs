@@ -1,0 +1,529 @@
+//! The topics of one shard.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use ringserve_server::sync::AskError;
+use ringserve_server::task::Pages;
+use ringserve_server::time::Time;
+use ringserve_server::{LocalHandle, Shard};
+
+use crate::form::Cursor;
+use crate::members::Member;
+use crate::options::{PublishError, Since, Slow, SubscribeError, TopicOptions};
+use crate::shared::{Answer, Letter, Shared};
+use crate::slab::Slab;
+use crate::topic::{Entry, Topic};
+
+/// The interval of looks at topics that are not used, and at messages that are too old.
+const SWEEP: Duration = Duration::from_secs(1);
+
+/// Numbers of `Slow` in the table of a shard: `Skip` is 0, and `Cut` has all from 3 on.
+pub(crate) const LATEST: u8 = 1;
+pub(crate) const QUEUE: u8 = 2;
+pub(crate) const CUT: u8 = 3;
+
+/// Whether the outbox of a connection has room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Room {
+    Free,
+    /// It had none, and is in the list of those that are gone on with.
+    Due,
+    /// It has none, and wakes the shard's task when it has.
+    Waits,
+}
+
+/// A connection with topics, or about to have some.
+pub(crate) struct Connection {
+    pub(crate) handle: LocalHandle,
+    pub(crate) form: u8,
+    pub(crate) room: Room,
+    /// The name that other members see.
+    pub(crate) shown: Option<Arc<str>>,
+    /// Its topics, each with its place among the topic's members.
+    pub(crate) topics: Vec<(u32, u32)>,
+}
+
+/// The state that changes.
+pub(crate) struct State {
+    pub(crate) names: HashMap<Arc<str>, u32, foldhash::fast::RandomState>,
+    pub(crate) topics: Slab<Topic>,
+    pub(crate) connections: Slab<Connection>,
+    /// Topics whose pass goes on.
+    pub(crate) active: VecDeque<u32>,
+    /// Connections that are gone on with, and those that wait for room.
+    pub(crate) due: VecDeque<u32>,
+    pub(crate) waiting: Vec<u32>,
+    /// The waker of the task that goes on with them.
+    pub(crate) waker: Option<Waker>,
+    /// By its number in members.
+    pub(crate) slows: Vec<Slow>,
+    /// Topics that this sweep has yet to look at: those with smaller numbers.
+    pub(crate) sweep_left: u32,
+    /// Bytes of all logs, and the number of the topic that gave some up last.
+    pub(crate) log_bytes: usize,
+    evicted: u32,
+    /// Topics of other homes that were forgotten, until those know.
+    left: Vec<Arc<str>>,
+    /// Subscriptions since this second began.
+    joins: u32,
+    joins_since: Time,
+}
+
+/// The topics of one shard.
+pub(crate) struct Node {
+    pub(crate) shard: Shard,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) state: RefCell<State>,
+    pages: RefCell<Option<Pages>>,
+}
+
+/// Keeps a topic from being forgotten while a subscription to it begins.
+pub(crate) struct Pending<'a> {
+    node: &'a Node,
+    pub(crate) topic: u32,
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        if let Some(topic) = self.node.state.borrow_mut().topics.get_mut(self.topic) {
+            topic.pending -= 1;
+        }
+    }
+}
+
+impl Node {
+    pub(crate) fn new(shard: &Shard, shared: &Arc<Shared>) -> Rc<Node> {
+        let state = State {
+            names: HashMap::default(),
+            topics: Slab::default(),
+            connections: Slab::default(),
+            active: VecDeque::new(),
+            due: VecDeque::new(),
+            waiting: Vec::new(),
+            waker: None,
+            slows: vec![Slow::Skip, Slow::Latest, Slow::Queue],
+            sweep_left: 0,
+            log_bytes: 0,
+            evicted: 0,
+            left: Vec::new(),
+            joins: 0,
+            joins_since: Time::ZERO,
+        };
+        let node = Rc::new(Node {
+            shard: shard.clone(),
+            shared: shared.clone(),
+            state: RefCell::new(state),
+            pages: RefCell::new(None),
+        });
+        let paged = node.clone();
+        let pages = shard.pages(move |page| {
+            let now = paged.shard.now();
+            let has_more = paged.state.borrow_mut().page(page, now, paged.shared.forms());
+            paged.leave();
+            has_more
+        });
+        node.pages.replace(Some(pages));
+        shard.spawn_named("room of members", node.clone().go_on_with_members());
+        shard.spawn_named("sweep of topics", node.clone().sweep());
+        node
+    }
+
+    pub(crate) fn options(&self) -> &TopicOptions {
+        &self.shared.options
+    }
+
+    fn ask_page(&self) {
+        if let Some(pages) = &*self.pages.borrow() {
+            pages.ask();
+        }
+    }
+
+    /// Tells the homes of forgotten topics that there is no member here.
+    fn leave(&self) {
+        let state = &mut *self.state.borrow_mut();
+        let names = &state.names;
+        state.left.retain(|name| {
+            let is_back = names.contains_key(name);
+            let letter = Letter::Leave { topic: name.clone() };
+            // A home that is full gets it later.
+            !is_back && self.shared.send(self.home_of(name), letter) == Err(PublishError::Full)
+        });
+    }
+
+    /// Is woken by outboxes that have room again.
+    async fn go_on_with_members(self: Rc<Node>) {
+        poll_fn(|task| {
+            let state = &mut *self.state.borrow_mut();
+            state.waker = Some(task.waker().clone());
+            if !state.waiting.is_empty() {
+                for number in state.waiting.drain(..) {
+                    if let Some(connection) = state.connections.get_mut(number)
+                        && connection.room == Room::Waits
+                    {
+                        connection.room = Room::Due;
+                        state.due.push_back(number);
+                    }
+                }
+                self.ask_page();
+            }
+            Poll::<()>::Pending
+        })
+        .await;
+    }
+
+    async fn sweep(self: Rc<Node>) {
+        loop {
+            self.shard.sleep(SWEEP).await;
+            let state = &mut *self.state.borrow_mut();
+            if state.topics.len() > 0 {
+                state.sweep_left = state.topics.end();
+                self.ask_page();
+            }
+        }
+    }
+
+    /// The shard that numbers a topic.
+    pub(crate) fn home_of(&self, name: &str) -> usize {
+        self.shared.home_of(name, self.shard.count())
+    }
+
+    /// Publishes on this shard.
+    pub(crate) fn publish(&self, name: &str, key: &[u8], payload: Bytes) -> Result<(), PublishError> {
+        self.shared.check(name, key, &payload)?;
+        let state = &mut *self.state.borrow_mut();
+        let known =
+            state.names.get(name).copied().and_then(|number| Some((number, state.topics.get(number)?)));
+        match known {
+            Some((number, topic)) if topic.is_home => self.number(state, number, key.into(), payload),
+            None if self.home_of(name) == self.shard.index() => {
+                if self.options().history.is_kept {
+                    let number = self.add_topic(state, name).ok_or(PublishError::Full)?;
+                    self.number(state, number, key.into(), payload);
+                }
+                // Else there is no member.
+            }
+            known => {
+                let topic = known.map_or_else(|| name.into(), |(_, topic)| topic.name.clone());
+                return self
+                    .shared
+                    .send(self.home_of(name), Letter::Publish { topic, key: key.into(), payload });
+            }
+        }
+        Ok(())
+    }
+
+    fn take_in(&self, state: &mut State, number: u32, entry: Arc<Entry>) {
+        let Some(topic) = state.topics.get_mut(number) else { return };
+        let before = topic.log.bytes();
+        topic.take_in(entry, &mut state.active, number);
+        state.log_bytes = state.log_bytes + topic.log.bytes() - before;
+        if topic.is_active {
+            self.ask_page();
+        }
+        state.evict(number, self.options().log_bytes_max);
+    }
+
+    /// Adds a topic, if the shard has room for it.
+    fn add_topic(&self, state: &mut State, name: &str) -> Option<u32> {
+        if state.topics.len() >= self.options().topics_max {
+            return None;
+        }
+        let name: Arc<str> = name.into();
+        let epoch = (self.home_of(&name) == self.shard.index()).then(|| self.shard.random());
+        let number = state.topics.add(Topic::new(name.clone(), self.options().history, epoch));
+        state.names.insert(name, number);
+        Some(number)
+    }
+
+    /// Carries out what another shard, or a thread, asks for.
+    pub(crate) fn handle(&self, from: Option<usize>, letter: Letter) -> Answer {
+        let state = &mut *self.state.borrow_mut();
+        let find = |state: &State, topic: &str| state.names.get(topic).copied();
+        match letter {
+            Letter::Publish { topic, key, payload } => return self.published(state, &topic, key, payload),
+            Letter::Join { topic } => {
+                return from.map_or(Answer::Full, |from| self.join_from(state, &topic, from));
+            }
+            Letter::Leave { topic } => {
+                if let Some(topic) = find(state, &topic).and_then(|number| state.topics.get_mut(number)) {
+                    topic.shards.retain(|shard| Some(*shard) != from);
+                }
+            }
+            Letter::Joined { topic, epoch, head, entries, count } => {
+                let found = find(state, &topic).and_then(|number| state.topics.get_mut(number));
+                if let Some(topic) = found.filter(|topic| !topic.is_joined) {
+                    topic.joined(epoch, head, entries, count);
+                    state.log_bytes += topic.log.bytes();
+                }
+            }
+            Letter::Entry { topic, entry } => {
+                let joined = |number: &u32| {
+                    let topic = state.topics.get(*number);
+                    topic.is_some_and(|topic| topic.is_joined && topic.epoch == entry.cursor.epoch)
+                };
+                if let Some(number) = find(state, &topic).filter(joined) {
+                    self.take_in(state, number, entry);
+                }
+            }
+            question => return answer(state, question),
+        }
+        Answer::Done
+    }
+
+    fn published(&self, state: &mut State, topic: &str, key: Box<[u8]>, payload: Bytes) -> Answer {
+        let number = match state.names.get(topic) {
+            Some(number) => *number,
+            None if !self.options().history.is_kept => return Answer::Done,
+            None => match self.add_topic(state, topic) {
+                Some(number) => number,
+                None => return Answer::Full,
+            },
+        };
+        self.number(state, number, key, payload);
+        Answer::Done
+    }
+
+    /// Another shard has a member of a topic whose home this is.
+    fn join_from(&self, state: &mut State, name: &str, from: usize) -> Answer {
+        let known = state.names.get(name).copied();
+        let Some(topic) =
+            known.or_else(|| self.add_topic(state, name)).and_then(|number| state.topics.get_mut(number))
+        else {
+            return Answer::Full;
+        };
+        let letter = Letter::Joined {
+            topic: topic.name.clone(),
+            epoch: topic.epoch,
+            head: topic.log.head(),
+            entries: topic.log.iter().map(|stored| stored.entry.clone()).collect(),
+            count: topic.count.clone(),
+        };
+        if self.shared.send(from, letter).is_err() {
+            return Answer::Full;
+        }
+        if !topic.shards.contains(&from) {
+            topic.shards.push(from);
+        }
+        Answer::Done
+    }
+
+    /// Waits until this shard knows a topic.
+    pub(crate) async fn join(&self, name: &str) -> Result<Pending<'_>, SubscribeError> {
+        let pending = {
+            let state = &mut *self.state.borrow_mut();
+            let known = state.names.get(name).copied();
+            let number = known.or_else(|| self.add_topic(state, name)).ok_or(SubscribeError::Full)?;
+            if let Some(topic) = state.topics.get_mut(number) {
+                topic.pending += 1;
+                topic.was_idle = false;
+            }
+            Pending { node: self, topic: number }
+        };
+        if self.is_joined(&pending) {
+            return Ok(pending);
+        }
+        match self.shared.ask(self.home_of(name), Letter::Join { topic: name.into() }).await {
+            Ok(Answer::Done) => {}
+            Ok(_) | Err(AskError::Full) => return Err(SubscribeError::Full),
+            Err(_) => return Err(SubscribeError::Gone),
+        }
+        // What the home sent before its answer may lie behind other letters.
+        poll_fn(|task| {
+            let mut state = self.state.borrow_mut();
+            let topic = state.topics.get_mut(pending.topic).filter(|topic| !topic.is_joined);
+            let Some(topic) = topic else { return Poll::Ready(()) };
+            topic.wakers.push(task.waker().clone());
+            Poll::Pending
+        })
+        .await;
+        Ok(pending)
+    }
+
+    fn is_joined(&self, pending: &Pending<'_>) -> bool {
+        self.state.borrow().topics.get(pending.topic).is_some_and(|topic| topic.is_joined)
+    }
+
+    /// Counts a subscription.
+    pub(crate) fn take_join(&self) -> Result<(), SubscribeError> {
+        let (state, now) = (&mut *self.state.borrow_mut(), self.shard.now());
+        if now - state.joins_since >= Duration::from_secs(1) {
+            (state.joins, state.joins_since) = (0, now);
+        }
+        if state.joins >= self.options().joins_max {
+            return Err(SubscribeError::TooFast);
+        }
+        state.joins += 1;
+        Ok(())
+    }
+
+    /// Makes a connection a member of a topic that this shard knows.
+    pub(crate) fn add_member(
+        &self,
+        of: u32,
+        topic: u32,
+        since: Since,
+        slow: Slow,
+    ) -> Result<Cursor, SubscribeError> {
+        let state = &mut *self.state.borrow_mut();
+        let slow = state.number_of(slow)?;
+        let (Some(connection), Some(found)) = (state.connections.get_mut(of), state.topics.get_mut(topic))
+        else {
+            return Err(SubscribeError::Gone);
+        };
+        if connection.topics.iter().any(|(known, _)| *known == topic) {
+            return Err(SubscribeError::Subscribed);
+        }
+        if connection.topics.len() >= usize::from(self.options().connection_topics_max) {
+            return Err(SubscribeError::TooManyTopics);
+        }
+        let (next, is_gap) = begin(found, since);
+        let mut member = Member::new(of, connection.topics.len() as u16, slow, next);
+        member.set_owes_gap(is_gap);
+        let place = found.members.add(member);
+        // Lists are short, and most of them never grow again.
+        connection.topics.reserve_exact(1);
+        connection.topics.push((topic, place as u32));
+        found.came();
+        if is_gap || next < found.log.head() {
+            found.members.set_lags(place, true);
+            if connection.room == Room::Free {
+                connection.room = Room::Due;
+                state.due.push_back(of);
+            }
+            self.ask_page();
+        }
+        Ok(Cursor { epoch: found.epoch, seq: next - 1 })
+    }
+
+    /// Numbers a message, and has all shards with members take it in.
+    fn number(&self, state: &mut State, number: u32, key: Box<[u8]>, payload: Bytes) {
+        let Some(topic) = state.topics.get_mut(number) else { return };
+        let cursor = Cursor { epoch: topic.epoch, seq: topic.log.head() };
+        let entry = Entry::new(cursor, key, payload, self.shard.now());
+        for shard in &topic.shards {
+            // One that is full sees by the numbers that it missed something, and one that ended has
+            // no members.
+            let _ =
+                self.shared.send(*shard, Letter::Entry { topic: topic.name.clone(), entry: entry.clone() });
+        }
+        self.take_in(state, number, entry);
+    }
+}
+
+/// Answers a question about this shard.
+fn answer(state: &State, question: Letter) -> Answer {
+    let find = |topic: &str| state.names.get(topic).and_then(|number| state.topics.get(*number));
+    match question {
+        Letter::Count { topic } => {
+            Answer::Count(find(&topic).map_or(0, |topic| topic.count.load(Ordering::Relaxed)))
+        }
+        Letter::History { topic, most } => {
+            let log = find(&topic).into_iter().flat_map(|topic| topic.log.iter());
+            let all = log.map(|stored| (stored.entry.cursor, stored.entry.payload.clone()));
+            let mut all: Vec<_> = all.collect();
+            Answer::History(all.split_off(all.len().saturating_sub(most)))
+        }
+        Letter::Members { topic, from, most } => Answer::Members(state.members(&topic, from, most)),
+        _ => Answer::Done,
+    }
+}
+
+/// The number of the first message that a subscription brings, and whether what was before it is
+/// not known.
+pub(crate) fn begin(topic: &Topic, since: Since) -> (u64, bool) {
+    let (first, head) = (topic.log.first(), topic.log.head());
+    match since {
+        Since::Newest => (head, false),
+        Since::Retained => (first.max(head - 1), false),
+        Since::Cursor(cursor) if cursor.epoch == topic.epoch && cursor.seq < head => (cursor.seq + 1, false),
+        Since::Cursor(_) => (head, true),
+    }
+}
+
+impl State {
+    /// The number of a `Slow` in members.
+    fn number_of(&mut self, slow: Slow) -> Result<u8, SubscribeError> {
+        let known = self.slows.iter().position(|known| *known == slow);
+        let place = known.unwrap_or_else(|| {
+            self.slows.push(slow);
+            self.slows.len() - 1
+        });
+        // A service has a few bounds, and no peer chooses them.
+        u8::try_from(place).map_err(|_| SubscribeError::Full)
+    }
+
+    /// Ends one membership of a connection, by its place in the connection's list.
+    pub(crate) fn remove_member(&mut self, of: u32, place: usize) {
+        let Some(connection) = self.connections.get_mut(of) else { return };
+        let (number, at) = connection.topics.swap_remove(place);
+        let moved = connection.topics.get(place).copied();
+        if let Some(topic) = self.topics.get_mut(number) {
+            topic.left();
+            if let Some(member) = topic.members.remove(at as usize) {
+                let (other, place) = (member.connection, usize::from(member.place));
+                if let Some(pair) =
+                    self.connections.get_mut(other).and_then(|other| other.topics.get_mut(place))
+                {
+                    pair.1 = at;
+                }
+            }
+        }
+        if let Some((number, at)) = moved
+            && let Some(topic) = self.topics.get_mut(number)
+        {
+            topic.members.get_mut(at as usize).place = place as u16;
+        }
+    }
+
+    /// Has logs give up messages until all fit: those of the topic that got one, then those of
+    /// others in turn.
+    fn evict(&mut self, number: u32, bytes_max: usize) {
+        let end = self.topics.end();
+        let mut looked = 0;
+        let mut at = number;
+        while self.log_bytes > bytes_max && looked <= end {
+            let keeps = u64::from(at == number);
+            if let Some(topic) = self.topics.get_mut(at) {
+                let before = topic.log.bytes();
+                while self.log_bytes + topic.log.bytes() > bytes_max + before
+                    && topic.log.head() - topic.log.first() > keeps
+                {
+                    topic.log.pop();
+                }
+                self.log_bytes = self.log_bytes + topic.log.bytes() - before;
+            }
+            looked += 1;
+            self.evicted = if self.evicted + 1 < end { self.evicted + 1 } else { 0 };
+            at = self.evicted;
+        }
+    }
+
+    /// Forgets a topic that is not used.
+    pub(crate) fn forget(&mut self, number: u32) {
+        let Some(topic) = self.topics.remove(number) else { return };
+        self.names.remove(&topic.name);
+        self.log_bytes -= topic.log.bytes();
+        if !topic.is_home {
+            self.left.push(topic.name);
+        }
+    }
+
+    /// The shown members of a topic on this shard, from this one on.
+    fn members(&self, topic: &str, from: usize, most: usize) -> Vec<Arc<str>> {
+        let topic = self.names.get(topic).and_then(|number| self.topics.get(*number));
+        let Some(topic) = topic else { return Vec::new() };
+        let shown = topic.members.iter().filter_map(|member| {
+            self.connections.get(member.connection).and_then(|found| found.shown.clone())
+        });
+        let shown = shown.chain(topic.feeds.iter().filter_map(Clone::clone));
+        shown.skip(from).take(most).collect()
+    }
+}

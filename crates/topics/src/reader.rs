@@ -1,0 +1,119 @@
+//! Messages of a topic for a task, such as the body of an answer by HTTP.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+
+use crate::form::{Cursor, Form, Gap};
+use crate::node::{Node, begin};
+use crate::options::{Since, SubscribeError};
+
+/// A member of a topic that pulls its messages: a task reads them at its own pace. It costs no
+/// queue, since it reads the log; what falls off that meanwhile is a gap. It counts as a member
+/// until it is dropped.
+pub struct TopicReader {
+    node: Rc<Node>,
+    topic: u32,
+    /// Its own among the topic's feeds.
+    number: u32,
+    form: u8,
+    next: u64,
+    has_gap: bool,
+}
+
+impl TopicReader {
+    pub(crate) async fn begin(
+        node: &Rc<Node>,
+        topic: &str,
+        form: u8,
+        since: Since,
+    ) -> Result<TopicReader, SubscribeError> {
+        node.take_join()?;
+        let pending = node.join(topic).await?;
+        let number = pending.topic;
+        let state = &mut *node.state.borrow_mut();
+        let topic = state.topics.get_mut(number).ok_or(SubscribeError::Gone)?;
+        let (next, has_gap) = begin(topic, since);
+        let number_of_feed = topic.feeds.add(None);
+        topic.came();
+        Ok(TopicReader { node: node.clone(), topic: number, number: number_of_feed, form, next, has_gap })
+    }
+
+    /// The place of the message that came last.
+    pub fn cursor(&self) -> Cursor {
+        let epoch = self.node.state.borrow().topics.get(self.topic).map_or(0, |topic| topic.epoch);
+        Cursor { epoch, seq: self.next - 1 }
+    }
+
+    /// Sets the name under which others see this member, as
+    /// [`Subscriber::set_shown`](crate::Subscriber::set_shown).
+    pub fn set_shown(&self, shown: Option<Arc<str>>) {
+        let state = &mut *self.node.state.borrow_mut();
+        let topic = state.topics.get_mut(self.topic);
+        if let Some(place) = topic.and_then(|topic| topic.feeds.get_mut(self.number)) {
+            *place = shown;
+        }
+    }
+
+    /// Waits for the next message, in the [form](Form) of this feed, or for the report of a gap.
+    /// Nothing is lost if the future is dropped.
+    pub async fn next(&mut self) -> Bytes {
+        poll_fn(|task| self.poll_next(task)).await
+    }
+
+    /// As [`next`](TopicReader::next), for bodies and streams.
+    pub fn poll_next(&mut self, task: &mut Context<'_>) -> Poll<Bytes> {
+        let by = self.node.shared.forms()[usize::from(self.form)].clone();
+        let state = &mut *self.node.state.borrow_mut();
+        let Some(topic) = state.topics.get_mut(self.topic) else { return Poll::Pending };
+        let name = topic.name.clone();
+        if std::mem::take(&mut self.has_gap)
+            && let Some(text) = gap(&*by, &name, Gap::Unknown)
+        {
+            return Poll::Ready(text);
+        }
+        let missed = topic.log.first().saturating_sub(self.next);
+        if missed > 0 {
+            self.next += missed;
+            topic.moved.skipped += missed;
+            if let Some(text) = gap(&*by, &name, Gap::Missed(missed)) {
+                return Poll::Ready(text);
+            }
+        }
+        let Some((stored, _)) = topic.log.get_mut(self.next) else {
+            if !topic.wakers.iter().any(|waker| waker.will_wake(task.waker())) {
+                topic.wakers.push(task.waker().clone());
+            }
+            return Poll::Pending;
+        };
+        self.next += 1;
+        topic.moved.deliveries += 1;
+        Poll::Ready(stored.entry.made(&name, self.form, &*by))
+    }
+}
+
+fn gap(by: &dyn Form, topic: &str, gap: Gap) -> Option<Bytes> {
+    let mut text = Vec::new();
+    by.gap(topic, gap, &mut text);
+    (!text.is_empty()).then(|| text.into())
+}
+
+impl Drop for TopicReader {
+    fn drop(&mut self) {
+        let state = &mut *self.node.state.borrow_mut();
+        if let Some(topic) = state.topics.get_mut(self.topic) {
+            topic.feeds.remove(self.number);
+            topic.left();
+        }
+    }
+}
+
+impl fmt::Debug for TopicReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TopicReader").field("next", &self.next).finish_non_exhaustive()
+    }
+}

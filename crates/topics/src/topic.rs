@@ -1,0 +1,189 @@
+//! A topic on one shard: its log, its members, and what it has to do with the other shards.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::Waker;
+
+use bytes::Bytes;
+use ringserve_server::SharedPayload;
+use ringserve_server::time::Time;
+
+use crate::form::{Cursor, EntryView, Form};
+use crate::log::{History, Log, LogEntry};
+use crate::members::Members;
+use crate::slab::Slab;
+
+/// Forms of a server at most.
+pub(crate) const FORMS_MAX: usize = 8;
+
+/// A message, which all shards share.
+pub(crate) struct Entry {
+    pub(crate) cursor: Cursor,
+    pub(crate) key: Box<[u8]>,
+    pub(crate) payload: Bytes,
+    pub(crate) at: Time,
+    /// The payload for members of each form, made where the first one gets it.
+    made: [OnceLock<Bytes>; FORMS_MAX],
+}
+
+impl Entry {
+    pub(crate) fn new(cursor: Cursor, key: Box<[u8]>, payload: Bytes, at: Time) -> Arc<Entry> {
+        Arc::new(Entry { cursor, key, payload, at, made: Default::default() })
+    }
+
+    /// The payload for members of a form.
+    pub(crate) fn made(&self, topic: &str, form: u8, by: &dyn Form) -> Bytes {
+        let make = || {
+            let view = EntryView { topic, cursor: self.cursor, key: &self.key, payload: &self.payload };
+            let mut out = Vec::new();
+            by.entry(&view, &mut out);
+            Bytes::from(out)
+        };
+        self.made[usize::from(form)].get_or_init(make).clone()
+    }
+}
+
+/// A message in the log of a shard.
+pub(crate) struct StoredEntry {
+    pub(crate) entry: Arc<Entry>,
+    /// The payload for connections of each form, which is encoded once for each service.
+    shared: Vec<(u8, SharedPayload)>,
+}
+
+impl StoredEntry {
+    pub(crate) fn new(entry: Arc<Entry>) -> StoredEntry {
+        StoredEntry { entry, shared: Vec::new() }
+    }
+
+    pub(crate) fn shared(&mut self, topic: &str, form: u8, by: &dyn Form) -> &SharedPayload {
+        let known = self.shared.iter().position(|(of, _)| *of == form);
+        let place = known.unwrap_or_else(|| {
+            self.shared.push((form, SharedPayload::new(self.entry.made(topic, form, by))));
+            self.shared.len() - 1
+        });
+        &self.shared[place].1
+    }
+}
+
+impl LogEntry for StoredEntry {
+    fn seq(&self) -> u64 {
+        self.entry.cursor.seq
+    }
+
+    fn bytes(&self) -> usize {
+        self.entry.payload.len() + self.entry.key.len()
+    }
+
+    fn at(&self) -> Time {
+        self.entry.at
+    }
+
+    fn key(&self) -> &[u8] {
+        &self.entry.key
+    }
+}
+
+/// Counts of a topic on a shard.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct TopicCounts {
+    pub(crate) messages: u64,
+    pub(crate) bytes: u64,
+    pub(crate) deliveries: u64,
+    pub(crate) skipped: u64,
+    pub(crate) cut: u64,
+}
+
+/// A topic on one shard.
+pub(crate) struct Topic {
+    pub(crate) name: Arc<str>,
+    pub(crate) is_home: bool,
+    /// The shard knows its log and its numbers.
+    pub(crate) is_joined: bool,
+    pub(crate) epoch: u64,
+    pub(crate) log: Log<StoredEntry>,
+    pub(crate) members: Members,
+    /// It waits for its part of a page.
+    pub(crate) is_active: bool,
+    /// Feeds, with what others are shown of each, and subscriptions that have not begun.
+    pub(crate) feeds: Slab<Option<Arc<str>>>,
+    pub(crate) pending: usize,
+    /// Woken when it is joined, or has another message.
+    pub(crate) wakers: Vec<Waker>,
+    /// At home: the other shards that have members.
+    pub(crate) shards: Vec<usize>,
+    /// The members on all shards.
+    pub(crate) count: Arc<AtomicUsize>,
+    /// It was idle at the last look.
+    pub(crate) was_idle: bool,
+    pub(crate) moved: TopicCounts,
+}
+
+impl Topic {
+    pub(crate) fn new(name: Arc<str>, history: History, epoch: Option<u64>) -> Topic {
+        Topic {
+            name,
+            is_home: epoch.is_some(),
+            is_joined: epoch.is_some(),
+            epoch: epoch.unwrap_or_default(),
+            log: Log::new(history, 1),
+            members: Members::default(),
+            is_active: false,
+            feeds: Slab::default(),
+            pending: 0,
+            wakers: Vec::new(),
+            shards: Vec::new(),
+            count: Arc::default(),
+            was_idle: false,
+            moved: TopicCounts::default(),
+        }
+    }
+
+    /// True if nothing on this shard needs it.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.members.len() + self.feeds.len() + self.pending == 0 && (!self.is_home || self.shards.is_empty())
+    }
+
+    /// Takes in a message. It is for those that are members by now.
+    pub(crate) fn take_in(&mut self, entry: Arc<Entry>, active: &mut VecDeque<u32>, number: u32) {
+        self.moved.messages += 1;
+        self.moved.bytes += entry.payload.len() as u64;
+        self.log.push(StoredEntry::new(entry));
+        self.was_idle = false;
+        if self.members.len() > 0 {
+            self.members.begin_pass();
+            if !std::mem::replace(&mut self.is_active, true) {
+                active.push_back(number);
+            }
+        }
+        self.wake_all();
+    }
+
+    pub(crate) fn wake_all(&mut self) {
+        self.wakers.drain(..).for_each(Waker::wake);
+    }
+
+    /// Takes over what its home knows.
+    pub(crate) fn joined(
+        &mut self,
+        epoch: u64,
+        head: u64,
+        entries: Vec<Arc<Entry>>,
+        count: Arc<AtomicUsize>,
+    ) {
+        self.log = Log::new(self.log.history(), head - entries.len() as u64);
+        entries.into_iter().for_each(|entry| self.log.push(StoredEntry::new(entry)));
+        (self.epoch, self.is_joined, self.count) = (epoch, true, count);
+        self.wake_all();
+    }
+
+    /// Counts a member that comes.
+    pub(crate) fn came(&self) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a member that leaves.
+    pub(crate) fn left(&self) {
+        self.count.fetch_sub(1, Ordering::Relaxed);
+    }
+}
