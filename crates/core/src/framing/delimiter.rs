@@ -9,17 +9,18 @@ use super::{
 use crate::bytes::Outbox;
 use crate::{LimitError, Limits};
 
-/// The longest delimiter: arbitrary, far above any in use. It bounds the bytes that are searched again when a frame goes on.
+/// The longest delimiter: an arbitrary number, far above any in use. It bounds the bytes that are
+/// searched again when a frame goes on.
 const DELIMITER_BYTES_MAX: usize = 255;
 
 const HOLDS_DELIMITER: EncodeError = EncodeError("the payload holds the delimiter");
 
-/// Bytes up to a delimiter, which is not part of the payload. The first delimiter in the stream ends the frame, even if the
-/// bytes could be read in two ways.
+/// Bytes up to a delimiter, which is not part of the payload. The first delimiter in the stream
+/// ends the frame, even if the bytes could be read in two ways.
 ///
 /// A reply that the peer would read as more than one frame closes the connection
-/// ([`CloseReason::ReplyNotFramed`](crate::CloseReason::ReplyNotFramed)): the delimiter is in it, or its end and the delimiter
-/// behind it form another one.
+/// ([`CloseReason::ReplyNotFramed`](crate::CloseReason::ReplyNotFramed)): the delimiter is in it,
+/// or its end and the delimiter after it form another one.
 ///
 /// ```
 /// use ringserve::framing::{Decode, Delimiter, Framing};
@@ -34,7 +35,8 @@ const HOLDS_DELIMITER: EncodeError = EncodeError("the payload holds the delimite
 pub struct Delimiter {
     finder: Finder<'static>,
     bytes_max: usize,
-    /// True if its end is also its beginning, as in `\r\n.\r\n`: the end of a payload may begin a delimiter.
+    /// True if its end is also its beginning, as in `\r\n.\r\n`: the end of a payload may begin a
+    /// delimiter.
     overlaps: bool,
 }
 
@@ -53,9 +55,10 @@ impl Delimiter {
         }
     }
 
-    /// Sets the largest received frame with its delimiter, from the delimiter's own length to [`Limits::frame_bytes_max`],
-    /// which bounds it otherwise. A longer frame closes the connection ([`FrameError::OverBytesMax`]). With a value out of
-    /// range the server does not start. Replies are not bounded.
+    /// Sets the largest received frame with its delimiter, from the delimiter's own length to
+    /// [`Limits::frame_bytes_max`], which bounds it otherwise. A longer frame closes the connection
+    /// ([`FrameError::OverBytesMax`]). With a value out of range the server does not start. Replies
+    /// are not bounded.
     pub fn bytes_max(self, bytes_max: usize) -> Delimiter {
         Delimiter { bytes_max, ..self }
     }
@@ -64,7 +67,7 @@ impl Delimiter {
         self.finder.needle()
     }
 
-    /// True if a delimiter begins in `payload` and ends in the one behind it.
+    /// True if a delimiter begins in `payload` and ends in the one after it.
     fn ends_early(&self, payload: &[u8]) -> bool {
         if self.finder.find(payload).is_some() {
             return true;

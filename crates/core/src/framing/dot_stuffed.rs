@@ -9,19 +9,24 @@ use super::{
 use crate::bytes::Outbox;
 use crate::{LimitError, Limits};
 
-/// Lines, and texts that end at a line with a dot alone: commands and messages of SMTP, commands and articles of NNTP.
+/// Lines, and texts that end at a line with nothing but a dot: commands and messages of SMTP,
+/// commands and articles of NNTP.
 ///
-/// A connection begins with lines. A call switches to a text by [`Cx::set_framing_state`](../struct.Cx.html#method.set_framing_state) with
-/// [`DotState::TEXT`]; lines follow the end of the text again. A text comes in pieces as it arrives, so a large one takes no
-/// memory. Dots that the sender put before other dots at the start of a line are left out without a copy, since a piece begins
-/// behind each.
+/// A connection begins with lines. A call switches to a text by
+/// [`Cx::set_framing_state`](../struct.Cx.html#method.set_framing_state) with [`DotState::TEXT`];
+/// after the end of the text lines follow again. A text is handed out in pieces as it arrives, so a
+/// large one takes no memory. Dots that the sender put before other dots at the start of a line are
+/// left out without a copy, since a piece begins after each.
 ///
-/// Only `\r\n` ends a line of a text, and only `\r\n.\r\n` ends the text (the first `\r\n` may end the line before it). A
-/// server that took `\n.\n` for an end too would let a peer smuggle a second message past a server that does not.
+/// Only `\r\n` ends a line of a text, and only `\r\n.\r\n` ends the text (the first `\r\n` may end
+/// the line before it). A server that took `\n.\n` for an end too would let a peer smuggle a second
+/// message past a server that does not.
 ///
-/// The session holds the state in a [`FramingState`], or is a pair of that and the rest of the session.
+/// The session holds the state in a [`FramingState`], or is a pair of that and the rest of the
+/// session.
 ///
-/// A piece has at most [`Limits::frame_bytes_max`] bytes. A text may have any number; the service counts them.
+/// A piece has at most [`Limits::frame_bytes_max`] bytes. A text may have any number; the service
+/// counts them.
 ///
 /// ```
 /// use ringserve::framing::{Cut, DotPart, DotState, DotStuffed, Lines, TypedFraming};
@@ -54,13 +59,13 @@ pub enum DotState {
     Line,
     /// The rest of a text.
     Text {
-        /// True if they begin a line.
+        /// True if the next bytes begin a line.
         line_begins: bool,
     },
 }
 
 impl DotState {
-    /// The begin of a text.
+    /// The start of a text.
     pub const TEXT: DotState = DotState::Text { line_begins: true };
 }
 
@@ -98,7 +103,8 @@ impl TypedFraming for DotStuffed {
             return Ok(Cut::More(1));
         }
         let skip = usize::from(line_begins && bytes.starts_with(b"."));
-        // A piece ends before a line that begins with a dot. The possible first half of a line end waits for the other half.
+        // A piece ends before a line that begins with a dot. The possible first half of a line end
+        // waits for the other half.
         let dot = memmem::find(&bytes[skip..], b"\r\n.").map(|at| skip + at + 2);
         let consumed = dot.unwrap_or(bytes.len() - usize::from(bytes.ends_with(b"\r")));
         if consumed == 0 {

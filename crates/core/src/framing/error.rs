@@ -1,7 +1,7 @@
 use core::fmt;
 
-/// The reason why bytes are not a frame. The connection is closed with [`CloseReason::BadFrame`](crate::CloseReason::BadFrame),
-/// which carries it.
+/// The reason why bytes are not a frame. The connection is closed with
+/// [`CloseReason::BadFrame`](crate::CloseReason::BadFrame), which carries it.
 ///
 /// | framing | refuses, in addition to [`TooLarge`](FrameError::TooLarge) |
 /// |---|---|
@@ -13,7 +13,8 @@ use core::fmt;
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FrameError {
-    /// The frame is, or claims to be, larger than [`Limits::frame_bytes_max`](crate::Limits::frame_bytes_max).
+    /// The frame is, or claims to be, larger than
+    /// [`Limits::frame_bytes_max`](crate::Limits::frame_bytes_max).
     TooLarge {
         /// Bytes of the frame so far, or the number that it claims.
         bytes: usize,
@@ -34,8 +35,8 @@ pub enum FrameError {
     },
     /// A varint goes on after the bytes that it may have, 10 by default, or says 2^64 or more.
     VarintOverflow,
-    /// A varint has more bytes than its value needs. A value has one form, so that no two readers take the same bytes for
-    /// different values.
+    /// A varint has more bytes than its value needs. Each value has only one form, so that no two
+    /// readers take the same bytes for different values.
     VarintOverlong {
         /// Bytes it has.
         bytes: usize,
@@ -44,7 +45,8 @@ pub enum FrameError {
     },
     /// The bytes break the framing's rules, as this text says.
     Malformed(&'static str),
-    /// The bytes break the framing's rules, with a number of the protocol for it, or the byte that is wrong.
+    /// The bytes break the framing's rules. The code is a number of the protocol for the error, or
+    /// the byte that is wrong.
     Coded {
         /// The number.
         code: u32,
@@ -109,8 +111,8 @@ ringserve_buf::debug_is_display!(FrameError);
 
 impl core::error::Error for FrameError {}
 
-/// The reason why a payload cannot be written as a frame. It closes the connection: a reply that was left out would shift every
-/// later one.
+/// The reason why a payload cannot be written as a frame. It closes the connection: leaving a reply
+/// out would shift every later one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct EncodeError(
     /// The fault of the payload.

@@ -9,11 +9,12 @@ use super::{
 use crate::bytes::Outbox;
 use crate::{LimitError, Limits};
 
-/// Room for a varint before a payload that is written in place: it fits most payloads from 128 bytes on. A shorter payload is
-/// moved by one byte, which costs next to nothing.
+/// Room for a varint before a payload that is written in place: it fits most payloads from 128
+/// bytes on. A shorter payload is moved by one byte, which costs next to nothing.
 const VARINT_ROOM: usize = 2;
 
-/// A length that is written, placed or counted otherwise than a [`LengthPrefix`]. It is made from one.
+/// A length that is written, placed or counted differently from a [`LengthPrefix`]. It is made from
+/// one.
 ///
 /// ```text
 ///   offset     1, 2, 3, 4, 8, or a varint        length + adjust
@@ -39,7 +40,7 @@ const VARINT_ROOM: usize = 2;
 pub struct LengthField {
     /// `None` for a varint.
     width: Option<LengthPrefix>,
-    /// Bytes of a varint at most.
+    /// The most bytes of a varint.
     varint_bytes_max: u8,
     /// Bytes before the length; above 0 only if the header is kept.
     offset: u8,
@@ -48,12 +49,12 @@ pub struct LengthField {
 }
 
 impl LengthPrefix {
-    /// A length as Protocol Buffers write it: see [`LengthField::varint`].
+    /// A length in the form of Protocol Buffers: see [`LengthField::varint`].
     pub const fn varint() -> LengthField {
         LengthField::varint()
     }
 
-    /// A length that stands behind `bytes` bytes: see [`LengthField::offset`].
+    /// A length that follows `bytes` bytes: see [`LengthField::offset`].
     pub const fn offset(self, bytes: u8) -> LengthField {
         LengthField::of(self).offset(bytes)
     }
@@ -74,9 +75,9 @@ impl LengthField {
         LengthField { width: Some(prefix), ..LengthField::varint() }
     }
 
-    /// A length as Protocol Buffers write it (LEB128): 7 bits in each byte, least significant first, the top bit set in all but
-    /// the last; 1 to 10 bytes. Superfluous bytes and values beyond 64 bits are refused ([`FrameError::VarintOverlong`],
-    /// [`FrameError::VarintOverflow`]).
+    /// A length in the form of Protocol Buffers (LEB128): 7 bits in each byte, least significant
+    /// first, the top bit set in all but the last; 1 to 10 bytes. Superfluous bytes and values
+    /// beyond 64 bits are refused ([`FrameError::VarintOverlong`], [`FrameError::VarintOverflow`]).
     ///
     /// ```
     /// use ringserve::framing::{Decode, Framing, LengthField};
@@ -88,8 +89,9 @@ impl LengthField {
         LengthField::varint_max(VARINT_BYTES_MAX as u8)
     }
 
-    /// A [`varint`](LengthField::varint) of at most `bytes` bytes, as the four of MQTT: one that goes on behind them is refused
-    /// ([`FrameError::VarintOverflow`]), and so is a reply that needs more.
+    /// A [`varint`](LengthField::varint) of at most `bytes` bytes, such as the four of MQTT: one
+    /// with further bytes is refused ([`FrameError::VarintOverflow`]), and so is a reply that needs
+    /// more.
     ///
     /// ```
     /// use ringserve::framing::{Decode, FrameError, Framing, LengthField};
@@ -116,23 +118,24 @@ impl LengthField {
         LengthField { width: Some(prefix.order(order)), ..self }
     }
 
-    /// Places the length behind `bytes` bytes, which it does not count. If there are any, the header is kept as by
-    /// [`keep_header`](LengthField::keep_header): they mean something, and only the service knows what to write there in a
-    /// reply.
+    /// Places the length after `bytes` bytes, which it does not count. If there are any, the header
+    /// is kept as by [`keep_header`](LengthField::keep_header): they carry information, and only
+    /// the service knows what to write there in a reply.
     pub const fn offset(self, bytes: u8) -> LengthField {
         LengthField { offset: bytes, keep_header: self.keep_header || bytes > 0, ..self }
     }
 
-    /// Adds `adjust` to each length: above 0 if more of a header follows that the length does not count, below 0 if the length
-    /// counts itself or bytes before it. A received length that falls below 0 closes the connection
-    /// ([`FrameError::NegativeLength`]), and so does a reply shorter than `adjust`.
+    /// Adds `adjust` to each length: above 0 if more of a header follows that the length does not
+    /// count, below 0 if the length counts itself or bytes before it. A received length that falls
+    /// below 0 closes the connection ([`FrameError::NegativeLength`]), and so does a reply shorter
+    /// than `adjust`.
     pub const fn adjust(self, adjust: i32) -> LengthField {
         LengthField { adjust, ..self }
     }
 
-    /// Leaves the header in the payload of a frame: the bytes before the length, and the length. The payload of a reply must
-    /// then begin with it, with the right length; otherwise it closes the connection
-    /// ([`CloseReason::ReplyNotFramed`](crate::CloseReason::ReplyNotFramed)).
+    /// Leaves the header in the payload of a frame: the bytes before the length, and the length.
+    /// The payload of a reply must then begin with it, with the right length; otherwise it closes
+    /// the connection ([`CloseReason::ReplyNotFramed`](crate::CloseReason::ReplyNotFramed)).
     ///
     /// # Panics
     /// If it is switched off while there is an [`offset`](LengthField::offset).
@@ -141,8 +144,9 @@ impl LengthField {
         LengthField { keep_header, ..self }
     }
 
-    /// The frame of a payload in `parts`, whole, behind `before`: the bytes before the length, as many as the
-    /// [`offset`](LengthField::offset), or bytes that have nothing to do with it. For frames that are shared, or inside others.
+    /// The whole frame of a payload in `parts`, after `before`: the bytes before the length, as
+    /// many as the [`offset`](LengthField::offset), or bytes that have nothing to do with it. For
+    /// frames that are shared, or inside others.
     ///
     /// ```
     /// use ringserve::framing::LengthField;
@@ -152,7 +156,7 @@ impl LengthField {
     /// ```
     ///
     /// # Errors
-    /// If the length cannot say how long it is.
+    /// If the length cannot express the size of the payload.
     pub fn frame(self, before: &[u8], parts: &[&[u8]]) -> Result<Vec<u8>, EncodeError> {
         let bytes = parts.iter().map(|part| part.len()).sum();
         let length = self.length_of(bytes)?;

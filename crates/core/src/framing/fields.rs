@@ -1,11 +1,11 @@
-//! What a frame is made of: numbers, and bytes behind their length, one behind the other.
+//! The parts of a frame: numbers, and bytes after their length, one after the other.
 
 use core::fmt;
 
 use super::{Decode, Framing};
 
-/// The fields of a frame, read from its start: numbers with the most significant byte first, and whatever a [`Framing`] cuts
-/// off, such as a text behind its length. Nothing is copied.
+/// The fields of a frame, read from its start: numbers with the most significant byte first, and
+/// whatever a [`Framing`] cuts off, such as a text after its length. Nothing is copied.
 ///
 /// ```
 /// use ringserve::framing::{Fields, LengthPrefix};
@@ -21,7 +21,7 @@ pub struct Fields<'a> {
     left: &'a [u8],
 }
 
-/// A frame has no such field: it ends within it, or what is there is none.
+/// A frame has no such field: the frame ends within it, or the bytes there are not such a field.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FieldError;
@@ -42,7 +42,7 @@ impl<'a> Fields<'a> {
         Fields { left: bytes }
     }
 
-    /// The bytes behind the fields that were read.
+    /// The bytes after the fields that were read.
     pub fn left(&self) -> &'a [u8] {
         self.left
     }
@@ -52,7 +52,7 @@ impl<'a> Fields<'a> {
         self.left.is_empty()
     }
 
-    /// Ends the fields.
+    /// Checks that there are no further fields.
     ///
     /// # Errors
     /// If bytes are left.
@@ -115,7 +115,7 @@ impl<'a> Fields<'a> {
         Ok(found)
     }
 
-    /// The same, as text.
+    /// The payload of a frame inside this one, as text.
     ///
     /// # Errors
     /// Also if it is not UTF-8.

@@ -18,11 +18,12 @@ pub enum ByteOrder {
     Little,
 }
 
-/// A length of 1, 2, 3, 4 or 8 bytes, then that many bytes of payload. The length does not count itself.
+/// A length of 1, 2, 3, 4 or 8 bytes, then that many bytes of payload. The length does not count
+/// itself.
 ///
-/// [`varint`](LengthPrefix::varint), [`offset`](LengthPrefix::offset), [`adjust`](LengthPrefix::adjust) and
-/// [`keep_header`](LengthPrefix::keep_header) make a [`LengthField`](super::LengthField) of it, for lengths that are written or
-/// counted otherwise.
+/// [`varint`](LengthPrefix::varint), [`offset`](LengthPrefix::offset),
+/// [`adjust`](LengthPrefix::adjust) and [`keep_header`](LengthPrefix::keep_header) turn it into a
+/// [`LengthField`](super::LengthField), for lengths that are written or counted differently.
 ///
 /// ```
 /// use ringserve::framing::{Decode, Framing, LengthPrefix};
@@ -118,7 +119,7 @@ impl LengthPrefix {
     #[inline(always)]
     fn with_bytes(self, length: u64, put: impl FnOnce(&[u8])) {
         match (self.order, self.width) {
-            // A branch for the usual one, so that the compiler knows how much it copies.
+            // A branch for the usual width, so that the compiler knows how much it copies.
             (ByteOrder::Big, 4) => put(&(length as u32).to_be_bytes()),
             (ByteOrder::Big, _) => put(&length.to_be_bytes()[8 - self.width()..]),
             (ByteOrder::Little, _) => put(&length.to_le_bytes()[..self.width()]),

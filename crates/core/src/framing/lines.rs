@@ -6,11 +6,12 @@ use super::{
 use crate::bytes::Outbox;
 use crate::{LimitError, Limits};
 
-/// Lines that end in `\n`. A `\r` before it is not part of the payload. Replies end in `\n`, or in `\r\n`
-/// after [`crlf`](Lines::crlf).
+/// Lines that end in `\n`. A `\r` before it is not part of the payload. Replies end in `\n`, or in
+/// `\r\n` after [`crlf`](Lines::crlf).
 ///
-/// A reply is not searched: the peer reads a reply with `\n` in it as several lines, which is how an answer of several lines is
-/// written. Remove `\n` from text of strangers before replying with it. [`Delimiter`](super::Delimiter) refuses such replies.
+/// A reply is not searched: the peer reads a reply with `\n` in it as several lines, which is how
+/// an answer of several lines is written. Remove `\n` from untrusted text before replying with it.
+/// [`Delimiter`](super::Delimiter) refuses such replies.
 ///
 /// ```
 /// use ringserve::framing::{Decode, FrameError, Framing, Lines};
@@ -47,9 +48,9 @@ impl Lines {
         Lines { crlf: true, ..Lines::lf() }
     }
 
-    /// Sets the longest received line with its end, 1 to [`Limits::frame_bytes_max`], which bounds it otherwise. A longer line
-    /// closes the connection ([`FrameError::OverBytesMax`]). With a value out of range the server does not start. Replies are
-    /// not bounded.
+    /// Sets the longest received line with its end, 1 to [`Limits::frame_bytes_max`], which bounds
+    /// it otherwise. A longer line closes the connection ([`FrameError::OverBytesMax`]). With a
+    /// value out of range the server does not start. Replies are not bounded.
     pub const fn bytes_max(self, bytes_max: usize) -> Lines {
         Lines { bytes_max, ..self }
     }
@@ -105,15 +106,16 @@ impl Framing for Lines {
     }
 }
 
-/// Finds a line end with the instructions that every processor of the architecture has, so that the search is inlined. `memchr`
-/// calls the variant that suits the processor through a pointer, where it looks for that at all (its feature `std`).
+/// Finds a line end with the instructions that every processor of the architecture has, so that the
+/// search is inlined. `memchr` calls the variant that suits the processor through a pointer, if it
+/// detects the processor at all (its feature `std`).
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn find_end(bytes: &[u8]) -> Option<usize> {
     memchr::arch::x86_64::sse2::memchr::One::new(b'\n')?.find(bytes)
 }
 
-/// On other architectures `memchr` is inlined as it is.
+/// Finds a line end: on other architectures `memchr` is inlined as it is.
 #[cfg(not(target_arch = "x86_64"))]
 #[inline]
 fn find_end(bytes: &[u8]) -> Option<usize> {

@@ -6,15 +6,16 @@
 //! | [`Lines`] | bytes up to `\n`, without it and without a `\r` before it | `\n`, or `\r\n` |
 //! | [`Delimiter`] | bytes up to a delimiter of 1 to 255 bytes, without it | the delimiter |
 //! | [`Fixed`] | a fixed number of bytes | nothing, and must have the size |
-//! | [`LengthPrefix`] | as many bytes as the number before it says | the same number |
-//! | [`LengthField`] | the same, with the number written, placed or counted otherwise | the same number, or nothing |
+//! | [`LengthPrefix`] | as many bytes as the number before it gives | the same number |
+//! | [`LengthField`] | the same, with the number written, placed or counted differently | the same number, or nothing |
 //! | [`DotStuffed`] | a line, and a text up to a line with a dot alone, in pieces | the end of its lines |
 //!
-//! A frame inside one receive buffer is never copied; a frame that spans buffers is copied once, to put it together.
-//! [`FrameError`] has the faults of received bytes, [`EncodeError`] those of replies.
+//! A frame inside one receive buffer is never copied; a frame that spans buffers is copied once, to
+//! put it together. [`FrameError`] has the faults of received bytes, [`EncodeError`] those of
+//! replies.
 //!
-//! To write your own, implement one small trait: [`Framing`]. If calls switch its rule, if it hands over facts that it found,
-//! or if its frames come in pieces, implement [`TypedFraming`].
+//! To write your own, implement one small trait: [`Framing`]. If calls switch its rule, if it hands
+//! over facts that it found, or if its frames come in pieces, implement [`TypedFraming`].
 // May use: bytes, limits.
 // Begin with: `Framing`, then `lines.rs`.
 
@@ -53,8 +54,8 @@ pub use crate::bytes::{InPlace, Payload, WriteResult};
 /// The result of [`Framing::decode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decode {
-    /// No whole frame yet: at least this many bytes are missing (1 if unknown, never 0). A larger number saves further calls of
-    /// `decode`.
+    /// No whole frame yet: at least this many bytes are missing (1 if unknown, never 0). A larger
+    /// number saves further calls of `decode`.
     More(usize),
     /// A frame.
     Frame {
@@ -62,21 +63,22 @@ pub enum Decode {
         skip: usize,
         /// Bytes of payload.
         len: usize,
-        /// Bytes of the whole frame: `skip`, the payload, and bytes behind it. At least 1.
+        /// Bytes of the whole frame: `skip`, the payload, and bytes after it. At least 1.
         consumed: usize,
     },
 }
 
 /// Finds frames in a stream of bytes, and writes them.
 ///
-/// A framing keeps no state of a connection: `decode` sees all bytes of the frame from its start. All connections of a shard
-/// share one value. A protocol that needs more implements [`TypedFraming`].
+/// A framing keeps no state of a connection: `decode` sees all bytes of the frame from its start.
+/// All connections of a shard share one value. A protocol that needs more implements
+/// [`TypedFraming`].
 ///
 /// ```
 /// use ringserve::framing::{Decode, EncodeError, FrameError, Framing};
 /// use ringserve::framing::{Outbox, Payload};
 ///
-/// /// A byte that tells the length, then as many bytes.
+/// /// A byte with the length, then as many bytes.
 /// struct Short;
 ///
 /// impl Framing for Short {
@@ -100,41 +102,44 @@ pub enum Decode {
 /// assert_eq!(Short.decode(b"\x02hi!", 0), Ok(Decode::Frame { skip: 1, len: 2, consumed: 3 }));
 /// ```
 pub trait Framing: 'static {
-    /// Looks for a frame at the start of `bytes`. An earlier call that answered [`Decode::More`] has seen the first `scanned`
-    /// bytes, so a search for a delimiter can go on behind them.
+    /// Looks for a frame at the start of `bytes`. An earlier call that answered [`Decode::More`]
+    /// has seen the first `scanned` bytes, so a search for a delimiter can go on after them.
     ///
-    /// It never sees more than [`Limits::frame_bytes_max`](crate::Limits::frame_bytes_max) bytes: longer frames are too large,
-    /// and a length that leads beyond is refused before anything is allocated for it.
+    /// It never sees more than [`Limits::frame_bytes_max`](crate::Limits::frame_bytes_max) bytes:
+    /// longer frames are too large, and a length that leads beyond is refused before anything is
+    /// allocated for it.
     ///
     /// # Errors
-    /// If the bytes can never become a frame. The service is told, and the connection is closed.
+    /// If the bytes can never become a frame. The service is informed, and the connection is
+    /// closed.
     fn decode(&self, bytes: &[u8], scanned: usize) -> Result<Decode, FrameError>;
 
     /// Writes one frame with this payload.
     ///
     /// # Errors
-    /// If the payload has no frame. The connection is closed; nothing of the frame may be written then.
+    /// If the payload has no frame. The connection is closed; nothing of the frame may be written
+    /// then.
     fn encode(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError>;
 
     /// Bytes, up to 32, left free before a payload that is written in place
-    /// ([`Cx::reply_with`](https://docs.rs/ringserve/latest/ringserve/struct.Cx.html#method.reply_with)), since the header
-    /// there may hold its length. A header of another size moves the payload.
+    /// ([`Cx::reply_with`](https://docs.rs/ringserve/latest/ringserve/struct.Cx.html#method.reply_with)),
+    /// since the header there may hold its length. A header of another size moves the payload.
     fn header_room(&self) -> usize {
         0
     }
 
-    /// Makes a frame of a payload that was written in place, as [`encode`](Framing::encode) does for a payload elsewhere. By
-    /// default the payload is copied out and given to `encode`.
+    /// Makes a frame of a payload that was written in place, as [`encode`](Framing::encode) does
+    /// for a payload elsewhere. By default the payload is copied out and given to `encode`.
     ///
     /// # Errors
-    /// If the payload has no frame. The connection is closed, and nothing of the frame leaves.
+    /// If the payload has no frame. The connection is closed, and nothing of the frame is sent.
     fn encode_written(&self, written: &mut InPlace<'_>) -> Result<(), EncodeError> {
         let (payload, mut out) = written.take();
         self.encode(Payload::Bytes(&payload), &mut out)
     }
 
-    /// Refuses limits with which this framing cannot work, naming both sides. Called at the start of the server, which then
-    /// fails.
+    /// Refuses limits with which this framing cannot work, naming both sides. Called at the start
+    /// of the server, which then fails.
     ///
     /// # Errors
     /// The first fault found. By default there is none.
@@ -143,9 +148,9 @@ pub trait Framing: 'static {
         Ok(())
     }
 
-    /// The encoding of replies. The framings of this crate return themselves, so that a reply costs no indirect call; others
-    /// are called through a pointer, which is the default. A framing that writes as one of this crate does returns
-    /// [`Encoding::of`] that one, and costs no more.
+    /// The encoding of replies. The framings of this crate return themselves, so that a reply costs
+    /// no indirect call; others are called through a pointer, which is the default. A framing that
+    /// writes exactly as one of this crate returns [`Encoding::of`] that one, and costs no more.
     ///
     /// ```
     /// use std::rc::Rc;
@@ -192,7 +197,8 @@ pub trait Framing: 'static {
     }
 }
 
-/// Encodes one payload as a server sends it, in a copy and without a connection: for tests of a framing.
+/// Encodes one payload as a server sends it, in a copy and without a connection: for tests of a
+/// framing.
 ///
 /// ```
 /// use ringserve::framing::{LengthPrefix, encode_to_vec};
@@ -213,7 +219,8 @@ pub fn encode_to_vec(framing: &impl TypedFraming, payload: &[u8]) -> Result<Vec<
     encoded.map(|()| batch.into_bytes())
 }
 
-/// The writing half of a framing, in a form that all parts of a shard know. See [`Framing::encoding`].
+/// The writing half of a framing, in a form that all parts of a shard know. See
+/// [`Framing::encoding`].
 #[derive(Clone)]
 pub enum Encoding {
     /// [`Raw`].
@@ -315,7 +322,8 @@ impl fmt::Debug for Encoding {
     }
 }
 
-/// A frame of which `have` bytes are there, with `follows` bytes behind its header.
+/// The answer for a frame of which `have` bytes have arrived, with `follows` bytes after its
+/// header.
 #[inline(always)]
 fn frame_or_more(skip: usize, header: usize, follows: usize, have: usize) -> Decode {
     // A length beyond the address space saturates; the limit on frames refuses it.
@@ -326,7 +334,8 @@ fn frame_or_more(skip: usize, header: usize, follows: usize, have: usize) -> Dec
     }
 }
 
-/// The answer of a searching framing without an end in `bytes` bytes, or in the first `bytes_max` of them.
+/// The answer of a searching framing that found no end in `bytes` bytes, or in the first
+/// `bytes_max` of them.
 #[inline]
 fn unended(bytes: usize, bytes_max: usize) -> Result<Decode, FrameError> {
     if bytes < bytes_max { Ok(Decode::More(1)) } else { Err(FrameError::OverBytesMax { max: bytes_max }) }

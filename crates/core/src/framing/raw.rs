@@ -3,8 +3,8 @@ use alloc::rc::Rc;
 use super::{Decode, EncodeError, Encoding, FrameError, Framing, InPlace, Payload};
 use crate::bytes::Outbox;
 
-/// No framing: each frame is a piece of received bytes, at most one receive buffer, and replies are written as they are. Frame
-/// boundaries mean nothing.
+/// No framing: each frame is a piece of received bytes, at most one receive buffer, and replies are
+/// written as they are. Frame boundaries have no meaning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Raw;
 

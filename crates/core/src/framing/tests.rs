@@ -17,7 +17,7 @@ use crate::connection::{Found, Inbox, cut};
 
 use shapes::{Shape, any_shape};
 
-/// Above every frame of these tests.
+/// A limit above every frame of these tests.
 const MAX: usize = 1 << 20;
 
 /// Decodes all of `wire`, showing the framing one more piece at a time.
@@ -45,7 +45,7 @@ fn decoded(framing: &dyn Framing, wire: &[u8], ends: &[usize]) -> Vec<Vec<u8>> {
     frames
 }
 
-/// Runs pieces through an inbox as a shard does. Each frame comes with whether it was copied.
+/// Runs pieces through an inbox as a shard does. Returns each frame, and whether it was copied.
 fn received(
     framing: &impl Framing,
     pieces: &[&[u8]],
@@ -78,7 +78,7 @@ fn received(
     (frames, None)
 }
 
-/// Where pieces of a stream end: at these places, and at its own end.
+/// The ends of a stream's pieces: these places, and its own end.
 fn ends_of(cuts: &[usize], len: usize) -> Vec<usize> {
     let mut ends: Vec<usize> = cuts.iter().map(|cut| cut % (len + 1)).chain([len]).collect();
     ends.sort_unstable();
@@ -109,7 +109,8 @@ proptest! {
         }
     }
 
-    /// Parts that are lent among copied ones, by the framing itself and by the path of framings that copy the payload out.
+    /// Parts that are lent among copied ones, by the framing itself and by the path of framings
+    /// that copy the payload out.
     #[test]
     fn a_reply_written_in_place_is_the_encoded_one(
         shape in any_shape(),
@@ -168,7 +169,7 @@ proptest! {
         }
     }
 
-    /// Otherwise a frame that is whole would wait for bytes of the next one.
+    /// Otherwise a whole frame would wait for bytes of the next one.
     #[test]
     fn the_start_of_a_frame_asks_for_no_more_than_the_frame(
         shape in any_shape(),

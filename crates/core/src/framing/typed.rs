@@ -20,13 +20,14 @@ pub enum Cut<H = ()> {
         skip: usize,
         /// Bytes of payload.
         len: usize,
-        /// Bytes of the whole frame: `skip`, the payload, and bytes behind it. At least 1.
+        /// Bytes of the whole frame: `skip`, the payload, and bytes after it. At least 1.
         consumed: usize,
         /// Facts that the framing found, for [`Frame::head`](crate::Frame::head).
         head: H,
     },
-    /// A piece of a frame that goes on. Until its last piece, which is a [`Cut::Frame`], the connection is in the middle of a
-    /// frame: the peer owes bytes at [`Limits::read_bytes_per_second_min`], and its FIN is
+    /// A piece of a frame that goes on. Until its last piece, which is a [`Cut::Frame`], the
+    /// connection is in the middle of a frame: the peer owes bytes at
+    /// [`Limits::read_bytes_per_second_min`], and its FIN is
     /// [`CloseReason::PeerClosedMidFrame`](crate::CloseReason::PeerClosedMidFrame).
     Piece {
         /// Bytes before the payload.
@@ -51,8 +52,9 @@ impl Decode {
     }
 }
 
-/// A framing with types: a state of each connection that calls may switch, a head that is handed over with each frame, frames
-/// in pieces. Every [`Framing`] is one with none of these. *A framing with a state* in the guide goes through an example.
+/// A framing with types: a state for each connection that calls may switch, a head that is handed
+/// over with each frame, frames in pieces. Every [`Framing`] is one with none of these. *A framing
+/// with a state* in the guide shows an example step by step.
 ///
 /// ```
 /// use ringserve::framing::{Cut, EncodeError, FrameError, Framing, Lines, Outbox, Payload, TypedFraming};
@@ -93,19 +95,20 @@ impl Decode {
 /// assert!(matches!(next, Next::Line));
 /// ```
 pub trait TypedFraming: 'static {
-    /// The framing's state for a connection, in the session ([`AsFramingState`]); `()` for none. A connection begins with the state
-    /// that its session was made with.
+    /// The framing's state for a connection, in the session ([`AsFramingState`]); `()` for none. A
+    /// connection begins with the state that its session was made with.
     type State: Copy + 'static;
 
-    /// The value handed over with each frame; `()` for none. A service of frames with a head is a `Service<Head>`. The default
-    /// value stands where a frame was taken from, and should hold no memory.
+    /// The value handed over with each frame; `()` for none. A service of frames with a head is a
+    /// `Service<Head>`. The default value replaces a frame that was taken, and should hold no
+    /// memory.
     type Head: Default + 'static;
 
-    /// Looks for a frame at the start of `bytes`, as [`Framing::decode`] does, by the rule in `state`. Changes of `state` are
-    /// kept with a frame or a piece, and dropped otherwise.
+    /// Looks for a frame at the start of `bytes`, as [`Framing::decode`] does, by the rule in
+    /// `state`. Changes of `state` are kept with a frame or a piece, and dropped otherwise.
     ///
-    /// Bytes behind a frame are cut when its call is done, or when it waits and others may be in flight: by the rule that the
-    /// call has switched to by then.
+    /// Bytes after a frame are cut when its call is done, or when it waits and others may be in
+    /// flight: by the rule that the call has switched to by then.
     ///
     /// # Errors
     /// If the bytes can never become a frame.
@@ -185,7 +188,8 @@ impl<F: Framing> TypedFraming for F {
     }
 }
 
-/// The writing half of a framing of any type: each method as that of [`TypedFraming`] with the same name.
+/// The writing half of a framing of any type: each method does what the method of [`TypedFraming`]
+/// with the same name does.
 #[doc(hidden)]
 #[allow(missing_docs, clippy::missing_errors_doc)]
 pub trait DynWriter {
@@ -208,7 +212,8 @@ impl<F: TypedFraming> DynWriter for F {
     }
 }
 
-/// The state of a connection's framing, in its session. [`Cx::set_framing_state`](../struct.Cx.html#method.set_framing_state) changes it.
+/// The state of a connection's framing, in its session.
+/// [`Cx::set_framing_state`](../struct.Cx.html#method.set_framing_state) changes it.
 #[derive(Default)]
 pub struct FramingState<T>(Cell<T>);
 
@@ -224,7 +229,7 @@ impl<T: Copy> FramingState<T> {
         self.0.get()
     }
 
-    /// Sets the rule, for code that tells the connection's shard too.
+    /// Sets the rule, for code that informs the connection's shard as well.
     #[doc(hidden)]
     #[inline]
     pub fn set(&self, state: T) {
@@ -238,7 +243,8 @@ impl<T: Copy + fmt::Debug> fmt::Debug for FramingState<T> {
     }
 }
 
-/// A session that holds the state `T` of its connection's framing. Each session holds the state `()`, which is none.
+/// A session that holds the state `T` of its connection's framing. Each session holds the state
+/// `()`, which is none.
 ///
 /// ```
 /// use ringserve::framing::{FramingState, AsFramingState};
@@ -274,7 +280,7 @@ pub trait AsFramingState<T> {
 impl<S> AsFramingState<()> for S {
     #[inline(always)]
     fn framing_state(&self) -> &FramingState<()> {
-        // A box of nothing is no memory.
+        // A box of a zero-sized value takes no memory.
         Box::leak(Box::new(FramingState(Cell::new(()))))
     }
 }

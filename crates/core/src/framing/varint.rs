@@ -6,8 +6,8 @@ use crate::bytes::Outbox;
 /// 64 bits, 7 in each byte.
 pub(super) const VARINT_BYTES_MAX: usize = 10;
 
-/// The number at the start of `bytes`, with its length in bytes, of which there may be `bytes_max`. `None` if it goes on behind
-/// them.
+/// The number at the start of `bytes`, with its length in bytes, which is `bytes_max` at most.
+/// `None` if its last byte is not there yet.
 pub(super) fn read_varint(bytes: &[u8], bytes_max: usize) -> Result<Option<(u64, usize)>, FrameError> {
     let mut value = 0;
     for (place, &byte) in bytes.iter().take(bytes_max).enumerate() {

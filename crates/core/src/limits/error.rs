@@ -1,12 +1,12 @@
-//! Limits that are wrong: how they are found, and what is said of them.
+//! Wrong limits: how they are found, and the text of the error.
 
 use core::fmt;
 use core::time::Duration;
 
 use crate::time::STEP;
 
-/// A limit that is wrong, and why. The text names the limit with its type, its value, what is allowed and what to do; `Debug`
-/// prints the same text.
+/// A limit that is wrong, and why. The text names the limit with its type, its value, what is
+/// allowed and what to do; `Debug` prints the same text.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LimitError {
@@ -18,7 +18,7 @@ pub enum LimitError {
         value: u64,
         /// The smallest allowed.
         min: u64,
-        /// The largest allowed; `u64::MAX` where there is none.
+        /// The largest allowed; `u64::MAX` if there is none.
         max: u64,
     },
     /// Two values contradict each other.
@@ -56,7 +56,8 @@ pub enum LimitError {
         /// The value of `large`.
         large_value: Duration,
     },
-    /// [`ServerLimits::held_bytes_max`](super::ServerLimits::held_bytes_max) is below what a service can do with that has no limits set for it.
+    /// [`ServerLimits::held_bytes_max`](super::ServerLimits::held_bytes_max) is too low for a
+    /// service that sets no limits.
     HeldBytes {
         /// The value of `held_bytes_max`.
         value: u64,
@@ -65,7 +66,7 @@ pub enum LimitError {
     },
 }
 
-/// A time as an error shows it.
+/// A time in the form that errors show.
 struct TimeText(Duration);
 
 impl fmt::Display for TimeText {
@@ -124,7 +125,7 @@ ringserve_buf::debug_is_display!(LimitError);
 
 impl core::error::Error for LimitError {}
 
-/// Shorter times are none for the wheel of timers.
+/// The shortest time limit: the wheel of timers cannot measure shorter ones.
 pub(super) const TIME_MIN: Duration = Duration::from_millis(STEP.as_millis() as u64 + 1);
 
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -154,7 +155,7 @@ pub(super) fn in_range(name: &'static str, value: u64, min: u64, max: u64) -> Re
     if (min..=max).contains(&value) { Ok(()) } else { Err(LimitError::Range { name, value, min, max }) }
 }
 
-/// Refuses times that contradict each other, where both are set.
+/// Refuses times that contradict each other, if both are set.
 pub(super) fn in_order(
     small: &'static str,
     small_time: Option<Duration>,

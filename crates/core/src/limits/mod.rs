@@ -1,4 +1,5 @@
-//! Limits of services, connections and servers, with their checks, and as a shard keeps them.
+//! Limits of services, connections and servers, with their checks, and in the form that a shard
+//! keeps.
 // May use: tables, time.
 // Begin with: `Limits`; `own.rs` has those of one connection.
 
@@ -17,12 +18,14 @@ pub(crate) use times::{RATE_WINDOW, Times};
 
 use error::{TIME_MIN, in_order, in_range, time_in_range, times_in_range};
 
-/// Limits of a service and of each of its connections. Every default is safe on the open Internet. [`check`](Limits::check)
-/// refuses sets that contradict each other; [`fitted`](Limits::fitted) lowers those that cost memory. Limits that all services
-/// of a server share are in [`ServerLimits`].
+/// Limits of a service and of each of its connections. Every default is safe on the open Internet.
+/// [`check`](Limits::check) refuses sets that contradict each other; [`fitted`](Limits::fitted)
+/// lowers those that cost memory. Limits that all services of a server share are in
+/// [`ServerLimits`].
 ///
-/// A time limit that runs out while the shard is away, in a call that blocks it or since the process is stopped, is judged once the
-/// shard has looked at what the peer sent meanwhile, up to 1.1 s later.
+/// A time limit that runs out while the shard is away, in a call that blocks it or since the
+/// process is stopped, is judged once the shard has looked at what the peer sent meanwhile, up to
+/// 1.1 s later.
 ///
 /// ```
 /// use std::time::Duration;
@@ -35,99 +38,111 @@ use error::{TIME_MIN, in_order, in_range, time_in_range, times_in_range};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Bytes of one frame on the wire, 1 to 1 GiB. Default 1 MiB. A peer can make the server hold this much before its first
-    /// frame is whole. The memory doubles as bytes arrive. A block that is reused for a frame, once 32 KiB of it arrived, may
-    /// be twice as large as the frame.
+    /// Bytes of one frame on the wire, 1 to 1 GiB. Default 1 MiB. A peer can make the server hold
+    /// this much before its first frame is whole. The memory doubles as bytes arrive. A block that
+    /// is reused for a frame, once 32 KiB of it arrived, may be twice as large as the frame.
     pub frame_bytes_max: usize,
-    /// Bytes queued for one connection and not yet taken by the kernel, at which the service gets no more of its frames.
-    /// Default 256 KiB.
+    /// Bytes queued for one connection and not yet accepted by the kernel, at which the service
+    /// gets no more of its frames. Default 256 KiB.
     pub outbox_bytes_high: usize,
-    /// Bytes queued at which the service gets frames again; below `outbox_bytes_high`. Default 64 KiB.
+    /// Bytes queued at which the service gets frames again; below `outbox_bytes_high`. Default 64
+    /// KiB.
     pub outbox_bytes_low: usize,
-    /// Bytes queued at which a connection is closed because its service produces without end; at least `outbox_bytes_high`.
-    /// Default 64 MiB.
+    /// Bytes queued at which a connection is closed because its service produces without end; at
+    /// least `outbox_bytes_high`. Default 64 MiB.
     pub outbox_bytes_max: usize,
-    /// Bytes received for one connection and not yet handed to the service, at which receiving stops. Bytes already on their
-    /// way still arrive: at most 1 MiB. Default 64 KiB.
+    /// Bytes received for one connection and not yet handed to the service, at which receiving
+    /// stops. Bytes already on their way still arrive: at most 1 MiB. Default 64 KiB.
     pub inbox_bytes_high: usize,
-    /// Time until the first whole frame, from the accept, or from the end of an [`open`](Limits::open_timeout) that waited.
-    /// Default 30 s: a mobile client on a bad line needs seconds, an attacker wants forever.
+    /// Time until the first whole frame, from the accept, or from the end of an
+    /// [`open`](Limits::open_timeout) that waited. Default 30 s: a mobile client on a bad line
+    /// needs seconds, an attacker wants forever.
     pub first_frame_timeout: Option<Duration>,
-    /// How long a connection may be idle before it is closed. Queued replies are sent first.
-    /// [`idle_counts`](Limits::idle_counts) says which bytes end idleness; a connection with a pending call is not idle, and
-    /// the end of that call starts the time again. Default 10 min, above the 5 min of common client pools, so that clients
-    /// close first.
+    /// Time that a connection may be idle before it is closed. Queued replies are sent first.
+    /// [`idle_counts`](Limits::idle_counts) selects the bytes that end idleness; a connection with
+    /// a pending call is not idle, and the end of that call starts the time again. Default 10 min,
+    /// above the 5 min of common client pools, so that clients close first.
     pub idle_timeout: Option<Duration>,
-    /// Which bytes keep a connection from being idle: received, sent or either. Default either.
+    /// The bytes that keep a connection from being idle: received, sent or either. Default either.
     pub idle_counts: IdleActivity,
-    /// How long the peer may take no byte of queued data before its connection is reset. Default 30 s.
+    /// Time for which the peer may take no byte of queued data before its connection is reset.
+    /// Default 30 s.
     pub write_stall_timeout: Option<Duration>,
-    /// Bytes a second that a peer must take while data is queued for it, 0 to 1 GiB, measured over 10 s, or over
-    /// `write_stall_timeout` if that is shorter; 0 switches the limit off. A peer that takes everything is never too slow, and
-    /// time with nothing queued does not count. A peer that takes nothing has until `write_stall_timeout`, or 10 s if that is
-    /// off. Default 240: slower than any modem. It ends a peer that takes a few bytes now and then to keep its connection and
-    /// outbox forever.
+    /// Bytes a second that a peer must take while data is queued for it, 0 to 1 GiB, measured over
+    /// 10 s, or over `write_stall_timeout` if that is shorter; 0 switches the limit off. A peer
+    /// that takes everything is never too slow, and time with nothing queued does not count. A peer
+    /// that takes nothing has until `write_stall_timeout`, or 10 s if that is off. Default 240:
+    /// slower than any modem. It ends a peer that takes a few bytes now and then to keep its
+    /// connection and outbox forever.
     pub write_bytes_per_second_min: usize,
-    /// Bytes a second that a peer must send while a frame is half received, measured over 10 s; 0 switches the limit off. Time
-    /// in which the server holds the connection back does not count. Default 240: slower than any modem. It ends a peer that
-    /// sends a byte now and then to keep its connection and half a frame forever.
+    /// Bytes a second that a peer must send while a frame is half received, measured over 10 s; 0
+    /// switches the limit off. Time in which the server holds the connection back does not count.
+    /// Default 240: slower than any modem. It ends a peer that sends a byte now and then to keep
+    /// its connection and half a frame forever.
     pub read_bytes_per_second_min: usize,
-    /// Frames that a peer may send in a second, up to 1 million; 0, the default, switches the limit off. What it did not use
-    /// within the last second it may send at once, so in any time of `t` seconds the service gets at most `limit × (1 + t)`
-    /// frames. A frame that is handed out in pieces counts once for each, and bytes of a stream once for each receive: bound the
-    /// bytes of those. [`when_read_too_fast`](Limits::when_read_too_fast) says what becomes of the others. A connection with this
-    /// limit or the next costs 56 bytes more.
+    /// Frames that a peer may send in a second, up to 1 million; 0, the default, switches the limit
+    /// off. A peer may send at once what it did not use within the last second, so in any time of
+    /// `t` seconds the service gets at most `limit × (1 + t)` frames. A frame that is handed out in
+    /// pieces counts once for each, and bytes of a stream once for each receive: bound the bytes of
+    /// those. [`when_read_too_fast`](Limits::when_read_too_fast) decides what happens to frames
+    /// that come faster. A connection with this limit or the next costs 56 bytes more.
     pub read_frames_per_second_max: u32,
-    /// Bytes of frames that a peer may send in a second, up to 1 GiB; 0, the default, switches the limit off. At most
-    /// `limit × (1 + t)` bytes, and the rest of one frame, reach the service in any time of `t` seconds: a frame that is larger
-    /// than what is left is handed out, and the next one waits until it is paid for. Not below `read_bytes_per_second_min`.
+    /// Bytes of frames that a peer may send in a second, up to 1 GiB; 0, the default, switches the
+    /// limit off. At most `limit × (1 + t)` bytes, and the rest of one frame, reach the service in
+    /// any time of `t` seconds: a frame that is larger than the remaining allowance is handed out,
+    /// and the next one waits until it is paid for. Not below `read_bytes_per_second_min`.
     pub read_bytes_per_second_max: usize,
-    /// What becomes of a peer that sends faster than `read_frames_per_second_max` or `read_bytes_per_second_max`. Default
-    /// [`HoldBack`](ReadRateAction::HoldBack).
+    /// Treatment of a peer that sends faster than `read_frames_per_second_max` or
+    /// `read_bytes_per_second_max`. Default [`HoldBack`](ReadRateAction::HoldBack).
     pub when_read_too_fast: ReadRateAction,
-    /// How long a call may stay pending before its connection is closed. Queued replies are sent first. Each of several calls
-    /// in flight has this time. Default 60 s, as proxies give their upstreams.
+    /// Time that a call may stay pending before its connection is closed. Queued replies are sent
+    /// first. Each of several calls in flight has this time. Default 60 s, as proxies give their
+    /// upstreams.
     pub handler_timeout: Option<Duration>,
-    /// How long [`Service::open`] may stay pending before its connection is closed. Queued replies are sent first.
-    /// `first_frame_timeout` begins when `open` returns. Default 10 s: a look-up of the peer's address takes less, or fails.
+    /// Time that [`Service::open`] may stay pending before its connection is closed. Queued replies
+    /// are sent first. `first_frame_timeout` begins when `open` returns. Default 10 s: a look-up of
+    /// the peer's address takes less, or fails.
     ///
     /// [`Service::open`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
     pub open_timeout: Option<Duration>,
-    /// Time from the accept to the last byte of the PROXY header, at a listener that expects one; at least 3 s, after which a
-    /// SYN/ACK that was lost twice has arrived, and at most `handshake_timeout`. Default 5 s: a proxy sends the header with its
-    /// first packet.
+    /// Time from the accept to the last byte of the PROXY header, at a listener that expects one;
+    /// at least 3 s, after which a SYN/ACK that was lost twice has arrived, and at most
+    /// `handshake_timeout`. Default 5 s: a proxy sends the header with its first packet.
     pub proxy_header_timeout: Option<Duration>,
-    /// Time from the accept to the call of [`Service::open`]: the PROXY header and the handshake of a transport are inside it.
-    /// The first byte does not end it. Default 10 s.
+    /// Time from the accept to the call of [`Service::open`]: the PROXY header and the handshake of
+    /// a transport are inside it. The first byte does not end it. Default 10 s.
     ///
     /// [`Service::open`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
     pub handshake_timeout: Option<Duration>,
-    /// Silence of the peer after which [`Service::heartbeat`] asks for a sign of life. Default off, since only a service knows
-    /// how its protocol asks.
+    /// Silence of the peer after which [`Service::heartbeat`] asks for a sign of life. Default off,
+    /// since only a service knows how its protocol asks.
     ///
     /// [`Service::heartbeat`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
     pub heartbeat_interval: Option<Duration>,
-    /// Unanswered heartbeats, 1 to 255, after which the connection is closed: one `heartbeat_interval` after the last of them.
-    /// Any byte is an answer. Default 3.
+    /// Unanswered heartbeats, 1 to 255, after which the connection is closed: one
+    /// `heartbeat_interval` after the last of them. Any byte is an answer. Default 3.
     pub heartbeats_missed_max: u8,
-    /// Calls of one connection that may be pending at once, 1 to 65535. Default 1: replies keep the order of the frames. A
-    /// higher value suits protocols whose replies carry the number of their request.
+    /// Calls of one connection that may be pending at once, 1 to 65535. Default 1: replies keep the
+    /// order of the frames. A higher value suits protocols whose replies carry the number of their
+    /// request.
     pub calls_in_flight_max: u16,
-    /// Tasks of one connection ([`Cx::spawn_on_connection`]) at once, 1 to 65535; further ones are refused. Each holds its
-    /// future, which [`ServerLimits::held_bytes_max`] does not count. Default 64.
+    /// Tasks of one connection ([`Cx::spawn_on_connection`]) at once, 1 to 65535; further ones are
+    /// refused. Each holds its future, which [`ServerLimits::held_bytes_max`] does not count.
+    /// Default 64.
     ///
     /// [`Cx::spawn_on_connection`]: https://docs.rs/ringserve/latest/ringserve/struct.Cx.html
     pub connection_tasks_max: u16,
-    /// How long a closing connection waits for the peer to close too, from when its last byte and its FIN are queued in the
-    /// kernel, whether the peer took them by then or not; its input is dropped meanwhile. Closing earlier could
-    /// destroy the last reply on its way. Default 2 s.
+    /// Time that a closing connection waits for the peer to close too. It begins when the last byte
+    /// and FIN are queued in the kernel, whether or not the peer took them by then; input is
+    /// dropped meanwhile. An earlier close could destroy the last reply on its way. Default 2 s.
     pub linger_timeout: Duration,
 }
 
-/// Limits that all services of a server share: connections, memory, upstreams and the shutdown. Every default is safe on the
-/// open Internet. [`check`](ServerLimits::check) refuses values out of range, [`check_service`](ServerLimits::check_service) a
-/// service that cannot live within them. A server without limits of its program takes the defaults,
-/// [fitted](ServerLimits::fitted) into the memory that the process may use.
+/// Limits that all services of a server share: connections, memory, upstreams and the shutdown.
+/// Every default is safe on the open Internet. [`check`](ServerLimits::check) refuses values out of
+/// range, [`check_service`](ServerLimits::check_service) a service that does not fit into them. If
+/// the program sets no limits, a server takes the defaults, [fitted](ServerLimits::fitted) into the
+/// memory that the process may use.
 ///
 /// ```
 /// use std::time::Duration;
@@ -140,131 +155,152 @@ pub struct Limits {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerLimits {
-    /// Connections of the whole server at once, 1 to 16 million for each shard, shared equally by the shards. At the limit
-    /// accepting pauses and new connections wait in the backlog; no peer is dropped. Default 1 000 000, less where the driver
-    /// holds fewer. Unused room costs nothing.
+    /// Connections of the whole server at once, 1 to 16 million for each shard, shared equally by
+    /// the shards. At the limit accepting pauses and new connections wait in the backlog; no peer
+    /// is dropped. Default 1 000 000, less if the driver holds fewer. Unused room costs nothing.
     pub connections_max: usize,
-    /// Connections of each listener and shard that are not open yet because their PROXY header or handshake is not whole; 1 to
-    /// 16 million. Default 4096: sources that send nothing get no more of the table than that for each such listener, and no
-    /// more memory than that many handshakes take, a few KiB each with TLS.
+    /// Connections of each listener and shard that are not open yet because their PROXY header or
+    /// handshake is not whole; 1 to 16 million. Default 4096: sources that send nothing get no more
+    /// of the table than that for each such listener, and no more memory than that many handshakes
+    /// take, a few KiB each with TLS.
     ///
-    /// From half of the limit on such a connection has less time: [`Limits::handshake_timeout`] at half of it, 3 s at the limit.
-    /// There one goes for each newcomer: the oldest that sent no byte and is older than 1 s, else the oldest that is older than
-    /// 3 s. It is reset, and counts as [`HandshakeTimeout`](crate::CloseReason::HandshakeTimeout) or
-    /// [`ProxyTimeout`](crate::CloseReason::ProxyTimeout). One that waits for the shard stays. Where none may go, accepting
-    /// pauses at that listener, and at no other. While `connections_max` is reached one goes likewise, of the listener that has
-    /// most of them.
+    /// From half of the limit on such a connection has less time: [`Limits::handshake_timeout`] at
+    /// half of it, 3 s at the limit. At the limit one of them is reset for each new connection: the
+    /// oldest that sent no byte and is older than 1 s, else the oldest that is older than 3 s. It
+    /// counts as [`HandshakeTimeout`](crate::CloseReason::HandshakeTimeout) or
+    /// [`ProxyTimeout`](crate::CloseReason::ProxyTimeout). A connection that waits for the shard
+    /// stays. If none may be reset, accepting pauses at that listener, and at no other. While
+    /// `connections_max` is reached one is reset in the same way, of the listener that has most of
+    /// them.
     pub handshakes_max: usize,
-    /// Bytes that all connections of one shard hold together in outboxes, unread frames, pending calls and HTTP buffers.
-    /// Default 1 GiB; at least `outbox_bytes_max`, `frame_bytes_max` and `inbox_bytes_high`.
+    /// Bytes that all connections of one shard hold together in outboxes, unread frames, pending
+    /// calls and HTTP buffers. Default 1 GiB; at least `outbox_bytes_max`, `frame_bytes_max` and
+    /// `inbox_bytes_high`.
     ///
-    /// From three quarters of the limit on, a connection with a pending call begins no other, and one whose frames are not
-    /// taken is not received from. Above the limit connections are closed until the rest fits: those that hold most first,
-    /// compared by powers of two. A connection that holds less than 4 KiB in one of these places goes only if no other is left.
-    /// What they had in flight is with the driver for a moment more: until that gives it back no call begins or goes on where both
-    /// together are above the limit. So the process uses a quarter more than this limit at most, beside the receive buffers.
+    /// From three quarters of the limit on, a connection with a pending call begins no other, and
+    /// one whose frames are not taken is not received from. Above the limit connections are closed
+    /// until the rest fits: those that hold most first, compared by powers of two. A connection
+    /// that holds less than 4 KiB in one of these places is closed only if no other is left. The
+    /// driver keeps their bytes in flight for a moment more: until it gives them back no call
+    /// begins or goes on while both together are above the limit. So the process uses at most a
+    /// quarter more than this limit, in addition to the receive buffers.
     ///
-    /// A pending call counts with the size of its future, about 300 bytes, and with its frame if that is on the heap. Memory
-    /// that a handler allocates is not counted; receive buffers have `receive_bytes_max`. Blocks kept for the next large frames
-    /// and replies come on top: a sixteenth of this limit for each kind, at most 32 and 16 MiB. Below 16 KiB a service needs
-    /// [`Limits`] that fit in, since the defaults would be lowered to less than 8 KiB a frame.
+    /// A pending call counts with the size of its future, about 300 bytes, and with its frame if
+    /// that is on the heap. Memory that a handler allocates is not counted; receive buffers have
+    /// `receive_bytes_max`. Blocks kept for the next large frames and replies are added: a
+    /// sixteenth of this limit for each kind, at most 32 and 16 MiB. Below 16 KiB a service needs
+    /// [`Limits`] that fit, since the defaults would be lowered to less than 8 KiB a frame.
     pub held_bytes_max: usize,
-    /// Receive buffers of one shard together, at least one buffer and at most 32768 of them, allocated in steps of 1 MiB as
-    /// needed. Default 64 MiB. When frames kept by handlers pin half of them, further frames are copied before the service gets
-    /// them. Bytes that wait behind a call or the reader of a stream stay in theirs only while at most a quarter is pinned.
+    /// Receive buffers of one shard together, at least one buffer and at most 32768 of them,
+    /// allocated in steps of 1 MiB as needed. Default 64 MiB. When frames kept by handlers pin half
+    /// of them, further frames are copied before the service gets them. Bytes that wait for a call
+    /// or for the reader of a stream stay in their buffers only while at most a quarter is pinned.
     pub receive_bytes_max: usize,
     /// Bytes of one receive buffer, 64 to 16 MiB. Default 16 KiB.
     pub receive_buffer_bytes: usize,
-    /// Time to connect to an upstream ([`Shard::connect`]). If it is off, the kernel tries for about two minutes,
-    /// and a Unix socket with a full queue is waited for without an end. Default 10 s.
+    /// Time to connect to an upstream ([`Shard::connect`]). If it is off, the kernel tries for
+    /// about two minutes, and the wait for a Unix socket with a full queue is unlimited. Default 10
+    /// s.
     ///
     /// [`Shard::connect`]: https://docs.rs/ringserve/latest/ringserve/struct.Shard.html
     pub connect_timeout: Option<Duration>,
-    /// Connections to upstreams that each shard may have at once, in addition to accepted ones. Each takes an entry of the
-    /// ring's table, 8 bytes of kernel memory, and `RLIMIT_NOFILE` bounds that table: where both together exceed it, upstreams
-    /// get at most half. Default 1024.
+    /// Connections to upstreams that each shard may have at once, in addition to accepted ones.
+    /// Each takes an entry of the ring's table, 8 bytes of kernel memory, and `RLIMIT_NOFILE`
+    /// bounds that table: if both together exceed it, upstreams get at most half. Default 1024.
     pub upstreams_max: usize,
-    /// Threads for blocking calls ([`Shard::spawn_blocking`]), 1 to 1024 for the whole server. Default 64: such calls mostly
-    /// wait for a disk or another server. A thread starts when it is needed and ends after 10 s without work. Each has a stack
-    /// of 2 MiB, of which only touched pages take memory.
+    /// Threads for blocking calls ([`Shard::spawn_blocking`]), 1 to 1024 for the whole server.
+    /// Default 64: such calls usually wait for a disk or another server. A thread starts when it is
+    /// needed and ends after 10 s without work. Each has a stack of 2 MiB, of which only touched
+    /// pages take memory.
     ///
     /// [`Shard::spawn_blocking`]: https://docs.rs/ringserve/latest/ringserve/struct.Shard.html
     pub blocking_threads_max: usize,
-    /// Blocking calls that may wait for a thread, 0 to 1 million for the whole server; further ones are refused. Default 1024:
-    /// with 64 threads and 10 ms for a call the last one waits 160 ms. Each costs what its function holds.
+    /// Blocking calls that may wait for a thread, 0 to 1 million for the whole server; further ones
+    /// are refused. Default 1024: with 64 threads and 10 ms for a call the last one waits 160 ms.
+    /// Each costs the memory that its function holds.
     pub blocking_queue_max: usize,
-    /// Time that the factories of all services may take at startup, futures of [`starting`] included. Above it the start fails
-    /// with an error that names the service and the shard. 17 ms to a year. Off by default: a log line names both after 10 s.
+    /// Time that the factories of all services may take at startup, futures of [`starting`]
+    /// included. Above it the start fails with an error that names the service and the shard. 17 ms
+    /// to a year. Off by default: a log line names both after 10 s.
     ///
     /// [`starting`]: https://docs.rs/ringserve/latest/ringserve/fn.starting.html
     pub start_timeout: Option<Duration>,
-    /// How long connections may take to finish when the server shuts down; the rest is reset. Default 25 s: Kubernetes kills
-    /// after 30 s, and 5 s are for connections that do not even end by a reset.
+    /// Time that connections have to finish when the server shuts down; the rest is reset. Default
+    /// 25 s: Kubernetes kills after 30 s, which leaves 5 s for connections that do not even end by
+    /// a reset.
     pub drain_timeout: Duration,
-    /// How long the server goes on as before after the order to shut down, 0 to a year, while [`Shard::is_draining`] already
-    /// returns true: load balancers need a few readiness probes before they stop sending connections. `drain_timeout` begins
-    /// after it, so both together plus 5 s must be below the time after which the supervisor kills the process. Default 0.
+    /// Time for which the server goes on as before after the order to shut down, 0 to a year, while
+    /// [`Shard::is_draining`] already returns true: load balancers need a few readiness probes
+    /// before they stop sending connections. `drain_timeout` begins after it, so both together plus
+    /// 5 s must be below the time after which the supervisor kills the process. Default 0.
     ///
     /// [`Shard::is_draining`]: https://docs.rs/ringserve/latest/ringserve/struct.Shard.html
     pub drain_delay: Duration,
-    /// Time over which connections are closed once the server shuts down and `drain_delay` is over, 0 to `drain_timeout`: each at
-    /// its own moment, in random order, so that their peers do not all come back to other servers at once. Until then requests
-    /// are answered as before, and a connection that owes nothing at its moment is closed. The last moment is 1 s before
+    /// Time over which connections are closed once the server shuts down and `drain_delay` is over,
+    /// 0 to `drain_timeout`: each at its own moment, in random order, so that their peers do not
+    /// all come back to other servers at once. Until then requests are answered as before, and a
+    /// connection that owes nothing at its moment is closed. The last moment is 1 s before
     /// `drain_timeout` is over, or half of it if that is less: a longer spread is cut to that.
     ///
-    /// `None`, the default, is 1 s for each 1000 connections that the server has then, at most half of `drain_timeout`. 0 closes
-    /// all at once. A shard keeps 8 bytes for each connection meanwhile.
+    /// `None`, the default, is 1 s for each 1000 connections that the server has then, at most half
+    /// of `drain_timeout`. 0 closes all at once. A shard keeps 8 bytes for each connection
+    /// meanwhile.
     pub drain_spread: Option<Duration>,
 }
 
 /// A server with two shards and nothing to do: 6 MiB resident.
 const FIXED_BYTES: u64 = 8 << 20;
 
-/// Memory of an idle connection: 251 bytes of the process; of the kernel 3.8 KB for the socket and 0.9 KB for the receive.
+/// Memory of an idle connection: 251 bytes of the process; 3.8 KB of the kernel for the socket and
+/// 0.9 KB for the receive.
 const CONNECTION_BYTES: usize = 5 << 10;
 
-/// Lower values would leave no room for a frame of a few KiB.
+/// The lowest value: below it there would be no room for a frame of a few KiB.
 const HELD_MIN: usize = 256 << 10;
-/// Half of it is what the heads of HTTP and the lines of most protocols have at most.
+/// The lowest value for default limits. Half of it suffices for the heads of HTTP and for the lines
+/// of most protocols.
 const HELD_BY_DEFAULT_MIN: usize = 16 << 10;
 const RECEIVE_BUFFERS_MIN: usize = 16;
 
-/// Which bytes keep a connection from being idle. No choice costs anything for a frame: the time is noted for each completion.
+/// The bytes that keep a connection from being idle. No choice adds a cost to a frame: the time is
+/// noted for each completion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 #[doc(alias = "IdleCounts")]
 pub enum IdleActivity {
-    /// Bytes that the peer sends, and bytes that it takes. A peer that only listens stays as long as the server has data for it
-    /// and [`Limits::write_stall_timeout`] sees the peer take it. The limit rests while bytes are being sent.
+    /// Bytes that the peer sends, and bytes that it takes. A peer that only listens stays as long
+    /// as the server has data for it and [`Limits::write_stall_timeout`] sees the peer take it. The
+    /// limit rests while bytes are being sent.
     #[default]
     Either,
-    /// Only bytes that the peer sends. A peer that listens must say something within [`Limits::idle_timeout`], if only the
-    /// answer to [`Service::heartbeat`], whatever the server sends to it. Time in which the server
-    /// leaves what the peer sent unread does not count.
+    /// Only bytes that the peer sends. A peer that only listens must send something within
+    /// [`Limits::idle_timeout`], if only the answer to [`Service::heartbeat`], whatever the server
+    /// sends to it. Time in which the server leaves the peer's bytes unread does not count.
     ///
     /// [`Service::heartbeat`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
     Received,
-    /// Only bytes that the peer takes, and the end of a pending call. A peer whose frames get no reply, such as pings without
-    /// an answer, cannot stay by sending them. The limit rests while bytes are being sent; [`Limits::write_stall_timeout`] sees
-    /// whether the peer takes any.
+    /// Only bytes that the peer takes, and the end of a pending call. A peer whose frames get no
+    /// reply, such as pings without an answer, cannot stay by sending them. The limit rests while
+    /// bytes are being sent; [`Limits::write_stall_timeout`] checks whether the peer takes any.
     Sent,
 }
 
-/// What becomes of a peer that sends faster than it may: [`Limits::read_frames_per_second_max`] and
+/// Treatment of a peer that sends faster than it may: [`Limits::read_frames_per_second_max`] and
 /// [`Limits::read_bytes_per_second_max`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 #[doc(alias = "WhenTooFast")]
 pub enum ReadRateAction {
-    /// Its frames wait, in their order, until it may send them. At [`Limits::inbox_bytes_high`] receiving stops, so that the
-    /// rest waits with the peer. No reply is lost, and each may be late: the delay is in steps of 17 ms. Such a peer is not idle,
-    /// nor is one whose FIN came behind them: it keeps its place for at most `inbox_bytes_high` and a frame at this rate. A
-    /// shutdown of the server lets what was received go at once.
+    /// Its frames wait, in their order, until it may send them. At [`Limits::inbox_bytes_high`]
+    /// receiving stops, so that the rest waits with the peer. No reply is lost, but each may be
+    /// late: the delay is in steps of 17 ms. Such a peer is not idle, even if its FIN follows the
+    /// waiting frames: it keeps its place for at most `inbox_bytes_high` and a frame at this rate.
+    /// A shutdown of the server hands out received frames at once.
     #[default]
     HoldBack,
-    /// Its connection is closed ([`CloseReason::ReadTooFast`](crate::CloseReason::ReadTooFast)) once a whole frame came too early.
-    /// Queued replies are sent first. A frame with more bytes than a second allows leaves the rest to the next one, however slowly
-    /// it came itself.
+    /// Its connection is closed ([`CloseReason::ReadTooFast`](crate::CloseReason::ReadTooFast))
+    /// once a whole frame came too early. Queued replies are sent first. A frame with more bytes
+    /// than a second allows leaves a debt to the next one, however slowly it came itself.
     Close,
 }
 
@@ -386,10 +422,11 @@ impl Limits {
         )
     }
 
-    /// These limits, lowered so that one outbox or one frame takes at most half of what a shard of such a server may hold.
-    /// Nothing is raised.
+    /// These limits, lowered so that one outbox or one frame takes at most half of what a shard of
+    /// such a server may hold. Nothing is raised.
     ///
-    /// A service without limits of its program takes the defaults, fitted into those of its server.
+    /// If the program sets no limits, a service takes the defaults, fitted into those of its
+    /// server.
     pub fn fitted(self, server: &ServerLimits) -> Limits {
         let most = server.held_bytes_max / 2;
         let outbox_bytes_max = self.outbox_bytes_max.min(most);
@@ -404,7 +441,8 @@ impl Limits {
         }
     }
 
-    /// The limits that [`held_bytes_max`](ServerLimits::held_bytes_max) of a shard must not be below.
+    /// The limits that bound [`held_bytes_max`](ServerLimits::held_bytes_max) of a shard from
+    /// below.
     fn held_bytes(&self) -> [(&'static str, usize); 3] {
         [
             ("Limits::outbox_bytes_max", self.outbox_bytes_max),
@@ -458,7 +496,7 @@ impl ServerLimits {
         )
     }
 
-    /// Refuses a service of which one connection may hold more than the whole shard.
+    /// Refuses a service if one of its connections may hold more than the whole shard.
     ///
     /// # Errors
     /// The first contradiction found, or a fault that [`Limits::check`] finds.
@@ -469,8 +507,9 @@ impl ServerLimits {
         })
     }
 
-    /// Refuses a [`held_bytes_max`](ServerLimits::held_bytes_max) into which the limits of a service that sets none cannot be
-    /// [fitted](Limits::fitted): below 16 KiB a frame or an outbox of it would have less than 8 KiB.
+    /// Refuses a [`held_bytes_max`](ServerLimits::held_bytes_max) into which the limits of a
+    /// service that sets none cannot be [fitted](Limits::fitted): below 16 KiB its frames and
+    /// outboxes would have less than 8 KiB.
     ///
     /// # Errors
     /// [`LimitError::HeldBytes`].
@@ -479,8 +518,9 @@ impl ServerLimits {
         if value < min { Err(LimitError::HeldBytes { value, min }) } else { Ok(()) }
     }
 
-    /// These limits, lowered so that a server of `shards` shards fits into `memory_bytes`: connections, receive memory,
-    /// outboxes and unfinished frames. Nothing is raised; where nothing fits, all are as small as they may be.
+    /// These limits, lowered so that a server of `shards` shards fits into `memory_bytes`:
+    /// connections, receive memory, outboxes and unfinished frames. Nothing is raised; if nothing
+    /// fits, all are as small as they may be.
     ///
     /// 8 MiB are left for code, stacks and rings. The rest is divided:
     ///
@@ -491,7 +531,8 @@ impl ServerLimits {
     /// | 1/4 | [`held_bytes_max`](ServerLimits::held_bytes_max) of all shards; an outbox or a frame may have half of a shard's |
     /// | 3/8 | a reserve: socket buffers, the allocator's loss, memory of calls before it counts, the service |
     ///
-    /// A server without limits of its program takes the defaults, fitted into the memory that the process may use.
+    /// If the program sets no limits, a server takes the defaults, fitted into the memory that the
+    /// process may use.
     ///
     /// ```
     /// use ringserve_core::{Limits, ServerLimits};
@@ -519,7 +560,8 @@ impl ServerLimits {
         ServerLimits { held_bytes_max, ..self }
     }
 
-    /// The most memory that `shards` shards together hold by these limits in receive buffers, outboxes and unfinished frames.
+    /// The most memory that `shards` shards together hold under these limits in receive buffers,
+    /// outboxes and unfinished frames.
     pub fn memory_bytes(&self, shards: usize) -> u64 {
         (self.held_bytes_max as u64)
             .saturating_add(self.receive_bytes_max as u64)
@@ -550,7 +592,8 @@ impl ServerLimits {
     }
 }
 
-/// A method for each field: users change defaults without a struct literal, so fields can be added.
+/// Defines a method for each field: users change defaults without a struct literal, so fields can
+/// be added.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! setters {

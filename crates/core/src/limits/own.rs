@@ -5,8 +5,8 @@ use core::time::Duration;
 use super::error::times_in_range;
 use super::{IdleActivity, LimitError, Limits};
 
-/// Limits of one connection that differ from those of its service, until it ends or others are set. A limit that is not set
-/// here keeps the value of the service's [`Limits`].
+/// Limits of one connection that differ from those of its service, until it ends or others are set.
+/// A limit that is not set here keeps the value of the service's [`Limits`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -35,8 +35,8 @@ pub struct ConnLimits {
 }
 
 impl ConnLimits {
-    /// As [`Limits::frame_bytes_max`], from the next frame on, even if it was received already. A frame that was begun and
-    /// already exceeds it is too large.
+    /// As [`Limits::frame_bytes_max`], from the next frame on, even if it was received already. An
+    /// unfinished frame that already exceeds it is too large.
     #[must_use]
     pub fn frame_bytes_max(self, bytes: usize) -> ConnLimits {
         ConnLimits { frame_bytes_max: Some(bytes), ..self }
@@ -66,8 +66,8 @@ impl ConnLimits {
         ConnLimits { heartbeat_interval: Some(time.into()), ..self }
     }
 
-    /// As [`Limits::read_frames_per_second_max`], from the next turn of the shard on; 0 is off. What was sent before the first
-    /// such limit of the connection does not count.
+    /// As [`Limits::read_frames_per_second_max`], from the next turn of the shard on; 0 is off.
+    /// Frames sent before the first such limit of the connection do not count.
     #[must_use]
     pub fn read_frames_per_second_max(self, frames: u32) -> ConnLimits {
         ConnLimits { read_frames_per_second_max: Some(frames), ..self }
@@ -79,12 +79,14 @@ impl ConnLimits {
         ConnLimits { read_bytes_per_second_max: Some(bytes), ..self }
     }
 
-    /// Closes the connection this long after the limits were set, whatever it does until then: a login over several frames, a
-    /// session that ends with its token. 17 ms to a year; `None` takes it away. Replies that are queued then leave, a call that
-    /// is pending is dropped, and the reason is [`DeadlinePassed`](crate::CloseReason::DeadlinePassed).
+    /// Closes the connection this long after the limits were set, whatever it does until then: a
+    /// login over several frames, a session that ends with its token. 17 ms to a year; `None` takes
+    /// it away. Queued replies are then sent, a pending call is dropped, and the reason is
+    /// [`DeadlinePassed`](crate::CloseReason::DeadlinePassed).
     ///
-    /// Limits that are set later and do not name a deadline leave it as it is; those that do begin it again. It takes some 24
-    /// bytes from the moment at which it is set until it is taken away or the connection ends, and nothing for each frame.
+    /// Limits that are set later and do not name a deadline leave it as it is; those that do
+    /// restart it. A deadline takes about 24 bytes from the moment at which it is set until it is
+    /// taken away or the connection ends, and costs nothing for each frame.
     ///
     /// ```
     /// use std::cell::Cell;
@@ -120,7 +122,7 @@ impl ConnLimits {
         ConnLimits { deadline: Some(time.into()), ..self }
     }
 
-    /// True if it names a limit beside the deadline.
+    /// True if it names a limit in addition to the deadline.
     pub(crate) fn names_others(&self) -> bool {
         *self != ConnLimits { deadline: self.deadline, ..ConnLimits::default() }
     }
@@ -133,7 +135,7 @@ impl ConnLimits {
         times_in_range([("ConnLimits::deadline", self.deadline.flatten())])
     }
 
-    /// The limits that hold for a connection of a service with `service`.
+    /// The limits that apply to a connection of a service with the limits `service`.
     pub(crate) fn over(&self, service: &Limits) -> Limits {
         Limits {
             frame_bytes_max: self.frame_bytes_max.unwrap_or(service.frame_bytes_max),

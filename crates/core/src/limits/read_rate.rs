@@ -1,4 +1,5 @@
-//! How fast a peer may send: a bucket of frames and one of bytes for each connection that has such limits.
+//! The rate at which a peer may send: a bucket of frames and one of bytes for each connection that
+//! has such limits.
 //!
 //! ```text
 //!   frame ─▶ is there a frame, and is the last one paid for in bytes? ─▶ it is handed out, and both buckets pay
@@ -7,8 +8,8 @@
 //!             HoldBack: wait until both are      Close: CloseReason::ReadTooFast
 //! ```
 //!
-//! A bucket holds what a second gives. A frame is paid for in bytes once it is known how long it is, so a large one may leave a
-//! debt. The time is that of the turn: no frame reads a clock.
+//! A bucket holds what a second gives. A frame is paid for in bytes once its length is known, so a
+//! large one may leave a debt. The time is that of the turn: no frame reads a clock.
 
 use core::time::Duration;
 
@@ -16,10 +17,11 @@ use crate::tables::Chunked;
 use crate::time::{Gcra, SECOND, time_of};
 use crate::{Limits, ReadRateAction, Time};
 
-/// The longest wait before a connection that is held back is looked at again: its debt may be an hour.
+/// The longest wait before a connection that is held back is looked at again: its debt may be an
+/// hour.
 const LOOKS_EVERY: Duration = Duration::from_secs(1);
 
-/// How fast a connection's peer may send.
+/// The rates at which a connection's peer may send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReadRates {
     frames: Option<Gcra>,
@@ -38,32 +40,32 @@ impl ReadRates {
     }
 }
 
-/// What the peer of one connection sent, and how fast it may.
+/// The rates of one connection's peer, and the state of its buckets.
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
     pub(crate) rates: ReadRates,
-    /// When the bucket of frames is full again; of bytes, when it is paid for.
+    /// The time when the bucket of frames is full again; for bytes, when it is paid for.
     frames: u64,
     bytes: u64,
 }
 
 impl Meter {
-    /// One whose buckets are full.
+    /// A meter whose buckets are full.
     pub(crate) fn new(rates: ReadRates) -> Meter {
         Meter { rates, frames: 0, bytes: 0 }
     }
 
-    /// How long the next frame has to wait. `None` if it need not.
+    /// The time that the next frame has to wait. `None` if it need not.
     pub(crate) fn wait(&self, now: Time) -> Option<Duration> {
         let now = now.as_nanos();
         let frames = self.rates.frames.map_or(0, |gcra| gcra.has(self.frames, 1));
-        // One byte of what the second gives is there as soon as the debt is below all of it.
+        // As soon as the debt is below a whole second's worth, at least one byte is available.
         let bytes = self.bytes.saturating_sub(SECOND - 1);
         let wait = frames.max(bytes).saturating_sub(now);
         (wait > 0).then(|| Duration::from_nanos(wait).min(LOOKS_EVERY))
     }
 
-    /// A frame of `bytes` bytes goes to the service.
+    /// Pays for a frame of `bytes` bytes that goes to the service.
     pub(crate) fn pay(&mut self, bytes: usize, now: Time) {
         let now = now.as_nanos();
         if let Some(gcra) = self.rates.frames {
@@ -87,7 +89,8 @@ mod tests {
         Meter::new(ReadRates::new(&limits).unwrap_or_default())
     }
 
-    /// Sends frames of `bytes` bytes as fast as it may for ten seconds, and counts those of each second.
+    /// Sends frames of `bytes` bytes as fast as it may for ten seconds, and counts those of each
+    /// second.
     fn frames_by_second(meter: &mut Meter, bytes: usize) -> [usize; 10] {
         let mut by_second = [0; 10];
         for millis in 0..10_000u64 {
@@ -112,7 +115,7 @@ mod tests {
     #[test]
     fn frames_come_at_once_for_a_second_and_then_at_their_rate() {
         let by_second = frames_by_second(&mut meter(100, 0), 7);
-        // Those of the first second, and what it gives meanwhile.
+        // Those of the first second, and the rate's share of that second.
         assert_eq!((by_second[0], by_second[1], by_second[9]), (199, 100, 100));
     }
 
@@ -123,7 +126,7 @@ mod tests {
             (19..=20).contains(&by_second[0]) && by_second[1..].iter().all(|n| *n == 10),
             "{by_second:?}"
         );
-        // One that is larger than a second's worth is handed out, and holds up the next ones.
+        // A frame larger than a second's worth is handed out, and holds up the next ones.
         let mut large = meter(0, 1000);
         large.pay(5000, Time::ZERO);
         assert_eq!(large.wait(Time::ZERO), Some(LOOKS_EVERY));

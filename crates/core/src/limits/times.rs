@@ -10,18 +10,18 @@ use crate::{IdleActivity, Limits};
 pub(crate) struct Times {
     pub first_frame: u32,
     pub idle: u32,
-    /// Bytes that the peer takes keep a connection from being idle.
+    /// True if bytes that the peer takes keep a connection from being idle.
     pub idle_counts_sent: bool,
-    /// Bytes that the peer sends do.
+    /// True if bytes that the peer sends do.
     pub idle_counts_received: bool,
-    /// Between two looks at what the peer took of a send.
+    /// Steps between two looks at what the peer took of a send.
     pub write_look: u32,
     pub linger: u32,
     pub handler: u32,
     pub open: u32,
-    /// Until the PROXY header is there.
+    /// Steps until the PROXY header must be complete.
     pub header: u32,
-    /// Until the handshake is done.
+    /// Steps until the handshake must be done.
     pub handshake: u32,
     pub heartbeat: u32,
     pub read_window: u32,
@@ -54,8 +54,9 @@ impl Times {
     }
 }
 
-/// A send is looked at when the peer's time to take a byte is over, and in between so often that its rate is known for each
-/// [`RATE_WINDOW`]: an equal part of that time, so that its end is among the looks.
+/// Steps between two looks at a send. A look comes when the peer's time to take a byte is over, and
+/// in between often enough to know the rate for each [`RATE_WINDOW`]: an equal part of that time,
+/// so that its end is among the looks.
 fn write_look(limits: &Limits) -> u32 {
     let Some(stalled) = limits.write_stall_timeout else {
         return if limits.write_bytes_per_second_min > 0 { steps_for(RATE_WINDOW) } else { NEVER };
@@ -67,14 +68,15 @@ fn write_look(limits: &Limits) -> u32 {
     steps_for(stalled).div_ceil(looks)
 }
 
-/// A reset that arrives while a multishot receive is delivering data may go unreported: Linux (6.18) looks again after
-/// the data only if more bytes or a FIN wait. So a receive that brought bytes is looked at, once, when nothing came after
-/// them for this long: a second where a parked handler or half a frame holds up the idle limit or more memory than an
-/// idle connection has, a minute otherwise.
+/// A reset that arrives while a multishot receive is delivering data may go unreported: Linux
+/// (6.18) looks again after the data only if more bytes or a FIN wait. So a receive that brought
+/// bytes is looked at, once, when nothing came after them for this long: a second if a parked
+/// handler or half a frame holds up the idle limit or more memory than an idle connection has, a
+/// minute otherwise.
 const PROBE_BUSY: Duration = Duration::from_secs(1);
 const PROBE_IDLE: Duration = Duration::from_secs(60);
 
-/// Over how long [`Limits::read_bytes_per_second_min`] is measured, and [`Limits::write_bytes_per_second_min`] at most: long
-/// enough for a lost packet to be sent again
-/// a few times (TCP tries after 1, 3 and 7 seconds).
+/// The time over which [`Limits::read_bytes_per_second_min`] is measured, and the longest for
+/// [`Limits::write_bytes_per_second_min`]: long enough for a lost packet to be sent again a few
+/// times (TCP tries after 1, 3 and 7 seconds).
 pub(crate) const RATE_WINDOW: Duration = Duration::from_secs(10);

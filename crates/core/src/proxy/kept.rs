@@ -18,21 +18,22 @@ pub struct ProxyFacts {
 
 #[derive(Debug, Default)]
 struct Entry {
-    /// The connection that the other fields belong to.
+    /// The connection to which the other fields belong.
     id: Option<ConnId>,
     proxied: ProxyFacts,
     tlvs: Option<Tlvs>,
 }
 
-/// By slot: a connection that did not come through a proxy has no entry and no mark. Holds no memory until there is one.
+/// By slot: a connection that did not come through a proxy has no entry and no mark. Holds no
+/// memory until there is one.
 #[derive(Debug, Default)]
 pub(crate) struct Headers {
     entries: RefCell<Chunked<Entry>>,
 }
 
 impl Headers {
-    /// Keeps the facts of a connection's header, in place of its slot's former ones. False if the system has no memory for
-    /// them.
+    /// Keeps the facts of a connection's header, in place of its slot's former ones. False if the
+    /// system has no memory for them.
     pub(crate) fn keep(&self, id: ConnId, proxied: ProxyFacts, tlvs: Option<Tlvs>) -> bool {
         let mut entries = self.entries.borrow_mut();
         let Some(entry) = entries.entry(id.slot()) else { return false };

@@ -1,4 +1,5 @@
-//! The header of the PROXY protocol, in which a proxy names its client: the line of version 1 and the block of version 2.
+//! The header of the PROXY protocol, in which a proxy names its client: the line of version 1 and
+//! the block of version 2.
 //!
 //! ```text
 //!   PROXY TCP4 192.0.2.1 198.51.100.7 56324 443\r\n
@@ -8,7 +9,7 @@
 //!                     command   transport
 //! ```
 //!
-//! Nothing is guessed: bytes that are not a header to the letter are refused as soon as a byte shows it.
+//! Nothing is guessed: bytes that deviate from a header are refused as soon as a byte shows it.
 // May use: driver, tables.
 // Begin with: `read`.
 
@@ -33,10 +34,10 @@ pub use write::{CommandV2, write_v1, write_v2};
 /// The longest line of version 1, with its end.
 const LINE_MAX: usize = 107;
 
-/// The begin of all lines of version 1.
+/// The start of all lines of version 1.
 const LINE_BEGIN: &[u8] = b"PROXY ";
 
-/// The begin of all blocks of version 2.
+/// The start of all blocks of version 2.
 const SIGNATURE: &[u8; 12] = b"\r\n\r\n\0\r\nQUIT\n";
 
 /// Both ends of the connection that a proxy accepted.
@@ -51,20 +52,22 @@ pub struct Ends {
 /// A header that was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Bytes of the header. Bytes behind them belong to the connection.
+    /// Bytes of the header. Bytes after them belong to the connection.
     pub len: usize,
-    /// `None` if the proxy speaks for itself, as in a health check, or for a client without an IP address.
+    /// `None` if the proxy speaks for itself, as in a health check, or for a client without an IP
+    /// address.
     pub ends: Option<Ends>,
     /// The place of the further fields of version 2.
     pub tlvs: Range<usize>,
 }
 
-/// The reason why bytes are no PROXY header. The connection is closed with
+/// The reason why bytes are not a PROXY header. The connection is closed with
 /// [`CloseReason::ProxyBadHeader`](crate::CloseReason::ProxyBadHeader), which carries it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HeaderError {
-    /// The connection does not begin with a header: its peer is no proxy, or a proxy without the setting to send it.
+    /// The connection does not begin with a header: its peer is not a proxy, or is one that is not
+    /// set to send it.
     NotProxy,
     /// The header is, or claims to be, larger than allowed: 107 bytes in version 1, in version 2
     /// [`ProxyProtocol::header_bytes_max`].
@@ -76,7 +79,8 @@ pub enum HeaderError {
         /// The limit.
         max: u32,
     },
-    /// The header breaks this rule of the protocol. A reference to the text, since each connection keeps room for a reason.
+    /// The header breaks this rule of the protocol. Held as a reference to the text, since each
+    /// connection keeps room for a reason.
     Malformed(&'static &'static str),
     /// The header does not match its checksum.
     Checksum,
@@ -109,11 +113,11 @@ ringserve_buf::debug_is_display!(HeaderError);
 
 impl core::error::Error for HeaderError {}
 
-/// Reads the header at the start of a connection, from all bytes received so far. `None` if it is not whole yet. `bytes_max`
-/// bounds a header of version 2.
+/// Reads the header at the start of a connection, from all bytes received so far. `None` if it is
+/// not whole yet. `bytes_max` bounds a header of version 2.
 ///
 /// # Errors
-/// Errors that no further byte can mend.
+/// If no further byte can make it a header.
 pub fn read(bytes: &[u8], bytes_max: usize) -> Result<Option<Header>, HeaderError> {
     match bytes.first() {
         None => Ok(None),
@@ -122,7 +126,7 @@ pub fn read(bytes: &[u8], bytes_max: usize) -> Result<Option<Header>, HeaderErro
     }
 }
 
-/// The header that connections of a listener begin with.
+/// The header with which connections of a listener begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeaderRules {
     /// The most bytes of a header of version 2.

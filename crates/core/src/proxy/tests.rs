@@ -29,7 +29,7 @@ fn v2(command: CommandV2, fields: &[(u8, &[u8])]) -> Vec<u8> {
     out
 }
 
-/// A block as it is, whatever it says.
+/// A block as it is, whether or not its content is valid.
 fn block(command: u8, family: u8, rest: &[u8]) -> Vec<u8> {
     let length = (rest.len() as u16).to_be_bytes();
     [&SIGNATURE[..], &[command, family, length[0], length[1]], rest].concat()
@@ -39,8 +39,8 @@ fn tlv(kind: u8, value: &[u8]) -> Vec<u8> {
     [&[kind], &(value.len() as u16).to_be_bytes()[..], value].concat()
 }
 
-/// Reads a header that comes in every way of two pieces, and byte by byte: each beginning of it is either unfinished, or what the
-/// whole is.
+/// Reads a header that comes in every way of two pieces, and byte by byte: the answer to each start
+/// of it is either "unfinished", or that to the whole header.
 fn read_split(bytes: &[u8]) -> Result<Option<Header>, HeaderError> {
     let whole = read(bytes, MAX);
     for end in 0..bytes.len() {
@@ -136,7 +136,7 @@ fn proxy_that_speaks_for_itself_or_no_address_is_let_through() {
     for bytes in [
         local.clone(),
         block(0x20, 0x00, b""),
-        // Neither family nor block of a LOCAL are to be looked at.
+        // Family and addresses of a LOCAL header must be ignored.
         block(0x20, 0xFF, b"anything"),
         block(0x20, 0x12, b""),
         block(0x21, 0x00, b"\xFF\xFF\xFF"),
@@ -163,7 +163,7 @@ fn block_of_datagrams_or_of_no_family_is_read_where_it_parses() {
             Ok(Tlvs::of(&bytes[header.tlvs]).unique_id().map(<[u8]>::to_vec))
         };
         assert_eq!(read(&tlv(UNIQUE_ID, b"id")), Ok(Some(b"id".to_vec())));
-        // Half a field, and addresses that are not whole.
+        // Half a field, and incomplete addresses.
         assert_eq!(read(&[tlv(UNIQUE_ID, b"id"), vec![4]].concat()), Ok(None));
         let short = block(0x21, family, &vec![0; addrs.saturating_sub(1)]);
         assert_eq!(read_split(&short).unwrap().unwrap().ends, None);
@@ -186,7 +186,7 @@ fn block_of_another_version_command_or_family_is_refused() {
     for (family, short) in [(0x11, 11), (0x21, 35), (0x31, 215)] {
         let bytes = block(0x21, family, &vec![0; short]);
         assert!(matches!(refusal(&bytes), HeaderError::Malformed(_)), "{family:#x}");
-        // What it says is enough: its bytes need not come.
+        // The length alone is enough: the bytes themselves need not come.
         assert!(matches!(read(&bytes[..16], MAX), Err(HeaderError::Malformed(_))));
     }
 }
@@ -236,7 +236,8 @@ fn each_bit_of_a_block_counts_in_its_checksum() {
     }
 }
 
-/// What of a block is not changed by that test: what comes before the addresses, and type and length of the checksum.
+/// The part of a block that the test leaves unchanged: everything before the addresses, and type
+/// and length of the checksum.
 const FIXED_AND_SUM: usize = 16 + 7;
 
 #[test]
@@ -279,7 +280,7 @@ fn fields_that_do_not_fit_are_left_out() {
     assert_eq!(kinds, [0xE0, 0xE2, CRC32C]);
 }
 
-/// What the crate `ppp` reads, as a header of ours.
+/// A header as the crate `ppp` reads it, in the types of this crate.
 fn read_by_ppp(bytes: &[u8]) -> Option<(usize, Option<Ends>)> {
     use ppp::{v1, v2};
     let both = |source: SocketAddr, destination: SocketAddr| {
@@ -362,7 +363,8 @@ proptest! {
         }
         let _ = read_split(&bytes);
         if let Ok(Some(header)) = read(&bytes, MAX) {
-            // It looks at what is not to be looked at: the family of a LOCAL, and the text behind UNKNOWN.
+            // The crate checks what must be ignored: the family of a LOCAL header, and the text
+            // after UNKNOWN.
             let lenient = header.ends.is_none();
             match read_by_ppp(&bytes) {
                 Some(theirs) => prop_assert_eq!(theirs, (header.len, header.ends)),

@@ -1,4 +1,4 @@
-//! Fields of a block of version 2 behind the addresses: type, length, value.
+//! Fields of a version 2 block after the addresses: type, length, value.
 
 use alloc::rc::Rc;
 use core::fmt;
@@ -29,7 +29,7 @@ pub(super) fn fields(bytes: &[u8]) -> impl Iterator<Item = Option<(u8, &[u8])>> 
     })
 }
 
-/// The first field, and the bytes behind it.
+/// The first field, and the bytes after it.
 fn first(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (&[kind, high, low], rest) = bytes.split_first_chunk::<3>()?;
     let (value, behind) = rest.split_at_checked(u16::from_be_bytes([high, low]).into())?;
@@ -41,23 +41,24 @@ pub(super) fn is_ssl(value: &[u8]) -> bool {
     value.get(SSL_FIXED..).is_some_and(|inside| fields(inside).all(|field| field.is_some()))
 }
 
-/// Facts that a proxy sent about a client in addition to its address, in version 2 of the PROXY protocol. A clone copies
-/// nothing.
+/// Facts that a proxy sent about a client in addition to its address, in version 2 of the PROXY
+/// protocol. A clone copies nothing.
 ///
-/// They are as true as the proxy is: the networks of `ProxyProtocol` say which proxies are believed.
+/// They are as true as the proxy is: the networks of `ProxyProtocol` say which proxies are
+/// believed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Tlvs {
     bytes: Rc<[u8]>,
 }
 
 impl Tlvs {
-    /// The fields in these bytes, one behind the other. A field that goes beyond them is left out.
+    /// The fields in these bytes, one after the other. A field that goes beyond them is left out.
     pub fn of(bytes: &[u8]) -> Tlvs {
         Tlvs { bytes: bytes.into() }
     }
 
-    /// All fields in their order: the number of the type, and the value. Fields of vendors are included, such as `0xEA` of AWS,
-    /// `0xEE` of Azure and `0xE0` of Google.
+    /// All fields in their order: the number of the type, and the value. Fields of vendors are
+    /// included, such as `0xEA` of AWS, `0xEE` of Azure and `0xE0` of Google.
     pub fn iter(&self) -> impl Iterator<Item = (u8, &[u8])> {
         fields(&self.bytes).flatten()
     }
@@ -116,7 +117,8 @@ impl<'a> ProxiedSsl<'a> {
         self.client(1)
     }
 
-    /// True if the client showed a certificate, in this connection or in an earlier one whose session it resumed.
+    /// True if the client showed a certificate, in this connection or in an earlier one whose
+    /// session it resumed.
     pub fn has_certificate(&self) -> bool {
         self.client(2 | 4)
     }

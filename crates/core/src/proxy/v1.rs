@@ -23,7 +23,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Option<Header>, HeaderError> {
 }
 
 fn ends(line: &[u8]) -> Result<Option<Ends>, HeaderError> {
-    // The rest of the line is not to be looked at.
+    // The rest of the line must be ignored.
     if line == b"UNKNOWN" || line.starts_with(b"UNKNOWN ") {
         return Ok(None);
     }
@@ -53,7 +53,7 @@ fn both<'a, A: Into<IpAddr>>(
     })
 }
 
-/// In digits alone, without a zero before others.
+/// A port: digits only, without a leading zero.
 fn port(word: &str) -> Option<u16> {
     let plain = word.bytes().all(|byte| byte.is_ascii_digit()) && (word == "0" || !word.starts_with('0'));
     if plain { word.parse().ok() } else { None }

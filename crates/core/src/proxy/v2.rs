@@ -6,10 +6,10 @@ use super::tlvs::{self, CRC32C, SSL, UNIQUE_ID, fields};
 use super::{Ends, Header, HeaderError, SIGNATURE, agree};
 use crate::driver::canonical;
 
-/// The bytes that all blocks begin with.
+/// The bytes with which all blocks begin.
 pub(super) const FIXED: usize = 16;
 
-/// Bytes of a unique id, at most.
+/// The most bytes of a unique id.
 const UNIQUE_ID_MAX: usize = 128;
 
 /// Reads a block.
@@ -24,10 +24,10 @@ pub(super) fn read(bytes: &[u8], bytes_max: usize) -> Result<Option<Header>, Hea
     };
     let family = bytes.get(13).copied();
     let addrs = match family {
-        // The addresses are not to be looked at.
+        // The addresses must be ignored.
         _ if is_local => 0,
         None | Some(0x00) => 0,
-        // Those of datagrams count as unspecified, and so do their ends.
+        // Datagrams count as unspecified, and so do their addresses.
         Some(0x11 | 0x12) => 12,
         Some(0x21 | 0x22) => 36,
         Some(0x31 | 0x32) => 216,
@@ -48,7 +48,7 @@ pub(super) fn read(bytes: &[u8], bytes_max: usize) -> Result<Option<Header>, Hea
     }
     let from = (FIXED + addrs).min(len);
     match check(block, from) {
-        // What an unspecified block has is to be skipped where it is not understood.
+        // The content of an unspecified block is skipped if it is not understood.
         Err(HeaderError::Malformed(_)) if !is_stream => Ok(Some(Header { len, ends: None, tlvs: len..len })),
         Err(error) => Err(error),
         Ok(()) => {
@@ -75,7 +75,7 @@ fn ends(addrs: &[u8]) -> Option<Ends> {
     })
 }
 
-/// Checks the fields behind the addresses, which begin at `from`.
+/// Checks the fields after the addresses, which begin at `from`.
 fn check(block: &[u8], from: usize) -> Result<(), HeaderError> {
     let mut at = from;
     for field in fields(&block[from..]) {
@@ -105,7 +105,7 @@ fn check(block: &[u8], from: usize) -> Result<(), HeaderError> {
     Ok(())
 }
 
-/// The checksum of a block. Its own one lies at `at`, and counts as zeros.
+/// The checksum of a block. Its own checksum field lies at `at`, and counts as zeros.
 pub(super) fn crc32c_without(block: &[u8], at: usize) -> u32 {
     let before = crc32c(!0, &block[..at]);
     !crc32c(crc32c(before, &[0; 4]), &block[at + 4..])
@@ -120,8 +120,8 @@ pub(super) fn crc32c(begin: u32, bytes: &[u8]) -> u32 {
     rest.iter().fold(crc, |crc, byte| (crc >> 8) ^ CRC32C_OF[0][usize::from((crc as u8) ^ byte)])
 }
 
-/// The table by byte, and by the number of bytes behind it. 8 KiB: byte by byte a block of 100 bytes took 0.7 us, eight at a
-/// time 0.1.
+/// The table by byte, and by the number of bytes after it. 8 KiB: byte by byte a block of 100 bytes
+/// took 0.7 us, eight at a time 0.1.
 static CRC32C_OF: [[u32; 256]; 8] = {
     let (mut of, mut byte) = ([[0; 256]; 8], 0);
     while byte < 256 {

@@ -46,13 +46,14 @@ pub fn write_v1(out: &mut Vec<u8>, ends: Option<Ends>) {
             let (source, destination) = in_one_family(ends);
             let family = if source.is_ipv4() { 4 } else { 6 };
             let (from, to) = (ends.source.port(), ends.destination.port());
-            // A vector takes everything.
+            // Writing to a vector never fails.
             let _ = write!(Text(out), "TCP{family} {source} {destination} {from} {to}\r\n");
         }
     }
 }
 
-/// Writes a block of version 2 with these further fields, the last of which is its checksum. Fields beyond 64 KiB are left out.
+/// Writes a block of version 2 with these further fields, the last of which is its checksum. Fields
+/// beyond 64 KiB are left out.
 pub fn write_v2<'a>(out: &mut Vec<u8>, command: CommandV2, fields: impl IntoIterator<Item = (u8, &'a [u8])>) {
     let begin = out.len();
     out.extend_from_slice(SIGNATURE);

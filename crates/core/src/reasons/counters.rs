@@ -9,18 +9,21 @@ use crate::{CloseReason, RefusedBy};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ConnStats {
-    /// Connections the kernel accepted for us.
+    /// Connections that the kernel accepted for this shard.
     pub accepted: u64,
     /// Connections that were refused: [`refused_by`](ConnStats::refused_by) has the causes.
     pub refused: u64,
-    /// Connections that waited because `connections_max` was reached, or the server's rate, or since the server refuses for its
-    /// load and had no room for last words. Each counts once.
+    /// Connections that waited because of `connections_max`, because of the server's rate, or
+    /// because the server refuses under load and had no room for a rejection message. Each counts
+    /// once.
     pub waited: u64,
-    /// Connections that this shard accepted and handed to another one: its own table was full, or, at a Unix socket, it had
-    /// more than the other one.
+    /// Connections that this shard accepted and handed to another one: its own table was full, or,
+    /// at a Unix socket, it had more than the other one.
     pub handed_off: u64,
-    /// Times accepting stopped because of a limit: connections, descriptors, system files; or at one listener, where as many
-    /// connections began as [`handshakes_max`](crate::ServerLimits::handshakes_max) allows and none could go, or its accept failed.
+    /// Times accepting stopped because of a limit: connections, descriptors, system files; or at
+    /// one listener, where as many connections began as
+    /// [`handshakes_max`](crate::ServerLimits::handshakes_max) allows and none could be reset, or
+    /// its accept failed.
     pub accept_paused: u64,
     /// Times accepting waited for the server's rate of new connections.
     pub accept_held: u64,
@@ -32,24 +35,24 @@ pub struct ConnStats {
     pub frames: u64,
     /// Bytes received.
     pub bytes_received: u64,
-    /// Bytes the kernel took for sending.
+    /// Bytes that the kernel accepted for sending.
     pub bytes_sent: u64,
     /// Send operations.
     pub sends: u64,
     /// Times receiving was paused because a connection held too much.
     pub receives_paused: u64,
-    /// Times a connection's frames were held back since its peer sent faster than it may:
+    /// Times a connection's frames were held back because its peer sent faster than it may:
     /// [`Limits::read_frames_per_second_max`](crate::Limits::read_frames_per_second_max).
     pub reads_held: u64,
-    /// Frames copied because receive memory was short, or because they would have pinned much more than their own bytes for a
-    /// call.
+    /// Frames copied because receive memory was short, or because they would have pinned much more
+    /// than their own bytes for a call.
     pub frames_copied: u64,
-    /// Frames of [`frames`](ConnStats::frames) that were shed: the service answered them without a call, since its shard was asked
-    /// for more than it can do. Of services over codecs the items, of HTTP the requests, and of streams what they say
-    /// themselves.
+    /// Frames of [`frames`](ConnStats::frames) that were shed: the service answered them without a
+    /// call, because its shard was overloaded. For services over codecs these are items, for HTTP
+    /// requests, and for streams whatever they report themselves.
     pub frames_shed: u64,
-    /// Calls that did not end at once, and waited. The frames that are neither among these nor among those that were shed are calls
-    /// that ended at once.
+    /// Calls that did not end at once, and waited. Frames that are neither among these nor among
+    /// the shed ones are calls that ended at once.
     pub calls_waited: u64,
     /// Handshakes of transports that began. Each is then done, failed, or took longer than
     /// [`Limits::handshake_timeout`](crate::Limits::handshake_timeout).
@@ -58,9 +61,10 @@ pub struct ConnStats {
     pub handshakes_done: u64,
     /// Handshakes that failed.
     pub handshakes_failed: u64,
-    /// Handshakes that took longer than [`Limits::handshake_timeout`](crate::Limits::handshake_timeout).
+    /// Handshakes that took longer than
+    /// [`Limits::handshake_timeout`](crate::Limits::handshake_timeout).
     pub handshakes_timed_out: u64,
-    /// Handshakes with a step that waits now. The only value here that falls.
+    /// Handshakes with a step that waits now. The only value here that can fall.
     pub handshakes_waiting: u64,
     /// Connections that were refused, by cause.
     pub(crate) refused_by_cause: [u64; RefusedBy::ALL.len()],
@@ -84,7 +88,8 @@ impl ConnStats {
         self.closed_by_reason.0[reason.index()]
     }
 
-    /// Connections that were refused for this cause. Those of all causes together are [`refused`](ConnStats::refused).
+    /// Connections that were refused for this cause. Those of all causes together are
+    /// [`refused`](ConnStats::refused).
     pub fn refused_by(&self, by: RefusedBy) -> u64 {
         self.refused_by_cause[by as usize]
     }
@@ -99,13 +104,14 @@ impl ConnStats {
         NAMES.into_iter().zip(self.closed_by_reason.0).filter(|(_, count)| *count > 0)
     }
 
-    /// One of each reason, with how many connections ended for it.
+    /// One of each reason, with the number of connections that ended for it.
     #[doc(hidden)]
     pub fn each_reason(&self) -> impl Iterator<Item = (CloseReason, u64)> + '_ {
         EACH.into_iter().zip(self.closed_by_reason.0)
     }
 
-    /// Shows `visit` each count, always in the same order: for those who keep them as numbers.
+    /// Calls `visit` with each count, always in the same order: for code that keeps them as
+    /// numbers.
     #[doc(hidden)]
     pub fn each_count(&mut self, visit: impl FnMut(&mut u64)) {
         let ConnStats {

@@ -1,4 +1,4 @@
-//! Why connections end, why newcomers are refused, and how many of each there were.
+//! Reasons why connections end, causes why new ones are refused, and the count of each.
 // May use: framing, proxy.
 // Begin with: `reason.rs`.
 

@@ -1,4 +1,4 @@
-//! Reasons why connections end, and the side on whose account they end.
+//! Reasons why connections end, and the side that is responsible.
 
 use core::fmt;
 
@@ -21,7 +21,7 @@ pub enum ClosedBy {
     System,
 }
 
-/// The kind of a [`CloseReason`]: why a connection ended, where [`ClosedBy`] is who ended it.
+/// The kind of a [`CloseReason`]: why a connection ended, while [`ClosedBy`] is who ended it.
 ///
 /// A program counts or reacts by kind, since later versions add reasons within these kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,7 +29,7 @@ pub enum ClosedBy {
 pub enum CloseKind {
     /// The peer ended the connection, in order or by a reset.
     Peer,
-    /// The service ended it: by its choice, by an error or a panic, or since an upstream failed.
+    /// The service ended it: by its choice, by an error or a panic, or because an upstream failed.
     Service,
     /// A limit on time or rates was exceeded.
     Limit,
@@ -55,11 +55,13 @@ pub enum CloseReason {
     PeerReset,
     /// The peer sent bytes that are not a frame, or a frame that is too large.
     BadFrame(FrameError),
-    /// The peer sent no whole frame within [`Limits::first_frame_timeout`](crate::Limits::first_frame_timeout).
+    /// The peer sent no whole frame within
+    /// [`Limits::first_frame_timeout`](crate::Limits::first_frame_timeout).
     FirstFrameTimeout,
     /// Nothing was sent or received for [`Limits::idle_timeout`](crate::Limits::idle_timeout).
     IdleTimeout,
-    /// The peer took no byte for [`Limits::write_stall_timeout`](crate::Limits::write_stall_timeout).
+    /// The peer took no byte for
+    /// [`Limits::write_stall_timeout`](crate::Limits::write_stall_timeout).
     WriteStallTimeout,
     /// The peer took replies more slowly than
     /// [`Limits::write_bytes_per_second_min`](crate::Limits::write_bytes_per_second_min).
@@ -70,20 +72,25 @@ pub enum CloseReason {
     /// The peer answered none of
     /// [`Limits::heartbeats_missed_max`](crate::Limits::heartbeats_missed_max) heartbeats.
     HeartbeatLost,
-    /// A call was pending for longer than [`Limits::handler_timeout`](crate::Limits::handler_timeout).
+    /// A call was pending for longer than
+    /// [`Limits::handler_timeout`](crate::Limits::handler_timeout).
     HandlerTimeout,
-    /// [`Service::open`] was pending for longer than [`Limits::open_timeout`](crate::Limits::open_timeout).
+    /// [`Service::open`] was pending for longer than
+    /// [`Limits::open_timeout`](crate::Limits::open_timeout).
     ///
     /// [`Service::open`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
     OpenTimeout,
-    /// The listener expects a PROXY header, and the source is in no network whose headers are trusted.
+    /// The listener expects a PROXY header, and the source is in no network whose headers are
+    /// trusted.
     ProxyUntrusted,
-    /// The first bytes of a trusted source are no PROXY header.
+    /// The first bytes of a trusted source are not a PROXY header.
     ProxyBadHeader(HeaderError),
-    /// The PROXY header was not whole within [`Limits::proxy_header_timeout`](crate::Limits::proxy_header_timeout), or
+    /// The PROXY header was not whole within
+    /// [`Limits::proxy_header_timeout`](crate::Limits::proxy_header_timeout), or
     /// [`Limits::handshake_timeout`](crate::Limits::handshake_timeout).
     ProxyTimeout,
-    /// The peer sent FIN before the first byte of a PROXY header, as load balancers do to check whether the port is open.
+    /// The peer sent FIN before the first byte of a PROXY header, as load balancers do to check
+    /// whether the port is open.
     ProxyNoHeader,
     /// The service closed the connection, after its replies.
     Closed,
@@ -95,11 +102,13 @@ pub enum CloseReason {
     Refused,
     /// A handler returned an error.
     HandlerError,
-    /// The service closed the connection because an upstream that it needed refused, stalled or broke.
+    /// The service closed the connection because an upstream that it needed refused, stalled or
+    /// broke.
     UpstreamFailed,
     /// A connection to an upstream could not be made: an `errno`.
     ConnectFailed(i32),
-    /// A connection to an upstream was not made within [`ServerLimits::connect_timeout`](crate::ServerLimits::connect_timeout).
+    /// A connection to an upstream was not made within
+    /// [`ServerLimits::connect_timeout`](crate::ServerLimits::connect_timeout).
     ConnectTimeout,
     /// A handler or other user code panicked.
     HandlerPanicked,
@@ -107,8 +116,9 @@ pub enum CloseReason {
     ReplyNotFramed,
     /// The service queued more than [`Limits::outbox_bytes_max`](crate::Limits::outbox_bytes_max).
     OutboxFull,
-    /// The shard held more than [`ServerLimits::held_bytes_max`](crate::ServerLimits::held_bytes_max) and this connection was
-    /// among those that held most, or the system had no memory for it.
+    /// The shard held more than
+    /// [`ServerLimits::held_bytes_max`](crate::ServerLimits::held_bytes_max) and this connection
+    /// was among those that held most, or the system had no memory for it.
     MemoryLimit,
     /// The server shut down, after the replies.
     Shutdown,
@@ -119,20 +129,22 @@ pub enum CloseReason {
     ServerAborted,
     /// The kernel reported an error: its `errno`.
     System(i32),
-    /// The handshake of a transport was not done within [`Limits::handshake_timeout`](crate::Limits::handshake_timeout).
+    /// The handshake of a transport was not done within
+    /// [`Limits::handshake_timeout`](crate::Limits::handshake_timeout).
     HandshakeTimeout,
     /// The handshake of TLS failed, with the alert that was sent to the peer.
     TlsHandshakeFailed(u8),
-    /// The peer sent bytes that are no record of TLS, or a record that was altered on its way.
+    /// The peer sent bytes that are not a record of TLS, or a record that was altered on its way.
     TlsBadRecord,
     /// The peer sent a fatal alert of TLS.
     TlsAlertReceived(u8),
-    /// The peer sent FIN without a `close_notify`, where that is required.
+    /// The peer sent FIN without a `close_notify`, although that is required.
     TlsTruncated,
-    /// What the peer sent first is no request of WebSocket. The status of HTTP that it was answered with.
+    /// The first bytes of the peer were not a WebSocket request. The HTTP status of the answer.
     UpgradeRefused(u16),
-    /// The peer sent faster than [`Limits::read_frames_per_second_max`](crate::Limits::read_frames_per_second_max) or
-    /// [`Limits::read_bytes_per_second_max`](crate::Limits::read_bytes_per_second_max), where
+    /// The peer sent faster than
+    /// [`Limits::read_frames_per_second_max`](crate::Limits::read_frames_per_second_max) or
+    /// [`Limits::read_bytes_per_second_max`](crate::Limits::read_bytes_per_second_max), and
     /// [`Limits::when_read_too_fast`](crate::Limits::when_read_too_fast) is to close.
     ReadTooFast,
     /// The service gave the connection a [deadline](crate::ConnLimits::deadline), which passed.
@@ -142,7 +154,8 @@ pub enum CloseReason {
 impl CloseReason {
     pub(crate) const COUNT: usize = 39;
 
-    /// Why the connection ended, in one of seven kinds. [`closed_by`](CloseReason::closed_by) is who ended it.
+    /// Why the connection ended, in one of seven kinds. [`closed_by`](CloseReason::closed_by) is
+    /// who ended it.
     ///
     /// ```
     /// use ringserve_core::{CloseKind, CloseReason};
@@ -253,8 +266,8 @@ impl CloseReason {
 
     /// The reason for an `errno` on the socket.
     pub(crate) fn of_errno(errno: i32) -> CloseReason {
-        // ECONNRESET, EPIPE, ETIMEDOUT, ECONNABORTED, EHOSTUNREACH: the same numbers on every Linux but for alpha, mips
-        // and sparc, where they are named by number instead.
+        // ECONNRESET, EPIPE, ETIMEDOUT, ECONNABORTED, EHOSTUNREACH: the same numbers on every Linux
+        // except alpha, mips and sparc, where they are named by number instead.
         match errno {
             104 | 32 | 110 | 103 | 113 => CloseReason::PeerReset,
             other => CloseReason::System(other),
@@ -262,7 +275,7 @@ impl CloseReason {
     }
 }
 
-/// One of each, by [`CloseReason::index`]. What is inside does not matter.
+/// One of each, by [`CloseReason::index`]. Values inside do not matter.
 pub(crate) const EACH: [CloseReason; CloseReason::COUNT] = {
     use CloseReason::*;
     [
@@ -308,7 +321,7 @@ pub(crate) const EACH: [CloseReason; CloseReason::COUNT] = {
     ]
 };
 
-/// By [`CloseReason::index`].
+/// Names, by [`CloseReason::index`].
 pub(crate) const NAMES: [&str; CloseReason::COUNT] = [
     "peer_closed",
     "peer_closed_mid_frame",

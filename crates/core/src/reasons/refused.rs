@@ -1,6 +1,6 @@
 //! The causes for which a connection is refused.
 
-/// What refused a connection before the service had it. Counted in
+/// The cause that refused a connection before the service had it. Counted in
 /// [`ConnStats::refused_by`](crate::ConnStats::refused_by).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -11,11 +11,11 @@ pub enum RefusedBy {
     AddressCount,
     /// Its address opened connections faster than it may.
     AddressRate,
-    /// It was gone before the kernel told its address, by which it would have been limited.
+    /// It was gone before the kernel reported its address, by which it would have been limited.
     AddressUnknown,
     /// The program, when it was accepted.
     Admit,
-    /// The service, when it was to be opened.
+    /// The service, in its `open`.
     Open,
     /// The system had no memory for it.
     Memory,
@@ -25,12 +25,13 @@ pub enum RefusedBy {
     ConnectionCount,
     /// Connections of its service or listener came faster than they may.
     ConnectionRate,
-    /// The server had more connections, or more memory held, than it can do with, and has words for that.
+    /// The server had more connections, or more memory held, than it can handle, and has a
+    /// rejection message for that.
     Load,
 }
 
 impl RefusedBy {
-    /// Each of them.
+    /// All causes.
     pub const ALL: [RefusedBy; 11] = [
         RefusedBy::DenyList,
         RefusedBy::AddressCount,
@@ -62,7 +63,8 @@ impl RefusedBy {
         }
     }
 
-    /// True if an admission is the cause, before the connection could take part in the rate of the server.
+    /// True if an admission is the cause, before the connection could take part in the rate of the
+    /// server.
     pub(crate) fn is_by_admission(self) -> bool {
         use RefusedBy::{
             AddressCount, AddressRate, AddressUnknown, ConnectionCount, ConnectionRate, DenyList,

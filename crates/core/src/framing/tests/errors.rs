@@ -54,7 +54,7 @@ fn varint_goes_on_for_no_more_bytes_than_it_may() {
             assert_eq!(varint.decode(&all[1..], 0), Ok(Decode::More(1)));
         }
     }
-    // Behind other bytes, and where fewer would do.
+    // After other bytes, and with more bytes than needed.
     let packets = LengthField::varint_max(2).offset(1);
     assert_eq!(packets.decode(&[0x80, 0xFF], 0), Ok(Decode::More(1)));
     assert_eq!(packets.decode(&[0x80, 0xFF, 0x7F], 0), Ok(Decode::More(0x3FFF)));

@@ -1,4 +1,5 @@
-//! The framings that ship, drawn with any options, and the same defined naively to compare them with.
+//! The framings that ship, drawn with any options, and naive definitions of the same to compare
+//! them with.
 
 use alloc::rc::Rc;
 use alloc::vec::Vec;
@@ -85,7 +86,8 @@ impl Shape {
             Shape::Delimiter { bytes, bytes_max } => {
                 let mut payload = body.to_vec();
                 if bytes.len() < 6 {
-                    // Few enough letters that delimiters come about by accident, but not in each payload.
+                    // Few enough letters that delimiters occur by accident, but not in each
+                    // payload.
                     payload
                         .iter_mut()
                         .for_each(|byte| *byte = if *byte < 40 { b'a' + *byte % 2 } else { b'c' });
