@@ -1,7 +1,7 @@
 //! The state of one core: connections, framing, outbox, time limits.
 //!
-//! *A completion goes in, operations come out.* Nothing here calls a kernel, reads a clock (time is an
-//! argument) or spawns; it is `no_std` with `alloc`, which proves it.
+//! *A completion goes in, operations come out.* Nothing here calls a kernel, reads a clock (time is
+//! an argument) or spawns; it is `no_std` with `alloc`, which proves it.
 
 #![no_std]
 #![deny(clippy::disallowed_methods)]
@@ -11,8 +11,8 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
-// Rooms, each of which uses only those before it: tables, time, bytes and limits, driver and framing, proxy, reasons, connection,
-// shard. The test `structure` holds them to it.
+// Rooms, each of which uses only those before it: tables, time, bytes and limits, driver and
+// framing, proxy, reasons, connection, shard. The test `structure` checks this.
 mod bytes;
 mod connection;
 mod driver;
@@ -44,8 +44,8 @@ pub use shard::{
 pub use tables::{ConnId, LaneId};
 pub use time::{AcceptRate, Stamp, Time};
 
-/// Parts that other crates of this workspace take: the server's timers stand on the wheel, the
-/// drivers' tables on chunks, benchmarks measure each one. They change without notice.
+/// Parts that other crates of this workspace use: the server's timers are built on the wheel, the
+/// drivers' tables on chunks, and benchmarks measure each one. They change without notice.
 #[doc(hidden)]
 pub mod internals {
     pub use crate::bytes::OWNED_BYTES_MIN;
@@ -53,6 +53,6 @@ pub mod internals {
     pub use crate::tables::{Chunked, Slots};
     pub use crate::time::{Gcra, SharedGcra, UnitRate, Wheel, step_at};
 
-    /// By [`CloseReason::index`](crate::CloseReason::index).
+    /// Names of the reasons, by [`CloseReason::index`](crate::CloseReason::index).
     pub const CLOSE_REASONS: [&str; crate::CloseReason::COUNT] = crate::reasons::NAMES;
 }

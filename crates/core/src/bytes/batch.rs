@@ -9,27 +9,29 @@ use ringserve_buf::Lease;
 use crate::tables::LISTED_BYTES;
 use crate::time::Stamp;
 
-/// The most leases in one batch, but for what is put before it: with the copied bytes between them at most some 130 pieces, far
-/// below the kernel's 1024. What comes after is copied.
+/// The most leases in one batch, not counting a prefix that is put before it: with the copied bytes
+/// between them about 130 pieces at most, far below the kernel's 1024. Whatever follows is copied.
 pub(crate) const LENT_MAX: usize = 64;
 
-/// As many copied bytes are moved for what is [put before](Batch::prepend) them: a copy of 4 KiB is where one begins to show beside a
-/// send, and a second piece costs as much.
+/// At most this many copied bytes are moved for a [prefix](Batch::prepend): from 4 KiB on a copy
+/// becomes noticeable next to a send, and a second piece costs as much.
 const MOVED_BYTES_MAX: usize = 4096;
 
-/// No more bytes wait for what follows them: arbitrary, some dozens of short replies.
+/// The most bytes that wait for what follows them: an arbitrary number, a few dozen short replies.
 pub(crate) const HELD_BYTES_MAX: usize = 4096;
 
-/// A recycled batch keeps at most this much room for copied bytes: one receive buffer's worth of replies.
+/// A recycled batch keeps at most this much room for copied bytes: one receive buffer's worth of
+/// replies.
 pub(crate) const KEPT_BYTES_MAX: usize = 64 * 1024;
 
-/// Memory of a batch beyond the bytes left to send counts from here on: as much as a connection has to hold to be compared.
+/// From this size on, memory of a batch beyond the bytes left to send is counted: the amount from
+/// which connections are compared.
 const ROOM_BYTES_MIN: usize = LISTED_BYTES;
 
 /// Bytes on their way to one peer, in order: copied ones in one block, and leases lent in between.
 ///
-/// A batch is moved into its [`Op::Send`](crate::Op::Send) and comes back in its completion, advanced by what
-/// was sent. While an operation holds it no other code can touch its memory.
+/// A batch is moved into its [`Op::Send`](crate::Op::Send) and comes back in its completion,
+/// advanced by what was sent. While an operation holds it no other code can touch its memory.
 ///
 /// ```
 /// use ringserve_buf::Lease;
@@ -52,13 +54,14 @@ pub struct Batch {
     /// Bytes from the start that left already, and those that have not.
     sent: usize,
     left: usize,
-    /// Since when the peer has taken none of it, once it was looked at in flight.
+    /// The time since which the peer has taken none of it, once it was looked at in flight.
     pub(crate) untaken_since: Option<Stamp>,
-    /// What looks before that of its limits found, which count for that one.
+    /// Results of the looks before that of its limits, which are part of that one.
     pub(crate) early: Option<EarlyLooks>,
-    /// The system had no memory for what was appended last.
+    /// The system had no memory for the last append.
     pub(crate) refused: bool,
-    /// How many of its connection's guards hold it: more follows in a moment, in the same send.
+    /// The number of its connection's guards that hold it: more follows in a moment, in the same
+    /// send.
     pub(crate) holds: u16,
     /// The last look at it in flight found that the peer had taken none of it since the one before.
     pub(crate) is_untaken: bool,
@@ -68,13 +71,13 @@ pub struct Batch {
     pub(crate) release: fn(Bytes),
 }
 
-/// What looks at a send found before that of its limits.
+/// Results of the looks at a send before that of its limits.
 #[derive(Clone, Copy)]
 pub(crate) struct EarlyLooks {
-    /// The look before them, and when the peer had last taken something then.
+    /// The time of the look before them, and when the peer had last taken something by then.
     pub(crate) looked_at: Stamp,
     pub(crate) untaken_since: Stamp,
-    /// What the peer took since.
+    /// Bytes that the peer took since.
     pub(crate) bytes: usize,
 }
 
@@ -97,15 +100,15 @@ impl Batch {
         }
     }
 
-    /// The same, by whose owned bytes are dropped with `release`.
+    /// An empty batch whose owned bytes are dropped with `release`.
     pub(crate) const fn releasing(release: fn(Bytes)) -> Batch {
         let mut batch = Batch::new();
         batch.release = release;
         batch
     }
 
-    /// Appends a copy of `bytes`. Where the system has no memory for it nothing is appended, and the batch
-    /// [is refused](Batch::is_refused).
+    /// Appends a copy of `bytes`. Where the system has no memory for it nothing is appended, and
+    /// the batch [is refused](Batch::is_refused).
     #[inline(always)]
     pub fn put(&mut self, bytes: &[u8]) {
         if bytes.len() > self.copied.capacity() - self.copied.len() {
@@ -141,7 +144,8 @@ impl Batch {
         }
     }
 
-    /// True if the system had no memory for something that was appended: it lacks that, and must not be sent.
+    /// True if the system had no memory for an append: the batch is incomplete and must not be
+    /// sent.
     #[inline]
     pub fn is_refused(&self) -> bool {
         self.refused
@@ -164,16 +168,16 @@ impl Batch {
         self.lent.push((self.copied.len(), lease));
     }
 
-    /// After something was written behind its back. Only of a batch of which nothing was sent.
+    /// Counts again after a write that went around it. Only for a batch of which nothing was sent.
     pub(crate) fn recount(&mut self) {
         debug_assert_eq!(self.sent, 0, "bytes left meanwhile");
         self.lent_bytes = self.lent.iter().map(|(_, lease)| lease.len()).sum();
         self.left = self.copied.len() + self.lent_bytes;
     }
 
-    /// Puts a copy of `bytes` before all else. What was copied is moved for that where it is little, so that all stays in one piece.
-    /// Where the system has no memory nothing changes, and the batch [is refused](Batch::is_refused). Only of a batch of which
-    /// nothing was sent.
+    /// Puts a copy of `bytes` before all others. If few bytes were copied so far they are moved for
+    /// it, so that all of them stay in one piece. If the system has no memory nothing changes, and
+    /// the batch [is refused](Batch::is_refused). Only for a batch of which nothing was sent.
     pub fn prepend(&mut self, bytes: &[u8]) {
         debug_assert_eq!(self.sent, 0, "what was sent is before it");
         let (more, len) = (bytes.len(), self.copied.len());
@@ -204,7 +208,7 @@ impl Batch {
         self.left
     }
 
-    /// True if it waits for what follows, where a guard holds it.
+    /// True if it waits for more bytes while a guard holds it.
     pub(crate) fn is_short(&self) -> bool {
         self.left <= HELD_BYTES_MAX
     }
@@ -259,7 +263,8 @@ impl Batch {
         })
     }
 
-    /// Takes back what was put and lent since [`len`](Batch::len) was `len`. Only of a batch of which nothing was sent.
+    /// Takes back what was put and lent since [`len`](Batch::len) was `len`. Only for a batch of
+    /// which nothing was sent.
     #[cold]
     pub(crate) fn roll_back(&mut self, len: usize) {
         self.recount();
@@ -278,7 +283,8 @@ impl Batch {
         }
     }
 
-    /// Empties the batch for the next use: leases are dropped. True if its block of copied bytes is larger than 64 KiB.
+    /// Empties the batch for the next use: leases are dropped. True if its block of copied bytes is
+    /// larger than 64 KiB.
     #[inline]
     pub fn clear(&mut self) -> bool {
         self.copied.clear();
@@ -305,7 +311,8 @@ impl Batch {
         self.pieces().flatten().copied().collect()
     }
 
-    /// Gives a large block back of which little is used: the peer may leave it unread, and only what is queued counts as held.
+    /// Frees a large block of which little is used: the peer may leave it unread, and only what is
+    /// queued counts as held.
     #[cold]
     pub(crate) fn trim(&mut self) {
         if self.copied.len() < self.copied.capacity() / 4 {
@@ -313,26 +320,29 @@ impl Batch {
         }
     }
 
-    /// True if it has bytes that are neither copied nor a received frame's in its buffer: dropping them may be awaited.
+    /// True if it has bytes that are neither copied nor a received frame's in its buffer: a
+    /// task may wait for their drop.
     pub(crate) fn owns(&self) -> bool {
         self.lent.iter().any(|(_, lease)| !lease.is_pooled())
     }
 
-    /// True if it may have much memory beyond the bytes left to send, and none of them left. A block of 64 KiB comes from those that
-    /// are kept for the next send, which are few: it counts once a look finds it in flight.
+    /// True if it may have much memory beyond the bytes left to send, and none of them was sent.
+    /// Blocks of 64 KiB are among the few that are kept for the next send: such a block counts once
+    /// a look finds it in flight.
     #[inline]
     pub(crate) fn may_have_room(&self) -> bool {
         self.copied.capacity() > KEPT_BYTES_MAX
     }
 
-    /// Memory beyond the bytes left to send: what its block was grown by, and what was sent already. None below 4 KiB. What is lent
-    /// counts by its bytes: the rest of a block in which a frame was received was mostly never touched.
+    /// Memory beyond the bytes left to send: the growth of its block, and what was sent already. 0
+    /// below 4 KiB. What is lent counts by its bytes: the rest of a block in which a frame was
+    /// received was in most cases never touched.
     pub(crate) fn room_beyond(&self) -> usize {
         let room = (self.copied.capacity() + self.lent_bytes).saturating_sub(self.left);
         if room < ROOM_BYTES_MIN { 0 } else { room }
     }
 
-    /// Bytes of room for copied ones.
+    /// Bytes of room for copied bytes.
     pub(crate) fn room(&self) -> usize {
         self.copied.capacity()
     }

@@ -8,8 +8,9 @@ use ringserve_buf::Lease;
 
 /// A received frame: an owned lease that derefs to the payload.
 ///
-/// It may be kept across awaits and in the session, but does not leave its core (`!Send`): copy bytes that have to leave, with
-/// [`to_bytes`](Frame::to_bytes). As long as it lives it pins the receive buffer that it lies in.
+/// It may be kept across awaits and in the session, but does not leave its core (`!Send`): copy
+/// bytes that have to leave, with [`to_bytes`](Frame::to_bytes). As long as it lives it pins the
+/// receive buffer that it lies in.
 ///
 /// `H` is the [head](crate::framing::TypedFraming::Head) that its framing handed over.
 #[derive(Clone, Default)]
@@ -96,7 +97,7 @@ impl<H> Deref for Frame<H> {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // Added as words, of which the compiler knows that they do not wrap.
+        // Added as words: the compiler knows that they do not wrap.
         let skip = self.skip as usize;
         &self.wire[skip..skip + self.len as usize]
     }

@@ -10,16 +10,17 @@ use super::batch::LENT_MAX;
 use super::outbox::{OWNED_BYTES_MIN, Outbox, OwnedPayload};
 use crate::Batch;
 
-/// The most room for a header: arbitrary. A longer one is written too, and moves the payload.
+/// The most room for a header: an arbitrary number. A longer header is written too, and moves the
+/// payload.
 const HEADER_ROOM_MAX: usize = 32;
 
 /// A payload that user code wrote at the end of an outbox, of which
-/// [`Framing::encode_written`](crate::framing::Framing::encode_written) makes a frame. Before it is room for a header, which is
-/// written last, since it may hold the length.
+/// [`Framing::encode_written`](crate::framing::Framing::encode_written) makes a frame. Before it
+/// there is room for a header, which is written last, since it may hold the length.
 #[derive(Debug)]
 pub struct InPlace<'a> {
     batch: &'a mut Batch,
-    /// The begin of the header among the copied bytes.
+    /// The start of the header among the copied bytes.
     from: usize,
     /// The first lease of the payload.
     lent_from: usize,
@@ -29,7 +30,8 @@ pub struct InPlace<'a> {
     is_headed: bool,
 }
 
-/// The result of user code that writes a reply: nothing, or a `Result`. With an error nothing is sent.
+/// The result of user code that writes a reply: nothing, or a `Result`. With an error nothing is
+/// sent.
 #[doc(alias = "Written")]
 pub trait WriteResult {
     /// The result if nothing is written because the connection takes no more bytes.
@@ -93,7 +95,7 @@ impl<'a> InPlace<'a> {
         self.payload_len
     }
 
-    /// The payload: in its place, or a copy if a part of it leaves without one.
+    /// The payload: in its place, or a copy if a part of it is sent without one.
     pub fn payload(&self) -> Cow<'_, [u8]> {
         let mut from = self.from + self.header;
         let copied = &self.batch.copied;
@@ -112,7 +114,8 @@ impl<'a> InPlace<'a> {
         Cow::Owned(whole)
     }
 
-    /// Writes the bytes before the payload: into the room that was left for them, or by moving the payload.
+    /// Writes the bytes before the payload: into the room that was left for them, or by moving the
+    /// payload.
     #[inline]
     pub fn set_header(&mut self, header: &[u8]) {
         self.is_headed = true;
@@ -143,12 +146,13 @@ impl<'a> InPlace<'a> {
         true
     }
 
-    /// Appends bytes behind the payload.
+    /// Appends bytes after the payload.
     pub fn put_end(&mut self, bytes: &[u8]) {
         self.batch.put(bytes);
     }
 
-    /// Takes the payload away, so that nothing of the frame is written, and returns the outbox to write it by copying.
+    /// Takes the payload away, so that nothing of the frame is written, and returns the outbox to
+    /// write it by copying.
     pub fn take(&mut self) -> (Vec<u8>, Outbox<'_>) {
         let payload = self.payload().into_owned();
         self.batch.copied.truncate(self.from);

@@ -1,4 +1,4 @@
-//! Frames, and bytes on their way out: batches of replies and how they are put together.
+//! Frames, and outgoing bytes: batches of replies and how they are assembled.
 // May use: tables, time.
 // Begin with: `batch.rs`, which is what a send takes.
 

@@ -12,15 +12,15 @@ use ringserve_buf::{Lease, ReplyWriter};
 use super::batch::LENT_MAX;
 use crate::{Batch, Frame};
 
-/// Frames below this are copied: copying 16 x 64 bytes costs 15 % less than lending them, and 4 KiB is where
-/// a copy starts to show beside a send.
+/// Frames below this are copied: copying 16 x 64 bytes costs 15 % less than lending them, and 4 KiB
+/// is where a copy starts to show beside a send.
 pub(crate) const LEND_BYTES_MIN: usize = 4096;
 
 /// A lease pins its whole buffer, so a frame is lent only if it covers at least this part of it.
 const LEND_SHARE_MIN: usize = 4;
 
-/// Owned bytes below this size are copied: measured on both drivers, a lease and a gathered send cost as much as a copy of 16
-/// to 32 KiB.
+/// Owned bytes below this size are copied: measured on both drivers, a lease and a gathered send
+/// cost as much as a copy of 16 to 32 KiB.
 pub const OWNED_BYTES_MIN: usize = 32 * 1024;
 
 /// The bytes that wait for a connection's next send; a framing writes into it.
@@ -55,8 +55,8 @@ impl<'a> Outbox<'a> {
         self.batch.put_two(bytes, end);
     }
 
-    /// Appends a payload. It is copied when small, and lent when it is a frame of 4 KiB or more that covers at least a quarter
-    /// of its receive buffer, or owned bytes of 32 KiB or more.
+    /// Appends a payload. It is copied when small, and lent when it is a frame of 4 KiB or more
+    /// that covers at least a quarter of its receive buffer, or owned bytes of 32 KiB or more.
     #[inline(always)]
     pub fn payload(&mut self, payload: Payload<'_>) {
         let bytes = payload.bytes();
@@ -67,7 +67,7 @@ impl<'a> Outbox<'a> {
         }
     }
 
-    /// Appends a payload, with `end`, of a few bytes, behind it.
+    /// Appends a payload followed by `end`, a few bytes.
     #[inline(always)]
     pub(crate) fn payload_and(&mut self, payload: Payload<'_>, end: &[u8]) {
         let bytes = payload.bytes();
@@ -121,10 +121,7 @@ fn lendable(frame: Frame, lend: bool) -> Result<Lease, Lease> {
     if is_lent { Ok(lease) } else { Err(lease) }
 }
 
-/// The content of a reply: bytes to copy, or bytes that may leave without a copy.
-///
-/// Owned bytes, such as [`Bytes`], `Vec<u8>`, `String` and `Arc<[u8]>`, leave without a copy from 32 KiB on: they are kept
-/// until they are sent, and count as queued meanwhile. Below that size a copy costs less.
+/// The content of a reply: bytes to copy, or bytes that may be sent without a copy.
 #[derive(Debug)]
 pub enum Payload<'a> {
     /// Bytes that are copied.
@@ -157,8 +154,8 @@ impl OwnedPayload {
         }
     }
 
-    /// A lease on the bytes. `None` if the system has no memory for the lease, or the bytes are 4 GiB and more, which no limit
-    /// lets into an outbox.
+    /// A lease on the bytes. `None` if the system has no memory for the lease, or if there are 4
+    /// GiB or more of them, which no limit lets into an outbox.
     pub(crate) fn into_lease(self, release: fn(Bytes)) -> Option<Lease> {
         u32::try_from(self.bytes().len()).ok()?;
         match self.0 {

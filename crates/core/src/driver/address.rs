@@ -5,8 +5,9 @@ use alloc::string::String;
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};
 
-/// An address to listen at, or to connect to. Its text is an IP address with its port, such as `[::1]:7000`, or `unix:` and a
-/// path, such as `unix:/run/app.sock`; with an abstract name `unix:@app`.
+/// An address to listen at, or to connect to. Its text is an IP address with its port, such as
+/// `[::1]:7000`, or `unix:` and a path, such as `unix:/run/app.sock`; with an abstract name
+/// `unix:@app`.
 ///
 /// ```
 /// use ringserve::net::Address;
@@ -18,7 +19,8 @@ use core::net::{IpAddr, SocketAddr};
 pub enum Address {
     /// An IP address and a port.
     Ip(SocketAddr),
-    /// The path of a Unix domain socket, of 1 to 107 bytes. A path that begins with a zero byte is an abstract name.
+    /// The path of a Unix domain socket, of 1 to 107 bytes. A path that begins with a zero byte is
+    /// an abstract name.
     Unix(Box<[u8]>),
 }
 
@@ -40,7 +42,8 @@ impl Address {
         }
     }
 
-    /// The bytes of the Unix socket's path, if it has one; those of an abstract name follow a zero byte.
+    /// The bytes of the Unix socket's path, if it has one; those of an abstract name follow a zero
+    /// byte.
     pub fn as_unix(&self) -> Option<&[u8]> {
         match self {
             Address::Ip(_) => None,
@@ -67,7 +70,8 @@ impl fmt::Display for Address {
     }
 }
 
-/// One form for each address: an IPv4 address that `[::]` or a proxy writes as one of IPv6 (`::ffff:192.0.2.1`) is one of IPv4.
+/// One form for each address: an IPv4 address that `[::]` or a proxy writes as one of IPv6
+/// (`::ffff:192.0.2.1`) is one of IPv4.
 #[inline]
 pub fn canonical(addr: SocketAddr) -> SocketAddr {
     match addr.ip().to_canonical() {

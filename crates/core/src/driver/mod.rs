@@ -1,7 +1,8 @@
 //! The driver boundary: operations go out, completions come in.
 //!
-//! Everything that a driver must supply, and nothing else, so that one body of tests can hold every driver to it. A driver owns
-//! the sockets and their tables; `core` knows them by [`ConnId`] and [`Socket`].
+//! This room has everything that a driver must supply, and nothing else, so that one set of tests
+//! covers every driver. A driver owns the sockets and their tables; `core` knows them by [`ConnId`]
+//! and [`Socket`].
 //!
 //! | operation | completions |
 //! |---|---|
@@ -10,7 +11,7 @@
 //! | [`Op::StopListening`] | any number of [`Completion::Accepted`], then one [`Completion::AcceptEnded`] with [`AcceptEnd::Closed`] |
 //! | [`Op::Adopt`], [`Op::Refuse`] | none |
 //! | [`Op::Connect`] | one [`Completion::Connected`] |
-//! | [`Op::ConnectStop`] | ends the connect soon, if it has not ended yet, mostly with `ECANCELED` |
+//! | [`Op::ConnectStop`] | ends the connect soon, if it has not ended yet, usually with `ECANCELED` |
 //! | [`Op::Receive`] | any number of [`Completion::Received`], then one [`Completion::ReceiveEnded`] |
 //! | [`Op::ReceiveOnce`] | at most one [`Completion::Received`], or several in a row if it may fill several buffers, then one [`Completion::ReceiveEnded`] |
 //! | [`Op::ReceiveInto`] | one [`Completion::Filled`], as soon as bytes came, at the end, on an error, or stopped |
@@ -22,22 +23,26 @@
 //! | [`Op::Shutdown`] | one [`Completion::ShutDown`] |
 //! | [`Op::Close`] | one [`Completion::Closed`]; the slot's next [`Op::Adopt`] or [`Op::Connect`] may come after it |
 //!
-//! Rules for the submitting shard: at most one receive of any kind, one send and one shutdown are in flight on a connection,
-//! and none of them before it is connected; a `Stop` comes only while its operation is in flight, and once; `ShutdownInput`
-//! takes the place of a `ReceiveStop`, and only stops and the close follow it; `Close` comes only when nothing is in flight;
-//! everything for an id lies between its `Adopt` or `Connect` and its `Closed`. A connection that could not be made is closed
-//! too. `StopListening` comes once for a listener, whether or not an accept is in flight there, even after an `AcceptStop`; no
-//! `Accept` follows it. An accept in flight ends with it, unless its own end is already on the way and comes first: only
-//! [`AcceptEnd::Closed`] says that the socket is closed.
+//! Rules for the submitting shard: at most one receive of any kind, one send and one shutdown are
+//! in flight on a connection, and none of them before it is connected; a `Stop` comes only while
+//! its operation is in flight, and once; `ShutdownInput` takes the place of a `ReceiveStop`, and
+//! only stops and the close follow it; `Close` comes only when nothing is in flight; everything for
+//! an id lies between its `Adopt` or `Connect` and its `Closed`. A connection that could not be
+//! made is closed too. `StopListening` comes once for a listener, whether or not an accept is in
+//! flight there, even after an `AcceptStop`; no `Accept` follows it. An accept in flight ends with
+//! it, unless its own end is already on the way and comes first: only [`AcceptEnd::Closed`] says
+//! that the socket is closed.
 //!
-//! A listener may be adopted: its socket has other owners, which accept from its queue, now or later. A driver accepts from it
-//! as from any other one. At `StopListening` it only closes its own descriptor: newcomers are not turned away, and the queue
-//! stays for the other owners, except a connection that an accept in flight took.
+//! A listener may be adopted: its socket has other owners, which accept from its queue, now or
+//! later. A driver accepts from it as from any other one. At `StopListening` it only closes its own
+//! descriptor: new connections are not turned away, and the queue stays for the other owners,
+//! except a connection that an accept in flight took.
 //!
-//! Rules for a driver: bytes of one connection arrive in order and none is lost, even if a receive is stopped while bytes are
-//! on the way; every buffer, batch and block comes back exactly once. A block comes back, and is moved, only when nothing can
-//! write to it any more, whatever becomes of its connection. An empty pool, a full queue, an interrupted call and a multishot
-//! that ended by itself are handled inside the driver and show only in [`DriverStats`].
+//! Rules for a driver: bytes of one connection arrive in order and none is lost, even if a receive
+//! is stopped while bytes are on the way; every buffer, batch and block comes back exactly once. A
+//! block comes back, and is moved, only when nothing can write to it any longer, whatever becomes
+//! of its connection. An empty pool, a full queue, an interrupted call and a multishot that ended
+//! by itself are handled inside the driver and show only in [`DriverStats`].
 // May use: bytes, tables.
 // Begin with: `Op` and `Completion`, then `Driver`.
 
@@ -56,8 +61,8 @@ use crate::{Batch, ConnId};
 pub use address::Address;
 pub use address::canonical;
 
-/// An accepted socket that is not a connection yet, by a number of the driver's choice. Each one goes back in exactly one
-/// [`Op::Adopt`], [`Op::Refuse`] or [`Driver::hand_over`].
+/// An accepted socket that is not a connection yet, by a number of the driver's choice. Each one
+/// goes back in exactly one [`Op::Adopt`], [`Op::Refuse`] or [`Driver::hand_over`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Socket(pub u64);
 
@@ -75,8 +80,8 @@ pub struct PeerCredentials {
 /// A request to a driver.
 #[derive(Debug)]
 pub enum Op {
-    /// Accept on listener number `listener` until told to stop. A driver may deliver no further ones while many that it
-    /// delivered are neither adopted nor refused.
+    /// Accept on listener number `listener` until stopped. A driver may deliver no further
+    /// connections while many that it delivered are neither adopted nor refused.
     Accept {
         /// Index of the listener, in the order the driver was given them.
         listener: u16,
@@ -86,8 +91,8 @@ pub enum Op {
         /// The listener that accepts.
         listener: u16,
     },
-    /// Turn newcomers away, take in the listener's queue, and close the listening socket. An adopted socket is only closed, and
-    /// its queue stays.
+    /// Turn new connections away, take in the listener's queue, and close the listening socket. An
+    /// adopted socket is only closed, and its queue stays.
     StopListening {
         /// The listener that is closed.
         listener: u16,
@@ -116,25 +121,26 @@ pub enum Op {
         /// The connection.
         id: ConnId,
     },
-    /// Receive until told to stop, or the stream ends.
+    /// Receive until stopped, or until the stream ends.
     Receive {
         /// The connection.
         id: ConnId,
     },
-    /// Receive once, present or next bytes: then the receive ends as if it had been told to stop.
+    /// Receive once, bytes that are there or the next ones: then the receive ends as if it had been
+    /// stopped.
     ReceiveOnce {
         /// The connection.
         id: ConnId,
         /// It may fill several buffers at once, as many as the driver likes; else one.
         several: bool,
     },
-    /// Receive once, behind the bytes of a block, which belongs to the driver until the completion.
+    /// Receive once, after the bytes of a block, which belongs to the driver until the completion.
     ReceiveInto {
         /// The connection.
         id: ConnId,
         /// The block to receive into.
         block: Box<Block>,
-        /// The most bytes: no more than the block has room for, and at least 1.
+        /// The most bytes to receive: no more than the block has room for, and at least 1.
         most: u32,
     },
     /// Stop receiving. Bytes that arrived before are delivered first.
@@ -147,8 +153,8 @@ pub enum Op {
         /// The connection.
         id: ConnId,
     },
-    /// Check whether the receive in flight, which brought nothing for long, would report available bytes. If not, the driver
-    /// repairs that.
+    /// Check whether the receive in flight, which brought nothing for long, would report available
+    /// bytes. If not, the driver repairs that.
     Probe {
         /// The connection.
         id: ConnId,
@@ -165,7 +171,7 @@ pub enum Op {
         /// The connection.
         id: ConnId,
     },
-    /// Send FIN behind the sent bytes; receiving goes on.
+    /// Send FIN after the sent bytes; receiving goes on.
     Shutdown {
         /// The connection.
         id: ConnId,
@@ -225,7 +231,7 @@ pub enum Completion {
     Filled {
         /// The connection.
         id: ConnId,
-        /// The block, with the new bytes behind its former ones.
+        /// The block, with the new bytes after its former ones.
         block: Box<Block>,
         /// The number of new bytes: 0 unless the end is [`ReceiveEnd::Stopped`].
         bytes: usize,
@@ -295,7 +301,7 @@ pub enum AcceptEnd {
 /// The reason why receiving ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReceiveEnd {
-    /// It was stopped, or was for once.
+    /// It was stopped, or was a receive for once.
     Stopped,
     /// The peer sent FIN.
     Eof,
@@ -306,7 +312,7 @@ pub enum ReceiveEnd {
 /// The reason why a send ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendEnd {
-    /// All was sent.
+    /// All bytes were sent.
     Done,
     /// It was stopped.
     Stopped,
@@ -325,18 +331,19 @@ pub enum Wait {
     Forever,
 }
 
-/// The most that one turn takes from the driver, so that one busy peer cannot hold up the others. The rest comes in the next
-/// turn, in order.
+/// The most that one turn takes from the driver, so that one busy peer cannot hold up the others.
+/// The rest comes in the next turn, in order.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
     /// Completions.
     pub completions: usize,
-    /// Received bytes; the completion that reaches it is the last.
+    /// Received bytes; the completion that reaches this number is the last.
     pub bytes: usize,
 }
 
 impl Default for Budget {
-    /// 256 completions, about a millisecond of echo at 4 µs each; 1 MiB, about the size of a core's cache.
+    /// 256 completions, about a millisecond of echo at 4 µs each; 1 MiB, about the size of a core's
+    /// cache.
     fn default() -> Budget {
         Budget { completions: 256, bytes: 1 << 20 }
     }
@@ -345,11 +352,13 @@ impl Default for Budget {
 /// The result of [`Driver::give_back`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GivesBack {
-    /// The kernel holds no more buffers than at the start, or takes no more than that in the next turn.
+    /// The kernel holds no more buffers than at the start, or takes no more than that in the next
+    /// turn.
     Done,
-    /// Receives that were told to stop have not ended.
+    /// Receives that were asked to stop have not ended.
     Waits,
-    /// Nothing was taken back: a receive is armed that was not told to stop, or did not end in time.
+    /// Nothing was taken back: a receive is armed that was not asked to stop, or did not end in
+    /// time.
     Refused,
 }
 
@@ -369,8 +378,8 @@ pub struct DriverStats {
     pub receives_armed: u64,
     /// Sends that did not fit at once and were finished later.
     pub sends_short: u64,
-    /// Cancels by io_uring. The kernel searches for each operation among all that the ring waits for, so the cost grows with
-    /// the connections.
+    /// Cancels by io_uring. The kernel searches for each operation among all that the ring waits
+    /// for, so the cost grows with the connections.
     pub cancels: u64,
     /// Stops that did not find their operation, which was in flight, and were repeated.
     pub cancels_missed: u64,
@@ -383,7 +392,8 @@ pub struct DriverStats {
 }
 
 impl DriverStats {
-    /// Shows `visit` each count, always in the same order: for those who keep them as numbers.
+    /// Calls `visit` with each count, always in the same order: for code that keeps them as
+    /// numbers.
     #[doc(hidden)]
     pub fn each_count(&mut self, visit: impl FnMut(&mut u64)) {
         let DriverStats {
@@ -416,38 +426,41 @@ impl DriverStats {
     }
 }
 
-/// The owner of a ring, of an epoll instance, or of a simulated kernel. It belongs to one shard, and is called on that shard's
-/// thread; only its [`waker`](Driver::waker) goes to other threads.
+/// The owner of a ring, of an epoll instance, or of a simulated kernel. It belongs to one shard,
+/// and is called on that shard's thread; only its [`waker`](Driver::waker) goes to other threads.
 ///
-/// A shard calls [`turn`](Driver::turn), which may block. A shard inside an event loop of another kind watches
-/// [`readiness`](Driver::readiness) instead. In this order nothing is missed: the loop clears the readiness of the descriptor,
-/// takes a turn with [`Wait::No`], and sleeps once [`begin`](Driver::begin) says that nothing is left.
+/// A shard calls [`turn`](Driver::turn), which may block. A shard inside an event loop of another
+/// kind watches [`readiness`](Driver::readiness) instead. In this order nothing is missed: the loop
+/// clears the readiness of the descriptor, takes a turn with [`Wait::No`], and sleeps once
+/// [`begin`](Driver::begin) says that nothing is left.
 pub trait Driver {
-    /// An open descriptor that is on its way out of the driver or into it, and closes when it is dropped: an `OwnedFd`, which
-    /// this crate cannot name.
+    /// An open descriptor that is on its way out of the driver or into it, and closes when it is
+    /// dropped: an `OwnedFd`, which this crate cannot name.
     type Descriptor: Send;
 
     /// Takes an operation. It may be carried out now or in the next [`turn`](Driver::turn).
     fn submit(&mut self, op: Op);
 
-    /// Submits queued operations, waits for at most `wait` (not at all if a completion is there already) and appends
-    /// completions, within the budget.
+    /// Submits queued operations, waits for at most `wait` (not at all if a completion is there
+    /// already) and appends completions, within the budget.
     ///
     /// # Errors
     /// Only when the driver itself is broken, as the `errno`; the shard then ends.
     fn turn(&mut self, wait: Wait, budget: Budget, completions: &mut Vec<Completion>) -> Result<(), i32>;
 
-    /// Says that no task waits for the [`Completion::Sent`] of sends that are submitted until the next turn and fit at once:
-    /// they may come with the next other completion instead of ending that turn's wait. Holds for one turn.
+    /// Declares that no task waits for the [`Completion::Sent`] of sends that are submitted until
+    /// the next turn and fit at once: they may come with the next other completion instead of
+    /// ending that turn's wait. Holds for one turn.
     ///
-    /// It halves the system calls of an echo to a single connection. Not to be called while something depends on a send: a
-    /// close or shutdown after it, a handler that waits for room, a paused receive.
+    /// It halves the system calls of an echo to a single connection. Not to be called while
+    /// something depends on a send: a close or shutdown after it, a handler that waits for room, a
+    /// paused receive.
     fn defer_sent(&mut self) {}
 
     /// Begins to take back buffers that the kernel holds without an armed receive, so that
-    /// [`Pool::trim`](ringserve_buf::Pool::trim) can give them back to the system. For a quiet shard: receives that are
-    /// submitted meanwhile are armed when it is done, within 0.1 s. Call it again in the next turn as long as it returns
-    /// [`GivesBack::Waits`].
+    /// [`Pool::trim`](ringserve_buf::Pool::trim) can give them back to the system. For a quiet
+    /// shard: receives that are submitted meanwhile are armed when it is done, within 0.1 s. Call
+    /// it again in the next turn as long as it returns [`GivesBack::Waits`].
     fn give_back(&mut self) -> GivesBack {
         GivesBack::Done
     }
@@ -461,41 +474,48 @@ pub trait Driver {
     /// Connections this driver can hold at once.
     fn connections_max(&self) -> usize;
 
-    /// A waker that makes a turn return, from any thread. If none blocks, the next one that would block returns at once. Writes
-    /// of the waking thread before the wake are visible after that turn. Several wakes before a turn sees them may count as
-    /// one.
+    /// A waker that makes a turn return, from any thread. If none blocks, the next one that would
+    /// block returns at once. Writes of the waking thread before the wake are visible after that
+    /// turn. Several wakes before a turn sees them may count as one.
     fn waker(&self) -> Waker;
 
-    /// The local address that a peer connected to. The socket was accepted, and is not adopted or refused yet. `None` for Unix
-    /// sockets, and if the driver cannot tell.
+    /// The local address that a peer connected to. The socket was accepted, and is not adopted or
+    /// refused yet. `None` for Unix sockets, and if the driver cannot tell.
     fn local_of(&mut self, _socket: Socket) -> Option<SocketAddr> {
         None
     }
 
-    /// The process at the other end of a Unix socket that is neither adopted nor refused yet. `None` for TCP.
+    /// The process at the other end of a Unix socket that is neither adopted nor refused yet.
+    /// `None` for TCP.
     fn credentials_of(&mut self, _socket: Socket) -> Option<PeerCredentials> {
         None
     }
 
-    /// Takes an accepted socket out of this driver, in the place of an [`Op::Adopt`] or [`Op::Refuse`]. `None` if there is no
-    /// such socket, or no descriptor is left to name it; then it is closed.
+    /// Takes an accepted socket out of this driver, in the place of an [`Op::Adopt`] or
+    /// [`Op::Refuse`]. `None` if there is no such socket, or no descriptor is left to name it; then
+    /// it is closed.
     fn hand_over(&mut self, socket: Socket) -> Option<Self::Descriptor>;
 
-    /// Takes over a connected stream socket, as if it had been accepted here: it goes back as each [`Socket`] does. It comes
-    /// from [`hand_over`](Driver::hand_over) of another driver of this kind.
+    /// Takes over a connected stream socket, as if it had been accepted here: it goes back as each
+    /// [`Socket`] does. It comes from [`hand_over`](Driver::hand_over) of another driver of this
+    /// kind.
     fn take_over(&mut self, descriptor: Self::Descriptor) -> Socket;
 
-    /// A descriptor that becomes readable, as an edge, whenever something happened that a turn would bring. It is not to be
-    /// read, and may become readable for nothing. To be called once, before the first turn.
+    /// A descriptor that becomes readable, as an edge, whenever a turn would bring something. It
+    /// must not be read, and may become readable for nothing. To be called once, before the first
+    /// turn.
     ///
     /// # Errors
-    /// The `errno`, if there is no descriptor left, the kernel refuses, or the driver can only block.
+    /// The `errno`, if there is no descriptor left, the kernel refuses, or the driver can only
+    /// block.
     fn readiness(&mut self) -> Result<Self::Descriptor, i32>;
 
-    /// Before a shard sleeps at [`readiness`](Driver::readiness): submits what is queued, and sees to it that what comes due
-    /// in the driver itself makes the descriptor readable. If a receive waits for a buffer, the next one that is freed wakes
-    /// what [`Pool::wake_when_freed`] was given. True if a turn would bring something now. After
-    /// [`defer_sent`](Driver::defer_sent) the ends of sends that fitted at once do not count, those of earlier turns neither.
+    /// Prepares a shard's sleep at [`readiness`](Driver::readiness): submits what is queued, and
+    /// ensures that events which become due in the driver itself make the descriptor readable. If a
+    /// receive waits for a buffer, the next one that is freed wakes the waker given to
+    /// [`Pool::wake_when_freed`]. True if a turn would bring something now. After
+    /// [`defer_sent`](Driver::defer_sent) the ends of sends that fitted at once do not count, not
+    /// even those of earlier turns.
     ///
     /// # Errors
     /// Those of [`turn`](Driver::turn).

@@ -3,12 +3,13 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-/// Entries in a chunk: at about 100 bytes each 25 KiB at once, and a million entries need 4000 chunks.
+/// Entries in a chunk: at about 100 bytes each 25 KiB at once, and a million entries need 4000
+/// chunks.
 const CHUNK: usize = 256;
 
-/// A table of entries that never move, each `T::default()` until it is written. Growing allocates one chunk and copies
-/// nothing but the list of chunks, so that a table of a million entries never exists twice. There may be gaps: chunks
-/// between others that have no memory.
+/// A table of entries that never move, each `T::default()` until it is written. Growing allocates
+/// one chunk and copies nothing but the list of chunks, so that a table of a million entries never
+/// exists twice. There may be gaps: chunks without memory between others.
 #[derive(Debug)]
 pub struct Chunked<T> {
     /// `None` is a gap.
@@ -37,7 +38,7 @@ impl<T> Chunked<T> {
         self.chunks.is_empty()
     }
 
-    /// The entry, if its chunk is there.
+    /// The entry, if its chunk exists.
     #[inline]
     pub fn get(&self, index: u32) -> Option<&T> {
         let index = index as usize;
@@ -45,7 +46,7 @@ impl<T> Chunked<T> {
         Some(&chunk[index % CHUNK])
     }
 
-    /// The entry, if its chunk is there.
+    /// The entry, if its chunk exists.
     #[inline]
     pub fn get_mut(&mut self, index: u32) -> Option<&mut T> {
         let index = index as usize;
@@ -65,13 +66,13 @@ impl<T> Chunked<T> {
 }
 
 impl<T: Default> Chunked<T> {
-    /// Makes the entry, if its chunk is not there. False if the system has no memory.
+    /// Makes the entry, if its chunk does not exist. False if the system has no memory.
     #[inline]
     pub fn grow_to(&mut self, index: u32) -> bool {
         self.get(index).is_some() || self.grow(index as usize / CHUNK)
     }
 
-    /// The entry, made if need be. `None` if the system has no memory.
+    /// The entry, made if necessary. `None` if the system has no memory.
     #[inline]
     pub fn entry(&mut self, index: u32) -> Option<&mut T> {
         if self.grow_to(index) { self.get_mut(index) } else { None }

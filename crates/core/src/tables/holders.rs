@@ -7,24 +7,25 @@
 //!               7 ⇄ 12            (empty)               3          rings of slot numbers, the oldest first
 //! ```
 //!
-//! A connection is listed when it grows, and stays where it is when it shrinks: a reply that leaves moves nothing. So a
-//! list may have connections that hold less by now, and none that holds more. Those that are met when the heaviest is looked
-//! for move down then, each once for each time it grew.
+//! A connection is listed when it grows, and stays where it is when it shrinks: a reply that is
+//! sent moves nothing. So a list may have connections that hold less by now, and none that holds
+//! more. The search for the heaviest one moves such connections down, each once for each time it
+//! grew.
 
 use super::chunked::Chunked;
 
-/// What holds less than 2 to the power of this is not listed: small replies and idle connections cost no entry, and a
-/// million of them below it hold 4 GiB at most.
+/// Connections that hold less than 2 to the power of this are not listed: small replies and idle
+/// connections cost no entry, and a million of them below it hold 4 GiB at most.
 const LISTED_LOG2: u32 = 12;
 
-/// The least that is listed.
+/// The fewest bytes for which a connection is listed.
 pub(crate) const LISTED_BYTES: usize = 1 << LISTED_LOG2;
 
 const LISTS: usize = usize::BITS as usize;
 
 const NONE: u32 = u32::MAX;
 
-/// Which list a connection is in; 0 is none.
+/// The list in which a connection is; 0 is none.
 pub(crate) type Class = u8;
 
 /// The list for `bytes` bytes.
@@ -39,23 +40,24 @@ struct Node {
     class: Class,
     /// Bytes of the connection's calls that wait.
     call_bytes: usize,
-    /// Memory of the connection's batches beyond the bytes that they have to send: of the one in flight, and of the one behind it.
-    /// Limits on an outbox keep both below 4 GiB.
+    /// Memory of the connection's batches beyond the bytes that they have to send: of the one in
+    /// flight, and of the one after it. Limits on an outbox keep both below 4 GiB.
     rooms: [u32; 2],
-    /// What the driver has of an ended connection: the batch that was in flight, and the block of a large frame.
+    /// Bytes of an ended connection that the driver still has: the batch that was in flight, and
+    /// the block of a large frame.
     returning: [u32; 2],
 }
 
-/// Which batch of a connection has room.
+/// The batch of a connection to which room belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RoomOf {
     /// The one in flight.
     Flight,
-    /// The one behind it.
+    /// The one after it.
     Pending,
 }
 
-/// What the driver gives back of a connection that ended.
+/// Memory of an ended connection that the driver gives back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReturnedItem {
     /// The batch that was in flight.
@@ -70,7 +72,8 @@ impl Default for Node {
     }
 }
 
-/// The lists of connections that hold much. Connections are named by the index of their slot. Holds no memory until one is listed.
+/// The lists of connections that hold much. A connection is identified by the index of its slot.
+/// Holds no memory until one is listed.
 #[derive(Debug)]
 pub(crate) struct Holders {
     nodes: Chunked<Node>,
@@ -89,7 +92,8 @@ impl Holders {
         self.nodes.get(index).map_or(0, |node| node.call_bytes)
     }
 
-    /// A call begins to wait. False if the system has no memory to count it; then it is not counted.
+    /// Notes that a call begins to wait. False if the system has no memory to count it; then it is
+    /// not counted.
     pub(crate) fn add_call(&mut self, index: u32, bytes: usize) -> bool {
         if !self.nodes.grow_to(index) {
             return false;
@@ -99,7 +103,7 @@ impl Holders {
         true
     }
 
-    /// A call that waited is done.
+    /// Notes that a call that waited is done.
     pub(crate) fn remove_call(&mut self, index: u32, bytes: usize) {
         let Some(node) = self.nodes.get_mut(index) else { return };
         debug_assert!(bytes <= node.call_bytes, "more is given back than was taken");
@@ -111,13 +115,13 @@ impl Holders {
         self.nodes.get(index).map_or(0, |node| node.rooms.iter().map(|room| *room as usize).sum())
     }
 
-    /// The same of the batch in flight alone.
+    /// Memory of the batch in flight beyond the bytes that it has to send.
     pub(crate) fn room_in_flight(&self, index: u32) -> usize {
         self.nodes.get(index).map_or(0, |node| node.rooms[RoomOf::Flight as usize] as usize)
     }
 
-    /// Notes such memory of one batch. Returns what was noted before, and what is now: nothing where the system has no memory
-    /// to note it.
+    /// Notes such memory of one batch. Returns what was noted before, and what is noted now: 0 if
+    /// the system has no memory for the note.
     pub(crate) fn set_room(&mut self, index: u32, of: RoomOf, bytes: usize) -> (usize, usize) {
         if bytes > 0 && !self.nodes.grow_to(index) {
             return (0, 0);
@@ -127,8 +131,8 @@ impl Holders {
         (core::mem::replace(&mut node.rooms[of as usize], bytes) as usize, bytes as usize)
     }
 
-    /// Notes what the driver will give back of a connection that ends. Returns how much is noted: nothing where the system has no
-    /// memory for that.
+    /// Notes what the driver will give back of a connection that ends. Returns how much is noted: 0
+    /// if the system has no memory for that.
     pub(crate) fn returns(&mut self, index: u32, what: ReturnedItem, bytes: usize) -> usize {
         if bytes == 0 || !self.nodes.grow_to(index) {
             return 0;
@@ -140,14 +144,14 @@ impl Holders {
         bytes as usize
     }
 
-    /// The driver gave it back. Returns how much was noted.
+    /// Notes that the driver gave it back. Returns how much was noted.
     pub(crate) fn returned(&mut self, index: u32, what: ReturnedItem) -> usize {
         self.nodes
             .get_mut(index)
             .map_or(0, |node| core::mem::take(&mut node.returning[what as usize]) as usize)
     }
 
-    /// What is on its way back of one connection.
+    /// Bytes of one connection that are on their way back.
     pub(crate) fn returning(&self, index: u32) -> usize {
         self.nodes.get(index).map_or(0, |node| node.returning.iter().map(|bytes| *bytes as usize).sum())
     }
@@ -157,8 +161,8 @@ impl Holders {
         self.nodes.get(index).map_or(0, |node| node.class)
     }
 
-    /// Puts a connection into the list for `bytes`, as the youngest there unless it is there already. False if the system has no
-    /// memory for that.
+    /// Puts a connection into the list for `bytes`, as the youngest there unless it is there
+    /// already. False if the system has no memory for that.
     pub(crate) fn list(&mut self, index: u32, bytes: usize) -> bool {
         let class = class_of(bytes);
         if class == self.class(index) {
@@ -174,7 +178,8 @@ impl Holders {
         true
     }
 
-    /// The connection ended: it is in no list, and its calls and batches hold nothing any more. Returns how much they held.
+    /// Forgets a connection that ended: it is in no list, and its calls and batches hold nothing.
+    /// Returns how much they held.
     pub(crate) fn forget(&mut self, index: u32) -> usize {
         self.unlist(index);
         let room = self.room_of(index);
@@ -189,7 +194,7 @@ impl Holders {
         Some(self.heads[class as usize])
     }
 
-    /// The one behind a listed connection in its list, if it is not the last there.
+    /// The connection after a listed one in its list, if that is not the last there.
     pub(crate) fn behind(&self, index: u32) -> Option<u32> {
         let node = self.nodes.get(index)?;
         (node.next != self.heads[usize::from(node.class)]).then_some(node.next)
@@ -269,7 +274,7 @@ mod tests {
         #[test]
         fn lists_say_what_a_table_would(steps in prop::collection::vec((0..300u32, 0..20u32, any::<bool>()), 0..400)) {
             let mut holders = Holders::new();
-            // Slot, class, and when it came into that list.
+            // Slot, class, and the time when it came into that list.
             let mut model: Vec<(u32, Class, usize)> = Vec::new();
             for (n, (index, log2, ends)) in steps.into_iter().enumerate() {
                 let class = if ends { 0 } else { class_of(1 << log2) };

@@ -2,11 +2,12 @@
 
 use core::fmt;
 
-/// Names a connection of one shard by its slot and by the number of the slot's earlier uses.
+/// The name of a connection of one shard: its slot and the number of the slot's earlier uses.
 ///
-/// It is 60 bits wide, so that a driver has 4 bits left of a 64-bit `user_data` for the kind of operation.
-/// A slot that is reused 100 000 times a second repeats a generation after a week; a stale completion cannot
-/// live that long, since a slot is freed only after its last operation completed.
+/// It is 60 bits wide, so that a driver has 4 bits left of a 64-bit `user_data` for the kind of
+/// operation. A slot that is reused 100 000 times a second repeats a generation after a week; a
+/// stale completion cannot live that long, since a slot is freed only after its last operation
+/// completed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnId(u64);
 
@@ -72,8 +73,8 @@ impl fmt::Display for ConnId {
     }
 }
 
-/// A lane of a shard: connections of one kind, such as those of a service, or those to upstreams. Lanes are numbered in the
-/// order in which they were added.
+/// A lane of a shard: connections of one kind, such as those of a service, or those to upstreams.
+/// Lanes are numbered in the order in which they were added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneId(u8);
 

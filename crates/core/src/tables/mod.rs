@@ -1,4 +1,5 @@
-//! Tables of a shard, by slot: connections, what belongs to some of them, and who holds memory.
+//! Tables of a shard, by slot: connections, what belongs to some of them, and which ones hold
+//! memory.
 // May use: no other room.
 // Begin with: `slots.rs`, which gives out the ids of connections.
 

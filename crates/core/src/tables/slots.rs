@@ -6,8 +6,8 @@ use crate::ConnId;
 /// No slot.
 const NONE: u32 = u32::MAX;
 
-/// A table of values named by slot and generation. A name whose slot was freed, or freed and used again, finds
-/// nothing. The slot freed last is used next.
+/// A table of values named by slot and generation. A name whose slot was freed, or freed and used
+/// again, finds nothing. The slot freed last is used next.
 #[derive(Debug)]
 pub struct Slots<T> {
     entries: Chunked<Entry<T>>,
@@ -22,7 +22,7 @@ struct Entry<T> {
     /// The slot's name, or the one it gets next.
     id: ConnId,
     value: Option<T>,
-    /// Of a free slot the next free one; of a taken one a word of its owner's.
+    /// For a free slot the next free one; for a taken one a word of its owner's.
     next_free: u32,
 }
 
@@ -54,12 +54,14 @@ impl<T> Slots<T> {
         self.len as usize
     }
 
-    /// Puts in what `make` makes of the new name. `None` if there is no memory or no slot number left.
+    /// Inserts the value that `make` makes for the new name. `None` if there is no memory or no
+    /// slot number left.
     pub fn insert_with(&mut self, make: impl FnOnce(ConnId) -> T) -> Option<ConnId> {
         self.try_insert_with(|id| Some(make(id)))
     }
 
-    /// The same for what may not be made: `None` then too.
+    /// Inserts as [`insert_with`](Slots::insert_with), if `make` makes a value: `None` if it does
+    /// not, too.
     pub fn try_insert_with(&mut self, make: impl FnOnce(ConnId) -> Option<T>) -> Option<ConnId> {
         let index = if self.free_head != NONE { self.free_head } else { self.used };
         if index >= ConnId::SLOTS_MAX || !self.entries.grow_to(index) {
@@ -113,14 +115,16 @@ impl<T> Slots<T> {
         value
     }
 
-    /// The word that is kept for that name beside its value: 0 or any other, until one is [set](Slots::set_word).
+    /// The word kept for that name next to its value: an arbitrary one until it is
+    /// [set](Slots::set_word).
     #[inline]
     pub fn word(&self, id: ConnId) -> Option<u32> {
         let entry = self.entries.get(id.slot())?;
         (entry.id == id && entry.value.is_some()).then_some(entry.next_free)
     }
 
-    /// Keeps a word beside the value of that name, where a free slot has its link: it costs no memory.
+    /// Keeps a word next to the value of that name, where a free slot has its link: it costs no
+    /// memory.
     pub fn set_word(&mut self, id: ConnId, word: u32) {
         if let Some(entry) =
             self.entries.get_mut(id.slot()).filter(|entry| entry.id == id && entry.value.is_some())

@@ -1,4 +1,5 @@
-//! Points in time as the caller counts them and as connections keep them, the wheel of time limits, and rates.
+//! Points in time, for callers and in the short form that connections keep, the wheel of time
+//! limits, and rates.
 // May use: tables.
 // Begin with: `wheel.rs`.
 
@@ -16,8 +17,8 @@ pub(crate) use stamp::{FOR_EVER, NEVER, Timer};
 pub(crate) use wheel::{STEP, steps_for};
 pub use wheel::{Wheel, step_at};
 
-/// A point in time on a shard's clock, which never goes back: nanoseconds since the start of its server. Subtract two of them,
-/// or add a [`Duration`].
+/// A point in time on a shard's clock, which never goes back: nanoseconds since the start of its
+/// server. Subtract two of them, or add a [`Duration`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(u64);
 
@@ -25,7 +26,7 @@ impl Time {
     /// The server's start.
     pub const ZERO: Time = Time(0);
 
-    /// A time that does not come: later than all others.
+    /// A time that never comes: later than all others.
     pub const NEVER: Time = Time(u64::MAX);
 
     /// `nanos` after the start.

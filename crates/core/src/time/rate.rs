@@ -1,7 +1,8 @@
 //! Rates, as token buckets: pure arithmetic over a time that is an argument.
 //!
-//! A bucket is one number, its *theoretical arrival time* (GCRA): the time at which it would be full again. Each token moves
-//! it by an interval, and a token is there while it is no further ahead of the clock than the burst.
+//! A bucket is one number, its *theoretical arrival time* (GCRA): the time at which it would be
+//! full again. Each token moves it by an interval, and a token is available while the bucket is no
+//! further ahead of the clock than the burst.
 //!
 //! ```text
 //!                now            now + tolerance
@@ -20,28 +21,30 @@ pub(crate) const SECOND: u64 = 1_000_000_000;
 /// A rate with a burst: at most `burst + rate × time` tokens in any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gcra {
-    /// Between two tokens, in nanoseconds. Rounded up, so that the rate is never exceeded.
+    /// The time between two tokens, in nanoseconds. Rounded up, so that the rate is never exceeded.
     interval: u64,
-    /// How far ahead a bucket may be.
+    /// The most that a bucket may be ahead.
     tolerance: u64,
 }
 
 impl Gcra {
-    /// `per_second` and `burst` are 1 at least.
+    /// Makes a rate; `per_second` and `burst` are at least 1.
     pub fn new(per_second: u32, burst: u32) -> Gcra {
         debug_assert!(per_second > 0 && burst > 0);
         let interval = SECOND.div_ceil(u64::from(per_second.max(1)));
         Gcra { interval, tolerance: interval * u64::from(burst.saturating_sub(1)) }
     }
 
-    /// The bucket without one of its tokens. `None` if it has none. A bucket that was not touched yet is 0.
+    /// The bucket without one of its tokens. `None` if it has none. A bucket that was not touched
+    /// yet is 0.
     #[inline]
     pub fn take(&self, bucket: u64, now: u64) -> Option<u64> {
         (bucket <= now + self.tolerance).then(|| self.pay(bucket, now))
     }
 
-    /// The same where the token may have been asked for at any time since `from`, which is not after `now`: in all of that time there
-    /// are as many as if each had been asked for as it was there.
+    /// The bucket without one of its tokens, which may have been asked for at any time since
+    /// `from`, which is not after `now`: over all of that time as many are granted as if each had
+    /// been asked for as soon as it was available.
     #[inline]
     pub fn take_since(&self, bucket: u64, from: u64, now: u64) -> Option<u64> {
         (bucket <= now + self.tolerance).then(|| self.pay(bucket, from.min(now)))
@@ -53,7 +56,7 @@ impl Gcra {
         bucket.max(now) + self.interval
     }
 
-    /// The time at which the bucket has this many tokens, of which there may be no more than the burst.
+    /// The time at which the bucket has this many tokens, at most the burst.
     pub(crate) fn has(&self, bucket: u64, tokens: u64) -> u64 {
         (bucket + self.interval * tokens.saturating_sub(1)).saturating_sub(self.tolerance)
     }
@@ -76,17 +79,18 @@ pub(crate) fn time_of(units: u64, per_second: u64) -> u64 {
     }
 }
 
-/// A rate of units that are taken several at a time, bytes for example. What takes more than is there may do so while there is
-/// any, and leaves a debt: over any time no more than `burst + rate × time` is there, and the last take.
+/// A rate of units that are taken several at a time, bytes for example. A take may exceed the
+/// available units as long as there is one, and then leaves a debt: over any time at most `burst +
+/// rate × time` units are given, plus the last take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnitRate {
     per_second: u64,
-    /// How far ahead a bucket may be.
+    /// The most that a bucket may be ahead.
     tolerance: u64,
 }
 
 impl UnitRate {
-    /// `per_second` and `burst` are 1 at least.
+    /// Makes a rate; `per_second` and `burst` are at least 1.
     pub fn new(per_second: u64, burst: u64) -> UnitRate {
         debug_assert!(per_second > 0 && burst > 0);
         UnitRate { per_second, tolerance: time_of(burst.saturating_sub(1), per_second) }
@@ -105,8 +109,8 @@ impl UnitRate {
     }
 }
 
-/// A rate that other threads may change, or switch off. For a moment a reader may see the interval of one and the burst of
-/// another.
+/// A rate that other threads may change, or switch off. For a moment a reader may see the interval
+/// of one rate and the burst of another.
 #[derive(Debug, Default)]
 pub struct SharedGcra {
     /// 0 if there is no rate.
@@ -115,35 +119,36 @@ pub struct SharedGcra {
 }
 
 impl SharedGcra {
-    /// `None` is no rate.
+    /// Makes it with this rate; `None` is no rate.
     pub fn new(gcra: Option<Gcra>) -> SharedGcra {
         let shared = SharedGcra::default();
         shared.set(gcra);
         shared
     }
 
-    /// The rate as it is now.
+    /// The current rate.
     #[inline]
     pub fn get(&self) -> Option<Gcra> {
         let interval = self.interval.load(Ordering::Relaxed);
         (interval > 0).then(|| Gcra { interval, tolerance: self.tolerance.load(Ordering::Relaxed) })
     }
 
-    /// Sets another one.
+    /// Sets another rate.
     pub fn set(&self, gcra: Option<Gcra>) {
         self.tolerance.store(gcra.map_or(0, |gcra| gcra.tolerance), Ordering::Relaxed);
         self.interval.store(gcra.map_or(0, |gcra| gcra.interval), Ordering::Relaxed);
     }
 }
 
-/// How long a shard waits at most for several tokens at once: with thousands in a second it would wake for each of them.
+/// The longest that a shard waits for several tokens at once: with thousands in a second it would
+/// wake for each of them.
 const TOKENS_FOR: u64 = SECOND / 1000;
 
-/// The rate at which all shards of a server take connections, which rises from a tenth of it to the whole after a start, and each time
-/// that [`begin_again`](AcceptRate::begin_again) says so.
+/// The rate at which all shards of a server take connections. It rises from a tenth of the set rate
+/// to all of it after a start, and after each [`begin_again`](AcceptRate::begin_again).
 ///
-/// It counts in the time of a clock that runs at the speed of the slope, so that the interval between two tokens is the same
-/// number at any time:
+/// It counts in the time of a clock that runs at the speed of the slope, so that the interval
+/// between two tokens is the same number at any time:
 ///
 /// ```text
 ///   speed  1 ┤        ┌────────
@@ -155,19 +160,19 @@ const TOKENS_FOR: u64 = SECOND / 1000;
 #[derive(Debug)]
 pub struct AcceptRate {
     gcra: SharedGcra,
-    /// In nanoseconds.
+    /// The duration of the slope in nanoseconds.
     slow_start: u64,
-    /// That of now, and the one before it: a shard that looks meanwhile takes from either, and never from the bucket of one by the clock
-    /// of the other.
+    /// The current slope, and the one before it: a shard that looks meanwhile takes from either,
+    /// and never from the bucket of one by the clock of the other.
     slopes: [Slope; 2],
     current: AtomicUsize,
-    /// Connections in a second, and at once in the lower half: an interval is rounded.
+    /// Connections in a second, and in the lower half the burst, as set: an interval is rounded.
     set: AtomicU64,
 }
 
 #[derive(Debug)]
 struct Slope {
-    /// When it began; [`u64::MAX`] before that.
+    /// The time when it began; [`u64::MAX`] before that.
     began: AtomicU64,
     /// The bucket, by the clock with this slope.
     bucket: AtomicU64,
@@ -180,7 +185,7 @@ impl Slope {
 }
 
 impl AcceptRate {
-    /// `per_second` connections, and `burst` of them at once; both are 1 at least.
+    /// Makes a rate of `per_second` connections, and `burst` of them at once; both are at least 1.
     pub fn new(per_second: u32, burst: u32, slow_start: Duration) -> AcceptRate {
         AcceptRate {
             gcra: SharedGcra::new(Some(Gcra::new(per_second, burst))),
@@ -191,15 +196,15 @@ impl AcceptRate {
         }
     }
 
-    /// Sets another rate, with all of its burst. The slope goes on. A shard that waits for a token of the former rate does so to
-    /// the end.
+    /// Sets another rate, with all of its burst. The slope goes on. A shard that waits for a token
+    /// of the former rate waits to the end.
     pub fn set(&self, per_second: u32, burst: u32) {
         self.gcra.set(Some(Gcra::new(per_second, burst)));
         self.slope().bucket.store(0, Ordering::Relaxed);
         self.set.store(AcceptRate::pair(per_second, burst), Ordering::Relaxed);
     }
 
-    /// Connections in a second, and at once, as they were set last.
+    /// Connections in a second, and the burst, as they were set last.
     pub fn get(&self) -> (u32, u32) {
         let set = self.set.load(Ordering::Relaxed);
         ((set >> 32) as u32, set as u32)
@@ -214,14 +219,14 @@ impl AcceptRate {
         self.gcra.get().unwrap_or(Gcra { interval: 1, tolerance: 0 })
     }
 
-    /// A shard begins to accept. The first one of all begins the slope.
+    /// Notes that a shard begins to accept. The first one of all begins the slope.
     pub(crate) fn begin(&self, now: Time) {
         let began = now.as_nanos();
         let _ = self.slope().began.compare_exchange(u64::MAX, began, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// The slope begins again, with all of its burst: newcomers had to wait, and come back at once. Nothing happens to a rate without
-    /// one. Call it seldom, and from one thread.
+    /// Begins the slope again, with all of its burst: new connections had to wait, and come back at
+    /// once. Does nothing to a rate without a slope. Call it rarely, and from one thread.
     pub fn begin_again(&self, now: Time) {
         if self.slow_start == 0 {
             return;
@@ -253,17 +258,19 @@ impl AcceptRate {
         if value >= whole {
             return Time::from_nanos(began.saturating_add(self.slow_start).saturating_add(value - whole));
         }
-        // The other way round: 9 time² + 2 slow_start time - 20 slow_start slope = 0.
+        // The inverse: 9 time² + 2 slow_start time - 20 slow_start slope = 0.
         let (all, below) = (u128::from(self.slow_start), u128::from(value));
         let time = ((all * all + 180 * all * below).isqrt().saturating_sub(all)) / 9;
-        // One microsecond more than what was rounded away: a shard that wakes too early would wake at once again.
+        // One microsecond more than was rounded away: a shard that wakes too early would wake again
+        // at once.
         Time::from_nanos(began.saturating_add(u64::try_from(time).unwrap_or(u64::MAX)).saturating_add(1000))
     }
 
     /// Takes a token.
     ///
     /// # Errors
-    /// If there is none: the time to ask again, at which there is one, or several of them where they come fast.
+    /// If there is none: the time to ask again, at which there is one, or several if they come
+    /// fast.
     pub(crate) fn take(&self, now: Time) -> Result<(), Time> {
         let (slope, gcra) = (self.slope(), self.gcra());
         let time = self.time_on(slope, now);
@@ -289,7 +296,8 @@ impl AcceptRate {
         self.time_of(slope, gcra.has(bucket, tokens)).max(now + Duration::from_nanos(1))
     }
 
-    /// Gives a token back, of a connection that was refused for a reason that is older, or that another shard takes.
+    /// Gives back the token of a connection that was refused for a reason that is older, or that
+    /// another shard takes.
     pub(crate) fn give_back(&self) {
         let interval = self.gcra().interval;
         let back = |bucket: u64| Some(bucket.saturating_sub(interval));
@@ -429,7 +437,7 @@ mod tests {
         let taken = |millis| (0..).take_while(|_| rate.take(at(millis)).is_ok()).count();
         assert_eq!(taken(0), 100);
         rate.set(1000, 10);
-        // What was owed at the former rate is forgotten.
+        // Debt at the former rate is forgotten.
         assert_eq!((taken(0), taken(5), taken(1000)), (10, 5, 10));
     }
 
@@ -439,7 +447,7 @@ mod tests {
         rate.begin(at(1000));
         rate.begin(at(9000));
         assert_eq!(rate.time_on(rate.slope(), at(11_000)), 5_500_000_000);
-        // A turn of another shard that began before.
+        // The turn of another shard that began earlier.
         assert_eq!(rate.time_on(rate.slope(), at(0)), 0);
         assert_eq!(rate.time_of(rate.slope(), 5_500_000_000), at(11_000));
         let middle = rate.time_of(rate.slope(), rate.time_on(rate.slope(), at(4000)));

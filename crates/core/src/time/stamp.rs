@@ -1,24 +1,25 @@
-//! Points in time as connections keep them: in 32 bits.
+//! Points in time in the form that connections keep: 32 bits.
 
 use core::time::Duration;
 
 use super::wheel::{STEP, STEPS_MAX, step_at};
 use crate::Time;
 
-/// The low 32 bits of a step of the connections' wheel. They come round every 2.28 years, and all that is asked of a stamp
-/// is how long ago it was, modulo that time: a limit that runs is looked at when it is over, 417 days after its stamp at
-/// the latest (`STEPS_MAX`), and a stamp that no limit looks at for longer is renewed before one does.
+/// The low 32 bits of a step of the connections' wheel. They come round every 2.28 years, and the
+/// only use of a stamp is its age, modulo that time: a running limit is looked at when it is over,
+/// 417 days after its stamp at the latest (`STEPS_MAX`), and a stamp that no limit looks at for
+/// longer is renewed before one does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stamp(u32);
 
 /// A limit that is switched off, and a timer that is not set. Longer than any limit.
 pub(crate) const NEVER: u32 = u32::MAX;
 
-/// Steps until that is over.
+/// Steps until [`NEVER`] is over.
 pub(crate) const FOR_EVER: i64 = NEVER as i64;
 
 impl Stamp {
-    /// How long ago this was at `now`, as a step is counted: up to a step more or less.
+    /// The time since this stamp at `now`, counted in steps: up to a step more or less.
     pub(crate) fn age(self, now: Stamp) -> Duration {
         STEP * now.0.wrapping_sub(self.0)
     }
@@ -28,7 +29,7 @@ impl Stamp {
         self.0
     }
 
-    /// The one of such a word.
+    /// The stamp of such a word.
     pub(crate) fn from_bits(bits: u32) -> Stamp {
         Stamp(bits)
     }
@@ -39,7 +40,7 @@ impl Stamp {
         Stamp(step_at(time) as u32)
     }
 
-    /// Steps from `now` until `limit` steps after this one are over, negative once they have been for longer;
+    /// Steps from `now` until `limit` steps after this one are over, negative if that was earlier;
     /// [`FOR_EVER`] if the limit is [`NEVER`].
     #[inline]
     pub(crate) fn left(self, limit: u32, now: Stamp) -> i64 {
@@ -47,7 +48,7 @@ impl Stamp {
     }
 }
 
-/// When a connection's timer goes off, if it is set.
+/// The time at which a connection's timer goes off, if it is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Timer(u32);
 
@@ -55,7 +56,8 @@ impl Timer {
     /// A timer that is not set.
     pub(crate) const UNSET: Timer = Timer(NEVER);
 
-    /// Of one that goes off `ahead` steps after `now`, or one earlier: one step in 2^32 has the name of `UNSET`.
+    /// A timer that goes off `ahead` steps after `now`, or one earlier: one step in 2^32 has the
+    /// name of `UNSET`.
     #[inline]
     pub(crate) fn ahead(now: Stamp, ahead: i64) -> Timer {
         debug_assert!((1..=i64::from(STEPS_MAX)).contains(&ahead));

@@ -1,7 +1,7 @@
 //! One timer for each slot, on a hierarchical wheel.
 //!
-//! Eight levels of 64 buckets. A bucket of level 0 is one step of about 17 ms wide, a bucket of the next level
-//! is as wide as the whole level below it:
+//! Eight levels of 64 buckets. A bucket of level 0 is one step of about 17 ms wide, a bucket of the
+//! next level is as wide as the whole level below it:
 //!
 //! ```text
 //! level    bucket     whole level
@@ -13,11 +13,13 @@
 //!   5    208 days       36 years      (levels 6 and 7: all that a clock of 64 bits counts)
 //! ```
 //!
-//! Setting, moving and clearing a timer costs a few nanoseconds and no memory beyond 16 bytes for each slot.
-//! When the wheel reaches a bucket of an upper level, its timers move down. Time in which no bucket has a timer is
-//! passed in one jump, however long it was. A timer fires up to one step late and never early.
+//! Setting, moving and clearing a timer costs a few nanoseconds and no memory beyond 16 bytes for
+//! each slot. When the wheel reaches a bucket of an upper level, its timers move down. Time in
+//! which no bucket has a timer is passed in one jump, however long it was. A timer fires up to one
+//! step late and never early.
 //!
-//! Steps are counted in 48 bits, which no clock of 64 bits of nanoseconds exceeds while a step has 2^16 of them or more.
+//! Steps are counted in 48 bits, which no clock of 64 bits of nanoseconds exceeds while a step has
+//! 2^16 of them or more.
 
 use core::cell::Cell;
 use core::time::Duration;
@@ -25,11 +27,13 @@ use core::time::Duration;
 use crate::Time;
 use crate::tables::Chunked;
 
-/// A step of connections' limits is 2^24 ns: fine enough for limits given in tenths of a second, and found by a shift.
+/// A step of connections' limits is 2^24 ns: fine enough for limits given in tenths of a second,
+/// and found by a shift.
 const STEP_SHIFT: u32 = 24;
 
-/// The longest time limit: 2^31 steps, 417 days. Longer ones are cut to it, here and nowhere else. [`Limits::check`]
-/// refuses those of more than a year. Connections keep 32 bits of a step, by which a time up to twice as long ago is told.
+/// The longest time limit: 2^31 steps, 417 days. Longer ones are cut to it, here and nowhere else.
+/// [`Limits::check`] refuses those of more than a year. Connections keep 32 bits of a step, which
+/// suffice for times up to twice as long ago.
 ///
 /// [`Limits::check`]: crate::Limits::check
 pub(crate) const STEPS_MAX: u32 = 1 << 31;
@@ -42,9 +46,9 @@ const BUCKET_BITS: u32 = 6;
 const BUCKETS: usize = 1 << BUCKET_BITS;
 
 const NONE: u32 = u32::MAX;
-/// The last step there is: what the levels count, and a [`Node`] has room for.
+/// The last step: the levels count up to it, and a [`Node`] has room for it.
 const LAST: u64 = (1 << (LEVELS as u32 * BUCKET_BITS)) - 1;
-/// Narrower steps would not fit.
+/// The narrowest steps: narrower ones would not fit.
 const STEP_SHIFT_MIN: u32 = 16;
 /// The bucket of a timer that is not set.
 const UNSET: u16 = u16::MAX;
@@ -102,12 +106,12 @@ impl Default for Wheel {
 }
 
 impl Wheel {
-    /// A wheel with no timer set, at time zero, and the steps of connections' limits.
+    /// A wheel with no timer set, at time zero, and with the steps of connections' limits.
     pub fn new() -> Wheel {
         Wheel::with_step_shift(STEP_SHIFT)
     }
 
-    /// One with steps of two to the power of `step_shift` nanoseconds, 16 or more.
+    /// A wheel with steps of two to the power of `step_shift` nanoseconds, 16 or more.
     pub fn with_step_shift(step_shift: u32) -> Wheel {
         debug_assert!(step_shift >= STEP_SHIFT_MIN, "steps that 48 bits cannot count");
         Wheel {
@@ -124,8 +128,8 @@ impl Wheel {
         }
     }
 
-    /// Sets the timer of `slot` to a step, or to the next one if that has passed, unless it is set to go off
-    /// earlier. False if the system has no memory.
+    /// Sets the timer of `slot` to a step, or to the next one if that has passed, unless it is set
+    /// to go off earlier. False if the system has no memory.
     pub fn set_earlier(&mut self, slot: u32, step: u64) -> bool {
         if !self.nodes.grow_to(slot) {
             return false;
@@ -155,7 +159,7 @@ impl Wheel {
         (next != u64::MAX).then(|| self.time_of(next))
     }
 
-    /// The same; [`Time::NEVER`] if no timer is set.
+    /// The time before which no timer goes off; [`Time::NEVER`] if no timer is set.
     #[inline]
     pub fn next_or_never(&self) -> Time {
         self.time_of(self.next_step())
@@ -179,7 +183,7 @@ impl Wheel {
         while levels != 0 {
             let level = levels.trailing_zeros() as usize;
             levels &= levels - 1;
-            // The first bucket after the one of now has the level's earliest timers.
+            // The first bucket after the current one has the level's earliest timers.
             let first = self.bucket_of(self.now, level);
             let ahead = self.occupied[level].rotate_right(first as u32).trailing_zeros() as usize;
             next = next.min(self.earliest[level][(first + ahead) % BUCKETS]);
@@ -193,7 +197,8 @@ impl Wheel {
         self.now < self.step_at(now)
     }
 
-    /// Moves on to `now` and puts the slots whose timer went off into `fired`, in the order of their steps.
+    /// Moves on to `now` and puts the slots whose timer went off into `fired`, in the order of
+    /// their steps.
     #[inline]
     pub fn advance(&mut self, now: Time, fired: &mut impl Extend<u32>) {
         let target = self.step_at(now);
@@ -202,7 +207,8 @@ impl Wheel {
         }
     }
 
-    /// Stops at each step at which a bucket with timers comes round: at most once in each level for each of them.
+    /// Stops at each step at which a bucket with timers comes round: at most once in each level for
+    /// each of them.
     fn advance_to(&mut self, target: u64, fired: &mut impl Extend<u32>) {
         if target >= self.next.get() {
             self.next.set(0);
@@ -245,12 +251,12 @@ impl Wheel {
         time.as_nanos() >> self.step_shift
     }
 
-    /// When a step begins, or the end of time if the clock does not count so far.
+    /// The time at which a step begins, or the end of time if the clock does not count so far.
     fn time_of(&self, step: u64) -> Time {
         Time::from_nanos(step.saturating_mul(1 << self.step_shift))
     }
 
-    /// Which bucket of a level a step belongs to.
+    /// The bucket of a level to which a step belongs.
     #[inline]
     fn bucket_of(&self, step: u64, level: usize) -> usize {
         (step >> (BUCKET_BITS * level as u32)) as usize % BUCKETS
@@ -271,7 +277,8 @@ impl Wheel {
         while slot != NONE {
             let node = self.nodes.get(slot).copied().unwrap_or_default();
             self.unlink(slot);
-            // A deadline that is this very step belongs to bucket `now` of level 0, which fires next.
+            // A deadline that is this very step belongs to bucket `now` of level 0, which fires
+            // next.
             self.outlet(slot, node.deadline());
             slot = node.next;
         }
@@ -325,11 +332,12 @@ impl Wheel {
         }
     }
 
-    /// Where a deadline waits now: the lowest level whose buckets have not come round to it twice.
+    /// The place where a deadline waits now: the lowest level whose buckets have not come round to
+    /// it twice.
     fn place(&self, deadline: u64) -> (usize, usize) {
         let mut level = 0;
         let (mut to, mut from) = (deadline, self.now);
-        // The last level holds all there is.
+        // The last level holds all deadlines.
         while to - from >= BUCKETS as u64 {
             (to, from, level) = (to >> BUCKET_BITS, from >> BUCKET_BITS, level + 1);
         }
@@ -366,7 +374,8 @@ pub fn step_at(time: Time) -> u64 {
     time.as_nanos() >> STEP_SHIFT
 }
 
-/// How many steps after one that has begun a time limit is over for certain, at most [`STEPS_MAX`].
+/// The number of steps, after one that has begun, within which a time limit is over for certain, at
+/// most [`STEPS_MAX`].
 pub(crate) fn steps_for(limit: Duration) -> u32 {
     let steps = limit.as_nanos().div_ceil(1 << STEP_SHIFT) + 1;
     u32::try_from(steps).unwrap_or(STEPS_MAX).min(STEPS_MAX)
@@ -379,14 +388,15 @@ mod tests {
     use alloc::vec::Vec;
     use proptest::prelude::*;
 
-    /// Steps at which a wheel starts: none, one second before the counters of former wheels ended, and long after.
+    /// Steps at which a wheel starts: none, one second before the counters of former wheels ended,
+    /// and long after.
     const STARTS: [u64; 6] = [0, (1 << 28) - 60, (1 << 31) - 60, (1 << 32) - 60, 3 << 32, LAST - (1 << 33)];
 
     fn at(steps: u64) -> Time {
         Time::from_nanos(steps << STEP_SHIFT)
     }
 
-    /// Steps so narrow that a clock counts all of them.
+    /// A wheel with steps so narrow that a clock counts all of them.
     fn wheel_at(step: u64) -> Wheel {
         let mut wheel = Wheel::with_step_shift(STEP_SHIFT_MIN);
         wheel.advance(wheel.time_of(step), &mut Vec::new());
